@@ -1,0 +1,59 @@
+# The whole interface for a person: make demo | test | test-slow | check | bench.
+# Each target does all of its own set-up: it checks the machine, makes .venv, builds and installs the package when sources
+# changed. Nothing outside this folder is touched; `make clean` removes what was made.
+#   PYTHON=python3.12   another Python          CXX=clang++   another compiler
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+TIMED  := .ci/timed
+SHELL  := /bin/bash
+
+SOURCES := pyproject.toml $(shell find src native -type f -not -name '*.pyc')
+TOOLS   := "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.18" ninja
+# PyTorch's CPU build is enough, and a tenth of the size; the extra index is used where it can be reached.
+TORCH   := --extra-index-url https://download.pytorch.org/whl/cpu
+
+.PHONY: help demo test test-slow check bench clean
+help:
+	@sed -n '1,4p' Makefile | sed 's/^# //'
+
+demo: $(VENV)/.built
+	$(BIN)/tilewise demo
+
+test: $(VENV)/.for-tests $(VENV)/.built
+	@$(TIMED) "native tests" .ci/native_tests release
+	@$(TIMED) "everyday tests" $(BIN)/python -m pytest tests -m "not slow"
+
+test-slow: $(VENV)/.for-tests $(VENV)/.built
+	@$(TIMED) "native tests, thread sanitizer" .ci/native_tests thread
+	@$(TIMED) "native tests, address sanitizer" .ci/native_tests address
+	@$(TIMED) "long suites" $(BIN)/python -m pytest tests -m slow
+
+check: $(VENV)/.for-tests $(VENV)/.built
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python -m mypy
+	$(BIN)/python -m pytest tests/policy
+
+bench: $(VENV)/.for-tests $(VENV)/.built
+	@set -e; for file in benchmarks/*.py; do $(TIMED) "$$file" $(BIN)/python "$$file"; done
+
+clean:
+	rm -rf $(VENV) build
+
+$(VENV)/.made:
+	@$(PYTHON) .ci/check_machine.py
+	@$(TIMED) "virtual environment" $(PYTHON) -m venv $(VENV)
+	@$(TIMED) "build tools" $(PIP) install $(TOOLS)
+	@touch $@
+
+# No build isolation: CMake's build folder stays valid, so a second build compiles only what changed.
+$(VENV)/.built: $(VENV)/.made $(SOURCES)
+	@$(TIMED) "build and install (a few minutes the first time)" $(PIP) install --no-build-isolation .
+	@touch $@
+
+$(VENV)/.for-tests: $(VENV)/.made pyproject.toml
+	@$(TIMED) "test dependencies" $(PIP) install --no-build-isolation $(TORCH) ".[test,check]"
+	@touch $@ $(VENV)/.built

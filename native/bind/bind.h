@@ -1,0 +1,8 @@
+// One binder per native package; module.cc calls each once.
+#pragma once
+#include <nanobind/nanobind.h>
+
+namespace tilewise::bind {
+void bind_kernels(nanobind::module_& m);
+void bind_runtime(nanobind::module_& m);
+}  // namespace tilewise::bind

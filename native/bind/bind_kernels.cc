@@ -1,0 +1,86 @@
+// Python's view of the tile kernels, for tests, benchmarks and people: one call runs one kernel on NumPy arrays.
+//
+// Checks stand here, not in the kernels: known name, known level, element types that a tile can have. Operand counts
+// and shapes are the caller's duty (tilewise.kernels.table says them). The GIL is released while a kernel runs.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "bind/bind.h"
+#include "kernels/isa.h"
+
+namespace nb = nanobind;
+
+namespace tilewise::bind {
+namespace {
+
+using Array = nb::ndarray<nb::ndim<2>, nb::device::cpu>;
+
+struct Free {
+  void operator()(std::byte* p) const { std::free(p); }
+};
+
+kernels::Scratch thread_scratch() {
+  thread_local std::unique_ptr<std::byte, Free> memory(
+      static_cast<std::byte*>(std::aligned_alloc(4096, kernels::kScratchBytes)));
+  check<ResourceError>(memory != nullptr, "[kernels.run] scratch must be allocatable; got no memory for ",
+                       kernels::kScratchBytes, " bytes; free some memory.");
+  return {memory.get(), kernels::kScratchBytes};
+}
+
+kernels::TileView view_of(const Array& array) {
+  check<ArgumentError>(array.size() == 0 || array.shape(1) == 1 || array.stride(1) == 1,
+                       "[kernels.run] a tile's columns must be contiguous; got a stride of ", array.stride(1),
+                       " elements; copy the array first.");
+  return {array.data(), static_cast<int64_t>(array.shape(0)), static_cast<int64_t>(array.shape(1)), array.stride(0)};
+}
+
+/// None, a 2-D array, or (packed array [1, elements], rows, cols).
+kernels::TileView tile_of(nb::handle operand) {
+  if (operand.is_none()) return {nullptr, 0, 0, 0};
+  if (!nb::isinstance<nb::tuple>(operand)) return view_of(nb::cast<Array>(operand));
+  const auto packed = nb::cast<nb::tuple>(operand);
+  const auto rows = nb::cast<int64_t>(packed[1]), cols = nb::cast<int64_t>(packed[2]);
+  kernels::TileView view = view_of(nb::cast<Array>(packed[0]));
+  const int64_t k_pad = (cols + 1) / 2 * 2, needed = (rows + 31) / 32 * 32 * k_pad;
+  check<ArgumentError>(view.rows * view.cols >= needed, "[kernels.run] a packed operand of ", rows, " x ", cols,
+                       " needs ", needed, " elements; got ", view.rows * view.cols, "; use pack_weight.");
+  return {view.data, rows, cols, k_pad};
+}
+
+void run(const std::string& name, const nb::sequence& tiles, const std::vector<int64_t>& ints,
+         const std::vector<double>& floats, int64_t row_begin, const std::string& isa, int64_t repeat) {
+  const kernels::KernelFn fn = isa.empty() ? kernels::find_kernel(name) : kernels::find_kernel_at(isa, name);
+  check<ArgumentError>(fn != nullptr, "[kernels.run] name must be a kernel; got '", name, "'; see kernel_names().");
+  std::vector<kernels::TileView> views;
+  for (nb::handle operand : tiles) views.push_back(tile_of(operand));
+  const kernels::KernelArgs args = {views.data(),  static_cast<int64_t>(views.size()),
+                                    ints.data(),   static_cast<int64_t>(ints.size()),
+                                    floats.data(), static_cast<int64_t>(floats.size()),
+                                    row_begin,     thread_scratch()};
+  nb::gil_scoped_release unlocked;
+  for (int64_t i = 0; i < repeat; ++i) fn(args);
+}
+
+std::vector<std::string> strings(const std::vector<std::string_view>& views) { return {views.begin(), views.end()}; }
+
+}  // namespace
+
+void bind_kernels(nb::module_& m) {
+  nb::module_ sub = m.def_submodule("kernels", "Tile kernels, one call at a time.");
+  sub.def("run", &run, nb::arg("name"), nb::arg("tiles"), nb::arg("ints") = std::vector<int64_t>{},
+          nb::arg("floats") = std::vector<double>{}, nb::arg("row_begin") = 0, nb::arg("isa") = "",
+          nb::arg("repeat") = 1, "Run one kernel `repeat` times on tiles: None, 2-D arrays or (packed, rows, cols).");
+  sub.def("kernel_names", [] { return strings(kernels::kernel_names()); }, "All kernels, sorted.");
+  sub.def("isa_levels", [] { return strings(kernels::available_levels()); }, "Levels of this machine, weakest first.");
+  sub.def("isa_in_use", [] { return std::string(kernels::level_in_use()); }, "The level that find_kernel uses.");
+}
+
+}  // namespace tilewise::bind

@@ -1,0 +1,210 @@
+// The Python face of native/runtime: Program, Executor and their errors, as submodule `runtime`.
+//
+// Checks nothing that the native side checks itself; turns tuples into instructions. run() releases the GIL and asks
+// Python for pending signals every 50 ms. Each native error class has its Python class here, once.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+
+#include "bind/bind.h"
+#include "runtime/executor.h"
+
+namespace nb = nanobind;
+
+namespace tilewise::bind {
+
+namespace {
+
+using namespace tilewise::runtime;
+
+using ExtentTuple = std::tuple<int64_t, int64_t, int64_t>;
+using OperandTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool>;
+using WaitTuple = std::tuple<int64_t, bool, int64_t>;
+using NotifyTuple = std::tuple<int64_t, int64_t, bool>;
+
+Extent extent_of(const ExtentTuple& tuple) {
+  const auto& [constant, symbol, multiple] = tuple;
+  return {constant, symbol, multiple};
+}
+
+int64_t add_tensor(Program& program, int64_t device, int64_t offset_bytes, const ExtentTuple& rows, int64_t cols,
+                   int64_t stride, int64_t dtype, int64_t tile_rows, int64_t first_handle,
+                   std::vector<int64_t> aliases) {
+  return program.add_tensor(device, {offset_bytes, extent_of(rows), cols, stride, static_cast<DType>(dtype), tile_rows,
+                                     first_handle, std::move(aliases)});
+}
+
+void add_instr(Program& program, int64_t device, int64_t template_id, std::string kernel, const std::string& label,
+               const ExtentTuple& extent, int64_t step, const std::vector<OperandTuple>& operands,
+               std::vector<int64_t> ints, std::vector<double> floats, const std::vector<WaitTuple>& waits,
+               const std::vector<NotifyTuple>& notifies, int64_t priority) {
+  Instr instr;
+  instr.kernel = std::move(kernel);
+  instr.extent = extent_of(extent);
+  instr.step = step;
+  for (const auto& [slot, mode, access, peer, div, part, parts, null] : operands) {
+    instr.operands.push_back({slot, static_cast<Mode>(mode), access, peer, div, part, parts, null});
+  }
+  instr.ints = std::move(ints);
+  instr.floats = std::move(floats);
+  for (const auto& [base, per_index, increment] : waits) instr.waits.push_back({base, per_index, increment});
+  for (const auto& [target, base, per_index] : notifies) instr.notifies.push_back({target, base, per_index});
+  instr.priority = priority;
+  program.add_instr(device, template_id, std::move(instr), label);
+}
+
+void finish(Program& program, std::vector<int64_t> symbols_max) {
+  program.finish(std::move(symbols_max), kernels::find_kernel);
+}
+
+/// Runs with the GIL released; a pending Python exception (Ctrl-C) cancels and is raised once the devices are quiet.
+void run(Executor& executor, std::shared_ptr<const Program> program, std::vector<int64_t> symbols) {
+  std::optional<nb::python_error> pending;
+  const auto poll = [&pending] {
+    nb::gil_scoped_acquire hold;
+    if (PyErr_CheckSignals() == 0) return false;
+    pending.emplace();
+    return true;
+  };
+  try {
+    nb::gil_scoped_release release;
+    executor.run(std::move(program), std::move(symbols), poll);
+  } catch (const Interrupted&) {
+    if (pending) throw std::move(*pending);
+    throw;
+  }
+}
+
+nb::object buffer(const Executor& executor, int64_t device, int64_t offset, int64_t bytes) {
+  std::byte* data = executor.memory(device, offset, bytes);
+  auto* keep = new std::shared_ptr<memory::Arena>(executor.arena(device));
+  nb::capsule owner(keep, [](void* held) noexcept { delete static_cast<std::shared_ptr<memory::Arena>*>(held); });
+  const auto size = static_cast<size_t>(bytes);
+  return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {size}, owner));
+}
+
+nb::list timeline(const Executor& executor) {
+  const std::vector<std::string>& labels = executor.timeline_labels();
+  nb::list records;
+  for (const TimelineEntry& entry : executor.timeline()) {
+    const TimelineRecord& r = entry.record;
+    records.append(nb::make_tuple(entry.device, entry.worker, labels[r.label], r.row_begin, r.submit_ns, r.ready_ns,
+                                  r.start_ns, r.end_ns));
+  }
+  return records;
+}
+
+nb::dict stats(const Executor& executor) {
+  const ExecutorStats stats = executor.stats();
+  nb::dict result;
+  result["runs"] = stats.num_runs;
+  result["tasks"] = stats.num_tasks;
+  result["window_high_water"] = stats.window_high_water;
+  result["timeline_dropped"] = stats.timeline_dropped;
+  return result;
+}
+
+void inject(Executor& executor, const std::string& kind, int64_t device, std::string label, int64_t index) {
+  check<ArgumentError>(kind == "throw" || kind == "stall",
+                       "[runtime.Executor.inject] kind must be 'throw' or 'stall'; got '", kind, "'; choose one");
+  executor.inject(kind == "throw" ? Injected::kThrow : Injected::kStall, device, std::move(label), index);
+}
+
+nb::object error_class(const char* name) { return nb::module_::import_("tilewise.core.errors").attr(name); }
+
+void translate(const std::exception_ptr& error, void*) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const TaskFailed& e) {
+    nb::object failed = error_class("TaskFailed")(e.what(), nb::arg("op") = e.op, nb::arg("tile") = e.tile,
+                                                  nb::arg("worker") = e.worker, nb::arg("device") = e.device);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(failed.ptr())), failed.ptr());
+  } catch (const CommTimeout& e) {
+    PyErr_SetString(error_class("CommTimeout").ptr(), e.what());
+  } catch (const ResourceError& e) {
+    PyErr_SetString(error_class("ResourceError").ptr(), e.what());
+  }
+}
+
+void bind_program(nb::module_& m) {
+  nb::class_<Program>(m, "Program", "Builder of a tile program: instructions per device, checked by finish().")
+      .def(nb::init<int64_t>(), nb::arg("num_devices"))
+      .def("add_tensor", &add_tensor, nb::arg("device"), nb::arg("offset_bytes"), nb::arg("rows"), nb::arg("cols"),
+           nb::arg("stride"), nb::arg("dtype"), nb::arg("tile_rows"), nb::arg("first_handle"),
+           nb::arg("aliases") = std::vector<int64_t>{},
+           "Add a tensor of `rows` = (constant, symbol or -1, multiple) rows; returns its number on the device.")
+      .def("add_template", &Program::add_template, nb::arg("device"), nb::arg("name"),
+           "Open a list of instructions; returns its number on the device.")
+      .def("add_instr", &add_instr, nb::arg("device"), nb::arg("template"), nb::arg("kernel"), nb::arg("label"),
+           nb::arg("extent"), nb::arg("step"), nb::arg("operands"), nb::arg("ints") = std::vector<int64_t>{},
+           nb::arg("floats") = std::vector<double>{}, nb::arg("waits") = std::vector<WaitTuple>{},
+           nb::arg("notifies") = std::vector<NotifyTuple>{}, nb::arg("priority") = 0,
+           "Add an instruction. Operands: (slot, mode, access, peer, div, part, parts, null); waits: (signal_base, "
+           "per_index, increment); notifies: (device, signal_base, per_index).")
+      .def(
+          "add_call",
+          [](Program& program, int64_t device, int64_t template_id, std::vector<int64_t> binding) {
+            program.add_call(device, {template_id, std::move(binding)});
+          },
+          nb::arg("device"), nb::arg("template"), nb::arg("binding"),
+          "Run a template with binding[slot] = tensor; calls run in the order of this method's calls.")
+      .def("finish", &finish, nb::arg("symbols_max") = std::vector<int64_t>{},
+           "Check the whole program at the symbols' upper bounds (kernels, ranges, no deadlock) and freeze it.")
+      .def("num_tasks", &Program::num_tasks, nb::arg("device"), nb::arg("symbols") = std::vector<int64_t>{},
+           "Tasks of one run on a device.")
+      .def(
+          "needs",
+          [](const Program& program, int64_t device) {
+            check<ArgumentError>(program.finished() && device >= 0 && device < program.num_devices(),
+                                 "[runtime.Program.needs] a finished program and one of its devices are needed; got "
+                                 "device ", device, "; call finish() first");
+            const Needs& needs = program.needs(device);
+            return std::tuple(needs.arena_bytes, needs.num_handles, needs.num_signals);
+          },
+          nb::arg("device"), "(arena bytes, handles, signals) that an executor must offer on a device.");
+}
+
+void bind_executor(nb::module_& m) {
+  const auto release = nb::call_guard<nb::gil_scoped_release>();
+  nb::class_<Executor>(m, "Executor", "The devices of this process: their memory, workers and signals.")
+      .def("__init__", [](Executor* self, int64_t d, int64_t w, std::vector<int64_t> bytes, int64_t signals,
+                          int64_t handles, int64_t window, int64_t limit, double deadline) {
+             new (self) Executor({d, w, std::move(bytes), signals, handles, window, limit, deadline});
+           },
+           nb::arg("num_devices"), nb::arg("workers_per_device"), nb::arg("arena_bytes"), nb::arg("num_signals"),
+           nb::arg("num_handles"), nb::arg("window") = 512, nb::arg("memory_limit_bytes") = 0,
+           nb::arg("deadline_s") = 60.0)
+      .def("buffer", &buffer, nb::arg("device"), nb::arg("offset"), nb::arg("bytes"),
+           "Writable uint8 array on a device's memory; keeps that memory alive.")
+      .def("run", &run, nb::arg("program"), nb::arg("symbols") = std::vector<int64_t>{},
+           "Run a finished program on all devices and wait for its end.")
+      .def("trace", &Executor::trace, nb::arg("enable"), "Switch the task timeline on or off.")
+      .def("timeline", &timeline,
+           "Tasks of the last traced run, by start: (device, worker, label, row_begin, submit_ns, ready_ns, start_ns, "
+           "end_ns).")
+      .def("transfers", &Executor::transfers, "Elements read from other devices' memory: label -> one count per device.")
+      .def("reset_transfers", &Executor::reset_transfers, "Forget the counted transfers.")
+      .def("allocated_bytes", &Executor::allocated_bytes, "Arena bytes per device.")
+      .def("stats", &stats, "Counters: runs, tasks, window_high_water, timeline_dropped.")
+      .def("inject", &inject, nb::arg("kind"), nb::arg("device"), nb::arg("label"), nb::arg("index"),
+           "For tests: the index-th task of that label on that device will 'throw' or 'stall' its worker in the next "
+           "run.")
+      .def("close", &Executor::close, release, "Stop the workers. Arrays from buffer() stay valid.");
+}
+
+}  // namespace
+
+void bind_runtime(nb::module_& m) {
+  nb::register_exception_translator(translate);
+  nb::module_ runtime = m.def_submodule("runtime", "Tile programs and the executor that runs them.");
+  bind_program(runtime);
+  bind_executor(runtime);
+}
+
+}  // namespace tilewise::bind

@@ -1,0 +1,68 @@
+// Signals: 64-bit counters between devices, and tasks that wait for them without holding a worker.
+//
+// A signal counts up and never falls. raise() is the notifier's last act: everything it did before is visible to
+// whoever is told (release; wait() and on_raised acquire through the signal's lock).
+//
+// No wake-up can be lost: a waiter compares and registers in ONE critical section of the signal's lock, and raise()
+// adds and detaches in ONE critical section of the same lock. So either the waiter's section comes first and raise()
+// finds it in the list, or raise()'s section comes first and the waiter sees the new value. The two sections are the
+// atomic steps of runtime/protocol_model_test.cc, which also shows that comparing before locking loses wake-ups.
+//
+// on_raised runs outside the lock, once per waiter, in the raising thread; the waiter's memory may be reused by then,
+// so raise() reads the next link first. No other lock is taken while a signal's lock is held.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "memory/arena.h"
+#include "rings/spin_lock.h"
+
+namespace tilewise::comm {
+
+/// One wait of one task. Lives in the task's slot; linked into the signal while unmet.
+struct Waiter {
+  uint64_t threshold = 0;
+  Waiter* next = nullptr;
+  void (*on_raised)(Waiter*, uint64_t poison) = nullptr;
+};
+
+/// One signal: 128 bytes, so that neighbours (and the adjacent-line prefetcher) never share with it.
+/// Who may call: any thread. Blocks: only for the lock's few instructions. Memory: symmetric (same index everywhere).
+class alignas(128) Signal {
+ public:
+  /// True when the value has reached waiter->threshold (then *poison is what the raisers left); otherwise the waiter
+  /// is registered and its on_raised will be called exactly once.
+  bool wait(Waiter* waiter, uint64_t* poison);
+
+  /// Adds one. A poison (an error's id, 0 for none) is written before the value; the first one stays.
+  void raise(uint64_t poison);
+
+  uint64_t value() const { return value_.load(std::memory_order_acquire); }
+  uint64_t poison() const { return poison_.load(std::memory_order_acquire); }
+
+  /// Only between runs, when no task waits.
+  void clear_poison() { poison_.store(0, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint64_t> value_{0};
+  std::atomic<uint64_t> poison_{0};
+  Waiter* waiters_ = nullptr;  // guarded by lock_
+  rings::SpinLock lock_;
+};
+static_assert(sizeof(Signal) == 128);
+
+/// The signals of one device. The n-th has the same index on every device of the team.
+class SignalBoard {
+ public:
+  explicit SignalBoard(int64_t num_signals);
+  Signal& operator[](int64_t index) { return signals_[index]; }
+  const Signal& operator[](int64_t index) const { return signals_[index]; }
+  int64_t size() const { return size_; }
+
+ private:
+  memory::Arena arena_;
+  Signal* signals_;
+  int64_t size_;
+};
+
+}  // namespace tilewise::comm

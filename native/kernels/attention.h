@@ -1,0 +1,58 @@
+// Shared by attention forward and backward: the granule, its packed shapes and its masked scores.
+#pragma once
+#include "kernels/pack.h"
+#include "kernels/tree.h"
+
+namespace tilewise::kernels::TILEWISE_ISA_NS {
+
+inline constexpr int64_t kGranule = 64;
+
+/// Lanes beyond `limit` (index of the last visible lane) become `fill`.
+TILEWISE_INLINE Lanes mask_scores(const Lanes& s, int64_t limit, float fill) {
+  if (limit >= kLanes - 1) return s;
+  const int32_t bound = limit < -1 ? -1 : static_cast<int32_t>(limit);
+  return select(greater(lane_index(), set_int(bound)), set(fill), s);
+}
+
+/// Packed sizes for one head dimension.
+template <class D>
+struct GranuleShape {
+  using T = typename D::T;
+  static constexpr int64_t granule_steps = kGranule / D::kPerStep;
+  int64_t dim_steps = 0, dim_panels = 0, dim_pad = 0, dim_blocks = 0;
+
+  GranuleShape() = default;
+  explicit GranuleShape(int64_t dim)
+      : dim_steps(divide_up(dim, D::kPerStep)),
+        dim_panels(divide_up(dim, kPanel)),
+        dim_pad(dim_panels * kPanel),
+        dim_blocks(divide_up(dim_steps, kBlockSteps)) {}
+
+  /// One row along the head dimension, cut into the blocks of a row-major pack of kMaxRows rows.
+  void pack_row_blocks(uint32_t* to, const T* row, int64_t dim) const {
+    constexpr int64_t kLength = kBlockSteps * D::kPerStep;
+    for (int64_t b = 0; b < dim_blocks; ++b)
+      pack_row<D>(to + b * kBlockWords, row, b * kLength, smaller(dim, (b + 1) * kLength));
+  }
+
+  /// `count` rows of a granule with the head dimension on lanes: [panel][granule step][32], zero beyond `count`.
+  void pack_along(uint32_t* to, const T* from, int64_t stride, int64_t dim, int64_t count) const {
+    const int64_t steps = divide_up(count, D::kPerStep);
+    for (int64_t p = 0; p < dim_panels; ++p, to += granule_steps * kPanel) {
+      pack_panel_along<D, kPanel>(to, from + p * kPanel, stride, dim - p * kPanel, 0, count);
+      for (int64_t i = steps * kPanel; i < granule_steps * kPanel; i += kLanes) store_int(to + i, set_int(0));
+    }
+  }
+
+  /// out[rows][32] = rows (packed by pack_row_blocks) times one panel, over the head dimension.
+  void across_dim(int64_t rows, const uint32_t* a, const uint32_t* panel, float* out) const {
+    Segment segments[16];
+    for (int64_t b = 0; b < dim_blocks; ++b) {
+      const int64_t steps = smaller(dim_steps - b * kBlockSteps, kBlockSteps);
+      segments[b] = {b * kBlockWords, b * kBlockSteps * kPanel, -1, 0, static_cast<int32_t>(steps), 0, 0, 0};
+    }
+    micro_for<typename D::Dot, ALayout::kRows>(rows)({segments, dim_blocks, a, &panel, nullptr, nullptr, nullptr, out});
+  }
+};
+
+}  // namespace tilewise::kernels::TILEWISE_ISA_NS

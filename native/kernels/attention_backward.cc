@@ -1,0 +1,236 @@
+// Attention backward over granules: for each query head the query granules ascend, within one the KV granules ascend.
+//
+// P and dS of one 64 x 64 granule pair are rebuilt from lse, then feed three products: dV += P^T dO, dK += dS^T Q,
+// dQ += dS K, each with one fp32 accumulator per element. dK and dV of a KV head are a tree over its query heads.
+#include "kernels/attention.h"
+#include "kernels/math.h"
+#include "kernels/registry.h"
+
+namespace tilewise::kernels::TILEWISE_ISA_NS {
+namespace {
+
+inline constexpr int64_t kRowBlocks = (kGranule + kMaxRows - 1) / kMaxRows;
+
+/// Granule rows of block b start here: as even as can be.
+constexpr int64_t block_start(int64_t b) { return b * kGranule / kRowBlocks; }
+
+struct Call {
+  TileView dq, dk, dv, dout, out, lse, q, k, v;
+  int64_t seq, heads, kv_heads, dim;
+  bool causal, dkv_is_f32;
+  float scale;
+};
+
+template <class D>
+class Backward {
+ public:
+  using T = typename D::T;
+
+  Backward(const Call& call, const Scratch& scratch) : c_(call), shape_(call.dim) {
+    Carver carver(scratch);
+    granules_ = divide_up(c_.seq, kGranule);
+    across_words_ = 2 * kPanel * shape_.dim_steps;
+    along_words_ = shape_.dim_panels * shape_.granule_steps * kPanel;
+    row_words_ = shape_.dim_blocks * kBlockWords;
+    block_floats_ = kGranule * shape_.dim_pad;
+    k_across_ = carver.take<uint32_t>(granules_ * across_words_);
+    v_across_ = carver.take<uint32_t>(granules_ * across_words_);
+    k_along_ = carver.take<uint32_t>(granules_ * along_words_);
+    q_rows_ = carver.take<uint32_t>(kRowBlocks * row_words_);
+    do_rows_ = carver.take<uint32_t>(kRowBlocks * row_words_);
+    q_along_ = carver.take<uint32_t>(along_words_);
+    do_along_ = carver.take<uint32_t>(along_words_);
+    p_steps_ = carver.take<uint32_t>(shape_.granule_steps * kGranule);
+    ds_steps_ = carver.take<uint32_t>(shape_.granule_steps * kGranule);
+    ds_rows_ = carver.take<uint32_t>(kGranule * kRowStride);
+    s_ = carver.take<float>(kGranule * kGranule);
+    dp_ = carver.take<float>(kGranule * kGranule);
+    dq_ = carver.take<float>(block_floats_);
+    int64_t entries = 2;
+    for (int64_t group = c_.heads / c_.kv_heads; group > 1; group = (group + 1) / 2) ++entries;
+    stack_ = carver.take<float>(entries * entry_floats());
+  }
+
+  void run(int64_t first_row, int64_t kv_head) {
+    row0_ = first_row;
+    const int64_t column = kv_head * c_.dim;
+    for (int64_t g = 0; g < granules_; ++g) {
+      const int64_t row = row0_ + g * kGranule, count = granule_rows(g);
+      pack_across(k_across_ + g * across_words_, c_.k, row, column, count);
+      pack_across(v_across_ + g * across_words_, c_.v, row, column, count);
+      shape_.pack_along(k_along_ + g * along_words_, row_of<const T>(c_.k, row) + column, c_.k.stride, c_.dim, count);
+    }
+    const int64_t group = c_.heads / c_.kv_heads;
+    ChunkTree tree;
+    float* top = stack_;
+    for (int64_t h = 0; h < group; ++h) {
+      run_head(kv_head * group + h, top);
+      int pops = tree.add(h, h + 1) + (h + 1 == group ? tree.finish() : 0);
+      for (; pops > 0; --pops) {
+        float* below = top - entry_floats();
+        for (int64_t i = 0; i < entry_floats(); i += kLanes) store(below + i, load(below + i) + load(top + i));
+        top = below;
+      }
+      top += entry_floats();
+    }
+    write_kv(c_.dk, stack_, column);
+    write_kv(c_.dv, stack_ + entry_floats() / 2, column);
+  }
+
+ private:
+  int64_t entry_floats() const { return 2 * granules_ * block_floats_; }  // dK, then dV
+  int64_t granule_rows(int64_t g) const { return smaller(kGranule, c_.seq - g * kGranule); }
+
+  void pack_across(uint32_t* to, const TileView& tile, int64_t row, int64_t column, int64_t count) {
+    for (int64_t half = 0; half < 2; ++half) {
+      const int64_t skip = count > half * kPanel ? half * kPanel : 0;
+      pack_panel_across<D>(to + half * kPanel * shape_.dim_steps, row_of<const T>(tile, row + skip) + column,
+                           tile.stride, count - half * kPanel, 0, c_.dim);
+    }
+  }
+
+  void run_head(int64_t head, float* sums) {
+    for (int64_t i = 0; i < entry_floats(); i += kLanes) store(sums + i, set(0.0f));
+    for (int64_t g = 0; g < granules_; ++g) {
+      const int64_t count = granule_rows(g);
+      load_queries(head, g, count);
+      for (int64_t i = 0; i < block_floats_; i += kLanes) store(dq_ + i, set(0.0f));
+      const int64_t last = c_.causal ? g : granules_ - 1;
+      for (int64_t kv = 0; kv <= last; ++kv) {
+        rebuild(g, kv, count);
+        float* dk = sums + kv * block_floats_;
+        const int64_t query_steps = divide_up(count, D::kPerStep);
+        accumulate<ALayout::kSteps64>(dk, ds_steps_, 1, q_along_, query_steps);
+        accumulate<ALayout::kSteps64>(dk + entry_floats() / 2, p_steps_, 1, do_along_, query_steps);
+        accumulate<ALayout::kRows>(dq_, ds_rows_, kRowStride, k_along_ + kv * along_words_, shape_.granule_steps);
+      }
+      for (int64_t r = 0; r < count; ++r)
+        write_row(row_of<T>(c_.dq, row0_ + g * kGranule + r) + head * c_.dim, dq_ + r * kPanel);
+    }
+  }
+
+  void load_queries(int64_t head, int64_t g, int64_t count) {
+    const int64_t row = row0_ + g * kGranule, column = head * c_.dim;
+    for (int64_t b = 0; b < kRowBlocks; ++b)
+      for (int64_t r = block_start(b); r < smaller(count, block_start(b + 1)); ++r) {
+        const int64_t at = b * row_words_ + (r - block_start(b)) * kRowStride;
+        shape_.pack_row_blocks(q_rows_ + at, row_of<const T>(c_.q, row + r) + column, c_.dim);
+        shape_.pack_row_blocks(do_rows_ + at, row_of<const T>(c_.dout, row + r) + column, c_.dim);
+      }
+    shape_.pack_along(q_along_, row_of<const T>(c_.q, row) + column, c_.q.stride, c_.dim, count);
+    shape_.pack_along(do_along_, row_of<const T>(c_.dout, row) + column, c_.dout.stride, c_.dim, count);
+    for (int64_t r = 0; r < count; ++r) {
+      const T *g_out = row_of<const T>(c_.dout, row + r) + column, *y = row_of<const T>(c_.out, row + r) + column;
+      Lanes dot = set(0.0f);
+      for (int64_t i = 0; i < c_.dim; i += kLanes) dot = fused(load(g_out + i, c_.dim - i), load(y + i, c_.dim - i), dot);
+      delta_[r] = sum_lanes(dot);
+      lse_[r] = row_of<const float>(c_.lse, row + r)[head];
+    }
+  }
+
+  /// P and dS of queries of granule g against positions of granule kv, in the orders that the products read.
+  void rebuild(int64_t g, int64_t kv, int64_t count) {
+    for (int64_t b = 0; b < kRowBlocks && block_start(b) < count; ++b) {
+      const int64_t first = block_start(b), rows = smaller(count, block_start(b + 1)) - first;
+      for (int64_t half = 0; half < 2; ++half) {
+        const int64_t panel = kv * across_words_ + half * kPanel * shape_.dim_steps;
+        const int64_t to = (half * kGranule + first) * kPanel;
+        shape_.across_dim(rows, q_rows_ + b * row_words_, k_across_ + panel, s_ + to);
+        shape_.across_dim(rows, do_rows_ + b * row_words_, v_across_ + panel, dp_ + to);
+      }
+    }
+    const int64_t visible = granule_rows(kv) - 1;
+    for (int64_t r = 0; r < count; r += D::kPerStep)
+      for (int64_t i = 0; i < kGranule; i += kLanes) {
+        Lanes p[2], ds[2];
+        for (int64_t j = 0; j < D::kPerStep; ++j) {
+          const int64_t limit = c_.causal ? smaller(visible, (g - kv) * kGranule + r + j) : visible;
+          element(r + j, i, r + j < count ? limit - i : -1, p[j], ds[j]);
+        }
+        store_step(p_steps_, r, i, p);
+        store_step(ds_steps_, r, i, ds);
+        for (int64_t j = 0; j < D::kPerStep; ++j)
+          store(reinterpret_cast<T*>(ds_rows_ + (r + j) * kRowStride) + i, ds[j]);
+      }
+  }
+
+  TILEWISE_INLINE Lanes masked(const Lanes& x, int64_t limit) { return mask_scores(x, limit, 0.0f); }
+
+  void element(int64_t r, int64_t i, int64_t limit, Lanes& p, Lanes& ds) {
+    if (limit < 0) {
+      p = ds = set(0.0f);
+      return;
+    }
+    const int64_t at = (i / kPanel * kGranule + r) * kPanel + i % kPanel;
+    p = masked(exponential(load(s_ + at) * set(c_.scale) - set(lse_[r])), limit);
+    ds = masked(p * (load(dp_ + at) - set(delta_[r])) * set(c_.scale), limit);
+  }
+
+  static void store_step(uint32_t* to, int64_t r, int64_t i, const Lanes* x) {
+    if constexpr (D::kPerStep == 1) {
+      store_int(to + r * kGranule + i, as_int(x[0]));
+    } else {
+      store_int(to + r / 2 * kGranule + i, round_to_bf16(x[0]) | shift_left<16>(round_to_bf16(x[1])));
+    }
+  }
+
+  /// sums[panel][64][32] += A B for all row blocks; A row r starts at a + r * row_words.
+  template <ALayout L>
+  void accumulate(float* sums, const uint32_t* a, int64_t row_words, const uint32_t* along, int64_t steps) {
+    const Segment segment = {0, 0, -1, 0, static_cast<int32_t>(steps), 0, 0, 0};
+    for (int64_t panel = 0; panel < shape_.dim_panels; ++panel) {
+      const uint32_t* base = along + panel * shape_.granule_steps * kPanel;
+      for (int64_t b = 0; b < kRowBlocks; ++b) {
+        float* block = sums + (panel * kGranule + block_start(b)) * kPanel;
+        const MicroFn micro = micro_for<typename D::Dot, L>(block_start(b + 1) - block_start(b));
+        micro({&segment, 1, a + block_start(b) * row_words, &base, nullptr, block, nullptr, block});
+      }
+    }
+  }
+
+  template <class Out>
+  void write_row(Out* to, const float* from) {
+    for (int64_t c = 0; c < c_.dim; c += kLanes)
+      store(to + c, load(from + c / kPanel * kGranule * kPanel + c % kPanel), c_.dim - c);
+  }
+
+  void write_kv(const TileView& tile, const float* sums, int64_t column) {
+    for (int64_t i = 0; i < c_.seq; ++i) {
+      const float* from = sums + i / kGranule * block_floats_ + i % kGranule * kPanel;
+      if (c_.dkv_is_f32) {
+        write_row(row_of<float>(tile, row0_ + i) + column, from);
+      } else {
+        write_row(row_of<T>(tile, row0_ + i) + column, from);
+      }
+    }
+  }
+
+  Call c_;
+  GranuleShape<D> shape_;
+  int64_t granules_, across_words_, along_words_, row_words_, block_floats_, row0_ = 0;
+  uint32_t *k_across_, *v_across_, *k_along_, *q_rows_, *do_rows_, *q_along_, *do_along_;
+  uint32_t *p_steps_, *ds_steps_, *ds_rows_;
+  float *s_, *dp_, *dq_, *stack_;
+  float delta_[kGranule], lse_[kGranule];
+};
+
+template <class D>
+void attention_backward(const KernelArgs& args) {
+  const TileView* t = args.tiles;
+  const int64_t* n = args.ints;
+  if (t[0].rows == 0) return;
+  const Call call = {t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], n[0],
+                     n[1], n[2], n[3], n[4] != 0, n[5] != 0, static_cast<float>(args.floats[0])};
+  Backward<D> backward(call, args.scratch);
+  for (int64_t row = 0; row < t[0].rows; row += call.seq)
+    for (int64_t head = 0; head < call.kv_heads; ++head) backward.run(row, head);
+}
+
+constexpr Entry kEntries[] = {{"attention_backward_f32", attention_backward<F32>},
+                              {"attention_backward_bf16", attention_backward<BF16>}};
+
+}  // namespace
+
+EntryList attention_backward_entries() { return {kEntries, 2}; }
+
+}  // namespace tilewise::kernels::TILEWISE_ISA_NS

@@ -1,0 +1,195 @@
+// Elementwise kernels, copies and look-ups, one pass over memory each.
+#include "kernels/math.h"
+#include "kernels/registry.h"
+#include "kernels/tree.h"
+
+namespace tilewise::kernels::TILEWISE_ISA_NS {
+namespace {
+
+/// out = fn(in...) lane by lane; tiles: out, in_0 .. in_{N-1}.
+template <class Out, class In, int N, class Fn>
+TILEWISE_INLINE void map_rows(const TileView& out, const TileView* in, const Fn& fn) {
+  for (int64_t r = 0; r < out.rows; ++r)
+    for (int64_t c = 0; c < out.cols; c += kLanes) {
+      const int64_t n = out.cols - c;
+      Lanes x[N];
+      for (int i = 0; i < N; ++i) x[i] = load(row_of<const In>(in[i], r) + c, n);
+      store(row_of<Out>(out, r) + c, fn(x), n);
+    }
+}
+
+#define TILEWISE_MAP(name, inputs, expression)                                                  \
+  template <class T>                                                                            \
+  void name(const KernelArgs& args) {                                                           \
+    map_rows<T, T, inputs>(args.tiles[0], args.tiles + 1, [](const Lanes* x) { return expression; }); \
+  }
+TILEWISE_MAP(add, 2, x[0] + x[1])
+TILEWISE_MAP(multiply, 2, x[0] * x[1])
+TILEWISE_MAP(silu, 1, x[0] * sigmoid(x[0]))
+TILEWISE_MAP(silu_gate, 2, x[0] * sigmoid(x[0]) * x[1])
+TILEWISE_MAP(exponential_of, 1, exponential(x[0]))
+TILEWISE_MAP(logarithm_of, 1, logarithm(x[0]))
+
+/// d silu(x) / dx = s (1 + x (1 - s)) with s = sigmoid(x).
+TILEWISE_INLINE Lanes silu_slope(const Lanes& x, const Lanes& s) {
+  return s * fused(x, set(1.0f) - s, set(1.0f));
+}
+TILEWISE_MAP(silu_backward, 2, x[0] * silu_slope(x[1], sigmoid(x[1])))
+
+template <class T>
+void scale(const KernelArgs& args) {
+  const Lanes s = set(static_cast<float>(args.floats[0]));
+  map_rows<T, T, 1>(args.tiles[0], args.tiles + 1, [s](const Lanes* x) { return x[0] * s; });
+}
+
+template <class T>
+void silu_gate_backward(const KernelArgs& args) {
+  const TileView* t = args.tiles;
+  for (int64_t r = 0; r < t[0].rows; ++r)
+    for (int64_t c = 0; c < t[0].cols; c += kLanes) {
+      const int64_t n = t[0].cols - c;
+      const Lanes dh = load(row_of<const T>(t[2], r) + c, n), g = load(row_of<const T>(t[3], r) + c, n);
+      const Lanes u = load(row_of<const T>(t[4], r) + c, n), s = sigmoid(g);
+      store(row_of<T>(t[0], r) + c, dh * u * silu_slope(g, s), n);
+      store(row_of<T>(t[1], r) + c, dh * (g * s), n);
+    }
+}
+
+void cast_f32_bf16(const KernelArgs& args) {
+  map_rows<bf16, float, 1>(args.tiles[0], args.tiles + 1, [](const Lanes* x) { return x[0]; });
+}
+void cast_bf16_f32(const KernelArgs& args) {
+  map_rows<float, bf16, 1>(args.tiles[0], args.tiles + 1, [](const Lanes* x) { return x[0]; });
+}
+
+template <class T>
+TILEWISE_INLINE void copy_row(T* to, const T* from, int64_t n) {
+  if (n > 0) __builtin_memmove(to, from, static_cast<size_t>(n) * sizeof(T));
+}
+
+template <class T>
+void copy_rows(const KernelArgs& args) {
+  const TileView &to = args.tiles[0], &from = args.tiles[1];
+  for (int64_t r = 0; r < to.rows; ++r) copy_row(row_of<T>(to, r), row_of<const T>(from, r), to.cols);
+}
+
+template <class T>
+void copy_pairs(const KernelArgs& args) {
+  for (int64_t i = 0; i + 1 < args.num_tiles; i += 2) {
+    const TileView &to = args.tiles[i], &from = args.tiles[i + 1];
+    for (int64_t r = 0; r < to.rows; ++r) copy_row(row_of<T>(to, r), row_of<const T>(from, r), to.cols);
+  }
+}
+
+template <class T>
+void kv_write(const KernelArgs& args) {
+  const TileView &cache = args.tiles[0], &x = args.tiles[1];
+  for (int64_t r = 0; r < x.rows; ++r) {
+    const int64_t slot = *row_of<const int32_t>(args.tiles[2], r);
+    if (slot >= 0) copy_row(row_of<T>(cache, slot), row_of<const T>(x, r), x.cols);
+  }
+}
+
+template <class T>
+void gather_rows(const KernelArgs& args) {
+  const TileView &out = args.tiles[0], &x = args.tiles[1];
+  for (int64_t r = 0; r < out.rows; ++r)
+    copy_row(row_of<T>(out, r), row_of<const T>(x, *row_of<const int32_t>(args.tiles[2], r)), out.cols);
+}
+
+/// Row `n` of a packed table: a column of its panel.
+TILEWISE_INLINE void read_packed_row(float* to, const TileView& table, int64_t n, int64_t cols) {
+  const float* from = static_cast<const float*>(table.data) + n / 32 * 32 * table.stride + n % 32;
+  for (int64_t c = 0; c < cols; ++c) to[c] = from[c * 32];
+}
+TILEWISE_INLINE void read_packed_row(bf16* to, const TileView& table, int64_t n, int64_t cols) {
+  const bf16* from = static_cast<const bf16*>(table.data) + n / 32 * 32 * table.stride + 2 * (n % 32);
+  for (int64_t c = 0; c < cols; ++c) to[c] = from[c / 2 * 64 + c % 2];
+}
+
+template <class T>
+void embedding(const KernelArgs& args) {
+  const TileView &out = args.tiles[0], &table = args.tiles[2];
+  for (int64_t r = 0; r < out.rows; ++r) {
+    const int64_t n = *row_of<const int32_t>(args.tiles[1], r) - args.ints[0];
+    T* to = row_of<T>(out, r);
+    if (n >= 0 && n < table.rows) {
+      read_packed_row(to, table, n, out.cols);
+    } else {
+      for (int64_t c = 0; c < out.cols; ++c) to[c] = T{0};
+    }
+  }
+}
+
+/// tiles: out, residual or null, in_0 ..; out = cast(tree over the inputs + residual).
+template <class T>
+void tree_add(const KernelArgs& args) {
+  const TileView &out = args.tiles[0], &residual = args.tiles[1];
+  const int64_t inputs = args.num_tiles - 2;
+  ChunkTree tree;
+  uint8_t pops[4096];
+  for (int64_t i = 0; i < inputs; ++i)
+    pops[i] = static_cast<uint8_t>(tree.add(i, i + 1) + (i + 1 == inputs ? tree.finish() : 0));
+  for (int64_t r = 0; r < out.rows; ++r)
+    for (int64_t c = 0; c < out.cols; c += kLanes) {
+      const int64_t n = out.cols - c;
+      Lanes stack[16], sum = set(0.0f);
+      int depth = 0;
+      for (int64_t i = 0; i < inputs; ++i) {
+        sum = load(row_of<const float>(args.tiles[2 + i], r) + c, n);
+        for (int p = 0; p < pops[i]; ++p) sum = stack[--depth] + sum;
+        stack[depth++] = sum;
+      }
+      if (residual.data) sum = sum + load(row_of<const T>(residual, r) + c, n);
+      store(row_of<T>(out, r) + c, sum, n);
+    }
+}
+
+void tree_max(const KernelArgs& args) {
+  const TileView& out = args.tiles[0];
+  for (int64_t r = 0; r < out.rows; ++r)
+    for (int64_t c = 0; c < out.cols; c += kLanes) {
+      const int64_t n = out.cols - c;
+      Lanes top = load(row_of<const float>(args.tiles[2], r) + c, n);
+      for (int64_t i = 3; i < args.num_tiles; ++i) top = maximum(top, load(row_of<const float>(args.tiles[i], r) + c, n));
+      store(row_of<float>(out, r) + c, top, n);
+    }
+}
+
+template <class T>
+void tree_or(const KernelArgs& args) {
+  const TileView& out = args.tiles[0];
+  for (int64_t r = 0; r < out.rows; ++r)
+    for (int64_t c = 0; c < out.cols; ++c) {
+      T bits = 0;
+      for (int64_t i = 2; i < args.num_tiles; ++i) bits |= row_of<const T>(args.tiles[i], r)[c];
+      row_of<T>(out, r)[c] = bits;
+    }
+}
+
+constexpr Entry kEntries[] = {
+    {"add_f32", add<float>}, {"add_bf16", add<bf16>},
+    {"multiply_f32", multiply<float>}, {"multiply_bf16", multiply<bf16>},
+    {"scale_f32", scale<float>}, {"scale_bf16", scale<bf16>},
+    {"silu_f32", silu<float>}, {"silu_bf16", silu<bf16>},
+    {"silu_backward_f32", silu_backward<float>}, {"silu_backward_bf16", silu_backward<bf16>},
+    {"silu_gate_f32", silu_gate<float>}, {"silu_gate_bf16", silu_gate<bf16>},
+    {"silu_gate_backward_f32", silu_gate_backward<float>}, {"silu_gate_backward_bf16", silu_gate_backward<bf16>},
+    {"copy_f32", copy_rows<uint32_t>}, {"copy_bf16", copy_rows<uint16_t>},
+    {"exp_f32", exponential_of<float>}, {"log_f32", logarithm_of<float>},
+    {"cast_f32_bf16", cast_f32_bf16}, {"cast_bf16_f32", cast_bf16_f32},
+    {"embedding_f32", embedding<float>}, {"embedding_bf16", embedding<bf16>},
+    {"gather_rows_f32", gather_rows<float>}, {"gather_rows_bf16", gather_rows<bf16>},
+    {"kv_write_f32", kv_write<float>}, {"kv_write_bf16", kv_write<bf16>},
+    {"tree_add_f32", tree_add<float>}, {"tree_add_bf16", tree_add<bf16>},
+    {"tree_max_f32", tree_max},
+    {"tree_or_f32", tree_or<uint32_t>}, {"tree_or_f64", tree_or<uint64_t>}, {"tree_or_bf16", tree_or<uint16_t>},
+    {"copy_pairs_f32", copy_pairs<uint32_t>}, {"copy_pairs_bf16", copy_pairs<uint16_t>},
+    {"copy_pairs_f64", copy_pairs<uint64_t>},
+};
+
+}  // namespace
+
+EntryList elementwise_entries() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
+
+}  // namespace tilewise::kernels::TILEWISE_ISA_NS

@@ -1,0 +1,130 @@
+// The table of levels and the look-up by name. Compiled once, without special instructions.
+#include "kernels/isa.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <unordered_map>
+
+#include "base/check.h"
+#include "kernels/registry.h"
+
+#define TILEWISE_DECLARE_LEVEL(ns)                 \
+  namespace tilewise::kernels::ns {                \
+  EntryList matmul_entries();                      \
+  EntryList weight_gradient_entries();             \
+  EntryList attention_entries();                   \
+  EntryList attention_backward_entries();          \
+  EntryList rows_entries();                        \
+  EntryList elementwise_entries();                 \
+  EntryList reductions_entries();                  \
+  }
+TILEWISE_DECLARE_LEVEL(baseline)
+#if defined(__x86_64__)
+TILEWISE_DECLARE_LEVEL(avx2)
+TILEWISE_DECLARE_LEVEL(avx512)
+TILEWISE_DECLARE_LEVEL(avx512_bf16)
+#endif
+
+namespace tilewise::kernels {
+namespace {
+
+using Table = std::unordered_map<std::string_view, KernelFn>;
+
+struct Level {
+  std::string_view name;
+  bool available;
+  Table table;
+};
+
+#define TILEWISE_LEVEL_TABLE(ns)                                                               \
+  table_of({ns::matmul_entries(), ns::weight_gradient_entries(), ns::attention_entries(),       \
+            ns::attention_backward_entries(), ns::rows_entries(), ns::elementwise_entries(),    \
+            ns::reductions_entries()})
+
+Table table_of(std::initializer_list<EntryList> lists) {
+  Table table;
+  for (const EntryList& list : lists)
+    for (int64_t i = 0; i < list.count; ++i) table.emplace(list.entries[i].name, list.entries[i].fn);
+  return table;
+}
+
+std::vector<Level> make_levels() {
+  std::vector<Level> levels;
+  levels.push_back({"baseline", true, TILEWISE_LEVEL_TABLE(baseline)});
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool dot = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+  levels.push_back({"avx2", avx2, TILEWISE_LEVEL_TABLE(avx2)});
+  levels.push_back({"avx512", avx512, TILEWISE_LEVEL_TABLE(avx512)});
+  levels.push_back({"avx512_bf16", dot, TILEWISE_LEVEL_TABLE(avx512_bf16)});
+#endif
+  return levels;
+}
+
+const std::vector<Level>& levels() {
+  static const std::vector<Level> all = make_levels();
+  return all;
+}
+
+std::string join_available() {
+  std::string text;
+  for (const std::string_view name : available_levels()) text += (text.empty() ? "" : ", ") + std::string(name);
+  return text;
+}
+
+const Level& level_named(std::string_view name, const char* source) {
+  for (const Level& level : levels())
+    if (level.name == name && level.available) return level;
+  check<ArgumentError>(false, "[kernels.isa] ", source, " must name a level that this machine has; got '", name,
+                       "'; choose one of ", join_available(), ".");
+  return levels().front();
+}
+
+const Level& choose_level() {
+  const char* forced = std::getenv("TILEWISE_ISA");
+  if (forced != nullptr && *forced != '\0') return level_named(forced, "TILEWISE_ISA");
+  const Level* best = &levels().front();
+  for (const Level& level : levels())
+    if (level.available) best = &level;
+  return *best;
+}
+
+const Level& level_of_process() {
+  static const Level& chosen = choose_level();
+  return chosen;
+}
+
+KernelFn find_in(const Level& level, std::string_view name) {
+  const auto found = level.table.find(name);
+  return found == level.table.end() ? nullptr : found->second;
+}
+
+}  // namespace
+
+std::vector<std::string_view> available_levels() {
+  std::vector<std::string_view> names;
+  for (const Level& level : levels())
+    if (level.available) names.push_back(level.name);
+  return names;
+}
+
+std::string_view level_in_use() { return level_of_process().name; }
+
+KernelFn find_kernel(std::string_view name) { return find_in(level_of_process(), name); }
+
+KernelFn find_kernel_at(std::string_view level, std::string_view name) {
+  return find_in(level_named(level, "isa"), name);
+}
+
+std::vector<std::string_view> kernel_names() {
+  std::vector<std::string_view> names;
+  for (const auto& [name, fn] : levels().front().table) names.push_back(name);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace tilewise::kernels

@@ -1,0 +1,25 @@
+// Instruction-set levels: which were built, which this machine has, which one is in use.
+//
+// The level is chosen at the first look-up: the best that the processor has, or the one that TILEWISE_ISA names.
+#pragma once
+#include <string_view>
+#include <vector>
+
+#include "kernels/kernel.h"
+
+namespace tilewise::kernels {
+
+/// Levels that this machine can run, weakest first: baseline, avx2, avx512, avx512_bf16.
+std::vector<std::string_view> available_levels();
+
+/// The level in use. Throws ArgumentError when TILEWISE_ISA names one that the machine or the build lacks.
+std::string_view level_in_use();
+
+/// A kernel of a given level, for tests; nullptr when there is none of that name.
+/// Throws ArgumentError for a level that this machine lacks.
+KernelFn find_kernel_at(std::string_view level, std::string_view name);
+
+/// All kernel names, sorted.
+std::vector<std::string_view> kernel_names();
+
+}  // namespace tilewise::kernels

@@ -1,0 +1,46 @@
+// The form of every tile kernel and the table in which it is found by name.
+//
+// A kernel is a plain function on tiles: it allocates nothing, locks nothing, starts no thread and knows no Python.
+// Its operands and attributes come in the order that the table in src/tilewise/kernels/table.py states.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace tilewise::kernels {
+
+/// One operand. Row-major: element (r, c) at data + (r * stride + c) * element size.
+/// A packed weight (see packing.h) has rows = out features, cols = in features, and data at the start of a panel.
+struct TileView {
+  void* data;      // nullptr: the operand is absent
+  int64_t rows;
+  int64_t cols;
+  int64_t stride;  // elements between rows
+};
+
+/// Working memory of one worker, reused by every kernel it runs. 64-byte aligned.
+struct Scratch {
+  std::byte* data;
+  int64_t bytes;
+};
+
+struct KernelArgs {
+  const TileView* tiles;
+  int64_t num_tiles;
+  const int64_t* ints;
+  int64_t num_ints;
+  const double* floats;
+  int64_t num_floats;
+  int64_t row_begin;  // first row (or column) of the loop's range that this task covers
+  Scratch scratch;
+};
+
+using KernelFn = void (*)(const KernelArgs&);
+
+/// Scratch every worker owns. A kernel that needs more blocks its loops.
+inline constexpr int64_t kScratchBytes = 8 << 20;
+
+/// The kernel of that name for the instruction set in use; nullptr when there is none.
+KernelFn find_kernel(std::string_view name);
+
+}  // namespace tilewise::kernels

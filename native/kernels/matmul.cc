@@ -1,0 +1,211 @@
+// matmul, matmul_dx, gemm and the ceiling loops. Operand order: src/tilewise/kernels/table.py.
+//
+// matmul reads packed weights where they lie; matmul_dx turns panels per task; gemm packs both plain operands.
+#include "kernels/product.h"
+#include "kernels/registry.h"
+
+namespace tilewise::kernels::TILEWISE_ISA_NS {
+namespace {
+
+/// Where finished blocks go: cast(block + residual), in dt or fp32.
+template <class D>
+struct Output {
+  using T = typename D::T;
+  TileView out, residual;
+  bool out_is_f32;
+
+  void write(int64_t row, int64_t rows, int64_t panel, const float* block) const {
+    const int64_t column = panel * kPanel, width = smaller(kPanel, out.cols - column);
+    for (int64_t r = 0; r < rows; ++r, block += kPanel)
+      for (int64_t c = 0; c < width; c += kLanes) {
+        Lanes v = load(block + c);
+        const int64_t n = width - c;
+        if (residual.data) v = v + load(row_of<const T>(residual, row + r) + column + c, n);
+        if (out_is_f32) {
+          store(row_of<float>(out, row + r) + column + c, v, n);
+        } else {
+          store(row_of<T>(out, row + r) + column + c, v, n);
+        }
+      }
+  }
+};
+
+/// What matmul and matmul_dx share: row-major A terms and the output.
+template <class D>
+struct RowProduct {
+  using T = typename D::T;
+  using Dot = typename D::Dot;
+  static constexpr ALayout kLayout = ALayout::kRows;
+  Output<D> output;
+  const TileView* terms;  // A_0, W_0, A_1, W_1, ...
+  int64_t rows, lanes, num_terms;
+  int64_t max_group = int64_t{1} << 30;
+
+  void begin_group(int64_t, int64_t) {}
+  const float* initial(int64_t, int64_t, int64_t, float*) { return nullptr; }
+  const float* addend(int64_t, int64_t) { return nullptr; }
+  void pack_rows(uint32_t* to, int64_t row, int64_t count, const Copy& c) {
+    for (int64_t r = 0; r < count; ++r)
+      pack_row<D>(to + c.a + r * kRowStride, row_of<const T>(terms[2 * c.term], row + r), c.begin, c.end);
+  }
+  void finish(int64_t row, int64_t count, int64_t panel, const float* block) {
+    output.write(row, count, panel, block);
+  }
+};
+
+template <class D>
+struct Forward : RowProduct<D> {
+  static constexpr bool kPacksPanels = false;
+  const uint32_t* panel_base(int64_t term, int64_t panel) const {
+    const TileView& w = this->terms[2 * term + 1];
+    return reinterpret_cast<const uint32_t*>(static_cast<const typename D::T*>(w.data) + panel * kPanel * w.stride);
+  }
+};
+
+template <class D>
+struct InputGradient : RowProduct<D> {
+  static constexpr bool kPacksPanels = true;
+  void pack_panel(uint32_t* to, int64_t panel, const Copy& c) {
+    const TileView& w = this->terms[2 * c.term + 1];
+    repack_panel(to, static_cast<const typename D::T*>(w.data), w.stride, panel * kPanel, c.begin, c.end);
+  }
+};
+
+template <class D, template <class> class Op>
+void run_row_product(const KernelArgs& args, int64_t window_steps) {
+  const int64_t num_terms = args.ints[1], num_chunks = args.ints[2];
+  const int64_t* ranges = args.ints + 3;
+  const TileView& out = args.tiles[0];
+  if (out.rows == 0 || out.cols == 0) return;
+  Op<D> op;
+  op.output = {out, args.tiles[1], args.ints[0] != 0};
+  op.terms = args.tiles + 2;
+  op.rows = out.rows;
+  op.lanes = out.cols;
+  op.num_terms = num_terms;
+  const auto range = [&](int64_t chunk, int64_t term) {
+    const int64_t* r = ranges + 2 * (chunk * num_terms + term);
+    return Copy{r[0], r[1], 0, 0, 0};
+  };
+  int64_t total = 0;
+  for (int64_t i = 0; i < num_chunks * num_terms; ++i)
+    total += divide_up(larger(int64_t{0}, ranges[2 * i + 1] - ranges[2 * i]), D::kPerStep);
+  Carver carver(args.scratch);
+  Plan plan(carver, Op<D>::kLayout, D::kPerStep, window_steps, !Op<D>::kPacksPanels, total,
+            num_chunks * num_terms);
+  add_chunks(plan, num_chunks, num_terms, range);
+  run_product(op, plan, carver);
+}
+
+template <class D>
+void matmul(const KernelArgs& args) {
+  run_row_product<D, Forward>(args, 8192);
+}
+template <class D>
+void matmul_dx(const KernelArgs& args) {
+  run_row_product<D, InputGradient>(args, 512);
+}
+
+template <class D, ALayout L>
+struct Gemm {
+  using T = typename D::T;
+  using Dot = typename D::Dot;
+  static constexpr ALayout kLayout = L;
+  static constexpr bool kPacksPanels = true;
+  Output<D> output;
+  TileView a, b;
+  bool trans_b, accumulate;
+  int64_t rows, lanes;
+  int64_t num_terms = 1;
+  int64_t max_group = int64_t{1} << 30;
+
+  void begin_group(int64_t, int64_t) {}
+  const float* addend(int64_t, int64_t) { return nullptr; }
+  const float* initial(int64_t row, int64_t count, int64_t panel, float* block) {
+    if (!accumulate) return nullptr;
+    const int64_t column = panel * kPanel, width = smaller(kPanel, lanes - column);
+    for (int64_t r = 0; r < count; ++r)
+      for (int64_t c = 0; c < kPanel; ++c)
+        block[r * kPanel + c] = c < width ? row_of<const float>(output.out, row + r)[column + c] : 0.0f;
+    return block;
+  }
+  void pack_rows(uint32_t* to, int64_t row, int64_t count, const Copy& c) {
+    if constexpr (L == ALayout::kSteps16) {
+      pack_panel_along<D, 16>(to + c.a, static_cast<const T*>(a.data) + row, a.stride, count, c.begin, c.end);
+    } else {
+      for (int64_t r = 0; r < count; ++r)
+        pack_row<D>(to + c.a + r * kRowStride, row_of<const T>(a, row + r), c.begin, c.end);
+    }
+  }
+  void pack_panel(uint32_t* to, int64_t panel, const Copy& c) {
+    const int64_t column = panel * kPanel, width = smaller(kPanel, lanes - column);
+    if (trans_b) {
+      pack_panel_across<D>(to, row_of<const T>(b, column), b.stride, width, c.begin, c.end);
+    } else {
+      pack_panel_along<D, kPanel>(to, static_cast<const T*>(b.data) + column, b.stride, width, c.begin, c.end);
+    }
+  }
+  void finish(int64_t row, int64_t count, int64_t panel, const float* block) {
+    output.write(row, count, panel, block);
+  }
+};
+
+template <class D, ALayout L>
+void run_gemm(const KernelArgs& args, int64_t k) {
+  Gemm<D, L> op;
+  op.output = {args.tiles[0], {nullptr, 0, 0, 0}, args.ints[2] != 0};
+  op.a = args.tiles[1];
+  op.b = args.tiles[2];
+  op.trans_b = args.ints[1] != 0;
+  op.accumulate = args.ints[3] != 0;
+  op.rows = args.tiles[0].rows;
+  op.lanes = args.tiles[0].cols;
+  Carver carver(args.scratch);
+  Plan plan(carver, L, D::kPerStep, L == ALayout::kRows ? 512 : 256, false, divide_up(k, D::kPerStep), 1);
+  add_chunks(plan, 1, 1, [k](int64_t, int64_t) { return Copy{0, k, 0, 0, 0}; });
+  run_product(op, plan, carver);
+}
+
+template <class D>
+void gemm(const KernelArgs& args) {
+  if (args.tiles[0].rows == 0 || args.tiles[0].cols == 0) return;
+  const bool trans_a = args.ints[0] != 0;
+  const int64_t k = trans_a ? args.tiles[1].rows : args.tiles[1].cols;
+  if (trans_a) {
+    run_gemm<D, ALayout::kSteps16>(args, k);
+  } else {
+    run_gemm<D, ALayout::kRows>(args, k);
+  }
+}
+
+/// The machine's ceiling: ints[0] steps on accumulators that never leave their registers.
+/// out[0, 0] becomes the operations of one step, so that a caller can count.
+template <class D>
+void peak(const KernelArgs& args) {
+  constexpr int kRows = kMaxRows >= 12 ? 12 : 5;
+  volatile float zero = 0.0f;  // read once per accumulator: none of them may look equal to another
+  NativeF acc[kRows][2];
+  for (auto& row : acc)
+    for (NativeF& x : row) x = native_set(zero);
+  const NativeF b[2] = {native_set(zero), native_set(zero)};
+  const auto a = bits_of<uint32_t>(static_cast<float>(zero));
+  for (int64_t i = 0; i < args.ints[0]; ++i) {
+#pragma GCC unroll 14
+    for (int r = 0; r < kRows; ++r) D::Dot::step(acc[r], a, b);
+  }
+  float sum = 0.0f;
+  for (auto& row : acc) sum += row[0][0] + row[1][0];
+  static_cast<float*>(args.tiles[0].data)[0] = sum + 2.0f * D::kPerStep * kRows * 2 * kNativeLanes;
+}
+
+constexpr Entry kEntries[] = {
+    {"matmul_f32", matmul<F32>},       {"matmul_bf16", matmul<BF16>}, {"matmul_dx_f32", matmul_dx<F32>},
+    {"matmul_dx_bf16", matmul_dx<BF16>}, {"gemm_f32", gemm<F32>},     {"gemm_bf16", gemm<BF16>},
+    {"peak_f32", peak<F32>},           {"peak_bf16", peak<BF16>},
+};
+
+}  // namespace
+
+EntryList matmul_entries() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
+
+}  // namespace tilewise::kernels::TILEWISE_ISA_NS

@@ -1,0 +1,159 @@
+// The register block of every contraction: R broadcast rows times 32 lanes, chunk tree included.
+//
+// A step is one 32-bit word along the contraction: one fp32 value, or a pair of neighbouring bf16 values. Accumulators
+// stay in registers over all segments of a chunk; finished chunks wait on a stack in L1 and are folded in the order
+// of the fixed tree, so one fp32 block leaves. Operands come packed (pack.h); the driver is product.h.
+#pragma once
+#include "kernels/simd.h"
+
+namespace tilewise::kernels::TILEWISE_ISA_NS {
+
+inline constexpr int kPanel = 32;  // lanes of a panel
+#if defined(__AVX512BW__)
+inline constexpr int kMaxRows = 14;  // 28 accumulators, two panel vectors, one broadcast: 31 of 32 registers
+#else
+inline constexpr int kMaxRows = 6;  // 12 accumulators of 16 registers
+#endif
+inline constexpr int kBlockSteps = 128;  // a row-major A pack is cut into blocks of so many steps
+inline constexpr int kRowStride = 144;   // words between its rows; 9 cache lines spread rows over the L1 sets
+inline constexpr int kBlockWords = kMaxRows * kRowStride;
+
+/// A run of steps with one accumulator, and what happens to the accumulators after it.
+struct Segment {
+  int64_t a;        // words from the row block's pack
+  int64_t b;        // words from the panel's base of this term
+  int64_t addend;   // floats from MicroArgs::addend; -1: none
+  int32_t term;
+  int32_t steps;
+  int16_t pops;     // finished subtrees to fold: v = top + v
+  int8_t ends;      // the chunk ends here
+  int8_t push;      // the sum goes on the stack and accumulators restart from zero
+};
+
+struct MicroArgs {
+  const Segment* segments;
+  int64_t num_segments;
+  const uint32_t* a;
+  const uint32_t* const* b;  // per term
+  float* stack;              // top of the stack: the next free [R][32] entry
+  const float* init;         // [R][32] to start from; nullptr: zero
+  const float* addend;
+  float* out;  // [R][32]
+};
+using MicroFn = void (*)(const MicroArgs&);
+
+struct DotF32 {
+  TILEWISE_INLINE void step(NativeF (&acc)[2], uint32_t a, const NativeF (&b)[2]) {
+    const NativeF x = native_set(bits_of<float>(a));
+    acc[0] = fused(x, b[0], acc[0]);
+    acc[1] = fused(x, b[1], acc[1]);
+  }
+};
+
+/// Two bf16 products per lane and step: the odd element first, then the even one, as the hardware does.
+struct DotBf16 {
+  TILEWISE_INLINE void step(NativeF (&acc)[2], uint32_t a, const NativeF (&b)[2]) {
+#if defined(__AVX512BF16__)
+    __m512i x = _mm512_set1_epi32(static_cast<int>(a));
+    __asm__("" : "+v"(x));  // one broadcast into a register, not one per use
+    acc[0] = _mm512_dpbf16_ps(acc[0], (__m512bh)x, (__m512bh)b[0]);
+    acc[1] = _mm512_dpbf16_ps(acc[1], (__m512bh)x, (__m512bh)b[1]);
+#else
+    const NativeF odd = native_set(bits_of<float>(a & 0xffff0000u));
+    const NativeF even = native_set(bits_of<float>(a << 16));
+    for (int j = 0; j < 2; ++j) {
+      acc[j] = fused(odd, (NativeF)((NativeI)b[j] & static_cast<int32_t>(0xffff0000u)), acc[j]);
+      acc[j] = fused(even, (NativeF)((NativeI)b[j] << 16), acc[j]);
+    }
+#endif
+  }
+};
+
+/// A element (row r, step s) lies at a + r * RowWords + s * StepWords.
+template <class Dot, int R, int RowWords, int StepWords>
+void micro(const MicroArgs& x) {
+  for (int lane = 0; lane < kPanel; lane += 2 * kNativeLanes) {
+    NativeF acc[R][2];
+    const auto at = [lane](auto* block, int r, int j) { return block + r * kPanel + lane + j * kNativeLanes; };
+#pragma GCC unroll 14
+    for (int r = 0; r < R; ++r)
+      for (int j = 0; j < 2; ++j) acc[r][j] = x.init ? native_load(at(x.init, r, j)) : NativeF{};
+    float* stack = x.stack;
+    for (const Segment* s = x.segments; s != x.segments + x.num_segments; ++s) {
+      const uint32_t* a = x.a + s->a;
+      const float* b = reinterpret_cast<const float*>(x.b[s->term] + s->b) + lane;
+      for (int32_t i = s->steps; i > 0; --i) {
+        const NativeF panel[2] = {native_load(b), native_load(b + kNativeLanes)};
+#pragma GCC unroll 14
+        for (int r = 0; r < R; ++r) Dot::step(acc[r], a[r * RowWords], panel);
+        a += StepWords;
+        b += kPanel;
+      }
+      if (!s->ends) continue;
+      if (s->addend >= 0) {
+#pragma GCC unroll 14
+        for (int r = 0; r < R; ++r)
+          for (int j = 0; j < 2; ++j) acc[r][j] = acc[r][j] + native_load(at(x.addend + s->addend, r, j));
+      }
+      for (int pop = 0; pop < s->pops; ++pop) {
+        stack -= R * kPanel;
+#pragma GCC unroll 14
+        for (int r = 0; r < R; ++r)
+          for (int j = 0; j < 2; ++j) acc[r][j] = native_load(at(stack, r, j)) + acc[r][j];
+      }
+      if (!s->push) continue;
+#pragma GCC unroll 14
+      for (int r = 0; r < R; ++r)
+        for (int j = 0; j < 2; ++j) {
+          native_store(at(stack, r, j), acc[r][j]);
+          acc[r][j] = NativeF{};
+        }
+      stack += R * kPanel;
+    }
+#pragma GCC unroll 14
+    for (int r = 0; r < R; ++r)
+      for (int j = 0; j < 2; ++j) native_store(at(x.out, r, j), acc[r][j]);
+  }
+}
+
+/// Row-major A (kRowStride), step-major A in blocks of 16 columns, step-major A of 64 columns.
+enum class ALayout { kRows, kSteps16, kSteps64 };
+
+template <class Dot, ALayout L, int R>
+constexpr MicroFn micro_of() {
+  if constexpr (L == ALayout::kRows) return micro<Dot, R, kRowStride, 1>;
+  if constexpr (L == ALayout::kSteps16) return micro<Dot, R, 1, 16>;
+  return micro<Dot, R, 1, 64>;
+}
+
+template <class Dot, ALayout L, int... R>
+struct MicroTable {
+  static constexpr MicroFn kFns[] = {micro_of<Dot, L, R + 1>()...};
+};
+#if defined(__AVX512BW__)
+template <class Dot, ALayout L>
+using Micro = MicroTable<Dot, L, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13>;
+#else
+template <class Dot, ALayout L>
+using Micro = MicroTable<Dot, L, 0, 1, 2, 3, 4, 5>;
+#endif
+
+/// The micro-kernel for `rows` rows, 1 to kMaxRows.
+template <class Dot, ALayout L>
+TILEWISE_INLINE MicroFn micro_for(int64_t rows) {
+  return Micro<Dot, L>::kFns[rows - 1];
+}
+
+/// Element type of a kernel: how it is stored, paired into steps and multiplied.
+struct F32 {
+  using T = float;
+  using Dot = DotF32;
+  static constexpr int kPerStep = 1;
+};
+struct BF16 {
+  using T = bf16;
+  using Dot = DotBf16;
+  static constexpr int kPerStep = 2;
+};
+
+}  // namespace tilewise::kernels::TILEWISE_ISA_NS

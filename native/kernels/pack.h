@@ -1,0 +1,173 @@
+// Packing of operands for the micro-kernels: words (one fp32, or a pair of bf16 along the contraction) in the order in
+// which they are read. Everything outside the given range is written as zero, so edges need no other code.
+#pragma once
+#include "kernels/microkernel.h"
+
+namespace tilewise::kernels::TILEWISE_ISA_NS {
+
+TILEWISE_INLINE void copy_words(uint32_t* to, const void* from, int64_t words) {
+  const auto* source = static_cast<const char*>(from);
+  int64_t i = 0;
+  for (; i + kLanes <= words; i += kLanes) store_int(to + i, load_int(source + 4 * i));
+  for (; i < words; ++i) __builtin_memcpy(to + i, source + 4 * i, 4);
+}
+
+TILEWISE_INLINE int64_t steps_of(int64_t length, int per_step) { return divide_up(length, per_step); }
+
+/// Elements [begin, end) of a row as words; an odd last bf16 element is paired with zero.
+template <class D>
+TILEWISE_INLINE void pack_row(uint32_t* to, const typename D::T* row, int64_t begin, int64_t end) {
+  const int64_t whole = (end - begin) / D::kPerStep;
+  copy_words(to, row + begin, whole);
+  if (begin + whole * D::kPerStep < end) to[whole] = bits_of<uint32_t>(widen(row[end - 1])) >> 16;
+}
+
+#if defined(__AVX512BW__)
+TILEWISE_INLINE void transpose16(__m512i (&r)[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 8; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+  }
+}
+#endif
+
+/// to[c * to_stride + r] = word c of row r for up to 16 rows and 16 words; rows and words beyond are zero.
+TILEWISE_INLINE void transpose_words(uint32_t* to, int64_t to_stride, const char* from, int64_t from_bytes,
+                                     int64_t rows, int64_t words) {
+#if defined(__AVX512BW__)
+  __m512i r[16];
+  const __mmask16 mask = static_cast<__mmask16>(0xffffu >> (16 - words));
+  for (int i = 0; i < 16; ++i)
+    r[i] = i < rows ? _mm512_maskz_loadu_epi32(mask, from + i * from_bytes) : _mm512_setzero_si512();
+  transpose16(r);
+  for (int i = 0; i < 16; ++i)
+    if (i < words) _mm512_storeu_si512(to + i * to_stride, r[i]);
+#else
+  for (int64_t c = 0; c < words; ++c)
+    for (int64_t i = 0; i < 16; ++i) {
+      uint32_t word = 0;
+      if (i < rows) __builtin_memcpy(&word, from + i * from_bytes + 4 * c, 4);
+      to[c * to_stride + i] = word;
+    }
+#endif
+}
+
+/// Rows of [n][k] become lanes: to[step][32] from up to 32 rows, elements [begin, end).
+template <class D>
+TILEWISE_INLINE void pack_panel_across(uint32_t* to, const typename D::T* from, int64_t stride, int64_t rows,
+                                       int64_t begin, int64_t end) {
+  const int64_t whole = (end - begin) / D::kPerStep;
+  const auto bytes = static_cast<int64_t>(stride * sizeof(typename D::T));
+  for (int64_t half = 0; half < kPanel; half += 16) {
+    const int64_t count = larger(int64_t{0}, smaller(16, rows - half));
+    const auto* base = reinterpret_cast<const char*>(from + (count > 0 ? half * stride : 0) + begin);
+    for (int64_t s = 0; s < whole; s += 16)
+      transpose_words(to + s * kPanel + half, kPanel, base + 4 * s, bytes, count, smaller(16, whole - s));
+  }
+  if (begin + whole * D::kPerStep == end) return;
+  for (int64_t r = 0; r < kPanel; ++r)
+    to[whole * kPanel + r] = r < rows ? bits_of<uint32_t>(widen(from[r * stride + end - 1])) >> 16 : 0;
+}
+
+/// 16 columns of one step: the row itself (fp32), or two rows interleaved (bf16; `second` nullptr: zero).
+TILEWISE_INLINE IntLanes step_words(const float* first, const float*, int64_t columns) {
+  return as_int(load(first, columns));
+}
+TILEWISE_INLINE IntLanes step_words(const bf16* first, const bf16* second, int64_t columns) {
+  const IntLanes even = as_int(load(first, columns));
+  IntLanes low;
+  TILEWISE_EACH_PART low.part[p] = (even.part[p] >> 16) & 0xffff;
+  return second ? (low | as_int(load(second, columns))) : low;
+}
+
+/// Columns of [t][n] stay lanes: to[step][Width] from `columns` columns, rows [begin, end).
+template <class D, int Width>
+TILEWISE_INLINE void pack_panel_along(uint32_t* to, const typename D::T* from, int64_t stride, int64_t columns,
+                                      int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; t += D::kPerStep, to += Width) {
+    const typename D::T* first = from + t * stride;
+    const typename D::T* second = t + 1 < end ? first + stride : nullptr;
+    for (int64_t c = 0; c < Width; c += kLanes) {
+      const int64_t count = smaller(kLanes, columns - c);
+      if (count <= 0) {
+        store_int(to + c, set_int(0));
+      } else {
+        store_int(to + c, step_words(first + c, second ? second + c : nullptr, count));
+      }
+    }
+  }
+}
+
+/// The transposed use of packed weights: columns [column, column + 32) of packed rows [begin, end) become lanes.
+/// to[step along n][32 columns]; `panels` is the packed operand (fp32: [k][32]), k_pad its padded row length.
+TILEWISE_INLINE void repack_panel(uint32_t* to, const float* panels, int64_t k_pad, int64_t column, int64_t begin,
+                                  int64_t end) {
+  for (int64_t n = begin; n < end;) {
+    const int64_t lane = n % kPanel, count = smaller(smaller(16, end - n), kPanel - lane);
+    const float* base = panels + (n - lane) * k_pad + lane;
+    for (int64_t half = 0; half < kPanel; half += 16) {
+      const int64_t columns = larger(int64_t{0}, smaller(16, k_pad - column - half));
+      const auto* from = reinterpret_cast<const char*>(base + (columns > 0 ? (column + half) * kPanel : 0));
+      transpose_words(to + (n - begin) * kPanel + half, kPanel, from, kPanel * 4, columns, count);
+    }
+    n += count;
+  }
+}
+
+TILEWISE_INLINE void repack_panel(uint32_t* to, const bf16* panels, int64_t k_pad, int64_t column, int64_t begin,
+                                  int64_t end) {
+  uint32_t turned[16 * 16];
+  for (int64_t n = begin; n < end;) {
+    const int64_t lane = n % kPanel, count = smaller(smaller(16, end - n), kPanel - lane);
+    const int64_t pairs = larger(int64_t{0}, smaller(16, (k_pad - column) / 2));
+    const auto* words = reinterpret_cast<const uint32_t*>(panels + (n - lane) * k_pad);
+    const auto* from = reinterpret_cast<const char*>(words + column / 2 * kPanel + lane);
+    // turned[n][pair of columns]; then pairs along n instead of pairs along the columns.
+    transpose_words(turned, 16, from, kPanel * 4, pairs, count);
+    for (int64_t i = 0; i < count; i += 2) {
+      const IntLanes a = load_int(turned + i * 16);
+      const IntLanes b = i + 1 < count ? load_int(turned + (i + 1) * 16) : set_int(0);
+      IntLanes low, high;
+      TILEWISE_EACH_PART {
+        low.part[p] = (a.part[p] & 0xffff) | (b.part[p] << 16);
+        high.part[p] = ((a.part[p] >> 16) & 0xffff) | (b.part[p] & static_cast<int32_t>(0xffff0000u));
+      }
+      uint32_t* row = to + (n - begin + i) / 2 * kPanel;
+#if defined(__AVX512BW__)
+      const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+      const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+      const auto x = (__m512i)low.part[0], y = (__m512i)high.part[0];
+      _mm512_storeu_si512(row, _mm512_permutex2var_epi32(x, first, y));
+      _mm512_storeu_si512(row + 16, _mm512_permutex2var_epi32(x, second, y));
+#else
+      int32_t even[16], odd[16];
+      store_int(even, low);
+      store_int(odd, high);
+      for (int c = 0; c < 16; ++c) {
+        row[2 * c] = static_cast<uint32_t>(even[c]);
+        row[2 * c + 1] = static_cast<uint32_t>(odd[c]);
+      }
+#endif
+    }
+    n += count;
+  }
+}
+
+}  // namespace tilewise::kernels::TILEWISE_ISA_NS

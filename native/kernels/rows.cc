@@ -1,0 +1,238 @@
+// Kernels that reduce along rows: norms, softmax, row sums, cross-entropy; and RoPE.
+//
+// A row reduction is 16 virtual lanes and a fixed tree; the last lanes of an edge hold the neutral element.
+#include "kernels/math.h"
+#include "kernels/registry.h"
+#include "kernels/tree.h"
+
+namespace tilewise::kernels::TILEWISE_ISA_NS {
+namespace {
+
+template <class T>
+void rms_norm(const KernelArgs& args) {
+  const TileView &y = args.tiles[0], &rstd = args.tiles[1], &x = args.tiles[2];
+  const T* gamma = static_cast<const T*>(args.tiles[3].data);
+  const int64_t d = x.cols;
+  for (int64_t r = 0; r < x.rows; ++r) {
+    const T* from = row_of<const T>(x, r);
+    Lanes squares = set(0.0f);
+    for (int64_t c = 0; c < d; c += kLanes) {
+      const Lanes v = load(from + c, d - c);
+      squares = fused(v, v, squares);
+    }
+    const float mean = sum_lanes(squares) / static_cast<float>(d);
+    const float scale = 1.0f / __builtin_sqrtf(mean + static_cast<float>(args.floats[0]));
+    *row_of<float>(rstd, r) = scale;
+    for (int64_t c = 0; c < d; c += kLanes)
+      store(row_of<T>(y, r) + c, load(from + c, d - c) * set(scale) * load(gamma + c, d - c), d - c);
+  }
+}
+
+/// The leaf's row that token `row` (absolute) adds to, set to zero where the leaf starts.
+TILEWISE_INLINE float* leaf_row(const TileView& leaf, int64_t row_begin, int64_t row, int64_t leaf_rows) {
+  float* to = row_of<float>(leaf, row / leaf_rows - row_begin / leaf_rows);
+  if (row % leaf_rows == 0)
+    for (int64_t c = 0; c < leaf.cols; ++c) to[c] = 0.0f;
+  return to;
+}
+
+template <class T>
+void rms_norm_backward(const KernelArgs& args) {
+  const TileView *t = args.tiles, &dy = t[2], &x = t[3], &residual = t[6];
+  const T* gamma = static_cast<const T*>(t[5].data);
+  const int64_t d = x.cols;
+  for (int64_t r = 0; r < x.rows; ++r) {
+    const T *gradient = row_of<const T>(dy, r), *value = row_of<const T>(x, r);
+    float* leaf = leaf_row(t[1], args.row_begin, args.row_begin + r, args.ints[0]);
+    const float scale = *row_of<const float>(t[4], r);
+    Lanes dot = set(0.0f);
+    for (int64_t c = 0; c < d; c += kLanes)
+      dot = fused(load(gamma + c, d - c) * load(gradient + c, d - c), load(value + c, d - c), dot);
+    const float shrink = scale * scale * scale / static_cast<float>(d) * sum_lanes(dot);
+    for (int64_t c = 0; c < d; c += kLanes) {
+      const int64_t n = d - c;
+      const Lanes g = load(gradient + c, n), v = load(value + c, n);
+      store(leaf + c, fused(g, v * set(scale), load(leaf + c, n)), n);
+      Lanes dx = fused(v, set(-shrink), set(scale) * (load(gamma + c, n) * g));
+      if (residual.data) dx = dx + load(row_of<const T>(residual, r) + c, n);
+      store(row_of<T>(t[0], r) + c, dx, n);
+    }
+  }
+}
+
+void row_sum_leaf(const KernelArgs& args) {
+  const TileView& x = args.tiles[1];
+  for (int64_t r = 0; r < x.rows; ++r) {
+    float* leaf = leaf_row(args.tiles[0], args.row_begin, args.row_begin + r, args.ints[0]);
+    *leaf = *leaf + *row_of<const float>(x, r);
+  }
+}
+
+template <class T>
+void rope(const KernelArgs& args) {
+  const TileView &out = args.tiles[0], &x = args.tiles[1], &table = args.tiles[3];
+  const int64_t dim = args.ints[0], half = dim / 2;
+  const float sign = args.ints[1] ? -1.0f : 1.0f;
+  for (int64_t r = 0; r < x.rows; ++r) {
+    const float* cosine = row_of<const float>(table, *row_of<const int32_t>(args.tiles[2], r));
+    const T* from = row_of<const T>(x, r);
+    T* to = row_of<T>(out, r);
+    for (int64_t head = 0; head < x.cols; head += dim)
+      for (int64_t c = 0; c < half; c += kLanes) {
+        const int64_t n = half - c;
+        const Lanes a = load(from + head + c, n), b = load(from + head + half + c, n);
+        const Lanes co = load(cosine + c, n), si = load(cosine + half + c, n) * set(sign);
+        store(to + head + c, fused(a, co, negate(b * si)), n);
+        store(to + head + half + c, fused(b, co, a * si), n);
+      }
+  }
+}
+
+template <class T>
+TILEWISE_INLINE float row_max(const T* row, int64_t n) {
+  Lanes top = set(-kInfinity);
+  for (int64_t c = 0; c < n; c += kLanes) top = maximum(top, load(row + c, n - c, -kInfinity));
+  return max_lanes(top);
+}
+
+template <class T>
+TILEWISE_INLINE float sum_of_exp(const T* row, int64_t n, float shift) {
+  Lanes sum = set(0.0f);
+  for (int64_t c = 0; c < n; c += kLanes) sum = sum + exponential(load(row + c, n - c, -kInfinity) - set(shift));
+  return sum_lanes(sum);
+}
+
+template <class T>
+void softmax(const KernelArgs& args) {
+  const TileView &y = args.tiles[0], &x = args.tiles[1];
+  for (int64_t r = 0; r < x.rows; ++r) {
+    const T* from = row_of<const T>(x, r);
+    const float top = row_max(from, x.cols);
+    const float inverse = 1.0f / sum_of_exp(from, x.cols, top);
+    for (int64_t c = 0; c < x.cols; c += kLanes)
+      store(row_of<T>(y, r) + c, exponential(load(from + c, x.cols - c) - set(top)) * set(inverse), x.cols - c);
+  }
+}
+
+template <class T>
+void softmax_backward(const KernelArgs& args) {
+  const TileView &dx = args.tiles[0], &dy = args.tiles[1], &y = args.tiles[2];
+  for (int64_t r = 0; r < y.rows; ++r) {
+    const T *g = row_of<const T>(dy, r), *p = row_of<const T>(y, r);
+    Lanes dot = set(0.0f);
+    for (int64_t c = 0; c < y.cols; c += kLanes) dot = fused(load(g + c, y.cols - c), load(p + c, y.cols - c), dot);
+    const Lanes mean = set(sum_lanes(dot));
+    for (int64_t c = 0; c < y.cols; c += kLanes) {
+      const int64_t n = y.cols - c;
+      store(row_of<T>(dx, r) + c, load(p + c, n) * (load(g + c, n) - mean), n);
+    }
+  }
+}
+
+template <class T>
+void row_sum(const KernelArgs& args) {
+  const TileView& x = args.tiles[1];
+  for (int64_t r = 0; r < x.rows; ++r) {
+    Lanes sum = set(0.0f);
+    for (int64_t c = 0; c < x.cols; c += kLanes) sum = sum + load(row_of<const T>(x, r) + c, x.cols - c);
+    *row_of<float>(args.tiles[0], r) = sum_lanes(sum);
+  }
+}
+
+/// The label's column in this shard of the vocabulary; -1: elsewhere or ignored.
+TILEWISE_INLINE int64_t local_label(const KernelArgs& args, const TileView& labels, int64_t row, int64_t columns) {
+  const int64_t label = *row_of<const int32_t>(labels, row);
+  if (label == args.ints[1]) return -1;
+  const int64_t column = label - args.ints[0];
+  return column >= 0 && column < columns ? column : -1;
+}
+
+template <class T>
+void cross_entropy_max(const KernelArgs& args) {
+  const TileView &stats = args.tiles[0], &logits = args.tiles[1];
+  for (int64_t r = 0; r < logits.rows; ++r) {
+    const T* row = row_of<const T>(logits, r);
+    const int64_t label = local_label(args, args.tiles[2], r, logits.cols);
+    row_of<float>(stats, r)[0] = row_max(row, logits.cols);
+    row_of<float>(stats, r)[1] = label < 0 ? -kInfinity : widen(row[label]);
+  }
+}
+
+template <class T>
+void cross_entropy_sum(const KernelArgs& args) {
+  const TileView &sums = args.tiles[0], &logits = args.tiles[1], &stats = args.tiles[2];
+  const int64_t chunks = args.ints[0];
+  const int64_t* ranges = args.ints + 1;
+  for (int64_t r = 0; r < logits.rows; ++r) {
+    const T* row = row_of<const T>(logits, r);
+    const float top = *row_of<const float>(stats, r);
+    float stack[64], sum = 0.0f;
+    int depth = 0;
+    ChunkTree tree;
+    for (int64_t c = 0; c < chunks;) {
+      int64_t next = c + 1;
+      while (next < chunks && ranges[2 * next] >= ranges[2 * next + 1]) ++next;
+      if (ranges[2 * c] < ranges[2 * c + 1]) {
+        sum = sum_of_exp(row + ranges[2 * c], ranges[2 * c + 1] - ranges[2 * c], top);
+        int pops = tree.add(c, next);
+        if (next == chunks) pops += tree.finish();
+        for (; pops > 0; --pops) sum = stack[--depth] + sum;
+        stack[depth++] = sum;
+      }
+      c = next;
+    }
+    *row_of<float>(sums, r) = sum;
+  }
+}
+
+template <class T>
+void cross_entropy_grad(const KernelArgs& args) {
+  const TileView *t = args.tiles, &gradient = t[0], &logits = t[2];
+  const float inv_count = *static_cast<const float*>(t[6].data);
+  for (int64_t r = 0; r < logits.rows; ++r) {
+    const bool ignored = *row_of<const int32_t>(t[5], r) == args.ints[1];
+    const float top = row_of<const float>(t[3], r)[0], target = row_of<const float>(t[3], r)[1];
+    const float sum = *row_of<const float>(t[4], r);
+    *row_of<float>(t[1], r) = ignored ? 0.0f : (logarithm(sum) + top - target) * inv_count;
+    if (!gradient.data) continue;
+    const T* from = row_of<const T>(logits, r);
+    T* to = row_of<T>(gradient, r);
+    const int64_t n = logits.cols, label = local_label(args, t[5], r, n);
+    const float inverse = 1.0f / sum;
+    const float at_label =
+        label < 0 ? 0.0f : (exponential(widen(from[label]) - top) * inverse - 1.0f) * inv_count;
+    for (int64_t c = 0; c < n; c += kLanes) {
+      const Lanes p = exponential(load(from + c, n - c) - set(top)) * set(inverse) * set(inv_count);
+      store(to + c, ignored ? set(0.0f) : p, n - c);
+    }
+    if (label >= 0) narrow(at_label, to + label);
+  }
+}
+
+constexpr Entry kEntries[] = {
+    {"rms_norm_f32", rms_norm<float>},
+    {"rms_norm_bf16", rms_norm<bf16>},
+    {"rms_norm_backward_f32", rms_norm_backward<float>},
+    {"rms_norm_backward_bf16", rms_norm_backward<bf16>},
+    {"row_sum_leaf_f32", row_sum_leaf},
+    {"rope_f32", rope<float>},
+    {"rope_bf16", rope<bf16>},
+    {"softmax_f32", softmax<float>},
+    {"softmax_bf16", softmax<bf16>},
+    {"softmax_backward_f32", softmax_backward<float>},
+    {"softmax_backward_bf16", softmax_backward<bf16>},
+    {"row_sum_f32", row_sum<float>},
+    {"row_sum_bf16", row_sum<bf16>},
+    {"cross_entropy_max_f32", cross_entropy_max<float>},
+    {"cross_entropy_max_bf16", cross_entropy_max<bf16>},
+    {"cross_entropy_sum_f32", cross_entropy_sum<float>},
+    {"cross_entropy_sum_bf16", cross_entropy_sum<bf16>},
+    {"cross_entropy_grad_f32", cross_entropy_grad<float>},
+    {"cross_entropy_grad_bf16", cross_entropy_grad<bf16>},
+};
+
+}  // namespace
+
+EntryList rows_entries() { return {kEntries, sizeof kEntries / sizeof kEntries[0]}; }
+
+}  // namespace tilewise::kernels::TILEWISE_ISA_NS

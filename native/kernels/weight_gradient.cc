@@ -1,0 +1,130 @@
+// matmul_dw: packed weight gradients over token leaves, the embedding's scatter-add and earlier carries included.
+//
+// Lanes run along n, so finished blocks are panel rows as they stand. Rows of a block are columns of X.
+#include "kernels/product.h"
+#include "kernels/registry.h"
+
+namespace tilewise::kernels::TILEWISE_ISA_NS {
+namespace {
+
+inline constexpr int64_t kMaxColumns = 1024;  // columns of k per pass
+inline constexpr int64_t kScatterBytes = 1 << 20;
+
+template <class D>
+struct WeightGradient {
+  using T = typename D::T;
+  using Dot = typename D::Dot;
+  static constexpr ALayout kLayout = ALayout::kSteps16;
+  static constexpr bool kPacksPanels = true;
+  TileView out, dy, x, ids, de;
+  const TileView* carries;
+  int64_t num_carries, leaf_rows, num_leaves, first_id;
+  int64_t column;  // first column of k in this pass
+  int64_t columns;  // columns of a full pass
+  float* scatter;   // [panel of the group][leaf][columns][32]
+  int64_t rows, lanes;
+  int64_t num_terms = 1;
+  int64_t max_group;
+
+  int64_t scatter_floats() const { return num_leaves * columns * kPanel; }
+  const float* initial(int64_t, int64_t, int64_t, float*) { return nullptr; }
+  const float* addend(int64_t row, int64_t panel) {
+    return ids.data ? scatter + panel * scatter_floats() + row * kPanel : nullptr;
+  }
+  /// E of every leaf for the rows of the group's panels, in token order from +0.
+  void begin_group(int64_t first, int64_t count) {
+    if (!ids.data) return;
+    const int64_t floats = count * scatter_floats();
+    for (int64_t i = 0; i < floats; i += kLanes) store(scatter + i, set(0.0f));
+    const int64_t low = first_id + first * kPanel, high = smaller(low + count * kPanel, first_id + lanes);
+    for (int64_t t = 0; t < ids.rows; ++t) {
+      const int64_t id = *row_of<const int32_t>(ids, t);
+      if (id < low || id >= high) continue;
+      const int64_t n = id - low;
+      float* to = scatter + n / kPanel * scatter_floats() + t / leaf_rows * columns * kPanel + n % kPanel;
+      const T* from = row_of<const T>(de, t) + column;
+      for (int64_t r = 0; r < rows; ++r) to[r * kPanel] += widen(from[r]);
+    }
+  }
+  void pack_rows(uint32_t* to, int64_t row, int64_t count, const Copy& c) {
+    const T* from = static_cast<const T*>(x.data) + column + row;
+    pack_panel_along<D, 16>(to + c.a, from, x.stride, count, c.begin, c.end);
+  }
+  void pack_panel(uint32_t* to, int64_t panel, const Copy& c) {
+    const int64_t width = smaller(kPanel, lanes - panel * kPanel);
+    const T* from = static_cast<const T*>(dy.data) + panel * kPanel;
+    pack_panel_along<D, kPanel>(to, from, dy.stride, width, c.begin, c.end);
+  }
+  void finish(int64_t row, int64_t count, int64_t panel, const float* block) {
+    const int64_t offset = (panel * out.stride + column + row) * kPanel;
+    float* to = static_cast<float*>(out.data) + offset;
+    for (int64_t i = 0; i < count * kPanel; i += kLanes) {
+      Lanes v = load(block + i);
+      for (int64_t c = 0; c < num_carries; ++c) v = load(static_cast<const float*>(carries[c].data) + offset + i) + v;
+      store(to + i, v);
+    }
+    const int64_t width = lanes - panel * kPanel;
+    if (width < kPanel)
+      for (int64_t r = 0; r < count; ++r)
+        for (int64_t c = width; c < kPanel; ++c) to[r * kPanel + c] = 0.0f;
+    if (column + row + count == out.cols && out.stride > out.cols)
+      for (int64_t c = 0; c < kPanel; ++c) to[count * kPanel + c] = 0.0f;
+  }
+};
+
+template <class D>
+void matmul_dw(const KernelArgs& args) {
+  WeightGradient<D> op = {};
+  op.out = args.tiles[0];
+  op.dy = args.tiles[1];
+  op.x = args.tiles[2];
+  op.ids = args.tiles[3];
+  op.de = args.tiles[4];
+  if (op.out.rows == 0 || op.out.cols == 0) return;
+  op.carries = args.tiles + 5;
+  op.leaf_rows = args.ints[0];
+  op.num_carries = args.ints[1];
+  op.first_id = args.ints[2] + args.row_begin;
+  op.lanes = op.out.rows;
+  const bool contracts = op.dy.data != nullptr;
+  const int64_t tokens = contracts ? op.dy.rows : op.ids.data ? op.ids.rows : 0;
+  op.num_leaves = divide_up(tokens, op.leaf_rows);
+
+  Carver carver(args.scratch);
+  Plan plan(carver, ALayout::kSteps16, D::kPerStep, 192, false, contracts ? divide_up(tokens, D::kPerStep) : 0,
+            op.num_leaves + 1);
+  const int64_t widest = smaller(op.out.cols, kMaxColumns);
+  int64_t columns = widest;
+  if (op.ids.data) {
+    const int64_t per_column = op.num_leaves * kPanel * 4;
+    columns = larger(int64_t{1}, smaller(widest, kScatterBytes / larger(int64_t{1}, per_column)));
+  }
+  ChunkTree tree;
+  for (int64_t leaf = 0; leaf < op.num_leaves; ++leaf) {
+    const bool last = leaf + 1 == op.num_leaves;
+    if (contracts) plan.add(0, leaf * op.leaf_rows, smaller((leaf + 1) * op.leaf_rows, tokens));
+    const int pops = tree.add(leaf, leaf + 1) + (last ? tree.finish() : 0);
+    plan.end_chunk(pops, last, op.ids.data ? leaf * columns * kPanel : -1);
+  }
+  plan.close();
+
+  op.columns = columns;
+  op.max_group = 8;
+  const int64_t panel_floats = op.num_leaves * columns * kPanel;
+  if (op.ids.data) {
+    op.max_group = larger(int64_t{1}, smaller(8, kScatterBytes / (panel_floats * 4)));
+    op.scatter = carver.take<float>(op.max_group * panel_floats);
+  }
+  for (op.column = 0; op.column < op.out.cols; op.column += columns) {
+    op.rows = smaller(columns, op.out.cols - op.column);
+    run_product(op, plan, carver);
+  }
+}
+
+constexpr Entry kEntries[] = {{"matmul_dw_f32", matmul_dw<F32>}, {"matmul_dw_bf16", matmul_dw<BF16>}};
+
+}  // namespace
+
+EntryList weight_gradient_entries() { return {kEntries, 2}; }
+
+}  // namespace tilewise::kernels::TILEWISE_ISA_NS

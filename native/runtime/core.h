@@ -1,0 +1,77 @@
+// What all devices of one executor share: how a run ends, its first error, its options.
+//
+// Purpose: workers tell the run() that waits. Who may call: any thread. Blocks: only for the mutex's few
+// instructions (never on the path of a task that succeeds, except the last of a device). Memory order: stop_ is
+// stored with release after the error is recorded; finishing goes through the mutex, so that run() sees all a device
+// did. Memory: owned by a shared pointer in the executor and in every worker, so that a worker that never returns
+// from a kernel never touches freed memory.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <vector>
+
+namespace tilewise::runtime {
+
+class Core {
+ public:
+  // Workers.
+
+  /// Records an error; its id (position + 1) is the poison of everything behind it. The first stops the run.
+  uint64_t fail(std::exception_ptr error) {
+    std::lock_guard guard(mutex_);
+    errors_.push_back(std::move(error));
+    const uint64_t id = errors_.size();
+    if (id == 1) stop_.store(id, std::memory_order_release);
+    return id;
+  }
+  /// The error that ended the run, 0 while it goes well. Tasks that start now are skipped.
+  uint64_t stopped() const { return stop_.load(std::memory_order_acquire); }
+  void device_finished() {
+    std::lock_guard guard(mutex_);
+    if (--devices_left_ == 0) changed_.notify_all();
+  }
+  bool closing() const { return closing_.load(std::memory_order_acquire); }
+  void worker_exited() {
+    std::lock_guard guard(mutex_);
+    if (--workers_left_ == 0) changed_.notify_all();
+  }
+
+  // The executor.
+
+  void begin_run(int64_t num_devices) {
+    std::lock_guard guard(mutex_);
+    errors_.clear();
+    stop_.store(0, std::memory_order_release);
+    devices_left_ = num_devices;
+  }
+  /// True when all devices have finished.
+  bool wait_finished(std::chrono::milliseconds limit) {
+    std::unique_lock guard(mutex_);
+    return changed_.wait_for(guard, limit, [&] { return devices_left_ == 0; });
+  }
+  std::exception_ptr first_error() {
+    std::lock_guard guard(mutex_);
+    return errors_.empty() ? nullptr : errors_.front();
+  }
+  void set_workers(int64_t count) { workers_left_ = count; }
+  void close() { closing_.store(true, std::memory_order_seq_cst); }
+  bool wait_exited(std::chrono::milliseconds limit) {
+    std::unique_lock guard(mutex_);
+    return changed_.wait_for(guard, limit, [&] { return workers_left_ == 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::exception_ptr> errors_;  // of this run
+  int64_t devices_left_ = 0;
+  int64_t workers_left_ = 0;
+  std::atomic<uint64_t> stop_{0};
+  std::atomic<bool> closing_{false};
+};
+
+}  // namespace tilewise::runtime

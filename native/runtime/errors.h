@@ -1,0 +1,29 @@
+// Errors of a run, as run() raises them. bind/ maps each to its Python class.
+#pragma once
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace tilewise::runtime {
+
+/// A kernel threw. Raised once, by the run in which it happened; the executor stays usable.
+struct TaskFailed : std::runtime_error {
+  TaskFailed(const std::string& message, std::string op, int64_t tile, int64_t worker, int64_t device)
+      : std::runtime_error(message), op(std::move(op)), tile(tile), worker(worker), device(device) {}
+  std::string op;
+  int64_t tile;
+  int64_t worker;
+  int64_t device;
+};
+
+/// No device made progress for the deadline. The executor cannot be used afterwards.
+struct CommTimeout : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// The caller's poll asked to stop; what had not started was skipped. The executor stays usable.
+struct Interrupted : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace tilewise::runtime

@@ -1,0 +1,319 @@
+// See executor.h.
+#include "runtime/executor.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <numeric>
+#include <system_error>
+
+namespace tilewise::runtime {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kPoll{50};
+constexpr milliseconds kDrainLimit{10'000};  // a cancelled run that still runs a kernel after this is broken
+constexpr milliseconds kBrokenExit{2'000};   // close() of a broken executor leaves hung workers behind after this
+
+/// Starts a thread that takes no signals: Ctrl-C belongs to the thread that waits.
+template <class Body>
+std::thread quiet_thread(Body body) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  struct Restore {
+    const sigset_t& mask;
+    ~Restore() { pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
+  } restore{before};
+  return std::thread(body);
+}
+
+}  // namespace
+
+Executor::Executor(const ExecutorOptions& options) : options_(options), state_(std::make_shared<State>()) {
+  check_options();
+  for (int64_t d = 0; d < options.num_devices; ++d) {
+    const DeviceOptions device{d, options.workers_per_device, options.arena_bytes[d], options.num_signals,
+                               options.num_handles, options.window};
+    state_->devices.push_back(std::make_unique<Device>(state_->core, device));
+    state_->arenas.push_back(state_->devices.back()->arena()->data());
+  }
+  state_->core->set_workers(options.num_devices * options.workers_per_device);
+  try {
+    for (int64_t d = 0; d < options.num_devices; ++d) {
+      for (int64_t w = 0; w < options.workers_per_device; ++w) start_worker(d, w);
+    }
+  } catch (const std::system_error& error) {
+    const size_t started = threads_.size();
+    close();
+    check<ResourceError>(false, "[runtime.Executor] every worker needs a thread; got '", error.what(), "' after ",
+                         started, " threads; use fewer devices or workers");
+  }
+}
+
+void Executor::start_worker(int64_t device, int64_t worker) {
+  threads_.push_back(quiet_thread([state = state_, device, worker] {
+    const std::string name = "tw-d" + std::to_string(device) + "-w" + std::to_string(worker);
+    pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
+    state->devices[device]->worker_loop(worker);
+    state->core->worker_exited();
+  }));
+}
+
+Executor::~Executor() { close(); }
+
+void Executor::check_options() const {
+  const auto positive = [](int64_t value, const char* name) {
+    check<ArgumentError>(value >= 1, "[runtime.Executor] ", name, " must be at least 1; got ", value,
+                         "; correct the argument");
+  };
+  positive(options_.num_devices, "num_devices");
+  positive(options_.workers_per_device, "workers_per_device");
+  positive(options_.window, "window");
+  check<ArgumentError>(static_cast<int64_t>(options_.arena_bytes.size()) == options_.num_devices,
+                       "[runtime.Executor] arena_bytes needs one size per device; got ", options_.arena_bytes.size(),
+                       " for ", options_.num_devices, " devices; pass the plan's sizes");
+  for (int64_t bytes : options_.arena_bytes) {
+    check<ArgumentError>(bytes >= 0, "[runtime.Executor] arena_bytes must not be negative; got ", bytes,
+                         "; pass the plan's sizes");
+  }
+  check<ArgumentError>(options_.num_signals >= 0 && options_.num_handles >= 0 && options_.deadline_s > 0,
+                       "[runtime.Executor] num_signals and num_handles must be >= 0 and deadline_s > 0; got ",
+                       options_.num_signals, ", ", options_.num_handles, ", ", options_.deadline_s,
+                       "; correct the argument");
+  const int64_t total = std::accumulate(options_.arena_bytes.begin(), options_.arena_bytes.end(), int64_t{0});
+  check<ResourceError>(options_.memory_limit_bytes <= 0 || total <= options_.memory_limit_bytes,
+                       "[runtime.Executor] the devices' memory must stay within the limit; got ", total,
+                       " bytes against ", options_.memory_limit_bytes,
+                       "; shard over more devices, use smaller batches or raise the limit");
+}
+
+void Executor::check_run(const Program& program, const std::vector<int64_t>& symbols) const {
+  check<ArgumentError>(!closed_, "[runtime.Executor.run] the executor must be open; got a closed one; make a new one");
+  check<ArgumentError>(!broken_, "[runtime.Executor.run] an executor cannot be used after a deadline passed (a worker ",
+                       "may never return); got a further run; make a new one");
+  check<ArgumentError>(program.finished(), "[runtime.Executor.run] a program must be finished first; got an open one",
+                       "; call finish()");
+  check<ArgumentError>(program.num_devices() == options_.num_devices,
+                       "[runtime.Executor.run] program and executor must have the same devices; got ",
+                       program.num_devices(), " and ", options_.num_devices, "; plan for this executor's mesh");
+  for (int64_t d = 0; d < options_.num_devices; ++d) {
+    const Needs& needs = program.needs(d);
+    check<ArgumentError>(needs.arena_bytes <= options_.arena_bytes[d] && needs.num_handles <= options_.num_handles &&
+                             needs.num_signals <= options_.num_signals,
+                         "[runtime.Executor.run] a program must fit the executor; got ", needs.arena_bytes, " bytes, ",
+                         needs.num_handles, " handles, ", needs.num_signals, " signals on device ", d, " against ",
+                         options_.arena_bytes[d], ", ", options_.num_handles, ", ", options_.num_signals,
+                         "; make the executor with the plan's sizes");
+  }
+  const std::vector<int64_t>& bounds = program.symbols_max();
+  check<ArgumentError>(symbols.size() == bounds.size(), "[runtime.Executor.run] every symbol needs a value; got ",
+                       symbols.size(), " for ", bounds.size(), "; pass one per symbol");
+  for (size_t s = 0; s < symbols.size(); ++s) {
+    check<ArgumentError>(symbols[s] >= 0 && symbols[s] <= bounds[s], "[runtime.Executor.run] symbol ", s,
+                         " must lie in [0, ", bounds[s], "]; got ", symbols[s], "; plan for a larger bound");
+  }
+}
+
+void Executor::run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols, const Poll& poll) {
+  check<ArgumentError>(!running_.exchange(true), "[runtime.Executor.run] one run at a time; got a second from another",
+                       " thread; wait for the first");
+  struct Leave {
+    std::atomic<bool>& running;
+    ~Leave() { running.store(false); }
+  } leave{running_};
+  check_run(*program, symbols);
+  begin_run(std::move(program), std::move(symbols));
+  wait_for_devices(poll);
+  count_transfers();
+  const std::exception_ptr error = state_->core->first_error();
+  failed_ = error != nullptr;
+  if (error) std::rethrow_exception(error);
+}
+
+void Executor::begin_run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols) {
+  State& state = *state_;
+  state.program = std::move(program);
+  state.symbols = std::move(symbols);
+  state.core->begin_run(options_.num_devices);
+  ++num_runs_;
+  const std::vector<std::string>& labels = state.program->labels();
+  const RunContext run{state.program.get(), &state.symbols, &state.arenas, &state.devices, tracing_};
+  for (int64_t d = 0; d < options_.num_devices; ++d) {
+    std::vector<Injection> planted;
+    for (const PlannedInjection& fault : injections_) {
+      const auto label = std::find(labels.begin(), labels.end(), fault.label);
+      if (fault.device != d || label == labels.end()) continue;
+      planted.push_back({fault.kind, label - labels.begin(), fault.index});
+    }
+    if (failed_) state.devices[d]->clear_poison();
+    state.devices[d]->begin(run, std::move(planted));
+  }
+  injections_.clear();
+  for (auto& device : state.devices) device->start();
+}
+
+// The deadline counts time in which this thread itself was awake, so a stopped process does not run into it.
+void Executor::wait_for_devices(const Poll& poll) {
+  Core& core = *state_->core;
+  int64_t seen = num_completed();
+  int64_t quiet_ns = 0;
+  int64_t last_ns = now_ns();
+  bool cancelled = false;
+  while (!core.wait_finished(kPoll)) {
+    if (!cancelled && poll && poll()) {
+      cancel();
+      cancelled = true;
+      quiet_ns = 0;
+    }
+    const int64_t now = now_ns();
+    quiet_ns += std::min(now - last_ns, 4 * std::chrono::nanoseconds(kPoll).count());
+    last_ns = now;
+    if (const int64_t completed = num_completed(); completed != seen) {
+      seen = completed;
+      quiet_ns = 0;
+    }
+    if (cancelled && quiet_ns > std::chrono::nanoseconds(kDrainLimit).count()) {
+      broken_ = true;
+      std::rethrow_exception(core.first_error());
+    }
+    if (!cancelled && quiet_ns > options_.deadline_s * 1e9) give_up();
+  }
+}
+
+void Executor::cancel() {
+  state_->core->fail(std::make_exception_ptr(
+      Interrupted("[runtime.Executor.run] the run was cancelled by its caller; tasks not started were skipped")));
+}
+
+// A run that had already failed raises that failure: a device that then does not drain is broken all the same.
+void Executor::give_up() {
+  broken_ = true;
+  const CommTimeout late(describe_timeout(*state_->program, state_->devices, options_.deadline_s));
+  state_->core->fail(std::make_exception_ptr(late));
+  std::rethrow_exception(state_->core->first_error());
+}
+
+int64_t Executor::num_completed() const {
+  int64_t total = 0;
+  for (const auto& device : state_->devices) total += device->num_completed();
+  return total;
+}
+
+void Executor::count_transfers() {
+  const std::vector<std::string>& labels = state_->program->labels();
+  for (int64_t d = 0; d < options_.num_devices; ++d) {
+    for (size_t label = 0; label < labels.size(); ++label) {
+      const int64_t elements = state_->devices[d]->transfers(static_cast<int64_t>(label));
+      if (elements == 0) continue;
+      std::vector<int64_t>& per_device = transfers_[labels[label]];
+      per_device.resize(options_.num_devices);
+      per_device[d] += elements;
+    }
+  }
+}
+
+void Executor::close() {
+  if (closed_) return;
+  check_idle("close");
+  closed_ = true;
+  state_->core->close();
+  for (auto& device : state_->devices) device->wake_all();
+  const bool all_left = !broken_ || state_->core->wait_exited(kBrokenExit);
+  for (std::thread& thread : threads_) {
+    if (all_left) {
+      thread.join();
+    } else {
+      thread.detach();  // it owns a share of the state, so nothing it touches goes away
+    }
+  }
+}
+
+void Executor::check_device(int64_t device, const char* where) const {
+  check<ArgumentError>(device >= 0 && device < options_.num_devices, "[runtime.Executor.", where,
+                       "] device must be one of ", options_.num_devices, "; got ", device, "; count from 0");
+}
+
+void Executor::check_idle(const char* where) const {
+  check<ArgumentError>(!running_.load(), "[runtime.Executor.", where,
+                       "] no run may be in progress; got a call during one; wait for its end");
+}
+
+std::byte* Executor::memory(int64_t device, int64_t offset, int64_t bytes) const {
+  check_device(device, "buffer");
+  const int64_t size = options_.arena_bytes[device];
+  check<ArgumentError>(offset >= 0 && bytes >= 0 && offset <= size - bytes,
+                       "[runtime.Executor.buffer] a buffer must lie inside the device's arena of ", size,
+                       " bytes; got offset ", offset, " and ", bytes, " bytes; use the plan's offsets");
+  return state_->arenas[device] + offset;
+}
+
+std::shared_ptr<memory::Arena> Executor::arena(int64_t device) const { return state_->devices[device]->arena(); }
+
+void Executor::trace(bool enable) {
+  check_idle("trace");
+  if (enable == tracing_) return;
+  tracing_ = enable;
+  for (auto& device : state_->devices) device->enable_trace(enable);
+}
+
+std::vector<TimelineEntry> Executor::timeline() const {
+  check_idle("timeline");
+  std::vector<TimelineEntry> entries;
+  if (broken_) return entries;  // a hung worker may still write
+  for (int64_t d = 0; d < options_.num_devices; ++d) {
+    for (int64_t w = 0; w < options_.workers_per_device; ++w) {
+      state_->devices[d]->timeline(w).for_each(
+          [&](const TimelineRecord& record) { entries.push_back({d, w, record}); });
+    }
+  }
+  std::sort(entries.begin(), entries.end(),
+            [](const auto& a, const auto& b) { return a.record.start_ns < b.record.start_ns; });
+  return entries;
+}
+
+const std::vector<std::string>& Executor::timeline_labels() const {
+  static const std::vector<std::string> kNoLabels;
+  return state_->program ? state_->program->labels() : kNoLabels;
+}
+
+const std::map<std::string, std::vector<int64_t>>& Executor::transfers() const {
+  check_idle("transfers");
+  return transfers_;
+}
+
+void Executor::reset_transfers() {
+  check_idle("reset_transfers");
+  transfers_.clear();
+}
+
+std::vector<int64_t> Executor::allocated_bytes() const {
+  std::vector<int64_t> bytes;
+  for (const auto& device : state_->devices) bytes.push_back(device->arena()->bytes());
+  return bytes;
+}
+
+ExecutorStats Executor::stats() const {
+  check_idle("stats");
+  ExecutorStats stats{num_runs_, num_completed(), 0, 0};
+  if (broken_) return stats;
+  for (const auto& device : state_->devices) {
+    stats.window_high_water = std::max(stats.window_high_water, device->scheduler().high_water());
+    for (int64_t w = 0; w < options_.workers_per_device; ++w) {
+      stats.timeline_dropped += device->timeline(w).num_dropped();
+    }
+  }
+  return stats;
+}
+
+void Executor::inject(Injected kind, int64_t device, std::string label, int64_t index) {
+  check_idle("inject");
+  check_device(device, "inject");
+  injections_.push_back({kind, device, std::move(label), index});
+}
+
+}  // namespace tilewise::runtime

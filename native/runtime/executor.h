@@ -1,0 +1,122 @@
+// The executor: all devices of this process, their worker threads, and run().
+//
+// Purpose: runs a finished tile program on every device at once and returns when all are done, failed, cancelled or
+// late. Who may call: one thread at a time (a second run() at once is refused). Blocks: run() until the end, asking
+// its poll every 50 ms; close() until the workers have left. Everything but memory() and allocated_bytes() is
+// refused while a run goes on. Memory: arenas live as long as someone holds them.
+//
+// After a failure or a cancel every device walks its program to the end without running kernels, so that signals and
+// expected values stay consistent and the next run starts clean. After a deadline that cannot be relied on (a worker
+// may never come back), so the executor is broken: later runs are refused.
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/core.h"
+#include "runtime/device.h"
+#include "runtime/errors.h"
+#include "runtime/program.h"
+
+namespace tilewise::runtime {
+
+struct ExecutorOptions {
+  int64_t num_devices = 1;
+  int64_t workers_per_device = 1;
+  std::vector<int64_t> arena_bytes;  // per device
+  int64_t num_signals = 0;
+  int64_t num_handles = 0;  // per device
+  int64_t window = 512;
+  int64_t memory_limit_bytes = 0;  // 0: none
+  double deadline_s = 60.0;
+};
+
+/// One timeline record with its place.
+struct TimelineEntry {
+  int64_t device;
+  int64_t worker;
+  TimelineRecord record;
+};
+
+struct ExecutorStats {
+  int64_t num_runs = 0;
+  int64_t num_tasks = 0;
+  int64_t window_high_water = 0;
+  int64_t timeline_dropped = 0;
+};
+
+class Executor {
+ public:
+  /// Asked every 50 ms while run() waits; true cancels.
+  using Poll = std::function<bool()>;
+
+  explicit Executor(const ExecutorOptions& options);
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  void run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols, const Poll& poll = {});
+  void close();
+
+  std::byte* memory(int64_t device, int64_t offset, int64_t bytes) const;
+  std::shared_ptr<memory::Arena> arena(int64_t device) const;
+
+  void trace(bool enable);
+  std::vector<TimelineEntry> timeline() const;  // of the last run, by start
+  const std::vector<std::string>& timeline_labels() const;
+  const std::map<std::string, std::vector<int64_t>>& transfers() const;
+  void reset_transfers();
+  std::vector<int64_t> allocated_bytes() const;
+  ExecutorStats stats() const;
+  /// Plants a fault into the next run; gone afterwards, hit or not.
+  void inject(Injected kind, int64_t device, std::string label, int64_t index);
+
+ private:
+  struct PlannedInjection {
+    Injected kind;
+    int64_t device;
+    std::string label;
+    int64_t index;
+  };
+  /// Everything that worker threads touch.
+  struct State {
+    std::shared_ptr<Core> core = std::make_shared<Core>();
+    std::vector<std::unique_ptr<Device>> devices;
+    std::vector<std::byte*> arenas;
+    std::shared_ptr<const Program> program;  // of the last run
+    std::vector<int64_t> symbols;
+  };
+
+  void check_options() const;
+  void start_worker(int64_t device, int64_t worker);
+  void check_run(const Program& program, const std::vector<int64_t>& symbols) const;
+  void begin_run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols);
+  void wait_for_devices(const Poll& poll);
+  void cancel();
+  void give_up();
+  int64_t num_completed() const;
+  void count_transfers();
+  void check_device(int64_t device, const char* where) const;
+  void check_idle(const char* where) const;
+
+  ExecutorOptions options_;
+  std::shared_ptr<State> state_;
+  std::vector<std::thread> threads_;
+  std::vector<PlannedInjection> injections_;
+  std::map<std::string, std::vector<int64_t>> transfers_;  // elements per label and device
+  std::atomic<bool> running_{false};
+  bool closed_ = false;
+  bool broken_ = false;
+  bool failed_ = false;  // the last run
+  bool tracing_ = false;
+  int64_t num_runs_ = 0;
+};
+
+/// What is late, in one message: the wait, its signal, who should raise it and what that device does.
+std::string describe_timeout(const Program& program, const std::vector<std::unique_ptr<Device>>& devices,
+                             double deadline_s);
+
+}  // namespace tilewise::runtime

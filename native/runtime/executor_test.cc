@@ -1,0 +1,247 @@
+// Executors end to end: results, tiny windows, signals and acknowledgements between devices, timeline, transfers.
+#include "runtime/executor.h"
+
+#include "runtime/testing_programs.h"
+
+using namespace tilewise;
+using namespace tilewise::runtime;
+using namespace tilewise::runtime::testing;
+
+namespace {
+
+/// `calls` times: every tile of one tensor is incremented in place.
+std::shared_ptr<Program> counting_program(int64_t calls, int64_t rows = 8, int64_t tile_rows = 2) {
+  auto program = std::make_shared<Program>(1);
+  program->add_tensor(0, tensor(0, rows, 1, tile_rows, 0));
+  const int64_t plan = program->add_template(0, "t");
+  program->add_instr(0, plan, instr("increment", rows, tile_rows, {by_row(0, kInOut)}), "count");
+  for (int64_t c = 0; c < calls; ++c) program->add_call(0, {plan, {0}});
+  program->finish({}, resolve);
+  return program;
+}
+
+/// A ring of devices: each epoch a device hashes its own tile with its left neighbour's of the same epoch (double
+/// buffered by parity), with acknowledgement before a tile that the neighbour reads is overwritten.
+std::shared_ptr<Program> ring_program(int64_t num_devices, int64_t epochs, int64_t delay) {
+  auto program = std::make_shared<Program>(num_devices);
+  constexpr int64_t kRows = 6;
+  for (int64_t d = 0; d < num_devices; ++d) {
+    const int64_t left = (d + num_devices - 1) % num_devices;
+    const int64_t right = (d + 1) % num_devices;
+    program->add_tensor(d, tensor(0, kRows, 4, 2, 0));      // 0: shown to the right neighbour
+    program->add_tensor(d, tensor(1024, kRows, 4, 2, 3));   // 1: own
+    const int64_t plan = program->add_template(d, "epoch");
+    // Signals 0..2: left neighbour's tile is there. Signals 3..5: right neighbour has read mine.
+    program->add_instr(d, plan, instr("hash", kRows, 2, {by_row(0, kInOut), by_row(1, kIn)}, {1, d, delay}, {},
+                                      {{right, 0, true}}), "show");
+    program->add_instr(d, plan, instr("hash", kRows, 2, {by_row(1, kInOut), peer_row(0, left)}, {1, d + 50, delay},
+                                      {{0, true, 1}}, {{left, 3, true}}), "look");
+    program->add_instr(d, plan, instr("", kRows, 2, {by_row(0, kIn)}, {}, {{3, true, 1}}), "acknowledged");
+    for (int64_t e = 0; e < epochs; ++e) program->add_call(d, {plan, {0, 1}});
+  }
+  program->finish({}, resolve);
+  return program;
+}
+
+void expect_ring(int64_t devices, int64_t workers, int64_t window, int64_t epochs, int64_t delay) {
+  auto program = ring_program(devices, epochs, delay);
+  auto executor = executor_for(*program, workers, window);
+  Oracle oracle(*program);
+  for (int round = 0; round < 3; ++round) {
+    executor->run(program, {});
+    oracle.run();
+    EXPECT(same_memory(*executor, oracle, devices));
+  }
+}
+
+}  // namespace
+
+CASE("every task runs once, in the order of its data") {
+  auto program = counting_program(100);
+  auto executor = executor_for(*program, 2);
+  executor->run(program, {});
+  for (int64_t r = 0; r < 8; ++r) EXPECT_EQ(words(*executor, 0)[r], 100u);
+  EXPECT_EQ(executor->stats().num_tasks, 400);
+}
+
+CASE("windows of 1 to 8 wrap thousands of times (mistakes: arrays by raw id, exactly-full ring, stuck window)") {
+  for (int64_t window : {1, 2, 3, 5, 8}) {
+    auto program = counting_program(1000);
+    auto executor = executor_for(*program, 2, window);
+    executor->run(program, {});
+    for (int64_t r = 0; r < 8; ++r) EXPECT_EQ(words(*executor, 0)[r], 1000u);
+    EXPECT(executor->stats().window_high_water <= window);
+  }
+}
+
+CASE("several workers of one device run independent tasks at once") {
+  auto program = std::make_shared<Program>(1);
+  const int64_t plan = program->add_template(0, "t");
+  program->add_instr(0, plan, instr("slow", 40, 1, {}), "slow");
+  program->add_call(0, {plan, {}});
+  program->finish({}, resolve);
+  auto executor = executor_for(*program, 4);
+  const int64_t start = now_ns();
+  executor->run(program, {});
+  const double elapsed_ms = static_cast<double>(now_ns() - start) * 1e-6;
+  EXPECT(elapsed_ms < 0.75 * 40 * 5);
+}
+
+CASE("two devices ping-pong thousands of epochs, peers' tiles read in place, with acknowledgements") {
+  expect_ring(2, 1, 512, 1500, 0);
+}
+
+CASE("two devices with tiny windows and delays") { expect_ring(2, 2, 4, 200, 2000); }
+
+CASE("three devices") { expect_ring(3, 1, 16, 400, 500); }
+
+CASE("four devices, more threads than cores") { expect_ring(4, 2, 64, 300, 200); }
+
+CASE("an acknowledgement holds the writer back until the reader is done (write-after-read between devices)") {
+  // Device 1 reads slowly; without the acknowledgement device 0 would overwrite 40 times meanwhile.
+  auto program = std::make_shared<Program>(2);
+  for (int64_t d = 0; d < 2; ++d) {
+    program->add_tensor(d, tensor(0, 1, 1, 1, 0));
+    const int64_t plan = program->add_template(d, "t");
+    if (d == 0) {
+      program->add_instr(0, plan, instr("increment", 1, 1, {by_row(0, kInOut)}, {}, {}, {{1, 0, false}}), "write");
+      program->add_instr(0, plan, instr("", 1, 1, {by_row(0, kIn)}, {}, {{0, false, 1}}), "acknowledged");
+    } else {
+      program->add_instr(1, plan, instr("hash", 1, 1, {by_row(0, kInOut), peer_row(0, 0)}, {1, 9, 20000},
+                                        {{0, false, 1}}, {{0, 0, false}}), "read");
+    }
+    for (int c = 0; c < 200; ++c) program->add_call(d, {plan, {0}});
+  }
+  program->finish({}, resolve);
+  auto executor = executor_for(*program, 2);
+  Oracle oracle(*program);
+  executor->run(program, {});
+  oracle.run();
+  EXPECT(same_memory(*executor, oracle, 2));
+}
+
+CASE("a waiting task holds no worker: what is independent of it goes on") {
+  // Device 0 waits for device 1, whose raise depends on device 0's LAST task; one worker each.
+  auto program = std::make_shared<Program>(2);
+  const int64_t here = program->add_template(0, "t");
+  program->add_tensor(0, tensor(0, 4, 1, 1, 0));
+  program->add_instr(0, here, instr("increment", 4, 1, {by_row(0, kInOut)}, {}, {}, {{1, 0, false}}), "go");
+  program->add_instr(0, here, instr("", 1, 1, {}, {}, {{0, false, 1}}), "wait");
+  program->add_instr(0, here, instr("increment", 4, 1, {by_row(0, kInOut)}), "after");
+  program->add_call(0, {here, {0}});
+  const int64_t there = program->add_template(1, "t");
+  program->add_instr(1, there, instr("slow", 1, 1, {}, {}, {{0, false, 4}}, {{0, 0, false}}), "answer");
+  program->add_call(1, {there, {}});
+  program->finish({}, resolve);
+  auto executor = executor_for(*program);
+  executor->trace(true);
+  executor->run(program, {});
+  int64_t after_end = 0;
+  int64_t wait_start = 0;
+  for (const TimelineEntry& entry : executor->timeline()) {
+    const std::string& label = executor->timeline_labels()[entry.record.label];
+    if (label == "after") after_end = std::max(after_end, entry.record.end_ns);
+    if (label == "wait") wait_start = entry.record.start_ns;
+  }
+  EXPECT(after_end > 0 && after_end < wait_start);
+}
+
+CASE("tensors that share bytes take turns: reuse waits for readers of the former contents") {
+  // 0 and 1 lie in the same bytes with different tiles; 2 collects what was read.
+  auto program = std::make_shared<Program>(1);
+  Tensor second = tensor(0, 4, 2, 4, 4);
+  second.aliases = {0};
+  program->add_tensor(0, tensor(0, 8, 1, 2, 0));
+  program->add_tensor(0, second);
+  program->add_tensor(0, tensor(256, 8, 1, 2, 5));
+  program->add_tensor(0, tensor(512, 4, 2, 4, 9));
+  const int64_t plan = program->add_template(0, "t");
+  program->add_instr(0, plan, instr("hash", 8, 2, {by_row(0, kOut), by_row(2, kIn)}, {1, 1, 500}), "write first");
+  program->add_instr(0, plan, instr("hash", 8, 2, {by_row(2, kInOut), by_row(0, kIn)}, {1, 2, 5000}), "read first");
+  program->add_instr(0, plan, instr("hash", 4, 4, {by_row(1, kOut), by_row(3, kIn)}, {1, 3, 500}), "write second");
+  program->add_instr(0, plan, instr("hash", 4, 4, {by_row(3, kInOut), by_row(1, kIn)}, {1, 4, 5000}), "read second");
+  for (int c = 0; c < 300; ++c) program->add_call(0, {plan, {0, 1, 2, 3}});
+  program->finish({}, resolve);
+  auto executor = executor_for(*program, 4);
+  Oracle oracle(*program);
+  executor->run(program, {});
+  oracle.run();
+  EXPECT(same_memory(*executor, oracle, 1));
+}
+
+CASE("priority: of the ready tasks the most urgent starts first") {
+  auto program = std::make_shared<Program>(1);
+  const int64_t plan = program->add_template(0, "t");
+  program->add_tensor(0, tensor(0, 1, 1, 1, 0));
+  program->add_instr(0, plan, instr("slow", 1, 1, {by_row(0, kOut)}), "gate");
+  Instr late = instr("recording", 3, 1, {whole(0, kIn)}, {});
+  Instr urgent = instr("recording", 2, 1, {whole(0, kIn)}, {});
+  urgent.extent = rows_of(100);
+  urgent.step = 99;
+  urgent.priority = 5;
+  program->add_instr(0, plan, late, "late");
+  program->add_instr(0, plan, urgent, "urgent");
+  program->add_call(0, {plan, {0}});
+  program->finish({}, resolve);
+  recorded.clear();
+  executor_for(*program)->run(program, {});
+  EXPECT_EQ(recorded.size(), 5u);
+  EXPECT_EQ(recorded[1].row_begin, 99);
+  EXPECT_EQ(recorded[2].row_begin, 0);
+  EXPECT_EQ(recorded[4].row_begin, 2);
+}
+
+CASE("transfers count every element read from another device, per label and device") {
+  auto program = ring_program(2, 10, 0);
+  auto executor = executor_for(*program);
+  executor->run(program, {});
+  executor->run(program, {});
+  EXPECT_EQ(executor->transfers().size(), 1u);
+  EXPECT(executor->transfers().at("look") == (std::vector<int64_t>{480, 480}));
+  executor->reset_transfers();
+  EXPECT(executor->transfers().empty());
+}
+
+CASE("the timeline has every task of the last run, with its moments in order") {
+  auto program = counting_program(10);
+  auto executor = executor_for(*program, 2);
+  executor->run(program, {});
+  EXPECT(executor->timeline().empty());
+  executor->trace(true);
+  executor->run(program, {});
+  executor->run(program, {});
+  const auto timeline = executor->timeline();
+  EXPECT_EQ(timeline.size(), 40u);
+  for (const TimelineEntry& entry : timeline) {
+    const TimelineRecord& r = entry.record;
+    EXPECT(r.submit_ns <= r.ready_ns && r.ready_ns <= r.start_ns && r.start_ns <= r.end_ns);
+  }
+}
+
+CASE("memory over the limit is refused before anything is mapped") {
+  ExecutorOptions options{2, 1, {600, 600}, 0, 0};
+  options.memory_limit_bytes = 1000;
+  const std::string message = message_of<ResourceError>([&] { Executor executor(options); });
+  EXPECT(contains(message, "1200 bytes against 1000"));
+}
+
+CASE("a memory view outlives the executor; views outside the arena are refused") {
+  std::shared_ptr<memory::Arena> arena;
+  {
+    Executor executor({1, 1, {4096}, 0, 0});
+    arena = executor.arena(0);
+    EXPECT(contains(message_of<ArgumentError>([&] { executor.memory(0, 4090, 7); }), "inside"));
+    EXPECT(contains(message_of<ArgumentError>([&] { executor.memory(1, 0, 1); }), "device"));
+  }
+  arena->data()[4095] = std::byte{1};
+}
+
+CASE("a closed executor refuses to run; closing twice is fine") {
+  auto program = counting_program(1);
+  auto executor = executor_for(*program);
+  executor->close();
+  executor->close();
+  EXPECT(contains(message_of<ArgumentError>([&] { executor->run(program, {}); }), "closed"));
+}
+
+TILEWISE_TEST_MAIN

@@ -1,0 +1,103 @@
+// See expand.h.
+#include "runtime/expand.h"
+
+#include <algorithm>
+
+namespace tilewise::runtime {
+
+namespace {
+
+/// The rows whose tiles an operand depends on: what it views, and the whole iteration for a part of it.
+RowRange touched_rows(const Operand& operand, RowRange range, int64_t rows) {
+  if (operand.mode == Mode::kRowPart) return {std::min(range.begin, rows), std::min(range.end, rows)};
+  return view_rows(operand, range, rows);
+}
+
+/// A write also waits for everyone who still uses the same bytes under another tensor.
+void reuse_accesses(const ExpandContext& context, const Tensor& tensor, int64_t rows, RowRange tiles,
+                    std::vector<Access>& accesses) {
+  const int64_t low = tensor.offset + tiles.begin * tensor.tile_rows * tensor.row_bytes();
+  const int64_t high = tensor.offset + std::min(tiles.end * tensor.tile_rows, rows) * tensor.row_bytes();
+  const std::vector<Tensor>& tensors = context.program->device(context.device).tensors;
+  for (int64_t id : tensor.aliases) {
+    const Tensor& other = tensors[id];
+    const int64_t other_rows = other.rows.at(*context.symbols);
+    const int64_t tile_bytes = other.tile_rows * other.row_bytes();
+    const int64_t other_high = other.offset + other_rows * other.row_bytes();
+    if (tile_bytes == 0 || low >= other_high || high <= other.offset) continue;
+    const int64_t first = (std::max(low, other.offset) - other.offset) / tile_bytes;
+    const int64_t last = (std::min(high, other_high) - 1 - other.offset) / tile_bytes;
+    for (int64_t tile = first; tile <= last; ++tile) {
+      accesses.push_back({static_cast<int32_t>(other.first_handle + tile), kReuse});
+    }
+  }
+}
+
+void tile_accesses(const ExpandContext& context, const Operand& operand, const Tensor& tensor, RowRange range,
+                   int64_t rows, std::vector<Access>& accesses) {
+  const RowRange touched = touched_rows(operand, range, rows);
+  if (touched.begin >= touched.end) return;
+  const RowRange tiles{touched.begin / tensor.tile_rows, (touched.end - 1) / tensor.tile_rows + 1};
+  for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
+    accesses.push_back({static_cast<int32_t>(tensor.first_handle + tile), static_cast<uint32_t>(operand.access)});
+  }
+  if ((operand.access & kOut) != 0 && !tensor.aliases.empty()) {
+    reuse_accesses(context, tensor, rows, tiles, accesses);
+  }
+}
+
+kernels::TileView view_of(const Operand& operand, const Tensor& tensor, std::byte* arena, RowRange range,
+                          int64_t rows) {
+  const RowRange part = view_rows(operand, range, rows);
+  int64_t first_col = 0;
+  int64_t cols = tensor.cols;
+  if (operand.mode == Mode::kCol) {
+    first_col = std::min(range.begin, tensor.cols);
+    cols = std::min(range.end, tensor.cols) - first_col;
+  }
+  std::byte* data = arena + tensor.offset + part.begin * tensor.row_bytes() + first_col * size_of(tensor.dtype);
+  return {data, part.end - part.begin, cols, tensor.stride};
+}
+
+}  // namespace
+
+RowRange view_rows(const Operand& operand, RowRange range, int64_t rows) {
+  int64_t begin = 0;
+  int64_t end = rows;
+  if (operand.mode == Mode::kRow) {
+    begin = range.begin / operand.div;
+    end = (range.end + operand.div - 1) / operand.div;
+  } else if (operand.mode == Mode::kRowPart) {
+    const int64_t length = range.end - range.begin;
+    begin = range.begin + length * operand.part / operand.parts;
+    end = range.begin + length * (operand.part + 1) / operand.parts;
+  }
+  return {std::min(begin, rows), std::min(end, rows)};
+}
+
+void expand(const ExpandContext& context, const Call& call, const Instr& instr, int64_t index, int64_t extent,
+            Task& task, std::vector<Access>& accesses) {
+  const RowRange range = instr.step <= 0 ? RowRange{0, extent}
+                                         : RowRange{index * instr.step, std::min((index + 1) * instr.step, extent)};
+  task.instr = &instr;
+  task.index = index;
+  task.row_begin = range.begin;
+  task.transfers = 0;
+  task.set_num_views(static_cast<int64_t>(instr.operands.size()));
+  kernels::TileView* view = task.views();
+  for (const Operand& operand : instr.operands) {
+    if (operand.null) {
+      *view++ = {nullptr, 0, 0, 0};
+      continue;
+    }
+    const int64_t owner = operand.peer < 0 ? context.device : operand.peer;
+    const Tensor& tensor = context.program->device(owner).tensors[call.binding[operand.slot]];
+    const int64_t rows = tensor.rows.at(*context.symbols);
+    *view = view_of(operand, tensor, (*context.arenas)[owner], range, rows);
+    if (owner != context.device) task.transfers += view->rows * view->cols;
+    if (operand.access != kNoAccess) tile_accesses(context, operand, tensor, range, rows, accesses);
+    ++view;
+  }
+}
+
+}  // namespace tilewise::runtime

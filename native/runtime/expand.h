@@ -1,0 +1,36 @@
+// From one iteration of an instruction to a task: tile views, handle accesses, waits.
+//
+// Pure apart from the task and the vectors it fills. Knows where every device's arena lies; refuses nothing: the
+// program was checked, and ranges are clipped to their tensor.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "runtime/scheduler.h"
+#include "runtime/task.h"
+
+namespace tilewise::runtime {
+
+/// Everything an expansion reads that stays the same during a run.
+struct ExpandContext {
+  const Program* program = nullptr;
+  int64_t device = 0;
+  const std::vector<int64_t>* symbols = nullptr;
+  const std::vector<std::byte*>* arenas = nullptr;  // per device
+};
+
+/// Rows [begin, end) of a tensor.
+struct RowRange {
+  int64_t begin;
+  int64_t end;
+};
+
+/// The rows of `operand` that iteration [begin, end) views, clipped to the tensor's rows.
+RowRange view_rows(const Operand& operand, RowRange range, int64_t rows);
+
+/// Fills views, row_begin, index and transfers; appends the accesses.
+void expand(const ExpandContext& context, const Call& call, const Instr& instr, int64_t index, int64_t extent,
+            Task& task, std::vector<Access>& accesses);
+
+}  // namespace tilewise::runtime

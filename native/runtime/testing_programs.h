@@ -1,0 +1,217 @@
+// For the runtime's tests: fake kernels, short ways to build programs, and a sequential oracle.
+//
+// The oracle runs a program's devices in turns, each strictly in its submission order, on memory of its own. It knows
+// signals as plain counters and no handle, slot, window or thread.
+#pragma once
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/testing.h"
+#include "runtime/executor.h"
+
+namespace tilewise::runtime::testing {
+
+inline uint64_t mix(uint64_t a, uint64_t b) {
+  uint64_t x = a * 0x9E3779B97F4A7C15u + b + 0x7F4A7C15u;
+  x ^= x >> 29;
+  x *= 0xBF58476D1CE4E5B9u;
+  return x ^ (x >> 32);
+}
+
+inline uint64_t* row(const kernels::TileView& view, int64_t r) {
+  return static_cast<uint64_t*>(view.data) + r * view.stride;
+}
+
+inline void spin(int64_t rounds) {
+  for (int64_t i = 0; i < rounds / 10; ++i) rings::relax();
+}
+
+/// ints: number of outputs, seed, largest delay. Outputs come first; each becomes a hash of all that the task reads
+/// (its own old contents among them).
+inline void hash_kernel(const kernels::KernelArgs& args) {
+  const int64_t num_outputs = args.ints[0];
+  uint64_t seen = mix(args.ints[1], args.row_begin);
+  if (args.ints[2] > 0) spin(static_cast<int64_t>(seen % static_cast<uint64_t>(args.ints[2])));
+  for (int64_t t = num_outputs; t < args.num_tiles; ++t) {
+    for (int64_t r = 0; r < args.tiles[t].rows; ++r) {
+      for (int64_t c = 0; c < args.tiles[t].cols; ++c) seen = mix(seen, row(args.tiles[t], r)[c]);
+    }
+  }
+  for (int64_t t = 0; t < num_outputs; ++t) {
+    for (int64_t r = 0; r < args.tiles[t].rows; ++r) {
+      for (int64_t c = 0; c < args.tiles[t].cols; ++c) {
+        uint64_t& value = row(args.tiles[t], r)[c];
+        value = mix(seen, value + r + c);
+      }
+    }
+  }
+}
+
+/// Adds 1 to every element of its first tile.
+inline void increment_kernel(const kernels::KernelArgs& args) {
+  for (int64_t r = 0; r < args.tiles[0].rows; ++r) {
+    for (int64_t c = 0; c < args.tiles[0].cols; ++c) ++row(args.tiles[0], r)[c];
+  }
+}
+
+inline void throwing_kernel(const kernels::KernelArgs& args) {
+  if (args.row_begin == args.ints[0]) throw std::runtime_error("kernel gave up");
+}
+
+inline void slow_kernel(const kernels::KernelArgs&) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
+
+/// What recording_kernel saw.
+struct Recorded {
+  std::vector<kernels::TileView> tiles;
+  int64_t row_begin;
+};
+inline std::mutex recorded_mutex;
+inline std::vector<Recorded> recorded;
+
+inline void recording_kernel(const kernels::KernelArgs& args) {
+  std::lock_guard guard(recorded_mutex);
+  recorded.push_back({{args.tiles, args.tiles + args.num_tiles}, args.row_begin});
+}
+
+inline kernels::KernelFn resolve(std::string_view name) {
+  if (name == "hash") return hash_kernel;
+  if (name == "increment") return increment_kernel;
+  if (name == "throwing") return throwing_kernel;
+  if (name == "slow") return slow_kernel;
+  if (name == "recording") return recording_kernel;
+  return nullptr;
+}
+
+inline Extent rows_of(int64_t rows) { return {rows, -1, 0}; }
+
+inline Tensor tensor(int64_t offset, int64_t rows, int64_t cols, int64_t tile_rows, int64_t first_handle) {
+  return {offset, rows_of(rows), cols, cols, DType::kF64, tile_rows, first_handle, {}};
+}
+
+inline Operand whole(int64_t slot, int64_t access) { return {slot, Mode::kWhole, access}; }
+inline Operand by_row(int64_t slot, int64_t access) { return {slot, Mode::kRow, access}; }
+inline Operand peer_row(int64_t slot, int64_t peer) { return {slot, Mode::kRow, kNoAccess, peer}; }
+
+inline Instr instr(const std::string& kernel, int64_t rows, int64_t step, std::vector<Operand> operands,
+                   std::vector<int64_t> ints = {}, std::vector<Wait> waits = {}, std::vector<Notify> notifies = {}) {
+  Instr made;
+  made.kernel = kernel;
+  made.extent = rows_of(rows);
+  made.step = step;
+  made.operands = std::move(operands);
+  made.ints = std::move(ints);
+  made.waits = std::move(waits);
+  made.notifies = std::move(notifies);
+  return made;
+}
+
+/// An executor that fits the program.
+inline std::unique_ptr<Executor> executor_for(const Program& program, int64_t workers = 1, int64_t window = 512,
+                                              double deadline_s = 30) {
+  ExecutorOptions options{program.num_devices(), workers, {}, 0, 0, window, 0, deadline_s};
+  for (int64_t d = 0; d < program.num_devices(); ++d) {
+    options.arena_bytes.push_back(program.needs(d).arena_bytes);
+    options.num_signals = std::max(options.num_signals, program.needs(d).num_signals);
+    options.num_handles = std::max(options.num_handles, program.needs(d).num_handles);
+  }
+  return std::make_unique<Executor>(options);
+}
+
+inline uint64_t* words(Executor& executor, int64_t device) {
+  return reinterpret_cast<uint64_t*>(executor.memory(device, 0, 0));
+}
+
+/// The message of the Error that `body` raises; "" when it raises none.
+template <class Error, class Body>
+std::string message_of(Body body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+class Oracle {
+ public:
+  explicit Oracle(const Program& program, std::vector<int64_t> symbols = {})
+      : program_(program), symbols_(std::move(symbols)) {
+    for (int64_t d = 0; d < program.num_devices(); ++d) {
+      memory_.emplace_back(program.needs(d).arena_bytes);
+      arenas_.push_back(memory_.back().data());
+      values_.emplace_back(program.needs(d).num_signals);
+    }
+  }
+
+  /// One run; signals and memory stay for the next.
+  void run() {
+    std::vector<std::vector<uint64_t>> expected = values_;
+    std::vector<size_t> call(memory_.size()), at(memory_.size());
+    std::vector<int64_t> index(memory_.size());
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (size_t d = 0; d < memory_.size(); ++d) {
+        moved |= step(static_cast<int64_t>(d), call[d], at[d], index[d], expected[d]);
+      }
+    }
+  }
+  std::vector<std::byte>& memory(int64_t device) { return memory_[device]; }
+
+ private:
+  bool step(int64_t device, size_t& call, size_t& at, int64_t& index, std::vector<uint64_t>& expected) {
+    const DeviceProgram& plan = program_.device(device);
+    if (call >= plan.calls.size()) return false;
+    const std::vector<Instr>& instrs = plan.templates[plan.calls[call].template_id].instrs;
+    if (at >= instrs.size()) {
+      ++call;
+      at = 0;
+      return true;
+    }
+    const Instr& now = instrs[at];
+    const int64_t extent = now.extent.at(symbols_);
+    if (index >= now.num_iterations(extent)) {
+      ++at;
+      index = 0;
+      return true;
+    }
+    for (const Wait& wait : now.waits) {
+      const int64_t s = wait.signal_base + (wait.per_index ? index : 0);
+      if (values_[device][s] < expected[s] + wait.increment) return false;
+    }
+    for (const Wait& wait : now.waits) expected[wait.signal_base + (wait.per_index ? index : 0)] += wait.increment;
+    execute(device, plan.calls[call], now, index, extent);
+    for (const Notify& n : now.notifies) ++values_[n.device][n.signal_base + (n.per_index ? index : 0)];
+    ++index;
+    return true;
+  }
+
+  void execute(int64_t device, const Call& call, const Instr& now, int64_t index, int64_t extent) {
+    if (now.fn == nullptr) return;
+    Task task;
+    std::vector<Access> accesses;
+    expand({&program_, device, &symbols_, &arenas_}, call, now, index, extent, task, accesses);
+    now.fn({task.views(), task.num_views(), now.ints.data(), static_cast<int64_t>(now.ints.size()),
+            now.floats.data(), static_cast<int64_t>(now.floats.size()), task.row_begin, {nullptr, 0}});
+  }
+
+  const Program& program_;
+  std::vector<int64_t> symbols_;
+  std::vector<std::vector<std::byte>> memory_;
+  std::vector<std::byte*> arenas_;
+  std::vector<std::vector<uint64_t>> values_;
+};
+
+/// Whether every byte of every device's arena is what the oracle computed.
+inline bool same_memory(Executor& executor, Oracle& oracle, int64_t num_devices) {
+  for (int64_t d = 0; d < num_devices; ++d) {
+    if (std::memcmp(executor.memory(d, 0, 0), oracle.memory(d).data(), oracle.memory(d).size()) != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace tilewise::runtime::testing

@@ -1,0 +1,51 @@
+// The walker of one device: a resumable cursor over the calls, instructions and iterations of its tile program.
+//
+// Purpose: makes the next task in submission order. It is no thread: the worker that was given Next::kWalk advances
+// it by some tens of tasks and gives it back; the scheduler sees to it that there is one at a time (and its lock
+// orders one worker's use before the next). Blocks: never. Memory: a few vectors, reused by every run.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/signal.h"
+#include "runtime/expand.h"
+
+namespace tilewise::runtime {
+
+/// A planted fault: the `index`-th task of that label (in submission order of one run) misbehaves.
+struct Injection {
+  Injected kind = Injected::kNothing;
+  int64_t label = 0;
+  int64_t index = 0;
+};
+
+class Walker {
+ public:
+  /// Starts at the first task. Signals count on from where they stand.
+  void begin(const ExpandContext& context, const comm::SignalBoard& signals, std::vector<Injection> injections);
+
+  /// Moves to the next task; false at the end.
+  bool prepare();
+
+  /// Fills the prepared task and its accesses and steps behind it. Waits carry signal and threshold.
+  void fill(Task& task, std::vector<Access>& accesses);
+
+ private:
+  void fill_waits(const Instr& instr, Task& task);
+  Injected injected(const Instr& instr);
+
+  ExpandContext context_;
+  const DeviceProgram* program_ = nullptr;
+  const Instr* instr_ = nullptr;  // prepared instruction
+  size_t call_ = 0;
+  size_t next_instr_ = 0;
+  int64_t index_ = 0;
+  int64_t count_ = 0;
+  int64_t extent_ = 0;
+  std::vector<uint64_t> expected_;  // per signal of this device
+  std::vector<Injection> injections_;
+  std::vector<int64_t> label_counts_;
+};
+
+}  // namespace tilewise::runtime

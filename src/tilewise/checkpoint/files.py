@@ -1,0 +1,85 @@
+"""Writing so that a reader sees the old file or the new one, never half of either.
+
+Everything goes to a hidden temporary name beside the target, is forced to the disk, and is renamed; then the
+directory is forced to the disk too, so that the rename itself survives a power cut. Refuses nothing; knows no
+formats.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["remove_leftovers", "replace_directory", "replace_file", "replace_text"]
+
+_HIDDEN = ".tmp-"
+
+
+def _sync_file(path: Path) -> None:
+    """Force a file's content to the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    """Force a directory's entries to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file, then put it at `path` in one step."""
+    temporary = path.with_name(f"{_HIDDEN}{path.name}-{os.getpid()}")
+    try:
+        write(temporary)
+        _sync_file(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_directory(path.parent)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Put a text file at `path` in one step."""
+
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    replace_file(path, write)
+
+
+def replace_directory(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary directory, then put it at `path` in one step.
+
+    A directory that stands there is moved aside first and removed afterwards.
+    """
+    temporary = path.with_name(f"{_HIDDEN}{path.name}-{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        write(temporary)
+        for file in temporary.iterdir():
+            _sync_file(file)
+        _sync_directory(temporary)
+        aside = path.with_name(f"{_HIDDEN}{path.name}-old-{os.getpid()}")
+        if path.exists():
+            os.rename(path, aside)
+        os.rename(temporary, path)
+        _sync_directory(path.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove what killed writers left in `directory`."""
+    for path in directory.glob(f"{_HIDDEN}*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

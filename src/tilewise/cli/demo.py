@@ -1,0 +1,222 @@
+"""`tilewise demo`: from nothing to a model that writes Python, in a few minutes, with every figure shown.
+
+Composes the public parts in the order a user would: data, plan, training with dp, saving, evaluation, loading
+with tp, writing. Owns no computation. Leaves in `out`: model/ and untrained/ (Hugging Face directories),
+loss.png, metrics.jsonl, timeline.json, checkpoints/.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tilewise.cli.demo_report import show_compression, show_memory, show_side_by_side, show_stages
+from tilewise.cli.write import Writing, stream
+from tilewise.generate import Generator, Sampling
+from tilewise.train import (
+    DataSection,
+    DistributionSection,
+    OptimizerSection,
+    OutputSection,
+    TrainConfig,
+    Trainer,
+    TrainingData,
+    TrainSection,
+    compress_files,
+    draw_loss_curve,
+    evaluate_model,
+    format_duration,
+    make_model_config,
+    make_plan,
+    prepare_data,
+    read_metrics,
+    train_steps,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["run_demo"]
+
+_TP = 2
+_SAMPLE_PROMPT = "def read_lines(path, encoding='utf-8'):\n"
+_PROMPTS = (
+    _SAMPLE_PROMPT,
+    "class Stack:\n    def __init__(self):\n",
+    "import os\nimport sys\n\ndef main(argv=None):\n",
+)
+_SAMPLING = Sampling(max_tokens=96, temperature=0.7, top_p=0.9, seed=1)
+
+
+@dataclass
+class _Stages:
+    """What each stage took, in order."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+def run_demo(*, minutes: float, steps: int | None, dp: int, out: Path, data: str, console: Console) -> None:
+    """Run the demo and print its report on `console`.
+
+    Raises:
+        ConfigError, LayoutError, PlanError: before any work.
+    """
+    stages = _Stages()
+    config = _configure(dp, out, data, steps or 1)
+    make_plan(config)  # an impossible strategy fails here, before the data is read
+    _check_tensor_parallel(config)
+    with stages.measure("tokenizer and data"):
+        prepared = prepare_data(config, console)
+    _describe(config, prepared, console)
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    if steps is None:
+        with stages.measure("calibration"):
+            config = _configure(dp, out, data, _calibrate(config, prepared, minutes, console))
+    untrained = _train(config, prepared, stages, console)
+    _write(config, untrained, stages, console)
+    show_stages(stages.seconds, console)
+
+
+def _configure(dp: int, out: Path, data: str, steps: int) -> TrainConfig:
+    """The demo's configuration: the defaults of `TrainConfig`, spread over `dp` devices."""
+    distribution = DistributionSection(strategy="ddp", mesh={"dp": dp}) if dp > 1 else DistributionSection()
+    return TrainConfig(
+        data=DataSection(path=data),
+        train=TrainSection(steps=steps),
+        optimizer=OptimizerSection(warmup_steps=min(50, steps // 10)),
+        distribution=distribution,
+        output=OutputSection(directory=str(out), checkpoint_every=max(1, steps // 3)),
+    )
+
+
+def _check_tensor_parallel(config: TrainConfig) -> None:
+    import tilewise as tw
+    from tilewise.models import llama
+
+    graph = tw.ComputeGraph("llama")
+    llama.build_decoding_graph(graph, make_model_config(config), 64, 1, 4, "bf16")
+    graph.set_distribution(tw.DistributionStrategy.tensor_parallel(_TP))
+    graph.plan()
+
+
+def _describe(config: TrainConfig, data: TrainingData, console: Console) -> None:
+    corpus, model = data.corpus, make_model_config(config)
+    console.print(
+        f"data: {len(corpus.train):,} files, {corpus.num_bytes / 1e6:.1f} MB, {len(data.batches.stream):,} tokens of "
+        f"{data.tokenizer.get_vocab_size():,} kinds; {len(corpus.held_out)} files held out\n"
+        f"model: {model.num_hidden_layers} layers x {model.hidden_size}, {model.num_parameters() / 1e6:.2f} million "
+        f"parameters; {config.train.dtype} with fp32 masters; {config.train.batch} x {config.data.context} tokens a step"
+        f" over dp={config.distribution.mesh.get('dp', 1)}",
+        highlight=False,
+    )
+
+
+def _calibrate(config: TrainConfig, data: TrainingData, minutes: float, console: Console) -> int:
+    """How many steps fit into the time."""
+    with Trainer(config, data, *make_plan(config)) as trainer:
+        step_s = trainer.measure_step_s(4)
+    steps = max(20, round(minutes * 60 / step_s))
+    console.print(
+        f"calibration: {step_s * 1e3:.0f} ms a step, so {steps} steps in {format_duration(steps * step_s)}",
+        highlight=False,
+    )
+    return steps
+
+
+def _train(config: TrainConfig, data: TrainingData, stages: _Stages, console: Console) -> Path:
+    """Train, save, judge; returns the directory of the untrained model."""
+    out = Path(config.output.directory)
+    with Trainer(config, data, *make_plan(config)) as trainer:
+        trainer.save_model(out / "untrained")
+        with stages.measure("training"):
+            num_steps = train_steps(trainer, 0, out, console)
+        if num_steps < config.train.steps:
+            raise KeyboardInterrupt
+        losses = [line["loss"] for line in read_metrics(out / "metrics.jsonl")]
+        draw_loss_curve(out / "loss.png", losses, f"tilewise demo: loss over {len(losses)} steps")
+        with stages.measure("saving"):
+            trainer.save_model(out / "model")
+        console.print(
+            f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; curve in {out / 'loss.png'}; model in {out / 'model'}",
+            highlight=False,
+        )
+        show_memory("training", trainer.instance.memory_usage(), console)
+        with stages.measure("held-out files"):
+            _judge(config, data, console)
+        _trace_step(trainer, config.train.steps, out / "timeline.json", console)
+    return out / "untrained"
+
+
+def _judge(config: TrainConfig, data: TrainingData, console: Console) -> None:
+    files = data.corpus.held_out
+    if not files:
+        console.print("no files are held out, so there is nothing to judge by")
+        return
+    bits = evaluate_model(config, data, Path(config.output.directory) / "model")
+    show_compression(bits, compress_files(files), len(files), sum(file.num_bytes for file in files), console)
+
+
+def _trace_step(trainer: Trainer, number: int, path: Path, console: Console) -> None:
+    """Record one step and say how much of the time all devices were busy at once."""
+    from tilewise.runtime import busy_overlap, write_trace
+
+    trainer.instance.trace(True)
+    trainer.step(number)
+    timeline = trainer.instance.timeline()
+    trainer.instance.trace(False)
+    write_trace(path, timeline)
+    console.print(
+        f"timeline of one step: all devices busy at once for {busy_overlap(timeline):.0%} of it; {path} opens in Perfetto",
+        highlight=False,
+    )
+
+
+def _write(config: TrainConfig, untrained: Path, stages: _Stages, console: Console) -> None:
+    """Write with the saved model over tp=2, and check that one device writes the same."""
+    model_dir = Path(config.output.directory) / "model"
+    with Generator(untrained, tp=_TP) as generator:
+        before = stream(generator, _SAMPLE_PROMPT, _SAMPLING, None)
+    with stages.measure(f"loading with tp={_TP}"):
+        generator = Generator(model_dir, tp=_TP)
+    with generator, stages.measure(f"writing with tp={_TP}"):
+        written = [_write_snippet(generator, prompt, console) for prompt in _PROMPTS]
+        memory = generator.instance.memory_usage()
+    show_side_by_side(_SAMPLE_PROMPT, before.text, written[0].text, console)
+    show_memory(f"writing with tp={_TP}", memory, console)
+    console.print(
+        f"first token after {sum(w.first_s for w in written) / len(written) * 1e3:.0f} ms, then "
+        f"{sum(len(w.tokens) - 1 for w in written) / max(1e-9, sum(w.rest_s for w in written)):.0f} tokens/s",
+        highlight=False,
+    )
+    with Generator(model_dir) as generator, stages.measure("writing with one device"):
+        again = [stream(generator, prompt, _SAMPLING, None) for prompt in _PROMPTS]
+    _say_whether_equal(written, again, console)
+
+
+def _write_snippet(generator: Generator, prompt: str, console: Console) -> Writing:
+    console.rule(style="dim")
+    console.file.write(prompt)
+    writing = stream(generator, prompt, _SAMPLING, sys.stdout)
+    console.file.write("\n")
+    return writing
+
+
+def _say_whether_equal(several: list[Writing], one: list[Writing], console: Console) -> None:
+    count = sum(len(writing.tokens) for writing in several)
+    if [writing.tokens for writing in several] == [writing.tokens for writing in one]:
+        console.print(f"one device writes the same {count} tokens: yes", highlight=False)
+    else:
+        console.print("one device writes the same tokens: NO, please report this", style="bold red")

@@ -1,0 +1,87 @@
+"""`tilewise generate`: text to standard output as it comes, figures to standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tilewise.generate import Generator, Sampling
+
+__all__ = ["Writing", "stream", "write_text"]
+
+
+@dataclass
+class Writing:
+    """What writing one text took.
+
+    Attributes:
+        tokens: ids in order, an end token included.
+        text: of them.
+        first_s: seconds until the first token (reading the prompt).
+        rest_s: seconds for all tokens after it.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    first_s: float = 0.0
+    rest_s: float = 0.0
+    finish_reason: str | None = None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Speed after the first token."""
+        return (len(self.tokens) - 1) / self.rest_s if self.rest_s > 0 else 0.0
+
+
+def stream(generator: Generator, prompt: str, sampling: Sampling, file: TextIO | None) -> Writing:
+    """Continue one prompt; pieces go to `file` (None: nowhere) as they come."""
+    writing = Writing()
+    started = time.perf_counter()
+    for piece in generator.generate([prompt], sampling):
+        elapsed = time.perf_counter() - started
+        if writing.tokens:
+            writing.rest_s = elapsed - writing.first_s
+        else:
+            writing.first_s = elapsed
+        writing.tokens.append(piece.token)
+        writing.text += piece.text
+        writing.finish_reason = piece.finish_reason
+        if file is not None and piece.text:
+            file.write(piece.text)
+            file.flush()
+    return writing
+
+
+def write_text(
+    model_dir: Path, prompt: str, sampling: Sampling, *, tp: int, dtype: str, console: Console
+) -> None:
+    """Continue `prompt` on standard output; say on `console` how long it took and how much memory it needed.
+
+    Raises:
+        ConfigError, CheckpointError, LayoutError: before any work.
+    """
+    from tilewise.generate import Generator
+
+    started = time.perf_counter()
+    with Generator(model_dir, tp=tp, dtype=dtype) as generator:
+        loaded_s = time.perf_counter() - started
+        writing = stream(generator, prompt, sampling, sys.stdout)
+        sys.stdout.write("\n")
+        for line in _figures(generator, writing, loaded_s):
+            console.print(line, highlight=False, markup=False)
+
+
+def _figures(generator: Generator, writing: Writing, loaded_s: float) -> Iterator[str]:
+    yield (
+        f"loaded in {loaded_s:.2f} s; first token after {writing.first_s * 1e3:.0f} ms; {len(writing.tokens)} tokens"
+        f" at {writing.tokens_per_s:.1f} tokens/s; ended by {writing.finish_reason}"
+    )
+    for device, usage in enumerate(generator.instance.memory_usage()):
+        yield f"device {device}: {usage['total'] / 2**20:.1f} MiB"

@@ -1,0 +1,106 @@
+"""Sizes and dims: symbols with bounds, and the fixed cuts that every strategy has to respect.
+
+A *size* is an `int` or a `Dim`, a symbol whose value is bound when a program runs. A *label* names what a tensor dim
+counts (`heads`, `mlp`, `vocab`, …) and its atom, the smallest piece that may be separated. Labels belong to the graph,
+not to a strategy: they fix where a contraction over that dim is cut into chunks (docs/numerics.md, rule 2), so the
+bits of a sum are the same however many devices share it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+from tilewise.core.errors import LayoutError, ShapeError
+
+__all__ = ["Dim", "DimLabel", "Size", "chunk_range", "is_power_of_two", "shard_range", "upper_bound"]
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A size that is bound at run time, for example `Dim("seq", min=1, max=4096)`.
+
+    Raises:
+        ShapeError: the bounds are not 0 <= min <= max.
+    """
+
+    name: str
+    min: int = 1
+    max: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min <= self.max:
+            raise ShapeError(f"[core.dims] bounds must be 0 <= min <= max; got {self.min}, {self.max}; for {self.name!r}")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Size = Union[int, Dim]
+
+
+@dataclass(frozen=True)
+class DimLabel:
+    """What a tensor dim counts.
+
+    Attributes:
+        name: for example `heads`, `kv_heads`, `mlp`, `vocab`, `batch`.
+        atom: elements that stay together (the head size, 64 rows of a vocabulary, 2 otherwise).
+        group: for `kv_heads`: query heads per KV head. A KV head belongs to the chunk of its group's first query head
+            and lives on every device that holds one of the group's query heads.
+    """
+
+    name: str
+    atom: int = 2
+    group: int = 1
+
+
+def is_power_of_two(value: int) -> bool:
+    """Whether `value` is 1, 2, 4, …"""
+    return value >= 1 and value & (value - 1) == 0
+
+
+def upper_bound(size: Size) -> int:
+    """The largest value a size can take."""
+    return size if isinstance(size, int) else size.max
+
+
+def _atoms(label: DimLabel, size: int) -> int:
+    return -(-size // label.atom) * label.group
+
+
+def chunk_range(label: DimLabel, size: int, chunks: int, chunk: int) -> tuple[int, int]:
+    """Elements `[begin, end)` of a dim of `size` elements that chunk number `chunk` of `chunks` holds.
+
+    Chunk c holds atoms ⌊cA/C⌋ to ⌊(c+1)A/C⌋; with a group, atoms are query heads and a KV head goes with its first.
+    """
+    atoms = _atoms(label, size)
+    first, last = chunk * atoms // chunks, (chunk + 1) * atoms // chunks
+    begin, end = -(-first // label.group), -(-last // label.group)
+    return min(begin * label.atom, size), min(end * label.atom, size)
+
+
+def shard_range(label: DimLabel, size: int, chunks: int, shards: int, shard: int) -> tuple[int, int]:
+    """Elements `[begin, end)` of a dim of `size` elements that device `shard` of `shards` on an axis holds.
+
+    A device holds an aligned run of chunks. KV heads are replicated where their group's query heads are spread.
+
+    Raises:
+        LayoutError: `shards` is no power of two up to `chunks`, or KV heads would straddle devices unevenly.
+    """
+    if not is_power_of_two(shards) or shards > chunks:
+        raise LayoutError(
+            f"[core.dims] a dim is shared by a power of two of devices, up to its {chunks} chunks; got {shards} devices "
+            f"for {label.name!r}; choose 1, 2, 4, … {chunks} or raise graph.reduction_chunks"
+        )
+    atoms = _atoms(label, size)
+    run = chunks // shards
+    first, last = shard * run * atoms // chunks, (shard + 1) * run * atoms // chunks
+    kv_heads = atoms // label.group
+    if label.group > 1 and kv_heads % shards and (shards % kv_heads or atoms % shards):
+        raise LayoutError(
+            f"[core.dims] KV heads must divide by the axis or the axis by them; got {kv_heads} KV heads over {shards} "
+            f"devices; choose an axis of {kv_heads} or a divisor of it"
+        )
+    begin, end = first // label.group, -(-last // label.group)
+    return min(begin * label.atom, size), min(end * label.atom, size)

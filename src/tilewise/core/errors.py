@@ -1,0 +1,93 @@
+"""Errors of Tilewise.
+
+    TilewiseError
+    ├── ShapeError, LayoutError, PlanError, ConfigError, CheckpointError   (also ValueError)
+    ├── ResourceError                                                      (also MemoryError)
+    ├── CommError
+    │   ├── CommTimeout
+    │   └── PeerLost
+    ├── TaskFailed            op, tile, worker, device as fields
+    └── InternalError         a defect of Tilewise itself: says what to report
+
+Messages read `[package.function] the rule; got the values; what to do`. Users' mistakes raise before any work starts.
+Native code maps its own errors to these classes once, in native/bind.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "CommError",
+    "CommTimeout",
+    "ConfigError",
+    "InternalError",
+    "LayoutError",
+    "PeerLost",
+    "PlanError",
+    "ResourceError",
+    "ShapeError",
+    "TaskFailed",
+    "TilewiseError",
+]
+
+
+class TilewiseError(Exception):
+    """Root of every error that Tilewise raises on purpose."""
+
+
+class ShapeError(TilewiseError, ValueError):
+    """Shapes, dtypes or names of tensors do not fit together."""
+
+
+class LayoutError(TilewiseError, ValueError):
+    """A strategy cannot spread this tensor over this mesh."""
+
+
+class PlanError(TilewiseError, ValueError):
+    """A graph cannot be planned or run as asked."""
+
+
+class ConfigError(TilewiseError, ValueError):
+    """A configuration file or model description is wrong or asks for something unsupported."""
+
+
+class CheckpointError(TilewiseError, ValueError):
+    """A checkpoint is missing, incomplete or does not fit the model."""
+
+
+class ResourceError(TilewiseError, MemoryError):
+    """Memory or another bounded resource is not enough."""
+
+
+class CommError(TilewiseError):
+    """Devices could not exchange what they owe each other."""
+
+
+class CommTimeout(CommError):
+    """A device waited longer than its deadline; the message names both sides."""
+
+
+class PeerLost(CommError):
+    """Another device or process is gone."""
+
+
+class TaskFailed(TilewiseError):
+    """A task failed; raised once, at the wait.
+
+    Attributes:
+        op: label of the instruction in the tile program.
+        tile: index of the task within the instruction's loop.
+        worker: worker of the device that ran it.
+        device: device it ran on.
+    """
+
+    def __init__(self, message: str, op: str = "", tile: int = -1, worker: int = -1, device: int = -1) -> None:
+        super().__init__(message)
+        self.op = op
+        self.tile = tile
+        self.worker = worker
+        self.device = device
+
+
+class InternalError(TilewiseError):
+    """A broken invariant of Tilewise itself; please report it with `plan.explain()`."""

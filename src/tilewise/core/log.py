@@ -1,0 +1,45 @@
+"""Logging: one logger per package, all below `tilewise`, to standard error.
+
+Standard output belongs to results (generated text, plans); whatever explains or warns goes through here. A
+program that configures `logging` itself is left alone: a handler is added only by the command line.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tilewise.core.environment import read
+from tilewise.core.errors import ConfigError
+
+__all__ = ["configure_logging", "get_logger"]
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+
+def get_logger(package: str) -> logging.Logger:
+    """The logger of a package, for example `get_logger("train")` is `tilewise.train`."""
+    return logging.getLogger(f"tilewise.{package}")
+
+
+def configure_logging() -> None:
+    """Send Tilewise's log to standard error at the level that `TILEWISE_LOG` names.
+
+    Raises:
+        ConfigError: there is no such level.
+    """
+    level = read("TILEWISE_LOG", "warning").lower()
+    if level not in _LEVELS:
+        raise ConfigError(
+            f"[core.log] TILEWISE_LOG must be one of {', '.join(_LEVELS)}; got {level!r}; set one of them or unset it"
+        )
+    root = logging.getLogger("tilewise")
+    root.setLevel(_LEVELS[level])
+    if not root.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        root.addHandler(handler)

@@ -1,0 +1,223 @@
+"""Text from a model directory: prompts in, pieces of text out as they come.
+
+One decoding graph over flattened tokens serves prefill in chunks and decoding alike; each call mixes what the
+sequences need next. Text does not depend on the batch, the chunks or the number of devices. Owns an instance
+and its KV cache. Refuses prompts that leave no room for a token.
+
+Shapes: T tokens of a call, S sequences of a call, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import tilewise as tw
+from tilewise.checkpoint import load_generation_config, load_tokenizer, open_weights
+from tilewise.core import ConfigError
+from tilewise.generate.blocks import BLOCK_SIZE, BlockTable, num_blocks_for
+from tilewise.generate.detokenizer import Detokenizer
+from tilewise.generate.sampling import Sampling, pick_token
+from tilewise.models import llama
+from tilewise.models.llama.weights import rename_from_files
+
+if TYPE_CHECKING:
+    from tilewise.models.llama import LlamaConfig
+    from tilewise.session import GraphInstance
+
+__all__ = ["Generator", "Piece"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one step added to one sequence.
+
+    Attributes:
+        sequence: index of the prompt.
+        token: the new token.
+        text: whole characters that it completed; may be empty.
+        finish_reason: `stop` (an end token), `length` (max_tokens or the context), or None while it goes on.
+    """
+
+    sequence: int
+    token: int
+    text: str
+    finish_reason: str | None
+
+
+@dataclass
+class _Sequence:
+    """A sequence on its way. `done` counts the positions already in the KV cache."""
+
+    index: int
+    ids: list[int]
+    prompt_length: int
+    detokenizer: Detokenizer
+    done: int = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next call sees all of its tokens but those it makes."""
+        return self.done == len(self.ids)
+
+
+@dataclass
+class _Call:
+    """Inputs of one call of the decoding graph, as they gather."""
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    sequence: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    blocks: list[list[int]] = field(default_factory=list)
+
+    def add(self, ids: Sequence[int], first: int, blocks: list[int]) -> None:
+        """Add tokens of one sequence at positions from `first` on."""
+        for position, token in enumerate(ids, first):
+            self.tokens.append(token)
+            self.positions.append(position)
+            self.slots.append(blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE)
+            self.sequence.append(len(self.blocks))
+        self.rows.append(len(self.tokens) - 1)
+        self.blocks.append(blocks)
+
+    def inputs(self, max_blocks: int) -> dict[str, NDArray[np.int32]]:
+        """The arrays that the graph takes."""
+        table = np.zeros((len(self.blocks), max_blocks), np.int32)
+        for row, blocks in enumerate(self.blocks):
+            table[row, : len(blocks)] = blocks
+        named = {name: getattr(self, name) for name in ("tokens", "positions", "slots", "sequence", "rows")}
+        return {**{name: np.array(values, np.int32) for name, values in named.items()}, "block_table": table}
+
+
+class Generator:
+    """Writes with a model. Use with `with`, or call `close`.
+
+    Args:
+        model_dir: a Hugging Face directory (config.json, weights, tokenizer.json).
+        tp: devices that share every layer.
+        dtype: `bf16` or `f32`.
+        max_sequences: prompts at a time.
+        max_context: positions per sequence; at most the model's, which is the default.
+        max_tokens_per_call: prompts are read in chunks of at most so many tokens.
+
+    Raises:
+        ConfigError, CheckpointError: the directory is not a model we can run.
+        LayoutError: the model cannot be cut over `tp` devices.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        *,
+        tp: int = 1,
+        dtype: str = "bf16",
+        max_sequences: int = 1,
+        max_context: int | None = None,
+        max_tokens_per_call: int = 256,
+    ) -> None:
+        self.config: LlamaConfig = llama.LlamaConfig.from_pretrained(model_dir)
+        self.tokenizer = load_tokenizer(model_dir)
+        self._end_ids = _end_ids(load_generation_config(model_dir), self.config)
+        self.max_context = min(
+            max_context or self.config.max_position_embeddings, self.config.max_position_embeddings
+        )
+        blocks_each = num_blocks_for(self.max_context)
+        self._max_sequences = max_sequences
+        self._chunk = max(max_tokens_per_call, max_sequences)
+        self._num_blocks = max_sequences * blocks_each
+        self._max_blocks = min(self._num_blocks, num_blocks_for(self.config.max_position_embeddings))
+        weights = rename_from_files(open_weights(model_dir), self.config)
+        graph = tw.ComputeGraph("llama")
+        llama.build_decoding_graph(graph, self.config, self._chunk, max_sequences, self._num_blocks, dtype)
+        strategy = tw.DistributionStrategy.tensor_parallel(tp) if tp > 1 else tw.DistributionStrategy.single()
+        graph.set_distribution(strategy)
+        self.instance: GraphInstance = graph.instantiate(graph.plan())
+        self.instance.load_parameters(weights)
+
+    def __enter__(self) -> Generator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the devices and free their memory."""
+        self.instance.close()
+
+    def generate(self, prompts: Sequence[str], sampling: Sampling) -> Iterator[Piece]:
+        """Continue every prompt; yields a piece per new token, interleaved over the prompts.
+
+        Raises:
+            ConfigError: more prompts than `max_sequences`, or one too long for the context.
+        """
+        active = [self._start(index, prompt) for index, prompt in enumerate(prompts)]
+        if len(active) > self._max_sequences:
+            raise ConfigError(
+                f"[generate.generator] at most max_sequences={self._max_sequences} prompts go together; "
+                f"got {len(active)}; make the generator with more"
+            )
+        blocks = BlockTable(self._num_blocks)
+        while active:
+            finished = []
+            for sequence, logits_V in self._call(active, blocks):
+                piece = self._extend(sequence, logits_V, sampling)
+                if piece.finish_reason is not None:
+                    finished.append(sequence)
+                    blocks.release(sequence.index)
+                yield piece
+            active = [sequence for sequence in active if sequence not in finished]
+
+    def _start(self, index: int, prompt: str) -> _Sequence:
+        ids = list(self.tokenizer.encode(prompt).ids)
+        if not ids:
+            ids = [self.config.bos_token_id if self.config.bos_token_id is not None else 0]
+        if len(ids) >= self.max_context:
+            raise ConfigError(
+                f"[generate.generator] a prompt must leave room in the context of {self.max_context} tokens; "
+                f"got {len(ids)}; shorten it"
+            )
+        return _Sequence(index, ids, len(ids), Detokenizer(self.tokenizer, ids))
+
+    def _call(self, active: list[_Sequence], blocks: BlockTable) -> list[tuple[_Sequence, NDArray[Any]]]:
+        """Run the graph once; returns the sequences whose next token is due, with their logits.
+
+        Sequences that decode go first, one token each; what room is left reads prompts.
+        """
+        call, members, room = _Call(), [], self._chunk
+        for sequence in sorted(active, key=lambda s: len(s.ids) - s.done):
+            count = min(len(sequence.ids) - sequence.done, room)
+            if count == 0:
+                continue
+            end = sequence.done + count
+            call.add(sequence.ids[sequence.done : end], sequence.done, blocks.grow(sequence.index, end))
+            sequence.done = end
+            room -= count
+            members.append(sequence)
+        self.instance.forward(**call.inputs(self._max_blocks))
+        logits_SV = self.instance.get_tensor("logits")
+        return [(sequence, logits_SV[row]) for row, sequence in enumerate(members) if sequence.is_ready]
+
+    def _extend(self, sequence: _Sequence, logits_V: NDArray[Any], sampling: Sampling) -> Piece:
+        position = len(sequence.ids)
+        token = pick_token(logits_V, sampling, sampling.seed + sequence.index, position)
+        if token in self._end_ids:
+            return Piece(sequence.index, token, "", "stop")
+        sequence.ids.append(token)
+        is_full = len(sequence.ids) - sequence.prompt_length >= sampling.max_tokens
+        is_full = is_full or len(sequence.ids) >= self.max_context
+        return Piece(sequence.index, token, sequence.detokenizer.add(token), "length" if is_full else None)
+
+
+def _end_ids(generation_config: dict[str, Any], config: LlamaConfig) -> frozenset[int]:
+    """End tokens: those of generation_config.json, else those of config.json."""
+    eos = generation_config.get("eos_token_id")
+    if eos is None:
+        return frozenset(config.eos_token_ids)
+    return frozenset([eos] if isinstance(eos, int) else eos)

@@ -1,0 +1,8 @@
+"""Describing computations: the builder, layer templates, gradients and passes."""
+
+from tilewise.graph.builder import GraphBuilder
+from tilewise.graph.gradients import differentiate
+from tilewise.graph.passes import simplify
+from tilewise.graph.templates import LayerFunction, layer
+
+__all__ = ["GraphBuilder", "LayerFunction", "differentiate", "layer", "simplify"]

@@ -1,0 +1,278 @@
+"""Describing a graph: `GraphBuilder` checks every call at once and keeps equal nodes only once.
+
+What it makes is `ir.Graph`; gradients, passes and layouts work on that. Names of parameters come from the caller's
+path, never from a counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import tilewise.graph.ops  # noqa: F401  (registers the ops)
+from tilewise.core.dims import DimLabel, Size
+from tilewise.core.dtypes import DType, dtype
+from tilewise.core.errors import ShapeError
+from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
+from tilewise.ir.op import op_named
+
+__all__ = ["INV_COUNT", "GraphBuilder"]
+
+INV_COUNT = "loss.inv_count"
+
+Labels = Sequence[DimLabel | None]
+
+
+class GraphBuilder:
+    """A graph under construction.
+
+    Args:
+        name: for messages and pictures.
+        reduction_chunks: C, the number of chunks that contractions over labelled dims are cut into: a power of two,
+            and the largest number of devices that may share such a dim in exact mode.
+
+    Shapes: sizes are `int` or `Dim`; row-major, last dim fastest. Every operation raises ShapeError at the call, with
+    the operands' shapes, when they do not fit.
+    """
+
+    def __init__(self, name: str = "graph", *, reduction_chunks: int = 8) -> None:
+        self.name = name
+        self.reduction_chunks = reduction_chunks
+        self.tensors: list[TensorNode] = []
+        self.ops: list[OpNode] = []
+        self.outputs: dict[str, int] = {}
+        self.constant_values: dict[int, Any] = {}
+        self.templates: dict[str, Template] = {}
+        self.phase = "forward"
+        self.loss_id: int | None = None
+        self.counted_labels: tuple[int, int] | None = None
+        self._names: dict[str, int] = {}
+        self._cache: dict[Any, tuple[int, ...]] = {}
+
+    # ---- tensors from outside -------------------------------------------------------------------------------------
+
+    def _outside(self, kind: str, spec: TensorSpec) -> TensorNode:
+        if not spec.name or spec.name in self._names:
+            state = "is taken" if spec.name else "is missing"
+            raise ShapeError(f"[graph.{kind}] names must be given and unique; got {spec.name!r}, which {state}; rename it")
+        node = TensorNode(len(self.tensors), spec, kind)
+        self.tensors.append(node)
+        self._names[spec.name] = node.id
+        return node
+
+    def input(
+        self, shape: Sequence[Size], dtype: str | DType = "f32", *, name: str, labels: Labels = (), storage: str = "rows"
+    ) -> TensorNode:
+        """A tensor given at every call; `storage="scalars"` for one number per row (ids, labels, positions)."""
+        return self._outside("input", TensorSpec(tuple(shape), _dtype(dtype), tuple(labels), name, storage=storage))
+
+    def parameter(
+        self, shape: Sequence[Size], dtype: str | DType = "f32", *, name: str, labels: Labels = ()
+    ) -> TensorNode:
+        """A trained tensor: a vector, or a weight `[out, in]` or `[in, out]`, which is kept in packed panels."""
+        if len(shape) > 2 or not all(isinstance(s, int) for s in shape):
+            raise ShapeError(f"[graph.parameter] a parameter has one or two fixed dims; got {tuple(shape)} for {name!r}")
+        storage = "packed" if len(shape) == 2 else "vector"
+        return self._outside("parameter", TensorSpec(tuple(shape), _dtype(dtype), tuple(labels), name, storage=storage))
+
+    def state(
+        self, shape: Sequence[Size], dtype: str | DType = "f32", *, name: str, labels: Labels = (), storage: str = "rows"
+    ) -> TensorNode:
+        """A tensor that lives on between calls and is written in place (a KV cache, optimizer moments)."""
+        return self._outside("state", TensorSpec(tuple(shape), _dtype(dtype), tuple(labels), name, storage=storage))
+
+    def constant(
+        self, value: np.ndarray, *, name: str, labels: Labels = (), storage: str = "rows"
+    ) -> TensorNode:
+        """A tensor whose value is known now: RoPE tables, positions."""
+        known = {np.dtype(np.float32): "f32", np.dtype(np.int32): "i32"}
+        if value.dtype not in known:
+            raise ShapeError(f"[graph.constant] constants are float32 or int32; got {value.dtype} for {name!r}; cast it")
+        node = self._outside("constant", TensorSpec(value.shape, _dtype(known[value.dtype]), tuple(labels), name, storage=storage))
+        self.constant_values[node.id] = value
+        return node
+
+    def output(self, tensor: TensorNode, name: str) -> TensorNode:
+        """Make a result readable by name after a run."""
+        if name in self.outputs:
+            raise ShapeError(f"[graph.output] output names must be unique; got {name!r} twice; rename one")
+        self.outputs[name] = tensor.id
+        return tensor
+
+    def output_id(self, tensor: int, name: str) -> None:
+        """`output` by tensor id."""
+        self.output(self.tensors[tensor], name)
+
+    # ---- operations -----------------------------------------------------------------------------------------------
+
+    def op(self, name: str, inputs: Sequence[TensorNode | None], **attrs: Any) -> list[TensorNode]:
+        """Append an op by name; equal ops on equal operands are the same op."""
+        ids = tuple(None if t is None else t.id for t in inputs)
+        return [self.tensors[i] for i in self.op_on_ids(name, ids, attrs)]
+
+    def op_on_ids(self, name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any], label: str = "") -> tuple[int, ...]:
+        """`op` on tensor ids."""
+        key = (name, ids, tuple(sorted(attrs.items())), self.phase)
+        if key in self._cache:
+            return self._cache[key]
+        specs = op_named(name).infer([None if i is None else self.tensors[i].spec for i in ids], attrs)
+        outputs = self.append(name, ids, specs, attrs, label=label)
+        self._cache[key] = outputs
+        return outputs
+
+    def append(
+        self,
+        name: str,
+        ids: tuple[int | None, ...],
+        specs: Sequence[TensorSpec],
+        attrs: Mapping[str, Any],
+        *,
+        label: str = "",
+    ) -> tuple[int, ...]:
+        """Append an op whose output specs are known."""
+        op_id, first = len(self.ops), len(self.tensors)
+        self.tensors += [TensorNode(first + i, s, "result", op_id) for i, s in enumerate(specs)]
+        outputs = tuple(range(first, len(self.tensors)))
+        self.ops.append(OpNode(op_id, name, ids, outputs, dict(attrs), self.phase, label or self._label(name, ids)))
+        return outputs
+
+    def _label(self, name: str, ids: tuple[int | None, ...]) -> str:
+        """The parameter an op works with is its best name in traces and messages."""
+        for i in ids:
+            if i is not None and self.tensors[i].kind in ("parameter", "state"):
+                return f"{name}:{self.tensors[i].spec.name}"
+        return name
+
+    def matmul(
+        self, a: TensorNode, b: TensorNode, *, transpose_a: bool = False, transpose_b: bool = False,
+        residual: TensorNode | None = None,
+    ) -> TensorNode:  # fmt: skip
+        """`a @ b`, with either transposed. `b` may be a parameter (`a` then `[..., k]`, and `residual` is added).
+
+        Raises:
+            ShapeError: inner sizes or dtypes differ.
+        """
+        if b.kind == "parameter":
+            if transpose_a:
+                raise ShapeError(f"[graph.matmul] only a result can be transposed against a weight; got {a.spec}, {b.spec}")
+            inputs = [a, b] + ([residual] if residual is not None else [])
+            return self.op("linear", inputs, num_terms=1, transpose=transpose_b, residual=residual is not None)[0]
+        out = self.op("matmul", [a, b], transpose_a=transpose_a, transpose_b=transpose_b)[0]
+        return out if residual is None else self.add(out, residual)
+
+    def add(self, a: TensorNode, b: TensorNode) -> TensorNode:
+        """`a + b`."""
+        return self.op("add", [a, b])[0]
+
+    def multiply(self, a: TensorNode, b: TensorNode) -> TensorNode:
+        """`a * b`."""
+        return self.op("multiply", [a, b])[0]
+
+    def scale(self, x: TensorNode, factor: float) -> TensorNode:
+        """`factor * x`."""
+        return self.op("scale", [x], factor=float(factor))[0]
+
+    def silu(self, x: TensorNode) -> TensorNode:
+        """`x * sigmoid(x)`."""
+        return self.op("silu", [x])[0]
+
+    def rms_norm(self, x: TensorNode, gamma: TensorNode, *, eps: float = 1e-6) -> TensorNode:
+        """`x / sqrt(mean(x²) + eps) * gamma` over the last dim."""
+        return self.op("rms_norm", [x, gamma], eps=float(eps))[0]
+
+    def embedding(self, ids: TensorNode, table: TensorNode) -> TensorNode:
+        """Rows of `table` `[vocab, hidden]` at `ids` (i32)."""
+        return self.op("embedding", [ids, table])[0]
+
+    def rope(self, x: TensorNode, positions: TensorNode, table: TensorNode, *, head_dim: int) -> TensorNode:
+        """Rotary embedding of heads side by side in the last dim; `table` holds cosines and sines per position."""
+        return self.op("rope", [x, positions, table], head_dim=head_dim, inverse=False)[0]
+
+    def scaled_dot_product_attention(
+        self, q: TensorNode, k: TensorNode, v: TensorNode, *, head_dim: int, causal: bool = True,
+        scale: float | None = None,
+    ) -> TensorNode:  # fmt: skip
+        """Self-attention on `[batch, seq, heads * head_dim]`; grouped when k and v have fewer heads."""
+        attrs = {"head_dim": head_dim, "causal": causal, "scale": float(scale or head_dim**-0.5)}
+        return self.op("attention", [q, k, v], **attrs)[0]
+
+    def paged_attention(
+        self, q: TensorNode, k_cache: TensorNode, v_cache: TensorNode, positions: TensorNode, sequence: TensorNode,
+        block_table: TensorNode, *, head_dim: int, block_size: int = 64, scale: float | None = None,
+    ) -> TensorNode:  # fmt: skip
+        """Causal attention of flattened tokens over a KV cache in blocks."""
+        attrs = {"head_dim": head_dim, "block_size": block_size, "scale": float(scale or head_dim**-0.5)}
+        return self.op("attention_paged", [q, k_cache, v_cache, positions, sequence, block_table], **attrs)[0]
+
+    def kv_write(self, cache: TensorNode, x: TensorNode, slots: TensorNode) -> TensorNode:
+        """The cache with rows of `x` written at `slots` (in place); use the result from here on."""
+        return self.op("kv_write", [cache, x, slots])[0]
+
+    def gather_rows(self, x: TensorNode, index: TensorNode) -> TensorNode:
+        """Rows of `x` `[T, d]` at `index` `[S]`."""
+        return self.op("gather_rows", [x, index])[0]
+
+    def cross_entropy(
+        self, logits: TensorNode, labels: TensorNode, inv_count: TensorNode, *, ignore_index: int = -100
+    ) -> tuple[TensorNode, TensorNode]:
+        """Mean cross-entropy `[1]` and every row's share of it; `inv_count` is 1 / number of counted labels."""
+        loss, rows, *_ = self.op("cross_entropy", [logits, labels, inv_count], ignore_index=ignore_index)
+        return loss, rows
+
+    def mean_cross_entropy(
+        self, logits: TensorNode, labels: TensorNode, *, ignore_index: int = -100
+    ) -> tuple[TensorNode, TensorNode]:
+        """`cross_entropy` whose `inv_count` is the input `loss.inv_count`, filled from the labels at every step."""
+        inv_count = self.input([1], "f32", name=INV_COUNT, storage="vector")
+        self.counted_labels = (labels.id, ignore_index)
+        return self.cross_entropy(logits, labels, inv_count, ignore_index=ignore_index)
+
+    def loss(self, tensor: TensorNode) -> TensorNode:
+        """Declare the loss `[1]`; planning appends its backward pass. It is read as output `loss`.
+
+        Raises:
+            ShapeError: the tensor is no loss.
+        """
+        producer = self.ops[tensor.producer].op if tensor.producer is not None else tensor.kind
+        if producer != "cross_entropy":
+            raise ShapeError(f"[graph.loss] a loss comes from cross_entropy; got {tensor.spec} from {producer}; call it")
+        self.loss_id = tensor.id
+        return self.output(tensor, "loss")
+
+    # ---- the finished thing ---------------------------------------------------------------------------------------
+
+    def find(self, name: str) -> TensorNode:
+        """The input, parameter, state or constant of that name.
+
+        Raises:
+            ShapeError: there is none.
+        """
+        if name not in self._names:
+            raise ShapeError(f"[graph.find] the graph must have the tensor; got {name!r}; it has {', '.join(self._names)}")
+        return self.tensors[self._names[name]]
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor from outside has that name."""
+        return name in self._names
+
+    def freeze(self) -> Graph:
+        """The graph as data."""
+        return Graph(
+            self.name, tuple(self.tensors), tuple(self.ops), dict(self.outputs), self.reduction_chunks,
+            dict(self.constant_values), dict(self.templates),
+        )  # fmt: skip
+
+    @classmethod
+    def thaw(cls, graph: Graph) -> GraphBuilder:
+        """A builder that continues a frozen graph; tensor ids stay."""
+        builder = cls(graph.name, reduction_chunks=graph.reduction_chunks)
+        builder.tensors, builder.ops = list(graph.tensors), list(graph.ops)
+        builder.outputs, builder.constant_values = dict(graph.outputs), dict(graph.constant_values)
+        builder.templates = dict(graph.templates)
+        builder._names = {t.spec.name: t.id for t in graph.tensors if t.spec.name}
+        return builder
+
+
+_dtype = dtype

@@ -1,0 +1,218 @@
+"""Attention and what belongs to it: RoPE, the KV cache, self-attention over whole sequences, paged attention.
+
+Heads lie side by side in the last dim: `[..., heads * head_dim]`, labelled with the head size as atom, so a strategy
+shards heads and nothing has to be reshaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilewise.core.dims import DimLabel
+from tilewise.core.dtypes import DTYPES
+from tilewise.graph.ops.common import leading, require
+from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.op import Factors, register
+
+__all__: list[str] = []
+
+
+def _heads(spec: TensorSpec, head_dim: int, op: str) -> int:
+    width = spec.shape[-1]
+    require(isinstance(width, int) and width % head_dim == 0, op, f"the last dim must hold heads of {head_dim}", spec)
+    assert isinstance(width, int)
+    return width // head_dim
+
+
+@register
+class Rope:
+    """Rotary embedding, halves paired: inputs x, positions, table (`[max, head_dim]`: cosines, then sines)."""
+
+    name = "rope"
+    in_place = ((0, 0),)
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """As x."""
+        x, positions, table = inputs
+        assert x is not None and positions is not None and table is not None
+        _heads(x, attrs["head_dim"], "rope")
+        require(positions.shape == x.shape[:-1], "rope", "one position per row", x, positions)
+        require(table.shape[-1] == attrs["head_dim"], "rope", "the table's rows have the head size", x, table)
+        return [TensorSpec(x.shape, x.dtype, x.labels)]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """Heads may be sharded; positions follow the rows."""
+        assert inputs[0] is not None
+        rows = leading(inputs[0])
+        return Factors(((*rows, "h"), rows, ("p", "e")), ((*rows, "h"),), whole=frozenset("pe"))
+
+    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+        """The inverse rotation of dy."""
+        _, positions, table = op.inputs
+        attrs = {**op.attrs, "inverse": not op.attrs["inverse"]}
+        return [*tape.op("rope", [grads[0], tape.use(positions), tape.use(table)], **attrs), None, None]
+
+    def lower(self, low: Any, op: OpNode) -> None:
+        """One task per row tile."""
+        x, positions, table = op.inputs
+        t = low.tensor(x)
+        operands = [low.row(op.outputs[0], "w"), low.row(x, "r"), low.row(positions, "r"), low.whole(table, "r")]
+        ints = [op.attrs["head_dim"], int(op.attrs["inverse"])]
+        low.emit(f"rope_{t.dtype}", op, t.extent, low.row_step(t), operands, ints=ints)
+
+
+@register
+class Attention:
+    """Causal self-attention with grouped heads on `[batch, seq, heads * head_dim]`; outputs the result and the
+    logarithm of each row's softmax sum (kept for the backward pass)."""
+
+    name = "attention"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """As q, and fp32 `[batch, seq, heads]`."""
+        q, k, v = inputs
+        assert q is not None and k is not None and v is not None
+        require(len(q.shape) == 3, "attention", "operands must be [batch, seq, heads * head_dim]", q, k, v)
+        heads, kv_heads = _heads(q, attrs["head_dim"], "attention"), _heads(k, attrs["head_dim"], "attention")
+        require(k.shape == v.shape and k.shape[:-1] == q.shape[:-1], "attention", "q, k and v must share rows", q, k, v)
+        require(heads % kv_heads == 0, "attention", "query heads must divide by KV heads", q, k)
+        require(q.dtype == k.dtype == v.dtype, "attention", "operands must have one dtype", q, k, v)
+        label = q.labels[-1]
+        lse = DimLabel(label.name, 1) if label else None
+        return [
+            TensorSpec(q.shape, q.dtype, q.labels),
+            TensorSpec((*q.shape[:-1], heads), DTYPES["f32"], (*q.labels[:-1], lse)),
+        ]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """Batch and heads; a KV head goes with its query heads."""
+        x = ("b", "s", "h")
+        return Factors((x, x, x), (x, x), whole=frozenset("s"))
+
+    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+        """One op for dq, dk and dv."""
+        q, k, v = (tape.use(i) for i in op.inputs)
+        out, lse = (tape.use(o) for o in op.outputs)
+        return tape.op("attention_backward", [grads[0], out, lse, q, k, v], **op.attrs)
+
+    def lower(self, low: Any, op: OpNode) -> None:
+        """One task per block of whole sequences."""
+        q, k, v = op.inputs
+        t = low.tensor(q)
+        operands = [low.row(o, "w") for o in op.outputs] + [low.row(i, "r") for i in (q, k, v)]
+        seq = low.spec(q).shape[1]
+        ints = [seq, *_head_ints(low, op, q, k), int(op.attrs["causal"])]
+        low.emit(f"attention_{t.dtype}", op, t.extent, low.row_step(t), operands, ints=ints, floats=[op.attrs["scale"]])
+
+
+def _head_ints(low: Any, op: OpNode, q: int, k: int) -> list[int]:
+    """Local query heads, local KV heads, head size."""
+    size = op.attrs["head_dim"]
+    return [low.tensor(q).cols // size, low.tensor(k).cols // size, size]
+
+
+@register
+class AttentionBackward:
+    """Inputs dout, out, lse, q, k, v; outputs dq, dk, dv. Where KV heads are replicated, dk and dv are summed over the
+    replicas in fp32 along the tree over the group's query heads before anything else happens to them."""
+
+    name = "attention_backward"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """As q, k and v."""
+        specs = [s for s in inputs[3:6] if s is not None]
+        return [TensorSpec(s.shape, s.dtype, s.labels) for s in specs]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """As forward."""
+        x = ("b", "s", "h")
+        return Factors((x,) * 6, (x,) * 3, whole=frozenset("s"))
+
+    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+        """Second derivatives are not defined."""
+        return [None] * len(op.inputs)
+
+    def lower(self, low: Any, op: OpNode) -> None:
+        """One task per block of whole sequences, then the sum over replicas of a KV head."""
+        q, k = op.inputs[3], op.inputs[4]
+        t = low.tensor(q)
+        team = low.replicas(k, 2)
+        targets = list(op.outputs)
+        if len(team) > 1:
+            targets[1:] = [low.temp_like(low.tensor(o), dtype="f32", name="partial") for o in op.outputs[1:]]
+        operands = [low.row(o, "w") for o in targets] + [low.row(i, "r") for i in op.inputs]
+        ints = [low.spec(q).shape[1], *_head_ints(low, op, q, k), int(op.attrs["causal"]), int(len(team) > 1)]
+        low.emit(
+            f"attention_backward_{t.dtype}", op, t.extent, low.row_step(t), operands, ints=ints, floats=[op.attrs["scale"]]
+        )
+        if len(team) > 1:
+            for partial, out in zip(targets[1:], op.outputs[1:]):
+                low.all_reduce(op, partial, out, None, "", "sum", team=team)
+
+
+@register
+class KvWrite:
+    """Rows of x written into the cache at `slots`, in place: inputs cache, x, slots; the output is the cache after."""
+
+    name = "kv_write"
+    in_place = ((0, 0),)
+    must_alias = True
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """As the cache."""
+        cache, x, slots = inputs
+        assert cache is not None and x is not None and slots is not None
+        require(cache.shape[-1] == x.shape[-1] and cache.dtype == x.dtype, "kv_write", "rows must fit the cache", cache, x)
+        require(slots.shape == x.shape[:-1], "kv_write", "one slot per row", x, slots)
+        return [TensorSpec(cache.shape, cache.dtype, cache.labels)]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """Heads may be sharded."""
+        return Factors((("c", "h"), ("t", "h"), ("t",)), (("c", "h"),), whole=frozenset("ct"))
+
+    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+        """A cache takes no gradient."""
+        return [None] * len(op.inputs)
+
+    def lower(self, low: Any, op: OpNode) -> None:
+        """One task per row tile."""
+        cache, x, slots = op.inputs
+        t = low.tensor(x)
+        operands = [low.whole(op.outputs[0], "rw"), low.row(x, "r"), low.row(slots, "r")]
+        low.emit(f"kv_write_{t.dtype}", op, t.extent, low.row_step(t), operands)
+
+
+@register
+class AttentionPaged:
+    """Attention of flattened tokens over a paged cache: inputs q, k_cache, v_cache, positions, sequence, block_table."""
+
+    name = "attention_paged"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """As q."""
+        q, k = inputs[0], inputs[1]
+        assert q is not None and k is not None
+        heads, kv_heads = _heads(q, attrs["head_dim"], self.name), _heads(k, attrs["head_dim"], self.name)
+        require(heads % kv_heads == 0, self.name, "query heads must divide by KV heads", q, k)
+        return [TensorSpec(q.shape, q.dtype, q.labels)]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """Heads may be sharded."""
+        cache, t = ("c", "h"), ("t",)
+        return Factors((("t", "h"), cache, cache, t, t, ("s", "m")), (("t", "h"),), whole=frozenset("ctsm"))
+
+    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+        """For generation only."""
+        return [None] * len(op.inputs)
+
+    def lower(self, low: Any, op: OpNode) -> None:
+        """One task per row tile."""
+        q, k_cache, v_cache, positions, sequence, table = op.inputs
+        t = low.tensor(q)
+        operands = [
+            low.row(op.outputs[0], "w"), low.row(q, "r"), low.whole(k_cache, "r"), low.whole(v_cache, "r"),
+            low.row(positions, "r"), low.row(sequence, "r"), low.whole(table, "r"),
+        ]  # fmt: skip
+        ints = [op.attrs["block_size"], *_head_ints(low, op, q, k_cache)]
+        low.emit(f"attention_paged_{t.dtype}", op, t.extent, low.row_step(t), operands, ints=ints, floats=[op.attrs["scale"]])

@@ -1,0 +1,79 @@
+"""Embedding rows by id, and picking rows by index."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilewise.graph.ops.common import require
+from tilewise.graph.ops.linear import EmbeddingTerm
+from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.op import Factors, register
+
+__all__: list[str] = []
+
+
+@register
+class Embedding:
+    """Rows of the table: inputs ids, table `[vocab, hidden]`. A sharded vocabulary selects rows, it never adds them."""
+
+    name = "embedding"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """`[..., hidden]` in the table's dtype."""
+        ids, table = inputs
+        assert ids is not None and table is not None
+        require(ids.dtype.name == "i32", "embedding", "ids must be i32", ids, table, advice="cast the ids")
+        require(len(table.shape) == 2, "embedding", "the table must have two dims", ids, table)
+        return [TensorSpec((*ids.shape, table.shape[1]), table.dtype, (*ids.labels, table.labels[1]))]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """The vocabulary is contracted by selection."""
+        assert inputs[0] is not None
+        rows = tuple(f"b{i}" for i in range(len(inputs[0].shape)))
+        return Factors((rows, ("v", "d")), ((*rows, "d"),), reduce="select", whole=frozenset("d"))
+
+    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+        """Rows of dy added at the ids."""
+        return [None, EmbeddingTerm(tape.use(op.inputs[0]), grads[0])]
+
+    def lower(self, low: Any, op: OpNode) -> None:
+        """One task per row tile, then the selection over the vocabulary's devices."""
+        ids, table = op.inputs
+        out = low.tensor(op.outputs[0])
+        axis = low.factor_axis(op, "v")
+        target = low.temp_like(out, dtype=out.dtype, name="rows") if axis else op.outputs[0]
+        begin = low.local_range(low.spec(table), low.layout(table), 0)[0]
+        operands = [low.row(target, "w"), low.row(ids, "r"), low.whole(table, "r")]
+        low.emit(f"embedding_{out.dtype}", op, out.extent, low.row_step(out), operands, ints=[begin])
+        if axis:
+            low.all_reduce(op, target, op.outputs[0], None, axis, "or")
+
+
+@register
+class GatherRows:
+    """Rows of x by index: inputs x `[T, d]`, index `[S]`."""
+
+    name = "gather_rows"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """`[S, d]`."""
+        x, index = inputs
+        assert x is not None and index is not None
+        require(len(x.shape) == 2 and len(index.shape) == 1, self.name, "needs [T, d] and [S]", x, index)
+        return [TensorSpec((*index.shape, x.shape[1]), x.dtype, (*index.labels, x.labels[1]))]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """Rows of x stay whole."""
+        return Factors((("t", "d"), ("s",)), (("s", "d"),), whole=frozenset("t"))
+
+    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+        """For generation only."""
+        return [None, None]
+
+    def lower(self, low: Any, op: OpNode) -> None:
+        """One task per row tile of the result."""
+        x, index = op.inputs
+        out = low.tensor(op.outputs[0])
+        operands = [low.row(op.outputs[0], "w"), low.whole(x, "r"), low.row(index, "r")]
+        low.emit(f"gather_rows_{out.dtype}", op, out.extent, low.row_step(out), operands)

@@ -1,0 +1,210 @@
+"""Products with trained weights: `linear`, its weight gradient, and the plain `matmul` of two results.
+
+A weight is resident in packed panels (docs/layout.md, native/kernels/packing.h). `linear` sums over terms `x_t · w_t`,
+so that the input gradient of q, k and v (or gate and up) is one contraction whatever the strategy
+(docs/numerics.md, rule 3). `transpose` says whether weights are used as `[n, k]` transposed (the usual forward use) or
+as they are (its input gradient): each is the other's gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilewise.core.dims import DimLabel
+from tilewise.core.dtypes import DTYPES
+from tilewise.graph.ops.common import leading, require, same_shape
+from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.op import Factors, register
+
+__all__ = ["EmbeddingTerm", "LinearTerm", "WeightTerm", "contraction_label"]
+
+
+@dataclass(frozen=True)
+class LinearTerm:
+    """A summand `dy · w` of an input gradient; terms of one tensor become one `linear`."""
+
+    dy: int
+    weight: int
+    transpose: bool
+
+
+@dataclass(frozen=True)
+class WeightTerm:
+    """A summand `rowsᵀ · cols` of a weight gradient (rows: what the weight's first dim counts)."""
+
+    rows: int
+    cols: int
+
+
+@dataclass(frozen=True)
+class EmbeddingTerm:
+    """Rows of `grad` scatter-added at `ids`: a summand of an embedding table's gradient."""
+
+    ids: int
+    grad: int
+
+
+def contraction_label(weight: TensorSpec, transpose: bool) -> DimLabel | None:
+    """What the contracted dim of a weight counts."""
+    return weight.labels[1 if transpose else 0]
+
+
+@register
+class Linear:
+    """`out = Σ_t x_t w_tᵀ (+ residual)`; inputs x_0, w_0, x_1, w_1, …, and the residual when there is one."""
+
+    name = "linear"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """`[..., n]` in the dtype of x."""
+        terms = attrs["num_terms"]
+        x0, w0 = inputs[0], inputs[1]
+        assert x0 is not None and w0 is not None
+        inner, outer = (1, 0) if attrs["transpose"] else (0, 1)
+        for x, w in zip(inputs[0 : 2 * terms : 2], inputs[1 : 2 * terms : 2]):
+            assert x is not None and w is not None
+            require(len(w.shape) == 2, "linear", "a weight must have two dims", w)
+            require(x.shape[-1] == w.shape[inner], "linear", "inner sizes must agree", x, w, advice="transpose the weight")
+            require(x.dtype == w.dtype, "linear", "operands must have one dtype", x, w, advice="cast one of them")
+            require(w.shape[outer] == w0.shape[outer], "linear", "terms must have one output size", w0, w)
+        out = TensorSpec(
+            (*x0.shape[:-1], w0.shape[outer]), x0.dtype, (*x0.labels[:-1], w0.labels[outer])
+        )
+        if attrs["residual"]:
+            same_shape("linear", out, inputs[2 * terms])
+        return [out]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """Rows, the outer dim and one contracted factor for all terms."""
+        assert inputs[0] is not None
+        rows = leading(inputs[0])
+        weight = ("n", "k") if attrs["transpose"] else ("k", "n")
+        names: list[tuple[str, ...] | None] = []
+        for _ in range(attrs["num_terms"]):
+            names += [(*rows, "k"), weight]
+        if attrs["residual"]:
+            names.append((*rows, "n"))
+        return Factors(tuple(names), ((*rows, "n"),))
+
+    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+        """dx = dy·w, dw = dyᵀ·x, and dy itself for the residual."""
+        (dy,) = grads
+        transpose = op.attrs["transpose"]
+        result: list[Any] = []
+        for t in range(op.attrs["num_terms"]):
+            x, w = op.inputs[2 * t], op.inputs[2 * t + 1]
+            result.append(LinearTerm(dy, tape.use(w), not transpose))
+            result.append(WeightTerm(dy, tape.use(x)) if transpose else WeightTerm(tape.use(x), dy))
+        return [*result, dy] if op.attrs["residual"] else result
+
+    def lower(self, low: Any, op: OpNode) -> None:
+        """One task per row tile; over a sharded contraction the fp32 partial is reduced first."""
+        terms, transpose = op.attrs["num_terms"], op.attrs["transpose"]
+        out = low.tensor(op.outputs[0])
+        residual = op.inputs[2 * terms] if op.attrs["residual"] else None
+        pairs = [(op.inputs[2 * t], op.inputs[2 * t + 1]) for t in range(terms)]
+        axis = low.factor_axis(op, "k")
+        chunks = low.contraction_chunks([(low.spec(w), contraction_label(low.spec(w), transpose), 1 if transpose else 0)
+                                         for _, w in pairs], axis)
+        target = low.temp_like(out, dtype="f32", name="partial") if axis else op.outputs[0]
+        operands = [low.row(target, "w"), low.row(residual, "r") if residual is not None and not axis else low.null()]
+        for x, w in pairs:
+            operands += [low.row(x, "r"), low.whole(w, "r")]
+        kernel = f"{'matmul' if transpose else 'matmul_dx'}_{out.dtype}"
+        ints = [int(bool(axis)), terms, len(chunks), *(v for c in chunks for r in c for v in r)]
+        low.emit(kernel, op, out.extent, low.row_step(out), operands, ints=ints)
+        if axis:
+            low.all_reduce(op, target, op.outputs[0], residual, axis, "sum")
+
+
+@register
+class LinearWeightGradient:
+    """Gradient of a weight in fp32: contraction over tokens, leaf by leaf, plus embedding rows.
+
+    Inputs: the weight (for its shape), rows, cols, ids, grad; the pairs may be absent (None).
+    """
+
+    name = "linear_dw"
+    accumulates = (0,)
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """fp32 in the weight's shape."""
+        w = inputs[0]
+        assert w is not None
+        return [replace(w, dtype=DTYPES["f32"], name="")]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """Tokens are contracted; the weight's dims stay."""
+        tokens = leading(next(s for s in inputs[1:] if s is not None and len(s.shape) > 1))
+        tokens = tokens if inputs[1] is not None or inputs[4] is None else leading(inputs[4])
+        wanted = [("n", "k"), (*tokens, "n"), (*tokens, "k"), tokens, (*tokens, "k")]
+        return Factors(tuple(f if s is not None else None for f, s in zip(wanted, inputs)), (("n", "k"),))
+
+    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+        """Second derivatives are not defined."""
+        return [None] * len(op.inputs)
+
+    def lower(self, low: Any, op: OpNode) -> None:
+        """One task per block of weight rows over all leaves at hand, then the reduction over the batch's devices."""
+        weight, rows, cols, ids, grad = op.inputs
+        w = low.tensor(weight)
+        target = low.accumulator(op, 0)
+        operands = [
+            low.row(target.ref, "w"),
+            low.col(rows, "r") if rows is not None else low.null(),
+            low.whole(cols, "r") if cols is not None else low.null(),
+            low.whole(ids, "r") if ids is not None else low.null(),
+            low.whole(grad, "r") if grad is not None else low.null(),
+            *(low.row(c, "r") for c in target.carries),
+        ]
+        begin = low.local_range(low.spec(weight), low.layout(weight), 0)[0]
+        ints = [low.leaf_rows, len(target.carries), begin]
+        low.emit(f"matmul_dw_{w.dtype}", op, w.extent, w.tile_rows, operands, ints=ints, priority=-1)
+        low.finish_accumulation(op, target, low.factor_axis(op, "b0"))
+
+
+@register
+class Matmul:
+    """Product of two 2-D results, with transposes; for graphs by hand. Weights go through `linear`."""
+
+    name = "matmul"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """`[m, n]` in the operands' dtype."""
+        a, b = inputs
+        assert a is not None and b is not None
+        require(len(a.shape) == 2 and len(b.shape) == 2, "matmul", "operands must have two dims", a, b)
+        m, k = a.shape[::-1] if attrs["transpose_a"] else a.shape
+        k2, n = b.shape[::-1] if attrs["transpose_b"] else b.shape
+        require(k == k2, "matmul", "inner sizes must agree", a, b, advice="set transpose_a or transpose_b")
+        require(a.dtype == b.dtype, "matmul", "operands must have one dtype", a, b, advice="cast one of them")
+        return [TensorSpec((m, n), a.dtype)]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """Only rows may be sharded: the contraction of two results is never split."""
+        a = ("k", "m") if attrs["transpose_a"] else ("m", "k")
+        b = ("n", "k") if attrs["transpose_b"] else ("k", "n")
+        return Factors((a, b), (("m", "n"),), whole=frozenset("k"))
+
+    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+        """Products of dy with the other operand, in the transpose form that fits."""
+        (dy,) = grads
+        a, b = (tape.use(i) for i in op.inputs)
+        ta, tb = op.attrs["transpose_a"], op.attrs["transpose_b"]
+        da = tape.matmul(b, dy, tb, True) if ta else tape.matmul(dy, b, False, not tb)
+        db = tape.matmul(dy, a, True, ta) if tb else tape.matmul(a, dy, not ta, False)
+        return [da, db]
+
+    def lower(self, low: Any, op: OpNode) -> None:
+        """One task per row tile; the whole when the first operand is transposed."""
+        a, b = op.inputs
+        out = low.tensor(op.outputs[0])
+        transposed = op.attrs["transpose_a"]
+        first = low.whole(a, "r") if transposed else low.row(a, "r")
+        target = low.whole(op.outputs[0], "w") if transposed else low.row(op.outputs[0], "w")
+        ints = [int(transposed), int(op.attrs["transpose_b"]), 0, 0]
+        step = 0 if transposed else low.row_step(out)
+        low.emit(f"gemm_{out.dtype}", op, out.extent, step, [target, first, low.whole(b, "r")], ints=ints)
+

@@ -1,0 +1,121 @@
+"""Cross-entropy over a vocabulary that may be sharded: exact maximum, chunk sums of exp, loss and gradient.
+
+Inputs logits, labels, inv_count. `inv_count` is one over the number of counted labels of the whole global batch, known
+before the backward pass; `GraphInstance.step` computes it from the labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilewise.core.dtypes import DTYPES
+from tilewise.graph.ops.common import leading, require
+from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.op import Factors, register
+
+__all__: list[str] = []
+
+
+@register
+class CrossEntropy:
+    """Outputs the mean loss `[1]`, each row's share of it, and what the backward pass needs: (max, target) and sums."""
+
+    name = "cross_entropy"
+    accumulates = (0,)
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """loss `[1]`, rows `[...]`, stats `[..., 2]`, sums `[...]`, all fp32."""
+        logits, labels, _ = inputs
+        assert logits is not None and labels is not None
+        require(labels.shape == logits.shape[:-1], self.name, "one label per row of logits", logits, labels)
+        require(labels.dtype.name == "i32", self.name, "labels must be i32", labels, advice="cast the labels")
+        f32, rows = DTYPES["f32"], labels.shape
+        return [
+            TensorSpec((1,), f32, storage="vector"),
+            TensorSpec(rows, f32, labels.labels, storage="scalars"),
+            TensorSpec((*rows, 2), f32, (*labels.labels, None)),
+            TensorSpec(rows, f32, labels.labels, storage="scalars"),
+        ]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """The vocabulary is contracted here, rows only by the loss."""
+        assert inputs[0] is not None
+        rows = leading(inputs[0])
+        return Factors(((*rows, "v"), rows, ("o",)), (("o",), rows, (*rows, "t"), rows))
+
+    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+        """The gradient of the loss itself (the seed is one)."""
+        used = [tape.use(i) for i in (*op.inputs[:2], op.outputs[2], op.outputs[3], op.inputs[2])]
+        return [*tape.op("cross_entropy_backward", used, **op.attrs), None, None]
+
+    def lower(self, low: Any, op: OpNode) -> None:
+        """Maximum, sums, row losses; then the sum over rows, leaf by leaf."""
+        logits, labels, inv_count = op.inputs
+        _, rows, stats, sums = op.outputs
+        t = low.tensor(logits)
+        step = low.row_step(t)
+        axis = low.factor_axis(op, "v")
+        spec = low.spec(logits)
+        begin = low.local_range(spec, low.layout(logits), len(spec.shape) - 1)[0]
+        ignore = op.attrs["ignore_index"]
+        stats_target = low.temp_like(low.tensor(stats), dtype="f32", name="max") if axis else stats
+        operands = [low.row(stats_target, "w"), low.row(logits, "r"), low.row(labels, "r")]
+        low.emit(f"cross_entropy_max_{t.dtype}", op, t.extent, step, operands, ints=[begin, ignore])
+        if axis:
+            low.all_reduce(op, stats_target, stats, None, axis, "max")
+        chunks = low.label_chunks(spec.labels[-1], spec.shape[-1], axis)
+        sums_target = low.temp_like(low.tensor(sums), dtype="f32", name="sums") if axis else sums
+        operands = [low.row(sums_target, "w"), low.row(logits, "r"), low.row(stats, "r")]
+        ints = [len(chunks), *(v for c in chunks for v in c)]
+        low.emit(f"cross_entropy_sum_{t.dtype}", op, t.extent, step, operands, ints=ints)
+        if axis:
+            low.all_reduce(op, sums_target, sums, None, axis, "sum")
+        low.emit(
+            f"cross_entropy_grad_{t.dtype}", op, t.extent, step,
+            [low.null(), low.row(rows, "w"), low.row(logits, "r"), low.row(stats, "r"), low.row(sums, "r"),
+             low.row(labels, "r"), low.whole(inv_count, "r")], ints=[begin, ignore],
+        )  # fmt: skip
+        leaf = low.temp(low.num_leaves, 1, "f32", tile_rows=1, name="loss_leaves")
+        low.emit("row_sum_leaf_f32", op, t.extent, step, [low.row(leaf, "rw", div=low.leaf_rows), low.row(rows, "r")],
+                 ints=[low.leaf_rows])  # fmt: skip
+        low.leaf_tree(op, 0, leaf, low.factor_axis(op, "b0"))
+
+
+@register
+class CrossEntropyBackward:
+    """Inputs logits, labels, stats, sums, inv_count; the output is the gradient, written over the logits."""
+
+    name = "cross_entropy_backward"
+    in_place = ((0, 0),)
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """As the logits."""
+        logits = inputs[0]
+        assert logits is not None
+        return [TensorSpec(logits.shape, logits.dtype, logits.labels)]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """Nothing is contracted: the statistics are complete."""
+        assert inputs[0] is not None
+        rows = leading(inputs[0])
+        logits = (*rows, "v")
+        return Factors((logits, rows, (*rows, "t"), rows, ("o",)), (logits,))
+
+    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+        """Second derivatives are not defined."""
+        return [None] * len(op.inputs)
+
+    def lower(self, low: Any, op: OpNode) -> None:
+        """One task per row tile."""
+        logits, labels, stats, sums, inv_count = op.inputs
+        t = low.tensor(logits)
+        spec = low.spec(logits)
+        begin = low.local_range(spec, low.layout(logits), len(spec.shape) - 1)[0]
+        rows = low.temp_like(low.tensor(sums), dtype="f32", name="loss_rows")
+        operands = [
+            low.row(op.outputs[0], "w"), low.row(rows, "w"), low.row(logits, "r"), low.row(stats, "r"),
+            low.row(sums, "r"), low.row(labels, "r"), low.whole(inv_count, "r"),
+        ]  # fmt: skip
+        ints = [begin, op.attrs["ignore_index"]]
+        low.emit(f"cross_entropy_grad_{t.dtype}", op, t.extent, low.row_step(t), operands, ints=ints)

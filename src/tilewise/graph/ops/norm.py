@@ -1,0 +1,105 @@
+"""Root-mean-square norm over the last dim, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilewise.core.dtypes import DTYPES
+from tilewise.graph.ops.common import leading, require
+from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.op import Factors, register
+
+__all__ = ["NormTerm"]
+
+
+@dataclass(frozen=True)
+class NormTerm:
+    """The input gradient of a norm, still to be emitted so that a residual's gradient can ride along.
+
+    `rows` are the ids of dy, x, rstd and gamma; `weight` is the gamma of the forward graph.
+    """
+
+    dy: int
+    x: int
+    rstd: int
+    gamma: int
+    weight: int
+
+
+@register
+class RmsNorm:
+    """`x * rstd * gamma`; outputs y and rstd (kept for the backward pass)."""
+
+    name = "rms_norm"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """y as x, rstd `[...]` in fp32."""
+        x, gamma = inputs
+        assert x is not None and gamma is not None
+        require(gamma.shape == x.shape[-1:], "rms_norm", "gamma must have the size of the last dim", x, gamma)
+        require(gamma.dtype == x.dtype, "rms_norm", "operands must have one dtype", x, gamma)
+        return [TensorSpec(x.shape, x.dtype, x.labels), TensorSpec(x.shape[:-1], DTYPES["f32"], x.labels[:-1], storage="scalars")]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """The normalised dim stays whole."""
+        assert inputs[0] is not None
+        rows = leading(inputs[0])
+        return Factors(((*rows, "d"), ("d",)), ((*rows, "d"), rows), whole=frozenset("d"))
+
+    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+        """One fused op gives dx (plus what flows past the norm) and dgamma."""
+        x, gamma = op.inputs
+        term = NormTerm(grads[0], tape.use(x), tape.use(op.outputs[1]), tape.use(gamma), gamma)  # type: ignore[arg-type]
+        return [term, None]
+
+    def lower(self, low: Any, op: OpNode) -> None:
+        """One task per row tile."""
+        x, gamma = op.inputs
+        t = low.tensor(x)
+        operands = [low.row(op.outputs[0], "w"), low.row(op.outputs[1], "w"), low.row(x, "r"), low.whole(gamma, "r")]
+        low.emit(f"rms_norm_{t.dtype}", op, t.extent, low.row_step(t), operands, floats=[op.attrs["eps"]])
+
+
+@register
+class RmsNormBackward:
+    """Inputs dy, x, rstd, gamma, dresidual (or None); outputs dx and dgamma (fp32)."""
+
+    name = "rms_norm_backward"
+    accumulates = (1,)
+    in_place = ((0, 0),)
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """dx as x, dgamma as gamma in fp32."""
+        _, x, _, gamma, _ = inputs
+        assert x is not None and gamma is not None
+        return [TensorSpec(x.shape, x.dtype, x.labels), replace(gamma, dtype=DTYPES["f32"], name="")]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """dgamma contracts the rows."""
+        assert inputs[1] is not None
+        rows = leading(inputs[1])
+        x = (*rows, "d")
+        return Factors((x, x, rows, ("d",), x if inputs[4] is not None else None), (x, ("d",)), whole=frozenset("d"))
+
+    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+        """Second derivatives are not defined."""
+        return [None] * len(op.inputs)
+
+    def lower(self, low: Any, op: OpNode) -> None:
+        """dx and the leaf's partial of dgamma per row tile; then the tree over leaves and the reduction."""
+        dy, x, rstd, gamma, residual = op.inputs
+        t = low.tensor(x)
+        leaf = low.temp(low.num_leaves, t.cols, "f32", tile_rows=1, name="dgamma_leaves")
+        operands = [
+            low.row(op.outputs[0], "w"),
+            low.row(leaf, "rw", div=low.leaf_rows),
+            low.row(dy, "r"),
+            low.row(x, "r"),
+            low.row(rstd, "r"),
+            low.whole(gamma, "r"),
+            low.row(residual, "r") if residual is not None else low.null(),
+        ]
+        low.emit(f"rms_norm_backward_{t.dtype}", op, t.extent, low.row_step(t), operands, ints=[low.leaf_rows])
+        low.leaf_tree(op, 1, leaf, low.factor_axis(op, "b0"))

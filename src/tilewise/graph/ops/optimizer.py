@@ -1,0 +1,101 @@
+"""The update of parameters as ops: the global gradient norm with its clipping scale, and AdamW.
+
+Both run once per step, after all microbatches. They write their state in place and have no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilewise.core.dims import DimLabel, chunk_range
+from tilewise.core.dtypes import DTYPES
+from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.op import Factors, register
+
+__all__: list[str] = []
+
+
+def _whole(spec: TensorSpec | None, prefix: str) -> tuple[str, ...] | None:
+    return tuple(f"{prefix}{i}" for i in range(len(spec.shape))) if spec is not None else None
+
+
+@register
+class GlobalNorm:
+    """Norm of all gradients and the scale that clips it: inputs the gradients, output `[2]` fp32 (norm, scale).
+
+    Every gradient gives one fp64 sum of squares per chunk of its labelled dim; devices that share a gradient fill in
+    their chunks, all add all of them in one fixed tree.
+    """
+
+    name = "global_norm"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """`[2]` fp32."""
+        return [TensorSpec((2,), DTYPES["f32"], storage="vector")]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """Gradients may be sharded in any way."""
+        return Factors(tuple(_whole(s, f"g{i}_") for i, s in enumerate(inputs)), (("o",),))
+
+    def lower(self, low: Any, op: OpNode) -> None:
+        """One task per gradient, one exchange of the sums, one task for the total."""
+        chunks = low.reduction_chunks
+        axes = sorted({a for g in op.inputs for a in low.layout(g) if a})
+        partials = low.temp(len(op.inputs), chunks, "f64", tile_rows=1, name="squares")
+        for i, grad in enumerate(op.inputs):
+            split, ranges = _chunk_ranges(low, grad, chunks)
+            packed = int(low.spec(grad).storage == "packed")
+            operands = [low.row_at(partials, i, "w"), low.whole(grad, "r")]
+            ints = [packed, chunks, split, *(v for r in ranges for v in r)]
+            low.emit("square_sum_f32", op, partials.extent, 0, operands, ints=ints)
+        for axis in axes:
+            shared = low.temp(len(op.inputs), chunks, "f64", tile_rows=1, name="squares_shared")
+            low.all_reduce(op, partials, shared, None, axis, "or", step=0)
+            partials = shared
+        operands = [low.whole(op.outputs[0], "w"), low.whole(partials, "r")]
+        low.emit("norm_scale", op, low.one, 0, operands, floats=[op.attrs["max_norm"]])
+
+
+def _chunk_ranges(low: Any, grad: int, chunks: int) -> tuple[int, list[tuple[int, int]]]:
+    """The dim that is cut and, per chunk, the local elements of it that this device holds (global chunks, local sizes)."""
+    spec, layout = low.spec(grad), low.layout(grad)
+    dim = next((d for d, label in enumerate(spec.labels) if label is not None), None)
+    if dim is None:
+        split, label, size = 0, DimLabel("", 1), 1 if spec.storage == "vector" else spec.shape[0]
+        whole = [(0, size)] + [(0, 0)] * (chunks - 1)
+        return split, whole
+    label, size = spec.labels[dim], spec.shape[dim]
+    begin, end = low.local_range(spec, layout, dim)
+    cuts = [chunk_range(label, size, chunks, c) for c in range(chunks)]
+    local = [(max(b, begin) - begin, min(e, end) - begin) for b, e in cuts]
+    return dim, [(b, e) if e > b else (0, 0) for b, e in local]
+
+
+@register
+class AdamW:
+    """Adam with decoupled weight decay: inputs weight, master (None in fp32), m, v, grad, hyper, clip; no output."""
+
+    name = "adamw"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """Nothing: state is updated in place."""
+        return []
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """State is laid out as its weight."""
+        names = _whole(inputs[0], "w")
+        return Factors((names, names if inputs[1] is not None else None, names, names, names, ("h",), ("c",)), ())
+
+    def lower(self, low: Any, op: OpNode) -> None:
+        """One task per block of rows, elementwise over the weight's storage."""
+        weight, master, m, v, grad, hyper, clip = op.inputs
+        dtype = low.tensor(weight).dtype
+        flat = low.flat(weight)
+        copy = low.null() if master is None else low.row(flat, "rw")
+        state = flat if master is None else low.flat(master)
+        operands = [copy, low.row(state, "rw"), low.row(low.flat(m), "rw"), low.row(low.flat(v), "rw"),
+                    low.row(low.flat(grad), "r"), low.whole(hyper, "r"), low.whole(clip, "r")]  # fmt: skip
+        packed = int(low.spec(weight).storage == "packed")
+        low.emit(f"adamw_{dtype}", op, flat.extent, flat.tile_rows, operands, ints=[packed],
+                 floats=[op.attrs["weight_decay"]])  # fmt: skip

@@ -1,0 +1,73 @@
+"""Passes: pure functions from a graph to an equivalent one. Tensor ids stay, so interfaces keep their meaning."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from tilewise.ir.graph import Graph, OpNode
+
+__all__ = ["drop_dead_ops", "fuse_residual", "fuse_silu_gate", "simplify"]
+
+
+def simplify(graph: Graph) -> Graph:
+    """All passes in order."""
+    return drop_dead_ops(fuse_residual(fuse_silu_gate(graph)))
+
+
+def _uses(graph: Graph) -> Counter[int]:
+    uses: Counter[int] = Counter(i for op in graph.ops for i in op.inputs if i is not None)
+    uses.update(graph.outputs.values())
+    return uses
+
+
+def _with_ops(graph: Graph, ops: list[OpNode]) -> Graph:
+    """The graph with these ops, renumbered, and producers brought up to date."""
+    numbered = tuple(replace(op, id=i) for i, op in enumerate(ops))
+    producer = {o: op.id for op in numbered for o in op.outputs}
+    tensors = tuple(replace(t, producer=producer.get(t.id)) for t in graph.tensors)
+    return replace(graph, ops=numbered, tensors=tensors)
+
+
+def fuse_silu_gate(graph: Graph) -> Graph:
+    """`multiply(silu(g), u)` becomes `silu_gate(g, u)` where nobody else reads `silu(g)`."""
+    uses, ops = _uses(graph), {op.id: op for op in graph.ops}
+    result = []
+    for op in graph.ops:
+        if op.op == "multiply":
+            for gate, up in (op.inputs, op.inputs[::-1]):
+                producer = graph.tensors[gate].producer if gate is not None else None
+                if producer is not None and ops[producer].op == "silu" and uses[gate] == 1:
+                    op = replace(op, op="silu_gate", inputs=(ops[producer].inputs[0], up), label="silu_gate")
+                    break
+        result.append(op)
+    return _with_ops(graph, result)
+
+
+def fuse_residual(graph: Graph) -> Graph:
+    """`add(linear(...), r)` becomes a `linear` that adds `r` while its tile is in cache."""
+    uses = _uses(graph)
+    result, moved = [], set()
+    for op in graph.ops:
+        if op.op == "add":
+            for x, other in (op.inputs, op.inputs[::-1]):
+                producer = graph.tensors[x].producer if x is not None else None
+                linear = graph.ops[producer] if producer is not None else None
+                if linear is None or linear.op != "linear" or linear.attrs["residual"] or uses[x] != 1:
+                    continue
+                attrs = {**linear.attrs, "residual": True}
+                op = replace(linear, inputs=(*linear.inputs, other), outputs=op.outputs, attrs=attrs)
+                moved.add(linear.id)
+                break
+        result.append(op)
+    return _with_ops(graph, [op for i, op in enumerate(result) if i not in moved])
+
+
+def drop_dead_ops(graph: Graph) -> Graph:
+    """Ops whose results nobody reads go; ops without outputs write state and stay."""
+    needed, kept = set(graph.outputs.values()), []
+    for op in reversed(graph.ops):
+        if not op.outputs or any(o in needed for o in op.outputs):
+            kept.append(op)
+            needed.update(i for i in op.inputs if i is not None)
+    return _with_ops(graph, kept[::-1])

@@ -1,0 +1,78 @@
+"""Layers declared once: `@layer` marks a function of the graph; calls with one signature share one template.
+
+The first call with a signature (specs of the operands, static attributes) is traced, fused and kept; every later call
+records bindings only: which parameters of the calling graph stand for the template's, by module path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilewise.core.errors import ShapeError
+from tilewise.graph.builder import GraphBuilder
+from tilewise.graph.passes import simplify
+from tilewise.ir.counts import counts
+from tilewise.ir.graph import Template, TensorNode
+
+__all__ = ["LayerFunction", "layer"]
+
+
+class LayerFunction:
+    """A function of a graph whose calls become `call` ops on a shared template.
+
+    The function takes a `GraphBuilder`, tensors, and hashable keyword attributes; it declares its parameters and
+    states with names relative to the call's `path` and returns one tensor.
+    """
+
+    def __init__(self, function: Callable[..., TensorNode]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+        self.__name__ = function.__name__
+
+    def __call__(self, graph: GraphBuilder, *operands: TensorNode, path: str, **static: Any) -> TensorNode:
+        """Record one use of the layer; its parameters are named `path + "." + name`.
+
+        Raises:
+            ShapeError: an operand belongs to another graph, or an attribute is not hashable.
+        """
+        for t in operands:
+            if t.id >= len(graph.tensors) or graph.tensors[t.id] != t:
+                raise ShapeError(f"[graph.layer] operands must belong to the graph; got {t.spec} in layer {path!r}")
+        signature = repr((tuple((str(t.spec), t.spec.labels) for t in operands), sorted(static.items())))
+        key = f"{self.function.__module__}.{self.__name__}{signature}"
+        if key not in graph.templates:
+            graph.templates[key] = self._trace(graph, key, operands, static)
+        return _record_call(graph, graph.templates[key], operands, path)
+
+    def _trace(self, graph: GraphBuilder, key: str, operands: tuple[TensorNode, ...], static: dict[str, Any]) -> Template:
+        counts.traced += 1
+        inner = GraphBuilder(self.__name__, reduction_chunks=graph.reduction_chunks)
+        formal = []
+        for i, t in enumerate(operands):
+            formal.append(inner._outside("input", t.spec.renamed(f"operand{i}")))
+        result = self.function(inner, *formal, **static)
+        inner.output(result, "result")
+        frozen = simplify(inner.freeze())
+        outside = [t.id for t in frozen.tensors if t.kind in ("parameter", "state", "constant")]
+        return Template(key, frozen, (*(t.id for t in formal), *outside), (result.id,))
+
+
+def _record_call(graph: GraphBuilder, template: Template, operands: tuple[TensorNode, ...], path: str) -> TensorNode:
+    arguments = [t.id for t in operands]
+    for formal in template.arguments[len(operands) :]:
+        node = template.graph.tensors[formal]
+        if node.kind == "constant":  # what does not change between layers is the calling graph's
+            name = f"{template.graph.name}.{node.spec.name}"
+            bound = graph.find(name) if graph.has(name) else graph.constant(template.graph.constant_values[formal], name=name)
+        else:
+            bound = graph._outside(node.kind, node.spec.renamed(f"{path}.{node.spec.name}"))
+        arguments.append(bound.id)
+    specs = [template.graph.spec(r) for r in template.results]
+    (out,) = graph.append("call", tuple(arguments), specs, {"template": template.key, "saved": ()}, label=path)
+    return graph.tensors[out]
+
+
+def layer(function: Callable[..., TensorNode]) -> LayerFunction:
+    """Mark `function(graph, *tensors, **attributes) -> tensor` as a layer template."""
+    return LayerFunction(function)

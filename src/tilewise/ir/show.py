@@ -1,0 +1,43 @@
+"""Printing graphs: a canonical text (also what `digest` hashes) and a Mermaid flow chart."""
+
+from __future__ import annotations
+
+from tilewise.ir.graph import Graph, TensorNode
+
+__all__ = ["show_graph", "to_mermaid"]
+
+
+def show_graph(graph: Graph) -> str:
+    """Templates first, then tensors from outside, ops in order, outputs."""
+    lines = [f"graph {graph.name} chunks={graph.reduction_chunks}"]
+    for key, template in graph.templates.items():
+        body = show_graph(template.graph).replace("\n", "\n  ")
+        lines.append(f"template {key} {template.arguments} -> {template.results}\n  {body}")
+    lines += [f"%{t.id} = {t.kind} {t.spec.name} {t.spec} {_labels(t)}" for t in graph.tensors if t.kind != "result"]
+    for op in graph.ops:
+        results = ", ".join(f"%{o}" for o in op.outputs)
+        operands = ", ".join("-" if i is None else f"%{i}" for i in op.inputs)
+        attrs = ", ".join(f"{k}={v}" for k, v in sorted(op.attrs.items()))
+        lines.append(f"{results} = {op.op}({operands}) {{{attrs}}} {op.phase} # {op.label}")
+    lines += [f"output {name} = %{t}" for name, t in graph.outputs.items()]
+    return "\n".join(lines)
+
+
+def _labels(tensor: TensorNode) -> str:
+    return "(" + ", ".join(f"{label.name}/{label.atom}" if label else "-" for label in tensor.spec.labels) + ")"
+
+
+def to_mermaid(graph: Graph) -> str:
+    """One box per op, one rounded box per tensor from outside."""
+    lines = ["flowchart TD"]
+    lines += [f'  t{t.id}("{t.spec.name}: {t.spec}")' for t in graph.tensors if t.kind != "result"]
+    for op in graph.ops:
+        lines.append(f'  o{op.id}["{op.op}: {op.label}"]')
+        for i in op.inputs:
+            if i is not None:
+                producer = graph.tensors[i].producer
+                lines.append(f"  {f't{i}' if producer is None else f'o{producer}'} --> o{op.id}")
+    for name, tensor in graph.outputs.items():
+        producer = graph.tensors[tensor].producer
+        lines.append(f'  {f"t{tensor}" if producer is None else f"o{producer}"} --> out_{name.replace(".", "_")}(["{name}"])')
+    return "\n".join(lines)

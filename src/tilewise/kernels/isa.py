@@ -1,0 +1,75 @@
+"""Instruction-set levels of the native kernels, and one kernel at a time.
+
+Owns `run`: the call with which tests, benchmarks and people run a single kernel on NumPy arrays. bf16 arrays may be
+`ml_dtypes.bfloat16`; they are handed over as their 16-bit patterns. The tile program does not come through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise import _native
+
+__all__ = ["Packed", "isa_in_use", "isa_levels", "kernel_names", "run"]
+
+Packed = tuple[NDArray[Any], int, int]
+Tile = NDArray[Any] | Packed | None
+
+
+def kernel_names() -> list[str]:
+    """Names of all native kernels, sorted."""
+    return list(_native.kernels.kernel_names())
+
+
+def isa_levels() -> list[str]:
+    """Levels that this machine can run, weakest first."""
+    return list(_native.kernels.isa_levels())
+
+
+def isa_in_use() -> str:
+    """The level that the runtime uses: the best one, or what `TILEWISE_ISA` names."""
+    return str(_native.kernels.isa_in_use())
+
+
+def _bits(array: NDArray[Any]) -> NDArray[Any]:
+    return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
+
+
+def _operand(tile: Tile) -> object:
+    if isinstance(tile, tuple):
+        return (_bits(tile[0].reshape(1, -1)), tile[1], tile[2])
+    return None if tile is None else _bits(tile)
+
+
+def run(
+    name: str,
+    tiles: Sequence[Tile],
+    ints: Sequence[int] = (),
+    floats: Sequence[float] = (),
+    *,
+    row_begin: int = 0,
+    isa: str = "",
+    repeat: int = 1,
+) -> None:
+    """Run one kernel in place.
+
+    Args:
+        name: a kernel of `kernel_names()`.
+        tiles: operands in the table's order: 2-D arrays whose columns are contiguous, `(flat, rows, cols)` for packed
+            weights, None where absent.
+        ints: attributes in the table's order.
+        floats: attributes in the table's order.
+        row_begin: first row of the loop that this call covers.
+        isa: a level of `isa_levels()`; empty: the one in use.
+        repeat: runs so often without coming back to Python.
+
+    Raises:
+        ValueError: an unknown kernel, an absent level, or an operand that cannot be a tile.
+    """
+    operands = [_operand(tile) for tile in tiles]
+    _native.kernels.run(name, operands, list(ints), list(floats), row_begin, isa, repeat)

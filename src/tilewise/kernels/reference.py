@@ -1,0 +1,306 @@
+"""A slow, obvious fp64 version of every kernel, on logical (unpacked) NumPy arrays.
+
+Operands come in the table's order, without the outputs: each function returns what the kernel writes. Nothing here
+is fast, chunked or rounded: chunk trees, tiles and dtypes are what the native kernels are compared on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["REFERENCES"]
+
+F64 = NDArray[np.float64]
+Array = NDArray[Any]
+
+
+def _f64(x: Array) -> F64:
+    return np.asarray(x).astype(np.float64)
+
+
+def _plus(x: F64, residual: Array | None) -> F64:
+    return x if residual is None else x + _f64(residual)
+
+
+def matmul(residual: Array | None, terms: Sequence[tuple[Array, Array]], ranges: Sequence[Any] | None = None) -> F64:
+    """sum_t A_t W_t^T + residual; `ranges[t]` are the elements of k that count."""
+    total = 0.0
+    for t, (a, w) in enumerate(terms):
+        use = slice(None) if ranges is None else ranges[t]
+        total = total + _f64(a)[:, use] @ _f64(w)[:, use].T
+    return _plus(np.asarray(total), residual)
+
+
+def matmul_dx(residual: Array | None, terms: Sequence[tuple[Array, Array]], ranges: Sequence[Any] | None = None) -> F64:
+    """sum_t A_t W_t + residual; `ranges[t]` are the rows of W_t that count."""
+    total = 0.0
+    for t, (a, w) in enumerate(terms):
+        use = slice(None) if ranges is None else ranges[t]
+        total = total + _f64(a)[:, use] @ _f64(w)[use]
+    return _plus(np.asarray(total), residual)
+
+
+def matmul_dw(
+    n: int, dy: Array | None, x: Array | None, ids: Array | None, de: Array | None, carries: Sequence[Array], first: int
+) -> F64:
+    """dY^T X + scatter-add of dE at ids - first + the carries."""
+    k = (x if x is not None else de).shape[1]  # type: ignore[union-attr]
+    out = np.zeros((n, k))
+    if dy is not None and x is not None:
+        out += _f64(dy).T @ _f64(x)
+    if ids is not None and de is not None:
+        for token, row in zip(ids.reshape(-1) - first, _f64(de), strict=True):
+            if 0 <= token < n:
+                out[token] += row
+    return out + sum((_f64(c) for c in carries), start=np.zeros(1))
+
+
+def gemm(a: Array, b: Array, *, trans_a: bool = False, trans_b: bool = False, c: Array | None = None) -> F64:
+    """op(A) op(B) + C."""
+    return _plus((_f64(a).T if trans_a else _f64(a)) @ (_f64(b).T if trans_b else _f64(b)), c)
+
+
+def rms_norm(x: Array, gamma: Array, eps: float) -> tuple[F64, F64]:
+    """y and rstd."""
+    rstd = 1 / np.sqrt((_f64(x) ** 2).mean(1, keepdims=True) + eps)
+    return _f64(x) * rstd * _f64(gamma), rstd
+
+
+def rms_norm_backward(
+    dy: Array, x: Array, rstd: Array, gamma: Array, residual: Array | None, leaf_rows: int
+) -> tuple[F64, F64]:
+    """dx, and dgamma of every leaf."""
+    g, v, s = _f64(gamma) * _f64(dy), _f64(x), _f64(rstd)
+    dx = s * g - v * s**3 / v.shape[1] * (g * v).sum(1, keepdims=True)
+    per_token = _f64(dy) * v * s
+    leaves = [per_token[i : i + leaf_rows].sum(0) for i in range(0, len(v), leaf_rows)]
+    return _plus(dx, residual), np.array(leaves)
+
+
+def leaf_tree(partials: Array, carries: Sequence[Array]) -> F64:
+    """The sum over leaves and carries."""
+    return _f64(partials).sum(0, keepdims=True) + sum((_f64(c) for c in carries), start=np.zeros(1))
+
+
+def row_sum_leaf(x: Array, leaf_rows: int) -> F64:
+    """The sum of every leaf."""
+    return np.array([[_f64(x)[i : i + leaf_rows].sum()] for i in range(0, len(x), leaf_rows)])
+
+
+def rope(x: Array, positions: Array, table: Array, head_dim: int, inverse: bool = False) -> F64:
+    """Rotation of the two halves of every head by the angles of its position."""
+    half = head_dim // 2
+    angles = _f64(table)[positions.reshape(-1)][:, None, :]
+    cosine, sine = angles[..., :half], angles[..., half:] * (-1 if inverse else 1)
+    heads = _f64(x).reshape(len(x), -1, head_dim)
+    a, b = heads[..., :half], heads[..., half:]
+    return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], -1).reshape(x.shape)
+
+
+def softmax(x: Array) -> F64:
+    """Softmax of every row."""
+    e = np.exp(_f64(x) - _f64(x).max(-1, keepdims=True))
+    return np.asarray(e / e.sum(-1, keepdims=True))
+
+
+def softmax_backward(dy: Array, y: Array) -> F64:
+    """y (dy - sum(dy y))."""
+    return _f64(y) * (_f64(dy) - (_f64(dy) * _f64(y)).sum(-1, keepdims=True))
+
+
+def _scores(q: F64, k: F64, causal: bool, scale: float) -> F64:
+    scores = q @ k.T * scale
+    hidden = np.arange(len(k))[None, :] > np.arange(len(q))[:, None]
+    return np.where(hidden, -np.inf, scores) if causal else scores
+
+
+def _head(x: Array, row: int, seq_len: int, head: int, dim: int) -> F64:
+    return _f64(x)[row : row + seq_len, head * dim : (head + 1) * dim]
+
+
+def attention(
+    q: Array, k: Array, v: Array, seq_len: int, heads: int, kv_heads: int, dim: int, causal: bool, scale: float
+) -> tuple[F64, F64]:
+    """The output and lse of self-attention inside each sequence."""
+    out, lse = np.zeros((len(q), heads * dim)), np.zeros((len(q), heads))
+    for row in range(0, len(q), seq_len):
+        for h in range(heads):
+            kv = h * kv_heads // heads
+            keys, values = _head(k, row, seq_len, kv, dim), _head(v, row, seq_len, kv, dim)
+            scores = _scores(_head(q, row, seq_len, h, dim), keys, causal, scale)
+            top = scores.max(1, keepdims=True)
+            lse[row : row + seq_len, h] = (np.log(np.exp(scores - top).sum(1, keepdims=True)) + top)[:, 0]
+            out[row : row + seq_len, h * dim : (h + 1) * dim] = softmax(scores) @ values
+    return out, lse
+
+
+def attention_backward(
+    dout: Array, q: Array, k: Array, v: Array, seq_len: int, heads: int, kv_heads: int, dim: int, causal: bool,
+    scale: float,
+) -> tuple[F64, F64, F64]:  # fmt: skip
+    """dq, dk and dv; the softmax is rebuilt here, so out and lse are no operands."""
+    dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
+    for row in range(0, len(q), seq_len):
+        rows = slice(row, row + seq_len)
+        for h in range(heads):
+            kv = h * kv_heads // heads
+            own, shared = slice(h * dim, (h + 1) * dim), slice(kv * dim, (kv + 1) * dim)
+            query, key = _head(q, row, seq_len, h, dim), _head(k, row, seq_len, kv, dim)
+            p = softmax(_scores(query, key, causal, scale))
+            gradient = _head(dout, row, seq_len, h, dim)
+            ds = softmax_backward(gradient @ _head(v, row, seq_len, kv, dim).T, p) * scale
+            dq[rows, own] = ds @ key
+            dk[rows, shared] += ds.T @ query
+            dv[rows, shared] += p.T @ gradient
+    return dq, dk, dv
+
+
+def attention_paged(
+    q: Array, k_cache: Array, v_cache: Array, positions: Array, sequence: Array, block_table: Array, block_size: int,
+    heads: int, kv_heads: int, dim: int, scale: float,
+) -> F64:  # fmt: skip
+    """Attention of single tokens over the pages of their sequences."""
+    out = np.zeros(q.shape)
+    for t, (position, owner) in enumerate(zip(positions.reshape(-1), sequence.reshape(-1), strict=True)):
+        seen = np.arange(position + 1)
+        slots = block_table[owner][seen // block_size] * block_size + seen % block_size
+        for h in range(heads):
+            kv = h * kv_heads // heads
+            query = _f64(q)[t : t + 1, h * dim : (h + 1) * dim]
+            p = softmax(query @ _f64(k_cache)[slots, kv * dim : (kv + 1) * dim].T * scale)
+            out[t, h * dim : (h + 1) * dim] = (p @ _f64(v_cache)[slots, kv * dim : (kv + 1) * dim])[0]
+    return out
+
+
+def kv_write(cache: Array, x: Array, slots: Array) -> Array:
+    """The cache with row t of x at slots[t]; negative slots are skipped."""
+    out = cache.copy()
+    for row, slot in zip(x, slots.reshape(-1), strict=True):
+        if slot >= 0:
+            out[slot] = row
+    return out
+
+
+def _sigmoid(x: F64) -> F64:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def silu(x: Array) -> F64:
+    """x sigmoid(x)."""
+    return _f64(x) * _sigmoid(_f64(x))
+
+
+def silu_backward(dy: Array, x: Array) -> F64:
+    """dy times the slope of silu."""
+    s = _sigmoid(_f64(x))
+    return _f64(dy) * s * (1 + _f64(x) * (1 - s))
+
+
+def silu_gate(g: Array, u: Array) -> F64:
+    """silu(g) u."""
+    return silu(g) * _f64(u)
+
+
+def silu_gate_backward(dh: Array, g: Array, u: Array) -> tuple[F64, F64]:
+    """dg and du."""
+    return silu_backward(_f64(dh) * _f64(u), g), _f64(dh) * silu(g)
+
+
+def embedding(ids: Array, table: Array, vocab_begin: int) -> Array:
+    """Rows of this shard's table; zero for ids outside."""
+    local = ids.reshape(-1) - vocab_begin
+    inside = (local >= 0) & (local < len(table))
+    return np.where(inside[:, None], table[np.where(inside, local, 0)], np.zeros((), table.dtype))
+
+
+def gather_rows(x: Array, index: Array) -> Array:
+    """Rows of x."""
+    return np.asarray(x[index.reshape(-1)])
+
+
+def cross_entropy_max(logits: Array, labels: Array, vocab_begin: int, ignore_index: int) -> F64:
+    """Row maximum, and the label's logit or -inf."""
+    stats = np.full((len(logits), 2), -np.inf)
+    for r, label in enumerate(labels.reshape(-1)):
+        stats[r, 0] = _f64(logits[r]).max()
+        if label != ignore_index and 0 <= label - vocab_begin < logits.shape[1]:
+            stats[r, 1] = _f64(logits[r])[label - vocab_begin]
+    return stats
+
+
+def cross_entropy_sum(logits: Array, stats: Array) -> F64:
+    """Sum of exp(logit - maximum)."""
+    return np.asarray(np.exp(_f64(logits) - _f64(stats)[:, :1]).sum(1, keepdims=True))
+
+
+def cross_entropy_grad(
+    logits: Array, stats: Array, sums: Array, labels: Array, inv_count: Array, vocab_begin: int, ignore_index: int
+) -> tuple[F64, F64]:
+    """dlogits and the loss of every row."""
+    ignored = labels.reshape(-1, 1) == ignore_index
+    loss = np.log(_f64(sums)) + _f64(stats)[:, :1] - _f64(stats)[:, 1:]
+    p = np.exp(_f64(logits) - _f64(stats)[:, :1]) / _f64(sums)
+    p[np.arange(logits.shape[1])[None, :] == labels.reshape(-1, 1) - vocab_begin] -= 1
+    weight = np.where(ignored, 0.0, _f64(inv_count))
+    return p * weight, np.where(ignored, 0.0, loss) * weight
+
+
+def adamw(
+    master: Array, m: Array, v: Array, grad: Array, hyper: Array, clip: Array, weight_decay: float
+) -> tuple[F64, F64, F64]:
+    """Weights, first and second moments after one step of decoupled AdamW."""
+    lr, beta1, beta2, eps, correction1, correction2 = (float(h) for h in hyper.reshape(-1)[:6])
+    g = _f64(grad) * float(clip.reshape(-1)[1])
+    first = _f64(m) * beta1 + (1 - beta1) * g
+    second = _f64(v) * beta2 + (1 - beta2) * g * g
+    change = first / (np.sqrt(second) / np.sqrt(correction2) + eps)
+    return _f64(master) * (1 - lr * weight_decay) - lr / correction1 * change, first, second
+
+
+def square_sum(grad: Array, chunks: Sequence[tuple[int, int]], split_dim: int) -> F64:
+    """Sum of squares of every chunk of rows (0) or columns (1)."""
+    g = _f64(grad) ** 2
+    return np.array([[(g[a:b] if split_dim == 0 else g[:, a:b]).sum() for a, b in chunks]])
+
+
+def norm_scale(partials: Array, max_norm: float) -> F64:
+    """The norm and the factor that clips it."""
+    norm = float(np.sqrt(_f64(partials).sum()))
+    return np.array([norm, 1.0 if max_norm <= 0 else min(1.0, max_norm / (norm + 1e-6))])
+
+
+def tree_add(residual: Array | None, inputs: Sequence[Array]) -> F64:
+    """The sum of the inputs and the residual."""
+    return _plus(np.sum([_f64(x) for x in inputs], axis=0), residual)
+
+
+def tree_max(inputs: Sequence[Array]) -> F64:
+    """The elementwise maximum."""
+    return np.asarray(np.max([_f64(x) for x in inputs], axis=0))
+
+
+def tree_or(inputs: Sequence[Array]) -> Array:
+    """The elementwise or of bit patterns."""
+    return np.asarray(np.bitwise_or.reduce(list(inputs)))
+
+
+REFERENCES: dict[str, Any] = {
+    "matmul": matmul, "matmul_dx": matmul_dx, "matmul_dw": matmul_dw, "gemm": gemm,
+    "rms_norm": rms_norm, "rms_norm_backward": rms_norm_backward, "leaf_tree": leaf_tree,
+    "row_sum_leaf": row_sum_leaf, "rope": rope, "attention": attention, "attention_backward": attention_backward,
+    "attention_paged": attention_paged, "kv_write": kv_write, "silu_gate": silu_gate,
+    "silu_gate_backward": silu_gate_backward, "silu": silu, "silu_backward": silu_backward,
+    "softmax": softmax, "softmax_backward": softmax_backward,
+    "add": lambda a, b: _f64(a) + _f64(b), "multiply": lambda a, b: _f64(a) * _f64(b),
+    "scale": lambda x, s: _f64(x) * s, "copy": _f64, "exp": lambda x: np.exp(_f64(x)), "log": lambda x: np.log(_f64(x)),
+    "row_sum": lambda x: _f64(x).sum(1, keepdims=True), "cast_f32_bf16": _f64, "cast_bf16_f32": _f64,
+    "embedding": embedding, "gather_rows": gather_rows, "cross_entropy_max": cross_entropy_max,
+    "cross_entropy_sum": cross_entropy_sum, "cross_entropy_grad": cross_entropy_grad, "adamw": adamw,
+    "square_sum": square_sum, "norm_scale": norm_scale, "tree_add": tree_add, "tree_max": tree_max,
+    "tree_or": tree_or, "copy_pairs": _f64,
+}  # fmt: skip
+"""By kernel name without the dtype suffix. The `peak` loops compute nothing and have none."""

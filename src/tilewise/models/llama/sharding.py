@@ -1,0 +1,25 @@
+"""What Llama's dims count: the declaration that strategies shard by. Model code only mentions these labels.
+
+`heads` and `kv_heads` stay whole per head, `vocab` moves in blocks of 64 rows, `mlp` in pairs.
+"""
+
+from __future__ import annotations
+
+from tilewise.core.dims import DimLabel
+from tilewise.models.llama.config import LlamaConfig
+
+__all__ = ["BATCH", "MLP", "VOCAB", "heads_label", "kv_heads_label"]
+
+BATCH = DimLabel("batch", 1)
+MLP = DimLabel("mlp", 2)
+VOCAB = DimLabel("vocab", 64)
+
+
+def heads_label(config: LlamaConfig) -> DimLabel:
+    """Query heads side by side."""
+    return DimLabel("heads", config.head_dim)
+
+
+def kv_heads_label(config: LlamaConfig) -> DimLabel:
+    """KV heads side by side; each goes with its group of query heads."""
+    return DimLabel("kv_heads", config.head_dim, config.num_attention_heads // config.num_key_value_heads)

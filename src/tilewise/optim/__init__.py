@@ -1,0 +1,5 @@
+"""Optimizers as parts of the graph."""
+
+from tilewise.optim.adamw import AdamW
+
+__all__ = ["AdamW"]

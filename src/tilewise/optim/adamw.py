@@ -1,0 +1,78 @@
+"""AdamW with clipping by the global norm, added to a graph behind its gradients.
+
+Weights in bf16 get fp32 masters; in fp32 the weight is its own master. All state has the weight's layout and storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tilewise.core.errors import ConfigError
+from tilewise.graph.builder import GraphBuilder
+from tilewise.ir.graph import TensorNode
+
+__all__ = ["AdamW", "HYPER", "master_name", "moment_names"]
+
+HYPER = "optimizer.hyper"  # input [8]: lr, beta1, beta2, eps, 1-beta1^t, 1-beta2^t, two unused
+
+
+def master_name(parameter: str) -> str:
+    """Name of the fp32 master of a parameter."""
+    return f"optimizer.master.{parameter}"
+
+
+def moment_names(parameter: str) -> tuple[str, str]:
+    """Names of a parameter's first and second moment."""
+    return f"optimizer.exp_avg.{parameter}", f"optimizer.exp_avg_sq.{parameter}"
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay, as `torch.optim.AdamW`.
+
+    Args:
+        beta1, beta2, eps: as in Adam.
+        weight_decay: for weights; vectors (norms) are not decayed.
+        max_grad_norm: gradients are scaled down to this global norm; 0 leaves them as they are.
+
+    Raises:
+        ConfigError: a value is out of range.
+
+    Source: Loshchilov and Hutter 2019.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        ok = 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.eps > 0 and self.weight_decay >= 0
+        if not ok or self.max_grad_norm < 0:
+            raise ConfigError(
+                f"[optim.AdamW] betas lie in [0, 1), eps above 0, decay and norm at least 0; got {self}; correct the value"
+            )
+
+    def add_to(self, graph: GraphBuilder, gradients: Mapping[str, int]) -> TensorNode:
+        """Append norm and update of every parameter; returns (norm, scale)."""
+        graph.phase = "update"
+        hyper = graph.input([8], "f32", name=HYPER, storage="vector")
+        nodes = [graph.tensors[g] for g in gradients.values()]
+        clip = graph.op("global_norm", nodes, max_norm=self.max_grad_norm)[0]
+        graph.output(clip, "grad_norm")
+        for name, gradient in gradients.items():
+            weight = graph.find(name)
+            spec = replace(graph.tensors[gradient].spec, labels=weight.spec.labels)
+
+            def state(state_name: str, like: TensorNode = weight) -> TensorNode:
+                return graph.state(
+                    like.spec.shape, "f32", name=state_name, labels=like.spec.labels, storage=like.spec.storage
+                )
+
+            master = state(master_name(name)) if weight.spec.dtype.name == "bf16" else None
+            m, v = (state(n) for n in moment_names(name))
+            decay = self.weight_decay if len(spec.shape) == 2 else 0.0
+            graph.op("adamw", [weight, master, m, v, graph.tensors[gradient], hyper, clip], weight_decay=decay)
+        return clip

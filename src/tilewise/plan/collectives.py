@@ -1,0 +1,152 @@
+"""Collectives as tile tasks: reduce-scatter, all-gather and their product, all-reduce.
+
+Devices read each other's tiles in place. For every tile of a team of n devices:
+
+    producer     writes its partial tile, then raises `ready` on every peer
+    reduce       waits for `ready` of every peer; combines the n partials of ITS part of the rows along the fixed tree,
+                 adds the residual, rounds once; then raises `done` and `ack partial` on every peer
+    gather       waits for `done` of every peer; copies their parts; then raises `ack result` on them
+    ack tasks    hold the partial and the result as readers until all peers have read them, so that reusing the memory
+                 waits for peers as for any other reader
+
+Elements read per device: (n-1)/n of the tile in reduce and as much in gather, 2(n-1)/n in all. Signals count up and
+are never reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tilewise.ir.graph import OpNode
+from tilewise.ir.program import Access, Extent, Instruction, Mode, Notify, Operand, Wait
+
+if TYPE_CHECKING:
+    from tilewise.plan.lower import Ref
+
+__all__ = ["Collectives", "gather_label", "reduce_label"]
+
+_TREE = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}
+
+
+def reduce_label(label: str) -> str:
+    """Label of the reduce-scatter half of a collective of the op with that label."""
+    return f"{label}/reduce_scatter"
+
+
+def gather_label(label: str) -> str:
+    """Label of the all-gather half."""
+    return f"{label}/all_gather"
+
+
+class Collectives:
+    """The part of a lowering that makes devices exchange tiles. Mixed into `TemplateLowering`."""
+
+    mesh: Any
+    device: int
+    shapes: Any
+    num_signals: int
+    instructions: list[Instruction]
+    one: Extent
+
+    def _signals(self, count: int) -> int:
+        first = self.num_signals
+        self.num_signals += count
+        return first
+
+    def replicas(self, kv: int, dim: int) -> list[int]:
+        """Devices that hold the same KV heads of tensor `kv` (this one among them), in mesh order."""
+        low: Any = self
+        axis = low.layout(kv)[dim]
+        if not axis:
+            return [self.device]
+        mine = low.local_range(low.spec(kv), low.layout(kv), dim)
+        team = self.mesh.team(self.device, axis)
+        return [d for d in team if self.shapes.on(d).range(low.spec(kv), low.layout(kv), dim) == mine]
+
+    def all_reduce(
+        self, op: OpNode, source: int | Ref, target: int | Ref, residual: int | Ref | None, axis: str, kind: str, *,
+        team: Sequence[int] | None = None, step: int | None = None,
+    ) -> None:  # fmt: skip
+        """Combine `source` over a team into `target` (plus a residual), tile by tile.
+
+        The instruction that writes `source` must be the last one emitted and loop over the same tiles.
+        """
+        low: Any = self
+        src, dst = low.tensor(source), low.tensor(target)
+        if src.packed:
+            src, dst = low.flat(src), low.flat(dst)
+        if residual is not None:
+            residual = low.tensor(residual)
+        step = low.row_step(src) if step is None else step
+        devices = list(team) if team is not None else self.mesh.team(self.device, axis)
+        self._reduce_scatter(op, src, dst, residual, kind, devices, step)
+        self._all_gather(op, dst, devices, step)
+
+    def all_reduce_in_place(self, op: OpNode, ref: Ref, axis: str) -> None:
+        """Sum a gradient over a team, in place: every device reduces its part into itself and fetches the others'."""
+        low: Any = self
+        flat = low.flat(ref)
+        producer = self.instructions[-1]
+        step = producer.step if flat.packed else 0
+        devices = self.mesh.team(self.device, axis)
+        self._reduce_scatter(op, flat, flat, None, "sum", devices, step)
+        self._all_gather(op, flat, devices, step)
+
+    def _tiles(self, extent: Extent, step: int) -> int:
+        bounds = tuple(s.max for s in self.shapes.symbols)
+        return 1 if step <= 0 else max(1, -(-extent.upper(bounds) // step))
+
+    def _reduce_scatter(
+        self, op: OpNode, src: Ref, dst: Ref, residual: Any, kind: str, devices: list[int], step: int
+    ) -> None:
+        low: Any = self
+        n, me, tiles = len(devices), devices.index(self.device), self._tiles(src.extent, step)
+        peers = [q for q in range(n) if q != me]
+        ready = self._signals(n * tiles)
+        done = self._done = self._signals(n * tiles)
+        per_index = step > 0
+        self.instructions[-1].notifies += [Notify(devices[q], ready + me * tiles, per_index) for q in peers]
+
+        def part(ref: Any, access: int, peer: int = -1) -> Operand:
+            return Operand(ref.slot, Mode.ROWPART, access, peer, part=me, parts=n)
+
+        in_place = src.slot == dst.slot
+        operands = [part(dst, Access.INOUT if in_place else Access.OUT)]
+        operands.append(part(residual, Access.IN) if residual is not None else low.null())
+        operands += [part(src, Access.IN if not in_place else Access.NONE) if q == me else part(src, Access.NONE, devices[q])
+                     for q in range(n)]  # fmt: skip
+        kernel = f"{_TREE[kind]}_{dst.dtype}"
+        reduce = low.emit(kernel, op, src.extent, step, operands, priority=2, label=reduce_label(op.label))
+        reduce.waits += [Wait(ready + q * tiles, per_index, 1) for q in peers]
+        reduce.notifies += [Notify(devices[q], done + me * tiles, per_index) for q in peers]
+        if not in_place:  # in place, `done` of a peer says that it has read the part the gather will overwrite
+            ack = self._signals(tiles)
+            reduce.notifies += [Notify(devices[q], ack, per_index) for q in peers]
+            self._acknowledge(op, src, ack, n, step)
+
+    def _all_gather(self, op: OpNode, dst: Ref, devices: list[int], step: int) -> None:
+        low: Any = self
+        n, me, tiles = len(devices), devices.index(self.device), self._tiles(dst.extent, step)
+        peers = [q for q in range(n) if q != me]
+        done, ack, per_index = self._done, self._signals(tiles), step > 0
+        operands = []
+        for i, q in enumerate(peers):
+            access = Access.INOUT if i == 0 else Access.NONE
+            operands.append(Operand(dst.slot, Mode.ROWPART, access, part=q, parts=n))
+            operands.append(Operand(dst.slot, Mode.ROWPART, Access.NONE, devices[q], part=q, parts=n))
+        gather = low.emit(
+            f"copy_pairs_{dst.dtype}", op, dst.extent, step, operands, priority=2, label=gather_label(op.label)
+        )
+        gather.waits += [Wait(done + q * tiles, per_index, 1) for q in peers]
+        gather.notifies += [Notify(devices[q], ack, per_index) for q in peers]
+        self._acknowledge(op, dst, ack, n, step)
+
+    _done: int = 0
+
+    def _acknowledge(self, op: OpNode, ref: Ref, ack: int, n: int, step: int) -> None:
+        """An empty task that reads the tile as long as peers do."""
+        low: Any = self
+        mode = Mode.ROW if step > 0 else Mode.WHOLE
+        task = low.emit("", op, ref.extent, step, [Operand(ref.slot, mode, Access.IN)], priority=2, label=f"{op.label}/ack")
+        task.waits.append(Wait(ack, step > 0, n - 1))

@@ -1,0 +1,81 @@
+"""Offsets of everything in one arena, the same on every device.
+
+Buffers with overlapping lifetimes get disjoint ranges, greedily by size. Execution is out of order, so reuse of memory
+is also an order between tasks: buffers that share bytes are listed as aliases, and the walker adds the edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tilewise.plan.shapes import round_up
+
+__all__ = ["ALIGNMENT", "Buffer", "place_buffers", "place_in_sequence", "shared_bytes"]
+
+ALIGNMENT = 64
+
+
+@dataclass
+class Buffer:
+    """A range of the arena.
+
+    Attributes:
+        key: what it holds.
+        bytes: its size, before alignment.
+        category: parameters, gradients, carries, optimizer, activations, temporaries, communication or inputs.
+        first, last: positions of the first and last use; buffers that live through a run have none.
+        offset: filled in by `place_buffers`.
+    """
+
+    key: tuple[object, ...]
+    bytes: int
+    category: str
+    first: int = -1
+    last: int = -1
+    offset: int = -1
+
+    @property
+    def end(self) -> int:
+        """One past its last byte, alignment included."""
+        return self.offset + round_up(self.bytes, ALIGNMENT)
+
+
+def place_in_sequence(buffers: Sequence[Buffer], base: int) -> int:
+    """Offsets one after another, for buffers that live through a run; returns the end of the region."""
+    for buffer in buffers:
+        buffer.offset = base
+        base = buffer.end
+    return base
+
+
+def place_buffers(buffers: Sequence[Buffer], base: int) -> int:
+    """Give every buffer an offset from `base` on; returns the end of the region. Buffers share bytes where their
+    lifetimes `[first, last]` do not meet."""
+    end = base
+    placed: list[Buffer] = []
+    for buffer in sorted(buffers, key=lambda b: -b.bytes):
+        offset = base
+        busy = [p for p in placed if p.first <= buffer.last and buffer.first <= p.last]
+        for other in sorted(busy, key=lambda p: p.offset):
+            if offset + round_up(buffer.bytes, ALIGNMENT) <= other.offset:
+                break
+            offset = max(offset, other.end)
+        buffer.offset = offset
+        placed.append(buffer)
+        end = max(end, buffer.end)
+    return end
+
+
+def shared_bytes(buffers: Sequence[Buffer]) -> dict[int, list[int]]:
+    """For every buffer (by position in `buffers`) the others that share bytes with it."""
+    order = sorted(range(len(buffers)), key=lambda i: buffers[i].offset)
+    shared: dict[int, list[int]] = {}
+    live: list[int] = []
+    for i in order:
+        live = [j for j in live if buffers[j].end > buffers[i].offset]
+        for j in live:
+            shared.setdefault(i, []).append(j)
+            shared.setdefault(j, []).append(i)
+        live.append(i)
+    return shared

@@ -1,0 +1,160 @@
+"""Local sizes: what part of every tensor a device holds, and how its rows are cut into tiles.
+
+All the arithmetic that turns a layout into numbers stands here; nothing else divides by a mesh axis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tilewise.core.dims import Dim, chunk_range, shard_range, upper_bound
+from tilewise.core.errors import LayoutError, PlanError
+from tilewise.core.mesh import DeviceMesh
+from tilewise.ir.graph import TensorSpec
+from tilewise.ir.layout import TensorLayout
+from tilewise.ir.program import Extent
+
+__all__ = ["LocalShapes", "PlanSettings", "round_up"]
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The next multiple at or above `value`."""
+    return -(-value // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """What a plan was asked for.
+
+    Attributes:
+        accumulation: microbatches per step.
+        leaves: G, parts the global batch is cut into for sums over tokens; a power of two.
+        batch: global batch of a step (rows of the `batch` label), 0 for graphs without one.
+        seq: rows per batch element.
+        row_tile: rows per tile of activations.
+        workers_per_device: worker threads of every device.
+    """
+
+    accumulation: int = 1
+    leaves: int = 1
+    batch: int = 0
+    seq: int = 1
+    row_tile: int = 128
+    workers_per_device: int = 1
+
+
+@dataclass(frozen=True)
+class LocalShapes:
+    """Sizes on one device. Methods ending in `_max` give the largest over all devices: memory is planned with those,
+    so that every device has the same offsets."""
+
+    mesh: DeviceMesh
+    settings: PlanSettings
+    chunks: int
+    symbols: tuple[Dim, ...]
+    device: int = 0
+
+    def on(self, device: int) -> LocalShapes:
+        """The same for another device."""
+        return LocalShapes(self.mesh, self.settings, self.chunks, self.symbols, device)
+
+    def range(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> tuple[int, int]:
+        """Global elements `[begin, end)` of a fixed dim that this device holds (per microbatch for the batch)."""
+        size, label, axis = spec.shape[dim], spec.labels[dim], layout[dim]
+        assert isinstance(size, int)
+        if label is not None and label.name == "batch":
+            parts = self.settings.accumulation * (self.mesh.size(axis) if axis else 1)
+            if size % parts:
+                raise LayoutError(
+                    f"[plan.shapes] the batch must divide by devices times accumulation; got {size} over {parts}; "
+                    f"choose a batch that is a multiple of {parts}"
+                )
+            first = (self.mesh.coordinate(self.device, axis) if axis else 0) * (size // parts)
+            return first, first + size // parts
+        if not axis or label is None:
+            return 0, size
+        return shard_range(label, size, self.chunks, self.mesh.size(axis), self.mesh.coordinate(self.device, axis))
+
+    def sizes(self, spec: TensorSpec, layout: TensorLayout) -> list[int | Dim]:
+        """Local sizes of all dims."""
+        result: list[int | Dim] = []
+        for d, size in enumerate(spec.shape):
+            if isinstance(size, Dim):
+                result.append(size)
+                continue
+            begin, end = self.range(spec, layout, d)
+            if end <= begin:
+                raise LayoutError(
+                    f"[plan.shapes] every device needs a part; got {size} of {spec.labels[d]} over "
+                    f"{self.mesh.size(layout[d] or '')} devices for {spec.name or 'a result'}; choose fewer devices"
+                )
+            result.append(end - begin)
+        return result
+
+    def sizes_max(self, spec: TensorSpec, layout: TensorLayout) -> list[int]:
+        """Largest local sizes over all devices, symbols at their bounds."""
+        every = [self.on(d).sizes(spec, layout) for d in range(self.mesh.num_devices)]
+        return [max(upper_bound(s) for s in column) for column in zip(*every)]
+
+    def split(self, spec: TensorSpec) -> tuple[int, int]:
+        """How many leading dims count rows, how many trailing dims count columns."""
+        n = len(spec.shape)
+        return {"scalars": (n, 0), "vector": (0, 1), "packed": (1, 1), "rows": (max(n - 1, 1), min(n - 1, 1))}[spec.storage]
+
+    def extent(self, spec: TensorSpec, layout: TensorLayout) -> Extent:
+        """Rows of a tensor."""
+        lead = self.sizes(spec, layout)[: self.split(spec)[0]]
+        symbolic = [s for s in lead if isinstance(s, Dim)]
+        fixed = prod(s for s in lead if isinstance(s, int))
+        if not symbolic:
+            return Extent(fixed)
+        if len(symbolic) > 1:
+            raise PlanError(f"[plan.shapes] at most one symbolic size may count rows; got {spec}; fix the others")
+        return Extent(0, self.symbols.index(symbolic[0]), fixed)
+
+    def cols(self, spec: TensorSpec, layout: TensorLayout) -> int:
+        """Columns of a tensor."""
+        tail = self.sizes(spec, layout)[self.split(spec)[0] :]
+        if any(isinstance(s, Dim) for s in tail):
+            raise PlanError(f"[plan.shapes] columns must have a fixed size; got {spec}; put the symbol first")
+        return prod(s for s in tail if isinstance(s, int))
+
+    def stride(self, spec: TensorSpec, cols: int) -> int:
+        """Elements between rows."""
+        return round_up(cols, 2) if spec.storage == "packed" else cols
+
+    def bytes_max(self, spec: TensorSpec, layout: TensorLayout) -> int:
+        """Bytes to reserve for a tensor, equal on all devices."""
+        sizes = self.sizes_max(spec, layout)
+        lead, _ = self.split(spec)
+        rows, cols = prod(sizes[:lead]), prod(sizes[lead:])
+        if spec.storage == "packed":
+            rows, cols = round_up(rows, 32), round_up(cols, 2)
+        return rows * cols * spec.dtype.itemsize
+
+    def tile_rows(self, spec: TensorSpec, kind: str, extent: Extent) -> int:
+        """Rows per tile: weights by blocks of panels, states and constants whole, activations by the row tile."""
+        if spec.tile_hint:
+            return spec.tile_hint
+        if spec.storage == "packed":
+            rows = extent.const
+            return round_up(rows, 32) if rows <= 1024 else 512
+        if spec.storage == "vector" or kind in ("state", "constant"):
+            return max(extent.const, 1)
+        return self.settings.row_tile
+
+    def chunk_ranges(
+        self, spec: TensorSpec, dim: int, axis: str | None
+    ) -> list[tuple[int, int]]:
+        """Local element ranges of the chunks of a labelled dim that this device sums: its aligned run of chunks."""
+        size, label = spec.shape[dim], spec.labels[dim]
+        assert isinstance(size, int)
+        if label is None or label.name == "batch":
+            return [(0, size)]
+        shards = self.mesh.size(axis) if axis else 1
+        shard = self.mesh.coordinate(self.device, axis) if axis else 0
+        begin = shard_range(label, size, self.chunks, shards, shard)[0]
+        run = self.chunks // shards
+        cuts = [chunk_range(label, size, self.chunks, c) for c in range(shard * run, (shard + 1) * run)]
+        return [(b - begin, e - begin) if e > b else (0, 0) for b, e in cuts]

@@ -1,0 +1,6 @@
+"""Where all stages meet: a graph that can be planned and run, its running instance, and the proof of a strategy."""
+
+from tilewise.session.compute_graph import ComputeGraph
+from tilewise.session.instance import GraphInstance, StepResult
+
+__all__ = ["ComputeGraph", "GraphInstance", "StepResult"]

@@ -1,0 +1,130 @@
+"""`ComputeGraph`: a graph that can be spread, planned and instantiated. The only file that sees every stage."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from tilewise.core.errors import PlanError
+from tilewise.core.mesh import DeviceMesh
+from tilewise.graph import GraphBuilder, differentiate, simplify
+from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.show import show_graph, to_mermaid
+from tilewise.ir.verify import verify_graph
+from tilewise.optim import AdamW
+from tilewise.plan import Plan, make_plan, settings_for
+from tilewise.session.instance import GraphInstance
+from tilewise.strategy import DistributionStrategy, propagate_layouts
+
+__all__ = ["ComputeGraph"]
+
+
+class ComputeGraph(GraphBuilder):
+    """A model as a graph, and the way from it to something that runs.
+
+    >>> graph = ComputeGraph("twice")
+    >>> x = graph.input([4, 8], "f32", name="x")
+    >>> _ = graph.output(graph.scale(x, 2.0), "y")
+    >>> print(graph.plan().explain().splitlines()[0])
+    plan of 'twice' on one device (1 devices, 2 workers each)
+    """
+
+    def __init__(self, name: str = "graph", *, reduction_chunks: int = 8) -> None:
+        super().__init__(name, reduction_chunks=reduction_chunks)
+        self._strategy = DistributionStrategy.single()
+        self._optimizer: AdamW | None = None
+
+    def set_distribution(self, strategy: DistributionStrategy) -> None:
+        """Choose how the graph is spread."""
+        self._strategy = strategy
+
+    def optimize(self, optimizer: AdamW) -> None:
+        """Make the update of all parameters part of the graph.
+
+        Raises:
+            PlanError: the graph has no loss.
+        """
+        if self.loss_id is None:
+            raise PlanError(f"[session.optimize] the graph needs a loss first; got none in {self.name!r}; call graph.loss")
+        self._optimizer = optimizer
+
+    def topological_order(self) -> list[OpNode]:
+        """The ops, producers before consumers."""
+        return list(self.ops)
+
+    def complete(self) -> Graph:
+        """The graph with its backward pass and update, after all passes."""
+        graph = simplify(self.freeze())
+        verify_graph(graph)
+        if self.loss_id is None:
+            return graph
+        graph, gradients = differentiate(graph, self.loss_id)
+        verify_graph(graph)
+        if self._optimizer is not None:
+            builder = GraphBuilder.thaw(graph)
+            self._optimizer.add_to(builder, gradients)
+            graph = builder.freeze()
+            verify_graph(graph)
+        return graph
+
+    def plan(
+        self,
+        mesh: DeviceMesh | Mapping[str, int] | None = None,
+        *,
+        accumulation: int = 1,
+        leaves: int | None = None,
+        workers_per_device: int | None = None,
+    ) -> Plan:
+        """Decide tiles, placement, order, memory and communication. Nothing runs.
+
+        Args:
+            mesh: the devices; by default those of the strategy (`set_distribution`). With a mesh and no strategy, its
+                axis names (`dp`, `tp`) say what it shards.
+            accumulation: microbatches per step, a power of two.
+            leaves: parts the batch is cut into for sums over tokens; by default the largest power of two up to 16 that
+                divides the batch. Part of the result's bits: keep it when devices change.
+            workers_per_device: threads per device; by default cores / devices.
+
+        Raises:
+            LayoutError, PlanError: the strategy does not fit the graph, or the batch does not divide.
+        """
+        given = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
+        strategy = self._strategy
+        if given is not None and not strategy.axes:
+            strategy = DistributionStrategy.for_mesh(given)
+        used = given if given is not None else strategy.mesh()
+        graph = self.complete()
+        layout = propagate_layouts(graph, used, strategy)
+        settings = settings_for(graph, used, accumulation, leaves, workers_per_device)
+        return make_plan(graph, layout, used, settings, self._optimizer)
+
+    def estimate_memory_usage(self, mesh: DeviceMesh | Mapping[str, int] | None = None, **options: Any) -> list[dict[str, int]]:
+        """Bytes per device and category; equal to what `instantiate` allocates."""
+        return self.plan(mesh, **options).estimate_memory_usage()
+
+    def instantiate(
+        self, plan: Plan | None = None, *, memory_limit_bytes: int = 0, deadline_s: float = 60.0
+    ) -> GraphInstance:
+        """Allocate a plan's devices and make its programs runnable.
+
+        Args:
+            plan: by default `self.plan()`.
+            memory_limit_bytes: over all devices; 0 for the machine's own limit.
+            deadline_s: longest wait without progress before a run is given up.
+
+        Raises:
+            ResourceError: not enough memory.
+        """
+        return GraphInstance(plan or self.plan(), memory_limit_bytes, deadline_s, self.counted_labels)
+
+    def digest(self) -> str:
+        """SHA-256 over structure, shapes, names and chunks; equal graphs have equal digests."""
+        return hashlib.sha256(show_graph(self.freeze()).encode()).hexdigest()
+
+    def to_mermaid(self) -> str:
+        """The graph as a Mermaid flow chart."""
+        return to_mermaid(self.freeze())
+
+    def __str__(self) -> str:
+        return show_graph(self.freeze())

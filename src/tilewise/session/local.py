@@ -1,0 +1,84 @@
+"""Reading and writing a tensor's parts in the devices' arenas: slices, panels, microbatches."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from tilewise.core.dims import Dim
+from tilewise.ir.graph import TensorSpec
+from tilewise.kernels.packing import pack_weight, packed_elements, unpack_weight
+from tilewise.plan import Plan
+from tilewise.plan.shapes import LocalShapes
+from tilewise.runtime import Executor
+
+__all__ = ["TensorStore"]
+
+Slices = tuple[slice, ...]
+
+
+class TensorStore:
+    """Whole tensors, as NumPy arrays, over the parts that devices hold.
+
+    Args:
+        plan: says who holds what.
+        executor: its memory.
+    """
+
+    def __init__(self, plan: Plan, executor: Executor) -> None:
+        self.plan, self.executor = plan, executor
+        self.symbols = [s.max for s in plan.shapes.symbols]
+
+    def _parts(self, tensor: int) -> range:
+        batched = self.plan.builder.is_batched(tensor)
+        return range(self.plan.settings.accumulation if batched else 1)
+
+    def _local(self, shapes: LocalShapes, spec: TensorSpec, tensor: int, part: int) -> tuple[list[int], Slices]:
+        """Local sizes now, and the slices of the whole that a device's part covers."""
+        layout = self.plan.layout.tensors[tensor]
+        sizes, slices = [], []
+        for dim, size in enumerate(spec.shape):
+            if isinstance(size, Dim):
+                begin, end = 0, self.symbols[self.plan.shapes.symbols.index(size)]
+            else:
+                begin, end = shapes.range(spec, layout, dim)
+                label = spec.labels[dim]
+                if label is not None and label.name == "batch":
+                    # a device holds a contiguous run of the batch; its microbatches follow each other in it
+                    length = end - begin
+                    coordinate = begin // length
+                    begin = (coordinate * self.plan.settings.accumulation + part) * length
+                    end = begin + length
+            sizes.append(end - begin)
+            slices.append(slice(begin, end))
+        return sizes, tuple(slices)
+
+    def _array(self, device: int, tensor: int, part: int, sizes: list[int], spec: TensorSpec) -> np.ndarray:
+        """The flat elements of a device's part, as they lie."""
+        entry = self.plan.builder.entries[device][self.plan.builder.tensor_entry(tensor, part)]
+        count = packed_elements(*sizes) if spec.storage == "packed" else prod(sizes)
+        raw = self.executor.buffer(device, entry.offset, count * spec.dtype.itemsize)
+        return np.asarray(raw).view(spec.dtype.numpy)
+
+    def write(self, tensor: int, value: np.ndarray) -> None:
+        """Every device's part from the whole."""
+        spec = self.plan.graph.spec(tensor)
+        for device in range(self.plan.mesh.num_devices):
+            for part in self._parts(tensor):
+                sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
+                local = value[slices].astype(spec.dtype.numpy)
+                flat = pack_weight(local, spec.dtype.name) if spec.storage == "packed" else local.reshape(-1)
+                self._array(device, tensor, part, sizes, spec)[:] = flat.view(spec.dtype.numpy).reshape(-1)
+
+    def read(self, tensor: int, copies: list[int] | None = None) -> np.ndarray:
+        """The whole from the devices' parts (replicas: the first of `copies`, by default device order reversed)."""
+        spec = self.plan.graph.spec(tensor)
+        shape = [self.symbols[self.plan.shapes.symbols.index(s)] if isinstance(s, Dim) else s for s in spec.shape]
+        whole = np.zeros(shape, spec.dtype.numpy)
+        for device in copies or range(self.plan.mesh.num_devices - 1, -1, -1):
+            for part in self._parts(tensor):
+                sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
+                flat = self._array(device, tensor, part, sizes, spec)
+                whole[slices] = unpack_weight(flat, *sizes) if spec.storage == "packed" else flat.reshape(sizes)
+        return whole

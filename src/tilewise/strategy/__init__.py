@@ -1,0 +1,6 @@
+"""How a model is spread: declared strategies and the layouts that follow from them."""
+
+from tilewise.strategy.propagate import propagate_layouts
+from tilewise.strategy.strategy import DistributionStrategy, ParallelismMode
+
+__all__ = ["DistributionStrategy", "ParallelismMode", "propagate_layouts"]

@@ -1,0 +1,99 @@
+"""Declared strategies: which mesh axis shards what a tensor dim counts."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tilewise.core.dims import is_power_of_two
+from tilewise.core.errors import LayoutError
+from tilewise.core.mesh import DeviceMesh
+
+__all__ = ["DistributionStrategy", "ParallelismMode"]
+
+_DATA = {"batch": "dp"}
+_TENSOR = {"heads": "tp", "kv_heads": "tp", "mlp": "tp", "vocab": "tp"}
+
+
+class ParallelismMode(enum.Enum):
+    """What a strategy spreads over the devices."""
+
+    SINGLE = "single"
+    DDP = "ddp"
+    TENSOR_PARALLEL = "tensor_parallel"
+    HYBRID = "hybrid"
+
+
+@dataclass(frozen=True)
+class DistributionStrategy:
+    """How a model is spread.
+
+    Attributes:
+        mode: its kind.
+        axes: mesh axis -> size, in mesh order.
+        rules: label name -> mesh axis that shards dims so labelled; everything else is replicated.
+    """
+
+    mode: ParallelismMode
+    axes: Mapping[str, int]
+    rules: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def single(cls) -> DistributionStrategy:
+        """One device."""
+        return cls(ParallelismMode.SINGLE, {})
+
+    @classmethod
+    def ddp(cls, world_size: int) -> DistributionStrategy:
+        """Batch sharded on `dp`, parameters replicated, gradient tiles reduced as they appear.
+
+        Raises:
+            LayoutError: `world_size` is no power of two.
+        """
+        return cls(ParallelismMode.DDP, _axes(dp=world_size), _DATA)
+
+    @classmethod
+    def tensor_parallel(cls, world_size: int) -> DistributionStrategy:
+        """Megatron's plan on `tp`: column and row weights, vocabulary-parallel embedding, head and loss; KV heads
+        replicated when there are more devices than heads.
+
+        Raises:
+            LayoutError: `world_size` is no power of two.
+        """
+        return cls(ParallelismMode.TENSOR_PARALLEL, _axes(tp=world_size), _TENSOR)
+
+    @classmethod
+    def hybrid(cls, *, dp: int = 1, tp: int = 1) -> DistributionStrategy:
+        """The product of data and tensor parallelism on a two-axis mesh.
+
+        Raises:
+            LayoutError: a size is no power of two.
+        """
+        return cls(ParallelismMode.HYBRID, _axes(dp=dp, tp=tp), {**_DATA, **_TENSOR})
+
+    @classmethod
+    def for_mesh(cls, mesh: DeviceMesh) -> DistributionStrategy:
+        """The strategy that a mesh's axis names stand for.
+
+        Raises:
+            LayoutError: an axis is neither `dp` nor `tp`.
+        """
+        unknown = [n for n in mesh.names if n not in ("dp", "tp")]
+        if unknown:
+            raise LayoutError(f"[strategy.for_mesh] mesh axes are dp and tp; got {', '.join(unknown)}; rename or drop them")
+        return cls.hybrid(dp=mesh.size("dp"), tp=mesh.size("tp"))
+
+    def mesh(self) -> DeviceMesh:
+        """The mesh a strategy makes when none is given."""
+        return DeviceMesh(self.axes)
+
+
+def _axes(**sizes: int) -> dict[str, int]:
+    for name, size in sizes.items():
+        if not isinstance(size, int) or not is_power_of_two(size):
+            raise LayoutError(
+                f"[strategy.{name}] the number of devices must be a power of two, so that sums keep one tree; "
+                f"got {name}={size}; choose 1, 2, 4 or 8"
+            )
+    return sizes

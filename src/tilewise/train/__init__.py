@@ -1,0 +1,53 @@
+"""Training: configuration, data preparation, the loop with its checkpoints, evaluation.
+
+Owns what a run leaves on disk. The computation itself is a graph with a strategy; this package calls its
+`step`.
+"""
+
+from tilewise.train.config import (
+    DataSection,
+    DistributionSection,
+    ModelSection,
+    OptimizerSection,
+    OutputSection,
+    TrainConfig,
+    TrainSection,
+    load_config,
+    make_model_config,
+    make_optimizer,
+)
+from tilewise.train.evaluation import CompressionReport, bits_per_byte, compress_files
+from tilewise.train.metrics import draw_loss_curve, read_metrics
+from tilewise.train.progress import StepProgress, format_duration
+from tilewise.train.run import RunResult, run_training, train_steps
+from tilewise.train.schedule import learning_rate
+from tilewise.train.trainer import Trainer, TrainingData, evaluate_model, make_plan, prepare_data
+
+__all__ = [
+    "CompressionReport",
+    "DataSection",
+    "DistributionSection",
+    "ModelSection",
+    "OptimizerSection",
+    "OutputSection",
+    "RunResult",
+    "StepProgress",
+    "TrainConfig",
+    "TrainSection",
+    "Trainer",
+    "TrainingData",
+    "bits_per_byte",
+    "compress_files",
+    "draw_loss_curve",
+    "evaluate_model",
+    "format_duration",
+    "learning_rate",
+    "load_config",
+    "make_model_config",
+    "make_optimizer",
+    "make_plan",
+    "prepare_data",
+    "read_metrics",
+    "run_training",
+    "train_steps",
+]

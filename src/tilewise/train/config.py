@@ -1,0 +1,209 @@
+"""The configuration of a training run: a TOML file, checked as a whole before any work.
+
+Every key is known and typed; a wrong one is one line that says where it stands and what is wrong with it.
+Turns into a `LlamaConfig`, a strategy with its mesh, and an optimizer; nothing else in `train` reads files of
+settings.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+import tilewise as tw
+from tilewise.core import ConfigError
+from tilewise.models.llama.config import LlamaConfig
+
+if TYPE_CHECKING:
+    from tilewise.optim import AdamW
+
+__all__ = [
+    "DataSection",
+    "DistributionSection",
+    "ModelSection",
+    "OptimizerSection",
+    "OutputSection",
+    "TrainConfig",
+    "TrainSection",
+    "load_config",
+    "make_model_config",
+    "make_optimizer",
+]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(_Section):
+    """`[model]`: a Llama model; the names are those of Hugging Face's config.json."""
+
+    vocab_size: int = Field(default=4096, ge=257)
+    hidden_size: int = Field(default=256, ge=2)
+    intermediate_size: int = Field(default=768, ge=2)
+    num_hidden_layers: int = Field(default=6, ge=1)
+    num_attention_heads: int = Field(default=8, ge=1)
+    num_key_value_heads: int = Field(default=4, ge=1)
+    head_dim: int = Field(default=0, ge=0)
+    rms_norm_eps: float = Field(default=1e-5, gt=0)
+    rope_theta: float = Field(default=10000.0, gt=0)
+    tie_word_embeddings: bool = True
+
+
+class DataSection(_Section):
+    """`[data]`: text to learn from. `path` is a file, a directory, or `stdlib` for this Python's own
+    sources."""
+
+    path: str = "stdlib"
+    held_out_percent: float = Field(default=5.0, ge=0, lt=100)
+    context: int = Field(default=256, ge=8)
+
+
+class TrainSection(_Section):
+    """`[train]`: length, batch and precision. One step sees `batch` sequences, whatever the devices."""
+
+    steps: int = Field(default=500, ge=1)
+    batch: int = Field(default=16, ge=1)
+    accumulation: int = Field(default=1, ge=1)
+    leaves: int = Field(default=16, ge=1)
+    dtype: Literal["bf16", "f32"] = "bf16"
+    seed: int = Field(default=0, ge=0)
+
+
+class OptimizerSection(_Section):
+    """`[optimizer]`: AdamW, linear warm-up, cosine decay to `min_lr_ratio` of the top rate, clipping."""
+
+    lr: float = Field(default=2e-3, gt=0)
+    warmup_steps: int = Field(default=50, ge=0)
+    min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+
+
+class DistributionSection(_Section):
+    """`[distribution]`: the strategy, and the mesh it spreads over."""
+
+    strategy: Literal["single", "ddp", "tensor_parallel", "hybrid"] = "single"
+    mesh: dict[str, int] = Field(default_factory=dict)
+    workers_per_device: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _axes_belong_to_strategy(self) -> DistributionSection:
+        wanted = {"single": set(), "ddp": {"dp"}, "tensor_parallel": {"tp"}, "hybrid": {"dp", "tp"}}[
+            self.strategy
+        ]
+        if set(self.mesh) != wanted:
+            names = ", ".join(sorted(wanted)) or "no axis"
+            raise ValueError(f"the mesh of {self.strategy!r} must name {names}, got {self.mesh}")
+        if any(size < 1 for size in self.mesh.values()):
+            raise ValueError(f"every axis of the mesh must be at least 1, got {self.mesh}")
+        return self
+
+
+class OutputSection(_Section):
+    """`[output]`: where checkpoints, metrics, the loss curve and the finished model go."""
+
+    directory: str = "runs/train"
+    checkpoint_every: int = Field(default=100, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1)
+
+
+class TrainConfig(_Section):
+    """A whole configuration file."""
+
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    train: TrainSection = TrainSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    distribution: DistributionSection = DistributionSection()
+    output: OutputSection = OutputSection()
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> TrainConfig:
+        batch, leaves = self.train.batch, self.train.leaves
+        if batch % leaves:
+            raise ValueError(f"train.batch must divide by train.leaves, got {batch} over {leaves}")
+        return self
+
+    def what_must_match(self) -> dict[str, Any]:
+        """Everything that decides the result: all but output and distribution, which change no bit of it."""
+        return self.model_dump(exclude={"output", "distribution"})
+
+
+def load_config(path: str | Path) -> TrainConfig:
+    """Read and check a configuration file; relative data paths are relative to it.
+
+    Raises:
+        ConfigError: no such file, not TOML, or a wrong key or value; names its place.
+    """
+    path = Path(path)
+    try:
+        content = _parse_toml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"[train.load_config] the configuration must be a readable file; got {str(path)!r}: "
+            f"{error.strerror}; check the path"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(
+            f"[train.load_config] the file must be TOML; got {path}: {error}; repair it"
+        ) from None
+    try:
+        config = TrainConfig.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(f"[train.load_config] {_one_line(error)} in {path}; correct the file") from None
+    make_model_config(config)
+    return _with_data_relative_to(config, path.parent)
+
+
+def make_model_config(config: TrainConfig) -> LlamaConfig:
+    """The model; `<|endoftext|>` has id 0 and both starts and ends a document.
+
+    Raises:
+        ConfigError: sizes that do not fit together.
+    """
+    return LlamaConfig(
+        **config.model.model_dump(),
+        max_position_embeddings=config.data.context,
+        bos_token_id=0,
+        eos_token_ids=(0,),
+    )
+
+
+def make_optimizer(config: TrainConfig) -> AdamW:
+    """AdamW as the graph's `optimize` takes it."""
+    names = ("beta1", "beta2", "eps", "weight_decay", "max_grad_norm")
+    return tw.optim.AdamW(**{name: getattr(config.optimizer, name) for name in names})
+
+
+def _parse_toml(text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    return tomllib.loads(text)
+
+
+def _one_line(error: ValidationError) -> str:
+    """The first problem: its place, what is wrong, what was given."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"]) or "configuration"
+    if first["type"] == "extra_forbidden":
+        return f"{place} must be a known key; got an unknown one"
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    given = "" if isinstance(first["input"], dict) else f"; got {first['input']!r}"
+    return f"{place}: {message}{given}"
+
+
+def _with_data_relative_to(config: TrainConfig, directory: Path) -> TrainConfig:
+    if config.data.path == "stdlib" or Path(config.data.path).is_absolute():
+        return config
+    data = config.data.model_copy(update={"path": str(directory / config.data.path)})
+    return config.model_copy(update={"data": data})

@@ -1,0 +1,129 @@
+"""How well a model predicts files it never saw, in bits per byte, beside what gzip and xz make of the same
+files.
+
+A file is scored as a compressor would have to store it: every token and the end mark, each predicted from at
+most `context` tokens before it. Windows overlap by half, so all but the first tokens have half a context to
+look back on. Per-token losses come from the training graph's forward pass.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from tilewise.data import TextFile
+    from tilewise.session import GraphInstance
+
+__all__ = ["CompressionReport", "bits_per_byte", "compress_files", "sliding_windows"]
+
+IGNORED = -100
+_Ids = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class CompressionReport:
+    """Bits per byte of general compressors on some files.
+
+    Attributes:
+        gzip_each, xz_each: file by file.
+        gzip_joined, xz_joined: all files one after the other, so that later ones profit from earlier ones.
+    """
+
+    gzip_each: float
+    xz_each: float
+    gzip_joined: float
+    xz_joined: float
+
+
+def compress_files(files: Sequence[TextFile]) -> CompressionReport:
+    """What gzip -9 and xz -9e make of the files."""
+    contents = [file.text.encode("utf-8") for file in files]
+    total = sum(len(content) for content in contents)
+
+    def bits(parts: Sequence[bytes], compress: Callable[[bytes], bytes]) -> float:
+        return 8.0 * sum(len(compress(part)) for part in parts) / total
+
+    def xz(data: bytes) -> bytes:
+        return lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)
+
+    def gz(data: bytes) -> bytes:
+        return gzip.compress(data, 9)
+
+    joined = [b"".join(contents)]
+    return CompressionReport(bits(contents, gz), bits(contents, xz), bits(joined, gz), bits(joined, xz))
+
+
+def sliding_windows(ids: Sequence[int], context: int, start: int) -> tuple[_Ids, _Ids]:
+    """Tokens and labels `[W, context]` that score each of `ids` exactly once.
+
+    Windows begin half a context apart. Labels already scored by the window before, and padding, are -100.
+
+    Args:
+        start: the id that stands before the first one (the end of the document before).
+    """
+    stream = np.array([start, *ids], np.int32)
+    stride = context // 2
+    num_windows = max(1, math.ceil((len(ids) - context) / stride) + 1)
+    tokens = np.zeros((num_windows, context), np.int32)
+    labels = np.full((num_windows, context), IGNORED, np.int32)
+    for w in range(num_windows):
+        part = stream[w * stride : w * stride + context + 1]
+        tokens[w, : len(part) - 1] = part[:-1]
+        first_new = 0 if w == 0 else context - stride
+        labels[w, first_new : len(part) - 1] = part[1 + first_new :]
+    return tokens, labels
+
+
+def bits_per_byte(
+    model: GraphInstance,
+    tokenizer: Tokenizer,
+    files: Sequence[TextFile],
+    batch: int,
+    context: int,
+    advance: Callable[[int], None] = lambda num_batches: None,
+) -> float:
+    """Bits the model needs per UTF-8 byte of the files, end marks included.
+
+    Args:
+        model: an instance of a training graph over `[batch, context]`.
+        advance: called with 1 after each forward pass.
+    """
+    from tilewise.data import end_of_text_id
+
+    end = end_of_text_id(tokenizer)
+    encoded = tokenizer.encode_batch([file.text for file in files])
+    windows = [sliding_windows([*e.ids, end], context, end) for e in encoded]
+    tokens = np.concatenate([w[0] for w in windows])
+    labels = np.concatenate([w[1] for w in windows])
+    nats = 0.0
+    for batch_tokens, batch_labels in _in_batches(tokens, labels, batch):
+        nats += _sum_of_losses(model, batch_tokens, batch_labels)
+        advance(1)
+    return nats / math.log(2.0) / sum(file.num_bytes for file in files)
+
+
+def _sum_of_losses(model: GraphInstance, tokens: _Ids, labels: _Ids) -> float:
+    """The loss is a mean over the scored labels; this is their sum."""
+    model.forward(tokens=tokens, labels=labels)
+    return float(model.get_tensor("loss").reshape(())) * int((labels != IGNORED).sum())
+
+
+def _in_batches(tokens: _Ids, labels: _Ids, batch: int) -> Iterator[tuple[_Ids, _Ids]]:
+    """Batches of `batch` windows; the last is filled up with windows that score nothing."""
+    for first in range(0, len(tokens), batch):
+        part_tokens, part_labels = tokens[first : first + batch], labels[first : first + batch]
+        missing = batch - len(part_tokens)
+        yield (
+            np.pad(part_tokens, ((0, missing), (0, 0))),
+            np.pad(part_labels, ((0, missing), (0, 0)), constant_values=IGNORED),
+        )

@@ -1,0 +1,121 @@
+"""The live line of a run: loss, tokens per second, time left.
+
+On a terminal one line that moves; elsewhere a plain line now and then, so that a log stays readable. Shows
+what it is told and decides nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["StepProgress", "describe_step", "format_duration", "track_files"]
+
+_PLAIN_EVERY_S = 10.0
+
+
+class StepProgress:
+    """Progress over training steps; use with `with`.
+
+    Args:
+        console: where to write.
+        num_steps: of the whole run.
+        first_step: where this run starts.
+        tokens_per_step: to turn steps into tokens per second.
+    """
+
+    def __init__(self, console: Console, num_steps: int, first_step: int, tokens_per_step: int) -> None:
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+        self._console = console
+        self._num_steps = num_steps
+        self._first = first_step
+        self._tokens_per_step = tokens_per_step
+        self._started = self._last_plain = time.monotonic()
+        self._bar = (
+            Progress(
+                TextColumn("training"),
+                BarColumn(bar_width=30),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[line]}"),
+                console=console,
+            )
+            if console.is_terminal
+            else None
+        )
+        self._task = (
+            None
+            if self._bar is None
+            else self._bar.add_task("", total=num_steps, completed=first_step, line="")
+        )
+
+    def __enter__(self) -> StepProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def step_done(self, step: int, loss: float) -> None:
+        """Show that `step` (0 for the first) is done."""
+        now = time.monotonic()
+        done = step + 1 - self._first
+        per_step_s = (now - self._started) / done
+        line = describe_step(
+            step + 1,
+            self._num_steps,
+            loss,
+            self._tokens_per_step / per_step_s,
+            per_step_s * (self._num_steps - step - 1),
+        )
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=step + 1, line=line)
+        elif now - self._last_plain >= _PLAIN_EVERY_S or done == 1 or step + 1 == self._num_steps:
+            self._last_plain = now
+            self._console.print(line, highlight=False)
+
+
+def describe_step(step: int, num_steps: int, loss: float, tokens_per_s: float, left_s: float) -> str:
+    """The text of the live line."""
+    return f"step {step}/{num_steps}  loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s  {format_duration(left_s)} left"
+
+
+def format_duration(seconds: float) -> str:
+    """`1:05` for 65 seconds; hours only when there are any."""
+    whole = max(0, round(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def track_files(console: Console, label: str, num_files: int) -> _FileProgress:
+    """A bar over files, for `with`; its `advance(n)` moves it. Silent when not a terminal."""
+    return _FileProgress(console, label, num_files)
+
+
+class _FileProgress:
+    def __init__(self, console: Console, label: str, num_files: int) -> None:
+        from rich.progress import Progress
+
+        self._bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task(label, total=num_files)
+
+    def __enter__(self) -> _FileProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def advance(self, num_files: int) -> None:
+        """That many more files are done."""
+        self._bar.advance(self._task, num_files)

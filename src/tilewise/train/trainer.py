@@ -1,0 +1,214 @@
+"""A model in training: its plan, its instance, its data, and the steps between them.
+
+Owns the instance and closes it. A step is a function of its number (batch, learning rate), so measuring,
+interrupting and resuming change nothing that is computed. Refuses to mix a checkpoint with another
+configuration. Finished weights leave as a Hugging Face directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+import tilewise as tw
+from tilewise.checkpoint import (
+    TrainingState,
+    config_digest,
+    load_checkpoint,
+    save_checkpoint,
+    save_pretrained,
+)
+from tilewise.core import DeviceMesh
+from tilewise.data import (
+    Batches,
+    Corpus,
+    encode_files,
+    end_of_text_id,
+    load_corpus,
+    load_standard_library,
+    train_tokenizer,
+)
+from tilewise.models import llama
+from tilewise.models.llama.weights import file_name
+from tilewise.train.config import TrainConfig, make_model_config, make_optimizer
+from tilewise.train.evaluation import bits_per_byte
+from tilewise.train.progress import track_files
+from tilewise.train.schedule import learning_rate
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from tokenizers import Tokenizer
+
+    from tilewise.plan import Plan
+    from tilewise.session import ComputeGraph, GraphInstance
+
+__all__ = ["Trainer", "TrainingData", "evaluate_model", "make_plan", "prepare_data"]
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What training reads: files, their tokenizer, batches by step, and a digest of the token stream."""
+
+    corpus: Corpus
+    tokenizer: Tokenizer
+    batches: Batches
+    digest: str
+
+
+def prepare_data(config: TrainConfig, console: Console) -> TrainingData:
+    """Read the corpus, train its tokenizer, encode it, with progress on `console`.
+
+    Raises:
+        ConfigError: no text where the configuration says, or too little.
+    """
+    percent = config.data.held_out_percent
+    is_stdlib = config.data.path == "stdlib"
+    corpus = load_standard_library(percent) if is_stdlib else load_corpus(config.data.path, percent)
+    tokenizer = train_tokenizer((file.text for file in corpus.train), config.model.vocab_size)
+    end_of_text_id(tokenizer)
+    with track_files(console, "encoding", len(corpus.train)) as progress:
+        stream = encode_files(tokenizer, [file.text for file in corpus.train], progress.advance)
+    batches = Batches(stream, config.train.batch, config.data.context, config.train.seed)
+    return TrainingData(corpus, tokenizer, batches, hashlib.sha256(stream.tobytes()).hexdigest())
+
+
+def make_plan(config: TrainConfig) -> tuple[ComputeGraph, Plan]:
+    """The training graph and its plan; nothing is allocated.
+
+    Raises:
+        LayoutError, PlanError: the strategy cannot spread this model.
+    """
+    graph = tw.ComputeGraph("llama")
+    llama.build_training_graph(
+        graph, make_model_config(config), config.train.batch, config.data.context, config.train.dtype
+    )
+    graph.optimize(make_optimizer(config))
+    graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(config.distribution.mesh)))
+    plan = graph.plan(
+        accumulation=config.train.accumulation,
+        leaves=config.train.leaves,
+        workers_per_device=config.distribution.workers_per_device,
+    )
+    return graph, plan
+
+
+def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path) -> float:
+    """Bits per byte that a saved model needs for the held-out files, in the configuration's dtype and
+    strategy.
+
+    Raises:
+        CheckpointError: `model_dir` holds another model.
+    """
+    batch, context = config.train.batch, config.data.context
+    graph = tw.ComputeGraph("llama")
+    llama.build_training_graph(graph, make_model_config(config), batch, context, config.train.dtype)
+    graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(config.distribution.mesh)))
+    with graph.instantiate(graph.plan(workers_per_device=config.distribution.workers_per_device)) as model:
+        model.load_parameters(model_dir)
+        return bits_per_byte(model, data.tokenizer, data.corpus.held_out, batch, context)
+
+
+class Trainer:
+    """Use with `with`, or call `close`.
+
+    Args:
+        config: of the run.
+        data: from `prepare_data`.
+        graph, plan: from `make_plan`.
+
+    Raises:
+        ResourceError: the plan needs more memory than there is.
+    """
+
+    def __init__(self, config: TrainConfig, data: TrainingData, graph: ComputeGraph, plan: Plan) -> None:
+        self.config = config
+        self.data = data
+        self.instance: GraphInstance = graph.instantiate(plan)
+        self.instance.initialize(seed=config.train.seed)
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the devices and free their memory."""
+        self.instance.close()
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one step's batch."""
+        return self.config.train.batch * self.config.data.context
+
+    def step(self, number: int) -> tuple[float, float]:
+        """Do step `number`; returns its loss and the norm of its gradient."""
+        result = self.instance.step(self.data.batches.at(number), lr=self._rate(number))
+        return result.loss, result.grad_norm
+
+    def measure_step_s(self, num_steps: int) -> float:
+        """Seconds per step, the median of some steps; the model is afterwards as before."""
+        state = self.instance.state_dict()
+        times = []
+        for number in range(num_steps + 1):
+            started = time.perf_counter()
+            self.step(number)
+            times.append(time.perf_counter() - started)
+        self.instance.load_state_dict(state)
+        return statistics.median(times[1:])
+
+    def run(self, first_step: int, on_step: Callable[[int, float, float], bool]) -> int:
+        """Do steps from `first_step` to the last.
+
+        Args:
+            on_step: called with number, loss and gradient norm after each step; False ends the run.
+
+        Returns:
+            The number of steps done in all.
+        """
+        for number in range(first_step, self.config.train.steps):
+            if not on_step(number, *self.step(number)):
+                return number + 1
+        return self.config.train.steps
+
+    def digest(self) -> str:
+        """Equal for runs that compute the same: configuration and data, but not strategy and output."""
+        return config_digest({**self.config.what_must_match(), "stream": self.data.digest})
+
+    def save(self, directory: Path, num_steps: int) -> Path:
+        """Write a checkpoint after `num_steps` steps; returns its path."""
+        state = TrainingState(num_steps, self.instance.state_dict(), {})
+        return save_checkpoint(directory, state, self.digest(), self.config.output.keep_checkpoints)
+
+    def restore(self, checkpoint: Path) -> int:
+        """Go on from a checkpoint; returns the number of steps it had done.
+
+        Raises:
+            CheckpointError: it is damaged, or of another configuration.
+        """
+        state = load_checkpoint(checkpoint, self.digest())
+        self.instance.load_state_dict(dict(state.tensors))
+        return state.step
+
+    def save_model(self, directory: Path) -> None:
+        """Write the fp32 weights as a Hugging Face directory with the tokenizer."""
+        config = {**make_model_config(self.config).to_dict(), "torch_dtype": "float32"}
+        eos = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
+        save_pretrained(directory, config, self._parameters(), self.data.tokenizer, eos)
+
+    def _parameters(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        for name in self.instance.parameter_names():
+            yield file_name(name), self.instance.get_tensor(name)
+
+    def _rate(self, number: int) -> float:
+        settings = self.config.optimizer
+        return learning_rate(
+            number, self.config.train.steps, settings.lr, settings.warmup_steps, settings.min_lr_ratio
+        )

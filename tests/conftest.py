@@ -1,0 +1,25 @@
+"""Shared by all tests: one seed, no colours, no temporary files outside pytest's own."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(
+    0, str(Path(__file__).parent)
+)  # helpers are imported by their folder: `from policy.source import ...`
+
+
+@pytest.fixture(autouse=True)
+def _plain_terminal(monkeypatch):
+    """Help texts and progress are compared as plain text of a fixed width."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def pytest_configure(config):
+    """PyTorch and our own workers share two cores with xdist; its thread pools stay small."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

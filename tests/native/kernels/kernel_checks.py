@@ -1,0 +1,94 @@
+"""Shared by the kernel tests: arrays, chunk ranges, PyTorch in bf16, and the two rules of tolerance.
+
+fp32: max|y - y64| / max|y64| within a bound. bf16: mean error at most 1.1x and maximum at most 2x the error that
+PyTorch's own bf16 op makes against fp64.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from tilewise.kernels.isa import isa_levels
+from tilewise.kernels.packing import pack_weight, packed_elements
+
+BF16 = ml_dtypes.bfloat16
+NUMPY = {"f32": np.float32, "bf16": BF16}
+LEVELS = isa_levels()
+FMA_LEVELS = [level for level in LEVELS if level != "baseline"]
+every_level = pytest.mark.parametrize("isa", LEVELS)
+every_dtype = pytest.mark.parametrize("dt", ["f32", "bf16"])
+
+
+def rng(seed=0):
+    """A generator of the test's own."""
+    return np.random.default_rng(seed)
+
+
+def random(gen, m, n, dt="f32", scale=1.0):
+    """Normal values, as rows of a wider array: stride > cols."""
+    wide = (gen.standard_normal((m, n + 5)) * scale).astype(np.float32).astype(NUMPY[dt])
+    return wide[:, 2 : n + 2]
+
+
+def empty(m, n, dt="f32"):
+    """An output of stride > cols, filled with a value that must be overwritten."""
+    return np.full((m, n + 3), 77.0, np.float32).astype(NUMPY[dt])[:, :n]
+
+
+def packed(w, dt):
+    """A weight as a packed operand."""
+    return (pack_weight(w, dt), *w.shape)
+
+
+def packed_out(n, k, dt="f32"):
+    """A packed output, filled with a value that must be overwritten."""
+    return (np.full(packed_elements(n, k), 77.0, np.float32).astype(NUMPY[dt]), n, k)
+
+
+def even_chunks(k, chunks, terms=1):
+    """The ints of `chunks` even ranges of k for every term."""
+    cuts = [k * c // chunks // 2 * 2 for c in range(chunks)] + [k]
+    return [x for c in range(chunks) for _ in range(terms) for x in (cuts[c], cuts[c + 1])]
+
+
+def tensor(x):
+    """A PyTorch tensor of the same values and dtype."""
+    if x.dtype == BF16:
+        return torch.from_numpy(np.ascontiguousarray(x).view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.ascontiguousarray(x).copy())
+
+
+def array(t):
+    """fp64 values of a PyTorch tensor."""
+    return t.detach().to(torch.float64).numpy()
+
+
+def bits(x):
+    """The bit pattern, so that NaN and the sign of zero compare too."""
+    return np.ascontiguousarray(x).view({2: np.uint16, 4: np.uint32, 8: np.uint64}[x.dtype.itemsize])
+
+
+def assert_same_bits(a, b):
+    """Equal to the bit."""
+    np.testing.assert_array_equal(bits(a), bits(b))
+
+
+def errors(y, exact):
+    """Mean and maximum of |y - y64| / max|y64|."""
+    scale = max(float(np.abs(exact).max()), 1e-30)
+    distance = np.abs(np.asarray(y).astype(np.float64) - exact) / scale
+    return float(distance.mean()), float(distance.max())
+
+
+def assert_close(y, exact, dt, peer=None, bound=1e-6):
+    """Within the rule of `dt`; `peer` is PyTorch's bf16 result (without one: 1 ulp of bf16 at the maximum)."""
+    mean, worst = errors(y, exact)
+    if np.asarray(y).dtype == np.float32 and dt == "f32":
+        assert worst <= bound, f"error {worst:.2e} above {bound:.0e}"
+        return
+    peer_mean, peer_worst = (2**-8, 2**-7) if peer is None else errors(peer, exact)
+    assert mean <= 1.1 * peer_mean + 1e-6, f"mean error {mean:.2e} against PyTorch's {peer_mean:.2e}"
+    assert worst <= 2 * peer_worst + 1e-6, f"maximum error {worst:.2e} against PyTorch's {peer_worst:.2e}"

@@ -1,0 +1,237 @@
+"""Equality to the bit: across levels, tile heights, devices and accumulation steps, each with a planted fault."""
+
+import numpy as np
+import pytest
+from kernel_checks import (
+    FMA_LEVELS,
+    assert_same_bits,
+    bits,
+    empty,
+    even_chunks,
+    every_dtype,
+    every_level,
+    packed,
+    packed_out,
+    random,
+    rng,
+)
+
+from tilewise.kernels.isa import run
+
+CHUNKS = 8
+
+
+def matmul(dt, a, w, ranges, isa="", f32=1, residual=None, name="matmul"):
+    """One call; the output in fp32 unless f32 is 0."""
+    width = w.shape[0] if name == "matmul" else w.shape[1]
+    out = empty(len(a), width, "f32" if f32 else dt)
+    run(f"{name}_{dt}", [out, residual, a, packed(w, dt)], [f32, 1, len(ranges) // 2, *ranges], isa=isa)
+    return out
+
+
+def weight_gradient(dt, dy, x, ids, de, leaf_rows, carries=(), isa=""):
+    """One call of matmul_dw; the flat packed result."""
+    n, k = 40, de.shape[1]
+    out = packed_out(n, k)
+    tiles = [out, dy, x, ids, de, *((c, n, k) for c in carries)]
+    run(f"matmul_dw_{dt}", tiles, [leaf_rows, len(carries), 0], isa=isa)
+    return out[0]
+
+
+def tree_add(parts, dt="f32"):
+    """The tree over partials."""
+    out = empty(*parts[0].shape, dt)
+    run(f"tree_add_{dt}", [out, None, *parts])
+    return out
+
+
+def training_operands(dt, tokens=96, n=40, k=70):
+    """dY, X, ids and dE."""
+    gen = rng(12)
+    ids = gen.integers(0, n, (tokens, 1)).astype(np.int32)
+    return random(gen, tokens, n, dt), random(gen, tokens, k, dt), ids, random(gen, tokens, k, dt)
+
+
+def everything_in_fp32(isa):
+    """Outputs of the kernels whose bits must not depend on the level."""
+    gen = rng(20)
+    a, w, gamma = random(gen, 37, 130), random(gen, 45, 130), random(gen, 1, 130)
+    results = [matmul("f32", a, w, even_chunks(130, 8), isa), matmul("f32", random(gen, 9, 45), w, even_chunks(45, 4), isa, name="matmul_dx")]
+    results.append(weight_gradient("f32", *training_operands("f32"), 24, isa=isa))
+    y, rstd, soft = empty(37, 130), empty(37, 1), empty(37, 130)
+    run("rms_norm_f32", [y, rstd, a, gamma], floats=[1e-5], isa=isa)
+    run("softmax_f32", [soft, a], isa=isa)
+    gate, positive = empty(37, 130), np.abs(a)
+    run("silu_gate_f32", [gate, a, y], isa=isa)
+    log = empty(37, 130)
+    run("log_f32", [log, positive], isa=isa)
+    q, k, v = random(gen, 100, 64), random(gen, 100, 32), random(gen, 100, 32)
+    out, lse = empty(100, 64), empty(100, 2)
+    run("attention_f32", [out, lse, q, k, v], [100, 2, 1, 32, 1], [0.2], isa=isa)
+    grads = [empty(100, 64), empty(100, 32), empty(100, 32)]
+    run("attention_backward_f32", [*grads, q, out, lse, q, k, v], [100, 2, 1, 32, 1, 1], [0.2], isa=isa)
+    w, m, g = (random(gen, 1, 100).copy() for _ in range(3))
+    state = [w, m, np.abs(w), g]
+    hyper = np.array([[1e-3, 0.9, 0.95, 1e-8, 0.1, 0.05, 0, 0]], np.float32)
+    run("adamw_f32", [None, *state, hyper, np.ones((1, 2), np.float32)], [0], [0.1], isa=isa)
+    return [*results, y, rstd, soft, gate, log, out, lse, *grads, *state]
+
+
+@pytest.mark.parametrize("isa", FMA_LEVELS[1:])
+def test_fp32_bits_are_equal_on_every_fma_level(isa):
+    """Contractions, norms, exp, log, attention and AdamW: the same bits as on avx2."""
+    for got, want in zip(everything_in_fp32(isa), everything_in_fp32(FMA_LEVELS[0]), strict=True):
+        assert_same_bits(got, want)
+
+
+@pytest.mark.skipif("avx512_bf16" not in FMA_LEVELS, reason="needs vdpbf16ps")
+def test_emulated_bf16_dot_follows_the_hardware_order():
+    """Two fused multiply-adds, odd element first, come close to vdpbf16ps: nearly all results are equal."""
+    gen = rng(21)
+    a, w = random(gen, 30, 200, "bf16"), random(gen, 64, 200, "bf16")
+    hard, soft = (matmul("bf16", a, w, [0, 200], isa) for isa in ("avx512_bf16", "avx512"))
+    np.testing.assert_allclose(hard, soft, rtol=0, atol=1e-5 * np.abs(soft).max())
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize("name", ["matmul", "matmul_dx"])
+def test_bits_of_a_row_are_equal_at_every_height(isa, dt, name):
+    """A row alone, in a pair, in a decode batch and in a tall tile has the same bits."""
+    gen = rng(13)
+    a, w = random(gen, 77, 130, dt), random(gen, 130, 130, dt)
+    ranges = even_chunks(130, CHUNKS)
+    whole = matmul(dt, a, w, ranges, isa, name=name)
+    for begin, end in ((0, 1), (76, 77), (3, 5), (10, 26), (13, 64)):
+        assert_same_bits(matmul(dt, a[begin:end], w, ranges, isa, name=name), whole[begin:end])
+
+
+@every_dtype
+def test_bits_do_not_depend_on_windows_and_panel_groups(dt):
+    """A wide call equals the same columns computed alone, and a tall one its parts, at sizes that need several windows."""
+    gen = rng(14)
+    a, w = random(gen, 30, 2600, dt), random(gen, 2600, 96, dt)
+    ranges = even_chunks(2600, CHUNKS)
+    whole = matmul(dt, a, w, ranges, name="matmul_dx")
+    part = matmul(dt, a, w[:, 32:64].copy(), ranges, name="matmul_dx")
+    assert_same_bits(part, whole[:, 32:64])
+
+
+def subtrees(dt, a, w, devices, chunks=CHUNKS):
+    """The fp32 partial of every device: its aligned run of chunks."""
+    ranges = even_chunks(a.shape[1], chunks)
+    own = 2 * chunks // devices
+    return [matmul(dt, a, w, ranges[d * own : (d + 1) * own]) for d in range(devices)]
+
+
+@every_dtype
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_subtrees_of_devices_complete_the_tree(dt, devices):
+    """Partials of 1, 2, 4 or 8 devices, combined by tree_add, equal the whole call; faults do not."""
+    gen = rng(15)
+    a, w = random(gen, 33, 256, dt), random(gen, 64, 256, dt)
+    whole = matmul(dt, a, w, even_chunks(256, CHUNKS))
+    parts = subtrees(dt, a, w, devices)
+    assert_same_bits(tree_add(parts), whole)
+    if devices > 1:
+        assert (bits(tree_add(parts[:-1])) != bits(whole)).any(), "a dropped partial must show"
+    if devices > 2:
+        swapped = [parts[1 - i] if i < 2 else p for i, p in enumerate(parts)]
+        assert_same_bits(tree_add(swapped), whole)  # addition commutes inside a pair
+        swapped = [parts[0], parts[2], parts[1], *parts[3:]]
+        assert (bits(tree_add(swapped)) != bits(whole)).any(), "partials out of order must show"
+
+
+@every_dtype
+def test_rounding_at_a_border_shows(dt):
+    """Partials rounded to bf16 before the tree differ: the comparison can fail."""
+    gen = rng(16)
+    a, w = random(gen, 33, 256, dt), random(gen, 64, 256, dt)
+    rounded = []
+    for part in subtrees(dt, a, w, 2):
+        narrow, wide = empty(*part.shape, "bf16"), empty(*part.shape)
+        run("cast_f32_bf16", [narrow, part])
+        run("cast_bf16_f32", [wide, narrow])
+        rounded.append(wide)
+    assert (bits(tree_add(rounded)) != bits(matmul(dt, a, w, even_chunks(256, CHUNKS)))).any()
+
+
+@every_dtype
+def test_residual_comes_after_the_root(dt):
+    """tree_add with the residual on two devices equals the epilogue on one."""
+    gen = rng(17)
+    a, w, residual = random(gen, 20, 128, dt), random(gen, 64, 128, dt), random(gen, 20, 64, dt)
+    whole = matmul(dt, a, w, even_chunks(128, CHUNKS), f32=0, residual=residual)
+    out = empty(20, 64, dt)
+    run(f"tree_add_{dt}", [out, residual, *subtrees(dt, a, w, 2)])
+    assert_same_bits(out, whole)
+
+
+@every_dtype
+@pytest.mark.parametrize("chunks", [3, 5, 6, 8])
+def test_empty_chunks_are_skipped(dt, chunks):
+    """Empty slots move sums up unchanged: the tree over the others, with nothing added."""
+    gen = rng(18)
+    a, w = random(gen, 9, 64, dt), random(gen, 33, 64, dt)
+    own = 64 // chunks // 2 * 2
+    every = [(c * own, (c + 1) * own) for c in range(chunks)]
+    for kept in range(1 << chunks):
+        held = {c: matmul(dt, a, w, list(every[c])) for c in range(chunks) if kept >> c & 1}
+        ranges = [x for c in range(chunks) for x in (every[c] if c in held else (every[c][0], every[c][0]))]
+        want = counter_tree([held.get(c) for c in range(chunks)], a.shape[0], 33)
+        assert_same_bits(matmul(dt, a, w, ranges), want)
+
+
+def counter_tree(slots, m, n):
+    """numerics rule 2 word by word: a binary counter over slots, None for an empty one."""
+    stack = {}
+    for c, value in enumerate(slots):
+        level = 0
+        while c >> level & 1:
+            top = stack.pop(level, None)
+            value = top if value is None else value if top is None else top + value
+            level += 1
+        if value is not None:
+            stack[level] = value
+    total = None
+    for level in sorted(stack):
+        total = stack[level] if total is None else stack[level] + total
+    return np.zeros((m, n), np.float32) if total is None else total
+
+
+@every_level
+@every_dtype
+def test_weight_gradient_by_carries_equals_one_call(isa, dt):
+    """All leaves in one task, and the last leaves with the carries of the earlier ones, give the same bits."""
+    operands = training_operands(dt)
+    whole = weight_gradient(dt, *operands, 24, isa=isa)
+    part = [[x[i : i + 24] for x in operands] for i in range(0, 96, 24)]
+    two = [np.concatenate([a, b]) for a, b in zip(part[0], part[1], strict=True)]
+    first = weight_gradient(dt, *two, 24, isa=isa)
+    third = weight_gradient(dt, *part[2], 24, isa=isa)
+    assert_same_bits(weight_gradient(dt, *part[3], 24, [third, first], isa=isa), whole)
+    dropped = weight_gradient(dt, *part[3], 24, [first], isa=isa)
+    assert (bits(dropped) != bits(whole)).any(), "a dropped carry must show"
+    swapped = weight_gradient(dt, *part[3], 24, [first, third], isa=isa)
+    assert (bits(swapped) != bits(whole)).any(), "carries out of order must show"
+
+
+@every_dtype
+def test_weight_gradient_of_two_devices(dt):
+    """Two devices with half the leaves each, combined by tree_add, equal one device."""
+    operands = training_operands(dt)
+    whole = weight_gradient(dt, *operands, 24)
+    halves = [weight_gradient(dt, *(x[i : i + 48] for x in operands), 24) for i in (0, 48)]
+    assert_same_bits(tree_add([h.reshape(1, -1) for h in halves])[0], whole)
+
+
+@every_dtype
+def test_weight_gradient_of_row_blocks(dt):
+    """A task for some rows of W gives the bits of those rows."""
+    gen = rng(19)
+    dy, x = random(gen, 64, 100, dt), random(gen, 64, 40, dt)
+    ids, de = gen.integers(0, 100, (64, 1)).astype(np.int32), random(gen, 64, 40, dt)
+    whole, part = packed_out(100, 40), packed_out(36, 40)
+    run(f"matmul_dw_{dt}", [whole, dy, x, ids, de], [16, 0, 0])
+    run(f"matmul_dw_{dt}", [part, dy[:, 64:], x, ids, de], [16, 0, 0], row_begin=64)
+    assert_same_bits(part[0], whole[0][64 * 40 :])

@@ -1,0 +1,218 @@
+"""Elementwise kernels, casts, copies, look-ups and trees against fp64, PyTorch and exact results."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from kernel_checks import (
+    NUMPY,
+    array,
+    assert_close,
+    assert_same_bits,
+    bits,
+    empty,
+    every_dtype,
+    every_level,
+    packed,
+    random,
+    rng,
+    tensor,
+)
+
+from tilewise.kernels import reference
+from tilewise.kernels.isa import run
+
+SPECIAL = np.array(
+    [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 3e38, -3e38, 1e-38, 1e-45, 88.8, -87.5, -104.0, 1.00390625, 1.01171875]
+)
+every_width = pytest.mark.parametrize("d", [1, 16, 45])
+
+
+def ulps(y, exact):
+    """Distance in units of the last place of fp32."""
+    want = exact.astype(np.float32)
+    distance = np.abs(y.astype(np.float64) - exact)
+    return float((distance / np.spacing(np.abs(want))).max())
+
+
+@every_level
+def test_exp_and_log_are_within_two_ulp(isa):
+    """exp and log over their ranges, and the values of the C library at the edges."""
+    for name, x in (
+        ("exp", np.linspace(-87, 88.7, 200001)),
+        ("log", np.concatenate([np.geomspace(1e-37, 3e38, 100001), np.linspace(0.5, 2, 100000)])),
+    ):
+        x = x.astype(np.float32)[None, :]
+        y = np.empty_like(x)
+        run(f"{name}_f32", [y, x], isa=isa)
+        assert ulps(y, reference.REFERENCES[name](x)) <= 2
+    edges = np.array([[-np.inf, -200, -0.0, 89, np.inf, np.nan]], np.float32)
+    y = np.empty_like(edges)
+    run("exp_f32", [y, edges], isa=isa)
+    np.testing.assert_array_equal(y, np.array([[0, 0, 1, np.inf, np.inf, np.nan]], np.float32))
+    edges = np.array([[0, -0.0, -1, 1, np.inf, np.nan]], np.float32)
+    run("log_f32", [y, edges], isa=isa)
+    np.testing.assert_array_equal(y, np.array([[-np.inf, -np.inf, np.nan, 0, np.inf, np.nan]], np.float32))
+    tiny = np.array([[1e-40, 1e-45]], np.float32)
+    small = np.empty_like(tiny)
+    run("log_f32", [small, tiny], isa=isa)
+    np.testing.assert_allclose(small, np.log(tiny.astype(np.float64)), rtol=3e-7)
+
+
+@every_level
+@every_dtype
+@every_width
+def test_maps(isa, dt, d):
+    """add, multiply, scale, silu and the gate, forward and backward."""
+    gen = rng(d)
+    a, b, c, out, second = *(random(gen, 6, d, dt, 3.0) for _ in range(3)), empty(6, d, dt), empty(6, d, dt)
+    for name, inputs, floats in (
+        ("add", [a, b], []),
+        ("multiply", [a, b], []),
+        ("scale", [a], [1.7]),
+        ("silu", [a], []),
+        ("silu_backward", [a, b], []),
+        ("silu_gate", [a, b], []),
+    ):
+        run(f"{name}_{dt}", [out, *inputs], floats=floats, isa=isa)
+        assert_close(out, reference.REFERENCES[name](*inputs, *floats), dt, bound=1e-6)
+    run(f"silu_gate_backward_{dt}", [out, second, a, b, c], isa=isa)
+    for got, want in zip((out, second), reference.silu_gate_backward(a, b, c), strict=True):
+        assert_close(got, want, dt, bound=1e-6)
+
+
+@every_dtype
+def test_silu_gate_against_pytorch(dt):
+    """Forward and gradients of silu(g) * u are no worse than PyTorch's."""
+    gen = rng(7)
+    g, u, dh = (random(gen, 40, 50, dt, 2.0) for _ in range(3))
+    leaves = [tensor(x).requires_grad_() for x in (g, u)]
+    peer = torch.nn.functional.silu(leaves[0]) * leaves[1]
+    peer.backward(tensor(dh))
+    h, dg, du = (empty(40, 50, dt) for _ in range(3))
+    run(f"silu_gate_{dt}", [h, g, u])
+    run(f"silu_gate_backward_{dt}", [dg, du, dh, g, u])
+    assert_close(h, reference.silu_gate(g, u), dt, array(peer))
+    for got, want, leaf in zip((dg, du), reference.silu_gate_backward(dh, g, u), leaves, strict=True):
+        assert_close(got, want, dt, array(leaf.grad))
+
+
+@every_level
+def test_cast_rounds_to_nearest_even_and_keeps_nan(isa):
+    """Every 16-bit pattern survives a round trip; rounding equals ml_dtypes, denormals included."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16)[None, :]
+    wide, back = np.empty(every.shape, np.float32), np.empty_like(every)
+    run("cast_bf16_f32", [wide, every], isa=isa)
+    np.testing.assert_array_equal(wide, every.astype(np.float32))
+    run("cast_f32_bf16", [back, wide], isa=isa)
+    number = ~np.isnan(wide)
+    np.testing.assert_array_equal(bits(back)[number], bits(every)[number])
+    assert np.isnan(back.astype(np.float32)[~number]).all()
+    gen = rng(1)
+    x = gen.integers(0, 1 << 32, (7, 1001), dtype=np.uint32).view(np.float32)
+    y = np.empty(x.shape, ml_dtypes.bfloat16)
+    run("cast_f32_bf16", [y, x], isa=isa)
+    number = ~np.isnan(x)
+    with np.errstate(invalid="ignore"):
+        expected = x.astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(bits(y)[number], bits(expected)[number])
+    assert np.isnan(y.astype(np.float32)[~number]).all()
+
+
+@every_level
+@every_dtype
+def test_special_values_propagate(isa, dt):
+    """Infinities and NaN go through the elementwise kernels as IEEE arithmetic has it."""
+    x = SPECIAL.astype(np.float32).astype(NUMPY[dt])[None, :]
+    y = np.empty_like(x)
+    run(f"add_{dt}", [y, x, x], isa=isa)
+    with np.errstate(all="ignore"):
+        doubled = x + x
+    np.testing.assert_array_equal(bits(y)[~np.isnan(y)], bits(doubled)[~np.isnan(y)])
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(doubled))
+    run(f"silu_{dt}", [y, x], isa=isa)
+    values = y.astype(np.float32)[0]
+    assert values[4] == np.inf
+    assert np.isnan(values[6])
+    assert np.isnan(values[5])  # -inf times 0, as in PyTorch
+
+
+@every_dtype
+@pytest.mark.parametrize("name", ["copy", "copy_pairs"])
+def test_copies_keep_bits(dt, name):
+    """Copies do not touch a bit, NaN payloads included, between different strides."""
+    gen = rng(3)
+    kind = {4: np.uint32, 2: np.uint16}[np.dtype(NUMPY[dt]).itemsize]
+    x = gen.integers(0, np.iinfo(kind).max, (5, 37), dtype=kind)
+    outs = [np.zeros((5, 40), kind)[:, :37] for _ in range(2)]
+    if name == "copy":
+        run(f"copy_{dt}", [outs[0].view(NUMPY[dt]), x.view(NUMPY[dt])])
+        np.testing.assert_array_equal(outs[0], x)
+    else:
+        run(f"copy_pairs_{dt}", [outs[0].view(NUMPY[dt]), x.view(NUMPY[dt]), outs[1].view(NUMPY[dt]), outs[0].view(NUMPY[dt])])
+        np.testing.assert_array_equal(outs[1], x)
+
+
+def test_copy_pairs_of_f64():
+    """Eight-byte elements are copied as well."""
+    x, out = rng().standard_normal((3, 5)), np.zeros((3, 5))
+    run("copy_pairs_f64", [out, x])
+    assert_same_bits(out, x)
+
+
+@every_dtype
+@pytest.mark.parametrize("d", [7, 64])
+def test_embedding_of_a_shard(dt, d):
+    """Ids of other shards give rows of +0; own ids give the table's bits."""
+    gen = rng(d)
+    table, out = random(gen, 45, d, dt), empty(9, d, dt)
+    ids = np.array([[99], [100], [131], [132], [144], [145], [0], [120], [2**31 - 1]], np.int32)
+    run(f"embedding_{dt}", [out, ids, packed(table, dt)], [100])
+    assert_same_bits(out, reference.embedding(ids, table, 100))
+
+
+@every_dtype
+def test_gather_rows_and_kv_write(dt):
+    """Rows are picked and placed by index; negative slots are skipped."""
+    gen = rng(4)
+    x, index = random(gen, 12, 33, dt), np.array([[3], [3], [11], [0]], np.int32)
+    out = empty(4, 33, dt)
+    run(f"gather_rows_{dt}", [out, x, index])
+    assert_same_bits(out, reference.gather_rows(x, index))
+    cache, slots = random(gen, 9, 33, dt), np.array([[2], [-1], [0], [8]], np.int32)
+    want = reference.kv_write(cache, x[:4], slots)
+    run(f"kv_write_{dt}", [cache, x[:4], slots])
+    assert_same_bits(cache, want)
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize("inputs", [1, 2, 3, 7, 8])
+def test_tree_add(isa, dt, inputs):
+    """The fixed tree over partials, the residual after the root, one cast."""
+    gen = rng(inputs)
+    parts, residual, out = [random(gen, 5, 21) for _ in range(inputs)], random(gen, 5, 21, dt), empty(5, 21, dt)
+    run(f"tree_add_{dt}", [out, residual, *parts], isa=isa)
+    assert_close(out, reference.tree_add(residual, parts), dt, bound=1e-6)
+    level = parts
+    while len(level) > 1:
+        pairs = [level[i] + level[i + 1] for i in range(0, len(level) - 1, 2)]
+        level = pairs + ([level[-1]] if len(level) % 2 else [])
+    if inputs in (1, 2, 4, 8):
+        assert_same_bits(out, (level[0] + residual.astype(np.float32)).astype(NUMPY[dt]))
+
+
+@every_level
+def test_tree_max_and_or(isa):
+    """Exact maxima; bitwise or puts rows together that only one device holds."""
+    gen = rng(6)
+    parts, out = [random(gen, 5, 21) for _ in range(3)], empty(5, 21)
+    run("tree_max_f32", [out, None, *parts], isa=isa)
+    np.testing.assert_array_equal(out, reference.tree_max(parts))
+    for dt in ("f32", "bf16"):
+        x = random(gen, 4, 21, dt).copy()
+        own = [np.where(np.arange(4)[:, None] % 2 == i, x, np.zeros((), x.dtype)) for i in range(2)]
+        joined = empty(4, 21, dt)
+        run(f"tree_or_{dt}", [joined, None, *own], isa=isa)
+        assert_same_bits(joined, x)
+        assert_same_bits(bits(joined), reference.tree_or([bits(o) for o in own]))

@@ -1,0 +1,190 @@
+"""Norms, softmax, row sums, RoPE and cross-entropy against fp64 and PyTorch."""
+
+import numpy as np
+import pytest
+import torch
+from kernel_checks import array, assert_close, assert_same_bits, empty, every_dtype, every_level, random, rng, tensor
+
+from tilewise.kernels import reference
+from tilewise.kernels.isa import run
+
+every_width = pytest.mark.parametrize("d", [1, 15, 16, 70, 257])
+
+
+@every_level
+@every_dtype
+@every_width
+def test_rms_norm(isa, dt, d):
+    """y and rstd on odd widths."""
+    gen = rng(d)
+    x, gamma, y, rstd = random(gen, 9, d, dt, 3.0), random(gen, 1, d, dt), empty(9, d, dt), empty(9, 1)
+    run(f"rms_norm_{dt}", [y, rstd, x, gamma], floats=[1e-5], isa=isa)
+    exact, exact_rstd = reference.rms_norm(x, gamma, 1e-5)
+    peer = torch.nn.functional.rms_norm(tensor(x), (d,), tensor(gamma[0]), 1e-5)
+    assert_close(y, exact, dt, array(peer), 1e-6)
+    assert_close(rstd, exact_rstd, "f32")
+
+
+@every_level
+@every_dtype
+@every_width
+@pytest.mark.parametrize("with_residual", [True, False])
+def test_rms_norm_backward(isa, dt, d, with_residual):
+    """dx, and dgamma per leaf when a task holds whole leaves."""
+    gen = rng(d)
+    x, dy, residual = (random(gen, 12, d, dt) for _ in range(3))
+    gamma, dx, leaves = random(gen, 1, d, dt), empty(12, d, dt), empty(3, d)
+    rstd = reference.rms_norm(x, gamma, 1e-5)[1].astype(np.float32)
+    extra = residual if with_residual else None
+    run(f"rms_norm_backward_{dt}", [dx, leaves, dy, x, rstd, gamma, extra], [4], row_begin=8, isa=isa)
+    exact, exact_leaves = reference.rms_norm_backward(dy, x, rstd, gamma, extra, 4)
+    assert_close(dx, exact, dt, bound=2e-6)
+    assert_close(leaves, exact_leaves, "f32")
+
+
+@every_dtype
+def test_dgamma_accumulates_across_tasks_of_a_leaf(dt):
+    """Tasks that share a leaf give the bits of one task; the leaf's first row starts from zero."""
+    gen = rng(3)
+    x, dy, gamma = random(gen, 24, 33, dt), random(gen, 24, 33, dt), random(gen, 1, 33, dt)
+    rstd = reference.rms_norm(x, gamma, 1e-5)[1].astype(np.float32)
+    whole, parts = empty(1, 33), empty(1, 33)
+    for leaf, cuts in ((whole, [0, 24]), (parts, [0, 5, 6, 24])):
+        for a, b in zip(cuts, cuts[1:], strict=False):
+            tiles = [empty(b - a, 33, dt), leaf, dy[a:b], x[a:b], rstd[a:b], gamma, None]
+            run(f"rms_norm_backward_{dt}", tiles, [24], row_begin=48 + a)
+    assert_same_bits(whole, parts)
+
+
+@every_level
+def test_row_sum_leaf(isa):
+    """Losses add up per leaf in token order, on from an earlier task."""
+    x, leaf = random(rng(), 20, 1), empty(2, 1)
+    run("row_sum_leaf_f32", [leaf[:1], x[:7]], [10], row_begin=0, isa=isa)
+    run("row_sum_leaf_f32", [leaf[:1], x[7:10]], [10], row_begin=7, isa=isa)
+    run("row_sum_leaf_f32", [leaf[1:], x[10:]], [10], row_begin=10, isa=isa)
+    assert_close(leaf, reference.row_sum_leaf(x, 10), "f32", bound=2e-6)
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize("head_dim", [2, 20, 32, 64])
+@pytest.mark.parametrize("inverse", [0, 1])
+def test_rope(isa, dt, head_dim, inverse):
+    """Rotation by position, in place too; the inverse turns back."""
+    gen = rng(head_dim)
+    x, angles = random(gen, 7, 3 * head_dim, dt), gen.uniform(0, 6, (50, head_dim // 2))
+    table = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+    positions, out = gen.integers(0, 50, (7, 1)).astype(np.int32), empty(7, 3 * head_dim, dt)
+    run(f"rope_{dt}", [out, x, positions, table], [head_dim, inverse], isa=isa)
+    assert_close(out, reference.rope(x, positions, table, head_dim, bool(inverse)), dt)
+    run(f"rope_{dt}", [x, x, positions, table], [head_dim, inverse], isa=isa)
+    assert_same_bits(x, out)
+
+
+@every_level
+@every_dtype
+@every_width
+def test_softmax_and_backward(isa, dt, d):
+    """Rows sum to one, large logits do not overflow, the gradient follows."""
+    gen = rng(d)
+    x, dy, y, dx = random(gen, 9, d, dt, 30.0), random(gen, 9, d, dt), empty(9, d, dt), empty(9, d, dt)
+    run(f"softmax_{dt}", [y, x], isa=isa)
+    assert_close(y, reference.softmax(x), dt, array(torch.softmax(tensor(x), 1)))
+    run(f"softmax_backward_{dt}", [dx, dy, y], isa=isa)
+    exact = reference.softmax_backward(dy, y)
+    if d > 1:  # one column: the gradient is rounding alone
+        assert_close(dx, exact, dt, bound=4e-6)
+
+
+@every_level
+@every_dtype
+@every_width
+def test_row_sum(isa, dt, d):
+    """The sum of every row, in fp32."""
+    x, out = random(rng(d), 9, d, dt), empty(9, 1)
+    run(f"row_sum_{dt}", [out, x], isa=isa)
+    assert_close(out, reference.REFERENCES["row_sum"](x), "f32", bound=2e-6)
+
+
+def cross_entropy(dt, logits, labels, inv_count, isa, begin=0, chunks=4):
+    """dlogits and loss rows by the three kernels."""
+    rows, width = logits.shape
+    stats, sums, loss, grad = empty(rows, 2), empty(rows, 1), empty(rows, 1), empty(rows, width, dt)
+    ints = [begin, -100]
+    run(f"cross_entropy_max_{dt}", [stats, logits, labels], ints, isa=isa)
+    ranges = [x for c in range(chunks) for x in (width * c // chunks, width * (c + 1) // chunks)]
+    run(f"cross_entropy_sum_{dt}", [sums, logits, stats], [chunks, *ranges], isa=isa)
+    run(f"cross_entropy_grad_{dt}", [grad, loss, logits, stats, sums, labels, inv_count], ints, isa=isa)
+    return stats, sums, loss, grad
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize("width", [3, 64, 301])
+def test_cross_entropy(isa, dt, width):
+    """Loss and gradient, ignored rows zero, against PyTorch in fp64."""
+    gen = rng(width)
+    logits, labels = random(gen, 11, width, dt, 5.0), gen.integers(0, width, (11, 1)).astype(np.int32)
+    labels[4] = -100
+    inv_count = np.array([[0.1]], np.float32)
+    stats, sums, loss, grad = cross_entropy(dt, logits, labels, inv_count, isa)
+    np.testing.assert_array_equal(stats, reference.cross_entropy_max(logits, labels, 0, -100))
+    assert_close(sums, reference.cross_entropy_sum(logits, stats), "f32")
+    exact = tensor(logits).double().requires_grad_()
+    targets = torch.from_numpy(labels[:, 0].astype(np.int64))
+    rows = torch.nn.functional.cross_entropy(exact, targets, reduction="none", ignore_index=-100)
+    (rows.sum() * inv_count[0, 0].item()).backward()
+    assert_close(loss[:, 0], array(rows) * 0.1, "f32", bound=2e-6)
+    assert_close(grad, array(exact.grad), dt, bound=2e-6)
+    got = reference.cross_entropy_grad(logits, stats, sums, labels, inv_count, 0, -100)
+    assert_close(grad, got[0], dt)
+    assert_close(loss, got[1], "f32", bound=2e-6)
+    assert not grad[4].any()
+    assert loss[4] == 0
+
+
+@every_dtype
+def test_cross_entropy_over_shards(dt):
+    """Two shards of the vocabulary give the bits of one, by exact maxima and the chunk tree."""
+    gen = rng(1)
+    logits, labels = random(gen, 6, 128, dt, 4.0), gen.integers(0, 128, (6, 1)).astype(np.int32)
+    inv_count = np.array([[0.25]], np.float32)
+    _, sums, loss, grad = cross_entropy(dt, logits, labels, inv_count, "")
+    halves = [(0, logits[:, :64]), (64, logits[:, 64:])]
+    stats = [empty(6, 2) for _ in halves]
+    for own, (begin, part) in zip(stats, halves, strict=True):
+        run(f"cross_entropy_max_{dt}", [own, part, labels], [begin, -100])
+    top = empty(6, 2)
+    run("tree_max_f32", [top, None, *stats])
+    parts = [empty(6, 1) for _ in halves]
+    for own, (_, part) in zip(parts, halves, strict=True):
+        run(f"cross_entropy_sum_{dt}", [own, part, top], [2, 0, 32, 32, 64])
+    total = empty(6, 1)
+    run("tree_add_f32", [total, None, *parts])
+    assert_same_bits(total, sums)
+    for begin, part in halves:
+        own_loss, own_grad = empty(6, 1), empty(6, 64, dt)
+        tiles = [own_grad, own_loss, part, top, total, labels, inv_count]
+        run(f"cross_entropy_grad_{dt}", tiles, [begin, -100])
+        assert_same_bits(own_grad, grad[:, begin : begin + 64])
+        assert_same_bits(own_loss, loss)
+
+
+@every_level
+@every_dtype
+def test_nan_stays_in_its_row(isa, dt):
+    """A NaN makes its own row NaN in norms, softmax, sums and the loss, and leaves the others alone."""
+    gen = rng(2)
+    x = random(gen, 5, 40, dt).copy()
+    x[3, 17] = np.nan
+    gamma, y, rstd, total = random(gen, 1, 40, dt), empty(5, 40, dt), empty(5, 1), empty(5, 1)
+    run(f"rms_norm_{dt}", [y, rstd, x, gamma], floats=[1e-5], isa=isa)
+    outputs = [y.copy()]
+    run(f"softmax_{dt}", [y, x], isa=isa)
+    run(f"row_sum_{dt}", [total, x], isa=isa)
+    _, _, loss, grad = cross_entropy(dt, x, np.zeros((5, 1), np.int32), np.ones((1, 1), np.float32), isa)
+    for out in (*outputs, y, total, loss, grad):
+        nan = np.isnan(out.astype(np.float32))
+        assert nan[3].all()
+        assert not nan[[0, 1, 2, 4]].any()

@@ -1,0 +1,97 @@
+"""The table against the native registry, references, packing, and the errors at the border."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_checks import LEVELS, NUMPY, assert_same_bits, every_dtype
+
+from tilewise.core import ShapeError
+from tilewise.kernels import KERNELS, kernel_spec, pack_weight, packed_elements, unpack_weight
+from tilewise.kernels.isa import isa_in_use, kernel_names, run
+from tilewise.kernels.reference import REFERENCES
+
+
+def test_table_names_the_native_kernels():
+    """Every native kernel stands in the table, and nothing else does."""
+    assert sorted(name for spec in KERNELS.values() for name in spec.names) == kernel_names()
+
+
+def test_every_kernel_has_a_reference():
+    """Each family has its NumPy version; only the ceiling loops compute nothing."""
+    assert set(KERNELS) - set(REFERENCES) == {"peak"}
+    assert set(REFERENCES) <= set(KERNELS)
+
+
+@pytest.mark.parametrize("spec", KERNELS.values(), ids=lambda s: s.base)
+def test_costs_are_counted_from_the_named_dims(spec):
+    """FLOPs and bytes need no other dim than those the table names."""
+    sizes = dict.fromkeys(spec.dims, 4)
+    assert spec.flops(sizes) >= 0
+    assert spec.bytes(sizes) >= 0
+
+
+def test_matmul_costs():
+    """A product counts 2mnk operations and each operand once."""
+    spec = kernel_spec("matmul_bf16")
+    sizes = {"m": 4, "n": 8, "k": 16, "item": 2}
+    assert spec.flops(sizes) == 1024
+    assert spec.bytes(sizes) == 2 * (4 * 8 + 4 * 16 + 8 * 16)
+
+
+@every_dtype
+@given(n=st.integers(1, 70), k=st.integers(1, 9))
+def test_pack_and_unpack_are_inverse(dt, n, k):
+    """Any shape comes back to the bit, and padding is zero."""
+    w = np.arange(1, n * k + 1, dtype=np.float32).reshape(n, k).astype(NUMPY[dt])
+    flat = pack_weight(w, dt)
+    assert flat.size == packed_elements(n, k)
+    assert np.count_nonzero(flat) == n * k
+    assert_same_bits(unpack_weight(flat, n, k), w)
+
+
+def test_panel_order():
+    """fp32: [panel][k][32]; bf16: pairs along k side by side."""
+    w = np.arange(64 * 4, dtype=np.float32).reshape(64, 4) % 251
+    assert pack_weight(w, "f32")[(4 + 3) * 32 + 5] == w[37, 3]
+    assert pack_weight(w, "bf16")[4 * 32 + (1 * 32 + 5) * 2 + 1] == w[37, 3]
+
+
+def test_packing_refuses_wrong_shapes():
+    """Wrong ranks and sizes are named."""
+    with pytest.raises(ShapeError, match="must be 2-D"):
+        pack_weight(np.zeros(3, np.float32), "f32")
+    with pytest.raises(ShapeError, match="packs into 64 elements"):
+        unpack_weight(np.zeros(5, np.float32), 2, 2)
+
+
+def test_run_refuses_what_cannot_be_a_tile():
+    """Unknown names and levels, strided columns and short packed operands raise before anything runs."""
+    x = np.zeros((4, 4), np.float32)
+    with pytest.raises(ValueError, match="must be a kernel"):
+        run("matmul_f16", [x])
+    with pytest.raises(ValueError, match="must name a level"):
+        run("add_f32", [x, x, x], isa="avx1024")
+    with pytest.raises(ValueError, match="must be contiguous"):
+        run("add_f32", [x, x.T, x])
+    with pytest.raises(ValueError, match="needs 128 elements"):
+        run("adamw_f32", [(np.zeros(64, np.float32), 4, 4)])
+
+
+def _level_in_new_process(level):
+    code = "from tilewise.kernels.isa import isa_in_use; print(isa_in_use())"
+    environment = {**os.environ, "TILEWISE_ISA": level}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_environment_forces_a_level():
+    """TILEWISE_ISA picks a level; one that the machine lacks is an error that names the others."""
+    assert isa_in_use() == os.environ.get("TILEWISE_ISA", LEVELS[-1])
+    assert _level_in_new_process("baseline").stdout.strip() == "baseline"
+    refused = _level_in_new_process("sse9")
+    assert refused.returncode != 0
+    assert "TILEWISE_ISA must name a level that this machine has; got 'sse9'" in refused.stderr

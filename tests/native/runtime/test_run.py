@@ -1,0 +1,146 @@
+"""Programs of real kernels on one and two devices: results, transfers, symbols, memory."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from conftest import COLS, ROWS, TILE_ROWS, add_loop, add_tensors, all_reduce_program, row, view
+
+from tilewise.core.errors import ResourceError
+from tilewise.runtime import Access, Executor, Extent, Mode, Operand, Program
+
+
+def one_device(symbolic: bool = False) -> Program:
+    """tensor 2 = tensor 0 + tensor 1, tile by tile; with `symbolic` only the first symbols[0] rows."""
+    program = Program(1)
+    tensors = add_tensors(program, 0, 3)
+    template = program.add_template(0, "sum")
+    extent = Extent(0, 0, 1) if symbolic else Extent(ROWS)
+    operands = [row(2, Access.OUT), row(0), row(1)]
+    program.add_instr(0, template, "add_f32", "add", extent, TILE_ROWS, operands, [], [], [], [], 0)
+    program.add_call(0, template, tensors)
+    program.finish([ROWS] if symbolic else [])
+    return program
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_one_device_adds_tiles(make_executor, workers):
+    """A program's tasks compute on the arena that buffer() shows."""
+    executor = make_executor(one_device(), 1, workers=workers)
+    x = np.random.default_rng(0).standard_normal((2, ROWS, COLS), dtype=np.float32)
+    view(executor, 0, 0)[:], view(executor, 0, 1)[:] = x
+    executor.run(one_device(), [])
+    np.testing.assert_array_equal(view(executor, 0, 2), x[0] + x[1])
+
+
+def test_symbols_bound_the_loop(make_executor):
+    """Only the rows that a symbol allows are written; edge tiles included; values above the bound are refused."""
+    program = one_device(symbolic=True)
+    executor = make_executor(program, 1)
+    view(executor, 0, 0)[:] = 1
+    executor.run(program, [TILE_ROWS + 1])
+    result = view(executor, 0, 2)
+    assert (result[: TILE_ROWS + 1] == 1).all() and (result[TILE_ROWS + 1 :] == 0).all()
+    with pytest.raises(ValueError, match=r"symbol 0 must lie in \[0, 24\]; got 25"):
+        executor.run(program, [ROWS + 1])
+
+
+@pytest.mark.parametrize(("workers", "window"), [(1, 512), (2, 512), (2, 3)])
+def test_all_reduce_of_two_devices(make_executor, workers, window):
+    """Reduce-scatter and gather by tile tasks give both devices the sum, epoch after epoch, with acknowledgements."""
+    epochs = 50
+    program = all_reduce_program(epochs)
+    executor = make_executor(program, 2, workers=workers, window=window)
+    own = np.random.default_rng(1).integers(-9, 9, (2, ROWS, COLS)).astype(np.float32)
+    for d in range(2):
+        view(executor, d, 0)[:] = own[d]
+    for runs in (1, 2):
+        executor.run(program, [])
+        for d in range(2):
+            np.testing.assert_array_equal(view(executor, d, 2), runs * epochs * (own[0] + own[1]))
+
+
+def test_transfers_equal_theory(make_executor):
+    """An all-reduce of two devices reads 2(n-1)/n elements per device: half in reduce, half in gather."""
+    program = all_reduce_program(3)
+    executor = make_executor(program, 2)
+    executor.run(program, [])
+    half = 3 * ROWS * COLS // 2
+    assert executor.transfers() == {"reduce": [half, half], "gather": [half, half]}
+    executor.reset_transfers()
+    assert executor.transfers() == {}
+
+
+def test_memory_limit(make_executor):
+    """Arenas beyond the limit raise ResourceError (a MemoryError) with both figures."""
+    with pytest.raises(ResourceError, match="8192 bytes against 8000") as caught:
+        Executor(2, 1, [4096, 4096], 0, 0, memory_limit_bytes=8000)
+    assert isinstance(caught.value, MemoryError)
+    with pytest.raises(ResourceError, match="map"):
+        Executor(1, 1, [1 << 60], 0, 0)
+
+
+def test_buffers_outlive_the_executor():
+    """A buffer keeps its memory alive after close and collection; allocated bytes are the asked ones."""
+    executor = Executor(1, 1, [4096], 0, 0)
+    assert executor.allocated_bytes() == [4096]
+    memory = executor.buffer(0, 64, 128)
+    executor.close()
+    del executor
+    gc.collect()
+    memory[:] = 7
+    assert memory.flags.writeable and memory.sum() == 7 * 128
+
+
+def test_buffer_stays_inside():
+    """A buffer outside the arena is refused."""
+    executor = Executor(1, 1, [4096], 0, 0)
+    with pytest.raises(ValueError, match="inside the device's arena"):
+        executor.buffer(0, 4000, 97)
+    executor.close()
+
+
+@pytest.mark.parametrize(
+    ("operand", "message"),
+    [
+        (Operand(9, Mode.ROW), "slot 9 of 3"),
+        (Operand(0, 7), "mode must be 0 to 3; got 7"),
+        (Operand(0, Mode.ROW, Access.IN, 1), "ordered by signals"),
+        (Operand(0, Mode.ROW, 0, 5), "peer"),
+    ],
+)
+def test_malformed_programs_are_refused(operand, message):
+    """finish() names what is wrong with an operand."""
+    program = Program(2)
+    tensors = add_tensors(program, 0, 3)
+    add_tensors(program, 1, 3)
+    template = program.add_template(0, "t")
+    add_loop(program, 0, template, "copy_f32", "op", [operand, row(1)])
+    program.add_call(0, template, tensors)
+    with pytest.raises(ValueError, match=message):
+        program.finish([])
+
+
+def test_unknown_kernels_and_wrong_tuples_are_refused():
+    """A kernel that is not in the native table is named; a tuple of the wrong form is a TypeError at the border."""
+    program = Program(1)
+    template = program.add_template(0, "t")
+    with pytest.raises(TypeError):
+        program.add_instr(0, template, "", "op", (1, 2), 1, [])
+    program.add_instr(0, template, "no_such_kernel", "op", (1, -1, 0), 1, [])
+    with pytest.raises(ValueError, match="'no_such_kernel'"):
+        program.finish([])
+
+
+def test_deadlocks_are_refused():
+    """Devices that wait for each other are named before anything runs."""
+    program = Program(2)
+    for d in range(2):
+        template = program.add_template(d, "t")
+        program.add_instr(d, template, "", "wait", (1, -1, 0), 0, [], waits=[(0, False, 1)])
+        program.add_instr(d, template, "", "raise", (1, -1, 0), 0, [], notifies=[(1 - d, 0, False)])
+        program.add_call(d, template, [])
+    with pytest.raises(ValueError, match=r"device 0 waiting for ever in 'wait'\[0\] for signal 0 to reach 1"):
+        program.finish([])

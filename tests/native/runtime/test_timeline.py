@@ -1,0 +1,65 @@
+"""Timelines: what the runtime records, the trace file, the share of a step in which all devices work."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import TILES, all_reduce_program
+
+from tilewise.runtime import TaskRecord, busy_overlap, write_trace
+
+
+def record(device: int, start: int, end: int, worker: int = 0) -> tuple[object, ...]:
+    """A record of which only place and time matter."""
+    return (device, worker, "task", 0, start, start, start, end)
+
+
+def test_a_traced_run_has_every_task(make_executor):
+    """Off by default; then one record per task of the last run, moments in order, empty again after switching off."""
+    program = all_reduce_program(4)
+    executor = make_executor(program, 2, workers=2)
+    executor.run(program, [])
+    assert executor.timeline() == []
+    executor.trace(True)
+    executor.run(program, [])
+    executor.run(program, [])
+    records = [TaskRecord(*entry) for entry in executor.timeline()]
+    assert len(records) == program.num_tasks(0, []) + program.num_tasks(1, []) == 2 * 4 * 5 * TILES
+    assert {r.label for r in records} == {"produce", "reduce", "gather", "partial read", "share read"}
+    assert {r.device for r in records} == {0, 1}
+    assert all(r.submit_ns <= r.ready_ns <= r.start_ns <= r.end_ns for r in records)
+    assert executor.stats()["timeline_dropped"] == 0
+    executor.trace(False)
+    assert executor.timeline() == []
+
+
+def test_trace_file(make_executor, tmp_path):
+    """The file is Chrome trace JSON: a process per device, a thread per worker, a slice per task."""
+    program = all_reduce_program(2)
+    executor = make_executor(program, 2)
+    executor.trace(True)
+    executor.run(program, [])
+    path = tmp_path / "trace.json"
+    write_trace(path, executor.timeline())
+    events = json.loads(path.read_text())["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X"]
+    assert len(slices) == len(executor.timeline())
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"device 0", "device 1"}
+    assert min(e["ts"] for e in slices) == 0 and all(e["dur"] >= 0 for e in slices)
+
+
+@pytest.mark.parametrize(
+    ("records", "share"),
+    [
+        ([], 0.0),
+        ([record(0, 0, 10)], 1.0),
+        ([record(0, 0, 10), record(1, 0, 10)], 1.0),
+        ([record(0, 0, 5), record(1, 5, 10)], 0.0),
+        ([record(0, 0, 8), record(1, 4, 10)], 0.4),
+        ([record(0, 0, 6), record(0, 2, 8, 1), record(1, 0, 4), record(1, 6, 10)], 0.6),
+    ],
+)
+def test_busy_overlap(records, share):
+    """The overlap figure is the share of the step in which every device runs some task."""
+    assert busy_overlap(records) == pytest.approx(share)

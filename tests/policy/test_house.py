@@ -1,0 +1,114 @@
+"""The house: sizes, docstrings, leftovers, folders on the map, environment variables on their page, a quick
+import."""
+
+import ast
+import re
+import subprocess
+import sys
+
+from policy.source import NATIVE, PACKAGE, ROOT, native_files, python_files, relative, tree_of
+
+MAX_LINES = 600
+HEAVY = "torch transformers matplotlib pydantic tokenizers safetensors huggingface_hub jinja2 typer rich"
+LEFTOVERS = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")
+
+
+def _code_files():
+    folders = [name for name in ("src", "tests", "examples", "benchmarks", ".ci") if (ROOT / name).is_dir()]
+    return python_files(*folders) + native_files()
+
+
+def test_no_file_is_too_long():
+    """A file over 600 lines is two files."""
+    lengths = {relative(path): len(path.read_text(encoding="utf-8").splitlines()) for path in _code_files()}
+    assert not {name: length for name, length in lengths.items() if length > MAX_LINES}
+
+
+def test_every_python_file_opens_with_what_it_owns():
+    """Every Python file has a docstring."""
+    assert not [
+        relative(path) for path in python_files("src", "tests") if ast.get_docstring(tree_of(path)) is None
+    ]
+
+
+def test_every_native_file_opens_with_what_it_owns():
+    """Every C++ file opens with a comment."""
+    assert not [
+        relative(path)
+        for path in native_files()
+        if not path.read_text(encoding="utf-8").startswith(("//", "/*"))
+    ]
+
+
+def test_every_test_names_its_behaviour():
+    """Every test has a docstring."""
+    bad = [
+        f"{relative(path)}:{node.lineno}: {node.name}"
+        for path in python_files("tests")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node)
+    ]
+    assert not bad, "tests without docstring:\n" + "\n".join(bad)
+
+
+def test_nothing_is_left_for_later():
+    """No reminders in the code: what is not done is an issue."""
+    pattern = re.compile(r"\b(" + "|".join(LEFTOVERS) + r")\b")
+    bad = [relative(path) for path in _code_files() if pattern.search(path.read_text(encoding="utf-8"))]
+    assert not bad
+
+
+def _folders():
+    """Folders that hold sources, as docs/layout.md writes them."""
+    roots = [PACKAGE, NATIVE, *(ROOT / name for name in ("tests", "benchmarks", "examples", "docs"))]
+    for root in roots:
+        yield root
+        inner = [path for path in root.rglob("*") if path.is_dir() and path.name != "__pycache__"]
+        depth = 1 if root.name == "tests" else 9
+        yield from (
+            path for path in inner if len(path.relative_to(root).parts) <= depth and any(path.glob("*.*"))
+        )
+
+
+def test_every_folder_is_on_the_map():
+    """docs/layout.md mentions every folder of sources."""
+    text = (ROOT / "docs" / "layout.md").read_text(encoding="utf-8")
+    missing = [f"{relative(path)}/" for path in _folders() if f"`{relative(path)}/`" not in text]
+    assert not missing, "not in docs/layout.md: " + ", ".join(missing)
+
+
+def test_every_folder_on_the_map_exists():
+    """docs/layout.md mentions no folder that is not there."""
+    text = (ROOT / "docs" / "layout.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:src|native|tests|benchmarks|examples|docs|\.ci)/[\w/.]*)`", text)
+    missing = [name for name in named if not (ROOT / name).exists()]
+    assert not missing
+
+
+def test_environment_variables_are_on_their_page():
+    """Variables that code reads and variables on docs/environment.md are the same."""
+    from tilewise.core import VARIABLES
+
+    used = set(VARIABLES)
+    for path in native_files():
+        used.update(re.findall(r'getenv\("(\w+)"\)', path.read_text(encoding="utf-8")))
+    page = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == used
+
+
+def test_environment_is_read_in_one_place():
+    """In Python only core/environment.py reads the environment."""
+    pattern = re.compile(r"\bos\.(environ|getenv)\b")
+    bad = [
+        relative(path)
+        for path in python_files("src")
+        if path != PACKAGE / "core" / "environment.py" and pattern.search(path.read_text(encoding="utf-8"))
+    ]
+    assert not bad
+
+
+def test_import_is_light():
+    """`import tilewise` loads none of the heavy packages, and nothing of what users run."""
+    script = f"import sys, tilewise; print(sorted(set('{HEAVY}'.split()) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

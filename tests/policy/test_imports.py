@@ -1,0 +1,106 @@
+"""Who may import whom. The tables are the architecture; imports inside functions count too."""
+
+import re
+
+from policy.source import NATIVE, PACKAGE, imports_of, native_files, python_files, relative
+
+STAGES = "core ir graph strategy plan kernels comm runtime checkpoint session nn optim models"
+ALLOWED = {
+    "core": "",
+    "ir": "core",
+    "graph": "core ir",
+    "strategy": "core ir",
+    "plan": "core ir",
+    "kernels": "core ir",
+    "comm": "core ir",
+    "runtime": "core ir kernels comm",
+    "checkpoint": "core ir runtime",
+    "session": "core ir graph strategy plan kernels comm runtime checkpoint",
+    "nn": "core ir graph",
+    "optim": "core ir graph",
+    "models": "core ir nn strategy",
+    "data": f"{STAGES} tilewise",
+    "generate": f"{STAGES} data tilewise",
+    "train": f"{STAGES} data generate tilewise",
+    "serve": f"{STAGES} data generate tilewise",
+    "cli": f"{STAGES} data generate train serve tilewise",
+    "tilewise": STAGES,
+}
+NATIVE_MODULE_USERS = {"kernels", "comm", "runtime"}
+NATIVE_ALLOWED = {
+    "base": "",
+    "rings": "base",
+    "memory": "base",
+    "kernels": "base rings memory",
+    "comm": "base rings memory",
+    "runtime": "base rings memory kernels comm",
+    "bind": "base rings memory kernels comm runtime",
+}
+
+
+def _package(path):
+    """The package a file belongs to; `tilewise` for the files at the root."""
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else "tilewise"
+
+
+def _imported_packages(path):
+    """Line and package of every import of Tilewise's own; `tilewise` stands for the package's public face."""
+    for line, module, names in imports_of(path):
+        if module == "tilewise":
+            for name in names or ("",):
+                yield line, name if name and ((PACKAGE / name).is_dir() or name == "_native") else "tilewise"
+        elif module.startswith("tilewise."):
+            yield line, module.split(".")[1]
+
+
+def test_packages_import_only_what_stands_before_them():
+    """The import table of the architecture holds, also for imports inside functions."""
+    bad = []
+    for path in python_files("src"):
+        me = _package(path)
+        for line, other in _imported_packages(path):
+            allowed = me in NATIVE_MODULE_USERS if other == "_native" else other in ALLOWED[me].split()
+            if other != me and not allowed:
+                bad.append(f"{relative(path)}:{line}: {me} imports {other}")
+    assert not bad, "forbidden imports:\n" + "\n".join(bad)
+
+
+def test_imports_are_written_in_full():
+    """No relative imports: a module's name is the same wherever it is read."""
+    bad = [
+        f"{relative(p)}:{line}"
+        for p in python_files("src")
+        for line, module, _ in imports_of(p)
+        if module[:1] == "."
+    ]
+    assert not bad, "relative imports:\n" + "\n".join(bad)
+
+
+def test_every_package_is_in_the_table():
+    """A new package gets its line in the import table."""
+    unknown = [path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name not in ALLOWED]
+    assert not [name for name in unknown if name != "__pycache__"]
+
+
+def test_native_folders_include_only_what_stands_before_them():
+    """base <- {rings, memory} <- {kernels, comm} <- runtime <- bind."""
+    bad = []
+    for path in native_files():
+        me = path.relative_to(NATIVE).parts[0]
+        for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            match = re.match(r'\s*#\s*include\s+"([a-z]+)/', text)
+            if match and match[1] != me and match[1] not in NATIVE_ALLOWED[me].split():
+                bad.append(f"{relative(path)}:{line}: {me} includes {match[1]}")
+    assert not bad, "forbidden includes:\n" + "\n".join(bad)
+
+
+def test_only_bindings_know_python():
+    """nanobind and Python's headers appear in native/bind only."""
+    bad = [
+        relative(path)
+        for path in native_files()
+        if path.relative_to(NATIVE).parts[0] != "bind"
+        and re.search(r"#\s*include\s+[<\"](nanobind|Python\.h)", path.read_text(encoding="utf-8"))
+    ]
+    assert not bad

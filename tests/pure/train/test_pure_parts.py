@@ -1,0 +1,84 @@
+"""The parts of training that need no model: schedule, windows, metrics, the live line."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tilewise.data import TextFile
+from tilewise.train.evaluation import IGNORED, compress_files, sliding_windows
+from tilewise.train.metrics import MetricsFile, draw_loss_curve, read_metrics
+from tilewise.train.progress import describe_step, format_duration
+from tilewise.train.schedule import learning_rate
+
+
+def test_schedule_rises_then_falls_to_its_floor():
+    """Warm-up is linear to the top, decay ends at the floor exactly."""
+    rates = [learning_rate(step, 100, 1e-3, 10, 0.1) for step in range(100)]
+    assert (
+        rates[0] == pytest.approx(1e-4)
+        and rates[9] == pytest.approx(1e-3)
+        and max(rates) == pytest.approx(1e-3)
+    )
+    assert all(a >= b for a, b in zip(rates[10:], rates[11:], strict=False))
+    assert rates[-1] == pytest.approx(1e-4)
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (1, 5), (3, 3), (2, 0)])
+def test_schedule_of_short_runs(steps, warmup):
+    """No run is too short for the schedule."""
+    for step in range(steps):
+        assert 0 < learning_rate(step, steps, 1.0, warmup, 0.0) <= 1.0 or step == steps - 1
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 12, 13, 16, 100, 101])
+def test_windows_score_each_token_once(length):
+    """Every token is a label exactly once, predicted from the tokens that precede it."""
+    ids = list(range(1, length + 1))
+    tokens, labels = sliding_windows(ids, 8, start=0)
+    assert sorted(labels[labels != IGNORED]) == ids
+    scored = labels != IGNORED
+    np.testing.assert_array_equal(tokens[scored] + 1, labels[scored])
+    assert (np.argmax(scored[1:], axis=1) >= 4).all()
+
+
+def test_no_window_is_empty():
+    """There is no window that scores nothing."""
+    for length in range(1, 60):
+        _, labels = sliding_windows(range(length), 16, start=0)
+        assert (labels != IGNORED).any(axis=1).all()
+
+
+def test_compressors_profit_from_joining():
+    """Equal files cost less when joined; the figure is bits per byte."""
+    files = [TextFile(f"{i}.py", "def f(x):\n    return x + 1\n" * 20) for i in range(5)]
+    report = compress_files(files)
+    assert 0 < report.gzip_joined < report.gzip_each < 8
+    assert 0 < report.xz_joined < report.xz_each < 8
+
+
+def test_metrics_forget_what_comes_after_the_resumed_step(tmp_path):
+    """Resuming drops later lines and a half-written last one."""
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path)
+    for step in range(5):
+        metrics.add(step=step, loss=1.0 / (step + 1))
+    metrics.close()
+    path.write_text(path.read_text() + '{"step": 5, "lo')
+    MetricsFile(path, first_step=3).close()
+    assert [line["step"] for line in read_metrics(path)] == [0, 1, 2]
+    assert read_metrics(tmp_path / "absent") == []
+
+
+def test_loss_curve_is_a_picture(tmp_path):
+    """The curve is a PNG file."""
+    path = tmp_path / "loss.png"
+    draw_loss_curve(path, [math.exp(-step / 20) for step in range(100)], "loss")
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_live_line_says_it_all():
+    """Loss, speed and time left stand in one line."""
+    line = describe_step(10, 100, 3.14159, 12345.6, 125)
+    assert line == "step 10/100  loss 3.142  12,346 tokens/s  2:05 left"
+    assert format_duration(3661) == "1:01:01"
