@@ -1,8 +1,11 @@
+# ruff: noqa: UP031, UP036, RUF005
 """Says in plain words what this machine lacks for building Tilewise; silent when nothing is.
 
 Runs before anything is installed, on whatever Python `make` found, so it uses nothing newer than Python 3.6
 and nothing but the standard library. Checks: Python >= 3.10 with headers and venv, a C++20 compiler.
 """
+
+# An old Python must be able to read this file, to be told that it is too old.
 
 import os
 import subprocess
@@ -24,7 +27,8 @@ def python_problem():
     header = os.path.join(sysconfig.get_paths()["include"], "Python.h")
     if not os.path.exists(header):
         return (
-            "Python's headers are needed; got no %s. Install them: `apt install python3-dev` (Debian, Ubuntu), "
+            "Python's headers are needed; got no %s. Install them: `apt install python3-dev` "
+            "(Debian, Ubuntu), "
             "`dnf install python3-devel` (Fedora)." % header
         )
     try:
@@ -49,9 +53,10 @@ def compiler_problem():
             done = None
     if done is None or done.returncode != 0:
         return (
-            "A C++20 compiler is needed (g++ 11 or newer, clang 14 or newer); `%s` is none. Install one: `apt install "
-            "g++` (Debian, Ubuntu), `dnf install gcc-c++` (Fedora); another one is chosen with `make CXX=...`."
-            % compiler
+            "A C++20 compiler is needed (g++ 11 or newer, clang 14 or newer); `%s` is none. "
+            "Install one: `apt install "
+            "g++` (Debian, Ubuntu), `dnf install gcc-c++` (Fedora); another one is chosen with "
+            "`make CXX=...`." % compiler
         )
     return ""
 

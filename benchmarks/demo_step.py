@@ -49,7 +49,7 @@ def batch_of(step: int) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])
 
 
-# ---- one mode, in a process of its own -----------------------------------------------------------------------
+# ---- one mode, in a process of its own -------------------------------------------------------------------
 
 
 def tilewise_step(dtype: str, devices: int, threads: int) -> Callable[[int], float]:
@@ -121,7 +121,7 @@ def serve(mode: str, threads: int) -> None:
         print(json.dumps({"seconds": seconds, "loss": loss}), flush=True)
 
 
-# ---- all modes, turn by turn ---------------------------------------------------------------------------------
+# ---- all modes, turn by turn -----------------------------------------------------------------------------
 
 
 class Contestant:
@@ -135,7 +135,7 @@ class Contestant:
         if preload is not None:
             environment["LD_PRELOAD"] = str(preload)
         command = [sys.executable, __file__, "--serve", mode, "--threads", str(threads)]
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (lives as long as the process)
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -250,7 +250,8 @@ def report(contestants: list[Contestant], threads: int) -> None:
 
     packages = ", ".join(f"{name} {version(name)}" for name in ("tilewise", "numpy", "torch", "transformers"))
     print(
-        f"machine: {platform.processor() or platform.machine()}, {os.cpu_count()} CPUs; {threads} threads; {packages}"
+        f"machine: {platform.processor() or platform.machine()}, {os.cpu_count()} CPUs; {threads} "
+        f"threads; {packages}"
     )
     peaks = {"f32": measure_peak("peak_f32", threads), "bf16": measure_peak("peak_bf16", threads)}
     print("measured peak: " + ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in peaks.items()))
@@ -271,7 +272,8 @@ def report(contestants: list[Contestant], threads: int) -> None:
         )
         if ours is not None and theirs is not None:
             print(
-                f"{precision}: best of ours {ours.mode} {ours.tokens_per_s:,.0f} tokens/s; best of PyTorch {theirs.mode} "
+                f"{precision}: best of ours {ours.mode} {ours.tokens_per_s:,.0f} tokens/s; best of "
+                f"PyTorch {theirs.mode} "
                 f"{theirs.tokens_per_s:,.0f} tokens/s; ratio {ours.tokens_per_s / theirs.tokens_per_s:.2f}"
             )
 

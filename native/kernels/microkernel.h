@@ -110,9 +110,10 @@ void micro(const MicroArgs& x) {
         }
       stack += R * kPanel;
     }
+    float* out = x.out;
 #pragma GCC unroll 14
     for (int r = 0; r < R; ++r)
-      for (int j = 0; j < 2; ++j) native_store(at(x.out, r, j), acc[r][j]);
+      for (int j = 0; j < 2; ++j) native_store(at(out, r, j), acc[r][j]);
   }
 }
 

@@ -9,7 +9,8 @@
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
-inline constexpr int64_t kPanelGroupBytes = 448 << 10;  // panels used together stay in a 1 MiB L2
+inline constexpr int64_t kPanelGroupBytes = 384 << 10;  // panels packed together, and row blocks packed together:
+inline constexpr int64_t kRowBatchBytes = 384 << 10;    // both stay in a 1 MiB L2, one panel of them in L1
 inline constexpr int64_t kStateBytes = 3 << 20;
 inline constexpr int64_t kSuperRows = 2016;  // rows that share one pass over the panels
 
@@ -149,17 +150,23 @@ void run_product(Op& op, const Plan& plan, Carver carver) {
   const int64_t entries = 1 + plan.max_depth;
   const int64_t super = smaller(op.rows, kSuperRows);
   const int64_t state_per_panel = kept ? divide_up(super, kMaxRows) * entries * kEntry * 4 : 0;
-  int64_t group = larger(int64_t{1}, kPanelGroupBytes / larger(int64_t{1}, plan.max_steps * kPanel * 4));
+  int64_t group = panels;
+  if (Op::kPacksPanels) group = larger(int64_t{1}, kPanelGroupBytes / larger(int64_t{1}, plan.max_steps * kPanel * 4));
   if (kept) group = smaller(group, larger(int64_t{1}, kStateBytes / state_per_panel));
   group = smaller(smaller(group, panels), op.max_group);
   const int64_t a_words = Op::kLayout == ALayout::kRows ? divide_up(plan.max_steps, kBlockSteps) * kBlockWords
                                                         : plan.max_steps * 16;
-  uint32_t* a_pack = carver.take<uint32_t>(a_words);
+  const int64_t batch = larger(int64_t{1}, smaller(divide_up(super, kMaxRows), kRowBatchBytes / (a_words * 4 + 1)));
+  uint32_t* a_pack = carver.take<uint32_t>(batch * a_words);
   const int64_t panel_words = plan.max_steps * kPanel;
   uint32_t* b_pack = carver.take<uint32_t>(Op::kPacksPanels ? group * panel_words : 0);
   float* state = carver.take<float>(kept ? group * state_per_panel / 4 : entries * kEntry);
+
   for (int64_t row0 = 0; row0 < op.rows; row0 += kSuperRows) {
     const int64_t rows = smaller(op.rows - row0, kSuperRows), blocks = divide_up(rows, kMaxRows);
+    const auto start = [&](int64_t block) {
+      return row0 + rows / blocks * block + smaller(block, rows % blocks);
+    };
     for (int64_t first = 0; first < panels; first += group) {
       const int64_t count = smaller(group, panels - first);
       op.begin_group(first, count);
@@ -170,11 +177,11 @@ void run_product(Op& op, const Plan& plan, Carver carver) {
           for (int64_t p = 0; p < count; ++p)
             for (int64_t c = 0; c < window.num_copies; ++c)
               op.pack_panel(b_pack + p * panel_words + copies[c].b, first + p, copies[c]);
-        int64_t row = row0;
-        for (int64_t block = 0; block < blocks; ++block) {
-          const int64_t height = rows / blocks + (block < rows % blocks);
-          for (int64_t c = 0; c < window.num_copies; ++c) op.pack_rows(a_pack, row, height, copies[c]);
-          const MicroFn micro = micro_for<typename Op::Dot, Op::kLayout>(height);
+        for (int64_t block0 = 0; block0 < blocks; block0 += batch) {
+          const int64_t end = smaller(block0 + batch, blocks);
+          for (int64_t b = block0; b < end; ++b)
+            for (int64_t c = 0; c < window.num_copies; ++c)
+              op.pack_rows(a_pack + (b - block0) * a_words, start(b), start(b + 1) - start(b), copies[c]);
           for (int64_t p = 0; p < count; ++p) {
             const uint32_t* bases[kMaxTerms];
             for (int64_t t = 0; t < op.num_terms; ++t) {
@@ -184,13 +191,17 @@ void run_product(Op& op, const Plan& plan, Carver carver) {
                 bases[t] = op.panel_base(t, first + p);
               }
             }
-            float* own = state + (kept ? (block * count + p) * entries * kEntry : 0);
-            const float* init = w == 0 ? op.initial(row, height, first + p, own) : window.resumes ? own : nullptr;
-            micro({plan.segments + window.first_segment, window.num_segments, a_pack, bases,
+            for (int64_t b = block0; b < end; ++b) {
+              const int64_t row = start(b), height = start(b + 1) - row;
+              float* own = state + (kept ? (p * blocks + b) * entries * kEntry : 0);
+              const float* init =
+                  w == 0 ? op.initial(row, height, first + p, own) : window.resumes ? own : nullptr;
+              micro_for<typename Op::Dot, Op::kLayout>(height)(
+                  {plan.segments + window.first_segment, window.num_segments, a_pack + (b - block0) * a_words, bases,
                    own + kEntry + window.depth * height * kPanel, init, op.addend(row, p), own});
-            if (w + 1 == plan.num_windows) op.finish(row, height, first + p, own);
+              if (w + 1 == plan.num_windows) op.finish(row, height, first + p, own);
+            }
           }
-          row += height;
         }
       }
     }

@@ -15,7 +15,8 @@ ALLOWED = {
     "comm": "core ir",
     "runtime": "core ir kernels comm",
     "checkpoint": "core ir runtime",
-    "session": "core ir graph strategy plan kernels comm runtime checkpoint",
+    # a session completes a graph with its optimizer's update, so it knows what an optimizer is
+    "session": "core ir graph strategy plan kernels comm runtime checkpoint optim",
     "nn": "core ir graph",
     "optim": "core ir graph",
     "models": "core ir nn strategy",

@@ -66,14 +66,16 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
     path = Path(directory) / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError(
-            f"[checkpoint.load_tokenizer] a model directory must hold tokenizer.json; got {str(directory)!r}; "
+            "[checkpoint.load_tokenizer] a model directory must hold tokenizer.json; got "
+            f"{str(directory)!r}; "
             "give a directory that has one"
         )
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise CheckpointError(
-            f"[checkpoint.load_tokenizer] tokenizer.json must be readable; got {path}: {error}; download it again"
+            f"[checkpoint.load_tokenizer] tokenizer.json must be readable; got {path}: {error}; "
+            "download it again"
         ) from None
 
 
@@ -90,7 +92,8 @@ def load_generation_config(directory: str | Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
-            f"[checkpoint.load_generation_config] the file must be JSON; got {path}: {error}; repair or remove it"
+            f"[checkpoint.load_generation_config] the file must be JSON; got {path}: {error}; "
+            "repair or remove it"
         ) from None
 
 

@@ -113,13 +113,16 @@ def load_checkpoint(path: str | Path, digest: str) -> TrainingState:
     damage = _damage(path)
     if damage is not None:
         raise CheckpointError(
-            f"[checkpoint.load_checkpoint] a checkpoint must be whole; got {path}: {damage}; resume from an older one"
+            f"[checkpoint.load_checkpoint] a checkpoint must be whole; got {path}: {damage}; "
+            "resume from an older one"
         )
     meta = _meta(path)
     if meta["digest"] != digest:
         raise CheckpointError(
-            f"[checkpoint.load_checkpoint] model, data and optimizer must be those the checkpoint was made with; got "
-            f"digest {digest[:8]} for one of {str(meta['digest'])[:8]} in {path}; restore the configuration or start anew"
+            "[checkpoint.load_checkpoint] model, data and optimizer must be those the checkpoint "
+            "was made with; got "
+            f"digest {digest[:8]} for one of {str(meta['digest'])[:8]} in {path}; restore the "
+            "configuration or start anew"
         )
     return TrainingState(int(meta["step"]), open_weights(path / _STATE), meta["progress"])
 

@@ -165,12 +165,14 @@ def _open_indexed(directory: Path) -> Mapping[str, NDArray[Any]]:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(
-            f"[checkpoint.open_weights] {INDEX} must map tensors to files; got {directory}: {error}; download it again"
+            f"[checkpoint.open_weights] {INDEX} must map tensors to files; got {directory}: "
+            f"{error}; download it again"
         ) from None
     for tensor, name in weight_map.items():
         if tensor not in opened[name]:
             raise CheckpointError(
-                f"[checkpoint.open_weights] {name} must hold what the index says; got no {tensor!r}; download it again"
+                f"[checkpoint.open_weights] {name} must hold what the index says; got no "
+                f"{tensor!r}; download it again"
             )
     return _IndexedFiles({tensor: opened[name] for tensor, name in weight_map.items()})
 

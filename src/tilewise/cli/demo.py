@@ -115,10 +115,13 @@ def _check_tensor_parallel(config: TrainConfig) -> None:
 def _describe(config: TrainConfig, data: TrainingData, console: Console) -> None:
     corpus, model = data.corpus, make_model_config(config)
     console.print(
-        f"data: {len(corpus.train):,} files, {corpus.num_bytes / 1e6:.1f} MB, {len(data.batches.stream):,} tokens of "
+        f"data: {len(corpus.train):,} files, {corpus.num_bytes / 1e6:.1f} MB, "
+        f"{len(data.batches.stream):,} tokens of "
         f"{data.tokenizer.get_vocab_size():,} kinds; {len(corpus.held_out)} files held out\n"
-        f"model: {model.num_hidden_layers} layers x {model.hidden_size}, {model.num_parameters() / 1e6:.2f} million "
-        f"parameters; {config.train.dtype} with fp32 masters; {config.train.batch} x {config.data.context} tokens a step"
+        f"model: {model.num_hidden_layers} layers x {model.hidden_size}, "
+        f"{model.num_parameters() / 1e6:.2f} million "
+        f"parameters; {config.train.dtype} with fp32 masters; {config.train.batch} x "
+        f"{config.data.context} tokens a step"
         f" over dp={config.distribution.mesh.get('dp', 1)}",
         highlight=False,
     )
@@ -150,7 +153,8 @@ def _train(config: TrainConfig, data: TrainingData, stages: _Stages, console: Co
         with stages.measure("saving"):
             trainer.save_model(out / "model")
         console.print(
-            f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; curve in {out / 'loss.png'}; model in {out / 'model'}",
+            f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; curve in {out / 'loss.png'}; model in "
+            f"{out / 'model'}",
             highlight=False,
         )
         show_memory("training", trainer.instance.memory_usage(), console)
@@ -179,7 +183,8 @@ def _trace_step(trainer: Trainer, number: int, path: Path, console: Console) -> 
     trainer.instance.trace(False)
     write_trace(path, timeline)
     console.print(
-        f"timeline of one step: all devices busy at once for {busy_overlap(timeline):.0%} of it; {path} opens in Perfetto",
+        f"timeline of one step: all devices busy at once for {busy_overlap(timeline):.0%} of it; "
+        f"{path} opens in Perfetto",
         highlight=False,
     )
 

@@ -26,7 +26,8 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    help="Train transformers and write with them, on one device or several, with the same results to the bit.\n\n"
+    help="Train transformers and write with them, on one device or several, with the same results to the bit."
+    "\n\n"
     "Start with `tilewise demo`: it trains a small model on this machine's own Python sources in about three "
     "minutes, then writes Python with it.",
 )
@@ -131,19 +132,14 @@ def verify(
     Example: `tilewise verify examples/train.toml --mesh dp=2,tp=2`
     """
     from tilewise.core import DeviceMesh
-    from tilewise.session.verify import verify_training
-    from tilewise.train import load_config, make_model_config
+    from tilewise.train import load_config, prove_strategy
 
-    loaded = load_config(config)
     console = _console(stderr=True)
-    report = verify_training(
-        make_model_config(loaded),
+    report = prove_strategy(
+        load_config(config),
         DeviceMesh.parse(mesh),
-        loaded.train.dtype,
-        loaded.train.batch,
-        loaded.data.context,
         steps,
-        report=lambda text: console.print(text, highlight=False, markup=False),
+        lambda text: console.print(text, highlight=False, markup=False),
     )
     print(report.text)
     if not report.equal:

@@ -80,7 +80,8 @@ def write_text(
 
 def _figures(generator: Generator, writing: Writing, loaded_s: float) -> Iterator[str]:
     yield (
-        f"loaded in {loaded_s:.2f} s; first token after {writing.first_s * 1e3:.0f} ms; {len(writing.tokens)} tokens"
+        f"loaded in {loaded_s:.2f} s; first token after {writing.first_s * 1e3:.0f} ms; "
+        f"{len(writing.tokens)} tokens"
         f" at {writing.tokens_per_s:.1f} tokens/s; ended by {writing.finish_reason}"
     )
     for device, usage in enumerate(generator.instance.memory_usage()):

@@ -26,6 +26,7 @@ def read(name: str, default: str) -> str:
     """
     if name not in VARIABLES:
         raise ConfigError(
-            f"[core.environment] a variable must stand in the table; got {name!r}; add it to core/environment.py and docs/environment.md"
+            f"[core.environment] a variable must stand in the table; got {name!r}; add it to "
+            "core/environment.py and docs/environment.md"
         )
     return os.environ.get(name) or default

@@ -35,7 +35,8 @@ def configure_logging() -> None:
     level = read("TILEWISE_LOG", "warning").lower()
     if level not in _LEVELS:
         raise ConfigError(
-            f"[core.log] TILEWISE_LOG must be one of {', '.join(_LEVELS)}; got {level!r}; set one of them or unset it"
+            f"[core.log] TILEWISE_LOG must be one of {', '.join(_LEVELS)}; got {level!r}; set one "
+            "of them or unset it"
         )
     root = logging.getLogger("tilewise")
     root.setLevel(_LEVELS[level])

@@ -33,7 +33,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Tokenizer:
 
     if vocab_size < 257:
         raise ConfigError(
-            f"[data.tokenizer] a vocabulary must hold 256 bytes and {END_OF_TEXT}; got {vocab_size}; use at least 257"
+            f"[data.tokenizer] a vocabulary must hold 256 bytes and {END_OF_TEXT}; got "
+            f"{vocab_size}; use at least 257"
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

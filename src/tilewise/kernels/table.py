@@ -196,7 +196,7 @@ _SPECS = [
     _spec("tree_max", "out out:f32, in none?, in x:f32...", "m d inputs",
           lambda s: s["m"] * s["d"] * s["inputs"], lambda s: 4 * s["m"] * s["d"] * (s["inputs"] + 1), dtypes=_F32),
     _spec("tree_or", "out out, in none?, in x...", "m d inputs", lambda s: 0,
-          lambda s: s["item"] * s["m"] * s["d"] * (s["inputs"] + 1)),
+          lambda s: s["item"] * s["m"] * s["d"] * (s["inputs"] + 1), dtypes=("f32", "bf16", "f64")),
     _spec("copy_pairs", "out dst..., in src...", "m d", lambda s: 0, lambda s: 2 * s["item"] * s["m"] * s["d"],
           dtypes=("f32", "bf16", "f64")),
     _spec("peak", "out ops_per_step:f32", "steps", lambda s: 0, lambda s: 0, ints="steps"),

@@ -1,7 +1,7 @@
 """The task runtime as Python sees it: build a tile program, run it on all devices, look at its timeline.
 
-`Program` is written once at plan time; `Executor` owns the devices' memory and workers; nothing here runs per task.
-Refuses, at `Program.finish`, whatever is malformed or could deadlock. The work itself is native/runtime.
+`Program` is written once at plan time; `Executor` owns the devices' memory and workers; nothing here runs per
+task. Refuses, at `Program.finish`, whatever is malformed or could deadlock. Works through native/runtime.
 """
 
 from __future__ import annotations

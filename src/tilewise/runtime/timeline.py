@@ -1,4 +1,4 @@
-"""Timelines of runs: a file for Perfetto or chrome://tracing, and how much of a step all devices worked at once.
+"""Timelines of runs: a file for Perfetto or chrome://tracing, and how much all devices worked at once.
 
 Reads what `Executor.timeline()` returns; holds no state and starts nothing.
 """
@@ -47,7 +47,7 @@ def write_trace(path: str | Path, timeline: Iterable[Sequence[object]]) -> None:
 def busy_overlap(timeline: Iterable[Sequence[object]]) -> float:
     """Share of a step in which every device that took part runs at least one task, 0 to 1.
 
-    The step lasts from the first task's start to the last task's end. One device: the share in which it is busy.
+    The step lasts from the first task's start to the last task's end. With one device: how much it is busy.
     """
     records = _records(timeline)
     if not records:

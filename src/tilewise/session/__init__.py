@@ -2,5 +2,6 @@
 
 from tilewise.session.compute_graph import ComputeGraph
 from tilewise.session.instance import GraphInstance, StepResult
+from tilewise.session.verify import VerifyReport, verify_strategy
 
-__all__ = ["ComputeGraph", "GraphInstance", "StepResult"]
+__all__ = ["ComputeGraph", "GraphInstance", "StepResult", "VerifyReport", "verify_strategy"]

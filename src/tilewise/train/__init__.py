@@ -19,9 +19,10 @@ from tilewise.train.config import (
 from tilewise.train.evaluation import CompressionReport, bits_per_byte, compress_files
 from tilewise.train.metrics import draw_loss_curve, read_metrics
 from tilewise.train.progress import StepProgress, format_duration
+from tilewise.train.proof import prove_strategy
 from tilewise.train.run import RunResult, run_training, train_steps
 from tilewise.train.schedule import learning_rate
-from tilewise.train.trainer import Trainer, TrainingData, evaluate_model, make_plan, prepare_data
+from tilewise.train.trainer import Trainer, TrainingData, evaluate_model, make_graph, make_plan, prepare_data
 
 __all__ = [
     "CompressionReport",
@@ -43,10 +44,12 @@ __all__ = [
     "format_duration",
     "learning_rate",
     "load_config",
+    "make_graph",
     "make_model_config",
     "make_optimizer",
     "make_plan",
     "prepare_data",
+    "prove_strategy",
     "read_metrics",
     "run_training",
     "train_steps",

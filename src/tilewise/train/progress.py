@@ -85,7 +85,10 @@ class StepProgress:
 
 def describe_step(step: int, num_steps: int, loss: float, tokens_per_s: float, left_s: float) -> str:
     """The text of the live line."""
-    return f"step {step}/{num_steps}  loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s  {format_duration(left_s)} left"
+    return (
+        f"step {step}/{num_steps}  loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s  "
+        f"{format_duration(left_s)} left"
+    )
 
 
 def format_duration(seconds: float) -> str:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from tilewise.plan import Plan
     from tilewise.session import ComputeGraph, GraphInstance
 
-__all__ = ["Trainer", "TrainingData", "evaluate_model", "make_plan", "prepare_data"]
+__all__ = ["Trainer", "TrainingData", "evaluate_model", "make_graph", "make_plan", "prepare_data"]
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,21 @@ def prepare_data(config: TrainConfig, console: Console) -> TrainingData:
     return TrainingData(corpus, tokenizer, batches, hashlib.sha256(stream.tobytes()).hexdigest())
 
 
+def make_graph(config: TrainConfig) -> ComputeGraph:
+    """The training graph, with its loss and without an optimizer or a strategy."""
+    graph = tw.ComputeGraph("llama")
+    model, train = make_model_config(config), config.train
+    llama.build_training_graph(graph, model, train.batch, config.data.context, train.dtype)
+    return graph
+
+
 def make_plan(config: TrainConfig) -> tuple[ComputeGraph, Plan]:
-    """The training graph and its plan; nothing is allocated.
+    """The training graph with optimizer and strategy, and its plan; nothing is allocated.
 
     Raises:
         LayoutError, PlanError: the strategy cannot spread this model.
     """
-    graph = tw.ComputeGraph("llama")
-    llama.build_training_graph(
-        graph, make_model_config(config), config.train.batch, config.data.context, config.train.dtype
-    )
+    graph = make_graph(config)
     graph.optimize(make_optimizer(config))
     graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(config.distribution.mesh)))
     plan = graph.plan(
@@ -107,8 +112,7 @@ def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path) -> 
         CheckpointError: `model_dir` holds another model.
     """
     batch, context = config.train.batch, config.data.context
-    graph = tw.ComputeGraph("llama")
-    llama.build_training_graph(graph, make_model_config(config), batch, context, config.train.dtype)
+    graph = make_graph(config)
     graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(config.distribution.mesh)))
     with graph.instantiate(graph.plan(workers_per_device=config.distribution.workers_per_device)) as model:
         model.load_parameters(model_dir)

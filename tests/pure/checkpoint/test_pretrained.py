@@ -39,5 +39,5 @@ def test_failed_save_leaves_the_old_directory(tmp_path):
 
 def test_missing_tokenizer_is_named(tmp_path):
     """A directory without tokenizer.json is one clear error."""
-    with pytest.raises(CheckpointError, match="must hold tokenizer.json"):
+    with pytest.raises(CheckpointError, match=r"must hold tokenizer\.json"):
         load_tokenizer(tmp_path)

@@ -77,7 +77,8 @@ def test_help_imports_nothing_heavy():
     script = (
         "import sys\nfrom tilewise.cli.main import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
-        "heavy = {'torch', 'pydantic', 'matplotlib', 'tokenizers', 'safetensors', 'transformers', 'tilewise.train'}\n"
+        "heavy = "
+        "{'torch', 'pydantic', 'matplotlib', 'tokenizers', 'safetensors', 'transformers', 'tilewise.train'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -1,6 +1,7 @@
 """The parts of training that need no model: schedule, windows, metrics, the live line."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ def test_schedule_rises_then_falls_to_its_floor():
         and rates[9] == pytest.approx(1e-3)
         and max(rates) == pytest.approx(1e-3)
     )
-    assert all(a >= b for a, b in zip(rates[10:], rates[11:], strict=False))
+    assert all(a >= b for a, b in pairwise(rates[10:]))
     assert rates[-1] == pytest.approx(1e-4)
 
 

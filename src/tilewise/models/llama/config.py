@@ -122,7 +122,8 @@ class LlamaConfig:
             data = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(
-                f"[models.llama] a model directory must hold config.json; got {str(model_dir)!r}; give a Hugging Face directory"
+                f"[models.llama] a model directory must hold config.json; got {str(model_dir)!r}; "
+                "give a Hugging Face directory"
             ) from None
         except (OSError, ValueError) as error:
             raise ConfigError(

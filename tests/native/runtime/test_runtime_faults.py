@@ -10,10 +10,10 @@ import time
 
 import numpy as np
 import pytest
-from conftest import COLS, ROWS, all_reduce_program, view
 
+from native.runtime.programs import COLS, F32, ROWS, all_reduce_program, view
 from tilewise.core.errors import CommTimeout, TaskFailed
-from tilewise.runtime import Program
+from tilewise.runtime import Access, Extent, Mode, Operand, Program
 
 
 def expect_right(executor, program, epochs: int) -> None:
@@ -28,7 +28,7 @@ def expect_right(executor, program, epochs: int) -> None:
 
 @pytest.mark.parametrize("label", ["produce", "reduce", "gather", "share read"])
 def test_a_task_that_throws(make_executor, label):
-    """TaskFailed comes once, names op, tile, worker and device; signals were sent, so the next run is right."""
+    """TaskFailed comes once and names op, tile, worker and device; the next run is right."""
     program = all_reduce_program(5)
     executor = make_executor(program, 2, workers=2)
     executor.inject("throw", 1, label, 8)
@@ -41,7 +41,7 @@ def test_a_task_that_throws(make_executor, label):
 
 
 def test_a_worker_that_stops(make_executor):
-    """CommTimeout names the wait, its signal and values, the late device and what it does; then the executor is out."""
+    """CommTimeout names wait, signal, values, late device and what that does; the executor is out."""
     program = all_reduce_program(5)
     executor = make_executor(program, 2, deadline_s=0.3)
     executor.inject("stall", 1, "produce", 3)
@@ -57,18 +57,20 @@ def test_a_worker_that_stops(make_executor):
 
 
 def long_program(num_tasks: int) -> Program:
-    """Empty tasks on one device: takes a while, whatever the kernels."""
+    """Additions of a million elements each on one device: about a millisecond per task."""
     program = Program(1)
+    tensor = program.add_tensor(0, 0, Extent(1024), 1024, 1024, F32, 1024, 0, [])
     template = program.add_template(0, "long")
-    program.add_instr(0, template, "", "empty", (num_tasks, -1, 0), 1, [])
-    program.add_call(0, template, [])
+    operands = [Operand(0, Mode.WHOLE, Access.INOUT), Operand(0), Operand(0)]
+    program.add_instr(0, template, "add_f32", "long", Extent(num_tasks), 1, operands)
+    program.add_call(0, template, [tensor])
     program.finish([])
     return program
 
 
 def test_ctrl_c(make_executor):
     """SIGINT during a run raises KeyboardInterrupt within a moment; the executor stays usable."""
-    program = long_program(2_000_000_000)
+    program = long_program(50_000)
     executor = make_executor(program, 1)
     short = long_program(10)
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
@@ -121,4 +123,4 @@ def test_unknown_fault_kinds_are_refused(make_executor):
     """inject() takes 'throw' and 'stall' only."""
     executor = make_executor(long_program(1), 1)
     with pytest.raises(ValueError, match="'throw' or 'stall'; got 'melt'"):
-        executor.inject("melt", 0, "empty", 0)
+        executor.inject("melt", 0, "long", 0)

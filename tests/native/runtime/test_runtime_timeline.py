@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import TILES, all_reduce_program
 
+from native.runtime.programs import TILES, all_reduce_program
 from tilewise.runtime import TaskRecord, busy_overlap, write_trace
 
 
@@ -16,7 +16,7 @@ def record(device: int, start: int, end: int, worker: int = 0) -> tuple[object, 
 
 
 def test_a_traced_run_has_every_task(make_executor):
-    """Off by default; then one record per task of the last run, moments in order, empty again after switching off."""
+    """Off by default; then one record per task of the last run, its moments in order."""
     program = all_reduce_program(4)
     executor = make_executor(program, 2, workers=2)
     executor.run(program, [])

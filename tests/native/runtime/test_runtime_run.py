@@ -6,8 +6,17 @@ import gc
 
 import numpy as np
 import pytest
-from conftest import COLS, ROWS, TILE_ROWS, add_loop, add_tensors, all_reduce_program, row, view
 
+from native.runtime.programs import (
+    COLS,
+    ROWS,
+    TILE_ROWS,
+    add_loop,
+    add_tensors,
+    all_reduce_program,
+    row,
+    view,
+)
 from tilewise.core.errors import ResourceError
 from tilewise.runtime import Access, Executor, Extent, Mode, Operand, Program
 
@@ -36,7 +45,7 @@ def test_one_device_adds_tiles(make_executor, workers):
 
 
 def test_symbols_bound_the_loop(make_executor):
-    """Only the rows that a symbol allows are written; edge tiles included; values above the bound are refused."""
+    """Only the rows that a symbol allows are written; values above its bound are refused."""
     program = one_device(symbolic=True)
     executor = make_executor(program, 1)
     view(executor, 0, 0)[:] = 1
@@ -49,7 +58,7 @@ def test_symbols_bound_the_loop(make_executor):
 
 @pytest.mark.parametrize(("workers", "window"), [(1, 512), (2, 512), (2, 3)])
 def test_all_reduce_of_two_devices(make_executor, workers, window):
-    """Reduce-scatter and gather by tile tasks give both devices the sum, epoch after epoch, with acknowledgements."""
+    """Reduce-scatter and gather by tile tasks give both devices the sum, epoch after epoch."""
     epochs = 50
     program = all_reduce_program(epochs)
     executor = make_executor(program, 2, workers=workers, window=window)
@@ -124,7 +133,7 @@ def test_malformed_programs_are_refused(operand, message):
 
 
 def test_unknown_kernels_and_wrong_tuples_are_refused():
-    """A kernel that is not in the native table is named; a tuple of the wrong form is a TypeError at the border."""
+    """A kernel that is not in the native table is named; a tuple of the wrong form is a TypeError."""
     program = Program(1)
     template = program.add_template(0, "t")
     with pytest.raises(TypeError):

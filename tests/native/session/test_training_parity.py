@@ -1,0 +1,137 @@
+"""Training steps against PyTorch: loss, every gradient, twenty AdamW steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import tilewise as tw
+from tilewise.models import llama
+
+BATCH, SEQ = 8, 24
+
+
+def sizes(**changes):
+    """A small Llama with grouped heads and sizes that do not divide by panels."""
+    base = dict(vocab_size=330, hidden_size=48, intermediate_size=100, num_hidden_layers=2, num_attention_heads=6,
+                num_key_value_heads=2, head_dim=10, max_position_embeddings=64, tie_word_embeddings=True)  # fmt: skip
+    return llama.LlamaConfig(**{**base, **changes})
+
+
+def peers(model, dtype, **optimizer):
+    """The same model in PyTorch and here, equal weights."""
+    graph = tw.ComputeGraph("llama")
+    llama.build_training_graph(graph, model, BATCH, SEQ, dtype)
+    graph.optimize(tw.optim.AdamW(**optimizer))
+    ours = graph.instantiate()
+    ours.initialize(3, scale=0.1)
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**model.to_dict(), attn_implementation="eager")).float()
+    names = {n if n.startswith("lm_head") else f"model.{n}": n for n in ours.parameter_names()}
+    theirs.load_state_dict({k: torch.tensor(ours.get_tensor(n)) for k, n in names.items()}, strict=False)
+    theirs.tie_weights()
+    return ours, theirs, names
+
+
+def data(model, steps):
+    """Token windows; a tenth of the labels is not counted."""
+    generator = np.random.default_rng(11)
+    for _ in range(steps):
+        t = generator.integers(0, model.vocab_size, (BATCH, SEQ + 1)).astype(np.int32)
+        labels = np.where(generator.random((BATCH, SEQ)) < 0.1, -100, t[:, 1:]).astype(np.int32)
+        yield t[:, :-1].copy(), labels
+
+
+def torch_loss(model, tokens, labels):
+    """Mean cross-entropy over counted labels."""
+    logits = model(torch.tensor(tokens).long()).logits.float()
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(labels).long().flatten())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_loss_and_every_gradient(tied):
+    """fp32: relative error of every gradient tensor below 5e-6 of its largest element."""
+    model = sizes(tie_word_embeddings=tied)
+    ours, theirs, names = peers(model, "f32", max_grad_norm=0.0)
+    tokens, labels = next(data(model, 1))
+    loss = torch_loss(theirs, tokens, labels)
+    loss.backward()
+    result = ours.step({"tokens": tokens, "labels": labels}, 1e-3)
+    assert abs(result.loss - loss.item()) < 2e-6
+    squares = 0.0
+    for name, parameter in theirs.named_parameters():
+        expected = parameter.grad.numpy()
+        squares += float((expected.astype(np.float64) ** 2).sum())
+        error = np.abs(ours.get_tensor(f"{names[name]}.grad") - expected).max() / np.abs(expected).max()
+        assert error < 5e-6, (name, error)
+    assert abs(result.grad_norm - squares**0.5) < 1e-5 * squares**0.5
+    ours.close()
+
+
+def test_twenty_adamw_steps():
+    """Losses of twenty steps with clipping and decay follow PyTorch's within 1e-4."""
+    model = sizes()
+    ours, theirs, _ = peers(model, "f32", beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, max_grad_norm=1.0)
+    groups = [
+        {"params": [p for p in theirs.parameters() if p.ndim == 2], "weight_decay": 0.1},
+        {"params": [p for p in theirs.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
+    for step, (tokens, labels) in enumerate(data(model, 20)):
+        optimizer.zero_grad()
+        loss = torch_loss(theirs, tokens, labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        optimizer.step()
+        found = ours.step({"tokens": tokens, "labels": labels}, 1e-3)
+        assert abs(found.loss - loss.item()) < 1e-4, step
+    ours.close()
+
+
+def test_bf16_errors_are_no_larger_than_pytorchs():
+    """bf16 logits' loss and gradients: mean error over all tensors at most 1.1 times, maximum twice, PyTorch's own."""
+    model = sizes()
+    ours, theirs, names = peers(model, "bf16", max_grad_norm=0.0)
+    for n in ours.parameter_names():  # all three models start from the bf16 weights
+        ours.set_tensor(n, torch.tensor(ours.get_tensor(n)).bfloat16().float().numpy())
+    exact = transformers.LlamaForCausalLM(theirs.config).double()
+    theirs = theirs.bfloat16()
+    exact.load_state_dict({k: v.double() for k, v in theirs.state_dict().items()})
+    tokens, labels = next(data(model, 1))
+    torch_loss(theirs, tokens, labels).backward()
+    logits = exact(torch.tensor(tokens).long()).logits
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(labels).long().flatten()).backward()
+    ours.step({"tokens": tokens, "labels": labels}, 1e-3)
+    errors = {"ours": [], "theirs": []}
+    for (name, truth), parameter in zip(exact.named_parameters(), theirs.parameters(), strict=True):
+        reference = truth.grad.numpy()
+        scale = np.abs(reference).max()
+        errors["ours"].append(np.abs(ours.get_tensor(f"{names[name]}.grad") - reference).ravel() / scale)
+        errors["theirs"].append(np.abs(parameter.grad.double().numpy() - reference).ravel() / scale)
+    flat = {k: np.concatenate(v) for k, v in errors.items()}
+    assert flat["ours"].mean() <= 1.1 * flat["theirs"].mean()
+    assert flat["ours"].max() <= 2.0 * flat["theirs"].max()
+    ours.close()
+
+
+def test_gradients_against_finite_differences():
+    """fp32 losses of nudged weights agree with the gradient along random directions."""
+    model = sizes(num_hidden_layers=1)
+    ours, _, _ = peers(model, "f32")
+    tokens, labels = next(data(model, 1))
+    ours.forward(tokens=tokens, labels=labels)
+    ours.backward()
+    generator = np.random.default_rng(0)
+    for name in ours.parameter_names():
+        gradient = ours.get_tensor(f"{name}.grad").astype(np.float64)
+        direction = gradient / np.linalg.norm(gradient) + generator.standard_normal(gradient.shape) * 0.1 / gradient.size**0.5
+        start, losses = ours.get_tensor(name).copy(), []
+        for sign in (1, -1):
+            ours.set_tensor(name, (start + sign * 1e-2 * direction).astype(np.float32))
+            ours.forward(tokens=tokens, labels=labels)
+            losses.append(ours.get_tensor("loss_rows").astype(np.float64).sum())
+        ours.set_tensor(name, start)
+        slope, expected = (losses[0] - losses[1]) / 2e-2, float((gradient * direction).sum())
+        assert abs(slope - expected) < 2e-3 * abs(expected) + 1e-6, (name, slope, expected)
+    ours.close()

@@ -1,0 +1,55 @@
+"""Small seeded Llamas and steps, shared by the tests that compare strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+import tilewise as tw
+from tilewise.models import llama
+from tilewise.plan import Plan
+
+BATCH, SEQ = 16, 32
+
+
+def config(**changes: object) -> llama.LlamaConfig:
+    """Two layers, eight query heads, four KV heads; every dim is large enough for eight devices."""
+    sizes = dict(vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=8,
+                 num_key_value_heads=4, head_dim=16, max_position_embeddings=128, tie_word_embeddings=True)  # fmt: skip
+    return llama.LlamaConfig(**{**sizes, **changes})  # type: ignore[arg-type]
+
+
+def training_graph(model: llama.LlamaConfig, dtype: str, batch: int = BATCH, seq: int = SEQ) -> tw.ComputeGraph:
+    """A training graph with AdamW and clipping."""
+    graph = tw.ComputeGraph("llama")
+    llama.build_training_graph(graph, model, batch, seq, dtype)
+    graph.optimize(tw.optim.AdamW())
+    return graph
+
+
+def batches(model: llama.LlamaConfig, steps: int, batch: int = BATCH, seq: int = SEQ) -> list[Mapping[str, np.ndarray]]:
+    """Random tokens; some labels are not counted."""
+    generator = np.random.default_rng(7)
+    result = []
+    for _ in range(steps):
+        t = generator.integers(0, model.vocab_size, (batch, seq + 1)).astype(np.int32)
+        labels = np.where(generator.random((batch, seq)) < 0.1, -100, t[:, 1:]).astype(np.int32)
+        result.append({"tokens": t[:, :-1], "labels": labels})
+    return result
+
+
+def instructions(plan: Plan, device: int, label: str) -> list:
+    """Instructions of a device whose label contains `label`, over all programs' templates (shared between them)."""
+    return [i for t in next(iter(plan.programs.values()))[device].templates for i in t.instructions if label in i.label]
+
+
+def change_first(label: str, change: Callable) -> Callable[[Plan], None]:
+    """A fault: `change` applied to the first instruction on device 0 whose label contains `label`."""
+
+    def apply(plan: Plan) -> None:
+        found = instructions(plan, 0, label)
+        assert found, f"no instruction is labelled {label!r}"
+        change(found[0])
+
+    return apply

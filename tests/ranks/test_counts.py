@@ -1,0 +1,67 @@
+"""What the plan says is what happens: transfers and bytes, counted at execution, equal theory and plan exactly."""
+
+from __future__ import annotations
+
+import pytest
+from small_llama import BATCH, SEQ, batches, config, training_graph
+
+from tilewise.plan.collectives import gather_label, reduce_label
+
+
+def run_step(axes, dtype="bf16", **changes):
+    """Plan, instance results of one step: (plan, transfers counted)."""
+    model = config(**changes)
+    graph = training_graph(model, dtype)
+    plan = graph.plan(axes)
+    with graph.instantiate(plan) as running:
+        running.initialize(0)
+        running.step(batches(model, 1)[0], 1e-3)
+        return plan, running.transfers(), running.memory_usage()
+
+
+@pytest.mark.parametrize("axes", [{"dp": 2}, {"tp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}, {"tp": 8}], ids=str)
+def test_counted_transfers_equal_the_plan(axes):
+    """Every label's elements, on every device."""
+    plan, counted, _ = run_step(axes)
+    assert {k: v for k, v in counted.items() if any(v)} == plan.traffic("step")
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_data_parallel_traffic(n):
+    """2 Ψ (n - 1) / n elements per device, Ψ parameters (and one loss value)."""
+    plan, counted, _ = run_step({"dp": n})
+    parameters = sum(s.shape[0] * (s.shape[1] if len(s.shape) == 2 else 1) for s in (t.spec for t in plan.graph.of_kind("parameter")))
+    total = sum(sum(v) for label, v in counted.items() if "cross_entropy" not in label)
+    assert total == 2 * parameters * (n - 1)
+    assert sum(sum(v) for label, v in counted.items() if "cross_entropy" in label) == 2 * (n - 1)
+
+
+@pytest.mark.parametrize("t", [2, 4])
+def test_tensor_parallel_traffic(t):
+    """Two all-reduces of b·s·h per layer forward and two backward: 8 bsh (t - 1) / t elements per device and layer."""
+    plan, counted, _ = run_step({"tp": t})
+    model = config()
+    one = BATCH * SEQ * model.hidden_size * (t - 1)  # over all devices, one half of an all-reduce
+    in_layers = {k: sum(v) for k, v in counted.items() if "self_attn" in k or "mlp" in k}
+    assert len(in_layers) == 8 and set(in_layers.values()) == {one * model.num_hidden_layers}
+    layer = plan.programs["step"][0].templates
+    forward = [i for i in layer[1].instructions if i.label.endswith("/reduce_scatter")]
+    assert [i.label for i in forward] == [reduce_label(f"linear:{n}.weight") for n in ("self_attn.o_proj", "mlp.down_proj")]
+    assert gather_label("linear:mlp.down_proj.weight") in in_layers
+
+
+@pytest.mark.parametrize("axes", [{}, {"dp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_planned_bytes_are_allocated_bytes(axes, dtype):
+    """Per device and in total, to the byte; the categories add up to the total."""
+    plan, _, usage = run_step(axes, dtype)
+    assert usage == plan.estimate_memory_usage()
+    assert all(sum(v for k, v in device.items() if k != "total") == device["total"] for device in usage)
+
+
+def test_bytes_per_parameter():
+    """bf16 with fp32 gradients, masters and moments takes 18 bytes per parameter on one device."""
+    plan, _, usage = run_step({})
+    parameters = sum(s.shape[0] * (s.shape[1] if len(s.shape) == 2 else 1) for s in (t.spec for t in plan.graph.of_kind("parameter")))
+    kept = sum(usage[0][k] for k in ("parameters", "gradients", "optimizer"))
+    assert 18 * parameters <= kept <= 18 * parameters + 4096  # the loss, norms and alignment

@@ -1,0 +1,124 @@
+"""Every strategy equals one device to the bit, and the comparison notices planted faults."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from small_llama import batches, change_first, config, training_graph
+
+from tilewise.core.mesh import DeviceMesh
+from tilewise.session import verify_strategy
+from tilewise.session.verify import first_difference
+
+MESHES = [
+    ({}, 4), ({"dp": 2}, 1), ({"dp": 2}, 4), ({"dp": 4}, 1), ({"dp": 4}, 4), ({"tp": 2}, 1), ({"tp": 4}, 1),
+    ({"tp": 4}, 4), ({"tp": 8}, 1), ({"dp": 2, "tp": 2}, 1), ({"dp": 2, "tp": 2}, 4),
+]  # fmt: skip
+every_dtype = pytest.mark.parametrize("dtype", ["f32", "bf16"])
+
+
+@every_dtype
+@pytest.mark.parametrize("axes,accumulation", MESHES, ids=str)
+def test_training_equals_one_device(dtype, axes, accumulation):
+    """Loss, every gradient and, after ten steps, every parameter and moment."""
+    model = config()
+    report = verify_strategy(
+        training_graph(model, dtype), DeviceMesh(axes), batches(model, 10), accumulation=accumulation
+    )
+    assert report.equal, report.text
+
+
+@every_dtype
+@pytest.mark.parametrize("tp", [2, 4])
+def test_two_kv_heads(dtype, tp):
+    """KV heads are replicated when there are more devices than heads; their gradients still equal one device's."""
+    model = config(num_key_value_heads=2, tie_word_embeddings=False)
+    report = verify_strategy(training_graph(model, dtype), DeviceMesh({"tp": tp}), batches(model, 3))
+    assert report.equal, report.text
+
+
+@pytest.mark.parametrize("sizes", [
+    dict(vocab_size=330, intermediate_size=100),  # shards of unequal size, edge panels
+    dict(num_attention_heads=6, num_key_value_heads=2, head_dim=10),  # heads that do not fill the chunks
+    dict(num_hidden_layers=1, hidden_size=40, num_key_value_heads=8),
+], ids=str)  # fmt: skip
+def test_odd_sizes(sizes):
+    """Edge panels, empty chunks and shards of unequal size change nothing."""
+    model = config(**sizes)
+    for dtype in ("f32", "bf16"):
+        report = verify_strategy(training_graph(model, dtype), DeviceMesh({"dp": 2, "tp": 2}), batches(model, 2))
+        assert report.equal, report.text
+
+
+@every_dtype
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_do_not_matter(dtype, workers):
+    """One, two or three workers per device: the same bits."""
+    model = config()
+    graph = training_graph(model, dtype)
+    results = []
+    for count in (1, workers):
+        with graph.instantiate(graph.plan({"dp": 2}, workers_per_device=count)) as running:
+            running.initialize(0)
+            for batch in batches(model, 3):
+                running.step(batch, 1e-3)
+            results.append(running.state_dict())
+    for name in results[0]:
+        assert first_difference(name, results[0][name], results[1][name]) is None
+
+
+def drop_partial(instruction):
+    """The peer's partial is replaced by the device's own."""
+    own = next(i for i, o in enumerate(instruction.operands) if i >= 2 and o.peer < 0)
+    peer = next(i for i, o in enumerate(instruction.operands) if o.peer >= 0)
+    instruction.operands[peer] = instruction.operands[own]
+
+
+def swap_partials(instruction):
+    """Two partials change places in the tree."""
+    instruction.operands[3], instruction.operands[4] = instruction.operands[4], instruction.operands[3]
+
+
+def merge_chunks(instruction):
+    """The first two chunks are summed as one: another order of the same additions."""
+    _, terms, chunks, *ranges = instruction.ints
+    assert terms == 1 and chunks > 1 and ranges[1] == ranges[2]
+    instruction.ints = [instruction.ints[0], 1, chunks, ranges[0], ranges[3], ranges[3], ranges[3], *ranges[4:]]
+
+
+def halve_leaves(instruction):
+    """A leaf is cut in two: the tree over tokens gets another shape."""
+    instruction.ints = [instruction.ints[0] // 2, *instruction.ints[1:]]
+
+
+FAULTS = [
+    ({"tp": 2}, 1, "o_proj.weight/reduce_scatter", drop_partial),
+    ({"tp": 4}, 1, "o_proj.weight/reduce_scatter", swap_partials),
+    ({"tp": 2}, 1, "linear:mlp.down_proj", merge_chunks),
+    ({"dp": 2}, 1, "linear_dw:mlp.up_proj.weight/reduce_scatter", drop_partial),
+    ({"dp": 4}, 1, "linear_dw:mlp.up_proj.weight/reduce_scatter", swap_partials),
+    ({}, 4, "linear_dw:self_attn.q_proj", halve_leaves),
+    ({"dp": 2, "tp": 2}, 1, "embed_tokens.weight/reduce_scatter", drop_partial),
+]
+
+
+@every_dtype
+@pytest.mark.parametrize("axes,accumulation,label,fault", FAULTS, ids=lambda v: getattr(v, "__name__", str(v)))
+def test_planted_faults_are_found(dtype, axes, accumulation, label, fault):
+    """Dropped or swapped partials and moved borders make the comparison fail."""
+    model = config()
+    report = verify_strategy(
+        training_graph(model, dtype), DeviceMesh(axes), batches(model, 2), accumulation=accumulation,
+        change=change_first(label, fault),
+    )  # fmt: skip
+    assert not report.equal
+    assert "NOT equal" in report.text and "on one device" in report.text
+
+
+def test_difference_of_one_bit_is_named():
+    """The report names index and both values; equal bits give none, and -0 is not 0."""
+    a = np.zeros((2, 3), np.float32)
+    b = a.copy()
+    assert first_difference("w", a, b) is None
+    b[1, 2] = -0.0
+    assert first_difference("w", a, b) == "w[1, 2]: 0.0 on one device, -0.0 over the mesh (1 of 6 differ)"
