@@ -12,8 +12,6 @@ SHELL  := /bin/bash
 
 SOURCES := pyproject.toml $(shell find src native -type f -not -name '*.pyc')
 TOOLS   := "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.18" ninja
-# PyTorch's CPU build is enough, and a tenth of the size; the extra index is used where it can be reached.
-TORCH   := --extra-index-url https://download.pytorch.org/whl/cpu
 
 .PHONY: help demo test test-slow check bench clean
 help:
@@ -55,5 +53,6 @@ $(VENV)/.built: $(VENV)/.made $(SOURCES)
 	@touch $@
 
 $(VENV)/.for-tests: $(VENV)/.made pyproject.toml
-	@$(TIMED) "test dependencies" $(PIP) install --no-build-isolation $(TORCH) ".[test,check]"
+	@$(TIMED) "test dependencies" $(PIP) install --no-build-isolation $$($(BIN)/python .ci/pytorch_index.py) \
+		".[test,check]"
 	@touch $@ $(VENV)/.built

@@ -75,8 +75,8 @@ void run(Executor& executor, std::shared_ptr<const Program> program, std::vector
   try {
     nb::gil_scoped_release release;
     executor.run(std::move(program), std::move(symbols), poll);
-  } catch (const Interrupted&) {
-    if (pending) throw std::move(*pending);
+  } catch (...) {
+    if (pending) throw std::move(*pending);  // Ctrl-C is never swallowed by an error that came first
     throw;
   }
 }

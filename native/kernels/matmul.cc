@@ -9,24 +9,39 @@ namespace {
 
 /// Where finished blocks go: cast(block + residual), in dt or fp32.
 template <class D>
-struct Output {
+class Output {
+ public:
   using T = typename D::T;
+  Output() = default;
+  Output(const TileView& to, const TileView& extra, bool wide) : out(to), residual(extra), out_is_f32(wide) {}
+
   TileView out, residual;
   bool out_is_f32;
 
   void write(int64_t row, int64_t rows, int64_t panel, const float* block) const {
+    if (out_is_f32) {
+      write_as<float>(row, rows, panel, block);
+    } else {
+      write_as<T>(row, rows, panel, block);
+    }
+  }
+
+ private:
+  template <class To>
+  void write_as(int64_t row, int64_t rows, int64_t panel, const float* block) const {
     const int64_t column = panel * kPanel, width = smaller(kPanel, out.cols - column);
-    for (int64_t r = 0; r < rows; ++r, block += kPanel)
-      for (int64_t c = 0; c < width; c += kLanes) {
-        Lanes v = load(block + c);
-        const int64_t n = width - c;
-        if (residual.data) v = v + load(row_of<const T>(residual, row + r) + column + c, n);
-        if (out_is_f32) {
-          store(row_of<float>(out, row + r) + column + c, v, n);
-        } else {
-          store(row_of<T>(out, row + r) + column + c, v, n);
-        }
+    To* to = row_of<To>(out, row) + column;
+    const T* extra = residual.data ? row_of<const T>(residual, row) + column : nullptr;
+    for (int64_t r = 0; r < rows; ++r, block += kPanel, to += out.stride) {
+      Lanes v[2] = {load(block), load(block + kLanes)};
+      if (extra) {
+        v[0] = v[0] + load(extra, width);
+        if (width > kLanes) v[1] = v[1] + load(extra + kLanes, width - kLanes);
+        extra += residual.stride;
       }
+      store(to, v[0], width);
+      if (width > kLanes) store(to + kLanes, v[1], width - kLanes);
+    }
   }
 };
 
@@ -131,7 +146,7 @@ struct Gemm {
   }
   void pack_rows(uint32_t* to, int64_t row, int64_t count, const Copy& c) {
     if constexpr (L == ALayout::kSteps16) {
-      pack_panel_along<D, 16>(to + c.a, static_cast<const T*>(a.data) + row, a.stride, count, c.begin, c.end);
+      pack_panel_along<D, 16>(to + c.a, static_cast<const T*>(a.data) + row, a.stride, a.cols - row, c.begin, c.end);
     } else {
       for (int64_t r = 0; r < count; ++r)
         pack_row<D>(to + c.a + r * kRowStride, row_of<const T>(a, row + r), c.begin, c.end);

@@ -193,9 +193,11 @@ TILEWISE_INLINE IntLanes round_to_bf16(const Lanes& x) {
   const IntLanes u = as_int(x);
   const IntLanes upper = shift_right<16>(u);
   const IntLanes rounded = shift_right<16>(u + set_int(0x7fff) + (upper & set_int(1)));
-  const IntLanes nan = greater(u & set_int(0x7fffffff), set_int(0x7f800000));
   IntLanes r;
-  TILEWISE_EACH_PART r.part[p] = (nan.part[p] ? (upper.part[p] | 0x40) : rounded.part[p]) & 0xffff;
+  TILEWISE_EACH_PART {
+    const NativeI nan = x.part[p] != x.part[p];
+    r.part[p] = (nan ? (upper.part[p] | 0x40) : rounded.part[p]) & 0xffff;
+  }
   return r;
 }
 TILEWISE_INLINE void narrow(float x, float* to) { *to = x; }
@@ -253,17 +255,38 @@ TILEWISE_INLINE void store(bf16* to, const Lanes& x) {
 template <class T>
 TILEWISE_INLINE Lanes load(const T* from, int64_t n, float fill = 0.0f) {
   if (n >= kLanes) return load(from);
+#if defined(__AVX512BW__)
+  const auto mask = static_cast<__mmask16>((1u << n) - 1u);
+  Lanes r;
+  if constexpr (sizeof(T) == 4) {
+    r.part[0] = _mm512_mask_loadu_ps(native_set(fill), mask, from);
+  } else {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from));
+    r.part[0] = _mm512_mask_mov_ps(native_set(fill), mask, (NativeF)_mm512_slli_epi32(wide, 16));
+  }
+  return r;
+#else
   float buffer[kLanes];
   for (int i = 0; i < kLanes; ++i) buffer[i] = fill;
   for (int64_t i = 0; i < n; ++i) buffer[i] = widen(from[i]);
   return load(buffer);
+#endif
 }
 template <class T>
 TILEWISE_INLINE void store(T* to, const Lanes& x, int64_t n) {
   if (n >= kLanes) return store(to, x);
+#if defined(__AVX512BW__)
+  const auto mask = static_cast<__mmask16>((1u << n) - 1u);
+  if constexpr (sizeof(T) == 4) {
+    _mm512_mask_storeu_ps(to, mask, x.part[0]);
+  } else {
+    _mm256_mask_storeu_epi16(to, mask, _mm512_cvtepi32_epi16((__m512i)round_to_bf16(x).part[0]));
+  }
+#else
   T buffer[kLanes];
   store(buffer, x);
   for (int64_t i = 0; i < n; ++i) to[i] = buffer[i];
+#endif
 }
 
 /// The fixed tree over 16 lanes: i with i+8, then i+4, i+2, i+1.

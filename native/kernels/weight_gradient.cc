@@ -46,9 +46,10 @@ struct WeightGradient {
       for (int64_t r = 0; r < rows; ++r) to[r * kPanel] += widen(from[r]);
     }
   }
-  void pack_rows(uint32_t* to, int64_t row, int64_t count, const Copy& c) {
+  void pack_rows(uint32_t* to, int64_t row, int64_t, const Copy& c) {
+    // Whole vectors: the columns beyond this block are read by no row of it.
     const T* from = static_cast<const T*>(x.data) + column + row;
-    pack_panel_along<D, 16>(to + c.a, from, x.stride, count, c.begin, c.end);
+    pack_panel_along<D, 16>(to + c.a, from, x.stride, x.cols - column - row, c.begin, c.end);
   }
   void pack_panel(uint32_t* to, int64_t panel, const Copy& c) {
     const int64_t width = smaller(kPanel, lanes - panel * kPanel);

@@ -60,7 +60,7 @@ struct Operand {
 struct Wait {
   int64_t signal_base = 0;
   bool per_index = false;
-  int64_t increment = 0;
+  int64_t increment = 0;  // 0: the epoch that an earlier wait of this signal asked for
 };
 
 struct Notify {

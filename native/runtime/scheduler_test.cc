@@ -50,6 +50,27 @@ CASE("write after write: the second writer waits for the first") {
   EXPECT_EQ(bench.take(), second);
 }
 
+CASE("task ids are 64 bits wide (mistake: 32-bit ids)") {
+  static_assert(sizeof(BlockedWait::sequence) == 8 && sizeof(tilewise::rings::ReadyEntry::sequence) == 8);
+  EXPECT_EQ(sizeof(tilewise::comm::Waiter::threshold), 8u);
+}
+
+CASE("tasks complete in any order: no watermark (mistake: chain truncation that assumes one)") {
+  Bench bench(4);
+  std::vector<int32_t> slots;
+  for (int i = 0; i < 4; ++i) slots.push_back(bench.submit({{0, kIn}, {i + 1, kOut}}));
+  for (int i = 0; i < 4; ++i) bench.take();
+  bench.scheduler.complete(slots[3], 0);
+  bench.scheduler.complete(slots[1], 0);
+  const int32_t writer = bench.submit({{0, kOut}, {2, kIn}});  // in the place of a younger task
+  const int32_t reader = bench.submit({{4, kIn}});
+  EXPECT_EQ(bench.take(), reader);
+  bench.scheduler.complete(slots[0], 0);
+  EXPECT_EQ(bench.take(), -1);
+  bench.scheduler.complete(slots[2], 0);
+  EXPECT_EQ(bench.take(), writer);
+}
+
 CASE("write after read: a writer waits for every reader (mistake: no write-after-read)") {
   Bench bench;
   const int32_t a = bench.submit({{0, kIn}});

@@ -113,7 +113,7 @@ def test_measuring_changes_nothing(texts, whole_run, tmp_path):
 
 
 def test_checkpoints_are_not_mixed(texts, whole_run, tmp_path):
-    """A new run does not write over checkpoints; a resumed one needs its own configuration, and a checkpoint."""
+    """A new run does not write over checkpoints; a resumed one needs a checkpoint of its configuration."""
     with pytest.raises(ConfigError, match="--resume"):
         run_training(_config(texts, whole_run), False, _console())
     with pytest.raises(CheckpointError, match="must be those"):

@@ -1,0 +1,119 @@
+"""A task that throws, a worker that stops, memory over the limit, Ctrl-C: one clear error, no hang, nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from small_llama import batches, config, training_graph
+
+from tilewise.core import CommTimeout, LayoutError, PlanError, ResourceError, ShapeError, TaskFailed
+from tilewise.core.mesh import DeviceMesh
+
+MODEL = config()
+
+
+def running(axes, **options):
+    """An initialised instance on a mesh."""
+    graph = training_graph(MODEL, "bf16")
+    model = graph.instantiate(graph.plan(axes), **options)
+    model.initialize(0)
+    return model
+
+
+@pytest.mark.parametrize("axes", [{}, {"dp": 2}, {"tp": 4}], ids=str)
+def test_a_task_that_throws(axes):
+    """The error names op, tile, worker and device; the next step from the same weights has the same bits as ever."""
+    batch = batches(MODEL, 1)[0]
+    with running(axes) as model:
+        model.inject("throw", len(DeviceMesh(axes).sizes) and 1, "attention_backward", 1)
+        start = time.monotonic()
+        with pytest.raises(TaskFailed, match="attention_backward") as failure:
+            model.step(batch, 1e-3)
+        assert time.monotonic() - start < 5
+        assert failure.value.op == "attention_backward" and failure.value.tile == 1 and failure.value.worker >= 0
+        assert model.step_count == 0
+        model.initialize(0)
+        for name in model.parameter_names():
+            assert np.isfinite(model.get_tensor(name)).all()
+        again = model.step(batch, 1e-3)
+    with running({}) as model:
+        assert model.step(batch, 1e-3) == again
+
+
+def test_a_worker_that_stops():
+    """Peers wait only until the deadline; the error names who is late and for what."""
+    with running({"dp": 2}, deadline_s=1.0) as model:
+        model.inject("stall", 1, "attention_backward", 0)
+        start = time.monotonic()
+        with pytest.raises(CommTimeout, match="device 1"):
+            model.step(batches(MODEL, 1)[0], 1e-3)
+        assert time.monotonic() - start < 10
+
+
+def test_memory_over_the_limit():
+    """Refused before anything is allocated, with both numbers."""
+    graph = training_graph(MODEL, "bf16")
+    plan = graph.plan({"dp": 2})
+    need = 2 * plan.arena_bytes
+    with pytest.raises(ResourceError, match=str(need)):
+        graph.instantiate(plan, memory_limit_bytes=need - 1)
+    with pytest.raises(MemoryError):
+        graph.instantiate(plan, memory_limit_bytes=1)
+    graph.instantiate(plan, memory_limit_bytes=need).close()
+
+
+def test_ctrl_c():
+    """KeyboardInterrupt within a moment in the middle of steps, and the model still runs afterwards."""
+    batch = batches(MODEL, 1)[0]
+    with running({"dp": 2}) as model:
+        model.step(batch, 1e-3)
+        timer = threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        sent = time.monotonic() + 0.15
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                model.step(batch, 1e-3)
+        assert time.monotonic() - sent < 2
+        timer.join()
+        model.initialize(0)
+        assert np.isfinite(model.step(batch, 1e-3).loss)
+
+
+def test_nothing_is_left_behind():
+    """Closing a model ends its threads and returns its memory, after an error too."""
+    before = threading.active_count(), len(os.listdir("/proc/self/task"))
+    for _ in range(3):
+        with running({"dp": 2}) as model:
+            model.inject("throw", 0, "silu_gate", 0)
+            with pytest.raises(TaskFailed):
+                model.step(batches(MODEL, 1)[0], 1e-3)
+    assert (threading.active_count(), len(os.listdir("/proc/self/task"))) == before
+
+
+@pytest.mark.parametrize("axes,options,error,words", [
+    ({"dp": 3}, {}, LayoutError, "power of two"),
+    ({"tp": 16}, {}, LayoutError, "16 devices"),
+    ({"pp": 2}, {}, LayoutError, "dp and tp"),
+    ({}, {"accumulation": 3}, PlanError, "power of two"),
+    ({"dp": 2}, {"leaves": 1}, LayoutError, "leaves"),
+    ({}, {"leaves": 12}, PlanError, "leaves"),
+], ids=str)  # fmt: skip
+def test_impossible_strategies_are_refused_before_work(axes, options, error, words):
+    """Planning fails with the rule, the values and a way out."""
+    with pytest.raises(error, match=words):
+        training_graph(MODEL, "bf16").plan(axes, **options)
+
+
+def test_wrong_inputs_are_refused():
+    """Names and shapes of inputs are checked before a step starts."""
+    with running({}) as model:
+        batch = dict(batches(MODEL, 1)[0])
+        with pytest.raises(ShapeError, match="tokens"):
+            model.step({**batch, "tokens": batch["tokens"][:, :-1]}, 1e-3)
+        with pytest.raises(ShapeError, match="nonsense"):
+            model.step({**batch, "nonsense": batch["tokens"]}, 1e-3)
