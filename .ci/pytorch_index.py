@@ -1,7 +1,7 @@
 """Prints pip's option for the index of PyTorch's CPU builds when it can be reached, else nothing.
 
-The CPU build is a tenth of the default one's size. Where that index is out of reach (an own mirror, no network), pip's
-configured indexes decide; asking an unreachable one for every package would take minutes.
+The CPU build is a tenth of the default one's size. Where that index is out of reach (an own mirror, no
+network), pip's configured indexes decide; asking an unreachable one for every package would take minutes.
 """
 
 import urllib.request

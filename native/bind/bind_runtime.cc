@@ -188,7 +188,8 @@ void bind_executor(nb::module_& m) {
       .def("timeline", &timeline,
            "Tasks of the last traced run, by start: (device, worker, label, row_begin, submit_ns, ready_ns, start_ns, "
            "end_ns).")
-      .def("transfers", &Executor::transfers, "Elements read from other devices' memory: label -> one count per device.")
+      .def("transfers", &Executor::transfers,
+           "Elements read from other devices' memory: label -> one count per device.")
       .def("reset_transfers", &Executor::reset_transfers, "Forget the counted transfers.")
       .def("allocated_bytes", &Executor::allocated_bytes, "Arena bytes per device.")
       .def("stats", &stats, "Counters: runs, tasks, window_high_water, timeline_dropped.")

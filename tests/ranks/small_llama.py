@@ -15,12 +15,23 @@ BATCH, SEQ = 16, 32
 
 def config(**changes: object) -> llama.LlamaConfig:
     """Two layers, eight query heads, four KV heads; every dim is large enough for eight devices."""
-    sizes = dict(vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=8,
-                 num_key_value_heads=4, head_dim=16, max_position_embeddings=128, tie_word_embeddings=True)  # fmt: skip
+    sizes = {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": True,
+    }
     return llama.LlamaConfig(**{**sizes, **changes})  # type: ignore[arg-type]
 
 
-def training_graph(model: llama.LlamaConfig, dtype: str, batch: int = BATCH, seq: int = SEQ) -> tw.ComputeGraph:
+def training_graph(
+    model: llama.LlamaConfig, dtype: str, batch: int = BATCH, seq: int = SEQ
+) -> tw.ComputeGraph:
     """A training graph with AdamW and clipping."""
     graph = tw.ComputeGraph("llama")
     llama.build_training_graph(graph, model, batch, seq, dtype)
@@ -28,7 +39,9 @@ def training_graph(model: llama.LlamaConfig, dtype: str, batch: int = BATCH, seq
     return graph
 
 
-def batches(model: llama.LlamaConfig, steps: int, batch: int = BATCH, seq: int = SEQ) -> list[Mapping[str, np.ndarray]]:
+def batches(
+    model: llama.LlamaConfig, steps: int, batch: int = BATCH, seq: int = SEQ
+) -> list[Mapping[str, np.ndarray]]:
     """Random tokens; some labels are not counted."""
     generator = np.random.default_rng(7)
     result = []
@@ -41,7 +54,12 @@ def batches(model: llama.LlamaConfig, steps: int, batch: int = BATCH, seq: int =
 
 def instructions(plan: Plan, device: int, label: str) -> list:
     """Instructions of a device whose label contains `label`, over all programs' templates (shared between them)."""
-    return [i for t in next(iter(plan.programs.values()))[device].templates for i in t.instructions if label in i.label]
+    return [
+        i
+        for t in next(iter(plan.programs.values()))[device].templates
+        for i in t.instructions
+        if label in i.label
+    ]
 
 
 def change_first(label: str, change: Callable) -> Callable[[Plan], None]:

@@ -30,7 +30,10 @@ def test_counted_transfers_equal_the_plan(axes):
 def test_data_parallel_traffic(n):
     """2 Ψ (n - 1) / n elements per device, Ψ parameters (and one loss value)."""
     plan, counted, _ = run_step({"dp": n})
-    parameters = sum(s.shape[0] * (s.shape[1] if len(s.shape) == 2 else 1) for s in (t.spec for t in plan.graph.of_kind("parameter")))
+    parameters = sum(
+        s.shape[0] * (s.shape[1] if len(s.shape) == 2 else 1)
+        for s in (t.spec for t in plan.graph.of_kind("parameter"))
+    )
     total = sum(sum(v) for label, v in counted.items() if "cross_entropy" not in label)
     assert total == 2 * parameters * (n - 1)
     assert sum(sum(v) for label, v in counted.items() if "cross_entropy" in label) == 2 * (n - 1)
@@ -46,7 +49,9 @@ def test_tensor_parallel_traffic(t):
     assert len(in_layers) == 8 and set(in_layers.values()) == {one * model.num_hidden_layers}
     layer = plan.programs["step"][0].templates
     forward = [i for i in layer[1].instructions if i.label.endswith("/reduce_scatter")]
-    assert [i.label for i in forward] == [reduce_label(f"linear:{n}.weight") for n in ("self_attn.o_proj", "mlp.down_proj")]
+    assert [i.label for i in forward] == [
+        reduce_label(f"linear:{n}.weight") for n in ("self_attn.o_proj", "mlp.down_proj")
+    ]
     assert gather_label("linear:mlp.down_proj.weight") in in_layers
 
 
@@ -62,6 +67,9 @@ def test_planned_bytes_are_allocated_bytes(axes, dtype):
 def test_bytes_per_parameter():
     """bf16 with fp32 gradients, masters and moments takes 18 bytes per parameter on one device."""
     plan, _, usage = run_step({})
-    parameters = sum(s.shape[0] * (s.shape[1] if len(s.shape) == 2 else 1) for s in (t.spec for t in plan.graph.of_kind("parameter")))
+    parameters = sum(
+        s.shape[0] * (s.shape[1] if len(s.shape) == 2 else 1)
+        for s in (t.spec for t in plan.graph.of_kind("parameter"))
+    )
     kept = sum(usage[0][k] for k in ("parameters", "gradients", "optimizer"))
     assert 18 * parameters <= kept <= 18 * parameters + 4096  # the loss, norms and alignment

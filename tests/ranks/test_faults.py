@@ -35,7 +35,9 @@ def test_a_task_that_throws(axes):
         with pytest.raises(TaskFailed, match="attention_backward") as failure:
             model.step(batch, 1e-3)
         assert time.monotonic() - start < 5
-        assert failure.value.op == "attention_backward" and failure.value.tile == 1 and failure.value.worker >= 0
+        assert (
+            failure.value.op == "attention_backward" and failure.value.tile == 1 and failure.value.worker >= 0
+        )
         assert model.step_count == 0
         model.initialize(0)
         for name in model.parameter_names():
@@ -95,14 +97,18 @@ def test_nothing_is_left_behind():
     assert (threading.active_count(), len(os.listdir("/proc/self/task"))) == before
 
 
-@pytest.mark.parametrize("axes,options,error,words", [
-    ({"dp": 3}, {}, LayoutError, "power of two"),
-    ({"tp": 16}, {}, LayoutError, "16 devices"),
-    ({"pp": 2}, {}, LayoutError, "dp and tp"),
-    ({}, {"accumulation": 3}, PlanError, "power of two"),
-    ({"dp": 2}, {"leaves": 1}, LayoutError, "leaves"),
-    ({}, {"leaves": 12}, PlanError, "leaves"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "axes,options,error,words",
+    [
+        ({"dp": 3}, {}, LayoutError, "power of two"),
+        ({"tp": 16}, {}, LayoutError, "16 devices"),
+        ({"pp": 2}, {}, LayoutError, "dp and tp"),
+        ({}, {"accumulation": 3}, PlanError, "power of two"),
+        ({"dp": 2}, {"leaves": 1}, LayoutError, "leaves"),
+        ({}, {"leaves": 12}, PlanError, "leaves"),
+    ],
+    ids=str,
+)
 def test_impossible_strategies_are_refused_before_work(axes, options, error, words):
     """Planning fails with the rule, the values and a way out."""
     with pytest.raises(error, match=words):

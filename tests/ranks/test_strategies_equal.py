@@ -11,9 +11,18 @@ from tilewise.session import verify_strategy
 from tilewise.session.verify import first_difference
 
 MESHES = [
-    ({}, 4), ({"dp": 2}, 1), ({"dp": 2}, 4), ({"dp": 4}, 1), ({"dp": 4}, 4), ({"tp": 2}, 1), ({"tp": 4}, 1),
-    ({"tp": 4}, 4), ({"tp": 8}, 1), ({"dp": 2, "tp": 2}, 1), ({"dp": 2, "tp": 2}, 4),
-]  # fmt: skip
+    ({}, 4),
+    ({"dp": 2}, 1),
+    ({"dp": 2}, 4),
+    ({"dp": 4}, 1),
+    ({"dp": 4}, 4),
+    ({"tp": 2}, 1),
+    ({"tp": 4}, 1),
+    ({"tp": 4}, 4),
+    ({"tp": 8}, 1),
+    ({"dp": 2, "tp": 2}, 1),
+    ({"dp": 2, "tp": 2}, 4),
+]
 every_dtype = pytest.mark.parametrize("dtype", ["f32", "bf16"])
 
 
@@ -37,16 +46,26 @@ def test_two_kv_heads(dtype, tp):
     assert report.equal, report.text
 
 
-@pytest.mark.parametrize("sizes", [
-    dict(vocab_size=330, intermediate_size=100),  # shards of unequal size, edge panels
-    dict(num_attention_heads=6, num_key_value_heads=2, head_dim=10),  # heads that do not fill the chunks
-    dict(num_hidden_layers=1, hidden_size=40, num_key_value_heads=8),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"vocab_size": 330, "intermediate_size": 100},  # shards of unequal size, edge panels
+        {
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 10,
+        },  # heads that do not fill the chunks
+        {"num_hidden_layers": 1, "hidden_size": 40, "num_key_value_heads": 8},
+    ],
+    ids=str,
+)
 def test_odd_sizes(sizes):
     """Edge panels, empty chunks and shards of unequal size change nothing."""
     model = config(**sizes)
     for dtype in ("f32", "bf16"):
-        report = verify_strategy(training_graph(model, dtype), DeviceMesh({"dp": 2, "tp": 2}), batches(model, 2))
+        report = verify_strategy(
+            training_graph(model, dtype), DeviceMesh({"dp": 2, "tp": 2}), batches(model, 2)
+        )
         assert report.equal, report.text
 
 
@@ -83,7 +102,16 @@ def merge_chunks(instruction):
     """The first two chunks are summed as one: another order of the same additions."""
     _, terms, chunks, *ranges = instruction.ints
     assert terms == 1 and chunks > 1 and ranges[1] == ranges[2]
-    instruction.ints = [instruction.ints[0], 1, chunks, ranges[0], ranges[3], ranges[3], ranges[3], *ranges[4:]]
+    instruction.ints = [
+        instruction.ints[0],
+        1,
+        chunks,
+        ranges[0],
+        ranges[3],
+        ranges[3],
+        ranges[3],
+        *ranges[4:],
+    ]
 
 
 def halve_leaves(instruction):
@@ -103,14 +131,19 @@ FAULTS = [
 
 
 @every_dtype
-@pytest.mark.parametrize("axes,accumulation,label,fault", FAULTS, ids=lambda v: getattr(v, "__name__", str(v)))
+@pytest.mark.parametrize(
+    "axes,accumulation,label,fault", FAULTS, ids=lambda v: getattr(v, "__name__", str(v))
+)
 def test_planted_faults_are_found(dtype, axes, accumulation, label, fault):
     """Dropped or swapped partials and moved borders make the comparison fail."""
     model = config()
     report = verify_strategy(
-        training_graph(model, dtype), DeviceMesh(axes), batches(model, 2), accumulation=accumulation,
+        training_graph(model, dtype),
+        DeviceMesh(axes),
+        batches(model, 2),
+        accumulation=accumulation,
         change=change_first(label, fault),
-    )  # fmt: skip
+    )
     assert not report.equal
     assert "NOT equal" in report.text and "on one device" in report.text
 

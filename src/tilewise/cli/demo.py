@@ -169,7 +169,7 @@ def _judge(config: TrainConfig, data: TrainingData, console: Console) -> None:
     if not files:
         console.print("no files are held out, so there is nothing to judge by")
         return
-    bits = evaluate_model(config, data, Path(config.output.directory) / "model")
+    bits = evaluate_model(config, data, Path(config.output.directory) / "model", console)
     show_compression(bits, compress_files(files), len(files), sum(file.num_bytes for file in files), console)
 
 

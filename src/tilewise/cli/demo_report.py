@@ -29,6 +29,8 @@ def show_memory(label: str, usage: Sequence[Mapping[str, int]], console: Console
 
     table = Table("memory, MiB", *(f"device {i}" for i in range(len(usage))), title=label)
     for name in sorted(usage[0], key=lambda n: (n == "total", n)):
+        if not any(device[name] for device in usage):
+            continue
         table.add_row(name, *(f"{device[name] / 2**20:.2f}" for device in usage))
     console.print(table)
 

@@ -164,6 +164,8 @@ def _run(arguments: list[str]) -> int:
         return 1
     except TilewiseError as error:
         return _say(str(error), 2 if isinstance(error, ValueError) else 1)
+    except OSError as error:
+        return _say(f"[cli] files must be readable and writable; got {error}; check path and permissions", 1)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

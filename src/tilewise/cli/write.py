@@ -67,10 +67,15 @@ def write_text(
     Raises:
         ConfigError, CheckpointError, LayoutError: before any work.
     """
+    from tilewise.checkpoint import load_tokenizer
     from tilewise.generate import Generator
+    from tilewise.models.llama import LlamaConfig
 
     started = time.perf_counter()
-    with Generator(model_dir, tp=tp, dtype=dtype) as generator:
+    LlamaConfig.from_pretrained(model_dir)
+    # a cache for this text, not for the longest that the model could hold
+    max_context = len(load_tokenizer(model_dir).encode(prompt).ids) + sampling.max_tokens + 1
+    with Generator(model_dir, tp=tp, dtype=dtype, max_context=max_context) as generator:
         loaded_s = time.perf_counter() - started
         writing = stream(generator, prompt, sampling, sys.stdout)
         sys.stdout.write("\n")

@@ -9,7 +9,6 @@ bits of a sum are the same however many devices share it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
 
 from tilewise.core.errors import LayoutError, ShapeError
 
@@ -30,13 +29,15 @@ class Dim:
 
     def __post_init__(self) -> None:
         if not 0 <= self.min <= self.max:
-            raise ShapeError(f"[core.dims] bounds must be 0 <= min <= max; got {self.min}, {self.max}; for {self.name!r}")
+            raise ShapeError(
+                f"[core.dims] bounds must be 0 <= min <= max; got {self.min}, {self.max}; for {self.name!r}"
+            )
 
     def __str__(self) -> str:
         return self.name
 
 
-Size = Union[int, Dim]
+Size = int | Dim
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ def shard_range(label: DimLabel, size: int, chunks: int, shards: int, shard: int
     """
     if not is_power_of_two(shards) or shards > chunks:
         raise LayoutError(
-            f"[core.dims] a dim is shared by a power of two of devices, up to its {chunks} chunks; got {shards} devices "
-            f"for {label.name!r}; choose 1, 2, 4, … {chunks} or raise graph.reduction_chunks"
+            f"[core.dims] a dim is shared by a power of two of devices, up to its {chunks} chunks; "
+            f"got {shards} devices for {label.name!r}; choose 1, 2, 4, … {chunks} or raise graph.reduction_chunks"
         )
     atoms = _atoms(label, size)
     run = chunks // shards

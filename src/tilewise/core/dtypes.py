@@ -41,7 +41,14 @@ DTYPES = {
     "i32": DType("i32", 2, np.dtype(np.int32)),
     "f64": DType("f64", 3, np.dtype(np.float64)),
 }
-_SPELLINGS = {"float32": "f32", "fp32": "f32", "bfloat16": "bf16", "int32": "i32", "float64": "f64", "fp64": "f64"}
+_SPELLINGS = {
+    "float32": "f32",
+    "fp32": "f32",
+    "bfloat16": "bf16",
+    "int32": "i32",
+    "float64": "f64",
+    "fp64": "f64",
+}
 
 
 def dtype(name: str | DType) -> DType:
@@ -54,5 +61,7 @@ def dtype(name: str | DType) -> DType:
         return name
     found = DTYPES.get(_SPELLINGS.get(name, name))
     if found is None:
-        raise ShapeError(f"[core.dtype] a dtype must be one of {', '.join(DTYPES)}; got {name!r}; choose one of them")
+        raise ShapeError(
+            f"[core.dtype] a dtype must be one of {', '.join(DTYPES)}; got {name!r}; choose one of them"
+        )
     return found

@@ -81,7 +81,9 @@ class TaskFailed(TilewiseError):
         device: device it ran on.
     """
 
-    def __init__(self, message: str, op: str = "", tile: int = -1, worker: int = -1, device: int = -1) -> None:
+    def __init__(
+        self, message: str, op: str = "", tile: int = -1, worker: int = -1, device: int = -1
+    ) -> None:
         super().__init__(message)
         self.op = op
         self.tile = tile

@@ -29,7 +29,7 @@ class DeviceMesh:
         for name, size in axes.items():
             if not name or size < 1:
                 raise LayoutError(
-                    f"[core.mesh] an axis needs a name and a size of at least 1; got {name!r}={size}; give e.g. dp=2,tp=2"
+                    f"[core.mesh] an axis needs a name and a size of at least 1; got {name!r}={size}; write dp=2,tp=2"
                 )
         object.__setattr__(self, "names", tuple(axes))
         object.__setattr__(self, "sizes", tuple(axes.values()))
@@ -45,7 +45,9 @@ class DeviceMesh:
         for part in text.split(","):
             name, _, size = part.strip().partition("=")
             if not size.isdigit() or name in axes:
-                raise LayoutError(f"[core.mesh] a mesh reads axis=size,…; got {text!r}; write for example dp=2,tp=2")
+                raise LayoutError(
+                    f"[core.mesh] a mesh reads axis=size,…; got {text!r}; write for example dp=2,tp=2"
+                )
             axes[name] = int(size)
         return cls(axes)
 

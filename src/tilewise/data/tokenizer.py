@@ -64,17 +64,17 @@ def end_of_text_id(tokenizer: Tokenizer) -> int:
 
 
 def encode_files(
-    tokenizer: Tokenizer, texts: Sequence[str], advance: Callable[[int], None] = lambda num_files: None
+    tokenizer: Tokenizer, texts: Sequence[str], show: Callable[[int, int], None] = lambda done, total: None
 ) -> NDArray[np.int32]:
     """All texts as one stream of ids, each followed by `<|endoftext|>`.
 
     Args:
-        advance: called with the number of files done since the last call.
+        show: called with the files done and all files, now and then.
     """
     end = end_of_text_id(tokenizer)
     parts: list[NDArray[np.int32]] = []
     for first in range(0, len(texts), _BATCH):
         batch = list(texts[first : first + _BATCH])
         parts += [np.array([*encoded.ids, end], np.int32) for encoded in tokenizer.encode_batch(batch)]
-        advance(len(batch))
+        show(min(first + _BATCH, len(texts)), len(texts))
     return np.concatenate(parts) if parts else np.empty(0, np.int32)

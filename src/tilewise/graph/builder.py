@@ -51,37 +51,59 @@ class GraphBuilder:
         self._names: dict[str, int] = {}
         self._cache: dict[Any, tuple[int, ...]] = {}
 
-    # ---- tensors from outside -------------------------------------------------------------------------------------
+    # ---- tensors from outside -----------------------------------------------------------------------------
 
     def _outside(self, kind: str, spec: TensorSpec) -> TensorNode:
         if not spec.name or spec.name in self._names:
             state = "is taken" if spec.name else "is missing"
-            raise ShapeError(f"[graph.{kind}] names must be given and unique; got {spec.name!r}, which {state}; rename it")
+            raise ShapeError(
+                f"[graph.{kind}] names must be given and unique; got {spec.name!r}, which {state}; rename it"
+            )
         node = TensorNode(len(self.tensors), spec, kind)
         self.tensors.append(node)
         self._names[spec.name] = node.id
         return node
 
     def input(
-        self, shape: Sequence[Size], dtype: str | DType = "f32", *, name: str, labels: Labels = (), storage: str = "rows"
+        self,
+        shape: Sequence[Size],
+        dtype: str | DType = "f32",
+        *,
+        name: str,
+        labels: Labels = (),
+        storage: str = "rows",
     ) -> TensorNode:
         """A tensor given at every call; `storage="scalars"` for one number per row (ids, labels, positions)."""
-        return self._outside("input", TensorSpec(tuple(shape), _dtype(dtype), tuple(labels), name, storage=storage))
+        return self._outside(
+            "input", TensorSpec(tuple(shape), _dtype(dtype), tuple(labels), name, storage=storage)
+        )
 
     def parameter(
         self, shape: Sequence[Size], dtype: str | DType = "f32", *, name: str, labels: Labels = ()
     ) -> TensorNode:
         """A trained tensor: a vector, or a weight `[out, in]` or `[in, out]`, which is kept in packed panels."""
         if len(shape) > 2 or not all(isinstance(s, int) for s in shape):
-            raise ShapeError(f"[graph.parameter] a parameter has one or two fixed dims; got {tuple(shape)} for {name!r}")
+            raise ShapeError(
+                f"[graph.parameter] a parameter has one or two fixed dims; got {tuple(shape)} for {name!r}"
+            )
         storage = "packed" if len(shape) == 2 else "vector"
-        return self._outside("parameter", TensorSpec(tuple(shape), _dtype(dtype), tuple(labels), name, storage=storage))
+        return self._outside(
+            "parameter", TensorSpec(tuple(shape), _dtype(dtype), tuple(labels), name, storage=storage)
+        )
 
     def state(
-        self, shape: Sequence[Size], dtype: str | DType = "f32", *, name: str, labels: Labels = (), storage: str = "rows"
+        self,
+        shape: Sequence[Size],
+        dtype: str | DType = "f32",
+        *,
+        name: str,
+        labels: Labels = (),
+        storage: str = "rows",
     ) -> TensorNode:
         """A tensor that lives on between calls and is written in place (a KV cache, optimizer moments)."""
-        return self._outside("state", TensorSpec(tuple(shape), _dtype(dtype), tuple(labels), name, storage=storage))
+        return self._outside(
+            "state", TensorSpec(tuple(shape), _dtype(dtype), tuple(labels), name, storage=storage)
+        )
 
     def constant(
         self, value: np.ndarray, *, name: str, labels: Labels = (), storage: str = "rows"
@@ -89,8 +111,13 @@ class GraphBuilder:
         """A tensor whose value is known now: RoPE tables, positions."""
         known = {np.dtype(np.float32): "f32", np.dtype(np.int32): "i32"}
         if value.dtype not in known:
-            raise ShapeError(f"[graph.constant] constants are float32 or int32; got {value.dtype} for {name!r}; cast it")
-        node = self._outside("constant", TensorSpec(value.shape, _dtype(known[value.dtype]), tuple(labels), name, storage=storage))
+            raise ShapeError(
+                f"[graph.constant] constants are float32 or int32; got {value.dtype} for {name!r}; cast it"
+            )
+        node = self._outside(
+            "constant",
+            TensorSpec(value.shape, _dtype(known[value.dtype]), tuple(labels), name, storage=storage),
+        )
         self.constant_values[node.id] = value
         return node
 
@@ -105,14 +132,16 @@ class GraphBuilder:
         """`output` by tensor id."""
         self.output(self.tensors[tensor], name)
 
-    # ---- operations -----------------------------------------------------------------------------------------------
+    # ---- operations ---------------------------------------------------------------------------------------
 
     def op(self, name: str, inputs: Sequence[TensorNode | None], **attrs: Any) -> list[TensorNode]:
         """Append an op by name; equal ops on equal operands are the same op."""
         ids = tuple(None if t is None else t.id for t in inputs)
         return [self.tensors[i] for i in self.op_on_ids(name, ids, attrs)]
 
-    def op_on_ids(self, name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any], label: str = "") -> tuple[int, ...]:
+    def op_on_ids(
+        self, name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any], label: str = ""
+    ) -> tuple[int, ...]:
         """`op` on tensor ids."""
         key = (name, ids, tuple(sorted(attrs.items())), self.phase)
         if key in self._cache:
@@ -135,7 +164,9 @@ class GraphBuilder:
         op_id, first = len(self.ops), len(self.tensors)
         self.tensors += [TensorNode(first + i, s, "result", op_id) for i, s in enumerate(specs)]
         outputs = tuple(range(first, len(self.tensors)))
-        self.ops.append(OpNode(op_id, name, ids, outputs, dict(attrs), self.phase, label or self._label(name, ids)))
+        self.ops.append(
+            OpNode(op_id, name, ids, outputs, dict(attrs), self.phase, label or self._label(name, ids))
+        )
         return outputs
 
     def _label(self, name: str, ids: tuple[int | None, ...]) -> str:
@@ -146,9 +177,14 @@ class GraphBuilder:
         return name
 
     def matmul(
-        self, a: TensorNode, b: TensorNode, *, transpose_a: bool = False, transpose_b: bool = False,
+        self,
+        a: TensorNode,
+        b: TensorNode,
+        *,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
         residual: TensorNode | None = None,
-    ) -> TensorNode:  # fmt: skip
+    ) -> TensorNode:
         """`a @ b`, with either transposed. `b` may be a parameter (`a` then `[..., k]`, and `residual` is added).
 
         Raises:
@@ -156,9 +192,13 @@ class GraphBuilder:
         """
         if b.kind == "parameter":
             if transpose_a:
-                raise ShapeError(f"[graph.matmul] only a result can be transposed against a weight; got {a.spec}, {b.spec}")
+                raise ShapeError(
+                    f"[graph.matmul] only a result can be transposed against a weight; got {a.spec}, {b.spec}"
+                )
             inputs = [a, b] + ([residual] if residual is not None else [])
-            return self.op("linear", inputs, num_terms=1, transpose=transpose_b, residual=residual is not None)[0]
+            return self.op(
+                "linear", inputs, num_terms=1, transpose=transpose_b, residual=residual is not None
+            )[0]
         out = self.op("matmul", [a, b], transpose_a=transpose_a, transpose_b=transpose_b)[0]
         return out if residual is None else self.add(out, residual)
 
@@ -178,6 +218,14 @@ class GraphBuilder:
         """`x * sigmoid(x)`."""
         return self.op("silu", [x])[0]
 
+    def softmax(self, x: TensorNode) -> TensorNode:
+        """Softmax over the last dim."""
+        return self.op("softmax", [x])[0]
+
+    def cast(self, x: TensorNode, dtype: str) -> TensorNode:
+        """`x` as `f32` or `bf16`."""
+        return self.op("cast", [x], dtype=_dtype(dtype).name)[0]
+
     def rms_norm(self, x: TensorNode, gamma: TensorNode, *, eps: float = 1e-6) -> TensorNode:
         """`x / sqrt(mean(x²) + eps) * gamma` over the last dim."""
         return self.op("rms_norm", [x, gamma], eps=float(eps))[0]
@@ -191,17 +239,32 @@ class GraphBuilder:
         return self.op("rope", [x, positions, table], head_dim=head_dim, inverse=False)[0]
 
     def scaled_dot_product_attention(
-        self, q: TensorNode, k: TensorNode, v: TensorNode, *, head_dim: int, causal: bool = True,
+        self,
+        q: TensorNode,
+        k: TensorNode,
+        v: TensorNode,
+        *,
+        head_dim: int,
+        causal: bool = True,
         scale: float | None = None,
-    ) -> TensorNode:  # fmt: skip
+    ) -> TensorNode:
         """Self-attention on `[batch, seq, heads * head_dim]`; grouped when k and v have fewer heads."""
         attrs = {"head_dim": head_dim, "causal": causal, "scale": float(scale or head_dim**-0.5)}
         return self.op("attention", [q, k, v], **attrs)[0]
 
     def paged_attention(
-        self, q: TensorNode, k_cache: TensorNode, v_cache: TensorNode, positions: TensorNode, sequence: TensorNode,
-        block_table: TensorNode, *, head_dim: int, block_size: int = 64, scale: float | None = None,
-    ) -> TensorNode:  # fmt: skip
+        self,
+        q: TensorNode,
+        k_cache: TensorNode,
+        v_cache: TensorNode,
+        positions: TensorNode,
+        sequence: TensorNode,
+        block_table: TensorNode,
+        *,
+        head_dim: int,
+        block_size: int = 64,
+        scale: float | None = None,
+    ) -> TensorNode:
         """Causal attention of flattened tokens over a KV cache in blocks."""
         attrs = {"head_dim": head_dim, "block_size": block_size, "scale": float(scale or head_dim**-0.5)}
         return self.op("attention_paged", [q, k_cache, v_cache, positions, sequence, block_table], **attrs)[0]
@@ -237,11 +300,13 @@ class GraphBuilder:
         """
         producer = self.ops[tensor.producer].op if tensor.producer is not None else tensor.kind
         if producer != "cross_entropy":
-            raise ShapeError(f"[graph.loss] a loss comes from cross_entropy; got {tensor.spec} from {producer}; call it")
+            raise ShapeError(
+                f"[graph.loss] a loss comes from cross_entropy; got {tensor.spec} from {producer}; call it"
+            )
         self.loss_id = tensor.id
         return self.output(tensor, "loss")
 
-    # ---- the finished thing ---------------------------------------------------------------------------------------
+    # ---- the finished thing -------------------------------------------------------------------------------
 
     def find(self, name: str) -> TensorNode:
         """The input, parameter, state or constant of that name.
@@ -250,7 +315,9 @@ class GraphBuilder:
             ShapeError: there is none.
         """
         if name not in self._names:
-            raise ShapeError(f"[graph.find] the graph must have the tensor; got {name!r}; it has {', '.join(self._names)}")
+            raise ShapeError(
+                f"[graph.find] the graph must have the tensor; got {name!r}; it has {', '.join(self._names)}"
+            )
         return self.tensors[self._names[name]]
 
     def has(self, name: str) -> bool:
@@ -260,9 +327,14 @@ class GraphBuilder:
     def freeze(self) -> Graph:
         """The graph as data."""
         return Graph(
-            self.name, tuple(self.tensors), tuple(self.ops), dict(self.outputs), self.reduction_chunks,
-            dict(self.constant_values), dict(self.templates),
-        )  # fmt: skip
+            self.name,
+            tuple(self.tensors),
+            tuple(self.ops),
+            dict(self.outputs),
+            self.reduction_chunks,
+            dict(self.constant_values),
+            dict(self.templates),
+        )
 
     @classmethod
     def thaw(cls, graph: Graph) -> GraphBuilder:

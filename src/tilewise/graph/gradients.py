@@ -94,15 +94,17 @@ class _Contributions:
         if len(products) > 1 or len(lookups) > 1 or len(terms) != len(self.lists[tensor]):
             name = self.graph.spec(tensor).name
             raise PlanError(
-                f"[graph.gradients] a weight may be used by one product and one embedding; got {len(products)} products "
-                f"and {len(lookups)} embeddings of {name!r}; declare a second parameter"
+                f"[graph.gradients] a weight may be used by one product and one embedding; got {len(products)} "
+                f"products and {len(lookups)} embeddings of {name!r}; declare a second parameter"
             )
         rows, cols = (products[0].rows, products[0].cols) if products else (None, None)
         ids, grad = (lookups[0].ids, lookups[0].grad) if lookups else (None, None)
         return self.tape.op("linear_dw", [self.tape.use(tensor), rows, cols, ids, grad])[0]
 
 
-def _run_backward(ops: Sequence[OpNode], flow: _Contributions, on_call: Callable[[OpNode, list[int | None]], Any]) -> None:
+def _run_backward(
+    ops: Sequence[OpNode], flow: _Contributions, on_call: Callable[[OpNode, list[int | None]], Any]
+) -> None:
     """Walk ops in reverse and collect what each contributes."""
     for op in reversed(ops):
         grads = [flow.total(o) for o in op.outputs]
@@ -116,7 +118,7 @@ def _run_backward(ops: Sequence[OpNode], flow: _Contributions, on_call: Callable
 
 @dataclass(frozen=True)
 class _Backward:
-    """A backward template: forward tensors it takes (after the results' gradients) and the argument each result is for."""
+    """A backward template: forward tensors it takes (after the results' gradients), and whose gradients its results are."""
 
     template: Template
     imports: tuple[int, ...]
@@ -129,7 +131,8 @@ def _differentiate_template(forward: Template) -> _Backward:
     builder = GraphBuilder(f"{graph.name}.backward", reduction_chunks=graph.reduction_chunks)
     builder.phase = "backward"
     seeds = {
-        r: builder._outside("input", replace(graph.spec(r), name=f"grad{i}")).id for i, r in enumerate(forward.results)
+        r: builder._outside("input", replace(graph.spec(r), name=f"grad{i}")).id
+        for i, r in enumerate(forward.results)
     }
     imported: dict[int, int] = {}
 
@@ -137,7 +140,9 @@ def _differentiate_template(forward: Template) -> _Backward:
         if tensor not in imported:
             node = graph.tensors[tensor]
             kind = node.kind if node.kind != "result" else "input"
-            imported[tensor] = builder._outside(kind, node.spec.renamed(node.spec.name or f"saved{tensor}")).id
+            imported[tensor] = builder._outside(
+                kind, node.spec.renamed(node.spec.name or f"saved{tensor}")
+            ).id
         return imported[tensor]
 
     flow = _Contributions(graph, Tape(builder, use))
@@ -147,17 +152,23 @@ def _differentiate_template(forward: Template) -> _Backward:
     # inputs before parameters: a norm's dgamma appears when its input's gradient is emitted
     order = sorted(forward.arguments, key=lambda a: graph.tensors[a].kind == "parameter")
     totals = {a: flow.total(a) for a in order if graph.spec(a).dtype.name in ("f32", "bf16")}
-    wanted = tuple(a for a in forward.arguments if totals.get(a) is not None and graph.tensors[a].kind != "constant")
+    wanted = tuple(
+        a for a in forward.arguments if totals.get(a) is not None and graph.tensors[a].kind != "constant"
+    )
     results = tuple(t for t in (totals[a] for a in wanted) if t is not None)
     for a, r in zip(wanted, results):
         builder.output_id(r, f"grad.{graph.spec(a).name}")
     imports = tuple(imported)
     arguments = (*seeds.values(), *imported.values())
-    return _Backward(Template(forward.key + ".backward", builder.freeze(), arguments, results), imports, wanted)
+    return _Backward(
+        Template(forward.key + ".backward", builder.freeze(), arguments, results), imports, wanted
+    )
 
 
 def _no_nested_call(op: OpNode, grads: list[int | None]) -> Any:
-    raise PlanError(f"[graph.gradients] layers inside layers have no gradient; got {op.label!r}; inline the inner one")
+    raise PlanError(
+        f"[graph.gradients] layers inside layers have no gradient; got {op.label!r}; inline the inner one"
+    )
 
 
 def differentiate(graph: Graph, loss: int) -> tuple[Graph, dict[str, int]]:
@@ -186,7 +197,9 @@ def differentiate(graph: Graph, loss: int) -> tuple[Graph, dict[str, int]]:
     for t in graph.of_kind("parameter"):
         total = flow.total(t.id)
         if total is None:
-            raise PlanError(f"[graph.gradients] every parameter must influence the loss; got {t.spec.name!r}; remove it")
+            raise PlanError(
+                f"[graph.gradients] every parameter must influence the loss; got {t.spec.name!r}; remove it"
+            )
         gradients[t.spec.name] = total
         builder.output_id(total, f"{t.spec.name}.grad")
     return builder.freeze(), gradients
@@ -200,7 +213,9 @@ def _call_backward(
     known = {**dict(zip(forward.arguments, op.inputs)), **dict(zip(forward.results, op.outputs))}
     first = len(builder.tensors)
     for i, t in enumerate(saved):
-        builder.tensors.append(replace(builder.tensors[op.outputs[0]], id=first + i, spec=forward.graph.spec(t)))
+        builder.tensors.append(
+            replace(builder.tensors[op.outputs[0]], id=first + i, spec=forward.graph.spec(t))
+        )
         known[t] = first + i
     outputs = (*op.outputs, *range(first, first + len(saved)))
     builder.ops[op.id] = replace(op, outputs=outputs, attrs={**op.attrs, "saved": tuple(saved)})
@@ -208,7 +223,11 @@ def _call_backward(
     arguments = (*grads, *(known[t] for t in backward.imports))
     specs = [backward.template.graph.spec(r) for r in backward.template.results]
     results = builder.append(
-        "call", arguments, specs, {"template": backward.template.key, "saved": ()}, label=f"{op.label}.backward"
+        "call",
+        arguments,
+        specs,
+        {"template": backward.template.key, "saved": ()},
+        label=f"{op.label}.backward",
     )
     by_argument = dict(zip(backward.wanted, results))
     return [by_argument.get(a) for a in forward.arguments]

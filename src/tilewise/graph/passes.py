@@ -15,8 +15,8 @@ def simplify(graph: Graph) -> Graph:
     return drop_dead_ops(fuse_residual(fuse_silu_gate(graph)))
 
 
-def _uses(graph: Graph) -> Counter[int]:
-    uses: Counter[int] = Counter(i for op in graph.ops for i in op.inputs if i is not None)
+def _uses(graph: Graph) -> Counter[int | None]:
+    uses: Counter[int | None] = Counter(i for op in graph.ops for i in op.inputs if i is not None)
     uses.update(graph.outputs.values())
     return uses
 

@@ -38,14 +38,18 @@ class LayerFunction:
         """
         for t in operands:
             if t.id >= len(graph.tensors) or graph.tensors[t.id] != t:
-                raise ShapeError(f"[graph.layer] operands must belong to the graph; got {t.spec} in layer {path!r}")
+                raise ShapeError(
+                    f"[graph.layer] operands must belong to the graph; got {t.spec} in layer {path!r}"
+                )
         signature = repr((tuple((str(t.spec), t.spec.labels) for t in operands), sorted(static.items())))
         key = f"{self.function.__module__}.{self.__name__}{signature}"
         if key not in graph.templates:
             graph.templates[key] = self._trace(graph, key, operands, static)
         return _record_call(graph, graph.templates[key], operands, path)
 
-    def _trace(self, graph: GraphBuilder, key: str, operands: tuple[TensorNode, ...], static: dict[str, Any]) -> Template:
+    def _trace(
+        self, graph: GraphBuilder, key: str, operands: tuple[TensorNode, ...], static: dict[str, Any]
+    ) -> Template:
         counts.traced += 1
         inner = GraphBuilder(self.__name__, reduction_chunks=graph.reduction_chunks)
         formal = []
@@ -58,18 +62,26 @@ class LayerFunction:
         return Template(key, frozen, (*(t.id for t in formal), *outside), (result.id,))
 
 
-def _record_call(graph: GraphBuilder, template: Template, operands: tuple[TensorNode, ...], path: str) -> TensorNode:
+def _record_call(
+    graph: GraphBuilder, template: Template, operands: tuple[TensorNode, ...], path: str
+) -> TensorNode:
     arguments = [t.id for t in operands]
     for formal in template.arguments[len(operands) :]:
         node = template.graph.tensors[formal]
         if node.kind == "constant":  # what does not change between layers is the calling graph's
             name = f"{template.graph.name}.{node.spec.name}"
-            bound = graph.find(name) if graph.has(name) else graph.constant(template.graph.constant_values[formal], name=name)
+            bound = (
+                graph.find(name)
+                if graph.has(name)
+                else graph.constant(template.graph.constant_values[formal], name=name)
+            )
         else:
             bound = graph._outside(node.kind, node.spec.renamed(f"{path}.{node.spec.name}"))
         arguments.append(bound.id)
     specs = [template.graph.spec(r) for r in template.results]
-    (out,) = graph.append("call", tuple(arguments), specs, {"template": template.key, "saved": ()}, label=path)
+    (out,) = graph.append(
+        "call", tuple(arguments), specs, {"template": template.key, "saved": ()}, label=path
+    )
     return graph.tensors[out]
 
 

@@ -1,4 +1,7 @@
-"""How often templates were traced, differentiated, laid out and lowered. Tests hold every stage to once per template."""
+"""How often templates were traced, differentiated, laid out and lowered.
+
+Tests hold every stage to once per template.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Optional
+from typing import Any
 
 from tilewise.core.dims import DimLabel, Size
 from tilewise.core.dtypes import DType, dtype
@@ -16,7 +16,7 @@ from tilewise.core.errors import ShapeError
 
 __all__ = ["Graph", "OpNode", "Template", "TensorNode", "TensorSpec"]
 
-Label = Optional[DimLabel]
+Label = DimLabel | None
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Optional
 
 from tilewise.core.mesh import DeviceMesh
 
 __all__ = ["GraphLayout", "Partial", "Replicate", "Shard", "TensorLayout"]
 
-TensorLayout = tuple[Optional[str], ...]
+TensorLayout = tuple[str | None, ...]
 
 
 @dataclass(frozen=True)

@@ -70,5 +70,7 @@ def op_named(name: str) -> Op:
         InternalError: there is none.
     """
     if name not in _OPS:
-        raise InternalError(f"[ir.op] ops must be registered before use; got {name!r}; known: {', '.join(sorted(_OPS))}")
+        raise InternalError(
+            f"[ir.op] ops must be registered before use; got {name!r}; known: {', '.join(sorted(_OPS))}"
+        )
     return _OPS[name]

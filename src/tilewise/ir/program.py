@@ -10,7 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Access", "Extent", "Instruction", "LoweredTemplate", "Mode", "Operand", "Slot", "TensorEntry", "Wait"]
+__all__ = [
+    "Access",
+    "Extent",
+    "Instruction",
+    "LoweredTemplate",
+    "Mode",
+    "Operand",
+    "Slot",
+    "TensorEntry",
+    "Wait",
+]
 
 
 class Extent(NamedTuple):

@@ -13,7 +13,9 @@ def show_graph(graph: Graph) -> str:
     for key, template in graph.templates.items():
         body = show_graph(template.graph).replace("\n", "\n  ")
         lines.append(f"template {key} {template.arguments} -> {template.results}\n  {body}")
-    lines += [f"%{t.id} = {t.kind} {t.spec.name} {t.spec} {_labels(t)}" for t in graph.tensors if t.kind != "result"]
+    lines += [
+        f"%{t.id} = {t.kind} {t.spec.name} {t.spec} {_labels(t)}" for t in graph.tensors if t.kind != "result"
+    ]
     for op in graph.ops:
         results = ", ".join(f"%{o}" for o in op.outputs)
         operands = ", ".join("-" if i is None else f"%{i}" for i in op.inputs)
@@ -24,7 +26,9 @@ def show_graph(graph: Graph) -> str:
 
 
 def _labels(tensor: TensorNode) -> str:
-    return "(" + ", ".join(f"{label.name}/{label.atom}" if label else "-" for label in tensor.spec.labels) + ")"
+    return (
+        "(" + ", ".join(f"{label.name}/{label.atom}" if label else "-" for label in tensor.spec.labels) + ")"
+    )
 
 
 def to_mermaid(graph: Graph) -> str:
@@ -39,5 +43,7 @@ def to_mermaid(graph: Graph) -> str:
                 lines.append(f"  {f't{i}' if producer is None else f'o{producer}'} --> o{op.id}")
     for name, tensor in graph.outputs.items():
         producer = graph.tensors[tensor].producer
-        lines.append(f'  {f"t{tensor}" if producer is None else f"o{producer}"} --> out_{name.replace(".", "_")}(["{name}"])')
+        lines.append(
+            f'  {f"t{tensor}" if producer is None else f"o{producer}"} --> out_{name.replace(".", "_")}(["{name}"])'
+        )
     return "\n".join(lines)

@@ -21,15 +21,23 @@ def verify_graph(graph: Graph) -> None:
     for position, op in enumerate(graph.ops):
         where = f"op {op.id} ({op.op} {op.label!r})"
         _hold(op.id == position, graph, f"op ids are dense, at {where}")
-        _hold(all(i is None or i in known for i in op.inputs), graph, f"operands exist before their use, at {where}")
+        _hold(
+            all(i is None or i in known for i in op.inputs),
+            graph,
+            f"operands exist before their use, at {where}",
+        )
         _hold(not known.intersection(op.outputs), graph, f"a tensor has one producer, at {where}")
-        _hold(all(graph.tensors[o].producer == op.id for o in op.outputs), graph, f"producers agree, at {where}")
+        _hold(
+            all(graph.tensors[o].producer == op.id for o in op.outputs), graph, f"producers agree, at {where}"
+        )
         known.update(op.outputs)
         if op.op == "call":
             _verify_call(graph, where, op.inputs, op.outputs, op.attrs["template"], op.attrs["saved"])
         else:
             specs = op_named(op.op).infer([None if i is None else graph.spec(i) for i in op.inputs], op.attrs)
-            same = [(s.shape, s.dtype) for s in specs] == [(graph.spec(o).shape, graph.spec(o).dtype) for o in op.outputs]
+            same = [(s.shape, s.dtype) for s in specs] == [
+                (graph.spec(o).shape, graph.spec(o).dtype) for o in op.outputs
+            ]
             _hold(same, graph, f"results have the specs their op infers, at {where}")
     _hold(all(t in known for t in graph.outputs.values()), graph, "outputs exist")
     for template in graph.templates.values():
@@ -37,15 +45,26 @@ def verify_graph(graph: Graph) -> None:
 
 
 def _verify_call(
-    graph: Graph, where: str, inputs: tuple[int | None, ...], outputs: tuple[int, ...], key: str, saved: tuple[int, ...]
+    graph: Graph,
+    where: str,
+    inputs: tuple[int | None, ...],
+    outputs: tuple[int, ...],
+    key: str,
+    saved: tuple[int, ...],
 ) -> None:
     template = graph.templates[key]
     formal = [template.graph.spec(a) for a in template.arguments]
     actual = [graph.spec(i) for i in inputs if i is not None]
-    _hold([(s.shape, s.dtype) for s in formal] == [(s.shape, s.dtype) for s in actual], graph, f"arguments fit, at {where}")
+    _hold(
+        [(s.shape, s.dtype) for s in formal] == [(s.shape, s.dtype) for s in actual],
+        graph,
+        f"arguments fit, at {where}",
+    )
     _hold(len(outputs) == len(template.results) + len(saved), graph, f"results fit, at {where}")
 
 
 def _hold(holds: bool, graph: Graph, rule: str) -> None:
     if not holds:
-        raise InternalError(f"[ir.verify] {rule}; it does not hold in {graph.name!r}; please report the graph's print")
+        raise InternalError(
+            f"[ir.verify] {rule}; it does not hold in {graph.name!r}; please report the graph's print"
+        )

@@ -1,7 +1,8 @@
 """The table of native tile kernels, their packed weight layout, and a slow NumPy reference of each.
 
-Native code does the work (native/kernels). This package says what each kernel is called, what its operands are and
-what it costs. `kernels.isa` runs a single kernel; it alone loads the native module, so the table works without one.
+Native code does the work (native/kernels). This package says what each kernel is called, what its operands
+are and what it costs. `kernels.isa` runs a single kernel; it alone loads the native module, so the table
+works without one.
 """
 
 from tilewise.kernels.packing import PANEL_ROWS, pack_weight, packed_elements, padded_columns, unpack_weight

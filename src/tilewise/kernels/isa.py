@@ -1,7 +1,8 @@
 """Instruction-set levels of the native kernels, and one kernel at a time.
 
-Owns `run`: the call with which tests, benchmarks and people run a single kernel on NumPy arrays. bf16 arrays may be
-`ml_dtypes.bfloat16`; they are handed over as their 16-bit patterns. The tile program does not come through here.
+Owns `run`: the call with which tests, benchmarks and people run a single kernel on NumPy arrays. bf16
+arrays may be `ml_dtypes.bfloat16`; they are handed over as their 16-bit patterns. The tile program does not
+come through here.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def run(
 
     Args:
         name: a kernel of `kernel_names()`.
-        tiles: operands in the table's order: 2-D arrays whose columns are contiguous, `(flat, rows, cols)` for packed
-            weights, None where absent.
+        tiles: operands in the table's order: 2-D arrays whose columns are contiguous, `(flat, rows, cols)` for
+            packed weights, None where absent.
         ints: attributes in the table's order.
         floats: attributes in the table's order.
         row_begin: first row of the loop that this call covers.

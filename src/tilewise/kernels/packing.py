@@ -1,8 +1,9 @@
 """The one resident layout of every 2-D weight: panels of 32 output features.
 
-Owns the conversion between `W[n, k]` and its panel layout (native/kernels/microkernel.h reads it): ceil(n / 32) panels
-of 32 rows, zero padded, `k` padded to even. fp32 panels are `[k_pad][32]`; bf16 panels interleave neighbours along k:
-`[k_pad / 2][32][2]`. Refuses arrays that are not 2-D. Pure NumPy: files, checkpoints and tests come through here.
+Owns the conversion between `W[n, k]` and its panel layout (native/kernels/microkernel.h reads it): ceil(n /
+32) panels of 32 rows, zero padded, `k` padded to even. fp32 panels are `[k_pad][32]`; bf16 panels
+interleave neighbours along k: `[k_pad / 2][32][2]`. Refuses arrays that are not 2-D. Pure NumPy: files,
+checkpoints and tests come through here.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def unpack_weight(flat: NDArray[Any], n: int, k: int) -> NDArray[Any]:
             f"got {flat.size}; check its shape"
         )
     panels, k_pad = -(-n // PANEL_ROWS), padded_columns(k)
+    rows: NDArray[Any]
     if flat.itemsize == 2:
         rows = flat.reshape(panels, k_pad // 2, PANEL_ROWS, 2).transpose(0, 2, 1, 3)
     else:

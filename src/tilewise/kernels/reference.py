@@ -1,7 +1,8 @@
 """A slow, obvious fp64 version of every kernel, on logical (unpacked) NumPy arrays.
 
-Operands come in the table's order, without the outputs: each function returns what the kernel writes. Nothing here
-is fast, chunked or rounded: chunk trees, tiles and dtypes are what the native kernels are compared on.
+Operands come in the table's order, without the outputs: each function returns what the kernel writes.
+Nothing here is fast, chunked or rounded: chunk trees, tiles and dtypes are what the native kernels are
+compared on.
 """
 
 from __future__ import annotations
@@ -26,26 +27,36 @@ def _plus(x: F64, residual: Array | None) -> F64:
     return x if residual is None else x + _f64(residual)
 
 
-def matmul(residual: Array | None, terms: Sequence[tuple[Array, Array]], ranges: Sequence[Any] | None = None) -> F64:
+def matmul(
+    residual: Array | None, terms: Sequence[tuple[Array, Array]], ranges: Sequence[Any] | None = None
+) -> F64:
     """sum_t A_t W_t^T + residual; `ranges[t]` are the elements of k that count."""
-    total = 0.0
+    total = np.zeros(1)
     for t, (a, w) in enumerate(terms):
         use = slice(None) if ranges is None else ranges[t]
         total = total + _f64(a)[:, use] @ _f64(w)[:, use].T
-    return _plus(np.asarray(total), residual)
+    return _plus(total, residual)
 
 
-def matmul_dx(residual: Array | None, terms: Sequence[tuple[Array, Array]], ranges: Sequence[Any] | None = None) -> F64:
+def matmul_dx(
+    residual: Array | None, terms: Sequence[tuple[Array, Array]], ranges: Sequence[Any] | None = None
+) -> F64:
     """sum_t A_t W_t + residual; `ranges[t]` are the rows of W_t that count."""
-    total = 0.0
+    total = np.zeros(1)
     for t, (a, w) in enumerate(terms):
         use = slice(None) if ranges is None else ranges[t]
         total = total + _f64(a)[:, use] @ _f64(w)[use]
-    return _plus(np.asarray(total), residual)
+    return _plus(total, residual)
 
 
 def matmul_dw(
-    n: int, dy: Array | None, x: Array | None, ids: Array | None, de: Array | None, carries: Sequence[Array], first: int
+    n: int,
+    dy: Array | None,
+    x: Array | None,
+    ids: Array | None,
+    de: Array | None,
+    carries: Sequence[Array],
+    first: int,
 ) -> F64:
     """dY^T X + scatter-add of dE at ids - first + the carries."""
     k = (x if x is not None else de).shape[1]  # type: ignore[union-attr]
@@ -56,7 +67,7 @@ def matmul_dw(
         for token, row in zip(ids.reshape(-1) - first, _f64(de), strict=True):
             if 0 <= token < n:
                 out[token] += row
-    return out + sum((_f64(c) for c in carries), start=np.zeros(1))
+    return np.asarray(out + sum((_f64(c) for c in carries), start=np.zeros(1)))
 
 
 def gemm(a: Array, b: Array, *, trans_a: bool = False, trans_b: bool = False, c: Array | None = None) -> F64:
@@ -83,7 +94,9 @@ def rms_norm_backward(
 
 def leaf_tree(partials: Array, carries: Sequence[Array]) -> F64:
     """The sum over leaves and carries."""
-    return _f64(partials).sum(0, keepdims=True) + sum((_f64(c) for c in carries), start=np.zeros(1))
+    return np.asarray(
+        _f64(partials).sum(0, keepdims=True) + sum((_f64(c) for c in carries), start=np.zeros(1))
+    )
 
 
 def row_sum_leaf(x: Array, leaf_rows: int) -> F64:
@@ -98,7 +111,7 @@ def rope(x: Array, positions: Array, table: Array, head_dim: int, inverse: bool 
     cosine, sine = angles[..., :half], angles[..., half:] * (-1 if inverse else 1)
     heads = _f64(x).reshape(len(x), -1, head_dim)
     a, b = heads[..., :half], heads[..., half:]
-    return np.concatenate([a * cosine - b * sine, b * cosine + a * sine], -1).reshape(x.shape)
+    return np.asarray(np.concatenate([a * cosine - b * sine, b * cosine + a * sine], -1).reshape(x.shape))
 
 
 def softmax(x: Array) -> F64:
@@ -123,7 +136,15 @@ def _head(x: Array, row: int, seq_len: int, head: int, dim: int) -> F64:
 
 
 def attention(
-    q: Array, k: Array, v: Array, seq_len: int, heads: int, kv_heads: int, dim: int, causal: bool, scale: float
+    q: Array,
+    k: Array,
+    v: Array,
+    seq_len: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    causal: bool,
+    scale: float,
 ) -> tuple[F64, F64]:
     """The output and lse of self-attention inside each sequence."""
     out, lse = np.zeros((len(q), heads * dim)), np.zeros((len(q), heads))
@@ -238,7 +259,13 @@ def cross_entropy_sum(logits: Array, stats: Array) -> F64:
 
 
 def cross_entropy_grad(
-    logits: Array, stats: Array, sums: Array, labels: Array, inv_count: Array, vocab_begin: int, ignore_index: int
+    logits: Array,
+    stats: Array,
+    sums: Array,
+    labels: Array,
+    inv_count: Array,
+    vocab_begin: int,
+    ignore_index: int,
 ) -> tuple[F64, F64]:
     """dlogits and the loss of every row."""
     ignored = labels.reshape(-1, 1) == ignore_index

@@ -1,8 +1,9 @@
 """The table of native kernels: what each is called, its operands and attributes in order, and what it costs.
 
-This is the contract between the tile program (`plan`), the native sources (native/kernels) and the cost model. A test
-compares the names with the native registry. Sizes are given as a mapping of the dims named in `KernelSpec.dims`; `item`
-is the element size of the kernel's dtype in bytes. FLOPs count a multiply-add as two and an exp or a division as one.
+This is the contract between the tile program (`plan`), the native sources (native/kernels) and the cost
+model. A test compares the names with the native registry. Sizes are given as a mapping of the dims named in
+`KernelSpec.dims`; `item` is the element size of the kernel's dtype in bytes. FLOPs count a multiply-add as
+two and an exp or a division as one.
 """
 
 from __future__ import annotations
@@ -87,7 +88,14 @@ def _spec(
     names = tuple(f"{base}_{d}" for d in dtypes) if dtypes else (base,)
     parsed = tuple(_operand(o.strip()) for o in operands.split(","))
     return KernelSpec(
-        base, names, parsed, tuple(ints.split()), tuple(floats.split()), (*dims.split(), "item"), flops, bytes_
+        base,
+        names,
+        parsed,
+        tuple(ints.split()),
+        tuple(floats.split()),
+        (*dims.split(), "item"),
+        flops,
+        bytes_,
     )
 
 
@@ -213,5 +221,7 @@ def kernel_spec(name: str) -> KernelSpec:
         InternalError: there is no such kernel.
     """
     if name not in _BY_NAME:
-        raise InternalError(f"[kernels.kernel_spec] a kernel must stand in the table; got {name!r}; add it to table.py")
+        raise InternalError(
+            f"[kernels.kernel_spec] a kernel must stand in the table; got {name!r}; add it to table.py"
+        )
     return _BY_NAME[name]

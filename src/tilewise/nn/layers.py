@@ -11,9 +11,14 @@ __all__ = ["linear", "rms_norm"]
 
 
 def linear(
-    graph: GraphBuilder, x: TensorNode, name: str, out_features: int, *,
-    in_label: DimLabel | None = None, out_label: DimLabel | None = None,
-) -> TensorNode:  # fmt: skip
+    graph: GraphBuilder,
+    x: TensorNode,
+    name: str,
+    out_features: int,
+    *,
+    in_label: DimLabel | None = None,
+    out_label: DimLabel | None = None,
+) -> TensorNode:
     """`x · wᵀ` with a new weight `[out_features, last dim of x]` in the dtype of x.
 
     Args:
@@ -24,7 +29,9 @@ def linear(
     """
     inner = x.shape[-1]
     if not isinstance(inner, int):
-        raise ShapeError(f"[nn.linear] the last dim must have a fixed size; got {x.spec} for {name!r}; reorder the dims")
+        raise ShapeError(
+            f"[nn.linear] the last dim must have a fixed size; got {x.spec} for {name!r}; reorder the dims"
+        )
     weight = graph.parameter([out_features, inner], x.spec.dtype, name=name, labels=[out_label, in_label])
     return graph.matmul(x, weight, transpose_b=True)
 

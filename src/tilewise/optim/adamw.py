@@ -12,7 +12,7 @@ from tilewise.core.errors import ConfigError
 from tilewise.graph.builder import GraphBuilder
 from tilewise.ir.graph import TensorNode
 
-__all__ = ["AdamW", "HYPER", "master_name", "moment_names"]
+__all__ = ["HYPER", "AdamW", "master_name", "moment_names"]
 
 HYPER = "optimizer.hyper"  # input [8]: lr, beta1, beta2, eps, 1-beta1^t, 1-beta2^t, two unused
 
@@ -52,7 +52,7 @@ class AdamW:
         ok = 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.eps > 0 and self.weight_decay >= 0
         if not ok or self.max_grad_norm < 0:
             raise ConfigError(
-                f"[optim.AdamW] betas lie in [0, 1), eps above 0, decay and norm at least 0; got {self}; correct the value"
+                f"[optim.AdamW] betas lie in [0, 1), eps above 0, decay and norm at least 0; got {self}; correct it"
             )
 
     def add_to(self, graph: GraphBuilder, gradients: Mapping[str, int]) -> TensorNode:
@@ -68,11 +68,17 @@ class AdamW:
 
             def state(state_name: str, like: TensorNode = weight) -> TensorNode:
                 return graph.state(
-                    like.spec.shape, "f32", name=state_name, labels=like.spec.labels, storage=like.spec.storage
+                    like.spec.shape,
+                    "f32",
+                    name=state_name,
+                    labels=like.spec.labels,
+                    storage=like.spec.storage,
                 )
 
             master = state(master_name(name)) if weight.spec.dtype.name == "bf16" else None
             m, v = (state(n) for n in moment_names(name))
             decay = self.weight_decay if len(spec.shape) == 2 else 0.0
-            graph.op("adamw", [weight, master, m, v, graph.tensors[gradient], hyper, clip], weight_decay=decay)
+            graph.op(
+                "adamw", [weight, master, m, v, graph.tensors[gradient], hyper, clip], weight_decay=decay
+            )
         return clip

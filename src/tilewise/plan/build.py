@@ -108,7 +108,7 @@ class PlanBuilder:
                 runs[-1].append(op)
         return [Segment(i, ops[0].phase, tuple(ops)) for i, ops in enumerate(runs)]
 
-    # ---- lowering ---------------------------------------------------------------------------------------------------
+    # ---- lowering -----------------------------------------------------------------------------------------
 
     def lower_all(self) -> None:
         """Lower every distinct template for every device and microbatch position that makes a difference."""
@@ -125,7 +125,12 @@ class PlanBuilder:
         call = segment.call
         if call is not None:
             template = self.graph.templates[call.attrs["template"]]
-            graph, ops, layout, name = template.graph, template.graph.ops, self.layout.calls[call.id], template.key
+            graph, ops, layout, name = (
+                template.graph,
+                template.graph.ops,
+                self.layout.calls[call.id],
+                template.key,
+            )
             keep = frozenset((*template.results, *call.attrs["saved"]))
             identity: Key = (name, id(layout), call.attrs["saved"])
             roots = alias_roots(graph, ops, keep)
@@ -147,7 +152,7 @@ class PlanBuilder:
             self._order.append(key)
         return key
 
-    # ---- memory -----------------------------------------------------------------------------------------------------
+    # ---- memory -------------------------------------------------------------------------------------------
 
     def plan_memory(self) -> None:
         """Offsets of all buffers: what lives on first, then results by lifetime, then temporaries."""
@@ -205,7 +210,8 @@ class PlanBuilder:
                         if self.graph.tensors[root].kind == "result" and root not in self.keep:
                             lives.setdefault(root, []).append(segment.index)
         return [
-            Buffer(("tensor", t), self._bytes(t), "activations", min(where), max(where)) for t, where in lives.items()
+            Buffer(("tensor", t), self._bytes(t), "activations", min(where), max(where))
+            for t, where in lives.items()
         ]
 
     def _template_buffers(self, key: Key) -> list[Buffer]:
@@ -219,7 +225,11 @@ class PlanBuilder:
             for n, op in enumerate(low.ops):
                 for t in (*op.inputs, *op.outputs):
                     root = low.roots.get(t, t) if t is not None else None
-                    if root is not None and low.graph.tensors[root].kind == "result" and root not in interface:
+                    if (
+                        root is not None
+                        and low.graph.tensors[root].kind == "result"
+                        and root not in interface
+                    ):
                         lives.setdefault(root, []).append(n)
             for t, where in lives.items():
                 size = low.shapes.bytes_max(low.graph.spec(t), low.graph_layout.tensors[t])
@@ -240,9 +250,11 @@ class PlanBuilder:
                 found.update((*template.arguments, *template.results, *call.attrs["saved"]))
         return frozenset(found)
 
-    # ---- entries ----------------------------------------------------------------------------------------------------
+    # ---- entries ------------------------------------------------------------------------------------------
 
-    def _entry(self, key: Key, buffer: Buffer, refs: Sequence[Ref], strides: Sequence[int], shift: int = 0) -> int:
+    def _entry(
+        self, key: Key, buffer: Buffer, refs: Sequence[Ref], strides: Sequence[int], shift: int = 0
+    ) -> int:
         """The entry for `key`, made on all devices at once; entries of one buffer share its handles."""
         if key in self.entry_ids:
             return self.entry_ids[key]
@@ -255,7 +267,17 @@ class PlanBuilder:
         first = self._handles[owner]
         for device, (ref, stride) in enumerate(zip(refs, strides)):
             self.entries[device].append(
-                TensorEntry(key, buffer.offset + shift, ref.extent, ref.cols, stride, ref.dtype, ref.tile_rows, first, tiles)
+                TensorEntry(
+                    key,
+                    buffer.offset + shift,
+                    ref.extent,
+                    ref.cols,
+                    stride,
+                    ref.dtype,
+                    ref.tile_rows,
+                    first,
+                    tiles,
+                )
             )
         self.entry_ids[key] = len(self.entries[0]) - 1
         self._buffer_of[key] = buffer.key
@@ -282,7 +304,12 @@ class PlanBuilder:
         call = segment.call
         if slot.kind in ("temp", "temp_flat"):
             refs = [other._refs[slot] for other in lowered.lowerings]
-            return self._entry((slot.kind, key, slot.id), self.buffers["temp", key, slot.id], refs, [_stride(r) for r in refs])
+            return self._entry(
+                (slot.kind, key, slot.id),
+                self.buffers["temp", key, slot.id],
+                refs,
+                [_stride(r) for r in refs],
+            )
         tensor = slot.id
         if call is not None:
             template = self.graph.templates[call.attrs["template"]]
@@ -297,10 +324,12 @@ class PlanBuilder:
         if slot.kind in ("carry", "carry_flat"):
             refs = [other._refs[slot] for other in lowered.lowerings]
             strides = [_stride(r, self.graph.spec(tensor).storage) for r in refs]
-            return self._entry((slot.kind, tensor, slot.level), self.buffers["carry", tensor, slot.level], refs, strides)
+            return self._entry(
+                (slot.kind, tensor, slot.level), self.buffers["carry", tensor, slot.level], refs, strides
+            )
         return self.tensor_entry(tensor, microbatch, flat=slot.kind == "flat")
 
-    # ---- programs -----------------------------------------------------------------------------------------------------
+    # ---- programs -----------------------------------------------------------------------------------------
 
     def programs(self) -> dict[str, list[DeviceProgram]]:
         """The programs a graph can run, per device: `forward`, and with a loss `backward` and `step`."""
@@ -308,10 +337,12 @@ class PlanBuilder:
             if t.kind != "result" or t.id in self.keep:
                 for microbatch in range(self.shapes.settings.accumulation if self.is_batched(t.id) else 1):
                     self.tensor_entry(t.id, microbatch)
-        bound = [(s, k, [self._bind(s, m, k, slot) for slot in self._lowered[k].per_device[0].slots], m)
-                 for s, m, k in self._work]  # fmt: skip
+        bound = [
+            (s, k, [self._bind(s, m, k, slot) for slot in self._lowered[k].per_device[0].slots], m)
+            for s, m, k in self._work
+        ]
         aliases = self._aliases()
-        wanted = {"forward": ("forward",)}
+        wanted: dict[str, tuple[str, ...]] = {"forward": ("forward",)}
         if any(s.phase == "backward" for s in self.segments):
             wanted["backward"] = ("backward",)
             wanted["step"] = ("forward", "backward", "update")
@@ -328,7 +359,9 @@ class PlanBuilder:
         self, device: int, calls: list[tuple[int, list[int]]], aliases: dict[int, tuple[int, ...]]
     ) -> DeviceProgram:
         templates = tuple(self._lowered[k].per_device[device] for k in self._order)
-        return DeviceProgram(templates, tuple(Call(t, tuple(b)) for t, b in calls), tuple(self.entries[device]), aliases)
+        return DeviceProgram(
+            templates, tuple(Call(t, tuple(b)) for t, b in calls), tuple(self.entries[device]), aliases
+        )
 
     def first_signals(self) -> list[int]:
         """First signal of every template, in the order of the programs' template lists."""
@@ -342,7 +375,9 @@ class PlanBuilder:
         shared = shared_bytes(self._sharing)
         aliases: dict[int, tuple[int, ...]] = {}
         for i, others in shared.items():
-            targets = tuple(by_buffer[self._sharing[j].key][0] for j in others if self._sharing[j].key in by_buffer)
+            targets = tuple(
+                by_buffer[self._sharing[j].key][0] for j in others if self._sharing[j].key in by_buffer
+            )
             for entry in by_buffer.get(self._sharing[i].key, []):
                 aliases[entry] = targets
         return aliases
@@ -365,4 +400,3 @@ def local_view(shapes: LocalShapes, spec: TensorSpec, layout: TensorLayout, kind
     tile = shapes.tile_rows(spec, kind, extent)
     packed = spec.storage == "packed"
     return Ref(0, extent, cols, spec.dtype.name, tile, packed), shapes.stride(spec, cols)
-

@@ -22,7 +22,9 @@ from tilewise.ir.graph import OpNode
 from tilewise.ir.program import Access, Extent, Instruction, Mode, Notify, Operand, Wait
 
 if TYPE_CHECKING:
+    from tilewise.core.mesh import DeviceMesh
     from tilewise.plan.lower import Ref
+    from tilewise.plan.shapes import LocalShapes
 
 __all__ = ["Collectives", "gather_label", "reduce_label"]
 
@@ -42,9 +44,9 @@ def gather_label(label: str) -> str:
 class Collectives:
     """The part of a lowering that makes devices exchange tiles. Mixed into `TemplateLowering`."""
 
-    mesh: Any
+    mesh: DeviceMesh
     device: int
-    shapes: Any
+    shapes: LocalShapes
     num_signals: int
     instructions: list[Instruction]
     one: Extent
@@ -65,9 +67,17 @@ class Collectives:
         return [d for d in team if self.shapes.on(d).range(low.spec(kv), low.layout(kv), dim) == mine]
 
     def all_reduce(
-        self, op: OpNode, source: int | Ref, target: int | Ref, residual: int | Ref | None, axis: str, kind: str, *,
-        team: Sequence[int] | None = None, step: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        op: OpNode,
+        source: int | Ref,
+        target: int | Ref,
+        residual: int | Ref | None,
+        axis: str,
+        kind: str,
+        *,
+        team: Sequence[int] | None = None,
+        step: int | None = None,
+    ) -> None:
         """Combine `source` over a team into `target` (plus a residual), tile by tile.
 
         The instruction that writes `source` must be the last one emitted and loop over the same tiles.
@@ -114,13 +124,19 @@ class Collectives:
         in_place = src.slot == dst.slot
         operands = [part(dst, Access.INOUT if in_place else Access.OUT)]
         operands.append(part(residual, Access.IN) if residual is not None else low.null())
-        operands += [part(src, Access.IN if not in_place else Access.NONE) if q == me else part(src, Access.NONE, devices[q])
-                     for q in range(n)]  # fmt: skip
+        operands += [
+            part(src, Access.IN if not in_place else Access.NONE)
+            if q == me
+            else part(src, Access.NONE, devices[q])
+            for q in range(n)
+        ]
         kernel = f"{_TREE[kind]}_{dst.dtype}"
         reduce = low.emit(kernel, op, src.extent, step, operands, priority=2, label=reduce_label(op.label))
         reduce.waits += [Wait(ready + q * tiles, per_index, 1) for q in peers]
         reduce.notifies += [Notify(devices[q], done + me * tiles, per_index) for q in peers]
-        if not in_place:  # in place, `done` of a peer says that it has read the part the gather will overwrite
+        if (
+            not in_place
+        ):  # in place, `done` of a peer says that it has read the part the gather will overwrite
             ack = self._signals(tiles)
             reduce.notifies += [Notify(devices[q], ack, per_index) for q in peers]
             self._acknowledge(op, src, ack, n, step)
@@ -136,7 +152,13 @@ class Collectives:
             operands.append(Operand(dst.slot, Mode.ROWPART, access, part=q, parts=n))
             operands.append(Operand(dst.slot, Mode.ROWPART, Access.NONE, devices[q], part=q, parts=n))
         gather = low.emit(
-            f"copy_pairs_{dst.dtype}", op, dst.extent, step, operands, priority=2, label=gather_label(op.label)
+            f"copy_pairs_{dst.dtype}",
+            op,
+            dst.extent,
+            step,
+            operands,
+            priority=2,
+            label=gather_label(op.label),
         )
         gather.waits += [Wait(done + q * tiles, per_index, 1) for q in peers]
         gather.notifies += [Notify(devices[q], ack, per_index) for q in peers]
@@ -148,5 +170,13 @@ class Collectives:
         """An empty task that reads the tile as long as peers do."""
         low: Any = self
         mode = Mode.ROW if step > 0 else Mode.WHOLE
-        task = low.emit("", op, ref.extent, step, [Operand(ref.slot, mode, Access.IN)], priority=2, label=f"{op.label}/ack")
+        task = low.emit(
+            "",
+            op,
+            ref.extent,
+            step,
+            [Operand(ref.slot, mode, Access.IN)],
+            priority=2,
+            label=f"{op.label}/ack",
+        )
         task.waits.append(Wait(ack, step > 0, n - 1))

@@ -61,7 +61,7 @@ def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> di
     made: dict[int, int] = {}
     for n, op in enumerate(ops):
         last.update({i: n for i in op.inputs if i is not None})
-        made.update({o: n for o in op.outputs})
+        made.update(dict.fromkeys(op.outputs, n))
     roots: dict[int, int] = {}
 
     def root(tensor: int) -> int:
@@ -75,7 +75,9 @@ def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> di
             source, out = op.inputs[given], op.outputs[result]
             if source is None:
                 continue
-            free = source in made and last[source] == n and source not in keep and op.inputs.count(source) == 1
+            free = (
+                source in made and last[source] == n and source not in keep and op.inputs.count(source) == 1
+            )
             if getattr(rule, "must_alias", False) or (free and out not in keep):
                 roots[out] = root(source)
             elif free and root(source) not in keep:  # the memory is that of the tensor others will read
@@ -109,7 +111,7 @@ class TemplateLowering(Collectives):
         self._op_index = 0
         self._refs: dict[Slot, Ref] = {}
 
-    # ---- the settings that ops ask for ----------------------------------------------------------------------------
+    # ---- the settings that ops ask for --------------------------------------------------------------------
 
     @property
     def num_leaves(self) -> int:
@@ -127,7 +129,7 @@ class TemplateLowering(Collectives):
         """Rows per task of a loop over activation rows."""
         return self.shapes.settings.row_tile
 
-    # ---- tensors --------------------------------------------------------------------------------------------------
+    # ---- tensors ------------------------------------------------------------------------------------------
 
     def spec(self, tensor: int) -> TensorSpec:
         """Spec of a tensor."""
@@ -175,7 +177,9 @@ class TemplateLowering(Collectives):
         if isinstance(tensor, Ref):
             base = tensor
             key = next(s for s, i in self.slots.items() if i == base.slot)
-            slot = Slot({"tensor": "flat", "temp": "temp_flat", "carry": "carry_flat"}[key.kind], key.id, key.level)
+            slot = Slot(
+                {"tensor": "flat", "temp": "temp_flat", "carry": "carry_flat"}[key.kind], key.id, key.level
+            )
             vector = key.kind != "temp" and self.spec(key.id).storage == "vector"
         else:
             root = self.roots.get(tensor, tensor)
@@ -183,8 +187,17 @@ class TemplateLowering(Collectives):
             vector = self.spec(root).storage == "vector"
         return self._ref(slot, lambda index: flat_view(base, index, vector))
 
-    def temp(self, rows: int | Extent, cols: int, dtype: str, *, tile_rows: int, name: str, packed: bool = False,
-             max_bytes: int = 0) -> Ref:  # fmt: skip
+    def temp(
+        self,
+        rows: int | Extent,
+        cols: int,
+        dtype: str,
+        *,
+        tile_rows: int,
+        name: str,
+        packed: bool = False,
+        max_bytes: int = 0,
+    ) -> Ref:
         """A temporary that lives while this op runs."""
         extent = rows if isinstance(rows, Extent) else Extent(rows)
         bounds = tuple(s.max for s in self.shapes.symbols)
@@ -198,9 +211,11 @@ class TemplateLowering(Collectives):
         key = next(s for s, i in self.slots.items() if i == ref.slot)
         spec, layout = self.spec(key.id), self.layout(key.id)
         size = self.shapes.bytes_max(spec, layout) // spec.dtype.itemsize * dtype_named(dtype).itemsize
-        return self.temp(ref.extent, ref.cols, dtype, tile_rows=ref.tile_rows, name=name, packed=ref.packed, max_bytes=size)
+        return self.temp(
+            ref.extent, ref.cols, dtype, tile_rows=ref.tile_rows, name=name, packed=ref.packed, max_bytes=size
+        )
 
-    # ---- operands -------------------------------------------------------------------------------------------------
+    # ---- operands -----------------------------------------------------------------------------------------
 
     def row(self, tensor: int | Ref, access: str, div: int = 1) -> Operand:
         """The rows of the loop's current tile (divided by `div`)."""
@@ -222,15 +237,32 @@ class TemplateLowering(Collectives):
         """An absent operand."""
         return Operand(0, null=True)
 
-    # ---- emission -------------------------------------------------------------------------------------------------
+    # ---- emission -----------------------------------------------------------------------------------------
 
     def emit(
-        self, kernel: str, op: OpNode, extent: Extent, step: int, operands: list[Operand], *,
-        ints: Sequence[int] = (), floats: Sequence[float] = (), priority: int = 0, label: str = "",
-    ) -> Instruction:  # fmt: skip
+        self,
+        kernel: str,
+        op: OpNode,
+        extent: Extent,
+        step: int,
+        operands: list[Operand],
+        *,
+        ints: Sequence[int] = (),
+        floats: Sequence[float] = (),
+        priority: int = 0,
+        label: str = "",
+    ) -> Instruction:
         """Append an instruction."""
-        instruction = Instruction(kernel, label or op.label or op.op, extent, step, operands, list(ints), list(floats),
-                                  priority=priority)  # fmt: skip
+        instruction = Instruction(
+            kernel,
+            label or op.label or op.op,
+            extent,
+            step,
+            operands,
+            list(ints),
+            list(floats),
+            priority=priority,
+        )
         self.instructions.append(instruction)
         return instruction
 
@@ -248,7 +280,7 @@ class TemplateLowering(Collectives):
         spec = TensorSpec((size,), dtype_named("f32"), (label,))
         return self.shapes.chunk_ranges(spec, 0, axis)
 
-    # ---- sums over the batch --------------------------------------------------------------------------------------
+    # ---- sums over the batch ------------------------------------------------------------------------------
 
     def accumulator(self, op: OpNode, output: int) -> Accumulator:
         """Where output number `output` of `op` goes in this microbatch.
@@ -262,8 +294,10 @@ class TemplateLowering(Collectives):
         level, last = trailing_ones(self.microbatch), self.microbatch == total - 1
 
         def carry(number: int) -> Ref:
-            return self._ref(Slot("carry", tensor, number),
-                             lambda i: Ref(i, base.extent, base.cols, base.dtype, base.tile_rows, base.packed))  # fmt: skip
+            return self._ref(
+                Slot("carry", tensor, number),
+                lambda i: Ref(i, base.extent, base.cols, base.dtype, base.tile_rows, base.packed),
+            )
 
         target = base if last else carry(level)
         return Accumulator(target, tuple(carry(i) for i in range(level)), tensor, last)
@@ -276,11 +310,15 @@ class TemplateLowering(Collectives):
     def leaf_tree(self, op: OpNode, output: int, leaves: Ref, axis: str | None) -> None:
         """Combine one row per leaf (and carries) into output number `output`; then over devices."""
         target = self.accumulator(op, output)
-        operands = [self.whole(target.ref, "w"), self.whole(leaves, "r"), *(self.whole(c, "r") for c in target.carries)]
+        operands = [
+            self.whole(target.ref, "w"),
+            self.whole(leaves, "r"),
+            *(self.whole(c, "r") for c in target.carries),
+        ]
         self.emit("leaf_tree_f32", op, self.one, 0, operands, ints=[len(target.carries)])
         self.finish_accumulation(op, target, axis)
 
-    # ---- all ops --------------------------------------------------------------------------------------------------
+    # ---- all ops ------------------------------------------------------------------------------------------
 
     def run(self) -> LoweredTemplate:
         """Lower every op."""
@@ -288,7 +326,9 @@ class TemplateLowering(Collectives):
             self._op_index = index
             op_named(op.op).lower(self, op)
         by_index = sorted(self.slots, key=self.slots.__getitem__)
-        return LoweredTemplate(self.name, tuple(self.instructions), tuple(by_index), tuple(self.temps), self.num_signals)
+        return LoweredTemplate(
+            self.name, tuple(self.instructions), tuple(by_index), tuple(self.temps), self.num_signals
+        )
 
 
 def flat_view(base: Ref, slot: int, vector: bool) -> Ref:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tilewise.core.dims import Dim, is_power_of_two
 from tilewise.core.errors import LayoutError, PlanError
@@ -21,8 +20,16 @@ from tilewise.plan.traffic import Traffic, count_traffic
 __all__ = ["CATEGORIES", "Plan", "make_plan", "settings_for"]
 
 CATEGORIES = (
-    "parameters", "gradients", "carries", "optimizer", "state", "inputs", "outputs", "activations", "temporaries",
-)  # fmt: skip
+    "parameters",
+    "gradients",
+    "carries",
+    "optimizer",
+    "state",
+    "inputs",
+    "outputs",
+    "activations",
+    "temporaries",
+)
 _ROWS_PER_TILE = 512
 
 
@@ -46,7 +53,7 @@ class Plan:
     shapes: LocalShapes
     programs: Mapping[str, list[DeviceProgram]]
     builder: PlanBuilder
-    optimizer: Any = None
+    optimizer: object = None
 
     @property
     def arena_bytes(self) -> int:
@@ -88,7 +95,9 @@ class Plan:
         for name, programs in self.programs.items():
             total: Traffic = count_traffic(programs, self.builder.symbol_bounds)
             moved = sum(v[0] for v in total.values())
-            lines.append(f"  {name}: {len(programs[0].calls)} calls, device 0 reads {moved:,} elements from peers")
+            lines.append(
+                f"  {name}: {len(programs[0].calls)} calls, device 0 reads {moved:,} elements from peers"
+            )
         return "\n".join(lines)
 
     def why(self, name: str) -> str:
@@ -99,14 +108,20 @@ class Plan:
         """
         found = next((t for t in self.graph.tensors if t.spec.name == name), None)
         if found is None:
-            raise PlanError(f"[plan.why] the tensor must be in the graph; got {name!r}; see graph.parameter names")
+            raise PlanError(
+                f"[plan.why] the tensor must be in the graph; got {name!r}; see graph.parameter names"
+            )
         layout = self.layout.tensors[found.id]
         entry = next(iter(self.programs.values()))[0].entries[self.builder.tensor_entry(found.id)]
-        homes = [f"dim {d} ({s.name if s else 'unlabelled'}) on {a!r}" for d, (a, s) in enumerate(zip(layout, found.spec.labels)) if a]
+        homes = [
+            f"dim {d} ({s.name if s else 'unlabelled'}) on {a!r}"
+            for d, (a, s) in enumerate(zip(layout, found.spec.labels))
+            if a
+        ]
         where = "; ".join(homes) if homes else "replicated: no axis of the mesh shards its labels"
         return (
-            f"{name} {found.spec}: {where}. Device 0 holds {entry.extent.const} rows x {entry.cols} columns in tiles of "
-            f"{entry.tile_rows} rows ({found.spec.storage} storage)."
+            f"{name} {found.spec}: {where}. Device 0 holds {entry.extent.const} rows x {entry.cols} columns in tiles "
+            f"of {entry.tile_rows} rows ({found.spec.storage} storage)."
         )
 
 
@@ -120,38 +135,58 @@ def settings_for(
         LayoutError: the batch does not divide.
     """
     if accumulation < 1 or not is_power_of_two(accumulation):
-        raise PlanError(f"[plan.settings] accumulation must be a power of two; got {accumulation}; choose 1, 2, 4, …")
+        raise PlanError(
+            f"[plan.settings] accumulation must be a power of two; got {accumulation}; choose 1, 2, 4, …"
+        )
     workers = workers_per_device or max(1, (os.cpu_count() or 1) // mesh.num_devices)
-    batched = [t.spec for t in graph.of_kind("input") if t.spec.labels[0] and t.spec.labels[0].name == "batch"]
+    batched = [
+        t.spec for t in graph.of_kind("input") if t.spec.labels[0] and t.spec.labels[0].name == "batch"
+    ]
     if not batched:
         if mesh.size("dp") > 1 or accumulation > 1:
             raise LayoutError(
-                f"[plan.settings] data parallelism and accumulation need inputs labelled 'batch'; got none in {graph.name!r}; "
-                "label dim 0 of its inputs"
+                f"[plan.settings] data parallelism and accumulation need inputs labelled 'batch'; got none in "
+                f"{graph.name!r}; label dim 0 of its inputs"
             )
-        return PlanSettings(row_tile=_row_tile_unbatched(graph), leaves=1, batch=1, seq=1 << 40, workers_per_device=workers)
+        return PlanSettings(
+            row_tile=_row_tile_unbatched(graph), leaves=1, batch=1, seq=1 << 40, workers_per_device=workers
+        )
     shape = batched[0].shape
-    batch, seq = shape[0], shape[1] if len(shape) > 1 and batched[0].storage in ("scalars", "rows") and (
-        batched[0].storage == "scalars" or len(shape) > 2) else 1
+    batch, seq = (
+        shape[0],
+        shape[1]
+        if len(shape) > 1
+        and batched[0].storage in ("scalars", "rows")
+        and (batched[0].storage == "scalars" or len(shape) > 2)
+        else 1,
+    )
     assert isinstance(batch, int) and isinstance(seq, int)
     share = accumulation * mesh.size("dp")
     if leaves is None:
         leaves = min(16, batch & -batch)
     if not is_power_of_two(leaves) or batch % leaves:
-        raise PlanError(f"[plan.settings] leaves must be a power of two that divides the batch; got {leaves} for {batch}")
+        raise PlanError(
+            f"[plan.settings] leaves must be a power of two that divides the batch; got {leaves} for {batch}"
+        )
     if leaves % share:
         raise LayoutError(
             f"[plan.settings] the batch's {leaves} leaves must divide by dp x accumulation; got {mesh.size('dp')} x "
             f"{accumulation}; use a batch or leaves that are a multiple of {share}"
         )
     per_leaf = batch // leaves
-    sequences = max(k for k in range(1, per_leaf + 1) if per_leaf % k == 0 and (k == 1 or k * seq <= _ROWS_PER_TILE))
+    sequences = max(
+        k for k in range(1, per_leaf + 1) if per_leaf % k == 0 and (k == 1 or k * seq <= _ROWS_PER_TILE)
+    )
     return PlanSettings(accumulation, leaves, batch, seq, sequences * seq, workers)
 
 
 def _row_tile_unbatched(graph: Graph) -> int:
     """Whole sequences for attention over [batch, seq, ...]; otherwise a fixed number of rows."""
-    sequences = [graph.spec(op.inputs[0]).shape[1] for op in graph.ops if op.op == "attention" and op.inputs[0] is not None]
+    sequences = [
+        graph.spec(op.inputs[0]).shape[1]
+        for op in graph.ops
+        if op.op == "attention" and op.inputs[0] is not None
+    ]
     longest = max((s for s in sequences if isinstance(s, int)), default=0)
     return longest or 128
 
@@ -161,7 +196,7 @@ def make_plan(
     layout: GraphLayout,
     mesh: DeviceMesh,
     settings: PlanSettings,
-    optimizer: Any = None,
+    optimizer: object = None,
 ) -> Plan:
     """Lower, place and order a laid-out graph.
 
@@ -172,7 +207,9 @@ def make_plan(
     for t in graph.tensors:
         for size in t.spec.shape:
             if isinstance(size, Dim) and symbols.setdefault(size.name, size) != size:
-                raise PlanError(f"[plan.make_plan] a symbol has one pair of bounds; got two for {size.name!r}; rename one")
+                raise PlanError(
+                    f"[plan.make_plan] a symbol has one pair of bounds; got two for {size.name!r}; rename one"
+                )
     shapes = LocalShapes(mesh, settings, graph.reduction_chunks, tuple(symbols.values()))
     builder = PlanBuilder(graph, layout, shapes)
     builder.lower_all()

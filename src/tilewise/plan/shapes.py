@@ -74,7 +74,9 @@ class LocalShapes:
             return first, first + size // parts
         if not axis or label is None:
             return 0, size
-        return shard_range(label, size, self.chunks, self.mesh.size(axis), self.mesh.coordinate(self.device, axis))
+        return shard_range(
+            label, size, self.chunks, self.mesh.size(axis), self.mesh.coordinate(self.device, axis)
+        )
 
     def sizes(self, spec: TensorSpec, layout: TensorLayout) -> list[int | Dim]:
         """Local sizes of all dims."""
@@ -100,7 +102,12 @@ class LocalShapes:
     def split(self, spec: TensorSpec) -> tuple[int, int]:
         """How many leading dims count rows, how many trailing dims count columns."""
         n = len(spec.shape)
-        return {"scalars": (n, 0), "vector": (0, 1), "packed": (1, 1), "rows": (max(n - 1, 1), min(n - 1, 1))}[spec.storage]
+        return {
+            "scalars": (n, 0),
+            "vector": (0, 1),
+            "packed": (1, 1),
+            "rows": (max(n - 1, 1), min(n - 1, 1)),
+        }[spec.storage]
 
     def extent(self, spec: TensorSpec, layout: TensorLayout) -> Extent:
         """Rows of a tensor."""
@@ -110,7 +117,9 @@ class LocalShapes:
         if not symbolic:
             return Extent(fixed)
         if len(symbolic) > 1:
-            raise PlanError(f"[plan.shapes] at most one symbolic size may count rows; got {spec}; fix the others")
+            raise PlanError(
+                f"[plan.shapes] at most one symbolic size may count rows; got {spec}; fix the others"
+            )
         return Extent(0, self.symbols.index(symbolic[0]), fixed)
 
     def cols(self, spec: TensorSpec, layout: TensorLayout) -> int:
@@ -144,9 +153,7 @@ class LocalShapes:
             return max(extent.const, 1)
         return self.settings.row_tile
 
-    def chunk_ranges(
-        self, spec: TensorSpec, dim: int, axis: str | None
-    ) -> list[tuple[int, int]]:
+    def chunk_ranges(self, spec: TensorSpec, dim: int, axis: str | None) -> list[tuple[int, int]]:
         """Local element ranges of the chunks of a labelled dim that this device sums: its aligned run of chunks."""
         size, label = spec.shape[dim], spec.labels[dim]
         assert isinstance(size, int)

@@ -39,9 +39,16 @@ def assemble_program(plan: Plan, name: str) -> Program:
     for device, program in enumerate(plan.programs[name]):
         for i, e in enumerate(program.entries):
             native.add_tensor(
-                device, e.offset, _extent(e.extent), e.cols, e.stride, dtype(e.dtype).code, e.tile_rows,
-                e.first_handle, list(program.aliases.get(i, ())),
-            )  # fmt: skip
+                device,
+                e.offset,
+                _extent(e.extent),
+                e.cols,
+                e.stride,
+                dtype(e.dtype).code,
+                e.tile_rows,
+                e.first_handle,
+                list(program.aliases.get(i, ())),
+            )
         used = {c.template for c in program.calls}
         numbers = {}
         for index, template in enumerate(program.templates):
@@ -60,6 +67,16 @@ def _add(native: Program, device: int, template: int, i: Instruction, first_sign
     notifies = [(n.device, n.base + first_signal, n.per_index) for n in i.notifies]
     operands = [tuple(o) for o in i.operands]
     native.add_instr(
-        device, template, i.kernel, i.label, _extent(i.extent), i.step, operands, i.ints, i.floats, waits, notifies,
+        device,
+        template,
+        i.kernel,
+        i.label,
+        _extent(i.extent),
+        i.step,
+        operands,
+        i.ints,
+        i.floats,
+        waits,
+        notifies,
         i.priority,
-    )  # fmt: skip
+    )

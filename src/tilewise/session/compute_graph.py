@@ -46,7 +46,9 @@ class ComputeGraph(GraphBuilder):
             PlanError: the graph has no loss.
         """
         if self.loss_id is None:
-            raise PlanError(f"[session.optimize] the graph needs a loss first; got none in {self.name!r}; call graph.loss")
+            raise PlanError(
+                f"[session.optimize] the graph needs a loss first; got none in {self.name!r}; call graph.loss"
+            )
         self._optimizer = optimizer
 
     def topological_order(self) -> list[OpNode]:
@@ -99,7 +101,9 @@ class ComputeGraph(GraphBuilder):
         settings = settings_for(graph, used, accumulation, leaves, workers_per_device)
         return make_plan(graph, layout, used, settings, self._optimizer)
 
-    def estimate_memory_usage(self, mesh: DeviceMesh | Mapping[str, int] | None = None, **options: Any) -> list[dict[str, int]]:
+    def estimate_memory_usage(
+        self, mesh: DeviceMesh | Mapping[str, int] | None = None, **options: Any
+    ) -> list[dict[str, int]]:
         """Bytes per device and category; equal to what `instantiate` allocates."""
         return self.plan(mesh, **options).estimate_memory_usage()
 

@@ -55,7 +55,7 @@ class GraphInstance:
         for tensor, value in plan.graph.constant_values.items():
             self._store.write(tensor, value)
 
-    # ---- weights and other tensors --------------------------------------------------------------------------------
+    # ---- weights and other tensors ------------------------------------------------------------------------
 
     def parameter_names(self) -> list[str]:
         """Names of all parameters, in order of declaration."""
@@ -65,7 +65,9 @@ class GraphInstance:
         found = self._ids.get(name, self.plan.graph.outputs.get(name))
         if found is None:
             known = ", ".join([*self._ids, *self.plan.graph.outputs][:12])
-            raise ShapeError(f"[session.tensor] the graph must have the tensor; got {name!r}; it has {known}, …")
+            raise ShapeError(
+                f"[session.tensor] the graph must have the tensor; got {name!r}; it has {known}, …"
+            )
         return found
 
     def get_tensor(self, name: str) -> np.ndarray:
@@ -74,7 +76,9 @@ class GraphInstance:
         Raises:
             ShapeError: no tensor has that name.
         """
-        return self._store.read(self._ids.get(master_name(name), -1) if master_name(name) in self._ids else self._id(name))
+        return self._store.read(
+            self._ids.get(master_name(name), -1) if master_name(name) in self._ids else self._id(name)
+        )
 
     def set_tensor(self, name: str, value: np.ndarray) -> None:
         """Write a whole tensor; a parameter's master along with it.
@@ -84,8 +88,12 @@ class GraphInstance:
         """
         tensor = self._id(name)
         shape = self.plan.graph.spec(tensor).shape
-        if len(shape) != value.ndim or any(s != v for s, v in zip(shape, value.shape) if not isinstance(s, Dim)):
-            raise ShapeError(f"[session.set_tensor] shapes must agree; got {value.shape} for {name!r} {shape}; reshape it")
+        if len(shape) != value.ndim or any(
+            s != v for s, v in zip(shape, value.shape) if not isinstance(s, Dim)
+        ):
+            raise ShapeError(
+                f"[session.set_tensor] shapes must agree; got {value.shape} for {name!r} {shape}; reshape it"
+            )
         self._store.write(tensor, value)
         if master_name(name) in self._ids:
             self._store.write(self._ids[master_name(name)], value)
@@ -115,7 +123,9 @@ class GraphInstance:
         for t in self.plan.graph.of_kind("parameter"):
             name = t.spec.name if t.spec.name in weights else f"model.{t.spec.name}"
             if name not in weights:
-                raise CheckpointError(f"[session.load_parameters] every parameter is needed; got none for {t.spec.name!r}")
+                raise CheckpointError(
+                    f"[session.load_parameters] every parameter is needed; got none for {t.spec.name!r}"
+                )
             found[t.spec.name] = name
         for name, stored in found.items():
             self.set_tensor(name, np.asarray(weights[stored]))
@@ -139,24 +149,17 @@ class GraphInstance:
         wanted = [n for p in self.parameter_names() for n in (p, *moment_names(p)) if n in self._ids]
         missing = [n for n in (*wanted, _STEP) if n not in state]
         if missing:
-            raise CheckpointError(f"[session.load_state_dict] every entry is needed; got none for {missing[0]!r}")
+            raise CheckpointError(
+                f"[session.load_state_dict] every entry is needed; got none for {missing[0]!r}"
+            )
         for name in wanted:
             self.set_tensor(name, np.asarray(state[name]))
         self.step_count = int(state[_STEP][0])
 
-    # ---- running ---------------------------------------------------------------------------------------------------
+    # ---- running ------------------------------------------------------------------------------------------
 
     def _feed(self, inputs: Mapping[str, np.ndarray]) -> None:
-        symbols: dict[Dim, int] = {}
-        for name, value in inputs.items():
-            for size, given in zip(self.plan.graph.spec(self._id(name)).shape, np.shape(value)):
-                if isinstance(size, Dim):
-                    if not size.min <= given <= size.max or symbols.setdefault(size, given) != given:
-                        raise ShapeError(
-                            f"[session.run] {size} must lie in [{size.min}, {size.max}] and be one number; got {given} in {name!r}"
-                        )
-        for size, given in symbols.items():
-            self._store.symbols[self.plan.shapes.symbols.index(size)] = given
+        self._bind_symbols(inputs)
         for name, value in inputs.items():
             self.set_tensor(name, np.asarray(value))
         if self._counted is not None:
@@ -164,6 +167,21 @@ class GraphInstance:
             if labels in inputs:
                 count = int(np.count_nonzero(np.asarray(inputs[labels]) != self._counted[1]))
                 self.set_tensor(INV_COUNT, np.array([1.0 / max(count, 1)], np.float32))
+
+    def _bind_symbols(self, inputs: Mapping[str, np.ndarray]) -> None:
+        """Take the symbols' values from the shapes given."""
+        values: dict[Dim, int] = {}
+        for name, value in inputs.items():
+            for size, given in zip(self.plan.graph.spec(self._id(name)).shape, np.shape(value)):
+                if not isinstance(size, Dim):
+                    continue
+                if not size.min <= given <= size.max or values.setdefault(size, given) != given:
+                    raise ShapeError(
+                        f"[session.run] {size} must lie in [{size.min}, {size.max}] and be one number; got {given} "
+                        f"in {name!r}; split the call"
+                    )
+        for size, given in values.items():
+            self._store.symbols[self.plan.shapes.symbols.index(size)] = given
 
     def _run(self, name: str) -> None:
         if name not in self._programs:
@@ -187,15 +205,26 @@ class GraphInstance:
         optimizer = self._optimizer()
         self._feed(batch)
         t = self.step_count + 1
-        hyper = [lr, optimizer.beta1, optimizer.beta2, optimizer.eps, 1 - optimizer.beta1**t, 1 - optimizer.beta2**t, 0, 0]
+        hyper = [
+            lr,
+            optimizer.beta1,
+            optimizer.beta2,
+            optimizer.eps,
+            1 - optimizer.beta1**t,
+            1 - optimizer.beta2**t,
+            0,
+            0,
+        ]
         self.set_tensor(HYPER, np.array(hyper, np.float32))
         self._run("step")
         self.step_count = t
         return StepResult(float(self.get_tensor("loss")[0]), float(self.get_tensor("grad_norm")[0]))
 
     def _optimizer(self) -> AdamW:
-        if self.plan.optimizer is None:
-            raise PlanError("[session.step] a step needs an optimizer; got none; call graph.optimize before planning")
+        if not isinstance(self.plan.optimizer, AdamW):
+            raise PlanError(
+                "[session.step] a step needs an optimizer; got none; call graph.optimize before planning"
+            )
         return self.plan.optimizer
 
     def forward(self, **inputs: np.ndarray) -> None:
@@ -207,7 +236,7 @@ class GraphInstance:
         """Run the backward pass of the last `forward`; read gradients as `<parameter>.grad`."""
         self._run("backward")
 
-    # ---- looking inside --------------------------------------------------------------------------------------------
+    # ---- looking inside -----------------------------------------------------------------------------------
 
     def memory_usage(self) -> list[dict[str, int]]:
         """Bytes allocated per device; `total` counts the arena itself, the rest is how the plan fills it."""

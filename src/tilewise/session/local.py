@@ -34,7 +34,9 @@ class TensorStore:
         batched = self.plan.builder.is_batched(tensor)
         return range(self.plan.settings.accumulation if batched else 1)
 
-    def _local(self, shapes: LocalShapes, spec: TensorSpec, tensor: int, part: int) -> tuple[list[int], Slices]:
+    def _local(
+        self, shapes: LocalShapes, spec: TensorSpec, tensor: int, part: int
+    ) -> tuple[list[int], Slices]:
         """Local sizes now, and the slices of the whole that a device's part covers."""
         layout = self.plan.layout.tensors[tensor]
         sizes, slices = [], []
@@ -74,11 +76,15 @@ class TensorStore:
     def read(self, tensor: int, copies: list[int] | None = None) -> np.ndarray:
         """The whole from the devices' parts (replicas: the first of `copies`, by default device order reversed)."""
         spec = self.plan.graph.spec(tensor)
-        shape = [self.symbols[self.plan.shapes.symbols.index(s)] if isinstance(s, Dim) else s for s in spec.shape]
+        shape = [
+            self.symbols[self.plan.shapes.symbols.index(s)] if isinstance(s, Dim) else s for s in spec.shape
+        ]
         whole = np.zeros(shape, spec.dtype.numpy)
         for device in copies or range(self.plan.mesh.num_devices - 1, -1, -1):
             for part in self._parts(tensor):
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
                 flat = self._array(device, tensor, part, sizes, spec)
-                whole[slices] = unpack_weight(flat, *sizes) if spec.storage == "packed" else flat.reshape(sizes)
+                whole[slices] = (
+                    unpack_weight(flat, *sizes) if spec.storage == "packed" else flat.reshape(sizes)
+                )
         return whole

@@ -34,11 +34,14 @@ def first_difference(name: str, expected: np.ndarray, found: np.ndarray) -> str 
     a, b = np.ascontiguousarray(expected), np.ascontiguousarray(found)
     if a.shape != b.shape or a.dtype != b.dtype:
         return f"{name}: {a.dtype}{list(a.shape)} on one device, {b.dtype}{list(b.shape)} over the mesh"
-    different = np.flatnonzero((a.view(np.uint8).reshape(a.size, -1) != b.view(np.uint8).reshape(b.size, -1)).any(axis=1))
+    different = np.flatnonzero(
+        (a.view(np.uint8).reshape(a.size, -1) != b.view(np.uint8).reshape(b.size, -1)).any(axis=1)
+    )
     if different.size == 0:
         return None
     at = tuple(int(i) for i in np.unravel_index(different[0], a.shape))
-    return f"{name}{list(at)}: {float(a[at])!r} on one device, {float(b[at])!r} over the mesh ({different.size} of {a.size} differ)"
+    values = f"{float(a[at])!r} on one device, {float(b[at])!r} over the mesh"
+    return f"{name}{list(at)}: {values} ({different.size} of {a.size} differ)"
 
 
 def verify_strategy(
@@ -78,8 +81,10 @@ def verify_strategy(
         for number, batch in enumerate(batches):
             report(f"step {number + 1} of {len(batches)}: one device, then {mesh}")
             pairs = {"loss and norm": (_run(expected, batch, lr), _run(found, batch, lr))}
-            pairs |= {f"gradient of {n}": (expected.get_tensor(f"{n}.grad"), found.get_tensor(f"{n}.grad"))
-                      for n in expected.parameter_names()}  # fmt: skip
+            pairs |= {
+                f"gradient of {n}": (expected.get_tensor(f"{n}.grad"), found.get_tensor(f"{n}.grad"))
+                for n in expected.parameter_names()
+            }
             difference = _compare(pairs)
             if difference:
                 return VerifyReport(False, f"NOT equal, first at step {number + 1}: {difference}")
@@ -89,8 +94,8 @@ def verify_strategy(
         if difference:
             return VerifyReport(False, f"NOT equal after {len(batches)} steps: {difference}")
         compared += len(states[0])
-    words = f"{mesh} equals one device to the bit: {len(batches)} steps, {compared} tensors compared (losses, gradients, "
-    return VerifyReport(True, words + "parameters, moments)")
+    what = f"{len(batches)} steps, {compared} tensors compared (losses, gradients, parameters, moments)"
+    return VerifyReport(True, f"{mesh} equals one device to the bit: {what}")
 
 
 def _run(model: GraphInstance, batch: Batch, lr: float) -> np.ndarray:

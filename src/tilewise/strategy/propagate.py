@@ -74,8 +74,8 @@ def _through(graph: Graph, op: OpNode, layouts: Mapping[int, TensorLayout]) -> l
                 raise LayoutError(_conflict(graph, op, name, seen, (axis, tensor)))
             if axis is not None and name in factors.whole:
                 raise LayoutError(
-                    f"[strategy.propagate] {op.op} needs a dim whole; got {graph.spec(tensor)} of {op.label!r} sharded on "
-                    f"{axis!r}; take the label off that dim"
+                    f"[strategy.propagate] {op.op} needs a dim whole; got {graph.spec(tensor)} of {op.label!r} sharded "
+                    f"on {axis!r}; take the label off that dim"
                 )
     return [_unique(op, tuple(axis_of.get(n, (None, -1))[0] for n in names)) for names in factors.outputs]
 
@@ -83,7 +83,9 @@ def _through(graph: Graph, op: OpNode, layouts: Mapping[int, TensorLayout]) -> l
 def _unique(op: OpNode, layout: TensorLayout) -> TensorLayout:
     used = [a for a in layout if a]
     if len(set(used)) != len(used):
-        raise LayoutError(f"[strategy.propagate] an axis can shard one dim only; got {layout} from {op.label!r}")
+        raise LayoutError(
+            f"[strategy.propagate] an axis can shard one dim only; got {layout} from {op.label!r}"
+        )
     return layout
 
 
@@ -92,6 +94,6 @@ def _conflict(graph: Graph, op: OpNode, factor: str, *sides: Sequence[object]) -
     assert isinstance(a, int) and isinstance(b, int)
     name_a, name_b = graph.spec(a).name or f"result {a}", graph.spec(b).name or f"result {b}"
     return (
-        f"[strategy.propagate] operands of {op.label!r} must agree on factor {factor!r}; got {name_a} {graph.spec(a)} on "
-        f"{axis_a!r} and {name_b} {graph.spec(b)} on {axis_b!r}; label both dims alike"
+        f"[strategy.propagate] operands of {op.label!r} must agree on factor {factor!r}; got {name_a} {graph.spec(a)} "
+        f"on {axis_a!r} and {name_b} {graph.spec(b)} on {axis_b!r}; label both dims alike"
     )

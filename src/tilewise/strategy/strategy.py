@@ -81,7 +81,9 @@ class DistributionStrategy:
         """
         unknown = [n for n in mesh.names if n not in ("dp", "tp")]
         if unknown:
-            raise LayoutError(f"[strategy.for_mesh] mesh axes are dp and tp; got {', '.join(unknown)}; rename or drop them")
+            raise LayoutError(
+                f"[strategy.for_mesh] mesh axes are dp and tp; got {', '.join(unknown)}; rename or drop them"
+            )
         return cls.hybrid(dp=mesh.size("dp"), tp=mesh.size("tp"))
 
     def mesh(self) -> DeviceMesh:

@@ -90,13 +90,13 @@ def bits_per_byte(
     files: Sequence[TextFile],
     batch: int,
     context: int,
-    advance: Callable[[int], None] = lambda num_batches: None,
+    show: Callable[[int, int], None] = lambda done, total: None,
 ) -> float:
     """Bits the model needs per UTF-8 byte of the files, end marks included.
 
     Args:
         model: an instance of a training graph over `[batch, context]`.
-        advance: called with 1 after each forward pass.
+        show: called with done and all windows after each forward pass.
     """
     from tilewise.data import end_of_text_id
 
@@ -106,9 +106,9 @@ def bits_per_byte(
     tokens = np.concatenate([w[0] for w in windows])
     labels = np.concatenate([w[1] for w in windows])
     nats = 0.0
-    for batch_tokens, batch_labels in _in_batches(tokens, labels, batch):
+    for i, (batch_tokens, batch_labels) in enumerate(_in_batches(tokens, labels, batch)):
         nats += _sum_of_losses(model, batch_tokens, batch_labels)
-        advance(1)
+        show(min(len(tokens), (i + 1) * batch), len(tokens))
     return nats / math.log(2.0) / sum(file.num_bytes for file in files)
 
 

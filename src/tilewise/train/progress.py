@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["StepProgress", "describe_step", "format_duration", "track_files"]
+__all__ = ["StepProgress", "describe_step", "format_duration", "track_work"]
 
 _PLAIN_EVERY_S = 10.0
 
@@ -98,19 +98,19 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
 
 
-def track_files(console: Console, label: str, num_files: int) -> _FileProgress:
-    """A bar over files, for `with`; its `advance(n)` moves it. Silent when not a terminal."""
-    return _FileProgress(console, label, num_files)
+def track_work(console: Console, label: str) -> _WorkProgress:
+    """A bar over pieces of work, for `with`; its `show(done, total)` moves it. Silent when not a terminal."""
+    return _WorkProgress(console, label)
 
 
-class _FileProgress:
-    def __init__(self, console: Console, label: str, num_files: int) -> None:
+class _WorkProgress:
+    def __init__(self, console: Console, label: str) -> None:
         from rich.progress import Progress
 
         self._bar = Progress(console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task(label, total=num_files)
+        self._task = self._bar.add_task(label, total=None)
 
-    def __enter__(self) -> _FileProgress:
+    def __enter__(self) -> _WorkProgress:
         self._bar.start()
         return self
 
@@ -119,6 +119,6 @@ class _FileProgress:
     ) -> None:
         self._bar.stop()
 
-    def advance(self, num_files: int) -> None:
-        """That many more files are done."""
-        self._bar.advance(self._task, num_files)
+    def show(self, done: int, total: int) -> None:
+        """So much of all is done."""
+        self._bar.update(self._task, completed=done, total=total)

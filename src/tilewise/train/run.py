@@ -96,7 +96,7 @@ def run_training(config: TrainConfig, resume: bool, console: Console) -> RunResu
         trainer.save_model(output / "model")
         console.print(f"model in {output / 'model'}, loss curve in {output / 'loss.png'}", highlight=False)
         if data.corpus.held_out:
-            bits = evaluate_model(config, data, output / "model")
+            bits = evaluate_model(config, data, output / "model", console)
             console.print(f"held-out files: {bits:.3f} bits per byte", highlight=False)
     return RunResult(num_steps, False, output / "model")
 

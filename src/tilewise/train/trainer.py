@@ -39,7 +39,7 @@ from tilewise.models import llama
 from tilewise.models.llama.weights import file_name
 from tilewise.train.config import TrainConfig, make_model_config, make_optimizer
 from tilewise.train.evaluation import bits_per_byte
-from tilewise.train.progress import track_files
+from tilewise.train.progress import track_work
 from tilewise.train.schedule import learning_rate
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def prepare_data(config: TrainConfig, console: Console) -> TrainingData:
     corpus = load_standard_library(percent) if is_stdlib else load_corpus(config.data.path, percent)
     tokenizer = train_tokenizer((file.text for file in corpus.train), config.model.vocab_size)
     end_of_text_id(tokenizer)
-    with track_files(console, "encoding", len(corpus.train)) as progress:
-        stream = encode_files(tokenizer, [file.text for file in corpus.train], progress.advance)
+    with track_work(console, "encoding") as progress:
+        stream = encode_files(tokenizer, [file.text for file in corpus.train], progress.show)
     batches = Batches(stream, config.train.batch, config.data.context, config.train.seed)
     return TrainingData(corpus, tokenizer, batches, hashlib.sha256(stream.tobytes()).hexdigest())
 
@@ -104,7 +104,7 @@ def make_plan(config: TrainConfig) -> tuple[ComputeGraph, Plan]:
     return graph, plan
 
 
-def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path) -> float:
+def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, console: Console) -> float:
     """Bits per byte that a saved model needs for the held-out files, in the configuration's dtype and
     strategy.
 
@@ -114,9 +114,10 @@ def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path) -> 
     batch, context = config.train.batch, config.data.context
     graph = make_graph(config)
     graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(config.distribution.mesh)))
-    with graph.instantiate(graph.plan(workers_per_device=config.distribution.workers_per_device)) as model:
+    plan = graph.plan(workers_per_device=config.distribution.workers_per_device)
+    with graph.instantiate(plan) as model, track_work(console, "held-out files") as progress:
         model.load_parameters(model_dir)
-        return bits_per_byte(model, data.tokenizer, data.corpus.held_out, batch, context)
+        return bits_per_byte(model, data.tokenizer, data.corpus.held_out, batch, context, progress.show)
 
 
 class Trainer:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-TEXT = "def add(a, b):\n    return a + b\n\n\nclass Stack:\n    def push(self, item):\n        self.items = [item]\n"
+TEXT = "def add(a, b):\n    return a + b\n\n\nclass Stack:\n    def push(self, x):\n        self.x = x\n"
 
 
 def _tilewise(*arguments, timeout=300):

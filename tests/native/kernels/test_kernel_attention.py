@@ -3,7 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from kernel_checks import NUMPY, array, assert_close, assert_same_bits, empty, every_dtype, every_level, random, rng, tensor
+from kernel_checks import (
+    NUMPY,
+    array,
+    assert_close,
+    assert_same_bits,
+    empty,
+    every_dtype,
+    every_level,
+    random,
+    rng,
+    tensor,
+)
 
 from tilewise.kernels import reference
 from tilewise.kernels.isa import run
@@ -136,9 +147,17 @@ def test_paged_mixes_sequences(dt):
     gen = rng(5)
     k_cache, v_cache, q = random(gen, 64 * 6, 16, dt), random(gen, 64 * 6, 16, dt), random(gen, 4, 32, dt)
     table = np.array([[5, 0, 1], [2, 4, 3]], np.int32)
-    positions, sequence = np.array([[100], [3], [64], [7]], np.int32), np.array([[1], [0], [0], [1]], np.int32)
+    positions, sequence = (
+        np.array([[100], [3], [64], [7]], np.int32),
+        np.array([[1], [0], [0], [1]], np.int32),
+    )
     out = empty(4, 32, dt)
-    run(f"attention_paged_{dt}", [out, q, k_cache, v_cache, positions, sequence, table], [64, 2, 1, 16], [0.25])
+    run(
+        f"attention_paged_{dt}",
+        [out, q, k_cache, v_cache, positions, sequence, table],
+        [64, 2, 1, 16],
+        [0.25],
+    )
     exact = reference.attention_paged(q, k_cache, v_cache, positions, sequence, table, 64, 2, 1, 16, 0.25)
     assert_close(out, exact, dt, bound=2e-6)
 

@@ -56,7 +56,10 @@ def everything_in_fp32(isa):
     """Outputs of the kernels whose bits must not depend on the level."""
     gen = rng(20)
     a, w, gamma = random(gen, 37, 130), random(gen, 45, 130), random(gen, 1, 130)
-    results = [matmul("f32", a, w, even_chunks(130, 8), isa), matmul("f32", random(gen, 9, 45), w, even_chunks(45, 4), isa, name="matmul_dx")]
+    results = [
+        matmul("f32", a, w, even_chunks(130, 8), isa),
+        matmul("f32", random(gen, 9, 45), w, even_chunks(45, 4), isa, name="matmul_dx"),
+    ]
     results.append(weight_gradient("f32", *training_operands("f32"), 24, isa=isa))
     y, rstd, soft = empty(37, 130), empty(37, 1), empty(37, 130)
     run("rms_norm_f32", [y, rstd, a, gamma], floats=[1e-5], isa=isa)

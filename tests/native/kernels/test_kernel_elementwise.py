@@ -23,7 +23,24 @@ from tilewise.kernels import reference
 from tilewise.kernels.isa import run
 
 SPECIAL = np.array(
-    [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 3e38, -3e38, 1e-38, 1e-45, 88.8, -87.5, -104.0, 1.00390625, 1.01171875]
+    [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        3e38,
+        -3e38,
+        1e-38,
+        1e-45,
+        88.8,
+        -87.5,
+        -104.0,
+        1.00390625,
+        1.01171875,
+    ]
 )
 every_width = pytest.mark.parametrize("d", [1, 16, 45])
 
@@ -149,7 +166,10 @@ def test_copies_keep_bits(dt, name):
         run(f"copy_{dt}", [outs[0].view(NUMPY[dt]), x.view(NUMPY[dt])])
         np.testing.assert_array_equal(outs[0], x)
     else:
-        run(f"copy_pairs_{dt}", [outs[0].view(NUMPY[dt]), x.view(NUMPY[dt]), outs[1].view(NUMPY[dt]), outs[0].view(NUMPY[dt])])
+        run(
+            f"copy_pairs_{dt}",
+            [outs[0].view(NUMPY[dt]), x.view(NUMPY[dt]), outs[1].view(NUMPY[dt]), outs[0].view(NUMPY[dt])],
+        )
         np.testing.assert_array_equal(outs[1], x)
 
 
@@ -191,7 +211,11 @@ def test_gather_rows_and_kv_write(dt):
 def test_tree_add(isa, dt, inputs):
     """The fixed tree over partials, the residual after the root, one cast."""
     gen = rng(inputs)
-    parts, residual, out = [random(gen, 5, 21) for _ in range(inputs)], random(gen, 5, 21, dt), empty(5, 21, dt)
+    parts, residual, out = (
+        [random(gen, 5, 21) for _ in range(inputs)],
+        random(gen, 5, 21, dt),
+        empty(5, 21, dt),
+    )
     run(f"tree_add_{dt}", [out, residual, *parts], isa=isa)
     assert_close(out, reference.tree_add(residual, parts), dt, bound=1e-6)
     level = parts

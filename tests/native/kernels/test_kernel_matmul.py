@@ -88,7 +88,12 @@ def test_matmul_dx_of_many_rows_of_weights(isa, dt):
     gen = rng(3)
     terms = [(random(gen, 40, n, dt), random(gen, n, 70, dt)) for n in (2500, 1301)]
     out = empty(40, 70)
-    ranges = [x for c in range(4) for n in (2500, 1301) for x in (n * c // 8 * 2, n if c == 3 else n * (c + 1) // 8 * 2)]
+    ranges = [
+        x
+        for c in range(4)
+        for n in (2500, 1301)
+        for x in (n * c // 8 * 2, n if c == 3 else n * (c + 1) // 8 * 2)
+    ]
     tiles = [out, None, *(t for a, w in terms for t in (a, packed(w, dt)))]
     run(f"matmul_dx_{dt}", tiles, [1, 2, 4, *ranges], isa=isa)
     assert_close(out, reference.matmul_dx(None, terms), "f32", bound=bound(3801))
@@ -96,7 +101,9 @@ def test_matmul_dx_of_many_rows_of_weights(isa, dt):
 
 @every_level
 @every_dtype
-@pytest.mark.parametrize("tokens,leaf_rows,n,k", [(1, 1, 5, 3), (77, 77, 33, 65), (300, 64, 70, 130), (900, 450, 40, 33)])
+@pytest.mark.parametrize(
+    "tokens,leaf_rows,n,k", [(1, 1, 5, 3), (77, 77, 33, 65), (300, 64, 70, 130), (900, 450, 40, 33)]
+)
 def test_matmul_dw(isa, dt, tokens, leaf_rows, n, k):
     """Packed weight gradients over leaves, embedding rows and carries; padding becomes zero."""
     gen = rng(tokens)
@@ -122,7 +129,9 @@ def test_matmul_dw_of_embedding_only(isa, dt, n, k):
     ids = gen.integers(0, n, (50, 1)).astype(np.int32)
     de, out = random(gen, 50, k, dt), packed_out(n, k)
     run(f"matmul_dw_{dt}", [out, None, None, ids, de], [5, 0, 0], isa=isa)
-    assert_close(unpack_weight(out[0], n, k), reference.matmul_dw(n, None, None, ids, de, [], 0), "f32", bound=2e-6)
+    assert_close(
+        unpack_weight(out[0], n, k), reference.matmul_dw(n, None, None, ids, de, [], 0), "f32", bound=2e-6
+    )
 
 
 @every_level

@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from kernel_checks import array, assert_close, assert_same_bits, empty, every_dtype, every_level, random, rng, tensor
+from kernel_checks import (
+    array,
+    assert_close,
+    assert_same_bits,
+    empty,
+    every_dtype,
+    every_level,
+    random,
+    rng,
+    tensor,
+)
 
 from tilewise.kernels import reference
 from tilewise.kernels.isa import run

@@ -85,7 +85,9 @@ def test_run_refuses_what_cannot_be_a_tile():
 def _level_in_new_process(level):
     code = "from tilewise.kernels.isa import isa_in_use; print(isa_in_use())"
     environment = {**os.environ, "TILEWISE_ISA": level}
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_environment_forces_a_level():

@@ -15,8 +15,17 @@ BATCH, SEQ = 8, 24
 
 def sizes(**changes):
     """A small Llama with grouped heads and sizes that do not divide by panels."""
-    base = dict(vocab_size=330, hidden_size=48, intermediate_size=100, num_hidden_layers=2, num_attention_heads=6,
-                num_key_value_heads=2, head_dim=10, max_position_embeddings=64, tie_word_embeddings=True)  # fmt: skip
+    base = {
+        "vocab_size": 330,
+        "hidden_size": 48,
+        "intermediate_size": 100,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+    }
     return llama.LlamaConfig(**{**base, **changes})
 
 
@@ -27,7 +36,9 @@ def peers(model, dtype, **optimizer):
     graph.optimize(tw.optim.AdamW(**optimizer))
     ours = graph.instantiate()
     ours.initialize(3, scale=0.1)
-    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**model.to_dict(), attn_implementation="eager")).float()
+    theirs = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**model.to_dict(), attn_implementation="eager")
+    ).float()
     names = {n if n.startswith("lm_head") else f"model.{n}": n for n in ours.parameter_names()}
     theirs.load_state_dict({k: torch.tensor(ours.get_tensor(n)) for k, n in names.items()}, strict=False)
     theirs.tie_weights()
@@ -72,7 +83,9 @@ def test_loss_and_every_gradient(tied):
 def test_twenty_adamw_steps():
     """Losses of twenty steps with clipping and decay follow PyTorch's within 1e-4."""
     model = sizes()
-    ours, theirs, _ = peers(model, "f32", beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, max_grad_norm=1.0)
+    ours, theirs, _ = peers(
+        model, "f32", beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, max_grad_norm=1.0
+    )
     groups = [
         {"params": [p for p in theirs.parameters() if p.ndim == 2], "weight_decay": 0.1},
         {"params": [p for p in theirs.parameters() if p.ndim == 1], "weight_decay": 0.0},
@@ -125,7 +138,10 @@ def test_gradients_against_finite_differences():
     generator = np.random.default_rng(0)
     for name in ours.parameter_names():
         gradient = ours.get_tensor(f"{name}.grad").astype(np.float64)
-        direction = gradient / np.linalg.norm(gradient) + generator.standard_normal(gradient.shape) * 0.1 / gradient.size**0.5
+        direction = (
+            gradient / np.linalg.norm(gradient)
+            + generator.standard_normal(gradient.shape) * 0.1 / gradient.size**0.5
+        )
         start, losses = ours.get_tensor(name).copy(), []
         for sign in (1, -1):
             ours.set_tensor(name, (start + sign * 1e-2 * direction).astype(np.float32))

@@ -90,8 +90,8 @@ def test_small_vocabulary_is_refused():
 def test_stream_ends_every_file(tokenizer):
     """Each file is followed by the end token, and progress counts files."""
     seen = []
-    stream = encode_files(tokenizer, ["a", "bc"] * 50, seen.append)
-    assert stream.dtype == np.int32 and (stream == 0).sum() == 100 and sum(seen) == 100
+    stream = encode_files(tokenizer, ["a", "bc"] * 50, lambda done, total: seen.append((done, total)))
+    assert stream.dtype == np.int32 and (stream == 0).sum() == 100 and seen[-1] == (100, 100)
     assert tokenizer.id_to_token(int(stream[-1])) == END_OF_TEXT
 
 

@@ -20,7 +20,12 @@ __all__: list[str] = []
 
 def _heads(spec: TensorSpec, head_dim: int, op: str) -> int:
     width = spec.shape[-1]
-    require(isinstance(width, int) and width % head_dim == 0, op, f"the last dim must hold heads of {head_dim}", spec)
+    require(
+        isinstance(width, int) and width % head_dim == 0,
+        op,
+        f"the last dim must hold heads of {head_dim}",
+        spec,
+    )
     assert isinstance(width, int)
     return width // head_dim
 
@@ -57,7 +62,12 @@ class Rope:
         """One task per row tile."""
         x, positions, table = op.inputs
         t = low.tensor(x)
-        operands = [low.row(op.outputs[0], "w"), low.row(x, "r"), low.row(positions, "r"), low.whole(table, "r")]
+        operands = [
+            low.row(op.outputs[0], "w"),
+            low.row(x, "r"),
+            low.row(positions, "r"),
+            low.whole(table, "r"),
+        ]
         ints = [op.attrs["head_dim"], int(op.attrs["inverse"])]
         low.emit(f"rope_{t.dtype}", op, t.extent, low.row_step(t), operands, ints=ints)
 
@@ -75,7 +85,14 @@ class Attention:
         assert q is not None and k is not None and v is not None
         require(len(q.shape) == 3, "attention", "operands must be [batch, seq, heads * head_dim]", q, k, v)
         heads, kv_heads = _heads(q, attrs["head_dim"], "attention"), _heads(k, attrs["head_dim"], "attention")
-        require(k.shape == v.shape and k.shape[:-1] == q.shape[:-1], "attention", "q, k and v must share rows", q, k, v)
+        require(
+            k.shape == v.shape and k.shape[:-1] == q.shape[:-1],
+            "attention",
+            "q, k and v must share rows",
+            q,
+            k,
+            v,
+        )
         require(heads % kv_heads == 0, "attention", "query heads must divide by KV heads", q, k)
         require(q.dtype == k.dtype == v.dtype, "attention", "operands must have one dtype", q, k, v)
         label = q.labels[-1]
@@ -94,7 +111,7 @@ class Attention:
         """One op for dq, dk and dv."""
         q, k, v = (tape.use(i) for i in op.inputs)
         out, lse = (tape.use(o) for o in op.outputs)
-        return tape.op("attention_backward", [grads[0], out, lse, q, k, v], **op.attrs)
+        return list(tape.op("attention_backward", [grads[0], out, lse, q, k, v], **op.attrs))
 
     def lower(self, low: Any, op: OpNode) -> None:
         """One task per block of whole sequences."""
@@ -103,10 +120,18 @@ class Attention:
         operands = [low.row(o, "w") for o in op.outputs] + [low.row(i, "r") for i in (q, k, v)]
         seq = low.spec(q).shape[1]
         ints = [seq, *_head_ints(low, op, q, k), int(op.attrs["causal"])]
-        low.emit(f"attention_{t.dtype}", op, t.extent, low.row_step(t), operands, ints=ints, floats=[op.attrs["scale"]])
+        low.emit(
+            f"attention_{t.dtype}",
+            op,
+            t.extent,
+            low.row_step(t),
+            operands,
+            ints=ints,
+            floats=[op.attrs["scale"]],
+        )
 
 
-def _head_ints(low: Any, op: OpNode, q: int, k: int) -> list[int]:
+def _head_ints(low: Any, op: OpNode, q: int | None, k: int | None) -> list[int]:
     """Local query heads, local KV heads, head size."""
     size = op.attrs["head_dim"]
     return [low.tensor(q).cols // size, low.tensor(k).cols // size, size]
@@ -144,7 +169,13 @@ class AttentionBackward:
         operands = [low.row(o, "w") for o in targets] + [low.row(i, "r") for i in op.inputs]
         ints = [low.spec(q).shape[1], *_head_ints(low, op, q, k), int(op.attrs["causal"]), int(len(team) > 1)]
         low.emit(
-            f"attention_backward_{t.dtype}", op, t.extent, low.row_step(t), operands, ints=ints, floats=[op.attrs["scale"]]
+            f"attention_backward_{t.dtype}",
+            op,
+            t.extent,
+            low.row_step(t),
+            operands,
+            ints=ints,
+            floats=[op.attrs["scale"]],
         )
         if len(team) > 1:
             for partial, out in zip(targets[1:], op.outputs[1:]):
@@ -163,7 +194,13 @@ class KvWrite:
         """As the cache."""
         cache, x, slots = inputs
         assert cache is not None and x is not None and slots is not None
-        require(cache.shape[-1] == x.shape[-1] and cache.dtype == x.dtype, "kv_write", "rows must fit the cache", cache, x)
+        require(
+            cache.shape[-1] == x.shape[-1] and cache.dtype == x.dtype,
+            "kv_write",
+            "rows must fit the cache",
+            cache,
+            x,
+        )
         require(slots.shape == x.shape[:-1], "kv_write", "one slot per row", x, slots)
         return [TensorSpec(cache.shape, cache.dtype, cache.labels)]
 
@@ -177,7 +214,7 @@ class KvWrite:
 
     def lower(self, low: Any, op: OpNode) -> None:
         """One task per row tile."""
-        cache, x, slots = op.inputs
+        _cache, x, slots = op.inputs
         t = low.tensor(x)
         operands = [low.whole(op.outputs[0], "rw"), low.row(x, "r"), low.row(slots, "r")]
         low.emit(f"kv_write_{t.dtype}", op, t.extent, low.row_step(t), operands)
@@ -185,7 +222,10 @@ class KvWrite:
 
 @register
 class AttentionPaged:
-    """Attention of flattened tokens over a paged cache: inputs q, k_cache, v_cache, positions, sequence, block_table."""
+    """Attention of flattened tokens over a paged cache.
+
+    Inputs q, k_cache, v_cache, positions, sequence, block_table.
+    """
 
     name = "attention_paged"
 
@@ -211,8 +251,21 @@ class AttentionPaged:
         q, k_cache, v_cache, positions, sequence, table = op.inputs
         t = low.tensor(q)
         operands = [
-            low.row(op.outputs[0], "w"), low.row(q, "r"), low.whole(k_cache, "r"), low.whole(v_cache, "r"),
-            low.row(positions, "r"), low.row(sequence, "r"), low.whole(table, "r"),
-        ]  # fmt: skip
+            low.row(op.outputs[0], "w"),
+            low.row(q, "r"),
+            low.whole(k_cache, "r"),
+            low.whole(v_cache, "r"),
+            low.row(positions, "r"),
+            low.row(sequence, "r"),
+            low.whole(table, "r"),
+        ]
         ints = [op.attrs["block_size"], *_head_ints(low, op, q, k_cache)]
-        low.emit(f"attention_paged_{t.dtype}", op, t.extent, low.row_step(t), operands, ints=ints, floats=[op.attrs["scale"]])
+        low.emit(
+            f"attention_paged_{t.dtype}",
+            op,
+            t.extent,
+            low.row_step(t),
+            operands,
+            ints=ints,
+            floats=[op.attrs["scale"]],
+        )

@@ -12,7 +12,9 @@ from tilewise.ir.op import Factors
 __all__ = ["Elementwise", "leading", "require", "same_shape"]
 
 
-def require(holds: bool, op: str, rule: str, *specs: TensorSpec | None, advice: str = "check the operands") -> None:
+def require(
+    holds: bool, op: str, rule: str, *specs: TensorSpec | None, advice: str = "check the operands"
+) -> None:
     """Raise ShapeError naming op, rule and the specs unless `holds`."""
     if not holds:
         got = ", ".join(str(s) for s in specs)
@@ -64,4 +66,6 @@ class Elementwise:
         """One task per row tile."""
         x = low.tensor(op.inputs[0])
         operands = [low.row(o, "w") for o in op.outputs] + [low.row(i, "r") for i in op.inputs]
-        low.emit(f"{self.kernel}_{x.dtype}", op, x.extent, low.row_step(x), operands, floats=self.floats(op.attrs))
+        low.emit(
+            f"{self.kernel}_{x.dtype}", op, x.extent, low.row_step(x), operands, floats=self.floats(op.attrs)
+        )

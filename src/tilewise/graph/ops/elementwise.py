@@ -1,13 +1,14 @@
-"""Ops on elements alone: add, multiply, scale, silu, silu_gate (`silu(gate) * up`)."""
+"""Ops on elements or rows alone: add, multiply, scale, silu, silu_gate (`silu(gate) * up`), softmax, cast."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilewise.graph.ops.common import Elementwise
-from tilewise.ir.graph import OpNode
-from tilewise.ir.op import register
+from tilewise.core.dtypes import dtype
+from tilewise.graph.ops.common import Elementwise, require
+from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.op import Factors, register
 
 __all__: list[str] = []
 
@@ -60,7 +61,7 @@ class Silu(Elementwise):
 
     def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
         """From the input."""
-        return tape.op("silu_backward", [grads[0], tape.use(op.inputs[0])])
+        return list(tape.op("silu_backward", [grads[0], tape.use(op.inputs[0])]))
 
 
 @register
@@ -81,7 +82,7 @@ class SiluGate(Elementwise):
     def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
         """Both gradients in one pass."""
         gate, up = (tape.use(i) for i in op.inputs)
-        return tape.op("silu_gate_backward", [grads[0], gate, up])
+        return list(tape.op("silu_gate_backward", [grads[0], gate, up]))
 
 
 @register
@@ -92,3 +93,61 @@ class SiluGateBackward(Elementwise):
     num_inputs = 3
     num_outputs = 2
     in_place = ((0, 1), (1, 2))
+
+
+class _Row(Elementwise):
+    """Base of ops that treat every row alone: the last dim stays whole."""
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """As elementwise, with the last dim whole."""
+        every = super().factors(inputs, attrs)
+        return Factors(every.inputs, every.outputs, whole=frozenset(every.outputs[0][-1:]))
+
+
+@register
+class Softmax(_Row):
+    """`exp(x - max) / sum` over the last dim."""
+
+    name = kernel = "softmax"
+
+    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+        """From the result."""
+        return list(tape.op("softmax_backward", [grads[0], tape.use(op.outputs[0])]))
+
+
+@register
+class SoftmaxBackward(_Row):
+    """Gradient of `softmax`: inputs dy, y."""
+
+    name = kernel = "softmax_backward"
+    num_inputs = 2
+
+
+@register
+class Cast(Elementwise):
+    """Another element type, rounded to nearest even; attribute `dtype`."""
+
+    name = "cast"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """The same shape in the new dtype."""
+        (x,) = inputs
+        assert x is not None
+        require(
+            {x.dtype.name, attrs["dtype"]} == {"f32", "bf16"},
+            "cast",
+            f"casts f32 to bf16 or back, not to {attrs['dtype']}",
+            x,
+        )
+        return [TensorSpec(x.shape, dtype(attrs["dtype"]), x.labels)]
+
+    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+        """dy cast back."""
+        back = "bf16" if op.attrs["dtype"] == "f32" else "f32"
+        return list(tape.op("cast", [grads[0]], dtype=back))
+
+    def lower(self, low: Any, op: OpNode) -> None:
+        """One task per row tile."""
+        x, out = low.tensor(op.inputs[0]), low.tensor(op.outputs[0])
+        operands = [low.row(op.outputs[0], "w"), low.row(op.inputs[0], "r")]
+        low.emit(f"cast_{x.dtype}_{out.dtype}", op, x.extent, low.row_step(x), operands)

@@ -66,12 +66,19 @@ class Linear:
         for x, w in zip(inputs[0 : 2 * terms : 2], inputs[1 : 2 * terms : 2]):
             assert x is not None and w is not None
             require(len(w.shape) == 2, "linear", "a weight must have two dims", w)
-            require(x.shape[-1] == w.shape[inner], "linear", "inner sizes must agree", x, w, advice="transpose the weight")
-            require(x.dtype == w.dtype, "linear", "operands must have one dtype", x, w, advice="cast one of them")
+            require(
+                x.shape[-1] == w.shape[inner],
+                "linear",
+                "inner sizes must agree",
+                x,
+                w,
+                advice="transpose the weight",
+            )
+            require(
+                x.dtype == w.dtype, "linear", "operands must have one dtype", x, w, advice="cast one of them"
+            )
             require(w.shape[outer] == w0.shape[outer], "linear", "terms must have one output size", w0, w)
-        out = TensorSpec(
-            (*x0.shape[:-1], w0.shape[outer]), x0.dtype, (*x0.labels[:-1], w0.labels[outer])
-        )
+        out = TensorSpec((*x0.shape[:-1], w0.shape[outer]), x0.dtype, (*x0.labels[:-1], w0.labels[outer]))
         if attrs["residual"]:
             same_shape("linear", out, inputs[2 * terms])
         return [out]
@@ -106,10 +113,18 @@ class Linear:
         residual = op.inputs[2 * terms] if op.attrs["residual"] else None
         pairs = [(op.inputs[2 * t], op.inputs[2 * t + 1]) for t in range(terms)]
         axis = low.factor_axis(op, "k")
-        chunks = low.contraction_chunks([(low.spec(w), contraction_label(low.spec(w), transpose), 1 if transpose else 0)
-                                         for _, w in pairs], axis)
+        chunks = low.contraction_chunks(
+            [
+                (low.spec(w), contraction_label(low.spec(w), transpose), 1 if transpose else 0)
+                for _, w in pairs
+            ],
+            axis,
+        )
         target = low.temp_like(out, dtype="f32", name="partial") if axis else op.outputs[0]
-        operands = [low.row(target, "w"), low.row(residual, "r") if residual is not None and not axis else low.null()]
+        operands = [
+            low.row(target, "w"),
+            low.row(residual, "r") if residual is not None and not axis else low.null(),
+        ]
         for x, w in pairs:
             operands += [low.row(x, "r"), low.whole(w, "r")]
         kernel = f"{'matmul' if transpose else 'matmul_dx'}_{out.dtype}"
@@ -207,4 +222,3 @@ class Matmul:
         ints = [int(transposed), int(op.attrs["transpose_b"]), 0, 0]
         step = 0 if transposed else low.row_step(out)
         low.emit(f"gemm_{out.dtype}", op, out.extent, step, [target, first, low.whole(b, "r")], ints=ints)
-

@@ -72,13 +72,30 @@ class CrossEntropy:
         if axis:
             low.all_reduce(op, sums_target, sums, None, axis, "sum")
         low.emit(
-            f"cross_entropy_grad_{t.dtype}", op, t.extent, step,
-            [low.null(), low.row(rows, "w"), low.row(logits, "r"), low.row(stats, "r"), low.row(sums, "r"),
-             low.row(labels, "r"), low.whole(inv_count, "r")], ints=[begin, ignore],
-        )  # fmt: skip
+            f"cross_entropy_grad_{t.dtype}",
+            op,
+            t.extent,
+            step,
+            [
+                low.null(),
+                low.row(rows, "w"),
+                low.row(logits, "r"),
+                low.row(stats, "r"),
+                low.row(sums, "r"),
+                low.row(labels, "r"),
+                low.whole(inv_count, "r"),
+            ],
+            ints=[begin, ignore],
+        )
         leaf = low.temp(low.num_leaves, 1, "f32", tile_rows=1, name="loss_leaves")
-        low.emit("row_sum_leaf_f32", op, t.extent, step, [low.row(leaf, "rw", div=low.leaf_rows), low.row(rows, "r")],
-                 ints=[low.leaf_rows])  # fmt: skip
+        low.emit(
+            "row_sum_leaf_f32",
+            op,
+            t.extent,
+            step,
+            [low.row(leaf, "rw", div=low.leaf_rows), low.row(rows, "r")],
+            ints=[low.leaf_rows],
+        )
         low.leaf_tree(op, 0, leaf, low.factor_axis(op, "b0"))
 
 
@@ -114,8 +131,13 @@ class CrossEntropyBackward:
         begin = low.local_range(spec, low.layout(logits), len(spec.shape) - 1)[0]
         rows = low.temp_like(low.tensor(sums), dtype="f32", name="loss_rows")
         operands = [
-            low.row(op.outputs[0], "w"), low.row(rows, "w"), low.row(logits, "r"), low.row(stats, "r"),
-            low.row(sums, "r"), low.row(labels, "r"), low.whole(inv_count, "r"),
-        ]  # fmt: skip
+            low.row(op.outputs[0], "w"),
+            low.row(rows, "w"),
+            low.row(logits, "r"),
+            low.row(stats, "r"),
+            low.row(sums, "r"),
+            low.row(labels, "r"),
+            low.whole(inv_count, "r"),
+        ]
         ints = [begin, op.attrs["ignore_index"]]
         low.emit(f"cross_entropy_grad_{t.dtype}", op, t.extent, low.row_step(t), operands, ints=ints)

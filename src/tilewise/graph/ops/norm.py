@@ -40,7 +40,10 @@ class RmsNorm:
         assert x is not None and gamma is not None
         require(gamma.shape == x.shape[-1:], "rms_norm", "gamma must have the size of the last dim", x, gamma)
         require(gamma.dtype == x.dtype, "rms_norm", "operands must have one dtype", x, gamma)
-        return [TensorSpec(x.shape, x.dtype, x.labels), TensorSpec(x.shape[:-1], DTYPES["f32"], x.labels[:-1], storage="scalars")]
+        return [
+            TensorSpec(x.shape, x.dtype, x.labels),
+            TensorSpec(x.shape[:-1], DTYPES["f32"], x.labels[:-1], storage="scalars"),
+        ]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """The normalised dim stays whole."""
@@ -58,7 +61,12 @@ class RmsNorm:
         """One task per row tile."""
         x, gamma = op.inputs
         t = low.tensor(x)
-        operands = [low.row(op.outputs[0], "w"), low.row(op.outputs[1], "w"), low.row(x, "r"), low.whole(gamma, "r")]
+        operands = [
+            low.row(op.outputs[0], "w"),
+            low.row(op.outputs[1], "w"),
+            low.row(x, "r"),
+            low.whole(gamma, "r"),
+        ]
         low.emit(f"rms_norm_{t.dtype}", op, t.extent, low.row_step(t), operands, floats=[op.attrs["eps"]])
 
 
@@ -81,7 +89,9 @@ class RmsNormBackward:
         assert inputs[1] is not None
         rows = leading(inputs[1])
         x = (*rows, "d")
-        return Factors((x, x, rows, ("d",), x if inputs[4] is not None else None), (x, ("d",)), whole=frozenset("d"))
+        return Factors(
+            (x, x, rows, ("d",), x if inputs[4] is not None else None), (x, ("d",)), whole=frozenset("d")
+        )
 
     def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
         """Second derivatives are not defined."""
@@ -101,5 +111,7 @@ class RmsNormBackward:
             low.whole(gamma, "r"),
             low.row(residual, "r") if residual is not None else low.null(),
         ]
-        low.emit(f"rms_norm_backward_{t.dtype}", op, t.extent, low.row_step(t), operands, ints=[low.leaf_rows])
+        low.emit(
+            f"rms_norm_backward_{t.dtype}", op, t.extent, low.row_step(t), operands, ints=[low.leaf_rows]
+        )
         low.leaf_tree(op, 1, leaf, low.factor_axis(op, "b0"))

@@ -57,8 +57,8 @@ class GlobalNorm:
         low.emit("norm_scale", op, low.one, 0, operands, floats=[op.attrs["max_norm"]])
 
 
-def _chunk_ranges(low: Any, grad: int, chunks: int) -> tuple[int, list[tuple[int, int]]]:
-    """The dim that is cut and, per chunk, the local elements of it that this device holds (global chunks, local sizes)."""
+def _chunk_ranges(low: Any, grad: int | None, chunks: int) -> tuple[int, list[tuple[int, int]]]:
+    """The dim that is cut and, per (global) chunk, the local elements of it that this device holds."""
     spec, layout = low.spec(grad), low.layout(grad)
     dim = next((d for d, label in enumerate(spec.labels) if label is not None), None)
     if dim is None:
@@ -85,7 +85,9 @@ class AdamW:
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """State is laid out as its weight."""
         names = _whole(inputs[0], "w")
-        return Factors((names, names if inputs[1] is not None else None, names, names, names, ("h",), ("c",)), ())
+        return Factors(
+            (names, names if inputs[1] is not None else None, names, names, names, ("h",), ("c",)), ()
+        )
 
     def lower(self, low: Any, op: OpNode) -> None:
         """One task per block of rows, elementwise over the weight's storage."""
@@ -94,8 +96,22 @@ class AdamW:
         flat = low.flat(weight)
         copy = low.null() if master is None else low.row(flat, "rw")
         state = flat if master is None else low.flat(master)
-        operands = [copy, low.row(state, "rw"), low.row(low.flat(m), "rw"), low.row(low.flat(v), "rw"),
-                    low.row(low.flat(grad), "r"), low.whole(hyper, "r"), low.whole(clip, "r")]  # fmt: skip
+        operands = [
+            copy,
+            low.row(state, "rw"),
+            low.row(low.flat(m), "rw"),
+            low.row(low.flat(v), "rw"),
+            low.row(low.flat(grad), "r"),
+            low.whole(hyper, "r"),
+            low.whole(clip, "r"),
+        ]
         packed = int(low.spec(weight).storage == "packed")
-        low.emit(f"adamw_{dtype}", op, flat.extent, flat.tile_rows, operands, ints=[packed],
-                 floats=[op.attrs["weight_decay"]])  # fmt: skip
+        low.emit(
+            f"adamw_{dtype}",
+            op,
+            flat.extent,
+            flat.tile_rows,
+            operands,
+            ints=[packed],
+            floats=[op.attrs["weight_decay"]],
+        )

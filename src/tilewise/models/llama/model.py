@@ -1,12 +1,13 @@
 """Llama as a graph: one layer template, used by training and by generation.
 
-Shapes: B batch, S sequence, T flattened tokens, D hidden, N heads x head size, K KV heads x head size, F MLP, V vocabulary.
-The model knows no devices; the labels of its dims (`models/llama/sharding.py`) say what may be shared.
+Shapes: B batch, S sequence, T flattened tokens, D hidden, N heads x head size, K KV heads x head size, F MLP,
+V vocabulary. The model knows no devices; the labels of its dims (`models/llama/sharding.py`) say what may be shared.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ def rope_table(config: LlamaConfig) -> np.ndarray:
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 
 
-def _llama3_frequencies(frequency: np.ndarray, scaling: dict[str, Any]) -> np.ndarray:
+def _llama3_frequencies(frequency: np.ndarray, scaling: Mapping[str, Any]) -> np.ndarray:
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     old = scaling["original_max_position_embeddings"]
     wavelength = 2 * math.pi / frequency
@@ -60,7 +61,9 @@ def _norm(graph: GraphBuilder, x: TensorNode, name: str, config: LlamaConfig) ->
     return rms_norm(graph, x, f"{name}.weight", eps=config.rms_norm_eps)
 
 
-def _after_attention(graph: GraphBuilder, x: TensorNode, attended: TensorNode, config: LlamaConfig) -> TensorNode:
+def _after_attention(
+    graph: GraphBuilder, x: TensorNode, attended: TensorNode, config: LlamaConfig
+) -> TensorNode:
     """Output projection, MLP, and the two residuals."""
     d, f = config.hidden_size, config.intermediate_size
     x = graph.add(x, linear(graph, attended, "self_attn.o_proj.weight", d, in_label=heads_label(config)))
@@ -86,26 +89,46 @@ def decoder_layer(
 
 @layer
 def cached_layer(
-    graph: GraphBuilder, x_TD: TensorNode, positions: TensorNode, slots: TensorNode, sequence: TensorNode,
-    block_table: TensorNode, table: TensorNode, *, config: LlamaConfig, num_blocks: int,
-) -> TensorNode:  # fmt: skip
+    graph: GraphBuilder,
+    x_TD: TensorNode,
+    positions: TensorNode,
+    slots: TensorNode,
+    sequence: TensorNode,
+    block_table: TensorNode,
+    table: TensorNode,
+    *,
+    config: LlamaConfig,
+    num_blocks: int,
+) -> TensorNode:
     """One layer over flattened tokens `[T, D]` and a KV cache in blocks."""
     h = _norm(graph, x_TD, "input_layernorm", config)
     q_TN, k_TK, v_TK = _qkv(graph, h, config)
     q_TN = graph.rope(q_TN, positions, table, head_dim=config.head_dim)
     k_TK = graph.rope(k_TK, positions, table, head_dim=config.head_dim)
-    shape, labels = [num_blocks * BLOCK_SIZE, config.num_key_value_heads * config.head_dim], [None, kv_heads_label(config)]
+    shape, labels = (
+        [num_blocks * BLOCK_SIZE, config.num_key_value_heads * config.head_dim],
+        [None, kv_heads_label(config)],
+    )
     caches = []
     for name, new in (("k_cache", k_TK), ("v_cache", v_TK)):
         cache = graph.state(shape, x_TD.spec.dtype, name=f"self_attn.{name}", labels=labels)
         caches.append(graph.kv_write(cache, new, slots))
     attended = graph.paged_attention(
-        q_TN, caches[0], caches[1], positions, sequence, block_table, head_dim=config.head_dim, block_size=BLOCK_SIZE
+        q_TN,
+        caches[0],
+        caches[1],
+        positions,
+        sequence,
+        block_table,
+        head_dim=config.head_dim,
+        block_size=BLOCK_SIZE,
     )
     return _after_attention(graph, x_TD, attended, config)
 
 
-def _embed(graph: GraphBuilder, config: LlamaConfig, tokens: TensorNode, dtype: str) -> tuple[TensorNode, TensorNode]:
+def _embed(
+    graph: GraphBuilder, config: LlamaConfig, tokens: TensorNode, dtype: str
+) -> tuple[TensorNode, TensorNode]:
     shape = [config.vocab_size, config.hidden_size]
     weight = graph.parameter(shape, dtype, name="embed_tokens.weight", labels=[VOCAB, None])
     return graph.embedding(tokens, weight), weight
@@ -137,7 +160,10 @@ def build_training_graph(
     tokens = graph.input([batch, seq], "i32", name="tokens", labels=[BATCH, None], storage="scalars")
     labels = graph.input([batch, seq], "i32", name="labels", labels=[BATCH, None], storage="scalars")
     positions = graph.constant(
-        np.tile(np.arange(seq, dtype=np.int32), (batch, 1)), name="positions", labels=[BATCH, None], storage="scalars"
+        np.tile(np.arange(seq, dtype=np.int32), (batch, 1)),
+        name="positions",
+        labels=[BATCH, None],
+        storage="scalars",
     )
     table = graph.constant(rope_table(config), name="rope_table")
     x, embedding = _embed(graph, config, tokens, dtype)
@@ -150,7 +176,12 @@ def build_training_graph(
 
 
 def build_decoding_graph(
-    graph: GraphBuilder, config: LlamaConfig, max_tokens: int, max_sequences: int, num_blocks: int, dtype: str = "bf16"
+    graph: GraphBuilder,
+    config: LlamaConfig,
+    max_tokens: int,
+    max_sequences: int,
+    num_blocks: int,
+    dtype: str = "bf16",
 ) -> None:
     """Describe prefill and decoding over flattened tokens in an empty graph.
 
@@ -167,15 +198,26 @@ def build_decoding_graph(
     """
     T, S = Dim("tokens", 1, max_tokens), Dim("sequences", 1, max_sequences)
     max_blocks = min(num_blocks, -(-config.max_position_embeddings // BLOCK_SIZE))
-    per_token = {n: graph.input([T], "i32", name=n, storage="scalars") for n in ("tokens", "positions", "slots", "sequence")}
+    per_token = {
+        n: graph.input([T], "i32", name=n, storage="scalars")
+        for n in ("tokens", "positions", "slots", "sequence")
+    }
     block_table = graph.input([S, max_blocks], "i32", name="block_table")
     rows = graph.input([S], "i32", name="rows", storage="scalars")
     table = graph.constant(rope_table(config), name="rope_table")
     x, embedding = _embed(graph, config, per_token["tokens"], dtype)
     for i in range(config.num_hidden_layers):
         x = cached_layer(
-            graph, x, per_token["positions"], per_token["slots"], per_token["sequence"], block_table, table,
-            path=f"layers.{i}", config=config, num_blocks=num_blocks,
-        )  # fmt: skip
+            graph,
+            x,
+            per_token["positions"],
+            per_token["slots"],
+            per_token["sequence"],
+            block_table,
+            table,
+            path=f"layers.{i}",
+            config=config,
+            num_blocks=num_blocks,
+        )
     picked = graph.gather_rows(_norm(graph, x, "norm", config), rows)
     graph.output(_head(graph, config, picked, embedding), "logits")

@@ -1,0 +1,169 @@
+"""Every op in a graph by hand: its result and its gradient against PyTorch and finite differences, on odd sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import tilewise as tw
+from tilewise.models.llama import LlamaConfig
+from tilewise.models.llama.model import rope_table
+
+BATCH, SEQ, WIDTH, CLASSES, HEAD = 3, 7, 20, 37, 4
+T = BATCH * SEQ
+
+
+def rotate(x, seq):
+    """RoPE in PyTorch with halves paired."""
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=WIDTH,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=WIDTH // HEAD,
+        head_dim=HEAD,
+        max_position_embeddings=seq,
+    )
+    table = torch.tensor(rope_table(config))
+    cos, sin = table[:, : HEAD // 2], table[:, HEAD // 2 :]
+    heads = x.view(BATCH, seq, -1, HEAD)
+    a, b = heads[..., : HEAD // 2], heads[..., HEAD // 2 :]
+    c, s = cos[None, :, None], sin[None, :, None]
+    return torch.cat([a * c - b * s, b * c + a * s], dim=-1).view(x.shape), table.numpy()
+
+
+def build_rope(g, a, b):
+    positions = g.constant(
+        np.tile(np.arange(SEQ, dtype=np.int32), (BATCH, 1)), name="positions", storage="scalars"
+    )
+    _, table = rotate(torch.zeros(BATCH, SEQ, WIDTH), SEQ)
+    return g.rope(a, positions, g.constant(table, name="table"), head_dim=HEAD)
+
+
+OPS = {
+    "add": (lambda g, a, b: g.add(a, b), lambda a, b: a + b),
+    "multiply": (lambda g, a, b: g.multiply(a, b), lambda a, b: a * b),
+    "scale": (lambda g, a, b: g.scale(a, -1.5), lambda a, b: -1.5 * a),
+    "silu": (lambda g, a, b: g.silu(a), lambda a, b: torch.nn.functional.silu(a)),
+    "silu_gate": (lambda g, a, b: g.multiply(g.silu(a), b), lambda a, b: torch.nn.functional.silu(a) * b),
+    "softmax": (lambda g, a, b: g.softmax(a), lambda a, b: a.softmax(-1)),
+    "rms_norm": (
+        lambda g, a, b: g.rms_norm(a, g.parameter([WIDTH], name="gamma"), eps=1e-5),
+        lambda a, b, gamma: a * (a.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gamma,
+    ),
+    "residual": (
+        lambda g, a, b: g.add(a, g.matmul(b, g.parameter([WIDTH, WIDTH], name="w"), transpose_b=True)),
+        lambda a, b, w: a + b @ w.T,
+    ),
+    "not_transposed": (
+        lambda g, a, b: g.matmul(a, g.parameter([WIDTH, WIDTH], name="w")),
+        lambda a, b, w: a @ w,
+    ),
+    "two_uses": (
+        lambda g, a, b: g.add(g.multiply(a, b), g.silu(a)),
+        lambda a, b: a * b + torch.nn.functional.silu(a),
+    ),
+    "rope": (build_rope, lambda a, b: rotate(a, SEQ)[0]),
+}
+
+
+def run_both(op, torch_op):
+    """Result and gradients of `op(a, b) + b` here and in PyTorch, and our slopes by finite differences."""
+
+    def build(g, a, b):
+        return g.add(op(g, a, b), b)
+
+    def reference(a, b, *rest):
+        return torch_op(a, b, *rest) + b
+
+    g = tw.ComputeGraph("ops")
+    x = g.input([BATCH, SEQ, WIDTH], name="x")
+    labels = g.input([BATCH, SEQ], "i32", name="labels", storage="scalars")
+    names = ["wa", "wb"]
+    a, b = (g.matmul(x, g.parameter([WIDTH, WIDTH], name=n), transpose_b=True) for n in names)
+    y = build(g, a, b)
+    names += [n for n in ("gamma", "w") if g.has(n)]
+    loss, _ = g.mean_cross_entropy(
+        g.matmul(y, g.parameter([CLASSES, y.shape[-1]], name="head"), transpose_b=True), labels
+    )
+    g.output(y, "y")
+    g.loss(loss)
+    generator = np.random.default_rng(5)
+    values = {
+        n: generator.standard_normal(g.find(n).shape).astype(np.float32) * 0.3 for n in [*names, "head"]
+    }
+    x_value = generator.standard_normal((BATCH, SEQ, WIDTH)).astype(np.float32)
+    label_value = generator.integers(0, CLASSES, (BATCH, SEQ)).astype(np.int32)
+    leaves = {n: torch.tensor(v, requires_grad=True) for n, v in values.items()}
+    tx = torch.tensor(x_value)
+    ty = reference(*(tx @ leaves[n].T for n in names[:2]), *(leaves[n] for n in names[2:]))
+    tloss = torch.nn.functional.cross_entropy(
+        (ty @ leaves["head"].T).flatten(0, 1), torch.tensor(label_value).long().flatten()
+    )
+    tloss.backward()
+    with g.instantiate() as model:
+        for n, v in values.items():
+            model.set_tensor(n, v)
+        model.forward(x=x_value, labels=label_value)
+        y_value = model.get_tensor("y")
+        model.backward()
+        gradients = {n: model.get_tensor(f"{n}.grad") for n in values}
+        slopes = {
+            n: finite_difference(model, n, values[n], gradients[n], x_value, label_value) for n in values
+        }
+    return y_value, ty.detach().numpy(), gradients, {n: t.grad.numpy() for n, t in leaves.items()}, slopes
+
+
+def finite_difference(model, name, value, gradient, x, labels):
+    """(slope along the gradient by central differences, slope the gradient promises)."""
+    direction = gradient / max(float(np.linalg.norm(gradient)), 1e-20)
+    sums = []
+    for sign in (1, -1):
+        model.set_tensor(name, value + np.float32(sign * 2e-2) * direction)
+        model.forward(x=x, labels=labels)
+        sums.append(float(model.get_tensor("loss")[0]))
+    model.set_tensor(name, value)
+    return (sums[0] - sums[1]) / 4e-2, float((gradient * direction).sum())
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_result_and_gradient(name):
+    """fp32: 2e-6 for results, 1e-5 for gradients, relative to the largest element; slopes within 1%."""
+    y, ty, gradients, expected, slopes = run_both(*OPS[name])
+    assert np.abs(y - ty).max() <= 2e-6 * np.abs(ty).max()
+    for n, g in gradients.items():
+        assert np.abs(g - expected[n]).max() <= 1e-5 * np.abs(expected[n]).max(), n
+        assert abs(slopes[n][0] - slopes[n][1]) <= 0.01 * abs(slopes[n][1]) + 2e-4, (n, slopes[n])
+
+
+@pytest.mark.parametrize("ta", [False, True])
+@pytest.mark.parametrize("tb", [False, True])
+def test_products_of_results(ta, tb):
+    """`matmul` of two results in all transpose forms."""
+    g = tw.ComputeGraph("matmul")
+    shape_a, shape_b = ((9, 13) if ta else (13, 9)), ((11, 9) if tb else (9, 11))
+    a, b = g.input(shape_a, name="a"), g.input(shape_b, name="b")
+    g.output(g.matmul(a, b, transpose_a=ta, transpose_b=tb), "y")
+    generator = np.random.default_rng(0)
+    va, vb = (generator.standard_normal(s).astype(np.float32) for s in (shape_a, shape_b))
+    with g.instantiate() as model:
+        model.forward(a=va, b=vb)
+        exact = (va.T if ta else va).astype(np.float64) @ (vb.T if tb else vb)
+        assert np.abs(model.get_tensor("y") - exact).max() <= 1e-6 * np.abs(exact).max()
+
+
+def test_embedding_cast_and_rows():
+    """Rows by id, by index, and rounding to bf16 and back."""
+    g = tw.ComputeGraph("rows")
+    ids = g.input([5], "i32", name="ids", storage="scalars")
+    index = g.input([2], "i32", name="index", storage="scalars")
+    table = g.parameter([40, 6], name="table")
+    rows = g.gather_rows(g.embedding(ids, table), index)
+    g.output(g.cast(g.cast(rows, "bf16"), "f32"), "y")
+    value = np.random.default_rng(1).standard_normal((40, 6)).astype(np.float32)
+    with g.instantiate() as model:
+        model.set_tensor("table", value)
+        model.forward(ids=np.array([3, 39, 0, 3, 7], np.int32), index=np.array([4, 1], np.int32))
+        expected = torch.tensor(value[[7, 39]]).bfloat16().float().numpy()
+        assert np.array_equal(model.get_tensor("y"), expected)

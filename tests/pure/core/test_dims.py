@@ -1,0 +1,69 @@
+"""Chunks and shards of a dim: fixed cuts that devices share in aligned runs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewise.core.dims import Dim, DimLabel, chunk_range, shard_range
+from tilewise.core.errors import LayoutError, ShapeError
+from tilewise.core.mesh import DeviceMesh
+import itertools
+
+
+@given(st.integers(1, 700), st.sampled_from([1, 2, 16, 64]), st.sampled_from([1, 2, 8, 16]))
+def test_chunks_cover_a_dim_once(size, atom, chunks):
+    """Ascending, without gaps, cut at atoms only."""
+    cuts = [chunk_range(DimLabel("mlp", atom), size, chunks, c) for c in range(chunks)]
+    assert cuts[0][0] == 0 and cuts[-1][1] == size
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(cuts))
+    assert all(b % atom == 0 for b, _ in cuts if b < size)
+
+
+@given(st.integers(1, 700), st.sampled_from([1, 2, 64]), st.sampled_from([1, 2, 4, 8]))
+def test_shards_are_runs_of_chunks(size, atom, shards):
+    """A shard begins and ends where its chunks do."""
+    label = DimLabel("mlp", atom)
+    for s in range(shards):
+        run = 8 // shards
+        begin, end = shard_range(label, size, 8, shards, s)
+        assert begin == chunk_range(label, size, 8, s * run)[0]
+        assert end == chunk_range(label, size, 8, (s + 1) * run - 1)[1]
+
+
+def test_kv_heads_follow_their_query_heads():
+    """Two KV heads over four devices: replicated in pairs, and each in the chunk of its first query head."""
+    label = DimLabel("kv_heads", 16, group=4)
+    assert [shard_range(label, 32, 8, 4, s) for s in range(4)] == [(0, 16), (0, 16), (16, 32), (16, 32)]
+    held = [c for c in range(8) if chunk_range(label, 32, 8, c)[0] < chunk_range(label, 32, 8, c)[1]]
+    assert held == [0, 4]
+
+
+@pytest.mark.parametrize("shards", [3, 6, 16])
+def test_widths_are_powers_of_two(shards):
+    """Anything else would need another tree."""
+    with pytest.raises(LayoutError, match="power of two"):
+        shard_range(DimLabel("mlp"), 96, 8, shards, 0)
+
+
+def test_kv_heads_that_straddle():
+    """Three KV heads over two devices cannot be spread evenly."""
+    with pytest.raises(LayoutError, match="KV heads"):
+        shard_range(DimLabel("kv_heads", 16, group=2), 48, 8, 2, 0)
+
+
+def test_mesh_coordinates_and_teams():
+    """Row-major; a team differs on one axis only."""
+    mesh = DeviceMesh.parse("dp=2,tp=4")
+    assert mesh.num_devices == 8 and mesh.coordinate(6, "dp") == 1 and mesh.coordinate(6, "tp") == 2
+    assert mesh.team(6, "tp") == [4, 5, 6, 7] and mesh.team(6, "dp") == [2, 6] and mesh.team(6, "pp") == [6]
+    for text in ("dp", "dp=x", "dp=2,dp=2", "dp=0", ""):
+        with pytest.raises(LayoutError):
+            DeviceMesh.parse(text)
+
+
+def test_bounds_of_symbols():
+    """A symbol's bounds are ordered."""
+    with pytest.raises(ShapeError):
+        Dim("tokens", 4, 2)

@@ -1,0 +1,141 @@
+"""The builder checks at the call, keeps equal nodes once, and prints what it made."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tilewise.core.errors import InternalError, PlanError, ShapeError
+from tilewise.graph import GraphBuilder, differentiate, layer, simplify
+from tilewise.ir.graph import TensorSpec
+from tilewise.ir.show import show_graph, to_mermaid
+from tilewise.ir.verify import verify_graph
+
+
+def test_wrong_shapes_fail_at_the_call():
+    """The message names the op, the rule and both shapes."""
+    g = GraphBuilder()
+    x, w = g.input([4, 6], name="x"), g.parameter([8, 5], name="w")
+    with pytest.raises(
+        ShapeError, match=r"\[graph.linear\] inner sizes must agree; got f32\[4, 6\], f32\[8, 5\]"
+    ):
+        g.matmul(x, w, transpose_b=True)
+    with pytest.raises(ShapeError, match="one shape and dtype"):
+        g.add(x, g.input([4, 5], name="y"))
+    with pytest.raises(ShapeError, match="dtype"):
+        g.matmul(x, g.parameter([8, 6], "bf16", name="wb"), transpose_b=True)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda g: g.input([4], name="x"),
+        lambda g: g.parameter([2, 3, 4], name="w"),
+        lambda g: g.input([0, 4], name="y"),
+        lambda g: g.input([4], "f8", name="y"),
+        lambda g: g.constant(np.zeros(3), name="c"),
+        lambda g: g.input([4], name=""),
+        lambda g: g.loss(g.find("x")),
+        lambda g: g.find("nonsense"),
+    ],
+)
+def test_wrong_declarations(make):
+    """Taken names, ranks, sizes, dtypes and missing names are refused."""
+    g = GraphBuilder()
+    g.input([4], name="x")
+    with pytest.raises(ShapeError):
+        make(g)
+
+
+def test_equal_nodes_are_one():
+    """Hash-consing: the same op on the same operands gives the same node; another attribute does not."""
+    g = GraphBuilder()
+    x = g.input([4, 6], name="x")
+    assert g.silu(x) == g.silu(x)
+    assert g.scale(x, 2.0) != g.scale(x, 3.0)
+    assert len(g.ops) == 3
+
+
+def test_fusion_and_dead_code():
+    """silu * up and linear + residual become one op each; what nobody reads goes; results keep their ids."""
+    g = GraphBuilder()
+    x = g.input([4, 6], name="x")
+    w = g.parameter([6, 6], name="w")
+    gate = g.multiply(g.silu(x), x)
+    out = g.add(x, g.matmul(gate, w, transpose_b=True))
+    g.scale(out, 7.0)
+    g.output(out, "out")
+    graph = simplify(g.freeze())
+    verify_graph(graph)
+    assert [op.op for op in graph.ops] == ["silu_gate", "linear"]
+    assert graph.ops[1].attrs["residual"] and graph.outputs["out"] == out.id
+
+
+def test_no_fusion_where_others_read():
+    """A silu or product that has a second reader stays."""
+    g = GraphBuilder()
+    x = g.input([4, 6], name="x")
+    w = g.parameter([6, 6], name="w")
+    s = g.silu(x)
+    product = g.matmul(x, w, transpose_b=True)
+    g.output(g.multiply(s, x), "a")
+    g.output(s, "b")
+    g.output(g.add(product, x), "c")
+    g.output(product, "d")
+    assert [op.op for op in simplify(g.freeze()).ops] == ["silu", "linear", "multiply", "add"]
+
+
+def test_print_and_picture():
+    """The text names every op and tensor; the flow chart has an edge per operand."""
+    g = GraphBuilder("g")
+    x = g.input([4, 6], name="x")
+    g.output(g.add(g.silu(x), x), "y")
+    text = show_graph(g.freeze())
+    assert "silu(%0)" in text and "output y = %2" in text
+    assert to_mermaid(g.freeze()).count("-->") == 4
+
+
+def test_verify_finds_broken_rules():
+    """Operands before producers and wrong specs are named."""
+    g = GraphBuilder("g")
+    x = g.input([4, 6], name="x")
+    g.silu(g.silu(x))
+    graph = g.freeze()
+    swapped = type(graph)(graph.name, graph.tensors, graph.ops[::-1], {})
+    with pytest.raises(InternalError, match="ids are dense"):
+        verify_graph(swapped)
+    tensors = list(graph.tensors)
+    tensors[1] = type(tensors[1])(1, TensorSpec((5, 6), "f32"), "result", 0)
+    with pytest.raises(InternalError, match="specs their op infers"):
+        verify_graph(type(graph)(graph.name, tuple(tensors), graph.ops, {}))
+
+
+def test_gradient_needs_a_path():
+    """A parameter that does not influence the loss is refused by name."""
+    g = GraphBuilder("g")
+    x, labels = g.input([4, 6], name="x"), g.input([4], "i32", name="labels", storage="scalars")
+    g.parameter([3, 3], name="unused")
+    w = g.parameter([8, 6], name="w")
+    loss, _ = g.mean_cross_entropy(g.matmul(x, w, transpose_b=True), labels)
+    g.loss(loss)
+    with pytest.raises(PlanError, match="unused"):
+        differentiate(g.freeze(), loss.id)
+
+
+def test_layer_names_follow_the_path():
+    """Parameters of a layer are named by path; another signature is another template."""
+
+    @layer
+    def block(graph, x, *, size):
+        return graph.matmul(x, graph.parameter([size, size], name="w"), transpose_b=True)
+
+    g = GraphBuilder()
+    x = g.input([4, 6], name="x")
+    y = block(g, block(g, x, path="layers.0", size=6), path="layers.1", size=6)
+    assert [t.spec.name for t in g.freeze().of_kind("parameter")] == ["layers.0.w", "layers.1.w"]
+    assert len(g.templates) == 1 and [op.op for op in g.ops] == ["call", "call"]
+    z = g.input([9, 6], name="z")
+    block(g, z, path="other", size=6)
+    assert len(g.templates) == 2
+    with pytest.raises(ShapeError, match="belong to the graph"):
+        block(GraphBuilder(), y, path="elsewhere", size=6)

@@ -1,0 +1,69 @@
+"""Work is done once per template, and planning scales with templates rather than layers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilewise.core.mesh import DeviceMesh
+from tilewise.graph import GraphBuilder, differentiate, simplify
+from tilewise.ir.counts import counts
+from tilewise.models.llama import LlamaConfig, build_training_graph
+from tilewise.optim import AdamW
+from tilewise.plan import make_plan, settings_for
+from tilewise.strategy import DistributionStrategy, propagate_layouts
+
+
+def plan_llama(layers, axes, accumulation=1):
+    """A small Llama's plan, without native code."""
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        tie_word_embeddings=True,
+    )
+    builder = GraphBuilder("llama")
+    build_training_graph(builder, config, 16, 32, "bf16")
+    graph, gradients = differentiate(simplify(builder.freeze()), builder.loss_id)
+    thawed = GraphBuilder.thaw(graph)
+    AdamW().add_to(thawed, gradients)
+    graph, mesh = thawed.freeze(), DeviceMesh(axes)
+    layout = propagate_layouts(graph, mesh, DistributionStrategy.for_mesh(mesh))
+    return make_plan(graph, layout, mesh, settings_for(graph, mesh, accumulation, None, 1))
+
+
+@pytest.mark.parametrize("layers", [1, 7])
+def test_once_per_template(layers):
+    """However many layers: one trace, one gradient, two layouts and two lowerings (forward and backward)."""
+    counts.reset()
+    plan_llama(layers, {"dp": 2})
+    assert (counts.traced, counts.differentiated, counts.sharded, counts.lowered) == (1, 1, 2, 2)
+
+
+def test_accumulation_makes_variants_of_the_backward_only():
+    """Four microbatches fold in 0, 1, 0 and 2 carries: the backward template has four variants, forward one."""
+    counts.reset()
+    plan_llama(3, {}, accumulation=4)
+    assert (counts.traced, counts.differentiated, counts.sharded, counts.lowered) == (1, 1, 2, 5)
+
+
+def test_a_step_has_one_program_for_all():
+    """Forward layers, backward layers in reverse, each microbatch; then the update."""
+    plan = plan_llama(3, {}, accumulation=2)
+    program = plan.programs["step"][0]
+    names = [program.templates[c.template].name for c in program.calls]
+    layers = [n.endswith(".backward") for n in names if n.startswith("tilewise.models")]
+    assert layers == [False] * 3 + [True] * 3 + [False] * 3 + [True] * 3
+    assert set(plan.programs) == {"step"}
+
+
+def test_explain_and_why():
+    """The plan says in words what it allocates, moves and why."""
+    plan = plan_llama(2, {"dp": 2, "tp": 2})
+    text = plan.explain()
+    assert "dp=2,tp=2" in text and "optimizer" in text and "elements from peers" in text
+    assert "'tp'" in plan.why("layers.1.mlp.up_proj.weight") and "replicated" in plan.why("norm.weight")
+    with pytest.raises(ValueError, match="nonsense"):
+        plan.why("nonsense")

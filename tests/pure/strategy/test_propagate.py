@@ -1,0 +1,73 @@
+"""Layouts follow labels and factors; conflicts are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilewise.core.dims import DimLabel
+from tilewise.core.errors import LayoutError
+from tilewise.core.mesh import DeviceMesh
+from tilewise.graph import GraphBuilder
+from tilewise.strategy import DistributionStrategy, propagate_layouts
+
+MESH = DeviceMesh({"dp": 2, "tp": 2})
+BOTH = DistributionStrategy.hybrid(dp=2, tp=2)
+BATCH, MLP = DimLabel("batch", 1), DimLabel("mlp", 2)
+
+
+def test_column_then_row():
+    """Megatron's pair: the result between them is sharded, the result after them is whole."""
+    g = GraphBuilder()
+    x = g.input([4, 8], name="x", labels=[BATCH, None])
+    up, down = (
+        g.parameter([6, 8], name="up", labels=[MLP, None]),
+        g.parameter([8, 6], name="down", labels=[None, MLP]),
+    )
+    h = g.matmul(x, up, transpose_b=True)
+    y = g.matmul(h, down, transpose_b=True, residual=x)
+    layout = propagate_layouts(g.freeze(), MESH, BOTH).tensors
+    assert (layout[up.id], layout[down.id]) == (("tp", None), (None, "tp"))
+    assert (layout[h.id], layout[y.id]) == (("dp", "tp"), ("dp", None))
+
+
+def test_axes_of_size_one_shard_nothing():
+    """A mesh without an axis, or with one device on it, replicates."""
+    g = GraphBuilder()
+    g.input([4, 8], name="x", labels=[BATCH, MLP])
+    assert propagate_layouts(g.freeze(), DeviceMesh({"dp": 2}), BOTH).tensors == (("dp", None),)
+    assert propagate_layouts(g.freeze(), DeviceMesh({}), DistributionStrategy.single()).tensors == (
+        (None, None),
+    )
+
+
+def test_conflicts_name_both_sides():
+    """One operand sharded on a factor and the other not."""
+    g = GraphBuilder()
+    x = g.input([4, 6], name="x")
+    g.matmul(x, g.parameter([8, 6], name="w", labels=[None, MLP]), transpose_b=True)
+    with pytest.raises(LayoutError, match=r"factor 'k'; got x f32\[4, 6\] on None and w f32\[8, 6\] on 'tp'"):
+        propagate_layouts(g.freeze(), MESH, BOTH)
+
+
+def test_what_an_op_needs_whole():
+    """A norm's dim cannot be sharded."""
+    g = GraphBuilder()
+    x = g.input([4, 6], name="x", labels=[None, MLP])
+    g.rms_norm(x, g.parameter([6], name="gamma", labels=[MLP]))
+    with pytest.raises(LayoutError, match="whole"):
+        propagate_layouts(g.freeze(), MESH, BOTH)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DistributionStrategy.ddp(3),
+        lambda: DistributionStrategy.tensor_parallel(0),
+        lambda: DistributionStrategy.hybrid(dp=2, tp=6),
+        lambda: DistributionStrategy.for_mesh(DeviceMesh({"x": 2})),
+    ],
+)
+def test_impossible_strategies(make):
+    """Sizes and axis names are checked when a strategy is declared."""
+    with pytest.raises(LayoutError):
+        make()
