@@ -44,7 +44,8 @@ def aligned(x: Array) -> Array:
 def best_seconds(call: Callable[[int], object], seconds: float) -> float:
     """Least time of one call; `call(n)` makes n of them.
 
-    Samples last about a millisecond, less than a scheduler's time slice, so that some are undisturbed on a busy machine.
+    Samples last about a millisecond, less than a scheduler's time slice: on a busy machine some are
+    undisturbed.
     """
     repeat, spent = 1, 0.0
     call(1)

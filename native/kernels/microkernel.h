@@ -75,9 +75,15 @@ void micro(const MicroArgs& x) {
   for (int lane = 0; lane < kPanel; lane += 2 * kNativeLanes) {
     NativeF acc[R][2];
     const auto at = [lane](auto* block, int r, int j) { return block + r * kPanel + lane + j * kNativeLanes; };
+    if (const float* init = x.init) {
 #pragma GCC unroll 14
-    for (int r = 0; r < R; ++r)
-      for (int j = 0; j < 2; ++j) acc[r][j] = x.init ? native_load(at(x.init, r, j)) : NativeF{};
+      for (int r = 0; r < R; ++r)
+        for (int j = 0; j < 2; ++j) acc[r][j] = native_load(at(init, r, j));
+    } else {
+#pragma GCC unroll 14
+      for (int r = 0; r < R; ++r)
+        for (int j = 0; j < 2; ++j) acc[r][j] = NativeF{};
+    }
     float* stack = x.stack;
     for (const Segment* s = x.segments; s != x.segments + x.num_segments; ++s) {
       const uint32_t* a = x.a + s->a;

@@ -54,6 +54,9 @@ kernels::TileView view_of(const Operand& operand, const Tensor& tensor, std::byt
   if (operand.mode == Mode::kCol) {
     first_col = std::min(range.begin, tensor.cols);
     cols = std::min(range.end, tensor.cols) - first_col;
+  } else if (operand.mode == Mode::kRowCols) {
+    first_col = std::min(operand.part, tensor.cols);
+    cols = std::min(operand.part + operand.parts, tensor.cols) - first_col;
   }
   std::byte* data = arena + tensor.offset + part.begin * tensor.row_bytes() + first_col * size_of(tensor.dtype);
   return {data, part.end - part.begin, cols, tensor.stride};
@@ -64,7 +67,7 @@ kernels::TileView view_of(const Operand& operand, const Tensor& tensor, std::byt
 RowRange view_rows(const Operand& operand, RowRange range, int64_t rows) {
   int64_t begin = 0;
   int64_t end = rows;
-  if (operand.mode == Mode::kRow) {
+  if (operand.mode == Mode::kRow || operand.mode == Mode::kRowCols) {
     begin = range.begin / operand.div;
     end = (range.end + operand.div - 1) / operand.div;
   } else if (operand.mode == Mode::kRowPart) {

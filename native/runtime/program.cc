@@ -127,7 +127,7 @@ void Program::check_instr(int64_t device, const Instr& instr) const {
   check_extent(instr.extent, symbols_max_, "'" + label + "'");
   for (const Operand& operand : instr.operands) {
     const auto mode = static_cast<int64_t>(operand.mode);
-    check<ArgumentError>(mode >= 0 && mode <= 3, "[runtime.Program.finish] mode must be 0 to 3; got ", mode, " in '",
+    check<ArgumentError>(mode >= 0 && mode <= 4, "[runtime.Program.finish] mode must be 0 to 4; got ", mode, " in '",
                          label, "'; see runtime.Mode");
     check<ArgumentError>(operand.access >= kNoAccess && operand.access <= kInOut,
                          "[runtime.Program.finish] access must be 0 to 3; got ", operand.access, " in '", label,
@@ -138,7 +138,9 @@ void Program::check_instr(int64_t device, const Instr& instr) const {
     check<ArgumentError>(operand.peer < 0 || operand.peer == device || operand.access == kNoAccess,
                          "[runtime.Program.finish] a peer's tile is ordered by signals, not by handles; got access ",
                          operand.access, " on device ", operand.peer, " in '", label, "'; pass access 0");
-    check<ArgumentError>(operand.div >= 1 && operand.parts >= 1 && operand.part >= 0 && operand.part < operand.parts,
+    const bool is_share = operand.mode != Mode::kRowCols;  // otherwise part and parts are columns
+    check<ArgumentError>(operand.div >= 1 && operand.parts >= 1 && operand.part >= 0 &&
+                             (!is_share || operand.part < operand.parts),
                          "[runtime.Program.finish] div and parts must be >= 1 and 0 <= part < parts; got div ",
                          operand.div, ", part ", operand.part, " of ", operand.parts, " in '", label,
                          "'; correct the plan");

@@ -41,7 +41,7 @@ struct Tensor {
   int64_t num_tiles(int64_t num_rows) const { return (num_rows + tile_rows - 1) / tile_rows; }
 };
 
-enum class Mode : int64_t { kWhole = 0, kRow = 1, kCol = 2, kRowPart = 3 };
+enum class Mode : int64_t { kWhole = 0, kRow = 1, kCol = 2, kRowPart = 3, kRowCols = 4 };
 
 /// Bits: reads, writes. Peer operands and constants take none.
 enum AccessBits : int64_t { kNoAccess = 0, kIn = 1, kOut = 2, kInOut = 3 };
@@ -52,8 +52,8 @@ struct Operand {
   int64_t access = kNoAccess;
   int64_t peer = -1;  // device whose memory holds it; -1: this one
   int64_t div = 1;
-  int64_t part = 0;
-  int64_t parts = 1;
+  int64_t part = 0;   // kRowCols: the first column
+  int64_t parts = 1;  // kRowCols: the number of columns
   bool null = false;
 };
 

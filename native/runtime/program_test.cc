@@ -71,6 +71,8 @@ CASE("ROW with div views rows [b / div, ceil(e / div)), clipped to the tensor") 
 
 CASE("COL views all rows and the iteration's columns") {
   EXPECT_EQ(views({0, Mode::kCol}, 4, 3), "0.0+10x3@0 0.3+10x1@3 ");
+  EXPECT_EQ(views({0, Mode::kRowCols, 0, -1, 1, 1, 2}, 10, 5), "0.1+5x2@0 5.1+5x2@5 ");
+  EXPECT_EQ(views({0, Mode::kRowCols, 0, -1, 1, 3, 9}, 10, 5), "0.3+5x1@0 5.3+5x1@5 ");
 }
 
 CASE("ROWPART views a share of the iteration's rows") {
@@ -130,7 +132,7 @@ CASE("more operands than fit inline go to side storage") {
 
 CASE("finish refuses unknown kernels, modes, accesses, slots and peers") {
   EXPECT(contains(refusal(instr("nowhere", 4, 4, {})), "'nowhere'"));
-  EXPECT(contains(refusal(instr("hash", 4, 4, {{0, static_cast<Mode>(4)}})), "mode"));
+  EXPECT(contains(refusal(instr("hash", 4, 4, {{0, static_cast<Mode>(5)}})), "mode"));
   EXPECT(contains(refusal(instr("hash", 4, 4, {{0, Mode::kRow, 4}})), "access"));
   EXPECT(contains(refusal(instr("hash", 4, 4, {{1, Mode::kRow}})), "slot 1 of 1"));
   EXPECT(contains(refusal(instr("hash", 4, 4, {{0, Mode::kRow, 0, 1}})), "peer"));

@@ -56,7 +56,7 @@ def instructions(plan: Plan, device: int, label: str) -> list:
     """Instructions of a device whose label contains `label`, over all programs' templates (shared between them)."""
     return [
         i
-        for t in next(iter(plan.programs.values()))[device].templates
+        for t in plan.programs["step"][device].templates
         for i in t.instructions
         if label in i.label
     ]

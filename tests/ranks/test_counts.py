@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from small_llama import BATCH, SEQ, batches, config, training_graph
 
+from tilewise.kernels.packing import packed_elements
 from tilewise.plan.collectives import gather_label, reduce_label
 
 
@@ -15,6 +16,7 @@ def run_step(axes, dtype="bf16", **changes):
     plan = graph.plan(axes)
     with graph.instantiate(plan) as running:
         running.initialize(0)
+        running.reset_transfers()
         running.step(batches(model, 1)[0], 1e-3)
         return plan, running.transfers(), running.memory_usage()
 
@@ -73,3 +75,18 @@ def test_bytes_per_parameter():
     )
     kept = sum(usage[0][k] for k in ("parameters", "gradients", "optimizer"))
     assert 18 * parameters <= kept <= 18 * parameters + 4096  # the loss, norms and alignment
+
+
+def test_weights_are_laid_out_once_and_broadcast():
+    """Loading on dp=4 copies every shared part from the first device; tp shards have nothing to copy."""
+    model = config()
+    for axes, copies in (({"dp": 4}, 3), ({"dp": 2, "tp": 2}, 2)):
+        graph = training_graph(model, "f32")
+        plan = graph.plan(axes)
+        with graph.instantiate(plan) as running:
+            running.initialize(0)
+            counted = running.transfers()
+            assert counted == plan.traffic("broadcast")
+            weight = sum(counted["broadcast:layers.0.mlp.up_proj.weight"])
+            rows = model.intermediate_size // axes.get("tp", 1)
+            assert weight == copies * packed_elements(rows, model.hidden_size)

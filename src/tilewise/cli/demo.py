@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["run_demo"]
 
 _TP = 2
-_SAMPLE_PROMPT = "def read_lines(path, encoding='utf-8'):\n"
+_SAMPLE_PROMPT = 'def read_lines(path):\n    """'
 _PROMPTS = (
     _SAMPLE_PROMPT,
     "class Stack:\n    def __init__(self):\n",

@@ -6,45 +6,57 @@ instruction is a kernel over the row tiles of its loop. Bindings map a template'
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 __all__ = [
     "Access",
+    "Call",
+    "DeviceProgram",
     "Extent",
     "Instruction",
     "LoweredTemplate",
     "Mode",
+    "Notify",
     "Operand",
     "Slot",
+    "TempSpec",
     "TensorEntry",
     "Wait",
 ]
 
 
 class Extent(NamedTuple):
-    """A number of rows: `const + mult * symbols[symbol]` (`symbol` -1: just the constant)."""
+    """A number of rows: `constant + multiple * symbols[symbol]` (`symbol` -1: the constant alone)."""
 
-    const: int
+    constant: int
     symbol: int = -1
-    mult: int = 0
+    multiple: int = 0
 
     def upper(self, bounds: tuple[int, ...]) -> int:
         """Its value with every symbol at its bound."""
-        return self.const + (self.mult * bounds[self.symbol] if self.symbol >= 0 else 0)
+        return self.constant + (self.multiple * bounds[self.symbol] if self.symbol >= 0 else 0)
 
 
-class Mode:
-    """Which rows of an operand a task covers (numbers are part of the native format)."""
+class Mode(enum.IntEnum):
+    """Which part of a tensor an operand of iteration [b, e) views."""
 
-    WHOLE, ROW, COL, ROWPART = 0, 1, 2, 3
+    WHOLE = 0  # all rows
+    ROW = 1  # rows [b / div, ceil(e / div)), clipped to the tensor
+    COL = 2  # all rows, columns [b, e)
+    ROWPART = 3  # the part-th of `parts` equal shares of rows [b, e)
+    ROWCOLS = 4  # rows as in ROW, columns [part, part + parts)
 
 
-class Access:
-    """How a task uses an operand's tiles (numbers are part of the native format)."""
+class Access(enum.IntEnum):
+    """How a task uses the tiles that an operand touches. Peers' tiles and constants take NONE."""
 
-    NONE, IN, OUT, INOUT = 0, 1, 2, 3
+    NONE = 0
+    IN = 1
+    OUT = 2
+    INOUT = 3
 
 
 class Slot(NamedTuple):
@@ -56,7 +68,10 @@ class Slot(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """One operand of an instruction; `peer` is the device whose memory is read (-1: its own)."""
+    """One tile operand of an instruction.
+
+    `peer` is the device whose memory is read (-1: its own); `null` passes an absent operand to the kernel.
+    """
 
     slot: int
     mode: int = Mode.WHOLE
@@ -69,18 +84,26 @@ class Operand(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Ready only when signal `base (+ loop index)` has risen by `increment` more."""
+    """A task is not ready before a signal of its own device has counted `increment` further.
 
-    base: int
+    Iteration i looks at signal `signal_base + i` if `per_index`, else at `signal_base`. The device keeps count of what
+    it expects of each signal, so repeated waits speak of successive epochs; an increment of 0 waits for the epoch that
+    an earlier wait asked for. No worker is held meanwhile.
+    """
+
+    signal_base: int
     per_index: bool
     increment: int
 
 
 class Notify(NamedTuple):
-    """On completion, raise signal `base (+ loop index)` of `device` by one."""
+    """Add one to a signal of `device` once the task is complete (or skipped: then with the error's id).
+
+    Whoever sees the new value also sees everything that this task and its predecessors wrote.
+    """
 
     device: int
-    base: int
+    signal_base: int
     per_index: bool
 
 

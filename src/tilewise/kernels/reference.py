@@ -122,7 +122,8 @@ def softmax(x: Array) -> F64:
 
 def softmax_backward(dy: Array, y: Array) -> F64:
     """y (dy - sum(dy y))."""
-    return _f64(y) * (_f64(dy) - (_f64(dy) * _f64(y)).sum(-1, keepdims=True))
+    mean = (_f64(dy) * _f64(y)).sum(-1, keepdims=True)
+    return np.asarray(_f64(y) * (_f64(dy) - mean))
 
 
 def _scores(q: F64, k: F64, causal: bool, scale: float) -> F64:
@@ -160,9 +161,17 @@ def attention(
 
 
 def attention_backward(
-    dout: Array, q: Array, k: Array, v: Array, seq_len: int, heads: int, kv_heads: int, dim: int, causal: bool,
+    dout: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    seq_len: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    causal: bool,
     scale: float,
-) -> tuple[F64, F64, F64]:  # fmt: skip
+) -> tuple[F64, F64, F64]:
     """dq, dk and dv; the softmax is rebuilt here, so out and lse are no operands."""
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
     for row in range(0, len(q), seq_len):
@@ -181,9 +190,18 @@ def attention_backward(
 
 
 def attention_paged(
-    q: Array, k_cache: Array, v_cache: Array, positions: Array, sequence: Array, block_table: Array, block_size: int,
-    heads: int, kv_heads: int, dim: int, scale: float,
-) -> F64:  # fmt: skip
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    positions: Array,
+    sequence: Array,
+    block_table: Array,
+    block_size: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    scale: float,
+) -> F64:
     """Attention of single tokens over the pages of their sequences."""
     out = np.zeros(q.shape)
     for t, (position, owner) in enumerate(zip(positions.reshape(-1), sequence.reshape(-1), strict=True)):
@@ -316,18 +334,45 @@ def tree_or(inputs: Sequence[Array]) -> Array:
 
 
 REFERENCES: dict[str, Any] = {
-    "matmul": matmul, "matmul_dx": matmul_dx, "matmul_dw": matmul_dw, "gemm": gemm,
-    "rms_norm": rms_norm, "rms_norm_backward": rms_norm_backward, "leaf_tree": leaf_tree,
-    "row_sum_leaf": row_sum_leaf, "rope": rope, "attention": attention, "attention_backward": attention_backward,
-    "attention_paged": attention_paged, "kv_write": kv_write, "silu_gate": silu_gate,
-    "silu_gate_backward": silu_gate_backward, "silu": silu, "silu_backward": silu_backward,
-    "softmax": softmax, "softmax_backward": softmax_backward,
-    "add": lambda a, b: _f64(a) + _f64(b), "multiply": lambda a, b: _f64(a) * _f64(b),
-    "scale": lambda x, s: _f64(x) * s, "copy": _f64, "exp": lambda x: np.exp(_f64(x)), "log": lambda x: np.log(_f64(x)),
-    "row_sum": lambda x: _f64(x).sum(1, keepdims=True), "cast_f32_bf16": _f64, "cast_bf16_f32": _f64,
-    "embedding": embedding, "gather_rows": gather_rows, "cross_entropy_max": cross_entropy_max,
-    "cross_entropy_sum": cross_entropy_sum, "cross_entropy_grad": cross_entropy_grad, "adamw": adamw,
-    "square_sum": square_sum, "norm_scale": norm_scale, "tree_add": tree_add, "tree_max": tree_max,
-    "tree_or": tree_or, "copy_pairs": _f64,
-}  # fmt: skip
+    "matmul": matmul,
+    "matmul_dx": matmul_dx,
+    "matmul_dw": matmul_dw,
+    "gemm": gemm,
+    "rms_norm": rms_norm,
+    "rms_norm_backward": rms_norm_backward,
+    "leaf_tree": leaf_tree,
+    "row_sum_leaf": row_sum_leaf,
+    "rope": rope,
+    "attention": attention,
+    "attention_backward": attention_backward,
+    "attention_paged": attention_paged,
+    "kv_write": kv_write,
+    "silu_gate": silu_gate,
+    "silu_gate_backward": silu_gate_backward,
+    "silu": silu,
+    "silu_backward": silu_backward,
+    "softmax": softmax,
+    "softmax_backward": softmax_backward,
+    "add": lambda a, b: _f64(a) + _f64(b),
+    "multiply": lambda a, b: _f64(a) * _f64(b),
+    "scale": lambda x, s: _f64(x) * s,
+    "copy": _f64,
+    "exp": lambda x: np.exp(_f64(x)),
+    "log": lambda x: np.log(_f64(x)),
+    "row_sum": lambda x: _f64(x).sum(1, keepdims=True),
+    "cast_f32_bf16": _f64,
+    "cast_bf16_f32": _f64,
+    "embedding": embedding,
+    "gather_rows": gather_rows,
+    "cross_entropy_max": cross_entropy_max,
+    "cross_entropy_sum": cross_entropy_sum,
+    "cross_entropy_grad": cross_entropy_grad,
+    "adamw": adamw,
+    "square_sum": square_sum,
+    "norm_scale": norm_scale,
+    "tree_add": tree_add,
+    "tree_max": tree_max,
+    "tree_or": tree_or,
+    "copy_pairs": _f64,
+}
 """By kernel name without the dtype suffix. The `peak` loops compute nothing and have none."""

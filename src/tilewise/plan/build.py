@@ -15,6 +15,7 @@ from tilewise.ir.graph import Graph, OpNode, TensorSpec
 from tilewise.ir.layout import GraphLayout, TensorLayout
 from tilewise.ir.op import op_named
 from tilewise.ir.program import Call, DeviceProgram, Extent, LoweredTemplate, Slot, TensorEntry
+from tilewise.plan.collectives import broadcast_instructions
 from tilewise.plan.lower import Ref, TemplateLowering, alias_roots, flat_view
 from tilewise.plan.memory import Buffer, place_buffers, place_in_sequence, shared_bytes
 from tilewise.plan.shapes import LocalShapes, round_up
@@ -347,6 +348,8 @@ class PlanBuilder:
             wanted["backward"] = ("backward",)
             wanted["step"] = ("forward", "backward", "update")
         result = {}
+        if self.num_devices > 1:
+            result["broadcast"] = self._broadcast_programs()
         for name, phases in wanted.items():
             single = name != "step" and self.shapes.settings.accumulation > 1
             if single:
@@ -354,6 +357,33 @@ class PlanBuilder:
             calls = [(self._order.index(k), b) for s, k, b, _ in bound if s.phase in phases]
             result[name] = [self._device_program(d, calls, aliases) for d in range(self.num_devices)]
         return result
+
+    def holder(self, tensor: int, device: int) -> int:
+        """The first device that holds the same part of a tensor as `device`."""
+        spec, layout = self.graph.spec(tensor), self.layout.tensors[tensor]
+        ranges = [
+            [self.shapes.on(d).range(spec, layout, i) for i in range(len(spec.shape))]
+            for d in range(device + 1)
+        ]
+        return ranges.index(ranges[device])
+
+    def _broadcast_programs(self) -> list[DeviceProgram]:
+        """Per device, copies of every parameter and optimizer state that an earlier device holds as well."""
+        lasting = [
+            t for t in self.graph.tensors if _category(t.kind, t.spec.name) in ("parameters", "optimizer")
+        ]
+        binding = tuple(self.tensor_entry(t.id, flat=True) for t in lasting)
+        slots = tuple(Slot("flat", t.id) for t in lasting)
+        programs = []
+        for device in range(self.num_devices):
+            copied = []
+            for slot, t in enumerate(lasting):
+                e, source = self.entries[device][binding[slot]], self.holder(t.id, device)
+                if source != device:
+                    copied.append((t.spec.name, Ref(slot, e.extent, e.cols, e.dtype, e.tile_rows), source))
+            template = LoweredTemplate("broadcast", broadcast_instructions(copied), slots, (), 0)
+            programs.append(DeviceProgram((template,), (Call(0, binding),), tuple(self.entries[device])))
+        return programs
 
     def _device_program(
         self, device: int, calls: list[tuple[int, list[int]]], aliases: dict[int, tuple[int, ...]]

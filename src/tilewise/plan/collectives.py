@@ -1,4 +1,4 @@
-"""Collectives as tile tasks: reduce-scatter, all-gather and their product, all-reduce.
+"""Collectives as tile tasks: reduce-scatter, all-gather, their product all-reduce, gather and broadcast.
 
 Devices read each other's tiles in place. For every tile of a team of n devices:
 
@@ -8,6 +8,9 @@ Devices read each other's tiles in place. For every tile of a team of n devices:
     gather       waits for `done` of every peer; copies their parts; then raises `ack result` on them
     ack tasks    hold the partial and the result as readers until all peers have read them, so that reusing the memory
                  waits for peers as for any other reader
+
+A gather brings shards together on one device under the same signals; a broadcast (`broadcast_instructions`) copies what
+the host has written on one device of a team to the others, and needs none: nobody writes what others read.
 
 Elements read per device: (n-1)/n of the tile in reduce and as much in gather, 2(n-1)/n in all. Signals count up and
 are never reset.
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from tilewise.plan.lower import Ref
     from tilewise.plan.shapes import LocalShapes
 
-__all__ = ["Collectives", "gather_label", "reduce_label"]
+__all__ = ["Collectives", "broadcast_instructions", "gather_label", "reduce_label"]
 
 _TREE = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}
 
@@ -34,6 +37,20 @@ _TREE = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}
 def reduce_label(label: str) -> str:
     """Label of the reduce-scatter half of a collective of the op with that label."""
     return f"{label}/reduce_scatter"
+
+
+def broadcast_instructions(tensors: Sequence[tuple[str, Ref, int]]) -> tuple[Instruction, ...]:
+    """Copies of whole tensors from other devices: (name, view with its slot, source device)."""
+    return tuple(
+        Instruction(
+            f"copy_pairs_{ref.dtype}",
+            f"broadcast:{name}",
+            ref.extent,
+            ref.tile_rows,
+            [Operand(ref.slot, Mode.ROW, Access.OUT), Operand(ref.slot, Mode.ROW, Access.NONE, source)],
+        )
+        for name, ref, source in tensors
+    )
 
 
 def gather_label(label: str) -> str:
@@ -165,6 +182,39 @@ class Collectives:
         self._acknowledge(op, dst, ack, n, step)
 
     _done: int = 0
+
+    def gather(self, op: OpNode, source: int, target: int, axis: str) -> None:
+        """Bring the column shards of `source` together in `target` on the first device of the axis."""
+        low: Any = self
+        src, dst = low.tensor(source), low.tensor(target)
+        devices, step = self.mesh.team(self.device, axis), low.row_step(src)
+        n, me, tiles = len(devices), devices.index(self.device), self._tiles(src.extent, step)
+        ready, ack = self._signals(n * tiles), self._signals(tiles)
+        held = Operand(src.slot, Mode.ROW, Access.IN)
+        if me > 0:
+            offer = low.emit("", op, src.extent, step, [held], priority=2, label=f"{op.label}/offer")
+            offer.notifies.append(Notify(devices[0], ready + me * tiles, True))
+            task = low.emit("", op, src.extent, step, [held], priority=2, label=f"{op.label}/ack")
+            task.waits.append(Wait(ack, True, 1))
+            return
+        spec, layout = low.spec(source), low.layout(source)
+        operands = []
+        for q, device in enumerate(devices):
+            begin, end = self.shapes.on(device).range(spec, layout, len(spec.shape) - 1)
+            access = Access.OUT if q == 0 else Access.NONE
+            operands.append(Operand(dst.slot, Mode.ROWCOLS, access, part=begin, parts=end - begin))
+            operands.append(held if q == 0 else Operand(src.slot, Mode.ROW, Access.NONE, device))
+        copy = low.emit(
+            f"copy_pairs_{dst.dtype}",
+            op,
+            src.extent,
+            step,
+            operands,
+            priority=2,
+            label=gather_label(op.label),
+        )
+        copy.waits += [Wait(ready + q * tiles, True, 1) for q in range(1, n)]
+        copy.notifies += [Notify(device, ack, True) for device in devices[1:]]
 
     def _acknowledge(self, op: OpNode, ref: Ref, ack: int, n: int, step: int) -> None:
         """An empty task that reads the tile as long as peers do."""

@@ -231,7 +231,7 @@ class TemplateLowering(Collectives):
 
     def row_at(self, ref: Ref, row: int, access: str) -> Operand:
         """One fixed row, in an instruction whose loop is one range over all rows of `ref`."""
-        return Operand(ref.slot, Mode.ROWPART, _ACCESS[access], part=row, parts=ref.extent.const)
+        return Operand(ref.slot, Mode.ROWPART, _ACCESS[access], part=row, parts=ref.extent.constant)
 
     def null(self) -> Operand:
         """An absent operand."""
@@ -335,7 +335,7 @@ def flat_view(base: Ref, slot: int, vector: bool) -> Ref:
     """Packed rows padded to whole panels; a vector as a column of elements."""
     if vector:
         return Ref(slot, Extent(base.cols), 1, base.dtype, base.cols)
-    rows = round_up(base.extent.const, 32) if base.packed else base.extent.const
+    rows = round_up(base.extent.constant, 32) if base.packed else base.extent.constant
     extent = base.extent if not base.packed else Extent(rows)
     return Ref(slot, extent, base.cols, base.dtype, base.tile_rows, base.packed)
 

@@ -14,6 +14,7 @@ from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import DeviceProgram
 from tilewise.plan.build import PlanBuilder
 from tilewise.plan.memory import Buffer
+from tilewise.plan.outputs import gather_outputs
 from tilewise.plan.shapes import LocalShapes, PlanSettings, round_up
 from tilewise.plan.traffic import Traffic, count_traffic
 
@@ -120,7 +121,7 @@ class Plan:
         ]
         where = "; ".join(homes) if homes else "replicated: no axis of the mesh shards its labels"
         return (
-            f"{name} {found.spec}: {where}. Device 0 holds {entry.extent.const} rows x {entry.cols} columns in tiles "
+            f"{name} {found.spec}: {where}. Device 0 holds {entry.extent.constant} rows x {entry.cols} columns in tiles "
             f"of {entry.tile_rows} rows ({found.spec.storage} storage)."
         )
 
@@ -211,6 +212,7 @@ def make_plan(
                     f"[plan.make_plan] a symbol has one pair of bounds; got two for {size.name!r}; rename one"
                 )
     shapes = LocalShapes(mesh, settings, graph.reduction_chunks, tuple(symbols.values()))
+    graph, layout = gather_outputs(graph, layout)
     builder = PlanBuilder(graph, layout, shapes)
     builder.lower_all()
     builder.plan_memory()

@@ -147,10 +147,10 @@ class LocalShapes:
         if spec.tile_hint:
             return spec.tile_hint
         if spec.storage == "packed":
-            rows = extent.const
+            rows = extent.constant
             return round_up(rows, 32) if rows <= 1024 else 512
         if spec.storage == "vector" or kind in ("state", "constant"):
-            return max(extent.const, 1)
+            return max(extent.constant, 1)
         return self.settings.row_tile
 
     def chunk_ranges(self, spec: TensorSpec, dim: int, axis: str | None) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ task. Refuses, at `Program.finish`, whatever is malformed or could deadlock. Wor
 from __future__ import annotations
 
 from tilewise._native.runtime import Executor, Program
-from tilewise.runtime.instructions import Access, Extent, Mode, Operand
+from tilewise.ir.program import Access, Extent, Mode, Operand
 from tilewise.runtime.timeline import TaskRecord, busy_overlap, write_trace
 
 __all__ = [

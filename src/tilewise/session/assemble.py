@@ -29,7 +29,7 @@ def make_executor(plan: Plan, memory_limit_bytes: int, deadline_s: float) -> Exe
 
 
 def _extent(extent: Extent) -> tuple[int, int, int]:
-    return extent.const, extent.symbol, extent.mult
+    return extent.constant, extent.symbol, extent.multiple
 
 
 def assemble_program(plan: Plan, name: str) -> Program:
@@ -63,8 +63,8 @@ def assemble_program(plan: Plan, name: str) -> Program:
 
 
 def _add(native: Program, device: int, template: int, i: Instruction, first_signal: int) -> None:
-    waits = [(w.base + first_signal, w.per_index, w.increment) for w in i.waits]
-    notifies = [(n.device, n.base + first_signal, n.per_index) for n in i.notifies]
+    waits = [(w.signal_base + first_signal, w.per_index, w.increment) for w in i.waits]
+    notifies = [(n.device, n.signal_base + first_signal, n.per_index) for n in i.notifies]
     operands = [tuple(o) for o in i.operands]
     native.add_instr(
         device,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +14,7 @@ import numpy as np
 from tilewise.core.dims import Dim
 from tilewise.core.errors import CheckpointError, PlanError, ShapeError
 from tilewise.graph.builder import INV_COUNT
+from tilewise.ir.graph import TensorSpec
 from tilewise.optim import AdamW
 from tilewise.optim.adamw import HYPER, master_name, moment_names
 from tilewise.plan import Plan
@@ -86,6 +87,16 @@ class GraphInstance:
         Raises:
             ShapeError: no tensor has that name, or the shape differs.
         """
+        self._write(name, value, once=False)
+
+    def _write_all(self, values: Iterable[tuple[str, np.ndarray]]) -> None:
+        """Many parameters and states: each part is laid out once and broadcast to the devices that share it."""
+        for name, value in values:
+            self._write(name, value, once=True)
+        if "broadcast" in self._programs:
+            self._run("broadcast")
+
+    def _write(self, name: str, value: np.ndarray, *, once: bool) -> None:
         tensor = self._id(name)
         shape = self.plan.graph.spec(tensor).shape
         if len(shape) != value.ndim or any(
@@ -94,20 +105,15 @@ class GraphInstance:
             raise ShapeError(
                 f"[session.set_tensor] shapes must agree; got {value.shape} for {name!r} {shape}; reshape it"
             )
-        self._store.write(tensor, value)
+        self._store.write(tensor, value, once=once)
         if master_name(name) in self._ids:
-            self._store.write(self._ids[master_name(name)], value)
+            self._store.write(self._ids[master_name(name)], value, once=once)
 
     def initialize(self, seed: int = 0, scale: float = 0.02) -> None:
         """Random weights (normal, standard deviation `scale`), ones for vectors; a function of seed and name alone."""
-        for t in self.plan.graph.of_kind("parameter"):
-            shape = tuple(s for s in t.spec.shape if isinstance(s, int))
-            if t.spec.storage == "vector":
-                value = np.ones(shape, np.float32)
-            else:
-                generator = np.random.Generator(np.random.Philox(key=[seed, crc32(t.spec.name.encode())]))
-                value = generator.standard_normal(shape, np.float32) * np.float32(scale)
-            self.set_tensor(t.spec.name, value)
+        self._write_all(
+            (t.spec.name, _random(t.spec, seed, scale)) for t in self.plan.graph.of_kind("parameter")
+        )
 
     def load_parameters(self, source: str | Path | Mapping[str, np.ndarray]) -> None:
         """All parameters from a safetensors file, a Hugging Face directory, or arrays by name (with or without the
@@ -127,8 +133,7 @@ class GraphInstance:
                     f"[session.load_parameters] every parameter is needed; got none for {t.spec.name!r}"
                 )
             found[t.spec.name] = name
-        for name, stored in found.items():
-            self.set_tensor(name, np.asarray(weights[stored]))
+        self._write_all((name, np.asarray(weights[stored])) for name, stored in found.items())
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Parameters in fp32, optimizer moments and the step count, by name: all that resuming needs."""
@@ -152,8 +157,7 @@ class GraphInstance:
             raise CheckpointError(
                 f"[session.load_state_dict] every entry is needed; got none for {missing[0]!r}"
             )
-        for name in wanted:
-            self.set_tensor(name, np.asarray(state[name]))
+        self._write_all((name, np.asarray(state[name])) for name in wanted)
         self.step_count = int(state[_STEP][0])
 
     # ---- running ------------------------------------------------------------------------------------------
@@ -276,3 +280,12 @@ class GraphInstance:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _random(spec: TensorSpec, seed: int, scale: float) -> np.ndarray:
+    """First value of a parameter: a function of seed, name and element, never of placement."""
+    shape = tuple(s for s in spec.shape if isinstance(s, int))
+    if spec.storage == "vector":
+        return np.ones(shape, np.float32)
+    generator = np.random.Generator(np.random.Philox(key=[seed, crc32(spec.name.encode())]))
+    return generator.standard_normal(shape, np.float32) * np.float32(scale)

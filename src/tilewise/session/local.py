@@ -63,10 +63,12 @@ class TensorStore:
         raw = self.executor.buffer(device, entry.offset, count * spec.dtype.itemsize)
         return np.asarray(raw).view(spec.dtype.numpy)
 
-    def write(self, tensor: int, value: np.ndarray) -> None:
-        """Every device's part from the whole."""
+    def write(self, tensor: int, value: np.ndarray, *, once: bool = False) -> None:
+        """Every device's part from the whole; with `once` only on the first device that holds a part."""
         spec = self.plan.graph.spec(tensor)
         for device in range(self.plan.mesh.num_devices):
+            if once and self.plan.builder.holder(tensor, device) != device:
+                continue
             for part in self._parts(tensor):
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
                 local = value[slices].astype(spec.dtype.numpy)

@@ -1,7 +1,7 @@
 """Shared by the kernel tests: arrays, chunk ranges, PyTorch in bf16, and the two rules of tolerance.
 
-fp32: max|y - y64| / max|y64| within a bound. bf16: mean error at most 1.1x and maximum at most 2x the error that
-PyTorch's own bf16 op makes against fp64.
+fp32: max|y - y64| / max|y64| within a bound. bf16: mean error at most 1.1x and maximum at most 2x the
+error that PyTorch's own bf16 op makes against fp64.
 """
 
 from __future__ import annotations

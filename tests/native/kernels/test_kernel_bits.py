@@ -1,4 +1,6 @@
-"""Equality to the bit: across levels, tile heights, devices and accumulation steps, each with a planted fault."""
+"""Equality to the bit: across levels, tile heights, devices and accumulation steps, each with a planted
+fault.
+"""
 
 import numpy as np
 import pytest
@@ -111,7 +113,7 @@ def test_bits_of_a_row_are_equal_at_every_height(isa, dt, name):
 
 @every_dtype
 def test_bits_do_not_depend_on_windows_and_panel_groups(dt):
-    """A wide call equals the same columns computed alone, and a tall one its parts, at sizes that need several windows."""
+    """A wide call equals some of its columns computed alone, where several windows are needed."""
     gen = rng(14)
     a, w = random(gen, 30, 2600, dt), random(gen, 2600, 96, dt)
     ranges = even_chunks(2600, CHUNKS)

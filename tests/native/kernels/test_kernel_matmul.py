@@ -1,4 +1,6 @@
-"""matmul, matmul_dx, matmul_dw and gemm against fp64 and PyTorch: odd sizes, strides, chunks, terms, epilogues."""
+"""matmul, matmul_dx, matmul_dw and gemm against fp64 and PyTorch: odd sizes, strides, chunks, terms,
+epilogues.
+"""
 
 import numpy as np
 import pytest

@@ -1,5 +1,7 @@
 """Norms, softmax, row sums, RoPE and cross-entropy against fp64 and PyTorch."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -60,7 +62,7 @@ def test_dgamma_accumulates_across_tasks_of_a_leaf(dt):
     rstd = reference.rms_norm(x, gamma, 1e-5)[1].astype(np.float32)
     whole, parts = empty(1, 33), empty(1, 33)
     for leaf, cuts in ((whole, [0, 24]), (parts, [0, 5, 6, 24])):
-        for a, b in zip(cuts, cuts[1:], strict=False):
+        for a, b in pairwise(cuts):
             tiles = [empty(b - a, 33, dt), leaf, dy[a:b], x[a:b], rstd[a:b], gamma, None]
             run(f"rms_norm_backward_{dt}", tiles, [24], row_begin=48 + a)
     assert_same_bits(whole, parts)

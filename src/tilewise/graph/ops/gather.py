@@ -1,0 +1,40 @@
+"""Bringing shards together for a reader: the op that planning puts behind a sharded output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilewise.graph.ops.common import leading
+from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.op import Factors, register
+
+__all__: list[str] = []
+
+
+@register
+class Gather:
+    """The whole of a tensor whose last dim is sharded, on the first device of the axis that shards it."""
+
+    name = "gather"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """As x, with nothing left to shard in its last dim."""
+        (x,) = inputs
+        assert x is not None
+        return [TensorSpec(x.shape, x.dtype, (*x.labels[:-1], None))]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """The last dim's parts come together."""
+        (x,) = inputs
+        assert x is not None
+        rows = leading(x)
+        return Factors(((*rows, "parts"),), ((*rows, "whole"),))
+
+    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+        """Outputs that are read take no gradient."""
+        return [None]
+
+    def lower(self, low: Any, op: OpNode) -> None:
+        """One task per row tile on the first device."""
+        low.gather(op, op.inputs[0], op.outputs[0], low.factor_axis(op, "parts"))

@@ -1,0 +1,29 @@
+"""Outputs that a strategy shards are gathered on one device before anyone reads them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tilewise.ir.graph import Graph, OpNode, TensorNode
+from tilewise.ir.layout import GraphLayout
+from tilewise.ir.op import op_named
+
+__all__ = ["gather_outputs"]
+
+
+def gather_outputs(graph: Graph, layout: GraphLayout) -> tuple[Graph, GraphLayout]:
+    """Put a `gather` behind every output whose last dim is sharded; sums over the batch stay as they are."""
+    tensors, ops, layouts = list(graph.tensors), list(graph.ops), list(layout.tensors)
+    outputs = dict(graph.outputs)
+    for name, tensor in graph.outputs.items():
+        node = graph.tensors[tensor]
+        if node.kind != "result" or node.spec.storage != "rows" or not layouts[tensor][-1]:
+            continue
+        spec = op_named("gather").infer([node.spec], {})[0]
+        tensors.append(TensorNode(len(tensors), spec, "result", len(ops)))
+        phase = graph.ops[node.producer].phase if node.producer is not None else "forward"
+        ops.append(OpNode(len(ops), "gather", (tensor,), (len(tensors) - 1,), {}, phase, f"gather:{name}"))
+        layouts.append((*layouts[tensor][:-1], None))
+        outputs[name] = len(tensors) - 1
+    gathered = replace(graph, tensors=tuple(tensors), ops=tuple(ops), outputs=outputs)
+    return gathered, replace(layout, tensors=tuple(layouts))
