@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-BATCH, CONTEXT = 16, 256
+BATCH, CONTEXT = 8, 256
 MODEL = {
     "vocab_size": 4096,
     "hidden_size": 256,
@@ -244,15 +244,22 @@ def compete(options: argparse.Namespace) -> list[Contestant]:
     return contestants
 
 
+def cpu_name() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
 def report(contestants: list[Contestant], threads: int) -> None:
     """Print the machine, every mode, the best of each side and the ratios."""
     from importlib.metadata import version
 
     packages = ", ".join(f"{name} {version(name)}" for name in ("tilewise", "numpy", "torch", "transformers"))
-    print(
-        f"machine: {platform.processor() or platform.machine()}, {os.cpu_count()} CPUs; {threads} "
-        f"threads; {packages}"
-    )
+    print(f"machine: {cpu_name()}, {os.cpu_count()} CPUs; {threads} threads; {packages}")
     peaks = {"f32": measure_peak("peak_f32", threads), "bf16": measure_peak("peak_bf16", threads)}
     print("measured peak: " + ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in peaks.items()))
     print(f"{'mode':36} {'tokens/s':>10} {'ms/step':>9} {'of peak':>8}")

@@ -130,7 +130,7 @@ def _describe(config: TrainConfig, data: TrainingData, console: Console) -> None
 def _calibrate(config: TrainConfig, data: TrainingData, minutes: float, console: Console) -> int:
     """How many steps fit into the time."""
     with Trainer(config, data, *make_plan(config)) as trainer:
-        step_s = trainer.measure_step_s(4)
+        step_s = trainer.measure_step_s(8)
     steps = max(20, round(minutes * 60 / step_s))
     console.print(
         f"calibration: {step_s * 1e3:.0f} ms a step, so {steps} steps in {format_duration(steps * step_s)}",

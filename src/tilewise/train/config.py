@@ -66,9 +66,9 @@ class TrainSection(_Section):
     """`[train]`: length, batch and precision. One step sees `batch` sequences, whatever the devices."""
 
     steps: int = Field(default=500, ge=1)
-    batch: int = Field(default=16, ge=1)
+    batch: int = Field(default=8, ge=1)
     accumulation: int = Field(default=1, ge=1)
-    leaves: int = Field(default=16, ge=1)
+    leaves: int = Field(default=8, ge=1)
     dtype: Literal["bf16", "f32"] = "bf16"
     seed: int = Field(default=0, ge=0)
 
@@ -76,7 +76,7 @@ class TrainSection(_Section):
 class OptimizerSection(_Section):
     """`[optimizer]`: AdamW, linear warm-up, cosine decay to `min_lr_ratio` of the top rate, clipping."""
 
-    lr: float = Field(default=2e-3, gt=0)
+    lr: float = Field(default=3e-3, gt=0)
     warmup_steps: int = Field(default=50, ge=0)
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     beta1: float = Field(default=0.9, ge=0, lt=1)

@@ -1,0 +1,155 @@
+"""Model directories both ways with `transformers`, equal greedy text, and text that does not depend on batch or width."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tilewise.checkpoint import open_weights, save_pretrained
+from tilewise.data import train_tokenizer
+from tilewise.generate import Generator, Sampling
+from tilewise.models.llama import LlamaConfig
+
+PROMPTS = ["def main(argv):\n    ", "import os", "class Reader:\n    def read(self, size=-1):\n        return self._buffer"]
+GREEDY = Sampling(max_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """A byte-pair tokenizer of 512 entries."""
+    return train_tokenizer([inspect.getsource(module) for module in (inspect, np.lib.stride_tricks)], 512)
+
+
+def hf_config(**changes):
+    """A small Llama for transformers."""
+    sizes = {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+        "eos_token_id": None,
+        "bos_token_id": None,
+    }
+    return transformers.LlamaConfig(**{**sizes, **changes})
+
+
+def write_theirs(directory, tokenizer, seed=0, **changes):
+    """A seeded model written by transformers; weights large enough that the top two logits differ clearly."""
+    torch.manual_seed(seed)
+    model = transformers.LlamaForCausalLM(hf_config(**changes)).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.ndim == 2:
+                p.normal_(0, 0.2 if "embed" not in name else 1.0)
+    model.save_pretrained(directory)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return model
+
+
+def their_greedy(model, ids, count):
+    """Greedy tokens of transformers, and the smallest margin between the top two logits."""
+    margin = np.inf
+    out = list(ids)
+    with torch.no_grad():
+        for _ in range(count):
+            logits = model(torch.tensor([out])).logits[0, -1]
+            top = torch.topk(logits, 2).values
+            margin = min(margin, float(top[0] - top[1]))
+            out.append(int(logits.argmax()))
+    return out[len(ids) :], margin
+
+
+def our_tokens(directory, prompts, sampling=GREEDY, **options):
+    """New tokens per prompt, and the first logits row of the last call."""
+    with Generator(directory, max_sequences=len(prompts), **options) as generator:
+        tokens = [[] for _ in prompts]
+        for piece in generator.generate(prompts, sampling):
+            tokens[piece.sequence].append(piece.token)
+        return tokens, generator.instance.get_tensor("logits")[0]
+
+
+@pytest.mark.parametrize("changes", [
+    {},
+    {"tie_word_embeddings": True, "num_key_value_heads": 8},
+    {"rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+                         "high_freq_factor": 4.0, "original_max_position_embeddings": 64}},
+], ids=["grouped", "tied", "llama3-rope"])
+def test_their_directory_here(tmp_path, tokenizer, changes):
+    """fp32 logits within 1e-4 of the largest, 64 greedy tokens equal, on a prompt read in chunks."""
+    model = write_theirs(tmp_path / "model", tokenizer, seed=1, **changes)
+    ids = tokenizer.encode(PROMPTS[2]).ids
+    expected, margin = their_greedy(model, ids, 64)
+    assert margin > 1e-3
+    tokens, last = our_tokens(tmp_path / "model", [PROMPTS[2]], dtype="f32", max_tokens_per_call=7)
+    assert tokens == [expected]
+    with torch.no_grad():
+        logits = model(torch.tensor([ids + expected[:-1]])).logits[0, -1].numpy()
+    assert np.abs(last - logits).max() <= 1e-4 * np.abs(logits).max()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, "bf16"], ids=["f32", "bf16"])
+def test_our_directory_there(tmp_path, tokenizer, dtype):
+    """What we write, transformers opens: the same configuration, every tensor to the bit, the same text."""
+    theirs = write_theirs(tmp_path / "theirs", tokenizer)
+    config = LlamaConfig.from_pretrained(tmp_path / "theirs")
+    weights = open_weights(tmp_path / "theirs")
+    import ml_dtypes
+
+    as_stored = ml_dtypes.bfloat16 if dtype == "bf16" else dtype
+    save_pretrained(
+        tmp_path / "ours", config.to_dict(), ((n, np.asarray(w).astype(as_stored)) for n, w in weights.items()), tokenizer
+    )
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32)
+    state = theirs.state_dict()
+    for name, tensor in again.state_dict().items():
+        expected = state[name].bfloat16().float() if dtype == "bf16" else state[name]
+        assert torch.equal(tensor, expected), name
+    ids = tokenizer.encode(PROMPTS[0]).ids
+    assert our_tokens(tmp_path / "ours", [PROMPTS[0]], dtype="f32")[0] == [their_greedy(again, ids, 64)[0]]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_text_does_not_depend_on_batch_width_or_chunks(tmp_path, tokenizer, dtype):
+    """Tokens and the bits of the last logits: alone, in a batch, on 2 and 4 devices (2 KV heads), in small chunks."""
+    write_theirs(tmp_path / "model", tokenizer)
+    sampled = Sampling(max_tokens=24, temperature=0.9, top_p=0.95, seed=3)
+    alone, bits = our_tokens(tmp_path / "model", [PROMPTS[0]], sampled, dtype=dtype)
+    for options in ({"tp": 2}, {"tp": 4}, {"max_tokens_per_call": 3}, {"max_context": 128}):
+        tokens, logits = our_tokens(tmp_path / "model", [PROMPTS[0]], sampled, dtype=dtype, **options)
+        assert tokens == alone and np.array_equal(logits.view(np.uint8), bits.view(np.uint8)), options
+    together, _ = our_tokens(tmp_path / "model", PROMPTS, sampled, dtype=dtype)
+    assert together[0] == alone[0]
+    wide, _ = our_tokens(tmp_path / "model", PROMPTS, sampled, dtype=dtype, tp=4)
+    assert wide == together
+
+
+def test_a_planted_fault_changes_the_bits(tmp_path, tokenizer):
+    """The comparison of widths can fail: a dropped partial on one device is seen in the logits."""
+    write_theirs(tmp_path / "model", tokenizer)
+    _, bits = our_tokens(tmp_path / "model", [PROMPTS[0]], dtype="f32")
+    from tilewise.session import assemble
+
+    real = assemble._add
+
+    def dropping(native, device, template, instruction, first_signal):
+        if instruction.label == "linear:self_attn.o_proj.weight/reduce_scatter" and device == 0:
+            instruction.operands[3] = instruction.operands[2]
+        real(native, device, template, instruction, first_signal)
+
+    assemble._add = dropping
+    try:
+        _, other = our_tokens(tmp_path / "model", [PROMPTS[0]], dtype="f32", tp=2)
+    finally:
+        assemble._add = real
+    assert not np.array_equal(other, bits)
+    assert "tilewise" in sys.modules
