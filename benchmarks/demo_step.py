@@ -155,8 +155,8 @@ class Contestant:
             answer: dict[str, Any] = json.loads(process.stdout.readline())
         except (OSError, ValueError):
             self._errors.seek(0)
-            reason = self._errors.read().strip().splitlines()[-1:]
-            print(f"{self.mode} cannot run here: {' '.join(reason)}", file=sys.stderr)
+            reason = self._errors.read().strip().splitlines()[-1:] or [f"exit status {process.wait()}"]
+            print(f"{self.mode} is left out: {reason[0]}", file=sys.stderr)
             return False
         if is_counted:
             self.seconds += answer["seconds"]
@@ -236,9 +236,12 @@ def compete(options: argparse.Namespace) -> list[Contestant]:
                 contestants.append(contestant)
                 print(f"ready: {mode} (loss {contestant.loss:.4f})", file=sys.stderr)
         for _ in range(options.rounds):
-            for contestant in contestants:
-                contestant.take_turn(1, is_counted=False)  # wake threads and caches up
-                contestant.take_turn(options.steps, is_counted=True)
+            for contestant in list(contestants):
+                # the first step wakes threads and caches up
+                if not (
+                    contestant.take_turn(1, is_counted=False) and contestant.take_turn(options.steps, True)
+                ):
+                    contestants.remove(contestant)
         for contestant in contestants:
             contestant.close()
     return contestants

@@ -10,7 +10,7 @@
 namespace tilewise::kernels {
 
 /// One operand. Row-major: element (r, c) at data + (r * stride + c) * element size.
-/// A packed weight (see packing.h) has rows = out features, cols = in features, and data at the start of a panel.
+/// A packed weight (see microkernel.h) has rows = out features, cols = in features, and data at the start of a panel.
 struct TileView {
   void* data;      // nullptr: the operand is absent
   int64_t rows;
@@ -37,8 +37,12 @@ struct KernelArgs {
 
 using KernelFn = void (*)(const KernelArgs&);
 
-/// Scratch every worker owns. A kernel that needs more blocks its loops.
-inline constexpr int64_t kScratchBytes = 8 << 20;
+/// Scratch every worker owns; pages that no kernel touches cost nothing. A kernel that needs more throws.
+inline constexpr int64_t kScratchBytes = 64 << 20;
+
+/// Throws ResourceError: a kernel's working memory does not fit. Not inline, so that no instruction set's copy of it is
+/// linked into the others.
+[[noreturn]] void scratch_exhausted();
 
 /// The kernel of that name for the instruction set in use; nullptr when there is none.
 KernelFn find_kernel(std::string_view name);

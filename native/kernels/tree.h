@@ -44,7 +44,7 @@ class Carver {
   T* take(int64_t count) {
     auto* piece = reinterpret_cast<T*>(next_);
     next_ += round_up(count * static_cast<int64_t>(sizeof(T)), 64);
-    if (next_ > end_) __builtin_trap();
+    if (next_ > end_) scratch_exhausted();
     return piece;
   }
   int64_t left() const { return end_ - next_; }

@@ -79,8 +79,8 @@ def run_training(config: TrainConfig, resume: bool, console: Console) -> RunResu
     output = Path(config.output.directory)
     checkpoint = _checkpoint_to_resume(output / "checkpoints", resume)
     graph, plan = make_plan(config)
-    console.print(plan.explain(), highlight=False, markup=False)
     data = prepare_data(config, console)
+    console.print(plan.explain(), highlight=False, markup=False)
     output.mkdir(parents=True, exist_ok=True)
     with Trainer(config, data, graph, plan) as trainer:
         first_step = 0 if checkpoint is None else trainer.restore(checkpoint)

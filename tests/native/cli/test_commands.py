@@ -76,6 +76,22 @@ def test_impossible_strategy_is_one_line_before_any_work(demo):
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[data]\npath = 'nowhere'\n", "nowhere"),
+        ("[distribution]\nstrategy = 'ddp'\nmesh = { dp = 3 }\n", "power of two"),
+        ("[distribution]\nstrategy = 'ddp'\nmesh = { dp = 16 }\n", "batch"),
+    ],
+)
+def test_impossible_training_is_one_line_before_any_work(tmp_path, text, words):
+    """Data that is not there and a mesh that cannot be are one line, exit code 2, and leave nothing behind."""
+    (tmp_path / "train.toml").write_text(text + f"[output]\ndirectory = '{tmp_path / 'out'}'\n")
+    done = _tilewise("train", tmp_path / "train.toml")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and words in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_wrong_dtype_is_one_line(demo):
     """An element type that does not exist is one line and exit code 2."""
     out, _ = demo

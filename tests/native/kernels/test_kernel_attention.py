@@ -175,3 +175,11 @@ def test_large_scores_do_not_overflow(isa, dt):
     values = out.astype(np.float32)
     assert np.isnan(values[10]).all()
     assert np.isfinite(np.delete(values, 10, 0)).all()
+
+
+def test_sequences_too_long_for_scratch_are_refused():
+    """The backward pass keeps one KV head's sequence in scratch; more than fits is one clear error."""
+    q = np.zeros((1 << 16, 128), np.float32)
+    operands = [q.copy(), q.copy(), q.copy(), q, q, np.zeros((1 << 16, 1), np.float32), q, q, q]
+    with pytest.raises(MemoryError, match="working memory"):
+        run("attention_backward_f32", operands, [1 << 16, 1, 1, 128, 1, 0], [1.0])

@@ -1,0 +1,121 @@
+"""Digest, print and picture of a graph: equal graphs are equal, and what differs shows."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import tilewise as tw
+from tilewise.nn import linear
+
+BASE = {"name": "mlp", "chunks": 8, "rows": 6, "inner": 32, "first": "gate", "swap": False, "factor": 2.0}
+
+
+@tw.layer
+def scaled_block(graph, x, *, factor):
+    """A layer with a parameter and an attribute."""
+    return graph.scale(linear(graph, x, "weight", 8), factor)
+
+
+def build(**changes):
+    """Two independent branches from one input, mixed, then a layer used twice."""
+    c = {**BASE, **changes}
+    graph = tw.ComputeGraph(c["name"], reduction_chunks=c["chunks"])
+    x = graph.input([c["rows"], 8], name="x", labels=[tw.DimLabel(c.get("label", "batch")), None])
+    names = [c["first"], "up"]
+    branches = {n: linear(graph, x, n, c["inner"]) for n in (names[::-1] if c["swap"] else names)}
+    y = linear(graph, graph.multiply(graph.silu(branches[names[0]]), branches[names[1]]), "down", 8)
+    for i in range(2):
+        y = scaled_block(graph, y, path=f"blocks.{i}", factor=c["factor"])
+    graph.output(y, c.get("output", "y"))
+    return graph
+
+
+def test_sequential_rebuilds_have_one_digest():
+    """Building the same graph again, also after others, gives the same digest: no counter of the process is in it."""
+    first = build().digest()
+    build(inner=48)
+    assert build().digest() == first == build().digest()
+    assert re.fullmatch(r"[0-9a-f]{64}", first)
+
+
+def test_planning_leaves_the_digest_alone():
+    """What is done with a graph does not change it."""
+    graph = build()
+    before = graph.digest()
+    graph.set_distribution(tw.DistributionStrategy.ddp(2))
+    graph.plan()
+    assert graph.digest() == before
+
+
+CHANGES = {
+    "chunk count": {"chunks": 4},
+    "rows": {"rows": 12},
+    "inner size": {"inner": 64},
+    "graph name": {"name": "other"},
+    "parameter name": {"first": "gating"},
+    "output name": {"output": "z"},
+    "order of independent layers": {"swap": True},
+    "attribute inside a layer": {"factor": 3.0},
+    "label": {"label": "mlp"},
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_every_difference_shows(what):
+    """Whatever decides bits, names or layouts gives another digest."""
+    assert build(**CHANGES[what]).digest() != build().digest()
+
+
+def test_all_digests_differ():
+    """No two of the changes are mistaken for each other."""
+    digests = [build(**change).digest() for change in CHANGES.values()]
+    assert len(set(digests)) == len(digests)
+
+
+def test_constants_are_part_of_the_digest():
+    """Two graphs that differ in a constant's values compute different things."""
+    digests = []
+    for value in (1.0, 2.0):
+        graph = tw.ComputeGraph("constants")
+        x = graph.input([4, 8], name="x")
+        graph.output(graph.add(x, graph.constant(np.full((4, 8), value, np.float32), name="c")), "y")
+        digests.append(graph.digest())
+    assert digests[0] != digests[1]
+
+
+def test_print_has_the_essentials():
+    """Name, chunks, what comes from outside with dtype and shape, ops with their parameters, templates, outputs."""
+    text = str(build())
+    assert text.startswith("graph mlp chunks=8\n")
+    for part in (
+        "input x f32[6, 8] (batch/2, -)",
+        "parameter gate f32[32, 8]",
+        "parameter blocks.1.weight",
+        "linear:down",
+        "silu(",
+        "call(",
+        "template ",
+        "factor=2.0",
+        "output y = ",
+    ):
+        assert part in text, part
+    assert text.count("\ntemplate ") == 1
+
+
+def test_mermaid_draws_every_op_and_tensor():
+    """A box per op and outside tensor, an arrow per operand, only between boxes that exist."""
+    graph = build()
+    lines = graph.to_mermaid().splitlines()
+    assert lines[0] == "flowchart TD"
+    boxes = {m[1] for line in lines if (m := re.match(r"\s+(\w+)[(\[]", line))}
+    boxes |= {m[1] for line in lines if (m := re.search(r"--> (\w+)\(\[", line))}
+    arrows = [m.groups() for line in lines if (m := re.match(r"\s+(\w+) --> (\w+)", line))]
+    frozen = graph.freeze()
+    outside = [t for t in frozen.tensors if t.kind != "result"]
+    assert len(boxes) == len(frozen.ops) + len(outside) + len(frozen.outputs)
+    assert len(arrows) == sum(len(op.inputs) for op in frozen.ops) + len(frozen.outputs)
+    assert {end for arrow in arrows for end in arrow} <= boxes
+    assert any("x: f32[6, 8]" in line for line in lines)

@@ -1,0 +1,68 @@
+"""What makes two uses of a layer the same template, and what must not."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import tilewise as tw
+
+X = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+
+
+def run(graph, **inputs):
+    """Outputs by name."""
+    with graph.instantiate() as model:
+        model.forward(**inputs)
+        return {name: model.get_tensor(name) for name in graph.outputs}
+
+
+@tw.layer
+def shifted(graph, x, *, value):
+    """x plus a constant that an attribute decides."""
+    return graph.add(x, graph.constant(np.full((4, 8), value, np.float32), name="shift"))
+
+
+def test_constants_follow_attributes():
+    """Two uses with different attributes have their own constants."""
+    graph = tw.ComputeGraph("shifts")
+    x = graph.input([4, 8], name="x")
+    graph.output(shifted(graph, x, path="a", value=1.0), "one")
+    graph.output(shifted(graph, x, path="b", value=2.0), "two")
+    found = run(graph, x=X)
+    assert np.array_equal(found["one"], X + np.float32(1))
+    assert np.array_equal(found["two"], X + np.float32(2))
+
+
+def test_functions_of_one_name_are_different_layers():
+    """A function that makes layers makes different ones."""
+
+    def scaled_by(factor):
+        @tw.layer
+        def scaled(graph, x):
+            return graph.scale(x, factor)
+
+        return scaled
+
+    graph = tw.ComputeGraph("scales")
+    x = graph.input([4, 8], name="x")
+    for factor in (2.0, 3.0):
+        graph.output(scaled_by(factor)(graph, x, path=f"by{factor}"), f"y{factor}")
+    found = run(graph, x=X)
+    assert np.array_equal(found["y2.0"], X * np.float32(2))
+    assert np.array_equal(found["y3.0"], X * np.float32(3))
+
+
+@tw.layer
+def passed(graph, x):
+    """x, as it is stored."""
+    return graph.scale(x, 1.0)
+
+
+def test_storage_is_part_of_a_signature():
+    """Operands of one shape that lie differently are different templates."""
+    graph = tw.ComputeGraph("storages")
+    rows = graph.input([4, 8], name="rows")
+    scalars = graph.input([4, 8], name="scalars", storage="scalars")
+    passed(graph, rows, path="a")
+    passed(graph, scalars, path="b")
+    assert len(graph.templates) == 2

@@ -1,0 +1,79 @@
+"""Signals count epochs: the same template used again must not be taken for its earlier use, whatever finishes first.
+
+Weight gradients of different layers do not depend on each other, so with several workers per device a later layer's
+may be complete before an earlier one's. A peer that waits for the earlier must not be told by the later.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilewise as tw
+from tilewise.core import CommTimeout
+from tilewise.nn import linear
+
+BATCH, SEQ, WIDTH, CLASSES, DEPTH = 16, 32, 256, 16, 6
+ROWS = tw.DimLabel("batch")
+
+
+@tw.layer
+def block(graph, x):
+    """A layer whose weight gradient needs nothing but what its callers hand over."""
+    return graph.add(x, linear(graph, graph.silu(x), "weight", WIDTH))
+
+
+def build():
+    """A stack of blocks and a loss."""
+    graph = tw.ComputeGraph("stack")
+    x = graph.input([BATCH, SEQ, WIDTH], name="x", labels=[ROWS, None, None])
+    labels = graph.input([BATCH, SEQ], "i32", name="labels", labels=[ROWS, None], storage="scalars")
+    y = x
+    for i in range(DEPTH):
+        y = block(graph, y, path=f"layers.{i}")
+    loss, _ = graph.mean_cross_entropy(linear(graph, y, "head", CLASSES), labels)
+    graph.loss(loss)
+    return graph
+
+
+def data():
+    """One batch."""
+    generator = np.random.default_rng(0)
+    return {
+        "x": generator.standard_normal((BATCH, SEQ, WIDTH), np.float32),
+        "labels": generator.integers(0, CLASSES, (BATCH, SEQ)).astype(np.int32),
+    }
+
+
+def running(axes, workers, **options):
+    """An initialised instance."""
+    graph = build()
+    model = graph.instantiate(graph.plan(axes, workers_per_device=workers), **options)
+    model.initialize(0)
+    return model
+
+
+def test_a_late_gradient_is_waited_for():
+    """While device 0's first weight gradient is stopped, device 1 does not reduce it, though later ones are done."""
+    with running({"dp": 2}, 2, deadline_s=1.0) as model:
+        model.forward(**data())
+        model.inject("stall", 0, "linear_dw:weight", 0)
+        with pytest.raises(CommTimeout, match=r"linear_dw:weight/reduce_scatter'\[0\].* reach 1 \(seen 0\)"):
+            model.backward()
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_gradients_with_several_workers(workers):
+    """Thirty passes over two devices: every gradient equals one device's to the bit, every time."""
+    with running({}, 1) as one, running({"dp": 2}, workers) as two:
+        one.forward(**data())
+        one.backward()
+        names = one.parameter_names()
+        expected = {n: one.get_tensor(f"{n}.grad") for n in names}
+        for number in range(30):
+            for n in names:
+                two.set_tensor(f"{n}.grad", np.full_like(expected[n], np.nan))
+            two.forward(**data())
+            two.backward()
+            wrong = [n for n in names if two.get_tensor(f"{n}.grad").tobytes() != expected[n].tobytes()]
+            assert not wrong, (number, wrong)
