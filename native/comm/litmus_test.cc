@@ -8,8 +8,8 @@
 //   store buffering   raise s; look at t         | raise t; look at s                  both 0: allowed for value(),
 //                                                                                      forbidden for wait()
 //   IRIW              raise s | raise t | look at s, t | look at t, s                  opposite orders: as above
-// value() is an acquire load. wait() compares inside the signal's lock, in which raise() adds: that is a total order per
-// signal, and what a lost wake-up would have to break. Tasks only ever use wait().
+// value() is an acquire load. wait() compares inside the signal's lock, in which raise() adds: that is a total order
+// per signal, and what a lost wake-up would have to break. Tasks only ever use wait().
 #include <algorithm>
 #include <array>
 #include <barrier>
@@ -299,6 +299,15 @@ std::vector<Device> iriw(Kind look) {
   return {{{Kind::kRaise, kS}}, {{Kind::kRaise, kT}}, {{look, kS}, {look, kT}}, {{look, kT}, {look, kS}}};
 }
 
+/// Two workers of a device raise one signal, the first after writing the tile; the reader waits for the first raise.
+/// kAck stands for the first worker's task being complete: the second may have to wait for that.
+std::vector<Device> two_raisers(bool in_order) {
+  Device second{{Kind::kRaise, kS}};
+  if (in_order) second.insert(second.begin(), {Kind::kAwait, kAck});
+  const Device first{{Kind::kWrite, kTile}, {Kind::kRaise, kS}, {Kind::kRaise, kAck}};
+  return {first, second, {{Kind::kAwait, kS}, {Kind::kRead, kTile}}};
+}
+
 }  // namespace
 
 CASE("message passing: who sees the signal sees the tile, and no tile is reused under its reader") {
@@ -354,6 +363,11 @@ CASE("model finds a relaxed look (mistake: a wait that does not acquire)") {
 }
 
 CASE("model finds memory reused without acknowledgement") { EXPECT(can_end(reuse(Kind::kAwait, false), {2})); }
+
+CASE("model: an epoch stands for its own raise when a device raises a signal in order, and only then") {
+  EXPECT(!can_end(two_raisers(true), {0}));
+  EXPECT(can_end(two_raisers(false), {0}));
+}
 
 CASE("model: store buffering and IRIW are weak for value(), not for wait()") {
   EXPECT(can_end(store_buffering(Kind::kLook), {0, 0}));

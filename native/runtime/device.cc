@@ -26,7 +26,7 @@ Device::Device(std::shared_ptr<Core> core, const DeviceOptions& options)
       options_(options),
       arena_(std::make_shared<memory::Arena>(options.arena_bytes)),
       signals_(options.num_signals),
-      scheduler_(options.window, options.num_handles, 2 * options.num_workers + 2) {
+      scheduler_(options.window, options.num_handles + options.num_signals, 2 * options.num_workers + 2) {
   for (int64_t w = 0; w < options.num_workers; ++w) {
     workers_.push_back(std::make_unique<Worker>());
   }
@@ -34,7 +34,7 @@ Device::Device(std::shared_ptr<Core> core, const DeviceOptions& options)
 
 void Device::begin(const RunContext& run, std::vector<Injection> injections) {
   run_ = run;
-  const ExpandContext context{run.program, options_.index, run.symbols, run.arenas};
+  const ExpandContext context{run.program, options_.index, run.symbols, run.arenas, options_.num_handles};
   walker_.begin(context, signals_, std::move(injections));
   transfers_ = std::vector<std::atomic<int64_t>>(run.program->labels().size());
   if (run.tracing) {

@@ -46,6 +46,17 @@ void tile_accesses(const ExpandContext& context, const Operand& operand, const T
   }
 }
 
+/// A signal counts epochs, so this device's tasks that raise it do so in the order of submission: a later layer's task
+/// that is done first must not stand for an earlier layer's. The signal is a handle that they write.
+void order_raises(const ExpandContext& context, const Instr& instr, int64_t index, std::vector<Access>& accesses) {
+  int64_t last = -1;
+  for (const Notify& notify : instr.notifies) {
+    const int64_t signal = notify.signal_base + (notify.per_index ? index : 0);
+    if (signal != last) accesses.push_back({static_cast<int32_t>(context.first_order_handle + signal), kOut});
+    last = signal;
+  }
+}
+
 kernels::TileView view_of(const Operand& operand, const Tensor& tensor, std::byte* arena, RowRange range,
                           int64_t rows) {
   const RowRange part = view_rows(operand, range, rows);
@@ -101,6 +112,7 @@ void expand(const ExpandContext& context, const Call& call, const Instr& instr, 
     if (operand.access != kNoAccess) tile_accesses(context, operand, tensor, range, rows, accesses);
     ++view;
   }
+  order_raises(context, instr, index, accesses);
 }
 
 }  // namespace tilewise::runtime

@@ -18,6 +18,7 @@ struct ExpandContext {
   int64_t device = 0;
   const std::vector<int64_t>* symbols = nullptr;
   const std::vector<std::byte*>* arenas = nullptr;  // per device
+  int64_t first_order_handle = 0;                   // handle + s orders the tasks that raise signal s
 };
 
 /// Rows [begin, end) of a tensor.

@@ -45,6 +45,7 @@ class GraphBuilder:
         self.outputs: dict[str, int] = {}
         self.constant_values: dict[int, Any] = {}
         self.templates: dict[str, Template] = {}
+        self.layer_functions: dict[str, object] = {}
         self.phase = "forward"
         self.loss_id: int | None = None
         self.counted_labels: tuple[int, int] | None = None

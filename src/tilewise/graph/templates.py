@@ -41,11 +41,22 @@ class LayerFunction:
                 raise ShapeError(
                     f"[graph.layer] operands must belong to the graph; got {t.spec} in layer {path!r}"
                 )
-        signature = repr((tuple((str(t.spec), t.spec.labels) for t in operands), sorted(static.items())))
-        key = f"{self.function.__module__}.{self.__name__}{signature}"
+        key = self._key(graph, operands, static)
         if key not in graph.templates:
+            graph.layer_functions[key] = self
             graph.templates[key] = self._trace(graph, key, operands, static)
         return _record_call(graph, graph.templates[key], operands, path)
+
+    def _key(self, graph: GraphBuilder, operands: tuple[TensorNode, ...], static: dict[str, Any]) -> str:
+        """Name and signature; another function of the same name gets a number behind it, in order of first use."""
+        specs = tuple((str(t.spec), t.spec.labels, t.spec.storage, t.spec.tile_hint) for t in operands)
+        base = f"{self.function.__module__}.{self.__name__}({specs!r}, {sorted(static.items())!r})"
+        number = 1
+        key = base
+        while graph.layer_functions.get(key, self) is not self:
+            number += 1
+            key = f"{base}#{number}"
+        return key
 
     def _trace(
         self, graph: GraphBuilder, key: str, operands: tuple[TensorNode, ...], static: dict[str, Any]
@@ -69,7 +80,7 @@ def _record_call(
     for formal in template.arguments[len(operands) :]:
         node = template.graph.tensors[formal]
         if node.kind == "constant":  # what does not change between layers is the calling graph's
-            name = f"{template.graph.name}.{node.spec.name}"
+            name = f"{template.graph.name}{list(graph.templates).index(template.key)}.{node.spec.name}"
             bound = (
                 graph.find(name)
                 if graph.has(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from tilewise.ir.graph import Graph, TensorNode
 
 __all__ = ["show_graph", "to_mermaid"]
@@ -13,9 +15,10 @@ def show_graph(graph: Graph) -> str:
     for key, template in graph.templates.items():
         body = show_graph(template.graph).replace("\n", "\n  ")
         lines.append(f"template {key} {template.arguments} -> {template.results}\n  {body}")
-    lines += [
-        f"%{t.id} = {t.kind} {t.spec.name} {t.spec} {_labels(t)}" for t in graph.tensors if t.kind != "result"
-    ]
+    for t in graph.tensors:
+        if t.kind != "result":
+            value = _value(graph, t)
+            lines.append(f"%{t.id} = {t.kind} {t.spec.name} {t.spec} {_labels(t)} {t.spec.storage}{value}")
     for op in graph.ops:
         results = ", ".join(f"%{o}" for o in op.outputs)
         operands = ", ".join("-" if i is None else f"%{i}" for i in op.inputs)
@@ -29,6 +32,12 @@ def _labels(tensor: TensorNode) -> str:
     return (
         "(" + ", ".join(f"{label.name}/{label.atom}" if label else "-" for label in tensor.spec.labels) + ")"
     )
+
+
+def _value(graph: Graph, tensor: TensorNode) -> str:
+    """A constant's content, as a hash."""
+    value = graph.constant_values.get(tensor.id)
+    return "" if value is None else f" {hashlib.sha256(value.tobytes()).hexdigest()[:16]}"
 
 
 def to_mermaid(graph: Graph) -> str:

@@ -13,7 +13,7 @@ A gather brings shards together on one device under the same signals; a broadcas
 the host has written on one device of a team to the others, and needs none: nobody writes what others read.
 
 Elements read per device: (n-1)/n of the tile in reduce and as much in gather, 2(n-1)/n in all. Signals count up and
-are never reset.
+are never reset; each has one device that raises it, whose tasks do so in the order of submission (native/runtime/expand).
 """
 
 from __future__ import annotations
@@ -154,15 +154,15 @@ class Collectives:
         if (
             not in_place
         ):  # in place, `done` of a peer says that it has read the part the gather will overwrite
-            ack = self._signals(tiles)
-            reduce.notifies += [Notify(devices[q], ack, per_index) for q in peers]
-            self._acknowledge(op, src, ack, n, step)
+            ack = self._signals(n * tiles)
+            reduce.notifies += [Notify(devices[q], ack + me * tiles, per_index) for q in peers]
+            self._acknowledge(op, src, ack, peers, step)
 
     def _all_gather(self, op: OpNode, dst: Ref, devices: list[int], step: int) -> None:
         low: Any = self
         n, me, tiles = len(devices), devices.index(self.device), self._tiles(dst.extent, step)
         peers = [q for q in range(n) if q != me]
-        done, ack, per_index = self._done, self._signals(tiles), step > 0
+        done, ack, per_index = self._done, self._signals(n * tiles), step > 0
         operands = []
         for i, q in enumerate(peers):
             access = Access.INOUT if i == 0 else Access.NONE
@@ -178,8 +178,8 @@ class Collectives:
             label=gather_label(op.label),
         )
         gather.waits += [Wait(done + q * tiles, per_index, 1) for q in peers]
-        gather.notifies += [Notify(devices[q], ack, per_index) for q in peers]
-        self._acknowledge(op, dst, ack, n, step)
+        gather.notifies += [Notify(devices[q], ack + me * tiles, per_index) for q in peers]
+        self._acknowledge(op, dst, ack, peers, step)
 
     _done: int = 0
 
@@ -216,7 +216,7 @@ class Collectives:
         copy.waits += [Wait(ready + q * tiles, True, 1) for q in range(1, n)]
         copy.notifies += [Notify(device, ack, True) for device in devices[1:]]
 
-    def _acknowledge(self, op: OpNode, ref: Ref, ack: int, n: int, step: int) -> None:
+    def _acknowledge(self, op: OpNode, ref: Ref, ack: int, peers: list[int], step: int) -> None:
         """An empty task that reads the tile as long as peers do."""
         low: Any = self
         mode = Mode.ROW if step > 0 else Mode.WHOLE
@@ -229,4 +229,5 @@ class Collectives:
             priority=2,
             label=f"{op.label}/ack",
         )
-        task.waits.append(Wait(ack, step > 0, n - 1))
+        tiles = self._tiles(ref.extent, step)
+        task.waits += [Wait(ack + q * tiles, step > 0, 1) for q in peers]

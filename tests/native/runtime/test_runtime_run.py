@@ -115,7 +115,7 @@ def test_buffer_stays_inside():
     ("operand", "message"),
     [
         (Operand(9, Mode.ROW), "slot 9 of 3"),
-        (Operand(0, 7), "mode must be 0 to 3; got 7"),
+        (Operand(0, 7), "mode must be 0 to 4; got 7"),
         (Operand(0, Mode.ROW, Access.IN, 1), "ordered by signals"),
         (Operand(0, Mode.ROW, 0, 5), "peer"),
     ],

@@ -23,7 +23,9 @@ def build(**changes):
     """Two independent branches from one input, mixed, then a layer used twice."""
     c = {**BASE, **changes}
     graph = tw.ComputeGraph(c["name"], reduction_chunks=c["chunks"])
-    x = graph.input([c["rows"], 8], name="x", labels=[tw.DimLabel(c.get("label", "batch")), None])
+    x = graph.input(
+        [c["rows"], 8], name="x", labels=[tw.DimLabel(c.get("label", "batch"), group=c.get("group", 1)), None]
+    )
     names = [c["first"], "up"]
     branches = {n: linear(graph, x, n, c["inner"]) for n in (names[::-1] if c["swap"] else names)}
     y = linear(graph, graph.multiply(graph.silu(branches[names[0]]), branches[names[1]]), "down", 8)
@@ -60,6 +62,7 @@ CHANGES = {
     "order of independent layers": {"swap": True},
     "attribute inside a layer": {"factor": 3.0},
     "label": {"label": "mlp"},
+    "group of a label": {"group": 2},
 }
 
 
@@ -73,6 +76,17 @@ def test_all_digests_differ():
     """No two of the changes are mistaken for each other."""
     digests = [build(**change).digest() for change in CHANGES.values()]
     assert len(set(digests)) == len(digests)
+
+
+def test_bounds_of_symbols_are_part_of_the_digest():
+    """Two graphs whose symbols may grow differently are planned differently."""
+    digests = set()
+    for bound in (64, 128):
+        graph = tw.ComputeGraph("symbols")
+        x = graph.input([tw.Dim("rows", max=bound), 8], name="x")
+        graph.output(graph.scale(x, 2.0), "y")
+        digests.add(graph.digest())
+    assert len(digests) == 2
 
 
 def test_constants_are_part_of_the_digest():
@@ -91,7 +105,8 @@ def test_print_has_the_essentials():
     text = str(build())
     assert text.startswith("graph mlp chunks=8\n")
     for part in (
-        "input x f32[6, 8] (batch/2, -)",
+        "input x f32[6, 8]",
+        "(batch/2, -)",
         "parameter gate f32[32, 8]",
         "parameter blocks.1.weight",
         "linear:down",
