@@ -3,7 +3,8 @@
 // `Lanes` is one zmm, two ymm or four 128-bit registers, so the order of every lane-wise sum is the same on every
 // level and, with fused multiply-add, so are the bits. Every kernel source is compiled once per level with its own
 // TILEWISE_ISA_NS; nothing here or in those sources may come from a std:: template, whose code the linker would share
-// between levels. Refuses: reductions in any other order, fast-math, hardware bf16 rounding (it flushes denormals).
+// between levels. Refuses: reductions in any other order, fast-math, hardware bf16 rounding of denormals (it flushes
+// them).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -96,6 +97,26 @@ TILEWISE_INLINE NativeF native_sqrt(NativeF a) {
 #endif
 }
 
+/// The second operand where either is NaN or both are zero, as x86 has it.
+TILEWISE_INLINE NativeF native_max(NativeF a, NativeF b) {
+#if defined(__AVX512BW__)
+  return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+TILEWISE_INLINE NativeF native_min(NativeF a, NativeF b) {
+#if defined(__AVX512BW__)
+  return _mm512_min_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_min_ps(a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
 #define TILEWISE_EACH_PART _Pragma("GCC unroll 4") for (int p = 0; p < kParts; ++p)
 
 #define TILEWISE_LANE_OPERATOR(type, op)                       \
@@ -170,8 +191,14 @@ TILEWISE_INLINE Lanes select(const IntLanes& mask, const Lanes& yes, const Lanes
   TILEWISE_EACH_PART r.part[p] = mask.part[p] ? yes.part[p] : no.part[p];
   return r;
 }
-/// The second operand where either is NaN, as x86 has it.
-TILEWISE_INLINE Lanes maximum(const Lanes& a, const Lanes& b) { return select(greater(a, b), a, b); }
+TILEWISE_INLINE Lanes maximum(Lanes a, const Lanes& b) {
+  TILEWISE_EACH_PART a.part[p] = native_max(a.part[p], b.part[p]);
+  return a;
+}
+TILEWISE_INLINE Lanes minimum(Lanes a, const Lanes& b) {
+  TILEWISE_EACH_PART a.part[p] = native_min(a.part[p], b.part[p]);
+  return a;
+}
 /// Lane indices 0..15.
 TILEWISE_INLINE IntLanes lane_index() {
   IntLanes r;
@@ -235,11 +262,21 @@ TILEWISE_INLINE Lanes load(const bf16* from) {
 TILEWISE_INLINE void store(float* to, const Lanes& x) {
   TILEWISE_EACH_PART native_store(to + p * kNativeLanes, x.part[p]);
 }
-TILEWISE_INLINE void store(bf16* to, const Lanes& x) {
-  const IntLanes r = round_to_bf16(x);
 #if defined(__AVX512BW__)
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16((__m512i)r.part[0]));
-#elif defined(__AVX2__)
+/// 16 bf16. Where hardware rounds, it differs from round_to_bf16 on denormals alone; they are rare.
+TILEWISE_INLINE __m256i narrow(const Lanes& x) {
+#if defined(__AVX512BF16__)
+  if (__builtin_expect(_mm512_fpclass_ps_mask(x.part[0], 0x20) == 0, 1)) return (__m256i)_mm512_cvtneps_pbh(x.part[0]);
+#endif
+  return _mm512_cvtepi32_epi16((__m512i)round_to_bf16(x).part[0]);
+}
+#endif
+TILEWISE_INLINE void store(bf16* to, const Lanes& x) {
+#if defined(__AVX512BW__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), narrow(x));
+#else
+  const IntLanes r = round_to_bf16(x);
+#if defined(__AVX2__)
   const __m256i packed = _mm256_packus_epi32((__m256i)r.part[0], (__m256i)r.part[1]);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(packed, 0xD8));
 #else
@@ -248,6 +285,7 @@ TILEWISE_INLINE void store(bf16* to, const Lanes& x) {
     const Half half = __builtin_convertvector(r.part[p], Half);
     __builtin_memcpy(to + p * kNativeLanes, &half, sizeof half);
   }
+#endif
 #endif
 }
 
@@ -280,7 +318,7 @@ TILEWISE_INLINE void store(T* to, const Lanes& x, int64_t n) {
   if constexpr (sizeof(T) == 4) {
     _mm512_mask_storeu_ps(to, mask, x.part[0]);
   } else {
-    _mm256_mask_storeu_epi16(to, mask, _mm512_cvtepi32_epi16((__m512i)round_to_bf16(x).part[0]));
+    _mm256_mask_storeu_epi16(to, mask, narrow(x));
   }
 #else
   T buffer[kLanes];

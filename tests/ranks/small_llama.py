@@ -54,12 +54,7 @@ def batches(
 
 def instructions(plan: Plan, device: int, label: str) -> list:
     """Instructions of a device whose label contains `label`, over all programs' templates (shared between them)."""
-    return [
-        i
-        for t in plan.programs["step"][device].templates
-        for i in t.instructions
-        if label in i.label
-    ]
+    return [i for t in plan.programs["step"][device].templates for i in t.instructions if label in i.label]
 
 
 def change_first(label: str, change: Callable) -> Callable[[Plan], None]:

@@ -118,7 +118,7 @@ def _run_backward(
 
 @dataclass(frozen=True)
 class _Backward:
-    """A backward template: forward tensors it takes (after the results' gradients), and whose gradients its results are."""
+    """A backward template: forward tensors it takes (after the results' gradients), whose gradients it yields."""
 
     template: Template
     imports: tuple[int, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+from tilewise.core.dims import Dim
 from tilewise.ir.graph import Graph, TensorNode
 
 __all__ = ["show_graph", "to_mermaid"]
@@ -15,6 +16,8 @@ def show_graph(graph: Graph) -> str:
     for key, template in graph.templates.items():
         body = show_graph(template.graph).replace("\n", "\n  ")
         lines.append(f"template {key} {template.arguments} -> {template.results}\n  {body}")
+    symbols = {s for t in graph.tensors for s in t.spec.shape if isinstance(s, Dim)}
+    lines += [f"symbol {s.name} in [{s.min}, {s.max}]" for s in sorted(symbols, key=lambda s: s.name)]
     for t in graph.tensors:
         if t.kind != "result":
             value = _value(graph, t)

@@ -121,8 +121,8 @@ class Plan:
         ]
         where = "; ".join(homes) if homes else "replicated: no axis of the mesh shards its labels"
         return (
-            f"{name} {found.spec}: {where}. Device 0 holds {entry.extent.constant} rows x {entry.cols} columns in tiles "
-            f"of {entry.tile_rows} rows ({found.spec.storage} storage)."
+            f"{name} {found.spec}: {where}. Device 0 holds {entry.extent.constant} rows x {entry.cols} columns in "
+            f"tiles of {entry.tile_rows} rows ({found.spec.storage} storage)."
         )
 
 

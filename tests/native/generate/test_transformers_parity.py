@@ -1,4 +1,4 @@
-"""Model directories both ways with `transformers`, equal greedy text, and text that does not depend on batch or width."""
+"""Model directories both ways with `transformers`, equal text, and text that does not depend on batch or width."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from tilewise.data import train_tokenizer
 from tilewise.generate import Generator, Sampling
 from tilewise.models.llama import LlamaConfig
 
-PROMPTS = ["def main(argv):\n    ", "import os", "class Reader:\n    def read(self, size=-1):\n        return self._buffer"]
+PROMPTS = [
+    "def main(argv):\n    ",
+    "import os",
+    "class Reader:\n    def read(self, size=-1):\n        return self._buffer",
+]
 GREEDY = Sampling(max_tokens=64)
 
 
@@ -78,12 +82,24 @@ def our_tokens(directory, prompts, sampling=GREEDY, **options):
         return tokens, generator.instance.get_tensor("logits")[0]
 
 
-@pytest.mark.parametrize("changes", [
-    {},
-    {"tie_word_embeddings": True, "num_key_value_heads": 8},
-    {"rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
-                         "high_freq_factor": 4.0, "original_max_position_embeddings": 64}},
-], ids=["grouped", "tied", "llama3-rope"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": True, "num_key_value_heads": 8},
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ],
+    ids=["grouped", "tied", "llama3-rope"],
+)
 def test_their_directory_here(tmp_path, tokenizer, changes):
     """fp32 logits within 1e-4 of the largest, 64 greedy tokens equal, on a prompt read in chunks."""
     model = write_theirs(tmp_path / "model", tokenizer, seed=1, **changes)
@@ -107,7 +123,10 @@ def test_our_directory_there(tmp_path, tokenizer, dtype):
 
     as_stored = ml_dtypes.bfloat16 if dtype == "bf16" else dtype
     save_pretrained(
-        tmp_path / "ours", config.to_dict(), ((n, np.asarray(w).astype(as_stored)) for n, w in weights.items()), tokenizer
+        tmp_path / "ours",
+        config.to_dict(),
+        ((n, np.asarray(w).astype(as_stored)) for n, w in weights.items()),
+        tokenizer,
     )
     again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32)
     state = theirs.state_dict()

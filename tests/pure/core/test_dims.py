@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,6 @@ from hypothesis import strategies as st
 from tilewise.core.dims import Dim, DimLabel, chunk_range, shard_range
 from tilewise.core.errors import LayoutError, ShapeError
 from tilewise.core.mesh import DeviceMesh
-import itertools
 
 
 @given(st.integers(1, 700), st.sampled_from([1, 2, 16, 64]), st.sampled_from([1, 2, 8, 16]))

@@ -1,9 +1,9 @@
 """Products with trained weights: `linear`, its weight gradient, and the plain `matmul` of two results.
 
-A weight is resident in packed panels (docs/layout.md, native/kernels/microkernel.h). `linear` sums over terms `x_t · w_t`,
-so that the input gradient of q, k and v (or gate and up) is one contraction whatever the strategy
-(docs/numerics.md, rule 3). `transpose` says whether weights are used as `[n, k]` transposed (the usual forward use) or
-as they are (its input gradient): each is the other's gradient.
+A weight is resident in packed panels (native/kernels/microkernel.h). `linear` sums over terms `x_t · w_t`, so that the
+input gradient of q, k and v (or gate and up) is one contraction whatever the strategy (docs/numerics.md, rule 3).
+`transpose` says whether weights are used as `[n, k]` transposed (the usual forward use) or as they are (its input
+gradient): each is the other's gradient.
 """
 
 from __future__ import annotations
