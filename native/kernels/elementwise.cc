@@ -6,22 +6,25 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-/// out = fn(in...) lane by lane; tiles: out, in_0 .. in_{N-1}.
+/// out = fn(in...) lane by lane; tiles: out, in_0 .. in_{N-1}. fn takes and gives Many of any count.
 template <class Out, class In, int N, class Fn>
 TILEWISE_INLINE void map_rows(const TileView& out, const TileView* in, const Fn& fn) {
-  for (int64_t r = 0; r < out.rows; ++r)
-    for (int64_t c = 0; c < out.cols; c += kLanes) {
-      const int64_t n = out.cols - c;
-      Lanes x[N];
-      for (int i = 0; i < N; ++i) x[i] = load(row_of<const In>(in[i], r) + c, n);
-      store(row_of<Out>(out, r) + c, fn(x), n);
-    }
+  for (int64_t r = 0; r < out.rows; ++r) {
+    const In* from[N];
+    for (int i = 0; i < N; ++i) from[i] = row_of<const In>(in[i], r);
+    Out* to = row_of<Out>(out, r);
+    each_column(out.cols, [&](auto at) {
+      decltype(at.set(0.0f)) x[N];
+      for (int i = 0; i < N; ++i) x[i] = at.load(from[i]);
+      at.store(to, fn(x));
+    });
+  }
 }
 
-#define TILEWISE_MAP(name, inputs, expression)                                                  \
-  template <class T>                                                                            \
-  void name(const KernelArgs& args) {                                                           \
-    map_rows<T, T, inputs>(args.tiles[0], args.tiles + 1, [](const Lanes* x) { return expression; }); \
+#define TILEWISE_MAP(name, inputs, expression)                                                                \
+  template <class T>                                                                                          \
+  void name(const KernelArgs& args) {                                                                         \
+    map_rows<T, T, inputs>(args.tiles[0], args.tiles + 1, [](const auto* x) { return expression; });          \
   }
 TILEWISE_MAP(add, 2, x[0] + x[1])
 TILEWISE_MAP(multiply, 2, x[0] * x[1])
@@ -31,35 +34,37 @@ TILEWISE_MAP(exponential_of, 1, exponential(x[0]))
 TILEWISE_MAP(logarithm_of, 1, logarithm(x[0]))
 
 /// d silu(x) / dx = s (1 + x (1 - s)) with s = sigmoid(x).
-TILEWISE_INLINE Lanes silu_slope(const Lanes& x, const Lanes& s) {
-  return s * fused(x, set(1.0f) - s, set(1.0f));
+template <class V>
+TILEWISE_INLINE V silu_slope(const V& x, const V& s) {
+  return s * fused(x, splat<V>(1.0f) - s, splat<V>(1.0f));
 }
 TILEWISE_MAP(silu_backward, 2, x[0] * silu_slope(x[1], sigmoid(x[1])))
 
 template <class T>
 void scale(const KernelArgs& args) {
-  const Lanes s = set(static_cast<float>(args.floats[0]));
-  map_rows<T, T, 1>(args.tiles[0], args.tiles + 1, [s](const Lanes* x) { return x[0] * s; });
+  const auto s = static_cast<float>(args.floats[0]);
+  map_rows<T, T, 1>(args.tiles[0], args.tiles + 1, [s](const auto* x) { return x[0] * splat_like(x[0], s); });
 }
 
 template <class T>
 void silu_gate_backward(const KernelArgs& args) {
   const TileView* t = args.tiles;
-  for (int64_t r = 0; r < t[0].rows; ++r)
-    for (int64_t c = 0; c < t[0].cols; c += kLanes) {
-      const int64_t n = t[0].cols - c;
-      const Lanes dh = load(row_of<const T>(t[2], r) + c, n), g = load(row_of<const T>(t[3], r) + c, n);
-      const Lanes u = load(row_of<const T>(t[4], r) + c, n), s = sigmoid(g);
-      store(row_of<T>(t[0], r) + c, dh * u * silu_slope(g, s), n);
-      store(row_of<T>(t[1], r) + c, dh * (g * s), n);
-    }
+  for (int64_t r = 0; r < t[0].rows; ++r) {
+    T *dg = row_of<T>(t[0], r), *du = row_of<T>(t[1], r);
+    const T *dh_row = row_of<const T>(t[2], r), *g_row = row_of<const T>(t[3], r), *u_row = row_of<const T>(t[4], r);
+    each_column(t[0].cols, [&](auto at) {
+      const auto g = at.load(g_row), s = sigmoid(g), dh = at.load(dh_row), u = at.load(u_row);
+      at.store(dg, dh * u * silu_slope(g, s));
+      at.store(du, dh * (g * s));
+    });
+  }
 }
 
 void cast_f32_bf16(const KernelArgs& args) {
-  map_rows<bf16, float, 1>(args.tiles[0], args.tiles + 1, [](const Lanes* x) { return x[0]; });
+  map_rows<bf16, float, 1>(args.tiles[0], args.tiles + 1, [](const auto* x) { return x[0]; });
 }
 void cast_bf16_f32(const KernelArgs& args) {
-  map_rows<float, bf16, 1>(args.tiles[0], args.tiles + 1, [](const Lanes* x) { return x[0]; });
+  map_rows<float, bf16, 1>(args.tiles[0], args.tiles + 1, [](const auto* x) { return x[0]; });
 }
 
 template <class T>

@@ -9,7 +9,6 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 
 /// Vectors side by side, as the registers of the level allow.
 inline constexpr int kMany = kParts == 1 ? 4 : 1;
-inline constexpr int64_t kManyLanes = kMany * kLanes;
 
 template <int N>
 struct Many {
@@ -20,6 +19,7 @@ struct ManyInt {
   IntLanes at[N];
 };
 
+#define TILEWISE_MEMBER inline __attribute__((always_inline))
 #define TILEWISE_EACH_OF _Pragma("GCC unroll 8") for (int i = 0; i < N; ++i)
 
 #define TILEWISE_MANY_BINARY(type, name, call)                            \
@@ -51,11 +51,11 @@ template <class V>
 struct Splat;
 template <>
 struct Splat<Lanes> {
-  TILEWISE_INLINE Lanes of(float x) { return set(x); }
+  static TILEWISE_MEMBER Lanes of(float x) { return set(x); }
 };
 template <int N>
 struct Splat<Many<N>> {
-  TILEWISE_INLINE Many<N> of(float x) {
+  static TILEWISE_MEMBER Many<N> of(float x) {
     Many<N> r;
     TILEWISE_EACH_OF r.at[i] = set(x);
     return r;
@@ -66,25 +66,45 @@ TILEWISE_INLINE V splat(float x) {
   return Splat<V>::of(x);
 }
 
-template <int N, class T>
-TILEWISE_INLINE Many<N> load_many(const T* from) {
-  Many<N> r;
-  TILEWISE_EACH_OF r.at[i] = load(from + i * kLanes);
-  return r;
-}
-template <int N, class T>
-TILEWISE_INLINE void store_many(T* to, const Many<N>& x) {
-  TILEWISE_EACH_OF store(to + i * kLanes, x.at[i]);
+/// The same value in every lane of what x is.
+template <class V>
+TILEWISE_INLINE V splat_like(const V&, float value) {
+  return splat<V>(value);
 }
 
-/// body(c, n, width) over [0, n): kManyLanes at a time, then one vector at a time; see Wide and Edge.
-struct Wide {
-  using V = Many<kMany>;
-  int64_t left;
+/// Columns [c, c + 16 N) of a row; with N = 1 the last `left` columns may be fewer than 16.
+template <int N>
+struct Columns {
+  int64_t c, left;
+
   template <class T>
-  TILEWISE_INLINE V load(const T* from, int64_t, float) {
-    return load_many<kMany>(from);
+  TILEWISE_MEMBER Many<N> load(const T* row, float fill = 0.0f) const {
+    Many<N> r;
+    if constexpr (N == 1) {
+      r.at[0] = TILEWISE_ISA_NS::load(row + c, left, fill);
+    } else {
+      TILEWISE_EACH_OF r.at[i] = TILEWISE_ISA_NS::load(row + c + i * kLanes);
+    }
+    return r;
   }
+  template <class T>
+  TILEWISE_MEMBER void store(T* row, const Many<N>& x) const {
+    if constexpr (N == 1) {
+      TILEWISE_ISA_NS::store(row + c, x.at[0], left);
+    } else {
+      TILEWISE_EACH_OF TILEWISE_ISA_NS::store(row + c + i * kLanes, x.at[i]);
+    }
+  }
+  TILEWISE_MEMBER Many<N> set(float x) const { return splat<Many<N>>(x); }
 };
+
+/// body(Columns) over a row of n columns, ascending.
+template <class Body>
+TILEWISE_INLINE void each_column(int64_t n, const Body& body) {
+  int64_t c = 0;
+  if constexpr (kMany > 1)
+    for (; c + kMany * kLanes <= n; c += kMany * kLanes) body(Columns<kMany>{c, n - c});
+  for (; c < n; c += kLanes) body(Columns<1>{c, n - c});
+}
 
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS

@@ -1,35 +1,48 @@
 // exp and log on 16 lanes: polynomials with an error of at most 2 ulp, the same bits on every level that has fused
 // multiply-add. Infinities, zeros and NaN give what the C library gives.
 #pragma once
-#include "kernels/simd.h"
+#include "kernels/many.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
 inline constexpr float kInfinity = __builtin_inff();
 
-TILEWISE_INLINE Lanes power_of_two(const IntLanes& exponent) {
-  return as_float(shift_left<23>(exponent + set_int(127)));
+/// y 2^n, rounded once also below the normal range; n = shifted - kRoundingShift, both integers.
+inline constexpr float kRoundingShift = 12582912.0f;
+TILEWISE_INLINE Lanes times_power_of_two(Lanes y, const Lanes& n, const Lanes& shifted) {
+#if defined(__AVX512BW__)
+  (void)shifted;
+  y.part[0] = _mm512_scalef_ps(y.part[0], n.part[0]);
+  return y;
+#else
+  (void)n;
+  const IntLanes whole = as_int(shifted) - as_int(set(kRoundingShift));
+  const IntLanes half = shift_right<1>(whole);  // in two steps: 2^n itself may lie outside the range
+  return y * as_float(shift_left<23>(half + set_int(127))) * as_float(shift_left<23>(whole - half + set_int(127)));
+#endif
+}
+template <int N>
+TILEWISE_INLINE Many<N> times_power_of_two(Many<N> y, const Many<N>& n, const Many<N>& shifted) {
+  TILEWISE_EACH_OF y.at[i] = times_power_of_two(y.at[i], n.at[i], shifted.at[i]);
+  return y;
 }
 
-/// e^x. Reduced by n ln 2; scaled by 2^n in two steps, so results below the normal range are rounded once.
-TILEWISE_INLINE Lanes exponential(Lanes x) {
-  x = select(greater(x, set(89.0f)), set(89.0f), x);
-  x = select(greater(set(-105.0f), x), set(-105.0f), x);
-  const Lanes magic = set(12582912.0f);
-  const Lanes shifted = fused(x, set(1.44269504088896341f), magic);
-  const Lanes n = shifted - magic;
-  Lanes r = fused(n, set(-0.693359375f), x);
-  r = fused(n, set(2.12194440e-4f), r);
-  Lanes p = set(1.9875691500e-4f);
-  p = fused(p, r, set(1.3981999507e-3f));
-  p = fused(p, r, set(8.3334519073e-3f));
-  p = fused(p, r, set(4.1665795894e-2f));
-  p = fused(p, r, set(1.6666665459e-1f));
-  p = fused(p, r, set(5.0000001201e-1f));
-  const Lanes y = fused(p, r * r, r) + set(1.0f);
-  const IntLanes whole = as_int(shifted) - as_int(magic);
-  const IntLanes half = shift_right<1>(whole);
-  return y * power_of_two(half) * power_of_two(whole - half);
+/// e^x for Lanes or Many. Reduced by n ln 2.
+template <class V>
+TILEWISE_INLINE V exponential(V x) {
+  x = maximum(splat<V>(-105.0f), minimum(splat<V>(89.0f), x));
+  const V shifted = fused(x, splat<V>(1.44269504088896341f), splat<V>(kRoundingShift));
+  const V n = shifted - splat<V>(kRoundingShift);
+  V r = fused(n, splat<V>(-0.693359375f), x);
+  r = fused(n, splat<V>(2.12194440e-4f), r);
+  V p = splat<V>(1.9875691500e-4f);
+  p = fused(p, r, splat<V>(1.3981999507e-3f));
+  p = fused(p, r, splat<V>(8.3334519073e-3f));
+  p = fused(p, r, splat<V>(4.1665795894e-2f));
+  p = fused(p, r, splat<V>(1.6666665459e-1f));
+  p = fused(p, r, splat<V>(5.0000001201e-1f));
+  const V y = fused(p, r * r, r) + splat<V>(1.0f);
+  return times_power_of_two(y, n, shifted);
 }
 TILEWISE_INLINE float exponential(float x) { return exponential(set(x)).part[0][0]; }
 
@@ -66,9 +79,17 @@ TILEWISE_INLINE Lanes logarithm(const Lanes& x) {
   TILEWISE_EACH_PART y.part[p] = x.part[p] >= 0.0f ? y.part[p] : nan.part[p];
   return y;
 }
+template <int N>
+TILEWISE_INLINE Many<N> logarithm(Many<N> x) {
+  TILEWISE_EACH_OF x.at[i] = logarithm(x.at[i]);
+  return x;
+}
 TILEWISE_INLINE float logarithm(float x) { return logarithm(set(x)).part[0][0]; }
 
 /// 1 / (1 + e^-x).
-TILEWISE_INLINE Lanes sigmoid(const Lanes& x) { return set(1.0f) / (set(1.0f) + exponential(negate(x))); }
+template <class V>
+TILEWISE_INLINE V sigmoid(const V& x) {
+  return splat<V>(1.0f) / (splat<V>(1.0f) + exponential(negate(x)));
+}
 
 }  // namespace tilewise::kernels::TILEWISE_ISA_NS

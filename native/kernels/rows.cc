@@ -90,15 +90,26 @@ void rope(const KernelArgs& args) {
 
 template <class T>
 TILEWISE_INLINE float row_max(const T* row, int64_t n) {
+  Many<kMany> tops = splat<Many<kMany>>(-kInfinity);
   Lanes top = set(-kInfinity);
-  for (int64_t c = 0; c < n; c += kLanes) top = maximum(top, load(row + c, n - c, -kInfinity));
+  each_column(n, [&](auto at) {
+    const auto x = at.load(row, -kInfinity);
+    if constexpr (sizeof x == sizeof tops) {
+      tops = maximum(tops, x);
+    } else {
+      top = maximum(top, x.at[0]);
+    }
+  });
+  for (const Lanes& x : tops.at) top = maximum(top, x);
   return max_lanes(top);
 }
 
 template <class T>
 TILEWISE_INLINE float sum_of_exp(const T* row, int64_t n, float shift) {
   Lanes sum = set(0.0f);
-  for (int64_t c = 0; c < n; c += kLanes) sum = sum + exponential(load(row + c, n - c, -kInfinity) - set(shift));
+  each_column(n, [&](auto at) {
+    for (const Lanes& e : exponential(at.load(row, -kInfinity) - at.set(shift)).at) sum = sum + e;
+  });
   return sum_lanes(sum);
 }
 
@@ -107,10 +118,12 @@ void softmax(const KernelArgs& args) {
   const TileView &y = args.tiles[0], &x = args.tiles[1];
   for (int64_t r = 0; r < x.rows; ++r) {
     const T* from = row_of<const T>(x, r);
+    T* to = row_of<T>(y, r);
     const float top = row_max(from, x.cols);
     const float inverse = 1.0f / sum_of_exp(from, x.cols, top);
-    for (int64_t c = 0; c < x.cols; c += kLanes)
-      store(row_of<T>(y, r) + c, exponential(load(from + c, x.cols - c) - set(top)) * set(inverse), x.cols - c);
+    each_column(x.cols, [&](auto at) {
+      at.store(to, exponential(at.load(from) - at.set(top)) * at.set(inverse));
+    });
   }
 }
 
@@ -201,10 +214,10 @@ void cross_entropy_grad(const KernelArgs& args) {
     const float inverse = 1.0f / sum;
     const float at_label =
         label < 0 ? 0.0f : (exponential(widen(from[label]) - top) * inverse - 1.0f) * inv_count;
-    for (int64_t c = 0; c < n; c += kLanes) {
-      const Lanes p = exponential(load(from + c, n - c) - set(top)) * set(inverse) * set(inv_count);
-      store(to + c, ignored ? set(0.0f) : p, n - c);
-    }
+    each_column(n, [&](auto at) {
+      const auto p = exponential(at.load(from) - at.set(top)) * at.set(inverse) * at.set(inv_count);
+      at.store(to, ignored ? at.set(0.0f) : p);
+    });
     if (label >= 0) narrow(at_label, to + label);
   }
 }

@@ -56,6 +56,11 @@ def test_two_kv_heads(dtype, tp):
             "head_dim": 10,
         },  # heads that do not fill the chunks
         {"num_hidden_layers": 1, "hidden_size": 40, "num_key_value_heads": 8},
+        {
+            "num_hidden_layers": 1,
+            "vocab_size": 2112,
+            "tie_word_embeddings": False,
+        },  # unequal numbers of tiles
     ],
     ids=str,
 )

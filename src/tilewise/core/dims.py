@@ -99,9 +99,12 @@ def shard_range(label: DimLabel, size: int, chunks: int, shards: int, shard: int
     first, last = shard * run * atoms // chunks, (shard + 1) * run * atoms // chunks
     kv_heads = atoms // label.group
     if label.group > 1 and kv_heads % shards and (shards % kv_heads or atoms % shards):
+        good = [
+            n for n in (1, 2, 4, 8, 16, 32) if kv_heads % n == 0 or (n % kv_heads == 0 and atoms % n == 0)
+        ]
         raise LayoutError(
-            f"[core.dims] KV heads must divide by the axis or the axis by them; got {kv_heads} KV heads over {shards} "
-            f"devices; choose an axis of {kv_heads} or a divisor of it"
+            f"[core.dims] KV heads must divide by the axis, or the axis by them and query heads by the axis; got "
+            f"{kv_heads} KV heads and {atoms} query heads over {shards} devices; choose {', '.join(map(str, good))}"
         )
     begin, end = first // label.group, -(-last // label.group)
     return min(begin * label.atom, size), min(end * label.atom, size)

@@ -145,7 +145,12 @@ class LoweredTemplate:
     instructions: tuple[Instruction, ...]
     slots: tuple[Slot, ...]
     temps: tuple[TempSpec, ...]
-    num_signals: int
+    signal_sites: tuple[int, ...] = ()
+
+    @property
+    def num_signals(self) -> int:
+        """Signals that one template needs."""
+        return sum(self.signal_sites)
 
 
 @dataclass(frozen=True)

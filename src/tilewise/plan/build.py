@@ -15,7 +15,7 @@ from tilewise.ir.graph import Graph, OpNode, TensorSpec
 from tilewise.ir.layout import GraphLayout, TensorLayout
 from tilewise.ir.op import op_named
 from tilewise.ir.program import Call, DeviceProgram, Extent, LoweredTemplate, Slot, TensorEntry
-from tilewise.plan.collectives import broadcast_instructions
+from tilewise.plan.collectives import broadcast_instructions, place_signals
 from tilewise.plan.lower import Ref, TemplateLowering, alias_roots, flat_view
 from tilewise.plan.memory import Buffer, place_buffers, place_in_sequence, shared_bytes
 from tilewise.plan.shapes import LocalShapes, round_up
@@ -147,9 +147,9 @@ class PlanBuilder:
                 TemplateLowering(name, graph, ops, layout, self.shapes.on(d), roots, microbatch)
                 for d in range(self.num_devices)
             ]
-            per_device = [low.run() for low in lowerings]
+            per_device = place_signals([low.run() for low in lowerings])
             self._lowered[key] = _Lowered(name, per_device, lowerings, self.num_signals)
-            self.num_signals += max(p.num_signals for p in per_device)
+            self.num_signals += per_device[0].num_signals
             self._order.append(key)
         return key
 
@@ -381,7 +381,7 @@ class PlanBuilder:
                 e, source = self.entries[device][binding[slot]], self.holder(t.id, device)
                 if source != device:
                     copied.append((t.spec.name, Ref(slot, e.extent, e.cols, e.dtype, e.tile_rows), source))
-            template = LoweredTemplate("broadcast", broadcast_instructions(copied), slots, (), 0)
+            template = LoweredTemplate("broadcast", broadcast_instructions(copied), slots, ())
             programs.append(DeviceProgram((template,), (Call(0, binding),), tuple(self.entries[device])))
         return programs
 

@@ -19,18 +19,20 @@ are never reset; one device raises each, and its tasks do so in the order of sub
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tilewise.ir.graph import OpNode
-from tilewise.ir.program import Access, Extent, Instruction, Mode, Notify, Operand, Wait
+from tilewise.ir.program import Access, Extent, Instruction, LoweredTemplate, Mode, Notify, Operand, Wait
 
 if TYPE_CHECKING:
     from tilewise.core.mesh import DeviceMesh
     from tilewise.plan.lower import Ref
     from tilewise.plan.shapes import LocalShapes
 
-__all__ = ["Collectives", "broadcast_instructions", "gather_label", "reduce_label"]
+__all__ = ["Collectives", "broadcast_instructions", "gather_label", "place_signals", "reduce_label"]
 
+_SITE_SHIFT = 24
 _TREE = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}
 
 
@@ -58,20 +60,35 @@ def gather_label(label: str) -> str:
     return f"{label}/all_gather"
 
 
+def place_signals(templates: Sequence[LoweredTemplate]) -> list[LoweredTemplate]:
+    """Number the signals of one template alike on all devices, though shards of unequal size need unequal counts."""
+    sizes: list[int] = [max(column) for column in zip(*(t.signal_sites for t in templates))]
+    first = [sum(sizes[:i]) for i in range(len(sizes))]
+
+    def number(signal: int) -> int:
+        return first[signal >> _SITE_SHIFT] + (signal & ((1 << _SITE_SHIFT) - 1))
+
+    for template in templates:
+        for i in template.instructions:
+            i.waits = [w._replace(signal_base=number(w.signal_base)) for w in i.waits]
+            i.notifies = [n._replace(signal_base=number(n.signal_base)) for n in i.notifies]
+    return [replace(t, signal_sites=tuple(sizes)) for t in templates]
+
+
 class Collectives:
     """The part of a lowering that makes devices exchange tiles. Mixed into `TemplateLowering`."""
 
     mesh: DeviceMesh
     device: int
     shapes: LocalShapes
-    num_signals: int
+    signal_sites: list[int]
     instructions: list[Instruction]
     one: Extent
 
     def _signals(self, count: int) -> int:
-        first = self.num_signals
-        self.num_signals += count
-        return first
+        """Reserve signals; numbered within their site until `place_signals` knows every device's need."""
+        self.signal_sites.append(count)
+        return (len(self.signal_sites) - 1) << _SITE_SHIFT
 
     def replicas(self, kv: int, dim: int) -> list[int]:
         """Devices that hold the same KV heads of tensor `kv` (this one among them), in mesh order."""

@@ -105,7 +105,7 @@ class TemplateLowering(Collectives):
         self.instructions: list[Instruction] = []
         self.slots: dict[Slot, int] = {}
         self.temps: list[TempSpec] = []
-        self.num_signals = 0
+        self.signal_sites: list[int] = []
         self.one = Extent(1)
         self.reduction_chunks = graph.reduction_chunks
         self._op_index = 0
@@ -327,7 +327,7 @@ class TemplateLowering(Collectives):
             op_named(op.op).lower(self, op)
         by_index = sorted(self.slots, key=self.slots.__getitem__)
         return LoweredTemplate(
-            self.name, tuple(self.instructions), tuple(by_index), tuple(self.temps), self.num_signals
+            self.name, tuple(self.instructions), tuple(by_index), tuple(self.temps), tuple(self.signal_sites)
         )
 
 

@@ -237,7 +237,7 @@ class GraphInstance:
         self._run("forward")
 
     def backward(self) -> None:
-        """Run the backward pass of the last `forward`; read gradients as `<parameter>.grad`."""
+        """Run the backward pass of the last `forward`, once: it writes over the logits. Read `<parameter>.grad`."""
         self._run("backward")
 
     # ---- looking inside -----------------------------------------------------------------------------------
