@@ -65,7 +65,7 @@ def assemble_program(plan: Plan, name: str) -> Program:
 def _add(native: Program, device: int, template: int, i: Instruction, first_signal: int) -> None:
     waits = [(w.signal_base + first_signal, w.per_index, w.increment) for w in i.waits]
     notifies = [(n.device, n.signal_base + first_signal, n.per_index) for n in i.notifies]
-    operands = [tuple(o) for o in i.operands]
+    operands = list(i.operands)
     native.add_instr(
         device,
         template,
