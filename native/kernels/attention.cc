@@ -1,7 +1,8 @@
 // Attention over granules of 64 absolute KV positions: forward (dense and paged) in one core, and backward.
 //
 // A query row walks the granules from position 0 upwards; which other rows share its block changes no bit of it.
-// Masked scores are -inf, and +0 is added to the output after each granule, so masked lanes leave no trace.
+// Masked scores are -inf, and +0 is added to the output before each granule and at the end, so masked lanes leave no
+// trace, whether they are computed or skipped.
 #include "kernels/math.h"
 #include "kernels/attention.h"
 #include "kernels/registry.h"
@@ -48,124 +49,170 @@ template <class D>
 class Forward {
  public:
   using T = typename D::T;
-  static constexpr int64_t kMaxRun = 1024;  // rows of state per pass
+  static constexpr int64_t kMaxRun = 1024;        // rows of state per pass
+  static constexpr int64_t kSpan = 16 * kGranule;  // positions packed at a time
 
-  Forward(const Heads& heads, const Scratch& scratch) : h_(heads) {
+  Forward(const Heads& heads, const Scratch& scratch) : h_(heads), shape_(heads.dim) {
     Carver carver(scratch);
-    shape_ = GranuleShape<D>(heads.dim);
-    sums_ = carver.take<float>(kMaxRun * shape_.dim_pad);
-    top_ = carver.take<float>(kMaxRun);
-    total_ = carver.take<float>(kMaxRun);
+    const int64_t run = larger(kMaxRun, h_.heads / h_.kv_heads), blocks = divide_up(run, kMaxRows);
+    block_floats_ = kMaxRows * shape_.dim_pad;
+    sums_ = carver.take<float>(blocks * block_floats_);
+    top_ = carver.take<float>(blocks * kLanes);
+    total_ = carver.take<float>(blocks * kLanes);
     q_ = carver.take<uint32_t>(kMaxRows * kRowStride * shape_.dim_blocks);
-    k_panels_ = carver.take<uint32_t>(2 * kPanel * shape_.dim_steps);
-    v_panels_ = carver.take<uint32_t>(shape_.dim_panels * kPanel * shape_.granule_steps);
+    k_words_ = 2 * kPanel * shape_.dim_steps;
+    v_words_ = shape_.dim_panels * kPanel * shape_.granule_steps;
+    k_panels_ = carver.take<uint32_t>(kSpan / kGranule * k_words_);
+    v_panels_ = carver.take<uint32_t>(kSpan / kGranule * v_words_);
     p_ = carver.take<uint32_t>(kMaxRows * kRowStride);
     scores_ = carver.take<float>(2 * kMaxRows * kPanel);
-    block_ = carver.take<float>(kMaxRows * kPanel);
   }
 
   void run(const TileView& out, const TileView& lse, const TileView& q, const KvRows<T>& kv, const QueryRun& run) {
-    const int64_t group = h_.heads / h_.kv_heads;
-    const int64_t step = larger(int64_t{1}, kMaxRun / group);
+    const int64_t step = larger(int64_t{1}, kMaxRun / (h_.heads / h_.kv_heads));
     for (int64_t first = 0; first < run.count; first += step)
       for (int64_t head = 0; head < h_.kv_heads; ++head)
-        run_head(out, lse, q, kv, run, head, first, smaller(step, run.count - first));
+        run_head({out, lse, q, run, head, first, smaller(step, run.count - first)}, kv);
   }
 
  private:
-  void run_head(const TileView& out, const TileView& lse, const TileView& q, const KvRows<T>& kv,
-                const QueryRun& run, int64_t kv_head, int64_t first, int64_t count) {
-    const int64_t group = h_.heads / h_.kv_heads, rows = group * count;
+  /// The rows of one KV head in one pass: row r is query r / group, head r % group of the group. So neighbours see
+  /// nearly the same positions.
+  struct Pass {
+    const TileView &out, &lse, &q;
+    const QueryRun& run;
+    int64_t kv_head, first, count;
+  };
+
+  void run_head(const Pass& pass, const KvRows<T>& kv) {
+    const int64_t group = h_.heads / h_.kv_heads, rows = group * pass.count, blocks = divide_up(rows, kMaxRows);
+    const auto start = [&](int64_t b) { return rows / blocks * b + smaller(b, rows % blocks); };
     int64_t last = 0;
-    for (int64_t i = 0; i < count; ++i) last = larger(last, run.last_position(first + i, h_.causal));
-    for (int64_t i = 0; i < rows; ++i) {
-      top_[i] = -kInfinity;
-      total_[i] = 0.0f;
-      for (int64_t c = 0; c < shape_.dim_pad; c += kLanes) store(sums_ + i * shape_.dim_pad + c, set(0.0f));
+    for (int64_t i = 0; i < pass.count; ++i) last = larger(last, pass.run.last_position(pass.first + i, h_.causal));
+    for (int64_t b = 0; b < blocks; ++b) {
+      store(top_ + b * kLanes, set(-kInfinity));
+      store(total_ + b * kLanes, set(0.0f));
+      for (int64_t c = 0; c < block_floats_; c += kLanes) store(sums_ + b * block_floats_ + c, set(0.0f));
     }
-    for (int64_t granule = 0; granule <= last; granule += kGranule) {
-      pack_granule(kv, kv_head, granule, smaller(kGranule, last + 1 - granule));
-      for (int64_t g = 0; g < group; ++g)
-        for (int64_t at = 0; at < count;) {
-          const int64_t height = smaller(kMaxRows, count - at);
-          run_block(q, run, kv_head * group + g, first + at, height, granule, g * count + at);
-          at += height;
-        }
+    for (int64_t span = 0; span <= last; span += kSpan) {
+      const int64_t end = smaller(span + kSpan, last + 1);
+      for (int64_t granule = span; granule < end; granule += kGranule)
+        pack_granule(kv, pass.kv_head, granule, smaller(kGranule, end - granule));
+      for (int64_t b = 0; b < blocks; ++b) run_block(pass, b, start(b), start(b + 1) - start(b), span, end);
     }
-    for (int64_t g = 0; g < group; ++g)
-      for (int64_t i = 0; i < count; ++i) write(out, lse, run.first_row + first + i, kv_head * group + g, g * count + i);
+    for (int64_t b = 0; b < blocks; ++b) write(pass, b, start(b), start(b + 1) - start(b));
   }
 
   void pack_granule(const KvRows<T>& kv, int64_t kv_head, int64_t granule, int64_t count) {
-    const int64_t row = kv.row(granule), column = kv_head * h_.dim;
+    const int64_t row = kv.row(granule), column = kv_head * h_.dim, slot = granule % kSpan / kGranule;
     const T* k = kv.k + row * kv.k_stride + column;
     for (int64_t half = 0; half < 2; ++half)
-      pack_panel_across<D>(k_panels_ + half * kPanel * shape_.dim_steps, k + (count > half * kPanel ? half * kPanel * kv.k_stride : 0),
-                           kv.k_stride, count - half * kPanel, 0, h_.dim);
-    shape_.pack_along(v_panels_, kv.v + row * kv.v_stride + column, kv.v_stride, h_.dim, count);
+      pack_panel_across<D>(k_panels_ + slot * k_words_ + half * kPanel * shape_.dim_steps,
+                           k + (count > half * kPanel ? half * kPanel * kv.k_stride : 0), kv.k_stride,
+                           count - half * kPanel, 0, h_.dim);
+    shape_.pack_along(v_panels_ + slot * v_words_, kv.v + row * kv.v_stride + column, kv.v_stride, h_.dim, count);
   }
 
-  void run_block(const TileView& q, const QueryRun& run, int64_t head, int64_t first, int64_t rows, int64_t granule,
-                 int64_t state_row) {
+  /// One block of rows over the granules packed, [span, end).
+  void run_block(const Pass& pass, int64_t block, int64_t first, int64_t rows, int64_t span, int64_t end) {
+    const int64_t group = h_.heads / h_.kv_heads;
     int64_t furthest = 0;
-    for (int64_t r = 0; r < rows; ++r) furthest = larger(furthest, run.last_position(first + r, h_.causal));
-    if (furthest < granule) return;
-    for (int64_t r = 0; r < rows; ++r)
-      shape_.pack_row_blocks(q_ + r * kRowStride, row_of<const T>(q, run.first_row + first + r) + head * h_.dim, h_.dim);
-    for (int64_t half = 0; half < 2; ++half)
-      shape_.across_dim(rows, q_, k_panels_ + half * kPanel * shape_.dim_steps, scores_ + half * kMaxRows * kPanel);
-    for (int64_t r = 0; r < rows; ++r)
-      soften(r, run.last_position(first + r, h_.causal) - granule, state_row + r);
+    for (int64_t r = 0; r < rows; ++r) {
+      last_[r] = pass.run.last_position(pass.first + (first + r) / group, h_.causal);
+      furthest = larger(furthest, last_[r]);
+    }
+    if (furthest < span) return;
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t query = pass.first + (first + r) / group, head = pass.kv_head * group + (first + r) % group;
+      shape_.pack_row_blocks(q_ + r * kRowStride, row_of<const T>(pass.q, pass.run.first_row + query) + head * h_.dim,
+                             h_.dim);
+    }
+    for (int64_t granule = span; granule < smaller(end, furthest + 1); granule += kGranule)
+      run_granule(block, rows, granule, smaller(kGranule, furthest + 1 - granule));
+  }
+
+  /// `visible`: positions of the granule that some row of the block sees. The others would add nothing.
+  void run_granule(int64_t block, int64_t rows, int64_t granule, int64_t visible) {
+    const int64_t slot = granule % kSpan / kGranule;
+    const uint32_t* k = k_panels_ + slot * k_words_;
+    shape_.across_dim(rows, q_, k, scores_);
+    if (visible > kPanel) {
+      shape_.across_dim(rows, q_, k + kPanel * shape_.dim_steps, scores_ + kMaxRows * kPanel);
+      soften<2>(block, rows, granule);
+    } else {
+      soften<1>(block, rows, granule);
+    }
     const MicroFn micro = micro_for<typename D::Dot, ALayout::kRows>(rows);
-    const Segment segment = {0, 0, -1, 0, static_cast<int32_t>(shape_.granule_steps), 0, 0, 0};
+    const Segment segment = {0, 0, -1, 0, static_cast<int32_t>(divide_up(visible, D::kPerStep)), 0, 0, 0};
     for (int64_t panel = 0; panel < shape_.dim_panels; ++panel) {
-      float* to = sums_ + state_row * shape_.dim_pad + panel * kPanel;
-      for (int64_t r = 0; r < rows; ++r)
-        for (int c = 0; c < kPanel; c += kLanes)
-          store(block_ + r * kPanel + c, load(to + r * shape_.dim_pad + c) * set(correction_[r]));
-      const uint32_t* base = v_panels_ + panel * kPanel * shape_.granule_steps;
-      micro({&segment, 1, p_, &base, nullptr, block_, nullptr, block_});
-      for (int64_t r = 0; r < rows; ++r)
-        for (int c = 0; c < kPanel; c += kLanes)
-          store(to + r * shape_.dim_pad + c, load(block_ + r * kPanel + c) + set(0.0f));
+      float* sums = sums_ + block * block_floats_ + panel * kMaxRows * kPanel;
+      const uint32_t* base = v_panels_ + slot * v_words_ + panel * kPanel * shape_.granule_steps;
+      micro({&segment, 1, p_, &base, nullptr, sums, correction_, nullptr, sums});
     }
   }
 
-  /// One row of the granule: scores to probabilities, of which the first `limit` + 1 positions are visible.
-  void soften(int64_t r, int64_t limit, int64_t state_row) {
-    Lanes s[4];
-    for (int i = 0; i < 4; ++i) {
-      const float* from = scores_ + i / 2 * kMaxRows * kPanel + r * kPanel + i % 2 * kLanes;
-      s[i] = mask_scores(load(from) * set(h_.scale), limit - i * kLanes, -kInfinity);
+  /// Scores of a block's rows to probabilities in p_, over `Halves` panels of positions; maxima and totals move on.
+  template <int Halves>
+  void soften(int64_t block, int64_t rows, int64_t granule) {
+    constexpr int kVectors = 2 * Halves;
+    const auto score = [this](int64_t r, int i) {
+      return scores_ + (i / 2 * kMaxRows + r) * kPanel + i % 2 * kLanes;
+    };
+    Lanes of_row[kLanes] = {};
+    for (int64_t r = 0; r < rows; ++r) {
+      Lanes s[kVectors];
+      for (int i = 0; i < kVectors; ++i) {
+        s[i] = mask_scores(load(score(r, i)) * set(h_.scale), last_[r] - granule - i * kLanes, -kInfinity);
+        store(score(r, i), s[i]);
+      }
+      of_row[r] = maximum(s[0], s[1]);
+      if constexpr (Halves == 2) of_row[r] = maximum(of_row[r], maximum(s[2], s[3]));
     }
-    const float before = top_[state_row];
-    const float here = max_lanes(maximum(maximum(s[0], s[1]), maximum(s[2], s[3])));
-    const float top = larger(before, here);
+    const Lanes before = load(top_ + block * kLanes), top = maximum(before, reduce_rows<MaxOfLanes>(of_row, rows));
     // Rows that see nothing yet keep exp(-inf) = 0 instead of exp(-inf + inf).
-    const float shift = top == -kInfinity ? 0.0f : top;
-    correction_[r] = exponential(before - shift);
-    for (int i = 0; i < 4; ++i) s[i] = exponential(s[i] - set(shift));
-    top_[state_row] = top;
-    total_[state_row] =
-        fused(total_[state_row], correction_[r], sum_lanes((s[0] + s[1]) + (s[2] + s[3])));
-    auto* p = reinterpret_cast<T*>(p_ + r * kRowStride);
-    for (int i = 0; i < 4; ++i) store(p + i * kLanes, s[i]);
+    const Lanes shift = select(greater(top, set(-kInfinity)), top, select(greater(set(-kInfinity), top), top, set(0.0f)));
+    const Lanes correction = exponential(before - shift);
+    store(shift_, shift);
+    for (int64_t r = 0; r < rows; ++r) {
+      Many<kVectors> e;
+      for (int i = 0; i < kVectors; ++i) e.at[i] = load(score(r, i)) - set(shift_[r]);
+      e = exponential(e);
+      of_row[r] = e.at[0] + e.at[1];
+      if constexpr (Halves == 2) of_row[r] = of_row[r] + (e.at[2] + e.at[3]);
+      auto* p = reinterpret_cast<T*>(p_ + r * kRowStride);
+      for (int i = 0; i < kVectors; i += 2) store_factors(p + i * kLanes, e.at[i], e.at[i + 1]);
+    }
+    store(top_ + block * kLanes, top);
+    store(correction_, correction);
+    float* total = total_ + block * kLanes;
+    store(total, fused(load(total), correction, reduce_rows<SumOfLanes>(of_row, rows)));
   }
 
-  void write(const TileView& out, const TileView& lse, int64_t row, int64_t head, int64_t state_row) {
-    const float total = total_[state_row];
-    const float* from = sums_ + state_row * shape_.dim_pad;
-    T* to = row_of<T>(out, row) + head * h_.dim;
-    for (int64_t c = 0; c < h_.dim; c += kLanes) store(to + c, load(from + c) / set(total), h_.dim - c);
-    if (lse.data) row_of<float>(lse, row)[head] = top_[state_row] + logarithm(total);
+  void write(const Pass& pass, int64_t block, int64_t first, int64_t rows) {
+    const int64_t group = h_.heads / h_.kv_heads;
+    const float* total = total_ + block * kLanes;
+    float log_sum[kLanes];
+    store(log_sum, load(top_ + block * kLanes) + logarithm(load(total)));
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t row = pass.run.first_row + pass.first + (first + r) / group;
+      const int64_t head = pass.kv_head * group + (first + r) % group;
+      T* to = row_of<T>(pass.out, row) + head * h_.dim;
+      for (int64_t c = 0; c < h_.dim; c += kLanes) {
+        const float* sums = sums_ + block * block_floats_ + (c / kPanel * kMaxRows + r) * kPanel + c % kPanel;
+        store(to + c, (load(sums) + set(0.0f)) / set(total[r]), h_.dim - c);
+      }
+      if (pass.lse.data) row_of<float>(pass.lse, row)[head] = log_sum[r];
+    }
   }
 
   Heads h_;
   GranuleShape<D> shape_;
-  float *sums_, *top_, *total_;  // per row (query head of the group, query): output, maximum, sum of exp
+  int64_t block_floats_, k_words_, v_words_;
+  float *sums_, *top_, *total_;  // per block: outputs [panel][kMaxRows][32], maxima [16], sums of exp [16]
   uint32_t *q_, *k_panels_, *v_panels_, *p_;
-  float *scores_, *block_;
-  float correction_[kMaxRows];
+  float* scores_;
+  float shift_[kLanes], correction_[kLanes];
+  int64_t last_[kLanes];  // last visible position of the block's rows
 };
 
 template <class D>

@@ -1,5 +1,6 @@
 // Shared by attention forward and backward: the granule, its packed shapes and its masked scores.
 #pragma once
+#include "kernels/many.h"
 #include "kernels/pack.h"
 #include "kernels/tree.h"
 
@@ -14,19 +15,59 @@ TILEWISE_INLINE Lanes mask_scores(const Lanes& s, int64_t limit, float fill) {
   return select(greater(lane_index(), set_int(bound)), set(fill), s);
 }
 
+/// Sum of the lanes of up to 16 vectors, each by sum_lanes' tree; lane r belongs to vector r.
+struct SumOfLanes {
+  static TILEWISE_MEMBER Lanes join(const Lanes& a, const Lanes& b) { return a + b; }
+  static TILEWISE_MEMBER float reduce(const Lanes& x) { return sum_lanes(x); }
+};
+struct MaxOfLanes {
+  static TILEWISE_MEMBER Lanes join(const Lanes& a, const Lanes& b) { return maximum(a, b); }
+  static TILEWISE_MEMBER float reduce(const Lanes& x) { return max_lanes(x); }
+};
+template <class Op>
+TILEWISE_INLINE Lanes reduce_rows(const Lanes (&x)[kLanes], int64_t rows) {
+#if defined(__AVX512BW__)
+  // Two vectors become one at every level of the tree; taken in this order the last level leaves them sorted.
+  (void)rows;
+  Lanes a[8], b[4], c[2];
+  for (int i = 0; i < 8; ++i) {
+    const __m512 even = x[i % 2 * 8 + i / 2].part[0], odd = x[i % 2 * 8 + i / 2 + 4].part[0];
+    a[i] = Op::join({_mm512_shuffle_f32x4(even, odd, 0x44)}, {_mm512_shuffle_f32x4(even, odd, 0xee)});
+  }
+  for (int i = 0; i < 4; ++i)
+    b[i] = Op::join({_mm512_shuffle_f32x4(a[2 * i].part[0], a[2 * i + 1].part[0], 0x88)},
+                    {_mm512_shuffle_f32x4(a[2 * i].part[0], a[2 * i + 1].part[0], 0xdd)});
+  for (int i = 0; i < 2; ++i)
+    c[i] = Op::join({_mm512_shuffle_ps(b[2 * i].part[0], b[2 * i + 1].part[0], 0x44)},
+                    {_mm512_shuffle_ps(b[2 * i].part[0], b[2 * i + 1].part[0], 0xee)});
+  return Op::join({_mm512_shuffle_ps(c[0].part[0], c[1].part[0], 0x88)},
+                  {_mm512_shuffle_ps(c[0].part[0], c[1].part[0], 0xdd)});
+#else
+  float of[kLanes] = {};
+  for (int64_t r = 0; r < rows; ++r) of[r] = Op::reduce(x[r]);
+  return load(of);
+#endif
+}
+
 /// Packed sizes for one head dimension.
 template <class D>
 struct GranuleShape {
   using T = typename D::T;
   static constexpr int64_t granule_steps = kGranule / D::kPerStep;
   int64_t dim_steps = 0, dim_panels = 0, dim_pad = 0, dim_blocks = 0;
+  Segment dim_segments[16];  // of a product over the head dimension
 
   GranuleShape() = default;
   explicit GranuleShape(int64_t dim)
       : dim_steps(divide_up(dim, D::kPerStep)),
         dim_panels(divide_up(dim, kPanel)),
         dim_pad(dim_panels * kPanel),
-        dim_blocks(divide_up(dim_steps, kBlockSteps)) {}
+        dim_blocks(divide_up(dim_steps, kBlockSteps)) {
+    for (int64_t b = 0; b < dim_blocks; ++b) {
+      const int64_t steps = smaller(dim_steps - b * kBlockSteps, kBlockSteps);
+      dim_segments[b] = {b * kBlockWords, b * kBlockSteps * kPanel, -1, 0, static_cast<int32_t>(steps), 0, 0, 0};
+    }
+  }
 
   /// One row along the head dimension, cut into the blocks of a row-major pack of kMaxRows rows.
   void pack_row_blocks(uint32_t* to, const T* row, int64_t dim) const {
@@ -46,12 +87,8 @@ struct GranuleShape {
 
   /// out[rows][32] = rows (packed by pack_row_blocks) times one panel, over the head dimension.
   void across_dim(int64_t rows, const uint32_t* a, const uint32_t* panel, float* out) const {
-    Segment segments[16];
-    for (int64_t b = 0; b < dim_blocks; ++b) {
-      const int64_t steps = smaller(dim_steps - b * kBlockSteps, kBlockSteps);
-      segments[b] = {b * kBlockWords, b * kBlockSteps * kPanel, -1, 0, static_cast<int32_t>(steps), 0, 0, 0};
-    }
-    micro_for<typename D::Dot, ALayout::kRows>(rows)({segments, dim_blocks, a, &panel, nullptr, nullptr, nullptr, out});
+    micro_for<typename D::Dot, ALayout::kRows>(rows)(
+        {dim_segments, dim_blocks, a, &panel, nullptr, nullptr, nullptr, nullptr, out});
   }
 };
 

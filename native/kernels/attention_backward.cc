@@ -183,7 +183,7 @@ class Backward {
       for (int64_t b = 0; b < kRowBlocks; ++b) {
         float* block = sums + (panel * kGranule + block_start(b)) * kPanel;
         const MicroFn micro = micro_for<typename D::Dot, L>(block_start(b + 1) - block_start(b));
-        micro({&segment, 1, a + block_start(b) * row_words, &base, nullptr, block, nullptr, block});
+        micro({&segment, 1, a + block_start(b) * row_words, &base, nullptr, block, nullptr, nullptr, block});
       }
     }
   }

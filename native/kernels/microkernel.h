@@ -37,6 +37,7 @@ struct MicroArgs {
   const uint32_t* const* b;  // per term
   float* stack;              // top of the stack: the next free [R][32] entry
   const float* init;         // [R][32] to start from; nullptr: zero
+  const float* init_scale;   // per row: what init is multiplied with first; nullptr: one
   const float* addend;
   float* out;  // [R][32]
 };
@@ -75,10 +76,14 @@ void micro(const MicroArgs& x) {
   for (int lane = 0; lane < kPanel; lane += 2 * kNativeLanes) {
     NativeF acc[R][2];
     const auto at = [lane](auto* block, int r, int j) { return block + r * kPanel + lane + j * kNativeLanes; };
-    if (const float* init = x.init) {
+    if (x.init && x.init_scale) {
+#pragma GCC unroll 14
+      for (int r = 0; r < R; ++r)  // + 0: a product of -0 leaves no trace
+        for (int j = 0; j < 2; ++j) acc[r][j] = fused(native_set(x.init_scale[r]), native_load(at(x.init, r, j)), NativeF{});
+    } else if (x.init) {
 #pragma GCC unroll 14
       for (int r = 0; r < R; ++r)
-        for (int j = 0; j < 2; ++j) acc[r][j] = native_load(at(init, r, j));
+        for (int j = 0; j < 2; ++j) acc[r][j] = native_load(at(x.init, r, j));
     } else {
 #pragma GCC unroll 14
       for (int r = 0; r < R; ++r)

@@ -198,7 +198,7 @@ void run_product(Op& op, const Plan& plan, Carver carver) {
                   w == 0 ? op.initial(row, height, first + p, own) : window.resumes ? own : nullptr;
               micro_for<typename Op::Dot, Op::kLayout>(height)(
                   {plan.segments + window.first_segment, window.num_segments, a_pack + (b - block0) * a_words, bases,
-                   own + kEntry + window.depth * height * kPanel, init, op.addend(row, p), own});
+                   own + kEntry + window.depth * height * kPanel, init, nullptr, op.addend(row, p), own});
               if (w + 1 == plan.num_windows) op.finish(row, height, first + p, own);
             }
           }

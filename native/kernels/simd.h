@@ -289,6 +289,20 @@ TILEWISE_INLINE void store(bf16* to, const Lanes& x) {
 #endif
 }
 
+/// 32 values that only a dot product reads: it takes denormal bf16 for zero where hardware rounds.
+TILEWISE_INLINE void store_factors(bf16* to, const Lanes& low, const Lanes& high) {
+#if defined(__AVX512BF16__)
+  _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high.part[0], low.part[0]));
+#else
+  store(to, low);
+  store(to + kLanes, high);
+#endif
+}
+TILEWISE_INLINE void store_factors(float* to, const Lanes& low, const Lanes& high) {
+  store(to, low);
+  store(to + kLanes, high);
+}
+
 /// The first n lanes from memory, `fill` in the others: edges run the same instructions on the neutral element.
 template <class T>
 TILEWISE_INLINE Lanes load(const T* from, int64_t n, float fill = 0.0f) {

@@ -3,6 +3,7 @@
 
 #include <sched.h>
 
+#include <cfenv>
 #include <chrono>
 #include <sstream>
 #include <thread>
@@ -56,6 +57,7 @@ void Device::enable_trace(bool enable) {
 }
 
 void Device::worker_loop(int64_t number) {
+  std::fesetenv(FE_DFL_ENV);  // a thread inherits its maker's rounding and denormal modes; bits must not
   Worker& worker = *workers_[number];
   int64_t rounds = 0;
   int64_t idle_since = 0;

@@ -153,6 +153,21 @@ def test_products_of_results(ta, tb):
         assert np.abs(model.get_tensor("y") - exact).max() <= 1e-6 * np.abs(exact).max()
 
 
+def test_denormals_survive_whatever_the_caller_set():
+    """Workers set their own floating-point modes: a caller that flushes denormals changes no bit."""
+    tiny = np.full((2, 3), 1e-40, np.float32)
+    g = tw.ComputeGraph("tiny")
+    g.output(g.scale(g.input([2, 3], name="x"), 0.5), "y")
+    assert torch.set_flush_denormal(True)
+    try:
+        with g.instantiate() as model:
+            model.forward(x=tiny)
+            found = model.get_tensor("y")
+    finally:
+        torch.set_flush_denormal(False)
+    assert np.array_equal(found.view(np.uint32), (tiny * np.float32(0.5)).view(np.uint32)) and found.all()
+
+
 def test_embedding_cast_and_rows():
     """Rows by id, by index, and rounding to bf16 and back."""
     g = tw.ComputeGraph("rows")
