@@ -1,0 +1,51 @@
+"""Random small Llamas on random meshes equal one device to the bit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from small_llama import batches, config, training_graph
+
+from tilewise.core.errors import LayoutError
+from tilewise.core.mesh import DeviceMesh
+from tilewise.session import verify_strategy
+
+shapes = st.fixed_dictionaries(
+    {
+        "num_hidden_layers": st.integers(1, 2),
+        "hidden_size": st.integers(2, 40).map(lambda n: 2 * n),
+        "intermediate_size": st.integers(4, 60).map(lambda n: 2 * n),
+        "vocab_size": st.integers(130, 700),
+        "head_dim": st.sampled_from([2, 6, 8, 16, 34]),
+        "num_attention_heads": st.sampled_from([2, 4, 6, 8]),
+        "tie_word_embeddings": st.booleans(),
+    }
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    shapes,
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([{"dp": 2}, {"tp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}, {"dp": 4}]),
+    st.sampled_from([1, 2]),
+    st.sampled_from([(8, 3), (8, 16), (16, 7), (8, 70)]),
+    st.sampled_from(["f32", "bf16"]),
+)
+def test_random_models(sizes, group, axes, accumulation, data, dtype):
+    """Sizes that fill no panel, chunk or granule; grouped and replicated heads; one step of each."""
+    heads = sizes["num_attention_heads"]
+    assume(heads % group == 0)
+    model = config(**sizes, num_key_value_heads=heads // group)
+    batch, seq = data
+    graph = training_graph(model, dtype, batch, seq)
+    try:
+        graph.plan(axes, accumulation=accumulation)
+    except LayoutError:
+        assume(False)
+    report = verify_strategy(
+        graph, DeviceMesh(axes), batches(model, 2, batch, seq), accumulation=accumulation
+    )
+    assert report.equal, report.text
