@@ -7,7 +7,7 @@ backward, and then the update. Offsets, handles and signals are equal on all dev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from tilewise.ir.counts import counts
@@ -54,13 +54,13 @@ class Segment:
 
 @dataclass
 class _Lowered:
-    """One template variant, lowered for every device, with where its signals and temporaries lie."""
+    """One template variant, lowered for every device: its first signal, and the tensors bound from outside."""
 
     name: str
     per_device: list[LoweredTemplate]
     lowerings: list[TemplateLowering]
     first_signal: int
-    buffers: dict[Key, Buffer] = field(default_factory=dict)
+    interface: frozenset[int]
 
 
 class PlanBuilder:
@@ -126,18 +126,15 @@ class PlanBuilder:
         call = segment.call
         if call is not None:
             template = self.graph.templates[call.attrs["template"]]
-            graph, ops, layout, name = (
-                template.graph,
-                template.graph.ops,
-                self.layout.calls[call.id],
-                template.key,
-            )
+            graph, layout, name = template.graph, self.layout.calls[call.id], template.key
+            ops: tuple[OpNode, ...] = graph.ops
             keep = frozenset((*template.results, *call.attrs["saved"]))
+            interface = keep | frozenset(template.arguments)
             identity: Key = (name, id(layout), call.attrs["saved"])
             roots = alias_roots(graph, ops, keep)
         else:
             graph, ops, layout, name = self.graph, segment.ops, self.layout, f"segment{segment.index}"
-            identity, roots = (name,), self.roots
+            identity, roots, interface = (name,), self.roots, frozenset()
         sums = accumulated_tensors(graph)
         varies = any(o in sums for op in ops for o in op.outputs)
         key = (*identity, microbatch if varies else 0)
@@ -148,7 +145,7 @@ class PlanBuilder:
                 for d in range(self.num_devices)
             ]
             per_device = place_signals([low.run() for low in lowerings])
-            self._lowered[key] = _Lowered(name, per_device, lowerings, self.num_signals)
+            self._lowered[key] = _Lowered(name, per_device, lowerings, self.num_signals, interface)
             self.num_signals += per_device[0].num_signals
             self._order.append(key)
         return key
@@ -221,7 +218,6 @@ class PlanBuilder:
         low = lowered.lowerings[0]
         made = []
         if low.graph is not self.graph:
-            interface = self._interface(low)
             lives: dict[int, list[int]] = {}
             for n, op in enumerate(low.ops):
                 for t in (*op.inputs, *op.outputs):
@@ -229,7 +225,7 @@ class PlanBuilder:
                     if (
                         root is not None
                         and low.graph.tensors[root].kind == "result"
-                        and root not in interface
+                        and root not in lowered.interface
                     ):
                         lives.setdefault(root, []).append(n)
             for t, where in lives.items():
@@ -238,18 +234,7 @@ class PlanBuilder:
         for i, temp in enumerate(low.temps):
             sizes = [other.temps[i].max_bytes for other in lowered.lowerings]
             made.append(Buffer(("temp", key, i), max(sizes), "temporaries", temp.op, temp.op))
-        lowered.buffers = {b.key: b for b in made}
         return made
-
-    def _interface(self, low: TemplateLowering) -> frozenset[int]:
-        """Tensors of a template that are bound to the root graph."""
-        found: set[int] = set()
-        for segment in self.segments:
-            call = segment.call
-            if call is not None and self.graph.templates[call.attrs["template"]].graph is low.graph:
-                template = self.graph.templates[call.attrs["template"]]
-                found.update((*template.arguments, *template.results, *call.attrs["saved"]))
-        return frozenset(found)
 
     # ---- entries ------------------------------------------------------------------------------------------
 

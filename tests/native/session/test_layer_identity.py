@@ -66,3 +66,30 @@ def test_storage_is_part_of_a_signature():
     passed(graph, rows, path="a")
     passed(graph, scalars, path="b")
     assert len(graph.templates) == 2
+
+
+def test_a_layer_with_and_without_a_gradient():
+    """One template used on the way to the loss and beside it: only the first saves what its gradient needs."""
+    graph = tw.ComputeGraph("both")
+    x = graph.input([4, 8], name="x")
+    labels = graph.input([4], "i32", name="labels", storage="scalars")
+
+    @tw.layer
+    def gated(graph, x):
+        return graph.multiply(graph.silu(graph.matmul(x, graph.parameter([8, 8], name="w"))), x)
+
+    @tw.layer
+    def plain(graph, x):
+        return graph.multiply(graph.silu(x), graph.silu(graph.scale(x, 0.5)))
+
+    h = plain(graph, gated(graph, x, path="a"), path="b")
+    loss, _ = graph.mean_cross_entropy(graph.matmul(h, graph.parameter([8, 5], name="head")), labels)
+    graph.output(plain(graph, x, path="beside"), "beside")
+    graph.loss(loss)
+    with graph.instantiate() as model:
+        model.initialize(0)
+        model.forward(x=X, labels=np.array([0, 1, 2, 3], np.int32))
+        model.backward()
+        silu = X / (1 + np.exp(-X)) * (X / 2 / (1 + np.exp(-X / 2)))
+        assert np.allclose(model.get_tensor("beside"), silu, atol=1e-6)
+        assert np.abs(model.get_tensor("a.w.grad")).max() > 0
