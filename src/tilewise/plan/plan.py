@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import lcm
 
 from tilewise.core.dims import Dim, is_power_of_two
 from tilewise.core.errors import LayoutError, PlanError
@@ -32,6 +33,7 @@ CATEGORIES = (
     "temporaries",
 )
 _ROWS_PER_TILE = 512
+_ROWS_WITHOUT_BATCH = 128
 
 
 @dataclass(frozen=True)
@@ -182,14 +184,21 @@ def settings_for(
 
 
 def _row_tile_unbatched(graph: Graph) -> int:
-    """Whole sequences for attention over [batch, seq, ...]; otherwise a fixed number of rows."""
-    sequences = [
+    """Whole sequences for attention over [batch, seq, ...], in layers too; otherwise a fixed number of rows."""
+    lengths = {
+        length for g in (graph, *(t.graph for t in graph.templates.values())) for length in _sequences(g)
+    }
+    return lcm(*lengths) if lengths else _ROWS_WITHOUT_BATCH
+
+
+def _sequences(graph: Graph) -> set[int]:
+    """Lengths of the sequences that attention ops see."""
+    sizes = [
         graph.spec(op.inputs[0]).shape[1]
         for op in graph.ops
         if op.op == "attention" and op.inputs[0] is not None
     ]
-    longest = max((s for s in sequences if isinstance(s, int)), default=0)
-    return longest or 128
+    return {s for s in sizes if isinstance(s, int)}
 
 
 def make_plan(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import tilewise as tw
+from tilewise.core.errors import PlanError
 from tilewise.models.llama import LlamaConfig
 from tilewise.models.llama.model import rope_table
 
@@ -182,3 +183,36 @@ def test_embedding_cast_and_rows():
         model.forward(ids=np.array([3, 39, 0, 3, 7], np.int32), index=np.array([4, 1], np.int32))
         expected = torch.tensor(value[[7, 39]]).bfloat16().float().numpy()
         assert np.array_equal(model.get_tensor("y"), expected)
+
+
+@pytest.mark.parametrize("in_layer", [False, True])
+def test_attention_without_a_batch_label(in_layer):
+    """Tiles hold whole sequences, also when attention stands in a layer and no input says what the batch is."""
+
+    @tw.layer
+    def attend(graph, q, k):
+        return graph.scaled_dot_product_attention(q, k, k, head_dim=8)
+
+    g = tw.ComputeGraph("attention")
+    q, k = g.input([5, 100, 16], name="q"), g.input([5, 100, 8], name="k")
+    out = attend(g, q, k, path="a") if in_layer else g.scaled_dot_product_attention(q, k, k, head_dim=8)
+    g.output(out, "y")
+    generator = np.random.default_rng(2)
+    vq, vk = (generator.standard_normal(t.shape).astype(np.float32) for t in (q, k))
+    tq = torch.tensor(vq).view(5, 100, 2, 8).transpose(1, 2)
+    tk = torch.tensor(vk).view(5, 100, 1, 8).transpose(1, 2).expand(-1, 2, -1, -1)
+    expected = torch.nn.functional.scaled_dot_product_attention(tq, tk, tk, is_causal=True).transpose(1, 2)
+    with g.instantiate() as model:
+        model.forward(q=vq, k=vk)
+        assert np.abs(model.get_tensor("y") - expected.reshape(5, 100, 16).numpy()).max() < 1e-6
+
+
+def test_sequences_that_tiles_would_cut_are_refused():
+    """Batched inputs of different sequence lengths: the plan says so before anything runs."""
+    g = tw.ComputeGraph("attention")
+    batch = tw.DimLabel("batch", 1)
+    g.output(g.scale(g.input([4, 6, 8], name="x", labels=[batch, None, None]), 2.0), "scaled")
+    q = g.input([4, 9, 8], name="q", labels=[batch, None, None])
+    g.output(g.scaled_dot_product_attention(q, q, q, head_dim=8), "y")
+    with pytest.raises(PlanError, match="whole sequences"):
+        g.plan()

@@ -11,6 +11,7 @@ from typing import Any
 
 from tilewise.core.dims import DimLabel
 from tilewise.core.dtypes import DTYPES
+from tilewise.core.errors import PlanError
 from tilewise.graph.ops.common import leading, require
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.op import Factors, register
@@ -117,6 +118,7 @@ class Attention:
         """One task per block of whole sequences."""
         q, k, v = op.inputs
         t = low.tensor(q)
+        _require_whole_sequences(low, op, q)
         operands = [low.row(o, "w") for o in op.outputs] + [low.row(i, "r") for i in (q, k, v)]
         seq = low.spec(q).shape[1]
         ints = [seq, *_head_ints(low, op, q, k), int(op.attrs["causal"])]
@@ -128,6 +130,16 @@ class Attention:
             operands,
             ints=ints,
             floats=[op.attrs["scale"]],
+        )
+
+
+def _require_whole_sequences(low: Any, op: OpNode, q: int | None) -> None:
+    """A task sees whole sequences only if the row tile, which the batch's inputs decide, is made of them."""
+    spec = low.spec(q)
+    if low.row_step(low.tensor(q)) % spec.shape[1]:
+        raise PlanError(
+            f"[graph.attention] the rows of a tile must be whole sequences; got tiles of {low.row_step(low.tensor(q))} "
+            f"rows for {spec} in {op.label!r}; give all batched inputs the same sequence length"
         )
 
 
