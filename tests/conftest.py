@@ -1,6 +1,7 @@
 """Shared by all tests: one seed, no colours, no temporary files outside pytest's own."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -22,4 +23,7 @@ def _plain_terminal(monkeypatch):
 def pytest_configure(config):
     """PyTorch and our own workers share two cores with xdist; its thread pools stay small."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored where a shell started us in the background
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

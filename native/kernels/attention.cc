@@ -170,7 +170,7 @@ class Forward {
     }
     const Lanes before = load(top_ + block * kLanes), top = maximum(before, reduce_rows<MaxOfLanes>(of_row, rows));
     // Rows that see nothing yet keep exp(-inf) = 0 instead of exp(-inf + inf).
-    const Lanes shift = select(greater(top, set(-kInfinity)), top, select(greater(set(-kInfinity), top), top, set(0.0f)));
+    const Lanes shift = select(greater(top, set(-kInfinity)), top, set(0.0f));
     const Lanes correction = exponential(before - shift);
     store(shift_, shift);
     for (int64_t r = 0; r < rows; ++r) {

@@ -25,6 +25,7 @@ template <class D>
 class Backward {
  public:
   using T = typename D::T;
+  static constexpr int kColumns = 4 / D::kPerStep;  // vectors of positions side by side
 
   Backward(const Call& call, const Scratch& scratch) : c_(call), shape_(call.dim) {
     Carver carver(scratch);
@@ -99,10 +100,9 @@ class Backward {
       for (int64_t kv = 0; kv <= last; ++kv) {
         rebuild(g, kv, count);
         float* dk = sums + kv * block_floats_;
-        const int64_t query_steps = divide_up(count, D::kPerStep);
-        accumulate<ALayout::kSteps64>(dk, ds_steps_, 1, q_along_, query_steps);
-        accumulate<ALayout::kSteps64>(dk + entry_floats() / 2, p_steps_, 1, do_along_, query_steps);
-        accumulate<ALayout::kRows>(dq_, ds_rows_, kRowStride, k_along_ + kv * along_words_, shape_.granule_steps);
+        accumulate_kv(dk, ds_steps_, q_along_, c_.causal && kv == g, count);
+        accumulate_kv(dk + entry_floats() / 2, p_steps_, do_along_, c_.causal && kv == g, count);
+        accumulate_q(g, kv, count);
       }
       for (int64_t r = 0; r < count; ++r)
         write_row(row_of<T>(c_.dq, row0_ + g * kGranule + r) + head * c_.dim, dq_ + r * kPanel);
@@ -128,70 +128,105 @@ class Backward {
     }
   }
 
+  /// Positions of granule kv that the first `rows` queries of granule g see between them.
+  int64_t visible(int64_t g, int64_t kv, int64_t rows) const {
+    const int64_t all = granule_rows(kv);
+    return c_.causal ? smaller(all, (g - kv) * kGranule + rows) : all;
+  }
+
   /// P and dS of queries of granule g against positions of granule kv, in the orders that the products read.
   void rebuild(int64_t g, int64_t kv, int64_t count) {
     for (int64_t b = 0; b < kRowBlocks && block_start(b) < count; ++b) {
       const int64_t first = block_start(b), rows = smaller(count, block_start(b + 1)) - first;
-      for (int64_t half = 0; half < 2; ++half) {
+      for (int64_t half = 0; half * kPanel < visible(g, kv, first + rows); ++half) {
         const int64_t panel = kv * across_words_ + half * kPanel * shape_.dim_steps;
         const int64_t to = (half * kGranule + first) * kPanel;
         shape_.across_dim(rows, q_rows_ + b * row_words_, k_across_ + panel, s_ + to);
         shape_.across_dim(rows, do_rows_ + b * row_words_, v_across_ + panel, dp_ + to);
       }
     }
-    const int64_t visible = granule_rows(kv) - 1;
     for (int64_t r = 0; r < count; r += D::kPerStep)
-      for (int64_t i = 0; i < kGranule; i += kLanes) {
-        Lanes p[2], ds[2];
-        for (int64_t j = 0; j < D::kPerStep; ++j) {
-          const int64_t limit = c_.causal ? smaller(visible, (g - kv) * kGranule + r + j) : visible;
-          element(r + j, i, r + j < count ? limit - i : -1, p[j], ds[j]);
-        }
-        store_step(p_steps_, r, i, p);
-        store_step(ds_steps_, r, i, ds);
-        for (int64_t j = 0; j < D::kPerStep; ++j)
-          store(reinterpret_cast<T*>(ds_rows_ + (r + j) * kRowStride) + i, ds[j]);
+      for (int64_t i = 0; i < kGranule; i += kColumns * kLanes) {
+        int64_t limits[D::kPerStep];
+        for (int64_t j = 0; j < D::kPerStep; ++j) limits[j] = r + j < count ? visible(g, kv, r + j + 1) - 1 - i : -1;
+        elements(r, i, limits);
       }
   }
 
-  TILEWISE_INLINE Lanes masked(const Lanes& x, int64_t limit) { return mask_scores(x, limit, 0.0f); }
-
-  void element(int64_t r, int64_t i, int64_t limit, Lanes& p, Lanes& ds) {
-    if (limit < 0) {
-      p = ds = set(0.0f);
-      return;
+  /// One step's queries against kColumns vectors of positions, of which those up to `limits` per query are seen.
+  void elements(int64_t r, int64_t i, const int64_t* limits) {
+    constexpr int J = D::kPerStep;
+    Many<kColumns * J> p = splat<Many<kColumns * J>>(0.0f), ds = p;
+    if (larger(limits[0], limits[J - 1]) >= 0) {
+      Many<kColumns * J> slope;
+      for (int c = 0; c < kColumns; ++c)
+        for (int j = 0; j < J; ++j) {
+          const int64_t column = i + c * kLanes, at = (column / kPanel * kGranule + r + j) * kPanel + column % kPanel;
+          p.at[c * J + j] = load(s_ + at) * set(c_.scale) - set(lse_[r + j]);
+          slope.at[c * J + j] = load(dp_ + at) - set(delta_[r + j]);
+        }
+      p = exponential(p);
+      ds = p * slope * splat<Many<kColumns * J>>(c_.scale);
+      for (int c = 0; c < kColumns; ++c)
+        for (int j = 0; j < J; ++j) {
+          p.at[c * J + j] = mask_scores(p.at[c * J + j], limits[j] - c * kLanes, 0.0f);
+          ds.at[c * J + j] = mask_scores(ds.at[c * J + j], limits[j] - c * kLanes, 0.0f);
+        }
     }
-    const int64_t at = (i / kPanel * kGranule + r) * kPanel + i % kPanel;
-    p = masked(exponential(load(s_ + at) * set(c_.scale) - set(lse_[r])), limit);
-    ds = masked(p * (load(dp_ + at) - set(delta_[r])) * set(c_.scale), limit);
+    for (int c = 0; c < kColumns; ++c) {
+      const int64_t at = r / J * kGranule + i + c * kLanes;
+      store_words(p_steps_ + at, p.at + c * J);
+      store_words(ds_steps_ + at, ds.at + c * J);
+    }
+    for (int c = 0; c < kColumns; c += 2)
+      for (int j = 0; j < J; ++j)
+        store_factors(reinterpret_cast<T*>(ds_rows_ + (r + j) * kRowStride) + i + c * kLanes, ds.at[c * J + j],
+                      ds.at[(c + 1) * J + j]);
   }
 
-  static void store_step(uint32_t* to, int64_t r, int64_t i, const Lanes* x) {
+  static void store_words(uint32_t* to, const Lanes* x) {
     if constexpr (D::kPerStep == 1) {
-      store_int(to + r * kGranule + i, as_int(x[0]));
+      store_int(to, as_int(x[0]));
     } else {
-      store_int(to + r / 2 * kGranule + i, round_to_bf16(x[0]) | shift_left<16>(round_to_bf16(x[1])));
+      store_step(reinterpret_cast<bf16*>(to), x[0], x[1]);
     }
   }
 
-  /// sums[panel][64][32] += A B for all row blocks; A row r starts at a + r * row_words.
+  /// dK and dV of granule kv: rows are its positions, contracted with the queries of granule g that see them.
+  void accumulate_kv(float* sums, const uint32_t* a, const uint32_t* along, bool diagonal, int64_t count) {
+    for (int64_t b = 0; b < kRowBlocks; ++b) {
+      const int64_t unseen = diagonal ? block_start(b) / D::kPerStep : 0;
+      const int64_t steps = divide_up(count, D::kPerStep) - unseen;
+      if (steps > 0)
+        accumulate<ALayout::kSteps64>(sums, b, a + unseen * kGranule + block_start(b), along + unseen * kPanel, steps);
+    }
+  }
+
+  /// dQ of granule g: contracted with the positions of granule kv that a block's queries see.
+  void accumulate_q(int64_t g, int64_t kv, int64_t count) {
+    for (int64_t b = 0; b < kRowBlocks && block_start(b) < count; ++b) {
+      const int64_t steps = divide_up(visible(g, kv, smaller(count, block_start(b + 1))), D::kPerStep);
+      accumulate<ALayout::kRows>(dq_, b, ds_rows_ + block_start(b) * kRowStride, k_along_ + kv * along_words_, steps);
+    }
+  }
+
+  /// sums[panel][64][32] += A B for the rows of block b.
   template <ALayout L>
-  void accumulate(float* sums, const uint32_t* a, int64_t row_words, const uint32_t* along, int64_t steps) {
+  void accumulate(float* sums, int64_t b, const uint32_t* a, const uint32_t* along, int64_t steps) {
     const Segment segment = {0, 0, -1, 0, static_cast<int32_t>(steps), 0, 0, 0};
+    const MicroFn micro = micro_for<typename D::Dot, L>(block_start(b + 1) - block_start(b));
     for (int64_t panel = 0; panel < shape_.dim_panels; ++panel) {
       const uint32_t* base = along + panel * shape_.granule_steps * kPanel;
-      for (int64_t b = 0; b < kRowBlocks; ++b) {
-        float* block = sums + (panel * kGranule + block_start(b)) * kPanel;
-        const MicroFn micro = micro_for<typename D::Dot, L>(block_start(b + 1) - block_start(b));
-        micro({&segment, 1, a + block_start(b) * row_words, &base, nullptr, block, nullptr, nullptr, block});
-      }
+      float* block = sums + (panel * kGranule + block_start(b)) * kPanel;
+      micro({&segment, 1, a, &base, nullptr, block, nullptr, nullptr, block});
     }
   }
 
+  /// + 0: a sum of -0 leaves no trace, so skipped zeros change no bit.
   template <class Out>
   void write_row(Out* to, const float* from) {
     for (int64_t c = 0; c < c_.dim; c += kLanes)
-      store(to + c, load(from + c / kPanel * kGranule * kPanel + c % kPanel), c_.dim - c);
+      store(to + c, load(from + c / kPanel * kGranule * kPanel + c % kPanel) + set(0.0f), c_.dim - c);
   }
 
   void write_kv(const TileView& tile, const float* sums, int64_t column) {
@@ -211,7 +246,7 @@ class Backward {
   uint32_t *k_across_, *v_across_, *k_along_, *q_rows_, *do_rows_, *q_along_, *do_along_;
   uint32_t *p_steps_, *ds_steps_, *ds_rows_;
   float *s_, *dp_, *dq_, *stack_;
-  float delta_[kGranule], lse_[kGranule];
+  float delta_[kGranule] = {}, lse_[kGranule] = {};
 };
 
 template <class D>

@@ -3,7 +3,7 @@
 // A chain as long as exp leaves a processor waiting when vectors come one after the other; side by side their chains
 // overlap. The values are those of single `Lanes`, so nothing here changes a bit.
 #pragma once
-#include "kernels/simd.h"
+#include "kernels/transfer.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 

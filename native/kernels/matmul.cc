@@ -32,6 +32,7 @@ class Output {
     const int64_t column = panel * kPanel, width = smaller(kPanel, out.cols - column);
     To* to = row_of<To>(out, row) + column;
     const T* extra = residual.data ? row_of<const T>(residual, row) + column : nullptr;
+    if (width == kPanel) return write_whole(to, extra, rows, block);
     for (int64_t r = 0; r < rows; ++r, block += kPanel, to += out.stride) {
       Lanes v[2] = {load(block), load(block + kLanes)};
       if (extra) {
@@ -41,6 +42,18 @@ class Output {
       }
       store(to, v[0], width);
       if (width > kLanes) store(to + kLanes, v[1], width - kLanes);
+    }
+  }
+  template <class To>
+  void write_whole(To* to, const T* extra, int64_t rows, const float* block) const {
+    for (int64_t r = 0; r < rows; ++r, block += kPanel, to += out.stride) {
+      Lanes low = load(block), high = load(block + kLanes);
+      if (extra) {
+        low = low + load(extra);
+        high = high + load(extra + kLanes);
+        extra += residual.stride;
+      }
+      store_pair(to, low, high);
     }
   }
 };
@@ -59,9 +72,11 @@ struct RowProduct {
   void begin_group(int64_t, int64_t) {}
   const float* initial(int64_t, int64_t, int64_t, float*) { return nullptr; }
   const float* addend(int64_t, int64_t) { return nullptr; }
-  void pack_rows(uint32_t* to, int64_t row, int64_t count, const Copy& c) {
-    for (int64_t r = 0; r < count; ++r)
-      pack_row<D>(to + c.a + r * kRowStride, row_of<const T>(terms[2 * c.term], row + r), c.begin, c.end);
+  template <class Start>
+  void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
+    for (; block < end; ++block, to += words)
+      for (int64_t row = start(block), r = 0; row + r < start(block + 1); ++r)
+        pack_row<D>(to + r * kRowStride, row_of<const T>(terms[2 * c.term], row + r), c.begin, c.end);
   }
   void finish(int64_t row, int64_t count, int64_t panel, const float* block) {
     output.write(row, count, panel, block);
@@ -80,9 +95,11 @@ struct Forward : RowProduct<D> {
 template <class D>
 struct InputGradient : RowProduct<D> {
   static constexpr bool kPacksPanels = true;
-  void pack_panel(uint32_t* to, int64_t panel, const Copy& c) {
+  void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
     const TileView& w = this->terms[2 * c.term + 1];
-    repack_panel(to, static_cast<const typename D::T*>(w.data), w.stride, panel * kPanel, c.begin, c.end);
+    for (int64_t p = 0; p < count; ++p)
+      repack_panel(to + p * words, static_cast<const typename D::T*>(w.data), w.stride, (first + p) * kPanel, c.begin,
+                   c.end);
   }
 };
 
@@ -144,13 +161,18 @@ struct Gemm {
         block[r * kPanel + c] = c < width ? row_of<const float>(output.out, row + r)[column + c] : 0.0f;
     return block;
   }
-  void pack_rows(uint32_t* to, int64_t row, int64_t count, const Copy& c) {
+  template <class Start>
+  void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
     if constexpr (L == ALayout::kSteps16) {
-      pack_panel_along<D, 16>(to + c.a, static_cast<const T*>(a.data) + row, a.stride, a.cols - row, c.begin, c.end);
+      pack_columns<D>(to, words, block, end, start, a, c.begin, c.end);
     } else {
-      for (int64_t r = 0; r < count; ++r)
-        pack_row<D>(to + c.a + r * kRowStride, row_of<const T>(a, row + r), c.begin, c.end);
+      for (; block < end; ++block, to += words)
+        for (int64_t row = start(block), r = 0; row + r < start(block + 1); ++r)
+          pack_row<D>(to + r * kRowStride, row_of<const T>(a, row + r), c.begin, c.end);
     }
+  }
+  void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
+    for (int64_t p = 0; p < count; ++p) pack_panel(to + p * words, first + p, c);
   }
   void pack_panel(uint32_t* to, int64_t panel, const Copy& c) {
     const int64_t column = panel * kPanel, width = smaller(kPanel, lanes - column);

@@ -4,7 +4,7 @@
 // stay in registers over all segments of a chunk; finished chunks wait on a stack in L1 and are folded in the order
 // of the fixed tree, so one fp32 block leaves. Operands come packed (pack.h); the driver is product.h.
 #pragma once
-#include "kernels/simd.h"
+#include "kernels/transfer.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
@@ -39,7 +39,7 @@ struct MicroArgs {
   const float* init;         // [R][32] to start from; nullptr: zero
   const float* init_scale;   // per row: what init is multiplied with first; nullptr: one
   const float* addend;
-  float* out;  // [R][32]
+  float* out;  // [R][32]; nullptr: nothing is left outside the stack
 };
 using MicroFn = void (*)(const MicroArgs&);
 
@@ -121,6 +121,7 @@ void micro(const MicroArgs& x) {
         }
       stack += R * kPanel;
     }
+    if (!x.out) continue;
     float* out = x.out;
 #pragma GCC unroll 14
     for (int r = 0; r < R; ++r)

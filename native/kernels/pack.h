@@ -1,6 +1,7 @@
 // Packing of operands for the micro-kernels: words (one fp32, or a pair of bf16 along the contraction) in the order in
 // which they are read. Everything outside the given range is written as zero, so edges need no other code.
 #pragma once
+#include "kernels/kernel.h"
 #include "kernels/microkernel.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
@@ -97,21 +98,87 @@ TILEWISE_INLINE IntLanes step_words(const bf16* first, const bf16* second, int64
   return second ? (low | as_int(load(second, columns))) : low;
 }
 
+inline constexpr int64_t kPrefetchSteps = 12;
+
+/// Width columns of one step, all there.
+template <int Width>
+TILEWISE_INLINE void whole_step(uint32_t* to, const float* first, const float*) {
+  for (int c = 0; c < Width; c += kLanes) store_int(to + c, load_int(first + c));
+}
+template <int Width>
+TILEWISE_INLINE void whole_step(uint32_t* to, const bf16* first, const bf16* second) {
+#if defined(__AVX512BW__)
+  if constexpr (Width == 2 * kLanes) {
+    const __m512i a = _mm512_loadu_si512(first), b = _mm512_loadu_si512(second);
+    _mm512_storeu_si512(to, interleave<0>(a, b));
+    _mm512_storeu_si512(to + kLanes, interleave<1>(a, b));
+    return;
+  }
+  const auto half = [](const bf16* from) {
+    return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  };
+  for (int c = 0; c < Width; c += kLanes)
+    _mm512_storeu_si512(to + c, interleave<0>(half(first + c), half(second + c)));
+#else
+  for (int c = 0; c < Width; c += kLanes) store_int(to + c, step_words(first + c, second + c, kLanes));
+#endif
+}
+
+/// The same where columns or the second row may be missing: zeros.
+template <int Width, class T>
+TILEWISE_INLINE void partial_step(uint32_t* to, const T* first, const T* second, int64_t columns) {
+  for (int64_t c = 0; c < Width; c += kLanes) {
+    const int64_t count = smaller(kLanes, columns - c);
+    if (count <= 0) {
+      store_int(to + c, set_int(0));
+    } else {
+      store_int(to + c, step_words(first + c, second ? second + c : nullptr, count));
+    }
+  }
+}
+
+/// Rows lie too far apart for the hardware to foresee the next ones.
+template <class D>
+TILEWISE_INLINE void prefetch_step(const typename D::T* first, int64_t stride) {
+  for (int j = 0; j < D::kPerStep; ++j) __builtin_prefetch(first + (kPrefetchSteps * D::kPerStep + j) * stride);
+}
+
 /// Columns of [t][n] stay lanes: to[step][Width] from `columns` columns, rows [begin, end).
 template <class D, int Width>
 TILEWISE_INLINE void pack_panel_along(uint32_t* to, const typename D::T* from, int64_t stride, int64_t columns,
                                       int64_t begin, int64_t end) {
-  for (int64_t t = begin; t < end; t += D::kPerStep, to += Width) {
-    const typename D::T* first = from + t * stride;
-    const typename D::T* second = t + 1 < end ? first + stride : nullptr;
-    for (int64_t c = 0; c < Width; c += kLanes) {
-      const int64_t count = smaller(kLanes, columns - c);
-      if (count <= 0) {
-        store_int(to + c, set_int(0));
-      } else {
-        store_int(to + c, step_words(first + c, second ? second + c : nullptr, count));
-      }
+  int64_t t = begin;
+  if (columns >= Width)
+    for (; t + D::kPerStep <= end; t += D::kPerStep, to += Width) {
+      prefetch_step<D>(from + t * stride, stride);
+      whole_step<Width>(to, from + t * stride, from + (t + D::kPerStep - 1) * stride);
     }
+  for (; t < end; t += D::kPerStep, to += Width)
+    partial_step<Width>(to, from + t * stride, t + 1 < end ? from + (t + 1) * stride : nullptr, columns);
+}
+
+/// Columns of x from start(block) on become the rows of blocks [block, end): to[block][step][16], rows [begin, end_row).
+/// Whole vectors: columns beyond a block are read by no row of it. All blocks of a row before the next row, so that
+/// memory is read in runs.
+template <class D, class Start>
+TILEWISE_INLINE void pack_columns(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start,
+                                  const TileView& x, int64_t begin, int64_t end_row) {
+  using T = typename D::T;
+  const auto* data = static_cast<const T*>(x.data);
+  const int64_t paired = end_row - (end_row - begin) % D::kPerStep;
+  int64_t whole = block;  // blocks that hold 16 columns
+  while (whole < end && start(whole) + 16 <= x.cols) ++whole;
+  for (int64_t t = begin, step = 0; t < paired; t += D::kPerStep, step += 16) {
+    const T *first = data + t * x.stride, *second = first + (D::kPerStep - 1) * x.stride;
+    for (int64_t b = block; b < whole; ++b) {
+      const int64_t column = start(b);
+      whole_step<16>(to + (b - block) * words + step, first + column, second + column);
+    }
+  }
+  for (int64_t b = block; b < end; ++b) {
+    const int64_t from = b < whole ? paired : begin, column = start(b);
+    pack_panel_along<D, 16>(to + (b - block) * words + (from - begin) / D::kPerStep * 16, data + column, x.stride,
+                            x.cols - column, from, end_row);
   }
 }
 
@@ -144,25 +211,17 @@ TILEWISE_INLINE void repack_panel(uint32_t* to, const bf16* panels, int64_t k_pa
     for (int64_t i = 0; i < count; i += 2) {
       const IntLanes a = load_int(turned + i * 16);
       const IntLanes b = i + 1 < count ? load_int(turned + (i + 1) * 16) : set_int(0);
-      IntLanes low, high;
-      TILEWISE_EACH_PART {
-        low.part[p] = (a.part[p] & 0xffff) | (b.part[p] << 16);
-        high.part[p] = ((a.part[p] >> 16) & 0xffff) | (b.part[p] & static_cast<int32_t>(0xffff0000u));
-      }
       uint32_t* row = to + (n - begin + i) / 2 * kPanel;
 #if defined(__AVX512BW__)
-      const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-      const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
-      const auto x = (__m512i)low.part[0], y = (__m512i)high.part[0];
-      _mm512_storeu_si512(row, _mm512_permutex2var_epi32(x, first, y));
-      _mm512_storeu_si512(row + 16, _mm512_permutex2var_epi32(x, second, y));
+      _mm512_storeu_si512(row, interleave<0>((__m512i)a.part[0], (__m512i)b.part[0]));
+      _mm512_storeu_si512(row + 16, interleave<1>((__m512i)a.part[0], (__m512i)b.part[0]));
 #else
       int32_t even[16], odd[16];
-      store_int(even, low);
-      store_int(odd, high);
+      store_int(even, a);
+      store_int(odd, b);
       for (int c = 0; c < 16; ++c) {
-        row[2 * c] = static_cast<uint32_t>(even[c]);
-        row[2 * c + 1] = static_cast<uint32_t>(odd[c]);
+        row[2 * c] = (even[c] & 0xffff) | static_cast<uint32_t>(odd[c]) << 16;
+        row[2 * c + 1] = static_cast<uint32_t>(even[c]) >> 16 | (odd[c] & 0xffff0000u);
       }
 #endif
     }

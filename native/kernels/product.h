@@ -155,33 +155,31 @@ void run_product(Op& op, const Plan& plan, Carver carver) {
   if (kept) group = smaller(group, larger(int64_t{1}, kStateBytes / state_per_panel));
   group = smaller(smaller(group, panels), op.max_group);
   const int64_t a_words = Op::kLayout == ALayout::kRows ? divide_up(plan.max_steps, kBlockSteps) * kBlockWords
-                                                        : plan.max_steps * 16;
+                                                        : plan.max_steps * 16 + 16;
   const int64_t batch = larger(int64_t{1}, smaller(divide_up(super, kMaxRows), kRowBatchBytes / (a_words * 4 + 1)));
   uint32_t* a_pack = carver.take<uint32_t>(batch * a_words);
-  const int64_t panel_words = plan.max_steps * kPanel;
+  const int64_t panel_words = plan.max_steps * kPanel + 32;
   uint32_t* b_pack = carver.take<uint32_t>(Op::kPacksPanels ? group * panel_words : 0);
   float* state = carver.take<float>(kept ? group * state_per_panel / 4 : entries * kEntry);
 
   for (int64_t row0 = 0; row0 < op.rows; row0 += kSuperRows) {
     const int64_t rows = smaller(op.rows - row0, kSuperRows), blocks = divide_up(rows, kMaxRows);
-    const auto start = [&](int64_t block) {
-      return row0 + rows / blocks * block + smaller(block, rows % blocks);
-    };
+    const int64_t height_of_all = rows / blocks, higher = rows % blocks;
+    const auto start = [=](int64_t block) { return row0 + height_of_all * block + smaller(block, higher); };
     for (int64_t first = 0; first < panels; first += group) {
       const int64_t count = smaller(group, panels - first);
       op.begin_group(first, count);
       for (int64_t w = 0; w < plan.num_windows; ++w) {
         const Window& window = plan.windows[w];
+        const bool keeps = w + 1 == plan.num_windows || plan.windows[w + 1].resumes;  // else all is on the stack
         const Copy* copies = plan.copies + window.first_copy;
         if constexpr (Op::kPacksPanels)
-          for (int64_t p = 0; p < count; ++p)
-            for (int64_t c = 0; c < window.num_copies; ++c)
-              op.pack_panel(b_pack + p * panel_words + copies[c].b, first + p, copies[c]);
+          for (int64_t c = 0; c < window.num_copies; ++c)
+            op.pack_panels(b_pack + copies[c].b, panel_words, first, count, copies[c]);
         for (int64_t block0 = 0; block0 < blocks; block0 += batch) {
           const int64_t end = smaller(block0 + batch, blocks);
-          for (int64_t b = block0; b < end; ++b)
-            for (int64_t c = 0; c < window.num_copies; ++c)
-              op.pack_rows(a_pack + (b - block0) * a_words, start(b), start(b + 1) - start(b), copies[c]);
+          for (int64_t c = 0; c < window.num_copies; ++c)
+            op.pack_blocks(a_pack + copies[c].a, a_words, block0, end, start, copies[c]);
           for (int64_t p = 0; p < count; ++p) {
             const uint32_t* bases[kMaxTerms];
             for (int64_t t = 0; t < op.num_terms; ++t) {
@@ -198,7 +196,7 @@ void run_product(Op& op, const Plan& plan, Carver carver) {
                   w == 0 ? op.initial(row, height, first + p, own) : window.resumes ? own : nullptr;
               micro_for<typename Op::Dot, Op::kLayout>(height)(
                   {plan.segments + window.first_segment, window.num_segments, a_pack + (b - block0) * a_words, bases,
-                   own + kEntry + window.depth * height * kPanel, init, nullptr, op.addend(row, p), own});
+                   own + kEntry + window.depth * height * kPanel, init, nullptr, op.addend(row, p), keeps ? own : nullptr});
               if (w + 1 == plan.num_windows) op.finish(row, height, first + p, own);
             }
           }

@@ -7,7 +7,7 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-inline constexpr int64_t kMaxColumns = 1024;  // columns of k per pass
+inline constexpr int64_t kMaxColumns = 256;  // columns of k per pass
 inline constexpr int64_t kScatterBytes = 1 << 20;
 
 template <class D>
@@ -46,15 +46,28 @@ struct WeightGradient {
       for (int64_t r = 0; r < rows; ++r) to[r * kPanel] += widen(from[r]);
     }
   }
-  void pack_rows(uint32_t* to, int64_t row, int64_t, const Copy& c) {
-    // Whole vectors: the columns beyond this block are read by no row of it.
-    const T* from = static_cast<const T*>(x.data) + column + row;
-    pack_panel_along<D, 16>(to + c.a, from, x.stride, x.cols - column - row, c.begin, c.end);
+  template <class Start>
+  void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
+    const TileView pass = {static_cast<T*>(x.data) + column, x.rows, x.cols - column, x.stride};
+    pack_columns<D>(to, words, block, end, start, pass, c.begin, c.end);
   }
-  void pack_panel(uint32_t* to, int64_t panel, const Copy& c) {
-    const int64_t width = smaller(kPanel, lanes - panel * kPanel);
-    const T* from = static_cast<const T*>(dy.data) + panel * kPanel;
-    pack_panel_along<D, kPanel>(to, from, dy.stride, width, c.begin, c.end);
+  /// All panels of a token before the next one: whole runs of dY's long rows, not a line from each.
+  void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
+    const T* from = static_cast<const T*>(dy.data) + first * kPanel;
+    const int64_t columns = lanes - first * kPanel, whole = smaller(count, columns / kPanel);
+    const int64_t end = c.end - (c.end - c.begin) % D::kPerStep;
+    uint32_t* step = to;
+    for (int64_t t = c.begin; t < end; t += D::kPerStep, step += kPanel)
+      for (int64_t p = 0; p < whole; ++p) {
+        const T* row = from + t * dy.stride + p * kPanel;
+        prefetch_step<D>(row, dy.stride);
+        whole_step<kPanel>(step + p * words, row, row + (D::kPerStep - 1) * dy.stride);
+      }
+    for (int64_t p = 0; p < count; ++p) {  // an odd last token, and the panel that ends with padding
+      const int64_t begin = p < whole ? end : c.begin;
+      pack_panel_along<D, kPanel>(to + p * words + (begin - c.begin) / D::kPerStep * kPanel, from + p * kPanel,
+                                  dy.stride, columns - p * kPanel, begin, c.end);
+    }
   }
   void finish(int64_t row, int64_t count, int64_t panel, const float* block) {
     const int64_t offset = (panel * out.stride + column + row) * kPanel;
@@ -92,7 +105,7 @@ void matmul_dw(const KernelArgs& args) {
   op.num_leaves = divide_up(tokens, op.leaf_rows);
 
   Carver carver(args.scratch);
-  Plan plan(carver, ALayout::kSteps16, D::kPerStep, 192, false, contracts ? divide_up(tokens, D::kPerStep) : 0,
+  Plan plan(carver, ALayout::kSteps16, D::kPerStep, 128, false, contracts ? divide_up(tokens, D::kPerStep) : 0,
             op.num_leaves + 1);
   const int64_t widest = smaller(op.out.cols, kMaxColumns);
   int64_t columns = widest;

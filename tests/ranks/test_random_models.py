@@ -14,8 +14,8 @@ from tilewise.session import verify_strategy
 shapes = st.fixed_dictionaries(
     {
         "num_hidden_layers": st.integers(1, 2),
-        "hidden_size": st.integers(2, 40).map(lambda n: 2 * n),
-        "intermediate_size": st.integers(4, 60).map(lambda n: 2 * n),
+        "hidden_size": st.integers(3, 80),
+        "intermediate_size": st.integers(5, 120),
         "vocab_size": st.integers(130, 700),
         "head_dim": st.sampled_from([2, 6, 8, 16, 34]),
         "num_attention_heads": st.sampled_from([2, 4, 6, 8]),

@@ -4,9 +4,9 @@ Owns sampling, the pages of the KV cache and the way back from tokens to text. T
 this package calls its `forward`.
 """
 
-from tilewise.generate.blocks import BLOCK_SIZE, BlockTable
+from tilewise.generate.blocks import BlockTable
 from tilewise.generate.detokenizer import Detokenizer
-from tilewise.generate.generator import Generator, Piece
+from tilewise.generate.generator import Generator, Piece, check_prompt
 from tilewise.generate.sampling import Sampling, pick_token
 
-__all__ = ["BLOCK_SIZE", "BlockTable", "Detokenizer", "Generator", "Piece", "Sampling", "pick_token"]
+__all__ = ["BlockTable", "Detokenizer", "Generator", "Piece", "Sampling", "check_prompt", "pick_token"]

@@ -7,10 +7,9 @@ hand out what is not there.
 from __future__ import annotations
 
 from tilewise.core import ResourceError
+from tilewise.models.llama.model import BLOCK_SIZE
 
-__all__ = ["BLOCK_SIZE", "BlockTable", "num_blocks_for"]
-
-BLOCK_SIZE = 64
+__all__ = ["BlockTable", "num_blocks_for"]
 
 
 def num_blocks_for(num_positions: int) -> int:
@@ -49,8 +48,3 @@ class BlockTable:
     def release(self, sequence: int) -> None:
         """Give all blocks of a sequence back."""
         self._free += self._owned.pop(sequence, [])[::-1]
-
-    @property
-    def num_free(self) -> int:
-        """Blocks in no sequence."""
-        return len(self._free)

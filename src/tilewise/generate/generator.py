@@ -20,17 +20,20 @@ from numpy.typing import NDArray
 import tilewise as tw
 from tilewise.checkpoint import load_generation_config, load_tokenizer, open_weights
 from tilewise.core import ConfigError
-from tilewise.generate.blocks import BLOCK_SIZE, BlockTable, num_blocks_for
+from tilewise.generate.blocks import BlockTable, num_blocks_for
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.sampling import Sampling, pick_token
 from tilewise.models import llama
+from tilewise.models.llama.model import BLOCK_SIZE
 from tilewise.models.llama.weights import rename_from_files
 
 if TYPE_CHECKING:
     from tilewise.models.llama import LlamaConfig
     from tilewise.session import GraphInstance
 
-__all__ = ["Generator", "Piece"]
+__all__ = ["Generator", "Piece", "check_prompt"]
+
+_DTYPES = ("bf16", "f32")
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class Generator:
         max_tokens_per_call: prompts are read in chunks of at most so many tokens.
 
     Raises:
-        ConfigError, CheckpointError: the directory is not a model we can run.
+        ConfigError, CheckpointError: the directory is not a model we can run, or a setting has no such value.
         LayoutError: the model cannot be cut over `tp` devices.
     """
 
@@ -122,6 +125,7 @@ class Generator:
         max_context: int | None = None,
         max_tokens_per_call: int = 256,
     ) -> None:
+        _check_settings(tp, dtype, max_sequences, max_context, max_tokens_per_call)
         self.config: LlamaConfig = llama.LlamaConfig.from_pretrained(model_dir)
         self.tokenizer = load_tokenizer(model_dir)
         self._end_ids = _end_ids(load_generation_config(model_dir), self.config)
@@ -178,11 +182,7 @@ class Generator:
         ids = list(self.tokenizer.encode(prompt).ids)
         if not ids:
             ids = [self.config.bos_token_id if self.config.bos_token_id is not None else 0]
-        if len(ids) >= self.max_context:
-            raise ConfigError(
-                f"[generate.generator] a prompt must leave room in the context of {self.max_context} tokens; "
-                f"got {len(ids)}; shorten it"
-            )
+        check_prompt(len(ids), self.max_context)
         return _Sequence(index, ids, len(ids), Detokenizer(self.tokenizer, ids))
 
     def _call(self, active: list[_Sequence], blocks: BlockTable) -> list[tuple[_Sequence, NDArray[Any]]]:
@@ -213,6 +213,31 @@ class Generator:
         is_full = len(sequence.ids) - sequence.prompt_length >= sampling.max_tokens
         is_full = is_full or len(sequence.ids) >= self.max_context
         return Piece(sequence.index, token, sequence.detokenizer.add(token), "length" if is_full else None)
+
+
+def check_prompt(num_tokens: int, max_context: int) -> None:
+    """Refuse a prompt that leaves no room for a token.
+
+    Raises:
+        ConfigError: it is too long.
+    """
+    if num_tokens >= max_context:
+        raise ConfigError(
+            f"[generate.generator] a prompt must leave room in the context of {max_context} tokens; "
+            f"got {num_tokens}; shorten it"
+        )
+
+
+def _check_settings(tp: int, dtype: str, *sizes: int | None) -> None:
+    if dtype not in _DTYPES:
+        raise ConfigError(
+            f"[generate.generator] dtype must be {' or '.join(_DTYPES)}; got {dtype!r}; choose one of them"
+        )
+    if any(size is not None and size < 1 for size in (tp, *sizes)):
+        raise ConfigError(
+            "[generate.generator] tp, max_sequences, max_context and max_tokens_per_call must be at least 1; "
+            f"got {(tp, *sizes)}; choose larger values"
+        )
 
 
 def _end_ids(generation_config: dict[str, Any], config: LlamaConfig) -> frozenset[int]:

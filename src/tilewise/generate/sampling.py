@@ -6,6 +6,7 @@ the devices. Ties go to the lower id.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ class Sampling:
     def __post_init__(self) -> None:
         ranges = (
             (self.max_tokens >= 1, "max_tokens must be at least 1", self.max_tokens),
-            (self.temperature >= 0, "temperature must be at least 0", self.temperature),
+            (0 <= self.temperature < math.inf, "temperature must be finite and at least 0", self.temperature),
             (self.top_k >= 0, "top_k must be at least 0", self.top_k),
             (0 < self.top_p <= 1, "top_p must be above 0 and at most 1", self.top_p),
             (self.seed >= 0, "seed must be at least 0", self.seed),

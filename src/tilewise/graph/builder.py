@@ -147,7 +147,9 @@ class GraphBuilder:
         key = (name, ids, tuple(sorted(attrs.items())), self.phase)
         if key in self._cache:
             return self._cache[key]
-        specs = op_named(name).infer([None if i is None else self.tensors[i].spec for i in ids], attrs)
+        given = [None if i is None else self.tensors[i].spec for i in ids]
+        specs = op_named(name).infer(given, attrs)
+        _refuse_packed(name, given, attrs)
         outputs = self.append(name, ids, specs, attrs, label=label)
         self._cache[key] = outputs
         return outputs
@@ -349,3 +351,14 @@ class GraphBuilder:
 
 
 _dtype = dtype
+
+
+def _refuse_packed(name: str, given: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> None:
+    """Weights lie in panels; only ops that say so can read them."""
+    takes = getattr(op_named(name), "takes_packed", lambda position, attrs: False)
+    for position, spec in enumerate(given):
+        if spec is not None and spec.storage == "packed" and not takes(position, attrs):
+            raise ShapeError(
+                f"[graph.{name}] operand {position} must be a result, not a weight; got {spec} {spec.name!r}; "
+                "weights go into matmul, embedding and elementwise ops among themselves"
+            )

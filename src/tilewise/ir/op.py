@@ -15,6 +15,13 @@ from tilewise.ir.graph import OpNode, TensorSpec
 __all__ = ["Factors", "Lowering", "Op", "op_named", "register"]
 
 
+# Optional parts of an op, with their meaning when absent:
+#   takes_packed(position, attrs)  whether an operand may be a weight in panels (no)
+#   index_bounds(inputs, attrs)    position -> (low, high, other allowed value) of operands that hold indices (none)
+#   accumulates                    outputs that are sums over the whole batch (none)
+#   in_place, must_alias           (output, input) pairs that may, or must, share memory (none)
+
+
 @dataclass(frozen=True)
 class Factors:
     """Einsum-style names of the dims of every operand, for one mesh axis; expansion to a mesh is generic.

@@ -192,10 +192,13 @@ class PlanBuilder:
         return buffers
 
     def is_batched(self, tensor: int) -> bool:
-        """Whether a tensor from outside has a part of its own for every microbatch."""
+        """Whether a tensor that others read or write has a part of its own for every microbatch."""
         node = self.graph.tensors[tensor]
         label = node.spec.labels[0]
-        return node.kind in ("input", "constant") and label is not None and label.name == "batch"
+        lasting = node.kind in ("input", "constant") or (
+            tensor in self.keep and tensor not in self.accumulated
+        )
+        return lasting and label is not None and label.name == "batch"
 
     def _result_buffers(self) -> list[Buffer]:
         """Results that travel between segments, with the segments in which they live."""
@@ -289,7 +292,7 @@ class PlanBuilder:
         low = lowered.lowerings[0]
         call = segment.call
         if slot.kind in ("temp", "temp_flat"):
-            refs = [other._refs[slot] for other in lowered.lowerings]
+            refs = [other.refs[slot] for other in lowered.lowerings]
             return self._entry(
                 (slot.kind, key, slot.id),
                 self.buffers["temp", key, slot.id],
@@ -302,13 +305,13 @@ class PlanBuilder:
             names = (*template.arguments, *template.results, *call.attrs["saved"])
             actual = dict(zip(names, (*call.inputs, *call.outputs)))
             if tensor not in actual:
-                refs = [other._refs[slot] for other in lowered.lowerings]
+                refs = [other.refs[slot] for other in lowered.lowerings]
                 buffer = self.buffers["inner", key, tensor]
                 strides = [_stride(r, low.graph.spec(tensor).storage) for r in refs]
                 return self._entry((slot.kind, key, tensor), buffer, refs, strides)
             tensor = actual[tensor]
         if slot.kind in ("carry", "carry_flat"):
-            refs = [other._refs[slot] for other in lowered.lowerings]
+            refs = [other.refs[slot] for other in lowered.lowerings]
             strides = [_stride(r, self.graph.spec(tensor).storage) for r in refs]
             return self._entry(
                 (slot.kind, tensor, slot.level), self.buffers["carry", tensor, slot.level], refs, strides

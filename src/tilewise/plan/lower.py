@@ -109,7 +109,7 @@ class TemplateLowering(Collectives):
         self.one = Extent(1)
         self.reduction_chunks = graph.reduction_chunks
         self._op_index = 0
-        self._refs: dict[Slot, Ref] = {}
+        self.refs: dict[Slot, Ref] = {}
 
     # ---- the settings that ops ask for --------------------------------------------------------------------
 
@@ -152,10 +152,10 @@ class TemplateLowering(Collectives):
         return None
 
     def _ref(self, slot: Slot, make: Any) -> Ref:
-        if slot not in self._refs:
+        if slot not in self.refs:
             self.slots[slot] = len(self.slots)
-            self._refs[slot] = make(self.slots[slot])
-        return self._refs[slot]
+            self.refs[slot] = make(self.slots[slot])
+        return self.refs[slot]
 
     def tensor(self, tensor: int | Ref) -> Ref:
         """The local view of a tensor."""
@@ -335,9 +335,10 @@ def flat_view(base: Ref, slot: int, vector: bool) -> Ref:
     """Packed rows padded to whole panels; a vector as a column of elements."""
     if vector:
         return Ref(slot, Extent(base.cols), 1, base.dtype, base.cols)
-    rows = round_up(base.extent.constant, 32) if base.packed else base.extent.constant
-    extent = base.extent if not base.packed else Extent(rows)
-    return Ref(slot, extent, base.cols, base.dtype, base.tile_rows, base.packed)
+    if not base.packed:
+        return Ref(slot, base.extent, base.cols, base.dtype, base.tile_rows)
+    rows, cols = round_up(base.extent.constant, 32), round_up(base.cols, 2)
+    return Ref(slot, Extent(rows), cols, base.dtype, base.tile_rows, packed=True)
 
 
 def _fixed(size: int | Dim) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import lcm
+from math import lcm, prod
 
 from tilewise.core.dims import Dim, is_power_of_two
-from tilewise.core.errors import LayoutError, PlanError
+from tilewise.core.errors import LayoutError, PlanError, ResourceError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
@@ -78,6 +78,23 @@ class Plan:
             usage[name] += self.builder.regions[name]
         usage["total"] = self.arena_bytes
         return [dict(usage) for _ in range(self.mesh.num_devices)]
+
+    def require_memory(self, limit_bytes: int = 0) -> None:
+        """Refuse a plan that cannot be allocated, before anything is.
+
+        Args:
+            limit_bytes: over all devices; 0 for this machine's physical memory.
+
+        Raises:
+            ResourceError: the devices' arenas together are larger.
+        """
+        limit = limit_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        need = self.arena_bytes * self.mesh.num_devices
+        if need > limit:
+            raise ResourceError(
+                f"[plan.require_memory] the devices' memory must fit {limit} bytes; got {need} for "
+                f"{self.mesh.num_devices} devices of {self.arena_bytes}; take a smaller batch, more accumulation or a smaller model"
+            )
 
     def traffic(self, program: str = "step") -> dict[str, list[int]]:
         """Elements each device reads from others' memory in one run of a program, per label."""
@@ -154,16 +171,7 @@ def settings_for(
         return PlanSettings(
             row_tile=_row_tile_unbatched(graph), leaves=1, batch=1, seq=1 << 40, workers_per_device=workers
         )
-    shape = batched[0].shape
-    batch, seq = (
-        shape[0],
-        shape[1]
-        if len(shape) > 1
-        and batched[0].storage in ("scalars", "rows")
-        and (batched[0].storage == "scalars" or len(shape) > 2)
-        else 1,
-    )
-    assert isinstance(batch, int) and isinstance(seq, int)
+    batch, seq = _batch_and_rows(graph)
     share = accumulation * mesh.size("dp")
     if leaves is None:
         leaves = min(16, batch & -batch)
@@ -181,6 +189,26 @@ def settings_for(
         k for k in range(1, per_leaf + 1) if per_leaf % k == 0 and (k == 1 or k * seq <= _ROWS_PER_TILE)
     )
     return PlanSettings(accumulation, leaves, batch, seq, sequences * seq, workers)
+
+
+def _batch_and_rows(graph: Graph) -> tuple[int, int]:
+    """Size of the batch, and rows per element of it, which all batched inputs share."""
+    found = {}
+    for t in (*graph.of_kind("input"), *graph.of_kind("constant")):
+        label, lead = (
+            t.spec.labels[0],
+            len(t.spec.shape) - (t.spec.storage == "rows" and len(t.spec.shape) > 1),
+        )
+        if label is not None and label.name == "batch":
+            sizes = [s for s in t.spec.shape[:lead] if isinstance(s, int)]
+            found[t.spec.name] = (sizes[0], prod(sizes[1:]))
+    if len(set(found.values())) > 1:
+        words = ", ".join(f"{name} {batch} x {rows}" for name, (batch, rows) in found.items())
+        raise PlanError(
+            f"[plan.settings] batched inputs must have one batch and one number of rows per element; got {words}; "
+            "give them the same leading dims"
+        )
+    return next(iter(found.values()))
 
 
 def _row_tile_unbatched(graph: Graph) -> int:

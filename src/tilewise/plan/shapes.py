@@ -88,7 +88,7 @@ class LocalShapes:
             begin, end = self.range(spec, layout, d)
             if end <= begin:
                 raise LayoutError(
-                    f"[plan.shapes] every device needs a part; got {size} of {spec.labels[d]} over "
+                    f"[plan.shapes] every device needs a part; got {size} ({_what(spec, d)}) over "
                     f"{self.mesh.size(layout[d] or '')} devices for {spec.name or 'a result'}; choose fewer devices"
                 )
             result.append(end - begin)
@@ -165,3 +165,9 @@ class LocalShapes:
         run = self.chunks // shards
         cuts = [chunk_range(label, size, self.chunks, c) for c in range(shard * run, (shard + 1) * run)]
         return [(b - begin, e - begin) if e > b else (0, 0) for b, e in cuts]
+
+
+def _what(spec: TensorSpec, dim: int) -> str:
+    """What a dim counts, in words."""
+    label = spec.labels[dim]
+    return f"{label.name} in pieces of {label.atom}" if label else "unlabelled"

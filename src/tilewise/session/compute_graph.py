@@ -120,7 +120,9 @@ class ComputeGraph(GraphBuilder):
         Raises:
             ResourceError: not enough memory.
         """
-        return GraphInstance(plan or self.plan(), memory_limit_bytes, deadline_s, self.counted_labels)
+        plan = plan or self.plan()
+        plan.require_memory(memory_limit_bytes)
+        return GraphInstance(plan, memory_limit_bytes, deadline_s, self.counted_labels)
 
     def digest(self) -> str:
         """SHA-256 over structure, shapes, names and chunks; equal graphs have equal digests."""

@@ -19,6 +19,7 @@ from tilewise.optim import AdamW
 from tilewise.optim.adamw import HYPER, master_name, moment_names
 from tilewise.plan import Plan
 from tilewise.session.assemble import assemble_program, make_executor
+from tilewise.session.inputs import check_inputs, input_bounds
 from tilewise.session.local import TensorStore
 
 __all__ = ["GraphInstance", "StepResult"]
@@ -53,6 +54,10 @@ class GraphInstance:
         self._ids = {t.spec.name: t.id for t in plan.graph.tensors if t.spec.name and t.kind != "result"}
         self._counted = counted_labels
         self.step_count = 0
+        self._closed = False
+        self._bounds = input_bounds(plan.graph)
+        self._can_go_back = False
+        self._closed = False
         for tensor, value in plan.graph.constant_values.items():
             self._store.write(tensor, value)
 
@@ -62,7 +67,20 @@ class GraphInstance:
         """Names of all parameters, in order of declaration."""
         return [t.spec.name for t in self.plan.graph.of_kind("parameter")]
 
+    def lasting_names(self) -> list[str]:
+        """Names of everything a step updates: weights, masters, moments."""
+        names = [n for p in self.parameter_names() for n in (p, master_name(p), *moment_names(p))]
+        return [n for n in names if n in self._ids]
+
+    def differing_replicas(self, name: str) -> tuple[int, int] | None:
+        """Two devices whose copies of a tensor differ in a bit; None when all agree (or there are none)."""
+        return self._store.differing_replicas(self._id(name))
+
     def _id(self, name: str) -> int:
+        if self._closed:
+            raise PlanError(
+                "[session.tensor] the model must be open; got a closed one; instantiate the graph again"
+            )
         found = self._ids.get(name, self.plan.graph.outputs.get(name))
         if found is None:
             known = ", ".join([*self._ids, *self.plan.graph.outputs][:12])
@@ -133,7 +151,16 @@ class GraphInstance:
                     f"[session.load_parameters] every parameter is needed; got none for {t.spec.name!r}"
                 )
             found[t.spec.name] = name
+        for name, stored in found.items():
+            self._check_stored(name, np.shape(weights[stored]))
         self._write_all((name, np.asarray(weights[stored])) for name, stored in found.items())
+
+    def _check_stored(self, name: str, shape: tuple[int, ...]) -> None:
+        expected = self.plan.graph.spec(self._id(name)).shape
+        if tuple(shape) != expected:
+            raise CheckpointError(
+                f"[session.load] shapes must agree; got {tuple(shape)} for {name!r} {expected}; nothing was changed"
+            )
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Parameters in fp32, optimizer moments and the step count, by name: all that resuming needs."""
@@ -149,7 +176,7 @@ class GraphInstance:
         """The inverse of `state_dict`; the two may have been on different meshes.
 
         Raises:
-            CheckpointError: an entry is missing.
+            CheckpointError: an entry is missing or has another shape; nothing is changed then.
         """
         wanted = [n for p in self.parameter_names() for n in (p, *moment_names(p)) if n in self._ids]
         missing = [n for n in (*wanted, _STEP) if n not in state]
@@ -157,41 +184,34 @@ class GraphInstance:
             raise CheckpointError(
                 f"[session.load_state_dict] every entry is needed; got none for {missing[0]!r}"
             )
+        for name in wanted:
+            self._check_stored(name, np.shape(state[name]))
         self._write_all((name, np.asarray(state[name])) for name in wanted)
         self.step_count = int(state[_STEP][0])
 
     # ---- running ------------------------------------------------------------------------------------------
 
     def _feed(self, inputs: Mapping[str, np.ndarray]) -> None:
-        self._bind_symbols(inputs)
-        for name, value in inputs.items():
-            self.set_tensor(name, np.asarray(value))
-        if self._counted is not None:
-            labels = self.plan.graph.spec(self._counted[0]).name
-            if labels in inputs:
-                count = int(np.count_nonzero(np.asarray(inputs[labels]) != self._counted[1]))
-                self.set_tensor(INV_COUNT, np.array([1.0 / max(count, 1)], np.float32))
-
-    def _bind_symbols(self, inputs: Mapping[str, np.ndarray]) -> None:
-        """Take the symbols' values from the shapes given."""
-        values: dict[Dim, int] = {}
-        for name, value in inputs.items():
-            for size, given in zip(self.plan.graph.spec(self._id(name)).shape, np.shape(value)):
-                if not isinstance(size, Dim):
-                    continue
-                if not size.min <= given <= size.max or values.setdefault(size, given) != given:
-                    raise ShapeError(
-                        f"[session.run] {size} must lie in [{size.min}, {size.max}] and be one number; got {given} "
-                        f"in {name!r}; split the call"
-                    )
-        for size, given in values.items():
+        arrays = {name: np.asarray(value) for name, value in inputs.items()}
+        symbols = check_inputs(self.plan.graph, arrays, self._bounds)
+        for size, given in symbols.items():
             self._store.symbols[self.plan.shapes.symbols.index(size)] = given
+        for name, value in arrays.items():
+            self._store.write(self._id(name), value)
+        if self._counted is not None:
+            labels, ignored = arrays[self.plan.graph.spec(self._counted[0]).name], self._counted[1]
+            count = int(np.count_nonzero(labels != ignored))
+            self.set_tensor(INV_COUNT, np.array([1.0 / max(count, 1)], np.float32))
 
     def _run(self, name: str) -> None:
         if name not in self._programs:
             raise PlanError(
                 f"[session.{name}] this plan has no such program; got programs {', '.join(self._programs)}; "
                 "a step needs a loss and an optimizer, forward and backward alone need accumulation 1"
+            )
+        if self._closed:
+            raise PlanError(
+                "[session.run] the model must be open; got a closed one; instantiate the graph again"
             )
         self._executor.run(self._programs[name], self._store.symbols)
 
@@ -220,6 +240,7 @@ class GraphInstance:
             0,
         ]
         self.set_tensor(HYPER, np.array(hyper, np.float32))
+        self._can_go_back = False
         self._run("step")
         self.step_count = t
         return StepResult(float(self.get_tensor("loss")[0]), float(self.get_tensor("grad_norm")[0]))
@@ -235,9 +256,19 @@ class GraphInstance:
         """Run the forward pass; read results with `get_tensor`."""
         self._feed(inputs)
         self._run("forward")
+        self._can_go_back = True
 
     def backward(self) -> None:
-        """Run the backward pass of the last `forward`, once: it writes over the logits. Read `<parameter>.grad`."""
+        """Run the backward pass of the last `forward`; read gradients as `<parameter>.grad`.
+
+        Raises:
+            PlanError: there was no `forward` since the last `backward`, which writes over what it needs.
+        """
+        if not self._can_go_back:
+            raise PlanError(
+                "[session.backward] each backward needs a forward of its own; got none; call forward first"
+            )
+        self._can_go_back = False
         self._run("backward")
 
     # ---- looking inside -----------------------------------------------------------------------------------
@@ -270,8 +301,11 @@ class GraphInstance:
         self._executor.inject(kind, device, label, index)
 
     def close(self) -> None:
-        """Stop the workers and free the memory."""
-        self._executor.close()
+        """Stop the workers and give the memory back; the model cannot be used afterwards."""
+        if not self._closed:
+            self._closed = True
+            self._executor.close()
+            del self._executor, self._store, self._programs
 
     def __enter__(self) -> GraphInstance:
         return self

@@ -75,14 +75,14 @@ class TensorStore:
                 flat = pack_weight(local, spec.dtype.name) if spec.storage == "packed" else local.reshape(-1)
                 self._array(device, tensor, part, sizes, spec)[:] = flat.view(spec.dtype.numpy).reshape(-1)
 
-    def read(self, tensor: int, copies: list[int] | None = None) -> np.ndarray:
-        """The whole from the devices' parts (replicas: the first of `copies`, by default device order reversed)."""
+    def read(self, tensor: int) -> np.ndarray:
+        """The whole from the devices' parts; of replicas, the first device's."""
         spec = self.plan.graph.spec(tensor)
         shape = [
             self.symbols[self.plan.shapes.symbols.index(s)] if isinstance(s, Dim) else s for s in spec.shape
         ]
         whole = np.zeros(shape, spec.dtype.numpy)
-        for device in copies or range(self.plan.mesh.num_devices - 1, -1, -1):
+        for device in range(self.plan.mesh.num_devices - 1, -1, -1):
             for part in self._parts(tensor):
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
                 flat = self._array(device, tensor, part, sizes, spec)
@@ -90,3 +90,17 @@ class TensorStore:
                     unpack_weight(flat, *sizes) if spec.storage == "packed" else flat.reshape(sizes)
                 )
         return whole
+
+    def differing_replicas(self, tensor: int) -> tuple[int, int] | None:
+        """Two devices that should hold the same part and do not, to the bit; None when all agree."""
+        spec = self.plan.graph.spec(tensor)
+        for device in range(self.plan.mesh.num_devices):
+            holder = self.plan.builder.holder(tensor, device)
+            for part in self._parts(tensor) if holder != device else ():
+                copies = []
+                for d in (holder, device):
+                    sizes, _ = self._local(self.plan.shapes.on(d), spec, tensor, part)
+                    copies.append(self._array(d, tensor, part, sizes, spec).view(np.uint8))
+                if not np.array_equal(copies[0], copies[1]):
+                    return holder, device
+        return None

@@ -1,7 +1,8 @@
 """The proof of a strategy: the same steps on one device and over a mesh, compared to the bit.
 
 What is compared: loss and gradient norm of every step, every gradient of every step, and after the last step every
-parameter and optimizer moment. The report says equal, or names the first difference.
+parameter and optimizer moment; and that devices which hold the same part hold the same bits. The report says equal, or
+names the first difference.
 """
 
 from __future__ import annotations
@@ -85,12 +86,13 @@ def verify_strategy(
                 f"gradient of {n}": (expected.get_tensor(f"{n}.grad"), found.get_tensor(f"{n}.grad"))
                 for n in expected.parameter_names()
             }
-            difference = _compare(pairs)
+            difference = _compare(pairs) or _replicas(found, [f"{n}.grad" for n in found.parameter_names()])
             if difference:
                 return VerifyReport(False, f"NOT equal, first at step {number + 1}: {difference}")
             compared += len(pairs)
         states = expected.state_dict(), found.state_dict()
         difference = _compare({n: (states[0][n], states[1][n]) for n in states[0]})
+        difference = difference or _replicas(found, found.lasting_names())
         if difference:
             return VerifyReport(False, f"NOT equal after {len(batches)} steps: {difference}")
         compared += len(states[0])
@@ -101,6 +103,15 @@ def verify_strategy(
 def _run(model: GraphInstance, batch: Batch, lr: float) -> np.ndarray:
     result = model.step(batch, lr)
     return np.array([result.loss, result.grad_norm], np.float32)
+
+
+def _replicas(model: GraphInstance, names: Sequence[str]) -> str | None:
+    """The first tensor whose copies on several devices are not the same bits."""
+    for name in names:
+        pair = model.differing_replicas(name)
+        if pair:
+            return f"{name}: the copies on devices {pair[0]} and {pair[1]} differ"
+    return None
 
 
 def _compare(pairs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> str | None:

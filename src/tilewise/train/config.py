@@ -1,7 +1,7 @@
 """The configuration of a training run: a TOML file, checked as a whole before any work.
 
-Every key is known and typed; a wrong one is one line that says where it stands and what is wrong with it.
-Turns into a `LlamaConfig`, a strategy with its mesh, and an optimizer; nothing else in `train` reads files of
+Every key is known, typed and bounded (far above what one machine can hold, so that a slip is refused before
+memory is touched); a wrong one is one line that says where it stands and what is wrong with it. Turns into a `LlamaConfig`, a strategy with its mesh, and an optimizer; nothing else in `train` reads files of
 settings.
 """
 
@@ -34,20 +34,24 @@ __all__ = [
 ]
 
 
+_MAX_AXIS = 1024
+_MAX_TOKENS_PER_STEP = 1 << 24
+
+
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelSection(_Section):
     """`[model]`: a Llama model; the names are those of Hugging Face's config.json."""
 
-    vocab_size: int = Field(default=4096, ge=257)
-    hidden_size: int = Field(default=256, ge=2)
-    intermediate_size: int = Field(default=768, ge=2)
-    num_hidden_layers: int = Field(default=6, ge=1)
-    num_attention_heads: int = Field(default=8, ge=1)
-    num_key_value_heads: int = Field(default=4, ge=1)
-    head_dim: int = Field(default=0, ge=0)
+    vocab_size: int = Field(default=4096, ge=257, le=1 << 20)
+    hidden_size: int = Field(default=256, ge=2, le=1 << 16)
+    intermediate_size: int = Field(default=768, ge=2, le=1 << 18)
+    num_hidden_layers: int = Field(default=6, ge=1, le=1024)
+    num_attention_heads: int = Field(default=8, ge=1, le=1024)
+    num_key_value_heads: int = Field(default=4, ge=1, le=1024)
+    head_dim: int = Field(default=0, ge=0, le=1024)
     rms_norm_eps: float = Field(default=1e-5, gt=0)
     rope_theta: float = Field(default=10000.0, gt=0)
     tie_word_embeddings: bool = True
@@ -59,25 +63,25 @@ class DataSection(_Section):
 
     path: str = "stdlib"
     held_out_percent: float = Field(default=5.0, ge=0, lt=100)
-    context: int = Field(default=256, ge=8)
+    context: int = Field(default=256, ge=8, le=1 << 17)
 
 
 class TrainSection(_Section):
     """`[train]`: length, batch and precision. One step sees `batch` sequences, whatever the devices."""
 
-    steps: int = Field(default=500, ge=1)
-    batch: int = Field(default=8, ge=1)
-    accumulation: int = Field(default=1, ge=1)
-    leaves: int = Field(default=8, ge=1)
+    steps: int = Field(default=500, ge=1, le=10**9)
+    batch: int = Field(default=8, ge=1, le=1 << 16)
+    accumulation: int = Field(default=1, ge=1, le=1 << 16)
+    leaves: int = Field(default=8, ge=1, le=1 << 16)
     dtype: Literal["bf16", "f32"] = "bf16"
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
 
 
 class OptimizerSection(_Section):
     """`[optimizer]`: AdamW, linear warm-up, cosine decay to `min_lr_ratio` of the top rate, clipping."""
 
     lr: float = Field(default=3e-3, gt=0)
-    warmup_steps: int = Field(default=50, ge=0)
+    warmup_steps: int = Field(default=50, ge=0, le=10**9)
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
@@ -91,7 +95,7 @@ class DistributionSection(_Section):
 
     strategy: Literal["single", "ddp", "tensor_parallel", "hybrid"] = "single"
     mesh: dict[str, int] = Field(default_factory=dict)
-    workers_per_device: int | None = Field(default=None, ge=1)
+    workers_per_device: int | None = Field(default=None, ge=1, le=1024)
 
     @model_validator(mode="after")
     def _axes_belong_to_strategy(self) -> DistributionSection:
@@ -101,8 +105,8 @@ class DistributionSection(_Section):
         if set(self.mesh) != wanted:
             names = ", ".join(sorted(wanted)) or "no axis"
             raise ValueError(f"the mesh of {self.strategy!r} must name {names}, got {self.mesh}")
-        if any(size < 1 for size in self.mesh.values()):
-            raise ValueError(f"every axis of the mesh must be at least 1, got {self.mesh}")
+        if not all(1 <= size <= _MAX_AXIS for size in self.mesh.values()):
+            raise ValueError(f"every axis of the mesh must lie in 1 to {_MAX_AXIS}, got {self.mesh}")
         return self
 
 
@@ -110,8 +114,8 @@ class OutputSection(_Section):
     """`[output]`: where checkpoints, metrics, the loss curve and the finished model go."""
 
     directory: str = "runs/train"
-    checkpoint_every: int = Field(default=100, ge=1)
-    keep_checkpoints: int = Field(default=2, ge=1)
+    checkpoint_every: int = Field(default=100, ge=1, le=10**9)
+    keep_checkpoints: int = Field(default=2, ge=1, le=10**9)
 
 
 class TrainConfig(_Section):
@@ -125,19 +129,24 @@ class TrainConfig(_Section):
     output: OutputSection = OutputSection()
 
     @model_validator(mode="after")
-    def _batch_divides(self) -> TrainConfig:
-        batch, leaves = self.train.batch, self.train.leaves
+    def _batch_fits(self) -> TrainConfig:
+        batch, leaves, context = self.train.batch, self.train.leaves, self.data.context
         if batch % leaves:
             raise ValueError(f"train.batch must divide by train.leaves, got {batch} over {leaves}")
+        if batch * context > _MAX_TOKENS_PER_STEP:
+            raise ValueError(
+                f"train.batch x data.context must be at most {_MAX_TOKENS_PER_STEP}, got {batch} x {context}"
+            )
         return self
 
     def what_must_match(self) -> dict[str, Any]:
-        """Everything that decides the result: all but output and distribution, which change no bit of it."""
-        return self.model_dump(exclude={"output", "distribution"})
+        """Everything that decides the result: all but output and distribution, which change no bit of it, and
+        where the data lies, for what it says is compared by content."""
+        return self.model_dump(exclude={"output": True, "distribution": True, "data": {"path"}})
 
 
 def load_config(path: str | Path) -> TrainConfig:
-    """Read and check a configuration file; relative data paths are relative to it.
+    """Read and check a configuration file; relative paths in it (data, output) start at its own directory.
 
     Raises:
         ConfigError: no such file, not TOML, or a wrong key or value; names its place.
@@ -159,7 +168,7 @@ def load_config(path: str | Path) -> TrainConfig:
     except ValidationError as error:
         raise ConfigError(f"[train.load_config] {_one_line(error)} in {path}; correct the file") from None
     make_model_config(config)
-    return _with_data_relative_to(config, path.parent)
+    return _with_paths_from(config, path.parent)
 
 
 def make_model_config(config: TrainConfig) -> LlamaConfig:
@@ -202,8 +211,11 @@ def _one_line(error: ValidationError) -> str:
     return f"{place}: {message}{given}"
 
 
-def _with_data_relative_to(config: TrainConfig, directory: Path) -> TrainConfig:
-    if config.data.path == "stdlib" or Path(config.data.path).is_absolute():
+def _with_paths_from(config: TrainConfig, directory: Path) -> TrainConfig:
+    """Relative paths of a file, joined to its directory; an absolute one stays as it is."""
+    output = config.output.model_copy(update={"directory": str(directory / config.output.directory)})
+    config = config.model_copy(update={"output": output})
+    if config.data.path == "stdlib":
         return config
     data = config.data.model_copy(update={"path": str(directory / config.data.path)})
     return config.model_copy(update={"data": data})

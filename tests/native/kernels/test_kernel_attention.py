@@ -112,6 +112,32 @@ def test_bits_of_a_sequence_do_not_depend_on_its_neighbours(isa, dt):
         assert_same_bits(both[half], alone)
 
 
+@every_level
+@every_dtype
+@pytest.mark.parametrize("length", [33, 64, 100])
+def test_bits_of_a_prefix_do_not_depend_on_what_follows(isa, dt, length):
+    """Causal rows of a long sequence equal the short sequence's: skipped positions change no bit.
+
+    Backward the same holds where nothing flows back from the later rows.
+    """
+    heads, kv_heads, dim, seq = 4, 2, 24, 131
+    shape, short = (seq, 1, heads, kv_heads, dim), (length, 1, heads, kv_heads, dim)
+    q, k, v = operands(shape, dt)
+    dout = random(rng(9), *q.shape, dt)
+    dout[length:] = 0
+    results = []
+    for case, rows in ((shape, seq), (short, length)):
+        inputs = [x[:rows] for x in (q, k, v)]
+        out, lse = forward(case, dt, *inputs, isa)
+        grads = [empty(*x.shape, dt) for x in inputs]
+        ints = [rows, heads, kv_heads, dim, 1, 0]
+        tiles = [*grads, dout[:rows], out, lse, *inputs]
+        run(f"attention_backward_{dt}", tiles, ints, [dim**-0.5], isa=isa)
+        results.append([out, lse, *grads])
+    for whole, prefix in zip(*results, strict=True):
+        assert_same_bits(whole[:length], prefix)
+
+
 def paged(dt, k, v, block_size, gen):
     """A cache of shuffled pages full of NaN outside the sequence, and its block table."""
     blocks = -(-len(k) // block_size) + 3

@@ -42,7 +42,7 @@ SPECIAL = np.array(
         1.01171875,
     ]
 )
-every_width = pytest.mark.parametrize("d", [1, 16, 45])
+every_width = pytest.mark.parametrize("d", [1, 16, 45, 150])
 
 
 def ulps(y, exact):

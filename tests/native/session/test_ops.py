@@ -214,5 +214,11 @@ def test_sequences_that_tiles_would_cut_are_refused():
     g.output(g.scale(g.input([4, 6, 8], name="x", labels=[batch, None, None]), 2.0), "scaled")
     q = g.input([4, 9, 8], name="q", labels=[batch, None, None])
     g.output(g.scaled_dot_product_attention(q, q, q, head_dim=8), "y")
+    with pytest.raises(PlanError, match="one number of rows per element"):
+        g.plan()
+    g = tw.ComputeGraph("attention")
+    g.output(g.scale(g.input([4, 6, 8], name="x", labels=[batch, None, None]), 2.0), "scaled")
+    q = g.input([4, 9, 8], name="q")
+    g.output(g.scaled_dot_product_attention(q, q, q, head_dim=8), "y")
     with pytest.raises(PlanError, match="whole sequences"):
         g.plan()

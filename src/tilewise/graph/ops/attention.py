@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilewise.core.dims import DimLabel
+from tilewise.core.dims import DimLabel, Size
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import PlanError
 from tilewise.graph.ops.common import leading, require
@@ -37,6 +37,13 @@ class Rope:
 
     name = "rope"
     in_place = ((0, 0),)
+
+    def index_bounds(
+        self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
+    ) -> dict[int, tuple[int, Size, int | None]]:
+        """Positions name rows of the table."""
+        assert inputs[2] is not None
+        return {1: (0, inputs[2].shape[0], None)}
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """As x."""
@@ -202,6 +209,13 @@ class KvWrite:
     in_place = ((0, 0),)
     must_alias = True
 
+    def index_bounds(
+        self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
+    ) -> dict[int, tuple[int, Size, int | None]]:
+        """Slots name rows of the cache; -1 writes nothing."""
+        assert inputs[0] is not None
+        return {2: (0, inputs[0].shape[0], -1)}
+
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """As the cache."""
         cache, x, slots = inputs
@@ -240,6 +254,17 @@ class AttentionPaged:
     """
 
     name = "attention_paged"
+
+    def index_bounds(
+        self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
+    ) -> dict[int, tuple[int, Size, int | None]]:
+        """Positions lie in the blocks a sequence may have, sequences in the table, blocks in the cache."""
+        cache, table = inputs[1], inputs[5]
+        assert cache is not None and table is not None
+        rows, blocks = cache.shape[0], table.shape[1]
+        assert isinstance(rows, int) and isinstance(blocks, int)
+        size = attrs["block_size"]
+        return {3: (0, blocks * size, None), 4: (0, table.shape[0], None), 5: (0, rows // size, None)}
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """As q."""

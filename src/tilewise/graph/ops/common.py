@@ -31,6 +31,10 @@ def same_shape(op: str, *specs: TensorSpec | None) -> None:
     given = [s for s in specs if s is not None]
     ok = all(s.shape == given[0].shape and s.dtype == given[0].dtype for s in given)
     require(ok, op, "operands must have one shape and dtype", *given, advice="cast or reshape one of them")
+    alike = all(s.storage == given[0].storage for s in given)
+    require(
+        alike, op, "operands must lie alike", *given, advice="a weight and a result are stored differently"
+    )
 
 
 class Elementwise:
@@ -50,7 +54,12 @@ class Elementwise:
         same_shape(self.name, *inputs)
         first = inputs[0]
         assert first is not None
-        return [TensorSpec(first.shape, first.dtype, first.labels)] * self.num_outputs
+        require(first.dtype.name != "i32", self.name, "works on f32 and bf16", first, advice="cast it first")
+        return [TensorSpec(first.shape, first.dtype, first.labels, storage=first.storage)] * self.num_outputs
+
+    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
+        """Weights may be treated element by element, as they lie."""
+        return True
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """One factor per dim, shared by all operands."""
@@ -63,9 +72,10 @@ class Elementwise:
         return []
 
     def lower(self, low: Any, op: Any) -> None:
-        """One task per row tile."""
-        x = low.tensor(op.inputs[0])
-        operands = [low.row(o, "w") for o in op.outputs] + [low.row(i, "r") for i in op.inputs]
-        low.emit(
-            f"{self.kernel}_{x.dtype}", op, x.extent, low.row_step(x), operands, floats=self.floats(op.attrs)
-        )
+        """One task per row tile, or per block of panels."""
+        is_packed = low.spec(op.inputs[0]).storage == "packed"
+        view = low.flat if is_packed else low.tensor
+        x = view(op.inputs[0])
+        step = x.tile_rows if is_packed else low.row_step(x)
+        operands = [low.row(view(o), "w") for o in op.outputs] + [low.row(view(i), "r") for i in op.inputs]
+        low.emit(f"{self.kernel}_{x.dtype}", op, x.extent, step, operands, floats=self.floats(op.attrs))

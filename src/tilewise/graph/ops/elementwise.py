@@ -103,6 +103,10 @@ class _Row(Elementwise):
         every = super().factors(inputs, attrs)
         return Factors(every.inputs, every.outputs, whole=frozenset(every.outputs[0][-1:]))
 
+    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
+        """Rows of a weight do not lie together."""
+        return False
+
 
 @register
 class Softmax(_Row):
@@ -139,7 +143,11 @@ class Cast(Elementwise):
             f"casts f32 to bf16 or back, not to {attrs['dtype']}",
             x,
         )
-        return [TensorSpec(x.shape, dtype(attrs["dtype"]), x.labels)]
+        return [TensorSpec(x.shape, dtype(attrs["dtype"]), x.labels, storage=x.storage)]
+
+    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
+        """Panels of the two types are interleaved differently."""
+        return False
 
     def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
         """dy cast back."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tilewise.core.dims import Size
 from tilewise.graph.ops.common import require
 from tilewise.graph.ops.linear import EmbeddingTerm
 from tilewise.ir.graph import OpNode, TensorSpec
@@ -18,6 +19,17 @@ class Embedding:
     """Rows of the table: inputs ids, table `[vocab, hidden]`. A sharded vocabulary selects rows, it never adds them."""
 
     name = "embedding"
+
+    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
+        """The table."""
+        return position == 1
+
+    def index_bounds(
+        self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
+    ) -> dict[int, tuple[int, Size, int | None]]:
+        """Ids name rows of the table."""
+        assert inputs[1] is not None
+        return {0: (0, inputs[1].shape[0], None)}
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """`[..., hidden]` in the table's dtype."""
@@ -55,6 +67,13 @@ class GatherRows:
     """Rows of x by index: inputs x `[T, d]`, index `[S]`."""
 
     name = "gather_rows"
+
+    def index_bounds(
+        self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
+    ) -> dict[int, tuple[int, Size, int | None]]:
+        """The index names rows of x."""
+        assert inputs[0] is not None
+        return {1: (0, inputs[0].shape[0], None)}
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """`[S, d]`."""

@@ -57,6 +57,10 @@ class Linear:
 
     name = "linear"
 
+    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
+        """The weights."""
+        return position % 2 == 1 and position < 2 * attrs["num_terms"]
+
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """`[..., n]` in the dtype of x."""
         terms = attrs["num_terms"]
@@ -143,6 +147,10 @@ class LinearWeightGradient:
 
     name = "linear_dw"
     accumulates = (0,)
+
+    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
+        """The weight."""
+        return position == 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """fp32 in the weight's shape."""

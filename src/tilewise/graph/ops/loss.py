@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tilewise.core.dims import Size
 from tilewise.core.dtypes import DTYPES
 from tilewise.graph.ops.common import leading, require
 from tilewise.ir.graph import OpNode, TensorSpec
@@ -23,6 +24,13 @@ class CrossEntropy:
 
     name = "cross_entropy"
     accumulates = (0,)
+
+    def index_bounds(
+        self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
+    ) -> dict[int, tuple[int, Size, int | None]]:
+        """Labels name columns of the logits, or are not counted."""
+        assert inputs[0] is not None
+        return {1: (0, inputs[0].shape[-1], attrs["ignore_index"])}
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """loss `[1]`, rows `[...]`, stats `[..., 2]`, sums `[...]`, all fp32."""

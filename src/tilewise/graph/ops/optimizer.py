@@ -30,6 +30,10 @@ class GlobalNorm:
 
     name = "global_norm"
 
+    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
+        """Gradients of weights lie as the weights do."""
+        return True
+
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """`[2]` fp32."""
         return [TensorSpec((2,), DTYPES["f32"], storage="vector")]
@@ -77,6 +81,10 @@ class AdamW:
     """Adam with decoupled weight decay: inputs weight, master (None in fp32), m, v, grad, hyper, clip; no output."""
 
     name = "adamw"
+
+    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
+        """All state lies as the weight does."""
+        return True
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """Nothing: state is updated in place."""

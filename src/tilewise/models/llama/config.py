@@ -10,6 +10,7 @@ configuration; goes to model.py.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +21,16 @@ from tilewise.core.errors import ConfigError
 __all__ = ["LlamaConfig"]
 
 _LLAMA3_FIELDS = ("factor", "high_freq_factor", "low_freq_factor", "original_max_position_embeddings")
-_POSITIVE = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-)
+_LIMITS = {
+    "vocab_size": 1 << 20,
+    "hidden_size": 1 << 16,
+    "intermediate_size": 1 << 18,
+    "num_hidden_layers": 1024,
+    "num_attention_heads": 1024,
+    "num_key_value_heads": 1024,
+    "head_dim": 1024,
+    "max_position_embeddings": 1 << 20,
+}
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,14 @@ class LlamaConfig:
             )
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
-        for name in _POSITIVE:
+        for name, limit in _LIMITS.items():
             value = getattr(self, name)
             _require(
-                isinstance(value, int) and value > 0,
+                isinstance(value, int) and 0 < value <= limit,
                 name,
-                "must be a positive integer",
+                f"must be a positive integer up to {limit}",
                 value,
-                "set a positive integer",
+                "set one in that range",
             )
         _require(
             self.num_attention_heads % self.num_key_value_heads == 0,
@@ -98,14 +99,18 @@ class LlamaConfig:
             "choose an even size (RoPE turns pairs)",
         )
         _require(
-            self.rms_norm_eps > 0,
+            0 < self.rms_norm_eps < math.inf,
             "rms_norm_eps",
-            "must be positive",
+            "must be positive and finite",
             self.rms_norm_eps,
             "use for example 1e-5",
         )
         _require(
-            self.rope_theta > 0, "rope_theta", "must be positive", self.rope_theta, "use for example 10000"
+            0 < self.rope_theta < math.inf,
+            "rope_theta",
+            "must be positive and finite",
+            self.rope_theta,
+            "use for example 10000",
         )
         if self.rope_scaling is not None:
             object.__setattr__(self, "rope_scaling", _checked_scaling(self.rope_scaling))
@@ -146,7 +151,7 @@ class LlamaConfig:
         theta, scaling = _rope_settings(data)
         eos = data.get("eos_token_id")
         return cls(
-            **{name: int(_field(data, name)) for name in _POSITIVE[:5]},
+            **{name: int(_field(data, name)) for name in list(_LIMITS)[:5]},
             num_key_value_heads=int(data.get("num_key_value_heads") or 0),
             head_dim=int(data.get("head_dim") or 0),
             max_position_embeddings=int(data.get("max_position_embeddings") or 2048),
@@ -165,7 +170,7 @@ class LlamaConfig:
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            **{name: getattr(self, name) for name in _POSITIVE},
+            **{name: getattr(self, name) for name in _LIMITS},
             "hidden_act": "silu",
             "attention_bias": False,
             "mlp_bias": False,

@@ -13,7 +13,7 @@ from typing import Any
 from tilewise.core.errors import CheckpointError
 from tilewise.models.llama.config import LlamaConfig
 
-__all__ = ["file_name", "graph_name", "parameter_shapes", "rename_from_files", "rename_to_files"]
+__all__ = ["file_name", "parameter_shapes", "rename_from_files"]
 
 _HEAD = "lm_head.weight"
 _PREFIX = "model."
@@ -47,17 +47,6 @@ def parameter_shapes(config: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]
 def file_name(name: str) -> str:
     """The name in files of a parameter of the graph."""
     return name if name == _HEAD else _PREFIX + name
-
-
-def graph_name(name: str) -> str:
-    """The name in the graph of a parameter in a file."""
-    return name.removeprefix(_PREFIX)
-
-
-def rename_to_files(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The same tensors under their names in files, one after the other."""
-    for name in tensors:
-        yield file_name(name), tensors[name]
 
 
 def rename_from_files(tensors: Mapping[str, Any], config: LlamaConfig) -> Mapping[str, Any]:
