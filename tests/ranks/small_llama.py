@@ -57,11 +57,11 @@ def instructions(plan: Plan, device: int, label: str) -> list:
     return [i for t in plan.programs["step"][device].templates for i in t.instructions if label in i.label]
 
 
-def change_first(label: str, change: Callable) -> Callable[[Plan], None]:
-    """A fault: `change` applied to the first instruction on device 0 whose label contains `label`."""
+def change_first(label: str, change: Callable, device: int = 0) -> Callable[[Plan], None]:
+    """A fault: `change` applied to the first instruction on a device (-1: the last) whose label contains `label`."""
 
     def apply(plan: Plan) -> None:
-        found = instructions(plan, 0, label)
+        found = instructions(plan, device, label)
         assert found, f"no instruction is labelled {label!r}"
         change(found[0])
 

@@ -42,8 +42,20 @@ def test_training_equals_one_device(dtype, axes, accumulation):
 def test_two_kv_heads(dtype, tp):
     """KV heads are replicated when there are more devices than heads; their gradients still equal one device's."""
     model = config(num_key_value_heads=2, tie_word_embeddings=False)
-    report = verify_strategy(training_graph(model, dtype), DeviceMesh({"tp": tp}), batches(model, 3))
-    assert report.equal, report.text
+    for axes in ({"tp": tp}, {"dp": 2, "tp": tp}):
+        report = verify_strategy(training_graph(model, dtype), DeviceMesh(axes), batches(model, 10))
+        assert report.equal, report.text
+
+
+@every_dtype
+def test_two_kv_heads_with_a_fault(dtype):
+    """A dropped partial of dK among replicas is found."""
+    model = config(num_key_value_heads=2)
+    change = change_first("attention_backward/reduce_scatter", drop_partial)
+    report = verify_strategy(
+        training_graph(model, dtype), DeviceMesh({"tp": 4}), batches(model, 1), change=change
+    )
+    assert not report.equal
 
 
 @pytest.mark.parametrize(
@@ -74,21 +86,36 @@ def test_odd_sizes(sizes):
         assert report.equal, report.text
 
 
-@every_dtype
-@pytest.mark.parametrize("workers", [2, 3])
-def test_workers_do_not_matter(dtype, workers):
-    """One, two or three workers per device: the same bits."""
+def states_with_workers(dtype, axes, workers, change=lambda plan: None):
+    """State after three steps."""
     model = config()
     graph = training_graph(model, dtype)
-    results = []
-    for count in (1, workers):
-        with graph.instantiate(graph.plan({"dp": 2}, workers_per_device=count)) as running:
-            running.initialize(0)
-            for batch in batches(model, 3):
-                running.step(batch, 1e-3)
-            results.append(running.state_dict())
-    for name in results[0]:
-        assert first_difference(name, results[0][name], results[1][name]) is None
+    plan = graph.plan(axes, workers_per_device=workers)
+    change(plan)
+    with graph.instantiate(plan) as running:
+        running.initialize(0)
+        for batch in batches(model, 3):
+            running.step(batch, 1e-3)
+        return running.state_dict()
+
+
+def first_of(a, b):
+    """The first difference between two states."""
+    return next((d for n in a if (d := first_difference(n, a[n], b[n]))), None)
+
+
+@every_dtype
+@pytest.mark.parametrize("axes", [{}, {"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_do_not_matter(dtype, axes, workers):
+    """One, two or three workers per device: the same bits."""
+    assert first_of(states_with_workers(dtype, axes, 1), states_with_workers(dtype, axes, workers)) is None
+
+
+def test_a_fault_with_other_workers_is_seen():
+    """The comparison above notices one moved border."""
+    change = change_first("linear_dw:self_attn.q_proj", halve_leaves, device=-1)
+    assert first_of(states_with_workers("f32", {}, 1), states_with_workers("f32", {}, 2, change)) is not None
 
 
 def drop_partial(instruction):
@@ -151,6 +178,49 @@ def test_planted_faults_are_found(dtype, axes, accumulation, label, fault):
     )
     assert not report.equal
     assert "NOT equal" in report.text and "on one device" in report.text
+
+
+def gather_own(instruction):
+    """A device keeps its own part where it should fetch the peer's."""
+    instruction.operands[1] = instruction.operands[1]._replace(peer=1)
+
+
+def skip(instruction):
+    """The instruction does nothing."""
+    instruction.kernel = ""
+
+
+REPLICA_FAULTS = [
+    ({"dp": 2}, "linear_dw:mlp.up_proj.weight/all_gather", gather_own),
+    ({"dp": 4}, "linear_dw:mlp.up_proj.weight/all_gather", skip),
+    ({"tp": 4}, "rms_norm_backward:norm.weight", skip),
+    ({"dp": 2, "tp": 2}, "adamw:norm.weight", skip),
+]
+
+
+@pytest.mark.parametrize("axes,label,fault", REPLICA_FAULTS, ids=lambda v: getattr(v, "__name__", str(v)))
+def test_replicas_that_differ_are_found(axes, label, fault):
+    """A fault on the last device alone, which nobody reads whole tensors from."""
+    model = config()
+    report = verify_strategy(
+        training_graph(model, "f32"),
+        DeviceMesh(axes),
+        batches(model, 1),
+        change=change_first(label, fault, -1),
+    )
+    assert not report.equal and "NOT equal" in report.text
+
+
+@pytest.mark.parametrize("axes", [{"dp": 2}, {"dp": 2, "tp": 2}], ids=str)
+def test_a_forgotten_broadcast_is_found(axes):
+    """Loading lays a part out once; a device that does not get its copy is noticed."""
+    model = config()
+
+    def forget(plan):
+        skip(plan.programs["broadcast"][-1].templates[0].instructions[0])
+
+    report = verify_strategy(training_graph(model, "f32"), DeviceMesh(axes), batches(model, 1), change=forget)
+    assert not report.equal
 
 
 def test_difference_of_one_bit_is_named():

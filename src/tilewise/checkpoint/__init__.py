@@ -4,10 +4,10 @@ Owns formats and atomic replacement. Knows tensors by name only: no models, no s
 lazily through memory maps, so a device that needs some rows reads those rows.
 """
 
+from tilewise.checkpoint.files import check_writable
 from tilewise.checkpoint.pretrained import load_generation_config, load_tokenizer, save_pretrained
 from tilewise.checkpoint.training import (
     TrainingState,
-    config_digest,
     latest_checkpoint,
     load_checkpoint,
     save_checkpoint,
@@ -16,7 +16,7 @@ from tilewise.checkpoint.weights import open_weights, write_weights
 
 __all__ = [
     "TrainingState",
-    "config_digest",
+    "check_writable",
     "latest_checkpoint",
     "load_checkpoint",
     "load_generation_config",

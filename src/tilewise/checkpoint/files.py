@@ -1,20 +1,51 @@
 """Writing so that a reader sees the old file or the new one, never half of either.
 
 Everything goes to a hidden temporary name beside the target, is forced to the disk, and is renamed; then the
-directory is forced to the disk too, so that the rename itself survives a power cut. Refuses nothing; knows no
-formats.
+directory is forced to the disk too, so that the rename itself survives a power cut. Refuses, when asked
+beforehand, places that cannot be written to; knows no formats.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["remove_leftovers", "replace_directory", "replace_file", "replace_text"]
+from tilewise.core import ConfigError
+
+__all__ = ["check_writable", "remove_leftovers", "replace_directory", "replace_file", "replace_text"]
 
 _HIDDEN = ".tmp-"
+
+
+def check_writable(directory: Path) -> None:
+    """Refuse a directory that cannot be made or written to; leaves nothing behind.
+
+    Raises:
+        ConfigError: a file is in the way, or there is no permission.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=_nearest_existing(directory)):
+            pass
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(
+            "[checkpoint.check_writable] output must go to a directory that can be written to; got "
+            f"{str(directory)!r}: {reason}; choose another directory"
+        ) from None
+
+
+def _nearest_existing(path: Path) -> Path:
+    """The path itself, or the closest directory above it that is there."""
+    for candidate in (path, *path.parents):
+        try:
+            candidate.stat()
+        except FileNotFoundError:
+            continue
+        return candidate
+    return Path()
 
 
 def _sync_file(path: Path) -> None:

@@ -1,18 +1,17 @@
 """Training checkpoints: `step-N` directories and a file `latest` that names the newest.
 
-A checkpoint holds the state of a model (parameters, optimizer) and what else training needs to go on (a
-dictionary), with sizes and a digest of the configuration. It is written under a hidden name and renamed,
-`latest` is replaced after that, so whatever moment a process is killed at, an older or a newer checkpoint
-stands whole. Loading checks before it trusts.
+A checkpoint holds the state of a model (parameters, optimizer), with sizes and the configuration that decides
+its values. It is written under a hidden name and renamed, `latest` is replaced after that, so whatever moment
+a process is killed at, an older or a newer checkpoint stands whole. Loading checks before it trusts, and names
+the setting that differs.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from tilewise.checkpoint.files import remove_leftovers, replace_directory, repla
 from tilewise.checkpoint.weights import open_weights
 from tilewise.core import CheckpointError
 
-__all__ = ["TrainingState", "config_digest", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+__all__ = ["TrainingState", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
 
 _LATEST = "latest"
 _STATE = "state.safetensors"
@@ -39,27 +38,21 @@ class TrainingState:
     Attributes:
         step: optimizer steps done.
         tensors: the model's `state_dict()`; read lazily after loading.
-        progress: whatever else training needs to go on, as JSON.
     """
 
     step: int
     tensors: Mapping[str, NDArray[Any]]
-    progress: Mapping[str, Any]
 
 
-def config_digest(config: Mapping[str, Any]) -> str:
-    """A short name for a configuration: equal for equal content, in any order of keys."""
-    text = json.dumps(config, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def save_checkpoint(directory: str | Path, state: TrainingState, digest: str, keep_last: int = 2) -> Path:
+def save_checkpoint(
+    directory: str | Path, state: TrainingState, config: Mapping[str, Any], keep_last: int = 2
+) -> Path:
     """Write `step-N` into `directory`, make it the latest, remove all but the newest `keep_last`.
 
-    A whole `step-N` of the same digest is kept as it is: training is exact, so its content is the same.
+    A whole `step-N` of the same configuration is kept as it is: training is exact, so its content is the same.
 
     Args:
-        digest: `config_digest` of everything that must be equal when training goes on.
+        config: everything that must be equal when training goes on, as JSON can hold it.
 
     Returns:
         The new checkpoint's path.
@@ -76,14 +69,13 @@ def save_checkpoint(directory: str | Path, state: TrainingState, digest: str, ke
         save_file(tensors, str(temporary / _STATE))
         meta = {
             "step": state.step,
-            "digest": digest,
+            "config": config,
             "state_bytes": (temporary / _STATE).stat().st_size,
             "num_tensors": len(tensors),
-            "progress": dict(state.progress),
         }
         (temporary / _META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
-    if not (_damage(path) is None and _meta(path)["digest"] == digest):
+    if not (_damage(path) is None and not _differences(_meta(path)["config"], config)):
         replace_directory(path, write)
     replace_text(root / _LATEST, path.name)
     for old in _steps(root)[: -max(1, keep_last)]:
@@ -103,11 +95,11 @@ def latest_checkpoint(directory: str | Path) -> Path | None:
     return next((path for path in candidates if _damage(path) is None), None)
 
 
-def load_checkpoint(path: str | Path, digest: str) -> TrainingState:
+def load_checkpoint(path: str | Path, config: Mapping[str, Any]) -> TrainingState:
     """Read a checkpoint after checking that it is whole and belongs to this configuration.
 
     Raises:
-        CheckpointError: missing or truncated files, or another configuration.
+        CheckpointError: missing or truncated files, or another configuration; names what differs.
     """
     path = Path(path)
     damage = _damage(path)
@@ -117,14 +109,32 @@ def load_checkpoint(path: str | Path, digest: str) -> TrainingState:
             "resume from an older one"
         )
     meta = _meta(path)
-    if meta["digest"] != digest:
+    differences = _differences(meta["config"], config)
+    if differences:
         raise CheckpointError(
-            "[checkpoint.load_checkpoint] model, data and optimizer must be those the checkpoint "
-            "was made with; got "
-            f"digest {digest[:8]} for one of {str(meta['digest'])[:8]} in {path}; restore the "
-            "configuration or start anew"
+            "[checkpoint.load_checkpoint] model, data and optimizer must be those the checkpoint was made with; "
+            f"got {', '.join(differences)} in {path}; restore the configuration or start anew"
         )
-    return TrainingState(int(meta["step"]), open_weights(path / _STATE), meta["progress"])
+    return TrainingState(int(meta["step"]), open_weights(path / _STATE))
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Every setting that differs, as `optimizer.lr = 0.1 instead of 0.2`."""
+    before, after = dict(_flat(then)), dict(_flat(now))
+    return [
+        f"{key} = {after.get(key, 'nothing')!s:.20} instead of {before.get(key, 'nothing')!s:.20}"
+        for key in {**after, **before}
+        if key not in before or key not in after or before[key] != after[key]
+    ]
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings under dotted names; a mapping is taken apart, everything else is a value."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _steps(root: Path) -> list[Path]:
@@ -144,6 +154,8 @@ def _damage(path: Path) -> str | None:
         size = (path / _STATE).stat().st_size
         if size != meta["state_bytes"]:
             return f"{_STATE} has {size} bytes instead of {meta['state_bytes']}"
+        if not isinstance(meta["config"], dict):
+            return f"{_META} holds no configuration"
         found = len(open_weights(path / _STATE))
         if found != meta["num_tensors"]:
             return f"{_STATE} holds {found} tensors instead of {meta['num_tensors']}"

@@ -7,6 +7,7 @@ loss.png, metrics.jsonl, timeline.json, checkpoints/.
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import time
@@ -16,8 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tilewise.checkpoint import check_writable
 from tilewise.cli.demo_report import show_compression, show_memory, show_side_by_side, show_stages
+from tilewise.cli.refuse import before_work
 from tilewise.cli.write import Writing, stream
+from tilewise.core import ConfigError
 from tilewise.generate import Generator, Sampling
 from tilewise.train import (
     DataSection,
@@ -74,9 +78,13 @@ def run_demo(*, minutes: float, steps: int | None, dp: int, out: Path, data: str
         ConfigError, LayoutError, PlanError: before any work.
     """
     stages = _Stages()
+    if math.isnan(minutes):
+        raise ConfigError(f"[cli.demo] --minutes must be a number; got {minutes}; choose for example 3")
     config = _configure(dp, out, data, steps or 1)
-    make_plan(config)  # an impossible strategy fails here, before the data is read
-    _check_tensor_parallel(config)
+    with before_work():  # what cannot be fails here, before the data is read
+        make_plan(config)
+        _check_tensor_parallel(config)
+    check_writable(out / "checkpoints")
     with stages.measure("tokenizer and data"):
         prepared = prepare_data(config, console)
     _describe(config, prepared, console)

@@ -8,11 +8,13 @@ line and exit code 1; Ctrl-C is 130. Standard output carries results only.
 from __future__ import annotations
 
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tilewise.cli.refuse import before_work
 from tilewise.core import TilewiseError, configure_logging
 
 if TYPE_CHECKING:
@@ -38,13 +40,37 @@ _MODEL_DIR = typer.Argument(
 _CONFIG = typer.Argument(help="A TOML file; examples/train.toml shows every key.", show_default=False)
 
 
+class Dtype(str, Enum):
+    """Element types of `generate`."""
+
+    bf16 = "bf16"
+    f32 = "f32"
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        print(f"tilewise {version('tilewise')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command()
 def demo(
-    minutes: Annotated[float, typer.Option(min=0.05, help="How long to train, about.")] = 3.0,
+    minutes: Annotated[float, typer.Option(min=0.05, max=1e5, help="How long to train, about.")] = 3.0,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Train so many steps instead of measuring first.")
+        int | None, typer.Option(min=1, max=10**9, help="Train so many steps instead of measuring first.")
     ] = None,
-    dp: Annotated[int, typer.Option(min=1, help="Devices that share the batch (1, 2, 4, ...).")] = 2,
+    dp: Annotated[int, typer.Option(min=1, max=8, help="Devices that share the batch: 1, 2, 4 or 8.")] = 2,
     out: Annotated[Path, typer.Option(help="Where model, loss curve, timeline and metrics go.")] = Path(
         "demo"
     ),
@@ -78,13 +104,15 @@ def train(
     The file names model, data, optimizer, strategy and mesh; it is checked, and the strategy planned, before
     anything runs. Ctrl-C writes a checkpoint and stops; `--resume` goes on as if nothing had happened, also
     on other devices. Leaves checkpoints, metrics.jsonl, loss.png and a Hugging Face directory in
-    `output.directory`.
+    `output.directory`. Relative paths in the file start where the file lies.
 
     Example: `tilewise train examples/train.toml`
     """
-    from tilewise.train import load_config, run_training
+    from tilewise.train import load_config, plan_run, run_training
 
-    result = run_training(load_config(config), resume, _console(stderr=True))
+    with before_work():
+        run = plan_run(load_config(config), resume)
+    result = run_training(run, _console(stderr=True))
     if result.interrupted:
         raise typer.Exit(130)
     print(result.model_dir)
@@ -95,7 +123,7 @@ def generate(
     model_dir: Annotated[Path, _MODEL_DIR],
     prompt: Annotated[str, typer.Argument(help="Text to continue.", show_default=False)],
     tp: Annotated[int, typer.Option(min=1, help="Devices that share every layer (1, 2, 4, ...).")] = 1,
-    dtype: Annotated[str, typer.Option(help="`bf16` or `f32`.")] = "bf16",
+    dtype: Annotated[Dtype, typer.Option(help="Of weights and activations.")] = Dtype.bf16,
     max_tokens: Annotated[int, typer.Option(min=1, help="Stop after so many new tokens.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.0,
     top_p: Annotated[
@@ -114,7 +142,7 @@ def generate(
     from tilewise.generate import Sampling
 
     sampling = Sampling(max_tokens, temperature, top_k, top_p, seed)
-    write_text(model_dir, prompt, sampling, tp=tp, dtype=dtype, console=_console(stderr=True))
+    write_text(model_dir, prompt, sampling, tp=tp, dtype=dtype.value, console=_console(stderr=True))
 
 
 @app.command()
@@ -135,12 +163,13 @@ def verify(
     from tilewise.train import load_config, prove_strategy
 
     console = _console(stderr=True)
-    report = prove_strategy(
-        load_config(config),
-        DeviceMesh.parse(mesh),
-        steps,
-        lambda text: console.print(text, highlight=False, markup=False),
-    )
+    with before_work():  # memory runs out when the two runs are planned and allocated, or not at all
+        report = prove_strategy(
+            load_config(config),
+            DeviceMesh.parse(mesh),
+            steps,
+            lambda text: console.print(text, highlight=False, markup=False),
+        )
     print(report.text)
     if not report.equal:
         raise typer.Exit(1)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from tilewise.cli.refuse import before_work
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -68,14 +70,18 @@ def write_text(
         ConfigError, CheckpointError, LayoutError: before any work.
     """
     from tilewise.checkpoint import load_tokenizer
-    from tilewise.generate import Generator
+    from tilewise.generate import Generator, check_prompt
     from tilewise.models.llama import LlamaConfig
 
     started = time.perf_counter()
-    LlamaConfig.from_pretrained(model_dir)
+    model = LlamaConfig.from_pretrained(model_dir)
+    num_tokens = len(load_tokenizer(model_dir).encode(prompt).ids)
+    check_prompt(num_tokens, model.max_position_embeddings)
     # a cache for this text, not for the longest that the model could hold
-    max_context = len(load_tokenizer(model_dir).encode(prompt).ids) + sampling.max_tokens + 1
-    with Generator(model_dir, tp=tp, dtype=dtype, max_context=max_context) as generator:
+    max_context = num_tokens + sampling.max_tokens + 1
+    with before_work():
+        generator = Generator(model_dir, tp=tp, dtype=dtype, max_context=max_context)
+    with generator:
         loaded_s = time.perf_counter() - started
         writing = stream(generator, prompt, sampling, sys.stdout)
         sys.stdout.write("\n")

@@ -41,7 +41,7 @@ class Batches:
         if self.num_windows < 1:
             raise ConfigError(
                 f"[data.batches] the data must hold at least context + 1 = {self.context + 1} tokens; "
-                f"got {len(self.stream)}; give more text or a shorter context"
+                f"got {len(self.stream)}; give more text"
             )
 
     @property

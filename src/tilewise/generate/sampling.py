@@ -45,7 +45,7 @@ class Sampling:
             (0 <= self.temperature < math.inf, "temperature must be finite and at least 0", self.temperature),
             (self.top_k >= 0, "top_k must be at least 0", self.top_k),
             (0 < self.top_p <= 1, "top_p must be above 0 and at most 1", self.top_p),
-            (self.seed >= 0, "seed must be at least 0", self.seed),
+            (0 <= self.seed < 2**63, "seed must be at least 0 and below 2**63", self.seed),
         )
         for holds, rule, value in ranges:
             if not holds:

@@ -15,6 +15,7 @@ from tilewise.ir.graph import Graph, OpNode, TensorSpec
 from tilewise.ir.layout import GraphLayout, TensorLayout
 from tilewise.ir.op import op_named
 from tilewise.ir.program import Call, DeviceProgram, Extent, LoweredTemplate, Slot, TensorEntry
+from tilewise.ir.verify_program import verify_acknowledgements
 from tilewise.plan.collectives import broadcast_instructions, place_signals
 from tilewise.plan.lower import Ref, TemplateLowering, alias_roots, flat_view
 from tilewise.plan.memory import Buffer, place_buffers, place_in_sequence, shared_bytes
@@ -145,6 +146,7 @@ class PlanBuilder:
                 for d in range(self.num_devices)
             ]
             per_device = place_signals([low.run() for low in lowerings])
+            verify_acknowledgements(per_device)
             self._lowered[key] = _Lowered(name, per_device, lowerings, self.num_signals, interface)
             self.num_signals += per_device[0].num_signals
             self._order.append(key)

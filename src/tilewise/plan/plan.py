@@ -93,7 +93,7 @@ class Plan:
         if need > limit:
             raise ResourceError(
                 f"[plan.require_memory] the devices' memory must fit {limit} bytes; got {need} for "
-                f"{self.mesh.num_devices} devices of {self.arena_bytes}; take a smaller batch, more accumulation or a smaller model"
+                f"{self.mesh.num_devices} devices of {self.arena_bytes}; take a smaller batch or model, or accumulate"
             )
 
     def traffic(self, program: str = "step") -> dict[str, list[int]]:

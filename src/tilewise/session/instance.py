@@ -95,9 +95,8 @@ class GraphInstance:
         Raises:
             ShapeError: no tensor has that name.
         """
-        return self._store.read(
-            self._ids.get(master_name(name), -1) if master_name(name) in self._ids else self._id(name)
-        )
+        tensor = self._id(master_name(name) if master_name(name) in self._ids else name)
+        return self._store.read(tensor)
 
     def set_tensor(self, name: str, value: np.ndarray) -> None:
         """Write a whole tensor; a parameter's master along with it.

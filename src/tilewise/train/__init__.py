@@ -20,9 +20,17 @@ from tilewise.train.evaluation import CompressionReport, bits_per_byte, compress
 from tilewise.train.metrics import draw_loss_curve, read_metrics
 from tilewise.train.progress import StepProgress, format_duration
 from tilewise.train.proof import prove_strategy
-from tilewise.train.run import RunResult, run_training, train_steps
+from tilewise.train.run import PlannedRun, RunResult, plan_run, run_training, train_steps
 from tilewise.train.schedule import learning_rate
-from tilewise.train.trainer import Trainer, TrainingData, evaluate_model, make_graph, make_plan, prepare_data
+from tilewise.train.trainer import (
+    Trainer,
+    TrainingData,
+    TrainingDiverged,
+    evaluate_model,
+    make_graph,
+    make_plan,
+    prepare_data,
+)
 
 __all__ = [
     "CompressionReport",
@@ -31,12 +39,14 @@ __all__ = [
     "ModelSection",
     "OptimizerSection",
     "OutputSection",
+    "PlannedRun",
     "RunResult",
     "StepProgress",
     "TrainConfig",
     "TrainSection",
     "Trainer",
     "TrainingData",
+    "TrainingDiverged",
     "bits_per_byte",
     "compress_files",
     "draw_loss_curve",
@@ -48,6 +58,7 @@ __all__ = [
     "make_model_config",
     "make_optimizer",
     "make_plan",
+    "plan_run",
     "prepare_data",
     "prove_strategy",
     "read_metrics",

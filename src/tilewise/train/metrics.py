@@ -27,8 +27,8 @@ class MetricsFile:
         self._file: IO[str] = path.open("a", encoding="utf-8")
 
     def add(self, **values: float | int) -> None:
-        """Write one line."""
-        self._file.write(json.dumps(values) + "\n")
+        """Write one line; every value must be finite, for JSON knows no others."""
+        self._file.write(json.dumps(values, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:

@@ -5,10 +5,11 @@ Tokens are drawn at random, for equality does not depend on what they are; so no
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tilewise.core import DeviceMesh
 from tilewise.train.config import TrainConfig, make_optimizer
@@ -20,6 +21,26 @@ if TYPE_CHECKING:
 __all__ = ["prove_strategy"]
 
 
+class _RandomBatches(Sequence[Mapping[str, NDArray[np.int32]]]):
+    """Batches of random tokens, drawn when they are asked for: a function of seed and step."""
+
+    def __init__(self, config: TrainConfig, num_steps: int) -> None:
+        self._seed = config.train.seed
+        self._vocab_size = config.model.vocab_size
+        self._shape = config.train.batch, config.data.context + 1
+        self._num_steps = num_steps
+
+    def __len__(self) -> int:
+        return self._num_steps
+
+    def __getitem__(self, step: Any) -> Any:
+        if not 0 <= step < self._num_steps:
+            raise IndexError(step)
+        generator = np.random.Generator(np.random.Philox(key=np.array([self._seed, step], np.uint64)))
+        ids = generator.integers(0, self._vocab_size, self._shape, dtype=np.int32)
+        return {"tokens": np.ascontiguousarray(ids[:, :-1]), "labels": np.ascontiguousarray(ids[:, 1:])}
+
+
 def prove_strategy(
     config: TrainConfig, mesh: DeviceMesh, num_steps: int, report: Callable[[str], None]
 ) -> VerifyReport:
@@ -29,23 +50,16 @@ def prove_strategy(
         report: told what is being done.
 
     Raises:
-        LayoutError, PlanError: the mesh cannot take this model; before any work.
+        LayoutError, PlanError, ResourceError: the mesh cannot take this model; before any work.
     """
     from tilewise.session.verify import verify_strategy
 
     graph = make_graph(config)
     graph.optimize(make_optimizer(config))
-    shape = (num_steps, config.train.batch, config.data.context + 1)
-    generator = np.random.Generator(np.random.Philox(key=config.train.seed))
-    ids = generator.integers(0, config.model.vocab_size, shape, dtype=np.int32)
-    batches = [
-        {"tokens": np.ascontiguousarray(step[:, :-1]), "labels": np.ascontiguousarray(step[:, 1:])}
-        for step in ids
-    ]
     return verify_strategy(
         graph,
         mesh,
-        batches,
+        _RandomBatches(config, num_steps),
         accumulation=config.train.accumulation,
         leaves=config.train.leaves,
         seed=config.train.seed,

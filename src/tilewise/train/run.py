@@ -1,7 +1,7 @@
 """A training run from a configuration to a finished model on disk.
 
-Checks everything that can be checked before it works: configuration, strategy, checkpoints. Ctrl-C lets the
-step at hand finish, writes a checkpoint and returns; a second Ctrl-C ends at once. What it leaves in the
+`plan_run` checks everything that can be checked before any work: strategy, memory, output, checkpoints; what it
+returns is run by `run_training`. Ctrl-C lets the step at hand finish, writes a checkpoint and returns; a second Ctrl-C ends at once. What it leaves in the
 output directory: checkpoints/, metrics.jsonl, loss.png, model/.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from tilewise.checkpoint import latest_checkpoint
+from tilewise.checkpoint import check_writable, latest_checkpoint
 from tilewise.core import CheckpointError, ConfigError
 from tilewise.train.config import TrainConfig
 from tilewise.train.metrics import MetricsFile, draw_loss_curve, read_metrics
@@ -26,7 +26,32 @@ from tilewise.train.trainer import Trainer, evaluate_model, make_plan, prepare_d
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["RunResult", "StopRequest", "run_training", "stop_on_interrupt", "train_steps"]
+    from tilewise.plan import Plan
+    from tilewise.session import ComputeGraph
+
+__all__ = [
+    "PlannedRun",
+    "RunResult",
+    "StopRequest",
+    "plan_run",
+    "run_training",
+    "stop_on_interrupt",
+    "train_steps",
+]
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that was found possible; nothing is read, allocated or written yet.
+
+    Attributes:
+        checkpoint: to go on from; None for a new run.
+    """
+
+    config: TrainConfig
+    graph: ComputeGraph
+    plan: Plan
+    checkpoint: Path | None
 
 
 @dataclass(frozen=True)
@@ -69,20 +94,37 @@ def stop_on_interrupt() -> Iterator[StopRequest]:
         signal.signal(signal.SIGINT, before)
 
 
-def run_training(config: TrainConfig, resume: bool, console: Console) -> RunResult:
-    """Train as the configuration says.
+def plan_run(config: TrainConfig, resume: bool) -> PlannedRun:
+    """Check and plan a run without doing any of its work.
+
+    Args:
+        resume: go on from the newest checkpoint.
 
     Raises:
-        ConfigError, LayoutError, PlanError, CheckpointError: before any work.
+        LayoutError, PlanError: the strategy cannot spread this model.
+        ResourceError: it needs more memory than the machine has.
+        ConfigError: output cannot be written, or holds checkpoints of an earlier run.
+        CheckpointError: there is no checkpoint to go on from.
+    """
+    graph, plan = make_plan(config)
+    checkpoints = Path(config.output.directory) / "checkpoints"
+    check_writable(checkpoints)
+    return PlannedRun(config, graph, plan, _checkpoint_to_resume(checkpoints, resume))
+
+
+def run_training(run: PlannedRun, console: Console) -> RunResult:
+    """Train as planned.
+
+    Raises:
+        ConfigError, CheckpointError: the data or the checkpoint is not what the configuration says.
+        TrainingDiverged: numbers ceased to be finite; the last checkpoint is from before.
         ResourceError, TaskFailed, CommError: while working; the last checkpoint is whole.
     """
-    output = Path(config.output.directory)
-    checkpoint = _checkpoint_to_resume(output / "checkpoints", resume)
-    graph, plan = make_plan(config)
+    config, checkpoint, output = run.config, run.checkpoint, Path(run.config.output.directory)
     data = prepare_data(config, console)
-    console.print(plan.explain(), highlight=False, markup=False)
+    console.print(run.plan.explain(), highlight=False, markup=False)
     output.mkdir(parents=True, exist_ok=True)
-    with Trainer(config, data, graph, plan) as trainer:
+    with Trainer(config, data, run.graph, run.plan) as trainer:
         first_step = 0 if checkpoint is None else trainer.restore(checkpoint)
         if checkpoint is not None:
             console.print(f"going on after step {first_step} from {checkpoint}", highlight=False)

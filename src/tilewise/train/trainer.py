@@ -8,6 +8,7 @@ configuration. Finished weights leave as a Hugging Face directory.
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -15,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 import tilewise as tw
 from tilewise.checkpoint import (
     TrainingState,
-    config_digest,
     load_checkpoint,
     save_checkpoint,
     save_pretrained,
 )
-from tilewise.core import DeviceMesh
+from tilewise.core import DeviceMesh, TilewiseError
 from tilewise.data import (
     Batches,
     Corpus,
@@ -49,7 +50,19 @@ if TYPE_CHECKING:
     from tilewise.plan import Plan
     from tilewise.session import ComputeGraph, GraphInstance
 
-__all__ = ["Trainer", "TrainingData", "evaluate_model", "make_graph", "make_plan", "prepare_data"]
+__all__ = [
+    "Trainer",
+    "TrainingData",
+    "TrainingDiverged",
+    "evaluate_model",
+    "make_graph",
+    "make_plan",
+    "prepare_data",
+]
+
+
+class TrainingDiverged(TilewiseError):
+    """Loss, gradient or weights are no longer finite numbers; what was saved before is whole."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +105,7 @@ def make_plan(config: TrainConfig) -> tuple[ComputeGraph, Plan]:
 
     Raises:
         LayoutError, PlanError: the strategy cannot spread this model.
+        ResourceError: the plan needs more memory than the machine has.
     """
     graph = make_graph(config)
     graph.optimize(make_optimizer(config))
@@ -154,8 +168,17 @@ class Trainer:
         return self.config.train.batch * self.config.data.context
 
     def step(self, number: int) -> tuple[float, float]:
-        """Do step `number`; returns its loss and the norm of its gradient."""
+        """Do step `number`; returns its loss and the norm of its gradient.
+
+        Raises:
+            TrainingDiverged: one of the two is not finite.
+        """
         result = self.instance.step(self.data.batches.at(number), lr=self._rate(number))
+        if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
+            raise TrainingDiverged(
+                f"[train.step] loss and gradient must stay finite; got loss {result.loss} and gradient norm "
+                f"{result.grad_norm} in step {number + 1}; train anew with a lower learning rate"
+            )
         return result.loss, result.grad_norm
 
     def measure_step_s(self, num_steps: int) -> float:
@@ -183,14 +206,26 @@ class Trainer:
                 return number + 1
         return self.config.train.steps
 
-    def digest(self) -> str:
-        """Equal for runs that compute the same: configuration and data, but not strategy and output."""
-        return config_digest({**self.config.what_must_match(), "stream": self.data.digest})
+    def what_must_match(self) -> dict[str, Any]:
+        """Equal for runs that compute the same: configuration and data, but not strategy and places."""
+        settings = self.config.what_must_match()
+        return {**settings, "data": {**settings["data"], "tokens": self.data.digest}}
 
     def save(self, directory: Path, num_steps: int) -> Path:
-        """Write a checkpoint after `num_steps` steps; returns its path."""
-        state = TrainingState(num_steps, self.instance.state_dict(), {})
-        return save_checkpoint(directory, state, self.digest(), self.config.output.keep_checkpoints)
+        """Write a checkpoint after `num_steps` steps; returns its path.
+
+        Raises:
+            TrainingDiverged: a weight or moment is not finite; nothing is written then.
+        """
+        tensors = self.instance.state_dict()
+        spoilt = next((name for name, tensor in tensors.items() if not np.isfinite(tensor).all()), None)
+        if spoilt is not None:
+            raise TrainingDiverged(
+                f"[train.save] weights must stay finite; got others in {spoilt} after step {num_steps}; train "
+                "anew with a lower learning rate"
+            )
+        state = TrainingState(num_steps, tensors)
+        return save_checkpoint(directory, state, self.what_must_match(), self.config.output.keep_checkpoints)
 
     def restore(self, checkpoint: Path) -> int:
         """Go on from a checkpoint; returns the number of steps it had done.
@@ -198,7 +233,7 @@ class Trainer:
         Raises:
             CheckpointError: it is damaged, or of another configuration.
         """
-        state = load_checkpoint(checkpoint, self.digest())
+        state = load_checkpoint(checkpoint, self.what_must_match())
         self.instance.load_state_dict(dict(state.tensors))
         return state.step
 

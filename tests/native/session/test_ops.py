@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tilewise as tw
-from tilewise.core.errors import PlanError
+from tilewise.core.errors import PlanError, ShapeError
 from tilewise.models.llama import LlamaConfig
 from tilewise.models.llama.model import rope_table
 
@@ -222,3 +222,62 @@ def test_sequences_that_tiles_would_cut_are_refused():
     g.output(g.scaled_dot_product_attention(q, q, q, head_dim=8), "y")
     with pytest.raises(PlanError, match="whole sequences"):
         g.plan()
+
+
+def test_a_vector_used_twice():
+    """A gamma shared by two norms gets the sum of both gradients, as in PyTorch."""
+    g = tw.ComputeGraph("shared")
+    x = g.input([T, WIDTH], name="x")
+    labels = g.input([T], "i32", name="labels", storage="scalars")
+    gamma = g.parameter([WIDTH], name="gamma")
+    w = g.parameter([WIDTH, WIDTH], name="w")
+    h = g.rms_norm(g.matmul(g.rms_norm(x, gamma, eps=1e-5), w, transpose_b=True), gamma, eps=1e-5)
+    loss, _ = g.mean_cross_entropy(
+        g.matmul(h, g.parameter([CLASSES, WIDTH], name="head"), transpose_b=True), labels
+    )
+    g.loss(loss)
+    generator = np.random.default_rng(0)
+    values = {
+        n: generator.standard_normal(g.find(n).shape).astype(np.float32) for n in ("gamma", "w", "head")
+    }
+    vx = generator.standard_normal((T, WIDTH)).astype(np.float32)
+    vl = generator.integers(0, CLASSES, T).astype(np.int32)
+    leaves = {n: torch.tensor(v, requires_grad=True) for n, v in values.items()}
+
+    def norm(t):
+        return t * (t.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * leaves["gamma"]
+
+    out = norm(norm(torch.tensor(vx)) @ leaves["w"].T) @ leaves["head"].T
+    torch.nn.functional.cross_entropy(out, torch.tensor(vl).long()).backward()
+    with g.instantiate() as model:
+        for n, v in values.items():
+            model.set_tensor(n, v)
+        model.forward(x=vx, labels=vl)
+        model.backward()
+        for n, leaf in leaves.items():
+            expected = leaf.grad.numpy()
+            assert np.abs(model.get_tensor(f"{n}.grad") - expected).max() <= 1e-5 * np.abs(expected).max(), n
+
+
+def test_elementwise_on_parameters():
+    """Vectors and weights are treated whole, as they lie, edge panels included; rows of panels are refused."""
+    g = tw.ComputeGraph("parameters")
+    v, w = g.parameter([7], name="v"), g.parameter([37, 5], name="w")
+    g.output(g.add(v, v), "v2")
+    g.output(g.scale(w, 3.0), "w3")
+    values = {
+        n: np.random.default_rng(3).standard_normal(g.find(n).shape).astype(np.float32) for n in ("v", "w")
+    }
+    for bad in (
+        lambda: g.softmax(w),
+        lambda: g.rms_norm(w, g.parameter([5], name="g")),
+        lambda: g.matmul(w, w),
+    ):
+        with pytest.raises(ShapeError, match="weight"):
+            bad()
+    with g.instantiate() as model:
+        for n, value in values.items():
+            model.set_tensor(n, value)
+        model.forward()
+        assert np.array_equal(model.get_tensor("v2"), 2 * values["v"])
+        assert np.array_equal(model.get_tensor("w3"), np.float32(3) * values["w"])

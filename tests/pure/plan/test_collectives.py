@@ -1,8 +1,13 @@
-"""Signals have one number on all devices, whatever their shards' sizes."""
+"""Signals have one number on all devices, whatever their shards' sizes; every read of a peer is acknowledged."""
 
 from __future__ import annotations
 
+import pytest
+
+from pure.plan.test_templates import plan_llama
+from tilewise.core.errors import InternalError
 from tilewise.ir.program import Extent, Instruction, LoweredTemplate, Notify, Wait
+from tilewise.ir.verify_program import verify_acknowledgements
 from tilewise.plan.collectives import place_signals
 
 
@@ -23,3 +28,31 @@ def test_sites_begin_at_the_same_signal():
         assert [w.signal_base for w in i.waits] == [0, 3, 8]
         assert [n.signal_base for n in i.notifies] == [sites[0] - 1, 3 + sites[1] - 1, 8 + sites[2] - 1]
         assert t.num_signals == 12
+
+
+def lowered(axes):
+    """Templates of a small Llama's step, per device."""
+    plan = plan_llama(1, axes)
+    return [list(p.templates) for p in plan.programs["step"]]
+
+
+@pytest.mark.parametrize("axes", [{"dp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}], ids=str)
+def test_every_read_of_a_peer_is_acknowledged(axes):
+    """All templates hold the rule; without one acknowledgement, or with one that waits for nothing, it fails."""
+    devices = lowered(axes)
+    broken = 0
+    for templates in zip(*devices):
+        verify_acknowledgements(templates)
+        for instruction in templates[0].instructions:
+            if instruction.label.endswith("/ack"):
+                waits, instruction.waits = instruction.waits, []
+                with pytest.raises(InternalError, match="acknowledged"):
+                    verify_acknowledgements(templates)
+                instruction.waits = waits
+                broken += 1
+            if any(o.peer >= 0 for o in instruction.operands):
+                notifies, instruction.notifies = instruction.notifies, []
+                with pytest.raises(InternalError, match=instruction.label):
+                    verify_acknowledgements(templates)
+                instruction.notifies = notifies
+    assert broken > 3

@@ -1,0 +1,22 @@
+"""What is found too large before any work is the user's mistake (exit code 2), not a failure (exit code 1).
+
+Library callers get `ResourceError` either way; only the command line tells the two apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tilewise.core import PlanError, ResourceError
+
+__all__ = ["before_work"]
+
+
+@contextmanager
+def before_work() -> Iterator[None]:
+    """Wraps checks and planning; too little memory becomes a `PlanError`."""
+    try:
+        yield
+    except ResourceError as error:
+        raise PlanError(str(error)) from error

@@ -1,0 +1,161 @@
+"""The border of a running model: what it may be given, what loading leaves behind, what closing ends."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
+from small_llama import batches, config, training_graph  # noqa: E402
+
+import tilewise as tw
+from tilewise.core import CheckpointError, PlanError, ResourceError, ShapeError
+from tilewise.models import llama
+
+MODEL = config()
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A small model on one device."""
+    graph = training_graph(MODEL, "f32")
+    with graph.instantiate() as running:
+        running.initialize(0)
+        yield running
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        (lambda b: {"tokens": b["tokens"]}, "labels"),
+        (lambda b: {}, "tokens"),
+        (lambda b: {**b, "tokens": b["tokens"].astype(np.float32)}, "takes i32"),
+        (lambda b: {**b, "tokens": b["tokens"] + np.int64(1 << 40)}, "lie in"),
+        (
+            lambda b: {**b, "tokens": np.where(b["tokens"] == b["tokens"][0, 0], -1, b["tokens"])},
+            r"lie in \[0, 512\)",
+        ),
+        (lambda b: {**b, "labels": np.where(b["labels"] >= 0, 512, -100)}, "or be -100"),
+        (lambda b: {**b, "labels": b["labels"][:, :5]}, "shapes must agree"),
+    ],
+)
+def test_wrong_inputs_are_refused(model, change, words):
+    """Missing, of another kind or shape, or naming what does not exist: one error, and nothing ran."""
+    before = model.step_count
+    with pytest.raises(ShapeError, match=words):
+        model.step(change(dict(batches(MODEL, 1)[0])), 1e-3)
+    assert model.step_count == before
+
+
+@pytest.mark.parametrize(
+    "name,value,words",
+    [
+        ("tokens", [600, 0], "tokens"),
+        ("positions", [0, 128], "positions"),
+        ("slots", [0, 256], "slots"),
+        ("sequence", [0, 1], "sequence"),
+        ("rows", [2], "rows"),
+        ("block_table", [[0, 4]], "block_table"),
+    ],
+)
+def test_wrong_indices_when_decoding(name, value, words):
+    """Positions, slots, sequences, blocks and rows are checked before a kernel follows them."""
+    graph = tw.ComputeGraph("decoding")
+    llama.build_decoding_graph(graph, MODEL, 8, 1, 4, "f32")
+    inputs = {
+        "tokens": [1, 2],
+        "positions": [0, 1],
+        "slots": [0, 1],
+        "sequence": [0, 0],
+        "rows": [1],
+        "block_table": [[0, 1]],
+    }
+    with graph.instantiate() as running:
+        running.initialize(0)
+        running.forward(**{n: np.array(v, np.int32) for n, v in inputs.items()})
+        with pytest.raises(ShapeError, match=words):
+            running.forward(**{n: np.array(v, np.int32) for n, v in {**inputs, name: value}.items()})
+
+
+def test_loading_is_all_or_nothing(model):
+    """A wrong shape anywhere leaves every parameter as it was."""
+    before = {n: model.get_tensor(n) for n in model.parameter_names()}
+    wrong = {n: v + 1 for n, v in before.items()}
+    wrong["layers.1.mlp.up_proj.weight"] = wrong["layers.1.mlp.up_proj.weight"][:-1]
+    with pytest.raises(CheckpointError, match=r"layers.1.mlp.up_proj.weight.*nothing was changed"):
+        model.load_parameters(wrong)
+    with pytest.raises(CheckpointError):
+        model.load_state_dict({**model.state_dict(), **wrong})
+    assert all(np.array_equal(before[n], model.get_tensor(n)) for n in before)
+
+
+def test_each_backward_needs_a_forward(model):
+    """Without one, or a second time, the gradients would be of something else."""
+    batch = batches(MODEL, 1)[0]
+    model.forward(**batch)
+    model.backward()
+    for _ in range(2):
+        with pytest.raises(PlanError, match="forward"):
+            model.backward()
+
+
+def test_closing_gives_memory_back():
+    """A closed model refuses every use, and its memory is free."""
+    graph = training_graph(MODEL, "f32", 64, 128)
+    running = graph.instantiate()
+    running.initialize(0)
+    running.step(batches(MODEL, 1, 64, 128)[0], 1e-3)
+    held = resident_bytes()
+    used = sum(d["total"] for d in running.memory_usage())
+    running.close()
+    running.close()
+    assert held - resident_bytes() > used // 2
+    for use in (
+        lambda: running.get_tensor("loss"),
+        lambda: running.forward(),
+        lambda: running.set_tensor("x", 0),
+    ):
+        with pytest.raises((PlanError, ShapeError)):
+            use()
+
+
+def resident_bytes():
+    """Resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_more_than_the_machine_has():
+    """A plan that cannot be allocated here is refused by its numbers."""
+    graph = tw.ComputeGraph("huge")
+    graph.output(graph.scale(graph.parameter([1 << 19, 1 << 19], name="w"), 2.0), "y")
+    plan = graph.plan()
+    with pytest.raises(ResourceError, match=str(plan.arena_bytes)):
+        plan.require_memory()
+    with pytest.raises(ResourceError, match="must fit"):
+        graph.instantiate(plan)
+
+
+@pytest.mark.parametrize(
+    "axes,accumulation",
+    [({}, 4), ({"dp": 2}, 1), ({"dp": 2}, 4), ({"tp": 4}, 1), ({"dp": 2, "tp": 2}, 2)],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_logits_of_a_training_step(axes, accumulation, dtype):
+    """Read whole after a step, equal to the bit over every mesh and accumulation; one other bit would be seen."""
+    batch = batches(MODEL, 1)[0]
+    found = []
+    for mesh, parts in (({}, 1), (axes, accumulation)):
+        graph = training_graph(MODEL, dtype)
+        graph.output(graph.tensors[graph.ops[-1].inputs[0]], "logits")
+        with graph.instantiate(graph.plan(mesh, accumulation=parts)) as running:
+            running.initialize(0)
+            running.step(batch, 1e-3)
+            found.append((running.get_tensor("logits"), running.get_tensor("loss_rows")))
+    for a, b in zip(*found):
+        assert np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
+        assert np.count_nonzero(np.asarray(a, np.float32).reshape(len(a), -1).any(axis=1)) == len(a)
