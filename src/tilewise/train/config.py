@@ -1,8 +1,8 @@
 """The configuration of a training run: a TOML file, checked as a whole before any work.
 
 Every key is known, typed and bounded (far above what one machine can hold, so that a slip is refused before
-memory is touched); a wrong one is one line that says where it stands and what is wrong with it. Turns into a `LlamaConfig`, a strategy with its mesh, and an optimizer; nothing else in `train` reads files of
-settings.
+memory is touched); a wrong one is one line that says where it stands and what is wrong with it. Turns into a
+`LlamaConfig`, a strategy with its mesh, and an optimizer; nothing else in `train` reads files of settings.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A training run from a configuration to a finished model on disk.
 
 `plan_run` checks everything that can be checked before any work: strategy, memory, output, checkpoints; what it
-returns is run by `run_training`. Ctrl-C lets the step at hand finish, writes a checkpoint and returns; a second Ctrl-C ends at once. What it leaves in the
-output directory: checkpoints/, metrics.jsonl, loss.png, model/.
+returns is run by `run_training`. Ctrl-C lets the step at hand finish, writes a checkpoint and returns; a second
+Ctrl-C ends at once. What it leaves in the output directory: checkpoints/, metrics.jsonl, loss.png, model/.
 """
 
 from __future__ import annotations

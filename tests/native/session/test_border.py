@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
-from small_llama import batches, config, training_graph  # noqa: E402
+from small_llama import batches, config, training_graph
 
 import tilewise as tw
 from tilewise.core import CheckpointError, PlanError, ResourceError, ShapeError

@@ -1,71 +1,43 @@
 """A training run as a user starts it: leaves what it promises, and goes on to the bit after being stopped."""
 
-import io
 import json
 import os
+import random
 import signal
 import subprocess
-import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
+from safetensors.numpy import load_file, save_file
+from small_run import (
+    STEPS,
+    command,
+    is_same,
+    make_config,
+    run,
+    silent,
+    tilewise,
+    weights,
+    write_texts,
+    write_toml,
+)
 
-from tilewise.checkpoint import latest_checkpoint, open_weights
+from tilewise.checkpoint import latest_checkpoint
 from tilewise.core import CheckpointError, ConfigError
-from tilewise.train import TrainConfig, Trainer, make_plan, prepare_data, read_metrics, run_training
-
-STEPS = 6
+from tilewise.train import Trainer, TrainingDiverged, make_plan, prepare_data, read_metrics
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    root = tmp_path_factory.mktemp("texts")
-    for i in range(30):
-        body = "\n".join(f"def function_{i}_{j}(x):\n    return x + {i * j}\n" for j in range(12))
-        (root / f"module_{i}.py").write_text(body)
-    return root
-
-
-def _config(texts, directory, mesh=None, **train):
-    strategy = {None: "single", ("dp",): "ddp", ("tp",): "tensor_parallel"}[tuple(mesh) if mesh else None]
-    return TrainConfig.model_validate(
-        {
-            "model": {
-                "vocab_size": 300,
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 2,
-            },
-            "data": {"path": str(texts), "context": 32},
-            "train": {"steps": STEPS, "batch": 4, "leaves": 4, **train},
-            "optimizer": {"warmup_steps": 2},
-            "distribution": {"strategy": strategy, "mesh": mesh or {}},
-            "output": {"directory": str(directory), "checkpoint_every": 4},
-        }
-    )
-
-
-def _console():
-    return Console(file=io.StringIO(), width=120)
-
-
-def _weights(directory):
-    return {name: np.array(tensor) for name, tensor in open_weights(directory / "model").items()}
-
-
-def _assert_same(a, b):
-    assert a.keys() == b.keys()
-    assert all(a[name].tobytes() == b[name].tobytes() for name in a)
+    return write_texts(tmp_path_factory.mktemp("texts"))
 
 
 @pytest.fixture(scope="module")
 def whole_run(texts, tmp_path_factory):
     directory = tmp_path_factory.mktemp("whole")
-    result = run_training(_config(texts, directory), False, _console())
+    result = run(make_config(texts, directory))
     assert result.num_steps == STEPS and not result.interrupted
     return directory
 
@@ -81,31 +53,54 @@ def test_run_leaves_what_it_promises(whole_run):
     )
 
 
+def _stop_after_three(config):
+    """The beginning of a run: three steps and a checkpoint; returns its path."""
+    with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
+        done = trainer.run(0, lambda number, loss, norm: number < 2)
+        assert done == 3
+        return trainer.save(_checkpoints(config), done)
+
+
+def _checkpoints(config):
+    """Where a run keeps its checkpoints."""
+    return Path(config.output.directory) / "checkpoints"
+
+
 @pytest.mark.parametrize("mesh", [None, {"dp": 2}, {"tp": 2}], ids=["one device", "dp=2", "tp=2"])
 def test_stopped_and_resumed_equals_never_stopped(texts, whole_run, tmp_path, mesh):
     """Weights and losses after a stop are equal to the bit, also when going on over other devices."""
-    config = _config(texts, tmp_path)
-    with Trainer(config, prepare_data(config, _console()), *make_plan(config)) as trainer:
-        done = trainer.run(0, lambda number, loss, norm: number < 2)
-        trainer.save(tmp_path / "checkpoints", done)
-    assert done == 3
-    run_training(_config(texts, tmp_path, mesh), True, _console())
-    _assert_same(_weights(tmp_path), _weights(whole_run))
+    _stop_after_three(make_config(texts, tmp_path))
+    run(make_config(texts, tmp_path, mesh), resume=True)
+    assert is_same(weights(tmp_path), weights(whole_run))
     whole = [line["loss"] for line in read_metrics(whole_run / "metrics.jsonl")]
     assert [line["loss"] for line in read_metrics(tmp_path / "metrics.jsonl")] == whole[3:]
 
 
+def test_one_wrong_bit_in_a_checkpoint_shows(texts, whole_run, tmp_path):
+    """The comparison above can fail: one flipped bit of one moment in the checkpoint gives other weights."""
+    config = make_config(texts, tmp_path)
+    state = _stop_after_three(config) / "state.safetensors"
+    tensors = load_file(state)
+    moment = tensors["optimizer.exp_avg.layers.1.mlp.up_proj.weight"]
+    bits = moment.reshape(-1).view(np.uint32)
+    bits[np.argmax(np.abs(moment))] ^= 1 << 20
+    size = state.stat().st_size
+    save_file(tensors, state)
+    assert state.stat().st_size == size
+    run(config, resume=True)
+    assert not is_same(weights(tmp_path), weights(whole_run))
+
+
 def test_other_seed_is_another_run(texts, whole_run, tmp_path):
-    """The comparison above can fail: another seed gives other weights."""
-    run_training(_config(texts, tmp_path, seed=1), False, _console())
-    with pytest.raises(AssertionError):
-        _assert_same(_weights(tmp_path), _weights(whole_run))
+    """Another seed gives other weights."""
+    run(make_config(texts, tmp_path, seed=1))
+    assert not is_same(weights(tmp_path), weights(whole_run))
 
 
 def test_measuring_changes_nothing(texts, whole_run, tmp_path):
     """Timing some steps beforehand leaves the model as it was."""
-    config = _config(texts, tmp_path)
-    with Trainer(config, prepare_data(config, _console()), *make_plan(config)) as trainer:
+    config = make_config(texts, tmp_path)
+    with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
         assert trainer.measure_step_s(2) > 0
         losses = []
         trainer.run(0, lambda number, loss, norm: losses.append(loss) is None)
@@ -115,29 +110,18 @@ def test_measuring_changes_nothing(texts, whole_run, tmp_path):
 def test_checkpoints_are_not_mixed(texts, whole_run, tmp_path):
     """A new run does not write over checkpoints; a resumed one needs a checkpoint of its configuration."""
     with pytest.raises(ConfigError, match="--resume"):
-        run_training(_config(texts, whole_run), False, _console())
-    with pytest.raises(CheckpointError, match="must be those"):
-        run_training(_config(texts, whole_run, seed=1), True, _console())
+        run(make_config(texts, whole_run))
+    with pytest.raises(CheckpointError, match=r"got train\.seed = 1 instead of 0 in"):
+        run(make_config(texts, whole_run, seed=1), resume=True)
     with pytest.raises(CheckpointError, match="needs a whole checkpoint"):
-        run_training(_config(texts, tmp_path), True, _console())
-
-
-def _to_toml(config, path: Path):
-    lines = []
-    for section, values in config.model_dump().items():
-        lines.append(f"[{section}]")
-        for key, value in values.items():
-            if value is not None:
-                lines.append(f"{key} = {json.dumps(value) if value != {} else '{}'}")
-    path.write_text("\n".join(lines) + "\n")
-    return path
+        run(make_config(texts, tmp_path), resume=True)
 
 
 def test_interrupt_writes_a_checkpoint(texts, tmp_path):
     """Ctrl-C ends a run with exit code 130 and a checkpoint that goes on."""
-    config = _to_toml(_config(texts, tmp_path / "out", steps=100_000), tmp_path / "train.toml")
+    config = write_toml(make_config(texts, tmp_path / "out", steps=100_000), tmp_path / "train.toml")
     process = subprocess.Popen(
-        [sys.executable, "-c", "from tilewise.cli.main import main; main()", "train", str(config)],
+        command("train", config),
         stderr=subprocess.PIPE,
         text=True,
         env=dict(os.environ),
@@ -150,3 +134,108 @@ def test_interrupt_writes_a_checkpoint(texts, tmp_path):
     assert process.returncode == 130 and "Traceback" not in rest and "--resume" in rest
     found = latest_checkpoint(tmp_path / "out" / "checkpoints")
     assert found is not None and int(found.name.removeprefix("step-")) >= 1
+
+
+def test_other_texts_are_another_run(texts, whole_run, tmp_path):
+    """The same path with other content is refused, and the tokens are named as what differs."""
+    other = write_texts(tmp_path / "texts", num_files=40)
+    with pytest.raises(CheckpointError, match=r"got data\.tokens = \w+ instead of \w+ in"):
+        run(make_config(other, whole_run), resume=True)
+
+
+def test_resume_from_another_directory(texts, whole_run, tmp_path):
+    """Paths in a file start where it lies, so a run goes on from wherever the command is given."""
+    (tmp_path / "job").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    write_texts(tmp_path / "job" / "texts")
+    config = make_config("texts", "out", steps=STEPS, output={"checkpoint_every": 1})
+    file = write_toml(config, tmp_path / "job" / "train.toml")
+    first = tilewise("train", "train.toml", cwd=file.parent)
+    assert first.returncode == 0, first.stderr
+    out = tmp_path / "job" / "out"
+    (out / "checkpoints" / f"step-{STEPS:08d}" / "checkpoint.json").unlink()
+    again = tilewise("train", "../job/train.toml", "--resume", cwd=tmp_path / "elsewhere")
+    assert again.returncode == 0 and f"going on after step {STEPS - 1}" in again.stderr, again.stderr
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert is_same(weights(out), weights(whole_run))
+
+
+def test_diverging_run_stops_and_keeps_the_last_good_checkpoint(texts, tmp_path):
+    """A loss that is no number ends a run in one line; metrics and checkpoints hold finite numbers only."""
+    config = make_config(
+        texts, tmp_path / "out", steps=20, dtype="f32", optimizer={"lr": 1e38}, output={"checkpoint_every": 1}
+    )
+    done = tilewise("train", write_toml(config, tmp_path / "train.toml"))
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("tilewise: [train.") and "step" in last and "learning rate" in last
+    text = (tmp_path / "out" / "metrics.jsonl").read_text()
+    assert text and "NaN" not in text and "Infinity" not in text
+    kept = latest_checkpoint(tmp_path / "out" / "checkpoints")
+    if kept is not None:
+        assert all(np.isfinite(tensor).all() for tensor in load_file(kept / "state.safetensors").values())
+
+
+def test_nothing_is_saved_that_is_not_finite(texts, tmp_path):
+    """Weights that are not finite are refused by `save`; the checkpoint before stays the latest."""
+    config = make_config(texts, tmp_path)
+    with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
+        trainer.step(0)
+        good = trainer.save(tmp_path / "checkpoints", 1)
+        name = "layers.0.mlp.up_proj.weight"
+        spoilt = trainer.instance.get_tensor(name).copy()
+        spoilt[0, 0] = np.inf
+        trainer.instance.set_tensor(name, spoilt)
+        with pytest.raises(TrainingDiverged, match="after step 2"):
+            trainer.save(tmp_path / "checkpoints", 2)
+        spoilt[0, 0] = np.nan
+        trainer.instance.set_tensor(name, spoilt)
+        with pytest.raises(TrainingDiverged, match="in step 2"):
+            trainer.step(1)
+    assert latest_checkpoint(tmp_path / "checkpoints") == good
+
+
+def _kill_after_first_step(file, delay_s, resume):
+    """Start training, wait for its first step, and kill it some time later; False when it had ended before."""
+    arguments = ["train", file, *(["--resume"] if resume else [])]
+    process = subprocess.Popen(
+        command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    seen = []
+    while not (line := process.stderr.readline()).startswith("step "):
+        assert line, "the run ended before its first step: " + "".join(seen)
+        seen.append(line)
+    time.sleep(delay_s)
+    process.kill()
+    process.stderr.close()
+    return process.wait() == -signal.SIGKILL
+
+
+def test_killed_and_resumed_equals_never_stopped(texts, tmp_path):
+    """SIGKILL at random moments, several times: the weights in the end are those of a run left alone, and the
+    metrics tell of every step once."""
+    steps, rng = 150, random.Random(5)
+    settings = {"steps": steps, "output": {"checkpoint_every": 2}}
+    alone = make_config(texts, tmp_path / "alone", **settings)
+    run(alone)
+    out = tmp_path / "killed"
+    file = write_toml(make_config(texts, out, **settings), tmp_path / "train.toml")
+    kills, reached = 0, []
+    for _ in range(5):
+        is_killed = _kill_after_first_step(
+            file, rng.uniform(0.02, 0.2), latest_checkpoint(out / "checkpoints")
+        )
+        if not is_killed:
+            break
+        kills += 1
+        found = latest_checkpoint(out / "checkpoints")
+        reached.append(0 if found is None else int(found.name.removeprefix("step-")))
+    assert kills >= 2 and reached == sorted(reached) and 0 < reached[-1] < steps
+    done = tilewise("train", file, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert is_same(weights(out), weights(tmp_path / "alone"))
+    lines, whole = (read_metrics(path / "metrics.jsonl") for path in (out, tmp_path / "alone"))
+    assert [(line["step"], line["loss"]) for line in lines] == [
+        (line["step"], line["loss"]) for line in whole
+    ]

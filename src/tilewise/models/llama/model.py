@@ -18,7 +18,7 @@ from tilewise.models.llama.config import LlamaConfig
 from tilewise.models.llama.sharding import BATCH, MLP, VOCAB, heads_label, kv_heads_label
 from tilewise.nn import GraphBuilder, layer, linear, rms_norm
 
-__all__ = ["build_decoding_graph", "build_training_graph", "rope_table"]
+__all__ = ["BLOCK_SIZE", "build_decoding_graph", "build_training_graph", "rope_table"]
 
 BLOCK_SIZE = 64
 
