@@ -26,8 +26,8 @@ class ComputeGraph(GraphBuilder):
     >>> graph = ComputeGraph("twice")
     >>> x = graph.input([4, 8], "f32", name="x")
     >>> _ = graph.output(graph.scale(x, 2.0), "y")
-    >>> print(graph.plan().explain().splitlines()[0])
-    plan of 'twice' on one device (1 devices, 2 workers each)
+    >>> [program for program in graph.plan({"dp": 1}).programs]
+    ['forward']
     """
 
     def __init__(self, name: str = "graph", *, reduction_chunks: int = 8) -> None:
