@@ -84,6 +84,7 @@ def run_demo(*, minutes: float, steps: int | None, dp: int, out: Path, data: str
     with before_work():  # what cannot be fails here, before the data is read
         make_plan(config)
         _check_tensor_parallel(config)
+    check_writable(out)
     check_writable(out / "checkpoints")
     with stages.measure("tokenizer and data"):
         prepared = prepare_data(config, console)

@@ -111,7 +111,8 @@ class DistributionSection(_Section):
 
 
 class OutputSection(_Section):
-    """`[output]`: where checkpoints, metrics, the loss curve and the finished model go."""
+    """`[output]`: where checkpoints, metrics, the loss curve and the finished model go. In a file, a relative
+    directory starts where the file lies."""
 
     directory: str = "runs/train"
     checkpoint_every: int = Field(default=100, ge=1, le=10**9)

@@ -107,7 +107,9 @@ def plan_run(config: TrainConfig, resume: bool) -> PlannedRun:
         CheckpointError: there is no checkpoint to go on from.
     """
     graph, plan = make_plan(config)
-    checkpoints = Path(config.output.directory) / "checkpoints"
+    output = Path(config.output.directory)
+    checkpoints = output / "checkpoints"
+    check_writable(output)
     check_writable(checkpoints)
     return PlannedRun(config, graph, plan, _checkpoint_to_resume(checkpoints, resume))
 

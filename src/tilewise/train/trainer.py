@@ -115,6 +115,7 @@ def make_plan(config: TrainConfig) -> tuple[ComputeGraph, Plan]:
         leaves=config.train.leaves,
         workers_per_device=config.distribution.workers_per_device,
     )
+    plan.require_memory()
     return graph, plan
 
 

@@ -1,17 +1,12 @@
 """Commands as a shell sees them: what goes where, and what comes back."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
+from native.train.small_run import make_config, tilewise, write_toml
+
 TEXT = "def add(a, b):\n    return a + b\n\n\nclass Stack:\n    def push(self, x):\n        self.x = x\n"
-
-
-def _tilewise(*arguments, timeout=300):
-    command = [sys.executable, "-c", "from tilewise.cli.main import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +16,7 @@ def demo(tmp_path_factory):
     (root / "texts").mkdir()
     for i in range(60):
         (root / "texts" / f"module_{i}.py").write_text(TEXT.replace("a", "abcdefgh"[i % 8]) * 12)
-    done = _tilewise("demo", "--steps", 6, "--out", root / "out", "--data", root / "texts")
+    done = tilewise("demo", "--steps", 6, "--out", root / "out", "--data", root / "texts")
     assert done.returncode == 0, done.stderr
     return root / "out", done.stdout
 
@@ -61,8 +56,8 @@ def test_demo_leaves_its_files(demo):
 def test_generate_writes_text_to_standard_output_only(demo):
     """Standard output holds the text, whatever the width; figures go to standard error."""
     out, _ = demo
-    one = _tilewise("generate", out / "model", "def add(", "--max-tokens", 12)
-    two = _tilewise("generate", out / "model", "def add(", "--max-tokens", 12, "--tp", 2)
+    one = tilewise("generate", out / "model", "def add(", "--max-tokens", 12)
+    two = tilewise("generate", out / "model", "def add(", "--max-tokens", 12, "--tp", 2)
     assert one.returncode == two.returncode == 0
     assert one.stdout == two.stdout and "tokens/s" not in one.stdout and "tokens/s" in one.stderr
 
@@ -70,9 +65,9 @@ def test_generate_writes_text_to_standard_output_only(demo):
 def test_impossible_strategy_is_one_line_before_any_work(demo):
     """A width that the model cannot be cut to is one line and exit code 2."""
     out, _ = demo
-    done = _tilewise("generate", out / "model", "def", "--tp", 3)
+    done = tilewise("generate", out / "model", "def", "--tp", 3)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
-    done = _tilewise("demo", "--dp", 3, "--out", out)
+    done = tilewise("demo", "--dp", 3, "--out", out)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
 
 
@@ -87,29 +82,40 @@ def test_impossible_strategy_is_one_line_before_any_work(demo):
 def test_impossible_training_is_one_line_before_any_work(tmp_path, text, words):
     """Data that is not there and a mesh that cannot be are one line, exit code 2, and leave nothing behind."""
     (tmp_path / "train.toml").write_text(text + f"[output]\ndirectory = '{tmp_path / 'out'}'\n")
-    done = _tilewise("train", tmp_path / "train.toml")
+    done = tilewise("train", tmp_path / "train.toml")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and words in done.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_wrong_dtype_is_one_line(demo):
-    """An element type that does not exist is one line and exit code 2."""
+@pytest.mark.parametrize("dtype", ["int3", "i32", "f64"])
+def test_wrong_dtype_is_one_line(demo, dtype):
+    """An element type that is not offered is one line and exit code 2."""
     out, _ = demo
-    done = _tilewise("generate", out / "model", "def", "--dtype", "int3")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    done = tilewise("generate", out / "model", "def", "--dtype", dtype)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--dtype" in done.stderr
+
+
+def test_unusable_output_is_one_line_before_any_work(tmp_path):
+    """An output directory that cannot be made is refused before the data is looked at."""
+    (tmp_path / "file").write_text("")
+    config = make_config(tmp_path / "nowhere", tmp_path / "file" / "out")
+    done = tilewise("train", write_toml(config, tmp_path / "train.toml"))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "can be written to" in done.stderr
+
+
+def test_prompt_too_long_is_refused_before_weights_are_read(demo, tmp_path):
+    """The length of a prompt is checked against config.json and the tokenizer alone."""
+    out, _ = demo
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((out / "model" / name).read_bytes())
+    done = tilewise("generate", tmp_path, "x = 1\n" * 500)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "must leave room" in done.stderr
 
 
 def test_verify_proves_a_strategy(tmp_path):
     """`verify` says that a mesh computes what one device computes."""
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.py").write_text(TEXT * 50)
-    config = tmp_path / "train.toml"
-    config.write_text(
-        "[model]\nvocab_size = 300\nhidden_size = 32\nintermediate_size = 64\nnum_hidden_layers = 1\n"
-        "num_attention_heads = 4\nnum_key_value_heads = 2\n[data]\npath = 'texts'\ncontext = 16\n"
-        "[train]\nbatch = 4\nleaves = 4\n"
-    )
-    done = _tilewise("verify", config, "--mesh", "dp=2,tp=2", "--steps", 2)
+    config = write_toml(make_config(tmp_path / "nowhere", tmp_path), tmp_path / "train.toml")
+    done = tilewise("verify", config, "--mesh", "dp=2,tp=2", "--steps", 2)
     assert done.returncode == 0 and "equal" in done.stdout, done.stderr
-    done = _tilewise("verify", config, "--mesh", "dp=two")
+    done = tilewise("verify", config, "--mesh", "dp=two")
     assert done.returncode == 2 and done.stderr.count("\n") == 1

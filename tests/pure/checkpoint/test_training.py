@@ -12,12 +12,12 @@ import pytest
 
 from tilewise.checkpoint import (
     TrainingState,
-    config_digest,
+    check_writable,
     latest_checkpoint,
     load_checkpoint,
     save_checkpoint,
 )
-from tilewise.core import CheckpointError
+from tilewise.core import CheckpointError, ConfigError
 
 WRITER = """
 import sys, numpy as np
@@ -25,51 +25,72 @@ from tilewise.checkpoint import TrainingState, save_checkpoint
 print("ready", flush=True)
 for step in range(int(sys.argv[2]), 10**9):
     tensors = {f"w{i}": np.full(20_000, step, np.float32) for i in range(8)}
-    save_checkpoint(sys.argv[1], TrainingState(step, tensors, {"seen": step * 10}), "digest")
+    save_checkpoint(sys.argv[1], TrainingState(step, tensors), {"layers": 6})
 """
+CONFIG = {"layers": 6, "optimizer": {"lr": 0.1, "eps": 1e-8}}
 
 
 def _state(step):
-    return TrainingState(step, {"w": np.full((3, 2), step, np.float32)}, {"seen": step * 10})
+    return TrainingState(step, {"w": np.full((3, 2), step, np.float32)})
 
 
 def test_round_trip(tmp_path):
-    """Step, tensors and progress come back."""
-    path = save_checkpoint(tmp_path, _state(7), "digest")
+    """Step and tensors come back."""
+    path = save_checkpoint(tmp_path, _state(7), CONFIG)
     assert latest_checkpoint(tmp_path) == path
-    state = load_checkpoint(path, "digest")
-    assert state.step == 7 and state.progress == {"seen": 70}
+    state = load_checkpoint(path, CONFIG)
+    assert state.step == 7
     np.testing.assert_array_equal(state.tensors["w"], _state(7).tensors["w"])
 
 
 def test_only_the_last_ones_are_kept(tmp_path):
     """Older checkpoints go when newer ones are whole."""
     for step in (1, 2, 10):
-        save_checkpoint(tmp_path, _state(step), "digest", keep_last=2)
+        save_checkpoint(tmp_path, _state(step), CONFIG, keep_last=2)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000002", "step-00000010"]
 
 
 def test_other_configuration_is_refused(tmp_path):
     """A checkpoint of another configuration is an error, not a start."""
-    path = save_checkpoint(tmp_path, _state(1), config_digest({"layers": 6}))
-    with pytest.raises(CheckpointError, match="must be those the checkpoint was made with"):
-        load_checkpoint(path, config_digest({"layers": 7}))
+    path = save_checkpoint(tmp_path, _state(1), CONFIG)
+    with pytest.raises(CheckpointError, match="got layers = 7 instead of 6 in"):
+        load_checkpoint(path, {**CONFIG, "layers": 7})
 
 
-def test_digest_ignores_key_order():
-    """Equal configurations have equal digests."""
-    assert config_digest({"a": 1, "b": 2}) == config_digest({"b": 2, "a": 1})
+def test_every_difference_is_named(tmp_path):
+    """Changed, new and absent settings are named with both values; the order of keys is no difference."""
+    path = save_checkpoint(tmp_path, _state(1), CONFIG)
+    load_checkpoint(path, {"optimizer": {"eps": 1e-8, "lr": 0.1}, "layers": 6})
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(path, {"layers": 6, "optimizer": {"lr": 0.2, "beta1": 0.9}})
+    for words in (
+        "optimizer.lr = 0.2 instead of 0.1",
+        "optimizer.beta1 = 0.9 instead of nothing",
+        "optimizer.eps = nothing instead of 1e-08",
+    ):
+        assert words in str(caught.value)
+    assert "layers" not in str(caught.value)
+
+
+def test_directory_that_cannot_be_written_is_refused(tmp_path):
+    """A file in the way is an error before any work; a directory to be is fine and is not made yet."""
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "deeper", tmp_path / ("long" * 100)):
+        with pytest.raises(ConfigError, match="can be written to"):
+            check_writable(place)
+    check_writable(tmp_path / "new" / "deeper")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_damaged_latest_falls_back(tmp_path):
     """A truncated newest checkpoint is passed over for the one before, and refused when asked for by name."""
-    older = save_checkpoint(tmp_path, _state(1), "digest")
-    newer = save_checkpoint(tmp_path, _state(2), "digest")
+    older = save_checkpoint(tmp_path, _state(1), CONFIG)
+    newer = save_checkpoint(tmp_path, _state(2), CONFIG)
     file = newer / "state.safetensors"
     file.write_bytes(file.read_bytes()[:-4])
     assert latest_checkpoint(tmp_path) == older
     with pytest.raises(CheckpointError, match="must be whole"):
-        load_checkpoint(newer, "digest")
+        load_checkpoint(newer, CONFIG)
 
 
 def test_no_checkpoint(tmp_path):
@@ -81,7 +102,7 @@ def test_no_checkpoint(tmp_path):
 def test_killed_writer_leaves_a_whole_checkpoint(tmp_path):
     """SIGKILL at random moments of writing always leaves a checkpoint that loads, and steps never go back."""
     rng = random.Random(0)
-    save_checkpoint(tmp_path, _state(0), "digest")
+    save_checkpoint(tmp_path, _state(0), {"layers": 6})
     reached = 0
     for _ in range(10):
         process = subprocess.Popen(
@@ -96,10 +117,10 @@ def test_killed_writer_leaves_a_whole_checkpoint(tmp_path):
         process.stdout.close()
         path = latest_checkpoint(tmp_path)
         assert path is not None
-        state = load_checkpoint(path, "digest")
-        assert state.step >= reached and state.progress == {"seen": state.step * 10}
+        state = load_checkpoint(path, {"layers": 6})
+        assert state.step >= reached
         assert all(np.all(np.asarray(t) == state.step) for t in state.tensors.values())
         reached = state.step
     assert reached > 0
-    save_checkpoint(tmp_path, _state(reached + 1), "digest")
+    save_checkpoint(tmp_path, _state(reached + 1), {"layers": 6})
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

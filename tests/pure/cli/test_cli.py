@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -47,7 +48,14 @@ def test_no_arguments_show_the_help(capsys):
         (["generate", "nowhere", "hello", "--tp", "0"], "--tp"),
         (["generate", "nowhere", "hello"], "config.json"),
         (["generate", "nowhere", "hello", "--top-p", "2"], "top_p"),
+        (["generate", "nowhere", "hello", "--dtype", "i32"], "--dtype"),
+        (["generate", "nowhere", "hello", "--temperature", "nan"], "temperature"),
         (["demo", "--minutes", "soon"], "--minutes"),
+        (["demo", "--minutes", "nan"], "--minutes"),
+        (["demo", "--minutes", "inf"], "--minutes"),
+        (["demo", "--dp", "16"], "--dp"),
+        (["demo", "--out", __file__], "can be written to"),
+        (["demo", "--out", f"{__file__}/out"], "can be written to"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(arguments, words, capsys):
@@ -67,9 +75,39 @@ def test_errors_while_working_are_one_line(error, code, capsys, monkeypatch):
     def fail(*_args, **_options):
         raise error
 
-    monkeypatch.setattr("tilewise.train.load_config", fail)
+    monkeypatch.setattr("tilewise.train.plan_run", lambda *_: None)
+    monkeypatch.setattr("tilewise.train.load_config", lambda *_: None)
+    monkeypatch.setattr("tilewise.train.run_training", fail)
     got, _, err = _run(["train", "x.toml"], capsys)
     assert got == code and err.count("\n") <= 1 and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "planner"),
+    [
+        (["train", "x.toml"], "tilewise.train.plan_run"),
+        (["verify", "x.toml", "--mesh", "dp=2"], "tilewise.train.prove_strategy"),
+        (["demo"], "tilewise.cli.demo.make_plan"),
+    ],
+)
+def test_what_is_too_large_is_refused_before_work(arguments, planner, capsys, monkeypatch):
+    """A plan that does not fit the machine is the user's mistake: one line, exit code 2, no data read."""
+    import tilewise.cli.demo
+
+    def fail(*_args, **_options):
+        raise ResourceError("[plan.memory] the plan must fit; got too much; choose smaller sizes")
+
+    monkeypatch.setattr("tilewise.train.load_config", lambda *_: None)
+    monkeypatch.setattr(planner, fail)
+    monkeypatch.setattr(tilewise.cli.demo, "prepare_data", lambda *_: pytest.fail("data was read"))
+    code, out, err = _run(arguments, capsys)
+    assert code == 2 and out == "" and "must fit" in err and err.count("\n") == 1
+
+
+def test_version(capsys):
+    """`--version` is the name and the installed version."""
+    code, out, _ = _run(["--version"], capsys)
+    assert code == 0 and out == f"tilewise {version('tilewise')}\n"
 
 
 def test_help_imports_nothing_heavy():

@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 from tilewise.core import ConfigError, ResourceError
 from tilewise.data import train_tokenizer
-from tilewise.generate.blocks import BLOCK_SIZE, BlockTable, num_blocks_for
+from tilewise.generate import check_prompt
+from tilewise.generate.blocks import BlockTable, num_blocks_for
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.sampling import Sampling, pick_token
+from tilewise.models.llama.model import BLOCK_SIZE
 
 LOGITS = np.random.default_rng(0).standard_normal(100).astype(np.float32)
 TOKENIZER = train_tokenizer(["hello world ä€😀 " * 10], vocab_size=280)
@@ -50,7 +52,18 @@ def test_draw_depends_on_seed_and_position_only():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_tokens": 0}, {"temperature": -1}, {"top_p": 0}, {"top_k": -1}, {"seed": -1}]
+    "wrong",
+    [
+        {"max_tokens": 0},
+        {"temperature": -1},
+        {"temperature": float("inf")},
+        {"temperature": float("nan")},
+        {"top_p": 0},
+        {"top_p": float("nan")},
+        {"top_k": -1},
+        {"seed": -1},
+        {"seed": 2**63},
+    ],
 )
 def test_values_out_of_range_are_refused(wrong):
     """Each setting has a range; the error names it."""
@@ -87,8 +100,15 @@ def test_blocks_grow_and_return():
     assert len(table.grow(0, 1)) == 1 and len(table.grow(0, BLOCK_SIZE)) == 1
     first = list(table.grow(0, BLOCK_SIZE + 1))
     other = table.grow(1, 2 * BLOCK_SIZE)
-    assert not set(first) & set(other) and table.num_free == 0
+    assert not set(first) & set(other) and len({*first, *other}) == 4
     with pytest.raises(ResourceError, match="0 free"):
         table.grow(1, 3 * BLOCK_SIZE)
     table.release(0)
-    assert table.num_free == 2 and num_blocks_for(65) == 2
+    assert set(table.grow(1, 4 * BLOCK_SIZE)) == {0, 1, 2, 3} and num_blocks_for(65) == 2
+
+
+def test_prompt_must_leave_room():
+    """A prompt that fills the context is refused, one token less is not."""
+    check_prompt(63, 64)
+    with pytest.raises(ConfigError, match="must leave room in the context of 64 tokens; got 64"):
+        check_prompt(64, 64)

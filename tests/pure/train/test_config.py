@@ -36,6 +36,19 @@ def test_example_is_valid_and_complete():
         ("[optimizer]\nlr = -1\n", "optimizer.lr"),
         ("[model]\nnum_attention_heads = 6\nhidden_size = 256\n", "hidden_size must divide"),
         ("[model\n", "must be TOML"),
+        ("[optimizer]\nlr = inf\n", "optimizer.lr"),
+        ("[optimizer]\nlr = nan\n", "optimizer.lr"),
+        ("[optimizer]\nmax_grad_norm = inf\n", "optimizer.max_grad_norm"),
+        ("[optimizer]\nweight_decay = nan\n", "optimizer.weight_decay"),
+        ("[model]\nrope_theta = inf\n", "model.rope_theta"),
+        ("[data]\nheld_out_percent = nan\n", "data.held_out_percent"),
+        ("[data]\ncontext = 100000000\n", "data.context"),
+        ("[data]\ncontext = 131072\n[train]\nbatch = 65536\n", "batch x data.context must be at most"),
+        ("[model]\nhidden_size = 100000000\n", "model.hidden_size"),
+        ("[model]\nvocab_size = 100000000\n", "model.vocab_size"),
+        ("[model]\nnum_hidden_layers = 100000000\n", "model.num_hidden_layers"),
+        ("[train]\nseed = 100000000000000000000\n", "train.seed"),
+        ("[distribution]\nstrategy = 'ddp'\nmesh = { dp = 1048576 }\n", "every axis of the mesh"),
     ],
 )
 def test_mistakes_are_one_line_with_their_place(tmp_path, text, words):
@@ -51,17 +64,23 @@ def test_missing_file_is_named(tmp_path):
         load_config(tmp_path / "nowhere.toml")
 
 
-def test_data_path_is_relative_to_the_file(tmp_path):
-    """A relative data path starts at the configuration's directory."""
-    config = load_config(_write(tmp_path, "[data]\npath = 'texts'\n"))
-    assert config.data.path == str(tmp_path / "texts")
+def test_paths_are_relative_to_the_file(tmp_path):
+    """Relative paths of data and output start at the configuration's directory; absolute ones stay."""
+    config = load_config(_write(tmp_path, "[data]\npath = 'texts'\n[output]\ndirectory = 'out'\n"))
+    assert (config.data.path, config.output.directory) == (str(tmp_path / "texts"), str(tmp_path / "out"))
+    config = load_config(_write(tmp_path, "[data]\npath = '/texts'\n[output]\ndirectory = '/out'\n"))
+    assert (config.data.path, config.output.directory) == ("/texts", "/out")
 
 
 def test_strategy_and_output_do_not_decide_the_result():
-    """What must match when resuming leaves out devices and directories."""
+    """What must match when resuming leaves out devices and places."""
     here = TrainConfig()
     there = TrainConfig.model_validate(
-        {"distribution": {"strategy": "ddp", "mesh": {"dp": 2}}, "output": {"directory": "elsewhere"}}
+        {
+            "distribution": {"strategy": "ddp", "mesh": {"dp": 2}},
+            "output": {"directory": "elsewhere"},
+            "data": {"path": "elsewhere"},
+        }
     )
     assert here.what_must_match() == there.what_must_match()
     other = TrainConfig.model_validate({"optimizer": {"lr": 1e-4}})

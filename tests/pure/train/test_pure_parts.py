@@ -71,6 +71,16 @@ def test_metrics_forget_what_comes_after_the_resumed_step(tmp_path):
     assert read_metrics(tmp_path / "absent") == []
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_metrics_hold_finite_numbers_only(tmp_path, value):
+    """What JSON does not know is refused and leaves no line."""
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    with pytest.raises(ValueError, match="JSON"):
+        metrics.add(step=0, loss=value)
+    metrics.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
 def test_loss_curve_is_a_picture(tmp_path):
     """The curve is a PNG file."""
     path = tmp_path / "loss.png"
