@@ -111,10 +111,12 @@ class Collectives:
         *,
         team: Sequence[int] | None = None,
         step: int | None = None,
+        producer: Instruction | None = None,
     ) -> None:
         """Combine `source` over a team into `target` (plus a residual), tile by tile.
 
-        The instruction that writes `source` must be the last one emitted and loop over the same tiles.
+        `producer` is the instruction that writes `source`, by default the last one emitted; it loops over the same
+        tiles.
         """
         low: Any = self
         src, dst = low.tensor(source), low.tensor(target)
@@ -124,7 +126,8 @@ class Collectives:
             residual = low.tensor(residual)
         step = low.row_step(src) if step is None else step
         devices = list(team) if team is not None else self.mesh.team(self.device, axis)
-        self._reduce_scatter(op, src, dst, residual, kind, devices, step)
+        producer = producer or self.instructions[-1]
+        self._reduce_scatter(op, producer, src, dst, residual, kind, devices, step)
         self._all_gather(op, dst, devices, step)
 
     def all_reduce_in_place(self, op: OpNode, ref: Ref, axis: str) -> None:
@@ -134,7 +137,7 @@ class Collectives:
         producer = self.instructions[-1]
         step = producer.step if flat.packed else 0
         devices = self.mesh.team(self.device, axis)
-        self._reduce_scatter(op, flat, flat, None, "sum", devices, step)
+        self._reduce_scatter(op, producer, flat, flat, None, "sum", devices, step)
         self._all_gather(op, flat, devices, step)
 
     def _tiles(self, extent: Extent, step: int) -> int:
@@ -142,7 +145,15 @@ class Collectives:
         return 1 if step <= 0 else max(1, -(-extent.upper(bounds) // step))
 
     def _reduce_scatter(
-        self, op: OpNode, src: Ref, dst: Ref, residual: Any, kind: str, devices: list[int], step: int
+        self,
+        op: OpNode,
+        producer: Instruction,
+        src: Ref,
+        dst: Ref,
+        residual: Any,
+        kind: str,
+        devices: list[int],
+        step: int,
     ) -> None:
         low: Any = self
         n, me, tiles = len(devices), devices.index(self.device), self._tiles(src.extent, step)
@@ -150,7 +161,7 @@ class Collectives:
         ready = self._signals(n * tiles)
         done = self._done = self._signals(n * tiles)
         per_index = step > 0
-        self.instructions[-1].notifies += [Notify(devices[q], ready + me * tiles, per_index) for q in peers]
+        producer.notifies += [Notify(devices[q], ready + me * tiles, per_index) for q in peers]
 
         def part(ref: Any, access: int, peer: int = -1) -> Operand:
             return Operand(ref.slot, Mode.ROWPART, access, peer, part=me, parts=n)

@@ -187,7 +187,7 @@ class AttentionBackward:
             targets[1:] = [low.temp_like(low.tensor(o), dtype="f32", name="partial") for o in op.outputs[1:]]
         operands = [low.row(o, "w") for o in targets] + [low.row(i, "r") for i in op.inputs]
         ints = [low.spec(q).shape[1], *_head_ints(low, op, q, k), int(op.attrs["causal"]), int(len(team) > 1)]
-        low.emit(
+        backward = low.emit(
             f"attention_backward_{t.dtype}",
             op,
             t.extent,
@@ -198,7 +198,7 @@ class AttentionBackward:
         )
         if len(team) > 1:
             for partial, out in zip(targets[1:], op.outputs[1:]):
-                low.all_reduce(op, partial, out, None, "", "sum", team=team)
+                low.all_reduce(op, partial, out, None, "", "sum", team=team, producer=backward)
 
 
 @register

@@ -53,6 +53,7 @@ class GlobalNorm:
             operands = [low.row_at(partials, i, "w"), low.whole(grad, "r")]
             ints = [packed, chunks, split, *(v for r in ranges for v in r)]
             low.emit("square_sum_f32", op, partials.extent, 0, operands, ints=ints)
+        # every square_sum writes the table's tiles, so they run one after the other and the last stands for all
         for axis in axes:
             shared = low.temp(len(op.inputs), chunks, "f64", tile_rows=1, name="squares_shared")
             low.all_reduce(op, partials, shared, None, axis, "or", step=0)
