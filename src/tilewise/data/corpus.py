@@ -18,7 +18,7 @@ from tilewise.core import ConfigError
 
 __all__ = ["Corpus", "TextFile", "is_held_out", "load_corpus", "load_standard_library"]
 
-_SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "pydoc_data"}
+_SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _MAX_FILE_BYTES = 16 << 20
 
 
@@ -56,8 +56,6 @@ def is_held_out(name: str, percent: float = 5.0) -> bool:
 
 def load_standard_library(held_out_percent: float = 5.0) -> Corpus:
     """The standard library's sources on this machine, without tests and installed packages.
-
-    `pydoc_data` is left out too: 700 KiB of generated documentation in one literal, which is not source code.
 
     Raises:
         ConfigError: this Python has no readable sources.
