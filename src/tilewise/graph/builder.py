@@ -140,9 +140,7 @@ class GraphBuilder:
         ids = tuple(None if t is None else t.id for t in inputs)
         return [self.tensors[i] for i in self.op_on_ids(name, ids, attrs)]
 
-    def op_on_ids(
-        self, name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any], label: str = ""
-    ) -> tuple[int, ...]:
+    def op_on_ids(self, name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any]) -> tuple[int, ...]:
         """`op` on tensor ids."""
         key = (name, ids, tuple(sorted(attrs.items())), self.phase)
         if key in self._cache:
@@ -150,7 +148,7 @@ class GraphBuilder:
         given = [None if i is None else self.tensors[i].spec for i in ids]
         specs = op_named(name).infer(given, attrs)
         _refuse_packed(name, given, attrs)
-        outputs = self.append(name, ids, specs, attrs, label=label)
+        outputs = self.append(name, ids, specs, attrs)
         self._cache[key] = outputs
         return outputs
 

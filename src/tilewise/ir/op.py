@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from tilewise.core.errors import InternalError
 from tilewise.ir.graph import OpNode, TensorSpec
 
-__all__ = ["Factors", "Lowering", "Op", "op_named", "register"]
+__all__ = ["Factors", "Op", "op_named", "register"]
 
 
 # Optional parts of an op, with their meaning when absent:
@@ -34,12 +34,6 @@ class Factors:
     outputs: tuple[tuple[str, ...], ...]
     reduce: str = "sum"
     whole: frozenset[str] = frozenset()
-
-
-class Lowering(Protocol):
-    """What `Op.lower` may call; implemented by `plan.lower`."""
-
-    def __getattr__(self, name: str) -> Any: ...
 
 
 class Op(Protocol):

@@ -165,7 +165,6 @@ class TensorEntry:
     dtype: str
     tile_rows: int
     first_handle: int
-    num_tiles: int
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,6 @@ class PlanBuilder:
                     ref.dtype,
                     ref.tile_rows,
                     first,
-                    tiles,
                 )
             )
         self.entry_ids[key] = len(self.entries[0]) - 1

@@ -97,7 +97,6 @@ class TemplateLowering(Collectives):
         shapes: LocalShapes,
         roots: dict[int, int],
         microbatch: int,
-        path: str = "",
     ) -> None:
         self.name, self.graph, self.ops, self.graph_layout, self.shapes = name, graph, ops, layout, shapes
         self.mesh, self.device = shapes.mesh, shapes.device
