@@ -8,6 +8,7 @@ Names are loaded when they are first used, so that `import tilewise` is quick an
 """
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,10 +55,33 @@ __all__ = [
     "StepResult",
     "TensorSpec",
     "TilewiseError",
+    "get_cmake_dir",
+    "get_include",
+    "get_library",
     "layer",
     "models",
     "optim",
 ]
+
+
+def get_include() -> str:
+    """The folder for `-I`: `#include <tilewise/pto_api.h>` is the task runtime for C and C++."""
+    return _native_folder("include")
+
+
+def get_library() -> str:
+    """The folder for `-L` and `-Wl,-rpath`: it holds `libtilewise_pto.so`."""
+    return _native_folder("lib")
+
+
+def get_cmake_dir() -> str:
+    """The folder for `-Dtilewise_DIR=`: `find_package(tilewise CONFIG)` gives the target `tilewise::pto`."""
+    return _native_folder("cmake")
+
+
+def _native_folder(name: str) -> str:
+    # The installed module says where its neighbours are, also when the sources are used from a checkout.
+    return str(Path(import_module("tilewise._native").__file__ or "").parent / name)
 
 
 def __getattr__(name: str) -> Any:

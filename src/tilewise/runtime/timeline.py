@@ -5,10 +5,11 @@ Reads what `Executor.timeline()` returns; holds no state and starts nothing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from tilewise.runtime.perfetto import Event, name_event, slice_event, write_events
 
 __all__ = ["TaskRecord", "busy_overlap", "write_trace"]
 
@@ -35,13 +36,13 @@ def write_trace(path: str | Path, timeline: Iterable[Sequence[object]]) -> None:
     """
     records = _records(timeline)
     origin_ns = min((r.start_ns for r in records), default=0)
-    events: list[dict[str, object]] = []
+    events: list[Event] = []
     for device in sorted({r.device for r in records}):
-        events.append(_name("process_name", device, 0, f"device {device}"))
+        events.append(name_event("process_name", device, 0, f"device {device}"))
     for device, worker in sorted({(r.device, r.worker) for r in records}):
-        events.append(_name("thread_name", device, worker, f"worker {worker}"))
+        events.append(name_event("thread_name", device, worker, f"worker {worker}"))
     events.extend(_event(r, origin_ns) for r in records)
-    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}), encoding="utf-8")
+    write_events(path, events)
 
 
 def busy_overlap(timeline: Iterable[Sequence[object]]) -> float:
@@ -70,22 +71,11 @@ def _records(timeline: Iterable[Sequence[object]]) -> list[TaskRecord]:
     return [TaskRecord(*entry) for entry in timeline]  # type: ignore[arg-type]
 
 
-def _name(kind: str, device: int, worker: int, name: str) -> dict[str, object]:
-    return {"name": kind, "ph": "M", "pid": device, "tid": worker, "args": {"name": name}}
-
-
-def _event(record: TaskRecord, origin_ns: int) -> dict[str, object]:
-    return {
-        "name": record.label,
-        "cat": "task",
-        "ph": "X",
-        "pid": record.device,
-        "tid": record.worker,
-        "ts": (record.start_ns - origin_ns) / 1e3,
-        "dur": (record.end_ns - record.start_ns) / 1e3,
-        "args": {
-            "row_begin": record.row_begin,
-            "blocked_us": (record.ready_ns - record.submit_ns) / 1e3,
-            "queued_us": (record.start_ns - record.ready_ns) / 1e3,
-        },
+def _event(record: TaskRecord, origin_ns: int) -> Event:
+    args: dict[str, object] = {
+        "row_begin": record.row_begin,
+        "blocked_us": (record.ready_ns - record.submit_ns) / 1e3,
+        "queued_us": (record.start_ns - record.ready_ns) / 1e3,
     }
+    begin_ns, end_ns = record.start_ns - origin_ns, record.end_ns - origin_ns
+    return slice_event(record.label, "task", record.device, record.worker, begin_ns, end_ns, args)

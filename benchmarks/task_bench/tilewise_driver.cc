@@ -1,0 +1,196 @@
+// Task Bench on this project's task runtime: one task per point and time step, ordered by its buffers alone.
+//
+// Step t of point x overwrites buffer (t mod fields, x) and reads the buffers of its dependencies of step t - 1. The
+// core's execute_point checks every input byte by assert, so a missed dependency stops the program; -field 2 lets
+// two steps share the buffers, so that writers must wait for readers. At the end the driver checks that every task
+// ran. Tasks with more than 23 dependencies are refused: a task has at most 24 parameters.
+// Run: tilewise_driver -worker THREADS and the options of Task Bench (-steps, -width, -type, -kernel, -iter, -field);
+// one of the threads is the submitter, which helps.
+#include <cassert>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core.h"
+#include "tilewise/pto_api.h"
+#include "timer.h"
+
+#ifdef NDEBUG
+#error "Task Bench checks by assert: build without NDEBUG"
+#endif
+
+namespace {
+
+constexpr size_t kLine = 64;
+
+void require(bool is_good, const char* what) {
+  if (is_good) return;
+  std::fprintf(stderr, "%s: %s\n", what, pto_last_error());
+  std::exit(1);
+}
+
+uint64_t pack(uint64_t high, uint64_t low) { return high << 32 | low; }
+
+char* thread_scratch(size_t bytes) {
+  thread_local std::vector<uint64_t> scratch;
+  if (scratch.size() * sizeof(uint64_t) < bytes) {
+    scratch.resize((bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t));
+    TaskGraph::prepare_scratch(reinterpret_cast<char*>(scratch.data()), scratch.size() * sizeof(uint64_t));
+  }
+  return reinterpret_cast<char*>(scratch.data());
+}
+
+// buffers: the output, then the inputs. scalars: the graph's address, time step and point, number of inputs.
+int execute_point(void* const* buffers, const uint64_t* scalars) {
+  const TaskGraph& graph = *reinterpret_cast<const TaskGraph*>(scalars[0]);
+  const size_t num_inputs = scalars[2];
+  const char* inputs[PTO_MAX_PARAMS];
+  size_t input_bytes[PTO_MAX_PARAMS];
+  for (size_t i = 0; i < num_inputs; ++i) {
+    inputs[i] = static_cast<const char*>(buffers[i + 1]);
+    input_bytes[i] = graph.output_bytes_per_task;
+  }
+  const size_t scratch_bytes = graph.scratch_bytes_per_task;
+  graph.execute_point(static_cast<long>(scalars[1] >> 32), static_cast<long>(scalars[1] & 0xFFFFFFFF),
+                      static_cast<char*>(buffers[0]), graph.output_bytes_per_task, inputs, input_bytes, num_inputs,
+                      scratch_bytes ? thread_scratch(scratch_bytes) : nullptr, scratch_bytes);
+  return PTO_OK;
+}
+
+// The buffers of one graph, and who depends on whom: the core's answers, asked once for each set of dependencies.
+class Grid {
+ public:
+  explicit Grid(const TaskGraph& graph)
+      : graph_(graph), pitch_((graph.output_bytes_per_task + kLine - 1) / kLine * kLine), handles_(num_buffers()) {
+    bytes_.reset(static_cast<char*>(std::aligned_alloc(kLine, pitch_ * num_buffers())));
+    require(bytes_ != nullptr, "no memory for the buffers");
+    for (long set = 0; set < graph.max_dependence_sets(); ++set)
+      for (long point = 0; point < graph.max_width; ++point) dependencies_.push_back(find_dependencies(set, point));
+  }
+
+  size_t num_buffers() const { return static_cast<size_t>(graph_.nb_fields) * graph_.max_width; }
+
+  void register_buffers(PTORuntime* runtime) {
+    for (size_t i = 0; i < handles_.size(); ++i) {
+      handles_[i] = pto_register(runtime, bytes_.get() + i * pitch_, graph_.output_bytes_per_task);
+      require(handles_[i] != 0, "pto_register");
+    }
+  }
+
+  void submit_step(PTORuntime* runtime, pto_kernel kernel, long step) {
+    const long offset = graph_.offset_at_timestep(step), width = graph_.width_at_timestep(step);
+    const long last_offset = graph_.offset_at_timestep(step - 1);
+    const long last_end = last_offset + graph_.width_at_timestep(step - 1);
+    const auto* sets = &dependencies_[graph_.dependence_set_at_timestep(step) * graph_.max_width];
+    const pto_handle* outputs = &handles_[step % graph_.nb_fields * graph_.max_width];
+    const pto_handle* inputs = step > 0 ? &handles_[(step - 1) % graph_.nb_fields * graph_.max_width] : nullptr;
+    for (long point = offset; point < offset + width; ++point) {
+      uint32_t num_params = 1;
+      params_[0].mode = PTO_OUTPUT;
+      params_[0].handle = outputs[point];
+      for (long source : sets[point]) {
+        if (source < last_offset || source >= last_end) continue;
+        params_[num_params].mode = PTO_INPUT;
+        params_[num_params++].handle = inputs[source];
+      }
+      submit(runtime, kernel, step, point, num_params);
+    }
+  }
+
+ private:
+  struct Free {
+    void operator()(char* bytes) const { std::free(bytes); }
+  };
+
+  std::vector<long> find_dependencies(long set, long point) const {
+    std::vector<long> points;
+    for (const std::pair<long, long>& interval : graph_.dependencies(set, point))
+      for (long source = interval.first; source <= interval.second; ++source) points.push_back(source);
+    if (points.size() < PTO_MAX_PARAMS) return points;
+    std::fprintf(stderr, "a task takes at most %d dependencies; got %zu; choose a smaller -width or -radix\n",
+                 PTO_MAX_PARAMS - 1, points.size());
+    std::exit(2);
+  }
+
+  void submit(PTORuntime* runtime, pto_kernel kernel, long step, long point, uint32_t num_params) {
+    const uint64_t scalars[3] = {reinterpret_cast<uint64_t>(&graph_), pack(step, point), num_params - 1};
+    pto_task_spec spec = {};
+    spec.kernel = kernel;
+    spec.worker_type = PTO_VECTOR;
+    spec.params = params_;
+    spec.num_params = num_params;
+    spec.scalars = scalars;
+    spec.num_scalars = 3;
+    require(pto_submit(runtime, &spec) != 0, "pto_submit");
+  }
+
+  const TaskGraph& graph_;
+  const size_t pitch_;
+  std::unique_ptr<char[], Free> bytes_;
+  std::vector<pto_handle> handles_;
+  std::vector<std::vector<long>> dependencies_;  // by set, then point
+  pto_param params_[PTO_MAX_PARAMS] = {};
+};
+
+uint32_t num_threads(int argc, char** argv) {
+  for (int i = 1; i + 1 < argc; ++i)
+    if (!std::strcmp(argv[i], "-worker")) return static_cast<uint32_t>(std::atoi(argv[i + 1]));
+  return 1;
+}
+
+PTORuntime* open_runtime(uint32_t threads, size_t num_buffers) {
+  pto_config config;
+  pto_config_init(&config);
+  config.num_workers = threads > 1 ? threads - 1 : PTO_NO_WORKERS;
+  config.max_handles = static_cast<uint32_t>(num_buffers) + 64;
+  PTORuntime* runtime = nullptr;
+  require(pto_runtime_open(&config, &runtime) == PTO_OK, "pto_runtime_open");
+  return runtime;
+}
+
+uint64_t count_tasks(const App& app) {
+  uint64_t count = 0;
+  for (const TaskGraph& graph : app.graphs)
+    for (long step = 0; step < graph.timesteps; ++step) count += graph.width_at_timestep(step);
+  return count;
+}
+
+void check_counts(PTORuntime* runtime, uint64_t num_tasks) {
+  pto_stats stats = {};
+  require(pto_get_stats(runtime, &stats) == PTO_OK, "pto_get_stats");
+  if (stats.num_completed == num_tasks && stats.num_failed == 0) return;
+  std::fprintf(stderr, "%llu tasks must run; %llu completed, %llu failed\n",
+               static_cast<unsigned long long>(num_tasks), static_cast<unsigned long long>(stats.num_completed),
+               static_cast<unsigned long long>(stats.num_failed));
+  std::exit(1);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  App app(argc, argv);
+  app.display();
+  std::vector<std::unique_ptr<Grid>> grids;
+  size_t num_buffers = 0;
+  for (const TaskGraph& graph : app.graphs) {
+    grids.push_back(std::make_unique<Grid>(graph));
+    num_buffers += grids.back()->num_buffers();
+  }
+  PTORuntime* runtime = open_runtime(num_threads(argc, argv), num_buffers);
+  const pto_kernel kernel = pto_kernel_add(runtime, "execute_point", execute_point, 0);
+  require(kernel >= 0, "pto_kernel_add");
+  for (auto& grid : grids) grid->register_buffers(runtime);
+
+  Timer::time_start();
+  for (size_t i = 0; i < grids.size(); ++i)
+    for (long step = 0; step < app.graphs[i].timesteps; ++step) grids[i]->submit_step(runtime, kernel, step);
+  require(pto_wait_all(runtime, PTO_FOREVER) == PTO_OK, "pto_wait_all");
+  const double elapsed = Timer::time_end();
+
+  check_counts(runtime, count_tasks(app));
+  app.report_timing(elapsed);
+  require(pto_runtime_close(runtime) == PTO_OK, "pto_runtime_close");
+}

@@ -1,0 +1,47 @@
+// Names of tasks and the dependency state of one buffer (or one box of it).
+//
+// A TaskRef is a slot and the generation that the slot had: when the slot's generation has moved on, the task has
+// completed. So a reference never dangles, needs no count, and no array is ever indexed by a growing id.
+#pragma once
+#include <cstdint>
+
+namespace tilewise::tasks {
+
+inline constexpr uint32_t kNone = 0xFFFFFF;  // no slot, node or handle: 24 bits
+
+/// [generation 40 | slot 20 | flags 4]. The public id of a task is its reference without flags. 0: none.
+using TaskRef = uint64_t;
+
+inline constexpr int kFlagBits = 4;
+inline constexpr int kSlotBits = 20;
+inline constexpr uint64_t kFlagMask = (1u << kFlagBits) - 1;
+inline constexpr TaskRef kCarriesPoison = 1;  // as a producer: its failure is the consumer's
+inline constexpr TaskRef kIsEvent = 2;        // as a producer: [event 32 | unused | flags], the value stands before it
+
+inline constexpr TaskRef make_ref(uint64_t generation, uint32_t slot) {
+  return generation << (kFlagBits + kSlotBits) | static_cast<uint64_t>(slot) << kFlagBits;
+}
+inline constexpr uint32_t slot_of(TaskRef ref) { return (ref >> kFlagBits) & ((1u << kSlotBits) - 1); }
+inline constexpr uint64_t generation_of(TaskRef ref) { return ref >> (kFlagBits + kSlotBits); }
+inline constexpr TaskRef without_flags(TaskRef ref) { return ref & ~kFlagMask; }
+
+/// What the newest accesses of a buffer are. Joining kinds share: readers run beside readers.
+enum class Kind : uint8_t { kNothing = 0, kRead, kWrite, kCommute };
+
+/// Who accesses a buffer now, and whom the members of `now` that come later must wait for.
+/// now: the newest group (readers, one writer, or commuting tasks). before: the group that `now` waits for; only kept
+/// while `now` can grow. Completed writers stay until they are replaced, so that their failure is still found.
+/// Members of `before` carry kCarriesPoison where they wrote. All zero: nobody. Chunk links count from 1.
+struct AccessState {
+  TaskRef now[2] = {0, 0};
+  TaskRef before = 0;
+  uint32_t more_now = 0;  // chunks of further members
+  uint32_t more_before = 0;
+  uint32_t num_more = 0;  // members in more_now
+  uint16_t limit = 0;     // prune when num_more reaches it
+  Kind kind = Kind::kNothing;
+  uint8_t unused = 0;
+};
+static_assert(sizeof(AccessState) == 40);
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,123 @@
+// Order between boxes of one buffer: every distinct box in use has a node with a dependency state of its own.
+//
+// owner: the index of the buffer's handle. Purpose: an access waits for what every overlapping node says, and is recorded in its own node; a write forgets the
+// nodes it covers, because whoever overlaps them from now on overlaps the write. Who may call: the submitter, under the
+// submission lock. Blocks: never. Memory: nodes of the RegionIndex in the region.
+#pragma once
+#include <algorithm>
+#include <array>
+
+#include "tasks/dependencies.h"
+#include "tasks/layout.h"
+#include "tasks/region_index.h"
+
+namespace tilewise::tasks {
+
+/// The box of a parameter; without one, the whole buffer.
+inline Box box_of(const Handle& handle, const pto_region* region) {
+  Box box{};
+  if (region == nullptr) {
+    box.ndim = 1;
+    box.size[0] = handle.bytes;
+    box.stride[0] = 1;
+    return box;
+  }
+  box.offset = region->offset;
+  box.ndim = region->ndim;
+  for (uint32_t d = 0; d < region->ndim; ++d) {
+    box.size[d] = region->size[d];
+    box.stride[d] = region->stride[d];
+  }
+  return box;
+}
+
+/// No byte: orders nothing.
+inline bool is_empty(const Box& box) {
+  return std::any_of(box.size, box.size + box.ndim, [](uint64_t size) { return size == 0; });
+}
+
+/// Nobody has to wait for this node any more, and no failure of its writers must be remembered.
+template <class Pool>
+bool is_stale(const AccessState& state, Pool& pool) {
+  bool settled = true;
+  const TaskRef flag = state.kind == Kind::kRead ? 0 : kCarriesPoison;
+  for_each_now(state, pool, [&](TaskRef ref) { settled = settled && pool.is_settled(ref | flag); });
+  for_each_before(state, pool, [&](TaskRef ref) { settled = settled && pool.is_settled(ref); });
+  return settled;
+}
+
+template <class Pool>
+void remove_box(RegionIndex& boxes, uint32_t owner, Handle& handle, uint32_t node, Pool& pool) {
+  AccessState& state = boxes[node].state;
+  give_chunks(pool, state.more_now);
+  give_chunks(pool, state.more_before);
+  boxes.remove(owner, handle.tree, node);
+}
+
+/// Makes the node of that box, if need be. False when there is no room.
+inline bool ensure_box(RegionIndex& boxes, uint32_t owner, Handle& handle, const Box& box) {
+  return is_empty(box) || boxes.find(owner, box) != kNone || boxes.insert(owner, handle.tree, box) != kNone;
+}
+
+/// The first access by a box: what is known of the whole buffer moves to the node of the whole buffer.
+inline bool begin_boxes(RegionIndex& boxes, uint32_t owner, Handle& handle) {
+  if ((handle.flags & kHasRegions) != 0) return true;
+  if (handle.state.kind != Kind::kNothing) {
+    const Box whole = box_of(handle, nullptr);
+    if (!ensure_box(boxes, owner, handle, whole)) return false;
+    boxes[boxes.find(owner, whole)].state = handle.state;
+    handle.state = {};
+  }
+  handle.flags |= kHasRegions;
+  return true;
+}
+
+template <class Pool, class Sink>
+void collect_boxes(RegionIndex& boxes, uint32_t owner, Handle& handle, const pto_region* param, int mode,
+                   Pool& pool, Sink&& sink) {
+  const Box box = box_of(handle, param);
+  if (is_empty(box)) return;
+  const uint32_t own = boxes.find(owner, box);
+  if (own != kNone && boxes.isolated(handle.tree, own)) {
+    collect(boxes[own].state, pool, mode, sink);
+    return;
+  }
+  boxes.overlapping(handle.tree, box, [&](uint32_t node, Overlap) { collect(boxes[node].state, pool, mode, sink); });
+}
+
+template <class Pool>
+void record_box(RegionIndex& boxes, uint32_t owner, Handle& handle, const pto_region* param, int mode, Pool& pool,
+                TaskRef task) {
+  const Box box = box_of(handle, param);
+  if (is_empty(box)) return;
+  const uint32_t own = boxes.find(owner, box);
+  if (!boxes.isolated(handle.tree, own)) {
+    std::array<uint32_t, 64> gone;
+    size_t num_gone = 0;
+    boxes.overlapping(handle.tree, box, [&](uint32_t node, Overlap overlap) {
+      if (node == own || num_gone == gone.size()) return;
+      const bool is_covered = overlap != Overlap::kPartial && kind_of(mode) == Kind::kWrite;
+      if (is_covered || is_stale(boxes[node].state, pool)) gone[num_gone++] = node;
+    });
+    for (size_t n = 0; n < num_gone; ++n) remove_box(boxes, owner, handle, gone[n], pool);
+  }
+  record(boxes[own].state, pool, mode, task);
+}
+
+/// Forgets all of a buffer's nodes (all = true) or the stale ones. Returns how many.
+template <class Pool>
+uint32_t sweep_boxes(RegionIndex& boxes, uint32_t owner, Handle& handle, Pool& pool, bool all) {
+  uint32_t total = 0;
+  while (true) {
+    std::array<uint32_t, 64> gone;
+    size_t num_gone = 0;
+    boxes.for_each(handle.tree, [&](uint32_t node) {
+      if (num_gone < gone.size() && (all || is_stale(boxes[node].state, pool))) gone[num_gone++] = node;
+    });
+    for (size_t n = 0; n < num_gone; ++n) remove_box(boxes, owner, handle, gone[n], pool);
+    total += static_cast<uint32_t>(num_gone);
+    if (num_gone < gone.size()) return total;
+  }
+}
+
+}  // namespace tilewise::tasks

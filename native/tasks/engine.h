@@ -1,0 +1,264 @@
+// The task runtime of one device: submission, completion, workers, waiting.
+//
+// Purpose: orders tasks by the data they touch and runs them. Nobody schedules: whoever submits or completes a task
+// makes its successors ready, and workers (and waiting submitters) take ready tasks. Who may call: any thread; each
+// submitting thread has a seat of its own. Blocks: submit() when window, heap or handles are full (it helps, then
+// sleeps), wait calls, close(). Memory order: a task's writes reach its successors through the exchange of its wake
+// word and the compare-and-swap by which they had waited; see layout.h. Memory: the region, and here only what one
+// process needs: threads, addresses of kernels, traces.
+//
+//   submit.cc   from a specification to a ready or waiting task       wait.cc      waiting, deadlock, sleeping
+//   run.cc      taking, running and completing tasks                  buffers.cc   handles, heap, scopes
+//   failures.cc errors, poison, cancelling                            record.cc    record and replay
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/check.h"
+#include "tasks/layout.h"
+#include "tasks/region_index.h"
+#include "tasks/trace.h"
+
+namespace tilewise::tasks {
+
+/// What a call reports besides success: thrown inside, a status at the C border.
+struct StatusError : std::runtime_error {
+  StatusError(int code, const std::string& text) : std::runtime_error(text), status(code) {}
+  int status;
+};
+
+template <class... Parts>
+[[noreturn]] void raise(int status, const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw StatusError(status, text.str());
+}
+
+struct Kernel {
+  std::string name;
+  pto_kernel_fn function = nullptr;  // nullptr: not found yet in this process
+  uint32_t flags = 0;
+};
+
+enum class Resource { kWindow = 0, kHeap = 1, kHandles = 2, kRegions = 3, kWait = 4, kEdges = 5 };
+
+class Recording;
+class GraphLog;
+struct Replay;
+
+class Engine {
+ public:
+  static std::unique_ptr<Engine> open(const Options& options);
+  /// The workers' side of a shared region. Returns a status when the orchestrator has closed it or died.
+  static int run_workers(const char* path, const std::vector<std::string>& libraries);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Waits for every task, stops the workers.
+  void close();
+
+  // Kernels.
+  pto_kernel add_kernel(const std::string& name, pto_kernel_fn function, uint32_t flags);
+  pto_kernel find_kernel(const std::string& name);
+  void load_library(const std::string& path);
+  const char* kernel_name(pto_kernel kernel) const;
+
+  // Buffers (buffers.cc).
+  pto_handle register_buffer(void* address, uint64_t bytes);
+  void unregister(pto_handle handle, double timeout_s, bool helps);
+  void freeze(pto_handle handle, bool frozen);
+  pto_handle allocate(uint64_t bytes);
+  Handle& resolve(pto_handle handle, const char* where);
+  void* address_of(pto_handle handle);
+  void* wait_for_buffer(pto_handle handle, bool to_write, double timeout_s, bool helps);
+  void begin_scope();
+  void end_scope();
+
+  // Tasks.
+  pto_task submit(const pto_task_spec& spec);
+  void complete_external(pto_task task, int status);
+
+  // Waiting (wait.cc). Return a status; PTO_TIMEOUT when the time is over.
+  bool is_complete(pto_task task) const;
+  // Without a deadline the caller helps; `helps` says so for waits cut into slices.
+  int wait(pto_task task, double timeout_s, bool helps);
+  int wait_any(const pto_task* tasks, uint32_t num_tasks, double timeout_s, uint32_t* first, bool helps);
+  int wait_all(double timeout_s, bool helps);
+  void notify(pto_task task, void (*callback)(void*), void* context);
+
+  // Failure (failures.cc).
+  int task_status(pto_task task);
+  int task_error(pto_task task, std::string* text);
+  void release(pto_task task);
+  void cancel(pto_task task);
+  void cancel_all();
+
+  // Events.
+  pto_event open_event();
+  void raise_event(pto_event event, uint64_t add);
+  uint64_t event_value(pto_event event);
+
+  // Record and replay (record.cc).
+  void begin_recording();
+  pto_recording end_recording();
+  void replay(pto_recording recording, const pto_handle* from, const pto_handle* to, uint32_t num_handles);
+  void free_recording(pto_recording recording);
+
+  // Seeing inside.
+  void stats(pto_stats* stats);
+  void enable_trace(uint32_t max_records);
+  uint64_t trace_tasks(pto_trace_task* records, uint64_t capacity) const;
+  uint64_t trace_stalls(pto_trace_stall* records, uint64_t capacity) const;
+  void begin_graph();
+  void end_graph(const char* json_path);
+
+  const Region& region() const { return region_; }
+  void leave_lane(uint32_t seat);  // its thread has ended
+
+ private:
+  friend struct SeatPool;
+  friend class Recording;
+  friend class GraphLog;
+  explicit Engine(const Region& region);
+
+  // Seats.
+  uint32_t seat_here();
+  uint32_t find_lane();
+  Seat& seat(uint32_t index) { return region_.seats[index]; }
+
+  // Submission.
+  void check_spec(const pto_task_spec& spec);
+  uint32_t take_slot(uint32_t seat);
+  uint32_t take_slot_slowly(uint32_t seat);
+  void fill(uint32_t slot, const pto_task_spec& spec, uint32_t seat);
+  void bind_params(uint32_t slot, const pto_task_spec& spec, uint32_t seat);
+  void link(uint32_t slot, const pto_task_spec& spec, uint32_t seat);
+  void add_producer(uint32_t slot, uint64_t word, uint32_t seat);
+  void collect_param(uint32_t slot, uint32_t seat, Handle& handle, const pto_region* region, int mode);
+  void record_param(TaskRef task, uint32_t seat, Handle& handle, const pto_region* region, int mode);
+  bool prepare_boxes(const SlotArgs& args, const pto_task_spec& spec, uint32_t seat);
+  void start_submitted(uint32_t slot, uint32_t seat);
+  pto_task submit_reduction(const pto_task_spec& spec);
+  Handle& tracked(Handle& handle, int mode, uint32_t seat);
+  void abandon(uint32_t slot);
+
+  // Running.
+  bool advance(uint32_t slot, uint32_t seat);
+  bool wait_for_event(uint32_t slot, uint32_t event, uint64_t value);
+  bool take_tokens(uint32_t slot);
+  void drop_producer(Slot& task, uint32_t seat);
+  void release_tokens(uint32_t slot, uint32_t seat);
+  void make_ready(uint32_t slot, uint32_t seat);
+  void push_ready(uint32_t slot, uint32_t seat);
+  uint32_t take(uint32_t seat, bool is_worker);
+  uint32_t steal(uint32_t seat, uint32_t classes);
+  bool has_work(uint32_t seat) const;
+  bool can_help(uint32_t slot) const;
+  void run(uint32_t slot, uint32_t seat, bool is_worker);
+  int execute(uint32_t slot, uint32_t seat);
+  int call_kernel(uint32_t slot, uint32_t seat);
+  uint32_t finish(uint32_t slot, uint32_t seat, int status, bool is_worker);
+  uint32_t complete(uint32_t slot, uint32_t seat, int status, bool is_worker);
+  void fail(uint32_t slot, uint32_t seat, int status);
+  void end_parent(uint32_t slot, uint32_t seat);
+  void child_ended(uint32_t parent, uint32_t seat);
+  bool may_follow(uint32_t slot, uint32_t seat, bool is_worker) const;
+  void release_heap(const Slot& slot, const SlotArgs& args);
+  void wake_waiters();
+  void start_worker(uint32_t worker, bool is_pinned);
+  void wait_for_workers(double timeout_s);
+  void stop();
+  void worker_loop(uint32_t worker);
+  void park_worker(uint32_t worker);
+  void wake_worker(bool all = false);
+  pto_kernel_fn function_of(int32_t kernel);
+
+  // Waiting.
+  template <class Done, class Watch>
+  bool wait_until(Done&& done, Watch&& watch, double timeout_s, bool helps);
+  bool help(uint32_t seat);
+  bool help_own_lane(uint32_t seat);
+  bool watch(TaskRef task);
+  void watch_lane(uint32_t seat);
+  uint32_t find_free_slot(uint32_t seat);
+  int result_of(pto_task task);
+  void wait_for_room(uint32_t seat, Resource resource, uint64_t size);
+  bool has_room(uint32_t seat, Resource resource, uint64_t size);
+  bool is_stuck(uint32_t seat, Resource resource) const;
+  bool is_blocked_parent(uint32_t slot) const;
+  void note_stall(uint32_t seat, Resource cause, int64_t begin_ns);
+  uint64_t num_completed() const;
+  uint32_t header_seats() const { return region_.header->seats_in_use.load(std::memory_order_acquire); }
+  [[noreturn]] void raise_deadlock(uint32_t seat, Resource resource, uint64_t size);
+  void check_peer();
+  void check_interrupted(int64_t* last_ns) const;
+  void check_open() const;
+
+  // Buffers.
+  uint32_t index_of(const Handle& handle) const { return static_cast<uint32_t>(&handle - region_.handles); }
+  uint32_t take_handle(uint32_t seat);
+  void give_handle(uint32_t index, uint32_t seat);
+  uint64_t allocate_heap(uint32_t seat, uint64_t bytes);
+  bool try_allocate_heap(uint32_t seat, uint64_t bytes, uint64_t* address);
+  uint32_t take_run(uint32_t count);
+  void give_run(uint32_t first);
+  void use_heap(uint64_t address, uint32_t seat);
+  void close_scope(uint32_t seat);
+  void refill_handles(uint32_t seat);
+  bool lies_in_heap(uint64_t address) const {
+    return address - region_.header->heap < uint64_t{region_.header->num_segments} * kSegmentBytes;
+  }
+  void forget_accesses(Handle& handle, uint32_t seat);
+
+  // Failures.
+  uint32_t record_error(uint32_t slot, uint32_t seat, int status, const std::string& reason);
+  void mark_failed(TaskRef task, uint32_t error, bool is_pinned);
+  uint32_t find_error(TaskRef task);
+  std::string error_text(uint32_t error) const;
+  void sweep_failures();
+  bool has_failures() const { return region_.header->num_failed.load(std::memory_order_acquire) != 0; }
+
+  void run_callbacks(TaskRef task);
+
+  // Replay.
+  std::vector<pto_handle> bind_recording(Recording& recording, const pto_handle* from, const pto_handle* to,
+                                         uint32_t num_handles);
+  void replay_task(Replay& run, uint32_t number);
+  void leave_behind(Replay& run, size_t buffer);
+
+  Region region_;
+  RegionIndex boxes_;
+  bool fences_ = false;  // a fence with every push, because the sleeper cannot make everybody else issue one
+  bool is_worker_side_ = false;
+  std::atomic<bool> peer_lost_{false};
+  int peer_fd_ = -1;
+  std::string shared_path_;
+  std::vector<std::unique_ptr<Kernel>> kernels_;  // by id; grows under kernel_lock, capacity reserved
+  std::vector<void*> libraries_;
+  std::vector<std::thread> threads_;
+  uint64_t id_ = 0;  // of this engine among all of the process
+  std::atomic<uint32_t> num_callbacks_{0};
+  std::mutex callbacks_mutex_;
+  std::unordered_multimap<TaskRef, std::pair<void (*)(void*), void*>> callbacks_;
+  std::unique_ptr<Trace> trace_;
+  std::atomic<Trace*> active_trace_{nullptr};  // nullptr: off
+  std::unique_ptr<GraphLog> graph_;
+  std::mutex recordings_mutex_;
+  std::map<pto_recording, std::shared_ptr<Recording>> recordings_;
+  std::vector<std::unique_ptr<Recording>> open_recordings_;  // per seat
+  bool closed_ = false;
+};
+
+int64_t now_ns();
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,221 @@
+// Errors, poison, cancelling. See engine.h.
+//
+// A failed task is remembered by name until nobody can ask for it: no buffer's newest writers name it, and no task that
+// was submitted before it failed is still alive. Consumers find their producers here, and only when anything failed.
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "tasks/boxes.h"
+#include "tasks/engine.h"
+#include "tasks/pool.h"
+#include "tasks/thread_state.h"
+
+namespace tilewise::tasks {
+
+namespace {
+
+uint64_t hash_of(TaskRef task) { return (task >> kFlagBits) * 0x9E3779B97F4A7C15ull >> 20; }
+
+}  // namespace
+
+// The task did not do its work: its own error, or the one it inherits, becomes its consumers'.
+void Engine::fail(uint32_t slot, uint32_t seat_index, int status) {
+  Slot& task = region_.slots[slot];
+  SlotArgs& args = region_.args[slot];
+  const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
+  uint32_t error = task.poison;
+  if (error == 0) {
+    std::string reason;
+    if (status == PTO_CANCELLED) {
+      reason = "it was cancelled";
+    } else if (!failure_reason.empty()) {
+      reason = failure_reason;
+    } else {
+      reason = "its kernel returned " + std::to_string(status);
+    }
+    failure_reason.clear();
+    error = record_error(slot, seat_index, status == PTO_CANCELLED ? PTO_CANCELLED : PTO_TASK_FAILED, reason);
+  }
+  Seat& me = seat(seat_index);
+  me.num_failed.store(me.num_failed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  mark_failed(self, error, (task.flags & kKeepsError) != 0);
+  uint32_t none = 0;
+  if (task.parent != 0) {
+    region_.slots[task.parent - 1].child_error.compare_exchange_strong(none, error, std::memory_order_acq_rel);
+  } else {
+    seat(static_cast<uint32_t>(args.lane)).first_error.compare_exchange_strong(none, error, std::memory_order_acq_rel);
+  }
+}
+
+uint32_t Engine::record_error(uint32_t slot, uint32_t seat_index, int status, const std::string& reason) {
+  Header& header = *region_.header;
+  const Slot& task = region_.slots[slot];
+  std::lock_guard guard(header.failed_lock);
+  const uint32_t number = header.num_errors.load(std::memory_order_relaxed) + 1;
+  ErrorRecord& record = region_.errors[number % kMaxErrors];
+  record.task = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
+  record.kernel = task.kernel;
+  record.worker = seat_index < header.num_workers ? static_cast<int32_t>(seat_index) : -1;
+  record.lane = region_.args[slot].lane;
+  record.status = status;
+  record.number = number;
+  const size_t length = std::min(reason.size(), sizeof(record.text) - 1);
+  std::memcpy(record.text, reason.data(), length);
+  record.text[length] = 0;
+  header.num_errors.store(number, std::memory_order_release);
+  return number;
+}
+
+std::string Engine::error_text(uint32_t error) const {
+  std::lock_guard guard(region_.header->failed_lock);
+  const ErrorRecord& record = region_.errors[error % kMaxErrors];
+  std::ostringstream text;
+  if (record.number != error) {
+    text << "[runtime.wait] a task must not fail; got a failure whose details " << kMaxErrors
+         << " later ones have replaced; look at the first";
+    return text.str();
+  }
+  text << "[runtime.wait] a task must not fail; got '" << record.text << "' from task " << record.task << " ("
+       << (record.kernel >= 0 ? kernel_name(record.kernel) : "empty") << ") on "
+       << (record.worker >= 0 ? "worker " + std::to_string(record.worker) : "a submitter")
+       << "; correct its kernel or its operands";
+  return text.str();
+}
+
+void Engine::mark_failed(TaskRef task, uint32_t error, bool is_pinned) {
+  Header& header = *region_.header;
+  std::lock_guard guard(header.failed_lock);
+  const uint32_t mask = header.failed_capacity - 1;
+  const uint32_t count = header.num_failed.load(std::memory_order_relaxed);
+  if (count >= header.failed_capacity / 4 * 3) {
+    header.failed_overflow.store(error, std::memory_order_release);
+    return;
+  }
+  uint64_t at = hash_of(task) & mask;
+  while (region_.failed[at].key != 0) at = (at + 1) & mask;
+  region_.failed[at] = {task, error, is_pinned ? 1u : 0u, header.sequence.load(std::memory_order_acquire)};
+  header.num_failed.store(count + 1, std::memory_order_release);
+}
+
+// A full table makes every task that might have failed count as failed: wrong results never look right.
+uint32_t Engine::find_error(TaskRef task) {
+  Header& header = *region_.header;
+  std::lock_guard guard(header.failed_lock);
+  const uint32_t mask = header.failed_capacity - 1;
+  for (uint64_t at = hash_of(task) & mask; region_.failed[at].key != 0; at = (at + 1) & mask) {
+    if (region_.failed[at].key == task) return region_.failed[at].error;
+  }
+  return header.failed_overflow.load(std::memory_order_acquire);
+}
+
+// Called by a submitter, under the submission lock, when the table has grown: forgets what nobody can ask for.
+void Engine::sweep_failures() {
+  Header& header = *region_.header;
+  SeatPool pool{*this, seat(seat_here())};
+  std::vector<TaskRef> named;
+  const auto note = [&](TaskRef ref) { named.push_back(without_flags(ref)); };
+  const auto note_state = [&](const AccessState& state) {
+    for_each_now(state, pool, note);
+    for_each_before(state, pool, note);
+  };
+  for (uint32_t h = 0; h < header.fresh_handles.load(std::memory_order_relaxed); ++h) {
+    Handle& handle = region_.handles[h];
+    if ((handle.flags & kHasRegions) != 0) {
+      std::lock_guard boxes_guard(header.boxes_lock);
+      boxes_.for_each(handle.tree, [&](uint32_t node) { note_state(boxes_[node].state); });
+    } else if ((handle.flags & kUsed) != 0) {
+      note_state(handle.state);
+    }
+  }
+  std::sort(named.begin(), named.end());
+  uint64_t oldest = header.sequence.load(std::memory_order_relaxed) + 1;
+  for (uint32_t slot = 0; slot < header_seats() * header.window; ++slot) {
+    if (!is_live(region_.slots[slot].wake.load(std::memory_order_acquire))) continue;
+    oldest = std::min(oldest, region_.slots[slot].sequence.load(std::memory_order_relaxed));
+  }
+  std::lock_guard guard(header.failed_lock);
+  std::vector<FailedTask> kept;
+  for (uint32_t at = 0; at < header.failed_capacity; ++at) {
+    FailedTask& entry = region_.failed[at];
+    if (entry.key == 0) continue;
+    const bool is_named = std::binary_search(named.begin(), named.end(), entry.key);
+    if (is_named || entry.is_pinned != 0 || entry.sequence >= oldest) kept.push_back(entry);
+    entry = {};
+  }
+  const uint32_t mask = header.failed_capacity - 1;
+  for (const FailedTask& entry : kept) {
+    uint64_t at = hash_of(entry.key) & mask;
+    while (region_.failed[at].key != 0) at = (at + 1) & mask;
+    region_.failed[at] = entry;
+  }
+  header.num_failed.store(static_cast<uint32_t>(kept.size()), std::memory_order_release);
+  if (kept.size() < header.failed_capacity / 4) header.failed_overflow.store(0, std::memory_order_release);
+  header.sweep_at = static_cast<uint32_t>(std::max<size_t>(64, 2 * kept.size()));
+}
+
+int Engine::task_status(pto_task task) {
+  if (!is_complete(task) || !has_failures()) return PTO_OK;
+  const uint32_t error = find_error(task);
+  if (error == 0) return PTO_OK;
+  std::lock_guard guard(region_.header->failed_lock);
+  const ErrorRecord& record = region_.errors[error % kMaxErrors];
+  return record.number == error && record.status == PTO_CANCELLED ? PTO_CANCELLED : PTO_TASK_FAILED;
+}
+
+int Engine::task_error(pto_task task, std::string* text) {
+  const int status = task_status(task);
+  if (status != PTO_OK) *text = error_text(find_error(task));
+  return status;
+}
+
+void Engine::release(pto_task task) {
+  if (!has_failures()) return;
+  Header& header = *region_.header;
+  std::lock_guard guard(header.failed_lock);
+  const uint32_t mask = header.failed_capacity - 1;
+  for (uint64_t at = hash_of(task) & mask; region_.failed[at].key != 0; at = (at + 1) & mask) {
+    if (region_.failed[at].key == task) region_.failed[at].is_pinned = 0;
+  }
+}
+
+// A task that starts at the same moment may still run; afterwards its status tells which.
+void Engine::cancel(pto_task task) {
+  if (is_complete(task)) return;
+  region_.header->num_cancels.fetch_add(1, std::memory_order_relaxed);
+  Slot& slot = region_.slots[slot_of(task)];
+  slot.cancelled.store(static_cast<uint32_t>(generation_of(task)), std::memory_order_release);
+}
+
+void Engine::cancel_all() {
+  Header& header = *region_.header;
+  header.num_cancels.fetch_add(1, std::memory_order_relaxed);
+  const uint64_t newest = header.sequence.load(std::memory_order_acquire);
+  for (uint32_t s = 0; s < header_seats(); ++s) region_.seats[s].cancel_below.store(newest, std::memory_order_release);
+}
+
+void Engine::run_callbacks(TaskRef task) {
+  std::vector<std::pair<void (*)(void*), void*>> due;
+  {
+    std::lock_guard guard(callbacks_mutex_);
+    const auto [begin, end] = callbacks_.equal_range(task);
+    for (auto at = begin; at != end; ++at) due.push_back(at->second);
+    callbacks_.erase(begin, end);
+    num_callbacks_.store(static_cast<uint32_t>(callbacks_.size()), std::memory_order_release);
+  }
+  for (const auto& [callback, context] : due) callback(context);
+}
+
+void Engine::notify(pto_task task, void (*callback)(void*), void* context) {
+  if (region_.header->is_shared != 0) {
+    raise(PTO_BAD_ARGUMENT, "[runtime.notify] a callback needs workers in this process; got a shared region; use pto_wait");
+  }
+  {
+    std::lock_guard guard(callbacks_mutex_);
+    callbacks_.emplace(task, std::make_pair(callback, context));
+    num_callbacks_.store(static_cast<uint32_t>(callbacks_.size()), std::memory_order_release);
+  }
+  if (is_complete(task) || !watch(task)) run_callbacks(task);
+}
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,47 @@
+// The dependency graph of what was submitted, as it was decided.
+//
+// Purpose: a file from which an offline check recomputes the order (runtime/graph.py). Who may call: submitters, under
+// the locks of the submission. Blocks: for its mutex. Memory: of the process, one entry per task.
+#pragma once
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tasks/engine.h"
+
+namespace tilewise::tasks {
+
+class GraphLog {
+ public:
+  /// A producer of the task that this thread is linking.
+  static void note(TaskRef producer) { pending().push_back(without_flags(producer)); }
+  /// The task that this thread has just linked.
+  void add(const Engine& engine, uint32_t slot, const pto_task_spec& spec);
+  void write(const char* path) const;
+
+ private:
+  struct Access {
+    int mode;
+    uint64_t buffer;
+    uint64_t bytes;
+    bool has_region;
+    pto_region region;
+  };
+  struct Node {
+    TaskRef task;
+    std::string kernel;
+    int lane;
+    uint32_t depth;
+    TaskRef domain;
+    int64_t submit_ns;
+    std::vector<Access> accesses;
+    std::vector<TaskRef> after;
+    std::vector<TaskRef> producers;
+  };
+  static std::vector<TaskRef>& pending();
+
+  mutable std::mutex mutex_;
+  std::vector<Node> nodes_;
+};
+
+}  // namespace tilewise::tasks

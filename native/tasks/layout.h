@@ -1,0 +1,330 @@
+// The region: everything that submitters and workers share, as plain structs addressed by index and offset.
+//
+// Purpose: one mapping, private or shared by two processes, holds seats (one per thread), slots, handles, chunks,
+// queues, failures, events and the heap. No pointer lies in it: buffers are kept as distances from its base. Who may
+// write what stands at each struct; memory order at the functions that use it. Memory: one anonymous or file mapping;
+// pages that nobody touches cost nothing, and all-zero bytes are the empty state of every struct.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "rings/spin_lock.h"
+#include "tasks/access.h"
+#include "tasks/region_index.h"
+#include "tilewise/pto_api.h"
+
+namespace tilewise::tasks {
+
+inline constexpr uint32_t kInlineProducers = 8;
+inline constexpr uint32_t kNumTypes = 4;
+inline constexpr uint32_t kRingCells = 1024;
+inline constexpr uint32_t kMaxKernels = 512;
+inline constexpr uint32_t kMaxErrors = 256;
+inline constexpr uint64_t kSegmentBytes = 256 << 10;
+
+/// [generation 40 | watched 1 | first waiter + 1, 23 bits]. Odd generation: a task lives in the slot. Whoever
+/// completes the task raises the generation and takes the waiters in one exchange; a waiter adds itself by
+/// compare-and-swap against the generation it knows. So a wake-up cannot be lost and a reused slot cannot be mistaken.
+using WakeWord = uint64_t;
+inline constexpr WakeWord kWatched = 1u << 23;
+inline constexpr uint64_t generation_in(WakeWord word) { return word >> 24; }
+inline constexpr bool is_live(WakeWord word) { return (word >> 24 & 1) != 0; }
+inline constexpr uint32_t first_waiter(WakeWord word) { return static_cast<uint32_t>(word & (kWatched - 1)); }
+
+enum SlotFlags : uint8_t {
+  kUsesHeap = 1,
+  kUsesTokens = 2,
+  kKeepsError = 4,
+  kIsParent = 8,   // its kernel may submit: it completes after its children
+  kHasTarget = 16,
+};
+
+/// kExternal: its kernel returned PTO_LATER. kEnded: pto_task_complete came before the kernel returned. kChildren: its
+/// kernel has returned, its children have not.
+enum class SlotState : uint8_t { kFilling = 0, kPending, kWaitsForEvent, kReady, kRunning, kExternal, kEnded, kChildren };
+
+/// What every thread reads of a task. Two cache lines. Written by its lane until submitted, then by whoever advances
+/// it (one thread at a time), then by whoever runs it; `wake` by anyone.
+struct alignas(128) Slot {
+  std::atomic<WakeWord> wake;
+  uint32_t next_waiter;  // + 1, of the list this task is on
+  int32_t kernel;
+  int32_t priority;
+  uint32_t parent;  // slot + 1
+  uint32_t poison;  // error number inherited
+  uint32_t more_producers;  // + 1
+  std::atomic<uint32_t> children;  // 1 while its kernel runs, plus live children
+  std::atomic<uint32_t> child_error;
+  std::atomic<uint64_t> sequence;
+  std::atomic<uint32_t> cancelled;  // low bits of the generation that was cancelled
+  uint8_t type_class;
+  uint8_t num_producers;  // inline
+  uint8_t num_params;
+  uint8_t num_scalars;
+  uint8_t flags;
+  std::atomic<SlotState> state;
+  uint8_t num_tokens_held;
+  // second line
+  uint64_t producers[kInlineProducers];
+};
+static_assert(sizeof(Slot) == 128);
+
+struct Param {
+  uint64_t address;  // distance from the region's base
+  uint32_t handle;
+  uint32_t shadow;   // + 1: the handle that stands for it among this task's children
+  uint8_t mode;
+  uint8_t is_region;
+  uint16_t unused;
+  uint32_t bytes_low;  // of the access, for the check of children: saturated
+};
+
+/// What only the runner reads.
+struct alignas(64) SlotArgs {
+  Param params[PTO_MAX_PARAMS];
+  uint64_t scalars[PTO_MAX_SCALARS];
+  uint64_t predicate;  // distance of a uint32_t; meaningful with has_predicate
+  uint32_t has_predicate;
+  uint32_t target_worker;
+  uint32_t num_tokens;
+  uint32_t tokens[PTO_MAX_PARAMS];  // handles, ascending
+  int32_t lane;
+  int32_t scope_depth;
+  int32_t status;    // of a parent that waits for its children
+  uint64_t awaited;  // value of the event it waits for
+  std::atomic<uint32_t> runner;  // seat + 1, of a task that may submit
+  int64_t submit_ns;
+  int64_t ready_ns;
+};
+
+enum HandleFlags : uint8_t { kFrozen = 1, kHasRegions = 2, kOwnedByHeap = 4, kUsed = 8 };
+
+/// A buffer. Written by submitters only, under the submission lock (or, inside a task, by that task alone); except
+/// `token`, which workers use.
+struct alignas(128) Handle {
+  AccessState state;
+  uint64_t address;  // distance from the region's base
+  std::atomic<uint32_t> generation;
+  std::atomic<uint32_t> token;  // [held 1 | first waiter + 1]: commuting tasks, one at a time
+  uint32_t owner;               // parent slot + 1 whose children use it; 0: outside any task
+  uint32_t next;                // + 1: in its scope, or free
+  uint64_t bytes;
+  RegionTree tree;              // boxes, when kHasRegions
+  uint8_t flags;
+};
+static_assert(sizeof(Handle) == 128);
+
+/// Seven further references of a group or of a task's producers.
+struct alignas(64) Chunk {
+  TaskRef refs[7];
+  uint32_t next;
+  uint32_t count;
+};
+static_assert(sizeof(Chunk) == 64);
+
+/// Ready tasks of one thread and class: it pushes, everyone takes. See queues.h.
+struct Ring {
+  alignas(64) std::atomic<uint64_t> head;
+  alignas(64) std::atomic<uint64_t> tail;
+  alignas(64) std::atomic<uint32_t> cells[kRingCells];
+};
+
+/// Ready tasks with a priority, or for one worker, or that did not fit a ring: a heap under a lock.
+struct OrderedQueue {
+  alignas(64) rings::SpinLock lock;
+  std::atomic<uint32_t> size;
+  uint64_t entries_offset;  // of OrderedEntry[]
+};
+enum SharedQueue : uint32_t { kUrgent = 0, kBackground = 1, kOverflow = 2, kNumSharedQueues = 3 };
+struct OrderedEntry {
+  int64_t priority;
+  uint64_t sequence;
+  uint32_t slot;
+};
+
+struct alignas(64) Event {
+  rings::SpinLock lock;
+  std::atomic<uint32_t> used;
+  std::atomic<uint64_t> value;
+  uint32_t waiters;  // slot + 1, guarded by lock
+  uint32_t generation;
+};
+
+/// A run of heap memory. state: kSegmentOpen while its scope is open, minus completed uses; closing adds the number of
+/// uses and takes kSegmentOpen away; whoever brings it to 0 frees the run.
+struct alignas(64) Segment {
+  std::atomic<int64_t> state;
+  std::atomic<int64_t> uses;  // by its owner; other lanes add theirs to state
+  uint32_t run;               // segments of the run, in its first
+  uint32_t next;              // + 1: next run of the scope
+  uint32_t owner;             // seat
+  uint32_t is_used;           // guarded by heap_lock
+  uint32_t first;             // first segment of the run this one belongs to
+};
+inline constexpr int64_t kSegmentOpen = int64_t{1} << 40;
+
+struct Scope {
+  uint32_t first_handle;   // + 1
+  uint32_t first_segment;  // + 1
+  uint32_t current;        // + 1: the run being filled
+  uint32_t offset;         // bytes used of it
+  uint64_t heap_bytes;
+};
+
+/// One thread: its lane if it submits, its rings, its counters. Written by that thread unless it says otherwise.
+struct alignas(128) Seat {
+  uint32_t cursor;  // next slot to look at
+  uint32_t depth;   // open scopes
+  uint32_t base_depth;  // of them, those of the tasks further out on this thread
+  uint32_t free_handles;  // + 1: a stock of its own
+  uint32_t num_free_handles;
+  uint32_t free_chunks;   // + 1
+  uint32_t num_free_chunks;
+  uint32_t victim;   // seat to steal from first
+  uint32_t classes;  // mask of what it runs
+  uint32_t stall_rounds;
+  int64_t asked_ns;  // when its host was last asked for an interruption
+  std::atomic<uint32_t> num_open_scopes;  // depth, for other threads
+  std::atomic<uint32_t> is_taken;
+  std::atomic<uint32_t> blocked;  // 1: waits for a resource that only others (or nobody) can free
+  std::atomic<uint32_t> first_error;
+  std::atomic<uint64_t> cancel_below;
+  std::atomic<uint64_t> num_submitted;
+  std::atomic<uint64_t> num_failed;
+  std::atomic<uint64_t> num_helped;
+  std::atomic<uint64_t> stall_ns;
+  std::atomic<uint64_t> num_stalls;
+  std::atomic<uint64_t> window_high;
+  alignas(128) std::atomic<uint64_t> num_completed;
+  Scope scopes[PTO_MAX_SCOPES + 1];
+};
+
+struct ErrorRecord {
+  TaskRef task;
+  int32_t kernel;
+  int32_t worker;
+  int32_t lane;
+  int32_t status;
+  uint32_t number;
+  char text[232];
+};
+
+/// An entry of the table of failed tasks (open addressing). key 0: empty.
+struct FailedTask {
+  TaskRef key;
+  uint32_t error;
+  uint32_t is_pinned;
+  uint64_t sequence;
+};
+
+struct KernelName {
+  char name[60];
+  uint32_t flags;
+};
+
+/// Sizes, and where everything begins. Constant after creation, except the second part.
+struct Header {
+  uint64_t magic;
+  uint64_t total_bytes;
+  uint32_t num_workers;
+  uint32_t num_seats;  // workers first, then submitters
+  uint32_t window;
+  uint32_t num_classes;
+  uint32_t num_queues;
+  uint32_t class_of_type[kNumTypes];
+  uint32_t helper_classes;  // mask of classes a helping submitter runs
+  uint32_t max_handles;
+  uint32_t max_regions;
+  uint32_t max_chunks;
+  uint32_t max_events;
+  uint32_t num_segments;
+  uint32_t failed_capacity;
+  uint32_t is_shared;
+  uint64_t seats, slots, args, handles, regions, chunks, rings, queues, entries, events, segments, errors, failed, kernels, heap;
+
+  alignas(128) rings::SpinLock submit_lock;
+  std::atomic<uint64_t> sequence;  // written under submit_lock
+  rings::SpinLock boxes_lock;  // the RegionIndex; taken after submit_lock, or alone by a task's children
+  alignas(128) rings::SpinLock pool_lock;
+  uint32_t free_handles;  // + 1
+  uint32_t num_free_handles;
+  std::atomic<uint32_t> fresh_handles;  // ever taken: the high-water mark
+  uint32_t free_chunks;  // + 1
+  uint32_t fresh_chunks;
+  alignas(128) rings::SpinLock heap_lock;
+  uint32_t segment_cursor;
+  std::atomic<uint32_t> segments_used;
+  std::atomic<uint32_t> segments_high;
+  alignas(128) rings::SpinLock failed_lock;
+  std::atomic<uint32_t> num_failed;
+  std::atomic<uint32_t> num_errors;
+  std::atomic<uint32_t> failed_overflow;  // an error: the table was full when it came
+  uint32_t sweep_at;                      // written under submit_lock
+  alignas(128) std::atomic<uint32_t> num_parked;  // workers asleep
+  std::atomic<uint32_t> worker_word;
+  std::atomic<uint32_t> num_waiting;  // waiting threads asleep
+  std::atomic<uint32_t> wait_word;
+  alignas(128) std::atomic<uint32_t> num_urgent;
+  std::atomic<uint32_t> num_background;
+  std::atomic<uint32_t> num_overflow;
+  alignas(128) std::atomic<uint32_t> num_cancels;
+  std::atomic<uint32_t> seats_in_use;  // one more than the highest ever taken
+  std::atomic<uint32_t> num_kernels;
+  std::atomic<uint32_t> closing;
+  std::atomic<int32_t> workers_pid;
+  std::atomic<int32_t> owner_pid;
+  rings::SpinLock kernel_lock;
+};
+
+/// Where the structs are in this process.
+struct Region {
+  std::byte* base = nullptr;
+  Header* header = nullptr;
+  Seat* seats = nullptr;
+  Slot* slots = nullptr;
+  SlotArgs* args = nullptr;
+  Handle* handles = nullptr;
+  std::byte* regions = nullptr;
+  Chunk* chunks = nullptr;
+  Ring* rings = nullptr;          // [seat][class]
+  OrderedQueue* queues = nullptr;  // [shared queue][class], then one per worker
+  Event* events = nullptr;
+  Segment* segments = nullptr;
+  ErrorRecord* errors = nullptr;
+  FailedTask* failed = nullptr;
+  KernelName* kernels = nullptr;
+  std::byte* heap = nullptr;
+
+  uint64_t distance(const void* address) const {
+    return reinterpret_cast<uint64_t>(address) - reinterpret_cast<uint64_t>(base);
+  }
+  void* at(uint64_t distance) const {
+    return reinterpret_cast<void*>(reinterpret_cast<uint64_t>(base) + distance);
+  }
+};
+
+struct Options {
+  uint32_t num_workers = 1;
+  uint32_t window = 1024;
+  uint32_t max_lanes = 16;
+  uint32_t max_handles = 8192;
+  uint32_t max_regions = 4096;
+  uint32_t max_events = 1024;
+  uint64_t heap_bytes = 64 << 20;
+  uint8_t worker_types[256] = {};  // masks
+  bool has_types = false;
+  bool is_pinned = false;
+  const char* shared_path = nullptr;
+  double peer_timeout_s = 10;
+};
+
+/// Makes a region (anonymous, or a new file at shared_path) with everything empty. Throws ResourceError.
+Region make_region(const Options& options);
+/// Maps the region of another process. Throws ArgumentError when the file is none.
+Region attach_region(const char* path);
+void unmap_region(const Region& region);
+/// Bytes of [base, base + bytes) that occupy memory now.
+uint64_t resident_bytes(const std::byte* base, uint64_t bytes);
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,204 @@
+// The pages of the region index's trees: finding the leaf for a key, adding and removing entries, splitting, bounds.
+//
+// An inner entry bounds all below it; bounds may be too wide after removals, never too narrow. Owns nothing: pages lie
+// in the caller's memory. Refuses nothing: insert() has made sure that there are enough pages.
+#include <algorithm>
+
+#include "tasks/region_index.h"
+
+namespace tilewise::tasks {
+namespace {
+
+inline Cells::Lanes lesser(Cells::Lanes a, Cells::Lanes b) { return a < b ? a : b; }
+inline Cells::Lanes greater(Cells::Lanes a, Cells::Lanes b) { return a > b ? a : b; }
+
+}  // namespace
+
+uint32_t RegionIndex::new_page(uint32_t level) {
+  uint32_t index = header_->free_page;
+  if (index != kNone) {
+    header_->free_page = pages_[index].parent;
+  } else {
+    index = header_->used_pages++;
+  }
+  ++header_->num_live_pages;
+  Page& page = pages_[index];
+  page.count = 0;
+  page.level = level;
+  page.parent = kNone;
+  return index;
+}
+
+void RegionIndex::free_page(uint32_t page) {
+  pages_[page].parent = header_->free_page;
+  header_->free_page = page;
+  --header_->num_live_pages;
+}
+
+/// Whether a full leaf can be split: one page per full page on the way up, and one for a new root.
+bool RegionIndex::has_pages_for(uint32_t leaf) const {
+  uint32_t num_needed = 0;
+  for (uint32_t page = leaf; page != kNone && pages_[page].count == kFanout; page = pages_[page].parent) {
+    ++num_needed;
+    if (pages_[page].parent != kNone) continue;
+    ++num_needed;
+    if (pages_[page].level + 1 == kMaxHeight) return false;
+  }
+  return header_->num_live_pages + num_needed <= max_pages_;
+}
+
+/// The leaf for a key; mostly the same one as the last time.
+uint32_t RegionIndex::leaf_for(Head& head, uint64_t lo) {
+  if (head.hint_lo <= lo && lo < head.hint_hi) return head.hint;
+  head.hint_lo = 0;
+  head.hint_hi = UINT64_MAX;
+  uint32_t index = head.root;
+  while (pages_[index].level > 0) {
+    const Page& page = pages_[index];
+    uint32_t num_before = 0;
+    for (uint32_t i = 0; i < page.count; ++i) num_before += page.lo[i] <= lo;
+    const uint32_t at = num_before > 0 ? num_before - 1 : 0;
+    if (at > 0) head.hint_lo = page.lo[at];
+    if (at + 1 < page.count) head.hint_hi = page.lo[at + 1];
+    index = page.child[at];
+  }
+  head.hint = index;
+  return index;
+}
+
+RegionIndex::Entry RegionIndex::get_entry(uint32_t index, uint32_t at) const {
+  const Page& page = pages_[index];
+  return {page.cells[at], page.lo[at], page.hi[at], page.child[at]};
+}
+
+void RegionIndex::set_entry(uint32_t index, uint32_t at, const Entry& entry) {
+  Page& page = pages_[index];
+  page.cells[at] = entry.cells;
+  page.lo[at] = entry.lo;
+  page.hi[at] = entry.hi;
+  page.child[at] = entry.child;
+  if (page.level == 0) {
+    nodes_[entry.child].leaf = index;
+  } else {
+    pages_[entry.child].parent = index;
+    pages_[entry.child].slot = at;
+  }
+}
+
+/// What the parent says of a page.
+RegionIndex::Entry RegionIndex::summary(uint32_t index) const {
+  const Page& page = pages_[index];
+  Entry total = get_entry(index, 0);
+  for (uint32_t i = 1; i < page.count; ++i) {
+    total.cells.begin = lesser(total.cells.begin, page.cells[i].begin);
+    total.cells.end = greater(total.cells.end, page.cells[i].end);
+    total.lo = std::min(total.lo, page.lo[i]);
+    total.hi = std::max(total.hi, page.hi[i]);
+  }
+  total.child = index;
+  return total;
+}
+
+void RegionIndex::refresh_summaries(uint32_t page) {
+  for (; pages_[page].parent != kNone; page = pages_[page].parent) {
+    set_entry(pages_[page].parent, pages_[page].slot, summary(page));
+  }
+}
+
+void RegionIndex::widen_summaries(uint32_t index, const Entry& entry) {
+  while (pages_[index].parent != kNone) {
+    const uint32_t at = pages_[index].slot;
+    index = pages_[index].parent;
+    Page& page = pages_[index];
+    if (contains(page.cells[at], entry.cells) && page.lo[at] <= entry.lo && entry.hi <= page.hi[at]) return;
+    page.cells[at].begin = lesser(page.cells[at].begin, entry.cells.begin);
+    page.cells[at].end = greater(page.cells[at].end, entry.cells.end);
+    page.lo[at] = std::min(page.lo[at], entry.lo);
+    page.hi[at] = std::max(page.hi[at], entry.hi);
+  }
+}
+
+void RegionIndex::add_to_leaf(Head& head, uint32_t leaf, const Entry& entry) {
+  Page& page = pages_[leaf];
+  if (page.count < kFanout) {
+    set_entry(leaf, page.count++, entry);
+    widen_summaries(leaf, entry);
+    return;
+  }
+  sort_leaf(leaf);
+  const uint32_t at = static_cast<uint32_t>(std::upper_bound(page.lo, page.lo + kFanout, entry.lo) - page.lo);
+  const uint32_t right = add_entry(head, leaf, at, entry);
+  if (head.hint == leaf && at == kFanout) {
+    head.hint = right;
+    head.hint_lo = entry.lo;
+  } else {
+    head.hint_lo = head.hint_hi = 0;
+  }
+}
+
+void RegionIndex::sort_leaf(uint32_t leaf) {
+  for (uint32_t i = 1; i < kFanout; ++i) {
+    const Entry entry = get_entry(leaf, i);
+    uint32_t at = i;
+    for (; at > 0 && pages_[leaf].lo[at - 1] > entry.lo; --at) set_entry(leaf, at, get_entry(leaf, at - 1));
+    if (at != i) set_entry(leaf, at, entry);
+  }
+}
+
+void RegionIndex::insert_at(uint32_t index, uint32_t at, const Entry& entry) {
+  for (uint32_t i = pages_[index].count++; i > at; --i) set_entry(index, i, get_entry(index, i - 1));
+  set_entry(index, at, entry);
+}
+
+/// Adds an entry to a page whose entries are sorted. A full page is split: in the middle, or, when keys rise, behind
+/// its end, which keeps pages full. Returns the new page to the right, or kNone.
+uint32_t RegionIndex::add_entry(Head& head, uint32_t index, uint32_t at, const Entry& entry) {
+  Page& page = pages_[index];
+  if (page.count < kFanout) {
+    insert_at(index, at, entry);
+    widen_summaries(index, entry);
+    return kNone;
+  }
+  const uint32_t cut = at == kFanout ? kFanout : kFanout / 2;
+  const uint32_t right = new_page(page.level);
+  for (uint32_t i = cut; i < kFanout; ++i) set_entry(right, i - cut, get_entry(index, i));
+  pages_[right].count = kFanout - cut;
+  page.count = cut;
+  if (at <= cut && cut != kFanout) {
+    insert_at(index, at, entry);
+  } else {
+    insert_at(right, at - cut, entry);
+  }
+  if (page.parent == kNone) {
+    head.root = new_page(page.level + 1);
+    insert_at(head.root, 0, summary(index));
+  } else if (cut != kFanout) {
+    refresh_summaries(index);
+  }
+  add_entry(head, page.parent, page.slot + 1, summary(right));
+  return right;
+}
+
+/// Takes an empty page out of its tree, with all above it that become empty, and roots of one child.
+void RegionIndex::remove_page(Head& head, uint32_t index) {
+  head.hint_lo = head.hint_hi = 0;
+  for (;;) {
+    const uint32_t parent = pages_[index].parent;
+    uint32_t at = pages_[index].slot;
+    free_page(index);
+    if (parent == kNone) return;
+    Page& page = pages_[parent];
+    --page.count;
+    for (; at < page.count; ++at) set_entry(parent, at, get_entry(parent, at + 1));
+    if (page.count > 0) break;
+    index = parent;
+  }
+  while (pages_[head.root].level > 0 && pages_[head.root].count == 1) {
+    const uint32_t root = head.root;
+    head.root = pages_[root].child[0];
+    pages_[head.root].parent = kNone;
+    free_page(root);
+  }
+}
+
+}  // namespace tilewise::tasks

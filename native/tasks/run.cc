@@ -1,0 +1,502 @@
+// Taking, running and completing tasks; the workers. See engine.h.
+#include <cfenv>
+#include <mutex>
+
+#include "tasks/engine.h"
+#include "tasks/pool.h"
+#include "tasks/queues.h"
+#include "tasks/sleep.h"
+#include "tasks/thread_state.h"
+
+namespace tilewise::tasks {
+
+namespace {
+
+constexpr uint32_t kStealLimit = 32;
+constexpr uint32_t kWorkerStreak = 64;  // successors run one after the other without looking at the queues
+constexpr uint32_t kHelperStreak = 16;
+
+bool is_leaf(const Slot& task) { return (task.flags & kIsParent) == 0; }
+
+}  // namespace
+
+// Waits behind the last producer that has not completed. Exactly one thread at a time advances a task: its submitter,
+// then whoever completes the producer it stands behind.
+bool Engine::advance(uint32_t slot, uint32_t seat_index) {
+  Slot& task = region_.slots[slot];
+  while (task.num_producers > 0 || task.more_producers != 0) {
+    const Chunk* more = task.more_producers != 0 ? &region_.chunks[task.more_producers - 1] : nullptr;
+    const uint64_t word = more != nullptr ? more->refs[more->count - 1] : task.producers[task.num_producers - 1];
+    if ((word & kIsEvent) != 0) {
+      drop_producer(task, seat_index);
+      const Chunk* next = task.more_producers != 0 ? &region_.chunks[task.more_producers - 1] : nullptr;
+      const uint64_t value = next != nullptr ? next->refs[next->count - 1] : task.producers[task.num_producers - 1];
+      drop_producer(task, seat_index);
+      if (!wait_for_event(slot, static_cast<uint32_t>(word >> 32), value)) return false;
+      continue;
+    }
+    Slot& producer = region_.slots[slot_of(word)];
+    WakeWord wake = producer.wake.load(std::memory_order_acquire);
+    while (generation_in(wake) == generation_of(word)) {
+      task.next_waiter = first_waiter(wake);
+      const WakeWord with_me = (wake & ~(kWatched - 1)) | (slot + 1);
+      if (producer.wake.compare_exchange_weak(wake, with_me, std::memory_order_acq_rel, std::memory_order_acquire)) {
+        return false;
+      }
+    }
+    if ((word & kCarriesPoison) != 0 && has_failures() && task.poison == 0) {
+      task.poison = find_error(without_flags(word));
+    }
+    drop_producer(task, seat_index);
+  }
+  return (task.flags & kUsesTokens) == 0 || take_tokens(slot);
+}
+
+void Engine::drop_producer(Slot& task, uint32_t seat_index) {
+  if (task.more_producers == 0) {
+    --task.num_producers;
+    return;
+  }
+  Chunk& chunk = region_.chunks[task.more_producers - 1];
+  if (--chunk.count > 0) return;
+  SeatPool pool{*this, seat(seat_index)};
+  const uint32_t empty = task.more_producers;
+  task.more_producers = chunk.next;
+  pool.give(empty);
+}
+
+// Compared and registered in one critical section of the event, raised in another: no wake-up is lost.
+bool Engine::wait_for_event(uint32_t slot, uint32_t index, uint64_t value) {
+  Event& event = region_.events[index];
+  std::lock_guard guard(event.lock);
+  if (event.value.load(std::memory_order_relaxed) >= value) return true;
+  Slot& task = region_.slots[slot];
+  region_.args[slot].awaited = value;
+  task.next_waiter = event.waiters;
+  task.state.store(SlotState::kWaitsForEvent, std::memory_order_relaxed);
+  event.waiters = slot + 1;
+  return false;
+}
+
+void Engine::raise_event(pto_event name, uint64_t add) {
+  event_value(name);  // checks the name
+  Event& event = region_.events[name & 0xFFFFFFFF];
+  uint32_t reached = 0;
+  {
+    std::lock_guard guard(event.lock);
+    const uint64_t value = event.value.load(std::memory_order_relaxed) + add;
+    event.value.store(value, std::memory_order_release);
+    uint32_t left = 0;
+    for (uint32_t w = event.waiters; w != 0;) {
+      Slot& waiter = region_.slots[w - 1];
+      const uint32_t next = waiter.next_waiter;
+      uint32_t& list = region_.args[w - 1].awaited <= value ? reached : left;
+      waiter.next_waiter = list;
+      list = w;
+      w = next;
+    }
+    event.waiters = left;
+  }
+  const uint32_t seat_index = running.engine == this ? running.seat : seat_here();
+  while (reached != 0) {
+    const uint32_t slot = reached - 1;
+    reached = region_.slots[slot].next_waiter;
+    region_.slots[slot].state.store(SlotState::kPending, std::memory_order_relaxed);
+    if (advance(slot, seat_index)) make_ready(slot, seat_index);
+  }
+  wake_waiters();
+}
+
+// Tokens of commuting accesses are taken in the order of their handles, so that no two tasks wait for each other.
+bool Engine::take_tokens(uint32_t slot) {
+  constexpr uint32_t kHeld = 1u << 31;
+  Slot& task = region_.slots[slot];
+  const SlotArgs& args = region_.args[slot];
+  while (task.num_tokens_held < args.num_tokens) {
+    std::atomic<uint32_t>& token = region_.handles[args.tokens[task.num_tokens_held]].token;
+    uint32_t seen = token.load(std::memory_order_acquire);
+    if ((seen & kHeld) == 0) {
+      if (token.compare_exchange_weak(seen, kHeld, std::memory_order_acq_rel, std::memory_order_acquire)) {
+        ++task.num_tokens_held;
+      }
+      continue;
+    }
+    task.next_waiter = seen & ~kHeld;
+    if (token.compare_exchange_weak(seen, kHeld | (slot + 1), std::memory_order_acq_rel, std::memory_order_acquire)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Engine::release_tokens(uint32_t slot, uint32_t seat_index) {
+  constexpr uint32_t kHeld = 1u << 31;
+  const SlotArgs& args = region_.args[slot];
+  for (uint32_t t = 0; t < region_.slots[slot].num_tokens_held; ++t) {
+    uint32_t waiter = region_.handles[args.tokens[t]].token.exchange(0, std::memory_order_acq_rel) & ~kHeld;
+    while (waiter != 0) {
+      const uint32_t next = region_.slots[waiter - 1].next_waiter;
+      if (take_tokens(waiter - 1)) make_ready(waiter - 1, seat_index);
+      waiter = next;
+    }
+  }
+}
+
+void Engine::make_ready(uint32_t slot, uint32_t seat_index) {
+  region_.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
+  if (active_trace_.load(std::memory_order_relaxed) != nullptr) region_.args[slot].ready_ns = now_ns();
+  const bool has_target = (region_.slots[slot].flags & kHasTarget) != 0;
+  push_ready(slot, seat_index);
+  wake_worker(has_target);
+}
+
+void Engine::push_ready(uint32_t slot, uint32_t seat_index) {
+  Slot& task = region_.slots[slot];
+  Header& header = *region_.header;
+  const OrderedEntry entry{task.priority, task.sequence.load(std::memory_order_relaxed), slot};
+  if ((task.flags & kHasTarget) != 0) {
+    const uint32_t worker = region_.args[slot].target_worker - 1;
+    push(region_.queues[kNumSharedQueues * header.num_classes + worker], region_.base, entry);
+  } else if (task.priority != 0) {
+    const SharedQueue which = task.priority > 0 ? kUrgent : kBackground;
+    push(region_.queues[which * header.num_classes + task.type_class], region_.base, entry);
+    (which == kUrgent ? header.num_urgent : header.num_background).fetch_add(1, std::memory_order_release);
+  } else if (!push(region_.rings[seat_index * header.num_classes + task.type_class], slot)) {
+    push(region_.queues[kOverflow * header.num_classes + task.type_class], region_.base, entry);
+    header.num_overflow.fetch_add(1, std::memory_order_release);
+  }
+}
+
+bool Engine::can_help(uint32_t slot) const {
+  return region_.header->num_workers == 0 || is_leaf(region_.slots[slot]);
+}
+
+uint32_t Engine::take(uint32_t seat_index, bool is_worker) {
+  Header& header = *region_.header;
+  const uint32_t classes = seat(seat_index).classes;
+  const auto is_welcome = [&](uint32_t slot) { return is_worker || can_help(slot); };
+  const auto take_shared = [&](SharedQueue which, std::atomic<uint32_t>& count) {
+    if (count.load(std::memory_order_acquire) == 0) return kNone;
+    for (uint32_t c = 0; c < header.num_classes; ++c) {
+      if ((classes >> c & 1) == 0) continue;
+      const uint32_t slot = take_first(region_.queues[which * header.num_classes + c], region_.base, is_welcome);
+      if (slot == kNone) continue;
+      count.fetch_sub(1, std::memory_order_relaxed);
+      return slot;
+    }
+    return kNone;
+  };
+  uint32_t slot = take_shared(kUrgent, header.num_urgent);
+  if (slot != kNone) return slot;
+  if (is_worker && seat_index < header.num_workers) {
+    slot = take_first(region_.queues[kNumSharedQueues * header.num_classes + seat_index], region_.base, is_welcome);
+    if (slot != kNone) return slot;
+  }
+  for (uint32_t c = 0; c < header.num_classes && slot == kNone; ++c) {
+    if ((classes >> c & 1) != 0) slot = take_one(region_.rings[seat_index * header.num_classes + c]);
+  }
+  if (slot == kNone) slot = steal(seat_index, classes);
+  if (slot != kNone) {
+    if (is_welcome(slot)) return slot;
+    // A helper has drawn a task that may block: the workers get it.
+    const Slot& task = region_.slots[slot];
+    push(region_.queues[kOverflow * header.num_classes + task.type_class], region_.base,
+         {task.priority, task.sequence.load(std::memory_order_relaxed), slot});
+    header.num_overflow.fetch_add(1, std::memory_order_release);
+    wake_worker();
+  }
+  slot = take_shared(kOverflow, header.num_overflow);
+  return slot != kNone ? slot : take_shared(kBackground, header.num_background);
+}
+
+uint32_t Engine::steal(uint32_t seat_index, uint32_t classes) {
+  Header& header = *region_.header;
+  Seat& me = seat(seat_index);
+  const uint32_t num_seats = header.seats_in_use.load(std::memory_order_acquire);
+  uint32_t victim = me.victim < num_seats ? me.victim : 0;
+  for (uint32_t tries = 0; tries < num_seats; ++tries, victim = victim + 1 < num_seats ? victim + 1 : 0) {
+    if (victim == seat_index) continue;
+    for (uint32_t c = 0; c < header.num_classes; ++c) {
+      Ring& ring = region_.rings[victim * header.num_classes + c];
+      if ((classes >> c & 1) == 0 || !has_tasks(ring)) continue;
+      uint32_t slots[kStealLimit];
+      const uint32_t count = take_half(ring, slots, kStealLimit);
+      if (count == 0) continue;
+      me.victim = victim;
+      for (uint32_t i = 1; i < count; ++i) push_ready(slots[i], seat_index);
+      if (count > 1) wake_worker();
+      return slots[0];
+    }
+  }
+  return kNone;
+}
+
+bool Engine::has_work(uint32_t seat_index) const {
+  const Header& header = *region_.header;
+  const uint32_t classes = region_.seats[seat_index].classes;
+  const auto is_waiting = [&](uint32_t queue) {
+    return region_.queues[queue].size.load(std::memory_order_acquire) != 0;
+  };
+  for (uint32_t c = 0; c < header.num_classes; ++c) {
+    if ((classes >> c & 1) == 0) continue;
+    for (uint32_t which = 0; which < kNumSharedQueues; ++which) {
+      if (is_waiting(which * header.num_classes + c)) return true;
+    }
+    const uint32_t num_seats = header.seats_in_use.load(std::memory_order_acquire);
+    for (uint32_t s = 0; s < num_seats; ++s) {
+      if (has_tasks(region_.rings[s * header.num_classes + c])) return true;
+    }
+  }
+  return seat_index < header.num_workers && is_waiting(kNumSharedQueues * header.num_classes + seat_index);
+}
+
+// Runs a task, and then successor after successor that its completion made ready.
+void Engine::run(uint32_t slot, uint32_t seat_index, bool is_worker) {
+  const uint32_t streak = is_worker ? kWorkerStreak : kHelperStreak;
+  for (uint32_t n = 1; slot != kNone; ++n) {
+    const int status = execute(slot, seat_index);
+    const uint32_t next = finish(slot, seat_index, status, is_worker);
+    if (next != kNone && n >= streak) {
+      push_ready(next, seat_index);
+      wake_worker();
+      return;
+    }
+    slot = next;
+  }
+}
+
+int Engine::execute(uint32_t slot, uint32_t seat_index) {
+  Slot& task = region_.slots[slot];
+  const SlotArgs& args = region_.args[slot];
+  task.state.store(SlotState::kRunning, std::memory_order_relaxed);
+  if (Trace* trace = active_trace_.load(std::memory_order_relaxed)) trace->start(seat_index);
+  if (task.poison != 0) return PTO_TASK_FAILED;
+  if (region_.header->num_cancels.load(std::memory_order_relaxed) != 0) {
+    const uint64_t below = region_.seats[args.lane].cancel_below.load(std::memory_order_relaxed);
+    const auto generation = static_cast<uint32_t>(generation_in(task.wake.load(std::memory_order_relaxed)));
+    if (task.cancelled.load(std::memory_order_relaxed) == generation || task.sequence.load(std::memory_order_relaxed) <= below) {
+      return PTO_CANCELLED;
+    }
+  }
+  if (task.kernel < 0) return PTO_OK;
+  if (args.has_predicate != 0 && *static_cast<const uint32_t*>(region_.at(args.predicate)) == 0) return PTO_OK;
+  return call_kernel(slot, seat_index);
+}
+
+int Engine::call_kernel(uint32_t slot, uint32_t seat_index) {
+  Slot& task = region_.slots[slot];
+  const SlotArgs& args = region_.args[slot];
+  void* buffers[PTO_MAX_PARAMS];
+  for (uint32_t p = 0; p < task.num_params; ++p) buffers[p] = region_.at(args.params[p].address);
+  const pto_kernel_fn function = kernels_[task.kernel]->function;
+  const Running outer = running;
+  const bool may_submit = !is_leaf(task);
+  if (may_submit && seat(seat_index).depth == PTO_MAX_SCOPES) {
+    failure_reason = "tasks inside tasks must not nest deeper than 64 scopes";
+    return PTO_TASK_FAILED;
+  }
+  running = {this, seat_index, may_submit ? slot + 1 : 0};
+  Seat& me = seat(seat_index);
+  uint32_t outer_base = 0;
+  if (may_submit) {
+    task.children.store(1, std::memory_order_relaxed);
+    task.child_error.store(0, std::memory_order_relaxed);
+    outer_base = me.base_depth;
+    me.scopes[++me.depth] = {};
+    me.num_open_scopes.store(me.depth, std::memory_order_release);
+    me.base_depth = me.depth;
+    region_.args[slot].runner.store(seat_index + 1, std::memory_order_relaxed);
+  }
+  int status = PTO_OK;
+  try {
+    status = function != nullptr ? function(buffers, args.scalars) : function_of(task.kernel)(buffers, args.scalars);
+  } catch (const std::exception& error) {
+    failure_reason = error.what();
+    status = PTO_TASK_FAILED;
+  } catch (...) {
+    failure_reason = "an unknown exception";
+    status = PTO_TASK_FAILED;
+  }
+  if (may_submit) {
+    while (me.depth >= me.base_depth) close_scope(seat_index);
+    me.base_depth = outer_base;
+  }
+  running = outer;
+  return status;
+}
+
+// After the kernel: a task may still wait for its children, or for whoever ends it from outside.
+uint32_t Engine::finish(uint32_t slot, uint32_t seat_index, int status, bool is_worker) {
+  Slot& task = region_.slots[slot];
+  SlotArgs& args = region_.args[slot];
+  if (status == PTO_LATER) {
+    SlotState expected = SlotState::kRunning;
+    if (task.state.compare_exchange_strong(expected, SlotState::kExternal, std::memory_order_acq_rel)) return kNone;
+    status = args.status;  // it was ended before its kernel returned
+  }
+  const bool has_children = !is_leaf(task) && task.kernel >= 0 && task.poison == 0 && task.children.load() != 0;
+  if (has_children) {
+    args.status = status;
+    task.state.store(SlotState::kChildren, std::memory_order_relaxed);
+    if (task.children.fetch_sub(1, std::memory_order_acq_rel) != 1) return kNone;
+    end_parent(slot, seat_index);
+    return kNone;
+  }
+  return complete(slot, seat_index, status, is_worker);
+}
+
+void Engine::complete_external(pto_task name, int status) {
+  const uint32_t slot = slot_of(name);
+  if (is_complete(name)) {
+    raise(PTO_BAD_ARGUMENT, "[runtime.task_complete] a task is ended once, by a kernel that returned PTO_LATER; got one ",
+          "that has completed; check who ends it");
+  }
+  Slot& task = region_.slots[slot];
+  SlotArgs& args = region_.args[slot];
+  const uint32_t seat_index = running.engine == this ? running.seat : seat_here();
+  args.status = status;
+  SlotState expected = SlotState::kRunning;
+  if (task.state.compare_exchange_strong(expected, SlotState::kEnded, std::memory_order_acq_rel)) return;
+  if (expected != SlotState::kExternal) {
+    raise(PTO_BAD_ARGUMENT, "[runtime.task_complete] a task is ended after its kernel has begun; got one that has not ",
+          "started; let the kernel hand out its id");
+  }
+  const uint32_t next = complete(slot, seat_index, status, false);
+  if (next != kNone) {
+    push_ready(next, seat_index);
+    wake_worker();
+  }
+}
+
+bool Engine::may_follow(uint32_t slot, uint32_t seat_index, bool is_worker) const {
+  const Slot& task = region_.slots[slot];
+  return task.priority == 0 && (task.flags & kHasTarget) == 0 && (is_worker || can_help(slot)) &&
+         (region_.seats[seat_index].classes >> task.type_class & 1) != 0 &&
+         region_.header->num_urgent.load(std::memory_order_relaxed) == 0;
+}
+
+// The exchange of the wake word is the completion: it publishes the task's writes, frees the slot for its lane and
+// takes the waiters. Nothing of the slot is read after it. Returns a successor for this thread to run next.
+uint32_t Engine::complete(uint32_t slot, uint32_t seat_index, int status, bool is_worker) {
+  Slot& task = region_.slots[slot];
+  SlotArgs& args = region_.args[slot];
+  Seat& me = seat(seat_index);
+  if (status != PTO_OK) [[unlikely]] fail(slot, seat_index, status);
+  if ((task.flags & kUsesTokens) != 0) release_tokens(slot, seat_index);
+  if ((task.flags & kUsesHeap) != 0) release_heap(task, args);
+  const uint32_t parent = task.parent;
+  const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
+  Trace* const trace = active_trace_.load(std::memory_order_relaxed);
+  if (trace != nullptr) trace->end(seat_index, region_.header->num_workers, self, task, args, status);
+  me.num_completed.store(me.num_completed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  const WakeWord word = task.wake.exchange((generation_of(self) + 1) << 24, std::memory_order_acq_rel);
+  uint32_t next = kNone;
+  uint32_t waiter = first_waiter(word);
+  if (waiter != 0 && region_.slots[waiter - 1].next_waiter != 0) {  // back to the order of submission
+    uint32_t reversed = 0;
+    while (waiter != 0) {
+      const uint32_t after = region_.slots[waiter - 1].next_waiter;
+      region_.slots[waiter - 1].next_waiter = reversed;
+      reversed = waiter;
+      waiter = after;
+    }
+    waiter = reversed;
+  }
+  while (waiter != 0) {
+    const uint32_t woken = waiter - 1;
+    waiter = region_.slots[woken].next_waiter;
+    if (!advance(woken, seat_index)) continue;
+    if (next == kNone && may_follow(woken, seat_index, is_worker)) {
+      next = woken;
+      region_.slots[woken].state.store(SlotState::kReady, std::memory_order_relaxed);
+      if (trace != nullptr) region_.args[woken].ready_ns = now_ns();
+    } else {
+      make_ready(woken, seat_index);
+    }
+  }
+  if ((word & kWatched) != 0) [[unlikely]] {
+    wake_waiters();
+    if (num_callbacks_.load(std::memory_order_acquire) != 0) run_callbacks(self);
+  }
+  if (parent != 0) child_ended(parent - 1, seat_index);
+  return next;
+}
+
+void Engine::child_ended(uint32_t parent, uint32_t seat_index) {
+  if (region_.slots[parent].children.fetch_sub(1, std::memory_order_acq_rel) == 1) end_parent(parent, seat_index);
+}
+
+// The last of a parent's kernel and children: what its children knew of its buffers goes, then it completes.
+void Engine::end_parent(uint32_t slot, uint32_t seat_index) {
+  Slot& task = region_.slots[slot];
+  SlotArgs& args = region_.args[slot];
+  for (uint32_t p = 0; p < task.num_params; ++p) {
+    if (args.params[p].shadow == 0) continue;
+    give_handle(args.params[p].shadow - 1, seat_index);
+    args.params[p].shadow = 0;
+  }
+  int status = args.status;
+  const uint32_t error = task.child_error.load(std::memory_order_relaxed);
+  if (status == PTO_OK && error != 0) {
+    task.poison = error;
+    status = PTO_TASK_FAILED;
+  }
+  const uint32_t next = complete(slot, seat_index, status, false);
+  if (next == kNone) return;
+  push_ready(next, seat_index);
+  wake_worker();
+}
+
+// Workers.
+
+void Engine::worker_loop(uint32_t worker) {
+  std::fesetenv(FE_DFL_ENV);  // a thread inherits its maker's rounding and denormal modes; bits must not
+  Header& header = *region_.header;
+  Idle idle;
+  while (header.closing.load(std::memory_order_acquire) == 0 && !peer_lost_.load(std::memory_order_relaxed)) {
+    const uint32_t slot = take(worker, true);
+    if (slot != kNone) {
+      run(slot, worker, true);
+      idle.reset();
+    } else if (idle.should_sleep()) {
+      park_worker(worker);
+      idle.reset();
+    }
+  }
+}
+
+// A worker counts itself as parked before it looks for work the last time; whoever makes work looks at the count after
+// it has published the work. The barrier between the two steps is issued here, for everybody, because sleeping is rare.
+void Engine::park_worker(uint32_t worker) {
+  Header& header = *region_.header;
+  const uint32_t word = header.worker_word.load(std::memory_order_acquire);
+  header.num_parked.fetch_add(1, std::memory_order_seq_cst);
+  heavy_barrier(fences_);
+  if (!has_work(worker) && header.closing.load(std::memory_order_seq_cst) == 0) {
+    futex_wait(header.worker_word, word, header.is_shared != 0 ? 50'000'000 : -1, header.is_shared != 0);
+  }
+  header.num_parked.fetch_sub(1, std::memory_order_seq_cst);
+  if (header.is_shared != 0 && worker == 0) check_peer();
+}
+
+// Workers of one class are alike, so one is enough; otherwise the right one must be among the woken.
+void Engine::wake_worker(bool all) {
+  Header& header = *region_.header;
+  light_barrier(fences_);
+  if (header.num_parked.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+    header.worker_word.fetch_add(1, std::memory_order_acq_rel);
+    futex_wake(header.worker_word, all || header.num_classes > 1 ? INT32_MAX : 1, header.is_shared != 0);
+  } else if (header.num_waiting.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+    wake_waiters();
+  }
+}
+
+void Engine::wake_waiters() {
+  Header& header = *region_.header;
+  light_barrier(fences_);
+  if (header.num_waiting.load(std::memory_order_relaxed) == 0) return;
+  header.wait_word.fetch_add(1, std::memory_order_acq_rel);
+  futex_wake(header.wait_word, INT32_MAX, header.is_shared != 0);
+}
+
+}  // namespace tilewise::tasks

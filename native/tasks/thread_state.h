@@ -1,0 +1,44 @@
+// What this thread is doing for which runtime.
+//
+// Purpose: submit() must know whether it is called inside a task, and by which seat. Memory: thread-local.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace tilewise::tasks {
+
+class Engine;
+
+/// The kernel that runs on this thread, if any.
+struct Running {
+  const Engine* engine = nullptr;
+  uint32_t seat = 0;
+  uint32_t parent = 0;     // slot + 1 of a task that may submit; 0: a leaf
+};
+
+inline thread_local Running running;
+inline thread_local std::string failure_reason;  // pto_fail
+
+/// pto_set_hooks: called around every blocking wait. Set once, before any wait.
+struct Hooks {
+  void* (*enter)() = nullptr;
+  void (*leave)(void*) = nullptr;
+  int (*interrupted)() = nullptr;
+};
+inline Hooks hooks;
+
+/// Lets the hook know for as long as it lives.
+class Blocking {
+ public:
+  Blocking() : state_(hooks.enter != nullptr ? hooks.enter() : nullptr) {}
+  ~Blocking() {
+    if (state_ != nullptr) hooks.leave(state_);
+  }
+  Blocking(const Blocking&) = delete;
+  Blocking& operator=(const Blocking&) = delete;
+
+ private:
+  void* state_;
+};
+
+}  // namespace tilewise::tasks
