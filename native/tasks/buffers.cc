@@ -13,20 +13,12 @@ namespace {
 
 constexpr uint32_t kHandleStock = 32;
 
-uint64_t aligned(uint64_t bytes) { return (bytes + 63) & ~uint64_t{63}; }
-
 }  // namespace
 
-Handle& Engine::resolve(pto_handle handle, const char* where) {
-  const auto index = static_cast<uint32_t>(handle & 0xFFFFFFFF) - 1;
-  if (index >= region_.header->max_handles ||
-      region_.handles[index].generation.load(std::memory_order_relaxed) != static_cast<uint32_t>(handle >> 32) ||
-      (region_.handles[index].flags & kUsed) == 0) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.", where, "] a handle must be alive; got one that was unregistered, or whose scope ",
-          "has ended (handle ", index + 1, ", generation ", handle >> 32,
-          "); keep the scope open, or copy the result out of it");
-  }
-  return region_.handles[index];
+void Engine::raise_stale(pto_handle handle, const char* where) {
+  raise(PTO_BAD_ARGUMENT, "[runtime.", where, "] a handle must be alive; got one that was unregistered, or whose scope ",
+        "has ended (handle ", handle & 0xFFFFFFFF, ", generation ", handle >> 32,
+        "); keep the scope open, or copy the result out of it");
 }
 
 // A handle costs one step from the thread's own stock.
@@ -43,8 +35,8 @@ uint32_t Engine::take_handle(uint32_t seat_index) {
   --me.num_free_handles;
   handle.state = {};
   handle.tree = {};
-  handle.flags = kUsed;
   handle.owner = running.engine == this ? running.parent : 0;
+  handle.flags = handle.owner != 0 ? kUsed | kHasOwner : kUsed;
   handle.next = 0;
   return index;
 }
@@ -114,16 +106,23 @@ void Engine::forget_accesses(Handle& handle, uint32_t seat_index) {
 // Every box of the task gets its node before anything is linked; stale nodes make room.
 bool Engine::prepare_boxes(const SlotArgs& args, const pto_task_spec& spec, uint32_t seat_index) {
   SeatPool pool{*this, seat(seat_index)};
+  const auto prepare_handle = [&](Handle& named, int mode, const pto_region* region, bool is_first_pass) {
+    if ((named.flags & kFrozen) != 0) return true;
+    Handle& handle = tracked(named, mode, seat_index);
+    if (region == nullptr && (handle.flags & kHasRegions) == 0) return true;
+    if (is_first_pass) return begin_boxes(boxes_, index_of(handle), handle);
+    return ensure_box(boxes_, index_of(handle), handle, box_of(handle, region));
+  };
+  // First every buffer learns that it has boxes: the task may name one both as a whole and by a box.
   const auto prepare = [&] {
-    for (uint32_t p = 0; p < spec.num_params; ++p) {
-      const Param& param = args.params[p];
-      if (param.mode == PTO_NO_DEP || param.handle == kNone) continue;
-      Handle& named = region_.handles[param.handle];
-      if ((named.flags & kFrozen) != 0) continue;
-      Handle& handle = tracked(named, param.mode, seat_index);
-      if (param.is_region == 0 && (handle.flags & kHasRegions) == 0) continue;
-      if (!begin_boxes(boxes_, index_of(handle), handle)) return false;
-      if (!ensure_box(boxes_, index_of(handle), handle, box_of(handle, spec.params[p].region))) return false;
+    for (const bool is_first_pass : {true, false}) {
+      for (uint32_t p = 0; p < spec.num_params; ++p) {
+        const Param& param = args.params[p];
+        if (param.mode == PTO_NO_DEP || param.handle == kNone) continue;
+        if (!prepare_handle(region_.handles[param.handle], param.mode, spec.params[p].region, is_first_pass)) return false;
+      }
+      if (spec.predicate == 0) continue;
+      if (!prepare_handle(resolve(spec.predicate, "submit"), PTO_INPUT, nullptr, is_first_pass)) return false;
     }
     return true;
   };
@@ -158,15 +157,15 @@ void Engine::unregister(pto_handle name, double timeout_s, bool helps) {
   if ((handle.flags & kOwnedByHeap) != 0) {
     raise(PTO_BAD_ARGUMENT, "[runtime.unregister] the runtime frees its own buffers; got one of them; end its scope");
   }
-  wait_for_buffer(name, true, timeout_s, helps);
+  wait_for_buffer(name, PTO_OUTPUT, timeout_s, helps);
   give_handle(static_cast<uint32_t>(name & 0xFFFFFFFF) - 1, seat_here());
 }
 
 void Engine::freeze(pto_handle name, bool frozen) {
   Handle& handle = resolve(name, "freeze");
-  if (frozen) wait_for_buffer(name, true, PTO_FOREVER, true);  // no writer is left, so readers need not be known
+  if (frozen) wait_for_buffer(name, PTO_OUTPUT, PTO_FOREVER, true);  // no writer is left, so readers need not be known
   std::lock_guard guard(region_.header->submit_lock);
-  handle.flags = static_cast<uint8_t>(frozen ? handle.flags | kFrozen : handle.flags & ~kFrozen);
+  handle.flags = frozen ? handle.flags | kFrozen : handle.flags & ~kFrozen;
 }
 
 pto_handle Engine::allocate(uint64_t bytes) {
@@ -186,16 +185,17 @@ pto_handle Engine::allocate(uint64_t bytes) {
 
 void* Engine::address_of(pto_handle name) { return region_.at(resolve(name, "address").address); }
 
-void* Engine::wait_for_buffer(pto_handle name, bool to_write, double timeout_s, bool helps) {
+void* Engine::wait_for_buffer(pto_handle name, int mode, double timeout_s, bool helps) {
   const uint32_t seat_index = seat_here();
   SeatPool pool{*this, seat(seat_index)};
   std::vector<TaskRef> producers;
   Handle* found = &resolve(name, "read");
   {
-    std::lock_guard guard(region_.header->submit_lock);
+    // A task's children are tracked by that task alone; and a replay may hold the lock until the task has ended.
+    std::unique_lock guard(region_.header->submit_lock, std::defer_lock);
+    if (running.engine != this) guard.lock();
     if (found->owner != 0 || running.engine == this) found = &tracked(*found, PTO_INPUT, seat_index);
     const auto note = [&](TaskRef ref) { producers.push_back(ref); };
-    const int mode = to_write ? PTO_INOUT : PTO_INPUT;
     if ((found->flags & kHasRegions) != 0) {
       std::lock_guard boxes_guard(region_.header->boxes_lock);
       collect_boxes(boxes_, index_of(*found), *found, nullptr, mode, pool, note);
@@ -296,9 +296,9 @@ uint64_t Engine::allocate_heap(uint32_t seat_index, uint64_t bytes) {
   return header.heap + uint64_t{first} * kSegmentBytes;
 }
 
-uint32_t Engine::take_run(uint32_t count) {
-  Header& header = *region_.header;
-  std::lock_guard guard(header.heap_lock);
+/// The first segment of a free run. Under heap_lock.
+uint32_t Engine::find_run(uint32_t count) const {
+  const Header& header = *region_.header;
   uint32_t length = 0;
   // Next fit; the second half of the walk sees the runs that begin before the cursor.
   for (uint32_t step = 0, at = header.segment_cursor; step < header.num_segments + count; ++step, ++at) {
@@ -307,22 +307,28 @@ uint32_t Engine::take_run(uint32_t count) {
       length = 0;
     }
     length = region_.segments[at].is_used != 0 ? 0 : length + 1;
-    if (length < count) continue;
-    const uint32_t first = at + 1 - count;
-    for (uint32_t s = first; s <= at; ++s) {
-      region_.segments[s].is_used = 1;
-      region_.segments[s].first = first;
-    }
-    region_.segments[first].run = count;
-    header.segment_cursor = at + 1;
-    const uint32_t used = header.segments_used.load(std::memory_order_relaxed) + count;
-    header.segments_used.store(used, std::memory_order_relaxed);
-    if (used > header.segments_high.load(std::memory_order_relaxed)) {
-      header.segments_high.store(used, std::memory_order_relaxed);
-    }
-    return first;
+    if (length == count) return at + 1 - count;
   }
   return kNone;
+}
+
+uint32_t Engine::take_run(uint32_t count) {
+  Header& header = *region_.header;
+  std::lock_guard guard(header.heap_lock);
+  const uint32_t first = find_run(count);
+  if (first == kNone) return kNone;
+  for (uint32_t s = first; s < first + count; ++s) {
+    region_.segments[s].is_used = 1;
+    region_.segments[s].first = first;
+  }
+  region_.segments[first].run = count;
+  header.segment_cursor = first + count;
+  const uint32_t used = header.segments_used.load(std::memory_order_relaxed) + count;
+  header.segments_used.store(used, std::memory_order_relaxed);
+  if (used > header.segments_high.load(std::memory_order_relaxed)) {
+    header.segments_high.store(used, std::memory_order_relaxed);
+  }
+  return first;
 }
 
 void Engine::give_run(uint32_t first) {

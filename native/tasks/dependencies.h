@@ -43,14 +43,16 @@ void for_each_before(const AccessState& state, Pool& pool, Visit&& visit) {
 
 /// Calls sink(producer with flags) for every task that an access of this mode must wait for.
 template <class Pool, class Sink>
-inline void collect(const AccessState& state, Pool& pool, int mode, Sink&& sink) {
+[[gnu::always_inline]] inline void collect(const AccessState& state, Pool& pool, int mode, Sink&& sink) {
   const Kind kind = kind_of(mode);
   if (kind == state.kind && kind != Kind::kWrite) {  // joins the group
     for_each_before(state, pool, sink);
     return;
   }
   const TaskRef flag = state.kind != Kind::kRead && reads_data(mode) ? kCarriesPoison : 0;
-  for_each_now(state, pool, [&](TaskRef ref) { sink(ref | flag); });
+  if (state.now[0] != 0) sink(state.now[0] | flag);
+  if (state.now[1] != 0) sink(state.now[1] | flag);
+  if (state.more_now != 0) [[unlikely]] for_each_in(pool, state.more_now, [&](TaskRef ref) { sink(ref | flag); });
   // The readers are order only; the data are those of the writer before them, whose failure must not be lost.
   if (state.kind == Kind::kRead && reads_data(mode)) for_each_before(state, pool, sink);
 }
@@ -96,7 +98,7 @@ void prune_now(AccessState& state, Pool& pool) {
 }
 
 template <class Pool>
-void join_now(AccessState& state, Pool& pool, TaskRef ref) {
+[[gnu::noinline]] void join_now(AccessState& state, Pool& pool, TaskRef ref) {
   const TaskRef flag = state.kind == Kind::kRead ? 0 : kCarriesPoison;
   for (TaskRef& member : state.now) {
     if (member != 0 && !pool.is_settled(member | flag)) continue;
@@ -110,7 +112,7 @@ void join_now(AccessState& state, Pool& pool, TaskRef ref) {
 
 /// The group `now` becomes `before` of a group that can grow.
 template <class Pool>
-void begin_group(AccessState& state, Pool& pool, Kind kind, TaskRef ref) {
+[[gnu::noinline]] void begin_group(AccessState& state, Pool& pool, Kind kind, TaskRef ref) {
   TaskRef first = 0;
   uint32_t more = 0;
   const auto keep = [&](TaskRef member) {
@@ -134,9 +136,13 @@ void begin_group(AccessState& state, Pool& pool, Kind kind, TaskRef ref) {
 
 /// Leaves the access behind: later ones find it.
 template <class Pool>
-inline void record(AccessState& state, Pool& pool, int mode, TaskRef ref) {
+[[gnu::always_inline]] inline void record(AccessState& state, Pool& pool, int mode, TaskRef ref) {
   const Kind kind = kind_of(mode);
-  if (kind == Kind::kWrite) {
+  if (kind == Kind::kRead && state.kind == Kind::kWrite && (state.now[1] | state.more_now) == 0) [[likely]] {
+    state.before = state.now[0] | kCarriesPoison;  // the first reader of a result, without the general case's loops
+    state.now[0] = ref;
+    state.kind = kind;
+  } else if (kind == Kind::kWrite) {
     if (state.more_now != 0) give_chunks(pool, state.more_now);
     if (state.more_before != 0) give_chunks(pool, state.more_before);
     state = {{ref, 0}, 0, 0, 0, 0, 0, kind, 0};

@@ -36,8 +36,6 @@ Registry& registry() {
 
 /// The lanes of this thread.
 struct Tickets {
-  uint64_t engine = 0;  // of the last one used
-  uint32_t seat = 0;
   std::vector<std::pair<uint64_t, uint32_t>> all;
 
   ~Tickets() {
@@ -96,7 +94,7 @@ Engine::Engine(const Region& region)
   open_recordings_.resize(region.header->num_seats);
   fences_ = region.header->is_shared != 0 || !register_membarrier();
   std::lock_guard guard(registry().mutex);
-  id_ = registry().next_id++;
+  id_ = id_open_ = registry().next_id++;
   registry().engines[id_] = this;
 }
 
@@ -115,7 +113,9 @@ std::unique_ptr<Engine> Engine::open(const Options& options) {
     for (uint32_t type = 0; type < kNumTypes; ++type) {
       if ((options.worker_types[s] >> type & 1) != 0) seat.classes |= 1u << header.class_of_type[type];
     }
+    header.served_classes |= seat.classes;
   }
+  if (header.num_workers == 0) header.served_classes = (1u << header.num_classes) - 1;
   for (const BuiltinKernel& kernel : builtin_kernels()) engine->add_kernel(kernel.name, kernel.function, 0);
   if (options.shared_path != nullptr) {
     engine->shared_path_ = options.shared_path;
@@ -211,6 +211,7 @@ void Engine::close() {
 
 void Engine::stop() {
   closed_ = true;
+  id_open_ = UINT64_MAX;  // no thread's last lane: every further call is told
   Header& header = *region_.header;
   header.closing.store(1, std::memory_order_seq_cst);
   header.worker_word.fetch_add(1, std::memory_order_seq_cst);
@@ -228,7 +229,7 @@ uint32_t Engine::seat_here() {
     raise(PTO_BAD_ARGUMENT, "[runtime] a kernel that submits, waits or allocates must have been added with PTO_SUBMITS; ",
           "got such a call from one that was not; add the flag");
   }
-  if (tickets.engine == id_) [[likely]] return tickets.seat;
+  if (last_lane.engine == id_open_) [[likely]] return last_lane.seat;
   return find_lane();
 }
 
@@ -236,8 +237,7 @@ uint32_t Engine::find_lane() {
   if (closed_) raise(PTO_CLOSED, "[runtime] the runtime must be open; got a call after its close; open a new one");
   for (const auto& [id, seat_index] : tickets.all) {
     if (id != id_) continue;
-    tickets.engine = id;
-    tickets.seat = seat_index;
+    last_lane = {id, seat_index};
     return seat_index;
   }
   Header& header = *region_.header;
@@ -248,8 +248,7 @@ uint32_t Engine::find_lane() {
     while (used < s + 1 && !header.seats_in_use.compare_exchange_weak(used, s + 1, std::memory_order_acq_rel)) {
     }
     tickets.all.emplace_back(id_, s);
-    tickets.engine = id_;
-    tickets.seat = s;
+    last_lane = {id_, s};
     return s;
   }
   raise(PTO_NO_MEMORY, "[runtime] every submitting thread needs a lane; got more than ", header.num_seats - header.num_workers,
@@ -352,6 +351,12 @@ uint64_t Engine::event_value(pto_event name) {
 uint64_t Engine::num_completed() const {
   uint64_t total = 0;
   for (uint32_t s = 0; s < header_seats(); ++s) total += region_.seats[s].num_completed.load(std::memory_order_acquire);
+  return total;
+}
+
+uint64_t Engine::num_submitted() const {
+  uint64_t total = 0;
+  for (uint32_t s = 0; s < header_seats(); ++s) total += region_.seats[s].num_submitted.load(std::memory_order_relaxed);
   return total;
 }
 

@@ -55,6 +55,13 @@ class Recording;
 class GraphLog;
 struct Replay;
 
+/// What check_spec() found.
+struct Resolved {
+  Handle* handles[PTO_MAX_PARAMS];  // nullptr: no buffer, or none yet
+  uint32_t fresh;                   // mask of parameters whose buffers were made for this task; with kHasOutputs
+};
+enum Traits : uint32_t { kHasMore = 1, kHasOutputs = 2, kHasBoxes = 4, kHasReductions = 8 };
+
 class Engine {
  public:
   static std::unique_ptr<Engine> open(const Options& options);
@@ -78,9 +85,19 @@ class Engine {
   void unregister(pto_handle handle, double timeout_s, bool helps);
   void freeze(pto_handle handle, bool frozen);
   pto_handle allocate(uint64_t bytes);
-  Handle& resolve(pto_handle handle, const char* where);
+  Handle& resolve(pto_handle handle, const char* where) {
+    const auto index = static_cast<uint32_t>(handle & 0xFFFFFFFF) - 1;
+    if (index < region_.header->max_handles) [[likely]] {
+      Handle& found = region_.handles[index];
+      const bool is_same = found.generation.load(std::memory_order_relaxed) == static_cast<uint32_t>(handle >> 32);
+      if (is_same && (found.flags & kUsed) != 0) [[likely]] return found;
+    }
+    raise_stale(handle, where);
+  }
+  [[noreturn]] static void raise_stale(pto_handle handle, const char* where);
   void* address_of(pto_handle handle);
-  void* wait_for_buffer(pto_handle handle, bool to_write, double timeout_s, bool helps);
+  /// Waits as a task with an access of this mode would; a failure of the data's writers is raised if the mode reads.
+  void* wait_for_buffer(pto_handle handle, int mode, double timeout_s, bool helps);
   void begin_scope();
   void end_scope();
 
@@ -137,13 +154,19 @@ class Engine {
   Seat& seat(uint32_t index) { return region_.seats[index]; }
 
   // Submission.
-  void check_spec(const pto_task_spec& spec);
+  uint32_t check_spec(const pto_task_spec& spec, Resolved& buffers);
+  uint32_t check_param(const pto_task_spec& spec, uint32_t param, Resolved& buffers);
+  uint32_t check_more(const pto_task_spec& spec);
   uint32_t take_slot(uint32_t seat);
   uint32_t take_slot_slowly(uint32_t seat);
-  void fill(uint32_t slot, const pto_task_spec& spec, uint32_t seat);
-  void bind_params(uint32_t slot, const pto_task_spec& spec, uint32_t seat);
-  void link(uint32_t slot, const pto_task_spec& spec, uint32_t seat);
+  void fill(Slot& task, SlotArgs& args, const pto_task_spec& spec, uint32_t seat);
+  void bind_params(uint32_t slot, const pto_task_spec& spec, uint32_t seat, Resolved& buffers, uint32_t traits);
+  void allocate_outputs(const pto_task_spec& spec, uint32_t seat, Resolved& buffers);
+  void link(uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t seat, Resolved& buffers, uint32_t traits);
+  void link_plain(Slot& task, const SlotArgs& args, uint32_t slot, TaskRef self, uint32_t num_params,
+                  const Resolved& buffers, uint32_t seat);
   void add_producer(uint32_t slot, uint64_t word, uint32_t seat);
+  void order_after(uint32_t slot, TaskRef producer, uint32_t seat);
   void collect_param(uint32_t slot, uint32_t seat, Handle& handle, const pto_region* region, int mode);
   void record_param(TaskRef task, uint32_t seat, Handle& handle, const pto_region* region, int mode);
   bool prepare_boxes(const SlotArgs& args, const pto_task_spec& spec, uint32_t seat);
@@ -192,12 +215,13 @@ class Engine {
   void watch_lane(uint32_t seat);
   uint32_t find_free_slot(uint32_t seat);
   int result_of(pto_task task);
-  void wait_for_room(uint32_t seat, Resource resource, uint64_t size);
+  bool wait_for_room(uint32_t seat, Resource resource, uint64_t size);
   bool has_room(uint32_t seat, Resource resource, uint64_t size);
   bool is_stuck(uint32_t seat, Resource resource) const;
   bool is_blocked_parent(uint32_t slot) const;
   void note_stall(uint32_t seat, Resource cause, int64_t begin_ns);
   uint64_t num_completed() const;
+  uint64_t num_submitted() const;
   uint32_t header_seats() const { return region_.header->seats_in_use.load(std::memory_order_acquire); }
   [[noreturn]] void raise_deadlock(uint32_t seat, Resource resource, uint64_t size);
   void check_peer();
@@ -210,6 +234,7 @@ class Engine {
   void give_handle(uint32_t index, uint32_t seat);
   uint64_t allocate_heap(uint32_t seat, uint64_t bytes);
   bool try_allocate_heap(uint32_t seat, uint64_t bytes, uint64_t* address);
+  uint32_t find_run(uint32_t count) const;
   uint32_t take_run(uint32_t count);
   void give_run(uint32_t first);
   void use_heap(uint64_t address, uint32_t seat);
@@ -225,7 +250,8 @@ class Engine {
   void mark_failed(TaskRef task, uint32_t error, bool is_pinned);
   uint32_t find_error(TaskRef task);
   std::string error_text(uint32_t error) const;
-  void sweep_failures();
+  void sweep_failures(bool holds_boxes_lock);
+  void inherit(Slot& task, TaskRef producer);
   bool has_failures() const { return region_.header->num_failed.load(std::memory_order_acquire) != 0; }
 
   void run_callbacks(TaskRef task);
@@ -246,7 +272,8 @@ class Engine {
   std::vector<std::unique_ptr<Kernel>> kernels_;  // by id; grows under kernel_lock, capacity reserved
   std::vector<void*> libraries_;
   std::vector<std::thread> threads_;
-  uint64_t id_ = 0;  // of this engine among all of the process
+  uint64_t id_ = 0;       // of this engine among all of the process
+  uint64_t id_open_ = 0;  // the same until it is closed
   std::atomic<uint32_t> num_callbacks_{0};
   std::mutex callbacks_mutex_;
   std::unordered_multimap<TaskRef, std::pair<void (*)(void*), void*>> callbacks_;

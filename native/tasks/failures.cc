@@ -22,7 +22,6 @@ uint64_t hash_of(TaskRef task) { return (task >> kFlagBits) * 0x9E3779B97F4A7C15
 // The task did not do its work: its own error, or the one it inherits, becomes its consumers'.
 void Engine::fail(uint32_t slot, uint32_t seat_index, int status) {
   Slot& task = region_.slots[slot];
-  SlotArgs& args = region_.args[slot];
   const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
   uint32_t error = task.poison;
   if (error == 0) {
@@ -44,7 +43,7 @@ void Engine::fail(uint32_t slot, uint32_t seat_index, int status) {
   if (task.parent != 0) {
     region_.slots[task.parent - 1].child_error.compare_exchange_strong(none, error, std::memory_order_acq_rel);
   } else {
-    seat(static_cast<uint32_t>(args.lane)).first_error.compare_exchange_strong(none, error, std::memory_order_acq_rel);
+    seat(region_.lane_of(slot)).first_error.compare_exchange_strong(none, error, std::memory_order_acq_rel);
   }
 }
 
@@ -57,7 +56,7 @@ uint32_t Engine::record_error(uint32_t slot, uint32_t seat_index, int status, co
   record.task = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
   record.kernel = task.kernel;
   record.worker = seat_index < header.num_workers ? static_cast<int32_t>(seat_index) : -1;
-  record.lane = region_.args[slot].lane;
+  record.lane = static_cast<int32_t>(region_.lane_of(slot));
   record.status = status;
   record.number = number;
   const size_t length = std::min(reason.size(), sizeof(record.text) - 1);
@@ -94,7 +93,7 @@ void Engine::mark_failed(TaskRef task, uint32_t error, bool is_pinned) {
   }
   uint64_t at = hash_of(task) & mask;
   while (region_.failed[at].key != 0) at = (at + 1) & mask;
-  region_.failed[at] = {task, error, is_pinned ? 1u : 0u, header.sequence.load(std::memory_order_acquire)};
+  region_.failed[at] = {task, error, is_pinned ? 1u : 0u, 0};
   header.num_failed.store(count + 1, std::memory_order_release);
 }
 
@@ -109,8 +108,14 @@ uint32_t Engine::find_error(TaskRef task) {
   return header.failed_overflow.load(std::memory_order_acquire);
 }
 
-// Called by a submitter, under the submission lock, when the table has grown: forgets what nobody can ask for.
-void Engine::sweep_failures() {
+void Engine::inherit(Slot& task, TaskRef producer) {
+  if ((producer & kCarriesPoison) != 0 && task.poison == 0) task.poison = find_error(without_flags(producer));
+}
+
+// Called by a submitter, under the submission lock, when the table has grown: forgets what nobody can ask for. A task that
+// was linked while its producer lived asks when it advances; one that was linked later has asked already. So the tasks
+// that can still ask were submitted before the first sweep that found the producer completed.
+void Engine::sweep_failures(bool holds_boxes_lock) {
   Header& header = *region_.header;
   SeatPool pool{*this, seat(seat_here())};
   std::vector<TaskRef> named;
@@ -119,17 +124,19 @@ void Engine::sweep_failures() {
     for_each_now(state, pool, note);
     for_each_before(state, pool, note);
   };
+  std::unique_lock boxes_guard(header.boxes_lock, std::defer_lock);
+  if (!holds_boxes_lock) boxes_guard.lock();
   for (uint32_t h = 0; h < header.fresh_handles.load(std::memory_order_relaxed); ++h) {
     Handle& handle = region_.handles[h];
     if ((handle.flags & kHasRegions) != 0) {
-      std::lock_guard boxes_guard(header.boxes_lock);
       boxes_.for_each(handle.tree, [&](uint32_t node) { note_state(boxes_[node].state); });
     } else if ((handle.flags & kUsed) != 0) {
       note_state(handle.state);
     }
   }
   std::sort(named.begin(), named.end());
-  uint64_t oldest = header.sequence.load(std::memory_order_relaxed) + 1;
+  const uint64_t now = header.sequence.load(std::memory_order_relaxed);
+  uint64_t oldest = now + 1;
   for (uint32_t slot = 0; slot < header_seats() * header.window; ++slot) {
     if (!is_live(region_.slots[slot].wake.load(std::memory_order_acquire))) continue;
     oldest = std::min(oldest, region_.slots[slot].sequence.load(std::memory_order_relaxed));
@@ -140,7 +147,10 @@ void Engine::sweep_failures() {
     FailedTask& entry = region_.failed[at];
     if (entry.key == 0) continue;
     const bool is_named = std::binary_search(named.begin(), named.end(), entry.key);
-    if (is_named || entry.is_pinned != 0 || entry.sequence >= oldest) kept.push_back(entry);
+    const WakeWord word = region_.slots[slot_of(entry.key)].wake.load(std::memory_order_acquire);
+    const bool is_new = entry.swept_at == 0;
+    if (is_new && generation_in(word) != generation_of(entry.key)) entry.swept_at = now;
+    if (is_named || is_new || entry.is_pinned != 0 || entry.swept_at >= oldest) kept.push_back(entry);
     entry = {};
   }
   const uint32_t mask = header.failed_capacity - 1;
@@ -210,6 +220,7 @@ void Engine::notify(pto_task task, void (*callback)(void*), void* context) {
   if (region_.header->is_shared != 0) {
     raise(PTO_BAD_ARGUMENT, "[runtime.notify] a callback needs workers in this process; got a shared region; use pto_wait");
   }
+  is_complete(task);  // checks the name
   {
     std::lock_guard guard(callbacks_mutex_);
     callbacks_.emplace(task, std::make_pair(callback, context));

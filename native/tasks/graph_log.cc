@@ -36,14 +36,13 @@ std::vector<TaskRef>& GraphLog::pending() {
 void GraphLog::add(const Engine& engine, uint32_t slot, const pto_task_spec& spec) {
   const Region& region = engine.region();
   const Slot& task = region.slots[slot];
-  const SlotArgs& args = region.args[slot];
   const auto name_of = [&](uint32_t index) {
     return make_ref(generation_in(region.slots[index].wake.load(std::memory_order_relaxed)), index);
   };
   Node node{name_of(slot),
             spec.kernel >= 0 ? engine.kernel_name(spec.kernel) : "",
-            args.lane,
-            region.seats[args.lane].depth,
+            static_cast<int>(region.lane_of(slot)),
+            region.seats[region.lane_of(slot)].depth,
             task.parent != 0 ? name_of(task.parent - 1) : 0,
             now_ns(),
             {},

@@ -23,6 +23,9 @@ inline constexpr uint32_t kMaxKernels = 512;
 inline constexpr uint32_t kMaxErrors = 256;
 inline constexpr uint64_t kSegmentBytes = 256 << 10;
 
+/// Bytes that a buffer takes of the heap. No heap is as large as the limit, which keeps sums from wrapping around.
+inline constexpr uint64_t aligned(uint64_t bytes) { return ((bytes < 1ull << 48 ? bytes : 1ull << 48) + 63) & ~uint64_t{63}; }
+
 /// [generation 40 | watched 1 | first waiter + 1, 23 bits]. Odd generation: a task lives in the slot. Whoever
 /// completes the task raises the generation and takes the waiters in one exchange; a waiter adds itself by
 /// compare-and-swap against the generation it knows. So a wake-up cannot be lost and a reused slot cannot be mistaken.
@@ -38,6 +41,7 @@ enum SlotFlags : uint8_t {
   kKeepsError = 4,
   kIsParent = 8,   // its kernel may submit: it completes after its children
   kHasTarget = 16,
+  kHasPredicate = 32,
 };
 
 /// kExternal: its kernel returned PTO_LATER. kEnded: pto_task_complete came before the kernel returned. kChildren: its
@@ -64,6 +68,7 @@ struct alignas(128) Slot {
   uint8_t num_scalars;
   uint8_t flags;
   std::atomic<SlotState> state;
+  uint8_t num_tokens;
   uint8_t num_tokens_held;
   // second line
   uint64_t producers[kInlineProducers];
@@ -76,29 +81,25 @@ struct Param {
   uint32_t shadow;   // + 1: the handle that stands for it among this task's children
   uint8_t mode;
   uint8_t is_region;
-  uint16_t unused;
-  uint32_t bytes_low;  // of the access, for the check of children: saturated
 };
 
 /// What only the runner reads.
 struct alignas(64) SlotArgs {
   Param params[PTO_MAX_PARAMS];
   uint64_t scalars[PTO_MAX_SCALARS];
-  uint64_t predicate;  // distance of a uint32_t; meaningful with has_predicate
-  uint32_t has_predicate;
+  uint64_t predicate;  // distance of a uint32_t
   uint32_t target_worker;
-  uint32_t num_tokens;
   uint32_t tokens[PTO_MAX_PARAMS];  // handles, ascending
-  int32_t lane;
   int32_t scope_depth;
   int32_t status;    // of a parent that waits for its children
   uint64_t awaited;  // value of the event it waits for
-  std::atomic<uint32_t> runner;  // seat + 1, of a task that may submit
+  std::atomic<uint32_t> runner;  // seat + 1, while the kernel of a task that may submit runs
   int64_t submit_ns;
   int64_t ready_ns;
 };
 
-enum HandleFlags : uint8_t { kFrozen = 1, kHasRegions = 2, kOwnedByHeap = 4, kUsed = 8 };
+/// kHasOwner: only the children of one task may use it.
+enum HandleFlags : uint32_t { kFrozen = 1, kHasRegions = 2, kOwnedByHeap = 4, kUsed = 8, kHasOwner = 16 };
 
 /// A buffer. Written by submitters only, under the submission lock (or, inside a task, by that task alone); except
 /// `token`, which workers use.
@@ -108,10 +109,10 @@ struct alignas(128) Handle {
   std::atomic<uint32_t> generation;
   std::atomic<uint32_t> token;  // [held 1 | first waiter + 1]: commuting tasks, one at a time
   uint32_t owner;               // parent slot + 1 whose children use it; 0: outside any task
-  uint32_t next;                // + 1: in its scope, or free
+  uint32_t flags;
   uint64_t bytes;
+  uint32_t next;                // + 1: in its scope, or free
   RegionTree tree;              // boxes, when kHasRegions
-  uint8_t flags;
 };
 static_assert(sizeof(Handle) == 128);
 
@@ -127,6 +128,7 @@ static_assert(sizeof(Chunk) == 64);
 struct Ring {
   alignas(64) std::atomic<uint64_t> head;
   alignas(64) std::atomic<uint64_t> tail;
+  uint64_t seen_head;  // by the owner: looked up again only when the ring seems full
   alignas(64) std::atomic<uint32_t> cells[kRingCells];
 };
 
@@ -215,7 +217,7 @@ struct FailedTask {
   TaskRef key;
   uint32_t error;
   uint32_t is_pinned;
-  uint64_t sequence;
+  uint64_t swept_at;  // sequence of the first sweep that found it completed; 0: none yet
 };
 
 struct KernelName {
@@ -234,6 +236,7 @@ struct Header {
   uint32_t num_queues;
   uint32_t class_of_type[kNumTypes];
   uint32_t helper_classes;  // mask of classes a helping submitter runs
+  uint32_t served_classes;  // mask of classes that some worker runs (all, without workers)
   uint32_t max_handles;
   uint32_t max_regions;
   uint32_t max_chunks;
@@ -299,6 +302,7 @@ struct Region {
   uint64_t distance(const void* address) const {
     return reinterpret_cast<uint64_t>(address) - reinterpret_cast<uint64_t>(base);
   }
+  uint32_t lane_of(uint32_t slot) const { return slot / header->window; }
   void* at(uint64_t distance) const {
     return reinterpret_cast<void*>(reinterpret_cast<uint64_t>(base) + distance);
   }

@@ -149,12 +149,12 @@ uint64_t pto_bytes(PTORuntime* runtime, pto_handle handle) {
 
 const void* pto_read(PTORuntime* runtime, pto_handle handle, double timeout_s) {
   return guarded(static_cast<void*>(nullptr),
-                 [&] { return engine_of(runtime).wait_for_buffer(handle, false, timeout_s, timeout_s < 0); });
+                 [&] { return engine_of(runtime).wait_for_buffer(handle, PTO_INPUT, timeout_s, timeout_s < 0); });
 }
 
 void* pto_write(PTORuntime* runtime, pto_handle handle, double timeout_s) {
   return guarded(static_cast<void*>(nullptr),
-                 [&] { return engine_of(runtime).wait_for_buffer(handle, true, timeout_s, timeout_s < 0); });
+                 [&] { return engine_of(runtime).wait_for_buffer(handle, PTO_INOUT, timeout_s, timeout_s < 0); });
 }
 
 void pto_scope_begin(PTORuntime* runtime) {
@@ -224,7 +224,10 @@ void pto_task_release(PTORuntime* runtime, pto_task task) {
   done([&] { engine_of(runtime).release(task); });
 }
 
-void pto_fail(const char* reason) { tilewise::tasks::failure_reason = reason != nullptr ? reason : ""; }
+void pto_fail(const char* reason) {
+  tilewise::tasks::failure_reason = reason != nullptr ? reason : "";
+  tilewise::tasks::running.has_reason = true;
+}
 
 int pto_cancel(PTORuntime* runtime, pto_task task) {
   return done([&] { engine_of(runtime).cancel(task); });

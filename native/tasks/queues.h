@@ -18,7 +18,10 @@ namespace tilewise::tasks {
 /// Owner only. False when full.
 inline bool push(Ring& ring, uint32_t slot) {
   const uint64_t tail = ring.tail.load(std::memory_order_relaxed);
-  if (tail - ring.head.load(std::memory_order_acquire) >= kRingCells) return false;
+  if (tail - ring.seen_head >= kRingCells) {
+    ring.seen_head = ring.head.load(std::memory_order_acquire);
+    if (tail - ring.seen_head >= kRingCells) return false;
+  }
   ring.cells[tail % kRingCells].store(slot, std::memory_order_relaxed);
   ring.tail.store(tail + 1, std::memory_order_release);
   return true;

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "tasks/boxes.h"
+#include "tasks/hot.h"
 #include "tasks/pool.h"
 #include "tasks/thread_state.h"
 
@@ -51,7 +52,7 @@ uint32_t Recording::buffer_of(Engine& engine, uint32_t index, bool is_new) {
   return found->second;
 }
 
-void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec) {
+void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec, uint32_t fresh) {
   const Region& region = engine.region();
   const Slot& live = region.slots[slot];
   const SlotArgs& args = region.args[slot];
@@ -84,6 +85,8 @@ void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec) {
   std::vector<std::pair<uint32_t, Access>> touched;
   const auto touch = [&](uint32_t index, int mode, const pto_region* box, bool is_new) {
     const uint32_t buffer = buffer_of(engine, index, is_new);
+    // A buffer that each replay makes anew has no handle that could hold the token: its tasks keep their order instead.
+    if (mode == PTO_COMMUTE && buffers[buffer].handle == 0) mode = PTO_INOUT;
     touched.push_back({buffer, {buffer, static_cast<uint8_t>(mode), box != nullptr, false, box != nullptr ? box->offset : 0}});
     return buffer;
   };
@@ -94,11 +97,7 @@ void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec) {
     if (param.handle == kNone) {
       touched.push_back({kNone, {kNone, param.mode, false, false, param.address}});
     } else {
-      const Handle& handle = region.handles[param.handle];
-      const bool is_new = (handle.flags & kOwnedByHeap) != 0 && param.mode == PTO_OUTPUT &&
-                          handle.state.now[0] == make_ref(generation_in(live.wake.load()), slot) &&
-                          handle.state.before == 0 && spec.params[p].bytes != 0;
-      touch(param.handle, param.mode, spec.params[p].region, is_new);
+      touch(param.handle, param.mode, spec.params[p].region, (fresh >> p & 1) != 0);
     }
   }
   if (spec.predicate != 0) {
@@ -256,7 +255,7 @@ void Engine::replay(pto_recording name, const pto_handle* from, const pto_handle
   for (size_t b = 0; b < recording->buffers.size(); ++b) {
     const Recording::Buffer& buffer = recording->buffers[b];
     run.addresses.push_back(buffer.handle != 0 ? resolve(run.names[b], "replay").address
-                                               : allocate_heap(seat_index, (buffer.bytes + 63) & ~63ull));
+                                               : allocate_heap(seat_index, aligned(buffer.bytes)));
   }
   run.tasks.resize(recording->tasks.size());
   std::lock_guard guard(region_.header->submit_lock);
@@ -286,10 +285,8 @@ void Engine::replay_task(Replay& run, uint32_t number) {
   const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + 1;
   task.sequence.store(sequence, std::memory_order_relaxed);
   header.sequence.store(sequence, std::memory_order_release);
-  args.has_predicate = 0;
-  args.num_tokens = 0;
+  task.num_tokens = 0;
   args.target_worker = recorded.target_worker;
-  args.lane = static_cast<int32_t>(run.seat);
   if (active_trace_.load(std::memory_order_relaxed) != nullptr) {
     args.scope_depth = static_cast<int32_t>(seat(run.seat).depth);
     args.submit_ns = now_ns();
@@ -319,7 +316,7 @@ void Engine::replay_task(Replay& run, uint32_t number) {
     }
     if (a == recorded.num_params) {
       args.predicate = address;
-      args.has_predicate = 1;
+      task.flags |= kHasPredicate;
       continue;
     }
     Param& param = args.params[a];
@@ -330,21 +327,20 @@ void Engine::replay_task(Replay& run, uint32_t number) {
     param.mode = access.mode;
     param.is_region = access.is_region;
     param.shadow = 0;
-    if (access.mode == PTO_COMMUTE && param.handle != kNone) args.tokens[args.num_tokens++] = param.handle;
+    if (access.mode == PTO_COMMUTE && param.handle != kNone) args.tokens[task.num_tokens++] = param.handle;
     if (lies_in_heap(address)) {
       use_heap(address, run.seat);
       task.flags |= kUsesHeap;
     }
   }
-  if (args.num_tokens > 1) {
-    std::sort(args.tokens, args.tokens + args.num_tokens);
-    args.num_tokens = static_cast<uint32_t>(std::unique(args.tokens, args.tokens + args.num_tokens) - args.tokens);
+  if (task.num_tokens > 1) {
+    std::sort(args.tokens, args.tokens + task.num_tokens);
+    task.num_tokens = static_cast<uint8_t>(std::unique(args.tokens, args.tokens + task.num_tokens) - args.tokens);
   }
   for (uint32_t p = 0; p < recorded.num_producers; ++p) {
     const uint64_t producer = run.recording.producers[recorded.first_producer + p];
     const TaskRef ref = run.tasks[producer >> kFlagBits] | (producer & kFlagMask);
-    const WakeWord word = region_.slots[slot_of(ref)].wake.load(std::memory_order_acquire);
-    if (generation_in(word) == generation_of(ref) || has_failures()) add_producer(slot, ref, run.seat);
+    order_after(slot, ref, run.seat);
   }
   Seat& me = seat(run.seat);
   me.num_submitted.store(me.num_submitted.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
@@ -362,7 +358,7 @@ void Engine::leave_behind(Replay& run, size_t number) {
     if ((handle.flags & kHasRegions) != 0) {
       std::lock_guard guard(region_.header->boxes_lock);
       sweep_boxes(boxes_, index_of(handle), handle, pool, true);
-      handle.flags = static_cast<uint8_t>(handle.flags & ~kHasRegions);
+      handle.flags &= ~kHasRegions;
     }
     give_chunks(pool, handle.state.more_now);
     give_chunks(pool, handle.state.more_before);

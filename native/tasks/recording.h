@@ -57,8 +57,8 @@ class Recording {
 
   explicit Recording(const Engine& engine);
 
-  /// A task that has just been linked.
-  void add(Engine& engine, uint32_t slot, const pto_task_spec& spec);
+  /// A task that has just been linked; `fresh`: mask of the parameters whose buffers were made for it.
+  void add(Engine& engine, uint32_t slot, const pto_task_spec& spec, uint32_t fresh);
 
   std::vector<Task> tasks;
   std::vector<Access> accesses;

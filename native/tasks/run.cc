@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "tasks/engine.h"
+#include "tasks/hot.h"
 #include "tasks/pool.h"
 #include "tasks/queues.h"
 #include "tasks/sleep.h"
@@ -20,51 +21,6 @@ bool is_leaf(const Slot& task) { return (task.flags & kIsParent) == 0; }
 
 }  // namespace
 
-// Waits behind the last producer that has not completed. Exactly one thread at a time advances a task: its submitter,
-// then whoever completes the producer it stands behind.
-bool Engine::advance(uint32_t slot, uint32_t seat_index) {
-  Slot& task = region_.slots[slot];
-  while (task.num_producers > 0 || task.more_producers != 0) {
-    const Chunk* more = task.more_producers != 0 ? &region_.chunks[task.more_producers - 1] : nullptr;
-    const uint64_t word = more != nullptr ? more->refs[more->count - 1] : task.producers[task.num_producers - 1];
-    if ((word & kIsEvent) != 0) {
-      drop_producer(task, seat_index);
-      const Chunk* next = task.more_producers != 0 ? &region_.chunks[task.more_producers - 1] : nullptr;
-      const uint64_t value = next != nullptr ? next->refs[next->count - 1] : task.producers[task.num_producers - 1];
-      drop_producer(task, seat_index);
-      if (!wait_for_event(slot, static_cast<uint32_t>(word >> 32), value)) return false;
-      continue;
-    }
-    Slot& producer = region_.slots[slot_of(word)];
-    WakeWord wake = producer.wake.load(std::memory_order_acquire);
-    while (generation_in(wake) == generation_of(word)) {
-      task.next_waiter = first_waiter(wake);
-      const WakeWord with_me = (wake & ~(kWatched - 1)) | (slot + 1);
-      if (producer.wake.compare_exchange_weak(wake, with_me, std::memory_order_acq_rel, std::memory_order_acquire)) {
-        return false;
-      }
-    }
-    if ((word & kCarriesPoison) != 0 && has_failures() && task.poison == 0) {
-      task.poison = find_error(without_flags(word));
-    }
-    drop_producer(task, seat_index);
-  }
-  return (task.flags & kUsesTokens) == 0 || take_tokens(slot);
-}
-
-void Engine::drop_producer(Slot& task, uint32_t seat_index) {
-  if (task.more_producers == 0) {
-    --task.num_producers;
-    return;
-  }
-  Chunk& chunk = region_.chunks[task.more_producers - 1];
-  if (--chunk.count > 0) return;
-  SeatPool pool{*this, seat(seat_index)};
-  const uint32_t empty = task.more_producers;
-  task.more_producers = chunk.next;
-  pool.give(empty);
-}
-
 // Compared and registered in one critical section of the event, raised in another: no wake-up is lost.
 bool Engine::wait_for_event(uint32_t slot, uint32_t index, uint64_t value) {
   Event& event = region_.events[index];
@@ -80,6 +36,7 @@ bool Engine::wait_for_event(uint32_t slot, uint32_t index, uint64_t value) {
 
 void Engine::raise_event(pto_event name, uint64_t add) {
   event_value(name);  // checks the name
+  const uint32_t seat_index = running.engine == this ? running.seat : seat_here();
   Event& event = region_.events[name & 0xFFFFFFFF];
   uint32_t reached = 0;
   {
@@ -97,7 +54,6 @@ void Engine::raise_event(pto_event name, uint64_t add) {
     }
     event.waiters = left;
   }
-  const uint32_t seat_index = running.engine == this ? running.seat : seat_here();
   while (reached != 0) {
     const uint32_t slot = reached - 1;
     reached = region_.slots[slot].next_waiter;
@@ -112,7 +68,7 @@ bool Engine::take_tokens(uint32_t slot) {
   constexpr uint32_t kHeld = 1u << 31;
   Slot& task = region_.slots[slot];
   const SlotArgs& args = region_.args[slot];
-  while (task.num_tokens_held < args.num_tokens) {
+  while (task.num_tokens_held < task.num_tokens) {
     std::atomic<uint32_t>& token = region_.handles[args.tokens[task.num_tokens_held]].token;
     uint32_t seen = token.load(std::memory_order_acquire);
     if ((seen & kHeld) == 0) {
@@ -139,31 +95,6 @@ void Engine::release_tokens(uint32_t slot, uint32_t seat_index) {
       if (take_tokens(waiter - 1)) make_ready(waiter - 1, seat_index);
       waiter = next;
     }
-  }
-}
-
-void Engine::make_ready(uint32_t slot, uint32_t seat_index) {
-  region_.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
-  if (active_trace_.load(std::memory_order_relaxed) != nullptr) region_.args[slot].ready_ns = now_ns();
-  const bool has_target = (region_.slots[slot].flags & kHasTarget) != 0;
-  push_ready(slot, seat_index);
-  wake_worker(has_target);
-}
-
-void Engine::push_ready(uint32_t slot, uint32_t seat_index) {
-  Slot& task = region_.slots[slot];
-  Header& header = *region_.header;
-  const OrderedEntry entry{task.priority, task.sequence.load(std::memory_order_relaxed), slot};
-  if ((task.flags & kHasTarget) != 0) {
-    const uint32_t worker = region_.args[slot].target_worker - 1;
-    push(region_.queues[kNumSharedQueues * header.num_classes + worker], region_.base, entry);
-  } else if (task.priority != 0) {
-    const SharedQueue which = task.priority > 0 ? kUrgent : kBackground;
-    push(region_.queues[which * header.num_classes + task.type_class], region_.base, entry);
-    (which == kUrgent ? header.num_urgent : header.num_background).fetch_add(1, std::memory_order_release);
-  } else if (!push(region_.rings[seat_index * header.num_classes + task.type_class], slot)) {
-    push(region_.queues[kOverflow * header.num_classes + task.type_class], region_.base, entry);
-    header.num_overflow.fetch_add(1, std::memory_order_release);
   }
 }
 
@@ -223,6 +154,7 @@ uint32_t Engine::steal(uint32_t seat_index, uint32_t classes) {
       const uint32_t count = take_half(ring, slots, kStealLimit);
       if (count == 0) continue;
       me.victim = victim;
+      for (uint32_t i = 0; i < count; ++i) __builtin_prefetch(&region_.slots[slots[i]], 1);
       for (uint32_t i = 1; i < count; ++i) push_ready(slots[i], seat_index);
       if (count > 1) wake_worker();
       return slots[0];
@@ -272,14 +204,14 @@ int Engine::execute(uint32_t slot, uint32_t seat_index) {
   if (Trace* trace = active_trace_.load(std::memory_order_relaxed)) trace->start(seat_index);
   if (task.poison != 0) return PTO_TASK_FAILED;
   if (region_.header->num_cancels.load(std::memory_order_relaxed) != 0) {
-    const uint64_t below = region_.seats[args.lane].cancel_below.load(std::memory_order_relaxed);
+    const uint64_t below = region_.seats[region_.lane_of(slot)].cancel_below.load(std::memory_order_relaxed);
     const auto generation = static_cast<uint32_t>(generation_in(task.wake.load(std::memory_order_relaxed)));
     if (task.cancelled.load(std::memory_order_relaxed) == generation || task.sequence.load(std::memory_order_relaxed) <= below) {
       return PTO_CANCELLED;
     }
   }
   if (task.kernel < 0) return PTO_OK;
-  if (args.has_predicate != 0 && *static_cast<const uint32_t*>(region_.at(args.predicate)) == 0) return PTO_OK;
+  if ((task.flags & kHasPredicate) != 0 && *static_cast<const uint32_t*>(region_.at(args.predicate)) == 0) return PTO_OK;
   return call_kernel(slot, seat_index);
 }
 
@@ -320,7 +252,9 @@ int Engine::call_kernel(uint32_t slot, uint32_t seat_index) {
   if (may_submit) {
     while (me.depth >= me.base_depth) close_scope(seat_index);
     me.base_depth = outer_base;
+    region_.args[slot].runner.store(0, std::memory_order_relaxed);
   }
+  if (running.has_reason && (status == PTO_OK || status == PTO_LATER)) [[unlikely]] failure_reason.clear();
   running = outer;
   return status;
 }
@@ -361,6 +295,10 @@ void Engine::complete_external(pto_task name, int status) {
     raise(PTO_BAD_ARGUMENT, "[runtime.task_complete] a task is ended after its kernel has begun; got one that has not ",
           "started; let the kernel hand out its id");
   }
+  if (!is_leaf(task)) {  // its children may still run
+    task.state.store(SlotState::kChildren, std::memory_order_relaxed);
+    return child_ended(slot, seat_index);
+  }
   const uint32_t next = complete(slot, seat_index, status, false);
   if (next != kNone) {
     push_ready(next, seat_index);
@@ -387,7 +325,7 @@ uint32_t Engine::complete(uint32_t slot, uint32_t seat_index, int status, bool i
   const uint32_t parent = task.parent;
   const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
   Trace* const trace = active_trace_.load(std::memory_order_relaxed);
-  if (trace != nullptr) trace->end(seat_index, region_.header->num_workers, self, task, args, status);
+  if (trace != nullptr) trace->end(seat_index, region_.header->num_workers, region_.lane_of(slot), self, task, args, status);
   me.num_completed.store(me.num_completed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   const WakeWord word = task.wake.exchange((generation_of(self) + 1) << 24, std::memory_order_acq_rel);
   uint32_t next = kNone;
@@ -453,11 +391,16 @@ void Engine::worker_loop(uint32_t worker) {
   std::fesetenv(FE_DFL_ENV);  // a thread inherits its maker's rounding and denormal modes; bits must not
   Header& header = *region_.header;
   Idle idle;
+  Pace pace;
   while (header.closing.load(std::memory_order_acquire) == 0 && !peer_lost_.load(std::memory_order_relaxed)) {
     const uint32_t slot = take(worker, true);
     if (slot != kNone) {
-      run(slot, worker, true);
+      if (idle.is_idle()) pace.found(num_submitted());
       idle.reset();
+      run(slot, worker, true);
+    } else if (!idle.is_idle()) {
+      pace.ran_dry(region_.seats[worker].num_completed.load(std::memory_order_relaxed), num_submitted());
+      idle.begin();
     } else if (idle.should_sleep()) {
       park_worker(worker);
       idle.reset();

@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -20,6 +21,15 @@
 namespace tilewise::tasks {
 
 int64_t now_ns();
+
+/// A cheap clock for durations of well under a microsecond: the time-stamp counter where there is one.
+inline uint64_t ticks() {
+#if defined(__x86_64__)
+  return __builtin_ia32_rdtsc();
+#else
+  return static_cast<uint64_t>(now_ns());
+#endif
+}
 
 /// True when membarrier works here; call once before threads start.
 inline bool register_membarrier() {
@@ -58,6 +68,8 @@ inline void futex_wake(std::atomic<uint32_t>& word, int32_t count, bool is_share
 class Idle {
  public:
   void reset() { rounds_ = 0; }
+  void begin() { rounds_ = 1; }
+  bool is_idle() const { return rounds_ > 0; }
   bool should_sleep() {
     if (++rounds_ <= kSpins) {
       rings::relax();
@@ -74,6 +86,40 @@ class Idle {
   static constexpr int64_t kYieldNs = 1'000'000;
   uint32_t rounds_ = 0;
   int64_t since_ns_ = 0;
+};
+
+/// How a worker that keeps up with a submitter stays a little behind it.
+///
+/// A worker faster than its submitter would fetch every task alone, and every line of the task would cross between the
+/// cores twice: both then run at the speed of the transfers. So when it runs dry after a few short tasks while
+/// submissions go on, it lets some gather before it looks again; when tasks are long, or nobody submits, it looks at
+/// once.
+class Pace {
+ public:
+  void found(uint64_t num_submitted) {
+    begin_ticks_ = ticks();
+    if (num_submitted == submitted_) delay_ = 0;  // what was found came from completions
+  }
+  void ran_dry(uint64_t num_completed, uint64_t num_submitted) {
+    const uint64_t ran = num_completed - completed_;
+    const uint64_t spent = ticks() - begin_ticks_;
+    completed_ = num_completed;
+    const bool is_short = ran > 0 && ran < kEnough && spent < ran * kShortTicks;
+    const bool is_fed = num_submitted != submitted_;
+    submitted_ = num_submitted;
+    delay_ = is_short && is_fed ? std::min(std::max(2 * delay_, kMinTicks), kMaxTicks) : delay_ / 2;
+    for (const uint64_t until = ticks() + delay_; ticks() < until;) rings::relax();
+  }
+
+ private:
+  static constexpr uint64_t kEnough = 24;       // tasks per visit that make a visit worth while
+  static constexpr uint64_t kShortTicks = 1000;
+  static constexpr uint64_t kMinTicks = 256;
+  static constexpr uint64_t kMaxTicks = 4096;
+  uint64_t begin_ticks_ = 0;
+  uint64_t completed_ = 0;
+  uint64_t submitted_ = 0;
+  uint64_t delay_ = 0;
 };
 
 }  // namespace tilewise::tasks

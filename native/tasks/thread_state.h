@@ -9,14 +9,25 @@ namespace tilewise::tasks {
 
 class Engine;
 
+/// The lane this thread used last.
+struct Lane {
+  uint64_t engine = 0;
+  uint32_t seat = 0;
+};
+
 /// The kernel that runs on this thread, if any.
 struct Running {
   const Engine* engine = nullptr;
   uint32_t seat = 0;
   uint32_t parent = 0;     // slot + 1 of a task that may submit; 0: a leaf
+  bool has_reason = false;  // pto_fail was called
 };
 
-inline thread_local Running running;
+// Fixed places in the thread's static block: reading them is one instruction, not a call, also in a shared library.
+#define TILEWISE_HOT_TLS __attribute__((tls_model("initial-exec")))
+
+inline constinit thread_local Running running TILEWISE_HOT_TLS;
+inline constinit thread_local Lane last_lane TILEWISE_HOT_TLS;
 inline thread_local std::string failure_reason;  // pto_fail
 
 /// pto_set_hooks: called around every blocking wait. Set once, before any wait.

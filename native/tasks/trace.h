@@ -26,9 +26,9 @@ class Trace {
 
   void start(uint32_t seat) { seats_[seat]->start_ns = now_ns(); }
 
-  void end(uint32_t seat, uint32_t num_workers, TaskRef name, const Slot& task, const SlotArgs& args, int status) {
+  void end(uint32_t seat, uint32_t num_workers, uint32_t lane, TaskRef name, const Slot& task, const SlotArgs& args, int status) {
     const int32_t worker = seat < num_workers ? static_cast<int32_t>(seat) : -1 - static_cast<int32_t>(seat);
-    seats_[seat]->tasks.push({name, task.kernel, worker, args.lane, args.scope_depth, status, task.priority,
+    seats_[seat]->tasks.push({name, task.kernel, worker, static_cast<int32_t>(lane), args.scope_depth, status, task.priority,
                               args.submit_ns, args.ready_ns, seats_[seat]->start_ns, now_ns()});
   }
 

@@ -82,8 +82,15 @@ bool Engine::help_own_lane(uint32_t seat_index) {
   Header& header = *region_.header;
   const uint32_t classes = seat(seat_index).classes;
   const auto is_welcome = [&](uint32_t slot) {
-    return can_help(slot) || region_.args[slot].lane == static_cast<int32_t>(seat_index);
+    return can_help(slot) || region_.lane_of(slot) == seat_index;
   };
+  if (seat_index < header.num_workers) {  // children that only this worker may run
+    const uint32_t slot = take_any(region_.queues[kNumSharedQueues * header.num_classes + seat_index], region_.base, is_welcome);
+    if (slot != kNone) {
+      run(slot, seat_index, true);
+      return true;
+    }
+  }
   for (uint32_t c = 0; c < header.num_classes; ++c) {
     if ((classes >> c & 1) == 0) continue;
     uint32_t slot = take_one(region_.rings[seat_index * header.num_classes + c]);
@@ -116,6 +123,7 @@ bool Engine::help_own_lane(uint32_t seat_index) {
     push(region_.queues[kOverflow * header.num_classes + task.type_class], region_.base,
          {task.priority, task.sequence.load(std::memory_order_relaxed), stolen});
     header.num_overflow.fetch_add(1, std::memory_order_release);
+    wake_worker();  // a worker that looked between the two queues saw neither
   }
   return true;
 }
@@ -176,18 +184,28 @@ int Engine::wait_all(double timeout_s, bool helps) {
   raise(record.status == PTO_CANCELLED ? PTO_CANCELLED : PTO_TASK_FAILED, error_text(error));
 }
 
-// A submitter without a slot helps until some are free again, an eighth of the window at least where it can.
+// A submitter without a slot helps until an eighth of the window is done, so that it does not come back for each task.
+// Tasks end roughly in the order in which they began, so the next slot is tried before all are looked at.
 uint32_t Engine::take_slot_slowly(uint32_t seat_index) {
-  uint32_t slot = find_free_slot(seat_index);
-  if (slot != kNone) return slot;
+  Seat& me = seat(seat_index);
   const uint32_t window = region_.header->window;
-  if (!is_worker_side_ && region_.header->is_shared == 0) {
-    const int64_t begin = now_ns();
-    for (uint32_t n = 0; n < std::max(window / 8, 1u) && help(seat_index); ++n) {
-    }
-    note_stall(seat_index, Resource::kWindow, begin);
+  const uint32_t base = seat_index * window;
+  const int64_t begin = now_ns();
+  for (uint32_t n = 0; n < std::max(window / 8, 1u) && help(seat_index); n += 1) {
   }
-  while ((slot = find_free_slot(seat_index)) == kNone) wait_for_room(seat_index, Resource::kWindow, window);
+  note_stall(seat_index, Resource::kWindow, begin);
+  for (uint32_t step = 0; step < 8; ++step) {
+    const uint32_t at = (me.cursor + step) & (window - 1);
+    const WakeWord word = region_.slots[base + at].wake.load(std::memory_order_acquire);
+    if (is_live(word)) continue;
+    me.cursor = at;
+    return find_free_slot(seat_index);
+  }
+  uint32_t slot = find_free_slot(seat_index);
+  while (slot == kNone) {
+    wait_for_room(seat_index, Resource::kWindow, window);
+    slot = find_free_slot(seat_index);
+  }
   return slot;
 }
 
@@ -222,7 +240,8 @@ void Engine::note_stall(uint32_t seat_index, Resource cause, int64_t begin_ns) {
 }
 
 /// One step of waiting for a resource: helps, or sleeps until something completes, or proves that nothing ever will.
-void Engine::wait_for_room(uint32_t seat_index, Resource resource, uint64_t size) {
+/// True, for boxes only: no task can free any; the caller looks once more, because only it can tell.
+bool Engine::wait_for_room(uint32_t seat_index, Resource resource, uint64_t size) {
   Seat& me = seat(seat_index);
   Header& header = *region_.header;
   Blocking let_others_run;
@@ -230,7 +249,10 @@ void Engine::wait_for_room(uint32_t seat_index, Resource resource, uint64_t size
   const uint64_t word = header.wait_word.load(std::memory_order_acquire);
   check_open();
   check_interrupted(&me.asked_ns);
-  if (help(seat_index)) return note_stall(seat_index, resource, begin);
+  if (help(seat_index)) {
+    note_stall(seat_index, resource, begin);
+    return false;
+  }
   me.blocked.store(1, std::memory_order_seq_cst);
   struct Unblock {
     Seat& seat;
@@ -238,8 +260,9 @@ void Engine::wait_for_room(uint32_t seat_index, Resource resource, uint64_t size
   } unblock{me};
   // Twice with a look at the counters between: what is stuck stays stuck, so a state seen torn is not taken for it.
   const uint64_t before = num_completed();
-  if (is_stuck(seat_index, resource) && is_stuck(seat_index, resource) && before == num_completed() && !has_room(seat_index, resource, size)) {
-    raise_deadlock(seat_index, resource, size);
+  if (is_stuck(seat_index, resource) && is_stuck(seat_index, resource) && before == num_completed()) {
+    if (resource == Resource::kRegions) return true;
+    if (!has_room(seat_index, resource, size)) raise_deadlock(seat_index, resource, size);
   }
   if (now_ns() - begin < 1'000'000 && me.stall_rounds++ < 1000) {
     sched_yield();
@@ -257,6 +280,7 @@ void Engine::wait_for_room(uint32_t seat_index, Resource resource, uint64_t size
   }
   check_peer();
   note_stall(seat_index, resource, begin);
+  return false;
 }
 
 bool Engine::has_room(uint32_t seat_index, Resource resource, uint64_t size) {
@@ -271,9 +295,8 @@ bool Engine::has_room(uint32_t seat_index, Resource resource, uint64_t size) {
     }
     case Resource::kHeap: {
       const auto count = static_cast<uint32_t>((size + kSegmentBytes - 1) / kSegmentBytes);
-      const uint32_t first = take_run(count);
-      if (first != kNone) give_run(first);
-      return first != kNone;
+      std::lock_guard guard(region_.header->heap_lock);
+      return find_run(count) != kNone;
     }
     case Resource::kHandles: {
       std::lock_guard guard(region_.header->pool_lock);
@@ -310,7 +333,7 @@ bool Engine::is_stuck(uint32_t seat_index, Resource resource) const {
 bool Engine::is_blocked_parent(uint32_t slot) const {
   for (uint32_t s = 0; s < header_seats(); ++s) {
     const Seat& seat = region_.seats[s];
-    if (seat.blocked.load(std::memory_order_seq_cst) != 0 && (region_.slots[slot].flags & kIsParent) != 0 &&
+    if (seat.blocked.load(std::memory_order_seq_cst) != 0 &&
         region_.args[slot].runner.load(std::memory_order_relaxed) == s + 1) {
       return true;
     }
