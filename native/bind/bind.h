@@ -5,4 +5,5 @@
 namespace tilewise::bind {
 void bind_kernels(nanobind::module_& m);
 void bind_runtime(nanobind::module_& m);
+void bind_tasks(nanobind::module_& m);
 }  // namespace tilewise::bind

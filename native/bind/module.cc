@@ -7,4 +7,5 @@ NB_MODULE(_native, m) {
   m.doc() = "Native core of Tilewise. Private: use tilewise.kernels and tilewise.runtime.";
   tilewise::bind::bind_kernels(m);
   tilewise::bind::bind_runtime(m);
+  tilewise::bind::bind_tasks(m);
 }

@@ -18,6 +18,16 @@ inline void relax() {
 #endif
 }
 
+/// Begins to fetch a cache line that this thread will write. A plain prefetch would fetch it shared, and the store would
+/// have to ask the other core a second time.
+inline void prefetch_for_write(const void* address) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" ::"m"(*static_cast<const char*>(address)));
+#else
+  __builtin_prefetch(address, 1);
+#endif
+}
+
 class SpinLock {
  public:
   void lock() {

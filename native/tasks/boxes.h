@@ -90,7 +90,9 @@ void record_box(RegionIndex& boxes, uint32_t owner, Handle& handle, const pto_re
                 TaskRef task) {
   const Box box = box_of(handle, param);
   if (is_empty(box)) return;
-  const uint32_t own = boxes.find(owner, box);
+  uint32_t own = boxes.find(owner, box);
+  // Another access of the same task has just removed this one's node, as covered or stale: it fits where it was.
+  if (own == kNone) own = boxes.insert(owner, handle.tree, box);
   if (!boxes.isolated(handle.tree, own)) {
     std::array<uint32_t, 64> gone;
     size_t num_gone = 0;

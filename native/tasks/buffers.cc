@@ -5,6 +5,7 @@
 #include "tasks/boxes.h"
 #include "tasks/engine.h"
 #include "tasks/pool.h"
+#include "tasks/submit_lock.h"
 #include "tasks/thread_state.h"
 
 namespace tilewise::tasks {
@@ -164,7 +165,7 @@ void Engine::unregister(pto_handle name, double timeout_s, bool helps) {
 void Engine::freeze(pto_handle name, bool frozen) {
   Handle& handle = resolve(name, "freeze");
   if (frozen) wait_for_buffer(name, PTO_OUTPUT, PTO_FOREVER, true);  // no writer is left, so readers need not be known
-  std::lock_guard guard(region_.header->submit_lock);
+  const SubmitGuard guard(*region_.header, seat_here(), fences_);
   handle.flags = frozen ? handle.flags | kFrozen : handle.flags & ~kFrozen;
 }
 
@@ -192,8 +193,7 @@ void* Engine::wait_for_buffer(pto_handle name, int mode, double timeout_s, bool 
   Handle* found = &resolve(name, "read");
   {
     // A task's children are tracked by that task alone; and a replay may hold the lock until the task has ended.
-    std::unique_lock guard(region_.header->submit_lock, std::defer_lock);
-    if (running.engine != this) guard.lock();
+    const SubmitGuard guard(*region_.header, seat_index, fences_, running.engine == this);
     if (found->owner != 0 || running.engine == this) found = &tracked(*found, PTO_INPUT, seat_index);
     const auto note = [&](TaskRef ref) { producers.push_back(ref); };
     if ((found->flags & kHasRegions) != 0) {

@@ -21,7 +21,7 @@ inline constexpr Kind kind_of(int mode) {
 inline constexpr bool reads_data(int mode) { return mode == PTO_INPUT || mode == PTO_INOUT || mode == PTO_COMMUTE; }
 
 template <class Pool, class Visit>
-void for_each_in(Pool& pool, uint32_t chunks, Visit&& visit) {
+[[gnu::noinline]] void for_each_in(Pool& pool, uint32_t chunks, Visit&& visit) {
   for (uint32_t c = chunks; c != 0; c = pool.chunk(c).next) {
     const Chunk& chunk = pool.chunk(c);
     for (uint32_t i = 0; i < chunk.count; ++i) visit(chunk.refs[i]);
@@ -36,9 +36,9 @@ void for_each_now(const AccessState& state, Pool& pool, Visit&& visit) {
 }
 
 template <class Pool, class Visit>
-void for_each_before(const AccessState& state, Pool& pool, Visit&& visit) {
+[[gnu::always_inline]] inline void for_each_before(const AccessState& state, Pool& pool, Visit&& visit) {
   if (state.before != 0) visit(state.before);
-  if (state.more_before != 0) for_each_in(pool, state.more_before, visit);
+  if (state.more_before != 0) [[unlikely]] for_each_in(pool, state.more_before, visit);
 }
 
 /// Calls sink(producer with flags) for every task that an access of this mode must wait for.

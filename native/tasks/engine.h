@@ -144,6 +144,7 @@ class Engine {
 
  private:
   friend struct SeatPool;
+  friend struct Probe;  // benchmarks/runtime
   friend class Recording;
   friend class GraphLog;
   explicit Engine(const Region& region);
@@ -163,8 +164,7 @@ class Engine {
   void bind_params(uint32_t slot, const pto_task_spec& spec, uint32_t seat, Resolved& buffers, uint32_t traits);
   void allocate_outputs(const pto_task_spec& spec, uint32_t seat, Resolved& buffers);
   void link(uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t seat, Resolved& buffers, uint32_t traits);
-  void link_plain(Slot& task, const SlotArgs& args, uint32_t slot, TaskRef self, uint32_t num_params,
-                  const Resolved& buffers, uint32_t seat);
+  pto_task submit_plain(const pto_task_spec& spec, uint32_t seat);
   void add_producer(uint32_t slot, uint64_t word, uint32_t seat);
   void order_after(uint32_t slot, TaskRef producer, uint32_t seat);
   void collect_param(uint32_t slot, uint32_t seat, Handle& handle, const pto_region* region, int mode);
@@ -174,6 +174,7 @@ class Engine {
   pto_task submit_reduction(const pto_task_spec& spec);
   Handle& tracked(Handle& handle, int mode, uint32_t seat);
   void abandon(uint32_t slot);
+  void note_submission(SlotArgs& args, uint32_t seat);
 
   // Running.
   bool advance(uint32_t slot, uint32_t seat);
@@ -216,7 +217,7 @@ class Engine {
   uint32_t find_free_slot(uint32_t seat);
   int result_of(pto_task task);
   bool wait_for_room(uint32_t seat, Resource resource, uint64_t size);
-  bool has_room(uint32_t seat, Resource resource, uint64_t size);
+  bool has_room(uint32_t seat, Resource resource, uint64_t size) const;
   bool is_stuck(uint32_t seat, Resource resource) const;
   bool is_blocked_parent(uint32_t slot) const;
   void note_stall(uint32_t seat, Resource cause, int64_t begin_ns);
@@ -251,6 +252,7 @@ class Engine {
   uint32_t find_error(TaskRef task);
   std::string error_text(uint32_t error) const;
   void sweep_failures(bool holds_boxes_lock);
+  void sweep_failures_if_many(bool holds_boxes_lock);
   void inherit(Slot& task, TaskRef producer);
   bool has_failures() const { return region_.header->num_failed.load(std::memory_order_acquire) != 0; }
 
@@ -280,6 +282,7 @@ class Engine {
   std::unique_ptr<Trace> trace_;
   std::atomic<Trace*> active_trace_{nullptr};  // nullptr: off
   std::unique_ptr<GraphLog> graph_;
+  std::atomic<uint32_t> num_observers_{0};  // open recordings and graphs
   std::mutex recordings_mutex_;
   std::map<pto_recording, std::shared_ptr<Recording>> recordings_;
   std::vector<std::unique_ptr<Recording>> open_recordings_;  // per seat

@@ -128,7 +128,7 @@ CASE("explicit edges order tasks without data, also behind completed ones") {
   static std::atomic<int> counter;
   counter = 0;
   const pto_kernel expect_kernel = runtime.kernel("expect", [](void* const*, const uint64_t* scalars) -> int {
-    return counter.fetch_add(1) == static_cast<int>(scalars[0]) ? PTO_OK : 1;
+    return counter.fetch_add(1) == static_cast<int>(scalars[0]) ? PTO_OK : PTO_TASK_FAILED;
   });
   pto_task last = 0;
   for (uint64_t t = 0; t < 500; ++t) last = runtime.submit(expect_kernel, {}, {.scalars = {t}, .after = {last}});
@@ -476,7 +476,7 @@ CASE("a leaf kernel may neither submit nor wait") {
   const pto_kernel greedy = runtime.kernel("greedy", [](void* const*, const uint64_t*) -> int {
     const bool refused = pto_submit_task(inner_runtime, PTO_NO_KERNEL, PTO_VECTOR, nullptr, 0) == 0 &&
                          has(pto_last_error(), "PTO_SUBMITS") && pto_wait_all(inner_runtime, 1) == PTO_BAD_ARGUMENT;
-    return refused ? PTO_OK : 1;
+    return refused ? PTO_OK : PTO_TASK_FAILED;
   });
   EXPECT_EQ(pto_wait(runtime, runtime.submit(greedy, {}), PTO_FOREVER), 0);
 }
@@ -485,7 +485,7 @@ CASE("a runtime is not closed from inside a task") {
   Runtime runtime;
   inner_runtime = runtime;
   const pto_kernel closing = runtime.kernel("close", [](void* const*, const uint64_t*) -> int {
-    return pto_runtime_close(inner_runtime) == PTO_BAD_ARGUMENT ? PTO_OK : 1;
+    return pto_runtime_close(inner_runtime) == PTO_BAD_ARGUMENT ? PTO_OK : PTO_TASK_FAILED;
   });
   EXPECT_EQ(pto_wait(runtime, runtime.submit(closing, {}), PTO_FOREVER), 0);
 }

@@ -164,6 +164,11 @@ void Engine::sweep_failures(bool holds_boxes_lock) {
   header.sweep_at = static_cast<uint32_t>(std::max<size_t>(64, 2 * kept.size()));
 }
 
+void Engine::sweep_failures_if_many(bool holds_boxes_lock) {
+  const Header& header = *region_.header;
+  if (header.num_failed.load(std::memory_order_relaxed) >= std::max(header.sweep_at, 64u)) sweep_failures(holds_boxes_lock);
+}
+
 int Engine::task_status(pto_task task) {
   if (!is_complete(task) || !has_failures()) return PTO_OK;
   const uint32_t error = find_error(task);

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <fstream>
 
+#include "tasks/submit_lock.h"
+
 namespace tilewise::tasks {
 
 namespace {
@@ -101,15 +103,17 @@ void GraphLog::write(const char* path) const {
 }
 
 void Engine::begin_graph() {
-  std::lock_guard guard(region_.header->submit_lock);
+  const SubmitGuard guard(*region_.header, seat_here(), fences_);
+  if (graph_ == nullptr) num_observers_.fetch_add(1);
   graph_ = std::make_unique<GraphLog>();
 }
 
 void Engine::end_graph(const char* json_path) {
   std::unique_ptr<GraphLog> log;
   {
-    std::lock_guard guard(region_.header->submit_lock);
+    const SubmitGuard guard(*region_.header, seat_here(), fences_);
     log = std::move(graph_);
+    if (log != nullptr) num_observers_.fetch_sub(1);
   }
   if (log == nullptr) {
     raise(PTO_BAD_ARGUMENT, "[runtime.graph_end] a graph must have been begun; got none; call pto_graph_begin first");

@@ -72,6 +72,7 @@ inline bool Engine::advance(uint32_t slot, uint32_t seat_index) {
     Slot& producer = region_.slots[slot_of(word)];
     WakeWord wake = producer.wake.load(std::memory_order_acquire);
     while (generation_in(wake) == generation_of(word)) {
+      task.state.store(SlotState::kPending, std::memory_order_relaxed);
       task.next_waiter = first_waiter(wake);
       const WakeWord with_me = (wake & ~(kWatched - 1)) | (slot + 1);
       if (producer.wake.compare_exchange_weak(wake, with_me, std::memory_order_acq_rel, std::memory_order_acquire)) {
@@ -123,7 +124,6 @@ inline void Engine::push_ready(uint32_t slot, uint32_t seat_index) {
 }
 
 inline void Engine::start_submitted(uint32_t slot, uint32_t seat_index) {
-  region_.slots[slot].state.store(SlotState::kPending, std::memory_order_relaxed);
   if (advance(slot, seat_index)) make_ready(slot, seat_index);
 }
 

@@ -52,9 +52,9 @@ enum class SlotState : uint8_t { kFilling = 0, kPending, kWaitsForEvent, kReady,
 /// it (one thread at a time), then by whoever runs it; `wake` by anyone.
 struct alignas(128) Slot {
   std::atomic<WakeWord> wake;
-  uint32_t next_waiter;  // + 1, of the list this task is on
   int32_t kernel;
   int32_t priority;
+  uint32_t next_waiter;  // + 1, of the list this task is on
   uint32_t parent;  // slot + 1
   uint32_t poison;  // error number inherited
   uint32_t more_producers;  // + 1
@@ -189,7 +189,8 @@ struct alignas(128) Seat {
   int64_t asked_ns;  // when its host was last asked for an interruption
   std::atomic<uint32_t> num_open_scopes;  // depth, for other threads
   std::atomic<uint32_t> is_taken;
-  std::atomic<uint32_t> blocked;  // 1: waits for a resource that only others (or nobody) can free
+  std::atomic<uint32_t> blocked;  // 1 + Resource: waits for one that only others (or nobody) can free
+  std::atomic<uint64_t> blocked_size;
   std::atomic<uint32_t> first_error;
   std::atomic<uint64_t> cancel_below;
   std::atomic<uint64_t> num_submitted;
@@ -199,6 +200,7 @@ struct alignas(128) Seat {
   std::atomic<uint64_t> num_stalls;
   std::atomic<uint64_t> window_high;
   alignas(128) std::atomic<uint64_t> num_completed;
+  std::atomic<uint32_t> is_busy;  // it runs tasks, or hands on what one made ready
   Scope scopes[PTO_MAX_SCOPES + 1];
 };
 
@@ -246,7 +248,9 @@ struct Header {
   uint32_t is_shared;
   uint64_t seats, slots, args, handles, regions, chunks, rings, queues, entries, events, segments, errors, failed, kernels, heap;
 
-  alignas(128) rings::SpinLock submit_lock;
+  alignas(128) rings::SpinLock submit_lock;  // see submit_lock.h for the three
+  std::atomic<uint32_t> first_lane_inside;
+  std::atomic<uint32_t> is_contended;
   std::atomic<uint64_t> sequence;  // written under submit_lock
   rings::SpinLock boxes_lock;  // the RegionIndex; taken after submit_lock, or alone by a task's children
   alignas(128) rings::SpinLock pool_lock;

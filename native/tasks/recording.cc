@@ -7,6 +7,7 @@
 #include "tasks/boxes.h"
 #include "tasks/hot.h"
 #include "tasks/pool.h"
+#include "tasks/submit_lock.h"
 #include "tasks/thread_state.h"
 
 namespace tilewise::tasks {
@@ -169,6 +170,7 @@ void Engine::begin_recording() {
     raise(PTO_BAD_ARGUMENT, "[runtime.record_begin] one recording at a time per thread; got a second; end the first");
   }
   open_recordings_[seat_index] = std::make_unique<Recording>(*this);
+  num_observers_.fetch_add(1);
 }
 
 pto_recording Engine::end_recording() {
@@ -179,6 +181,7 @@ pto_recording Engine::end_recording() {
   std::lock_guard guard(recordings_mutex_);
   const pto_recording name = recordings_.empty() ? 1 : recordings_.rbegin()->first + 1;
   recordings_[name] = std::move(open_recordings_[seat_index]);
+  num_observers_.fetch_sub(1);
   return name;
 }
 
@@ -234,36 +237,7 @@ std::vector<pto_handle> Engine::bind_recording(Recording& recording, const pto_h
   return names;
 }
 
-// The submission lock is held throughout: no other lane sees half a replay. Waiting for a slot under it is safe,
-// because completing tasks, and children of tasks, never need it.
-void Engine::replay(pto_recording name, const pto_handle* from, const pto_handle* to, uint32_t num_handles) {
-  const uint32_t seat_index = seat_here();
-  if (running.engine == this) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.replay] a recording is replayed outside tasks; got a call inside one");
-  }
-  std::shared_ptr<Recording> recording;
-  {
-    std::lock_guard guard(recordings_mutex_);
-    const auto found = recordings_.find(name);
-    if (found == recordings_.end()) {
-      raise(PTO_BAD_ARGUMENT, "[runtime.replay] a recording must exist; got ", name, "; record it first");
-    }
-    recording = found->second;
-  }
-  Replay run{*recording, bind_recording(*recording, from, to, num_handles), {}, {}, {}, seat_index};
-  Blocking let_others_run;
-  for (size_t b = 0; b < recording->buffers.size(); ++b) {
-    const Recording::Buffer& buffer = recording->buffers[b];
-    run.addresses.push_back(buffer.handle != 0 ? resolve(run.names[b], "replay").address
-                                               : allocate_heap(seat_index, aligned(buffer.bytes)));
-  }
-  run.tasks.resize(recording->tasks.size());
-  std::lock_guard guard(region_.header->submit_lock);
-  for (uint32_t t = 0; t < recording->tasks.size(); ++t) replay_task(run, t);
-  for (size_t b = 0; b < recording->buffers.size(); ++b) leave_behind(run, b);
-}
-
-void Engine::replay_task(Replay& run, uint32_t number) {
+inline void Engine::replay_task(Replay& run, uint32_t number) {
   const Recording::Task& recorded = run.recording.tasks[number];
   const uint32_t slot = take_slot(run.seat);
   Slot& task = region_.slots[slot];
@@ -286,12 +260,8 @@ void Engine::replay_task(Replay& run, uint32_t number) {
   task.sequence.store(sequence, std::memory_order_relaxed);
   header.sequence.store(sequence, std::memory_order_release);
   task.num_tokens = 0;
-  args.target_worker = recorded.target_worker;
-  if (active_trace_.load(std::memory_order_relaxed) != nullptr) {
-    args.scope_depth = static_cast<int32_t>(seat(run.seat).depth);
-    args.submit_ns = now_ns();
-    args.ready_ns = 0;
-  }
+  if (recorded.target_worker != 0) args.target_worker = recorded.target_worker;
+  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] note_submission(args, run.seat);
   for (uint32_t s = 0; s < recorded.num_scalars; ++s) args.scalars[s] = run.recording.scalars[recorded.first_scalar + s];
   for (uint32_t w = 0; w < recorded.num_waits; ++w) {
     const Recording::Wait& wait = run.recording.waits[recorded.first_wait + w];
@@ -306,7 +276,7 @@ void Engine::replay_task(Replay& run, uint32_t number) {
     const Recording::Access& access = run.recording.accesses[recorded.first_param + a];
     const uint64_t address = access.buffer == kNone ? access.offset : run.addresses[access.buffer] + access.offset;
     if (access.buffer != kNone && access.meets_entry) {
-      Handle& handle = resolve(run.names[access.buffer], "replay");
+      Handle& handle = *run.handles[access.buffer];
       if ((handle.flags & kHasRegions) != 0) {
         std::lock_guard boxes_guard(header.boxes_lock);
         collect_param(slot, run.seat, handle, nullptr, access.mode);
@@ -321,9 +291,8 @@ void Engine::replay_task(Replay& run, uint32_t number) {
     }
     Param& param = args.params[a];
     param.address = address;
-    param.handle = access.buffer == kNone || run.names[access.buffer] == 0
-                       ? kNone
-                       : static_cast<uint32_t>(run.names[access.buffer] & 0xFFFFFFFF) - 1;
+    const Handle* handle = access.buffer == kNone ? nullptr : run.handles[access.buffer];
+    param.handle = handle == nullptr ? kNone : index_of(*handle);
     param.mode = access.mode;
     param.is_region = access.is_region;
     param.shadow = 0;
@@ -347,11 +316,42 @@ void Engine::replay_task(Replay& run, uint32_t number) {
   start_submitted(slot, run.seat);
 }
 
+// The submission lock is held throughout: no other lane sees half a replay. Waiting for a slot under it is safe,
+// because completing tasks, and children of tasks, never need it.
+void Engine::replay(pto_recording name, const pto_handle* from, const pto_handle* to, uint32_t num_handles) {
+  const uint32_t seat_index = seat_here();
+  if (running.engine == this) {
+    raise(PTO_BAD_ARGUMENT, "[runtime.replay] a recording is replayed outside tasks; got a call inside one");
+  }
+  std::shared_ptr<Recording> recording;
+  {
+    std::lock_guard guard(recordings_mutex_);
+    const auto found = recordings_.find(name);
+    if (found == recordings_.end()) {
+      raise(PTO_BAD_ARGUMENT, "[runtime.replay] a recording must exist; got ", name, "; record it first");
+    }
+    recording = found->second;
+  }
+  Replay run{*recording, bind_recording(*recording, from, to, num_handles), {}, {}, {}, {}, seat_index};
+  Blocking let_others_run;
+  for (size_t b = 0; b < recording->buffers.size(); ++b) {
+    const Recording::Buffer& buffer = recording->buffers[b];
+    run.handles.push_back(buffer.handle != 0 ? &resolve(run.names[b], "replay") : nullptr);
+    run.addresses.push_back(buffer.handle != 0 ? run.handles[b]->address
+                                               : allocate_heap(seat_index, aligned(buffer.bytes)));
+  }
+  run.tasks.resize(recording->tasks.size());
+  const SubmitGuard guard(*region_.header, seat_index, fences_);
+  const auto num_tasks = static_cast<uint32_t>(recording->tasks.size());
+  for (uint32_t t = 0; t < num_tasks; ++t) replay_task(run, t);
+  for (size_t b = 0; b < recording->buffers.size(); ++b) leave_behind(run, b);
+}
+
 // What later submissions find in a buffer: the recording's last accesses, by the names of this replay.
 void Engine::leave_behind(Replay& run, size_t number) {
   const Recording::Buffer& buffer = run.recording.buffers[number];
   if (buffer.handle == 0 || buffer.is_frozen) return;
-  Handle& handle = resolve(run.names[number], "replay");
+  Handle& handle = *run.handles[number];
   SeatPool pool{*this, seat(run.seat)};
   const auto renamed = [&](TaskRef ref) { return run.tasks[slot_of(ref)] | (ref & kFlagMask); };
   if (buffer.has_regions || (handle.flags & kHasRegions) != 0) {
@@ -390,6 +390,7 @@ void Engine::leave_behind(Replay& run, size_t number) {
     if (buffer.state.now[i] != 0) handle.state.now[i] = renamed(buffer.state.now[i]);
   }
   if (buffer.state.before != 0) handle.state.before = renamed(buffer.state.before);
+  if ((buffer.state.more_now | buffer.state.more_before) == 0) return;
   for_each_in(run.recording.pool, buffer.state.more_now, [&](TaskRef ref) {
     push_ref(pool, handle.state.more_now, renamed(ref));
     ++handle.state.num_more;

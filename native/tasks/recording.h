@@ -96,6 +96,7 @@ struct Replay {
   Recording& recording;
   std::vector<pto_handle> names;    // per buffer
   std::vector<uint64_t> addresses;  // per buffer
+  std::vector<Handle*> handles;     // per buffer; nullptr: the replay's own
   std::vector<TaskRef> tasks;       // per recorded task
   std::vector<uint64_t> event_values;
   uint32_t seat;

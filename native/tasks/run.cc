@@ -17,6 +17,21 @@ constexpr uint32_t kStealLimit = 32;
 constexpr uint32_t kWorkerStreak = 64;  // successors run one after the other without looking at the queues
 constexpr uint32_t kHelperStreak = 16;
 
+/// Says that this thread holds tasks that no slot shows as ready or running.
+class Busy {
+ public:
+  explicit Busy(Seat& seat) : seat_(seat), before_(seat.is_busy.load(std::memory_order_relaxed)) {
+    seat_.is_busy.store(1, std::memory_order_release);
+  }
+  ~Busy() { seat_.is_busy.store(before_, std::memory_order_release); }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+
+ private:
+  Seat& seat_;
+  uint32_t before_;
+};
+
 bool is_leaf(const Slot& task) { return (task.flags & kIsParent) == 0; }
 
 }  // namespace
@@ -37,6 +52,7 @@ bool Engine::wait_for_event(uint32_t slot, uint32_t index, uint64_t value) {
 void Engine::raise_event(pto_event name, uint64_t add) {
   event_value(name);  // checks the name
   const uint32_t seat_index = running.engine == this ? running.seat : seat_here();
+  const Busy busy(seat(seat_index));
   Event& event = region_.events[name & 0xFFFFFFFF];
   uint32_t reached = 0;
   {
@@ -57,7 +73,6 @@ void Engine::raise_event(pto_event name, uint64_t add) {
   while (reached != 0) {
     const uint32_t slot = reached - 1;
     reached = region_.slots[slot].next_waiter;
-    region_.slots[slot].state.store(SlotState::kPending, std::memory_order_relaxed);
     if (advance(slot, seat_index)) make_ready(slot, seat_index);
   }
   wake_waiters();
@@ -77,6 +92,7 @@ bool Engine::take_tokens(uint32_t slot) {
       }
       continue;
     }
+    task.state.store(SlotState::kPending, std::memory_order_relaxed);
     task.next_waiter = seen & ~kHeld;
     if (token.compare_exchange_weak(seen, kHeld | (slot + 1), std::memory_order_acq_rel, std::memory_order_acquire)) {
       return false;
@@ -154,7 +170,7 @@ uint32_t Engine::steal(uint32_t seat_index, uint32_t classes) {
       const uint32_t count = take_half(ring, slots, kStealLimit);
       if (count == 0) continue;
       me.victim = victim;
-      for (uint32_t i = 0; i < count; ++i) __builtin_prefetch(&region_.slots[slots[i]], 1);
+      for (uint32_t i = 0; i < count; ++i) rings::prefetch_for_write(&region_.slots[slots[i]]);
       for (uint32_t i = 1; i < count; ++i) push_ready(slots[i], seat_index);
       if (count > 1) wake_worker();
       return slots[0];
@@ -182,16 +198,17 @@ bool Engine::has_work(uint32_t seat_index) const {
   return seat_index < header.num_workers && is_waiting(kNumSharedQueues * header.num_classes + seat_index);
 }
 
-// Runs a task, and then successor after successor that its completion made ready.
+// Runs a task, and then successor after successor that its completion made ready. Nested: inside a task that waits.
 void Engine::run(uint32_t slot, uint32_t seat_index, bool is_worker) {
   const uint32_t streak = is_worker ? kWorkerStreak : kHelperStreak;
+  const Busy busy(seat(seat_index));
   for (uint32_t n = 1; slot != kNone; ++n) {
     const int status = execute(slot, seat_index);
     const uint32_t next = finish(slot, seat_index, status, is_worker);
     if (next != kNone && n >= streak) {
       push_ready(next, seat_index);
       wake_worker();
-      return;
+      break;
     }
     slot = next;
   }
@@ -299,6 +316,7 @@ void Engine::complete_external(pto_task name, int status) {
     task.state.store(SlotState::kChildren, std::memory_order_relaxed);
     return child_ended(slot, seat_index);
   }
+  const Busy busy(seat(seat_index));
   const uint32_t next = complete(slot, seat_index, status, false);
   if (next != kNone) {
     push_ready(next, seat_index);

@@ -112,10 +112,10 @@ class Pace {
   }
 
  private:
-  static constexpr uint64_t kEnough = 24;       // tasks per visit that make a visit worth while
+  static constexpr uint64_t kEnough = 64;       // tasks per visit that make a visit worth while
   static constexpr uint64_t kShortTicks = 1000;
-  static constexpr uint64_t kMinTicks = 256;
-  static constexpr uint64_t kMaxTicks = 4096;
+  static constexpr uint64_t kMinTicks = 512;
+  static constexpr uint64_t kMaxTicks = 16384;
   uint64_t begin_ticks_ = 0;
   uint64_t completed_ = 0;
   uint64_t submitted_ = 0;

@@ -9,6 +9,7 @@
 #include "tasks/hot.h"
 #include "tasks/pool.h"
 #include "tasks/recording.h"
+#include "tasks/submit_lock.h"
 #include "tasks/thread_state.h"
 
 namespace tilewise::tasks {
@@ -17,40 +18,86 @@ namespace {
 
 constexpr uint32_t kPrefetchAhead = 4;
 
-/// The locks that a submission needs. A task's children are submitted by one thread and share nothing with others, so
-/// they need no submission lock; the boxes' index is everybody's.
-class SubmitGuard {
- public:
-  SubmitGuard(Header& header, bool is_child, bool has_boxes)
-      : header_(header), submit_(is_child ? nullptr : &header.submit_lock), boxes_(has_boxes ? &header.boxes_lock : nullptr) {
-    lock();
-  }
-  ~SubmitGuard() { unlock(); }
-  void lock() {
-    if (submit_ != nullptr) submit_->lock();
-    if (boxes_ != nullptr) boxes_->lock();
-  }
-  void lock_boxes() {
-    boxes_ = &header_.boxes_lock;
-    boxes_->lock();
-  }
-  void unlock() {
-    if (boxes_ != nullptr) boxes_->unlock();
-    if (submit_ != nullptr) submit_->unlock();
-  }
-  SubmitGuard(const SubmitGuard&) = delete;
-  SubmitGuard& operator=(const SubmitGuard&) = delete;
-
- private:
-  Header& header_;
-  rings::SpinLock* submit_;
-  rings::SpinLock* boxes_;
-};
-
 }  // namespace
+
+// What nearly every task is: registered buffers, whole, read or written, outside tasks, and nothing else asked for. The
+// same steps as the general way, without its questions: half of the instructions. 0: the task is not of this kind.
+inline pto_task Engine::submit_plain(const pto_task_spec& spec, uint32_t seat_index) {
+  Header& header = *region_.header;
+  const bool is_simple = (spec.num_after | spec.num_waits | static_cast<uint32_t>(spec.target_worker)) == 0 &&
+                         spec.predicate == 0 && num_observers_.load(std::memory_order_relaxed) == 0 &&
+                         static_cast<uint32_t>(spec.kernel) < header.num_kernels.load(std::memory_order_acquire) &&
+                         spec.num_params <= PTO_MAX_PARAMS && spec.num_scalars <= PTO_MAX_SCALARS &&
+                         static_cast<uint32_t>(spec.worker_type) < kNumTypes && running.engine != this;
+  if (!is_simple || region_.kernels[spec.kernel].flags != 0) [[unlikely]] return 0;
+  const uint32_t kind = header.class_of_type[spec.worker_type];
+  if ((header.served_classes >> kind & 1) == 0) [[unlikely]] return 0;
+  Handle* handles[PTO_MAX_PARAMS];
+  for (uint32_t p = 0; p < spec.num_params; ++p) {
+    const pto_param& param = spec.params[p];
+    const auto index = static_cast<uint32_t>(param.handle & 0xFFFFFFFF) - 1;
+    if (index >= header.max_handles) [[unlikely]] return 0;
+    Handle& handle = region_.handles[index];
+    handles[p] = &handle;
+    const bool is_same = handle.generation.load(std::memory_order_relaxed) == static_cast<uint32_t>(param.handle >> 32);
+    if (!is_same || handle.flags != kUsed || param.region != nullptr || static_cast<uint32_t>(param.mode) > PTO_INOUT)
+        [[unlikely]] {
+      return 0;
+    }
+  }
+  const uint32_t slot = take_slot(seat_index);
+  Slot& task = region_.slots[slot];
+  SlotArgs& args = region_.args[slot];
+  const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
+  task.kernel = spec.kernel;
+  task.priority = spec.priority;
+  task.next_waiter = 0;
+  task.parent = 0;
+  task.poison = 0;
+  task.more_producers = 0;
+  task.type_class = static_cast<uint8_t>(kind);
+  task.num_producers = 0;
+  task.num_params = static_cast<uint8_t>(spec.num_params);
+  task.num_scalars = static_cast<uint8_t>(spec.num_scalars);
+  task.flags = spec.flags != 0 ? kKeepsError : 0;
+  task.num_tokens = 0;
+  for (uint32_t s = 0; s < spec.num_scalars; ++s) args.scalars[s] = spec.scalars[s];
+  for (uint32_t p = 0; p < spec.num_params; ++p) {
+    args.params[p] = {handles[p]->address, index_of(*handles[p]), 0, static_cast<uint8_t>(spec.params[p].mode), 0};
+  }
+  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] note_submission(args, seat_index);
+  {
+    const SubmitGuard guard(header, seat_index, fences_);
+    const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + 1;
+    task.sequence.store(sequence, std::memory_order_relaxed);
+    header.sequence.store(sequence, std::memory_order_release);
+    if (has_failures()) [[unlikely]] sweep_failures_if_many(false);
+    SeatPool pool{*this, seat(seat_index)};
+    const auto sink = [&](TaskRef producer) __attribute__((always_inline)) {
+      const WakeWord word = region_.slots[slot_of(producer)].wake.load(std::memory_order_acquire);
+      if (generation_in(word) == generation_of(producer) || has_failures()) add_producer(slot, producer, seat_index);
+    };
+    for (uint32_t p = 0; p < spec.num_params; ++p) {
+      // Another lane may just have begun to use boxes of this buffer.
+      if (handles[p]->flags != kUsed) [[unlikely]] {
+        abandon(slot);  // nothing of it is visible yet: the general way decides
+        return 0;
+      }
+      collect(handles[p]->state, pool, static_cast<int>(spec.params[p].mode), sink);
+    }
+    for (uint32_t p = 0; p < spec.num_params; ++p) {
+      record(handles[p]->state, pool, static_cast<int>(spec.params[p].mode), self);
+    }
+  }
+  Seat& me = seat(seat_index);
+  me.num_submitted.store(me.num_submitted.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  start_submitted(slot, seat_index);
+  return self;
+}
 
 pto_task Engine::submit(const pto_task_spec& spec) {
   const uint32_t seat_index = seat_here();
+  if (const pto_task plain = submit_plain(spec, seat_index); plain != 0) [[likely]] return plain;
   Resolved buffers;
   const uint32_t traits = check_spec(spec, buffers);
   if ((traits & kHasReductions) != 0) [[unlikely]] return submit_reduction(spec);
@@ -179,6 +226,12 @@ uint32_t Engine::check_more(const pto_task_spec& spec) {
   return traits;
 }
 
+void Engine::note_submission(SlotArgs& args, uint32_t seat_index) {
+  args.scope_depth = static_cast<int32_t>(seat(seat_index).depth);
+  args.submit_ns = now_ns();
+  args.ready_ns = 0;
+}
+
 void Engine::abandon(uint32_t slot) {
   Slot& task = region_.slots[slot];
   const uint64_t generation = generation_in(task.wake.load(std::memory_order_relaxed));
@@ -198,9 +251,9 @@ uint32_t Engine::take_slot(uint32_t seat_index) {
     const WakeWord word = task.wake.load(std::memory_order_acquire);
     if (is_live(word)) continue;
     const uint32_t soon = base + ((at + kPrefetchAhead) & mask);
-    __builtin_prefetch(&region_.slots[soon], 1);
-    __builtin_prefetch(&region_.slots[soon].producers, 1);
-    __builtin_prefetch(&region_.args[soon], 1);
+    rings::prefetch_for_write(&region_.slots[soon]);
+    rings::prefetch_for_write(&region_.slots[soon].producers);
+    rings::prefetch_for_write(&region_.args[soon]);
     task.state.store(SlotState::kFilling, std::memory_order_relaxed);
     task.wake.store((generation_in(word) + 1) << 24, std::memory_order_relaxed);
     return base + at;
@@ -231,11 +284,7 @@ inline void Engine::fill(Slot& task, SlotArgs& args, const pto_task_spec& spec, 
   task.num_tokens = 0;
   task.num_tokens_held = 0;
   for (uint32_t s = 0; s < spec.num_scalars; ++s) args.scalars[s] = spec.scalars[s];
-  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] {
-    args.scope_depth = static_cast<int32_t>(seat(seat_index).depth);
-    args.submit_ns = now_ns();
-    args.ready_ns = 0;
-  }
+  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] note_submission(args, seat_index);
 }
 
 // Addresses of all buffers; runtime-owned outputs are packed into one piece of the heap.
@@ -299,23 +348,6 @@ void Engine::allocate_outputs(const pto_task_spec& spec, uint32_t seat_index, Re
   }
 }
 
-/// Whole buffers, read or written, outside tasks: what nearly every task is.
-inline void Engine::link_plain(Slot& task, const SlotArgs& args, uint32_t slot, TaskRef self, uint32_t num_params,
-                               const Resolved& buffers, uint32_t seat_index) {
-  SeatPool pool{*this, seat(seat_index)};
-  const auto sink = [&](TaskRef producer) __attribute__((always_inline)) {
-    const WakeWord word = region_.slots[slot_of(producer)].wake.load(std::memory_order_acquire);
-    if (generation_in(word) != generation_of(producer) && !has_failures()) return;
-    if (task.num_producers < kInlineProducers) {
-      task.producers[task.num_producers++] = producer;
-    } else {
-      add_producer(slot, producer, seat_index);
-    }
-  };
-  for (uint32_t p = 0; p < num_params; ++p) collect(buffers.handles[p]->state, pool, args.params[p].mode, sink);
-  for (uint32_t p = 0; p < num_params; ++p) record(buffers.handles[p]->state, pool, args.params[p].mode, self);
-}
-
 // One critical section for all parameters, so that two lanes see each other's tasks in one order.
 inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t seat_index, Resolved& buffers,
                          uint32_t traits) {
@@ -331,7 +363,7 @@ inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec,
       add_producer(slot, (spec.waits[w].event & 0xFFFFFFFF) << 32 | kIsEvent, seat_index);
     }
   }
-  SubmitGuard guard(header, is_child, has_boxes);
+  SubmitGuard guard(header, seat_index, fences_, is_child, has_boxes);
   // Since the check another lane may have begun to use boxes of the same buffer.
   for (uint32_t p = 0; p < spec.num_params && !has_boxes; ++p) {
     if (buffers.handles[p] == nullptr || (buffers.handles[p]->flags & kHasRegions) == 0) continue;
@@ -352,13 +384,7 @@ inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec,
   task.sequence.store(sequence, std::memory_order_relaxed);
   if (!is_child) {
     header.sequence.store(sequence, std::memory_order_release);
-    if (has_failures() && header.num_failed.load(std::memory_order_relaxed) >= std::max(header.sweep_at, 64u)) {
-      sweep_failures(has_boxes);
-    }
-  }
-  if (traits == 0 && !has_boxes && !is_observed) [[likely]] {
-    link_plain(task, args, slot, self, spec.num_params, buffers, seat_index);
-    return;
+    if (has_failures()) [[unlikely]] sweep_failures_if_many(has_boxes);
   }
   for (uint32_t a = 0; a < spec.num_after; ++a) {
     if (spec.after[a] != 0) order_after(slot, spec.after[a] | kCarriesPoison, seat_index);

@@ -253,7 +253,8 @@ bool Engine::wait_for_room(uint32_t seat_index, Resource resource, uint64_t size
     note_stall(seat_index, resource, begin);
     return false;
   }
-  me.blocked.store(1, std::memory_order_seq_cst);
+  me.blocked_size.store(size, std::memory_order_relaxed);
+  me.blocked.store(1 + static_cast<uint32_t>(resource), std::memory_order_seq_cst);
   struct Unblock {
     Seat& seat;
     ~Unblock() { seat.blocked.store(0, std::memory_order_seq_cst); }
@@ -283,7 +284,7 @@ bool Engine::wait_for_room(uint32_t seat_index, Resource resource, uint64_t size
   return false;
 }
 
-bool Engine::has_room(uint32_t seat_index, Resource resource, uint64_t size) {
+bool Engine::has_room(uint32_t seat_index, Resource resource, uint64_t size) const {
   const Header& header = *region_.header;
   switch (resource) {
     case Resource::kWindow: {
@@ -311,6 +312,17 @@ bool Engine::has_room(uint32_t seat_index, Resource resource, uint64_t size) {
 bool Engine::is_stuck(uint32_t seat_index, Resource resource) const {
   const Header& header = *region_.header;
   const uint32_t num_seats = header_seats();
+  // First: between the end of a task and the start of its successor no slot shows either, but a thread is busy.
+  for (uint32_t s = 0; s < num_seats; ++s) {
+    const Seat& other = region_.seats[s];
+    const uint32_t blocked = other.blocked.load(std::memory_order_seq_cst);
+    if (other.is_busy.load(std::memory_order_acquire) != 0 && blocked == 0) return false;
+    // It may have been given room since it looked, and not know yet.
+    if (s != seat_index && blocked != 0 &&
+        has_room(s, static_cast<Resource>(blocked - 1), other.blocked_size.load(std::memory_order_relaxed))) {
+      return false;
+    }
+  }
   for (uint32_t s = 0; s < num_seats; ++s) {
     const Seat& other = region_.seats[s];
     const bool may_free = resource != Resource::kWindow && other.is_taken.load(std::memory_order_acquire) != 0 &&

@@ -1,0 +1,109 @@
+// Python inside tasks: the GIL around waits, Python callables as kernels, callbacks at a task's end.
+//
+// A Python kernel is one C function whose first scalar is the address of a record (tilewise.runtime.python_tasks); the
+// record runs the callable. References are dropped under the GIL only: a record whose task has ended goes onto a list,
+// and whoever calls into the module next drops it.
+#include <atomic>
+#include <mutex>
+
+#include "bind/tasks.h"
+
+namespace nb = nanobind;
+
+namespace tilewise::bind {
+
+namespace {
+
+thread_local int python_kernel_depth = 0;
+unsigned long main_thread = 0;
+
+std::mutex finished_mutex;  // the GIL may be taken while it is free only
+std::vector<PyObject*> finished_records;
+std::atomic<bool> has_finished_records{false};
+
+void* leave_python() { return Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
+void enter_python(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
+
+// A handler's exception stays in the thread's state; raise_status finds it there.
+int has_signal() {
+  if (PyThread_get_thread_ident() != main_thread) return 0;
+  const PyGILState_STATE state = PyGILState_Ensure();
+  const int raised = PyErr_CheckSignals();
+  PyGILState_Release(state);
+  return raised;
+}
+
+void finish_record(void* record) {
+  std::lock_guard guard(finished_mutex);
+  finished_records.push_back(static_cast<PyObject*>(record));
+  has_finished_records.store(true, std::memory_order_release);
+}
+
+void call_back(void* callback) {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  PyObject* function = static_cast<PyObject*>(callback);
+  PyObject* result = PyObject_CallNoArgs(function);
+  if (result == nullptr) PyErr_WriteUnraisable(function);
+  Py_XDECREF(result);
+  Py_DECREF(function);
+  PyGILState_Release(state);
+}
+
+}  // namespace
+
+bool is_inside_python_kernel() { return python_kernel_depth > 0; }
+
+void install_hooks() {
+  main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+  pto_set_hooks(leave_python, enter_python, has_signal);
+}
+
+int run_python_kernel(void* const* buffers, const uint64_t* scalars) {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  ++python_kernel_depth;
+  int status = PTO_TASK_FAILED;
+  {
+    PyObject* record = reinterpret_cast<PyObject*>(static_cast<uintptr_t>(scalars[0]));
+    PyObject* result = PyObject_CallMethod(record, "run", "K", reinterpret_cast<unsigned long long>(buffers));
+    if (result == nullptr) {  // not even the record could run
+      PyErr_WriteUnraisable(record);
+      pto_fail("the interpreter refused to run it");
+    } else if (PyUnicode_Check(result)) {
+      const char* text = PyUnicode_AsUTF8(result);
+      pto_fail(text != nullptr ? text : "a Python exception");
+      PyErr_Clear();
+    } else {
+      status = static_cast<int>(PyLong_AsLong(result));
+    }
+    Py_XDECREF(result);
+  }
+  --python_kernel_depth;
+  PyGILState_Release(state);
+  return status;
+}
+
+void keep_until_done(Core& core, pto_task task, nb::object record) {
+  check_status(pto_notify(core.runtime, task, finish_record, record.release().ptr()));
+}
+
+void drop_finished_records() {
+  if (!has_finished_records.load(std::memory_order_acquire)) return;
+  std::vector<PyObject*> dropped;
+  {
+    std::lock_guard guard(finished_mutex);
+    dropped.swap(finished_records);
+    has_finished_records.store(false, std::memory_order_release);
+  }
+  for (PyObject* record : dropped) Py_DECREF(record);
+}
+
+void notify(Core& core, pto_task task, nb::object callback) {
+  PyObject* function = callback.release().ptr();
+  const int status = pto_notify(core.runtime, task, call_back, function);
+  if (status < 0) {
+    Py_DECREF(function);
+    raise_status(status);
+  }
+}
+
+}  // namespace tilewise::bind

@@ -1,0 +1,97 @@
+// What the files of the task runtime's Python binding share: the runtime as an object, its parameters, its tasks.
+//
+// Only the C interface (tilewise/pto_api.h) is used, so Python, C and C++ programs see one library. Everything here is
+// read and written under the GIL. Failures become Python exceptions in one place: tilewise.runtime.failures.
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "tilewise/pto_api.h"
+
+namespace tilewise::bind {
+
+/// An open runtime. Its memory stays mapped for as long as arrays on it live: the last of them closes it then.
+struct Core {
+  PTORuntime* runtime = nullptr;
+  nanobind::object task_type;    // the Python class of task handles
+  nanobind::object keep_alive;   // what must outlive the runtime: registered arrays, kernels
+  bool is_closing = false;       // close was called: threads outside tasks are refused
+  bool is_waiting = false;       // closed, but for the arrays that still lie on its memory
+  bool has_told_failure = false;
+  int num_calls = 0;             // of threads outside tasks, going on now
+  int num_views = 0;             // arrays on its memory
+
+  void close();
+  void close_now();
+};
+
+/// A buffer, or a box of one, as a parameter can name it. Subclassed in Python.
+struct Operand {
+  Core* core = nullptr;
+  pto_handle handle = 0;
+  bool has_region = false;
+  pto_region region{};
+};
+
+/// One parameter of a task. `target` is for Python kernels: the operand, or what an output looks like.
+struct Param {
+  Core* core = nullptr;  // nullptr: belongs to any runtime
+  pto_param native{};
+  bool has_region = false;
+  pto_region region{};
+  nanobind::object target;
+};
+
+/// A submitted task, as its handle in Python keeps it. Dropping it never blocks.
+struct Task {
+  Core* core = nullptr;
+  nanobind::object owner;    // the Core's object
+  nanobind::object outputs;  // handles of the outputs that the runtime made; None: it made none
+  pto_task id = 0;
+  ~Task();
+};
+
+/// Counts a call into the runtime, and refuses it when the runtime is closed.
+class Call {
+ public:
+  explicit Call(Core& core);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+ private:
+  Core& core_;
+  bool is_counted_;
+};
+
+/// Raises what a status stands for; `text` or else this thread's last error is the sentence.
+[[noreturn]] void raise_status(int status, const char* text = nullptr);
+inline void check_status(int status) {
+  if (status < 0) raise_status(status);
+}
+
+/// Runs a call without the GIL; the result is the call's.
+template <class Body>
+auto without_gil(Body&& body) {
+  nanobind::gil_scoped_release release;
+  return body();
+}
+
+using CoreRef = nanobind::pointer_and_handle<Core>;
+
+// tasks_submit.cc
+uint64_t bits_of(nanobind::handle value);  // of an integer, or of a float as a double
+nanobind::object submit(CoreRef self, pto_kernel kernel, nanobind::handle worker_type,
+                        nanobind::handle params, nanobind::handle scalars, nanobind::handle extras);
+
+// python_kernels.cc
+int run_python_kernel(void* const* buffers, const uint64_t* scalars);
+bool is_inside_python_kernel();
+void install_hooks();
+void keep_until_done(Core& core, pto_task task, nanobind::object record);
+void drop_finished_records();
+void notify(Core& core, pto_task task, nanobind::object callback);
+
+}  // namespace tilewise::bind

@@ -1,0 +1,137 @@
+// submit() from Python: the path that every task takes, so nothing here allocates unless the task asks for more.
+//
+// The GIL is kept: the runtime's hook releases it where the call must block.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <tuple>
+
+#include "bind/tasks.h"
+
+namespace nb = nanobind;
+
+namespace tilewise::bind {
+
+uint64_t bits_of(nb::handle value) {
+  PyObject* object = value.ptr();
+  if (PyLong_Check(object)) return PyLong_AsUnsignedLongLongMask(object);
+  if (PyIndex_Check(object)) {
+    const nb::object number = nb::steal(PyNumber_Index(object));
+    if (number.is_valid()) return PyLong_AsUnsignedLongLongMask(number.ptr());
+    throw nb::python_error();
+  }
+  const double number = PyFloat_AsDouble(object);
+  if (number == -1.0 && PyErr_Occurred() != nullptr) throw nb::python_error();
+  uint64_t bits = 0;
+  std::memcpy(&bits, &number, sizeof(bits));
+  return bits;
+}
+
+namespace {
+
+// What submit() needs of its arguments, on the stack.
+struct Arguments {
+  pto_param params[PTO_MAX_PARAMS];
+  uint64_t scalars[PTO_MAX_SCALARS];
+  std::vector<pto_task> after;
+  std::vector<pto_wait_for> waits;
+  uint32_t num_new = 0;
+  uint32_t new_outputs[PTO_MAX_PARAMS];
+};
+
+[[noreturn]] void refuse(const std::string& text) { raise_status(PTO_BAD_ARGUMENT, text.c_str()); }
+
+void read_params(const Core& core, nb::handle values, pto_task_spec& spec, Arguments& args) {
+  static PyTypeObject* const param_type = reinterpret_cast<PyTypeObject*>(nb::type<Param>().ptr());
+  const nb::object fast = nb::steal(PySequence_Fast(values.ptr(), "[runtime.submit] params must be a sequence"));
+  if (!fast.is_valid()) throw nb::python_error();
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
+  PyObject** items = PySequence_Fast_ITEMS(fast.ptr());
+  spec.num_params = static_cast<uint32_t>(count);
+  if (count > PTO_MAX_PARAMS) return;  // the runtime says so
+  for (Py_ssize_t p = 0; p < count; ++p) {
+    if (!PyObject_TypeCheck(items[p], param_type)) {
+      refuse("[runtime.submit] params must be Input, Output, InOut, Commute, Reduce or NoDep; got " +
+             std::string(nb::repr(nb::handle(items[p])).c_str()) + "; wrap the buffer in one of them");
+    }
+    const Param& param = *nb::inst_ptr<Param>(nb::handle(items[p]));
+    if (param.core != nullptr && param.core != &core) {
+      refuse("[runtime.submit] a buffer must belong to the runtime of the task; got one of another runtime in parameter " +
+             std::to_string(p) + "; register it here");
+    }
+    args.params[p] = param.native;
+    if (param.has_region) args.params[p].region = &param.region;
+    if (param.native.handle == 0 && param.native.mode == PTO_OUTPUT) args.new_outputs[args.num_new++] = static_cast<uint32_t>(p);
+  }
+  spec.params = args.params;
+}
+
+void read_scalars(nb::handle values, pto_task_spec& spec, Arguments& args) {
+  if (PyTuple_CheckExact(values.ptr()) && PyTuple_GET_SIZE(values.ptr()) == 0) return;
+  const nb::object fast = nb::steal(PySequence_Fast(values.ptr(), "[runtime.submit] scalars must be a sequence"));
+  if (!fast.is_valid()) throw nb::python_error();
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
+  spec.num_scalars = static_cast<uint32_t>(count);
+  spec.scalars = args.scalars;
+  for (Py_ssize_t s = 0; s < std::min<Py_ssize_t>(count, PTO_MAX_SCALARS); ++s) {
+    args.scalars[s] = bits_of(PySequence_Fast_GET_ITEM(fast.ptr(), s));
+  }
+}
+
+// (after ids, [(event, value)], priority, target worker + 1, predicate handle)
+using Extras = std::tuple<std::vector<uint64_t>, std::vector<std::pair<uint64_t, uint64_t>>, int32_t, int32_t, uint64_t>;
+
+void read_extras(nb::handle values, pto_task_spec& spec, Arguments& args) {
+  if (values.is_none()) return;
+  auto extras = nb::cast<Extras>(values);
+  args.after = std::move(std::get<0>(extras));
+  for (const auto& [event, value] : std::get<1>(extras)) args.waits.push_back({event, value});
+  spec.after = args.after.data();
+  spec.num_after = static_cast<uint32_t>(args.after.size());
+  spec.waits = args.waits.data();
+  spec.num_waits = static_cast<uint32_t>(args.waits.size());
+  spec.priority = std::get<2>(extras);
+  spec.target_worker = std::get<3>(extras);
+  spec.predicate = std::get<4>(extras);
+}
+
+}  // namespace
+
+nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::handle params, nb::handle scalars,
+                  nb::handle extras) {
+  Core& core = *self.p;
+  const Call call(core);
+  drop_finished_records();
+  pto_task_spec spec;
+  std::memset(&spec, 0, sizeof(spec));
+  Arguments args;
+  spec.kernel = kernel;
+  spec.worker_type = static_cast<pto_worker_type>(PyLong_AsLong(worker_type.ptr()));  // an IntEnum is one
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  spec.flags = PTO_KEEP;
+  read_params(core, params, spec, args);
+  read_scalars(scalars, spec, args);
+  read_extras(extras, spec, args);
+  const pto_task task = pto_submit(core.runtime, &spec);
+  if (task == 0) raise_status(pto_last_status());
+  nb::object handle = nb::inst_alloc(core.task_type);
+  Task* made = new (nb::inst_ptr<Task>(handle)) Task{};
+  nb::inst_mark_ready(handle);
+  made->core = &core;
+  made->owner = nb::borrow(self.h);
+  made->id = task;
+  made->outputs = nb::none();
+  if (args.num_new > 0) {
+    nb::list outputs;
+    for (uint32_t n = 0; n < args.num_new; ++n) outputs.append(args.params[args.new_outputs[n]].handle);
+    made->outputs = nb::tuple(outputs);
+  }
+  return handle;
+}
+
+}  // namespace tilewise::bind

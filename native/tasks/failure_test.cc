@@ -1,0 +1,193 @@
+// Failures: what is poisoned and what is not, what heals it, and that remembering costs bounded memory.
+#include "tasks/testing_runtime.h"
+
+using namespace tilewise::tasks::testing;
+
+CASE("exactly the data successors of a failed task are poisoned, siblings and later overwriters are not") {
+  for (const uint32_t workers : {0u, 1u, 3u}) {
+    Runtime runtime(workers);
+    int64_t a = 0, b = 0, c = 0;
+    const pto_handle ha = runtime.add(a), hb = runtime.add(b), hc = runtime.add(c);
+    const pto_kernel fail = runtime.kernel("fail", fail_kernel);
+    const pto_kernel set = runtime.kernel("set", set_kernel);
+    const pto_kernel copy = runtime.kernel("copy", copy_kernel);
+    const pto_task bad = runtime.submit(fail, {out(ha)}, {.flags = PTO_KEEP});
+    const pto_task reader = runtime.submit(copy, {out(hb), in(ha)}, {.flags = PTO_KEEP});
+    const pto_task second = runtime.submit(copy, {out(hc), in(hb)}, {.flags = PTO_KEEP});
+    const pto_task overwriter = runtime.submit(set, {out(ha)}, {.scalars = {7}, .flags = PTO_KEEP});
+    const pto_task healed = runtime.submit(copy, {out(hb), in(ha)}, {.flags = PTO_KEEP});
+    EXPECT_EQ(pto_wait(runtime, healed, PTO_FOREVER), 0);
+    EXPECT_EQ(pto_wait(runtime, bad, PTO_FOREVER), PTO_TASK_FAILED);
+    EXPECT_EQ(pto_wait(runtime, reader, PTO_FOREVER), PTO_TASK_FAILED);
+    EXPECT_EQ(pto_wait(runtime, second, PTO_FOREVER), PTO_TASK_FAILED);
+    EXPECT_EQ(pto_wait(runtime, overwriter, PTO_FOREVER), 0);
+    EXPECT_EQ(b, 7);
+    EXPECT_EQ(c, 0);
+    char text[400];
+    EXPECT_EQ(pto_task_error(runtime, second, text, sizeof(text)), PTO_TASK_FAILED);
+    EXPECT(has(text, "planted failure") && has(text, "fail"));
+    EXPECT(pto_read(runtime, hc, PTO_FOREVER) == nullptr);
+    EXPECT(has(pto_last_error(), "planted failure"));
+    EXPECT(pto_read(runtime, hb, PTO_FOREVER) != nullptr);
+    EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
+    EXPECT(has(pto_last_error(), "planted failure"));
+    EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+    for (const pto_task task : {bad, reader, second}) pto_task_release(runtime, task);
+  }
+}
+
+CASE("an inout access passes poison on, a reader of an older value and an order-only successor do not get it") {
+  Runtime runtime(2);
+  int64_t a = 5, b = 0;
+  const pto_handle ha = runtime.add(a), hb = runtime.add(b);
+  const pto_kernel step = runtime.kernel("step", step_kernel);
+  const pto_kernel copy = runtime.kernel("copy", copy_kernel);
+  const pto_task early = runtime.submit(copy, {out(hb), in(ha)});
+  runtime.submit(runtime.kernel("fail", fail_kernel), {inout(ha)});
+  const pto_task through = runtime.submit(step, {inout(ha)}, {.scalars = {1}, .flags = PTO_KEEP});
+  const pto_task reads_late = runtime.submit(PTO_NO_KERNEL, {in(ha)}, {.flags = PTO_KEEP});
+  EXPECT_EQ(pto_wait(runtime, early, PTO_FOREVER), 0);
+  EXPECT_EQ(pto_wait(runtime, through, PTO_FOREVER), PTO_TASK_FAILED);
+  EXPECT_EQ(pto_wait(runtime, reads_late, PTO_FOREVER), PTO_TASK_FAILED);
+  EXPECT_EQ(a, 5);
+  EXPECT_EQ(b, 5);
+  EXPECT_EQ(pto_unregister(runtime, ha, PTO_FOREVER), 0);  // forgetting a poisoned buffer is no failure
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
+}
+
+CASE("poison passes through readers, boxes, commuting groups, explicit edges and reductions") {
+  Runtime runtime(2);
+  std::vector<int64_t> x(16, 0), y(1, 0);
+  const pto_handle hx = runtime.add(x), hy = runtime.add(y);
+  const pto_region left{.offset = 0, .ndim = 1, .size = {64}, .stride = {1}};
+  const pto_region right{.offset = 64, .ndim = 1, .size = {64}, .stride = {1}};
+  const pto_kernel fail = runtime.kernel("fail", fail_kernel);
+  const pto_kernel empty = runtime.kernel("empty", empty_kernel);
+  const pto_task bad = runtime.submit(fail, {out(hx, &left)});
+  const Extra keep{.flags = PTO_KEEP};
+  const pto_task reader = runtime.submit(empty, {in(hx, &left)}, keep);
+  const pto_task reader_after_reader = runtime.submit(empty, {inout(hx, &left)}, keep);
+  const pto_task other_half = runtime.submit(empty, {inout(hx, &right)}, keep);
+  const pto_task whole = runtime.submit(empty, {in(hx)}, keep);
+  const pto_task edge = runtime.submit(empty, {}, {.after = {bad}, .flags = PTO_KEEP});
+  EXPECT_EQ(pto_wait(runtime, reader, PTO_FOREVER), PTO_TASK_FAILED);
+  EXPECT_EQ(pto_wait(runtime, reader_after_reader, PTO_FOREVER), PTO_TASK_FAILED);
+  EXPECT_EQ(pto_wait(runtime, other_half, PTO_FOREVER), 0);
+  EXPECT_EQ(pto_wait(runtime, whole, PTO_FOREVER), PTO_TASK_FAILED);
+  EXPECT_EQ(pto_wait(runtime, edge, PTO_FOREVER), PTO_TASK_FAILED);
+  runtime.submit(empty, {out(hx)});
+  EXPECT_EQ(pto_wait(runtime, runtime.submit(empty, {in(hx)}), PTO_FOREVER), 0);
+  runtime.submit(empty, {commute(hy)});
+  runtime.submit(fail, {commute(hy)});
+  runtime.submit(empty, {commute(hy)});
+  EXPECT_EQ(pto_wait(runtime, runtime.submit(empty, {in(hy)}, keep), PTO_FOREVER), PTO_TASK_FAILED);
+  EXPECT_EQ(pto_wait(runtime, runtime.submit(empty, {out(hy)}), PTO_FOREVER), 0);
+  runtime.submit(fail, {reduce(hy, pto_kernel_find(runtime, "sum_i64"))});
+  EXPECT_EQ(pto_wait(runtime, runtime.submit(empty, {in(hy)}, keep), PTO_FOREVER), PTO_TASK_FAILED);
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
+}
+
+CASE("C++ exceptions, odd statuses and forgotten reasons become the task's own error") {
+  Runtime runtime(1);
+  const pto_kernel throws = runtime.kernel("throws", [](void* const*, const uint64_t*) -> int { throw std::runtime_error("thrown"); });
+  const pto_kernel odd = runtime.kernel("odd", [](void* const*, const uint64_t*) -> int { throw 5; });
+  const pto_kernel fine = runtime.kernel("fine", [](void* const*, const uint64_t*) -> int {
+    pto_fail("a reason that came to nothing");
+    return PTO_OK;
+  });
+  const pto_kernel plain = runtime.kernel("plain", [](void* const*, const uint64_t*) -> int { return 42; });
+  char text[400];
+  const Extra keep{.flags = PTO_KEEP, .type = PTO_VECTOR};
+  const pto_task first = runtime.submit(throws, {}, keep);
+  EXPECT_EQ(pto_wait(runtime, first, 60), PTO_TASK_FAILED);
+  pto_task_error(runtime, first, text, sizeof(text));
+  EXPECT(has(text, "thrown") && has(text, "worker 0"));
+  EXPECT_EQ(pto_wait(runtime, runtime.submit(odd, {}, keep), 60), PTO_TASK_FAILED);
+  EXPECT_EQ(pto_wait(runtime, runtime.submit(fine, {}, keep), 60), 0);
+  const pto_task last = runtime.submit(plain, {}, keep);
+  EXPECT_EQ(pto_wait(runtime, last, 60), PTO_TASK_FAILED);
+  pto_task_error(runtime, last, text, sizeof(text));
+  EXPECT(has(text, "42") && !has(text, "came to nothing"));
+  EXPECT_EQ(pto_wait_all(runtime, 60), PTO_TASK_FAILED);
+}
+
+CASE("a child's failure becomes its parent's, unless the parent has heard of it") {
+  Runtime runtime(2);
+  static PTORuntime* inner;
+  static pto_kernel fail;
+  inner = runtime;
+  fail = runtime.kernel("fail", fail_kernel);
+  const pto_kernel careless = runtime.kernel("careless", [](void* const*, const uint64_t*) -> int {
+    return pto_submit_task(inner, fail, PTO_VECTOR, nullptr, 0) != 0 ? PTO_OK : PTO_BAD_ARGUMENT;
+  }, PTO_SUBMITS);
+  const pto_kernel careful = runtime.kernel("careful", [](void* const*, const uint64_t*) -> int {
+    pto_submit_task(inner, fail, PTO_VECTOR, nullptr, 0);
+    return pto_wait_all(inner, PTO_FOREVER) == PTO_TASK_FAILED ? PTO_OK : PTO_BAD_ARGUMENT;
+  }, PTO_SUBMITS);
+  EXPECT_EQ(pto_wait(runtime, runtime.submit(careless, {}, {.flags = PTO_KEEP}), PTO_FOREVER), PTO_TASK_FAILED);
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
+  EXPECT(has(pto_last_error(), "planted failure"));
+  EXPECT_EQ(pto_wait(runtime, runtime.submit(careful, {}), PTO_FOREVER), 0);
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+}
+
+CASE("the table of failures stays bounded over many failing tasks in a small window, and the runtime usable") {
+  Runtime runtime(2, 16);
+  std::vector<int64_t> x(8, 0);
+  const pto_handle h = runtime.add(x);
+  const pto_kernel fail = runtime.kernel("fail", fail_kernel);
+  const pto_region box{.offset = 8, .ndim = 1, .size = {8}, .stride = {1}};
+  const int count = 100'000 / kSlowdown;
+  uint64_t before = 0;
+  for (int t = 0; t < count; ++t) {
+    if (runtime.submit(fail, {t % 3 == 0 ? out(h, &box) : t % 3 == 1 ? inout(h) : out(h)}) == 0) {
+      EXPECT(false);
+      break;
+    }
+    if (t == count / 2) before = runtime.stats().metadata_bytes;
+  }
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
+  const pto_stats stats = runtime.stats();
+  EXPECT_EQ(stats.num_failed, static_cast<uint64_t>(count));
+  EXPECT(stats.metadata_bytes <= before + (1 << 16));
+  const pto_kernel set = runtime.kernel("set", set_kernel);
+  runtime.submit(set, {out(h)}, {.scalars = {3}});
+  EXPECT(pto_read(runtime, h, PTO_FOREVER) != nullptr);
+  EXPECT_EQ(x[0], 3);
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+}
+
+CASE("a waiting task keeps the poison of a producer that others have overwritten and forgotten") {
+  Runtime runtime(1, 256);
+  int64_t a = 0, b = 0, c = 0;
+  const pto_handle ha = runtime.add(a), hb = runtime.add(b), hc = runtime.add(c);
+  const pto_kernel fail = runtime.kernel("fail", fail_kernel);
+  const pto_event event = pto_event_open(runtime);
+  pto_wait(runtime, runtime.submit(fail, {out(ha)}), PTO_FOREVER);
+  runtime.submit(PTO_NO_KERNEL, {out(hb)}, {.waits = {{event, 1}}});
+  const pto_task victim = runtime.submit(runtime.kernel("copy", copy_kernel), {out(hc), in(ha), in(hb)}, {.flags = PTO_KEEP});
+  runtime.submit(PTO_NO_KERNEL, {out(ha)});
+  for (int t = 0; t < 2000; ++t) runtime.submit(fail, {});  // several sweeps of the table
+  EXPECT_EQ(pto_is_complete(runtime, victim), 0);
+  pto_event_raise(runtime, event, 1);
+  EXPECT_EQ(pto_wait(runtime, victim, PTO_FOREVER), PTO_TASK_FAILED);
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
+}
+
+CASE("cancelled tasks poison like failed ones, and say so") {
+  Runtime runtime(1);
+  Gate gate;
+  int64_t x = 0;
+  const pto_handle h = runtime.add(x);
+  runtime.submit(runtime.kernel("gate", Gate::kernel), {}, {.scalars = {scalar(&gate)}});
+  gate.await_inside(1);
+  const pto_task victim = runtime.submit(runtime.kernel("set", set_kernel), {out(h)}, {.scalars = {1}});
+  const pto_task reader = runtime.submit(PTO_NO_KERNEL, {in(h)}, {.flags = PTO_KEEP});
+  pto_cancel(runtime, victim);
+  gate.open();
+  EXPECT_EQ(pto_wait(runtime, reader, 60), PTO_CANCELLED);
+  EXPECT_EQ(x, 0);
+  EXPECT_EQ(pto_wait_all(runtime, 60), PTO_CANCELLED);
+}
+
+TILEWISE_TEST_MAIN
