@@ -10,7 +10,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-#include <time.h>
 
 #include <cstring>
 #include <optional>
@@ -92,6 +91,7 @@ void wait_task(const Task& task, std::optional<double> timeout) {
                              std::to_string(seconds) + " s; wait longer, or cancel it";
     raise_status(status, text.c_str());
   }
+  if (status == PTO_PEER_LOST) task.core->has_told_failure = true;
   check_status(status);
 }
 
@@ -123,7 +123,7 @@ void wait_all(Core& core, std::optional<double> timeout) {
     raise_status(status, "[runtime.wait_all] this thread's tasks must end within the time given; got some that still run; "
                          "wait longer, or cancel them");
   }
-  if (status == PTO_TASK_FAILED || status == PTO_CANCELLED) core.has_told_failure = true;
+  if (status == PTO_TASK_FAILED || status == PTO_CANCELLED || status == PTO_PEER_LOST) core.has_told_failure = true;
   check_status(status);
 }
 
@@ -176,6 +176,7 @@ void open(Core* self, nb::object task_type, std::optional<uint32_t> num_workers,
   check_status(status);
   new (self) Core{};
   self->runtime = runtime;
+  self->num_workers = num_workers.value_or(1);
   self->task_type = std::move(task_type);
   self->keep_alive = nb::none();
 }
@@ -347,14 +348,17 @@ void bind_core(nb::module_& m) {
       })
       .def("scope_end", checked<pto_scope_end>())
       .def("task_complete", [](Core& core, pto_task task, int status) {
-        const Call call(core);
+        const Call call(core, true);
         check_status(pto_task_complete(core.runtime, task, status));
       })
       .def("cancel_all", checked<pto_cancel_all>())
       .def("event_open", made<pto_event_open>())
-      .def("event_raise", checked<pto_event_raise, pto_event, uint64_t>())
+      .def("event_raise", [](Core& core, pto_event event, uint64_t add) {
+        const Call call(core, true);
+        check_status(pto_event_raise(core.runtime, event, add));
+      })
       .def("event_value", [](Core& core, pto_event event) {
-        const Call call(core);
+        const Call call(core, true);
         return pto_event_value(core.runtime, event);
       })
       .def("record_begin", checked<pto_record_begin>())
@@ -433,65 +437,6 @@ void bind_handles(nb::module_& m) {
 }
 
 }  // namespace
-
-Task::~Task() {
-  if (core != nullptr && core->runtime != nullptr) pto_task_release(core->runtime, id);
-}
-
-Call::Call(Core& core) : core_(core), is_counted_(!is_inside_python_kernel()) {
-  if (core.runtime == nullptr || (core.is_closing && is_counted_)) {
-    raise_status(PTO_CLOSED, "[runtime] the runtime must be open; got a call after its close; open a new one");
-  }
-  if (is_counted_) ++core_.num_calls;
-}
-
-Call::~Call() {
-  if (is_counted_) --core_.num_calls;
-}
-
-// Three steps: nobody may come, whoever is inside leaves, the tasks end.
-void Core::close() {
-  if (runtime == nullptr || is_closing) return;
-  if (is_inside_python_kernel()) {
-    raise_status(PTO_BAD_ARGUMENT, "[runtime.close] a runtime is closed from outside its tasks; got a call inside one; "
-                                   "close it where it was opened");
-  }
-  is_closing = true;
-  while (num_calls > 0) {
-    without_gil([] {
-      const timespec nap{0, 1'000'000};
-      nanosleep(&nap, nullptr);
-    });
-    if (PyErr_CheckSignals() != 0) {
-      is_closing = false;
-      throw nb::python_error();
-    }
-  }
-  if (num_views > 0) {
-    is_waiting = true;
-    without_gil([&] { return pto_wait_all(runtime, PTO_FOREVER); });
-  } else {
-    close_now();
-  }
-  if (PyErr_Occurred() != nullptr) throw nb::python_error();
-}
-
-void Core::close_now() {
-  PTORuntime* closed = runtime;
-  is_waiting = false;
-  without_gil([&] { return pto_runtime_close(closed); });
-  runtime = nullptr;
-  drop_finished_records();
-  keep_alive = nb::none();
-}
-
-void raise_status(int status, const char* text) {
-  if (PyErr_Occurred() != nullptr) throw nb::python_error();  // a signal's handler has spoken
-  const std::string sentence = text != nullptr ? text : pto_last_error();
-  const nb::object error = nb::module_::import_("tilewise.runtime.failures").attr("error_of")(status, sentence.c_str());
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-  throw nb::python_error();
-}
 
 void bind_tasks(nb::module_& m) {
   nb::module_ tasks = m.def_submodule("tasks", "The task runtime's C interface.");

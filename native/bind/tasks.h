@@ -17,14 +17,17 @@ struct Core {
   PTORuntime* runtime = nullptr;
   nanobind::object task_type;    // the Python class of task handles
   nanobind::object keep_alive;   // what must outlive the runtime: registered arrays, kernels
-  bool is_closing = false;       // close was called: threads outside tasks are refused
+  bool is_closing = false;       // close was called: threads outside tasks may only end what others wait for
+  bool is_drained = false;       // every task has ended: nobody may come any more
   bool is_waiting = false;       // closed, but for the arrays that still lie on its memory
   bool has_told_failure = false;
+  uint32_t num_workers = 0;
   int num_calls = 0;             // of threads outside tasks, going on now
   int num_views = 0;             // arrays on its memory
 
   void close();
   void close_now();
+  void drain();
 };
 
 /// A buffer, or a box of one, as a parameter can name it. Subclassed in Python.
@@ -56,7 +59,8 @@ struct Task {
 /// Counts a call into the runtime, and refuses it when the runtime is closed.
 class Call {
  public:
-  explicit Call(Core& core);
+  /// is_late: the call may be what the last tasks wait for. It keeps the GIL to its end.
+  explicit Call(Core& core, bool is_late = false);
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;

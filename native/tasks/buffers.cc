@@ -296,16 +296,12 @@ uint64_t Engine::allocate_heap(uint32_t seat_index, uint64_t bytes) {
   return header.heap + uint64_t{first} * kSegmentBytes;
 }
 
-/// The first segment of a free run. Under heap_lock.
+// The first free run from the bottom: memory that was used a moment ago is still in the cache, and pages that are never
+// reached cost nothing. segment_cursor: no free segment lies below it.
 uint32_t Engine::find_run(uint32_t count) const {
   const Header& header = *region_.header;
   uint32_t length = 0;
-  // Next fit; the second half of the walk sees the runs that begin before the cursor.
-  for (uint32_t step = 0, at = header.segment_cursor; step < header.num_segments + count; ++step, ++at) {
-    if (at >= header.num_segments) {
-      at = 0;
-      length = 0;
-    }
+  for (uint32_t at = header.segment_cursor; at < header.num_segments; ++at) {
     length = region_.segments[at].is_used != 0 ? 0 : length + 1;
     if (length == count) return at + 1 - count;
   }
@@ -322,7 +318,7 @@ uint32_t Engine::take_run(uint32_t count) {
     region_.segments[s].first = first;
   }
   region_.segments[first].run = count;
-  header.segment_cursor = first + count;
+  if (first == header.segment_cursor) header.segment_cursor = first + count;
   const uint32_t used = header.segments_used.load(std::memory_order_relaxed) + count;
   header.segments_used.store(used, std::memory_order_relaxed);
   if (used > header.segments_high.load(std::memory_order_relaxed)) {
@@ -337,6 +333,7 @@ void Engine::give_run(uint32_t first) {
     std::lock_guard guard(header.heap_lock);
     const uint32_t count = region_.segments[first].run;
     for (uint32_t s = first; s < first + count; ++s) region_.segments[s].is_used = 0;
+    header.segment_cursor = std::min(header.segment_cursor, first);
     header.segments_used.store(header.segments_used.load(std::memory_order_relaxed) - count, std::memory_order_relaxed);
   }
   wake_waiters();

@@ -146,6 +146,8 @@ void Engine::wait_for_workers(double timeout_s) {
   Blocking let_others_run;
   while (header.workers_pid.load(std::memory_order_acquire) == 0) {
     if (now_ns() > deadline) {
+      unlink(shared_path_.c_str());
+      closed_ = true;  // nothing has begun
       raise(PTO_TIMEOUT, "[runtime.open] the workers' process must attach to '", shared_path_, "' within ", timeout_s,
             " s; got none; start pto_workers_run there (python -m tilewise.runtime.workers)");
     }
@@ -162,6 +164,7 @@ int Engine::run_workers(const char* path, const std::vector<std::string>& librar
   engine.is_worker_side_ = true;
   Header& header = *engine.region_.header;
   for (const std::string& library : libraries) engine.load_library(library);
+  for (uint32_t k = 0; k < kMaxKernels; ++k) engine.kernels_.push_back(std::make_unique<Kernel>());  // found when called
   engine.peer_fd_ = static_cast<int>(syscall(SYS_pidfd_open, header.owner_pid.load(), 0));
   if (engine.peer_fd_ < 0) raise(PTO_PEER_LOST, "[runtime.workers_run] the orchestrator must live; got its death");
   header.workers_pid.store(getpid(), std::memory_order_release);
@@ -313,13 +316,18 @@ void Engine::load_library(const std::string& path) {
 // The workers' process finds each kernel by its name, once.
 pto_kernel_fn Engine::function_of(int32_t id) {
   const std::string name = region_.kernels[id].name;
+  pto_kernel_fn found = nullptr;
   for (const BuiltinKernel& kernel : builtin_kernels()) {
-    if (name == kernel.name) return kernel.function;
+    if (name == kernel.name) found = kernel.function;
   }
   for (void* library : libraries_) {
-    if (void* symbol = dlsym(library, name.c_str())) return reinterpret_cast<pto_kernel_fn>(symbol);
+    if (found == nullptr) found = reinterpret_cast<pto_kernel_fn>(dlsym(library, name.c_str()));
   }
-  throw std::runtime_error("kernel '" + name + "' is in no library that the workers' process loaded");
+  if (found == nullptr) {
+    throw std::runtime_error("kernel '" + name + "' is in no library that the workers' process loaded");
+  }
+  std::atomic_ref(kernels_[id]->function).store(found, std::memory_order_release);
+  return found;
 }
 
 const char* Engine::kernel_name(pto_kernel kernel) const {

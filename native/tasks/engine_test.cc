@@ -371,8 +371,9 @@ CASE("freeze: readers need no order, writers are refused until it is thawed") {
   const pto_handle w = runtime.add(weights);
   const pto_kernel add = runtime.kernel("add", add_kernel);
   EXPECT_EQ(pto_freeze(runtime, w, 1), 0);
-  for (int round = 0; round < 10; ++round) {
-    for (auto& sum : sums) runtime.submit(add, {inout(runtime.add(sum)), in(w)});
+  for (auto& sum : sums) {
+    const pto_handle h = runtime.add(sum);
+    for (int round = 0; round < 10; ++round) runtime.submit(add, {inout(h), in(w)});
   }
   EXPECT_EQ(runtime.submit(add, {inout(w), in(w)}), pto_task{0});
   EXPECT(has(pto_last_error(), "frozen"));

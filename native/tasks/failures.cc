@@ -93,7 +93,8 @@ void Engine::mark_failed(TaskRef task, uint32_t error, bool is_pinned) {
   }
   uint64_t at = hash_of(task) & mask;
   while (region_.failed[at].key != 0) at = (at + 1) & mask;
-  region_.failed[at] = {task, error, is_pinned ? 1u : 0u, 0};
+  const uint64_t submitted_at = region_.slots[slot_of(task)].sequence.load(std::memory_order_relaxed);
+  region_.failed[at] = {task, error, is_pinned ? 1u : 0u, submitted_at, 0};
   header.num_failed.store(count + 1, std::memory_order_release);
 }
 
@@ -136,11 +137,17 @@ void Engine::sweep_failures(bool holds_boxes_lock) {
   }
   std::sort(named.begin(), named.end());
   const uint64_t now = header.sequence.load(std::memory_order_relaxed);
-  uint64_t oldest = now + 1;
+  std::vector<uint64_t> live;
   for (uint32_t slot = 0; slot < header_seats() * header.window; ++slot) {
     if (!is_live(region_.slots[slot].wake.load(std::memory_order_acquire))) continue;
-    oldest = std::min(oldest, region_.slots[slot].sequence.load(std::memory_order_relaxed));
+    live.push_back(region_.slots[slot].sequence.load(std::memory_order_relaxed));
   }
+  std::sort(live.begin(), live.end());
+  // Only a task submitted after the failed one, and before it was seen to have ended, can stand behind it.
+  const auto is_awaited = [&](const FailedTask& entry) {
+    const auto first = std::lower_bound(live.begin(), live.end(), entry.submitted_at);
+    return first != live.end() && *first <= entry.swept_at;
+  };
   std::lock_guard guard(header.failed_lock);
   std::vector<FailedTask> kept;
   for (uint32_t at = 0; at < header.failed_capacity; ++at) {
@@ -150,7 +157,7 @@ void Engine::sweep_failures(bool holds_boxes_lock) {
     const WakeWord word = region_.slots[slot_of(entry.key)].wake.load(std::memory_order_acquire);
     const bool is_new = entry.swept_at == 0;
     if (is_new && generation_in(word) != generation_of(entry.key)) entry.swept_at = now;
-    if (is_named || is_new || entry.is_pinned != 0 || entry.swept_at >= oldest) kept.push_back(entry);
+    if (is_named || is_new || entry.is_pinned != 0 || is_awaited(entry)) kept.push_back(entry);
     entry = {};
   }
   const uint32_t mask = header.failed_capacity - 1;
@@ -161,12 +168,14 @@ void Engine::sweep_failures(bool holds_boxes_lock) {
   }
   header.num_failed.store(static_cast<uint32_t>(kept.size()), std::memory_order_release);
   if (kept.size() < header.failed_capacity / 4) header.failed_overflow.store(0, std::memory_order_release);
-  header.sweep_at = static_cast<uint32_t>(std::max<size_t>(64, 2 * kept.size()));
+  header.sweep_at = static_cast<uint32_t>(2 * kept.size());
 }
 
 void Engine::sweep_failures_if_many(bool holds_boxes_lock) {
   const Header& header = *region_.header;
-  if (header.num_failed.load(std::memory_order_relaxed) >= std::max(header.sweep_at, 64u)) sweep_failures(holds_boxes_lock);
+  // Not before a sixteenth of the table is full: a sweep walks all of it.
+  const uint32_t limit = std::max(header.sweep_at, header.failed_capacity / 16);
+  if (header.num_failed.load(std::memory_order_relaxed) >= limit) sweep_failures(holds_boxes_lock);
 }
 
 int Engine::task_status(pto_task task) {

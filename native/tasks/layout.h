@@ -101,6 +101,18 @@ struct alignas(64) SlotArgs {
 /// kHasOwner: only the children of one task may use it.
 enum HandleFlags : uint32_t { kFrozen = 1, kHasRegions = 2, kOwnedByHeap = 4, kUsed = 8, kHasOwner = 16 };
 
+/// Flags that others may look at while their owner, one at a time, changes them; under a lock they look again.
+struct SharedFlags {
+  std::atomic<uint32_t> word;
+  operator uint32_t() const { return word.load(std::memory_order_relaxed); }
+  SharedFlags& operator=(uint32_t value) {
+    word.store(value, std::memory_order_relaxed);
+    return *this;
+  }
+  SharedFlags& operator|=(uint32_t mask) { return *this = *this | mask; }
+  SharedFlags& operator&=(uint32_t mask) { return *this = *this & mask; }
+};
+
 /// A buffer. Written by submitters only, under the submission lock (or, inside a task, by that task alone); except
 /// `token`, which workers use.
 struct alignas(128) Handle {
@@ -109,7 +121,7 @@ struct alignas(128) Handle {
   std::atomic<uint32_t> generation;
   std::atomic<uint32_t> token;  // [held 1 | first waiter + 1]: commuting tasks, one at a time
   uint32_t owner;               // parent slot + 1 whose children use it; 0: outside any task
-  uint32_t flags;
+  SharedFlags flags;
   uint64_t bytes;
   uint32_t next;                // + 1: in its scope, or free
   RegionTree tree;              // boxes, when kHasRegions
@@ -219,7 +231,8 @@ struct FailedTask {
   TaskRef key;
   uint32_t error;
   uint32_t is_pinned;
-  uint64_t swept_at;  // sequence of the first sweep that found it completed; 0: none yet
+  uint64_t submitted_at;  // its sequence
+  uint64_t swept_at;      // sequence of the first sweep that found it completed; 0: none yet
 };
 
 struct KernelName {

@@ -237,7 +237,7 @@ int Engine::call_kernel(uint32_t slot, uint32_t seat_index) {
   const SlotArgs& args = region_.args[slot];
   void* buffers[PTO_MAX_PARAMS];
   for (uint32_t p = 0; p < task.num_params; ++p) buffers[p] = region_.at(args.params[p].address);
-  const pto_kernel_fn function = kernels_[task.kernel]->function;
+  const pto_kernel_fn function = std::atomic_ref(kernels_[task.kernel]->function).load(std::memory_order_acquire);
   const Running outer = running;
   const bool may_submit = !is_leaf(task);
   if (may_submit && seat(seat_index).depth == PTO_MAX_SCOPES) {

@@ -76,6 +76,10 @@ class Idle {
       return false;
     }
     if (rounds_ == kSpins + 1) since_ns_ = now_ns();
+    if (rounds_ % kLooksPerYield != 0) {  // a yield costs as much as some ten looks
+      rings::relax();
+      return false;
+    }
     if (now_ns() - since_ns_ >= kYieldNs) return true;
     sched_yield();
     return false;
@@ -83,6 +87,7 @@ class Idle {
 
  private:
   static constexpr uint32_t kSpins = 64;
+  static constexpr uint32_t kLooksPerYield = 16;
   static constexpr int64_t kYieldNs = 1'000'000;
   uint32_t rounds_ = 0;
   int64_t since_ns_ = 0;

@@ -75,7 +75,11 @@ inline pto_task Engine::submit_plain(const pto_task_spec& spec, uint32_t seat_in
     SeatPool pool{*this, seat(seat_index)};
     const auto sink = [&](TaskRef producer) __attribute__((always_inline)) {
       const WakeWord word = region_.slots[slot_of(producer)].wake.load(std::memory_order_acquire);
-      if (generation_in(word) == generation_of(producer) || has_failures()) add_producer(slot, producer, seat_index);
+      if (generation_in(word) == generation_of(producer)) {
+        add_producer(slot, producer, seat_index);
+      } else if (has_failures()) [[unlikely]] {
+        inherit(task, producer);
+      }
     };
     for (uint32_t p = 0; p < spec.num_params; ++p) {
       // Another lane may just have begun to use boxes of this buffer.
@@ -236,6 +240,8 @@ void Engine::abandon(uint32_t slot) {
   Slot& task = region_.slots[slot];
   const uint64_t generation = generation_in(task.wake.load(std::memory_order_relaxed));
   if ((task.flags & kUsesHeap) != 0) release_heap(task, region_.args[slot]);
+  SeatPool pool{*this, seat(region_.lane_of(slot))};
+  give_chunks(pool, task.more_producers);
   const WakeWord word = task.wake.exchange((generation + 1) << 24, std::memory_order_acq_rel);
   if ((word & kWatched) != 0) wake_waiters();
 }
@@ -364,13 +370,25 @@ inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec,
     }
   }
   SubmitGuard guard(header, seat_index, fences_, is_child, has_boxes);
-  // Since the check another lane may have begun to use boxes of the same buffer.
-  for (uint32_t p = 0; p < spec.num_params && !has_boxes; ++p) {
-    if (buffers.handles[p] == nullptr || (buffers.handles[p]->flags & kHasRegions) == 0) continue;
-    has_boxes = true;
-    guard.lock_boxes();
+  // Since the check another lane may have begun to use boxes of the same buffer; and children have handles of their own.
+  bool found_boxes = false;
+  for (uint32_t p = 0; p < spec.num_params; ++p) {
+    Handle* handle = buffers.handles[p];
+    if (handle == nullptr) continue;
+    const int mode = args.params[p].mode;
+    if (mode == PTO_NO_DEP || (handle->flags & kFrozen) != 0) {
+      buffers.handles[p] = nullptr;
+      continue;
+    }
+    if (is_child || handle->owner != 0) buffers.handles[p] = handle = &tracked(*handle, mode, seat_index);
+    found_boxes |= (handle->flags & kHasRegions) != 0;
   }
-  if (!has_boxes && spec.predicate != 0 && (resolve(spec.predicate, "submit").flags & kHasRegions) != 0) {
+  Handle* predicate = nullptr;
+  if (spec.predicate != 0) {
+    predicate = &tracked(resolve(spec.predicate, "submit"), PTO_INPUT, seat_index);
+    found_boxes |= (predicate->flags & kHasRegions) != 0;
+  }
+  if (found_boxes && !has_boxes) {
     has_boxes = true;
     guard.lock_boxes();
   }
@@ -390,25 +408,14 @@ inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec,
     if (spec.after[a] != 0) order_after(slot, spec.after[a] | kCarriesPoison, seat_index);
   }
   for (uint32_t p = 0; p < spec.num_params; ++p) {
-    Handle* handle = buffers.handles[p];
-    if (handle == nullptr) continue;
-    const int mode = args.params[p].mode;
-    if (mode == PTO_NO_DEP || (handle->flags & kFrozen) != 0) {
-      buffers.handles[p] = nullptr;
-      continue;
-    }
-    if (is_child || handle->owner != 0) buffers.handles[p] = handle = &tracked(*handle, mode, seat_index);
-    collect_param(slot, seat_index, *handle, spec.params[p].region, mode);
+    if (buffers.handles[p] == nullptr) continue;
+    collect_param(slot, seat_index, *buffers.handles[p], spec.params[p].region, args.params[p].mode);
   }
-  Handle* predicate = nullptr;
-  if (spec.predicate != 0) {
-    predicate = &tracked(resolve(spec.predicate, "submit"), PTO_INPUT, seat_index);
-    collect_param(slot, seat_index, *predicate, nullptr, PTO_INPUT);
-  }
+  if (predicate != nullptr) collect_param(slot, seat_index, *predicate, nullptr, PTO_INPUT);
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     if (buffers.handles[p] == nullptr) continue;
     record_param(self, seat_index, *buffers.handles[p], spec.params[p].region, args.params[p].mode);
-    if (args.params[p].mode == PTO_COMMUTE) args.tokens[task.num_tokens++] = args.params[p].handle;
+    if (args.params[p].mode == PTO_COMMUTE) args.tokens[task.num_tokens++] = index_of(*buffers.handles[p]);
   }
   if (predicate != nullptr) record_param(self, seat_index, *predicate, nullptr, PTO_INPUT);
   if (task.num_tokens > 0) {

@@ -81,8 +81,10 @@ bool Engine::help(uint32_t seat_index) {
 bool Engine::help_own_lane(uint32_t seat_index) {
   Header& header = *region_.header;
   const uint32_t classes = seat(seat_index).classes;
+  // Leaves, and children of the task that waits: others' parents would pile up on this thread's stack.
   const auto is_welcome = [&](uint32_t slot) {
-    return can_help(slot) || region_.lane_of(slot) == seat_index;
+    const Slot& task = region_.slots[slot];
+    return (task.flags & kIsParent) == 0 || task.parent == running.parent;
   };
   if (seat_index < header.num_workers) {  // children that only this worker may run
     const uint32_t slot = take_any(region_.queues[kNumSharedQueues * header.num_classes + seat_index], region_.base, is_welcome);

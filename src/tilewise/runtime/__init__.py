@@ -1,23 +1,51 @@
-"""The task runtime as Python sees it: build a tile program, run it on all devices, look at its timeline.
+"""The task runtime as Python sees it, in two layers.
 
-`Program` is written once at plan time; `Executor` owns the devices' memory and workers; nothing here runs per
-task. Refuses, at `Program.finish`, whatever is malformed or could deadlock. Works through native/runtime.
+`Runtime` is for people who submit tasks themselves: buffers, kernels and parameters go in, and tasks run when the data
+they touch is ready (docs/runtime.md). `Program` and `Executor` run what the planner has written: a tile program, built
+once, run on all devices; nothing there runs Python per task. Both refuse what is malformed before any work starts.
 """
 
 from __future__ import annotations
 
 from tilewise._native.runtime import Executor, Program
 from tilewise.ir.program import Access, Extent, Mode, Operand
+from tilewise.runtime.buffers import Buffer, Region
+from tilewise.runtime.events import Event
+from tilewise.runtime.groups import TaskGroup
+from tilewise.runtime.handles import TaskHandle
+from tilewise.runtime.kernels import LATER, Kernel, WorkerType
+from tilewise.runtime.params import Commute, InOut, Input, NoDep, Output, Reduce, TaskExecutionHints
+from tilewise.runtime.recordings import Recording
+from tilewise.runtime.runtime import Runtime
+from tilewise.runtime.stats import RuntimeStats
 from tilewise.runtime.timeline import TaskRecord, busy_overlap, write_trace
 
 __all__ = [
+    "LATER",
     "Access",
+    "Buffer",
+    "Commute",
+    "Event",
     "Executor",
     "Extent",
+    "InOut",
+    "Input",
+    "Kernel",
     "Mode",
+    "NoDep",
     "Operand",
+    "Output",
     "Program",
+    "Recording",
+    "Reduce",
+    "Region",
+    "Runtime",
+    "RuntimeStats",
+    "TaskExecutionHints",
+    "TaskGroup",
+    "TaskHandle",
     "TaskRecord",
+    "WorkerType",
     "busy_overlap",
     "write_trace",
 ]

@@ -1,0 +1,260 @@
+"""The figures of the task runtime, each beside its goal, its must and the limit of the machine.
+
+Claim: every figure keeps its must; goal and must are the task runtime's design figures. `operations.cc` times single
+operations on one thread in ticks of the time-stamp counter; `threads.cc` times patterns, start latency and memory with
+two and three threads; this file times submission from Python and prints everything with the cache-line round trip
+between two processors, the floor below every figure with two threads, which changes while virtual processors move.
+
+`--soak` runs 10^8 mixed tasks and checks that memory stays constant; `--instructions` counts instructions per
+submission with valgrind. Peers stand beside these figures in benchmarks/task_overhead and benchmarks/task_bench.
+
+Run: python benchmarks/runtime/run.py [--repetitions 9] [--soak [TASKS]] [--instructions]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import tilewise
+from tilewise.runtime import InOut, Input, Runtime
+
+HERE = Path(__file__).resolve().parent
+NATIVE = HERE.parents[1] / "native"
+PING_PONG = HERE.parent / "task_overhead" / "ping_pong.c"
+COMPILER = [os.environ.get("CXX", "g++"), "-std=c++20", "-O3", "-DNDEBUG", "-ffp-contract=off"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: smaller is better unless `more` is set."""
+
+    name: str
+    value: float
+    goal: float
+    must: float
+    unit: str
+    more: bool = False
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """Which bound the value keeps."""
+        keeps = (lambda bound: self.value >= bound) if self.more else (lambda bound: self.value <= bound)
+        return "goal" if keeps(self.goal) else "must" if keeps(self.must) else "MISSED"
+
+
+def build(folder: Path) -> None:
+    """Compile the native programs; `operations` contains the runtime's sources, the others link the library."""
+    sources = sorted(p for p in (NATIVE / "tasks").glob("*.cc") if not p.stem.endswith("_test"))
+    includes = [f"-I{NATIVE}", f"-I{NATIVE / 'include'}"]
+    link = ["-ldl", "-lpthread"]
+    objects = [str(folder / f"{source.stem}.o") for source in sources if source.stem != "pto_api"]
+    for target in objects:
+        source = NATIVE / "tasks" / f"{Path(target).stem}.cc"
+        subprocess.run([*COMPILER, *includes, "-c", str(source), "-o", target], check=True)
+    program = [str(HERE / "operations.cc"), *objects, "-o", str(folder / "operations")]
+    subprocess.run([*COMPILER, *includes, *program, *link], check=True)
+    library = tilewise.get_library()
+    shared = [f"-I{tilewise.get_include()}", f"-L{library}", f"-Wl,-rpath,{library}"]
+    for name in ("threads", "soak", "submissions"):
+        program = [str(HERE / f"{name}.cc"), "-o", str(folder / name), "-ltilewise_pto", *link]
+        subprocess.run([*COMPILER, *shared, *program], check=True)
+    subprocess.run(["gcc", "-O2", str(PING_PONG), "-o", str(folder / "ping_pong"), "-lpthread"], check=True)
+
+
+def round_trip_ns(folder: Path) -> float:
+    """The cache line's round trip between processors 0 and 1, now."""
+    done = subprocess.run([folder / "ping_pong", "0", "1"], capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[0])
+
+
+def table(command: list[str]) -> dict[str, list[float]]:
+    """What a program prints: name|...|figures."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{command[0]} failed: {done.stderr.strip()}")
+    rows = {}
+    for line in done.stdout.splitlines():
+        *words, a, b, c = line.split("|")
+        rows["|".join(words)] = [float(a), float(b), float(c)]
+    return rows
+
+
+def ticks_per_ns() -> float:
+    """The time-stamp counter's rate, as the kernel measured it."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("cpu MHz"):
+            return float(line.split(":")[1]) / 1000
+    return 1.0
+
+
+def python_submit_ns() -> list[float]:
+    """A native kernel on three handles, submitted from Python: median, p99, minimum of batches of 500."""
+    samples = []
+    with Runtime(window=1024) as rt:
+        buffers = [rt.register(np.zeros(8, np.float32)) for _ in range(30)]
+        kernel = rt.kernel("sum_f32")
+        params = [[InOut(buffers[i]), Input(buffers[i + 10]), Input(buffers[i + 20])] for i in range(10)]
+        for batch in range(60):
+            begin = time.perf_counter_ns()
+            for i in range(500):
+                rt.submit(kernel, params[i % 10], scalars=(32,))
+            spent = (time.perf_counter_ns() - begin) / 500
+            rt.wait_all()
+            if batch >= 5:
+                samples.append(spent)
+    samples.sort()
+    return [statistics.median(samples), samples[len(samples) * 99 // 100], samples[0]]
+
+
+def figures(folder: Path, repetitions: int) -> tuple[list[Row], list[str]]:
+    """All rows, and sentences about what was measured beside them."""
+    before = round_trip_ns(folder)
+    one = table([str(folder / "operations"), "0"])
+    two = table([str(folder / "threads"), "1", str(repetitions)])
+    three = table([str(folder / "threads"), "2", str(repetitions)])
+    after = round_trip_ns(folder)
+    trip = max(before, after)
+    rate = ticks_per_ns()
+    rows = []
+
+    def ticks(name: str, goal: float, must: float, key: str | None = None) -> None:
+        median, p99, _ = one[f"{key or name}|warm"]
+        cold = one[f"{key or name}|cold"][0]
+        rows.append(
+            Row(
+                name,
+                median,
+                goal,
+                must,
+                "ticks",
+                note=f"p99 {p99:.0f}, cold {cold:.0f}, {median / rate:.1f} ns",
+            )
+        )
+
+    ticks("slot allocation and reclaim", 5, 10)
+    ticks("heap allocation", 5, 15)
+    ticks("handle lookup", 5, 15)
+    ticks("handle insert", 5, 15)
+    ticks("region insert", 20, 60)
+    ticks("region exact lookup", 30, 80)
+    ticks("lookup among 120 overlapping views", 300, 600)
+    ticks("submit, three parameters, no live producer", 40, 100)
+    ticks("submit, three parameters, three live producers", 100, 200)
+    ticks("complete, two consumers", 40, 100)
+    ticks("replay, per task, one thread", 20, 60, "replay of a wavefront, submission and running")
+    slow = trip > 300
+    rate_goal, rate_must = (8, 4) if slow else (20, 8)
+    median, p99, _ = two["independent_ns"]
+    rows.append(Row("sustained empty tasks", 1e3 / median, rate_goal, rate_must, "M/s", more=True))
+    start = two["start_ticks"]
+    rows.append(
+        Row(
+            "submit to start",
+            start[0] / rate / trip,
+            1.5,
+            3,
+            "round trips",
+            note=f"{start[0] / rate:.0f} ns, p99 {start[1] / rate:.0f} ns",
+        )
+    )
+    for pattern, goal, must in (("independent", 15, 40), ("chain", 25, 60), ("wavefront", 30, 80)):
+        median, p99, least = two[f"{pattern}_ns"]
+        rows.append(
+            Row(f"{pattern}, two threads", median, goal, must, "ns", note=f"p99 {p99:.0f}, least {least:.0f}")
+        )
+    for pattern in ("independent", "chain", "wavefront"):
+        ratio = three[f"{pattern}_ns"][0] / two[f"{pattern}_ns"][0]
+        rows.append(Row(f"three threads on two cores, {pattern}", ratio, 1.2, 1.5, "x two threads"))
+    median, p99, least = python_submit_ns()
+    rows.append(
+        Row(
+            "Python submit of a native kernel",
+            median,
+            300,
+            1000,
+            "ns",
+            note=f"p99 {p99:.0f}, least {least:.0f}",
+        )
+    )
+    rows.append(Row("memory at default sizes, heap apart", two["memory_bytes"][0] / 1e6, 1, 4, "MB"))
+    said = [
+        f"cache-line round trip {before:.0f} ns before, {after:.0f} ns after; counter {rate:.3f} ticks per ns"
+    ]
+    return rows, said
+
+
+def instructions(folder: Path) -> list[str]:
+    """Instructions per submission, by callgrind; the difference of two lengths, so that start-up does not count."""
+    if shutil.which("valgrind") is None:
+        return ["instructions per submission: valgrind is not installed"]
+
+    def count(kind: str, tasks: int) -> int:
+        command = [
+            "valgrind",
+            "--tool=callgrind",
+            f"--callgrind-out-file={folder}/out",
+            "--toggle-collect=pto_submit_task",
+        ]
+        done = subprocess.run(
+            [*command, str(folder / "submissions"), kind, str(tasks)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return int(done.stderr.split("Collected : ")[1].split()[0])
+
+    return [
+        f"instructions per submission, {kind}: {(count(kind, 900) - count(kind, 100)) / 800:.0f}"
+        for kind in ("none", "one", "three")
+    ]
+
+
+def show(rows: list[Row], said: list[str]) -> None:
+    """One table."""
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} processors, tilewise {tilewise.__version__}"
+    )
+    for sentence in said:
+        print(sentence)
+    print(f"{'':48} {'value':>9} {'goal':>7} {'must':>7}  unit")
+    for row in rows:
+        print(
+            f"{row.name:48} {row.value:9.2f} {row.goal:7g} {row.must:7g}  {row.unit:14} {row.verdict:7} {row.note}"
+        )
+
+
+def main() -> None:
+    """Build, measure, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument(
+        "--soak", type=int, nargs="?", const=100_000_000, help="run this many mixed tasks instead"
+    )
+    parser.add_argument("--instructions", action="store_true", help="also count instructions with valgrind")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        build(folder)
+        if arguments.soak:
+            sys.exit(subprocess.run([folder / "soak", str(arguments.soak)], check=False).returncode)
+        rows, said = figures(folder, arguments.repetitions)
+        show(rows, said + (instructions(folder) if arguments.instructions else []))
+
+
+if __name__ == "__main__":
+    main()

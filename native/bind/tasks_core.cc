@@ -1,0 +1,84 @@
+// Opening, counting and closing of calls into the task runtime, and what its statuses raise.
+//
+// Close is where Python and the runtime meet most closely: other threads may be inside, kernels may need the GIL, and
+// arrays may lie on the runtime's memory. All of it runs under the GIL except the waits.
+#include <time.h>
+
+#include <string>
+
+#include "bind/tasks.h"
+
+namespace nb = nanobind;
+
+namespace tilewise::bind {
+
+Task::~Task() {
+  if (core != nullptr && core->runtime != nullptr) pto_task_release(core->runtime, id);
+}
+
+Call::Call(Core& core, bool is_late) : core_(core), is_counted_(!is_late && !is_inside_python_kernel()) {
+  if (core.runtime == nullptr || core.is_drained || (core.is_closing && is_counted_)) {
+    raise_status(PTO_CLOSED, "[runtime] the runtime must be open; got a call after its close; open a new one");
+  }
+  if (is_counted_) ++core_.num_calls;
+}
+
+Call::~Call() {
+  if (is_counted_) --core_.num_calls;
+}
+
+// Nobody may come but who ends tasks; whoever is inside leaves; the tasks end; then nobody may come at all.
+void Core::close() {
+  if (runtime == nullptr || is_closing) return;
+  if (is_inside_python_kernel()) {
+    raise_status(PTO_BAD_ARGUMENT, "[runtime.close] a runtime is closed from outside its tasks; got a call inside one; "
+                                   "close it where it was opened");
+  }
+  is_closing = true;
+  drain();
+  if (PyErr_Occurred() != nullptr) {
+    is_closing = false;  // a signal's handler has spoken: the runtime is as open as before
+    throw nb::python_error();
+  }
+  is_drained = true;
+  if (num_views > 0) {
+    is_waiting = true;
+  } else {
+    close_now();
+  }
+}
+
+void Core::drain() {
+  const auto is_busy = [&] {
+    pto_stats stats;
+    pto_get_stats(runtime, &stats);
+    return num_calls > 0 || (num_workers > 0 && stats.num_submitted != stats.num_completed);
+  };
+  const auto wait = [&] {
+    const int status = pto_wait_all(runtime, PTO_FOREVER);
+    const timespec nap{0, 1'000'000};
+    nanosleep(&nap, nullptr);
+    return status;
+  };
+  int status = without_gil([&] { return pto_wait_all(runtime, PTO_FOREVER); });
+  while (is_busy() && status != PTO_PEER_LOST && PyErr_CheckSignals() == 0) status = without_gil(wait);
+}
+
+void Core::close_now() {
+  PTORuntime* closed = runtime;
+  is_waiting = false;
+  without_gil([&] { return pto_runtime_close(closed); });
+  runtime = nullptr;
+  drop_finished_records();
+  keep_alive = nb::none();
+}
+
+void raise_status(int status, const char* text) {
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();  // a signal's handler has spoken
+  const std::string sentence = text != nullptr ? text : pto_last_error();
+  const nb::object error = nb::module_::import_("tilewise.runtime.failures").attr("error_of")(status, sentence.c_str());
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  throw nb::python_error();
+}
+
+}  // namespace tilewise::bind

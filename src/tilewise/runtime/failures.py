@@ -1,0 +1,79 @@
+"""What a failed call of the task runtime raises.
+
+Owns the table from statuses to exceptions, and the Python exceptions of kernels until somebody waits for their task:
+the native side carries a number in its text, and the newest 64 exceptions are kept by it. Called by the binding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import traceback
+from collections import OrderedDict
+from concurrent.futures import CancelledError
+
+from tilewise.core.errors import ConfigError, InternalError, PeerLost, ResourceError, TaskFailed
+
+__all__ = ["describe_exception", "error_of", "forget_exceptions"]
+
+KEPT_EXCEPTIONS = 64
+
+_SIMPLE: dict[int, type[Exception]] = {
+    -1: ValueError,
+    -3: CancelledError,
+    -4: TimeoutError,
+    -5: ResourceError,
+    -6: ResourceError,
+    -7: PeerLost,
+    -8: ConfigError,
+}
+TASK_FAILED = -2
+INTERRUPTED = -9
+
+_numbers = itertools.count(1)
+_exceptions: OrderedDict[int, BaseException] = OrderedDict()
+
+
+def describe_exception(error: BaseException) -> str:
+    """Keep a kernel's exception; returns the text by which `error_of` finds it again."""
+    number = next(_numbers)
+    if error.__traceback__ is not None:  # its lines stay; what its frames hold, arrays above all, is let go
+        error.__traceback__ = error.__traceback__.tb_next
+        traceback.clear_frames(error.__traceback__)
+    _exceptions[number] = error
+    while len(_exceptions) > KEPT_EXCEPTIONS:
+        _exceptions.popitem(last=False)
+    return f"#{number} {type(error).__name__}: {error}"
+
+
+def forget_exceptions() -> None:
+    """Drop the kept exceptions, and with them what their tracebacks hold."""
+    _exceptions.clear()
+
+
+def error_of(status: int, text: str) -> BaseException:
+    """The exception for a status of the C interface and its sentence."""
+    if status == TASK_FAILED:
+        return _task_failed(text)
+    if status == INTERRUPTED:
+        return KeyboardInterrupt(text)
+    kind = _SIMPLE.get(status)
+    if kind is None:
+        return InternalError(
+            f"[runtime] the task runtime must return a known status; got {status}: {text}; report it"
+        )
+    return kind(text)
+
+
+def _task_failed(text: str) -> TaskFailed:
+    number = re.search(r"got '#(\d+) ", text)
+    place = re.search(r"from task \d+ \((.*?)\) on (?:worker (\d+)|a submitter)", text)
+    error = TaskFailed(
+        re.sub(r"got '#\d+ ", "got '", text),
+        op=place[1] if place else "",
+        worker=int(place[2]) if place and place[2] else -1,
+        device=0,
+    )
+    if number:
+        error.__cause__ = _exceptions.get(int(number[1]))
+    return error

@@ -1,0 +1,152 @@
+"""Groups of tasks: waiting for all or any of them.
+
+Owns a list of handles under a lock, so that several threads may add and wait. Each task is handed out once by
+`wait_any` and by iteration. Holds no native resource: dropping a group never blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from tilewise.core.errors import TaskFailed
+from tilewise.runtime.handles import TaskHandle
+
+__all__ = ["TaskGroup"]
+
+SLICE_S = 0.05  # how long a thread may miss tasks that another thread adds to the group it waits for
+
+
+class TaskGroup:
+    """Tasks that are waited for together. `len` counts all that were added.
+
+    `with group:` waits for all at the end of the block, and cancels what has not started when the block raises.
+    """
+
+    def __init__(self, tasks: Iterable[TaskHandle] = ()) -> None:
+        self._lock = threading.Lock()
+        self._tasks: list[TaskHandle] = list(tasks)
+        self._pending: dict[int, TaskHandle] = {task.id: task for task in self._tasks}  # not handed out yet
+
+    def add(self, task: TaskHandle) -> TaskHandle:
+        """Add a task; returns it."""
+        with self._lock:
+            self._tasks.append(task)
+            self._pending[task.id] = task
+        return task
+
+    def wait_all(self, timeout: float | None = None) -> None:
+        """Wait for all tasks, then raise the first failure in order of adding.
+
+        Args:
+            timeout: seconds for all together; None: for ever.
+
+        Raises:
+            TaskFailed, CancelledError: of the first task that failed; the others have ended too.
+            TimeoutError: some still run or wait.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        first: BaseException | None = None
+        for task in self._snapshot():
+            error = task.exception(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            first = first or error
+        if first is not None:
+            raise first
+
+    def wait_any(self, timeout: float | None = None) -> TaskHandle:
+        """The next task that has ended, well or not; each is handed out once.
+
+        Raises:
+            TimeoutError: none has ended within `timeout` seconds.
+            ValueError: all have been handed out.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            task = self._take(deadline)
+            if task is not None:
+                return task
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"[runtime.TaskGroup.wait_any] a task must end within the time given; got none after {timeout} s; "
+                    "wait longer, or cancel the group"
+                )
+
+    def as_completed(self, timeout: float | None = None) -> Iterator[TaskHandle]:
+        """The tasks in the order in which they end; `timeout` in seconds for all together."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._num_pending() > 0:
+            try:
+                yield self.wait_any(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except ValueError:
+                return  # another thread took the last one
+
+    def cancel(self) -> None:
+        """Cancel every task that has not started."""
+        for task in self._snapshot():
+            task.cancel()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __iter__(self) -> Iterator[TaskHandle]:
+        return self.as_completed()
+
+    async def __aiter__(self) -> AsyncIterator[TaskHandle]:
+        """The tasks in the order in which they end, without holding a thread."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Queue[TaskHandle] = asyncio.Queue()
+        with self._lock:
+            tasks = list(self._pending.values())
+            self._pending.clear()
+        for task in tasks:
+            task._notify(lambda task=task: _put(loop, ended, task))
+        for _ in tasks:
+            yield await ended.get()
+
+    def __enter__(self) -> TaskGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.wait_all()
+            return
+        self.cancel()
+        with suppress(TaskFailed, CancelledError):  # the block's own error counts
+            self.wait_all()
+
+    def _snapshot(self) -> list[TaskHandle]:
+        with self._lock:
+            return list(self._tasks)
+
+    def _num_pending(self) -> int:
+        with self._lock:
+            return len(self._pending)
+
+    def _take(self, deadline: float | None) -> TaskHandle | None:
+        """A task that has ended, removed from the pending ones; None after a while."""
+        with self._lock:
+            tasks = list(self._pending.values())
+        if not tasks:
+            raise ValueError(
+                f"[runtime.TaskGroup.wait_any] a task must be left to wait for; got none of {len(self)}; add one"
+            )
+        alone = None if deadline is None else min(SLICE_S, max(0.0, deadline - time.monotonic()))
+        core: Any = tasks[0]._core
+        place = core.wait_any([task.id for task in tasks], alone)
+        if place is None:
+            return None
+        with self._lock:  # another thread may have been quicker
+            return self._pending.pop(tasks[place].id, None)
+
+
+def _put(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[TaskHandle], task: TaskHandle) -> None:
+    with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+        loop.call_soon_threadsafe(queue.put_nowait, task)

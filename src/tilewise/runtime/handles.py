@@ -1,0 +1,108 @@
+"""Handles of submitted tasks.
+
+Owns what a program can ask of one task: its end, its failure, its outputs. Dropping a handle never blocks and never
+cancels; the runtime then forgets the task's error. Made by `Runtime.submit` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise._native.tasks import Task
+from tilewise.core.errors import TaskFailed
+from tilewise.runtime.buffers import Buffer
+
+__all__ = ["TaskHandle"]
+
+
+class TaskHandle(Task):
+    """A submitted task.
+
+    Usable from several threads. `with handle:` waits at the end of the block; `await handle` waits without holding a
+    thread. A cancelled task raises `concurrent.futures.CancelledError`; a failed one, and one whose predecessor
+    failed, `TaskFailed`.
+    """
+
+    _buffers: tuple[Buffer, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[Buffer, ...]:
+        """The outputs that the runtime allocated, in order of the parameters. They live as long as their scope."""
+        return self._buffers
+
+    def result(self, timeout: float | None = None) -> NDArray[Any] | tuple[NDArray[Any], ...] | None:
+        """Wait, then the outputs that the runtime allocated.
+
+        Args:
+            timeout: seconds; None: for ever.
+
+        Returns:
+            A read-only array, a tuple of several, or None without any. They hold the task's values until the scope of
+            the task ends; copy them to keep them.
+
+        Raises:
+            TaskFailed, CancelledError, TimeoutError: see `wait`.
+        """
+        self.wait(timeout)
+        arrays = tuple(buffer.array for buffer in self._buffers)
+        for array in arrays:
+            array.flags.writeable = False
+        return arrays if len(arrays) > 1 else arrays[0] if arrays else None
+
+    def exception(self, timeout: float | None = None) -> TaskFailed | CancelledError | None:
+        """Wait, then why the task failed; None when it did not.
+
+        Raises:
+            TimeoutError: it still runs or waits.
+        """
+        try:
+            self.wait(timeout)
+        except (TaskFailed, CancelledError) as error:
+            return error
+        return None
+
+    def __enter__(self) -> TaskHandle:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.wait()
+        else:  # the block's own error counts
+            with suppress(TaskFailed, CancelledError):
+                self.wait()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self.is_complete():
+            loop = asyncio.get_running_loop()
+            ended: asyncio.Future[None] = loop.create_future()
+            self._notify(lambda: wake_loop(loop, ended))
+            yield from ended
+        return self.result(0)
+
+    def __repr__(self) -> str:
+        return f"TaskHandle({self.id})"
+
+
+def wake_loop(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    """Called by whichever thread completed the task."""
+    with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+        loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(None))
+
+
+def owned_buffers(task: Task, shapes: list[Any]) -> tuple[Buffer, ...]:
+    """The outputs that the runtime made for a task, as buffers of the shapes that were asked for."""
+    core: Any = task._core
+    handles: Any = task._outputs
+    return tuple(
+        Buffer(core, handle, None, look.shape, np.dtype(look.dtype)) for handle, look in zip(handles, shapes)
+    )

@@ -1,0 +1,59 @@
+"""Python callables as kernels: what the runtime calls for such a task.
+
+Owns the record of one submitted Python task: the callable, its parameters and scalars, dropped as soon as it has run.
+The callable gets one array per parameter (inputs are read-only), then the scalars; it returns None, `LATER`, or raises,
+which fails the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilewise._native.tasks import Core, Param, addresses
+from tilewise.runtime.failures import describe_exception
+from tilewise.runtime.kernels import LATER
+from tilewise.runtime.params import Mode, NewOutput
+
+__all__ = ["PythonTask"]
+
+
+class PythonTask:
+    """One submission of a Python kernel."""
+
+    __slots__ = ("_core", "_function", "_params", "_scalars")
+
+    def __init__(
+        self, core: Core, function: Callable[..., object], params: Sequence[Param], scalars: Sequence[Any]
+    ) -> None:
+        self._core = core
+        self._function: Callable[..., object] | None = function
+        self._params = tuple(params)
+        self._scalars = tuple(scalars)
+
+    def run(self, buffers: int) -> int | str:
+        """Called by the runtime with the table of addresses; returns a status, or why the task failed."""
+        function, params, scalars = self._function, self._params, self._scalars
+        self._function, self._params, self._scalars = None, (), ()
+        assert function is not None
+        try:
+            places = addresses(buffers, len(params))
+            result = function(*(self._array(p, a) for p, a in zip(params, places)), *scalars)
+        except BaseException as error:  # also SystemExit: a worker thread is not the place to end a program
+            function, params = None, ()  # the exception's frames lead back to this one
+            return describe_exception(error)
+        return LATER if result is LATER else 0
+
+    def _array(self, param: Param, address: int) -> Any:
+        target: Any = param.target
+        if isinstance(target, NewOutput):
+            return self._core.view(address, target.num_bytes).view(target.dtype).reshape(target.shape)
+        if param.mode == Mode.NO_DEP and not hasattr(target, "array"):
+            return target
+        if param.mode == Mode.REDUCE:
+            return target.view_at(address)
+        array = target.array
+        if param.mode == Mode.INPUT:
+            array = array.view()
+            array.flags.writeable = False
+        return array

@@ -1,0 +1,51 @@
+"""Recordings: a part of a program that runs again without its Python.
+
+Made by `Runtime.record`. A replay submits the recorded tasks with some buffers exchanged for others of the same size;
+two buffers must stay two. Refuses Python kernels while recording: the callable is not part of a recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilewise._native.tasks import Core
+from tilewise.runtime.buffers import Buffer
+
+__all__ = ["Recording"]
+
+
+class Recording:
+    """Recorded tasks. It can be replayed once the `with rt.record()` block has ended."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._id = 0
+
+    def replay(self, bind: Mapping[Buffer, Buffer] | None = None) -> None:
+        """Submit the recorded tasks again.
+
+        Args:
+            bind: recorded buffer -> the buffer that takes its place; the others stay.
+
+        Raises:
+            ValueError: sizes differ, two buffers became one, or a buffer is no longer alive.
+        """
+        if self._id == 0:
+            raise ValueError(
+                "[runtime.Recording.replay] a recording must have ended and not been freed; got one that has not; "
+                "replay after the block"
+            )
+        pairs = (bind or {}).items()
+        self._core.replay(self._id, [old.handle for old, _ in pairs], [new.handle for _, new in pairs])
+
+    def free(self) -> None:
+        """Forget the recorded tasks."""
+        if self._id != 0:
+            self._core.recording_free(self._id)
+            self._id = 0
+
+    def _begin(self) -> None:
+        self._core.record_begin()
+
+    def _end(self) -> None:
+        self._id = self._core.record_end()

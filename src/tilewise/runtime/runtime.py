@@ -1,0 +1,411 @@
+"""The task runtime: submit tasks on buffers, and it orders, runs and frees them.
+
+Owns one native runtime: its kernels, its registered buffers, its scopes. Tasks are ordered by the data they touch, in
+the order in which they are submitted. Refuses mistakes before anything is submitted. docs/runtime.md explains the
+model, lifetimes and sizes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from tilewise._native.tasks import Core, Operand, Param
+from tilewise.core.errors import PeerLost, TaskFailed
+from tilewise.runtime.buffers import Buffer, Region, array_of
+from tilewise.runtime.events import Event
+from tilewise.runtime.failures import forget_exceptions
+from tilewise.runtime.handles import TaskHandle, owned_buffers
+from tilewise.runtime.kernels import Kernel, KernelTable, WorkerType
+from tilewise.runtime.params import NewOutput, TaskExecutionHints
+from tilewise.runtime.python_tasks import PythonTask
+from tilewise.runtime.recordings import Recording
+from tilewise.runtime.stats import RuntimeStats
+from tilewise.runtime.tracing import GraphLog, Tracing
+
+__all__ = ["Runtime"]
+
+Array = NDArray[Any]
+_open: set[Runtime] = set()  # closed at exit: threads of a forgotten runtime must not outlive the interpreter
+
+
+class Runtime:
+    """A task runtime with its workers.
+
+    `with Runtime() as rt:` closes it. The end of the block raises the first failure of this thread's tasks if the
+    program has heard of none; when the block raises, what has not started is cancelled.
+
+    Args:
+        num_workers: threads that run tasks; None: processors - 1, at least 1 (submitters help while they wait); 0: only
+            waiting threads run tasks.
+        window: tasks of one thread between submission and completion; a power of two.
+        heap_bytes: memory for outputs of the runtime's own; pages cost nothing until used.
+        max_lanes: threads that may submit at once.
+        max_handles, max_regions, max_events: buffers, distinct boxes and events known at once.
+        worker_types: per worker the types it serves; None: every worker serves every type.
+        pin: keep worker w on processor w + 1.
+        shared_path: a file to make: the workers are another process, see `tilewise.runtime.workers`.
+        peer_timeout_s: seconds to wait for that process.
+
+    Any thread may submit and wait; each submitting thread has a lane and scopes of its own. An open runtime lives
+    until it is closed, at the latest when the interpreter ends.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_workers: int | None = None,
+        window: int = 1024,
+        heap_bytes: int = 64 << 20,
+        max_lanes: int = 16,
+        max_handles: int = 8192,
+        max_regions: int = 4096,
+        max_events: int = 1024,
+        worker_types: Sequence[Iterable[WorkerType]] | None = None,
+        pin: bool = False,
+        shared_path: str | Path | None = None,
+        peer_timeout_s: float = 10.0,
+    ) -> None:
+        if worker_types is not None and num_workers is None:
+            num_workers = len(worker_types)
+        if worker_types is not None and len(worker_types) != num_workers:
+            raise ValueError(
+                f"[runtime.Runtime] worker_types must name every worker; got {len(worker_types)} entries for "
+                f"{num_workers} workers; correct one of them"
+            )
+        if num_workers is None:
+            num_workers = max(1, len(os.sched_getaffinity(0)) - 1)
+        self.num_workers = num_workers
+        masks = [sum(1 << kind for kind in set(types)) for types in worker_types or ()]
+        path = None if shared_path is None else str(shared_path)
+        self._core = Core(
+            TaskHandle, num_workers, window, max_lanes, max_handles, max_regions, max_events, heap_bytes, masks, pin,
+            path, peer_timeout_s,
+        )  # fmt: skip
+        self._native_submit: Callable[..., TaskHandle] = self._core.submit
+        self._kernels = KernelTable(self._core, path is not None)
+        self._buffers: dict[int, tuple[object, Array]] = {}  # handle -> what holds its memory
+        self._handle_at: dict[int, int] = {}  # address -> handle
+        self._recording_threads: set[int] = set()
+        self._core.keep_alive = (self._buffers, self._kernels)
+        _open.add(self)
+
+    def close(self) -> None:
+        """Wait for every task and stop the workers. Failures that nobody waited for are not raised here.
+
+        Arrays on the runtime's own memory stay readable (their values are over with their scope): the last of them
+        ends the workers then. Must not be called from inside a task.
+        """
+        self._core.close()
+        _open.discard(self)
+        if not _open:
+            forget_exceptions()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None and self._core.is_open:
+            self._core.cancel_all()  # the block has given up; what runs ends, the rest is skipped
+        told = self._core.has_told_failure
+        try:
+            if error is None and self._core.is_open:
+                self._core.wait_all(None)
+        except (TaskFailed, CancelledError, PeerLost):
+            if not told:  # otherwise the program has seen a failure and gone on
+                raise
+        finally:
+            self.close()
+
+    # Kernels.
+
+    def kernel(self, kernel: object = None, *, submits: bool = False, name: str | None = None) -> Any:
+        """A kernel of this runtime; also a decorator: `@rt.kernel`.
+
+        Args:
+            kernel: a built-in ("copy", "fill", "sum_f32", ...) or exported name of a loaded library; a numba `cfunc`; a
+                ctypes function pointer; an address; or a Python callable (slower, one at a time, for prototypes).
+                Native ones have the type int (*)(void* const* buffers, const uint64_t* scalars).
+            submits: the kernel submits or waits. Python callables always may.
+            name: what traces call it.
+
+        Returns:
+            The kernel for `submit`.
+        """
+        if kernel is None:
+            return lambda function: self._kernels.find(function, submits, name)
+        return self._kernels.find(kernel, submits, name)
+
+    def load_library(self, path: str | Path) -> None:
+        """Load a shared library whose exported functions are kernels by name."""
+        self._core.load_library(str(path))
+
+    # Buffers.
+
+    def register(self, source: object) -> Buffer:
+        """Make an array, or anything with the buffer protocol, known as a buffer.
+
+        Args:
+            source: contiguous memory; tasks work on it in place. Read-only memory can only be read by tasks. It is held
+                until `unregister`.
+
+        Raises:
+            ValueError: it is not contiguous, empty, or registered already (two handles of one memory would not see
+                each other's tasks).
+        """
+        array = array_of(source)
+        address = array.__array_interface__["data"][0]
+        if address in self._handle_at:
+            raise ValueError(
+                "[runtime.register] memory must be registered once; got an array that is registered already; "
+                "use its buffer, and regions of it"
+            )
+        handle = self._core.register(address, array.nbytes)
+        self._buffers[handle] = (source, array)
+        self._handle_at[address] = handle
+        buffer = Buffer(self._core, handle, array)
+        if not array.flags.writeable:
+            self.freeze(buffer)
+        return buffer
+
+    def unregister(self, buffer: Buffer, timeout: float | None = None) -> None:
+        """Wait for the buffer's tasks, then forget it and let go of its memory.
+
+        Raises:
+            TimeoutError: its tasks still run after `timeout` seconds; the buffer is still known and held.
+        """
+        self._core.unregister(buffer.handle, timeout)
+        self._buffers.pop(buffer.handle)
+        del self._handle_at[buffer.array.__array_interface__["data"][0]]
+
+    @contextmanager
+    def registered(self, *sources: object) -> Iterator[tuple[Buffer, ...]]:
+        """Buffers for the length of a `with` block, unregistered at its end."""
+        buffers: list[Buffer] = []
+        try:
+            for source in sources:
+                buffers.append(self.register(source))
+            yield tuple(buffers)
+        finally:
+            for buffer in buffers:
+                self.unregister(buffer)
+
+    def alloc(self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8) -> Buffer:
+        """A buffer in the runtime's own memory; lives as long as the scope. Its first value is arbitrary."""
+        sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+        kind = np.dtype(dtype)
+        handle = self._core.alloc(int(np.prod(sizes, dtype=np.int64)) * kind.itemsize)
+        return Buffer(self._core, handle, None, sizes, kind)
+
+    def freeze(self, buffer: Buffer, frozen: bool = True) -> None:
+        """Frozen: the buffer is only read and its readers are not tracked (weights). Waits for its writers."""
+        self._core.freeze(buffer.handle, frozen)
+
+    def read(self, buffer: Buffer | Region, timeout: float | None = None) -> Array:
+        """Wait for the buffer's writers, then its value as a read-only array that shares its memory.
+
+        Raises:
+            TaskFailed: the task that should have written it failed.
+            TimeoutError: a writer still runs after `timeout` seconds.
+        """
+        self._core.read(buffer.handle, timeout)
+        array: Array = buffer.array.view()
+        array.flags.writeable = False
+        return array
+
+    def write(self, buffer: Buffer | Region, timeout: float | None = None) -> Array:
+        """Wait for the buffer's readers and writers, then its array, to be written until the next submission on it."""
+        self._core.write(buffer.handle, timeout)
+        return buffer.array
+
+    # Tasks.
+
+    def scope_begin(self) -> None:
+        """Begin a scope of this thread: what the runtime allocates in it lives until its end."""
+        self._core.scope_begin()
+
+    def scope_end(self) -> None:
+        """End this thread's innermost scope. Does not wait; memory is freed when its last task is done."""
+        self._core.scope_end()
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """A scope as a `with` block."""
+        self._core.scope_begin()
+        try:
+            yield
+        finally:
+            self._core.scope_end()
+
+    def submit(
+        self,
+        kernel: object,
+        params: Sequence[Param] = (),
+        *,
+        scalars: Sequence[Any] = (),
+        worker_type: WorkerType = WorkerType.VECTOR,
+        after: Sequence[TaskHandle] = (),
+        wait_for: Sequence[tuple[Event, int]] = (),
+        hints: TaskExecutionHints | None = None,
+        predicate: Buffer | None = None,
+    ) -> TaskHandle:
+        """Submit a task: it runs when the tasks before it that touch its data have ended.
+
+        Args:
+            kernel: what `Runtime.kernel` returned, or anything it takes; None: an empty task, for its order alone.
+            params: `Input`, `Output`, `InOut`, `Commute`, `Reduce`, `NoDep`; at most 24.
+            scalars: native kernels get at most 16 of 64 bits each: integers in two's complement, floats as the bits of
+                a double. Python kernels get any objects, as they are.
+            worker_type: which workers may run it (default: `WorkerType.VECTOR`).
+            after: tasks that must end first, beyond those that the data tells.
+            wait_for: events and the values that they must have reached.
+            hints: priority, worker and so on.
+            predicate: a buffer that begins with a uint32; 0 when the task's turn comes: the kernel is skipped.
+
+        Returns:
+            The task's handle. Blocks while the window is full; other Python threads run meanwhile.
+
+        Raises:
+            ValueError: something is wrong with the arguments; nothing was submitted.
+            ResourceError: no task can ever free what this one needs; names the resource and the knob.
+        """
+        if type(kernel) is not Kernel and kernel is not None:
+            kernel = self._kernels.find(kernel, False, None)
+        extras = None
+        if after or wait_for or hints is not None or predicate is not None:
+            extras = _extras(after, wait_for, hints, predicate)
+        if kernel is not None and kernel.is_python:
+            task = self._submit_python(kernel, params, scalars, worker_type, extras)
+        else:
+            task = self._native_submit(
+                -1 if kernel is None else kernel.id, worker_type, params, scalars, extras
+            )
+        if task._outputs is not None:
+            task._buffers = owned_buffers(task, [p.target for p in params if isinstance(p.target, NewOutput)])
+        return task
+
+    def task_complete(self, task: TaskHandle, status: int = 0) -> None:
+        """End a task whose kernel returned `LATER`: 0: it succeeded; anything else: it failed. Once, any thread."""
+        self._core.task_complete(task.id, status)
+
+    def wait_all(self, timeout: float | None = None) -> None:
+        """Wait for every task that this thread submitted (inside a task: its children).
+
+        Raises:
+            TaskFailed, CancelledError: the first failure since the last `wait_all`, once.
+            TimeoutError: some still run after `timeout` seconds.
+        """
+        self._core.wait_all(timeout)
+
+    def cancel_all(self) -> None:
+        """Cancel everything that was submitted so far and has not started."""
+        self._core.cancel_all()
+
+    def event(self) -> Event:
+        """A new event; see `submit(wait_for=...)`."""
+        return Event(self._core)
+
+    # Recordings, orchestrations, seeing inside.
+
+    @contextmanager
+    def record(self) -> Iterator[Recording]:
+        """Record the tasks that this thread submits in the block, while they run."""
+        recording = Recording(self._core)
+        recording._begin()
+        self._recording_threads.add(threading.get_ident())
+        try:
+            yield recording
+        finally:
+            self._recording_threads.discard(threading.get_ident())
+            recording._end()
+
+    def run_orchestration(self, path: str | Path, name: str, args: Sequence[Any] = ()) -> None:
+        """Run `int name(PTORuntime*, const uint64_t* args)` of a shared library in this thread, and wait for its tasks.
+
+        Args:
+            path: the library.
+            name: the function, exported with C linkage.
+            args: integers, floats (bits of a double), buffers (their handles), arrays (their addresses).
+        """
+        self._core.run_orchestration(str(path), name, [_argument(value) for value in args])
+
+    def stats(self) -> RuntimeStats:
+        """Counters and high-water marks; `stats().advice()` says how to size the runtime."""
+        return RuntimeStats(**self._core.stats())
+
+    def trace(self, path: str | Path | None = None, *, max_records_per_thread: int = 100_000) -> Tracing:
+        """A `with` block whose tasks are traced; `.trace` afterwards, and the file if a path is given.
+
+        Args:
+            path: `.html` for the report on one page, anything else for Perfetto's JSON.
+            max_records_per_thread: the newest are kept.
+        """
+        return Tracing(self._core, self.num_workers, path, max_records_per_thread)
+
+    def graph(self, path: str | Path) -> GraphLog:
+        """A `with` block whose tasks' dependency graph is written: JSON, or a picture when the path ends in .html."""
+        return GraphLog(self._core, path)
+
+    def _submit_python(
+        self,
+        kernel: Kernel,
+        params: Sequence[Param],
+        scalars: Sequence[Any],
+        worker_type: WorkerType,
+        extras: object,
+    ) -> TaskHandle:
+        if threading.get_ident() in self._recording_threads:
+            raise ValueError(
+                f"[runtime.submit] a recording must not hold Python kernels; got {kernel!r}; compile it, or submit it "
+                "outside the block"
+            )
+        function: Any = kernel.function
+        record = PythonTask(self._core, function, params, scalars)
+        task = self._native_submit(kernel.id, worker_type, params, (id(record),), extras)
+        self._core.keep_until_done(task, record)
+        return task
+
+
+def _extras(
+    after: Sequence[TaskHandle],
+    wait_for: Sequence[tuple[Event, int]],
+    hints: TaskExecutionHints | None,
+    predicate: Buffer | None,
+) -> tuple[list[int], list[tuple[int, int]], int, int, int]:
+    priority, worker = 0, 0
+    if hints is not None:
+        hints.check_handles()
+        priority, worker = hints.priority, 0 if hints.target_worker is None else hints.target_worker + 1
+    events = [(event.id, value) for event, value in wait_for]
+    return (
+        [task.id for task in after],
+        events,
+        priority,
+        worker,
+        predicate.handle if predicate is not None else 0,
+    )
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, Operand):
+        return value.handle
+    return value.ctypes.data if isinstance(value, np.ndarray) else value
+
+
+@atexit.register
+def _close_all() -> None:
+    for runtime in list(_open):
+        runtime._core.cancel_all()
+        runtime.close()

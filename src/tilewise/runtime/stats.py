@@ -1,0 +1,64 @@
+"""Counters and high-water marks of a runtime, and what they advise.
+
+Read by `Runtime.stats`; every figure is of the runtime's whole life.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["RuntimeStats"]
+
+ROOMY = 0.5  # a resource whose highest fill stayed below this share could be smaller
+FULL = 0.95
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeStats:
+    """What a runtime has done and how full it has been.
+
+    Attributes:
+        num_submitted, num_completed, num_failed: tasks; those that were poisoned or cancelled count as failed.
+        num_helped: tasks that waiting submitters ran themselves.
+        num_stalls, stall_ns: how often and how long submitters lacked window, heap, handles or regions.
+        window, window_high: tasks of a thread between submission and completion: room, and the most seen.
+        heap_bytes, heap_high_bytes: the same for outputs of the runtime's own.
+        handles, handles_high, regions, regions_high: buffers and boxes known now, and the most seen.
+        metadata_bytes: memory of the runtime itself, heap apart.
+    """
+
+    num_submitted: int
+    num_completed: int
+    num_failed: int
+    num_helped: int
+    stall_ns: int
+    num_stalls: int
+    window: int
+    window_high: int
+    heap_bytes: int
+    heap_high_bytes: int
+    handles: int
+    handles_high: int
+    regions: int
+    regions_high: int
+    metadata_bytes: int
+
+    def advice(self) -> list[str]:
+        """Sentences on how to size the runtime for what it has run; empty when nothing is to be said."""
+        said = []
+        if self.num_stalls > 0 and self.window_high >= self.window:
+            said.append(
+                f"The window of {self.window} tasks was full; submitters stalled {self.num_stalls} times for "
+                f"{self.stall_ns / 1e6:.1f} ms. If workers idled meanwhile, try window={2 * self.window}."
+            )
+        if self.heap_high_bytes >= FULL * self.heap_bytes:
+            said.append(
+                f"The heap of {self.heap_bytes} bytes was full; end scopes earlier, or try "
+                f"heap_bytes={2 * self.heap_bytes}."
+            )
+        elif self.heap_high_bytes <= ROOMY * self.heap_bytes:
+            said.append(
+                f"The heap was never fuller than {self.heap_high_bytes} of {self.heap_bytes} bytes; "
+                f"heap_bytes={max(1 << 18, 2 * self.heap_high_bytes)} would do."
+            )
+        return said

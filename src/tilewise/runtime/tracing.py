@@ -1,0 +1,106 @@
+"""Blocks of a program that are traced or whose dependency graph is kept.
+
+Owns when the runtime records and what becomes of the records: a `Trace` or a `DependencyGraph`, and the file asked
+for. Made by `Runtime.trace` and `Runtime.graph`. Both wait for this thread's tasks at the end of the block, without
+raising their failures; other threads must be quiet at both ends.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from tilewise._native.tasks import Core
+from tilewise.core.errors import TaskFailed
+from tilewise.runtime.graph import DependencyGraph, read_graph
+from tilewise.runtime.graph_picture import write_graph_html
+from tilewise.runtime.perfetto import write_perfetto
+from tilewise.runtime.report import write_html
+from tilewise.runtime.trace import STALL_CAUSES, Stall, TaskSpan, Trace
+
+__all__ = ["GraphLog", "Tracing"]
+
+
+class Tracing:
+    """`with rt.trace(...) as tracing:`; afterwards `tracing.trace` has the records."""
+
+    def __init__(
+        self, core: Core, num_workers: int, path: str | Path | None, max_records_per_thread: int
+    ) -> None:
+        self._core = core
+        self._num_workers = num_workers
+        self._path = None if path is None else Path(path)
+        self._max_records = max_records_per_thread
+        self.trace = Trace((), (), 0)
+
+    def __enter__(self) -> Tracing:
+        _settle(self._core)
+        self._core.trace_enable(self._max_records)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _settle(self._core)
+        self._core.trace_enable(0)
+        self.trace = _trace_of(self._core, self._num_workers)
+        if self._path is not None:
+            (write_html if self._path.suffix == ".html" else write_perfetto)(self._path, self.trace)
+
+
+class GraphLog:
+    """`with rt.graph(path) as log:`; afterwards `log.graph` has the dependency graph."""
+
+    def __init__(self, core: Core, path: str | Path) -> None:
+        self._core = core
+        self._path = Path(path)
+        self.graph = DependencyGraph(())
+
+    def __enter__(self) -> GraphLog:
+        self._core.graph_begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _settle(self._core)
+        if self._path.suffix != ".html":
+            self._core.graph_end(str(self._path))
+            self.graph = read_graph(self._path)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            json_path = Path(folder) / "graph.json"
+            self._core.graph_end(str(json_path))
+            self.graph = read_graph(json_path)
+        write_graph_html(self._path, self.graph)
+
+
+def _settle(core: Core) -> None:
+    """Records are read and switched while nothing runs."""
+    with suppress(TaskFailed, CancelledError):  # told by their handles
+        core.wait_all(None)
+
+
+def _trace_of(core: Core, num_workers: int) -> Trace:
+    names = (
+        "task", "kernel", "worker", "lane", "scope_depth", "status", "priority", "submit_ns", "ready_ns", "start_ns",
+        "end_ns",
+    )  # fmt: skip
+    rows = core.trace_tasks()
+    tasks = [TaskSpan(**dict(zip(names, row))) for row in rows]
+    stalls = [
+        Stall(
+            lane=lane,
+            cause=STALL_CAUSES[cause],
+            begin_ns=begin,
+            end_ns=end,
+            live_tasks=live,
+            heap_used_bytes=used,
+        )
+        for lane, cause, begin, end, live, used in core.trace_stalls()
+    ]
+    order = sorted(tasks, key=lambda task: (task.submit_ns, task.task))
+    return Trace(tuple(order), tuple(stalls), num_workers)

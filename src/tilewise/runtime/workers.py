@@ -1,0 +1,43 @@
+"""The workers' process of a runtime in two processes: `python -m tilewise.runtime.workers PATH --library LIB`.
+
+Attaches to the region that `Runtime(shared_path=PATH)` made in another process and runs its tasks until that process
+closes the runtime (exit code 0) or dies (exit code 1). Kernels are found by name in the libraries given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tilewise._native.tasks import run_workers
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve one orchestrator; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tilewise.runtime.workers", description=__doc__)
+    parser.add_argument("path", type=Path, help="the region's file, as given to Runtime(shared_path=...)")
+    parser.add_argument(
+        "--library", action="append", default=[], help="a shared library with kernels; repeatable"
+    )
+    parser.add_argument("--timeout", type=float, default=10.0, help="seconds to wait for the file")
+    options = parser.parse_args(arguments)
+    deadline = time.monotonic() + options.timeout
+    while not options.path.exists():
+        if time.monotonic() > deadline:
+            print(
+                f"[runtime.workers] the orchestrator must make the region's file; got none at '{options.path}' after "
+                f"{options.timeout} s; start it first",
+                file=sys.stderr,
+            )
+            return 2
+        time.sleep(0.005)
+    return 1 if run_workers(str(options.path), options.library) < 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,298 @@
+"""Buffers: what can be registered, boxes, lifetimes, and errors before any work."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+
+import numpy as np
+import pytest
+
+from tilewise.core.errors import ConfigError, ResourceError
+from tilewise.runtime import (
+    Commute,
+    InOut,
+    Input,
+    NoDep,
+    Output,
+    Reduce,
+    Runtime,
+    TaskExecutionHints,
+    WorkerType,
+)
+
+
+class Watched(np.ndarray):
+    """An array that can be watched for its end."""
+
+
+def watched(size=16):
+    """A float32 array and a weak reference to it."""
+    array = np.zeros(size, np.float32).view(Watched)
+    return array, weakref.ref(array)
+
+
+def test_copy_between_buffers(runtime):
+    """A built-in kernel copies one registered array into another."""
+    x, y = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    with runtime.registered(x, y) as (hx, hy):
+        runtime.submit("copy", [Output(hy), Input(hx)], scalars=[x.nbytes]).wait()
+    assert np.array_equal(x, y)
+
+
+def test_buffer_protocol(runtime):
+    """A bytearray is a buffer; immutable bytes can only be read."""
+    source, target = b"tilewise", bytearray(8)
+    with runtime.registered(source, target) as (hs, ht):
+        runtime.submit("copy", [Output(ht), Input(hs)], scalars=[8]).wait()
+        with pytest.raises(ValueError, match="frozen buffer must only be read"):
+            runtime.submit(None, [Output(hs)])
+    assert target == source
+
+
+@pytest.mark.parametrize("bad", [np.zeros((4, 4))[:, ::2], np.zeros(0), np.array([object()])])
+def test_refused_memory(runtime, bad):
+    """Strided, empty and object memory is refused at once."""
+    with pytest.raises(ValueError, match="contiguous memory"):
+        runtime.register(bad)
+
+
+def test_registered_twice(runtime):
+    """Two handles of one memory would not see each other's tasks."""
+    x = np.zeros(4)
+    with runtime.registered(x), pytest.raises(ValueError, match="registered once"):
+        runtime.register(x)
+
+
+def test_buffer_holds_array_until_last_task(runtime):
+    """Registration holds the array; unregistering waits for its tasks, then lets go."""
+    array, alive = watched()
+    event = runtime.event()
+    buffer = runtime.register(array)
+    task = runtime.submit(None, [InOut(buffer)], wait_for=[(event, 1)])
+    del array
+    with pytest.raises(TimeoutError):
+        runtime.unregister(buffer, timeout=0.05)
+    gc.collect()
+    assert alive() is not None
+    event.raise_()
+    runtime.unregister(buffer)
+    del buffer, task
+    gc.collect()
+    assert alive() is None
+
+
+def test_unregister_after_failure(runtime):
+    """The buffer of a failed task can be unregistered, and is let go."""
+    array, alive = watched()
+    buffer = runtime.register(array)
+
+    def bad(x):
+        raise ValueError("no")
+
+    assert runtime.submit(bad, [InOut(buffer)]).exception() is not None
+    runtime.unregister(buffer)
+    del array, buffer
+    gc.collect()
+    assert alive() is None
+
+
+def test_stale_handle(runtime):
+    """Use after unregistering is an error, before anything is submitted."""
+    x = np.zeros(4)
+    buffer = runtime.register(x)
+    runtime.unregister(buffer)
+    before = runtime.stats().num_submitted
+    with pytest.raises(ValueError, match="handle must be alive"):
+        runtime.submit(None, [Input(buffer)])
+    assert runtime.stats().num_submitted == before
+
+
+def test_stale_output(runtime):
+    """An output of the runtime's own ends with its scope."""
+    with runtime.scope():
+        output = runtime.submit("fill", [Output(bytes=64)], scalars=[64, 0]).outputs[0]
+    with pytest.raises(ValueError, match="handle must be alive"):
+        runtime.submit(None, [Input(output)])
+
+
+def test_buffer_of_another_runtime(runtime):
+    """A handle means nothing to another runtime."""
+    with Runtime(num_workers=1) as other:
+        buffer = other.register(np.zeros(4))
+        with pytest.raises(ValueError, match="belong to the runtime"):
+            runtime.submit(None, [Input(buffer)])
+
+
+def test_closed_runtime():
+    """Every call after close is refused."""
+    rt = Runtime(num_workers=1)
+    task = rt.submit(None)
+    rt.close()
+    rt.close()
+    for call in (rt.wait_all, rt.stats, lambda: rt.submit(None), task.wait, lambda: rt.register(np.zeros(1))):
+        with pytest.raises(ConfigError, match="must be open"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"window": 3}, "power of two"),
+        ({"num_workers": 1000}, "num_workers"),
+        ({"num_workers": 2, "worker_types": [[WorkerType.CUBE]]}, "worker_types"),
+    ],
+)
+def test_wrong_options(options, word):
+    """Sizes that cannot be are refused with the option's name."""
+    with pytest.raises(ValueError, match=word):
+        Runtime(**options)
+
+
+def test_wrong_arguments(runtime):
+    """Each wrong argument of submit is a ValueError that says what to do."""
+    buffer = runtime.register(np.zeros((8, 8), np.float32))
+    for call, word in [
+        (lambda: runtime.submit("no such kernel"), "kernel must be built in"),
+        (lambda: runtime.submit(3.5), "kernel must be a name"),
+        (lambda: runtime.submit(None, [buffer]), "wrap the buffer"),
+        (lambda: runtime.submit(None, [Input(buffer)] * 25), "at most 24"),
+        (lambda: runtime.submit(None, scalars=range(17)), "at most 24 parameters and 16"),
+        (lambda: runtime.submit(None, worker_type=9), "worker_type"),
+        (lambda: runtime.submit(None, hints=TaskExecutionHints(target_worker=7)), "target_worker"),
+        (lambda: TaskExecutionHints(target_node=1), "target_node"),
+        (lambda: TaskExecutionHints(target_worker=-1), "target_worker"),
+        (lambda: Output(), "pass exactly one"),
+        (lambda: Output(bytes=0), "at least one byte"),
+        (lambda: NoDep(), "buffer or an address"),
+        (lambda: runtime.submit(None, [Reduce(buffer[0:2])]), "whole buffer"),
+        (lambda: buffer[[1, 2]], "integers and non-empty"),
+        (lambda: buffer[::-1], "ascending"),
+        (lambda: buffer[3:3], "non-empty"),
+        (lambda: buffer.region(0, (4,), (1, 1)), "as many strides"),
+        (lambda: runtime.submit(None, [Input(buffer.region(250, (8,)))]), "lie inside"),
+        (lambda: runtime.event().raise_(-1), "only rise"),
+    ]:
+        with pytest.raises(ValueError, match=word):
+            call()
+    for index in (8, (0, 0, 0)):
+        with pytest.raises(IndexError):
+            buffer[index]
+    runtime.unregister(buffer)
+
+
+def test_regions_run_in_parallel(runtime):
+    """Tasks on boxes that do not overlap do not wait for each other; overlapping ones do."""
+    grid = np.zeros((8, 8), np.int64)
+    event = runtime.event()
+    with runtime.registered(grid) as (buffer,):
+        held = runtime.submit(None, [InOut(buffer[0:4, 0:4])], wait_for=[(event, 1)])
+        runtime.submit(None, [InOut(buffer[0:4, 4:8])]).wait(5)
+        runtime.submit(None, [InOut(buffer[4])]).wait(5)
+        overlapping = runtime.submit(None, [Input(buffer[3, :])])
+        whole = runtime.submit(None, [Input(buffer)])
+        with pytest.raises(TimeoutError):
+            overlapping.wait(0.05)
+        event.raise_()
+        whole.wait(5)
+    assert held.is_complete() and overlapping.is_complete()
+
+
+@pytest.mark.parametrize(
+    "index", [np.s_[1:3], np.s_[..., 2], np.s_[1, 1:3, ::2], np.s_[0, 0, 0], np.s_[:, 1:2]]
+)
+def test_region_of_three_dimensions(runtime, index):
+    """A Python kernel sees exactly the box that NumPy's index means."""
+    cube = np.zeros((4, 4, 8), np.int32)
+    wanted = cube.copy()
+    wanted[index] = 7
+
+    def fill(box):
+        box[...] = 7
+
+    with runtime.registered(cube) as (buffer,):
+        runtime.submit(fill, [InOut(buffer[index])]).wait()
+    assert np.array_equal(cube, wanted)
+
+
+def test_outputs_of_the_runtime(runtime):
+    """Outputs have the shape asked for, are read-only, and feed other tasks."""
+
+    def fill(x, y):
+        x[...], y[...] = 3, 4
+
+    with runtime.scope():
+        task = runtime.submit(fill, [Output(shape=(2, 3), dtype=np.int32), Output(bytes=5)])
+        x, y = task.result()
+        assert x.shape == (2, 3) and x.dtype == np.int32 and (x == 3).all() and (y == 4).all()
+        assert not x.flags.writeable
+        total = runtime.submit(lambda a, out: out.fill(a.sum()), [Input(task.outputs[0]), Output(shape=1)])
+        assert total.result() == [18]
+        assert runtime.submit(None).result() is None
+
+
+def test_results_outlive_the_runtime():
+    """An array on the runtime's memory stays readable after close."""
+    with Runtime(num_workers=1) as rt:
+        kept = rt.submit(lambda x: x.fill(2), [Output(shape=4)]).result()
+    assert kept.sum() == 8.0 and not rt._core.is_open
+
+
+def test_alloc_read_write(runtime):
+    """Allocated memory can be written and read between tasks."""
+    with runtime.scope():
+        buffer = runtime.alloc((4, 4), np.float64)
+        runtime.write(buffer)[...] = 2.0
+        runtime.submit(lambda x: np.multiply(x, 3, out=x), [InOut(buffer)])
+        value = runtime.read(buffer)
+        assert (value == 6).all() and not value.flags.writeable
+
+
+def test_reduce_and_commute(runtime):
+    """Partials are added in order; commuting tasks all count."""
+    total, count = np.zeros(4, np.float32), np.zeros(1, np.int64)
+    with runtime.registered(total, count) as (ht, hc):
+        for n in range(10):
+            runtime.submit(lambda part, n: part.fill(n), [Reduce(ht, "sum_f32")], scalars=[n])
+            runtime.submit(lambda c: c.__iadd__(1), [Commute(hc)])
+        assert (runtime.read(ht) == 45).all() and runtime.read(hc)[0] == 10
+
+
+def test_no_dep(runtime):
+    """NoDep passes the address and orders nothing."""
+    x = np.zeros(4)
+    event = runtime.event()
+    with runtime.registered(x) as (buffer,):
+        runtime.submit(None, [InOut(buffer)], wait_for=[(event, 1)])
+        runtime.submit(lambda a, b: a.fill(b), [NoDep(buffer), NoDep(address=17)]).wait(5)
+        event.raise_()
+    assert (x == 17).all()
+
+
+def test_heap_too_small():
+    """An output larger than the heap is an error at once, with the knob."""
+    with Runtime(num_workers=1, heap_bytes=1 << 20) as rt, pytest.raises(ResourceError, match="heap_bytes"):
+        rt.submit(None, [Output(bytes=1 << 21)])
+
+
+def test_deadlock_is_told():
+    """A scope that holds the whole heap while it asks for more is a proven deadlock, reported at once."""
+    with Runtime(num_workers=1, heap_bytes=1 << 20) as rt, rt.scope():
+        rt.submit(None, [Output(bytes=1 << 19)])
+        rt.submit(None, [Output(bytes=1 << 19)])
+        with pytest.raises(ResourceError, match="deadlock"):
+            rt.submit(None, [Output(bytes=1 << 19)])
+
+
+def test_no_reference_is_kept(runtime):
+    """10,000 submissions leave the reference counts of kernel, buffer and parameters as they were."""
+    buffer = runtime.register(np.zeros(4, np.float32))
+    kernel, params = runtime.kernel("fill"), [InOut(buffer)]
+    objects = (buffer, kernel, params, params[0])
+    before = [sys.getrefcount(o) for o in objects]
+    for _ in range(10_000):
+        runtime.submit(kernel, params, scalars=(16, 1))
+    runtime.wait_all()
+    assert [sys.getrefcount(o) for o in objects] == before
+    runtime.unregister(buffer)

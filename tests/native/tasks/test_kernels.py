@@ -1,0 +1,253 @@
+"""Kernels in every form: Python callables under the GIL, numba, ctypes, addresses, compiled libraries, recordings."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import threading
+import time
+import weakref
+
+import numba
+import numpy as np
+import pytest
+
+from tilewise.core.errors import TaskFailed
+from tilewise.runtime import InOut, Input, Output, Runtime
+from tilewise.runtime.failures import forget_exceptions
+
+_INT64S = numba.types.CPointer(numba.types.int64)
+
+
+@numba.cfunc(numba.types.intc(numba.types.CPointer(_INT64S), numba.types.CPointer(numba.types.uint64)))
+def numba_add(buffers, scalars):
+    """buffers[0][i] += scalars[0] for scalars[1] int64s."""
+    for i in range(scalars[1]):
+        buffers[0][i] += scalars[0]
+    return 0
+
+
+def test_numba_cfunc(runtime):
+    """A numba cfunc runs on a registered array."""
+    x = np.zeros(5, np.int64)
+    with runtime.registered(x) as (hx,):
+        for _ in range(10):
+            runtime.submit(numba_add, [InOut(hx)], scalars=[3, 5])
+    assert (x == 30).all()
+
+
+def test_ctypes_and_address(runtime, kernels):
+    """A ctypes function pointer, a ctypes callback and a bare address are kernels."""
+    library = ctypes.CDLL(str(kernels))
+    x = np.zeros(1, np.int64)
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_uint64))
+    def callback(buffers, scalars):
+        ctypes.cast(buffers[0], ctypes.POINTER(ctypes.c_int64))[0] += scalars[0]
+        return 0
+
+    with runtime.registered(x) as (hx,):
+        for kernel in (library.add_i64, callback, ctypes.cast(library.add_i64, ctypes.c_void_p).value):
+            runtime.submit(kernel, [InOut(hx)], scalars=[-2])
+            runtime.submit(runtime.kernel(kernel, name="named"), [InOut(hx)], scalars=[3])
+    assert x[0] == 3
+
+
+def test_compiled_library(runtime, kernels):
+    """Exported functions of a loaded library are kernels by name; scalars keep their bits."""
+    runtime.load_library(kernels)
+    x, y = np.zeros(1, np.int64), np.zeros(1)
+    with runtime.registered(x, y) as (hx, hy):
+        for value in (5, -7, np.int32(2), True, 2**64 - 1):
+            runtime.submit("add_i64", [InOut(hx)], scalars=[value])
+        for real in (0.5, np.float32(0.25), np.float64(-2.0)):
+            runtime.submit("add_f64", [InOut(hy)], scalars=[real])
+    assert x[0] == 5 - 7 + 2 + 1 - 1 and y[0] == -1.25
+    with pytest.raises(ValueError, match="library must load"):
+        runtime.load_library("no such library")
+    with pytest.raises(TypeError):
+        runtime.submit("add_i64", scalars=["text"])
+
+
+def test_decorator_and_inputs_are_read_only(runtime):
+    """@rt.kernel makes a kernel; writing to an input fails the task."""
+
+    @runtime.kernel
+    def double(x, y):
+        y[...] = 2 * x
+
+    @runtime.kernel(name="naughty")
+    def naughty(x):
+        x[0] = 1
+
+    x, y = np.arange(4.0), np.zeros(4)
+    with runtime.registered(x, y) as (hx, hy):
+        runtime.submit(double, [Input(hx), Output(hy)]).wait()
+        with pytest.raises(TaskFailed, match="read-only") as caught:
+            runtime.submit(naughty, [Input(hx)]).wait()
+    assert caught.value.op == "naughty" and np.array_equal(y, 2 * x)
+
+
+def test_python_kernel_while_submitter_blocks():
+    """The main thread blocks on a full window and Python kernels still get the GIL."""
+    with Runtime(num_workers=1, window=2) as rt:
+        x = np.zeros(1, np.int64)
+        with rt.registered(x) as (hx,):
+            for _ in range(200):
+                rt.submit(lambda v: v.__iadd__(1), [InOut(hx)])
+        assert x[0] == 200
+
+
+def test_other_threads_run_during_waits(runtime, kernels):
+    """A thread of Python makes progress while another waits for a native kernel."""
+    runtime.load_library(kernels)
+    ticks = []
+    stop = threading.Event()
+
+    def tick():
+        while not stop.is_set():
+            ticks.append(1)
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    runtime.submit("nap", scalars=[200]).wait()
+    stop.set()
+    thread.join()
+    assert len(ticks) > 20
+
+
+def test_many_threads_submit():
+    """Eight threads submit Python and native tasks on buffers of their own."""
+    with Runtime(num_workers=2, window=8) as rt:
+        arrays = [np.zeros(1, np.int64) for _ in range(8)]
+
+        def work(array):
+            with rt.registered(array) as (buffer,):
+                for n in range(100):
+                    rt.submit((lambda v: v.__iadd__(1)) if n % 5 == 0 else None, [InOut(buffer)])
+                rt.wait_all()
+
+        threads = [threading.Thread(target=work, args=(a,)) for a in arrays]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert [a[0] for a in arrays] == [20] * 8
+
+
+def test_nested_tasks_in_python():
+    """A Python kernel submits children on what its parent declared, and may wait for them; others are refused."""
+    with Runtime(num_workers=1, window=4) as rt:
+        x, y = np.zeros(4, np.int64), np.zeros(1)
+        with rt.registered(x, y) as (hx, hy):
+
+            def parent(v):
+                children = [
+                    rt.submit(lambda c, n: c.fill(n + 1), [Output(hx[n])], scalars=[n]) for n in range(4)
+                ]
+                children[0].wait()
+                assert v[0] == 1
+                with pytest.raises(ValueError, match="only what its parent declared"):
+                    rt.submit(None, [InOut(hy)])
+                with pytest.raises(ValueError, match="from outside its tasks"):
+                    rt.close()
+
+            rt.submit(parent, [InOut(hx)]).wait()
+        assert np.array_equal(x, [1, 2, 3, 4])
+
+
+def test_leaf_must_not_wait(runtime):
+    """A native kernel without `submits` that calls the runtime is told so; with it, it may."""
+    seen = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    def calls(_buffers, _scalars):
+        try:
+            runtime.submit(None)
+        except ValueError as error:
+            seen.append(str(error))
+        return 0
+
+    runtime.submit(calls).wait()
+    assert "PTO_SUBMITS" in seen[0]
+    runtime.submit(runtime.kernel(calls, submits=True)).wait()
+    assert len(seen) == 1
+
+
+def test_callables_are_freed(runtime):
+    """Callables and what they hold are freed once their tasks have run, been poisoned or been cancelled."""
+
+    class Held:
+        pass
+
+    watchers = []
+
+    def make(body):
+        held = Held()
+        watchers.append(weakref.ref(held))
+        return lambda *_, held=held: body()
+
+    def fail():
+        raise ValueError
+
+    event = runtime.event()
+    x = np.zeros(1)
+    with runtime.registered(x) as (hx,):
+        for _ in range(50):
+            runtime.submit(make(lambda: None))
+        runtime.submit(make(fail), [InOut(hx)])
+        runtime.submit(make(lambda: None), [Input(hx)])
+        cancelled = runtime.submit(make(lambda: None), wait_for=[(event, 1)])
+        cancelled.cancel()
+        event.raise_()
+        assert cancelled.exception() is not None
+        with pytest.raises(TaskFailed):
+            runtime.wait_all()
+    runtime.submit(None).wait()
+    forget_exceptions()  # the newest failures keep the code that they came from
+    gc.collect()
+    assert [w() for w in watchers] == [None] * len(watchers)
+
+
+def test_ten_thousand_callables(runtime):
+    """10,000 Python tasks leave no references behind."""
+    seen = []
+
+    def count():
+        seen.append(None)
+
+    before = sys.getrefcount(count)
+    for _ in range(10_000):
+        runtime.submit(count)
+    runtime.wait_all()
+    runtime.submit(None).wait()
+    assert len(seen) == 10_000 and sys.getrefcount(count) == before
+
+
+def test_record_and_replay(runtime, kernels):
+    """A recording runs again, also on other buffers; Python kernels and wrong bindings are refused."""
+    runtime.load_library(kernels)
+    x, y, z = (np.zeros(2, np.int64) for _ in range(3))
+    small = np.zeros(1, np.int64)
+    with runtime.registered(x, y, z, small) as (hx, hy, hz, hs):
+        with runtime.record() as recording:
+            runtime.submit("add_i64", [InOut(hx)], scalars=[1])
+            runtime.submit("next_i64", [Output(hy), Input(hx)])
+            with pytest.raises(ValueError, match="must not hold Python kernels"):
+                runtime.submit(lambda: None)
+            with pytest.raises(ValueError, match="have ended"):
+                recording.replay()
+        for _ in range(3):
+            recording.replay()
+        assert runtime.read(hy)[0] == 5
+        recording.replay({hx: hz})
+        assert runtime.read(hy)[0] == 2 and runtime.read(hz)[0] == 1
+        with pytest.raises(ValueError):
+            recording.replay({hx: hy})
+        with pytest.raises(ValueError):
+            recording.replay({hx: hs})
+        recording.free()
+        with pytest.raises(ValueError, match="not been freed"):
+            recording.replay()

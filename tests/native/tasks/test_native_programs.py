@@ -1,0 +1,134 @@
+"""Programs in C++: orchestrations loaded by path, a program built with CMake, and two processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tilewise
+from native.tasks.conftest import SOURCE, compile_library
+from tilewise.core.errors import PeerLost, TaskFailed
+from tilewise.runtime import InOut, Input, Output, Runtime
+
+
+def test_orchestration(runtime, kernels):
+    """A function of a library submits tasks with arguments; its failure is raised."""
+    x = np.zeros(1, np.int64)
+    with runtime.registered(x) as (hx,):
+        runtime.run_orchestration(kernels, "orchestrate", [hx, 100, 3, 0])
+        assert x[0] == 300
+        with pytest.raises(TaskFailed, match="got 5"):
+            runtime.run_orchestration(kernels, "orchestrate", [hx, 1, 1, 1])
+        with pytest.raises(TaskFailed):
+            runtime.run_orchestration(kernels, "orchestrate", [12345, 1, 1, 0])
+        with pytest.raises(ValueError, match="export the function"):
+            runtime.run_orchestration(kernels, "missing", [])
+        with pytest.raises(ValueError, match="library must load"):
+            runtime.run_orchestration("missing.so", "orchestrate", [])
+
+
+CMAKE = """
+cmake_minimum_required(VERSION 3.18)
+project(user LANGUAGES CXX)
+find_package(tilewise CONFIG REQUIRED)
+add_library(user_kernels SHARED {source})
+target_compile_features(user_kernels PRIVATE cxx_std_17)
+target_link_libraries(user_kernels PRIVATE tilewise::pto)
+"""
+
+
+def test_cmake_package(runtime, tmp_path):
+    """find_package(tilewise) gives a target with header and library; what it builds can be loaded."""
+    (tmp_path / "CMakeLists.txt").write_text(CMAKE.format(source=SOURCE), encoding="utf-8")
+    build = tmp_path / "build"
+    cmake = [str(Path(sys.executable).with_name("cmake"))]
+    if not Path(cmake[0]).exists():
+        cmake = ["cmake"]
+    configure = [*cmake, "-S", str(tmp_path), "-B", str(build), f"-Dtilewise_DIR={tilewise.get_cmake_dir()}"]
+    subprocess.run(configure, check=True, capture_output=True)
+    subprocess.run([*cmake, "--build", str(build)], check=True, capture_output=True)
+    x = np.zeros(1, np.int64)
+    with runtime.registered(x) as (hx,):
+        runtime.run_orchestration(build / "libuser_kernels.so", "orchestrate", [hx, 10, 1, 0])
+    assert x[0] == 10
+
+
+def start_workers(path, *libraries):
+    """The workers' process."""
+    options = [part for library in libraries for part in ("--library", str(library))]
+    return subprocess.Popen([sys.executable, "-m", "tilewise.runtime.workers", str(path), *options])
+
+
+def test_two_processes(kernels, tmp_path):
+    """Tasks submitted here run there, on memory that both share."""
+    path = tmp_path / "region"
+    workers = start_workers(path, kernels)
+    try:
+        with Runtime(shared_path=path, num_workers=2, window=16) as rt, rt.scope():
+            rt.load_library(kernels)
+            x = rt.alloc(1, np.int64)
+            rt.write(x)[...] = 0
+            for _ in range(100):
+                rt.submit("add_i64", [InOut(x)], scalars=[2])
+            last = rt.submit("next_i64", [Output(shape=1, dtype=np.int64), Input(x)])
+            assert last.result()[0] == 201
+            with pytest.raises(ValueError, match="both sides' libraries"):
+                rt.submit(lambda: None)
+            with pytest.raises(ValueError, match="lie in the region"):
+                rt.register(np.zeros(4))
+            last = x = None
+        assert workers.wait(10) == 0
+    finally:
+        workers.kill()
+        workers.wait()
+
+
+def test_killed_workers(kernels, tmp_path):
+    """Killing the workers' process in the middle gives PeerLost within a second; the runtime can be closed."""
+    path = tmp_path / "region"
+    workers = start_workers(path, kernels)
+    try:
+        with Runtime(shared_path=path, num_workers=1) as rt:
+            rt.load_library(kernels)
+            task = rt.submit("nap", scalars=[60_000])
+            time.sleep(0.2)
+            os.kill(workers.pid, signal.SIGKILL)
+            begin = time.monotonic()
+            with pytest.raises(PeerLost, match="workers' process"):
+                task.wait()
+            assert time.monotonic() - begin < 1
+    finally:
+        workers.kill()
+        workers.wait()
+
+
+def test_workers_without_orchestrator(tmp_path):
+    """The workers' process gives up when nobody makes the region."""
+    command = [sys.executable, "-m", "tilewise.runtime.workers", str(tmp_path / "none"), "--timeout", "0.1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2 and "start it first" in done.stderr
+
+
+def test_missing_workers(tmp_path):
+    """A runtime whose workers do not come is an error after the time given."""
+    with pytest.raises(TimeoutError, match="must attach"):
+        Runtime(shared_path=tmp_path / "region", num_workers=1, peer_timeout_s=0.1)
+
+
+def test_matmul_orchestration_example(runtime, tmp_path):
+    """The example in C++ gives NumPy's product, also for sides of different lengths."""
+    source = Path(__file__).parents[3] / "examples" / "06_matmul_orchestration.cpp"
+    library = compile_library(source, tmp_path / "matmul.so")
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((128, 192), dtype=np.float32), rng.standard_normal((192, 64), dtype=np.float32)
+    c = np.full((128, 64), np.nan, np.float32)
+    with runtime.registered(a, b, c) as buffers:
+        runtime.run_orchestration(library, "matmul_orchestration", [*buffers, 128, 192, 64])
+    assert np.abs(c - a @ b).max() < 1e-4

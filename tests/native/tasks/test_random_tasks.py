@@ -1,0 +1,80 @@
+"""Random programs of tasks give the bytes of a sequential run, and a failure takes exactly its successors with it."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from native.tasks.random_programs import (
+    INOUT,
+    INPUT,
+    Access,
+    Program,
+    Step,
+    programs,
+    run_in_order,
+    run_program,
+)
+
+
+def _oracle_kernel(kernels):
+    mix = ctypes.CDLL(str(kernels)).mix
+    mix.argtypes, mix.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
+    return mix
+
+
+def _differences(program, kernels, drops_order=False):
+    memory, failed = run_program(program, kernels, drops_order)
+    wanted, strange = run_in_order(program, _oracle_kernel(kernels), failed)
+    return strange + [f"{name} differs" for name in memory if not np.array_equal(memory[name], wanted[name])]
+
+
+COMMON = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+
+
+@settings(max_examples=300, derandomize=True, **COMMON)
+@given(program=programs())
+def test_random_programs(kernels, program):
+    """300 programs: modes, boxes, scopes, outputs, lanes, nested tasks, windows, workers, delays, failures."""
+    assert _differences(program, kernels) == []
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000, **COMMON)
+@given(program=programs())
+def test_many_random_programs(kernels, program):
+    """10,000 programs, others each time."""
+    assert _differences(program, kernels) == []
+
+
+def _slow_chain():
+    """Each task reads what the one before it writes, and every other one is slow."""
+    names = ["a", "b"]
+    steps = [
+        Step(
+            "task",
+            [Access(names[n % 2], INPUT), Access(names[1 - n % 2], INOUT)],
+            seed=n,
+            delay_us=5000 * (n % 2 == 0),
+        )
+        for n in range(8)
+    ]
+    return Program([steps], 64, 4)
+
+
+def test_comparison_finds_dropped_edges(kernels):
+    """Planted fault: when the runtime does not see the inputs, the comparison must fail."""
+    assert _differences(_slow_chain(), kernels) == []
+    assert any(_differences(_slow_chain(), kernels, drops_order=True) for _ in range(5))
+
+
+def test_comparison_finds_another_order(kernels):
+    """Planted fault: an oracle that runs two dependent tasks the other way round must disagree."""
+    program = _slow_chain()
+    memory, failed = run_program(program, kernels)
+    program.lanes[0][3], program.lanes[0][4] = program.lanes[0][4], program.lanes[0][3]
+    wanted, _ = run_in_order(program, _oracle_kernel(kernels), failed)
+    assert any(not np.array_equal(memory[name], wanted[name]) for name in memory)

@@ -1,0 +1,84 @@
+"""Traces, dependency graphs, counters and advice of a runtime."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tilewise.core.errors import TaskFailed
+from tilewise.runtime import InOut, Input, Output, Runtime
+from tilewise.runtime.graph_check import check_graph
+
+
+def wavefront(rt, size=6):
+    """Tasks on a grid, each after its upper and left neighbour."""
+    grid = [[rt.register(np.zeros(4)) for _ in range(size)] for _ in range(size)]
+    for r in range(size):
+        for c in range(size):
+            inputs = [Input(grid[r - 1][c])] * (r > 0) + [Input(grid[r][c - 1])] * (c > 0)
+            rt.submit(None if (r + c) % 3 else lambda *_: None, [*inputs, InOut(grid[r][c])])
+    return size * size
+
+
+def test_trace(runtime, tmp_path):
+    """A traced block gives one record per task, a Perfetto file, and nothing of what came before or after."""
+    runtime.submit(None)
+    with runtime.trace(tmp_path / "trace.json") as tracing:
+        count = wavefront(runtime)
+    runtime.submit(None)
+    trace = tracing.trace
+    assert len(trace.tasks) == count and trace.num_workers == 2
+    for task in trace.tasks:
+        assert 0 < task.submit_ns <= task.start_ns <= task.end_ns
+    assert trace.critical_path.tasks and {"python" in t.kernel or "lambda" in t.kernel for t in trace.tasks}
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    with runtime.trace(tmp_path / "trace.html"):
+        wavefront(runtime, 2)
+    assert "<html" in (tmp_path / "trace.html").read_text()
+
+
+def test_graph(runtime, tmp_path):
+    """The graph's file has every task, and the offline check agrees with what the runtime did."""
+    with runtime.graph(tmp_path / "graph.json") as log:
+        count = wavefront(runtime)
+    assert len(log.graph.tasks) == count and not check_graph(log.graph).missing
+    with runtime.graph(tmp_path / "graph.html"):
+        wavefront(runtime, 2)
+    assert "<html" in (tmp_path / "graph.html").read_text()
+
+
+def test_failure_in_a_traced_block(runtime):
+    """A failed task does not spoil the trace; its handle still tells."""
+
+    def bad():
+        raise ValueError
+
+    with runtime.trace() as tracing:
+        task = runtime.submit(bad)
+    assert tracing.trace.tasks[0].status != 0
+    with pytest.raises(TaskFailed):
+        task.wait()
+
+
+def test_stats_and_advice():
+    """Counters count, and advice names the knob of what was full or far too large."""
+    with Runtime(num_workers=1, window=2, heap_bytes=1 << 20) as rt:
+        event = rt.event()
+        first = rt.submit(None, wait_for=[(event, 1)])
+        rt.submit(None)
+        with rt.scope():
+            rt.submit(None, [Output(bytes=1 << 20)])
+        for _ in range(50):
+            rt.submit(lambda: None)
+        event.raise_()
+        first.wait()
+        rt.wait_all()
+        stats = rt.stats()
+    assert stats.num_submitted == stats.num_completed == 53 and stats.num_failed == 0
+    assert stats.window == 2 and stats.heap_high_bytes == 1 << 20
+    text = " ".join(stats.advice())
+    assert "window=4" in text and "heap_bytes=2097152" in text
+    with Runtime(num_workers=1) as rt:
+        assert "would do" in " ".join(rt.stats().advice())

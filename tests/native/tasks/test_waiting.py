@@ -1,0 +1,296 @@
+"""Waiting for tasks: one, all, any; from threads and asyncio; with deadlines; cancelling and failing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import CancelledError
+
+import numpy as np
+import pytest
+
+from tilewise.core.errors import TaskFailed
+from tilewise.runtime import LATER, InOut, Input, Output, Runtime, TaskExecutionHints, TaskGroup, WorkerType
+
+
+def fail(*_):
+    """A kernel that fails."""
+    raise ValueError("boom")
+
+
+def test_failure_reaches_successors(runtime):
+    """A failure is told at the wait with its cause, poisons what read its data, and nothing else."""
+    x, y = np.zeros(4), np.zeros(4)
+    with runtime.registered(x, y) as (hx, hy):
+        bad = runtime.submit(fail, [InOut(hx)])
+        after = runtime.submit(None, [Input(hx)])
+        other = runtime.submit(None, [InOut(hy)])
+        overwritten = runtime.submit("fill", [Output(hx)], scalars=[32, 0])
+        later = runtime.submit(None, [Input(hx)])
+        with pytest.raises(TaskFailed, match="boom") as caught:
+            after.wait()
+        assert isinstance(caught.value.__cause__, ValueError) and caught.value.op == "fail"
+        assert isinstance(bad.exception(), TaskFailed)
+        assert [t.exception() for t in (other, overwritten, later)] == [None] * 3
+    with pytest.raises(TaskFailed):
+        runtime.wait_all()
+    runtime.wait_all()
+
+
+def test_unheard_failure_is_raised_at_the_end():
+    """The end of the block raises a failure that nobody has heard of, and not one that somebody has."""
+    with pytest.raises(TaskFailed, match="boom"), Runtime(num_workers=1) as rt:
+        rt.submit(fail)
+    with Runtime(num_workers=1) as rt:
+        assert rt.submit(fail).exception() is not None
+
+
+def test_block_error_cancels():
+    """An error in the block is raised as it is; waiting tasks are skipped."""
+    ran = []
+    with pytest.raises(KeyError), Runtime(num_workers=1) as rt:
+        event = rt.event()
+        rt.submit(lambda: ran.append(1), wait_for=[(event, 1)])
+        event_raiser = threading.Timer(0.1, event.raise_)
+        event_raiser.start()
+        raise KeyError("mine")
+    assert not ran
+
+
+def test_timeout_and_cancel(runtime):
+    """A deadline raises TimeoutError; a cancelled task and its successors raise CancelledError."""
+    event = runtime.event()
+    x = np.zeros(1)
+    with runtime.registered(x) as (hx,):
+        task = runtime.submit(lambda v: v.fill(1), [InOut(hx)], wait_for=[(event, 2)])
+        successor = runtime.submit(None, [Input(hx)])
+        with pytest.raises(TimeoutError):
+            task.wait(0.02)
+        with pytest.raises(TimeoutError):
+            runtime.wait_all(0.02)
+        with pytest.raises(TimeoutError):
+            runtime.read(hx, 0.02)
+        task.cancel()
+        event.raise_(2)
+        with pytest.raises(CancelledError):
+            task.wait()
+        assert isinstance(successor.exception(), CancelledError)
+    assert x[0] == 0 and event.value == 2
+
+
+def test_after_and_priority_and_target(runtime):
+    """Explicit edges hold; hints that can be honoured are."""
+    seen = []
+    event = runtime.event()
+    first = runtime.submit(lambda: seen.append(1), wait_for=[(event, 1)])
+    hints = TaskExecutionHints(target_node=0, target_worker=1, priority=3, prefetch_inputs=True)
+    second = runtime.submit(lambda: seen.append(threading.current_thread().ident), after=[first], hints=hints)
+    assert not second.is_complete()
+    event.raise_()
+    second.wait()
+    assert seen[0] == 1 and seen[1] != threading.get_ident()
+
+
+def test_predicate(runtime):
+    """A predicate of 0 skips the kernel, and the task succeeds."""
+    flags, x = np.zeros(2, np.uint32), np.zeros(1)
+    with runtime.registered(flags, x) as (hf, hx):
+        runtime.submit(lambda v: v.fill(1), [InOut(hx)], predicate=hf).wait()
+        assert x[0] == 0
+        runtime.write(hf)[0] = 1
+        runtime.submit(lambda v: v.fill(1), [InOut(hx)], predicate=hf).wait()
+        assert x[0] == 1
+
+
+def test_worker_types():
+    """A type that no worker serves is an error; one that some serve runs there."""
+    with Runtime(worker_types=[[WorkerType.CUBE], [WorkerType.VECTOR, WorkerType.AI_CPU]]) as rt:
+        assert rt.num_workers == 2
+        rt.submit(None, worker_type=WorkerType.CUBE).wait()
+        with pytest.raises(ValueError, match="none serves"):
+            rt.submit(None, worker_type=WorkerType.ACCELERATOR)
+
+
+def test_later(runtime):
+    """A kernel that returns LATER ends when task_complete is called, with its status."""
+    tasks = [runtime.submit(lambda: LATER) for _ in range(2)]
+    time.sleep(0.05)
+    assert not tasks[0].is_complete()
+    runtime.task_complete(tasks[0])
+    runtime.task_complete(tasks[1], 5)
+    tasks[0].wait()
+    assert isinstance(tasks[1].exception(), TaskFailed)
+    with pytest.raises(ValueError, match="ended once"):
+        runtime.task_complete(tasks[0])
+
+
+def test_dropping_a_handle_never_blocks(runtime):
+    """Handles of waiting tasks can be dropped at once; their tasks still run."""
+    event, seen = runtime.event(), []
+    for n in range(20):
+        runtime.submit(lambda n=n: seen.append(n), wait_for=[(event, 1)])
+    begin = time.monotonic()
+    gc.collect()
+    runtime.submit(None, wait_for=[(event, 1)]).detach()
+    assert time.monotonic() - begin < 1
+    event.raise_()
+    runtime.wait_all()
+    assert sorted(seen) == list(range(20))
+
+
+def test_with_handle_waits(runtime):
+    """The end of a handle's block waits."""
+    seen = []
+    with runtime.submit(lambda: (time.sleep(0.02), seen.append(1))):
+        pass
+    assert seen
+
+
+def test_group(runtime):
+    """wait_all raises the first failure when all have ended; iteration yields as completed."""
+    event, seen = runtime.event(), []
+    group = TaskGroup(runtime.submit(None, wait_for=[(event, n + 1)]) for n in (2, 1, 0))
+    order = list(group._tasks)
+    for task in group.as_completed() if event.raise_() is None else ():
+        seen.append(task.id)
+        event.raise_()
+    assert seen == [t.id for t in reversed(order)] and len(group) == 3
+    with pytest.raises(ValueError, match="left to wait for"):
+        group.wait_any()
+    group.add(runtime.submit(fail))
+    assert group.wait_any().exception() is not None
+    with pytest.raises(TaskFailed):
+        group.wait_all(5)
+
+
+def test_group_block(runtime):
+    """A group's block waits for all; when it raises, what has not started is cancelled."""
+    seen = []
+    with TaskGroup() as group:
+        for n in range(5):
+            group.add(runtime.submit(lambda n=n: seen.append(n)))
+    assert len(seen) == 5
+    event = runtime.event()
+    with pytest.raises(KeyError), TaskGroup() as group:
+        group.add(runtime.submit(lambda: seen.append(9), wait_for=[(event, 1)]))
+        threading.Timer(0.05, event.raise_).start()
+        raise KeyError
+    assert 9 not in seen
+    with pytest.raises(TimeoutError):
+        TaskGroup([runtime.submit(None, wait_for=[(event, 5)])]).wait_any(0.05)
+    event.raise_(5)
+
+
+def test_group_from_several_threads(runtime):
+    """Several threads add to and take from one group; each task is handed out once."""
+    group, taken, lock = TaskGroup(), [], threading.Lock()
+
+    def work(number):
+        for _ in range(50):
+            group.add(runtime.submit(None))
+            task = group.wait_any()
+            with lock:
+                taken.append(task.id)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    taken += [task.id for task in group]
+    assert len(set(taken)) == len(taken) == 200
+
+
+def test_asyncio(runtime):
+    """await a handle, a failing one, many at once, and a group as completed, without holding a thread."""
+
+    async def main():
+        event = runtime.event()
+        asyncio.get_running_loop().call_later(0.02, event.raise_)
+        threads = threading.active_count()
+        assert await runtime.submit(None, wait_for=[(event, 1)]) is None
+        with pytest.raises(TaskFailed):
+            await runtime.submit(fail)
+        tasks = [runtime.submit(lambda x, n=n: x.fill(n), [Output(shape=1)]) for n in range(30)]
+        values = await asyncio.gather(*(asyncio.ensure_future(_await(t)) for t in tasks))
+        assert [v[0] for v in values] == list(range(30))
+        count = 0
+        async for task in TaskGroup(tasks + [runtime.submit(None) for _ in range(10)]):
+            assert task.is_complete()
+            count += 1
+        assert count == 40 and threading.active_count() == threads
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(_await(runtime.submit(None, wait_for=[(event, 9)])), 0.05)
+        event.raise_(9)
+
+    asyncio.run(main())
+
+
+async def _await(task):
+    return await task
+
+
+def run_python(code, *arguments):
+    """A program in an interpreter of its own."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+CTRL_C = """
+import os, signal, sys, threading, time
+from tilewise.runtime import Runtime
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with Runtime(num_workers=1, window=2) as rt:
+    event = rt.event()
+    what = sys.argv[1]
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    begin = time.monotonic()
+    try:
+        for _ in range(3 if what == "submit" else 1):
+            task = rt.submit(None, wait_for=[(event, 1)])
+        task.wait() if what == "wait" else rt.wait_all()
+    except KeyboardInterrupt:
+        print("interrupted", time.monotonic() - begin < 3)
+    event.raise_()
+    rt.submit(None).wait()
+    print("usable")
+"""
+
+
+@pytest.mark.parametrize("where", ["wait", "wait_all", "submit"])
+def test_ctrl_c(where):
+    """Ctrl-C ends a wait and a blocked submission with KeyboardInterrupt; the runtime stays usable."""
+    done = run_python(CTRL_C, where)
+    assert done.stdout.split("\n")[:2] == ["interrupted True", "usable"], done.stderr
+
+
+def test_signal_handler_exception_is_raised(runtime):
+    """What a handler raises during a wait is what the wait raises."""
+
+    class MyError(Exception):
+        pass
+
+    def handler(*_):
+        raise MyError
+
+    old = signal.signal(signal.SIGALRM, handler)
+    event = runtime.event()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(MyError):
+            runtime.submit(None, wait_for=[(event, 1)]).wait()
+    finally:
+        signal.signal(signal.SIGALRM, old)
+        event.raise_()
+
+
+def test_forgotten_runtime_closes_at_exit():
+    """A program that forgets to close still ends, quietly."""
+    code = "from tilewise.runtime import Runtime\nrt = Runtime(num_workers=2)\nrt.submit(int, wait_for=[(rt.event(), 1)])"
+    done = run_python(code)
+    assert done.returncode == 0 and not done.stderr
