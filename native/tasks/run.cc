@@ -365,7 +365,7 @@ uint32_t Engine::complete(uint32_t slot, uint32_t seat_index, int status, bool i
     if (next == kNone && may_follow(woken, seat_index, is_worker)) {
       next = woken;
       region_.slots[woken].state.store(SlotState::kReady, std::memory_order_relaxed);
-      if (trace != nullptr) region_.args[woken].ready_ns = now_ns();
+      if (trace != nullptr) region_.args[woken].ready_ticks = ticks();
     } else {
       make_ready(woken, seat_index);
     }

@@ -193,7 +193,10 @@ uint32_t Engine::take_slot_slowly(uint32_t seat_index) {
   const uint32_t window = region_.header->window;
   const uint32_t base = seat_index * window;
   const int64_t begin = now_ns();
-  for (uint32_t n = 0; n < std::max(window / 8, 1u) && help(seat_index); n += 1) {
+  {
+    Blocking let_others_run;  // what it runs may take long
+    for (uint32_t n = 0; n < std::max(window / 8, 1u) && help(seat_index); n += 1) {
+    }
   }
   note_stall(seat_index, Resource::kWindow, begin);
   for (uint32_t step = 0; step < 8; ++step) {

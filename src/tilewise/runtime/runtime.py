@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,6 +36,7 @@ from tilewise.runtime.tracing import GraphLog, Tracing
 __all__ = ["Runtime"]
 
 Array = NDArray[Any]
+_NEVER = 1 << 62  # beyond every value that a task waits for
 _open: set[Runtime] = set()  # closed at exit: threads of a forgotten runtime must not outlive the interpreter
 
 
@@ -92,10 +93,12 @@ class Runtime:
             TaskHandle, num_workers, window, max_lanes, max_handles, max_regions, max_events, heap_bytes, masks, pin,
             path, peer_timeout_s,
         )  # fmt: skip
-        self._native_submit: Callable[..., TaskHandle] = self._core.submit
+        native_submit: Any = self._core.submit
+        self._native_submit: Callable[..., TaskHandle] = native_submit
         self._kernels = KernelTable(self._core, path is not None)
         self._buffers: dict[int, tuple[object, Array]] = {}  # handle -> what holds its memory
         self._handle_at: dict[int, int] = {}  # address -> handle
+        self._events: list[Event] = []
         self._recording_threads: set[int] = set()
         self._core.keep_alive = (self._buffers, self._kernels)
         _open.add(self)
@@ -118,7 +121,7 @@ class Runtime:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None and self._core.is_open:
-            self._core.cancel_all()  # the block has given up; what runs ends, the rest is skipped
+            self._give_up()
         told = self._core.has_told_failure
         try:
             if error is None and self._core.is_open:
@@ -292,7 +295,7 @@ class Runtime:
             task = self._native_submit(
                 -1 if kernel is None else kernel.id, worker_type, params, scalars, extras
             )
-        if task._outputs is not None:
+        if task.output_handles is not None:
             task._buffers = owned_buffers(task, [p.target for p in params if isinstance(p.target, NewOutput)])
         return task
 
@@ -315,7 +318,9 @@ class Runtime:
 
     def event(self) -> Event:
         """A new event; see `submit(wait_for=...)`."""
-        return Event(self._core)
+        event = Event(self._core)
+        self._events.append(event)
+        return event
 
     # Recordings, orchestrations, seeing inside.
 
@@ -357,6 +362,12 @@ class Runtime:
     def graph(self, path: str | Path) -> GraphLog:
         """A `with` block whose tasks' dependency graph is written: JSON, or a picture when the path ends in .html."""
         return GraphLog(self._core, path)
+
+    def _give_up(self) -> None:
+        """What runs ends, the rest is skipped; tasks that wait for an event that nobody will raise are skipped too."""
+        self._core.cancel_all()
+        for event in self._events:
+            event.raise_(_NEVER)
 
     def _submit_python(
         self,
@@ -407,5 +418,6 @@ def _argument(value: Any) -> Any:
 @atexit.register
 def _close_all() -> None:
     for runtime in list(_open):
-        runtime._core.cancel_all()
+        with suppress(PeerLost):
+            runtime._give_up()
         runtime.close()
