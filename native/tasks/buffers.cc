@@ -70,7 +70,12 @@ void Engine::give_handle(uint32_t index, uint32_t seat_index) {
   Handle& handle = region_.handles[index];
   Header& header = *region_.header;
   Seat& me = seat(seat_index);
-  forget_accesses(handle, seat_index);
+  {
+    // The states of buffers outside tasks are looked at by whoever sweeps the failures.
+    const bool is_seen = has_failures() && (handle.flags & kHasOwner) == 0;
+    const SubmitGuard guard(header, seat_index, fences_, !is_seen);
+    forget_accesses(handle, seat_index);
+  }
   handle.generation.store(handle.generation.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   handle.flags = 0;
   handle.next = me.free_handles;

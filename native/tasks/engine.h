@@ -179,6 +179,9 @@ class Engine {
   // Running.
   bool advance(uint32_t slot, uint32_t seat);
   bool wait_for_event(uint32_t slot, uint32_t event, uint64_t value);
+  void wake_event(uint32_t event, uint64_t add);
+  bool is_cancelled(uint32_t slot) const;
+  void wake_cancelled();
   bool take_tokens(uint32_t slot);
   void drop_producer(Slot& task, uint32_t seat);
   void release_tokens(uint32_t slot, uint32_t seat);

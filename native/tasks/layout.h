@@ -232,6 +232,7 @@ struct FailedTask {
   uint32_t error;
   uint32_t is_pinned;
   uint64_t submitted_at;  // its sequence
+  TaskRef parent;  // a child is remembered while its parent lives; 0: none
   uint64_t swept_at;      // sequence of the first sweep that found it completed; 0: none yet
 };
 

@@ -198,7 +198,7 @@ PTO_CALL int pto_task_status(PTORuntime* runtime, pto_task task); /* PTO_OK also
 PTO_CALL int pto_task_error(PTORuntime* runtime, pto_task task, char* text, uint64_t text_bytes);
 PTO_CALL void pto_task_release(PTORuntime* runtime, pto_task task);
 PTO_CALL void pto_fail(const char* reason); /* inside a kernel: the reason for the status it is about to return */
-PTO_CALL int pto_cancel(PTORuntime* runtime, pto_task task); /* skips it if it has not started */
+PTO_CALL int pto_cancel(PTORuntime* runtime, pto_task task); /* skips it if it has not started; it waits for no event any more */
 PTO_CALL int pto_cancel_all(PTORuntime* runtime);            /* everything submitted so far and not started */
 
 /* Events: counters that rise. */

@@ -36,7 +36,6 @@ from tilewise.runtime.tracing import GraphLog, Tracing
 __all__ = ["Runtime"]
 
 Array = NDArray[Any]
-_NEVER = 1 << 62  # beyond every value that a task waits for
 _open: set[Runtime] = set()  # closed at exit: threads of a forgotten runtime must not outlive the interpreter
 
 
@@ -98,7 +97,6 @@ class Runtime:
         self._kernels = KernelTable(self._core, path is not None)
         self._buffers: dict[int, tuple[object, Array]] = {}  # handle -> what holds its memory
         self._handle_at: dict[int, int] = {}  # address -> handle
-        self._events: list[Event] = []
         self._recording_threads: set[int] = set()
         self._core.keep_alive = (self._buffers, self._kernels)
         _open.add(self)
@@ -121,7 +119,7 @@ class Runtime:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None and self._core.is_open:
-            self._give_up()
+            self._core.cancel_all()
         told = self._core.has_told_failure
         try:
             if error is None and self._core.is_open:
@@ -313,14 +311,12 @@ class Runtime:
         self._core.wait_all(timeout)
 
     def cancel_all(self) -> None:
-        """Cancel everything that was submitted so far and has not started."""
+        """Cancel everything that was submitted so far and has not started; it waits for no event any more."""
         self._core.cancel_all()
 
     def event(self) -> Event:
         """A new event; see `submit(wait_for=...)`."""
-        event = Event(self._core)
-        self._events.append(event)
-        return event
+        return Event(self._core)
 
     # Recordings, orchestrations, seeing inside.
 
@@ -362,12 +358,6 @@ class Runtime:
     def graph(self, path: str | Path) -> GraphLog:
         """A `with` block whose tasks' dependency graph is written: JSON, or a picture when the path ends in .html."""
         return GraphLog(self._core, path)
-
-    def _give_up(self) -> None:
-        """What runs ends, the rest is skipped; tasks that wait for an event that nobody will raise are skipped too."""
-        self._core.cancel_all()
-        for event in self._events:
-            event.raise_(_NEVER)
 
     def _submit_python(
         self,
@@ -419,5 +409,5 @@ def _argument(value: Any) -> Any:
 def _close_all() -> None:
     for runtime in list(_open):
         with suppress(PeerLost):
-            runtime._give_up()
+            runtime._core.cancel_all()
         runtime.close()
