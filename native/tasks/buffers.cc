@@ -222,6 +222,25 @@ void* Engine::wait_for_buffer(pto_handle name, int mode, double timeout_s, bool 
   return region_.at(found->address);
 }
 
+// An empty task that overwrites the buffer stands for the caller: it waits for everybody, and it ends a poison.
+void* Engine::wait_to_write(pto_handle name, double timeout_s, bool helps) {
+  pto_param param{};
+  param.mode = PTO_OUTPUT;
+  param.handle = name;
+  pto_task_spec spec{};
+  spec.kernel = PTO_NO_KERNEL;
+  spec.params = &param;
+  spec.num_params = 1;
+  for (uint32_t type = 0; (region_.header->served_classes >> region_.header->class_of_type[type] & 1) == 0; ++type) {
+    spec.worker_type = static_cast<pto_worker_type>(type + 1);
+  }
+  if (wait(submit(spec), timeout_s, helps) == PTO_TIMEOUT) {
+    raise(PTO_TIMEOUT, "[runtime.write] the buffer's tasks must end within the time given; got one that still runs after ",
+          timeout_s, " s; wait longer, or cancel it");
+  }
+  return address_of(name);
+}
+
 void Engine::begin_scope() {
   Seat& me = seat(seat_here());
   if (me.depth == PTO_MAX_SCOPES) {

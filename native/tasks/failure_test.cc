@@ -241,4 +241,16 @@ CASE("a cancelled task waits for no event: nobody may be left to raise it") {
   EXPECT_EQ(pto_wait(runtime, other, 10), PTO_CANCELLED);
 }
 
+CASE("the host heals a poisoned buffer by writing it") {
+  Runtime runtime(1);
+  int64_t x = 0;
+  const pto_handle h = runtime.add(x);
+  runtime.submit(runtime.kernel("fail", [](void* const*, const uint64_t*) { return 5; }), {out(h)});
+  EXPECT(pto_read(runtime, h, 60) == nullptr);
+  EXPECT(pto_write(runtime, h, 60) == &x);
+  x = 3;
+  EXPECT(pto_read(runtime, h, 60) == &x);
+  EXPECT_EQ(pto_wait_all(runtime, 60), PTO_TASK_FAILED);
+}
+
 TILEWISE_TEST_MAIN

@@ -189,7 +189,10 @@ void Engine::sweep_failures_if_many(bool holds_boxes_lock) {
 int Engine::task_status(pto_task task) {
   if (!is_complete(task) || !has_failures()) return PTO_OK;
   const uint32_t error = find_error(task);
-  if (error == 0) return PTO_OK;
+  return error == 0 ? static_cast<int>(PTO_OK) : error_status(error);
+}
+
+int Engine::error_status(uint32_t error) const {
   std::lock_guard guard(region_.header->failed_lock);
   const ErrorRecord& record = region_.errors[error % kMaxErrors];
   return record.number == error && record.status == PTO_CANCELLED ? PTO_CANCELLED : PTO_TASK_FAILED;

@@ -182,8 +182,7 @@ int Engine::wait_all(double timeout_s, bool helps) {
   }
   if (!done) return PTO_TIMEOUT;
   if (error == 0) return PTO_OK;
-  const ErrorRecord& record = region_.errors[error % kMaxErrors];
-  raise(record.status == PTO_CANCELLED ? PTO_CANCELLED : PTO_TASK_FAILED, error_text(error));
+  raise(error_status(error), error_text(error));
 }
 
 // A submitter without a slot helps until an eighth of the window is done, so that it does not come back for each task.

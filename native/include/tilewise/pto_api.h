@@ -170,7 +170,8 @@ PTO_CALL void* pto_address(PTORuntime* runtime, pto_handle handle);          /* 
 PTO_CALL uint64_t pto_bytes(PTORuntime* runtime, pto_handle handle);
 /* Waits for the buffer's writers and returns its address: for data-dependent control flow. */
 PTO_CALL const void* pto_read(PTORuntime* runtime, pto_handle handle, double timeout_s);
-/* Waits for readers and writers; then the caller may write until its next submission on the buffer. */
+/* Waits for readers and writers; then the caller may write until its next submission on the buffer. What it writes counts
+ * as all of the buffer: a failure of earlier writers ends here. */
 PTO_CALL void* pto_write(PTORuntime* runtime, pto_handle handle, double timeout_s);
 
 /* Tasks. */
