@@ -54,6 +54,8 @@ enum class Resource { kWindow = 0, kHeap = 1, kHandles = 2, kRegions = 3, kWait 
 class Recording;
 class GraphLog;
 struct Replay;
+struct RecordedTask;
+struct RecordedBuffer;
 
 /// What check_spec() found.
 struct Resolved {
@@ -267,7 +269,8 @@ class Engine {
   std::vector<pto_handle> bind_recording(Recording& recording, const pto_handle* from, const pto_handle* to,
                                          uint32_t num_handles);
   void replay_task(Replay& run, uint32_t number);
-  void leave_behind(Replay& run, size_t buffer);
+  bool replay_plain(Replay& run, uint32_t number, const RecordedTask& recorded);
+  void leave_behind(Replay& run, const RecordedBuffer& buffer, size_t number);
 
   Region region_;
   RegionIndex boxes_;
