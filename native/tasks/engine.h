@@ -155,6 +155,7 @@ class Engine {
   // Seats.
   uint32_t seat_here();
   uint32_t find_lane();
+  bool has_lane();
   Seat& seat(uint32_t index) { return region_.seats[index]; }
 
   // Submission.
