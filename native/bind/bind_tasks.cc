@@ -425,8 +425,8 @@ void bind_handles(nb::module_& m) {
       .def("cancel", [](const Task& task) {
         const Call call(*task.core);
         check_status(pto_cancel(task.core->runtime, task.id));
-      }, "Skip the task if it has not started; tasks that depend on it are cancelled with it. One that waits for an event "
-         "still waits for it.")
+      }, "Skip the task if it has not started; tasks that depend on it are cancelled with it. It waits for no event any "
+         "more.")
       .def("detach", [](const Task& task) {
         const Call call(*task.core);
         pto_task_release(task.core->runtime, task.id);

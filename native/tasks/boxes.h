@@ -1,8 +1,8 @@
 // Order between boxes of one buffer: every distinct box in use has a node with a dependency state of its own.
 //
-// owner: the index of the buffer's handle. Purpose: an access waits for what every overlapping node says, and is recorded in its own node; a write forgets the
-// nodes it covers, because whoever overlaps them from now on overlaps the write. Who may call: the submitter, under the
-// submission lock. Blocks: never. Memory: nodes of the RegionIndex in the region.
+// owner: the index of the buffer's handle. Purpose: an access waits for what every overlapping node says, and is recorded
+// in its own node; a write forgets the nodes it covers, because whoever overlaps them from now on overlaps the write. Who
+// may call: the submitter, under the submission lock. Blocks: never. Memory: nodes of the RegionIndex in the region.
 #pragma once
 #include <algorithm>
 #include <array>

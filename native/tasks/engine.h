@@ -9,7 +9,7 @@
 //
 //   submit.cc   from a specification to a ready or waiting task       wait.cc      waiting, deadlock, sleeping
 //   run.cc      taking, running and completing tasks                  buffers.cc   handles, heap, scopes
-//   failures.cc errors, poison, cancelling                            record.cc    record and replay
+//   failures.cc errors, poison, cancelling                            recording.cc record and replay
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -128,7 +128,7 @@ class Engine {
   void raise_event(pto_event event, uint64_t add);
   uint64_t event_value(pto_event event);
 
-  // Record and replay (record.cc).
+  // Record and replay (recording.cc).
   void begin_recording();
   pto_recording end_recording();
   void replay(pto_recording recording, const pto_handle* from, const pto_handle* to, uint32_t num_handles);

@@ -163,7 +163,7 @@ def _range(entry: Any, length: int, index: Any) -> tuple[int, int, int]:
         count = len(range(start, stop, step))
         if step > 0 and count > 0:
             return start, count, step
-    elif hasattr(entry, "__index__"):
+    elif hasattr(entry, "__index__") and not isinstance(entry, bool):  # NumPy takes True for a mask
         at = int(entry)
         if -length <= at < length:
             return at % length, 1, 1

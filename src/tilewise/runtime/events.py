@@ -21,9 +21,9 @@ class Event:
 
     def raise_(self, by: int = 1) -> None:
         """Count up; tasks that waited for the value it reaches become ready."""
-        if by < 0:
+        if not 0 <= by < 1 << 63:
             raise ValueError(
-                f"[runtime.Event.raise_] an event must only rise; got {by}; pass a positive number"
+                f"[runtime.Event.raise_] an event must only rise, by less than 2**63; got {by}; pass a positive number"
             )
         self._core.event_raise(self.id, by)
 

@@ -31,12 +31,15 @@ class TaskGroup:
 
     def __init__(self, tasks: Iterable[TaskHandle] = ()) -> None:
         self._lock = threading.Lock()
-        self._tasks: list[TaskHandle] = list(tasks)
-        self._pending: dict[int, TaskHandle] = {task.id: task for task in self._tasks}  # not handed out yet
+        self._tasks: list[TaskHandle] = []
+        self._pending: dict[int, TaskHandle] = {}  # not handed out yet
+        for task in tasks:
+            self.add(task)
 
     def add(self, task: TaskHandle) -> TaskHandle:
-        """Add a task; returns it."""
+        """Add a task of the same runtime as the others; returns it."""
         with self._lock:
+            self._check_runtime(task)
             self._tasks.append(task)
             self._pending[task.id] = task
         return task
@@ -124,6 +127,13 @@ class TaskGroup:
         self.cancel()
         with suppress(TaskFailed, CancelledError):  # the block's own error counts
             self.wait_all()
+
+    def _check_runtime(self, task: TaskHandle) -> None:
+        if self._tasks and self._tasks[0].core is not task.core:  # ids of two runtimes may be equal
+            raise ValueError(
+                f"[runtime.TaskGroup.add] a group's tasks must belong to one runtime; got {task!r} of another; "
+                "make a group for each"
+            )
 
     def _snapshot(self) -> list[TaskHandle]:
         with self._lock:

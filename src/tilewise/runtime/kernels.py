@@ -67,9 +67,9 @@ class KernelTable:
                 f"{kernel!r}; compile it into a library"
             )
         address = _address_of(kernel)
-        if address is not None:
+        if address is not None and address > 0:
             return self._addressed(address, kernel, submits, name)
-        if not callable(kernel):
+        if address is not None or not callable(kernel):
             raise ValueError(
                 "[runtime.kernel] a kernel must be a name, an address, a compiled function or a callable; got "
                 f"{kernel!r}; correct it"
@@ -109,6 +109,6 @@ def _address_of(kernel: Any) -> int | None:
         return kernel
     if isinstance(kernel, _FunctionPointer):
         pointer: Any = kernel
-        return ctypes.cast(pointer, ctypes.c_void_p).value
+        return ctypes.cast(pointer, ctypes.c_void_p).value or 0  # 0: a null pointer
     address = getattr(kernel, "address", None)  # numba.cfunc
     return address if isinstance(address, int) else None

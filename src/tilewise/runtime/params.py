@@ -132,6 +132,11 @@ class TaskExecutionHints:
                 f"[runtime.hints] target_worker must be a worker's number; got {self.target_worker}; pass None for any"
             )
 
+        if not -(1 << 31) <= self.priority < 1 << 31:
+            raise ValueError(
+                f"[runtime.hints] priority must be an integer of 32 bits; got {self.priority}; choose a smaller one"
+            )
+
     def check_handles(self) -> None:
         """Raise ValueError when a buffer to prefetch is no longer alive."""
         for buffer in self.prefetch_handles:

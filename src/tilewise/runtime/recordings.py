@@ -36,6 +36,12 @@ class Recording:
                 "replay after the block"
             )
         pairs = (bind or {}).items()
+        for buffer in (buffer for pair in pairs for buffer in pair):
+            if buffer._core is not self._core:
+                raise ValueError(
+                    f"[runtime.Recording.replay] buffers must belong to the recording's runtime; got {buffer!r} of "
+                    "another; register them there"
+                )
         self._core.replay(self._id, [old.handle for old, _ in pairs], [new.handle for _, new in pairs])
 
     def free(self) -> None:

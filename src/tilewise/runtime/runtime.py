@@ -187,6 +187,7 @@ class Runtime:
         Raises:
             TimeoutError: its tasks still run after `timeout` seconds; the buffer is still known and held.
         """
+        self._check_owner(buffer, "unregister")
         self._core.unregister(buffer.handle, timeout)
         self._buffers.pop(buffer.handle)
         del self._handle_at[buffer.array.__array_interface__["data"][0]]
@@ -212,6 +213,9 @@ class Runtime:
 
     def freeze(self, buffer: Buffer, frozen: bool = True) -> None:
         """Frozen: the buffer is only read and its readers are not tracked (weights). Waits for its writers."""
+        self._check_owner(buffer, "freeze")
+        if not frozen:
+            _check_writeable(buffer, "freeze")
         self._core.freeze(buffer.handle, frozen)
 
     def read(self, buffer: Buffer | Region, timeout: float | None = None) -> Array:
@@ -221,6 +225,7 @@ class Runtime:
             TaskFailed: the task that should have written it failed.
             TimeoutError: a writer still runs after `timeout` seconds.
         """
+        self._check_owner(buffer, "read")
         self._core.read(buffer.handle, timeout)
         array: Array = buffer.array.view()
         array.flags.writeable = False
@@ -228,6 +233,8 @@ class Runtime:
 
     def write(self, buffer: Buffer | Region, timeout: float | None = None) -> Array:
         """Wait for the buffer's readers and writers, then its array, to be written until the next submission on it."""
+        self._check_owner(buffer, "write")
+        _check_writeable(buffer, "write")
         self._core.write(buffer.handle, timeout)
         return buffer.array
 
@@ -286,7 +293,7 @@ class Runtime:
             kernel = self._kernels.find(kernel, False, None)
         extras = None
         if after or wait_for or hints is not None or predicate is not None:
-            extras = _extras(after, wait_for, hints, predicate)
+            extras = self._extras(after, wait_for, hints, predicate)
         if kernel is not None and kernel.is_python:
             task = self._submit_python(kernel, params, scalars, worker_type, extras)
         else:
@@ -299,6 +306,7 @@ class Runtime:
 
     def task_complete(self, task: TaskHandle, status: int = 0) -> None:
         """End a task whose kernel returned `LATER`: 0: it succeeded; anything else: it failed. Once, any thread."""
+        self._check_owner(task, "task_complete")
         self._core.task_complete(task.id, status)
 
     def wait_all(self, timeout: float | None = None) -> None:
@@ -359,6 +367,43 @@ class Runtime:
         """A `with` block whose tasks' dependency graph is written: JSON, or a picture when the path ends in .html."""
         return GraphLog(self._core, path)
 
+    def _check_owner(self, thing: Buffer | Region | TaskHandle | Event, call: str) -> None:
+        """Ids of two runtimes may be equal, so the native side cannot always tell them apart."""
+        core = thing.core if isinstance(thing, TaskHandle) else thing._core
+        if core is not self._core:
+            raise ValueError(
+                f"[runtime.{call}] tasks, buffers and events must belong to the runtime they are used with; got "
+                f"{thing!r} of another; use the runtime that made it"
+            )
+
+    def _extras(
+        self,
+        after: Sequence[TaskHandle],
+        wait_for: Sequence[tuple[Event, int]],
+        hints: TaskExecutionHints | None,
+        predicate: Buffer | None,
+    ) -> tuple[list[int], list[tuple[int, int]], int, int, int]:
+        events = [event for event, _ in wait_for]
+        for thing in (*after, *events, *([predicate] if predicate is not None else ())):
+            self._check_owner(thing, "submit")
+        for _, value in wait_for:
+            if not 0 <= value < 1 << 64:
+                raise ValueError(
+                    f"[runtime.submit] a value to wait for must be an unsigned integer of 64 bits; got {value}; "
+                    "an event rises from 0"
+                )
+        priority, worker = 0, 0
+        if hints is not None:
+            hints.check_handles()
+            priority, worker = hints.priority, 0 if hints.target_worker is None else hints.target_worker + 1
+        return (
+            [task.id for task in after],
+            [(event.id, value) for event, value in wait_for],
+            priority,
+            worker,
+            0 if predicate is None else predicate.handle,
+        )
+
     def _submit_python(
         self,
         kernel: Kernel,
@@ -379,30 +424,20 @@ class Runtime:
         return task
 
 
-def _extras(
-    after: Sequence[TaskHandle],
-    wait_for: Sequence[tuple[Event, int]],
-    hints: TaskExecutionHints | None,
-    predicate: Buffer | None,
-) -> tuple[list[int], list[tuple[int, int]], int, int, int]:
-    priority, worker = 0, 0
-    if hints is not None:
-        hints.check_handles()
-        priority, worker = hints.priority, 0 if hints.target_worker is None else hints.target_worker + 1
-    events = [(event.id, value) for event, value in wait_for]
-    return (
-        [task.id for task in after],
-        events,
-        priority,
-        worker,
-        predicate.handle if predicate is not None else 0,
-    )
+def _check_writeable(buffer: Buffer | Region, call: str) -> None:
+    if not buffer.array.flags.writeable:
+        raise ValueError(
+            f"[runtime.{call}] read-only memory must only be read; got the buffer of a read-only array; register a copy"
+        )
 
 
 def _argument(value: Any) -> Any:
     if isinstance(value, Operand):
         return value.handle
     return value.ctypes.data if isinstance(value, np.ndarray) else value
+
+
+os.register_at_fork(after_in_child=_open.clear)  # a child has none of the threads: nothing there to close
 
 
 @atexit.register

@@ -1,0 +1,106 @@
+"""Mistakes that the Python face must refuse, because the runtime below could not tell them from good calls.
+
+Ids of two runtimes may be equal, an address of 0 is no kernel, NumPy takes True for a mask and not for an index,
+read-only memory stays so, and a forked child has none of the runtime's threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tilewise.runtime import Input, Runtime, TaskExecutionHints, TaskGroup
+
+FORK = """
+import os, sys
+from tilewise.runtime import Runtime
+rt = Runtime(num_workers=1)
+rt.submit(None).wait()
+child = os.fork()
+if child == 0:
+    sys.exit(7)
+status = os.waitpid(child, 0)[1]
+rt.close()
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["after", "wait_for", "predicate", "read", "write", "unregister", "freeze", "complete"]
+)
+def test_things_of_another_runtime_are_refused(runtime, name):
+    """A task, buffer or event works only with the runtime that made it, even where the ids are equal."""
+    with Runtime(num_workers=1) as other:
+        task, event = runtime.submit(None), runtime.event()
+        mine, _ = runtime.register(np.ones(4)), other.register(np.ones(4))
+        other.event()
+        calls = {
+            "after": lambda: other.submit(None, after=[task]),
+            "wait_for": lambda: other.submit(None, wait_for=[(event, 1)]),
+            "predicate": lambda: other.submit(None, predicate=mine),
+            "read": lambda: other.read(mine),
+            "write": lambda: other.write(mine),
+            "unregister": lambda: other.unregister(mine),
+            "freeze": lambda: other.freeze(mine),
+            "complete": lambda: other.task_complete(task),
+        }
+        with pytest.raises(ValueError, match="of another"):
+            calls[name]()
+
+
+def test_a_group_holds_tasks_of_one_runtime(runtime):
+    """A group refuses a task of a second runtime, whose id may equal one that it holds."""
+    with Runtime(num_workers=1) as other, pytest.raises(ValueError, match="one runtime"):
+        TaskGroup([runtime.submit(None), other.submit(None)])
+
+
+def test_a_replay_binds_buffers_of_its_runtime(runtime):
+    """A recording refuses buffers of another runtime."""
+    mine = runtime.register(np.zeros(4, np.float32))
+    with runtime.record() as recording:
+        runtime.submit(None, [Input(mine)])
+    with Runtime(num_workers=1) as other, pytest.raises(ValueError, match="of another"):
+        recording.replay({mine: other.register(np.zeros(4, np.float32))})
+
+
+@pytest.mark.parametrize("kernel", [0, -8, ctypes.CFUNCTYPE(ctypes.c_int)()])
+def test_no_address_is_no_kernel(runtime, kernel):
+    """Null pointers and negative addresses are refused, not called."""
+    with pytest.raises(ValueError, match=r"\[runtime.kernel\]"):
+        runtime.submit(kernel)
+
+
+def test_a_truth_value_is_no_index(runtime):
+    """`buffer[True]` is refused: NumPy would give the kernel the whole array, the box would be row 1."""
+    with pytest.raises(ValueError, match="integers and non-empty"):
+        runtime.register(np.zeros((4, 4)))[True]
+
+
+def test_read_only_memory_stays_read_only(runtime):
+    """Read-only memory can be neither unfrozen nor written by the host."""
+    buffer = runtime.register(b"constant")
+    with pytest.raises(ValueError, match="read-only"):
+        runtime.freeze(buffer, False)
+    with pytest.raises(ValueError, match="read-only"):
+        runtime.write(buffer)
+
+
+def test_numbers_too_large_for_the_runtime_are_named(runtime):
+    """Priorities, values of events and steps out of range raise ValueError in the house form."""
+    event = runtime.event()
+    with pytest.raises(ValueError, match="priority"):
+        TaskExecutionHints(priority=1 << 40)
+    with pytest.raises(ValueError, match="value to wait for"):
+        runtime.submit(None, wait_for=[(event, -4)])
+    with pytest.raises(ValueError, match="only rise"):
+        event.raise_(1 << 64)
+
+
+def test_a_forked_child_ends():
+    """A child made by fork leaves through sys.exit without waiting for threads that it does not have."""
+    ended = subprocess.run([sys.executable, "-c", FORK], timeout=60, check=False)
+    assert ended.returncode == 7
