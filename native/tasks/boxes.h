@@ -36,6 +36,31 @@ inline bool is_empty(const Box& box) {
   return std::any_of(box.size, box.size + box.ndim, [](uint64_t size) { return size == 0; });
 }
 
+/// Every byte of `inner` is surely one of `outer`: the same strides, or a run of bytes.
+inline bool lies_in(const Box& inner, const Box& outer) {
+  if (is_empty(inner)) return true;
+  const uint32_t last = outer.ndim - 1;
+  const bool is_run = inner.ndim == 1;
+  if (!is_run && outer.ndim > 1 && !std::equal(inner.stride, inner.stride + inner.ndim, outer.stride, outer.stride + outer.ndim)) {
+    return false;
+  }
+  uint64_t inner_rest = inner.offset;
+  uint64_t outer_rest = outer.offset;
+  for (uint32_t d = 0; d < last; ++d) {
+    const uint64_t stride = std::max<uint64_t>(outer.stride[d], 1);
+    const uint64_t from = inner_rest / stride;
+    const uint64_t begin = outer_rest / stride;
+    if (from < begin || from + (is_run ? 1 : inner.size[d]) > begin + outer.size[d]) return false;
+    inner_rest %= stride;
+    outer_rest %= stride;
+  }
+  uint64_t bytes = inner.size[inner.ndim - 1];
+  if (outer.ndim == 1) {  // all of it must lie in the run
+    for (uint32_t d = 0; d + 1 < inner.ndim; ++d) bytes += (inner.size[d] - 1) * inner.stride[d];
+  }
+  return inner_rest >= outer_rest && inner_rest + bytes <= outer_rest + outer.size[last];
+}
+
 /// Nobody has to wait for this node any more, and no failure of its writers must be remembered.
 template <class Pool>
 bool is_stale(const AccessState& state, Pool& pool) {

@@ -12,6 +12,9 @@ namespace tilewise::tasks {
 
 namespace {
 
+/// Asks for a buffer without naming any of its bytes: a task may wait for what it declared by a box.
+constexpr pto_region kNoBytes = {0, 1, {0}, {1}};
+
 constexpr uint32_t kHandleStock = 32;
 
 }  // namespace
@@ -114,7 +117,7 @@ bool Engine::prepare_boxes(const SlotArgs& args, const pto_task_spec& spec, uint
   SeatPool pool{*this, seat(seat_index)};
   const auto prepare_handle = [&](Handle& named, int mode, const pto_region* region, bool is_first_pass) {
     if ((named.flags & kFrozen) != 0) return true;
-    Handle& handle = tracked(named, mode, seat_index);
+    Handle& handle = tracked(named, mode, region, seat_index);
     if (region == nullptr && (handle.flags & kHasRegions) == 0) return true;
     if (is_first_pass) return begin_boxes(boxes_, index_of(handle), handle);
     return ensure_box(boxes_, index_of(handle), handle, box_of(handle, region));
@@ -203,7 +206,7 @@ void* Engine::wait_for_buffer(pto_handle name, int mode, double timeout_s, bool 
   {
     // A task's children are tracked by that task alone; and a replay may hold the lock until the task has ended.
     const SubmitGuard guard(*region_.header, seat_index, fences_, running.engine == this);
-    if (found->owner != 0 || running.engine == this) found = &tracked(*found, PTO_INPUT, seat_index);
+    if (found->owner != 0 || running.engine == this) found = &tracked(*found, PTO_INPUT, &kNoBytes, seat_index);
     const auto note = [&](TaskRef ref) { producers.push_back(ref); };
     if ((found->flags & kHasRegions) != 0) {
       std::lock_guard boxes_guard(region_.header->boxes_lock);

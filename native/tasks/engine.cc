@@ -277,6 +277,10 @@ uint32_t Engine::find_lane() {
 void Engine::leave_lane(uint32_t seat_index) {
   Seat& me = seat(seat_index);
   while (me.depth > 0) close_scope(seat_index);
+  if (open_recordings_[seat_index] != nullptr) {
+    open_recordings_[seat_index] = nullptr;
+    num_observers_.fetch_sub(1);
+  }
   me.is_taken.store(0, std::memory_order_release);
 }
 

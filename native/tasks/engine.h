@@ -176,7 +176,7 @@ class Engine {
   bool prepare_boxes(const SlotArgs& args, const pto_task_spec& spec, uint32_t seat);
   void start_submitted(uint32_t slot, uint32_t seat);
   pto_task submit_reduction(const pto_task_spec& spec);
-  Handle& tracked(Handle& handle, int mode, uint32_t seat);
+  Handle& tracked(Handle& handle, int mode, const pto_region* box, uint32_t seat);
   void abandon(uint32_t slot);
   void note_submission(SlotArgs& args, uint32_t seat);
 
@@ -223,6 +223,7 @@ class Engine {
   void watch_lane(uint32_t seat);
   uint32_t find_free_slot(uint32_t seat);
   int result_of(pto_task task);
+  void check_not_inside(pto_task task) const;
   bool wait_for_room(uint32_t seat, Resource resource, uint64_t size);
   bool has_room(uint32_t seat, Resource resource, uint64_t size) const;
   bool is_stuck(uint32_t seat, Resource resource) const;
@@ -241,7 +242,6 @@ class Engine {
   uint32_t take_handle(uint32_t seat);
   void give_handle(uint32_t index, uint32_t seat);
   uint64_t allocate_heap(uint32_t seat, uint64_t bytes);
-  bool try_allocate_heap(uint32_t seat, uint64_t bytes, uint64_t* address);
   uint32_t find_run(uint32_t count) const;
   uint32_t take_run(uint32_t count);
   void give_run(uint32_t first);

@@ -488,4 +488,28 @@ CASE("statistics and traces count every task") {
   EXPECT_EQ(pto_trace_enable(runtime, 0), 0);
 }
 
+CASE("edges from tasks to come, undefined flags, missing arrays and endless timeouts are told apart") {
+  Runtime runtime(1);
+  pto_task_spec spec{};
+  spec.kernel = PTO_NO_KERNEL;
+  const pto_task task = pto_submit(runtime, &spec);
+  const pto_task later = task + (uint64_t{2} << 24);
+  spec.after = &later;
+  spec.num_after = 1;
+  EXPECT_EQ(pto_submit(runtime, &spec), pto_task{0});
+  spec.after = nullptr;
+  EXPECT_EQ(pto_submit(runtime, &spec), pto_task{0});
+  spec.num_after = 0;
+  spec.flags = 64;
+  EXPECT_EQ(pto_submit(runtime, &spec), pto_task{0});
+  EXPECT_EQ(pto_last_status(), PTO_BAD_ARGUMENT);
+  EXPECT_EQ(pto_wait(runtime, task, 1e300), PTO_OK);
+  const pto_event event = pto_event_open(runtime);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(pto_event_raise(runtime, event, UINT64_MAX / 2), PTO_OK);
+  EXPECT_EQ(pto_event_value(runtime, event), UINT64_MAX);
+  EXPECT_EQ(pto_graph_begin(runtime), PTO_OK);
+  EXPECT_EQ(pto_graph_begin(runtime), PTO_BAD_ARGUMENT);
+  EXPECT_EQ(pto_graph_end(runtime, "/dev/null"), PTO_OK);
+}
+
 TILEWISE_TEST_MAIN

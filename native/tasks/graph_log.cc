@@ -104,7 +104,10 @@ void GraphLog::write(const char* path) const {
 
 void Engine::begin_graph() {
   const SubmitGuard guard(*region_.header, seat_here(), fences_);
-  if (graph_ == nullptr) num_observers_.fetch_add(1);
+  if (graph_ != nullptr) {
+    raise(PTO_BAD_ARGUMENT, "[runtime.graph_begin] one graph at a time; got a second; end the first");
+  }
+  num_observers_.fetch_add(1);
   graph_ = std::make_unique<GraphLog>();
 }
 

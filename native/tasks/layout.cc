@@ -74,6 +74,7 @@ void lay_out(const Options& options, Header& header) {
   header.seats = cursor.take(header.num_seats * sizeof(Seat));
   header.slots = cursor.take(num_slots * sizeof(Slot));
   header.args = cursor.take(num_slots * sizeof(SlotArgs));
+  header.declared = cursor.take(num_slots * PTO_MAX_PARAMS * sizeof(pto_region));
   header.handles = cursor.take(uint64_t{header.max_handles} * sizeof(Handle));
   header.regions = cursor.take(RegionIndex::bytes_needed(header.max_regions));
   header.chunks = cursor.take(uint64_t{header.max_chunks} * sizeof(Chunk));
@@ -97,6 +98,7 @@ Region locate(std::byte* base) {
   region.seats = reinterpret_cast<Seat*>(base + h.seats);
   region.slots = reinterpret_cast<Slot*>(base + h.slots);
   region.args = reinterpret_cast<SlotArgs*>(base + h.args);
+  region.declared = reinterpret_cast<pto_region*>(base + h.declared);
   region.handles = reinterpret_cast<Handle*>(base + h.handles);
   region.regions = base + h.regions;
   region.chunks = reinterpret_cast<Chunk*>(base + h.chunks);

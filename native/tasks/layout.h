@@ -260,7 +260,7 @@ struct Header {
   uint32_t num_segments;
   uint32_t failed_capacity;
   uint32_t is_shared;
-  uint64_t seats, slots, args, handles, regions, chunks, rings, queues, entries, events, segments, errors, failed, kernels, heap;
+  uint64_t seats, slots, args, handles, regions, chunks, declared, rings, queues, entries, events, segments, errors, failed, kernels, heap;
 
   alignas(128) rings::SpinLock submit_lock;  // see submit_lock.h for the three
   std::atomic<uint32_t> first_lane_inside;
@@ -306,6 +306,7 @@ struct Region {
   Slot* slots = nullptr;
   SlotArgs* args = nullptr;
   Handle* handles = nullptr;
+  pto_region* declared = nullptr;  // [slot][parameter]: boxes of tasks that may submit
   std::byte* regions = nullptr;
   Chunk* chunks = nullptr;
   Ring* rings = nullptr;          // [seat][class]

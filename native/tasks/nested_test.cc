@@ -216,4 +216,51 @@ CASE("a runtime is not closed from inside a task") {
   EXPECT_EQ(pto_wait(runtime, runtime.submit(closing, {}), PTO_FOREVER), 0);
 }
 
+CASE("a child may touch only the boxes that its parent declared") {
+  Runtime runtime(1);
+  static PTORuntime* shared = nullptr;
+  static pto_handle whole = 0;
+  static int results[4] = {};
+  shared = runtime;
+  int64_t cells[8] = {};
+  whole = runtime.add(cells);
+  const pto_kernel parent = pto_kernel_add(runtime, "parent", [](void* const*, const uint64_t*) {
+    const pto_region boxes[3] = {{8, 1, {8}, {1}}, {0, 1, {16}, {1}}, {16, 1, {8}, {1}}};
+    for (int b = 0; b < 4; ++b) {
+      pto_param param = {PTO_INOUT, 0, whole, 0, b < 3 ? &boxes[b] : nullptr, nullptr};
+      pto_task_spec spec{};
+      spec.kernel = PTO_NO_KERNEL;
+      spec.params = &param;
+      spec.num_params = 1;
+      results[b] = pto_submit(shared, &spec) != 0 ? PTO_OK : pto_last_status();
+    }
+    return static_cast<int>(PTO_OK);
+  }, PTO_SUBMITS);
+  const pto_region declared{0, 1, {16}, {1}};
+  pto_param param = {PTO_INOUT, 0, whole, 0, &declared, nullptr};
+  EXPECT(pto_submit_task(runtime, parent, PTO_VECTOR, &param, 1) != 0);
+  EXPECT_EQ(pto_wait_all(runtime, 60), PTO_OK);
+  EXPECT_EQ(results[0], PTO_OK);
+  EXPECT_EQ(results[1], PTO_OK);
+  EXPECT_EQ(results[2], PTO_BAD_ARGUMENT);
+  EXPECT_EQ(results[3], PTO_BAD_ARGUMENT);
+}
+
+CASE("a task that waits for itself is told so") {
+  Runtime runtime(1);
+  static PTORuntime* shared = nullptr;
+  static std::atomic<pto_task> own{0};
+  static int result = PTO_OK;
+  shared = runtime;
+  const pto_kernel kernel = pto_kernel_add(runtime, "selfish", [](void* const*, const uint64_t*) {
+    while (own.load() == 0) {
+    }
+    result = pto_wait(shared, own.load(), PTO_FOREVER);
+    return static_cast<int>(PTO_OK);
+  }, PTO_SUBMITS);
+  own = pto_submit_task(runtime, kernel, PTO_VECTOR, nullptr, 0);
+  EXPECT_EQ(pto_wait_all(runtime, 60), PTO_OK);
+  EXPECT_EQ(result, PTO_DEADLOCK);
+}
+
 TILEWISE_TEST_MAIN

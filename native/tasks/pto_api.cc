@@ -60,6 +60,11 @@ int done(Body&& body) {
   });
 }
 
+void need(const void* pointer, const char* what) {
+  if (pointer != nullptr) return;
+  tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime] ", what, " must not be NULL; got NULL; pass its address");
+}
+
 Engine& engine_of(PTORuntime* runtime) {
   if (runtime == nullptr) tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime] a runtime must be open; got NULL; open one");
   return *runtime->engine;
@@ -96,6 +101,7 @@ void pto_config_init(pto_config* config) { *config = pto_config{}; }
 int pto_runtime_open(const pto_config* config, PTORuntime** runtime) {
   return done([&] {
     const pto_config defaults{};
+    need(runtime, "the place for the runtime");
     auto engine = Engine::open(options_of(config != nullptr ? *config : defaults));
     *runtime = new PTORuntime{std::move(engine)};
   });
@@ -112,15 +118,24 @@ const char* pto_last_error(void) { return last_error.c_str(); }
 int pto_last_status(void) { return last_status; }
 
 pto_kernel pto_kernel_add(PTORuntime* runtime, const char* name, pto_kernel_fn function, uint32_t flags) {
-  return status_of([&] { return static_cast<int>(engine_of(runtime).add_kernel(name, function, flags)); });
+  return status_of([&] {
+    need(name, "a kernel's name");
+    return static_cast<int>(engine_of(runtime).add_kernel(name, function, flags));
+  });
 }
 
 pto_kernel pto_kernel_find(PTORuntime* runtime, const char* name) {
-  return status_of([&] { return static_cast<int>(engine_of(runtime).find_kernel(name)); });
+  return status_of([&] {
+    need(name, "a kernel's name");
+    return static_cast<int>(engine_of(runtime).find_kernel(name));
+  });
 }
 
 int pto_library_load(PTORuntime* runtime, const char* path) {
-  return done([&] { engine_of(runtime).load_library(path); });
+  return done([&] {
+    need(path, "a library's path");
+    engine_of(runtime).load_library(path);
+  });
 }
 
 pto_handle pto_register(PTORuntime* runtime, void* address, uint64_t bytes) {
@@ -176,7 +191,10 @@ pto_task pto_submit_task(PTORuntime* runtime, pto_kernel kernel, pto_worker_type
 }
 
 pto_task pto_submit(PTORuntime* runtime, const pto_task_spec* spec) {
-  return guarded(pto_task{0}, [&] { return engine_of(runtime).submit(*spec); });
+  return guarded(pto_task{0}, [&] {
+    need(spec, "a task's specification");
+    return engine_of(runtime).submit(*spec);
+  });
 }
 
 int pto_task_complete(PTORuntime* runtime, pto_task task, int status) {
@@ -269,6 +287,8 @@ int pto_recording_free(PTORuntime* runtime, pto_recording recording) {
 int pto_run_orchestration(PTORuntime* runtime, const char* library_path, const char* name, const uint64_t* args) {
   return status_of([&] {
     Engine& engine = engine_of(runtime);
+    need(library_path, "a library's path");
+    need(name, "a function's name");
     void* library = dlopen(library_path, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
       tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime.run_orchestration] a library must load; got '", dlerror(),
@@ -293,12 +313,16 @@ int pto_run_orchestration(PTORuntime* runtime, const char* library_path, const c
 
 int pto_workers_run(const char* shared_path, const char* const* library_paths, uint32_t num_libraries) {
   return status_of([&] {
+    need(shared_path, "the region's path");
     return Engine::run_workers(shared_path, std::vector<std::string>(library_paths, library_paths + num_libraries));
   });
 }
 
 int pto_get_stats(PTORuntime* runtime, pto_stats* stats) {
-  return done([&] { engine_of(runtime).stats(stats); });
+  return done([&] {
+    need(stats, "the place for the figures");
+    engine_of(runtime).stats(stats);
+  });
 }
 
 int pto_trace_enable(PTORuntime* runtime, uint32_t max_records_per_thread) {
@@ -326,7 +350,10 @@ int pto_graph_begin(PTORuntime* runtime) {
 }
 
 int pto_graph_end(PTORuntime* runtime, const char* json_path) {
-  return done([&] { engine_of(runtime).end_graph(json_path); });
+  return done([&] {
+    need(json_path, "the file's path");
+    engine_of(runtime).end_graph(json_path);
+  });
 }
 
 }  // extern "C"

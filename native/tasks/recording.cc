@@ -88,27 +88,30 @@ void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec, ui
     const uint32_t buffer = buffer_of(engine, index, is_new);
     // A buffer that each replay makes anew has no handle that could hold the token: its tasks keep their order instead.
     if (mode == PTO_COMMUTE && buffers[buffer].handle == 0) mode = PTO_INOUT;
-    touched.push_back({buffer, {buffer, static_cast<uint8_t>(mode), box != nullptr, false, box != nullptr ? box->offset : 0}});
+    const auto number = static_cast<uint32_t>(boxes.size());
+    if (box != nullptr) boxes.push_back(*box);
+    const uint64_t offset = box != nullptr ? box->offset : 0;
+    touched.push_back({buffer, {buffer, static_cast<uint8_t>(mode), box != nullptr, false, number, offset}});
     return buffer;
   };
-  std::vector<const pto_region*> boxes;
+  std::vector<const pto_region*> touched_boxes;
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     const Param& param = args.params[p];
-    boxes.push_back(spec.params[p].region);
+    touched_boxes.push_back(spec.params[p].region);
     if (param.handle == kNone) {
-      touched.push_back({kNone, {kNone, param.mode, false, false, param.address}});
+      touched.push_back({kNone, {kNone, param.mode, false, false, 0, param.address}});
     } else {
       touch(param.handle, param.mode, spec.params[p].region, (fresh >> p & 1) != 0);
     }
   }
   if (spec.predicate != 0) {
     task.predicate = touch(static_cast<uint32_t>(spec.predicate & 0xFFFFFFFF) - 1, PTO_INPUT, nullptr, false) + 1;
-    boxes.push_back(nullptr);
+    touched_boxes.push_back(nullptr);
   }
   for (size_t t = 0; t < touched.size(); ++t) {
     auto& [buffer, access] = touched[t];
     if (buffer != kNone && access.mode != PTO_NO_DEP && !buffers[buffer].is_frozen) {
-      analyse(buffer, access, boxes[t], self, found);
+      analyse(buffer, access, touched_boxes[t], self, found);
     }
     accesses.push_back(access);
   }
@@ -345,6 +348,7 @@ inline void Engine::replay_task(Replay& run, uint32_t number) {
     param.handle = handle == nullptr ? kNone : index_of(*handle);
     param.mode = access.mode;
     param.is_region = access.is_region;
+    if (access.is_region) region_.declared[uint64_t{slot} * PTO_MAX_PARAMS + a] = run.recording.boxes[access.box];
     param.shadow = 0;
     if (access.mode == PTO_COMMUTE && param.handle != kNone) args.tokens[task.num_tokens++] = param.handle;
     if (lies_in_heap(address)) {

@@ -55,6 +55,7 @@ class Recording {
     uint8_t mode;
     bool is_region;
     bool meets_entry;  // it also waits for what stood before the recording
+    uint32_t box;      // of a region
     uint64_t offset;   // in the buffer, or the address
   };
   struct Wait {
@@ -70,6 +71,7 @@ class Recording {
   std::vector<Task> tasks;
   std::vector<Access> accesses;
   std::vector<uint64_t> scalars;
+  std::vector<pto_region> boxes;
   std::vector<uint64_t> producers;  // recorded task << kFlagBits | flags
   std::vector<Wait> waits;
   std::deque<Buffer> buffers;

@@ -1,4 +1,5 @@
 // Taking, running and completing tasks; the workers. See engine.h.
+#include <algorithm>
 #include <cfenv>
 #include <mutex>
 
@@ -63,7 +64,8 @@ void Engine::wake_event(uint32_t index, uint64_t add) {
   uint32_t reached = 0;
   {
     std::lock_guard guard(event.lock);
-    const uint64_t value = event.value.load(std::memory_order_relaxed) + add;
+    const uint64_t before = event.value.load(std::memory_order_relaxed);
+    const uint64_t value = before + std::min(add, UINT64_MAX - before);  // it never falls
     event.value.store(value, std::memory_order_release);
     uint32_t left = 0;
     for (uint32_t w = event.waiters; w != 0;) {

@@ -25,7 +25,10 @@ constexpr uint32_t kPrefetchAhead = 4;
 inline pto_task Engine::submit_plain(const pto_task_spec& spec, uint32_t seat_index) {
   Header& header = *region_.header;
   const bool is_simple = (spec.num_after | spec.num_waits | static_cast<uint32_t>(spec.target_worker)) == 0 &&
-                         spec.predicate == 0 && num_observers_.load(std::memory_order_relaxed) == 0 &&
+                         ((spec.flags & ~uint32_t{PTO_KEEP}) | spec.reserved) == 0 && spec.predicate == 0 &&
+                         (spec.num_params == 0 || spec.params != nullptr) &&
+                         (spec.num_scalars == 0 || spec.scalars != nullptr) &&
+                         num_observers_.load(std::memory_order_relaxed) == 0 &&
                          static_cast<uint32_t>(spec.kernel) < header.num_kernels.load(std::memory_order_acquire) &&
                          spec.num_params <= PTO_MAX_PARAMS && spec.num_scalars <= PTO_MAX_SCALARS &&
                          static_cast<uint32_t>(spec.worker_type) < kNumTypes && running.engine != this;
@@ -129,6 +132,14 @@ uint32_t Engine::check_spec(const pto_task_spec& spec, Resolved& buffers) {
     raise(PTO_BAD_ARGUMENT, where, "a task must have at most ", PTO_MAX_PARAMS, " parameters and ", PTO_MAX_SCALARS,
           " scalars; got ", spec.num_params, " and ", spec.num_scalars, "; pass one buffer that holds more");
   }
+  const bool has_arrays = (spec.num_params == 0 || spec.params != nullptr) &&
+                          (spec.num_scalars == 0 || spec.scalars != nullptr) &&
+                          (spec.num_after == 0 || spec.after != nullptr) &&
+                          (spec.num_waits == 0 || spec.waits != nullptr);
+  if (!has_arrays || (spec.flags & ~uint32_t{PTO_KEEP}) != 0 || spec.reserved != 0) {
+    raise(PTO_BAD_ARGUMENT, where, "every count needs its array, and undefined flags must be 0; got ",
+          has_arrays ? "undefined flags" : "a NULL array with a count", "; begin with pto_task_spec spec = {0}");
+  }
   const Header& header = *region_.header;
   const auto is_known = [&](int32_t kernel) {
     return kernel >= 0 && kernel < static_cast<int32_t>(header.num_kernels.load(std::memory_order_acquire));
@@ -152,7 +163,8 @@ uint32_t Engine::check_spec(const pto_task_spec& spec, Resolved& buffers) {
     raise(PTO_BAD_ARGUMENT, where, "target_worker must be 0 or 1 + a worker that serves the task's type; got ",
           spec.target_worker, " with ", header.num_workers, " workers; drop the hint or correct it");
   }
-  uint32_t traits = (spec.num_after | spec.num_waits) != 0 || spec.predicate != 0 || running.engine == this ? uint32_t{kHasMore} : 0u;
+  const bool asks_more = (spec.num_after | spec.num_waits) != 0 || spec.predicate != 0;
+  uint32_t traits = asks_more || running.engine == this ? uint32_t{kHasMore} : 0u;
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     const pto_param& param = spec.params[p];
     if (param.handle != 0 && param.region == nullptr && static_cast<uint32_t>(param.mode) <= PTO_INOUT) [[likely]] {
@@ -222,7 +234,10 @@ uint32_t Engine::check_more(const pto_task_spec& spec) {
     if ((predicate.flags & kHasRegions) != 0) traits = kHasBoxes;
   }
   for (uint32_t a = 0; a < spec.num_after; ++a) {
-    if (slot_of(spec.after[a]) < region_.header->num_seats * region_.header->window) continue;
+    if (slot_of(spec.after[a]) < region_.header->num_seats * region_.header->window) {
+      const WakeWord word = region_.slots[slot_of(spec.after[a])].wake.load(std::memory_order_acquire);
+      if (generation_of(spec.after[a]) <= generation_in(word)) continue;  // a newer one would never come, or be this task
+    }
     raise(PTO_BAD_ARGUMENT, "[runtime.submit] an explicit edge must come from a task of this runtime; got ", spec.after[a],
           "; check that its submit succeeded");
   }
@@ -305,6 +320,9 @@ inline void Engine::bind_params(uint32_t slot, const pto_task_spec& spec, uint32
     bound.mode = static_cast<uint8_t>(param.mode);
     bound.is_region = param.region != nullptr;
     bound.shadow = 0;
+    if (param.region != nullptr && (task.flags & kIsParent) != 0) {
+      region_.declared[uint64_t{slot} * PTO_MAX_PARAMS + p] = *param.region;
+    }
     const Handle* handle = buffers.handles[p];
     if (handle != nullptr) [[likely]] {
       bound.handle = index_of(*handle);
@@ -380,12 +398,12 @@ inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec,
       buffers.handles[p] = nullptr;
       continue;
     }
-    if (is_child || handle->owner != 0) buffers.handles[p] = handle = &tracked(*handle, mode, seat_index);
+    if (is_child || handle->owner != 0) buffers.handles[p] = handle = &tracked(*handle, mode, spec.params[p].region, seat_index);
     found_boxes |= (handle->flags & kHasRegions) != 0;
   }
   Handle* predicate = nullptr;
   if (spec.predicate != 0) {
-    predicate = &tracked(resolve(spec.predicate, "submit"), PTO_INPUT, seat_index);
+    predicate = &tracked(resolve(spec.predicate, "submit"), PTO_INPUT, nullptr, seat_index);
     found_boxes |= (predicate->flags & kHasRegions) != 0;
   }
   if (found_boxes && !has_boxes) {
@@ -430,28 +448,32 @@ inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec,
 }
 
 // Inside a task: its own buffers, and what it declared itself, under a handle of its children's own.
-Handle& Engine::tracked(Handle& handle, int mode, uint32_t seat_index) {
+Handle& Engine::tracked(Handle& handle, int mode, const pto_region* box, uint32_t seat_index) {
   const uint32_t parent = running.engine == this ? running.parent : 0;
   if (handle.owner == parent) return handle;
   const uint32_t index = index_of(handle);
-  if (parent != 0) {
-    SlotArgs& args = region_.args[parent - 1];
-    for (uint32_t p = 0; p < region_.slots[parent - 1].num_params; ++p) {
-      Param& declared = args.params[p];
-      if (declared.handle != index) continue;
-      if (mode != PTO_INPUT && declared.mode == PTO_INPUT) break;
-      if (declared.shadow == 0) {
-        declared.shadow = take_handle(seat_index) + 1;
-        Handle& shadow = region_.handles[declared.shadow - 1];
-        shadow.address = handle.address;
-        shadow.bytes = handle.bytes;
-      }
-      return region_.handles[declared.shadow - 1];
-    }
+  Param* first = nullptr;  // of the parent's parameters that name this buffer: it keeps the children's handle
+  bool is_allowed = false;
+  for (uint32_t p = 0; parent != 0 && p < region_.slots[parent - 1].num_params; ++p) {
+    Param& declared = region_.args[parent - 1].params[p];
+    if (declared.handle != index) continue;
+    if (first == nullptr) first = &declared;
+    const pto_region& limit = region_.declared[uint64_t{parent - 1} * PTO_MAX_PARAMS + p];
+    is_allowed |= (mode == PTO_INPUT || declared.mode != PTO_INPUT) &&
+                  (declared.is_region == 0 || lies_in(box_of(handle, box), box_of(handle, &limit)));
   }
-  raise(PTO_BAD_ARGUMENT, "[runtime.submit] a child may touch only what its parent declared (and write only what it ",
-        "declared to write) and buffers made inside it; got handle ", index + 1, " with mode ", mode,
-        "; add it to the parent's parameters");
+  if (!is_allowed) {
+    raise(PTO_BAD_ARGUMENT, "[runtime.submit] a child may touch only what its parent declared (and write only what it ",
+          "declared to write) and buffers made inside it; got handle ", index + 1, " with mode ", mode,
+          box != nullptr ? " and a box" : "", "; add it to the parent's parameters");
+  }
+  if (first->shadow == 0) {
+    first->shadow = take_handle(seat_index) + 1;
+    Handle& shadow = region_.handles[first->shadow - 1];
+    shadow.address = handle.address;
+    shadow.bytes = handle.bytes;
+  }
+  return region_.handles[first->shadow - 1];
 }
 
 // A reduction writes a partial of its own; a second task adds it to the target. The chain of these second tasks stands

@@ -132,7 +132,19 @@ bool Engine::help_own_lane(uint32_t seat_index) {
 
 int Engine::result_of(pto_task task) { return task_status(task); }
 
+// A task that waits for itself, or for one whose child it is, would wait for ever.
+void Engine::check_not_inside(pto_task task) const {
+  uint32_t outer = running.engine == this ? running.parent : 0;
+  for (; outer != 0; outer = region_.slots[outer - 1].parent) {
+    const WakeWord word = region_.slots[outer - 1].wake.load(std::memory_order_relaxed);
+    if (make_ref(generation_in(word), outer - 1) != task) continue;
+    raise(PTO_DEADLOCK, "[runtime.wait] a task must not wait for itself or for a task that it is a child of; got such a wait; ",
+          "wait from outside");
+  }
+}
+
 int Engine::wait(pto_task task, double timeout_s, bool helps) {
+  if (running.engine == this) check_not_inside(task);
   const bool done = wait_until([&] { return is_complete(task); }, [&] { watch(task); }, timeout_s, helps);
   return done ? result_of(task) : PTO_TIMEOUT;
 }

@@ -8,6 +8,7 @@
 
 namespace tilewise::tasks {
 
+inline constexpr double kLongestWait = 1e9;      // seconds; what is longer is for ever
 inline constexpr int64_t kSliceNs = 50'000'000;  // a sleeper looks up this often: for the other process
 
 // done: what is waited for. watch: sees to it that somebody wakes us; false when it is no longer needed.
@@ -19,7 +20,9 @@ bool Engine::wait_until(Done&& done, Watch&& watch_it, double timeout_s, bool he
   const uint32_t seat_index = helps || running.engine == this ? seat_here() : 0;
   Header& header = *region_.header;
   Blocking let_others_run;
-  const int64_t deadline = timeout_s < 0 ? INT64_MAX : now_ns() + static_cast<int64_t>(timeout_s * 1e9);
+  if (!(timeout_s == timeout_s)) raise(PTO_BAD_ARGUMENT, "[runtime.wait] a timeout must be a number; got NaN; pass seconds");
+  const bool is_endless = timeout_s < 0 || timeout_s > kLongestWait;
+  const int64_t deadline = is_endless ? INT64_MAX : now_ns() + static_cast<int64_t>(timeout_s * 1e9);
   Idle idle;
   int64_t asked_ns = hooks.interrupted != nullptr ? now_ns() : 0;
   while (!done()) {
