@@ -26,6 +26,7 @@ struct Core {
   int num_views = 0;             // arrays on its memory
 
   void close();
+  void close_at_exit();
   void close_now();
   void drain();
 };

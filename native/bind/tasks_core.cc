@@ -48,6 +48,27 @@ void Core::close() {
   }
 }
 
+// The interpreter ends: nothing new begins, what waits is cancelled again and again (a thread may still be inside submit),
+// and a task that only somebody outside could end is left behind after ten seconds.
+void Core::close_at_exit() {
+  if (runtime == nullptr || is_closing) return;
+  is_closing = true;
+  constexpr int kPatience = 200;  // slices of 50 ms
+  for (int slice = 0; slice < kPatience; ++slice) {
+    const int status = without_gil([&] {
+      pto_cancel_all(runtime);
+      return pto_wait_all(runtime, 0.05);
+    });
+    pto_stats stats;
+    pto_get_stats(runtime, &stats);
+    if (status == PTO_PEER_LOST || (num_calls == 0 && stats.num_submitted == stats.num_completed)) return close_now();
+    if (num_workers == 0 && status != PTO_TIMEOUT && num_calls == 0) return close_now();
+  }
+  PySys_WriteStderr("[runtime.close] tasks must end before the interpreter does; some still run after 10 s; end tasks that "
+                    "return LATER, and kernels that never return\n");
+  runtime = nullptr;  // its threads go with the process
+}
+
 void Core::drain() {
   const auto is_busy = [&] {
     pto_stats stats;

@@ -10,9 +10,10 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -96,7 +97,7 @@ class Runtime:
         self._native_submit: Callable[..., TaskHandle] = native_submit
         self._kernels = KernelTable(self._core, path is not None)
         self._buffers: dict[int, tuple[object, Array]] = {}  # handle -> what holds its memory
-        self._handle_at: dict[int, int] = {}  # address -> handle
+        self._ranges: list[tuple[int, int]] = []  # first and last byte of registered memory, ascending
         self._recording_threads: set[int] = set()
         self._core.keep_alive = (self._buffers, self._kernels)
         _open.add(self)
@@ -168,14 +169,19 @@ class Runtime:
         """
         array = array_of(source)
         address = array.__array_interface__["data"][0]
-        if address in self._handle_at:
+        at = bisect_left(self._ranges, (address, address))
+        is_taken = any(
+            first < address + array.nbytes and address < end
+            for first, end in self._ranges[max(0, at - 1) : at + 1]
+        )
+        if is_taken:
             raise ValueError(
-                "[runtime.register] memory must be registered once; got an array that is registered already; "
-                "use its buffer, and regions of it"
+                "[runtime.register] memory must be registered once; got an array that shares bytes with a registered "
+                "one; use that buffer, and regions of it"
             )
         handle = self._core.register(address, array.nbytes)
         self._buffers[handle] = (source, array)
-        self._handle_at[address] = handle
+        insort(self._ranges, (address, address + array.nbytes))
         buffer = Buffer(self._core, handle, array)
         if not array.flags.writeable:
             self.freeze(buffer)
@@ -190,7 +196,8 @@ class Runtime:
         self._check_owner(buffer, "unregister")
         self._core.unregister(buffer.handle, timeout)
         self._buffers.pop(buffer.handle)
-        del self._handle_at[buffer.array.__array_interface__["data"][0]]
+        address = buffer.array.__array_interface__["data"][0]
+        self._ranges.remove((address, address + buffer.num_bytes))
 
     @contextmanager
     def registered(self, *sources: object) -> Iterator[tuple[Buffer, ...]]:
@@ -443,6 +450,4 @@ os.register_at_fork(after_in_child=_open.clear)  # a child has none of the threa
 @atexit.register
 def _close_all() -> None:
     for runtime in list(_open):
-        with suppress(PeerLost):
-            runtime._core.cancel_all()
-        runtime.close()
+        runtime._core.close_at_exit()

@@ -104,3 +104,39 @@ def test_a_forked_child_ends():
     """A child made by fork leaves through sys.exit without waiting for threads that it does not have."""
     ended = subprocess.run([sys.executable, "-c", FORK], timeout=60, check=False)
     assert ended.returncode == 7
+
+
+def test_overlapping_memory_is_registered_once(runtime):
+    """Arrays that share bytes would be two buffers whose tasks do not see each other."""
+    x = np.zeros(8)
+    with runtime.registered(x[2:6]):
+        for part in (x, x[5:], x[:3], x[3:4]):
+            with pytest.raises(ValueError, match="shares bytes"):
+                runtime.register(part)
+        with runtime.registered(x[:2], x[6:]):
+            pass
+    with runtime.registered(x):
+        pass
+
+
+EXIT = """
+import threading, time
+from tilewise.runtime import LATER, Runtime
+rt = Runtime(num_workers=1, window=4)
+event = rt.event()
+
+def submit():
+    while True:
+        rt.submit(None, wait_for=[(event, 1)])
+
+threading.Thread(target=submit, daemon=True).start()
+time.sleep(0.2)
+"""
+
+
+def test_exit_with_a_thread_blocked_in_submit():
+    """The interpreter ends although a daemon thread keeps submitting tasks that wait for nothing."""
+    done = subprocess.run(
+        [sys.executable, "-c", EXIT], timeout=60, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
