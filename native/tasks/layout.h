@@ -42,6 +42,7 @@ enum SlotFlags : uint8_t {
   kIsParent = 8,   // its kernel may submit: it completes after its children
   kHasTarget = 16,
   kHasPredicate = 32,
+  kIsEmbedded = 64,  // its body and what it waits for besides its producers are the host's
 };
 
 /// kExternal: its kernel returned PTO_LATER. kEnded: pto_task_complete came before the kernel returned. kChildren: its
@@ -336,6 +337,7 @@ struct Options {
   uint8_t worker_types[256] = {};  // masks
   bool has_types = false;
   bool is_pinned = false;
+  bool starts_workers = true;  // false: the caller's threads are the workers
   const char* shared_path = nullptr;
   double peer_timeout_s = 10;
 };
