@@ -36,7 +36,7 @@ check: $(VENV)/.for-tests $(VENV)/.built
 	$(BIN)/python -m pytest tests/policy
 
 bench: $(VENV)/.for-tests $(VENV)/.built
-	@set -e; for file in benchmarks/*.py; do $(TIMED) "$$file" $(BIN)/python "$$file"; done
+	@set -e; for file in benchmarks/*.py benchmarks/runtime/*.py benchmarks/task_overhead/run.py; do $(TIMED) "$$file" $(BIN)/python "$$file"; done
 
 clean:
 	rm -rf $(VENV) build

@@ -415,8 +415,8 @@ void bind_params(nb::module_& m) {
 void bind_handles(nb::module_& m) {
   nb::class_<Task>(m, "Task", nb::is_weak_referenceable(), "A submitted task; base of TaskHandle.")
       .def_ro("id", &Task::id, "The runtime's id of the task; never used again.")
-      .def_ro("_core", &Task::owner)
-      .def_ro("_outputs", &Task::outputs)
+      .def_ro("core", &Task::owner, "The runtime's native object.")
+      .def_ro("output_handles", &Task::outputs, "Of the outputs that the runtime made; None without any.")
       .def("wait", &wait_task, nb::arg("timeout") = nb::none(),
            "Wait until the task has ended; `timeout` in seconds, None for ever. Without one, the caller helps to run "
            "tasks.\n\nRaises:\n    TaskFailed: its kernel failed, or a task before it did.\n    "
@@ -425,15 +425,21 @@ void bind_handles(nb::module_& m) {
       .def("cancel", [](const Task& task) {
         const Call call(*task.core);
         check_status(pto_cancel(task.core->runtime, task.id));
-      }, "Skip the task if it has not started; tasks that depend on it are cancelled with it.")
+      }, "Skip the task if it has not started; tasks that depend on it are cancelled with it. One that waits for an event "
+         "still waits for it.")
       .def("detach", [](const Task& task) {
         const Call call(*task.core);
         pto_task_release(task.core->runtime, task.id);
       }, "Nobody will ask for this task's error: the runtime may forget it.")
-      .def("_notify", [](const Task& task, nb::object callback) {
+      .def("notify", [](const Task& task, nb::object callback) {
         const Call call(*task.core);
+        if (task.core->num_workers == 0) {
+          raise_status(PTO_BAD_ARGUMENT, "[runtime.await] an awaited task needs a worker to run it; got a runtime with none; "
+                                         "open it with workers, or use wait()");
+        }
         notify(*task.core, task.id, std::move(callback));
-      });
+      }, nb::arg("callback"),
+           "Call back once, from whichever thread ends the task, at once if it has ended. The callback must be short.");
 }
 
 }  // namespace

@@ -66,9 +66,9 @@ void Core::drain() {
 
 void Core::close_now() {
   PTORuntime* closed = runtime;
+  runtime = nullptr;  // before the GIL is let go: a handle that is dropped meanwhile must not ask a closed runtime
   is_waiting = false;
   without_gil([&] { return pto_runtime_close(closed); });
-  runtime = nullptr;
   drop_finished_records();
   keep_alive = nb::none();
 }

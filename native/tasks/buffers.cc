@@ -70,7 +70,12 @@ void Engine::give_handle(uint32_t index, uint32_t seat_index) {
   Handle& handle = region_.handles[index];
   Header& header = *region_.header;
   Seat& me = seat(seat_index);
-  forget_accesses(handle, seat_index);
+  {
+    // The states of buffers outside tasks are looked at by whoever sweeps the failures.
+    const bool is_seen = has_failures() && (handle.flags & kHasOwner) == 0;
+    const SubmitGuard guard(header, seat_index, fences_, !is_seen);
+    forget_accesses(handle, seat_index);
+  }
   handle.generation.store(handle.generation.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   handle.flags = 0;
   handle.next = me.free_handles;
@@ -215,6 +220,25 @@ void* Engine::wait_for_buffer(pto_handle name, int mode, double timeout_s, bool 
     raise(status, text);
   }
   return region_.at(found->address);
+}
+
+// An empty task that overwrites the buffer stands for the caller: it waits for everybody, and it ends a poison.
+void* Engine::wait_to_write(pto_handle name, double timeout_s, bool helps) {
+  pto_param param{};
+  param.mode = PTO_OUTPUT;
+  param.handle = name;
+  pto_task_spec spec{};
+  spec.kernel = PTO_NO_KERNEL;
+  spec.params = &param;
+  spec.num_params = 1;
+  for (uint32_t type = 0; (region_.header->served_classes >> region_.header->class_of_type[type] & 1) == 0; ++type) {
+    spec.worker_type = static_cast<pto_worker_type>(type + 1);
+  }
+  if (wait(submit(spec), timeout_s, helps) == PTO_TIMEOUT) {
+    raise(PTO_TIMEOUT, "[runtime.write] the buffer's tasks must end within the time given; got one that still runs after ",
+          timeout_s, " s; wait longer, or cancel it");
+  }
+  return address_of(name);
 }
 
 void Engine::begin_scope() {

@@ -130,7 +130,9 @@ std::unique_ptr<Engine> Engine::open(const Options& options) {
 
 void Engine::start_worker(uint32_t worker, bool is_pinned) {
   threads_.push_back(quiet_thread([this, worker, is_pinned] {
-    pthread_setname_np(pthread_self(), ("tw-task-" + std::to_string(worker)).substr(0, 15).c_str());
+    std::string name = "tw-task-";
+    name += std::to_string(worker);
+    pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
     if (is_pinned) {
       cpu_set_t set;
       CPU_ZERO(&set);

@@ -99,6 +99,7 @@ class Engine {
   void* address_of(pto_handle handle);
   /// Waits as a task with an access of this mode would; a failure of the data's writers is raised if the mode reads.
   void* wait_for_buffer(pto_handle handle, int mode, double timeout_s, bool helps);
+  void* wait_to_write(pto_handle handle, double timeout_s, bool helps);
   void begin_scope();
   void end_scope();
 
@@ -181,6 +182,9 @@ class Engine {
   // Running.
   bool advance(uint32_t slot, uint32_t seat);
   bool wait_for_event(uint32_t slot, uint32_t event, uint64_t value);
+  void wake_event(uint32_t event, uint64_t add);
+  bool is_cancelled(uint32_t slot) const;
+  void wake_cancelled();
   bool take_tokens(uint32_t slot);
   void drop_producer(Slot& task, uint32_t seat);
   void release_tokens(uint32_t slot, uint32_t seat);
@@ -253,6 +257,7 @@ class Engine {
   void mark_failed(TaskRef task, uint32_t error, bool is_pinned);
   uint32_t find_error(TaskRef task);
   std::string error_text(uint32_t error) const;
+  int error_status(uint32_t error) const;
   void sweep_failures(bool holds_boxes_lock);
   void sweep_failures_if_many(bool holds_boxes_lock);
   void inherit(Slot& task, TaskRef producer);

@@ -8,7 +8,6 @@ using namespace tilewise::tasks::testing;
 namespace {
 
 std::atomic<PTORuntime*> inner_runtime{nullptr};
-std::atomic<pto_kernel> inner_kernel{0};
 
 }  // namespace
 
@@ -469,26 +468,6 @@ CASE("scopes: ending one that is not open is an error, and so is nesting too dee
   EXPECT_EQ(pto_last_status(), PTO_BAD_ARGUMENT);
   for (int s = 0; s < PTO_MAX_SCOPES; ++s) EXPECT_EQ(pto_scope_end(runtime), 0);
   EXPECT_EQ(pto_scope_end(runtime), PTO_BAD_ARGUMENT);
-}
-
-CASE("a leaf kernel may neither submit nor wait") {
-  Runtime runtime;
-  inner_runtime = runtime;
-  const pto_kernel greedy = runtime.kernel("greedy", [](void* const*, const uint64_t*) -> int {
-    const bool refused = pto_submit_task(inner_runtime, PTO_NO_KERNEL, PTO_VECTOR, nullptr, 0) == 0 &&
-                         has(pto_last_error(), "PTO_SUBMITS") && pto_wait_all(inner_runtime, 1) == PTO_BAD_ARGUMENT;
-    return refused ? PTO_OK : PTO_TASK_FAILED;
-  });
-  EXPECT_EQ(pto_wait(runtime, runtime.submit(greedy, {}), PTO_FOREVER), 0);
-}
-
-CASE("a runtime is not closed from inside a task") {
-  Runtime runtime;
-  inner_runtime = runtime;
-  const pto_kernel closing = runtime.kernel("close", [](void* const*, const uint64_t*) -> int {
-    return pto_runtime_close(inner_runtime) == PTO_BAD_ARGUMENT ? PTO_OK : PTO_TASK_FAILED;
-  });
-  EXPECT_EQ(pto_wait(runtime, runtime.submit(closing, {}), PTO_FOREVER), 0);
 }
 
 CASE("statistics and traces count every task") {

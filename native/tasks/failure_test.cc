@@ -174,6 +174,40 @@ CASE("a waiting task keeps the poison of a producer that others have overwritten
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
 }
 
+CASE("failures inside tasks are remembered while other lanes' failures are swept") {
+  Runtime runtime(2, 64);
+  static PTORuntime* inner;
+  static pto_kernel fail, set;
+  inner = runtime;
+  fail = runtime.kernel("fail", fail_kernel);
+  set = runtime.kernel("set", set_kernel);
+  const pto_kernel parent = runtime.kernel("parent", [](void* const*, const uint64_t*) -> int {
+    int64_t mine[2] = {0, 0};
+    const pto_handle a = pto_register(inner, &mine[0], 8), b = pto_register(inner, &mine[1], 8);
+    pto_param bad[] = {out(a)};
+    pto_submit_task(inner, fail, PTO_VECTOR, bad, 1);
+    for (int t = 0; t < 30; ++t) {
+      pto_param reader[] = {out(b), in(a)};
+      pto_submit_task(inner, set, PTO_VECTOR, reader, 2);
+    }
+    const bool is_poisoned = pto_wait_all(inner, PTO_FOREVER) == PTO_TASK_FAILED && pto_read(inner, b, PTO_FOREVER) == nullptr;
+    pto_unregister(inner, a, PTO_FOREVER);
+    pto_unregister(inner, b, PTO_FOREVER);
+    return is_poisoned && mine[1] == 0 ? PTO_OK : PTO_TASK_FAILED;
+  }, PTO_SUBMITS);
+  std::thread other([&] {
+    for (int t = 0; t < 20'000 / kSlowdown; ++t) {
+      pto_scope_begin(runtime);
+      runtime.make(fail, 64);
+      pto_scope_end(runtime);
+    }
+    EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
+  });
+  for (int t = 0; t < 1000 / kSlowdown; ++t) EXPECT(runtime.submit(parent, {}) != 0);
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+  other.join();
+}
+
 CASE("cancelled tasks poison like failed ones, and say so") {
   Runtime runtime(1);
   Gate gate;
@@ -188,6 +222,35 @@ CASE("cancelled tasks poison like failed ones, and say so") {
   EXPECT_EQ(pto_wait(runtime, reader, 60), PTO_CANCELLED);
   EXPECT_EQ(x, 0);
   EXPECT_EQ(pto_wait_all(runtime, 60), PTO_CANCELLED);
+}
+
+CASE("a cancelled task waits for no event: nobody may be left to raise it") {
+  Runtime runtime(1);
+  const pto_event event = pto_event_open(runtime);
+  const pto_wait_for wait{event, 1};
+  pto_task_spec spec{};
+  spec.kernel = PTO_NO_KERNEL;
+  spec.waits = &wait;
+  spec.num_waits = 1;
+  const pto_task one = pto_submit(runtime, &spec);
+  const pto_task other = pto_submit(runtime, &spec);
+  EXPECT_EQ(pto_cancel(runtime, one), PTO_OK);
+  EXPECT_EQ(pto_wait(runtime, one, 10), PTO_CANCELLED);
+  EXPECT_EQ(pto_is_complete(runtime, other), 0);
+  EXPECT_EQ(pto_cancel_all(runtime), PTO_OK);
+  EXPECT_EQ(pto_wait(runtime, other, 10), PTO_CANCELLED);
+}
+
+CASE("the host heals a poisoned buffer by writing it") {
+  Runtime runtime(1);
+  int64_t x = 0;
+  const pto_handle h = runtime.add(x);
+  runtime.submit(runtime.kernel("fail", [](void* const*, const uint64_t*) { return 5; }), {out(h)});
+  EXPECT(pto_read(runtime, h, 60) == nullptr);
+  EXPECT(pto_write(runtime, h, 60) == &x);
+  x = 3;
+  EXPECT(pto_read(runtime, h, 60) == &x);
+  EXPECT_EQ(pto_wait_all(runtime, 60), PTO_TASK_FAILED);
 }
 
 TILEWISE_TEST_MAIN

@@ -94,7 +94,10 @@ void Engine::mark_failed(TaskRef task, uint32_t error, bool is_pinned) {
   uint64_t at = hash_of(task) & mask;
   while (region_.failed[at].key != 0) at = (at + 1) & mask;
   const uint64_t submitted_at = region_.slots[slot_of(task)].sequence.load(std::memory_order_relaxed);
-  region_.failed[at] = {task, error, is_pinned ? 1u : 0u, submitted_at, 0};
+  const uint32_t parent = region_.slots[slot_of(task)].parent;
+  const TaskRef parent_name =
+      parent == 0 ? 0 : make_ref(generation_in(region_.slots[parent - 1].wake.load(std::memory_order_relaxed)), parent - 1);
+  region_.failed[at] = {task, error, is_pinned ? 1u : 0u, submitted_at, parent_name, 0};
   header.num_failed.store(count + 1, std::memory_order_release);
 }
 
@@ -129,6 +132,7 @@ void Engine::sweep_failures(bool holds_boxes_lock) {
   if (!holds_boxes_lock) boxes_guard.lock();
   for (uint32_t h = 0; h < header.fresh_handles.load(std::memory_order_relaxed); ++h) {
     Handle& handle = region_.handles[h];
+    if ((handle.flags & kHasOwner) != 0) continue;  // a task's own, which changes without the submission lock
     if ((handle.flags & kHasRegions) != 0) {
       boxes_.for_each(handle.tree, [&](uint32_t node) { note_state(boxes_[node].state); });
     } else if ((handle.flags & kUsed) != 0) {
@@ -148,6 +152,10 @@ void Engine::sweep_failures(bool holds_boxes_lock) {
     const auto first = std::lower_bound(live.begin(), live.end(), entry.submitted_at);
     return first != live.end() && *first <= entry.swept_at;
   };
+  const auto has_live_parent = [&](const FailedTask& entry) {
+    return entry.parent != 0 && generation_in(region_.slots[slot_of(entry.parent)].wake.load(std::memory_order_acquire)) ==
+                                    generation_of(entry.parent);
+  };
   std::lock_guard guard(header.failed_lock);
   std::vector<FailedTask> kept;
   for (uint32_t at = 0; at < header.failed_capacity; ++at) {
@@ -157,7 +165,7 @@ void Engine::sweep_failures(bool holds_boxes_lock) {
     const WakeWord word = region_.slots[slot_of(entry.key)].wake.load(std::memory_order_acquire);
     const bool is_new = entry.swept_at == 0;
     if (is_new && generation_in(word) != generation_of(entry.key)) entry.swept_at = now;
-    if (is_named || is_new || entry.is_pinned != 0 || is_awaited(entry)) kept.push_back(entry);
+    if (is_named || is_new || entry.is_pinned != 0 || is_awaited(entry) || has_live_parent(entry)) kept.push_back(entry);
     entry = {};
   }
   const uint32_t mask = header.failed_capacity - 1;
@@ -181,7 +189,10 @@ void Engine::sweep_failures_if_many(bool holds_boxes_lock) {
 int Engine::task_status(pto_task task) {
   if (!is_complete(task) || !has_failures()) return PTO_OK;
   const uint32_t error = find_error(task);
-  if (error == 0) return PTO_OK;
+  return error == 0 ? static_cast<int>(PTO_OK) : error_status(error);
+}
+
+int Engine::error_status(uint32_t error) const {
   std::lock_guard guard(region_.header->failed_lock);
   const ErrorRecord& record = region_.errors[error % kMaxErrors];
   return record.number == error && record.status == PTO_CANCELLED ? PTO_CANCELLED : PTO_TASK_FAILED;
@@ -209,6 +220,16 @@ void Engine::cancel(pto_task task) {
   region_.header->num_cancels.fetch_add(1, std::memory_order_relaxed);
   Slot& slot = region_.slots[slot_of(task)];
   slot.cancelled.store(static_cast<uint32_t>(generation_of(task)), std::memory_order_release);
+  wake_cancelled();
+}
+
+// A cancelled task waits for no event any more: whoever should raise it may be gone. A task looks at its cancellation in
+// the event's critical section, so it is either found there or never waits.
+void Engine::wake_cancelled() {
+  for (uint32_t e = 0; e < region_.header->max_events; ++e) {
+    if (region_.events[e].used.load(std::memory_order_acquire) != 0) wake_event(e, 0);
+  }
+  wake_waiters();
 }
 
 void Engine::cancel_all() {
@@ -216,6 +237,7 @@ void Engine::cancel_all() {
   header.num_cancels.fetch_add(1, std::memory_order_relaxed);
   const uint64_t newest = header.sequence.load(std::memory_order_acquire);
   for (uint32_t s = 0; s < header_seats(); ++s) region_.seats[s].cancel_below.store(newest, std::memory_order_release);
+  wake_cancelled();
 }
 
 void Engine::run_callbacks(TaskRef task) {

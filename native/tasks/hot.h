@@ -103,7 +103,7 @@ inline void Engine::drop_producer(Slot& task, uint32_t seat_index) {
 
 inline void Engine::make_ready(uint32_t slot, uint32_t seat_index) {
   region_.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
-  if (active_trace_.load(std::memory_order_relaxed) != nullptr) region_.args[slot].ready_ns = now_ns();
+  if (active_trace_.load(std::memory_order_relaxed) != nullptr) region_.args[slot].ready_ticks = ticks();
   const bool has_target = (region_.slots[slot].flags & kHasTarget) != 0;
   push_ready(slot, seat_index);
   wake_worker(has_target);

@@ -95,8 +95,8 @@ struct alignas(64) SlotArgs {
   int32_t status;    // of a parent that waits for its children
   uint64_t awaited;  // value of the event it waits for
   std::atomic<uint32_t> runner;  // seat + 1, while the kernel of a task that may submit runs
-  int64_t submit_ns;
-  int64_t ready_ns;
+  uint64_t submit_ticks;  // while tracing
+  uint64_t ready_ticks;
 };
 
 /// kHasOwner: only the children of one task may use it.
@@ -233,6 +233,7 @@ struct FailedTask {
   uint32_t error;
   uint32_t is_pinned;
   uint64_t submitted_at;  // its sequence
+  TaskRef parent;  // a child is remembered while its parent lives; 0: none
   uint64_t swept_at;      // sequence of the first sweep that found it completed; 0: none yet
 };
 

@@ -196,4 +196,24 @@ CASE("children are ordered by explicit edges and boxes of what the parent declar
   for (int i = 0; i < 4; ++i) EXPECT_EQ(static_cast<uint64_t>(x[static_cast<size_t>(i)]), expected[i]);
 }
 
+CASE("a leaf kernel may neither submit nor wait") {
+  Runtime runtime;
+  shared.runtime = runtime;
+  const pto_kernel greedy = runtime.kernel("greedy", [](void* const*, const uint64_t*) -> int {
+    const bool refused = pto_submit_task(shared.runtime, PTO_NO_KERNEL, PTO_VECTOR, nullptr, 0) == 0 &&
+                         has(pto_last_error(), "PTO_SUBMITS") && pto_wait_all(shared.runtime, 1) == PTO_BAD_ARGUMENT;
+    return refused ? PTO_OK : PTO_TASK_FAILED;
+  });
+  EXPECT_EQ(pto_wait(runtime, runtime.submit(greedy, {}), PTO_FOREVER), 0);
+}
+
+CASE("a runtime is not closed from inside a task") {
+  Runtime runtime;
+  shared.runtime = runtime;
+  const pto_kernel closing = runtime.kernel("close", [](void* const*, const uint64_t*) -> int {
+    return pto_runtime_close(shared.runtime) == PTO_BAD_ARGUMENT ? PTO_OK : PTO_TASK_FAILED;
+  });
+  EXPECT_EQ(pto_wait(runtime, runtime.submit(closing, {}), PTO_FOREVER), 0);
+}
+
 TILEWISE_TEST_MAIN

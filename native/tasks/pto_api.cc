@@ -154,7 +154,7 @@ const void* pto_read(PTORuntime* runtime, pto_handle handle, double timeout_s) {
 
 void* pto_write(PTORuntime* runtime, pto_handle handle, double timeout_s) {
   return guarded(static_cast<void*>(nullptr),
-                 [&] { return engine_of(runtime).wait_for_buffer(handle, PTO_INOUT, timeout_s, timeout_s < 0); });
+                 [&] { return engine_of(runtime).wait_to_write(handle, timeout_s, timeout_s < 0); });
 }
 
 void pto_scope_begin(PTORuntime* runtime) {

@@ -339,7 +339,7 @@ CASE("random programs on one lane end like the sequential oracle") {
   uint64_t seed = 1;
   for (const uint32_t window : {2u, 4u, 16u, 128u, 1024u}) {
     for (const uint32_t workers : {0u, 1u, 2u, 3u, 4u}) {
-      for (int repeat = 0; repeat < (kSlowdown == 1 ? 8 : 2); ++repeat) run_program(seed++, workers, window, 1, 400);
+      for (int repeat = 0; repeat < (kSlowdown == 1 ? 40 : 6); ++repeat) run_program(seed++, workers, window, 1, 400);
     }
   }
 }
@@ -349,7 +349,7 @@ CASE("random programs on several lanes end like the sequential oracle") {
   for (const int lanes : {2, 3}) {
     for (const uint32_t window : {2u, 8u, 64u}) {
       for (const uint32_t workers : {0u, 1u, 2u, 4u}) {
-        for (int repeat = 0; repeat < (kSlowdown == 1 ? 4 : 1); ++repeat) run_program(seed++, workers, window, lanes, 300);
+        for (int repeat = 0; repeat < (kSlowdown == 1 ? 20 : 3); ++repeat) run_program(seed++, workers, window, lanes, 300);
       }
     }
   }

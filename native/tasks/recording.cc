@@ -148,7 +148,7 @@ void Recording::analyse(uint32_t number, Access& access, const pto_region* regio
   Handle shadow{};
   shadow.bytes = buffer.bytes;
   shadow.tree = buffer.tree;
-  shadow.flags = buffer.has_regions ? kHasRegions : 0;
+  shadow.flags = buffer.has_regions ? uint32_t{kHasRegions} : 0u;
   shadow.state = buffer.state;
   if (!begin_boxes(*boxes_, number, shadow) || !ensure_box(*boxes_, number, shadow, box_of(shadow, region))) {
     raise(PTO_NO_MEMORY, "[runtime.record] a recording may use at most ", kRecordedBoxes, " boxes at once; got more; ",

@@ -40,7 +40,7 @@ bool is_leaf(const Slot& task) { return (task.flags & kIsParent) == 0; }
 bool Engine::wait_for_event(uint32_t slot, uint32_t index, uint64_t value) {
   Event& event = region_.events[index];
   std::lock_guard guard(event.lock);
-  if (event.value.load(std::memory_order_relaxed) >= value) return true;
+  if (event.value.load(std::memory_order_relaxed) >= value || is_cancelled(slot)) return true;
   Slot& task = region_.slots[slot];
   region_.args[slot].awaited = value;
   task.next_waiter = event.waiters;
@@ -51,9 +51,15 @@ bool Engine::wait_for_event(uint32_t slot, uint32_t index, uint64_t value) {
 
 void Engine::raise_event(pto_event name, uint64_t add) {
   event_value(name);  // checks the name
+  wake_event(static_cast<uint32_t>(name & 0xFFFFFFFF), add);
+  wake_waiters();
+}
+
+// Raises the event, perhaps by nothing, and lets go of the tasks that it has reached or that were cancelled.
+void Engine::wake_event(uint32_t index, uint64_t add) {
   const uint32_t seat_index = running.engine == this ? running.seat : seat_here();
   const Busy busy(seat(seat_index));
-  Event& event = region_.events[name & 0xFFFFFFFF];
+  Event& event = region_.events[index];
   uint32_t reached = 0;
   {
     std::lock_guard guard(event.lock);
@@ -63,7 +69,7 @@ void Engine::raise_event(pto_event name, uint64_t add) {
     for (uint32_t w = event.waiters; w != 0;) {
       Slot& waiter = region_.slots[w - 1];
       const uint32_t next = waiter.next_waiter;
-      uint32_t& list = region_.args[w - 1].awaited <= value ? reached : left;
+      uint32_t& list = region_.args[w - 1].awaited <= value || is_cancelled(w - 1) ? reached : left;
       waiter.next_waiter = list;
       list = w;
       w = next;
@@ -75,7 +81,15 @@ void Engine::raise_event(pto_event name, uint64_t add) {
     reached = region_.slots[slot].next_waiter;
     if (advance(slot, seat_index)) make_ready(slot, seat_index);
   }
-  wake_waiters();
+}
+
+bool Engine::is_cancelled(uint32_t slot) const {
+  if (region_.header->num_cancels.load(std::memory_order_relaxed) == 0) return false;
+  const Slot& task = region_.slots[slot];
+  const auto generation = static_cast<uint32_t>(generation_in(task.wake.load(std::memory_order_relaxed)));
+  const uint64_t below = region_.seats[region_.lane_of(slot)].cancel_below.load(std::memory_order_relaxed);
+  return task.cancelled.load(std::memory_order_relaxed) == generation ||
+         task.sequence.load(std::memory_order_relaxed) <= below;
 }
 
 // Tokens of commuting accesses are taken in the order of their handles, so that no two tasks wait for each other.
@@ -220,13 +234,7 @@ int Engine::execute(uint32_t slot, uint32_t seat_index) {
   task.state.store(SlotState::kRunning, std::memory_order_relaxed);
   if (Trace* trace = active_trace_.load(std::memory_order_relaxed)) trace->start(seat_index);
   if (task.poison != 0) return PTO_TASK_FAILED;
-  if (region_.header->num_cancels.load(std::memory_order_relaxed) != 0) {
-    const uint64_t below = region_.seats[region_.lane_of(slot)].cancel_below.load(std::memory_order_relaxed);
-    const auto generation = static_cast<uint32_t>(generation_in(task.wake.load(std::memory_order_relaxed)));
-    if (task.cancelled.load(std::memory_order_relaxed) == generation || task.sequence.load(std::memory_order_relaxed) <= below) {
-      return PTO_CANCELLED;
-    }
-  }
+  if (is_cancelled(slot)) return PTO_CANCELLED;
   if (task.kernel < 0) return PTO_OK;
   if ((task.flags & kHasPredicate) != 0 && *static_cast<const uint32_t*>(region_.at(args.predicate)) == 0) return PTO_OK;
   return call_kernel(slot, seat_index);
@@ -365,7 +373,7 @@ uint32_t Engine::complete(uint32_t slot, uint32_t seat_index, int status, bool i
     if (next == kNone && may_follow(woken, seat_index, is_worker)) {
       next = woken;
       region_.slots[woken].state.store(SlotState::kReady, std::memory_order_relaxed);
-      if (trace != nullptr) region_.args[woken].ready_ns = now_ns();
+      if (trace != nullptr) region_.args[woken].ready_ticks = ticks();
     } else {
       make_ready(woken, seat_index);
     }

@@ -59,7 +59,7 @@ inline pto_task Engine::submit_plain(const pto_task_spec& spec, uint32_t seat_in
   task.num_producers = 0;
   task.num_params = static_cast<uint8_t>(spec.num_params);
   task.num_scalars = static_cast<uint8_t>(spec.num_scalars);
-  task.flags = spec.flags != 0 ? kKeepsError : 0;
+  task.flags = spec.flags != 0 ? uint8_t{kKeepsError} : uint8_t{0};
   task.num_tokens = 0;
   for (uint32_t s = 0; s < spec.num_scalars; ++s) args.scalars[s] = spec.scalars[s];
   for (uint32_t p = 0; p < spec.num_params; ++p) {
@@ -152,7 +152,7 @@ uint32_t Engine::check_spec(const pto_task_spec& spec, Resolved& buffers) {
     raise(PTO_BAD_ARGUMENT, where, "target_worker must be 0 or 1 + a worker that serves the task's type; got ",
           spec.target_worker, " with ", header.num_workers, " workers; drop the hint or correct it");
   }
-  uint32_t traits = (spec.num_after | spec.num_waits) != 0 || spec.predicate != 0 || running.engine == this ? kHasMore : 0;
+  uint32_t traits = (spec.num_after | spec.num_waits) != 0 || spec.predicate != 0 || running.engine == this ? uint32_t{kHasMore} : 0u;
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     const pto_param& param = spec.params[p];
     if (param.handle != 0 && param.region == nullptr && static_cast<uint32_t>(param.mode) <= PTO_INOUT) [[likely]] {
@@ -232,8 +232,8 @@ uint32_t Engine::check_more(const pto_task_spec& spec) {
 
 void Engine::note_submission(SlotArgs& args, uint32_t seat_index) {
   args.scope_depth = static_cast<int32_t>(seat(seat_index).depth);
-  args.submit_ns = now_ns();
-  args.ready_ns = 0;
+  args.submit_ticks = ticks();
+  args.ready_ticks = 0;
 }
 
 void Engine::abandon(uint32_t slot) {

@@ -4,7 +4,7 @@
 // lane) then only says that it is inside. The first other thread that wants the lock ends this for good: it says so,
 // makes every thread issue a fence (sleep.h), and waits until the first lane is outside. Whichever of the two came
 // first, the other sees it. From then on both use the spin lock. Who may call: any thread. Blocks: for the lock.
-// Memory: the region. native/tasks/protocol_model_test.cc walks every interleaving.
+// Memory: the region. native/tasks/models_test.cc walks every interleaving.
 #pragma once
 #include "tasks/layout.h"
 #include "tasks/sleep.h"

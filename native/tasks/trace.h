@@ -1,70 +1,100 @@
 // Records of what every thread did, kept while tracing is on.
 //
 // Purpose: one record per task and per stall. Who may call: start, end and stall by the thread of the seat; reading
-// while nothing runs. Blocks: never. Memory: of the process, one ring per seat; the newest records are kept.
+// while nothing runs. Blocks: never. Memory: of the process; each seat's records grow to their limit as they come, then
+// the newest replace the oldest. Tasks are stamped with ticks(), which costs a third of the system's clock, and turned
+// into ns when they are read: two readings of both clocks, far apart, tell how long a tick is.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "rings/record_ring.h"
 #include "tasks/layout.h"
+#include "tasks/sleep.h"
 
 namespace tilewise::tasks {
 
-int64_t now_ns();
-
 class Trace {
  public:
-  Trace(uint32_t num_seats, uint32_t capacity) : seats_(num_seats) {
-    for (auto& seat : seats_) {
-      seat = std::make_unique<PerSeat>();
-      seat->tasks.resize(capacity);
-      seat->stalls.resize(capacity / 4 + 16);
-    }
+  Trace(uint32_t num_seats, uint32_t capacity) : capacity_(capacity), first_ticks_(ticks()), first_ns_(now_ns()) {
+    for (uint32_t s = 0; s < num_seats; ++s) seats_.push_back(std::make_unique<PerSeat>());
   }
 
-  void start(uint32_t seat) { seats_[seat]->start_ns = now_ns(); }
+  void start(uint32_t seat) { seats_[seat]->start_ticks = ticks(); }
 
-  void end(uint32_t seat, uint32_t num_workers, uint32_t lane, TaskRef name, const Slot& task, const SlotArgs& args, int status) {
+  void end(uint32_t seat, uint32_t num_workers, uint32_t lane, TaskRef name, const Slot& task, const SlotArgs& args,
+           int status) {
     const int32_t worker = seat < num_workers ? static_cast<int32_t>(seat) : -1 - static_cast<int32_t>(seat);
-    seats_[seat]->tasks.push({name, task.kernel, worker, static_cast<int32_t>(lane), args.scope_depth, status, task.priority,
-                              args.submit_ns, args.ready_ns, seats_[seat]->start_ns, now_ns()});
+    PerSeat& mine = *seats_[seat];
+    push(mine.tasks, mine.num_tasks++, capacity_,
+         pto_trace_task{name, task.kernel, worker, static_cast<int32_t>(lane), args.scope_depth, status, task.priority,
+                        static_cast<int64_t>(args.submit_ticks), static_cast<int64_t>(args.ready_ticks),
+                        static_cast<int64_t>(mine.start_ticks), static_cast<int64_t>(ticks())});
   }
 
   void stall(uint32_t seat, int32_t cause, int64_t begin_ns, int64_t end_ns, uint64_t live, uint64_t heap_bytes) {
-    seats_[seat]->stalls.push({static_cast<int32_t>(seat), cause, begin_ns, end_ns, live, heap_bytes});
+    PerSeat& mine = *seats_[seat];
+    push(mine.stalls, mine.num_stalls++, capacity_,
+         pto_trace_stall{static_cast<int32_t>(seat), cause, begin_ns, end_ns, live, heap_bytes});
   }
 
-  template <class Record, class Ring>
-  static uint64_t copy(const std::vector<const Ring*>& rings, Record* records, uint64_t capacity) {
+  /// Copies up to `capacity` records, their times in ns; returns how many there are.
+  uint64_t tasks(pto_trace_task* records, uint64_t capacity) const {
+    const double ns_per_tick = static_cast<double>(now_ns() - first_ns_) / static_cast<double>(ticks() - first_ticks_);
+    const auto to_ns = [&](int64_t& time) {
+      if (time == 0) return;  // never happened
+      const auto passed = static_cast<double>(static_cast<int64_t>(static_cast<uint64_t>(time) - first_ticks_));
+      time = first_ns_ + static_cast<int64_t>(passed * ns_per_tick);
+    };
     uint64_t count = 0;
-    for (const Ring* ring : rings) {
-      ring->for_each([&](const Record& record) {
-        if (count < capacity) records[count] = record;
+    for (const auto& seat : seats_) {
+      for (const pto_trace_task& record : seat->tasks) {
+        if (count < capacity) {
+          records[count] = record;
+          to_ns(records[count].submit_ns);
+          to_ns(records[count].ready_ns);
+          to_ns(records[count].start_ns);
+          to_ns(records[count].end_ns);
+        }
         ++count;
-      });
+      }
     }
     return count;
   }
 
-  uint64_t tasks(pto_trace_task* records, uint64_t capacity) const {
-    std::vector<const rings::RecordRing<pto_trace_task>*> all;
-    for (const auto& seat : seats_) all.push_back(&seat->tasks);
-    return copy(all, records, capacity);
-  }
   uint64_t stalls(pto_trace_stall* records, uint64_t capacity) const {
-    std::vector<const rings::RecordRing<pto_trace_stall>*> all;
-    for (const auto& seat : seats_) all.push_back(&seat->stalls);
-    return copy(all, records, capacity);
+    uint64_t count = 0;
+    for (const auto& seat : seats_) {
+      for (const pto_trace_stall& record : seat->stalls) {
+        if (count < capacity) records[count] = record;
+        ++count;
+      }
+    }
+    return count;
   }
 
  private:
   struct alignas(128) PerSeat {
-    int64_t start_ns = 0;
-    rings::RecordRing<pto_trace_task> tasks;
-    rings::RecordRing<pto_trace_stall> stalls;
+    uint64_t start_ticks = 0;
+    uint64_t num_tasks = 0;
+    uint64_t num_stalls = 0;
+    std::vector<pto_trace_task> tasks;
+    std::vector<pto_trace_stall> stalls;
   };
+
+  template <class Record>
+  static void push(std::vector<Record>& records, uint64_t number, uint64_t capacity, const Record& record) {
+    if (records.size() < capacity) {
+      records.push_back(record);
+    } else {
+      records[number % capacity] = record;
+    }
+  }
+
+  uint64_t capacity_;
+  uint64_t first_ticks_;
+  int64_t first_ns_;
   std::vector<std::unique_ptr<PerSeat>> seats_;
 };
 

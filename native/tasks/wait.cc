@@ -182,8 +182,7 @@ int Engine::wait_all(double timeout_s, bool helps) {
   }
   if (!done) return PTO_TIMEOUT;
   if (error == 0) return PTO_OK;
-  const ErrorRecord& record = region_.errors[error % kMaxErrors];
-  raise(record.status == PTO_CANCELLED ? PTO_CANCELLED : PTO_TASK_FAILED, error_text(error));
+  raise(error_status(error), error_text(error));
 }
 
 // A submitter without a slot helps until an eighth of the window is done, so that it does not come back for each task.
@@ -193,7 +192,10 @@ uint32_t Engine::take_slot_slowly(uint32_t seat_index) {
   const uint32_t window = region_.header->window;
   const uint32_t base = seat_index * window;
   const int64_t begin = now_ns();
-  for (uint32_t n = 0; n < std::max(window / 8, 1u) && help(seat_index); n += 1) {
+  {
+    Blocking let_others_run;  // what it runs may take long
+    for (uint32_t n = 0; n < std::max(window / 8, 1u) && help(seat_index); n += 1) {
+    }
   }
   note_stall(seat_index, Resource::kWindow, begin);
   for (uint32_t step = 0; step < 8; ++step) {

@@ -89,6 +89,8 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_HOMES[name]), name)
     if name in ("models", "optim"):
         return import_module(f"tilewise.{name}")
+    if name == "__version__":
+        return import_module("importlib.metadata").version("tilewise")
     raise AttributeError(f"module 'tilewise' has no attribute {name!r}")
 
 

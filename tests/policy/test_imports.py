@@ -34,8 +34,10 @@ NATIVE_ALLOWED = {
     "memory": "base",
     "kernels": "base rings memory",
     "comm": "base rings memory",
+    "tasks": "base rings tilewise",
+    "tilewise": "",  # the public C header, in native/include
     "runtime": "base rings memory kernels comm",
-    "bind": "base rings memory kernels comm runtime",
+    "bind": "base rings memory kernels comm runtime tilewise",
 }
 
 

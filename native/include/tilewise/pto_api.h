@@ -170,7 +170,8 @@ PTO_CALL void* pto_address(PTORuntime* runtime, pto_handle handle);          /* 
 PTO_CALL uint64_t pto_bytes(PTORuntime* runtime, pto_handle handle);
 /* Waits for the buffer's writers and returns its address: for data-dependent control flow. */
 PTO_CALL const void* pto_read(PTORuntime* runtime, pto_handle handle, double timeout_s);
-/* Waits for readers and writers; then the caller may write until its next submission on the buffer. */
+/* Waits for readers and writers; then the caller may write until its next submission on the buffer. What it writes counts
+ * as all of the buffer: a failure of earlier writers ends here. */
 PTO_CALL void* pto_write(PTORuntime* runtime, pto_handle handle, double timeout_s);
 
 /* Tasks. */
@@ -198,7 +199,7 @@ PTO_CALL int pto_task_status(PTORuntime* runtime, pto_task task); /* PTO_OK also
 PTO_CALL int pto_task_error(PTORuntime* runtime, pto_task task, char* text, uint64_t text_bytes);
 PTO_CALL void pto_task_release(PTORuntime* runtime, pto_task task);
 PTO_CALL void pto_fail(const char* reason); /* inside a kernel: the reason for the status it is about to return */
-PTO_CALL int pto_cancel(PTORuntime* runtime, pto_task task); /* skips it if it has not started */
+PTO_CALL int pto_cancel(PTORuntime* runtime, pto_task task); /* skips it if it has not started; it waits for no event any more */
 PTO_CALL int pto_cancel_all(PTORuntime* runtime);            /* everything submitted so far and not started */
 
 /* Events: counters that rise. */

@@ -69,8 +69,9 @@ class Buffer(Operand):
 
     def view_at(self, address: int) -> Array:
         """An array of this shape elsewhere: where the runtime put an output or a partial of a reduction."""
-        flat: Array = self._core.view(address, self.num_bytes)
-        return flat.view(self.dtype).reshape(self.shape)
+        flat: Any = self._core.view(address, self.num_bytes)
+        array: Array = flat.view(self.dtype).reshape(self.shape)
+        return array
 
     def __getitem__(self, index: Any) -> Region:
         """A box of the buffer, by a NumPy index of integers and slices."""

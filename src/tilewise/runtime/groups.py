@@ -20,7 +20,7 @@ from tilewise.runtime.handles import TaskHandle
 
 __all__ = ["TaskGroup"]
 
-SLICE_S = 0.05  # how long a thread may miss tasks that another thread adds to the group it waits for
+SLICE_S = 0.05  # how long a wait with a deadline may miss tasks that another thread adds to the group
 
 
 class TaskGroup:
@@ -61,6 +61,9 @@ class TaskGroup:
 
     def wait_any(self, timeout: float | None = None) -> TaskHandle:
         """The next task that has ended, well or not; each is handed out once.
+
+        Without a timeout the caller helps to run tasks; what other threads add meanwhile is then looked at when one of
+        the tasks added before has ended.
 
         Raises:
             TimeoutError: none has ended within `timeout` seconds.
@@ -105,7 +108,7 @@ class TaskGroup:
             tasks = list(self._pending.values())
             self._pending.clear()
         for task in tasks:
-            task._notify(lambda task=task: _put(loop, ended, task))
+            task.notify(lambda task=task: _put(loop, ended, task))
         for _ in tasks:
             yield await ended.get()
 
@@ -139,7 +142,7 @@ class TaskGroup:
                 f"[runtime.TaskGroup.wait_any] a task must be left to wait for; got none of {len(self)}; add one"
             )
         alone = None if deadline is None else min(SLICE_S, max(0.0, deadline - time.monotonic()))
-        core: Any = tasks[0]._core
+        core: Any = tasks[0].core
         place = core.wait_any([task.id for task in tasks], alone)
         if place is None:
             return None

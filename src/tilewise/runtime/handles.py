@@ -85,7 +85,7 @@ class TaskHandle(Task):
         if not self.is_complete():
             loop = asyncio.get_running_loop()
             ended: asyncio.Future[None] = loop.create_future()
-            self._notify(lambda: wake_loop(loop, ended))
+            self.notify(lambda: wake_loop(loop, ended))
             yield from ended
         return self.result(0)
 
@@ -101,8 +101,8 @@ def wake_loop(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> 
 
 def owned_buffers(task: Task, shapes: list[Any]) -> tuple[Buffer, ...]:
     """The outputs that the runtime made for a task, as buffers of the shapes that were asked for."""
-    core: Any = task._core
-    handles: Any = task._outputs
+    core: Any = task.core
+    handles: Any = task.output_handles
     return tuple(
         Buffer(core, handle, None, look.shape, np.dtype(look.dtype)) for handle, look in zip(handles, shapes)
     )

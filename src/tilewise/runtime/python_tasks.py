@@ -47,7 +47,8 @@ class PythonTask:
     def _array(self, param: Param, address: int) -> Any:
         target: Any = param.target
         if isinstance(target, NewOutput):
-            return self._core.view(address, target.num_bytes).view(target.dtype).reshape(target.shape)
+            memory: Any = self._core.view(address, target.num_bytes)
+            return memory.view(target.dtype).reshape(target.shape)
         if param.mode == Mode.NO_DEP and not hasattr(target, "array"):
             return target
         if param.mode == Mode.REDUCE:

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -92,7 +92,8 @@ class Runtime:
             TaskHandle, num_workers, window, max_lanes, max_handles, max_regions, max_events, heap_bytes, masks, pin,
             path, peer_timeout_s,
         )  # fmt: skip
-        self._native_submit: Callable[..., TaskHandle] = self._core.submit
+        native_submit: Any = self._core.submit
+        self._native_submit: Callable[..., TaskHandle] = native_submit
         self._kernels = KernelTable(self._core, path is not None)
         self._buffers: dict[int, tuple[object, Array]] = {}  # handle -> what holds its memory
         self._handle_at: dict[int, int] = {}  # address -> handle
@@ -118,7 +119,7 @@ class Runtime:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None and self._core.is_open:
-            self._core.cancel_all()  # the block has given up; what runs ends, the rest is skipped
+            self._core.cancel_all()
         told = self._core.has_told_failure
         try:
             if error is None and self._core.is_open:
@@ -292,7 +293,7 @@ class Runtime:
             task = self._native_submit(
                 -1 if kernel is None else kernel.id, worker_type, params, scalars, extras
             )
-        if task._outputs is not None:
+        if task.output_handles is not None:
             task._buffers = owned_buffers(task, [p.target for p in params if isinstance(p.target, NewOutput)])
         return task
 
@@ -310,7 +311,7 @@ class Runtime:
         self._core.wait_all(timeout)
 
     def cancel_all(self) -> None:
-        """Cancel everything that was submitted so far and has not started."""
+        """Cancel everything that was submitted so far and has not started; it waits for no event any more."""
         self._core.cancel_all()
 
     def event(self) -> Event:
@@ -407,5 +408,6 @@ def _argument(value: Any) -> Any:
 @atexit.register
 def _close_all() -> None:
     for runtime in list(_open):
-        runtime._core.cancel_all()
+        with suppress(PeerLost):
+            runtime._core.cancel_all()
         runtime.close()

@@ -6,7 +6,6 @@ import ctypes
 import gc
 import sys
 import threading
-import time
 import weakref
 
 import numba
@@ -99,22 +98,27 @@ def test_python_kernel_while_submitter_blocks():
         assert x[0] == 200
 
 
-def test_other_threads_run_during_waits(runtime, kernels):
-    """A thread of Python makes progress while another waits for a native kernel."""
-    runtime.load_library(kernels)
+@pytest.mark.parametrize("what", ["wait", "full window"])
+def test_other_threads_run(kernels, what):
+    """Another thread of Python makes progress while one waits for, or helps with, native kernels."""
     ticks = []
     stop = threading.Event()
 
     def tick():
-        while not stop.is_set():
+        while not stop.wait(0.001):
             ticks.append(1)
-            time.sleep(0.001)
 
-    thread = threading.Thread(target=tick)
-    thread.start()
-    runtime.submit("nap", scalars=[200]).wait()
-    stop.set()
-    thread.join()
+    with Runtime(num_workers=1 if what == "wait" else 0, window=2) as rt:
+        rt.load_library(kernels)
+        thread = threading.Thread(target=tick)
+        thread.start()
+        if what == "wait":
+            rt.submit("nap", scalars=[200]).wait()
+        else:
+            for _ in range(6):
+                rt.submit("nap", scalars=[50])
+        stop.set()
+        thread.join()
     assert len(ticks) > 20
 
 
