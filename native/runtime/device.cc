@@ -99,7 +99,7 @@ void Device::walk(uint32_t worker) {
     walk_.store(Walk::kOpen, std::memory_order_release);
     return;
   }
-  walk_.store(Walk::kClosed, std::memory_order_relaxed);  // before the count: the next run may open it at once
+  walk_.store(Walk::kClosed, std::memory_order_release);  // before the count: the next run may open it at once
   const int64_t change = count - kWalkOpen;
   if (unfinished_.fetch_add(change, std::memory_order_acq_rel) + change == 0) core_->device_finished();
 }
@@ -108,7 +108,8 @@ void Device::submit(uint32_t number, uint32_t worker) {
   Task& task = tasks_[number];
   walker_.fill(task, accesses_);
   if (run_.tracing) task.submit_ns = now_ns();
-  engine_.submit(number, accesses_, static_cast<int32_t>(task.instr->priority), worker);
+  const auto priority = static_cast<int32_t>(std::clamp<int64_t>(task.instr->priority, INT32_MIN, INT32_MAX));
+  engine_.submit(number, accesses_, priority, worker);
 }
 
 // Nothing of the task may be touched after a wait that registered it: the raiser has it then.

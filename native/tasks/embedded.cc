@@ -16,6 +16,8 @@ namespace tilewise::tasks {
 
 namespace {
 
+constexpr int32_t kMaxPriority = INT32_MAX - 1;
+
 Options options_of(uint32_t num_workers, uint32_t window, uint32_t num_objects) {
   Options options;
   options.num_workers = num_workers;
@@ -66,7 +68,8 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
   Slot& task = engine.region_.slots[slot];
   const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
   task.kernel = PTO_NO_KERNEL;
-  task.priority = priority;
+  // Never 0, so that every ready task goes through an ordered queue and not through its maker's ring.
+  task.priority = priority >= 0 ? std::min(priority, kMaxPriority) + 1 : priority;
   task.next_waiter = 0;
   task.parent = 0;
   task.poison = 0;
@@ -90,40 +93,25 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
   engine.start_submitted(slot, worker);
 }
 
-// Called by threads of other engines too, which have no ring here. What the outside has released goes before what is
-// merely ready: a peer waits for it.
+// Called by threads of other engines too: the shared queue has no owner, so no seat is needed.
 void Embedded::resume(uint32_t task_index) {
-  if (!host_.admit(task_index)) return;
-  Engine& engine = *engine_;
-  Header& header = *engine.region_.header;
-  const uint32_t slot = first_slot_ + task_index;
-  Slot& task = engine.region_.slots[slot];
-  task.state.store(SlotState::kReady, std::memory_order_relaxed);
-  push(engine.region_.queues[kUrgent], engine.region_.base,
-       {task.priority, task.sequence.load(std::memory_order_relaxed), slot});
-  header.num_urgent.fetch_add(1, std::memory_order_release);
-  engine.wake_worker();
+  if (host_.admit(task_index)) engine_->make_ready(first_slot_ + task_index, 0);
 }
 
-// After each task the host may submit, so that a chain of successors does not keep independent tasks from starting.
 void Embedded::worker_loop(uint32_t worker) {
   std::fesetenv(FE_DFL_ENV);  // a thread inherits its maker's rounding and denormal modes; bits must not
   Engine& engine = *engine_;
   Header& header = *engine.region_.header;
   Idle idle;
-  uint32_t slot = kNone;
   while (header.closing.load(std::memory_order_acquire) == 0) {
-    const bool has_submitted = host_.submit_more(worker);
-    if (slot != kNone && header.num_urgent.load(std::memory_order_relaxed) != 0) {
-      engine.push_ready(slot, worker);
-      engine.wake_worker();
-      slot = kNone;
-    }
-    if (slot == kNone) slot = engine.take(worker, true);
+    // Until enough is ready, or others would sleep while this worker runs what it has found.
+    bool has_submitted = false;
+    while (host_.submit_more(worker)) has_submitted = true;
+    const uint32_t slot = engine.take(worker, true);
     if (slot != kNone) {
       idle.reset();
       host_.execute(slot - first_slot_, worker);
-      slot = engine.complete(slot, worker, PTO_OK, true);
+      engine.complete(slot, worker, PTO_OK, true);  // no successor follows directly: all have a place in the queue
       host_.completed();
     } else if (has_submitted) {
       idle.reset();
@@ -137,14 +125,8 @@ void Embedded::worker_loop(uint32_t worker) {
 }
 
 uint64_t Embedded::num_ready() const {
-  const Region& region = engine_->region_;
-  uint64_t total = region.header->num_urgent.load(std::memory_order_relaxed);
-  total += region.header->num_overflow.load(std::memory_order_relaxed);
-  for (uint32_t w = 0; w < region.header->num_workers; ++w) {
-    const uint64_t head = region.rings[w].head.load(std::memory_order_acquire);  // first: it never passes the tail
-    total += region.rings[w].tail.load(std::memory_order_relaxed) - head;
-  }
-  return total;
+  const Header& header = *engine_->region_.header;
+  return uint64_t{header.num_urgent.load(std::memory_order_relaxed)} + header.num_background.load(std::memory_order_relaxed);
 }
 
 uint64_t Embedded::num_completed() const { return engine_->num_completed(); }
