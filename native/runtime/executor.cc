@@ -74,13 +74,11 @@ void Executor::check_options() const {
   positive(options_.num_devices, "num_devices");
   positive(options_.workers_per_device, "workers_per_device");
   positive(options_.window, "window");
-  using Limits = tasks::Embedded;
-  const int64_t workers = options_.workers_per_device;
-  check<ArgumentError>(workers <= Limits::kMaxWorkers && options_.window <= Limits::kMaxWindow &&
-                           2 * (workers + 1) * options_.window <= Limits::kMaxTasks,
-                       "[runtime.Executor] workers_per_device and window must stay within ", Limits::kMaxWorkers, " and ",
-                       Limits::kMaxWindow, ", and (workers_per_device + 1) * window within ", Limits::kMaxTasks / 2,
-                       "; got ", workers, " and ", options_.window, "; choose a smaller window");
+  check<ArgumentError>(options_.workers_per_device <= tasks::Embedded::kMaxWorkers &&
+                           options_.window <= tasks::Embedded::kMaxWindow,
+                       "[runtime.Executor] workers_per_device and window must be at most ", tasks::Embedded::kMaxWorkers,
+                       " and ", tasks::Embedded::kMaxWindow, "; got ", options_.workers_per_device, " and ",
+                       options_.window, "; choose smaller ones");
   check<ArgumentError>(static_cast<int64_t>(options_.arena_bytes.size()) == options_.num_devices,
                        "[runtime.Executor] arena_bytes needs one size per device; got ", options_.arena_bytes.size(),
                        " for ", options_.num_devices, " devices; pass the plan's sizes");
@@ -92,9 +90,6 @@ void Executor::check_options() const {
                        "[runtime.Executor] num_signals and num_handles must be >= 0 and deadline_s > 0; got ",
                        options_.num_signals, ", ", options_.num_handles, ", ", options_.deadline_s,
                        "; correct the argument");
-  check<ArgumentError>(options_.num_handles <= Limits::kMaxObjects - options_.num_signals,
-                       "[runtime.Executor] num_handles and num_signals must stay within ", Limits::kMaxObjects,
-                       " together; got ", options_.num_handles, " and ", options_.num_signals, "; use larger tiles");
   const int64_t total = std::accumulate(options_.arena_bytes.begin(), options_.arena_bytes.end(), int64_t{0});
   check<ResourceError>(options_.memory_limit_bytes <= 0 || total <= options_.memory_limit_bytes,
                        "[runtime.Executor] the devices' memory must stay within the limit; got ", total,

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cfenv>
+#include <deque>
 
 #include "tasks/dependencies.h"
 #include "tasks/engine.h"
@@ -18,12 +19,16 @@ namespace {
 
 constexpr int32_t kMaxPriority = INT32_MAX - 1;
 
-Options options_of(uint32_t num_workers, uint32_t window, uint32_t num_objects) {
+constexpr uint32_t kPerChunk = 7;
+
+Options options_of(uint32_t num_workers, uint32_t window) {
   Options options;
   options.num_workers = num_workers;
   options.window = window;
   options.max_lanes = 1;
-  options.max_handles = std::max(num_objects, 1u);  // also the measure for chunks
+  options.max_handles = 1;
+  // Every task may wait for every other one, and workers keep some in stock: the pool cannot run out.
+  options.max_chunks = window * (window / kPerChunk + 2) + num_workers * 5 * SeatPool::kStock;
   options.max_regions = 1;
   options.max_events = 1;
   options.heap_bytes = 1;
@@ -34,12 +39,44 @@ Options options_of(uint32_t num_workers, uint32_t window, uint32_t num_objects) 
 
 }  // namespace
 
+/// Who uses what, known to the submitter alone: so its chunks come from a pool of its own, which grows as it must.
+struct Embedded::Objects {
+  Objects(const Region& its_region, uint32_t num_objects, uint32_t window)
+      : region(its_region), states(num_objects), marks(window) {}
+
+  const Region& region;
+  std::vector<AccessState> states;
+  std::vector<uint64_t> marks;  // per place: the last task that waits for the one there
+  uint64_t num_submitted = 0;
+  std::deque<Chunk> chunks;  // references stay while it grows
+  uint32_t free_chunks = 0;  // + 1
+
+  // A pool as dependencies.h wants it.
+  Chunk& chunk(uint32_t index) { return chunks[index - 1]; }
+  uint32_t take() {
+    if (free_chunks == 0) {
+      chunks.emplace_back();
+      return static_cast<uint32_t>(chunks.size());
+    }
+    const uint32_t index = free_chunks;
+    free_chunks = chunk(index).next;
+    return index;
+  }
+  void give(uint32_t index) {
+    chunk(index).next = free_chunks;
+    free_chunks = index;
+  }
+  bool is_settled(TaskRef task) const {
+    return generation_in(region.slots[slot_of(task)].wake.load(std::memory_order_acquire)) != generation_of(task);
+  }
+};
+
 Embedded::Embedded(Host& host, uint32_t num_workers, uint32_t window, uint32_t num_objects)
     : host_(host),
       window_(std::bit_ceil(std::max(window, 2u))),
       first_slot_(num_workers * window_),
-      engine_(Engine::open(options_of(num_workers, window_, num_objects))),
-      objects_(num_objects) {
+      engine_(Engine::open(options_of(num_workers, window_))),
+      objects_(std::make_unique<Objects>(engine_->region_, num_objects, window_)) {
   engine_->host_ = &host;
 }
 
@@ -64,6 +101,8 @@ uint32_t Embedded::take_task() {
 
 void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, int32_t priority, uint32_t worker) {
   Engine& engine = *engine_;
+  Objects& objects = *objects_;
+  const uint64_t sequence = ++objects.num_submitted;
   const uint32_t slot = first_slot_ + task_index;
   Slot& task = engine.region_.slots[slot];
   const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
@@ -80,15 +119,19 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
   task.num_scalars = 0;
   task.flags = kIsEmbedded;
   task.num_tokens = 0;
-  task.sequence.store(++num_submitted_, std::memory_order_relaxed);
-  SeatPool pool{engine, engine.seat(worker)};
-  const auto sink = [&](TaskRef producer) { engine.order_after(slot, producer, worker); };
+  task.sequence.store(sequence, std::memory_order_relaxed);
+  const auto sink = [&](TaskRef producer) {
+    uint64_t& last = objects.marks[slot_of(producer) - first_slot_];
+    if (last == sequence || objects.is_settled(producer)) return;
+    last = sequence;
+    engine.add_producer(slot, producer, worker);
+  };
   for (const Access& access : accesses) {
-    collect(objects_[access.object], pool, access.use == Use::kRead ? PTO_INPUT : PTO_OUTPUT, sink);
+    collect(objects.states[access.object], objects, access.use == Use::kRead ? PTO_INPUT : PTO_OUTPUT, sink);
   }
   for (const Access& access : accesses) {
     if (access.use == Use::kAfterAll) continue;
-    record(objects_[access.object], pool, access.use == Use::kRead ? PTO_INPUT : PTO_OUTPUT, self);
+    record(objects.states[access.object], objects, access.use == Use::kRead ? PTO_INPUT : PTO_OUTPUT, self);
   }
   engine.start_submitted(slot, worker);
 }

@@ -45,10 +45,8 @@ class Host {
 
 class __attribute__((visibility("default"))) Embedded {
  public:
-  static constexpr uint32_t kMaxWorkers = 256;
-  static constexpr uint32_t kMaxWindow = 1 << 16;
-  static constexpr uint32_t kMaxTasks = 1 << kSlotBits;  // window times one more than the workers
-  static constexpr uint32_t kMaxObjects = 1 << 22;
+  static constexpr uint32_t kMaxWorkers = 255;
+  static constexpr uint32_t kMaxWindow = 4096;  // all tasks of it may wait for all others
 
   /// window: tasks between submission and completion; rounded up to a power of two.
   Embedded(Host& host, uint32_t num_workers, uint32_t window, uint32_t num_objects);
@@ -79,12 +77,13 @@ class __attribute__((visibility("default"))) Embedded {
   uint64_t sequence(uint32_t task) const;  // of a live task: order of submission
 
  private:
+  struct Objects;
+
   Host& host_;
   uint32_t window_;
   uint32_t first_slot_;
   std::unique_ptr<Engine> engine_;
-  std::vector<AccessState> objects_;
-  uint64_t num_submitted_ = 0;
+  std::unique_ptr<Objects> objects_;
 };
 
 }  // namespace tilewise::tasks

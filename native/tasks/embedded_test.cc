@@ -175,6 +175,19 @@ CASE("a window of two wraps 10,000 times (mistakes: raw ids as index, stuck wind
   EXPECT_EQ(bench.engine().num_completed(), 20000u);
 }
 
+CASE("every task may wait for every other one of the window: references never run out") {
+  constexpr uint32_t kObjects = 300;
+  Bench bench(256, 2, kObjects);
+  std::vector<Access> all;
+  for (uint32_t object = 0; object < kObjects; ++object) all.push_back({object, Use::kRead});
+  for (uint32_t i = 0; i < 1500; ++i) {
+    std::vector<Access> accesses = all;  // each behind all writers, each writer behind all its readers
+    if (i % 2 == 1) accesses = {{i % kObjects, Use::kWrite}, {i * 7 % kObjects, Use::kAfterAll}};
+    bench.add(task(accesses));
+  }
+  EXPECT_EQ(bench.run().size(), 1500u);
+}
+
 CASE("a task that is not admitted holds no worker; once resumed it is the oldest and starts next") {
   Bench bench;
   Planned held = task({{0, Use::kWrite}});

@@ -334,6 +334,7 @@ struct Options {
   uint32_t max_handles = 8192;
   uint32_t max_regions = 4096;
   uint32_t max_events = 1024;
+  uint32_t max_chunks = 0;  // 0: by the number of slots and handles
   uint64_t heap_bytes = 64 << 20;
   uint8_t worker_types[256] = {};  // masks
   bool has_types = false;
