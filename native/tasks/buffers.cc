@@ -147,7 +147,11 @@ pto_handle Engine::register_buffer(void* address, uint64_t bytes) {
           "; pass the memory itself");
   }
   const uint64_t distance = region_.distance(address);
-  if (region_.header->is_shared != 0 && distance >= region_.header->total_bytes) {
+  if (distance < region_.header->total_bytes) {
+    raise(PTO_BAD_ARGUMENT, "[runtime.register] a buffer must be the caller's own memory; got memory of the runtime's heap; ",
+          "use the handle that its allocation gave");
+  }
+  if (region_.header->is_shared != 0) {
     raise(PTO_BAD_ARGUMENT, "[runtime.register] with two processes every buffer must lie in the region; got one outside; ",
           "use pto_alloc");
   }

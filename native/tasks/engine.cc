@@ -202,18 +202,31 @@ void Engine::close() {
     raise(PTO_BAD_ARGUMENT, "[runtime.close] a runtime is closed from outside its tasks; got a call inside one");
   }
   if (!peer_lost_.load()) {
+    const bool helps = has_lane();
     for (uint32_t slot = 0; slot < header_seats() * region_.header->window; ++slot) {
       const WakeWord word = region_.slots[slot].wake.load(std::memory_order_acquire);
       if (!is_live(word)) continue;
       const TaskRef task = make_ref(generation_in(word), slot);
       try {
-        wait_until([&] { return is_complete(task); }, [&] { watch(task); }, PTO_FOREVER, true);
-      } catch (const StatusError&) {
-        break;  // the workers are gone
+        wait_until([&] { return is_complete(task); }, [&] { watch(task); }, PTO_FOREVER, helps);
+      } catch (const StatusError& error) {
+        if (error.status != PTO_PEER_LOST) throw;
+        break;
       }
     }
   }
   stop();
+}
+
+/// Whether this thread has a lane, or gets one now.
+bool Engine::has_lane() {
+  try {
+    seat_here();
+    return true;
+  } catch (const StatusError& error) {
+    if (error.status != PTO_NO_MEMORY) throw;
+    return false;
+  }
 }
 
 void Engine::stop() {

@@ -55,6 +55,8 @@ class Recording;
 class GraphLog;
 class Host;
 struct Replay;
+struct RecordedTask;
+struct RecordedBuffer;
 
 /// What check_spec() found.
 struct Resolved {
@@ -155,6 +157,7 @@ class Engine {
   // Seats.
   uint32_t seat_here();
   uint32_t find_lane();
+  bool has_lane();
   Seat& seat(uint32_t index) { return region_.seats[index]; }
 
   // Submission.
@@ -269,7 +272,8 @@ class Engine {
   std::vector<pto_handle> bind_recording(Recording& recording, const pto_handle* from, const pto_handle* to,
                                          uint32_t num_handles);
   void replay_task(Replay& run, uint32_t number);
-  void leave_behind(Replay& run, size_t buffer);
+  bool replay_plain(Replay& run, uint32_t number, const RecordedTask& recorded);
+  void leave_behind(Replay& run, const RecordedBuffer& buffer, size_t number);
 
   Region region_;
   RegionIndex boxes_;

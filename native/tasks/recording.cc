@@ -120,6 +120,11 @@ void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec, ui
   std::reverse(found.begin(), found.end());
   producers.insert(producers.end(), found.begin(), found.end());
   task.num_producers = static_cast<uint32_t>(found.size());
+  task.is_plain = spec.num_waits == 0 && spec.predicate == 0 && spec.target_worker == 0 &&
+                  std::all_of(touched.begin(), touched.end(), [&](const auto& touch) {
+                    const auto& [buffer, access] = touch;
+                    return buffer != kNone && buffers[buffer].handle != 0 && !access.is_region && access.mode <= PTO_INOUT;
+                  });
   tasks.push_back(task);
 }
 
@@ -237,8 +242,53 @@ std::vector<pto_handle> Engine::bind_recording(Recording& recording, const pto_h
   return names;
 }
 
+// What nearly every recorded task is; see submit_plain. False when a buffer has become special since.
+inline bool Engine::replay_plain(Replay& run, uint32_t number, const Recording::Task& recorded) {
+  const Recording::Access* const accesses = run.recording.accesses.data() + recorded.first_param;
+  Handle* const* const handles = run.handles.data();
+  for (uint32_t a = 0; a < recorded.num_params; ++a) {
+    if (handles[accesses[a].buffer]->flags != kUsed) return false;
+  }
+  const uint32_t slot = take_slot(run.seat);
+  Slot& task = region_.slots[slot];
+  SlotArgs& args = region_.args[slot];
+  Header& header = *region_.header;
+  run.tasks[number] = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
+  task.kernel = recorded.kernel;
+  task.priority = recorded.priority;
+  task.next_waiter = 0;
+  task.parent = 0;
+  task.poison = 0;
+  task.more_producers = 0;
+  task.type_class = recorded.type_class;
+  task.num_producers = 0;
+  task.num_params = recorded.num_params;
+  task.num_scalars = recorded.num_scalars;
+  task.flags = recorded.flags;
+  task.num_tokens = 0;
+  const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + 1;
+  task.sequence.store(sequence, std::memory_order_relaxed);
+  header.sequence.store(sequence, std::memory_order_release);
+  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] note_submission(args, run.seat);
+  for (uint32_t s = 0; s < recorded.num_scalars; ++s) args.scalars[s] = run.recording.scalars[recorded.first_scalar + s];
+  SeatPool pool{*this, seat(run.seat)};
+  const auto sink = [&](TaskRef producer) { order_after(slot, producer, run.seat); };
+  for (uint32_t a = 0; a < recorded.num_params; ++a) {
+    Handle& handle = *handles[accesses[a].buffer];
+    args.params[a] = {handle.address, index_of(handle), 0, accesses[a].mode, 0};
+    if (accesses[a].meets_entry) collect(handle.state, pool, accesses[a].mode, sink);
+  }
+  const uint64_t* const producers = run.recording.producers.data() + recorded.first_producer;
+  for (uint32_t p = 0; p < recorded.num_producers; ++p) {
+    sink(run.tasks[producers[p] >> kFlagBits] | (producers[p] & kFlagMask));
+  }
+  start_submitted(slot, run.seat);
+  return true;
+}
+
 inline void Engine::replay_task(Replay& run, uint32_t number) {
   const Recording::Task& recorded = run.recording.tasks[number];
+  if (recorded.is_plain && replay_plain(run, number, recorded)) [[likely]] return;
   const uint32_t slot = take_slot(run.seat);
   Slot& task = region_.slots[slot];
   SlotArgs& args = region_.args[slot];
@@ -311,11 +361,8 @@ inline void Engine::replay_task(Replay& run, uint32_t number) {
     const TaskRef ref = run.tasks[producer >> kFlagBits] | (producer & kFlagMask);
     order_after(slot, ref, run.seat);
   }
-  Seat& me = seat(run.seat);
-  me.num_submitted.store(me.num_submitted.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   start_submitted(slot, run.seat);
 }
-
 // The submission lock is held throughout: no other lane sees half a replay. Waiting for a slot under it is safe,
 // because completing tasks, and children of tasks, never need it.
 void Engine::replay(pto_recording name, const pto_handle* from, const pto_handle* to, uint32_t num_handles) {
@@ -344,12 +391,14 @@ void Engine::replay(pto_recording name, const pto_handle* from, const pto_handle
   const SubmitGuard guard(*region_.header, seat_index, fences_);
   const auto num_tasks = static_cast<uint32_t>(recording->tasks.size());
   for (uint32_t t = 0; t < num_tasks; ++t) replay_task(run, t);
-  for (size_t b = 0; b < recording->buffers.size(); ++b) leave_behind(run, b);
+  Seat& me = seat(seat_index);
+  me.num_submitted.store(me.num_submitted.load(std::memory_order_relaxed) + num_tasks, std::memory_order_relaxed);
+  size_t number = 0;
+  for (const Recording::Buffer& buffer : recording->buffers) leave_behind(run, buffer, number++);
 }
 
 // What later submissions find in a buffer: the recording's last accesses, by the names of this replay.
-void Engine::leave_behind(Replay& run, size_t number) {
-  const Recording::Buffer& buffer = run.recording.buffers[number];
+void Engine::leave_behind(Replay& run, const Recording::Buffer& buffer, size_t number) {
   if (buffer.handle == 0 || buffer.is_frozen) return;
   Handle& handle = *run.handles[number];
   SeatPool pool{*this, seat(run.seat)};
@@ -382,8 +431,8 @@ void Engine::leave_behind(Replay& run, size_t number) {
                  [&](TaskRef ref) { record(handle.state, pool, PTO_INPUT, without_flags(renamed(ref))); });
     return;
   }
-  give_chunks(pool, handle.state.more_now);
-  give_chunks(pool, handle.state.more_before);
+  if (handle.state.more_now != 0) give_chunks(pool, handle.state.more_now);
+  if (handle.state.more_before != 0) give_chunks(pool, handle.state.more_before);
   handle.state = {};
   handle.state.kind = buffer.state.kind;
   for (int i = 0; i < 2; ++i) {

@@ -13,36 +13,43 @@
 
 namespace tilewise::tasks {
 
+/// A buffer of a recording.
+struct RecordedBuffer {
+  pto_handle handle;  // at recording; 0: the runtime's own, made anew by each replay
+  uint32_t index;     // of the handle
+  uint64_t address;
+  uint64_t bytes;
+  bool is_frozen;
+  bool has_regions = false;
+  bool is_written = false;
+  AccessState state;                   // after the whole recording
+  RegionTree tree;
+  std::vector<uint32_t> users;         // tasks, when accessed by boxes
+};
+
+/// A task of a recording: where its parts lie in the recording's lists.
+struct RecordedTask {
+  int32_t kernel;
+  int32_t priority;
+  uint8_t type_class;
+  uint8_t flags;
+  uint8_t num_params;
+  uint8_t num_scalars;
+  uint32_t target_worker;
+  uint32_t first_param;
+  uint32_t first_scalar;
+  uint32_t first_producer;
+  uint32_t num_producers;
+  uint32_t first_wait;
+  uint32_t num_waits;
+  uint32_t predicate;  // buffer + 1
+  bool is_plain;       // registered buffers, whole, read or written, and nothing else
+};
+
 class Recording {
  public:
-  struct Buffer {
-    pto_handle handle;  // at recording; 0: the runtime's own, made anew by each replay
-    uint32_t index;     // of the handle
-    uint64_t address;
-    uint64_t bytes;
-    bool is_frozen;
-    bool has_regions = false;
-    bool is_written = false;
-    AccessState state;                   // after the whole recording
-    RegionTree tree;
-    std::vector<uint32_t> users;         // tasks, when accessed by boxes
-  };
-  struct Task {
-    int32_t kernel;
-    int32_t priority;
-    uint8_t type_class;
-    uint8_t flags;
-    uint8_t num_params;
-    uint8_t num_scalars;
-    uint32_t target_worker;
-    uint32_t first_param;
-    uint32_t first_scalar;
-    uint32_t first_producer;
-    uint32_t num_producers;
-    uint32_t first_wait;
-    uint32_t num_waits;
-    uint32_t predicate;  // buffer + 1
-  };
+  using Buffer = RecordedBuffer;
+  using Task = RecordedTask;
   struct Access {
     uint32_t buffer;   // kNone: an address of no buffer
     uint8_t mode;

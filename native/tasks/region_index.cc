@@ -8,6 +8,8 @@
 #include <bit>
 #include <cassert>
 
+#include "rings/spin_lock.h"
+
 namespace tilewise::tasks {
 namespace {
 
@@ -163,12 +165,8 @@ bool RegionIndex::compare_slowly(const NormalBox& query, const NormalBox& node, 
   return true;
 }
 
-/// The memory may hold anything at first. A number in a bucket counts if that node hashes to the bucket: when the node
-/// was inserted, the bucket was written.
-uint32_t RegionIndex::bucket_head(uint32_t bucket) const {
-  const uint32_t node = buckets_[bucket];
-  return node < header_->used_nodes && (nodes_[node].hash & bucket_mask_) == bucket ? node : kNone;
-}
+/// Buckets hold node + 1, so that untouched memory is a table of empty ones.
+uint32_t RegionIndex::bucket_head(uint32_t bucket) const { return buckets_[bucket] == 0 ? kNone : buckets_[bucket] - 1; }
 
 uint32_t RegionIndex::find(uint32_t owner, const Box& box) const {
   NormalBox normal;
@@ -189,6 +187,8 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   RegionNode& node = nodes_[index];
   const NormalBox& normal = node.box;  // written in its place at once: copying it costs more than making it
   if (!normalise(box, node.box)) return kNone;
+  const uint32_t hash = hash_of(owner, normal);
+  rings::prefetch_for_write(&buckets_[hash & bucket_mask_]);
   uint32_t leaf = kNone;
   if (tree.count == 0) {
     if (header_->num_live_pages == max_pages_) return kNone;
@@ -198,8 +198,6 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
     if (pages_[leaf].count == kFanout && !has_pages_for(leaf)) return kNone;
   }
   Head& head = heads_[tree.root];
-  const uint32_t hash = hash_of(owner, normal);
-  const uint32_t next = bucket_head(hash & bucket_mask_);  // before a new node could vouch for what lies there
   take_node(index);
   Entry entry{everywhere(), normal.offset, normal.end, index};
   bool is_placed = place_in(head, normal, entry.cells);
@@ -212,8 +210,8 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   node.state = AccessState{};
   node.owner = owner;
   node.hash = hash;
-  node.next = next;
-  buckets_[hash & bucket_mask_] = index;
+  node.next = bucket_head(hash & bucket_mask_);
+  buckets_[hash & bucket_mask_] = index + 1;
   node.is_small = false;
   node.on_grid = is_placed && takes_own_cell(head, entry, leaf, node.is_small);
   head.num_small += node.is_small;
@@ -227,9 +225,14 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
 void RegionIndex::remove([[maybe_unused]] uint32_t owner, RegionTree& tree, uint32_t index) {
   RegionNode& node = nodes_[index];
   assert(node.owner == owner && tree.count > 0);
-  uint32_t* link = &buckets_[node.hash & bucket_mask_];
-  while (*link != index) link = &nodes_[*link].next;
-  *link = node.next;
+  uint32_t& bucket = buckets_[node.hash & bucket_mask_];
+  if (bucket == index + 1) {
+    bucket = node.next == kNone ? 0 : node.next + 1;
+  } else {
+    uint32_t before = bucket - 1;
+    while (nodes_[before].next != index) before = nodes_[before].next;
+    nodes_[before].next = node.next;
+  }
   node.next = header_->free_node;
   header_->free_node = index;
   --header_->num_live;

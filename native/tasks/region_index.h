@@ -79,7 +79,7 @@ class RegionIndex {
  public:
   static uint64_t bytes_needed(uint32_t max_nodes);
 
-  /// memory: 64-byte aligned, bytes_needed() long, of any content. format: forget what it holds, touching one line.
+  /// memory: 64-byte aligned, bytes_needed() long; all zero when format is set, which touches one line.
   RegionIndex(std::byte* memory, uint32_t max_nodes, bool format);
 
   /// The node of exactly these bytes that `owner` (any number that names the buffer) has, or kNone.

