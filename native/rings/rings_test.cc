@@ -1,9 +1,7 @@
-// Lock, pool, heap and ring on their own.
+// Lock and ring on their own.
 #include <thread>
 
 #include "base/testing.h"
-#include "rings/index_pool.h"
-#include "rings/ready_heap.h"
 #include "rings/record_ring.h"
 #include "rings/spin_lock.h"
 
@@ -24,29 +22,6 @@ CASE("spin lock excludes, also with more threads than cores") {
   }
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(count, 30000);
-}
-
-CASE("a pool that gives back what it takes never grows (mistake: pools never reclaimed)") {
-  IndexPool<int> pool;
-  for (int round = 0; round < 10000; ++round) {
-    const int32_t a = pool.take(), b = pool.take();
-    EXPECT(a != b);
-    pool.give(a);
-    pool.give(b);
-  }
-  EXPECT_EQ(pool.capacity(), 2);
-  EXPECT_EQ(pool.num_live(), 0);
-}
-
-CASE("ready heap: priority first, then submission order") {
-  ReadyHeap heap(8);
-  heap.push({0, 3, 30});
-  heap.push({5, 9, 90});
-  heap.push({0, 1, 10});
-  heap.push({5, 2, 20});
-  heap.push({-1, 0, 0});
-  for (int want : {20, 90, 10, 30, 0}) EXPECT_EQ(heap.pop(), want);
-  EXPECT_EQ(heap.size(), 0);
 }
 
 CASE("record ring keeps the last records in order and counts the others") {

@@ -16,6 +16,11 @@
 
 namespace tilewise::runtime {
 
+inline int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
 class Core {
  public:
   // Workers.

@@ -1,9 +1,7 @@
 // See device.h.
 #include "runtime/device.h"
 
-#include <sched.h>
-
-#include <cfenv>
+#include <algorithm>
 #include <chrono>
 #include <sstream>
 #include <thread>
@@ -15,9 +13,8 @@ namespace tilewise::runtime {
 
 namespace {
 
-constexpr int64_t kWalkBatch = 32;          // submissions per advance
-constexpr int64_t kSpinRounds = 64;         // then yield
-constexpr int64_t kYieldNs = 1'000'000;     // then sleep
+constexpr int64_t kWalkBatch = 32;  // submissions per advance
+constexpr int64_t kWalkOpen = int64_t{1} << 40;
 constexpr int64_t kTimelineRecords = 1 << 16;
 
 }  // namespace
@@ -27,7 +24,18 @@ Device::Device(std::shared_ptr<Core> core, const DeviceOptions& options)
       options_(options),
       arena_(std::make_shared<memory::Arena>(options.arena_bytes)),
       signals_(options.num_signals),
-      scheduler_(options.window, options.num_handles + options.num_signals, 2 * options.num_workers + 2) {
+      engine_(*this, static_cast<uint32_t>(options.num_workers), static_cast<uint32_t>(options.window),
+              static_cast<uint32_t>(options.num_handles + options.num_signals)),
+      tasks_(engine_.window()) {
+  for (uint32_t t = 0; t < engine_.window(); ++t) {
+    TaskWaiter& waiter = tasks_[t].waiter;
+    waiter.device = this;
+    waiter.task = t;
+    waiter.on_raised = [](comm::Waiter* raised, uint64_t poison) {
+      const auto* of_task = static_cast<TaskWaiter*>(raised);
+      of_task->device->signal_raised(of_task->task, poison);
+    };
+  }
   for (int64_t w = 0; w < options.num_workers; ++w) {
     workers_.push_back(std::make_unique<Worker>());
   }
@@ -48,133 +56,101 @@ void Device::clear_poison() {
 }
 
 void Device::start() {
-  scheduler_.open(run_.tracing);
-  wake_all();
+  unfinished_.store(kWalkOpen, std::memory_order_relaxed);
+  walk_.store(Walk::kOpen, std::memory_order_seq_cst);
+  engine_.wake_all();
 }
 
 void Device::enable_trace(bool enable) {
   for (auto& worker : workers_) worker->timeline.resize(enable ? kTimelineRecords : 0);
 }
 
-void Device::worker_loop(int64_t number) {
-  std::fesetenv(FE_DFL_ENV);  // a thread inherits its maker's rounding and denormal modes; bits must not
-  Worker& worker = *workers_[number];
-  int64_t rounds = 0;
-  int64_t idle_since = 0;
-  while (!core_->closing()) {
-    int32_t slot = rings::kNone;
-    switch (scheduler_.take(&slot)) {
-      case Scheduler::Next::kTask:
-        if (scheduler_.work() > 0) wake_one();
-        execute(worker, number, slot);
-        rounds = 0;
-        break;
-      case Scheduler::Next::kWalk:
-        walk();
-        rounds = 0;
-        break;
-      case Scheduler::Next::kNothing:
-        idle(&rounds, &idle_since);
-        break;
-    }
-  }
+int64_t Device::num_live() const { return unfinished_.load(std::memory_order_relaxed) - kWalkOpen; }
+
+bool Device::has_more() const {
+  return walk_.load(std::memory_order_seq_cst) == Walk::kOpen &&
+         num_live() <= options_.window - std::max<int64_t>(options_.window / 8, 1);
 }
 
-void Device::idle(int64_t* rounds, int64_t* since_ns) {
-  if (++*rounds <= kSpinRounds) {
-    rings::relax();
+bool Device::submit_more(uint32_t worker) {
+  const auto low_water = static_cast<uint64_t>(2 * options_.num_workers + 2);
+  if (!has_more() || engine_.num_ready() >= low_water) return false;
+  Walk open = Walk::kOpen;
+  if (walk_.compare_exchange_strong(open, Walk::kBusy, std::memory_order_acq_rel)) walk(worker);
+  return true;
+}
+
+// Tasks count when the walk pauses, not one by one; kWalkOpen keeps the sum away from 0 meanwhile.
+void Device::walk(uint32_t worker) {
+  const int64_t live = num_live();
+  const int64_t limit = std::min(kWalkBatch, options_.window - live);
+  bool is_done = false;
+  int64_t count = 0;
+  for (; count < limit; ++count) {
+    is_done = !walker_.prepare();
+    if (is_done) break;
+    const uint32_t task = engine_.take_task();
+    if (task == tasks::kNone) break;
+    submit(task, worker);
+  }
+  window_high_water_ = std::max(window_high_water_, live + count);
+  if (!is_done) {
+    unfinished_.fetch_add(count, std::memory_order_relaxed);
+    walk_.store(Walk::kOpen, std::memory_order_release);
     return;
   }
-  if (*rounds == kSpinRounds + 1) *since_ns = now_ns();
-  if (now_ns() - *since_ns < kYieldNs) {
-    sched_yield();
-    return;
-  }
-  park();
-  *rounds = 0;
+  walk_.store(Walk::kClosed, std::memory_order_release);  // before the count: the next run may open it at once
+  const int64_t change = count - kWalkOpen;
+  if (unfinished_.fetch_add(change, std::memory_order_acq_rel) + change == 0) core_->device_finished();
 }
 
-void Device::park() {
-  std::unique_lock guard(park_mutex_);
-  parked_.fetch_add(1, std::memory_order_seq_cst);
-  while (scheduler_.work() == 0 && !core_->closing()) unparked_.wait(guard);
-  parked_.fetch_sub(1, std::memory_order_seq_cst);
-}
-
-void Device::wake_one() {
-  if (parked_.load(std::memory_order_seq_cst) == 0) return;
-  std::lock_guard guard(park_mutex_);
-  unparked_.notify_one();
-}
-
-void Device::wake_all() {
-  std::lock_guard guard(park_mutex_);
-  unparked_.notify_all();
-}
-
-void Device::walk() {
-  bool done = false;
-  for (int64_t n = 0; n < kWalkBatch; ++n) {
-    done = !walker_.prepare();
-    if (done) break;
-    const int32_t slot = scheduler_.acquire();
-    if (slot == rings::kNone) break;
-    submit(slot);
-  }
-  if (scheduler_.end_walk(done)) core_->device_finished();
-}
-
-void Device::submit(int32_t slot) {
-  Task& task = scheduler_.task(slot);
+void Device::submit(uint32_t number, uint32_t worker) {
+  Task& task = tasks_[number];
   walker_.fill(task, accesses_);
-  task.submit_ns = run_.tracing ? now_ns() : 0;
-  for (TaskWait& wait : task.waits) {
-    wait.device = this;
-    wait.slot = slot;
-    wait.on_raised = [](comm::Waiter* waiter, uint64_t poison) {
-      auto* raised = static_cast<TaskWait*>(waiter);
-      raised->device->signal_raised(raised->slot, poison);
-    };
-  }
-  const auto num_waits = static_cast<int64_t>(task.waits.size());
-  bool is_ready = scheduler_.submit(slot, accesses_, num_waits);
-  if (num_waits > 0) {
-    int64_t met = 0;
-    uint64_t poison = 0;
-    for (TaskWait& wait : task.waits) {
-      uint64_t left = 0;
-      if (!signals_[wait.signal].wait(&wait, &left)) continue;
-      ++met;
-      if (poison == 0) poison = left;
-    }
-    is_ready = scheduler_.satisfy(slot, met + 1, poison);  // + 1: the guard
-  }
-  if (is_ready) wake_one();
+  if (run_.tracing) task.submit_ns = now_ns();
+  const auto priority = static_cast<int32_t>(std::clamp<int64_t>(task.instr->priority, INT32_MIN, INT32_MAX));
+  engine_.submit(number, accesses_, priority, worker);
 }
 
-void Device::signal_raised(int32_t slot, uint64_t poison) {
-  if (scheduler_.satisfy(slot, 1, poison)) wake_one();
+// Nothing of the task may be touched after a wait that registered it: the raiser has it then.
+bool Device::admit(uint32_t number) {
+  Task& task = tasks_[number];
+  while (task.num_asked < task.waits.size()) {
+    const TaskWait& wait = task.waits[task.num_asked++];
+    task.waiter.threshold = wait.threshold;
+    uint64_t left = 0;
+    if (!signals_[wait.signal].wait(&task.waiter, &left)) return false;
+    if (task.poison == 0) task.poison = left;
+  }
+  if (run_.tracing) task.ready_ns = now_ns();
+  return true;
 }
 
-void Device::execute(Worker& worker, int64_t number, int32_t slot) {
-  Task& task = scheduler_.task(slot);
-  const bool tracing = run_.tracing;
-  uint64_t poison = scheduler_.poison(slot);
+void Device::signal_raised(uint32_t number, uint64_t poison) {
+  Task& task = tasks_[number];
+  if (task.poison == 0) task.poison = poison;
+  engine_.resume(number);
+}
+
+void Device::execute(uint32_t task_number, uint32_t number) {
+  Task& task = tasks_[task_number];
+  Worker& worker = *workers_[number];
   const int64_t start_ns = now_ns();
   worker.index.store(task.index, std::memory_order_relaxed);
   worker.since_ns.store(start_ns, std::memory_order_relaxed);
   worker.instr.store(task.instr, std::memory_order_release);
   if (task.injected == Injected::kStall) stall(worker);
-  if (poison == 0) poison = core_->stopped();
+  uint64_t poison = task.poison != 0 ? task.poison : core_->stopped();
   if (poison == 0) poison = run_kernel(worker, number, task);
   raise_signals(task, poison);
-  if (tracing) {
-    worker.timeline.push({task.instr->label, task.row_begin, task.submit_ns, scheduler_.ready_ns(slot), start_ns,
-                          now_ns()});
+  if (run_.tracing) {
+    worker.timeline.push({task.instr->label, task.row_begin, task.submit_ns, task.ready_ns, start_ns, now_ns()});
   }
   worker.instr.store(nullptr, std::memory_order_relaxed);
-  completed_.fetch_add(1, std::memory_order_relaxed);
-  if (scheduler_.complete(slot, poison).finished) core_->device_finished();
+}
+
+void Device::completed() {
+  if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) core_->device_finished();
 }
 
 uint64_t Device::run_kernel(Worker& worker, int64_t number, Task& task) {
@@ -217,6 +193,22 @@ void Device::raise_signals(const Task& task, uint64_t poison) {
     Device& target = *(*run_.devices)[notify.device];
     target.signals()[notify.signal_base + (notify.per_index ? task.index : 0)].raise(poison);
   }
+}
+
+std::vector<BlockedWait> Device::blocked() {
+  Walk before = walk_.exchange(Walk::kBusy, std::memory_order_acq_rel);
+  for (; before == Walk::kBusy; before = walk_.exchange(Walk::kBusy, std::memory_order_acq_rel)) rings::relax();
+  std::vector<BlockedWait> found;
+  for (uint32_t t = 0; t < engine_.window(); ++t) {
+    if (!engine_.is_live(t)) continue;
+    for (const TaskWait& wait : tasks_[t].waits) {
+      if (signals_[wait.signal].value() >= wait.threshold) continue;
+      found.push_back({engine_.sequence(t), tasks_[t].instr, tasks_[t].index, wait.signal, wait.threshold});
+    }
+  }
+  walk_.store(before, std::memory_order_release);
+  std::sort(found.begin(), found.end(), [](auto& a, auto& b) { return a.sequence < b.sequence; });
+  return found;
 }
 
 WorkerStatus Device::status(int64_t number) const {

@@ -1,29 +1,33 @@
-// One device: its scheduler, walker, signals and arena, and the loop its workers run.
+// One device: a task engine whose host it is, the walker, signals and arena.
 //
-// Purpose: workers take tasks, run kernels, raise signals, complete; an idle worker spins briefly, yields for a
-// millisecond, then sleeps. Who may call: begin() by the executor between runs; worker_loop by its threads;
-// signal_raised by any device's worker; statuses by anyone. Memory order: a task's writes reach its successors
-// through the scheduler's lock, and peers through the signal's.
+// Purpose: the engine's workers call it for tasks to submit, for tasks to admit (their signals have come) and for bodies
+// to run: kernel, then signals, then completion. Who may call: begin() and start() by the executor between runs;
+// worker_loop by its threads; signal_raised by any device's worker; statuses by anyone. Memory order: a task's writes
+// reach its successors through the engine, and peers through the signal's lock; the walker passes from worker to worker
+// through walk_.
 //
-// Sleeping loses no wake-up: a worker counts itself into parked_ BEFORE it looks at the scheduler's work() for the
-// last time, and who makes work looks at parked_ AFTER it has published the work; both are sequentially consistent,
-// so one of the two sees the other. Both then meet under park_mutex_. runtime/protocol_model_test.cc walks it.
+// The walker is advanced when few tasks are ready and an eighth of the window is free (so that looking for free places
+// costs little a task). Whatever makes that true is done by a worker, which looks again before it sleeps; only start()
+// is not, and wakes all.
+//
+// A task asks for its signals one after the other once its producers have completed: it stands in one signal's list at
+// a time, and whoever raises that one goes on asking. So exactly one thread at a time has the task, and no count of
+// open waits is needed. runtime/protocol_model_test.cc walks it.
 //
 // After the first failure of a run (or a cancel, or a deadline) every task that has not started is skipped on every
-// device, related or not: the step is lost anyway. Skipped tasks still raise their signals, poison word first.
+// device, related or not: the step is lost anyway. So the engine never hears of failures: that an error reaches what
+// stands behind it follows. Skipped tasks still raise their signals, poison word first.
 #pragma once
 #include <atomic>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "memory/arena.h"
 #include "rings/record_ring.h"
 #include "runtime/core.h"
-#include "runtime/scheduler.h"
 #include "runtime/walker.h"
+#include "tasks/embedded.h"
 
 namespace tilewise::runtime {
 
@@ -45,6 +49,15 @@ struct WorkerStatus {
   bool stalled;
 };
 
+/// A task that waits for a signal, as the deadline's report needs it.
+struct BlockedWait {
+  uint64_t sequence;
+  const Instr* instr;
+  int64_t index;
+  int64_t signal;
+  uint64_t expected;
+};
+
 struct DeviceOptions {
   int64_t index = 0;
   int64_t num_workers = 1;
@@ -63,7 +76,7 @@ struct RunContext {
   bool tracing = false;
 };
 
-class Device {
+class Device final : private tasks::Host {
  public:
   Device(std::shared_ptr<Core> core, const DeviceOptions& options);
 
@@ -72,16 +85,17 @@ class Device {
   void clear_poison();
   /// Wakes workers for the run; after begin() of every device.
   void start();
-  void worker_loop(int64_t worker);
-  void wake_all();
-  /// A signal that `slot` waited for came. Called by the raising device's worker.
-  void signal_raised(int32_t slot, uint64_t poison);
+  void worker_loop(int64_t worker) { engine_.worker_loop(static_cast<uint32_t>(worker)); }
+  /// Lets the workers leave.
+  void close() { engine_.close(); }
 
   const DeviceOptions& options() const { return options_; }
   const std::shared_ptr<memory::Arena>& arena() const { return arena_; }
   comm::SignalBoard& signals() { return signals_; }
-  Scheduler& scheduler() { return scheduler_; }
-  int64_t num_completed() const { return completed_.load(std::memory_order_relaxed); }
+  int64_t num_completed() const { return static_cast<int64_t>(engine_.num_completed()); }
+  int64_t window_high_water() const { return window_high_water_; }
+  /// Tasks that wait for a signal, oldest first. Keeps the walker from moving meanwhile.
+  std::vector<BlockedWait> blocked();
   WorkerStatus status(int64_t worker) const;
   int64_t transfers(int64_t label) const { return transfers_[label].load(std::memory_order_relaxed); }
   void enable_trace(bool enable);
@@ -97,30 +111,36 @@ class Device {
     std::atomic<bool> stalled{false};
   };
 
-  void walk();
-  void submit(int32_t slot);
-  void execute(Worker& worker, int64_t number, int32_t slot);
+  enum class Walk : uint32_t { kClosed, kOpen, kBusy };
+
+  bool submit_more(uint32_t worker) override;
+  bool has_more() const override;
+  bool admit(uint32_t task) override;
+  void execute(uint32_t task, uint32_t worker) override;
+  void completed() override;
+
+  int64_t num_live() const;
+  void walk(uint32_t worker);
+  void submit(uint32_t task, uint32_t worker);
+  void signal_raised(uint32_t task, uint64_t poison);
   uint64_t run_kernel(Worker& worker, int64_t number, Task& task);
   void stall(Worker& worker);
   void raise_signals(const Task& task, uint64_t poison);
-  void idle(int64_t* rounds, int64_t* since_ns);
-  void park();
-  void wake_one();
 
   std::shared_ptr<Core> core_;
   DeviceOptions options_;
   std::shared_ptr<memory::Arena> arena_;  // outlives the device while Python holds a view of it
   comm::SignalBoard signals_;
-  Scheduler scheduler_;
-  Walker walker_;
-  std::vector<Access> accesses_;  // of the walking worker
+  tasks::Embedded engine_;
+  std::vector<Task> tasks_;
+  Walker walker_;                        // of whoever holds walk_
+  std::vector<tasks::Access> accesses_;  // likewise
+  int64_t window_high_water_ = 0;        // likewise
   RunContext run_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<std::atomic<int64_t>> transfers_;  // elements per label of this run
-  alignas(128) std::atomic<int64_t> completed_{0};
-  alignas(128) std::atomic<int64_t> parked_{0};
-  std::mutex park_mutex_;
-  std::condition_variable unparked_;
+  alignas(128) std::atomic<Walk> walk_{Walk::kClosed};
+  alignas(128) std::atomic<int64_t> unfinished_{0};  // tasks, plus kWalkOpen: who takes it to 0 ends the run
 };
 
 }  // namespace tilewise::runtime

@@ -74,6 +74,11 @@ void Executor::check_options() const {
   positive(options_.num_devices, "num_devices");
   positive(options_.workers_per_device, "workers_per_device");
   positive(options_.window, "window");
+  check<ArgumentError>(options_.workers_per_device <= tasks::Embedded::kMaxWorkers &&
+                           options_.window <= tasks::Embedded::kMaxWindow,
+                       "[runtime.Executor] workers_per_device and window must be at most ", tasks::Embedded::kMaxWorkers,
+                       " and ", tasks::Embedded::kMaxWindow, "; got ", options_.workers_per_device, " and ",
+                       options_.window, "; choose smaller ones");
   check<ArgumentError>(static_cast<int64_t>(options_.arena_bytes.size()) == options_.num_devices,
                        "[runtime.Executor] arena_bytes needs one size per device; got ", options_.arena_bytes.size(),
                        " for ", options_.num_devices, " devices; pass the plan's sizes");
@@ -222,7 +227,7 @@ void Executor::close() {
   check_idle("close");
   closed_ = true;
   state_->core->close();
-  for (auto& device : state_->devices) device->wake_all();
+  for (auto& device : state_->devices) device->close();
   const bool all_left = !broken_ || state_->core->wait_exited(kBrokenExit);
   for (std::thread& thread : threads_) {
     if (all_left) {
@@ -302,7 +307,7 @@ ExecutorStats Executor::stats() const {
   ExecutorStats stats{num_runs_, num_completed(), 0, 0};
   if (broken_) return stats;
   for (const auto& device : state_->devices) {
-    stats.window_high_water = std::max(stats.window_high_water, device->scheduler().high_water());
+    stats.window_high_water = std::max(stats.window_high_water, device->window_high_water());
     for (int64_t w = 0; w < options_.workers_per_device; ++w) {
       stats.timeline_dropped += device->timeline(w).num_dropped();
     }

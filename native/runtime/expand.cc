@@ -15,7 +15,7 @@ RowRange touched_rows(const Operand& operand, RowRange range, int64_t rows) {
 
 /// A write also waits for everyone who still uses the same bytes under another tensor.
 void reuse_accesses(const ExpandContext& context, const Tensor& tensor, int64_t rows, RowRange tiles,
-                    std::vector<Access>& accesses) {
+                    std::vector<tasks::Access>& accesses) {
   const int64_t low = tensor.offset + tiles.begin * tensor.tile_rows * tensor.row_bytes();
   const int64_t high = tensor.offset + std::min(tiles.end * tensor.tile_rows, rows) * tensor.row_bytes();
   const std::vector<Tensor>& tensors = context.program->device(context.device).tensors;
@@ -28,31 +28,33 @@ void reuse_accesses(const ExpandContext& context, const Tensor& tensor, int64_t 
     const int64_t first = (std::max(low, other.offset) - other.offset) / tile_bytes;
     const int64_t last = (std::min(high, other_high) - 1 - other.offset) / tile_bytes;
     for (int64_t tile = first; tile <= last; ++tile) {
-      accesses.push_back({static_cast<int32_t>(other.first_handle + tile), kReuse});
+      accesses.push_back({static_cast<uint32_t>(other.first_handle + tile), tasks::Use::kAfterAll});
     }
   }
 }
 
 void tile_accesses(const ExpandContext& context, const Operand& operand, const Tensor& tensor, RowRange range,
-                   int64_t rows, std::vector<Access>& accesses) {
+                   int64_t rows, std::vector<tasks::Access>& accesses) {
   const RowRange touched = touched_rows(operand, range, rows);
   if (touched.begin >= touched.end) return;
   const RowRange tiles{touched.begin / tensor.tile_rows, (touched.end - 1) / tensor.tile_rows + 1};
+  const bool is_write = (operand.access & kOut) != 0;
   for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
-    accesses.push_back({static_cast<int32_t>(tensor.first_handle + tile), static_cast<uint32_t>(operand.access)});
+    accesses.push_back({static_cast<uint32_t>(tensor.first_handle + tile),
+                        is_write ? tasks::Use::kWrite : tasks::Use::kRead});
   }
-  if ((operand.access & kOut) != 0 && !tensor.aliases.empty()) {
-    reuse_accesses(context, tensor, rows, tiles, accesses);
-  }
+  if (is_write && !tensor.aliases.empty()) reuse_accesses(context, tensor, rows, tiles, accesses);
 }
 
 /// A signal counts epochs, so this device's tasks that raise it do so in the order of submission: a later layer's task
 /// that is done first must not stand for an earlier layer's. The signal is a handle that they write.
-void order_raises(const ExpandContext& context, const Instr& instr, int64_t index, std::vector<Access>& accesses) {
+void order_raises(const ExpandContext& context, const Instr& instr, int64_t index, std::vector<tasks::Access>& accesses) {
   int64_t last = -1;
   for (const Notify& notify : instr.notifies) {
     const int64_t signal = notify.signal_base + (notify.per_index ? index : 0);
-    if (signal != last) accesses.push_back({static_cast<int32_t>(context.first_order_handle + signal), kOut});
+    if (signal != last) {
+      accesses.push_back({static_cast<uint32_t>(context.first_order_handle + signal), tasks::Use::kWrite});
+    }
     last = signal;
   }
 }
@@ -90,7 +92,7 @@ RowRange view_rows(const Operand& operand, RowRange range, int64_t rows) {
 }
 
 void expand(const ExpandContext& context, const Call& call, const Instr& instr, int64_t index, int64_t extent,
-            Task& task, std::vector<Access>& accesses) {
+            Task& task, std::vector<tasks::Access>& accesses) {
   const RowRange range = instr.step <= 0 ? RowRange{0, extent}
                                          : RowRange{index * instr.step, std::min((index + 1) * instr.step, extent)};
   task.instr = &instr;

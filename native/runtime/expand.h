@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "runtime/scheduler.h"
 #include "runtime/task.h"
+#include "tasks/embedded.h"
 
 namespace tilewise::runtime {
 
@@ -32,6 +32,6 @@ RowRange view_rows(const Operand& operand, RowRange range, int64_t rows);
 
 /// Fills views, row_begin, index and transfers; appends the accesses.
 void expand(const ExpandContext& context, const Call& call, const Instr& instr, int64_t index, int64_t extent,
-            Task& task, std::vector<Access>& accesses);
+            Task& task, std::vector<tasks::Access>& accesses);
 
 }  // namespace tilewise::runtime

@@ -35,7 +35,7 @@ std::string views(Operand operand, int64_t extent, int64_t step) {
   std::ostringstream text;
   for (int64_t i = 0; i < made.num_iterations(extent); ++i) {
     Task task;
-    std::vector<Access> accesses;
+    std::vector<tasks::Access> accesses;
     expand({program.get(), 0, &symbols, &arenas}, call, made, i, extent, task, accesses);
     const kernels::TileView view = task.views()[0];
     const int64_t element = (static_cast<std::byte*>(view.data) - arena.data()) / 8;
@@ -49,11 +49,11 @@ std::string handles(Operand operand, int64_t extent, int64_t step, int64_t index
   const std::vector<int64_t> symbols;
   const std::vector<std::byte*> arenas{nullptr};
   Task task;
-  std::vector<Access> accesses;
+  std::vector<tasks::Access> accesses;
   expand({program.get(), 0, &symbols, &arenas}, program->device(0).calls[0],
          program->device(0).templates[0].instrs[0], index, extent, task, accesses);
   std::ostringstream text;
-  for (const Access& access : accesses) text << access.handle << ":" << access.bits << " ";
+  for (const tasks::Access& access : accesses) text << access.object << ":" << "rwa"[static_cast<int>(access.use)] << " ";
   return text.str();
 }
 
@@ -87,11 +87,11 @@ CASE("WHOLE views everything; step 0 makes one iteration, an extent of 0 with a 
 }
 
 CASE("accesses name the tiles that the row range touches; parts name the whole iteration's tiles") {
-  EXPECT_EQ(handles({0, Mode::kRow, kIn}, 10, 5, 0), "0:1 1:1 ");
-  EXPECT_EQ(handles({0, Mode::kRow, kIn}, 10, 5, 1), "1:1 2:1 ");
-  EXPECT_EQ(handles({0, Mode::kWhole, kOut}, 10, 5, 1), "0:2 1:2 2:2 ");
-  EXPECT_EQ(handles({0, Mode::kRowPart, kInOut, -1, 1, 0, 8}, 10, 4, 1), "1:3 ");
-  EXPECT_EQ(handles({0, Mode::kCol, kIn}, 4, 2, 1), "0:1 1:1 2:1 ");
+  EXPECT_EQ(handles({0, Mode::kRow, kIn}, 10, 5, 0), "0:r 1:r ");
+  EXPECT_EQ(handles({0, Mode::kRow, kIn}, 10, 5, 1), "1:r 2:r ");
+  EXPECT_EQ(handles({0, Mode::kWhole, kOut}, 10, 5, 1), "0:w 1:w 2:w ");
+  EXPECT_EQ(handles({0, Mode::kRowPart, kInOut, -1, 1, 0, 8}, 10, 4, 1), "1:w ");
+  EXPECT_EQ(handles({0, Mode::kCol, kIn}, 4, 2, 1), "0:r 1:r 2:r ");
 }
 
 CASE("a write takes reuse accesses on aliases whose bytes overlap, known from either side") {
@@ -108,15 +108,15 @@ CASE("a write takes reuse accesses on aliases whose bytes overlap, known from ei
   const std::vector<std::byte*> arenas{nullptr};
   const auto accesses_of = [&](int64_t index) {
     Task task;
-    std::vector<Access> accesses;
+    std::vector<tasks::Access> accesses;
     expand({&program, 0, &symbols, &arenas}, program.device(0).calls[0], program.device(0).templates[0].instrs[0],
            index, 8, task, accesses);
     std::ostringstream text;
-    for (const Access& access : accesses) text << access.handle << ":" << access.bits << " ";
+    for (const tasks::Access& access : accesses) text << access.object << ":" << "rwa"[static_cast<int>(access.use)] << " ";
     return text.str();
   };
-  EXPECT_EQ(accesses_of(0), "0:2 10:4 ");
-  EXPECT_EQ(accesses_of(1), "1:2 11:4 12:4 ");
+  EXPECT_EQ(accesses_of(0), "0:w 10:a ");
+  EXPECT_EQ(accesses_of(1), "1:w 11:a 12:a ");
 }
 
 CASE("more operands than fit inline go to side storage") {

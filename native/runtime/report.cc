@@ -42,10 +42,9 @@ bool is_busy(const Device& device) {
 std::vector<Blocked> all_blocked(const Program& program, const Devices& devices) {
   std::vector<Blocked> found;
   for (size_t d = 0; d < devices.size(); ++d) {
-    const auto value = [&](int64_t signal) { return devices[d]->signals()[signal].value(); };
-    for (const BlockedWait& wait : devices[d]->scheduler().blocked(value)) {
+    for (const BlockedWait& wait : devices[d]->blocked()) {
       const auto device = static_cast<int64_t>(d);
-      found.push_back({device, wait, value(wait.signal), program.raisers(device, wait.signal)});
+      found.push_back({device, wait, devices[d]->signals()[wait.signal].value(), program.raisers(device, wait.signal)});
       break;  // the first of each device
     }
   }

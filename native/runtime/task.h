@@ -1,8 +1,8 @@
-// A task: everything a worker needs to run it, inline in a slot of the device's window.
+// A task: everything a worker needs to run it, in its place in the device's window.
 //
-// Filled by the walker while it alone knows the slot, read by one worker, then filled anew. Owns no tensor; refers to
-// its instruction, which lives as long as the run's program. More than kInlineViews operands go to side storage that
-// the slot keeps, so that the steady state allocates nothing.
+// Filled by the walker while it alone knows the place, then used by one thread at a time (who admits it, who runs it),
+// then filled anew. Owns no tensor; refers to its instruction, which lives as long as the run's program. More than
+// kInlineViews operands go to side storage that the place keeps, so that the steady state allocates nothing.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -18,11 +18,16 @@ inline constexpr int64_t kInlineViews = 24;
 
 class Device;
 
-/// A wait of a task: a waiter that knows whom to tell.
-struct TaskWait : comm::Waiter {
-  Device* device = nullptr;
-  int32_t slot = 0;
+/// A signal of this device, and the value that the task waits for.
+struct TaskWait {
   int64_t signal = 0;
+  uint64_t threshold = 0;
+};
+
+/// Stands in one signal's list at a time; knows whom to tell.
+struct TaskWaiter : comm::Waiter {
+  Device* device = nullptr;
+  uint32_t task = 0;
 };
 
 enum class Injected : uint8_t { kNothing, kThrow, kStall };
@@ -34,7 +39,11 @@ struct Task {
   int64_t transfers = 0;  // elements read from other devices' memory
   Injected injected = Injected::kNothing;
   std::vector<TaskWait> waits;
+  size_t num_asked = 0;   // of the waits
+  TaskWaiter waiter;
+  uint64_t poison = 0;    // an error's id, left by the raisers of its signals
   int64_t submit_ns = 0;
+  int64_t ready_ns = 0;
 
   void set_num_views(int64_t count) {
     num_views_ = count;

@@ -193,7 +193,7 @@ class Oracle {
   void execute(int64_t device, const Call& call, const Instr& now, int64_t index, int64_t extent) {
     if (now.fn == nullptr) return;
     Task task;
-    std::vector<Access> accesses;
+    std::vector<tasks::Access> accesses;
     expand({&program_, device, &symbols_, &arenas_}, call, now, index, extent, task, accesses);
     now.fn({task.views(), task.num_views(), now.ints.data(), static_cast<int64_t>(now.ints.size()),
             now.floats.data(), static_cast<int64_t>(now.floats.size()), task.row_begin, {nullptr, 0}});

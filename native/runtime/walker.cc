@@ -35,7 +35,7 @@ bool Walker::prepare() {
   return true;
 }
 
-void Walker::fill(Task& task, std::vector<Access>& accesses) {
+void Walker::fill(Task& task, std::vector<tasks::Access>& accesses) {
   accesses.clear();
   expand(context_, program_->calls[call_], *instr_, index_, extent_, task, accesses);
   fill_waits(*instr_, task);
@@ -49,9 +49,10 @@ void Walker::fill_waits(const Instr& instr, Task& task) {
     const Wait& wait = instr.waits[w];
     const int64_t signal = wait.signal_base + (wait.per_index ? index_ : 0);
     expected_[signal] += wait.increment;
-    task.waits[w].signal = signal;
-    task.waits[w].threshold = expected_[signal];
+    task.waits[w] = {signal, expected_[signal]};
   }
+  task.num_asked = 0;
+  task.poison = 0;
 }
 
 Injected Walker::injected(const Instr& instr) {

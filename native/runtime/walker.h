@@ -1,8 +1,8 @@
 // The walker of one device: a resumable cursor over the calls, instructions and iterations of its tile program.
 //
-// Purpose: makes the next task in submission order. It is no thread: the worker that was given Next::kWalk advances
-// it by some tens of tasks and gives it back; the scheduler sees to it that there is one at a time (and its lock
-// orders one worker's use before the next). Blocks: never. Memory: a few vectors, reused by every run.
+// Purpose: makes the next task in submission order. It is no thread: a worker that finds few tasks ready advances it
+// by some tens of tasks and gives it back; the device sees to it that there is one such worker at a time (and orders
+// one worker's use before the next). Blocks: never. Memory: a few vectors, reused by every run.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -29,7 +29,7 @@ class Walker {
   bool prepare();
 
   /// Fills the prepared task and its accesses and steps behind it. Waits carry signal and threshold.
-  void fill(Task& task, std::vector<Access>& accesses);
+  void fill(Task& task, std::vector<tasks::Access>& accesses);
 
  private:
   void fill_waits(const Instr& instr, Task& task);

@@ -122,7 +122,9 @@ std::unique_ptr<Engine> Engine::open(const Options& options) {
     engine->wait_for_workers(options.peer_timeout_s);
     return engine;
   }
-  for (uint32_t w = 0; w < header.num_workers; ++w) engine->start_worker(w, options.is_pinned);
+  for (uint32_t w = 0; options.starts_workers && w < header.num_workers; ++w) {
+    engine->start_worker(w, options.is_pinned);
+  }
   return engine;
 }
 

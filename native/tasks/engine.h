@@ -53,6 +53,7 @@ enum class Resource { kWindow = 0, kHeap = 1, kHandles = 2, kRegions = 3, kWait 
 
 class Recording;
 class GraphLog;
+class Host;
 struct Replay;
 struct RecordedTask;
 struct RecordedBuffer;
@@ -150,6 +151,7 @@ class Engine {
   friend struct Probe;  // benchmarks/runtime
   friend class Recording;
   friend class GraphLog;
+  friend class Embedded;
   explicit Engine(const Region& region);
 
   // Seats.
@@ -277,6 +279,7 @@ class Engine {
   RegionIndex boxes_;
   bool fences_ = false;  // a fence with every push, because the sleeper cannot make everybody else issue one
   bool is_worker_side_ = false;
+  Host* host_ = nullptr;  // of an embedded engine
   std::atomic<bool> peer_lost_{false};
   int peer_fd_ = -1;
   std::string shared_path_;

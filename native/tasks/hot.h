@@ -2,6 +2,7 @@
 #pragma once
 #include "tasks/boxes.h"
 #include "tasks/dependencies.h"
+#include "tasks/embedded.h"
 #include "tasks/engine.h"
 #include "tasks/graph_log.h"
 #include "tasks/pool.h"
@@ -82,7 +83,9 @@ inline bool Engine::advance(uint32_t slot, uint32_t seat_index) {
     if (has_failures()) [[unlikely]] inherit(task, word);
     drop_producer(task, seat_index);
   }
-  return (task.flags & kUsesTokens) == 0 || take_tokens(slot);
+  if ((task.flags & (kUsesTokens | kIsEmbedded)) == 0) [[likely]] return true;
+  if ((task.flags & kIsEmbedded) != 0) return host_->admit(slot & (region_.header->window - 1));
+  return take_tokens(slot);
 }
 
 inline void Engine::drop_producer(Slot& task, uint32_t seat_index) {

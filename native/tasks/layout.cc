@@ -65,7 +65,8 @@ void lay_out(const Options& options, Header& header) {
   header.num_segments = static_cast<uint32_t>((options.heap_bytes + kSegmentBytes - 1) / kSegmentBytes);
   header.is_shared = options.shared_path != nullptr ? 1 : 0;
   const uint64_t num_slots = uint64_t{header.num_seats} * header.window;
-  header.max_chunks = static_cast<uint32_t>(std::min<uint64_t>(4 * num_slots + options.max_handles, kNone - 1));
+  const uint64_t num_chunks = options.max_chunks != 0 ? options.max_chunks : 4 * num_slots + options.max_handles;
+  header.max_chunks = static_cast<uint32_t>(std::min<uint64_t>(num_chunks, kNone - 1));
   header.failed_capacity = 1024;
   while (header.failed_capacity < 2 * (num_slots + options.max_handles)) header.failed_capacity *= 2;
   header.num_queues = kNumSharedQueues * header.num_classes + header.num_workers;

@@ -42,6 +42,7 @@ enum SlotFlags : uint8_t {
   kIsParent = 8,   // its kernel may submit: it completes after its children
   kHasTarget = 16,
   kHasPredicate = 32,
+  kIsEmbedded = 64,  // its body and what it waits for besides its producers are the host's
 };
 
 /// kExternal: its kernel returned PTO_LATER. kEnded: pto_task_complete came before the kernel returned. kChildren: its
@@ -334,10 +335,12 @@ struct Options {
   uint32_t max_handles = 8192;
   uint32_t max_regions = 4096;
   uint32_t max_events = 1024;
+  uint32_t max_chunks = 0;  // 0: by the number of slots and handles
   uint64_t heap_bytes = 64 << 20;
   uint8_t worker_types[256] = {};  // masks
   bool has_types = false;
   bool is_pinned = false;
+  bool starts_workers = true;  // false: the caller's threads are the workers
   const char* shared_path = nullptr;
   double peer_timeout_s = 10;
 };

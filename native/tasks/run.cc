@@ -443,7 +443,8 @@ void Engine::park_worker(uint32_t worker) {
   const uint32_t word = header.worker_word.load(std::memory_order_acquire);
   header.num_parked.fetch_add(1, std::memory_order_seq_cst);
   heavy_barrier(fences_);
-  if (!has_work(worker) && header.closing.load(std::memory_order_seq_cst) == 0) {
+  const bool has_any = has_work(worker) || (host_ != nullptr && host_->has_more());
+  if (!has_any && header.closing.load(std::memory_order_seq_cst) == 0) {
     futex_wait(header.worker_word, word, header.is_shared != 0 ? 50'000'000 : -1, header.is_shared != 0);
   }
   header.num_parked.fetch_sub(1, std::memory_order_seq_cst);

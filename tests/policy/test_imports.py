@@ -36,7 +36,7 @@ NATIVE_ALLOWED = {
     "comm": "base rings memory",
     "tasks": "base rings tilewise",
     "tilewise": "",  # the public C header, in native/include
-    "runtime": "base rings memory kernels comm",
+    "runtime": "base rings memory kernels comm tasks",
     "bind": "base rings memory kernels comm runtime tilewise",
 }
 
