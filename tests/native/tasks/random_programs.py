@@ -248,10 +248,11 @@ def _run_lane(rt, mix, steps, lane, buffers, drops_order):
         return MODES[access.mode](place)
 
     def submit(step, after=()):
-        works.append(_work(step, _shapes(step)))
+        work = _work(step, _shapes(step))
+        works.append(work)  # lives as long as the lane; a parent's children are submitted beside it
         params = [param(access) for access in step.accesses] + ([Output(bytes=SMALL)] if step.makes else [])
         hints = TaskExecutionHints(priority=step.priority) if step.priority else None
-        return rt.submit(mix, params, scalars=[ctypes.addressof(works[-1])], after=after, hints=hints)
+        return rt.submit(mix, params, scalars=[ctypes.addressof(work)], after=after, hints=hints)
 
     def parent(step, number):
         def run_children(*_):
