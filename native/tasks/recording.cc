@@ -16,6 +16,16 @@ namespace {
 
 constexpr uint32_t kRecordedBoxes = 1 << 14;
 
+/// Of (address, bytes); those without bytes are nowhere.
+bool any_overlap(std::vector<std::pair<uint64_t, uint64_t>> ranges) {
+  std::erase_if(ranges, [](const auto& range) { return range.second == 0; });
+  std::sort(ranges.begin(), ranges.end());
+  for (size_t r = 1; r < ranges.size(); ++r) {
+    if (ranges[r].first < ranges[r - 1].first + ranges[r - 1].second) return true;
+  }
+  return false;
+}
+
 bool overlap(uint64_t a, uint64_t a_bytes, uint64_t b, uint64_t b_bytes) { return a < b + b_bytes && b < a + a_bytes; }
 
 }  // namespace
@@ -229,7 +239,13 @@ std::vector<pto_handle> Engine::bind_recording(Recording& recording, const pto_h
     }
     ranges.emplace_back(handle.address, handle.bytes);
   }
-  for (size_t a = 0; a < names.size(); ++a) {
+  std::vector<std::pair<uint64_t, uint64_t>> recorded;
+  for (const Recording::Buffer& buffer : recording.buffers) {
+    recorded.emplace_back(buffer.address, buffer.handle != 0 ? buffer.bytes : 0);
+  }
+  // Mostly nothing overlaps, before or now: two buffers are then two, and need not be compared pair by pair.
+  const bool compares_pairs = any_overlap(recorded) || any_overlap(ranges);
+  for (size_t a = 0; compares_pairs && a < names.size(); ++a) {
     for (size_t b = 0; b < a; ++b) {
       if (names[a] == 0 || names[b] == 0) continue;
       const Recording::Buffer& one = recording.buffers[a];

@@ -1,4 +1,4 @@
-// The region index: normal form and coordinates of boxes, the hash table, the grid of a tree. region_pages.cc has the
+// The region index: normal form and coordinates of boxes, the hash table, the grid of a tree. region_pages.h has the
 // pages of the trees.
 //
 // Owns nothing: everything lies in the memory that the caller gave. Refuses an insertion (before it changes anything)
@@ -9,6 +9,7 @@
 #include <cassert>
 
 #include "rings/spin_lock.h"
+#include "tasks/region_pages.h"
 
 namespace tilewise::tasks {
 namespace {
@@ -181,7 +182,7 @@ uint32_t RegionIndex::find(uint32_t owner, const Box& box) const {
   return node;
 }
 
-uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
+[[gnu::flatten]] uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   if (header_->num_live == max_nodes_) return kNone;
   const uint32_t index = header_->free_node != kNone ? header_->free_node : header_->used_nodes;
   RegionNode& node = nodes_[index];

@@ -1,20 +1,19 @@
 // The pages of the region index's trees: finding the leaf for a key, adding and removing entries, splitting, bounds.
 //
 // An inner entry bounds all below it; bounds may be too wide after removals, never too narrow. Owns nothing: pages lie
-// in the caller's memory. Refuses nothing: insert() has made sure that there are enough pages.
+// in the caller's memory. Refuses nothing: insert() has made sure that there are enough pages. Included by region_index.cc
+// alone, so that an insertion, which goes to and fro between the two, is compiled as one.
+#pragma once
 #include <algorithm>
 
 #include "tasks/region_index.h"
 
 namespace tilewise::tasks {
-namespace {
 
 inline Cells::Lanes lesser(Cells::Lanes a, Cells::Lanes b) { return a < b ? a : b; }
 inline Cells::Lanes greater(Cells::Lanes a, Cells::Lanes b) { return a > b ? a : b; }
 
-}  // namespace
-
-uint32_t RegionIndex::new_page(uint32_t level) {
+inline uint32_t RegionIndex::new_page(uint32_t level) {
   uint32_t index = header_->free_page;
   if (index != kNone) {
     header_->free_page = pages_[index].parent;
@@ -29,14 +28,14 @@ uint32_t RegionIndex::new_page(uint32_t level) {
   return index;
 }
 
-void RegionIndex::free_page(uint32_t page) {
+inline void RegionIndex::free_page(uint32_t page) {
   pages_[page].parent = header_->free_page;
   header_->free_page = page;
   --header_->num_live_pages;
 }
 
 /// Whether a full leaf can be split: one page per full page on the way up, and one for a new root.
-bool RegionIndex::has_pages_for(uint32_t leaf) const {
+inline bool RegionIndex::has_pages_for(uint32_t leaf) const {
   uint32_t num_needed = 0;
   for (uint32_t page = leaf; page != kNone && pages_[page].count == kFanout; page = pages_[page].parent) {
     ++num_needed;
@@ -48,7 +47,7 @@ bool RegionIndex::has_pages_for(uint32_t leaf) const {
 }
 
 /// The leaf for a key; mostly the same one as the last time.
-uint32_t RegionIndex::leaf_for(Head& head, uint64_t lo) {
+inline uint32_t RegionIndex::leaf_for(Head& head, uint64_t lo) {
   if (head.hint_lo <= lo && lo < head.hint_hi) return head.hint;
   head.hint_lo = 0;
   head.hint_hi = UINT64_MAX;
@@ -66,12 +65,12 @@ uint32_t RegionIndex::leaf_for(Head& head, uint64_t lo) {
   return index;
 }
 
-RegionIndex::Entry RegionIndex::get_entry(uint32_t index, uint32_t at) const {
+inline RegionIndex::Entry RegionIndex::get_entry(uint32_t index, uint32_t at) const {
   const Page& page = pages_[index];
   return {page.cells[at], page.lo[at], page.hi[at], page.child[at]};
 }
 
-void RegionIndex::set_entry(uint32_t index, uint32_t at, const Entry& entry) {
+inline void RegionIndex::set_entry(uint32_t index, uint32_t at, const Entry& entry) {
   Page& page = pages_[index];
   page.cells[at] = entry.cells;
   page.lo[at] = entry.lo;
@@ -86,7 +85,7 @@ void RegionIndex::set_entry(uint32_t index, uint32_t at, const Entry& entry) {
 }
 
 /// What the parent says of a page.
-RegionIndex::Entry RegionIndex::summary(uint32_t index) const {
+inline RegionIndex::Entry RegionIndex::summary(uint32_t index) const {
   const Page& page = pages_[index];
   Entry total = get_entry(index, 0);
   for (uint32_t i = 1; i < page.count; ++i) {
@@ -99,13 +98,13 @@ RegionIndex::Entry RegionIndex::summary(uint32_t index) const {
   return total;
 }
 
-void RegionIndex::refresh_summaries(uint32_t page) {
+inline void RegionIndex::refresh_summaries(uint32_t page) {
   for (; pages_[page].parent != kNone; page = pages_[page].parent) {
     set_entry(pages_[page].parent, pages_[page].slot, summary(page));
   }
 }
 
-void RegionIndex::widen_summaries(uint32_t index, const Entry& entry) {
+inline void RegionIndex::widen_summaries(uint32_t index, const Entry& entry) {
   while (pages_[index].parent != kNone) {
     const uint32_t at = pages_[index].slot;
     index = pages_[index].parent;
@@ -118,7 +117,7 @@ void RegionIndex::widen_summaries(uint32_t index, const Entry& entry) {
   }
 }
 
-void RegionIndex::add_to_leaf(Head& head, uint32_t leaf, const Entry& entry) {
+inline void RegionIndex::add_to_leaf(Head& head, uint32_t leaf, const Entry& entry) {
   Page& page = pages_[leaf];
   if (page.count < kFanout) {
     set_entry(leaf, page.count++, entry);
@@ -136,7 +135,7 @@ void RegionIndex::add_to_leaf(Head& head, uint32_t leaf, const Entry& entry) {
   }
 }
 
-void RegionIndex::sort_leaf(uint32_t leaf) {
+inline void RegionIndex::sort_leaf(uint32_t leaf) {
   for (uint32_t i = 1; i < kFanout; ++i) {
     const Entry entry = get_entry(leaf, i);
     uint32_t at = i;
@@ -145,14 +144,14 @@ void RegionIndex::sort_leaf(uint32_t leaf) {
   }
 }
 
-void RegionIndex::insert_at(uint32_t index, uint32_t at, const Entry& entry) {
+inline void RegionIndex::insert_at(uint32_t index, uint32_t at, const Entry& entry) {
   for (uint32_t i = pages_[index].count++; i > at; --i) set_entry(index, i, get_entry(index, i - 1));
   set_entry(index, at, entry);
 }
 
 /// Adds an entry to a page whose entries are sorted. A full page is split: in the middle, or, when keys rise, behind
 /// its end, which keeps pages full. Returns the new page to the right, or kNone.
-uint32_t RegionIndex::add_entry(Head& head, uint32_t index, uint32_t at, const Entry& entry) {
+inline uint32_t RegionIndex::add_entry(Head& head, uint32_t index, uint32_t at, const Entry& entry) {
   Page& page = pages_[index];
   if (page.count < kFanout) {
     insert_at(index, at, entry);
@@ -180,7 +179,7 @@ uint32_t RegionIndex::add_entry(Head& head, uint32_t index, uint32_t at, const E
 }
 
 /// Takes an empty page out of its tree, with all above it that become empty, and roots of one child.
-void RegionIndex::remove_page(Head& head, uint32_t index) {
+inline void RegionIndex::remove_page(Head& head, uint32_t index) {
   head.hint_lo = head.hint_hi = 0;
   for (;;) {
     const uint32_t parent = pages_[index].parent;
