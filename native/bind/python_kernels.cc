@@ -3,6 +3,8 @@
 // A Python kernel is one C function whose first scalar is the address of a record (tilewise.runtime.python_tasks); the
 // record runs the callable. References are dropped under the GIL only: a record whose task has ended goes onto a list,
 // and whoever calls into the module next drops it.
+#include <unistd.h>
+
 #include <atomic>
 #include <mutex>
 
@@ -22,7 +24,13 @@ std::vector<PyObject*> finished_records;
 std::atomic<bool> has_finished_records{false};
 
 void* leave_python() { return Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
-void enter_python(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
+
+// When the interpreter is going down, taking its lock would end this thread by unwinding it, through frames that must not
+// be unwound: it stays where it is, and goes with the process.
+void enter_python(void* state) {
+  while (Py_IsInitialized() == 0) pause();
+  PyEval_RestoreThread(static_cast<PyThreadState*>(state));
+}
 
 // A handler's exception stays in the thread's state; raise_status finds it there.
 int has_signal() {

@@ -2,6 +2,7 @@
 //
 // Close is where Python and the runtime meet most closely: other threads may be inside, kernels may need the GIL, and
 // arrays may lie on the runtime's memory. All of it runs under the GIL except the waits.
+#include <chrono>
 #include <time.h>
 
 #include <string>
@@ -53,11 +54,14 @@ void Core::close() {
 void Core::close_at_exit() {
   if (runtime == nullptr || is_closing) return;
   is_closing = true;
-  constexpr int kPatience = 200;  // slices of 50 ms
-  for (int slice = 0; slice < kPatience; ++slice) {
+  const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (std::chrono::steady_clock::now() < patience) {
     const int status = without_gil([&] {
       pto_cancel_all(runtime);
-      return pto_wait_all(runtime, 0.05);
+      const int waited = pto_wait_all(runtime, 0.05);
+      const timespec nap{0, waited == PTO_TIMEOUT ? 0 : 5'000'000};  // only this thread's tasks were waited for
+      nanosleep(&nap, nullptr);
+      return waited;
     });
     pto_stats stats;
     pto_get_stats(runtime, &stats);
