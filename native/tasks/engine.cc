@@ -268,6 +268,7 @@ uint32_t Engine::find_lane() {
     while (used < s + 1 && !header.seats_in_use.compare_exchange_weak(used, s + 1, std::memory_order_acq_rel)) {
     }
     tickets.all.emplace_back(id_, s);
+    populate(region_, s);
     last_lane = {id_, s};
     return s;
   }

@@ -170,6 +170,22 @@ void unmap_region(const Region& region) {
   if (region.base != nullptr) munmap(region.base, region.header->total_bytes);
 }
 
+void populate(const Region& region, uint32_t seat) {
+#ifdef MADV_POPULATE_WRITE
+  const auto fill = [](void* begin, uint64_t bytes) {
+    const auto first = reinterpret_cast<uintptr_t>(begin) & ~uintptr_t{4095};
+    const auto end = (reinterpret_cast<uintptr_t>(begin) + bytes + 4095) & ~uintptr_t{4095};
+    madvise(reinterpret_cast<void*>(first), end - first, MADV_POPULATE_WRITE);  // a hint: older systems refuse it
+  };
+  const uint64_t window = region.header->window;
+  fill(region.slots + seat * window, window * sizeof(Slot));
+  fill(region.args + seat * window, window * sizeof(SlotArgs));
+#else
+  static_cast<void>(region);
+  static_cast<void>(seat);
+#endif
+}
+
 uint64_t resident_bytes(const std::byte* base, uint64_t bytes) {
   constexpr uint64_t kPage = 4096;
   std::vector<unsigned char> pages((bytes + kPage - 1) / kPage);

@@ -350,6 +350,8 @@ Region make_region(const Options& options);
 /// Maps the region of another process. Throws ArgumentError when the file is none.
 Region attach_region(const char* path);
 void unmap_region(const Region& region);
+/// Gives a seat's slots their memory now, in one call, instead of one fault after the other in its first submissions.
+void populate(const Region& region, uint32_t seat);
 /// Bytes of [base, base + bytes) that occupy memory now.
 uint64_t resident_bytes(const std::byte* base, uint64_t bytes);
 
