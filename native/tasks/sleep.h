@@ -120,7 +120,7 @@ class Pace {
   static constexpr uint64_t kEnough = 64;       // tasks per visit that make a visit worth while
   static constexpr uint64_t kShortTicks = 1000;
   static constexpr uint64_t kMinTicks = 512;
-  static constexpr uint64_t kMaxTicks = 16384;
+  static constexpr uint64_t kMaxTicks = 2048;
   uint64_t begin_ticks_ = 0;
   uint64_t completed_ = 0;
   uint64_t submitted_ = 0;
