@@ -8,6 +8,8 @@
 #include <numeric>
 #include <system_error>
 
+#include "base/quiet_thread.h"
+
 namespace tilewise::runtime {
 
 namespace {
@@ -17,20 +19,6 @@ using std::chrono::milliseconds;
 constexpr milliseconds kPoll{50};
 constexpr milliseconds kDrainLimit{10'000};  // a cancelled run that still runs a kernel after this is broken
 constexpr milliseconds kBrokenExit{2'000};   // close() of a broken executor leaves hung workers behind after this
-
-/// Starts a thread that takes no signals: Ctrl-C belongs to the thread that waits.
-template <class Body>
-std::thread quiet_thread(Body body) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  struct Restore {
-    const sigset_t& mask;
-    ~Restore() { pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
-  } restore{before};
-  return std::thread(body);
-}
 
 }  // namespace
 

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/quiet_thread.h"
 #include "tasks/builtin_kernels.h"
 #include "tasks/graph_log.h"
 #include "tasks/pool.h"
@@ -47,19 +48,6 @@ struct Tickets {
   }
 };
 thread_local Tickets tickets;
-
-template <class Body>
-std::thread quiet_thread(Body body) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  struct Restore {
-    const sigset_t& mask;
-    ~Restore() { pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
-  } restore{before};
-  return std::thread(body);
-}
 
 void check_options(const Options& options) {
   const auto within = [](uint64_t value, uint64_t low, uint64_t high, const char* name) {

@@ -49,7 +49,7 @@ struct Kernel {
   uint32_t flags = 0;
 };
 
-enum class Resource { kWindow = 0, kHeap = 1, kHandles = 2, kRegions = 3, kWait = 4, kEdges = 5 };
+enum class Resource { kWindow = 0, kHeap = 1, kHandles = 2, kRegions = 3 };
 
 class Recording;
 class GraphLog;
@@ -224,7 +224,6 @@ class Engine {
   bool watch(TaskRef task);
   void watch_lane(uint32_t seat);
   uint32_t find_free_slot(uint32_t seat);
-  int result_of(pto_task task);
   void check_not_inside(pto_task task) const;
   bool wait_for_room(uint32_t seat, Resource resource, uint64_t size);
   bool has_room(uint32_t seat, Resource resource, uint64_t size) const;
@@ -272,6 +271,7 @@ class Engine {
   std::vector<pto_handle> bind_recording(Recording& recording, const pto_handle* from, const pto_handle* to,
                                          uint32_t num_handles);
   void replay_task(Replay& run, uint32_t number);
+  uint32_t begin_replayed(Replay& run, uint32_t number, const RecordedTask& recorded);
   bool replay_plain(Replay& run, uint32_t number, const RecordedTask& recorded);
   void leave_behind(Replay& run, const RecordedBuffer& buffer, size_t number);
 

@@ -512,4 +512,43 @@ CASE("edges from tasks to come, undefined flags, missing arrays and endless time
   EXPECT_EQ(pto_graph_end(runtime, "/dev/null"), PTO_OK);
 }
 
+CASE("a stall is recorded with its lane, its cause, its times and what was live") {
+  Runtime runtime(1, 4);
+  EXPECT_EQ(pto_trace_enable(runtime, 100), 0);
+  Gate gate;
+  runtime.submit(runtime.kernel("gate", Gate::kernel), {}, {.scalars = {scalar(&gate)}});
+  gate.await_inside(1);
+  std::thread opener([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    gate.open();
+  });
+  int64_t x = 0;
+  const pto_handle h = runtime.add(x);
+  const pto_event event = pto_event_open(runtime);
+  const pto_wait_for wait{event, 1};
+  pto_param param = in(h);
+  pto_task_spec spec{};
+  spec.kernel = PTO_NO_KERNEL;
+  spec.params = &param;
+  spec.num_params = 1;
+  spec.waits = &wait;
+  spec.num_waits = 1;
+  for (int t = 0; t < 4; ++t) EXPECT(pto_submit(runtime, &spec) != 0);  // the fourth finds the window full
+  opener.join();
+  pto_event_raise(runtime, event, 1);
+  EXPECT_EQ(pto_wait_all(runtime, 60), 0);
+  std::vector<pto_trace_stall> stalls(100);
+  const uint64_t count = pto_trace_stalls(runtime, stalls.data(), stalls.size());
+  EXPECT(count > 0);
+  for (uint64_t s = 0; s < std::min<uint64_t>(count, 100); ++s) {
+    EXPECT_EQ(stalls[s].lane, 1);
+    EXPECT_EQ(stalls[s].cause, 0);
+    EXPECT(stalls[s].begin_ns > 1'000'000 && stalls[s].begin_ns <= stalls[s].end_ns);
+    EXPECT(stalls[s].end_ns - stalls[s].begin_ns < 60'000'000'000);
+    EXPECT(stalls[s].live_tasks <= 4);
+    EXPECT_EQ(stalls[s].heap_used_bytes, uint64_t{0});
+  }
+  EXPECT_EQ(pto_trace_enable(runtime, 0), 0);
+}
+
 TILEWISE_TEST_MAIN

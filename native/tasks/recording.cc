@@ -261,13 +261,8 @@ std::vector<pto_handle> Engine::bind_recording(Recording& recording, const pto_h
   return names;
 }
 
-// What nearly every recorded task is; see submit_plain. False when a buffer has become special since.
-inline bool Engine::replay_plain(Replay& run, uint32_t number, const Recording::Task& recorded) {
-  const Recording::Access* const accesses = run.recording.accesses.data() + recorded.first_param;
-  Handle* const* const handles = run.handles.data();
-  for (uint32_t a = 0; a < recorded.num_params; ++a) {
-    if (handles[accesses[a].buffer]->flags != kUsed) return false;
-  }
+// A slot with all that does not depend on the replay's buffers.
+inline uint32_t Engine::begin_replayed(Replay& run, uint32_t number, const Recording::Task& recorded) {
   const uint32_t slot = take_slot(run.seat);
   Slot& task = region_.slots[slot];
   SlotArgs& args = region_.args[slot];
@@ -285,11 +280,24 @@ inline bool Engine::replay_plain(Replay& run, uint32_t number, const Recording::
   task.num_scalars = recorded.num_scalars;
   task.flags = recorded.flags;
   task.num_tokens = 0;
+  task.num_tokens_held = 0;
   const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + 1;
   task.sequence.store(sequence, std::memory_order_relaxed);
   header.sequence.store(sequence, std::memory_order_release);
   if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] note_submission(args, run.seat);
   for (uint32_t s = 0; s < recorded.num_scalars; ++s) args.scalars[s] = run.recording.scalars[recorded.first_scalar + s];
+  return slot;
+}
+
+// What nearly every recorded task is; see submit_plain. False when a buffer has become special since.
+inline bool Engine::replay_plain(Replay& run, uint32_t number, const Recording::Task& recorded) {
+  const Recording::Access* const accesses = run.recording.accesses.data() + recorded.first_param;
+  Handle* const* const handles = run.handles.data();
+  for (uint32_t a = 0; a < recorded.num_params; ++a) {
+    if (handles[accesses[a].buffer]->flags != kUsed) return false;
+  }
+  const uint32_t slot = begin_replayed(run, number, recorded);
+  SlotArgs& args = region_.args[slot];
   SeatPool pool{*this, seat(run.seat)};
   const auto sink = [&](TaskRef producer) { order_after(slot, producer, run.seat); };
   for (uint32_t a = 0; a < recorded.num_params; ++a) {
@@ -308,30 +316,11 @@ inline bool Engine::replay_plain(Replay& run, uint32_t number, const Recording::
 inline void Engine::replay_task(Replay& run, uint32_t number) {
   const Recording::Task& recorded = run.recording.tasks[number];
   if (recorded.is_plain && replay_plain(run, number, recorded)) [[likely]] return;
-  const uint32_t slot = take_slot(run.seat);
+  const uint32_t slot = begin_replayed(run, number, recorded);
   Slot& task = region_.slots[slot];
   SlotArgs& args = region_.args[slot];
   Header& header = *region_.header;
-  run.tasks[number] = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
-  task.next_waiter = 0;
-  task.kernel = recorded.kernel;
-  task.priority = recorded.priority;
-  task.parent = 0;
-  task.poison = 0;
-  task.more_producers = 0;
-  task.type_class = recorded.type_class;
-  task.num_producers = 0;
-  task.num_params = recorded.num_params;
-  task.num_scalars = recorded.num_scalars;
-  task.flags = recorded.flags;
-  task.num_tokens_held = 0;
-  const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + 1;
-  task.sequence.store(sequence, std::memory_order_relaxed);
-  header.sequence.store(sequence, std::memory_order_release);
-  task.num_tokens = 0;
   if (recorded.target_worker != 0) args.target_worker = recorded.target_worker;
-  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] note_submission(args, run.seat);
-  for (uint32_t s = 0; s < recorded.num_scalars; ++s) args.scalars[s] = run.recording.scalars[recorded.first_scalar + s];
   for (uint32_t w = 0; w < recorded.num_waits; ++w) {
     const Recording::Wait& wait = run.recording.waits[recorded.first_wait + w];
     if (run.event_values.empty()) {

@@ -130,8 +130,6 @@ bool Engine::help_own_lane(uint32_t seat_index) {
   return true;
 }
 
-int Engine::result_of(pto_task task) { return task_status(task); }
-
 // A task that waits for itself, or for one whose child it is, would wait for ever.
 void Engine::check_not_inside(pto_task task) const {
   uint32_t outer = running.engine == this ? running.parent : 0;
@@ -146,7 +144,7 @@ void Engine::check_not_inside(pto_task task) const {
 int Engine::wait(pto_task task, double timeout_s, bool helps) {
   if (running.engine == this) check_not_inside(task);
   const bool done = wait_until([&] { return is_complete(task); }, [&] { watch(task); }, timeout_s, helps);
-  return done ? result_of(task) : PTO_TIMEOUT;
+  return done ? task_status(task) : PTO_TIMEOUT;
 }
 
 int Engine::wait_any(const pto_task* tasks, uint32_t num_tasks, double timeout_s, uint32_t* first, bool helps) {
@@ -163,7 +161,7 @@ int Engine::wait_any(const pto_task* tasks, uint32_t num_tasks, double timeout_s
   };
   if (!wait_until(done, watch_all, timeout_s, helps)) return PTO_TIMEOUT;
   if (first != nullptr) *first = found;
-  return result_of(tasks[found]);
+  return task_status(tasks[found]);
 }
 
 int Engine::wait_all(double timeout_s, bool helps) {
@@ -250,8 +248,8 @@ void Engine::note_stall(uint32_t seat_index, Resource cause, int64_t begin_ns) {
   me.num_stalls.store(me.num_stalls.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   if (cause == Resource::kWindow) me.window_high.store(region_.header->window, std::memory_order_relaxed);
   if (Trace* trace = active_trace_.load(std::memory_order_relaxed)) {
-    trace->stall(seat_index, static_cast<int32_t>(seat_index), static_cast<int32_t>(cause), begin_ns, end_ns,
-                  region_.header->segments_used.load(std::memory_order_relaxed) * kSegmentBytes);
+    trace->stall(seat_index, static_cast<int32_t>(cause), begin_ns, end_ns, num_submitted() - num_completed(),
+                 region_.header->segments_used.load(std::memory_order_relaxed) * kSegmentBytes);
   }
 }
 
@@ -385,8 +383,8 @@ void Engine::raise_deadlock(uint32_t seat_index, Resource resource, uint64_t siz
     who << "the oldest task, number " << task.sequence.load() << " ("
         << (task.kernel >= 0 ? kernel_name(task.kernel) : "empty") << "), waits for this submitter";
   }
-  static constexpr const char* kNames[] = {"task slots of the window", "bytes of the heap", "handles", "boxes", "", ""};
-  static constexpr const char* kKnobs[] = {"window", "heap_bytes", "max_handles", "max_regions", "", ""};
+  static constexpr const char* kNames[] = {"task slots of the window", "bytes of the heap", "handles", "boxes"};
+  static constexpr const char* kKnobs[] = {"window", "heap_bytes", "max_handles", "max_regions"};
   const uint64_t total = resource == Resource::kWindow    ? header.window
                          : resource == Resource::kHeap    ? uint64_t{header.num_segments} * kSegmentBytes
                          : resource == Resource::kHandles ? header.max_handles

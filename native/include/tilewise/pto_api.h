@@ -232,6 +232,7 @@ typedef struct pto_stats {
   uint64_t stall_ns;                                             /* submitters waited for window, heap, handles */
   uint64_t num_stalls;
   uint64_t window, window_high, heap_bytes, heap_high_bytes, handles, handles_high, regions, regions_high;
+  /* window_high: the window once it has been full, else 0; the others: the most seen */
   uint64_t metadata_bytes; /* of the region, heap apart */
 } pto_stats;
 PTO_CALL int pto_get_stats(PTORuntime* runtime, pto_stats* stats);
@@ -250,7 +251,7 @@ typedef struct pto_trace_task {
 
 typedef struct pto_trace_stall {
   int32_t lane;
-  int32_t cause; /* 0 window, 1 heap, 2 handles, 3 regions, 4 a wait */
+  int32_t cause; /* 0 window, 1 heap, 2 handles, 3 regions */
   int64_t begin_ns, end_ns;
   uint64_t live_tasks, heap_used_bytes; /* at its begin */
 } pto_trace_stall;

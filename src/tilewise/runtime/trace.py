@@ -30,7 +30,7 @@ __all__ = [
 
 Times = NDArray[np.int64]
 
-STALL_CAUSES = ("window", "heap", "handles", "regions", "wait")
+STALL_CAUSES = ("window", "heap", "handles", "regions")
 
 # In the order in which they are tested: what a worker without a task could have hoped for at that moment.
 IDLE_CAUSES = {

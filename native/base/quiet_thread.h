@@ -1,0 +1,22 @@
+// Starts a thread that takes no signals: Ctrl-C belongs to the thread that waits.
+#pragma once
+#include <signal.h>
+
+#include <thread>
+
+namespace tilewise {
+
+template <class Body>
+std::thread quiet_thread(Body body) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  struct Restore {
+    const sigset_t& mask;
+    ~Restore() { pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
+  } restore{before};
+  return std::thread(body);
+}
+
+}  // namespace tilewise
