@@ -231,7 +231,7 @@ def _stalls(trace: Trace) -> str:
     head = ("lane", "cause", "stalls", "time", "longest", "most live tasks", "most heap used")
     return (
         "<h2>Stalls of submitters</h2><p class='soft'>A stall for the window, the heap, handles or regions means that "
-        "more of it would let the submitter run ahead further; a wait was asked for.</p>"
+        "more of it would let the submitter run ahead further.</p>"
         f"<p class='legend'>{_legend(STALL_STYLES.items())}</p>"
         f"<div class='scroll'>{html_table(head, table)}</div>"
     )
