@@ -177,7 +177,9 @@ void Engine::unregister(pto_handle name, double timeout_s, bool helps) {
 void Engine::freeze(pto_handle name, bool frozen) {
   Handle& handle = resolve(name, "freeze");
   if (frozen) wait_for_buffer(name, PTO_OUTPUT, PTO_FOREVER, true);  // no writer is left, so readers need not be known
-  const SubmitGuard guard(*region_.header, seat_here(), fences_);
+  const uint32_t seat_index = seat_here();
+  const SubmitGuard guard(*region_.header, seat_index, fences_);
+  settle_buffer(handle, seat_index);
   handle.flags = frozen ? handle.flags | kFrozen : handle.flags & ~kFrozen;
 }
 
@@ -206,7 +208,11 @@ void* Engine::wait_for_buffer(pto_handle name, int mode, double timeout_s, bool 
   {
     // A task's children are tracked by that task alone; and a replay may hold the lock until the task has ended.
     const SubmitGuard guard(*region_.header, seat_index, fences_, running.engine == this);
-    if (found->owner != 0 || running.engine == this) found = &tracked(*found, PTO_INPUT, &kNoBytes, seat_index);
+    if (found->owner != 0 || running.engine == this) {
+      found = &tracked(*found, PTO_INPUT, &kNoBytes, seat_index);
+    } else {
+      settle_buffer(*found, seat_index);
+    }
     const auto note = [&](TaskRef ref) { producers.push_back(ref); };
     if ((found->flags & kHasRegions) != 0) {
       std::lock_guard boxes_guard(region_.header->boxes_lock);

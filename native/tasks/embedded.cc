@@ -29,6 +29,7 @@ Options options_of(uint32_t num_workers, uint32_t window) {
   options.max_handles = 1;
   // Every task may wait for every other one, and workers keep some in stock: the pool cannot run out.
   options.max_chunks = window * (window / kPerChunk + 2) + num_workers * 5 * SeatPool::kStock;
+  options.max_replayable = 0;
   options.max_regions = 1;
   options.max_events = 1;
   options.heap_bytes = 1;

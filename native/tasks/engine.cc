@@ -191,16 +191,16 @@ void Engine::close() {
   }
   if (!peer_lost_.load()) {
     const bool helps = has_lane();
-    for (uint32_t slot = 0; slot < header_seats() * region_.header->window; ++slot) {
-      const WakeWord word = region_.slots[slot].wake.load(std::memory_order_acquire);
-      if (!is_live(word)) continue;
-      const TaskRef task = make_ref(generation_in(word), slot);
-      try {
+    try {
+      for (uint32_t slot = 0; slot < header_seats() * region_.header->window; ++slot) {
+        const WakeWord word = region_.slots[slot].wake.load(std::memory_order_acquire);
+        if (!is_live(word)) continue;
+        const TaskRef task = make_ref(generation_in(word), slot);
         wait_until([&] { return is_complete(task); }, [&] { watch(task); }, PTO_FOREVER, helps);
-      } catch (const StatusError& error) {
-        if (error.status != PTO_PEER_LOST) throw;
-        break;
       }
+      wait_until([&] { return !has_rounds(kNone); }, [&] { watch_rounds(kNone); }, PTO_FOREVER, helps);
+    } catch (const StatusError& error) {
+      if (error.status != PTO_PEER_LOST) throw;
     }
   }
   stop();
@@ -338,6 +338,11 @@ pto_kernel_fn Engine::function_of(int32_t id) {
   }
   std::atomic_ref(kernels_[id]->function).store(found, std::memory_order_release);
   return found;
+}
+
+/// nullptr: an empty task.
+pto_kernel_fn Engine::function_at(int32_t kernel) const {
+  return kernel < 0 ? nullptr : std::atomic_ref(kernels_[kernel]->function).load(std::memory_order_acquire);
 }
 
 const char* Engine::kernel_name(pto_kernel kernel) const {

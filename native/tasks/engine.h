@@ -9,7 +9,7 @@
 //
 //   submit.cc   from a specification to a ready or waiting task       wait.cc      waiting, deadlock, sleeping
 //   run.cc      taking, running and completing tasks                  buffers.cc   handles, heap, scopes
-//   failures.cc errors, poison, cancelling                            recording.cc record and replay
+//   failures.cc errors, poison, cancelling                            recording.cc, replay.cc, instance.cc
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -52,6 +52,7 @@ struct Kernel {
 enum class Resource { kWindow = 0, kHeap = 1, kHandles = 2, kRegions = 3 };
 
 class Recording;
+struct Running;
 class GraphLog;
 class Host;
 struct Replay;
@@ -150,6 +151,7 @@ class Engine {
   friend struct SeatPool;
   friend struct Probe;  // benchmarks/runtime
   friend class Recording;
+  friend class Instance;
   friend class GraphLog;
   friend class Embedded;
   explicit Engine(const Region& region);
@@ -215,6 +217,13 @@ class Engine {
   void park_worker(uint32_t worker);
   void wake_worker(bool all = false);
   pto_kernel_fn function_of(int32_t kernel);
+  pto_kernel_fn function_at(int32_t kernel) const;
+  int invoke(int32_t kernel, pto_kernel_fn function, void* const* buffers, const uint64_t* scalars, const Running& as);
+  void follow_up(uint32_t& next, uint32_t slot, uint32_t seat, bool is_worker);
+  uint32_t wake_list(uint32_t waiter, uint32_t next, uint32_t seat, bool is_worker);
+  uint32_t complete_replayed(uint32_t slot, uint32_t seat, TaskRef self, bool is_worker);
+  void tell_watchers(TaskRef task);
+  void trace_end(uint32_t slot, uint32_t seat, TaskRef self, int status);
 
   // Waiting.
   template <class Done, class Watch>
@@ -270,10 +279,34 @@ class Engine {
   // Replay.
   std::vector<pto_handle> bind_recording(Recording& recording, const pto_handle* from, const pto_handle* to,
                                          uint32_t num_handles);
+  void submit_recording(Recording& recording, std::vector<pto_handle> names, uint32_t seat);
   void replay_task(Replay& run, uint32_t number);
   uint32_t begin_replayed(Replay& run, uint32_t number, const RecordedTask& recorded);
-  bool replay_plain(Replay& run, uint32_t number, const RecordedTask& recorded);
-  void leave_behind(Replay& run, const RecordedBuffer& buffer, size_t number);
+  void leave_behind(Recording& recording, const RecordedBuffer& buffer, Handle& handle, const std::vector<TaskRef>& names,
+                    uint32_t seat);
+
+  // Instances (instance.cc).
+  void instantiate(Recording& recording);
+  void reap_instances();
+  bool replay_instance(Recording& recording, const pto_handle* from, const pto_handle* to, uint32_t num_handles,
+                       uint32_t seat);
+  bool outwait(Instance& instance, uint32_t seat);
+  bool enter(Instance& instance, std::vector<pto_handle> names, uint32_t seat);
+  void begin_round(Instance& instance, uint32_t seat);
+  void settle(Instance& instance, uint32_t seat);
+  void settle_buffer(Handle& handle, uint32_t seat);
+  void settle_all(uint32_t seat);
+  bool arrive(uint32_t slot);
+  void inherit_replayed(uint32_t slot);
+  bool has_rounds(uint32_t seat) const;
+  void watch_rounds(uint32_t seat);
+  bool has_live_rounds() const;
+  std::vector<std::pair<uint64_t, uint64_t>> live_rounds() const;
+  // What tasks of both kinds have, in different places.
+  uint32_t lane_of(uint32_t slot) const;
+  uint64_t sequence_of(uint32_t slot) const;
+  uint64_t& ready_ticks_of(uint32_t slot);
+  int32_t& status_of(uint32_t slot);
 
   Region region_;
   RegionIndex boxes_;
@@ -295,8 +328,10 @@ class Engine {
   std::atomic<Trace*> active_trace_{nullptr};  // nullptr: off
   std::unique_ptr<GraphLog> graph_;
   std::atomic<uint32_t> num_observers_{0};  // open recordings and graphs
-  std::mutex recordings_mutex_;
+  mutable std::mutex recordings_mutex_;  // of the next three; taken after the submission lock
   std::map<pto_recording, std::shared_ptr<Recording>> recordings_;
+  std::vector<std::shared_ptr<Recording>> instantiated_;  // by first slot; also freed ones whose tasks still run
+  pto_recording next_recording_ = 1;
   std::vector<std::unique_ptr<Recording>> open_recordings_;  // per seat
   bool closed_ = false;
 };

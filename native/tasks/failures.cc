@@ -43,7 +43,7 @@ void Engine::fail(uint32_t slot, uint32_t seat_index, int status) {
   if (task.parent != 0) {
     region_.slots[task.parent - 1].child_error.compare_exchange_strong(none, error, std::memory_order_acq_rel);
   } else {
-    seat(region_.lane_of(slot)).first_error.compare_exchange_strong(none, error, std::memory_order_acq_rel);
+    seat(lane_of(slot)).first_error.compare_exchange_strong(none, error, std::memory_order_acq_rel);
   }
 }
 
@@ -56,7 +56,7 @@ uint32_t Engine::record_error(uint32_t slot, uint32_t seat_index, int status, co
   record.task = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
   record.kernel = task.kernel;
   record.worker = seat_index < header.num_workers ? static_cast<int32_t>(seat_index) : -1;
-  record.lane = static_cast<int32_t>(region_.lane_of(slot));
+  record.lane = static_cast<int32_t>(lane_of(slot));
   record.status = status;
   record.number = number;
   const size_t length = std::min(reason.size(), sizeof(record.text) - 1);
@@ -93,7 +93,7 @@ void Engine::mark_failed(TaskRef task, uint32_t error, bool is_pinned) {
   }
   uint64_t at = hash_of(task) & mask;
   while (region_.failed[at].key != 0) at = (at + 1) & mask;
-  const uint64_t submitted_at = region_.slots[slot_of(task)].sequence.load(std::memory_order_relaxed);
+  const uint64_t submitted_at = sequence_of(slot_of(task));
   const uint32_t parent = region_.slots[slot_of(task)].parent;
   const TaskRef parent_name =
       parent == 0 ? 0 : make_ref(generation_in(region_.slots[parent - 1].wake.load(std::memory_order_relaxed)), parent - 1);
@@ -121,7 +121,9 @@ void Engine::inherit(Slot& task, TaskRef producer) {
 // that can still ask were submitted before the first sweep that found the producer completed.
 void Engine::sweep_failures(bool holds_boxes_lock) {
   Header& header = *region_.header;
-  SeatPool pool{*this, seat(seat_here())};
+  const uint32_t seat_index = seat_here();
+  settle_all(seat_index);  // so that the buffers name everybody
+  SeatPool pool{*this, seat(seat_index)};
   std::vector<TaskRef> named;
   const auto note = [&](TaskRef ref) { named.push_back(without_flags(ref)); };
   const auto note_state = [&](const AccessState& state) {
@@ -147,10 +149,14 @@ void Engine::sweep_failures(bool holds_boxes_lock) {
     live.push_back(region_.slots[slot].sequence.load(std::memory_order_relaxed));
   }
   std::sort(live.begin(), live.end());
+  const std::vector<std::pair<uint64_t, uint64_t>> rounds = live_rounds();
   // Only a task submitted after the failed one, and before it was seen to have ended, can stand behind it.
   const auto is_awaited = [&](const FailedTask& entry) {
     const auto first = std::lower_bound(live.begin(), live.end(), entry.submitted_at);
-    return first != live.end() && *first <= entry.swept_at;
+    if (first != live.end() && *first <= entry.swept_at) return true;
+    return std::any_of(rounds.begin(), rounds.end(), [&](const auto& round) {
+      return entry.submitted_at <= round.second && round.first <= entry.swept_at;
+    });
   };
   const auto has_live_parent = [&](const FailedTask& entry) {
     return entry.parent != 0 && generation_in(region_.slots[slot_of(entry.parent)].wake.load(std::memory_order_acquire)) ==

@@ -83,9 +83,19 @@ inline bool Engine::advance(uint32_t slot, uint32_t seat_index) {
     if (has_failures()) [[unlikely]] inherit(task, word);
     drop_producer(task, seat_index);
   }
-  if ((task.flags & (kUsesTokens | kIsEmbedded)) == 0) [[likely]] return true;
+  if ((task.flags & (kUsesTokens | kIsEmbedded | kIsReplayed)) == 0) [[likely]] return true;
+  if ((task.flags & kIsReplayed) != 0) return arrive(slot);
   if ((task.flags & kIsEmbedded) != 0) return host_->admit(slot & (region_.header->window - 1));
   return take_tokens(slot);
+}
+
+/// One more of what a replayed task waits for. True: it was the last.
+inline bool Engine::arrive(uint32_t slot) {
+  std::atomic<uint32_t>& left = region_.slots[slot].children;
+  // Nobody else can come when one is left: then to look is enough.
+  if (left.load(std::memory_order_acquire) != 1 && left.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
+  if (has_failures()) [[unlikely]] inherit_replayed(slot);
+  return true;
 }
 
 inline void Engine::drop_producer(Slot& task, uint32_t seat_index) {
@@ -103,7 +113,7 @@ inline void Engine::drop_producer(Slot& task, uint32_t seat_index) {
 
 inline void Engine::make_ready(uint32_t slot, uint32_t seat_index) {
   region_.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
-  if (active_trace_.load(std::memory_order_relaxed) != nullptr) region_.args[slot].ready_ticks = ticks();
+  if (active_trace_.load(std::memory_order_relaxed) != nullptr) ready_ticks_of(slot) = ticks();
   const bool has_target = (region_.slots[slot].flags & kHasTarget) != 0;
   push_ready(slot, seat_index);
   wake_worker(has_target);
@@ -112,7 +122,7 @@ inline void Engine::make_ready(uint32_t slot, uint32_t seat_index) {
 inline void Engine::push_ready(uint32_t slot, uint32_t seat_index) {
   Slot& task = region_.slots[slot];
   Header& header = *region_.header;
-  const OrderedEntry entry{task.priority, task.sequence.load(std::memory_order_relaxed), slot};
+  const OrderedEntry entry{task.priority, sequence_of(slot), slot};
   if ((task.flags & kHasTarget) != 0) {
     const uint32_t worker = region_.args[slot].target_worker - 1;
     push(region_.queues[kNumSharedQueues * header.num_classes + worker], region_.base, entry);

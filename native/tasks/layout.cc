@@ -65,6 +65,11 @@ void lay_out(const Options& options, Header& header) {
   header.num_segments = static_cast<uint32_t>((options.heap_bytes + kSegmentBytes - 1) / kSegmentBytes);
   header.is_shared = options.shared_path != nullptr ? 1 : 0;
   const uint64_t num_slots = uint64_t{header.num_seats} * header.window;
+  // Instances hold addresses of this process.
+  const uint64_t num_replayable =
+      header.is_shared != 0 ? 0 : std::min<uint64_t>(options.max_replayable, (1u << kSlotBits) - num_slots);
+  header.num_replayable = static_cast<uint32_t>(num_replayable);
+  header.num_slots = static_cast<uint32_t>(num_slots + num_replayable);
   const uint64_t num_chunks = options.max_chunks != 0 ? options.max_chunks : 4 * num_slots + options.max_handles;
   header.max_chunks = static_cast<uint32_t>(std::min<uint64_t>(num_chunks, kNone - 1));
   header.failed_capacity = 1024;
@@ -73,7 +78,7 @@ void lay_out(const Options& options, Header& header) {
   Cursor cursor;
   cursor.take(sizeof(Header));
   header.seats = cursor.take(header.num_seats * sizeof(Seat));
-  header.slots = cursor.take(num_slots * sizeof(Slot));
+  header.slots = cursor.take(header.num_slots * sizeof(Slot));
   header.args = cursor.take(num_slots * sizeof(SlotArgs));
   header.declared = cursor.take(num_slots * PTO_MAX_PARAMS * sizeof(pto_region));
   header.handles = cursor.take(uint64_t{header.max_handles} * sizeof(Handle));
@@ -81,7 +86,7 @@ void lay_out(const Options& options, Header& header) {
   header.chunks = cursor.take(uint64_t{header.max_chunks} * sizeof(Chunk));
   header.rings = cursor.take(uint64_t{header.num_seats} * header.num_classes * sizeof(Ring));
   header.queues = cursor.take(header.num_queues * sizeof(OrderedQueue));
-  header.entries = cursor.take(header.num_queues * num_slots * sizeof(OrderedEntry));
+  header.entries = cursor.take(uint64_t{header.num_queues} * header.num_slots * sizeof(OrderedEntry));
   header.events = cursor.take(uint64_t{header.max_events} * sizeof(Event));
   header.segments = cursor.take(uint64_t{header.num_segments} * sizeof(Segment));
   header.errors = cursor.take(kMaxErrors * sizeof(ErrorRecord));
@@ -142,9 +147,8 @@ Region make_region(const Options& options) {
                        header.total_bytes, " bytes; use a smaller heap, window or fewer lanes");
   std::memcpy(static_cast<void*>(base), &header, offsetof(Header, submit_lock));
   const Region region = locate(base);
-  const uint64_t num_slots = uint64_t{header.num_seats} * header.window;
   for (uint64_t q = 0; q < header.num_queues; ++q) {
-    region.queues[q].entries_offset = header.entries + q * num_slots * sizeof(OrderedEntry);
+    region.queues[q].entries_offset = header.entries + q * header.num_slots * sizeof(OrderedEntry);
   }
   RegionIndex(region.regions, header.max_regions, true);
   return region;

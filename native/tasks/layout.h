@@ -21,6 +21,7 @@ inline constexpr uint32_t kNumTypes = 4;
 inline constexpr uint32_t kRingCells = 1024;
 inline constexpr uint32_t kMaxKernels = 512;
 inline constexpr uint32_t kMaxErrors = 256;
+inline constexpr uint32_t kMaxReplayable = 1 << 18;
 inline constexpr uint64_t kSegmentBytes = 256 << 10;
 
 /// Bytes that a buffer takes of the heap. No heap is as large as the limit, which keeps sums from wrapping around.
@@ -43,6 +44,23 @@ enum SlotFlags : uint8_t {
   kHasTarget = 16,
   kHasPredicate = 32,
   kIsEmbedded = 64,  // its body and what it waits for besides its producers are the host's
+  kIsReplayed = 128,  // a task of an instance, see instance.h
+};
+
+class Instance;
+
+/// What a task of an instance has in the place of its producers; constant while the instance lives, except the last two.
+/// No SlotArgs belong to it. Memory: of the process.
+struct Replayed {
+  Instance* instance;
+  pto_kernel_fn function;  // nullptr: an empty task
+  void* const* buffers;
+  const uint64_t* scalars;
+  const uint32_t* successors;  // slots
+  uint32_t num_successors;
+  uint32_t num_arrivals;  // by which it becomes ready: one per producer; without producers, the beginning of the round
+  uint64_t ready_ticks;   // while tracing
+  int32_t status;         // of a task that is ended from outside
 };
 
 /// kExternal: its kernel returned PTO_LATER. kEnded: pto_task_complete came before the kernel returned. kChildren: its
@@ -59,7 +77,7 @@ struct alignas(128) Slot {
   uint32_t parent;  // slot + 1
   uint32_t poison;  // error number inherited
   uint32_t more_producers;  // + 1
-  std::atomic<uint32_t> children;  // 1 while its kernel runs, plus live children
+  std::atomic<uint32_t> children;  // 1 while its kernel runs, plus live children; of a replayed task: arrivals to come
   std::atomic<uint32_t> child_error;
   std::atomic<uint64_t> sequence;
   std::atomic<uint32_t> cancelled;  // low bits of the generation that was cancelled
@@ -72,7 +90,10 @@ struct alignas(128) Slot {
   uint8_t num_tokens;
   uint8_t num_tokens_held;
   // second line
-  uint64_t producers[kInlineProducers];
+  union {
+    uint64_t producers[kInlineProducers];
+    Replayed replayed;  // with kIsReplayed
+  };
 };
 static_assert(sizeof(Slot) == 128);
 
@@ -100,7 +121,8 @@ struct alignas(64) SlotArgs {
 };
 
 /// kHasOwner: only the children of one task may use it.
-enum HandleFlags : uint32_t { kFrozen = 1, kHasRegions = 2, kOwnedByHeap = 4, kUsed = 8, kHasOwner = 16 };
+/// kReplayed: an instance knows who accesses it; see instance.h.
+enum HandleFlags : uint32_t { kFrozen = 1, kHasRegions = 2, kOwnedByHeap = 4, kUsed = 8, kHasOwner = 16, kReplayed = 32 };
 
 /// Flags that others may look at while their owner, one at a time, changes them; under a lock they look again.
 struct SharedFlags {
@@ -126,6 +148,7 @@ struct alignas(128) Handle {
   uint64_t bytes;
   uint32_t next;                // + 1: in its scope, or free
   RegionTree tree;              // boxes, when kHasRegions
+  uint32_t replayed_by;         // first slot of the instance, when kReplayed
 };
 static_assert(sizeof(Handle) == 128);
 
@@ -249,6 +272,8 @@ struct Header {
   uint32_t num_workers;
   uint32_t num_seats;  // workers first, then submitters
   uint32_t window;
+  uint32_t num_slots;       // num_seats * window, and behind them those of instances
+  uint32_t num_replayable;  // slots of instances
   uint32_t num_classes;
   uint32_t num_queues;
   uint32_t class_of_type[kNumTypes];
@@ -322,6 +347,7 @@ struct Region {
   uint64_t distance(const void* address) const {
     return reinterpret_cast<uint64_t>(address) - reinterpret_cast<uint64_t>(base);
   }
+  /// Of a task that was submitted, not replayed.
   uint32_t lane_of(uint32_t slot) const { return slot / header->window; }
   void* at(uint64_t distance) const {
     return reinterpret_cast<void*>(reinterpret_cast<uint64_t>(base) + distance);
@@ -336,6 +362,7 @@ struct Options {
   uint32_t max_regions = 4096;
   uint32_t max_events = 1024;
   uint32_t max_chunks = 0;  // 0: by the number of slots and handles
+  uint32_t max_replayable = kMaxReplayable;  // tasks of recordings that are kept ready to be replayed
   uint64_t heap_bytes = 64 << 20;
   uint8_t worker_types[256] = {};  // masks
   bool has_types = false;

@@ -27,6 +27,11 @@ inline bool push(Ring& ring, uint32_t slot) {
   return true;
 }
 
+/// Owner only.
+inline bool is_full(Ring& ring) {
+  return ring.tail.load(std::memory_order_relaxed) - ring.head.load(std::memory_order_relaxed) >= kRingCells;
+}
+
 inline bool has_tasks(const Ring& ring) {
   return ring.head.load(std::memory_order_relaxed) != ring.tail.load(std::memory_order_relaxed);
 }

@@ -43,7 +43,7 @@ struct RecordedTask {
   uint32_t first_wait;
   uint32_t num_waits;
   uint32_t predicate;  // buffer + 1
-  bool is_plain;       // registered buffers, whole, read or written, and nothing else
+  bool is_plain;       // a leaf on registered buffers, whole, read or written, and nothing else
 };
 
 class Recording {
@@ -64,9 +64,11 @@ class Recording {
   };
 
   explicit Recording(const Engine& engine);
+  ~Recording();
 
   /// A task that has just been linked; `fresh`: mask of the parameters whose buffers were made for it.
   void add(Engine& engine, uint32_t slot, const pto_task_spec& spec, uint32_t fresh);
+  uint32_t find_buffer(pto_handle handle) const;
 
   std::vector<Task> tasks;
   std::vector<Access> accesses;
@@ -77,6 +79,7 @@ class Recording {
   std::deque<Buffer> buffers;
   std::vector<uint64_t> event_values;  // at the beginning
   std::vector<pto_handle> bound;       // the last binding that was checked, per buffer
+  std::unique_ptr<Instance> instance;  // nullptr: replayed by submitting
 
   /// Chunks of the recording's own states; no reference is ever settled.
   struct Pool {

@@ -5,6 +5,7 @@
 
 #include "tasks/engine.h"
 #include "tasks/hot.h"
+#include "tasks/instance.h"
 #include "tasks/pool.h"
 #include "tasks/queues.h"
 #include "tasks/sleep.h"
@@ -89,9 +90,9 @@ bool Engine::is_cancelled(uint32_t slot) const {
   if (region_.header->num_cancels.load(std::memory_order_relaxed) == 0) return false;
   const Slot& task = region_.slots[slot];
   const auto generation = static_cast<uint32_t>(generation_in(task.wake.load(std::memory_order_relaxed)));
-  const uint64_t below = region_.seats[region_.lane_of(slot)].cancel_below.load(std::memory_order_relaxed);
+  const uint64_t below = region_.seats[lane_of(slot)].cancel_below.load(std::memory_order_relaxed);
   return task.cancelled.load(std::memory_order_relaxed) == generation ||
-         task.sequence.load(std::memory_order_relaxed) <= below;
+         sequence_of(slot) <= below;
 }
 
 // Tokens of commuting accesses are taken in the order of their handles, so that no two tasks wait for each other.
@@ -164,7 +165,7 @@ uint32_t Engine::take(uint32_t seat_index, bool is_worker) {
     // A helper has drawn a task that may block: the workers get it.
     const Slot& task = region_.slots[slot];
     push(region_.queues[kOverflow * header.num_classes + task.type_class], region_.base,
-         {task.priority, task.sequence.load(std::memory_order_relaxed), slot});
+         {task.priority, sequence_of(slot), slot});
     header.num_overflow.fetch_add(1, std::memory_order_release);
     wake_worker();
   }
@@ -242,62 +243,64 @@ int Engine::execute(uint32_t slot, uint32_t seat_index) {
   return call_kernel(slot, seat_index);
 }
 
-int Engine::call_kernel(uint32_t slot, uint32_t seat_index) {
-  Slot& task = region_.slots[slot];
-  const SlotArgs& args = region_.args[slot];
-  void* buffers[PTO_MAX_PARAMS];
-  for (uint32_t p = 0; p < task.num_params; ++p) buffers[p] = region_.at(args.params[p].address);
-  const pto_kernel_fn function = std::atomic_ref(kernels_[task.kernel]->function).load(std::memory_order_acquire);
+/// Calls a kernel as the task that `as` names. What it throws is its failure.
+int Engine::invoke(int32_t kernel, pto_kernel_fn function, void* const* buffers, const uint64_t* scalars, const Running& as) {
   const Running outer = running;
-  const bool may_submit = !is_leaf(task);
-  if (may_submit && seat(seat_index).depth == PTO_MAX_SCOPES) {
-    failure_reason = "tasks inside tasks must not nest deeper than 64 scopes";
-    return PTO_TASK_FAILED;
-  }
-  running = {this, seat_index, may_submit ? slot + 1 : 0};
-  Seat& me = seat(seat_index);
-  uint32_t outer_base = 0;
-  if (may_submit) {
-    task.children.store(1, std::memory_order_relaxed);
-    task.child_error.store(0, std::memory_order_relaxed);
-    outer_base = me.base_depth;
-    me.scopes[++me.depth] = {};
-    me.num_open_scopes.store(me.depth, std::memory_order_release);
-    me.base_depth = me.depth;
-    region_.args[slot].runner.store(seat_index + 1, std::memory_order_relaxed);
-  }
-  int status = PTO_OK;
+  running = as;
+  int status = PTO_TASK_FAILED;
   try {
-    status = function != nullptr ? function(buffers, args.scalars) : function_of(task.kernel)(buffers, args.scalars);
+    status = function != nullptr ? function(buffers, scalars) : function_of(kernel)(buffers, scalars);
   } catch (const std::exception& error) {
     failure_reason = error.what();
-    status = PTO_TASK_FAILED;
   } catch (...) {
     failure_reason = "an unknown exception";
-    status = PTO_TASK_FAILED;
-  }
-  if (may_submit) {
-    while (me.depth >= me.base_depth) close_scope(seat_index);
-    me.base_depth = outer_base;
-    region_.args[slot].runner.store(0, std::memory_order_relaxed);
   }
   if (running.has_reason && (status == PTO_OK || status == PTO_LATER)) [[unlikely]] failure_reason.clear();
   running = outer;
   return status;
 }
 
+int Engine::call_kernel(uint32_t slot, uint32_t seat_index) {
+  Slot& task = region_.slots[slot];
+  if ((task.flags & kIsReplayed) != 0) {
+    const Replayed& own = task.replayed;
+    return invoke(task.kernel, own.function, own.buffers, own.scalars, {this, seat_index, 0});
+  }
+  SlotArgs& args = region_.args[slot];
+  void* buffers[PTO_MAX_PARAMS];
+  for (uint32_t p = 0; p < task.num_params; ++p) buffers[p] = region_.at(args.params[p].address);
+  const pto_kernel_fn function = function_at(task.kernel);
+  if (is_leaf(task)) return invoke(task.kernel, function, buffers, args.scalars, {this, seat_index, 0});
+  Seat& me = seat(seat_index);
+  if (me.depth == PTO_MAX_SCOPES) {
+    failure_reason = "tasks inside tasks must not nest deeper than 64 scopes";
+    return PTO_TASK_FAILED;
+  }
+  task.children.store(1, std::memory_order_relaxed);
+  task.child_error.store(0, std::memory_order_relaxed);
+  const uint32_t outer_base = me.base_depth;
+  me.scopes[++me.depth] = {};
+  me.num_open_scopes.store(me.depth, std::memory_order_release);
+  me.base_depth = me.depth;
+  args.runner.store(seat_index + 1, std::memory_order_relaxed);
+  const int status = invoke(task.kernel, function, buffers, args.scalars, {this, seat_index, slot + 1});
+  while (me.depth >= me.base_depth) close_scope(seat_index);
+  me.base_depth = outer_base;
+  args.runner.store(0, std::memory_order_relaxed);
+  return status;
+}
+
 // After the kernel: a task may still wait for its children, or for whoever ends it from outside.
 uint32_t Engine::finish(uint32_t slot, uint32_t seat_index, int status, bool is_worker) {
   Slot& task = region_.slots[slot];
-  SlotArgs& args = region_.args[slot];
   if (status == PTO_LATER) {
     SlotState expected = SlotState::kRunning;
     if (task.state.compare_exchange_strong(expected, SlotState::kExternal, std::memory_order_acq_rel)) return kNone;
-    status = args.status;  // it was ended before its kernel returned
+    status = status_of(slot);  // it was ended before its kernel returned
   }
   const bool has_children = !is_leaf(task) && task.kernel >= 0 && task.poison == 0 && task.children.load() != 0;
   if (has_children) {
-    args.status = status;
+    status_of(slot) = status;
     task.state.store(SlotState::kChildren, std::memory_order_relaxed);
     if (task.children.fetch_sub(1, std::memory_order_acq_rel) != 1) return kNone;
     end_parent(slot, seat_index);
@@ -313,9 +316,8 @@ void Engine::complete_external(pto_task name, int status) {
           "that has completed; check who ends it");
   }
   Slot& task = region_.slots[slot];
-  SlotArgs& args = region_.args[slot];
   const uint32_t seat_index = running.engine == this ? running.seat : seat_here();
-  args.status = status;
+  status_of(slot) = status;
   SlotState expected = SlotState::kRunning;
   if (task.state.compare_exchange_strong(expected, SlotState::kEnded, std::memory_order_acq_rel)) return;
   if (expected != SlotState::kExternal) {
@@ -341,24 +343,17 @@ bool Engine::may_follow(uint32_t slot, uint32_t seat_index, bool is_worker) cons
          region_.header->num_urgent.load(std::memory_order_relaxed) == 0;
 }
 
-// The exchange of the wake word is the completion: it publishes the task's writes, frees the slot for its lane and
-// takes the waiters. Nothing of the slot is read after it. Returns a successor for this thread to run next.
-uint32_t Engine::complete(uint32_t slot, uint32_t seat_index, int status, bool is_worker) {
-  Slot& task = region_.slots[slot];
-  SlotArgs& args = region_.args[slot];
-  Seat& me = seat(seat_index);
-  if (status != PTO_OK) [[unlikely]] fail(slot, seat_index, status);
-  if ((task.flags & kUsesTokens) != 0) release_tokens(slot, seat_index);
-  if ((task.flags & kUsesHeap) != 0) release_heap(task, args);
-  const uint32_t parent = task.parent;
-  const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
-  Trace* const trace = active_trace_.load(std::memory_order_relaxed);
-  if (trace != nullptr) trace->end(seat_index, region_.header->num_workers, region_.lane_of(slot), self, task, args, status);
-  me.num_completed.store(me.num_completed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  const WakeWord word = task.wake.exchange((generation_of(self) + 1) << 24, std::memory_order_acq_rel);
-  uint32_t next = kNone;
-  uint32_t waiter = first_waiter(word);
-  if (waiter != 0 && region_.slots[waiter - 1].next_waiter != 0) {  // back to the order of submission
+/// A task that a completion made ready: the thread runs the first that it may at once; others get the rest.
+inline void Engine::follow_up(uint32_t& next, uint32_t slot, uint32_t seat_index, bool is_worker) {
+  if (next != kNone || !may_follow(slot, seat_index, is_worker)) return make_ready(slot, seat_index);
+  next = slot;
+  region_.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
+  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] ready_ticks_of(slot) = ticks();
+}
+
+/// Those that stood behind a task, in the order of submission. Returns one of them for this thread to run next.
+uint32_t Engine::wake_list(uint32_t waiter, uint32_t next, uint32_t seat_index, bool is_worker) {
+  if (region_.slots[waiter - 1].next_waiter != 0) {
     uint32_t reversed = 0;
     while (waiter != 0) {
       const uint32_t after = region_.slots[waiter - 1].next_waiter;
@@ -371,21 +366,69 @@ uint32_t Engine::complete(uint32_t slot, uint32_t seat_index, int status, bool i
   while (waiter != 0) {
     const uint32_t woken = waiter - 1;
     waiter = region_.slots[woken].next_waiter;
-    if (!advance(woken, seat_index)) continue;
-    if (next == kNone && may_follow(woken, seat_index, is_worker)) {
-      next = woken;
-      region_.slots[woken].state.store(SlotState::kReady, std::memory_order_relaxed);
-      if (trace != nullptr) region_.args[woken].ready_ticks = ticks();
-    } else {
-      make_ready(woken, seat_index);
-    }
+    if (advance(woken, seat_index)) follow_up(next, woken, seat_index, is_worker);
   }
-  if ((word & kWatched) != 0) [[unlikely]] {
-    wake_waiters();
-    if (num_callbacks_.load(std::memory_order_acquire) != 0) run_callbacks(self);
-  }
+  return next;
+}
+
+// The exchange of the wake word is the completion: it publishes the task's writes, frees the slot for its lane and
+// takes the waiters. Nothing of the slot is read after it. Returns a successor for this thread to run next.
+uint32_t Engine::complete(uint32_t slot, uint32_t seat_index, int status, bool is_worker) {
+  Slot& task = region_.slots[slot];
+  Seat& me = seat(seat_index);
+  if (status != PTO_OK) [[unlikely]] fail(slot, seat_index, status);
+  const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
+  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] trace_end(slot, seat_index, self, status);
+  me.num_completed.store(me.num_completed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  if ((task.flags & kIsReplayed) != 0) return complete_replayed(slot, seat_index, self, is_worker);
+  if ((task.flags & kUsesTokens) != 0) release_tokens(slot, seat_index);
+  if ((task.flags & kUsesHeap) != 0) release_heap(task, region_.args[slot]);
+  const uint32_t parent = task.parent;
+  const WakeWord word = task.wake.exchange((generation_of(self) + 1) << 24, std::memory_order_acq_rel);
+  uint32_t next = kNone;
+  if (first_waiter(word) != 0) next = wake_list(first_waiter(word), next, seat_index, is_worker);
+  if ((word & kWatched) != 0) [[unlikely]] tell_watchers(self);
   if (parent != 0) child_ended(parent - 1, seat_index);
   return next;
+}
+
+// The same for a task of an instance, which waits in its place for the next round. A round ends when all have counted
+// themselves; nothing of the instance is touched after that.
+uint32_t Engine::complete_replayed(uint32_t slot, uint32_t seat_index, TaskRef self, bool is_worker) {
+  Slot& task = region_.slots[slot];
+  const Replayed& own = task.replayed;
+  std::atomic<uint64_t>& done = own.instance->done[seat_index].count;
+  task.children.store(own.num_arrivals, std::memory_order_relaxed);
+  task.poison = 0;
+  task.state.store(SlotState::kPending, std::memory_order_relaxed);
+  const WakeWord word = task.wake.exchange((generation_of(self) + 2) << 24, std::memory_order_acq_rel);
+  uint32_t next = kNone;
+  for (uint32_t s = 0; s < own.num_successors; ++s) {
+    const uint32_t successor = own.successors[s];
+    if (arrive(successor)) follow_up(next, successor, seat_index, is_worker);
+  }
+  if (first_waiter(word) != 0) [[unlikely]] next = wake_list(first_waiter(word), next, seat_index, is_worker);
+  done.store(done.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  if ((word & kWatched) != 0) [[unlikely]] tell_watchers(self);
+  return next;
+}
+
+void Engine::tell_watchers(TaskRef task) {
+  wake_waiters();
+  if (num_callbacks_.load(std::memory_order_acquire) != 0) run_callbacks(task);
+}
+
+void Engine::trace_end(uint32_t slot, uint32_t seat_index, TaskRef self, int status) {
+  const Slot& task = region_.slots[slot];
+  Trace::Before before{lane_of(slot), 0, 0, ready_ticks_of(slot)};
+  if ((task.flags & kIsReplayed) != 0) {
+    before.scope_depth = task.replayed.instance->scope_depth;
+    before.submit_ticks = task.replayed.instance->submit_ticks;
+  } else {
+    before.scope_depth = region_.args[slot].scope_depth;
+    before.submit_ticks = region_.args[slot].submit_ticks;
+  }
+  active_trace_.load(std::memory_order_relaxed)->end(seat_index, region_.header->num_workers, self, task, before, status);
 }
 
 void Engine::child_ended(uint32_t parent, uint32_t seat_index) {

@@ -234,7 +234,7 @@ uint32_t Engine::check_more(const pto_task_spec& spec) {
     if ((predicate.flags & kHasRegions) != 0) traits = kHasBoxes;
   }
   for (uint32_t a = 0; a < spec.num_after; ++a) {
-    if (slot_of(spec.after[a]) < region_.header->num_seats * region_.header->window) {
+    if (slot_of(spec.after[a]) < region_.header->num_slots) {
       const WakeWord word = region_.slots[slot_of(spec.after[a])].wake.load(std::memory_order_acquire);
       if (generation_of(spec.after[a]) <= generation_in(word)) continue;  // a newer one would never come, or be this task
     }
@@ -388,6 +388,13 @@ inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec,
     }
   }
   SubmitGuard guard(header, seat_index, fences_, is_child, has_boxes);
+  const auto settle = [&] {
+    for (uint32_t p = 0; p < spec.num_params; ++p) {
+      if (buffers.handles[p] != nullptr && !is_child) settle_buffer(*buffers.handles[p], seat_index);
+    }
+    if (spec.predicate != 0 && !is_child) settle_buffer(resolve(spec.predicate, "submit"), seat_index);
+  };
+  settle();
   // Since the check another lane may have begun to use boxes of the same buffer; and children have handles of their own.
   bool found_boxes = false;
   for (uint32_t p = 0; p < spec.num_params; ++p) {
@@ -415,6 +422,7 @@ inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec,
     guard.unlock();
     is_stuck = wait_for_room(seat_index, Resource::kRegions, spec.num_params);
     guard.lock();
+    settle();
   }
   const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + (is_child ? 0 : 1);
   task.sequence.store(sequence, std::memory_order_relaxed);

@@ -23,13 +23,20 @@ class Trace {
 
   void start(uint32_t seat) { seats_[seat]->start_ticks = ticks(); }
 
-  void end(uint32_t seat, uint32_t num_workers, uint32_t lane, TaskRef name, const Slot& task, const SlotArgs& args,
-           int status) {
+  /// What is known of a task before it starts.
+  struct Before {
+    uint32_t lane;
+    int32_t scope_depth;
+    uint64_t submit_ticks;
+    uint64_t ready_ticks;
+  };
+
+  void end(uint32_t seat, uint32_t num_workers, TaskRef name, const Slot& task, const Before& before, int status) {
     const int32_t worker = seat < num_workers ? static_cast<int32_t>(seat) : -1 - static_cast<int32_t>(seat);
     PerSeat& mine = *seats_[seat];
     push(mine.tasks, mine.num_tasks++, capacity_,
-         pto_trace_task{name, task.kernel, worker, static_cast<int32_t>(lane), args.scope_depth, status, task.priority,
-                        static_cast<int64_t>(args.submit_ticks), static_cast<int64_t>(args.ready_ticks),
+         pto_trace_task{name, task.kernel, worker, static_cast<int32_t>(before.lane), before.scope_depth, status, task.priority,
+                        static_cast<int64_t>(before.submit_ticks), static_cast<int64_t>(before.ready_ticks),
                         static_cast<int64_t>(mine.start_ticks), static_cast<int64_t>(ticks())});
   }
 

@@ -36,7 +36,7 @@ void Engine::check_peer() {
 
 bool Engine::is_complete(pto_task task) const {
   const uint32_t slot = slot_of(task);
-  if (task == 0 || slot >= region_.header->num_seats * region_.header->window) {
+  if (task == 0 || slot >= region_.header->num_slots) {
     raise(PTO_BAD_ARGUMENT, "[runtime.wait] a task must be one that this runtime returned; got ", task,
           "; check that submit succeeded");
   }
@@ -99,7 +99,7 @@ bool Engine::help_own_lane(uint32_t seat_index) {
     if (slot != kNone && !is_welcome(slot)) {
       const Slot& task = region_.slots[slot];
       push(region_.queues[kOverflow * header.num_classes + c], region_.base,
-           {task.priority, task.sequence.load(std::memory_order_relaxed), slot});
+           {task.priority, sequence_of(slot), slot});
       header.num_overflow.fetch_add(1, std::memory_order_release);
       wake_worker();
       return true;
@@ -123,7 +123,7 @@ bool Engine::help_own_lane(uint32_t seat_index) {
   } else {
     const Slot& task = region_.slots[stolen];
     push(region_.queues[kOverflow * header.num_classes + task.type_class], region_.base,
-         {task.priority, task.sequence.load(std::memory_order_relaxed), stolen});
+         {task.priority, sequence_of(stolen), stolen});
     header.num_overflow.fetch_add(1, std::memory_order_release);
     wake_worker();  // a worker that looked between the two queues saw neither
   }
@@ -185,9 +185,13 @@ int Engine::wait_all(double timeout_s, bool helps) {
           for (; at < region_.header->window; ++at) {
             if (is_live(region_.slots[base + at].wake.load(std::memory_order_acquire))) return false;
           }
-          return true;
+          return !has_rounds(seat_index);
         },
-        [&] { watch_lane(seat_index); }, timeout_s, helps);
+        [&] {
+          watch_lane(seat_index);
+          watch_rounds(seat_index);
+        },
+        timeout_s, helps);
     if (done) error = me.first_error.exchange(0, std::memory_order_acq_rel);
   }
   if (!done) return PTO_TIMEOUT;
@@ -337,6 +341,7 @@ bool Engine::is_stuck(uint32_t seat_index, Resource resource) const {
       return false;
     }
   }
+  if (has_live_rounds()) return false;
   for (uint32_t s = 0; s < num_seats; ++s) {
     const Seat& other = region_.seats[s];
     const bool may_free = resource != Resource::kWindow && other.is_taken.load(std::memory_order_acquire) != 0 &&

@@ -1,0 +1,196 @@
+// Replays: by a round of the instance where there is one (instance.h), else task by task, as submissions with known order.
+#include <algorithm>
+#include <mutex>
+
+#include "tasks/boxes.h"
+#include "tasks/hot.h"
+#include "tasks/instance.h"
+#include "tasks/pool.h"
+#include "tasks/recording.h"
+#include "tasks/submit_lock.h"
+#include "tasks/thread_state.h"
+
+namespace tilewise::tasks {
+
+// A slot with all that does not depend on the replay's buffers.
+inline uint32_t Engine::begin_replayed(Replay& run, uint32_t number, const Recording::Task& recorded) {
+  const uint32_t slot = take_slot(run.seat);
+  Slot& task = region_.slots[slot];
+  SlotArgs& args = region_.args[slot];
+  Header& header = *region_.header;
+  run.tasks[number] = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
+  task.kernel = recorded.kernel;
+  task.priority = recorded.priority;
+  task.next_waiter = 0;
+  task.parent = 0;
+  task.poison = 0;
+  task.more_producers = 0;
+  task.type_class = recorded.type_class;
+  task.num_producers = 0;
+  task.num_params = recorded.num_params;
+  task.num_scalars = recorded.num_scalars;
+  task.flags = recorded.flags;
+  task.num_tokens = 0;
+  task.num_tokens_held = 0;
+  const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + 1;
+  task.sequence.store(sequence, std::memory_order_relaxed);
+  header.sequence.store(sequence, std::memory_order_release);
+  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] note_submission(args, run.seat);
+  for (uint32_t s = 0; s < recorded.num_scalars; ++s) args.scalars[s] = run.recording.scalars[recorded.first_scalar + s];
+  return slot;
+}
+
+inline void Engine::replay_task(Replay& run, uint32_t number) {
+  const Recording::Task& recorded = run.recording.tasks[number];
+  const uint32_t slot = begin_replayed(run, number, recorded);
+  Slot& task = region_.slots[slot];
+  SlotArgs& args = region_.args[slot];
+  Header& header = *region_.header;
+  if (recorded.target_worker != 0) args.target_worker = recorded.target_worker;
+  for (uint32_t w = 0; w < recorded.num_waits; ++w) {
+    const Recording::Wait& wait = run.recording.waits[recorded.first_wait + w];
+    if (run.event_values.empty()) {
+      for (uint32_t e = 0; e < header.max_events; ++e) run.event_values.push_back(region_.events[e].value.load());
+    }
+    add_producer(slot, run.event_values[wait.event] + wait.offset, run.seat);
+    add_producer(slot, wait.event << 32 | kIsEvent, run.seat);
+  }
+  const uint32_t num_accesses = recorded.num_params + (recorded.predicate != 0 ? 1u : 0u);
+  for (uint32_t a = 0; a < num_accesses; ++a) {
+    const Recording::Access& access = run.recording.accesses[recorded.first_param + a];
+    const uint64_t address = access.buffer == kNone ? access.offset : run.addresses[access.buffer] + access.offset;
+    if (access.buffer != kNone && access.meets_entry) {
+      Handle& handle = *run.handles[access.buffer];
+      if ((handle.flags & kHasRegions) != 0) {
+        std::lock_guard boxes_guard(header.boxes_lock);
+        collect_param(slot, run.seat, handle, nullptr, access.mode);
+      } else {
+        collect_param(slot, run.seat, handle, nullptr, access.mode);
+      }
+    }
+    if (a == recorded.num_params) {
+      args.predicate = address;
+      task.flags |= kHasPredicate;
+      continue;
+    }
+    Param& param = args.params[a];
+    param.address = address;
+    const Handle* handle = access.buffer == kNone ? nullptr : run.handles[access.buffer];
+    param.handle = handle == nullptr ? kNone : index_of(*handle);
+    param.mode = access.mode;
+    param.is_region = access.is_region;
+    if (access.is_region) region_.declared[uint64_t{slot} * PTO_MAX_PARAMS + a] = run.recording.boxes[access.box];
+    param.shadow = 0;
+    if (access.mode == PTO_COMMUTE && param.handle != kNone) args.tokens[task.num_tokens++] = param.handle;
+    if (lies_in_heap(address)) {
+      use_heap(address, run.seat);
+      task.flags |= kUsesHeap;
+    }
+  }
+  if (task.num_tokens > 1) {
+    std::sort(args.tokens, args.tokens + task.num_tokens);
+    task.num_tokens = static_cast<uint8_t>(std::unique(args.tokens, args.tokens + task.num_tokens) - args.tokens);
+  }
+  for (uint32_t p = 0; p < recorded.num_producers; ++p) {
+    const uint64_t producer = run.recording.producers[recorded.first_producer + p];
+    const TaskRef ref = run.tasks[producer >> kFlagBits] | (producer & kFlagMask);
+    order_after(slot, ref, run.seat);
+  }
+  start_submitted(slot, run.seat);
+}
+
+void Engine::replay(pto_recording name, const pto_handle* from, const pto_handle* to, uint32_t num_handles) {
+  const uint32_t seat_index = seat_here();
+  if (running.engine == this) {
+    raise(PTO_BAD_ARGUMENT, "[runtime.replay] a recording is replayed outside tasks; got a call inside one");
+  }
+  std::shared_ptr<Recording> recording;
+  {
+    std::lock_guard guard(recordings_mutex_);
+    const auto found = recordings_.find(name);
+    if (found == recordings_.end()) {
+      raise(PTO_BAD_ARGUMENT, "[runtime.replay] a recording must exist; got ", name, "; record it first");
+    }
+    recording = found->second;
+  }
+  Blocking let_others_run;
+  if (recording->instance != nullptr && replay_instance(*recording, from, to, num_handles, seat_index)) return;
+  submit_recording(*recording, bind_recording(*recording, from, to, num_handles), seat_index);
+}
+
+// The submission lock is held throughout: no other lane sees half a replay. Waiting for a slot under it is safe,
+// because completing tasks, and children of tasks, never need it.
+void Engine::submit_recording(Recording& recording, std::vector<pto_handle> names, uint32_t seat_index) {
+  Replay run{recording, std::move(names), {}, {}, {}, {}, seat_index};
+  for (size_t b = 0; b < recording.buffers.size(); ++b) {
+    const RecordedBuffer& buffer = recording.buffers[b];
+    run.handles.push_back(buffer.handle != 0 ? &resolve(run.names[b], "replay") : nullptr);
+    run.addresses.push_back(buffer.handle != 0 ? run.handles[b]->address
+                                               : allocate_heap(seat_index, aligned(buffer.bytes)));
+  }
+  run.tasks.resize(recording.tasks.size());
+  const SubmitGuard guard(*region_.header, seat_index, fences_);
+  for (Handle* handle : run.handles) {
+    if (handle != nullptr) settle_buffer(*handle, seat_index);
+  }
+  const auto num_tasks = static_cast<uint32_t>(recording.tasks.size());
+  for (uint32_t t = 0; t < num_tasks; ++t) replay_task(run, t);
+  Seat& me = seat(seat_index);
+  me.num_submitted.store(me.num_submitted.load(std::memory_order_relaxed) + num_tasks, std::memory_order_relaxed);
+  for (size_t b = 0; b < recording.buffers.size(); ++b) {
+    const RecordedBuffer& buffer = recording.buffers[b];
+    if (buffer.handle != 0 && !buffer.is_frozen) leave_behind(recording, buffer, *run.handles[b], run.tasks, seat_index);
+  }
+}
+
+// What later submissions find in a buffer: the recording's last accesses, by the names of this replay.
+void Engine::leave_behind(Recording& recording, const RecordedBuffer& buffer, Handle& handle, const std::vector<TaskRef>& names,
+                          uint32_t seat_index) {
+  SeatPool pool{*this, seat(seat_index)};
+  const auto renamed = [&](TaskRef ref) { return names[slot_of(ref)] | (ref & kFlagMask); };
+  if (buffer.has_regions || (handle.flags & kHasRegions) != 0) {
+    if ((handle.flags & kHasRegions) != 0) {
+      std::lock_guard guard(region_.header->boxes_lock);
+      sweep_boxes(boxes_, index_of(handle), handle, pool, true);
+      handle.flags &= ~kHasRegions;
+    }
+    give_chunks(pool, handle.state.more_now);
+    give_chunks(pool, handle.state.more_before);
+    handle.state = {};
+    // Several last writers at once: whoever comes next waits for all of them.
+    handle.state.kind = Kind::kWrite;
+    const auto leave = [&](TaskRef ref) {
+      if (handle.state.now[0] == 0) {
+        handle.state.now[0] = ref;
+      } else {
+        push_ref(pool, handle.state.more_now, ref);
+        ++handle.state.num_more;
+      }
+    };
+    for (const uint32_t user : buffer.users) leave(names[user]);
+    for_each_now(buffer.state, recording.pool, [&](TaskRef ref) { leave(renamed(ref)); });
+    return;
+  }
+  if (!buffer.is_written) {
+    for_each_now(buffer.state, recording.pool,
+                 [&](TaskRef ref) { record(handle.state, pool, PTO_INPUT, without_flags(renamed(ref))); });
+    return;
+  }
+  if (handle.state.more_now != 0) give_chunks(pool, handle.state.more_now);
+  if (handle.state.more_before != 0) give_chunks(pool, handle.state.more_before);
+  handle.state = {};
+  handle.state.kind = buffer.state.kind;
+  for (int i = 0; i < 2; ++i) {
+    if (buffer.state.now[i] != 0) handle.state.now[i] = renamed(buffer.state.now[i]);
+  }
+  if (buffer.state.before != 0) handle.state.before = renamed(buffer.state.before);
+  if ((buffer.state.more_now | buffer.state.more_before) == 0) return;
+  for_each_in(recording.pool, buffer.state.more_now, [&](TaskRef ref) {
+    push_ref(pool, handle.state.more_now, renamed(ref));
+    ++handle.state.num_more;
+  });
+  for_each_in(recording.pool, buffer.state.more_before,
+              [&](TaskRef ref) { push_ref(pool, handle.state.more_before, renamed(ref)); });
+}
+
+}  // namespace tilewise::tasks
