@@ -14,6 +14,30 @@ namespace tilewise::tasks {
 namespace {
 
 constexpr uint64_t kTicksToSubmit = 100;  // roughly, per task
+constexpr uint32_t kFewProducers = 16;
+
+/// (producer, consumer), by consumer; without those that follow from two others. Most edges of a recording do: whoever
+/// rewrites what others have read stands behind the readers, and they behind the writer.
+std::vector<std::pair<uint32_t, uint32_t>> needed_edges(const Recording& recording) {
+  std::vector<std::pair<uint32_t, uint32_t>> edges;
+  std::vector<uint32_t> covered_by(recording.tasks.size(), kNone);
+  for (uint32_t t = 0; t < recording.tasks.size(); ++t) {
+    const auto for_each_producer = [&](uint32_t task, auto&& visit) {
+      const RecordedTask& recorded = recording.tasks[task];
+      for (uint32_t p = 0; p < recorded.num_producers; ++p) {
+        visit(static_cast<uint32_t>(recording.producers[recorded.first_producer + p] >> kFlagBits));
+      }
+    };
+    for_each_producer(t, [&](uint32_t producer) {
+      if (recording.tasks[producer].num_producers > kFewProducers) return;
+      for_each_producer(producer, [&](uint32_t earlier) { covered_by[earlier] = t; });
+    });
+    for_each_producer(t, [&](uint32_t producer) {
+      if (covered_by[producer] != t) edges.emplace_back(producer, t);
+    });
+  }
+  return edges;
+}
 
 }  // namespace
 
@@ -25,18 +49,20 @@ Instance::Instance(Engine& engine, Recording& its_recording, uint32_t its_first_
       slots_(engine.region().slots) {
   const Region& region = engine.region();
   const uint32_t count = num_tasks();
+  std::vector<uint32_t> num_arrivals(count);
   std::vector<uint32_t> begin(count + 1);  // of each task's successors
-  for (const uint64_t producer : recording.producers) ++begin[(producer >> kFlagBits) + 1];
+  const std::vector<std::pair<uint32_t, uint32_t>> edges = needed_edges(recording);
+  for (const auto& [producer, consumer] : edges) {
+    ++begin[producer + 1];
+    ++num_arrivals[consumer];
+  }
   for (uint32_t t = 0; t < count; ++t) begin[t + 1] += begin[t];
-  successors.resize(recording.producers.size());
+  successors.resize(edges.size());
   std::vector<uint32_t> next = begin;
+  for (const auto& [producer, consumer] : edges) successors[next[producer]++] = first_slot + consumer;
   uint64_t newest = 1;
   for (uint32_t t = 0; t < count; ++t) {
     const RecordedTask& task = recording.tasks[t];
-    for (uint32_t p = 0; p < task.num_producers; ++p) {
-      const uint64_t producer = recording.producers[task.first_producer + p];
-      successors[next[producer >> kFlagBits]++] = first_slot + t;
-    }
     for (uint32_t a = task.first_param; a < task.first_param + task.num_params; ++a) {
       const Recording::Access& access = recording.accesses[a];
       if (access.meets_entry) entries.push_back({t, access.buffer, access.mode});
@@ -64,17 +90,17 @@ Instance::Instance(Engine& engine, Recording& its_recording, uint32_t its_first_
     slot.num_tokens_held = 0;
     slot.cancelled.store(0, std::memory_order_relaxed);
     slot.state.store(SlotState::kPending, std::memory_order_relaxed);
-    const uint32_t num_arrivals = std::max(task.num_producers, 1u);
+    num_arrivals[t] = std::max(num_arrivals[t], 1u);
     slot.replayed = {this,
                      engine.function_at(task.kernel),
                      addresses.data() + task.first_param,
                      recording.scalars.data() + task.first_scalar,
                      successors.data() + begin[t],
                      begin[t + 1] - begin[t],
-                     num_arrivals,
+                     num_arrivals[t],
                      0,
                      0};
-    slot.children.store(num_arrivals, std::memory_order_relaxed);
+    slot.children.store(num_arrivals[t], std::memory_order_relaxed);
     slot.wake.store((newest + 2) << 24, std::memory_order_release);  // as if a round had just ended
   }
 }
