@@ -145,6 +145,10 @@ class Engine {
   void end_graph(const char* json_path);
 
   const Region& region() const { return region_; }
+  /// The task that lives in a slot now.
+  TaskRef name_at(uint32_t slot) const {
+    return make_ref(generation_in(region_.slots[slot].wake.load(std::memory_order_relaxed)), slot);
+  }
   void leave_lane(uint32_t seat);  // its thread has ended
 
  private:

@@ -22,7 +22,7 @@ uint64_t hash_of(TaskRef task) { return (task >> kFlagBits) * 0x9E3779B97F4A7C15
 // The task did not do its work: its own error, or the one it inherits, becomes its consumers'.
 void Engine::fail(uint32_t slot, uint32_t seat_index, int status) {
   Slot& task = region_.slots[slot];
-  const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
+  const TaskRef self = name_at(slot);
   uint32_t error = task.poison;
   if (error == 0) {
     std::string reason;
@@ -53,7 +53,7 @@ uint32_t Engine::record_error(uint32_t slot, uint32_t seat_index, int status, co
   std::lock_guard guard(header.failed_lock);
   const uint32_t number = header.num_errors.load(std::memory_order_relaxed) + 1;
   ErrorRecord& record = region_.errors[number % kMaxErrors];
-  record.task = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
+  record.task = name_at(slot);
   record.kernel = task.kernel;
   record.worker = seat_index < header.num_workers ? static_cast<int32_t>(seat_index) : -1;
   record.lane = static_cast<int32_t>(lane_of(slot));

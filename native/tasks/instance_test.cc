@@ -413,4 +413,43 @@ CASE("a full window behind a round that others hold up is no deadlock") {
   }
 }
 
+CASE("tasks of a round that are ended from outside: the round waits for them, and a full window is no deadlock") {
+  Runtime runtime(1, 4);
+  static std::atomic<pto_task> to_end;
+  to_end = 0;
+  const pto_kernel later = runtime.kernel("later", [](void* const*, const uint64_t*) -> int {
+    to_end = pto_this_task();
+    return PTO_LATER;
+  });
+  const pto_kernel add = runtime.kernel("add", add_kernel);
+  int64_t x = 0, one = 1;
+  const pto_handle hx = runtime.add(x), h1 = runtime.add(one);
+  EXPECT_EQ(pto_this_task(), pto_task{0});
+  std::atomic<bool> is_over{false};
+  std::thread ender([&] {
+    while (!is_over) {
+      const pto_task task = to_end.exchange(0);
+      if (task == 0) {
+        std::this_thread::yield();
+        continue;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));  // long enough for the submitter to look for a deadlock
+      EXPECT_EQ(pto_task_complete(runtime, task, PTO_OK), 0);
+    }
+  });
+  pto_record_begin(runtime);
+  runtime.submit(later, {inout(hx)});
+  runtime.submit(add, {inout(hx), in(h1)});
+  const pto_recording recording = pto_record_end(runtime);
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+  for (int round = 0; round < 5; ++round) {
+    EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
+    for (int t = 0; t < 12; ++t) EXPECT(runtime.submit(add, {inout(hx), in(h1)}) != 0);
+    EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+    EXPECT_EQ(x, 1 + 13 * (round + 1));
+  }
+  is_over = true;
+  ender.join();
+}
+
 TILEWISE_TEST_MAIN

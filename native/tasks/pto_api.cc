@@ -242,6 +242,11 @@ void pto_task_release(PTORuntime* runtime, pto_task task) {
   done([&] { engine_of(runtime).release(task); });
 }
 
+pto_task pto_this_task(void) {
+  const tilewise::tasks::Running& running = tilewise::tasks::running;
+  return running.engine == nullptr ? 0 : running.engine->name_at(running.slot);
+}
+
 void pto_fail(const char* reason) {
   tilewise::tasks::failure_reason = reason != nullptr ? reason : "";
   tilewise::tasks::running.has_reason = true;

@@ -18,7 +18,7 @@ inline uint32_t Engine::begin_replayed(Replay& run, uint32_t number, const Recor
   Slot& task = region_.slots[slot];
   SlotArgs& args = region_.args[slot];
   Header& header = *region_.header;
-  run.tasks[number] = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
+  run.tasks[number] = name_at(slot);
   task.kernel = recorded.kernel;
   task.priority = recorded.priority;
   task.next_waiter = 0;

@@ -264,13 +264,13 @@ int Engine::call_kernel(uint32_t slot, uint32_t seat_index) {
   Slot& task = region_.slots[slot];
   if ((task.flags & kIsReplayed) != 0) {
     const Replayed& own = task.replayed;
-    return invoke(task.kernel, own.function, own.buffers, own.scalars, {this, seat_index, 0});
+    return invoke(task.kernel, own.function, own.buffers, own.scalars, {this, seat_index, slot, 0});
   }
   SlotArgs& args = region_.args[slot];
   void* buffers[PTO_MAX_PARAMS];
   for (uint32_t p = 0; p < task.num_params; ++p) buffers[p] = region_.at(args.params[p].address);
   const pto_kernel_fn function = function_at(task.kernel);
-  if (is_leaf(task)) return invoke(task.kernel, function, buffers, args.scalars, {this, seat_index, 0});
+  if (is_leaf(task)) return invoke(task.kernel, function, buffers, args.scalars, {this, seat_index, slot, 0});
   Seat& me = seat(seat_index);
   if (me.depth == PTO_MAX_SCOPES) {
     failure_reason = "tasks inside tasks must not nest deeper than 64 scopes";
@@ -283,7 +283,7 @@ int Engine::call_kernel(uint32_t slot, uint32_t seat_index) {
   me.num_open_scopes.store(me.depth, std::memory_order_release);
   me.base_depth = me.depth;
   args.runner.store(seat_index + 1, std::memory_order_relaxed);
-  const int status = invoke(task.kernel, function, buffers, args.scalars, {this, seat_index, slot + 1});
+  const int status = invoke(task.kernel, function, buffers, args.scalars, {this, seat_index, slot, slot + 1});
   while (me.depth >= me.base_depth) close_scope(seat_index);
   me.base_depth = outer_base;
   args.runner.store(0, std::memory_order_relaxed);
@@ -377,7 +377,7 @@ uint32_t Engine::complete(uint32_t slot, uint32_t seat_index, int status, bool i
   Slot& task = region_.slots[slot];
   Seat& me = seat(seat_index);
   if (status != PTO_OK) [[unlikely]] fail(slot, seat_index, status);
-  const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
+  const TaskRef self = name_at(slot);
   if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] trace_end(slot, seat_index, self, status);
   me.num_completed.store(me.num_completed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   if ((task.flags & kIsReplayed) != 0) return complete_replayed(slot, seat_index, self, is_worker);

@@ -51,7 +51,7 @@ inline pto_task Engine::submit_plain(const pto_task_spec& spec, uint32_t seat_in
   const uint32_t slot = take_slot(seat_index);
   Slot& task = region_.slots[slot];
   SlotArgs& args = region_.args[slot];
-  const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
+  const TaskRef self = name_at(slot);
   task.kernel = spec.kernel;
   task.priority = spec.priority;
   task.next_waiter = 0;
@@ -110,7 +110,7 @@ pto_task Engine::submit(const pto_task_spec& spec) {
   if ((traits & kHasReductions) != 0) [[unlikely]] return submit_reduction(spec);
   const uint32_t slot = take_slot(seat_index);
   Slot& task = region_.slots[slot];
-  const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
+  const TaskRef self = name_at(slot);
   try {
     fill(task, region_.args[slot], spec, seat_index);
     bind_params(slot, spec, seat_index, buffers, traits);

@@ -19,6 +19,7 @@ struct Lane {
 struct Running {
   const Engine* engine = nullptr;
   uint32_t seat = 0;
+  uint32_t slot = 0;
   uint32_t parent = 0;     // slot + 1 of a task that may submit; 0: a leaf
   bool has_reason = false;  // pto_fail was called
 };

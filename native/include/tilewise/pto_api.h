@@ -182,6 +182,8 @@ PTO_CALL pto_task pto_submit_task(PTORuntime* runtime, pto_kernel kernel, pto_wo
 PTO_CALL pto_task pto_submit(PTORuntime* runtime, const pto_task_spec* spec);
 /* Ends a task whose kernel returned PTO_LATER; status PTO_OK or anything else: it failed. Once, from any thread. */
 PTO_CALL int pto_task_complete(PTORuntime* runtime, pto_task task, int status);
+/* Inside a kernel: the task it runs as, to be handed to whoever will end it; replays have no other way. Elsewhere 0. */
+PTO_CALL pto_task pto_this_task(void);
 
 /* Waiting. A timeout in seconds; PTO_FOREVER; 0 asks. Waiting without a deadline helps to run tasks. */
 PTO_CALL int pto_is_complete(PTORuntime* runtime, pto_task task);
