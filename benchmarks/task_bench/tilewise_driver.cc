@@ -4,13 +4,19 @@
 // core's execute_point checks every input byte by assert, so a missed dependency stops the program; -field 2 lets
 // two steps share the buffers, so that writers must wait for readers. At the end the driver checks that every task
 // ran. Tasks with more than 23 dependencies are refused: a task has at most 24 parameters.
-// Run: tilewise_driver -worker THREADS and the options of Task Bench (-steps, -width, -type, -kernel, -iter, -field);
-// one of the threads is the submitter, which helps.
+// With -replay, steps that repeat are recorded once and replayed; the recording counts into the time. Where steps do not
+// repeat (every step has buffers of its own, or its own width) it changes nothing.
+// Run: tilewise_driver -worker THREADS [-replay] and the options of Task Bench (-steps, -width, -type, -kernel, -iter,
+// -field); one of the threads is the submitter, which helps.
+#include <algorithm>
 #include <cassert>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <memory>
+#include <numeric>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -25,6 +31,7 @@
 namespace {
 
 constexpr size_t kLine = 64;
+constexpr long kTasksPerRecording = 128;
 
 void require(bool is_good, const char* what) {
   if (is_good) return;
@@ -43,7 +50,13 @@ char* thread_scratch(size_t bytes) {
   return reinterpret_cast<char*>(scratch.data());
 }
 
-// buffers: the output, then the inputs. scalars: the graph's address, time step and point, number of inputs.
+// How often a recorded task has run, and how many steps further each time is.
+struct Rounds {
+  uint64_t count = 0;
+  long num_steps = 0;
+};
+
+// buffers: the output, then the inputs. scalars: the graph's address, time step and point, number of inputs, Rounds.
 int execute_point(void* const* buffers, const uint64_t* scalars) {
   const TaskGraph& graph = *reinterpret_cast<const TaskGraph*>(scalars[0]);
   const size_t num_inputs = scalars[2];
@@ -54,7 +67,9 @@ int execute_point(void* const* buffers, const uint64_t* scalars) {
     input_bytes[i] = graph.output_bytes_per_task;
   }
   const size_t scratch_bytes = graph.scratch_bytes_per_task;
-  graph.execute_point(static_cast<long>(scalars[1] >> 32), static_cast<long>(scalars[1] & 0xFFFFFFFF),
+  long step = static_cast<long>(scalars[1] >> 32);
+  if (auto* rounds = reinterpret_cast<Rounds*>(scalars[3])) step += static_cast<long>(rounds->count++) * rounds->num_steps;
+  graph.execute_point(step, static_cast<long>(scalars[1] & 0xFFFFFFFF),
                       static_cast<char*>(buffers[0]), graph.output_bytes_per_task, inputs, input_bytes, num_inputs,
                       scratch_bytes ? thread_scratch(scratch_bytes) : nullptr, scratch_bytes);
   return PTO_OK;
@@ -80,7 +95,24 @@ class Grid {
     }
   }
 
-  void submit_step(PTORuntime* runtime, pto_kernel kernel, long step) {
+  // Submits every step; with `replays` those that repeat are recorded once and replayed.
+  void submit_all(PTORuntime* runtime, pto_kernel kernel, bool replays) {
+    const long period = replays ? find_period() : 0;
+    long step = 0;
+    if (period > 0) {
+      submit_step(runtime, kernel, step++);
+      require(pto_record_begin(runtime) == PTO_OK, "pto_record_begin");
+      for (const long end = step + period; step < end; ++step) submit_step(runtime, kernel, step, period);
+      const pto_recording recording = pto_record_end(runtime);
+      require(recording != 0, "pto_record_end");
+      for (; step + period <= graph_.timesteps; step += period) {
+        require(pto_replay(runtime, recording, nullptr, nullptr, 0) == PTO_OK, "pto_replay");
+      }
+    }
+    for (; step < graph_.timesteps; ++step) submit_step(runtime, kernel, step);
+  }
+
+  void submit_step(PTORuntime* runtime, pto_kernel kernel, long step, long period = 0) {
     const long offset = graph_.offset_at_timestep(step), width = graph_.width_at_timestep(step);
     const long last_offset = graph_.offset_at_timestep(step - 1);
     const long last_end = last_offset + graph_.width_at_timestep(step - 1);
@@ -96,7 +128,7 @@ class Grid {
         params_[num_params].mode = PTO_INPUT;
         params_[num_params++].handle = inputs[source];
       }
-      submit(runtime, kernel, step, point, num_params);
+      submit(runtime, kernel, step, point, num_params, period);
     }
   }
 
@@ -115,15 +147,34 @@ class Grid {
     std::exit(2);
   }
 
-  void submit(PTORuntime* runtime, pto_kernel kernel, long step, long point, uint32_t num_params) {
-    const uint64_t scalars[3] = {reinterpret_cast<uint64_t>(&graph_), pack(step, point), num_params - 1};
+  // Steps after which the same tasks come again, on the same buffers: from step 1 on. 0: they never do.
+  long find_period() const {
+    const long sets = graph_.max_dependence_sets();
+    long period = std::lcm(graph_.nb_fields, sets);
+    period *= std::max(1L, kTasksPerRecording / (period * graph_.max_width));
+    if (1 + 2 * period > graph_.timesteps) return 0;
+    for (long step = 1; step + period < graph_.timesteps; ++step) {
+      const bool is_same = graph_.offset_at_timestep(step) == graph_.offset_at_timestep(step + period) &&
+                           graph_.width_at_timestep(step) == graph_.width_at_timestep(step + period) &&
+                           graph_.offset_at_timestep(step - 1) == graph_.offset_at_timestep(step + period - 1) &&
+                           graph_.width_at_timestep(step - 1) == graph_.width_at_timestep(step + period - 1) &&
+                           graph_.dependence_set_at_timestep(step) == graph_.dependence_set_at_timestep(step + period);
+      if (!is_same) return 0;
+    }
+    return period;
+  }
+
+  void submit(PTORuntime* runtime, pto_kernel kernel, long step, long point, uint32_t num_params, long period) {
+    Rounds* const rounds = period > 0 ? &rounds_.emplace_back(Rounds{0, period}) : nullptr;
+    const uint64_t scalars[4] = {reinterpret_cast<uint64_t>(&graph_), pack(step, point), num_params - 1,
+                                 reinterpret_cast<uint64_t>(rounds)};
     pto_task_spec spec = {};
     spec.kernel = kernel;
     spec.worker_type = PTO_VECTOR;
     spec.params = params_;
     spec.num_params = num_params;
     spec.scalars = scalars;
-    spec.num_scalars = 3;
+    spec.num_scalars = 4;
     require(pto_submit(runtime, &spec) != 0, "pto_submit");
   }
 
@@ -133,6 +184,7 @@ class Grid {
   std::vector<pto_handle> handles_;
   std::vector<std::vector<long>> dependencies_;  // by set, then point
   pto_param params_[PTO_MAX_PARAMS] = {};
+  std::deque<Rounds> rounds_;  // of recorded tasks
 };
 
 uint32_t num_threads(int argc, char** argv) {
@@ -185,8 +237,8 @@ int main(int argc, char** argv) {
   for (auto& grid : grids) grid->register_buffers(runtime);
 
   Timer::time_start();
-  for (size_t i = 0; i < grids.size(); ++i)
-    for (long step = 0; step < app.graphs[i].timesteps; ++step) grids[i]->submit_step(runtime, kernel, step);
+  const bool replays = std::find(argv, argv + argc, std::string_view("-replay")) != argv + argc;
+  for (auto& grid : grids) grid->submit_all(runtime, kernel, replays);
   require(pto_wait_all(runtime, PTO_FOREVER) == PTO_OK, "pto_wait_all");
   const double elapsed = Timer::time_end();
 

@@ -340,11 +340,6 @@ pto_kernel_fn Engine::function_of(int32_t id) {
   return found;
 }
 
-/// nullptr: an empty task.
-pto_kernel_fn Engine::function_at(int32_t kernel) const {
-  return kernel < 0 ? nullptr : std::atomic_ref(kernels_[kernel]->function).load(std::memory_order_acquire);
-}
-
 const char* Engine::kernel_name(pto_kernel kernel) const {
   const bool known = kernel >= 0 && kernel < static_cast<int32_t>(region_.header->num_kernels.load());
   return known ? region_.kernels[kernel].name : "";

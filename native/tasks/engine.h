@@ -221,7 +221,10 @@ class Engine {
   void park_worker(uint32_t worker);
   void wake_worker(bool all = false);
   pto_kernel_fn function_of(int32_t kernel);
-  pto_kernel_fn function_at(int32_t kernel) const;
+  /// nullptr: an empty task, or not found yet.
+  pto_kernel_fn function_at(int32_t kernel) const {
+    return kernel < 0 ? nullptr : std::atomic_ref(kernels_[kernel]->function).load(std::memory_order_acquire);
+  }
   int invoke(int32_t kernel, pto_kernel_fn function, void* const* buffers, const uint64_t* scalars, const Running& as);
   void follow_up(uint32_t& next, uint32_t slot, uint32_t seat, bool is_worker);
   uint32_t wake_list(uint32_t waiter, uint32_t next, uint32_t seat, bool is_worker);

@@ -122,18 +122,20 @@ inline void Engine::make_ready(uint32_t slot, uint32_t seat_index) {
 inline void Engine::push_ready(uint32_t slot, uint32_t seat_index) {
   Slot& task = region_.slots[slot];
   Header& header = *region_.header;
+  if ((task.flags & kHasTarget) == 0 && task.priority == 0) [[likely]] {
+    if (push(region_.rings[seat_index * header.num_classes + task.type_class], slot)) return;
+    push(region_.queues[kOverflow * header.num_classes + task.type_class], region_.base, {0, sequence_of(slot), slot});
+    header.num_overflow.fetch_add(1, std::memory_order_release);
+    return;
+  }
   const OrderedEntry entry{task.priority, sequence_of(slot), slot};
   if ((task.flags & kHasTarget) != 0) {
     const uint32_t worker = region_.args[slot].target_worker - 1;
-    push(region_.queues[kNumSharedQueues * header.num_classes + worker], region_.base, entry);
-  } else if (task.priority != 0) {
-    const SharedQueue which = task.priority > 0 ? kUrgent : kBackground;
-    push(region_.queues[which * header.num_classes + task.type_class], region_.base, entry);
-    (which == kUrgent ? header.num_urgent : header.num_background).fetch_add(1, std::memory_order_release);
-  } else if (!push(region_.rings[seat_index * header.num_classes + task.type_class], slot)) {
-    push(region_.queues[kOverflow * header.num_classes + task.type_class], region_.base, entry);
-    header.num_overflow.fetch_add(1, std::memory_order_release);
+    return push(region_.queues[kNumSharedQueues * header.num_classes + worker], region_.base, entry);
   }
+  const SharedQueue which = task.priority > 0 ? kUrgent : kBackground;
+  push(region_.queues[which * header.num_classes + task.type_class], region_.base, entry);
+  (which == kUrgent ? header.num_urgent : header.num_background).fetch_add(1, std::memory_order_release);
 }
 
 inline void Engine::start_submitted(uint32_t slot, uint32_t seat_index) {

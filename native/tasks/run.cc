@@ -216,7 +216,7 @@ bool Engine::has_work(uint32_t seat_index) const {
 }
 
 // Runs a task, and then successor after successor that its completion made ready. Nested: inside a task that waits.
-void Engine::run(uint32_t slot, uint32_t seat_index, bool is_worker) {
+[[gnu::flatten]] void Engine::run(uint32_t slot, uint32_t seat_index, bool is_worker) {
   const uint32_t streak = is_worker ? kWorkerStreak : kHelperStreak;
   const Busy busy(seat(seat_index));
   for (uint32_t n = 1; slot != kNone; ++n) {
