@@ -212,7 +212,8 @@ struct Scope {
 
 /// One thread: its lane if it submits, its rings, its counters. Written by that thread unless it says otherwise.
 struct alignas(128) Seat {
-  uint32_t cursor;  // next slot to look at
+  uint64_t cursor;  // next slot to look at: counts on, modulo the window
+  uint64_t waited;  // cursor at the end of the last wait for all: only slots from there on can be taken
   uint32_t depth;   // open scopes
   uint32_t base_depth;  // of them, those of the tasks further out on this thread
   uint32_t free_handles;  // + 1: a stock of its own

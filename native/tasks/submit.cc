@@ -266,8 +266,7 @@ uint32_t Engine::take_slot(uint32_t seat_index) {
   const uint32_t base = seat_index * region_.header->window;
   const uint32_t mask = region_.header->window - 1;
   for (uint32_t tries = 0; tries < 8; ++tries) {
-    const uint32_t at = me.cursor;
-    me.cursor = (at + 1) & mask;
+    const auto at = static_cast<uint32_t>(me.cursor++) & mask;
     Slot& task = region_.slots[base + at];
     const WakeWord word = task.wake.load(std::memory_order_acquire);
     if (is_live(word)) continue;

@@ -179,11 +179,13 @@ int Engine::wait_all(double timeout_s, bool helps) {
     if (done) error = parent.child_error.exchange(0, std::memory_order_acq_rel);
   } else {
     const uint32_t base = seat_index * region_.header->window;
-    uint32_t at = 0;
+    const uint32_t window = region_.header->window;
+    const uint64_t end = me.cursor;
+    uint64_t at = std::max(me.waited, end - std::min<uint64_t>(end, window));
     done = wait_until(
         [&] {
-          for (; at < region_.header->window; ++at) {
-            if (is_live(region_.slots[base + at].wake.load(std::memory_order_acquire))) return false;
+          for (; at < end; ++at) {
+            if (is_live(region_.slots[base + (at & (window - 1))].wake.load(std::memory_order_acquire))) return false;
           }
           return !has_rounds(seat_index);
         },
@@ -192,7 +194,10 @@ int Engine::wait_all(double timeout_s, bool helps) {
           watch_rounds(seat_index);
         },
         timeout_s, helps);
-    if (done) error = me.first_error.exchange(0, std::memory_order_acq_rel);
+    if (done) {
+      me.waited = end;
+      error = me.first_error.exchange(0, std::memory_order_acq_rel);
+    }
   }
   if (!done) return PTO_TIMEOUT;
   if (error == 0) return PTO_OK;
@@ -213,10 +218,10 @@ uint32_t Engine::take_slot_slowly(uint32_t seat_index) {
   }
   note_stall(seat_index, Resource::kWindow, begin);
   for (uint32_t step = 0; step < 8; ++step) {
-    const uint32_t at = (me.cursor + step) & (window - 1);
+    const uint32_t at = static_cast<uint32_t>(me.cursor + step) & (window - 1);
     const WakeWord word = region_.slots[base + at].wake.load(std::memory_order_acquire);
     if (is_live(word)) continue;
-    me.cursor = at;
+    me.cursor += step;
     return find_free_slot(seat_index);
   }
   uint32_t slot = find_free_slot(seat_index);
@@ -232,11 +237,11 @@ uint32_t Engine::find_free_slot(uint32_t seat_index) {
   const uint32_t base = seat_index * region_.header->window;
   const uint32_t mask = region_.header->window - 1;
   for (uint32_t step = 0; step <= mask; ++step) {
-    const uint32_t at = (me.cursor + step) & mask;
+    const uint32_t at = static_cast<uint32_t>(me.cursor + step) & mask;
     Slot& task = region_.slots[base + at];
     const WakeWord word = task.wake.load(std::memory_order_acquire);
     if (is_live(word)) continue;
-    me.cursor = (at + 1) & mask;
+    me.cursor += step + 1;
     task.state.store(SlotState::kFilling, std::memory_order_relaxed);
     task.wake.store((generation_in(word) + 1) << 24, std::memory_order_relaxed);
     return base + at;
