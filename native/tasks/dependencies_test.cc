@@ -1,5 +1,7 @@
 // The rule of ordering alone, with a scripted pool: which tasks an access waits for and what it leaves behind.
 #include "tasks/dependencies.h"
+#include "tasks/engine.h"
+#include "tasks/testing_runtime.h"
 
 #include <deque>
 #include <set>
@@ -175,6 +177,65 @@ CASE("all modes in all orders: the last writer and every reader since are always
       before.push_back(all);
       kinds.push_back(mode);
     }
+  }
+}
+
+CASE("more live edges than the tables hold: the task is refused, and those accepted keep their order") {
+  using tilewise::tasks::Engine;
+  tilewise::tasks::Options options;
+  options.window = 512;
+  options.max_chunks = 24;  // 168 references
+  std::fill_n(options.worker_types, 1, uint8_t{0xF});
+  for (const bool is_plain : {false, true}) {
+    const auto engine = Engine::open(options);
+    using tilewise::tasks::testing::Gate;
+    using tilewise::tasks::testing::value_of;
+    Gate gate;
+    const pto_kernel held = engine->add_kernel("held", Gate::kernel, 0);
+    // Each reader adds what it reads to a cell of its own; the writer behind them counts those that are done.
+    const pto_kernel read = engine->add_kernel("read", tilewise::tasks::testing::add_kernel, 0);
+    const pto_kernel step = engine->add_kernel("step", tilewise::tasks::testing::step_kernel, 0);
+    int64_t x = 1, skipped = 0;
+    std::vector<int64_t> cells(400, 0);
+    const pto_handle hx = engine->register_buffer(&x, 8), hs = engine->register_buffer(&skipped, 8);
+    std::vector<pto_handle> handles;
+    for (int64_t& cell : cells) handles.push_back(engine->register_buffer(&cell, 8));
+    const auto submit = [&](pto_kernel kernel, std::vector<pto_param> params, std::vector<uint64_t> scalars) {
+      pto_task_spec spec{};
+      spec.kernel = kernel;
+      spec.worker_type = PTO_VECTOR;
+      spec.params = params.data();
+      spec.num_params = static_cast<uint32_t>(params.size());
+      spec.scalars = scalars.data();
+      spec.num_scalars = static_cast<uint32_t>(scalars.size());
+      spec.predicate = is_plain ? 0 : hs;  // one more than a plain task has: the general way
+      return engine->submit(spec);
+    };
+    skipped = 1;
+    const auto param = [](pto_mode mode, pto_handle handle) { return pto_param{mode, 0, handle, 0, nullptr, nullptr}; };
+    submit(held, {param(PTO_INOUT, hx)}, {reinterpret_cast<uint64_t>(&gate)});
+    gate.await_inside(1);
+    size_t accepted = 0;
+    bool is_refused = false;
+    for (; accepted < cells.size() && !is_refused; ++accepted) {
+      try {
+        submit(read, {param(PTO_INOUT, handles[accepted]), param(PTO_INPUT, hx)}, {});
+      } catch (const tilewise::tasks::StatusError& error) {
+        is_refused = true;
+        --accepted;
+        EXPECT_EQ(error.status, PTO_NO_MEMORY);
+      }
+    }
+    EXPECT(is_refused && accepted > 20);
+    gate.open();
+    EXPECT_EQ(engine->wait_all(30, false), PTO_OK);
+    for (size_t c = 0; c < cells.size(); ++c) EXPECT_EQ(cells[c], c < accepted ? 1 : 0);  // a refused task has not run
+    submit(step, {param(PTO_INOUT, hx)}, {5});
+    submit(step, {param(PTO_INOUT, handles[accepted])}, {7});
+    EXPECT_EQ(engine->wait_all(30, false), PTO_OK);
+    EXPECT_EQ(x, 8);
+    EXPECT_EQ(cells[accepted], 7);
+    engine->close();
   }
 }
 

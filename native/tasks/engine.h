@@ -175,7 +175,8 @@ class Engine {
   void fill(Slot& task, SlotArgs& args, const pto_task_spec& spec, uint32_t seat);
   void bind_params(uint32_t slot, const pto_task_spec& spec, uint32_t seat, Resolved& buffers, uint32_t traits);
   void allocate_outputs(const pto_task_spec& spec, uint32_t seat, Resolved& buffers);
-  void link(uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t seat, Resolved& buffers, uint32_t traits);
+  void link(uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t seat, Resolved& buffers, uint32_t traits,
+            bool& is_recorded);
   pto_task submit_plain(const pto_task_spec& spec, uint32_t seat);
   void add_producer(uint32_t slot, uint64_t word, uint32_t seat);
   void order_after(uint32_t slot, TaskRef producer, uint32_t seat);
@@ -186,6 +187,7 @@ class Engine {
   pto_task submit_reduction(const pto_task_spec& spec);
   Handle& tracked(Handle& handle, int mode, const pto_region* box, uint32_t seat);
   void abandon(uint32_t slot);
+  void start_empty(uint32_t slot, uint32_t seat);
   void note_submission(SlotArgs& args, uint32_t seat);
 
   // Running.
@@ -288,7 +290,10 @@ class Engine {
                                          uint32_t num_handles);
   void submit_recording(Recording& recording, std::vector<pto_handle> names, uint32_t seat);
   void replay_task(Replay& run, uint32_t number);
+  void bind_replayed(Replay& run, uint32_t number, uint32_t slot);
   uint32_t begin_replayed(Replay& run, uint32_t number, const RecordedTask& recorded);
+  void leave_part(Replay& run, uint32_t count);
+  void leave_writers(Handle& handle, const std::vector<TaskRef>& writers, uint32_t seat);
   void leave_behind(Recording& recording, const RecordedBuffer& buffer, Handle& handle, const std::vector<TaskRef>& names,
                     uint32_t seat);
 

@@ -292,4 +292,49 @@ CASE("a failure inside one replay poisons the next until it is overwritten") {
   EXPECT_EQ(x, 11);
 }
 
+CASE("a replay that is interrupted half way: what was submitted of it is still waited for") {
+  static std::atomic<bool> interrupts;
+  interrupts = false;
+  pto_set_hooks(nullptr, nullptr, [] { return interrupts ? 1 : 0; });
+  for (const bool has_boxes : {false, true}) {
+    Runtime runtime(1, 8);
+    const Kernels k(runtime);
+    const pto_kernel held = runtime.kernel("held", Gate::kernel);
+    const pto_kernel slow_step = runtime.kernel("slow_step", [](void* const* buffers, const uint64_t*) -> int {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // so that who does not wait comes too early
+      ++value_of(buffers[0]);
+      return PTO_OK;
+    });
+    int64_t x = 0, copy = 0;
+    const pto_handle hx = runtime.add(x), hc = runtime.add(copy);
+    const pto_region whole{.offset = 0, .ndim = 1, .size = {8}, .stride = {1}};
+    Gate gate;
+    gate.open();
+    pto_record_begin(runtime);
+    runtime.submit(held, {commute(hx)}, {.scalars = {scalar(&gate)}});
+    for (int t = 0; t < 30; ++t) runtime.submit(slow_step, {inout(hx, has_boxes ? &whole : nullptr)});
+    const pto_recording recording = pto_record_end(runtime);
+    EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+    x = 0;
+    gate.is_open = gate.num_inside = 0;
+    const pto_task blocker = runtime.submit(held, {inout(hx)}, {.scalars = {scalar(&gate)}});
+    EXPECT(blocker != 0);
+    gate.await_inside(1);  // by the worker: this thread has nothing to help with
+    interrupts = true;
+    EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), PTO_INTERRUPTED);
+    interrupts = false;
+    std::thread opener([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      gate.open();
+    });
+    const pto_task reader = runtime.submit(k.copy, {out(hc), in(hx)});
+    EXPECT_EQ(pto_wait(runtime, reader, PTO_FOREVER), 0);
+    EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+    EXPECT(x > 0);
+    EXPECT_EQ(copy, x);
+    opener.join();
+  }
+  pto_set_hooks(nullptr, nullptr, nullptr);
+}
+
 TILEWISE_TEST_MAIN

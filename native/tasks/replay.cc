@@ -27,7 +27,7 @@ inline uint32_t Engine::begin_replayed(Replay& run, uint32_t number, const Recor
   task.more_producers = 0;
   task.type_class = recorded.type_class;
   task.num_producers = 0;
-  task.num_params = recorded.num_params;
+  task.num_params = 0;  // as many as are bound
   task.num_scalars = recorded.num_scalars;
   task.flags = recorded.flags;
   task.num_tokens = 0;
@@ -40,9 +40,19 @@ inline uint32_t Engine::begin_replayed(Replay& run, uint32_t number, const Recor
   return slot;
 }
 
-inline void Engine::replay_task(Replay& run, uint32_t number) {
-  const Recording::Task& recorded = run.recording.tasks[number];
-  const uint32_t slot = begin_replayed(run, number, recorded);
+void Engine::replay_task(Replay& run, uint32_t number) {
+  const uint32_t slot = begin_replayed(run, number, run.recording.tasks[number]);
+  try {
+    bind_replayed(run, number, slot);
+  } catch (...) {
+    abandon(slot);
+    throw;
+  }
+  start_submitted(slot, run.seat);
+}
+
+inline void Engine::bind_replayed(Replay& run, uint32_t number, uint32_t slot) {
+  const RecordedTask& recorded = run.recording.tasks[number];
   Slot& task = region_.slots[slot];
   SlotArgs& args = region_.args[slot];
   Header& header = *region_.header;
@@ -86,6 +96,7 @@ inline void Engine::replay_task(Replay& run, uint32_t number) {
       use_heap(address, run.seat);
       task.flags |= kUsesHeap;
     }
+    task.num_params = static_cast<uint8_t>(a + 1);
   }
   if (task.num_tokens > 1) {
     std::sort(args.tokens, args.tokens + task.num_tokens);
@@ -96,7 +107,6 @@ inline void Engine::replay_task(Replay& run, uint32_t number) {
     const TaskRef ref = run.tasks[producer >> kFlagBits] | (producer & kFlagMask);
     order_after(slot, ref, run.seat);
   }
-  start_submitted(slot, run.seat);
 }
 
 void Engine::replay(pto_recording name, const pto_handle* from, const pto_handle* to, uint32_t num_handles) {
@@ -134,12 +144,64 @@ void Engine::submit_recording(Recording& recording, std::vector<pto_handle> name
     if (handle != nullptr) settle_buffer(*handle, seat_index);
   }
   const auto num_tasks = static_cast<uint32_t>(recording.tasks.size());
-  for (uint32_t t = 0; t < num_tasks; ++t) replay_task(run, t);
   Seat& me = seat(seat_index);
-  me.num_submitted.store(me.num_submitted.load(std::memory_order_relaxed) + num_tasks, std::memory_order_relaxed);
+  const auto count = [&](uint32_t submitted) {
+    me.num_submitted.store(me.num_submitted.load(std::memory_order_relaxed) + submitted, std::memory_order_relaxed);
+  };
+  uint32_t t = 0;
+  try {
+    for (; t < num_tasks; ++t) replay_task(run, t);
+  } catch (...) {  // interrupted while it waited for a slot, or out of edges
+    count(t);
+    leave_part(run, t);
+    throw;
+  }
+  count(num_tasks);
   for (size_t b = 0; b < recording.buffers.size(); ++b) {
     const RecordedBuffer& buffer = recording.buffers[b];
     if (buffer.handle != 0 && !buffer.is_frozen) leave_behind(recording, buffer, *run.handles[b], run.tasks, seat_index);
+  }
+}
+
+/// After the first `count` tasks alone: whoever comes next to one of their buffers waits for all of them, and for all that
+/// stood there before.
+void Engine::leave_part(Replay& run, uint32_t count) {
+  SeatPool pool{*this, seat(run.seat)};
+  std::vector<std::vector<TaskRef>> users(run.handles.size());
+  for (uint32_t t = 0; t < count; ++t) {
+    const RecordedTask& task = run.recording.tasks[t];
+    for (uint32_t a = 0; a < task.num_params + (task.predicate != 0 ? 1u : 0u); ++a) {
+      const uint32_t buffer = run.recording.accesses[task.first_param + a].buffer;
+      if (buffer != kNone) users[buffer].push_back(run.tasks[t]);
+    }
+  }
+  for (size_t b = 0; b < users.size(); ++b) {
+    if (users[b].empty() || run.handles[b] == nullptr || run.recording.buffers[b].is_frozen) continue;
+    Handle& handle = *run.handles[b];
+    const auto note = [&](TaskRef ref) { users[b].push_back(without_flags(ref)); };
+    if ((handle.flags & kHasRegions) != 0) {
+      std::lock_guard guard(region_.header->boxes_lock);
+      collect_boxes(boxes_, index_of(handle), handle, nullptr, PTO_OUTPUT, pool, note);
+    } else {
+      collect(handle.state, pool, PTO_OUTPUT, note);
+    }
+    leave_writers(handle, users[b], run.seat);
+  }
+}
+
+/// Makes these all that is known of a buffer: several last writers at once, for whoever comes next.
+void Engine::leave_writers(Handle& handle, const std::vector<TaskRef>& writers, uint32_t seat_index) {
+  forget_accesses(handle, seat_index);
+  handle.flags &= ~kHasRegions;
+  handle.state.kind = Kind::kWrite;
+  SeatPool pool{*this, seat(seat_index)};
+  for (const TaskRef writer : writers) {
+    if (handle.state.now[0] == 0) {
+      handle.state.now[0] = writer;
+    } else {
+      push_ref(pool, handle.state.more_now, writer);
+      ++handle.state.num_more;
+    }
   }
 }
 
@@ -149,27 +211,10 @@ void Engine::leave_behind(Recording& recording, const RecordedBuffer& buffer, Ha
   SeatPool pool{*this, seat(seat_index)};
   const auto renamed = [&](TaskRef ref) { return names[slot_of(ref)] | (ref & kFlagMask); };
   if (buffer.has_regions || (handle.flags & kHasRegions) != 0) {
-    if ((handle.flags & kHasRegions) != 0) {
-      std::lock_guard guard(region_.header->boxes_lock);
-      sweep_boxes(boxes_, index_of(handle), handle, pool, true);
-      handle.flags &= ~kHasRegions;
-    }
-    give_chunks(pool, handle.state.more_now);
-    give_chunks(pool, handle.state.more_before);
-    handle.state = {};
-    // Several last writers at once: whoever comes next waits for all of them.
-    handle.state.kind = Kind::kWrite;
-    const auto leave = [&](TaskRef ref) {
-      if (handle.state.now[0] == 0) {
-        handle.state.now[0] = ref;
-      } else {
-        push_ref(pool, handle.state.more_now, ref);
-        ++handle.state.num_more;
-      }
-    };
-    for (const uint32_t user : buffer.users) leave(names[user]);
-    for_each_now(buffer.state, recording.pool, [&](TaskRef ref) { leave(renamed(ref)); });
-    return;
+    std::vector<TaskRef> writers;
+    for (const uint32_t user : buffer.users) writers.push_back(names[user]);
+    for_each_now(buffer.state, recording.pool, [&](TaskRef ref) { writers.push_back(renamed(ref)); });
+    return leave_writers(handle, writers, seat_index);
   }
   if (!buffer.is_written) {
     for_each_now(buffer.state, recording.pool,

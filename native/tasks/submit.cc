@@ -92,8 +92,13 @@ inline pto_task Engine::submit_plain(const pto_task_spec& spec, uint32_t seat_in
       }
       collect(handles[p]->state, pool, static_cast<int>(spec.params[p].mode), sink);
     }
-    for (uint32_t p = 0; p < spec.num_params; ++p) {
-      record(handles[p]->state, pool, static_cast<int>(spec.params[p].mode), self);
+    try {
+      for (uint32_t p = 0; p < spec.num_params; ++p) {
+        record(handles[p]->state, pool, static_cast<int>(spec.params[p].mode), self);
+      }
+    } catch (...) {
+      start_empty(slot, seat_index);
+      throw;
     }
   }
   Seat& me = seat(seat_index);
@@ -111,12 +116,17 @@ pto_task Engine::submit(const pto_task_spec& spec) {
   const uint32_t slot = take_slot(seat_index);
   Slot& task = region_.slots[slot];
   const TaskRef self = name_at(slot);
+  bool is_recorded = false;
   try {
     fill(task, region_.args[slot], spec, seat_index);
     bind_params(slot, spec, seat_index, buffers, traits);
-    link(slot, self, spec, seat_index, buffers, traits);
+    link(slot, self, spec, seat_index, buffers, traits, is_recorded);
   } catch (...) {
-    abandon(slot);
+    if (is_recorded) {
+      start_empty(slot, seat_index);
+    } else {
+      abandon(slot);
+    }
     throw;
   }
   Seat& me = seat(seat_index);
@@ -251,6 +261,16 @@ void Engine::note_submission(SlotArgs& args, uint32_t seat_index) {
   args.ready_ticks = 0;
 }
 
+// Some buffers know the task already, and no longer whom it replaced: it runs, but does nothing, and keeps their order.
+void Engine::start_empty(uint32_t slot, uint32_t seat_index) {
+  Slot& task = region_.slots[slot];
+  task.kernel = PTO_NO_KERNEL;
+  Seat& me = seat(seat_index);
+  me.num_submitted.store(me.num_submitted.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  start_submitted(slot, seat_index);
+}
+
+// Nothing of it is visible yet.
 void Engine::abandon(uint32_t slot) {
   Slot& task = region_.slots[slot];
   const uint64_t generation = generation_in(task.wake.load(std::memory_order_relaxed));
@@ -373,7 +393,7 @@ void Engine::allocate_outputs(const pto_task_spec& spec, uint32_t seat_index, Re
 
 // One critical section for all parameters, so that two lanes see each other's tasks in one order.
 inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t seat_index, Resolved& buffers,
-                         uint32_t traits) {
+                         uint32_t traits, bool& is_recorded) {
   Slot& task = region_.slots[slot];
   SlotArgs& args = region_.args[slot];
   Header& header = *region_.header;
@@ -437,6 +457,8 @@ inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec,
     collect_param(slot, seat_index, *buffers.handles[p], spec.params[p].region, args.params[p].mode);
   }
   if (predicate != nullptr) collect_param(slot, seat_index, *predicate, nullptr, PTO_INPUT);
+  if (is_child) region_.slots[task.parent - 1].children.fetch_add(1, std::memory_order_relaxed);
+  is_recorded = true;
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     if (buffers.handles[p] == nullptr) continue;
     record_param(self, seat_index, *buffers.handles[p], spec.params[p].region, args.params[p].mode);
@@ -448,10 +470,16 @@ inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec,
     task.num_tokens = static_cast<uint8_t>(std::unique(args.tokens, args.tokens + task.num_tokens) - args.tokens);
     task.flags |= kUsesTokens;
   }
-  if (is_child) region_.slots[task.parent - 1].children.fetch_add(1, std::memory_order_relaxed);
   if (!is_observed) [[likely]] return;
   if (graph_ != nullptr) graph_->add(*this, slot, spec);
-  if (open_recordings_[seat_index] != nullptr) open_recordings_[seat_index]->add(*this, slot, spec, (traits & kHasOutputs) != 0 ? buffers.fresh : 0);
+  if (open_recordings_[seat_index] == nullptr) return;
+  try {
+    open_recordings_[seat_index]->add(*this, slot, spec, (traits & kHasOutputs) != 0 ? buffers.fresh : 0);
+  } catch (...) {  // half of the task is no recording
+    open_recordings_[seat_index] = nullptr;
+    num_observers_.fetch_sub(1);
+    throw;
+  }
 }
 
 // Inside a task: its own buffers, and what it declared itself, under a handle of its children's own.
