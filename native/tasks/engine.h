@@ -170,6 +170,7 @@ class Engine {
   uint32_t check_spec(const pto_task_spec& spec, Resolved& buffers);
   uint32_t check_param(const pto_task_spec& spec, uint32_t param, Resolved& buffers);
   uint32_t check_more(const pto_task_spec& spec);
+  void note_level(Seat& me);
   uint32_t take_slot(uint32_t seat);
   uint32_t take_slot_slowly(uint32_t seat);
   void fill(Slot& task, SlotArgs& args, const pto_task_spec& spec, uint32_t seat);
@@ -343,6 +344,7 @@ class Engine {
   mutable std::mutex recordings_mutex_;  // of the next three; taken after the submission lock
   std::map<pto_recording, std::shared_ptr<Recording>> recordings_;
   std::vector<std::shared_ptr<Recording>> instantiated_;  // by first slot; also freed ones whose tasks still run
+  std::atomic<bool> has_instances_{false};  // ever
   pto_recording next_recording_ = 1;
   std::vector<std::unique_ptr<Recording>> open_recordings_;  // per seat
   bool closed_ = false;

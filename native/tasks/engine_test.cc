@@ -551,4 +551,16 @@ CASE("a stall is recorded with its lane, its cause, its times and what was live"
   EXPECT_EQ(pto_trace_enable(runtime, 0), 0);
 }
 
+CASE("the window's high-water mark shows how many tasks lived, though it was never full") {
+  Runtime runtime(1, 2048);
+  const pto_kernel held = runtime.kernel("held", Gate::kernel);
+  Gate gate;
+  runtime.submit(held, {}, {.scalars = {scalar(&gate)}});
+  gate.await_inside(1);  // so that nobody runs the rest
+  for (int t = 0; t < 600; ++t) runtime.submit(PTO_NO_KERNEL, {});
+  gate.open();
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+  EXPECT(runtime.stats().window_high >= 512 && runtime.stats().window_high <= 601);
+}
+
 TILEWISE_TEST_MAIN

@@ -209,6 +209,7 @@ pto_recording Engine::end_recording() {
   instantiate(*recording);
   if (recording->instance != nullptr) {
     const auto is_before = [](const auto& one, const auto& two) { return one->instance->first_slot < two->instance->first_slot; };
+    has_instances_.store(true, std::memory_order_relaxed);
     instantiated_.insert(std::upper_bound(instantiated_.begin(), instantiated_.end(), recording, is_before), recording);
   }
   const pto_recording name = next_recording_++;

@@ -17,6 +17,7 @@ namespace tilewise::tasks {
 namespace {
 
 constexpr uint32_t kPrefetchAhead = 4;
+constexpr uint64_t kCursorsPerLook = 255;  // a mask: to look at others' counters costs a cache line from each
 
 }  // namespace
 
@@ -281,11 +282,19 @@ void Engine::abandon(uint32_t slot) {
   if ((word & kWatched) != 0) wake_waiters();
 }
 
+/// How many tasks live, now and then: the high-water mark of the window. Rounds of recordings have slots of their own.
+void Engine::note_level(Seat& me) {
+  if (has_instances_.load(std::memory_order_relaxed)) return;
+  const uint64_t live = std::min<uint64_t>(num_submitted() - num_completed(), region_.header->window);
+  if (live > me.window_high.load(std::memory_order_relaxed)) me.window_high.store(live, std::memory_order_relaxed);
+}
+
 uint32_t Engine::take_slot(uint32_t seat_index) {
   Seat& me = seat(seat_index);
   const uint32_t base = seat_index * region_.header->window;
   const uint32_t mask = region_.header->window - 1;
   for (uint32_t tries = 0; tries < 8; ++tries) {
+    if ((me.cursor & kCursorsPerLook) == 0) [[unlikely]] note_level(me);
     const auto at = static_cast<uint32_t>(me.cursor++) & mask;
     Slot& task = region_.slots[base + at];
     const WakeWord word = task.wake.load(std::memory_order_acquire);

@@ -234,7 +234,8 @@ typedef struct pto_stats {
   uint64_t stall_ns;                                             /* submitters waited for window, heap, handles */
   uint64_t num_stalls;
   uint64_t window, window_high, heap_bytes, heap_high_bytes, handles, handles_high, regions, regions_high;
-  /* window_high: the window once it has been full, else 0; the others: the most seen */
+  /* window_high: the most live tasks at every 256th submission, and the window once it has been full; without what was
+   * submitted after a recording. The others: the most seen. */
   uint64_t metadata_bytes; /* of the region, heap apart */
 } pto_stats;
 PTO_CALL int pto_get_stats(PTORuntime* runtime, pto_stats* stats);

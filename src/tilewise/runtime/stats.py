@@ -21,8 +21,8 @@ class RuntimeStats:
         num_submitted, num_completed, num_failed: tasks; those that were poisoned or cancelled count as failed.
         num_helped: tasks that waiting submitters ran themselves.
         num_stalls, stall_ns: how often and how long submitters lacked window, heap, handles or regions.
-        window, window_high: tasks of a thread between submission and completion: room, and the same once it has been
-            full, else 0.
+        window, window_high: tasks of a thread between submission and completion: room, and the most seen, by a look at
+            every 256th submission as long as nothing was recorded, and when a thread found no room.
         heap_bytes, heap_high_bytes: bytes for outputs of the runtime's own: room, and the most seen.
         handles, handles_high, regions, regions_high: buffers and boxes known now, and the most seen.
         metadata_bytes: memory of the runtime itself, heap apart.
