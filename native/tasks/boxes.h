@@ -1,8 +1,9 @@
 // Order between boxes of one buffer: every distinct box in use has a node with a dependency state of its own.
 //
-// owner: the index of the buffer's handle. Purpose: an access waits for what every overlapping node says, and is recorded
-// in its own node; a write forgets the nodes it covers, because whoever overlaps them from now on overlaps the write. Who
-// may call: the submitter, under the submission lock. Blocks: never. Memory: nodes of the RegionIndex in the region.
+// owner: the index of the buffer's handle. Purpose: an access waits for what every overlapping node says, and is
+// recorded in its own node; a write forgets the nodes it covers, because whoever overlaps them from now on overlaps the
+// write. Who may call: the submitter, under the submission lock. Blocks: never. Memory: nodes of the RegionIndex in the
+// region.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -41,7 +42,8 @@ inline bool lies_in(const Box& inner, const Box& outer) {
   if (is_empty(inner)) return true;
   const uint32_t last = outer.ndim - 1;
   const bool is_run = inner.ndim == 1;
-  if (!is_run && outer.ndim > 1 && !std::equal(inner.stride, inner.stride + inner.ndim, outer.stride, outer.stride + outer.ndim)) {
+  if (!is_run && outer.ndim > 1 &&
+      !std::equal(inner.stride, inner.stride + inner.ndim, outer.stride, outer.stride + outer.ndim)) {
     return false;
   }
   uint64_t inner_rest = inner.offset;

@@ -20,9 +20,9 @@ constexpr uint32_t kHandleStock = 32;
 }  // namespace
 
 void Engine::raise_stale(pto_handle handle, const char* where) {
-  raise(PTO_BAD_ARGUMENT, "[runtime.", where, "] a handle must be alive; got one that was unregistered, or whose scope ",
-        "has ended (handle ", handle & 0xFFFFFFFF, ", generation ", handle >> 32,
-        "); keep the scope open, or copy the result out of it");
+  raise(PTO_BAD_ARGUMENT, "[runtime.", where,
+        "] a handle must be alive; got one that was unregistered, or whose scope ", "has ended (handle ",
+        handle & 0xFFFFFFFF, ", generation ", handle >> 32, "); keep the scope open, or copy the result out of it");
 }
 
 // A handle costs one step from the thread's own stock.
@@ -128,7 +128,9 @@ bool Engine::prepare_boxes(const SlotArgs& args, const pto_task_spec& spec, uint
       for (uint32_t p = 0; p < spec.num_params; ++p) {
         const Param& param = args.params[p];
         if (param.mode == PTO_NO_DEP || param.handle == kNone) continue;
-        if (!prepare_handle(region_.handles[param.handle], param.mode, spec.params[p].region, is_first_pass)) return false;
+        if (!prepare_handle(region_.handles[param.handle], param.mode, spec.params[p].region, is_first_pass)) {
+          return false;
+        }
       }
       if (spec.predicate == 0) continue;
       if (!prepare_handle(resolve(spec.predicate, "submit"), PTO_INPUT, nullptr, is_first_pass)) return false;
@@ -151,11 +153,13 @@ pto_handle Engine::register_buffer(void* address, uint64_t bytes) {
   }
   const uint64_t distance = region_.distance(address);
   if (distance < region_.header->total_bytes) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.register] a buffer must be the caller's own memory; got memory of the runtime's heap; ",
+    raise(PTO_BAD_ARGUMENT,
+          "[runtime.register] a buffer must be the caller's own memory; got memory of the runtime's heap; ",
           "use the handle that its allocation gave");
   }
   if (region_.header->is_shared != 0) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.register] with two processes every buffer must lie in the region; got one outside; ",
+    raise(PTO_BAD_ARGUMENT,
+          "[runtime.register] with two processes every buffer must lie in the region; got one outside; ",
           "use pto_alloc");
   }
   const uint32_t index = take_handle(seat_here());
@@ -224,8 +228,9 @@ void* Engine::wait_for_buffer(pto_handle name, int mode, double timeout_s, bool 
   for (const TaskRef producer : producers) {
     const int status = wait(without_flags(producer), timeout_s, helps);
     if (status == PTO_TIMEOUT) {
-      raise(PTO_TIMEOUT, "[runtime.read] the buffer's tasks must end within the time given; got a task that still runs ",
-            "after ", timeout_s, " s; wait longer, or cancel it");
+      raise(PTO_TIMEOUT,
+            "[runtime.read] the buffer's tasks must end within the time given; got a task that still runs ", "after ",
+            timeout_s, " s; wait longer, or cancel it");
     }
     if ((producer & kCarriesPoison) == 0 || status == PTO_OK) continue;
     std::string text;
@@ -248,7 +253,8 @@ void* Engine::wait_to_write(pto_handle name, double timeout_s, bool helps) {
     spec.worker_type = static_cast<pto_worker_type>(type + 1);
   }
   if (wait(submit(spec), timeout_s, helps) == PTO_TIMEOUT) {
-    raise(PTO_TIMEOUT, "[runtime.write] the buffer's tasks must end within the time given; got one that still runs after ",
+    raise(PTO_TIMEOUT,
+          "[runtime.write] the buffer's tasks must end within the time given; got one that still runs after ",
           timeout_s, " s; wait longer, or cancel it");
   }
   return address_of(name);

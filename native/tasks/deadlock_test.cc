@@ -1,4 +1,5 @@
-// Deadlock is proven, at once, and named: heap, handles, boxes, window. And never claimed where somebody can still help.
+// Deadlock is proven, at once, and named: heap, handles, boxes, window. And never claimed where somebody can still
+// help.
 #include "tasks/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;
@@ -189,7 +190,9 @@ CASE("no false alarm in thousands of full windows with more threads than cores")
   const auto lane = [&] {
     int64_t x = 0;
     const pto_handle h = runtime.add(x);
-    for (int t = 0; t < 3000 / kSlowdown; ++t) EXPECT(runtime.submit(t % 2 == 0 ? parent : PTO_NO_KERNEL, {inout(h)}) != 0);
+    for (int t = 0; t < 3000 / kSlowdown; ++t) {
+      EXPECT(runtime.submit(t % 2 == 0 ? parent : PTO_NO_KERNEL, {inout(h)}) != 0);
+    }
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   };
   std::thread other(lane);

@@ -171,7 +171,9 @@ CASE("all modes in all orders: the last writer and every reader since are always
       for (uint32_t earlier = 1; earlier < kinds.size(); ++earlier) {
         const bool shares = kinds[earlier] == mode && (mode == PTO_INPUT || mode == PTO_COMMUTE);
         bool is_group = shares;
-        for (uint32_t between = earlier + 1; between < kinds.size(); ++between) is_group = is_group && kinds[between] == mode;
+        for (uint32_t between = earlier + 1; between < kinds.size(); ++between) {
+          is_group = is_group && kinds[between] == mode;
+        }
         EXPECT_EQ(all.count(earlier) != 0, !is_group);
       }
       before.push_back(all);

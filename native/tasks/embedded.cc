@@ -170,7 +170,8 @@ void Embedded::worker_loop(uint32_t worker) {
 
 uint64_t Embedded::num_ready() const {
   const Header& header = *engine_->region_.header;
-  return uint64_t{header.num_urgent.load(std::memory_order_relaxed)} + header.num_background.load(std::memory_order_relaxed);
+  return uint64_t{header.num_urgent.load(std::memory_order_relaxed)} +
+         header.num_background.load(std::memory_order_relaxed);
 }
 
 uint64_t Embedded::num_completed() const { return engine_->num_completed(); }

@@ -52,7 +52,8 @@ thread_local Tickets tickets;
 void check_options(const Options& options) {
   const auto within = [](uint64_t value, uint64_t low, uint64_t high, const char* name) {
     if (value >= low && value <= high) return;
-    raise(PTO_BAD_ARGUMENT, "[runtime.open] ", name, " must lie in [", low, ", ", high, "]; got ", value, "; correct it");
+    raise(PTO_BAD_ARGUMENT, "[runtime.open] ", name, " must lie in [", low, ", ", high, "]; got ", value,
+          "; correct it");
   };
   within(options.num_workers, 0, 256, "num_workers");
   within(options.max_lanes, 1, 256, "max_lanes");
@@ -156,7 +157,9 @@ int Engine::run_workers(const char* path, const std::vector<std::string>& librar
   engine.is_worker_side_ = true;
   Header& header = *engine.region_.header;
   for (const std::string& library : libraries) engine.load_library(library);
-  for (uint32_t k = 0; k < kMaxKernels; ++k) engine.kernels_.push_back(std::make_unique<Kernel>());  // found when called
+  for (uint32_t k = 0; k < kMaxKernels; ++k) {
+    engine.kernels_.push_back(std::make_unique<Kernel>());  // found when called
+  }
   engine.peer_fd_ = static_cast<int>(syscall(SYS_pidfd_open, header.owner_pid.load(), 0));
   if (engine.peer_fd_ < 0) raise(PTO_PEER_LOST, "[runtime.workers_run] the orchestrator must live; got its death");
   header.workers_pid.store(getpid(), std::memory_order_release);
@@ -234,7 +237,8 @@ void Engine::stop() {
 uint32_t Engine::seat_here() {
   if (running.engine == this) [[unlikely]] {
     if (running.parent != 0) return running.seat;
-    raise(PTO_BAD_ARGUMENT, "[runtime] a kernel that submits, waits or allocates must have been added with PTO_SUBMITS; ",
+    raise(PTO_BAD_ARGUMENT,
+          "[runtime] a kernel that submits, waits or allocates must have been added with PTO_SUBMITS; ",
           "got such a call from one that was not; add the flag");
   }
   if (last_lane.engine == id_open_) [[likely]] return last_lane.seat;
@@ -260,8 +264,8 @@ uint32_t Engine::find_lane() {
     last_lane = {id_, s};
     return s;
   }
-  raise(PTO_NO_MEMORY, "[runtime] every submitting thread needs a lane; got more than ", header.num_seats - header.num_workers,
-        " threads; raise max_lanes, or let threads end");
+  raise(PTO_NO_MEMORY, "[runtime] every submitting thread needs a lane; got more than ",
+        header.num_seats - header.num_workers, " threads; raise max_lanes, or let threads end");
 }
 
 /// The thread has ended: its scopes close, its tasks go on, its lane is free for another.
@@ -287,7 +291,8 @@ pto_kernel Engine::add_kernel(const std::string& name, pto_kernel_fn function, u
   std::lock_guard guard(header.kernel_lock);
   const uint32_t id = header.num_kernels.load(std::memory_order_relaxed);
   if (id == kMaxKernels) {
-    raise(PTO_NO_MEMORY, "[runtime.kernel_add] a runtime knows at most ", kMaxKernels, " kernels; got one more; reuse ids");
+    raise(PTO_NO_MEMORY, "[runtime.kernel_add] a runtime knows at most ", kMaxKernels,
+          " kernels; got one more; reuse ids");
   }
   auto kernel = std::make_unique<Kernel>();
   kernel->name = name;
@@ -311,14 +316,16 @@ pto_kernel Engine::find_kernel(const std::string& name) {
       return add_kernel(name, reinterpret_cast<pto_kernel_fn>(symbol), 0);
     }
   }
-  raise(PTO_BAD_ARGUMENT, "[runtime.kernel_find] a kernel must be built in, added, or a symbol of a loaded library; got '",
-        name, "'; load its library first");
+  raise(PTO_BAD_ARGUMENT,
+        "[runtime.kernel_find] a kernel must be built in, added, or a symbol of a loaded library; got '", name,
+        "'; load its library first");
 }
 
 void Engine::load_library(const std::string& path) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.library_load] a library must load; got '", dlerror(), "'; check path and symbols");
+    raise(PTO_BAD_ARGUMENT, "[runtime.library_load] a library must load; got '", dlerror(),
+          "'; check path and symbols");
   }
   libraries_.push_back(library);
 }
@@ -343,25 +350,6 @@ pto_kernel_fn Engine::function_of(int32_t id) {
 const char* Engine::kernel_name(pto_kernel kernel) const {
   const bool known = kernel >= 0 && kernel < static_cast<int32_t>(region_.header->num_kernels.load());
   return known ? region_.kernels[kernel].name : "";
-}
-
-// Events.
-
-pto_event Engine::open_event() {
-  for (uint32_t e = 0; e < region_.header->max_events; ++e) {
-    uint32_t unused = 0;
-    if (region_.events[e].used.compare_exchange_strong(unused, 1)) return uint64_t{1} << 32 | e;
-  }
-  raise(PTO_NO_MEMORY, "[runtime.event_open] a runtime has at most ", region_.header->max_events, " events; got one more; ",
-        "raise max_events: an event counts up and serves any number of tasks");
-}
-
-uint64_t Engine::event_value(pto_event name) {
-  const uint64_t index = name & 0xFFFFFFFF;
-  if (name >> 32 != 1 || index >= region_.header->max_events || region_.events[index].used.load() == 0) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.event] an event must have been opened; got ", name, "; call pto_event_open");
-  }
-  return region_.events[index].value.load(std::memory_order_acquire);
 }
 
 // Seeing inside.

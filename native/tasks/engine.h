@@ -7,6 +7,7 @@
 // word and the compare-and-swap by which they had waited; see layout.h. Memory: the region, and here only what one
 // process needs: threads, addresses of kernels, traces.
 //
+//   checks.cc   what a specification must be                          events.cc    external events
 //   submit.cc   from a specification to a ready or waiting task       wait.cc      waiting, deadlock, sleeping
 //   run.cc      taking, running and completing tasks                  buffers.cc   handles, heap, scopes
 //   failures.cc errors, poison, cancelling                            recording.cc, replay.cc, instance.cc
@@ -295,8 +296,8 @@ class Engine {
   uint32_t begin_replayed(Replay& run, uint32_t number, const RecordedTask& recorded);
   void leave_part(Replay& run, uint32_t count);
   void leave_writers(Handle& handle, const std::vector<TaskRef>& writers, uint32_t seat);
-  void leave_behind(Recording& recording, const RecordedBuffer& buffer, Handle& handle, const std::vector<TaskRef>& names,
-                    uint32_t seat);
+  void leave_behind(Recording& recording, const RecordedBuffer& buffer, Handle& handle,
+                    const std::vector<TaskRef>& names, uint32_t seat);
 
   // Instances (instance.cc).
   void instantiate(Recording& recording);

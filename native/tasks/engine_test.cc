@@ -412,7 +412,9 @@ CASE("reduction: the partials are added in order of submission, with the same bi
     const pto_kernel part = runtime.kernel("part", [](void* const* buffers, const uint64_t* scalars) -> int {
       auto* partial = static_cast<float*>(buffers[0]);
       busy_kernel(nullptr, std::vector<uint64_t>{scalars[0] * 37 % 50}.data());
-      for (int i = 0; i < 16; ++i) partial[i] = 1.0f / static_cast<float>(scalars[0] + 3 + 7 * i) * (scalars[0] % 2 ? 1e6f : 1e-6f);
+      for (int i = 0; i < 16; ++i) {
+        partial[i] = 1.0f / static_cast<float>(scalars[0] + 3 + 7 * i) * (scalars[0] % 2 ? 1e6f : 1e-6f);
+      }
       return PTO_OK;
     });
     std::vector<float> total(16, 0.125f);

@@ -89,7 +89,8 @@ CASE("poison passes through readers, boxes, commuting groups, explicit edges and
 
 CASE("C++ exceptions, odd statuses and forgotten reasons become the task's own error") {
   Runtime runtime(1);
-  const pto_kernel throws = runtime.kernel("throws", [](void* const*, const uint64_t*) -> int { throw std::runtime_error("thrown"); });
+  const pto_kernel throws =
+      runtime.kernel("throws", [](void* const*, const uint64_t*) -> int { throw std::runtime_error("thrown"); });
   const pto_kernel odd = runtime.kernel("odd", [](void* const*, const uint64_t*) -> int { throw 5; });
   const pto_kernel fine = runtime.kernel("fine", [](void* const*, const uint64_t*) -> int {
     pto_fail("a reason that came to nothing");
@@ -165,7 +166,8 @@ CASE("a waiting task keeps the poison of a producer that others have overwritten
   const pto_event event = pto_event_open(runtime);
   pto_wait(runtime, runtime.submit(fail, {out(ha)}), PTO_FOREVER);
   runtime.submit(PTO_NO_KERNEL, {out(hb)}, {.waits = {{event, 1}}});
-  const pto_task victim = runtime.submit(runtime.kernel("copy", copy_kernel), {out(hc), in(ha), in(hb)}, {.flags = PTO_KEEP});
+  const pto_task victim =
+      runtime.submit(runtime.kernel("copy", copy_kernel), {out(hc), in(ha), in(hb)}, {.flags = PTO_KEEP});
   runtime.submit(PTO_NO_KERNEL, {out(ha)});
   for (int t = 0; t < 2000; ++t) runtime.submit(fail, {});  // several sweeps of the table
   EXPECT_EQ(pto_is_complete(runtime, victim), 0);
@@ -190,7 +192,8 @@ CASE("failures inside tasks are remembered while other lanes' failures are swept
       pto_param reader[] = {out(b), in(a)};
       pto_submit_task(inner, set, PTO_VECTOR, reader, 2);
     }
-    const bool is_poisoned = pto_wait_all(inner, PTO_FOREVER) == PTO_TASK_FAILED && pto_read(inner, b, PTO_FOREVER) == nullptr;
+    const bool is_poisoned =
+        pto_wait_all(inner, PTO_FOREVER) == PTO_TASK_FAILED && pto_read(inner, b, PTO_FOREVER) == nullptr;
     pto_unregister(inner, a, PTO_FOREVER);
     pto_unregister(inner, b, PTO_FOREVER);
     return is_poisoned && mine[1] == 0 ? PTO_OK : PTO_TASK_FAILED;

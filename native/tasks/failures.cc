@@ -96,7 +96,8 @@ void Engine::mark_failed(TaskRef task, uint32_t error, bool is_pinned) {
   const uint64_t submitted_at = sequence_of(slot_of(task));
   const uint32_t parent = region_.slots[slot_of(task)].parent;
   const TaskRef parent_name =
-      parent == 0 ? 0 : make_ref(generation_in(region_.slots[parent - 1].wake.load(std::memory_order_relaxed)), parent - 1);
+      parent == 0 ? 0
+                  : make_ref(generation_in(region_.slots[parent - 1].wake.load(std::memory_order_relaxed)), parent - 1);
   region_.failed[at] = {task, error, is_pinned ? 1u : 0u, submitted_at, parent_name, 0};
   header.num_failed.store(count + 1, std::memory_order_release);
 }
@@ -116,9 +117,9 @@ void Engine::inherit(Slot& task, TaskRef producer) {
   if ((producer & kCarriesPoison) != 0 && task.poison == 0) task.poison = find_error(without_flags(producer));
 }
 
-// Called by a submitter, under the submission lock, when the table has grown: forgets what nobody can ask for. A task that
-// was linked while its producer lived asks when it advances; one that was linked later has asked already. So the tasks
-// that can still ask were submitted before the first sweep that found the producer completed.
+// Called by a submitter, under the submission lock, when the table has grown: forgets what nobody can ask for. A task
+// that was linked while its producer lived asks when it advances; one that was linked later has asked already. So the
+// tasks that can still ask were submitted before the first sweep that found the producer completed.
 void Engine::sweep_failures(bool holds_boxes_lock) {
   Header& header = *region_.header;
   const uint32_t seat_index = seat_here();
@@ -159,8 +160,9 @@ void Engine::sweep_failures(bool holds_boxes_lock) {
     });
   };
   const auto has_live_parent = [&](const FailedTask& entry) {
-    return entry.parent != 0 && generation_in(region_.slots[slot_of(entry.parent)].wake.load(std::memory_order_acquire)) ==
-                                    generation_of(entry.parent);
+    return entry.parent != 0 &&
+           generation_in(region_.slots[slot_of(entry.parent)].wake.load(std::memory_order_acquire)) ==
+               generation_of(entry.parent);
   };
   std::lock_guard guard(header.failed_lock);
   std::vector<FailedTask> kept;
@@ -171,7 +173,9 @@ void Engine::sweep_failures(bool holds_boxes_lock) {
     const WakeWord word = region_.slots[slot_of(entry.key)].wake.load(std::memory_order_acquire);
     const bool is_new = entry.swept_at == 0;
     if (is_new && generation_in(word) != generation_of(entry.key)) entry.swept_at = now;
-    if (is_named || is_new || entry.is_pinned != 0 || is_awaited(entry) || has_live_parent(entry)) kept.push_back(entry);
+    if (is_named || is_new || entry.is_pinned != 0 || is_awaited(entry) || has_live_parent(entry)) {
+      kept.push_back(entry);
+    }
     entry = {};
   }
   const uint32_t mask = header.failed_capacity - 1;
@@ -229,8 +233,8 @@ void Engine::cancel(pto_task task) {
   wake_cancelled();
 }
 
-// A cancelled task waits for no event any more: whoever should raise it may be gone. A task looks at its cancellation in
-// the event's critical section, so it is either found there or never waits.
+// A cancelled task waits for no event any more: whoever should raise it may be gone. A task looks at its cancellation
+// in the event's critical section, so it is either found there or never waits.
 void Engine::wake_cancelled() {
   for (uint32_t e = 0; e < region_.header->max_events; ++e) {
     if (region_.events[e].used.load(std::memory_order_acquire) != 0) wake_event(e, 0);
@@ -260,7 +264,8 @@ void Engine::run_callbacks(TaskRef task) {
 
 void Engine::notify(pto_task task, void (*callback)(void*), void* context) {
   if (region_.header->is_shared != 0) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.notify] a callback needs workers in this process; got a shared region; use pto_wait");
+    raise(PTO_BAD_ARGUMENT,
+          "[runtime.notify] a callback needs workers in this process; got a shared region; use pto_wait");
   }
   is_complete(task);  // checks the name
   {

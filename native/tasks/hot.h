@@ -12,6 +12,21 @@
 
 namespace tilewise::tasks {
 
+/// Says that this thread holds tasks that no slot shows as ready or running.
+class Busy {
+ public:
+  explicit Busy(Seat& seat) : seat_(seat), before_(seat.is_busy.load(std::memory_order_relaxed)) {
+    seat_.is_busy.store(1, std::memory_order_release);
+  }
+  ~Busy() { seat_.is_busy.store(before_, std::memory_order_release); }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+
+ private:
+  Seat& seat_;
+  uint32_t before_;
+};
+
 inline void Engine::add_producer(uint32_t slot, uint64_t word, uint32_t seat_index) {
   Slot& task = region_.slots[slot];
   if (task.num_producers < kInlineProducers) {
@@ -46,7 +61,8 @@ inline void Engine::collect_param(uint32_t slot, uint32_t seat_index, Handle& ha
   collect_boxes(boxes_, index_of(handle), handle, region, mode, pool, sink);
 }
 
-inline void Engine::record_param(TaskRef task, uint32_t seat_index, Handle& handle, const pto_region* region, int mode) {
+inline void Engine::record_param(TaskRef task, uint32_t seat_index, Handle& handle, const pto_region* region,
+                                 int mode) {
   SeatPool pool{*this, seat(seat_index)};
   if (region == nullptr && (handle.flags & kHasRegions) == 0) {
     record(handle.state, pool, mode, task);

@@ -108,7 +108,8 @@ Instance::Instance(Engine& engine, Recording& its_recording, uint32_t its_first_
 // Room for it, if its tasks are all plain: else it is submitted task by task whenever it is replayed.
 void Engine::instantiate(Recording& recording) {
   const auto count = static_cast<uint32_t>(recording.tasks.size());
-  const bool is_plain = std::all_of(recording.tasks.begin(), recording.tasks.end(), [](const auto& task) { return task.is_plain; });
+  const bool is_plain =
+      std::all_of(recording.tasks.begin(), recording.tasks.end(), [](const auto& task) { return task.is_plain; });
   if (count == 0 || !is_plain) return;
   reap_instances();
   uint32_t first = region_.header->num_slots - region_.header->num_replayable;
@@ -136,7 +137,8 @@ bool Engine::replay_instance(Recording& recording, const pto_handle* from, const
   {
     const SubmitGuard guard(*region_.header, seat_index, fences_);
     if (instance.is_freed) {
-      raise(PTO_BAD_ARGUMENT, "[runtime.replay] a recording must exist; got one that another thread has freed; free it last");
+      raise(PTO_BAD_ARGUMENT,
+            "[runtime.replay] a recording must exist; got one that another thread has freed; free it last");
     }
     if (!instance.is_done(header_seats())) return false;  // another thread was faster
     const bool is_chained = instance.is_chained && !has_failures();
@@ -149,7 +151,9 @@ bool Engine::replay_instance(Recording& recording, const pto_handle* from, const
   for (const uint32_t root : instance.roots) {
     if (!arrive(root)) continue;
     // A full ring is not flooded: what this thread can run of it, it runs.
-    if (is_full(region_.rings[seat_index * region_.header->num_classes + region_.slots[root].type_class])) help(seat_index);
+    if (is_full(region_.rings[seat_index * region_.header->num_classes + region_.slots[root].type_class])) {
+      help(seat_index);
+    }
     make_ready(root, seat_index);
   }
   return true;
@@ -187,8 +191,9 @@ bool Engine::enter(Instance& instance, std::vector<pto_handle> names, uint32_t s
     for (size_t a = 0; a < recording.accesses.size(); ++a) {
       instance.addresses[a] = region_.at(handles[recording.accesses[a].buffer]->address);
     }
-    instance.is_as_recorded = std::equal(names.begin(), names.end(), recording.buffers.begin(), recording.buffers.end(),
-                                         [](pto_handle name, const RecordedBuffer& buffer) { return name == buffer.handle; });
+    instance.is_as_recorded =
+        std::equal(names.begin(), names.end(), recording.buffers.begin(), recording.buffers.end(),
+                   [](pto_handle name, const RecordedBuffer& buffer) { return name == buffer.handle; });
     instance.names = std::move(names);
     instance.handles = std::move(handles);
   }
@@ -328,7 +333,8 @@ bool Engine::has_live_rounds() const {
 
 uint32_t Engine::lane_of(uint32_t slot) const {
   const Slot& task = region_.slots[slot];
-  return (task.flags & kIsReplayed) == 0 ? region_.lane_of(slot) : task.replayed.instance->lane.load(std::memory_order_relaxed);
+  return (task.flags & kIsReplayed) == 0 ? region_.lane_of(slot)
+                                         : task.replayed.instance->lane.load(std::memory_order_relaxed);
 }
 
 uint64_t Engine::sequence_of(uint32_t slot) const {

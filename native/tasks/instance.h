@@ -8,8 +8,8 @@
 //
 // The world outside: while nobody else touches its buffers, a round needs nothing of them, because it follows the one
 // before. Their handles carry kReplayed; whoever else meets that flag calls Engine::settle first, which leaves in every
-// buffer who accessed it last, by name: [generation of the round | slot], a TaskRef like any other. The first round after
-// that waits, task by task, for whom it meets in the buffers (enter).
+// buffer who accessed it last, by name: [generation of the round | slot], a TaskRef like any other. The first round
+// after that waits, task by task, for whom it meets in the buffers (enter).
 //
 // Who may call: replaying threads; everything but the tasks' own steps and is_done() under the submission lock. Blocks:
 // never. Memory order: a round's writes reach its end through `done`; its beginning reaches the tasks through their

@@ -50,7 +50,8 @@ struct Cells {
 
 Fold draw(std::mt19937_64& random, size_t cells) {
   const size_t target = random() % cells;
-  return {(target + 1 + random() % (cells - 1)) % cells, (target + 1 + random() % (cells - 1)) % cells, target, random()};
+  return {(target + 1 + random() % (cells - 1)) % cells, (target + 1 + random() % (cells - 1)) % cells, target,
+          random()};
 }
 
 }  // namespace
@@ -433,7 +434,8 @@ CASE("tasks of a round that are ended from outside: the round waits for them, an
         std::this_thread::yield();
         continue;
       }
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));  // long enough for the submitter to look for a deadlock
+      std::this_thread::sleep_for(
+          std::chrono::milliseconds(2));  // long enough for the submitter to look for a deadlock
       EXPECT_EQ(pto_task_complete(runtime, task, PTO_OK), 0);
     }
   });

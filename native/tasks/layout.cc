@@ -128,8 +128,9 @@ std::byte* map(int file, uint64_t bytes) {
 /// A file of our own: an existing one may belong to a live runtime.
 std::byte* map_new_file(const char* path, uint64_t bytes) {
   const int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  check<ArgumentError>(file >= 0, "[runtime.open] shared_path must be a file that can be made and does not exist; got '",
-                       path, "' (", std::strerror(errno), "); remove it or choose another");
+  check<ArgumentError>(file >= 0,
+                       "[runtime.open] shared_path must be a file that can be made and does not exist; got '", path,
+                       "' (", std::strerror(errno), "); remove it or choose another");
   std::byte* base = ftruncate(file, static_cast<off_t>(bytes)) == 0 ? map(file, bytes) : nullptr;
   close(file);
   if (base == nullptr) unlink(path);
@@ -156,8 +157,8 @@ Region make_region(const Options& options) {
 
 Region attach_region(const char* path) {
   const int file = open(path, O_RDWR | O_CLOEXEC);
-  check<ArgumentError>(file >= 0, "[runtime.workers_run] the path must be a runtime's shared region; got '", path, "' (",
-                       std::strerror(errno), "); start the orchestrator first");
+  check<ArgumentError>(file >= 0, "[runtime.workers_run] the path must be a runtime's shared region; got '", path,
+                       "' (", std::strerror(errno), "); start the orchestrator first");
   struct stat info {};
   const bool is_large = fstat(file, &info) == 0 && info.st_size >= static_cast<off_t>(sizeof(Header));
   std::byte* base = is_large ? map(file, static_cast<uint64_t>(info.st_size)) : nullptr;

@@ -25,7 +25,9 @@ inline constexpr uint32_t kMaxReplayable = 1 << 18;
 inline constexpr uint64_t kSegmentBytes = 256 << 10;
 
 /// Bytes that a buffer takes of the heap. No heap is as large as the limit, which keeps sums from wrapping around.
-inline constexpr uint64_t aligned(uint64_t bytes) { return ((bytes < 1ull << 48 ? bytes : 1ull << 48) + 63) & ~uint64_t{63}; }
+inline constexpr uint64_t aligned(uint64_t bytes) {
+  return ((bytes < 1ull << 48 ? bytes : 1ull << 48) + 63) & ~uint64_t{63};
+}
 
 /// [generation 40 | watched 1 | first waiter + 1, 23 bits]. Odd generation: a task lives in the slot. Whoever
 /// completes the task raises the generation and takes the waiters in one exchange; a waiter adds itself by
@@ -49,8 +51,8 @@ enum SlotFlags : uint8_t {
 
 class Instance;
 
-/// What a task of an instance has in the place of its producers; constant while the instance lives, except the last two.
-/// No SlotArgs belong to it. Memory: of the process.
+/// What a task of an instance has in the place of its producers; constant while the instance lives, except the last
+/// two. No SlotArgs belong to it. Memory: of the process.
 struct Replayed {
   Instance* instance;
   pto_kernel_fn function;  // nullptr: an empty task
@@ -65,7 +67,16 @@ struct Replayed {
 
 /// kExternal: its kernel returned PTO_LATER. kEnded: pto_task_complete came before the kernel returned. kChildren: its
 /// kernel has returned, its children have not.
-enum class SlotState : uint8_t { kFilling = 0, kPending, kWaitsForEvent, kReady, kRunning, kExternal, kEnded, kChildren };
+enum class SlotState : uint8_t {
+  kFilling = 0,
+  kPending,
+  kWaitsForEvent,
+  kReady,
+  kRunning,
+  kExternal,
+  kEnded,
+  kChildren
+};
 
 /// What every thread reads of a task. Two cache lines. Written by its lane until submitted, then by whoever advances
 /// it (one thread at a time), then by whoever runs it; `wake` by anyone.
@@ -122,7 +133,14 @@ struct alignas(64) SlotArgs {
 
 /// kHasOwner: only the children of one task may use it.
 /// kReplayed: an instance knows who accesses it; see instance.h.
-enum HandleFlags : uint32_t { kFrozen = 1, kHasRegions = 2, kOwnedByHeap = 4, kUsed = 8, kHasOwner = 16, kReplayed = 32 };
+enum HandleFlags : uint32_t {
+  kFrozen = 1,
+  kHasRegions = 2,
+  kOwnedByHeap = 4,
+  kUsed = 8,
+  kHasOwner = 16,
+  kReplayed = 32
+};
 
 /// Flags that others may look at while their owner, one at a time, changes them; under a lock they look again.
 struct SharedFlags {
@@ -287,7 +305,8 @@ struct Header {
   uint32_t num_segments;
   uint32_t failed_capacity;
   uint32_t is_shared;
-  uint64_t seats, slots, args, handles, regions, chunks, declared, rings, queues, entries, events, segments, errors, failed, kernels, heap;
+  uint64_t seats, slots, args, handles, regions, chunks, declared, rings, queues, entries, events, segments, errors,
+      failed, kernels, heap;
 
   alignas(128) rings::SpinLock submit_lock;  // see submit_lock.h for the three
   std::atomic<uint32_t> first_lane_inside;

@@ -266,7 +266,9 @@ struct Token {
   int saw_held[3] = {0, 0, 0}, saw_head[3] = {0, 0, 0};
   std::vector<int> key() const {
     std::vector<int> all{held, head, inside, overlap};
-    for (const auto& triple : {next, ran, at, rest, mine, saw_held, saw_head}) all.insert(all.end(), triple, triple + 3);
+    for (const auto& triple : {next, ran, at, rest, mine, saw_held, saw_head}) {
+      all.insert(all.end(), triple, triple + 3);
+    }
     return all;
   }
 };
@@ -316,8 +318,9 @@ Process<Token> commuter(int self, bool forgets_waiters) {
 }
 
 int bad_tokens(bool forgets_waiters) {
-  Explorer<Token> explorer({commuter(0, forgets_waiters), commuter(1, forgets_waiters), commuter(2, forgets_waiters)},
-                           [](const Token& s) { return s.ran[0] == 1 && s.ran[1] == 1 && s.ran[2] == 1 && s.overlap == 0; });
+  Explorer<Token> explorer(
+      {commuter(0, forgets_waiters), commuter(1, forgets_waiters), commuter(2, forgets_waiters)},
+      [](const Token& s) { return s.ran[0] == 1 && s.ran[1] == 1 && s.ran[2] == 1 && s.overlap == 0; });
   return explorer.bad_ends(Token{});
 }
 

@@ -14,8 +14,8 @@ struct Shared {
 };
 Shared shared;
 
-pto_task submit_here(pto_kernel kernel, std::vector<pto_param> params, std::vector<uint64_t> scalars = {}, int32_t target = 0,
-                     std::vector<pto_task> after = {}) {
+pto_task submit_here(pto_kernel kernel, std::vector<pto_param> params, std::vector<uint64_t> scalars = {},
+                     int32_t target = 0, std::vector<pto_task> after = {}) {
   pto_task_spec spec{};
   spec.kernel = kernel;
   spec.worker_type = PTO_VECTOR;
@@ -66,7 +66,9 @@ CASE("a parent completes after its children, and its successors see what they wr
     for (int round = 0; round < 30; ++round) {
       const pto_task task = runtime.submit(parent, {inout(shared.a)});
       EXPECT(task != 0);
-      for (int64_t c = 0; c < 20; ++c) expected = static_cast<int64_t>(static_cast<uint64_t>(expected) * 3 + static_cast<uint64_t>(c));
+      for (int64_t c = 0; c < 20; ++c) {
+        expected = static_cast<int64_t>(static_cast<uint64_t>(expected) * 3 + static_cast<uint64_t>(c));
+      }
       runtime.submit(runtime.kernel("copy", copy_kernel), {out(shared.b), in(shared.a)});
       if (round % 4 == 0) {
         EXPECT_EQ(pto_wait(runtime, task, PTO_FOREVER), 0);
@@ -115,7 +117,9 @@ CASE("inside a task: own buffers, own scopes, reading a result, waiting for one 
       if (pto_wait(shared.runtime, task, PTO_FOREVER) != 0 || local != 9) return PTO_TASK_FAILED;
       const auto* seen = static_cast<const int64_t*>(pto_read(shared.runtime, params[0].handle, PTO_FOREVER));
       if (seen == nullptr || *seen != 7) return PTO_TASK_FAILED;
-      if (pto_scope_end(shared.runtime) != 0 || pto_scope_end(shared.runtime) != PTO_BAD_ARGUMENT) return PTO_TASK_FAILED;
+      if (pto_scope_end(shared.runtime) != 0 || pto_scope_end(shared.runtime) != PTO_BAD_ARGUMENT) {
+        return PTO_TASK_FAILED;
+      }
       submit_here(shared.step, {inout(mine)}, {1});
       if (pto_wait_all(shared.runtime, PTO_FOREVER) != 0 || local != 28) return PTO_TASK_FAILED;
       value_of(buffers[0]) += local;

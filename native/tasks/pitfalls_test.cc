@@ -163,7 +163,8 @@ CASE("brief 2.9: names are 64 bits wide and an old one never names a new task in
 CASE("brief 2.10: a matrix product on strided tiles writes C and accumulates over k") {
   constexpr uint64_t kTiles = 4, kSide = 8, kLength = kTiles * kSide;
   Runtime runtime(2, 16);
-  std::vector<float> a(kLength * kLength), b(kLength * kLength), c(kLength * kLength, 0.0f), expected(kLength * kLength, 0.0f);
+  std::vector<float> a(kLength * kLength), b(kLength * kLength), c(kLength * kLength, 0.0f),
+      expected(kLength * kLength, 0.0f);
   for (uint64_t i = 0; i < a.size(); ++i) {
     a[i] = static_cast<float>(i % 7) - 3;
     b[i] = static_cast<float>(i % 5) - 2;
@@ -174,7 +175,9 @@ CASE("brief 2.10: a matrix product on strided tiles writes C and accumulates ove
     const auto* right = static_cast<const float*>(buffers[2]);
     for (uint64_t i = 0; i < kSide; ++i) {
       for (uint64_t j = 0; j < kSide; ++j) {
-        for (uint64_t k = 0; k < kSide; ++k) out_tile[i * kLength + j] += left[i * kLength + k] * right[k * kLength + j];
+        for (uint64_t k = 0; k < kSide; ++k) {
+          out_tile[i * kLength + j] += left[i * kLength + k] * right[k * kLength + j];
+        }
       }
     }
     return PTO_OK;

@@ -54,7 +54,8 @@ struct SeatPool {
       ++seat.num_free_chunks;
     }
     if (seat.free_chunks == 0) {
-      raise(PTO_NO_MEMORY, "[runtime.submit] the edges between live tasks must fit the runtime's tables; got more than ",
+      raise(PTO_NO_MEMORY,
+            "[runtime.submit] the edges between live tasks must fit the runtime's tables; got more than ",
             header.max_chunks * 7ull, " references; use a smaller window, or fewer readers between two writers");
     }
   }

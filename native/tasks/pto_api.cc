@@ -66,7 +66,9 @@ void need(const void* pointer, const char* what) {
 }
 
 Engine& engine_of(PTORuntime* runtime) {
-  if (runtime == nullptr) tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime] a runtime must be open; got NULL; open one");
+  if (runtime == nullptr) {
+    tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime] a runtime must be open; got NULL; open one");
+  }
   return *runtime->engine;
 }
 
@@ -301,8 +303,9 @@ int pto_run_orchestration(PTORuntime* runtime, const char* library_path, const c
     }
     const auto function = reinterpret_cast<pto_orchestration_fn>(dlsym(library, name));
     if (function == nullptr) {
-      tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime.run_orchestration] the library must export the function; got '",
-                             name, "', which '", library_path, "' lacks; declare it extern \"C\"");
+      tilewise::tasks::raise(PTO_BAD_ARGUMENT,
+                             "[runtime.run_orchestration] the library must export the function; got '", name,
+                             "', which '", library_path, "' lacks; declare it extern \"C\"");
     }
     engine.begin_scope();
     const int status = function(runtime, args);

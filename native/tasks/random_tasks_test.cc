@@ -328,8 +328,8 @@ void run_program(uint64_t seed, uint32_t workers, uint32_t window, int num_lanes
   }
   if (tilewise::testing::failures() != failures_before) {
     std::fprintf(stderr, "%s\n", pto_last_error());
-    std::fprintf(stderr, "seed %lu, %u workers, window %u, %d lanes\n", static_cast<unsigned long>(seed), workers, window,
-                 num_lanes);
+    std::fprintf(stderr, "seed %lu, %u workers, window %u, %d lanes\n", static_cast<unsigned long>(seed), workers,
+                 window, num_lanes);
   }
 }
 
@@ -349,7 +349,9 @@ CASE("random programs on several lanes end like the sequential oracle") {
   for (const int lanes : {2, 3}) {
     for (const uint32_t window : {2u, 8u, 64u}) {
       for (const uint32_t workers : {0u, 1u, 2u, 4u}) {
-        for (int repeat = 0; repeat < (kSlowdown == 1 ? 20 : 3); ++repeat) run_program(seed++, workers, window, lanes, 300);
+        for (int repeat = 0; repeat < (kSlowdown == 1 ? 20 : 3); ++repeat) {
+          run_program(seed++, workers, window, lanes, 300);
+        }
       }
     }
   }

@@ -135,15 +135,17 @@ void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec, ui
   std::sort(found.begin(), found.end(), std::greater<>());
   found.erase(std::unique(found.begin(), found.end()), found.end());
   // The same producer with and without the flag: the one with it stands first.
-  found.erase(std::unique(found.begin(), found.end(), [](uint64_t a, uint64_t b) { return a >> kFlagBits == b >> kFlagBits; }),
-              found.end());
+  found.erase(
+      std::unique(found.begin(), found.end(), [](uint64_t a, uint64_t b) { return a >> kFlagBits == b >> kFlagBits; }),
+      found.end());
   std::reverse(found.begin(), found.end());
   producers.insert(producers.end(), found.begin(), found.end());
   task.num_producers = static_cast<uint32_t>(found.size());
   task.is_plain = spec.num_waits == 0 && spec.predicate == 0 && task.flags == 0 &&
                   std::all_of(touched.begin(), touched.end(), [&](const auto& touch) {
                     const auto& [buffer, access] = touch;
-                    return buffer != kNone && buffers[buffer].handle != 0 && !access.is_region && access.mode <= PTO_INOUT;
+                    return buffer != kNone && buffers[buffer].handle != 0 && !access.is_region &&
+                           access.mode <= PTO_INOUT;
                   });
   tasks.push_back(task);
 }
@@ -167,7 +169,8 @@ void Recording::analyse(uint32_t number, Access& access, const pto_region* regio
   }
   if (boxes_ == nullptr) {
     box_memory_.resize(RegionIndex::bytes_needed(kRecordedBoxes) + 64);
-    auto* memory = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(box_memory_.data()) + 63) & ~uintptr_t{63});
+    auto* memory =
+        reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(box_memory_.data()) + 63) & ~uintptr_t{63});
     boxes_ = std::make_unique<RegionIndex>(memory, kRecordedBoxes, true);
   }
   Handle shadow{};
@@ -208,7 +211,9 @@ pto_recording Engine::end_recording() {
   std::lock_guard guard(recordings_mutex_);
   instantiate(*recording);
   if (recording->instance != nullptr) {
-    const auto is_before = [](const auto& one, const auto& two) { return one->instance->first_slot < two->instance->first_slot; };
+    const auto is_before = [](const auto& one, const auto& two) {
+      return one->instance->first_slot < two->instance->first_slot;
+    };
     has_instances_.store(true, std::memory_order_relaxed);
     instantiated_.insert(std::upper_bound(instantiated_.begin(), instantiated_.end(), recording, is_before), recording);
   }
@@ -280,7 +285,8 @@ std::vector<pto_handle> Engine::bind_recording(Recording& recording, const pto_h
       const bool was = overlap(one.address, one.bytes, two.address, two.bytes);
       const bool is = overlap(ranges[a].first, ranges[a].second, ranges[b].first, ranges[b].second);
       if (was == is && (names[a] == names[b]) == (one.handle == two.handle)) continue;
-      raise(PTO_BAD_ARGUMENT, "[runtime.replay] buffers that were apart must stay apart, and those that overlapped must ",
+      raise(PTO_BAD_ARGUMENT,
+            "[runtime.replay] buffers that were apart must stay apart, and those that overlapped must ",
             "overlap; got buffers ", b, " and ", a, " of the recording bound otherwise; bind distinct memory");
     }
   }

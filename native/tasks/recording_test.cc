@@ -246,7 +246,9 @@ CASE("readers, reductions, predicates, priorities and explicit edges survive a r
   const pto_handle ht = runtime.add(total), hx = runtime.add(x), hf = runtime.add(flag), hs = runtime.add(skipped);
   pto_record_begin(runtime);
   pto_scope_begin(runtime);
-  for (uint64_t t = 0; t < 10; ++t) runtime.submit(k.copy, {reduce(ht, sum), in(hx)}, {.priority = static_cast<int32_t>(t % 3)});
+  for (uint64_t t = 0; t < 10; ++t) {
+    runtime.submit(k.copy, {reduce(ht, sum), in(hx)}, {.priority = static_cast<int32_t>(t % 3)});
+  }
   const pto_task stepped = runtime.submit(k.step, {inout(hx)}, {.scalars = {1}});
   runtime.submit(k.set, {out(hs)}, {.scalars = {5}, .after = {stepped}, .predicate = hf});
   pto_scope_end(runtime);

@@ -167,7 +167,9 @@ bool RegionIndex::compare_slowly(const NormalBox& query, const NormalBox& node, 
 }
 
 /// Buckets hold node + 1, so that untouched memory is a table of empty ones.
-uint32_t RegionIndex::bucket_head(uint32_t bucket) const { return buckets_[bucket] == 0 ? kNone : buckets_[bucket] - 1; }
+uint32_t RegionIndex::bucket_head(uint32_t bucket) const {
+  return buckets_[bucket] == 0 ? kNone : buckets_[bucket] - 1;
+}
 
 uint32_t RegionIndex::find(uint32_t owner, const Box& box) const {
   NormalBox normal;

@@ -1,8 +1,8 @@
 // The pages of the region index's trees: finding the leaf for a key, adding and removing entries, splitting, bounds.
 //
 // An inner entry bounds all below it; bounds may be too wide after removals, never too narrow. Owns nothing: pages lie
-// in the caller's memory. Refuses nothing: insert() has made sure that there are enough pages. Included by region_index.cc
-// alone, so that an insertion, which goes to and fro between the two, is compiled as one.
+// in the caller's memory. Refuses nothing: insert() has made sure that there are enough pages. Included by
+// region_index.cc alone, so that an insertion, which goes to and fro between the two, is compiled as one.
 #pragma once
 #include <algorithm>
 

@@ -1,4 +1,5 @@
-// Replays: by a round of the instance where there is one (instance.h), else task by task, as submissions with known order.
+// Replays: by a round of the instance where there is one (instance.h), else task by task, as submissions with known
+// order.
 #include <algorithm>
 #include <mutex>
 
@@ -36,7 +37,9 @@ inline uint32_t Engine::begin_replayed(Replay& run, uint32_t number, const Recor
   task.sequence.store(sequence, std::memory_order_relaxed);
   header.sequence.store(sequence, std::memory_order_release);
   if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] note_submission(args, run.seat);
-  for (uint32_t s = 0; s < recorded.num_scalars; ++s) args.scalars[s] = run.recording.scalars[recorded.first_scalar + s];
+  for (uint32_t s = 0; s < recorded.num_scalars; ++s) {
+    args.scalars[s] = run.recording.scalars[recorded.first_scalar + s];
+  }
   return slot;
 }
 
@@ -159,12 +162,14 @@ void Engine::submit_recording(Recording& recording, std::vector<pto_handle> name
   count(num_tasks);
   for (size_t b = 0; b < recording.buffers.size(); ++b) {
     const RecordedBuffer& buffer = recording.buffers[b];
-    if (buffer.handle != 0 && !buffer.is_frozen) leave_behind(recording, buffer, *run.handles[b], run.tasks, seat_index);
+    if (buffer.handle != 0 && !buffer.is_frozen) {
+      leave_behind(recording, buffer, *run.handles[b], run.tasks, seat_index);
+    }
   }
 }
 
-/// After the first `count` tasks alone: whoever comes next to one of their buffers waits for all of them, and for all that
-/// stood there before.
+/// After the first `count` tasks alone: whoever comes next to one of their buffers waits for all of them, and for all
+/// that stood there before.
 void Engine::leave_part(Replay& run, uint32_t count) {
   SeatPool pool{*this, seat(run.seat)};
   std::vector<std::vector<TaskRef>> users(run.handles.size());
@@ -206,8 +211,8 @@ void Engine::leave_writers(Handle& handle, const std::vector<TaskRef>& writers, 
 }
 
 // What later submissions find in a buffer: the recording's last accesses, by the names of this replay.
-void Engine::leave_behind(Recording& recording, const RecordedBuffer& buffer, Handle& handle, const std::vector<TaskRef>& names,
-                          uint32_t seat_index) {
+void Engine::leave_behind(Recording& recording, const RecordedBuffer& buffer, Handle& handle,
+                          const std::vector<TaskRef>& names, uint32_t seat_index) {
   SeatPool pool{*this, seat(seat_index)};
   const auto renamed = [&](TaskRef ref) { return names[slot_of(ref)] | (ref & kFlagMask); };
   if (buffer.has_regions || (handle.flags & kHasRegions) != 0) {

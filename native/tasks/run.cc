@@ -19,72 +19,9 @@ constexpr uint32_t kStealLimit = 32;
 constexpr uint32_t kWorkerStreak = 64;  // successors run one after the other without looking at the queues
 constexpr uint32_t kHelperStreak = 16;
 
-/// Says that this thread holds tasks that no slot shows as ready or running.
-class Busy {
- public:
-  explicit Busy(Seat& seat) : seat_(seat), before_(seat.is_busy.load(std::memory_order_relaxed)) {
-    seat_.is_busy.store(1, std::memory_order_release);
-  }
-  ~Busy() { seat_.is_busy.store(before_, std::memory_order_release); }
-  Busy(const Busy&) = delete;
-  Busy& operator=(const Busy&) = delete;
-
- private:
-  Seat& seat_;
-  uint32_t before_;
-};
-
 bool is_leaf(const Slot& task) { return (task.flags & kIsParent) == 0; }
 
 }  // namespace
-
-// Compared and registered in one critical section of the event, raised in another: no wake-up is lost.
-bool Engine::wait_for_event(uint32_t slot, uint32_t index, uint64_t value) {
-  Event& event = region_.events[index];
-  std::lock_guard guard(event.lock);
-  if (event.value.load(std::memory_order_relaxed) >= value || is_cancelled(slot)) return true;
-  Slot& task = region_.slots[slot];
-  region_.args[slot].awaited = value;
-  task.next_waiter = event.waiters;
-  task.state.store(SlotState::kWaitsForEvent, std::memory_order_relaxed);
-  event.waiters = slot + 1;
-  return false;
-}
-
-void Engine::raise_event(pto_event name, uint64_t add) {
-  event_value(name);  // checks the name
-  wake_event(static_cast<uint32_t>(name & 0xFFFFFFFF), add);
-  wake_waiters();
-}
-
-// Raises the event, perhaps by nothing, and lets go of the tasks that it has reached or that were cancelled.
-void Engine::wake_event(uint32_t index, uint64_t add) {
-  const uint32_t seat_index = running.engine == this ? running.seat : seat_here();
-  const Busy busy(seat(seat_index));
-  Event& event = region_.events[index];
-  uint32_t reached = 0;
-  {
-    std::lock_guard guard(event.lock);
-    const uint64_t before = event.value.load(std::memory_order_relaxed);
-    const uint64_t value = before + std::min(add, UINT64_MAX - before);  // it never falls
-    event.value.store(value, std::memory_order_release);
-    uint32_t left = 0;
-    for (uint32_t w = event.waiters; w != 0;) {
-      Slot& waiter = region_.slots[w - 1];
-      const uint32_t next = waiter.next_waiter;
-      uint32_t& list = region_.args[w - 1].awaited <= value || is_cancelled(w - 1) ? reached : left;
-      waiter.next_waiter = list;
-      list = w;
-      w = next;
-    }
-    event.waiters = left;
-  }
-  while (reached != 0) {
-    const uint32_t slot = reached - 1;
-    reached = region_.slots[slot].next_waiter;
-    if (advance(slot, seat_index)) make_ready(slot, seat_index);
-  }
-}
 
 bool Engine::is_cancelled(uint32_t slot) const {
   if (region_.header->num_cancels.load(std::memory_order_relaxed) == 0) return false;
@@ -239,12 +176,15 @@ int Engine::execute(uint32_t slot, uint32_t seat_index) {
   if (task.poison != 0) return PTO_TASK_FAILED;
   if (is_cancelled(slot)) return PTO_CANCELLED;
   if (task.kernel < 0) return PTO_OK;
-  if ((task.flags & kHasPredicate) != 0 && *static_cast<const uint32_t*>(region_.at(args.predicate)) == 0) return PTO_OK;
+  if ((task.flags & kHasPredicate) != 0 && *static_cast<const uint32_t*>(region_.at(args.predicate)) == 0) {
+    return PTO_OK;
+  }
   return call_kernel(slot, seat_index);
 }
 
 /// Calls a kernel as the task that `as` names. What it throws is its failure.
-int Engine::invoke(int32_t kernel, pto_kernel_fn function, void* const* buffers, const uint64_t* scalars, const Running& as) {
+int Engine::invoke(int32_t kernel, pto_kernel_fn function, void* const* buffers, const uint64_t* scalars,
+                   const Running& as) {
   const Running outer = running;
   running = as;
   int status = PTO_TASK_FAILED;
@@ -312,7 +252,8 @@ uint32_t Engine::finish(uint32_t slot, uint32_t seat_index, int status, bool is_
 void Engine::complete_external(pto_task name, int status) {
   const uint32_t slot = slot_of(name);
   if (is_complete(name)) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.task_complete] a task is ended once, by a kernel that returned PTO_LATER; got one ",
+    raise(PTO_BAD_ARGUMENT,
+          "[runtime.task_complete] a task is ended once, by a kernel that returned PTO_LATER; got one ",
           "that has completed; check who ends it");
   }
   Slot& task = region_.slots[slot];
@@ -428,7 +369,8 @@ void Engine::trace_end(uint32_t slot, uint32_t seat_index, TaskRef self, int sta
     before.scope_depth = region_.args[slot].scope_depth;
     before.submit_ticks = region_.args[slot].submit_ticks;
   }
-  active_trace_.load(std::memory_order_relaxed)->end(seat_index, region_.header->num_workers, self, task, before, status);
+  active_trace_.load(std::memory_order_relaxed)
+      ->end(seat_index, region_.header->num_workers, self, task, before, status);
 }
 
 void Engine::child_ended(uint32_t parent, uint32_t seat_index) {

@@ -58,7 +58,9 @@ CASE("work is done in the other process, in order, and its end is the orchestrat
       pto_scope_begin(runtime);
       const pto_handle ones = runtime.make(fill, 80, {}, {.scalars = {80, 1}});
       const pto_handle copied = runtime.make(copy, 80, {in(ones)}, {.scalars = {80}});
-      if (runtime.submit(sum, {inout(total), in(copied)}, {.scalars = {80}}) == 0) std::fprintf(stderr, "%s\n", pto_last_error());
+      if (runtime.submit(sum, {inout(total), in(copied)}, {.scalars = {80}}) == 0) {
+        std::fprintf(stderr, "%s\n", pto_last_error());
+      }
       EXPECT_EQ(pto_scope_end(runtime), 0);
     }
     const auto* seen = static_cast<const int64_t*>(pto_read(runtime, total, 30));
@@ -79,7 +81,8 @@ CASE("SIGKILL of the workers is PTO_PEER_LOST within a second, and the runtime s
   Runtime runtime(shared_config(path));
   const pto_event never = pto_event_open(runtime);
   const pto_handle h = pto_alloc(runtime, 64);
-  const pto_task task = runtime.submit(pto_kernel_find(runtime, "fill"), {out(h)}, {.scalars = {64, 1}, .waits = {{never, 1}}});
+  const pto_task task =
+      runtime.submit(pto_kernel_find(runtime, "fill"), {out(h)}, {.scalars = {64, 1}, .waits = {{never, 1}}});
   EXPECT_EQ(pto_wait(runtime, task, 0.05), PTO_TIMEOUT);
   std::thread killer([&] {
     usleep(50'000);

@@ -35,7 +35,9 @@ inline pto_param inout(pto_handle handle, const pto_region* region = nullptr) {
   return {PTO_INOUT, 0, handle, 0, region, nullptr};
 }
 inline pto_param commute(pto_handle handle) { return {PTO_COMMUTE, 0, handle, 0, nullptr, nullptr}; }
-inline pto_param reduce(pto_handle handle, pto_kernel combine) { return {PTO_REDUCE, combine, handle, 0, nullptr, nullptr}; }
+inline pto_param reduce(pto_handle handle, pto_kernel combine) {
+  return {PTO_REDUCE, combine, handle, 0, nullptr, nullptr};
+}
 inline pto_param fresh(uint64_t bytes) { return {PTO_OUTPUT, 0, 0, bytes, nullptr, nullptr}; }
 inline pto_param no_dep(pto_handle handle) { return {PTO_NO_DEP, 0, handle, 0, nullptr, nullptr}; }
 inline pto_param raw(void* address) { return {PTO_NO_DEP, 0, 0, 0, nullptr, address}; }
@@ -118,7 +120,8 @@ class Runtime {
     return submit(kernel, copy, extra);
   }
   /// A task whose first parameter is a new runtime-owned buffer; returns the buffer.
-  pto_handle make(pto_kernel kernel, uint64_t bytes, std::initializer_list<pto_param> others = {}, const Extra& extra = {}) {
+  pto_handle make(pto_kernel kernel, uint64_t bytes, std::initializer_list<pto_param> others = {},
+                  const Extra& extra = {}) {
     std::vector<pto_param> params{fresh(bytes)};
     params.insert(params.end(), others);
     submit(kernel, params, extra);

@@ -35,9 +35,10 @@ class Trace {
     const int32_t worker = seat < num_workers ? static_cast<int32_t>(seat) : -1 - static_cast<int32_t>(seat);
     PerSeat& mine = *seats_[seat];
     push(mine.tasks, mine.num_tasks++, capacity_,
-         pto_trace_task{name, task.kernel, worker, static_cast<int32_t>(before.lane), before.scope_depth, status, task.priority,
-                        static_cast<int64_t>(before.submit_ticks), static_cast<int64_t>(before.ready_ticks),
-                        static_cast<int64_t>(mine.start_ticks), static_cast<int64_t>(ticks())});
+         pto_trace_task{name, task.kernel, worker, static_cast<int32_t>(before.lane), before.scope_depth, status,
+                        task.priority, static_cast<int64_t>(before.submit_ticks),
+                        static_cast<int64_t>(before.ready_ticks), static_cast<int64_t>(mine.start_ticks),
+                        static_cast<int64_t>(ticks())});
   }
 
   void stall(uint32_t seat, int32_t cause, int64_t begin_ns, int64_t end_ns, uint64_t live, uint64_t heap_bytes) {

@@ -24,7 +24,8 @@ void Engine::check_interrupted(int64_t* last_ns) const {
   if (hooks.interrupted == nullptr || now_ns() - *last_ns < kSliceNs) return;
   *last_ns = now_ns();
   if (hooks.interrupted() != 0) {
-    raise(PTO_INTERRUPTED, "[runtime.wait] the wait was interrupted by its host; tasks go on; cancel them, or wait again");
+    raise(PTO_INTERRUPTED,
+          "[runtime.wait] the wait was interrupted by its host; tasks go on; cancel them, or wait again");
   }
 }
 
@@ -87,7 +88,8 @@ bool Engine::help_own_lane(uint32_t seat_index) {
     return (task.flags & kIsParent) == 0 || task.parent == running.parent;
   };
   if (seat_index < header.num_workers) {  // children that only this worker may run
-    const uint32_t slot = take_any(region_.queues[kNumSharedQueues * header.num_classes + seat_index], region_.base, is_welcome);
+    const uint32_t slot =
+        take_any(region_.queues[kNumSharedQueues * header.num_classes + seat_index], region_.base, is_welcome);
     if (slot != kNone) {
       run(slot, seat_index, true);
       return true;
@@ -136,7 +138,8 @@ void Engine::check_not_inside(pto_task task) const {
   for (; outer != 0; outer = region_.slots[outer - 1].parent) {
     const WakeWord word = region_.slots[outer - 1].wake.load(std::memory_order_relaxed);
     if (make_ref(generation_in(word), outer - 1) != task) continue;
-    raise(PTO_DEADLOCK, "[runtime.wait] a task must not wait for itself or for a task that it is a child of; got such a wait; ",
+    raise(PTO_DEADLOCK,
+          "[runtime.wait] a task must not wait for itself or for a task that it is a child of; got such a wait; ",
           "wait from outside");
   }
 }
@@ -357,7 +360,9 @@ bool Engine::is_stuck(uint32_t seat_index, Resource resource) const {
       if (!is_live(task.wake.load(std::memory_order_acquire))) continue;
       const SlotState state = task.state.load(std::memory_order_acquire);
       if (state == SlotState::kPending || state == SlotState::kChildren) continue;
-      if (state == SlotState::kFilling && (s == seat_index || other.blocked.load(std::memory_order_seq_cst) != 0)) continue;
+      if (state == SlotState::kFilling && (s == seat_index || other.blocked.load(std::memory_order_seq_cst) != 0)) {
+        continue;
+      }
       if (state == SlotState::kRunning && is_blocked_parent(slot)) continue;
       return false;
     }
@@ -401,8 +406,8 @@ void Engine::raise_deadlock(uint32_t seat_index, Resource resource, uint64_t siz
                                                           : header.max_regions;
   const auto which = static_cast<size_t>(resource);
   raise(PTO_DEADLOCK, "[runtime.submit] open scopes must leave room for the next task; got a deadlock: ", size, " ",
-        kNames[which], " wanted, all ", total, " held by open scopes (depth ", region_.seats[seat_index].depth, "), and ",
-        who.str(), "; end scopes earlier, or raise ", kKnobs[which]);
+        kNames[which], " wanted, all ", total, " held by open scopes (depth ", region_.seats[seat_index].depth,
+        "), and ", who.str(), "; end scopes earlier, or raise ", kKnobs[which]);
 }
 
 }  // namespace tilewise::tasks

@@ -20,7 +20,9 @@ bool Engine::wait_until(Done&& done, Watch&& watch_it, double timeout_s, bool he
   const uint32_t seat_index = helps || running.engine == this ? seat_here() : 0;
   Header& header = *region_.header;
   Blocking let_others_run;
-  if (!(timeout_s == timeout_s)) raise(PTO_BAD_ARGUMENT, "[runtime.wait] a timeout must be a number; got NaN; pass seconds");
+  if (!(timeout_s == timeout_s)) {
+    raise(PTO_BAD_ARGUMENT, "[runtime.wait] a timeout must be a number; got NaN; pass seconds");
+  }
   const bool is_endless = timeout_s < 0 || timeout_s > kLongestWait;
   const int64_t deadline = is_endless ? INT64_MAX : now_ns() + static_cast<int64_t>(timeout_s * 1e9);
   Idle idle;
@@ -41,7 +43,8 @@ bool Engine::wait_until(Done&& done, Watch&& watch_it, double timeout_s, bool he
     if (done() || (helps && has_work(seat_index))) {
       sched_yield();
     } else {
-      const int64_t left = deadline == INT64_MAX ? kSliceNs : std::min(kSliceNs, std::max<int64_t>(deadline - now_ns(), 1));
+      const int64_t left =
+          deadline == INT64_MAX ? kSliceNs : std::min(kSliceNs, std::max<int64_t>(deadline - now_ns(), 1));
       futex_wait(header.wait_word, word, left, header.is_shared != 0);
     }
     header.num_waiting.fetch_sub(1, std::memory_order_seq_cst);

@@ -162,7 +162,7 @@ PTO_CALL int pto_library_load(PTORuntime* runtime, const char* path);
 
 /* Buffers. */
 PTO_CALL pto_handle pto_register(PTORuntime* runtime, void* address, uint64_t bytes);
-/* Waits for the buffer's tasks, then forgets the handle: the memory may be freed. After PTO_TIMEOUT it is still known. */
+/* Waits for the buffer's tasks, then forgets the handle: the memory may be freed. After PTO_TIMEOUT it is known still. */
 PTO_CALL int pto_unregister(PTORuntime* runtime, pto_handle handle, double timeout_s);
 PTO_CALL int pto_freeze(PTORuntime* runtime, pto_handle handle, int frozen); /* frozen: readers are not tracked */
 PTO_CALL pto_handle pto_alloc(PTORuntime* runtime, uint64_t bytes);          /* heap; lives as long as the scope */
@@ -170,8 +170,8 @@ PTO_CALL void* pto_address(PTORuntime* runtime, pto_handle handle);          /* 
 PTO_CALL uint64_t pto_bytes(PTORuntime* runtime, pto_handle handle);
 /* Waits for the buffer's writers and returns its address: for data-dependent control flow. */
 PTO_CALL const void* pto_read(PTORuntime* runtime, pto_handle handle, double timeout_s);
-/* Waits for readers and writers; then the caller may write until its next submission on the buffer. What it writes counts
- * as all of the buffer: a failure of earlier writers ends here. */
+/* Waits for readers and writers; then the caller may write until its next submission on the buffer. What it writes
+ * counts as all of the buffer: a failure of earlier writers ends here. */
 PTO_CALL void* pto_write(PTORuntime* runtime, pto_handle handle, double timeout_s);
 
 /* Tasks. */
@@ -201,7 +201,8 @@ PTO_CALL int pto_task_status(PTORuntime* runtime, pto_task task); /* PTO_OK also
 PTO_CALL int pto_task_error(PTORuntime* runtime, pto_task task, char* text, uint64_t text_bytes);
 PTO_CALL void pto_task_release(PTORuntime* runtime, pto_task task);
 PTO_CALL void pto_fail(const char* reason); /* inside a kernel: the reason for the status it is about to return */
-PTO_CALL int pto_cancel(PTORuntime* runtime, pto_task task); /* skips it if it has not started; it waits for no event any more */
+/* Skips it if it has not started; it waits for no event any more. */
+PTO_CALL int pto_cancel(PTORuntime* runtime, pto_task task);
 PTO_CALL int pto_cancel_all(PTORuntime* runtime);            /* everything submitted so far and not started */
 
 /* Events: counters that rise. */

@@ -1,0 +1,129 @@
+// What can be wrong with a specification: found before anything is taken. See submit.cc.
+#include "tasks/engine.h"
+#include "tasks/thread_state.h"
+
+namespace tilewise::tasks {
+
+// Everything that can be wrong is found here, before anything is taken.
+uint32_t Engine::check_spec(const pto_task_spec& spec, Resolved& buffers) {
+  const char* where = "[runtime.submit] ";
+  if (spec.num_params > PTO_MAX_PARAMS || spec.num_scalars > PTO_MAX_SCALARS) {
+    raise(PTO_BAD_ARGUMENT, where, "a task must have at most ", PTO_MAX_PARAMS, " parameters and ", PTO_MAX_SCALARS,
+          " scalars; got ", spec.num_params, " and ", spec.num_scalars, "; pass one buffer that holds more");
+  }
+  const bool has_arrays = (spec.num_params == 0 || spec.params != nullptr) &&
+                          (spec.num_scalars == 0 || spec.scalars != nullptr) &&
+                          (spec.num_after == 0 || spec.after != nullptr) &&
+                          (spec.num_waits == 0 || spec.waits != nullptr);
+  if (!has_arrays || (spec.flags & ~uint32_t{PTO_KEEP}) != 0 || spec.reserved != 0) {
+    raise(PTO_BAD_ARGUMENT, where, "every count needs its array, and undefined flags must be 0; got ",
+          has_arrays ? "undefined flags" : "a NULL array with a count", "; begin with pto_task_spec spec = {0}");
+  }
+  const Header& header = *region_.header;
+  const auto is_known = [&](int32_t kernel) {
+    return kernel >= 0 && kernel < static_cast<int32_t>(header.num_kernels.load(std::memory_order_acquire));
+  };
+  if (!is_known(spec.kernel) && spec.kernel != PTO_NO_KERNEL) {
+    raise(PTO_BAD_ARGUMENT, where, "a kernel must have been added to this runtime; got id ", spec.kernel,
+          "; call pto_kernel_add or pto_kernel_find");
+  }
+  if (static_cast<uint32_t>(spec.worker_type) >= kNumTypes) {
+    raise(PTO_BAD_ARGUMENT, where, "worker_type must be one of four; got ", static_cast<int>(spec.worker_type),
+          "; choose PTO_CUBE, PTO_VECTOR, PTO_AI_CPU or PTO_ACCELERATOR");
+  }
+  const uint32_t kind = header.class_of_type[spec.worker_type];
+  if ((header.served_classes >> kind & 1) == 0) {
+    raise(PTO_BAD_ARGUMENT, where, "some worker must serve the task's type; got type ",
+          static_cast<int>(spec.worker_type), ", which none serves; correct worker_types of the configuration");
+  }
+  if (spec.target_worker != 0 &&
+      (spec.target_worker < 0 || spec.target_worker > static_cast<int32_t>(header.num_workers) ||
+       (region_.seats[spec.target_worker - 1].classes >> kind & 1) == 0)) {
+    raise(PTO_BAD_ARGUMENT, where, "target_worker must be 0 or 1 + a worker that serves the task's type; got ",
+          spec.target_worker, " with ", header.num_workers, " workers; drop the hint or correct it");
+  }
+  const bool asks_more = (spec.num_after | spec.num_waits) != 0 || spec.predicate != 0;
+  uint32_t traits = asks_more || running.engine == this ? uint32_t{kHasMore} : 0u;
+  for (uint32_t p = 0; p < spec.num_params; ++p) {
+    const pto_param& param = spec.params[p];
+    if (param.handle != 0 && param.region == nullptr && static_cast<uint32_t>(param.mode) <= PTO_INOUT) [[likely]] {
+      Handle& handle = resolve(param.handle, "submit");
+      buffers.handles[p] = &handle;
+      if ((handle.flags & (kFrozen | kHasRegions | kHasOwner)) == 0) [[likely]] continue;
+    }
+    traits |= check_param(spec, p, buffers);
+  }
+  if (traits != 0) traits |= check_more(spec);
+  return traits;
+}
+
+// A parameter that is not simply a whole buffer, read or written.
+uint32_t Engine::check_param(const pto_task_spec& spec, uint32_t p, Resolved& buffers) {
+  const char* where = "[runtime.submit] ";
+  const pto_param& param = spec.params[p];
+  buffers.handles[p] = nullptr;
+  if (static_cast<uint32_t>(param.mode) > PTO_NO_DEP) {
+    raise(PTO_BAD_ARGUMENT, where, "a parameter's mode must be a pto_mode; got ", static_cast<int>(param.mode),
+          " in parameter ", p, "; correct it");
+  }
+  if (param.handle == 0) {
+    if (param.mode == PTO_OUTPUT && param.bytes > 0 && param.region == nullptr) return kHasOutputs;
+    if (param.mode == PTO_NO_DEP && param.region == nullptr && region_.header->is_shared == 0) return kHasMore;
+    raise(PTO_BAD_ARGUMENT, where, "parameter ", p, " must name a buffer; got handle 0",
+          param.mode == PTO_OUTPUT ? " and 0 bytes" : "", "; register it, or pass an output with its bytes");
+  }
+  Handle& handle = resolve(param.handle, "submit");
+  buffers.handles[p] = &handle;
+  const bool is_known = param.combine >= 0 && param.combine < static_cast<int32_t>(region_.header->num_kernels.load());
+  if (param.mode == PTO_REDUCE && (!is_known || param.region != nullptr)) {
+    raise(PTO_BAD_ARGUMENT, where, "a reduction must name a combine kernel and a whole buffer; got kernel ",
+          param.combine, param.region != nullptr ? " and a region" : "", " in parameter ", p,
+          "; use \"sum_f32\" or a kernel of your own");
+  }
+  if ((handle.flags & kFrozen) != 0 && param.mode != PTO_INPUT && param.mode != PTO_NO_DEP) {
+    raise(PTO_BAD_ARGUMENT, where, "a frozen buffer must only be read; got mode ", static_cast<int>(param.mode),
+          " in parameter ", p, "; call pto_freeze(handle, 0) first");
+  }
+  const uint32_t traits = param.mode == PTO_REDUCE ? kHasReductions : kHasMore;
+  if (param.region == nullptr) return (handle.flags & kHasRegions) != 0 ? traits | kHasBoxes : traits;
+  const pto_region& box = *param.region;
+  bool is_good = box.ndim >= 1 && box.ndim <= PTO_MAX_DIMS && box.stride[box.ndim - 1] == 1;
+  uint64_t end = box.offset;
+  for (uint32_t d = 0; is_good && d < box.ndim; ++d) {
+    if (box.size[d] == 0) continue;
+    uint64_t span = 0;
+    is_good =
+        !__builtin_mul_overflow(box.size[d] - 1, box.stride[d], &span) && !__builtin_add_overflow(end, span, &end);
+  }
+  if (!is_good || end >= handle.bytes) {
+    raise(PTO_BAD_ARGUMENT, where, "a region must have 1 to ", PTO_MAX_DIMS,
+          " dimensions, the last with stride 1, and lie inside its buffer of ", handle.bytes, " bytes; got ", box.ndim,
+          " dimensions from byte ", box.offset, " to ", end, " in parameter ", p, "; correct it");
+  }
+  return traits | kHasBoxes;
+}
+
+uint32_t Engine::check_more(const pto_task_spec& spec) {
+  uint32_t traits = 0;
+  if (spec.predicate != 0) {
+    const Handle& predicate = resolve(spec.predicate, "submit");
+    if (predicate.bytes < sizeof(uint32_t)) {
+      raise(PTO_BAD_ARGUMENT, "[runtime.submit] a predicate must have at least 4 bytes; got ", predicate.bytes,
+            "; register a uint32_t");
+    }
+    if ((predicate.flags & kHasRegions) != 0) traits = kHasBoxes;
+  }
+  for (uint32_t a = 0; a < spec.num_after; ++a) {
+    if (slot_of(spec.after[a]) < region_.header->num_slots) {
+      const WakeWord word = region_.slots[slot_of(spec.after[a])].wake.load(std::memory_order_acquire);
+      if (generation_of(spec.after[a]) <= generation_in(word))
+        continue;  // a newer one would never come, or be this task
+    }
+    raise(PTO_BAD_ARGUMENT, "[runtime.submit] an explicit edge must come from a task of this runtime; got ",
+          spec.after[a], "; check that its submit succeeded");
+  }
+  for (uint32_t w = 0; w < spec.num_waits; ++w) event_value(spec.waits[w].event);
+  return traits;
+}
+
+}  // namespace tilewise::tasks
