@@ -7,6 +7,7 @@
 
 #include <bit>
 #include <cassert>
+#include <utility>
 
 #include "rings/spin_lock.h"
 #include "tasks/region_pages.h"
@@ -14,24 +15,30 @@
 namespace tilewise::tasks {
 namespace {
 
-/// Coordinates are mostly below 2^32, for which division is several times as fast.
-inline uint64_t divide(uint64_t a, uint64_t b) {
-  if (((a | b) >> 32) == 0) return static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
-  return a / b;
+/// 2^64 / divisor, rounded up: multiplying by it divides numbers below 2^32, exactly. Wider divisors give 0, as the
+/// quotient is; 1 does too, and must not be divided by.
+inline uint64_t reciprocal_of(uint64_t divisor) { return divisor >> 32 != 0 ? 0 : UINT64_MAX / divisor + 1; }
+
+inline uint64_t divide(uint64_t a, uint64_t divisor, uint64_t reciprocal) {
+  if (a >> 32 != 0) [[unlikely]] return a / divisor;
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * reciprocal >> 64);
 }
+
+/// a is below 2^32; the divisor of this reciprocal too, and may be 1.
+inline bool divides(uint64_t reciprocal, uint64_t a) { return a * reciprocal <= reciprocal - 1; }
 
 inline int32_t shifted(uint64_t coordinate) {
   return static_cast<int32_t>(static_cast<uint32_t>(coordinate) ^ 0x80000000u);
 }
 
-inline uint32_t unshifted(int32_t lane) { return static_cast<uint32_t>(lane) ^ 0x80000000u; }
-
 /// Sizes of the box per dimension of the system: each stride of the box must be one of the system's, and runs of full
 /// rows (merged by the normal form) are taken apart again.
 bool spread(const uint64_t* stride, uint32_t ndim, const NormalBox& box, const uint64_t* start, uint64_t* size) {
   uint32_t k = 0;
+  for (; k < ndim; ++k) size[k] = 1;
+  k = 0;
   for (uint32_t d = 0; d < box.ndim; ++d, ++k) {
-    while (k < ndim && stride[k] != box.stride[d]) ++k;
+    while (k < ndim && stride[k] != box.stride(d)) ++k;
     if (k == ndim) return false;
     size[k] = box.size[d];
   }
@@ -58,6 +65,16 @@ uint64_t RegionIndex::bytes_needed(uint32_t max_nodes) {
          num_buckets(max_nodes) * uint64_t{sizeof(uint32_t)};
 }
 
+/// Of a tree into which nodes are filed in their order.
+uint32_t RegionIndex::num_packed_pages(uint32_t num_nodes) {
+  uint32_t total = 0;
+  do {
+    num_nodes = (num_nodes + kFanout - 1) / kFanout;
+    total += num_nodes;
+  } while (num_nodes > 1);
+  return total;
+}
+
 RegionIndex::RegionIndex(std::byte* memory, uint32_t max_nodes, bool format)
     : max_nodes_(max_nodes), max_pages_(num_pages(max_nodes)), bucket_mask_(num_buckets(max_nodes) - 1) {
   header_ = reinterpret_cast<Header*>(memory);
@@ -71,93 +88,100 @@ RegionIndex::RegionIndex(std::byte* memory, uint32_t max_nodes, bool format)
   }
 }
 
+RegionIndex::System::System(const NormalBox& box) : ndim(box.ndim) {
+  stride[0] = 1;
+  for (uint32_t d = 1; d < ndim; ++d) {
+    stride[d] = box.stride(d);
+    reciprocal[d] = reciprocal_of(stride[d]);
+  }
+}
+
 /// False: the box is empty.
 bool RegionIndex::normalise(const Box& box, NormalBox& normal) {
   if (box.ndim == 0 || box.ndim > kMaxDims) return false;
-  for (uint32_t k = 1; k < kMaxDims; ++k) normal.size[k] = normal.stride[k] = 0;
   uint32_t d = box.ndim - 1;
-  uint32_t last = 0;  // the outermost dimension so far
-  bool is_empty = box.size[d] == 0;
-  normal.size[0] = box.size[d];
-  normal.stride[0] = 1;
+  uint32_t last = 0;             // the outermost dimension so far
+  uint64_t size = box.size[d];   // its size
+  uint64_t row = size;           // the stride of a dimension that is contiguous with it
+  bool is_empty = size == 0;
   while (d-- > 0) {
-    const uint64_t size = box.size[d], stride = box.stride[d];
-    is_empty |= size == 0;
-    if (size <= 1 || stride == 0) continue;
-    if (last == 0 && stride <= normal.size[0]) {
-      normal.size[0] += stride * (size - 1);
-    } else if (stride == normal.stride[last] * normal.size[last]) {
-      normal.size[last] *= size;
+    const uint64_t count = box.size[d], stride = box.stride[d];
+    is_empty |= count == 0;
+    if (count <= 1 || stride == 0) continue;
+    if (last == 0 && stride <= size) {
+      size += stride * (count - 1);
+      row = size;
+    } else if (stride == row) {
+      size *= count;
+      row *= count;
     } else {
-      ++last;
       normal.size[last] = size;
-      normal.stride[last] = stride;
+      normal.outer_stride[last] = stride;
+      ++last;
+      size = count;
+      row = stride * count;
     }
   }
+  normal.size[last] = size;
   normal.ndim = last + 1;
   normal.offset = box.offset;
-  normal.end = box.offset + normal.size[0];
-  for (uint32_t k = 1; k <= last; ++k) normal.end += (normal.size[k] - 1) * normal.stride[k];
   return !is_empty;
-}
-
-/// Sum of independent products: the multiplications overlap in the processor.
-uint32_t RegionIndex::hash_of(uint32_t owner, const NormalBox& box) {
-  uint64_t h = (box.offset + owner) * 0x9E3779B97F4A7C15u + box.size[0] * 0xC2B2AE3D27D4EB4Fu;
-  h += owner * 0xD6E8FEB86659FD93u;
-  for (uint32_t d = 1; d < box.ndim; ++d) {
-    h += (box.size[d] + d) * 0xA0761D6478BD642Fu + std::rotl(box.stride[d] * 0xE7037ED1A0B428DBu, static_cast<int>(d));
-  }
-  h ^= h >> 32;
-  h *= 0x8EBC6AF09C88C6E3u;
-  return static_cast<uint32_t>(h >> 32);
 }
 
 /// Coordinates of a box in a stride system. False: it has none there, because its strides are others, because it runs
 /// over the end of a row (then coordinates would not be unique), or because they exceed 32 bits.
-bool RegionIndex::place(const uint64_t* stride, uint32_t ndim, const NormalBox& box, Cells& cells) {
+bool RegionIndex::place(const System& system, const NormalBox& box, Place& place) {
+  const uint32_t ndim = system.ndim;
   bool same = ndim == box.ndim;
-  for (uint32_t k = 1; k < ndim; ++k) same &= stride[k] == box.stride[k];
+  for (uint32_t k = 1; same && k < ndim; ++k) same = system.stride[k] == box.stride(k);
   if (!same && box.ndim >= ndim) return false;
-  uint64_t start[kMaxDims] = {0, 0, 0, 0}, size[kMaxDims] = {1, 1, 1, 1};
   uint64_t rest = box.offset;
   for (uint32_t k = ndim - 1; k > 0; --k) {
-    start[k] = divide(rest, stride[k]);
-    rest -= start[k] * stride[k];
+    place.begin[k] = divide(rest, system.stride[k], system.reciprocal[k]);
+    rest -= place.begin[k] * system.stride[k];
   }
-  start[0] = rest;
+  place.begin[0] = rest;
   if (same) {
-    for (uint32_t k = 0; k < ndim; ++k) size[k] = box.size[k];
-  } else if (!spread(stride, ndim, box, start, size)) {
+    for (uint32_t k = 0; k < ndim; ++k) place.size[k] = box.size[k];
+  } else if (!spread(system.stride, ndim, box, place.begin, place.size)) {
     return false;
   }
   uint64_t reach = 0;  // from the start of its row to the last byte of the box in it
   bool fits = true;
   for (uint32_t k = 0; k < ndim; ++k) {
-    const uint64_t end = start[k] + size[k];
-    reach += (end - 1) * stride[k];
-    fits &= (k + 1 == ndim || reach < stride[k + 1]) & (end < UINT32_MAX);
+    const uint64_t end = place.begin[k] + place.size[k];
+    reach += (end - 1) * system.stride[k];
+    fits &= (k + 1 == ndim || reach < system.stride[k + 1]) & (end < UINT32_MAX);
   }
-  if (!fits) return false;
-  cells.begin = Cells::Lanes{shifted(start[0]), shifted(start[1]), shifted(start[2]), shifted(start[3])};
-  cells.end = Cells::Lanes{shifted(start[0] + size[0]), shifted(start[1] + size[1]),
-                           shifted(start[2] + size[2]), shifted(start[3] + size[3])};
-  return true;
+  return fits;
 }
 
-bool RegionIndex::place_in(const Head& head, const NormalBox& box, Cells& cells) const {
-  return head.ndim > 0 && place(head.stride, head.ndim, box, cells);
+Cells RegionIndex::cells_of(const Place& place, uint32_t ndim) {
+  int32_t begin[kMaxDims], end[kMaxDims];
+  for (uint32_t k = 0; k < kMaxDims; ++k) {
+    begin[k] = shifted(k < ndim ? place.begin[k] : 0);
+    end[k] = shifted(k < ndim ? place.begin[k] + place.size[k] : 1);
+  }
+  return {Cells::Lanes{begin[0], begin[1], begin[2], begin[3]}, Cells::Lanes{end[0], end[1], end[2], end[3]}};
+}
+
+/// False: everywhere.
+bool RegionIndex::place(const System& system, const NormalBox& box, Cells& cells) {
+  Place place;
+  const bool is_placed = RegionIndex::place(system, box, place);
+  cells = is_placed ? cells_of(place, system.ndim) : everywhere();
+  return is_placed;
 }
 
 /// Two boxes without common coordinates in their tree: looks for a system that holds both. Their byte ranges meet.
 bool RegionIndex::compare_slowly(const NormalBox& query, const NormalBox& node, Overlap& overlap) {
-  const NormalBox& system = query.ndim >= node.ndim ? query : node;
+  const System system(query.ndim >= node.ndim ? query : node);
   Cells a, b;
   if (query == node) {
     overlap = Overlap::kEqual;
-  } else if (query.ndim == 1 && query.offset <= node.offset && node.end <= query.end) {
+  } else if (query.ndim == 1 && query.offset <= node.offset && node.end() <= query.end()) {
     overlap = Overlap::kCovered;
-  } else if (place(system.stride, system.ndim, query, a) && place(system.stride, system.ndim, node, b)) {
+  } else if (place(system, query, a) && place(system, node, b)) {
     if (!meet(a, b)) return false;
     overlap = contains(a, b) ? Overlap::kCovered : Overlap::kPartial;
   } else {
@@ -166,17 +190,24 @@ bool RegionIndex::compare_slowly(const NormalBox& query, const NormalBox& node, 
   return true;
 }
 
+/// Boxes with one first byte share a bucket: they overlap, so that whoever asks for one will look at all of them anyway.
+uint32_t RegionIndex::bucket_of(uint32_t owner, uint64_t offset) const {
+  uint64_t h = (offset + owner * 0xD6E8FEB86659FD93u) * 0x9E3779B97F4A7C15u;
+  h ^= h >> 32;
+  h *= 0x8EBC6AF09C88C6E3u;
+  return static_cast<uint32_t>(h >> 32) & bucket_mask_;
+}
+
 /// Buckets hold node + 1, so that untouched memory is a table of empty ones.
 uint32_t RegionIndex::bucket_head(uint32_t bucket) const { return buckets_[bucket] == 0 ? kNone : buckets_[bucket] - 1; }
 
 uint32_t RegionIndex::find(uint32_t owner, const Box& box) const {
   NormalBox normal;
   if (!normalise(box, normal)) return kNone;
-  const uint32_t hash = hash_of(owner, normal);
-  uint32_t node = bucket_head(hash & bucket_mask_);
+  uint32_t node = bucket_head(bucket_of(owner, normal.offset));
   while (node != kNone) {
     const RegionNode& candidate = nodes_[node];
-    if (candidate.hash == hash && candidate.owner == owner && candidate.box == normal) break;
+    if (candidate.owner == owner && candidate.box == normal) break;
     node = candidate.next;
   }
   return node;
@@ -186,47 +217,54 @@ uint32_t RegionIndex::find(uint32_t owner, const Box& box) const {
   if (header_->num_live == max_nodes_) return kNone;
   const uint32_t index = header_->free_node != kNone ? header_->free_node : header_->used_nodes;
   RegionNode& node = nodes_[index];
-  const NormalBox& normal = node.box;  // written in its place at once: copying it costs more than making it
-  if (!normalise(box, node.box)) return kNone;
-  const uint32_t hash = hash_of(owner, normal);
-  rings::prefetch_for_write(&buckets_[hash & bucket_mask_]);
-  uint32_t leaf = kNone;
-  if (tree.count == 0) {
-    if (header_->num_live_pages == max_pages_) return kNone;
-    leaf = new_tree(tree);
-  } else {
-    leaf = leaf_for(heads_[tree.root], normal.offset);
-    if (pages_[leaf].count == kFanout && !has_pages_for(leaf)) return kNone;
-  }
+  if (!normalise(box, node.box)) return kNone;  // written in its place at once: copying it costs more than making it
+  const uint32_t bucket = bucket_of(owner, node.box.offset);
+  rings::prefetch_for_write(&buckets_[bucket]);
+  if (tree.count == 0 && !new_tree(tree)) return kNone;
   Head& head = heads_[tree.root];
-  take_node(index);
-  Entry entry{everywhere(), normal.offset, normal.end, index};
-  bool is_placed = place_in(head, normal, entry.cells);
-  if (!is_placed && normal.ndim > head.ndim) {
-    is_placed = place(normal.stride, normal.ndim, normal, entry.cells);
-    if (is_placed) adopt_system(head, tree, normal, entry.cells);
-  }
-  if (!is_placed) entry.cells = everywhere();
 
-  node.state = AccessState{};
   node.owner = owner;
-  node.hash = hash;
-  node.next = bucket_head(hash & bucket_mask_);
-  buckets_[hash & bucket_mask_] = index + 1;
-  node.is_small = false;
-  node.on_grid = is_placed && takes_own_cell(head, entry, leaf, node.is_small);
-  head.num_small += node.is_small;
-  head.num_off_grid += !node.on_grid;
-  head.was_mixed |= !node.on_grid;
+  Place place;
+  bool is_small = false;
+  bool on_grid = RegionIndex::place(head.system, node.box, place);
+  const bool is_placed = on_grid;
+  const bool adopts = !is_placed && node.box.ndim > head.system.ndim &&
+                      RegionIndex::place(System(node.box), node.box, place);
+  on_grid = adopts || (is_placed && takes_own_cell(head, node, place, bucket, is_small));
+  if (head.root == kNone && (!on_grid || (adopts && tree.count > 0))) file_nodes(head, tree.count);
+  uint32_t leaf = kNone;
+  if (head.root != kNone) {
+    leaf = leaf_for(head, node.box.offset);
+    if (pages_[leaf].count == kFanout && !has_pages_for(leaf)) return kNone;
+  } else if (tree.count % kFanout == 0) {
+    const uint32_t num_more = num_packed_pages(tree.count + 1) - num_packed_pages(tree.count);
+    if (header_->num_live_pages + num_more > max_pages_) return kNone;
+    header_->num_live_pages += num_more;
+  }
+
+  take_node(index);
+  if (adopts) adopt_system(head, tree, node.box, place);
+  node.state = AccessState{};
+  node.next = bucket_head(bucket);
+  buckets_[bucket] = index + 1;
+  node.on_grid = on_grid;
+  node.is_small = is_small;
+  head.num_small += is_small;
+  head.num_off_grid += !on_grid;
   ++tree.count;
-  add_to_leaf(head, leaf, entry);
+  if (leaf == kNone) {
+    list_node(head, index);
+  } else {
+    const bool has_cells = is_placed || adopts;
+    add_to_leaf(head, leaf, {has_cells ? cells_of(place, head.system.ndim) : everywhere(), node.lo(), node.hi(), index});
+  }
   return index;
 }
 
 void RegionIndex::remove([[maybe_unused]] uint32_t owner, RegionTree& tree, uint32_t index) {
   RegionNode& node = nodes_[index];
   assert(node.owner == owner && tree.count > 0);
-  uint32_t& bucket = buckets_[node.hash & bucket_mask_];
+  uint32_t& bucket = buckets_[bucket_of(node.owner, node.box.offset)];
   if (bucket == index + 1) {
     bucket = node.next == kNone ? 0 : node.next + 1;
   } else {
@@ -241,17 +279,16 @@ void RegionIndex::remove([[maybe_unused]] uint32_t owner, RegionTree& tree, uint
   Head& head = heads_[tree.root];
   head.num_small -= node.is_small;
   head.num_off_grid -= !node.on_grid;
-  Page& page = pages_[node.leaf];
-  uint32_t at = 0;
-  while (page.child[at] != index) ++at;
-  --page.count;
-  if (at != page.count) set_entry(node.leaf, at, get_entry(node.leaf, page.count));
-  if (page.count == 0) {
-    remove_page(head, node.leaf);
-  } else if (std::has_single_bit(page.count)) {  // now and then: bounds that are too wide only cost time
-    refresh_summaries(node.leaf);
+  --tree.count;
+  if (head.root == kNone) {
+    unlist_node(head, index);
+    if (tree.count % kFanout == 0) {
+      header_->num_live_pages -= num_packed_pages(tree.count + 1) - num_packed_pages(tree.count);
+    }
+  } else {
+    remove_from_leaf(head, node.leaf, index);
   }
-  if (--tree.count == 0) {
+  if (tree.count == 0) {
     head.next = header_->free_head;
     header_->free_head = tree.root;
     tree.root = kNone;
@@ -260,18 +297,23 @@ void RegionIndex::remove([[maybe_unused]] uint32_t owner, RegionTree& tree, uint
 
 // ---- nodes, grid and stride system of a tree
 
-/// node: the first of the free list, or else the first that was never used.
+/// node: the first of the free list, or else the first that was never used. The next one will be wanted soon.
 void RegionIndex::take_node(uint32_t node) {
   if (node == header_->used_nodes) {
     ++header_->used_nodes;
   } else {
-    header_->free_node = nodes_[node].next;
+    const uint32_t next = nodes_[node].next;
+    header_->free_node = next;
+    rings::prefetch_for_write(&nodes_[next]);
+    rings::prefetch_for_write(&nodes_[next].box.outer_stride);
   }
   if (++header_->num_live > header_->high_live) header_->high_live = header_->num_live;
 }
 
-/// An empty tree: a head and one leaf. There are as many heads as pages, so that heads never run out first.
-uint32_t RegionIndex::new_tree(RegionTree& tree) {
+/// An empty tree: a head. There are as many heads as pages, and no tree without a page in use or promised, so that heads
+/// never run out first. False: pages did.
+bool RegionIndex::new_tree(RegionTree& tree) {
+  if (header_->num_live_pages == max_pages_) return false;
   tree.root = header_->free_head;
   if (tree.root != kNone) {
     header_->free_head = heads_[tree.root].next;
@@ -280,24 +322,22 @@ uint32_t RegionIndex::new_tree(RegionTree& tree) {
   }
   Head& head = heads_[tree.root];
   head = Head{};
-  head.root = head.hint = new_page(0);
-  head.hint_hi = UINT64_MAX;
-  return head.root;
+  head.root = head.first = kNone;
+  return true;
 }
 
 /// Takes the stride system and the grid of a box that the present one cannot hold. It has more dimensions, so this
 /// happens at most kMaxDims times while the tree lives.
-void RegionIndex::adopt_system(Head& head, const RegionTree& tree, const NormalBox& box, const Cells& cells) {
-  head.ndim = box.ndim;
-  for (uint32_t d = 0; d < kMaxDims; ++d) {
-    head.stride[d] = box.stride[d];
-    head.cell[d] = unshifted(cells.end[d]) - unshifted(cells.begin[d]);
-    head.phase[d] = unshifted(cells.begin[d]) % head.cell[d];
+void RegionIndex::adopt_system(Head& head, const RegionTree& tree, const NormalBox& box, const Place& place) {
+  head.system = System(box);
+  for (uint32_t d = 0; d < box.ndim; ++d) {
+    head.cell[d] = static_cast<uint32_t>(place.size[d]);
+    head.phase[d] = static_cast<uint32_t>(place.begin[d] % place.size[d]);
+    head.cell_reciprocal[d] = reciprocal_of(place.size[d]);
   }
   if (tree.count == 0) return;
   head.num_off_grid = tree.count;
   head.num_small = 0;
-  head.was_mixed = true;
   for_each(tree, [this](uint32_t node) { nodes_[node].on_grid = nodes_[node].is_small = false; });
   refresh_cells(head, head.root);
 }
@@ -308,32 +348,101 @@ void RegionIndex::refresh_cells(const Head& head, uint32_t index) {
     if (page.level > 0) {
       refresh_cells(head, page.child[i]);
       page.cells[i] = summary(page.child[i]).cells;
-    } else if (!place_in(head, nodes_[page.child[i]].box, page.cells[i])) {
-      page.cells[i] = everywhere();
+    } else {
+      place(head.system, nodes_[page.child[i]].box, page.cells[i]);
     }
   }
 }
 
 /// Whether a new box lies in a cell of the grid that no other box on the grid is in. Boxes on the grid start where
-/// their cell does. So those that fill it are equal, hence one; a smaller one is found by its first byte, in the leaf
-/// in which that would be, as long as no two boxes had the same first byte.
-bool RegionIndex::takes_own_cell(const Head& head, const Entry& entry, uint32_t leaf, bool& is_small) const {
+/// their cell does. So those that fill it are equal, hence one; and a smaller one has the first byte of whatever else is
+/// in its cell, hence its bucket.
+bool RegionIndex::takes_own_cell(const Head& head, const RegionNode& node, const Place& place, uint32_t bucket,
+                                 bool& is_small) const {
   bool smaller = false;
-  for (uint32_t d = 0; d < head.ndim; ++d) {
-    const uint32_t begin = unshifted(entry.cells.begin[d]);
-    const uint32_t size = unshifted(entry.cells.end[d]) - begin;
-    if (size > head.cell[d] || begin % head.cell[d] != head.phase[d]) return false;
-    smaller |= size < head.cell[d];
+  for (uint32_t d = 0; d < head.system.ndim; ++d) {
+    const uint64_t begin = place.begin[d] - head.phase[d];
+    if (place.size[d] > head.cell[d] || place.begin[d] < head.phase[d]) return false;
+    if (!divides(head.cell_reciprocal[d], begin)) return false;
+    smaller |= place.size[d] < head.cell[d];
   }
   if (smaller || head.num_small > 0) {
-    if (head.was_mixed) return false;
-    const Page& page = pages_[leaf];
-    for (uint32_t i = 0; i < page.count; ++i) {
-      if (page.lo[i] == entry.lo) return false;
+    for (uint32_t other = bucket_head(bucket); other != kNone; other = nodes_[other].next) {
+      const RegionNode& known = nodes_[other];
+      if (known.on_grid && known.owner == node.owner && known.lo() == node.lo()) return false;
     }
   }
   is_small = smaller;
   return true;
+}
+
+// ---- trees without pages
+
+void RegionIndex::list_node(Head& head, uint32_t index) {
+  nodes_[index].before = kNone;
+  nodes_[index].after = head.first;
+  if (head.first != kNone) nodes_[head.first].before = index;
+  head.first = index;
+}
+
+void RegionIndex::unlist_node(Head& head, uint32_t index) {
+  const RegionNode& node = nodes_[index];
+  (node.before == kNone ? head.first : nodes_[node.before].after) = node.after;
+  if (node.after != kNone) nodes_[node.after].before = node.before;
+}
+
+/// Gives a tree its pages: all of its nodes, which are on the grid, in the order of their first bytes, so that the pages
+/// are full and no more of them than were promised.
+[[gnu::noinline]] void RegionIndex::file_nodes(Head& head, uint32_t count) {
+  header_->num_live_pages -= num_packed_pages(count);
+  uint32_t index = sorted_by_lo(head.first);
+  head.first = kNone;
+  head.root = head.hint = new_page(0);
+  head.hint_lo = 0;
+  head.hint_hi = UINT64_MAX;
+  while (index != kNone) {
+    const RegionNode& node = nodes_[index];
+    Entry entry{{}, node.lo(), node.hi(), index};
+    place(head.system, node.box, entry.cells);
+    add_to_leaf(head, leaf_for(head, entry.lo), entry);
+    index = node.after;
+  }
+}
+
+/// Merge sort of a list linked by `after` alone: runs of 2^k nodes wait for one of the same length.
+uint32_t RegionIndex::sorted_by_lo(uint32_t first) {
+  constexpr uint32_t kRuns = 25;
+  uint32_t runs[kRuns];
+  std::fill(runs, runs + kRuns, kNone);
+  while (first != kNone) {
+    uint32_t run = first;
+    first = nodes_[first].after;
+    nodes_[run].after = kNone;
+    uint32_t k = 0;
+    for (; runs[k] != kNone; ++k) run = merged(std::exchange(runs[k], kNone), run);
+    runs[k] = run;
+  }
+  uint32_t all = kNone;
+  for (const uint32_t run : runs) all = merged(run, all);
+  return all;
+}
+
+uint32_t RegionIndex::merged(uint32_t a, uint32_t b) {
+  uint32_t first = kNone, last = kNone;
+  while (a != kNone && b != kNone) {
+    uint32_t& lower = nodes_[a].lo() <= nodes_[b].lo() ? a : b;
+    if (last == kNone) {
+      first = lower;
+    } else {
+      nodes_[last].after = lower;
+    }
+    last = lower;
+    lower = nodes_[lower].after;
+  }
+  const uint32_t rest = a != kNone ? a : b;
+  if (last == kNone) return rest;
+  nodes_[last].after = rest;
+  return first;
 }
 
 }  // namespace tilewise::tasks

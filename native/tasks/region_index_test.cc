@@ -156,7 +156,7 @@ int mistakes_in_random_boxes(int system, bool exact, Ask ask) {
   return mistakes;
 }
 
-std::vector<Found> ask_index(const RegionIndex& index, const RegionTree& tree, const Box& query) {
+std::vector<Found> ask_index(RegionIndex& index, const RegionTree& tree, const Box& query) {
   std::vector<Found> found;
   index.overlapping(tree, query, [&](uint32_t node, Overlap overlap) { found.push_back({node, overlap}); });
   return found;
@@ -179,17 +179,17 @@ CASE("boxes of mixed strides: none that overlaps is missed, none is called cover
 }
 
 CASE("the comparison notices wrong answers") {
-  auto drop_one = [](const RegionIndex& index, const RegionTree& tree, const Box& query) {
+  auto drop_one = [](RegionIndex& index, const RegionTree& tree, const Box& query) {
     std::vector<Found> found = ask_index(index, tree, query);
     if (!found.empty()) found.pop_back();
     return found;
   };
-  auto call_covered = [](const RegionIndex& index, const RegionTree& tree, const Box& query) {
+  auto call_covered = [](RegionIndex& index, const RegionTree& tree, const Box& query) {
     std::vector<Found> found = ask_index(index, tree, query);
     for (Found& f : found) f.overlap = Overlap::kCovered;
     return found;
   };
-  auto by_range = [](const RegionIndex& index, const RegionTree& tree, const Box& query) {
+  auto by_range = [](RegionIndex& index, const RegionTree& tree, const Box& query) {
     std::vector<Found> found;
     uint64_t end = query.offset + 1;
     for (uint32_t d = 0; d < query.ndim; ++d) end += (query.size[d] - 1) * query.stride[d];

@@ -5,6 +5,7 @@
 // alone, so that an insertion, which goes to and fro between the two, is compiled as one.
 #pragma once
 #include <algorithm>
+#include <bit>
 
 #include "tasks/region_index.h"
 
@@ -176,6 +177,19 @@ inline uint32_t RegionIndex::add_entry(Head& head, uint32_t index, uint32_t at, 
   }
   add_entry(head, page.parent, page.slot + 1, summary(right));
   return right;
+}
+
+inline void RegionIndex::remove_from_leaf(Head& head, uint32_t leaf, uint32_t node) {
+  Page& page = pages_[leaf];
+  uint32_t at = 0;
+  while (page.child[at] != node) ++at;
+  --page.count;
+  if (at != page.count) set_entry(leaf, at, get_entry(leaf, page.count));
+  if (page.count == 0) {
+    remove_page(head, leaf);
+  } else if (std::has_single_bit(page.count)) {  // now and then: bounds that are too wide only cost time
+    refresh_summaries(leaf);
+  }
 }
 
 /// Takes an empty page out of its tree, with all above it that become empty, and roots of one child.
