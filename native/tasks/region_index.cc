@@ -24,9 +24,6 @@ inline uint64_t divide(uint64_t a, uint64_t divisor, uint64_t reciprocal) {
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * reciprocal >> 64);
 }
 
-/// a is below 2^32; the divisor of this reciprocal too, and may be 1.
-inline bool divides(uint64_t reciprocal, uint64_t a) { return a * reciprocal <= reciprocal - 1; }
-
 inline int32_t shifted(uint64_t coordinate) {
   return static_cast<int32_t>(static_cast<uint32_t>(coordinate) ^ 0x80000000u);
 }
@@ -94,6 +91,13 @@ RegionIndex::System::System(const NormalBox& box) : ndim(box.ndim) {
     stride[d] = box.stride(d);
     reciprocal[d] = reciprocal_of(stride[d]);
   }
+}
+
+/// Whether a box can be the first in a cell. A number below 2^32 is a multiple of another if its product with the
+/// reciprocal of that, which is rounded up, leaves a remainder below the reciprocal.
+inline bool RegionIndex::Axis::starts_cell(uint64_t begin, uint64_t size) const {
+  const uint64_t from = begin - phase;
+  return (from < room) & (size <= room - from) & (size <= cell) & (from * reciprocal <= reciprocal - 1);
 }
 
 /// False: the box is empty.
@@ -191,7 +195,7 @@ bool RegionIndex::compare_slowly(const NormalBox& query, const NormalBox& node, 
 }
 
 /// Boxes with one first byte share a bucket: they overlap, so that whoever asks for one will look at all of them anyway.
-uint32_t RegionIndex::bucket_of(uint32_t owner, uint64_t offset) const {
+inline uint32_t RegionIndex::bucket_of(uint32_t owner, uint64_t offset) const {
   uint64_t h = (offset + owner * 0xD6E8FEB86659FD93u) * 0x9E3779B97F4A7C15u;
   h ^= h >> 32;
   h *= 0x8EBC6AF09C88C6E3u;
@@ -199,7 +203,7 @@ uint32_t RegionIndex::bucket_of(uint32_t owner, uint64_t offset) const {
 }
 
 /// Buckets hold node + 1, so that untouched memory is a table of empty ones.
-uint32_t RegionIndex::bucket_head(uint32_t bucket) const { return buckets_[bucket] == 0 ? kNone : buckets_[bucket] - 1; }
+inline uint32_t RegionIndex::bucket_head(uint32_t bucket) const { return buckets_[bucket] == 0 ? kNone : buckets_[bucket] - 1; }
 
 uint32_t RegionIndex::find(uint32_t owner, const Box& box) const {
   NormalBox normal;
@@ -207,64 +211,75 @@ uint32_t RegionIndex::find(uint32_t owner, const Box& box) const {
   uint32_t node = bucket_head(bucket_of(owner, normal.offset));
   while (node != kNone) {
     const RegionNode& candidate = nodes_[node];
-    if (candidate.owner == owner && candidate.box == normal) break;
+    if (candidate.box.owner == owner && candidate.box == normal) break;
     node = candidate.next;
   }
   return node;
 }
 
-[[gnu::flatten]] uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
+uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   if (header_->num_live == max_nodes_) return kNone;
   const uint32_t index = header_->free_node != kNone ? header_->free_node : header_->used_nodes;
   RegionNode& node = nodes_[index];
   if (!normalise(box, node.box)) return kNone;  // written in its place at once: copying it costs more than making it
+  node.box.owner = owner;
   const uint32_t bucket = bucket_of(owner, node.box.offset);
   rings::prefetch_for_write(&buckets_[bucket]);
   if (tree.count == 0 && !new_tree(tree)) return kNone;
   Head& head = heads_[tree.root];
+  if (head.root != kNone || !fills_own_cell(head, node.box)) return insert_with_care(tree, index, bucket);
+  if (tree.count % kFanout == 0 && !promise_pages(tree.count)) return kNone;
+  node.on_grid = true;
+  node.is_small = false;
+  list_node(head, index);
+  enter(tree, index, bucket);
+  return index;
+}
 
-  node.owner = owner;
+/// The rest of insert: any box, in any tree.
+[[gnu::noinline, gnu::flatten]] uint32_t RegionIndex::insert_with_care(RegionTree& tree, uint32_t index, uint32_t bucket) {
+  RegionNode& node = nodes_[index];
+  Head& head = heads_[tree.root];
   Place place;
-  bool is_small = false;
-  bool on_grid = RegionIndex::place(head.system, node.box, place);
-  const bool is_placed = on_grid;
+  const bool is_placed = RegionIndex::place(head.system, node.box, place);
   const bool adopts = !is_placed && node.box.ndim > head.system.ndim &&
                       RegionIndex::place(System(node.box), node.box, place);
-  on_grid = adopts || (is_placed && takes_own_cell(head, node, place, bucket, is_small));
-  if (head.root == kNone && (!on_grid || (adopts && tree.count > 0))) file_nodes(head, tree.count);
-  uint32_t leaf = kNone;
-  if (head.root != kNone) {
-    leaf = leaf_for(head, node.box.offset);
-    if (pages_[leaf].count == kFanout && !has_pages_for(leaf)) return kNone;
-  } else if (tree.count % kFanout == 0) {
-    const uint32_t num_more = num_packed_pages(tree.count + 1) - num_packed_pages(tree.count);
-    if (header_->num_live_pages + num_more > max_pages_) return kNone;
-    header_->num_live_pages += num_more;
+  node.is_small = false;
+  node.on_grid = adopts || (is_placed && takes_own_cell(head, node.box, place, node.is_small));
+  if (head.root == kNone && (!node.on_grid || (adopts && tree.count > 0))) file_nodes(head, tree.count);
+  const uint32_t leaf = head.root == kNone ? kNone : leaf_for(head, node.lo());
+  if (leaf == kNone) {
+    if (tree.count % kFanout == 0 && !promise_pages(tree.count)) return kNone;
+  } else if (pages_[leaf].count == kFanout && !has_pages_for(leaf)) {
+    return kNone;
   }
-
-  take_node(index);
   if (adopts) adopt_system(head, tree, node.box, place);
-  node.state = AccessState{};
-  node.next = bucket_head(bucket);
-  buckets_[bucket] = index + 1;
-  node.on_grid = on_grid;
-  node.is_small = is_small;
-  head.num_small += is_small;
-  head.num_off_grid += !on_grid;
-  ++tree.count;
+  head.num_small += node.is_small;
+  head.num_off_grid += !node.on_grid;
   if (leaf == kNone) {
     list_node(head, index);
   } else {
-    const bool has_cells = is_placed || adopts;
-    add_to_leaf(head, leaf, {has_cells ? cells_of(place, head.system.ndim) : everywhere(), node.lo(), node.hi(), index});
+    const Cells cells = is_placed || adopts ? cells_of(place, head.system.ndim) : everywhere();
+    add_to_leaf(head, leaf, {cells, node.lo(), node.hi(), index});
   }
+  enter(tree, index, bucket);
   return index;
+}
+
+/// Whatever the tree, a new node is taken from the free ones, gets an empty state and can be found.
+inline void RegionIndex::enter(RegionTree& tree, uint32_t index, uint32_t bucket) {
+  RegionNode& node = nodes_[index];
+  take_node(index);
+  node.state = AccessState{};
+  node.next = bucket_head(bucket);
+  buckets_[bucket] = index + 1;
+  ++tree.count;
 }
 
 void RegionIndex::remove([[maybe_unused]] uint32_t owner, RegionTree& tree, uint32_t index) {
   RegionNode& node = nodes_[index];
-  assert(node.owner == owner && tree.count > 0);
-  uint32_t& bucket = buckets_[bucket_of(node.owner, node.box.offset)];
+  assert(node.box.owner == owner && tree.count > 0);
+  uint32_t& bucket = buckets_[bucket_of(node.box.owner, node.box.offset)];
   if (bucket == index + 1) {
     bucket = node.next == kNone ? 0 : node.next + 1;
   } else {
@@ -298,7 +313,7 @@ void RegionIndex::remove([[maybe_unused]] uint32_t owner, RegionTree& tree, uint
 // ---- nodes, grid and stride system of a tree
 
 /// node: the first of the free list, or else the first that was never used. The next one will be wanted soon.
-void RegionIndex::take_node(uint32_t node) {
+inline void RegionIndex::take_node(uint32_t node) {
   if (node == header_->used_nodes) {
     ++header_->used_nodes;
   } else {
@@ -331,9 +346,9 @@ bool RegionIndex::new_tree(RegionTree& tree) {
 void RegionIndex::adopt_system(Head& head, const RegionTree& tree, const NormalBox& box, const Place& place) {
   head.system = System(box);
   for (uint32_t d = 0; d < box.ndim; ++d) {
-    head.cell[d] = static_cast<uint32_t>(place.size[d]);
-    head.phase[d] = static_cast<uint32_t>(place.begin[d] % place.size[d]);
-    head.cell_reciprocal[d] = reciprocal_of(place.size[d]);
+    const uint64_t size = place.size[d], phase = place.begin[d] % size;
+    const uint64_t extent = d + 1 < box.ndim ? head.system.stride[d + 1] / head.system.stride[d] : UINT32_MAX - 1;
+    head.grid[d] = {std::min<uint64_t>(extent, UINT32_MAX - 1) - phase, size, phase, reciprocal_of(size)};
   }
   if (tree.count == 0) return;
   head.num_off_grid = tree.count;
@@ -354,22 +369,33 @@ void RegionIndex::refresh_cells(const Head& head, uint32_t index) {
   }
 }
 
-/// Whether a new box lies in a cell of the grid that no other box on the grid is in. Boxes on the grid start where
-/// their cell does. So those that fill it are equal, hence one; and a smaller one has the first byte of whatever else is
-/// in its cell, hence its bucket.
-bool RegionIndex::takes_own_cell(const Head& head, const RegionNode& node, const Place& place, uint32_t bucket,
-                                 bool& is_small) const {
+/// Whether a new box is a whole cell of the grid, in a tree without smaller ones. Those that fill a cell are equal, hence
+/// one. Boxes with fewer dimensions than the system are left to takes_own_cell.
+inline bool RegionIndex::fills_own_cell(const Head& head, const NormalBox& box) const {
+  if (box.ndim != head.system.ndim || head.num_small > 0) return false;
+  bool fills = true;
+  uint64_t rest = box.offset;
+  for (uint32_t d = box.ndim - 1; d > 0; --d) {
+    const uint64_t stride = head.system.stride[d], begin = divide(rest, stride, head.system.reciprocal[d]);
+    rest -= begin * stride;
+    fills &= (stride == box.stride(d)) & (box.size[d] == head.grid[d].cell) & head.grid[d].starts_cell(begin, box.size[d]);
+  }
+  return fills & (box.size[0] == head.grid[0].cell) & head.grid[0].starts_cell(rest, box.size[0]);
+}
+
+/// Whether a new box lies in a cell of the grid that no other box on the grid is in. Boxes on the grid start where their
+/// cell does. So whatever else is in its cell has its first byte, hence its bucket.
+bool RegionIndex::takes_own_cell(const Head& head, const NormalBox& box, const Place& place, bool& is_small) const {
   bool smaller = false;
   for (uint32_t d = 0; d < head.system.ndim; ++d) {
-    const uint64_t begin = place.begin[d] - head.phase[d];
-    if (place.size[d] > head.cell[d] || place.begin[d] < head.phase[d]) return false;
-    if (!divides(head.cell_reciprocal[d], begin)) return false;
-    smaller |= place.size[d] < head.cell[d];
+    if (!head.grid[d].starts_cell(place.begin[d], place.size[d])) return false;
+    smaller |= place.size[d] < head.grid[d].cell;
   }
   if (smaller || head.num_small > 0) {
-    for (uint32_t other = bucket_head(bucket); other != kNone; other = nodes_[other].next) {
+    uint32_t other = bucket_head(bucket_of(box.owner, box.offset));
+    for (; other != kNone; other = nodes_[other].next) {
       const RegionNode& known = nodes_[other];
-      if (known.on_grid && known.owner == node.owner && known.lo() == node.lo()) return false;
+      if (known.on_grid && known.box.owner == box.owner && known.lo() == box.offset) return false;
     }
   }
   is_small = smaller;
@@ -378,7 +404,15 @@ bool RegionIndex::takes_own_cell(const Head& head, const RegionNode& node, const
 
 // ---- trees without pages
 
-void RegionIndex::list_node(Head& head, uint32_t index) {
+/// Pages for one node more. False: there are not enough.
+bool RegionIndex::promise_pages(uint32_t count) {
+  const uint32_t num_more = num_packed_pages(count + 1) - num_packed_pages(count);
+  if (header_->num_live_pages + num_more > max_pages_) return false;
+  header_->num_live_pages += num_more;
+  return true;
+}
+
+inline void RegionIndex::list_node(Head& head, uint32_t index) {
   nodes_[index].before = kNone;
   nodes_[index].after = head.first;
   if (head.first != kNone) nodes_[head.first].before = index;
@@ -409,15 +443,19 @@ void RegionIndex::unlist_node(Head& head, uint32_t index) {
   }
 }
 
-/// Merge sort of a list linked by `after` alone: runs of 2^k nodes wait for one of the same length.
-uint32_t RegionIndex::sorted_by_lo(uint32_t first) {
-  constexpr uint32_t kRuns = 25;
-  uint32_t runs[kRuns];
-  std::fill(runs, runs + kRuns, kNone);
-  while (first != kNone) {
-    uint32_t run = first;
-    first = nodes_[first].after;
-    nodes_[run].after = kNone;
+/// Merge sort of a list linked by `after` alone. The list begins with the newest node, so that insertions in rising order
+/// are one run, to be reversed. runs[k]: 2^k runs in one.
+uint32_t RegionIndex::sorted_by_lo(uint32_t newest) {
+  constexpr uint32_t kLevels = 25;
+  uint32_t runs[kLevels];
+  std::fill(runs, runs + kLevels, kNone);
+  while (newest != kNone) {
+    uint32_t run = kNone;
+    do {
+      const uint32_t next = nodes_[newest].after;
+      nodes_[newest].after = run;
+      run = std::exchange(newest, next);
+    } while (newest != kNone && nodes_[newest].lo() < nodes_[run].lo());
     uint32_t k = 0;
     for (; runs[k] != kNone; ++k) run = merged(std::exchange(runs[k], kNone), run);
     runs[k] = run;
@@ -428,20 +466,19 @@ uint32_t RegionIndex::sorted_by_lo(uint32_t first) {
 }
 
 uint32_t RegionIndex::merged(uint32_t a, uint32_t b) {
-  uint32_t first = kNone, last = kNone;
+  if (a == kNone || b == kNone) return a == kNone ? b : a;
+  const uint32_t first = nodes_[a].lo() <= nodes_[b].lo() ? a : b;
+  uint32_t last = kNone;
   while (a != kNone && b != kNone) {
-    uint32_t& lower = nodes_[a].lo() <= nodes_[b].lo() ? a : b;
-    if (last == kNone) {
-      first = lower;
-    } else {
-      nodes_[last].after = lower;
-    }
+    const bool is_a = nodes_[a].lo() <= nodes_[b].lo();
+    const uint32_t lower = is_a ? a : b;
+    if (last != kNone) nodes_[last].after = lower;
+    const uint32_t next = nodes_[lower].after;
+    a = is_a ? next : a;
+    b = is_a ? b : next;
     last = lower;
-    lower = nodes_[lower].after;
   }
-  const uint32_t rest = a != kNone ? a : b;
-  if (last == kNone) return rest;
-  nodes_[last].after = rest;
+  nodes_[last].after = a == kNone ? b : a;
   return first;
 }
 

@@ -39,6 +39,7 @@ struct NormalBox {
   uint64_t size[kMaxDims];
   uint64_t outer_stride[kMaxDims - 1];  // of dimension d + 1; dimension 0 is contiguous
   uint32_t ndim;
+  uint32_t owner;  // the buffer's; not part of the box
 
   uint64_t stride(uint32_t d) const { return d == 0 ? 1 : outer_stride[d - 1]; }
   uint64_t end() const {  // behind the last byte
@@ -62,15 +63,14 @@ struct Cells {
 /// One recorded box. `state` is the caller's; the rest belongs to the index.
 struct alignas(64) RegionNode {
   AccessState state;
-  uint32_t owner;
   uint32_t next;  // in the hash bucket, or in the free list
   union {
     uint32_t leaf;    // the page that lists it
     uint32_t before;  // without pages: its neighbours in the list of the tree
   };
-  uint32_t after : 24;
-  uint32_t on_grid : 1;   // the only box in its cell of the tree's grid
-  uint32_t is_small : 1;  // on the grid, but smaller than its cell
+  uint32_t after;
+  bool on_grid;   // the only box in its cell of the tree's grid
+  bool is_small;  // on the grid, but smaller than its cell
   NormalBox box;
 
   uint64_t lo() const { return box.offset; }
@@ -160,6 +160,14 @@ class RegionIndex {
     uint64_t begin[kMaxDims], size[kMaxDims];
   };
 
+  /// One dimension of a tree's grid: its cells begin at phase, and end within `room` behind that.
+  struct Axis {
+    uint64_t room, cell, phase;
+    uint64_t reciprocal;  // of cell
+
+    bool starts_cell(uint64_t begin, uint64_t size) const;
+  };
+
   /// What the nodes of a tree have in common. The first box chooses the stride system and the grid: cells of its
   /// size, in phase with it. While every box fills or starts a cell of its own, none overlaps another.
   struct alignas(64) Head {
@@ -168,9 +176,7 @@ class RegionIndex {
     uint32_t num_off_grid;
     uint32_t num_small;
     System system;
-    uint32_t cell[kMaxDims];
-    uint32_t phase[kMaxDims];
-    uint64_t cell_reciprocal[kMaxDims];
+    Axis grid[kMaxDims];
     uint32_t next;       // free list
     uint32_t hint;       // the leaf for keys in [hint_lo, hint_hi)
     uint64_t hint_lo, hint_hi;
@@ -212,13 +218,17 @@ class RegionIndex {
   uint32_t bucket_head(uint32_t bucket) const;
   void adopt_system(Head& head, const RegionTree& tree, const NormalBox& box, const Place& place);
   void refresh_cells(const Head& head, uint32_t page);
-  bool takes_own_cell(const Head& head, const RegionNode& node, const Place& place, uint32_t bucket, bool& is_small) const;
+  bool fills_own_cell(const Head& head, const NormalBox& box) const;
+  bool takes_own_cell(const Head& head, const NormalBox& box, const Place& place, bool& is_small) const;
+  uint32_t insert_with_care(RegionTree& tree, uint32_t node, uint32_t bucket);
+  bool promise_pages(uint32_t count);
+  void enter(RegionTree& tree, uint32_t node, uint32_t bucket);
   void take_node(uint32_t node);
   bool new_tree(RegionTree& tree);
   void list_node(Head& head, uint32_t node);
   void unlist_node(Head& head, uint32_t node);
   void file_nodes(Head& head, uint32_t count);
-  uint32_t sorted_by_lo(uint32_t first);
+  uint32_t sorted_by_lo(uint32_t newest);
   uint32_t merged(uint32_t a, uint32_t b);
   uint32_t new_page(uint32_t level);
   void free_page(uint32_t page);

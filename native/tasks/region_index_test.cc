@@ -229,7 +229,7 @@ CASE("insertions and removals in random order on a small pool; all comes back") 
       const Bytes bytes = bytes_of(box);
       const uint32_t known = index.find(owner, box);
       if (known != kNone) {
-        num_wrong += index[known].owner != owner;
+        num_wrong += index[known].box.owner != owner;
         const bool is_live = std::any_of(live.begin(), live.end(),
                                          [&](const Live& l) { return l.node == known && l.bytes == bytes; });
         num_wrong += !is_live;
