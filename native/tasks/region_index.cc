@@ -24,9 +24,14 @@ inline uint64_t divide(uint64_t a, uint64_t divisor, uint64_t reciprocal) {
   return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * reciprocal >> 64);
 }
 
+/// Both below 2^32; the divisor may be 1. The product is a multiple of 2^64, but for as little as was rounded up.
+inline bool divides(uint64_t reciprocal, uint64_t a) { return a * reciprocal <= reciprocal - 1; }
+
 inline int32_t shifted(uint64_t coordinate) {
   return static_cast<int32_t>(static_cast<uint32_t>(coordinate) ^ 0x80000000u);
 }
+
+constexpr uint64_t kMaxBytes = uint64_t{1} << 63;
 
 /// Sizes of the box per dimension of the system: each stride of the box must be one of the system's, and runs of full
 /// rows (merged by the normal form) are taken apart again.
@@ -91,13 +96,6 @@ RegionIndex::System::System(const NormalBox& box) : ndim(box.ndim) {
     stride[d] = box.stride(d);
     reciprocal[d] = reciprocal_of(stride[d]);
   }
-}
-
-/// Whether a box can be the first in a cell. A number below 2^32 is a multiple of another if its product with the
-/// reciprocal of that, which is rounded up, leaves a remainder below the reciprocal.
-inline bool RegionIndex::Axis::starts_cell(uint64_t begin, uint64_t size) const {
-  const uint64_t from = begin - phase;
-  return (from < room) & (size <= room - from) & (size <= cell) & (from * reciprocal <= reciprocal - 1);
 }
 
 /// False: the box is empty.
@@ -196,7 +194,7 @@ bool RegionIndex::compare_slowly(const NormalBox& query, const NormalBox& node, 
 
 /// Boxes with one first byte share a bucket: they overlap, so that whoever asks for one will look at all of them anyway.
 inline uint32_t RegionIndex::bucket_of(uint32_t owner, uint64_t offset) const {
-  uint64_t h = (offset + owner * 0xD6E8FEB86659FD93u) * 0x9E3779B97F4A7C15u;
+  uint64_t h = (offset + (static_cast<uint64_t>(owner) << 40)) * 0x9E3779B97F4A7C15u;
   h ^= h >> 32;
   h *= 0x8EBC6AF09C88C6E3u;
   return static_cast<uint32_t>(h >> 32) & bucket_mask_;
@@ -227,7 +225,9 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   rings::prefetch_for_write(&buckets_[bucket]);
   if (tree.count == 0 && !new_tree(tree)) return kNone;
   Head& head = heads_[tree.root];
-  if (head.root != kNone || !fills_own_cell(head, node.box)) return insert_with_care(tree, index, bucket);
+  const bool is_easy = head.root == kNone && fills_cell(head, node.box) &&
+                       (head.num_small == 0 || is_first_at(node.box, bucket));
+  if (!is_easy) return insert_with_care(tree, index, bucket);
   if (tree.count % kFanout == 0 && !promise_pages(tree.count)) return kNone;
   node.on_grid = true;
   node.is_small = false;
@@ -245,7 +245,7 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   const bool adopts = !is_placed && node.box.ndim > head.system.ndim &&
                       RegionIndex::place(System(node.box), node.box, place);
   node.is_small = false;
-  node.on_grid = adopts || (is_placed && takes_own_cell(head, node.box, place, node.is_small));
+  node.on_grid = adopts || (is_placed && takes_own_cell(head, node, place, bucket, node.is_small));
   if (head.root == kNone && (!node.on_grid || (adopts && tree.count > 0))) file_nodes(head, tree.count);
   const uint32_t leaf = head.root == kNone ? kNone : leaf_for(head, node.lo());
   if (leaf == kNone) {
@@ -345,10 +345,15 @@ bool RegionIndex::new_tree(RegionTree& tree) {
 /// happens at most kMaxDims times while the tree lives.
 void RegionIndex::adopt_system(Head& head, const RegionTree& tree, const NormalBox& box, const Place& place) {
   head.system = System(box);
+  head.origin = 0;
   for (uint32_t d = 0; d < box.ndim; ++d) {
-    const uint64_t size = place.size[d], phase = place.begin[d] % size;
-    const uint64_t extent = d + 1 < box.ndim ? head.system.stride[d + 1] / head.system.stride[d] : UINT32_MAX - 1;
-    head.grid[d] = {std::min<uint64_t>(extent, UINT32_MAX - 1) - phase, size, phase, reciprocal_of(size)};
+    const uint64_t stride = box.stride(d), cell = place.size[d], phase = place.begin[d] % cell;
+    const uint64_t end = d + 1 < box.ndim ? box.stride(d + 1) / stride : UINT32_MAX - 1;
+    const uint64_t num_cells = (std::min<uint64_t>(end, UINT32_MAX - 1) - phase) / cell;
+    const uint64_t pitch = cell * stride;
+    const uint64_t limit = num_cells < kMaxBytes / pitch ? num_cells * pitch : kMaxBytes;
+    head.grid[d] = {stride, cell, phase, pitch, reciprocal_of(pitch), limit};
+    head.origin += phase * stride;
   }
   if (tree.count == 0) return;
   head.num_off_grid = tree.count;
@@ -369,35 +374,39 @@ void RegionIndex::refresh_cells(const Head& head, uint32_t index) {
   }
 }
 
-/// Whether a new box is a whole cell of the grid, in a tree without smaller ones. Those that fill a cell are equal, hence
-/// one. Boxes with fewer dimensions than the system are left to takes_own_cell.
-inline bool RegionIndex::fills_own_cell(const Head& head, const NormalBox& box) const {
-  if (box.ndim != head.system.ndim || head.num_small > 0) return false;
-  bool fills = true;
-  uint64_t rest = box.offset;
+/// Whether a box is a whole cell of the grid. (Boxes with fewer dimensions than the system are left to takes_own_cell.)
+inline bool RegionIndex::fills_cell(const Head& head, const NormalBox& box) {
+  if (box.ndim != head.system.ndim) return false;
+  uint64_t rest = box.offset - head.origin;  // beyond every limit when the box lies before the grid
   for (uint32_t d = box.ndim - 1; d > 0; --d) {
-    const uint64_t stride = head.system.stride[d], begin = divide(rest, stride, head.system.reciprocal[d]);
-    rest -= begin * stride;
-    fills &= (stride == box.stride(d)) & (box.size[d] == head.grid[d].cell) & head.grid[d].starts_cell(begin, box.size[d]);
+    const Axis& axis = head.grid[d];
+    if (box.size[d] != axis.cell || box.stride(d) != axis.stride || rest >= axis.limit) return false;
+    rest -= divide(rest, axis.pitch, axis.reciprocal) * axis.pitch;
   }
-  return fills & (box.size[0] == head.grid[0].cell) & head.grid[0].starts_cell(rest, box.size[0]);
+  const Axis& axis = head.grid[0];
+  return box.size[0] == axis.cell && rest < axis.limit && divides(axis.reciprocal, rest);
 }
 
-/// Whether a new box lies in a cell of the grid that no other box on the grid is in. Boxes on the grid start where their
-/// cell does. So whatever else is in its cell has its first byte, hence its bucket.
-bool RegionIndex::takes_own_cell(const Head& head, const NormalBox& box, const Place& place, bool& is_small) const {
+/// No box on the grid has the same first byte. Boxes on the grid start where their cell does: it has its cell for itself.
+inline bool RegionIndex::is_first_at(const NormalBox& box, uint32_t bucket) const {
+  for (uint32_t other = bucket_head(bucket); other != kNone; other = nodes_[other].next) {
+    const RegionNode& known = nodes_[other];
+    if (known.on_grid && known.box.owner == box.owner && known.box.offset == box.offset) return false;
+  }
+  return true;
+}
+
+/// Whether a new box lies in a cell of the grid that no other box on the grid is in. Those that fill a cell are equal, hence
+/// one, as long as there are no smaller ones.
+bool RegionIndex::takes_own_cell(const Head& head, const RegionNode& node, const Place& place, uint32_t bucket,
+                                 bool& is_small) const {
   bool smaller = false;
   for (uint32_t d = 0; d < head.system.ndim; ++d) {
-    if (!head.grid[d].starts_cell(place.begin[d], place.size[d])) return false;
-    smaller |= place.size[d] < head.grid[d].cell;
+    const Axis& axis = head.grid[d];
+    if (place.size[d] > axis.cell || place.begin[d] % axis.cell != axis.phase) return false;
+    smaller |= place.size[d] < axis.cell;
   }
-  if (smaller || head.num_small > 0) {
-    uint32_t other = bucket_head(bucket_of(box.owner, box.offset));
-    for (; other != kNone; other = nodes_[other].next) {
-      const RegionNode& known = nodes_[other];
-      if (known.on_grid && known.box.owner == box.owner && known.lo() == box.offset) return false;
-    }
-  }
+  if ((smaller || head.num_small > 0) && !is_first_at(node.box, bucket)) return false;
   is_small = smaller;
   return true;
 }

@@ -160,12 +160,11 @@ class RegionIndex {
     uint64_t begin[kMaxDims], size[kMaxDims];
   };
 
-  /// One dimension of a tree's grid: its cells begin at phase, and end within `room` behind that.
+  /// One dimension of a tree's grid.
   struct Axis {
-    uint64_t room, cell, phase;
-    uint64_t reciprocal;  // of cell
-
-    bool starts_cell(uint64_t begin, uint64_t size) const;
+    uint64_t stride, cell, phase;
+    uint64_t pitch, reciprocal;  // bytes from cell to cell
+    uint64_t limit;              // where the cells end, in bytes from the origin of the grid
   };
 
   /// What the nodes of a tree have in common. The first box chooses the stride system and the grid: cells of its
@@ -177,6 +176,7 @@ class RegionIndex {
     uint32_t num_small;
     System system;
     Axis grid[kMaxDims];
+    uint64_t origin;     // of the grid
     uint32_t next;       // free list
     uint32_t hint;       // the leaf for keys in [hint_lo, hint_hi)
     uint64_t hint_lo, hint_hi;
@@ -218,8 +218,9 @@ class RegionIndex {
   uint32_t bucket_head(uint32_t bucket) const;
   void adopt_system(Head& head, const RegionTree& tree, const NormalBox& box, const Place& place);
   void refresh_cells(const Head& head, uint32_t page);
-  bool fills_own_cell(const Head& head, const NormalBox& box) const;
-  bool takes_own_cell(const Head& head, const NormalBox& box, const Place& place, bool& is_small) const;
+  static bool fills_cell(const Head& head, const NormalBox& box);
+  bool is_first_at(const NormalBox& box, uint32_t bucket) const;
+  bool takes_own_cell(const Head& head, const RegionNode& node, const Place& place, uint32_t bucket, bool& is_small) const;
   uint32_t insert_with_care(RegionTree& tree, uint32_t node, uint32_t bucket);
   bool promise_pages(uint32_t count);
   void enter(RegionTree& tree, uint32_t node, uint32_t bucket);
