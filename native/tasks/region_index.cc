@@ -99,36 +99,38 @@ RegionIndex::System::System(const NormalBox& box) : ndim(box.ndim) {
 }
 
 /// False: the box is empty.
-bool RegionIndex::normalise(const Box& box, NormalBox& normal) {
+inline bool RegionIndex::normalise_here(const Box& box, NormalBox& normal) {
   if (box.ndim == 0 || box.ndim > kMaxDims) return false;
   uint32_t d = box.ndim - 1;
-  uint32_t last = 0;             // the outermost dimension so far
-  uint64_t size = box.size[d];   // its size
-  uint64_t row = size;           // the stride of a dimension that is contiguous with it
-  bool is_empty = size == 0;
+  uint32_t last = 0;            // the outermost dimension so far
+  uint64_t size = box.size[d];  // its size
+  uint64_t next = size;         // the stride of a dimension that is contiguous with it
+  if (size == 0) return false;
   while (d-- > 0) {
     const uint64_t count = box.size[d], stride = box.stride[d];
-    is_empty |= count == 0;
-    if (count <= 1 || stride == 0) continue;
-    if (last == 0 && stride <= size) {
+    if (count <= 1 || stride == 0) {
+      if (count == 0) return false;
+    } else if (last == 0 && stride <= size) {
       size += stride * (count - 1);
-      row = size;
-    } else if (stride == row) {
+      next = size;
+    } else if (stride == next) {
       size *= count;
-      row *= count;
+      next *= count;
     } else {
       normal.size[last] = size;
       normal.outer_stride[last] = stride;
       ++last;
       size = count;
-      row = stride * count;
+      next = stride * count;
     }
   }
   normal.size[last] = size;
   normal.ndim = last + 1;
   normal.offset = box.offset;
-  return !is_empty;
+  return true;
 }
+
+bool RegionIndex::normalise(const Box& box, NormalBox& normal) { return normalise_here(box, normal); }
 
 /// Coordinates of a box in a stride system. False: it has none there, because its strides are others, because it runs
 /// over the end of a row (then coordinates would not be unique), or because they exceed 32 bits.
@@ -194,10 +196,8 @@ bool RegionIndex::compare_slowly(const NormalBox& query, const NormalBox& node, 
 
 /// Boxes with one first byte share a bucket: they overlap, so that whoever asks for one will look at all of them anyway.
 inline uint32_t RegionIndex::bucket_of(uint32_t owner, uint64_t offset) const {
-  uint64_t h = (offset + (static_cast<uint64_t>(owner) << 40)) * 0x9E3779B97F4A7C15u;
-  h ^= h >> 32;
-  h *= 0x8EBC6AF09C88C6E3u;
-  return static_cast<uint32_t>(h >> 32) & bucket_mask_;
+  const unsigned __int128 product = static_cast<unsigned __int128>(offset + (uint64_t{owner} << 40)) * 0x9E3779B97F4A7C15u;
+  return static_cast<uint32_t>(product >> 64 ^ product) & bucket_mask_;
 }
 
 /// Buckets hold node + 1, so that untouched memory is a table of empty ones.
@@ -205,7 +205,7 @@ inline uint32_t RegionIndex::bucket_head(uint32_t bucket) const { return buckets
 
 uint32_t RegionIndex::find(uint32_t owner, const Box& box) const {
   NormalBox normal;
-  if (!normalise(box, normal)) return kNone;
+  if (!normalise_here(box, normal)) return kNone;
   uint32_t node = bucket_head(bucket_of(owner, normal.offset));
   while (node != kNone) {
     const RegionNode& candidate = nodes_[node];
@@ -219,7 +219,7 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   if (header_->num_live == max_nodes_) return kNone;
   const uint32_t index = header_->free_node != kNone ? header_->free_node : header_->used_nodes;
   RegionNode& node = nodes_[index];
-  if (!normalise(box, node.box)) return kNone;  // written in its place at once: copying it costs more than making it
+  if (!normalise_here(box, node.box)) return kNone;  // written in its place at once: copying it costs more than making it
   node.box.owner = owner;
   const uint32_t bucket = bucket_of(owner, node.box.offset);
   rings::prefetch_for_write(&buckets_[bucket]);

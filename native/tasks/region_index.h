@@ -192,6 +192,7 @@ class RegionIndex {
   static uint32_t num_buckets(uint32_t max_nodes);
   static uint32_t num_pages(uint32_t max_nodes);
   static bool normalise(const Box& box, NormalBox& normal);
+  static bool normalise_here(const Box& box, NormalBox& normal);
   static uint32_t num_packed_pages(uint32_t num_nodes);
   static bool place(const System& system, const NormalBox& box, Place& place);
   static bool place(const System& system, const NormalBox& box, Cells& cells);
