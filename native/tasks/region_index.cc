@@ -1,5 +1,5 @@
-// The region index: normal form and coordinates of boxes, the hash table, the grid of a tree. region_pages.h has the
-// pages of the trees.
+// The region index: normal form and coordinates of boxes, the hash table, the grid of a tree, and the list of a tree
+// that has no pages. region_pages.h has the pages of the trees.
 //
 // Owns nothing: everything lies in the memory that the caller gave. Refuses an insertion (before it changes anything)
 // for which nodes or pages are missing. Boxes come from the caller, already checked against the buffer's size.
@@ -15,13 +15,16 @@
 namespace tilewise::tasks {
 namespace {
 
+using Wide = unsigned __int128;
+constexpr uint64_t kMaxBytes = uint64_t{1} << 63;
+
 /// 2^64 / divisor, rounded up: multiplying by it divides numbers below 2^32, exactly. Wider divisors give 0, as the
 /// quotient is; 1 does too, and must not be divided by.
 inline uint64_t reciprocal_of(uint64_t divisor) { return divisor >> 32 != 0 ? 0 : UINT64_MAX / divisor + 1; }
 
 inline uint64_t divide(uint64_t a, uint64_t divisor, uint64_t reciprocal) {
   if (a >> 32 != 0) [[unlikely]] return a / divisor;
-  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * reciprocal >> 64);
+  return static_cast<uint64_t>(Wide{a} * reciprocal >> 64);
 }
 
 /// Both below 2^32; the divisor may be 1. The product is a multiple of 2^64, but for as little as was rounded up.
@@ -31,75 +34,8 @@ inline int32_t shifted(uint64_t coordinate) {
   return static_cast<int32_t>(static_cast<uint32_t>(coordinate) ^ 0x80000000u);
 }
 
-constexpr uint64_t kMaxBytes = uint64_t{1} << 63;
-
-/// Sizes of the box per dimension of the system: each stride of the box must be one of the system's, and runs of full
-/// rows (merged by the normal form) are taken apart again.
-bool spread(const uint64_t* stride, uint32_t ndim, const NormalBox& box, const uint64_t* start, uint64_t* size) {
-  uint32_t k = 0;
-  for (; k < ndim; ++k) size[k] = 1;
-  k = 0;
-  for (uint32_t d = 0; d < box.ndim; ++d, ++k) {
-    while (k < ndim && stride[k] != box.stride(d)) ++k;
-    if (k == ndim) return false;
-    size[k] = box.size[d];
-  }
-  for (k = 0; k + 1 < ndim; ++k) {
-    if (start[k] != 0 || size[k + 1] != 1 || size[k] * stride[k] <= stride[k + 1]) continue;
-    const uint64_t row = stride[k + 1] / stride[k];
-    if (row * stride[k] != stride[k + 1] || size[k] % row != 0) return false;
-    size[k + 1] = size[k] / row;
-    size[k] = row;
-  }
-  return true;
-}
-
-}  // namespace
-
-uint32_t RegionIndex::num_buckets(uint32_t max_nodes) { return std::bit_ceil(max_nodes < 16 ? 16u : max_nodes); }
-
-/// Four nodes per page on average: room for trees of few boxes and for pages that removals have thinned out.
-uint32_t RegionIndex::num_pages(uint32_t max_nodes) { return max_nodes / 4 + 8; }
-
-uint64_t RegionIndex::bytes_needed(uint32_t max_nodes) {
-  const uint64_t pages = num_pages(max_nodes);
-  return sizeof(Header) + max_nodes * uint64_t{sizeof(RegionNode)} + pages * (sizeof(Page) + sizeof(Head)) +
-         num_buckets(max_nodes) * uint64_t{sizeof(uint32_t)};
-}
-
-/// Of a tree into which nodes are filed in their order.
-uint32_t RegionIndex::num_packed_pages(uint32_t num_nodes) {
-  uint32_t total = 0;
-  do {
-    num_nodes = (num_nodes + kFanout - 1) / kFanout;
-    total += num_nodes;
-  } while (num_nodes > 1);
-  return total;
-}
-
-RegionIndex::RegionIndex(std::byte* memory, uint32_t max_nodes, bool format)
-    : max_nodes_(max_nodes), max_pages_(num_pages(max_nodes)), bucket_mask_(num_buckets(max_nodes) - 1) {
-  header_ = reinterpret_cast<Header*>(memory);
-  nodes_ = reinterpret_cast<RegionNode*>(memory + sizeof(Header));
-  pages_ = reinterpret_cast<Page*>(nodes_ + max_nodes);
-  heads_ = reinterpret_cast<Head*>(pages_ + max_pages_);
-  buckets_ = reinterpret_cast<uint32_t*>(heads_ + max_pages_);
-  if (format) {
-    *header_ = Header{};
-    header_->free_node = header_->free_page = header_->free_head = kNone;
-  }
-}
-
-RegionIndex::System::System(const NormalBox& box) : ndim(box.ndim) {
-  stride[0] = 1;
-  for (uint32_t d = 1; d < ndim; ++d) {
-    stride[d] = box.stride(d);
-    reciprocal[d] = reciprocal_of(stride[d]);
-  }
-}
-
 /// False: the box is empty.
-inline bool RegionIndex::normalise_here(const Box& box, NormalBox& normal) {
+inline bool to_normal(const Box& box, NormalBox& normal) {
   if (box.ndim == 0 || box.ndim > kMaxDims) return false;
   uint32_t d = box.ndim - 1;
   uint32_t last = 0;            // the outermost dimension so far
@@ -130,11 +66,81 @@ inline bool RegionIndex::normalise_here(const Box& box, NormalBox& normal) {
   return true;
 }
 
-bool RegionIndex::normalise(const Box& box, NormalBox& normal) { return normalise_here(box, normal); }
+uint32_t num_buckets(uint32_t max_nodes) { return std::bit_ceil(max_nodes < 16 ? 16u : max_nodes); }
+
+/// Four nodes per page on average: room for trees of few boxes and for pages that removals have thinned out.
+uint32_t num_pages(uint32_t max_nodes) { return max_nodes / 4 + 8; }
+
+/// Sizes of the box per dimension of the system: each stride of the box must be one of the system's, and runs of full
+/// rows (merged by the normal form) are taken apart again.
+bool spread(const uint64_t* stride, uint32_t ndim, const NormalBox& box, const uint64_t* start, uint64_t* size) {
+  uint32_t k = 0;
+  for (; k < ndim; ++k) size[k] = 1;
+  k = 0;
+  for (uint32_t d = 0; d < box.ndim; ++d, ++k) {
+    while (k < ndim && stride[k] != box.stride(d)) ++k;
+    if (k == ndim) return false;
+    size[k] = box.size[d];
+  }
+  for (k = 0; k + 1 < ndim; ++k) {
+    if (start[k] != 0 || size[k + 1] != 1 || size[k] * stride[k] <= stride[k + 1]) continue;
+    const uint64_t row = stride[k + 1] / stride[k];
+    if (row * stride[k] != stride[k + 1] || size[k] % row != 0) return false;
+    size[k + 1] = size[k] / row;
+    size[k] = row;
+  }
+  return true;
+}
+
+}  // namespace
+
+uint64_t RegionIndex::bytes_needed(uint32_t max_nodes) {
+  const uint64_t pages = num_pages(max_nodes);
+  return sizeof(Header) + max_nodes * uint64_t{sizeof(RegionNode)} + pages * (sizeof(Page) + sizeof(Head)) +
+         num_buckets(max_nodes) * uint64_t{sizeof(uint32_t)};
+}
+
+RegionIndex::RegionIndex(std::byte* memory, uint32_t max_nodes, bool format)
+    : max_nodes_(max_nodes), max_pages_(num_pages(max_nodes)), bucket_mask_(num_buckets(max_nodes) - 1) {
+  header_ = reinterpret_cast<Header*>(memory);
+  nodes_ = reinterpret_cast<RegionNode*>(memory + sizeof(Header));
+  pages_ = reinterpret_cast<Page*>(nodes_ + max_nodes);
+  heads_ = reinterpret_cast<Head*>(pages_ + max_pages_);
+  buckets_ = reinterpret_cast<uint32_t*>(heads_ + max_pages_);
+  if (format) {
+    *header_ = Header{};
+    header_->free_node = header_->free_page = header_->free_head = kNone;
+  }
+}
+
+/// Coordinates of a box in a system.
+struct RegionIndex::Place {
+  uint64_t begin[kMaxDims], size[kMaxDims];
+
+  Cells cells(uint32_t ndim) const {
+    int32_t from[kMaxDims], to[kMaxDims];
+    for (uint32_t k = 0; k < kMaxDims; ++k) {
+      from[k] = shifted(k < ndim ? begin[k] : 0);
+      to[k] = shifted(k < ndim ? begin[k] + size[k] : 1);
+    }
+    return {Cells::Lanes{from[0], from[1], from[2], from[3]}, Cells::Lanes{to[0], to[1], to[2], to[3]}};
+  }
+};
+
+RegionIndex::System RegionIndex::system_of(const NormalBox& box) {
+  System system{box.ndim, {1}, {}};
+  for (uint32_t d = 1; d < box.ndim; ++d) {
+    system.stride[d] = box.stride(d);
+    system.reciprocal[d] = reciprocal_of(system.stride[d]);
+  }
+  return system;
+}
+
+bool RegionIndex::normalise(const Box& box, NormalBox& normal) { return to_normal(box, normal); }
 
 /// Coordinates of a box in a stride system. False: it has none there, because its strides are others, because it runs
 /// over the end of a row (then coordinates would not be unique), or because they exceed 32 bits.
-bool RegionIndex::place(const System& system, const NormalBox& box, Place& place) {
+bool RegionIndex::locate(const System& system, const NormalBox& box, Place& place) {
   const uint32_t ndim = system.ndim;
   bool same = ndim == box.ndim;
   for (uint32_t k = 1; same && k < ndim; ++k) same = system.stride[k] == box.stride(k);
@@ -160,26 +166,17 @@ bool RegionIndex::place(const System& system, const NormalBox& box, Place& place
   return fits;
 }
 
-Cells RegionIndex::cells_of(const Place& place, uint32_t ndim) {
-  int32_t begin[kMaxDims], end[kMaxDims];
-  for (uint32_t k = 0; k < kMaxDims; ++k) {
-    begin[k] = shifted(k < ndim ? place.begin[k] : 0);
-    end[k] = shifted(k < ndim ? place.begin[k] + place.size[k] : 1);
-  }
-  return {Cells::Lanes{begin[0], begin[1], begin[2], begin[3]}, Cells::Lanes{end[0], end[1], end[2], end[3]}};
-}
-
 /// False: everywhere.
 bool RegionIndex::place(const System& system, const NormalBox& box, Cells& cells) {
   Place place;
-  const bool is_placed = RegionIndex::place(system, box, place);
-  cells = is_placed ? cells_of(place, system.ndim) : everywhere();
+  const bool is_placed = locate(system, box, place);
+  cells = is_placed ? place.cells(system.ndim) : everywhere();
   return is_placed;
 }
 
 /// Two boxes without common coordinates in their tree: looks for a system that holds both. Their byte ranges meet.
 bool RegionIndex::compare_slowly(const NormalBox& query, const NormalBox& node, Overlap& overlap) {
-  const System system(query.ndim >= node.ndim ? query : node);
+  const System system = system_of(query.ndim >= node.ndim ? query : node);
   Cells a, b;
   if (query == node) {
     overlap = Overlap::kEqual;
@@ -194,18 +191,20 @@ bool RegionIndex::compare_slowly(const NormalBox& query, const NormalBox& node, 
   return true;
 }
 
-/// Boxes with one first byte share a bucket: they overlap, so that whoever asks for one will look at all of them anyway.
+/// Boxes with one first byte share a bucket: they overlap, so that whoever asks for one looks at all of them anyway.
 inline uint32_t RegionIndex::bucket_of(uint32_t owner, uint64_t offset) const {
-  const unsigned __int128 product = static_cast<unsigned __int128>(offset + (uint64_t{owner} << 40)) * 0x9E3779B97F4A7C15u;
+  const Wide product = Wide{offset + (uint64_t{owner} << 40)} * 0x9E3779B97F4A7C15u;
   return static_cast<uint32_t>(product >> 64 ^ product) & bucket_mask_;
 }
 
 /// Buckets hold node + 1, so that untouched memory is a table of empty ones.
-inline uint32_t RegionIndex::bucket_head(uint32_t bucket) const { return buckets_[bucket] == 0 ? kNone : buckets_[bucket] - 1; }
+inline uint32_t RegionIndex::bucket_head(uint32_t bucket) const {
+  return buckets_[bucket] == 0 ? kNone : buckets_[bucket] - 1;
+}
 
 uint32_t RegionIndex::find(uint32_t owner, const Box& box) const {
   NormalBox normal;
-  if (!normalise_here(box, normal)) return kNone;
+  if (!to_normal(box, normal)) return kNone;
   uint32_t node = bucket_head(bucket_of(owner, normal.offset));
   while (node != kNone) {
     const RegionNode& candidate = nodes_[node];
@@ -219,7 +218,7 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   if (header_->num_live == max_nodes_) return kNone;
   const uint32_t index = header_->free_node != kNone ? header_->free_node : header_->used_nodes;
   RegionNode& node = nodes_[index];
-  if (!normalise_here(box, node.box)) return kNone;  // written in its place at once: copying it costs more than making it
+  if (!to_normal(box, node.box)) return kNone;  // in its place at once: copying it costs more than making it
   node.box.owner = owner;
   const uint32_t bucket = bucket_of(owner, node.box.offset);
   rings::prefetch_for_write(&buckets_[bucket]);
@@ -237,15 +236,16 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
 }
 
 /// The rest of insert: any box, in any tree.
-[[gnu::noinline, gnu::flatten]] uint32_t RegionIndex::insert_with_care(RegionTree& tree, uint32_t index, uint32_t bucket) {
+[[gnu::noinline, gnu::flatten]] uint32_t RegionIndex::insert_with_care(RegionTree& tree, uint32_t index,
+                                                                       uint32_t bucket) {
   RegionNode& node = nodes_[index];
   Head& head = heads_[tree.root];
   Place place;
-  const bool is_placed = RegionIndex::place(head.system, node.box, place);
+  const bool is_placed = locate(head.system, node.box, place);
   const bool adopts = !is_placed && node.box.ndim > head.system.ndim &&
-                      RegionIndex::place(System(node.box), node.box, place);
+                      locate(system_of(node.box), node.box, place);
   node.is_small = false;
-  node.on_grid = adopts || (is_placed && takes_own_cell(head, node, place, bucket, node.is_small));
+  node.on_grid = adopts || (is_placed && takes_own_cell(head, place, node, bucket));
   if (head.root == kNone && (!node.on_grid || (adopts && tree.count > 0))) file_nodes(head, tree.count);
   const uint32_t leaf = head.root == kNone ? kNone : leaf_for(head, node.lo());
   if (leaf == kNone) {
@@ -259,17 +259,24 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   if (leaf == kNone) {
     list_node(head, index);
   } else {
-    const Cells cells = is_placed || adopts ? cells_of(place, head.system.ndim) : everywhere();
+    const Cells cells = is_placed || adopts ? place.cells(head.system.ndim) : everywhere();
     add_to_leaf(head, leaf, {cells, node.lo(), node.hi(), index});
   }
   enter(tree, index, bucket);
   return index;
 }
 
-/// Whatever the tree, a new node is taken from the free ones, gets an empty state and can be found.
+/// Whatever the tree, a new node leaves the free ones, gets an empty state and can be found.
 inline void RegionIndex::enter(RegionTree& tree, uint32_t index, uint32_t bucket) {
   RegionNode& node = nodes_[index];
-  take_node(index);
+  if (index == header_->used_nodes) {
+    ++header_->used_nodes;
+  } else {
+    header_->free_node = node.next;
+    rings::prefetch_for_write(&nodes_[node.next]);  // it will be wanted soon
+    rings::prefetch_for_write(&nodes_[node.next].box.outer_stride);
+  }
+  if (++header_->num_live > header_->high_live) header_->high_live = header_->num_live;
   node.state = AccessState{};
   node.next = bucket_head(bucket);
   buckets_[bucket] = index + 1;
@@ -296,7 +303,8 @@ void RegionIndex::remove([[maybe_unused]] uint32_t owner, RegionTree& tree, uint
   head.num_off_grid -= !node.on_grid;
   --tree.count;
   if (head.root == kNone) {
-    unlist_node(head, index);
+    (node.before == kNone ? head.first : nodes_[node.before].after) = node.after;
+    if (node.after != kNone) nodes_[node.after].before = node.before;
     if (tree.count % kFanout == 0) {
       header_->num_live_pages -= num_packed_pages(tree.count + 1) - num_packed_pages(tree.count);
     }
@@ -312,21 +320,8 @@ void RegionIndex::remove([[maybe_unused]] uint32_t owner, RegionTree& tree, uint
 
 // ---- nodes, grid and stride system of a tree
 
-/// node: the first of the free list, or else the first that was never used. The next one will be wanted soon.
-inline void RegionIndex::take_node(uint32_t node) {
-  if (node == header_->used_nodes) {
-    ++header_->used_nodes;
-  } else {
-    const uint32_t next = nodes_[node].next;
-    header_->free_node = next;
-    rings::prefetch_for_write(&nodes_[next]);
-    rings::prefetch_for_write(&nodes_[next].box.outer_stride);
-  }
-  if (++header_->num_live > header_->high_live) header_->high_live = header_->num_live;
-}
-
-/// An empty tree: a head. There are as many heads as pages, and no tree without a page in use or promised, so that heads
-/// never run out first. False: pages did.
+/// An empty tree: a head. There are as many heads as pages, and no tree without a page in use or promised, so that
+/// heads never run out first. False: pages did.
 bool RegionIndex::new_tree(RegionTree& tree) {
   if (header_->num_live_pages == max_pages_) return false;
   tree.root = header_->free_head;
@@ -344,7 +339,7 @@ bool RegionIndex::new_tree(RegionTree& tree) {
 /// Takes the stride system and the grid of a box that the present one cannot hold. It has more dimensions, so this
 /// happens at most kMaxDims times while the tree lives.
 void RegionIndex::adopt_system(Head& head, const RegionTree& tree, const NormalBox& box, const Place& place) {
-  head.system = System(box);
+  head.system = system_of(box);
   head.origin = 0;
   for (uint32_t d = 0; d < box.ndim; ++d) {
     const uint64_t stride = box.stride(d), cell = place.size[d], phase = place.begin[d] % cell;
@@ -352,7 +347,7 @@ void RegionIndex::adopt_system(Head& head, const RegionTree& tree, const NormalB
     const uint64_t num_cells = (std::min<uint64_t>(end, UINT32_MAX - 1) - phase) / cell;
     const uint64_t pitch = cell * stride;
     const uint64_t limit = num_cells < kMaxBytes / pitch ? num_cells * pitch : kMaxBytes;
-    head.grid[d] = {stride, cell, phase, pitch, reciprocal_of(pitch), limit};
+    head.grid[d] = {static_cast<uint32_t>(cell), static_cast<uint32_t>(phase), pitch, reciprocal_of(pitch), limit};
     head.origin += phase * stride;
   }
   if (tree.count == 0) return;
@@ -380,14 +375,14 @@ inline bool RegionIndex::fills_cell(const Head& head, const NormalBox& box) {
   uint64_t rest = box.offset - head.origin;  // beyond every limit when the box lies before the grid
   for (uint32_t d = box.ndim - 1; d > 0; --d) {
     const Axis& axis = head.grid[d];
-    if (box.size[d] != axis.cell || box.stride(d) != axis.stride || rest >= axis.limit) return false;
+    if (box.size[d] != axis.cell || box.stride(d) != head.system.stride[d] || rest >= axis.limit) return false;
     rest -= divide(rest, axis.pitch, axis.reciprocal) * axis.pitch;
   }
   const Axis& axis = head.grid[0];
   return box.size[0] == axis.cell && rest < axis.limit && divides(axis.reciprocal, rest);
 }
 
-/// No box on the grid has the same first byte. Boxes on the grid start where their cell does: it has its cell for itself.
+/// No box on the grid has the same first byte. As they start where their cells do, this one has its cell for itself.
 inline bool RegionIndex::is_first_at(const NormalBox& box, uint32_t bucket) const {
   for (uint32_t other = bucket_head(bucket); other != kNone; other = nodes_[other].next) {
     const RegionNode& known = nodes_[other];
@@ -396,10 +391,9 @@ inline bool RegionIndex::is_first_at(const NormalBox& box, uint32_t bucket) cons
   return true;
 }
 
-/// Whether a new box lies in a cell of the grid that no other box on the grid is in. Those that fill a cell are equal, hence
-/// one, as long as there are no smaller ones.
-bool RegionIndex::takes_own_cell(const Head& head, const RegionNode& node, const Place& place, uint32_t bucket,
-                                 bool& is_small) const {
+/// Whether a new box lies in a cell of the grid that no other box on the grid is in; then says whether it is small.
+/// Those that fill a cell are equal, hence one, as long as there are no smaller ones.
+bool RegionIndex::takes_own_cell(const Head& head, const Place& place, RegionNode& node, uint32_t bucket) const {
   bool smaller = false;
   for (uint32_t d = 0; d < head.system.ndim; ++d) {
     const Axis& axis = head.grid[d];
@@ -407,19 +401,11 @@ bool RegionIndex::takes_own_cell(const Head& head, const RegionNode& node, const
     smaller |= place.size[d] < axis.cell;
   }
   if ((smaller || head.num_small > 0) && !is_first_at(node.box, bucket)) return false;
-  is_small = smaller;
+  node.is_small = smaller;
   return true;
 }
 
 // ---- trees without pages
-
-/// Pages for one node more. False: there are not enough.
-bool RegionIndex::promise_pages(uint32_t count) {
-  const uint32_t num_more = num_packed_pages(count + 1) - num_packed_pages(count);
-  if (header_->num_live_pages + num_more > max_pages_) return false;
-  header_->num_live_pages += num_more;
-  return true;
-}
 
 inline void RegionIndex::list_node(Head& head, uint32_t index) {
   nodes_[index].before = kNone;
@@ -428,17 +414,11 @@ inline void RegionIndex::list_node(Head& head, uint32_t index) {
   head.first = index;
 }
 
-void RegionIndex::unlist_node(Head& head, uint32_t index) {
-  const RegionNode& node = nodes_[index];
-  (node.before == kNone ? head.first : nodes_[node.before].after) = node.after;
-  if (node.after != kNone) nodes_[node.after].before = node.before;
-}
-
-/// Gives a tree its pages: all of its nodes, which are on the grid, in the order of their first bytes, so that the pages
-/// are full and no more of them than were promised.
+/// Gives a tree its pages: all of its nodes, which are on the grid, in the order of their first bytes, so that the
+/// pages are full and no more of them than were promised.
 [[gnu::noinline]] void RegionIndex::file_nodes(Head& head, uint32_t count) {
   header_->num_live_pages -= num_packed_pages(count);
-  uint32_t index = sorted_by_lo(head.first);
+  uint32_t index = sorted_by_lo(nodes_, head.first);
   head.first = kNone;
   head.root = head.hint = new_page(0);
   head.hint_lo = 0;
@@ -450,45 +430,6 @@ void RegionIndex::unlist_node(Head& head, uint32_t index) {
     add_to_leaf(head, leaf_for(head, entry.lo), entry);
     index = node.after;
   }
-}
-
-/// Merge sort of a list linked by `after` alone. The list begins with the newest node, so that insertions in rising order
-/// are one run, to be reversed. runs[k]: 2^k runs in one.
-uint32_t RegionIndex::sorted_by_lo(uint32_t newest) {
-  constexpr uint32_t kLevels = 25;
-  uint32_t runs[kLevels];
-  std::fill(runs, runs + kLevels, kNone);
-  while (newest != kNone) {
-    uint32_t run = kNone;
-    do {
-      const uint32_t next = nodes_[newest].after;
-      nodes_[newest].after = run;
-      run = std::exchange(newest, next);
-    } while (newest != kNone && nodes_[newest].lo() < nodes_[run].lo());
-    uint32_t k = 0;
-    for (; runs[k] != kNone; ++k) run = merged(std::exchange(runs[k], kNone), run);
-    runs[k] = run;
-  }
-  uint32_t all = kNone;
-  for (const uint32_t run : runs) all = merged(run, all);
-  return all;
-}
-
-uint32_t RegionIndex::merged(uint32_t a, uint32_t b) {
-  if (a == kNone || b == kNone) return a == kNone ? b : a;
-  const uint32_t first = nodes_[a].lo() <= nodes_[b].lo() ? a : b;
-  uint32_t last = kNone;
-  while (a != kNone && b != kNone) {
-    const bool is_a = nodes_[a].lo() <= nodes_[b].lo();
-    const uint32_t lower = is_a ? a : b;
-    if (last != kNone) nodes_[last].after = lower;
-    const uint32_t next = nodes_[lower].after;
-    a = is_a ? next : a;
-    b = is_a ? b : next;
-    last = lower;
-  }
-  nodes_[last].after = a == kNone ? b : a;
-  return first;
 }
 
 }  // namespace tilewise::tasks

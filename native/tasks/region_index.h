@@ -6,9 +6,9 @@
 // Boxes come from pto_region; the states inside the nodes are the caller's. Refuses (kNone) when the memory is used up.
 //
 // How: every buffer has a tree of pages ordered by the lowest byte; each entry of a page has the bounds of all below
-// it, as bytes and as coordinates in the stride system of the tree. Exact lookup goes through one hash table, by the
-// first byte. While all boxes of a buffer are cells of one grid, no two of them meet, and nobody needs the pages: the
-// nodes are only listed, and filed in pages when the first other box or the first question about overlaps comes.
+// it, as bytes and as coordinates in the stride system of the tree. Exact lookup goes through one hash table. While all
+// boxes of a buffer are cells of one grid, no two of them meet and nobody needs pages: the nodes are only listed, and
+// filed in pages when the first other box or the first question about overlaps comes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -118,9 +118,7 @@ class RegionIndex {
   const RegionNode& operator[](uint32_t node) const { return nodes_[node]; }
   uint32_t num_live() const { return header_->num_live; }
   uint32_t high_water() const { return header_->high_live; }
-  uint32_t capacity() const { return max_nodes_; }
-  /// Pages in use or promised to nodes that are only listed as yet.
-  uint32_t num_live_pages() const { return header_->num_live_pages; }
+  uint32_t num_live_pages() const { return header_->num_live_pages; }  // in use, or promised to listed nodes
 
  private:
   static constexpr uint32_t kFanout = 16;
@@ -147,22 +145,14 @@ class RegionIndex {
 
   /// The strides that coordinates count in, from the smallest, which is 1.
   struct System {
-    uint32_t ndim = 0;  // 0: no coordinates
-    uint64_t stride[kMaxDims] = {};
-    uint64_t reciprocal[kMaxDims] = {};
-
-    System() = default;
-    explicit System(const NormalBox& box);
-  };
-
-  /// Coordinates of a box in a system.
-  struct Place {
-    uint64_t begin[kMaxDims], size[kMaxDims];
+    uint32_t ndim;  // 0: no coordinates
+    uint64_t stride[kMaxDims];
+    uint64_t reciprocal[kMaxDims];
   };
 
   /// One dimension of a tree's grid.
   struct Axis {
-    uint64_t stride, cell, phase;
+    uint32_t cell, phase;
     uint64_t pitch, reciprocal;  // bytes from cell to cell
     uint64_t limit;              // where the cells end, in bytes from the origin of the grid
   };
@@ -176,35 +166,29 @@ class RegionIndex {
     uint32_t num_small;
     System system;
     Axis grid[kMaxDims];
-    uint64_t origin;     // of the grid
-    uint32_t next;       // free list
-    uint32_t hint;       // the leaf for keys in [hint_lo, hint_hi)
+    uint64_t origin;  // of the grid
+    uint32_t next;    // free list
+    uint32_t hint;    // the leaf for keys in [hint_lo, hint_hi)
     uint64_t hint_lo, hint_hi;
   };
 
   struct alignas(64) Header {
     uint32_t num_live, high_live;
     uint32_t used_nodes, free_node;  // nodes from used_nodes on were never given out
-    uint32_t used_pages, free_page, num_live_pages;
-    uint32_t used_heads, free_head;
+    uint32_t used_pages, free_page, num_live_pages, used_heads, free_head;
   };
 
-  static uint32_t num_buckets(uint32_t max_nodes);
-  static uint32_t num_pages(uint32_t max_nodes);
   static bool normalise(const Box& box, NormalBox& normal);
-  static bool normalise_here(const Box& box, NormalBox& normal);
   static uint32_t num_packed_pages(uint32_t num_nodes);
-  static bool place(const System& system, const NormalBox& box, Place& place);
+  struct Place;  // coordinates as numbers
+  static bool locate(const System& system, const NormalBox& box, Place& place);
   static bool place(const System& system, const NormalBox& box, Cells& cells);
-  static Cells cells_of(const Place& place, uint32_t ndim);
+  static System system_of(const NormalBox& box);
   static bool compare_slowly(const NormalBox& query, const NormalBox& node, Overlap& overlap);
 
   // Lanes that a box does not use are [0, 1). What has no coordinates has all of them: its end is the largest.
   static constexpr int32_t kLowest = INT32_MIN, kHighest = INT32_MAX;
-  static Cells everywhere() {
-    return {Cells::Lanes{kLowest, kLowest, kLowest, kLowest},
-            Cells::Lanes{kHighest, kHighest, kHighest, kHighest}};
-  }
+  static Cells everywhere() { return {Cells::Lanes{} + kLowest, Cells::Lanes{} + kHighest}; }
   static bool all(Cells::Lanes mask) {
 #if defined(__SSE2__)
     return _mm_movemask_epi8(reinterpret_cast<__m128i>(mask)) == 0xFFFF;
@@ -221,17 +205,13 @@ class RegionIndex {
   void refresh_cells(const Head& head, uint32_t page);
   static bool fills_cell(const Head& head, const NormalBox& box);
   bool is_first_at(const NormalBox& box, uint32_t bucket) const;
-  bool takes_own_cell(const Head& head, const RegionNode& node, const Place& place, uint32_t bucket, bool& is_small) const;
+  bool takes_own_cell(const Head& head, const Place& place, RegionNode& node, uint32_t bucket) const;
   uint32_t insert_with_care(RegionTree& tree, uint32_t node, uint32_t bucket);
   bool promise_pages(uint32_t count);
   void enter(RegionTree& tree, uint32_t node, uint32_t bucket);
-  void take_node(uint32_t node);
   bool new_tree(RegionTree& tree);
   void list_node(Head& head, uint32_t node);
-  void unlist_node(Head& head, uint32_t node);
   void file_nodes(Head& head, uint32_t count);
-  uint32_t sorted_by_lo(uint32_t newest);
-  uint32_t merged(uint32_t a, uint32_t b);
   uint32_t new_page(uint32_t level);
   void free_page(uint32_t page);
   bool has_pages_for(uint32_t leaf) const;
