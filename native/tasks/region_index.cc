@@ -246,7 +246,6 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
                       locate(system_of(node.box), node.box, place);
   node.is_small = false;
   node.on_grid = adopts || (is_placed && takes_own_cell(head, place, node, bucket));
-  if (head.root == kNone && (!node.on_grid || (adopts && tree.count > 0))) file_nodes(head, tree.count);
   const uint32_t leaf = head.root == kNone ? kNone : leaf_for(head, node.lo());
   if (leaf == kNone) {
     if (tree.count % kFanout == 0 && !promise_pages(tree.count)) return kNone;
@@ -350,11 +349,10 @@ void RegionIndex::adopt_system(Head& head, const RegionTree& tree, const NormalB
     head.grid[d] = {static_cast<uint32_t>(cell), static_cast<uint32_t>(phase), pitch, reciprocal_of(pitch), limit};
     head.origin += phase * stride;
   }
-  if (tree.count == 0) return;
   head.num_off_grid = tree.count;
   head.num_small = 0;
   for_each(tree, [this](uint32_t node) { nodes_[node].on_grid = nodes_[node].is_small = false; });
-  refresh_cells(head, head.root);
+  if (head.root != kNone) refresh_cells(head, head.root);
 }
 
 void RegionIndex::refresh_cells(const Head& head, uint32_t index) {
@@ -414,8 +412,8 @@ inline void RegionIndex::list_node(Head& head, uint32_t index) {
   head.first = index;
 }
 
-/// Gives a tree its pages: all of its nodes, which are on the grid, in the order of their first bytes, so that the
-/// pages are full and no more of them than were promised.
+/// Gives a tree its pages: takes its nodes in the order of their first bytes, so that the pages are full and no more of
+/// them than were promised.
 [[gnu::noinline]] void RegionIndex::file_nodes(Head& head, uint32_t count) {
   header_->num_live_pages -= num_packed_pages(count);
   uint32_t index = sorted_by_lo(nodes_, head.first);

@@ -7,8 +7,8 @@
 //
 // How: every buffer has a tree of pages ordered by the lowest byte; each entry of a page has the bounds of all below
 // it, as bytes and as coordinates in the stride system of the tree. Exact lookup goes through one hash table. While all
-// boxes of a buffer are cells of one grid, no two of them meet and nobody needs pages: the nodes are only listed, and
-// filed in pages when the first other box or the first question about overlaps comes.
+// boxes of a buffer are cells of one grid, no two of them meet and nobody needs the pages: so nodes are only listed,
+// until the first question about overlaps files them in pages.
 #pragma once
 #include <cstddef>
 #include <cstdint>
