@@ -273,7 +273,6 @@ inline void RegionIndex::enter(RegionTree& tree, uint32_t index, uint32_t bucket
   } else {
     header_->free_node = node.next;
     rings::prefetch_for_write(&nodes_[node.next]);  // it will be wanted soon
-    rings::prefetch_for_write(&nodes_[node.next].box.outer_stride);
   }
   if (++header_->num_live > header_->high_live) header_->high_live = header_->num_live;
   node.state = AccessState{};
