@@ -122,7 +122,7 @@ CASE("a reader, and a second writer, wait for the writer, however urgent they ar
   EXPECT_EQ(at[4], 0u);  // what waits for nothing goes before
 }
 
-CASE("write after read: a writer waits for every reader, and readers wait for no reader (mistake: no write-after-read)") {
+CASE("write after read: a writer waits for every reader, and readers for no reader (mistake: no write-after-read)") {
   Bench bench;
   bench.add(task({{0, Use::kRead}}, kLast)).add(task({{0, Use::kRead}})).add(task({{0, Use::kRead}}, kLast));
   bench.add(task({{0, Use::kWrite}}, kFirst)).add(task({{0, Use::kRead}}, kFirst));

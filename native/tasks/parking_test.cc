@@ -1,4 +1,11 @@
 // Sleeping and waking: more threads than cores, thousands of sleeps, nobody forgotten.
+//
+// This program has a clock_gettime of its own, which the runtime in it calls. It is the system's, but for a worker
+// whose time is held: that is how a test gets between the worker's decision to park and its parking.
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
 #include "tasks/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;
@@ -7,7 +14,31 @@ namespace {
 
 void nap(int microseconds) { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); }
 
+/// Where a worker is whose time is held: idle for no time at all, about to park, or free to do so.
+enum Stage { kIdle, kAboutToPark, kMayPark };
+std::atomic<Stage> stage{kIdle};
+thread_local int num_held = 0;  // calls of the clock by this thread that still get the same time
+thread_local timespec held_time;
+
+/// Holds the time of the worker that runs it. Its first call of the clock says since when it is idle, each further one
+/// whether it has been so for long: the last of several is one of those, and with any time beforehand it would park.
+int hold_time_kernel(void* const*, const uint64_t*) {
+  clock_gettime(CLOCK_MONOTONIC, &held_time);
+  num_held = 8;
+  return PTO_OK;
+}
+
 }  // namespace
+
+extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
+  if (num_held == 0) return static_cast<int>(syscall(SYS_clock_gettime, clock, time));
+  *time = held_time;
+  if (--num_held > 0) return 0;
+  stage.store(kAboutToPark);
+  while (stage.load() != kMayPark) std::this_thread::yield();
+  time->tv_sec += 1;
+  return 0;
+}
 
 CASE("a worker that sleeps is woken by every single submission, thousands of times") {
   Runtime runtime(1);
@@ -20,6 +51,29 @@ CASE("a worker that sleeps is woken by every single submission, thousands of tim
   }
   EXPECT_EQ(count.load(), 3000 / kSlowdown);
 }
+
+#if defined(__x86_64__)  // elsewhere the runtime asks the clock for short delays too: calls would say nothing
+CASE("a task submitted when a worker has decided to park, but is not counted as parked, is found before it sleeps") {
+  Runtime runtime(1);
+  std::atomic<int> count{0};
+  const pto_kernel holding = runtime.kernel("hold", hold_time_kernel);
+  const pto_kernel counting = runtime.kernel("count", count_kernel);
+  bool is_found = true;
+  for (int round = 1; round <= 20 && is_found; ++round) {
+    stage.store(kIdle);
+    EXPECT_EQ(pto_wait(runtime, runtime.submit(holding, {}), 20), 0);
+    const auto begin = std::chrono::steady_clock::now();
+    while (stage.load() != kAboutToPark && seconds_since(begin) < 20) std::this_thread::yield();
+    EXPECT_EQ(stage.load(), kAboutToPark);
+    const pto_task task = runtime.submit(counting, {}, {.scalars = {scalar(&count)}});
+    stage.store(kMayPark);
+    is_found = pto_wait(runtime, task, 5) == 0;  // with a deadline: this thread does not run it
+    EXPECT(is_found);
+    EXPECT_EQ(count.load(), round);
+  }
+  EXPECT_EQ(runtime.stats().num_helped, 0u);
+}
+#endif
 
 CASE("eight workers on fewer cores: bursts and pauses, all tasks run") {
   Runtime runtime(8);

@@ -6,7 +6,9 @@
 // Boxes come from pto_region; the states inside the nodes are the caller's. Refuses (kNone) when the memory is used up.
 //
 // How: every buffer has a tree of pages ordered by the lowest byte; each entry of a page has the bounds of all below
-// it, as bytes and as coordinates in the stride system of the tree. Exact lookup goes through one hash table.
+// it, as bytes and as coordinates in the stride system of the tree. Exact lookup goes through one hash table. While all
+// boxes of a buffer are cells of one grid, no two of them meet and nobody needs the pages: so nodes are only listed,
+// until the first question about overlaps files them in pages.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -31,17 +33,23 @@ struct Box {
 enum class Overlap : uint8_t { kEqual, kCovered /* the query covers the node wholly */, kPartial };
 
 /// A box in the one form in which equal boxes are equal: innermost dimension first, none of size 1 (but the first),
-/// neighbours that are contiguous together merged, zeros behind the last.
+/// neighbours that are contiguous together merged. What stands behind the last dimension means nothing.
 struct NormalBox {
   uint64_t offset;
-  uint64_t end;  // behind the last byte
   uint64_t size[kMaxDims];
-  uint64_t stride[kMaxDims];
+  uint64_t outer_stride[kMaxDims - 1];  // of dimension d + 1; dimension 0 is contiguous
   uint32_t ndim;
+  uint32_t owner;  // the buffer's; not part of the box
 
+  uint64_t stride(uint32_t d) const { return d == 0 ? 1 : outer_stride[d - 1]; }
+  uint64_t end() const {  // behind the last byte
+    uint64_t byte = offset + size[0];
+    for (uint32_t d = 1; d < ndim; ++d) byte += (size[d] - 1) * stride(d);
+    return byte;
+  }
   bool operator==(const NormalBox& other) const {
-    bool equal = offset == other.offset && ndim == other.ndim;
-    for (uint32_t d = 0; d < ndim; ++d) equal &= size[d] == other.size[d] && stride[d] == other.stride[d];
+    bool equal = offset == other.offset && ndim == other.ndim && size[0] == other.size[0];
+    for (uint32_t d = 1; d < ndim; ++d) equal &= size[d] == other.size[d] && stride(d) == other.stride(d);
     return equal;
   }
 };
@@ -55,18 +63,20 @@ struct Cells {
 /// One recorded box. `state` is the caller's; the rest belongs to the index.
 struct alignas(64) RegionNode {
   AccessState state;
-  uint32_t owner;
-  uint32_t hash;
   uint32_t next;  // in the hash bucket, or in the free list
-  uint32_t leaf;  // the page that lists it
-  NormalBox box;
+  union {
+    uint32_t leaf;    // the page that lists it
+    uint32_t before;  // without pages: its neighbours in the list of the tree
+  };
+  uint32_t after;
   bool on_grid;   // the only box in its cell of the tree's grid
   bool is_small;  // on the grid, but smaller than its cell
+  NormalBox box;
 
   uint64_t lo() const { return box.offset; }
-  uint64_t hi() const { return box.end; }
+  uint64_t hi() const { return box.end(); }
 };
-static_assert(sizeof(RegionNode) <= 192);
+static_assert(sizeof(RegionNode) == 128);
 
 /// The tree of one buffer; zero-cost to make, lies in the buffer's handle.
 struct RegionTree {
@@ -96,9 +106,9 @@ class RegionIndex {
   }
 
   /// visit(node, Overlap) for each node that shares a byte with the box; it must not insert or remove. Returns the
-  /// number of pages looked at.
+  /// number of pages looked at. The first question about a tree files its nodes, O(n log n) once in the tree's life.
   template <class Visit>
-  uint32_t overlapping(const RegionTree& tree, const Box& box, Visit&& visit) const;
+  uint32_t overlapping(const RegionTree& tree, const Box& box, Visit&& visit);
 
   /// visit(node) for each node of the tree; it must not insert or remove.
   template <class Visit>
@@ -108,8 +118,7 @@ class RegionIndex {
   const RegionNode& operator[](uint32_t node) const { return nodes_[node]; }
   uint32_t num_live() const { return header_->num_live; }
   uint32_t high_water() const { return header_->high_live; }
-  uint32_t capacity() const { return max_nodes_; }
-  uint32_t num_live_pages() const { return header_->num_live_pages; }
+  uint32_t num_live_pages() const { return header_->num_live_pages; }  // in use, or promised to listed nodes
 
  private:
   static constexpr uint32_t kFanout = 16;
@@ -134,42 +143,52 @@ class RegionIndex {
     uint32_t slot;    // in the parent
   };
 
+  /// The strides that coordinates count in, from the smallest, which is 1.
+  struct System {
+    uint32_t ndim;  // 0: no coordinates
+    uint64_t stride[kMaxDims];
+    uint64_t reciprocal[kMaxDims];
+  };
+
+  /// One dimension of a tree's grid.
+  struct Axis {
+    uint32_t cell, phase;
+    uint64_t pitch, reciprocal;  // bytes from cell to cell
+    uint64_t limit;              // where the cells end, in bytes from the origin of the grid
+  };
+
   /// What the nodes of a tree have in common. The first box chooses the stride system and the grid: cells of its
   /// size, in phase with it. While every box fills or starts a cell of its own, none overlaps another.
   struct alignas(64) Head {
-    uint32_t root;
-    uint32_t ndim;  // of the stride system; 0: none
-    uint64_t stride[kMaxDims];
-    uint32_t cell[kMaxDims];
-    uint32_t phase[kMaxDims];
+    uint32_t root;   // kNone: no pages
+    uint32_t first;  // without pages: the node inserted last
     uint32_t num_off_grid;
     uint32_t num_small;
-    bool was_mixed;      // has held a box off the grid
-    uint32_t next;       // free list
-    uint32_t hint;       // the leaf for keys in [hint_lo, hint_hi)
+    System system;
+    Axis grid[kMaxDims];
+    uint64_t origin;  // of the grid
+    uint32_t next;    // free list
+    uint32_t hint;    // the leaf for keys in [hint_lo, hint_hi)
     uint64_t hint_lo, hint_hi;
   };
 
   struct alignas(64) Header {
     uint32_t num_live, high_live;
     uint32_t used_nodes, free_node;  // nodes from used_nodes on were never given out
-    uint32_t used_pages, free_page, num_live_pages;
-    uint32_t used_heads, free_head;
+    uint32_t used_pages, free_page, num_live_pages, used_heads, free_head;
   };
 
-  static uint32_t num_buckets(uint32_t max_nodes);
-  static uint32_t num_pages(uint32_t max_nodes);
   static bool normalise(const Box& box, NormalBox& normal);
-  static uint32_t hash_of(uint32_t owner, const NormalBox& box);
-  static bool place(const uint64_t* stride, uint32_t ndim, const NormalBox& box, Cells& cells);
+  static uint32_t num_packed_pages(uint32_t num_nodes);
+  struct Place;  // coordinates as numbers
+  static bool locate(const System& system, const NormalBox& box, Place& place);
+  static bool place(const System& system, const NormalBox& box, Cells& cells);
+  static System system_of(const NormalBox& box);
   static bool compare_slowly(const NormalBox& query, const NormalBox& node, Overlap& overlap);
 
   // Lanes that a box does not use are [0, 1). What has no coordinates has all of them: its end is the largest.
   static constexpr int32_t kLowest = INT32_MIN, kHighest = INT32_MAX;
-  static Cells everywhere() {
-    return {Cells::Lanes{kLowest, kLowest, kLowest, kLowest},
-            Cells::Lanes{kHighest, kHighest, kHighest, kHighest}};
-  }
+  static Cells everywhere() { return {Cells::Lanes{} + kLowest, Cells::Lanes{} + kHighest}; }
   static bool all(Cells::Lanes mask) {
 #if defined(__SSE2__)
     return _mm_movemask_epi8(reinterpret_cast<__m128i>(mask)) == 0xFFFF;
@@ -180,13 +199,19 @@ class RegionIndex {
   static bool meet(const Cells& a, const Cells& b) { return all((a.begin < b.end) & (b.begin < a.end)); }
   static bool contains(const Cells& a, const Cells& b) { return all((a.begin <= b.begin) & (b.end <= a.end)); }
 
+  uint32_t bucket_of(uint32_t owner, uint64_t offset) const;
   uint32_t bucket_head(uint32_t bucket) const;
-  bool place_in(const Head& head, const NormalBox& box, Cells& cells) const;
-  void adopt_system(Head& head, const RegionTree& tree, const NormalBox& box, const Cells& cells);
+  void adopt_system(Head& head, const RegionTree& tree, const NormalBox& box, const Place& place);
   void refresh_cells(const Head& head, uint32_t page);
-  bool takes_own_cell(const Head& head, const Entry& entry, uint32_t leaf, bool& is_small) const;
-  void take_node(uint32_t node);
-  uint32_t new_tree(RegionTree& tree);
+  static bool fills_cell(const Head& head, const NormalBox& box);
+  bool is_first_at(const NormalBox& box, uint32_t bucket) const;
+  bool takes_own_cell(const Head& head, const Place& place, RegionNode& node, uint32_t bucket) const;
+  uint32_t insert_with_care(RegionTree& tree, uint32_t node, uint32_t bucket);
+  bool promise_pages(uint32_t count);
+  void enter(RegionTree& tree, uint32_t node, uint32_t bucket);
+  bool new_tree(RegionTree& tree);
+  void list_node(Head& head, uint32_t node);
+  void file_nodes(Head& head, uint32_t count);
   uint32_t new_page(uint32_t level);
   void free_page(uint32_t page);
   bool has_pages_for(uint32_t leaf) const;
@@ -200,6 +225,7 @@ class RegionIndex {
   Entry summary(uint32_t page) const;
   void refresh_summaries(uint32_t page);
   void widen_summaries(uint32_t page, const Entry& entry);
+  void remove_from_leaf(Head& head, uint32_t leaf, uint32_t node);
   void remove_page(Head& head, uint32_t page);
 
   Header* header_;
@@ -211,13 +237,14 @@ class RegionIndex {
 };
 
 template <class Visit>
-uint32_t RegionIndex::overlapping(const RegionTree& tree, const Box& box, Visit&& visit) const {
+uint32_t RegionIndex::overlapping(const RegionTree& tree, const Box& box, Visit&& visit) {
   NormalBox query;
   if (tree.count == 0 || !normalise(box, query)) return 0;
-  const Head& head = heads_[tree.root];
+  Head& head = heads_[tree.root];
+  if (head.root == kNone) file_nodes(head, tree.count);
   Cells cells;
-  const bool placed = place_in(head, query, cells);
-  if (!placed) cells = everywhere();
+  const bool placed = place(head.system, query, cells);
+  const uint64_t query_end = query.end();
   uint32_t pending[kMaxPending], num_pending = 0, num_looked_at = 0;
   pending[num_pending++] = head.root;
   while (num_pending > 0) {
@@ -227,7 +254,7 @@ uint32_t RegionIndex::overlapping(const RegionTree& tree, const Box& box, Visit&
     if (page.level > 0) {
       for (uint32_t i = 0; i < count; ++i) {
         pending[num_pending] = page.child[i];
-        num_pending += meet(page.cells[i], cells) & (page.lo[i] < query.end) & (query.offset < page.hi[i]);
+        num_pending += meet(page.cells[i], cells) & (page.lo[i] < query_end) & (query.offset < page.hi[i]);
       }
       continue;
     }
@@ -238,7 +265,7 @@ uint32_t RegionIndex::overlapping(const RegionTree& tree, const Box& box, Visit&
         if (contains(cells, page.cells[i])) {
           overlap = contains(page.cells[i], cells) ? Overlap::kEqual : Overlap::kCovered;
         }
-      } else if (page.lo[i] >= query.end || query.offset >= page.hi[i] ||
+      } else if (page.lo[i] >= query_end || query.offset >= page.hi[i] ||
                  !compare_slowly(query, nodes_[page.child[i]].box, overlap)) {
         continue;
       }
@@ -251,6 +278,10 @@ uint32_t RegionIndex::overlapping(const RegionTree& tree, const Box& box, Visit&
 template <class Visit>
 void RegionIndex::for_each(const RegionTree& tree, Visit&& visit) const {
   if (tree.count == 0) return;
+  if (heads_[tree.root].root == kNone) {
+    for (uint32_t node = heads_[tree.root].first; node != kNone; node = nodes_[node].after) visit(node);
+    return;
+  }
   uint32_t pending[kMaxPending], num_pending = 0;
   pending[num_pending++] = heads_[tree.root].root;
   while (num_pending > 0) {

@@ -156,7 +156,7 @@ int mistakes_in_random_boxes(int system, bool exact, Ask ask) {
   return mistakes;
 }
 
-std::vector<Found> ask_index(const RegionIndex& index, const RegionTree& tree, const Box& query) {
+std::vector<Found> ask_index(RegionIndex& index, const RegionTree& tree, const Box& query) {
   std::vector<Found> found;
   index.overlapping(tree, query, [&](uint32_t node, Overlap overlap) { found.push_back({node, overlap}); });
   return found;
@@ -179,17 +179,17 @@ CASE("boxes of mixed strides: none that overlaps is missed, none is called cover
 }
 
 CASE("the comparison notices wrong answers") {
-  auto drop_one = [](const RegionIndex& index, const RegionTree& tree, const Box& query) {
+  auto drop_one = [](RegionIndex& index, const RegionTree& tree, const Box& query) {
     std::vector<Found> found = ask_index(index, tree, query);
     if (!found.empty()) found.pop_back();
     return found;
   };
-  auto call_covered = [](const RegionIndex& index, const RegionTree& tree, const Box& query) {
+  auto call_covered = [](RegionIndex& index, const RegionTree& tree, const Box& query) {
     std::vector<Found> found = ask_index(index, tree, query);
     for (Found& f : found) f.overlap = Overlap::kCovered;
     return found;
   };
-  auto by_range = [](const RegionIndex& index, const RegionTree& tree, const Box& query) {
+  auto by_range = [](RegionIndex& index, const RegionTree& tree, const Box& query) {
     std::vector<Found> found;
     uint64_t end = query.offset + 1;
     for (uint32_t d = 0; d < query.ndim; ++d) end += (query.size[d] - 1) * query.stride[d];
@@ -229,7 +229,7 @@ CASE("insertions and removals in random order on a small pool; all comes back") 
       const Bytes bytes = bytes_of(box);
       const uint32_t known = index.find(owner, box);
       if (known != kNone) {
-        num_wrong += index[known].owner != owner;
+        num_wrong += index[known].box.owner != owner;
         const bool is_live = std::any_of(live.begin(), live.end(),
                                          [&](const Live& l) { return l.node == known && l.bytes == bytes; });
         num_wrong += !is_live;
@@ -345,6 +345,98 @@ CASE("tiles at the edges are smaller and still isolated; a box across tiles ends
   pool.index->for_each(tree, [&](uint32_t node) { EXPECT(pool.index->isolated(tree, node)); });
   const uint32_t inside = pool.index->insert(1, tree, tile(0, 0, 4, 4, kRowBytes));  // starts where a tile does
   EXPECT(!pool.index->isolated(tree, inside));
+}
+
+CASE("tiles are listed until somebody asks; then each is found, in the pages promised, whatever their order") {
+  Random random(7);
+  for (const uint64_t num_tiles : {1, 2, 16, 17, 256, 257, 1100}) {
+    for (const int order : {0, 1, 2}) {  // rising, falling, any
+      Pool pool(1100);
+      RegionTree tree;
+      std::vector<Box> boxes;
+      for (uint64_t i = 0; i < num_tiles; ++i) boxes.push_back(tile(i / 37 * 4, i % 37 * 16, 4, 16, 37 * 16));
+      if (order == 1) std::reverse(boxes.begin(), boxes.end());
+      if (order == 2) std::shuffle(boxes.begin(), boxes.end(), random);
+      for (const Box& box : boxes) pool.index->insert(1, tree, box);
+      for (const bool is_filed : {false, true}) {
+        std::shuffle(boxes.begin(), boxes.end(), random);
+        for (size_t n = boxes.size() / 3; n > 0; --n, boxes.pop_back()) {
+          pool.index->remove(1, tree, pool.index->find(1, boxes.back()));
+        }
+        size_t num_visited = 0;
+        pool.index->for_each(tree, [&](uint32_t node) { num_visited += pool.index->isolated(tree, node); });
+        EXPECT_EQ(num_visited, boxes.size());
+        const uint32_t num_pages = pool.index->num_live_pages();
+        for (const Box& box : boxes) {
+          const std::vector<Found> found = ask_index(*pool.index, tree, box);
+          EXPECT(found.size() == 1 && found[0].node == pool.index->find(1, box) && found[0].overlap == Overlap::kEqual);
+          if (!is_filed) EXPECT_EQ(pool.index->num_live_pages(), num_pages);
+        }
+      }
+      for (const Box& box : boxes) pool.index->remove(1, tree, pool.index->find(1, box));
+      EXPECT_EQ(pool.index->num_live_pages(), 0u);
+    }
+  }
+}
+
+CASE("what is listed has its pages for certain, though other trees take all the rest") {
+  Pool pool(64);  // 24 pages
+  std::vector<RegionTree> trees(22);
+  const auto insert = [&](uint32_t owner, uint64_t n) {
+    return pool.index->insert(owner, trees[owner], tile(n / 4 * 4, n % 4 * 16, 4, 16, 64));
+  };
+  for (uint32_t owner = 0; owner < 21; ++owner) insert(owner, 0);
+  uint32_t num_listed = 0;
+  while (insert(21, num_listed) != kNone) ++num_listed;
+  EXPECT_EQ(num_listed, 32u);  // two leaves and their root
+  for (const RegionTree& tree : trees) {
+    EXPECT_EQ(ask_index(*pool.index, tree, make_box(0, {4096}, {1})).size(), tree.count);
+    EXPECT_EQ(pool.index->num_live_pages(), 24u);
+  }
+  EXPECT_EQ(insert(21, num_listed), kNone);
+  pool.index->remove(0, trees[0], pool.index->find(0, tile(0, 0, 4, 16, 64)));
+  EXPECT(insert(21, num_listed) != kNone);
+}
+
+CASE("a box is on the grid just when it starts where a cell does and has the cell for itself, for any cells") {
+  Random random(11);
+  int num_wrong = 0, num_on = 0, num_small = 0;
+  for (int round = 0; round < 20000; ++round) {
+    Box first, second;
+    first.ndim = second.ndim = 1 + static_cast<uint32_t>(below(random, kMaxDims));
+    const bool is_small = below(random, 4) == 0, has_whole_rows = below(random, 2) == 0;
+    bool fits = true;  // begins with a cell, ends within its row
+    uint64_t stride = 1;
+    for (uint32_t d = first.ndim; d-- > 0;) {
+      const uint64_t cell = 2 + below(random, uint64_t{1} << below(random, 11));
+      const uint64_t extent = cell * (2 + below(random, 4)) + (has_whole_rows ? 0 : below(random, cell));
+      const uint64_t from = below(random, extent - cell + 1), phase = from % cell;
+      uint64_t to = below(random, extent);
+      if (below(random, 6) != 0) to = std::min(phase + to / cell * cell, extent - 1);
+      first.size[d] = cell;
+      second.size[d] = is_small ? 1 + below(random, cell) : cell;
+      first.stride[d] = second.stride[d] = stride;
+      first.offset += from * stride;
+      second.offset += to * stride;
+      fits &= to % cell == phase && (d == 0 || to + second.size[d] <= extent);
+      stride *= extent;
+    }
+    Pool pool(4);
+    RegionIndex& index = *pool.index;
+    RegionTree tree;
+    index.insert(1, tree, first);
+    if (index.find(1, second) != kNone) continue;
+    const bool expected = fits && first.offset != second.offset;
+    const uint32_t node = index.insert(1, tree, second);
+    num_wrong += index[node].on_grid != expected;
+    num_on += index[node].on_grid;
+    std::copy(first.size, first.size + kMaxDims, second.size);
+    if (index.find(1, second) != kNone) continue;
+    num_wrong += index[index.insert(1, tree, second)].on_grid && expected;  // the whole of the small one's cell
+    num_small += expected;
+  }
+  EXPECT_EQ(num_wrong, 0);
+  EXPECT(num_on > 5000 && num_on < 15000 && num_small > 1000);
 }
 
 CASE("rows of a matrix and its tiles are compared exactly, whichever came first") {

@@ -1,10 +1,13 @@
-// The pages of the region index's trees: finding the leaf for a key, adding and removing entries, splitting, bounds.
+// The pages of the region index's trees: finding the leaf for a key, adding and removing entries, splitting, bounds;
+// and the order in which listed nodes are filed.
 //
 // An inner entry bounds all below it; bounds may be too wide after removals, never too narrow. Owns nothing: pages lie
 // in the caller's memory. Refuses nothing: insert() has made sure that there are enough pages. Included by
 // region_index.cc alone, so that an insertion, which goes to and fro between the two, is compiled as one.
 #pragma once
 #include <algorithm>
+#include <bit>
+#include <utility>
 
 #include "tasks/region_index.h"
 
@@ -12,6 +15,45 @@ namespace tilewise::tasks {
 
 inline Cells::Lanes lesser(Cells::Lanes a, Cells::Lanes b) { return a < b ? a : b; }
 inline Cells::Lanes greater(Cells::Lanes a, Cells::Lanes b) { return a > b ? a : b; }
+
+inline uint32_t merged(RegionNode* nodes, uint32_t a, uint32_t b) {
+  if (a == kNone || b == kNone) return a == kNone ? b : a;
+  const uint32_t first = nodes[a].lo() <= nodes[b].lo() ? a : b;
+  uint32_t last = kNone;
+  while (a != kNone && b != kNone) {
+    const bool is_a = nodes[a].lo() <= nodes[b].lo();
+    const uint32_t lower = is_a ? a : b;
+    if (last != kNone) nodes[last].after = lower;
+    const uint32_t next = nodes[lower].after;
+    a = is_a ? next : a;
+    b = is_a ? b : next;
+    last = lower;
+  }
+  nodes[last].after = a == kNone ? b : a;
+  return first;
+}
+
+/// Merge sort of a list linked by `after` alone. It begins with the newest node, so that insertions in rising order are
+/// one run, to be reversed. runs[k]: 2^k runs in one.
+inline uint32_t sorted_by_lo(RegionNode* nodes, uint32_t newest) {
+  constexpr uint32_t kLevels = 25;
+  uint32_t runs[kLevels];
+  std::fill(runs, runs + kLevels, kNone);
+  while (newest != kNone) {
+    uint32_t run = kNone;
+    do {
+      const uint32_t next = nodes[newest].after;
+      nodes[newest].after = run;
+      run = std::exchange(newest, next);
+    } while (newest != kNone && nodes[newest].lo() < nodes[run].lo());
+    uint32_t k = 0;
+    for (; runs[k] != kNone; ++k) run = merged(nodes, std::exchange(runs[k], kNone), run);
+    runs[k] = run;
+  }
+  uint32_t all = kNone;
+  for (const uint32_t run : runs) all = merged(nodes, run, all);
+  return all;
+}
 
 inline uint32_t RegionIndex::new_page(uint32_t level) {
   uint32_t index = header_->free_page;
@@ -32,6 +74,24 @@ inline void RegionIndex::free_page(uint32_t page) {
   pages_[page].parent = header_->free_page;
   header_->free_page = page;
   --header_->num_live_pages;
+}
+
+/// Of a tree into which nodes are filed in their order.
+inline uint32_t RegionIndex::num_packed_pages(uint32_t num_nodes) {
+  uint32_t total = 0;
+  do {
+    num_nodes = (num_nodes + kFanout - 1) / kFanout;
+    total += num_nodes;
+  } while (num_nodes > 1);
+  return total;
+}
+
+/// Pages for one node more. False: there are not enough.
+inline bool RegionIndex::promise_pages(uint32_t count) {
+  const uint32_t num_more = num_packed_pages(count + 1) - num_packed_pages(count);
+  if (header_->num_live_pages + num_more > max_pages_) return false;
+  header_->num_live_pages += num_more;
+  return true;
 }
 
 /// Whether a full leaf can be split: one page per full page on the way up, and one for a new root.
@@ -176,6 +236,19 @@ inline uint32_t RegionIndex::add_entry(Head& head, uint32_t index, uint32_t at, 
   }
   add_entry(head, page.parent, page.slot + 1, summary(right));
   return right;
+}
+
+inline void RegionIndex::remove_from_leaf(Head& head, uint32_t leaf, uint32_t node) {
+  Page& page = pages_[leaf];
+  uint32_t at = 0;
+  while (page.child[at] != node) ++at;
+  --page.count;
+  if (at != page.count) set_entry(leaf, at, get_entry(leaf, page.count));
+  if (page.count == 0) {
+    remove_page(head, leaf);
+  } else if (std::has_single_bit(page.count)) {  // now and then: bounds that are too wide only cost time
+    refresh_summaries(leaf);
+  }
 }
 
 /// Takes an empty page out of its tree, with all above it that become empty, and roots of one child.

@@ -162,7 +162,7 @@ PTO_CALL int pto_library_load(PTORuntime* runtime, const char* path);
 
 /* Buffers. */
 PTO_CALL pto_handle pto_register(PTORuntime* runtime, void* address, uint64_t bytes);
-/* Waits for the buffer's tasks, then forgets the handle: the memory may be freed. After PTO_TIMEOUT it is known still. */
+/* Waits for the buffer's tasks, then forgets the handle: the memory may be freed. After PTO_TIMEOUT it stays. */
 PTO_CALL int pto_unregister(PTORuntime* runtime, pto_handle handle, double timeout_s);
 PTO_CALL int pto_freeze(PTORuntime* runtime, pto_handle handle, int frozen); /* frozen: readers are not tracked */
 PTO_CALL pto_handle pto_alloc(PTORuntime* runtime, uint64_t bytes);          /* heap; lives as long as the scope */
