@@ -169,6 +169,14 @@ void regions() {
     require(index.num_live() == tiles.size(), "every tile has a node");
     for (const uint32_t node : nodes) index.remove(1, tree, node);
   });
+  uint64_t met = 0;
+  measure("region insert, then one overlap query", static_cast<int>(tiles.size()), [&] {
+    for (size_t t = 0; t < tiles.size(); ++t) nodes[t] = index.insert(1, tree, tiles[t]);
+    index.overlapping(tree, tiles[7], [&](uint32_t, Overlap) { ++met; });  // files them all
+  }, [&] {
+    for (const uint32_t node : nodes) index.remove(1, tree, node);
+  });
+  require(met == kBatches + 3, "each query met its own tile alone");
   for (size_t t = 0; t < tiles.size(); ++t) nodes[t] = index.insert(1, tree, tiles[t]);
   uint64_t sum = 0;
   measure("region exact lookup", static_cast<int>(tiles.size()), [&] {
