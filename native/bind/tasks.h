@@ -77,6 +77,9 @@ inline void check_status(int status) {
   if (status < 0) raise_status(status);
 }
 
+/// A function of tilewise.runtime.checks: it raises what is wrong with a value that could not be converted here.
+nanobind::object checked_in_python(const char* check);
+
 /// Runs a call without the GIL; the result is the call's.
 template <class Body>
 auto without_gil(Body&& body) {
@@ -87,7 +90,7 @@ auto without_gil(Body&& body) {
 using CoreRef = nanobind::pointer_and_handle<Core>;
 
 // tasks_submit.cc
-uint64_t bits_of(nanobind::handle value);  // of an integer, or of a float as a double
+uint64_t bits_of(const char* call, nanobind::handle value);  // of an integer, or of a float as a double
 nanobind::object submit(CoreRef self, pto_kernel kernel, nanobind::handle worker_type,
                         nanobind::handle params, nanobind::handle scalars, nanobind::handle extras);
 

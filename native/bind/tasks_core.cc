@@ -98,6 +98,11 @@ void Core::close_now() {
   keep_alive = nb::none();
 }
 
+nb::object checked_in_python(const char* check) {
+  PyErr_Clear();  // what the conversion said of the value
+  return nb::module_::import_("tilewise.runtime.checks").attr(check);
+}
+
 void raise_status(int status, const char* text) {
   if (PyErr_Occurred() != nullptr) throw nb::python_error();  // a signal's handler has spoken
   const std::string sentence = text != nullptr ? text : pto_last_error();

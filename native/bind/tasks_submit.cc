@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <string>
 #include <tuple>
@@ -17,19 +18,27 @@ namespace nb = nanobind;
 
 namespace tilewise::bind {
 
-uint64_t bits_of(nb::handle value) {
+// Integers in two's complement: of 64 bits, signed or not.
+uint64_t bits_of(const char* call, nb::handle value) {
   PyObject* object = value.ptr();
-  if (PyLong_Check(object)) return PyLong_AsUnsignedLongLongMask(object);
-  if (PyIndex_Check(object)) {
-    const nb::object number = nb::steal(PyNumber_Index(object));
-    if (number.is_valid()) return PyLong_AsUnsignedLongLongMask(number.ptr());
-    throw nb::python_error();
+  if (PyFloat_CheckExact(object)) return std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(object));
+  nb::object number;
+  if (!PyLong_Check(object)) {
+    if (!PyIndex_Check(object)) {
+      const double real = PyFloat_AsDouble(object);
+      if (real == -1.0 && PyErr_Occurred() != nullptr) checked_in_python("scalar")(call, value);
+      return std::bit_cast<uint64_t>(real);
+    }
+    number = nb::steal(PyNumber_Index(object));
+    if (!number.is_valid()) checked_in_python("scalar")(call, value);
+    object = number.ptr();
   }
-  const double number = PyFloat_AsDouble(object);
-  if (number == -1.0 && PyErr_Occurred() != nullptr) throw nb::python_error();
-  uint64_t bits = 0;
-  std::memcpy(&bits, &number, sizeof(bits));
-  return bits;
+  int overflow = 0;
+  const auto bits = static_cast<uint64_t>(PyLong_AsLongLongAndOverflow(object, &overflow));
+  if (overflow == 0) return bits;
+  const uint64_t large = overflow > 0 ? PyLong_AsUnsignedLongLong(object) : 0;
+  if (overflow < 0 || PyErr_Occurred() != nullptr) checked_in_python("scalar")(call, value);
+  return large;
 }
 
 namespace {
@@ -44,25 +53,27 @@ struct Arguments {
   uint32_t new_outputs[PTO_MAX_PARAMS];
 };
 
-[[noreturn]] void refuse(const std::string& text) { raise_status(PTO_BAD_ARGUMENT, text.c_str()); }
+/// What can be walked without asking: a list or a tuple; another sequence becomes one. Iterators are refused: what they
+/// give is needed twice.
+nb::object list_of(nb::handle values, const char* name, const char* what) {
+  if (PyList_Check(values.ptr()) || PyTuple_Check(values.ptr())) return nb::borrow(values);
+  return nb::steal(PySequence_List(checked_in_python("sequence")("submit", name, values, what).ptr()));
+}
 
 void read_params(const Core& core, nb::handle values, pto_task_spec& spec, Arguments& args) {
   static PyTypeObject* const param_type = reinterpret_cast<PyTypeObject*>(nb::type<Param>().ptr());
-  const nb::object fast = nb::steal(PySequence_Fast(values.ptr(), "[runtime.submit] params must be a sequence"));
-  if (!fast.is_valid()) throw nb::python_error();
+  const nb::object fast = list_of(values, "params", "parameters");
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
   PyObject** items = PySequence_Fast_ITEMS(fast.ptr());
   spec.num_params = static_cast<uint32_t>(count);
   if (count > PTO_MAX_PARAMS) return;  // the runtime says so
   for (Py_ssize_t p = 0; p < count; ++p) {
-    if (!PyObject_TypeCheck(items[p], param_type)) {
-      refuse("[runtime.submit] params must be Input, Output, InOut, Commute, Reduce or NoDep; got " +
-             std::string(nb::repr(nb::handle(items[p])).c_str()) + "; wrap the buffer in one of them");
-    }
+    if (!PyObject_TypeCheck(items[p], param_type)) checked_in_python("parameter")("submit", nb::handle(items[p]));
     const Param& param = *nb::inst_ptr<Param>(nb::handle(items[p]));
     if (param.core != nullptr && param.core != &core) {
-      refuse("[runtime.submit] a buffer must belong to the runtime of the task; got one of another runtime in parameter " +
-             std::to_string(p) + "; register it here");
+      const std::string text = "[runtime.submit] a buffer must belong to the runtime of the task; got one of another "
+                               "runtime in parameter " + std::to_string(p) + "; register it here";
+      raise_status(PTO_BAD_ARGUMENT, text.c_str());
     }
     args.params[p] = param.native;
     if (param.has_region) args.params[p].region = &param.region;
@@ -73,13 +84,12 @@ void read_params(const Core& core, nb::handle values, pto_task_spec& spec, Argum
 
 void read_scalars(nb::handle values, pto_task_spec& spec, Arguments& args) {
   if (PyTuple_CheckExact(values.ptr()) && PyTuple_GET_SIZE(values.ptr()) == 0) return;
-  const nb::object fast = nb::steal(PySequence_Fast(values.ptr(), "[runtime.submit] scalars must be a sequence"));
-  if (!fast.is_valid()) throw nb::python_error();
+  const nb::object fast = list_of(values, "scalars", "numbers");
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
   spec.num_scalars = static_cast<uint32_t>(count);
   spec.scalars = args.scalars;
   for (Py_ssize_t s = 0; s < std::min<Py_ssize_t>(count, PTO_MAX_SCALARS); ++s) {
-    args.scalars[s] = bits_of(PySequence_Fast_GET_ITEM(fast.ptr(), s));
+    args.scalars[s] = bits_of("submit", PySequence_Fast_GET_ITEM(fast.ptr(), s));
   }
 }
 
@@ -111,8 +121,9 @@ nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::h
   std::memset(&spec, 0, sizeof(spec));
   Arguments args;
   spec.kernel = kernel;
-  spec.worker_type = static_cast<pto_worker_type>(PyLong_AsLong(worker_type.ptr()));  // an IntEnum is one
-  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  const long type = PyLong_Check(worker_type.ptr()) ? PyLong_AsLong(worker_type.ptr()) : -1;  // an IntEnum is one
+  if (type < PTO_CUBE || type > PTO_ACCELERATOR) checked_in_python("worker_type")("submit", worker_type);
+  spec.worker_type = static_cast<pto_worker_type>(type);
   spec.flags = PTO_KEEP;
   read_params(core, params, spec, args);
   read_scalars(scalars, spec, args);

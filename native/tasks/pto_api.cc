@@ -8,6 +8,7 @@
 
 #include "tasks/engine.h"
 #include "tasks/thread_state.h"
+#include "tasks/waiting.h"
 
 using tilewise::tasks::Engine;
 using tilewise::tasks::StatusError;
@@ -88,7 +89,13 @@ tilewise::tasks::Options options_of(const pto_config& config) {
   }
   options.is_pinned = (config.flags & PTO_PIN) != 0;
   options.shared_path = config.shared_path;
-  if (config.peer_timeout_s > 0) options.peer_timeout_s = config.peer_timeout_s;
+  if (config.peer_timeout_s != 0) {
+    if (!(config.peer_timeout_s > 0)) {
+      tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime.open] peer_timeout_s must be more than 0 seconds; got ",
+                             config.peer_timeout_s, "; pass 0 for the default of 10");
+    }
+    options.peer_timeout_s = std::min(config.peer_timeout_s, tilewise::tasks::kLongestWait);
+  }
   return options;
 }
 
