@@ -319,7 +319,9 @@ void bind_core(nb::module_& m) {
            nb::arg("peer_timeout_s"))
       .def("close", &Core::close)
       .def("close_at_exit", &Core::close_at_exit)
-      .def_prop_ro("is_open", [](const Core& core) { return core.runtime != nullptr && !core.is_closing; })
+      .def_prop_ro("is_open", [](const Core& core) {
+        return core.runtime != nullptr && !core.is_closing && !core.is_inherited();
+      })
       .def_ro("has_told_failure", &Core::has_told_failure, "A wait or a read has raised a task's failure.")
       .def_prop_rw("keep_alive", [](const Core& core) { return core.keep_alive; },
                    [](Core& core, nb::object value) { core.keep_alive = std::move(value); })

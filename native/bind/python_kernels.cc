@@ -3,6 +3,7 @@
 // A Python kernel is one C function whose first scalar is the address of a record (tilewise.runtime.python_tasks); the
 // record runs the callable. References are dropped under the GIL only: a record whose task has ended goes onto a list,
 // and whoever calls into the module next drops it.
+#include <pthread.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -13,6 +14,8 @@
 namespace nb = nanobind;
 
 namespace tilewise::bind {
+
+uint64_t num_forks = 0;
 
 namespace {
 
@@ -57,22 +60,42 @@ void call_back(void* callback) {
   PyGILState_Release(state);
 }
 
+// A forked child has this thread only, under whatever name, and must find no lock taken.
+void before_fork() { finished_mutex.lock(); }
+void after_fork() { finished_mutex.unlock(); }
+void after_fork_in_child() {
+  finished_mutex.unlock();
+  main_thread = PyThread_get_thread_ident();
+  python_kernel_depth = 0;
+  ++num_forks;
+}
+
+/// The worker that would go on from here is the parent's, and so are the runtime and its other tasks.
+[[noreturn]] void end_child(PyObject* result) {
+  const bool is_ok = result != nullptr && PyLong_Check(result);
+  if (!is_ok) PySys_FormatStderr("a forked child left the kernel in which it was forked, by %S\n", result);
+  _exit(is_ok ? 0 : 1);
+}
+
 }  // namespace
 
 bool is_inside_python_kernel() { return python_kernel_depth > 0; }
 
 void install_hooks() {
   main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+  pthread_atfork(before_fork, after_fork, after_fork_in_child);
   pto_set_hooks(leave_python, enter_python, has_signal);
 }
 
 int run_python_kernel(void* const* buffers, const uint64_t* scalars) {
   const PyGILState_STATE state = PyGILState_Ensure();
   ++python_kernel_depth;
+  const uint64_t forks = num_forks;
   int status = PTO_TASK_FAILED;
   {
     PyObject* record = reinterpret_cast<PyObject*>(static_cast<uintptr_t>(scalars[0]));
     PyObject* result = PyObject_CallMethod(record, "run", "K", reinterpret_cast<unsigned long long>(buffers));
+    if (num_forks != forks) end_child(result);
     if (result == nullptr) {  // not even the record could run
       PyErr_WriteUnraisable(record);
       pto_fail("the interpreter refused to run it");

@@ -12,6 +12,8 @@
 
 namespace tilewise::bind {
 
+extern uint64_t num_forks;  // between this process and the one that loaded the module
+
 /// An open runtime. Its memory stays mapped for as long as arrays on it live: the last of them closes it then.
 struct Core {
   PTORuntime* runtime = nullptr;
@@ -24,7 +26,9 @@ struct Core {
   uint32_t num_workers = 0;
   int num_calls = 0;             // of threads outside tasks, going on now
   int num_views = 0;             // arrays on its memory
+  uint64_t made_after_forks = num_forks;
 
+  bool is_inherited() const { return made_after_forks != num_forks; }  // it is the parent's, which has its threads
   void close();
   void close_at_exit();
   void close_now();

@@ -130,8 +130,8 @@ class TaskGroup:
         if error is None:
             self.wait_all()
             return
-        self.cancel()
-        with suppress(TaskFailed, CancelledError):  # the block's own error counts
+        with suppress(TaskFailed, CancelledError, ConfigError):  # the block's own error counts
+            self.cancel()
             self.wait_all()
 
     def _check_runtime(self, task: TaskHandle) -> None:

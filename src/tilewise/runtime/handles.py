@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise._native.tasks import Task
-from tilewise.core.errors import TaskFailed
+from tilewise.core.errors import ConfigError, TaskFailed
 from tilewise.runtime.buffers import Buffer
 
 __all__ = ["TaskHandle"]
@@ -78,7 +78,7 @@ class TaskHandle(Task):
         if error is None:
             self.wait()
         else:  # the block's own error counts
-            with suppress(TaskFailed, CancelledError):
+            with suppress(TaskFailed, CancelledError, ConfigError):
                 self.wait()
 
     def __await__(self) -> Generator[Any, None, Any]:

@@ -232,7 +232,7 @@ class Runtime:
                 buffers.append(self.register(source))
             yield tuple(buffers)
         finally:
-            for buffer in buffers:
+            for buffer in buffers if self._core.is_open else ():
                 self.unregister(buffer)
 
     def alloc(self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8) -> Buffer:
@@ -286,7 +286,8 @@ class Runtime:
         try:
             yield
         finally:
-            self._core.scope_end()
+            if self._core.is_open:  # else its scopes have ended, or are those of this process's parent
+                self._core.scope_end()
 
     def submit(
         self,
@@ -371,7 +372,8 @@ class Runtime:
             yield recording
         finally:
             self._recording_threads.discard(threading.get_ident())
-            recording._end()
+            if self._core.is_open:
+                recording._end()
 
     def run_orchestration(self, path: str | Path, name: str, args: Sequence[Any] = ()) -> None:
         """Run `int name(PTORuntime*, const uint64_t* args)` of a shared library in this thread, and wait for its tasks.

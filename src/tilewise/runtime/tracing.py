@@ -47,6 +47,8 @@ class Tracing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if not self._core.is_open:  # a forked child leaves its parent's block
+            return
         _settle(self._core)
         self._core.trace_enable(0)
         self.trace = _trace_of(self._core, self._num_workers)
@@ -69,6 +71,8 @@ class GraphLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if not self._core.is_open:
+            return
         _settle(self._core)
         if self._path.suffix != ".html":
             self._core.graph_end(str(self._path))
