@@ -21,9 +21,9 @@ namespace tilewise::bind {
 // Integers in two's complement: of 64 bits, signed or not.
 uint64_t bits_of(const char* call, nb::handle value) {
   PyObject* object = value.ptr();
-  if (PyFloat_CheckExact(object)) return std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(object));
   nb::object number;
-  if (!PyLong_Check(object)) {
+  if (!PyLong_Check(object)) [[unlikely]] {
+    if (PyFloat_CheckExact(object)) return std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(object));
     if (!PyIndex_Check(object)) {
       const double real = PyFloat_AsDouble(object);
       if (real == -1.0 && PyErr_Occurred() != nullptr) checked_in_python("scalar")(call, value);
@@ -35,7 +35,7 @@ uint64_t bits_of(const char* call, nb::handle value) {
   }
   int overflow = 0;
   const auto bits = static_cast<uint64_t>(PyLong_AsLongLongAndOverflow(object, &overflow));
-  if (overflow == 0) return bits;
+  if (overflow == 0) [[likely]] return bits;
   const uint64_t large = overflow > 0 ? PyLong_AsUnsignedLongLong(object) : 0;
   if (overflow < 0 || PyErr_Occurred() != nullptr) checked_in_python("scalar")(call, value);
   return large;
@@ -53,18 +53,21 @@ struct Arguments {
   uint32_t new_outputs[PTO_MAX_PARAMS];
 };
 
-/// What can be walked without asking: a list or a tuple; another sequence becomes one. Iterators are refused: what they
-/// give is needed twice.
-nb::object list_of(nb::handle values, const char* name, const char* what) {
-  if (PyList_Check(values.ptr()) || PyTuple_Check(values.ptr())) return nb::borrow(values);
-  return nb::steal(PySequence_List(checked_in_python("sequence")("submit", name, values, what).ptr()));
+/// A list or tuple is walked as it is; another sequence becomes one, held by `made`. Iterators are refused: what they give
+/// is needed twice.
+PyObject* list_of(PyObject* values, const char* name, const char* what, nb::object& made) {
+  if (PyTuple_CheckExact(values) || PyList_CheckExact(values)) [[likely]] return values;
+  made = nb::steal(PySequence_List(checked_in_python("sequence")("submit", name, nb::handle(values), what).ptr()));
+  if (!made.is_valid()) throw nb::python_error();
+  return made.ptr();
 }
 
 void read_params(const Core& core, nb::handle values, pto_task_spec& spec, Arguments& args) {
   static PyTypeObject* const param_type = reinterpret_cast<PyTypeObject*>(nb::type<Param>().ptr());
-  const nb::object fast = list_of(values, "params", "parameters");
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
-  PyObject** items = PySequence_Fast_ITEMS(fast.ptr());
+  nb::object made;
+  PyObject* list = list_of(values.ptr(), "params", "parameters", made);
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(list);
+  PyObject** items = PySequence_Fast_ITEMS(list);
   spec.num_params = static_cast<uint32_t>(count);
   if (count > PTO_MAX_PARAMS) return;  // the runtime says so
   for (Py_ssize_t p = 0; p < count; ++p) {
@@ -84,12 +87,13 @@ void read_params(const Core& core, nb::handle values, pto_task_spec& spec, Argum
 
 void read_scalars(nb::handle values, pto_task_spec& spec, Arguments& args) {
   if (PyTuple_CheckExact(values.ptr()) && PyTuple_GET_SIZE(values.ptr()) == 0) return;
-  const nb::object fast = list_of(values, "scalars", "numbers");
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
+  nb::object made;
+  PyObject* list = list_of(values.ptr(), "scalars", "numbers", made);
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(list);
   spec.num_scalars = static_cast<uint32_t>(count);
   spec.scalars = args.scalars;
   for (Py_ssize_t s = 0; s < std::min<Py_ssize_t>(count, PTO_MAX_SCALARS); ++s) {
-    args.scalars[s] = bits_of("submit", PySequence_Fast_GET_ITEM(fast.ptr(), s));
+    args.scalars[s] = bits_of("submit", PySequence_Fast_GET_ITEM(list, s));
   }
 }
 

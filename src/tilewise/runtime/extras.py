@@ -38,15 +38,17 @@ def own_task(core: Core, task: object, call: str) -> None:
 
 def extras_of(
     core: Core,
-    after: Sequence[TaskHandle],
-    wait_for: Sequence[tuple[Event, int]],
+    after: Sequence[TaskHandle] | None,
+    wait_for: Sequence[tuple[Event, int]] | None,
     hints: TaskExecutionHints | None,
     predicate: Buffer | None,
 ) -> Extras:
     """What the native side takes: ids of tasks, of events with values, priority, 1 + worker or 0, predicate or 0."""
-    for task in checks.sequence("submit", "after", after, "tasks"):
+    tasks = checks.sequence("submit", "after", () if after is None else after, "tasks")
+    for task in tasks:
         own_task(core, task, "submit")
-    waits = [_wait_of(core, pair) for pair in checks.sequence("submit", "wait_for", wait_for, "pairs")]
+    pairs = checks.sequence("submit", "wait_for", () if wait_for is None else wait_for, "pairs")
+    waits = [_wait_of(core, pair) for pair in pairs]
     priority, worker = 0, 0
     if hints is not None:
         checks.instance("submit", "hints", hints, TaskExecutionHints, "pass TaskExecutionHints(...)")
@@ -55,7 +57,7 @@ def extras_of(
     if predicate is not None:
         own_buffer(core, predicate, "submit")
     handle = 0 if predicate is None else predicate.handle
-    return [task.id for task in after], waits, priority, worker, handle
+    return [task.id for task in tasks], waits, priority, worker, handle
 
 
 def _wait_of(core: Core, pair: object) -> tuple[int, int]:

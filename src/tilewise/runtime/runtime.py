@@ -41,7 +41,6 @@ __all__ = ["Runtime"]
 
 MAX_WORKERS = 256
 MAX_COUNT = (1 << 32) - 1
-NOTHING: tuple[Any, ...] = ()  # the empty tuple, of which there is one
 
 Array = NDArray[Any]
 _open: set[Runtime] = set()  # closed at exit: threads of a forgotten runtime must not outlive the interpreter
@@ -296,8 +295,8 @@ class Runtime:
         *,
         scalars: Sequence[Any] = (),
         worker_type: WorkerType = WorkerType.VECTOR,
-        after: Sequence[TaskHandle] = NOTHING,
-        wait_for: Sequence[tuple[Event, int]] = NOTHING,
+        after: Sequence[TaskHandle] | None = None,
+        wait_for: Sequence[tuple[Event, int]] | None = None,
         hints: TaskExecutionHints | None = None,
         predicate: Buffer | None = None,
     ) -> TaskHandle:
@@ -321,10 +320,10 @@ class Runtime:
             ConfigError: something is wrong with the arguments; nothing was submitted.
             ResourceError: no task can ever free what this one needs; names the resource and the knob.
         """
-        if kernel is not None and (type(kernel) is not Kernel or kernel.core is not self._core):
-            kernel = self._kernels.find(kernel, False, None)
+        if type(kernel) is not Kernel or kernel.core is not self._core:
+            kernel = None if kernel is None else self._kernels.find(kernel, False, None)
         extras = None
-        if after is not NOTHING or wait_for is not NOTHING or hints is not None or predicate is not None:
+        if after is not None or wait_for is not None or hints is not None or predicate is not None:
             extras = extras_of(self._core, after, wait_for, hints, predicate)
         if kernel is None:
             task = self._native_submit(-1, worker_type, params, scalars, extras)

@@ -75,7 +75,7 @@ def test_timeout_and_cancel(runtime):
             runtime.read(hx, 0.02)
         task.cancel()
         event.raise_(2)
-        with pytest.raises(CancelledError, match="cancelled before it started.*nothing is to be corrected"):
+        with pytest.raises(CancelledError, match=r"cancelled before it started.*nothing is to be corrected"):
             task.wait()
         assert isinstance(successor.exception(), CancelledError)
     assert x[0] == 0 and event.value == 2
