@@ -18,27 +18,36 @@ namespace nb = nanobind;
 
 namespace tilewise::bind {
 
-// Integers in two's complement: of 64 bits, signed or not.
-uint64_t bits_of(const char* call, nb::handle value) {
-  PyObject* object = value.ptr();
-  nb::object number;
-  if (!PyLong_Check(object)) [[unlikely]] {
-    if (PyFloat_CheckExact(object)) return std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(object));
-    if (!PyIndex_Check(object)) {
-      const double real = PyFloat_AsDouble(object);
-      if (real == -1.0 && PyErr_Occurred() != nullptr) checked_in_python("scalar")(call, value);
-      return std::bit_cast<uint64_t>(real);
-    }
-    number = nb::steal(PyNumber_Index(object));
-    if (!number.is_valid()) checked_in_python("scalar")(call, value);
-    object = number.ptr();
+namespace {
+
+/// Of what is no plain integer, or one that takes all 64 bits.
+uint64_t other_bits_of(const char* call, nb::handle value) {
+  if (PyFloat_Check(value.ptr())) return std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(value.ptr()));
+  if (!PyIndex_Check(value.ptr())) {
+    const double real = PyFloat_AsDouble(value.ptr());
+    if (real == -1.0 && PyErr_Occurred() != nullptr) checked_in_python("scalar")(call, value);
+    return std::bit_cast<uint64_t>(real);
   }
+  const nb::object number = nb::steal(PyNumber_Index(value.ptr()));
+  if (!number.is_valid()) checked_in_python("scalar")(call, value);
   int overflow = 0;
-  const auto bits = static_cast<uint64_t>(PyLong_AsLongLongAndOverflow(object, &overflow));
-  if (overflow == 0) [[likely]] return bits;
-  const uint64_t large = overflow > 0 ? PyLong_AsUnsignedLongLong(object) : 0;
+  const auto bits = static_cast<uint64_t>(PyLong_AsLongLongAndOverflow(number.ptr(), &overflow));
+  if (overflow == 0) return bits;
+  const uint64_t large = overflow > 0 ? PyLong_AsUnsignedLongLong(number.ptr()) : 0;
   if (overflow < 0 || PyErr_Occurred() != nullptr) checked_in_python("scalar")(call, value);
   return large;
+}
+
+}  // namespace
+
+// Integers in two's complement: of 64 bits, signed or not.
+uint64_t bits_of(const char* call, nb::handle value) {
+  if (PyLong_CheckExact(value.ptr())) [[likely]] {
+    int overflow = 0;
+    const long long bits = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+    if (overflow == 0) [[likely]] return static_cast<uint64_t>(bits);
+  }
+  return other_bits_of(call, value);
 }
 
 namespace {
@@ -53,21 +62,20 @@ struct Arguments {
   uint32_t new_outputs[PTO_MAX_PARAMS];
 };
 
-/// A list or tuple is walked as it is; another sequence becomes one, held by `made`. Iterators are refused: what they give
-/// is needed twice.
-PyObject* list_of(PyObject* values, const char* name, const char* what, nb::object& made) {
-  if (PyTuple_CheckExact(values) || PyList_CheckExact(values)) [[likely]] return values;
-  made = nb::steal(PySequence_List(checked_in_python("sequence")("submit", name, nb::handle(values), what).ptr()));
-  if (!made.is_valid()) throw nb::python_error();
-  return made.ptr();
+bool is_list(nb::handle values) { return PyTuple_CheckExact(values.ptr()) || PyList_CheckExact(values.ptr()); }
+
+/// Another sequence as a tuple. Iterators are refused: what they give is needed twice.
+nb::object list_of(nb::handle values, const char* name, const char* what) {
+  const nb::object checked = checked_in_python("sequence")("submit", name, values, what);
+  nb::object list = nb::steal(PySequence_Tuple(checked.ptr()));
+  if (!list.is_valid()) throw nb::python_error();
+  return list;
 }
 
 void read_params(const Core& core, nb::handle values, pto_task_spec& spec, Arguments& args) {
   static PyTypeObject* const param_type = reinterpret_cast<PyTypeObject*>(nb::type<Param>().ptr());
-  nb::object made;
-  PyObject* list = list_of(values.ptr(), "params", "parameters", made);
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(list);
-  PyObject** items = PySequence_Fast_ITEMS(list);
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(values.ptr());
+  PyObject** items = PySequence_Fast_ITEMS(values.ptr());
   spec.num_params = static_cast<uint32_t>(count);
   if (count > PTO_MAX_PARAMS) return;  // the runtime says so
   for (Py_ssize_t p = 0; p < count; ++p) {
@@ -87,13 +95,11 @@ void read_params(const Core& core, nb::handle values, pto_task_spec& spec, Argum
 
 void read_scalars(nb::handle values, pto_task_spec& spec, Arguments& args) {
   if (PyTuple_CheckExact(values.ptr()) && PyTuple_GET_SIZE(values.ptr()) == 0) return;
-  nb::object made;
-  PyObject* list = list_of(values.ptr(), "scalars", "numbers", made);
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(list);
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(values.ptr());
   spec.num_scalars = static_cast<uint32_t>(count);
   spec.scalars = args.scalars;
   for (Py_ssize_t s = 0; s < std::min<Py_ssize_t>(count, PTO_MAX_SCALARS); ++s) {
-    args.scalars[s] = bits_of("submit", PySequence_Fast_GET_ITEM(list, s));
+    args.scalars[s] = bits_of("submit", PySequence_Fast_GET_ITEM(values.ptr(), s));
   }
 }
 
@@ -118,6 +124,10 @@ void read_extras(nb::handle values, pto_task_spec& spec, Arguments& args) {
 
 nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::handle params, nb::handle scalars,
                   nb::handle extras) {
+  if (!is_list(params) || !is_list(scalars)) [[unlikely]] {
+    return submit(self, kernel, worker_type, list_of(params, "params", "parameters"),
+                  list_of(scalars, "scalars", "numbers"), extras);
+  }
   Core& core = *self.p;
   const Call call(core);
   drop_finished_records();
@@ -145,6 +155,7 @@ nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::h
     nb::list outputs;
     for (uint32_t n = 0; n < args.num_new; ++n) outputs.append(args.params[args.new_outputs[n]].handle);
     made->outputs = nb::tuple(outputs);
+    handle.attr("_take_outputs")(params);
   }
   return handle;
 }

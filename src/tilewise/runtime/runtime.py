@@ -29,9 +29,9 @@ from tilewise.runtime.buffers import Buffer, Region, array_of
 from tilewise.runtime.events import Event
 from tilewise.runtime.extras import extras_of, own_buffer, own_task
 from tilewise.runtime.failures import forget_exceptions
-from tilewise.runtime.handles import TaskHandle, owned_buffers
+from tilewise.runtime.handles import TaskHandle
 from tilewise.runtime.kernels import Kernel, KernelTable, WorkerType, type_masks
-from tilewise.runtime.params import NewOutput, TaskExecutionHints
+from tilewise.runtime.params import TaskExecutionHints
 from tilewise.runtime.python_tasks import PythonTask
 from tilewise.runtime.recordings import Recording
 from tilewise.runtime.stats import RuntimeStats
@@ -326,14 +326,10 @@ class Runtime:
         if after is not None or wait_for is not None or hints is not None or predicate is not None:
             extras = extras_of(self._core, after, wait_for, hints, predicate)
         if kernel is None:
-            task = self._native_submit(-1, worker_type, params, scalars, extras)
-        elif kernel.is_python:
-            task = self._submit_python(kernel, params, scalars, worker_type, extras)
-        else:
-            task = self._native_submit(kernel.id, worker_type, params, scalars, extras)
-        if task.output_handles is not None:
-            task._buffers = owned_buffers(task, [p.target for p in params if isinstance(p.target, NewOutput)])
-        return task
+            return self._native_submit(-1, worker_type, params, scalars, extras)
+        if kernel.is_python:
+            return self._submit_python(kernel, params, scalars, worker_type, extras)
+        return self._native_submit(kernel.id, worker_type, params, scalars, extras)
 
     def task_complete(self, task: TaskHandle, status: int = 0) -> None:
         """End a task whose kernel returned `LATER`: 0: it succeeded; anything else: it failed. Once, any thread."""
