@@ -11,6 +11,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cmath>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -24,9 +25,13 @@ namespace tilewise::bind {
 namespace {
 
 using RegionTuple = std::tuple<uint64_t, std::vector<uint64_t>, std::vector<uint64_t>>;
-double seconds_of(const std::optional<double>& timeout) {
-  if (!timeout) return PTO_FOREVER;
-  return *timeout < 0 ? 0.0 : *timeout;
+
+/// A timeout as the C interface takes it; what is neither None nor a float is Python's to judge.
+double seconds_of(nb::handle timeout) {
+  if (timeout.is_none()) return PTO_FOREVER;
+  double seconds = PyFloat_CheckExact(timeout.ptr()) ? PyFloat_AS_DOUBLE(timeout.ptr()) : NAN;
+  if (std::isnan(seconds)) seconds = nb::cast<double>(checked_in_python("seconds")("wait", timeout));
+  return seconds < 0 ? 0.0 : seconds;
 }
 
 void set_region(pto_region& region, const RegionTuple& tuple) {
@@ -44,15 +49,18 @@ void init_operand(Operand* self, Core& core, pto_handle handle, const std::optio
   if (region) set_region(self->region, *region);
 }
 
-void init_param(Param* self, nb::pointer_and_handle<Operand> operand, pto_mode mode, pto_kernel combine) {
+/// call: what a refusal names. Nothing is made of what is no operand.
+void init_param(Param* self, const char* call, nb::handle x, pto_mode mode, pto_kernel combine = 0) {
+  if (!nb::isinstance<Operand>(x) || !nb::inst_ready(x)) checked_in_python("operand")(call, x);
+  const Operand& operand = *nb::inst_ptr<Operand>(x);
   new (self) Param{};
-  self->core = operand.p->core;
+  self->core = operand.core;
   self->native.mode = mode;
   self->native.combine = combine;
-  self->native.handle = operand.p->handle;
-  self->has_region = operand.p->has_region;
-  self->region = operand.p->region;
-  self->target = nb::borrow(operand.h);
+  self->native.handle = operand.handle;
+  self->has_region = operand.has_region;
+  self->region = operand.region;
+  self->target = nb::borrow(x);
 }
 
 struct Input : Param {};
@@ -60,9 +68,13 @@ struct InOut : Param {};
 struct Commute : Param {};
 struct Output : Param {};
 
-/// An output that the runtime allocates; Python knows shapes and dtypes.
-void init_new_output(Output* self, nb::object bytes, nb::object shape, nb::object dtype) {
-  const nb::object described = nb::module_::import_("tilewise.runtime.params").attr("describe_output")(bytes, shape, dtype);
+/// Of an operand, or of what the runtime allocates: Python knows shapes and dtypes.
+void init_output(Output* self, nb::handle x, nb::handle bytes, nb::handle shape, nb::handle dtype) {
+  if (!x.is_none() && bytes.is_none() && shape.is_none() && dtype.is_none()) {
+    return init_param(self, "Output", x, PTO_OUTPUT);
+  }
+  const nb::object described =
+      nb::module_::import_("tilewise.runtime.params").attr("describe_output")(x, bytes, shape, dtype);
   new (self) Output{};
   self->native.mode = PTO_OUTPUT;
   self->native.bytes = nb::cast<uint64_t>(described.attr("num_bytes"));
@@ -76,11 +88,11 @@ void raise_task_error(const Task& task, int status) {
   raise_status(status, text);
 }
 
-void wait_task(const Task& task, std::optional<double> timeout) {
+void wait_task(const Task& task, nb::handle timeout) {
+  const double seconds = seconds_of(timeout);
   const Call call(*task.core);
   drop_finished_records();
   PTORuntime* runtime = task.core->runtime;
-  const double seconds = seconds_of(timeout);
   const int status = pto_is_complete(runtime, task.id) == 1
                          ? pto_task_status(runtime, task.id)
                          : without_gil([&] { return pto_wait(runtime, task.id, seconds); });
@@ -103,11 +115,12 @@ bool is_complete(const Task& task) {
 }
 
 /// The place of a task that has completed; None when the time is over.
-std::optional<uint32_t> wait_any(Core& core, std::vector<uint64_t> tasks, std::optional<double> timeout) {
+std::optional<uint32_t> wait_any(Core& core, std::vector<uint64_t> tasks, nb::handle timeout) {
+  const double seconds = seconds_of(timeout);
   const Call call(core);
   uint32_t first = 0;
   const int status = without_gil([&] {
-    return pto_wait_any(core.runtime, tasks.data(), static_cast<uint32_t>(tasks.size()), seconds_of(timeout), &first);
+    return pto_wait_any(core.runtime, tasks.data(), static_cast<uint32_t>(tasks.size()), seconds, &first);
   });
   drop_finished_records();
   if (status == PTO_TIMEOUT) return std::nullopt;
@@ -115,9 +128,10 @@ std::optional<uint32_t> wait_any(Core& core, std::vector<uint64_t> tasks, std::o
   return first;
 }
 
-void wait_all(Core& core, std::optional<double> timeout) {
+void wait_all(Core& core, nb::handle timeout) {
+  const double seconds = seconds_of(timeout);
   const Call call(core);
-  const int status = without_gil([&] { return pto_wait_all(core.runtime, seconds_of(timeout)); });
+  const int status = without_gil([&] { return pto_wait_all(core.runtime, seconds); });
   drop_finished_records();
   if (status == PTO_TIMEOUT) {
     raise_status(status, "[runtime.wait_all] this thread's tasks must end within the time given; got some that still run; "
@@ -191,9 +205,10 @@ pto_kernel add_kernel(Core& core, const std::string& name, uint64_t address, boo
 }
 
 template <class Result, Result (*function)(PTORuntime*, pto_handle, double)>
-uint64_t wait_for_buffer(Core& core, pto_handle handle, std::optional<double> timeout) {
+uint64_t wait_for_buffer(Core& core, pto_handle handle, nb::handle timeout) {
+  const double seconds = seconds_of(timeout);
   const Call call(core);
-  const Result address = without_gil([&] { return function(core.runtime, handle, seconds_of(timeout)); });
+  const Result address = without_gil([&] { return function(core.runtime, handle, seconds); });
   drop_finished_records();
   if (address == nullptr) {
     core.has_told_failure = true;
@@ -217,7 +232,7 @@ void replay(Core& core, pto_recording recording, std::vector<uint64_t> from, std
 void run_orchestration(Core& core, const std::string& path, const std::string& name, nb::sequence values) {
   const Call call(core);
   std::vector<uint64_t> args;
-  for (nb::handle value : values) args.push_back(bits_of(value));
+  for (nb::handle value : values) args.push_back(bits_of("run_orchestration", value));
   args.push_back(0);  // an address to pass also when there are none
   check_status(
       without_gil([&] { return pto_run_orchestration(core.runtime, path.c_str(), name.c_str(), args.data()); }));
@@ -304,12 +319,14 @@ void bind_core(nb::module_& m) {
            nb::arg("peer_timeout_s"))
       .def("close", &Core::close)
       .def("close_at_exit", &Core::close_at_exit)
-      .def_prop_ro("is_open", [](const Core& core) { return core.runtime != nullptr && !core.is_closing; })
+      .def_prop_ro("is_open", [](const Core& core) {
+        return core.runtime != nullptr && !core.is_closing && !core.is_inherited();
+      })
       .def_ro("has_told_failure", &Core::has_told_failure, "A wait or a read has raised a task's failure.")
       .def_prop_rw("keep_alive", [](const Core& core) { return core.keep_alive; },
                    [](Core& core, nb::object value) { core.keep_alive = std::move(value); })
-      .def("submit", &submit, nb::arg("kernel"), nb::arg("worker_type"), nb::arg("params"), nb::arg("scalars"),
-           nb::arg("extras").none(), "Submit a task; returns its handle.")
+      .def("submit", &submit, nb::arg("kernel"), nb::arg("worker_type").none(), nb::arg("params").none(),
+           nb::arg("scalars").none(), nb::arg("extras").none(), "Submit a task; returns its handle.")
       .def("keep_until_done", [](Core& core, const Task& task, nb::object record) {
         keep_until_done(core, task.id, std::move(record));
       })
@@ -328,9 +345,10 @@ void bind_core(nb::module_& m) {
         return id_or_raise(pto_register(core.runtime, reinterpret_cast<void*>(static_cast<uintptr_t>(address)), bytes));
       })
       .def("alloc", made<pto_alloc, uint64_t>())
-      .def("unregister", [](Core& core, pto_handle handle, std::optional<double> timeout) {
+      .def("unregister", [](Core& core, pto_handle handle, nb::handle timeout) {
+        const double seconds = seconds_of(timeout);
         const Call call(core);
-        check_status(without_gil([&] { return pto_unregister(core.runtime, handle, seconds_of(timeout)); }));
+        check_status(without_gil([&] { return pto_unregister(core.runtime, handle, seconds); }));
       }, nb::arg("handle"), nb::arg("timeout").none())
       .def("freeze", [](Core& core, pto_handle handle, bool frozen) {
         const Call call(core);
@@ -381,9 +399,9 @@ void bind_params(nb::module_& m) {
       .def("__init__", &init_operand, nb::arg("core"), nb::arg("handle"), nb::arg("region") = nb::none())
       .def_ro("handle", &Operand::handle, "The runtime's id of the buffer.");
   nb::class_<Param>(m, "Param", "One parameter of a task.")
-      .def("__init__", [](Param* self, nb::pointer_and_handle<Operand> operand, int mode, pto_kernel combine) {
-        init_param(self, operand, static_cast<pto_mode>(mode), combine);
-      }, nb::arg("operand"), nb::arg("mode"), nb::arg("combine") = 0)
+      .def("__init__", [](Param* self, const char* call, nb::handle operand, int mode, pto_kernel combine) {
+        init_param(self, call, operand, static_cast<pto_mode>(mode), combine);
+      }, nb::arg("call"), nb::arg("operand").none(), nb::arg("mode"), nb::arg("combine") = 0)
       .def("__init__", [](Param* self, int mode, uint64_t bytes, uint64_t address, nb::object target) {
         new (self) Param{};
         self->native.mode = static_cast<pto_mode>(mode);
@@ -394,23 +412,21 @@ void bind_params(nb::module_& m) {
       .def_prop_ro("mode", [](const Param& param) { return static_cast<int>(param.native.mode); })
       .def_ro("target", &Param::target, "The operand, or what a new output looks like.");
   nb::class_<Input, Param>(m, "Input", "The task reads the operand; readers run beside each other.")
-      .def("__init__", [](Input* self, nb::pointer_and_handle<Operand> x) { init_param(self, x, PTO_INPUT, 0); },
-           nb::arg("x"));
+      .def("__init__", [](Input* self, nb::handle x) { init_param(self, "Input", x, PTO_INPUT); },
+           nb::arg("x").none());
   nb::class_<Output, Param>(
       m, "Output",
       "The task overwrites all of the operand; without one, the runtime allocates the output, as a number of `bytes` or "
       "as an array of `shape` and `dtype`, and `TaskHandle.outputs` names it.")
-      .def("__init__", [](Output* self, nb::pointer_and_handle<Operand> x) { init_param(self, x, PTO_OUTPUT, 0); },
-           nb::arg("x"))
-      .def("__init__", &init_new_output, nb::kw_only(), nb::arg("bytes") = nb::none(), nb::arg("shape") = nb::none(),
-           nb::arg("dtype") = nb::none());
+      .def("__init__", &init_output, nb::arg("x") = nb::none(), nb::kw_only(), nb::arg("bytes") = nb::none(),
+           nb::arg("shape") = nb::none(), nb::arg("dtype") = nb::none());
   nb::class_<InOut, Param>(m, "InOut", "The task reads and writes the operand.")
-      .def("__init__", [](InOut* self, nb::pointer_and_handle<Operand> x) { init_param(self, x, PTO_INOUT, 0); },
-           nb::arg("x"));
+      .def("__init__", [](InOut* self, nb::handle x) { init_param(self, "InOut", x, PTO_INOUT); },
+           nb::arg("x").none());
   nb::class_<Commute, Param>(
       m, "Commute", "The task reads and writes the operand; neighbouring commuting tasks run one at a time in any order.")
-      .def("__init__", [](Commute* self, nb::pointer_and_handle<Operand> x) { init_param(self, x, PTO_COMMUTE, 0); },
-           nb::arg("x"));
+      .def("__init__", [](Commute* self, nb::handle x) { init_param(self, "Commute", x, PTO_COMMUTE); },
+           nb::arg("x").none());
 }
 
 void bind_handles(nb::module_& m) {
@@ -433,13 +449,14 @@ void bind_handles(nb::module_& m) {
         pto_task_release(task.core->runtime, task.id);
       }, "Nobody will ask for this task's error: the runtime may forget it.")
       .def("notify", [](const Task& task, nb::object callback) {
+        if (PyCallable_Check(callback.ptr()) == 0) checked_in_python("callback")("notify", callback);
         const Call call(*task.core);
         if (task.core->num_workers == 0) {
           raise_status(PTO_BAD_ARGUMENT, "[runtime.await] an awaited task needs a worker to run it; got a runtime with none; "
                                          "open it with workers, or use wait()");
         }
         notify(*task.core, task.id, std::move(callback));
-      }, nb::arg("callback"),
+      }, nb::arg("callback").none(),
            "Call back once, from whichever thread ends the task, at once if it has ended. The callback must be short.");
 }
 

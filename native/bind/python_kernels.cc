@@ -3,6 +3,7 @@
 // A Python kernel is one C function whose first scalar is the address of a record (tilewise.runtime.python_tasks); the
 // record runs the callable. References are dropped under the GIL only: a record whose task has ended goes onto a list,
 // and whoever calls into the module next drops it.
+#include <pthread.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -14,6 +15,8 @@ namespace nb = nanobind;
 
 namespace tilewise::bind {
 
+uint64_t num_forks = 0;
+
 namespace {
 
 thread_local int python_kernel_depth = 0;
@@ -22,6 +25,41 @@ unsigned long main_thread = 0;
 std::mutex finished_mutex;  // the GIL may be taken while it is free only
 std::vector<PyObject*> finished_records;
 std::atomic<bool> has_finished_records{false};
+
+std::mutex states_mutex;  // held while a thread is announced to the interpreter
+
+/// Holds the GIL, also on threads that Python does not know.
+///
+/// As PyGILState_Ensure, but a fork cannot happen while the thread is announced: that takes a lock of the interpreter
+/// without the GIL, and the interpreter's own fork does not see to it, so that the child would wait for ever.
+class Gil {
+ public:
+  Gil() {
+    if (PyGILState_GetThisThreadState() != nullptr) {
+      state_ = PyGILState_Ensure();
+      return;
+    }
+    {
+      std::lock_guard guard(states_mutex);
+      made_ = PyThreadState_New(PyInterpreterState_Main());
+    }
+    PyEval_RestoreThread(made_);
+  }
+  ~Gil() {
+    if (made_ == nullptr) {
+      PyGILState_Release(state_);
+    } else {
+      PyThreadState_Clear(made_);
+      PyThreadState_DeleteCurrent();
+    }
+  }
+  Gil(const Gil&) = delete;
+  Gil& operator=(const Gil&) = delete;
+
+ private:
+  PyThreadState* made_ = nullptr;
+  PyGILState_STATE state_ = PyGILState_UNLOCKED;
+};
 
 void* leave_python() { return Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
 
@@ -35,10 +73,8 @@ void enter_python(void* state) {
 // A handler's exception stays in the thread's state; raise_status finds it there.
 int has_signal() {
   if (PyThread_get_thread_ident() != main_thread) return 0;
-  const PyGILState_STATE state = PyGILState_Ensure();
-  const int raised = PyErr_CheckSignals();
-  PyGILState_Release(state);
-  return raised;
+  const Gil gil;
+  return PyErr_CheckSignals();
 }
 
 void finish_record(void* record) {
@@ -48,13 +84,35 @@ void finish_record(void* record) {
 }
 
 void call_back(void* callback) {
-  const PyGILState_STATE state = PyGILState_Ensure();
+  const Gil gil;
   PyObject* function = static_cast<PyObject*>(callback);
   PyObject* result = PyObject_CallNoArgs(function);
   if (result == nullptr) PyErr_WriteUnraisable(function);
   Py_XDECREF(result);
   Py_DECREF(function);
-  PyGILState_Release(state);
+}
+
+// A forked child has this thread only, under whatever name, and must find no lock taken.
+void before_fork() {
+  states_mutex.lock();
+  finished_mutex.lock();
+}
+void after_fork() {
+  finished_mutex.unlock();
+  states_mutex.unlock();
+}
+void after_fork_in_child() {
+  after_fork();
+  main_thread = PyThread_get_thread_ident();
+  python_kernel_depth = 0;
+  ++num_forks;
+}
+
+/// The worker that would go on from here is the parent's, and so are the runtime and its other tasks.
+[[noreturn]] void end_child(PyObject* result) {
+  const bool is_ok = result != nullptr && PyLong_Check(result);
+  if (!is_ok) PySys_FormatStderr("a forked child left the kernel in which it was forked, by %S\n", result);
+  _exit(is_ok ? 0 : 1);
 }
 
 }  // namespace
@@ -63,16 +121,19 @@ bool is_inside_python_kernel() { return python_kernel_depth > 0; }
 
 void install_hooks() {
   main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+  pthread_atfork(before_fork, after_fork, after_fork_in_child);
   pto_set_hooks(leave_python, enter_python, has_signal);
 }
 
 int run_python_kernel(void* const* buffers, const uint64_t* scalars) {
-  const PyGILState_STATE state = PyGILState_Ensure();
+  const Gil gil;
   ++python_kernel_depth;
+  const uint64_t forks = num_forks;
   int status = PTO_TASK_FAILED;
   {
     PyObject* record = reinterpret_cast<PyObject*>(static_cast<uintptr_t>(scalars[0]));
     PyObject* result = PyObject_CallMethod(record, "run", "K", reinterpret_cast<unsigned long long>(buffers));
+    if (num_forks != forks) end_child(result);
     if (result == nullptr) {  // not even the record could run
       PyErr_WriteUnraisable(record);
       pto_fail("the interpreter refused to run it");
@@ -86,7 +147,6 @@ int run_python_kernel(void* const* buffers, const uint64_t* scalars) {
     Py_XDECREF(result);
   }
   --python_kernel_depth;
-  PyGILState_Release(state);
   return status;
 }
 

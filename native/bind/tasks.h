@@ -12,6 +12,8 @@
 
 namespace tilewise::bind {
 
+extern uint64_t num_forks;  // between this process and the one that loaded the module
+
 /// An open runtime. Its memory stays mapped for as long as arrays on it live: the last of them closes it then.
 struct Core {
   PTORuntime* runtime = nullptr;
@@ -24,7 +26,9 @@ struct Core {
   uint32_t num_workers = 0;
   int num_calls = 0;             // of threads outside tasks, going on now
   int num_views = 0;             // arrays on its memory
+  uint64_t made_after_forks = num_forks;
 
+  bool is_inherited() const { return made_after_forks != num_forks; }  // it is the parent's, which has its threads
   void close();
   void close_at_exit();
   void close_now();
@@ -77,6 +81,9 @@ inline void check_status(int status) {
   if (status < 0) raise_status(status);
 }
 
+/// A function of tilewise.runtime.checks: it raises what is wrong with a value that could not be converted here.
+nanobind::object checked_in_python(const char* check);
+
 /// Runs a call without the GIL; the result is the call's.
 template <class Body>
 auto without_gil(Body&& body) {
@@ -87,7 +94,7 @@ auto without_gil(Body&& body) {
 using CoreRef = nanobind::pointer_and_handle<Core>;
 
 // tasks_submit.cc
-uint64_t bits_of(nanobind::handle value);  // of an integer, or of a float as a double
+uint64_t bits_of(const char* call, nanobind::handle value);  // of an integer, or of a float as a double
 nanobind::object submit(CoreRef self, pto_kernel kernel, nanobind::handle worker_type,
                         nanobind::handle params, nanobind::handle scalars, nanobind::handle extras);
 

@@ -36,7 +36,7 @@ void Core::close() {
                                    "close it where it was opened");
   }
   is_closing = true;
-  drain();
+  if (!is_inherited()) drain();
   if (PyErr_Occurred() != nullptr) {
     is_closing = false;  // a signal's handler has spoken: the runtime is as open as before
     throw nb::python_error();
@@ -52,7 +52,7 @@ void Core::close() {
 // The interpreter ends: nothing new begins, what waits is cancelled again and again (a thread may still be inside submit),
 // and a task that only somebody outside could end is left behind after ten seconds.
 void Core::close_at_exit() {
-  if (runtime == nullptr || is_closing) return;
+  if (runtime == nullptr || is_closing || is_inherited()) return;
   is_closing = true;
   const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   while (std::chrono::steady_clock::now() < patience) {
@@ -96,6 +96,11 @@ void Core::close_now() {
   without_gil([&] { return pto_runtime_close(closed); });
   drop_finished_records();
   keep_alive = nb::none();
+}
+
+nb::object checked_in_python(const char* check) {
+  PyErr_Clear();  // what the conversion said of the value
+  return nb::module_::import_("tilewise.runtime.checks").attr(check);
 }
 
 void raise_status(int status, const char* text) {

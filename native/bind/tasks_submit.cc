@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <string>
 #include <tuple>
@@ -17,19 +18,36 @@ namespace nb = nanobind;
 
 namespace tilewise::bind {
 
-uint64_t bits_of(nb::handle value) {
-  PyObject* object = value.ptr();
-  if (PyLong_Check(object)) return PyLong_AsUnsignedLongLongMask(object);
-  if (PyIndex_Check(object)) {
-    const nb::object number = nb::steal(PyNumber_Index(object));
-    if (number.is_valid()) return PyLong_AsUnsignedLongLongMask(number.ptr());
-    throw nb::python_error();
+namespace {
+
+/// Of what is no plain integer, or one that takes all 64 bits.
+uint64_t other_bits_of(const char* call, nb::handle value) {
+  if (PyFloat_Check(value.ptr())) return std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(value.ptr()));
+  if (!PyIndex_Check(value.ptr())) {
+    const double real = PyFloat_AsDouble(value.ptr());
+    if (real == -1.0 && PyErr_Occurred() != nullptr) checked_in_python("scalar")(call, value);
+    return std::bit_cast<uint64_t>(real);
   }
-  const double number = PyFloat_AsDouble(object);
-  if (number == -1.0 && PyErr_Occurred() != nullptr) throw nb::python_error();
-  uint64_t bits = 0;
-  std::memcpy(&bits, &number, sizeof(bits));
-  return bits;
+  const nb::object number = nb::steal(PyNumber_Index(value.ptr()));
+  if (!number.is_valid()) checked_in_python("scalar")(call, value);
+  int overflow = 0;
+  const auto bits = static_cast<uint64_t>(PyLong_AsLongLongAndOverflow(number.ptr(), &overflow));
+  if (overflow == 0) return bits;
+  const uint64_t large = overflow > 0 ? PyLong_AsUnsignedLongLong(number.ptr()) : 0;
+  if (overflow < 0 || PyErr_Occurred() != nullptr) checked_in_python("scalar")(call, value);
+  return large;
+}
+
+}  // namespace
+
+// Integers in two's complement: of 64 bits, signed or not.
+uint64_t bits_of(const char* call, nb::handle value) {
+  if (PyLong_CheckExact(value.ptr())) [[likely]] {
+    int overflow = 0;
+    const long long bits = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+    if (overflow == 0) [[likely]] return static_cast<uint64_t>(bits);
+  }
+  return other_bits_of(call, value);
 }
 
 namespace {
@@ -44,25 +62,29 @@ struct Arguments {
   uint32_t new_outputs[PTO_MAX_PARAMS];
 };
 
-[[noreturn]] void refuse(const std::string& text) { raise_status(PTO_BAD_ARGUMENT, text.c_str()); }
+bool is_list(nb::handle values) { return PyTuple_CheckExact(values.ptr()) || PyList_CheckExact(values.ptr()); }
+
+/// Another sequence as a tuple. Iterators are refused: what they give is needed twice.
+nb::object list_of(nb::handle values, const char* name, const char* what) {
+  const nb::object checked = checked_in_python("sequence")("submit", name, values, what);
+  nb::object list = nb::steal(PySequence_Tuple(checked.ptr()));
+  if (!list.is_valid()) throw nb::python_error();
+  return list;
+}
 
 void read_params(const Core& core, nb::handle values, pto_task_spec& spec, Arguments& args) {
   static PyTypeObject* const param_type = reinterpret_cast<PyTypeObject*>(nb::type<Param>().ptr());
-  const nb::object fast = nb::steal(PySequence_Fast(values.ptr(), "[runtime.submit] params must be a sequence"));
-  if (!fast.is_valid()) throw nb::python_error();
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
-  PyObject** items = PySequence_Fast_ITEMS(fast.ptr());
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(values.ptr());
+  PyObject** items = PySequence_Fast_ITEMS(values.ptr());
   spec.num_params = static_cast<uint32_t>(count);
   if (count > PTO_MAX_PARAMS) return;  // the runtime says so
   for (Py_ssize_t p = 0; p < count; ++p) {
-    if (!PyObject_TypeCheck(items[p], param_type)) {
-      refuse("[runtime.submit] params must be Input, Output, InOut, Commute, Reduce or NoDep; got " +
-             std::string(nb::repr(nb::handle(items[p])).c_str()) + "; wrap the buffer in one of them");
-    }
+    if (!PyObject_TypeCheck(items[p], param_type)) checked_in_python("parameter")("submit", nb::handle(items[p]));
     const Param& param = *nb::inst_ptr<Param>(nb::handle(items[p]));
     if (param.core != nullptr && param.core != &core) {
-      refuse("[runtime.submit] a buffer must belong to the runtime of the task; got one of another runtime in parameter " +
-             std::to_string(p) + "; register it here");
+      const std::string text = "[runtime.submit] a buffer must belong to the runtime of the task; got one of another "
+                               "runtime in parameter " + std::to_string(p) + "; register it here";
+      raise_status(PTO_BAD_ARGUMENT, text.c_str());
     }
     args.params[p] = param.native;
     if (param.has_region) args.params[p].region = &param.region;
@@ -73,13 +95,11 @@ void read_params(const Core& core, nb::handle values, pto_task_spec& spec, Argum
 
 void read_scalars(nb::handle values, pto_task_spec& spec, Arguments& args) {
   if (PyTuple_CheckExact(values.ptr()) && PyTuple_GET_SIZE(values.ptr()) == 0) return;
-  const nb::object fast = nb::steal(PySequence_Fast(values.ptr(), "[runtime.submit] scalars must be a sequence"));
-  if (!fast.is_valid()) throw nb::python_error();
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(values.ptr());
   spec.num_scalars = static_cast<uint32_t>(count);
   spec.scalars = args.scalars;
   for (Py_ssize_t s = 0; s < std::min<Py_ssize_t>(count, PTO_MAX_SCALARS); ++s) {
-    args.scalars[s] = bits_of(PySequence_Fast_GET_ITEM(fast.ptr(), s));
+    args.scalars[s] = bits_of("submit", PySequence_Fast_GET_ITEM(values.ptr(), s));
   }
 }
 
@@ -104,6 +124,10 @@ void read_extras(nb::handle values, pto_task_spec& spec, Arguments& args) {
 
 nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::handle params, nb::handle scalars,
                   nb::handle extras) {
+  if (!is_list(params) || !is_list(scalars)) [[unlikely]] {
+    return submit(self, kernel, worker_type, list_of(params, "params", "parameters"),
+                  list_of(scalars, "scalars", "numbers"), extras);
+  }
   Core& core = *self.p;
   const Call call(core);
   drop_finished_records();
@@ -111,8 +135,9 @@ nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::h
   std::memset(&spec, 0, sizeof(spec));
   Arguments args;
   spec.kernel = kernel;
-  spec.worker_type = static_cast<pto_worker_type>(PyLong_AsLong(worker_type.ptr()));  // an IntEnum is one
-  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  const long type = PyLong_Check(worker_type.ptr()) ? PyLong_AsLong(worker_type.ptr()) : -1;  // an IntEnum is one
+  if (type < PTO_CUBE || type > PTO_ACCELERATOR) checked_in_python("worker_type")("submit", worker_type);
+  spec.worker_type = static_cast<pto_worker_type>(type);
   spec.flags = PTO_KEEP;
   read_params(core, params, spec, args);
   read_scalars(scalars, spec, args);
@@ -130,6 +155,7 @@ nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::h
     nb::list outputs;
     for (uint32_t n = 0; n < args.num_new; ++n) outputs.append(args.params[args.new_outputs[n]].handle);
     made->outputs = nb::tuple(outputs);
+    handle.attr("_take_outputs")(params);
   }
   return handle;
 }

@@ -30,8 +30,22 @@ struct Registry {
   uint64_t next_id = 1;
   std::map<uint64_t, Engine*> engines;
 };
+Registry& registry();
+
+// The child of a fork has only the thread that forked, and every lock as it stood at that moment.
+void before_fork() { registry().mutex.lock(); }
+void after_fork() { registry().mutex.unlock(); }
+void after_fork_in_child() {
+  for (const auto& [id, engine] : registry().engines) engine->forget_in_child();
+  registry().engines.clear();
+  registry().mutex.unlock();
+}
+
 Registry& registry() {
-  static auto* all = new Registry;  // outlives every thread
+  static auto* all = [] {
+    pthread_atfork(before_fork, after_fork, after_fork_in_child);
+    return new Registry;  // outlives every thread
+  }();
   return *all;
 }
 
@@ -232,6 +246,22 @@ void Engine::stop() {
   threads_.clear();
 }
 
+// Nothing of it may be waited for, locked, joined or, in shared memory, written.
+void Engine::forget_in_child() {
+  is_left_behind_ = true;
+  closed_ = true;
+  id_open_ = UINT64_MAX;
+  if (running.engine == this) running = {};
+  static auto* lost = new std::vector<std::thread>;  // not in this process: they can be neither joined nor let go
+  for (std::thread& thread : threads_) lost->push_back(std::move(thread));
+  threads_.clear();
+}
+
+void Engine::raise_left_behind() {
+  raise(PTO_CLOSED, "[runtime] a runtime must be used by the process that opened it; got a call in a forked child; ",
+        "it was made in another process: open one in this process");
+}
+
 // Seats.
 
 uint32_t Engine::seat_here() {
@@ -246,6 +276,7 @@ uint32_t Engine::seat_here() {
 }
 
 uint32_t Engine::find_lane() {
+  check_process();
   if (closed_) raise(PTO_CLOSED, "[runtime] the runtime must be open; got a call after its close; open a new one");
   for (const auto& [id, seat_index] : tickets.all) {
     if (id != id_) continue;

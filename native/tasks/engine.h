@@ -151,6 +151,10 @@ class Engine {
     return make_ref(generation_in(region_.slots[slot].wake.load(std::memory_order_relaxed)), slot);
   }
   void leave_lane(uint32_t seat);  // its thread has ended
+  void forget_in_child();          // after a fork: this is a copy without threads, whose locks nobody gives back
+  void check_process() const {
+    if (is_left_behind_) [[unlikely]] raise_left_behind();
+  }
 
  private:
   friend struct SeatPool;
@@ -257,6 +261,7 @@ class Engine {
   void check_peer();
   void check_interrupted(int64_t* last_ns) const;
   void check_open() const;
+  [[noreturn]] static void raise_left_behind();
 
   // Buffers.
   uint32_t index_of(const Handle& handle) const { return static_cast<uint32_t>(&handle - region_.handles); }
@@ -326,6 +331,7 @@ class Engine {
   RegionIndex boxes_;
   bool fences_ = false;  // a fence with every push, because the sleeper cannot make everybody else issue one
   bool is_worker_side_ = false;
+  bool is_left_behind_ = false;
   Host* host_ = nullptr;  // of an embedded engine
   std::atomic<bool> peer_lost_{false};
   int peer_fd_ = -1;

@@ -75,6 +75,13 @@ std::string Engine::error_text(uint32_t error) const {
          << " later ones have replaced; look at the first";
     return text.str();
   }
+  if (record.status == PTO_CANCELLED) {
+    text << "[runtime.wait] a task must start to have a result; got task " << record.task << " ("
+         << (record.kernel >= 0 ? kernel_name(record.kernel) : "empty")
+         << "), which was cancelled before it started, and with it what reads its data; nothing is to be corrected: "
+            "submit it again if it is still wanted";
+    return text.str();
+  }
   text << "[runtime.wait] a task must not fail; got '" << record.text << "' from task " << record.task << " ("
        << (record.kernel >= 0 ? kernel_name(record.kernel) : "empty") << ") on "
        << (record.worker >= 0 ? "worker " + std::to_string(record.worker) : "a submitter")

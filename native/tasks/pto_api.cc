@@ -8,6 +8,7 @@
 
 #include "tasks/engine.h"
 #include "tasks/thread_state.h"
+#include "tasks/waiting.h"
 
 using tilewise::tasks::Engine;
 using tilewise::tasks::StatusError;
@@ -65,11 +66,18 @@ void need(const void* pointer, const char* what) {
   tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime] ", what, " must not be NULL; got NULL; pass its address");
 }
 
-Engine& engine_of(PTORuntime* runtime) {
+/// For calls that a forked child may make with what it inherited, and for submit, which asks for its lane anyway.
+Engine& any_engine_of(PTORuntime* runtime) {
   if (runtime == nullptr) {
     tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime] a runtime must be open; got NULL; open one");
   }
   return *runtime->engine;
+}
+
+Engine& engine_of(PTORuntime* runtime) {
+  Engine& engine = any_engine_of(runtime);
+  engine.check_process();
+  return engine;
 }
 
 tilewise::tasks::Options options_of(const pto_config& config) {
@@ -90,7 +98,13 @@ tilewise::tasks::Options options_of(const pto_config& config) {
   }
   options.is_pinned = (config.flags & PTO_PIN) != 0;
   options.shared_path = config.shared_path;
-  if (config.peer_timeout_s > 0) options.peer_timeout_s = config.peer_timeout_s;
+  if (config.peer_timeout_s != 0) {
+    if (!(config.peer_timeout_s > 0)) {
+      tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime.open] peer_timeout_s must be more than 0 seconds; got ",
+                             config.peer_timeout_s, "; pass 0 for the default of 10");
+    }
+    options.peer_timeout_s = std::min(config.peer_timeout_s, tilewise::tasks::kLongestWait);
+  }
   return options;
 }
 
@@ -111,7 +125,7 @@ int pto_runtime_open(const pto_config* config, PTORuntime** runtime) {
 
 int pto_runtime_close(PTORuntime* runtime) {
   return done([&] {
-    engine_of(runtime).close();
+    any_engine_of(runtime).close();
     delete runtime;
   });
 }
@@ -157,11 +171,11 @@ pto_handle pto_alloc(PTORuntime* runtime, uint64_t bytes) {
 }
 
 void* pto_address(PTORuntime* runtime, pto_handle handle) {
-  return guarded(static_cast<void*>(nullptr), [&] { return engine_of(runtime).address_of(handle); });
+  return guarded(static_cast<void*>(nullptr), [&] { return any_engine_of(runtime).address_of(handle); });
 }
 
 uint64_t pto_bytes(PTORuntime* runtime, pto_handle handle) {
-  return guarded(uint64_t{0}, [&] { return engine_of(runtime).resolve(handle, "bytes").bytes; });
+  return guarded(uint64_t{0}, [&] { return any_engine_of(runtime).resolve(handle, "bytes").bytes; });
 }
 
 const void* pto_read(PTORuntime* runtime, pto_handle handle, double timeout_s) {
@@ -195,7 +209,7 @@ pto_task pto_submit_task(PTORuntime* runtime, pto_kernel kernel, pto_worker_type
 pto_task pto_submit(PTORuntime* runtime, const pto_task_spec* spec) {
   return guarded(pto_task{0}, [&] {
     need(spec, "a task's specification");
-    return engine_of(runtime).submit(*spec);
+    return any_engine_of(runtime).submit(*spec);
   });
 }
 
@@ -346,7 +360,7 @@ uint64_t pto_trace_stalls(PTORuntime* runtime, pto_trace_stall* records, uint64_
 }
 
 const char* pto_kernel_name(PTORuntime* runtime, pto_kernel kernel) {
-  return guarded("", [&] { return engine_of(runtime).kernel_name(kernel); });
+  return guarded("", [&] { return any_engine_of(runtime).kernel_name(kernel); });
 }
 
 void pto_set_hooks(void* (*enter)(void), void (*leave)(void*), int (*interrupted)(void)) {

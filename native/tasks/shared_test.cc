@@ -3,6 +3,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
+
 #include "tasks/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;
@@ -120,6 +122,16 @@ CASE("nobody attaches: PTO_TIMEOUT, and the file is gone; a path that is no regi
   EXPECT(has(pto_last_error(), "attach"));
   EXPECT(access(path.c_str(), F_OK) != 0);
   EXPECT_EQ(pto_workers_run("/no/such/region", nullptr, 0), PTO_BAD_ARGUMENT);
+}
+
+CASE("a runtime of no or too little patience for its workers' process is refused") {
+  for (const double patience : {-1.0, -1e300, std::nan("")}) {
+    pto_config config = Runtime::config(1, 32);
+    config.peer_timeout_s = patience;
+    PTORuntime* runtime = nullptr;
+    EXPECT_EQ(pto_runtime_open(&config, &runtime), int{PTO_BAD_ARGUMENT});
+    EXPECT(std::string(pto_last_error()).find("peer_timeout_s") != std::string::npos);
+  }
 }
 
 TILEWISE_TEST_MAIN

@@ -13,6 +13,7 @@
 namespace tilewise::tasks {
 
 void Engine::check_open() const {
+  check_process();
   if (peer_lost_.load(std::memory_order_relaxed)) {
     raise(PTO_PEER_LOST, "[runtime] the workers' process must live; got its death (process ",
           region_.header->workers_pid.load(), "); close this runtime and start again");

@@ -7,12 +7,14 @@ do to buffers; see docs/runtime.md.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from tilewise._native.tasks import Core, Operand
+from tilewise.runtime import checks
 
 __all__ = ["Buffer", "Region", "array_of"]
 
@@ -24,11 +26,26 @@ Box = tuple[int, list[int], list[int]]
 
 def array_of(source: object) -> Array:
     """The memory of an array, or of anything with the buffer protocol, as a C-contiguous array that shares it."""
-    array: Array = source if isinstance(source, np.ndarray) else np.asarray(memoryview(source))  # type: ignore[arg-type]
+    try:
+        array: Array = source if isinstance(source, np.ndarray) else np.asarray(memoryview(source))  # type: ignore[arg-type]
+    except (
+        TypeError,
+        ValueError,
+        NotImplementedError,
+        BufferError,
+    ):  # the last two: formats that NumPy lacks
+        checks.refuse(
+            "register",
+            "memory must be an array or offer the buffer protocol",
+            checks.shown(source),
+            "pass numpy.asarray(x), and keep what it returns",
+        )
     if not array.flags.c_contiguous or array.nbytes == 0 or array.dtype.hasobject:
-        raise ValueError(
-            "[runtime.register] a buffer must be contiguous memory without Python objects; got "
-            f"shape {array.shape}, strides {array.strides}, dtype {array.dtype}; pass numpy.ascontiguousarray(x)"
+        checks.refuse(
+            "register",
+            "a buffer must be contiguous memory without Python objects",
+            f"shape {array.shape}, strides {array.strides}, dtype {array.dtype}",
+            "pass numpy.ascontiguousarray(x)",
         )
     return array
 
@@ -85,13 +102,17 @@ class Buffer(Operand):
             size: steps per dimension; the last one counts bytes.
             stride: bytes from step to step, the largest first, the last one 1; None: one dimension.
         """
-        stride = (1,) if stride is None else stride
-        if len(stride) != len(size) or min(size, default=0) < 0 or min(stride, default=0) < 0 or offset < 0:
-            raise ValueError(
-                "[runtime.region] a region must have as many strides as sizes, none of them negative; got "
-                f"offset {offset}, size {size} and stride {stride}; correct it"
+        offset = checks.integer("region", "offset", offset, 0, checks.MAX_BYTES)
+        sizes = _whole_numbers("size", size)
+        strides = _whole_numbers("stride", (1,) if stride is None else stride)
+        if len(strides) != len(sizes) or len(sizes) > MAX_DIMS:
+            checks.refuse(
+                "region",
+                f"a region must have as many strides as sizes, at most {MAX_DIMS}",
+                f"size {sizes} and stride {strides}",
+                "correct it",
             )
-        return Region(self, None, (offset, list(size), list(stride)))
+        return Region(self, None, (offset, sizes, strides))
 
     def __repr__(self) -> str:
         return f"Buffer({self.handle & 0xFFFFFFFF}, shape={self.shape}, dtype={self.dtype})"
@@ -118,6 +139,11 @@ class Region(Operand):
         offset, size, stride = self._box
         flat = self.buffer.array.reshape(-1).view(np.uint8)[offset:]
         return np.lib.stride_tricks.as_strided(flat, tuple(size), tuple(stride))
+
+
+def _whole_numbers(name: str, values: Any) -> list[int]:
+    entries = checks.sequence("region", name, values, "integers")
+    return [checks.integer("region", name, entry, 0, checks.MAX_BYTES) for entry in entries]
 
 
 def _as_tuple(index: Any) -> tuple[Any, ...]:
@@ -149,28 +175,39 @@ def _box(buffer: Buffer, index: Any) -> Box:
         sizes.append(item)
         steps.append(1)
     if len(sizes) > MAX_DIMS:
-        raise ValueError(
-            f"[runtime.region] a box must have at most {MAX_DIMS} dimensions; got {len(sizes)} for {index}; "
-            "register a view with fewer dimensions, or use Buffer.region"
+        checks.refuse(
+            "region",
+            f"a box must have at most {MAX_DIMS} dimensions",
+            f"{len(sizes)} for {index}",
+            "register a view with fewer dimensions, or use Buffer.region",
         )
     return offset, sizes, steps
 
 
 def _range(entry: Any, length: int, index: Any) -> tuple[int, int, int]:
     """Start, count and step of one entry of an index."""
-    if isinstance(entry, slice):
-        start, stop, step = entry.indices(length)
-        count = len(range(start, stop, step))
-        if step > 0 and count > 0:
-            return start, count, step
-    elif hasattr(entry, "__index__") and not isinstance(entry, bool):  # NumPy takes True for a mask
-        at = int(entry)
-        if -length <= at < length:
-            return at % length, 1, 1
-        raise IndexError(
-            f"[runtime.region] an index must lie inside the buffer; got {at} of {length}; correct it"
-        )
-    raise ValueError(
-        "[runtime.region] a box must be made of integers and non-empty, ascending slices; got "
-        f"{index} for a length of {length}; correct it"
+    bounds = (entry.start, entry.stop, entry.step) if isinstance(entry, slice) else (entry,)
+    if all(_is_whole(bound) or (bound is None and len(bounds) == 3) for bound in bounds):
+        if not isinstance(entry, slice):
+            at = operator.index(entry)
+            if -length <= at < length:
+                return at % length, 1, 1
+            raise IndexError(
+                f"[runtime.region] an index must lie inside the buffer; got {at} of {length}; correct it"
+            )
+        if entry.step != 0:
+            start, stop, step = entry.indices(length)
+            count = len(range(start, stop, step))
+            if step > 0 and count > 0:
+                return start, count, step
+    checks.refuse(
+        "region",
+        "a box must be made of integers and non-empty, ascending slices",
+        f"{checks.shown(index)} for a length of {length}",
+        "correct it",
     )
+
+
+def _is_whole(bound: Any) -> bool:
+    """NumPy takes True for a mask, and an array for a list of rows."""
+    return hasattr(bound, "__index__") and not isinstance(bound, (bool, np.ndarray))

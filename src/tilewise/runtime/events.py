@@ -6,6 +6,7 @@ Made by `Runtime.event`; raised by anybody: another thread, a callback of a devi
 from __future__ import annotations
 
 from tilewise._native.tasks import Core
+from tilewise.runtime import checks
 
 __all__ = ["Event"]
 
@@ -21,10 +22,7 @@ class Event:
 
     def raise_(self, by: int = 1) -> None:
         """Count up; tasks that waited for the value it reaches become ready."""
-        if not 0 <= by < 1 << 63:
-            raise ValueError(
-                f"[runtime.Event.raise_] an event must only rise, by less than 2**63; got {by}; pass a positive number"
-            )
+        by = checks.integer("Event.raise_", "an event must only rise: the step", by, 0, (1 << 63) - 1)
         self._core.event_raise(self.id, by)
 
     @property

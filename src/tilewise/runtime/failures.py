@@ -19,7 +19,7 @@ __all__ = ["describe_exception", "error_of", "forget_exceptions"]
 KEPT_EXCEPTIONS = 64
 
 _SIMPLE: dict[int, type[Exception]] = {
-    -1: ValueError,
+    -1: ConfigError,
     -3: CancelledError,
     -4: TimeoutError,
     -5: ResourceError,

@@ -15,7 +15,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from tilewise.core.errors import TaskFailed
+from tilewise.core.errors import ConfigError, TaskFailed
+from tilewise.runtime import checks
 from tilewise.runtime.handles import TaskHandle
 
 __all__ = ["TaskGroup"]
@@ -33,11 +34,16 @@ class TaskGroup:
         self._lock = threading.Lock()
         self._tasks: list[TaskHandle] = []
         self._pending: dict[int, TaskHandle] = {}  # not handed out yet
+        if not isinstance(tasks, Iterable):
+            checks.refuse(
+                "TaskGroup", "a group must be made of tasks", checks.shown(tasks), "pass a list of handles"
+            )
         for task in tasks:
             self.add(task)
 
     def add(self, task: TaskHandle) -> TaskHandle:
         """Add a task of the same runtime as the others; returns it."""
+        checks.instance("TaskGroup.add", "a group's member", task, TaskHandle, "add what submit returned")
         with self._lock:
             self._check_runtime(task)
             self._tasks.append(task)
@@ -54,7 +60,7 @@ class TaskGroup:
             TaskFailed, CancelledError: of the first task that failed; the others have ended too.
             TimeoutError: some still run or wait.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = _deadline(timeout)
         first: BaseException | None = None
         for task in self._snapshot():
             error = task.exception(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -70,9 +76,9 @@ class TaskGroup:
 
         Raises:
             TimeoutError: none has ended within `timeout` seconds.
-            ValueError: all have been handed out.
+            ConfigError: all have been handed out.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = _deadline(timeout)
         while True:
             task = self._take(deadline)
             if task is not None:
@@ -85,11 +91,11 @@ class TaskGroup:
 
     def as_completed(self, timeout: float | None = None) -> Iterator[TaskHandle]:
         """The tasks in the order in which they end; `timeout` in seconds for all together."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = _deadline(timeout)
         while self._num_pending() > 0:
             try:
                 yield self.wait_any(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            except ValueError:
+            except ConfigError:
                 return  # another thread took the last one
 
     def cancel(self) -> None:
@@ -124,15 +130,17 @@ class TaskGroup:
         if error is None:
             self.wait_all()
             return
-        self.cancel()
-        with suppress(TaskFailed, CancelledError):  # the block's own error counts
+        with suppress(TaskFailed, CancelledError, ConfigError):  # the block's own error counts
+            self.cancel()
             self.wait_all()
 
     def _check_runtime(self, task: TaskHandle) -> None:
         if self._tasks and self._tasks[0].core is not task.core:  # ids of two runtimes may be equal
-            raise ValueError(
-                f"[runtime.TaskGroup.add] a group's tasks must belong to one runtime; got {task!r} of another; "
-                "make a group for each"
+            checks.refuse(
+                "TaskGroup.add",
+                "a group's tasks must belong to one runtime",
+                f"{task!r} of another",
+                "make a group for each",
             )
 
     def _snapshot(self) -> list[TaskHandle]:
@@ -148,8 +156,8 @@ class TaskGroup:
         with self._lock:
             tasks = list(self._pending.values())
         if not tasks:
-            raise ValueError(
-                f"[runtime.TaskGroup.wait_any] a task must be left to wait for; got none of {len(self)}; add one"
+            checks.refuse(
+                "TaskGroup.wait_any", "a task must be left to wait for", f"none of {len(self)}", "add one"
             )
         alone = None if deadline is None else min(SLICE_S, max(0.0, deadline - time.monotonic()))
         core: Any = tasks[0].core
@@ -158,6 +166,11 @@ class TaskGroup:
             return None
         with self._lock:  # another thread may have been quicker
             return self._pending.pop(tasks[place].id, None)
+
+
+def _deadline(timeout: float | None) -> float | None:
+    seconds = checks.seconds("TaskGroup", timeout)
+    return None if seconds is None else time.monotonic() + seconds
 
 
 def _put(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[TaskHandle], task: TaskHandle) -> None:

@@ -7,18 +7,18 @@ cancels; the runtime then forgets the task's error. Made by `Runtime.submit` onl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from tilewise._native.tasks import Task
-from tilewise.core.errors import TaskFailed
+from tilewise.core.errors import ConfigError, TaskFailed
 from tilewise.runtime.buffers import Buffer
+from tilewise.runtime.params import NewOutput, Param
 
 __all__ = ["TaskHandle"]
 
@@ -32,6 +32,15 @@ class TaskHandle(Task):
     """
 
     _buffers: tuple[Buffer, ...] = ()
+
+    def _take_outputs(self, params: Sequence[Param]) -> None:
+        """Called by `submit` when the runtime has made some: they become buffers of the shapes that were asked for."""
+        looks = [param.target for param in params if isinstance(param.target, NewOutput)]
+        core: Any = self.core
+        handles: Any = self.output_handles
+        self._buffers = tuple(
+            Buffer(core, handle, None, look.shape, look.dtype) for handle, look in zip(handles, looks)
+        )
 
     @property
     def outputs(self) -> tuple[Buffer, ...]:
@@ -78,7 +87,7 @@ class TaskHandle(Task):
         if error is None:
             self.wait()
         else:  # the block's own error counts
-            with suppress(TaskFailed, CancelledError):
+            with suppress(TaskFailed, CancelledError, ConfigError):
                 self.wait()
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -97,12 +106,3 @@ def wake_loop(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> 
     """Called by whichever thread completed the task."""
     with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
         loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(None))
-
-
-def owned_buffers(task: Task, shapes: list[Any]) -> tuple[Buffer, ...]:
-    """The outputs that the runtime made for a task, as buffers of the shapes that were asked for."""
-    core: Any = task.core
-    handles: Any = task.output_handles
-    return tuple(
-        Buffer(core, handle, None, look.shape, np.dtype(look.dtype)) for handle, look in zip(handles, shapes)
-    )

@@ -7,13 +7,14 @@ id. Refuses, with two processes, everything but names: an address means nothing 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any
 
 from tilewise._native.tasks import Core
+from tilewise.runtime import checks
 
-__all__ = ["LATER", "Kernel", "KernelTable", "WorkerType"]
+__all__ = ["LATER", "Kernel", "KernelTable", "WorkerType", "type_masks"]
 
 LATER = 1  # what a kernel returns when somebody will call task_complete
 MAX_NAME_BYTES = 59
@@ -30,12 +31,29 @@ class WorkerType(IntEnum):
     ACCELERATOR = 3
 
 
+def type_masks(worker_types: object) -> list[int]:
+    """Per worker a bit for each type that it serves, of what `Runtime(worker_types=...)` got."""
+    masks = []
+    for types in checks.sequence("Runtime", "worker_types", worker_types, "lists of WorkerType"):
+        if not isinstance(types, Iterable) or isinstance(types, (str, bytes)):
+            checks.refuse(
+                "Runtime",
+                "worker_types must have a list of WorkerType for each worker",
+                checks.shown(types),
+                "pass [[WorkerType.CUBE], ...]",
+            )
+        kinds = {checks.integer("Runtime", "a worker type", kind, 0, len(WorkerType) - 1) for kind in types}
+        masks.append(sum(1 << kind for kind in kinds))
+    return masks
+
+
 class Kernel:
     """A kernel that a runtime knows. `function` is the Python callable, or what keeps native code loaded."""
 
-    __slots__ = ("function", "id", "is_python", "name")
+    __slots__ = ("core", "function", "id", "is_python", "name")
 
-    def __init__(self, id: int, name: str, function: object, is_python: bool) -> None:
+    def __init__(self, core: Core, id: int, name: str, function: object, is_python: bool) -> None:
+        self.core = core
         self.id = id
         self.name = name
         self.function = function
@@ -57,28 +75,43 @@ class KernelTable:
 
     def find(self, kernel: object, submits: bool, name: str | None) -> Kernel:
         """The kernel for a name, an address, something with an address, or a callable."""
+        checks.truth("kernel", "submits", submits)
+        if name is not None:
+            checks.text("kernel", "a kernel's name", name)
         if isinstance(kernel, Kernel):
+            if kernel.core is not self._core:
+                checks.refuse(
+                    "kernel",
+                    "a kernel must be one of this runtime's",
+                    f"{kernel!r} of another",
+                    "make one here",
+                )
             return kernel
         if isinstance(kernel, str):
             return self._named(kernel)
         if self._is_shared:
-            raise ValueError(
-                "[runtime.kernel] with two processes a kernel must be a name that both sides' libraries export; got "
-                f"{kernel!r}; compile it into a library"
+            checks.refuse(
+                "kernel",
+                "with two processes a kernel must be a name that both sides' libraries export",
+                checks.shown(kernel),
+                "compile it into a library",
             )
         address = _address_of(kernel)
-        if address is not None and address > 0:
+        if address is not None and 0 < address < 1 << 64:
             return self._addressed(address, kernel, submits, name)
         if address is not None or not callable(kernel):
-            raise ValueError(
-                "[runtime.kernel] a kernel must be a name, an address, a compiled function or a callable; got "
-                f"{kernel!r}; correct it"
+            checks.refuse(
+                "kernel",
+                "a kernel must be a name, an address, a compiled function or a callable",
+                checks.shown(kernel),
+                "correct it",
             )
         return self._python(kernel, name)
 
     def _named(self, name: str) -> Kernel:
         if name not in self._by_name:
-            self._by_name[name] = Kernel(self._core.find_kernel(name), name, None, False)
+            id = self._core.find_kernel(checks.text("kernel", "a kernel's name", name))
+            self._by_name[name] = Kernel(self._core, id, name, None, False)
         return self._by_name[name]
 
     def _addressed(self, address: int, kernel: object, submits: bool, name: str | None) -> Kernel:
@@ -86,7 +119,7 @@ class KernelTable:
         if known is None:
             title = str(name or getattr(kernel, "__name__", f"kernel at {address:#x}"))
             id = self._core.add_kernel(_shortened(title), address, submits)
-            known = self._by_address[address, submits] = Kernel(id, title, kernel, False)
+            known = self._by_address[address, submits] = Kernel(self._core, id, title, kernel, False)
         return known
 
     def _python(self, function: Callable[..., object], name: str | None) -> Kernel:
@@ -96,17 +129,17 @@ class KernelTable:
                 title = "python"
             if title not in self._python_ids:
                 self._python_ids[title] = self._core.add_kernel(title, 0, True)
-        return Kernel(self._python_ids[title], title, function, True)
+        return Kernel(self._core, self._python_ids[title], title, function, True)
 
 
 def _shortened(name: str) -> str:
-    return name.encode()[:MAX_NAME_BYTES].decode(errors="ignore") or "kernel"
+    return name.encode(errors="replace")[:MAX_NAME_BYTES].decode(errors="ignore") or "kernel"
 
 
 def _address_of(kernel: Any) -> int | None:
     """Where native code begins; None for everything else."""
     if isinstance(kernel, int):
-        return kernel
+        return -1 if isinstance(kernel, bool) else kernel
     if isinstance(kernel, _FunctionPointer):
         pointer: Any = kernel
         return ctypes.cast(pointer, ctypes.c_void_p).value or 0  # 0: a null pointer

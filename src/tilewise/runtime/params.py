@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from tilewise._native.tasks import Commute, InOut, Input, Operand, Output, Param
+from tilewise._native.tasks import Commute, Core, InOut, Input, Operand, Output, Param
+from tilewise.runtime import checks
+from tilewise.runtime.kernels import Kernel
 
 if TYPE_CHECKING:
     from tilewise.runtime.buffers import Buffer, Region
@@ -31,6 +33,8 @@ __all__ = [
     "TaskExecutionHints",
     "describe_output",
 ]
+
+MAX_INT = (1 << 31) - 1
 
 
 class Mode:
@@ -52,21 +56,32 @@ class NewOutput:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
-def describe_output(bytes: int | None, shape: Sequence[int] | int | None, dtype: DTypeLike) -> NewOutput:
+def describe_output(
+    x: object, bytes: int | None, shape: Sequence[int] | int | None, dtype: DTypeLike
+) -> NewOutput:
     """What `Output(bytes=...)` or `Output(shape=..., dtype=...)` asks for; called by the native class."""
-    if (bytes is None) == (shape is None):
-        raise ValueError(
-            "[runtime.Output] an output must be a buffer, a number of bytes, or a shape and dtype; got "
-            f"bytes {bytes} and shape {shape}; pass exactly one"
+    if (bytes is None) == (shape is None) or x is not None or (bytes is not None and dtype is not None):
+        checks.refuse(
+            "Output",
+            "an output must be a buffer, a number of bytes, or a shape and dtype",
+            ", ".join(f"{name} {checks.shown(value)}" for name, value in _named(x, bytes, shape, dtype))
+            or "nothing",
+            "pass exactly one",
         )
-    kind = np.dtype(np.uint8 if bytes is not None else np.float32 if dtype is None else dtype)
-    size = bytes if bytes is not None else shape
-    sizes = tuple(size) if isinstance(size, Sequence) else (int(size or 0),)
-    if min(sizes, default=1) <= 0:
-        raise ValueError(
-            f"[runtime.Output] an output must have at least one byte; got shape {sizes}; correct it"
+    if bytes is not None:
+        sizes: tuple[int, ...] = (
+            checks.integer(
+                "Output", "an output must have at least one byte: bytes", bytes, 1, checks.MAX_BYTES
+            ),
         )
-    return NewOutput(sizes, kind)
+        return NewOutput(sizes, np.dtype(np.uint8))
+    sizes = checks.shape("Output", shape)
+    return NewOutput(sizes, checks.dtype("Output", np.float32 if dtype is None else dtype, sizes))
+
+
+def _named(*given: object) -> list[tuple[str, object]]:
+    names = ("x", "bytes", "shape", "dtype")
+    return [(name, value) for name, value in zip(names, given) if value is not None]
 
 
 class Reduce(Param):
@@ -75,12 +90,25 @@ class Reduce(Param):
     Args:
         x: a whole buffer; a region is refused by `submit`.
         combine: name of the kernel that adds a partial ("sum_f32", "sum_f64", "sum_i64", "max_f32", "min_f32"), or a
-            kernel of the buffer's runtime: kernel(buffers = {target, partial}, scalars = {bytes}).
+            native kernel of the buffer's runtime: kernel(buffers = {target, partial}, scalars = {bytes}).
     """
 
     def __init__(self, x: Buffer | Region, combine: Any = "sum_f32") -> None:
-        kernel = x._core.find_kernel(combine) if isinstance(combine, str) else combine.id
-        super().__init__(x, Mode.REDUCE, kernel)
+        kernel = _combine_id(x._core, combine) if isinstance(x, Operand) else 0
+        super().__init__("Reduce", x, Mode.REDUCE, kernel)
+
+
+def _combine_id(core: Core, combine: Any) -> int:
+    if isinstance(combine, str):
+        return int(core.find_kernel(checks.text("Reduce", "a kernel's name", combine)))
+    if not isinstance(combine, Kernel) or combine.core is not core or combine.is_python:
+        checks.refuse(
+            "Reduce",
+            "combine must be the name of a kernel, or a native kernel of the buffer's runtime",
+            checks.shown(combine),
+            'pass "sum_f32", or what Runtime.kernel returned',
+        )
+    return combine.id
 
 
 class NoDep(Param):
@@ -93,13 +121,17 @@ class NoDep(Param):
 
     def __init__(self, x: Operand | None = None, *, address: int | None = None) -> None:
         if (x is None) == (address is None):
-            raise ValueError(
-                f"[runtime.NoDep] pass a buffer or an address; got {x} and {address}; drop one of them"
+            checks.refuse(
+                "NoDep",
+                "pass a buffer or an address",
+                f"{checks.shown(x)} and {checks.shown(address)}",
+                "drop or add one",
             )
-        if x is not None:
-            super().__init__(x, Mode.NO_DEP)
+        if address is None:
+            super().__init__("NoDep", x, Mode.NO_DEP)
         else:
-            super().__init__(Mode.NO_DEP, 0, address or 0, address)
+            at = checks.integer("NoDep", "an address", address, 0, (1 << 64) - 1)
+            super().__init__(Mode.NO_DEP, 0, at, at)
 
 
 @dataclass(frozen=True)
@@ -122,22 +154,31 @@ class TaskExecutionHints:
     prefetch_handles: tuple[Buffer, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.target_node not in (None, 0):
-            raise ValueError(
-                "[runtime.hints] target_node must be this runtime's device; got "
-                f"{self.target_node}; a runtime is device 0: submit to the other device's runtime"
+        if (
+            self.target_node is not None
+            and checks.integer("hints", "target_node", self.target_node, 0, MAX_INT) != 0
+        ):
+            checks.refuse(
+                "hints",
+                "target_node must be this runtime's device",
+                str(self.target_node),
+                "a runtime is device 0: submit to the other device's runtime",
             )
-        if self.target_worker is not None and self.target_worker < 0:
-            raise ValueError(
-                f"[runtime.hints] target_worker must be a worker's number; got {self.target_worker}; pass None for any"
-            )
+        if self.target_worker is not None:
+            checks.integer("hints", "target_worker", self.target_worker, 0, MAX_INT - 1)
+        checks.integer("hints", "priority", self.priority, -MAX_INT - 1, MAX_INT)
+        checks.truth("hints", "prefetch_inputs", self.prefetch_inputs)
+        for buffer in checks.sequence("hints", "prefetch_handles", self.prefetch_handles, "buffers"):
+            checks.instance("hints", "what is prefetched", buffer, Operand, "pass buffers of the runtime")
 
-        if not -(1 << 31) <= self.priority < 1 << 31:
-            raise ValueError(
-                f"[runtime.hints] priority must be an integer of 32 bits; got {self.priority}; choose a smaller one"
-            )
-
-    def check_handles(self) -> None:
-        """Raise ValueError when a buffer to prefetch is no longer alive."""
+    def check_handles(self, core: Core) -> None:
+        """Raise ConfigError when a buffer to prefetch is another runtime's, or no longer alive."""
         for buffer in self.prefetch_handles:
-            buffer._core.address(buffer.handle)
+            if buffer._core is not core:
+                checks.refuse(
+                    "hints",
+                    "buffers to prefetch must be the runtime's own",
+                    f"{buffer!r} of another",
+                    "drop it",
+                )
+            core.address(buffer.handle)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilewise._native.tasks import Core
+from tilewise.runtime import checks
 from tilewise.runtime.buffers import Buffer
 
 __all__ = ["Recording"]
@@ -28,19 +29,30 @@ class Recording:
             bind: recorded buffer -> the buffer that takes its place; the others stay.
 
         Raises:
-            ValueError: sizes differ, two buffers became one, or a buffer is no longer alive.
+            ConfigError: sizes differ, two buffers became one, or a buffer is no longer alive.
         """
         if self._id == 0:
-            raise ValueError(
-                "[runtime.Recording.replay] a recording must have ended and not been freed; got one that has not; "
-                "replay after the block"
+            checks.refuse(
+                "Recording.replay",
+                "a recording must have ended and not been freed",
+                "one that has not",
+                "replay after the block",
+            )
+        if bind is not None and not isinstance(bind, Mapping):
+            checks.refuse(
+                "Recording.replay", "bind must be a dict of buffers", checks.shown(bind), "pass {old: new}"
             )
         pairs = (bind or {}).items()
         for buffer in (buffer for pair in pairs for buffer in pair):
+            checks.instance(
+                "Recording.replay", "what is bound", buffer, Buffer, "pass buffers, not regions or arrays"
+            )
             if buffer._core is not self._core:
-                raise ValueError(
-                    f"[runtime.Recording.replay] buffers must belong to the recording's runtime; got {buffer!r} of "
-                    "another; register them there"
+                checks.refuse(
+                    "Recording.replay",
+                    "buffers must belong to the recording's runtime",
+                    f"{buffer!r} of another",
+                    "register them there",
                 )
         self._core.replay(self._id, [old.handle for old, _ in pairs], [new.handle for _, new in pairs])
 

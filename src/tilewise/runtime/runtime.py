@@ -8,6 +8,7 @@ model, lifetimes and sizes.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import threading
 from bisect import bisect_left, insort
@@ -23,18 +24,23 @@ from numpy.typing import DTypeLike, NDArray
 
 from tilewise._native.tasks import Core, Operand, Param
 from tilewise.core.errors import PeerLost, TaskFailed
+from tilewise.runtime import checks
 from tilewise.runtime.buffers import Buffer, Region, array_of
 from tilewise.runtime.events import Event
+from tilewise.runtime.extras import extras_of, own_buffer, own_task
 from tilewise.runtime.failures import forget_exceptions
-from tilewise.runtime.handles import TaskHandle, owned_buffers
-from tilewise.runtime.kernels import Kernel, KernelTable, WorkerType
-from tilewise.runtime.params import NewOutput, TaskExecutionHints
+from tilewise.runtime.handles import TaskHandle
+from tilewise.runtime.kernels import Kernel, KernelTable, WorkerType, type_masks
+from tilewise.runtime.params import TaskExecutionHints
 from tilewise.runtime.python_tasks import PythonTask
 from tilewise.runtime.recordings import Recording
 from tilewise.runtime.stats import RuntimeStats
 from tilewise.runtime.tracing import GraphLog, Tracing
 
 __all__ = ["Runtime"]
+
+MAX_WORKERS = 256
+MAX_COUNT = (1 << 32) - 1
 
 Array = NDArray[Any]
 _open: set[Runtime] = set()  # closed at exit: threads of a forgotten runtime must not outlive the interpreter
@@ -77,21 +83,29 @@ class Runtime:
         shared_path: str | Path | None = None,
         peer_timeout_s: float = 10.0,
     ) -> None:
-        if worker_types is not None and num_workers is None:
-            num_workers = len(worker_types)
-        if worker_types is not None and len(worker_types) != num_workers:
-            raise ValueError(
-                f"[runtime.Runtime] worker_types must name every worker; got {len(worker_types)} entries for "
-                f"{num_workers} workers; correct one of them"
-            )
+        masks = None if worker_types is None else type_masks(worker_types)
         if num_workers is None:
-            num_workers = max(1, len(os.sched_getaffinity(0)) - 1)
-        self.num_workers = num_workers
-        masks = [sum(1 << kind for kind in set(types)) for types in worker_types or ()]
-        path = None if shared_path is None else str(shared_path)
+            num_workers = max(1, len(os.sched_getaffinity(0)) - 1) if masks is None else len(masks)
+        self.num_workers = checks.integer("Runtime", "num_workers", num_workers, 0, MAX_WORKERS)
+        if masks is not None and len(masks) != num_workers:
+            checks.refuse(
+                "Runtime",
+                "worker_types must name every worker",
+                f"{len(masks)} entries for {num_workers} workers",
+                "correct one of them",
+            )
+        counts = {
+            "window": window, "max_lanes": max_lanes, "max_handles": max_handles, "max_regions": max_regions,
+            "max_events": max_events,
+        }  # fmt: skip
+        for name, count in counts.items():  # what fits here and not there, the native side says
+            checks.integer("Runtime", name, count, 1, MAX_COUNT)
+        checks.integer("Runtime", "heap_bytes", heap_bytes, 1, checks.MAX_BYTES)
+        path = None if shared_path is None else checks.path("Runtime", shared_path)
         self._core = Core(
-            TaskHandle, num_workers, window, max_lanes, max_handles, max_regions, max_events, heap_bytes, masks, pin,
-            path, peer_timeout_s,
+            TaskHandle, self.num_workers, window, max_lanes, max_handles, max_regions, max_events, heap_bytes,
+            masks or [], checks.truth("Runtime", "pin", pin), path,
+            checks.patience("Runtime", "peer_timeout_s", peer_timeout_s),
         )  # fmt: skip
         native_submit: Any = self._core.submit
         self._native_submit: Callable[..., TaskHandle] = native_submit
@@ -152,7 +166,7 @@ class Runtime:
 
     def load_library(self, path: str | Path) -> None:
         """Load a shared library whose exported functions are kernels by name."""
-        self._core.load_library(str(path))
+        self._core.load_library(checks.path("load_library", path))
 
     # Buffers.
 
@@ -164,7 +178,7 @@ class Runtime:
                 until `unregister`.
 
         Raises:
-            ValueError: it is not contiguous, empty, or registered already (two handles of one memory would not see
+            ConfigError: it is not contiguous, empty, or registered already (two handles of one memory would not see
                 each other's tasks).
         """
         array = array_of(source)
@@ -175,9 +189,11 @@ class Runtime:
             for first, end in self._ranges[max(0, at - 1) : at + 1]
         )
         if is_taken:
-            raise ValueError(
-                "[runtime.register] memory must be registered once; got an array that shares bytes with a registered "
-                "one; use that buffer, and regions of it"
+            checks.refuse(
+                "register",
+                "memory must be registered once",
+                "an array that shares bytes with a registered one",
+                "use that buffer, and regions of it",
             )
         handle = self._core.register(address, array.nbytes)
         self._buffers[handle] = (source, array)
@@ -193,7 +209,14 @@ class Runtime:
         Raises:
             TimeoutError: its tasks still run after `timeout` seconds; the buffer is still known and held.
         """
-        self._check_owner(buffer, "unregister")
+        own_buffer(self._core, buffer, "unregister")
+        if buffer._array is None:
+            checks.refuse(
+                "unregister",
+                "a buffer must have been registered",
+                "one of the runtime's own",
+                "it ends with its scope",
+            )
         self._core.unregister(buffer.handle, timeout)
         self._buffers.pop(buffer.handle)
         address = buffer.array.__array_interface__["data"][0]
@@ -208,22 +231,22 @@ class Runtime:
                 buffers.append(self.register(source))
             yield tuple(buffers)
         finally:
-            for buffer in buffers:
+            for buffer in buffers if self._core.is_open else ():
                 self.unregister(buffer)
 
     def alloc(self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8) -> Buffer:
         """A buffer in the runtime's own memory; lives as long as the scope. Its first value is arbitrary."""
-        sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-        kind = np.dtype(dtype)
-        handle = self._core.alloc(int(np.prod(sizes, dtype=np.int64)) * kind.itemsize)
+        sizes = checks.shape("alloc", shape)
+        kind = checks.dtype("alloc", dtype, sizes)
+        handle = self._core.alloc(math.prod(sizes) * kind.itemsize)
         return Buffer(self._core, handle, None, sizes, kind)
 
     def freeze(self, buffer: Buffer, frozen: bool = True) -> None:
         """Frozen: the buffer is only read and its readers are not tracked (weights). Waits for its writers."""
-        self._check_owner(buffer, "freeze")
-        if not frozen:
+        own_buffer(self._core, buffer, "freeze")
+        if not checks.truth("freeze", "frozen", frozen):
             _check_writeable(buffer, "freeze")
-        self._core.freeze(buffer.handle, frozen)
+        self._core.freeze(buffer.handle, bool(frozen))
 
     def read(self, buffer: Buffer | Region, timeout: float | None = None) -> Array:
         """Wait for the buffer's writers, then its value as a read-only array that shares its memory.
@@ -232,7 +255,7 @@ class Runtime:
             TaskFailed: the task that should have written it failed.
             TimeoutError: a writer still runs after `timeout` seconds.
         """
-        self._check_owner(buffer, "read")
+        own_buffer(self._core, buffer, "read", (Buffer, Region))
         self._core.read(buffer.handle, timeout)
         array: Array = buffer.array.view()
         array.flags.writeable = False
@@ -240,7 +263,7 @@ class Runtime:
 
     def write(self, buffer: Buffer | Region, timeout: float | None = None) -> Array:
         """Wait for the buffer's readers and writers, then its array, to be written until the next submission on it."""
-        self._check_owner(buffer, "write")
+        own_buffer(self._core, buffer, "write", (Buffer, Region))
         _check_writeable(buffer, "write")
         self._core.write(buffer.handle, timeout)
         return buffer.array
@@ -262,7 +285,8 @@ class Runtime:
         try:
             yield
         finally:
-            self._core.scope_end()
+            if self._core.is_open:  # else its scopes have ended, or are those of this process's parent
+                self._core.scope_end()
 
     def submit(
         self,
@@ -271,8 +295,8 @@ class Runtime:
         *,
         scalars: Sequence[Any] = (),
         worker_type: WorkerType = WorkerType.VECTOR,
-        after: Sequence[TaskHandle] = (),
-        wait_for: Sequence[tuple[Event, int]] = (),
+        after: Sequence[TaskHandle] | None = None,
+        wait_for: Sequence[tuple[Event, int]] | None = None,
         hints: TaskExecutionHints | None = None,
         predicate: Buffer | None = None,
     ) -> TaskHandle:
@@ -293,28 +317,26 @@ class Runtime:
             The task's handle. Blocks while the window is full; other Python threads run meanwhile.
 
         Raises:
-            ValueError: something is wrong with the arguments; nothing was submitted.
+            ConfigError: something is wrong with the arguments; nothing was submitted.
             ResourceError: no task can ever free what this one needs; names the resource and the knob.
         """
-        if type(kernel) is not Kernel and kernel is not None:
-            kernel = self._kernels.find(kernel, False, None)
+        if type(kernel) is not Kernel or kernel.core is not self._core:
+            kernel = None if kernel is None else self._kernels.find(kernel, False, None)
         extras = None
-        if after or wait_for or hints is not None or predicate is not None:
-            extras = self._extras(after, wait_for, hints, predicate)
-        if kernel is not None and kernel.is_python:
-            task = self._submit_python(kernel, params, scalars, worker_type, extras)
-        else:
-            task = self._native_submit(
-                -1 if kernel is None else kernel.id, worker_type, params, scalars, extras
-            )
-        if task.output_handles is not None:
-            task._buffers = owned_buffers(task, [p.target for p in params if isinstance(p.target, NewOutput)])
-        return task
+        if after is not None or wait_for is not None or hints is not None or predicate is not None:
+            extras = extras_of(self._core, after, wait_for, hints, predicate)
+        if kernel is None:
+            return self._native_submit(-1, worker_type, params, scalars, extras)
+        if kernel.is_python:
+            return self._submit_python(kernel, params, scalars, worker_type, extras)
+        return self._native_submit(kernel.id, worker_type, params, scalars, extras)
 
     def task_complete(self, task: TaskHandle, status: int = 0) -> None:
         """End a task whose kernel returned `LATER`: 0: it succeeded; anything else: it failed. Once, any thread."""
-        self._check_owner(task, "task_complete")
-        self._core.task_complete(task.id, status)
+        own_task(self._core, task, "task_complete")
+        self._core.task_complete(
+            task.id, checks.integer("task_complete", "status", status, -(1 << 31), (1 << 31) - 1)
+        )
 
     def wait_all(self, timeout: float | None = None) -> None:
         """Wait for every task that this thread submitted (inside a task: its children).
@@ -345,7 +367,8 @@ class Runtime:
             yield recording
         finally:
             self._recording_threads.discard(threading.get_ident())
-            recording._end()
+            if self._core.is_open:
+                recording._end()
 
     def run_orchestration(self, path: str | Path, name: str, args: Sequence[Any] = ()) -> None:
         """Run `int name(PTORuntime*, const uint64_t* args)` of a shared library in this thread, and wait for its tasks.
@@ -355,7 +378,9 @@ class Runtime:
             name: the function, exported with C linkage.
             args: integers, floats (bits of a double), buffers (their handles), arrays (their addresses).
         """
-        self._core.run_orchestration(str(path), name, [_argument(value) for value in args])
+        values = [_argument(value) for value in checks.sequence("run_orchestration", "args", args, "values")]
+        checks.text("run_orchestration", "the function's name", name)
+        self._core.run_orchestration(checks.path("run_orchestration", path), name, values)
 
     def stats(self) -> RuntimeStats:
         """Counters and high-water marks; `stats().advice()` says how to size the runtime."""
@@ -374,43 +399,6 @@ class Runtime:
         """A `with` block whose tasks' dependency graph is written: JSON, or a picture when the path ends in .html."""
         return GraphLog(self._core, path)
 
-    def _check_owner(self, thing: Buffer | Region | TaskHandle | Event, call: str) -> None:
-        """Ids of two runtimes may be equal, so the native side cannot always tell them apart."""
-        core = thing.core if isinstance(thing, TaskHandle) else thing._core
-        if core is not self._core:
-            raise ValueError(
-                f"[runtime.{call}] tasks, buffers and events must belong to the runtime they are used with; got "
-                f"{thing!r} of another; use the runtime that made it"
-            )
-
-    def _extras(
-        self,
-        after: Sequence[TaskHandle],
-        wait_for: Sequence[tuple[Event, int]],
-        hints: TaskExecutionHints | None,
-        predicate: Buffer | None,
-    ) -> tuple[list[int], list[tuple[int, int]], int, int, int]:
-        events = [event for event, _ in wait_for]
-        for thing in (*after, *events, *([predicate] if predicate is not None else ())):
-            self._check_owner(thing, "submit")
-        for _, value in wait_for:
-            if not 0 <= value < 1 << 64:
-                raise ValueError(
-                    f"[runtime.submit] a value to wait for must be an unsigned integer of 64 bits; got {value}; "
-                    "an event rises from 0"
-                )
-        priority, worker = 0, 0
-        if hints is not None:
-            hints.check_handles()
-            priority, worker = hints.priority, 0 if hints.target_worker is None else hints.target_worker + 1
-        return (
-            [task.id for task in after],
-            [(event.id, value) for event, value in wait_for],
-            priority,
-            worker,
-            0 if predicate is None else predicate.handle,
-        )
-
     def _submit_python(
         self,
         kernel: Kernel,
@@ -420,10 +408,14 @@ class Runtime:
         extras: object,
     ) -> TaskHandle:
         if threading.get_ident() in self._recording_threads:
-            raise ValueError(
-                f"[runtime.submit] a recording must not hold Python kernels; got {kernel!r}; compile it, or submit it "
-                "outside the block"
+            checks.refuse(
+                "submit",
+                "a recording must not hold Python kernels",
+                f"{kernel!r}",
+                "compile it, or submit it outside the block",
             )
+        checks.sequence("submit", "params", params, "parameters")
+        checks.sequence("submit", "scalars", scalars, "values")
         function: Any = kernel.function
         record = PythonTask(self._core, function, params, scalars)
         task = self._native_submit(kernel.id, worker_type, params, (id(record),), extras)
@@ -433,8 +425,8 @@ class Runtime:
 
 def _check_writeable(buffer: Buffer | Region, call: str) -> None:
     if not buffer.array.flags.writeable:
-        raise ValueError(
-            f"[runtime.{call}] read-only memory must only be read; got the buffer of a read-only array; register a copy"
+        checks.refuse(
+            call, "read-only memory must only be read", "the buffer of a read-only array", "register a copy"
         )
 
 

@@ -15,6 +15,7 @@ from types import TracebackType
 
 from tilewise._native.tasks import Core
 from tilewise.core.errors import TaskFailed
+from tilewise.runtime import checks
 from tilewise.runtime.graph import DependencyGraph, read_graph
 from tilewise.runtime.graph_picture import write_graph_html
 from tilewise.runtime.perfetto import write_perfetto
@@ -32,8 +33,10 @@ class Tracing:
     ) -> None:
         self._core = core
         self._num_workers = num_workers
-        self._path = None if path is None else Path(path)
-        self._max_records = max_records_per_thread
+        self._path = None if path is None else checks.output_path("trace", path)
+        self._max_records = checks.integer(
+            "trace", "max_records_per_thread", max_records_per_thread, 1, 1 << 28
+        )
         self.trace = Trace((), (), 0)
 
     def __enter__(self) -> Tracing:
@@ -44,6 +47,8 @@ class Tracing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if not self._core.is_open:  # a forked child leaves its parent's block
+            return
         _settle(self._core)
         self._core.trace_enable(0)
         self.trace = _trace_of(self._core, self._num_workers)
@@ -56,7 +61,7 @@ class GraphLog:
 
     def __init__(self, core: Core, path: str | Path) -> None:
         self._core = core
-        self._path = Path(path)
+        self._path = checks.output_path("graph", path)
         self.graph = DependencyGraph(())
 
     def __enter__(self) -> GraphLog:
@@ -66,6 +71,8 @@ class GraphLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if not self._core.is_open:
+            return
         _settle(self._core)
         if self._path.suffix != ".html":
             self._core.graph_end(str(self._path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,12 @@ def kernels(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def runtime():
-    """A runtime with two workers, closed after the test."""
-    with Runtime(num_workers=2, window=64) as rt:
-        yield rt
+    """A runtime with two workers, closed after the test; what a failed test has left waiting is cancelled."""
+    rt = Runtime(num_workers=2, window=64)
+    rescue = threading.Timer(20, rt.cancel_all)
+    try:
+        with rt:
+            yield rt
+            rescue.start()
+    finally:
+        rescue.cancel()

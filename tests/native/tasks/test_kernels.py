@@ -12,7 +12,7 @@ import numba
 import numpy as np
 import pytest
 
-from tilewise.core.errors import TaskFailed
+from tilewise.core.errors import ConfigError, TaskFailed
 from tilewise.runtime import InOut, Input, Output, Runtime
 from tilewise.runtime.failures import forget_exceptions
 
@@ -65,7 +65,7 @@ def test_compiled_library(runtime, kernels):
     assert x[0] == 5 - 7 + 2 + 1 - 1 and y[0] == -1.25
     with pytest.raises(ValueError, match="library must load"):
         runtime.load_library("no such library")
-    with pytest.raises(TypeError):
+    with pytest.raises(ConfigError, match="a scalar must be"):
         runtime.submit("add_i64", scalars=["text"])
 
 

@@ -75,7 +75,7 @@ def test_timeout_and_cancel(runtime):
             runtime.read(hx, 0.02)
         task.cancel()
         event.raise_(2)
-        with pytest.raises(CancelledError):
+        with pytest.raises(CancelledError, match=r"cancelled before it started.*nothing is to be corrected"):
             task.wait()
         assert isinstance(successor.exception(), CancelledError)
     assert x[0] == 0 and event.value == 2
@@ -116,8 +116,15 @@ def test_worker_types():
 
 def test_later(runtime):
     """A kernel that returns LATER ends when task_complete is called, with its status."""
-    tasks = [runtime.submit(lambda: LATER) for _ in range(2)]
-    time.sleep(0.05)
+    begun = threading.Semaphore(0)
+
+    def kernel():
+        begun.release()
+        return LATER
+
+    tasks = [runtime.submit(kernel) for _ in range(2)]
+    for _ in tasks:  # a task that has not begun cannot be ended
+        assert begun.acquire(timeout=30)
     assert not tasks[0].is_complete()
     runtime.task_complete(tasks[0])
     runtime.task_complete(tasks[1], 5)
@@ -135,7 +142,7 @@ def test_dropping_a_handle_never_blocks(runtime):
     begin = time.monotonic()
     gc.collect()
     runtime.submit(None, wait_for=[(event, 1)]).detach()
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 10
     event.raise_()
     runtime.wait_all()
     assert sorted(seen) == list(range(20))
@@ -254,14 +261,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 with Runtime(num_workers=1, window=2) as rt:
     event = rt.event()
     what = sys.argv[1]
-    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     begin = time.monotonic()
     try:
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         for _ in range(3 if what == "submit" else 1):
             task = rt.submit(None, wait_for=[(event, 1)])
         task.wait() if what == "wait" else rt.wait_all()
     except KeyboardInterrupt:
-        print("interrupted", time.monotonic() - begin < 3)
+        print("interrupted", time.monotonic() - begin < 10)
     event.raise_()
     rt.submit(None).wait()
     print("usable")
@@ -287,8 +294,8 @@ def test_signal_handler_exception_is_raised(runtime):
     old = signal.signal(signal.SIGALRM, handler)
     event = runtime.event()
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(MyError):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
             runtime.submit(None, wait_for=[(event, 1)]).wait()
     finally:
         signal.signal(signal.SIGALRM, old)

@@ -1,0 +1,211 @@
+"""Checks of what a program gives to the task runtime, and the one form of its refusals.
+
+Owns the sentence "[runtime.call] rule; got X; what to do" and the tests of types and ranges that the native side would
+refuse in words of its own, or not at all. Every refusal is a `ConfigError`, raised before anything starts. A submission
+comes here only when it must be refused, or asks for more than buffers and scalars.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from tilewise.core.errors import ConfigError
+
+__all__ = [
+    "callback",
+    "dtype",
+    "instance",
+    "integer",
+    "operand",
+    "output_path",
+    "parameter",
+    "path",
+    "patience",
+    "refuse",
+    "scalar",
+    "seconds",
+    "sequence",
+    "shape",
+    "shown",
+    "text",
+    "truth",
+    "worker_type",
+]
+
+MAX_BYTES = (1 << 63) - 1
+MAX_SHOWN = 80
+LONGEST_S = 1e9
+
+T = TypeVar("T")
+
+
+def refuse(call: str, rule: str, got: str, advice: str) -> NoReturn:
+    """Raise the project's error."""
+    raise ConfigError(f"[runtime.{call}] {rule}; got {got}; {advice}")
+
+
+def shown(value: object) -> str:
+    """A value in a sentence: short, and also when its own text cannot be made."""
+    try:
+        written = " ".join(repr(value).split())
+    except Exception:  # whatever its __repr__ does: the refusal counts
+        return f"an object of type {type(value).__name__}"
+    if len(written) > MAX_SHOWN:
+        return f"{written[:MAX_SHOWN]}... (of type {type(value).__name__})"
+    return written
+
+
+def integer(call: str, name: str, value: Any, low: int, high: int) -> int:
+    """A whole number in [low, high]. Truth values and arrays are none."""
+    try:
+        number = None if isinstance(value, (bool, np.ndarray)) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        refuse(call, f"{name} must be an integer", shown(value), "pass a whole number")
+    if not low <= number <= high:
+        refuse(call, f"{name} must lie in [{low}, {high}]", shown(value), "correct it")
+    return number
+
+
+def scalar(call: str, value: Any) -> NoReturn:
+    """Says why a value cannot be a scalar of a native kernel; called when its conversion has failed."""
+    refuse(
+        call,
+        "a scalar must be an integer of 64 bits or a float",
+        shown(value),
+        "convert it; larger data go into buffers",
+    )
+
+
+def truth(call: str, name: str, value: Any) -> bool:
+    """True or False, also NumPy's."""
+    if not isinstance(value, (bool, np.bool_)):
+        refuse(call, f"{name} must be True or False", shown(value), "correct it")
+    return bool(value)
+
+
+def instance(call: str, name: str, value: Any, kind: type[T], advice: str) -> T:
+    """An object of one of the runtime's classes."""
+    if not isinstance(value, kind):
+        refuse(call, f"{name} must be a {kind.__name__}", shown(value), advice)
+    return value
+
+
+def worker_type(call: str, value: Any) -> NoReturn:
+    """Says what a worker type is; called when the value is none of the four."""
+    refuse(call, "worker_type must be one of WorkerType", shown(value), "pass WorkerType.CUBE, VECTOR, ...")
+
+
+def callback(call: str, value: Any) -> NoReturn:
+    """Says what can be called back; called when the value cannot."""
+    refuse(call, "a callback must be callable without arguments", shown(value), "pass a function")
+
+
+def parameter(call: str, value: Any) -> NoReturn:
+    """Says what stands in `params`; called when the value does not belong there."""
+    refuse(
+        call,
+        "params must be Input, Output, InOut, Commute, Reduce or NoDep",
+        shown(value),
+        "wrap the buffer in one of them",
+    )
+
+
+def operand(call: str, value: Any) -> NoReturn:
+    """Says what a parameter can name; called when it is neither buffer nor region."""
+    refuse(call, "a parameter must name a Buffer or a Region", shown(value), "register the memory first")
+
+
+def sequence(call: str, name: str, value: Any, what: str) -> Sequence[Any]:
+    """A list or tuple, or what is as good: it can be walked more than once."""
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        refuse(call, f"{name} must be a sequence of {what}", shown(value), "pass a list or a tuple")
+    return value
+
+
+def seconds(call: str, value: Any) -> float | None:
+    """A timeout: seconds, or None for ever. A negative one has passed already."""
+    if value is None:
+        return None
+    try:
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        number = math.inf
+    if math.isnan(number):
+        refuse(call, "a timeout must be a number of seconds, or None for ever", shown(value), "pass a float")
+    return number
+
+
+def patience(call: str, name: str, value: Any) -> float:
+    """Seconds to wait for something that must come: more than none."""
+    number = seconds(call, value)
+    if number is None or number <= 0:
+        refuse(call, f"{name} must be more than 0 seconds", shown(value), "pass 10.0")
+    return min(number, LONGEST_S)
+
+
+def shape(call: str, value: Any) -> tuple[int, ...]:
+    """The sizes of an array: a positive integer, or a sequence of them."""
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return tuple(integer(call, "every size of a shape", size, 1, MAX_BYTES) for size in value)
+    return (integer(call, "a shape that is no sequence", value, 1, MAX_BYTES),)
+
+
+def dtype(call: str, value: DTypeLike, sizes: Sequence[int]) -> np.dtype[Any]:
+    """The type of an array's elements: no Python objects, and the whole array within 63 bits."""
+    try:
+        kind = np.dtype(value)
+    except (TypeError, ValueError):
+        refuse(call, "a dtype must be one that NumPy knows", shown(value), "correct it")
+    if kind.hasobject or kind.itemsize == 0 or kind.subdtype is not None:
+        refuse(
+            call, "elements must be plain memory of one byte or more", f"dtype {kind}", "choose another dtype"
+        )
+    if math.prod(sizes) * kind.itemsize > MAX_BYTES:
+        refuse(
+            call,
+            "an array must have less than 2**63 bytes",
+            f"shape {tuple(sizes)} of {kind}",
+            "make it smaller",
+        )
+    return kind
+
+
+def text(call: str, name: str, value: Any) -> str:
+    """A name that the native side can hold."""
+    if not isinstance(value, str) or not value or "\0" in value or not value.isprintable():
+        refuse(call, f"{name} must be printable text", shown(value), "pass a str")
+    return value
+
+
+def path(call: str, value: Any) -> str:
+    """A path as text, as the native side takes it."""
+    given = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(given, str) or not given or "\0" in given:
+        refuse(
+            call, "a path must be a str or a Path, neither empty nor with a zero", shown(value), "correct it"
+        )
+    return given
+
+
+def output_path(call: str, value: Any) -> Path:
+    """A path to write to when a block has ended: its folder must exist before the block begins."""
+    target = Path(path(call, value))
+    if target.is_dir() or not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
+        refuse(
+            call,
+            "a file must be writable in a folder that exists",
+            f"'{target}'",
+            "make the folder, or choose another",
+        )
+    return target

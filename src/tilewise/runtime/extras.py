@@ -1,0 +1,83 @@
+"""What a call names besides kernels and parameters: tasks, events, hints, a predicate; and whose they are.
+
+Refuses what belongs to another runtime (ids of two runtimes may be equal, so the native side cannot always tell them
+apart), and what is no task, buffer or event at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewise._native.tasks import Core
+from tilewise.runtime import checks
+from tilewise.runtime.buffers import Buffer, Region
+from tilewise.runtime.events import Event
+from tilewise.runtime.handles import TaskHandle
+from tilewise.runtime.params import TaskExecutionHints
+
+__all__ = ["Extras", "extras_of", "own_buffer", "own_task"]
+
+Extras = tuple[list[int], list[tuple[int, int]], int, int, int]
+
+
+def own_buffer(
+    core: Core, buffer: object, call: str, kinds: tuple[type[Buffer | Region], ...] = (Buffer,)
+) -> None:
+    """Refuse what is no buffer of this runtime."""
+    if not isinstance(buffer, kinds):
+        names = " or a ".join(kind.__name__ for kind in kinds)
+        checks.refuse(call, f"memory must be given as a {names}", checks.shown(buffer), "register it first")
+    _check_owner(core, buffer, buffer._core, call)
+
+
+def own_task(core: Core, task: object, call: str) -> None:
+    """Refuse what is no task of this runtime."""
+    handle = checks.instance(call, "a task", task, TaskHandle, "pass what submit returned")
+    _check_owner(core, handle, handle.core, call)
+
+
+def extras_of(
+    core: Core,
+    after: Sequence[TaskHandle] | None,
+    wait_for: Sequence[tuple[Event, int]] | None,
+    hints: TaskExecutionHints | None,
+    predicate: Buffer | None,
+) -> Extras:
+    """What the native side takes: ids of tasks, of events with values, priority, 1 + worker or 0, predicate or 0."""
+    tasks = checks.sequence("submit", "after", () if after is None else after, "tasks")
+    for task in tasks:
+        own_task(core, task, "submit")
+    pairs = checks.sequence("submit", "wait_for", () if wait_for is None else wait_for, "pairs")
+    waits = [_wait_of(core, pair) for pair in pairs]
+    priority, worker = 0, 0
+    if hints is not None:
+        checks.instance("submit", "hints", hints, TaskExecutionHints, "pass TaskExecutionHints(...)")
+        hints.check_handles(core)
+        priority, worker = hints.priority, 0 if hints.target_worker is None else hints.target_worker + 1
+    if predicate is not None:
+        own_buffer(core, predicate, "submit")
+    handle = 0 if predicate is None else predicate.handle
+    return [task.id for task in tasks], waits, priority, worker, handle
+
+
+def _wait_of(core: Core, pair: object) -> tuple[int, int]:
+    if not isinstance(pair, Sequence) or len(pair) != 2 or not isinstance(pair[0], Event):
+        checks.refuse(
+            "submit",
+            "wait_for must hold pairs of an event and a value",
+            checks.shown(pair),
+            "pass (event, value)",
+        )
+    event, value = pair
+    _check_owner(core, event, event._core, "submit")
+    return event.id, checks.integer("submit", "a value to wait for", value, 0, (1 << 64) - 1)
+
+
+def _check_owner(core: Core, thing: object, owner: object, call: str) -> None:
+    if owner is not core:
+        checks.refuse(
+            call,
+            "tasks, buffers and events must belong to the runtime they are used with",
+            f"{checks.shown(thing)} of another",
+            "use the runtime that made it",
+        )
