@@ -428,9 +428,23 @@ void Engine::stats(pto_stats* stats) {
 
 void Engine::enable_trace(uint32_t max_records) {
   active_trace_.store(nullptr);
-  if (max_records == 0) return;  // what was recorded can still be read
-  trace_ = std::make_unique<Trace>(region_.header->num_seats, max_records);
-  active_trace_.store(trace_.get());
+  if (max_records != 0) {  // else what was recorded can still be read
+    trace_ = std::make_unique<Trace>(region_, max_records);
+    active_trace_.store(trace_.get());
+  }
+  if (region_.traces == nullptr || is_worker_side_) return;
+  for (uint32_t w = 0; w < region_.header->num_workers && max_records != 0; ++w) region_.traces[w].num_tasks.store(0);
+  region_.header->trace_limit.store(max_records, std::memory_order_release);
+}
+
+/// In the workers' process, before a task that was submitted after the switch.
+void Engine::follow_trace() {
+  const uint32_t limit = region_.header->trace_limit.load(std::memory_order_acquire);
+  if ((limit != 0) == (active_trace_.load(std::memory_order_relaxed) != nullptr)) return;
+  std::lock_guard guard(callbacks_mutex_);  // one worker switches for all
+  if ((limit != 0) == (active_trace_.load(std::memory_order_relaxed) != nullptr)) return;
+  if (trace_ == nullptr) trace_ = std::make_unique<Trace>(region_, limit);
+  active_trace_.store(limit != 0 ? trace_.get() : nullptr);
 }
 
 uint64_t Engine::trace_tasks(pto_trace_task* records, uint64_t capacity) const {

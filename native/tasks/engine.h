@@ -226,6 +226,7 @@ class Engine {
   void wait_for_workers(double timeout_s);
   void stop();
   void worker_loop(uint32_t worker);
+  void follow_trace();
   void park_worker(uint32_t worker);
   void wake_worker(bool all = false);
   pto_kernel_fn function_of(int32_t kernel);

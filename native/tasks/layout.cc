@@ -92,6 +92,7 @@ void lay_out(const Options& options, Header& header) {
   header.errors = cursor.take(kMaxErrors * sizeof(ErrorRecord));
   header.failed = cursor.take(uint64_t{header.failed_capacity} * sizeof(FailedTask));
   header.kernels = cursor.take(kMaxKernels * sizeof(KernelName));
+  header.traces = cursor.take(header.is_shared != 0 ? header.num_workers * sizeof(SharedTrace) : 0);
   header.heap = cursor.take(uint64_t{header.num_segments} * kSegmentBytes);
   header.total_bytes = cursor.end;
 }
@@ -115,6 +116,7 @@ Region locate(std::byte* base) {
   region.errors = reinterpret_cast<ErrorRecord*>(base + h.errors);
   region.failed = reinterpret_cast<FailedTask*>(base + h.failed);
   region.kernels = reinterpret_cast<KernelName*>(base + h.kernels);
+  region.traces = h.is_shared != 0 ? reinterpret_cast<SharedTrace*>(base + h.traces) : nullptr;
   region.heap = base + h.heap;
   return region;
 }

@@ -279,6 +279,13 @@ struct FailedTask {
   uint64_t swept_at;      // sequence of the first sweep that found it completed; 0: none yet
 };
 
+/// What a worker in another process has done, while tracing.
+inline constexpr uint64_t kSharedTraceTasks = 1 << 16;
+struct SharedTrace {
+  std::atomic<uint64_t> num_tasks;
+  pto_trace_task tasks[kSharedTraceTasks];  // the newest
+};
+
 struct KernelName {
   char name[60];
   uint32_t flags;
@@ -306,7 +313,7 @@ struct Header {
   uint32_t failed_capacity;
   uint32_t is_shared;
   uint64_t seats, slots, args, handles, regions, chunks, declared, rings, queues, entries, events, segments, errors,
-      failed, kernels, heap;
+      failed, kernels, traces, heap;
 
   alignas(128) rings::SpinLock submit_lock;  // see submit_lock.h for the three
   std::atomic<uint32_t> first_lane_inside;
@@ -338,6 +345,7 @@ struct Header {
   alignas(128) std::atomic<uint32_t> num_cancels;
   std::atomic<uint32_t> seats_in_use;  // one more than the highest ever taken
   std::atomic<uint32_t> num_kernels;
+  std::atomic<uint32_t> trace_limit;  // two processes: the workers record while it is not 0; changed while nothing runs
   std::atomic<uint32_t> closing;
   std::atomic<int32_t> workers_pid;
   std::atomic<int32_t> owner_pid;
@@ -362,6 +370,7 @@ struct Region {
   ErrorRecord* errors = nullptr;
   FailedTask* failed = nullptr;
   KernelName* kernels = nullptr;
+  SharedTrace* traces = nullptr;   // per worker, with two processes
   std::byte* heap = nullptr;
 
   uint64_t distance(const void* address) const {

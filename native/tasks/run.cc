@@ -408,6 +408,7 @@ void Engine::worker_loop(uint32_t worker) {
   while (header.closing.load(std::memory_order_acquire) == 0 && !peer_lost_.load(std::memory_order_relaxed)) {
     const uint32_t slot = take(worker, true);
     if (slot != kNone) {
+      if (is_worker_side_) [[unlikely]] follow_trace();
       if (idle.is_idle()) pace.found(num_submitted());
       idle.reset();
       run(slot, worker, true);

@@ -77,6 +77,32 @@ CASE("work is done in the other process, in order, and its end is the orchestrat
   EXPECT(access(path.c_str(), F_OK) != 0);
 }
 
+CASE("a trace shows what the other process's workers did, each time that it is on") {
+  const std::string path = new_path("traced");
+  const pid_t child = fork_workers(path);
+  {
+    Runtime runtime(shared_config(path));
+    const pto_kernel fill = pto_kernel_find(runtime, "fill");
+    const pto_handle h = pto_alloc(runtime, 64);
+    std::vector<pto_trace_task> records(100);
+    for (const uint64_t count : {30, 7}) {
+      EXPECT_EQ(pto_trace_enable(runtime, 100), 0);
+      for (uint64_t t = 0; t < count; ++t) runtime.submit(fill, {inout(h)}, {.scalars = {64, t}});
+      EXPECT_EQ(pto_wait_all(runtime, 30), 0);
+      EXPECT_EQ(pto_trace_enable(runtime, 0), 0);
+      runtime.submit(fill, {inout(h)}, {.scalars = {64, 1}});
+      EXPECT_EQ(pto_wait_all(runtime, 30), 0);
+      EXPECT_EQ(pto_trace_tasks(runtime, records.data(), 100), count);
+      for (uint64_t r = 0; r < count; ++r) {
+        EXPECT(records[r].worker >= 0 && records[r].kernel == fill);
+        EXPECT(records[r].submit_ns > 0 && records[r].submit_ns <= records[r].ready_ns &&
+               records[r].ready_ns <= records[r].start_ns && records[r].start_ns <= records[r].end_ns);
+      }
+    }
+  }
+  EXPECT_EQ(exit_status(child), 0);
+}
+
 CASE("SIGKILL of the workers is PTO_PEER_LOST within a second, and the runtime still closes") {
   const std::string path = new_path("killed");
   const pid_t child = fork_workers(path);

@@ -2,7 +2,7 @@
 //
 // Purpose: one record per task and per stall. Who may call: start, end and stall by the thread of the seat; reading
 // while nothing runs. Blocks: never. Memory: of the process; each seat's records grow to their limit as they come, then
-// the newest replace the oldest. Tasks are stamped with ticks(), which costs a third of the system's clock, and turned
+// the newest replace the oldest. With two processes the workers' tasks lie in the region instead, for the other to read. Tasks are stamped with ticks(), which costs a third of the system's clock, and turned
 // into ns when they are read: two readings of both clocks, far apart, tell how long a tick is.
 #pragma once
 #include <algorithm>
@@ -17,8 +17,11 @@ namespace tilewise::tasks {
 
 class Trace {
  public:
-  Trace(uint32_t num_seats, uint32_t capacity) : capacity_(capacity), first_ticks_(ticks()), first_ns_(now_ns()) {
-    for (uint32_t s = 0; s < num_seats; ++s) seats_.push_back(std::make_unique<PerSeat>());
+  Trace(const Region& region, uint32_t capacity) : capacity_(capacity), first_ticks_(ticks()), first_ns_(now_ns()) {
+    for (uint32_t s = 0; s < region.header->num_seats; ++s) {
+      seats_.push_back(std::make_unique<PerSeat>());
+      if (region.traces != nullptr && s < region.header->num_workers) seats_[s]->shared = &region.traces[s];
+    }
   }
 
   void start(uint32_t seat) { seats_[seat]->start_ticks = ticks(); }
@@ -34,11 +37,14 @@ class Trace {
   void end(uint32_t seat, uint32_t num_workers, TaskRef name, const Slot& task, const Before& before, int status) {
     const int32_t worker = seat < num_workers ? static_cast<int32_t>(seat) : -1 - static_cast<int32_t>(seat);
     PerSeat& mine = *seats_[seat];
-    push(mine.tasks, mine.num_tasks++, capacity_,
-         pto_trace_task{name, task.kernel, worker, static_cast<int32_t>(before.lane), before.scope_depth, status,
-                        task.priority, static_cast<int64_t>(before.submit_ticks),
-                        static_cast<int64_t>(before.ready_ticks), static_cast<int64_t>(mine.start_ticks),
-                        static_cast<int64_t>(ticks())});
+    const pto_trace_task record{name, task.kernel, worker, static_cast<int32_t>(before.lane), before.scope_depth, status,
+                                task.priority, static_cast<int64_t>(before.submit_ticks),
+                                static_cast<int64_t>(before.ready_ticks), static_cast<int64_t>(mine.start_ticks),
+                                static_cast<int64_t>(ticks())};
+    if (mine.shared == nullptr) return push(mine.tasks, mine.num_tasks++, capacity_, record);
+    const uint64_t number = mine.shared->num_tasks.load(std::memory_order_relaxed);
+    mine.shared->tasks[number % kSharedTraceTasks] = record;
+    mine.shared->num_tasks.store(number + 1, std::memory_order_relaxed);
   }
 
   void stall(uint32_t seat, int32_t cause, int64_t begin_ns, int64_t end_ns, uint64_t live, uint64_t heap_bytes) {
@@ -56,17 +62,21 @@ class Trace {
       time = first_ns_ + static_cast<int64_t>(passed * ns_per_tick);
     };
     uint64_t count = 0;
-    for (const auto& seat : seats_) {
-      for (const pto_trace_task& record : seat->tasks) {
-        if (count < capacity) {
-          records[count] = record;
-          to_ns(records[count].submit_ns);
-          to_ns(records[count].ready_ns);
-          to_ns(records[count].start_ns);
-          to_ns(records[count].end_ns);
-        }
-        ++count;
+    const auto copy = [&](const pto_trace_task& record) {
+      if (count < capacity) {
+        records[count] = record;
+        to_ns(records[count].submit_ns);
+        to_ns(records[count].ready_ns);
+        to_ns(records[count].start_ns);
+        to_ns(records[count].end_ns);
       }
+      ++count;
+    };
+    for (const auto& seat : seats_) {
+      for (const pto_trace_task& record : seat->tasks) copy(record);
+      if (seat->shared == nullptr) continue;
+      const uint64_t num_tasks = std::min(seat->shared->num_tasks.load(std::memory_order_acquire), kSharedTraceTasks);
+      for (uint64_t t = 0; t < num_tasks; ++t) copy(seat->shared->tasks[t]);
     }
     return count;
   }
@@ -89,6 +99,7 @@ class Trace {
     uint64_t num_stalls = 0;
     std::vector<pto_trace_task> tasks;
     std::vector<pto_trace_stall> stalls;
+    SharedTrace* shared = nullptr;
   };
 
   template <class Record>
