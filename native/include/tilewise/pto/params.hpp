@@ -169,9 +169,9 @@ class Buffer : public BufferRef {
   using BufferRef::BufferRef;
   Buffer(Buffer&& other) noexcept : BufferRef(other.runtime_, std::exchange(other.handle_, 0)) {}
   Buffer& operator=(Buffer&& other) noexcept {
-    Buffer old(std::move(*this));
-    runtime_ = other.runtime_;
-    handle_ = std::exchange(other.handle_, 0);
+    Buffer taken(std::move(other));  // ends as the old one
+    std::swap(runtime_, taken.runtime_);
+    std::swap(handle_, taken.handle_);
     return *this;
   }
   ~Buffer() {
