@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,21 +44,49 @@ target_compile_features(user_kernels PRIVATE cxx_std_17)
 target_link_libraries(user_kernels PRIVATE tilewise::pto)
 """
 
+CMAKE_PROGRAM = """
+cmake_minimum_required(VERSION 3.18)
+project(user LANGUAGES CXX)
+find_package(tilewise CONFIG REQUIRED)
+find_package(Threads REQUIRED)
+add_executable(program program.cc)
+target_compile_features(program PRIVATE cxx_std_20)
+target_compile_options(program PRIVATE -Wall -Wextra -Wpedantic -Wconversion -Werror)
+target_link_libraries(program PRIVATE tilewise::pto Threads::Threads)
+"""
 
-def test_cmake_package(runtime, tmp_path):
-    """find_package(tilewise) gives a target with header and library; what it builds can be loaded."""
-    (tmp_path / "CMakeLists.txt").write_text(CMAKE.format(source=SOURCE), encoding="utf-8")
-    build = tmp_path / "build"
+
+def build_with_cmake(folder, text):
+    """Configure and build a user's project; returns the folder of what it built."""
+    (folder / "CMakeLists.txt").write_text(text, encoding="utf-8")
+    build = folder / "build"
     cmake = [str(Path(sys.executable).with_name("cmake"))]
     if not Path(cmake[0]).exists():
         cmake = ["cmake"]
-    configure = [*cmake, "-S", str(tmp_path), "-B", str(build), f"-Dtilewise_DIR={tilewise.get_cmake_dir()}"]
+    configure = [*cmake, "-S", str(folder), "-B", str(build), f"-Dtilewise_DIR={tilewise.get_cmake_dir()}"]
     subprocess.run(configure, check=True, capture_output=True)
     subprocess.run([*cmake, "--build", str(build)], check=True, capture_output=True)
+    return build
+
+
+def test_cmake_package(runtime, tmp_path):
+    """find_package(tilewise) gives a target with header and library; what it builds can be loaded."""
+    build = build_with_cmake(tmp_path, CMAKE.format(source=SOURCE))
     x = np.zeros(1, np.int64)
     with runtime.registered(x) as (hx,):
         runtime.run_orchestration(build / "libuser_kernels.so", "orchestrate", [hx, 10, 1, 0])
     assert x[0] == 10
+
+
+def test_cpp_program_of_the_page(tmp_path):
+    """The C++ program of docs/runtime.md builds without a warning, and all that it asserts holds."""
+    page = Path(__file__).parents[3] / "docs" / "runtime.md"
+    blocks = re.findall(r"^```cpp\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 1 and "assert(" in blocks[0]
+    (tmp_path / "program.cc").write_text(blocks[0], encoding="utf-8")
+    build = build_with_cmake(tmp_path, CMAKE_PROGRAM)
+    done = subprocess.run([build / "program"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def start_workers(path, *libraries):

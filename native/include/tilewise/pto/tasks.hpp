@@ -1,0 +1,222 @@
+/// Submitted tasks of tilewise/pto.hpp: handles, groups of them, events, and what a task asks of the scheduler.
+///
+/// Include tilewise/pto.hpp, which says who may call and what the units are. Nothing here blocks but what is called
+/// wait..., exception, or iterated over; all of these take a timeout. A handle is two words; a group holds handles.
+#pragma once
+#include <chrono>
+#include <cstddef>
+#include <deque>
+#include <iterator>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "tilewise/pto/params.hpp"
+
+namespace tilewise::pto {
+
+/// What a task asks of the scheduler. One that cannot be honoured is an Error of submit, never silently dropped.
+struct TaskExecutionHints {
+  int target_node = -1;         // the device; a runtime is device 0, so -1 (any) or 0
+  int target_worker = -1;       // the worker that must run it; -1: any of its type
+  int32_t priority = 0;         // higher first; 0 is the fast path
+  bool prefetch_inputs = true;  // holds either way: this device's memory is where its workers read it
+  List<pto_handle> prefetch_handles = {};  // the same for further buffers, which must be alive
+};
+
+/// Where and when a task may run, beyond what its data says.
+struct TaskOptions {
+  pto_worker_type worker_type = PTO_VECTOR;
+  List<pto_task> after = {};         // TaskHandle::id() of tasks that end first; completed ones are fine
+  List<pto_wait_for> wait_for = {};  // Event::at_least(value); no worker is held
+  pto_handle predicate = 0;          // a buffer that begins with a uint32_t: 0 by then skips the kernel
+};
+
+/// A counter that rises from 0; tasks wait for its values without holding a worker. A name: copied freely, used by any
+/// thread and kernel, never blocks.
+class Event {
+ public:
+  Event(PTORuntime* runtime, pto_event event) : runtime_(runtime), event_(event) {}
+  void raise(uint64_t by = 1) const { detail::check(pto_event_raise(runtime_, event_, by)); }
+  uint64_t value() const { return pto_event_value(runtime_, event_); }
+  /// For TaskOptions::wait_for.
+  pto_wait_for at_least(uint64_t value) const { return {event_, value}; }
+
+ private:
+  PTORuntime* runtime_;
+  pto_event event_;
+};
+
+/// A submitted task. Move-only, since it keeps the task's error; several threads may wait on one at once.
+///
+/// Its end never blocks and never cancels: it only lets the runtime forget the error. A handle that waited in its
+/// destructor would make a dropped result a barrier, hold up an exception on its way out, and hang for ever on a task
+/// whose event is raised further down. Nothing needs that wait: the data orders tasks, and a Buffer waits for its own.
+class TaskHandle {
+ public:
+  TaskHandle() = default;
+  TaskHandle(PTORuntime* runtime, pto_task task) : runtime_(runtime), task_(task) {}
+  TaskHandle(TaskHandle&& other) noexcept : runtime_(other.runtime_), task_(std::exchange(other.task_, 0)) {}
+  TaskHandle& operator=(TaskHandle&& other) noexcept {
+    if (this == &other) return *this;
+    detach();
+    runtime_ = other.runtime_;
+    task_ = std::exchange(other.task_, 0);
+    return *this;
+  }
+  ~TaskHandle() { detach(); }
+
+  /// Whether it names a task: not one that was moved from or detached. The calls below but detach need one.
+  explicit operator bool() const noexcept { return task_ != 0; }
+  /// For TaskOptions::after and the C calls; never used for another task.
+  pto_task id() const {
+    if (task_ == 0) {
+      detail::refuse("[pto.TaskHandle] a handle must name a task; got one that was moved from, detached or never "
+                     "submitted; ask it as a bool first");
+    }
+    return task_;
+  }
+  PTORuntime* runtime() const noexcept { return runtime_; }
+  /// Whether it has ended, well or not. Does not block.
+  bool is_complete() const {
+    const int answer = pto_is_complete(runtime_, id());
+    detail::check(answer);
+    return answer != 0;
+  }
+  /// Waits for this task only. Throws PTO_TASK_FAILED or PTO_CANCELLED when it, or a task before it, did not succeed;
+  /// PTO_TIMEOUT when it has not ended. May be called again.
+  void wait(double timeout_s = kForever) const {
+    if (const std::optional<Error> error = exception(timeout_s)) throw *error;
+  }
+  /// Waits, then why the task did not succeed; nothing when it did. Throws when it has not ended in time.
+  std::optional<Error> exception(double timeout_s = kForever) const {
+    const int status = pto_wait(runtime_, id(), timeout_s);
+    if (status == PTO_OK) return std::nullopt;
+    if (status == PTO_TIMEOUT) detail::raise_timeout("TaskHandle.wait", timeout_s);
+    if (status != PTO_TASK_FAILED && status != PTO_CANCELLED) detail::raise_last();
+    char text[1024] = "";
+    pto_task_error(runtime_, task_, text, sizeof(text));
+    return Error(status, text);
+  }
+  /// PTO_OK also while it runs. Does not block.
+  int status() const { return pto_task_status(runtime_, id()); }
+  /// Skips the task, and those that need it, if it has not started; it waits for no event any more.
+  void cancel() const { detail::check(pto_cancel(runtime_, id())); }
+  /// Lets go of the task, which runs on: nobody will ask for its error. Does not block.
+  void detach() noexcept {
+    if (task_ != 0) pto_task_release(runtime_, std::exchange(task_, 0));
+  }
+
+ private:
+  PTORuntime* runtime_ = nullptr;
+  pto_task task_ = 0;
+};
+
+/// Tasks of one runtime that are waited for together. Its end never blocks, as its handles' does not.
+///
+/// `for (TaskHandle& task : group)` goes through them as they end. wait_any and iteration hand each task out once;
+/// wait_all looks at all. One thread at a time. References to its handles stay good while others are added.
+class TaskGroup {
+ public:
+  TaskGroup() = default;
+  TaskGroup(TaskGroup&&) = default;
+  TaskGroup& operator=(TaskGroup&&) = default;
+
+  TaskHandle& add(TaskHandle task) {
+    const pto_task id = task.id();
+    if (!tasks_.empty() && tasks_.front().runtime() != task.runtime()) {
+      detail::refuse("[pto.TaskGroup.add] a group's tasks must belong to one runtime; got one of another; make a group "
+                     "for each");
+    }
+    tasks_.push_back(std::move(task));
+    pending_.push_back(id);
+    places_.push_back(tasks_.size() - 1);
+    return tasks_.back();
+  }
+  size_t size() const noexcept { return tasks_.size(); }
+  bool empty() const noexcept { return tasks_.empty(); }
+  /// In order of adding.
+  TaskHandle& operator[](size_t place) { return tasks_[place]; }
+
+  /// Waits for all, then throws the first failure in order of adding. `timeout_s` is for all together.
+  void wait_all(double timeout_s = kForever) const {
+    const detail::Deadline deadline(timeout_s);
+    std::optional<Error> first;
+    for (const TaskHandle& task : tasks_) {
+      std::optional<Error> error = task.exception(deadline.left_s());
+      if (error && !first) first = std::move(error);
+    }
+    if (first) throw *first;
+  }
+  /// The place of the next task that has ended, well or not. Throws when all were handed out, or none ended in time.
+  size_t wait_any(double timeout_s = kForever) {
+    if (pending_.empty()) {
+      detail::refuse("[pto.TaskGroup.wait_any] a task must be left to wait for; got a group whose tasks were all "
+                     "handed out; add one");
+    }
+    constexpr uint32_t kNobody = UINT32_MAX;
+    uint32_t found = kNobody;
+    const int status = pto_wait_any(tasks_.front().runtime(), pending_.data(), static_cast<uint32_t>(pending_.size()),
+                                    timeout_s, &found);
+    if (found == kNobody && status == PTO_TIMEOUT) detail::raise_timeout("TaskGroup.wait_any", timeout_s);
+    if (found == kNobody) detail::raise_last();
+    const size_t place = places_[found];
+    pending_.erase(pending_.begin() + found);
+    places_.erase(places_.begin() + found);
+    return place;
+  }
+  /// Every task that has not started is skipped.
+  void cancel() const {
+    for (const TaskHandle& task : tasks_) task.cancel();
+  }
+
+  class Iterator;
+  class AsCompleted;
+  /// The tasks not yet handed out, as they end; `timeout_s` is for all together, and its end is thrown.
+  AsCompleted as_completed(double timeout_s = kForever);
+  Iterator begin();
+  std::default_sentinel_t end() const { return {}; }
+
+ private:
+  std::deque<TaskHandle> tasks_;
+  std::vector<pto_task> pending_;  // not handed out, in order of adding
+  std::vector<size_t> places_;     // of those in tasks_
+};
+
+/// Waits in its constructor and in ++.
+class TaskGroup::Iterator {
+ public:
+  using value_type = TaskHandle;
+  using difference_type = std::ptrdiff_t;
+  Iterator(TaskGroup* group, const detail::Deadline& deadline) : group_(group), deadline_(deadline) { ++*this; }
+  TaskHandle& operator*() const { return group_->tasks_[place_]; }
+  Iterator& operator++() {
+    is_done_ = group_->pending_.empty();
+    if (!is_done_) place_ = group_->wait_any(deadline_.left_s());
+    return *this;
+  }
+  void operator++(int) { ++*this; }
+  bool operator==(std::default_sentinel_t) const { return is_done_; }
+
+ private:
+  TaskGroup* group_;
+  detail::Deadline deadline_;
+  size_t place_ = 0;
+  bool is_done_ = false;
+};
+
+class TaskGroup::AsCompleted {
+ public:
+  AsCompleted(TaskGroup* group, double timeout_s) : group_(group), deadline_(timeout_s) {}
+  Iterator begin() const { return {group_, deadline_}; }
+  std::default_sentinel_t end() const { return {}; }
+
+ private:
+  TaskGroup* group_;
+  detail::Deadline deadline_;
+};
+
+inline TaskGroup::AsCompleted TaskGroup::as_completed(double timeout_s) { return {this, timeout_s}; }
+inline TaskGroup::Iterator TaskGroup::begin() { return as_completed().begin(); }
+
+}  // namespace tilewise::pto
