@@ -225,8 +225,10 @@ void* Engine::wait_for_buffer(pto_handle name, int mode, double timeout_s, bool 
       collect(found->state, pool, mode, note);
     }
   }
+  const int64_t begin = timeout_s > 0 ? now_ns() : 0;
   for (const TaskRef producer : producers) {
-    const int status = wait(without_flags(producer), timeout_s, helps);
+    const double left = timeout_s > 0 ? std::max(0.0, timeout_s - static_cast<double>(now_ns() - begin) * 1e-9) : timeout_s;
+    const int status = wait(without_flags(producer), left, helps);
     if (status == PTO_TIMEOUT) {
       raise(PTO_TIMEOUT,
             "[runtime.read] the buffer's tasks must end within the time given; got a task that still runs ", "after ",

@@ -106,6 +106,7 @@ class Engine {
   void* wait_to_write(pto_handle handle, double timeout_s, bool helps);
   void begin_scope();
   void end_scope();
+  uint32_t depth() { return seat(seat_here()).depth; }
 
   // Tasks.
   pto_task submit(const pto_task_spec& spec);

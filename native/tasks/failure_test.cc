@@ -256,4 +256,34 @@ CASE("the host heals a poisoned buffer by writing it") {
   EXPECT_EQ(pto_wait_all(runtime, 60), PTO_TASK_FAILED);
 }
 
+CASE("handles dropped before their tasks fail are forgotten: the table of failures does not fill up") {
+  Runtime runtime(1, 64);
+  const pto_kernel held = runtime.kernel("held", Gate::kernel), fail = runtime.kernel("fail", fail_kernel);
+  const pto_kernel set = runtime.kernel("set", set_kernel);
+  int64_t x = 0;
+  const pto_handle h = runtime.add(x);
+  for (int round = 0; round < 1000; ++round) {  // far more than three quarters of the table
+    Gate gate;
+    runtime.submit(held, {}, {.scalars = {scalar(&gate)}});
+    gate.await_inside(1);
+    for (int t = 0; t < 30; ++t) pto_task_release(runtime, runtime.submit(fail, {}, {.flags = PTO_KEEP}));
+    gate.open();
+    pto_wait_all(runtime, PTO_FOREVER);
+  }
+  EXPECT_EQ(pto_wait(runtime, runtime.submit(set, {out(h)}, {.scalars = {5}}), PTO_FOREVER), 0);
+  EXPECT_EQ(x, 5);
+}
+
+CASE("the time given to a read is for all of the buffer's tasks together") {
+  Runtime runtime(3);
+  const pto_kernel busy = runtime.kernel("busy", busy_kernel);
+  int64_t x = 0;
+  const pto_handle h = runtime.add(x);
+  for (int reader = 1; reader <= 3; ++reader) {  // they end one after the other
+    runtime.submit(busy, {in(h)}, {.scalars = {static_cast<uint64_t>(reader) * 150'000}});
+  }
+  EXPECT_EQ(pto_unregister(runtime, h, 0.25), PTO_TIMEOUT);
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+}
+
 TILEWISE_TEST_MAIN

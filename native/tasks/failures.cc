@@ -106,7 +106,10 @@ void Engine::mark_failed(TaskRef task, uint32_t error, bool is_pinned) {
       parent == 0 ? 0
                   : make_ref(generation_in(region_.slots[parent - 1].wake.load(std::memory_order_relaxed)), parent - 1);
   region_.failed[at] = {task, error, is_pinned ? 1u : 0u, submitted_at, parent_name, 0};
-  header.num_failed.store(count + 1, std::memory_order_release);
+  header.num_failed.store(count + 1, std::memory_order_seq_cst);
+  // Its owner may have let go of it before: either it sees this entry, or its word is seen here.
+  const auto generation = static_cast<uint32_t>(generation_of(task));
+  if (region_.slots[slot_of(task)].released.load(std::memory_order_seq_cst) == generation) region_.failed[at].is_pinned = 0;
 }
 
 // A full table makes every task that might have failed count as failed: wrong results never look right.
@@ -222,7 +225,10 @@ int Engine::task_error(pto_task task, std::string* text) {
 }
 
 void Engine::release(pto_task task) {
-  if (!has_failures()) return;
+  if (!is_complete(task)) {
+    region_.slots[slot_of(task)].released.store(static_cast<uint32_t>(generation_of(task)), std::memory_order_seq_cst);
+  }
+  if (region_.header->num_failed.load(std::memory_order_seq_cst) == 0) return;
   Header& header = *region_.header;
   std::lock_guard guard(header.failed_lock);
   const uint32_t mask = header.failed_capacity - 1;

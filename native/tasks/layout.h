@@ -92,6 +92,7 @@ struct alignas(128) Slot {
   std::atomic<uint32_t> child_error;
   std::atomic<uint64_t> sequence;
   std::atomic<uint32_t> cancelled;  // low bits of the generation that was cancelled
+  std::atomic<uint32_t> released;   // likewise: nobody will ask how it ended
   uint8_t type_class;
   uint8_t num_producers;  // inline
   uint8_t num_params;

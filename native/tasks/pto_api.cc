@@ -321,10 +321,23 @@ int pto_run_orchestration(PTORuntime* runtime, const char* library_path, const c
                              "[runtime.run_orchestration] the library must export the function; got '", name,
                              "', which '", library_path, "' lacks; declare it extern \"C\"");
     }
+    int status = 0;
+    std::string thrown;
+    const uint32_t depth = engine.depth();
     engine.begin_scope();
-    const int status = function(runtime, args);
-    engine.end_scope();
+    try {
+      status = function(runtime, args);
+    } catch (const std::exception& error) {
+      thrown = error.what();
+    } catch (...) {
+      thrown = "an unknown exception";
+    }
+    while (engine.depth() > depth) engine.end_scope();  // its own too
     const int waited = engine.wait_all(PTO_FOREVER, true);
+    if (!thrown.empty()) {
+      tilewise::tasks::raise(PTO_TASK_FAILED, "[runtime.run_orchestration] the function must not throw; got '", thrown,
+                             "' from '", name, "'; catch it there and return a status");
+    }
     if (status != 0) {
       tilewise::tasks::raise(PTO_TASK_FAILED, "[runtime.run_orchestration] the function must return 0; got ", status,
                              " from '", name, "'; its last error was: ", last_error);

@@ -1,4 +1,5 @@
 // Kernels for the tests of the task runtime, as a user's library exports them.
+#include <stdexcept>
 #include <time.h>
 
 #include <cstdint>
@@ -102,5 +103,14 @@ PTO_CALL int orchestrate(PTORuntime* runtime, const uint64_t* args) {
     if (pto_submit(runtime, &spec) == 0) return pto_last_status();
   }
   return args[3] != 0 ? 5 : 0;
+}
+
+/// Opens two scopes, takes half of the heap that args[0] names in each, and throws.
+PTO_CALL int throw_in_scopes(PTORuntime* runtime, const uint64_t* args) {
+  for (int n = 0; n < 2; ++n) {
+    pto_scope_begin(runtime);
+    if (pto_alloc(runtime, args[0] / 2) == 0) return pto_last_status();
+  }
+  throw std::runtime_error("thrown on purpose");
 }
 }

@@ -35,6 +35,16 @@ def test_orchestration(runtime, kernels):
             runtime.run_orchestration("missing.so", "orchestrate", [])
 
 
+def test_orchestration_that_throws(kernels):
+    """Its scopes are closed, so what they held can be had again, and the exception is told."""
+    with Runtime(num_workers=1, heap_bytes=1 << 20) as rt:
+        for _ in range(3):
+            with pytest.raises(TaskFailed, match="thrown on purpose"):
+                rt.run_orchestration(kernels, "throw_in_scopes", [1 << 20])
+        with rt.scope():
+            rt.alloc(1 << 20)
+
+
 CMAKE = """
 cmake_minimum_required(VERSION 3.18)
 project(user LANGUAGES CXX)
