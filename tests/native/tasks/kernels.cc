@@ -1,8 +1,8 @@
 // Kernels for the tests of the task runtime, as a user's library exports them.
-#include <stdexcept>
 #include <time.h>
 
 #include <cstdint>
+#include <stdexcept>
 
 #include "tilewise/pto_api.h"
 
