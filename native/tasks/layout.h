@@ -111,16 +111,18 @@ static_assert(sizeof(Slot) == 128);
 
 struct Param {
   uint64_t address;  // distance from the region's base
-  uint32_t handle;
-  uint32_t shadow;   // + 1: the handle that stands for it among this task's children
-  uint8_t mode;
-  uint8_t is_region;
+  uint32_t handle : 24;
+  uint32_t mode : 7;
+  uint32_t is_region : 1;
+  uint32_t shadow;  // + 1: the handle that stands for it among this task's children
 };
+static_assert(sizeof(Param) == 16);
 
 /// What only the runner reads.
 struct alignas(64) SlotArgs {
+  /// As many as the task has; its scalars stand right behind them, so that most tasks' arguments are one cache line.
   Param params[PTO_MAX_PARAMS];
-  uint64_t scalars[PTO_MAX_SCALARS];
+  uint64_t more_scalars[PTO_MAX_SCALARS];
   uint64_t predicate;  // distance of a uint32_t
   uint32_t target_worker;
   uint32_t tokens[PTO_MAX_PARAMS];  // handles, ascending
@@ -130,6 +132,9 @@ struct alignas(64) SlotArgs {
   std::atomic<uint32_t> runner;  // seat + 1, while the kernel of a task that may submit runs
   uint64_t submit_ticks;  // while tracing
   uint64_t ready_ticks;
+
+  uint64_t* scalars(uint32_t num_params) { return reinterpret_cast<uint64_t*>(params + num_params); }
+  const uint64_t* scalars(uint32_t num_params) const { return reinterpret_cast<const uint64_t*>(params + num_params); }
 };
 
 /// kHasOwner: only the children of one task may use it.

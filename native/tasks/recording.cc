@@ -89,7 +89,8 @@ void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec, ui
   task.first_scalar = static_cast<uint32_t>(scalars.size());
   task.first_producer = static_cast<uint32_t>(producers.size());
   task.first_wait = static_cast<uint32_t>(waits.size());
-  scalars.insert(scalars.end(), args.scalars, args.scalars + live.num_scalars);
+  const uint64_t* const given = args.scalars(live.num_params);
+  scalars.insert(scalars.end(), given, given + live.num_scalars);
   for (uint32_t w = 0; w < spec.num_waits; ++w) {
     const uint64_t event = spec.waits[w].event & 0xFFFFFFFF;
     waits.push_back({event, spec.waits[w].value - event_values[event]});

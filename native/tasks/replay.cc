@@ -37,8 +37,9 @@ inline uint32_t Engine::begin_replayed(Replay& run, uint32_t number, const Recor
   task.sequence.store(sequence, std::memory_order_relaxed);
   header.sequence.store(sequence, std::memory_order_release);
   if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] note_submission(args, run.seat);
+  uint64_t* const scalars = args.scalars(recorded.num_params);
   for (uint32_t s = 0; s < recorded.num_scalars; ++s) {
-    args.scalars[s] = run.recording.scalars[recorded.first_scalar + s];
+    scalars[s] = run.recording.scalars[recorded.first_scalar + s];
   }
   return slot;
 }

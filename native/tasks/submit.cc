@@ -65,9 +65,10 @@ inline pto_task Engine::submit_plain(const pto_task_spec& spec, uint32_t seat_in
   task.num_scalars = static_cast<uint8_t>(spec.num_scalars);
   task.flags = spec.flags != 0 ? uint8_t{kKeepsError} : uint8_t{0};
   task.num_tokens = 0;
-  for (uint32_t s = 0; s < spec.num_scalars; ++s) args.scalars[s] = spec.scalars[s];
+  uint64_t* const scalars = args.scalars(spec.num_params);
+  for (uint32_t s = 0; s < spec.num_scalars; ++s) scalars[s] = spec.scalars[s];
   for (uint32_t p = 0; p < spec.num_params; ++p) {
-    args.params[p] = {handles[p]->address, index_of(*handles[p]), 0, static_cast<uint8_t>(spec.params[p].mode), 0};
+    args.params[p] = {handles[p]->address, index_of(*handles[p]), static_cast<uint8_t>(spec.params[p].mode), 0, 0};
   }
   if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] note_submission(args, seat_index);
   {
@@ -212,7 +213,8 @@ inline void Engine::fill(Slot& task, SlotArgs& args, const pto_task_spec& spec, 
   task.flags = flags;
   task.num_tokens = 0;
   task.num_tokens_held = 0;
-  for (uint32_t s = 0; s < spec.num_scalars; ++s) args.scalars[s] = spec.scalars[s];
+  uint64_t* const scalars = args.scalars(spec.num_params);
+  for (uint32_t s = 0; s < spec.num_scalars; ++s) scalars[s] = spec.scalars[s];
   if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] note_submission(args, seat_index);
 }
 
@@ -225,7 +227,7 @@ inline void Engine::bind_params(uint32_t slot, const pto_task_spec& spec, uint32
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     const pto_param& param = spec.params[p];
     Param& bound = args.params[p];
-    bound.mode = static_cast<uint8_t>(param.mode);
+    bound.mode = static_cast<uint8_t>(param.mode) & 0x7F;
     bound.is_region = param.region != nullptr;
     bound.shadow = 0;
     if (param.region != nullptr && (task.flags & kIsParent) != 0) {
