@@ -76,7 +76,10 @@ void Engine::give_handle(uint32_t index, uint32_t seat_index) {
   {
     // The states of buffers outside tasks are looked at by whoever sweeps the failures.
     const bool is_seen = has_failures() && (handle.flags & kHasOwner) == 0;
-    const SubmitGuard guard(header, seat_index, fences_, !is_seen);
+    const bool is_replayed = (handle.flags & (kReplayed | kFrozen)) != 0;
+    const SubmitGuard guard(header, seat_index, fences_, !is_seen && !is_replayed);
+    if (is_replayed) ++num_freezes_;
+    settle_buffer(handle, seat_index);
     forget_accesses(handle, seat_index);
   }
   handle.generation.store(handle.generation.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
@@ -184,6 +187,7 @@ void Engine::freeze(pto_handle name, bool frozen) {
   const uint32_t seat_index = seat_here();
   const SubmitGuard guard(*region_.header, seat_index, fences_);
   settle_buffer(handle, seat_index);
+  ++num_freezes_;
   handle.flags = frozen ? handle.flags | kFrozen : handle.flags & ~kFrozen;
 }
 

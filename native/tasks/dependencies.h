@@ -86,11 +86,16 @@ void prune_now(AccessState& state, Pool& pool) {
   uint32_t num_kept = 0;
   const TaskRef flag = state.kind == Kind::kRead ? 0 : kCarriesPoison;
   uint32_t old = state.more_now;
-  for_each_in(pool, old, [&](TaskRef ref) {
-    if (pool.is_settled(ref | flag)) return;
-    push_ref(pool, kept, ref);
-    ++num_kept;
-  });
+  try {
+    for_each_in(pool, old, [&](TaskRef ref) {
+      if (pool.is_settled(ref | flag)) return;
+      push_ref(pool, kept, ref);
+      ++num_kept;
+    });
+  } catch (...) {
+    give_chunks(pool, kept);
+    throw;
+  }
   give_chunks(pool, old);
   state.more_now = kept;
   state.num_more = num_kept;
@@ -123,11 +128,16 @@ template <class Pool>
     }
   };
   const TaskRef flag = state.kind == Kind::kRead ? 0 : kCarriesPoison;
-  for_each_now(state, pool, [&](TaskRef member) { keep(member | flag); });
-  if (state.kind == Kind::kRead) {
-    for_each_before(state, pool, [&](TaskRef member) {
-      if (!pool.is_settled(member)) keep(member);
-    });
+  try {
+    for_each_now(state, pool, [&](TaskRef member) { keep(member | flag); });
+    if (state.kind == Kind::kRead) {
+      for_each_before(state, pool, [&](TaskRef member) {
+        if (!pool.is_settled(member)) keep(member);
+      });
+    }
+  } catch (...) {
+    give_chunks(pool, more);
+    throw;
   }
   give_chunks(pool, state.more_now);
   give_chunks(pool, state.more_before);

@@ -1,7 +1,5 @@
 // The rule of ordering alone, with a scripted pool: which tasks an access waits for and what it leaves behind.
 #include "tasks/dependencies.h"
-#include "tasks/engine.h"
-#include "tasks/testing_runtime.h"
 
 #include <deque>
 #include <set>
@@ -179,59 +177,6 @@ CASE("all modes in all orders: the last writer and every reader since are always
       before.push_back(all);
       kinds.push_back(mode);
     }
-  }
-}
-
-CASE("more live edges than the tables hold: the task is refused, and those accepted keep their order") {
-  using tilewise::tasks::Engine;
-  tilewise::tasks::Options options;
-  options.window = 512;
-  options.max_chunks = 24;  // 168 references
-  std::fill_n(options.worker_types, 1, uint8_t{0xF});
-  for (const bool is_plain : {false, true}) {
-    const auto engine = Engine::open(options);
-    using tilewise::tasks::testing::Gate;
-    Gate gate;
-    const pto_kernel held = engine->add_kernel("held", Gate::kernel, 0);
-    const pto_kernel add = engine->add_kernel("add", tilewise::tasks::testing::add_kernel, 0);
-    const pto_kernel copy = engine->add_kernel("copy", tilewise::tasks::testing::copy_kernel, 0);
-    int64_t x = 1, sum = 0, seen = -1, always = 1;
-    const pto_handle hx = engine->register_buffer(&x, 8), hsum = engine->register_buffer(&sum, 8);
-    const pto_handle hseen = engine->register_buffer(&seen, 8), halways = engine->register_buffer(&always, 8);
-    const auto submit = [&](pto_kernel kernel, std::vector<pto_param> params, std::vector<uint64_t> scalars) {
-      pto_task_spec spec{};
-      spec.kernel = kernel;
-      spec.worker_type = PTO_VECTOR;
-      spec.params = params.data();
-      spec.num_params = static_cast<uint32_t>(params.size());
-      spec.scalars = scalars.data();
-      spec.num_scalars = static_cast<uint32_t>(scalars.size());
-      spec.predicate = is_plain ? 0 : halways;  // one more than a plain task has: the general way
-      return engine->submit(spec);
-    };
-    const auto param = [](pto_mode mode, pto_handle handle) { return pto_param{mode, 0, handle, 0, nullptr, nullptr}; };
-    submit(held, {param(PTO_INOUT, hx)}, {reinterpret_cast<uint64_t>(&gate)});
-    gate.await_inside(1);
-    // A chain on `sum`, of readers of x: with one of them the references run out, after `sum` has been told of it.
-    int64_t accepted = 0;
-    bool is_refused = false;
-    while (accepted < 400 && !is_refused) {
-      try {
-        submit(add, {param(PTO_INOUT, hsum), param(PTO_INPUT, hx)}, {});
-        ++accepted;
-      } catch (const tilewise::tasks::StatusError& error) {
-        is_refused = true;
-        EXPECT_EQ(error.status, PTO_NO_MEMORY);
-      }
-    }
-    EXPECT(is_refused && accepted > 20);
-    const pto_task behind = submit(copy, {param(PTO_OUTPUT, hseen), param(PTO_INPUT, hsum)}, {});
-    EXPECT_EQ(engine->wait(behind, 0.01, true), PTO_TIMEOUT);  // behind all that were accepted
-    gate.open();
-    EXPECT_EQ(engine->wait_all(30, false), PTO_OK);
-    EXPECT_EQ(seen, accepted);
-    EXPECT_EQ(sum, accepted);
-    engine->close();
   }
 }
 

@@ -301,6 +301,8 @@ class Engine {
   void replay_task(Replay& run, uint32_t number);
   void bind_replayed(Replay& run, uint32_t number, uint32_t slot);
   uint32_t begin_replayed(Replay& run, uint32_t number, const RecordedTask& recorded);
+  template <class Leave>
+  void leave_or_await(const Replay& run, uint32_t count, Leave&& leave);
   void leave_part(Replay& run, uint32_t count);
   void leave_writers(Handle& handle, const std::vector<TaskRef>& writers, uint32_t seat);
   void leave_behind(Recording& recording, const RecordedBuffer& buffer, Handle& handle,
@@ -354,6 +356,7 @@ class Engine {
   std::map<pto_recording, std::shared_ptr<Recording>> recordings_;
   std::vector<std::shared_ptr<Recording>> instantiated_;  // by first slot; also freed ones whose tasks still run
   std::atomic<bool> has_instances_{false};  // ever
+  uint64_t num_freezes_ = 0;                // and ends of frozen buffers; under the submission lock
   pto_recording next_recording_ = 1;
   std::vector<std::unique_ptr<Recording>> open_recordings_;  // per seat
   bool closed_ = false;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 
 #include "tasks/hot.h"
 #include "tasks/pool.h"
@@ -134,14 +135,16 @@ bool Engine::replay_instance(Recording& recording, const pto_handle* from, const
                              uint32_t seat_index) {
   Instance& instance = *recording.instance;
   if (!outwait(instance, seat_index)) return false;
+  std::optional<Busy> busy;  // until the roots are ready no slot shows the round
   {
     const SubmitGuard guard(*region_.header, seat_index, fences_);
+    busy.emplace(seat(seat_index));
     if (instance.is_freed) {
       raise(PTO_BAD_ARGUMENT,
             "[runtime.replay] a recording must exist; got one that another thread has freed; free it last");
     }
     if (!instance.is_done(header_seats())) return false;  // another thread was faster
-    const bool is_chained = instance.is_chained && !has_failures();
+    const bool is_chained = instance.is_chained && instance.num_freezes == num_freezes_ && !has_failures();
     if (!is_chained || num_handles != 0 || !instance.is_as_recorded) {
       std::vector<pto_handle> names = bind_recording(recording, from, to, num_handles);
       if ((!is_chained || names != instance.names) && !enter(instance, std::move(names), seat_index)) return false;
@@ -212,7 +215,11 @@ bool Engine::enter(Instance& instance, std::vector<pto_handle> names, uint32_t s
       });
     }
   } catch (...) {
-    for (const uint32_t slot : instance.held_back) give_chunks(pool, region_.slots[slot].more_producers);
+    for (const Instance::Entry& entry : instance.entries) {
+      Slot& task = region_.slots[instance.first_slot + entry.task];
+      give_chunks(pool, task.more_producers);
+      task.poison = 0;
+    }
     instance.held_back.clear();
     throw;
   }
@@ -221,6 +228,7 @@ bool Engine::enter(Instance& instance, std::vector<pto_handle> names, uint32_t s
     instance.handles[b]->replayed_by = instance.first_slot;
     instance.handles[b]->flags |= kReplayed;
   }
+  instance.num_freezes = num_freezes_;
   instance.is_chained = true;
   return true;
 }
@@ -245,18 +253,21 @@ void Engine::begin_round(Instance& instance, uint32_t seat_index) {
   instance.held_back.clear();
 }
 
-/// Leaves in every buffer who accessed it last. Under the submission lock.
+/// Leaves in every buffer who accessed it last. Under the submission lock. When it fails half way, the rest keep their flag
+/// for the next try, and the next replay enters anew.
 void Engine::settle(Instance& instance, uint32_t seat_index) {
-  if (!instance.is_chained) return;
-  const Recording& recording = instance.recording;
-  std::vector<TaskRef> names(instance.num_tasks());
-  for (uint32_t t = 0; t < names.size(); ++t) names[t] = instance.name_of(t);
-  for (size_t b = 0; b < recording.buffers.size(); ++b) {
-    if (recording.buffers[b].is_frozen) continue;
-    leave_behind(instance.recording, recording.buffers[b], *instance.handles[b], names, seat_index);
-    instance.handles[b]->flags &= ~kReplayed;
-  }
   instance.is_chained = false;
+  std::vector<TaskRef> names;
+  for (size_t b = 0; b < instance.handles.size(); ++b) {
+    Handle& handle = *instance.handles[b];
+    if ((handle.flags & kReplayed) == 0 || handle.replayed_by != instance.first_slot) continue;
+    if (names.empty()) {
+      names.resize(instance.num_tasks());
+      for (uint32_t t = 0; t < names.size(); ++t) names[t] = instance.name_of(t);
+    }
+    leave_behind(instance.recording, instance.recording.buffers[b], handle, names, seat_index);
+    handle.flags &= ~kReplayed;
+  }
 }
 
 void Engine::settle_buffer(Handle& handle, uint32_t seat_index) {

@@ -59,6 +59,7 @@ class Instance {
   uint64_t submit_ticks = 0;         // while tracing
   int32_t scope_depth = 0;
   bool is_chained = false;      // the buffers are as the last round left them
+  uint64_t num_freezes = 0;     // of the engine, when it was last entered: frozen buffers carry no flag of the instance
   bool is_as_recorded = false;  // and those that were recorded
   bool is_freed = false;
   std::vector<pto_handle> names;    // per buffer of the recording: what the last round used

@@ -360,9 +360,14 @@ CASE("frozen buffers, tasks without kernels and priorities keep their meaning in
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   EXPECT(order == (std::vector<uint64_t>{3, 2, 1, 0}));
   EXPECT_EQ(x, 12);
-  EXPECT_EQ(pto_freeze(runtime, hw, 0), 0);
+  EXPECT_EQ(pto_freeze(runtime, hw, 0), 0);  // whoever reads it now would have to be known
+  EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), PTO_BAD_ARGUMENT);
+  EXPECT(has(pto_last_error(), "no longer frozen"));
+  EXPECT_EQ(pto_freeze(runtime, hw, 1), 0);
+  EXPECT_EQ(pto_freeze(runtime, hx, 1), 0);
+  EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), PTO_BAD_ARGUMENT);
+  EXPECT_EQ(pto_freeze(runtime, hx, 0), 0);
   EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
-  runtime.submit(runtime.kernel("set", set_kernel), {out(hw)}, {.scalars = {100}});
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   EXPECT_EQ(x, 18);
 }
@@ -412,6 +417,75 @@ CASE("a full window behind a round that others hold up is no deadlock") {
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
     EXPECT_EQ(x, 12 * (round + 1));
   }
+}
+
+CASE("no false alarm: lanes with full windows behind rounds that others begin") {
+  Runtime runtime(1, 2);
+  const pto_kernel add = runtime.kernel("add", add_kernel);
+  int64_t x = 0, one = 1;
+  const pto_handle hx = runtime.add(x), h1 = runtime.add(one);
+  pto_record_begin(runtime);
+  runtime.submit(add, {inout(hx), in(h1)});
+  const pto_recording recording = pto_record_end(runtime);
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+  std::atomic<int> num_refused{0};
+  std::vector<std::thread> threads;
+  const int rounds = 100'000 / kSlowdown;
+  for (int lane = 0; lane < 4; ++lane) {
+    threads.emplace_back([&, lane] {
+      for (int n = 0; n < rounds; ++n) {
+        if (lane < 2) {
+          num_refused += pto_replay(runtime, recording, nullptr, nullptr, 0) != 0;
+        } else {
+          for (int t = 0; t < 4; ++t) num_refused += runtime.submit(add, {inout(hx), in(h1)}) == 0;
+        }
+      }
+      EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(num_refused.load(), 0);
+  EXPECT_EQ(x, 1 + 10 * rounds);
+}
+
+CASE("lanes replay one recording on buffers of their own, submitted because a parameter orders nothing") {
+  Runtime runtime(1, 64);
+  const pto_kernel add = runtime.kernel("add", add_kernel);
+  std::vector<int64_t> x(8 * 4);
+  int64_t one = 1;
+  std::vector<pto_handle> handles;
+  for (auto& value : x) handles.push_back(runtime.add(value));
+  const pto_handle h1 = runtime.add(one);
+  pto_record_begin(runtime);
+  for (size_t t = 0; t < 8; ++t) runtime.submit(add, {inout(handles[t]), in(h1), no_dep(h1)});
+  const pto_recording recording = pto_record_end(runtime);
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+  std::vector<std::thread> threads;
+  for (int lane = 1; lane < 4; ++lane) {
+    threads.emplace_back([&, lane] {
+      for (int n = 0; n < 300 / kSlowdown; ++n) {
+        EXPECT_EQ(pto_replay(runtime, recording, handles.data(), handles.data() + 8 * lane, 8), 0);
+      }
+      EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t c = 8; c < 32; ++c) EXPECT_EQ(x[c], 300 / kSlowdown);
+}
+
+CASE("a recording is not freed inside a task") {
+  Runtime runtime(1);
+  static PTORuntime* inner = nullptr;
+  static pto_recording recording = 0;
+  inner = runtime;
+  const pto_kernel frees = runtime.kernel("frees", [](void* const*, const uint64_t*) -> int {
+    return pto_recording_free(inner, recording) == PTO_BAD_ARGUMENT ? PTO_OK : PTO_TASK_FAILED;
+  }, PTO_SUBMITS);
+  pto_record_begin(runtime);
+  recording = pto_record_end(runtime);
+  runtime.submit(frees, {});
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+  EXPECT_EQ(pto_recording_free(runtime, recording), 0);
 }
 
 CASE("tasks of a round that are ended from outside: the round waits for them, and a full window is no deadlock") {

@@ -8,6 +8,7 @@
 #include "tasks/instance.h"
 #include "tasks/pool.h"
 #include "tasks/submit_lock.h"
+#include "tasks/thread_state.h"
 
 namespace tilewise::tasks {
 
@@ -75,6 +76,10 @@ void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec, ui
   const Slot& live = region.slots[slot];
   const SlotArgs& args = region.args[slot];
   const auto number = static_cast<uint32_t>(tasks.size());
+  if (number == 1u << kSlotBits) {
+    raise(PTO_NO_MEMORY, "[runtime.record] a recording may have at most ", 1u << kSlotBits, " tasks; got more; ",
+          "record a smaller part");
+  }
   const TaskRef self = make_ref(1, number);
   task_by_name_[make_ref(generation_in(live.wake.load(std::memory_order_relaxed)), slot)] = number;
   Task task{};
@@ -226,6 +231,9 @@ pto_recording Engine::end_recording() {
 // Its tasks go on: what they need of it stays until they have ended.
 void Engine::free_recording(pto_recording name) {
   const uint32_t seat_index = seat_here();
+  if (running.engine == this) {  // a replay may hold the submission lock until this very task has ended
+    raise(PTO_BAD_ARGUMENT, "[runtime.recording_free] a recording is freed outside tasks; got a call inside one");
+  }
   const SubmitGuard submit_guard(*region_.header, seat_index, fences_);
   std::shared_ptr<Recording> recording;
   {

@@ -129,7 +129,12 @@ void Engine::replay(pto_recording name, const pto_handle* from, const pto_handle
   }
   Blocking let_others_run;
   if (recording->instance != nullptr && replay_instance(*recording, from, to, num_handles, seat_index)) return;
-  submit_recording(*recording, bind_recording(*recording, from, to, num_handles), seat_index);
+  std::vector<pto_handle> names;
+  {
+    const SubmitGuard guard(*region_.header, seat_index, fences_);  // of what the recording remembers
+    names = bind_recording(*recording, from, to, num_handles);
+  }
+  submit_recording(*recording, std::move(names), seat_index);
 }
 
 // The submission lock is held throughout: no other lane sees half a replay. Waiting for a slot under it is safe,
@@ -139,6 +144,12 @@ void Engine::submit_recording(Recording& recording, std::vector<pto_handle> name
   for (size_t b = 0; b < recording.buffers.size(); ++b) {
     const RecordedBuffer& buffer = recording.buffers[b];
     run.handles.push_back(buffer.handle != 0 ? &resolve(run.names[b], "replay") : nullptr);
+    const bool is_frozen = buffer.handle != 0 && (run.handles[b]->flags & kFrozen) != 0;
+    if (buffer.is_frozen != is_frozen && (buffer.is_frozen || buffer.is_written)) {
+      raise(PTO_BAD_ARGUMENT, "[runtime.replay] a buffer must be as it was recorded; got one that is ",
+            is_frozen ? "frozen now and written by the recording" : "no longer frozen",
+            "; freeze or unfreeze it, or record again");
+    }
     run.addresses.push_back(buffer.handle != 0 ? run.handles[b]->address
                                                : allocate_heap(seat_index, aligned(buffer.bytes)));
   }
@@ -155,16 +166,33 @@ void Engine::submit_recording(Recording& recording, std::vector<pto_handle> name
   uint32_t t = 0;
   try {
     for (; t < num_tasks; ++t) replay_task(run, t);
-  } catch (...) {  // interrupted while it waited for a slot, or out of edges
+  } catch (...) {  // interrupted while it waited for a slot, or out of references
     count(t);
-    leave_part(run, t);
+    leave_or_await(run, t, [&] { leave_part(run, t); });
     throw;
   }
   count(num_tasks);
-  for (size_t b = 0; b < recording.buffers.size(); ++b) {
-    const RecordedBuffer& buffer = recording.buffers[b];
-    if (buffer.handle != 0 && !buffer.is_frozen) {
+  leave_or_await(run, num_tasks, [&] {
+    for (size_t b = 0; b < recording.buffers.size(); ++b) {
+      const RecordedBuffer& buffer = recording.buffers[b];
+      if (buffer.handle == 0 || buffer.is_frozen) continue;
       leave_behind(recording, buffer, *run.handles[b], run.tasks, seat_index);
+    }
+  });
+}
+
+/// When no references are left to write down who used the buffers, the tasks must end before anybody else comes.
+template <class Leave>
+void Engine::leave_or_await(const Replay& run, uint32_t count, Leave&& leave) {
+  try {
+    leave();
+  } catch (const StatusError& error) {
+    if (error.status != PTO_NO_MEMORY) throw;
+    for (uint32_t t = 0; t < count; ++t) {
+      while (!is_complete(run.tasks[t]) && !peer_lost_.load(std::memory_order_relaxed)) {
+        if (!help(run.seat)) sched_yield();
+        check_peer();
+      }
     }
   }
 }
@@ -197,18 +225,25 @@ void Engine::leave_part(Replay& run, uint32_t count) {
 
 /// Makes these all that is known of a buffer: several last writers at once, for whoever comes next.
 void Engine::leave_writers(Handle& handle, const std::vector<TaskRef>& writers, uint32_t seat_index) {
+  AccessState state;
+  state.kind = Kind::kWrite;
+  SeatPool pool{*this, seat(seat_index)};
+  try {
+    for (const TaskRef writer : writers) {
+      if (state.now[0] == 0) {
+        state.now[0] = writer;
+      } else {
+        push_ref(pool, state.more_now, writer);
+        ++state.num_more;
+      }
+    }
+  } catch (...) {
+    give_chunks(pool, state.more_now);
+    throw;
+  }
   forget_accesses(handle, seat_index);
   handle.flags &= ~kHasRegions;
-  handle.state.kind = Kind::kWrite;
-  SeatPool pool{*this, seat(seat_index)};
-  for (const TaskRef writer : writers) {
-    if (handle.state.now[0] == 0) {
-      handle.state.now[0] = writer;
-    } else {
-      push_ref(pool, handle.state.more_now, writer);
-      ++handle.state.num_more;
-    }
-  }
+  handle.state = state;
 }
 
 // What later submissions find in a buffer: the recording's last accesses, by the names of this replay.
@@ -227,21 +262,27 @@ void Engine::leave_behind(Recording& recording, const RecordedBuffer& buffer, Ha
                  [&](TaskRef ref) { record(handle.state, pool, PTO_INPUT, without_flags(renamed(ref))); });
     return;
   }
+  AccessState state;
+  state.kind = buffer.state.kind;
+  for (int i = 0; i < 2; ++i) {
+    if (buffer.state.now[i] != 0) state.now[i] = renamed(buffer.state.now[i]);
+  }
+  if (buffer.state.before != 0) state.before = renamed(buffer.state.before);
+  try {
+    for_each_in(recording.pool, buffer.state.more_now, [&](TaskRef ref) {
+      push_ref(pool, state.more_now, renamed(ref));
+      ++state.num_more;
+    });
+    for_each_in(recording.pool, buffer.state.more_before,
+                [&](TaskRef ref) { push_ref(pool, state.more_before, renamed(ref)); });
+  } catch (...) {
+    give_chunks(pool, state.more_now);
+    give_chunks(pool, state.more_before);
+    throw;
+  }
   if (handle.state.more_now != 0) give_chunks(pool, handle.state.more_now);
   if (handle.state.more_before != 0) give_chunks(pool, handle.state.more_before);
-  handle.state = {};
-  handle.state.kind = buffer.state.kind;
-  for (int i = 0; i < 2; ++i) {
-    if (buffer.state.now[i] != 0) handle.state.now[i] = renamed(buffer.state.now[i]);
-  }
-  if (buffer.state.before != 0) handle.state.before = renamed(buffer.state.before);
-  if ((buffer.state.more_now | buffer.state.more_before) == 0) return;
-  for_each_in(recording.pool, buffer.state.more_now, [&](TaskRef ref) {
-    push_ref(pool, handle.state.more_now, renamed(ref));
-    ++handle.state.num_more;
-  });
-  for_each_in(recording.pool, buffer.state.more_before,
-              [&](TaskRef ref) { push_ref(pool, handle.state.more_before, renamed(ref)); });
+  handle.state = state;
 }
 
 }  // namespace tilewise::tasks

@@ -8,6 +8,7 @@
 #pragma once
 #include "tasks/layout.h"
 #include "tasks/sleep.h"
+#include "tasks/thread_state.h"
 
 namespace tilewise::tasks {
 
@@ -50,8 +51,18 @@ class SubmitGuard {
     is_light_ = is_first_lane_ && enter_lightly();
     if (is_light_) return;
     if (header_.is_contended.load(std::memory_order_acquire) == 0) end_light_mode();
-    header_.submit_lock.lock();
-    while (header_.first_lane_inside.load(std::memory_order_acquire) != 0) rings::relax();
+    outwait([&] { return header_.submit_lock.try_lock(); });
+    outwait([&] { return header_.first_lane_inside.load(std::memory_order_acquire) == 0; });
+  }
+  /// A replay holds the lock while it waits for slots, perhaps for a task that needs what the host lets others have.
+  template <class Done>
+  static void outwait(Done&& done) {
+    for (int spins = 0; spins < kSpins; ++spins) {
+      if (done()) return;
+      rings::relax();
+    }
+    Blocking let_others_run;
+    while (!done()) sched_yield();
   }
   bool enter_lightly() {
     if (header_.is_contended.load(std::memory_order_relaxed) != 0) return false;
@@ -66,6 +77,7 @@ class SubmitGuard {
     heavy_barrier(fences_);
   }
 
+  static constexpr int kSpins = 256;
   Header& header_;
   bool is_first_lane_;
   bool fences_;

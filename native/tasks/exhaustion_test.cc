@@ -1,0 +1,143 @@
+// When the references between live tasks run out: submissions and replays are refused, and no order is lost.
+#include "tasks/engine.h"
+#include "tasks/testing_runtime.h"
+
+using namespace tilewise::tasks::testing;
+using tilewise::tasks::Engine;
+using tilewise::tasks::StatusError;
+
+namespace {
+
+pto_param param(pto_mode mode, pto_handle handle) { return {mode, 0, handle, 0, nullptr, nullptr}; }
+
+pto_task submit_to(Engine& engine, pto_kernel kernel, std::vector<pto_param> params, std::vector<uint64_t> scalars = {},
+                   pto_handle predicate = 0) {
+  pto_task_spec spec{};
+  spec.kernel = kernel;
+  spec.worker_type = PTO_VECTOR;
+  spec.params = params.data();
+  spec.num_params = static_cast<uint32_t>(params.size());
+  spec.scalars = scalars.data();
+  spec.num_scalars = static_cast<uint32_t>(scalars.size());
+  spec.predicate = predicate;
+  return engine.submit(spec);
+}
+
+/// One worker, and room for 168 references.
+std::unique_ptr<Engine> small_engine() {
+  tilewise::tasks::Options options;
+  options.window = 512;
+  options.max_chunks = 24;
+  std::fill_n(options.worker_types, 1, uint8_t{0xF});
+  return Engine::open(options);
+}
+
+template <class Body>
+int status_of(Body&& body) {
+  try {
+    body();
+  } catch (const StatusError& error) {
+    return error.status;
+  }
+  return PTO_OK;
+}
+
+}  // namespace
+
+CASE("more live edges than the tables hold: the task is refused, and those accepted keep their order") {
+  for (const bool is_plain : {false, true}) {
+    const auto engine = small_engine();
+    Gate gate;
+    const pto_kernel held = engine->add_kernel("held", Gate::kernel, 0);
+    const pto_kernel add = engine->add_kernel("add", add_kernel, 0);
+    const pto_kernel copy = engine->add_kernel("copy", copy_kernel, 0);
+    int64_t x = 1, sum = 0, seen = -1, always = 1;
+    const pto_handle hx = engine->register_buffer(&x, 8), hsum = engine->register_buffer(&sum, 8);
+    const pto_handle hseen = engine->register_buffer(&seen, 8), halways = engine->register_buffer(&always, 8);
+    const auto submit = [&](pto_kernel kernel, std::vector<pto_param> params, std::vector<uint64_t> scalars) {
+      return submit_to(*engine, kernel, std::move(params), std::move(scalars), is_plain ? 0 : halways);  // the general way
+    };
+    submit(held, {param(PTO_INOUT, hx)}, {reinterpret_cast<uint64_t>(&gate)});
+    gate.await_inside(1);
+    // A chain on `sum`, of readers of x: with one of them the references run out, after `sum` has been told of it.
+    int64_t accepted = 0;
+    bool is_refused = false;
+    while (accepted < 400 && !is_refused) {
+      try {
+        submit(add, {param(PTO_INOUT, hsum), param(PTO_INPUT, hx)}, {});
+        ++accepted;
+      } catch (const StatusError& error) {
+        is_refused = true;
+        EXPECT_EQ(error.status, PTO_NO_MEMORY);
+      }
+    }
+    EXPECT(is_refused && accepted > 20);
+    const pto_task behind = submit(copy, {param(PTO_OUTPUT, hseen), param(PTO_INPUT, hsum)}, {});
+    EXPECT_EQ(engine->wait(behind, 0.01, true), PTO_TIMEOUT);  // behind all that were accepted
+    gate.open();
+    EXPECT_EQ(engine->wait_all(30, false), PTO_OK);
+    EXPECT_EQ(seen, accepted);
+    EXPECT_EQ(sum, accepted);
+    engine->close();
+  }
+}
+
+CASE("a replay that is refused half way has ended what it had submitted, when nothing is left to write it down with") {
+  const auto engine = small_engine();
+  Gate held_back, before;
+  held_back.open();
+  const pto_kernel held = engine->add_kernel("held", Gate::kernel, 0);
+  int64_t x = 0, z = 0;
+  const pto_handle hx = engine->register_buffer(&x, 8), hz = engine->register_buffer(&z, 8);
+  engine->begin_recording();
+  for (int t = 0; t < 200; ++t) {  // readers; what is no dependency keeps them from being an instance
+    submit_to(*engine, held, {param(PTO_INPUT, hx), param(PTO_NO_DEP, hz)}, {scalar(&held_back)});
+    if (t % 8 == 7) engine->wait_all(30, false);
+  }
+  submit_to(*engine, PTO_NO_KERNEL, {param(PTO_INOUT, hx)});  // behind more than there are references
+  const pto_recording recording = engine->end_recording();
+  EXPECT_EQ(engine->wait_all(30, false), PTO_OK);
+  held_back.is_open = held_back.num_inside = 0;
+  submit_to(*engine, held, {param(PTO_INOUT, hx)}, {scalar(&before)});
+  before.await_inside(1);
+  std::thread opener([&] {
+    before.open();
+    held_back.await_inside(1);
+    held_back.open();
+  });
+  EXPECT_EQ(status_of([&] { engine->replay(recording, nullptr, nullptr, 0); }), PTO_NO_MEMORY);
+  EXPECT_EQ(held_back.num_inside.load(), 200);
+  opener.join();
+  EXPECT_EQ(engine->wait_all(30, false), PTO_OK);
+  engine->close();
+}
+
+CASE("a round that could not begin leaves no failure behind") {
+  const auto engine = small_engine();
+  Gate gate;
+  const pto_kernel held = engine->add_kernel("held", Gate::kernel, 0), set = engine->add_kernel("set", set_kernel, 0);
+  const pto_kernel fails = engine->add_kernel("fails", fail_kernel, 0), step = engine->add_kernel("step", step_kernel, 0);
+  int64_t x = 0, z = 0;
+  const pto_handle hx = engine->register_buffer(&x, 8), hz = engine->register_buffer(&z, 8);
+  engine->begin_recording();
+  submit_to(*engine, step, {param(PTO_INOUT, hx)}, {1});
+  submit_to(*engine, set, {param(PTO_OUTPUT, hz)}, {1});
+  const pto_recording recording = engine->end_recording();
+  EXPECT_EQ(engine->wait_all(30, false), PTO_OK);
+  submit_to(*engine, held, {param(PTO_INOUT, hz)}, {scalar(&gate)});
+  gate.await_inside(1);
+  for (int t = 0; t < 100; ++t) submit_to(*engine, PTO_NO_KERNEL, {param(PTO_INPUT, hz)});
+  engine->wait(submit_to(*engine, fails, {param(PTO_INOUT, hx)}), PTO_FOREVER, true);
+  EXPECT_EQ(status_of([&] { engine->replay(recording, nullptr, nullptr, 0); }), PTO_NO_MEMORY);
+  gate.open();
+  EXPECT_EQ(status_of([&] { engine->wait_all(30, false); }), PTO_TASK_FAILED);
+  submit_to(*engine, set, {param(PTO_OUTPUT, hx)}, {5});
+  submit_to(*engine, set, {param(PTO_OUTPUT, hz)}, {5});
+  EXPECT_EQ(engine->wait_all(30, false), PTO_OK);
+  engine->replay(recording, nullptr, nullptr, 0);
+  EXPECT_EQ(status_of([&] { engine->wait_all(30, false); }), PTO_OK);
+  EXPECT_EQ(x, 16);
+  engine->close();
+}
+
+TILEWISE_TEST_MAIN
