@@ -10,6 +10,7 @@
 #include <bit>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <tuple>
 
 #include "bind/tasks.h"
@@ -23,6 +24,8 @@ namespace {
 /// Of what is no plain integer, or one that takes all 64 bits.
 uint64_t other_bits_of(const char* call, nb::handle value) {
   if (PyFloat_Check(value.ptr())) return std::bit_cast<uint64_t>(PyFloat_AS_DOUBLE(value.ptr()));
+  const std::string_view type = Py_TYPE(value.ptr())->tp_name;
+  if (type == "numpy.bool_" || type == "numpy.bool") return PyObject_IsTrue(value.ptr()) == 1;  // as True, which is 1
   if (!PyIndex_Check(value.ptr())) {
     const double real = PyFloat_AsDouble(value.ptr());
     if (real == -1.0 && PyErr_Occurred() != nullptr) checked_in_python("scalar")(call, value);
@@ -64,7 +67,7 @@ struct Arguments {
 
 bool is_list(nb::handle values) { return PyTuple_CheckExact(values.ptr()) || PyList_CheckExact(values.ptr()); }
 
-/// Another sequence as a tuple. Iterators are refused: what they give is needed twice.
+/// Another collection as a tuple. Iterators are refused: what they give is needed twice.
 nb::object list_of(nb::handle values, const char* name, const char* what) {
   const nb::object checked = checked_in_python("sequence")("submit", name, values, what);
   nb::object list = nb::steal(PySequence_Tuple(checked.ptr()));
@@ -135,7 +138,7 @@ nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::h
   std::memset(&spec, 0, sizeof(spec));
   Arguments args;
   spec.kernel = kernel;
-  const long type = PyLong_Check(worker_type.ptr()) ? PyLong_AsLong(worker_type.ptr()) : -1;  // an IntEnum is one
+  const Py_ssize_t type = PyIndex_Check(worker_type.ptr()) ? PyNumber_AsSsize_t(worker_type.ptr(), nullptr) : -1;
   if (type < PTO_CUBE || type > PTO_ACCELERATOR) checked_in_python("worker_type")("submit", worker_type);
   spec.worker_type = static_cast<pto_worker_type>(type);
   spec.flags = PTO_KEEP;

@@ -184,6 +184,7 @@ class Engine {
   void allocate_outputs(const pto_task_spec& spec, uint32_t seat, Resolved& buffers);
   void link(uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t seat, Resolved& buffers, uint32_t traits,
             bool& is_recorded);
+  void observe(uint32_t slot, const pto_task_spec& spec, uint32_t seat, uint32_t fresh);
   pto_task submit_plain(const pto_task_spec& spec, uint32_t seat);
   void add_producer(uint32_t slot, uint64_t word, uint32_t seat);
   void order_after(uint32_t slot, TaskRef producer, uint32_t seat);

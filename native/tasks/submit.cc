@@ -364,11 +364,15 @@ inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec,
     task.num_tokens = static_cast<uint8_t>(std::unique(args.tokens, args.tokens + task.num_tokens) - args.tokens);
     task.flags |= kUsesTokens;
   }
-  if (!is_observed) [[likely]] return;
+  if (is_observed) [[unlikely]] observe(slot, spec, seat_index, (traits & kHasOutputs) != 0 ? buffers.fresh : 0);
+}
+
+/// Tells a graph that is kept, and this thread's recording, of a task. fresh: mask of outputs made for it.
+void Engine::observe(uint32_t slot, const pto_task_spec& spec, uint32_t seat_index, uint32_t fresh) {
   if (graph_ != nullptr) graph_->add(*this, slot, spec);
   if (open_recordings_[seat_index] == nullptr) return;
   try {
-    open_recordings_[seat_index]->add(*this, slot, spec, (traits & kHasOutputs) != 0 ? buffers.fresh : 0);
+    open_recordings_[seat_index]->add(*this, slot, spec, fresh);
   } catch (...) {  // half of the task is no recording
     open_recordings_[seat_index] = nullptr;
     num_observers_.fetch_sub(1);

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from numbers import Real
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -127,10 +128,13 @@ def operand(call: str, value: Any) -> NoReturn:
 
 
 def sequence(call: str, name: str, value: Any, what: str) -> Sequence[Any]:
-    """A list or tuple, or what is as good: it can be walked more than once."""
-    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        refuse(call, f"{name} must be a sequence of {what}", shown(value), "pass a list or a tuple")
-    return value
+    """A list, a tuple or what is as good: it can be walked more than once."""
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return value
+    if isinstance(value, Collection) and not isinstance(value, (str, bytes, Mapping)):
+        with suppress(TypeError):  # an array without dimensions
+            return list(value)
+    refuse(call, f"{name} must be a sequence of {what}", shown(value), "pass a list or a tuple")
 
 
 def seconds(call: str, value: Any) -> float | None:

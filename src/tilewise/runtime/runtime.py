@@ -14,7 +14,7 @@ import threading
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from tilewise._native.tasks import Core, Operand, Param
-from tilewise.core.errors import PeerLost, TaskFailed
+from tilewise.core.errors import ConfigError, PeerLost, TaskFailed
 from tilewise.runtime import checks
 from tilewise.runtime.buffers import Buffer, Region, array_of
 from tilewise.runtime.events import Event
@@ -365,10 +365,15 @@ class Runtime:
         self._recording_threads.add(threading.get_ident())
         try:
             yield recording
-        finally:
+        except BaseException:
             self._recording_threads.discard(threading.get_ident())
             if self._core.is_open:
-                recording._end()
+                with suppress(ConfigError):  # the runtime may have ended it: the error in flight says why
+                    recording._end()
+            raise
+        self._recording_threads.discard(threading.get_ident())
+        if self._core.is_open:
+            recording._end()
 
     def run_orchestration(self, path: str | Path, name: str, args: Sequence[Any] = ()) -> None:
         """Run `int name(PTORuntime*, const uint64_t* args)` of a shared library in this thread, and wait for its tasks.
@@ -414,8 +419,8 @@ class Runtime:
                 f"{kernel!r}",
                 "compile it, or submit it outside the block",
             )
-        checks.sequence("submit", "params", params, "parameters")
-        checks.sequence("submit", "scalars", scalars, "values")
+        params = checks.sequence("submit", "params", params, "parameters")
+        scalars = checks.sequence("submit", "scalars", scalars, "values")
         function: Any = kernel.function
         record = PythonTask(self._core, function, params, scalars)
         task = self._native_submit(kernel.id, worker_type, params, (id(record),), extras)

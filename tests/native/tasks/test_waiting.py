@@ -15,7 +15,17 @@ import numpy as np
 import pytest
 
 from tilewise.core.errors import TaskFailed
-from tilewise.runtime import LATER, InOut, Input, Output, Runtime, TaskExecutionHints, TaskGroup, WorkerType
+from tilewise.runtime import (
+    LATER,
+    InOut,
+    Input,
+    NoDep,
+    Output,
+    Runtime,
+    TaskExecutionHints,
+    TaskGroup,
+    WorkerType,
+)
 
 
 def fail(*_):
@@ -311,3 +321,29 @@ def test_forgotten_runtime_closes_at_exit():
     )
     done = run_python("\n".join(lines))
     assert done.returncode == 0 and not done.stderr
+
+
+def test_submit_while_a_replay_waits_for_python():
+    """A replay holds the submission lock while it waits for a Python kernel: who submits meanwhile lets that run."""
+    go = threading.Event()
+    with Runtime(num_workers=1, window=4) as rt:
+        x, y, z = (rt.register(np.ones(8, np.float32)) for _ in range(3))
+        with rt.record() as streamed:
+            for _ in range(8):
+                rt.submit("sum_f32", [InOut(x), Input(y), NoDep(z)], scalars=[32])
+        rt.wait_all()
+        stalls = rt.stats().num_stalls
+
+        def lane():
+            rt.submit(lambda _: go.wait() and None, [InOut(x)])
+            streamed.replay()
+            rt.wait_all()
+
+        replayer = threading.Thread(target=lane)
+        replayer.start()
+        while rt.stats().num_stalls == stalls:  # until it waits for a slot
+            time.sleep(0.001)
+        go.set()
+        rt.submit("sum_f32", [InOut(z), Input(y)], scalars=[32]).wait()
+        replayer.join()
+        assert rt.read(z)[0] == 2

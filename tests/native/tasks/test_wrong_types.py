@@ -360,3 +360,20 @@ def test_calls(w, name):
     with pytest.raises(TilewiseError, match=SENTENCE):
         CALLS[name](w)
     assert w.rt.stats().num_submitted == before
+
+
+def test_collections_of_other_kinds(w):
+    """Arrays, sets and NumPy's scalars stand for lists, integers and truth values."""
+    rt, x = w.rt, w.x
+    with rt.scope():
+        first = rt.submit("sum_f32", [InOut(x), Input(x)], scalars=np.array([4]), worker_type=np.int64(1))
+        rt.submit("sum_f32", np.array([InOut(x), Input(x)], object), scalars=[np.int32(4)], after={first})
+        rt.submit("fill", [Output(bytes=4)], scalars=[np.uint8(4), np.True_])
+    rt.wait_all()
+
+
+def test_record_tells_the_first_error(w):
+    """An error in the block is the one that is raised, also when the runtime has ended the recording."""
+    with pytest.raises(RuntimeError, match="mine"), w.rt.record():
+        w.rt._core.record_end()
+        raise RuntimeError("mine")
