@@ -231,7 +231,8 @@ void* Engine::wait_for_buffer(pto_handle name, int mode, double timeout_s, bool 
   }
   const int64_t begin = timeout_s > 0 ? now_ns() : 0;
   for (const TaskRef producer : producers) {
-    const double left = timeout_s > 0 ? std::max(0.0, timeout_s - static_cast<double>(now_ns() - begin) * 1e-9) : timeout_s;
+    const double spent = timeout_s > 0 ? static_cast<double>(now_ns() - begin) * 1e-9 : 0;
+    const double left = timeout_s > 0 ? std::max(0.0, timeout_s - spent) : timeout_s;
     const int status = wait(without_flags(producer), left, helps);
     if (status == PTO_TIMEOUT) {
       raise(PTO_TIMEOUT,

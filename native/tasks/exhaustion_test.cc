@@ -55,7 +55,8 @@ CASE("more live edges than the tables hold: the task is refused, and those accep
     const pto_handle hx = engine->register_buffer(&x, 8), hsum = engine->register_buffer(&sum, 8);
     const pto_handle hseen = engine->register_buffer(&seen, 8), halways = engine->register_buffer(&always, 8);
     const auto submit = [&](pto_kernel kernel, std::vector<pto_param> params, std::vector<uint64_t> scalars) {
-      return submit_to(*engine, kernel, std::move(params), std::move(scalars), is_plain ? 0 : halways);  // the general way
+      // The predicate makes it no plain task: it goes the general way.
+      return submit_to(*engine, kernel, std::move(params), std::move(scalars), is_plain ? 0 : halways);
     };
     submit(held, {param(PTO_INOUT, hx)}, {reinterpret_cast<uint64_t>(&gate)});
     gate.await_inside(1);
@@ -116,7 +117,8 @@ CASE("a round that could not begin leaves no failure behind") {
   const auto engine = small_engine();
   Gate gate;
   const pto_kernel held = engine->add_kernel("held", Gate::kernel, 0), set = engine->add_kernel("set", set_kernel, 0);
-  const pto_kernel fails = engine->add_kernel("fails", fail_kernel, 0), step = engine->add_kernel("step", step_kernel, 0);
+  const pto_kernel fails = engine->add_kernel("fails", fail_kernel, 0);
+  const pto_kernel step = engine->add_kernel("step", step_kernel, 0);
   int64_t x = 0, z = 0;
   const pto_handle hx = engine->register_buffer(&x, 8), hz = engine->register_buffer(&z, 8);
   engine->begin_recording();

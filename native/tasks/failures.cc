@@ -109,7 +109,8 @@ void Engine::mark_failed(TaskRef task, uint32_t error, bool is_pinned) {
   header.num_failed.store(count + 1, std::memory_order_seq_cst);
   // Its owner may have let go of it before: either it sees this entry, or its word is seen here.
   const auto generation = static_cast<uint32_t>(generation_of(task));
-  if (region_.slots[slot_of(task)].released.load(std::memory_order_seq_cst) == generation) region_.failed[at].is_pinned = 0;
+  const Slot& slot = region_.slots[slot_of(task)];
+  if (slot.released.load(std::memory_order_seq_cst) == generation) region_.failed[at].is_pinned = 0;
 }
 
 // A full table makes every task that might have failed count as failed: wrong results never look right.

@@ -253,8 +253,8 @@ void Engine::begin_round(Instance& instance, uint32_t seat_index) {
   instance.held_back.clear();
 }
 
-/// Leaves in every buffer who accessed it last. Under the submission lock. When it fails half way, the rest keep their flag
-/// for the next try, and the next replay enters anew.
+/// Leaves in every buffer who accessed it last. Under the submission lock. When it fails half way, the rest keep their
+/// flag for the next try, and the next replay enters anew.
 void Engine::settle(Instance& instance, uint32_t seat_index) {
   instance.is_chained = false;
   std::vector<TaskRef> names;

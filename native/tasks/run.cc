@@ -210,7 +210,8 @@ int Engine::call_kernel(uint32_t slot, uint32_t seat_index) {
   void* buffers[PTO_MAX_PARAMS];
   for (uint32_t p = 0; p < task.num_params; ++p) buffers[p] = region_.at(args.params[p].address);
   const pto_kernel_fn function = function_at(task.kernel);
-  if (is_leaf(task)) return invoke(task.kernel, function, buffers, args.scalars(task.num_params), {this, seat_index, slot, 0});
+  const uint64_t* const scalars = args.scalars(task.num_params);
+  if (is_leaf(task)) return invoke(task.kernel, function, buffers, scalars, {this, seat_index, slot, 0});
   Seat& me = seat(seat_index);
   if (me.depth == PTO_MAX_SCOPES) {
     failure_reason = "tasks inside tasks must not nest deeper than 64 scopes";
@@ -223,7 +224,7 @@ int Engine::call_kernel(uint32_t slot, uint32_t seat_index) {
   me.num_open_scopes.store(me.depth, std::memory_order_release);
   me.base_depth = me.depth;
   args.runner.store(seat_index + 1, std::memory_order_relaxed);
-  const int status = invoke(task.kernel, function, buffers, args.scalars(task.num_params), {this, seat_index, slot, slot + 1});
+  const int status = invoke(task.kernel, function, buffers, scalars, {this, seat_index, slot, slot + 1});
   while (me.depth >= me.base_depth) close_scope(seat_index);
   me.base_depth = outer_base;
   args.runner.store(0, std::memory_order_relaxed);

@@ -2,8 +2,9 @@
 //
 // Purpose: one record per task and per stall. Who may call: start, end and stall by the thread of the seat; reading
 // while nothing runs. Blocks: never. Memory: of the process; each seat's records grow to their limit as they come, then
-// the newest replace the oldest. With two processes the workers' tasks lie in the region instead, for the other to read. Tasks are stamped with ticks(), which costs a third of the system's clock, and turned
-// into ns when they are read: two readings of both clocks, far apart, tell how long a tick is.
+// the newest replace the oldest. With two processes the workers' tasks lie in the region instead, for the other to
+// read. Tasks are stamped with ticks(), which costs a third of the system's clock, and turned into ns when they are
+// read: two readings of both clocks, far apart, tell how long a tick is.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -37,8 +38,9 @@ class Trace {
   void end(uint32_t seat, uint32_t num_workers, TaskRef name, const Slot& task, const Before& before, int status) {
     const int32_t worker = seat < num_workers ? static_cast<int32_t>(seat) : -1 - static_cast<int32_t>(seat);
     PerSeat& mine = *seats_[seat];
-    const pto_trace_task record{name, task.kernel, worker, static_cast<int32_t>(before.lane), before.scope_depth, status,
-                                task.priority, static_cast<int64_t>(before.submit_ticks),
+    const auto lane = static_cast<int32_t>(before.lane);
+    const pto_trace_task record{name, task.kernel, worker, lane, before.scope_depth, status, task.priority,
+                                static_cast<int64_t>(before.submit_ticks),
                                 static_cast<int64_t>(before.ready_ticks), static_cast<int64_t>(mine.start_ticks),
                                 static_cast<int64_t>(ticks())};
     if (mine.shared == nullptr) return push(mine.tasks, mine.num_tasks++, capacity_, record);
