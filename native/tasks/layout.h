@@ -2,8 +2,9 @@
 //
 // Purpose: one mapping, private or shared by two processes, holds seats (one per thread), slots, handles, chunks,
 // queues, failures, events and the heap. No pointer lies in it: buffers are kept as distances from its base. (Slots of
-// instances have pointers, and a shared region has no instances.) Who may write what stands at each struct; memory order at the functions that use it. Memory: one anonymous or file mapping;
-// pages that nobody touches cost nothing, and all-zero bytes are the empty state of every struct.
+// instances have pointers, and a shared region has no instances.) Who may write what stands at each struct; memory
+// order at the functions that use it. Memory: one anonymous or file mapping; pages that nobody touches cost nothing,
+// and all-zero bytes are the empty state of every struct.
 #pragma once
 #include <atomic>
 #include <cstddef>
