@@ -154,7 +154,7 @@ inline void Engine::push_ready(uint32_t slot, uint32_t seat_index) {
   (which == kUrgent ? header.num_urgent : header.num_background).fetch_add(1, std::memory_order_release);
 }
 
-inline void Engine::start_submitted(uint32_t slot, uint32_t seat_index) {
+[[gnu::flatten]] inline void Engine::start_submitted(uint32_t slot, uint32_t seat_index) {
   const Busy busy(seat(seat_index));  // between two looks of advance() the slot may say that it waits, and not wait
   if (advance(slot, seat_index)) make_ready(slot, seat_index);
 }

@@ -164,7 +164,7 @@ void Engine::abandon(uint32_t slot) {
 }
 
 /// How many tasks live, now and then: the high-water mark of the window. Rounds of recordings have slots of their own.
-void Engine::note_level(Seat& me) {
+[[gnu::noinline]] void Engine::note_level(Seat& me) {
   if (has_instances_.load(std::memory_order_relaxed)) return;
   const uint64_t live = std::min<uint64_t>(num_submitted() - num_completed(), region_.header->window);
   if (live > me.window_high.load(std::memory_order_relaxed)) me.window_high.store(live, std::memory_order_relaxed);
@@ -175,8 +175,10 @@ uint32_t Engine::take_slot(uint32_t seat_index) {
   const uint32_t base = seat_index * region_.header->window;
   const uint32_t mask = region_.header->window - 1;
   for (uint32_t tries = 0; tries < 8; ++tries) {
-    if ((me.cursor & kCursorsPerLook) == 0) [[unlikely]] note_level(me);
-    const auto at = static_cast<uint32_t>(me.cursor++) & mask;
+    const uint64_t cursor = me.cursor;
+    me.cursor = cursor + 1;
+    if ((cursor & kCursorsPerLook) == 0) [[unlikely]] note_level(me);
+    const auto at = static_cast<uint32_t>(cursor) & mask;
     Slot& task = region_.slots[base + at];
     const WakeWord word = task.wake.load(std::memory_order_acquire);
     if (is_live(word)) continue;
