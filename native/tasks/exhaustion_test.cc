@@ -101,7 +101,14 @@ CASE("a replay that is refused half way has ended what it had submitted, when no
   held_back.is_open = held_back.num_inside = 0;
   submit_to(*engine, held, {param(PTO_INOUT, hx)}, {scalar(&before)});
   before.await_inside(1);
+  const auto num_submitted = [&] {
+    pto_stats stats{};
+    engine->stats(&stats);
+    return stats.num_submitted;
+  };
+  const uint64_t earlier = num_submitted();
   std::thread opener([&] {
+    while (num_submitted() < earlier + 200) std::this_thread::yield();  // they are counted when the last is refused
     before.open();
     held_back.await_inside(1);
     held_back.open();
