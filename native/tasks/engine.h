@@ -176,7 +176,8 @@ class Engine {
   uint32_t check_spec(const pto_task_spec& spec, Resolved& buffers);
   uint32_t check_param(const pto_task_spec& spec, uint32_t param, Resolved& buffers);
   uint32_t check_more(const pto_task_spec& spec);
-  void note_level(Seat& me);
+  uint32_t take_next_slot(uint32_t seat);
+  uint32_t look_and_take(uint32_t seat);
   uint32_t take_slot(uint32_t seat);
   uint32_t take_slot_slowly(uint32_t seat);
   void fill(Slot& task, SlotArgs& args, const pto_task_spec& spec, uint32_t seat);

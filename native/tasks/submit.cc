@@ -163,22 +163,12 @@ void Engine::abandon(uint32_t slot) {
   if ((word & kWatched) != 0) wake_waiters();
 }
 
-/// How many tasks live, now and then: the high-water mark of the window. Rounds of recordings have slots of their own.
-[[gnu::noinline]] void Engine::note_level(Seat& me) {
-  if (has_instances_.load(std::memory_order_relaxed)) return;
-  const uint64_t live = std::min<uint64_t>(num_submitted() - num_completed(), region_.header->window);
-  if (live > me.window_high.load(std::memory_order_relaxed)) me.window_high.store(live, std::memory_order_relaxed);
-}
-
-uint32_t Engine::take_slot(uint32_t seat_index) {
+inline uint32_t Engine::take_next_slot(uint32_t seat_index) {
   Seat& me = seat(seat_index);
   const uint32_t base = seat_index * region_.header->window;
   const uint32_t mask = region_.header->window - 1;
   for (uint32_t tries = 0; tries < 8; ++tries) {
-    const uint64_t cursor = me.cursor;
-    me.cursor = cursor + 1;
-    if ((cursor & kCursorsPerLook) == 0) [[unlikely]] note_level(me);
-    const auto at = static_cast<uint32_t>(cursor) & mask;
+    const auto at = static_cast<uint32_t>(me.cursor++) & mask;
     Slot& task = region_.slots[base + at];
     const WakeWord word = task.wake.load(std::memory_order_acquire);
     if (is_live(word)) continue;
@@ -191,6 +181,20 @@ uint32_t Engine::take_slot(uint32_t seat_index) {
     return base + at;
   }
   return take_slot_slowly(seat_index);
+}
+
+/// Now and then, how many tasks live: the high-water mark of the window. Rounds of recordings have slots of their own.
+[[gnu::noinline]] uint32_t Engine::look_and_take(uint32_t seat_index) {
+  Seat& me = seat(seat_index);
+  const uint64_t live = std::min<uint64_t>(num_submitted() - num_completed(), region_.header->window);
+  const bool is_more = live > me.window_high.load(std::memory_order_relaxed);
+  if (is_more && !has_instances_.load(std::memory_order_relaxed)) me.window_high.store(live, std::memory_order_relaxed);
+  return take_next_slot(seat_index);
+}
+
+uint32_t Engine::take_slot(uint32_t seat_index) {
+  if ((seat(seat_index).cursor & kCursorsPerLook) == 0) [[unlikely]] return look_and_take(seat_index);
+  return take_next_slot(seat_index);
 }
 
 inline void Engine::fill(Slot& task, SlotArgs& args, const pto_task_spec& spec, uint32_t seat_index) {
