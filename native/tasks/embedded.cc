@@ -107,19 +107,8 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
   const uint32_t slot = first_slot_ + task_index;
   Slot& task = engine.region_.slots[slot];
   const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
-  task.kernel = PTO_NO_KERNEL;
   // Never 0, so that every ready task goes through an ordered queue and not through its maker's ring.
-  task.priority = priority >= 0 ? std::min(priority, kMaxPriority) + 1 : priority;
-  task.next_waiter = 0;
-  task.parent = 0;
-  task.poison = 0;
-  task.more_producers = 0;
-  task.type_class = 0;
-  task.num_producers = 0;
-  task.num_params = 0;
-  task.num_scalars = 0;
-  task.flags = kIsEmbedded;
-  task.num_tokens = 0;
+  task.begin(PTO_NO_KERNEL, priority >= 0 ? std::min(priority, kMaxPriority) + 1 : priority, 0, kIsEmbedded);
   task.sequence.store(sequence, std::memory_order_relaxed);
   const auto sink = [&](TaskRef producer) {
     uint64_t& last = objects.marks[slot_of(producer) - first_slot_];

@@ -20,19 +20,8 @@ inline uint32_t Engine::begin_replayed(Replay& run, uint32_t number, const Recor
   SlotArgs& args = region_.args[slot];
   Header& header = *region_.header;
   run.tasks[number] = name_at(slot);
-  task.kernel = recorded.kernel;
-  task.priority = recorded.priority;
-  task.next_waiter = 0;
-  task.parent = 0;
-  task.poison = 0;
-  task.more_producers = 0;
-  task.type_class = recorded.type_class;
-  task.num_producers = 0;
-  task.num_params = 0;  // as many as are bound
+  task.begin(recorded.kernel, recorded.priority, recorded.type_class, recorded.flags);
   task.num_scalars = recorded.num_scalars;
-  task.flags = recorded.flags;
-  task.num_tokens = 0;
-  task.num_tokens_held = 0;
   const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + 1;
   task.sequence.store(sequence, std::memory_order_relaxed);
   header.sequence.store(sequence, std::memory_order_release);

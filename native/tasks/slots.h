@@ -92,6 +92,17 @@ struct alignas(128) Slot {
     uint64_t producers[kInlineProducers];
     Replayed replayed;  // with kIsReplayed
   };
+
+  /// A new task, with no parameters and nobody to wait for; nothing is left of the last one here.
+  void begin(int32_t new_kernel, int32_t new_priority, uint8_t new_class, uint8_t new_flags) {
+    kernel = new_kernel;
+    priority = new_priority;
+    next_waiter = parent = poison = more_producers = 0;
+    type_class = new_class;
+    num_producers = num_params = num_scalars = 0;
+    flags = new_flags;
+    num_tokens = num_tokens_held = 0;
+  }
 };
 static_assert(sizeof(Slot) == 128);
 

@@ -53,18 +53,9 @@ inline pto_task Engine::submit_plain(const pto_task_spec& spec, uint32_t seat_in
   Slot& task = region_.slots[slot];
   SlotArgs& args = region_.args[slot];
   const TaskRef self = name_at(slot);
-  task.kernel = spec.kernel;
-  task.priority = spec.priority;
-  task.next_waiter = 0;
-  task.parent = 0;
-  task.poison = 0;
-  task.more_producers = 0;
-  task.type_class = static_cast<uint8_t>(kind);
-  task.num_producers = 0;
+  task.begin(spec.kernel, spec.priority, static_cast<uint8_t>(kind), spec.flags != 0 ? uint8_t{kKeepsError} : uint8_t{0});
   task.num_params = static_cast<uint8_t>(spec.num_params);
   task.num_scalars = static_cast<uint8_t>(spec.num_scalars);
-  task.flags = spec.flags != 0 ? uint8_t{kKeepsError} : uint8_t{0};
-  task.num_tokens = 0;
   uint64_t* const scalars = args.scalars(spec.num_params);
   for (uint32_t s = 0; s < spec.num_scalars; ++s) scalars[s] = spec.scalars[s];
   for (uint32_t p = 0; p < spec.num_params; ++p) {
@@ -198,17 +189,6 @@ uint32_t Engine::take_slot(uint32_t seat_index) {
 }
 
 inline void Engine::fill(Slot& task, SlotArgs& args, const pto_task_spec& spec, uint32_t seat_index) {
-  const Header& header = *region_.header;
-  task.next_waiter = 0;
-  task.kernel = spec.kernel;
-  task.priority = spec.priority;
-  task.parent = running.engine == this ? running.parent : 0;
-  task.poison = 0;
-  task.more_producers = 0;
-  task.type_class = static_cast<uint8_t>(header.class_of_type[spec.worker_type]);
-  task.num_producers = 0;
-  task.num_params = 0;
-  task.num_scalars = static_cast<uint8_t>(spec.num_scalars);
   uint8_t flags = 0;
   if (spec.kernel >= 0 && (region_.kernels[spec.kernel].flags & PTO_SUBMITS) != 0) flags = kIsParent;
   if (spec.flags != 0) flags |= kKeepsError;
@@ -216,9 +196,9 @@ inline void Engine::fill(Slot& task, SlotArgs& args, const pto_task_spec& spec, 
     flags |= kHasTarget;
     args.target_worker = static_cast<uint32_t>(spec.target_worker);
   }
-  task.flags = flags;
-  task.num_tokens = 0;
-  task.num_tokens_held = 0;
+  task.begin(spec.kernel, spec.priority, static_cast<uint8_t>(region_.header->class_of_type[spec.worker_type]), flags);
+  task.parent = running.engine == this ? running.parent : 0;
+  task.num_scalars = static_cast<uint8_t>(spec.num_scalars);
   uint64_t* const scalars = args.scalars(spec.num_params);
   for (uint32_t s = 0; s < spec.num_scalars; ++s) scalars[s] = spec.scalars[s];
   if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] note_submission(args, seat_index);
