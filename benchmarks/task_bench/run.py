@@ -2,7 +2,8 @@
 
 Claims: every pattern passes the core's checks of every input byte, also with `-field 2`, where writers must wait for
 readers; METG(50%) of the stencil on two threads is at most 500 ns and 0.15 of GNU OpenMP's. Our driver runs twice:
-submitting every task (`tilewise`), and recording what repeats and replaying it (`tilewise_replay`).
+submitting every task (`tilewise`), and recording what repeats and replaying it (`tilewise_replay`). The physical
+limit is `static`: no runtime at all, each thread walks through its own block of points, a counter per point.
 
 METG(50%), the minimum effective task granularity, is the smallest time per task at which the kernel still reaches
 half of the best FLOP/s; it is read off a sweep of the kernel's iterations, between two points by their logarithms.
@@ -47,7 +48,7 @@ PATTERNS = [
 PERIODIC = {"spread", "random_nearest"}  # those whose dependencies change from step to step
 CHECKED_WIDTHS = [4, 16]
 ITERATIONS = [2**exponent for exponent in range(15)]
-OURS, OURS_REPLAYED, OPENMP = "tilewise", "tilewise_replay", "gnu_openmp"
+OURS, OURS_REPLAYED, OPENMP, STATIC = "tilewise", "tilewise_replay", "gnu_openmp", "static"
 LONG_ITERATIONS = 4096
 OPENMP_MAX_DEPENDENCIES = 9
 TIMEOUT_S = 120
@@ -125,6 +126,14 @@ def build_ours(core: Path, folder: Path, objects: list[str]) -> list[Driver]:
     source = str(HERE / "tilewise_driver.cc")
     compile_files(["g++", *flags, source, *objects, *libraries, "-o", str(program)])
     return [Driver(OURS, program), Driver(OURS_REPLAYED, program, ("-replay",))]
+
+
+def build_static(core: Path, folder: Path, objects: list[str]) -> Driver:
+    """The limit: threads that own their points."""
+    program = folder / "static_driver"
+    flags = ["-O3", "-std=c++20", "-Wno-deprecated-declarations", "-I", str(core / "core"), "-pthread"]
+    compile_files(["g++", *flags, str(HERE / "static_driver.cc"), *objects, "-o", str(program)])
+    return Driver(STATIC, program)
 
 
 # ---- running ---------------------------------------------------------------------------------------------
@@ -256,8 +265,12 @@ def report_metg(results: dict[str, list[list[Result]]]) -> None:
             f"{name} not reached" if math.isnan(value) else f"{name} {value * 1e3:.0f} ns"
             for name, value in metg.items()
         )
-        ratios = ", ".join(f"{metg[name] / metg[OPENMP]:.3f}" for name in metg if name != OPENMP)
-        print(f"METG(50%), {label}: {listed}; ratios {ratios}")
+        print(f"METG(50%), {label}: {listed}")
+        for peer in (OPENMP, STATIC):
+            ratios = ", ".join(
+                f"{name} {metg[name] / metg[peer]:.3f}" for name in metg if name.startswith(OURS)
+            )
+            print(f"    of that of {peer}: {ratios}")
 
 
 def main() -> None:
@@ -278,7 +291,11 @@ def main() -> None:
         )
         objects = build_core(options.core, Path(name))
         ours = build_ours(options.core, Path(name), objects)
-        drivers = [*ours, build_openmp(options.core, Path(name), objects)]
+        drivers = [
+            *ours,
+            build_openmp(options.core, Path(name), objects),
+            build_static(options.core, Path(name), objects),
+        ]
         num_failed = check_patterns(drivers, options.threads, min(options.steps, 1000))
         if not options.checks_only:
             stencil = ["-type", "stencil_1d", "-kernel", "compute_bound", "-field", "2"]

@@ -13,7 +13,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <memory>
 #include <numeric>
 #include <string_view>
@@ -50,13 +49,14 @@ char* thread_scratch(size_t bytes) {
   return reinterpret_cast<char*>(scratch.data());
 }
 
-// How often a recorded task has run, and how many steps further each time is.
-struct Rounds {
-  uint64_t count = 0;
-  long num_steps = 0;
-};
+// The time step of whoever writes a buffer next, behind the buffer's own bytes: a recorded task learns from it how far
+// the replays are.
+long& next_step(void* buffer, size_t bytes) {
+  return *reinterpret_cast<long*>(static_cast<char*>(buffer) + (bytes + sizeof(long) - 1) / sizeof(long) * sizeof(long));
+}
 
-// buffers: the output, then the inputs. scalars: the graph's address, time step and point, number of inputs, Rounds.
+// buffers: the output, then the inputs. scalars: the graph's address, time step and point, number of inputs, whether
+// the task is recorded.
 int execute_point(void* const* buffers, const uint64_t* scalars) {
   const TaskGraph& graph = *reinterpret_cast<const TaskGraph*>(scalars[0]);
   const size_t num_inputs = scalars[2];
@@ -68,7 +68,11 @@ int execute_point(void* const* buffers, const uint64_t* scalars) {
   }
   const size_t scratch_bytes = graph.scratch_bytes_per_task;
   long step = static_cast<long>(scalars[1] >> 32);
-  if (auto* rounds = reinterpret_cast<Rounds*>(scalars[3])) step += static_cast<long>(rounds->count++) * rounds->num_steps;
+  if (scalars[3] != 0) {
+    long& next = next_step(buffers[0], graph.output_bytes_per_task);
+    step = next;
+    next += graph.nb_fields;
+  }
   graph.execute_point(step, static_cast<long>(scalars[1] & 0xFFFFFFFF),
                       static_cast<char*>(buffers[0]), graph.output_bytes_per_task, inputs, input_bytes, num_inputs,
                       scratch_bytes ? thread_scratch(scratch_bytes) : nullptr, scratch_bytes);
@@ -79,7 +83,7 @@ int execute_point(void* const* buffers, const uint64_t* scalars) {
 class Grid {
  public:
   explicit Grid(const TaskGraph& graph)
-      : graph_(graph), pitch_((graph.output_bytes_per_task + kLine - 1) / kLine * kLine), handles_(num_buffers()) {
+      : graph_(graph), pitch_((graph.output_bytes_per_task + 2 * sizeof(long) - 1 + kLine - 1) / kLine * kLine), handles_(num_buffers()) {
     bytes_.reset(static_cast<char*>(std::aligned_alloc(kLine, pitch_ * num_buffers())));
     require(bytes_ != nullptr, "no memory for the buffers");
     for (long set = 0; set < graph.max_dependence_sets(); ++set)
@@ -101,8 +105,9 @@ class Grid {
     long step = 0;
     if (period > 0) {
       submit_step(runtime, kernel, step++);
+      expect_step(step);
       require(pto_record_begin(runtime) == PTO_OK, "pto_record_begin");
-      for (const long end = step + period; step < end; ++step) submit_step(runtime, kernel, step, period);
+      for (const long end = step + period; step < end; ++step) submit_step(runtime, kernel, step, true);
       const pto_recording recording = pto_record_end(runtime);
       require(recording != 0, "pto_record_end");
       for (; step + period <= graph_.timesteps; step += period) {
@@ -112,7 +117,7 @@ class Grid {
     for (; step < graph_.timesteps; ++step) submit_step(runtime, kernel, step);
   }
 
-  void submit_step(PTORuntime* runtime, pto_kernel kernel, long step, long period = 0) {
+  void submit_step(PTORuntime* runtime, pto_kernel kernel, long step, bool is_recorded = false) {
     const long offset = graph_.offset_at_timestep(step), width = graph_.width_at_timestep(step);
     const long last_offset = graph_.offset_at_timestep(step - 1);
     const long last_end = last_offset + graph_.width_at_timestep(step - 1);
@@ -128,7 +133,7 @@ class Grid {
         params_[num_params].mode = PTO_INPUT;
         params_[num_params++].handle = inputs[source];
       }
-      submit(runtime, kernel, step, point, num_params, period);
+      submit(runtime, kernel, step, point, num_params, is_recorded);
     }
   }
 
@@ -147,27 +152,35 @@ class Grid {
     std::exit(2);
   }
 
+  // The next step to write a buffer will be the first from `step` on that has it.
+  void expect_step(long step) {
+    const long fields = graph_.nb_fields;
+    for (long field = 0; field < fields; ++field) {
+      const long first = step + (field - step % fields + fields) % fields;
+      for (long point = 0; point < graph_.max_width; ++point) {
+        char* const buffer = bytes_.get() + (field * graph_.max_width + point) * pitch_;
+        next_step(buffer, graph_.output_bytes_per_task) = first;
+      }
+    }
+  }
+
   // Steps after which the same tasks come again, on the same buffers: from step 1 on. 0: they never do.
   long find_period() const {
     const long sets = graph_.max_dependence_sets();
     long period = std::lcm(graph_.nb_fields, sets);
     period *= std::max(1L, kTasksPerRecording / (period * graph_.max_width));
     if (1 + 2 * period > graph_.timesteps) return 0;
-    for (long step = 1; step + period < graph_.timesteps; ++step) {
-      const bool is_same = graph_.offset_at_timestep(step) == graph_.offset_at_timestep(step + period) &&
-                           graph_.width_at_timestep(step) == graph_.width_at_timestep(step + period) &&
-                           graph_.offset_at_timestep(step - 1) == graph_.offset_at_timestep(step + period - 1) &&
-                           graph_.width_at_timestep(step - 1) == graph_.width_at_timestep(step + period - 1) &&
-                           graph_.dependence_set_at_timestep(step) == graph_.dependence_set_at_timestep(step + period);
-      if (!is_same) return 0;
+    for (long step = 0; step < graph_.timesteps; ++step) {
+      if (graph_.width_at_timestep(step) != graph_.max_width) return 0;
+      const long later = std::min(step + period, graph_.timesteps - 1);
+      const bool is_same = graph_.dependence_set_at_timestep(step) == graph_.dependence_set_at_timestep(later);
+      if (later == step + period && !is_same) return 0;
     }
     return period;
   }
 
-  void submit(PTORuntime* runtime, pto_kernel kernel, long step, long point, uint32_t num_params, long period) {
-    Rounds* const rounds = period > 0 ? &rounds_.emplace_back(Rounds{0, period}) : nullptr;
-    const uint64_t scalars[4] = {reinterpret_cast<uint64_t>(&graph_), pack(step, point), num_params - 1,
-                                 reinterpret_cast<uint64_t>(rounds)};
+  void submit(PTORuntime* runtime, pto_kernel kernel, long step, long point, uint32_t num_params, bool is_recorded) {
+    const uint64_t scalars[4] = {reinterpret_cast<uint64_t>(&graph_), pack(step, point), num_params - 1, is_recorded};
     pto_task_spec spec = {};
     spec.kernel = kernel;
     spec.worker_type = PTO_VECTOR;
@@ -184,7 +197,6 @@ class Grid {
   std::vector<pto_handle> handles_;
   std::vector<std::vector<long>> dependencies_;  // by set, then point
   pto_param params_[PTO_MAX_PARAMS] = {};
-  std::deque<Rounds> rounds_;  // of recorded tasks
 };
 
 uint32_t num_threads(int argc, char** argv) {

@@ -41,6 +41,8 @@ struct AccessState {
   uint16_t limit = 0;     // prune when num_more reaches it
   Kind kind = Kind::kNothing;
   uint8_t unused = 0;
+
+  bool has_chunks() const { return (more_now | more_before) != 0; }
 };
 static_assert(sizeof(AccessState) == 40);
 

@@ -41,20 +41,42 @@ template <class Pool, class Visit>
   if (state.more_before != 0) [[unlikely]] for_each_in(pool, state.more_before, visit);
 }
 
-/// Calls sink(producer with flags) for every task that an access of this mode must wait for.
+/// An access of this kind joins the group that accesses the buffer now.
+inline constexpr bool joins(const AccessState& state, Kind kind) { return kind == state.kind && kind != Kind::kWrite; }
+
+/// The readers are order only; the data are those of the writer before them, whose failure must not be lost.
+inline constexpr bool asks_before(const AccessState& state, int mode) {
+  return joins(state, kind_of(mode)) || (state.kind == Kind::kRead && reads_data(mode));
+}
+
+inline constexpr uint32_t kMaxFew = 3;
+
+/// Calls sink(producer with flags) for every task that an access of this mode must wait for and that stands in the
+/// state itself: all of them, unless chunks hang on it. They are kMaxFew at most.
+template <class Sink>
+[[gnu::always_inline]] inline void collect_few(const AccessState& state, int mode, Sink&& sink) {
+  if (!joins(state, kind_of(mode))) {
+    const TaskRef flag = state.kind != Kind::kRead && reads_data(mode) ? kCarriesPoison : 0;
+    if (state.now[0] != 0) sink(state.now[0] | flag);
+    if (state.now[1] != 0) sink(state.now[1] | flag);
+  }
+  if (asks_before(state, mode) && state.before != 0) sink(state.before);
+}
+
+/// The same for those in the chunks.
+template <class Pool, class Sink>
+void collect_rest(const AccessState& state, Pool& pool, int mode, Sink&& sink) {
+  if (!joins(state, kind_of(mode))) {
+    const TaskRef flag = state.kind != Kind::kRead && reads_data(mode) ? kCarriesPoison : 0;
+    for_each_in(pool, state.more_now, [&](TaskRef ref) { sink(ref | flag); });
+  }
+  if (asks_before(state, mode)) for_each_in(pool, state.more_before, sink);
+}
+
 template <class Pool, class Sink>
 [[gnu::always_inline]] inline void collect(const AccessState& state, Pool& pool, int mode, Sink&& sink) {
-  const Kind kind = kind_of(mode);
-  if (kind == state.kind && kind != Kind::kWrite) {  // joins the group
-    for_each_before(state, pool, sink);
-    return;
-  }
-  const TaskRef flag = state.kind != Kind::kRead && reads_data(mode) ? kCarriesPoison : 0;
-  if (state.now[0] != 0) sink(state.now[0] | flag);
-  if (state.now[1] != 0) sink(state.now[1] | flag);
-  if (state.more_now != 0) [[unlikely]] for_each_in(pool, state.more_now, [&](TaskRef ref) { sink(ref | flag); });
-  // The readers are order only; the data are those of the writer before them, whose failure must not be lost.
-  if (state.kind == Kind::kRead && reads_data(mode)) for_each_before(state, pool, sink);
+  collect_few(state, mode, sink);
+  if (state.has_chunks()) [[unlikely]] collect_rest(state, pool, mode, sink);
 }
 
 template <class Pool>
@@ -144,17 +166,35 @@ template <class Pool>
   state = {{ref, 0}, first, 0, more, 0, 0, kind, 0};
 }
 
-/// Leaves the access behind: later ones find it.
+/// Leaves the access behind, where later ones find it. False: that takes chunks, see record().
+[[gnu::always_inline]] inline bool record_few(AccessState& state, int mode, TaskRef ref) {
+  if (state.has_chunks()) [[unlikely]] return false;
+  const Kind kind = kind_of(mode);
+  if (kind == Kind::kWrite) {
+    state = {{ref, 0}, 0, 0, 0, 0, 0, kind, 0};
+    return true;
+  }
+  if (state.now[1] != 0) return false;
+  if (state.kind == kind) {
+    state.now[1] = ref;
+    return true;
+  }
+  if (state.kind == Kind::kRead && state.before != 0) return false;
+  // The first of its kind, after one task or none.
+  const TaskRef flag = state.kind == Kind::kRead ? 0 : kCarriesPoison;
+  state.before = state.now[0] != 0 ? state.now[0] | flag : 0;
+  state.now[0] = ref;
+  state.kind = kind;
+  return true;
+}
+
 template <class Pool>
 [[gnu::always_inline]] inline void record(AccessState& state, Pool& pool, int mode, TaskRef ref) {
+  if (record_few(state, mode, ref)) return;
   const Kind kind = kind_of(mode);
-  if (kind == Kind::kRead && state.kind == Kind::kWrite && (state.now[1] | state.more_now) == 0) [[likely]] {
-    state.before = state.now[0] | kCarriesPoison;  // the first reader of a result, without the general case's loops
-    state.now[0] = ref;
-    state.kind = kind;
-  } else if (kind == Kind::kWrite) {
-    if (state.more_now != 0) give_chunks(pool, state.more_now);
-    if (state.more_before != 0) give_chunks(pool, state.more_before);
+  if (kind == Kind::kWrite) {
+    give_chunks(pool, state.more_now);
+    give_chunks(pool, state.more_before);
     state = {{ref, 0}, 0, 0, 0, 0, 0, kind, 0};
   } else if (kind == state.kind) {
     join_now(state, pool, ref);

@@ -114,7 +114,7 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
     uint64_t& last = objects.marks[slot_of(producer) - first_slot_];
     if (last == sequence || objects.is_settled(producer)) return;
     last = sequence;
-    engine.add_producer(slot, producer, worker);
+    engine.add_producer(task, producer, worker);
   };
   for (const Access& access : accesses) {
     collect(objects.states[access.object], objects, access.use == Use::kRead ? PTO_INPUT : PTO_OUTPUT, sink);

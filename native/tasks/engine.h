@@ -38,7 +38,7 @@ struct StatusError : std::runtime_error {
 };
 
 template <class... Parts>
-[[noreturn]] void raise(int status, const Parts&... parts) {
+[[noreturn, gnu::cold, gnu::noinline]] void raise(int status, const Parts&... parts) {
   std::ostringstream text;
   (text << ... << parts);
   throw StatusError(status, text.str());
@@ -176,9 +176,8 @@ class Engine {
   uint32_t check_spec(const pto_task_spec& spec, Resolved& buffers);
   uint32_t check_param(const pto_task_spec& spec, uint32_t param, Resolved& buffers);
   uint32_t check_more(const pto_task_spec& spec);
-  uint32_t take_next_slot(uint32_t seat);
-  uint32_t look_and_take(uint32_t seat);
   uint32_t take_slot(uint32_t seat);
+  uint32_t take_slot_carefully(uint32_t seat);
   uint32_t take_slot_slowly(uint32_t seat);
   void fill(Slot& task, SlotArgs& args, const pto_task_spec& spec, uint32_t seat);
   void bind_params(uint32_t slot, const pto_task_spec& spec, uint32_t seat, Resolved& buffers, uint32_t traits);
@@ -186,13 +185,21 @@ class Engine {
   void link(uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t seat, Resolved& buffers, uint32_t traits,
             bool& is_recorded);
   void observe(uint32_t slot, const pto_task_spec& spec, uint32_t seat, uint32_t fresh);
-  pto_task submit_plain(const pto_task_spec& spec, uint32_t seat);
-  void add_producer(uint32_t slot, uint64_t word, uint32_t seat);
-  void order_after(uint32_t slot, TaskRef producer, uint32_t seat);
+  bool is_plain(const pto_task_spec& spec) const;
+  uint64_t* place_arguments(Slot& task, SlotArgs& args, const pto_task_spec& spec, Handle* const* handles);
+  void collect_many(Slot& task, uint32_t seat, Handle& handle, int mode);
+  void record_many(TaskRef task, uint32_t seat, Handle& handle, int mode);
+  bool link_plain(Slot& task, TaskRef self, const pto_task_spec& spec, Handle* const* handles, uint32_t seat);
+  pto_task submit_any(const pto_task_spec& spec, uint32_t seat);
+  void use_tokens(Slot& task, SlotArgs& args, uint32_t count);
+  void add_producer(Slot& task, uint64_t word, uint32_t seat);
+  void order_after(Slot& task, TaskRef producer, uint32_t seat);
   void collect_param(uint32_t slot, uint32_t seat, Handle& handle, const pto_region* region, int mode);
   void record_param(TaskRef task, uint32_t seat, Handle& handle, const pto_region* region, int mode);
   bool prepare_boxes(const SlotArgs& args, const pto_task_spec& spec, uint32_t seat);
   void start_submitted(uint32_t slot, uint32_t seat);
+  void start_waiting(uint32_t slot, uint32_t seat);
+  void count_submitted(uint32_t seat, uint64_t count);
   pto_task submit_reduction(const pto_task_spec& spec);
   Handle& tracked(Handle& handle, int mode, const pto_region* box, uint32_t seat);
   void abandon(uint32_t slot);
@@ -210,6 +217,8 @@ class Engine {
   void release_tokens(uint32_t slot, uint32_t seat);
   void make_ready(uint32_t slot, uint32_t seat);
   void push_ready(uint32_t slot, uint32_t seat);
+  void push_special(uint32_t slot);
+  void add_many(Slot& task, uint64_t word, uint32_t seat);
   uint32_t take(uint32_t seat, bool is_worker);
   uint32_t steal(uint32_t seat, uint32_t classes);
   bool has_work(uint32_t seat) const;
@@ -232,6 +241,7 @@ class Engine {
   void follow_trace();
   void park_worker(uint32_t worker);
   void wake_worker(bool all = false);
+  void wake_sleeper(bool all);
   pto_kernel_fn function_of(int32_t kernel);
   /// nullptr: an empty task, or not found yet.
   pto_kernel_fn function_at(int32_t kernel) const {

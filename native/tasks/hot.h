@@ -27,23 +27,21 @@ class Busy {
   uint32_t before_;
 };
 
-inline void Engine::add_producer(uint32_t slot, uint64_t word, uint32_t seat_index) {
-  Slot& task = region_.slots[slot];
-  if (task.num_producers < kInlineProducers) {
+[[gnu::always_inline]] inline void Engine::add_producer(Slot& task, uint64_t word, uint32_t seat_index) {
+  if (task.num_producers < task.room) [[likely]] {
     task.producers[task.num_producers++] = word;
     return;
   }
-  SeatPool pool{*this, seat(seat_index)};
-  push_ref(pool, task.more_producers, word);
+  add_many(task, word, seat_index);
 }
 
 /// Waits for a live producer; of a completed one only the failure matters, and that is asked for at once.
-inline void Engine::order_after(uint32_t slot, TaskRef producer, uint32_t seat_index) {
+[[gnu::always_inline]] inline void Engine::order_after(Slot& task, TaskRef producer, uint32_t seat_index) {
   const WakeWord word = region_.slots[slot_of(producer)].wake.load(std::memory_order_acquire);
   if (generation_in(word) == generation_of(producer)) {
-    add_producer(slot, producer, seat_index);
+    add_producer(task, producer, seat_index);
   } else if (has_failures()) [[unlikely]] {
-    inherit(region_.slots[slot], producer);
+    inherit(task, producer);
   }
 }
 
@@ -52,7 +50,7 @@ inline void Engine::collect_param(uint32_t slot, uint32_t seat_index, Handle& ha
   SeatPool pool{*this, seat(seat_index)};
   const auto sink = [&](TaskRef producer) {
     if (graph_ != nullptr) graph_->note(producer);
-    order_after(slot, producer, seat_index);
+    order_after(region_.slots[slot], producer, seat_index);
   };
   if (region == nullptr && (handle.flags & kHasRegions) == 0) {
     collect(handle.state, pool, mode, sink);
@@ -127,36 +125,63 @@ inline void Engine::drop_producer(Slot& task, uint32_t seat_index) {
   pool.give(empty);
 }
 
-inline void Engine::make_ready(uint32_t slot, uint32_t seat_index) {
+/// After work was published: whoever sleeps, and could run it, must see it.
+inline void Engine::wake_worker(bool all) {
+  const Header& header = *region_.header;
+  light_barrier(fences_);
+  const uint32_t num_asleep =
+      header.num_parked.load(std::memory_order_relaxed) | header.num_waiting.load(std::memory_order_relaxed);
+  if (num_asleep != 0) [[unlikely]] wake_sleeper(all);
+}
+
+[[gnu::always_inline]] inline void Engine::make_ready(uint32_t slot, uint32_t seat_index) {
   region_.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
-  if (active_trace_.load(std::memory_order_relaxed) != nullptr) ready_ticks_of(slot) = ticks();
+  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] ready_ticks_of(slot) = ticks();
   const bool has_target = (region_.slots[slot].flags & kHasTarget) != 0;
   push_ready(slot, seat_index);
   wake_worker(has_target);
 }
 
-inline void Engine::push_ready(uint32_t slot, uint32_t seat_index) {
-  Slot& task = region_.slots[slot];
-  Header& header = *region_.header;
+[[gnu::always_inline]] inline void Engine::push_ready(uint32_t slot, uint32_t seat_index) {
+  const Slot& task = region_.slots[slot];
   if ((task.flags & kHasTarget) == 0 && task.priority == 0) [[likely]] {
-    if (push(region_.rings[seat_index * header.num_classes + task.type_class], slot)) return;
-    push(region_.queues[kOverflow * header.num_classes + task.type_class], region_.base, {0, sequence_of(slot), slot});
-    header.num_overflow.fetch_add(1, std::memory_order_release);
-    return;
+    if (push(region_.rings[seat_index * region_.header->num_classes + task.type_class], slot)) [[likely]] return;
   }
-  const OrderedEntry entry{task.priority, sequence_of(slot), slot};
-  if ((task.flags & kHasTarget) != 0) {
-    const uint32_t worker = region_.args[slot].target_worker - 1;
-    return push(region_.queues[kNumSharedQueues * header.num_classes + worker], region_.base, entry);
-  }
-  const SharedQueue which = task.priority > 0 ? kUrgent : kBackground;
-  push(region_.queues[which * header.num_classes + task.type_class], region_.base, entry);
-  (which == kUrgent ? header.num_urgent : header.num_background).fetch_add(1, std::memory_order_release);
+  push_special(slot);
 }
 
-[[gnu::flatten]] inline void Engine::start_submitted(uint32_t slot, uint32_t seat_index) {
-  const Busy busy(seat(seat_index));  // between two looks of advance() the slot may say that it waits, and not wait
-  if (advance(slot, seat_index)) make_ready(slot, seat_index);
+constexpr uint32_t kPrefetchAhead = 4;
+constexpr uint64_t kCursorsPerLook = 255;  // a mask: to look at others' counters costs a cache line from each
+
+inline void Engine::count_submitted(uint32_t seat_index, uint64_t count) {
+  std::atomic<uint64_t>& submitted = seat(seat_index).num_submitted;
+  submitted.store(submitted.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
+}
+
+/// The next slot in turn, when nobody lives in it.
+[[gnu::always_inline]] inline uint32_t Engine::take_slot(uint32_t seat_index) {
+  Seat& me = seat(seat_index);
+  const uint32_t mask = region_.header->window - 1;
+  const uint32_t base = seat_index * region_.header->window;
+  const auto at = static_cast<uint32_t>(me.cursor) & mask;
+  Slot& task = region_.slots[base + at];
+  const WakeWord word = task.wake.load(std::memory_order_acquire);
+  if (is_live(word) || (me.cursor & kCursorsPerLook) == 0) [[unlikely]] return take_slot_carefully(seat_index);
+  ++me.cursor;
+  const Slot& soon = region_.slots[base + ((at + kPrefetchAhead) & mask)];
+  rings::prefetch_for_write(&soon);
+  rings::prefetch_for_write(&soon.producers);
+  task.state.store(SlotState::kFilling, std::memory_order_relaxed);
+  task.wake.store((generation_in(word) + 1) << 24, std::memory_order_relaxed);
+  return base + at;
+}
+
+[[gnu::always_inline]] inline void Engine::start_submitted(uint32_t slot, uint32_t seat_index) {
+  const Slot& task = region_.slots[slot];
+  const bool is_ready = (task.num_producers | task.more_producers) == 0 &&
+                        (task.flags & (kUsesTokens | kIsEmbedded | kIsReplayed)) == 0;
+  if (is_ready) return make_ready(slot, seat_index);
+  start_waiting(slot, seat_index);
 }
 
 }  // namespace tilewise::tasks

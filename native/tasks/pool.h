@@ -37,7 +37,7 @@ struct SeatPool {
     return (ref & kCarriesPoison) == 0 || !engine.has_failures() || engine.find_error(without_flags(ref)) == 0;
   }
 
-  void refill() {
+  [[gnu::noinline]] void refill() {
     Header& header = *engine.region_.header;
     std::lock_guard guard(header.pool_lock);
     for (uint32_t n = 0; n < kStock; ++n) {
@@ -60,7 +60,7 @@ struct SeatPool {
     }
   }
 
-  void shrink() {
+  [[gnu::noinline]] void shrink() {
     Header& header = *engine.region_.header;
     std::lock_guard guard(header.pool_lock);
     while (seat.num_free_chunks > kStock) {

@@ -55,10 +55,11 @@ inline void Engine::bind_replayed(Replay& run, uint32_t number, uint32_t slot) {
     if (run.event_values.empty()) {
       for (uint32_t e = 0; e < header.max_events; ++e) run.event_values.push_back(region_.events[e].value.load());
     }
-    add_producer(slot, run.event_values[wait.event] + wait.offset, run.seat);
-    add_producer(slot, wait.event << 32 | kIsEvent, run.seat);
+    add_producer(task, run.event_values[wait.event] + wait.offset, run.seat);
+    add_producer(task, wait.event << 32 | kIsEvent, run.seat);
   }
   const uint32_t num_accesses = recorded.num_params + (recorded.predicate != 0 ? 1u : 0u);
+  uint32_t num_tokens = 0;
   for (uint32_t a = 0; a < num_accesses; ++a) {
     const Recording::Access& access = run.recording.accesses[recorded.first_param + a];
     const uint64_t address = access.buffer == kNone ? access.offset : run.addresses[access.buffer] + access.offset;
@@ -84,21 +85,18 @@ inline void Engine::bind_replayed(Replay& run, uint32_t number, uint32_t slot) {
     param.is_region = access.is_region;
     if (access.is_region) region_.declared[uint64_t{slot} * PTO_MAX_PARAMS + a] = run.recording.boxes[access.box];
     param.shadow = 0;
-    if (access.mode == PTO_COMMUTE && param.handle != kNone) args.tokens[task.num_tokens++] = param.handle;
+    if (access.mode == PTO_COMMUTE && param.handle != kNone) args.tokens[num_tokens++] = param.handle;
     if (lies_in_heap(address)) {
       use_heap(address, run.seat);
       task.flags |= kUsesHeap;
     }
     task.num_params = static_cast<uint8_t>(a + 1);
   }
-  if (task.num_tokens > 1) {
-    std::sort(args.tokens, args.tokens + task.num_tokens);
-    task.num_tokens = static_cast<uint8_t>(std::unique(args.tokens, args.tokens + task.num_tokens) - args.tokens);
-  }
+  if (num_tokens > 0) use_tokens(task, args, num_tokens);
   for (uint32_t p = 0; p < recorded.num_producers; ++p) {
     const uint64_t producer = run.recording.producers[recorded.first_producer + p];
     const TaskRef ref = run.tasks[producer >> kFlagBits] | (producer & kFlagMask);
-    order_after(slot, ref, run.seat);
+    order_after(task, ref, run.seat);
   }
 }
 

@@ -21,6 +21,16 @@ constexpr uint32_t kHelperStreak = 16;
 
 bool is_leaf(const Slot& task) { return (task.flags & kIsParent) == 0; }
 
+/// Writes one word of each cache line as it is. A line that this thread has only read stays with its last writer as
+/// well, who must then call it back before the next write: that costs a round trip which nothing hides, while a line
+/// that somebody else has written comes in the background.
+void take_over(uint64_t* words, uint32_t count) {
+  for (uint32_t w = 0; w < count; w += 8) {
+    const std::atomic_ref word(words[w]);
+    word.store(word.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  }
+}
+
 }  // namespace
 
 bool Engine::is_cancelled(uint32_t slot) const {
@@ -36,13 +46,13 @@ bool Engine::is_cancelled(uint32_t slot) const {
 bool Engine::take_tokens(uint32_t slot) {
   constexpr uint32_t kHeld = 1u << 31;
   Slot& task = region_.slots[slot];
-  const SlotArgs& args = region_.args[slot];
-  while (task.num_tokens_held < task.num_tokens) {
-    std::atomic<uint32_t>& token = region_.handles[args.tokens[task.num_tokens_held]].token;
+  SlotArgs& args = region_.args[slot];
+  while (args.num_tokens_held < args.num_tokens) {
+    std::atomic<uint32_t>& token = region_.handles[args.tokens[args.num_tokens_held]].token;
     uint32_t seen = token.load(std::memory_order_acquire);
     if ((seen & kHeld) == 0) {
       if (token.compare_exchange_weak(seen, kHeld, std::memory_order_acq_rel, std::memory_order_acquire)) {
-        ++task.num_tokens_held;
+        ++args.num_tokens_held;
       }
       continue;
     }
@@ -58,7 +68,7 @@ bool Engine::take_tokens(uint32_t slot) {
 void Engine::release_tokens(uint32_t slot, uint32_t seat_index) {
   constexpr uint32_t kHeld = 1u << 31;
   const SlotArgs& args = region_.args[slot];
-  for (uint32_t t = 0; t < region_.slots[slot].num_tokens_held; ++t) {
+  for (uint32_t t = 0; t < args.num_tokens_held; ++t) {
     uint32_t waiter = region_.handles[args.tokens[t]].token.exchange(0, std::memory_order_acq_rel) & ~kHeld;
     while (waiter != 0) {
       const uint32_t next = region_.slots[waiter - 1].next_waiter;
@@ -66,6 +76,23 @@ void Engine::release_tokens(uint32_t slot, uint32_t seat_index) {
       waiter = next;
     }
   }
+}
+
+/// Tasks with a priority, or for one worker, or that did not fit the ring.
+void Engine::push_special(uint32_t slot) {
+  const Slot& task = region_.slots[slot];
+  Header& header = *region_.header;
+  const OrderedEntry entry{task.priority, sequence_of(slot), slot};
+  if ((task.flags & kHasTarget) != 0) {
+    const uint32_t worker = region_.args[slot].target_worker - 1;
+    return push(region_.queues[kNumSharedQueues * header.num_classes + worker], region_.base, entry);
+  }
+  const SharedQueue which = task.priority > 0 ? kUrgent : task.priority < 0 ? kBackground : kOverflow;
+  push(region_.queues[which * header.num_classes + task.type_class], region_.base, entry);
+  std::atomic<uint32_t>& count = which == kUrgent       ? header.num_urgent
+                                 : which == kBackground ? header.num_background
+                                                        : header.num_overflow;
+  count.fetch_add(1, std::memory_order_release);
 }
 
 bool Engine::can_help(uint32_t slot) const {
@@ -206,11 +233,16 @@ int Engine::call_kernel(uint32_t slot, uint32_t seat_index) {
     const Replayed& own = task.replayed;
     return invoke(task.kernel, own.function, own.buffers, own.scalars, {this, seat_index, slot, 0});
   }
+  const pto_kernel_fn function = function_at(task.kernel);
+  if (task.keeps_arguments() && is_leaf(task)) {
+    if (task.room < kInlineProducers) take_over(task.producers, 1);
+    return invoke(task.kernel, function, task.addresses(), task.scalars(), {this, seat_index, slot, 0});
+  }
   SlotArgs& args = region_.args[slot];
   void* buffers[PTO_MAX_PARAMS];
   for (uint32_t p = 0; p < task.num_params; ++p) buffers[p] = region_.at(args.params[p].address);
-  const pto_kernel_fn function = function_at(task.kernel);
-  const uint64_t* const scalars = args.scalars(task.num_params);
+  uint64_t* const scalars = args.scalars(task.num_params);
+  take_over(reinterpret_cast<uint64_t*>(args.params), 2 * task.num_params + task.num_scalars);
   if (is_leaf(task)) return invoke(task.kernel, function, buffers, scalars, {this, seat_index, slot, 0});
   Seat& me = seat(seat_index);
   if (me.depth == PTO_MAX_SCOPES) {
@@ -295,6 +327,8 @@ inline void Engine::follow_up(uint32_t& next, uint32_t slot, uint32_t seat_index
 
 /// Those that stood behind a task, in the order of submission. Returns one of them for this thread to run next.
 uint32_t Engine::wake_list(uint32_t waiter, uint32_t next, uint32_t seat_index, bool is_worker) {
+  rings::prefetch_for_write(&region_.slots[waiter - 1]);
+  rings::prefetch_for_write(&region_.slots[waiter - 1].producers);
   if (region_.slots[waiter - 1].next_waiter != 0) {
     uint32_t reversed = 0;
     while (waiter != 0) {
@@ -439,15 +473,11 @@ void Engine::park_worker(uint32_t worker) {
 }
 
 // Workers of one class are alike, so one is enough; otherwise the right one must be among the woken.
-void Engine::wake_worker(bool all) {
+void Engine::wake_sleeper(bool all) {
   Header& header = *region_.header;
-  light_barrier(fences_);
-  if (header.num_parked.load(std::memory_order_relaxed) != 0) [[unlikely]] {
-    header.worker_word.fetch_add(1, std::memory_order_acq_rel);
-    futex_wake(header.worker_word, all || header.num_classes > 1 ? INT32_MAX : 1, header.is_shared != 0);
-  } else if (header.num_waiting.load(std::memory_order_relaxed) != 0) [[unlikely]] {
-    wake_waiters();
-  }
+  if (header.num_parked.load(std::memory_order_relaxed) == 0) return wake_waiters();
+  header.worker_word.fetch_add(1, std::memory_order_acq_rel);
+  futex_wake(header.worker_word, all || header.num_classes > 1 ? INT32_MAX : 1, header.is_shared != 0);
 }
 
 void Engine::wake_waiters() {

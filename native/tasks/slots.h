@@ -14,6 +14,7 @@
 namespace tilewise::tasks {
 
 inline constexpr uint32_t kInlineProducers = 8;
+inline constexpr uint32_t kMaxKeptArguments = 5;  // the rest is for producers
 
 /// [generation 40 | watched 1 | first waiter + 1, 23 bits]. Odd generation: a task lives in the slot. Whoever
 /// completes the task raises the generation and takes the waiters in one exchange; a waiter adds itself by
@@ -81,12 +82,11 @@ struct alignas(128) Slot {
   std::atomic<uint32_t> released;   // likewise: nobody will ask how it ended
   uint8_t type_class;
   uint8_t num_producers;  // inline
+  uint8_t room;           // for producers inline
   uint8_t num_params;
   uint8_t num_scalars;
   uint8_t flags;
   std::atomic<SlotState> state;
-  uint8_t num_tokens;
-  uint8_t num_tokens_held;
   // second line
   union {
     uint64_t producers[kInlineProducers];
@@ -100,9 +100,15 @@ struct alignas(128) Slot {
     next_waiter = parent = poison = more_producers = 0;
     type_class = new_class;
     num_producers = num_params = num_scalars = 0;
+    room = kInlineProducers;
     flags = new_flags;
-    num_tokens = num_tokens_held = 0;
   }
+
+  /// A task with few arguments has them behind its producers: addresses as the kernel gets them, then scalars. Then two
+  /// cache lines go to its runner, not three. The others have them in SlotArgs.
+  bool keeps_arguments() const { return room + num_params + num_scalars == kInlineProducers; }
+  void** addresses() { return reinterpret_cast<void**>(producers + room); }
+  uint64_t* scalars() { return producers + room + num_params; }
 };
 static_assert(sizeof(Slot) == 128);
 
@@ -122,7 +128,9 @@ struct alignas(64) SlotArgs {
   uint64_t more_scalars[PTO_MAX_SCALARS];
   uint64_t predicate;  // distance of a uint32_t
   uint32_t target_worker;
-  uint32_t tokens[PTO_MAX_PARAMS];  // handles, ascending
+  uint32_t tokens[PTO_MAX_PARAMS];  // handles, ascending; these three with kUsesTokens
+  uint32_t num_tokens;
+  uint32_t num_tokens_held;
   int32_t scope_depth;
   int32_t status;    // of a parent that waits for its children
   uint64_t awaited;  // value of the event it waits for

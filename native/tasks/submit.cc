@@ -1,4 +1,5 @@
-// From a specification to a task that is ready or waits: checks, slot, buffers, order. See engine.h.
+// From a specification to a task that is ready or waits: checks, slot, buffers, order. See engine.h; submit_plain.cc has
+// the short way of most tasks.
 #include <algorithm>
 #include <cstring>
 
@@ -14,95 +15,7 @@
 
 namespace tilewise::tasks {
 
-namespace {
-
-constexpr uint32_t kPrefetchAhead = 4;
-constexpr uint64_t kCursorsPerLook = 255;  // a mask: to look at others' counters costs a cache line from each
-
-}  // namespace
-
-// What nearly every task is: registered buffers, whole, read or written, outside tasks, and nothing else asked for. The
-// same steps as the general way, without its questions: half of the instructions. 0: the task is not of this kind.
-inline pto_task Engine::submit_plain(const pto_task_spec& spec, uint32_t seat_index) {
-  Header& header = *region_.header;
-  const bool is_simple = (spec.num_after | spec.num_waits | static_cast<uint32_t>(spec.target_worker)) == 0 &&
-                         ((spec.flags & ~uint32_t{PTO_KEEP}) | spec.reserved) == 0 && spec.predicate == 0 &&
-                         (spec.num_params == 0 || spec.params != nullptr) &&
-                         (spec.num_scalars == 0 || spec.scalars != nullptr) &&
-                         num_observers_.load(std::memory_order_relaxed) == 0 &&
-                         static_cast<uint32_t>(spec.kernel) < header.num_kernels.load(std::memory_order_acquire) &&
-                         spec.num_params <= PTO_MAX_PARAMS && spec.num_scalars <= PTO_MAX_SCALARS &&
-                         static_cast<uint32_t>(spec.worker_type) < kNumTypes && running.engine != this;
-  if (!is_simple || region_.kernels[spec.kernel].flags != 0) [[unlikely]] return 0;
-  const uint32_t kind = header.class_of_type[spec.worker_type];
-  if ((header.served_classes >> kind & 1) == 0) [[unlikely]] return 0;
-  Handle* handles[PTO_MAX_PARAMS];
-  for (uint32_t p = 0; p < spec.num_params; ++p) {
-    const pto_param& param = spec.params[p];
-    const auto index = static_cast<uint32_t>(param.handle & 0xFFFFFFFF) - 1;
-    if (index >= header.max_handles) [[unlikely]] return 0;
-    Handle& handle = region_.handles[index];
-    handles[p] = &handle;
-    const bool is_same = handle.generation.load(std::memory_order_relaxed) == static_cast<uint32_t>(param.handle >> 32);
-    if (!is_same || handle.flags != kUsed || param.region != nullptr || static_cast<uint32_t>(param.mode) > PTO_INOUT)
-        [[unlikely]] {
-      return 0;
-    }
-  }
-  const uint32_t slot = take_slot(seat_index);
-  Slot& task = region_.slots[slot];
-  SlotArgs& args = region_.args[slot];
-  const TaskRef self = name_at(slot);
-  task.begin(spec.kernel, spec.priority, static_cast<uint8_t>(kind), spec.flags != 0 ? uint8_t{kKeepsError} : uint8_t{0});
-  task.num_params = static_cast<uint8_t>(spec.num_params);
-  task.num_scalars = static_cast<uint8_t>(spec.num_scalars);
-  uint64_t* const scalars = args.scalars(spec.num_params);
-  for (uint32_t s = 0; s < spec.num_scalars; ++s) scalars[s] = spec.scalars[s];
-  for (uint32_t p = 0; p < spec.num_params; ++p) {
-    args.params[p] = {handles[p]->address, index_of(*handles[p]), static_cast<uint8_t>(spec.params[p].mode), 0, 0};
-  }
-  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] note_submission(args, seat_index);
-  {
-    const SubmitGuard guard(header, seat_index, fences_);
-    const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + 1;
-    task.sequence.store(sequence, std::memory_order_relaxed);
-    header.sequence.store(sequence, std::memory_order_release);
-    if (has_failures()) [[unlikely]] sweep_failures_if_many(false);
-    SeatPool pool{*this, seat(seat_index)};
-    const auto sink = [&](TaskRef producer) __attribute__((always_inline)) {
-      const WakeWord word = region_.slots[slot_of(producer)].wake.load(std::memory_order_acquire);
-      if (generation_in(word) == generation_of(producer)) {
-        add_producer(slot, producer, seat_index);
-      } else if (has_failures()) [[unlikely]] {
-        inherit(task, producer);
-      }
-    };
-    for (uint32_t p = 0; p < spec.num_params; ++p) {
-      // Another lane may just have begun to use boxes of this buffer.
-      if (handles[p]->flags != kUsed) [[unlikely]] {
-        abandon(slot);  // nothing of it is visible yet: the general way decides
-        return 0;
-      }
-      collect(handles[p]->state, pool, static_cast<int>(spec.params[p].mode), sink);
-    }
-    try {
-      for (uint32_t p = 0; p < spec.num_params; ++p) {
-        record(handles[p]->state, pool, static_cast<int>(spec.params[p].mode), self);
-      }
-    } catch (...) {
-      start_empty(slot, seat_index);
-      throw;
-    }
-  }
-  Seat& me = seat(seat_index);
-  me.num_submitted.store(me.num_submitted.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  start_submitted(slot, seat_index);
-  return self;
-}
-
-pto_task Engine::submit(const pto_task_spec& spec) {
-  const uint32_t seat_index = seat_here();
-  if (const pto_task plain = submit_plain(spec, seat_index); plain != 0) [[likely]] return plain;
+pto_task Engine::submit_any(const pto_task_spec& spec, uint32_t seat_index) {
   Resolved buffers;
   const uint32_t traits = check_spec(spec, buffers);
   if ((traits & kHasReductions) != 0) [[unlikely]] return submit_reduction(spec);
@@ -122,10 +35,20 @@ pto_task Engine::submit(const pto_task_spec& spec) {
     }
     throw;
   }
-  Seat& me = seat(seat_index);
-  me.num_submitted.store(me.num_submitted.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  count_submitted(seat_index, 1);
   start_submitted(slot, seat_index);
   return self;
+}
+
+void Engine::add_many(Slot& task, uint64_t word, uint32_t seat_index) {
+  SeatPool pool{*this, seat(seat_index)};
+  push_ref(pool, task.more_producers, word);
+}
+
+// Between two looks of advance() the slot may say that it waits, and not wait.
+void Engine::start_waiting(uint32_t slot, uint32_t seat_index) {
+  const Busy busy(seat(seat_index));
+  if (advance(slot, seat_index)) make_ready(slot, seat_index);
 }
 
 void Engine::note_submission(SlotArgs& args, uint32_t seat_index) {
@@ -138,8 +61,7 @@ void Engine::note_submission(SlotArgs& args, uint32_t seat_index) {
 void Engine::start_empty(uint32_t slot, uint32_t seat_index) {
   Slot& task = region_.slots[slot];
   task.kernel = PTO_NO_KERNEL;
-  Seat& me = seat(seat_index);
-  me.num_submitted.store(me.num_submitted.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  count_submitted(seat_index, 1);
   start_submitted(slot, seat_index);
 }
 
@@ -154,38 +76,26 @@ void Engine::abandon(uint32_t slot) {
   if ((word & kWatched) != 0) wake_waiters();
 }
 
-inline uint32_t Engine::take_next_slot(uint32_t seat_index) {
+// Past slots of tasks that run for long. And now and then, how many tasks live: the high-water mark of the window.
+// Rounds of recordings have slots of their own.
+uint32_t Engine::take_slot_carefully(uint32_t seat_index) {
   Seat& me = seat(seat_index);
+  if ((me.cursor & kCursorsPerLook) == 0 && !has_instances_.load(std::memory_order_relaxed)) {
+    const uint64_t live = std::min<uint64_t>(num_submitted() - num_completed(), region_.header->window);
+    if (live > me.window_high.load(std::memory_order_relaxed)) me.window_high.store(live, std::memory_order_relaxed);
+  }
   const uint32_t base = seat_index * region_.header->window;
   const uint32_t mask = region_.header->window - 1;
   for (uint32_t tries = 0; tries < 8; ++tries) {
-    const auto at = static_cast<uint32_t>(me.cursor++) & mask;
-    Slot& task = region_.slots[base + at];
+    const uint32_t slot = base + (static_cast<uint32_t>(me.cursor++) & mask);
+    Slot& task = region_.slots[slot];
     const WakeWord word = task.wake.load(std::memory_order_acquire);
     if (is_live(word)) continue;
-    const uint32_t soon = base + ((at + kPrefetchAhead) & mask);
-    rings::prefetch_for_write(&region_.slots[soon]);
-    rings::prefetch_for_write(&region_.slots[soon].producers);
-    rings::prefetch_for_write(&region_.args[soon]);
     task.state.store(SlotState::kFilling, std::memory_order_relaxed);
     task.wake.store((generation_in(word) + 1) << 24, std::memory_order_relaxed);
-    return base + at;
+    return slot;
   }
   return take_slot_slowly(seat_index);
-}
-
-/// Now and then, how many tasks live: the high-water mark of the window. Rounds of recordings have slots of their own.
-[[gnu::noinline]] uint32_t Engine::look_and_take(uint32_t seat_index) {
-  Seat& me = seat(seat_index);
-  const uint64_t live = std::min<uint64_t>(num_submitted() - num_completed(), region_.header->window);
-  const bool is_more = live > me.window_high.load(std::memory_order_relaxed);
-  if (is_more && !has_instances_.load(std::memory_order_relaxed)) me.window_high.store(live, std::memory_order_relaxed);
-  return take_next_slot(seat_index);
-}
-
-uint32_t Engine::take_slot(uint32_t seat_index) {
-  if ((seat(seat_index).cursor & kCursorsPerLook) == 0) [[unlikely]] return look_and_take(seat_index);
-  return take_next_slot(seat_index);
 }
 
 inline void Engine::fill(Slot& task, SlotArgs& args, const pto_task_spec& spec, uint32_t seat_index) {
@@ -279,8 +189,8 @@ inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec,
   bool has_boxes = (traits & kHasBoxes) != 0 || graph_ != nullptr;
   if ((traits & kHasMore) != 0) {
     for (uint32_t w = 0; w < spec.num_waits; ++w) {
-      add_producer(slot, spec.waits[w].value, seat_index);
-      add_producer(slot, (spec.waits[w].event & 0xFFFFFFFF) << 32 | kIsEvent, seat_index);
+      add_producer(task, spec.waits[w].value, seat_index);
+      add_producer(task, (spec.waits[w].event & 0xFFFFFFFF) << 32 | kIsEvent, seat_index);
     }
   }
   SubmitGuard guard(header, seat_index, fences_, is_child, has_boxes);
@@ -330,7 +240,7 @@ inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec,
     if (has_failures()) [[unlikely]] sweep_failures_if_many(has_boxes);
   }
   for (uint32_t a = 0; a < spec.num_after; ++a) {
-    if (spec.after[a] != 0) order_after(slot, spec.after[a] | kCarriesPoison, seat_index);
+    if (spec.after[a] != 0) order_after(task, spec.after[a] | kCarriesPoison, seat_index);
   }
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     if (buffers.handles[p] == nullptr) continue;
@@ -339,18 +249,23 @@ inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec,
   if (predicate != nullptr) collect_param(slot, seat_index, *predicate, nullptr, PTO_INPUT);
   if (is_child) region_.slots[task.parent - 1].children.fetch_add(1, std::memory_order_relaxed);
   is_recorded = true;
+  uint32_t num_tokens = 0;
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     if (buffers.handles[p] == nullptr) continue;
     record_param(self, seat_index, *buffers.handles[p], spec.params[p].region, args.params[p].mode);
-    if (args.params[p].mode == PTO_COMMUTE) args.tokens[task.num_tokens++] = index_of(*buffers.handles[p]);
+    if (args.params[p].mode == PTO_COMMUTE) args.tokens[num_tokens++] = index_of(*buffers.handles[p]);
   }
   if (predicate != nullptr) record_param(self, seat_index, *predicate, nullptr, PTO_INPUT);
-  if (task.num_tokens > 0) {
-    std::sort(args.tokens, args.tokens + task.num_tokens);
-    task.num_tokens = static_cast<uint8_t>(std::unique(args.tokens, args.tokens + task.num_tokens) - args.tokens);
-    task.flags |= kUsesTokens;
-  }
+  if (num_tokens > 0) use_tokens(task, args, num_tokens);
   if (is_observed) [[unlikely]] observe(slot, spec, seat_index, (traits & kHasOutputs) != 0 ? buffers.fresh : 0);
+}
+
+/// For commuting accesses, whose handles stand in args.tokens.
+void Engine::use_tokens(Slot& task, SlotArgs& args, uint32_t count) {
+  std::sort(args.tokens, args.tokens + count);
+  args.num_tokens = static_cast<uint32_t>(std::unique(args.tokens, args.tokens + count) - args.tokens);
+  args.num_tokens_held = 0;
+  task.flags |= kUsesTokens;
 }
 
 /// Tells a graph that is kept, and this thread's recording, of a task. fresh: mask of outputs made for it.

@@ -16,7 +16,7 @@ class SubmitGuard {
  public:
   /// seat: of the calling thread. has_boxes: the boxes' index is needed too; a task's children need nothing else,
   /// because one thread submits them and they share nothing with others.
-  SubmitGuard(Header& header, uint32_t seat, bool fences, bool is_child = false, bool has_boxes = false)
+  [[gnu::always_inline]] SubmitGuard(Header& header, uint32_t seat, bool fences, bool is_child = false, bool has_boxes = false)
       : header_(header),
         is_first_lane_(seat == header.num_workers),
         fences_(fences),
@@ -24,19 +24,19 @@ class SubmitGuard {
         needs_boxes_(has_boxes) {
     lock();
   }
-  ~SubmitGuard() { unlock(); }
+  [[gnu::always_inline]] ~SubmitGuard() { unlock(); }
   SubmitGuard(const SubmitGuard&) = delete;
   SubmitGuard& operator=(const SubmitGuard&) = delete;
 
-  void lock() {
+  [[gnu::always_inline]] void lock() {
     if (needs_submit_) lock_submissions();
     if (needs_boxes_) header_.boxes_lock.lock();
   }
-  void lock_boxes() {
+  [[gnu::always_inline]] void lock_boxes() {
     needs_boxes_ = true;
     header_.boxes_lock.lock();
   }
-  void unlock() {
+  [[gnu::always_inline]] void unlock() {
     if (needs_boxes_) header_.boxes_lock.unlock();
     if (!needs_submit_) return;
     if (is_light_) {
@@ -47,12 +47,18 @@ class SubmitGuard {
   }
 
  private:
-  void lock_submissions() {
+  [[gnu::always_inline]] void lock_submissions() {
     is_light_ = is_first_lane_ && enter_lightly();
-    if (is_light_) return;
-    if (header_.is_contended.load(std::memory_order_acquire) == 0) end_light_mode();
-    outwait([&] { return header_.submit_lock.try_lock(); });
-    outwait([&] { return header_.first_lane_inside.load(std::memory_order_acquire) == 0; });
+    if (!is_light_) lock_heavily(header_, fences_);
+  }
+  // These know nothing of the guard, so that it can live in registers.
+  [[gnu::noinline]] static void lock_heavily(Header& header, bool fences) {
+    if (header.is_contended.load(std::memory_order_acquire) == 0) {  // the light mode ends, for good
+      header.is_contended.store(1, std::memory_order_seq_cst);
+      heavy_barrier(fences);
+    }
+    outwait([&] { return header.submit_lock.try_lock(); });
+    outwait([&] { return header.first_lane_inside.load(std::memory_order_acquire) == 0; });
   }
   /// A replay holds the lock while it waits for slots, perhaps for a task that needs what the host lets others have.
   template <class Done>
@@ -64,17 +70,13 @@ class SubmitGuard {
     Blocking let_others_run;
     while (!done()) sched_yield();
   }
-  bool enter_lightly() {
+  [[gnu::always_inline]] bool enter_lightly() {
     if (header_.is_contended.load(std::memory_order_relaxed) != 0) return false;
     header_.first_lane_inside.store(1, std::memory_order_relaxed);
     light_barrier(fences_);
     if (header_.is_contended.load(std::memory_order_acquire) == 0) return true;
     header_.first_lane_inside.store(0, std::memory_order_release);
     return false;
-  }
-  void end_light_mode() {
-    header_.is_contended.store(1, std::memory_order_seq_cst);
-    heavy_barrier(fences_);
   }
 
   static constexpr int kSpins = 256;

@@ -1,0 +1,137 @@
+// What nearly every task is: registered buffers, whole, read or written, outside tasks, and nothing else asked for.
+//
+// The same steps as the general way (submit.cc), without its questions: a third of the instructions. See engine.h.
+#include "tasks/dependencies.h"
+#include "tasks/engine.h"
+#include "tasks/hot.h"
+#include "tasks/pool.h"
+#include "tasks/submit_lock.h"
+#include "tasks/thread_state.h"
+
+namespace tilewise::tasks {
+
+/// As far as the specification itself can say; its buffers are looked at one by one.
+[[gnu::always_inline]] inline bool Engine::is_plain(const pto_task_spec& spec) const {
+  const Header& header = *region_.header;
+  const bool asks_for_more = (spec.num_after | spec.num_waits | static_cast<uint32_t>(spec.target_worker) |
+                              (spec.flags & ~uint32_t{PTO_KEEP}) | spec.reserved) != 0 ||
+                             spec.predicate != 0;
+  return !asks_for_more && static_cast<uint32_t>(spec.kernel) < header.num_kernels.load(std::memory_order_acquire) &&
+         region_.kernels[spec.kernel].flags == 0 && static_cast<uint32_t>(spec.worker_type) < kNumTypes &&
+         (header.served_classes >> header.class_of_type[spec.worker_type] & 1) != 0 &&
+         spec.num_params <= PTO_MAX_PARAMS && (spec.num_params == 0 || spec.params != nullptr) &&
+         spec.num_scalars <= PTO_MAX_SCALARS && (spec.num_scalars == 0 || spec.scalars != nullptr) &&
+         num_observers_.load(std::memory_order_relaxed) == 0;
+}
+
+/// Read, write or both: what it has been checked to be.
+inline int plain_mode(const pto_param& param) {
+  if (static_cast<uint32_t>(param.mode) > PTO_INOUT) __builtin_unreachable();
+  return param.mode;
+}
+
+/// Where the scalars go; the addresses are written here.
+[[gnu::always_inline]] inline uint64_t* Engine::place_arguments(Slot& task, SlotArgs& args, const pto_task_spec& spec,
+                                                               Handle* const* handles) {
+  const uint32_t num_params = spec.num_params;
+  const uint32_t num_arguments = num_params + spec.num_scalars;
+  if (num_arguments <= kMaxKeptArguments && region_.header->is_shared == 0) [[likely]] {
+    task.room = static_cast<uint8_t>(kInlineProducers - num_arguments);
+    void** const addresses = task.addresses();
+    std::byte* const base = region_.base;
+    for (uint32_t p = 0; p < num_params; ++p) addresses[p] = base + handles[p]->address;
+    return reinterpret_cast<uint64_t*>(addresses + num_params);
+  }
+  rings::prefetch_for_write(&args + kPrefetchAhead);
+  for (uint32_t p = 0; p < num_params; ++p) {
+    args.params[p] = {handles[p]->address, index_of(*handles[p]), static_cast<uint8_t>(spec.params[p].mode), 0, 0};
+  }
+  return args.scalars(num_params);
+}
+
+// Buffers with many readers.
+[[gnu::noinline, gnu::cold]] void Engine::collect_many(Slot& task, uint32_t seat_index, Handle& handle, int mode) {
+  SeatPool pool{*this, seat(seat_index)};
+  collect_rest(handle.state, pool, mode, [&](TaskRef producer) { order_after(task, producer, seat_index); });
+}
+
+[[gnu::noinline, gnu::cold]] void Engine::record_many(TaskRef task, uint32_t seat_index, Handle& handle, int mode) {
+  SeatPool pool{*this, seat(seat_index)};
+  record(handle.state, pool, mode, task);
+}
+
+/// Orders the task after those that use its buffers. False: another lane has just begun to use boxes of one of them;
+/// nothing of the task is visible yet.
+[[gnu::always_inline]] inline bool Engine::link_plain(Slot& task, TaskRef self, const pto_task_spec& spec,
+                                                      Handle* const* handles, uint32_t seat_index) {
+  Header& header = *region_.header;
+  const uint32_t num_params = spec.num_params;
+  const pto_param* const params = spec.params;
+  const SubmitGuard guard(header, seat_index, fences_);
+  const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + 1;
+  task.sequence.store(sequence, std::memory_order_relaxed);
+  header.sequence.store(sequence, std::memory_order_release);
+  if (has_failures()) [[unlikely]] sweep_failures_if_many(false);
+  TaskRef found[kMaxFew * PTO_MAX_PARAMS];
+  uint32_t num_found = 0;
+  const auto find = [&](TaskRef producer) __attribute__((always_inline)) { found[num_found++] = producer; };
+  for (uint32_t p = 0; p < num_params; ++p) {
+    Handle& handle = *handles[p];
+    if (handle.flags != kUsed) [[unlikely]] return false;
+    collect_few(handle.state, plain_mode(params[p]), find);
+    if (handle.state.has_chunks()) [[unlikely]] collect_many(task, seat_index, handle, params[p].mode);
+  }
+  for (uint32_t f = 0; f < num_found; ++f) order_after(task, found[f], seat_index);
+  try {
+    for (uint32_t p = 0; p < num_params; ++p) {
+      if (record_few(handles[p]->state, plain_mode(params[p]), self)) [[likely]] continue;
+      record_many(self, seat_index, *handles[p], params[p].mode);
+    }
+  } catch (...) {
+    start_empty(slot_of(self), seat_index);
+    throw;
+  }
+  return true;
+}
+
+pto_task Engine::submit(const pto_task_spec& spec) {
+  const bool is_usual = last_lane.engine == id_open_ && running.engine != this;
+  if (!is_usual || !is_plain(spec)) [[unlikely]] return submit_any(spec, seat_here());
+  const uint32_t seat_index = last_lane.seat;
+  const Header& header = *region_.header;
+  const uint32_t num_params = spec.num_params;
+  Handle* handles[PTO_MAX_PARAMS];
+  for (uint32_t p = 0; p < num_params; ++p) {
+    const pto_param& param = spec.params[p];
+    const auto index = static_cast<uint32_t>(param.handle) - 1;
+    if (index >= header.max_handles) [[unlikely]] return submit_any(spec, seat_index);
+    Handle& handle = region_.handles[index];
+    handles[p] = &handle;
+    const bool is_same = handle.generation.load(std::memory_order_relaxed) == static_cast<uint32_t>(param.handle >> 32);
+    if (!is_same || handle.flags != kUsed || param.region != nullptr || static_cast<uint32_t>(param.mode) > PTO_INOUT)
+        [[unlikely]] {
+      return submit_any(spec, seat_index);
+    }
+  }
+  const uint32_t slot = take_slot(seat_index);
+  Slot& task = region_.slots[slot];
+  const TaskRef self = name_at(slot);
+  task.begin(spec.kernel, spec.priority, static_cast<uint8_t>(header.class_of_type[spec.worker_type]),
+             spec.flags != 0 ? uint8_t{kKeepsError} : uint8_t{0});
+  task.num_params = static_cast<uint8_t>(num_params);
+  task.num_scalars = static_cast<uint8_t>(spec.num_scalars);
+  uint64_t* const scalars = place_arguments(task, region_.args[slot], spec, handles);
+  for (uint32_t s = 0, count = spec.num_scalars; s < count; ++s) scalars[s] = spec.scalars[s];
+  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] {
+    note_submission(region_.args[slot], seat_index);
+  }
+  if (!link_plain(task, self, spec, handles, seat_index)) [[unlikely]] {
+    abandon(slot);
+    return submit_any(spec, seat_index);
+  }
+  count_submitted(seat_index, 1);
+  start_submitted(slot, seat_index);
+  return self;
+}
+
+}  // namespace tilewise::tasks
