@@ -33,7 +33,7 @@ inline constexpr uint64_t aligned(uint64_t bytes) {
 /// Ready tasks of one thread and class: it pushes, everyone takes. See queues.h.
 struct Ring {
   alignas(64) std::atomic<uint64_t> head;
-  alignas(64) std::atomic<uint64_t> tail;
+  alignas(64) std::atomic<uint64_t> tail;  // with the newest task, see TailWord
   uint64_t seen_head;  // by the owner: looked up again only when the ring seems full
   alignas(64) std::atomic<uint32_t> cells[kRingCells];
 };

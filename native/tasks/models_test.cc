@@ -330,10 +330,11 @@ int bad_tokens(bool forgets_waiters) {
 struct RingModel {
   int cells[2] = {0, 0};
   int head = 0, tail = 0;
-  int saw_head[3] = {0, 0, 0}, saw_tail[2] = {0, 0}, saw_cell[2][2] = {};
+  int newest = 0;  // of the tail's word
+  int saw_head[3] = {0, 0, 0}, saw_tail[2] = {0, 0}, saw_newest[2] = {0, 0}, saw_cell[2][2] = {};
   int taken[4] = {0, 0, 0, 0};
   std::vector<int> key() const {
-    std::vector<int> all{cells[0], cells[1], head, tail, saw_tail[0], saw_tail[1]};
+    std::vector<int> all{cells[0], cells[1], head, tail, newest, saw_tail[0], saw_tail[1], saw_newest[0], saw_newest[1]};
     all.insert(all.end(), saw_head, saw_head + 3);
     all.insert(all.end(), taken, taken + 4);
     for (const auto& pair : saw_cell) all.insert(all.end(), pair, pair + 2);
@@ -349,17 +350,23 @@ Process<RingModel> owner() {
               s.cells[s.tail % 2] = step / 3 + 1;
             } else {
               ++s.tail;
+              s.newest = step / 3 + 1;
             }
             return true;
           }};
 }
 
-Process<RingModel> taker(int self, bool reads_late) {
+enum class RingFlaw { kNone, kReadsLate, kNewestOfAnotherLook };
+
+Process<RingModel> taker(int self, RingFlaw flaw) {
   return {5, [=](RingModel& s, int step, int* next) {
             const int head = s.saw_head[self];
             const int count = self == 0 ? 1 : (s.saw_tail[self] - head + 1) / 2;
             const auto read = [&] {
-              for (int i = 0; i < count; ++i) s.saw_cell[self][i] = s.cells[(head + i) % 2];
+              const int newest = flaw == RingFlaw::kNewestOfAnotherLook ? s.newest : s.saw_newest[self];
+              for (int i = 0; i < count; ++i) {
+                s.saw_cell[self][i] = head + i + 1 == s.saw_tail[self] ? newest : s.cells[(head + i) % 2];
+              }
             };
             switch (step) {
               case 0:
@@ -367,6 +374,7 @@ Process<RingModel> taker(int self, bool reads_late) {
                 return true;
               case 1:
                 s.saw_tail[self] = s.tail;
+                s.saw_newest[self] = s.newest;
                 if (s.tail == head) {
                   if (s.tail < 3) return false;
                   *next = 5;
@@ -375,7 +383,7 @@ Process<RingModel> taker(int self, bool reads_late) {
                 }
                 return true;
               case 2:
-                if (!reads_late) read();
+                if (flaw != RingFlaw::kReadsLate) read();
                 return true;
               case 3:
                 if (s.head != head) {
@@ -385,7 +393,7 @@ Process<RingModel> taker(int self, bool reads_late) {
                 }
                 return true;
               default:
-                if (reads_late) read();
+                if (flaw == RingFlaw::kReadsLate) read();
                 for (int i = 0; i < count; ++i) ++s.taken[s.saw_cell[self][i]];
                 *next = 0;
                 return true;
@@ -393,8 +401,8 @@ Process<RingModel> taker(int self, bool reads_late) {
           }};
 }
 
-int bad_rings(bool reads_late) {
-  Explorer<RingModel> explorer({owner(), taker(0, reads_late), taker(1, reads_late)}, [](const RingModel& s) {
+int bad_rings(RingFlaw flaw) {
+  Explorer<RingModel> explorer({owner(), taker(0, flaw), taker(1, flaw)}, [](const RingModel& s) {
     return s.taken[0] == 0 && s.taken[1] == 1 && s.taken[2] == 1 && s.taken[3] == 1;
   });
   return explorer.bad_ends(RingModel{});
@@ -427,7 +435,12 @@ CASE("model finds a comparison outside the section (mistake: lost wake-up)") { E
 CASE("tokens: three commuting tasks run once each, one at a time") { EXPECT_EQ(bad_tokens(false), 0); }
 CASE("model finds a release that forgets its waiters") { EXPECT(bad_tokens(true) > 0); }
 CASE("ring: one owner and two takers, one of them in batches, lose and duplicate nothing") {
-  EXPECT_EQ(bad_rings(false), 0);
+  EXPECT_EQ(bad_rings(RingFlaw::kNone), 0);
 }
-CASE("model finds a taker that reads its cells after it has given them up") { EXPECT(bad_rings(true) > 0); }
+CASE("model finds a taker that reads its cells after it has given them up") {
+  EXPECT(bad_rings(RingFlaw::kReadsLate) > 0);
+}
+CASE("model finds a taker that believes the newest task of a later tail") {
+  EXPECT(bad_rings(RingFlaw::kNewestOfAnotherLook) > 0);
+}
 TILEWISE_TEST_MAIN

@@ -46,6 +46,25 @@ CASE("ring: exactly full and exactly empty are told apart") {
   }
 }
 
+CASE("ring: counts wrap") {
+  auto ring = std::make_unique<Ring>();
+  const uint64_t begin = kCountMask - 40;
+  ring->head.store(begin);
+  ring->seen_head = begin;
+  ring->tail.store(make_tail(begin, 0));
+  uint32_t slots[64];
+  for (uint32_t round = 0; round < 5; ++round) {
+    EXPECT(!has_tasks(*ring));
+    for (uint32_t n = 0; n < kRingCells; ++n) EXPECT(push(*ring, n));
+    EXPECT(is_full(*ring) && !push(*ring, 7));
+    for (uint32_t n = 0; n < 64; ++n) EXPECT_EQ(take_one(*ring), n);
+    EXPECT_EQ(take_half(*ring, slots, 64), 64u);
+    EXPECT(slots[0] == 64 && slots[63] == 127);
+    for (uint32_t n = 128; n < kRingCells; ++n) EXPECT_EQ(take_one(*ring), n);
+    EXPECT_EQ(take_one(*ring), kNone);
+  }
+}
+
 CASE("ring: half is taken, rounded up, oldest first, at most the limit") {
   auto ring = std::make_unique<Ring>();
   uint32_t slots[64];

@@ -122,7 +122,7 @@ void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec, ui
     const Param& param = args.params[p];
     touched_boxes.push_back(spec.params[p].region);
     if (param.handle == kNone) {
-      touched.push_back({kNone, {kNone, param.mode, false, false, 0, param.address}});
+      touched.push_back({kNone, {kNone, static_cast<uint8_t>(param.mode), false, false, 0, param.address}});
     } else {
       touch(param.handle, param.mode, spec.params[p].region, (fresh >> p & 1) != 0);
     }
