@@ -107,6 +107,7 @@ pto_task Engine::submit(const pto_task_spec& spec) {
     if (index >= header.max_handles) [[unlikely]] return submit_any(spec, seat_index);
     Handle& handle = region_.handles[index];
     handles[p] = &handle;
+    rings::prefetch_for_write(&handle + kPrefetchAhead);  // buffers are often named in the order they were registered
     const bool is_same = handle.generation.load(std::memory_order_relaxed) == static_cast<uint32_t>(param.handle >> 32);
     if (!is_same || handle.flags != kUsed || param.region != nullptr || static_cast<uint32_t>(param.mode) > PTO_INOUT)
         [[unlikely]] {
