@@ -98,29 +98,45 @@ class Idle {
 /// A worker faster than its submitter would fetch every task alone, and every line of the task would cross between the
 /// cores twice: both then run at the speed of the transfers. So when it runs dry after a few short tasks while
 /// submissions go on, it lets some gather before it looks again; when tasks are long, or nobody submits, it looks at
-/// once.
+/// once. (Lines that have come to rest in the other core's cache cross in the background; those that the other still
+/// writes cost a round trip each. On two processors 13 us of patience made a chain of empty tasks 1.6 times faster.)
 class Pace {
  public:
   void found(uint64_t num_submitted) {
     begin_ticks_ = ticks();
     if (num_submitted == submitted_) delay_ = 0;  // what was found came from completions
   }
-  void ran_dry(uint64_t num_completed, uint64_t num_submitted) {
+  /// num_submitted() counts what all have submitted.
+  template <class Count>
+  void ran_dry(uint64_t num_completed, Count&& num_submitted) {
     const uint64_t ran = num_completed - completed_;
     const uint64_t spent = ticks() - begin_ticks_;
     completed_ = num_completed;
     const bool is_short = ran > 0 && ran < kEnough && spent < ran * kShortTicks;
-    const bool is_fed = num_submitted != submitted_;
-    submitted_ = num_submitted;
-    delay_ = is_short && is_fed ? std::min(std::max(2 * delay_, kMinTicks), kMaxTicks) : delay_ / 2;
-    for (const uint64_t until = ticks() + delay_; ticks() < until;) rings::relax();
+    delay_ = is_fed(num_submitted()) && is_short ? std::min(std::max(2 * delay_, kMinTicks), kMaxTicks) : delay_ / 2;
+    uint64_t left = delay_;
+    for (; left > kLookTicks; left -= kLookTicks) {
+      pass(kLookTicks);
+      if (!is_fed(num_submitted())) return;
+    }
+    pass(left);
   }
 
  private:
-  static constexpr uint64_t kEnough = 64;       // tasks per visit that make a visit worth while
+  bool is_fed(uint64_t num_submitted) {
+    const bool has_more = num_submitted != submitted_;
+    submitted_ = num_submitted;
+    return has_more;
+  }
+  static void pass(uint64_t count) {
+    for (const uint64_t until = ticks() + count; ticks() < until;) rings::relax();
+  }
+
+  static constexpr uint64_t kEnough = 256;      // tasks per visit that make a visit worth while
   static constexpr uint64_t kShortTicks = 1000;
   static constexpr uint64_t kMinTicks = 512;
-  static constexpr uint64_t kMaxTicks = 2048;
+  static constexpr uint64_t kMaxTicks = 32768;
+  static constexpr uint64_t kLookTicks = 8192;  // a look takes the counters' lines from those who submit
   uint64_t begin_ticks_ = 0;
   uint64_t completed_ = 0;
   uint64_t submitted_ = 0;
