@@ -126,12 +126,6 @@ void prune_now(AccessState& state, Pool& pool) {
 
 template <class Pool>
 [[gnu::noinline]] void join_now(AccessState& state, Pool& pool, TaskRef ref) {
-  const TaskRef flag = state.kind == Kind::kRead ? 0 : kCarriesPoison;
-  for (TaskRef& member : state.now) {
-    if (member != 0 && !pool.is_settled(member | flag)) continue;
-    member = ref;
-    return;
-  }
   if (state.num_more >= std::max<uint32_t>(state.limit, 14)) prune_now(state, pool);
   push_ref(pool, state.more_now, ref);
   ++state.num_more;
@@ -166,20 +160,25 @@ template <class Pool>
   state = {{ref, 0}, first, 0, more, 0, 0, kind, 0};
 }
 
-/// Leaves the access behind, where later ones find it. False: that takes chunks, see record().
-[[gnu::always_inline]] inline bool record_few(AccessState& state, int mode, TaskRef ref) {
-  if (state.has_chunks()) [[unlikely]] return false;
+/// Leaves the access behind, where later ones find it. False: that takes chunks, see record(). is_settled as of a Pool.
+template <class Settled>
+[[gnu::always_inline]] inline bool record_few(AccessState& state, int mode, TaskRef ref, Settled&& is_settled) {
   const Kind kind = kind_of(mode);
   if (kind == Kind::kWrite) {
+    if (state.has_chunks()) [[unlikely]] return false;
     state = {{ref, 0}, 0, 0, 0, 0, 0, kind, 0};
     return true;
   }
-  if (state.now[1] != 0) return false;
   if (state.kind == kind) {
-    state.now[1] = ref;
-    return true;
+    const TaskRef flag = kind == Kind::kRead ? 0 : kCarriesPoison;
+    for (TaskRef& member : state.now) {
+      if (member != 0 && !is_settled(member | flag)) continue;
+      member = ref;
+      return true;
+    }
+    return false;
   }
-  if (state.kind == Kind::kRead && state.before != 0) return false;
+  if (state.has_chunks() || state.now[1] != 0 || (state.kind == Kind::kRead && state.before != 0)) return false;
   // The first of its kind, after one task or none.
   const TaskRef flag = state.kind == Kind::kRead ? 0 : kCarriesPoison;
   state.before = state.now[0] != 0 ? state.now[0] | flag : 0;
@@ -190,7 +189,7 @@ template <class Pool>
 
 template <class Pool>
 [[gnu::always_inline]] inline void record(AccessState& state, Pool& pool, int mode, TaskRef ref) {
-  if (record_few(state, mode, ref)) return;
+  if (record_few(state, mode, ref, [&](TaskRef member) { return pool.is_settled(member); })) return;
   const Kind kind = kind_of(mode);
   if (kind == Kind::kWrite) {
     give_chunks(pool, state.more_now);

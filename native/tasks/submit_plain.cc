@@ -82,9 +82,13 @@ inline int plain_mode(const pto_param& param) {
     if (handle.state.has_chunks()) [[unlikely]] collect_many(task, seat_index, handle, params[p].mode);
   }
   for (uint32_t f = 0; f < num_found; ++f) order_after(task, found[f], seat_index);
+  // Asked of readers alone, whose failure is of no account to those that read beside them.
+  const auto has_ended = [&](TaskRef reader) __attribute__((always_inline)) {
+    return generation_in(region_.slots[slot_of(reader)].wake.load(std::memory_order_acquire)) != generation_of(reader);
+  };
   try {
     for (uint32_t p = 0; p < num_params; ++p) {
-      if (record_few(handles[p]->state, plain_mode(params[p]), self)) [[likely]] continue;
+      if (record_few(handles[p]->state, plain_mode(params[p]), self, has_ended)) [[likely]] continue;
       record_many(self, seat_index, *handles[p], params[p].mode);
     }
   } catch (...) {
