@@ -8,6 +8,8 @@
 // repeat (every step has buffers of its own, or its own width) it changes nothing.
 // Run: tilewise_driver -worker THREADS [-replay] and the options of Task Bench (-steps, -width, -type, -kernel, -iter,
 // -field); one of the threads is the submitter, which helps.
+#include <sched.h>
+
 #include <algorithm>
 #include <cassert>
 #include <cstdio>
@@ -210,6 +212,11 @@ PTORuntime* open_runtime(uint32_t threads, size_t num_buffers) {
   pto_config_init(&config);
   config.num_workers = threads > 1 ? threads - 1 : PTO_NO_WORKERS;
   config.max_handles = static_cast<uint32_t>(num_buffers) + 64;
+  config.flags = PTO_PIN;  // workers from processor 1 on, this thread on processor 0
+  cpu_set_t first;
+  CPU_ZERO(&first);
+  CPU_SET(0, &first);
+  sched_setaffinity(0, sizeof(first), &first);  // a hint: refused where the system refuses
   PTORuntime* runtime = nullptr;
   require(pto_runtime_open(&config, &runtime) == PTO_OK, "pto_runtime_open");
   return runtime;

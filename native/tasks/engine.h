@@ -8,7 +8,8 @@
 // process needs: threads, addresses of kernels, traces.
 //
 //   checks.cc   what a specification must be                          events.cc    external events
-//   submit.cc   from a specification to a ready or waiting task       wait.cc      waiting, deadlock, sleeping
+//   submit.cc   from a specification to a ready or waiting task,      wait.cc      waiting, deadlock, sleeping
+//   submit_plain.cc  and the short way of most of them
 //   run.cc      taking, running and completing tasks                  buffers.cc   handles, heap, scopes
 //   failures.cc errors, poison, cancelling                            recording.cc, replay.cc, instance.cc
 #pragma once

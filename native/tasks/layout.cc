@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "base/check.h"
@@ -127,15 +128,22 @@ std::byte* map(int file, uint64_t bytes) {
   return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
 }
 
-/// A file of our own: an existing one may belong to a live runtime.
-std::byte* map_new_file(const char* path, uint64_t bytes) {
-  const int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  check<ArgumentError>(file >= 0,
+void check_made(bool is_made, const char* path) {
+  check<ArgumentError>(is_made,
                        "[runtime.open] shared_path must be a file that can be made and does not exist; got '", path,
                        "' (", std::strerror(errno), "); remove it or choose another");
+}
+
+/// The file's name until the region is complete.
+std::string name_of_part(const char* path) { return std::string(path) + ".part-" + std::to_string(getpid()); }
+
+std::byte* map_new_file(const char* path, uint64_t bytes) {
+  const std::string part = name_of_part(path);
+  const int file = open(part.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  check_made(file >= 0, path);
   std::byte* base = ftruncate(file, static_cast<off_t>(bytes)) == 0 ? map(file, bytes) : nullptr;
   close(file);
-  if (base == nullptr) unlink(path);
+  if (base == nullptr) unlink(part.c_str());
   return base;
 }
 
@@ -155,6 +163,15 @@ Region make_region(const Options& options) {
   }
   RegionIndex(region.regions, header.max_regions, true);
   return region;
+}
+
+void publish_region(const char* path) {
+  const std::string part = name_of_part(path);
+  const bool is_made = link(part.c_str(), path) == 0;  // an existing file may belong to a live runtime
+  const int error = errno;
+  unlink(part.c_str());
+  errno = error;
+  check_made(is_made, path);
 }
 
 Region attach_region(const char* path) {

@@ -253,8 +253,10 @@ struct Options {
   double peer_timeout_s = 10;
 };
 
-/// Makes a region (anonymous, or a new file at shared_path) with everything empty. Throws ResourceError.
+/// Makes a region (anonymous, or a new file for shared_path) with everything empty. Throws ResourceError.
 Region make_region(const Options& options);
+/// The file gets its name, at once and complete: whoever finds it can use it. Throws ArgumentError when it exists.
+void publish_region(const char* path);
 /// Maps the region of another process. Throws ArgumentError when the file is none.
 Region attach_region(const char* path);
 void unmap_region(const Region& region);

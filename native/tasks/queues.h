@@ -50,7 +50,8 @@ inline bool has_tasks(const Ring& ring) {
 
 /// What stands at `at`, before the end.
 inline uint32_t peek(const Ring& ring, uint64_t at, TailWord tail) {
-  return distance(at, count_in(tail)) == 1 ? newest_in(tail) : ring.cells[at % kRingCells].load(std::memory_order_relaxed);
+  if (distance(at, count_in(tail)) == 1) return newest_in(tail);
+  return ring.cells[at % kRingCells].load(std::memory_order_relaxed);
 }
 
 /// Takes half of what is there, rounded up, at most `limit`, oldest first. Returns how many.

@@ -448,7 +448,8 @@ void Engine::worker_loop(uint32_t worker) {
       idle.reset();
       run(slot, worker, true);
     } else if (!idle.is_idle()) {
-      pace.ran_dry(region_.seats[worker].num_completed.load(std::memory_order_relaxed), [&] { return num_submitted(); });
+      const uint64_t num_run = region_.seats[worker].num_completed.load(std::memory_order_relaxed);
+      pace.ran_dry(num_run, [&] { return num_submitted(); });
       idle.begin();
     } else if (idle.should_sleep()) {
       park_worker(worker);

@@ -124,6 +124,25 @@ CASE("SIGKILL of the workers is PTO_PEER_LOST within a second, and the runtime s
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_PEER_LOST);
 }
 
+CASE("whoever finds the file finds a complete region") {
+  for (int round = 0; round < 60 / kSlowdown; ++round) {
+    const std::string path = new_path("complete");
+    const pid_t child = fork();
+    if (child == 0) {
+      int status = PTO_BAD_ARGUMENT;
+      while (status == PTO_BAD_ARGUMENT) {
+        status = pto_workers_run(path.c_str(), nullptr, 0);
+        if (status == PTO_BAD_ARGUMENT && !has(pto_last_error(), "No such file")) _exit(100);
+      }
+      _exit(-status);
+    }
+    {
+      Runtime runtime(shared_config(path));
+    }
+    EXPECT_EQ(exit_status(child), 0);
+  }
+}
+
 CASE("workers whose orchestrator dies return PTO_PEER_LOST") {
   const std::string path = new_path("orphans");
   const pid_t orchestrator = fork();
@@ -148,6 +167,10 @@ CASE("nobody attaches: PTO_TIMEOUT, and the file is gone; a path that is no regi
   EXPECT(has(pto_last_error(), "attach"));
   EXPECT(access(path.c_str(), F_OK) != 0);
   EXPECT_EQ(pto_workers_run("/no/such/region", nullptr, 0), PTO_BAD_ARGUMENT);
+  std::fclose(std::fopen(path.c_str(), "w"));
+  EXPECT_EQ(pto_runtime_open(&config, &runtime), PTO_BAD_ARGUMENT);
+  EXPECT(has(pto_last_error(), "does not exist"));
+  EXPECT_EQ(unlink(path.c_str()), 0);  // somebody's file stays
 }
 
 CASE("a runtime of no or too little patience for its workers' process is refused") {

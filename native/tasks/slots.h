@@ -121,11 +121,10 @@ struct Param {
 };
 static_assert(sizeof(Param) == 16);
 
-/// What only the runner reads.
+/// What only the runner reads of a task that does not keep its arguments itself, and what few tasks have.
 struct alignas(64) SlotArgs {
-  /// As many as the task has; its scalars stand right behind them, so that most tasks' arguments are one cache line.
   Param params[PTO_MAX_PARAMS];
-  uint64_t more_scalars[PTO_MAX_SCALARS];
+  uint64_t more_scalars[PTO_MAX_SCALARS];  // scalars begin right behind the parameters that the task has
   uint64_t predicate;  // distance of a uint32_t
   uint32_t target_worker;
   uint32_t tokens[PTO_MAX_PARAMS];  // handles, ascending; these three with kUsesTokens

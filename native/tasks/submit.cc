@@ -1,5 +1,5 @@
-// From a specification to a task that is ready or waits: checks, slot, buffers, order. See engine.h; submit_plain.cc has
-// the short way of most tasks.
+// From a specification to a task that is ready or waits: checks, slot, buffers, order. See engine.h. Most tasks take the
+// short way in submit_plain.cc.
 #include <algorithm>
 #include <cstring>
 

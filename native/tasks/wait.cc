@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "tasks/engine.h"
+#include "tasks/hot.h"
 #include "tasks/pool.h"
 #include "tasks/queues.h"
 #include "tasks/sleep.h"
