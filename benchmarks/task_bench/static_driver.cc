@@ -115,21 +115,37 @@ long num_threads(int argc, char** argv) {
   return 1;
 }
 
+// To one of the processors we may use; a hint.
+void pin_to(long number) {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
+  for (size_t processor = 0; processor < CPU_SETSIZE; ++processor) {
+    if (!CPU_ISSET(processor, &allowed) || number-- != 0) continue;
+    cpu_set_t own;
+    CPU_ZERO(&own);
+    CPU_SET(processor, &own);
+    sched_setaffinity(0, sizeof(own), &own);
+    return;
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   App app(argc, argv);
   app.display();
+  for (const TaskGraph& graph : app.graphs) {
+    if (graph.nb_fields >= 2) continue;
+    std::fprintf(stderr, "a point must keep its last result while it makes the next: choose -field 2 or more\n");
+    return 2;
+  }
   const long count = num_threads(argc, argv);
   std::vector<std::unique_ptr<Grid>> grids;
   for (const TaskGraph& graph : app.graphs) grids.push_back(std::make_unique<Grid>(graph));
   std::atomic<long> num_ready{0};
   std::atomic<bool> begun{false};
   const auto work = [&](long thread) {
-    cpu_set_t own;
-    CPU_ZERO(&own);
-    CPU_SET(static_cast<size_t>(thread), &own);
-    sched_setaffinity(0, sizeof(own), &own);  // a hint: refused where the system refuses
+    pin_to(thread);
     num_ready.fetch_add(1);
     while (!begun.load(std::memory_order_acquire)) sched_yield();
     for (size_t g = 0; g < grids.size(); ++g) {

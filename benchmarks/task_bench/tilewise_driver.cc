@@ -11,6 +11,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <cstdio>
 #include <cstdlib>
@@ -40,7 +41,17 @@ void require(bool is_good, const char* what) {
   std::exit(1);
 }
 
-uint64_t pack(uint64_t high, uint64_t low) { return high << 32 | low; }
+/// Which task it is, in one scalar: with up to four buffers its arguments then stand beside its producers.
+struct Name {
+  uint64_t step : 32;
+  uint64_t point : 16;
+  uint64_t num_inputs : 7;
+  uint64_t is_recorded : 1;
+  uint64_t graph : 8;
+};
+static_assert(sizeof(Name) == sizeof(uint64_t));
+
+const App* the_app = nullptr;
 
 char* thread_scratch(size_t bytes) {
   thread_local std::vector<uint64_t> scratch;
@@ -57,11 +68,11 @@ long& next_step(void* buffer, size_t bytes) {
   return *reinterpret_cast<long*>(static_cast<char*>(buffer) + (bytes + sizeof(long) - 1) / sizeof(long) * sizeof(long));
 }
 
-// buffers: the output, then the inputs. scalars: the graph's address, time step and point, number of inputs, whether
-// the task is recorded.
+// buffers: the output, then the inputs. scalars: the Name.
 int execute_point(void* const* buffers, const uint64_t* scalars) {
-  const TaskGraph& graph = *reinterpret_cast<const TaskGraph*>(scalars[0]);
-  const size_t num_inputs = scalars[2];
+  const auto name = std::bit_cast<Name>(scalars[0]);
+  const TaskGraph& graph = the_app->graphs[name.graph];
+  const size_t num_inputs = name.num_inputs;
   const char* inputs[PTO_MAX_PARAMS];
   size_t input_bytes[PTO_MAX_PARAMS];
   for (size_t i = 0; i < num_inputs; ++i) {
@@ -69,13 +80,13 @@ int execute_point(void* const* buffers, const uint64_t* scalars) {
     input_bytes[i] = graph.output_bytes_per_task;
   }
   const size_t scratch_bytes = graph.scratch_bytes_per_task;
-  long step = static_cast<long>(scalars[1] >> 32);
-  if (scalars[3] != 0) {
+  long step = name.step;
+  if (name.is_recorded != 0) {
     long& next = next_step(buffers[0], graph.output_bytes_per_task);
     step = next;
     next += graph.nb_fields;
   }
-  graph.execute_point(step, static_cast<long>(scalars[1] & 0xFFFFFFFF),
+  graph.execute_point(step, name.point,
                       static_cast<char*>(buffers[0]), graph.output_bytes_per_task, inputs, input_bytes, num_inputs,
                       scratch_bytes ? thread_scratch(scratch_bytes) : nullptr, scratch_bytes);
   return PTO_OK;
@@ -182,14 +193,16 @@ class Grid {
   }
 
   void submit(PTORuntime* runtime, pto_kernel kernel, long step, long point, uint32_t num_params, bool is_recorded) {
-    const uint64_t scalars[4] = {reinterpret_cast<uint64_t>(&graph_), pack(step, point), num_params - 1, is_recorded};
+    const auto graph = static_cast<uint64_t>(&graph_ - the_app->graphs.data());
+    const Name name{static_cast<uint64_t>(step), static_cast<uint64_t>(point), num_params - 1, is_recorded, graph};
+    const auto scalar = std::bit_cast<uint64_t>(name);
     pto_task_spec spec = {};
     spec.kernel = kernel;
     spec.worker_type = PTO_VECTOR;
     spec.params = params_;
     spec.num_params = num_params;
-    spec.scalars = scalars;
-    spec.num_scalars = 4;
+    spec.scalars = &scalar;
+    spec.num_scalars = 1;
     require(pto_submit(runtime, &spec) != 0, "pto_submit");
   }
 
@@ -207,18 +220,26 @@ uint32_t num_threads(int argc, char** argv) {
   return 1;
 }
 
+// This thread, to the first of the processors it may use; a hint.
+void pin_to_first() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return;
+  size_t processor = 0;
+  while (processor + 1 < CPU_SETSIZE && !CPU_ISSET(processor, &set)) ++processor;
+  CPU_ZERO(&set);
+  CPU_SET(processor, &set);
+  sched_setaffinity(0, sizeof(set), &set);
+}
+
 PTORuntime* open_runtime(uint32_t threads, size_t num_buffers) {
   pto_config config;
   pto_config_init(&config);
   config.num_workers = threads > 1 ? threads - 1 : PTO_NO_WORKERS;
   config.max_handles = static_cast<uint32_t>(num_buffers) + 64;
-  config.flags = PTO_PIN;  // workers from processor 1 on, this thread on processor 0
-  cpu_set_t first;
-  CPU_ZERO(&first);
-  CPU_SET(0, &first);
-  sched_setaffinity(0, sizeof(first), &first);  // a hint: refused where the system refuses
+  config.flags = PTO_PIN;  // workers on all but the first of the processors we may use
   PTORuntime* runtime = nullptr;
   require(pto_runtime_open(&config, &runtime) == PTO_OK, "pto_runtime_open");
+  pin_to_first();
   return runtime;
 }
 
@@ -244,6 +265,12 @@ void check_counts(PTORuntime* runtime, uint64_t num_tasks) {
 int main(int argc, char** argv) {
   App app(argc, argv);
   app.display();
+  the_app = &app;
+  for (const TaskGraph& graph : app.graphs) {
+    if (graph.max_width < 1 << 16 && app.graphs.size() <= 256) continue;
+    std::fprintf(stderr, "a graph is at most 65,535 wide, and there are at most 256\n");
+    return 2;
+  }
   std::vector<std::unique_ptr<Grid>> grids;
   size_t num_buffers = 0;
   for (const TaskGraph& graph : app.graphs) {

@@ -160,7 +160,8 @@ template <class Pool>
   state = {{ref, 0}, first, 0, more, 0, 0, kind, 0};
 }
 
-/// Leaves the access behind, where later ones find it. False: that takes chunks, see record(). is_settled as of a Pool.
+/// Leaves the access behind, where later ones find it, if that takes no chunks and frees none. False: nothing has
+/// changed, see record(). is_settled as of a Pool.
 template <class Settled>
 [[gnu::always_inline]] inline bool record_few(AccessState& state, int mode, TaskRef ref, Settled&& is_settled) {
   const Kind kind = kind_of(mode);

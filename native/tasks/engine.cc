@@ -41,6 +41,21 @@ void after_fork_in_child() {
   registry().mutex.unlock();
 }
 
+/// To one of the processors that the opener may use, counted round; a hint, refused where the system refuses.
+void pin(uint32_t number) {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
+  uint32_t left = number % static_cast<uint32_t>(std::max(1, CPU_COUNT(&allowed)));
+  for (size_t processor = 0; processor < CPU_SETSIZE; ++processor) {
+    if (!CPU_ISSET(processor, &allowed) || left-- != 0) continue;
+    cpu_set_t own;
+    CPU_ZERO(&own);
+    CPU_SET(processor, &own);
+    sched_setaffinity(0, sizeof(own), &own);
+    return;
+  }
+}
+
 Registry& registry() {
   static auto* all = [] {
     pthread_atfork(before_fork, after_fork, after_fork_in_child);
@@ -104,6 +119,7 @@ Engine::Engine(const Region& region)
 std::unique_ptr<Engine> Engine::open(const Options& options) {
   check_options(options);
   std::unique_ptr<Engine> engine(new Engine(make_region(options)));
+  if (options.shared_path != nullptr) engine->shared_path_ = options.shared_path;
   Header& header = *engine->region_.header;
   header.seats_in_use.store(header.num_workers, std::memory_order_release);
   header.owner_pid.store(getpid());
@@ -122,7 +138,6 @@ std::unique_ptr<Engine> Engine::open(const Options& options) {
   for (const BuiltinKernel& kernel : builtin_kernels()) engine->add_kernel(kernel.name, kernel.function, 0);
   if (options.shared_path != nullptr) {
     publish_region(options.shared_path);
-    engine->shared_path_ = options.shared_path;
     engine->wait_for_workers(options.peer_timeout_s);
     return engine;
   }
@@ -137,12 +152,7 @@ void Engine::start_worker(uint32_t worker, bool is_pinned) {
     std::string name = "tw-task-";
     name += std::to_string(worker);
     pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
-    if (is_pinned) {
-      cpu_set_t set;
-      CPU_ZERO(&set);
-      CPU_SET((worker + 1) % std::max(1u, std::thread::hardware_concurrency()), &set);
-      pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // a hint: refused where the system refuses
-    }
+    if (is_pinned) pin(worker + 1);
     worker_loop(worker);
   }));
 }
@@ -199,6 +209,7 @@ Engine::~Engine() {
     registry().engines.erase(id_);
   }
   if (peer_fd_ >= 0) ::close(peer_fd_);
+  if (!shared_path_.empty()) drop_part(shared_path_.c_str());
   unmap_region(region_);
 }
 

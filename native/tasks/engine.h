@@ -190,7 +190,8 @@ class Engine {
   uint64_t* place_arguments(Slot& task, SlotArgs& args, const pto_task_spec& spec, Handle* const* handles);
   void collect_many(Slot& task, uint32_t seat, Handle& handle, int mode);
   void record_many(TaskRef task, uint32_t seat, Handle& handle, int mode);
-  bool link_plain(Slot& task, TaskRef self, const pto_task_spec& spec, Handle* const* handles, uint32_t seat);
+  bool link_plain(Slot& task, TaskRef self, const pto_task_spec& spec, Handle* const* handles, uint32_t seat,
+                  bool& is_recorded);
   pto_task submit_any(const pto_task_spec& spec, uint32_t seat);
   void use_tokens(Slot& task, SlotArgs& args, uint32_t count);
   void add_producer(Slot& task, uint64_t word, uint32_t seat);

@@ -83,6 +83,37 @@ CASE("more live edges than the tables hold: the task is refused, and those accep
   }
 }
 
+CASE("no references left for a task's producers: it is refused, its slot is free again, and waiting ends") {
+  for (const bool is_plain : {false, true}) {
+    const auto engine = small_engine();
+    Gate gate;
+    const pto_kernel held = engine->add_kernel("held", Gate::kernel, 0);
+    const auto of_gate = reinterpret_cast<uint64_t>(&gate);
+    int64_t always = 1;
+    const pto_handle halways = engine->register_buffer(&always, 8);
+    std::vector<int64_t> cells(20 * 24);
+    std::vector<pto_handle> handles;
+    for (int64_t& cell : cells) handles.push_back(engine->register_buffer(&cell, 8));
+    const auto submit = [&](std::vector<pto_param> params) {
+      return submit_to(*engine, held, std::move(params), {of_gate}, is_plain ? 0 : halways);
+    };
+    const int status = status_of([&] {
+      for (size_t set = 0; set < 20; ++set) {
+        std::vector<pto_param> reads;
+        for (size_t i = set * 24; i < set * 24 + 24; ++i) {
+          submit({param(PTO_INOUT, handles[i])});
+          reads.push_back(param(PTO_INPUT, handles[i]));
+        }
+        submit(reads);  // waits for 24 live producers
+        submit(reads);
+      }
+    });
+    EXPECT_EQ(status, int{PTO_NO_MEMORY});
+    gate.open();
+    EXPECT_EQ(engine->wait_all(20, false), int{PTO_OK});
+  }
+}
+
 CASE("a replay that is refused half way has ended what it had submitted, when nothing is left to write it down with") {
   const auto engine = small_engine();
   Gate held_back, before;

@@ -19,7 +19,7 @@ namespace tilewise::tasks {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x315f4f54505f5754;  // a layout that another version must not read
+constexpr uint64_t kMagic = 0x325f4f54505f5754;  // a layout that another version must not read
 
 /// Offsets handed out one after the other, page aligned so that untouched parts stay untouched.
 struct Cursor {
@@ -139,7 +139,7 @@ std::string name_of_part(const char* path) { return std::string(path) + ".part-"
 
 std::byte* map_new_file(const char* path, uint64_t bytes) {
   const std::string part = name_of_part(path);
-  const int file = open(part.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  const int file = open(part.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   check_made(file >= 0, path);
   std::byte* base = ftruncate(file, static_cast<off_t>(bytes)) == 0 ? map(file, bytes) : nullptr;
   close(file);
@@ -169,10 +169,12 @@ void publish_region(const char* path) {
   const std::string part = name_of_part(path);
   const bool is_made = link(part.c_str(), path) == 0;  // an existing file may belong to a live runtime
   const int error = errno;
-  unlink(part.c_str());
+  drop_part(path);
   errno = error;
   check_made(is_made, path);
 }
+
+void drop_part(const char* path) { unlink(name_of_part(path).c_str()); }
 
 Region attach_region(const char* path) {
   const int file = open(path, O_RDWR | O_CLOEXEC);

@@ -1,10 +1,10 @@
 // The region: everything that submitters and workers share, as plain structs addressed by index and offset.
 //
 // Purpose: one mapping, private or shared by two processes, holds seats (one per thread), slots, handles, chunks,
-// queues, failures, events and the heap. No pointer lies in it: buffers are kept as distances from its base. (Slots of
-// instances have pointers, and a shared region has no instances.) Who may write what stands at each struct; memory
-// order at the functions that use it. Memory: one anonymous or file mapping; pages that nobody touches cost nothing,
-// and all-zero bytes are the empty state of every struct.
+// queues, failures, events and the heap. No pointer lies in a shared one: buffers are kept as distances from its base.
+// (In a private one, slots of instances and of tasks that keep their arguments have pointers.) Who may write what stands
+// at each struct; memory order at the functions that use it. Memory: one anonymous or file mapping; pages that nobody
+// touches cost nothing, and all-zero bytes are the empty state of every struct.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -257,6 +257,8 @@ struct Options {
 Region make_region(const Options& options);
 /// The file gets its name, at once and complete: whoever finds it can use it. Throws ArgumentError when it exists.
 void publish_region(const char* path);
+/// What is left of a file that never got its name.
+void drop_part(const char* path);
 /// Maps the region of another process. Throws ArgumentError when the file is none.
 Region attach_region(const char* path);
 void unmap_region(const Region& region);

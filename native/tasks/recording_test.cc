@@ -177,6 +177,34 @@ CASE("commuting tasks stay exclusive in replays, on registered and on runtime-ow
   }
 }
 
+CASE("commuting tasks on a buffer that every replay makes anew leave other tasks' tokens alone") {
+  Runtime runtime(2, 4);
+  Gate gate;
+  const pto_kernel held = runtime.kernel("held", Gate::kernel);
+  int64_t x = 0;
+  const pto_handle h = runtime.add(x);
+  EXPECT_EQ(pto_record_begin(runtime), 0);
+  pto_scope_begin(runtime);
+  const pto_handle made = runtime.make(PTO_NO_KERNEL, 64);
+  EXPECT(runtime.submit(PTO_NO_KERNEL, {commute(made)}) != 0);
+  EXPECT_EQ(pto_scope_end(runtime), 0);
+  const pto_recording recording = pto_record_end(runtime);
+  EXPECT(recording != 0);
+  for (int n = 0; n < 8; ++n) {  // every slot has held a task with the token of h
+    EXPECT(runtime.submit(PTO_NO_KERNEL, {commute(h)}) != 0);
+    EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+  }
+  const std::vector<uint64_t> of_gate{reinterpret_cast<uint64_t>(&gate)};
+  for (int n = 0; n < 2; ++n) EXPECT(runtime.submit(held, {commute(h)}, {.scalars = of_gate}) != 0);
+  gate.await_inside(1);
+  EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(gate.num_inside.load(), 1);  // the second still waits for the first
+  gate.open();
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+  EXPECT_EQ(gate.num_inside.load(), 2);
+}
+
 CASE("boxes: disjoint ones stay parallel, overlapping ones ordered, also against live tasks") {
   Runtime runtime(2, 64);
   std::vector<uint64_t> data(64, 1), oracle(64, 1);

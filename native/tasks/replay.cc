@@ -20,7 +20,9 @@ inline uint32_t Engine::begin_replayed(Replay& run, uint32_t number, const Recor
   SlotArgs& args = region_.args[slot];
   Header& header = *region_.header;
   run.tasks[number] = name_at(slot);
-  task.begin(recorded.kernel, recorded.priority, recorded.type_class, recorded.flags);
+  // Which tokens it uses is found with its buffers: those that every replay makes anew have none.
+  const auto flags = static_cast<uint8_t>(recorded.flags & ~kUsesTokens);
+  task.begin(recorded.kernel, recorded.priority, recorded.type_class, flags);
   task.num_scalars = recorded.num_scalars;
   const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + 1;
   task.sequence.store(sequence, std::memory_order_relaxed);

@@ -14,7 +14,7 @@
 namespace tilewise::tasks {
 
 inline constexpr uint32_t kInlineProducers = 8;
-inline constexpr uint32_t kMaxKeptArguments = 5;  // the rest is for producers
+inline constexpr uint32_t kMaxKeptArguments = 5;  // words; the rest is for producers
 
 /// [generation 40 | watched 1 | first waiter + 1, 23 bits]. Odd generation: a task lives in the slot. Whoever
 /// completes the task raises the generation and takes the waiters in one exchange; a waiter adds itself by
@@ -104,8 +104,9 @@ struct alignas(128) Slot {
     flags = new_flags;
   }
 
-  /// A task with few arguments has them behind its producers: addresses as the kernel gets them, then scalars. Then two
-  /// cache lines go to its runner, not three. The others have them in SlotArgs.
+  /// A task with few arguments, submitted the short way in one process, has them behind its producers: addresses as the
+  /// kernel gets them, then scalars. Then two cache lines go to its runner, not three. All others have theirs in
+  /// SlotArgs, or in Replayed.
   bool keeps_arguments() const { return room + num_params + num_scalars == kInlineProducers; }
   void** addresses() { return reinterpret_cast<void**>(producers + room); }
   uint64_t* scalars() { return producers + room + num_params; }

@@ -1,6 +1,6 @@
 // What nearly every task is: registered buffers, whole, read or written, outside tasks, and nothing else asked for.
 //
-// The same steps as the general way (submit.cc), without its questions: a third of the instructions. See engine.h.
+// The same steps as the general way (submit.cc), without its questions: well under half of the instructions. See engine.h.
 #include "tasks/dependencies.h"
 #include "tasks/engine.h"
 #include "tasks/hot.h"
@@ -61,9 +61,10 @@ inline int plain_mode(const pto_param& param) {
 }
 
 /// Orders the task after those that use its buffers. False: another lane has just begun to use boxes of one of them;
-/// nothing of the task is visible yet.
+/// nothing of the task is visible yet. is_recorded: buffers may know it, also when this throws.
 [[gnu::always_inline]] inline bool Engine::link_plain(Slot& task, TaskRef self, const pto_task_spec& spec,
-                                                      Handle* const* handles, uint32_t seat_index) {
+                                                      Handle* const* handles, uint32_t seat_index,
+                                                      bool& is_recorded) {
   Header& header = *region_.header;
   const uint32_t num_params = spec.num_params;
   const pto_param* const params = spec.params;
@@ -82,18 +83,14 @@ inline int plain_mode(const pto_param& param) {
     if (handle.state.has_chunks()) [[unlikely]] collect_many(task, seat_index, handle, params[p].mode);
   }
   for (uint32_t f = 0; f < num_found; ++f) order_after(task, found[f], seat_index);
-  // Asked of readers alone, whose failure is of no account to those that read beside them.
+  // Asked of readers alone, whose failure is of no account to those that read beside them; and no graph is kept.
   const auto has_ended = [&](TaskRef reader) __attribute__((always_inline)) {
     return generation_in(region_.slots[slot_of(reader)].wake.load(std::memory_order_acquire)) != generation_of(reader);
   };
-  try {
-    for (uint32_t p = 0; p < num_params; ++p) {
-      if (record_few(handles[p]->state, plain_mode(params[p]), self, has_ended)) [[likely]] continue;
-      record_many(self, seat_index, *handles[p], params[p].mode);
-    }
-  } catch (...) {
-    start_empty(slot_of(self), seat_index);
-    throw;
+  is_recorded = true;
+  for (uint32_t p = 0; p < num_params; ++p) {
+    if (record_few(handles[p]->state, plain_mode(params[p]), self, has_ended)) [[likely]] continue;
+    record_many(self, seat_index, *handles[p], params[p].mode);
   }
   return true;
 }
@@ -130,9 +127,19 @@ pto_task Engine::submit(const pto_task_spec& spec) {
   if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] {
     note_submission(region_.args[slot], seat_index);
   }
-  if (!link_plain(task, self, spec, handles, seat_index)) [[unlikely]] {
-    abandon(slot);
-    return submit_any(spec, seat_index);
+  bool is_recorded = false;
+  try {
+    if (!link_plain(task, self, spec, handles, seat_index, is_recorded)) [[unlikely]] {
+      abandon(slot);
+      return submit_any(spec, seat_index);
+    }
+  } catch (...) {  // out of references
+    if (is_recorded) {
+      start_empty(slot, seat_index);
+    } else {
+      abandon(slot);
+    }
+    throw;
   }
   count_submitted(seat_index, 1);
   start_submitted(slot, seat_index);
