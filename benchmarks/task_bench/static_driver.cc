@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core.h"
+#include "pinning.h"
 #include "timer.h"
 
 #ifdef NDEBUG
@@ -113,20 +114,6 @@ long num_threads(int argc, char** argv) {
   for (int i = 1; i + 1 < argc; ++i)
     if (!std::strcmp(argv[i], "-worker")) return std::atol(argv[i + 1]);
   return 1;
-}
-
-// To one of the processors we may use; a hint.
-void pin_to(long number) {
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
-  for (size_t processor = 0; processor < CPU_SETSIZE; ++processor) {
-    if (!CPU_ISSET(processor, &allowed) || number-- != 0) continue;
-    cpu_set_t own;
-    CPU_ZERO(&own);
-    CPU_SET(processor, &own);
-    sched_setaffinity(0, sizeof(own), &own);
-    return;
-  }
 }
 
 }  // namespace

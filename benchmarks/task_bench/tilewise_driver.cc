@@ -8,8 +8,6 @@
 // repeat (every step has buffers of its own, or its own width) it changes nothing.
 // Run: tilewise_driver -worker THREADS [-replay] and the options of Task Bench (-steps, -width, -type, -kernel, -iter,
 // -field); one of the threads is the submitter, which helps.
-#include <sched.h>
-
 #include <algorithm>
 #include <bit>
 #include <cassert>
@@ -23,6 +21,7 @@
 #include <vector>
 
 #include "core.h"
+#include "pinning.h"
 #include "tilewise/pto_api.h"
 #include "timer.h"
 
@@ -220,17 +219,6 @@ uint32_t num_threads(int argc, char** argv) {
   return 1;
 }
 
-// This thread, to the first of the processors it may use; a hint.
-void pin_to_first() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return;
-  size_t processor = 0;
-  while (processor + 1 < CPU_SETSIZE && !CPU_ISSET(processor, &set)) ++processor;
-  CPU_ZERO(&set);
-  CPU_SET(processor, &set);
-  sched_setaffinity(0, sizeof(set), &set);
-}
-
 PTORuntime* open_runtime(uint32_t threads, size_t num_buffers) {
   pto_config config;
   pto_config_init(&config);
@@ -239,7 +227,7 @@ PTORuntime* open_runtime(uint32_t threads, size_t num_buffers) {
   config.flags = PTO_PIN;  // workers on all but the first of the processors we may use
   PTORuntime* runtime = nullptr;
   require(pto_runtime_open(&config, &runtime) == PTO_OK, "pto_runtime_open");
-  pin_to_first();
+  pin_to(0);
   return runtime;
 }
 

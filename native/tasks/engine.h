@@ -204,6 +204,7 @@ class Engine {
   void count_submitted(uint32_t seat, uint64_t count);
   pto_task submit_reduction(const pto_task_spec& spec);
   Handle& tracked(Handle& handle, int mode, const pto_region* box, uint32_t seat);
+  void take_back(uint32_t slot, uint32_t seat, bool is_recorded);
   void abandon(uint32_t slot);
   void start_empty(uint32_t slot, uint32_t seat);
   void note_submission(SlotArgs& args, uint32_t seat);

@@ -1,6 +1,17 @@
 // When the references between live tasks run out: submissions and replays are refused, and no order is lost.
 #include "tasks/engine.h"
+#include "tasks/submit_lock.h"
 #include "tasks/testing_runtime.h"
+
+namespace tilewise::tasks {
+
+/// Reaches what the engine keeps to itself.
+struct Probe {
+  static Header& header(Engine& engine) { return *engine.region_.header; }
+  static bool fences(const Engine& engine) { return engine.fences_; }
+};
+
+}  // namespace tilewise::tasks
 
 using namespace tilewise::tasks::testing;
 using tilewise::tasks::Engine;
@@ -112,6 +123,34 @@ CASE("no references left for a task's producers: it is refused, its slot is free
     gate.open();
     EXPECT_EQ(engine->wait_all(20, false), int{PTO_OK});
   }
+}
+
+CASE("a buffer goes while its task waits for the submission lock: the task is refused, and its slot is free again") {
+  const auto engine = small_engine();
+  const pto_kernel add = engine->add_kernel("add", add_kernel, 0);
+  int64_t x = 0;
+  const pto_handle hx = engine->register_buffer(&x, 8);
+  tilewise::tasks::Handle& buffer = engine->resolve(hx, "test");
+  tilewise::tasks::Header& header = tilewise::tasks::Probe::header(*engine);
+  int status = PTO_OK;
+  std::atomic<int> stage{0};
+  std::thread submitter([&] {
+    submit_to(*engine, add, {param(PTO_INOUT, hx), param(PTO_INPUT, hx)});  // now it has a lane
+    stage.store(1);
+    while (stage.load() != 2) std::this_thread::yield();
+    status = status_of([&] { submit_to(*engine, add, {param(PTO_INOUT, hx), param(PTO_INPUT, hx)}); });
+  });
+  while (stage.load() != 1) std::this_thread::yield();
+  {
+    const tilewise::tasks::SubmitGuard guard(header, header.num_workers + 2, tilewise::tasks::Probe::fences(*engine));
+    stage.store(2);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // it has looked at the buffer
+    buffer.flags = 0;                                            // as unregister() leaves it
+  }
+  submitter.join();
+  EXPECT(status != PTO_OK);
+  EXPECT_EQ(engine->wait_all(5, false), int{PTO_OK});
+  buffer.flags = tilewise::tasks::kUsed;
 }
 
 CASE("a replay that is refused half way has ended what it had submitted, when nothing is left to write it down with") {

@@ -99,8 +99,8 @@ class Idle {
 /// cores twice: both then run at the speed of the transfers. So when it runs dry after a few short tasks while
 /// submissions go on, it lets some gather before it looks again; when tasks are long it looks at once, and when few are
 /// submitted it soon stops waiting: somebody may wait for one of them. (Lines that have come to rest in the other core's
-/// cache cross in the background; those that the other still writes cost a round trip each. On two processors the long
-/// delay, 13 us at 2.6 ticks per ns, made a chain of empty tasks 1.6 times faster than one of 0.8 us.)
+/// cache cross in the background; those that the other still writes cost a round trip each: benchmarks/runtime times
+/// both as chain and wavefront.)
 class Pace {
  public:
   void found(uint64_t num_submitted) {

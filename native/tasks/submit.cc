@@ -28,11 +28,7 @@ pto_task Engine::submit_any(const pto_task_spec& spec, uint32_t seat_index) {
     bind_params(slot, spec, seat_index, buffers, traits);
     link(slot, self, spec, seat_index, buffers, traits, is_recorded);
   } catch (...) {
-    if (is_recorded) {
-      start_empty(slot, seat_index);
-    } else {
-      abandon(slot);
-    }
+    take_back(slot, seat_index, is_recorded);
     throw;
   }
   count_submitted(seat_index, 1);
@@ -55,6 +51,12 @@ void Engine::note_submission(SlotArgs& args, uint32_t seat_index) {
   args.scope_depth = static_cast<int32_t>(seat(seat_index).depth);
   args.submit_ticks = ticks();
   args.ready_ticks = 0;
+}
+
+/// A submission that failed, for want of references at the latest. is_recorded: buffers may know it.
+void Engine::take_back(uint32_t slot, uint32_t seat_index, bool is_recorded) {
+  if (is_recorded) return start_empty(slot, seat_index);
+  abandon(slot);
 }
 
 // Some buffers know the task already, and no longer whom it replaced: it runs, but does nothing, and keeps their order.

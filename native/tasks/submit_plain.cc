@@ -1,6 +1,6 @@
 // What nearly every task is: registered buffers, whole, read or written, outside tasks, and nothing else asked for.
 //
-// The same steps as the general way (submit.cc), without its questions: well under half of the instructions. See engine.h.
+// The same steps as the general way (submit.cc), without its questions. See engine.h.
 #include "tasks/dependencies.h"
 #include "tasks/engine.h"
 #include "tasks/hot.h"
@@ -127,19 +127,17 @@ pto_task Engine::submit(const pto_task_spec& spec) {
   if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] {
     note_submission(region_.args[slot], seat_index);
   }
+  bool is_linked = false;
   bool is_recorded = false;
   try {
-    if (!link_plain(task, self, spec, handles, seat_index, is_recorded)) [[unlikely]] {
-      abandon(slot);
-      return submit_any(spec, seat_index);
-    }
-  } catch (...) {  // out of references
-    if (is_recorded) {
-      start_empty(slot, seat_index);
-    } else {
-      abandon(slot);
-    }
+    is_linked = link_plain(task, self, spec, handles, seat_index, is_recorded);
+  } catch (...) {
+    take_back(slot, seat_index, is_recorded);
     throw;
+  }
+  if (!is_linked) [[unlikely]] {
+    abandon(slot);
+    return submit_any(spec, seat_index);
   }
   count_submitted(seat_index, 1);
   start_submitted(slot, seat_index);
