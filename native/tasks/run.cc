@@ -444,7 +444,7 @@ void Engine::worker_loop(uint32_t worker) {
     const uint32_t slot = take(worker, true);
     if (slot != kNone) {
       if (is_worker_side_) [[unlikely]] follow_trace();
-      if (idle.is_idle()) pace.found(num_submitted());
+      if (idle.is_idle()) pace.found();
       idle.reset();
       run(slot, worker, true);
     } else if (!idle.is_idle()) {

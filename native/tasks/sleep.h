@@ -64,32 +64,40 @@ inline void futex_wake(std::atomic<uint32_t>& word, int32_t count, bool is_share
   syscall(SYS_futex, &word, is_shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
 }
 
-/// How an idle thread passes time: it spins briefly, yields for a millisecond, then says that it should sleep.
+/// How an idle thread passes time: it spins briefly, looks and yields for a millisecond, then says that it should sleep.
+/// A yield that comes back at once says that nobody else wants the processor: then it yields less and less often,
+/// because whoever submits meanwhile waits for it.
 class Idle {
  public:
   void reset() { rounds_ = 0; }
   void begin() { rounds_ = 1; }
   bool is_idle() const { return rounds_ > 0; }
   bool should_sleep() {
-    if (++rounds_ <= kSpins) {
-      rings::relax();
-      return false;
+    rings::relax();
+    if (++rounds_ <= kSpins) return false;
+    if (rounds_ == kSpins + 1) {
+      since_ns_ = now_ns();
+      looks_ = kLooks;
+      next_yield_ = rounds_ + kLooks;
     }
-    if (rounds_ == kSpins + 1) since_ns_ = now_ns();
-    if (rounds_ % kLooksPerYield != 0) {  // a yield costs as much as some ten looks
-      rings::relax();
-      return false;
-    }
+    if (rounds_ < next_yield_) return false;
     if (now_ns() - since_ns_ >= kYieldNs) return true;
+    const uint64_t begin = ticks();
     sched_yield();
+    looks_ = ticks() - begin < kAloneTicks ? std::min(2 * looks_, kMaxLooks) : kLooks;
+    next_yield_ = rounds_ + looks_;
     return false;
   }
 
  private:
   static constexpr uint32_t kSpins = 64;
-  static constexpr uint32_t kLooksPerYield = 16;
+  static constexpr uint32_t kLooks = 16;
+  static constexpr uint32_t kMaxLooks = 512;
+  static constexpr uint64_t kAloneTicks = 4000;  // a yield to nobody, several times over
   static constexpr int64_t kYieldNs = 1'000'000;
   uint32_t rounds_ = 0;
+  uint32_t looks_ = kLooks;
+  uint32_t next_yield_ = 0;
   int64_t since_ns_ = 0;
 };
 
@@ -103,10 +111,7 @@ class Idle {
 /// both as chain and wavefront.)
 class Pace {
  public:
-  void found(uint64_t num_submitted) {
-    begin_ticks_ = ticks();
-    if (num_submitted == submitted_) delay_ = 0;  // since the last look: what was found came from completions
-  }
+  void found() { begin_ticks_ = ticks(); }
   /// num_submitted() counts what all have submitted.
   template <class Count>
   void ran_dry(uint64_t num_completed, Count&& num_submitted) {
@@ -115,7 +120,7 @@ class Pace {
     completed_ = num_completed;
     const bool is_short = ran > 0 && ran < kEnough && spent < ran * kShortTicks;
     const bool is_fed = since_last_look(num_submitted()) > 0;
-    delay_ = is_short && is_fed ? std::min(std::max(2 * delay_, kMinTicks), kMaxTicks) : delay_ / 2;
+    delay_ = is_short && is_fed ? std::min(std::max(2 * delay_, kMinTicks), kMaxTicks) : is_fed ? delay_ / 2 : 0;
     uint64_t look = kFirstLookTicks;
     for (uint64_t left = delay_; left > 0;) {
       const uint64_t until = ticks() + std::min(left, look);
