@@ -9,14 +9,15 @@ METG(50%), the minimum effective task granularity, is the smallest time per task
 half of the best FLOP/s; it is read off a sweep of the kernel's iterations, between two points by their logarithms.
 The best FLOP/s is that of long tasks, measured beside every point: a machine whose speed changes by half while the
 sweep runs would else be compared with its better self. Rounds visit all drivers at each point; METG is given for the
-median of the rounds, and for each point's round with the fastest long tasks. All is compiled by g++ -O3 with asserts,
-and every thread has a processor of its own.
+median of the rounds, and for each point's round with the fastest long tasks. A run is long enough, some 20 ms, that
+what is done once, such as recording, counts for little. All is compiled by g++ -O3 with asserts, and every thread has
+a processor of its own.
 
 The core is not part of this repository: --core names a checkout of https://github.com/StanfordLegion/task-bench,
 which is read and not written. The OpenMP driver takes at most 9 dependencies per task, ours 23; what a driver
 cannot take is reported as "n/a".
 
-Run: python benchmarks/task_bench/run.py --core DIR [--threads 2] [--rounds 5] [--width 4] [--steps 5000]
+Run: python benchmarks/task_bench/run.py --core DIR [--threads 2] [--rounds 5] [--width 4] [--steps 20000]
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ CHECKED_WIDTHS = [4, 16]
 ITERATIONS = [2**exponent for exponent in range(15)]
 OURS, OURS_REPLAYED, OPENMP, STATIC = "tilewise", "tilewise_replay", "gnu_openmp", "static"
 LONG_ITERATIONS = 4096
+SHORT_ITERATIONS = 64  # from here on a run has fewer steps, so that it takes no longer
+LEAST_STEPS = 1000
 OPENMP_MAX_DEPENDENCIES = 9
 TIMEOUT_S = 120
 
@@ -199,13 +202,14 @@ def check_patterns(drivers: list[Driver], threads: int, steps: int) -> int:
 
 
 def sweep(
-    drivers: list[Driver], threads: int, rounds: int, options: list[str]
+    drivers: list[Driver], threads: int, rounds: int, options: list[str], steps: int
 ) -> dict[str, list[list[Result]]]:
-    """For each driver and each number of iterations the results of all rounds."""
+    """For each driver and each number of iterations the results of all rounds; steps: of the shortest tasks."""
     results: dict[str, list[list[Result]]] = {d.name: [[] for _ in ITERATIONS] for d in drivers}
 
     def run(driver: Driver, iterations: int) -> Result:
-        result = run_driver(driver, threads, [*options, "-iter", str(iterations)])
+        fewer = max(LEAST_STEPS, steps * SHORT_ITERATIONS // max(iterations, SHORT_ITERATIONS))
+        result = run_driver(driver, threads, [*options, "-iter", str(iterations), "-steps", str(fewer)])
         if result.error:
             sys.exit(f"{driver.name}, {iterations} iterations: {result.error}")
         return result
@@ -276,7 +280,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5, help="of the sweep")
     parser.add_argument("--width", type=int, default=4, help="of the swept stencil")
-    parser.add_argument("--steps", type=int, default=5000, help="of the sweep; the checks run 1000 at most")
+    parser.add_argument(
+        "--steps", type=int, default=20000, help="of the sweep's short tasks; long ones and the checks take fewer"
+    )
     parser.add_argument("--checks-only", action="store_true")
     options = parser.parse_args()
     if not (options.core / "core" / "core.h").is_file():
@@ -292,14 +298,15 @@ def main() -> None:
             build_openmp(options.core, Path(name), objects),
             build_static(options.core, Path(name), objects),
         ]
-        num_failed = check_patterns(drivers, options.threads, min(options.steps, 1000))
+        num_failed = check_patterns(drivers, options.threads, min(options.steps, LEAST_STEPS))
         if not options.checks_only:
             stencil = ["-type", "stencil_1d", "-kernel", "compute_bound", "-field", "2"]
-            stencil += ["-width", str(options.width), "-steps", str(options.steps)]
+            stencil += ["-width", str(options.width)]
             print(
-                f"\nsweep: {' '.join(stencil)}, {options.threads} threads, {options.rounds} rounds, medians"
+                f"\nsweep: {' '.join(stencil)} -steps {options.steps} or fewer, {options.threads} threads, "
+                f"{options.rounds} rounds, medians"
             )
-            report_metg(sweep(drivers, options.threads, options.rounds, stencil))
+            report_metg(sweep(drivers, options.threads, options.rounds, stencil, options.steps))
     if num_failed:
         sys.exit(f"{num_failed} runs failed")
 

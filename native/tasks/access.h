@@ -33,7 +33,7 @@ enum class Kind : uint8_t { kNothing = 0, kRead, kWrite, kCommute };
 /// while `now` can grow. Completed writers stay until they are replaced, so that their failure is still found.
 /// Members of `before` carry kCarriesPoison where they wrote. All zero: nobody. Chunk links count from 1.
 struct AccessState {
-  TaskRef now[2] = {0, 0};
+  TaskRef now[3] = {0, 0, 0};  // filled from the front
   TaskRef before = 0;
   uint32_t more_now = 0;  // chunks of further members
   uint32_t more_before = 0;
@@ -44,6 +44,6 @@ struct AccessState {
 
   bool has_chunks() const { return (more_now | more_before) != 0; }
 };
-static_assert(sizeof(AccessState) == 40);
+static_assert(sizeof(AccessState) == 48);
 
 }  // namespace tilewise::tasks

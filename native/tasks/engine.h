@@ -188,6 +188,7 @@ class Engine {
   void observe(uint32_t slot, const pto_task_spec& spec, uint32_t seat, uint32_t fresh);
   bool is_plain(const pto_task_spec& spec) const;
   uint64_t* place_arguments(Slot& task, SlotArgs& args, const pto_task_spec& spec, Handle* const* handles);
+  void order_after_one_more(Slot& task, TaskRef producer, uint32_t seat_index);
   void collect_many(Slot& task, uint32_t seat, Handle& handle, int mode);
   void record_many(TaskRef task, uint32_t seat, Handle& handle, int mode);
   bool link_plain(Slot& task, TaskRef self, const pto_task_spec& spec, Handle* const* handles, uint32_t seat,

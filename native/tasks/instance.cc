@@ -152,12 +152,17 @@ bool Engine::replay_instance(Recording& recording, const pto_handle* from, const
   return true;
 }
 
-/// Helps until the last round has ended; not longer, while there is nothing to help with, than submitting would take.
+/// Helps until the last round has ended; when there is nothing to help with, not longer than submitting would take.
 bool Engine::outwait(Instance& instance, uint32_t seat_index) {
-  const uint64_t until = ticks() + kTicksToSubmit * instance.num_tasks();
+  uint64_t until = 0;  // 0: it has just helped
   for (uint32_t n = 1; !instance.is_done(header_seats()); ++n) {
-    if (help(seat_index)) continue;
-    if (ticks() > until) return false;
+    if (help(seat_index)) {
+      until = 0;
+      continue;
+    }
+    const uint64_t now = ticks();
+    if (until == 0) until = now + kTicksToSubmit * instance.num_tasks();
+    if (now > until) return false;
     if (n % 256 == 0) {
       sched_yield();
     } else {

@@ -103,10 +103,10 @@ uint64_t RegionIndex::bytes_needed(uint32_t max_nodes) {
 RegionIndex::RegionIndex(std::byte* memory, uint32_t max_nodes, bool format)
     : max_nodes_(max_nodes), max_pages_(num_pages(max_nodes)), bucket_mask_(num_buckets(max_nodes) - 1) {
   header_ = reinterpret_cast<Header*>(memory);
-  nodes_ = reinterpret_cast<RegionNode*>(memory + sizeof(Header));
-  pages_ = reinterpret_cast<Page*>(nodes_ + max_nodes);
+  pages_ = reinterpret_cast<Page*>(memory + sizeof(Header));  // these are whole cache lines, nodes are not
   heads_ = reinterpret_cast<Head*>(pages_ + max_pages_);
-  buckets_ = reinterpret_cast<uint32_t*>(heads_ + max_pages_);
+  nodes_ = reinterpret_cast<RegionNode*>(heads_ + max_pages_);
+  buckets_ = reinterpret_cast<uint32_t*>(nodes_ + max_nodes);
   if (format) {
     *header_ = Header{};
     header_->free_node = header_->free_page = header_->free_head = kNone;

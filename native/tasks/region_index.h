@@ -61,7 +61,7 @@ struct Cells {
 };
 
 /// One recorded box. `state` is the caller's; the rest belongs to the index.
-struct alignas(64) RegionNode {
+struct RegionNode {
   AccessState state;
   uint32_t next;  // in the hash bucket, or in the free list
   union {
@@ -76,7 +76,7 @@ struct alignas(64) RegionNode {
   uint64_t lo() const { return box.offset; }
   uint64_t hi() const { return box.end(); }
 };
-static_assert(sizeof(RegionNode) == 128);
+static_assert(sizeof(RegionNode) == 136);
 
 /// The tree of one buffer; zero-cost to make, lies in the buffer's handle.
 struct RegionTree {

@@ -253,9 +253,8 @@ void Engine::leave_behind(Recording& recording, const RecordedBuffer& buffer, Ha
   }
   AccessState state;
   state.kind = buffer.state.kind;
-  for (int i = 0; i < 2; ++i) {
-    if (buffer.state.now[i] != 0) state.now[i] = renamed(buffer.state.now[i]);
-  }
+  std::transform(std::begin(buffer.state.now), std::end(buffer.state.now), std::begin(state.now),
+                 [&](TaskRef ref) { return ref != 0 ? renamed(ref) : 0; });
   if (buffer.state.before != 0) state.before = renamed(buffer.state.before);
   try {
     for_each_in(recording.pool, buffer.state.more_now, [&](TaskRef ref) {

@@ -171,9 +171,10 @@ struct alignas(128) Handle {
   AccessState state;
   uint64_t address;  // distance from the region's base
   std::atomic<uint32_t> generation;
+  SharedFlags flags;
+  // second line: what plain tasks do not ask for
   std::atomic<uint32_t> token;  // [held 1 | first waiter + 1]: commuting tasks, one at a time
   uint32_t owner;               // parent slot + 1 whose children use it; 0: outside any task
-  SharedFlags flags;
   uint64_t bytes;
   uint32_t next;                // + 1: in its scope, or free
   RegionTree tree;              // boxes, when kHasRegions

@@ -49,6 +49,16 @@ inline int plain_mode(const pto_param& param) {
   return args.scalars(num_params);
 }
 
+/// Whoever overwrites what its own producers have read finds each of them twice: once is enough, and needs no chunk.
+[[gnu::noinline, gnu::cold]] void Engine::order_after_one_more(Slot& task, TaskRef producer, uint32_t seat_index) {
+  for (uint32_t p = 0; p < task.num_producers; ++p) {
+    if (without_flags(task.producers[p]) != without_flags(producer)) continue;
+    task.producers[p] |= producer;
+    return;
+  }
+  order_after(task, producer, seat_index);
+}
+
 // Buffers with many readers.
 [[gnu::noinline, gnu::cold]] void Engine::collect_many(Slot& task, uint32_t seat_index, Handle& handle, int mode) {
   SeatPool pool{*this, seat(seat_index)};
@@ -82,7 +92,13 @@ inline int plain_mode(const pto_param& param) {
     collect_few(handle.state, plain_mode(params[p]), find);
     if (handle.state.has_chunks()) [[unlikely]] collect_many(task, seat_index, handle, params[p].mode);
   }
-  for (uint32_t f = 0; f < num_found; ++f) order_after(task, found[f], seat_index);
+  for (uint32_t f = 0; f < num_found; ++f) {
+    if (task.num_producers < task.room) [[likely]] {
+      order_after(task, found[f], seat_index);
+    } else {
+      order_after_one_more(task, found[f], seat_index);
+    }
+  }
   // Asked of readers alone, whose failure is of no account to those that read beside them; and no graph is kept.
   const auto has_ended = [&](TaskRef reader) __attribute__((always_inline)) {
     return generation_in(region_.slots[slot_of(reader)].wake.load(std::memory_order_acquire)) != generation_of(reader);
