@@ -211,6 +211,7 @@ class Engine {
   void note_submission(SlotArgs& args, uint32_t seat);
 
   // Running.
+  bool stand_behind(uint32_t slot, TaskRef producer);
   bool advance(uint32_t slot, uint32_t seat);
   bool wait_for_event(uint32_t slot, uint32_t event, uint64_t value);
   void wake_event(uint32_t event, uint64_t add);

@@ -69,6 +69,23 @@ inline void Engine::record_param(TaskRef task, uint32_t seat_index, Handle& hand
   }
 }
 
+/// Puts a task on the list of those that wait for a producer. False: the producer has completed. After true the task may
+/// be anybody's.
+[[gnu::always_inline]] inline bool Engine::stand_behind(uint32_t slot, TaskRef name) {
+  Slot& task = region_.slots[slot];
+  Slot& producer = region_.slots[slot_of(name)];
+  WakeWord wake = producer.wake.load(std::memory_order_acquire);
+  while (generation_in(wake) == generation_of(name)) {
+    task.state.store(SlotState::kPending, std::memory_order_relaxed);
+    task.next_waiter = first_waiter(wake);
+    const WakeWord with_me = (wake & ~(kWatched - 1)) | (slot + 1);
+    if (producer.wake.compare_exchange_weak(wake, with_me, std::memory_order_acq_rel, std::memory_order_acquire)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // Waits behind the last producer that has not completed. Exactly one thread at a time advances a task: its submitter,
 // then whoever completes the producer it stands behind.
 inline bool Engine::advance(uint32_t slot, uint32_t seat_index) {
@@ -84,16 +101,7 @@ inline bool Engine::advance(uint32_t slot, uint32_t seat_index) {
       if (!wait_for_event(slot, static_cast<uint32_t>(word >> 32), value)) return false;
       continue;
     }
-    Slot& producer = region_.slots[slot_of(word)];
-    WakeWord wake = producer.wake.load(std::memory_order_acquire);
-    while (generation_in(wake) == generation_of(word)) {
-      task.state.store(SlotState::kPending, std::memory_order_relaxed);
-      task.next_waiter = first_waiter(wake);
-      const WakeWord with_me = (wake & ~(kWatched - 1)) | (slot + 1);
-      if (producer.wake.compare_exchange_weak(wake, with_me, std::memory_order_acq_rel, std::memory_order_acquire)) {
-        return false;
-      }
-    }
+    if (stand_behind(slot, word)) return false;
     if (has_failures()) [[unlikely]] inherit(task, word);
     drop_producer(task, seat_index);
   }
@@ -181,6 +189,11 @@ inline void Engine::count_submitted(uint32_t seat_index, uint64_t count) {
   const bool is_ready = (task.num_producers | task.more_producers) == 0 &&
                         (task.flags & (kUsesTokens | kIsEmbedded | kIsReplayed)) == 0;
   if (is_ready) return make_ready(slot, seat_index);
+  const Busy busy(seat(seat_index));  // between two looks the slot may say that it waits, and not wait
+  if (task.num_producers > 0 && task.more_producers == 0) [[likely]] {
+    const uint64_t last = task.producers[task.num_producers - 1];
+    if ((last & kIsEvent) == 0 && stand_behind(slot, last)) [[likely]] return;
+  }
   start_waiting(slot, seat_index);
 }
 

@@ -144,7 +144,7 @@ class Pace {
   static constexpr uint64_t kShortTicks = 1000;
   static constexpr uint64_t kMinTicks = 512;
   static constexpr uint64_t kMaxTicks = 32768;
-  static constexpr uint64_t kFirstLookTicks = 2048;
+  static constexpr uint64_t kFirstLookTicks = 4096;
   static constexpr uint64_t kLookTicks = 8192;  // a look takes the counters' lines from those who submit
   static constexpr uint64_t kStream = 4;        // tasks submitted between two looks for which it goes on waiting
   uint64_t begin_ticks_ = 0;

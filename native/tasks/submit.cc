@@ -41,9 +41,7 @@ void Engine::add_many(Slot& task, uint64_t word, uint32_t seat_index) {
   push_ref(pool, task.more_producers, word);
 }
 
-// Between two looks of advance() the slot may say that it waits, and not wait.
 void Engine::start_waiting(uint32_t slot, uint32_t seat_index) {
-  const Busy busy(seat(seat_index));
   if (advance(slot, seat_index)) make_ready(slot, seat_index);
 }
 
