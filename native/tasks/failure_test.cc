@@ -55,6 +55,31 @@ CASE("an inout access passes poison on, a reader of an older value and an order-
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
 }
 
+CASE("a producer found twice, as a reader and as a writer, passes its poison on, however many there are") {
+  for (const uint32_t num_readers : {1u, 3u, 8u}) {  // of eight, chunks hold some
+    for (uint32_t failing = 0; failing < num_readers; ++failing) {
+      Runtime runtime(1);
+      int64_t x = 0;
+      std::vector<int64_t> copies(num_readers);
+      const pto_handle hx = runtime.add(x);
+      const pto_kernel held = runtime.kernel("held", Gate::kernel), fail = runtime.kernel("fail", fail_kernel);
+      Gate gate;
+      runtime.submit(held, {inout(hx)}, {.scalars = {scalar(&gate)}});
+      std::vector<pto_param> params = {out(hx)};
+      for (uint32_t r = 0; r < num_readers; ++r) {
+        const pto_handle copy = runtime.add(copies[r]);
+        runtime.submit(r == failing ? fail : PTO_NO_KERNEL, {out(copy), in(hx)});
+        params.push_back(in(copy));
+      }
+      const pto_task last = runtime.submit(runtime.kernel("set", set_kernel), params, {.scalars = {7}, .flags = PTO_KEEP});
+      gate.open();
+      EXPECT_EQ(pto_wait(runtime, last, PTO_FOREVER), PTO_TASK_FAILED);
+      EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
+      EXPECT_EQ(x, 0);
+    }
+  }
+}
+
 CASE("poison passes through readers, boxes, commuting groups, explicit edges and reductions") {
   Runtime runtime(2);
   std::vector<int64_t> x(16, 0), y(1, 0);
