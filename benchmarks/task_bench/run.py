@@ -51,8 +51,8 @@ CHECKED_WIDTHS = [4, 16]
 ITERATIONS = [2**exponent for exponent in range(15)]
 OURS, OURS_REPLAYED, OPENMP, STATIC = "tilewise", "tilewise_replay", "gnu_openmp", "static"
 LONG_ITERATIONS = 4096
-SHORT_ITERATIONS = 64  # from here on a run has fewer steps, so that it takes no longer
-LEAST_STEPS = 1000
+SHORT_ITERATIONS = 64  # from here on a run has fewer steps, so that it takes no longer,
+LEAST_STEPS = 1000  # down to these
 OPENMP_MAX_DEPENDENCIES = 9
 TIMEOUT_S = 120
 
@@ -208,7 +208,7 @@ def sweep(
     results: dict[str, list[list[Result]]] = {d.name: [[] for _ in ITERATIONS] for d in drivers}
 
     def run(driver: Driver, iterations: int) -> Result:
-        fewer = max(LEAST_STEPS, steps * SHORT_ITERATIONS // max(iterations, SHORT_ITERATIONS))
+        fewer = min(steps, max(LEAST_STEPS, steps * SHORT_ITERATIONS // max(iterations, SHORT_ITERATIONS)))
         result = run_driver(driver, threads, [*options, "-iter", str(iterations), "-steps", str(fewer)])
         if result.error:
             sys.exit(f"{driver.name}, {iterations} iterations: {result.error}")
@@ -281,7 +281,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of the sweep")
     parser.add_argument("--width", type=int, default=4, help="of the swept stencil")
     parser.add_argument(
-        "--steps", type=int, default=20000, help="of the sweep's short tasks; long ones and the checks take fewer"
+        "--steps",
+        type=int,
+        default=20000,
+        help="of the sweep's short tasks; long ones and the checks take fewer",
     )
     parser.add_argument("--checks-only", action="store_true")
     options = parser.parse_args()

@@ -51,7 +51,8 @@ inline constexpr bool asks_before(const AccessState& state, int mode) {
   return joins(state, kind_of(mode)) || (state.kind == Kind::kRead && reads_data(mode));
 }
 
-inline constexpr uint32_t kMaxFew = 1 + std::size(AccessState{}.now);
+inline constexpr uint32_t kMaxFew = 4;
+static_assert(std::size(AccessState{}.now) + 1 == kMaxFew);  // collect_few and begin_write name each of them
 
 /// Calls sink(producer with flags) for every task that an access of this mode must wait for and that stands in the
 /// state itself: all of them, unless chunks hang on it. They are kMaxFew at most.

@@ -188,7 +188,7 @@ class Engine {
   void observe(uint32_t slot, const pto_task_spec& spec, uint32_t seat, uint32_t fresh);
   bool is_plain(const pto_task_spec& spec) const;
   uint64_t* place_arguments(Slot& task, SlotArgs& args, const pto_task_spec& spec, Handle* const* handles);
-  void order_after_one_more(Slot& task, TaskRef producer, uint32_t seat_index);
+  void merge_or_order_after(Slot& task, TaskRef producer, uint32_t seat);
   void collect_many(Slot& task, uint32_t seat, Handle& handle, int mode);
   void record_many(TaskRef task, uint32_t seat, Handle& handle, int mode);
   bool link_plain(Slot& task, TaskRef self, const pto_task_spec& spec, Handle* const* handles, uint32_t seat,
@@ -211,7 +211,7 @@ class Engine {
   void note_submission(SlotArgs& args, uint32_t seat);
 
   // Running.
-  bool stand_behind(uint32_t slot, TaskRef producer);
+  bool stand_behind(uint32_t slot, TaskRef producer_name);
   bool advance(uint32_t slot, uint32_t seat);
   bool wait_for_event(uint32_t slot, uint32_t event, uint64_t value);
   void wake_event(uint32_t event, uint64_t add);

@@ -125,6 +125,30 @@ CASE("no references left for a task's producers: it is refused, its slot is free
   }
 }
 
+CASE("three readers of a buffer, and a writer that finds its producers twice, take nothing from the tables") {
+  const auto engine = small_engine();
+  Gate gate;
+  const pto_kernel held = engine->add_kernel("held", Gate::kernel, 0);
+  const auto of_gate = reinterpret_cast<uint64_t>(&gate);
+  constexpr size_t kPoints = 4;
+  int64_t cells[2 * kPoints] = {};
+  std::vector<pto_handle> handles;
+  for (int64_t& cell : cells) handles.push_back(engine->register_buffer(&cell, 8));
+  for (size_t step = 0; step < 20; ++step) {  // of a stencil, of which nothing can end yet
+    const pto_handle* const to = &handles[step % 2 * kPoints];
+    const pto_handle* const from = &handles[(step + 1) % 2 * kPoints];
+    for (size_t point = 0; point < kPoints; ++point) {
+      std::vector<pto_param> params = {param(PTO_OUTPUT, to[point]), param(PTO_INPUT, from[point])};
+      if (point > 0) params.push_back(param(PTO_INPUT, from[point - 1]));
+      if (point + 1 < kPoints) params.push_back(param(PTO_INPUT, from[point + 1]));
+      submit_to(*engine, held, params, {of_gate});
+    }
+  }
+  EXPECT_EQ(tilewise::tasks::Probe::header(*engine).fresh_chunks, 0u);
+  gate.open();
+  EXPECT_EQ(engine->wait_all(20, false), int{PTO_OK});
+}
+
 CASE("a buffer goes while its task waits for the submission lock: the task is refused, and its slot is free again") {
   const auto engine = small_engine();
   const pto_kernel add = engine->add_kernel("add", add_kernel, 0);

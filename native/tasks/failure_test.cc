@@ -71,7 +71,8 @@ CASE("a producer found twice, as a reader and as a writer, passes its poison on,
         runtime.submit(r == failing ? fail : PTO_NO_KERNEL, {out(copy), in(hx)});
         params.push_back(in(copy));
       }
-      const pto_task last = runtime.submit(runtime.kernel("set", set_kernel), params, {.scalars = {7}, .flags = PTO_KEEP});
+      const pto_kernel set = runtime.kernel("set", set_kernel);
+      const pto_task last = runtime.submit(set, params, {.scalars = {7}, .flags = PTO_KEEP});
       gate.open();
       EXPECT_EQ(pto_wait(runtime, last, PTO_FOREVER), PTO_TASK_FAILED);
       EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);

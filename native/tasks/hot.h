@@ -69,13 +69,13 @@ inline void Engine::record_param(TaskRef task, uint32_t seat_index, Handle& hand
   }
 }
 
-/// Puts a task on the list of those that wait for a producer. False: the producer has completed. After true the task may
-/// be anybody's.
-[[gnu::always_inline]] inline bool Engine::stand_behind(uint32_t slot, TaskRef name) {
+/// Puts a task on the list of those that wait for a producer. False: the producer has completed. After true the task
+/// may be anybody's.
+[[gnu::always_inline]] inline bool Engine::stand_behind(uint32_t slot, TaskRef producer_name) {
   Slot& task = region_.slots[slot];
-  Slot& producer = region_.slots[slot_of(name)];
+  Slot& producer = region_.slots[slot_of(producer_name)];
   WakeWord wake = producer.wake.load(std::memory_order_acquire);
-  while (generation_in(wake) == generation_of(name)) {
+  while (generation_in(wake) == generation_of(producer_name)) {
     task.state.store(SlotState::kPending, std::memory_order_relaxed);
     task.next_waiter = first_waiter(wake);
     const WakeWord with_me = (wake & ~(kWatched - 1)) | (slot + 1);

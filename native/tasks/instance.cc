@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 #include "tasks/hot.h"
 #include "tasks/pool.h"
@@ -152,17 +153,19 @@ bool Engine::replay_instance(Recording& recording, const pto_handle* from, const
   return true;
 }
 
-/// Helps until the last round has ended; when there is nothing to help with, not longer than submitting would take.
+/// Helps until the last round has ended. Idle, it gives up when none of the round's tasks ends for as long as submitting
+/// would take: what they wait for may be the caller's to do.
 bool Engine::outwait(Instance& instance, uint32_t seat_index) {
-  uint64_t until = 0;  // 0: it has just helped
+  uint64_t until = 0;  // its first idle moment sets this
+  uint64_t num_done = 0;
   for (uint32_t n = 1; !instance.is_done(header_seats()); ++n) {
-    if (help(seat_index)) {
-      until = 0;
-      continue;
-    }
+    if (help(seat_index)) continue;
     const uint64_t now = ticks();
-    if (until == 0) until = now + kTicksToSubmit * instance.num_tasks();
-    if (now > until) return false;
+    if (now > until) {
+      const uint64_t before = std::exchange(num_done, instance.num_done(header_seats()));
+      if (until != 0 && num_done == before) return false;
+      until = now + kTicksToSubmit * instance.num_tasks();
+    }
     if (n % 256 == 0) {
       sched_yield();
     } else {

@@ -3,8 +3,8 @@
 // Purpose: replay at the cost of running. A task that is submitted takes a slot, asks its buffers who came before and
 // stands in a queue behind its producers; here all of that is done once. A round begins by letting the tasks without
 // producers go; a task that ends counts down its successors, and makes itself ready for the next round before it counts
-// itself as done. So one round runs at a time; a replay that comes while one still runs helps, and after as long as
-// submitting would take, it is submitted instead (replay.cc).
+// itself as done. So one round runs at a time; a replay that comes while one still runs helps, and when none of its tasks
+// ends for as long as submitting would take, it is submitted instead (replay.cc).
 //
 // The world outside: while nobody else touches its buffers, a round needs nothing of them, because it follows the one
 // before. Their handles carry kReplayed; whoever else meets that flag calls Engine::settle first, which leaves in every
@@ -36,9 +36,13 @@ class Instance {
     // The last task is mostly the last to end; to look at it disturbs nobody, as to look at the counters would.
     const uint32_t last = first_slot + num_tasks() - 1;
     if (generation_in(slots_[last].wake.load(std::memory_order_relaxed)) == generation) return false;
+    return num_done(num_seats) == target.load(std::memory_order_relaxed);
+  }
+  /// Tasks that have ended, of all rounds.
+  uint64_t num_done(uint32_t num_seats) const {
     uint64_t total = 0;
     for (uint32_t s = 0; s < num_seats; ++s) total += done[s].count.load(std::memory_order_acquire);
-    return total == target.load(std::memory_order_relaxed);
+    return total;
   }
 
   struct Entry {

@@ -78,7 +78,7 @@ struct Pair {
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(10);
     while (!pair.go && std::chrono::steady_clock::now() < end) {
     }
-    spin_for(std::chrono::microseconds(20));
+    spin_for(std::chrono::microseconds(60));
     return PTO_OK;
   }
 
@@ -389,7 +389,7 @@ CASE("a trace shows every task of a round with its times") {
 }
 
 CASE("a replay that has helped through a round waits for its end, and is not submitted at the first idle moment") {
-  constexpr uint32_t kWindow = 256, kLanes = 2, kTasks = 2000;  // it idles as long as submitting so many would take
+  constexpr uint32_t kWindow = 256, kLanes = 2, kTasks = 4000;  // patience enough for what Pair does
   pto_config config = Runtime::config(1, kWindow);
   config.max_lanes = kLanes;
   Runtime runtime(config);
@@ -403,8 +403,8 @@ CASE("a replay that has helped through a round waits for its end, and is not sub
   for (uint32_t t = 2; t < kTasks; ++t) runtime.submit(PTO_NO_KERNEL, {in(hx), in(hy)});
   const pto_recording recording = pto_record_end(runtime);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
-  int num_met = 0, num_rounds = 0;  // now and then a thread is held up for longer than that
-  for (int attempt = 0; attempt < 20; ++attempt) {
+  int num_rounds = 0;
+  for (int attempt = 0; attempt < 100 && num_rounds < 5; ++attempt) {  // threads may be held up, or not meet
     pair.on_submitter = pair.on_worker = 0;
     pair.go = false;
     EXPECT_EQ(pto_trace_enable(runtime, 2 * kTasks), 0);
@@ -418,10 +418,9 @@ CASE("a replay that has helped through a round waits for its end, and is not sub
     const bool was_round = std::all_of(records.begin(), records.end(), [](const pto_trace_task& record) {
       return (record.task >> 4 & 0xFFFFF) >= (1 + kLanes) * kWindow;
     });
-    num_met += has_met;
     num_rounds += has_met && was_round;
   }
-  EXPECT(num_met > 0 && num_rounds >= num_met / 2.0);
+  EXPECT_EQ(num_rounds, 5);
 }
 
 TILEWISE_TEST_MAIN

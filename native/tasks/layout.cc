@@ -19,7 +19,7 @@ namespace tilewise::tasks {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x325f4f54505f5754;  // a layout that another version must not read
+constexpr uint64_t kMagic = 0x335f4f54505f5754;  // a layout that another version must not read
 
 /// Offsets handed out one after the other, page aligned so that untouched parts stay untouched.
 struct Cursor {

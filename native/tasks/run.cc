@@ -440,7 +440,7 @@ void Engine::worker_loop(uint32_t worker) {
   Header& header = *region_.header;
   Idle idle;
   Pace pace;
-  bool is_replayed = false;  // what it ran last: of a round everything has been submitted at once
+  bool is_replayed = false;  // what it took last
   while (header.closing.load(std::memory_order_acquire) == 0 && !peer_lost_.load(std::memory_order_relaxed)) {
     const uint32_t slot = take(worker, true);
     if (slot != kNone) {
@@ -451,7 +451,11 @@ void Engine::worker_loop(uint32_t worker) {
       run(slot, worker, true);
     } else if (!idle.is_idle()) {
       const uint64_t num_run = region_.seats[worker].num_completed.load(std::memory_order_relaxed);
-      if (!is_replayed) pace.ran_dry(num_run, [&] { return num_submitted(); });
+      if (is_replayed) {
+        pace.ran_dry_of_rounds(num_run);
+      } else {
+        pace.ran_dry(num_run, [&] { return num_submitted(); });
+      }
       idle.begin();
     } else if (idle.should_sleep()) {
       park_worker(worker);

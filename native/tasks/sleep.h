@@ -81,11 +81,11 @@ class Idle {
       next_yield_ = rounds_ + kLooks;
     }
     if (rounds_ < next_yield_) return false;
+    next_yield_ = rounds_ + looks_;
     if (now_ns() - since_ns_ >= kYieldNs) return true;
     const uint64_t begin = ticks();
     sched_yield();
     looks_ = ticks() - begin < kAloneTicks ? std::min(2 * looks_, kMaxLooks) : kLooks;
-    next_yield_ = rounds_ + looks_;
     return false;
   }
 
@@ -112,6 +112,11 @@ class Idle {
 class Pace {
  public:
   void found() { begin_ticks_ = ticks(); }
+  /// It runs dry after tasks that nobody submitted one by one.
+  void ran_dry_of_rounds(uint64_t num_completed) {
+    completed_ = num_completed;
+    delay_ = 0;
+  }
   /// num_submitted() counts what all have submitted.
   template <class Count>
   void ran_dry(uint64_t num_completed, Count&& num_submitted) {
@@ -120,14 +125,16 @@ class Pace {
     completed_ = num_completed;
     const bool is_short = ran > 0 && ran < kEnough && spent < ran * kShortTicks;
     const bool is_fed = since_last_look(num_submitted()) > 0;
-    delay_ = is_short && is_fed ? std::min(std::max(2 * delay_, kMinTicks), kMaxTicks) : is_fed ? delay_ / 2 : 0;
+    if (!is_fed) delay_ = 0;
+    delay_ = is_short && is_fed ? std::min(std::max(2 * delay_, kMinTicks), kMaxTicks) : delay_ / 2;
     uint64_t look = kFirstLookTicks;
     for (uint64_t left = delay_; left > 0;) {
       const uint64_t until = ticks() + std::min(left, look);
       while (ticks() < until) rings::relax();
       left -= std::min(left, look);
+      const uint64_t enough = look == kFirstLookTicks ? kPair : kStream;
       look = kLookTicks;
-      if (left == 0 || since_last_look(num_submitted()) >= kStream) continue;
+      if (left == 0 || since_last_look(num_submitted()) >= enough) continue;
       delay_ = 0;
       return;
     }
@@ -144,9 +151,10 @@ class Pace {
   static constexpr uint64_t kShortTicks = 1000;
   static constexpr uint64_t kMinTicks = 512;
   static constexpr uint64_t kMaxTicks = 32768;
-  static constexpr uint64_t kFirstLookTicks = 4096;
+  static constexpr uint64_t kFirstLookTicks = 2048;
   static constexpr uint64_t kLookTicks = 8192;  // a look takes the counters' lines from those who submit
-  static constexpr uint64_t kStream = 4;        // tasks submitted between two looks for which it goes on waiting
+  static constexpr uint64_t kPair = 2;    // tasks submitted by the first look for which it goes on waiting: one may be
+  static constexpr uint64_t kStream = 4;  // awaited; and between two further looks
   uint64_t begin_ticks_ = 0;
   uint64_t completed_ = 0;
   uint64_t submitted_ = 0;

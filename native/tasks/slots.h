@@ -180,7 +180,7 @@ struct alignas(128) Handle {
   RegionTree tree;              // boxes, when kHasRegions
   uint32_t replayed_by;         // first slot of the instance, when kReplayed
 };
-static_assert(sizeof(Handle) == 128);
+static_assert(sizeof(Handle) == 128 && offsetof(Handle, token) == 64);
 
 /// Seven further references of a group or of a task's producers.
 struct alignas(64) Chunk {

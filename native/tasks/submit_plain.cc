@@ -50,7 +50,7 @@ inline int plain_mode(const pto_param& param) {
 }
 
 /// Whoever overwrites what its own producers have read finds each of them twice: once is enough, and needs no chunk.
-[[gnu::noinline, gnu::cold]] void Engine::order_after_one_more(Slot& task, TaskRef producer, uint32_t seat_index) {
+[[gnu::noinline, gnu::cold]] void Engine::merge_or_order_after(Slot& task, TaskRef producer, uint32_t seat_index) {
   for (uint32_t p = 0; p < task.num_producers; ++p) {
     if (without_flags(task.producers[p]) != without_flags(producer)) continue;
     task.producers[p] |= producer;
@@ -96,7 +96,7 @@ inline int plain_mode(const pto_param& param) {
     if (task.num_producers < task.room) [[likely]] {
       order_after(task, found[f], seat_index);
     } else {
-      order_after_one_more(task, found[f], seat_index);
+      merge_or_order_after(task, found[f], seat_index);
     }
   }
   // Asked of readers alone, whose failure is of no account to those that read beside them; and no graph is kept.
