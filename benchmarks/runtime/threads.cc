@@ -53,6 +53,18 @@ int note_start(void* const*, const uint64_t*) {
   return PTO_OK;
 }
 
+// The worker's half of a game of round trips with the submitter.
+constexpr uint64_t kTrips = 2000;
+alignas(64) std::atomic<uint64_t> ball{0};
+int answer(void* const*, const uint64_t*) {
+  for (uint64_t trip = 0; trip < kTrips; ++trip) {
+    while (ball.load(std::memory_order_acquire) != 2 * trip + 1) {
+    }
+    ball.store(2 * trip + 2, std::memory_order_release);
+  }
+  return PTO_OK;
+}
+
 struct Bench {
   PTORuntime* runtime = nullptr;
   pto_kernel empty_kernel = 0;
@@ -136,11 +148,30 @@ struct Bench {
     return ns;
   }
 
-  // The worker spins: it had a task 50 us ago at most. Ticks from the call of submit to the kernel's first instruction.
-  std::vector<double> latencies() {
+  // Ticks of a cache line's way from this thread to the worker and back, now.
+  double round_trip(pto_kernel kernel) {
+    ball.store(0);
+    pto_submit_task(runtime, kernel, PTO_VECTOR, nullptr, 0);
+    uint64_t begin = 0;
+    for (uint64_t trip = 0; trip < kTrips; ++trip) {
+      if (trip == 1) begin = __rdtsc();  // the worker has come
+      ball.store(2 * trip + 1, std::memory_order_release);
+      while (ball.load(std::memory_order_acquire) != 2 * trip + 2) {
+      }
+    }
+    const double spent = static_cast<double>(__rdtsc() - begin);
+    pto_wait_all(runtime, PTO_FOREVER);
+    return spent / (kTrips - 1);
+  }
+
+  // The worker spins: it had a task 50 us ago at most. Ticks from the call of submit to the kernel's first instruction;
+  // and between them, by the same two threads, the round trips.
+  std::vector<double> latencies(std::vector<double>& trips) {
     const pto_kernel kernel = pto_kernel_add(runtime, "note_start", note_start, 0);
+    const pto_kernel partner = pto_kernel_add(runtime, "answer", answer, 0);
     std::vector<double> samples;
     for (int i = 0; i < 3000; ++i) {
+      if (i % 30 == 0) trips.push_back(round_trip(partner));
       const double until = now_ns() + 30000;
       while (now_ns() < until) _mm_pause();
       started_at.store(0);
@@ -190,6 +221,8 @@ int main(int argc, char** argv) {
   print("independent_ns", independent);
   print("chain_ns", chain);
   print("wavefront_ns", wavefront);
-  print("start_ticks", bench.latencies());
+  std::vector<double> trips;
+  print("start_ticks", bench.latencies(trips));
+  print("trip_ticks", trips);
   return 0;
 }

@@ -77,8 +77,7 @@ class Idle {
     if (++rounds_ <= kSpins) return false;
     if (rounds_ == kSpins + 1) {
       since_ns_ = now_ns();
-      looks_ = kLooks;
-      next_yield_ = rounds_ + kLooks;
+      next_yield_ = rounds_ + looks_;
     }
     if (rounds_ < next_yield_) return false;
     next_yield_ = rounds_ + looks_;
@@ -96,7 +95,7 @@ class Idle {
   static constexpr uint64_t kAloneTicks = 4000;  // a yield to nobody, several times over
   static constexpr int64_t kYieldNs = 1'000'000;
   uint32_t rounds_ = 0;
-  uint32_t looks_ = kLooks;
+  uint32_t looks_ = kLooks;  // until the next yield; kept from one idle time to the next
   uint32_t next_yield_ = 0;
   int64_t since_ns_ = 0;
 };
