@@ -152,8 +152,9 @@ class Pace {
   static constexpr uint64_t kMaxTicks = 32768;
   static constexpr uint64_t kFirstLookTicks = 2048;
   static constexpr uint64_t kLookTicks = 8192;  // a look takes the counters' lines from those who submit
-  static constexpr uint64_t kPair = 2;    // tasks submitted by the first look for which it goes on waiting: one may be
-  static constexpr uint64_t kStream = 4;  // awaited; and between two further looks
+  // Tasks submitted by the first look, and between two later ones, for which it goes on: a single one may be awaited.
+  static constexpr uint64_t kPair = 2;
+  static constexpr uint64_t kStream = 4;
   uint64_t begin_ticks_ = 0;
   uint64_t completed_ = 0;
   uint64_t submitted_ = 0;
