@@ -1,8 +1,9 @@
 // A matrix product as an orchestration in C++: C = A B in float32, tile by tile, loaded by path.
 //
-// args: handles of A [M, K], B [K, N] and C [M, N], then M, K, N (multiples of 64). The first task of a tile of C overwrites
-// it, the others add to it, so the runtime lets them wait for each other and runs different tiles in parallel.
-// docs/runtime.md says how to build it; Runtime.run_orchestration("matmul.so", "matmul_orchestration", [...]) runs it.
+// args: handles of A [M, K], B [K, N] and C [M, N], then M, K, N (multiples of 64). The first task of a tile of C
+// overwrites it, the others add to it, so the runtime lets them wait for each other and runs different tiles in
+// parallel. docs/runtime.md says how to build it; Runtime.run_orchestration("matmul.so", "matmul_orchestration", [...])
+// runs it.
 #include <cstdint>
 
 #include "tilewise/pto_api.h"

@@ -112,23 +112,29 @@ Options alone(uint32_t window = 1024) {
 void slots() {
   const auto engine = Engine::open(alone());
   Probe probe{*engine};
-  measure("slot allocation and reclaim", 4000, [&] {
-    for (int i = 0; i < 4000; ++i) {
-      const uint32_t slot = probe.take_slot();
-      probe.give_slot(slot);
-    }
-  }, [] {});
+  measure(
+      "slot allocation and reclaim", 4000,
+      [&] {
+        for (int i = 0; i < 4000; ++i) {
+          const uint32_t slot = probe.take_slot();
+          probe.give_slot(slot);
+        }
+      },
+      [] {});
 }
 
 void heap() {
   const auto engine = Engine::open(alone());
   Probe probe{*engine};
   uint64_t sum = 0;
-  measure("heap allocation", 2000, [&] {
-    engine->begin_scope();
-    for (int i = 0; i < 2000; ++i) sum += probe.allocate(256);
-    engine->end_scope();
-  }, [] {});
+  measure(
+      "heap allocation", 2000,
+      [&] {
+        engine->begin_scope();
+        for (int i = 0; i < 2000; ++i) sum += probe.allocate(256);
+        engine->end_scope();
+      },
+      [] {});
   require(sum != 0, "the heap gave addresses");
 }
 
@@ -140,14 +146,21 @@ void handles() {
   for (uint64_t& cell : cells) names.push_back(engine->register_buffer(&cell, 8));
   SeatPool pool = probe.pool();
   uint64_t found = 0;
-  measure("handle insert", 4000, [&] {
-    for (const pto_handle name : names) record(engine->resolve(name, "bench").state, pool, PTO_INOUT, 1 << kFlagBits);
-  }, [] {});
-  measure("handle lookup", 4000, [&] {
-    for (const pto_handle name : names) {
-      collect(engine->resolve(name, "bench").state, pool, PTO_INPUT, [&](TaskRef ref) { found += ref != 0; });
-    }
-  }, [] {});
+  measure(
+      "handle insert", 4000,
+      [&] {
+        for (const pto_handle name : names)
+          record(engine->resolve(name, "bench").state, pool, PTO_INOUT, 1 << kFlagBits);
+      },
+      [] {});
+  measure(
+      "handle lookup", 4000,
+      [&] {
+        for (const pto_handle name : names) {
+          collect(engine->resolve(name, "bench").state, pool, PTO_INPUT, [&](TaskRef ref) { found += ref != 0; });
+        }
+      },
+      [] {});
   require(found == 4000ull * (kBatches + 3), "every lookup found the writer");
 }
 
@@ -163,36 +176,48 @@ void regions() {
     for (uint64_t c = 0; c < 64; ++c) tiles.push_back({r * 32 * kStride + c * 512, 2, {32, 512}, {kStride, 1}});
   }
   std::vector<uint32_t> nodes(tiles.size());
-  measure("region insert", static_cast<int>(tiles.size()), [&] {
-    for (size_t t = 0; t < tiles.size(); ++t) nodes[t] = index.insert(1, tree, tiles[t]);
-  }, [&] {
-    require(index.num_live() == tiles.size(), "every tile has a node");
-    for (const uint32_t node : nodes) index.remove(1, tree, node);
-  });
+  measure(
+      "region insert", static_cast<int>(tiles.size()),
+      [&] {
+        for (size_t t = 0; t < tiles.size(); ++t) nodes[t] = index.insert(1, tree, tiles[t]);
+      },
+      [&] {
+        require(index.num_live() == tiles.size(), "every tile has a node");
+        for (const uint32_t node : nodes) index.remove(1, tree, node);
+      });
   uint64_t met = 0;
-  measure("region insert, then one overlap query", static_cast<int>(tiles.size()), [&] {
-    for (size_t t = 0; t < tiles.size(); ++t) nodes[t] = index.insert(1, tree, tiles[t]);
-    index.overlapping(tree, tiles[7], [&](uint32_t, Overlap) { ++met; });  // files them all
-  }, [&] {
-    for (const uint32_t node : nodes) index.remove(1, tree, node);
-  });
+  measure(
+      "region insert, then one overlap query", static_cast<int>(tiles.size()),
+      [&] {
+        for (size_t t = 0; t < tiles.size(); ++t) nodes[t] = index.insert(1, tree, tiles[t]);
+        index.overlapping(tree, tiles[7], [&](uint32_t, Overlap) { ++met; });  // files them all
+      },
+      [&] {
+        for (const uint32_t node : nodes) index.remove(1, tree, node);
+      });
   require(met == kBatches + 3, "each query met its own tile alone");
   for (size_t t = 0; t < tiles.size(); ++t) nodes[t] = index.insert(1, tree, tiles[t]);
   uint64_t sum = 0;
-  measure("region exact lookup", static_cast<int>(tiles.size()), [&] {
-    for (const Box& tile : tiles) sum += index.find(1, tile);
-  }, [] {});
+  measure(
+      "region exact lookup", static_cast<int>(tiles.size()),
+      [&] {
+        for (const Box& tile : tiles) sum += index.find(1, tile);
+      },
+      [] {});
   require(sum > 0, "the tiles were found");
   RegionTree views;
   for (uint64_t v = 0; v < 120; ++v) {
     index.insert(2, views, {v * kStride, 2, {200, 4096 + v * 4}, {kStride, 1}});
   }
   uint64_t hits = 0;
-  measure("lookup among 120 overlapping views", 100, [&] {
-    for (uint64_t v = 0; v < 100; ++v) {
-      index.overlapping(views, {v * kStride, 2, {120, 2048}, {kStride, 1}}, [&](uint32_t, Overlap) { ++hits; });
-    }
-  }, [] {});
+  measure(
+      "lookup among 120 overlapping views", 100,
+      [&] {
+        for (uint64_t v = 0; v < 100; ++v) {
+          index.overlapping(views, {v * kStride, 2, {120, 2048}, {kStride, 1}}, [&](uint32_t, Overlap) { ++hits; });
+        }
+      },
+      [] {});
   require(hits > 100ull * 100 * kBatches, "most of the 120 views overlap the query");
 }
 
@@ -214,10 +239,14 @@ void submissions() {
   const auto drain = [&] { require(engine->wait_all(PTO_FOREVER, true) == PTO_OK, "all tasks ended well"); };
   // What a submission is told is written before it is timed.
   std::vector<pto_param> params;
-  for (int i = 0; i < 3000; ++i) params.push_back({i % 3 < 2 ? PTO_INPUT : PTO_INOUT, 0, names[i], 0, nullptr, nullptr});
-  measure("submit, three parameters, no live producer", 1000, [&] {
-    for (int i = 0; i < 1000; ++i) engine->submit(plain(kernel, &params[3 * i], 3));
-  }, drain);
+  for (int i = 0; i < 3000; ++i)
+    params.push_back({i % 3 < 2 ? PTO_INPUT : PTO_INOUT, 0, names[i], 0, nullptr, nullptr});
+  measure(
+      "submit, three parameters, no live producer", 1000,
+      [&] {
+        for (int i = 0; i < 1000; ++i) engine->submit(plain(kernel, &params[3 * i], 3));
+      },
+      drain);
   const pto_event gate = engine->open_event();
   uint64_t raised = 0;
   const auto hold = [&] {  // writers of the first cells, which cannot start
@@ -232,14 +261,17 @@ void submissions() {
   };
   hold();
   for (int i = 0; i < 2100; ++i) params[i] = {PTO_INPUT, 0, names[i % 300], 0, nullptr, nullptr};
-  measure("submit, three parameters, three live producers", 700, [&] {
-    for (int i = 0; i < 700; ++i) engine->submit(plain(kernel, &params[3 * i], 3));
-  }, [&] {
-    engine->raise_event(gate, 1);
-    ++raised;
-    drain();
-    hold();
-  });
+  measure(
+      "submit, three parameters, three live producers", 700,
+      [&] {
+        for (int i = 0; i < 700; ++i) engine->submit(plain(kernel, &params[3 * i], 3));
+      },
+      [&] {
+        engine->raise_event(gate, 1);
+        ++raised;
+        drain();
+        hold();
+      });
   engine->raise_event(gate, 1);
   drain();
 }
@@ -268,18 +300,21 @@ void completions() {
   };
   uint64_t next = 0;
   prepare();
-  measure("complete, two consumers", 1000, [&] {
-    for (const uint32_t slot : producers) {
-      const uint32_t successor = probe.complete(slot);
-      next += successor != kNone;
-      if (successor != kNone) producers.front() = slot;  // handed to this thread: run below
-      probe.start(successor);
-      probe.complete(successor);
-    }
-  }, [&] {
-    require(engine->wait_all(PTO_FOREVER, true) == PTO_OK, "all tasks ended well");
-    prepare();
-  });
+  measure(
+      "complete, two consumers", 1000,
+      [&] {
+        for (const uint32_t slot : producers) {
+          const uint32_t successor = probe.complete(slot);
+          next += successor != kNone;
+          if (successor != kNone) producers.front() = slot;  // handed to this thread: run below
+          probe.start(successor);
+          probe.complete(successor);
+        }
+      },
+      [&] {
+        require(engine->wait_all(PTO_FOREVER, true) == PTO_OK, "all tasks ended well");
+        prepare();
+      });
   require(next == 1000ull * (kBatches + 3), "each completion made its consumers ready");
   for (const uint32_t slot : producers) probe.complete(probe.complete(slot));
   engine->wait_all(PTO_FOREVER, true);
@@ -306,12 +341,16 @@ void replays() {
   const pto_recording recording = engine->end_recording();
   engine->wait_all(PTO_FOREVER, true);
   const auto drain = [&] { require(engine->wait_all(PTO_FOREVER, true) == PTO_OK, "all tasks ended well"); };
-  measure("replay of a wavefront, submission alone", kSide * kSide,
-          [&] { engine->replay(recording, nullptr, nullptr, 0); }, drain);
-  measure("replay of a wavefront, submission and running", kSide * kSide, [&] {
-    engine->replay(recording, nullptr, nullptr, 0);
-    drain();
-  }, [] {});
+  measure(
+      "replay of a wavefront, submission alone", kSide * kSide, [&] { engine->replay(recording, nullptr, nullptr, 0); },
+      drain);
+  measure(
+      "replay of a wavefront, submission and running", kSide * kSide,
+      [&] {
+        engine->replay(recording, nullptr, nullptr, 0);
+        drain();
+      },
+      [] {});
 }
 
 }  // namespace

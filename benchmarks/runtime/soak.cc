@@ -1,10 +1,10 @@
 // Many tasks, constant memory: every kind of task mixed, 10^8 of them by default.
 //
-// Independent tasks, chains, readers beside readers, boxes, runtime-owned outputs in nested scopes, priorities, a failing
-// task now and then, a long-living one that must not hold anything up. Resident memory is read after the first tenth and
-// may grow afterwards by 4 MiB: how many scopes are in flight is a matter of timing, and a leak of one byte in twenty tasks
-// would show. Prints one line per tenth. Exit status 1 when something does not hold.
-// Build: linked with libtilewise_pto (see run.py). Run: ./soak [TASKS]
+// Independent tasks, chains, readers beside readers, boxes, runtime-owned outputs in nested scopes, priorities, a
+// failing task now and then, a long-living one that must not hold anything up. Resident memory is read after the first
+// tenth and may grow afterwards by 4 MiB: how many scopes are in flight is a matter of timing, and a leak of one byte
+// in twenty tasks would show. Prints one line per tenth. Exit status 1 when something does not hold. Build: linked with
+// libtilewise_pto (see run.py). Run: ./soak [TASKS]
 #include <unistd.h>
 
 #include <chrono>
@@ -116,7 +116,8 @@ int main(int argc, char** argv) {
     const double mib = resident_mib();
     if (tenth == 1) first_mib = mib;
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    std::printf("%11llu tasks  %6.1f s  %7.2f MiB resident\n", static_cast<unsigned long long>(submitted), seconds, mib);
+    std::printf("%11llu tasks  %6.1f s  %7.2f MiB resident\n", static_cast<unsigned long long>(submitted), seconds,
+                mib);
     std::fflush(stdout);
     require(mib <= first_mib + 4, "resident memory stays where it was");
   }
@@ -124,7 +125,8 @@ int main(int argc, char** argv) {
   require(pto_wait_all(runtime, PTO_FOREVER) == PTO_TASK_FAILED, "the failures are told");
   pto_stats stats;
   pto_get_stats(runtime, &stats);
-  require(stats.num_completed == submitted && stats.num_failed == failures, "every task ended, and only the planned failed");
+  require(stats.num_completed == submitted && stats.num_failed == failures,
+          "every task ended, and only the planned failed");
   uint64_t sum = 0;
   for (int c = 0; c < 128; ++c) sum += cells[c];
   require(sum == counted, "every count arrived");

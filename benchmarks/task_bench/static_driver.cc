@@ -37,7 +37,8 @@ class Grid {
       : graph_(graph),
         pitch_((graph.output_bytes_per_task + kLine - 1) / kLine * kLine),
         progress_(static_cast<size_t>(graph.max_width)),
-        bytes_(static_cast<char*>(std::aligned_alloc(kLine, pitch_ * static_cast<size_t>(graph.nb_fields * graph.max_width)))) {
+        bytes_(static_cast<char*>(
+            std::aligned_alloc(kLine, pitch_ * static_cast<size_t>(graph.nb_fields * graph.max_width)))) {
     for (long set = 0; set < graph.max_dependence_sets(); ++set)
       for (long point = 0; point < graph.max_width; ++point) {
         inputs_.push_back(points_of(graph.dependencies(set, point)));
@@ -69,7 +70,8 @@ class Grid {
 
   void wait_for(const std::vector<long>& points, long num_steps) const {
     for (long point : points)
-      while (progress_[static_cast<size_t>(point)].num_steps.load(std::memory_order_acquire) < num_steps) __builtin_ia32_pause();
+      while (progress_[static_cast<size_t>(point)].num_steps.load(std::memory_order_acquire) < num_steps)
+        __builtin_ia32_pause();
   }
 
   bool has_point(long step, long point) const {

@@ -4,10 +4,10 @@
 // core's execute_point checks every input byte by assert, so a missed dependency stops the program; -field 2 lets
 // two steps share the buffers, so that writers must wait for readers. At the end the driver checks that every task
 // ran. Tasks with more than 23 dependencies are refused: a task has at most 24 parameters.
-// With -replay, steps that repeat are recorded once and replayed; the recording counts into the time. Where steps do not
-// repeat (every step has buffers of its own, or its own width) it changes nothing.
-// Run: tilewise_driver -worker THREADS [-replay] and the options of Task Bench (-steps, -width, -type, -kernel, -iter,
-// -field); one of the threads is the submitter, which helps.
+// With -replay, steps that repeat are recorded once and replayed; the recording counts into the time. Where steps do
+// not repeat (every step has buffers of its own, or its own width) it changes nothing. Run: tilewise_driver -worker
+// THREADS [-replay] and the options of Task Bench (-steps, -width, -type, -kernel, -iter, -field); one of the threads
+// is the submitter, which helps.
 #include <algorithm>
 #include <bit>
 #include <cassert>
@@ -64,7 +64,8 @@ char* thread_scratch(size_t bytes) {
 // The time step of whoever writes a buffer next, behind the buffer's own bytes: a recorded task learns from it how far
 // the replays are.
 long& next_step(void* buffer, size_t bytes) {
-  return *reinterpret_cast<long*>(static_cast<char*>(buffer) + (bytes + sizeof(long) - 1) / sizeof(long) * sizeof(long));
+  return *reinterpret_cast<long*>(static_cast<char*>(buffer) +
+                                  (bytes + sizeof(long) - 1) / sizeof(long) * sizeof(long));
 }
 
 // buffers: the output, then the inputs. scalars: the Name.
@@ -85,9 +86,8 @@ int execute_point(void* const* buffers, const uint64_t* scalars) {
     step = next;
     next += graph.nb_fields;
   }
-  graph.execute_point(step, name.point,
-                      static_cast<char*>(buffers[0]), graph.output_bytes_per_task, inputs, input_bytes, num_inputs,
-                      scratch_bytes ? thread_scratch(scratch_bytes) : nullptr, scratch_bytes);
+  graph.execute_point(step, name.point, static_cast<char*>(buffers[0]), graph.output_bytes_per_task, inputs,
+                      input_bytes, num_inputs, scratch_bytes ? thread_scratch(scratch_bytes) : nullptr, scratch_bytes);
   return PTO_OK;
 }
 
@@ -95,7 +95,9 @@ int execute_point(void* const* buffers, const uint64_t* scalars) {
 class Grid {
  public:
   explicit Grid(const TaskGraph& graph)
-      : graph_(graph), pitch_((graph.output_bytes_per_task + 2 * sizeof(long) - 1 + kLine - 1) / kLine * kLine), handles_(num_buffers()) {
+      : graph_(graph),
+        pitch_((graph.output_bytes_per_task + 2 * sizeof(long) - 1 + kLine - 1) / kLine * kLine),
+        handles_(num_buffers()) {
     bytes_.reset(static_cast<char*>(std::aligned_alloc(kLine, pitch_ * num_buffers())));
     require(bytes_ != nullptr, "no memory for the buffers");
     for (long set = 0; set < graph.max_dependence_sets(); ++set)
@@ -242,9 +244,8 @@ void check_counts(PTORuntime* runtime, uint64_t num_tasks) {
   pto_stats stats = {};
   require(pto_get_stats(runtime, &stats) == PTO_OK, "pto_get_stats");
   if (stats.num_completed == num_tasks && stats.num_failed == 0) return;
-  std::fprintf(stderr, "%llu tasks must run; %llu completed, %llu failed\n",
-               static_cast<unsigned long long>(num_tasks), static_cast<unsigned long long>(stats.num_completed),
-               static_cast<unsigned long long>(stats.num_failed));
+  std::fprintf(stderr, "%llu tasks must run; %llu completed, %llu failed\n", static_cast<unsigned long long>(num_tasks),
+               static_cast<unsigned long long>(stats.num_completed), static_cast<unsigned long long>(stats.num_failed));
   std::exit(1);
 }
 

@@ -21,7 +21,8 @@ struct ResourceError : std::runtime_error {
 
 template <class Error, class... Parts>
 void check(bool holds, const Parts&... message) {
-  if (holds) [[likely]] return;
+  if (holds) [[likely]]
+    return;
   std::ostringstream text;
   (text << ... << message);
   throw Error(text.str());

@@ -8,10 +8,14 @@ enum class DType : int { kF32 = 0, kBF16 = 1, kI32 = 2, kF64 = 3 };
 
 constexpr int64_t size_of(DType dtype) {
   switch (dtype) {
-    case DType::kF32: return 4;
-    case DType::kBF16: return 2;
-    case DType::kI32: return 4;
-    case DType::kF64: return 8;
+    case DType::kF32:
+      return 4;
+    case DType::kBF16:
+      return 2;
+    case DType::kI32:
+      return 4;
+    case DType::kF64:
+      return 8;
   }
   return 0;
 }

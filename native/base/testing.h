@@ -63,8 +63,8 @@ inline int run(int argc, char** argv) {
 
 #define TILEWISE_JOIN2(a, b) a##b
 #define TILEWISE_JOIN(a, b) TILEWISE_JOIN2(a, b)
-#define CASE(name)                                                                                   \
-  static void TILEWISE_JOIN(case_, __LINE__)();                                                      \
+#define CASE(name)                                                                                               \
+  static void TILEWISE_JOIN(case_, __LINE__)();                                                                  \
   static ::tilewise::testing::Register TILEWISE_JOIN(register_, __LINE__)(name, TILEWISE_JOIN(case_, __LINE__)); \
   static void TILEWISE_JOIN(case_, __LINE__)()
 #define EXPECT(condition) ::tilewise::testing::expect((condition), #condition, __FILE__, __LINE__)

@@ -61,10 +61,9 @@ void run(const std::string& name, const nb::sequence& tiles, const std::vector<i
   check<ArgumentError>(fn != nullptr, "[kernels.run] name must be a kernel; got '", name, "'; see kernel_names().");
   std::vector<kernels::TileView> views;
   for (nb::handle operand : tiles) views.push_back(tile_of(operand));
-  const kernels::KernelArgs args = {views.data(),  static_cast<int64_t>(views.size()),
-                                    ints.data(),   static_cast<int64_t>(ints.size()),
-                                    floats.data(), static_cast<int64_t>(floats.size()),
-                                    row_begin,     thread_scratch()};
+  const kernels::KernelArgs args = {
+      views.data(),  static_cast<int64_t>(views.size()),  ints.data(), static_cast<int64_t>(ints.size()),
+      floats.data(), static_cast<int64_t>(floats.size()), row_begin,   thread_scratch()};
   nb::gil_scoped_release unlocked;
   for (int64_t i = 0; i < repeat; ++i) fn(args);
 }

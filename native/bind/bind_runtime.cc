@@ -163,7 +163,8 @@ void bind_program(nb::module_& m) {
           [](const Program& program, int64_t device) {
             check<ArgumentError>(program.finished() && device >= 0 && device < program.num_devices(),
                                  "[runtime.Program.needs] a finished program and one of its devices are needed; got "
-                                 "device ", device, "; call finish() first");
+                                 "device ",
+                                 device, "; call finish() first");
             const Needs& needs = program.needs(device);
             return std::tuple(needs.arena_bytes, needs.num_handles, needs.num_signals);
           },
@@ -173,13 +174,15 @@ void bind_program(nb::module_& m) {
 void bind_executor(nb::module_& m) {
   const auto release = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<Executor>(m, "Executor", "The devices of this process: their memory, workers and signals.")
-      .def("__init__", [](Executor* self, int64_t d, int64_t w, std::vector<int64_t> bytes, int64_t signals,
-                          int64_t handles, int64_t window, int64_t limit, double deadline) {
-             new (self) Executor({d, w, std::move(bytes), signals, handles, window, limit, deadline});
-           },
-           nb::arg("num_devices"), nb::arg("workers_per_device"), nb::arg("arena_bytes"), nb::arg("num_signals"),
-           nb::arg("num_handles"), nb::arg("window") = 512, nb::arg("memory_limit_bytes") = 0,
-           nb::arg("deadline_s") = 60.0)
+      .def(
+          "__init__",
+          [](Executor* self, int64_t d, int64_t w, std::vector<int64_t> bytes, int64_t signals, int64_t handles,
+             int64_t window, int64_t limit, double deadline) {
+            new (self) Executor({d, w, std::move(bytes), signals, handles, window, limit, deadline});
+          },
+          nb::arg("num_devices"), nb::arg("workers_per_device"), nb::arg("arena_bytes"), nb::arg("num_signals"),
+          nb::arg("num_handles"), nb::arg("window") = 512, nb::arg("memory_limit_bytes") = 0,
+          nb::arg("deadline_s") = 60.0)
       .def("buffer", &buffer, nb::arg("device"), nb::arg("offset"), nb::arg("bytes"),
            "Writable uint8 array on a device's memory; keeps that memory alive.")
       .def("run", &run, nb::arg("program"), nb::arg("symbols") = std::vector<int64_t>{},

@@ -2,8 +2,6 @@
 //
 // Thin: turns Python values into pto_* calls and statuses into exceptions; tilewise.runtime has the classes people use.
 // submit() keeps the GIL unless it must block; waits, replays, orchestrations and close() release it.
-#include "bind/tasks.h"
-
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -17,6 +15,7 @@
 #include <string>
 
 #include "bind/bind.h"
+#include "bind/tasks.h"
 
 namespace nb = nanobind;
 
@@ -99,8 +98,9 @@ void wait_task(const Task& task, nb::handle timeout) {
   drop_finished_records();
   if (status == PTO_TASK_FAILED || status == PTO_CANCELLED) raise_task_error(task, status);
   if (status == PTO_TIMEOUT) {
-    const std::string text = "[runtime.wait] a task must end within the time given; got one that still runs or waits after " +
-                             std::to_string(seconds) + " s; wait longer, or cancel it";
+    const std::string text =
+        "[runtime.wait] a task must end within the time given; got one that still runs or waits after " +
+        std::to_string(seconds) + " s; wait longer, or cancel it";
     raise_status(status, text.c_str());
   }
   if (status == PTO_PEER_LOST) task.core->has_told_failure = true;
@@ -119,9 +119,8 @@ std::optional<uint32_t> wait_any(Core& core, std::vector<uint64_t> tasks, nb::ha
   const double seconds = seconds_of(timeout);
   const Call call(core);
   uint32_t first = 0;
-  const int status = without_gil([&] {
-    return pto_wait_any(core.runtime, tasks.data(), static_cast<uint32_t>(tasks.size()), seconds, &first);
-  });
+  const int status = without_gil(
+      [&] { return pto_wait_any(core.runtime, tasks.data(), static_cast<uint32_t>(tasks.size()), seconds, &first); });
   drop_finished_records();
   if (status == PTO_TIMEOUT) return std::nullopt;
   if (status != PTO_TASK_FAILED && status != PTO_CANCELLED) check_status(status);
@@ -134,8 +133,9 @@ void wait_all(Core& core, nb::handle timeout) {
   const int status = without_gil([&] { return pto_wait_all(core.runtime, seconds); });
   drop_finished_records();
   if (status == PTO_TIMEOUT) {
-    raise_status(status, "[runtime.wait_all] this thread's tasks must end within the time given; got some that still run; "
-                         "wait longer, or cancel them");
+    raise_status(status,
+                 "[runtime.wait_all] this thread's tasks must end within the time given; got some that still run; "
+                 "wait longer, or cancel them");
   }
   if (status == PTO_TASK_FAILED || status == PTO_CANCELLED || status == PTO_PEER_LOST) core.has_told_failure = true;
   check_status(status);
@@ -197,8 +197,8 @@ void open(Core* self, nb::object task_type, std::optional<uint32_t> num_workers,
 
 pto_kernel add_kernel(Core& core, const std::string& name, uint64_t address, bool submits) {
   const Call call(core);
-  const pto_kernel_fn function = address == 0 ? run_python_kernel
-                                              : reinterpret_cast<pto_kernel_fn>(static_cast<uintptr_t>(address));
+  const pto_kernel_fn function =
+      address == 0 ? run_python_kernel : reinterpret_cast<pto_kernel_fn>(static_cast<uintptr_t>(address));
   const pto_kernel kernel = pto_kernel_add(core.runtime, name.c_str(), function, submits ? PTO_SUBMITS : 0);
   check_status(kernel);
   return kernel;
@@ -224,9 +224,8 @@ uint64_t id_or_raise(uint64_t id) {
 
 void replay(Core& core, pto_recording recording, std::vector<uint64_t> from, std::vector<uint64_t> to) {
   const Call call(core);
-  check_status(without_gil([&] {
-    return pto_replay(core.runtime, recording, from.data(), to.data(), static_cast<uint32_t>(from.size()));
-  }));
+  check_status(without_gil(
+      [&] { return pto_replay(core.runtime, recording, from.data(), to.data(), static_cast<uint32_t>(from.size())); }));
 }
 
 void run_orchestration(Core& core, const std::string& path, const std::string& name, nb::sequence values) {
@@ -287,8 +286,8 @@ nb::list trace_stalls(Core& core) {
 int run_workers(const std::string& path, const std::vector<std::string>& libraries) {
   std::vector<const char*> paths;
   for (const std::string& library : libraries) paths.push_back(library.c_str());
-  const int status = without_gil(
-      [&] { return pto_workers_run(path.c_str(), paths.data(), static_cast<uint32_t>(paths.size())); });
+  const int status =
+      without_gil([&] { return pto_workers_run(path.c_str(), paths.data(), static_cast<uint32_t>(paths.size())); });
   if (status < 0 && status != PTO_PEER_LOST) raise_status(status);
   return status;
 }
@@ -319,67 +318,78 @@ void bind_core(nb::module_& m) {
            nb::arg("peer_timeout_s"))
       .def("close", &Core::close)
       .def("close_at_exit", &Core::close_at_exit)
-      .def_prop_ro("is_open", [](const Core& core) {
-        return core.runtime != nullptr && !core.is_closing && !core.is_inherited();
-      })
+      .def_prop_ro("is_open",
+                   [](const Core& core) { return core.runtime != nullptr && !core.is_closing && !core.is_inherited(); })
       .def_ro("has_told_failure", &Core::has_told_failure, "A wait or a read has raised a task's failure.")
-      .def_prop_rw("keep_alive", [](const Core& core) { return core.keep_alive; },
-                   [](Core& core, nb::object value) { core.keep_alive = std::move(value); })
+      .def_prop_rw(
+          "keep_alive", [](const Core& core) { return core.keep_alive; },
+          [](Core& core, nb::object value) { core.keep_alive = std::move(value); })
       .def("submit", &submit, nb::arg("kernel"), nb::arg("worker_type").none(), nb::arg("params").none(),
            nb::arg("scalars").none(), nb::arg("extras").none(), "Submit a task; returns its handle.")
-      .def("keep_until_done", [](Core& core, const Task& task, nb::object record) {
-        keep_until_done(core, task.id, std::move(record));
-      })
+      .def("keep_until_done",
+           [](Core& core, const Task& task, nb::object record) { keep_until_done(core, task.id, std::move(record)); })
       .def("wait_any", &wait_any, nb::arg("tasks"), nb::arg("timeout").none())
       .def("wait_all", &wait_all, nb::arg("timeout").none())
       .def("add_kernel", &add_kernel, "Address 0: the kernel that runs Python records.")
-      .def("find_kernel", [](Core& core, const std::string& name) {
-        const Call call(core);
-        const pto_kernel kernel = pto_kernel_find(core.runtime, name.c_str());
-        check_status(kernel);
-        return kernel;
-      })
+      .def("find_kernel",
+           [](Core& core, const std::string& name) {
+             const Call call(core);
+             const pto_kernel kernel = pto_kernel_find(core.runtime, name.c_str());
+             check_status(kernel);
+             return kernel;
+           })
       .def("load_library", checked<pto_library_load, const char*>())
-      .def("register", [](Core& core, uint64_t address, uint64_t bytes) {
-        const Call call(core);
-        return id_or_raise(pto_register(core.runtime, reinterpret_cast<void*>(static_cast<uintptr_t>(address)), bytes));
-      })
+      .def("register",
+           [](Core& core, uint64_t address, uint64_t bytes) {
+             const Call call(core);
+             return id_or_raise(
+                 pto_register(core.runtime, reinterpret_cast<void*>(static_cast<uintptr_t>(address)), bytes));
+           })
       .def("alloc", made<pto_alloc, uint64_t>())
-      .def("unregister", [](Core& core, pto_handle handle, nb::handle timeout) {
-        const double seconds = seconds_of(timeout);
-        const Call call(core);
-        check_status(without_gil([&] { return pto_unregister(core.runtime, handle, seconds); }));
-      }, nb::arg("handle"), nb::arg("timeout").none())
-      .def("freeze", [](Core& core, pto_handle handle, bool frozen) {
-        const Call call(core);
-        check_status(without_gil([&] { return pto_freeze(core.runtime, handle, frozen ? 1 : 0); }));
-      })
-      .def("address", [](Core& core, pto_handle handle) {
-        const Call call(core);
-        return id_or_raise(reinterpret_cast<uintptr_t>(pto_address(core.runtime, handle)));
-      })
+      .def(
+          "unregister",
+          [](Core& core, pto_handle handle, nb::handle timeout) {
+            const double seconds = seconds_of(timeout);
+            const Call call(core);
+            check_status(without_gil([&] { return pto_unregister(core.runtime, handle, seconds); }));
+          },
+          nb::arg("handle"), nb::arg("timeout").none())
+      .def("freeze",
+           [](Core& core, pto_handle handle, bool frozen) {
+             const Call call(core);
+             check_status(without_gil([&] { return pto_freeze(core.runtime, handle, frozen ? 1 : 0); }));
+           })
+      .def("address",
+           [](Core& core, pto_handle handle) {
+             const Call call(core);
+             return id_or_raise(reinterpret_cast<uintptr_t>(pto_address(core.runtime, handle)));
+           })
       .def("read", &wait_for_buffer<const void*, pto_read>, nb::arg("handle"), nb::arg("timeout").none())
       .def("write", &wait_for_buffer<void*, pto_write>, nb::arg("handle"), nb::arg("timeout").none())
-      .def("scope_begin", [](Core& core) {
-        const Call call(core);
-        pto_scope_begin(core.runtime);
-        check_status(pto_last_status());
-      })
+      .def("scope_begin",
+           [](Core& core) {
+             const Call call(core);
+             pto_scope_begin(core.runtime);
+             check_status(pto_last_status());
+           })
       .def("scope_end", checked<pto_scope_end>())
-      .def("task_complete", [](Core& core, pto_task task, int status) {
-        const Call call(core, true);
-        check_status(pto_task_complete(core.runtime, task, status));
-      })
+      .def("task_complete",
+           [](Core& core, pto_task task, int status) {
+             const Call call(core, true);
+             check_status(pto_task_complete(core.runtime, task, status));
+           })
       .def("cancel_all", checked<pto_cancel_all>())
       .def("event_open", made<pto_event_open>())
-      .def("event_raise", [](Core& core, pto_event event, uint64_t add) {
-        const Call call(core, true);
-        check_status(pto_event_raise(core.runtime, event, add));
-      })
-      .def("event_value", [](Core& core, pto_event event) {
-        const Call call(core, true);
-        return pto_event_value(core.runtime, event);
-      })
+      .def("event_raise",
+           [](Core& core, pto_event event, uint64_t add) {
+             const Call call(core, true);
+             check_status(pto_event_raise(core.runtime, event, add));
+           })
+      .def("event_value",
+           [](Core& core, pto_event event) {
+             const Call call(core, true);
+             return pto_event_value(core.runtime, event);
+           })
       .def("record_begin", checked<pto_record_begin>())
       .def("record_end", made<pto_record_end>())
       .def("replay", &replay)
@@ -399,34 +409,40 @@ void bind_params(nb::module_& m) {
       .def("__init__", &init_operand, nb::arg("core"), nb::arg("handle"), nb::arg("region") = nb::none())
       .def_ro("handle", &Operand::handle, "The runtime's id of the buffer.");
   nb::class_<Param>(m, "Param", "One parameter of a task.")
-      .def("__init__", [](Param* self, const char* call, nb::handle operand, int mode, pto_kernel combine) {
-        init_param(self, call, operand, static_cast<pto_mode>(mode), combine);
-      }, nb::arg("call"), nb::arg("operand").none(), nb::arg("mode"), nb::arg("combine") = 0)
-      .def("__init__", [](Param* self, int mode, uint64_t bytes, uint64_t address, nb::object target) {
-        new (self) Param{};
-        self->native.mode = static_cast<pto_mode>(mode);
-        self->native.bytes = bytes;
-        self->native.address = reinterpret_cast<void*>(static_cast<uintptr_t>(address));
-        self->target = std::move(target);
-      }, nb::arg("mode"), nb::arg("bytes"), nb::arg("address"), nb::arg("target").none())
+      .def(
+          "__init__",
+          [](Param* self, const char* call, nb::handle operand, int mode, pto_kernel combine) {
+            init_param(self, call, operand, static_cast<pto_mode>(mode), combine);
+          },
+          nb::arg("call"), nb::arg("operand").none(), nb::arg("mode"), nb::arg("combine") = 0)
+      .def(
+          "__init__",
+          [](Param* self, int mode, uint64_t bytes, uint64_t address, nb::object target) {
+            new (self) Param{};
+            self->native.mode = static_cast<pto_mode>(mode);
+            self->native.bytes = bytes;
+            self->native.address = reinterpret_cast<void*>(static_cast<uintptr_t>(address));
+            self->target = std::move(target);
+          },
+          nb::arg("mode"), nb::arg("bytes"), nb::arg("address"), nb::arg("target").none())
       .def_prop_ro("mode", [](const Param& param) { return static_cast<int>(param.native.mode); })
       .def_ro("target", &Param::target, "The operand, or what a new output looks like.");
   nb::class_<Input, Param>(m, "Input", "The task reads the operand; readers run beside each other.")
-      .def("__init__", [](Input* self, nb::handle x) { init_param(self, "Input", x, PTO_INPUT); },
-           nb::arg("x").none());
-  nb::class_<Output, Param>(
-      m, "Output",
-      "The task overwrites all of the operand; without one, the runtime allocates the output, as a number of `bytes` or "
-      "as an array of `shape` and `dtype`, and `TaskHandle.outputs` names it.")
+      .def("__init__", [](Input* self, nb::handle x) { init_param(self, "Input", x, PTO_INPUT); }, nb::arg("x").none());
+  nb::class_<Output, Param>(m, "Output",
+                            "The task overwrites all of the operand; without one, the runtime allocates the output, as "
+                            "a number of `bytes` or "
+                            "as an array of `shape` and `dtype`, and `TaskHandle.outputs` names it.")
       .def("__init__", &init_output, nb::arg("x") = nb::none(), nb::kw_only(), nb::arg("bytes") = nb::none(),
            nb::arg("shape") = nb::none(), nb::arg("dtype") = nb::none());
   nb::class_<InOut, Param>(m, "InOut", "The task reads and writes the operand.")
-      .def("__init__", [](InOut* self, nb::handle x) { init_param(self, "InOut", x, PTO_INOUT); },
-           nb::arg("x").none());
+      .def("__init__", [](InOut* self, nb::handle x) { init_param(self, "InOut", x, PTO_INOUT); }, nb::arg("x").none());
   nb::class_<Commute, Param>(
-      m, "Commute", "The task reads and writes the operand; neighbouring commuting tasks run one at a time in any order.")
-      .def("__init__", [](Commute* self, nb::handle x) { init_param(self, "Commute", x, PTO_COMMUTE); },
-           nb::arg("x").none());
+      m, "Commute",
+      "The task reads and writes the operand; neighbouring commuting tasks run one at a time in any order.")
+      .def(
+          "__init__", [](Commute* self, nb::handle x) { init_param(self, "Commute", x, PTO_COMMUTE); },
+          nb::arg("x").none());
 }
 
 void bind_handles(nb::module_& m) {
@@ -439,25 +455,36 @@ void bind_handles(nb::module_& m) {
            "tasks.\n\nRaises:\n    TaskFailed: its kernel failed, or a task before it did.\n    "
            "concurrent.futures.CancelledError: it was cancelled.\n    TimeoutError: it still runs or waits.")
       .def("is_complete", &is_complete, "Whether the task has ended, well or not. Never blocks.")
-      .def("cancel", [](const Task& task) {
-        const Call call(*task.core);
-        check_status(pto_cancel(task.core->runtime, task.id));
-      }, "Skip the task if it has not started; tasks that depend on it are cancelled with it. It waits for no event any "
-         "more.")
-      .def("detach", [](const Task& task) {
-        const Call call(*task.core);
-        pto_task_release(task.core->runtime, task.id);
-      }, "Nobody will ask for this task's error: the runtime may forget it.")
-      .def("notify", [](const Task& task, nb::object callback) {
-        if (PyCallable_Check(callback.ptr()) == 0) checked_in_python("callback")("notify", callback);
-        const Call call(*task.core);
-        if (task.core->num_workers == 0) {
-          raise_status(PTO_BAD_ARGUMENT, "[runtime.await] an awaited task needs a worker to run it; got a runtime with none; "
-                                         "open it with workers, or use wait()");
-        }
-        notify(*task.core, task.id, std::move(callback));
-      }, nb::arg("callback").none(),
-           "Call back once, from whichever thread ends the task, at once if it has ended. The callback must be short.");
+      .def(
+          "cancel",
+          [](const Task& task) {
+            const Call call(*task.core);
+            check_status(pto_cancel(task.core->runtime, task.id));
+          },
+          "Skip the task if it has not started; tasks that depend on it are cancelled with it. It waits for no event "
+          "any "
+          "more.")
+      .def(
+          "detach",
+          [](const Task& task) {
+            const Call call(*task.core);
+            pto_task_release(task.core->runtime, task.id);
+          },
+          "Nobody will ask for this task's error: the runtime may forget it.")
+      .def(
+          "notify",
+          [](const Task& task, nb::object callback) {
+            if (PyCallable_Check(callback.ptr()) == 0) checked_in_python("callback")("notify", callback);
+            const Call call(*task.core);
+            if (task.core->num_workers == 0) {
+              raise_status(PTO_BAD_ARGUMENT,
+                           "[runtime.await] an awaited task needs a worker to run it; got a runtime with none; "
+                           "open it with workers, or use wait()");
+            }
+            notify(*task.core, task.id, std::move(callback));
+          },
+          nb::arg("callback").none(),
+          "Call back once, from whichever thread ends the task, at once if it has ended. The callback must be short.");
 }
 
 }  // namespace

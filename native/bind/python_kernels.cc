@@ -63,8 +63,8 @@ class Gil {
 
 void* leave_python() { return Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
 
-// When the interpreter is going down, taking its lock would end this thread by unwinding it, through frames that must not
-// be unwound: it stays where it is, and goes with the process.
+// When the interpreter is going down, taking its lock would end this thread by unwinding it, through frames that must
+// not be unwound: it stays where it is, and goes with the process.
 void enter_python(void* state) {
   while (Py_IsInitialized() == 0) pause();
   PyEval_RestoreThread(static_cast<PyThreadState*>(state));

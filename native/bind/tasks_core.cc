@@ -2,9 +2,9 @@
 //
 // Close is where Python and the runtime meet most closely: other threads may be inside, kernels may need the GIL, and
 // arrays may lie on the runtime's memory. All of it runs under the GIL except the waits.
-#include <chrono>
 #include <time.h>
 
+#include <chrono>
 #include <string>
 
 #include "bind/tasks.h"
@@ -32,8 +32,9 @@ Call::~Call() {
 void Core::close() {
   if (runtime == nullptr || is_closing) return;
   if (is_inside_python_kernel()) {
-    raise_status(PTO_BAD_ARGUMENT, "[runtime.close] a runtime is closed from outside its tasks; got a call inside one; "
-                                   "close it where it was opened");
+    raise_status(PTO_BAD_ARGUMENT,
+                 "[runtime.close] a runtime is closed from outside its tasks; got a call inside one; "
+                 "close it where it was opened");
   }
   is_closing = true;
   if (!is_inherited()) drain();
@@ -49,8 +50,8 @@ void Core::close() {
   }
 }
 
-// The interpreter ends: nothing new begins, what waits is cancelled again and again (a thread may still be inside submit),
-// and a task that only somebody outside could end is left behind after ten seconds.
+// The interpreter ends: nothing new begins, what waits is cancelled again and again (a thread may still be inside
+// submit), and a task that only somebody outside could end is left behind after ten seconds.
 void Core::close_at_exit() {
   if (runtime == nullptr || is_closing || is_inherited()) return;
   is_closing = true;
@@ -68,8 +69,9 @@ void Core::close_at_exit() {
     if (status == PTO_PEER_LOST || (num_calls == 0 && stats.num_submitted == stats.num_completed)) return close_now();
     if (num_workers == 0 && status != PTO_TIMEOUT && num_calls == 0) return close_now();
   }
-  PySys_WriteStderr("[runtime.close] tasks must end before the interpreter does; some still run after 10 s; end tasks that "
-                    "return LATER, and kernels that never return\n");
+  PySys_WriteStderr(
+      "[runtime.close] tasks must end before the interpreter does; some still run after 10 s; end tasks that "
+      "return LATER, and kernels that never return\n");
   runtime = nullptr;  // its threads go with the process
 }
 

@@ -48,7 +48,8 @@ uint64_t bits_of(const char* call, nb::handle value) {
   if (PyLong_CheckExact(value.ptr())) [[likely]] {
     int overflow = 0;
     const long long bits = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
-    if (overflow == 0) [[likely]] return static_cast<uint64_t>(bits);
+    if (overflow == 0) [[likely]]
+      return static_cast<uint64_t>(bits);
   }
   return other_bits_of(call, value);
 }
@@ -85,13 +86,16 @@ void read_params(const Core& core, nb::handle values, pto_task_spec& spec, Argum
     if (!PyObject_TypeCheck(items[p], param_type)) checked_in_python("parameter")("submit", nb::handle(items[p]));
     const Param& param = *nb::inst_ptr<Param>(nb::handle(items[p]));
     if (param.core != nullptr && param.core != &core) {
-      const std::string text = "[runtime.submit] a buffer must belong to the runtime of the task; got one of another "
-                               "runtime in parameter " + std::to_string(p) + "; register it here";
+      const std::string text =
+          "[runtime.submit] a buffer must belong to the runtime of the task; got one of another "
+          "runtime in parameter " +
+          std::to_string(p) + "; register it here";
       raise_status(PTO_BAD_ARGUMENT, text.c_str());
     }
     args.params[p] = param.native;
     if (param.has_region) args.params[p].region = &param.region;
-    if (param.native.handle == 0 && param.native.mode == PTO_OUTPUT) args.new_outputs[args.num_new++] = static_cast<uint32_t>(p);
+    if (param.native.handle == 0 && param.native.mode == PTO_OUTPUT)
+      args.new_outputs[args.num_new++] = static_cast<uint32_t>(p);
   }
   spec.params = args.params;
 }
@@ -107,7 +111,8 @@ void read_scalars(nb::handle values, pto_task_spec& spec, Arguments& args) {
 }
 
 // (after ids, [(event, value)], priority, target worker + 1, predicate handle)
-using Extras = std::tuple<std::vector<uint64_t>, std::vector<std::pair<uint64_t, uint64_t>>, int32_t, int32_t, uint64_t>;
+using Extras =
+    std::tuple<std::vector<uint64_t>, std::vector<std::pair<uint64_t, uint64_t>>, int32_t, int32_t, uint64_t>;
 
 void read_extras(nb::handle values, pto_task_spec& spec, Arguments& args) {
   if (values.is_none()) return;

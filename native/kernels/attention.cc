@@ -3,8 +3,9 @@
 // A query row walks the granules from position 0 upwards; which other rows share its block changes no bit of it.
 // Masked scores are -inf, and +0 is added to the output before each granule and at the end, so masked lanes leave no
 // trace, whether they are computed or skipped.
-#include "kernels/math.h"
 #include "kernels/attention.h"
+
+#include "kernels/math.h"
 #include "kernels/registry.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
@@ -155,9 +156,7 @@ class Forward {
   template <int Halves>
   void soften(int64_t block, int64_t rows, int64_t granule) {
     constexpr int kVectors = 2 * Halves;
-    const auto score = [this](int64_t r, int i) {
-      return scores_ + (i / 2 * kMaxRows + r) * kPanel + i % 2 * kLanes;
-    };
+    const auto score = [this](int64_t r, int i) { return scores_ + (i / 2 * kMaxRows + r) * kPanel + i % 2 * kLanes; };
     Lanes of_row[kLanes] = {};
     for (int64_t r = 0; r < rows; ++r) {
       Lanes s[kVectors];
@@ -241,8 +240,12 @@ void attention_paged(const KernelArgs& args) {
     const int32_t own = *row_of<const int32_t>(sequence, row);
     int64_t end = row + 1;
     while (end < out.rows && *row_of<const int32_t>(sequence, end) == own) ++end;
-    const KvRows<T> kv = {static_cast<const T*>(k.data), static_cast<const T*>(v.data), k.stride, v.stride,
-                          row_of<const int32_t>(table, own), args.ints[0]};
+    const KvRows<T> kv = {static_cast<const T*>(k.data),
+                          static_cast<const T*>(v.data),
+                          k.stride,
+                          v.stride,
+                          row_of<const int32_t>(table, own),
+                          args.ints[0]};
     forward.run(out, {nullptr, 0, 0, 0}, q, kv,
                 {row, end - row, row_of<const int32_t>(positions, row), positions.stride, 0});
     row = end;

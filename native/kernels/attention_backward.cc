@@ -122,7 +122,8 @@ class Backward {
     for (int64_t r = 0; r < count; ++r) {
       const T *g_out = row_of<const T>(c_.dout, row + r) + column, *y = row_of<const T>(c_.out, row + r) + column;
       Lanes dot = set(0.0f);
-      for (int64_t i = 0; i < c_.dim; i += kLanes) dot = fused(load(g_out + i, c_.dim - i), load(y + i, c_.dim - i), dot);
+      for (int64_t i = 0; i < c_.dim; i += kLanes)
+        dot = fused(load(g_out + i, c_.dim - i), load(y + i, c_.dim - i), dot);
       delta_[r] = sum_lanes(dot);
       lse_[r] = row_of<const float>(c_.lse, row + r)[head];
     }
@@ -254,8 +255,8 @@ void attention_backward(const KernelArgs& args) {
   const TileView* t = args.tiles;
   const int64_t* n = args.ints;
   if (t[0].rows == 0) return;
-  const Call call = {t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], n[0],
-                     n[1], n[2], n[3], n[4] != 0, n[5] != 0, static_cast<float>(args.floats[0])};
+  const Call call = {t[0], t[1], t[2], t[3], t[4], t[5],      t[6],      t[7],
+                     t[8], n[0], n[1], n[2], n[3], n[4] != 0, n[5] != 0, static_cast<float>(args.floats[0])};
   Backward<D> backward(call, args.scratch);
   for (int64_t row = 0; row < t[0].rows; row += call.seq)
     for (int64_t head = 0; head < call.kv_heads; ++head) backward.run(row, head);

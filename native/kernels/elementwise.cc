@@ -21,10 +21,10 @@ TILEWISE_INLINE void map_rows(const TileView& out, const TileView* in, const Fn&
   }
 }
 
-#define TILEWISE_MAP(name, inputs, expression)                                                                \
-  template <class T>                                                                                          \
-  void name(const KernelArgs& args) {                                                                         \
-    map_rows<T, T, inputs>(args.tiles[0], args.tiles + 1, [](const auto* x) { return expression; });          \
+#define TILEWISE_MAP(name, inputs, expression)                                                       \
+  template <class T>                                                                                 \
+  void name(const KernelArgs& args) {                                                                \
+    map_rows<T, T, inputs>(args.tiles[0], args.tiles + 1, [](const auto* x) { return expression; }); \
   }
 TILEWISE_MAP(add, 2, x[0] + x[1])
 TILEWISE_MAP(multiply, 2, x[0] * x[1])
@@ -156,7 +156,8 @@ void tree_max(const KernelArgs& args) {
     for (int64_t c = 0; c < out.cols; c += kLanes) {
       const int64_t n = out.cols - c;
       Lanes top = load(row_of<const float>(args.tiles[2], r) + c, n);
-      for (int64_t i = 3; i < args.num_tiles; ++i) top = maximum(top, load(row_of<const float>(args.tiles[i], r) + c, n));
+      for (int64_t i = 3; i < args.num_tiles; ++i)
+        top = maximum(top, load(row_of<const float>(args.tiles[i], r) + c, n));
       store(row_of<float>(out, r) + c, top, n);
     }
 }
@@ -173,23 +174,40 @@ void tree_or(const KernelArgs& args) {
 }
 
 constexpr Entry kEntries[] = {
-    {"add_f32", add<float>}, {"add_bf16", add<bf16>},
-    {"multiply_f32", multiply<float>}, {"multiply_bf16", multiply<bf16>},
-    {"scale_f32", scale<float>}, {"scale_bf16", scale<bf16>},
-    {"silu_f32", silu<float>}, {"silu_bf16", silu<bf16>},
-    {"silu_backward_f32", silu_backward<float>}, {"silu_backward_bf16", silu_backward<bf16>},
-    {"silu_gate_f32", silu_gate<float>}, {"silu_gate_bf16", silu_gate<bf16>},
-    {"silu_gate_backward_f32", silu_gate_backward<float>}, {"silu_gate_backward_bf16", silu_gate_backward<bf16>},
-    {"copy_f32", copy_rows<uint32_t>}, {"copy_bf16", copy_rows<uint16_t>},
-    {"exp_f32", exponential_of<float>}, {"log_f32", logarithm_of<float>},
-    {"cast_f32_bf16", cast_f32_bf16}, {"cast_bf16_f32", cast_bf16_f32},
-    {"embedding_f32", embedding<float>}, {"embedding_bf16", embedding<bf16>},
-    {"gather_rows_f32", gather_rows<float>}, {"gather_rows_bf16", gather_rows<bf16>},
-    {"kv_write_f32", kv_write<float>}, {"kv_write_bf16", kv_write<bf16>},
-    {"tree_add_f32", tree_add<float>}, {"tree_add_bf16", tree_add<bf16>},
+    {"add_f32", add<float>},
+    {"add_bf16", add<bf16>},
+    {"multiply_f32", multiply<float>},
+    {"multiply_bf16", multiply<bf16>},
+    {"scale_f32", scale<float>},
+    {"scale_bf16", scale<bf16>},
+    {"silu_f32", silu<float>},
+    {"silu_bf16", silu<bf16>},
+    {"silu_backward_f32", silu_backward<float>},
+    {"silu_backward_bf16", silu_backward<bf16>},
+    {"silu_gate_f32", silu_gate<float>},
+    {"silu_gate_bf16", silu_gate<bf16>},
+    {"silu_gate_backward_f32", silu_gate_backward<float>},
+    {"silu_gate_backward_bf16", silu_gate_backward<bf16>},
+    {"copy_f32", copy_rows<uint32_t>},
+    {"copy_bf16", copy_rows<uint16_t>},
+    {"exp_f32", exponential_of<float>},
+    {"log_f32", logarithm_of<float>},
+    {"cast_f32_bf16", cast_f32_bf16},
+    {"cast_bf16_f32", cast_bf16_f32},
+    {"embedding_f32", embedding<float>},
+    {"embedding_bf16", embedding<bf16>},
+    {"gather_rows_f32", gather_rows<float>},
+    {"gather_rows_bf16", gather_rows<bf16>},
+    {"kv_write_f32", kv_write<float>},
+    {"kv_write_bf16", kv_write<bf16>},
+    {"tree_add_f32", tree_add<float>},
+    {"tree_add_bf16", tree_add<bf16>},
     {"tree_max_f32", tree_max},
-    {"tree_or_f32", tree_or<uint32_t>}, {"tree_or_f64", tree_or<uint64_t>}, {"tree_or_bf16", tree_or<uint16_t>},
-    {"copy_pairs_f32", copy_pairs<uint32_t>}, {"copy_pairs_bf16", copy_pairs<uint16_t>},
+    {"tree_or_f32", tree_or<uint32_t>},
+    {"tree_or_f64", tree_or<uint64_t>},
+    {"tree_or_bf16", tree_or<uint16_t>},
+    {"copy_pairs_f32", copy_pairs<uint32_t>},
+    {"copy_pairs_bf16", copy_pairs<uint16_t>},
     {"copy_pairs_f64", copy_pairs<uint64_t>},
 };
 

@@ -9,15 +9,15 @@
 #include "base/check.h"
 #include "kernels/registry.h"
 
-#define TILEWISE_DECLARE_LEVEL(ns)                 \
-  namespace tilewise::kernels::ns {                \
-  EntryList matmul_entries();                      \
-  EntryList weight_gradient_entries();             \
-  EntryList attention_entries();                   \
-  EntryList attention_backward_entries();          \
-  EntryList rows_entries();                        \
-  EntryList elementwise_entries();                 \
-  EntryList reductions_entries();                  \
+#define TILEWISE_DECLARE_LEVEL(ns)        \
+  namespace tilewise::kernels::ns {       \
+  EntryList matmul_entries();             \
+  EntryList weight_gradient_entries();    \
+  EntryList attention_entries();          \
+  EntryList attention_backward_entries(); \
+  EntryList rows_entries();               \
+  EntryList elementwise_entries();        \
+  EntryList reductions_entries();         \
   }
 TILEWISE_DECLARE_LEVEL(baseline)
 #if defined(__x86_64__)
@@ -37,9 +37,9 @@ struct Level {
   Table table;
 };
 
-#define TILEWISE_LEVEL_TABLE(ns)                                                               \
-  table_of({ns::matmul_entries(), ns::weight_gradient_entries(), ns::attention_entries(),       \
-            ns::attention_backward_entries(), ns::rows_entries(), ns::elementwise_entries(),    \
+#define TILEWISE_LEVEL_TABLE(ns)                                                             \
+  table_of({ns::matmul_entries(), ns::weight_gradient_entries(), ns::attention_entries(),    \
+            ns::attention_backward_entries(), ns::rows_entries(), ns::elementwise_entries(), \
             ns::reductions_entries()})
 
 Table table_of(std::initializer_list<EntryList> lists) {
@@ -115,7 +115,8 @@ std::vector<std::string_view> available_levels() {
 std::string_view level_in_use() { return level_of_process().name; }
 
 void scratch_exhausted() {
-  throw ResourceError("[kernels.scratch] a kernel's working memory must fit a worker's " + std::to_string(kScratchBytes) +
+  throw ResourceError("[kernels.scratch] a kernel's working memory must fit a worker's " +
+                      std::to_string(kScratchBytes) +
                       " bytes; this shape needs more; use shorter sequences or smaller heads");
 }
 

@@ -78,9 +78,7 @@ struct RowProduct {
       for (int64_t row = start(block), r = 0; row + r < start(block + 1); ++r)
         pack_row<D>(to + r * kRowStride, row_of<const T>(terms[2 * c.term], row + r), c.begin, c.end);
   }
-  void finish(int64_t row, int64_t count, int64_t panel, const float* block) {
-    output.write(row, count, panel, block);
-  }
+  void finish(int64_t row, int64_t count, int64_t panel, const float* block) { output.write(row, count, panel, block); }
 };
 
 template <class D>
@@ -123,8 +121,7 @@ void run_row_product(const KernelArgs& args, int64_t window_steps) {
   for (int64_t i = 0; i < num_chunks * num_terms; ++i)
     total += divide_up(larger(int64_t{0}, ranges[2 * i + 1] - ranges[2 * i]), D::kPerStep);
   Carver carver(args.scratch);
-  Plan plan(carver, Op<D>::kLayout, D::kPerStep, window_steps, !Op<D>::kPacksPanels, total,
-            num_chunks * num_terms);
+  Plan plan(carver, Op<D>::kLayout, D::kPerStep, window_steps, !Op<D>::kPacksPanels, total, num_chunks * num_terms);
   add_chunks(plan, num_chunks, num_terms, range);
   run_product(op, plan, carver);
 }
@@ -182,9 +179,7 @@ struct Gemm {
       pack_panel_along<D, kPanel>(to, static_cast<const T*>(b.data) + column, b.stride, width, c.begin, c.end);
     }
   }
-  void finish(int64_t row, int64_t count, int64_t panel, const float* block) {
-    output.write(row, count, panel, block);
-  }
+  void finish(int64_t row, int64_t count, int64_t panel, const float* block) { output.write(row, count, panel, block); }
 };
 
 template <class D, ALayout L>
@@ -236,8 +231,9 @@ void peak(const KernelArgs& args) {
 }
 
 constexpr Entry kEntries[] = {
-    {"matmul_f32", matmul<F32>},       {"matmul_bf16", matmul<BF16>}, {"matmul_dx_f32", matmul_dx<F32>},
-    {"matmul_dx_bf16", matmul_dx<BF16>}, {"gemm_f32", gemm<F32>},     {"gemm_bf16", gemm<BF16>},
+    {"matmul_f32", matmul<F32>},       {"matmul_bf16", matmul<BF16>},
+    {"matmul_dx_f32", matmul_dx<F32>}, {"matmul_dx_bf16", matmul_dx<BF16>},
+    {"gemm_f32", gemm<F32>},           {"gemm_bf16", gemm<BF16>},
     {"peak_f32", peak<F32>},           {"peak_bf16", peak<BF16>},
 };
 

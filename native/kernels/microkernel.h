@@ -79,7 +79,8 @@ void micro(const MicroArgs& x) {
     if (x.init && x.init_scale) {
 #pragma GCC unroll 14
       for (int r = 0; r < R; ++r)  // + 0: a product of -0 leaves no trace
-        for (int j = 0; j < 2; ++j) acc[r][j] = fused(native_set(x.init_scale[r]), native_load(at(x.init, r, j)), NativeF{});
+        for (int j = 0; j < 2; ++j)
+          acc[r][j] = fused(native_set(x.init_scale[r]), native_load(at(x.init, r, j)), NativeF{});
     } else if (x.init) {
 #pragma GCC unroll 14
       for (int r = 0; r < R; ++r)

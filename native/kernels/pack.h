@@ -117,8 +117,7 @@ TILEWISE_INLINE void whole_step(uint32_t* to, const bf16* first, const bf16* sec
   const auto half = [](const bf16* from) {
     return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   };
-  for (int c = 0; c < Width; c += kLanes)
-    _mm512_storeu_si512(to + c, interleave<0>(half(first + c), half(second + c)));
+  for (int c = 0; c < Width; c += kLanes) _mm512_storeu_si512(to + c, interleave<0>(half(first + c), half(second + c)));
 #else
   for (int c = 0; c < Width; c += kLanes) store_int(to + c, step_words(first + c, second + c, kLanes));
 #endif
@@ -157,9 +156,9 @@ TILEWISE_INLINE void pack_panel_along(uint32_t* to, const typename D::T* from, i
     partial_step<Width>(to, from + t * stride, t + 1 < end ? from + (t + 1) * stride : nullptr, columns);
 }
 
-/// Columns of x from start(block) on become the rows of blocks [block, end): to[block][step][16], rows [begin, end_row).
-/// Whole vectors: columns beyond a block are read by no row of it. All blocks of a row before the next row, so that
-/// memory is read in runs.
+/// Columns of x from start(block) on become the rows of blocks [block, end): to[block][step][16], rows [begin,
+/// end_row). Whole vectors: columns beyond a block are read by no row of it. All blocks of a row before the next row,
+/// so that memory is read in runs.
 template <class D, class Start>
 TILEWISE_INLINE void pack_columns(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start,
                                   const TileView& x, int64_t begin, int64_t end_row) {

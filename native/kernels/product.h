@@ -154,8 +154,8 @@ void run_product(Op& op, const Plan& plan, Carver carver) {
   if (Op::kPacksPanels) group = larger(int64_t{1}, kPanelGroupBytes / larger(int64_t{1}, plan.max_steps * kPanel * 4));
   if (kept) group = smaller(group, larger(int64_t{1}, kStateBytes / state_per_panel));
   group = smaller(smaller(group, panels), op.max_group);
-  const int64_t a_words = Op::kLayout == ALayout::kRows ? divide_up(plan.max_steps, kBlockSteps) * kBlockWords
-                                                        : plan.max_steps * 16 + 16;
+  const int64_t a_words =
+      Op::kLayout == ALayout::kRows ? divide_up(plan.max_steps, kBlockSteps) * kBlockWords : plan.max_steps * 16 + 16;
   const int64_t batch = larger(int64_t{1}, smaller(divide_up(super, kMaxRows), kRowBatchBytes / (a_words * 4 + 1)));
   uint32_t* a_pack = carver.take<uint32_t>(batch * a_words);
   const int64_t panel_words = plan.max_steps * kPanel + 32;
@@ -192,11 +192,11 @@ void run_product(Op& op, const Plan& plan, Carver carver) {
             for (int64_t b = block0; b < end; ++b) {
               const int64_t row = start(b), height = start(b + 1) - row;
               float* own = state + (kept ? (p * blocks + b) * entries * kEntry : 0);
-              const float* init =
-                  w == 0 ? op.initial(row, height, first + p, own) : window.resumes ? own : nullptr;
+              const float* init = w == 0 ? op.initial(row, height, first + p, own) : window.resumes ? own : nullptr;
               micro_for<typename Op::Dot, Op::kLayout>(height)(
                   {plan.segments + window.first_segment, window.num_segments, a_pack + (b - block0) * a_words, bases,
-                   own + kEntry + window.depth * height * kPanel, init, nullptr, op.addend(row, p), keeps ? own : nullptr});
+                   own + kEntry + window.depth * height * kPanel, init, nullptr, op.addend(row, p),
+                   keeps ? own : nullptr});
               if (w + 1 == plan.num_windows) op.finish(row, height, first + p, own);
             }
           }

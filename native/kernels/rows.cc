@@ -121,9 +121,7 @@ void softmax(const KernelArgs& args) {
     T* to = row_of<T>(y, r);
     const float top = row_max(from, x.cols);
     const float inverse = 1.0f / sum_of_exp(from, x.cols, top);
-    each_column(x.cols, [&](auto at) {
-      at.store(to, exponential(at.load(from) - at.set(top)) * at.set(inverse));
-    });
+    each_column(x.cols, [&](auto at) { at.store(to, exponential(at.load(from) - at.set(top)) * at.set(inverse)); });
   }
 }
 
@@ -212,8 +210,7 @@ void cross_entropy_grad(const KernelArgs& args) {
     T* to = row_of<T>(gradient, r);
     const int64_t n = logits.cols, label = local_label(args, t[5], r, n);
     const float inverse = 1.0f / sum;
-    const float at_label =
-        label < 0 ? 0.0f : (exponential(widen(from[label]) - top) * inverse - 1.0f) * inv_count;
+    const float at_label = label < 0 ? 0.0f : (exponential(widen(from[label]) - top) * inverse - 1.0f) * inv_count;
     each_column(n, [&](auto at) {
       const auto p = exponential(at.load(from) - at.set(top)) * at.set(inverse) * at.set(inv_count);
       at.store(to, ignored ? at.set(0.0f) : p);

@@ -119,10 +119,10 @@ TILEWISE_INLINE NativeF native_min(NativeF a, NativeF b) {
 
 #define TILEWISE_EACH_PART _Pragma("GCC unroll 4") for (int p = 0; p < kParts; ++p)
 
-#define TILEWISE_LANE_OPERATOR(type, op)                       \
-  TILEWISE_INLINE type operator op(type a, const type& b) {    \
-    TILEWISE_EACH_PART a.part[p] = a.part[p] op b.part[p];     \
-    return a;                                                  \
+#define TILEWISE_LANE_OPERATOR(type, op)                    \
+  TILEWISE_INLINE type operator op(type a, const type& b) { \
+    TILEWISE_EACH_PART a.part[p] = a.part[p] op b.part[p];  \
+    return a;                                               \
   }
 TILEWISE_LANE_OPERATOR(Lanes, +)
 TILEWISE_LANE_OPERATOR(Lanes, -)

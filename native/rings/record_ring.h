@@ -17,9 +17,7 @@ class RecordRing {
     if (records_.empty()) return;
     records_[pushed_++ % static_cast<int64_t>(records_.size())] = record;
   }
-  int64_t num_dropped() const {
-    return pushed_ > capacity() ? pushed_ - capacity() : 0;
-  }
+  int64_t num_dropped() const { return pushed_ > capacity() ? pushed_ - capacity() : 0; }
   template <class Visit>
   void for_each(Visit visit) const {
     for (int64_t i = num_dropped(); i < pushed_; ++i) visit(records_[i % capacity()]);

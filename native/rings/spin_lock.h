@@ -18,8 +18,8 @@ inline void relax() {
 #endif
 }
 
-/// Begins to fetch a cache line that this thread will write. A plain prefetch would fetch it shared, and the store would
-/// have to ask the other core a second time.
+/// Begins to fetch a cache line that this thread will write. A plain prefetch would fetch it shared, and the store
+/// would have to ask the other core a second time.
 inline void prefetch_for_write(const void* address) {
 #if defined(__x86_64__)
   asm volatile("prefetchw %0" ::"m"(*static_cast<const char*>(address)));
@@ -41,9 +41,7 @@ class SpinLock {
       }
     }
   }
-  bool try_lock() {
-    return !held_.load(std::memory_order_relaxed) && !held_.exchange(true, std::memory_order_acquire);
-  }
+  bool try_lock() { return !held_.load(std::memory_order_relaxed) && !held_.exchange(true, std::memory_order_acquire); }
   void unlock() { held_.store(false, std::memory_order_release); }
 
  private:

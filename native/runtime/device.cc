@@ -167,8 +167,13 @@ uint64_t Device::run_kernel(Worker& worker, int64_t number, Task& task) {
   try {
     if (task.injected == Injected::kThrow) throw std::runtime_error("injected failure");
     if (instr.fn == nullptr) return 0;
-    instr.fn({task.views(), task.num_views(), instr.ints.data(), static_cast<int64_t>(instr.ints.size()),
-              instr.floats.data(), static_cast<int64_t>(instr.floats.size()), task.row_begin,
+    instr.fn({task.views(),
+              task.num_views(),
+              instr.ints.data(),
+              static_cast<int64_t>(instr.ints.size()),
+              instr.floats.data(),
+              static_cast<int64_t>(instr.floats.size()),
+              task.row_begin,
               {worker.scratch.data(), kernels::kScratchBytes}});
   } catch (const std::exception& error) {
     return failed(error.what());

@@ -1,7 +1,7 @@
 // One device: a task engine whose host it is, the walker, signals and arena.
 //
-// Purpose: the engine's workers call it for tasks to submit, for tasks to admit (their signals have come) and for bodies
-// to run: kernel, then signals, then completion. Who may call: begin() and start() by the executor between runs;
+// Purpose: the engine's workers call it for tasks to submit, for tasks to admit (their signals have come) and for
+// bodies to run: kernel, then signals, then completion. Who may call: begin() and start() by the executor between runs;
 // worker_loop by its threads; signal_raised by any device's worker; statuses by anyone. Memory order: a task's writes
 // reach its successors through the engine, and peers through the signal's lock; the walker passes from worker to worker
 // through walk_.
@@ -133,9 +133,9 @@ class Device final : private tasks::Host {
   comm::SignalBoard signals_;
   tasks::Embedded engine_;
   std::vector<Task> tasks_;
-  Walker walker_;                        // of whoever holds walk_
+  Walker walker_;  // of whoever holds walk_
   std::vector<tasks::Access> accesses_;  // likewise
-  int64_t window_high_water_ = 0;        // likewise
+  int64_t window_high_water_ = 0;  // likewise
   RunContext run_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<std::atomic<int64_t>> transfers_;  // elements per label of this run

@@ -25,8 +25,12 @@ constexpr milliseconds kBrokenExit{2'000};   // close() of a broken executor lea
 Executor::Executor(const ExecutorOptions& options) : options_(options), state_(std::make_shared<State>()) {
   check_options();
   for (int64_t d = 0; d < options.num_devices; ++d) {
-    const DeviceOptions device{d, options.workers_per_device, options.arena_bytes[d], options.num_signals,
-                               options.num_handles, options.window};
+    const DeviceOptions device{d,
+                               options.workers_per_device,
+                               options.arena_bytes[d],
+                               options.num_signals,
+                               options.num_handles,
+                               options.window};
     state_->devices.push_back(std::make_unique<Device>(state_->core, device));
     state_->arenas.push_back(state_->devices.back()->arena()->data());
   }
@@ -62,11 +66,11 @@ void Executor::check_options() const {
   positive(options_.num_devices, "num_devices");
   positive(options_.workers_per_device, "workers_per_device");
   positive(options_.window, "window");
-  check<ArgumentError>(options_.workers_per_device <= tasks::Embedded::kMaxWorkers &&
-                           options_.window <= tasks::Embedded::kMaxWindow,
-                       "[runtime.Executor] workers_per_device and window must be at most ", tasks::Embedded::kMaxWorkers,
-                       " and ", tasks::Embedded::kMaxWindow, "; got ", options_.workers_per_device, " and ",
-                       options_.window, "; choose smaller ones");
+  check<ArgumentError>(
+      options_.workers_per_device <= tasks::Embedded::kMaxWorkers && options_.window <= tasks::Embedded::kMaxWindow,
+      "[runtime.Executor] workers_per_device and window must be at most ", tasks::Embedded::kMaxWorkers, " and ",
+      tasks::Embedded::kMaxWindow, "; got ", options_.workers_per_device, " and ", options_.window,
+      "; choose smaller ones");
   check<ArgumentError>(static_cast<int64_t>(options_.arena_bytes.size()) == options_.num_devices,
                        "[runtime.Executor] arena_bytes needs one size per device; got ", options_.arena_bytes.size(),
                        " for ", options_.num_devices, " devices; pass the plan's sizes");

@@ -32,10 +32,13 @@ std::shared_ptr<Program> ring_program(int64_t num_devices, int64_t epochs, int64
     program->add_tensor(d, tensor(1024, kRows, 4, 2, 3));   // 1: own
     const int64_t plan = program->add_template(d, "epoch");
     // Signals 0..2: left neighbour's tile is there. Signals 3..5: right neighbour has read mine.
-    program->add_instr(d, plan, instr("hash", kRows, 2, {by_row(0, kInOut), by_row(1, kIn)}, {1, d, delay}, {},
-                                      {{right, 0, true}}), "show");
-    program->add_instr(d, plan, instr("hash", kRows, 2, {by_row(1, kInOut), peer_row(0, left)}, {1, d + 50, delay},
-                                      {{0, true, 1}}, {{left, 3, true}}), "look");
+    program->add_instr(
+        d, plan, instr("hash", kRows, 2, {by_row(0, kInOut), by_row(1, kIn)}, {1, d, delay}, {}, {{right, 0, true}}),
+        "show");
+    program->add_instr(d, plan,
+                       instr("hash", kRows, 2, {by_row(1, kInOut), peer_row(0, left)}, {1, d + 50, delay},
+                             {{0, true, 1}}, {{left, 3, true}}),
+                       "look");
     program->add_instr(d, plan, instr("", kRows, 2, {by_row(0, kIn)}, {}, {{3, true, 1}}), "acknowledged");
     for (int64_t e = 0; e < epochs; ++e) program->add_call(d, {plan, {0, 1}});
   }
@@ -107,8 +110,10 @@ CASE("an acknowledgement holds the writer back until the reader is done (write-a
       program->add_instr(0, plan, instr("increment", 1, 1, {by_row(0, kInOut)}, {}, {}, {{1, 0, false}}), "write");
       program->add_instr(0, plan, instr("", 1, 1, {by_row(0, kIn)}, {}, {{0, false, 1}}), "acknowledged");
     } else {
-      program->add_instr(1, plan, instr("hash", 1, 1, {by_row(0, kInOut), peer_row(0, 0)}, {1, 9, 20000},
-                                        {{0, false, 1}}, {{0, 0, false}}), "read");
+      program->add_instr(
+          1, plan,
+          instr("hash", 1, 1, {by_row(0, kInOut), peer_row(0, 0)}, {1, 9, 20000}, {{0, false, 1}}, {{0, 0, false}}),
+          "read");
     }
     for (int c = 0; c < 200; ++c) program->add_call(d, {plan, {0}});
   }

@@ -40,15 +40,16 @@ void tile_accesses(const ExpandContext& context, const Operand& operand, const T
   const RowRange tiles{touched.begin / tensor.tile_rows, (touched.end - 1) / tensor.tile_rows + 1};
   const bool is_write = (operand.access & kOut) != 0;
   for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
-    accesses.push_back({static_cast<uint32_t>(tensor.first_handle + tile),
-                        is_write ? tasks::Use::kWrite : tasks::Use::kRead});
+    accesses.push_back(
+        {static_cast<uint32_t>(tensor.first_handle + tile), is_write ? tasks::Use::kWrite : tasks::Use::kRead});
   }
   if (is_write && !tensor.aliases.empty()) reuse_accesses(context, tensor, rows, tiles, accesses);
 }
 
 /// A signal counts epochs, so this device's tasks that raise it do so in the order of submission: a later layer's task
 /// that is done first must not stand for an earlier layer's. The signal is a handle that they write.
-void order_raises(const ExpandContext& context, const Instr& instr, int64_t index, std::vector<tasks::Access>& accesses) {
+void order_raises(const ExpandContext& context, const Instr& instr, int64_t index,
+                  std::vector<tasks::Access>& accesses) {
   int64_t last = -1;
   for (const Notify& notify : instr.notifies) {
     const int64_t signal = notify.signal_base + (notify.per_index ? index : 0);
@@ -93,8 +94,8 @@ RowRange view_rows(const Operand& operand, RowRange range, int64_t rows) {
 
 void expand(const ExpandContext& context, const Call& call, const Instr& instr, int64_t index, int64_t extent,
             Task& task, std::vector<tasks::Access>& accesses) {
-  const RowRange range = instr.step <= 0 ? RowRange{0, extent}
-                                         : RowRange{index * instr.step, std::min((index + 1) * instr.step, extent)};
+  const RowRange range =
+      instr.step <= 0 ? RowRange{0, extent} : RowRange{index * instr.step, std::min((index + 1) * instr.step, extent)};
   task.instr = &instr;
   task.index = index;
   task.row_begin = range.begin;

@@ -16,8 +16,10 @@ std::shared_ptr<Program> exchange(int64_t epochs, const std::string& kernel = "i
     program->add_tensor(d, tensor(256, 4, 1, 1, 4));
     const int64_t plan = program->add_template(d, "epoch");
     program->add_instr(d, plan, instr(kernel, 4, 1, {by_row(0, kInOut)}, ints, {}, {{1 - d, 0, true}}), "show");
-    program->add_instr(d, plan, instr("hash", 4, 1, {by_row(1, kInOut), peer_row(0, 1 - d)}, {1, d, 0},
-                                      {{0, true, 1}}, {{1 - d, 4, true}}), "look");
+    program->add_instr(
+        d, plan,
+        instr("hash", 4, 1, {by_row(1, kInOut), peer_row(0, 1 - d)}, {1, d, 0}, {{0, true, 1}}, {{1 - d, 4, true}}),
+        "look");
     program->add_instr(d, plan, instr("", 4, 1, {by_row(0, kIn)}, {}, {{4, true, 1}}), "acknowledged");
     for (int64_t e = 0; e < epochs; ++e) program->add_call(d, {plan, {0, 1}});
   }

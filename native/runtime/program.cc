@@ -51,8 +51,8 @@ void Program::add_call(int64_t device, Call call) {
   DeviceProgram& program = open(device, "add_call");
   const auto num_templates = static_cast<int64_t>(program.templates.size());
   check<ArgumentError>(call.template_id >= 0 && call.template_id < num_templates,
-                       "[runtime.Program.add_call] template must exist; got ", call.template_id, " of ",
-                       num_templates, "; add_template first");
+                       "[runtime.Program.add_call] template must exist; got ", call.template_id, " of ", num_templates,
+                       "; add_template first");
   program.calls.push_back(std::move(call));
 }
 
@@ -77,8 +77,8 @@ void Program::finish(std::vector<int64_t> symbols_max, const KernelResolver& res
         check_instr(d, instr);
         instr.fn = instr.kernel.empty() ? nullptr : resolve(instr.kernel);
         check<ArgumentError>(instr.kernel.empty() || instr.fn != nullptr,
-                             "[runtime.Program.finish] every kernel must exist natively; got '", instr.kernel,
-                             "' in '", labels_[instr.label], "'; use a name of the kernel table");
+                             "[runtime.Program.finish] every kernel must exist natively; got '", instr.kernel, "' in '",
+                             labels_[instr.label], "'; use a name of the kernel table");
       }
     }
     for (const Call& call : devices_[d].calls) check_call(d, call);
@@ -139,11 +139,10 @@ void Program::check_instr(int64_t device, const Instr& instr) const {
                          "[runtime.Program.finish] a peer's tile is ordered by signals, not by handles; got access ",
                          operand.access, " on device ", operand.peer, " in '", label, "'; pass access 0");
     const bool is_share = operand.mode != Mode::kRowCols;  // otherwise part and parts are columns
-    check<ArgumentError>(operand.div >= 1 && operand.parts >= 1 && operand.part >= 0 &&
-                             (!is_share || operand.part < operand.parts),
-                         "[runtime.Program.finish] div and parts must be >= 1 and 0 <= part < parts; got div ",
-                         operand.div, ", part ", operand.part, " of ", operand.parts, " in '", label,
-                         "'; correct the plan");
+    check<ArgumentError>(
+        operand.div >= 1 && operand.parts >= 1 && operand.part >= 0 && (!is_share || operand.part < operand.parts),
+        "[runtime.Program.finish] div and parts must be >= 1 and 0 <= part < parts; got div ", operand.div, ", part ",
+        operand.part, " of ", operand.parts, " in '", label, "'; correct the plan");
   }
   for (const Wait& wait : instr.waits) {
     check<ArgumentError>(wait.signal_base >= 0 && wait.increment >= 0,

@@ -50,10 +50,11 @@ std::string handles(Operand operand, int64_t extent, int64_t step, int64_t index
   const std::vector<std::byte*> arenas{nullptr};
   Task task;
   std::vector<tasks::Access> accesses;
-  expand({program.get(), 0, &symbols, &arenas}, program->device(0).calls[0],
-         program->device(0).templates[0].instrs[0], index, extent, task, accesses);
+  expand({program.get(), 0, &symbols, &arenas}, program->device(0).calls[0], program->device(0).templates[0].instrs[0],
+         index, extent, task, accesses);
   std::ostringstream text;
-  for (const tasks::Access& access : accesses) text << access.object << ":" << "rwa"[static_cast<int>(access.use)] << " ";
+  for (const tasks::Access& access : accesses)
+    text << access.object << ":" << "rwa"[static_cast<int>(access.use)] << " ";
   return text.str();
 }
 
@@ -112,7 +113,8 @@ CASE("a write takes reuse accesses on aliases whose bytes overlap, known from ei
     expand({&program, 0, &symbols, &arenas}, program.device(0).calls[0], program.device(0).templates[0].instrs[0],
            index, 8, task, accesses);
     std::ostringstream text;
-    for (const tasks::Access& access : accesses) text << access.object << ":" << "rwa"[static_cast<int>(access.use)] << " ";
+    for (const tasks::Access& access : accesses)
+      text << access.object << ":" << "rwa"[static_cast<int>(access.use)] << " ";
     return text.str();
   };
   EXPECT_EQ(accesses_of(0), "0:w 10:a ");

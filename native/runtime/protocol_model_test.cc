@@ -10,8 +10,8 @@ using tilewise::testing::Process;
 
 namespace {
 
-/// A task waits for two signals (thresholds 1), one after the other; two devices raise one each. Process 0 is the thread
-/// that admits the task first, 1 and 2 are the raisers.
+/// A task waits for two signals (thresholds 1), one after the other; two devices raise one each. Process 0 is the
+/// thread that admits the task first, 1 and 2 are the raisers.
 struct Waiting {
   int value[2] = {0, 0};
   int registered[2] = {0, 0};
@@ -21,8 +21,8 @@ struct Waiting {
   int readied = 0;
   bool early = false;
   std::vector<int> key() const {
-    return {value[0], value[1], registered[0], registered[1], detached[0], detached[1], num_asked,
-            saw[0],   saw[1],   saw[2],        readied,       early};
+    return {value[0],  value[1], registered[0], registered[1], detached[0], detached[1],
+            num_asked, saw[0],   saw[1],        saw[2],        readied,     early};
   }
 };
 

@@ -195,8 +195,14 @@ class Oracle {
     Task task;
     std::vector<tasks::Access> accesses;
     expand({&program_, device, &symbols_, &arenas_}, call, now, index, extent, task, accesses);
-    now.fn({task.views(), task.num_views(), now.ints.data(), static_cast<int64_t>(now.ints.size()),
-            now.floats.data(), static_cast<int64_t>(now.floats.size()), task.row_begin, {nullptr, 0}});
+    now.fn({task.views(),
+            task.num_views(),
+            now.ints.data(),
+            static_cast<int64_t>(now.ints.size()),
+            now.floats.data(),
+            static_cast<int64_t>(now.floats.size()),
+            task.row_begin,
+            {nullptr, 0}});
   }
 
   const Program& program_;

@@ -82,9 +82,7 @@ class Simulation {
     return true;
   }
 
-  static int64_t signal_of(const Wait& wait, int64_t index) {
-    return wait.signal_base + (wait.per_index ? index : 0);
-  }
+  static int64_t signal_of(const Wait& wait, int64_t index) { return wait.signal_base + (wait.per_index ? index : 0); }
 
   int64_t unmet(int64_t device, const Instr& instr) const {
     const Cursor& at = cursors_[device];
@@ -103,8 +101,8 @@ class Simulation {
     throw_deadlock(device, *instr, at.index, signal, at.thresholds[w], values_[device][signal]);
   }
 
-  [[noreturn]] void throw_deadlock(int64_t device, const Instr& instr, int64_t index, int64_t signal,
-                                   uint64_t expected, uint64_t seen) const {
+  [[noreturn]] void throw_deadlock(int64_t device, const Instr& instr, int64_t index, int64_t signal, uint64_t expected,
+                                   uint64_t seen) const {
     std::ostringstream text;
     text << "[runtime.Program.finish] the devices' orders must not block each other; got device " << device
          << " waiting for ever in '" << program_.labels()[instr.label] << "'[" << index << "] for signal " << signal

@@ -3,8 +3,7 @@
 
 namespace tilewise::runtime {
 
-void Walker::begin(const ExpandContext& context, const comm::SignalBoard& signals,
-                   std::vector<Injection> injections) {
+void Walker::begin(const ExpandContext& context, const comm::SignalBoard& signals, std::vector<Injection> injections) {
   context_ = context;
   program_ = &context.program->device(context.device);
   instr_ = nullptr;

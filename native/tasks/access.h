@@ -16,7 +16,7 @@ inline constexpr int kFlagBits = 4;
 inline constexpr int kSlotBits = 20;
 inline constexpr uint64_t kFlagMask = (1u << kFlagBits) - 1;
 inline constexpr TaskRef kCarriesPoison = 1;  // as a producer: its failure is the consumer's
-inline constexpr TaskRef kIsEvent = 2;        // as a producer: [event 32 | unused | flags], the value stands before it
+inline constexpr TaskRef kIsEvent = 2;  // as a producer: [event 32 | unused | flags], the value stands before it
 
 inline constexpr TaskRef make_ref(uint64_t generation, uint32_t slot) {
   return generation << (kFlagBits + kSlotBits) | static_cast<uint64_t>(slot) << kFlagBits;
@@ -38,7 +38,7 @@ struct AccessState {
   uint32_t more_now = 0;  // chunks of further members
   uint32_t more_before = 0;
   uint32_t num_more = 0;  // members in more_now
-  uint16_t limit = 0;     // prune when num_more reaches it
+  uint16_t limit = 0;  // prune when num_more reaches it
   Kind kind = Kind::kNothing;
   uint8_t unused = 0;
 

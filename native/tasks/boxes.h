@@ -100,8 +100,8 @@ inline bool begin_boxes(RegionIndex& boxes, uint32_t owner, Handle& handle) {
 }
 
 template <class Pool, class Sink>
-void collect_boxes(RegionIndex& boxes, uint32_t owner, Handle& handle, const pto_region* param, int mode,
-                   Pool& pool, Sink&& sink) {
+void collect_boxes(RegionIndex& boxes, uint32_t owner, Handle& handle, const pto_region* param, int mode, Pool& pool,
+                   Sink&& sink) {
   const Box box = box_of(handle, param);
   if (is_empty(box)) return;
   const uint32_t own = boxes.find(owner, box);

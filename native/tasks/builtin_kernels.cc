@@ -40,8 +40,13 @@ int fill(void* const* buffers, const uint64_t* scalars) {
 }
 
 constexpr BuiltinKernel kKernels[] = {
-    {"copy", copy},          {"fill", fill},           {"sum_f32", sum<float>}, {"sum_f64", sum<double>},
-    {"sum_i64", sum<int64_t>}, {"max_f32", max_f32}, {"min_f32", min_f32},
+    {"copy", copy},
+    {"fill", fill},
+    {"sum_f32", sum<float>},
+    {"sum_f64", sum<double>},
+    {"sum_i64", sum<int64_t>},
+    {"max_f32", max_f32},
+    {"min_f32", min_f32},
 };
 
 }  // namespace

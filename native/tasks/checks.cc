@@ -11,10 +11,9 @@ uint32_t Engine::check_spec(const pto_task_spec& spec, Resolved& buffers) {
     raise(PTO_BAD_ARGUMENT, where, "a task must have at most ", PTO_MAX_PARAMS, " parameters and ", PTO_MAX_SCALARS,
           " scalars; got ", spec.num_params, " and ", spec.num_scalars, "; pass one buffer that holds more");
   }
-  const bool has_arrays = (spec.num_params == 0 || spec.params != nullptr) &&
-                          (spec.num_scalars == 0 || spec.scalars != nullptr) &&
-                          (spec.num_after == 0 || spec.after != nullptr) &&
-                          (spec.num_waits == 0 || spec.waits != nullptr);
+  const bool has_arrays =
+      (spec.num_params == 0 || spec.params != nullptr) && (spec.num_scalars == 0 || spec.scalars != nullptr) &&
+      (spec.num_after == 0 || spec.after != nullptr) && (spec.num_waits == 0 || spec.waits != nullptr);
   if (!has_arrays || (spec.flags & ~uint32_t{PTO_KEEP}) != 0 || spec.reserved != 0) {
     raise(PTO_BAD_ARGUMENT, where, "every count needs its array, and undefined flags must be 0; got ",
           has_arrays ? "undefined flags" : "a NULL array with a count", "; begin with pto_task_spec spec = {0}");
@@ -49,7 +48,8 @@ uint32_t Engine::check_spec(const pto_task_spec& spec, Resolved& buffers) {
     if (param.handle != 0 && param.region == nullptr && static_cast<uint32_t>(param.mode) <= PTO_INOUT) [[likely]] {
       Handle& handle = resolve(param.handle, "submit");
       buffers.handles[p] = &handle;
-      if ((handle.flags & (kFrozen | kHasRegions | kHasOwner)) == 0) [[likely]] continue;
+      if ((handle.flags & (kFrozen | kHasRegions | kHasOwner)) == 0) [[likely]]
+        continue;
     }
     traits |= check_param(spec, p, buffers);
   }

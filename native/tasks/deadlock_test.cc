@@ -75,11 +75,14 @@ CASE("window: a parent without workers whose children find no slot fails with th
   static std::atomic<bool> is_named;
   inner = runtime;
   is_named = false;
-  const pto_kernel parent = runtime.kernel("parent", [](void* const*, const uint64_t*) -> int {
-    if (pto_submit_task(inner, PTO_NO_KERNEL, PTO_VECTOR, nullptr, 0) != 0) return PTO_OK;
-    is_named = names("window", "window");
-    return PTO_TASK_FAILED;
-  }, PTO_SUBMITS);
+  const pto_kernel parent = runtime.kernel(
+      "parent",
+      [](void* const*, const uint64_t*) -> int {
+        if (pto_submit_task(inner, PTO_NO_KERNEL, PTO_VECTOR, nullptr, 0) != 0) return PTO_OK;
+        is_named = names("window", "window");
+        return PTO_TASK_FAILED;
+      },
+      PTO_SUBMITS);
   int64_t x = 0;
   const pto_handle h = runtime.add(x);
   runtime.submit(parent, {inout(h)});
@@ -181,12 +184,15 @@ CASE("no false alarm in thousands of full windows with more threads than cores")
   Runtime runtime(4, 2);
   static PTORuntime* inner;
   inner = runtime;
-  const pto_kernel parent = runtime.kernel("parent", [](void* const*, const uint64_t*) -> int {
-    for (int c = 0; c < 5; ++c) {
-      if (pto_submit_task(inner, PTO_NO_KERNEL, PTO_VECTOR, nullptr, 0) == 0) return PTO_TASK_FAILED;
-    }
-    return PTO_OK;
-  }, PTO_SUBMITS);
+  const pto_kernel parent = runtime.kernel(
+      "parent",
+      [](void* const*, const uint64_t*) -> int {
+        for (int c = 0; c < 5; ++c) {
+          if (pto_submit_task(inner, PTO_NO_KERNEL, PTO_VECTOR, nullptr, 0) == 0) return PTO_TASK_FAILED;
+        }
+        return PTO_OK;
+      },
+      PTO_SUBMITS);
   const auto lane = [&] {
     int64_t x = 0;
     const pto_handle h = runtime.add(x);

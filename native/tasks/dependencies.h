@@ -40,7 +40,8 @@ void for_each_now(const AccessState& state, Pool& pool, Visit&& visit) {
 template <class Pool, class Visit>
 [[gnu::always_inline]] inline void for_each_before(const AccessState& state, Pool& pool, Visit&& visit) {
   if (state.before != 0) visit(state.before);
-  if (state.more_before != 0) [[unlikely]] for_each_in(pool, state.more_before, visit);
+  if (state.more_before != 0) [[unlikely]]
+    for_each_in(pool, state.more_before, visit);
 }
 
 /// An access of this kind joins the group that accesses the buffer now.
@@ -82,7 +83,8 @@ void collect_rest(const AccessState& state, Pool& pool, int mode, Sink&& sink) {
 template <class Pool, class Sink>
 [[gnu::always_inline]] inline void collect(const AccessState& state, Pool& pool, int mode, Sink&& sink) {
   collect_few(state, mode, sink);
-  if (state.has_chunks()) [[unlikely]] collect_rest(state, pool, mode, sink);
+  if (state.has_chunks()) [[unlikely]]
+    collect_rest(state, pool, mode, sink);
 }
 
 template <class Pool>
@@ -181,7 +183,8 @@ template <class Settled>
 [[gnu::always_inline]] inline bool record_few(AccessState& state, int mode, TaskRef ref, Settled&& is_settled) {
   const Kind kind = kind_of(mode);
   if (kind == Kind::kWrite) {
-    if (state.has_chunks()) [[unlikely]] return false;
+    if (state.has_chunks()) [[unlikely]]
+      return false;
     begin_write(state, ref);
     return true;
   }

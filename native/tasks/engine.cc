@@ -106,8 +106,7 @@ int64_t now_ns() {
   return time.tv_sec * 1'000'000'000 + time.tv_nsec;
 }
 
-Engine::Engine(const Region& region)
-    : region_(region), boxes_(region.regions, region.header->max_regions, false) {
+Engine::Engine(const Region& region) : region_(region), boxes_(region.regions, region.header->max_regions, false) {
   kernels_.reserve(kMaxKernels);  // grows in place: readers index it without a lock
   open_recordings_.resize(region.header->num_seats);
   fences_ = region.header->is_shared != 0 || !register_membarrier();
@@ -283,7 +282,8 @@ uint32_t Engine::seat_here() {
           "[runtime] a kernel that submits, waits or allocates must have been added with PTO_SUBMITS; ",
           "got such a call from one that was not; add the flag");
   }
-  if (last_lane.engine == id_open_) [[likely]] return last_lane.seat;
+  if (last_lane.engine == id_open_) [[likely]]
+    return last_lane.seat;
   return find_lane();
 }
 

@@ -96,7 +96,8 @@ class Engine {
     if (index < region_.header->max_handles) [[likely]] {
       Handle& found = region_.handles[index];
       const bool is_same = found.generation.load(std::memory_order_relaxed) == static_cast<uint32_t>(handle >> 32);
-      if (is_same && (found.flags & kUsed) != 0) [[likely]] return found;
+      if (is_same && (found.flags & kUsed) != 0) [[likely]]
+        return found;
     }
     raise_stale(handle, where);
   }
@@ -155,7 +156,8 @@ class Engine {
   void leave_lane(uint32_t seat);  // its thread has ended
   void forget_in_child();          // after a fork: this is a copy without threads, whose locks nobody gives back
   void check_process() const {
-    if (is_left_behind_) [[unlikely]] raise_left_behind();
+    if (is_left_behind_) [[unlikely]]
+      raise_left_behind();
   }
 
  private:

@@ -290,9 +290,8 @@ CASE("a kernel may raise an event") {
   static pto_event event;
   event = pto_event_open(runtime);
   inner_runtime = runtime;
-  const pto_kernel raise_kernel = runtime.kernel("raise", [](void* const*, const uint64_t*) -> int {
-    return pto_event_raise(inner_runtime, event, 1);
-  });
+  const pto_kernel raise_kernel = runtime.kernel(
+      "raise", [](void* const*, const uint64_t*) -> int { return pto_event_raise(inner_runtime, event, 1); });
   const pto_kernel counting = runtime.kernel("count", count_kernel);
   for (uint64_t t = 1; t <= 50; ++t) runtime.submit(counting, {}, {.scalars = {scalar(&count)}, .waits = {{event, t}}});
   for (int t = 0; t < 50; ++t) runtime.submit(raise_kernel, {});

@@ -144,13 +144,19 @@ CASE("a child's failure becomes its parent's, unless the parent has heard of it"
   static pto_kernel fail;
   inner = runtime;
   fail = runtime.kernel("fail", fail_kernel);
-  const pto_kernel careless = runtime.kernel("careless", [](void* const*, const uint64_t*) -> int {
-    return pto_submit_task(inner, fail, PTO_VECTOR, nullptr, 0) != 0 ? PTO_OK : PTO_BAD_ARGUMENT;
-  }, PTO_SUBMITS);
-  const pto_kernel careful = runtime.kernel("careful", [](void* const*, const uint64_t*) -> int {
-    pto_submit_task(inner, fail, PTO_VECTOR, nullptr, 0);
-    return pto_wait_all(inner, PTO_FOREVER) == PTO_TASK_FAILED ? PTO_OK : PTO_BAD_ARGUMENT;
-  }, PTO_SUBMITS);
+  const pto_kernel careless = runtime.kernel(
+      "careless",
+      [](void* const*, const uint64_t*) -> int {
+        return pto_submit_task(inner, fail, PTO_VECTOR, nullptr, 0) != 0 ? PTO_OK : PTO_BAD_ARGUMENT;
+      },
+      PTO_SUBMITS);
+  const pto_kernel careful = runtime.kernel(
+      "careful",
+      [](void* const*, const uint64_t*) -> int {
+        pto_submit_task(inner, fail, PTO_VECTOR, nullptr, 0);
+        return pto_wait_all(inner, PTO_FOREVER) == PTO_TASK_FAILED ? PTO_OK : PTO_BAD_ARGUMENT;
+      },
+      PTO_SUBMITS);
   EXPECT_EQ(pto_wait(runtime, runtime.submit(careless, {}, {.flags = PTO_KEEP}), PTO_FOREVER), PTO_TASK_FAILED);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
   EXPECT(has(pto_last_error(), "planted failure"));
@@ -209,21 +215,24 @@ CASE("failures inside tasks are remembered while other lanes' failures are swept
   inner = runtime;
   fail = runtime.kernel("fail", fail_kernel);
   set = runtime.kernel("set", set_kernel);
-  const pto_kernel parent = runtime.kernel("parent", [](void* const*, const uint64_t*) -> int {
-    int64_t mine[2] = {0, 0};
-    const pto_handle a = pto_register(inner, &mine[0], 8), b = pto_register(inner, &mine[1], 8);
-    pto_param bad[] = {out(a)};
-    pto_submit_task(inner, fail, PTO_VECTOR, bad, 1);
-    for (int t = 0; t < 30; ++t) {
-      pto_param reader[] = {out(b), in(a)};
-      pto_submit_task(inner, set, PTO_VECTOR, reader, 2);
-    }
-    const bool is_poisoned =
-        pto_wait_all(inner, PTO_FOREVER) == PTO_TASK_FAILED && pto_read(inner, b, PTO_FOREVER) == nullptr;
-    pto_unregister(inner, a, PTO_FOREVER);
-    pto_unregister(inner, b, PTO_FOREVER);
-    return is_poisoned && mine[1] == 0 ? PTO_OK : PTO_TASK_FAILED;
-  }, PTO_SUBMITS);
+  const pto_kernel parent = runtime.kernel(
+      "parent",
+      [](void* const*, const uint64_t*) -> int {
+        int64_t mine[2] = {0, 0};
+        const pto_handle a = pto_register(inner, &mine[0], 8), b = pto_register(inner, &mine[1], 8);
+        pto_param bad[] = {out(a)};
+        pto_submit_task(inner, fail, PTO_VECTOR, bad, 1);
+        for (int t = 0; t < 30; ++t) {
+          pto_param reader[] = {out(b), in(a)};
+          pto_submit_task(inner, set, PTO_VECTOR, reader, 2);
+        }
+        const bool is_poisoned =
+            pto_wait_all(inner, PTO_FOREVER) == PTO_TASK_FAILED && pto_read(inner, b, PTO_FOREVER) == nullptr;
+        pto_unregister(inner, a, PTO_FOREVER);
+        pto_unregister(inner, b, PTO_FOREVER);
+        return is_poisoned && mine[1] == 0 ? PTO_OK : PTO_TASK_FAILED;
+      },
+      PTO_SUBMITS);
   std::thread other([&] {
     for (int t = 0; t < 20'000 / kSlowdown; ++t) {
       pto_scope_begin(runtime);

@@ -87,9 +87,10 @@ CASE("a fork at any moment of busy submitters leaves a child that is refused at 
   }
   for (int n = 0; n < 100 / kSlowdown; ++n) {
     EXPECT_EQ(failures_in_child([&] {
-      EXPECT_EQ(runtime.submit(PTO_NO_KERNEL, {}), pto_task{0});
-      EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), int{PTO_CLOSED});
-    }), 0);
+                EXPECT_EQ(runtime.submit(PTO_NO_KERNEL, {}), pto_task{0});
+                EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), int{PTO_CLOSED});
+              }),
+              0);
   }
   stop.store(true);
   for (std::thread& thread : threads) thread.join();

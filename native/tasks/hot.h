@@ -102,10 +102,12 @@ inline bool Engine::advance(uint32_t slot, uint32_t seat_index) {
       continue;
     }
     if (stand_behind(slot, word)) return false;
-    if (has_failures()) [[unlikely]] inherit(task, word);
+    if (has_failures()) [[unlikely]]
+      inherit(task, word);
     drop_producer(task, seat_index);
   }
-  if ((task.flags & (kUsesTokens | kIsEmbedded | kIsReplayed)) == 0) [[likely]] return true;
+  if ((task.flags & (kUsesTokens | kIsEmbedded | kIsReplayed)) == 0) [[likely]]
+    return true;
   if ((task.flags & kIsReplayed) != 0) return arrive(slot);
   if ((task.flags & kIsEmbedded) != 0) return host_->admit(slot & (region_.header->window - 1));
   return take_tokens(slot);
@@ -116,7 +118,8 @@ inline bool Engine::arrive(uint32_t slot) {
   std::atomic<uint32_t>& left = region_.slots[slot].children;
   // Nobody else can come when one is left: then to look is enough.
   if (left.load(std::memory_order_acquire) != 1 && left.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
-  if (has_failures()) [[unlikely]] inherit_replayed(slot);
+  if (has_failures()) [[unlikely]]
+    inherit_replayed(slot);
   return true;
 }
 
@@ -139,12 +142,14 @@ inline void Engine::wake_worker(bool all) {
   light_barrier(fences_);
   const uint32_t num_asleep =
       header.num_parked.load(std::memory_order_relaxed) | header.num_waiting.load(std::memory_order_relaxed);
-  if (num_asleep != 0) [[unlikely]] wake_sleeper(all);
+  if (num_asleep != 0) [[unlikely]]
+    wake_sleeper(all);
 }
 
 [[gnu::always_inline]] inline void Engine::make_ready(uint32_t slot, uint32_t seat_index) {
   region_.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
-  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] ready_ticks_of(slot) = ticks();
+  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
+    ready_ticks_of(slot) = ticks();
   const bool has_target = (region_.slots[slot].flags & kHasTarget) != 0;
   push_ready(slot, seat_index);
   wake_worker(has_target);
@@ -153,7 +158,8 @@ inline void Engine::wake_worker(bool all) {
 [[gnu::always_inline]] inline void Engine::push_ready(uint32_t slot, uint32_t seat_index) {
   const Slot& task = region_.slots[slot];
   if ((task.flags & kHasTarget) == 0 && task.priority == 0) [[likely]] {
-    if (push(region_.rings[seat_index * region_.header->num_classes + task.type_class], slot)) [[likely]] return;
+    if (push(region_.rings[seat_index * region_.header->num_classes + task.type_class], slot)) [[likely]]
+      return;
   }
   push_special(slot);
 }
@@ -174,7 +180,8 @@ inline void Engine::count_submitted(uint32_t seat_index, uint64_t count) {
   const auto at = static_cast<uint32_t>(me.cursor) & mask;
   Slot& task = region_.slots[base + at];
   const WakeWord word = task.wake.load(std::memory_order_acquire);
-  if (is_live(word) || (me.cursor & kCursorsPerLook) == 0) [[unlikely]] return take_slot_carefully(seat_index);
+  if (is_live(word) || (me.cursor & kCursorsPerLook) == 0) [[unlikely]]
+    return take_slot_carefully(seat_index);
   ++me.cursor;
   const Slot& soon = region_.slots[base + ((at + kPrefetchAhead) & mask)];
   rings::prefetch_for_write(&soon);
@@ -186,13 +193,14 @@ inline void Engine::count_submitted(uint32_t seat_index, uint64_t count) {
 
 [[gnu::always_inline]] inline void Engine::start_submitted(uint32_t slot, uint32_t seat_index) {
   const Slot& task = region_.slots[slot];
-  const bool is_ready = (task.num_producers | task.more_producers) == 0 &&
-                        (task.flags & (kUsesTokens | kIsEmbedded | kIsReplayed)) == 0;
+  const bool is_ready =
+      (task.num_producers | task.more_producers) == 0 && (task.flags & (kUsesTokens | kIsEmbedded | kIsReplayed)) == 0;
   if (is_ready) return make_ready(slot, seat_index);
   const Busy busy(seat(seat_index));  // between two looks the slot may say that it waits, and not wait
   if (task.num_producers > 0 && task.more_producers == 0) [[likely]] {
     const uint64_t last = task.producers[task.num_producers - 1];
-    if ((last & kIsEvent) == 0 && stand_behind(slot, last)) [[likely]] return;
+    if ((last & kIsEvent) == 0 && stand_behind(slot, last)) [[likely]]
+      return;
   }
   start_waiting(slot, seat_index);
 }

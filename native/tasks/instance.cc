@@ -153,8 +153,8 @@ bool Engine::replay_instance(Recording& recording, const pto_handle* from, const
   return true;
 }
 
-/// Helps until the last round has ended. Idle, it gives up when none of the round's tasks ends for as long as submitting
-/// would take: what they wait for may be the caller's to do.
+/// Helps until the last round has ended. Idle, it gives up when none of the round's tasks ends for as long as
+/// submitting would take: what they wait for may be the caller's to do.
 bool Engine::outwait(Instance& instance, uint32_t seat_index) {
   uint64_t until = 0;  // its first idle moment sets this
   uint64_t num_done = 0;

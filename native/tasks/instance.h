@@ -3,8 +3,8 @@
 // Purpose: replay at the cost of running. A task that is submitted takes a slot, asks its buffers who came before and
 // stands in a queue behind its producers; here all of that is done once. A round begins by letting the tasks without
 // producers go; a task that ends counts down its successors, and makes itself ready for the next round before it counts
-// itself as done. So one round runs at a time; a replay that comes while one still runs helps, and when none of its tasks
-// ends for as long as submitting would take, it is submitted instead (replay.cc).
+// itself as done. So one round runs at a time; a replay that comes while one still runs helps, and when none of its
+// tasks ends for as long as submitting would take, it is submitted instead (replay.cc).
 //
 // The world outside: while nobody else touches its buffers, a round needs nothing of them, because it follows the one
 // before. Their handles carry kReplayed; whoever else meets that flag calls Engine::settle first, which leaves in every
@@ -57,24 +57,24 @@ class Instance {
   Recording& recording;
   const uint32_t first_slot;
   std::atomic<uint64_t> generation;  // that the tasks of the last round have, or had
-  std::atomic<uint64_t> target{0};   // tasks of all rounds so far
-  std::atomic<uint32_t> lane{0};     // seat of the last replay
-  uint64_t first_sequence = 0;       // of the last round
-  uint64_t submit_ticks = 0;         // while tracing
+  std::atomic<uint64_t> target{0};  // tasks of all rounds so far
+  std::atomic<uint32_t> lane{0};  // seat of the last replay
+  uint64_t first_sequence = 0;  // of the last round
+  uint64_t submit_ticks = 0;  // while tracing
   int32_t scope_depth = 0;
-  bool is_chained = false;      // the buffers are as the last round left them
-  uint64_t num_freezes = 0;     // of the engine, when it was last entered: frozen buffers carry no flag of the instance
+  bool is_chained = false;  // the buffers are as the last round left them
+  uint64_t num_freezes = 0;  // of the engine, when it was last entered: frozen buffers carry no flag of the instance
   bool is_as_recorded = false;  // and those that were recorded
   bool is_freed = false;
-  std::vector<pto_handle> names;    // per buffer of the recording: what the last round used
+  std::vector<pto_handle> names;  // per buffer of the recording: what the last round used
   std::vector<Handle*> handles;
-  std::vector<uint32_t> roots;      // slots of tasks without producers
-  std::vector<uint32_t> sinks;      // without successors
+  std::vector<uint32_t> roots;  // slots of tasks without producers
+  std::vector<uint32_t> sinks;  // without successors
   std::vector<uint32_t> held_back;  // slots of tasks that wait for others than the round's
-  std::vector<Entry> entries;       // accesses that meet what stood before the recording
-  std::vector<void*> addresses;     // per access
+  std::vector<Entry> entries;  // accesses that meet what stood before the recording
+  std::vector<void*> addresses;  // per access
   std::vector<uint32_t> successors;
-  std::vector<Count> done;          // per seat
+  std::vector<Count> done;  // per seat
  private:
   const Slot* slots_;
 };

@@ -126,9 +126,12 @@ CASE("a recording is not freed inside a task") {
   static PTORuntime* inner = nullptr;
   static pto_recording recording = 0;
   inner = runtime;
-  const pto_kernel frees = runtime.kernel("frees", [](void* const*, const uint64_t*) -> int {
-    return pto_recording_free(inner, recording) == PTO_BAD_ARGUMENT ? PTO_OK : PTO_TASK_FAILED;
-  }, PTO_SUBMITS);
+  const pto_kernel frees = runtime.kernel(
+      "frees",
+      [](void* const*, const uint64_t*) -> int {
+        return pto_recording_free(inner, recording) == PTO_BAD_ARGUMENT ? PTO_OK : PTO_TASK_FAILED;
+      },
+      PTO_SUBMITS);
   pto_record_begin(runtime);
   recording = pto_record_end(runtime);
   runtime.submit(frees, {});

@@ -129,9 +129,8 @@ std::byte* map(int file, uint64_t bytes) {
 }
 
 void check_made(bool is_made, const char* path) {
-  check<ArgumentError>(is_made,
-                       "[runtime.open] shared_path must be a file that can be made and does not exist; got '", path,
-                       "' (", std::strerror(errno), "); remove it or choose another");
+  check<ArgumentError>(is_made, "[runtime.open] shared_path must be a file that can be made and does not exist; got '",
+                       path, "' (", std::strerror(errno), "); remove it or choose another");
 }
 
 /// The file's name until the region is complete.
@@ -180,7 +179,7 @@ Region attach_region(const char* path) {
   const int file = open(path, O_RDWR | O_CLOEXEC);
   check<ArgumentError>(file >= 0, "[runtime.workers_run] the path must be a runtime's shared region; got '", path,
                        "' (", std::strerror(errno), "); start the orchestrator first");
-  struct stat info {};
+  struct stat info{};
   const bool is_large = fstat(file, &info) == 0 && info.st_size >= static_cast<off_t>(sizeof(Header));
   std::byte* base = is_large ? map(file, static_cast<uint64_t>(info.st_size)) : nullptr;
   close(file);

@@ -2,9 +2,9 @@
 //
 // Purpose: one mapping, private or shared by two processes, holds seats (one per thread), slots, handles, chunks,
 // queues, failures, events and the heap. No pointer lies in a shared one: buffers are kept as distances from its base.
-// (In a private one, slots of instances and of tasks that keep their arguments have pointers.) Who may write what stands
-// at each struct; memory order at the functions that use it. Memory: one anonymous or file mapping; pages that nobody
-// touches cost nothing, and all-zero bytes are the empty state of every struct.
+// (In a private one, slots of instances and of tasks that keep their arguments have pointers.) Who may write what
+// stands at each struct; memory order at the functions that use it. Memory: one anonymous or file mapping; pages that
+// nobody touches cost nothing, and all-zero bytes are the empty state of every struct.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -215,14 +215,14 @@ struct Region {
   pto_region* declared = nullptr;  // [slot][parameter]: boxes of tasks that may submit
   std::byte* regions = nullptr;
   Chunk* chunks = nullptr;
-  Ring* rings = nullptr;          // [seat][class]
+  Ring* rings = nullptr;  // [seat][class]
   OrderedQueue* queues = nullptr;  // [shared queue][class], then one per worker
   Event* events = nullptr;
   Segment* segments = nullptr;
   ErrorRecord* errors = nullptr;
   FailedTask* failed = nullptr;
   KernelName* kernels = nullptr;
-  SharedTrace* traces = nullptr;   // per worker, with two processes
+  SharedTrace* traces = nullptr;  // per worker, with two processes
   std::byte* heap = nullptr;
 
   uint64_t distance(const void* address) const {
@@ -230,9 +230,7 @@ struct Region {
   }
   /// Of a task that was submitted, not replayed.
   uint32_t lane_of(uint32_t slot) const { return slot / header->window; }
-  void* at(uint64_t distance) const {
-    return reinterpret_cast<void*>(reinterpret_cast<uint64_t>(base) + distance);
-  }
+  void* at(uint64_t distance) const { return reinterpret_cast<void*>(reinterpret_cast<uint64_t>(base) + distance); }
 };
 
 struct Options {

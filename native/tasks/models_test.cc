@@ -121,8 +121,8 @@ struct Parking {
   int asleep = 0;
   int done = 0;
   std::vector<int> key() const {
-    return {work[0], work[1], buffered[0], buffered[1], parked, word, saw_word, saw_work, saw_parked[0], saw_parked[1],
-            asleep, done};
+    return {work[0],  work[1],  buffered[0],   buffered[1],   parked, word,
+            saw_word, saw_work, saw_parked[0], saw_parked[1], asleep, done};
   }
 };
 
@@ -334,8 +334,8 @@ struct RingModel {
   int saw_head[3] = {0, 0, 0}, saw_tail[2] = {0, 0}, saw_newest[2] = {0, 0}, saw_cell[2][2] = {};
   int taken[4] = {0, 0, 0, 0};
   std::vector<int> key() const {
-    std::vector<int> all{cells[0],    cells[1],      head,         tail, newest, saw_tail[0],
-                         saw_tail[1], saw_newest[0], saw_newest[1]};
+    std::vector<int> all{cells[0],    cells[1],    head,          tail,         newest,
+                         saw_tail[0], saw_tail[1], saw_newest[0], saw_newest[1]};
     all.insert(all.end(), saw_head, saw_head + 3);
     all.insert(all.end(), taken, taken + 4);
     for (const auto& pair : saw_cell) all.insert(all.end(), pair, pair + 2);

@@ -56,12 +56,15 @@ CASE("a parent completes after its children, and its successors see what they wr
     int64_t x = 0, y = 0;
     shared.a = runtime.add(x);
     shared.b = runtime.add(y);
-    const pto_kernel parent = runtime.kernel("parent", [](void* const*, const uint64_t*) -> int {
-      for (uint64_t c = 0; c < 20; ++c) {
-        if (submit_here(shared.step, {inout(shared.a)}, {c}) == 0) return PTO_TASK_FAILED;
-      }
-      return PTO_OK;
-    }, PTO_SUBMITS);
+    const pto_kernel parent = runtime.kernel(
+        "parent",
+        [](void* const*, const uint64_t*) -> int {
+          for (uint64_t c = 0; c < 20; ++c) {
+            if (submit_here(shared.step, {inout(shared.a)}, {c}) == 0) return PTO_TASK_FAILED;
+          }
+          return PTO_OK;
+        },
+        PTO_SUBMITS);
     int64_t expected = 0;
     for (int round = 0; round < 30; ++round) {
       const pto_task task = runtime.submit(parent, {inout(shared.a)});
@@ -86,12 +89,15 @@ CASE("a child may touch only what its parent declared, and write only what it de
   int64_t x = 0, y = 0;
   shared.a = runtime.add(x);
   shared.b = runtime.add(y);
-  const pto_kernel parent = runtime.kernel("parent", [](void* const*, const uint64_t*) -> int {
-    const bool refused = submit_here(shared.set, {out(shared.a)}, {1}) == 0 && has(pto_last_error(), "declared") &&
-                         submit_here(shared.set, {in(shared.b)}, {1}) == 0;
-    const bool accepted = submit_here(PTO_NO_KERNEL, {in(shared.a)}) != 0;
-    return refused && accepted ? PTO_OK : PTO_TASK_FAILED;
-  }, PTO_SUBMITS);
+  const pto_kernel parent = runtime.kernel(
+      "parent",
+      [](void* const*, const uint64_t*) -> int {
+        const bool refused = submit_here(shared.set, {out(shared.a)}, {1}) == 0 && has(pto_last_error(), "declared") &&
+                             submit_here(shared.set, {in(shared.b)}, {1}) == 0;
+        const bool accepted = submit_here(PTO_NO_KERNEL, {in(shared.a)}) != 0;
+        return refused && accepted ? PTO_OK : PTO_TASK_FAILED;
+      },
+      PTO_SUBMITS);
   EXPECT_EQ(pto_wait(runtime, runtime.submit(parent, {in(shared.a)}), PTO_FOREVER), 0);
 }
 
@@ -99,32 +105,35 @@ CASE("inside a task: own buffers, own scopes, reading a result, waiting for one 
   for (const uint32_t workers : {1u, 2u}) {
     Runtime runtime(workers, 16);
     prepare(runtime);
-    const pto_kernel parent = runtime.kernel("parent", [](void* const* buffers, const uint64_t*) -> int {
-      int64_t local = 2;
-      const pto_handle mine = pto_register(shared.runtime, &local, sizeof(local));
-      pto_scope_begin(shared.runtime);
-      std::vector<pto_param> params{fresh(8)};
-      pto_task_spec spec{};
-      const uint64_t seven = 7;
-      spec.kernel = shared.set;
-      spec.worker_type = PTO_VECTOR;
-      spec.params = params.data();
-      spec.num_params = 1;
-      spec.scalars = &seven;
-      spec.num_scalars = 1;
-      if (pto_submit(shared.runtime, &spec) == 0) return PTO_TASK_FAILED;
-      const pto_task task = submit_here(shared.add, {inout(mine), in(params[0].handle)});
-      if (pto_wait(shared.runtime, task, PTO_FOREVER) != 0 || local != 9) return PTO_TASK_FAILED;
-      const auto* seen = static_cast<const int64_t*>(pto_read(shared.runtime, params[0].handle, PTO_FOREVER));
-      if (seen == nullptr || *seen != 7) return PTO_TASK_FAILED;
-      if (pto_scope_end(shared.runtime) != 0 || pto_scope_end(shared.runtime) != PTO_BAD_ARGUMENT) {
-        return PTO_TASK_FAILED;
-      }
-      submit_here(shared.step, {inout(mine)}, {1});
-      if (pto_wait_all(shared.runtime, PTO_FOREVER) != 0 || local != 28) return PTO_TASK_FAILED;
-      value_of(buffers[0]) += local;
-      return pto_unregister(shared.runtime, mine, PTO_FOREVER);
-    }, PTO_SUBMITS);
+    const pto_kernel parent = runtime.kernel(
+        "parent",
+        [](void* const* buffers, const uint64_t*) -> int {
+          int64_t local = 2;
+          const pto_handle mine = pto_register(shared.runtime, &local, sizeof(local));
+          pto_scope_begin(shared.runtime);
+          std::vector<pto_param> params{fresh(8)};
+          pto_task_spec spec{};
+          const uint64_t seven = 7;
+          spec.kernel = shared.set;
+          spec.worker_type = PTO_VECTOR;
+          spec.params = params.data();
+          spec.num_params = 1;
+          spec.scalars = &seven;
+          spec.num_scalars = 1;
+          if (pto_submit(shared.runtime, &spec) == 0) return PTO_TASK_FAILED;
+          const pto_task task = submit_here(shared.add, {inout(mine), in(params[0].handle)});
+          if (pto_wait(shared.runtime, task, PTO_FOREVER) != 0 || local != 9) return PTO_TASK_FAILED;
+          const auto* seen = static_cast<const int64_t*>(pto_read(shared.runtime, params[0].handle, PTO_FOREVER));
+          if (seen == nullptr || *seen != 7) return PTO_TASK_FAILED;
+          if (pto_scope_end(shared.runtime) != 0 || pto_scope_end(shared.runtime) != PTO_BAD_ARGUMENT) {
+            return PTO_TASK_FAILED;
+          }
+          submit_here(shared.step, {inout(mine)}, {1});
+          if (pto_wait_all(shared.runtime, PTO_FOREVER) != 0 || local != 28) return PTO_TASK_FAILED;
+          value_of(buffers[0]) += local;
+          return pto_unregister(shared.runtime, mine, PTO_FOREVER);
+        },
+        PTO_SUBMITS);
     int64_t x = 0;
     const pto_handle h = runtime.add(x);
     for (int t = 0; t < 200; ++t) runtime.submit(parent, {inout(h)});
@@ -142,7 +151,7 @@ CASE("trees of tasks, with and without waiting inside, on fewer and more workers
       EXPECT(runtime.submit(shared.tree, {}, {.scalars = {5, waits}}) != 0);
       EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
       if (pto_last_status() != 0) std::fprintf(stderr, "%s\n", pto_last_error());
-    EXPECT_EQ(shared.counter.load(), 1 + 3 + 9 + 27 + 81 + 243);
+      EXPECT_EQ(shared.counter.load(), 1 + 3 + 9 + 27 + 81 + 243);
     }
   }
 }
@@ -150,10 +159,14 @@ CASE("trees of tasks, with and without waiting inside, on fewer and more workers
 CASE("a child that only its waiting parent's worker may run is run by it") {
   Runtime runtime(2);
   prepare(runtime);
-  const pto_kernel parent = runtime.kernel("parent", [](void* const*, const uint64_t*) -> int {
-    for (int32_t target = 1; target <= 2; ++target) submit_here(shared.count, {}, {scalar(&shared.counter)}, target);
-    return pto_wait_all(shared.runtime, PTO_FOREVER);
-  }, PTO_SUBMITS);
+  const pto_kernel parent = runtime.kernel(
+      "parent",
+      [](void* const*, const uint64_t*) -> int {
+        for (int32_t target = 1; target <= 2; ++target)
+          submit_here(shared.count, {}, {scalar(&shared.counter)}, target);
+        return pto_wait_all(shared.runtime, PTO_FOREVER);
+      },
+      PTO_SUBMITS);
   for (int t = 0; t < 50; ++t) runtime.submit(parent, {}, {.target_worker = 1 + t % 2});
   EXPECT_EQ(pto_wait_all(runtime, 60), 0);
   EXPECT_EQ(shared.counter.load(), 100);
@@ -164,11 +177,14 @@ CASE("a kernel that submits may return PTO_LATER: the task ends after its childr
   prepare(runtime);
   int64_t x = 0;
   shared.a = runtime.add(x);
-  const pto_kernel later = runtime.kernel("later", [](void* const*, const uint64_t*) -> int {
-    submit_here(shared.busy, {}, {2000});
-    submit_here(shared.set, {out(shared.a)}, {4});
-    return PTO_LATER;
-  }, PTO_SUBMITS);
+  const pto_kernel later = runtime.kernel(
+      "later",
+      [](void* const*, const uint64_t*) -> int {
+        submit_here(shared.busy, {}, {2000});
+        submit_here(shared.set, {out(shared.a)}, {4});
+        return PTO_LATER;
+      },
+      PTO_SUBMITS);
   for (int round = 0; round < 50; ++round) {
     x = 0;
     const pto_task task = runtime.submit(later, {inout(shared.a)});
@@ -184,13 +200,16 @@ CASE("children are ordered by explicit edges and boxes of what the parent declar
   prepare(runtime);
   std::vector<int64_t> x(4, 0);
   shared.a = runtime.add(x);
-  const pto_kernel parent = runtime.kernel("parent", [](void* const*, const uint64_t*) -> int {
-    for (uint64_t c = 0; c < 40; ++c) {
-      const pto_region box{.offset = c % 4 * 8, .ndim = 1, .size = {8}, .stride = {1}};
-      if (submit_here(shared.step, {inout(shared.a, &box)}, {c}) == 0) return PTO_TASK_FAILED;
-    }
-    return PTO_OK;
-  }, PTO_SUBMITS);
+  const pto_kernel parent = runtime.kernel(
+      "parent",
+      [](void* const*, const uint64_t*) -> int {
+        for (uint64_t c = 0; c < 40; ++c) {
+          const pto_region box{.offset = c % 4 * 8, .ndim = 1, .size = {8}, .stride = {1}};
+          if (submit_here(shared.step, {inout(shared.a, &box)}, {c}) == 0) return PTO_TASK_FAILED;
+        }
+        return PTO_OK;
+      },
+      PTO_SUBMITS);
   for (int round = 0; round < 20; ++round) runtime.submit(parent, {inout(shared.a)});
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   uint64_t expected[4] = {};
@@ -228,18 +247,21 @@ CASE("a child may touch only the boxes that its parent declared") {
   shared = runtime;
   int64_t cells[8] = {};
   whole = runtime.add(cells);
-  const pto_kernel parent = pto_kernel_add(runtime, "parent", [](void* const*, const uint64_t*) {
-    const pto_region boxes[3] = {{8, 1, {8}, {1}}, {0, 1, {16}, {1}}, {16, 1, {8}, {1}}};
-    for (int b = 0; b < 4; ++b) {
-      pto_param param = {PTO_INOUT, 0, whole, 0, b < 3 ? &boxes[b] : nullptr, nullptr};
-      pto_task_spec spec{};
-      spec.kernel = PTO_NO_KERNEL;
-      spec.params = &param;
-      spec.num_params = 1;
-      results[b] = pto_submit(shared, &spec) != 0 ? PTO_OK : pto_last_status();
-    }
-    return static_cast<int>(PTO_OK);
-  }, PTO_SUBMITS);
+  const pto_kernel parent = pto_kernel_add(
+      runtime, "parent",
+      [](void* const*, const uint64_t*) {
+        const pto_region boxes[3] = {{8, 1, {8}, {1}}, {0, 1, {16}, {1}}, {16, 1, {8}, {1}}};
+        for (int b = 0; b < 4; ++b) {
+          pto_param param = {PTO_INOUT, 0, whole, 0, b < 3 ? &boxes[b] : nullptr, nullptr};
+          pto_task_spec spec{};
+          spec.kernel = PTO_NO_KERNEL;
+          spec.params = &param;
+          spec.num_params = 1;
+          results[b] = pto_submit(shared, &spec) != 0 ? PTO_OK : pto_last_status();
+        }
+        return static_cast<int>(PTO_OK);
+      },
+      PTO_SUBMITS);
   const pto_region declared{0, 1, {16}, {1}};
   pto_param param = {PTO_INOUT, 0, whole, 0, &declared, nullptr};
   EXPECT(pto_submit_task(runtime, parent, PTO_VECTOR, &param, 1) != 0);
@@ -256,12 +278,15 @@ CASE("a task that waits for itself is told so") {
   static std::atomic<pto_task> own{0};
   static int result = PTO_OK;
   shared = runtime;
-  const pto_kernel kernel = pto_kernel_add(runtime, "selfish", [](void* const*, const uint64_t*) {
-    while (own.load() == 0) {
-    }
-    result = pto_wait(shared, own.load(), PTO_FOREVER);
-    return static_cast<int>(PTO_OK);
-  }, PTO_SUBMITS);
+  const pto_kernel kernel = pto_kernel_add(
+      runtime, "selfish",
+      [](void* const*, const uint64_t*) {
+        while (own.load() == 0) {
+        }
+        result = pto_wait(shared, own.load(), PTO_FOREVER);
+        return static_cast<int>(PTO_OK);
+      },
+      PTO_SUBMITS);
   own = pto_submit_task(runtime, kernel, PTO_VECTOR, nullptr, 0);
   EXPECT_EQ(pto_wait_all(runtime, 60), PTO_OK);
   EXPECT_EQ(result, PTO_DEADLOCK);

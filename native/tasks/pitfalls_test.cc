@@ -184,7 +184,9 @@ CASE("brief 2.10: a matrix product on strided tiles writes C and accumulates ove
   });
   const pto_handle ha = runtime.add(a), hb = runtime.add(b), hc = runtime.add(c);
   const auto tile = [](uint64_t row, uint64_t column) {
-    return pto_region{.offset = (row * kSide * kLength + column * kSide) * 4, .ndim = 2, .size = {kSide, kSide * 4},
+    return pto_region{.offset = (row * kSide * kLength + column * kSide) * 4,
+                      .ndim = 2,
+                      .size = {kSide, kSide * 4},
                       .stride = {kLength * 4, 1}};
   };
   for (uint64_t k = 0; k < kTiles; ++k) {

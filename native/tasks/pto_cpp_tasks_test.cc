@@ -55,7 +55,9 @@ CASE("dropping, detaching or overwriting the handle of a running task does not w
   Gate gate;
   int64_t x = 0;
   const Buffer b = bench.rt.buffer(&x, sizeof(x));
-  { const TaskHandle dropped = bench.rt.submit(bench.gate, {}, {&gate}); }
+  {
+    const TaskHandle dropped = bench.rt.submit(bench.gate, {}, {&gate});
+  }
   gate.await_inside(1);  // it runs, and the gate is closed: waiting for it would never end
   bench.rt.submit(bench.set, {output(b)}, {1}, {}, {.after = {bench.rt.submit(bench.gate, {}, {&gate}).id()}}).detach();
   TaskHandle handle = bench.rt.submit(bench.set, {output(b)}, {2});
@@ -187,7 +189,10 @@ CASE("every wait can time out, and the task goes on") {
     EXPECT_EQ(status_of([&] { task.exception(timeout_s); }), PTO_TIMEOUT);
     EXPECT_EQ(status_of([&] { group.wait_all(timeout_s); }), PTO_TIMEOUT);
     EXPECT_EQ(status_of([&] { group.wait_any(timeout_s); }, "TaskGroup.wait_any"), PTO_TIMEOUT);
-    EXPECT_EQ(status_of([&] { for (TaskHandle& done : group.as_completed(timeout_s)) EXPECT(!done); }), PTO_TIMEOUT);
+    EXPECT_EQ(status_of([&] {
+                for (TaskHandle& done : group.as_completed(timeout_s)) EXPECT(!done);
+              }),
+              PTO_TIMEOUT);
     EXPECT_EQ(status_of([&] { bench.rt.wait_all(timeout_s); }, "Runtime.wait_all"), PTO_TIMEOUT);
     EXPECT_EQ(status_of([&] { b.read(timeout_s); }), PTO_TIMEOUT);
     EXPECT_EQ(status_of([&] { b.write(timeout_s); }), PTO_TIMEOUT);
@@ -305,13 +310,16 @@ CASE("kernels that submit borrow their runtime; tasks that end later are complet
   Runtime& rt = bench.rt;
   int64_t x = 0;
   const Buffer b = rt.buffer(&x, sizeof(x));
-  const Kernel parent = rt.kernel("parent", [](void* const*, const uint64_t* s) {
-    Runtime inner = Runtime::borrow(scalar<PTORuntime*>(s[0]));
-    const BufferRef buffer = inner.at(s[1]);
-    for (int i = 0; i < 3; ++i) inner.submit(inner.kernel("step"), {inout(buffer)}, {i});
-    if (s[2] != 0) inner.submit(Kernel{}, {inout(inner.at(12345))});  // its Error fails the task
-    inner.wait_all();
-  }, PTO_SUBMITS);
+  const Kernel parent = rt.kernel(
+      "parent",
+      [](void* const*, const uint64_t* s) {
+        Runtime inner = Runtime::borrow(scalar<PTORuntime*>(s[0]));
+        const BufferRef buffer = inner.at(s[1]);
+        for (int i = 0; i < 3; ++i) inner.submit(inner.kernel("step"), {inout(buffer)}, {i});
+        if (s[2] != 0) inner.submit(Kernel{}, {inout(inner.at(12345))});  // its Error fails the task
+        inner.wait_all();
+      },
+      PTO_SUBMITS);
   rt.submit(parent, {inout(b)}, {rt.get(), b.handle(), 0}).wait();
   EXPECT_EQ(x, int64_t{(0 * 3 + 1) * 3 + 2});
   const TaskHandle bad = rt.submit(parent, {inout(b)}, {rt.get(), b.handle(), 1});
@@ -341,9 +349,7 @@ CASE("threads submit to one runtime at once, and several wait for one task") {
   constexpr int kThreads = 4, kTasks = 200;
   int64_t x = 0;
   const Buffer b = bench.rt.buffer(&x, sizeof(x));
-  const Kernel more = bench.rt.kernel("more", [](void* const* buffers, const uint64_t*) {
-    ++value_of(buffers[0]);
-  });
+  const Kernel more = bench.rt.kernel("more", [](void* const* buffers, const uint64_t*) { ++value_of(buffers[0]); });
   const TaskHandle first = bench.rt.submit({}, {inout(b)}, {}, {}, bench.behind_event());
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {

@@ -1,8 +1,7 @@
 // The values of tilewise/pto.hpp: runtimes, kernels, buffers, scalars, parameters and outputs; their errors, and what
 // is left of them when they were moved from.
-#include "tilewise/pto.hpp"
-
 #include "tasks/testing_cpp.h"
+#include "tilewise/pto.hpp"
 
 using namespace tilewise::pto;
 using namespace tilewise::pto::testing;
@@ -26,7 +25,9 @@ static_assert(!CanMakeBuffer<std::vector<int>&&>, "a temporary would be gone bef
 }  // namespace
 
 CASE("a runtime opens with defaults and with sizes, says what is wrong with sizes, and moves") {
-  { Runtime rt; }
+  {
+    Runtime rt;
+  }
   EXPECT_EQ(status_of([] { Runtime rt({.window = 3}); }, "window"), PTO_BAD_ARGUMENT);
   EXPECT_EQ(status_of([] { Runtime rt({.num_workers = 2, .worker_types = {1}}); }, "every worker"), PTO_BAD_ARGUMENT);
   Runtime one({.num_workers = PTO_NO_WORKERS,
@@ -52,7 +53,9 @@ CASE("a runtime opens with defaults and with sizes, says what is wrong with size
   EXPECT_EQ(status_of([&] { Scope scope(one); }), PTO_BAD_ARGUMENT);
   one = std::move(two);
   EXPECT(one.get() == raw && two.get() == nullptr);
-  { Runtime same = Runtime::borrow(raw); }
+  {
+    Runtime same = Runtime::borrow(raw);
+  }
   one.submit(Kernel{}).wait();  // it is still open
 }
 
@@ -61,17 +64,15 @@ CASE("kernels: function pointers, lambdas that return a status or nothing, by na
   int64_t x = 0;
   const Buffer b = rt.buffer(&x, sizeof(x));
   const Kernel pointer = rt.kernel("pointer", &set_kernel);
-  const Kernel nothing = rt.kernel("nothing", [](void* const* buffers, const uint64_t*) {
-    value_of(buffers[0]) += 10;
-  });
+  const Kernel nothing =
+      rt.kernel("nothing", [](void* const* buffers, const uint64_t*) { value_of(buffers[0]) += 10; });
   const Kernel status = rt.kernel("status", [](void* const* buffers, const uint64_t*) {
     value_of(buffers[0]) += 100;
     return PTO_OK;
   });
   const Kernel number = rt.kernel("number", [](void* const*, const uint64_t*) { return 3; });
-  const Kernel throws = rt.kernel("throws", [](void* const*, const uint64_t*) {
-    throw std::runtime_error("no such tile");
-  });
+  const Kernel throws =
+      rt.kernel("throws", [](void* const*, const uint64_t*) { throw std::runtime_error("no such tile"); });
   rt.submit(pointer, {output(b)}, {1});
   rt.submit(nothing, {inout(b)});
   rt.submit(status, {inout(b)});

@@ -6,9 +6,9 @@
 //
 // Memory order of the ring: the owner publishes cells with the release of `tail`; a taker acquires `tail`, reads the
 // cells, then takes them by compare-and-swap of `head`. The owner overwrites a cell only after it has seen `head` pass
-// it, and then the swap of whoever still reads the old cell fails. The newest task stands in the tail's word too, so that
-// a single one crosses to another core with one cache line, not two; so counts are of 44 bits and wrap, after days: a
-// taker is deceived only if it sleeps that long between two looks.
+// it, and then the swap of whoever still reads the old cell fails. The newest task stands in the tail's word too, so
+// that a single one crosses to another core with one cache line, not two; so counts are of 44 bits and wrap, after
+// days: a taker is deceived only if it sleeps that long between two looks.
 #pragma once
 #include <algorithm>
 #include <mutex>

@@ -182,8 +182,10 @@ class LaneProgram {
     access.first_column = static_cast<uint32_t>(random_() % kColumns);
     access.rows = 1 + static_cast<uint32_t>(random_() % (kRows - access.first_row));
     access.columns = 1 + static_cast<uint32_t>(random_() % (kColumns - access.first_column));
-    access.box = {(uint64_t{access.first_row} * kColumns + access.first_column) * 8, 2,
-                  {access.rows, access.columns * 8}, {kColumns * 8, 1}};
+    access.box = {(uint64_t{access.first_row} * kColumns + access.first_column) * 8,
+                  2,
+                  {access.rows, access.columns * 8},
+                  {kColumns * 8, 1}};
   }
 
   void apply_to_oracle(const Desc& desc) {
@@ -314,8 +316,8 @@ void run_program(uint64_t seed, uint32_t workers, uint32_t window, int num_lanes
   std::vector<std::unique_ptr<LaneProgram>> lanes;
   std::vector<std::thread> threads;
   for (int l = 0; l < num_lanes; ++l) {
-    lanes.push_back(std::make_unique<LaneProgram>(runtime, kernels, seed * 1000 + static_cast<uint64_t>(l), handles,
-                                                  workers > 0));
+    lanes.push_back(
+        std::make_unique<LaneProgram>(runtime, kernels, seed * 1000 + static_cast<uint64_t>(l), handles, workers > 0));
   }
   for (auto& lane : lanes) threads.emplace_back([&lane, num_tasks] { lane->run(num_tasks); });
   for (std::thread& thread : threads) thread.join();

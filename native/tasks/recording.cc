@@ -147,12 +147,12 @@ void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec, ui
   std::reverse(found.begin(), found.end());
   producers.insert(producers.end(), found.begin(), found.end());
   task.num_producers = static_cast<uint32_t>(found.size());
-  task.is_plain = spec.num_waits == 0 && spec.predicate == 0 && task.flags == 0 &&
-                  std::all_of(touched.begin(), touched.end(), [&](const auto& touch) {
-                    const auto& [buffer, access] = touch;
-                    return buffer != kNone && buffers[buffer].handle != 0 && !access.is_region &&
-                           access.mode <= PTO_INOUT;
-                  });
+  task.is_plain =
+      spec.num_waits == 0 && spec.predicate == 0 && task.flags == 0 &&
+      std::all_of(touched.begin(), touched.end(), [&](const auto& touch) {
+        const auto& [buffer, access] = touch;
+        return buffer != kNone && buffers[buffer].handle != 0 && !access.is_region && access.mode <= PTO_INOUT;
+      });
   tasks.push_back(task);
 }
 

@@ -16,15 +16,15 @@ namespace tilewise::tasks {
 /// A buffer of a recording.
 struct RecordedBuffer {
   pto_handle handle;  // at recording; 0: the runtime's own, made anew by each replay
-  uint32_t index;     // of the handle
+  uint32_t index;  // of the handle
   uint64_t address;
   uint64_t bytes;
   bool is_frozen;
   bool has_regions = false;
   bool is_written = false;
-  AccessState state;                   // after the whole recording
+  AccessState state;  // after the whole recording
   RegionTree tree;
-  std::vector<uint32_t> users;         // tasks, when accessed by boxes
+  std::vector<uint32_t> users;  // tasks, when accessed by boxes
 };
 
 /// A task of a recording: where its parts lie in the recording's lists.
@@ -43,7 +43,7 @@ struct RecordedTask {
   uint32_t first_wait;
   uint32_t num_waits;
   uint32_t predicate;  // buffer + 1
-  bool is_plain;       // a leaf on registered buffers, whole, read or written, and nothing else
+  bool is_plain;  // a leaf on registered buffers, whole, read or written, and nothing else
 };
 
 class Recording {
@@ -51,12 +51,12 @@ class Recording {
   using Buffer = RecordedBuffer;
   using Task = RecordedTask;
   struct Access {
-    uint32_t buffer;   // kNone: an address of no buffer
+    uint32_t buffer;  // kNone: an address of no buffer
     uint8_t mode;
     bool is_region;
     bool meets_entry;  // it also waits for what stood before the recording
-    uint32_t box;      // of a region
-    uint64_t offset;   // in the buffer, or the address
+    uint32_t box;  // of a region
+    uint64_t offset;  // in the buffer, or the address
   };
   struct Wait {
     uint64_t event;
@@ -78,7 +78,7 @@ class Recording {
   std::vector<Wait> waits;
   std::deque<Buffer> buffers;
   std::vector<uint64_t> event_values;  // at the beginning
-  std::vector<pto_handle> bound;       // the last binding that was checked, per buffer
+  std::vector<pto_handle> bound;  // the last binding that was checked, per buffer
   std::unique_ptr<Instance> instance;  // nullptr: replayed by submitting
 
   /// Chunks of the recording's own states; no reference is ever settled.
@@ -94,8 +94,7 @@ class Recording {
 
  private:
   uint32_t buffer_of(Engine& engine, uint32_t index, bool is_new);
-  void analyse(uint32_t buffer, Access& access, const pto_region* region, TaskRef self,
-               std::vector<uint64_t>& found);
+  void analyse(uint32_t buffer, Access& access, const pto_region* region, TaskRef self, std::vector<uint64_t>& found);
 
   std::unordered_map<uint64_t, uint32_t> buffer_by_name_;  // generation and index
   std::unordered_map<TaskRef, uint32_t> task_by_name_;
@@ -106,10 +105,10 @@ class Recording {
 /// One replay while it submits.
 struct Replay {
   Recording& recording;
-  std::vector<pto_handle> names;    // per buffer
+  std::vector<pto_handle> names;  // per buffer
   std::vector<uint64_t> addresses;  // per buffer
-  std::vector<Handle*> handles;     // per buffer; nullptr: the replay's own
-  std::vector<TaskRef> tasks;       // per recorded task
+  std::vector<Handle*> handles;  // per buffer; nullptr: the replay's own
+  std::vector<TaskRef> tasks;  // per recorded task
   std::vector<uint64_t> event_values;
   uint32_t seat;
 };

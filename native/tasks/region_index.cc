@@ -23,7 +23,8 @@ constexpr uint64_t kMaxBytes = uint64_t{1} << 63;
 inline uint64_t reciprocal_of(uint64_t divisor) { return divisor >> 32 != 0 ? 0 : UINT64_MAX / divisor + 1; }
 
 inline uint64_t divide(uint64_t a, uint64_t divisor, uint64_t reciprocal) {
-  if (a >> 32 != 0) [[unlikely]] return a / divisor;
+  if (a >> 32 != 0) [[unlikely]]
+    return a / divisor;
   return static_cast<uint64_t>(Wide{a} * reciprocal >> 64);
 }
 
@@ -224,8 +225,8 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   rings::prefetch_for_write(&buckets_[bucket]);
   if (tree.count == 0 && !new_tree(tree)) return kNone;
   Head& head = heads_[tree.root];
-  const bool is_easy = head.root == kNone && fills_cell(head, node.box) &&
-                       (head.num_small == 0 || is_first_at(node.box, bucket));
+  const bool is_easy =
+      head.root == kNone && fills_cell(head, node.box) && (head.num_small == 0 || is_first_at(node.box, bucket));
   if (!is_easy) return insert_with_care(tree, index, bucket);
   if (tree.count % kFanout == 0 && !promise_pages(tree.count)) return kNone;
   node.on_grid = true;
@@ -242,8 +243,7 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   Head& head = heads_[tree.root];
   Place place;
   const bool is_placed = locate(head.system, node.box, place);
-  const bool adopts = !is_placed && node.box.ndim > head.system.ndim &&
-                      locate(system_of(node.box), node.box, place);
+  const bool adopts = !is_placed && node.box.ndim > head.system.ndim && locate(system_of(node.box), node.box, place);
   node.is_small = false;
   node.on_grid = adopts || (is_placed && takes_own_cell(head, place, node, bucket));
   const uint32_t leaf = head.root == kNone ? kNone : leaf_for(head, node.lo());

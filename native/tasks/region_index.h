@@ -65,11 +65,11 @@ struct RegionNode {
   AccessState state;
   uint32_t next;  // in the hash bucket, or in the free list
   union {
-    uint32_t leaf;    // the page that lists it
+    uint32_t leaf;  // the page that lists it
     uint32_t before;  // without pages: its neighbours in the list of the tree
   };
   uint32_t after;
-  bool on_grid;   // the only box in its cell of the tree's grid
+  bool on_grid;  // the only box in its cell of the tree's grid
   bool is_small;  // on the grid, but smaller than its cell
   NormalBox box;
 
@@ -140,7 +140,7 @@ class RegionIndex {
     uint32_t count;
     uint32_t level;
     uint32_t parent;  // also the free list
-    uint32_t slot;    // in the parent
+    uint32_t slot;  // in the parent
   };
 
   /// The strides that coordinates count in, from the smallest, which is 1.
@@ -154,21 +154,21 @@ class RegionIndex {
   struct Axis {
     uint32_t cell, phase;
     uint64_t pitch, reciprocal;  // bytes from cell to cell
-    uint64_t limit;              // where the cells end, in bytes from the origin of the grid
+    uint64_t limit;  // where the cells end, in bytes from the origin of the grid
   };
 
   /// What the nodes of a tree have in common. The first box chooses the stride system and the grid: cells of its
   /// size, in phase with it. While every box fills or starts a cell of its own, none overlaps another.
   struct alignas(64) Head {
-    uint32_t root;   // kNone: no pages
+    uint32_t root;  // kNone: no pages
     uint32_t first;  // without pages: the node inserted last
     uint32_t num_off_grid;
     uint32_t num_small;
     System system;
     Axis grid[kMaxDims];
     uint64_t origin;  // of the grid
-    uint32_t next;    // free list
-    uint32_t hint;    // the leaf for keys in [hint_lo, hint_hi)
+    uint32_t next;  // free list
+    uint32_t hint;  // the leaf for keys in [hint_lo, hint_hi)
     uint64_t hint_lo, hint_hi;
   };
 

@@ -230,8 +230,8 @@ CASE("insertions and removals in random order on a small pool; all comes back") 
       const uint32_t known = index.find(owner, box);
       if (known != kNone) {
         num_wrong += index[known].box.owner != owner;
-        const bool is_live = std::any_of(live.begin(), live.end(),
-                                         [&](const Live& l) { return l.node == known && l.bytes == bytes; });
+        const bool is_live =
+            std::any_of(live.begin(), live.end(), [&](const Live& l) { return l.node == known && l.bytes == bytes; });
         num_wrong += !is_live;
         continue;
       }
@@ -320,9 +320,8 @@ CASE("10,000 tiles: each is isolated, and a query looks at few pages") {
     pool.index->overlapping(tree, tile(16, 64, kRows, kColumns, kRowBytes), [&](uint32_t, Overlap) { ++num_met; });
     EXPECT_EQ(num_met, 4u);
     num_met = 0;
-    pool.index->overlapping(tree, make_box(0, {kRows * kRowBytes}, {1}), [&](uint32_t, Overlap overlap) {
-      num_met += overlap == Overlap::kCovered;
-    });
+    pool.index->overlapping(tree, make_box(0, {kRows * kRowBytes}, {1}),
+                            [&](uint32_t, Overlap overlap) { num_met += overlap == Overlap::kCovered; });
     EXPECT_EQ(num_met, kSide);
   }
 }
@@ -333,8 +332,9 @@ CASE("tiles at the edges are smaller and still isolated; a box across tiles ends
   constexpr uint64_t kRows = 33, kRowBytes = 100;  // the last row of tiles is one row high
   for (uint64_t row = 0; row < kRows; row += 8) {
     for (uint64_t column = 0; column < kRowBytes; column += 16) {
-      pool.index->insert(1, tree, tile(row, column, std::min<uint64_t>(8, kRows - row),
-                                       std::min<uint64_t>(16, kRowBytes - column), kRowBytes));
+      pool.index->insert(
+          1, tree,
+          tile(row, column, std::min<uint64_t>(8, kRows - row), std::min<uint64_t>(16, kRowBytes - column), kRowBytes));
     }
   }
   EXPECT_EQ(tree.count, 35u);

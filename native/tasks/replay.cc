@@ -27,7 +27,8 @@ inline uint32_t Engine::begin_replayed(Replay& run, uint32_t number, const Recor
   const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + 1;
   task.sequence.store(sequence, std::memory_order_relaxed);
   header.sequence.store(sequence, std::memory_order_release);
-  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] note_submission(args, run.seat);
+  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
+    note_submission(args, run.seat);
   uint64_t* const scalars = args.scalars(recorded.num_params);
   for (uint32_t s = 0; s < recorded.num_scalars; ++s) {
     scalars[s] = run.recording.scalars[recorded.first_scalar + s];

@@ -38,8 +38,7 @@ bool Engine::is_cancelled(uint32_t slot) const {
   const Slot& task = region_.slots[slot];
   const auto generation = static_cast<uint32_t>(generation_in(task.wake.load(std::memory_order_relaxed)));
   const uint64_t below = region_.seats[lane_of(slot)].cancel_below.load(std::memory_order_relaxed);
-  return task.cancelled.load(std::memory_order_relaxed) == generation ||
-         sequence_of(slot) <= below;
+  return task.cancelled.load(std::memory_order_relaxed) == generation || sequence_of(slot) <= below;
 }
 
 // Tokens of commuting accesses are taken in the order of their handles, so that no two tasks wait for each other.
@@ -95,9 +94,7 @@ void Engine::push_special(uint32_t slot) {
   count.fetch_add(1, std::memory_order_release);
 }
 
-bool Engine::can_help(uint32_t slot) const {
-  return region_.header->num_workers == 0 || is_leaf(region_.slots[slot]);
-}
+bool Engine::can_help(uint32_t slot) const { return region_.header->num_workers == 0 || is_leaf(region_.slots[slot]); }
 
 uint32_t Engine::take(uint32_t seat_index, bool is_worker) {
   Header& header = *region_.header;
@@ -222,7 +219,8 @@ int Engine::invoke(int32_t kernel, pto_kernel_fn function, void* const* buffers,
   } catch (...) {
     failure_reason = "an unknown exception";
   }
-  if (running.has_reason && (status == PTO_OK || status == PTO_LATER)) [[unlikely]] failure_reason.clear();
+  if (running.has_reason && (status == PTO_OK || status == PTO_LATER)) [[unlikely]]
+    failure_reason.clear();
   running = outer;
   return status;
 }
@@ -322,7 +320,8 @@ inline void Engine::follow_up(uint32_t& next, uint32_t slot, uint32_t seat_index
   if (next != kNone || !may_follow(slot, seat_index, is_worker)) return make_ready(slot, seat_index);
   next = slot;
   region_.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
-  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] ready_ticks_of(slot) = ticks();
+  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
+    ready_ticks_of(slot) = ticks();
 }
 
 /// Those that stood behind a task, in the order of submission. Returns one of them for this thread to run next.
@@ -352,9 +351,11 @@ uint32_t Engine::wake_list(uint32_t waiter, uint32_t next, uint32_t seat_index, 
 uint32_t Engine::complete(uint32_t slot, uint32_t seat_index, int status, bool is_worker) {
   Slot& task = region_.slots[slot];
   Seat& me = seat(seat_index);
-  if (status != PTO_OK) [[unlikely]] fail(slot, seat_index, status);
+  if (status != PTO_OK) [[unlikely]]
+    fail(slot, seat_index, status);
   const TaskRef self = name_at(slot);
-  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] trace_end(slot, seat_index, self, status);
+  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
+    trace_end(slot, seat_index, self, status);
   me.num_completed.store(me.num_completed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   if ((task.flags & kIsReplayed) != 0) return complete_replayed(slot, seat_index, self, is_worker);
   if ((task.flags & kUsesTokens) != 0) release_tokens(slot, seat_index);
@@ -363,7 +364,8 @@ uint32_t Engine::complete(uint32_t slot, uint32_t seat_index, int status, bool i
   const WakeWord word = task.wake.exchange((generation_of(self) + 1) << 24, std::memory_order_acq_rel);
   uint32_t next = kNone;
   if (first_waiter(word) != 0) next = wake_list(first_waiter(word), next, seat_index, is_worker);
-  if ((word & kWatched) != 0) [[unlikely]] tell_watchers(self);
+  if ((word & kWatched) != 0) [[unlikely]]
+    tell_watchers(self);
   if (parent != 0) child_ended(parent - 1, seat_index);
   return next;
 }
@@ -383,9 +385,11 @@ uint32_t Engine::complete_replayed(uint32_t slot, uint32_t seat_index, TaskRef s
     const uint32_t successor = own.successors[s];
     if (arrive(successor)) follow_up(next, successor, seat_index, is_worker);
   }
-  if (first_waiter(word) != 0) [[unlikely]] next = wake_list(first_waiter(word), next, seat_index, is_worker);
+  if (first_waiter(word) != 0) [[unlikely]]
+    next = wake_list(first_waiter(word), next, seat_index, is_worker);
   done.store(done.load(std::memory_order_relaxed) + 1, std::memory_order_release);
-  if ((word & kWatched) != 0) [[unlikely]] tell_watchers(self);
+  if ((word & kWatched) != 0) [[unlikely]]
+    tell_watchers(self);
   return next;
 }
 
@@ -444,7 +448,8 @@ void Engine::worker_loop(uint32_t worker) {
   while (header.closing.load(std::memory_order_acquire) == 0 && !peer_lost_.load(std::memory_order_relaxed)) {
     const uint32_t slot = take(worker, true);
     if (slot != kNone) {
-      if (is_worker_side_) [[unlikely]] follow_trace();
+      if (is_worker_side_) [[unlikely]]
+        follow_trace();
       if (idle.is_idle()) pace.found();
       is_replayed = (region_.slots[slot].flags & kIsReplayed) != 0;
       idle.reset();

@@ -11,9 +11,7 @@ using namespace tilewise::tasks::testing;
 
 namespace {
 
-std::string new_path(const char* name) {
-  return "/tmp/tilewise-" + std::string(name) + "-" + std::to_string(getpid());
-}
+std::string new_path(const char* name) { return "/tmp/tilewise-" + std::string(name) + "-" + std::to_string(getpid()); }
 
 /// Forks before this process has threads; the child's exit status is the status of pto_workers_run, negated.
 pid_t fork_workers(const std::string& path) {

@@ -64,9 +64,9 @@ inline void futex_wake(std::atomic<uint32_t>& word, int32_t count, bool is_share
   syscall(SYS_futex, &word, is_shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
 }
 
-/// How an idle thread passes time: it spins briefly, looks and yields for a millisecond, then says that it should sleep.
-/// A yield that comes back at once says that nobody else wants the processor: then it yields less and less often,
-/// because whoever submits meanwhile waits for it.
+/// How an idle thread passes time: it spins briefly, looks and yields for a millisecond, then says that it should
+/// sleep. A yield that comes back at once says that nobody else wants the processor: then it yields less and less
+/// often, because whoever submits meanwhile waits for it.
 class Idle {
  public:
   void reset() { rounds_ = 0; }
@@ -105,9 +105,9 @@ class Idle {
 /// A worker faster than its submitter would fetch every task alone, and every line of the task would cross between the
 /// cores twice: both then run at the speed of the transfers. So when it runs dry after a few short tasks while
 /// submissions go on, it lets some gather before it looks again; when tasks are long it looks at once, and when few are
-/// submitted it soon stops waiting: somebody may wait for one of them. (Lines that have come to rest in the other core's
-/// cache cross in the background; those that the other still writes cost a round trip each: benchmarks/runtime times
-/// both as chain and wavefront.)
+/// submitted it soon stops waiting: somebody may wait for one of them. (Lines that have come to rest in the other
+/// core's cache cross in the background; those that the other still writes cost a round trip each: benchmarks/runtime
+/// times both as chain and wavefront.)
 class Pace {
  public:
   void found() { begin_ticks_ = ticks(); }

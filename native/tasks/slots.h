@@ -48,8 +48,8 @@ struct Replayed {
   const uint32_t* successors;  // slots
   uint32_t num_successors;
   uint32_t num_arrivals;  // by which it becomes ready: one per producer; without producers, the beginning of the round
-  uint64_t ready_ticks;   // while tracing
-  int32_t status;         // of a task that is ended from outside
+  uint64_t ready_ticks;  // while tracing
+  int32_t status;  // of a task that is ended from outside
 };
 
 /// kExternal: its kernel returned PTO_LATER. kEnded: pto_task_complete came before the kernel returned. kChildren: its
@@ -79,10 +79,10 @@ struct alignas(128) Slot {
   std::atomic<uint32_t> child_error;
   std::atomic<uint64_t> sequence;
   std::atomic<uint32_t> cancelled;  // low bits of the generation that was cancelled
-  std::atomic<uint32_t> released;   // likewise: nobody will ask how it ended
+  std::atomic<uint32_t> released;  // likewise: nobody will ask how it ended
   uint8_t type_class;
   uint8_t num_producers;  // inline
-  uint8_t room;           // for producers inline
+  uint8_t room;  // for producers inline
   uint8_t num_params;
   uint8_t num_scalars;
   uint8_t flags;
@@ -132,7 +132,7 @@ struct alignas(64) SlotArgs {
   uint32_t num_tokens;
   uint32_t num_tokens_held;
   int32_t scope_depth;
-  int32_t status;    // of a parent that waits for its children
+  int32_t status;  // of a parent that waits for its children
   uint64_t awaited;  // value of the event it waits for
   std::atomic<uint32_t> runner;  // seat + 1, while the kernel of a task that may submit runs
   uint64_t submit_ticks;  // while tracing
@@ -174,11 +174,11 @@ struct alignas(128) Handle {
   SharedFlags flags;
   // second line: what plain tasks do not ask for
   std::atomic<uint32_t> token;  // [held 1 | first waiter + 1]: commuting tasks, one at a time
-  uint32_t owner;               // parent slot + 1 whose children use it; 0: outside any task
+  uint32_t owner;  // parent slot + 1 whose children use it; 0: outside any task
   uint64_t bytes;
-  uint32_t next;                // + 1: in its scope, or free
-  RegionTree tree;              // boxes, when kHasRegions
-  uint32_t replayed_by;         // first slot of the instance, when kReplayed
+  uint32_t next;  // + 1: in its scope, or free
+  RegionTree tree;  // boxes, when kHasRegions
+  uint32_t replayed_by;  // first slot of the instance, when kReplayed
 };
 static_assert(sizeof(Handle) == 128 && offsetof(Handle, token) == 64);
 

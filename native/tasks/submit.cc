@@ -1,5 +1,5 @@
-// From a specification to a task that is ready or waits: checks, slot, buffers, order. See engine.h. Most tasks take the
-// short way in submit_plain.cc.
+// From a specification to a task that is ready or waits: checks, slot, buffers, order. See engine.h. Most tasks take
+// the short way in submit_plain.cc.
 #include <algorithm>
 #include <cstring>
 
@@ -18,7 +18,8 @@ namespace tilewise::tasks {
 pto_task Engine::submit_any(const pto_task_spec& spec, uint32_t seat_index) {
   Resolved buffers;
   const uint32_t traits = check_spec(spec, buffers);
-  if ((traits & kHasReductions) != 0) [[unlikely]] return submit_reduction(spec);
+  if ((traits & kHasReductions) != 0) [[unlikely]]
+    return submit_reduction(spec);
   const uint32_t slot = take_slot(seat_index);
   Slot& task = region_.slots[slot];
   const TaskRef self = name_at(slot);
@@ -111,7 +112,8 @@ inline void Engine::fill(Slot& task, SlotArgs& args, const pto_task_spec& spec, 
   task.num_scalars = static_cast<uint8_t>(spec.num_scalars);
   uint64_t* const scalars = args.scalars(spec.num_params);
   for (uint32_t s = 0; s < spec.num_scalars; ++s) scalars[s] = spec.scalars[s];
-  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]] note_submission(args, seat_index);
+  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
+    note_submission(args, seat_index);
 }
 
 // Addresses of all buffers; runtime-owned outputs are packed into one piece of the heap.
@@ -237,7 +239,8 @@ inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec,
   task.sequence.store(sequence, std::memory_order_relaxed);
   if (!is_child) {
     header.sequence.store(sequence, std::memory_order_release);
-    if (has_failures()) [[unlikely]] sweep_failures_if_many(has_boxes);
+    if (has_failures()) [[unlikely]]
+      sweep_failures_if_many(has_boxes);
   }
   for (uint32_t a = 0; a < spec.num_after; ++a) {
     if (spec.after[a] != 0) order_after(task, spec.after[a] | kCarriesPoison, seat_index);
@@ -257,7 +260,8 @@ inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec,
   }
   if (predicate != nullptr) record_param(self, seat_index, *predicate, nullptr, PTO_INPUT);
   if (num_tokens > 0) use_tokens(task, args, num_tokens);
-  if (is_observed) [[unlikely]] observe(slot, spec, seat_index, (traits & kHasOutputs) != 0 ? buffers.fresh : 0);
+  if (is_observed) [[unlikely]]
+    observe(slot, spec, seat_index, (traits & kHasOutputs) != 0 ? buffers.fresh : 0);
 }
 
 /// For commuting accesses, whose handles stand in args.tokens.

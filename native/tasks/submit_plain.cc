@@ -32,7 +32,7 @@ inline int plain_mode(const pto_param& param) {
 
 /// Where the scalars go; the addresses are written here.
 [[gnu::always_inline]] inline uint64_t* Engine::place_arguments(Slot& task, SlotArgs& args, const pto_task_spec& spec,
-                                                               Handle* const* handles) {
+                                                                Handle* const* handles) {
   const uint32_t num_params = spec.num_params;
   const uint32_t num_arguments = num_params + spec.num_scalars;
   if (num_arguments <= kMaxKeptArguments && region_.header->is_shared == 0) [[likely]] {
@@ -73,8 +73,7 @@ inline int plain_mode(const pto_param& param) {
 /// Orders the task after those that use its buffers. False: another lane has just begun to use boxes of one of them;
 /// nothing of the task is visible yet. is_recorded: buffers may know it, also when this throws.
 [[gnu::always_inline]] inline bool Engine::link_plain(Slot& task, TaskRef self, const pto_task_spec& spec,
-                                                      Handle* const* handles, uint32_t seat_index,
-                                                      bool& is_recorded) {
+                                                      Handle* const* handles, uint32_t seat_index, bool& is_recorded) {
   Header& header = *region_.header;
   const uint32_t num_params = spec.num_params;
   const pto_param* const params = spec.params;
@@ -82,15 +81,18 @@ inline int plain_mode(const pto_param& param) {
   const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + 1;
   task.sequence.store(sequence, std::memory_order_relaxed);
   header.sequence.store(sequence, std::memory_order_release);
-  if (has_failures()) [[unlikely]] sweep_failures_if_many(false);
+  if (has_failures()) [[unlikely]]
+    sweep_failures_if_many(false);
   TaskRef found[kMaxFew * PTO_MAX_PARAMS];
   uint32_t num_found = 0;
   const auto find = [&](TaskRef producer) __attribute__((always_inline)) { found[num_found++] = producer; };
   for (uint32_t p = 0; p < num_params; ++p) {
     Handle& handle = *handles[p];
-    if (handle.flags != kUsed) [[unlikely]] return false;
+    if (handle.flags != kUsed) [[unlikely]]
+      return false;
     collect_few(handle.state, plain_mode(params[p]), find);
-    if (handle.state.has_chunks()) [[unlikely]] collect_many(task, seat_index, handle, params[p].mode);
+    if (handle.state.has_chunks()) [[unlikely]]
+      collect_many(task, seat_index, handle, params[p].mode);
   }
   for (uint32_t f = 0; f < num_found; ++f) {
     if (task.num_producers < task.room) [[likely]] {
@@ -105,7 +107,8 @@ inline int plain_mode(const pto_param& param) {
   };
   is_recorded = true;
   for (uint32_t p = 0; p < num_params; ++p) {
-    if (record_few(handles[p]->state, plain_mode(params[p]), self, has_ended)) [[likely]] continue;
+    if (record_few(handles[p]->state, plain_mode(params[p]), self, has_ended)) [[likely]]
+      continue;
     record_many(self, seat_index, *handles[p], params[p].mode);
   }
   return true;
@@ -113,7 +116,8 @@ inline int plain_mode(const pto_param& param) {
 
 pto_task Engine::submit(const pto_task_spec& spec) {
   const bool is_usual = last_lane.engine == id_open_ && running.engine != this;
-  if (!is_usual || !is_plain(spec)) [[unlikely]] return submit_any(spec, seat_here());
+  if (!is_usual || !is_plain(spec)) [[unlikely]]
+    return submit_any(spec, seat_here());
   const uint32_t seat_index = last_lane.seat;
   const Header& header = *region_.header;
   const uint32_t num_params = spec.num_params;
@@ -121,7 +125,8 @@ pto_task Engine::submit(const pto_task_spec& spec) {
   for (uint32_t p = 0; p < num_params; ++p) {
     const pto_param& param = spec.params[p];
     const auto index = static_cast<uint32_t>(param.handle) - 1;
-    if (index >= header.max_handles) [[unlikely]] return submit_any(spec, seat_index);
+    if (index >= header.max_handles) [[unlikely]]
+      return submit_any(spec, seat_index);
     Handle& handle = region_.handles[index];
     handles[p] = &handle;
     rings::prefetch_for_write(&handle + kPrefetchAhead);  // buffers are often named in the order they were registered

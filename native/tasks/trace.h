@@ -39,9 +39,16 @@ class Trace {
     const int32_t worker = seat < num_workers ? static_cast<int32_t>(seat) : -1 - static_cast<int32_t>(seat);
     PerSeat& mine = *seats_[seat];
     const auto lane = static_cast<int32_t>(before.lane);
-    const pto_trace_task record{name, task.kernel, worker, lane, before.scope_depth, status, task.priority,
+    const pto_trace_task record{name,
+                                task.kernel,
+                                worker,
+                                lane,
+                                before.scope_depth,
+                                status,
+                                task.priority,
                                 static_cast<int64_t>(before.submit_ticks),
-                                static_cast<int64_t>(before.ready_ticks), static_cast<int64_t>(mine.start_ticks),
+                                static_cast<int64_t>(before.ready_ticks),
+                                static_cast<int64_t>(mine.start_ticks),
                                 static_cast<int64_t>(ticks())};
     if (mine.shared == nullptr) return push(mine.tasks, mine.num_tasks++, capacity_, record);
     const uint64_t number = mine.shared->num_tasks.load(std::memory_order_relaxed);

@@ -102,8 +102,7 @@ bool Engine::help_own_lane(uint32_t seat_index) {
     uint32_t slot = take_one(region_.rings[seat_index * header.num_classes + c]);
     if (slot != kNone && !is_welcome(slot)) {
       const Slot& task = region_.slots[slot];
-      push(region_.queues[kOverflow * header.num_classes + c], region_.base,
-           {task.priority, sequence_of(slot), slot});
+      push(region_.queues[kOverflow * header.num_classes + c], region_.base, {task.priority, sequence_of(slot), slot});
       header.num_overflow.fetch_add(1, std::memory_order_release);
       wake_worker();
       return true;
@@ -112,8 +111,9 @@ bool Engine::help_own_lane(uint32_t seat_index) {
       if (slot != kNone) break;
       slot = take_any(region_.queues[which * header.num_classes + c], region_.base, is_welcome);
       if (slot == kNone) continue;
-      std::atomic<uint32_t>& count =
-          which == kUrgent ? header.num_urgent : which == kOverflow ? header.num_overflow : header.num_background;
+      std::atomic<uint32_t>& count = which == kUrgent     ? header.num_urgent
+                                     : which == kOverflow ? header.num_overflow
+                                                          : header.num_background;
       count.fetch_sub(1, std::memory_order_relaxed);
     }
     if (slot == kNone) continue;

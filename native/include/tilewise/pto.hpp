@@ -34,16 +34,16 @@ namespace tilewise::pto {
 /// Sizes of a runtime; 0 and empty stand for the defaults of pto_config in pto_api.h.
 struct Config {
   uint32_t num_workers = 0;  // PTO_NO_WORKERS: waiting threads run everything
-  uint32_t window = 0;       // tasks of one thread between submission and completion
-  uint32_t max_lanes = 0;    // threads that submit
+  uint32_t window = 0;  // tasks of one thread between submission and completion
+  uint32_t max_lanes = 0;  // threads that submit
   uint32_t max_handles = 0;
   uint32_t max_regions = 0;
   uint32_t max_events = 0;
-  uint64_t heap_bytes = 0;                 // for Outputs and alloc
+  uint64_t heap_bytes = 0;  // for Outputs and alloc
   std::vector<uint8_t> worker_types = {};  // per worker a mask of 1 << pto_worker_type; empty: all serve all
-  bool is_pinned = false;                  // worker w stays on processor w + 1
-  std::string shared_path = {};            // a file to make: the workers are another process
-  double peer_timeout_s = 0;               // for that process to attach
+  bool is_pinned = false;  // worker w stays on processor w + 1
+  std::string shared_path = {};  // a file to make: the workers are another process
+  double peer_timeout_s = 0;  // for that process to attach
 };
 
 /// A recorded part of a program, made by Runtime::record. Move-only; its end forgets it, and running tasks go on.
@@ -63,8 +63,9 @@ class Recording {
   /// as submit does. Cheapest when the buffers are the last replay's.
   void replay(List<pto_handle> from = {}, List<pto_handle> to = {}) const {
     if (recording_ == 0 || from.size() != to.size()) {
-      detail::refuse("[pto.Recording.replay] a replay needs a recording and as many buffers in `to` as in `from`; got "
-                     "one that was moved from, or lists of different lengths; correct it");
+      detail::refuse(
+          "[pto.Recording.replay] a replay needs a recording and as many buffers in `to` as in `from`; got "
+          "one that was moved from, or lists of different lengths; correct it");
     }
     detail::check(pto_replay(runtime_, recording_, from.data(), to.data(), from.size()));
   }
@@ -82,8 +83,9 @@ class Runtime {
  public:
   explicit Runtime(const Config& config = {}) {
     if (!config.worker_types.empty() && config.num_workers != config.worker_types.size()) {
-      detail::refuse("[pto.Runtime] worker_types must name every worker; got another number than num_workers; correct "
-                     "one of them");
+      detail::refuse(
+          "[pto.Runtime] worker_types must name every worker; got another number than num_workers; correct "
+          "one of them");
     }
     pto_config c{};
     c.num_workers = config.num_workers;
@@ -175,8 +177,9 @@ class Runtime {
     for (const Param& param : params) {
       if (p == PTO_MAX_PARAMS) break;  // the call below refuses the number
       if (param.runtime_ != nullptr && param.runtime_ != runtime_) {
-        detail::refuse("[pto.submit] a buffer must belong to the runtime of the task; got one of another; register it "
-                       "here");
+        detail::refuse(
+            "[pto.submit] a buffer must belong to the runtime of the task; got one of another; register it "
+            "here");
       }
       has_outputs |= is_fresh(param.raw_);
       raw[p++] = param.raw_;
@@ -202,7 +205,8 @@ class Runtime {
     spec.predicate = options.predicate;
     spec.flags = PTO_KEEP;  // until the handle is gone
     TaskHandle task(runtime_, detail::check_id(pto_submit(runtime_, &spec)));
-    if (has_outputs) [[unlikely]] name_outputs(params, raw);
+    if (has_outputs) [[unlikely]]
+      name_outputs(params, raw);
     return task;
   }
   /// Ends a task whose kernel returned PTO_LATER. Once, from any thread.
@@ -240,10 +244,11 @@ class Runtime {
     return {id};
   }
   void check_hints(const TaskExecutionHints& hints) const {
-    if (hints.target_node < -1 || hints.target_node > 0 || hints.target_worker < -1 ||
-        hints.target_worker == INT32_MAX) [[unlikely]] {
-      detail::refuse("[pto.submit] target_node must be this runtime's device, 0, and target_worker a worker's number; "
-                     "got another; pass -1 for any, or submit to the other device's runtime");
+    if (hints.target_node < -1 || hints.target_node > 0 || hints.target_worker < -1 || hints.target_worker == INT32_MAX)
+        [[unlikely]] {
+      detail::refuse(
+          "[pto.submit] target_node must be this runtime's device, 0, and target_worker a worker's number; "
+          "got another; pass -1 for any, or submit to the other device's runtime");
     }
     for (const pto_handle handle : hints.prefetch_handles) detail::check_id(pto_address(runtime_, handle));
   }

@@ -128,17 +128,17 @@ enum {
 #define PTO_NO_KERNEL (-1)
 
 typedef struct pto_config {
-  uint32_t num_workers;  /* threads; default: processors - 1, at least 1 (the submitter helps); PTO_NO_WORKERS: none */
-  uint32_t window;       /* tasks of one lane between submission and completion; default 1024 */
-  uint32_t max_lanes;    /* threads that submit; default 16 */
-  uint32_t max_handles;  /* buffers known at once; default 8192 */
-  uint32_t max_regions;  /* distinct boxes in use at once; default 4096 */
-  uint32_t max_events;   /* default 1024 */
-  uint64_t heap_bytes;   /* runtime-owned outputs; default 64 MiB; pages cost nothing until used */
+  uint32_t num_workers; /* threads; default: processors - 1, at least 1 (the submitter helps); PTO_NO_WORKERS: none */
+  uint32_t window; /* tasks of one lane between submission and completion; default 1024 */
+  uint32_t max_lanes; /* threads that submit; default 16 */
+  uint32_t max_handles; /* buffers known at once; default 8192 */
+  uint32_t max_regions; /* distinct boxes in use at once; default 4096 */
+  uint32_t max_events; /* default 1024 */
+  uint64_t heap_bytes; /* runtime-owned outputs; default 64 MiB; pages cost nothing until used */
   const uint8_t* worker_types; /* per worker a mask of 1 << pto_worker_type; NULL: every worker runs every type */
-  uint32_t flags;              /* PTO_PIN */
-  const char* shared_path;     /* NULL: one process. A file to make: the region is shared with pto_workers_run */
-  double peer_timeout_s;       /* shared: how long to wait for the workers' process to attach; default 10 */
+  uint32_t flags; /* PTO_PIN */
+  const char* shared_path; /* NULL: one process. A file to make: the region is shared with pto_workers_run */
+  double peer_timeout_s; /* shared: how long to wait for the workers' process to attach; default 10 */
 } pto_config;
 
 enum {
@@ -150,7 +150,7 @@ enum {
 PTO_CALL void pto_config_init(pto_config* config);
 PTO_CALL int pto_runtime_open(const pto_config* config, PTORuntime** runtime);
 PTO_CALL int pto_runtime_close(PTORuntime* runtime); /* waits for every task; not from inside a task */
-PTO_CALL const char* pto_last_error(void);           /* of this thread's last failed call */
+PTO_CALL const char* pto_last_error(void); /* of this thread's last failed call */
 PTO_CALL int pto_last_status(void);
 
 /* Kernels. Names: see pto_kernel_find. */
@@ -165,8 +165,8 @@ PTO_CALL pto_handle pto_register(PTORuntime* runtime, void* address, uint64_t by
 /* Waits for the buffer's tasks, then forgets the handle: the memory may be freed. After PTO_TIMEOUT it stays. */
 PTO_CALL int pto_unregister(PTORuntime* runtime, pto_handle handle, double timeout_s);
 PTO_CALL int pto_freeze(PTORuntime* runtime, pto_handle handle, int frozen); /* frozen: readers are not tracked */
-PTO_CALL pto_handle pto_alloc(PTORuntime* runtime, uint64_t bytes);          /* heap; lives as long as the scope */
-PTO_CALL void* pto_address(PTORuntime* runtime, pto_handle handle);          /* NULL when stale; does not wait */
+PTO_CALL pto_handle pto_alloc(PTORuntime* runtime, uint64_t bytes); /* heap; lives as long as the scope */
+PTO_CALL void* pto_address(PTORuntime* runtime, pto_handle handle); /* NULL when stale; does not wait */
 PTO_CALL uint64_t pto_bytes(PTORuntime* runtime, pto_handle handle);
 /* Waits for the buffer's writers and returns its address: for data-dependent control flow. */
 PTO_CALL const void* pto_read(PTORuntime* runtime, pto_handle handle, double timeout_s);
@@ -203,7 +203,7 @@ PTO_CALL void pto_task_release(PTORuntime* runtime, pto_task task);
 PTO_CALL void pto_fail(const char* reason); /* inside a kernel: the reason for the status it is about to return */
 /* Skips it if it has not started; it waits for no event any more. */
 PTO_CALL int pto_cancel(PTORuntime* runtime, pto_task task);
-PTO_CALL int pto_cancel_all(PTORuntime* runtime);            /* everything submitted so far and not started */
+PTO_CALL int pto_cancel_all(PTORuntime* runtime); /* everything submitted so far and not started */
 
 /* Events: counters that rise. */
 PTO_CALL pto_event pto_event_open(PTORuntime* runtime);
@@ -232,7 +232,7 @@ PTO_CALL int pto_workers_run(const char* shared_path, const char* const* library
 /* Seeing inside. */
 typedef struct pto_stats {
   uint64_t num_submitted, num_completed, num_failed, num_helped; /* helped: run by submitters */
-  uint64_t stall_ns;                                             /* submitters waited for window, heap, handles */
+  uint64_t stall_ns; /* submitters waited for window, heap, handles */
   uint64_t num_stalls;
   uint64_t window, window_high, heap_bytes, heap_high_bytes, handles, handles_high, regions, regions_high;
   /* window_high: the most live tasks at every 256th submission, and the window once it has been full; without what was

@@ -133,8 +133,9 @@ class BufferRef {
   /// Throws when it names nothing: moved from, unregistered, or an Output of no task yet.
   pto_handle handle() const {
     if (handle_ == 0) {
-      detail::refuse("[pto.BufferRef] a buffer must be known to its runtime; got one that was moved from or "
-                     "unregistered, or an output that no task has written; register it, or submit its task first");
+      detail::refuse(
+          "[pto.BufferRef] a buffer must be known to its runtime; got one that was moved from or "
+          "unregistered, or an output that no task has written; register it, or submit its task first");
     }
     return handle_;
   }

@@ -71,8 +71,9 @@ class TaskHandle {
   /// For TaskOptions::after and the C calls; never used for another task.
   pto_task id() const {
     if (task_ == 0) {
-      detail::refuse("[pto.TaskHandle] a handle must name a task; got one that was moved from, detached or never "
-                     "submitted; ask it as a bool first");
+      detail::refuse(
+          "[pto.TaskHandle] a handle must name a task; got one that was moved from, detached or never "
+          "submitted; ask it as a bool first");
     }
     return task_;
   }
@@ -125,8 +126,9 @@ class TaskGroup {
   TaskHandle& add(TaskHandle task) {
     const pto_task id = task.id();
     if (!tasks_.empty() && tasks_.front().runtime() != task.runtime()) {
-      detail::refuse("[pto.TaskGroup.add] a group's tasks must belong to one runtime; got one of another; make a group "
-                     "for each");
+      detail::refuse(
+          "[pto.TaskGroup.add] a group's tasks must belong to one runtime; got one of another; make a group "
+          "for each");
     }
     tasks_.push_back(std::move(task));
     pending_.push_back(id);
@@ -151,8 +153,9 @@ class TaskGroup {
   /// The place of the next task that has ended, well or not. Throws when all were handed out, or none ended in time.
   size_t wait_any(double timeout_s = kForever) {
     if (pending_.empty()) {
-      detail::refuse("[pto.TaskGroup.wait_any] a task must be left to wait for; got a group whose tasks were all "
-                     "handed out; add one");
+      detail::refuse(
+          "[pto.TaskGroup.wait_any] a task must be left to wait for; got a group whose tasks were all "
+          "handed out; add one");
     }
     constexpr uint32_t kNobody = UINT32_MAX;
     uint32_t found = kNobody;
