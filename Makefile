@@ -1,4 +1,4 @@
-# The whole interface for a person: make demo | test | test-slow | check | bench.
+# The whole interface for a person: make demo | test | test-slow | check | format | soak | bench.
 # Each target does all of its own set-up: it checks the machine, makes .venv, builds and installs the package when sources
 # changed. Nothing outside this folder is touched; `make clean` removes what was made.
 #   PYTHON=python3.12   another Python          CXX=clang++   another compiler
@@ -11,9 +11,10 @@ TIMED  := .ci/timed
 SHELL  := /bin/bash
 
 SOURCES := pyproject.toml $(shell find src native -type f -not -name '*.pyc')
+NATIVE  := $(shell find native benchmarks examples tests -name '*.cc' -o -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name '*.c')
 TOOLS   := "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.18" ninja
 
-.PHONY: help demo test test-slow check bench clean
+.PHONY: help demo test test-slow check format soak bench clean
 help:
 	@sed -n '1,4p' Makefile | sed 's/^# //'
 
@@ -22,7 +23,7 @@ demo: $(VENV)/.built
 
 test: $(VENV)/.for-tests $(VENV)/.built
 	@$(TIMED) "native tests" .ci/native_tests release
-	@$(TIMED) "everyday tests" $(BIN)/python -m pytest tests -m "not slow"
+	@$(TIMED) "everyday tests" $(BIN)/python -m pytest tests -m "not slow and not soak"
 
 test-slow: $(VENV)/.for-tests $(VENV)/.built
 	@$(TIMED) "native tests, thread sanitizer" .ci/native_tests thread
@@ -32,8 +33,16 @@ test-slow: $(VENV)/.for-tests $(VENV)/.built
 check: $(VENV)/.for-tests $(VENV)/.built
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 	$(BIN)/python -m mypy
 	$(BIN)/python -m pytest tests/policy
+
+format: $(VENV)/.for-tests
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(NATIVE)
+
+soak: $(VENV)/.for-tests $(VENV)/.built
+	@$(TIMED) "soak" $(BIN)/python -m pytest tests -m soak
 
 bench: $(VENV)/.for-tests $(VENV)/.built
 	@set -e; for file in benchmarks/*.py benchmarks/runtime/*.py benchmarks/task_overhead/run.py; do $(TIMED) "$$file" $(BIN)/python "$$file"; done
