@@ -102,8 +102,10 @@ void norm_scale(const KernelArgs& args) {
   const double factor = limit / (norm + 1e-6);
   auto* out = static_cast<float*>(args.tiles[0].data);
   out[0] = static_cast<float>(norm);
-  // Not `factor < 1`: a NaN norm must reach the parameters' update, where it is seen.
-  out[1] = limit <= 0.0 || factor >= 1.0 ? 1.0f : static_cast<float>(factor);
+  const float loss = *static_cast<const float*>(args.tiles[2].data);
+  const bool is_finite = out[0] - out[0] == 0.0f && loss - loss == 0.0f;
+  // NaN: the step's numbers are lost, and the update must leave every parameter as it is.
+  out[1] = !is_finite ? __builtin_nanf("") : limit <= 0.0 || factor >= 1.0 ? 1.0f : static_cast<float>(factor);
 }
 
 /// Hyperparameters of one step, spread over lanes.
@@ -134,11 +136,13 @@ struct AdamW {
   }
 };
 
-/// Flat over whole panels, or over one vector; the bf16 copy of a panel pairs neighbours along k.
+/// Flat over whole panels, or over one vector; the bf16 copy of a panel pairs neighbours along k. Nothing is written when
+/// the clipping scale is NaN.
 template <class T>
 void adamw(const KernelArgs& args) {
   const TileView &copy = args.tiles[0], &master = args.tiles[1];
-  if (master.rows == 0 || master.cols == 0) return;
+  const float scale = static_cast<const float*>(args.tiles[6].data)[1];
+  if (master.rows == 0 || master.cols == 0 || scale != scale) return;
   const AdamW adam(static_cast<const float*>(args.tiles[5].data), static_cast<const float*>(args.tiles[6].data),
                    static_cast<float>(args.floats[0]));
   float *w = static_cast<float*>(master.data), *m = static_cast<float*>(args.tiles[2].data);

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tilewise.core.mesh import DeviceMesh
     from tilewise.graph import GraphBuilder, layer
     from tilewise.ir.graph import TensorSpec
-    from tilewise.ir.layout import Partial, Replicate, Shard
     from tilewise.session import ComputeGraph, GraphInstance, StepResult
     from tilewise.strategy import DistributionStrategy, ParallelismMode
 
@@ -31,9 +30,6 @@ _HOMES = {
     "GraphBuilder": "tilewise.graph",
     "GraphInstance": "tilewise.session",
     "ParallelismMode": "tilewise.strategy",
-    "Partial": "tilewise.ir.layout",
-    "Replicate": "tilewise.ir.layout",
-    "Shard": "tilewise.ir.layout",
     "StepResult": "tilewise.session",
     "TensorSpec": "tilewise.ir.graph",
     "TilewiseError": "tilewise.core.errors",
@@ -49,9 +45,6 @@ __all__ = [
     "GraphBuilder",
     "GraphInstance",
     "ParallelismMode",
-    "Partial",
-    "Replicate",
-    "Shard",
     "StepResult",
     "TensorSpec",
     "TilewiseError",

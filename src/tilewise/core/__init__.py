@@ -4,6 +4,7 @@ logging.
 Owns no state. Imports nothing of Tilewise.
 """
 
+from tilewise.core.border import Border, shown
 from tilewise.core.dims import (
     Dim,
     DimLabel,
@@ -28,6 +29,7 @@ from tilewise.core.errors import (
     ShapeError,
     TaskFailed,
     TilewiseError,
+    TrainingDiverged,
 )
 from tilewise.core.log import configure_logging, get_logger
 from tilewise.core.mesh import DeviceMesh
@@ -35,6 +37,7 @@ from tilewise.core.mesh import DeviceMesh
 __all__ = [
     "DTYPES",
     "VARIABLES",
+    "Border",
     "CheckpointError",
     "CommError",
     "CommTimeout",
@@ -52,6 +55,7 @@ __all__ = [
     "Size",
     "TaskFailed",
     "TilewiseError",
+    "TrainingDiverged",
     "chunk_range",
     "configure_logging",
     "dtype",
@@ -59,5 +63,6 @@ __all__ = [
     "is_power_of_two",
     "read",
     "shard_range",
+    "shown",
     "upper_bound",
 ]

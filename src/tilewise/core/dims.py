@@ -10,7 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilewise.core.border import Border
 from tilewise.core.errors import LayoutError, ShapeError
+
+_border = Border("core", ShapeError)
+MAX_SIZE = (1 << 40) - 1  # of one dim: offsets and extents stay far from 63 bits
+_BATCH = "batch"
 
 __all__ = ["Dim", "DimLabel", "Size", "chunk_range", "is_power_of_two", "shard_range", "upper_bound"]
 
@@ -20,7 +25,7 @@ class Dim:
     """A size that is bound at run time, for example `Dim("seq", min=1, max=4096)`.
 
     Raises:
-        ShapeError: the bounds are not 0 <= min <= max.
+        ShapeError: the name is no text, or the bounds are not 0 <= min <= max.
     """
 
     name: str
@@ -28,10 +33,9 @@ class Dim:
     max: int = 1 << 20
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min <= self.max:
-            raise ShapeError(
-                f"[core.dims] bounds must be 0 <= min <= max; got {self.min}, {self.max}; for {self.name!r}"
-            )
+        _border.text("dims", "the name of a symbol", self.name)
+        low = _border.integer("dims", f"min of {self.name!r}", self.min, 0, MAX_SIZE)
+        _border.integer("dims", f"max of {self.name!r}", self.max, low, MAX_SIZE)
 
     def __str__(self) -> str:
         return self.name
@@ -45,15 +49,28 @@ class DimLabel:
     """What a tensor dim counts.
 
     Attributes:
-        name: for example `heads`, `kv_heads`, `mlp`, `vocab`, `batch`.
+        name: for example `heads`, `kv_heads`, `mlp`, `vocab`; `batch` is the dim that sums over the step run along.
         atom: elements that stay together (the head size, 64 rows of a vocabulary, 2 otherwise).
         group: for `kv_heads`: query heads per KV head. A KV head belongs to the chunk of its group's first query head
             and lives on every device that holds one of the group's query heads.
+
+    Raises:
+        ShapeError: the name is no text, or atom or group are no positive integers.
     """
 
     name: str
     atom: int = 2
     group: int = 1
+
+    def __post_init__(self) -> None:
+        _border.text("dims", "the name of a label", self.name)
+        _border.integer("dims", f"the atom of {self.name!r}", self.atom, 1, MAX_SIZE)
+        _border.integer("dims", f"the group of {self.name!r}", self.group, 1, MAX_SIZE)
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the dim counts the sequences of a step, over which gradients are sums."""
+        return self.name == _BATCH
 
 
 def is_power_of_two(value: int) -> bool:
@@ -81,6 +98,17 @@ def chunk_range(label: DimLabel, size: int, chunks: int, chunk: int) -> tuple[in
     return min(begin * label.atom, size), min(end * label.atom, size)
 
 
+def _can_spread(kv_heads: int, group: int, shards: int) -> bool:
+    """Whether the sum over a group's query heads is one tree however it is spread (docs/numerics.md, rule 4).
+
+    A group lies on one device, or on r devices with a power of two of its query heads each.
+    """
+    if kv_heads % shards == 0:
+        return True
+    spread = shards // kv_heads
+    return shards % kv_heads == 0 and group % spread == 0 and is_power_of_two(group // spread)
+
+
 def shard_range(label: DimLabel, size: int, chunks: int, shards: int, shard: int) -> tuple[int, int]:
     """Elements `[begin, end)` of a dim of `size` elements that device `shard` of `shards` on an axis holds.
 
@@ -98,13 +126,12 @@ def shard_range(label: DimLabel, size: int, chunks: int, shards: int, shard: int
     run = chunks // shards
     first, last = shard * run * atoms // chunks, (shard + 1) * run * atoms // chunks
     kv_heads = atoms // label.group
-    if label.group > 1 and kv_heads % shards and (shards % kv_heads or atoms % shards):
-        good = [
-            n for n in (1, 2, 4, 8, 16, 32) if kv_heads % n == 0 or (n % kv_heads == 0 and atoms % n == 0)
-        ]
+    if label.group > 1 and not _can_spread(kv_heads, label.group, shards):
+        good = [str(1 << i) for i in range(chunks.bit_length()) if _can_spread(kv_heads, label.group, 1 << i)]
         raise LayoutError(
-            f"[core.dims] KV heads must divide by the axis, or the axis by them and query heads by the axis; got "
-            f"{kv_heads} KV heads and {atoms} query heads over {shards} devices; choose {', '.join(map(str, good))}"
+            "[core.dims] devices must hold whole KV heads, or share one so that its group of query heads halves "
+            f"evenly; got {kv_heads} KV heads with {label.group} query heads each over {shards} devices; choose "
+            f"{', '.join(good)}"
         )
     begin, end = first // label.group, -(-last // label.group)
     return min(begin * label.atom, size), min(end * label.atom, size)

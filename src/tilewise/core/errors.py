@@ -7,6 +7,7 @@
     │   ├── CommTimeout
     │   └── PeerLost
     ├── TaskFailed            op, tile, worker, device as fields
+    ├── TrainingDiverged      loss, gradients, weights or logits are no longer finite
     └── InternalError         a defect of Tilewise itself: says what to report
 
 Messages read `[package.function] the rule; got the values; what to do`. Users' mistakes raise before any work starts.
@@ -28,6 +29,7 @@ __all__ = [
     "ShapeError",
     "TaskFailed",
     "TilewiseError",
+    "TrainingDiverged",
 ]
 
 
@@ -89,6 +91,10 @@ class TaskFailed(TilewiseError):
         self.tile = tile
         self.worker = worker
         self.device = device
+
+
+class TrainingDiverged(TilewiseError):
+    """Loss, gradients or weights are no longer finite numbers; what was saved before is whole."""
 
 
 class InternalError(TilewiseError):

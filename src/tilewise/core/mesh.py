@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from tilewise.core.border import Border
 from tilewise.core.errors import LayoutError
+
+_border = Border("core", LayoutError)
+MAX_DEVICES = 1024
 
 __all__ = ["DeviceMesh"]
 
@@ -19,20 +23,21 @@ class DeviceMesh:
         axes: size per axis name, in order, for example `{"dp": 2, "tp": 4}`.
 
     Raises:
-        LayoutError: an axis has no name or a size below one.
+        LayoutError: an axis has no name or no size of at least one, or there are more than 1,024 devices.
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
 
     def __init__(self, axes: Mapping[str, int]) -> None:
+        _border.mapping("mesh", "axes", axes, "sizes")
         for name, size in axes.items():
-            if not name or size < 1:
-                raise LayoutError(
-                    f"[core.mesh] an axis needs a name and a size of at least 1; got {name!r}={size}; write dp=2,tp=2"
-                )
+            _border.text("mesh", "the name of an axis", name)
+            _border.integer("mesh", f"the size of axis {name!r}", size, 1, MAX_DEVICES)
+        if prod(axes.values()) > MAX_DEVICES:
+            _border.refuse("mesh", f"a mesh has at most {MAX_DEVICES} devices", str(dict(axes)), "drop some")
         object.__setattr__(self, "names", tuple(axes))
-        object.__setattr__(self, "sizes", tuple(axes.values()))
+        object.__setattr__(self, "sizes", tuple(int(size) for size in axes.values()))
 
     @classmethod
     def parse(cls, text: str) -> DeviceMesh:
@@ -42,12 +47,10 @@ class DeviceMesh:
             LayoutError: the text is not of that form.
         """
         axes: dict[str, int] = {}
-        for part in text.split(","):
+        for part in text.split(",") if isinstance(text, str) else [""]:
             name, _, size = part.strip().partition("=")
-            if not size.isdigit() or name in axes:
-                raise LayoutError(
-                    f"[core.mesh] a mesh reads axis=size,…; got {text!r}; write for example dp=2,tp=2"
-                )
+            if not (size.isascii() and size.isdigit() and len(size) < 8) or name in axes:
+                _border.refuse("mesh", "a mesh reads axis=size,…", repr(text), "write for example dp=2,tp=2")
             axes[name] = int(size)
         return cls(axes)
 

@@ -6,21 +6,27 @@ path, never from a counter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 import tilewise.graph.ops  # noqa: F401  (registers the ops)
-from tilewise.core.dims import DimLabel, Size
+from tilewise.core.border import Border, shown
+from tilewise.core.dims import DimLabel, Size, is_power_of_two
 from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
-from tilewise.ir.op import op_named
+from tilewise.ir.op import check_call, op_named
 
 __all__ = ["INV_COUNT", "GraphBuilder"]
 
 INV_COUNT = "loss.inv_count"
+MAX_CHUNKS = 1024
+
+_border = Border("graph", ShapeError)
 
 Labels = Sequence[DimLabel | None]
 
@@ -34,32 +40,62 @@ class GraphBuilder:
             and the largest number of devices that may share such a dim in exact mode.
 
     Shapes: sizes are `int` or `Dim`; row-major, last dim fastest. Every operation raises ShapeError at the call, with
-    the operands' shapes, when they do not fit.
+    the operands' shapes, when they do not fit, are of another type, or belong to another graph.
     """
 
     def __init__(self, name: str = "graph", *, reduction_chunks: int = 8) -> None:
-        self.name = name
-        self.reduction_chunks = reduction_chunks
+        self.name = _border.text("GraphBuilder", "a graph's name", name)
+        self.reduction_chunks = _border.integer(
+            "GraphBuilder", "reduction_chunks", reduction_chunks, 1, MAX_CHUNKS
+        )
+        if not is_power_of_two(self.reduction_chunks):
+            _border.refuse(
+                "GraphBuilder", "reduction_chunks must be a power of two", str(reduction_chunks), "choose 8"
+            )
         self.tensors: list[TensorNode] = []
         self.ops: list[OpNode] = []
         self.outputs: dict[str, int] = {}
         self.constant_values: dict[int, Any] = {}
         self.templates: dict[str, Template] = {}
-        self.layer_functions: dict[str, object] = {}
+        self.layers: dict[
+            str, tuple[object, Mapping[str, Any]]
+        ] = {}  # template -> its function and attributes
         self.phase = "forward"
         self.loss_id: int | None = None
-        self.counted_labels: tuple[int, int] | None = None
         self._names: dict[str, int] = {}
         self._cache: dict[Any, tuple[int, ...]] = {}
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """A block whose declarations and ops stay together: when it raises, none of them has happened."""
+        tensors, ops = len(self.tensors), len(self.ops)
+        outputs, templates, layers = dict(self.outputs), dict(self.templates), dict(self.layers)
+        loss_id = self.loss_id
+        try:
+            yield
+        except BaseException:
+            del self.tensors[tensors:], self.ops[ops:]
+            self.outputs, self.templates, self.layers = outputs, templates, layers
+            self.loss_id = loss_id
+            self._names = {name: i for name, i in self._names.items() if i < tensors}
+            self.constant_values = {i: v for i, v in self.constant_values.items() if i < tensors}
+            self._cache = {key: ids for key, ids in self._cache.items() if all(i < tensors for i in ids)}
+            raise
 
     # ---- tensors from outside -----------------------------------------------------------------------------
 
     def _outside(self, kind: str, spec: TensorSpec) -> TensorNode:
-        if not spec.name or spec.name in self._names:
-            state = "is taken" if spec.name else "is missing"
-            raise ShapeError(
-                f"[graph.{kind}] names must be given and unique; got {spec.name!r}, which {state}; rename it"
-            )
+        _border.text(kind, "a name", spec.name)
+        if spec.name in self._names:
+            _border.refuse(kind, "names must be unique", f"{spec.name!r}, which is taken", "rename it")
+        for dim, label in enumerate(spec.labels):
+            if label is not None and label.is_batch and (dim > 0 or kind not in ("input", "constant")):
+                _border.refuse(
+                    kind,
+                    f"{label.name!r} labels dim 0 of inputs and constants",
+                    f"dim {dim} of {kind} {spec.name!r}",
+                    "transpose it, or choose another label",
+                )
         node = TensorNode(len(self.tensors), spec, kind)
         self.tensors.append(node)
         self._names[spec.name] = node.id
@@ -75,21 +111,22 @@ class GraphBuilder:
         storage: str = "rows",
     ) -> TensorNode:
         """A tensor given at every call; `storage="scalars"` for one number per row (ids, labels, positions)."""
-        return self._outside(
-            "input", TensorSpec(tuple(shape), _dtype(dtype), tuple(labels), name, storage=storage)
-        )
+        return self._outside("input", _spec("input", shape, dtype, labels, name, storage))
 
     def parameter(
         self, shape: Sequence[Size], dtype: str | DType = "f32", *, name: str, labels: Labels = ()
     ) -> TensorNode:
         """A trained tensor: a vector, or a weight `[out, in]` or `[in, out]`, which is kept in packed panels."""
-        if len(shape) > 2 or not all(isinstance(s, int) for s in shape):
-            raise ShapeError(
-                f"[graph.parameter] a parameter has one or two fixed dims; got {tuple(shape)} for {name!r}"
+        spec = _spec("parameter", shape, dtype, labels, name, "rows")
+        if len(spec.shape) > 2 or not all(isinstance(s, int) for s in spec.shape) or spec.dtype.name == "i32":
+            _border.refuse(
+                "parameter",
+                "a parameter has one or two fixed dims of f32 or bf16",
+                f"{spec} {name!r}",
+                "reshape it",
             )
-        storage = "packed" if len(shape) == 2 else "vector"
         return self._outside(
-            "parameter", TensorSpec(tuple(shape), _dtype(dtype), tuple(labels), name, storage=storage)
+            "parameter", replace(spec, storage="packed" if len(spec.shape) == 2 else "vector")
         )
 
     def state(
@@ -102,28 +139,35 @@ class GraphBuilder:
         storage: str = "rows",
     ) -> TensorNode:
         """A tensor that lives on between calls and is written in place (a KV cache, optimizer moments)."""
-        return self._outside(
-            "state", TensorSpec(tuple(shape), _dtype(dtype), tuple(labels), name, storage=storage)
-        )
+        spec = _spec("state", shape, dtype, labels, name, storage)
+        if not all(isinstance(s, int) for s in spec.shape):
+            _border.refuse(
+                "state", "a state has fixed dims", f"{spec} for {name!r}", "give it its largest size"
+            )
+        return self._outside("state", spec)
 
     def constant(
         self, value: np.ndarray, *, name: str, labels: Labels = (), storage: str = "rows"
     ) -> TensorNode:
         """A tensor whose value is known now: RoPE tables, positions."""
         known = {np.dtype(np.float32): "f32", np.dtype(np.int32): "i32"}
-        if value.dtype not in known:
-            raise ShapeError(
-                f"[graph.constant] constants are float32 or int32; got {value.dtype} for {name!r}; cast it"
+        if not isinstance(value, np.ndarray) or value.dtype not in known:
+            _border.refuse(
+                "constant",
+                "a constant is an array of float32 or int32",
+                f"{shown(value)}, {name!r}",
+                "cast it",
             )
         node = self._outside(
-            "constant",
-            TensorSpec(value.shape, _dtype(known[value.dtype]), tuple(labels), name, storage=storage),
+            "constant", _spec("constant", value.shape, known[value.dtype], labels, name, storage)
         )
-        self.constant_values[node.id] = value
+        self.constant_values[node.id] = value.copy()  # the caller may go on with its own
         return node
 
     def output(self, tensor: TensorNode, name: str) -> TensorNode:
         """Make a result readable by name after a run."""
+        self._own("output", tensor)
+        _border.text("output", "an output's name", name)
         if name in self.outputs:
             raise ShapeError(f"[graph.output] output names must be unique; got {name!r} twice; rename one")
         self.outputs[name] = tensor.id
@@ -135,19 +179,39 @@ class GraphBuilder:
 
     # ---- operations ---------------------------------------------------------------------------------------
 
+    def _own(self, call: str, tensor: TensorNode) -> TensorNode:
+        """A tensor of this graph; another graph's would stand for whatever has its number here."""
+        _border.instance(
+            call, "an operand", tensor, TensorNode, "pass tensors of the graph, as its methods return them"
+        )
+        if tensor.id >= len(self.tensors) or self.tensors[tensor.id] is not tensor:
+            _border.refuse(
+                call,
+                "operands must belong to the graph",
+                f"{tensor.spec} {tensor.spec.name!r} of another",
+                "make it here",
+            )
+        return tensor
+
     def op(self, name: str, inputs: Sequence[TensorNode | None], **attrs: Any) -> list[TensorNode]:
-        """Append an op by name; equal ops on equal operands are the same op."""
-        ids = tuple(None if t is None else t.id for t in inputs)
-        return [self.tensors[i] for i in self.op_on_ids(name, ids, attrs)]
+        """Append an op by name; equal ops on equal operands are the same op.
+
+        Raises:
+            ShapeError: the call does not follow the op's signature, or its operands do not fit together.
+        """
+        operands = _border.sequence("op", "operands", inputs, "tensors")
+        checked = check_call(name, operands, attrs)
+        ids = tuple(None if t is None else self._own(name, t).id for t in operands)
+        return [self.tensors[i] for i in self.op_on_ids(name, ids, checked)]
 
     def op_on_ids(self, name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any]) -> tuple[int, ...]:
-        """`op` on tensor ids."""
+        """`op` on tensor ids and attributes that are known to follow its signature."""
         key = (name, ids, tuple(sorted(attrs.items())), self.phase)
         if key in self._cache:
             return self._cache[key]
         given = [None if i is None else self.tensors[i].spec for i in ids]
-        specs = op_named(name).infer(given, attrs)
         _refuse_packed(name, given, attrs)
+        specs = op_named(name).infer(given, attrs)
         outputs = self.append(name, ids, specs, attrs)
         self._cache[key] = outputs
         return outputs
@@ -191,10 +255,14 @@ class GraphBuilder:
         Raises:
             ShapeError: inner sizes or dtypes differ.
         """
-        if b.kind == "parameter":
-            if transpose_a:
-                raise ShapeError(
-                    f"[graph.matmul] only a result can be transposed against a weight; got {a.spec}, {b.spec}"
+        self._own("matmul", a)
+        if self._own("matmul", b).kind == "parameter":
+            if _border.truth("matmul", "transpose_a", transpose_a):
+                _border.refuse(
+                    "matmul",
+                    "the rows of x count against a weight as they are",
+                    f"transpose_a with {a.spec}, {b.spec}",
+                    "transpose the weight instead",
                 )
             inputs = [a, b] + ([residual] if residual is not None else [])
             return self.op(
@@ -213,7 +281,7 @@ class GraphBuilder:
 
     def scale(self, x: TensorNode, factor: float) -> TensorNode:
         """`factor * x`."""
-        return self.op("scale", [x], factor=float(factor))[0]
+        return self.op("scale", [x], factor=factor)[0]
 
     def silu(self, x: TensorNode) -> TensorNode:
         """`x * sigmoid(x)`."""
@@ -229,7 +297,7 @@ class GraphBuilder:
 
     def rms_norm(self, x: TensorNode, gamma: TensorNode, *, eps: float = 1e-6) -> TensorNode:
         """`x / sqrt(mean(x²) + eps) * gamma` over the last dim."""
-        return self.op("rms_norm", [x, gamma], eps=float(eps))[0]
+        return self.op("rms_norm", [x, gamma], eps=eps)[0]
 
     def embedding(self, ids: TensorNode, table: TensorNode) -> TensorNode:
         """Rows of `table` `[vocab, hidden]` at `ids` (i32)."""
@@ -250,7 +318,7 @@ class GraphBuilder:
         scale: float | None = None,
     ) -> TensorNode:
         """Self-attention on `[batch, seq, heads * head_dim]`; grouped when k and v have fewer heads."""
-        attrs = {"head_dim": head_dim, "causal": causal, "scale": float(scale or head_dim**-0.5)}
+        attrs = {"head_dim": head_dim, "causal": causal, "scale": _attention_scale(scale, head_dim)}
         return self.op("attention", [q, k, v], **attrs)[0]
 
     def paged_attention(
@@ -267,7 +335,7 @@ class GraphBuilder:
         scale: float | None = None,
     ) -> TensorNode:
         """Causal attention of flattened tokens over a KV cache in blocks."""
-        attrs = {"head_dim": head_dim, "block_size": block_size, "scale": float(scale or head_dim**-0.5)}
+        attrs = {"head_dim": head_dim, "block_size": block_size, "scale": _attention_scale(scale, head_dim)}
         return self.op("attention_paged", [q, k_cache, v_cache, positions, sequence, block_table], **attrs)[0]
 
     def kv_write(self, cache: TensorNode, x: TensorNode, slots: TensorNode) -> TensorNode:
@@ -289,9 +357,17 @@ class GraphBuilder:
         self, logits: TensorNode, labels: TensorNode, *, ignore_index: int = -100
     ) -> tuple[TensorNode, TensorNode]:
         """`cross_entropy` whose `inv_count` is the input `loss.inv_count`, filled from the labels at every step."""
-        inv_count = self.input([1], "f32", name=INV_COUNT, storage="vector")
-        self.counted_labels = (labels.id, ignore_index)
-        return self.cross_entropy(logits, labels, inv_count, ignore_index=ignore_index)
+        self._own("mean_cross_entropy", labels)
+        if labels.kind != "input":
+            _border.refuse(
+                "mean_cross_entropy",
+                "labels are counted at every step: an input",
+                f"a {labels.kind}",
+                "pass an input",
+            )
+        with self.all_or_nothing():
+            inv_count = self.input([1], "f32", name=INV_COUNT, storage="vector")
+            return self.cross_entropy(logits, labels, inv_count, ignore_index=ignore_index)
 
     def loss(self, tensor: TensorNode) -> TensorNode:
         """Declare the loss `[1]`; planning appends its backward pass. It is read as output `loss`.
@@ -299,8 +375,9 @@ class GraphBuilder:
         Raises:
             ShapeError: the tensor is no loss.
         """
+        self._own("loss", tensor)
         producer = self.ops[tensor.producer].op if tensor.producer is not None else tensor.kind
-        if producer != "cross_entropy":
+        if producer != "cross_entropy" or tensor.shape != (1,):
             raise ShapeError(
                 f"[graph.loss] a loss comes from cross_entropy; got {tensor.spec} from {producer}; call it"
             )
@@ -349,6 +426,21 @@ class GraphBuilder:
 
 
 _dtype = dtype
+
+
+def _spec(
+    call: str, shape: Sequence[Size], dtype: str | DType, labels: Labels, name: str, storage: str
+) -> TensorSpec:
+    sizes = tuple(_border.sequence(call, "a shape", shape, "sizes"))
+    kinds = tuple(_border.sequence(call, "labels", labels, "labels"))
+    return TensorSpec(sizes, _dtype(dtype), kinds, name, storage=storage)
+
+
+def _attention_scale(scale: float | None, head_dim: int) -> float:
+    """What scores are multiplied by: one over the root of the head size unless something else is asked for."""
+    if scale is not None:
+        return _border.number("attention", "scale", scale)
+    return float(_border.integer("attention", "head_dim", head_dim, 1, 1 << 20) ** -0.5)
 
 
 def _refuse_packed(name: str, given: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> None:

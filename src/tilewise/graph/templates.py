@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tilewise.core.border import Border, shown
 from tilewise.core.errors import ShapeError
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.passes import simplify
@@ -16,6 +17,8 @@ from tilewise.ir.counts import counts
 from tilewise.ir.graph import Template, TensorNode
 
 __all__ = ["LayerFunction", "layer"]
+
+_border = Border("graph", ShapeError)
 
 
 class LayerFunction:
@@ -34,26 +37,33 @@ class LayerFunction:
         """Record one use of the layer; its parameters are named `path + "." + name`.
 
         Raises:
-            ShapeError: an operand belongs to another graph, or an attribute is not hashable.
+            ShapeError: an operand belongs to another graph, a name is taken, an attribute is not hashable, or the
+                function returns no tensor of its graph; nothing is recorded then.
         """
+        _border.instance("layer", "the first argument", graph, GraphBuilder, "pass the graph")
+        _border.text("layer", "the path of a layer", path)
         for t in operands:
-            if t.id >= len(graph.tensors) or graph.tensors[t.id] != t:
-                raise ShapeError(
-                    f"[graph.layer] operands must belong to the graph; got {t.spec} in layer {path!r}"
-                )
-        key = self._key(graph, operands, static)
-        if key not in graph.templates:
-            graph.layer_functions[key] = self
-            graph.templates[key] = self._trace(graph, key, operands, static)
-        return _record_call(graph, graph.templates[key], operands, path)
+            graph._own("layer", t)
+        with graph.all_or_nothing():
+            key = self._key(graph, operands, static)
+            if key not in graph.templates:
+                graph.layers[key] = self, static
+                graph.templates[key] = self._trace(graph, key, operands, static)
+            return _record_call(graph, graph.templates[key], operands, path)
 
     def _key(self, graph: GraphBuilder, operands: tuple[TensorNode, ...], static: dict[str, Any]) -> str:
-        """Name and signature; another function of the same name gets a number behind it, in order of first use."""
+        """Name and signature; another function of that name, or attributes that only look alike, get a number behind
+        it, in order of first use."""
+        for name, value in static.items():
+            try:
+                hash(value)
+            except TypeError:
+                _border.refuse("layer", f"attribute {name!r} must be hashable", shown(value), "pass a tuple")
         specs = tuple((str(t.spec), t.spec.labels, t.spec.storage, t.spec.tile_hint) for t in operands)
         base = f"{self.function.__module__}.{self.__name__}({specs!r}, {sorted(static.items())!r})"
         number = 1
         key = base
-        while graph.layer_functions.get(key, self) is not self:
+        while graph.layers.get(key, (self, static)) != (self, static):
             number += 1
             key = f"{base}#{number}"
         return key
@@ -66,7 +76,7 @@ class LayerFunction:
         formal = []
         for i, t in enumerate(operands):
             formal.append(inner._outside("input", t.spec.renamed(f"operand{i}")))
-        result = self.function(inner, *formal, **static)
+        result = inner._own("layer", self.function(inner, *formal, **static))
         inner.output(result, "result")
         frozen = simplify(inner.freeze())
         outside = [t.id for t in frozen.tensors if t.kind in ("parameter", "state", "constant")]

@@ -1,15 +1,12 @@
 """Frozen data that the stages hand on: graph, layout, tile program; and the interface of ops."""
 
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
-from tilewise.ir.layout import GraphLayout, Partial, Replicate, Shard, TensorLayout
+from tilewise.ir.layout import GraphLayout, TensorLayout
 
 __all__ = [
     "Graph",
     "GraphLayout",
     "OpNode",
-    "Partial",
-    "Replicate",
-    "Shard",
     "Template",
     "TensorLayout",
     "TensorNode",

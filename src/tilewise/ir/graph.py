@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
-from tilewise.core.dims import DimLabel, Size
+from tilewise.core.border import Border, shown
+from tilewise.core.dims import MAX_SIZE, Dim, DimLabel, Size, upper_bound
 from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
 
 __all__ = ["Graph", "OpNode", "Template", "TensorNode", "TensorSpec"]
 
 Label = DimLabel | None
+STORAGES = ("rows", "scalars", "packed", "vector")
+MAX_BYTES = 1 << 60
+
+_border = Border("ir", ShapeError)
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,9 @@ class TensorSpec:
         tile_hint: rows per tile, or None for the planner's choice.
         storage: how elements lie: `rows` (row-major, all dims but the last count rows), `scalars` (all dims count rows
             of one element), `packed` (a weight's panels) or `vector` (one row).
+
+    Raises:
+        ShapeError: something of it is of another type or out of range.
     """
 
     shape: tuple[Size, ...]
@@ -41,27 +50,43 @@ class TensorSpec:
     storage: str = "rows"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))
+        shape = tuple(_border.sequence("TensorSpec", "a shape", self.shape, "sizes"))
+        object.__setattr__(self, "shape", tuple(_size(size) for size in shape))
         object.__setattr__(self, "dtype", dtype(self.dtype))
-        labels = tuple(self.labels) or (None,) * len(self.shape)
-        if len(labels) != len(self.shape):
-            raise ShapeError(
-                f"[ir.TensorSpec] one label per dim; got {len(labels)} labels for shape {self.shape} of {self.name!r}"
+        labels = tuple(_border.sequence("TensorSpec", "labels", self.labels, "labels, one per dim"))
+        labels = labels or (None,) * len(shape)
+        if not shape or len(labels) != len(shape):
+            _border.refuse(
+                "TensorSpec",
+                "a tensor has one dim or more, and a label or None for each",
+                f"{len(labels)} labels for shape {shape} of {self.name!r}",
+                "correct one of them",
             )
+        for label in labels:
+            if label is not None and not isinstance(label, DimLabel):
+                _border.refuse(
+                    "TensorSpec", "a label is a DimLabel or None", shown(label), "wrap it in DimLabel"
+                )
         object.__setattr__(self, "labels", labels)
-        bad = [s for s in self.shape if isinstance(s, int) and s < 1]
-        if bad or not self.shape:
-            raise ShapeError(f"[ir.TensorSpec] sizes must be at least 1; got {self.shape} for {self.name!r}")
+        if not isinstance(self.name, str):
+            _border.refuse("TensorSpec", "a name is text", shown(self.name), "pass a str")
+        if self.tile_hint is not None:
+            _border.integer("TensorSpec", "tile_hint", self.tile_hint, 1, MAX_SIZE)
+        _border.choice("TensorSpec", "storage", self.storage, STORAGES)
+        if prod(upper_bound(size) for size in self.shape) * self.dtype.itemsize > MAX_BYTES:
+            _border.refuse(
+                "TensorSpec", "a tensor has at most 2**60 bytes", f"{self} {self.name!r}", "make it smaller"
+            )
 
     @classmethod
     def parameter(cls, shape: tuple[Size, ...], dtype: str | DType, name: str = "", **kw: Any) -> TensorSpec:
         """A trained tensor: it has a name."""
-        return cls(tuple(shape), dtype if isinstance(dtype, DType) else _dtype(dtype), name=name, **kw)
+        return cls(shape, _dtype(dtype), name=name, **kw)
 
     @classmethod
     def activation(cls, shape: tuple[Size, ...], dtype: str | DType, **kw: Any) -> TensorSpec:
         """A computed tensor."""
-        return cls(tuple(shape), dtype if isinstance(dtype, DType) else _dtype(dtype), **kw)
+        return cls(shape, _dtype(dtype), **kw)
 
     def renamed(self, name: str) -> TensorSpec:
         """The same under another name."""
@@ -72,6 +97,11 @@ class TensorSpec:
 
 
 _dtype = dtype
+
+
+def _size(size: object) -> Size:
+    """One entry of a shape: a positive integer, or a symbol."""
+    return size if isinstance(size, Dim) else _border.integer("TensorSpec", "a size", size, 1, MAX_SIZE)
 
 
 @dataclass(frozen=True)

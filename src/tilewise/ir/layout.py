@@ -1,7 +1,6 @@
 """Where the parts of every tensor live, as data.
 
-The internal form is a tuple with one entry per tensor dim: the mesh axis that shards it, or None. `Shard`,
-`Replicate` and `Partial` are the per-axis spelling of `torch.distributed.tensor`, accepted from users.
+A layout is a tuple with one entry per tensor dim: the mesh axis that shards it, or None.
 """
 
 from __future__ import annotations
@@ -11,28 +10,9 @@ from dataclasses import dataclass, field
 
 from tilewise.core.mesh import DeviceMesh
 
-__all__ = ["GraphLayout", "Partial", "Replicate", "Shard", "TensorLayout"]
+__all__ = ["GraphLayout", "TensorLayout"]
 
 TensorLayout = tuple[str | None, ...]
-
-
-@dataclass(frozen=True)
-class Shard:
-    """This axis cuts tensor dim `dim`."""
-
-    dim: int
-
-
-@dataclass(frozen=True)
-class Replicate:
-    """Every device on this axis holds the whole."""
-
-
-@dataclass(frozen=True)
-class Partial:
-    """Every device on this axis holds a summand (`sum`), a candidate (`max`) or nothing but its own rows (`select`)."""
-
-    reduce: str = "sum"
 
 
 @dataclass(frozen=True)

@@ -297,7 +297,9 @@ def cross_entropy_grad(
 def adamw(
     master: Array, m: Array, v: Array, grad: Array, hyper: Array, clip: Array, weight_decay: float
 ) -> tuple[F64, F64, F64]:
-    """Weights, first and second moments after one step of decoupled AdamW."""
+    """Weights, first and second moments after one step of decoupled AdamW; as they were when the scale is NaN."""
+    if np.isnan(clip.reshape(-1)[1]):
+        return _f64(master), _f64(m), _f64(v)
     lr, beta1, beta2, eps, correction1, correction2 = (float(h) for h in hyper.reshape(-1)[:6])
     g = _f64(grad) * float(clip.reshape(-1)[1])
     first = _f64(m) * beta1 + (1 - beta1) * g
@@ -312,9 +314,11 @@ def square_sum(grad: Array, chunks: Sequence[tuple[int, int]], split_dim: int) -
     return np.array([[(g[a:b] if split_dim == 0 else g[:, a:b]).sum() for a, b in chunks]])
 
 
-def norm_scale(partials: Array, max_norm: float) -> F64:
-    """The norm and the factor that clips it."""
+def norm_scale(partials: Array, loss: Array, max_norm: float) -> F64:
+    """The norm and the factor that clips it, which is NaN when norm (in fp32) or loss is not finite."""
     norm = float(np.sqrt(_f64(partials).sum()))
+    if not (np.isfinite(np.float32(norm)) and np.isfinite(loss).all()):
+        return np.array([norm, np.nan])
     return np.array([norm, 1.0 if max_norm <= 0 else min(1.0, max_norm / (norm + 1e-6))])
 
 

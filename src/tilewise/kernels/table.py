@@ -337,7 +337,7 @@ _SPECS = [
     ),
     _spec(
         "norm_scale",
-        "out out:f32, in partials:f64",
+        "out out:f32, in partials:f64, in loss:f32",
         "m d",
         lambda s: s["m"] * s["d"],
         lambda s: 8 * s["m"] * s["d"],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from tilewise.core.border import Border
 from tilewise.core.dims import DimLabel
 from tilewise.core.errors import ShapeError
 from tilewise.graph import GraphBuilder
 from tilewise.ir.graph import TensorNode
 
 __all__ = ["linear", "rms_norm"]
+
+_border = Border("nn", ShapeError)
 
 
 def linear(
@@ -25,17 +28,24 @@ def linear(
         in_label, out_label: what the weight's dims count, for strategies.
 
     Raises:
-        ShapeError: the last dim of x has no fixed size.
+        ShapeError: the last dim of x has no fixed size, or x cannot be multiplied; nothing is declared then.
     """
-    inner = x.shape[-1]
+    inner = _operand("linear", x).shape[-1]
     if not isinstance(inner, int):
-        raise ShapeError(
-            f"[nn.linear] the last dim must have a fixed size; got {x.spec} for {name!r}; reorder the dims"
+        _border.refuse(
+            "linear", "the last dim must have a fixed size", f"{x.spec} for {name!r}", "reorder the dims"
         )
-    weight = graph.parameter([out_features, inner], x.spec.dtype, name=name, labels=[out_label, in_label])
-    return graph.matmul(x, weight, transpose_b=True)
+    with graph.all_or_nothing():
+        weight = graph.parameter([out_features, inner], x.spec.dtype, name=name, labels=[out_label, in_label])
+        return graph.matmul(x, weight, transpose_b=True)
 
 
 def rms_norm(graph: GraphBuilder, x: TensorNode, name: str, *, eps: float) -> TensorNode:
     """Root-mean-square norm over the last dim with a new vector of that size."""
-    return graph.rms_norm(x, graph.parameter([x.shape[-1]], x.spec.dtype, name=name), eps=eps)
+    width = _operand("rms_norm", x).shape[-1]
+    with graph.all_or_nothing():
+        return graph.rms_norm(x, graph.parameter([width], x.spec.dtype, name=name), eps=eps)
+
+
+def _operand(call: str, x: TensorNode) -> TensorNode:
+    return _border.instance(call, "x", x, TensorNode, "pass a tensor of the graph")

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tilewise.core.errors import ConfigError
+import numpy as np
+
+from tilewise.core.border import Border
 from tilewise.graph.builder import GraphBuilder
 from tilewise.ir.graph import TensorNode
 
 __all__ = ["HYPER", "AdamW", "master_name", "moment_names"]
 
+_border = Border("optim")
+MAX_FLOAT = float(np.finfo(np.float32).max)
 HYPER = "optimizer.hyper"  # input [8]: lr, beta1, beta2, eps, 1-beta1^t, 1-beta2^t, two unused
 
 
@@ -36,6 +40,8 @@ class AdamW:
         weight_decay: for weights; vectors (norms) are not decayed.
         max_grad_norm: gradients are scaled down to this global norm; 0 leaves them as they are.
 
+    A step whose loss or gradient norm is not finite leaves weights and moments as they were.
+
     Raises:
         ConfigError: a value is out of range.
 
@@ -49,10 +55,12 @@ class AdamW:
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        ok = 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.eps > 0 and self.weight_decay >= 0
-        if not ok or self.max_grad_norm < 0:
-            raise ConfigError(
-                f"[optim.AdamW] betas lie in [0, 1), eps above 0, decay and norm at least 0; got {self}; correct it"
+        for name in ("beta1", "beta2", "eps", "weight_decay", "max_grad_norm"):
+            value = _border.number("AdamW", name, getattr(self, name), 0.0, MAX_FLOAT)
+            object.__setattr__(self, name, value)
+        if self.beta1 >= 1 or self.beta2 >= 1 or np.float32(self.eps) <= 0:
+            _border.refuse(
+                "AdamW", "betas lie in [0, 1), and eps is above 0 in fp32", str(self), "correct it"
             )
 
     def add_to(self, graph: GraphBuilder, gradients: Mapping[str, int]) -> TensorNode:
@@ -60,7 +68,8 @@ class AdamW:
         graph.phase = "update"
         hyper = graph.input([8], "f32", name=HYPER, storage="vector")
         nodes = [graph.tensors[g] for g in gradients.values()]
-        clip = graph.op("global_norm", nodes, max_norm=self.max_grad_norm)[0]
+        loss = graph.tensors[graph.outputs["loss"]]
+        clip = graph.op("global_norm", [loss, *nodes], max_norm=self.max_grad_norm)[0]
         graph.output(clip, "grad_norm")
         for name, gradient in gradients.items():
             weight = graph.find(name)

@@ -200,7 +200,7 @@ class PlanBuilder:
         lasting = node.kind in ("input", "constant") or (
             tensor in self.keep and tensor not in self.accumulated
         )
-        return lasting and label is not None and label.name == "batch"
+        return lasting and label is not None and label.is_batch
 
     def _result_buffers(self) -> list[Buffer]:
         """Results that travel between segments, with the segments in which they live."""

@@ -84,6 +84,7 @@ class Collectives:
     signal_sites: list[int]
     instructions: list[Instruction]
     one: Extent
+    completed_axes: set[str]
 
     def _signals(self, count: int) -> int:
         """Reserve signals; numbered within their site until `place_signals` knows every device's need."""
@@ -119,6 +120,7 @@ class Collectives:
         tiles.
         """
         low: Any = self
+        self.completed_axes.add(axis)
         src, dst = low.tensor(source), low.tensor(target)
         if src.packed:
             src, dst = low.flat(src), low.flat(dst)
@@ -214,6 +216,7 @@ class Collectives:
     def gather(self, op: OpNode, source: int, target: int, axis: str) -> None:
         """Bring the column shards of `source` together in `target` on the first device of the axis."""
         low: Any = self
+        self.completed_axes.add(axis)
         src, dst = low.tensor(source), low.tensor(target)
         devices, step = self.mesh.team(self.device, axis), low.row_step(src)
         n, me, tiles = len(devices), devices.index(self.device), self._tiles(src.extent, step)

@@ -13,15 +13,18 @@ from typing import Any
 
 from tilewise.core.dims import Dim, DimLabel
 from tilewise.core.dtypes import dtype as dtype_named
+from tilewise.core.errors import InternalError, PlanError
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
 from tilewise.ir.layout import GraphLayout, TensorLayout
-from tilewise.ir.op import op_named
+from tilewise.ir.op import Factors, op_named
 from tilewise.ir.program import Access, Extent, Instruction, LoweredTemplate, Mode, Operand, Slot, TempSpec
+from tilewise.ir.verify_layout import contracted_axes
 from tilewise.plan.collectives import Collectives
 from tilewise.plan.shapes import LocalShapes, round_up
 
 __all__ = ["Accumulator", "Ref", "TemplateLowering", "alias_roots", "trailing_ones"]
 
+ALL_ROWS = 1 << 40
 _ACCESS = {"r": Access.IN, "w": Access.OUT, "rw": Access.INOUT}
 
 
@@ -108,6 +111,7 @@ class TemplateLowering(Collectives):
         self.one = Extent(1)
         self.reduction_chunks = graph.reduction_chunks
         self._op_index = 0
+        self.completed_axes: set[str] = set()  # over which the current op has combined its partial results
         self.refs: dict[Slot, Ref] = {}
 
     # ---- the settings that ops ask for --------------------------------------------------------------------
@@ -116,13 +120,13 @@ class TemplateLowering(Collectives):
     def num_leaves(self) -> int:
         """Leaves that this device has in one microbatch."""
         s = self.shapes.settings
-        return s.leaves // (s.accumulation * self.mesh.size("dp"))
+        return s.leaves // (s.accumulation * self.mesh.size(s.batch_axis))
 
     @property
     def leaf_rows(self) -> int:
-        """Tokens per leaf."""
+        """Tokens per leaf; without a batch, all rows are one leaf."""
         s = self.shapes.settings
-        return s.batch * s.seq // s.leaves
+        return s.batch * s.seq // s.leaves if s.batch else ALL_ROWS
 
     def row_step(self, ref: Ref) -> int:
         """Rows per task of a loop over activation rows."""
@@ -144,11 +148,13 @@ class TemplateLowering(Collectives):
 
     def factor_axis(self, op: OpNode, factor: str) -> str | None:
         """The mesh axis that shards a factor of an op, if any."""
-        names = op_named(op.op).factors([None if i is None else self.spec(i) for i in op.inputs], op.attrs)
-        for tensor, dims in zip(op.inputs, names.inputs):
+        for tensor, dims in zip(op.inputs, self._factors(op).inputs):
             if tensor is not None and dims is not None and factor in dims:
                 return self.layout(tensor)[dims.index(factor)]
         return None
+
+    def _factors(self, op: OpNode) -> Factors:
+        return op_named(op.op).factors([None if i is None else self.spec(i) for i in op.inputs], op.attrs)
 
     def _ref(self, slot: Slot, make: Any) -> Ref:
         if slot not in self.refs:
@@ -301,12 +307,16 @@ class TemplateLowering(Collectives):
         target = base if last else carry(level)
         return Accumulator(target, tuple(carry(i) for i in range(level)), tensor, last)
 
-    def finish_accumulation(self, op: OpNode, target: Accumulator, axis: str | None) -> None:
+    def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
         """After the last microbatch: the sum over the devices that share the batch."""
-        if axis and target.is_last:
+        axis = next((a for f in sorted(self._factors(op).by_leaves) if (a := self.factor_axis(op, f))), None)
+        if axis is None:
+            return
+        self.completed_axes.add(axis)
+        if target.is_last:
             self.all_reduce_in_place(op, target.ref, axis)
 
-    def leaf_tree(self, op: OpNode, output: int, leaves: Ref, axis: str | None) -> None:
+    def leaf_tree(self, op: OpNode, output: int, leaves: Ref) -> None:
         """Combine one row per leaf (and carries) into output number `output`; then over devices."""
         target = self.accumulator(op, output)
         operands = [
@@ -315,18 +325,43 @@ class TemplateLowering(Collectives):
             *(self.whole(c, "r") for c in target.carries),
         ]
         self.emit("leaf_tree_f32", op, self.one, 0, operands, ints=[len(target.carries)])
-        self.finish_accumulation(op, target, axis)
+        self.finish_accumulation(op, target)
 
     # ---- all ops ------------------------------------------------------------------------------------------
 
     def run(self) -> LoweredTemplate:
-        """Lower every op."""
+        """Lower every op.
+
+        Raises:
+            PlanError: an op sums over rows that do not count the batch, in a graph that has one.
+        """
         for index, op in enumerate(self.ops):
             self._op_index = index
+            self.completed_axes = set()
+            self._check_leaves(op)
             op_named(op.op).lower(self, op)
+            left = contracted_axes(self.graph, op, self.graph_layout.tensors) - self.completed_axes
+            if left:
+                raise InternalError(
+                    f"[plan.lower] an op combines the partial results that its factors say it does; got {op.op!r} of "
+                    f"{op.label!r}, which left those over axis {min(left)!r}; please report the op"
+                )
         by_index = sorted(self.slots, key=self.slots.__getitem__)
         return LoweredTemplate(
             self.name, tuple(self.instructions), tuple(by_index), tuple(self.temps), tuple(self.signal_sites)
+        )
+
+    def _check_leaves(self, op: OpNode) -> None:
+        factors = self._factors(op)
+        if not factors.by_leaves or not self.shapes.settings.batch:
+            return
+        for tensor, dims in zip(op.inputs, factors.inputs):
+            for factor, label in zip(dims or (), self.spec(tensor).labels if tensor is not None else ()):
+                if factor in factors.by_leaves and label is not None and label.is_batch:
+                    return
+        raise PlanError(
+            f"[plan.lower] in a graph with a batch, gradients and losses are sums over the batch; got {op.label!r} "
+            f"({op.op}), whose rows do not count it; label dim 0 of its inputs 'batch'"
         )
 
 

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import lcm, prod
 
+from tilewise.core.border import Border
 from tilewise.core.dims import Dim, is_power_of_two
 from tilewise.core.errors import LayoutError, PlanError, ResourceError
 from tilewise.core.mesh import DeviceMesh
-from tilewise.ir.graph import Graph
+from tilewise.ir.graph import Graph, TensorNode
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import DeviceProgram
+from tilewise.ir.verify_layout import verify_layout, verify_microbatches
 from tilewise.plan.build import PlanBuilder
 from tilewise.plan.memory import Buffer
 from tilewise.plan.outputs import gather_outputs
@@ -32,8 +34,11 @@ CATEGORIES = (
     "activations",
     "temporaries",
 )
+MAX_WORKERS = 255  # per device, of one task engine (native/tasks/embedded.h)
+MAX_PARTS = 1 << 20
 _ROWS_PER_TILE = 512
 _ROWS_WITHOUT_BATCH = 128
+_border = Border("plan", PlanError)
 
 
 @dataclass(frozen=True)
@@ -146,69 +151,106 @@ class Plan:
 
 
 def settings_for(
-    graph: Graph, mesh: DeviceMesh, accumulation: int, leaves: int | None, workers_per_device: int | None
+    graph: Graph,
+    layout: GraphLayout,
+    mesh: DeviceMesh,
+    accumulation: int,
+    leaves: int | None,
+    workers_per_device: int | None,
 ) -> PlanSettings:
     """Check the batch against devices, accumulation and leaves, and choose the row tile.
 
     Raises:
-        PlanError: accumulation or leaves do not fit.
-        LayoutError: the batch does not divide.
+        PlanError: accumulation, leaves or workers are out of range, or do not fit.
+        LayoutError: the batch does not divide, or an axis has nothing to share.
     """
-    if accumulation < 1 or not is_power_of_two(accumulation):
-        raise PlanError(
-            f"[plan.settings] accumulation must be a power of two; got {accumulation}; choose 1, 2, 4, …"
+    workers = _workers(mesh, workers_per_device)
+    if not is_power_of_two(_border.integer("settings", "accumulation", accumulation, 1, MAX_PARTS)):
+        _border.refuse(
+            "settings", "accumulation must be a power of two", str(accumulation), "choose 1, 2, 4, …"
         )
-    workers = workers_per_device or max(1, (os.cpu_count() or 1) // mesh.num_devices)
-    batched = [
-        t.spec for t in graph.of_kind("input") if t.spec.labels[0] and t.spec.labels[0].name == "batch"
-    ]
-    if not batched:
-        if mesh.size("dp") > 1 or accumulation > 1:
+    verify_layout(graph, layout)
+    _require_used_axes(graph, layout, mesh)
+    found = _batch_and_rows(graph)
+    if found is None:
+        if accumulation > 1:
             raise LayoutError(
-                f"[plan.settings] data parallelism and accumulation need inputs labelled 'batch'; got none in "
-                f"{graph.name!r}; label dim 0 of its inputs"
+                f"[plan.settings] accumulation needs inputs labelled 'batch'; got none in {graph.name!r}; label dim 0 "
+                "of its inputs"
             )
-        return PlanSettings(
-            row_tile=_row_tile_unbatched(graph), leaves=1, batch=1, seq=1 << 40, workers_per_device=workers
-        )
-    batch, seq = _batch_and_rows(graph)
-    share = accumulation * mesh.size("dp")
-    if leaves is None:
-        leaves = min(16, batch & -batch)
-    if not is_power_of_two(leaves) or batch % leaves:
-        raise PlanError(
-            f"[plan.settings] leaves must be a power of two that divides the batch; got {leaves} for {batch}"
+        return PlanSettings(row_tile=_row_tile_unbatched(graph), workers_per_device=workers)
+    if accumulation > 1:
+        verify_microbatches(graph)
+    batch, seq = found
+    axis = _batch_axis(graph, layout)
+    share = accumulation * mesh.size(axis)
+    leaves = min(16, batch & -batch) if leaves is None else leaves
+    if not is_power_of_two(_border.integer("settings", "leaves", leaves, 1, MAX_PARTS)) or batch % leaves:
+        _border.refuse(
+            "settings",
+            "leaves must be a power of two that divides the batch",
+            f"{leaves} for {batch}",
+            "correct it",
         )
     if leaves % share:
         raise LayoutError(
-            f"[plan.settings] the batch's {leaves} leaves must divide by dp x accumulation; got {mesh.size('dp')} x "
-            f"{accumulation}; use a batch or leaves that are a multiple of {share}"
+            f"[plan.settings] the batch's {leaves} leaves must divide by {axis or 'devices'} x accumulation; got "
+            f"{mesh.size(axis)} x {accumulation}; use a batch or leaves that are a multiple of {share}"
         )
     per_leaf = batch // leaves
     sequences = max(
         k for k in range(1, per_leaf + 1) if per_leaf % k == 0 and (k == 1 or k * seq <= _ROWS_PER_TILE)
     )
-    return PlanSettings(accumulation, leaves, batch, seq, sequences * seq, workers)
+    return PlanSettings(accumulation, leaves, batch, seq, sequences * seq, workers, axis)
 
 
-def _batch_and_rows(graph: Graph) -> tuple[int, int]:
-    """Size of the batch, and rows per element of it, which all batched inputs share."""
+def _workers(mesh: DeviceMesh, given: int | None) -> int:
+    if given is None:
+        return min(MAX_WORKERS, max(1, (os.cpu_count() or 1) // mesh.num_devices))
+    return _border.integer("settings", "workers_per_device", given, 1, MAX_WORKERS)
+
+
+def _require_used_axes(graph: Graph, layout: GraphLayout, mesh: DeviceMesh) -> None:
+    """Devices along an axis that shards nothing would all compute the same."""
+    used = {axis for t in graph.tensors for axis in layout.tensors[t.id] if axis}
+    for axis in mesh.names:
+        if mesh.size(axis) > 1 and axis not in used:
+            raise LayoutError(
+                f"[plan.settings] every axis of the mesh must have something to share; got {axis}={mesh.size(axis)}, "
+                f"which shards no tensor of {graph.name!r}; label the dims it is meant for, or drop the axis"
+            )
+
+
+def _batched(graph: Graph) -> list[TensorNode]:
+    """What comes from outside and has a part for every sequence of the step."""
+    nodes = (*graph.of_kind("input"), *graph.of_kind("constant"))
+    return [t for t in nodes if (label := t.spec.labels[0]) is not None and label.is_batch]
+
+
+def _batch_axis(graph: Graph, layout: GraphLayout) -> str:
+    """The axis that shards the batch; empty when none does. One strategy maps a label to one axis."""
+    return next((axis for t in _batched(graph) if (axis := layout.tensors[t.id][0])), "")
+
+
+def _batch_and_rows(graph: Graph) -> tuple[int, int] | None:
+    """Size of the batch, and rows per element of it, which all batched inputs share; None without any."""
     found = {}
-    for t in (*graph.of_kind("input"), *graph.of_kind("constant")):
-        label, lead = (
-            t.spec.labels[0],
-            len(t.spec.shape) - (t.spec.storage == "rows" and len(t.spec.shape) > 1),
-        )
-        if label is not None and label.name == "batch":
-            sizes = [s for s in t.spec.shape[:lead] if isinstance(s, int)]
-            found[t.spec.name] = (sizes[0], prod(sizes[1:]))
+    for t in _batched(graph):
+        lead = len(t.spec.shape) - (t.spec.storage == "rows" and len(t.spec.shape) > 1)
+        sizes = t.spec.shape[:lead]
+        if not all(isinstance(s, int) for s in sizes):
+            _border.refuse(
+                "settings", "the batch has a fixed size", f"{t.spec} {t.spec.name!r}", "fix its dims"
+            )
+        found[t.spec.name] = (sizes[0], prod(s for s in sizes[1:] if isinstance(s, int)))
     if len(set(found.values())) > 1:
         words = ", ".join(f"{name} {batch} x {rows}" for name, (batch, rows) in found.items())
         raise PlanError(
             f"[plan.settings] batched inputs must have one batch and one number of rows per element; got {words}; "
             "give them the same leading dims"
         )
-    return next(iter(found.values()))
+    batch, rows = next(iter(found.values()), (0, 0))
+    return (batch, rows) if isinstance(batch, int) and batch else None
 
 
 def _row_tile_unbatched(graph: Graph) -> int:

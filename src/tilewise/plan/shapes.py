@@ -30,8 +30,9 @@ class PlanSettings:
     Attributes:
         accumulation: microbatches per step.
         leaves: G, parts the global batch is cut into for sums over tokens; a power of two.
-        batch: global batch of a step (rows of the `batch` label), 0 for graphs without one.
+        batch: global batch of a step (what dims labelled `batch` count); 0 for graphs without one.
         seq: rows per batch element.
+        batch_axis: the mesh axis that shards the batch; empty when none does.
         row_tile: rows per tile of activations.
         workers_per_device: worker threads of every device.
     """
@@ -39,9 +40,10 @@ class PlanSettings:
     accumulation: int = 1
     leaves: int = 1
     batch: int = 0
-    seq: int = 1
+    seq: int = 0
     row_tile: int = 128
     workers_per_device: int = 1
+    batch_axis: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class LocalShapes:
         """Global elements `[begin, end)` of a fixed dim that this device holds (per microbatch for the batch)."""
         size, label, axis = spec.shape[dim], spec.labels[dim], layout[dim]
         assert isinstance(size, int)
-        if label is not None and label.name == "batch":
+        if label is not None and label.is_batch:
             parts = self.settings.accumulation * (self.mesh.size(axis) if axis else 1)
             if size % parts:
                 raise LayoutError(
@@ -157,7 +159,7 @@ class LocalShapes:
         """Local element ranges of the chunks of a labelled dim that this device sums: its aligned run of chunks."""
         size, label = spec.shape[dim], spec.labels[dim]
         assert isinstance(size, int)
-        if label is None or label.name == "batch":
+        if label is None or label.is_batch:
             return [(0, size)]
         shards = self.mesh.size(axis) if axis else 1
         shard = self.mesh.coordinate(self.device, axis) if axis else 0

@@ -98,7 +98,7 @@ class ComputeGraph(GraphBuilder):
         used = given if given is not None else strategy.mesh()
         graph = self.complete()
         layout = propagate_layouts(graph, used, strategy)
-        settings = settings_for(graph, used, accumulation, leaves, workers_per_device)
+        settings = settings_for(graph, layout, used, accumulation, leaves, workers_per_device)
         return make_plan(graph, layout, used, settings, self._optimizer)
 
     def estimate_memory_usage(
@@ -122,7 +122,7 @@ class ComputeGraph(GraphBuilder):
         """
         plan = plan or self.plan()
         plan.require_memory(memory_limit_bytes)
-        return GraphInstance(plan, memory_limit_bytes, deadline_s, self.counted_labels)
+        return GraphInstance(plan, memory_limit_bytes, deadline_s)
 
     def digest(self) -> str:
         """SHA-256 over structure, shapes, names and chunks; equal graphs have equal digests."""

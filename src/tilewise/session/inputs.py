@@ -1,4 +1,4 @@
-"""What a run may be given: every input, of the right shape and kind, with indices that lie in what they name.
+"""What a tensor may be given: the right shape and kind of numbers, and indices that lie in what they name.
 
 Kernels trust their operands; this is the border where values from outside are checked, before anything is written.
 """
@@ -7,23 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
+from tilewise.core.border import Border, shown
 from tilewise.core.dims import Dim, Size
+from tilewise.core.dtypes import DType
 from tilewise.core.errors import ShapeError
 from tilewise.graph.builder import INV_COUNT
-from tilewise.ir.graph import Graph
+from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.op import op_named
 from tilewise.optim.adamw import HYPER
 
-__all__ = ["Bounds", "check_inputs", "input_bounds", "symbol_values"]
+__all__ = [
+    "Bounds",
+    "as_array",
+    "check_constants",
+    "check_inputs",
+    "check_value",
+    "counted_labels",
+    "index_bounds",
+    "is_finite",
+]
 
 Bounds = list[tuple[int, Size, int | None]]
+Symbols = Mapping[Dim, int]
 _OWN = (INV_COUNT, HYPER)  # filled in by the instance itself
+_border = Border("session", ShapeError)
 
 
-def input_bounds(graph: Graph) -> dict[str, Bounds]:
-    """Per input by name, the ranges that ops using it as indices ask for, in layers too."""
+def index_bounds(graph: Graph) -> dict[str, Bounds]:
+    """Per tensor from outside by name, the ranges that ops using it as indices ask for, in layers too."""
     found: dict[str, Bounds] = {}
 
     def walk(inside: Graph, names: Mapping[int | None, str]) -> None:
@@ -44,20 +59,71 @@ def input_bounds(graph: Graph) -> dict[str, Bounds]:
                     if tensor in names and limits not in found.setdefault(names[tensor], []):
                         found[names[tensor]].append(limits)
 
-    walk(graph, {t.id: t.spec.name for t in graph.of_kind("input")})
+    walk(graph, {t.id: t.spec.name for t in graph.tensors if t.kind != "result"})
     return found
 
 
-def symbol_values(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[Dim, int]:
-    """The symbols' values that the inputs' shapes imply.
+def counted_labels(graph: Graph) -> tuple[str, int] | None:
+    """The input whose elements the loss counts, and the one value that it does not; None without such a loss."""
+    for op in graph.ops:
+        if op.op == "cross_entropy" and graph.spec(op.inputs[2] or 0).name == INV_COUNT:
+            return graph.spec(op.inputs[1] or 0).name, op.attrs["ignore_index"]
+    return None
+
+
+def check_constants(graph: Graph) -> None:
+    """Constants that are used as indices name what exists.
 
     Raises:
-        ShapeError: a value outside its bounds, or two values of one symbol.
+        ShapeError: one does not.
     """
+    bounds = index_bounds(graph)
+    for tensor, value in graph.constant_values.items():
+        spec = graph.spec(tensor)
+        for low, high, other in bounds.get(spec.name, []):
+            _check_indices("constant", spec.name, value, low, _smallest(high), other)
+
+
+def _smallest(size: Size) -> int:
+    return size.min if isinstance(size, Dim) else size
+
+
+def check_inputs(
+    graph: Graph, inputs: Mapping[str, object], bounds: Mapping[str, Bounds]
+) -> tuple[dict[str, NDArray[np.generic]], dict[Dim, int]]:
+    """Everything about a run's inputs; returns them as arrays, and the symbols' values.
+
+    Raises:
+        ShapeError: an input is missing, unknown, of another shape or kind, or holds an index that names nothing.
+    """
+    _border.mapping("run", "inputs", inputs, "arrays")
+    specs = {t.spec.name: t.spec for t in graph.of_kind("input") if t.spec.name not in _OWN}
+    odd = [*(n for n in specs if n not in inputs), *(n for n in inputs if n not in specs)]
+    if odd:
+        raise ShapeError(
+            f"[session.run] a run takes exactly its inputs; got {', '.join(inputs) or 'none'} with {odd[0]!r} "
+            f"missing or unknown; give {', '.join(specs)}"
+        )
+    arrays = {name: as_array("run", name, value) for name, value in inputs.items()}
+    values = _symbol_values(specs, arrays)
+    for name, value in arrays.items():
+        check_value("run", specs[name], value, bounds.get(name, []), values)
+    return arrays, values
+
+
+def as_array(call: str, name: str, value: object) -> NDArray[np.generic]:
+    """Anything that NumPy takes for an array."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError):  # lists of unequal lengths, for example
+        _border.refuse(call, f"{name!r} takes an array", shown(value), "pass numpy.asarray of it")
+
+
+def _symbol_values(specs: Mapping[str, TensorSpec], arrays: Mapping[str, NDArray[np.generic]]) -> dict[Dim, int]:
+    """The symbols' values that the inputs' shapes imply."""
     values: dict[Dim, int] = {}
-    specs = {t.spec.name: t.spec for t in graph.of_kind("input")}
-    for name, value in inputs.items():
-        for size, given in zip(specs[name].shape if name in specs else (), value.shape):
+    for name, value in arrays.items():
+        for size, given in zip(specs[name].shape, value.shape):
             if isinstance(size, Dim) and (
                 not size.min <= given <= size.max or values.setdefault(size, given) != given
             ):
@@ -68,40 +134,52 @@ def symbol_values(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[Dim, i
     return values
 
 
-def check_inputs(
-    graph: Graph, inputs: Mapping[str, np.ndarray], bounds: Mapping[str, Bounds]
-) -> dict[Dim, int]:
-    """Everything about a run's inputs; returns the symbols' values.
+def check_value(
+    call: str, spec: TensorSpec, value: NDArray[np.generic], bounds: Bounds, symbols: Symbols
+) -> None:
+    """A value for a tensor from outside.
 
     Raises:
-        ShapeError: an input is missing, unknown, of another shape or kind, or holds an index that names nothing.
+        ShapeError: it has another shape, is of another kind, does not fit the dtype, or holds an index that names
+            nothing.
     """
-    specs = {t.spec.name: t.spec for t in graph.of_kind("input") if t.spec.name not in _OWN}
-    odd = [*(n for n in specs if n not in inputs), *(n for n in inputs if n not in specs)]
-    if odd:
-        raise ShapeError(
-            f"[session.run] a run takes exactly its inputs; got {', '.join(inputs) or 'none'} with {odd[0]!r} "
-            f"missing or unknown; give {', '.join(specs)}"
-        )
-    values = symbol_values(graph, inputs)
-    for name, value in inputs.items():
-        spec = specs[name]
-        shape = tuple(values[s] if isinstance(s, Dim) else s for s in spec.shape)
-        if value.shape != shape:
-            raise ShapeError(
-                f"[session.run] shapes must agree; got {value.shape} for {name!r} {shape}; reshape it"
-            )
-        kind = np.integer if spec.dtype.name == "i32" else np.number
-        if not np.issubdtype(value.dtype, kind) and value.dtype != spec.dtype.numpy:
-            raise ShapeError(
-                f"[session.run] {name!r} takes {spec.dtype}; got {value.dtype}; convert it, knowing what is lost"
-            )
-        for low, high, other in bounds.get(name, []):
-            _check_indices(name, value, low, values[high] if isinstance(high, Dim) else high, other)
-    return values
+    name = spec.name
+    shape = tuple(symbols[s] if isinstance(s, Dim) else s for s in spec.shape)
+    if value.shape != shape:
+        _border.refuse(call, "shapes must agree", f"{value.shape} for {name!r} {shape}", "reshape it")
+    if not _is_kind(value.dtype, spec.dtype):
+        what = shown(value) if value.dtype.hasobject else str(value.dtype)
+        _border.refuse(call, f"{name!r} takes {spec.dtype}", what, "convert it, knowing what is lost")
+    if spec.dtype.name == "i32":
+        limits = np.iinfo(np.int32)
+        _check_indices(call, name, value, int(limits.min), int(limits.max) + 1, None)
+    elif value.size and not is_finite(value, spec.dtype) and is_finite(value, None):
+        _border.refuse(call, f"{name!r} must fit {spec.dtype}", "numbers beyond its range", "scale them down")
+    for low, high, other in bounds:
+        _check_indices(call, name, value, low, symbols[high] if isinstance(high, Dim) else high, other)
 
 
-def _check_indices(name: str, value: np.ndarray, low: int, high: int, other: int | None) -> None:
+def _is_kind(given: np.dtype[np.generic], wanted: DType) -> bool:
+    """Integers for i32; real numbers for everything else."""
+    if wanted.name == "i32":
+        return given.kind in "iu"
+    return given.kind in "iuf" or given == ml_dtypes.bfloat16
+
+
+def is_finite(value: NDArray[np.generic], target: DType | None) -> bool:
+    """Whether all numbers are finite, also once they are of the target type."""
+    if value.dtype.kind in "iu":
+        return True
+    with np.errstate(over="ignore"):
+        stored = value if target is None or value.dtype == target.numpy else value.astype(target.numpy)
+    if stored.dtype == ml_dtypes.bfloat16:
+        return not bool(((stored.view(np.uint16) & 0x7F80) == 0x7F80).any())
+    return bool(np.isfinite(stored).all())
+
+
+def _check_indices(
+    call: str, name: str, value: NDArray[np.generic], low: int, high: int, other: int | None
+) -> None:
     wrong = (value < low) | (value >= high)
     if other is not None:
         wrong &= value != other
@@ -109,5 +187,5 @@ def _check_indices(name: str, value: np.ndarray, low: int, high: int, other: int
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
         also = "" if other is None else f" or be {other}"
         raise ShapeError(
-            f"[session.run] {name!r} must lie in [{low}, {high}){also}; got {value[at]} at {list(at)}; correct it"
+            f"[session.{call}] {name!r} must lie in [{low}, {high}){also}; got {value[at]} at {list(at)}; correct it"
         )

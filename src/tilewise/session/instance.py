@@ -1,8 +1,15 @@
-"""`GraphInstance`: a plan with memory, weights and workers. State really lives here."""
+"""`GraphInstance`: a plan with memory, weights and workers. State really lives here.
+
+One thread at a time: a second one is refused before it has changed anything. Values are checked whole before the first of
+them is written (`session/inputs.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -10,56 +17,92 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tilewise.core.dims import Dim
-from tilewise.core.errors import CheckpointError, PlanError, ShapeError
+from tilewise.core.border import Border, shown
+from tilewise.core.errors import CheckpointError, PlanError, ShapeError, TrainingDiverged
 from tilewise.graph.builder import INV_COUNT
 from tilewise.ir.graph import TensorSpec
 from tilewise.optim import AdamW
-from tilewise.optim.adamw import HYPER, master_name, moment_names
+from tilewise.optim.adamw import HYPER, MAX_FLOAT, master_name, moment_names
 from tilewise.plan import Plan
 from tilewise.session.assemble import assemble_program, make_executor
-from tilewise.session.inputs import check_inputs, input_bounds
+from tilewise.session.inputs import (
+    as_array,
+    check_inputs,
+    check_value,
+    counted_labels,
+    index_bounds,
+    is_finite,
+)
 from tilewise.session.local import TensorStore
 
 __all__ = ["GraphInstance", "StepResult"]
 
+Array = NDArray[Any]
 _STEP = "optimizer.step"
+_MAX_STEPS = 1 << 53
+_border = Border("session", PlanError)
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a training step reports: mean loss over counted labels, and the gradient norm before clipping."""
+    """What a training step reports.
+
+    Attributes:
+        loss: mean over the counted labels.
+        grad_norm: norm of all gradients before clipping.
+        is_skipped: the two were not finite numbers, and the step changed no weight.
+    """
 
     loss: float
     grad_norm: float
+    is_skipped: bool = False
 
 
 class GraphInstance:
     """A running model. Made by `ComputeGraph.instantiate`; close it, or use it with `with`.
 
+    It belongs to the process that made it, and takes one call at a time: any other raises PlanError and changes nothing.
+
     Args:
         plan: what to run.
         memory_limit_bytes, deadline_s: as in `ComputeGraph.instantiate`.
-        counted_labels: id of the labels and the index that is not counted, for graphs with a loss.
     """
 
-    def __init__(
-        self, plan: Plan, memory_limit_bytes: int, deadline_s: float, counted_labels: tuple[int, int] | None
-    ) -> None:
+    def __init__(self, plan: Plan, memory_limit_bytes: int, deadline_s: float) -> None:
         self.plan = plan
         self._programs = {name: assemble_program(plan, name) for name in plan.programs}
         self._executor = make_executor(plan, memory_limit_bytes, deadline_s)
         self._store = TensorStore(plan, self._executor)
         self._ids = {t.spec.name: t.id for t in plan.graph.tensors if t.spec.name and t.kind != "result"}
-        self._counted = counted_labels
+        self._counted = counted_labels(plan.graph)
         self.step_count = 0
-        self._closed = False
-        self._bounds = input_bounds(plan.graph)
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._bounds = index_bounds(plan.graph)
         self._can_go_back = False
-        self._closed = False
         for tensor, value in plan.graph.constant_values.items():
             self._store.write(tensor, value)
+
+    @contextmanager
+    def _alone(self, call: str) -> Iterator[None]:
+        """The one call at a time; everything public goes through here."""
+        if self._is_closed:
+            _border.refuse(call, "the model must be open", "a closed one", "instantiate the graph again")
+        if os.getpid() != self._process:
+            _border.refuse(
+                call, "a model belongs to the process that made it", "a call in a forked one", "instantiate it there"
+            )
+        if not self._lock.acquire(blocking=False):
+            _border.refuse(
+                call, "a model takes one call at a time", "one during another thread's", "wait for that one"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     # ---- weights and other tensors ------------------------------------------------------------------------
 
@@ -74,175 +117,217 @@ class GraphInstance:
 
     def differing_replicas(self, name: str) -> tuple[int, int] | None:
         """Two devices whose copies of a tensor differ in a bit; None when all agree (or there are none)."""
-        return self._store.differing_replicas(self._id(name))
+        with self._alone("differing_replicas"):
+            return self._store.differing_replicas(self._id("differing_replicas", name))
 
-    def _id(self, name: str) -> int:
-        if self._closed:
-            raise PlanError(
-                "[session.tensor] the model must be open; got a closed one; instantiate the graph again"
-            )
+    def _id(self, call: str, name: str) -> int:
+        _border.text(call, "a tensor's name", name)
         found = self._ids.get(name, self.plan.graph.outputs.get(name))
         if found is None:
             known = ", ".join([*self._ids, *self.plan.graph.outputs][:12])
             raise ShapeError(
-                f"[session.tensor] the graph must have the tensor; got {name!r}; it has {known}, …"
+                f"[session.{call}] the graph must have the tensor; got {name!r}; it has {known}, …"
             )
         return found
 
-    def get_tensor(self, name: str) -> np.ndarray:
+    def get_tensor(self, name: str) -> Array:
         """A tensor as a whole: a parameter (its fp32 master in training), state, input, or an output of the last run.
 
         Raises:
             ShapeError: no tensor has that name.
         """
-        tensor = self._id(master_name(name) if master_name(name) in self._ids else name)
-        return self._store.read(tensor)
+        with self._alone("get_tensor"):
+            return self._read(name)
 
-    def set_tensor(self, name: str, value: np.ndarray) -> None:
-        """Write a whole tensor; a parameter's master along with it.
+    def _read(self, name: str) -> Array:
+        self._id("get_tensor", name)
+        return self._store.read(self._id("get_tensor", master_name(name) if master_name(name) in self._ids else name))
+
+    def set_tensor(self, name: str, value: Array) -> None:
+        """Write a whole tensor from outside: input, parameter (its master along with it) or state.
 
         Raises:
-            ShapeError: no tensor has that name, or the shape differs.
+            ShapeError: no such tensor, or a value of another shape or kind, beyond the dtype's range, or with an index
+                that names nothing.
         """
-        self._write(name, value, once=False)
+        with self._alone("set_tensor"):
+            tensor = self._id("set_tensor", name)
+            node = self.plan.graph.tensors[tensor]
+            if node.kind in ("result", "constant"):
+                raise ShapeError(
+                    f"[session.set_tensor] inputs, parameters and states can be written; got {name!r}, a {node.kind}; "
+                    "declare it as one of them"
+                )
+            array = as_array("set_tensor", name, value)
+            symbols = dict(zip(self.plan.shapes.symbols, self._store.symbols))
+            check_value("set_tensor", node.spec, array, self._bounds.get(name, []), symbols)
+            self._write(name, array)
 
-    def _write_all(self, values: Iterable[tuple[str, np.ndarray]]) -> None:
+    def _write_all(self, values: Iterable[tuple[str, Array]]) -> None:
         """Many parameters and states: each part is laid out once and broadcast to the devices that share it."""
         for name, value in values:
             self._write(name, value, once=True)
         if "broadcast" in self._programs:
-            self._run("broadcast")
+            self._executor.run(self._programs["broadcast"], self._store.symbols)
 
-    def _write(self, name: str, value: np.ndarray, *, once: bool) -> None:
-        tensor = self._id(name)
-        shape = self.plan.graph.spec(tensor).shape
-        if len(shape) != value.ndim or any(
-            s != v for s, v in zip(shape, value.shape) if not isinstance(s, Dim)
-        ):
-            raise ShapeError(
-                f"[session.set_tensor] shapes must agree; got {value.shape} for {name!r} {shape}; reshape it"
-            )
-        self._store.write(tensor, value, once=once)
+    def _write(self, name: str, value: Array, *, once: bool = False) -> None:
+        self._can_go_back = False  # a backward pass would mix what was and what is
+        self._store.write(self._ids[name], value, once=once)
         if master_name(name) in self._ids:
             self._store.write(self._ids[master_name(name)], value, once=once)
 
     def initialize(self, seed: int = 0, scale: float = 0.02) -> None:
         """Random weights (normal, standard deviation `scale`), ones for vectors; a function of seed and name alone."""
-        self._write_all(
-            (t.spec.name, _random(t.spec, seed, scale)) for t in self.plan.graph.of_kind("parameter")
-        )
+        _border.integer("initialize", "seed", seed, 0, (1 << 64) - 1)
+        _border.number("initialize", "scale", scale, 0.0, MAX_FLOAT)
+        with self._alone("initialize"):
+            self._write_all(
+                (t.spec.name, _random(t.spec, seed, scale)) for t in self.plan.graph.of_kind("parameter")
+            )
 
-    def load_parameters(self, source: str | Path | Mapping[str, np.ndarray]) -> None:
+    def load_parameters(self, source: str | Path | Mapping[str, Array]) -> None:
         """All parameters from a safetensors file, a Hugging Face directory, or arrays by name (with or without the
         prefix `model.`).
 
         Raises:
-            CheckpointError: a parameter is missing or has another shape; nothing is changed then.
+            CheckpointError: a parameter is missing, has another shape, is no floating-point array or holds what is no
+                finite number in the parameter's dtype; or something is stored that the graph has no parameter for.
+                Nothing is changed then.
         """
         from tilewise.checkpoint import open_weights
 
-        weights = source if isinstance(source, Mapping) else open_weights(Path(source))
-        found = {}
-        for t in self.plan.graph.of_kind("parameter"):
-            name = t.spec.name if t.spec.name in weights else f"model.{t.spec.name}"
-            if name not in weights:
+        if not isinstance(source, (str, Path, Mapping)):
+            _border.refuse("load_parameters", "weights come from a path or a dictionary", shown(source), "pass one")
+        with self._alone("load_parameters"):
+            weights = source if isinstance(source, Mapping) else open_weights(Path(source))
+            names = self.parameter_names()
+            found = {name: name if name in weights else f"model.{name}" for name in names}
+            odd = [name for name in weights if name not in set(found.values())]
+            if odd:
                 raise CheckpointError(
-                    f"[session.load_parameters] every parameter is needed; got none for {t.spec.name!r}"
+                    f"[session.load_parameters] what is stored must be the graph's parameters; got {odd[0]!r} besides; "
+                    "load the model it belongs to, or drop it"
                 )
-            found[t.spec.name] = name
-        for name, stored in found.items():
-            self._check_stored(name, np.shape(weights[stored]))
-        self._write_all((name, np.asarray(weights[stored])) for name, stored in found.items())
+            self._load("load_parameters", weights, found)
 
-    def _check_stored(self, name: str, shape: tuple[int, ...]) -> None:
-        expected = self.plan.graph.spec(self._id(name)).shape
-        if tuple(shape) != expected:
-            raise CheckpointError(
-                f"[session.load] shapes must agree; got {tuple(shape)} for {name!r} {expected}; nothing was changed"
-            )
+    def _load(self, call: str, stored: Mapping[str, Array], found: Mapping[str, str]) -> None:
+        """Check everything, then write everything."""
+        for name, key in found.items():
+            if key not in stored:
+                raise CheckpointError(f"[session.{call}] every entry is needed; got none for {name!r}; add it")
+            self._check_stored(call, name, as_array(call, key, stored[key]))
+        self._write_all((name, np.asarray(stored[key])) for name, key in found.items())
 
-    def state_dict(self) -> dict[str, np.ndarray]:
+    def _check_stored(self, call: str, name: str, value: Array) -> None:
+        spec = self.plan.graph.spec(self._ids[name])
+        problem = ""
+        if value.shape != spec.shape:
+            problem = f"shapes must agree; got {value.shape} for {name!r} {spec.shape}"
+        elif value.dtype.kind in "iub" or value.dtype.hasobject or value.dtype.kind in "cSUmM":
+            problem = f"weights are floating-point numbers; got {value.dtype} for {name!r}"
+        elif not is_finite(value, spec.dtype):
+            problem = f"weights must be finite in {spec.dtype}; got others in {name!r}"
+        if problem:
+            raise CheckpointError(f"[session.{call}] {problem}; nothing was changed")
+
+    def state_dict(self) -> dict[str, Array]:
         """Parameters in fp32, optimizer moments and the step count, by name: all that resuming needs."""
-        state = {name: self.get_tensor(name).astype(np.float32) for name in self.parameter_names()}
-        for name in list(state):
-            for moment in moment_names(name):
-                if moment in self._ids:
-                    state[moment] = self.get_tensor(moment)
-        state[_STEP] = np.array([self.step_count], np.int64)
-        return state
+        with self._alone("state_dict"):
+            names = self.parameter_names()
+            state = {name: self._read(name).astype(np.float32) for name in names}
+            state |= {m: self._read(m) for name in names for m in moment_names(name) if m in self._ids}
+            state[_STEP] = np.array([self.step_count], np.int64)
+            return state
 
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """The inverse of `state_dict`; the two may have been on different meshes.
 
         Raises:
-            CheckpointError: an entry is missing or has another shape; nothing is changed then.
+            CheckpointError: an entry is missing, has another shape or kind, or is not finite; nothing is changed then.
         """
-        wanted = [n for p in self.parameter_names() for n in (p, *moment_names(p)) if n in self._ids]
-        missing = [n for n in (*wanted, _STEP) if n not in state]
-        if missing:
-            raise CheckpointError(
-                f"[session.load_state_dict] every entry is needed; got none for {missing[0]!r}"
-            )
-        for name in wanted:
-            self._check_stored(name, np.shape(state[name]))
-        self._write_all((name, np.asarray(state[name])) for name in wanted)
-        self.step_count = int(state[_STEP][0])
+        _border.mapping("load_state_dict", "a state", state, "arrays")
+        with self._alone("load_state_dict"):
+            count = as_array("load_state_dict", _STEP, state.get(_STEP, ()))
+            if count.shape != (1,) or count.dtype.kind not in "iu" or not 0 <= count[0] < _MAX_STEPS:
+                raise CheckpointError(
+                    f"[session.load_state_dict] {_STEP!r} must be one count of steps; got {shown(count)}; nothing was "
+                    "changed"
+                )
+            wanted = [n for p in self.parameter_names() for n in (p, *moment_names(p)) if n in self._ids]
+            self._load("load_state_dict", state, {name: name for name in wanted})
+            self.step_count = int(count[0])
 
     # ---- running ------------------------------------------------------------------------------------------
 
-    def _feed(self, inputs: Mapping[str, np.ndarray]) -> None:
-        arrays = {name: np.asarray(value) for name, value in inputs.items()}
-        symbols = check_inputs(self.plan.graph, arrays, self._bounds)
-        for size, given in symbols.items():
-            self._store.symbols[self.plan.shapes.symbols.index(size)] = given
-        for name, value in arrays.items():
-            self._store.write(self._id(name), value)
-        if self._counted is not None:
-            labels, ignored = arrays[self.plan.graph.spec(self._counted[0]).name], self._counted[1]
-            count = int(np.count_nonzero(labels != ignored))
-            self.set_tensor(INV_COUNT, np.array([1.0 / max(count, 1)], np.float32))
-
-    def _run(self, name: str) -> None:
+    def _require_program(self, name: str) -> None:
         if name not in self._programs:
             raise PlanError(
                 f"[session.{name}] this plan has no such program; got programs {', '.join(self._programs)}; "
                 "a step needs a loss and an optimizer, forward and backward alone need accumulation 1"
             )
-        if self._closed:
-            raise PlanError(
-                "[session.run] the model must be open; got a closed one; instantiate the graph again"
-            )
-        self._executor.run(self._programs[name], self._store.symbols)
 
-    def step(self, batch: Mapping[str, np.ndarray], lr: float) -> StepResult:
+    def _feed(self, inputs: Mapping[str, object]) -> None:
+        """Check all inputs, then write them, and what follows from them."""
+        arrays, symbols = check_inputs(self.plan.graph, inputs, self._bounds)
+        for size, given in symbols.items():
+            self._store.symbols[self.plan.shapes.symbols.index(size)] = given
+        for name, value in arrays.items():
+            self._write(name, value)
+        if self._counted is not None:
+            labels, ignored = self._counted
+            count = int(np.count_nonzero(arrays[labels] != ignored))
+            self._write(INV_COUNT, np.array([1.0 / max(count, 1)], np.float32))
+
+    def step(self, batch: Mapping[str, Array], lr: float, *, on_nonfinite: str = "stop") -> StepResult:
         """One training step: all microbatches, reductions, clipping, update.
+
+        A step whose loss or gradient norm is not a finite number changes neither weights nor moments.
 
         Args:
             batch: inputs by name; the whole global batch.
-            lr: learning rate of this step.
+            lr: learning rate of this step; finite in fp32, at least 0.
+            on_nonfinite: what such a step does: `stop` raises, and the step does not count; `skip` counts it and says so
+                in the result.
 
         Raises:
-            ShapeError: an input has another shape.
+            PlanError: the rate is none; a call of another thread is under way.
+            ShapeError: an input has another shape, or names what does not exist.
+            TrainingDiverged: loss or gradient norm is not finite; names the step and the first tensor that is not.
             TaskFailed: a task failed; parameters may be partly updated.
         """
-        optimizer = self._optimizer()
-        self._feed(batch)
-        t = self.step_count + 1
-        hyper = [
-            lr,
-            optimizer.beta1,
-            optimizer.beta2,
-            optimizer.eps,
-            1 - optimizer.beta1**t,
-            1 - optimizer.beta2**t,
-            0,
-            0,
-        ]
-        self.set_tensor(HYPER, np.array(hyper, np.float32))
-        self._can_go_back = False
-        self._run("step")
-        self.step_count = t
-        return StepResult(float(self.get_tensor("loss")[0]), float(self.get_tensor("grad_norm")[0]))
+        _border.choice("step", "on_nonfinite", on_nonfinite, ("stop", "skip"))
+        rate = _border.number("step", "lr", lr, 0.0, MAX_FLOAT)
+        with self._alone("step"):
+            optimizer = self._optimizer()
+            self._require_program("step")
+            self._feed(batch)
+            t = self.step_count + 1
+            corrections = 1 - optimizer.beta1**t, 1 - optimizer.beta2**t
+            hyper = [rate, optimizer.beta1, optimizer.beta2, optimizer.eps, *corrections, 0, 0]
+            self._write(HYPER, np.array(hyper, np.float32))
+            self._executor.run(self._programs["step"], self._store.symbols)
+            loss, norm = float(self._read("loss")[0]), float(self._read("grad_norm")[0])
+            is_lost = not np.isfinite([loss, norm]).all()
+            if is_lost and on_nonfinite == "stop":
+                raise TrainingDiverged(
+                    f"[session.step] loss and gradients must stay finite; got loss {loss}, gradient norm {norm} in step "
+                    f"{t}, first in {self._first_nonfinite()}; no weight was changed; lower the learning rate, or pass "
+                    'on_nonfinite="skip"'
+                )
+            self.step_count = t
+            return StepResult(loss, norm, is_lost)
+
+    def _first_nonfinite(self) -> str:
+        """The first tensor that holds what is no finite number: weights, then the loss, then gradients, as declared."""
+        names = self.parameter_names()
+        for name, words in (
+            *((n, f"the weight {n!r}") for n in names),
+            ("loss", "the loss"),
+            *((f"{n}.grad", f"the gradient of {n!r}") for n in names),
+        ):
+            if not is_finite(self._read(name), None):
+                return words
+        return "the norm itself"
 
     def _optimizer(self) -> AdamW:
         if not isinstance(self.plan.optimizer, AdamW):
@@ -251,59 +336,79 @@ class GraphInstance:
             )
         return self.plan.optimizer
 
-    def forward(self, **inputs: np.ndarray) -> None:
+    def forward(self, **inputs: Array) -> None:
         """Run the forward pass; read results with `get_tensor`."""
-        self._feed(inputs)
-        self._run("forward")
-        self._can_go_back = True
+        with self._alone("forward"):
+            self._require_program("forward")
+            self._feed(inputs)
+            self._executor.run(self._programs["forward"], self._store.symbols)
+            self._can_go_back = True
 
     def backward(self) -> None:
         """Run the backward pass of the last `forward`; read gradients as `<parameter>.grad`.
 
         Raises:
-            PlanError: there was no `forward` since the last `backward`, which writes over what it needs.
+            PlanError: there was no `forward` since the last `backward`, which writes over what it needs, or since a
+                tensor was written.
         """
-        if not self._can_go_back:
-            raise PlanError(
-                "[session.backward] each backward needs a forward of its own; got none; call forward first"
-            )
-        self._can_go_back = False
-        self._run("backward")
+        with self._alone("backward"):
+            self._require_program("backward")
+            if not self._can_go_back:
+                raise PlanError(
+                    "[session.backward] each backward needs a forward of its own; got none; call forward first"
+                )
+            self._can_go_back = False
+            self._executor.run(self._programs["backward"], self._store.symbols)
 
     # ---- looking inside -----------------------------------------------------------------------------------
 
     def memory_usage(self) -> list[dict[str, int]]:
-        """Bytes allocated per device; `total` counts the arena itself, the rest is how the plan fills it."""
-        usage = self.plan.estimate_memory_usage()
-        for device, allocated in zip(usage, self._executor.allocated_bytes()):
-            device["total"] = allocated
-        return usage
+        """Bytes allocated per device; `total` is what the devices hold, the rest is how the plan fills it."""
+        with self._alone("memory_usage"):
+            usage = self.plan.estimate_memory_usage()
+            for device, allocated in zip(usage, self._executor.allocated_bytes()):
+                device["total"] = allocated
+            return usage
 
     def trace(self, enable: bool) -> None:
         """Record the timeline of the following runs."""
-        self._executor.trace(enable)
+        with self._alone("trace"):
+            self._executor.trace(_border.truth("trace", "enable", enable))
 
     def timeline(self) -> list[tuple[Any, ...]]:
         """Tasks of the last run, when traced: (device, worker, label, row, submit, ready, start, end in ns)."""
-        return list(self._executor.timeline())
+        with self._alone("timeline"):
+            return list(self._executor.timeline())
 
     def transfers(self) -> dict[str, list[int]]:
         """Elements read from other devices' memory since the start or `reset_transfers`, per label and device."""
-        return dict(self._executor.transfers())
+        with self._alone("transfers"):
+            return dict(self._executor.transfers())
 
     def reset_transfers(self) -> None:
         """Count transfers anew."""
-        self._executor.reset_transfers()
+        with self._alone("reset_transfers"):
+            self._executor.reset_transfers()
 
     def inject(self, kind: str, device: int, label: str, index: int) -> None:
         """For tests: make a task `throw` or its worker `stall` in the next run."""
-        self._executor.inject(kind, device, label, index)
+        with self._alone("inject"):
+            self._executor.inject(kind, device, label, index)
 
     def close(self) -> None:
-        """Stop the workers and give the memory back; the model cannot be used afterwards."""
-        if not self._closed:
-            self._closed = True
+        """Stop the workers and give the memory back; the model cannot be used afterwards.
+
+        Raises:
+            PlanError: a call of another thread is under way; the model stays open.
+        """
+        if self._is_closed:
+            return
+        if os.getpid() != self._process:  # a forked child has none of the workers: only its copy is let go
+            self._is_closed = True
+            return
+        with self._alone("close"):
             self._executor.close()
+            self._is_closed = True
             del self._executor, self._store, self._programs
 
     def __enter__(self) -> GraphInstance:

@@ -46,7 +46,7 @@ class TensorStore:
             else:
                 begin, end = shapes.range(spec, layout, dim)
                 label = spec.labels[dim]
-                if label is not None and label.name == "batch":
+                if label is not None and label.is_batch:
                     # a device holds a contiguous run of the batch; its microbatches follow each other in it
                     length = end - begin
                     coordinate = begin // length

@@ -32,7 +32,7 @@ def propagate_layouts(graph: Graph, mesh: DeviceMesh, strategy: DistributionStra
 
 def _from_labels(spec: TensorSpec, mesh: DeviceMesh, strategy: DistributionStrategy) -> TensorLayout:
     axes = [strategy.rules.get(label.name) if label else None for label in spec.labels]
-    return tuple(axis if axis and mesh.size(axis) > 1 else None for axis in axes)
+    return _unique(spec.name, tuple(axis if axis and mesh.size(axis) > 1 else None for axis in axes))
 
 
 def _propagate(
@@ -77,14 +77,17 @@ def _through(graph: Graph, op: OpNode, layouts: Mapping[int, TensorLayout]) -> l
                     f"[strategy.propagate] {op.op} needs a dim whole; got {graph.spec(tensor)} of {op.label!r} sharded "
                     f"on {axis!r}; take the label off that dim"
                 )
-    return [_unique(op, tuple(axis_of.get(n, (None, -1))[0] for n in names)) for names in factors.outputs]
+    return [
+        _unique(op.label, tuple(axis_of.get(n, (None, -1))[0] for n in names)) for names in factors.outputs
+    ]
 
 
-def _unique(op: OpNode, layout: TensorLayout) -> TensorLayout:
+def _unique(name: str, layout: TensorLayout) -> TensorLayout:
     used = [a for a in layout if a]
     if len(set(used)) != len(used):
         raise LayoutError(
-            f"[strategy.propagate] an axis can shard one dim only; got {layout} from {op.label!r}"
+            f"[strategy.propagate] an axis can shard one dim of a tensor; got {layout} of {name!r}; label its dims "
+            "differently"
         )
     return layout
 

@@ -6,12 +6,14 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tilewise.core.border import Border
 from tilewise.core.dims import is_power_of_two
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import DeviceMesh
 
 __all__ = ["DistributionStrategy", "ParallelismMode"]
 
+_border = Border("strategy", LayoutError)
 _DATA = {"batch": "dp"}
 _TENSOR = {"heads": "tp", "kv_heads": "tp", "mlp": "tp", "vocab": "tp"}
 
@@ -33,11 +35,36 @@ class DistributionStrategy:
         mode: its kind.
         axes: mesh axis -> size, in mesh order.
         rules: label name -> mesh axis that shards dims so labelled; everything else is replicated.
+
+    Raises:
+        LayoutError: an axis has no size that is a power of two, or a rule names no axis.
     """
 
     mode: ParallelismMode
     axes: Mapping[str, int]
     rules: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _border.instance(
+            "strategy", "mode", self.mode, ParallelismMode, "pass ParallelismMode.HYBRID, for example"
+        )
+        mesh = DeviceMesh(self.axes)
+        for name, size in zip(mesh.names, mesh.sizes):
+            if not is_power_of_two(size):
+                _border.refuse(
+                    name,
+                    "the number of devices must be a power of two, so that sums keep one tree",
+                    f"{name}={size}",
+                    "choose 1, 2, 4 or 8",
+                )
+        for label, axis in _border.mapping("strategy", "rules", self.rules, "axes").items():
+            if axis not in mesh.names:
+                _border.refuse(
+                    "strategy",
+                    "a rule must map a label to an axis of the strategy",
+                    f"{label!r} to {axis!r} over {mesh}",
+                    "name one of its axes",
+                )
 
     @classmethod
     def single(cls) -> DistributionStrategy:
@@ -51,7 +78,7 @@ class DistributionStrategy:
         Raises:
             LayoutError: `world_size` is no power of two.
         """
-        return cls(ParallelismMode.DDP, _axes(dp=world_size), _DATA)
+        return cls(ParallelismMode.DDP, {"dp": world_size}, _DATA)
 
     @classmethod
     def tensor_parallel(cls, world_size: int) -> DistributionStrategy:
@@ -61,7 +88,7 @@ class DistributionStrategy:
         Raises:
             LayoutError: `world_size` is no power of two.
         """
-        return cls(ParallelismMode.TENSOR_PARALLEL, _axes(tp=world_size), _TENSOR)
+        return cls(ParallelismMode.TENSOR_PARALLEL, {"tp": world_size}, _TENSOR)
 
     @classmethod
     def hybrid(cls, *, dp: int = 1, tp: int = 1) -> DistributionStrategy:
@@ -70,7 +97,7 @@ class DistributionStrategy:
         Raises:
             LayoutError: a size is no power of two.
         """
-        return cls(ParallelismMode.HYBRID, _axes(dp=dp, tp=tp), {**_DATA, **_TENSOR})
+        return cls(ParallelismMode.HYBRID, {"dp": dp, "tp": tp}, {**_DATA, **_TENSOR})
 
     @classmethod
     def for_mesh(cls, mesh: DeviceMesh) -> DistributionStrategy:
@@ -79,6 +106,7 @@ class DistributionStrategy:
         Raises:
             LayoutError: an axis is neither `dp` nor `tp`.
         """
+        _border.instance("for_mesh", "a mesh", mesh, DeviceMesh, "pass DeviceMesh({'dp': 2})")
         unknown = [n for n in mesh.names if n not in ("dp", "tp")]
         if unknown:
             raise LayoutError(
@@ -89,13 +117,3 @@ class DistributionStrategy:
     def mesh(self) -> DeviceMesh:
         """The mesh a strategy makes when none is given."""
         return DeviceMesh(self.axes)
-
-
-def _axes(**sizes: int) -> dict[str, int]:
-    for name, size in sizes.items():
-        if not isinstance(size, int) or not is_power_of_two(size):
-            raise LayoutError(
-                f"[strategy.{name}] the number of devices must be a power of two, so that sums keep one tree; "
-                f"got {name}={size}; choose 1, 2, 4 or 8"
-            )
-    return sizes

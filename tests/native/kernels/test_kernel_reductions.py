@@ -93,11 +93,40 @@ def test_square_sum_of_a_chunk_depends_on_its_contents_only(isa):
 @every_level
 @pytest.mark.parametrize("max_norm", [0.0, 1.0, 1e6])
 def test_norm_scale(isa, max_norm):
-    """The norm and its clipping factor; a NaN shows in both."""
+    """The norm and its clipping factor; the factor is NaN when the norm or the loss is no finite fp32 number."""
     partials = np.abs(rng(11).standard_normal((5, 8)))
-    out = np.empty((1, 2), np.float32)
-    run("norm_scale", [out, partials], floats=[max_norm], isa=isa)
-    np.testing.assert_allclose(out[0], reference.norm_scale(partials, max_norm), rtol=1e-6)
-    partials[3, 3] = np.nan
-    run("norm_scale", [out, partials], floats=[1.0], isa=isa)
-    assert np.isnan(out).all()
+    out, loss = np.empty((1, 2), np.float32), np.ones((1, 1), np.float32)
+    for bad_square, bad_loss in (
+        (None, 1),
+        (np.nan, 1),
+        (np.inf, 1),
+        (1e90, 1),
+        (None, np.nan),
+        (None, -np.inf),
+    ):
+        squares = partials.copy()
+        if bad_square is not None:
+            squares[3, 3] = bad_square
+        loss[0, 0] = bad_loss
+        run("norm_scale", [out, squares, loss], floats=[max_norm], isa=isa)
+        expected = reference.norm_scale(squares, loss, max_norm)
+        np.testing.assert_allclose(out[0], expected.astype(np.float32), rtol=1e-6)
+        assert np.isnan(out[0, 1]) == (bad_square is not None or bad_loss != 1)
+
+
+@every_level
+def test_a_lost_step_changes_nothing(isa):
+    """A clipping factor of NaN leaves weights, moments and the bf16 copy as they are; any other writes all of them."""
+    gen = rng(12)
+    shape = (33, 20)
+    for packs, scale in ((False, np.nan), (True, np.nan), (False, 0.5), (True, 0.5)):
+        place = (lambda x: packed(x, "f32")) if packs else (lambda x: x.copy())
+        arrays = [place(np.abs(random(gen, *shape)) + 1) for _ in range(4)]
+        copy = packed(np.ones(shape, np.float32), "bf16") if packs else np.ones(shape, ml_dtypes.bfloat16)
+        written = [copy, *arrays[:3]]
+        before = [np.array(x[0] if packs else x) for x in written]
+        clip = np.array([[2.0, scale]], np.float32)
+        run("adamw_bf16", [copy, *arrays, HYPER, clip], [int(packs)], [0.1], isa=isa)
+        after = [np.array(x[0] if packs else x) for x in written]
+        same = [a.tobytes() == b.tobytes() for a, b in zip(before, after)]
+        assert all(same) if np.isnan(scale) else not any(same)

@@ -31,7 +31,7 @@ def plan_llama(layers, axes, accumulation=1):
     AdamW().add_to(thawed, gradients)
     graph, mesh = thawed.freeze(), DeviceMesh(axes)
     layout = propagate_layouts(graph, mesh, DistributionStrategy.for_mesh(mesh))
-    return make_plan(graph, layout, mesh, settings_for(graph, mesh, accumulation, None, 1))
+    return make_plan(graph, layout, mesh, settings_for(graph, layout, mesh, accumulation, None, 1))
 
 
 @pytest.mark.parametrize("layers", [1, 7])

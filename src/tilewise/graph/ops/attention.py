@@ -12,17 +12,25 @@ from typing import Any
 from tilewise.core.dims import DimLabel, Size
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import PlanError
-from tilewise.graph.ops.common import leading, require
+from tilewise.graph.ops.common import leading, require, require_floats, require_indices, require_positive
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.op import Factors, register
+from tilewise.ir.op import Factors, Signature, register
 
 __all__: list[str] = []
+
+MAX_HEAD_DIM = 1024
 
 
 def _heads(spec: TensorSpec, head_dim: int, op: str) -> int:
     width = spec.shape[-1]
     require(
-        isinstance(width, int) and width % head_dim == 0,
+        2 <= head_dim <= MAX_HEAD_DIM,
+        op,
+        f"head_dim must lie in [2, {MAX_HEAD_DIM}], not at {head_dim}",
+        spec,
+    )
+    require(
+        isinstance(width, int) and len(spec.shape) > 1 and spec.storage == "rows" and width % head_dim == 0,
         op,
         f"the last dim must hold heads of {head_dim}",
         spec,
@@ -37,6 +45,7 @@ class Rope:
 
     name = "rope"
     in_place = ((0, 0),)
+    signature = Signature(3, attributes={"head_dim": int, "inverse": bool})
 
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
@@ -50,8 +59,18 @@ class Rope:
         x, positions, table = inputs
         assert x is not None and positions is not None and table is not None
         _heads(x, attrs["head_dim"], "rope")
+        require_floats("rope", x)
+        require(attrs["head_dim"] % 2 == 0, "rope", "head_dim must be even", x, advice="it turns pairs")
         require(positions.shape == x.shape[:-1], "rope", "one position per row", x, positions)
-        require(table.shape[-1] == attrs["head_dim"], "rope", "the table's rows have the head size", x, table)
+        require_indices("rope", "positions", positions, x)
+        is_table = len(table.shape) == 2 and table.storage == "rows" and table.dtype.name == "f32"
+        require(
+            is_table and table.shape[-1] == attrs["head_dim"],
+            "rope",
+            "the table must be f32 rows of the head size",
+            x,
+            table,
+        )
         return [TensorSpec(x.shape, x.dtype, x.labels)]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
@@ -86,12 +105,17 @@ class Attention:
     logarithm of each row's softmax sum (kept for the backward pass)."""
 
     name = "attention"
+    signature = Signature(3, attributes={"head_dim": int, "causal": bool, "scale": float})
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """As q, and fp32 `[batch, seq, heads]`."""
         q, k, v = inputs
         assert q is not None and k is not None and v is not None
-        require(len(q.shape) == 3, "attention", "operands must be [batch, seq, heads * head_dim]", q, k, v)
+        is_cut = len(q.shape) == 3 and isinstance(q.shape[1], int)
+        require(
+            is_cut, "attention", "operands must be [batch, seq, heads * head_dim] with a fixed seq", q, k, v
+        )
+        require_floats("attention", q, k, v)
         heads, kv_heads = _heads(q, attrs["head_dim"], "attention"), _heads(k, attrs["head_dim"], "attention")
         require(
             k.shape == v.shape and k.shape[:-1] == q.shape[:-1],
@@ -102,7 +126,6 @@ class Attention:
             v,
         )
         require(heads % kv_heads == 0, "attention", "query heads must divide by KV heads", q, k)
-        require(q.dtype == k.dtype == v.dtype, "attention", "operands must have one dtype", q, k, v)
         label = q.labels[-1]
         lse = DimLabel(label.name, 1) if label else None
         return [
@@ -162,6 +185,7 @@ class AttentionBackward:
     replicas in fp32 along the tree over the group's query heads before anything else happens to them."""
 
     name = "attention_backward"
+    signature = Signature(6, attributes=Attention.signature.attributes)
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """As q, k and v."""
@@ -208,6 +232,7 @@ class KvWrite:
     name = "kv_write"
     in_place = ((0, 0),)
     must_alias = True
+    signature = Signature(3)
 
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
@@ -227,7 +252,11 @@ class KvWrite:
             cache,
             x,
         )
+        rows = all(s.storage == "rows" and len(s.shape) == 2 for s in (cache, x))
+        require(rows and isinstance(cache.shape[0], int), "kv_write", "needs [rows, d] and [T, d]", cache, x)
+        require_floats("kv_write", x)
         require(slots.shape == x.shape[:-1], "kv_write", "one slot per row", x, slots)
+        require_indices("kv_write", "slots", slots, x)
         return [TensorSpec(cache.shape, cache.dtype, cache.labels)]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
@@ -254,6 +283,7 @@ class AttentionPaged:
     """
 
     name = "attention_paged"
+    signature = Signature(6, attributes={"head_dim": int, "block_size": int, "scale": float})
 
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
@@ -268,10 +298,25 @@ class AttentionPaged:
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """As q."""
-        q, k = inputs[0], inputs[1]
-        assert q is not None and k is not None
+        q, k, v, positions, sequence, table = (s for s in inputs if s is not None)
         heads, kv_heads = _heads(q, attrs["head_dim"], self.name), _heads(k, attrs["head_dim"], self.name)
         require(heads % kv_heads == 0, self.name, "query heads must divide by KV heads", q, k)
+        require_positive(self.name, block_size=attrs["block_size"])
+        require_floats(self.name, q, k, v)
+        caches = (
+            len(q.shape) == 2 and k.shape == v.shape and len(k.shape) == 2 and isinstance(k.shape[0], int)
+        )
+        require(caches, self.name, "needs q [T, d] and two caches [rows, d] of one fixed shape", q, k, v)
+        for what, spec in (("positions", positions), ("sequence", sequence)):
+            require_indices(self.name, what, spec, q)
+            require(spec.shape == q.shape[:-1], self.name, "one number per row", q, spec)
+        is_table = table.dtype.name == "i32" and table.storage == "rows" and len(table.shape) == 2
+        require(
+            is_table and isinstance(table.shape[1], int),
+            self.name,
+            "the block table must be i32 [sequences, blocks]",
+            table,
+        )
         return [TensorSpec(q.shape, q.dtype, q.labels)]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:

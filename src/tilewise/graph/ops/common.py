@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from tilewise.core.errors import ShapeError
 from tilewise.ir.graph import TensorSpec
-from tilewise.ir.op import Factors
+from tilewise.ir.op import Factors, Signature
 
-__all__ = ["Elementwise", "leading", "require", "same_shape"]
+__all__ = [
+    "FLOATS",
+    "Elementwise",
+    "leading",
+    "require",
+    "require_floats",
+    "require_indices",
+    "require_positive",
+    "same_shape",
+]
+
+FLOATS = ("f32", "bf16")
 
 
 def require(
@@ -17,8 +29,40 @@ def require(
 ) -> None:
     """Raise ShapeError naming op, rule and the specs unless `holds`."""
     if not holds:
-        got = ", ".join(str(s) for s in specs)
+        got = ", ".join(str(s) for s in specs) or "another"
         raise ShapeError(f"[graph.{op}] {rule}; got {got}; {advice}")
+
+
+def require_floats(op: str, *specs: TensorSpec | None) -> None:
+    """All given specs have one element type that kernels compute in."""
+    given = [s for s in specs if s is not None]
+    require(given[0].dtype.name in FLOATS, op, "works on f32 and bf16", *given, advice="cast it first")
+    require(
+        all(s.dtype == given[0].dtype for s in given),
+        op,
+        "operands must have one dtype",
+        *given,
+        advice="cast one of them",
+    )
+
+
+def require_indices(op: str, what: str, spec: TensorSpec, *specs: TensorSpec) -> None:
+    """A spec whose elements name rows: i32, one per row."""
+    require(spec.dtype.name == "i32", op, f"{what} must be i32", spec, *specs, advice=f"cast the {what}")
+    require(
+        spec.storage == "scalars" or (spec.storage == "rows" and len(spec.shape) == 1),
+        op,
+        f"{what} must be one number per row",
+        spec,
+        *specs,
+        advice='declare them with storage="scalars"',
+    )
+
+
+def require_positive(op: str, **values: float) -> None:
+    """Attributes that must be above 0."""
+    for name, value in values.items():
+        require(value > 0, op, f"{name} must be above 0, not {value}", advice="correct it")
 
 
 def leading(spec: TensorSpec) -> tuple[str, ...]:
@@ -40,21 +84,27 @@ def same_shape(op: str, *specs: TensorSpec | None) -> None:
 class Elementwise:
     """Base of ops that treat every element alone: all operands share shape, dtype and factors.
 
-    Subclasses set `name`, `num_inputs`, and `kernel`, whose operands are the outputs and then the inputs.
+    Subclasses set `name`, `num_inputs`, `attributes` with their types where there are any, and `kernel`, whose operands
+    are the outputs and then the inputs.
     """
 
     name = ""
     num_inputs = 1
     num_outputs = 1
+    attributes: Mapping[str, type] = MappingProxyType({})
     kernel = ""
+
+    @property
+    def signature(self) -> Signature:
+        """So many operands, all of them there."""
+        return Signature(self.num_inputs, attributes=self.attributes)
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """Every output has the spec of the first input."""
-        require(len(inputs) == self.num_inputs, self.name, f"takes {self.num_inputs} operands", *inputs)
         same_shape(self.name, *inputs)
         first = inputs[0]
         assert first is not None
-        require(first.dtype.name != "i32", self.name, "works on f32 and bf16", first, advice="cast it first")
+        require_floats(self.name, *inputs)
         return [TensorSpec(first.shape, first.dtype, first.labels, storage=first.storage)] * self.num_outputs
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from tilewise.core.dtypes import dtype
@@ -43,6 +44,7 @@ class Scale(Elementwise):
     """`factor * x`."""
 
     name = kernel = "scale"
+    attributes = MappingProxyType({"factor": float})
 
     def floats(self, attrs: Mapping[str, Any]) -> list[float]:
         """The factor."""
@@ -132,6 +134,7 @@ class Cast(Elementwise):
     """Another element type, rounded to nearest even; attribute `dtype`."""
 
     name = "cast"
+    attributes = MappingProxyType({"dtype": str})
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """The same shape in the new dtype."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewise.core.dims import Size
-from tilewise.graph.ops.common import require
+from tilewise.graph.ops.common import require, require_floats, require_indices
 from tilewise.graph.ops.linear import EmbeddingTerm
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.op import Factors, register
+from tilewise.ir.op import Factors, Signature, register
 
 __all__: list[str] = []
 
@@ -19,6 +19,7 @@ class Embedding:
     """Rows of the table: inputs ids, table `[vocab, hidden]`. A sharded vocabulary selects rows, it never adds them."""
 
     name = "embedding"
+    signature = Signature(2)
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
         """The table."""
@@ -35,15 +36,22 @@ class Embedding:
         """`[..., hidden]` in the table's dtype."""
         ids, table = inputs
         assert ids is not None and table is not None
-        require(ids.dtype.name == "i32", "embedding", "ids must be i32", ids, table, advice="cast the ids")
-        require(len(table.shape) == 2, "embedding", "the table must have two dims", ids, table)
+        require_indices("embedding", "ids", ids, table)
+        require_floats("embedding", table)
+        require(
+            table.storage == "packed" and len(table.shape) == 2,
+            "embedding",
+            "the table must be a parameter with two dims",
+            ids,
+            table,
+        )
         return [TensorSpec((*ids.shape, table.shape[1]), table.dtype, (*ids.labels, table.labels[1]))]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """The vocabulary is contracted by selection."""
         assert inputs[0] is not None
         rows = tuple(f"b{i}" for i in range(len(inputs[0].shape)))
-        return Factors((rows, ("v", "d")), ((*rows, "d"),), reduce="select", whole=frozenset("d"))
+        return Factors((rows, ("v", "d")), ((*rows, "d"),), whole=frozenset("d"), reduced=frozenset("v"))
 
     def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
         """Rows of dy added at the ids."""
@@ -67,6 +75,7 @@ class GatherRows:
     """Rows of x by index: inputs x `[T, d]`, index `[S]`."""
 
     name = "gather_rows"
+    signature = Signature(2)
 
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
@@ -80,6 +89,8 @@ class GatherRows:
         x, index = inputs
         assert x is not None and index is not None
         require(len(x.shape) == 2 and len(index.shape) == 1, self.name, "needs [T, d] and [S]", x, index)
+        require_floats(self.name, x)
+        require_indices(self.name, "index", index, x)
         return [TensorSpec((*index.shape, x.shape[1]), x.dtype, (*index.labels, x.labels[1]))]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:

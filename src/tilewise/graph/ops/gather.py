@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewise.graph.ops.common import leading
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.op import Factors, register
+from tilewise.ir.op import Factors, Signature, register
 
 __all__: list[str] = []
 
@@ -17,6 +17,7 @@ class Gather:
     """The whole of a tensor whose last dim is sharded, on the first device of the axis that shards it."""
 
     name = "gather"
+    signature = Signature(1)
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """As x, with nothing left to shard in its last dim."""
@@ -29,7 +30,7 @@ class Gather:
         (x,) = inputs
         assert x is not None
         rows = leading(x)
-        return Factors(((*rows, "parts"),), ((*rows, "whole"),))
+        return Factors(((*rows, "parts"),), ((*rows, "whole"),), reduced=frozenset({"parts"}))
 
     def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
         """Outputs that are read take no gradient."""

@@ -14,11 +14,13 @@ from typing import Any
 
 from tilewise.core.dims import DimLabel
 from tilewise.core.dtypes import DTYPES
-from tilewise.graph.ops.common import leading, require, same_shape
+from tilewise.graph.ops.common import leading, require, require_floats, same_shape
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.op import Factors, register
+from tilewise.ir.op import Factors, Signature, register
 
 __all__ = ["EmbeddingTerm", "LinearTerm", "WeightTerm", "contraction_label"]
+
+MAX_TERMS = 16  # kMaxTerms of native/kernels/product.h
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,10 @@ class Linear:
     """`out = Σ_t x_t w_tᵀ (+ residual)`; inputs x_0, w_0, x_1, w_1, …, and the residual when there is one."""
 
     name = "linear"
+    signature = Signature(
+        lambda attrs: 2 * attrs["num_terms"] + attrs["residual"],
+        attributes={"num_terms": int, "transpose": bool, "residual": bool},
+    )
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
         """The weights."""
@@ -64,12 +70,30 @@ class Linear:
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """`[..., n]` in the dtype of x."""
         terms = attrs["num_terms"]
+        require(
+            1 <= terms <= MAX_TERMS,
+            "linear",
+            f"has 1 to {MAX_TERMS} terms, not {terms}",
+            advice="add them up",
+        )
         x0, w0 = inputs[0], inputs[1]
         assert x0 is not None and w0 is not None
         inner, outer = (1, 0) if attrs["transpose"] else (0, 1)
         for x, w in zip(inputs[0 : 2 * terms : 2], inputs[1 : 2 * terms : 2]):
             assert x is not None and w is not None
-            require(len(w.shape) == 2, "linear", "a weight must have two dims", w)
+            require(
+                w.storage == "packed" and len(w.shape) == 2,
+                "linear",
+                "a weight must be a parameter with two dims",
+                x,
+                w,
+                advice="multiply results with matmul",
+            )
+            require_floats("linear", x)
+            require(
+                x.storage == "rows", "linear", "x must be rows of elements", x, w, advice="add a last dim"
+            )
+            require(x.shape[:-1] == x0.shape[:-1], "linear", "terms must have one number of rows", x0, x)
             require(
                 x.shape[-1] == w.shape[inner],
                 "linear",
@@ -97,7 +121,7 @@ class Linear:
             names += [(*rows, "k"), weight]
         if attrs["residual"]:
             names.append((*rows, "n"))
-        return Factors(tuple(names), ((*rows, "n"),))
+        return Factors(tuple(names), ((*rows, "n"),), reduced=frozenset("k"))
 
     def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
         """dx = dy·w, dw = dyᵀ·x, and dy itself for the residual."""
@@ -147,6 +171,7 @@ class LinearWeightGradient:
 
     name = "linear_dw"
     accumulates = (0,)
+    signature = Signature(5, absent=frozenset({1, 2, 3, 4}))
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
         """The weight."""
@@ -163,7 +188,8 @@ class LinearWeightGradient:
         tokens = leading(next(s for s in inputs[1:] if s is not None and len(s.shape) > 1))
         tokens = tokens if inputs[1] is not None or inputs[4] is None else leading(inputs[4])
         wanted = [("n", "k"), (*tokens, "n"), (*tokens, "k"), tokens, (*tokens, "k")]
-        return Factors(tuple(f if s is not None else None for f, s in zip(wanted, inputs)), (("n", "k"),))
+        names = tuple(f if s is not None else None for f, s in zip(wanted, inputs))
+        return Factors(names, (("n", "k"),), by_leaves=frozenset({"b0"}))
 
     def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
         """Second derivatives are not defined."""
@@ -185,7 +211,7 @@ class LinearWeightGradient:
         begin = low.local_range(low.spec(weight), low.layout(weight), 0)[0]
         ints = [low.leaf_rows, len(target.carries), begin]
         low.emit(f"matmul_dw_{w.dtype}", op, w.extent, w.tile_rows, operands, ints=ints, priority=-1)
-        low.finish_accumulation(op, target, low.factor_axis(op, "b0"))
+        low.finish_accumulation(op, target)
 
 
 @register
@@ -193,17 +219,20 @@ class Matmul:
     """Product of two 2-D results, with transposes; for graphs by hand. Weights go through `linear`."""
 
     name = "matmul"
+    signature = Signature(2, attributes={"transpose_a": bool, "transpose_b": bool})
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """`[m, n]` in the operands' dtype."""
         a, b = inputs
         assert a is not None and b is not None
-        require(len(a.shape) == 2 and len(b.shape) == 2, "matmul", "operands must have two dims", a, b)
+        rows = all(s.storage == "rows" and len(s.shape) == 2 for s in (a, b))
+        require(rows, "matmul", "operands must have two dims", a, b)
+        require_floats("matmul", a, b)
         m, k = a.shape[::-1] if attrs["transpose_a"] else a.shape
         k2, n = b.shape[::-1] if attrs["transpose_b"] else b.shape
         require(k == k2, "matmul", "inner sizes must agree", a, b, advice="set transpose_a or transpose_b")
-        require(a.dtype == b.dtype, "matmul", "operands must have one dtype", a, b, advice="cast one of them")
-        return [TensorSpec((m, n), a.dtype)]
+        labels = a.labels[1 if attrs["transpose_a"] else 0], b.labels[0 if attrs["transpose_b"] else 1]
+        return [TensorSpec((m, n), a.dtype, labels)]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """Only rows may be sharded: the contraction of two results is never split."""

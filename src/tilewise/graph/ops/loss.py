@@ -11,9 +11,9 @@ from typing import Any
 
 from tilewise.core.dims import Size
 from tilewise.core.dtypes import DTYPES
-from tilewise.graph.ops.common import leading, require
+from tilewise.graph.ops.common import leading, require, require_floats, require_indices
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.op import Factors, register
+from tilewise.ir.op import Factors, Signature, register
 
 __all__: list[str] = []
 
@@ -24,6 +24,7 @@ class CrossEntropy:
 
     name = "cross_entropy"
     accumulates = (0,)
+    signature = Signature(3, attributes={"ignore_index": int})
 
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
@@ -34,10 +35,23 @@ class CrossEntropy:
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """loss `[1]`, rows `[...]`, stats `[..., 2]`, sums `[...]`, all fp32."""
-        logits, labels, _ = inputs
-        assert logits is not None and labels is not None
-        require(labels.shape == logits.shape[:-1], self.name, "one label per row of logits", logits, labels)
-        require(labels.dtype.name == "i32", self.name, "labels must be i32", labels, advice="cast the labels")
+        logits, labels, inv_count = inputs
+        assert logits is not None and labels is not None and inv_count is not None
+        require_floats(self.name, logits)
+        require(
+            len(logits.shape) > 1 and logits.storage == "rows" and labels.shape == logits.shape[:-1],
+            self.name,
+            "one label per row of logits",
+            logits,
+            labels,
+        )
+        require_indices(self.name, "labels", labels)
+        require(
+            inv_count.shape == (1,) and inv_count.dtype.name == "f32",
+            self.name,
+            "the inverse count must be one f32",
+            inv_count,
+        )
         f32, rows = DTYPES["f32"], labels.shape
         return [
             TensorSpec((1,), f32, storage="vector"),
@@ -50,7 +64,12 @@ class CrossEntropy:
         """The vocabulary is contracted here, rows only by the loss."""
         assert inputs[0] is not None
         rows = leading(inputs[0])
-        return Factors(((*rows, "v"), rows, ("o",)), (("o",), rows, (*rows, "t"), rows))
+        return Factors(
+            ((*rows, "v"), rows, ("o",)),
+            (("o",), rows, (*rows, "t"), rows),
+            reduced=frozenset("v"),
+            by_leaves=frozenset({"b0"}),
+        )
 
     def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
         """The gradient of the loss itself (the seed is one)."""
@@ -104,7 +123,7 @@ class CrossEntropy:
             [low.row(leaf, "rw", div=low.leaf_rows), low.row(rows, "r")],
             ints=[low.leaf_rows],
         )
-        low.leaf_tree(op, 0, leaf, low.factor_axis(op, "b0"))
+        low.leaf_tree(op, 0, leaf)
 
 
 @register
@@ -113,6 +132,7 @@ class CrossEntropyBackward:
 
     name = "cross_entropy_backward"
     in_place = ((0, 0),)
+    signature = Signature(5, attributes={"ignore_index": int})
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """As the logits."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewise.core.dtypes import DTYPES
-from tilewise.graph.ops.common import leading, require
+from tilewise.graph.ops.common import leading, require, require_floats, require_positive
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.op import Factors, register
+from tilewise.ir.op import Factors, Signature, register
 
 __all__ = ["NormTerm"]
 
@@ -33,13 +33,16 @@ class RmsNorm:
     """`x * rstd * gamma`; outputs y and rstd (kept for the backward pass)."""
 
     name = "rms_norm"
+    signature = Signature(2, attributes={"eps": float})
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """y as x, rstd `[...]` in fp32."""
         x, gamma = inputs
         assert x is not None and gamma is not None
+        require_floats("rms_norm", x, gamma)
+        require_positive("rms_norm", eps=attrs["eps"])
+        require(len(x.shape) > 1 and x.storage == "rows", "rms_norm", "x must be rows of elements", x, gamma)
         require(gamma.shape == x.shape[-1:], "rms_norm", "gamma must have the size of the last dim", x, gamma)
-        require(gamma.dtype == x.dtype, "rms_norm", "operands must have one dtype", x, gamma)
         return [
             TensorSpec(x.shape, x.dtype, x.labels),
             TensorSpec(x.shape[:-1], DTYPES["f32"], x.labels[:-1], storage="scalars"),
@@ -77,6 +80,7 @@ class RmsNormBackward:
     name = "rms_norm_backward"
     accumulates = (1,)
     in_place = ((0, 0),)
+    signature = Signature(5, absent=frozenset({4}))
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """dx as x, dgamma as gamma in fp32."""
@@ -90,7 +94,10 @@ class RmsNormBackward:
         rows = leading(inputs[1])
         x = (*rows, "d")
         return Factors(
-            (x, x, rows, ("d",), x if inputs[4] is not None else None), (x, ("d",)), whole=frozenset("d")
+            (x, x, rows, ("d",), x if inputs[4] is not None else None),
+            (x, ("d",)),
+            whole=frozenset("d"),
+            by_leaves=frozenset({"b0"}),
         )
 
     def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
@@ -114,4 +121,4 @@ class RmsNormBackward:
         low.emit(
             f"rms_norm_backward_{t.dtype}", op, t.extent, low.row_step(t), operands, ints=[low.leaf_rows]
         )
-        low.leaf_tree(op, 1, leaf, low.factor_axis(op, "b0"))
+        low.leaf_tree(op, 1, leaf)

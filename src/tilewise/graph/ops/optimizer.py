@@ -1,6 +1,7 @@
 """The update of parameters as ops: the global gradient norm with its clipping scale, and AdamW.
 
-Both run once per step, after all microbatches. They write their state in place and have no gradient.
+Both run once per step, after all microbatches. They write their state in place and have no gradient. A step whose loss
+or norm is not finite changes nothing: the scale is NaN then, and the update leaves every tensor as it is.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilewise.core.dims import DimLabel, chunk_range
+from tilewise.core.dims import chunk_range
 from tilewise.core.dtypes import DTYPES
+from tilewise.graph.ops.common import require
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.op import Factors, register
+from tilewise.ir.op import Factors, Signature, register
 
 __all__: list[str] = []
 
@@ -22,32 +24,43 @@ def _whole(spec: TensorSpec | None, prefix: str) -> tuple[str, ...] | None:
 
 @register
 class GlobalNorm:
-    """Norm of all gradients and the scale that clips it: inputs the gradients, output `[2]` fp32 (norm, scale).
+    """Norm of all gradients and the scale that clips it: inputs the loss, then the gradients; output `[2]` fp32 (norm,
+    scale). The scale is NaN when loss or norm is not finite.
 
     Every gradient gives one fp64 sum of squares per chunk of its labelled dim; devices that share a gradient fill in
     their chunks, all add all of them in one fixed tree.
     """
 
     name = "global_norm"
+    signature = Signature(None, attributes={"max_norm": float})
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
         """Gradients of weights lie as the weights do."""
-        return True
+        return position > 0
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """`[2]` fp32."""
+        require(
+            len(inputs) > 1 and all(s is not None and s.dtype.name == "f32" for s in inputs),
+            self.name,
+            "takes the loss and gradients, all f32",
+            *inputs,
+        )
         return [TensorSpec((2,), DTYPES["f32"], storage="vector")]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """Gradients may be sharded in any way."""
-        return Factors(tuple(_whole(s, f"g{i}_") for i, s in enumerate(inputs)), (("o",),))
+        """A gradient may be sharded along the dim whose chunks it is summed by."""
+        chunked = {f"g{i}_{_chunked_dim(s)}" for i, s in enumerate(inputs) if s is not None}
+        names = tuple(_whole(s, f"g{i}_") for i, s in enumerate(inputs))
+        return Factors(names, (("o",),), reduced=frozenset(chunked))
 
     def lower(self, low: Any, op: OpNode) -> None:
         """One task per gradient, one exchange of the sums, one task for the total."""
         chunks = low.reduction_chunks
-        axes = sorted({a for g in op.inputs for a in low.layout(g) if a})
-        partials = low.temp(len(op.inputs), chunks, "f64", tile_rows=1, name="squares")
-        for i, grad in enumerate(op.inputs):
+        loss, *grads = op.inputs
+        axes = sorted({a for g in grads for a in low.layout(g) if a})
+        partials = low.temp(len(grads), chunks, "f64", tile_rows=1, name="squares")
+        for i, grad in enumerate(grads):
             split, ranges = _chunk_ranges(low, grad, chunks)
             packed = int(low.spec(grad).storage == "packed")
             operands = [low.row_at(partials, i, "w"), low.whole(grad, "r")]
@@ -55,21 +68,25 @@ class GlobalNorm:
             low.emit("square_sum_f32", op, partials.extent, 0, operands, ints=ints)
         # every square_sum writes the table's tiles, so they run one after the other and the last stands for all
         for axis in axes:
-            shared = low.temp(len(op.inputs), chunks, "f64", tile_rows=1, name="squares_shared")
+            shared = low.temp(len(grads), chunks, "f64", tile_rows=1, name="squares_shared")
             low.all_reduce(op, partials, shared, None, axis, "or", step=0)
             partials = shared
-        operands = [low.whole(op.outputs[0], "w"), low.whole(partials, "r")]
+        operands = [low.whole(op.outputs[0], "w"), low.whole(partials, "r"), low.whole(loss, "r")]
         low.emit("norm_scale", op, low.one, 0, operands, floats=[op.attrs["max_norm"]])
+
+
+def _chunked_dim(spec: TensorSpec) -> int | None:
+    """The dim of a gradient that its sum of squares is cut along; None: it is not cut."""
+    return next((d for d, label in enumerate(spec.labels) if label is not None), None)
 
 
 def _chunk_ranges(low: Any, grad: int | None, chunks: int) -> tuple[int, list[tuple[int, int]]]:
     """The dim that is cut and, per (global) chunk, the local elements of it that this device holds."""
     spec, layout = low.spec(grad), low.layout(grad)
-    dim = next((d for d, label in enumerate(spec.labels) if label is not None), None)
+    dim = _chunked_dim(spec)
     if dim is None:
-        split, label, size = 0, DimLabel("", 1), 1 if spec.storage == "vector" else spec.shape[0]
-        whole = [(0, size)] + [(0, 0)] * (chunks - 1)
-        return split, whole
+        rows = 1 if spec.storage == "vector" else spec.shape[0]
+        return 0, [(0, rows)] + [(0, 0)] * (chunks - 1)
     label, size = spec.labels[dim], spec.shape[dim]
     begin, end = low.local_range(spec, layout, dim)
     cuts = [chunk_range(label, size, chunks, c) for c in range(chunks)]
@@ -82,13 +99,14 @@ class AdamW:
     """Adam with decoupled weight decay: inputs weight, master (None in fp32), m, v, grad, hyper, clip; no output."""
 
     name = "adamw"
+    signature = Signature(7, absent=frozenset({1}), attributes={"weight_decay": float})
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
         """All state lies as the weight does."""
         return True
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """Nothing: state is updated in place."""
+        """Nothing: state is updated in place, or left as it is when the scale is NaN."""
         return []
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:

@@ -1,0 +1,126 @@
+"""Checks of what a program hands to a public call, and the one form of refusals.
+
+Owns the sentence `[package.call] rule; got X; what to do` and the tests of types and ranges that Python would let
+through: a truth value as a number, a NaN as a rate, a string as a list. A package makes one `Border` with its name and
+its class of error. Nothing is converted that the caller would not expect; refusals raise before anything starts.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+
+from tilewise.core.errors import ConfigError, TilewiseError
+
+__all__ = ["Border", "shown"]
+
+MAX_SHOWN = 80
+
+T = TypeVar("T")
+
+
+def shown(value: object) -> str:
+    """A value in a sentence: short, on one line, and also when its own text cannot be made."""
+    try:
+        written = " ".join(repr(value).split())
+    except Exception:  # whatever its __repr__ does: the refusal counts
+        return f"an object of type {type(value).__name__}"
+    if len(written) > MAX_SHOWN:
+        return f"{written[:MAX_SHOWN]}... (of type {type(value).__name__})"
+    return written
+
+
+@dataclass(frozen=True)
+class Border:
+    """The refusals of one package.
+
+    Args:
+        package: how messages name it.
+        error: what a refusal raises.
+    """
+
+    package: str
+    error: type[TilewiseError] = ConfigError
+
+    def refuse(self, call: str, rule: str, got: str, advice: str) -> NoReturn:
+        """Raise the package's error."""
+        raise self.error(f"[{self.package}.{call}] {rule}; got {got}; {advice}")
+
+    def integer(self, call: str, name: str, value: Any, low: int, high: int) -> int:
+        """A whole number in [low, high]. Truth values and arrays are none."""
+        if type(value) is int and low <= value <= high:
+            return value
+        try:
+            number = None if isinstance(value, (bool, np.bool_, np.ndarray)) else operator.index(value)
+        except TypeError:
+            number = None
+        if number is None:
+            self.refuse(call, f"{name} must be an integer", shown(value), "pass a whole number")
+        if not low <= number <= high:
+            self.refuse(call, f"{name} must lie in [{low}, {high}]", shown(value), "correct it")
+        return number
+
+    def number(
+        self, call: str, name: str, value: Any, low: float = -math.inf, high: float = math.inf
+    ) -> float:
+        """A finite number in [low, high]. Truth values, strings and arrays are none."""
+        try:
+            is_real = isinstance(value, Real) and not isinstance(value, (bool, np.bool_))
+            number = float(value) if is_real else math.nan
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            self.refuse(call, f"{name} must be a finite number", shown(value), "pass a float")
+        if not low <= number <= high:
+            self.refuse(call, f"{name} must lie in [{low:g}, {high:g}]", shown(value), "correct it")
+        return number
+
+    def truth(self, call: str, name: str, value: Any) -> bool:
+        """True or False, also NumPy's."""
+        if not isinstance(value, (bool, np.bool_)):
+            self.refuse(call, f"{name} must be True or False", shown(value), "correct it")
+        return bool(value)
+
+    def choice(self, call: str, name: str, value: Any, choices: Sequence[str]) -> str:
+        """One of some names."""
+        if not isinstance(value, str) or value not in choices:
+            self.refuse(
+                call, f"{name} must be one of {', '.join(choices)}", shown(value), "choose one of them"
+            )
+        return value
+
+    def instance(self, call: str, name: str, value: Any, kind: type[T], advice: str) -> T:
+        """An object of a class."""
+        if not isinstance(value, kind):
+            self.refuse(call, f"{name} must be a {kind.__name__}", shown(value), advice)
+        return value
+
+    def sequence(self, call: str, name: str, value: Any, what: str) -> Sequence[Any]:
+        """A list, a tuple or what is as good: it can be walked more than once."""
+        if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+            return value
+        if isinstance(value, Collection) and not isinstance(value, (str, bytes, Mapping)):
+            with suppress(TypeError):  # an array without dimensions
+                return list(value)
+        self.refuse(call, f"{name} must be a sequence of {what}", shown(value), "pass a list or a tuple")
+
+    def mapping(self, call: str, name: str, value: Any, what: str) -> Mapping[str, Any]:
+        """A dictionary whose keys are names."""
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            self.refuse(
+                call, f"{name} must be a dictionary from names to {what}", shown(value), "pass a dict"
+            )
+        return value
+
+    def text(self, call: str, name: str, value: Any) -> str:
+        """Printable text that is not empty: a name, for example."""
+        if not isinstance(value, str) or not value or not value.isprintable():
+            self.refuse(call, f"{name} must be printable text", shown(value), "pass a str")
+        return value
