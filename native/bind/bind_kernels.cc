@@ -27,12 +27,19 @@ struct Free {
   void operator()(std::byte* p) const { std::free(p); }
 };
 
-kernels::Scratch thread_scratch() {
-  thread_local std::unique_ptr<std::byte, Free> memory(
-      static_cast<std::byte*>(std::aligned_alloc(4096, kernels::kScratchBytes)));
-  check<ResourceError>(memory != nullptr, "[kernels.run] scratch must be allocatable; got no memory for ",
-                       kernels::kScratchBytes, " bytes; free some memory.");
-  return {memory.get(), kernels::kScratchBytes};
+kernels::Scratch thread_scratch(int64_t bytes) {
+  thread_local std::unique_ptr<std::byte, Free> memory;
+  thread_local int64_t capacity = 0;
+  check<ArgumentError>(bytes >= 0, "[kernels.run] scratch_bytes must not be negative; got ", bytes,
+                       "; pass 0 or more.");
+  if (bytes > capacity) {
+    capacity = 0;
+    memory.reset(static_cast<std::byte*>(std::aligned_alloc(4096, (static_cast<size_t>(bytes) + 4095) / 4096 * 4096)));
+    check<ResourceError>(memory != nullptr, "[kernels.run] scratch must be allocatable; got no memory for ", bytes,
+                         " bytes; free some memory.");
+    capacity = bytes;
+  }
+  return {memory.get(), bytes};
 }
 
 kernels::TileView view_of(const Array& array) {
@@ -56,14 +63,15 @@ kernels::TileView tile_of(nb::handle operand) {
 }
 
 void run(const std::string& name, const nb::sequence& tiles, const std::vector<int64_t>& ints,
-         const std::vector<double>& floats, int64_t row_begin, const std::string& isa, int64_t repeat) {
+         const std::vector<double>& floats, int64_t row_begin, const std::string& isa, int64_t repeat,
+         int64_t scratch_bytes) {
   const kernels::KernelFn fn = isa.empty() ? kernels::find_kernel(name) : kernels::find_kernel_at(isa, name);
   check<ArgumentError>(fn != nullptr, "[kernels.run] name must be a kernel; got '", name, "'; see kernel_names().");
   std::vector<kernels::TileView> views;
   for (nb::handle operand : tiles) views.push_back(tile_of(operand));
   const kernels::KernelArgs args = {
       views.data(),  static_cast<int64_t>(views.size()),  ints.data(), static_cast<int64_t>(ints.size()),
-      floats.data(), static_cast<int64_t>(floats.size()), row_begin,   thread_scratch()};
+      floats.data(), static_cast<int64_t>(floats.size()), row_begin,   thread_scratch(scratch_bytes)};
   nb::gil_scoped_release unlocked;
   for (int64_t i = 0; i < repeat; ++i) fn(args);
 }
@@ -76,7 +84,8 @@ void bind_kernels(nb::module_& m) {
   nb::module_ sub = m.def_submodule("kernels", "Tile kernels, one call at a time.");
   sub.def("run", &run, nb::arg("name"), nb::arg("tiles"), nb::arg("ints") = std::vector<int64_t>{},
           nb::arg("floats") = std::vector<double>{}, nb::arg("row_begin") = 0, nb::arg("isa") = "",
-          nb::arg("repeat") = 1, "Run one kernel `repeat` times on tiles: None, 2-D arrays or (packed, rows, cols).");
+          nb::arg("repeat") = 1, nb::arg("scratch_bytes") = kernels::kScratchBytes,
+          "Run one kernel `repeat` times on tiles: None, 2-D arrays or (packed, rows, cols).");
   sub.def("kernel_names", [] { return strings(kernels::kernel_names()); }, "All kernels, sorted.");
   sub.def("isa_levels", [] { return strings(kernels::available_levels()); }, "Levels of this machine, weakest first.");
   sub.def("isa_in_use", [] { return std::string(kernels::level_in_use()); }, "The level that find_kernel uses.");

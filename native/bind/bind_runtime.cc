@@ -23,6 +23,8 @@ namespace {
 
 using namespace tilewise::runtime;
 
+constexpr int64_t kWindow = 512;  // tasks of a device between submission and completion
+
 using ExtentTuple = std::tuple<int64_t, int64_t, int64_t>;
 using OperandTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool>;
 using WaitTuple = std::tuple<int64_t, bool, int64_t>;
@@ -129,7 +131,21 @@ void translate(const std::exception_ptr& error, void*) {
     PyErr_SetString(error_class("CommTimeout").ptr(), e.what());
   } catch (const ResourceError& e) {
     PyErr_SetString(error_class("ResourceError").ptr(), e.what());
+  } catch (const ArgumentError& e) {
+    PyErr_SetString(error_class("PlanError").ptr(), e.what());
+  } catch (const std::bad_alloc&) {
+    PyErr_SetString(error_class("ResourceError").ptr(),
+                    "[runtime] memory must be enough; got none from the system; use smaller sizes");
   }
+}
+
+nb::dict device_overhead(int64_t workers, int64_t signals, int64_t handles, int64_t scratch_bytes) {
+  const DeviceBytes bytes = Device::bytes_needed({0, workers, 0, signals, handles, kWindow, scratch_bytes});
+  nb::dict result;
+  result["scratch"] = bytes.scratch;
+  result["signals"] = bytes.signals;
+  result["engine"] = bytes.engine;
+  return result;
 }
 
 void bind_program(nb::module_& m) {
@@ -177,12 +193,12 @@ void bind_executor(nb::module_& m) {
       .def(
           "__init__",
           [](Executor* self, int64_t d, int64_t w, std::vector<int64_t> bytes, int64_t signals, int64_t handles,
-             int64_t window, int64_t limit, double deadline) {
-            new (self) Executor({d, w, std::move(bytes), signals, handles, window, limit, deadline});
+             int64_t window, int64_t scratch, int64_t limit, double deadline) {
+            new (self) Executor({d, w, std::move(bytes), signals, handles, window, scratch, limit, deadline});
           },
           nb::arg("num_devices"), nb::arg("workers_per_device"), nb::arg("arena_bytes"), nb::arg("num_signals"),
-          nb::arg("num_handles"), nb::arg("window") = 512, nb::arg("memory_limit_bytes") = 0,
-          nb::arg("deadline_s") = 60.0)
+          nb::arg("num_handles"), nb::arg("window") = kWindow, nb::arg("scratch_bytes") = kernels::kScratchBytes,
+          nb::arg("memory_limit_bytes") = 0, nb::arg("deadline_s") = 60.0)
       .def("buffer", &buffer, nb::arg("device"), nb::arg("offset"), nb::arg("bytes"),
            "Writable uint8 array on a device's memory; keeps that memory alive.")
       .def("run", &run, nb::arg("program"), nb::arg("symbols") = std::vector<int64_t>{},
@@ -194,7 +210,7 @@ void bind_executor(nb::module_& m) {
       .def("transfers", &Executor::transfers,
            "Elements read from other devices' memory: label -> one count per device.")
       .def("reset_transfers", &Executor::reset_transfers, "Forget the counted transfers.")
-      .def("allocated_bytes", &Executor::allocated_bytes, "Arena bytes per device.")
+      .def("allocated_bytes", &Executor::allocated_bytes, "Bytes per device: arena, scratch, signals, task engine.")
       .def("stats", &stats, "Counters: runs, tasks, window_high_water, timeline_dropped.")
       .def("inject", &inject, nb::arg("kind"), nb::arg("device"), nb::arg("label"), nb::arg("index"),
            "For tests: the index-th task of that label on that device will 'throw' or 'stall' its worker in the next "
@@ -209,6 +225,8 @@ void bind_runtime(nb::module_& m) {
   nb::module_ runtime = m.def_submodule("runtime", "Tile programs and the executor that runs them.");
   bind_program(runtime);
   bind_executor(runtime);
+  runtime.def("device_overhead", &device_overhead, nb::arg("workers"), nb::arg("signals"), nb::arg("handles"),
+              nb::arg("scratch_bytes"), "Bytes that a device reserves besides its arena, by what they are for.");
 }
 
 }  // namespace tilewise::bind

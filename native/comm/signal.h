@@ -58,6 +58,7 @@ class SignalBoard {
   Signal& operator[](int64_t index) { return signals_[index]; }
   const Signal& operator[](int64_t index) const { return signals_[index]; }
   int64_t size() const { return size_; }
+  int64_t bytes() const { return arena_.bytes(); }
 
  private:
   memory::Arena arena_;

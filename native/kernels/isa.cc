@@ -115,9 +115,10 @@ std::vector<std::string_view> available_levels() {
 std::string_view level_in_use() { return level_of_process().name; }
 
 void scratch_exhausted() {
-  throw ResourceError("[kernels.scratch] a kernel's working memory must fit a worker's " +
-                      std::to_string(kScratchBytes) +
-                      " bytes; this shape needs more; use shorter sequences or smaller heads");
+  throw ResourceError(
+      "[kernels.scratch] a kernel's working memory must fit its worker's scratch; this shape needs more; please report "
+      "the "
+      "plan, which counts it (tilewise/kernels/scratch.py)");
 }
 
 KernelFn find_kernel(std::string_view name) { return find_in(level_of_process(), name); }

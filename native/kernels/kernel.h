@@ -37,11 +37,12 @@ struct KernelArgs {
 
 using KernelFn = void (*)(const KernelArgs&);
 
-/// Scratch every worker owns; pages that no kernel touches cost nothing. A kernel that needs more throws.
+/// Scratch of a worker unless a plan says how much its kernels need; pages that no kernel touches cost nothing. A
+/// kernel that needs more throws.
 inline constexpr int64_t kScratchBytes = 64 << 20;
 
-/// Throws ResourceError: a kernel's working memory does not fit. Not inline, so that no instruction set's copy of it is
-/// linked into the others.
+/// Throws ResourceError: a kernel's working memory does not fit its worker's scratch. Not inline, so that no
+/// instruction set's copy of it is linked into the others.
 [[noreturn]] void scratch_exhausted();
 
 /// The kernel of that name for the instruction set in use; nullptr when there is none.

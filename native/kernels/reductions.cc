@@ -136,8 +136,8 @@ struct AdamW {
   }
 };
 
-/// Flat over whole panels, or over one vector; the bf16 copy of a panel pairs neighbours along k. Nothing is written when
-/// the clipping scale is NaN.
+/// Flat over whole panels, or over one vector; the bf16 copy of a panel pairs neighbours along k. Nothing is written
+/// when the clipping scale is NaN.
 template <class T>
 void adamw(const KernelArgs& args) {
   const TileView &copy = args.tiles[0], &master = args.tiles[1];

@@ -2,6 +2,7 @@
 #include "runtime/device.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <sstream>
 #include <thread>
@@ -37,8 +38,23 @@ Device::Device(std::shared_ptr<Core> core, const DeviceOptions& options)
     };
   }
   for (int64_t w = 0; w < options.num_workers; ++w) {
-    workers_.push_back(std::make_unique<Worker>());
+    workers_.push_back(std::make_unique<Worker>(options.scratch_bytes));
   }
+}
+
+DeviceBytes Device::bytes_needed(const DeviceOptions& options) {
+  const auto window = static_cast<uint32_t>(options.window);
+  const auto engine = tasks::Embedded::bytes_needed(static_cast<uint32_t>(options.num_workers), window,
+                                                    static_cast<uint32_t>(options.num_handles + options.num_signals));
+  const auto own = std::bit_ceil(uint64_t{std::max(window, 2u)}) * sizeof(Task) + options.num_workers * sizeof(Worker);
+  return {options.num_workers * options.scratch_bytes, options.num_signals * static_cast<int64_t>(sizeof(comm::Signal)),
+          static_cast<int64_t>(engine + own)};
+}
+
+int64_t Device::bytes() const {
+  int64_t total = arena_->bytes() + signals_.bytes() + static_cast<int64_t>(engine_.bytes());
+  for (const auto& worker : workers_) total += worker->scratch.bytes() + static_cast<int64_t>(sizeof(Worker));
+  return total + static_cast<int64_t>(tasks_.size() * sizeof(Task));
 }
 
 void Device::begin(const RunContext& run, std::vector<Injection> injections) {
@@ -174,7 +190,7 @@ uint64_t Device::run_kernel(Worker& worker, int64_t number, Task& task) {
               instr.floats.data(),
               static_cast<int64_t>(instr.floats.size()),
               task.row_begin,
-              {worker.scratch.data(), kernels::kScratchBytes}});
+              {worker.scratch.data(), worker.scratch.bytes()}});
   } catch (const std::exception& error) {
     return failed(error.what());
   } catch (...) {

@@ -65,6 +65,15 @@ struct DeviceOptions {
   int64_t num_signals = 0;
   int64_t num_handles = 0;
   int64_t window = 512;
+  int64_t scratch_bytes = kernels::kScratchBytes;  // per worker
+};
+
+/// What a device reserves besides its arena.
+struct DeviceBytes {
+  int64_t scratch = 0;
+  int64_t signals = 0;
+  int64_t engine = 0;
+  int64_t total() const { return scratch + signals + engine; }
 };
 
 /// Everything of one run that a device reads.
@@ -90,6 +99,9 @@ class Device final : private tasks::Host {
   void close() { engine_.close(); }
 
   const DeviceOptions& options() const { return options_; }
+  static DeviceBytes bytes_needed(const DeviceOptions& options);
+  /// Everything that this device has reserved, its arena included.
+  int64_t bytes() const;
   const std::shared_ptr<memory::Arena>& arena() const { return arena_; }
   comm::SignalBoard& signals() { return signals_; }
   int64_t num_completed() const { return static_cast<int64_t>(engine_.num_completed()); }
@@ -103,7 +115,8 @@ class Device final : private tasks::Host {
 
  private:
   struct alignas(128) Worker {
-    memory::Arena scratch{kernels::kScratchBytes};
+    explicit Worker(int64_t scratch_bytes) : scratch(scratch_bytes) {}
+    memory::Arena scratch;
     rings::RecordRing<TimelineRecord> timeline;
     std::atomic<const Instr*> instr{nullptr};
     std::atomic<int64_t> index{0};

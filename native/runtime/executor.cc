@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <numeric>
@@ -22,16 +23,11 @@ constexpr milliseconds kBrokenExit{2'000};   // close() of a broken executor lea
 
 }  // namespace
 
-Executor::Executor(const ExecutorOptions& options) : options_(options), state_(std::make_shared<State>()) {
+Executor::Executor(const ExecutorOptions& options)
+    : options_(options), state_(std::make_shared<State>()), process_(getpid()) {
   check_options();
   for (int64_t d = 0; d < options.num_devices; ++d) {
-    const DeviceOptions device{d,
-                               options.workers_per_device,
-                               options.arena_bytes[d],
-                               options.num_signals,
-                               options.num_handles,
-                               options.window};
-    state_->devices.push_back(std::make_unique<Device>(state_->core, device));
+    state_->devices.push_back(std::make_unique<Device>(state_->core, device_options(d)));
     state_->arenas.push_back(state_->devices.back()->arena()->data());
   }
   state_->core->set_workers(options.num_devices * options.workers_per_device);
@@ -82,15 +78,32 @@ void Executor::check_options() const {
                        "[runtime.Executor] num_signals and num_handles must be >= 0 and deadline_s > 0; got ",
                        options_.num_signals, ", ", options_.num_handles, ", ", options_.deadline_s,
                        "; correct the argument");
-  const int64_t total = std::accumulate(options_.arena_bytes.begin(), options_.arena_bytes.end(), int64_t{0});
+  check<ArgumentError>(options_.scratch_bytes >= 0, "[runtime.Executor] scratch_bytes must not be negative; got ",
+                       options_.scratch_bytes, "; pass the plan's size");
+  int64_t total = std::accumulate(options_.arena_bytes.begin(), options_.arena_bytes.end(), int64_t{0});
+  for (int64_t d = 0; d < options_.num_devices; ++d) total += Device::bytes_needed(device_options(d)).total();
   check<ResourceError>(options_.memory_limit_bytes <= 0 || total <= options_.memory_limit_bytes,
                        "[runtime.Executor] the devices' memory must stay within the limit; got ", total,
                        " bytes against ", options_.memory_limit_bytes,
                        "; shard over more devices, use smaller batches or raise the limit");
 }
 
+DeviceOptions Executor::device_options(int64_t device) const {
+  return {device,
+          options_.workers_per_device,
+          options_.arena_bytes[device],
+          options_.num_signals,
+          options_.num_handles,
+          options_.window,
+          options_.scratch_bytes};
+}
+
 void Executor::check_run(const Program& program, const std::vector<int64_t>& symbols) const {
   check<ArgumentError>(!closed_, "[runtime.Executor.run] the executor must be open; got a closed one; make a new one");
+  check<ArgumentError>(
+      process_ == getpid(),
+      "[runtime.Executor.run] devices belong to the process that made them; got a run in a forked child, "
+      "which has none of their workers; make an executor there");
   check<ArgumentError>(!broken_, "[runtime.Executor.run] an executor cannot be used after a deadline passed (a worker ",
                        "may never return); got a further run; make a new one");
   check<ArgumentError>(program.finished(), "[runtime.Executor.run] a program must be finished first; got an open one",
@@ -216,6 +229,12 @@ void Executor::count_transfers() {
 
 void Executor::close() {
   if (closed_) return;
+  if (process_ != getpid()) {  // nothing to stop, and what threads held when the process forked stays held
+    closed_ = true;
+    new std::shared_ptr<State>(state_);
+    new std::vector<std::thread>(std::move(threads_));
+    return;
+  }
   check_idle("close");
   closed_ = true;
   state_->core->close();
@@ -290,7 +309,7 @@ void Executor::reset_transfers() {
 
 std::vector<int64_t> Executor::allocated_bytes() const {
   std::vector<int64_t> bytes;
-  for (const auto& device : state_->devices) bytes.push_back(device->arena()->bytes());
+  for (const auto& device : state_->devices) bytes.push_back(device->bytes());
   return bytes;
 }
 

@@ -7,7 +7,8 @@
 //
 // After a failure or a cancel every device walks its program to the end without running kernels, so that signals and
 // expected values stay consistent and the next run starts clean. After a deadline that cannot be relied on (a worker
-// may never come back), so the executor is broken: later runs are refused.
+// may never come back), so the executor is broken: later runs are refused. In a forked child, which has none of the
+// workers, every run is refused, and closing only lets go.
 #pragma once
 #include <functional>
 #include <map>
@@ -30,7 +31,8 @@ struct ExecutorOptions {
   int64_t num_signals = 0;
   int64_t num_handles = 0;  // per device
   int64_t window = 512;
-  int64_t memory_limit_bytes = 0;  // 0: none
+  int64_t scratch_bytes = kernels::kScratchBytes;  // per worker
+  int64_t memory_limit_bytes = 0;                  // over all devices and all they reserve; 0: none
   double deadline_s = 60.0;
 };
 
@@ -69,6 +71,7 @@ class Executor {
   const std::vector<std::string>& timeline_labels() const;
   const std::map<std::string, std::vector<int64_t>>& transfers() const;
   void reset_transfers();
+  /// Per device, all it has reserved: arena, scratch of its workers, signals, task engine.
   std::vector<int64_t> allocated_bytes() const;
   ExecutorStats stats() const;
   /// Plants a fault into the next run; gone afterwards, hit or not.
@@ -91,6 +94,7 @@ class Executor {
   };
 
   void check_options() const;
+  DeviceOptions device_options(int64_t device) const;
   void start_worker(int64_t device, int64_t worker);
   void check_run(const Program& program, const std::vector<int64_t>& symbols) const;
   void begin_run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols);
@@ -107,6 +111,7 @@ class Executor {
   std::vector<std::thread> threads_;
   std::vector<PlannedInjection> injections_;
   std::map<std::string, std::vector<int64_t>> transfers_;  // elements per label and device
+  pid_t process_;
   std::atomic<bool> running_{false};
   bool closed_ = false;
   bool broken_ = false;

@@ -83,6 +83,17 @@ Embedded::Embedded(Host& host, uint32_t num_workers, uint32_t window, uint32_t n
 
 Embedded::~Embedded() { close(); }
 
+uint64_t Embedded::bytes_needed(uint32_t num_workers, uint32_t window, uint32_t num_objects) {
+  const uint64_t places = std::bit_ceil(std::max(window, 2u));
+  return region_bytes(options_of(num_workers, static_cast<uint32_t>(places))) + places * sizeof(uint64_t) +
+         uint64_t{num_objects} * sizeof(AccessState);
+}
+
+uint64_t Embedded::bytes() const {
+  return engine_->region_.header->total_bytes + objects_->marks.size() * sizeof(uint64_t) +
+         objects_->states.size() * sizeof(AccessState);
+}
+
 void Embedded::close() {
   engine_->closed_ = true;  // nobody waits for tasks that will not start
   engine_->region_.header->closing.store(1, std::memory_order_seq_cst);

@@ -55,6 +55,9 @@ class __attribute__((visibility("default"))) Embedded {
   Embedded& operator=(const Embedded&) = delete;
 
   uint32_t window() const { return window_; }
+  /// Memory that an engine of this size reserves, and that this one has; pages that no task touches cost nothing.
+  static uint64_t bytes_needed(uint32_t num_workers, uint32_t window, uint32_t num_objects);
+  uint64_t bytes() const;
 
   /// An unused task, below window(); kNone when there is none.
   uint32_t take_task();

@@ -148,6 +148,12 @@ std::byte* map_new_file(const char* path, uint64_t bytes) {
 
 }  // namespace
 
+uint64_t region_bytes(const Options& options) {
+  Header header{};
+  lay_out(options, header);
+  return header.total_bytes;
+}
+
 Region make_region(const Options& options) {
   Header header{};
   lay_out(options, header);

@@ -251,6 +251,8 @@ struct Options {
   double peer_timeout_s = 10;
 };
 
+/// What make_region maps for these options.
+uint64_t region_bytes(const Options& options);
 /// Makes a region (anonymous, or a new file for shared_path) with everything empty. Throws ResourceError.
 Region make_region(const Options& options);
 /// The file gets its name, at once and complete: whoever finds it can use it. Throws ArgumentError when it exists.

@@ -10,7 +10,7 @@ ALLOWED = {
     "ir": "core",
     "graph": "core ir",
     "strategy": "core ir",
-    "plan": "core ir",
+    "plan": "core ir kernels",  # what a kernel needs and costs stands in its table
     "kernels": "core ir",
     "comm": "core ir",
     "runtime": "core ir kernels comm",

@@ -61,7 +61,7 @@ def test_memory_over_the_limit():
     """Refused before anything is allocated, with both numbers."""
     graph = training_graph(MODEL, "bf16")
     plan = graph.plan({"dp": 2})
-    need = 2 * plan.arena_bytes
+    need = 2 * plan.device_bytes
     with pytest.raises(ResourceError, match=str(need)):
         graph.instantiate(plan, memory_limit_bytes=need - 1)
     with pytest.raises(MemoryError):

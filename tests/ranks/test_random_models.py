@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from small_llama import batches, config, training_graph
 
+import tilewise.core.dims
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.session import verify_strategy
@@ -18,7 +19,7 @@ shapes = st.fixed_dictionaries(
         "intermediate_size": st.integers(5, 120),
         "vocab_size": st.integers(130, 700),
         "head_dim": st.sampled_from([2, 6, 8, 16, 34]),
-        "num_attention_heads": st.sampled_from([2, 4, 6, 8]),
+        "num_attention_heads": st.sampled_from([2, 4, 6, 8, 12]),
         "tie_word_embeddings": st.booleans(),
     }
 )
@@ -28,7 +29,7 @@ shapes = st.fixed_dictionaries(
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     shapes,
-    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2, 3, 4, 6]),
     st.sampled_from([{"dp": 2}, {"tp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}, {"dp": 4}]),
     st.sampled_from([1, 2]),
     st.sampled_from([(8, 3), (8, 16), (16, 7), (8, 70)]),
@@ -49,3 +50,25 @@ def test_random_models(sizes, group, axes, accumulation, data, dtype):
         graph, DeviceMesh(axes), batches(model, 2, batch, seq), accumulation=accumulation
     )
     assert report.equal, report.text
+
+
+@pytest.mark.parametrize("heads,kv_heads,tp", [(6, 1, 2), (12, 2, 4), (6, 1, 4), (10, 2, 4)])
+def test_groups_that_do_not_halve_are_refused(heads, kv_heads, tp, monkeypatch):
+    """A KV head's query heads spread in powers of two only; where they would not, results really differ."""
+    graph = training_graph(config(num_attention_heads=heads, num_key_value_heads=kv_heads), "f32", 8, 8)
+    with pytest.raises(LayoutError, match="halves evenly"):
+        graph.plan({"tp": tp})
+    if heads % tp == 0:  # else the shares of a KV head would not even be equal
+        monkeypatch.setattr(tilewise.core.dims, "_can_spread", lambda *given: True)
+        model = config(num_attention_heads=heads, num_key_value_heads=kv_heads)
+        report = verify_strategy(graph, DeviceMesh({"tp": tp}), batches(model, 1, 8, 8))
+        assert not report.equal
+
+
+def test_groups_that_halve_are_equal():
+    """Four query heads on one KV head, over two and four devices."""
+    model = config(num_attention_heads=4, num_key_value_heads=1)
+    graph = training_graph(model, "f32", 8, 8)
+    for tp in (2, 4):
+        report = verify_strategy(graph, DeviceMesh({"tp": tp}), batches(model, 1, 8, 8))
+        assert report.equal, report.text

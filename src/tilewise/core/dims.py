@@ -17,7 +17,16 @@ _border = Border("core", ShapeError)
 MAX_SIZE = (1 << 40) - 1  # of one dim: offsets and extents stay far from 63 bits
 _BATCH = "batch"
 
-__all__ = ["Dim", "DimLabel", "Size", "chunk_range", "is_power_of_two", "shard_range", "upper_bound"]
+__all__ = [
+    "MAX_SIZE",
+    "Dim",
+    "DimLabel",
+    "Size",
+    "chunk_range",
+    "is_power_of_two",
+    "shard_range",
+    "upper_bound",
+]
 
 
 @dataclass(frozen=True)

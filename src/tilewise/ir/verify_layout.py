@@ -84,8 +84,11 @@ def _contracted(
 def _refusal(graph: Graph, op: OpNode, tensor: int, dim: int, axis: str, label: DimLabel | None) -> str:
     spec = graph.spec(tensor)
     name = spec.name or f"result {tensor}"
+    kinds = ("input", "parameter", "constant")
+    outside = [t.spec.name for t in graph.tensors if t.kind in kinds and label in t.spec.labels][:4]
     return (
         f"[ir.verify] a sum over a dim that devices share must be completed among them; got dim {dim} "
-        f"({label.name if label else 'unlabelled'!r}) of {name} {spec} on axis {axis!r}, over which {op.op!r} of "
-        f"{op.label!r} completes no sum; take the label off that dim, or map it to no axis"
+        f"({label.name if label else 'unlabelled'!r}, as in {', '.join(outside) or 'no input'}) of {name} {spec} on "
+        f"axis {axis!r}, over which {op.op!r} of {op.label!r} completes no sum; take the label off that dim, or map it "
+        "to no axis"
     )

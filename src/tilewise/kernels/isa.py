@@ -56,6 +56,7 @@ def run(
     row_begin: int = 0,
     isa: str = "",
     repeat: int = 1,
+    scratch_bytes: int = 64 << 20,
 ) -> None:
     """Run one kernel in place.
 
@@ -68,9 +69,10 @@ def run(
         row_begin: first row of the loop that this call covers.
         isa: a level of `isa_levels()`; empty: the one in use.
         repeat: runs so often without coming back to Python.
+        scratch_bytes: working memory that the kernel may take.
 
     Raises:
         ValueError: an unknown kernel, an absent level, or an operand that cannot be a tile.
     """
     operands = [_operand(tile) for tile in tiles]
-    _native.kernels.run(name, operands, list(ints), list(floats), row_begin, isa, repeat)
+    _native.kernels.run(name, operands, list(ints), list(floats), row_begin, isa, repeat, scratch_bytes)

@@ -317,7 +317,7 @@ def square_sum(grad: Array, chunks: Sequence[tuple[int, int]], split_dim: int) -
 def norm_scale(partials: Array, loss: Array, max_norm: float) -> F64:
     """The norm and the factor that clips it, which is NaN when norm (in fp32) or loss is not finite."""
     norm = float(np.sqrt(_f64(partials).sum()))
-    if not (np.isfinite(np.float32(norm)) and np.isfinite(loss).all()):
+    if not (norm <= float(np.finfo(np.float32).max) and np.isfinite(loss).all()):
         return np.array([norm, np.nan])
     return np.array([norm, 1.0 if max_norm <= 0 else min(1.0, max_norm / (norm + 1e-6))])
 

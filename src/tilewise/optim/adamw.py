@@ -14,7 +14,7 @@ from tilewise.core.border import Border
 from tilewise.graph.builder import GraphBuilder
 from tilewise.ir.graph import TensorNode
 
-__all__ = ["HYPER", "AdamW", "master_name", "moment_names"]
+__all__ = ["HYPER", "MAX_FLOAT", "AdamW", "master_name", "moment_names"]
 
 _border = Border("optim")
 MAX_FLOAT = float(np.finfo(np.float32).max)

@@ -382,6 +382,11 @@ class PlanBuilder:
             templates, tuple(Call(t, tuple(b)) for t, b in calls), tuple(self.entries[device]), aliases
         )
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Working memory of a worker: what the largest call of a kernel needs, on any device."""
+        return max((low.scratch_bytes for v in self._lowered.values() for low in v.lowerings), default=0)
+
     def first_signals(self) -> list[int]:
         """First signal of every template, in the order of the programs' template lists."""
         return [self._lowered[k].first_signal for k in self._order]

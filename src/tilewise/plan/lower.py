@@ -19,6 +19,7 @@ from tilewise.ir.layout import GraphLayout, TensorLayout
 from tilewise.ir.op import Factors, op_named
 from tilewise.ir.program import Access, Extent, Instruction, LoweredTemplate, Mode, Operand, Slot, TempSpec
 from tilewise.ir.verify_layout import contracted_axes
+from tilewise.kernels.scratch import scratch_bytes
 from tilewise.plan.collectives import Collectives
 from tilewise.plan.shapes import LocalShapes, round_up
 
@@ -113,6 +114,7 @@ class TemplateLowering(Collectives):
         self._op_index = 0
         self.completed_axes: set[str] = set()  # over which the current op has combined its partial results
         self.refs: dict[Slot, Ref] = {}
+        self.scratch_bytes = 0  # what the largest call of a kernel takes from its worker
 
     # ---- the settings that ops ask for --------------------------------------------------------------------
 
@@ -269,7 +271,16 @@ class TemplateLowering(Collectives):
             priority=priority,
         )
         self.instructions.append(instruction)
+        shapes = self._largest_shapes(operands)
+        self.scratch_bytes = max(self.scratch_bytes, scratch_bytes(kernel, instruction.ints, shapes))
         return instruction
+
+    def _largest_shapes(self, operands: Sequence[Operand]) -> list[tuple[int, int]]:
+        """Rows and columns of the tensors behind operands, symbols at their bounds."""
+        bounds = tuple(s.max for s in self.shapes.symbols)
+        by_index = {ref.slot: ref for ref in self.refs.values()}
+        whole = [None if o.null else by_index[o.slot] for o in operands]
+        return [(0, 0) if ref is None else (ref.extent.upper(bounds), ref.cols) for ref in whole]
 
     def contraction_chunks(
         self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], axis: str | None

@@ -6,14 +6,34 @@ is also an order between tasks: buffers that share bytes are listed as aliases, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from tilewise.plan.shapes import round_up
 
-__all__ = ["ALIGNMENT", "Buffer", "place_buffers", "place_in_sequence", "shared_bytes"]
+__all__ = [
+    "ALIGNMENT",
+    "Buffer",
+    "memory_of_machine",
+    "place_buffers",
+    "place_in_sequence",
+    "shared_bytes",
+]
 
 ALIGNMENT = 64
+_GROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def memory_of_machine() -> int:
+    """Bytes of physical memory, or what the control group of this process (a container) may have if that is less."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in _GROUP_LIMITS:
+        with suppress(OSError, ValueError):  # not there, or the word "max"
+            limits.append(int(Path(path).read_text(encoding="ascii")))
+    return min(limits)
 
 
 @dataclass

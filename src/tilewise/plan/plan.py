@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from math import lcm, prod
 
 from tilewise.core.border import Border
@@ -16,7 +16,7 @@ from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import DeviceProgram
 from tilewise.ir.verify_layout import verify_layout, verify_microbatches
 from tilewise.plan.build import PlanBuilder
-from tilewise.plan.memory import Buffer
+from tilewise.plan.memory import Buffer, memory_of_machine
 from tilewise.plan.outputs import gather_outputs
 from tilewise.plan.shapes import LocalShapes, PlanSettings, round_up
 from tilewise.plan.traffic import Traffic, count_traffic
@@ -33,7 +33,13 @@ CATEGORIES = (
     "outputs",
     "activations",
     "temporaries",
+    "scratch",
+    "signals",
+    "engine",
 )
+_OWN_REGIONS = ("activations", "temporaries")
+
+Overhead = Callable[[int, int, int, int], Mapping[str, int]]
 MAX_WORKERS = 255  # per device, of one task engine (native/tasks/embedded.h)
 MAX_PARTS = 1 << 20
 _ROWS_PER_TILE = 512
@@ -52,6 +58,7 @@ class Plan:
         builder: entries and buffers by name, for the session.
         settings: what was asked for.
         optimizer: the optimizer whose update is in the graph, if any.
+        overhead: bytes per device besides its arena: `scratch` of the workers, `signals`, the task `engine`.
     """
 
     graph: Graph
@@ -62,6 +69,7 @@ class Plan:
     programs: Mapping[str, list[DeviceProgram]]
     builder: PlanBuilder
     optimizer: object = None
+    overhead: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def arena_bytes(self) -> int:
@@ -69,36 +77,46 @@ class Plan:
         return self.builder.arena_bytes
 
     @property
+    def device_bytes(self) -> int:
+        """All that a device reserves: its arena, and what its workers and its task engine need."""
+        return max(self.arena_bytes, 64) + sum(self.overhead.values())
+
+    @property
     def buffers(self) -> list[Buffer]:
         """All buffers with their offsets."""
         return list(self.builder.buffers.values())
 
     def estimate_memory_usage(self) -> list[dict[str, int]]:
-        """Bytes per device and category; `total` is what instantiating allocates, to the byte."""
+        """Bytes per device and category; `total` is what a device reserves when instantiated, to the byte.
+
+        Pages that no task touches cost nothing, so a limit on resident memory sees at most this much; the interpreter,
+        its libraries and the plan itself come on top.
+        """
         usage = dict.fromkeys(CATEGORIES, 0)
         lasting = [b for b in self.buffers if b.first < 0]
         for b in lasting:
             usage[b.category] += round_up(b.bytes, 64)
-        for name in ("activations", "temporaries"):
+        for name in _OWN_REGIONS:
             usage[name] += self.builder.regions[name]
-        usage["total"] = self.arena_bytes
+        usage |= self.overhead
+        usage["total"] = self.device_bytes
         return [dict(usage) for _ in range(self.mesh.num_devices)]
 
     def require_memory(self, limit_bytes: int = 0) -> None:
         """Refuse a plan that cannot be allocated, before anything is.
 
         Args:
-            limit_bytes: over all devices; 0 for this machine's physical memory.
+            limit_bytes: over all devices; 0 for what this machine, or the control group of this process, has.
 
         Raises:
-            ResourceError: the devices' arenas together are larger.
+            ResourceError: the devices together need more.
         """
-        limit = limit_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        need = self.arena_bytes * self.mesh.num_devices
+        limit = limit_bytes or memory_of_machine()
+        need = self.device_bytes * self.mesh.num_devices
         if need > limit:
             raise ResourceError(
                 f"[plan.require_memory] the devices' memory must fit {limit} bytes; got {need} for "
-                f"{self.mesh.num_devices} devices of {self.arena_bytes}; take a smaller batch or model, or accumulate"
+                f"{self.mesh.num_devices} devices of {self.device_bytes}; take a smaller batch or model, or accumulate"
             )
 
     def traffic(self, program: str = "step") -> dict[str, list[int]]:
@@ -277,8 +295,13 @@ def make_plan(
     mesh: DeviceMesh,
     settings: PlanSettings,
     optimizer: object = None,
+    overhead: Overhead = lambda workers, signals, handles, scratch: {},
 ) -> Plan:
     """Lower, place and order a laid-out graph.
+
+    Args:
+        overhead: bytes that a device with so many workers, signals and handles, and so much scratch per worker, needs
+            besides its arena, by category.
 
     Raises:
         LayoutError: a device would get no part of a tensor, or sizes do not divide as the strategy needs.
@@ -295,4 +318,8 @@ def make_plan(
     builder = PlanBuilder(graph, layout, shapes)
     builder.lower_all()
     builder.plan_memory()
-    return Plan(graph, layout, mesh, settings, shapes, builder.programs(), builder, optimizer)
+    programs = builder.programs()
+    own = overhead(
+        settings.workers_per_device, builder.num_signals, builder.num_handles, builder.scratch_bytes
+    )
+    return Plan(graph, layout, mesh, settings, shapes, programs, builder, optimizer, own)

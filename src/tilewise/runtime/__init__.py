@@ -7,7 +7,7 @@ once, run on all devices; nothing there runs Python per task. Both refuse what i
 
 from __future__ import annotations
 
-from tilewise._native.runtime import Executor, Program
+from tilewise._native.runtime import Executor, Program, device_overhead
 from tilewise.ir.program import Access, Extent, Mode, Operand
 from tilewise.runtime.buffers import Buffer, Region
 from tilewise.runtime.events import Event
@@ -47,5 +47,6 @@ __all__ = [
     "TaskRecord",
     "WorkerType",
     "busy_overlap",
+    "device_overhead",
     "write_trace",
 ]

@@ -5,24 +5,25 @@ from __future__ import annotations
 from tilewise.core.dtypes import dtype
 from tilewise.ir.program import Extent, Instruction
 from tilewise.plan import Plan
-from tilewise.runtime import Executor, Program
+from tilewise.runtime import Executor, Program, device_overhead
 
-__all__ = ["assemble_program", "make_executor"]
+__all__ = ["assemble_program", "device_overhead", "make_executor"]
 
 
 def make_executor(plan: Plan, memory_limit_bytes: int, deadline_s: float) -> Executor:
     """Allocate every device of a plan and start its workers.
 
     Raises:
-        ResourceError: the arenas exceed the limit or the machine's memory.
+        ResourceError: the devices exceed the limit or the machine's memory.
     """
     devices = plan.mesh.num_devices
     return Executor(
         devices,
         plan.settings.workers_per_device,
         [max(plan.arena_bytes, 64)] * devices,
-        max(plan.builder.num_signals, 1),
-        max(plan.builder.num_handles, 1),
+        plan.builder.num_signals,
+        plan.builder.num_handles,
+        scratch_bytes=plan.builder.scratch_bytes,
         memory_limit_bytes=memory_limit_bytes,
         deadline_s=deadline_s,
     )

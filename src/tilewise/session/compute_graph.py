@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from tilewise.core.border import Border
 from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import GraphBuilder, differentiate, simplify
@@ -14,10 +15,16 @@ from tilewise.ir.show import show_graph, to_mermaid
 from tilewise.ir.verify import verify_graph
 from tilewise.optim import AdamW
 from tilewise.plan import Plan, make_plan, settings_for
+from tilewise.session.assemble import device_overhead
+from tilewise.session.inputs import check_constants
 from tilewise.session.instance import GraphInstance
 from tilewise.strategy import DistributionStrategy, propagate_layouts
 
 __all__ = ["ComputeGraph"]
+
+_border = Border("session", PlanError)
+_MAX_BYTES = 1 << 62
+_LONGEST_S = 1e9
 
 
 class ComputeGraph(GraphBuilder):
@@ -37,7 +44,13 @@ class ComputeGraph(GraphBuilder):
 
     def set_distribution(self, strategy: DistributionStrategy) -> None:
         """Choose how the graph is spread."""
-        self._strategy = strategy
+        self._strategy = _border.instance(
+            "set_distribution",
+            "a strategy",
+            strategy,
+            DistributionStrategy,
+            "pass DistributionStrategy.ddp(2)",
+        )
 
     def optimize(self, optimizer: AdamW) -> None:
         """Make the update of all parameters part of the graph.
@@ -45,6 +58,7 @@ class ComputeGraph(GraphBuilder):
         Raises:
             PlanError: the graph has no loss.
         """
+        _border.instance("optimize", "an optimizer", optimizer, AdamW, "pass optim.AdamW()")
         if self.loss_id is None:
             raise PlanError(
                 f"[session.optimize] the graph needs a loss first; got none in {self.name!r}; call graph.loss"
@@ -90,16 +104,20 @@ class ComputeGraph(GraphBuilder):
 
         Raises:
             LayoutError, PlanError: the strategy does not fit the graph, or the batch does not divide.
+            ShapeError: a constant is used as an index and names nothing.
         """
         given = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
+        if given is not None:
+            _border.instance("plan", "a mesh", given, DeviceMesh, "pass {'dp': 2} or a DeviceMesh")
         strategy = self._strategy
         if given is not None and not strategy.axes:
             strategy = DistributionStrategy.for_mesh(given)
         used = given if given is not None else strategy.mesh()
         graph = self.complete()
+        check_constants(graph)
         layout = propagate_layouts(graph, used, strategy)
         settings = settings_for(graph, layout, used, accumulation, leaves, workers_per_device)
-        return make_plan(graph, layout, used, settings, self._optimizer)
+        return make_plan(graph, layout, used, settings, self._optimizer, device_overhead)
 
     def estimate_memory_usage(
         self, mesh: DeviceMesh | Mapping[str, int] | None = None, **options: Any
@@ -119,8 +137,12 @@ class ComputeGraph(GraphBuilder):
 
         Raises:
             ResourceError: not enough memory.
+            PlanError: no plan, or a limit or deadline that is none.
         """
-        plan = plan or self.plan()
+        plan = self.plan() if plan is None else plan
+        _border.instance("instantiate", "a plan", plan, Plan, "pass what graph.plan() returned")
+        _border.integer("instantiate", "memory_limit_bytes", memory_limit_bytes, 0, _MAX_BYTES)
+        _border.number("instantiate", "deadline_s", deadline_s, 1e-3, _LONGEST_S)
         plan.require_memory(memory_limit_bytes)
         return GraphInstance(plan, memory_limit_bytes, deadline_s)
 

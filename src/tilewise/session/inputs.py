@@ -6,6 +6,7 @@ Kernels trust their operands; this is the border where values from outside are c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -119,7 +120,9 @@ def as_array(call: str, name: str, value: object) -> NDArray[np.generic]:
         _border.refuse(call, f"{name!r} takes an array", shown(value), "pass numpy.asarray of it")
 
 
-def _symbol_values(specs: Mapping[str, TensorSpec], arrays: Mapping[str, NDArray[np.generic]]) -> dict[Dim, int]:
+def _symbol_values(
+    specs: Mapping[str, TensorSpec], arrays: Mapping[str, NDArray[np.generic]]
+) -> dict[Dim, int]:
     """The symbols' values that the inputs' shapes imply."""
     values: dict[Dim, int] = {}
     for name, value in arrays.items():
@@ -177,9 +180,7 @@ def is_finite(value: NDArray[np.generic], target: DType | None) -> bool:
     return bool(np.isfinite(stored).all())
 
 
-def _check_indices(
-    call: str, name: str, value: NDArray[np.generic], low: int, high: int, other: int | None
-) -> None:
+def _check_indices(call: str, name: str, value: NDArray[Any], low: int, high: int, other: int | None) -> None:
     wrong = (value < low) | (value >= high)
     if other is not None:
         wrong &= value != other

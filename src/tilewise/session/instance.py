@@ -1,7 +1,7 @@
 """`GraphInstance`: a plan with memory, weights and workers. State really lives here.
 
-One thread at a time: a second one is refused before it has changed anything. Values are checked whole before the first of
-them is written (`session/inputs.py`).
+One thread at a time: a second one is refused before it has changed anything. Values are checked whole before the first
+of them is written (`session/inputs.py`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class StepResult:
 class GraphInstance:
     """A running model. Made by `ComputeGraph.instantiate`; close it, or use it with `with`.
 
-    It belongs to the process that made it, and takes one call at a time: any other raises PlanError and changes nothing.
+    It belongs to the process that made it, and takes one call at a time: any other raises PlanError and changes
+    nothing.
 
     Args:
         plan: what to run.
@@ -93,7 +94,10 @@ class GraphInstance:
             _border.refuse(call, "the model must be open", "a closed one", "instantiate the graph again")
         if os.getpid() != self._process:
             _border.refuse(
-                call, "a model belongs to the process that made it", "a call in a forked one", "instantiate it there"
+                call,
+                "a model belongs to the process that made it",
+                "a call in a forked one",
+                "instantiate it there",
             )
         if not self._lock.acquire(blocking=False):
             _border.refuse(
@@ -141,7 +145,9 @@ class GraphInstance:
 
     def _read(self, name: str) -> Array:
         self._id("get_tensor", name)
-        return self._store.read(self._id("get_tensor", master_name(name) if master_name(name) in self._ids else name))
+        return self._store.read(
+            self._id("get_tensor", master_name(name) if master_name(name) in self._ids else name)
+        )
 
     def set_tensor(self, name: str, value: Array) -> None:
         """Write a whole tensor from outside: input, parameter (its master along with it) or state.
@@ -197,7 +203,9 @@ class GraphInstance:
         from tilewise.checkpoint import open_weights
 
         if not isinstance(source, (str, Path, Mapping)):
-            _border.refuse("load_parameters", "weights come from a path or a dictionary", shown(source), "pass one")
+            _border.refuse(
+                "load_parameters", "weights come from a path or a dictionary", shown(source), "pass one"
+            )
         with self._alone("load_parameters"):
             weights = source if isinstance(source, Mapping) else open_weights(Path(source))
             names = self.parameter_names()
@@ -214,7 +222,9 @@ class GraphInstance:
         """Check everything, then write everything."""
         for name, key in found.items():
             if key not in stored:
-                raise CheckpointError(f"[session.{call}] every entry is needed; got none for {name!r}; add it")
+                raise CheckpointError(
+                    f"[session.{call}] every entry is needed; got none for {name!r}; add it"
+                )
             self._check_stored(call, name, as_array(call, key, stored[key]))
         self._write_all((name, np.asarray(stored[key])) for name, key in found.items())
 
@@ -286,8 +296,8 @@ class GraphInstance:
         Args:
             batch: inputs by name; the whole global batch.
             lr: learning rate of this step; finite in fp32, at least 0.
-            on_nonfinite: what such a step does: `stop` raises, and the step does not count; `skip` counts it and says so
-                in the result.
+            on_nonfinite: what such a step does: `stop` raises, and the step does not count; `skip` counts it and says
+                so in the result.
 
         Raises:
             PlanError: the rate is none; a call of another thread is under way.
@@ -310,9 +320,9 @@ class GraphInstance:
             is_lost = not np.isfinite([loss, norm]).all()
             if is_lost and on_nonfinite == "stop":
                 raise TrainingDiverged(
-                    f"[session.step] loss and gradients must stay finite; got loss {loss}, gradient norm {norm} in step "
-                    f"{t}, first in {self._first_nonfinite()}; no weight was changed; lower the learning rate, or pass "
-                    'on_nonfinite="skip"'
+                    f"[session.step] loss and gradients must stay finite; got loss {loss}, gradient norm {norm} in "
+                    f"step {t}, first in {self._first_nonfinite()}; no weight was changed; lower the learning rate, or "
+                    'pass on_nonfinite="skip"'
                 )
             self.step_count = t
             return StepResult(loss, norm, is_lost)

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from native.runtime.programs import COLS, F32, ROWS, all_reduce_program, view
-from tilewise.core.errors import CommTimeout, TaskFailed
+from tilewise.core.errors import CommTimeout, PlanError, TaskFailed
 from tilewise.runtime import Access, Extent, Mode, Operand, Program
 
 
 def expect_right(executor, program, epochs: int) -> None:
     """One run from zeroed memory gives the sum."""
     for d in range(2):
-        executor.buffer(d, 0, executor.allocated_bytes()[d])[:] = 0
+        executor.buffer(d, 0, program.needs(d)[0])[:] = 0
         view(executor, d, 0)[:] = d + 1
     executor.run(program, [])
     for d in range(2):
@@ -52,7 +52,7 @@ def test_a_worker_that_stops(make_executor):
     message = str(caught.value)
     assert "device 0 waits in 'reduce'[3] for signal 3 to reach 1 (seen 0)" in message
     assert "device 1 (worker 0 has stopped at 'produce'[3]" in message
-    with pytest.raises(ValueError, match="cannot be used after a deadline"):
+    with pytest.raises(PlanError, match="cannot be used after a deadline"):
         executor.run(program, [])
 
 
@@ -107,7 +107,7 @@ def test_the_gil_is_free_during_a_run(make_executor):
         time.sleep(0.1)
         try:
             executor.run(program, [])
-        except ValueError as error:
+        except PlanError as error:
             refused.append(str(error))
         _thread.interrupt_main()
 
@@ -122,5 +122,5 @@ def test_the_gil_is_free_during_a_run(make_executor):
 def test_unknown_fault_kinds_are_refused(make_executor):
     """inject() takes 'throw' and 'stall' only."""
     executor = make_executor(long_program(1), 1)
-    with pytest.raises(ValueError, match="'throw' or 'stall'; got 'melt'"):
+    with pytest.raises(PlanError, match="'throw' or 'stall'; got 'melt'"):
         executor.inject("melt", 0, "long", 0)

@@ -17,8 +17,8 @@ from native.runtime.programs import (
     row,
     view,
 )
-from tilewise.core.errors import ResourceError
-from tilewise.runtime import Access, Executor, Extent, Mode, Operand, Program
+from tilewise.core.errors import PlanError, ResourceError
+from tilewise.runtime import Access, Executor, Extent, Mode, Operand, Program, device_overhead
 
 
 def one_device(symbolic: bool = False) -> Program:
@@ -52,7 +52,7 @@ def test_symbols_bound_the_loop(make_executor):
     executor.run(program, [TILE_ROWS + 1])
     result = view(executor, 0, 2)
     assert (result[: TILE_ROWS + 1] == 1).all() and (result[TILE_ROWS + 1 :] == 0).all()
-    with pytest.raises(ValueError, match=r"symbol 0 must lie in \[0, 24\]; got 25"):
+    with pytest.raises(PlanError, match=r"symbol 0 must lie in \[0, 24\]; got 25"):
         executor.run(program, [ROWS + 1])
 
 
@@ -83,18 +83,23 @@ def test_transfers_equal_theory(make_executor):
 
 
 def test_memory_limit(make_executor):
-    """Arenas beyond the limit raise ResourceError (a MemoryError) with both figures."""
-    with pytest.raises(ResourceError, match="8192 bytes against 8000") as caught:
-        Executor(2, 1, [4096, 4096], 0, 0, memory_limit_bytes=8000)
+    """All that devices reserve counts; beyond the limit it is a ResourceError (a MemoryError) with both figures."""
+    own = device_overhead(workers=1, signals=3, handles=5, scratch_bytes=1 << 16)
+    assert own["scratch"] == 1 << 16 and own["signals"] == 3 * 128 and own["engine"] > 0
+    need = 2 * (4096 + sum(own.values()))
+    with pytest.raises(ResourceError, match=f"{need} bytes against {need - 1}") as caught:
+        Executor(2, 1, [4096, 4096], 3, 5, scratch_bytes=1 << 16, memory_limit_bytes=need - 1)
     assert isinstance(caught.value, MemoryError)
+    executor = Executor(2, 1, [4096, 4096], 3, 5, scratch_bytes=1 << 16, memory_limit_bytes=need)
+    assert sum(executor.allocated_bytes()) == need
+    executor.close()
     with pytest.raises(ResourceError, match="map"):
         Executor(1, 1, [1 << 60], 0, 0)
 
 
 def test_buffers_outlive_the_executor():
-    """A buffer keeps its memory alive after close and collection; allocated bytes are the asked ones."""
+    """A buffer keeps its memory alive after close and collection."""
     executor = Executor(1, 1, [4096], 0, 0)
-    assert executor.allocated_bytes() == [4096]
     memory = executor.buffer(0, 64, 128)
     executor.close()
     del executor
@@ -106,7 +111,7 @@ def test_buffers_outlive_the_executor():
 def test_buffer_stays_inside():
     """A buffer outside the arena is refused."""
     executor = Executor(1, 1, [4096], 0, 0)
-    with pytest.raises(ValueError, match="inside the device's arena"):
+    with pytest.raises(PlanError, match="inside the device's arena"):
         executor.buffer(0, 4000, 97)
     executor.close()
 
@@ -128,7 +133,7 @@ def test_malformed_programs_are_refused(operand, message):
     template = program.add_template(0, "t")
     add_loop(program, 0, template, "copy_f32", "op", [operand, row(1)])
     program.add_call(0, template, tensors)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(PlanError, match=message):
         program.finish([])
 
 
@@ -139,7 +144,7 @@ def test_unknown_kernels_and_wrong_tuples_are_refused():
     with pytest.raises(TypeError):
         program.add_instr(0, template, "", "op", (1, 2), 1, [])
     program.add_instr(0, template, "no_such_kernel", "op", (1, -1, 0), 1, [])
-    with pytest.raises(ValueError, match="'no_such_kernel'"):
+    with pytest.raises(PlanError, match="'no_such_kernel'"):
         program.finish([])
 
 
@@ -151,5 +156,5 @@ def test_deadlocks_are_refused():
         program.add_instr(d, template, "", "wait", (1, -1, 0), 0, [], waits=[(0, False, 1)])
         program.add_instr(d, template, "", "raise", (1, -1, 0), 0, [], notifies=[(1 - d, 0, False)])
         program.add_call(d, template, [])
-    with pytest.raises(ValueError, match=r"device 0 waiting for ever in 'wait'\[0\] for signal 0 to reach 1"):
+    with pytest.raises(PlanError, match=r"device 0 waiting for ever in 'wait'\[0\] for signal 0 to reach 1"):
         program.finish([])

@@ -1,0 +1,81 @@
+"""How much working memory a kernel may take from its worker: upper bounds over all instruction-set levels and dtypes.
+
+The planner gives every worker as much as the largest call of its plan needs, so a long sequence needs memory, not luck.
+The formulas follow what the native sources carve out of their scratch (`Carver` in native/kernels/tree.h); a test runs
+the kernels with exactly so much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["scratch_bytes"]
+
+_ROWS = 14  # of a register block, on the level that has most (native/kernels/microkernel.h)
+_LEAST_ROWS = 6
+_PANEL, _LANES, _GRANULE = 32, 16, 64
+_BLOCK_STEPS, _ROW_STRIDE = 128, 144
+_ROUNDING = 1 << 14  # every piece begins at a cache line
+_PRODUCT = 5 << 20  # packs, and the state of blocks between windows: bounded by constants of product.h
+_PER_STEP, _PER_RANGE = 4, 512  # bytes of segments, copies and windows
+
+Shape = tuple[int, int]
+
+
+def scratch_bytes(kernel: str, ints: Sequence[int], shapes: Sequence[Shape]) -> int:
+    """Bytes that one call needs at most; 0 for kernels that need none.
+
+    Args:
+        kernel: its full name, for example `attention_backward_bf16`.
+        ints: its integer attributes.
+        shapes: rows and columns of every operand, the largest that a task may see; (0, 0) for absent ones.
+    """
+    base = kernel.rpartition("_")[0]
+    if base in ("matmul", "matmul_dx"):
+        ranges = ints[3:]
+        steps = sum(max(0, end - begin) for begin, end in zip(ranges[::2], ranges[1::2]))
+        return _product(steps, len(ranges) // 2)
+    if base == "gemm":
+        return _product(max(max(shape) for shape in shapes[1:3]), 1)
+    if base == "matmul_dw":
+        tokens = max(shape[0] for shape in shapes[1:5])
+        leaves = -(-tokens // ints[0])
+        return _product(tokens, leaves + 1) + (1 << 20) + leaves * _PANEL * 4
+    if base in ("attention", "attention_paged"):
+        return _attention(heads=ints[1], kv_heads=ints[2], dim=ints[3])
+    if base == "attention_backward":
+        return _attention_backward(seq=ints[0], heads=ints[1], kv_heads=ints[2], dim=ints[3])
+    return 0
+
+
+def _product(steps: int, ranges: int) -> int:
+    return _PRODUCT + _PER_STEP * steps + _PER_RANGE * ranges
+
+
+def _panels(dim: int) -> int:
+    return -(-dim // _PANEL)
+
+
+def _row_blocks(dim: int) -> int:
+    """Words of a block of rows, packed along the head size."""
+    return -(-dim // _BLOCK_STEPS) * _ROWS * _ROW_STRIDE
+
+
+def _attention(heads: int, kv_heads: int, dim: int) -> int:
+    rows = max(1024, heads // kv_heads) + _ROWS
+    sums = rows * _panels(dim) * _PANEL + 2 * (rows // _LEAST_ROWS + 1) * _LANES
+    span = 16 * (2 * _PANEL * dim + _panels(dim) * _PANEL * _GRANULE)
+    words = sums + span + _row_blocks(dim) + _ROWS * _ROW_STRIDE + 2 * _ROWS * _PANEL
+    return 4 * words + _ROUNDING
+
+
+def _attention_backward(seq: int, heads: int, kv_heads: int, dim: int) -> int:
+    granules = -(-seq // _GRANULE)
+    across, along = 2 * _PANEL * dim, _panels(dim) * _GRANULE * _PANEL
+    block = _GRANULE * _panels(dim) * _PANEL
+    entries, group = 2, heads // kv_heads
+    while group > 1:
+        entries, group = entries + 1, (group + 1) // 2
+    rows = 2 * -(-_GRANULE // _LEAST_ROWS) * _row_blocks(dim)
+    own = rows + 2 * along + 4 * _GRANULE * _GRANULE + _GRANULE * _ROW_STRIDE + block
+    return 4 * (granules * (2 * across + along + 2 * entries * block) + own) + _ROUNDING

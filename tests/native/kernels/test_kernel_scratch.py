@@ -1,0 +1,131 @@
+"""What the planner promises a kernel as working memory is enough on every level, and not without need."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from kernel_checks import NUMPY, every_dtype, every_level, packed, rng
+
+import tilewise as tw
+from tilewise.core import ResourceError
+from tilewise.kernels.isa import run
+from tilewise.kernels.scratch import scratch_bytes
+from tilewise.models import llama
+
+
+def shape_of(tile):
+    """Rows and columns of an operand."""
+    if tile is None:
+        return 0, 0
+    return tile[1:] if isinstance(tile, tuple) else tile.shape
+
+
+def array(dt, *shape):
+    """Small numbers."""
+    return (rng(1).standard_normal(shape) * 0.1).astype(np.float32).astype(NUMPY[dt])
+
+
+def backward(dt, seq, heads, kv_heads, dim):
+    """An attention's backward pass over one sequence."""
+    q, kv = (
+        [array(dt, seq, heads * dim) for _ in range(3)],
+        [array(dt, seq, kv_heads * dim) for _ in range(2)],
+    )
+    lse = np.zeros((seq, heads), np.float32)
+    outs = [np.empty_like(q[0]), *(np.empty_like(k) for k in kv)]
+    return "attention_backward", [*outs, q[0], q[1], lse, q[2], *kv], [seq, heads, kv_heads, dim, 1, 0], [0.1]
+
+
+def forward(dt, seq, heads, kv_heads, dim):
+    """An attention over one sequence."""
+    q, kv = array(dt, seq, heads * dim), [array(dt, seq, kv_heads * dim) for _ in range(2)]
+    outs = [np.empty_like(q), np.empty((seq, heads), np.float32)]
+    return "attention", [*outs, q, *kv], [seq, heads, kv_heads, dim, 1], [0.1]
+
+
+def product(dt, rows, width, inner, chunks):
+    """A weight's product, its contraction in chunks."""
+    x, w = array(dt, rows, inner), packed(array("f32", width, inner), dt)
+    cuts = [inner * c // chunks for c in range(chunks + 1)]
+    ints = [0, 1, chunks, *(v for pair in pairwise(cuts) for v in pair)]
+    return "matmul", [np.empty((rows, width), NUMPY[dt]), None, x, w], ints, []
+
+
+def input_gradient(dt, rows, width, inner, chunks):
+    """The same through the weight as it lies."""
+    x, w = array(dt, rows, inner), packed(array("f32", inner, width), dt)
+    _, _, ints, _ = product(dt, 1, 1, inner, chunks)
+    return "matmul_dx", [np.empty((rows, width), NUMPY[dt]), None, x, w], ints, []
+
+
+def weight_gradient(dt, tokens, rows, cols, leaves):
+    """A weight's gradient over tokens, leaf by leaf, with embedding rows."""
+    out = packed(np.zeros((rows, cols), np.float32), "f32")
+    ids = (np.arange(tokens, dtype=np.int32) % rows)[:, None]
+    tiles = [out, array(dt, tokens, rows), array(dt, tokens, cols), ids, array(dt, tokens, cols)]
+    return "matmul_dw", tiles, [tokens // leaves, 0, 0], []
+
+
+def plain(dt, rows, width, inner):
+    """A product of two results."""
+    tiles = [np.empty((rows, width), NUMPY[dt]), array(dt, rows, inner), array(dt, inner, width)]
+    return "gemm", tiles, [0, 0, 0, 0], []
+
+
+CALLS = [
+    (backward, (200, 6, 1, 64)),
+    (backward, (65, 4, 4, 128)),
+    (backward, (640, 12, 2, 34)),
+    (forward, (200, 8, 2, 64)),
+    (forward, (70, 2, 1, 256)),
+    (product, (2100, 40, 9000, 8)),
+    (product, (16, 64, 300, 64)),
+    (input_gradient, (2100, 96, 1200, 8)),
+    (weight_gradient, (4096, 64, 300, 16)),
+    (weight_gradient, (512, 33, 40, 512)),
+    (plain, (2030, 70, 900)),
+]
+
+
+@every_level
+@every_dtype
+@pytest.mark.parametrize("make,sizes", CALLS, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_a_kernel_runs_in_what_it_was_promised(make, sizes, dt, isa):
+    """Exactly so much and no more: a piece that does not fit would be an error."""
+    base, tiles, ints, floats = make(dt, *sizes)
+    promised = scratch_bytes(f"{base}_{dt}", ints, [shape_of(tile) for tile in tiles])
+    run(f"{base}_{dt}", tiles, ints, floats, isa=isa, scratch_bytes=promised)
+
+
+@every_level
+def test_a_kernel_notices_when_it_is_too_little(isa):
+    """A quarter of what a long sequence needs is refused before a byte behind it is touched: the check can fail."""
+    base, tiles, ints, floats = backward("f32", 640, 2, 1, 64)
+    promised = scratch_bytes(f"{base}_f32", ints, [shape_of(tile) for tile in tiles])
+    with pytest.raises(ResourceError, match="scratch"):
+        run(f"{base}_f32", tiles, ints, floats, isa=isa, scratch_bytes=promised // 4)
+
+
+def test_a_long_sequence_needs_memory_not_luck():
+    """A plan over 32,000 tokens gives its workers what attention's backward pass takes, and counts it."""
+    model = llama.LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=8,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_position_embeddings=32_000,
+    )
+    graph = tw.ComputeGraph("long")
+    llama.build_training_graph(graph, model, 1, 32_000, "bf16")
+    graph.optimize(tw.optim.AdamW())
+    plan = graph.plan(workers_per_device=2)
+    backward = scratch_bytes("attention_backward_bf16", [32_000, 8, 1, 64, 1, 0], [])
+    assert plan.builder.scratch_bytes == backward > 100 << 20
+    usage = plan.estimate_memory_usage()[0]
+    assert usage["scratch"] == 2 * backward
+    assert usage["total"] == plan.arena_bytes + usage["scratch"] + usage["signals"] + usage["engine"]

@@ -1,0 +1,288 @@
+"""A running model and its callers: threads, forked processes, closing, values that are no numbers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
+from small_llama import batches, config, training_graph
+
+from tilewise.core import CheckpointError, PlanError, ShapeError, TrainingDiverged
+
+MODEL = config()
+BATCH = batches(MODEL, 1)[0]
+OTHER = {name: np.roll(value, 5) for name, value in BATCH.items()}
+
+
+@pytest.fixture
+def model():
+    """A small model on one device, its weights made from a seed."""
+    with training_graph(MODEL, "f32").instantiate() as running:
+        running.initialize(0)
+        yield running
+
+
+def state_of(model):
+    """Every weight and moment, and the step count, as bytes."""
+    return {name: value.tobytes() for name, value in model.state_dict().items()}
+
+
+class Held:
+    """An executor whose runs begin when they are let go."""
+
+    def __init__(self, executor):
+        self.executor = executor
+        self.entered, self.leave = threading.Event(), threading.Event()
+
+    def run(self, *arguments):
+        """Tell that a run is under way, and wait."""
+        self.entered.set()
+        self.leave.wait(30)
+        self.executor.run(*arguments)
+
+    def __getattr__(self, name):
+        return getattr(self.executor, name)
+
+
+CALLS = {
+    "step": lambda m: m.step(OTHER, 1e-3),
+    "forward": lambda m: m.forward(**OTHER),
+    "backward": lambda m: m.backward(),
+    "set_tensor": lambda m: m.set_tensor("tokens", OTHER["tokens"]),
+    "get_tensor": lambda m: m.get_tensor("loss"),
+    "initialize": lambda m: m.initialize(1),
+    "load_parameters": lambda m: m.load_parameters({}),
+    "load_state_dict": lambda m: m.load_state_dict({}),
+    "state_dict": lambda m: m.state_dict(),
+    "memory_usage": lambda m: m.memory_usage(),
+    "timeline": lambda m: m.timeline(),
+    "trace": lambda m: m.trace(True),
+    "transfers": lambda m: m.transfers(),
+    "reset_transfers": lambda m: m.reset_transfers(),
+    "differing_replicas": lambda m: m.differing_replicas("norm.weight"),
+    "inject": lambda m: m.inject("throw", 0, "silu_gate", 0),
+}
+
+
+def test_a_second_thread_is_refused_and_changes_nothing(model):
+    """While a step runs, every call of another thread raises PlanError; the step's result is not touched."""
+    before = model.state_dict()
+    expected = model.step(BATCH, 1e-3)
+    model.load_state_dict(before)
+    held = model._executor = Held(model._executor)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(model.step(BATCH, 1e-3)))
+    thread.start()
+    assert held.entered.wait(30)
+    for name, call in {**CALLS, "close": lambda m: m.close()}.items():
+        with pytest.raises(PlanError, match=rf"\[session.{name}\] a model takes one call at a time"):
+            call(model)
+    held.leave.set()
+    thread.join()
+    assert found == [expected]
+    model._executor = held.executor
+
+
+def test_closing_after_a_refused_close_gives_the_memory_back(model):
+    """A close that came too early is refused whole: the next one still closes."""
+    held = model._executor = Held(model._executor)
+    thread = threading.Thread(target=lambda: model.step(BATCH, 1e-3))
+    thread.start()
+    assert held.entered.wait(30)
+    threads = len(os.listdir("/proc/self/task"))
+    with pytest.raises(PlanError):
+        model.close()
+    held.leave.set()
+    thread.join()
+    model.close()
+    assert not hasattr(model, "_executor")
+    held.executor.close()
+    assert len(os.listdir("/proc/self/task")) < threads
+
+
+def test_every_call_on_a_closed_model_says_so(model):
+    """One sentence for all of them; closing again is nothing."""
+    model.close()
+    model.close()
+    for name, call in CALLS.items():
+        with pytest.raises(PlanError, match=rf"\[session.{name}\] the model must be open; got a closed one"):
+            call(model)
+
+
+def test_a_forked_child_is_refused_at_once(model):
+    """The child has none of the workers: its calls say so, and its end leaves the parent's model as it was."""
+    model.step(BATCH, 1e-3)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            model.step(BATCH, 1e-3)
+        except PlanError as error:
+            code = 0 if "belongs to the process that made it" in str(error) else 2
+        model.close()
+        del model
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert np.isfinite(model.step(BATCH, 1e-3).loss)
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [None, float("nan"), float("inf"), 1e300, -1e-3, "0.1", True, np.array([1e-3]), 1j, object()],
+    ids=repr,
+)
+def test_a_rate_that_is_none_is_refused(model, rate):
+    """A learning rate is a finite number of fp32, at least 0; anything else changes no weight and counts no step."""
+    before = state_of(model)
+    with pytest.raises(PlanError, match="lr must"):
+        model.step(BATCH, rate)
+    assert state_of(model) == before
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("axes", [{}, {"dp": 2}, {"tp": 2}], ids=str)
+def test_a_step_that_is_not_finite_changes_nothing(dtype, axes):
+    """Weights, masters and moments stay; the error names the step and the first tensor that is not finite."""
+    graph = training_graph(MODEL, dtype)
+    with graph.instantiate(graph.plan(axes)) as model:
+        model.initialize(0)
+        model.step(BATCH, 1e-3)
+        bad = model.get_tensor("layers.1.mlp.up_proj.weight")
+        bad[3, 4] = np.inf
+        model.set_tensor("layers.1.mlp.up_proj.weight", bad)
+        before = state_of(model)
+        with pytest.raises(
+            TrainingDiverged, match=r"in step 2, first in the weight 'layers.1.mlp.up_proj.weight'"
+        ):
+            model.step(BATCH, 1e-3)
+        assert state_of(model) == before
+        result = model.step(BATCH, 1e-3, on_nonfinite="skip")
+        assert result.is_skipped and not np.isfinite(result.grad_norm) and model.step_count == 2
+        after = state_of(model)
+        assert {n for n in after if after[n] != before[n]} == {"optimizer.step"}
+        bad[3, 4] = 0.01
+        model.set_tensor("layers.1.mlp.up_proj.weight", bad)
+        assert not model.step(BATCH, 1e-3).is_skipped and state_of(model) != after
+
+
+def test_what_to_do_with_such_a_step_is_one_of_two(model):
+    """Any other word is refused before the step."""
+    with pytest.raises(PlanError, match="stop, skip"):
+        model.step(BATCH, 1e-3, on_nonfinite="ignore")
+
+
+@pytest.mark.parametrize(
+    "name,value,words",
+    [
+        ("tokens", np.full((16, 32), 10**8), "must lie in"),
+        ("labels", np.full((16, 32), -5), "or be -100"),
+        ("tokens", np.zeros((16, 31), np.int32), "shapes must agree"),
+        ("tokens", np.zeros((16, 32), np.float32), "takes i32"),
+        ("norm.weight", np.ones(64, np.complex64), "takes f32"),
+        ("norm.weight", np.ones(64, object), "takes f32"),
+        ("norm.weight", [[1, 2], [3]], "takes an array"),
+        ("norm.weight", np.full(64, 1e300), "must fit f32"),
+        ("positions", np.zeros((16, 32), np.int32), "a constant"),
+        ("loss", np.zeros(1, np.float32), "a result"),
+        ("nonsense", np.zeros(1), "must have the tensor"),
+        (7, np.zeros(1), "printable text"),
+    ],
+)
+def test_a_tensor_is_written_whole_or_not_at_all(model, name, value, words):
+    """Indices, shapes, kinds and ranges are looked at wherever a value enters."""
+    before = state_of(model)
+    with pytest.raises((ShapeError, PlanError), match=words):
+        model.set_tensor(name, value)
+    assert state_of(model) == before
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        (lambda w: np.where(np.arange(64) == 5, np.nan, w), "finite"),
+        (lambda w: np.where(np.arange(64) == 5, -np.inf, w), "finite"),
+        (lambda w: np.where(np.arange(64) == 5, 1e39, w), "finite in"),
+        (lambda w: w.astype(np.int32), "floating-point"),
+        (lambda w: w.astype(bool), "floating-point"),
+        (lambda w: w.astype(object), "floating-point"),
+        (lambda w: w[:-1], "shapes must agree"),
+    ],
+)
+def test_weights_that_are_none_are_refused_whole(model, change, words):
+    """The last of many is wrong: none is loaded."""
+    before = state_of(model)
+    wrong = {name: value + 1 for name, value in model.state_dict().items() if name in model.parameter_names()}
+    last = "norm.weight"
+    wrong[last] = change(wrong[last].astype(np.float64))
+    with pytest.raises(CheckpointError, match=words):
+        model.load_parameters(wrong)
+    with pytest.raises(CheckpointError, match=words):
+        model.load_state_dict({**model.state_dict(), **wrong})
+    assert state_of(model) == before
+
+
+def test_what_belongs_to_no_parameter_is_refused(model):
+    """A third layer in the file is another model."""
+    stored = {name: model.get_tensor(name) for name in model.parameter_names()}
+    with pytest.raises(CheckpointError, match=r"layers\.2\.norm"):
+        model.load_parameters({**stored, "layers.2.norm": np.ones(3)})
+
+
+@pytest.mark.parametrize(
+    "count", [np.array([-1]), np.array([1.5]), np.array([[1]]), np.array([1 << 60]), None, "x"]
+)
+def test_a_step_count_is_a_count(model, count):
+    """An edited or missing one is refused, and nothing is changed."""
+    before = state_of(model)
+    with pytest.raises(CheckpointError, match="one count of steps"):
+        model.load_state_dict({**model.state_dict(), "optimizer.step": count})
+    assert state_of(model) == before
+
+
+def test_a_backward_pass_is_of_what_was_read(model):
+    """A weight written after the forward pass would give the gradient of neither."""
+    model.forward(**BATCH)
+    model.set_tensor("norm.weight", np.ones(64, np.float32))
+    with pytest.raises(PlanError, match="forward"):
+        model.backward()
+
+
+CHILD = """
+import os, sys, traceback
+import numpy as np
+import tilewise as tw
+
+graph = tw.ComputeGraph("twice")
+graph.output(graph.scale(graph.input([4, 8], name="x"), 2.0), "y")
+model = graph.instantiate(graph.plan(workers_per_device=2))
+x = np.ones((4, 8), np.float32)
+model.forward(x=x)
+child = os.fork()
+if child == 0:
+    try:
+        model._executor.run(model._programs["forward"], [])
+    except tw.TilewiseError as error:
+        assert "forked child" in str(error), error
+    else:
+        os._exit(3)
+    sys.exit(0)  # the interpreter ends, and with it the copies of model and workers
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+model.forward(x=3 * x)
+assert (model.get_tensor("y") == 6).all()
+model.close()
+sys.exit(status)
+"""
+
+
+def test_a_forked_child_ends_by_itself():
+    """Its interpreter takes the copy of a model down without waiting for workers that it does not have."""
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,141 @@
+"""Whatever a dim is called and whichever axis shards it: a plan is refused, or equal to one device to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tilewise as tw
+from tilewise.core.errors import LayoutError, PlanError
+from tilewise.nn import linear, rms_norm
+from tilewise.strategy import ParallelismMode
+
+BATCH, SEQ, WIDTH, INNER, CLASSES = 4, 4, 8, 16, 8
+LABELS = ("batch", "rows", "mlp", "words")
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((BATCH, SEQ, WIDTH)).astype(np.float32)
+Y = RNG.integers(0, CLASSES, (BATCH, SEQ)).astype(np.int32)
+
+
+def build(labels):
+    """Norm, product, silu, product, loss; `labels` names what batch, rows, width, inner and classes count."""
+    kinds = {dim: tw.DimLabel(name) if name else None for dim, name in labels.items()}
+    graph = tw.ComputeGraph("net")
+    outer = [kinds["batch"], kinds["rows"]]
+    x = graph.input([BATCH, SEQ, WIDTH], name="x", labels=[*outer, kinds["width"]])
+    y = graph.input([BATCH, SEQ], "i32", name="y", labels=outer, storage="scalars")
+    x = rms_norm(graph, x, "gamma", eps=1e-5)
+    h = graph.silu(linear(graph, x, "up", INNER, in_label=kinds["width"], out_label=kinds["inner"]))
+    logits = linear(graph, h, "down", CLASSES, in_label=kinds["inner"], out_label=kinds["classes"])
+    graph.loss(graph.mean_cross_entropy(logits, y)[0])
+    graph.optimize(tw.optim.AdamW())
+    return graph
+
+
+def train(graph, strategy):
+    """Loss, norm, gradients and weights of two steps, as bytes."""
+    graph.set_distribution(strategy)
+    seen = []
+    with graph.instantiate(graph.plan(leaves=4, workers_per_device=1)) as model:
+        model.initialize(1, 0.5)
+        for _ in range(2):
+            result = model.step({"x": X, "y": Y}, 1e-2)
+            seen.append(np.float32([result.loss, result.grad_norm]).tobytes())
+        for name in model.parameter_names():
+            seen += [model.get_tensor(f"{name}.grad").tobytes(), model.get_tensor(name).tobytes()]
+    return seen
+
+
+def spread(axis, size, label):
+    """A strategy of a user's own: one label on one axis, by whatever name."""
+    return tw.DistributionStrategy(ParallelismMode.HYBRID, {axis: size}, {label: axis})
+
+
+def is_equal_or_refused(labels, axis, size, label):
+    """None: refused before anything ran; else whether the steps are equal to one device's."""
+    try:
+        found = train(build(labels), spread(axis, size, label))
+    except (LayoutError, PlanError):
+        return None
+    return found == train(build(labels), tw.DistributionStrategy.single())
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    st.fixed_dictionaries(
+        {dim: st.sampled_from((None, *LABELS)) for dim in ("batch", "rows", "width", "inner", "classes")}
+    ),
+    st.sampled_from(("dp", "tp", "data", "x")),
+    st.sampled_from((2, 4)),
+    st.sampled_from(LABELS),
+)
+def test_any_label_on_any_axis(labels, axis, size, label):
+    """Five dims with any labels, one of them sharded on any axis: never another result."""
+    try:
+        build(labels)
+    except ValueError:
+        return  # two dims that must differ have one label, or 'batch' stands where it cannot
+    assert is_equal_or_refused(labels, axis, size, label) in (None, True)
+
+
+NONE = dict.fromkeys(("batch", "rows", "width", "inner", "classes"))
+
+
+@pytest.mark.parametrize(
+    "labels,axis,label",
+    [
+        ({"batch": "batch"}, "data", "batch"),
+        ({"batch": "batch"}, "tp", "batch"),
+        ({"inner": "mlp"}, "x", "mlp"),
+        ({"classes": "words"}, "dp", "words"),
+    ],
+)
+def test_what_can_be_shared_is_shared_under_any_name(labels, axis, label):
+    """Batch, contracted and vocabulary dims run on an axis of any name and are equal to one device."""
+    assert is_equal_or_refused({**NONE, **labels}, axis, 2, label) is True
+
+
+@pytest.mark.parametrize(
+    "labels,label,words",
+    [
+        ({"batch": "batch", "rows": "rows"}, "rows", "dim 1 .'rows', as in x, y. of result"),
+        ({"batch": "rows"}, "rows", "dim 0 .'rows', as in x, y. of result"),
+        (
+            {"batch": "batch", "inner": "mlp", "classes": "words"},
+            "mlp",
+            "dim 1 .'mlp', as in up, down. of result",
+        ),
+    ],
+)
+def test_sums_that_no_reduction_covers_are_refused(labels, label, words):
+    """Sharded rows under a gradient, and a gradient cut across the chunks of its norm: named, not computed."""
+    with pytest.raises(LayoutError, match=words):
+        train(build({**NONE, **labels}), spread("tp", 2, label))
+
+
+def test_the_comparison_can_fail(monkeypatch):
+    """Without the rule, rows on an axis plan and train on partial gradients, and the comparison says so."""
+    monkeypatch.setattr("tilewise.plan.plan.verify_layout", lambda graph, layout: None)
+    monkeypatch.setattr("tilewise.plan.lower.contracted_axes", lambda *given: set())
+    assert is_equal_or_refused({**NONE, "batch": "batch", "rows": "rows"}, "tp", 2, "rows") is False
+
+
+def test_operands_count_the_batch_alike():
+    """Accumulation cuts what counts the batch; an operand that does not say so is refused."""
+    graph = tw.ComputeGraph("mixed")
+    x = graph.input([4, 8], name="x", labels=[tw.DimLabel("batch"), None])
+    other = graph.input([4, 8], name="other")
+    graph.output(graph.add(x, other), "y")
+    with pytest.raises(LayoutError, match="x and other"):
+        graph.plan(accumulation=2)
+
+
+def test_an_axis_without_work_is_refused():
+    """Devices that would all compute the same are named before anything is allocated."""
+    graph = tw.ComputeGraph("whole")
+    graph.output(graph.silu(graph.input([4, 8], name="x")), "y")
+    for axis in ("dp", "tp"):
+        with pytest.raises(LayoutError, match=f"{axis}=2"):
+            graph.plan({axis: 2})
