@@ -231,6 +231,7 @@ void Executor::close() {
   if (closed_) return;
   if (process_ != getpid()) {  // nothing to stop, and what threads held when the process forked stays held
     closed_ = true;
+    state_->program = nullptr;
     new std::shared_ptr<State>(state_);
     new std::vector<std::thread>(std::move(threads_));
     return;
