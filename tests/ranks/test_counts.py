@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from small_llama import BATCH, SEQ, batches, config, training_graph
 
@@ -64,6 +66,20 @@ def test_planned_bytes_are_allocated_bytes(axes, dtype):
     plan, _, usage = run_step(axes, dtype)
     assert usage == plan.estimate_memory_usage()
     assert all(sum(v for k, v in device.items() if k != "total") == device["total"] for device in usage)
+
+
+@pytest.mark.parametrize("axes", [{}, {"dp": 2, "tp": 2}], ids=str)
+def test_what_is_explained_is_what_runs(axes):
+    """Tasks per device and program, as the native programs count them."""
+    graph = training_graph(config(), "f32")
+    plan = graph.plan(axes)
+    text = plan.explain()
+    with graph.instantiate(plan) as running:
+        for name, program in running._programs.items():
+            said = text.split(f"  {name}: ")[1].split("calls of templates")[1]
+            for device in range(plan.mesh.num_devices):
+                found = re.search(rf"device [\d, ]*\b{device}\b[\d, ]*: ([\d,]+) tasks", said)
+                assert int(found[1].replace(",", "")) == program.num_tasks(device, [])
 
 
 def test_bytes_per_parameter():

@@ -16,10 +16,11 @@ from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import DeviceProgram
 from tilewise.ir.verify_layout import verify_layout, verify_microbatches
 from tilewise.plan.build import PlanBuilder
+from tilewise.plan.explain import explain_plan, explain_tensor
 from tilewise.plan.memory import Buffer, memory_of_machine
 from tilewise.plan.outputs import gather_outputs
 from tilewise.plan.shapes import LocalShapes, PlanSettings, round_up
-from tilewise.plan.traffic import Traffic, count_traffic
+from tilewise.plan.traffic import count_traffic
 
 __all__ = ["CATEGORIES", "Plan", "make_plan", "settings_for"]
 
@@ -124,24 +125,8 @@ class Plan:
         return count_traffic(self.programs[program], self.builder.symbol_bounds)
 
     def explain(self) -> str:
-        """Mesh, memory, traffic and templates in words, before anything runs."""
-        lines = [
-            f"plan of {self.graph.name!r} on {self.mesh} ({self.mesh.num_devices} devices, "
-            f"{self.settings.workers_per_device} workers each)",
-            f"  numerics: exact, {self.graph.reduction_chunks} chunks, {self.settings.leaves} leaves, "
-            f"{self.settings.accumulation} microbatches",
-            f"  tiles: {self.settings.row_tile} rows of activations",
-            "  memory per device:",
-        ]
-        usage = self.estimate_memory_usage()[0]
-        lines += [f"    {name:12s} {value / 2**20:10.2f} MiB" for name, value in usage.items() if value]
-        for name, programs in self.programs.items():
-            total: Traffic = count_traffic(programs, self.builder.symbol_bounds)
-            moved = sum(v[0] for v in total.values())
-            lines.append(
-                f"  {name}: {len(programs[0].calls)} calls, device 0 reads {moved:,} elements from peers"
-            )
-        return "\n".join(lines)
+        """Mesh, memory, tiles, tasks, traffic and templates in words, before anything runs."""
+        return explain_plan(self)
 
     def why(self, name: str) -> str:
         """Why a named tensor has its tile shape and its home.
@@ -149,23 +134,7 @@ class Plan:
         Raises:
             PlanError: no such tensor.
         """
-        found = next((t for t in self.graph.tensors if t.spec.name == name), None)
-        if found is None:
-            raise PlanError(
-                f"[plan.why] the tensor must be in the graph; got {name!r}; see graph.parameter names"
-            )
-        layout = self.layout.tensors[found.id]
-        entry = next(iter(self.programs.values()))[0].entries[self.builder.tensor_entry(found.id)]
-        homes = [
-            f"dim {d} ({s.name if s else 'unlabelled'}) on {a!r}"
-            for d, (a, s) in enumerate(zip(layout, found.spec.labels))
-            if a
-        ]
-        where = "; ".join(homes) if homes else "replicated: no axis of the mesh shards its labels"
-        return (
-            f"{name} {found.spec}: {where}. Device 0 holds {entry.extent.constant} rows x {entry.cols} columns in "
-            f"tiles of {entry.tile_rows} rows ({found.spec.storage} storage)."
-        )
+        return explain_tensor(self, name)
 
 
 def settings_for(

@@ -104,23 +104,19 @@ def test_each_backward_needs_a_forward(model):
 
 
 def test_closing_gives_memory_back():
-    """A closed model refuses every use, and its memory is free."""
+    """A running model takes no more memory than was planned, and its memory is free when it is closed."""
     graph = training_graph(MODEL, "f32", 64, 128)
-    running = graph.instantiate()
+    plan, batch = graph.plan(), batches(MODEL, 1, 64, 128)[0]
+    before = resident_bytes()
+    running = graph.instantiate(plan)
     running.initialize(0)
-    running.step(batches(MODEL, 1, 64, 128)[0], 1e-3)
+    running.step(batch, 1e-3)
     held = resident_bytes()
-    used = sum(d["total"] for d in running.memory_usage())
+    used = sum(d["total"] for d in plan.estimate_memory_usage())
+    assert held - before < used + (4 << 20)  # Python's own objects
     running.close()
     running.close()
     assert held - resident_bytes() > used // 2
-    for use in (
-        lambda: running.get_tensor("loss"),
-        lambda: running.forward(),
-        lambda: running.set_tensor("x", 0),
-    ):
-        with pytest.raises((PlanError, ShapeError)):
-            use()
 
 
 def resident_bytes():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tilewise.core.mesh import DeviceMesh
@@ -64,6 +66,9 @@ def test_explain_and_why():
     plan = plan_llama(2, {"dp": 2, "tp": 2})
     text = plan.explain()
     assert "dp=2,tp=2" in text and "optimizer" in text and "elements from peers" in text
+    assert re.search(r"device 0, 1, 2, 3: \d+ tiles of \d+ tensors", text)
+    assert re.search(r"decoder_layer: 2 uses of \d+ instructions, \d+ tasks each", text)
+    assert re.search(r"decoder_layer.backward: 2 uses", text)
     assert "'tp'" in plan.why("layers.1.mlp.up_proj.weight") and "replicated" in plan.why("norm.weight")
     with pytest.raises(ValueError, match="nonsense"):
         plan.why("nonsense")

@@ -1,0 +1,125 @@
+"""A plan in words: what every device holds, runs and reads from others, template by template.
+
+Counts what the programs say with every symbol at its bound; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from tilewise.core.errors import PlanError
+from tilewise.ir.program import DeviceProgram, Instruction, LoweredTemplate
+from tilewise.plan.traffic import count_traffic
+
+if TYPE_CHECKING:
+    from tilewise.plan.plan import Plan
+
+__all__ = ["explain_plan", "explain_tensor"]
+
+
+def explain_plan(plan: Plan) -> str:
+    """Mesh, memory, tiles, tasks, traffic and templates."""
+    settings = plan.settings
+    lines = [
+        f"plan of {plan.graph.name!r} on {plan.mesh} ({plan.mesh.num_devices} devices, "
+        f"{settings.workers_per_device} workers each)",
+        f"  numerics: exact, {plan.graph.reduction_chunks} chunks, {settings.leaves} leaves, "
+        f"{settings.accumulation} microbatches",
+        "  memory per device:",
+    ]
+    usage = plan.estimate_memory_usage()[0]
+    lines += [f"    {name:12s} {value / 2**20:10.2f} MiB" for name, value in usage.items() if value]
+    return "\n".join([*lines, *_tiles(plan), *_programs(plan), *_templates(plan)])
+
+
+def _tiles(plan: Plan) -> Iterator[str]:
+    """How the tensors of every device are cut."""
+    bounds = plan.builder.symbol_bounds
+    yield f"  tiles: activations in {plan.settings.row_tile} rows, weights in up to 512 rows"
+    said = []
+    for entries in plan.builder.entries:
+        tiles = [max(1, -(-e.extent.upper(bounds) // e.tile_rows)) for e in entries]
+        said.append(f"{sum(tiles):,} tiles of {len(entries):,} tensors")
+    yield from _per_device(said)
+
+
+def _per_device(said: Sequence[str]) -> Iterator[str]:
+    """A line for all devices of which the same is said."""
+    devices: dict[str, list[int]] = {}
+    for device, text in enumerate(said):
+        devices.setdefault(text, []).append(device)
+    for text, numbers in devices.items():
+        yield f"    device {', '.join(map(str, numbers))}: {text}"
+
+
+def _programs(plan: Plan) -> Iterator[str]:
+    bounds = plan.builder.symbol_bounds
+    for name, programs in plan.programs.items():
+        traffic = count_traffic(programs, bounds)
+        yield f"  {name}: {len(programs[0].calls)} calls of templates"
+        said = []
+        for device, program in enumerate(programs):
+            moved = sum(counts[device] for counts in traffic.values())
+            tasks = sum(_num_tasks(program.templates[c.template], bounds) for c in program.calls)
+            said.append(f"{tasks:,} tasks, reads {moved:,} elements from peers")
+        yield from _per_device(said)
+
+
+def _templates(plan: Plan) -> Iterator[str]:
+    """Every distinct template of the largest program, with its uses there."""
+    program = _largest(plan)
+    uses = Counter(call.template for call in program.calls)
+    yield "  templates (on device 0):"
+    for index, count in uses.items():
+        template = program.templates[index]
+        tasks = _num_tasks(template, plan.builder.symbol_bounds)
+        yield (
+            f"    {_title(template)}: {count} uses of {len(template.instructions)} instructions, {tasks:,} tasks each"
+        )
+
+
+def _largest(plan: Plan) -> DeviceProgram:
+    return max((programs[0] for programs in plan.programs.values()), key=lambda program: len(program.calls))
+
+
+def _title(template: LoweredTemplate) -> str:
+    """A layer's function without its signature; `backward` where it is one."""
+    name, _, rest = template.name.partition("(")
+    return name.rpartition(".")[2] + (".backward" if rest.endswith(".backward") else "")
+
+
+def _num_tasks(template: LoweredTemplate, bounds: tuple[int, ...]) -> int:
+    return sum(_num_steps(instruction, bounds) for instruction in template.instructions)
+
+
+def _num_steps(instruction: Instruction, bounds: tuple[int, ...]) -> int:
+    rows = instruction.extent.upper(bounds)
+    return 1 if instruction.step <= 0 else -(-rows // instruction.step)
+
+
+def explain_tensor(plan: Plan, name: str) -> str:
+    """Why a named tensor has its tile shape and its home.
+
+    Raises:
+        PlanError: no such tensor.
+    """
+    found = next((t for t in plan.graph.tensors if t.spec.name == name), None)
+    if found is None:
+        raise PlanError(
+            f"[plan.why] the tensor must be in the graph; got {name!r}; see graph.parameter names"
+        )
+    layout = plan.layout.tensors[found.id]
+    entry = next(iter(plan.programs.values()))[0].entries[plan.builder.tensor_entry(found.id)]
+    homes = [
+        f"dim {d} ({s.name if s else 'unlabelled'}) on {a!r}"
+        for d, (a, s) in enumerate(zip(layout, found.spec.labels))
+        if a
+    ]
+    where = "; ".join(homes) if homes else "replicated: no axis of the mesh shards its labels"
+    rows = entry.extent.upper(plan.builder.symbol_bounds)
+    return (
+        f"{name} {found.spec}: {where}. Device 0 holds {'up to ' if entry.extent.symbol >= 0 else ''}{rows} rows x "
+        f"{entry.cols} columns in tiles of {entry.tile_rows} rows ({found.spec.storage} storage)."
+    )
