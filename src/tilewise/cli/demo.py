@@ -157,7 +157,7 @@ def _train(config: TrainConfig, data: TrainingData, stages: _Stages, console: Co
             num_steps = train_steps(trainer, 0, out, console)
         if num_steps < config.train.steps:
             raise KeyboardInterrupt
-        losses = [line["loss"] for line in read_metrics(out / "metrics.jsonl")]
+        losses = [line["loss"] for line in read_metrics(out / "metrics.jsonl") if "loss" in line]
         draw_loss_curve(out / "loss.png", losses, f"tilewise demo: loss over {len(losses)} steps")
         with stages.measure("saving"):
             trainer.save_model(out / "model")

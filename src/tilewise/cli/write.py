@@ -78,7 +78,7 @@ def write_text(
     num_tokens = len(load_tokenizer(model_dir).encode(prompt).ids)
     check_prompt(num_tokens, model.max_position_embeddings)
     # a cache for this text, not for the longest that the model could hold
-    max_context = num_tokens + sampling.max_tokens + 1
+    max_context = min(num_tokens + sampling.max_tokens + 1, model.max_position_embeddings)
     with before_work():
         generator = Generator(model_dir, tp=tp, dtype=dtype, max_context=max_context)
     with generator:

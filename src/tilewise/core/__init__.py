@@ -23,13 +23,13 @@ from tilewise.core.errors import (
     ConfigError,
     InternalError,
     LayoutError,
+    NotFinite,
     PeerLost,
     PlanError,
     ResourceError,
     ShapeError,
     TaskFailed,
     TilewiseError,
-    TrainingDiverged,
 )
 from tilewise.core.log import configure_logging, get_logger
 from tilewise.core.mesh import DeviceMesh
@@ -48,6 +48,7 @@ __all__ = [
     "DimLabel",
     "InternalError",
     "LayoutError",
+    "NotFinite",
     "PeerLost",
     "PlanError",
     "ResourceError",
@@ -55,7 +56,6 @@ __all__ = [
     "Size",
     "TaskFailed",
     "TilewiseError",
-    "TrainingDiverged",
     "chunk_range",
     "configure_logging",
     "dtype",

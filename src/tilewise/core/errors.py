@@ -7,7 +7,7 @@
     │   ├── CommTimeout
     │   └── PeerLost
     ├── TaskFailed            op, tile, worker, device as fields
-    ├── TrainingDiverged      loss, gradients, weights or logits are no longer finite
+    ├── NotFinite             loss, gradients, weights or logits are no longer finite
     └── InternalError         a defect of Tilewise itself: says what to report
 
 Messages read `[package.function] the rule; got the values; what to do`. Users' mistakes raise before any work starts.
@@ -23,13 +23,13 @@ __all__ = [
     "ConfigError",
     "InternalError",
     "LayoutError",
+    "NotFinite",
     "PeerLost",
     "PlanError",
     "ResourceError",
     "ShapeError",
     "TaskFailed",
     "TilewiseError",
-    "TrainingDiverged",
 ]
 
 
@@ -93,8 +93,8 @@ class TaskFailed(TilewiseError):
         self.device = device
 
 
-class TrainingDiverged(TilewiseError):
-    """Loss, gradients or weights are no longer finite numbers; what was saved before is whole."""
+class NotFinite(TilewiseError):
+    """Loss, gradients, weights or logits are no finite numbers; what was saved before is whole."""
 
 
 class InternalError(TilewiseError):

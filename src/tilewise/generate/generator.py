@@ -2,13 +2,16 @@
 
 One decoding graph over flattened tokens serves prefill in chunks and decoding alike; each call mixes what the
 sequences need next. Text does not depend on the batch, the chunks or the number of devices. Owns an instance
-and its KV cache. Refuses prompts that leave no room for a token.
+and its KV cache, whose blocks all sequences of all iterators share. Refuses prompts that leave no room for a
+token, and more sequences at a time than it was made for.
 
 Shapes: T tokens of a call, S sequences of a call, V vocabulary.
 """
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +22,7 @@ from numpy.typing import NDArray
 
 import tilewise as tw
 from tilewise.checkpoint import load_generation_config, load_tokenizer, open_weights
-from tilewise.core import ConfigError
+from tilewise.core import Border, ConfigError, ResourceError
 from tilewise.generate.blocks import BlockTable, num_blocks_for
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.sampling import Sampling, pick_token
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["Generator", "Piece", "check_prompt"]
 
 _DTYPES = ("bf16", "f32")
+_MOST = 1 << 20
+_border = Border("generate")
 
 
 @dataclass(frozen=True)
@@ -55,11 +60,13 @@ class Piece:
 
 @dataclass
 class _Sequence:
-    """A sequence on its way. `done` counts the positions already in the KV cache."""
+    """A sequence on its way. `done` counts the positions already in the KV cache, whose blocks `key` owns."""
 
     index: int
+    key: int
     ids: list[int]
     prompt_length: int
+    sampling: Sampling
     detokenizer: Detokenizer
     done: int = 0
 
@@ -100,13 +107,13 @@ class _Call:
 
 
 class Generator:
-    """Writes with a model. Use with `with`, or call `close`.
+    """Writes with a model. Use with `with`, or call `close`. Threads may write at once: their calls take turns.
 
     Args:
         model_dir: a Hugging Face directory (config.json, weights, tokenizer.json).
         tp: devices that share every layer.
         dtype: `bf16` or `f32`.
-        max_sequences: prompts at a time.
+        max_sequences: prompts at a time, over all iterators that are being read.
         max_context: positions per sequence; at most the model's, which is the default.
         max_tokens_per_call: prompts are read in chunks of at most so many tokens.
 
@@ -125,13 +132,19 @@ class Generator:
         max_context: int | None = None,
         max_tokens_per_call: int = 256,
     ) -> None:
-        _check_settings(tp, dtype, max_sequences, max_context, max_tokens_per_call)
+        _check_settings(
+            dtype,
+            tp=tp,
+            max_sequences=max_sequences,
+            max_context=max_context,
+            max_tokens_per_call=max_tokens_per_call,
+        )
         self.config: LlamaConfig = llama.LlamaConfig.from_pretrained(model_dir)
         self.tokenizer = load_tokenizer(model_dir)
         self._end_ids = _end_ids(load_generation_config(model_dir), self.config)
-        self.max_context = min(
-            max_context or self.config.max_position_embeddings, self.config.max_position_embeddings
-        )
+        limit = self.config.max_position_embeddings
+        self.max_context = limit if max_context is None else max_context
+        _border.integer("generator", "max_context", self.max_context, 1, limit)
         blocks_each = num_blocks_for(self.max_context)
         self._max_sequences = max_sequences
         self._chunk = max(max_tokens_per_call, max_sequences)
@@ -143,7 +156,15 @@ class Generator:
         strategy = tw.DistributionStrategy.tensor_parallel(tp) if tp > 1 else tw.DistributionStrategy.single()
         graph.set_distribution(strategy)
         self.instance: GraphInstance = graph.instantiate(graph.plan())
-        self.instance.load_parameters(weights)
+        try:
+            self.instance.load_parameters(weights)
+        except BaseException:
+            self.instance.close()
+            raise
+        self._blocks = BlockTable(self._num_blocks)
+        self._num_live = 0
+        self._keys = itertools.count()
+        self._lock = threading.RLock()  # an iterator may be dropped, and give its blocks back, within a call
 
     def __enter__(self) -> Generator:
         return self
@@ -155,62 +176,103 @@ class Generator:
         """Stop the devices and free their memory."""
         self.instance.close()
 
-    def generate(self, prompts: Sequence[str], sampling: Sampling) -> Iterator[Piece]:
+    def generate(self, prompts: Sequence[str], sampling: Sampling | Sequence[Sampling]) -> Iterator[Piece]:
         """Continue every prompt; yields a piece per new token, interleaved over the prompts.
 
+        The iterator holds its place in the KV cache from the first piece to the last, or until it is closed or dropped.
+
+        Args:
+            prompts: texts.
+            sampling: how to choose tokens, for all prompts or one for each. Equal prompts with equal sampling continue
+                alike, whatever stands beside them.
+
         Raises:
-            ConfigError: more prompts than `max_sequences`, or one too long for the context.
+            ConfigError: more prompts than `max_sequences`, or one too long for the context; at once.
+            ResourceError: other iterators hold the places; at the first piece.
+            NotFinite: the model's logits are no finite numbers.
         """
-        active = [self._start(index, prompt) for index, prompt in enumerate(prompts)]
-        if len(active) > self._max_sequences:
+        texts = _border.sequence("generator", "prompts", prompts, "texts")
+        if len(texts) > self._max_sequences:
             raise ConfigError(
                 f"[generate.generator] at most max_sequences={self._max_sequences} prompts go together; "
-                f"got {len(active)}; make the generator with more"
+                f"got {len(texts)}; make the generator with more"
             )
-        blocks = BlockTable(self._num_blocks)
-        while active:
-            finished = []
-            for sequence, logits_V in self._call(active, blocks):
-                piece = self._extend(sequence, logits_V, sampling)
-                if piece.finish_reason is not None:
-                    finished.append(sequence)
-                    blocks.release(sequence.index)
-                yield piece
-            active = [sequence for sequence in active if sequence not in finished]
+        ways = [sampling] * len(texts) if isinstance(sampling, Sampling) else sampling
+        ways = _border.sequence("generator", "sampling", ways, "Sampling, one per prompt")
+        if len(ways) != len(texts):
+            _border.refuse(
+                "generator",
+                "sampling is one for all or one per prompt",
+                f"{len(ways)} for {len(texts)}",
+                "correct it",
+            )
+        return self._write([self._start(i, text, way) for i, (text, way) in enumerate(zip(texts, ways))])
 
-    def _start(self, index: int, prompt: str) -> _Sequence:
+    def _write(self, sequences: list[_Sequence]) -> Iterator[Piece]:
+        self._take_places(len(sequences))
+        try:
+            active = sequences
+            while active:
+                finished = []
+                for sequence, logits_V in self._call(active):
+                    piece = self._extend(sequence, logits_V)
+                    if piece.finish_reason is not None:
+                        finished.append(sequence)
+                    yield piece
+                active = [sequence for sequence in active if sequence not in finished]
+        finally:
+            with self._lock:
+                self._num_live -= len(sequences)
+                for sequence in sequences:
+                    self._blocks.release(sequence.key)
+
+    def _take_places(self, num_sequences: int) -> None:
+        with self._lock:
+            if self._num_live + num_sequences > self._max_sequences:
+                raise ResourceError(
+                    f"[generate.generator] at most max_sequences={self._max_sequences} prompts are written at a "
+                    f"time; got {num_sequences} beside {self._num_live} of other iterators; finish or close those, or "
+                    "make the generator with more"
+                )
+            self._num_live += num_sequences
+
+    def _start(self, index: int, prompt: str, sampling: Sampling) -> _Sequence:
+        _border.instance("generator", "a prompt", prompt, str, "pass text")
+        _border.instance("generator", "sampling", sampling, Sampling, "pass Sampling(...)")
         ids = list(self.tokenizer.encode(prompt).ids)
         if not ids:
             ids = [self.config.bos_token_id if self.config.bos_token_id is not None else 0]
         check_prompt(len(ids), self.max_context)
-        return _Sequence(index, ids, len(ids), Detokenizer(self.tokenizer, ids))
+        return _Sequence(index, next(self._keys), ids, len(ids), sampling, Detokenizer(self.tokenizer, ids))
 
-    def _call(self, active: list[_Sequence], blocks: BlockTable) -> list[tuple[_Sequence, NDArray[Any]]]:
-        """Run the graph once; returns the sequences whose next token is due, with their logits.
+    def _call(self, active: list[_Sequence]) -> list[tuple[_Sequence, NDArray[Any]]]:
+        """Run the graph once, in turn with other threads' calls.
 
-        Sequences that decode go first, one token each; what room is left reads prompts.
+        Returns the sequences whose next token is due, with their logits. Those that decode go first, one token each;
+        what room is left reads prompts.
         """
         call, members, room = _Call(), [], self._chunk
-        for sequence in sorted(active, key=lambda s: len(s.ids) - s.done):
-            count = min(len(sequence.ids) - sequence.done, room)
-            if count == 0:
-                continue
-            end = sequence.done + count
-            call.add(sequence.ids[sequence.done : end], sequence.done, blocks.grow(sequence.index, end))
-            sequence.done = end
-            room -= count
-            members.append(sequence)
-        self.instance.forward(**call.inputs(self._max_blocks))
-        logits_SV = self.instance.get_tensor("logits")
+        with self._lock:
+            for sequence in sorted(active, key=lambda s: len(s.ids) - s.done):
+                count = min(len(sequence.ids) - sequence.done, room)
+                if count == 0:
+                    continue
+                end = sequence.done + count
+                blocks = self._blocks.grow(sequence.key, end)
+                call.add(sequence.ids[sequence.done : end], sequence.done, blocks)
+                sequence.done = end
+                room -= count
+                members.append(sequence)
+            self.instance.forward(**call.inputs(self._max_blocks))
+            logits_SV = self.instance.get_tensor("logits")
         return [(sequence, logits_SV[row]) for row, sequence in enumerate(members) if sequence.is_ready]
 
-    def _extend(self, sequence: _Sequence, logits_V: NDArray[Any], sampling: Sampling) -> Piece:
-        position = len(sequence.ids)
-        token = pick_token(logits_V, sampling, sampling.seed + sequence.index, position)
+    def _extend(self, sequence: _Sequence, logits_V: NDArray[Any]) -> Piece:
+        token = pick_token(logits_V, sequence.sampling, len(sequence.ids))
         if token in self._end_ids:
             return Piece(sequence.index, token, "", "stop")
         sequence.ids.append(token)
-        is_full = len(sequence.ids) - sequence.prompt_length >= sampling.max_tokens
+        is_full = len(sequence.ids) - sequence.prompt_length >= sequence.sampling.max_tokens
         is_full = is_full or len(sequence.ids) >= self.max_context
         return Piece(sequence.index, token, sequence.detokenizer.add(token), "length" if is_full else None)
 
@@ -228,16 +290,14 @@ def check_prompt(num_tokens: int, max_context: int) -> None:
         )
 
 
-def _check_settings(tp: int, dtype: str, *sizes: int | None) -> None:
+def _check_settings(dtype: str, **sizes: int | None) -> None:
     if dtype not in _DTYPES:
         raise ConfigError(
             f"[generate.generator] dtype must be {' or '.join(_DTYPES)}; got {dtype!r}; choose one of them"
         )
-    if any(size is not None and size < 1 for size in (tp, *sizes)):
-        raise ConfigError(
-            "[generate.generator] tp, max_sequences, max_context and max_tokens_per_call must be at least 1; "
-            f"got {(tp, *sizes)}; choose larger values"
-        )
+    for name, size in sizes.items():
+        if size is not None:
+            _border.integer("generator", name, size, 1, _MOST)
 
 
 def _end_ids(generation_config: dict[str, Any], config: LlamaConfig) -> frozenset[int]:

@@ -1,21 +1,23 @@
 """From logits to one token: greedy, or drawn with temperature, top-k and top-p.
 
-A draw depends on the logits, the seed and the position only (Philox keyed by the two), never on the batch or
-the devices. Ties go to the lower id.
+A draw depends on the logits, the seed and the position only (Philox keyed by the two), never on the batch, a
+request's place in it, or the devices. Ties go to the lower id. Refuses logits that are no finite numbers.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core import ConfigError
+from tilewise.core import Border, NotFinite
 
 __all__ = ["Sampling", "pick_token"]
+
+_border = Border("generate")
+_MAX = 1 << 53
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Sampling:
         temperature: 0 takes the likeliest token.
         top_k: draw among the k likeliest only; 0 for all.
         top_p: draw among the likeliest that together have this probability.
-        seed: of the draws; sequence i of a batch uses `seed + i`.
+        seed: of the draws.
 
     Raises:
         ConfigError: a value outside its range.
@@ -40,26 +42,30 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        ranges = (
-            (self.max_tokens >= 1, "max_tokens must be at least 1", self.max_tokens),
-            (0 <= self.temperature < math.inf, "temperature must be finite and at least 0", self.temperature),
-            (self.top_k >= 0, "top_k must be at least 0", self.top_k),
-            (0 < self.top_p <= 1, "top_p must be above 0 and at most 1", self.top_p),
-            (0 <= self.seed < 2**63, "seed must be at least 0 and below 2**63", self.seed),
-        )
-        for holds, rule, value in ranges:
-            if not holds:
-                raise ConfigError(f"[generate.sampling] {rule}; got {value}; choose another value")
+        _border.integer("sampling", "max_tokens", self.max_tokens, 1, _MAX)
+        _border.number("sampling", "temperature", self.temperature, 0.0)
+        _border.integer("sampling", "top_k", self.top_k, 0, _MAX)
+        if _border.number("sampling", "top_p", self.top_p, 0.0, 1.0) == 0:
+            _border.refuse("sampling", "top_p must be above 0", str(self.top_p), "pass 1.0 for all tokens")
+        _border.integer("sampling", "seed", self.seed, 0, 2**63 - 1)
 
 
-def pick_token(logits: NDArray[Any], sampling: Sampling, seed: int, position: int) -> int:
+def pick_token(logits: NDArray[Any], sampling: Sampling, position: int) -> int:
     """The next token of a sequence.
 
     Args:
         logits: `[vocab]`.
-        seed: of this sequence.
         position: of the new token in the sequence.
+
+    Raises:
+        NotFinite: a logit is NaN or infinite.
     """
+    if not np.isfinite(logits).all():
+        at = int(np.flatnonzero(~np.isfinite(logits))[0])
+        raise NotFinite(
+            f"[generate.sampling] logits must be finite; got {logits[at]} for token {at} at position {position}; the "
+            "model overflows, or its weights are damaged: try f32"
+        )
     if sampling.temperature == 0:
         return int(np.argmax(logits))
     scaled = logits.astype(np.float64) / sampling.temperature
@@ -71,5 +77,5 @@ def pick_token(logits: NDArray[Any], sampling: Sampling, seed: int, position: in
     if sampling.top_p < 1:
         keep = int(np.searchsorted(sums, sampling.top_p * sums[-1])) + 1
         sums = sums[:keep]
-    draw = np.random.Generator(np.random.Philox(key=np.array([seed, position], np.uint64))).random()
+    draw = np.random.Generator(np.random.Philox(key=np.array([sampling.seed, position], np.uint64))).random()
     return int(order[min(int(np.searchsorted(sums, draw * sums[-1], side="right")), len(sums) - 1)])

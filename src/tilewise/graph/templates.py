@@ -24,7 +24,7 @@ _border = Border("graph", ShapeError)
 class LayerFunction:
     """A function of a graph whose calls become `call` ops on a shared template.
 
-    The function takes a `GraphBuilder`, tensors, and hashable keyword attributes; it declares its parameters and
+    The function takes a `GraphBuilder`, tensors, and comparable keyword attributes; it declares its parameters and
     states with names relative to the call's `path` and returns one tensor.
     """
 
@@ -37,7 +37,7 @@ class LayerFunction:
         """Record one use of the layer; its parameters are named `path + "." + name`.
 
         Raises:
-            ShapeError: an operand belongs to another graph, a name is taken, an attribute is not hashable, or the
+            ShapeError: an operand belongs to another graph, a name is taken, an attribute is not comparable, or the
                 function returns no tensor of its graph; nothing is recorded then.
         """
         _border.instance("layer", "the first argument", graph, GraphBuilder, "pass the graph")
@@ -55,15 +55,17 @@ class LayerFunction:
         """Name and signature; another function of that name, or attributes that only look alike, get a number behind
         it, in order of first use."""
         for name, value in static.items():
-            try:
-                hash(value)
-            except TypeError:
-                _border.refuse("layer", f"attribute {name!r} must be hashable", shown(value), "pass a tuple")
+            if not _is_equal(value, value):
+                _border.refuse(
+                    "layer", f"attribute {name!r} must be comparable as a whole", shown(value), "pass a tuple"
+                )
         specs = tuple((str(t.spec), t.spec.labels, t.spec.storage, t.spec.tile_hint) for t in operands)
         base = f"{self.function.__module__}.{self.__name__}({specs!r}, {sorted(static.items())!r})"
         number = 1
         key = base
-        while graph.layers.get(key, (self, static)) != (self, static):
+        while key in graph.layers and not (
+            graph.layers[key][0] is self and _is_equal(graph.layers[key][1], static)
+        ):
             number += 1
             key = f"{base}#{number}"
         return key
@@ -81,6 +83,14 @@ class LayerFunction:
         frozen = simplify(inner.freeze())
         outside = [t.id for t in frozen.tensors if t.kind in ("parameter", "state", "constant")]
         return Template(key, frozen, (*(t.id for t in formal), *outside), (result.id,))
+
+
+def _is_equal(a: object, b: object) -> bool:
+    """Whether two attributes are the same; False for what cannot be compared as a whole, as arrays cannot."""
+    try:
+        return bool(a == b)
+    except (TypeError, ValueError):
+        return False
 
 
 def _record_call(

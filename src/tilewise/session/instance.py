@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.border import Border, shown
-from tilewise.core.errors import CheckpointError, PlanError, ShapeError, TrainingDiverged
+from tilewise.core.errors import CheckpointError, NotFinite, PlanError, ShapeError
 from tilewise.graph.builder import INV_COUNT
 from tilewise.ir.graph import TensorSpec
 from tilewise.optim import AdamW
@@ -302,7 +302,7 @@ class GraphInstance:
         Raises:
             PlanError: the rate is none; a call of another thread is under way.
             ShapeError: an input has another shape, or names what does not exist.
-            TrainingDiverged: loss or gradient norm is not finite; names the step and the first tensor that is not.
+            NotFinite: loss or gradient norm is not finite; names the step and the first tensor that is not.
             TaskFailed: a task failed; parameters may be partly updated.
         """
         _border.choice("step", "on_nonfinite", on_nonfinite, ("stop", "skip"))
@@ -319,7 +319,7 @@ class GraphInstance:
             loss, norm = float(self._read("loss")[0]), float(self._read("grad_norm")[0])
             is_lost = not np.isfinite([loss, norm]).all()
             if is_lost and on_nonfinite == "stop":
-                raise TrainingDiverged(
+                raise NotFinite(
                     f"[session.step] loss and gradients must stay finite; got loss {loss}, gradient norm {norm} in "
                     f"step {t}, first in {self._first_nonfinite()}; no weight was changed; lower the learning rate, or "
                     'pass on_nonfinite="skip"'

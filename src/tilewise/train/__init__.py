@@ -25,7 +25,6 @@ from tilewise.train.schedule import learning_rate
 from tilewise.train.trainer import (
     Trainer,
     TrainingData,
-    TrainingDiverged,
     evaluate_model,
     make_graph,
     make_plan,
@@ -46,7 +45,6 @@ __all__ = [
     "TrainSection",
     "Trainer",
     "TrainingData",
-    "TrainingDiverged",
     "bits_per_byte",
     "compress_files",
     "draw_loss_curve",

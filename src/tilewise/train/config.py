@@ -74,6 +74,7 @@ class TrainSection(_Section):
     accumulation: int = Field(default=1, ge=1, le=1 << 16)
     leaves: int = Field(default=8, ge=1, le=1 << 16)
     dtype: Literal["bf16", "f32"] = "bf16"
+    on_nonfinite: Literal["stop", "skip"] = "stop"
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tilewise.plan import Plan
-    from tilewise.session import ComputeGraph
+    from tilewise.session import ComputeGraph, StepResult
 
 __all__ = [
     "PlannedRun",
@@ -119,7 +119,7 @@ def run_training(run: PlannedRun, console: Console) -> RunResult:
 
     Raises:
         ConfigError, CheckpointError: the data or the checkpoint is not what the configuration says.
-        TrainingDiverged: numbers ceased to be finite; the last checkpoint is from before.
+        NotFinite: numbers ceased to be finite; the last checkpoint is from before.
         ResourceError, TaskFailed, CommError: while working; the last checkpoint is whole.
     """
     config, checkpoint, output = run.config, run.checkpoint, Path(run.config.output.directory)
@@ -131,7 +131,7 @@ def run_training(run: PlannedRun, console: Console) -> RunResult:
         if checkpoint is not None:
             console.print(f"going on after step {first_step} from {checkpoint}", highlight=False)
         num_steps = train_steps(trainer, first_step, output, console)
-        losses = [line["loss"] for line in read_metrics(output / "metrics.jsonl")]
+        losses = [line["loss"] for line in read_metrics(output / "metrics.jsonl") if "loss" in line]
         if losses:
             draw_loss_curve(output / "loss.png", losses, f"loss over {len(losses)} steps")
         if num_steps < config.train.steps:
@@ -157,9 +157,16 @@ def train_steps(trainer: Trainer, first_step: int, output: Path, console: Consol
         StepProgress(console, config.train.steps, first_step, trainer.tokens_per_step) as progress,
     ):
 
-        def on_step(number: int, loss: float, grad_norm: float) -> bool:
-            progress.step_done(number, loss)
-            metrics.add(step=number, loss=loss, grad_norm=grad_norm, seconds=time.perf_counter() - started)
+        def on_step(number: int, result: StepResult) -> bool:
+            progress.step_done(number, result.loss)
+            seconds = time.perf_counter() - started
+            if result.is_skipped:
+                console.print(
+                    f"step {number + 1} skipped: loss {result.loss}, gradient norm {result.grad_norm}"
+                )
+                metrics.add(step=number, skipped=True, seconds=seconds)
+            else:
+                metrics.add(step=number, loss=result.loss, grad_norm=result.grad_norm, seconds=seconds)
             done = number + 1
             if request.is_set or done % config.output.checkpoint_every == 0 or done == config.train.steps:
                 trainer.save(checkpoints, done)

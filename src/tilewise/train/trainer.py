@@ -8,7 +8,6 @@ configuration. Finished weights leave as a Hugging Face directory.
 from __future__ import annotations
 
 import hashlib
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from tilewise.checkpoint import (
     save_checkpoint,
     save_pretrained,
 )
-from tilewise.core import DeviceMesh, TilewiseError
+from tilewise.core import DeviceMesh, NotFinite
 from tilewise.data import (
     Batches,
     Corpus,
@@ -48,21 +47,18 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from tilewise.plan import Plan
-    from tilewise.session import ComputeGraph, GraphInstance
+    from tilewise.session import ComputeGraph, GraphInstance, StepResult
 
 __all__ = [
     "Trainer",
     "TrainingData",
-    "TrainingDiverged",
     "evaluate_model",
     "make_graph",
     "make_plan",
     "prepare_data",
 ]
 
-
-class TrainingDiverged(TilewiseError):
-    """Loss, gradient or weights are no longer finite numbers; what was saved before is whole."""
+MOST_SKIPPED = 10  # steps in a row: then the weights are lost, and skipping would go on for ever
 
 
 @dataclass(frozen=True)
@@ -150,6 +146,7 @@ class Trainer:
     def __init__(self, config: TrainConfig, data: TrainingData, graph: ComputeGraph, plan: Plan) -> None:
         self.config = config
         self.data = data
+        self._num_skipped = 0  # steps one after the other that were not finite
         self.instance: GraphInstance = graph.instantiate(plan)
         self.instance.initialize(seed=config.train.seed)
 
@@ -168,19 +165,19 @@ class Trainer:
         """Tokens of one step's batch."""
         return self.config.train.batch * self.config.data.context
 
-    def step(self, number: int) -> tuple[float, float]:
-        """Do step `number`; returns its loss and the norm of its gradient.
+    def step(self, number: int) -> StepResult:
+        """Do step `number`.
 
         Raises:
-            TrainingDiverged: one of the two is not finite.
+            NotFinite: loss or gradient is not finite and the configuration says `stop`, or it was so in ten steps one
+                after the other; names the first tensor that is not. Weights are as before the step.
         """
-        result = self.instance.step(self.data.batches.at(number), lr=self._rate(number))
-        if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
-            raise TrainingDiverged(
-                f"[train.step] loss and gradient must stay finite; got loss {result.loss} and gradient norm "
-                f"{result.grad_norm} in step {number + 1}; train anew with a lower learning rate"
-            )
-        return result.loss, result.grad_norm
+        is_last_chance = self._num_skipped + 1 >= MOST_SKIPPED
+        on_nonfinite = "stop" if is_last_chance else self.config.train.on_nonfinite
+        batch = self.data.batches.at(number)
+        result = self.instance.step(batch, lr=self._rate(number), on_nonfinite=on_nonfinite)
+        self._num_skipped = self._num_skipped + 1 if result.is_skipped else 0
+        return result
 
     def measure_step_s(self, num_steps: int) -> float:
         """Seconds per step, the median of some steps; the model is afterwards as before."""
@@ -193,17 +190,17 @@ class Trainer:
         self.instance.load_state_dict(state)
         return statistics.median(times[1:])
 
-    def run(self, first_step: int, on_step: Callable[[int, float, float], bool]) -> int:
+    def run(self, first_step: int, on_step: Callable[[int, StepResult], bool]) -> int:
         """Do steps from `first_step` to the last.
 
         Args:
-            on_step: called with number, loss and gradient norm after each step; False ends the run.
+            on_step: called with number and result after each step; False ends the run.
 
         Returns:
             The number of steps done in all.
         """
         for number in range(first_step, self.config.train.steps):
-            if not on_step(number, *self.step(number)):
+            if not on_step(number, self.step(number)):
                 return number + 1
         return self.config.train.steps
 
@@ -216,12 +213,12 @@ class Trainer:
         """Write a checkpoint after `num_steps` steps; returns its path.
 
         Raises:
-            TrainingDiverged: a weight or moment is not finite; nothing is written then.
+            NotFinite: a weight or moment is not finite; nothing is written then.
         """
         tensors = self.instance.state_dict()
         spoilt = next((name for name, tensor in tensors.items() if not np.isfinite(tensor).all()), None)
         if spoilt is not None:
-            raise TrainingDiverged(
+            raise NotFinite(
                 f"[train.save] weights must stay finite; got others in {spoilt} after step {num_steps}; train "
                 "anew with a lower learning rate"
             )

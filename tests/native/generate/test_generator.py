@@ -1,10 +1,13 @@
 """Writing with a model directory: the text depends on model, prompt and sampling only."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
-from tilewise.checkpoint import save_pretrained
-from tilewise.core import ConfigError, LayoutError
+from tilewise.checkpoint import open_weights, save_pretrained, write_weights
+from tilewise.core import CheckpointError, ConfigError, LayoutError, ResourceError
 from tilewise.data import train_tokenizer
 from tilewise.generate import Generator, Sampling
 from tilewise.models.llama import LlamaConfig
@@ -59,6 +62,68 @@ def test_prompts_write_alone_what_they_write_together(model_dir):
     assert together == [_tokens(model_dir, [prompt], Sampling(max_tokens=20))[0] for prompt in PROMPTS]
 
 
+def test_sampled_text_does_not_depend_on_the_place_in_a_batch(model_dir):
+    """Each prompt draws as it does alone: from its own seed and positions, wherever it stands."""
+    ways = [SAMPLING, Sampling(max_tokens=20, temperature=1.2, seed=9), SAMPLING]
+    alone = [_tokens(model_dir, [prompt], way)[0] for prompt, way in zip(PROMPTS, ways)]
+    assert _tokens(model_dir, PROMPTS, ways) == alone
+    assert _tokens(model_dir, PROMPTS[::-1], ways[::-1]) == alone[::-1]
+    assert _tokens(model_dir, [PROMPTS[0]] * 2, SAMPLING) == [alone[0]] * 2
+
+
+def test_iterators_share_the_cache_and_nothing_else(model_dir):
+    """Two texts written in turns, a third begun and dropped between them: each as if it were alone."""
+    alone = [_tokens(model_dir, [prompt])[0] for prompt in PROMPTS]
+    with Generator(model_dir, max_sequences=3) as generator:
+        first, second = (generator.generate([prompt], SAMPLING) for prompt in PROMPTS[:2])
+        dropped = generator.generate([PROMPTS[2]], SAMPLING)
+        next(dropped)
+        written = [[], []]
+        for pieces in zip(first, second):
+            for text, piece in zip(written, pieces):
+                text.append(piece.token)
+            if len(written[0]) == 5:
+                del dropped
+        for text, rest in zip(written, (first, second)):
+            text += [piece.token for piece in rest]
+        assert written == alone[:2]
+        assert generator._num_live == 0 and len(generator._blocks._free) == generator._num_blocks
+
+
+def test_threads_take_turns(model_dir):
+    """Four threads write with one generator at once, each what it writes alone."""
+    alone = [_tokens(model_dir, [prompt])[0] for prompt in PROMPTS]
+    with Generator(model_dir, max_sequences=4) as generator, ThreadPoolExecutor(4) as pool:
+        jobs = [
+            pool.submit(lambda p: [x.token for x in generator.generate([p], SAMPLING)], PROMPTS[i % 3])
+            for i in range(12)
+        ]
+        assert [job.result() for job in jobs] == [alone[i % 3] for i in range(12)]
+
+
+def test_no_more_than_the_cache_holds(model_dir):
+    """A further text is refused while the places are taken, and written once one is free."""
+    with Generator(model_dir) as generator:
+        first = generator.generate(PROMPTS[:1], SAMPLING)
+        next(first)
+        with pytest.raises(ResourceError, match="1 beside 1 of other iterators"):
+            next(generator.generate(PROMPTS[:1], SAMPLING))
+        first.close()
+        assert len(list(generator.generate(PROMPTS[:1], SAMPLING))) > 0
+
+
+def test_weights_that_are_no_numbers_are_not_loaded(tmp_path):
+    """A NaN in one tensor of a model directory is refused by the tensor's name; no thread is left behind."""
+    directory = _save(tmp_path / "damaged")
+    weights = {name: np.array(value) for name, value in open_weights(directory).items()}
+    weights["model.layers.1.mlp.up_proj.weight"][3, 4] = np.nan
+    write_weights(directory, weights.items())
+    threads = len(os.listdir("/proc/self/task"))
+    with pytest.raises(CheckpointError, match=r"finite.*layers.1.mlp.up_proj.weight"):
+        Generator(directory)
+    assert len(os.listdir("/proc/self/task")) == threads
+
+
 def test_chunks_of_the_prompt_change_nothing(model_dir):
     """A prompt read in chunks of 7 tokens continues as one that was read whole."""
     assert _tokens(model_dir, PROMPTS, max_tokens_per_call=7) == _tokens(model_dir, PROMPTS)
@@ -105,12 +170,29 @@ def test_impossible_requests_are_refused(model_dir):
     """Too many prompts, too long a prompt and an impossible width are clear errors."""
     with Generator(model_dir) as generator:
         with pytest.raises(ConfigError, match="max_sequences"):
-            list(generator.generate(PROMPTS, SAMPLING))
+            generator.generate(PROMPTS, SAMPLING)
         with pytest.raises(ConfigError, match="must leave room"):
-            list(generator.generate(["x = 1\n" * 500], SAMPLING))
+            generator.generate(["x = 1\n" * 500], SAMPLING)
+        for prompts, sampling in (
+            ("text", SAMPLING),
+            ([b"x"], SAMPLING),
+            ([None], SAMPLING),
+            (["x"], None),
+            (["x"], [SAMPLING, SAMPLING]),
+            (["x"], ["hot"]),
+        ):
+            with pytest.raises(ConfigError):
+                generator.generate(prompts, sampling)
     with pytest.raises(LayoutError):
         Generator(model_dir, tp=3)
     with pytest.raises(ConfigError, match="dtype must be bf16 or f32"):
         Generator(model_dir, dtype="i32")
-    with pytest.raises(ConfigError, match="at least 1"):
-        Generator(model_dir, max_context=0)
+    for wrong in (
+        {"max_context": 0},
+        {"max_context": 193},
+        {"tp": "2"},
+        {"max_sequences": True},
+        {"max_tokens_per_call": 2.5},
+    ):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            Generator(model_dir, **wrong)

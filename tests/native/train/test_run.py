@@ -26,8 +26,8 @@ from native.train.small_run import (
     write_toml,
 )
 from tilewise.checkpoint import latest_checkpoint
-from tilewise.core import CheckpointError, ConfigError
-from tilewise.train import Trainer, TrainingDiverged, make_plan, prepare_data, read_metrics
+from tilewise.core import CheckpointError, ConfigError, NotFinite
+from tilewise.train import Trainer, make_plan, prepare_data, read_metrics, train_steps
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_run_leaves_what_it_promises(whole_run):
 def _stop_after_three(config):
     """The beginning of a run: three steps and a checkpoint; returns its path."""
     with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
-        done = trainer.run(0, lambda number, loss, norm: number < 2)
+        done = trainer.run(0, lambda number, result: number < 2)
         assert done == 3
         return trainer.save(_checkpoints(config), done)
 
@@ -104,7 +104,7 @@ def test_measuring_changes_nothing(texts, whole_run, tmp_path):
     with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
         assert trainer.measure_step_s(2) > 0
         losses = []
-        trainer.run(0, lambda number, loss, norm: losses.append(loss) is None)
+        trainer.run(0, lambda number, result: losses.append(result.loss) is None)
     assert losses == [line["loss"] for line in read_metrics(whole_run / "metrics.jsonl")]
 
 
@@ -169,7 +169,7 @@ def test_diverging_run_stops_and_keeps_the_last_good_checkpoint(texts, tmp_path)
     done = tilewise("train", write_toml(config, tmp_path / "train.toml"))
     assert done.returncode == 1 and "Traceback" not in done.stderr
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("tilewise: [train.") and "step" in last and "learning rate" in last
+    assert last.startswith("tilewise: [") and "step" in last and "learning rate" in last
     text = (tmp_path / "out" / "metrics.jsonl").read_text()
     assert text and "NaN" not in text and "Infinity" not in text
     kept = load_file(latest_checkpoint(tmp_path / "out" / "checkpoints") / "state.safetensors")
@@ -186,13 +186,35 @@ def test_nothing_is_saved_that_is_not_finite(texts, tmp_path):
         spoilt = trainer.instance.get_tensor(name).copy()
         spoilt[0, 0] = np.inf
         trainer.instance.set_tensor(name, spoilt)
-        with pytest.raises(TrainingDiverged, match="after step 2"):
+        with pytest.raises(NotFinite, match="after step 2"):
             trainer.save(tmp_path / "checkpoints", 2)
         spoilt[0, 0] = np.nan
         trainer.instance.set_tensor(name, spoilt)
-        with pytest.raises(TrainingDiverged, match="in step 2"):
+        with pytest.raises(NotFinite, match=f"in step 2, first in the weight '{name}'"):
             trainer.step(1)
     assert latest_checkpoint(tmp_path / "checkpoints") == good
+
+
+def test_steps_that_are_not_finite_can_be_skipped(texts, tmp_path):
+    """With `skip` such a step changes no weight and is written down as one; ten in a row stop the run."""
+    config = make_config(texts, tmp_path, steps=20, on_nonfinite="skip", output={"checkpoint_every": 99})
+    name = "layers.0.mlp.up_proj.weight"
+    (tmp_path / "out").mkdir()
+    with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
+        trainer.step(0)
+        good = trainer.instance.get_tensor(name)
+        spoilt = good.copy()
+        spoilt[0, 0] = np.inf
+        trainer.instance.set_tensor(name, spoilt)
+        assert trainer.step(1).is_skipped
+        trainer.instance.set_tensor(name, good)
+        assert not trainer.step(2).is_skipped and trainer.instance.step_count == 3
+        trainer.instance.set_tensor(name, spoilt)
+        with pytest.raises(NotFinite, match="in step 13"):
+            train_steps(trainer, 3, tmp_path / "out", silent())
+        assert trainer.instance.step_count == 12
+    lines = read_metrics(tmp_path / "out" / "metrics.jsonl")
+    assert [line["step"] for line in lines if line.get("skipped")] == list(range(3, 12))
 
 
 def _train_and_kill(file, checkpoints, delay_s):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewise.core import ConfigError, ResourceError
+from tilewise.core import ConfigError, NotFinite, ResourceError
 from tilewise.data import train_tokenizer
 from tilewise.generate import check_prompt
 from tilewise.generate.blocks import BlockTable, num_blocks_for
@@ -18,12 +18,12 @@ TOKENIZER = train_tokenizer(["hello world ä€😀 " * 10], vocab_size=280)
 
 
 def _draws(sampling, count=2000):
-    return np.array([pick_token(LOGITS, sampling, 0, position) for position in range(count)])
+    return np.array([pick_token(LOGITS, sampling, position) for position in range(count)])
 
 
 def test_greedy_takes_the_first_maximum():
     """Temperature 0 is the likeliest token, the lower id on a tie."""
-    assert pick_token(np.array([0.0, 3.0, 3.0], np.float32), Sampling(), 0, 0) == 1
+    assert pick_token(np.array([0.0, 3.0, 3.0], np.float32), Sampling(), 0) == 1
 
 
 def test_draws_follow_the_probabilities():
@@ -46,9 +46,19 @@ def test_top_k_and_top_p_restrict_draws():
 
 def test_draw_depends_on_seed_and_position_only():
     """The same seed and position draw the same token, others do not always."""
-    sampling = Sampling(temperature=1.0)
-    assert pick_token(LOGITS, sampling, 3, 9) == pick_token(LOGITS, sampling, 3, 9)
-    assert len({pick_token(LOGITS, sampling, seed, 9) for seed in range(20)}) > 3
+    sampling = Sampling(temperature=1.0, seed=3)
+    assert pick_token(LOGITS, sampling, 9) == pick_token(LOGITS, sampling, 9)
+    assert len({pick_token(LOGITS, Sampling(temperature=1.0, seed=seed), 9) for seed in range(20)}) > 3
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_logits_that_are_no_numbers_pick_nothing(bad, temperature):
+    """An overflow or damaged weights end in an error that names the token, not in text."""
+    logits = LOGITS.copy()
+    logits[7] = bad
+    with pytest.raises(NotFinite, match="token 7 at position 9"):
+        pick_token(logits, Sampling(temperature=temperature), 9)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +73,13 @@ def test_draw_depends_on_seed_and_position_only():
         {"top_k": -1},
         {"seed": -1},
         {"seed": 2**63},
+        {"max_tokens": 1.5},
+        {"max_tokens": True},
+        {"temperature": "hot"},
+        {"temperature": None},
+        {"top_k": "3"},
+        {"top_p": [0.9]},
+        {"seed": None},
     ],
 )
 def test_values_out_of_range_are_refused(wrong):
