@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from tilewise.core.border import shown
 from tilewise.core.errors import ShapeError
 
 __all__ = ["DTYPES", "DType", "dtype"]
@@ -59,9 +60,9 @@ def dtype(name: str | DType) -> DType:
     """
     if isinstance(name, DType):
         return name
-    found = DTYPES.get(_SPELLINGS.get(name, name))
+    found = DTYPES.get(_SPELLINGS.get(name, name)) if isinstance(name, str) else None
     if found is None:
         raise ShapeError(
-            f"[core.dtype] a dtype must be one of {', '.join(DTYPES)}; got {name!r}; choose one of them"
+            f"[core.dtype] a dtype must be one of {', '.join(DTYPES)}; got {shown(name)}; choose one of them"
         )
     return found

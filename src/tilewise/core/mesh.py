@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from tilewise.core.border import Border
+from tilewise.core.border import Border, shown
 from tilewise.core.errors import LayoutError
 
 _border = Border("core", LayoutError)
@@ -50,7 +50,7 @@ class DeviceMesh:
         for part in text.split(",") if isinstance(text, str) else [""]:
             name, _, size = part.strip().partition("=")
             if not (size.isascii() and size.isdigit() and len(size) < 8) or name in axes:
-                _border.refuse("mesh", "a mesh reads axis=size,…", repr(text), "write for example dp=2,tp=2")
+                _border.refuse("mesh", "a mesh reads axis=size,…", shown(text), "write for example dp=2,tp=2")
             axes[name] = int(size)
         return cls(axes)
 

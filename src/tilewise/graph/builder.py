@@ -392,6 +392,7 @@ class GraphBuilder:
         Raises:
             ShapeError: there is none.
         """
+        _border.text("find", "a tensor's name", name)
         if name not in self._names:
             raise ShapeError(
                 f"[graph.find] the graph must have the tensor; got {name!r}; it has {', '.join(self._names)}"

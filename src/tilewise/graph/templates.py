@@ -79,6 +79,14 @@ class LayerFunction:
         for i, t in enumerate(operands):
             formal.append(inner._outside("input", t.spec.renamed(f"operand{i}")))
         result = inner._own("layer", self.function(inner, *formal, **static))
+        own = [t.spec.name for t in inner.tensors if t.kind == "input"][len(formal) :]
+        if own:
+            _border.refuse(
+                "layer",
+                "a layer takes its inputs as operands",
+                f"an input {own[0]!r} of its own",
+                "pass it in",
+            )
         inner.output(result, "result")
         frozen = simplify(inner.freeze())
         outside = [t.id for t in frozen.tensors if t.kind in ("parameter", "state", "constant")]

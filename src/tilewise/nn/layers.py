@@ -30,7 +30,7 @@ def linear(
     Raises:
         ShapeError: the last dim of x has no fixed size, or x cannot be multiplied; nothing is declared then.
     """
-    inner = _operand("linear", x).shape[-1]
+    inner = _operand("linear", graph, x).shape[-1]
     if not isinstance(inner, int):
         _border.refuse(
             "linear", "the last dim must have a fixed size", f"{x.spec} for {name!r}", "reorder the dims"
@@ -42,10 +42,11 @@ def linear(
 
 def rms_norm(graph: GraphBuilder, x: TensorNode, name: str, *, eps: float) -> TensorNode:
     """Root-mean-square norm over the last dim with a new vector of that size."""
-    width = _operand("rms_norm", x).shape[-1]
+    width = _operand("rms_norm", graph, x).shape[-1]
     with graph.all_or_nothing():
         return graph.rms_norm(x, graph.parameter([width], x.spec.dtype, name=name), eps=eps)
 
 
-def _operand(call: str, x: TensorNode) -> TensorNode:
+def _operand(call: str, graph: GraphBuilder, x: TensorNode) -> TensorNode:
+    _border.instance(call, "the first argument", graph, GraphBuilder, "pass the graph")
     return _border.instance(call, "x", x, TensorNode, "pass a tensor of the graph")

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from tilewise.core.border import Border
 from tilewise.core.errors import PlanError
 from tilewise.ir.program import DeviceProgram, Instruction, LoweredTemplate
 from tilewise.plan.traffic import count_traffic
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from tilewise.plan.plan import Plan
 
 __all__ = ["explain_plan", "explain_tensor"]
+
+_border = Border("plan", PlanError)
 
 
 def explain_plan(plan: Plan) -> str:
@@ -105,11 +108,10 @@ def explain_tensor(plan: Plan, name: str) -> str:
     Raises:
         PlanError: no such tensor.
     """
+    _border.text("why", "a tensor's name", name)
     found = next((t for t in plan.graph.tensors if t.spec.name == name), None)
     if found is None:
-        raise PlanError(
-            f"[plan.why] the tensor must be in the graph; got {name!r}; see graph.parameter names"
-        )
+        _border.refuse("why", "the tensor must be in the graph", repr(name), "see the names in print(graph)")
     layout = plan.layout.tensors[found.id]
     entry = next(iter(plan.programs.values()))[0].entries[plan.builder.tensor_entry(found.id)]
     homes = [

@@ -43,6 +43,7 @@ _OWN_REGIONS = ("activations", "temporaries")
 Overhead = Callable[[int, int, int, int], Mapping[str, int]]
 MAX_WORKERS = 255  # per device, of one task engine (native/tasks/embedded.h)
 MAX_PARTS = 1 << 20
+_MAX_BYTES = 1 << 62
 _ROWS_PER_TILE = 512
 _ROWS_WITHOUT_BATCH = 128
 _border = Border("plan", PlanError)
@@ -112,6 +113,7 @@ class Plan:
         Raises:
             ResourceError: the devices together need more.
         """
+        _border.integer("require_memory", "limit_bytes", limit_bytes, 0, _MAX_BYTES)
         limit = limit_bytes or memory_of_machine()
         need = self.device_bytes * self.mesh.num_devices
         if need > limit:
@@ -122,6 +124,7 @@ class Plan:
 
     def traffic(self, program: str = "step") -> dict[str, list[int]]:
         """Elements each device reads from others' memory in one run of a program, per label."""
+        _border.choice("traffic", "program", program, list(self.programs))
         return count_traffic(self.programs[program], self.builder.symbol_bounds)
 
     def explain(self) -> str:

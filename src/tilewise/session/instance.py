@@ -402,6 +402,10 @@ class GraphInstance:
 
     def inject(self, kind: str, device: int, label: str, index: int) -> None:
         """For tests: make a task `throw` or its worker `stall` in the next run."""
+        _border.choice("inject", "kind", kind, ("throw", "stall"))
+        _border.integer("inject", "device", device, 0, self.plan.mesh.num_devices - 1)
+        _border.text("inject", "label", label)
+        _border.integer("inject", "index", index, 0, _MAX_STEPS)
         with self._alone("inject"):
             self._executor.inject(kind, device, label, index)
 

@@ -1,8 +1,8 @@
-"""The proof of a strategy: the same steps on one device and over a mesh, compared to the bit.
+"""The check of a strategy: the same steps on one device and over a mesh, compared to the bit.
 
 What is compared: loss and gradient norm of every step, every gradient of every step, and after the last step every
 parameter and optimizer moment; and that devices which hold the same part hold the same bits. The report says equal, or
-names the first difference.
+names the first difference. It speaks of the sizes and steps that were run, on this machine's instruction set.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewise.core.border import Border, shown
+from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
+from tilewise.optim.adamw import MAX_FLOAT
 from tilewise.plan import Plan
 from tilewise.session.compute_graph import ComputeGraph
 from tilewise.session.instance import GraphInstance
 
 __all__ = ["VerifyReport", "first_difference", "verify_strategy"]
 
+_border = Border("session", PlanError)
 Batch = Mapping[str, np.ndarray]
 
 
@@ -47,7 +51,7 @@ def first_difference(name: str, expected: np.ndarray, found: np.ndarray) -> str 
 
 def verify_strategy(
     graph: ComputeGraph,
-    mesh: DeviceMesh,
+    mesh: DeviceMesh | Mapping[str, int],
     batches: Sequence[Batch],
     *,
     accumulation: int = 1,
@@ -61,7 +65,7 @@ def verify_strategy(
 
     Args:
         graph: with a loss and an optimizer, and no strategy of its own.
-        mesh: the devices to prove; its axes say the strategy (`dp`, `tp`).
+        mesh: the devices to compare with one; its axes say the strategy (`dp`, `tp`).
         batches: inputs of one step each.
         accumulation: microbatches per step over the mesh; one device always takes the batch whole.
         leaves: as in `ComputeGraph.plan`.
@@ -72,15 +76,22 @@ def verify_strategy(
     Raises:
         LayoutError, PlanError: the mesh cannot take this graph.
     """
+    _border.instance("verify", "a graph", graph, ComputeGraph, "pass a ComputeGraph with loss and optimizer")
+    if not isinstance(batches, Sequence) or len(batches) == 0:
+        _border.refuse("verify", "batches must be a sequence of one or more", shown(batches), "pass a list")
+    given = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
+    _border.instance("verify", "a mesh", given, DeviceMesh, "pass {'dp': 2} or a DeviceMesh")
+    _border.integer("verify", "seed", seed, 0, (1 << 64) - 1)
+    _border.number("verify", "lr", lr, 0.0, MAX_FLOAT)
     one = graph.plan({}, leaves=leaves)
-    spread = graph.plan(mesh, accumulation=accumulation, leaves=leaves)
+    spread = graph.plan(given, accumulation=accumulation, leaves=leaves)
     change(spread)
     compared = 0
     with graph.instantiate(one) as expected, graph.instantiate(spread) as found:
         expected.initialize(seed)
         found.initialize(seed)
         for number, batch in enumerate(batches):
-            report(f"step {number + 1} of {len(batches)}: one device, then {mesh}")
+            report(f"step {number + 1} of {len(batches)}: one device, then {given}")
             pairs = {"loss and norm": (_run(expected, batch, lr), _run(found, batch, lr))}
             pairs |= {
                 f"gradient of {n}": (expected.get_tensor(f"{n}.grad"), found.get_tensor(f"{n}.grad"))
@@ -97,7 +108,7 @@ def verify_strategy(
             return VerifyReport(False, f"NOT equal after {len(batches)} steps: {difference}")
         compared += len(states[0])
     what = f"{len(batches)} steps, {compared} tensors compared (losses, gradients, parameters, moments)"
-    return VerifyReport(True, f"{mesh} equals one device to the bit: {what}")
+    return VerifyReport(True, f"{given} equals one device to the bit: {what}")
 
 
 def _run(model: GraphInstance, batch: Batch, lr: float) -> np.ndarray:

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.core.dims import Dim
+from tilewise.core.border import Border
+from tilewise.core.dims import MAX_SIZE, Dim
+from tilewise.core.errors import ShapeError
 from tilewise.ir.graph import TensorNode
 from tilewise.models.llama.config import LlamaConfig
 from tilewise.models.llama.sharding import BATCH, MLP, VOCAB, heads_label, kv_heads_label
@@ -21,6 +23,7 @@ from tilewise.nn import GraphBuilder, layer, linear, rms_norm
 __all__ = ["BLOCK_SIZE", "build_decoding_graph", "build_training_graph", "rope_table"]
 
 BLOCK_SIZE = 64
+_border = Border("models", ShapeError)
 
 
 def rope_table(config: LlamaConfig) -> np.ndarray:
@@ -157,6 +160,19 @@ def build_training_graph(
     Raises:
         ShapeError: `seq` exceeds the model's positions.
     """
+    _check("build_training_graph", graph, config)
+    _border.integer("build_training_graph", "batch", batch, 1, MAX_SIZE)
+    _border.integer("build_training_graph", "seq", seq, 1, config.max_position_embeddings)
+    with graph.all_or_nothing():
+        _describe_training(graph, config, batch, seq, dtype)
+
+
+def _check(call: str, graph: GraphBuilder, config: LlamaConfig) -> None:
+    _border.instance(call, "the first argument", graph, GraphBuilder, "pass the graph")
+    _border.instance(call, "config", config, LlamaConfig, "pass a LlamaConfig")
+
+
+def _describe_training(graph: GraphBuilder, config: LlamaConfig, batch: int, seq: int, dtype: str) -> None:
     tokens = graph.input([batch, seq], "i32", name="tokens", labels=[BATCH, None], storage="scalars")
     labels = graph.input([batch, seq], "i32", name="labels", labels=[BATCH, None], storage="scalars")
     positions = graph.constant(
@@ -196,6 +212,20 @@ def build_decoding_graph(
     Inputs, all i32: tokens, positions, slots, sequence `[T]`; block_table `[S, blocks]`; rows `[S]`.
     Output: logits `[S, V]`.
     """
+    _check("build_decoding_graph", graph, config)
+    for name, value in (
+        ("max_tokens", max_tokens),
+        ("max_sequences", max_sequences),
+        ("num_blocks", num_blocks),
+    ):
+        _border.integer("build_decoding_graph", name, value, 1, MAX_SIZE)
+    with graph.all_or_nothing():
+        _describe_decoding(graph, config, max_tokens, max_sequences, num_blocks, dtype)
+
+
+def _describe_decoding(
+    graph: GraphBuilder, config: LlamaConfig, max_tokens: int, max_sequences: int, num_blocks: int, dtype: str
+) -> None:
     T, S = Dim("tokens", 1, max_tokens), Dim("sequences", 1, max_sequences)
     max_blocks = min(num_blocks, -(-config.max_position_embeddings // BLOCK_SIZE))
     per_token = {

@@ -1,0 +1,95 @@
+"""Wrong values in any argument of planning, instantiating and running: the project's own errors, before any work."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
+from small_llama import batches, config, training_graph
+
+from pure.graph.test_hostile_calls import HOSTILE
+from tilewise.core import TilewiseError
+from tilewise.session import verify_strategy
+
+MODEL = config(num_hidden_layers=1)
+BATCH = batches(MODEL, 1)[0]
+GRAPH = training_graph(MODEL, "f32")
+
+
+def _instantiate(**given):
+    GRAPH.instantiate(**given).close()
+
+
+CALLS = {
+    "plan": (GRAPH.plan, {"mesh": {}, "accumulation": 1, "leaves": 4, "workers_per_device": 1}),
+    "estimate_memory_usage": (GRAPH.estimate_memory_usage, {"mesh": {}}),
+    "instantiate": (_instantiate, {"plan": GRAPH.plan(), "memory_limit_bytes": 0, "deadline_s": 60.0}),
+    "optimize": (training_graph(MODEL, "f32").optimize, {"optimizer": GRAPH._optimizer}),
+    "set_distribution": (training_graph(MODEL, "f32").set_distribution, {"strategy": GRAPH._strategy}),
+    "why": (GRAPH.plan().why, {"name": "norm.weight"}),
+    "traffic": (GRAPH.plan().traffic, {"program": "step"}),
+    "require_memory": (GRAPH.plan().require_memory, {"limit_bytes": 0}),
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A small model on one device."""
+    with GRAPH.instantiate() as running:
+        running.initialize(0)
+        yield running
+
+
+RUNNING = {
+    "step": {"batch": BATCH, "lr": 1e-3, "on_nonfinite": "stop"},
+    "initialize": {"seed": 0, "scale": 0.02},
+    "get_tensor": {"name": "norm.weight"},
+    "set_tensor": {"name": "norm.weight", "value": np.ones(64, np.float32)},
+    "load_parameters": {"source": {}},
+    "load_state_dict": {"state": {}},
+    "differing_replicas": {"name": "norm.weight"},
+    "trace": {"enable": False},
+    "inject": {"kind": "throw", "device": 0, "label": "nothing", "index": 0},
+    "forward": dict(BATCH),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_planning_refuses_in_its_own_words(name):
+    """Every argument of every call before a run."""
+    function, given = CALLS[name]
+    for argument in given:
+        for value in HOSTILE:
+            try:
+                function(**{**given, argument: value})
+            except TilewiseError:
+                continue
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_running_refuses_in_its_own_words(model, name):
+    """Every argument of every call on a running model; a refused one changes no weight."""
+    for argument in RUNNING[name]:
+        for value in HOSTILE:
+            before = {n: v.tobytes() for n, v in model.state_dict().items()}
+            try:
+                getattr(model, name)(**{**RUNNING[name], argument: value})
+            except TilewiseError:
+                assert {n: v.tobytes() for n, v in model.state_dict().items()} == before, (
+                    argument,
+                    type(value),
+                )
+
+
+def test_comparing_strategies_refuses_in_its_own_words():
+    """A mesh, batches or a rate that are none are named before two models are allocated."""
+    given = {"graph": GRAPH, "mesh": {"dp": 2}, "batches": [BATCH], "accumulation": 1, "seed": 0, "lr": 1e-3}
+    for argument in given:
+        for value in (None, -1, "x", 2.5, object(), [3]):
+            with pytest.raises(TilewiseError):
+                verify_strategy(**{**given, argument: value})

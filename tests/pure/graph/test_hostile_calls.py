@@ -1,0 +1,254 @@
+"""Wrong values in any argument of any call that describes: the project's own errors, and a graph as it was."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+
+from tilewise.core.dims import Dim, DimLabel
+from tilewise.core.errors import TilewiseError
+from tilewise.core.mesh import DeviceMesh
+from tilewise.graph import GraphBuilder, layer
+from tilewise.ir.graph import TensorSpec
+from tilewise.ir.show import show_graph
+from tilewise.models import llama
+from tilewise.nn import linear, rms_norm
+from tilewise.optim import AdamW
+from tilewise.strategy import DistributionStrategy, ParallelismMode
+
+
+class Odd:
+    """An object whose text cannot be made and that compares with nothing."""
+
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+    def __eq__(self, other):
+        raise TypeError("no comparison")
+
+    __hash__ = None
+
+
+HOSTILE = (
+    None, True, -1, 0, 1 << 70, 2.5, float("nan"), float("inf"), 1j, "", "x\0y", "name", b"bytes", (), [], [[1], 2],
+    {}, {"a": 1}, object(), Odd(), np.float32(2), np.zeros(3), np.zeros((2, 2), object), int, lambda: None,
+    Dim("n", 1, 4), DimLabel("mlp"),
+    GraphBuilder("other").input([4, 8], name="theirs"),
+)  # fmt: skip
+
+
+@layer
+def block(graph, x, *, width):
+    """A layer with a weight."""
+    return linear(graph, x, "w", width)
+
+
+def described():
+    """A graph with a tensor of every kind that calls need."""
+    graph = GraphBuilder("g")
+    batch = DimLabel("batch", 1)
+    outside = {
+        "x": graph.input([2, 4, 8], name="x", labels=[batch, None, None]),
+        "rows": graph.input([4, 8], name="rows"),
+        "ids": graph.input([4], "i32", name="ids", storage="scalars"),
+        "positions": graph.input([2, 4], "i32", name="positions", labels=[batch, None], storage="scalars"),
+        "labels": graph.input([4], "i32", name="labels", storage="scalars"),
+        "one": graph.input([1], name="one", storage="vector"),
+        "w": graph.parameter([8, 8], name="w"),
+        "gamma": graph.parameter([8], name="gamma"),
+        "cache": graph.state([128, 8], name="cache"),
+        "table": graph.constant(np.zeros((16, 4), np.float32), name="table"),
+        "blocks": graph.input([1, 2], "i32", name="blocks"),
+    }
+    return graph, outside
+
+
+CALLS = {
+    "input": lambda g, t: (g.input, [[3]], {"dtype": "f32", "name": "n", "labels": [None], "storage": "rows"}),
+    "parameter": lambda g, t: (g.parameter, [[3, 3]], {"dtype": "f32", "name": "n", "labels": []}),
+    "state": lambda g, t: (g.state, [[3]], {"dtype": "f32", "name": "n", "labels": [], "storage": "rows"}),
+    "constant": lambda g, t: (g.constant, [np.zeros(3, np.float32)], {"name": "n", "labels": (), "storage": "rows"}),
+    "output": lambda g, t: (g.output, [t["x"], "out"], {}),
+    "op": lambda g, t: (g.op, ["scale", [t["x"]]], {"factor": 2.0}),
+    "add": lambda g, t: (g.add, [t["x"], t["x"]], {}),
+    "multiply": lambda g, t: (g.multiply, [t["x"], t["x"]], {}),
+    "scale": lambda g, t: (g.scale, [t["x"], 2.0], {}),
+    "silu": lambda g, t: (g.silu, [t["x"]], {}),
+    "softmax": lambda g, t: (g.softmax, [t["x"]], {}),
+    "cast": lambda g, t: (g.cast, [t["x"], "bf16"], {}),
+    "matmul": lambda g, t: (
+        g.matmul, [t["rows"], t["w"]], {"transpose_a": False, "transpose_b": True, "residual": t["rows"]}
+    ),
+    "rms_norm": lambda g, t: (g.rms_norm, [t["x"], t["gamma"]], {"eps": 1e-5}),
+    "embedding": lambda g, t: (g.embedding, [t["ids"], t["w"]], {}),
+    "rope": lambda g, t: (g.rope, [t["x"], t["positions"], t["table"]], {"head_dim": 4}),
+    "attention": lambda g, t: (
+        g.scaled_dot_product_attention, [t["x"]] * 3, {"head_dim": 4, "causal": True, "scale": 0.5}
+    ),
+    "paged_attention": lambda g, t: (
+        g.paged_attention,
+        [t["rows"], t["cache"], t["cache"], t["ids"], t["ids"], t["blocks"]],
+        {"head_dim": 4, "block_size": 64, "scale": 0.5},
+    ),
+    "kv_write": lambda g, t: (g.kv_write, [t["cache"], t["rows"], t["ids"]], {}),
+    "gather_rows": lambda g, t: (g.gather_rows, [t["rows"], t["ids"]], {}),
+    "cross_entropy": lambda g, t: (g.cross_entropy, [t["rows"], t["labels"], t["one"]], {"ignore_index": -100}),
+    "mean_cross_entropy": lambda g, t: (g.mean_cross_entropy, [t["rows"], t["labels"]], {"ignore_index": -100}),
+    "loss": lambda g, t: (g.loss, [g.cross_entropy(t["rows"], t["labels"], t["one"])[0]], {}),
+    "find": lambda g, t: (g.find, ["x"], {}),
+    "layer": lambda g, t: (block, [g, t["x"]], {"path": "layers.0", "width": 8}),
+    "linear": lambda g, t: (linear, [g, t["x"], "up", 6], {"in_label": None, "out_label": DimLabel("mlp")}),
+    "nn.rms_norm": lambda g, t: (rms_norm, [g, t["x"], "norm"], {"eps": 1e-5}),
+}  # fmt: skip
+
+
+def test_every_call_of_the_builder_is_here():
+    """A method that describes and is not tried below would be a border without a guard."""
+    own = {
+        "op_on_ids",
+        "append",
+        "output_id",
+        "freeze",
+        "thaw",
+        "all_or_nothing",
+        "has",
+        "scaled_dot_product_attention",
+    }
+    methods = {n for n, _ in inspect.getmembers(GraphBuilder, inspect.isfunction) if not n.startswith("_")}
+    assert methods - own <= set(CALLS)
+
+
+def positions_of(arguments, keywords):
+    """Every argument, by position or name."""
+    return [*range(len(arguments)), *keywords]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_refused_call_leaves_the_graph_as_it_was(name):
+    """Each argument in turn is replaced by everything that it should not be."""
+    reference, outside = described()
+    function, arguments, keywords = CALLS[name](reference, outside)
+    function(*arguments, **keywords)
+    for position in positions_of(arguments, keywords):
+        if arguments and position == 0 and isinstance(arguments[0], GraphBuilder):
+            continue  # what is not a graph has nothing to leave as it was: see the test below
+        for value in HOSTILE:
+            graph, tensors = described()
+            function, args, named = CALLS[name](graph, tensors)
+            before = show_graph(graph.freeze())
+            if isinstance(position, int):
+                args = [*args[:position], value, *args[position + 1 :]]
+            else:
+                named = {**named, position: value}
+            try:
+                function(*args, **named)
+            except TilewiseError:
+                assert show_graph(graph.freeze()) == before, (position, type(value))
+            else:
+                show_graph(graph.freeze())  # what is accepted can be printed
+
+
+def test_calls_in_the_wrong_form():
+    """Operands too many or too few, attributes unknown or missing, ops that do not exist: one class of error."""
+    graph, t = described()
+    before = show_graph(graph.freeze())
+    for wrong in (
+        lambda: graph.op("fly", [t["x"]]),
+        lambda: graph.op("scale", []),
+        lambda: graph.op("scale", [t["x"], t["x"]], factor=1.0),
+        lambda: graph.op("scale", [t["x"]]),
+        lambda: graph.op("scale", [t["x"]], factor=1.0, speed=2),
+        lambda: graph.op("add", [t["x"], None]),
+        lambda: graph.op("linear", [t["rows"], t["w"]], num_terms=2, transpose=True, residual=False),
+        lambda: graph.op("linear", [t["rows"], t["rows"]], num_terms=1, transpose=True, residual=False),
+        lambda: graph.op("global_norm", [], max_norm=1.0),
+        lambda: linear(None, t["x"], "n", 3),
+        lambda: rms_norm("graph", t["x"], "n", eps=1e-5),
+        lambda: block(None, t["x"], path="p", width=8),
+        lambda: block(graph, None, path="p", width=8),
+    ):
+        with pytest.raises(TilewiseError):
+            wrong()
+    assert show_graph(graph.freeze()) == before
+
+
+def test_a_layer_takes_its_inputs_as_operands():
+    """An input declared inside a layer would be given by no call: refused, and nothing of the layer stays."""
+
+    @layer
+    def closed(graph, x):
+        return graph.add(x, graph.input([2, 4, 8], name="inner"))
+
+    graph, t = described()
+    before = show_graph(graph.freeze())
+    with pytest.raises(TilewiseError, match="operands"):
+        closed(graph, t["x"], path="p")
+    assert show_graph(graph.freeze()) == before
+
+
+def test_attributes_that_look_alike_are_two_templates():
+    """Equal text is not equality: each layer is traced with its own attribute."""
+
+    class Width:
+        def __init__(self, value):
+            self.value = value
+
+        def __repr__(self):
+            return "Width"
+
+    @layer
+    def wide(graph, x, *, width):
+        return linear(graph, x, "w", width.value)
+
+    graph, t = described()
+    sizes = [wide(graph, t["x"], path=f"p{n}", width=Width(n)).shape[-1] for n in (3, 5)]
+    assert sizes == [3, 5] and len(graph.templates) == 2
+
+
+SMALL = llama.LlamaConfig(64, 32, 48, 1, 2, 1, max_position_embeddings=16)
+MAKERS = {
+    "Dim": (Dim, {"name": "n", "min": 1, "max": 4}),
+    "DimLabel": (DimLabel, {"name": "n", "atom": 2, "group": 1}),
+    "DeviceMesh": (DeviceMesh, {"axes": {"dp": 2}}),
+    "parse": (DeviceMesh.parse, {"text": "dp=2"}),
+    "TensorSpec": (
+        TensorSpec,
+        {"shape": (2, 3), "dtype": "f32", "labels": (), "name": "n", "tile_hint": 32, "storage": "rows"},
+    ),
+    "GraphBuilder": (GraphBuilder, {"name": "n", "reduction_chunks": 8}),
+    "AdamW": (
+        AdamW,
+        {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "max_grad_norm": 1.0},
+    ),
+    "strategy": (
+        DistributionStrategy,
+        {"mode": ParallelismMode.HYBRID, "axes": {"dp": 2}, "rules": {"batch": "dp"}},
+    ),
+    "ddp": (DistributionStrategy.ddp, {"world_size": 2}),
+    "tensor_parallel": (DistributionStrategy.tensor_parallel, {"world_size": 2}),
+    "hybrid": (DistributionStrategy.hybrid, {"dp": 2, "tp": 2}),
+    "for_mesh": (DistributionStrategy.for_mesh, {"mesh": DeviceMesh({"dp": 2})}),
+    "training": (
+        lambda **given: llama.build_training_graph(GraphBuilder("llama"), **given),
+        {"config": SMALL, "batch": 2, "seq": 8, "dtype": "bf16"},
+    ),
+    "decoding": (
+        lambda **given: llama.build_decoding_graph(GraphBuilder("llama"), **given),
+        {"config": SMALL, "max_tokens": 8, "max_sequences": 2, "num_blocks": 4, "dtype": "bf16"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_is_made_is_checked_when_it_is_made(name):
+    """Sizes, labels, meshes, specs, optimizers, strategies and model graphs refuse in the project's words."""
+    make, given = MAKERS[name]
+    make(**given)
+    for argument in given:
+        for value in HOSTILE:
+            try:
+                make(**{**given, argument: value})
+            except TilewiseError:
+                continue
