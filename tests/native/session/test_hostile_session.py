@@ -90,6 +90,6 @@ def test_comparing_strategies_refuses_in_its_own_words():
     """A mesh, batches or a rate that are none are named before two models are allocated."""
     given = {"graph": GRAPH, "mesh": {"dp": 2}, "batches": [BATCH], "accumulation": 1, "seed": 0, "lr": 1e-3}
     for argument in given:
-        for value in (None, -1, "x", 2.5, object(), [3]):
+        for value in (None, -1, "x", float("nan"), object(), [3]):
             with pytest.raises(TilewiseError):
                 verify_strategy(**{**given, argument: value})
