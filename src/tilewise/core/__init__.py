@@ -13,7 +13,7 @@ from tilewise.core.dims import (
     shard_range,
     upper_bound,
 )
-from tilewise.core.dtypes import DTYPES, DType, dtype
+from tilewise.core.dtypes import DTYPES, MODEL_DTYPES, DType, choose_dtype, dtype, is_float, model_dtype
 from tilewise.core.environment import VARIABLES, read
 from tilewise.core.errors import (
     CheckpointError,
@@ -34,6 +34,7 @@ from tilewise.core.mesh import DeviceMesh
 
 __all__ = [
     "DTYPES",
+    "MODEL_DTYPES",
     "VARIABLES",
     "CheckpointError",
     "CommError",
@@ -52,11 +53,14 @@ __all__ = [
     "Size",
     "TaskFailed",
     "TilewiseError",
+    "choose_dtype",
     "chunk_range",
     "configure_logging",
     "dtype",
     "get_logger",
+    "is_float",
     "is_power_of_two",
+    "model_dtype",
     "read",
     "shard_range",
     "upper_bound",
