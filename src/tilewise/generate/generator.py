@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 import tilewise as tw
 from tilewise.checkpoint import load_generation_config, load_tokenizer, open_weights
-from tilewise.core import ConfigError
+from tilewise.core import ConfigError, choose_dtype
 from tilewise.generate.blocks import BlockTable, num_blocks_for
 from tilewise.generate.detokenizer import Detokenizer
+from tilewise.generate.prompts import encode_prompt
 from tilewise.generate.sampling import Sampling, pick_token
 from tilewise.models import llama
 from tilewise.models.llama.model import BLOCK_SIZE
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from tilewise.session import GraphInstance
 
 __all__ = ["Generator", "Piece", "check_prompt"]
-
-_DTYPES = ("bf16", "f32")
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ class Generator:
     Args:
         model_dir: a Hugging Face directory (config.json, weights, tokenizer.json).
         tp: devices that share every layer.
-        dtype: `bf16` or `f32`.
+        dtype: `bf16` or `f32` in any spelling of `core.dtypes`, or `auto`: as config.json says, else bf16.
         max_sequences: prompts at a time.
         max_context: positions per sequence; at most the model's, which is the default.
         max_tokens_per_call: prompts are read in chunks of at most so many tokens.
@@ -125,10 +124,11 @@ class Generator:
         max_context: int | None = None,
         max_tokens_per_call: int = 256,
     ) -> None:
-        _check_settings(tp, dtype, max_sequences, max_context, max_tokens_per_call)
+        _check_settings(tp, max_sequences, max_context, max_tokens_per_call)
         self.config: LlamaConfig = llama.LlamaConfig.from_pretrained(model_dir)
-        self.tokenizer = load_tokenizer(model_dir)
-        self._end_ids = _end_ids(load_generation_config(model_dir), self.config)
+        dtype = choose_dtype(dtype, self.config.dtype)
+        self.tokenizer = load_tokenizer(model_dir, self.config.vocab_size)
+        self._end_ids = _end_ids(load_generation_config(model_dir, self.config.vocab_size), self.config)
         self.max_context = min(
             max_context or self.config.max_position_embeddings, self.config.max_position_embeddings
         )
@@ -179,7 +179,7 @@ class Generator:
             active = [sequence for sequence in active if sequence not in finished]
 
     def _start(self, index: int, prompt: str) -> _Sequence:
-        ids = list(self.tokenizer.encode(prompt).ids)
+        ids = encode_prompt(self.tokenizer, prompt)
         if not ids:
             ids = [self.config.bos_token_id if self.config.bos_token_id is not None else 0]
         check_prompt(len(ids), self.max_context)
@@ -228,11 +228,7 @@ def check_prompt(num_tokens: int, max_context: int) -> None:
         )
 
 
-def _check_settings(tp: int, dtype: str, *sizes: int | None) -> None:
-    if dtype not in _DTYPES:
-        raise ConfigError(
-            f"[generate.generator] dtype must be {' or '.join(_DTYPES)}; got {dtype!r}; choose one of them"
-        )
+def _check_settings(tp: int, *sizes: int | None) -> None:
     if any(size is not None and size < 1 for size in (tp, *sizes)):
         raise ConfigError(
             "[generate.generator] tp, max_sequences, max_context and max_tokens_per_call must be at least 1; "

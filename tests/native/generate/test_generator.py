@@ -110,7 +110,7 @@ def test_impossible_requests_are_refused(model_dir):
             list(generator.generate(["x = 1\n" * 500], SAMPLING))
     with pytest.raises(LayoutError):
         Generator(model_dir, tp=3)
-    with pytest.raises(ConfigError, match="dtype must be bf16 or f32"):
+    with pytest.raises(ConfigError, match="dtype must be one of auto, bf16"):
         Generator(model_dir, dtype="i32")
     with pytest.raises(ConfigError, match="at least 1"):
         Generator(model_dir, max_context=0)
