@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core import DeviceMesh
-from tilewise.train.config import TrainConfig, make_optimizer
+from tilewise.train.config import TrainConfig, check_context, make_optimizer
 from tilewise.train.trainer import make_graph
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def prove_strategy(
     """
     from tilewise.session.verify import verify_strategy
 
+    check_context(config, tp=1)  # one of the two runs has one device
     graph = make_graph(config)
     graph.optimize(make_optimizer(config))
     return verify_strategy(
