@@ -10,6 +10,11 @@ from tilewise.core.errors import LayoutError
 
 __all__ = ["DeviceMesh"]
 
+_MAX_DEVICES = (
+    1 << 16
+)  # more than one machine can have, and few enough to be planned for before they are refused
+_MAX_DIGITS = 9
+
 
 @dataclass(frozen=True, init=False)
 class DeviceMesh:
@@ -19,7 +24,7 @@ class DeviceMesh:
         axes: size per axis name, in order, for example `{"dp": 2, "tp": 4}`.
 
     Raises:
-        LayoutError: an axis has no name or a size below one.
+        LayoutError: an axis has no name or a size below one, or there are more devices than can be.
     """
 
     names: tuple[str, ...]
@@ -31,6 +36,10 @@ class DeviceMesh:
                 raise LayoutError(
                     f"[core.mesh] an axis needs a name and a size of at least 1; got {name!r}={size}; write dp=2,tp=2"
                 )
+        if prod(axes.values()) > _MAX_DEVICES:
+            raise LayoutError(
+                f"[core.mesh] a mesh has at most {_MAX_DEVICES} devices; got {prod(axes.values())}; choose smaller axes"
+            )
         object.__setattr__(self, "names", tuple(axes))
         object.__setattr__(self, "sizes", tuple(axes.values()))
 
@@ -44,7 +53,7 @@ class DeviceMesh:
         axes: dict[str, int] = {}
         for part in text.split(","):
             name, _, size = part.strip().partition("=")
-            if not size.isdigit() or name in axes:
+            if not (size.isascii() and size.isdecimal() and len(size) <= _MAX_DIGITS) or name in axes:
                 raise LayoutError(
                     f"[core.mesh] a mesh reads axis=size,…; got {text!r}; write for example dp=2,tp=2"
                 )

@@ -144,10 +144,11 @@ def test_only_regular_files_are_read(tmp_path):
             read_whole(tmp_path / "s")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_file_without_permission_is_refused(tmp_path):
     """What may not be read is one error."""
     (tmp_path / "f").touch(mode=0)
+    if os.access(tmp_path / "f", os.R_OK):
+        pytest.skip("this user may read everything")
     with pytest.raises(Unreadable, match="Permission"):
         read_whole(tmp_path / "f")
 
