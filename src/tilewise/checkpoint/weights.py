@@ -31,7 +31,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class _Index(BaseModel):
-    """`model.safetensors.index.json`; what else it holds (a total size) is nobody's input."""
+    """`model.safetensors.index.json`; what else it holds (a total size) is not used."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -202,7 +203,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(arguments: list[str]) -> int:
     """The exit code of one command line; mistakes become one line."""
     try:
-        _write_what_cannot_be_encoded(sys.stdout)
+        _make_output_safe()
         configure_logging()
         code = app(arguments, prog_name="tilewise", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -240,10 +241,12 @@ def _say(text: str, code: int) -> int:
     return code
 
 
-def _write_what_cannot_be_encoded(stream: TextIO) -> None:
-    """Text that the terminal's encoding lacks is written as escapes; the text itself is no mistake."""
-    if stream.errors in ("strict", "surrogateescape") and hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="backslashreplace")
+def _make_output_safe() -> None:
+    """Text that the console's encoding lacks is written as escapes, and none where the caller has closed the output."""
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+    elif sys.stdout.errors in ("strict", "surrogateescape") and isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _print_path(path: Path | None) -> None:

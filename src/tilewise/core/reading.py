@@ -1,10 +1,10 @@
 """What comes from outside: regular files read whole, and JSON held to a model.
 
-Owns the border between bytes that anyone may have written and values that the rest trusts. Refuses what is no regular
-file (a pipe would wait for ever), what is larger than its kind ever is, and JSON on which readers disagree or choke:
-deep nesting, a key that stands twice, NaN, numbers beyond a double, text that is not UTF-8, a value of another type
-than its model says. `Unreadable` says what is wrong in a few words; the caller knows what the file is for and puts
-them into a ConfigError or a CheckpointError. Parsing is a pure function of bytes.
+Owns the border between bytes that may have been written by any program and values that the rest trusts. Refuses what
+is no regular file (a pipe would wait for ever), what is larger than its kind ever is, and JSON on which readers
+disagree or choke: deep nesting, a key that stands twice, NaN, numbers beyond a double, text that is not UTF-8, a
+value of another type than its model says. `Unreadable` says what is wrong in a few words; the caller knows what the
+file is for and puts them into a ConfigError or a CheckpointError. Parsing is a pure function of bytes.
 """
 
 from __future__ import annotations

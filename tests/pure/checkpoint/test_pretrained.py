@@ -50,7 +50,7 @@ def test_missing_tokenizer_is_named(tmp_path):
 
 
 def test_every_file_has_the_ordinary_mode(tmp_path):
-    """Whoever can read config.json can read the weights."""
+    """Weights can be read by the same users as config.json."""
     save_pretrained(
         tmp_path / "model", {"a": 1}, [("w", np.zeros(3, np.float32))], TOKENIZER, {"eos_token_id": 0}
     )
