@@ -252,7 +252,7 @@ def test_other_model_directories_are_whole(whole_model, tmp_path, run):
     ("arguments", "words"),
     [
         (["x" * 400], "must leave room in the context of 64 tokens; got 400"),
-        ([" " * 10**6], "must leave room"),
+        ([" " * 10**5], "must leave room"),
         (["\udcff"], "must be UTF-8 text; got '\\udcff' at character 0"),
         (["def f\ud800"], "at character 5"),
         (
@@ -425,6 +425,7 @@ def test_wrong_arguments_of_the_demo_are_refused(tmp_path, texts, run):
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_names_that_are_not_utf8_work(whole_model, texts, tmp_path):
     """A model directory, data and output under names that are bytes: the run succeeds, and its path comes as it is."""
     shutil.copytree(whole_model, tmp_path / NOT_UTF8)
@@ -443,14 +444,15 @@ def test_names_that_are_not_utf8_work(whole_model, texts, tmp_path):
 
 @pytest.mark.parametrize(
     "environment",
-    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}],
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        pytest.param({"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, marks=pytest.mark.slow),
+    ],
 )
-def test_text_that_a_console_cannot_show_is_escaped(whole_model, tmp_path, environment):
+def test_text_that_a_console_cannot_show_is_escaped(whole_model, run, environment):
     """A console without Unicode gets escapes, not a traceback; the text is the same."""
     arguments = ("generate", whole_model, "def f", "--temperature", 2, "--seed", 3)
-    full, plain = (
-        tilewise(*arguments, extra_environment=extra) for extra in ({"PYTHONUTF8": "1"}, environment)
-    )
-    assert (full.returncode, plain.returncode) == (0, 0), plain.stderr
-    assert not full.stdout.isascii() and plain.stdout.isascii()
-    assert plain.stdout == full.stdout.encode("ascii", "backslashreplace").decode()
+    _, text, _ = run(*arguments)
+    plain = tilewise(*arguments, extra_environment=environment)
+    assert plain.returncode == 0, plain.stderr
+    assert not text.isascii() and plain.stdout == text.encode("ascii", "backslashreplace").decode()

@@ -29,7 +29,7 @@ def test_the_bound_is_the_kernel_s_own(name, group, dim):
         _backward(f"attention_backward_{name}", dtype, longest + 128, group, dim)
 
 
-@pytest.mark.parametrize("name", ["f32", "bf16"])
+@pytest.mark.parametrize("name", ["f32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_the_longest_sequence_runs(name):
     """What the bound allows, the kernel does."""
     dtype = np.float32 if name == "f32" else ml_dtypes.bfloat16

@@ -1,5 +1,6 @@
 """A training run as a user starts it: leaves what it promises, and goes on to the bit after being stopped."""
 
+import io
 import json
 import os
 import random
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from safetensors.numpy import load_file
 
 from native.train.small_run import (
@@ -28,9 +30,23 @@ from native.train.small_run import (
     write_texts,
     write_toml,
 )
-from tilewise.checkpoint import TrainingState, latest_checkpoint, load_checkpoint, save_checkpoint
+from tilewise.checkpoint import (
+    TrainingState,
+    latest_checkpoint,
+    load_checkpoint,
+    lock_directory,
+    save_checkpoint,
+)
 from tilewise.core import CheckpointError, ConfigError
-from tilewise.train import Trainer, TrainingDiverged, make_plan, prepare_data, read_metrics
+from tilewise.train import (
+    Trainer,
+    TrainingDiverged,
+    make_plan,
+    plan_run,
+    prepare_data,
+    read_metrics,
+    run_training,
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,23 +87,13 @@ def _checkpoints(config):
 
 
 ONE, DP, TP, BOTH = None, {"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}
+OTHERS = (ONE, DP), (DP, ONE), (DP, DP), (TP, ONE), (TP, DP), (TP, TP), (BOTH, ONE), (ONE, BOTH), (BOTH, TP)
 NAMES = {None: "one device", "dp": "dp=2", "tp": "tp=2", "dptp": "dp=2,tp=2"}
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [
-        (ONE, ONE),
-        (ONE, DP),
-        (ONE, TP),
-        (DP, ONE),
-        (DP, TP),
-        (DP, DP),
-        (TP, ONE),
-        (TP, DP),
-        (BOTH, ONE),
-        (ONE, BOTH),
-    ],
+    [(ONE, ONE), (ONE, TP), (DP, TP), *(pytest.param(*meshes, marks=pytest.mark.slow) for meshes in OTHERS)],
     ids=lambda mesh: NAMES[mesh and "".join(mesh)],
 )
 def test_stopped_and_resumed_equals_never_stopped(texts, whole_run, tmp_path, before, after):
@@ -124,15 +130,26 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(texts, whole_run,
     content = bytearray(state.read_bytes())
     content[-3] ^= 16
     state.write_bytes(content)
-    done = tilewise("train", write_toml(config, tmp_path / "train.toml"), "--resume")
-    assert done.returncode == 0, done.stderr
-    assert re.search(
-        r"checkpoint step-00000004 is damaged \(tensor .* does not have its checksum\)", done.stderr
-    )
-    assert "going on from step-00000002 instead" in done.stderr and "going on after step 2" in done.stderr
+    run_training(plan_run(config, resume=True), Console(file=(said := io.StringIO()), width=1000))
+    text = said.getvalue()
+    assert re.search(r"checkpoint step-00000004 is damaged \(tensor .* does not have its checksum\)", text)
+    assert "going on from step-00000002 instead" in text and "going on after step 2" in text
     assert is_same(weights(tmp_path / "out"), weights(whole_run))
 
 
+def test_a_directory_in_use_is_refused(texts, tmp_path):
+    """While another run holds the output directory, planning refuses it, and so does a run that was planned before."""
+    config = make_config(texts, tmp_path / "out")
+    planned = plan_run(config, resume=False)
+    with lock_directory(tmp_path / "out"):
+        with pytest.raises(ConfigError, match="one run at a time"):
+            plan_run(config, resume=False)
+        with pytest.raises(ConfigError, match="one run at a time"):
+            run_training(planned, silent())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
 def test_two_runs_in_one_directory(texts, tmp_path):
     """The second one is refused in one line with the first one's process id; a killed run blocks none."""
     config = make_config(texts, tmp_path / "out", steps=100_000, output={"checkpoint_every": 100_000})
@@ -162,6 +179,7 @@ main(sys.argv[2:])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit_bytes", "where", "arguments"),
     [

@@ -121,7 +121,7 @@ def test_what_the_library_writes_is_read(tmp_path):
     assert _arrays(save({}), tmp_path / "g") == {}
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_a_spoilt_file_gives_the_arrays_it_says_or_one_error(data, tmp_path_factory):
     """Bytes of a valid file changed, taken out and put in: what the format's own library reads, or refused.
@@ -149,7 +149,7 @@ def test_a_spoilt_file_gives_the_arrays_it_says_or_one_error(data, tmp_path_fact
 SIZES = st.integers(-1, 4) | st.just(1 << 62)
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     st.dictionaries(
         st.sampled_from("abcd"),

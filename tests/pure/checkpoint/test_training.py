@@ -218,7 +218,7 @@ def test_names_that_are_no_steps_are_left_alone(tmp_path):
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**63)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     st.dictionaries(
         st.text(max_size=5), NUMBERS | st.text(max_size=5) | st.dictionaries(st.text(max_size=3), NUMBERS)
@@ -233,7 +233,7 @@ def test_any_configuration_comes_back_whole(tmp_path_factory, config):
     shutil.rmtree(directory)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.data())
 def test_no_changed_byte_goes_unnoticed(tmp_path_factory, data):
     """Any byte of any file changed, and the checkpoint is refused, or gives exactly what was saved."""

@@ -180,7 +180,9 @@ except ResourceError as error:
 """
 
 
-@pytest.mark.parametrize("max_shard_bytes", [1 << 30, 1 << 17, 1 << 15])
+@pytest.mark.parametrize(
+    "max_shard_bytes", [1 << 30, *(pytest.param(n, marks=pytest.mark.slow) for n in (1 << 17, 1 << 15))]
+)
 def test_a_full_disk_is_one_error_and_keeps_what_stood_there(tmp_path, max_shard_bytes):
     """What cannot be written is a ResourceError with its reason; the old file stands, and nothing is left beside it."""
     write_weights(tmp_path, _tensors().items())

@@ -89,13 +89,14 @@ def test_numbers_are_read_as_they_are():
     )
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.text(), VALUES, max_size=5))
 def test_what_json_writes_is_read_back(value):
     """Every object with finite numbers comes back equal."""
     assert parse_json(json.dumps(value, allow_nan=False).encode(), _Anything).model_dump() == value
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.data(), st.dictionaries(st.text(max_size=4), VALUES, max_size=3))
 def test_spoilt_json_is_read_as_others_read_it_or_refused(data, value):
     """Bytes changed anywhere give what the standard library reads, or `Unreadable`; never another error."""
@@ -111,7 +112,7 @@ def test_spoilt_json_is_read_as_others_read_it_or_refused(data, value):
     assert found == json.loads(content)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.binary(max_size=60))
 def test_bytes_of_any_kind_are_refused_or_read(content):
     """Random bytes raise nothing but `Unreadable`."""
