@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilewise.checkpoint import check_writable, lock_directory
+from tilewise.checkpoint import check_replaceable, check_writable, lock_directory, remove_leftovers
 from tilewise.cli.demo_report import show_compression, show_memory, show_side_by_side, show_stages
 from tilewise.cli.refuse import before_work
 from tilewise.cli.write import Writing, stream
@@ -44,6 +44,14 @@ if TYPE_CHECKING:
 
 __all__ = ["run_demo"]
 
+_LEFT_BEHIND = {
+    "checkpoints": True,
+    "model": True,
+    "untrained": True,
+    "loss.png": False,
+    "metrics.jsonl": False,
+    "timeline.json": False,
+}
 _TP = 2
 _SAMPLE_PROMPT = 'def read_lines(path):\n    """'
 _PROMPTS = (
@@ -81,7 +89,10 @@ def run_demo(*, minutes: float, steps: int | None, dp: int, out: Path, data: str
         _check_tensor_parallel(config)
     check_writable(out)
     check_writable(out / "checkpoints")
+    for name, is_directory in _LEFT_BEHIND.items():
+        check_replaceable(out / name, is_directory=is_directory)
     with lock_directory(out):
+        remove_leftovers(out)
         _run_alone(config, minutes, steps, console)
 
 

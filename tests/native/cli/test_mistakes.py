@@ -409,7 +409,10 @@ def test_wrong_arguments_of_the_demo_are_refused(tmp_path, texts, run):
     """Output on a file, data that is none, and impossible numbers are one line, and leave nothing behind."""
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
-    before = sorted(tmp_path.iterdir())
+    (tmp_path / "taken" / "timeline.json").mkdir(parents=True)
+    (tmp_path / "taken2").mkdir()
+    (tmp_path / "taken2" / "untrained").touch()
+    before = sorted(tmp_path.rglob("*"))
     out = ("--out", tmp_path / "out", "--steps", 2)
     for arguments, words in (
         (("--out", tmp_path / "file", "--data", texts), "can be written to"),
@@ -418,11 +421,13 @@ def test_wrong_arguments_of_the_demo_are_refused(tmp_path, texts, run):
         ((*out, "--data", NOT_UTF8), "must be a file or a directory"),
         ((*out, "--data", ""), "data"),
         ((*out, "--dp", 3), "power of two"),
+        (("--out", tmp_path / "taken", "--data", texts), "called 'timeline.json'"),
+        (("--out", tmp_path / "taken2", "--data", texts), "called 'untrained'"),
         ((*out, "--minutes", "1e400"), "--minutes"),
         (("--out", "", "--data", tmp_path / "nowhere"), "must be a file or a directory"),
     ):
         assert_refused(run("demo", *arguments), words)
-    assert sorted(tmp_path.iterdir()) == before
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.slow
