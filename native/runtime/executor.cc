@@ -18,6 +18,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPoll{50};
+constexpr double kKernelPatience_s = 1800;  // a worker inside a kernel is at work: it gets so long for one task
 constexpr milliseconds kDrainLimit{10'000};  // a cancelled run that still runs a kernel after this is broken
 constexpr milliseconds kBrokenExit{2'000};   // close() of a broken executor leaves hung workers behind after this
 
@@ -191,8 +192,19 @@ void Executor::wait_for_devices(const Poll& poll) {
       broken_ = true;
       std::rethrow_exception(core.first_error());
     }
-    if (!cancelled && quiet_ns > options_.deadline_s * 1e9) give_up();
+    if (cancelled || quiet_ns <= options_.deadline_s * 1e9) continue;
+    if (!is_inside_kernel() || quiet_ns > kKernelPatience_s * 1e9) give_up();
   }
+}
+
+bool Executor::is_inside_kernel() const {
+  for (const auto& device : state_->devices) {
+    for (int64_t w = 0; w < options_.workers_per_device; ++w) {
+      const WorkerStatus status = device->status(w);
+      if (status.instr != nullptr && !status.stalled) return true;
+    }
+  }
+  return false;
 }
 
 void Executor::cancel() {

@@ -33,7 +33,7 @@ struct ExecutorOptions {
   int64_t window = 512;
   int64_t scratch_bytes = kernels::kScratchBytes;  // per worker
   int64_t memory_limit_bytes = 0;                  // over all devices and all they reserve; 0: none
-  double deadline_s = 60.0;
+  double deadline_s = 60.0;                        // without a completed task and with no worker inside a kernel
 };
 
 /// One timeline record with its place.
@@ -99,6 +99,7 @@ class Executor {
   void check_run(const Program& program, const std::vector<int64_t>& symbols) const;
   void begin_run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols);
   void wait_for_devices(const Poll& poll);
+  bool is_inside_kernel() const;
   void cancel();
   void give_up();
   int64_t num_completed() const;

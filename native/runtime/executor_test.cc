@@ -224,10 +224,17 @@ CASE("the timeline has every task of the last run, with its moments in order") {
 }
 
 CASE("memory over the limit is refused before anything is mapped") {
-  ExecutorOptions options{2, 1, {600, 600}, 0, 0};
-  options.memory_limit_bytes = 1000;
+  ExecutorOptions options{2, 1, {600, 600}, 3, 5};
+  options.scratch_bytes = 100;
+  const DeviceBytes own = Device::bytes_needed({.num_signals = 3, .num_handles = 5, .scratch_bytes = 100});
+  EXPECT(own.scratch == 100 && own.signals == 3 * 128 && own.engine > 0);
+  const int64_t need = 2 * (600 + own.total());
+  options.memory_limit_bytes = need - 1;
   const std::string message = message_of<ResourceError>([&] { Executor executor(options); });
-  EXPECT(contains(message, "1200 bytes against 1000"));
+  EXPECT(contains(message, std::to_string(need) + " bytes against " + std::to_string(need - 1)));
+  options.memory_limit_bytes = need;
+  const Executor executor(options);
+  EXPECT(executor.allocated_bytes() == std::vector<int64_t>(2, need / 2));
 }
 
 CASE("a memory view outlives the executor; views outside the arena are refused") {

@@ -142,6 +142,19 @@ CASE("a long kernel within the deadline is no timeout") {
   executor_for(*program, 1, 512, 0.2)->run(program, {});  // 0.3 s in all, always with progress
 }
 
+CASE("a kernel that takes longer than the deadline is at work, and no timeout") {
+  auto program = std::make_shared<Program>(2);
+  for (int64_t d = 0; d < 2; ++d) {
+    const int64_t plan = program->add_template(d, "t");
+    Instr step =
+        d == 0 ? instr("slow", 1, 1, {}, {400}, {}, {{1, 0, false}}) : instr("", 1, 0, {}, {}, {{0, false, 1}});
+    program->add_instr(d, plan, step, "step");
+    program->add_call(d, {plan, {}});
+  }
+  program->finish({}, resolve);
+  executor_for(*program, 1, 512, 0.1)->run(program, {});
+}
+
 CASE("faults planted for other labels or later tasks do nothing, and are gone after the run") {
   auto program = exchange(2);
   auto executor = executor_for(*program);

@@ -61,7 +61,10 @@ inline void throwing_kernel(const kernels::KernelArgs& args) {
   if (args.row_begin == args.ints[0]) throw std::runtime_error("kernel gave up");
 }
 
-inline void slow_kernel(const kernels::KernelArgs&) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
+/// Takes as many milliseconds as its first integer says, else five.
+inline void slow_kernel(const kernels::KernelArgs& args) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(args.num_ints > 0 ? args.ints[0] : 5));
+}
 
 /// What recording_kernel saw.
 struct Recorded {
@@ -111,7 +114,8 @@ inline Instr instr(const std::string& kernel, int64_t rows, int64_t step, std::v
 /// An executor that fits the program.
 inline std::unique_ptr<Executor> executor_for(const Program& program, int64_t workers = 1, int64_t window = 512,
                                               double deadline_s = 30) {
-  ExecutorOptions options{program.num_devices(), workers, {}, 0, 0, window, 0, deadline_s};
+  ExecutorOptions options{
+      .num_devices = program.num_devices(), .workers_per_device = workers, .window = window, .deadline_s = deadline_s};
   for (int64_t d = 0; d < program.num_devices(); ++d) {
     options.arena_bytes.push_back(program.needs(d).arena_bytes);
     options.num_signals = std::max(options.num_signals, program.needs(d).num_signals);

@@ -25,7 +25,7 @@ ALLOWED = {
     "train": f"{STAGES} data generate tilewise",
     "serve": f"{STAGES} data generate tilewise",
     "cli": f"{STAGES} data generate train serve tilewise",
-    "tilewise": STAGES,
+    "tilewise": f"{STAGES} cli",  # `python -m tilewise`
 }
 NATIVE_MODULE_USERS = {"kernels", "comm", "runtime"}
 NATIVE_ALLOWED = {

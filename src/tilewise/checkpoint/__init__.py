@@ -1,28 +1,48 @@
 """Files: weights in safetensors, Hugging Face directories, training checkpoints.
 
-Owns formats and atomic replacement. Knows tensors by name only: no models, no strategies. Weights are read
-lazily through memory maps, so a device that needs some rows reads those rows.
+Owns formats, the checks of everything that comes in, and atomic replacement. Knows tensors by name only: no models,
+no strategies. Weights are read lazily through memory maps, so a device that needs some rows reads those rows.
 """
 
-from tilewise.checkpoint.files import check_writable
+from tilewise.checkpoint.files import (
+    check_replaceable,
+    check_writable,
+    remove_leftovers,
+    replace_file,
+    replace_text,
+    writing,
+)
+from tilewise.checkpoint.lock import lock_directory
 from tilewise.checkpoint.pretrained import load_generation_config, load_tokenizer, save_pretrained
 from tilewise.checkpoint.training import (
+    DamagedCheckpoint,
     TrainingState,
+    has_checkpoints,
     latest_checkpoint,
     load_checkpoint,
+    load_latest,
     save_checkpoint,
 )
 from tilewise.checkpoint.weights import open_weights, write_weights
 
 __all__ = [
+    "DamagedCheckpoint",
     "TrainingState",
+    "check_replaceable",
     "check_writable",
+    "has_checkpoints",
     "latest_checkpoint",
     "load_checkpoint",
     "load_generation_config",
+    "load_latest",
     "load_tokenizer",
+    "lock_directory",
     "open_weights",
+    "remove_leftovers",
+    "replace_file",
+    "replace_text",
     "save_checkpoint",
     "save_pretrained",
     "write_weights",
+    "writing",
 ]

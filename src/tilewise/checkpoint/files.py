@@ -1,8 +1,9 @@
 """Writing so that a reader sees the old file or the new one, never half of either.
 
 Everything goes to a hidden temporary name beside the target, is forced to the disk, and is renamed; then the
-directory is forced to the disk too, so that the rename itself survives a power cut. Refuses, when asked
-beforehand, places that cannot be written to; knows no formats.
+directory is forced to the disk too, so that the rename itself survives a power cut. What the system refuses (a full
+disk, a missing permission) is one error, and leaves what stood there before. Refuses, when asked beforehand, places
+that cannot be written to; knows no formats.
 """
 
 from __future__ import annotations
@@ -10,14 +11,23 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from tilewise.core import ConfigError
+from tilewise.core import ConfigError, ResourceError
 
-__all__ = ["check_writable", "remove_leftovers", "replace_directory", "replace_file", "replace_text"]
+__all__ = [
+    "check_replaceable",
+    "check_writable",
+    "remove_leftovers",
+    "replace_directory",
+    "replace_file",
+    "replace_text",
+    "writing",
+]
 
-_HIDDEN = ".tmp-"
+_HIDDEN = ".tilewise-tmp-"
 
 
 def check_writable(directory: Path) -> None:
@@ -35,6 +45,21 @@ def check_writable(directory: Path) -> None:
             "[checkpoint.check_writable] output must go to a directory that can be written to; got "
             f"{str(directory)!r}: {reason}; choose another directory"
         ) from None
+
+
+def check_replaceable(path: Path, *, is_directory: bool) -> None:
+    """Refuse a name that something of another kind has; what is to be written there replaces its own kind only.
+
+    Raises:
+        ConfigError: a directory stands where a file shall be, or the reverse.
+    """
+    fits = os.path.isdir(path) if is_directory else os.path.isfile(path)
+    if os.path.lexists(path) and not fits:
+        wanted = "a directory" if is_directory else "a file"
+        raise ConfigError(
+            f"[checkpoint.check_replaceable] output must be free to write {wanted} called {path.name!r}; got something "
+            f"else of that name in {str(path.parent)!r}; move it away, or choose another directory"
+        )
 
 
 def _nearest_existing(path: Path) -> Path:
@@ -63,20 +88,41 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file, then put it at `path` in one step."""
-    temporary = path.with_name(f"{_HIDDEN}{path.name}-{os.getpid()}")
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system refuses while `path` is written becomes one kind of error.
+
+    Raises:
+        ResourceError: names the path and what the system said.
+    """
     try:
-        write(temporary)
-        _sync_file(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_directory(path.parent)
+        yield
+    except OSError as error:
+        raise ResourceError(
+            f"[checkpoint.files] output must be writable to the end; got {str(path)!r}: {error.strerror or error}; "
+            "make room or check permissions; what stood there before is kept"
+        ) from error
+
+
+def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file, then put it at `path` in one step.
+
+    Raises:
+        ResourceError: it cannot be written; what stood there is kept.
+    """
+    temporary = path.with_name(f"{_HIDDEN}{path.name}-{os.getpid()}")
+    with writing(path):
+        try:
+            write(temporary)
+            _sync_file(temporary)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync_directory(path.parent)
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Put a text file at `path` in one step."""
+    """Put a text file at `path` in one step; errors as in `replace_file`."""
 
     def write(temporary: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
@@ -88,23 +134,38 @@ def replace_directory(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary directory, then put it at `path` in one step.
 
     A directory that stands there is moved aside first and removed afterwards.
+
+    Raises:
+        ResourceError: it cannot be written; what stood there is kept.
     """
     temporary = path.with_name(f"{_HIDDEN}{path.name}-{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        write(temporary)
-        for file in temporary.iterdir():
-            _sync_file(file)
-        _sync_directory(temporary)
-        aside = path.with_name(f"{_HIDDEN}{path.name}-old-{os.getpid()}")
-        if path.exists():
-            os.rename(path, aside)
-        os.rename(temporary, path)
-        _sync_directory(path.parent)
-        shutil.rmtree(aside, ignore_errors=True)
-    finally:
+    with writing(path):
         shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            write(temporary)
+            for file in temporary.iterdir():
+                _sync_file(file)
+            _sync_directory(temporary)
+            _put_in_place(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _put_in_place(temporary: Path, path: Path) -> None:
+    """Rename a finished directory; one that stood there comes back when that fails."""
+    aside = path.with_name(f"{_HIDDEN}{path.name}-old-{os.getpid()}")
+    stood_there = path.exists()
+    if stood_there:
+        os.rename(path, aside)
+    try:
+        os.rename(temporary, path)
+    except OSError:
+        if stood_there:
+            os.rename(aside, path)
+        raise
+    _sync_directory(path.parent)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_leftovers(directory: Path) -> None:

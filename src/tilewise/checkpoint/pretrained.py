@@ -2,26 +2,46 @@
 
 `transformers` opens what is written here. Written into a hidden directory and renamed, so that a directory of
 that name is always whole. Knows nothing of model families: configurations arrive as dictionaries, names as
-files spell them.
+files spell them. Refuses tokenizers and token ids that do not fit the model's vocabulary.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 
-from tilewise.checkpoint.files import replace_directory
+from tilewise.checkpoint.files import replace_directory, writing
 from tilewise.checkpoint.weights import write_weights
 from tilewise.core import CheckpointError
+from tilewise.core.reading import Unreadable, read_json, read_whole, validate_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 __all__ = ["load_generation_config", "load_tokenizer", "save_pretrained"]
+
+_MAX_TOKENIZER_BYTES = 512 << 20
+
+
+class _TokenizerFile(BaseModel):
+    """tokenizer.json is the library's to read; here it is held to be a JSON object that does not nest without end."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class _GenerationConfig(BaseModel):
+    """What generation uses of generation_config.json."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
 
 
 def save_pretrained(
@@ -39,6 +59,9 @@ def save_pretrained(
         tensors: names as files spell them, and arrays; consumed one after the other.
         tokenizer: written as tokenizer.json with a tokenizer_config.json.
         generation_config: defaults of generation, for example `{"eos_token_id": 0}`.
+
+    Raises:
+        ResourceError: it cannot be written; what stood there is kept.
     """
 
     def write(temporary: Path) -> None:
@@ -46,55 +69,94 @@ def save_pretrained(
         if generation_config is not None:
             _write_json(temporary / "generation_config.json", generation_config)
         if tokenizer is not None:
-            tokenizer.save(str(temporary / "tokenizer.json"))
+            (temporary / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
             _write_json(temporary / "tokenizer_config.json", _tokenizer_config(config, tokenizer))
         write_weights(temporary, tensors)
 
     path = Path(directory)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     replace_directory(path, write)
 
 
-def load_tokenizer(directory: str | Path) -> Tokenizer:
+def load_tokenizer(directory: str | Path, vocab_size: int) -> Tokenizer:
     """The tokenizer of a model directory.
 
-    Raises:
-        CheckpointError: there is no tokenizer.json, or it cannot be read.
-    """
-    from tokenizers import Tokenizer
+    What its file says of truncation and padding is left aside, as transformers does: a prompt is encoded as it is.
 
+    Args:
+        vocab_size: of the model; a tokenizer may know fewer tokens, never more.
+
+    Raises:
+        CheckpointError: there is no tokenizer.json, it cannot be read, or makes ids that the model does not have.
+    """
     path = Path(directory) / "tokenizer.json"
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise CheckpointError(
-            "[checkpoint.load_tokenizer] a model directory must hold tokenizer.json; got "
-            f"{str(directory)!r}; "
+            f"[checkpoint.load_tokenizer] a model directory must hold tokenizer.json; got {str(directory)!r}; "
             "give a directory that has one"
         )
     try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
+        tokenizer = _parse_tokenizer(read_whole(path, _MAX_TOKENIZER_BYTES))
+    except Unreadable as error:
         raise CheckpointError(
-            f"[checkpoint.load_tokenizer] tokenizer.json must be readable; got {path}: {error}; "
+            f"[checkpoint.load_tokenizer] tokenizer.json must be readable; got {str(path)!r}: {error}; "
             "download it again"
         ) from None
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if largest >= vocab_size:
+        raise CheckpointError(
+            "[checkpoint.load_tokenizer] the tokenizer's ids must lie below config.json's vocab_size; got id "
+            f"{largest} with vocab_size {vocab_size} in {str(directory)!r}; check that the two belong together"
+        )
+    return tokenizer
 
 
-def load_generation_config(directory: str | Path) -> dict[str, Any]:
-    """The content of generation_config.json; empty when there is none.
+def _parse_tokenizer(content: bytes) -> Tokenizer:
+    """A tokenizer that encodes whole texts as they are.
 
     Raises:
-        CheckpointError: the file is not JSON.
+        Unreadable: the library refuses the content, or comes to grief over it.
+    """
+    from tokenizers import Tokenizer
+
+    validate_json(content, _TokenizerFile)
+    try:
+        tokenizer = Tokenizer.from_buffer(content)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode("")  # a template of tokens that are not there shows here
+    except BaseException as error:  # bare Exceptions, and panics of the library, which are not even those
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise Unreadable(f"the tokenizers library says: {error}") from None
+    return tokenizer
+
+
+def load_generation_config(directory: str | Path, vocab_size: int) -> dict[str, Any]:
+    """What generation uses of generation_config.json: `bos_token_id` and `eos_token_id`; empty when there is no file.
+
+    Raises:
+        CheckpointError: the file is not JSON, or names tokens outside the vocabulary.
     """
     path = Path(directory) / "generation_config.json"
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        found = read_json(path, _GenerationConfig)
+    except Unreadable as error:
         raise CheckpointError(
-            f"[checkpoint.load_generation_config] the file must be JSON; got {path}: {error}; "
-            "repair or remove it"
+            f"[checkpoint.load_generation_config] the file must be a JSON object of generation's settings; got "
+            f"{str(path)!r}: {error}; repair or remove it"
         ) from None
+    ends = found.eos_token_id if isinstance(found.eos_token_id, list) else [found.eos_token_id]
+    for token in (found.bos_token_id, *ends):
+        if token is not None and not 0 <= token < vocab_size:
+            raise CheckpointError(
+                f"[checkpoint.load_generation_config] token ids must lie below config.json's vocab_size {vocab_size}; "
+                f"got {token} in {str(path)!r}; repair or remove it"
+            )
+    return found.model_dump(exclude_none=True)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

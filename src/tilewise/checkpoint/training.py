@@ -1,34 +1,84 @@
-"""Training checkpoints: `step-N` directories and a file `latest` that names the newest.
+"""Training checkpoints: `step-N` directories, each with its state and what is known of it.
 
-A checkpoint holds the state of a model (parameters, optimizer), with sizes and the configuration that decides
-its values. It is written under a hidden name and renamed, `latest` is replaced after that, so whatever moment
-a process is killed at, an older or a newer checkpoint stands whole. Loading checks before it trusts, and names
-the setting that differs.
+A checkpoint holds the state of a model (parameters, optimizer) and the configuration that decides its values. It is
+written under a hidden name and renamed, so whatever moment a process is killed at, an older or a newer checkpoint
+stands whole. checkpoint.json has a SHA-256 of every tensor and one of everything that it says itself, so a flipped
+bit or an edited step is found: listing looks at names, sizes and metadata, loading at every byte. Loading checks
+before it trusts, names the setting that differs, and goes back to an older checkpoint only when the newer one is
+damaged.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
-from tilewise.checkpoint.files import remove_leftovers, replace_directory, replace_text
-from tilewise.checkpoint.weights import open_weights
+from tilewise.checkpoint.files import remove_leftovers, replace_directory, writing
+from tilewise.checkpoint.header import dtype_name
+from tilewise.checkpoint.weights import WeightsFile, save_tensors
 from tilewise.core import CheckpointError
+from tilewise.core.border import shown
+from tilewise.core.reading import Unreadable, read_json
 
-__all__ = ["TrainingState", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+__all__ = [
+    "DamagedCheckpoint",
+    "TrainingState",
+    "has_checkpoints",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "load_latest",
+    "save_checkpoint",
+]
 
-_LATEST = "latest"
 _STATE = "state.safetensors"
 _META = "checkpoint.json"
-_STEP = re.compile(r"step-(\d+)$")
+_STEP = re.compile(r"step-([0-9]{8,18})")
+_STEP_TENSOR = "optimizer.step"
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint that is not whole; an older one may be.
+
+    Attributes:
+        reason: what is wrong, without where.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"[checkpoint.load_checkpoint] a checkpoint must be whole; got {str(path)!r}: {reason}; "
+            "resume from an older one"
+        )
+        self.reason = reason
+
+
+class _Tensor(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    dtype: str
+    shape: list[int]
+    sha256: str
+
+
+class _Meta(BaseModel):
+    """checkpoint.json. `digest` covers everything else in it."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    version: Literal[2]
+    step: Annotated[int, Field(ge=0)]
+    config: dict[str, Any]
+    tensors: dict[str, _Tensor]
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,75 +97,182 @@ class TrainingState:
 def save_checkpoint(
     directory: str | Path, state: TrainingState, config: Mapping[str, Any], keep_last: int = 2
 ) -> Path:
-    """Write `step-N` into `directory`, make it the latest, remove all but the newest `keep_last`.
+    """Write `step-N` into `directory`, remove all but the newest `keep_last`.
 
-    A whole `step-N` of the same configuration is kept as it is: training is exact, so its content is the same.
+    A whole `step-N` with the same content is kept as it is, so that none is missing while it would be replaced.
 
     Args:
         config: everything that must be equal when training goes on, as JSON can hold it.
 
     Returns:
         The new checkpoint's path.
+
+    Raises:
+        CheckpointError: the state counts other steps than `state.step`.
+        ResourceError: it cannot be written; older checkpoints are kept.
     """
     root = Path(directory)
-    root.mkdir(parents=True, exist_ok=True)
+    with writing(root):
+        root.mkdir(parents=True, exist_ok=True)
     remove_leftovers(root)
     path = root / f"step-{state.step:08d}"
+    tensors = {name: np.ascontiguousarray(tensor) for name, tensor in state.tensors.items()}
+    meta = _describe(state.step, config, tensors)
+    problem = _wrong_step(meta, path, tensors)
+    if problem is not None:
+        raise CheckpointError(
+            f"[checkpoint.save_checkpoint] a state must be of the step it is saved as; got {problem}; "
+            "save it as its own step"
+        )
 
     def write(temporary: Path) -> None:
-        from safetensors.numpy import save_file
+        save_tensors(temporary / _STATE, tensors)
+        (temporary / _META).write_text(json.dumps(meta.model_dump(), indent=2) + "\n", encoding="utf-8")
 
-        tensors = {name: np.ascontiguousarray(tensor) for name, tensor in state.tensors.items()}
-        save_file(tensors, str(temporary / _STATE))
-        meta = {
-            "step": state.step,
-            "config": config,
-            "state_bytes": (temporary / _STATE).stat().st_size,
-            "num_tensors": len(tensors),
-        }
-        (temporary / _META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
-
-    if not (_damage(path) is None and not _differences(_meta(path)["config"], config)):
+    if not _holds(path, meta):
         replace_directory(path, write)
-    replace_text(root / _LATEST, path.name)
-    for old in _steps(root)[: -max(1, keep_last)]:
-        shutil.rmtree(old, ignore_errors=True)
+    _remove_older(root, path, keep_last - 1)
     return path
 
 
+def _remove_older(root: Path, newest: Path, num_kept: int) -> None:
+    """Remove what is older than `newest`, but for some whole ones; what is newer is another matter."""
+    for old in reversed(_steps(root)[: _steps(root).index(newest)]):
+        if num_kept > 0 and _is_listed(old):
+            num_kept -= 1
+        else:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def has_checkpoints(directory: str | Path) -> bool:
+    """Whether there are checkpoints, whole or not."""
+    return bool(_steps(Path(directory)))
+
+
 def latest_checkpoint(directory: str | Path) -> Path | None:
-    """The newest whole checkpoint: the one that `latest` names, or a newer or older one if that is
-    damaged."""
-    root = Path(directory)
-    candidates = _steps(root)[::-1]
-    latest = root / _LATEST
-    if latest.is_file():
-        named = root / latest.read_text(encoding="utf-8").strip()
-        candidates.sort(key=lambda path: path == named, reverse=True)
-    return next((path for path in candidates if _damage(path) is None), None)
+    """The newest checkpoint whose metadata, names and sizes are whole; its content is looked at when it is loaded."""
+    return next((path for path in reversed(_steps(Path(directory))) if _is_listed(path)), None)
 
 
 def load_checkpoint(path: str | Path, config: Mapping[str, Any]) -> TrainingState:
-    """Read a checkpoint after checking that it is whole and belongs to this configuration.
+    """Read a checkpoint after checking every byte of it, and that it belongs to this configuration.
 
     Raises:
-        CheckpointError: missing or truncated files, or another configuration; names what differs.
+        DamagedCheckpoint: missing, truncated or changed files; names what is wrong.
+        CheckpointError: another configuration; names what differs.
     """
     path = Path(path)
-    damage = _damage(path)
-    if damage is not None:
-        raise CheckpointError(
-            f"[checkpoint.load_checkpoint] a checkpoint must be whole; got {path}: {damage}; "
-            "resume from an older one"
-        )
-    meta = _meta(path)
-    differences = _differences(meta["config"], config)
+    meta, tensors = _open(path)
+    differences = _differences(meta.config, config)
     if differences:
         raise CheckpointError(
             "[checkpoint.load_checkpoint] model, data and optimizer must be those the checkpoint was made with; "
             f"got {', '.join(differences)} in {path}; restore the configuration or start anew"
         )
-    return TrainingState(int(meta["step"]), open_weights(path / _STATE))
+    for name, tensor in tensors.items():
+        if _checksum(tensor) != meta.tensors[name].sha256:
+            raise DamagedCheckpoint(path, f"tensor {shown(name)} in {_STATE} does not have its checksum")
+    return TrainingState(meta.step, tensors)
+
+
+def load_latest(
+    directory: str | Path, config: Mapping[str, Any], report: Callable[[str], None]
+) -> tuple[Path, TrainingState]:
+    """Load the newest checkpoint that is whole.
+
+    Args:
+        report: told of every newer one that is not, and what is used instead.
+
+    Returns:
+        The checkpoint's path and content.
+
+    Raises:
+        CheckpointError: none is whole, or the newest one that is belongs to another configuration.
+    """
+    damaged: list[str] = []
+    for path in reversed(_steps(Path(directory))):
+        try:
+            state = load_checkpoint(path, config)
+        except DamagedCheckpoint as error:
+            damaged.append(f"{path.name} is damaged ({error.reason})")
+            continue
+        for text in damaged:
+            report(f"checkpoint {text}; going on from {path.name} instead")
+        return path, state
+    raise CheckpointError(
+        f"[checkpoint.load_latest] going on needs a whole checkpoint; got {', '.join(damaged) or 'none'} in "
+        f"{str(directory)!r}; start anew in another directory"
+    )
+
+
+def _describe(step: int, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> _Meta:
+    """The metadata of a state, digest included."""
+    described = {
+        name: _Tensor(dtype=dtype_name(tensor.dtype), shape=list(tensor.shape), sha256=_checksum(tensor))
+        for name, tensor in tensors.items()
+    }
+    meta = _Meta(version=2, step=step, config=dict(config), tensors=described)
+    return meta.model_copy(update={"digest": _digest(meta)})
+
+
+def _checksum(tensor: NDArray[Any]) -> str:
+    """Of a tensor's bytes; its name, dtype and shape are in the metadata's digest."""
+    return hashlib.sha256(tensor.reshape(-1).view(np.uint8).data).hexdigest()
+
+
+def _digest(meta: _Meta) -> str:
+    """Of everything the metadata say, in one spelling."""
+    content = json.dumps(meta.model_dump(exclude={"digest"}), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(content.encode("utf-8")).hexdigest()
+
+
+def _open(path: Path) -> tuple[_Meta, WeightsFile]:
+    """Metadata and tensors of a checkpoint, everything checked but the tensors' bytes.
+
+    Raises:
+        DamagedCheckpoint: they do not fit together.
+    """
+    try:
+        meta = read_json(path / _META, _Meta)
+    except Unreadable as error:
+        raise DamagedCheckpoint(path, f"{_META}: {error}") from None
+    if _digest(meta) != meta.digest:
+        raise DamagedCheckpoint(path, f"{_META} does not have its own checksum")
+    try:
+        tensors = WeightsFile(path / _STATE)
+    except CheckpointError as error:
+        raise DamagedCheckpoint(path, str(error)) from None
+    found = {name: (dtype_name(entry.dtype), list(entry.shape)) for name, entry in tensors.entries.items()}
+    if found != {name: (tensor.dtype, tensor.shape) for name, tensor in meta.tensors.items()}:
+        raise DamagedCheckpoint(path, f"{_STATE} holds other tensors than {_META} says")
+    problem = _wrong_step(meta, path, tensors)
+    if problem is not None:
+        raise DamagedCheckpoint(path, problem)
+    return meta, tensors
+
+
+def _wrong_step(meta: _Meta, path: Path, tensors: Mapping[str, NDArray[Any]]) -> str | None:
+    """How directory, metadata and state disagree about the step; None when they do not."""
+    counted = tensors[_STEP_TENSOR].reshape(-1).tolist() if _STEP_TENSOR in tensors else [meta.step]
+    if path.name == f"step-{meta.step:08d}" and counted == [meta.step]:
+        return None
+    return f"{path.name}, whose metadata say step {meta.step} and whose state counts {shown(counted)}"
+
+
+def _is_listed(path: Path) -> bool:
+    try:
+        _open(path)
+    except DamagedCheckpoint:
+        return False
+    return True
+
+
+def _holds(path: Path, meta: _Meta) -> bool:
+    """Whether a whole checkpoint with this content stands there."""
+    try:
+        return _open(path)[0].digest == meta.digest and load_checkpoint(path, meta.config).step == meta.step
+    except CheckpointError:
+        return False
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -139,26 +296,5 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def _steps(root: Path) -> list[Path]:
     """All `step-N` directories, oldest first."""
-    found = [(int(match[1]), path) for path in root.glob("step-*") if (match := _STEP.match(path.name))]
+    found = [(int(match[1]), path) for path in root.glob("step-*") if (match := _STEP.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
-
-
-def _meta(path: Path) -> dict[str, Any]:
-    return dict(json.loads((path / _META).read_text(encoding="utf-8")))
-
-
-def _damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint; None when it is whole."""
-    try:
-        meta = _meta(path)
-        size = (path / _STATE).stat().st_size
-        if size != meta["state_bytes"]:
-            return f"{_STATE} has {size} bytes instead of {meta['state_bytes']}"
-        if not isinstance(meta["config"], dict):
-            return f"{_META} holds no configuration"
-        found = len(open_weights(path / _STATE))
-        if found != meta["num_tensors"]:
-            return f"{_STATE} holds {found} tensors instead of {meta['num_tensors']}"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return str(error)
-    return None

@@ -1,45 +1,42 @@
 """Weights in safetensors files: opened lazily, written atomically.
 
 `open_weights` maps the files into memory; a tensor costs nothing until its elements are read, and
-`weights[name][a:b]` reads those rows only. bf16 comes and goes as `ml_dtypes.bfloat16`. Refuses files whose
-header does not fit their size. Data comes from a Hugging Face directory or a single file and goes to
-`GraphInstance.load_parameters`.
+`weights[name][a:b]` reads those rows only. bf16 comes and goes as `ml_dtypes.bfloat16`. Refuses files that break a rule
+of the format (`checkpoint.header`) and indexes that name anything but the tensors of files beside them. Data comes
+from a Hugging Face directory or a single file and goes to `GraphInstance.load_parameters`.
 """
 
 from __future__ import annotations
 
 import json
 import mmap
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 
 from tilewise.checkpoint.files import replace_file, replace_text
+from tilewise.checkpoint.header import TensorEntry, parse_header
 from tilewise.core import CheckpointError
+from tilewise.core.border import shown
+from tilewise.core.reading import Unreadable, open_regular, read_json
 
-__all__ = ["open_weights", "write_weights"]
+__all__ = ["WeightsFile", "open_weights", "save_tensors", "write_weights"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_DTYPES: dict[str, Any] = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "I64": np.int64,
-    "I32": np.int32,
-    "I16": np.int16,
-    "I8": np.int8,
-    "U8": np.uint8,
-    "U16": np.uint16,
-    "U32": np.uint32,
-    "U64": np.uint64,
-    "BOOL": np.bool_,
-}
+
+
+class _Index(BaseModel):
+    """`model.safetensors.index.json`; what else it holds (a total size) is not used."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    weight_map: dict[str, str]
 
 
 def open_weights(path: str | Path) -> Mapping[str, NDArray[Any]]:
@@ -52,16 +49,11 @@ def open_weights(path: str | Path) -> Mapping[str, NDArray[Any]]:
         CheckpointError: no such file, a broken header, an index that names absent tensors.
     """
     path = Path(path)
-    if path.is_file():
-        return _MappedFile(path)
-    if (path / INDEX).is_file():
+    if not os.path.isdir(path):
+        return WeightsFile(path)
+    if os.path.lexists(path / INDEX):
         return _open_indexed(path)
-    if (path / SINGLE).is_file():
-        return _MappedFile(path / SINGLE)
-    raise CheckpointError(
-        f"[checkpoint.open_weights] the path must be a safetensors file or a directory that holds {SINGLE}; "
-        f"got {str(path)!r}; check the path"
-    )
+    return WeightsFile(path / SINGLE)
 
 
 def write_weights(
@@ -73,6 +65,26 @@ def write_weights(
     """
     directory = Path(directory)
     shards: list[list[str]] = []
+    try:
+        total_bytes, part = _write_all_but_last(directory, shards, tensors, max_shard_bytes)
+        if not shards:
+            _write_file(directory / SINGLE, part)
+            (directory / INDEX).unlink(missing_ok=True)  # of an older model in several files
+            return
+        shards.append(_write_part(directory, len(shards), part))
+        _number_parts(directory, shards, total_bytes)
+    finally:
+        for i in range(len(shards)):
+            (directory / _part_name(i)).unlink(missing_ok=True)
+
+
+def _write_all_but_last(
+    directory: Path,
+    shards: list[list[str]],
+    tensors: Iterable[tuple[str, NDArray[Any]]],
+    max_shard_bytes: int,
+) -> tuple[int, dict[str, NDArray[Any]]]:
+    """Write every shard that is full, adding its names to `shards`; returns all bytes, and what is left."""
     total_bytes = 0
     part: dict[str, NDArray[Any]] = {}
     for name, tensor in tensors:
@@ -81,43 +93,58 @@ def write_weights(
             part = {}
         part[name] = np.ascontiguousarray(tensor)
         total_bytes += tensor.nbytes
-    if not shards:
-        _write_file(directory / SINGLE, part)
-        return
-    shards.append(_write_part(directory, len(shards), part))
-    _number_parts(directory, shards, total_bytes)
+    return total_bytes, part
 
 
-class _MappedFile(Mapping[str, NDArray[Any]]):
-    """One safetensors file in memory; the map lives as long as an array that points into it."""
+class WeightsFile(Mapping[str, NDArray[Any]]):
+    """One safetensors file in memory; the map lives as long as an array that points into it.
+
+    Attributes:
+        entries: what its header says, by name.
+
+    Raises:
+        CheckpointError: it is not whole safetensors; names the rule it breaks.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
-            with path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._start, self._entries = _parse_header(self._map)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._map = _map_file(path)
+            self.entries: Mapping[str, TensorEntry] = parse_header(self._map)
+        except Unreadable as error:
             raise CheckpointError(
-                f"[checkpoint.open_weights] a weights file must be whole safetensors; got {path}: {error}; "
-                "download or write it again"
+                f"[checkpoint.open_weights] weights must be a whole safetensors file; got {str(path)!r}: {error}; "
+                "check the path, download or write it again"
             ) from None
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        dtype, shape, begin, _ = self._entries[name]
-        count = int(np.prod(shape, dtype=np.int64))
-        return np.frombuffer(self._map, dtype, count, self._start + begin).reshape(shape)
+        entry = self.entries[name]
+        bytes_ = np.frombuffer(self._map, np.uint8, entry.end - entry.begin, entry.begin)
+        if bytes_.ctypes.data % entry.dtype.alignment:  # the format does not ask writers to align tensors
+            bytes_ = bytes_.copy()
+        return bytes_.view(entry.dtype).reshape(entry.shape)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter(self.entries)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
+
+
+def _map_file(path: Path) -> mmap.mmap | bytes:
+    """A regular file's bytes, mapped; none can be mapped of an empty one."""
+    with open_regular(path) as file:
+        try:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:  # an empty file has nothing to map
+            return b""
+        except OSError as error:
+            raise Unreadable(error.strerror or str(error)) from None
 
 
 class _IndexedFiles(Mapping[str, NDArray[Any]]):
     """Several files behind one index."""
 
-    def __init__(self, files: Mapping[str, _MappedFile]) -> None:
+    def __init__(self, files: Mapping[str, WeightsFile]) -> None:
         self._files = files
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -130,57 +157,60 @@ class _IndexedFiles(Mapping[str, NDArray[Any]]):
         return len(self._files)
 
 
-_Entry = tuple[Any, tuple[int, ...], int, int]
-
-
-def _parse_header(data: mmap.mmap) -> tuple[int, dict[str, _Entry]]:
-    """Start of the data and every tensor's dtype, shape, first and last byte; ValueError when they do not
-    fit."""
-    length = int.from_bytes(data[:8], "little")
-    start = 8 + length
-    if len(data) < 8 or start > len(data):
-        raise ValueError(f"its header should take {length} bytes, the file has {len(data)}")
-    header = json.loads(data[8:start])
-    header.pop("__metadata__", None)
-    entries: dict[str, _Entry] = {}
-    for name, entry in header.items():
-        if entry["dtype"] not in _DTYPES:
-            raise ValueError(f"tensor {name!r} has dtype {entry['dtype']}, which is not supported")
-        dtype = np.dtype(_DTYPES[entry["dtype"]])
-        shape = tuple(int(size) for size in entry["shape"])
-        begin, end = entry["data_offsets"]
-        if end - begin != dtype.itemsize * int(np.prod(shape, dtype=np.int64)) or not 0 <= begin <= end:
-            raise ValueError(f"tensor {name!r} of shape {list(shape)} does not fit its {end - begin} bytes")
-        if start + end > len(data):
-            raise ValueError(f"tensor {name!r} ends after the end of the file")
-        entries[name] = (dtype, shape, begin, end)
-    return start, entries
-
-
 def _open_indexed(directory: Path) -> Mapping[str, NDArray[Any]]:
+    """The files that an index names, each tensor from the file that it says."""
     try:
-        weight_map = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        opened = {name: _MappedFile(directory / name) for name in sorted(set(weight_map.values()))}
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(
-            f"[checkpoint.open_weights] {INDEX} must map tensors to files; got {directory}: "
-            f"{error}; download it again"
-        ) from None
+        weight_map = read_json(directory / INDEX, _Index).weight_map
+    except Unreadable as error:
+        raise _index_error(directory, str(error)) from None
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if name != os.path.basename(name) or name in ("", ".", ".."):
+            raise _index_error(directory, f"{shown(name)} is not the plain name of a file beside it")
+    if SINGLE not in names and os.path.lexists(directory / SINGLE):
+        raise _index_error(directory, f"{SINGLE} stands there too and is none of its files")
+    opened = {name: WeightsFile(directory / name) for name in names}
     for tensor, name in weight_map.items():
         if tensor not in opened[name]:
-            raise CheckpointError(
-                f"[checkpoint.open_weights] {name} must hold what the index says; got no "
-                f"{tensor!r}; download it again"
+            raise _index_error(
+                directory, f"it says that {shown(name)} holds {shown(tensor)}, which is not so"
             )
+    for name in names:
+        for tensor in opened[name]:
+            if weight_map.get(tensor) != name:
+                raise _index_error(directory, f"it does not say that {shown(name)} holds {shown(tensor)}")
     return _IndexedFiles({tensor: opened[name] for tensor, name in weight_map.items()})
 
 
-def _write_file(path: Path, tensors: dict[str, NDArray[Any]]) -> None:
+def _index_error(directory: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"[checkpoint.open_weights] {INDEX} must map every tensor to its file; got {str(directory)!r}: {reason}; "
+        "download it again"
+    )
+
+
+def save_tensors(
+    path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write one safetensors file, with the mode that files of this process have.
+
+    Raises:
+        OSError: it cannot be written, for example because the disk is full.
+    """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    replace_file(path, lambda temporary: save_file(tensors, str(temporary), metadata={"format": "pt"}))
+    path.touch()
+    mode = path.stat().st_mode & 0o777
+    try:
+        save_file(dict(tensors), str(path), metadata=None if metadata is None else dict(metadata))
+    except SafetensorError as error:  # the library's own kind for what the system refused
+        raise OSError(str(error)) from None
+    path.chmod(mode)  # the library makes a file that only its owner can read
+
+
+def _write_file(path: Path, tensors: dict[str, NDArray[Any]]) -> None:
+    replace_file(path, lambda temporary: save_tensors(temporary, tensors, {"format": "pt"}))
 
 
 def _part_name(index: int) -> str:
@@ -200,5 +230,5 @@ def _number_parts(directory: Path, shards: list[list[str]], total_bytes: int) ->
         (directory / _part_name(i)).replace(directory / final)
         weight_map.update(dict.fromkeys(names, final))
     index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
-    text = json.dumps(index, indent=2, sort_keys=True)
-    replace_text(directory / INDEX, text)
+    replace_text(directory / INDEX, json.dumps(index, indent=2, sort_keys=True))
+    (directory / SINGLE).unlink(missing_ok=True)  # of an older model in one file

@@ -17,21 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilewise.checkpoint import check_writable
+from tilewise.checkpoint import check_replaceable, check_writable, lock_directory, remove_leftovers
 from tilewise.cli.demo_report import show_compression, show_memory, show_side_by_side, show_stages
 from tilewise.cli.refuse import before_work
 from tilewise.cli.write import Writing, stream
 from tilewise.core import ConfigError
 from tilewise.generate import Generator, Sampling
 from tilewise.train import (
-    DataSection,
-    DistributionSection,
-    OptimizerSection,
-    OutputSection,
     TrainConfig,
     Trainer,
     TrainingData,
-    TrainSection,
+    check_config,
     compress_files,
     draw_loss_curve,
     evaluate_model,
@@ -48,6 +44,14 @@ if TYPE_CHECKING:
 
 __all__ = ["run_demo"]
 
+_LEFT_BEHIND = {
+    "checkpoints": True,
+    "model": True,
+    "untrained": True,
+    "loss.png": False,
+    "metrics.jsonl": False,
+    "timeline.json": False,
+}
 _TP = 2
 _SAMPLE_PROMPT = 'def read_lines(path):\n    """'
 _PROMPTS = (
@@ -77,7 +81,6 @@ def run_demo(*, minutes: float, steps: int | None, dp: int, out: Path, data: str
     Raises:
         ConfigError, LayoutError, PlanError: before any work.
     """
-    stages = _Stages()
     if math.isnan(minutes):
         raise ConfigError(f"[cli.demo] --minutes must be a number; got {minutes}; choose for example 3")
     config = _configure(dp, out, data, steps or 1)
@@ -86,14 +89,24 @@ def run_demo(*, minutes: float, steps: int | None, dp: int, out: Path, data: str
         _check_tensor_parallel(config)
     check_writable(out)
     check_writable(out / "checkpoints")
+    for name, is_directory in _LEFT_BEHIND.items():
+        check_replaceable(out / name, is_directory=is_directory)
+    with lock_directory(out):
+        remove_leftovers(out)
+        _run_alone(config, minutes, steps, console)
+
+
+def _run_alone(config: TrainConfig, minutes: float, steps: int | None, console: Console) -> None:
+    """The demo, in an output directory that no other run writes to."""
+    stages, out = _Stages(), Path(config.output.directory)
     with stages.measure("tokenizer and data"):
         prepared = prepare_data(config, console)
     _describe(config, prepared, console)
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
-    out.mkdir(parents=True, exist_ok=True)
     if steps is None:
         with stages.measure("calibration"):
-            config = _configure(dp, out, data, _calibrate(config, prepared, minutes, console))
+            num_steps = _calibrate(config, prepared, minutes, console)
+        config = _configure(config.distribution.mesh.get("dp", 1), out, config.data.path, num_steps)
     untrained = _train(config, prepared, stages, console)
     _write(config, untrained, stages, console)
     show_stages(stages.seconds, console)
@@ -101,13 +114,15 @@ def run_demo(*, minutes: float, steps: int | None, dp: int, out: Path, data: str
 
 def _configure(dp: int, out: Path, data: str, steps: int) -> TrainConfig:
     """The demo's configuration: the defaults of `TrainConfig`, spread over `dp` devices."""
-    distribution = DistributionSection(strategy="ddp", mesh={"dp": dp}) if dp > 1 else DistributionSection()
-    return TrainConfig(
-        data=DataSection(path=data),
-        train=TrainSection(steps=steps),
-        optimizer=OptimizerSection(warmup_steps=min(50, steps // 10)),
-        distribution=distribution,
-        output=OutputSection(directory=str(out), checkpoint_every=max(1, steps // 3)),
+    return check_config(
+        {
+            "data": {"path": data},
+            "train": {"steps": steps},
+            "optimizer": {"warmup_steps": min(50, steps // 10)},
+            "distribution": {"strategy": "ddp", "mesh": {"dp": dp}} if dp > 1 else {},
+            "output": {"directory": str(out), "checkpoint_every": max(1, steps // 3)},
+        },
+        "the demo's options",
     )
 
 
@@ -157,7 +172,7 @@ def _train(config: TrainConfig, data: TrainingData, stages: _Stages, console: Co
             num_steps = train_steps(trainer, 0, out, console)
         if num_steps < config.train.steps:
             raise KeyboardInterrupt
-        losses = [line["loss"] for line in read_metrics(out / "metrics.jsonl") if "loss" in line]
+        losses = [line["loss"] for line in read_metrics(out / "metrics.jsonl") if line["loss"] is not None]
         draw_loss_curve(out / "loss.png", losses, f"tilewise demo: loss over {len(losses)} steps")
         with stages.measure("saving"):
             trainer.save_model(out / "model")

@@ -7,15 +7,16 @@ line and exit code 1; Ctrl-C is 130. Standard output carries results only.
 
 from __future__ import annotations
 
+import os
 import sys
-from enum import Enum
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tilewise.cli.refuse import before_work
-from tilewise.core import TilewiseError, configure_logging
+from tilewise.core import MODEL_DTYPES, ConfigError, TilewiseError, choose_dtype, configure_logging
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,11 +41,15 @@ _MODEL_DIR = typer.Argument(
 _CONFIG = typer.Argument(help="A TOML file; examples/train.toml shows every key.", show_default=False)
 
 
-class Dtype(str, Enum):
-    """Element types of `generate`."""
+_MAX_LINE = 2000
 
-    bf16 = "bf16"
-    f32 = "f32"
+
+def _known_dtype(name: str) -> str:
+    try:
+        choose_dtype(name, None)
+    except ConfigError:
+        raise typer.BadParameter(f"{name!r} is not one of auto, {', '.join(MODEL_DTYPES)}") from None
+    return name
 
 
 def _show_version(is_asked: bool) -> None:
@@ -115,7 +120,7 @@ def train(
     result = run_training(run, _console(stderr=True))
     if result.interrupted:
         raise typer.Exit(130)
-    print(result.model_dir)
+    _print_path(result.model_dir)
 
 
 @app.command()
@@ -123,8 +128,23 @@ def generate(
     model_dir: Annotated[Path, _MODEL_DIR],
     prompt: Annotated[str, typer.Argument(help="Text to continue.", show_default=False)],
     tp: Annotated[int, typer.Option(min=1, help="Devices that share every layer (1, 2, 4, ...).")] = 1,
-    dtype: Annotated[Dtype, typer.Option(help="Of weights and activations.")] = Dtype.bf16,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Stop after so many new tokens.")] = 128,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            callback=_known_dtype,
+            metavar="TYPE",
+            help="Of weights and activations: bf16 or bfloat16; f32, float32 or fp32; auto: as config.json says, bf16 "
+            "when that is another type.",
+        ),
+    ] = "bf16",
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Stop after so many new tokens; refused when prompt and these do not fit the model's context, since a "
+            "shorter text than asked for would be cut without a word. Default: 128, or what the context has room for.",
+        ),
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.0,
     top_p: Annotated[
         float, typer.Option(help="Draw from the likeliest tokens of this total probability.")
@@ -141,15 +161,15 @@ def generate(
     from tilewise.cli.write import write_text
     from tilewise.generate import Sampling
 
-    sampling = Sampling(max_tokens, temperature, top_k, top_p, seed)
-    write_text(model_dir, prompt, sampling, tp=tp, dtype=dtype.value, console=_console(stderr=True))
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    write_text(model_dir, prompt, sampling, max_tokens, tp=tp, dtype=dtype, console=_console(stderr=True))
 
 
 @app.command()
 def verify(
     config: Annotated[Path, _CONFIG],
     mesh: Annotated[str, typer.Option(help="The mesh to prove, for example dp=2,tp=2.", show_default=False)],
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps to compare.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, max=10**9, help="Optimizer steps to compare.")] = 3,
 ) -> None:
     """Prove that a strategy computes exactly what one device computes.
 
@@ -183,6 +203,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(arguments: list[str]) -> int:
     """The exit code of one command line; mistakes become one line."""
     try:
+        _make_output_safe()
         configure_logging()
         code = app(arguments, prog_name="tilewise", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -195,6 +216,8 @@ def _run(arguments: list[str]) -> int:
         return _say(str(error), 2 if isinstance(error, ValueError) else 1)
     except OSError as error:
         return _say(f"[cli] files must be readable and writable; got {error}; check path and permissions", 1)
+    except MemoryError as error:
+        return _say(f"[cli] memory must be enough; got {str(error) or 'none left'}; choose smaller sizes", 1)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
@@ -212,9 +235,24 @@ def _usage_error(error: Exception) -> int:
 
 
 def _say(text: str, code: int) -> int:
-    line = " ".join(text.split())
-    print(f"tilewise: {line}", file=sys.stderr)
+    """One line on standard error, whatever names and values the text quotes."""
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
+    print(f"tilewise: {line if len(line) <= _MAX_LINE else line[:_MAX_LINE] + '…'}", file=sys.stderr)
     return code
+
+
+def _make_output_safe() -> None:
+    """Text that the console's encoding lacks is written as escapes, and none where the caller has closed the output."""
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+    elif sys.stdout.errors in ("strict", "surrogateescape") and isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _print_path(path: Path | None) -> None:
+    """A path as the system spells it, so that a shell can use it also where it is not UTF-8."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(os.fsencode(str(path)) + b"\n")
 
 
 def _console(stderr: bool) -> Console:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from tilewise.cli.refuse import before_work
+from tilewise.core import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,23 +63,41 @@ def stream(generator: Generator, prompt: str, sampling: Sampling, file: TextIO |
 
 
 def write_text(
-    model_dir: Path, prompt: str, sampling: Sampling, *, tp: int, dtype: str, console: Console
+    model_dir: Path,
+    prompt: str,
+    sampling: Sampling,
+    max_tokens: int | None,
+    *,
+    tp: int,
+    dtype: str,
+    console: Console,
 ) -> None:
     """Continue `prompt` on standard output; say on `console` how long it took and how much memory it needed.
+
+    Args:
+        max_tokens: to write at most; None: as `sampling` says, or fewer where the context has no room for so many.
 
     Raises:
         ConfigError, CheckpointError, LayoutError: before any work.
     """
     from tilewise.checkpoint import load_tokenizer
-    from tilewise.generate import Generator, check_prompt
+    from tilewise.generate import Generator, check_prompt, encode_prompt
     from tilewise.models.llama import LlamaConfig
 
     started = time.perf_counter()
     model = LlamaConfig.from_pretrained(model_dir)
-    num_tokens = len(load_tokenizer(model_dir).encode(prompt).ids)
+    # an empty prompt begins with one token of the generator's own
+    num_tokens = max(1, len(encode_prompt(load_tokenizer(model_dir, model.vocab_size), prompt)))
     check_prompt(num_tokens, model.max_position_embeddings)
+    room = model.max_position_embeddings - num_tokens
+    if max_tokens is not None and max_tokens > room:
+        raise ConfigError(
+            f"[cli.generate] prompt and --max-tokens must fit the model's context of {model.max_position_embeddings} "
+            f"tokens; got {num_tokens} and {max_tokens}; ask for at most {room}"
+        )
+    sampling = replace(sampling, max_tokens=min(max_tokens or sampling.max_tokens, room))
     # a cache for this text, not for the longest that the model could hold
-    max_context = min(num_tokens + sampling.max_tokens + 1, model.max_position_embeddings)
+    max_context = num_tokens + sampling.max_tokens
     with before_work():
         generator = Generator(model_dir, tp=tp, dtype=dtype, max_context=max_context)
     with generator:

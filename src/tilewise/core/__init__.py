@@ -14,7 +14,7 @@ from tilewise.core.dims import (
     shard_range,
     upper_bound,
 )
-from tilewise.core.dtypes import DTYPES, DType, dtype
+from tilewise.core.dtypes import DTYPES, MODEL_DTYPES, DType, choose_dtype, dtype, is_float, model_dtype
 from tilewise.core.environment import VARIABLES, read
 from tilewise.core.errors import (
     CheckpointError,
@@ -32,10 +32,12 @@ from tilewise.core.errors import (
     TilewiseError,
 )
 from tilewise.core.log import configure_logging, get_logger
-from tilewise.core.mesh import DeviceMesh
+from tilewise.core.mesh import MAX_DEVICES, DeviceMesh
 
 __all__ = [
     "DTYPES",
+    "MAX_DEVICES",
+    "MODEL_DTYPES",
     "VARIABLES",
     "Border",
     "CheckpointError",
@@ -56,11 +58,14 @@ __all__ = [
     "Size",
     "TaskFailed",
     "TilewiseError",
+    "choose_dtype",
     "chunk_range",
     "configure_logging",
     "dtype",
     "get_logger",
+    "is_float",
     "is_power_of_two",
+    "model_dtype",
     "read",
     "shard_range",
     "shown",

@@ -26,14 +26,14 @@ MAX_SHOWN = 80
 T = TypeVar("T")
 
 
-def shown(value: object) -> str:
+def shown(value: object, limit: int = MAX_SHOWN) -> str:
     """A value in a sentence: short, on one line, and also when its own text cannot be made."""
     try:
         written = " ".join(repr(value).split())
     except Exception:  # whatever its __repr__ does: the refusal counts
         return f"an object of type {type(value).__name__}"
-    if len(written) > MAX_SHOWN:
-        return f"{written[:MAX_SHOWN]}... (of type {type(value).__name__})"
+    if len(written) > limit:
+        return f"{written[:limit]}... (of type {type(value).__name__})"
     return written
 
 

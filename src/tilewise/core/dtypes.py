@@ -1,4 +1,4 @@
-"""Element types. One table; everything else asks it."""
+"""Element types and their spellings. One table; the planner, configurations and the command line ask it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 
 from tilewise.core.border import shown
-from tilewise.core.errors import ShapeError
+from tilewise.core.errors import ConfigError, ShapeError
 
-__all__ = ["DTYPES", "DType", "dtype"]
+__all__ = ["DTYPES", "MODEL_DTYPES", "DType", "choose_dtype", "dtype", "is_float", "model_dtype"]
 
 
 @dataclass(frozen=True)
@@ -66,3 +66,43 @@ def dtype(name: str | DType) -> DType:
             f"[core.dtype] a dtype must be one of {', '.join(DTYPES)}; got {shown(name)}; choose one of them"
         )
     return found
+
+
+_COMPUTED = ("bf16", "f32")
+MODEL_DTYPES = (*_COMPUTED, *(name for name, means in _SPELLINGS.items() if means in _COMPUTED))
+"""Every spelling of the types that models compute in."""
+
+
+def model_dtype(name: str) -> str:
+    """`bf16` or `f32` for any spelling of the two.
+
+    Raises:
+        ConfigError: models do not compute in that type.
+    """
+    return _computed(name, MODEL_DTYPES)
+
+
+def choose_dtype(name: str, stored: str | None) -> str:
+    """As `model_dtype`; `auto` is the type that a model's weights are stored in, or bf16 when that is another one.
+
+    Args:
+        stored: what the model's config.json says; None when it does not.
+
+    Raises:
+        ConfigError: models do not compute in that type.
+    """
+    auto = stored if stored in MODEL_DTYPES else "bf16"
+    return _computed(auto if name == "auto" else name, ("auto", *MODEL_DTYPES))
+
+
+def _computed(name: str, allowed: tuple[str, ...]) -> str:
+    if name not in allowed:
+        raise ConfigError(
+            f"[core.dtype] a model's dtype must be one of {', '.join(allowed)}; got {name!r}; choose one of them"
+        )
+    return _SPELLINGS.get(name, name)
+
+
+def is_float(dtype: np.dtype) -> bool:
+    """Whether weights may be stored as that: any floating type, no integers and no flags."""
+    return bool(np.issubdtype(dtype, np.floating)) or dtype == DTYPES["bf16"].numpy

@@ -12,7 +12,7 @@ from tilewise.core.errors import LayoutError
 _border = Border("core", LayoutError)
 MAX_DEVICES = 1024
 
-__all__ = ["DeviceMesh"]
+__all__ = ["MAX_DEVICES", "DeviceMesh"]
 
 
 @dataclass(frozen=True, init=False)

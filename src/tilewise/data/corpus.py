@@ -2,24 +2,29 @@
 
 Owns the choice of files: the sources of the running Python's standard library without their tests, or what a
 path names. A file is held out by a hash of its relative path, so the split does not depend on the machine,
-the order of directories or other files. Refuses paths without readable text. Texts go to the tokenizer and to
-evaluation.
+the order of directories or other files. Files are read and cut by `text_files`; what is no text is left out and said in
+one line. Refuses paths without readable text. Texts go to the tokenizer and to evaluation.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewise.core import ConfigError
+from tilewise.core import ConfigError, get_logger
+from tilewise.core.border import shown
+from tilewise.core.reading import Unreadable
+from tilewise.data.text_files import read_pieces, read_text
 
 __all__ = ["Corpus", "TextFile", "is_held_out", "load_corpus", "load_standard_library"]
 
 _SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-_MAX_FILE_BYTES = 16 << 20
+_LONG_FILE_BYTES = 16 << 20
+_NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,8 @@ class Corpus:
 
 def is_held_out(name: str, percent: float = 5.0) -> bool:
     """Whether the file of that relative path is held out: `percent` of all names, by SHA-256."""
-    value = int.from_bytes(hashlib.sha256(name.encode("utf-8")).digest()[:8], "big")
+    # the system's own bytes where a name is not UTF-8
+    value = int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8], "big")
     return value < percent / 100.0 * 2.0**64
 
 
@@ -62,70 +68,98 @@ def load_standard_library(held_out_percent: float = 5.0) -> Corpus:
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     files = (p for p in root.rglob("*.py") if not _SKIPPED.intersection(p.relative_to(root).parts[:-1]))
-    return _split(root, files, held_out_percent)
+    return _load(root, files, held_out_percent)
 
 
 def load_corpus(path: str | Path, held_out_percent: float = 5.0) -> Corpus:
     """The text files at `path`: one file, or every readable UTF-8 file of a directory without hidden ones.
 
-    A single file is cut at blank lines into pieces of about 8 KiB that stand for files, so that some can be
-    held out.
+    A single file, and a file of more than 16 MiB in a directory, is cut at blank lines into pieces of about 8 KiB that
+    stand for files, so that some can be held out. What cannot be used (binary, not UTF-8, unreadable) is named in one
+    warning.
 
     Raises:
-        ConfigError: there is no such path, or no text in it.
+        ConfigError: there is no such path, no text in it, or more than memory can hold.
     """
     root = Path(path)
-    if root.is_file():
-        return _split_pieces(root, held_out_percent)
-    if not root.is_dir():
+    if os.path.isfile(root):
+        return _load(root, [root], held_out_percent)
+    if not os.path.isdir(root):
         raise ConfigError(
             f"[data.corpus] data must be a file or a directory; got {str(path)!r}; check the path"
         )
-    files = (p for p in root.rglob("*") if p.is_file() and not _is_hidden(p.relative_to(root)))
-    return _split(root, files, held_out_percent)
+    return _load(root, _visible_files(root), held_out_percent)
 
 
-def _is_hidden(relative: Path) -> bool:
-    return any(part.startswith(".") or part == "__pycache__" for part in relative.parts)
+def _visible_files(root: Path) -> Iterator[Path]:
+    """All regular files below `root` but hidden ones; folders that may not be read come as they are, to be said."""
+    unreadable: list[str] = []
+    for folder, folders, files in os.walk(root, onerror=lambda error: unreadable.append(error.filename)):
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+        for name in files:
+            if not name.startswith(".") and os.path.isfile(os.path.join(folder, name)):
+                yield Path(folder, name)
+    yield from map(Path, unreadable)
 
 
-def _read(path: Path) -> str | None:
-    """The text of a file; None when it is not UTF-8 text, empty, or too large to be a source."""
-    try:
-        if not 0 < path.stat().st_size <= _MAX_FILE_BYTES:
-            return None
-        text = path.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-    return None if "\0" in text else text
-
-
-def _split(root: Path, files: Iterable[Path], percent: float) -> Corpus:
-    named = {path.relative_to(root).as_posix(): path for path in files}
-    texts = [TextFile(name, text) for name in sorted(named) if (text := _read(named[name])) is not None]
-    return _checked(texts, str(root), percent)
-
-
-def _split_pieces(path: Path, percent: float) -> Corpus:
-    text = _read(path) or ""
-    pieces, part = [], ""
-    for paragraph in text.split("\n\n"):
-        part += paragraph + "\n\n"
-        if len(part) >= 8192:
-            pieces.append(part)
-            part = ""
-    pieces += [part] if part.strip() else []
-    return _checked(
-        [TextFile(f"{path.name}#{i:06d}", piece) for i, piece in enumerate(pieces)], str(path), percent
-    )
-
-
-def _checked(texts: list[TextFile], where: str, percent: float) -> Corpus:
+def _load(root: Path, files: Iterable[Path], percent: float) -> Corpus:
+    texts: list[TextFile] = []
+    skipped: list[tuple[str, str]] = []
+    named = {path.name if path == root else path.relative_to(root).as_posix(): path for path in files}
+    sizes = {name: _size(path) for name, path in named.items()}
+    _check_memory(sum(sizes.values()), root)
+    for name in sorted(named):
+        try:
+            texts += _texts_of(name, named[name], root == named[name] or sizes[name] > _LONG_FILE_BYTES)
+        except Unreadable as error:
+            skipped.append((name, str(error)))
     held_out = tuple(file for file in texts if is_held_out(file.name, percent))
     train = tuple(file for file in texts if not is_held_out(file.name, percent))
+    left_out = f"{len(skipped)} files left out: {_summary(skipped)}" if skipped else ""
     if not train:
         raise ConfigError(
-            f"[data.corpus] data must hold UTF-8 text to train on; got {len(texts)} text files in {where!r}; "
-            "give another path"
+            f"[data.corpus] data must hold UTF-8 text to train on; got {len(texts)} text files in {str(root)!r}"
+            f"{f' ({left_out})' if skipped else ''}; give another path"
         )
+    if skipped:
+        get_logger("data").warning("%s", left_out)
     return Corpus(train, held_out)
+
+
+def _size(path: Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0  # reading it says why
+
+
+def _check_memory(num_bytes: int, root: Path) -> None:
+    """A corpus is held in memory while it is encoded."""
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_bytes > limit:
+        raise ConfigError(
+            f"[data.corpus] data must fit the machine's memory of {limit} bytes; got {num_bytes} in {str(root)!r}; "
+            "give less text"
+        )
+
+
+def _texts_of(name: str, path: Path, in_pieces: bool) -> list[TextFile]:
+    """A file as a whole or in pieces; none when it is empty."""
+    if in_pieces:
+        return [TextFile(f"{name}#{i:06d}", piece) for i, piece in enumerate(read_pieces(path))]
+    text = read_text(path)
+    return [TextFile(name, text)] if text else []
+
+
+def _summary(skipped: list[tuple[str, str]]) -> str:
+    """Reasons with their numbers, and some names each."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in skipped:
+        by_reason.setdefault(reason, []).append(name)
+    parts = []
+    for reason, names in by_reason.items():
+        more = ", …" if len(names) > _NAMES_SHOWN else ""
+        parts.append(
+            f"{len(names)} {reason} ({', '.join(shown(name) for name in names[:_NAMES_SHOWN])}{more})"
+        )
+    return "; ".join(parts)

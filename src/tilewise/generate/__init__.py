@@ -1,12 +1,22 @@
 """Generation: from a model directory and prompts to text, as it comes.
 
-Owns sampling, the pages of the KV cache and the way back from tokens to text. The model is a decoding graph;
+Owns sampling, the pages of the KV cache and the ways from text to tokens and back. The model is a decoding graph;
 this package calls its `forward`.
 """
 
 from tilewise.generate.blocks import BlockTable
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.generator import Generator, Piece, check_prompt
+from tilewise.generate.prompts import encode_prompt
 from tilewise.generate.sampling import Sampling, pick_token
 
-__all__ = ["BlockTable", "Detokenizer", "Generator", "Piece", "Sampling", "check_prompt", "pick_token"]
+__all__ = [
+    "BlockTable",
+    "Detokenizer",
+    "Generator",
+    "Piece",
+    "Sampling",
+    "check_prompt",
+    "encode_prompt",
+    "pick_token",
+]

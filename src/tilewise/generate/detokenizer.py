@@ -1,8 +1,9 @@
 """Text from tokens as they come, never half a character.
 
-A byte-level token may end inside a UTF-8 character, and some tokenizers treat the first token of a text
-specially; so the last tokens are decoded together with those before them, and text is given out only when it
-ends in a whole character.
+A byte-level token may end inside a UTF-8 character, and some tokenizers treat the first token of a text specially; so
+the last tokens are decoded together with those before them, and what may still become a whole character is kept back.
+Bytes that are no text, and ids that the tokenizer does not know (a model's vocabulary may be padded), are shown as
+U+FFFD, so nothing that a model said vanishes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["Detokenizer"]
 
 _BROKEN = "\ufffd"
+_PATIENCE = 8  # tokens without a whole end, after which only the last character can still be mended
+_LONGEST = 64  # tokens decoded together at most
 
 
 class Detokenizer:
@@ -28,18 +31,29 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
         self._tokenizer = tokenizer
         self._ids = prompt[-8:]
-        self._start = 0
-        self._given = len(self._ids)
+        self._start = 0  # of what is decoded together
+        self._given = len(self._ids)  # tokens whose text is out
+        self._ahead = 0  # characters of later tokens that are out
 
     def add(self, token: int) -> str:
         """Take one more token; returns the text that became whole, often empty."""
+        if self._tokenizer.id_to_token(token) is None:
+            return self._take(self._decode(len(self._ids)), is_whole=True) + _BROKEN
         self._ids.append(token)
-        before = self._decode(self._ids[self._start : self._given])
-        now = self._decode(self._ids[self._start :])
-        if now.endswith(_BROKEN) and len(self._ids) - self._given < 8:
-            return ""
-        self._start, self._given = self._given, len(self._ids)
-        return now[len(before) :]
+        now = self._decode(len(self._ids))
+        waiting = len(self._ids) - self._given
+        if not now.endswith(_BROKEN) or waiting >= _LONGEST:
+            return self._take(now, is_whole=True)
+        return self._take(now.rstrip(_BROKEN) if waiting < _PATIENCE else now[:-1], is_whole=False)
 
-    def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+    def _take(self, text: str, *, is_whole: bool) -> str:
+        """What of the text decoded together was not out yet; the next begins anew where this one is whole."""
+        new = text[len(self._decode(self._given)) + self._ahead :]
+        if is_whole:
+            self._start, self._given, self._ahead = self._given, len(self._ids), 0
+        else:
+            self._ahead += len(new)
+        return new
+
+    def _decode(self, end: int) -> str:
+        return str(self._tokenizer.decode(self._ids[self._start : end], skip_special_tokens=True))

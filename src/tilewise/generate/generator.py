@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 
 import tilewise as tw
 from tilewise.checkpoint import load_generation_config, load_tokenizer, open_weights
-from tilewise.core import Border, ConfigError, ResourceError
+from tilewise.core import MAX_DEVICES, Border, ConfigError, ResourceError, choose_dtype
 from tilewise.generate.blocks import BlockTable, num_blocks_for
 from tilewise.generate.detokenizer import Detokenizer
+from tilewise.generate.prompts import encode_prompt
 from tilewise.generate.sampling import Sampling, pick_token
 from tilewise.models import llama
 from tilewise.models.llama.model import BLOCK_SIZE
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Generator", "Piece", "check_prompt"]
 
-_DTYPES = ("bf16", "f32")
 _MOST = 1 << 20
 _border = Border("generate")
 
@@ -112,7 +112,7 @@ class Generator:
     Args:
         model_dir: a Hugging Face directory (config.json, weights, tokenizer.json).
         tp: devices that share every layer.
-        dtype: `bf16` or `f32`.
+        dtype: `bf16` or `f32` in any spelling of `core.dtypes`, or `auto`: as config.json says, else bf16.
         max_sequences: prompts at a time, over all iterators that are being read.
         max_context: positions per sequence; at most the model's, which is the default.
         max_tokens_per_call: prompts are read in chunks of at most so many tokens.
@@ -133,15 +133,15 @@ class Generator:
         max_tokens_per_call: int = 256,
     ) -> None:
         _check_settings(
-            dtype,
             tp=tp,
             max_sequences=max_sequences,
             max_context=max_context,
             max_tokens_per_call=max_tokens_per_call,
         )
         self.config: LlamaConfig = llama.LlamaConfig.from_pretrained(model_dir)
-        self.tokenizer = load_tokenizer(model_dir)
-        self._end_ids = _end_ids(load_generation_config(model_dir), self.config)
+        dtype = choose_dtype(dtype, self.config.dtype)
+        self.tokenizer = load_tokenizer(model_dir, self.config.vocab_size)
+        self._end_ids = _end_ids(load_generation_config(model_dir, self.config.vocab_size), self.config)
         limit = self.config.max_position_embeddings
         self.max_context = limit if max_context is None else max_context
         _border.integer("generator", "max_context", self.max_context, 1, limit)
@@ -239,7 +239,7 @@ class Generator:
     def _start(self, index: int, prompt: str, sampling: Sampling) -> _Sequence:
         _border.instance("generator", "a prompt", prompt, str, "pass text")
         _border.instance("generator", "sampling", sampling, Sampling, "pass Sampling(...)")
-        ids = list(self.tokenizer.encode(prompt).ids)
+        ids = encode_prompt(self.tokenizer, prompt)
         if not ids:
             ids = [self.config.bos_token_id if self.config.bos_token_id is not None else 0]
         check_prompt(len(ids), self.max_context)
@@ -290,14 +290,10 @@ def check_prompt(num_tokens: int, max_context: int) -> None:
         )
 
 
-def _check_settings(dtype: str, **sizes: int | None) -> None:
-    if dtype not in _DTYPES:
-        raise ConfigError(
-            f"[generate.generator] dtype must be {' or '.join(_DTYPES)}; got {dtype!r}; choose one of them"
-        )
+def _check_settings(**sizes: int | None) -> None:
     for name, size in sizes.items():
         if size is not None:
-            _border.integer("generator", name, size, 1, _MOST)
+            _border.integer("generator", name, size, 1, MAX_DEVICES if name == "tp" else _MOST)
 
 
 def _end_ids(generation_config: dict[str, Any], config: LlamaConfig) -> frozenset[int]:

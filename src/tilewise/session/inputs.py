@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.border import Border, shown
 from tilewise.core.dims import Dim, Size
-from tilewise.core.dtypes import DType
+from tilewise.core.dtypes import DTYPES, DType, is_float
 from tilewise.core.errors import ShapeError
 from tilewise.graph.builder import INV_COUNT
 from tilewise.ir.graph import Graph, TensorSpec
@@ -166,7 +165,7 @@ def _is_kind(given: np.dtype[np.generic], wanted: DType) -> bool:
     """Integers for i32; real numbers for everything else."""
     if wanted.name == "i32":
         return given.kind in "iu"
-    return given.kind in "iuf" or given == ml_dtypes.bfloat16
+    return given.kind in "iu" or is_float(given)
 
 
 def is_finite(value: NDArray[np.generic], target: DType | None) -> bool:
@@ -175,7 +174,7 @@ def is_finite(value: NDArray[np.generic], target: DType | None) -> bool:
         return True
     with np.errstate(over="ignore"):
         stored = value if target is None or value.dtype == target.numpy else value.astype(target.numpy)
-    if stored.dtype == ml_dtypes.bfloat16:
+    if stored.dtype == DTYPES["bf16"].numpy:
         return not bool(((stored.view(np.uint16) & 0x7F80) == 0x7F80).any())
     return bool(np.isfinite(stored).all())
 

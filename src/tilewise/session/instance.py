@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.border import Border, shown
+from tilewise.core.dtypes import is_float
 from tilewise.core.errors import CheckpointError, NotFinite, PlanError, ShapeError
 from tilewise.graph.builder import INV_COUNT
 from tilewise.ir.graph import TensorSpec
@@ -233,7 +234,7 @@ class GraphInstance:
         problem = ""
         if value.shape != spec.shape:
             problem = f"shapes must agree; got {value.shape} for {name!r} {spec.shape}"
-        elif value.dtype.kind in "iub" or value.dtype.hasobject or value.dtype.kind in "cSUmM":
+        elif not is_float(value.dtype):
             problem = f"weights are floating-point numbers; got {value.dtype} for {name!r}"
         elif not is_finite(value, spec.dtype):
             problem = f"weights must be finite in {spec.dtype}; got others in {name!r}"

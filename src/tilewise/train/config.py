@@ -1,20 +1,33 @@
 """The configuration of a training run: a TOML file, checked as a whole before any work.
 
-Every key is known, typed and bounded (far above what one machine can hold, so that a slip is refused before
-memory is touched); a wrong one is one line that says where it stands and what is wrong with it. Turns into a
-`LlamaConfig`, a strategy with its mesh, and an optimizer; nothing else in `train` reads files of settings.
+Every key is known, typed (nothing is coerced: `true` is no number of steps) and bounded (far above what one machine can
+hold, so that a slip is refused before memory is touched); a wrong one is one line that says where it stands and what is
+wrong with it. Turns into a `LlamaConfig`, a strategy with its mesh, and an optimizer; nothing else in `train` reads
+files of settings.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 import tilewise as tw
-from tilewise.core import ConfigError
+from tilewise.core import MODEL_DTYPES, ConfigError, model_dtype
+from tilewise.core.border import shown
+from tilewise.core.reading import Unreadable, decode_text, first_problem, read_whole
 from tilewise.models.llama.config import LlamaConfig
 
 if TYPE_CHECKING:
@@ -28,6 +41,7 @@ __all__ = [
     "OutputSection",
     "TrainConfig",
     "TrainSection",
+    "check_config",
     "load_config",
     "make_model_config",
     "make_optimizer",
@@ -36,10 +50,23 @@ __all__ = [
 
 _MAX_AXIS = 1024
 _MAX_TOKENS_PER_STEP = 1 << 24
+_MAX_WORKERS = 255  # tasks::Embedded::kMaxWorkers
+_MAX_FILE_BYTES = 1 << 16
+_MAX_LINE_CHARS = 4096  # TOML's parser takes a time that is quadratic in the length of a dotted key
+
+
+def _named(path: str) -> str:
+    if not path:
+        raise ValueError("must not be empty")
+    return path
+
+
+# Names of files are bytes to the system, so also those that are not UTF-8 are taken as they come.
+_Path = Annotated[InstanceOf[str], AfterValidator(_named)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelSection(_Section):
@@ -61,7 +88,7 @@ class DataSection(_Section):
     """`[data]`: text to learn from. `path` is a file, a directory, or `stdlib` for this Python's own
     sources."""
 
-    path: str = "stdlib"
+    path: _Path = "stdlib"
     held_out_percent: float = Field(default=5.0, ge=0, lt=100)
     context: int = Field(default=256, ge=8, le=1 << 17)
 
@@ -73,9 +100,17 @@ class TrainSection(_Section):
     batch: int = Field(default=8, ge=1, le=1 << 16)
     accumulation: int = Field(default=1, ge=1, le=1 << 16)
     leaves: int = Field(default=8, ge=1, le=1 << 16)
-    dtype: Literal["bf16", "f32"] = "bf16"
+    dtype: str = "bf16"
     on_nonfinite: Literal["stop", "skip"] = "stop"
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
+
+    @field_validator("dtype")
+    @classmethod
+    def _known_dtype(cls, name: str) -> str:
+        """One spelling, so that another one is no other run."""
+        if name not in MODEL_DTYPES:
+            raise ValueError(f"must be one of {', '.join(MODEL_DTYPES)}, got {shown(name)}")
+        return model_dtype(name)
 
 
 class OptimizerSection(_Section):
@@ -96,7 +131,7 @@ class DistributionSection(_Section):
 
     strategy: Literal["single", "ddp", "tensor_parallel", "hybrid"] = "single"
     mesh: dict[str, int] = Field(default_factory=dict)
-    workers_per_device: int | None = Field(default=None, ge=1, le=1024)
+    workers_per_device: int | None = Field(default=None, ge=1, le=_MAX_WORKERS)
 
     @model_validator(mode="after")
     def _axes_belong_to_strategy(self) -> DistributionSection:
@@ -115,7 +150,7 @@ class OutputSection(_Section):
     """`[output]`: where checkpoints, metrics, the loss curve and the finished model go. In a file, a relative
     directory starts where the file lies."""
 
-    directory: str = "runs/train"
+    directory: _Path = "runs/train"
     checkpoint_every: int = Field(default=100, ge=1, le=10**9)
     keep_checkpoints: int = Field(default=2, ge=1, le=10**9)
 
@@ -155,22 +190,30 @@ def load_config(path: str | Path) -> TrainConfig:
     """
     path = Path(path)
     try:
-        content = _parse_toml(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        content = _parse_toml(decode_text(read_whole(path, _MAX_FILE_BYTES)))
+    except Unreadable as error:
         raise ConfigError(
-            f"[train.load_config] the configuration must be a readable file; got {str(path)!r}: "
-            f"{error.strerror}; check the path"
+            f"[train.load_config] the configuration must be a readable TOML file; got {str(path)!r}: {error}; "
+            "check the path, or repair it"
         ) from None
-    except ValueError as error:
-        raise ConfigError(
-            f"[train.load_config] the file must be TOML; got {path}: {error}; repair it"
-        ) from None
-    try:
-        config = TrainConfig.model_validate(content)
-    except ValidationError as error:
-        raise ConfigError(f"[train.load_config] {_one_line(error)} in {path}; correct the file") from None
+    config = check_config(content, repr(str(path)))
     make_model_config(config)
     return _with_paths_from(config, path.parent)
+
+
+def check_config(content: Mapping[str, Any], where: str) -> TrainConfig:
+    """The configuration that some sections describe.
+
+    Args:
+        where: they stand, for messages.
+
+    Raises:
+        ConfigError: a wrong key or value; names its place.
+    """
+    try:
+        return TrainConfig.model_validate(dict(content))
+    except ValidationError as error:
+        raise ConfigError(f"[train.config] {first_problem(error)} in {where}; correct it") from None
 
 
 def make_model_config(config: TrainConfig) -> LlamaConfig:
@@ -198,19 +241,13 @@ def _parse_toml(text: str) -> dict[str, Any]:
         import tomllib
     else:
         import tomli as tomllib
-    return tomllib.loads(text)
-
-
-def _one_line(error: ValidationError) -> str:
-    """The first problem: its place, what is wrong, what was given."""
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"]) or "configuration"
-    if first["type"] == "extra_forbidden":
-        return f"{place} must be a known key; got an unknown one"
-    message = first["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    given = "" if isinstance(first["input"], dict) else f"; got {first['input']!r}"
-    return f"{place}: {message}{given}"
+    longest = max(map(len, text.split("\n")))
+    if longest > _MAX_LINE_CHARS:
+        raise Unreadable(f"a line has {longest} characters, more than {_MAX_LINE_CHARS}")
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"it is not TOML: {error}") from None
 
 
 def _with_paths_from(config: TrainConfig, directory: Path) -> TrainConfig:

@@ -1,16 +1,37 @@
 """What a run leaves to look at: one JSON line per step, and the loss curve as a picture.
 
-Lines after the step that a run resumes from are dropped, so a file never tells of steps twice.
+Lines after the step that a run resumes from are dropped, so a file never tells of steps twice. Refuses to be the reason
+that a run cannot go on: what a line says that is no metric is dropped with the rest of the file, and said.
 """
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tilewise.checkpoint import replace_file, replace_text, writing
+from tilewise.core import ConfigError, get_logger
+from tilewise.core.reading import Unreadable, open_regular, parse_json
 
 __all__ = ["MetricsFile", "draw_loss_curve", "read_metrics"]
+
+_MAX_LINE_BYTES = 1 << 16
+
+
+class _Line(BaseModel):
+    """A step and its figures; a step that was skipped has no loss."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    step: Annotated[int, Field(ge=0)]
+    loss: float | None
+    __pydantic_extra__: dict[str, float]
 
 
 class MetricsFile:
@@ -19,17 +40,30 @@ class MetricsFile:
     Args:
         path: of the file; its directory must exist.
         first_step: of this run; older lines from this step on are dropped.
+
+    Raises:
+        ResourceError: it cannot be written.
     """
 
     def __init__(self, path: Path, first_step: int = 0) -> None:
+        self._path = path
         kept = [line for line in read_metrics(path) if line["step"] < first_step]
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        self._file: IO[str] = path.open("a", encoding="utf-8")
+        replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+        with writing(path):
+            self._file: IO[bytes] = path.open("ab", buffering=0)
 
-    def add(self, **values: float | int) -> None:
-        """Write one line; every value must be finite, for JSON knows no others."""
-        self._file.write(json.dumps(values, allow_nan=False) + "\n")
-        self._file.flush()
+    def add(self, **values: float | int | None) -> None:
+        """Write one line; every number must be finite, for JSON knows no others.
+
+        Raises:
+            ResourceError: it cannot be written.
+        """
+        line = (json.dumps(values, allow_nan=False) + "\n").encode("utf-8")
+        with writing(self._path):
+            if self._file.write(line) < len(
+                line
+            ):  # what a full disk does to the last line that begins to fit
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         """Close the file."""
@@ -37,21 +71,43 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a metrics file; none when it does not exist."""
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    parsed = []
-    for line in lines:
+    """All whole lines of a metrics file; none when it does not exist. What follows a line that is no metric is left out
+    with a warning, but for half a line at the end, which a killed run may leave.
+
+    Raises:
+        ConfigError: it is no regular file, or may not be read.
+    """
+    found: list[dict[str, Any]] = []
+    for number, line in enumerate(_lines(path), 1):
         try:
-            parsed.append(json.loads(line))
-        except ValueError:  # a killed run may leave half a line at the end
+            found.append(parse_json(line, _Line).model_dump())
+        except Unreadable as error:
+            if line.endswith(b"\n"):
+                get_logger("train").warning("%s is left out from line %d on: %s", path, number, error)
             break
-    return parsed
+    return found
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file; one that is too long comes without its end."""
+    if not path.exists():
+        return
+    try:
+        with open_regular(path) as file:
+            while line := file.readline(_MAX_LINE_BYTES):
+                yield line
+    except (Unreadable, OSError) as error:
+        raise ConfigError(
+            f"[train.read_metrics] metrics must be a readable file; got {str(path)!r}: {error}; move it away"
+        ) from None
 
 
 def draw_loss_curve(path: Path, losses: Sequence[float], title: str) -> None:
-    """Save the loss per step, and its running mean, as a PNG."""
+    """Save the loss per step, and its running mean, as a PNG.
+
+    Raises:
+        ResourceError: it cannot be written.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -66,8 +122,10 @@ def draw_loss_curve(path: Path, losses: Sequence[float], title: str) -> None:
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)
+    try:
+        replace_file(path, lambda temporary: figure.savefig(temporary, format="png"))
+    finally:
+        pyplot.close(figure)
 
 
 def _running_mean(values: Sequence[float], keep: float) -> list[float]:

@@ -2,7 +2,8 @@
 
 `plan_run` checks everything that can be checked before any work: strategy, memory, output, checkpoints; what it
 returns is run by `run_training`. Ctrl-C lets the step at hand finish, writes a checkpoint and returns; a second
-Ctrl-C ends at once. What it leaves in the output directory: checkpoints/, metrics.jsonl, loss.png, model/.
+Ctrl-C ends at once. One run at a time writes to an output directory; what it leaves there: checkpoints/, metrics.jsonl,
+loss.png, model/.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from tilewise.checkpoint import check_writable, latest_checkpoint
+from tilewise.checkpoint import (
+    check_replaceable,
+    check_writable,
+    has_checkpoints,
+    latest_checkpoint,
+    load_latest,
+    lock_directory,
+    remove_leftovers,
+)
 from tilewise.core import CheckpointError, ConfigError
 from tilewise.train.config import TrainConfig
 from tilewise.train.metrics import MetricsFile, draw_loss_curve, read_metrics
@@ -39,19 +48,21 @@ __all__ = [
     "train_steps",
 ]
 
+_CHECKPOINTS, _METRICS, _CURVE, _MODEL = "checkpoints", "metrics.jsonl", "loss.png", "model"
+
 
 @dataclass(frozen=True)
 class PlannedRun:
     """A run that was found possible; nothing is read, allocated or written yet.
 
     Attributes:
-        checkpoint: to go on from; None for a new run.
+        resume: whether it goes on from the newest whole checkpoint.
     """
 
     config: TrainConfig
     graph: ComputeGraph
     plan: Plan
-    checkpoint: Path | None
+    resume: bool
 
 
 @dataclass(frozen=True)
@@ -103,54 +114,82 @@ def plan_run(config: TrainConfig, resume: bool) -> PlannedRun:
     Raises:
         LayoutError, PlanError: the strategy cannot spread this model.
         ResourceError: it needs more memory than the machine has.
-        ConfigError: output cannot be written, or holds checkpoints of an earlier run.
+        ConfigError: the context is too long, or output cannot be written, or holds checkpoints of an earlier run.
         CheckpointError: there is no checkpoint to go on from.
     """
     graph, plan = make_plan(config)
     output = Path(config.output.directory)
-    checkpoints = output / "checkpoints"
+    checkpoints = output / _CHECKPOINTS
     check_writable(output)
     check_writable(checkpoints)
-    return PlannedRun(config, graph, plan, _checkpoint_to_resume(checkpoints, resume))
+    if output.is_dir():
+        with lock_directory(
+            output
+        ):  # held for good when the run begins; who else holds it now is told so at once
+            pass
+    for name in (_METRICS, _CURVE):
+        check_replaceable(output / name, is_directory=False)
+    check_replaceable(output / _MODEL, is_directory=True)
+    _check_checkpoints(checkpoints, resume)
+    return PlannedRun(config, graph, plan, resume)
 
 
 def run_training(run: PlannedRun, console: Console) -> RunResult:
     """Train as planned.
 
     Raises:
-        ConfigError, CheckpointError: the data or the checkpoint is not what the configuration says.
+        ConfigError, CheckpointError: another run writes to the output directory, or the data or the checkpoint is not
+            what the configuration says.
         NotFinite: numbers ceased to be finite; the last checkpoint is from before.
         ResourceError, TaskFailed, CommError: while working; the last checkpoint is whole.
     """
-    config, checkpoint, output = run.config, run.checkpoint, Path(run.config.output.directory)
+    output = Path(run.config.output.directory)
+    with lock_directory(output):
+        _check_checkpoints(output / _CHECKPOINTS, run.resume)  # again, now that no other run can write some
+        remove_leftovers(output)
+        return _run_alone(run, output, console)
+
+
+def _run_alone(run: PlannedRun, output: Path, console: Console) -> RunResult:
+    """The run, in an output directory that no other run writes to."""
+    config = run.config
     data = prepare_data(config, console)
     console.print(run.plan.explain(), highlight=False, markup=False)
-    output.mkdir(parents=True, exist_ok=True)
     with Trainer(config, data, run.graph, run.plan) as trainer:
-        first_step = 0 if checkpoint is None else trainer.restore(checkpoint)
-        if checkpoint is not None:
-            console.print(f"going on after step {first_step} from {checkpoint}", highlight=False)
+        first_step = _restore(trainer, output / _CHECKPOINTS, console) if run.resume else 0
         num_steps = train_steps(trainer, first_step, output, console)
-        losses = [line["loss"] for line in read_metrics(output / "metrics.jsonl") if "loss" in line]
+        losses = [line["loss"] for line in read_metrics(output / _METRICS) if line["loss"] is not None]
         if losses:
-            draw_loss_curve(output / "loss.png", losses, f"loss over {len(losses)} steps")
+            draw_loss_curve(output / _CURVE, losses, f"loss over {len(losses)} steps")
         if num_steps < config.train.steps:
-            console.print(f"stopped after step {num_steps}; go on with --resume", highlight=False)
+            _say(console, f"stopped after step {num_steps}; go on with --resume")
             return RunResult(num_steps, True, None)
-        trainer.save_model(output / "model")
-        console.print(f"model in {output / 'model'}, loss curve in {output / 'loss.png'}", highlight=False)
+        trainer.save_model(output / _MODEL)
+        _say(console, f"model in {output / _MODEL}, loss curve in {output / _CURVE}")
         if data.corpus.held_out:
-            bits = evaluate_model(config, data, output / "model", console)
-            console.print(f"held-out files: {bits:.3f} bits per byte", highlight=False)
-    return RunResult(num_steps, False, output / "model")
+            bits = evaluate_model(config, data, output / _MODEL, console)
+            _say(console, f"held-out files: {bits:.3f} bits per byte")
+    return RunResult(num_steps, False, output / _MODEL)
+
+
+def _restore(trainer: Trainer, checkpoints: Path, console: Console) -> int:
+    """Go on from the newest whole checkpoint, naming damaged ones; returns the number of steps it had done."""
+    path, state = load_latest(checkpoints, trainer.what_must_match(), lambda text: _say(console, text))
+    trainer.restore(state)
+    _say(console, f"going on after step {state.step} from {path}")
+    return state.step
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False)
 
 
 def train_steps(trainer: Trainer, first_step: int, output: Path, console: Console) -> int:
     """Do the remaining steps with progress, metrics and checkpoints; returns the number of steps done in
     all."""
     config = trainer.config
-    checkpoints = output / "checkpoints"
-    metrics = MetricsFile(output / "metrics.jsonl", first_step)
+    checkpoints = output / _CHECKPOINTS
+    metrics = MetricsFile(output / _METRICS, first_step)
     started = time.perf_counter()
     with (
         stop_on_interrupt() as request,
@@ -164,7 +203,7 @@ def train_steps(trainer: Trainer, first_step: int, output: Path, console: Consol
                 console.print(
                     f"step {number + 1} skipped: loss {result.loss}, gradient norm {result.grad_norm}"
                 )
-                metrics.add(step=number, skipped=True, seconds=seconds)
+                metrics.add(step=number, loss=None, seconds=seconds)
             else:
                 metrics.add(step=number, loss=result.loss, grad_norm=result.grad_norm, seconds=seconds)
             done = number + 1
@@ -181,16 +220,15 @@ def train_steps(trainer: Trainer, first_step: int, output: Path, console: Consol
     return num_steps
 
 
-def _checkpoint_to_resume(directory: Path, resume: bool) -> Path | None:
-    """The checkpoint to go on from; None for a new run."""
-    found = latest_checkpoint(directory)
-    if resume and found is None:
+def _check_checkpoints(directory: Path, resume: bool) -> None:
+    """Refuse to resume from nothing, and to start where an earlier run has left checkpoints, damaged ones too."""
+    if resume and latest_checkpoint(directory) is None:
         raise CheckpointError(
-            f"[train.run] --resume needs a whole checkpoint; got none in {directory}; start without --resume"
+            f"[train.run] --resume needs a whole checkpoint; got none in {str(directory)!r}; "
+            f"start {'anew in another directory' if has_checkpoints(directory) else 'without --resume'}"
         )
-    if not resume and found is not None:
+    if not resume and has_checkpoints(directory):
         raise ConfigError(
-            f"[train.run] a new run needs an output directory without checkpoints; got {found}; "
+            f"[train.run] a new run needs an output directory without checkpoints; got some in {str(directory)!r}; "
             "pass --resume to go on, or choose another directory"
         )
-    return found

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 import tilewise as tw
 from tilewise.checkpoint import (
     TrainingState,
-    load_checkpoint,
     save_checkpoint,
     save_pretrained,
 )
@@ -225,15 +224,13 @@ class Trainer:
         state = TrainingState(num_steps, tensors)
         return save_checkpoint(directory, state, self.what_must_match(), self.config.output.keep_checkpoints)
 
-    def restore(self, checkpoint: Path) -> int:
-        """Go on from a checkpoint; returns the number of steps it had done.
+    def restore(self, state: TrainingState) -> None:
+        """Go on from what a checkpoint of this configuration holds.
 
         Raises:
-            CheckpointError: it is damaged, or of another configuration.
+            CheckpointError: it lacks a tensor, or has one of another shape.
         """
-        state = load_checkpoint(checkpoint, self.what_must_match())
         self.instance.load_state_dict(dict(state.tensors))
-        return state.step
 
     def save_model(self, directory: Path) -> None:
         """Write the fp32 weights as a Hugging Face directory with the tokenizer."""

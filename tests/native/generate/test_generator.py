@@ -185,7 +185,7 @@ def test_impossible_requests_are_refused(model_dir):
                 generator.generate(prompts, sampling)
     with pytest.raises(LayoutError):
         Generator(model_dir, tp=3)
-    with pytest.raises(ConfigError, match="dtype must be bf16 or f32"):
+    with pytest.raises(ConfigError, match="dtype must be one of auto, bf16"):
         Generator(model_dir, dtype="i32")
     for wrong in (
         {"max_context": 0},

@@ -87,7 +87,9 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-c", "from tilewise.cli.main import main; main()", *map(str, arguments)]
 
 
-def tilewise(*arguments: object, timeout: float = 300, **options: Any) -> subprocess.CompletedProcess[str]:
+def tilewise(
+    *arguments: object, timeout: float = 300, extra_environment: dict[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """Run `tilewise` to its end as a process of its own."""
     return subprocess.run(
         command(*arguments),
@@ -95,7 +97,7 @@ def tilewise(*arguments: object, timeout: float = 300, **options: Any) -> subpro
         text=True,
         timeout=timeout,
         check=False,
-        env=dict(os.environ),
+        env={**os.environ, **(extra_environment or {})},
         **options,
     )
 

@@ -1,17 +1,22 @@
 """A training run as a user starts it: leaves what it promises, and goes on to the bit after being stopped."""
 
+import io
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from rich.console import Console
+from safetensors.numpy import load_file
 
 from native.train.small_run import (
     STEPS,
@@ -25,9 +30,23 @@ from native.train.small_run import (
     write_texts,
     write_toml,
 )
-from tilewise.checkpoint import latest_checkpoint
+from tilewise.checkpoint import (
+    TrainingState,
+    latest_checkpoint,
+    load_checkpoint,
+    lock_directory,
+    save_checkpoint,
+)
 from tilewise.core import CheckpointError, ConfigError, NotFinite
-from tilewise.train import Trainer, make_plan, prepare_data, read_metrics, train_steps
+from tilewise.train import (
+    Trainer,
+    make_plan,
+    plan_run,
+    prepare_data,
+    read_metrics,
+    run_training,
+    train_steps,
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +86,20 @@ def _checkpoints(config):
     return Path(config.output.directory) / "checkpoints"
 
 
-@pytest.mark.parametrize("mesh", [None, {"dp": 2}, {"tp": 2}], ids=["one device", "dp=2", "tp=2"])
-def test_stopped_and_resumed_equals_never_stopped(texts, whole_run, tmp_path, mesh):
-    """Weights and losses after a stop are equal to the bit, also when going on over other devices."""
-    _stop_after_three(make_config(texts, tmp_path))
-    run(make_config(texts, tmp_path, mesh), resume=True)
+ONE, DP, TP, BOTH = None, {"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}
+OTHERS = (ONE, DP), (DP, ONE), (DP, DP), (TP, ONE), (TP, DP), (TP, TP), (BOTH, ONE), (ONE, BOTH), (BOTH, TP)
+NAMES = {None: "one device", "dp": "dp=2", "tp": "tp=2", "dptp": "dp=2,tp=2"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(ONE, ONE), (ONE, TP), (DP, TP), *(pytest.param(*meshes, marks=pytest.mark.slow) for meshes in OTHERS)],
+    ids=lambda mesh: NAMES[mesh and "".join(mesh)],
+)
+def test_stopped_and_resumed_equals_never_stopped(texts, whole_run, tmp_path, before, after):
+    """Weights and losses after a stop are equal to the bit, from any mesh to any other."""
+    _stop_after_three(make_config(texts, tmp_path, before))
+    run(make_config(texts, tmp_path, after), resume=True)
     assert is_same(weights(tmp_path), weights(whole_run))
     whole = [line["loss"] for line in read_metrics(whole_run / "metrics.jsonl")]
     assert [line["loss"] for line in read_metrics(tmp_path / "metrics.jsonl")] == whole[3:]
@@ -79,17 +107,108 @@ def test_stopped_and_resumed_equals_never_stopped(texts, whole_run, tmp_path, me
 
 def test_one_wrong_bit_in_a_checkpoint_shows(texts, whole_run, tmp_path):
     """The comparison above can fail: one flipped bit of one moment in the checkpoint gives other weights."""
-    config = make_config(texts, tmp_path)
-    state = _stop_after_three(config) / "state.safetensors"
-    tensors = load_file(state)
+    config = make_config(texts, tmp_path, DP)
+    path = _stop_after_three(config)
+    settings = json.loads((path / "checkpoint.json").read_text())["config"]
+    tensors = {name: tensor.copy() for name, tensor in load_checkpoint(path, settings).tensors.items()}
     moment = tensors["optimizer.exp_avg.layers.1.mlp.up_proj.weight"]
-    bits = moment.reshape(-1).view(np.uint32)
-    bits[np.argmax(np.abs(moment))] ^= 1 << 20
-    size = state.stat().st_size
-    save_file(tensors, state)
-    assert state.stat().st_size == size
+    moment.reshape(-1).view(np.uint32)[np.argmax(np.abs(moment))] ^= 1 << 20
+    save_checkpoint(path.parent, TrainingState(3, tensors), settings)  # whole again, but for that bit
     run(config, resume=True)
     assert not is_same(weights(tmp_path), weights(whole_run))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(texts, whole_run, tmp_path):
+    """One flipped bit: `--resume` says which checkpoint is damaged and goes on from the older one; the weights in the
+    end are those of a run that was never stopped."""
+    config = make_config(texts, tmp_path / "out", output={"checkpoint_every": 2})
+    with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
+        trainer.run(0, lambda number, result: number < 1)
+        trainer.save(_checkpoints(config), 2)
+        trainer.run(2, lambda number, result: number < 3)
+        state = trainer.save(_checkpoints(config), 4) / "state.safetensors"
+    content = bytearray(state.read_bytes())
+    content[-3] ^= 16
+    state.write_bytes(content)
+    run_training(plan_run(config, resume=True), Console(file=(said := io.StringIO()), width=1000))
+    text = said.getvalue()
+    assert re.search(r"checkpoint step-00000004 is damaged \(tensor .* does not have its checksum\)", text)
+    assert "going on from step-00000002 instead" in text and "going on after step 2" in text
+    assert is_same(weights(tmp_path / "out"), weights(whole_run))
+
+
+def test_a_directory_in_use_is_refused(texts, tmp_path):
+    """While another run holds the output directory, planning refuses it, and so does a run that was planned before."""
+    config = make_config(texts, tmp_path / "out")
+    planned = plan_run(config, resume=False)
+    with lock_directory(tmp_path / "out"):
+        with pytest.raises(ConfigError, match="one run at a time"):
+            plan_run(config, resume=False)
+        with pytest.raises(ConfigError, match="one run at a time"):
+            run_training(planned, silent())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_two_runs_in_one_directory(texts, tmp_path):
+    """The second one is refused in one line with the first one's process id; a killed run blocks none."""
+    config = make_config(texts, tmp_path / "out", steps=100_000, output={"checkpoint_every": 100_000})
+    file = write_toml(config, tmp_path / "train.toml")
+    process = subprocess.Popen(command("train", file), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while not (line := process.stderr.readline()).startswith("step 1/"):
+        assert line, "the run ended before its first step"
+    for arguments in (
+        ("train", file),
+        ("train", file, "--resume"),
+        ("demo", "--out", tmp_path / "out", "--steps", 2, "--data", texts),
+    ):
+        done = tilewise(*arguments)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert f"which process {process.pid} writes to" in done.stderr
+    process.kill()
+    process.communicate()
+    run(make_config(texts, tmp_path / "out"))
+
+
+LIMITED = """
+import resource, sys
+from tilewise.cli.main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limit_bytes", "where", "arguments"),
+    [
+        (4096, r"metrics\.jsonl", ()),
+        (1 << 17, "step-00000004", ()),
+        (90_000, r"model\.safetensors", ("--resume",)),
+    ],
+    ids=["metrics", "checkpoint", "model"],
+)
+def test_a_full_disk_ends_a_run_in_one_line(texts, whole_run, tmp_path, limit_bytes, where, arguments):
+    """Whatever cannot be written: one line, exit code 1, nothing half; with room again the run goes on."""
+    every, steps = (1000, 100) if limit_bytes == 4096 else (4, STEPS)
+    config = make_config(texts, tmp_path / "out", steps=steps, output={"checkpoint_every": every})
+    file = write_toml(config, tmp_path / "train.toml")
+    if arguments:
+        shutil.copytree(whole_run / "checkpoints", tmp_path / "out" / "checkpoints")
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(limit_bytes), "train", str(file), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert last.startswith("tilewise: [checkpoint.files]") and re.search(where, last), last
+    assert not list((tmp_path / "out").rglob(".*")) and not (tmp_path / "out" / "model").exists()
+    if arguments:
+        run(config, resume=True)
+        assert is_same(weights(tmp_path / "out"), weights(whole_run))
 
 
 def test_other_seed_is_another_run(texts, whole_run, tmp_path):
@@ -214,7 +333,7 @@ def test_steps_that_are_not_finite_can_be_skipped(texts, tmp_path):
             train_steps(trainer, 3, tmp_path / "out", silent())
         assert trainer.instance.step_count == 12
     lines = read_metrics(tmp_path / "out" / "metrics.jsonl")
-    assert [line["step"] for line in lines if line.get("skipped")] == list(range(3, 12))
+    assert [line["step"] for line in lines if line["loss"] is None] == list(range(3, 12))
 
 
 def _train_and_kill(file, checkpoints, delay_s):

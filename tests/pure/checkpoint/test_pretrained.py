@@ -1,12 +1,18 @@
 """Hugging Face directories as wholes."""
 
 import json
+import os
 
 import numpy as np
 import pytest
+from tokenizers import processors
 
 from tilewise.checkpoint import load_generation_config, load_tokenizer, open_weights, save_pretrained
 from tilewise.core import CheckpointError
+from tilewise.data import train_tokenizer
+
+TOKENIZER = train_tokenizer(["hello world " * 10], vocab_size=300)
+SIZE = TOKENIZER.get_vocab_size()
 
 
 def test_directory_is_replaced_as_a_whole(tmp_path):
@@ -17,7 +23,7 @@ def test_directory_is_replaced_as_a_whole(tmp_path):
     )
     save_pretrained(target, {"a": 2}, [("w", np.ones(3, np.float32))])
     assert json.loads((target / "config.json").read_text()) == {"a": 2}
-    assert load_generation_config(target) == {}
+    assert load_generation_config(target, 8) == {}
     np.testing.assert_array_equal(open_weights(target)["w"], np.ones(3))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
@@ -40,4 +46,156 @@ def test_failed_save_leaves_the_old_directory(tmp_path):
 def test_missing_tokenizer_is_named(tmp_path):
     """A directory without tokenizer.json is one clear error."""
     with pytest.raises(CheckpointError, match=r"must hold tokenizer\.json"):
-        load_tokenizer(tmp_path)
+        load_tokenizer(tmp_path, 8)
+
+
+def test_every_file_has_the_ordinary_mode(tmp_path):
+    """Weights can be read by the same users as config.json."""
+    save_pretrained(
+        tmp_path / "model", {"a": 1}, [("w", np.zeros(3, np.float32))], TOKENIZER, {"eos_token_id": 0}
+    )
+    (tmp_path / "other").touch()
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "model").iterdir()}
+    assert len(modes) == 5 and set(modes.values()) == {(tmp_path / "other").stat().st_mode}
+
+
+def _save_tokenizer(directory, change):
+    content = json.loads(TOKENIZER.to_str())
+    change(content)
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+
+
+def test_truncation_and_padding_of_a_tokenizer_are_left_aside(tmp_path):
+    """A prompt is encoded as a whole and as it is, as transformers does, whatever the file says of lengths."""
+
+    def shorten(content):
+        content["truncation"] = {
+            "direction": "Right",
+            "max_length": 2,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        }
+        content["padding"] = {
+            "strategy": {"Fixed": 50},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "<|endoftext|>",
+        }
+
+    _save_tokenizer(tmp_path, shorten)
+    text = "hello world hello world"
+    assert load_tokenizer(tmp_path, SIZE).encode(text).ids == TOKENIZER.encode(text).ids
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
+    """The largest id counts, added tokens and gaps too; a smaller tokenizer is fine, for vocabularies are padded."""
+    _save_tokenizer(tmp_path, lambda content: None)
+    assert load_tokenizer(tmp_path, SIZE + 64).get_vocab_size() == SIZE
+    with pytest.raises(CheckpointError, match=f"got id {SIZE - 1} with vocab_size {SIZE - 1} in"):
+        load_tokenizer(tmp_path, SIZE - 1)
+    added = {**json.loads(TOKENIZER.to_str())["added_tokens"][0], "id": SIZE, "content": "<|extra|>"}
+    _save_tokenizer(tmp_path, lambda content: content["added_tokens"].append(added))
+    with pytest.raises(CheckpointError, match=f"got id {SIZE} with"):
+        load_tokenizer(tmp_path, SIZE)
+    _save_tokenizer(
+        tmp_path, lambda content: content["model"]["vocab"].update({"hello world": 4_000_000_000})
+    )
+    with pytest.raises(CheckpointError, match="got id 4000000000 with"):
+        load_tokenizer(tmp_path, 1 << 20)
+
+
+def _template(content):
+    single = [{"SpecialToken": {"id": "absent", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": single,
+        "special_tokens": {},
+    }
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"model":' * 5000,
+        lambda content: content["model"].update(vocab={"a": 0, "b": 0}, merges=["a b"]),
+        lambda content: content["model"].update(vocab={"a": -1}, merges=[]),
+        lambda content: content["model"].update(type="Other"),
+        lambda content: content.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+        _template,
+    ],
+)
+def test_a_spoilt_tokenizer_is_one_error(tmp_path, content):
+    """What the library refuses, or panics over when loading or encoding, is a CheckpointError with the file's name."""
+    if isinstance(content, bytes):
+        (tmp_path / "tokenizer.json").write_bytes(content)
+    else:
+        _save_tokenizer(tmp_path, content)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json must be readable; got '.*tokenizer\.json'"):
+        load_tokenizer(tmp_path, SIZE)
+
+
+def test_a_template_of_known_tokens_is_used(tmp_path):
+    """The twin of the broken template: begin tokens of the tokenizer stand before the prompt."""
+    tokenizer = load_tokenizer(_saved(tmp_path), SIZE)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
+    assert load_tokenizer(tmp_path, SIZE).encode("hello").ids == [0, *TOKENIZER.encode("hello").ids]
+
+
+def _saved(directory):
+    _save_tokenizer(directory, lambda content: None)
+    return directory
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
+def test_what_is_no_file_is_named(tmp_path, name):
+    """A pipe is not waited for, and neither a directory nor a link to nothing is a missing file."""
+    for make in (os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)):
+        make(tmp_path / name)
+        with pytest.raises(CheckpointError, match=name):
+            (load_tokenizer if name == "tokenizer.json" else load_generation_config)(tmp_path, SIZE)
+        (tmp_path / name).rmdir() if make is os.mkdir else (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[]", "object"),
+        ("{", "not JSON"),
+        ('{"eos_token_id": "2"}', "eos_token_id"),
+        ('{"eos_token_id": 2.0}', "eos_token_id"),
+        ('{"eos_token_id": true}', "eos_token_id"),
+        ('{"eos_token_id": [1, null]}', "eos_token_id"),
+        ('{"eos_token_id": {"a": 1}}', "eos_token_id"),
+        ('{"eos_token_id": 8}', "must lie below .* 8; got 8"),
+        ('{"eos_token_id": [1, -1]}', "got -1"),
+        ('{"bos_token_id": 1e40}', "bos_token_id"),
+        ('{"bos_token_id": 9}', "got 9"),
+        ('{"temperature": NaN}', "NaN"),
+    ],
+)
+def test_a_spoilt_generation_config_is_one_error(tmp_path, content, words):
+    """Types are not coerced and ids lie in the vocabulary; the file is named."""
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        load_generation_config(tmp_path, 8)
+    assert "generation_config.json" in str(caught.value)
+
+
+def test_other_settings_of_generation_are_allowed(tmp_path):
+    """What generation does not use is not looked at; ids come as they are."""
+    (tmp_path / "generation_config.json").write_text(
+        '{"eos_token_id": [1, 7], "top_p": "often", "bos_token_id": null}'
+    )
+    assert load_generation_config(tmp_path, 8) == {"eos_token_id": [1, 7]}

@@ -1,23 +1,32 @@
 """Training checkpoints: whole or absent, whatever happens to the writer."""
 
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
+import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 
 from tilewise.checkpoint import (
+    DamagedCheckpoint,
     TrainingState,
     check_writable,
+    has_checkpoints,
     latest_checkpoint,
     load_checkpoint,
+    load_latest,
     save_checkpoint,
 )
-from tilewise.core import CheckpointError, ConfigError
+from tilewise.core import CheckpointError, ConfigError, ResourceError
 
 WRITER = """
 import sys, numpy as np
@@ -31,7 +40,7 @@ CONFIG = {"layers": 6, "optimizer": {"lr": 0.1, "eps": 1e-8}}
 
 
 def _state(step):
-    return TrainingState(step, {"w": np.full((3, 2), step, np.float32)})
+    return TrainingState(step, {"w": np.full((3, 2), step, np.float32), "optimizer.step": np.array([step])})
 
 
 def test_round_trip(tmp_path):
@@ -82,15 +91,206 @@ def test_directory_that_cannot_be_written_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_damaged_latest_falls_back(tmp_path):
+def test_truncated_newest_falls_back(tmp_path):
     """A truncated newest checkpoint is passed over for the one before, and refused when asked for by name."""
     older = save_checkpoint(tmp_path, _state(1), CONFIG)
     newer = save_checkpoint(tmp_path, _state(2), CONFIG)
     file = newer / "state.safetensors"
     file.write_bytes(file.read_bytes()[:-4])
     assert latest_checkpoint(tmp_path) == older
-    with pytest.raises(CheckpointError, match="must be whole"):
+    with pytest.raises(DamagedCheckpoint, match="must be whole"):
         load_checkpoint(newer, CONFIG)
+
+
+def _set_meta(path, **changes):
+    meta = json.loads((path / "checkpoint.json").read_text())
+    (path / "checkpoint.json").write_text(json.dumps({**meta, **changes}))
+
+
+def _flip(file, place=-1):
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+def _swap(file):
+    """Give two tensors of one shape each other's bytes."""
+    tensors = load_file(file)
+    tensors["w"], tensors["v"] = tensors["v"], tensors["w"]
+    save_file(tensors, file)
+
+
+DAMAGES = [
+    (lambda path: _flip(path / "state.safetensors"), "does not have its checksum"),
+    (lambda path: _swap(path / "state.safetensors"), "does not have its checksum"),
+    (lambda path: _set_meta(path, step=9), "its own checksum"),
+    (lambda path: _set_meta(path, config={}), "its own checksum"),
+    (lambda path: _set_meta(path, digest="0" * 64), "its own checksum"),
+    (lambda path: _set_meta(path, step=2.0), "step"),
+    (lambda path: _set_meta(path, step=True), "step"),
+    (lambda path: _set_meta(path, step=-1), "step"),
+    (lambda path: _set_meta(path, step=10**40), "its own checksum"),
+    (lambda path: _set_meta(path, version=1), "version"),
+    (lambda path: _set_meta(path, config=[1]), "config"),
+    (lambda path: _set_meta(path, tensors={}), "its own checksum"),
+    (lambda path: _set_meta(path, tensors={"w": 3}), "tensors.w"),
+    (lambda path: _set_meta(path, colour=1), "colour"),
+    (lambda path: (path / "checkpoint.json").write_text("[" * 10**6), "not JSON"),
+    (lambda path: (path / "checkpoint.json").write_bytes(b"\xff"), "not JSON"),
+    (lambda path: (path / "checkpoint.json").write_text("null"), "object"),
+    (lambda path: (path / "checkpoint.json").unlink(), "no such file"),
+    (lambda path: (path / "state.safetensors").unlink(), "no such file"),
+    (lambda path: (path / "state.safetensors").write_bytes(b""), "0 bytes"),
+    (lambda path: _replace(path / "checkpoint.json", os.mkdir), "a directory"),
+    (lambda path: _replace(path / "state.safetensors", os.mkfifo), "named pipe"),
+    (lambda path: save_file({"w": np.zeros(3)}, path / "state.safetensors"), "other tensors"),
+    (lambda path: _replace(path, lambda place: place.touch()), "Not a directory"),
+]
+
+
+def _replace(path, make):
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    make(path)
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGES)
+def test_any_damage_is_found_named_and_gone_round(tmp_path, damage, words):
+    """A flipped bit, swapped tensors, edited or missing metadata: refused by path; the older one is used, aloud."""
+    for step in (1, 2):
+        state = _state(step)
+        tensors = {**state.tensors, "v": np.full((3, 2), 7, np.float32)}
+        newer = save_checkpoint(tmp_path, TrainingState(step, tensors), CONFIG)
+    damage(newer)
+    with pytest.raises(DamagedCheckpoint, match="must be whole") as caught:
+        load_checkpoint(newer, CONFIG)
+    assert words in caught.value.reason and "\n" not in str(caught.value)
+    told = []
+    path, state = load_latest(tmp_path, CONFIG, told.append)
+    assert path.name == "step-00000001" and state.step == 1 and (state.tensors["w"] == 1).all()
+    assert len(told) == 1 and told[0].startswith("checkpoint step-00000002 is damaged (") and words in told[0]
+    assert told[0].endswith("; going on from step-00000001 instead")
+
+
+def test_a_directory_that_was_renamed_is_no_later_checkpoint(tmp_path):
+    """The number in the name, in the metadata and in the optimizer's state are one."""
+    path = save_checkpoint(tmp_path, _state(1), CONFIG)
+    path.rename(tmp_path / "step-00000099")
+    with pytest.raises(CheckpointError, match="needs a whole checkpoint; got step-00000099 is damaged"):
+        load_latest(tmp_path, CONFIG, print)
+    with pytest.raises(CheckpointError, match="must be of the step it is saved as"):
+        save_checkpoint(tmp_path, TrainingState(3, _state(2).tensors), CONFIG)
+
+
+def test_a_newer_damaged_checkpoint_costs_no_good_one(tmp_path):
+    """Pruning counts whole checkpoints before the new one; a later damaged one stays until it is replaced."""
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, _state(step), CONFIG, keep_last=3)
+    _flip(tmp_path / "step-00000003" / "state.safetensors")
+    (tmp_path / "step-00000001" / "checkpoint.json").unlink()
+    assert load_latest(tmp_path, CONFIG, lambda text: None)[1].step == 2
+    save_checkpoint(tmp_path, TrainingState(2, _state(2).tensors), CONFIG, keep_last=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+    save_checkpoint(tmp_path, _state(3), CONFIG, keep_last=2)
+    assert load_latest(tmp_path, CONFIG, lambda text: pytest.fail(text))[1].step == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+
+
+def test_a_whole_checkpoint_is_not_written_again(tmp_path):
+    """Saving what stands there keeps it; other content of that step replaces it."""
+    path = save_checkpoint(tmp_path, _state(1), CONFIG)
+    before = (path / "state.safetensors").stat().st_ino
+    save_checkpoint(tmp_path, _state(1), CONFIG)
+    assert (path / "state.safetensors").stat().st_ino == before
+    save_checkpoint(tmp_path, _state(1), {**CONFIG, "layers": 7})
+    assert (path / "state.safetensors").stat().st_ino != before
+    assert load_checkpoint(path, {**CONFIG, "layers": 7}).step == 1
+
+
+def test_names_that_are_no_steps_are_left_alone(tmp_path):
+    """Other names, other digits and too many of them are no checkpoints."""
+    for name in ("step-1", "step-00000001x", f"step-{'9' * 40}", "step-٠٠٠٠٠٠٠١"):
+        (tmp_path / name).mkdir()
+    assert not has_checkpoints(tmp_path) and latest_checkpoint(tmp_path) is None
+    save_checkpoint(tmp_path, _state(1), CONFIG, keep_last=1)
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**63)
+
+
+@settings(max_examples=8)
+@given(
+    st.dictionaries(
+        st.text(max_size=5), NUMBERS | st.text(max_size=5) | st.dictionaries(st.text(max_size=3), NUMBERS)
+    )
+)
+def test_any_configuration_comes_back_whole(tmp_path_factory, config):
+    """Whatever numbers a configuration has, its checkpoint is whole and of that configuration."""
+    directory = tmp_path_factory.mktemp("any")
+    tensors = {"w": np.ones((0, 2), np.float32), "x": np.array([1.5], ml_dtypes.bfloat16)}
+    path = save_checkpoint(directory, TrainingState(3, tensors), config)
+    assert load_checkpoint(path, config).tensors["x"].tolist() == [1.5]
+    shutil.rmtree(directory)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_no_changed_byte_goes_unnoticed(tmp_path_factory, data):
+    """Any byte of any file changed, and the checkpoint is refused, or gives exactly what was saved."""
+    path = tmp_path_factory.getbasetemp() / "changed" / "step-00000005"
+    if not path.exists():
+        save_checkpoint(path.parent, _state(5), CONFIG)
+    file = path / data.draw(st.sampled_from(["checkpoint.json", "state.safetensors"]))
+    whole = file.read_bytes()
+    place = data.draw(st.integers(0, len(whole) - 1))
+    file.write_bytes(
+        whole[:place] + bytes([whole[place] ^ data.draw(st.integers(1, 255))]) + whole[place + 1 :]
+    )
+    try:
+        state = load_checkpoint(path, CONFIG)
+        assert state.step == 5
+        assert {name: tensor.tobytes() for name, tensor in state.tensors.items()} == {
+            name: tensor.tobytes() for name, tensor in _state(5).tensors.items()
+        }
+    except DamagedCheckpoint:
+        pass
+    finally:
+        file.write_bytes(whole)
+
+
+FULL_DISK = """
+import resource, sys
+import numpy as np
+from tilewise.checkpoint import TrainingState, save_checkpoint
+from tilewise.core import ResourceError
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+try:
+    save_checkpoint(sys.argv[1], TrainingState(2, {"w": np.ones(1 << 16, np.float32)}), {})
+except ResourceError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
+    """What cannot be written is one error; the older checkpoint stands whole, with nothing beside it."""
+    save_checkpoint(tmp_path, _state(1), CONFIG)
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, tmp_path], capture_output=True, text=True, check=True
+    )
+    assert (
+        "step-00000002': " in done.stdout and "File too large" in done.stdout and done.stdout.count("\n") == 1
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert load_latest(tmp_path, CONFIG, lambda text: pytest.fail(text))[1].step == 1
+    with pytest.raises(ResourceError, match="Not a directory"):
+        save_checkpoint(tmp_path / "step-00000001" / "checkpoint.json" / "x", _state(1), CONFIG)
+
+
+def test_files_of_a_checkpoint_have_the_ordinary_mode(tmp_path):
+    """State and metadata can be read by the same people."""
+    path = save_checkpoint(tmp_path, _state(1), CONFIG)
+    (path / "other").touch()
+    assert len({file.stat().st_mode for file in path.iterdir()}) == 1
 
 
 def test_no_checkpoint(tmp_path):

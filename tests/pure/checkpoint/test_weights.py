@@ -1,6 +1,9 @@
 """Weights in safetensors files: lazily in, atomically out."""
 
 import json
+import os
+import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -58,7 +61,7 @@ def test_truncated_file_is_refused(tmp_path, keep):
     write_weights(tmp_path, _tensors().items())
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(CheckpointError, match="must be whole safetensors"):
+    with pytest.raises(CheckpointError, match="must be a whole safetensors file"):
         open_weights(tmp_path)
 
 
@@ -77,3 +80,121 @@ def test_index_that_promises_too_much_is_refused(tmp_path):
     path.write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match="ghost"):
         open_weights(tmp_path)
+
+
+def _index(directory, change):
+    path = directory / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    change(index["weight_map"])
+    path.write_text(json.dumps(index))
+
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m: m.update({"a.weight": "../" + FIRST}), "not the plain name"),
+        (lambda m: m.update({"a.weight": "/etc/passwd"}), "not the plain name"),
+        (lambda m: m.update({"a.weight": ".."}), "not the plain name"),
+        (lambda m: m.update({"a.weight": ""}), "not the plain name"),
+        (lambda m: m.update({"a.weight": "absent"}), "no such file"),
+        (lambda m: m.update({"a.weight": "nul\0"}), "null"),
+        (lambda m: m.update({"a.weight": "pipe"}), "named pipe"),
+        (lambda m: m.update({"a.weight": 3}), "weight_map.a.weight"),
+        (lambda m: m.update({"a.weight": None}), "weight_map.a.weight"),
+        (lambda m: m.update({"a.weight": SECOND}), "which is not so"),
+        (lambda m: m.pop("b.weight"), "does not say"),
+    ],
+)
+def test_an_index_maps_each_tensor_to_its_file_beside_it(tmp_path, change, words):
+    """Names outside the directory, absent files, wrong types, tensors elsewhere or left out are refused."""
+    write_weights(tmp_path, _tensors().items(), max_shard_bytes=100)
+    os.mkfifo(tmp_path / "pipe")
+    _index(tmp_path, change)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        open_weights(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_links_are_opened(tmp_path):
+    """Hugging Face's cache links its files to blobs elsewhere; the links stand in the directory, so they are fine."""
+    (tmp_path / "blobs").mkdir()
+    write_weights(tmp_path / "blobs", _tensors().items())
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").symlink_to("../blobs/model.safetensors")
+    assert set(open_weights(tmp_path / "model")) == set(_tensors())
+
+
+def test_two_models_in_one_directory_are_refused(tmp_path):
+    """Files behind an index and a single file beside them: which one is meant is not said. Writing leaves one only."""
+    write_weights(tmp_path, _tensors().items())
+    write_weights(tmp_path, _tensors().items(), max_shard_bytes=100)
+    assert set(open_weights(tmp_path)) == set(_tensors())
+    write_weights(tmp_path / "..", _tensors().items())
+    (tmp_path / ".." / "model.safetensors").rename(tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="none of its files"):
+        open_weights(tmp_path)
+    write_weights(tmp_path, _tensors().items())
+    assert set(open_weights(tmp_path)) == set(_tensors())
+
+
+def test_unaligned_tensors_are_whole(tmp_path):
+    """The format asks no writer to align its tensors; their values come all the same."""
+    header = json.dumps(
+        {
+            "flag": {"dtype": "BOOL", "shape": [1], "data_offsets": [0, 1]},
+            "x": {"dtype": "F32", "shape": [2], "data_offsets": [1, 9]},
+            "none": {"dtype": "F32", "shape": [0, 3], "data_offsets": [9, 9]},
+        }
+    ).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(
+        len(header).to_bytes(8, "little") + header + b"\1" + np.array([1, 2], np.float32).tobytes()
+    )
+    weights = open_weights(path)
+    assert weights["x"].tolist() == [1, 2] and weights["x"].flags.aligned and weights["none"].shape == (0, 3)
+
+
+def test_files_have_the_ordinary_mode(tmp_path):
+    """Weights can be read by those who can read the files beside them."""
+    write_weights(tmp_path, _tensors().items())
+    (tmp_path / "other").touch()
+    modes = {path.name: path.stat().st_mode for path in tmp_path.iterdir()}
+    assert modes["model.safetensors"] == modes["other"]
+
+
+FULL_DISK = """
+import resource, sys
+import numpy as np
+from pathlib import Path
+from tilewise.checkpoint import write_weights
+from tilewise.core import ResourceError
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+tensors = {f"w{i}": np.ones(1 << 13, np.float32) for i in range(4)}
+try:
+    write_weights(sys.argv[1], tensors.items(), max_shard_bytes=int(sys.argv[2]))
+except ResourceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    "max_shard_bytes", [1 << 30, *(pytest.param(n, marks=pytest.mark.slow) for n in (1 << 17, 1 << 15))]
+)
+def test_a_full_disk_is_one_error_and_keeps_what_stood_there(tmp_path, max_shard_bytes):
+    """What cannot be written is a ResourceError with its reason; the old file stands, and nothing is left beside it."""
+    write_weights(tmp_path, _tensors().items())
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, tmp_path, str(max_shard_bytes)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if max_shard_bytes == 1 << 15:  # each file is small enough; the twin that shows what is asserted below
+        assert done.stdout == "" and len(open_weights(tmp_path)) == 4
+        return
+    assert "File too large" in done.stdout and done.stdout.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+    assert set(open_weights(tmp_path)) == set(_tensors())

@@ -67,7 +67,13 @@ def test_mistakes_are_one_line_and_exit_code_2(arguments, words, capsys):
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(ConfigError("[x.y] a\nb"), 2), (ResourceError("[x.y] full"), 1), (KeyboardInterrupt(), 130)],
+    [
+        (ConfigError("[x.y] a\nb"), 2),
+        (ResourceError("[x.y] full"), 1),
+        (OSError(5, "Input/output error"), 1),
+        (MemoryError(), 1),
+        (KeyboardInterrupt(), 130),
+    ],
 )
 def test_errors_while_working_are_one_line(error, code, capsys, monkeypatch):
     """Errors that escape a command become one line and an exit code of their kind."""
@@ -108,6 +114,35 @@ def test_version(capsys):
     """`--version` is the name and the installed version."""
     code, out, _ = _run(["--version"], capsys)
     assert code == 0 and out == f"tilewise {version('tilewise')}\n"
+
+
+def test_the_package_is_the_command():
+    """`python -m tilewise` does what `tilewise` does, its exit code and the name in its messages included."""
+    done, refused = (
+        subprocess.run(
+            [sys.executable, "-m", "tilewise", argument], capture_output=True, text=True, check=False
+        )
+        for argument in ("--version", "fly")
+    )
+    assert (done.returncode, done.stdout) == (0, f"tilewise {version('tilewise')}\n")
+    assert refused.returncode == 2 and refused.stderr.startswith("tilewise: No such command 'fly'")
+
+
+def test_a_closed_output_is_no_mistake():
+    """Where the caller has closed standard output, the command runs all the same."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"'{sys.executable}' -m tilewise --version >&-"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_line_is_harmless_and_has_an_end(capsys):
+    """Names with escapes or of any length make one short, printable line."""
+    code, _, err = _run(["generate", "x\x1b[2J\n\udcff" + "y" * 10**5, "hello"], capsys)
+    assert code == 2 and err.count("\n") == 1 and len(err) < 2100 and all(c.isprintable() for c in err[:-1])
 
 
 def test_help_imports_nothing_heavy():

@@ -59,9 +59,11 @@ def test_mesh_coordinates_and_teams():
     mesh = DeviceMesh.parse("dp=2,tp=4")
     assert mesh.num_devices == 8 and mesh.coordinate(6, "dp") == 1 and mesh.coordinate(6, "tp") == 2
     assert mesh.team(6, "tp") == [4, 5, 6, 7] and mesh.team(6, "dp") == [2, 6] and mesh.team(6, "pp") == [6]
-    for text in ("dp", "dp=x", "dp=2,dp=2", "dp=0", ""):
+    for text in ("dp", "dp=x", "dp=2,dp=2", "dp=0", "", "dp=²", "dp=٢", f"dp={'9' * 5000}", f"dp={1 << 17}"):
         with pytest.raises(LayoutError):
             DeviceMesh.parse(text)
+    with pytest.raises(LayoutError, match="at most 1024 devices"):
+        DeviceMesh({"dp": 64, "tp": 64})
 
 
 def test_bounds_of_symbols():

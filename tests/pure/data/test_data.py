@@ -1,7 +1,11 @@
 """Corpus, tokenizer and batches: deterministic, lossless, independent of where they run."""
 
+import os
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tilewise.core import ConfigError
 from tilewise.data import (
@@ -12,8 +16,11 @@ from tilewise.data import (
     is_held_out,
     load_corpus,
     load_standard_library,
+    text_files,
     train_tokenizer,
 )
+from tilewise.data import corpus as corpus_module
+from tilewise.data.text_files import read_pieces
 
 
 @pytest.fixture(scope="module")
@@ -49,23 +56,136 @@ def test_directory_skips_hidden_and_binary(tmp_path):
     assert [file.name for file in corpus.train] == ["a.txt"]
 
 
+def _joined(corpus):
+    """The pieces of a corpus in the order of their names."""
+    return "".join(file.text for file in sorted(corpus.train + corpus.held_out, key=lambda file: file.name))
+
+
 def test_single_file_is_cut_without_loss(tmp_path):
-    """One file becomes pieces that together are the file."""
+    """One file becomes pieces of some 8 KiB that together are the file, and end at blank lines."""
     text = "\n\n".join(f"paragraph {i} " + "x" * 500 for i in range(100))
     path = tmp_path / "book.txt"
     path.write_text(text)
     corpus = load_corpus(path)
-    pieces = sorted(corpus.train + corpus.held_out, key=lambda file: file.name)
-    assert "".join(piece.text for piece in pieces).rstrip("\n") == text
-    assert len(pieces) > 5
+    assert _joined(corpus) == text
+    pieces = corpus.train + corpus.held_out
+    assert [piece.name for piece in corpus.train][:2] == ["book.txt#000000", "book.txt#000001"] and len(
+        pieces
+    ) == 7
+    assert all(8192 <= len(piece.text) < 9000 and piece.text.endswith("\n\n") for piece in corpus.train[:-1])
+
+
+WORDS = st.sampled_from(["a", "ä", "€", "😀", "word ", "x" * 300, "\n", "\n\n", "\r\n", "\r\n\r\n", " \n"])
+
+
+@settings(max_examples=100)
+@given(st.lists(WORDS, max_size=60), st.integers(1, 50))
+def test_pieces_are_the_text_however_it_is_read(tmp_path_factory, words, block_bytes):
+    """Read in blocks of any size, a file gives the same pieces: never blank, within their length, joined the text."""
+    path = tmp_path_factory.getbasetemp() / "pieces.txt"
+    text = "".join(words)
+    path.write_bytes(text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_files, "_PIECE_CHARS", 16)
+        patch.setattr(text_files, "_LONGEST_PIECE_CHARS", 100)
+        whole = read_pieces(path)
+        patch.setattr(text_files, "_BLOCK_BYTES", block_bytes)
+        pieces = read_pieces(path)
+    assert pieces == whole and "".join(pieces) == (text if text.strip() else "")
+    assert all(piece.strip() for piece in pieces)
+    assert all(piece.rstrip(" ").endswith("\n") or len(piece) >= 100 for piece in pieces[:-1])
+
+
+def test_a_long_file_is_read_in_pieces(tmp_path, monkeypatch):
+    """What is too long to be one document is used all the same, cut as a single file would be."""
+    text = "".join(f"line {i} of a long file\n" for i in range(3000))
+    (tmp_path / "long.txt").write_text(text)
+    (tmp_path / "short.txt").write_text("short")
+    whole = load_corpus(tmp_path, held_out_percent=0)
+    assert [file.name for file in whole.train] == ["long.txt", "short.txt"]
+    monkeypatch.setattr(corpus_module, "_LONG_FILE_BYTES", 1000)
+    corpus = load_corpus(tmp_path, held_out_percent=0)
+    assert corpus.train[-1] == whole.train[-1] and [file.name for file in corpus.train[:2]] == [
+        "long.txt#000000",
+        "long.txt#000001",
+    ]
+    assert "".join(file.text for file in corpus.train[:-1]) == text
+    assert all(file.text.endswith("\n") for file in corpus.train[:-1])
+
+
+def test_a_file_of_17_mib_is_used_to_its_end(tmp_path):
+    """Nothing is left out for its length, and a character is never cut."""
+    with (tmp_path / "big.txt").open("w", encoding="utf-8") as file:
+        file.write("x" + "ä€😀" * (17 << 20 >> 4))  # no line ends at all
+        file.writelines(["\nthe last line"] * 700_000)
+    corpus = load_corpus(tmp_path, held_out_percent=0)
+    assert sum(file.num_bytes for file in corpus.train) == (tmp_path / "big.txt").stat().st_size > 16 << 20
+    assert (
+        corpus.train[-1].text.endswith("the last line") and max(len(f.text) for f in corpus.train) <= 1 << 16
+    )
+
+
+def test_what_is_left_out_is_said_once(tmp_path, caplog):
+    """Binary, other encodings and what cannot be read stand in one line with their names; empty files do not."""
+    (tmp_path / "a.txt").write_text("hello")
+    (tmp_path / "empty").touch()
+    (tmp_path / "b.bin").write_bytes(b"ELF\0")
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    (tmp_path / "cut").write_bytes("ä".encode()[:1])
+    for i in range(5):
+        (tmp_path / f"c{i}").write_bytes(b"\0")
+    load_corpus(tmp_path, held_out_percent=0)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "8 files left out: 6 binary ('b.bin', 'c0', 'c1', …); 2 not UTF-8 ('cut', 'latin')"
+    )
+    caplog.clear()
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(ConfigError, match=r"got 0 text files in '.*' \(8 files left out: 6 binary"):
+        load_corpus(tmp_path)
+    assert not caplog.records
+
+
+def test_what_may_not_be_read_is_said(tmp_path, caplog):
+    """Files and folders without permission are left out by name."""
+    (tmp_path / "a.txt").write_text("hello")
+    (tmp_path / "locked").touch(mode=0)
+    (tmp_path / "folder").mkdir(mode=0)
+    if os.access(tmp_path / "locked", os.R_OK):
+        pytest.skip("this user may read everything")
+    load_corpus(tmp_path, held_out_percent=0)
+    assert "2 Permission denied ('folder', 'locked')" in caplog.text
+
+
+def test_names_that_are_not_utf8_are_names(tmp_path):
+    """A file's name is bytes: any of them is read, sorted and split by its hash."""
+    for i in range(40):
+        with open(os.path.join(os.fsencode(tmp_path), b"\xff%d" % i), "w") as file:
+            file.write("hello")
+    corpus = load_corpus(tmp_path, held_out_percent=50)
+    assert len(corpus.train) + len(corpus.held_out) == 40 and corpus.train and corpus.held_out
+    assert load_corpus(tmp_path / os.fsdecode(b"\xff1"), held_out_percent=0).train[0].text == "hello"
+
+
+def test_text_beyond_memory_is_refused_unread(tmp_path):
+    """A file larger than the machine's memory is one error at once."""
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 43)
+    with pytest.raises(ConfigError, match="must fit the machine's memory"):
+        load_corpus(tmp_path)
 
 
 def test_missing_data_is_named(tmp_path):
-    """A path that does not exist, or holds no text, is one clear error."""
-    with pytest.raises(ConfigError, match="must be a file or a directory"):
-        load_corpus(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="must hold UTF-8 text"):
-        load_corpus(tmp_path)
+    """A path that does not exist, is no file, or holds no text is one clear error."""
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("nowhere", "pipe", "nul\0", "a" * 5000):
+        with pytest.raises(ConfigError, match="must be a file or a directory"):
+            load_corpus(tmp_path / name)
+    (tmp_path / "blank").write_text("\n \n")
+    (tmp_path / "none").mkdir()
+    for path in (tmp_path / "blank", tmp_path / "none"):
+        with pytest.raises(ConfigError, match="must hold UTF-8 text"):
+            load_corpus(path)
 
 
 @pytest.mark.parametrize("text", ["def f(x):\n\treturn 'ä€😀'\n", "", " leading", "\r\n\x00"])

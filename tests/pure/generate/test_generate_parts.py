@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from tilewise.core import ConfigError, NotFinite, ResourceError
 from tilewise.data import train_tokenizer
-from tilewise.generate import check_prompt
+from tilewise.generate import check_prompt, encode_prompt
 from tilewise.generate.blocks import BlockTable, num_blocks_for
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.sampling import Sampling, pick_token
@@ -109,6 +110,79 @@ def test_incomplete_character_is_never_shown():
     ids = TOKENIZER.encode("a\U0001f680").ids
     detokenizer = Detokenizer(TOKENIZER, [])
     assert "".join(detokenizer.add(token) for token in ids[:-1]) == "a"
+
+
+def _streamed(tokenizer, ids):
+    detokenizer = Detokenizer(tokenizer, [])
+    return [detokenizer.add(token) for token in ids]
+
+
+BYTES = {c: TOKENIZER.token_to_id(c) for c in pre_tokenizers.ByteLevel.alphabet()}
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(
+        st.sampled_from(sorted(BYTES.values())) | st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=60
+    )
+)
+def test_streamed_bytes_are_the_decoded_bytes(ids):
+    """Any tokens, also such as are no text: what is streamed is what decoding them at once gives, but for the last
+    characters, which may still be mended."""
+    pieces, whole = _streamed(TOKENIZER, ids), TOKENIZER.decode(ids)
+    text = "".join(pieces)
+    assert whole.startswith(text)
+    assert set(whole[len(text) :]) <= {"\ufffd"} and len(whole) - len(text) <= 8
+
+
+def test_a_character_after_many_broken_bytes_is_whole():
+    """Bytes that are no text are shown in time, and do not swallow the character that comes after them."""
+    garbage = [TOKENIZER.token_to_id("Â")] * 7  # byte 0xC2, which begins a character, again and again
+    rocket = [BYTES[c] for c in "ðŁļĢ"]
+    pieces = _streamed(TOKENIZER, [*garbage, *rocket])
+    assert "".join(pieces) == "\ufffd" * 7 + "🚀" and pieces[-1].endswith("🚀")
+    assert len("".join(_streamed(TOKENIZER, garbage * 4))) >= len(garbage * 4) - 1
+
+
+def test_bytes_of_a_sentencepiece_model_come_as_characters():
+    """A tokenizer that falls back to bytes: a character of three tokens, after others of its kind."""
+    vocab = {"<unk>": 0, "a": 1, **{f"<0x{i:02X}>": i + 2 for i in range(256)}}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    ids = tokenizer.encode("a中文a").ids
+    assert _streamed(tokenizer, ids) == ["a", "", "", "中", "", "", "文", "a"]
+
+
+def test_ids_that_the_tokenizer_does_not_know_are_shown():
+    """A padded vocabulary has ids without text; they are seen, what was waiting comes out, and text goes on after."""
+    unknown = TOKENIZER.get_vocab_size() + 5
+    hello = TOKENIZER.encode("hello").ids
+    assert "".join(_streamed(TOKENIZER, [*hello, unknown, unknown, *hello])) == "hello\ufffd\ufffdhello"
+    start = TOKENIZER.encode("🚀").ids[:1]
+    assert _streamed(TOKENIZER, [*start, unknown, *hello])[:2] == ["", "\ufffd\ufffd"]
+
+
+@pytest.mark.parametrize("prompt", ["\udcff", "a\ud800b", "x" * 100 + "\udc80"])
+def test_a_prompt_is_text(prompt):
+    """Bytes of a command line that are not UTF-8 are refused with their place."""
+    with pytest.raises(
+        ConfigError, match=rf"must be UTF-8 text; got '\\ud.* at character {prompt.find(max(prompt))}"
+    ):
+        encode_prompt(TOKENIZER, prompt)
+    assert (
+        encode_prompt(TOKENIZER, "hello ä😀") == TOKENIZER.encode("hello ä😀").ids
+        and encode_prompt(TOKENIZER, "") == []
+    )
+
+
+def test_a_prompt_without_tokens_is_refused():
+    """What a tokenizer cannot say, or comes to grief over, is one error."""
+    words = Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>"))
+    assert encode_prompt(words, "a") == [0]
+    with pytest.raises(ConfigError, match=r"must have tokens in tokenizer\.json; got 'b'"):
+        encode_prompt(words, "b")
+    words.post_processor = processors.TemplateProcessing(single="<x> $A", special_tokens=[("<x>", 9)])
+    assert encode_prompt(words, "a") == [9, 0]
 
 
 def test_blocks_grow_and_return():

@@ -1,7 +1,9 @@
 """Llama configurations and names: read as files spell them, refused when not computable."""
 
 import json
+import os
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -64,6 +66,37 @@ def test_both_spellings_of_rope():
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"rope_theta": float("inf")}, "rope_theta"),
         ({"quantization_config": {}}, "quantization_config"),
+        ({"hidden_size": 32.0}, "hidden_size"),
+        ({"hidden_size": "32"}, "hidden_size"),
+        ({"hidden_size": True}, "hidden_size"),
+        ({"hidden_size": [32]}, "hidden_size"),
+        ({"num_hidden_layers": -2}, "num_hidden_layers"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"num_key_value_heads": -2}, "num_key_value_heads"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps"),
+        ({"rope_theta": 0}, "rope_theta"),
+        ({"rope_theta": 10**400}, "rope_theta"),
+        ({"rope_parameters": {"rope_theta": "big"}}, "rope_theta"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
+        ({"tie_word_embeddings": 0}, "tie_word_embeddings"),
+        ({"attention_bias": "no"}, "attention_bias"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_parameters": {**LLAMA3, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        (
+            {"rope_scaling": LLAMA3, "rope_parameters": {**LLAMA3, "factor": 4.0}},
+            "rope_scaling must say what",
+        ),
+        ({"rope_scaling": "llama3"}, "rope_scaling"),
+        ({"rope_scaling": {"rope_type": ["llama3"]}}, "rope_scaling"),
+        ({"bos_token_id": 128}, "bos_token_id must lie in the vocabulary"),
+        ({"eos_token_id": -1}, "eos_token_id must lie in the vocabulary"),
+        ({"eos_token_id": [1, 128]}, "eos_token_id must lie in the vocabulary"),
+        ({"eos_token_id": [1, "2"]}, "eos_token_id"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures"),
+        ({"dtype": 32}, "dtype"),
     ],
 )
 def test_unsupported_is_refused_by_name(change, word):
@@ -72,13 +105,74 @@ def test_unsupported_is_refused_by_name(change, word):
         LlamaConfig.from_dict({**SIZES, **change})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("factor", 0),
+        ("factor", -8.0),
+        ("factor", "8"),
+        ("factor", True),
+        ("factor", float("nan")),
+        ("factor", float("inf")),
+        ("factor", 10**400),
+        ("factor", None),
+        ("low_freq_factor", 0),
+        ("low_freq_factor", 4.0),
+        ("low_freq_factor", 5.0),
+        ("high_freq_factor", -1),
+        ("original_max_position_embeddings", -64),
+        ("original_max_position_embeddings", 0),
+        ("original_max_position_embeddings", 64.5),
+    ],
+)
+def test_impossible_rope_scaling_is_refused_by_name(name, value):
+    """Numbers that the formula cannot use are errors with the field's name."""
+    with pytest.raises(ConfigError, match=f"rope_scaling.*{'freq' if 'freq' in name else name}"):
+        LlamaConfig(**SIZES, rope_scaling={**LLAMA3, name: value})
+    assert LlamaConfig(**SIZES, rope_scaling=LLAMA3).rope_scaling == LLAMA3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"hidden_size": 32.0},
+        {"hidden_size": True},
+        {"num_hidden_layers": None},
+        {"rms_norm_eps": "1e-5"},
+        {"tie_word_embeddings": "false"},
+        {"eos_token_ids": 3},
+        {"bos_token_id": 1.0},
+        {"rope_scaling": 8},
+    ],
+)
+def test_wrong_types_are_refused_when_made_by_hand(wrong):
+    """A configuration made in Python is held to the same types."""
+    with pytest.raises(ConfigError, match=next(iter(wrong)).removesuffix("s")):
+        LlamaConfig(**{**SIZES, **wrong})
+
+
 def test_missing_and_broken_files(tmp_path):
-    """No config.json, and one that is not JSON, are clear errors."""
+    """No config.json, one that is not JSON, no object or no file are clear errors; a pipe is not waited for."""
     with pytest.raises(ConfigError, match=r"must hold config\.json"):
         LlamaConfig.from_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match="must be JSON"):
+    for content in ("{", "[]", '{"vocab_size": 1, "vocab_size": 2}', '{"a": 1e999}', "[" * 10**6):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(
+            ConfigError, match=r"config\.json must be JSON as a Llama's; got '.*config\.json'"
+        ):
+            LlamaConfig.from_pretrained(tmp_path)
+    (tmp_path / "config.json").unlink()
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ConfigError, match="named pipe"):
         LlamaConfig.from_pretrained(tmp_path)
+
+
+def test_the_stored_dtype_is_known():
+    """Both spellings of the key; what the weights are stored in is part of what is written again."""
+    assert LlamaConfig.from_dict({**SIZES, "torch_dtype": "float32"}).dtype == "float32"
+    config = LlamaConfig.from_dict({**SIZES, "dtype": "bfloat16"})
+    assert config.dtype == "bfloat16" and config.to_dict()["torch_dtype"] == "bfloat16"
+    assert "torch_dtype" not in LlamaConfig(**SIZES).to_dict()
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -96,10 +190,15 @@ def test_names_in_files():
     assert all(stored == f"model.{name}" for name, stored in names.items())
 
 
+def _stored(config, dtype=np.float32):
+    """A file of zeros for a configuration."""
+    return {file_name(n): np.zeros(s, dtype) for n, s in parameter_shapes(config)}
+
+
 def test_renaming_checks_names_and_shapes():
-    """A missing or misshapen parameter is named; a stored tied head is ignored."""
+    """A missing or misshapen parameter is named; a stored copy of a tied head is left aside."""
     config = LlamaConfig(**SIZES, tie_word_embeddings=True)
-    stored = {file_name(n): np.zeros(s, np.float32) for n, s in parameter_shapes(config)}
+    stored = _stored(config)
     stored["lm_head.weight"] = stored["model.embed_tokens.weight"]
     renamed = rename_from_files(stored, config)
     assert list(renamed) == [name for name, _ in parameter_shapes(config)]
@@ -109,4 +208,67 @@ def test_renaming_checks_names_and_shapes():
         )
     stored["model.norm.weight"] = np.zeros(3, np.float32)
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight"):
+        rename_from_files(stored, config)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.2.mlp.up_proj.weight",
+        "model.layers.0.self_attn.q_proj.bias",
+        "model.layers.0.self_attn.q_proj.weight_scale",
+        "norm.weight",
+        "else",
+    ],
+)
+def test_tensors_beyond_the_configuration_are_refused(name):
+    """Layers, biases and scales that config.json does not describe, and a parameter under both spellings, are named."""
+    config = LlamaConfig(**SIZES)
+    stored = _stored(config)
+    rename_from_files(stored, config)
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        rename_from_files({**stored, name: np.zeros((2, 2), np.float32)}, config)
+
+
+def test_fewer_layers_than_stored_are_refused():
+    """A config.json with a smaller num_hidden_layers is not a smaller model."""
+    stored = _stored(LlamaConfig(**SIZES))
+    with pytest.raises(CheckpointError, match=r"layers\.1\..*num_hidden_layers"):
+        rename_from_files(stored, LlamaConfig(**{**SIZES, "num_hidden_layers": 1}))
+
+
+def test_frequencies_that_older_files_hold_are_left_aside():
+    """They follow from config.json; any dtype will do."""
+    config = LlamaConfig(**SIZES)
+    buffers = ("model.layers.1.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq")
+    stored = {**_stored(config), **{name: np.zeros(4, np.int64) for name in buffers}}
+    assert len(rename_from_files(stored, config)) == len(stored) - 2
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int8, np.uint8, np.bool_])
+def test_integers_are_no_weights(dtype):
+    """A parameter stored as integers or flags is refused by name; every floating type is a weight's."""
+    config = LlamaConfig(**SIZES)
+    for good in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16):
+        rename_from_files(_stored(config, good), config)
+    stored = _stored(config)
+    stored["model.norm.weight"] = stored["model.norm.weight"].astype(dtype)
+    with pytest.raises(
+        CheckpointError, match=r"'model\.norm\.weight' must be stored as floating-point numbers; got"
+    ):
+        rename_from_files(stored, config)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_a_tied_head_must_be_the_embedding(dtype):
+    """A stored head that differs anywhere from the embedding it is tied to has no one meaning, and is refused."""
+    config = LlamaConfig(**{**SIZES, "vocab_size": 10_000}, tie_word_embeddings=True)
+    stored = _stored(config, dtype)
+    stored["lm_head.weight"] = stored["model.embed_tokens.weight"].copy()
+    rename_from_files(stored, config)
+    stored["lm_head.weight"][9_999, 31] = 1
+    with pytest.raises(CheckpointError, match="tie_word_embeddings"):
+        rename_from_files(stored, config)
+    stored["lm_head.weight"] = stored["model.embed_tokens.weight"][:-1]
+    with pytest.raises(CheckpointError, match="tie_word_embeddings"):
         rename_from_files(stored, config)

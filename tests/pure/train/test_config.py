@@ -1,11 +1,12 @@
 """Training configurations: every key known, every mistake one line."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tilewise.core import ConfigError
-from tilewise.train.config import TrainConfig, load_config
+from tilewise.train.config import DataSection, OutputSection, TrainConfig, load_config
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,7 +36,7 @@ def test_example_is_valid_and_complete():
         ("[distribution]\nstrategy = 'magic'\n", "distribution.strategy"),
         ("[optimizer]\nlr = -1\n", "optimizer.lr"),
         ("[model]\nnum_attention_heads = 6\nhidden_size = 256\n", "hidden_size must divide"),
-        ("[model\n", "must be TOML"),
+        ("[model\n", "not TOML"),
         ("[optimizer]\nlr = inf\n", "optimizer.lr"),
         ("[optimizer]\nlr = nan\n", "optimizer.lr"),
         ("[optimizer]\nmax_grad_norm = inf\n", "optimizer.max_grad_norm"),
@@ -49,19 +50,94 @@ def test_example_is_valid_and_complete():
         ("[model]\nnum_hidden_layers = 100000000\n", "model.num_hidden_layers"),
         ("[train]\nseed = 100000000000000000000\n", "train.seed"),
         ("[distribution]\nstrategy = 'ddp'\nmesh = { dp = 1048576 }\n", "every axis of the mesh"),
+        ("[train]\nsteps = true\n", "train.steps: .*; got True"),
+        ("[train]\nsteps = '3'\n", "train.steps: .*; got '3'"),
+        ("[train]\nsteps = 3.0\n", "train.steps: .*; got 3.0"),
+        ("[train]\nsteps = 2026-01-01\n", "train.steps"),
+        ("[train]\nsteps = [3]\n", r"train.steps: .*; got \[3\]"),
+        ("[train]\nsteps = { a = 3 }\n", "train.steps: .*; got {'a': 3}"),
+        ("[train]\nsteps = 9" + "0" * 4000 + "\n", "train.steps: .*; got 9000"),
+        ("[train]\nsteps = 9" + "0" * 5000 + "\n", "characters"),
+        ("[train]\ndtype = 'i32'\n", "train.dtype: must be one of bf16, f32, .*, got 'i32'"),
+        ("[train]\ndtype = 'auto'\n", "train.dtype: must be one of bf16, f32, .*, got 'auto'"),
+        ("[train]\ndtype = 32\n", "train.dtype: .*; got 32"),
+        ("[optimizer]\nlr = true\n", "optimizer.lr: .*; got True"),
+        ("[optimizer]\nlr = '1e-3'\n", "optimizer.lr: .*; got '1e-3'"),
+        ("[optimizer]\nlr = 1e400\n", "optimizer.lr: .*; got inf"),
+        ("[model]\ntie_word_embeddings = 'false'\n", "model.tie_word_embeddings: .*; got 'false'"),
+        ("[model]\ntie_word_embeddings = 0\n", "model.tie_word_embeddings: .*; got 0"),
+        ("[distribution]\nstrategy = 'ddp'\nmesh = { dp = true }\n", "distribution.mesh.dp: .*; got True"),
+        ("[distribution]\nstrategy = 'ddp'\nmesh = { dp = '2' }\n", "distribution.mesh.dp: .*; got '2'"),
+        ("[distribution]\nworkers_per_device = 256\n", "distribution.workers_per_device: .* 255; got 256"),
+        ("[data]\npath = 3\n", "data.path: .*; got 3"),
+        ("[data]\npath = ''\n", "data.path"),
+        ("[output]\ndirectory = ''\n", "output.directory"),
+        ("[output]\ndirectory = ['a']\n", "output.directory"),
+        ("data = 3\n", "data: .*; got 3"),
+        ("[[train]]\nsteps = 3\n", "train: "),
+        ("[train]\nsteps = 3\nsteps = 4\n", "not TOML"),
+        ("[train]\n[train]\n", "not TOML"),
+        ("a = " + "[" * 4_000, "not TOML"),
+        ("a = " + "[" * 5_000, "characters"),
+        ("a." * 2_000 + "b = 1", "a must be a known key"),
+        ("a." * 5_000 + "b = 1", "characters"),
+        ("#\n" * 50_000, "larger than"),
+        ('"\\u001b[2J" = 3\n', "must be a known key"),
+        ("\0", "not TOML"),
+        ("\ufeff[train]\n", "byte order mark"),
     ],
 )
 def test_mistakes_are_one_line_with_their_place(tmp_path, text, words):
     """A wrong key, type, value or combination is one line that says where and what."""
     with pytest.raises(ConfigError, match=words) as caught:
         load_config(_write(tmp_path, text))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
 
 
 def test_missing_file_is_named(tmp_path):
-    """A file that is not there is one clear error."""
-    with pytest.raises(ConfigError, match=r"nowhere\.toml"):
-        load_config(tmp_path / "nowhere.toml")
+    """A file that is not there, or is none, is one clear error; a pipe is not waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "latin").write_bytes(b"[data]\npath = 'caf\xe9'\n")
+    (tmp_path / "huge").write_bytes(b"#" * (2 << 20))
+    for name, words in (
+        ("nowhere.toml", "no such file"),
+        ("pipe", "named pipe"),
+        (".", "a directory"),
+        ("latin", "byte 18 is not UTF-8"),
+        ("huge", "larger than"),
+    ):
+        with pytest.raises(ConfigError, match=words) as caught:
+            load_config(tmp_path / name)
+        assert str(tmp_path) in str(caught.value)
+
+
+def test_files_of_other_systems_are_read(tmp_path):
+    """Lines may end as on Windows; an integer will do where a fraction is asked for; an empty file is all defaults."""
+    path = tmp_path / "train.toml"
+    path.write_bytes(b"[train]\r\nsteps = 3\r\n[optimizer]\r\nlr = 1\r\n")
+    config = load_config(path)
+    assert (config.train.steps, config.optimizer.lr) == (3, 1.0)
+    path.write_bytes(b"")
+    assert load_config(path).train == TrainConfig().train
+
+
+def test_spellings_of_a_dtype_are_one_configuration(tmp_path):
+    """However the type is spelled, a checkpoint is of the same run."""
+    texts = [f"[train]\ndtype = '{name}'\n" for name in ("f32", "fp32", "float32")]
+    assert {load_config(_write(tmp_path, text)).train.dtype for text in texts} == {"f32"}
+    assert (
+        load_config(_write(tmp_path, "[train]\ndtype = 'bfloat16'\n")).what_must_match()
+        == TrainConfig().what_must_match()
+    )
+
+
+def test_paths_that_are_not_utf8_are_paths():
+    """Names are bytes to the system; a configuration made from arguments holds them as they came."""
+    name = os.fsdecode(b"\xff")
+    config = TrainConfig(data=DataSection(path=name), output=OutputSection(directory=name))
+    assert (config.data.path, config.output.directory) == (name, name) and name not in str(
+        config.what_must_match()
+    )
 
 
 def test_paths_are_relative_to_the_file(tmp_path):

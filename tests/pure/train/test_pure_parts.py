@@ -1,11 +1,13 @@
 """The parts of training that need no model: schedule, windows, metrics, the live line."""
 
 import math
+import os
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from tilewise.core import ConfigError, ResourceError
 from tilewise.data import TextFile
 from tilewise.train.evaluation import IGNORED, compress_files, sliding_windows
 from tilewise.train.metrics import MetricsFile, draw_loss_curve, read_metrics
@@ -69,6 +71,53 @@ def test_metrics_forget_what_comes_after_the_resumed_step(tmp_path):
     MetricsFile(path, first_step=3).close()
     assert [line["step"] for line in read_metrics(path)] == [0, 1, 2]
     assert read_metrics(tmp_path / "absent") == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[]\n",
+        b"null\n",
+        b'{"step": "0", "loss": 1}\n',
+        b'{"step": 0.0, "loss": 1}\n',
+        b'{"step": 0}\n',
+        b'{"loss": 1}\n',
+        b'{"step": 0, "loss": NaN}\n',
+        b'{"step": 0, "loss": 1, "grad_norm": "x"}\n',
+        b'{"step": 0, "step": 1, "loss": 1}\n',
+        b"\xff\n",
+        b"[" * 100_000 + b"\n",
+        b"\n",
+    ],
+)
+def test_a_spoilt_line_ends_the_metrics_with_a_warning(tmp_path, line, caplog):
+    """A run goes on whatever its metrics look like; what is left out is said, but for half a line at the end."""
+    path = tmp_path / "metrics.jsonl"
+    whole = b'{"step": 0, "loss": 1.5}\n'
+    path.write_bytes(whole + whole.replace(b"0", b"1") + line + whole)
+    assert [entry["step"] for entry in read_metrics(path)] == [0, 1]
+    assert ["line 3" in record.getMessage() for record in caplog.records] == (
+        [True] if len(line) < 1000 else []
+    )
+    MetricsFile(path, first_step=1).close()
+    assert path.read_bytes() == whole
+
+
+def test_metrics_are_a_file(tmp_path):
+    """Something else of that name is one error and is not waited for; a disk that is full at a line's half is one."""
+    for make in (os.mkdir, os.mkfifo):
+        make(tmp_path / f"{make.__name__}.jsonl")
+        with pytest.raises(ConfigError, match="must be a readable file"):
+            read_metrics(tmp_path / f"{make.__name__}.jsonl")
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+
+    class Full:
+        def write(self, line):
+            return len(line) // 2
+
+    metrics._file = Full()
+    with pytest.raises(ResourceError, match=r"metrics\.jsonl': No space left"):
+        metrics.add(step=0, loss=1.0)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -2,25 +2,31 @@
 config.json.
 
 Refuses, with the field's name, everything the graph does not compute (biases, other activations, other RoPE
-types, other architectures), so that a model is never run as something it is not. Reads both spellings of RoPE
-settings (`rope_theta` with `rope_scaling`, and `rope_parameters`). Comes from a file or a training
-configuration; goes to model.py.
+types, other architectures) and every value that no model has, so that a model is never run as something it is not.
+Reads both spellings of RoPE settings (`rope_theta` with `rope_scaling`, and `rope_parameters`). Comes from a file
+(`config_file.py` has its types) or a training configuration; goes to model.py.
 """
 
 from __future__ import annotations
 
-import json
-import math
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tilewise.core.border import shown
 from tilewise.core.errors import ConfigError
+from tilewise.core.reading import Unreadable, first_problem, read_json
+
+if TYPE_CHECKING:
+    from tilewise.models.llama.config_file import ConfigFile
 
 __all__ = ["LlamaConfig"]
 
 _LLAMA3_FIELDS = ("factor", "high_freq_factor", "low_freq_factor", "original_max_position_embeddings")
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _LIMITS = {
     "vocab_size": 1 << 20,
     "hidden_size": 1 << 16,
@@ -42,6 +48,7 @@ class LlamaConfig:
         head_dim: 0 means `hidden_size / num_attention_heads`.
         rope_scaling: None, or the `llama3` dictionary of Llama 3.1 and later.
         eos_token_ids: generation stops at any of them.
+        dtype: what the weights are stored in, as config.json spells it; None when it does not say.
 
     Raises:
         ConfigError: sizes that do not fit together; names the field.
@@ -61,8 +68,17 @@ class LlamaConfig:
     tie_word_embeddings: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
+        for name in _LIMITS:
+            _require(
+                _is_count(getattr(self, name)),
+                name,
+                "must be an integer, 0 or more",
+                getattr(self, name),
+                "correct it",
+            )
         if not self.num_key_value_heads:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
         if not self.head_dim:
@@ -74,11 +90,13 @@ class LlamaConfig:
                 "set head_dim, or choose sizes that divide",
             )
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
-        object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
+        ends = self.eos_token_ids
+        _require(isinstance(ends, tuple | list), "eos_token_ids", "must be a tuple of ids", ends, "write one")
+        object.__setattr__(self, "eos_token_ids", tuple(ends))
         for name, limit in _LIMITS.items():
             value = getattr(self, name)
             _require(
-                isinstance(value, int) and 0 < value <= limit,
+                0 < value <= limit,
                 name,
                 f"must be a positive integer up to {limit}",
                 value,
@@ -98,20 +116,27 @@ class LlamaConfig:
             self.head_dim,
             "choose an even size (RoPE turns pairs)",
         )
+        for name, example in (("rms_norm_eps", "1e-5"), ("rope_theta", "10000")):
+            value = getattr(self, name)
+            _require(
+                _is_positive(value), name, "must be positive and finite", value, f"use for example {example}"
+            )
         _require(
-            0 < self.rms_norm_eps < math.inf,
-            "rms_norm_eps",
-            "must be positive and finite",
-            self.rms_norm_eps,
-            "use for example 1e-5",
+            isinstance(self.tie_word_embeddings, bool),
+            "tie_word_embeddings",
+            "must be true or false",
+            self.tie_word_embeddings,
+            "write one of them",
         )
-        _require(
-            0 < self.rope_theta < math.inf,
-            "rope_theta",
-            "must be positive and finite",
-            self.rope_theta,
-            "use for example 10000",
-        )
+        for name, tokens in (("bos_token_id", (self.bos_token_id,)), ("eos_token_id", self.eos_token_ids)):
+            for token in tokens:
+                _require(
+                    token is None or (_is_count(token) and token < self.vocab_size),
+                    name,
+                    f"must lie in the vocabulary, 0 to {self.vocab_size - 1}",
+                    token,
+                    "correct it",
+                )
         if self.rope_scaling is not None:
             object.__setattr__(self, "rope_scaling", _checked_scaling(self.rope_scaling))
 
@@ -122,45 +147,58 @@ class LlamaConfig:
         Raises:
             ConfigError: no config.json, broken JSON, or a model that is not a Llama we compute.
         """
+        from tilewise.models.llama.config_file import ConfigFile
+
         path = Path(model_dir) / "config.json"
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        if not os.path.lexists(path):
             raise ConfigError(
                 f"[models.llama] a model directory must hold config.json; got {str(model_dir)!r}; "
                 "give a Hugging Face directory"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"[models.llama] config.json must be JSON; got {path}: {error}; repair the file"
-            ) from None
-        if not isinstance(data, dict):
-            raise ConfigError(
-                f"[models.llama] config.json must be a JSON object; got {path}; repair the file"
             )
-        return cls.from_dict(data)
+        try:
+            file = read_json(path, ConfigFile)
+        except Unreadable as error:
+            raise ConfigError(
+                f"[models.llama] config.json must be JSON as a Llama's; got {str(path)!r}: {error}; repair the file"
+            ) from None
+        return cls._from_file(file)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LlamaConfig:
         """The configuration that a parsed config.json describes.
 
         Raises:
-            ConfigError: a field is missing, or asks for something this model does not compute.
+            ConfigError: a field is missing or of another type, or asks for something this model does not compute.
         """
-        _check_supported(data)
-        theta, scaling = _rope_settings(data)
-        eos = data.get("eos_token_id")
+        from pydantic import ValidationError
+
+        from tilewise.models.llama.config_file import ConfigFile
+
+        try:
+            file = ConfigFile.model_validate(dict(data))
+        except ValidationError as error:
+            raise ConfigError(
+                f"[models.llama] fields must be as in a Llama's config.json; got {first_problem(error)}; correct it"
+            ) from None
+        return cls._from_file(file)
+
+    @classmethod
+    def _from_file(cls, file: ConfigFile) -> LlamaConfig:
+        _check_supported(file)
+        theta, scaling = _rope_settings(file)
+        eos = file.eos_token_id
         return cls(
-            **{name: int(_field(data, name)) for name in list(_LIMITS)[:5]},
-            num_key_value_heads=int(data.get("num_key_value_heads") or 0),
-            head_dim=int(data.get("head_dim") or 0),
-            max_position_embeddings=int(data.get("max_position_embeddings") or 2048),
-            rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
+            **{name: getattr(file, name) for name in _SIZES},
+            num_key_value_heads=file.num_key_value_heads or 0,
+            head_dim=file.head_dim or 0,
+            max_position_embeddings=_or_default(file.max_position_embeddings, 2048),
+            rms_norm_eps=_or_default(file.rms_norm_eps, 1e-6),
             rope_theta=theta,
             rope_scaling=scaling,
-            tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
-            bos_token_id=data.get("bos_token_id"),
+            tie_word_embeddings=file.tie_word_embeddings or False,
+            bos_token_id=file.bos_token_id,
             eos_token_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
+            dtype=file.dtype or file.torch_dtype,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -183,6 +221,7 @@ class LlamaConfig:
             "eos_token_id": None if not eos else eos[0] if len(eos) == 1 else list(eos),
             "initializer_range": 0.02,
             "use_cache": True,
+            **({} if self.dtype is None else {"torch_dtype": self.dtype}),
         }
 
     def num_parameters(self) -> int:
@@ -200,33 +239,40 @@ class LlamaConfig:
 
 def _require(holds: bool, field: str, rule: str, got: object, advice: str) -> None:
     if not holds:
-        raise ConfigError(f"[models.llama] {field} {rule}; got {got}; {advice}")
+        raise ConfigError(
+            f"[models.llama] {field} {rule}; got {got if isinstance(got, str) else shown(got)}; {advice}"
+        )
 
 
-def _field(data: Mapping[str, Any], name: str) -> Any:
-    _require(data.get(name) is not None, name, "must stand in config.json", "nothing", "add it")
-    return data[name]
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _check_supported(data: Mapping[str, Any]) -> None:
-    architectures = data.get("architectures") or ["LlamaForCausalLM"]
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
+
+
+def _or_default(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _check_supported(file: ConfigFile) -> None:
+    architectures = file.architectures or ["LlamaForCausalLM"]
     _require(
-        data.get("model_type", "llama") == "llama" and architectures == ["LlamaForCausalLM"],
+        file.model_type in (None, "llama") and architectures == ["LlamaForCausalLM"],
         "architectures",
         "must be LlamaForCausalLM",
-        f"{data.get('model_type')} {architectures}",
+        f"{shown(file.model_type)} {shown(architectures)}",
         "give a Llama model",
     )
     for name in ("attention_bias", "mlp_bias"):
-        _require(
-            not data.get(name), name, "must be false", data.get(name), "models with biases are not supported"
-        )
-    activation = data.get("hidden_act", "silu")
+        value = getattr(file, name)
+        _require(not value, name, "must be false", value, "models with biases are not supported")
+    for name, computed in (("hidden_act", "silu"), ("partial_rotary_factor", 1)):
+        value = getattr(file, name)
+        _require(value in (None, computed), name, f"must be {computed}", value, "others are not supported")
     _require(
-        activation == "silu", "hidden_act", "must be silu", activation, "other activations are not supported"
-    )
-    _require(
-        data.get("quantization_config") is None,
+        file.quantization_config is None,
         "quantization_config",
         "must be absent",
         "a quantized model",
@@ -234,23 +280,37 @@ def _check_supported(data: Mapping[str, Any]) -> None:
     )
 
 
-def _rope_settings(data: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
+def _rope_settings(file: ConfigFile) -> tuple[float, Mapping[str, Any] | None]:
     """theta and scaling from either spelling; `rope_parameters` (transformers 5) holds both in one
     dictionary."""
-    parameters = dict(data.get("rope_parameters") or data.get("rope_scaling") or {})
-    theta = float(parameters.pop("rope_theta", None) or data.get("rope_theta") or 10000.0)
+    if file.rope_parameters is not None and file.rope_scaling is not None:
+        same = {**file.rope_scaling, "rope_theta": None} == {**file.rope_parameters, "rope_theta": None}
+        _require(
+            same, "rope_scaling", "must say what rope_parameters says", "two answers", "remove one of them"
+        )
+    parameters = dict(file.rope_parameters or file.rope_scaling or {})
+    theta = _or_default(parameters.pop("rope_theta", None), _or_default(file.rope_theta, 10000.0))
     if parameters.get("rope_type", parameters.get("type", "default")) == "default":
         return theta, None
     return theta, parameters
 
 
 def _checked_scaling(scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `llama3` scaling, with numbers that the formula can use."""
+    _require(isinstance(scaling, Mapping), "rope_scaling", "must be a dictionary", scaling, "correct it")
+    _require(
+        scaling.get("partial_rotary_factor") in (None, 1),
+        "partial_rotary_factor",
+        "must be 1",
+        scaling.get("partial_rotary_factor"),
+        "others are not supported",
+    )
     kind = scaling.get("rope_type", scaling.get("type"))
     _require(
         kind == "llama3",
         "rope_scaling",
         "must be absent or of type llama3",
-        kind,
+        shown(kind),
         "other RoPE types are not supported",
     )
     missing = [name for name in _LLAMA3_FIELDS if name not in scaling]
@@ -260,5 +320,18 @@ def _checked_scaling(scaling: Mapping[str, Any]) -> dict[str, Any]:
         f"must hold {', '.join(_LLAMA3_FIELDS)}",
         f"no {', '.join(missing)}",
         "add them",
+    )
+    for name in _LLAMA3_FIELDS:
+        value, is_length = scaling[name], name == _LLAMA3_FIELDS[-1]
+        holds = _is_positive(value) and (not is_length or _is_count(value))
+        rule = "must be a positive integer" if is_length else "must be a positive, finite number"
+        _require(holds, f"rope_scaling.{name}", rule, value, "correct it")
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    _require(
+        low < high,
+        "rope_scaling.low_freq_factor",
+        "must be below high_freq_factor",
+        f"{low} and {high}",
+        "correct them",
     )
     return {"rope_type": "llama3", **{name: scaling[name] for name in _LLAMA3_FIELDS}}

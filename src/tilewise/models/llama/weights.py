@@ -2,14 +2,20 @@
 
 Owns the two spellings and nothing else: reading and writing files is `tilewise.checkpoint`'s business. A
 graph says `layers.3.mlp.up_proj.weight`, a file says `model.layers.3.mlp.up_proj.weight`; only
-`lm_head.weight` is the same.
+`lm_head.weight` is the same. Refuses files that hold less than the configuration asks for, or more: layers left out
+without a word would be another model.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
+from tilewise.core.border import shown
+from tilewise.core.dtypes import is_float
 from tilewise.core.errors import CheckpointError
 from tilewise.models.llama.config import LlamaConfig
 
@@ -17,6 +23,10 @@ __all__ = ["file_name", "parameter_shapes", "rename_from_files"]
 
 _HEAD = "lm_head.weight"
 _PREFIX = "model."
+_EMBEDDING = "embed_tokens.weight"
+# Buffers that older versions of transformers stored: RoPE's frequencies, which follow from config.json.
+_DERIVED = re.compile(r"(model\.)?(layers\.[0-9]+\.self_attn\.)?rotary_emb\.inv_freq")
+_ROWS_COMPARED = 4096
 
 
 def parameter_shapes(config: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -27,7 +37,7 @@ def parameter_shapes(config: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]
     hidden, inner = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
-    yield "embed_tokens.weight", (config.vocab_size, hidden)
+    yield _EMBEDDING, (config.vocab_size, hidden)
     for i in range(config.num_hidden_layers):
         layer = f"layers.{i}"
         yield f"{layer}.input_layernorm.weight", (hidden,)
@@ -50,12 +60,13 @@ def file_name(name: str) -> str:
 
 
 def rename_from_files(tensors: Mapping[str, Any], config: LlamaConfig) -> Mapping[str, Any]:
-    """The tensors of a file under the graph's names, checked against the configuration; nothing is read yet.
+    """The tensors of a file under the graph's names, checked against the configuration.
 
-    A stored copy of a tied head is ignored.
+    Nothing is read yet but a stored copy of a tied head, which must be a copy.
 
     Raises:
-        CheckpointError: a parameter is missing or has another shape; names it.
+        CheckpointError: a parameter is missing, has another shape or is stored as integers, or a tensor is none of the
+            configuration's; names it.
     """
     sources: dict[str, str] = {}
     for name, shape in parameter_shapes(config):
@@ -65,13 +76,47 @@ def rename_from_files(tensors: Mapping[str, Any], config: LlamaConfig) -> Mappin
                 f"[models.llama] the file must hold every parameter; got none called {file_name(name)!r}; "
                 "check that config.json and the weights belong together"
             )
-        if tuple(tensors[stored].shape) != shape:
-            raise CheckpointError(
-                f"[models.llama] {stored!r} must have the shape that config.json asks for, {list(shape)}; "
-                f"got {list(tensors[stored].shape)}; check that the two belong together"
-            )
+        _check_tensor(stored, tensors[stored], shape)
         sources[name] = stored
+    rest = set(tensors) - set(sources.values())
+    if config.tie_word_embeddings and _HEAD in rest:
+        _check_tied(tensors[_HEAD], tensors[sources[_EMBEDDING]])
+        rest.remove(_HEAD)
+    unknown = sorted(name for name in rest if not _DERIVED.fullmatch(name))
+    if unknown:
+        raise CheckpointError(
+            f"[models.llama] the file must hold no more than config.json describes; got {shown(unknown[0])} and "
+            f"{len(unknown) - 1} more tensors that are not the model's; check num_hidden_layers and the other sizes, "
+            "and that config.json and the weights belong together"
+        )
     return _Renamed(tensors, sources)
+
+
+def _check_tensor(name: str, tensor: Any, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:
+        raise CheckpointError(
+            f"[models.llama] {name!r} must have the shape that config.json asks for, {list(shape)}; "
+            f"got {list(tensor.shape)}; check that the two belong together"
+        )
+    if not is_float(tensor.dtype):
+        raise CheckpointError(
+            f"[models.llama] {name!r} must be stored as floating-point numbers; got {tensor.dtype}; quantized weights "
+            "are not supported, give the original ones"
+        )
+
+
+def _check_tied(head: Any, embedding: Any) -> None:
+    """A stored head of a tied model must be the embedding: transformers 4 uses the embedding for both, transformers 5
+    the head as it is stored, so another head has no one meaning."""
+    same = head.shape == embedding.shape and head.dtype == embedding.dtype
+    for first in range(0, len(head) if same else 0, _ROWS_COMPARED):
+        rows = slice(first, first + _ROWS_COMPARED)
+        same = same and np.array_equal(head[rows].view(np.uint8), embedding[rows].view(np.uint8))
+    if not same:
+        raise CheckpointError(
+            f"[models.llama] {_HEAD!r} must equal the embedding when tie_word_embeddings is true; got another; set "
+            "tie_word_embeddings to false to use it, or remove it from the file"
+        )
 
 
 class _Renamed(Mapping[str, Any]):

@@ -1,0 +1,133 @@
+"""The header of a safetensors file: which tensor lies where.
+
+Owns the format's rules: eight bytes of length, a JSON object of tensors, then their bytes, which cover the rest of the
+file once, without holes and without overlaps. Refuses everything else, naming the tensor and the rule, so that what is
+read later is what was written. A pure function of the file's bytes; `checkpoint.weights` maps files and asks it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from mmap import mmap
+from typing import Annotated, Any
+
+import ml_dtypes
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from tilewise.core.border import shown
+from tilewise.core.reading import Unreadable, parse_json
+
+__all__ = ["TensorEntry", "dtype_name", "parse_header"]
+
+_DTYPES: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "U16": np.uint16,
+    "U32": np.uint32,
+    "U64": np.uint64,
+    "BOOL": np.bool_,
+}
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_MAX_DIMS = 32  # what every NumPy can hold
+
+_Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+
+
+class _StoredTensor(BaseModel):
+    """A tensor as the header spells it."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    dtype: str
+    shape: Annotated[list[_Count], Field(max_length=_MAX_DIMS)]
+    data_offsets: tuple[_Count, _Count]
+
+
+class _Header(BaseModel):
+    """Every key but `__metadata__` is a tensor's name."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    metadata: dict[str, str] = Field(default_factory=dict, alias="__metadata__")
+    __pydantic_extra__: dict[str, _StoredTensor]
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor of a file.
+
+    Attributes:
+        begin, end: its bytes, counted from the file's start.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """How a header spells an element type."""
+    return next(name for name, kind in _DTYPES.items() if np.dtype(kind) == dtype)
+
+
+def parse_header(data: bytes | mmap) -> dict[str, TensorEntry]:
+    """All tensors of a safetensors file, by name.
+
+    Args:
+        data: the whole file; only its header is looked at.
+
+    Raises:
+        Unreadable: the header breaks a rule of the format, or does not fit the file.
+    """
+    if len(data) < _LENGTH_BYTES:
+        raise Unreadable(f"it has {len(data)} bytes, less than the length of a header takes")
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    start = _LENGTH_BYTES + length
+    if length > _MAX_HEADER_BYTES or start > len(data):
+        raise Unreadable(f"its header should take {length} bytes, the file has {len(data)}")
+    content = data[_LENGTH_BYTES:start]
+    if not content.startswith(b"{"):
+        raise Unreadable("its header does not begin with '{'")
+    stored = parse_json(content, _Header).__pydantic_extra__
+    entries = {name: _entry(name, tensor, start) for name, tensor in stored.items()}
+    _check_covering(entries, start, len(data))
+    return entries
+
+
+def _entry(name: str, stored: _StoredTensor, start: int) -> TensorEntry:
+    """One tensor, checked against itself."""
+    if stored.dtype not in _DTYPES:
+        raise Unreadable(f"tensor {shown(name)} has dtype {shown(stored.dtype)}, which is not supported")
+    dtype = np.dtype(_DTYPES[stored.dtype])
+    begin, end = stored.data_offsets
+    if math.prod(max(1, size) for size in stored.shape) * dtype.itemsize >= 1 << 62:
+        raise Unreadable(f"tensor {shown(name)} has an impossible shape {shown(stored.shape)}")
+    if end - begin != math.prod(stored.shape) * dtype.itemsize:
+        raise Unreadable(
+            f"tensor {shown(name)} of shape {shown(stored.shape)} does not fit its {end - begin} bytes"
+        )
+    return TensorEntry(dtype, tuple(stored.shape), start + begin, start + end)
+
+
+def _check_covering(entries: dict[str, TensorEntry], start: int, file_bytes: int) -> None:
+    """The tensors' bytes follow each other from the header to the end of the file."""
+    position = start
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin < position:
+            raise Unreadable(f"tensor {shown(name)} overlaps the one before it")
+        if entry.begin > position:
+            raise Unreadable(f"there are {entry.begin - position} bytes of no tensor before {shown(name)}")
+        position = entry.end
+    if position != file_bytes:
+        raise Unreadable(f"its tensors end at byte {position}, the file has {file_bytes}")

@@ -1,0 +1,89 @@
+"""One run at a time in an output directory.
+
+Owns a lock file in the directory, held by the system for as long as the process lives: a dead process never blocks,
+and nothing has to be cleaned up after it. The file names the process that holds it, for the message to the second
+one, and is removed at the end. Refuses a directory that another run holds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tilewise.checkpoint.files import writing
+from tilewise.core import ConfigError, get_logger
+
+__all__ = ["lock_directory"]
+
+_NAME = ".tilewise-lock"
+_ATTEMPTS = 1000
+_OPEN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+@contextmanager
+def lock_directory(directory: Path) -> Iterator[None]:
+    """Hold `directory` for one run; it is made when it is not there, and removed again when it stays empty.
+
+    Raises:
+        ConfigError: another run holds it; names the process if it is known.
+        ResourceError: the lock file cannot be written.
+    """
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
+    with writing(directory / _NAME):
+        descriptor = _acquire(directory / _NAME)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            (directory / _NAME).unlink()
+        os.close(descriptor)
+        with suppress(OSError):  # not empty: the run left something, as it should
+            for path in made:
+                path.rmdir()
+
+
+def _acquire(path: Path) -> int:
+    """The open and locked file at `path`, with our process id in it."""
+    while True:
+        descriptor = _open(path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 20).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise ConfigError(
+                f"[checkpoint.lock] an output directory takes one run at a time; got {str(path.parent)!r}, which "
+                f"{f'process {holder}' if holder.isdecimal() else 'another process'} writes to; wait for it, or choose "
+                "another directory"
+            ) from None
+        except OSError as error:
+            get_logger("checkpoint").warning(
+                "%s cannot be locked (%s); two runs at once would spoil each other",
+                path.parent,
+                error.strerror,
+            )
+        if _is_at(descriptor, path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            return descriptor
+        os.close(descriptor)  # the run before has removed this file meanwhile
+
+
+def _open(path: Path) -> int:
+    """The file at `path`, in a directory that is made if need be."""
+    for _ in range(_ATTEMPTS):
+        with suppress(FileNotFoundError):  # a run that ends may remove the directory meanwhile
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(path, _OPEN, 0o666)
+    return os.open(path, _OPEN, 0o666)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file still has that name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,192 @@
+"""What comes from outside: regular files read whole, and JSON held to a model.
+
+Owns the border between bytes that may have been written by any program and values that the rest trusts. Refuses what
+is no regular file (a pipe would wait for ever), what is larger than its kind ever is, and JSON on which readers
+disagree or choke: deep nesting, a key that stands twice, NaN, numbers beyond a double, text that is not UTF-8, a
+value of another type than its model says. `Unreadable` says what is wrong in a few words; the caller knows what the
+file is for and puts them into a ConfigError or a CheckpointError. Parsing is a pure function of bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
+
+from tilewise.core.border import shown
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+
+__all__ = [
+    "Unreadable",
+    "decode_text",
+    "first_problem",
+    "open_regular",
+    "parse_json",
+    "read_json",
+    "read_whole",
+    "validate_json",
+]
+
+MAX_JSON_BYTES = 64 << 20
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+Model = TypeVar("Model", bound="BaseModel")
+
+
+class Unreadable(ValueError):
+    """Content from outside that is refused; the text continues `got FILE: `."""
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a regular file for reading; never waits.
+
+    Raises:
+        Unreadable: it is not there, is no regular file, or may not be read.
+    """
+    try:
+        # O_NONBLOCK: opening a pipe returns at once instead of waiting for a writer
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise Unreadable(
+            "it is a link that leads nowhere" if os.path.islink(path) else "no such file"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise Unreadable(_reason(error)) from None
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
+        raise Unreadable(f"it must be a regular file and is {kind}")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_whole(path: str | Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """All bytes of a regular file.
+
+    Raises:
+        Unreadable: as `open_regular`, or it holds more than `max_bytes`.
+    """
+    with open_regular(path) as file:
+        try:
+            content = file.read(max_bytes + 1)
+        except OSError as error:
+            raise Unreadable(_reason(error)) from None
+    if len(content) > max_bytes:
+        raise Unreadable(f"it is larger than {max_bytes} bytes")
+    return content
+
+
+def decode_text(content: bytes) -> str:
+    """The text of a UTF-8 file.
+
+    Raises:
+        Unreadable: it is not UTF-8, or starts with a byte order mark.
+    """
+    _refuse_byte_order_mark(content)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"byte {error.start} is not UTF-8") from None
+
+
+def validate_json(content: bytes, model: type[Model]) -> Model:
+    """JSON as a model reads it; nesting is limited (to some 200 levels), texts are UTF-8.
+
+    Raises:
+        Unreadable: it is not JSON, or holds something else than the model says.
+    """
+    from pydantic import ValidationError
+
+    _refuse_byte_order_mark(content)
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        raise Unreadable(first_problem(error)) from None
+
+
+def parse_json(content: bytes, model: type[Model]) -> Model:
+    """As `validate_json`, and every reader would read the same: no key stands twice, all numbers are finite.
+
+    Raises:
+        Unreadable: see there.
+    """
+    found = validate_json(content, model)
+    try:
+        json.loads(
+            content.decode("utf-8"),
+            object_pairs_hook=_unique_keys,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+        )
+    except Unreadable:
+        raise
+    except (ValueError, RecursionError) as error:  # not expected after `validate_json`
+        raise Unreadable(str(error)) from None
+    return found
+
+
+def read_json(path: str | Path, model: type[Model], max_bytes: int = MAX_JSON_BYTES) -> Model:
+    """A JSON file as a model.
+
+    Raises:
+        Unreadable: as `read_whole` and `parse_json`.
+    """
+    return parse_json(read_whole(path, max_bytes), model)
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first of a model's problems in one line: its place, what is wrong, what was given."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part)[:80] for part in first["loc"])
+    kind, message = first["type"], first["msg"]
+    if kind == "json_invalid":
+        return f"it is not JSON: {message.removeprefix('Invalid JSON: ')}"
+    if kind == "extra_forbidden":
+        return f"{place} must be a known key; got an unknown one"
+    if kind == "missing":
+        return f"{place} must be there; got nothing"
+    message = message.removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    given = "" if kind == "value_error" else f"; got {shown(first['input'])}"
+    return f"{place}: {message}{given}" if place else f"{message}{given}"
+
+
+def _refuse_byte_order_mark(content: bytes) -> None:
+    if content.startswith(b"\xef\xbb\xbf"):
+        raise Unreadable("it starts with a byte order mark; save it as UTF-8 without one")
+
+
+def _reason(error: Exception) -> str:
+    words = error.strerror if isinstance(error, OSError) else None
+    return words or str(error)
+
+
+def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise Unreadable(f"key {shown(key)} stands twice")
+        seen.add(key)
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise Unreadable(f"{text} is no number in JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise Unreadable(f"{text[:40]} is beyond what a double holds")
+    return value

@@ -1,0 +1,95 @@
+"""Text out of files: whole, or in pieces that are cut where a reader would cut.
+
+Owns decoding and cutting. A long file is read block by block, so beside the text itself a block and a piece are in
+memory. Pieces end at a blank line, at a line's end where no blank line comes for long, and never inside a character;
+together they are the text. Refuses, with a word each, what is no text: binary files, other encodings, what cannot be
+read.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tilewise.core.reading import Unreadable, open_regular
+
+__all__ = ["read_pieces", "read_text"]
+
+_BLOCK_BYTES = 1 << 20
+_PIECE_CHARS = 8192
+_LONGEST_PIECE_CHARS = 8 * _PIECE_CHARS
+_BLANK_LINE = re.compile(r"\n\r?\n")
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        Unreadable: a word for why it is none: `binary`, `not UTF-8`, `unreadable`.
+    """
+    return "".join(_blocks(path))
+
+
+def read_pieces(path: Path) -> list[str]:
+    """The text of a file in pieces of some 8 KiB, none of them blank, which joined are the text.
+
+    Raises:
+        Unreadable: as `read_text`; a file that is no text at one place is none at all.
+    """
+    pieces: list[str] = []
+    rest = ""
+    for block in _blocks(path):
+        rest += block
+        begin = 0
+        while len(rest) - begin > _LONGEST_PIECE_CHARS:
+            end = _cut(rest, begin)
+            pieces.append(rest[begin:end])
+            begin = end
+        rest = rest[begin:]
+    while rest:
+        end = _cut(rest, 0)
+        pieces.append(rest[:end])
+        rest = rest[end:]
+    return _join_blank(pieces)
+
+
+def _cut(text: str, begin: int) -> int:
+    """Where the piece that starts at `begin` ends; `text` reaches beyond the longest piece, or to the end."""
+    limit = begin + _LONGEST_PIECE_CHARS
+    blank = _BLANK_LINE.search(text, begin + _PIECE_CHARS - 2, limit)
+    if blank is not None:
+        return blank.end()
+    if len(text) <= limit:
+        return len(text)
+    line = text.rfind("\n", begin + _PIECE_CHARS, limit)
+    return limit if line < 0 else line + 1
+
+
+def _join_blank(pieces: list[str]) -> list[str]:
+    """Blank pieces go with the one before them; a text that is blank as a whole has none."""
+    joined: list[str] = []
+    for piece in pieces:
+        if joined and not piece.strip():
+            joined[-1] += piece
+        else:
+            joined.append(piece)
+    if joined and not joined[0].strip():
+        joined[:2] = ["".join(joined[:2])]
+    return [] if joined and not joined[0].strip() else joined
+
+
+def _blocks(path: Path) -> Iterator[str]:
+    decode = codecs.getincrementaldecoder("utf-8")().decode
+    try:
+        with open_regular(path) as file:
+            while block := file.read(_BLOCK_BYTES):
+                if b"\0" in block:
+                    raise Unreadable("binary")
+                yield decode(block)
+            yield decode(b"", final=True)
+    except UnicodeDecodeError:
+        raise Unreadable("not UTF-8") from None
+    except OSError:
+        raise Unreadable("unreadable") from None

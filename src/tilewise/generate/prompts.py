@@ -1,0 +1,41 @@
+"""From a prompt's text to token ids.
+
+Refuses what is no text (an argument of a command line may hold bytes that are not UTF-8) and what a tokenizer cannot
+say.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tilewise.core import ConfigError
+from tilewise.core.border import shown
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["encode_prompt"]
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """The ids of a prompt, with what the tokenizer puts before and after it; may be empty.
+
+    Raises:
+        ConfigError: the prompt is no UTF-8 text, or the tokenizer has no tokens for it.
+    """
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"[generate.prompt] a prompt must be UTF-8 text; got {shown(prompt[error.start : error.end])} at character "
+            f"{error.start}; convert it"
+        ) from None
+    try:
+        return list(tokenizer.encode(prompt).ids)
+    except BaseException as error:  # bare Exceptions, and panics of the library, which are not even those
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ConfigError(
+            f"[generate.prompt] a prompt must have tokens in tokenizer.json; got {shown(prompt, 40)}: {error}; "
+            "choose another prompt, or check the tokenizer"
+        ) from None

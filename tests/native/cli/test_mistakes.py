@@ -1,0 +1,464 @@
+"""The command line under unlucky and hostile hands: one line, an exit code, no traceback, nothing written."""
+
+import json
+import os
+import shutil
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from native.train.small_run import make_config, tilewise, write_texts, write_toml
+from tilewise.checkpoint import save_pretrained
+from tilewise.cli.main import _run
+from tilewise.data import train_tokenizer
+from tilewise.models.llama import LlamaConfig
+from tilewise.models.llama.weights import file_name, parameter_shapes
+
+WEIGHTS = "model.safetensors"
+NOT_UTF8 = os.fsdecode(b"\xff")
+
+
+def save_model(directory, **changes):
+    """A small model with random weights in fp32, and a context of 64."""
+    tokenizer = train_tokenizer(["def f(x):\n    return x\n" * 9], vocab_size=300)
+    sizes = {"max_position_embeddings": 64, "eos_token_ids": (0,), "bos_token_id": 0, "dtype": "float32"}
+    config = LlamaConfig(tokenizer.get_vocab_size(), 32, 48, 2, 4, 2, **{**sizes, **changes})
+    rng = np.random.default_rng(0)
+    tensors = [(file_name(n), rng.normal(0, 0.3, s).astype(np.float32)) for n, s in parameter_shapes(config)]
+    save_pretrained(directory, config.to_dict(), tensors, tokenizer, {"eos_token_id": 0})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def whole_model(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model") / "model")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return write_texts(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command line in this process; returns its exit code, standard output and standard error."""
+
+    def call(*arguments):
+        code = _run([str(argument) for argument in arguments])
+        output = capsys.readouterr()
+        return code, output.out, output.err
+
+    return call
+
+
+def assert_refused(result, words, code=2):
+    """One line on standard error that has the words, nothing on standard output, the exit code."""
+    got, out, err = result
+    assert (got, out) == (code, ""), err
+    assert words in err and err.startswith("tilewise: ") and err.count("\n") == 1 and len(err) < 2500, err
+    assert "Traceback" not in err and all(c.isprintable() for c in err[:-1])
+
+
+def _json(name, **changes):
+    """Change keys of a JSON file of a model directory."""
+
+    def change(directory):
+        path = directory / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return change
+
+
+def _write(name, content):
+    """Put other bytes in the place of a file."""
+    return lambda directory: (directory / name).write_bytes(content)
+
+
+def _instead(name, make):
+    """Put something else in the place of a file."""
+
+    def change(directory):
+        (directory / name).unlink()
+        make(directory / name)
+
+    return change
+
+
+def _tensors(edit):
+    """Change the weights file's tensors."""
+
+    def change(directory):
+        tensors = load_file(directory / WEIGHTS)
+        edit(tensors)
+        save_file(tensors, directory / WEIGHTS)
+
+    return change
+
+
+def _header(edit):
+    """Change the weights file's header, as a dictionary, without its data."""
+
+    def change(directory):
+        content = (directory / WEIGHTS).read_bytes()
+        end = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:end])
+        edit(header)
+        text = json.dumps(header).encode()
+        (directory / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + content[end:])
+
+    return change
+
+
+def _index(weight_map):
+    """A model whose weights stand behind an index."""
+
+    def change(directory):
+        (directory / WEIGHTS).rename(directory / "part")
+        (directory / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    return change
+
+
+def _everything_in(part):
+    names = dict(parameter_shapes(LlamaConfig(271, 32, 48, 2, 4, 2)))
+    return {file_name(name): part for name in names}
+
+
+def _as_integers(tensors):
+    tensors["model.norm.weight"] = np.ones(32, np.int32)
+
+
+def _swap_offsets(header):
+    a, b = "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"
+    header[a]["data_offsets"] = header[b]["data_offsets"]
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 64,
+}
+
+MODELS = {
+    "config: nothing": (_write("config.json", b""), "not JSON"),
+    "config: no object": (_write("config.json", b"[]"), "object"),
+    "config: binary": (_write("config.json", bytes(range(256))), "not JSON"),
+    "config: nested": (_write("config.json", b'{"a":' * 10**5), "not JSON"),
+    "config: byte order mark": (_write("config.json", b"\xef\xbb\xbf{}"), "byte order mark"),
+    "config: a key twice": (_write("config.json", b'{"a": 1, "a": 2}'), "must be there"),
+    "config: empty": (_write("config.json", b"{}"), "vocab_size must be there"),
+    "config: pipe": (_instead("config.json", os.mkfifo), "named pipe"),
+    "config: directory": (_instead("config.json", os.mkdir), "a directory"),
+    "config: link to nothing": (_instead("config.json", lambda path: path.symlink_to("x")), "leads nowhere"),
+    "config: device": (_instead("config.json", lambda path: path.symlink_to("/dev/zero")), "a device"),
+    "config: missing": (_instead("config.json", lambda path: None), "must hold config.json"),
+    "size as text": (_json("config.json", hidden_size="32"), "hidden_size"),
+    "size as fraction": (_json("config.json", hidden_size=32.9), "hidden_size"),
+    "size beyond all": (_json("config.json", hidden_size=1e40), "hidden_size"),
+    "size negative": (_json("config.json", vocab_size=-1), "vocab_size"),
+    "size without end": (_json("config.json", hidden_size=10**4000), "hidden_size"),
+    "size of another model": (_json("config.json", intermediate_size=64), "mlp"),
+    "layers left out": (_json("config.json", num_hidden_layers=1), "num_hidden_layers"),
+    "layers too many": (_json("config.json", num_hidden_layers=3), "model.layers.2."),
+    "flag as text": (_json("config.json", tie_word_embeddings="false"), "tie_word_embeddings"),
+    "rope of zero": (_json("config.json", rope_scaling={**LLAMA3, "factor": 0}), "rope_scaling.factor"),
+    "rope of text": (_json("config.json", rope_scaling={**LLAMA3, "factor": "8"}), "rope_scaling.factor"),
+    "rope upside down": (
+        _json("config.json", rope_scaling={**LLAMA3, "low_freq_factor": 4.0}),
+        "low_freq_factor",
+    ),
+    "rope of no length": (
+        _json("config.json", rope_scaling={**LLAMA3, "original_max_position_embeddings": -1}),
+        "original_max_position_embeddings",
+    ),
+    "rope that is no dictionary": (_json("config.json", rope_scaling=[1]), "rope_scaling"),
+    "eos outside": (_json("config.json", eos_token_id=300), "eos_token_id must lie in the vocabulary"),
+    "bos outside": (_json("config.json", bos_token_id=-7), "bos_token_id must lie in the vocabulary"),
+    "vocabulary too small": (_json("config.json", vocab_size=200), "got id 270 with vocab_size 200"),
+    "tied head that differs": (_json("config.json", tie_word_embeddings=True), "lm_head.weight"),
+    "generation: no object": (_write("generation_config.json", b"7"), "generation_config.json"),
+    "generation: text": (_json("generation_config.json", eos_token_id="0"), "eos_token_id"),
+    "generation: outside": (_json("generation_config.json", eos_token_id=[0, 271]), "got 271"),
+    "generation: pipe": (_instead("generation_config.json", os.mkfifo), "named pipe"),
+    "tokenizer: nothing": (_write("tokenizer.json", b""), "tokenizer.json"),
+    "tokenizer: nested": (_write("tokenizer.json", b"[" * 10**5), "tokenizer.json"),
+    "tokenizer: no model": (_write("tokenizer.json", b"{}"), "tokenizer.json"),
+    "tokenizer: pipe": (_instead("tokenizer.json", os.mkfifo), "named pipe"),
+    "tokenizer: missing": (_instead("tokenizer.json", lambda path: None), "must hold tokenizer.json"),
+    "weights: nothing": (_write(WEIGHTS, b""), "0 bytes"),
+    "weights: text": (
+        _write(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n"),
+        "header",
+    ),
+    "weights: pipe": (_instead(WEIGHTS, os.mkfifo), "named pipe"),
+    "weights: directory": (_instead(WEIGHTS, os.mkdir), "a directory"),
+    "weights: missing": (_instead(WEIGHTS, lambda path: None), "no such file"),
+    "weights: overlapping": (_header(_swap_offsets), "bytes of no tensor"),
+    "weights: negative shape": (
+        _header(lambda h: h["lm_head.weight"].update(shape=[-1])),
+        "lm_head.weight.shape",
+    ),
+    "weights: shape beyond all": (
+        _header(lambda h: h["lm_head.weight"].update(shape=[1e40])),
+        "lm_head.weight.shape",
+    ),
+    "weights: unknown dtype": (_header(lambda h: h["lm_head.weight"].update(dtype="F4")), "'F4'"),
+    "weights: null": (_header(lambda h: h.update({"lm_head.weight": None})), "lm_head.weight"),
+    "weights: a hostile name": (_header(lambda h: h.update({"\x1b[2J\n" * 9999: 3})), "\\x1b[2J"),
+    "weights: integers": (_tensors(_as_integers), "'model.norm.weight' must be stored as floating-point"),
+    "weights: one missing": (_tensors(lambda t: t.pop("model.norm.weight")), "'model.norm.weight'"),
+    "weights: one more": (_tensors(lambda t: t.update(extra=np.ones(1))), "'extra'"),
+    "index: above": (_index({"a": "../x"}), "'../x' is not the plain name"),
+    "index: absolute": (_index({"a": "/etc/passwd"}), "'/etc/passwd' is not the plain name"),
+    "index: number": (_index({"a": 3}), "weight_map.a"),
+    "index: absent file": (_index({"a": "x"}), "no such file"),
+    "index: absent tensor": (_index({"a": "part"}), "'a'"),
+    "index: left out": (_index({"model.norm.weight": "part"}), "does not say"),
+    "index: nested": (_write(f"{WEIGHTS}.index.json", b"[" * 10**5), "index.json"),
+    "index: two models": (_write(f"{WEIGHTS}.index.json", b'{"weight_map": {}}'), "none of its files"),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_a_spoilt_model_directory_is_refused(whole_model, tmp_path, run, case):
+    """Whatever is wrong with a file of a model directory is said in one line, before anything is written."""
+    change, words = MODELS[case]
+    shutil.copytree(whole_model, tmp_path / "model")
+    change(tmp_path / "model")
+    assert_refused(run("generate", tmp_path / "model", "def f"), words)
+
+
+def test_other_model_directories_are_whole(whole_model, tmp_path, run):
+    """The twin: links, an index, a padded vocabulary, a tied head that is a copy and old frequencies are all fine."""
+    _, text, _ = run("generate", whole_model, "def f", "--max-tokens", 4)
+    for name, change in {
+        "links": _instead(WEIGHTS, lambda path: path.symlink_to(whole_model / WEIGHTS)),
+        "index": _index(_everything_in("part")),
+        "frequencies": _tensors(
+            lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4)})
+        ),
+        "halves": _tensors(lambda t: t.update({n: x.astype(ml_dtypes.bfloat16) for n, x in t.items()})),
+    }.items():
+        shutil.copytree(whole_model, tmp_path / name)
+        change(tmp_path / name)
+        assert run("generate", tmp_path / name, "def f", "--max-tokens", 4)[:2] == (0, text), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["x" * 400], "must leave room in the context of 64 tokens; got 400"),
+        ([" " * 10**5], "must leave room"),
+        (["\udcff"], "must be UTF-8 text; got '\\udcff' at character 0"),
+        (["def f\ud800"], "at character 5"),
+        (
+            ["def", "--max-tokens", "64"],
+            "must fit the model's context of 64 tokens; got 1 and 64; ask for at most 63",
+        ),
+        (["def", "--max-tokens", "9" * 40], "must fit the model's context"),
+        (["def", "--max-tokens", "0"], "--max-tokens"),
+        (["def", "--max-tokens", "1.5"], "--max-tokens"),
+        (["def", "--tp", "9" * 40], "tp"),
+        (["def", "--tp", str(1 << 40)], "tp must lie in"),
+        (["def", "--top-k", "-1"], "--top-k"),
+        (["def", "--top-p", "0"], "top_p"),
+        (["def", "--seed", "9" * 40], "seed"),
+        (["def", "--temperature", "1e400"], "temperature"),
+        (["def", "--dtype", "float16"], "--dtype"),
+        (["def", "--dtype", "\udcff"], "--dtype"),
+        (["def", "--dtype", "BF16"], "--dtype"),
+        (["def", "--wings"], "--wings"),
+        (["def", "--\x1b[2J\udcff"], "No such option"),
+        (["def", "more"], "extra argument"),
+        ([], "Missing argument"),
+    ],
+)
+def test_wrong_requests_are_refused(whole_model, run, arguments, words):
+    """Prompts, numbers and names that cannot be are one line each, before the model is loaded."""
+    assert_refused(run("generate", whole_model, *arguments), words)
+
+
+@pytest.mark.parametrize(
+    "directory", ["nowhere", "", ".", "/dev/null", NOT_UTF8, "a" * 5000, "a\x1b[2Jb", "x\ny"]
+)
+def test_what_is_no_model_directory_is_named(run, directory):
+    """A path that is no directory, too long or full of escapes is one harmless line."""
+    assert_refused(run("generate", directory, "def"), "must hold config.json")
+
+
+def test_a_model_directory_that_is_a_file(whole_model, run):
+    """A file where a directory should be is named."""
+    assert_refused(
+        run("generate", whole_model / "config.json", "def"),
+        "must hold config.json",
+    )
+
+
+@pytest.mark.parametrize("dtype", ["f32", "fp32", "float32", "auto"])
+def test_spellings_of_a_dtype_write_the_same(whole_model, run, dtype):
+    """Every spelling, and `auto` for a model that is stored so, is the same computation; bf16 is another."""
+    one, same = (run("generate", whole_model, "def f", "--dtype", name)[:2] for name in ("float32", dtype))
+    assert one == same and one[0] == 0
+    assert run("generate", whole_model, "def f", "--dtype", "bfloat16")[1] != one[1]
+
+
+def test_the_default_length_fits_a_small_context(whole_model, run):
+    """Without --max-tokens a text ends at the context; all the room can be asked for."""
+    code, _, err = run("generate", whole_model, "def f", "--seed", 1, "--temperature", 1)
+    assert code == 0 and "ended by" in err
+    assert run("generate", whole_model, "def", "--max-tokens", 63)[0] == 0
+
+
+def test_empty_and_blank_prompts_write(whole_model, run):
+    """Nothing, blanks and control characters are prompts like others."""
+    for prompt in ("", " ", "\n\n", "\t", "\0", "\x1b[2J"):
+        assert run("generate", whole_model, prompt, "--max-tokens", 3)[0] == 0
+
+
+CONFIGS = {
+    "missing": (None, "no such file"),
+    "directory": (lambda path: path.mkdir(), "a directory"),
+    "pipe": (os.mkfifo, "named pipe"),
+    "binary": (bytes(range(256)), "not UTF-8"),
+    "byte order mark": (b"\xef\xbb\xbf[train]\n", "byte order mark"),
+    "nested": (b"a = " + b"[" * 4000, "not TOML"),
+    "json": (b"{}", "not TOML"),
+    "true for steps": (b"[train]\nsteps = true\n", "train.steps"),
+    "text for steps": (b"[train]\nsteps = '3'\n", "train.steps"),
+    "fraction for steps": (b"[train]\nsteps = 3.0\n", "train.steps"),
+    "date for steps": (b"[train]\nsteps = 2026-01-01\n", "train.steps"),
+    "workers": (b"[distribution]\nworkers_per_device = 256\n", "workers_per_device"),
+    "unknown section": (b"[colours]\nred = 1\n", "colours must be a known key"),
+    "hostile key": (b'"\\u001b[2J\\n" = 1\n', "must be a known key"),
+    "context": (
+        b"[data]\ncontext = 100000\n[train]\nbatch = 64\nleaves = 1\n",
+        "the devices' memory must fit",
+    ),
+    "data: missing": (b"[data]\npath = 'nowhere'\n", "must be a file or a directory"),
+    "data: not printable": (b'[data]\npath = "a\\u0000\\u001b"\n', "must be a file or a directory"),
+    "data: empty": (b"[data]\npath = 'empty'\n", "must hold UTF-8 text"),
+    "data: binary": (b"[data]\npath = 'binary'\n", "1 binary"),
+    "data: pipe": (b"[data]\npath = 'pipe'\n", "must be a file or a directory"),
+    "data: too little": (b"[data]\npath = 'little'\n", "must hold at least context + 1"),
+    "output: file": (b"[output]\ndirectory = 'little'\n", "can be written to"),
+    "output: below a file": (b"[output]\ndirectory = 'little/x'\n", "can be written to"),
+    "output: too long": (b"[output]\ndirectory = '" + b"a" * 300 + b"'\n", "can be written to"),
+    "output: not a name": (b'[output]\ndirectory = "a\\u0000"\n', "can be written to"),
+    "output: model is a file": (b"[output]\ndirectory = 'taken'\n", "called 'model'"),
+    "output: metrics is a directory": (b"[output]\ndirectory = 'taken2'\n", "called 'metrics.jsonl'"),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_spoilt_configuration_is_refused(tmp_path, run, case):
+    """Whatever is wrong with a configuration, or where it points to, is said in one line, and leaves nothing behind."""
+    content, words = CONFIGS[case]
+    for folder in ("taken/x", "taken2/metrics.jsonl"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "taken" / "model").touch()
+    (tmp_path / "empty").touch()
+    (tmp_path / "binary").write_bytes(b"\0\1\2")
+    (tmp_path / "little").write_text("x")
+    if case != "pipe":
+        os.mkfifo(tmp_path / "pipe")
+    path = tmp_path / ("pipe" if case == "pipe" else "train.toml")
+    if callable(content):
+        content(path)
+    elif content is not None:
+        path.write_bytes(content)
+    before = sorted(tmp_path.rglob("*"))
+    assert_refused(run("train", path), words)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("mesh", "words"),
+    [
+        *(
+            (text, "a mesh reads axis=size")
+            for text in ("", "=", "dp", "dp=", "dp=-1", "dp=²", "dp=٢", "dp=2,", "dp=2,dp=2")
+        ),
+        *(
+            (text, "a mesh reads axis=size")
+            for text in ("dp=2 ,tp= 2", "dp=two", f"dp={'9' * 5000}", "dp=1e3", "dp=0x2")
+        ),
+        *((text, "name of an axis must be printable") for text in ("=2", "\udcff=2", "dp=2,\x1b[2J=2")),
+        *((text, "must lie in [1, 1024]") for text in ("dp=0", "tp=9999", f"dp={1 << 20}")),
+        ("xx=2", "mesh axes are dp and tp"),
+        *((text, "power of two") for text in ("dp=3", "tp=1024")),
+        ("dp=64,tp=64", "at most 1024 devices"),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_refused(tmp_path, run, mesh, words):
+    """Every text that is no mesh of this model is one line."""
+    path = write_toml(make_config(tmp_path / "nowhere", tmp_path), tmp_path / "train.toml")
+    assert_refused(run("verify", path, "--mesh", mesh), words)
+
+
+@pytest.mark.parametrize("steps", ["0", "-1", "1.5", "9" * 40, "many"])
+def test_a_number_of_steps_that_cannot_be_is_refused(tmp_path, run, steps):
+    """Steps are a number within bounds."""
+    path = write_toml(make_config(tmp_path / "nowhere", tmp_path), tmp_path / "train.toml")
+    assert_refused(run("verify", path, "--mesh", "dp=2", "--steps", steps), "--steps")
+
+
+def test_wrong_arguments_of_the_demo_are_refused(tmp_path, texts, run):
+    """Output on a file, data that is none, and impossible numbers are one line, and leave nothing behind."""
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "taken" / "timeline.json").mkdir(parents=True)
+    (tmp_path / "taken2").mkdir()
+    (tmp_path / "taken2" / "untrained").touch()
+    before = sorted(tmp_path.rglob("*"))
+    out = ("--out", tmp_path / "out", "--steps", 2)
+    for arguments, words in (
+        (("--out", tmp_path / "file", "--data", texts), "can be written to"),
+        ((*out, "--data", tmp_path / "nowhere"), "must be a file or a directory"),
+        ((*out, "--data", tmp_path / "empty"), "must hold UTF-8 text"),
+        ((*out, "--data", NOT_UTF8), "must be a file or a directory"),
+        ((*out, "--data", ""), "data"),
+        ((*out, "--dp", 3), "power of two"),
+        (("--out", tmp_path / "taken", "--data", texts), "called 'timeline.json'"),
+        (("--out", tmp_path / "taken2", "--data", texts), "called 'untrained'"),
+        ((*out, "--minutes", "1e400"), "--minutes"),
+        (("--out", "", "--data", tmp_path / "nowhere"), "must be a file or a directory"),
+    ):
+        assert_refused(run("demo", *arguments), words)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_names_that_are_not_utf8_work(whole_model, texts, tmp_path):
+    """A model directory, data and output under names that are bytes: the run succeeds, and its path comes as it is."""
+    shutil.copytree(whole_model, tmp_path / NOT_UTF8)
+    done = tilewise("generate", tmp_path / NOT_UTF8, "def f", "--max-tokens", 3)
+    assert done.returncode == 0, done.stderr
+    shutil.copytree(texts, tmp_path / (NOT_UTF8 + "t"))
+    config = make_config("t", "o", steps=2).model_copy()
+    file = write_toml(config, tmp_path / "train.toml")
+    (tmp_path / (NOT_UTF8 + "d")).mkdir()
+    shutil.move(file, tmp_path / (NOT_UTF8 + "d") / "train.toml")
+    shutil.copytree(texts, tmp_path / (NOT_UTF8 + "d") / "t")
+    done = tilewise("train", tmp_path / (NOT_UTF8 + "d") / "train.toml", errors="surrogateescape")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == str(tmp_path / (NOT_UTF8 + "d") / "o" / "model") + "\n"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        pytest.param({"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, marks=pytest.mark.slow),
+    ],
+)
+def test_text_that_a_console_cannot_show_is_escaped(whole_model, run, environment):
+    """A console without Unicode gets escapes, not a traceback; the text is the same."""
+    arguments = ("generate", whole_model, "def f", "--temperature", 2, "--seed", 3)
+    _, text, _ = run(*arguments)
+    plain = tilewise(*arguments, extra_environment=environment)
+    assert plain.returncode == 0, plain.stderr
+    assert not text.isascii() and plain.stdout == text.encode("ascii", "backslashreplace").decode()

@@ -1,0 +1,175 @@
+"""The header of safetensors: equal arrays or one error, whatever the bytes."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import deserialize
+from safetensors.numpy import save
+
+from tilewise.checkpoint import open_weights
+from tilewise.checkpoint.header import parse_header
+from tilewise.core import CheckpointError
+from tilewise.core.reading import Unreadable
+
+F32, I32 = {"dtype": "F32"}, {"dtype": "I32"}
+TENSORS = {
+    "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "b": np.arange(5).astype(ml_dtypes.bfloat16),
+    "c": np.array([[True], [False]]),
+    "d": np.zeros((0, 4), np.int64),
+}
+WHOLE = save(TENSORS, metadata={"format": "pt"})
+
+
+def _file(header, num_data_bytes=8):
+    content = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(content).to_bytes(8, "little") + content + bytes(num_data_bytes)
+
+
+def _two(first, second):
+    return {
+        "a": F32 | {"shape": [1], "data_offsets": first},
+        "b": F32 | {"shape": [1], "data_offsets": second},
+    }
+
+
+def _one(**changes):
+    return {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "0 bytes"),
+        (b"\2\0\0\0\0\0\0\0{", "header should take 2 bytes"),
+        (b"\xff" * 8 + b"{}", "header should take"),
+        ((10**8 + 1).to_bytes(8, "little") + b"{}", "header should take"),
+        (_file(b" {}", 0), "begin with"),
+        (_file(b"[]"), "begin with"),
+        (_file(b"{]"), "not JSON"),
+        (_file(b'{"a": ' + b"[" * 10**5), "not JSON"),
+        (_file({"a": None}), "a:"),
+        (_file({"a": {}}), "a.dtype"),
+        (_file(_one(dtype=7)), "a.dtype"),
+        (_file(_one(dtype="F8_E4M3")), "dtype 'F8_E4M3', which is not supported"),
+        (_file(_one(shape=2)), "a.shape"),
+        (_file(_one(shape=[2.0])), "a.shape.0"),
+        (_file(_one(shape=[True])), "a.shape.0"),
+        (_file(_one(shape=["2"])), "a.shape.0"),
+        (_file(b'{"a":{"dtype":"F32","shape":[1e40],"data_offsets":[0,8]}}'), "a.shape.0"),
+        (_file(_one(shape=[-2])), "a.shape.0"),
+        (_file(_one(shape=[-1, -2])), "a.shape.0"),
+        (_file(_one(shape=[10**30])), "a.shape.0"),
+        (_file(_one(shape=[1 << 61, 1 << 61])), "impossible shape"),
+        (_file(_one(shape=[0, 1 << 61, 1 << 61], data_offsets=[0, 0]), 0), "impossible shape"),
+        (_file(_one(shape=[1] * 33)), "a.shape"),
+        (_file(_one(shape=[3])), "does not fit its 8 bytes"),
+        (_file(_one(data_offsets=[0])), "a.data_offsets"),
+        (_file(_one(data_offsets=[0, 4, 8])), "a.data_offsets"),
+        (_file(_one(data_offsets=[8, 0])), "does not fit"),
+        (_file(_one(data_offsets=[-8, 0])), "a.data_offsets.0"),
+        (_file(_one(data_offsets=[0, 8.0])), "a.data_offsets.1"),
+        (_file(_one(colour=1)), "a.colour must be a known key"),
+        (_file(_one(), 7), "end at byte"),
+        (_file(_one(), 9), "end at byte"),
+        (_file({}, 1), "end at byte"),
+        (_file(_two([0, 4], [0, 4])), "overlaps"),
+        (_file(_two([0, 4], [2, 6])), "overlaps"),
+        (_file(_two([0, 4], [5, 9]), 9), "1 bytes of no tensor before 'b'"),
+        (_file(_two([4, 8], [8, 12]), 12), "4 bytes of no tensor before 'a'"),
+        (
+            _file(
+                b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"I32","shape":[1],"data_offsets":[4,8]}}'
+            ),
+            "'a' stands twice",
+        ),
+        (_file({"__metadata__": {"x": 1}} | _one()), "__metadata__.x"),
+        (_file({"__metadata__": "x"} | _one()), "__metadata__"),
+    ],
+)
+def test_a_header_that_breaks_a_rule_is_refused(data, words, tmp_path):
+    """Every rule of the format has its reason, in one short line; the file is named when it is one."""
+    with pytest.raises(Unreadable) as caught:
+        parse_header(data)
+    assert words in str(caught.value) and len(str(caught.value)) < 300
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"got '.*model\.safetensors'") as error:
+        open_weights(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def _arrays(data, path):
+    path.write_bytes(data)
+    return dict(open_weights(path))
+
+
+def _same(ours, theirs):
+    return ours.keys() == theirs.keys() and all(
+        (ours[n].dtype, ours[n].shape, ours[n].tobytes())
+        == (theirs[n].dtype, theirs[n].shape, theirs[n].tobytes())
+        for n in ours
+    )
+
+
+def test_what_the_library_writes_is_read(tmp_path):
+    """All dtypes and shapes, empty ones too, and no tensor at all."""
+    assert _same(_arrays(WHOLE, tmp_path / "f"), TENSORS)
+    assert _arrays(save({}), tmp_path / "g") == {}
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_a_spoilt_file_gives_the_arrays_it_says_or_one_error(data, tmp_path_factory):
+    """Bytes of a valid file changed, taken out and put in: what the format's own library reads, or refused.
+
+    What we refuse beyond the library (keys that stand twice, say) is refused here too; what it refuses, we never read.
+    """
+    content = bytearray(WHOLE)
+    header_end = 8 + int.from_bytes(WHOLE[:8], "little")
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, header_end))
+        content[place : place + data.draw(st.integers(0, 2))] = data.draw(
+            st.binary(max_size=2) | st.sampled_from([b"0", b"9", b"-", b"1e40", b",", b"]", b'"a"', b'"F32"'])
+        )
+    path = tmp_path_factory.getbasetemp() / "spoilt.safetensors"
+    try:
+        ours = _arrays(bytes(content), path)
+    except CheckpointError:
+        return
+    theirs = {
+        name: (list(entry["shape"]), bytes(entry["data"])) for name, entry in deserialize(bytes(content))
+    }
+    assert {name: (list(array.shape), array.tobytes()) for name, array in ours.items()} == theirs
+
+
+SIZES = st.integers(-1, 4) | st.just(1 << 62)
+
+
+@settings(max_examples=100)
+@given(
+    st.dictionaries(
+        st.sampled_from("abcd"),
+        st.fixed_dictionaries(
+            {
+                "dtype": st.sampled_from(["F32", "BF16", "U8", "X"]),
+                "shape": st.lists(SIZES, max_size=3),
+                "data_offsets": st.lists(st.integers(-4, 40), min_size=2, max_size=2),
+            }
+        ),
+        max_size=4,
+    ),
+    st.integers(0, 40),
+)
+def test_headers_at_random_cover_their_data_or_are_refused(header, num_data_bytes):
+    """Whatever is accepted covers every byte of the file once."""
+    data = _file(header, num_data_bytes)
+    try:
+        entries = parse_header(data)
+    except Unreadable:
+        return
+    covered = sorted(b for entry in entries.values() for b in range(entry.begin, entry.end))
+    assert covered == list(range(len(data) - num_data_bytes, len(data)))
