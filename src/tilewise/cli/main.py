@@ -168,10 +168,10 @@ def generate(
 @app.command()
 def verify(
     config: Annotated[Path, _CONFIG],
-    mesh: Annotated[str, typer.Option(help="The mesh to prove, for example dp=2,tp=2.", show_default=False)],
+    mesh: Annotated[str, typer.Option(help="The mesh to check, for example dp=2,tp=2.", show_default=False)],
     steps: Annotated[int, typer.Option(min=1, max=10**9, help="Optimizer steps to compare.")] = 3,
 ) -> None:
-    """Prove that a strategy computes exactly what one device computes.
+    """Check that a strategy computes exactly what one device computes.
 
     Runs the configuration's model on one device and over the mesh, and compares the loss, every gradient and,
     after some steps, every parameter, bit by bit. Says that all are equal (exit code 0) or names the first
@@ -180,11 +180,11 @@ def verify(
     Example: `tilewise verify examples/train.toml --mesh dp=2,tp=2`
     """
     from tilewise.core import DeviceMesh
-    from tilewise.train import load_config, prove_strategy
+    from tilewise.train import compare_strategy, load_config
 
     console = _console(stderr=True)
     with before_work():  # memory runs out when the two runs are planned and allocated, or not at all
-        report = prove_strategy(
+        report = compare_strategy(
             load_config(config),
             DeviceMesh.parse(mesh),
             steps,

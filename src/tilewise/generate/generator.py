@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,10 +149,11 @@ class Generator:
         self._max_sequences = max_sequences
         self._chunk = max(max_tokens_per_call, max_sequences)
         self._num_blocks = max_sequences * blocks_each
-        self._max_blocks = min(self._num_blocks, num_blocks_for(self.config.max_position_embeddings))
+        self._max_blocks = min(self._num_blocks, blocks_each)
         weights = rename_from_files(open_weights(model_dir), self.config)
         graph = tw.ComputeGraph("llama")
-        llama.build_decoding_graph(graph, self.config, self._chunk, max_sequences, self._num_blocks, dtype)
+        shorter = replace(self.config, max_position_embeddings=self.max_context)  # its table of angles, too
+        llama.build_decoding_graph(graph, shorter, self._chunk, max_sequences, self._num_blocks, dtype)
         strategy = tw.DistributionStrategy.tensor_parallel(tp) if tp > 1 else tw.DistributionStrategy.single()
         graph.set_distribution(strategy)
         self.instance: GraphInstance = graph.instantiate(graph.plan())

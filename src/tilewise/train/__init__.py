@@ -4,6 +4,7 @@ Owns what a run leaves on disk. The computation itself is a graph with a strateg
 `step`.
 """
 
+from tilewise.train.comparison import compare_strategy
 from tilewise.train.config import (
     DataSection,
     DistributionSection,
@@ -20,7 +21,6 @@ from tilewise.train.config import (
 from tilewise.train.evaluation import CompressionReport, bits_per_byte, compress_files
 from tilewise.train.metrics import draw_loss_curve, read_metrics
 from tilewise.train.progress import StepProgress, format_duration
-from tilewise.train.proof import prove_strategy
 from tilewise.train.run import PlannedRun, RunResult, plan_run, run_training, train_steps
 from tilewise.train.schedule import learning_rate
 from tilewise.train.trainer import (
@@ -48,6 +48,7 @@ __all__ = [
     "TrainingData",
     "bits_per_byte",
     "check_config",
+    "compare_strategy",
     "compress_files",
     "draw_loss_curve",
     "evaluate_model",
@@ -60,7 +61,6 @@ __all__ = [
     "make_plan",
     "plan_run",
     "prepare_data",
-    "prove_strategy",
     "read_metrics",
     "run_training",
     "train_steps",

@@ -112,7 +112,7 @@ def test_prompt_too_long_is_refused_before_weights_are_read(demo, tmp_path):
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "must leave room" in done.stderr
 
 
-def test_verify_proves_a_strategy(tmp_path):
+def test_verify_compares_a_strategy(tmp_path):
     """`verify` says that a mesh computes what one device computes."""
     config = write_toml(make_config(tmp_path / "nowhere", tmp_path), tmp_path / "train.toml")
     done = tilewise("verify", config, "--mesh", "dp=2,tp=2", "--steps", 2)

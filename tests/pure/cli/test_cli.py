@@ -92,7 +92,7 @@ def test_errors_while_working_are_one_line(error, code, capsys, monkeypatch):
     ("arguments", "planner"),
     [
         (["train", "x.toml"], "tilewise.train.plan_run"),
-        (["verify", "x.toml", "--mesh", "dp=2"], "tilewise.train.prove_strategy"),
+        (["verify", "x.toml", "--mesh", "dp=2"], "tilewise.train.compare_strategy"),
         (["demo"], "tilewise.cli.demo.make_plan"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The proof of a strategy for a configuration: its model, batch and optimizer on one device and over a mesh.
+"""The check of a strategy for a configuration: its model, batch and optimizer on one device and over a mesh.
 
 Tokens are drawn at random, for equality does not depend on what they are; so no data is read.
 """
@@ -18,7 +18,7 @@ from tilewise.train.trainer import make_graph
 if TYPE_CHECKING:
     from tilewise.session.verify import VerifyReport
 
-__all__ = ["prove_strategy"]
+__all__ = ["compare_strategy"]
 
 
 class _RandomBatches(Sequence[Mapping[str, NDArray[np.int32]]]):
@@ -41,7 +41,7 @@ class _RandomBatches(Sequence[Mapping[str, NDArray[np.int32]]]):
         return {"tokens": np.ascontiguousarray(ids[:, :-1]), "labels": np.ascontiguousarray(ids[:, 1:])}
 
 
-def prove_strategy(
+def compare_strategy(
     config: TrainConfig, mesh: DeviceMesh, num_steps: int, report: Callable[[str], None]
 ) -> VerifyReport:
     """Compare some steps on one device with the same steps over `mesh`, to the bit.
