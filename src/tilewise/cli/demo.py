@@ -24,6 +24,7 @@ from tilewise.cli.write import Writing, stream
 from tilewise.core import ConfigError
 from tilewise.generate import Generator, Sampling
 from tilewise.train import (
+    TimeBudget,
     TrainConfig,
     Trainer,
     TrainingData,
@@ -31,7 +32,6 @@ from tilewise.train import (
     compress_files,
     draw_loss_curve,
     evaluate_model,
-    format_duration,
     make_model_config,
     make_plan,
     prepare_data,
@@ -53,6 +53,8 @@ _LEFT_BEHIND = {
     "timeline.json": False,
 }
 _TP = 2
+_FIRST_GUESS = 1000  # steps, until the first have been done
+_CHECKPOINT_EVERY = 400
 _SAMPLE_PROMPT = 'def read_lines(path):\n    """'
 _PROMPTS = (
     _SAMPLE_PROMPT,
@@ -83,7 +85,7 @@ def run_demo(*, minutes: float, steps: int | None, dp: int, out: Path, data: str
     """
     if math.isnan(minutes):
         raise ConfigError(f"[cli.demo] --minutes must be a number; got {minutes}; choose for example 3")
-    config = _configure(dp, out, data, steps or 1)
+    config = _configure(dp, out, data, _FIRST_GUESS if steps is None else steps)
     with before_work():  # what cannot be fails here, before the data is read
         make_plan(config)
         _check_tensor_parallel(config)
@@ -103,11 +105,8 @@ def _run_alone(config: TrainConfig, minutes: float, steps: int | None, console: 
         prepared = prepare_data(config, console)
     _describe(config, prepared, console)
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
-    if steps is None:
-        with stages.measure("calibration"):
-            num_steps = _calibrate(config, prepared, minutes, console)
-        config = _configure(config.distribution.mesh.get("dp", 1), out, config.data.path, num_steps)
-    untrained = _train(config, prepared, stages, console)
+    budget = TimeBudget(60 * minutes) if steps is None else None
+    untrained = _train(config, prepared, budget, stages, console)
     _write(config, untrained, stages, console)
     show_stages(stages.seconds, console)
 
@@ -120,7 +119,7 @@ def _configure(dp: int, out: Path, data: str, steps: int) -> TrainConfig:
             "train": {"steps": steps},
             "optimizer": {"warmup_steps": min(50, steps // 10)},
             "distribution": {"strategy": "ddp", "mesh": {"dp": dp}} if dp > 1 else {},
-            "output": {"directory": str(out), "checkpoint_every": max(1, steps // 3)},
+            "output": {"directory": str(out), "checkpoint_every": max(1, min(_CHECKPOINT_EVERY, steps // 3))},
         },
         "the demo's options",
     )
@@ -151,26 +150,16 @@ def _describe(config: TrainConfig, data: TrainingData, console: Console) -> None
     )
 
 
-def _calibrate(config: TrainConfig, data: TrainingData, minutes: float, console: Console) -> int:
-    """How many steps fit into the time."""
-    with Trainer(config, data, *make_plan(config)) as trainer:
-        step_s = trainer.measure_step_s(8)
-    steps = max(20, round(minutes * 60 / step_s))
-    console.print(
-        f"calibration: {step_s * 1e3:.0f} ms a step, so {steps} steps in {format_duration(steps * step_s)}",
-        highlight=False,
-    )
-    return steps
-
-
-def _train(config: TrainConfig, data: TrainingData, stages: _Stages, console: Console) -> Path:
+def _train(
+    config: TrainConfig, data: TrainingData, budget: TimeBudget | None, stages: _Stages, console: Console
+) -> Path:
     """Train, save, judge; returns the directory of the untrained model."""
     out = Path(config.output.directory)
     with Trainer(config, data, *make_plan(config)) as trainer:
         trainer.save_model(out / "untrained")
         with stages.measure("training"):
-            num_steps = train_steps(trainer, 0, out, console)
-        if num_steps < config.train.steps:
+            num_steps = train_steps(trainer, 0, out, console, budget)
+        if num_steps < trainer.config.train.steps:
             raise KeyboardInterrupt
         losses = [line["loss"] for line in read_metrics(out / "metrics.jsonl") if line["loss"] is not None]
         draw_loss_curve(out / "loss.png", losses, f"tilewise demo: loss over {len(losses)} steps")
@@ -184,7 +173,7 @@ def _train(config: TrainConfig, data: TrainingData, stages: _Stages, console: Co
         show_memory("training", trainer.instance.memory_usage(), console)
         with stages.measure("held-out files"):
             _judge(config, data, console)
-        _trace_step(trainer, config.train.steps, out / "timeline.json", console)
+        _trace_step(trainer, num_steps, out / "timeline.json", console)
     return out / "untrained"
 
 

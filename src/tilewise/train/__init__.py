@@ -20,6 +20,7 @@ from tilewise.train.config import (
 )
 from tilewise.train.evaluation import CompressionReport, bits_per_byte, compress_files
 from tilewise.train.metrics import draw_loss_curve, read_metrics
+from tilewise.train.pacing import TimeBudget
 from tilewise.train.progress import StepProgress, format_duration
 from tilewise.train.run import PlannedRun, RunResult, plan_run, run_training, train_steps
 from tilewise.train.schedule import learning_rate
@@ -42,6 +43,7 @@ __all__ = [
     "PlannedRun",
     "RunResult",
     "StepProgress",
+    "TimeBudget",
     "TrainConfig",
     "TrainSection",
     "Trainer",

@@ -64,6 +64,12 @@ class StepProgress:
         if self._bar is not None:
             self._bar.stop()
 
+    def set_num_steps(self, num_steps: int) -> None:
+        """The run has another length than was thought."""
+        self._num_steps = num_steps
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, total=num_steps)
+
     def step_done(self, step: int, loss: float) -> None:
         """Show that `step` (0 for the first) is done."""
         now = time.monotonic()

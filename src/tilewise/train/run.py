@@ -29,6 +29,7 @@ from tilewise.checkpoint import (
 from tilewise.core import CheckpointError, ConfigError
 from tilewise.train.config import TrainConfig
 from tilewise.train.metrics import MetricsFile, draw_loss_curve, read_metrics
+from tilewise.train.pacing import TimeBudget
 from tilewise.train.progress import StepProgress, format_duration
 from tilewise.train.trainer import Trainer, evaluate_model, make_plan, prepare_data
 
@@ -184,7 +185,9 @@ def _say(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False)
 
 
-def train_steps(trainer: Trainer, first_step: int, output: Path, console: Console) -> int:
+def train_steps(
+    trainer: Trainer, first_step: int, output: Path, console: Console, budget: TimeBudget | None = None
+) -> int:
     """Do the remaining steps with progress, metrics and checkpoints; returns the number of steps done in
     all."""
     config = trainer.config
@@ -207,7 +210,11 @@ def train_steps(trainer: Trainer, first_step: int, output: Path, console: Consol
             else:
                 metrics.add(step=number, loss=result.loss, grad_norm=result.grad_norm, seconds=seconds)
             done = number + 1
-            if request.is_set or done % config.output.checkpoint_every == 0 or done == config.train.steps:
+            if budget is not None and (num_steps := budget.step_done(seconds)) is not None:
+                trainer.set_num_steps(num_steps)
+                progress.set_num_steps(num_steps)
+            is_last = done == trainer.config.train.steps
+            if request.is_set or done % config.output.checkpoint_every == 0 or is_last:
                 trainer.save(checkpoints, done)
             return not request.is_set
 

@@ -8,8 +8,6 @@ configuration. Finished weights leave as a Hugging Face directory.
 from __future__ import annotations
 
 import hashlib
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,16 +176,10 @@ class Trainer:
         self._num_skipped = self._num_skipped + 1 if result.is_skipped else 0
         return result
 
-    def measure_step_s(self, num_steps: int) -> float:
-        """Seconds per step, the median of some steps; the model is afterwards as before."""
-        state = self.instance.state_dict()
-        times = []
-        for number in range(num_steps + 1):
-            started = time.perf_counter()
-            self.step(number)
-            times.append(time.perf_counter() - started)
-        self.instance.load_state_dict(state)
-        return statistics.median(times[1:])
+    def set_num_steps(self, num_steps: int) -> None:
+        """Change how many steps the whole run has; the learning rate follows from the next step on."""
+        train = self.config.train.model_copy(update={"steps": num_steps})
+        self.config = self.config.model_copy(update={"train": train})
 
     def run(self, first_step: int, on_step: Callable[[int, StepResult], bool]) -> int:
         """Do steps from `first_step` to the last.
@@ -198,10 +190,12 @@ class Trainer:
         Returns:
             The number of steps done in all.
         """
-        for number in range(first_step, self.config.train.steps):
-            if not on_step(number, self.step(number)):
-                return number + 1
-        return self.config.train.steps
+        number = first_step
+        while number < self.config.train.steps:
+            number += 1
+            if not on_step(number - 1, self.step(number - 1)):
+                break
+        return number
 
     def what_must_match(self) -> dict[str, Any]:
         """Equal for runs that compute the same: configuration and data, but not strategy and places."""

@@ -217,14 +217,24 @@ def test_other_seed_is_another_run(texts, whole_run, tmp_path):
     assert not is_same(weights(tmp_path), weights(whole_run))
 
 
-def test_measuring_changes_nothing(texts, whole_run, tmp_path):
-    """Timing some steps beforehand leaves the model as it was."""
-    config = make_config(texts, tmp_path)
+def test_a_length_that_is_found_out_is_kept_to(texts, tmp_path):
+    """The budget's word changes the run's length and its rates while it runs; the last step has the lowest rate."""
+
+    class Said:
+        def step_done(self, seconds):
+            said.append(seconds)
+            return {1: 9, 2: 5}.get(len(said))
+
+    said, rates = [], []
+    config = make_config(texts, tmp_path, steps=3, optimizer={"warmup_steps": 0})
+    (tmp_path / "out").mkdir()
     with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
-        assert trainer.measure_step_s(2) > 0
-        losses = []
-        trainer.run(0, lambda number, result: losses.append(result.loss) is None)
-    assert losses == [line["loss"] for line in read_metrics(whole_run / "metrics.jsonl")]
+        step = trainer.instance.step
+        trainer.instance.step = lambda batch, lr, **given: rates.append(lr) or step(batch, lr, **given)
+        assert train_steps(trainer, 0, tmp_path / "out", silent(), Said()) == 5
+        assert latest_checkpoint(tmp_path / "out" / "checkpoints").name == "step-00000005"
+    top, least = config.optimizer.lr, config.optimizer.lr * config.optimizer.min_lr_ratio
+    assert rates[0] == top and rates[-1] == pytest.approx(least) and len(said) == len(rates) == 5
 
 
 def test_checkpoints_are_not_mixed(texts, whole_run, tmp_path):

@@ -1,0 +1,43 @@
+"""How many steps fit into a given time: found out while the first tenth of it passes, and fixed from then on.
+
+The learning rate needs to know the length of the run, and a machine's speed is not known before it has worked: the
+median of the steps so far is corrected with each of them, so a burst of other work does not decide. Reads no clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+__all__ = ["TimeBudget"]
+
+_SHARE = 0.1
+_FIRST_STEPS = 2  # they touch memory for the first time
+
+
+class TimeBudget:
+    """Steps for a time.
+
+    Args:
+        seconds: for all steps.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._ends: list[float] = []
+
+    def step_done(self, seconds: float) -> int | None:
+        """Take note of a step's end.
+
+        Args:
+            seconds: since the run began.
+
+        Returns:
+            The steps of the whole run, as it looks now; None when that is fixed, or nothing can be said yet.
+        """
+        is_open = not self._ends or self._ends[-1] < _SHARE * self._seconds
+        self._ends.append(seconds)
+        times = [b - a for a, b in zip(self._ends, self._ends[1:])][_FIRST_STEPS - 1 :]
+        if not is_open or not times:
+            return None
+        left = max(0.0, self._seconds - seconds)
+        return max(len(self._ends), len(self._ends) + round(left / max(statistics.median(times), 1e-9)))
