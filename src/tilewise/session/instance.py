@@ -40,7 +40,8 @@ class GraphInstance:
 
     Args:
         plan: what to run.
-        memory_limit_bytes, deadline_s: as in `ComputeGraph.instantiate`.
+        memory_limit_bytes: as in `ComputeGraph.instantiate`.
+        deadline_s: the same.
         counted_labels: id of the labels and the index that is not counted, for graphs with a loss.
     """
 
