@@ -1,4 +1,4 @@
-"""The proof of a strategy: the same steps on one device and over a mesh, compared to the bit.
+"""A strategy put to the test: the same steps on one device and over a mesh, compared to the bit.
 
 What is compared: loss and gradient norm of every step, every gradient of every step, and after the last step every
 parameter and optimizer moment; and that devices which hold the same part hold the same bits. The report says equal, or
@@ -61,7 +61,7 @@ def verify_strategy(
 
     Args:
         graph: with a loss and an optimizer, and no strategy of its own.
-        mesh: the devices to prove; its axes say the strategy (`dp`, `tp`).
+        mesh: the devices to compare with one; its axes say the strategy (`dp`, `tp`).
         batches: inputs of one step each.
         accumulation: microbatches per step over the mesh; one device always takes the batch whole.
         leaves: as in `ComputeGraph.plan`.
