@@ -59,3 +59,33 @@ def test_python_in_pages_and_docstrings_parses():
     assert len(blocks) > 10
     for name, block in blocks:
         compile(textwrap.dedent(block), name, "exec")
+
+
+def test_files_that_text_names_exist():
+    """Pages, comments and docstrings point at files of this repository that are there."""
+    named = re.compile(
+        r"(?<![\w./-])((?:src|native|tests|docs|examples|benchmarks|\.ci)/[\w/.-]*\w\.(?:md|py|h|hpp|cc|cpp|toml))\b"
+    )
+    bad = [
+        f"{relative(path)}: {name}"
+        for path in tracked_files()
+        if path.suffix in {".md", ".py", ".h", ".hpp", ".cc", ".cpp", ".txt", ".toml", ".yml", ""}
+        for name in named.findall(path.read_text(encoding="utf-8"))
+        if not (ROOT / name).exists() and "CHANGELOG" not in path.name
+    ]
+    assert not bad
+
+
+def test_rules_that_text_names_exist():
+    """A numbered rule of docs/numerics.md that code or pages point at is one of its rules."""
+    page = (ROOT / "docs" / "numerics.md").read_text(encoding="utf-8")
+    rules = set(re.findall(r"^(\d+)\. ", page, re.MULTILINE))
+    pointer = re.compile(r"numerics(?:\.md)?`?\)?,? (?:\([^)]*\))?,? ?rule (\d+)")
+    found = [
+        (relative(path), number)
+        for path in tracked_files()
+        if path.suffix in {".md", ".py", ".h", ".cc", ".txt"}
+        for number in pointer.findall(path.read_text(encoding="utf-8"))
+    ]
+    assert len(found) > 3
+    assert not [(name, number) for name, number in found if number not in rules]
