@@ -43,7 +43,7 @@ format: $(VENV)/.for-tests
 	$(BIN)/clang-format -i $(NATIVE)
 
 soak: $(VENV)/.for-tests $(VENV)/.built
-	@$(TIMED) "soak" $(BIN)/python -m pytest tests -m soak
+	@$(TIMED) "soak" $(BIN)/python -m pytest tests -m soak -rs
 
 docs: $(VENV)/.for-tests $(VENV)/.built
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
