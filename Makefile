@@ -1,4 +1,4 @@
-# The whole interface for a person: make demo | test | test-slow | check | format | soak | bench.
+# The whole interface for a person: make demo | test | test-slow | check | format | soak | bench | docs | clean.
 # Each target does all of its own set-up: it checks the machine, makes .venv, builds and installs the package when sources
 # changed. Nothing outside this folder is touched; `make clean` removes what was made.
 #   PYTHON=python3.12   another Python          CXX=clang++   another compiler
@@ -10,11 +10,11 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 TIMED  := .ci/timed
 SHELL  := /bin/bash
 
-SOURCES := pyproject.toml $(shell find src native -type f -not -name '*.pyc')
+SOURCES := LICENSE pyproject.toml $(shell find src native -type f -not -name '*.pyc')
 NATIVE  := $(shell find native benchmarks examples tests -name '*.cc' -o -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name '*.c')
-TOOLS   := "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.18" ninja
+TOOLS   := "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.18" ninja
 
-.PHONY: help demo test test-slow check format soak bench clean
+.PHONY: help demo test test-slow check format soak bench docs clean
 help:
 	@sed -n '1,4p' Makefile | sed 's/^# //'
 
@@ -34,15 +34,20 @@ check: $(VENV)/.for-tests $(VENV)/.built
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+	$(BIN)/python .ci/tidy.py
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest tests/policy
+	$(BIN)/python -m pytest tests/policy -m "not slow and not soak"
 
 format: $(VENV)/.for-tests
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(NATIVE)
 
 soak: $(VENV)/.for-tests $(VENV)/.built
-	@$(TIMED) "soak" $(BIN)/python -m pytest tests -m soak
+	@$(TIMED) "soak" $(BIN)/python -m pytest tests -m soak -rs
+
+docs: $(VENV)/.for-tests $(VENV)/.built
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/docs/index.html"
 
 bench: $(VENV)/.for-tests $(VENV)/.built
 	@set -e; for file in benchmarks/*.py benchmarks/runtime/*.py benchmarks/task_overhead/run.py; do $(TIMED) "$$file" $(BIN)/python "$$file"; done
@@ -63,5 +68,5 @@ $(VENV)/.built: $(VENV)/.made $(SOURCES)
 
 $(VENV)/.for-tests: $(VENV)/.made pyproject.toml
 	@$(TIMED) "test dependencies" $(PIP) install --no-build-isolation $$($(BIN)/python .ci/pytorch_index.py) \
-		".[test,check]"
+		".[test,check,docs]"
 	@touch $@ $(VENV)/.built

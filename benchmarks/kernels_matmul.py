@@ -3,7 +3,7 @@
 Prints GFLOP/s of matmul, matmul_dx and matmul_dw per shape and dtype, their share of the ceiling (an in-
 register loop of the same instructions, measured in the same run), and torch.mm on one thread. Operands are
 64-byte aligned as in a device's arena; contractions are cut into 8 chunks as in training. PyTorch's fp32 is
-MKL's: on AMD processors see the override in docs/environment.md before comparing.
+MKL's, which takes slower ways on processors of other makers.
 
     python benchmarks/kernels_matmul.py [--seconds 0.15]
 """

@@ -228,7 +228,7 @@ void replay(Core& core, pto_recording recording, std::vector<uint64_t> from, std
       [&] { return pto_replay(core.runtime, recording, from.data(), to.data(), static_cast<uint32_t>(from.size())); }));
 }
 
-void run_orchestration(Core& core, const std::string& path, const std::string& name, nb::sequence values) {
+void run_orchestration(Core& core, const std::string& path, const std::string& name, const nb::sequence& values) {
   const Call call(core);
   std::vector<uint64_t> args;
   for (nb::handle value : values) args.push_back(bits_of("run_orchestration", value));

@@ -19,7 +19,11 @@
   EntryList elementwise_entries();        \
   EntryList reductions_entries();         \
   }
+#if defined(__aarch64__)
+TILEWISE_DECLARE_LEVEL(neon)
+#else
 TILEWISE_DECLARE_LEVEL(baseline)
+#endif
 #if defined(__x86_64__)
 TILEWISE_DECLARE_LEVEL(avx2)
 TILEWISE_DECLARE_LEVEL(avx512)
@@ -51,7 +55,11 @@ Table table_of(std::initializer_list<EntryList> lists) {
 
 std::vector<Level> make_levels() {
   std::vector<Level> levels;
+#if defined(__aarch64__)
+  levels.push_back({"neon", true, TILEWISE_LEVEL_TABLE(neon)});  // part of every aarch64
+#else
   levels.push_back({"baseline", true, TILEWISE_LEVEL_TABLE(baseline)});
+#endif
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");

@@ -22,12 +22,14 @@ struct ManyInt {
 #define TILEWISE_MEMBER inline __attribute__((always_inline))
 #define TILEWISE_EACH_OF _Pragma("GCC unroll 8") for (int i = 0; i < N; ++i)
 
+// NOLINTBEGIN(bugprone-macro-parentheses): `type` names a template
 #define TILEWISE_MANY_BINARY(type, name, call)                \
   template <int N>                                            \
   TILEWISE_INLINE type<N> name(type<N> a, const type<N>& b) { \
     TILEWISE_EACH_OF a.at[i] = call;                          \
     return a;                                                 \
   }
+// NOLINTEND(bugprone-macro-parentheses)
 TILEWISE_MANY_BINARY(Many, operator+, a.at[i] + b.at[i])
 TILEWISE_MANY_BINARY(Many, operator-, a.at[i] - b.at[i])
 TILEWISE_MANY_BINARY(Many, operator*, a.at[i] * b.at[i])

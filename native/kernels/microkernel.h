@@ -11,6 +11,8 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 inline constexpr int kPanel = 32;  // lanes of a panel
 #if defined(__AVX512BW__)
 inline constexpr int kMaxRows = 14;  // 28 accumulators, two panel vectors, one broadcast: 31 of 32 registers
+#elif defined(__aarch64__)
+inline constexpr int kMaxRows = 12;  // 24 accumulators of 32 registers: bf16 needs six for its halves
 #else
 inline constexpr int kMaxRows = 6;  // 12 accumulators of 16 registers
 #endif
@@ -147,6 +149,9 @@ struct MicroTable {
 #if defined(__AVX512BW__)
 template <class Dot, ALayout L>
 using Micro = MicroTable<Dot, L, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13>;
+#elif defined(__aarch64__)
+template <class Dot, ALayout L>
+using Micro = MicroTable<Dot, L, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11>;
 #else
 template <class Dot, ALayout L>
 using Micro = MicroTable<Dot, L, 0, 1, 2, 3, 4, 5>;

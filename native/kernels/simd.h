@@ -10,6 +10,8 @@
 #include <cstdint>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define TILEWISE_INLINE static inline __attribute__((always_inline))
@@ -23,7 +25,7 @@ inline constexpr int kVectorBytes = 32;
 #else
 inline constexpr int kVectorBytes = 16;
 #endif
-#if defined(__FMA__) || defined(__AVX512F__) || defined(__ARM_FEATURE_FMA)
+#if defined(__FMA__) || defined(__aarch64__)
 inline constexpr bool kHasFma = true;
 #else
 inline constexpr bool kHasFma = false;
@@ -67,7 +69,17 @@ TILEWISE_INLINE NativeF native_load(const float* p) {
   return v;
 }
 TILEWISE_INLINE void native_store(float* p, NativeF v) { __builtin_memcpy(p, &v, sizeof v); }
-TILEWISE_INLINE NativeF native_set(float x) { return NativeF{} + x; }
+TILEWISE_INLINE NativeF native_set(float x) {
+#if defined(__AVX512BW__)
+  return _mm512_set1_ps(x);
+#elif defined(__AVX2__)
+  return _mm256_set1_ps(x);
+#elif defined(__aarch64__)
+  return vdupq_n_f32(x);
+#else
+  return NativeF{x, x, x, x};
+#endif
+}
 
 TILEWISE_INLINE float fused(float a, float b, float c) {
   if constexpr (kHasFma) return __builtin_fmaf(a, b, c);
@@ -78,11 +90,10 @@ TILEWISE_INLINE NativeF fused(NativeF a, NativeF b, NativeF c) {
   return _mm512_fmadd_ps(a, b, c);
 #elif defined(__AVX2__)
   return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+  return vfmaq_f32(c, a, b);
 #else
-  if constexpr (!kHasFma) return a * b + c;
-  NativeF r;
-  for (int i = 0; i < kNativeLanes; ++i) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
-  return r;
+  return a * b + c;
 #endif
 }
 TILEWISE_INLINE NativeF native_sqrt(NativeF a) {
@@ -90,6 +101,8 @@ TILEWISE_INLINE NativeF native_sqrt(NativeF a) {
   return _mm512_sqrt_ps(a);
 #elif defined(__AVX2__)
   return _mm256_sqrt_ps(a);
+#elif defined(__aarch64__)
+  return vsqrtq_f32(a);
 #else
   NativeF r;
   for (int i = 0; i < kNativeLanes; ++i) r[i] = __builtin_sqrtf(a[i]);
@@ -97,12 +110,15 @@ TILEWISE_INLINE NativeF native_sqrt(NativeF a) {
 #endif
 }
 
-/// The second operand where either is NaN or both are zero, as x86 has it.
+/// The second operand where either is NaN or both are zero, as x86 has it. NEON's own maximum would give NaN and +0, so
+/// there it is a comparison and a selection.
 TILEWISE_INLINE NativeF native_max(NativeF a, NativeF b) {
 #if defined(__AVX512BW__)
   return _mm512_max_ps(a, b);
 #elif defined(__AVX2__)
   return _mm256_max_ps(a, b);
+#elif defined(__aarch64__)
+  return vbslq_f32(vcgtq_f32(a, b), a, b);
 #else
   return a > b ? a : b;
 #endif
@@ -112,6 +128,8 @@ TILEWISE_INLINE NativeF native_min(NativeF a, NativeF b) {
   return _mm512_min_ps(a, b);
 #elif defined(__AVX2__)
   return _mm256_min_ps(a, b);
+#elif defined(__aarch64__)
+  return vbslq_f32(vcltq_f32(a, b), a, b);
 #else
   return a < b ? a : b;
 #endif

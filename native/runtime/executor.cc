@@ -53,7 +53,7 @@ void Executor::start_worker(int64_t device, int64_t worker) {
   }));
 }
 
-Executor::~Executor() { close(); }
+Executor::~Executor() { close(); }  // NOLINT(bugprone-exception-escape): throws only during a run, which owns it
 
 void Executor::check_options() const {
   const auto positive = [](int64_t value, const char* name) {
@@ -192,8 +192,9 @@ void Executor::wait_for_devices(const Poll& poll) {
       broken_ = true;
       std::rethrow_exception(core.first_error());
     }
-    if (cancelled || quiet_ns <= options_.deadline_s * 1e9) continue;
-    if (!is_inside_kernel() || quiet_ns > kKernelPatience_s * 1e9) give_up();
+    const auto quiet = static_cast<double>(quiet_ns);
+    if (cancelled || quiet <= options_.deadline_s * 1e9) continue;
+    if (!is_inside_kernel() || quiet > kKernelPatience_s * 1e9) give_up();
   }
 }
 

@@ -9,7 +9,7 @@ namespace {
 
 /// Devices exchange `epochs` times: "show" raises to the peer, "look" waits for it and acknowledges.
 std::shared_ptr<Program> exchange(int64_t epochs, const std::string& kernel = "increment",
-                                  std::vector<int64_t> ints = {}) {
+                                  const std::vector<int64_t>& ints = {}) {
   auto program = std::make_shared<Program>(2);
   for (int64_t d = 0; d < 2; ++d) {
     program->add_tensor(d, tensor(0, 4, 1, 1, 0));

@@ -61,7 +61,8 @@ void Program::finish(std::vector<int64_t> symbols_max, const KernelResolver& res
   symbols_max_ = std::move(symbols_max);
   needs_.assign(devices_.size(), Needs{});
   for (int64_t d = 0; d < num_devices(); ++d) {
-    for (size_t t = 0; t < devices_[d].tensors.size(); ++t) check_tensor(d, t, devices_[d].tensors[t]);
+    for (size_t t = 0; t < devices_[d].tensors.size(); ++t)
+      check_tensor(d, static_cast<int64_t>(t), devices_[d].tensors[t]);
     for (const Tensor& tensor : devices_[d].tensors) {
       const int64_t rows = tensor.rows.at(symbols_max_);
       Needs& needs = needs_[d];
@@ -192,7 +193,7 @@ void Program::mirror_aliases(DeviceProgram& program) {
     for (int64_t other : program.tensors[t].aliases) {
       if (other == static_cast<int64_t>(t)) continue;
       aliases[t].insert(other);
-      aliases[other].insert(t);
+      aliases[other].insert(static_cast<int64_t>(t));
     }
   }
   for (size_t t = 0; t < program.tensors.size(); ++t) {

@@ -12,7 +12,7 @@ void Walker::begin(const ExpandContext& context, const comm::SignalBoard& signal
   index_ = 0;
   count_ = 0;
   expected_.resize(context.program->needs(context.device).num_signals);
-  for (size_t s = 0; s < expected_.size(); ++s) expected_[s] = signals[s].value();
+  for (int64_t s = 0; s < std::ssize(expected_); ++s) expected_[s] = signals[s].value();
   injections_ = std::move(injections);
   label_counts_.assign(injections_.empty() ? 0 : context.program->labels().size(), 0);
 }

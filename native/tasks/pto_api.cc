@@ -117,7 +117,7 @@ void pto_config_init(pto_config* config) { *config = pto_config{}; }
 int pto_runtime_open(const pto_config* config, PTORuntime** runtime) {
   return done([&] {
     const pto_config defaults{};
-    need(runtime, "the place for the runtime");
+    need(static_cast<const void*>(runtime), "the place for the runtime");
     auto engine = Engine::open(options_of(config != nullptr ? *config : defaults));
     *runtime = new PTORuntime{std::move(engine)};
   });

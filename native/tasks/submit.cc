@@ -209,7 +209,7 @@ inline void Engine::link(uint32_t slot, TaskRef self, const pto_task_spec& spec,
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     Handle* handle = buffers.handles[p];
     if (handle == nullptr) continue;
-    const int mode = args.params[p].mode;
+    const auto mode = static_cast<pto_mode>(args.params[p].mode);
     if (mode == PTO_NO_DEP || (handle->flags & kFrozen) != 0) {
       buffers.handles[p] = nullptr;
       continue;

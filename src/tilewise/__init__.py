@@ -1,4 +1,4 @@
-"""Tilewise: train and serve transformers on one machine or many.
+"""Tilewise: train transformers on one device or several, with the same result to the bit.
 
 A model is a graph that knows no devices (`ComputeGraph`), a declared strategy lays it out (`DistributionStrategy`), a
 plan says beforehand what fits and what moves, a native task runtime runs it, and the bits are the same on one device

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "tilewise"
@@ -25,6 +28,17 @@ def python_files(*folders: str) -> list[Path]:
 def native_files() -> list[Path]:
     """All C++ files."""
     return sorted(path for path in NATIVE.rglob("*") if path.suffix in {".h", ".cc"})
+
+
+@cache
+def tracked_files() -> list[Path]:
+    """All files that git knows or would be asked to know; skips the test where there is no repository."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs git, and a clone instead of an archive")
+    return [path for name in done.stdout.splitlines() if (path := ROOT / name).is_file()]
 
 
 @cache

@@ -168,10 +168,10 @@ def generate(
 @app.command()
 def verify(
     config: Annotated[Path, _CONFIG],
-    mesh: Annotated[str, typer.Option(help="The mesh to check, for example dp=2,tp=2.", show_default=False)],
+    mesh: Annotated[str, typer.Option(help="The mesh, for example dp=2,tp=2.", show_default=False)],
     steps: Annotated[int, typer.Option(min=1, max=10**9, help="Optimizer steps to compare.")] = 3,
 ) -> None:
-    """Check that a strategy computes exactly what one device computes.
+    """Compare some steps over a mesh with the same steps on one device, to the bit.
 
     Runs the configuration's model on one device and over the mesh, and compares the loss, every gradient and,
     after some steps, every parameter, bit by bit. Says that all are equal (exit code 0) or names the first

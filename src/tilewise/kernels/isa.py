@@ -28,7 +28,7 @@ def kernel_names() -> list[str]:
 
 
 def isa_levels() -> list[str]:
-    """Levels that this machine can run, weakest first."""
+    """Levels that this machine can run, weakest first; on aarch64 `neon` alone."""
     return list(_native.kernels.isa_levels())
 
 

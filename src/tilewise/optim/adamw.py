@@ -36,7 +36,9 @@ class AdamW:
     """Adam with decoupled weight decay, as `torch.optim.AdamW`.
 
     Args:
-        beta1, beta2, eps: as in Adam.
+        beta1: as in Adam.
+        beta2: as in Adam.
+        eps: as in Adam.
         weight_decay: for weights; vectors (norms) are not decayed.
         max_grad_norm: gradients are scaled down to this global norm; 0 leaves them as they are.
 

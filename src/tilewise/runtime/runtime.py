@@ -58,7 +58,9 @@ class Runtime:
         window: tasks of one thread between submission and completion; a power of two.
         heap_bytes: memory for outputs of the runtime's own; pages cost nothing until used.
         max_lanes: threads that may submit at once.
-        max_handles, max_regions, max_events: buffers, distinct boxes and events known at once.
+        max_handles: buffers known at once.
+        max_regions: distinct boxes of buffers known at once.
+        max_events: events known at once.
         worker_types: per worker the types it serves; None: every worker serves every type.
         pin: keep worker w on processor w + 1.
         shared_path: a file to make: the workers are another process, see `tilewise.runtime.workers`.

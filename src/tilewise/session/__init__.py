@@ -1,4 +1,5 @@
-"""Where all stages meet: a graph that can be planned and run, its running instance, and the check of a strategy."""
+"""Where all stages meet: a graph that can be planned and run, its running instance, and the comparison
+of a strategy with one device."""
 
 from tilewise.session.compute_graph import ComputeGraph
 from tilewise.session.instance import GraphInstance, StepResult

@@ -30,11 +30,12 @@ _LONGEST_S = 1e9
 class ComputeGraph(GraphBuilder):
     """A model as a graph, and the way from it to something that runs.
 
-    >>> graph = ComputeGraph("twice")
-    >>> x = graph.input([4, 8], "f32", name="x")
-    >>> _ = graph.output(graph.scale(x, 2.0), "y")
-    >>> [program for program in graph.plan({"dp": 1}).programs]
-    ['forward']
+    Examples:
+        >>> graph = ComputeGraph("twice")
+        >>> x = graph.input([4, 8], "f32", name="x")
+        >>> _ = graph.output(graph.scale(x, 2.0), "y")
+        >>> [program for program in graph.plan({"dp": 1}).programs]
+        ['forward']
     """
 
     def __init__(self, name: str = "graph", *, reduction_chunks: int = 8) -> None:

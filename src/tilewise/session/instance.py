@@ -69,7 +69,8 @@ class GraphInstance:
 
     Args:
         plan: what to run.
-        memory_limit_bytes, deadline_s: as in `ComputeGraph.instantiate`.
+        memory_limit_bytes: as in `ComputeGraph.instantiate`.
+        deadline_s: the same.
     """
 
     def __init__(self, plan: Plan, memory_limit_bytes: int, deadline_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The check of a strategy: the same steps on one device and over a mesh, compared to the bit.
+"""A strategy put to the test: the same steps on one device and over a mesh, compared to the bit.
 
 What is compared: loss and gradient norm of every step, every gradient of every step, and after the last step every
 parameter and optimizer moment; and that devices which hold the same part hold the same bits. The report says equal, or

@@ -1,4 +1,4 @@
-"""The check of a strategy for a configuration: its model, batch and optimizer on one device and over a mesh.
+"""A strategy put to the test for a configuration: its model, batch and optimizer on one device and over a mesh.
 
 Tokens are drawn at random, for equality does not depend on what they are; so no data is read.
 """

@@ -134,7 +134,8 @@ class Trainer:
     Args:
         config: of the run.
         data: from `prepare_data`.
-        graph, plan: from `make_plan`.
+        graph: from `make_plan`.
+        plan: the same.
 
     Raises:
         ResourceError: the plan needs more memory than there is.

@@ -215,7 +215,7 @@ class Param {
   Param(const Param& other) : runtime_(other.runtime_), raw_(other.raw_) {
     if (other.raw_.region != nullptr) set_box(other.box_);
   }
-  Param& operator=(const Param& other) {
+  Param& operator=(const Param& other) {  // NOLINT(bugprone-unhandled-self-assignment): copies a box onto itself
     runtime_ = other.runtime_;
     raw_ = other.raw_;
     if (other.raw_.region != nullptr) set_box(other.box_);

@@ -1,0 +1,50 @@
+// Workers compute with the default floating-point modes, whatever the thread that opened the runtime had set.
+#include <cfenv>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+#include "tasks/testing_runtime.h"
+
+using namespace tilewise::tasks::testing;
+
+namespace {
+
+void flush_denormals() {
+#if defined(__x86_64__)
+  _mm_setcsr(_mm_getcsr() | 0x8040);  // results and operands
+#elif defined(__aarch64__)
+  __builtin_aarch64_set_fpcr(__builtin_aarch64_get_fpcr() | 1u << 24);
+#endif
+}
+
+/// results[0] = x + y / 2^24: the next float when it rounds upwards; results[1] = a quarter of the least normal number.
+int round_kernel(void* const* buffers, const uint64_t*) {
+  auto* results = static_cast<volatile float*>(buffers[0]);
+  volatile float one = 1.0f, tiny = 0x1p-30f, least = 0x1p-126f, quarter = 0.25f;
+  results[0] = one + tiny;
+  results[1] = least * quarter;
+  return PTO_OK;
+}
+
+}  // namespace
+
+CASE("rounding and denormals of the opener's thread do not reach the workers") {
+  std::vector<float> of_opener(2), of_worker(2);
+  std::fesetround(FE_UPWARD);
+  flush_denormals();
+  {
+    Runtime runtime(1);
+    void* const buffers[] = {of_opener.data()};
+    round_kernel(buffers, nullptr);
+    const pto_task task = runtime.submit(runtime.kernel("round", round_kernel), {out(runtime.add(of_worker))});
+    while (pto_is_complete(runtime, task) == 0) std::this_thread::yield();  // a waiter might run it itself
+  }
+  std::fesetenv(FE_DFL_ENV);
+  EXPECT_EQ(of_worker[0], 1.0f);
+  EXPECT_EQ(of_worker[1], 0x1p-128f);
+  EXPECT(of_opener[0] > 1.0f);  // the modes were really set
+  EXPECT_EQ(of_opener[1], 0.0f);
+}
+
+TILEWISE_TEST_MAIN

@@ -1,0 +1,55 @@
+"""README.md cannot rot: its Python blocks run as a reader would run them, after `make demo` left a model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tilewise as tw
+from tilewise.checkpoint import save_pretrained
+from tilewise.models import llama
+from tilewise.models.llama.weights import file_name
+
+README = Path(__file__).parents[3] / "README.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def demo_model(tmp_path, monkeypatch):
+    """A small model where the demo writes its own."""
+    config = llama.LlamaConfig(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+    )
+    graph = tw.ComputeGraph("llama")
+    llama.build_training_graph(graph, config, 1, 8, dtype="f32")
+    with graph.instantiate() as model:
+        model.initialize(seed=0)
+        tensors = [(file_name(name), model.get_tensor(name)) for name in model.parameter_names()]
+    save_pretrained(tmp_path / "demo" / "model", config.to_dict(), tensors)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_block_runs(number, demo_model, capsys):
+    """A block needs nothing that it does not import or define, and prints what it says."""
+    names: dict[str, object] = {}
+    exec(compile(BLOCKS[number], f"README.md, block {number + 1}", "exec"), names)
+    assert capsys.readouterr().out.strip()
+    if "model" in names:
+        assert np.isfinite(names["result"].loss)
+        names["model"].close()
+
+
+def test_there_are_blocks():
+    """The page still has what these tests look for."""
+    assert len(BLOCKS) == 2

@@ -1,0 +1,91 @@
+"""Pages for people: reachable, with links that lead somewhere and Python that parses."""
+
+import ast
+import re
+import textwrap
+
+from policy.source import ROOT, python_files, relative, tracked_files, tree_of
+
+LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+
+
+def _pages():
+    return [path for path in tracked_files() if path.suffix == ".md"]
+
+
+def _targets(page):
+    return {(page.parent / target).resolve() for target in LINK.findall(page.read_text(encoding="utf-8"))}
+
+
+def test_every_link_leads_somewhere():
+    """Relative links of every page name files that are there."""
+    bad = [
+        f"{relative(page)}: {target}" for page in _pages() for target in _targets(page) if not target.exists()
+    ]
+    assert not bad
+
+
+def test_every_page_is_linked_from_the_readme_or_from_a_page_that_is():
+    """Whoever begins with README.md finds every page of docs/ by following links."""
+    found, open_pages = set(), {ROOT / "README.md"}
+    while open_pages:
+        page = open_pages.pop()
+        found.add(page)
+        open_pages |= {target for target in _targets(page) if target.suffix == ".md"} - found
+    pages = {path for path in _pages() if path.parent in (ROOT, ROOT / "docs")}
+    assert not [relative(page) for page in pages - found]
+
+
+def test_every_page_is_on_the_site():
+    """The documentation's menu has every page of docs/."""
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert not [
+        path.name for path in _pages() if path.parent.name == "docs" and f": {path.name}\n" not in menu
+    ]
+
+
+def test_python_in_pages_and_docstrings_parses():
+    """Every block marked as Python, in pages and in docstrings, is Python."""
+    fence = re.compile(r"^[ ]*```python\n(.*?)^[ ]*```", re.MULTILINE | re.DOTALL)
+    blocks = [
+        (relative(page), block) for page in _pages() for block in fence.findall(page.read_text("utf-8"))
+    ]
+    for path in python_files("src"):
+        nodes = [
+            tree_of(path),
+            *(n for n in ast.walk(tree_of(path)) if isinstance(n, ast.ClassDef | ast.FunctionDef)),
+        ]
+        blocks += [(relative(path), b) for n in nodes for b in fence.findall(ast.get_docstring(n) or "")]
+    assert len(blocks) > 10
+    for name, block in blocks:
+        compile(textwrap.dedent(block), name, "exec")
+
+
+def test_files_that_text_names_exist():
+    """Pages, comments and docstrings point at files of this repository that are there."""
+    named = re.compile(
+        r"(?<![\w./-])((?:src|native|tests|docs|examples|benchmarks|\.ci)/[\w/.-]*\w\.(?:md|py|h|hpp|cc|cpp|toml))\b"
+    )
+    bad = [
+        f"{relative(path)}: {name}"
+        for path in tracked_files()
+        if path.suffix in {".md", ".py", ".h", ".hpp", ".cc", ".cpp", ".txt", ".toml", ".yml", ""}
+        for name in named.findall(path.read_text(encoding="utf-8"))
+        if not (ROOT / name).exists() and "CHANGELOG" not in path.name
+    ]
+    assert not bad
+
+
+def test_rules_that_text_names_exist():
+    """A numbered rule of docs/numerics.md that code or pages point at is one of its rules."""
+    page = (ROOT / "docs" / "numerics.md").read_text(encoding="utf-8")
+    rules = set(re.findall(r"^(\d+)\. ", page, re.MULTILINE))
+    pointer = re.compile(r"numerics(?:\.md)?`?\)?,? (?:\([^)]*\))?,? ?rule (\d+)")
+    found = [
+        (relative(path), number)
+        for path in tracked_files()
+        if path.suffix in {".md", ".py", ".h", ".cc", ".txt"}
+        for number in pointer.findall(path.read_text(encoding="utf-8"))
+    ]
+    assert len(found) > 3
+    assert not [(name, number) for name, number in found if number not in rules]

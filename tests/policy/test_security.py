@@ -1,0 +1,54 @@
+"""What SECURITY.md promises about the code: files are data, and the network is not used."""
+
+import ast
+import re
+
+from policy.source import imports_of, native_files, python_files, relative, tree_of
+
+UNPICKLES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "torch", "yaml"}
+NETWORK = {"socket", "socketserver", "ssl", "http", "urllib", "ftplib", "xmlrpc", "requests", "httpx", "aiohttp",
+           "multiprocessing", "huggingface_hub"}  # fmt: skip
+PROGRAMS = {"subprocess", "pty"}
+EVALUATES = {"eval", "exec", "compile", "__import__"}
+
+
+def _called(path):
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            is_own = isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") in ("re",)
+            yield node.lineno, name, is_own
+
+
+def test_nothing_unpickles_connects_or_starts_programs():
+    """No module that executes what it reads, opens connections or starts programs is imported, wherever it stands."""
+    refused = UNPICKLES | NETWORK | PROGRAMS
+    bad = [
+        f"{relative(path)}:{line}: {module}"
+        for path in python_files("src")
+        for line, module, _ in imports_of(path)
+        if module.split(".")[0] in refused
+    ]
+    assert not bad
+
+
+def test_nothing_is_evaluated():
+    """No eval, exec or compile, and no array is loaded from a pickle."""
+    bad = [
+        f"{relative(path)}:{line}: {name}"
+        for path in python_files("src")
+        for line, name, is_own in _called(path)
+        if (name in EVALUATES and not is_own) or name in ("from_pickle", "read_pickle")
+    ]
+    bad += [
+        relative(path)
+        for path in python_files("src")
+        if "allow_pickle=True" in path.read_text(encoding="utf-8")
+    ]
+    assert not bad
+
+
+def test_native_code_knows_no_network():
+    """No native source includes the headers of sockets."""
+    pattern = re.compile(r"#\s*include\s+<(sys/socket|netinet/\w+|arpa/inet|netdb)\.h>")
+    assert not [relative(path) for path in native_files() if pattern.search(path.read_text(encoding="utf-8"))]
