@@ -1,14 +1,15 @@
 // Runs kernels for another process: requests on standard input, answers on standard output. Built with the tests, for a
 // processor that the tests themselves do not run on (tests/native/kernels/emulated_level.py is the other end).
 //
-// A request is seven int64 (bytes of the name, segments, tiles, ints, floats, row_begin, repeat), the name, the bytes
-// of every segment, five int64 per tile (segment or -1, offset in bytes, rows, cols, stride), the attributes, the
-// contents of the segments. The answer is int64 0 and the segments' contents, or the length of a message and the
-// message. Each segment ends at a page that may not be touched, so a kernel that goes beyond an operand ends this
-// process.
+// A request is eight int64 (bytes of the name, segments, tiles, ints, floats, row_begin, repeat, bytes of scratch), the
+// name, the bytes of every segment, five int64 per tile (segment or -1, offset in bytes, rows, cols, stride), the
+// attributes, the contents of the segments. The answer is int64 0 and the segments' contents, or the length of a
+// message and the message. Each segment ends at a page that may not be touched, so a kernel that goes beyond an operand
+// ends this process.
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -60,10 +61,10 @@ struct Request {
   std::vector<TileView> tiles;
   std::vector<int64_t> ints;
   std::vector<double> floats;
-  int64_t row_begin, repeat;
+  int64_t row_begin, repeat, scratch_bytes;
 };
 
-Request read_request(const int64_t (&head)[7]) {
+Request read_request(const int64_t (&head)[8]) {
   Request request;
   const auto name = read_all<char>(head[0]);
   request.name.assign(name.begin(), name.end());
@@ -77,14 +78,16 @@ Request read_request(const int64_t (&head)[7]) {
   request.floats = read_all<double>(head[4]);
   request.row_begin = head[5];
   request.repeat = head[6];
+  request.scratch_bytes = head[7];
   for (const auto& segment : request.segments)
     if (std::fread(segment->data(), 1, segment->size(), stdin) != segment->size()) std::exit(2);
   return request;
 }
 
-void run(const Request& request, const Scratch& scratch) {
+void run(const Request& request, std::byte* memory) {
   const KernelFn fn = find_kernel(request.name);
   check<ArgumentError>(fn != nullptr, "[kernel_server] name must be a kernel; got '", request.name, "'.");
+  const Scratch scratch = {memory, std::min(request.scratch_bytes, kScratchBytes)};
   const KernelArgs args = {request.tiles.data(),  static_cast<int64_t>(request.tiles.size()),
                            request.ints.data(),   static_cast<int64_t>(request.ints.size()),
                            request.floats.data(), static_cast<int64_t>(request.floats.size()),
@@ -94,13 +97,12 @@ void run(const Request& request, const Scratch& scratch) {
 
 void serve() {
   const Segment memory(kScratchBytes);
-  const Scratch scratch = {reinterpret_cast<std::byte*>(memory.data()), kScratchBytes};
-  int64_t head[7];
+  int64_t head[8];
   while (std::fread(head, sizeof head, 1, stdin) == 1) {
     const Request request = read_request(head);
     std::string message;
     try {
-      run(request, scratch);
+      run(request, reinterpret_cast<std::byte*>(memory.data()));
     } catch (const std::exception& error) {
       message = error.what();
     }

@@ -90,7 +90,7 @@ class KernelServer:
             raise RuntimeError(f"the kernel server ended with {self.process.wait(60)}")
         return data
 
-    def run(self, name, tiles, ints=(), floats=(), *, row_begin=0, repeat=1) -> None:
+    def run(self, name, tiles, ints=(), floats=(), *, row_begin=0, repeat=1, scratch_bytes=64 << 20) -> None:
         """Run one kernel there and bring every operand's memory back."""
         segments = _segments([_array_of(tile) for tile in tiles if tile is not None])
         places = []
@@ -99,7 +99,16 @@ class KernelServer:
             if tile is not None:
                 placed = *_place(_array_of(tile), segments), *_extent(tile)
             places += placed
-        head = [len(name), len(segments), len(tiles), len(ints), len(floats), row_begin, repeat]
+        head = [
+            len(name),
+            len(segments),
+            len(tiles),
+            len(ints),
+            len(floats),
+            row_begin,
+            repeat,
+            scratch_bytes,
+        ]
         sizes = [s.end - s.begin for s in segments]
         parts = [
             np.array(head, np.int64).tobytes(),
