@@ -74,6 +74,8 @@ def test_example_is_valid_and_complete():
         ("[output]\ndirectory = ''\n", "output.directory"),
         ("[output]\ndirectory = ['a']\n", "output.directory"),
         ("data = 3\n", "data: .*; got 3"),
+        ("[optimizer]\nlr = 1e300\n", "optimizer.lr"),
+        ("[model]\nrope_theta = 1e-300\n", "rope_theta"),
         ("[[train]]\nsteps = 3\n", "train: "),
         ("[train]\nsteps = 3\nsteps = 4\n", "not TOML"),
         ("[train]\n[train]\n", "not TOML"),
