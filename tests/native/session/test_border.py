@@ -51,6 +51,20 @@ def test_wrong_inputs_are_refused(model, change, words):
     assert model.step_count == before
 
 
+def test_a_state_of_indices_holds_for_every_size():
+    """A state outlives the run that it was written for, so it names what the smallest one has."""
+    graph = tw.ComputeGraph("picked")
+    x = graph.input([tw.Dim("rows", 2, 8), 4], name="x")
+    index = graph.state([2], "i32", name="index", storage="scalars")
+    graph.output(graph.gather_rows(x, index), "y")
+    with graph.instantiate() as running:
+        running.set_tensor("index", np.array([1, 0]))
+        with pytest.raises(ShapeError, match=r"lie in \[0, 2\)"):
+            running.set_tensor("index", np.array([0, 7]))
+        running.forward(x=np.arange(8).reshape(2, 4))
+        assert running.get_tensor("y")[:, 0].tolist() == [4, 0]
+
+
 @pytest.mark.parametrize(
     "name,value,words",
     [
