@@ -78,11 +78,14 @@ def pick_token(logits: NDArray[Any], sampling: Sampling, position: int) -> int:
         )
     if sampling.temperature == 0:
         return int(np.argmax(logits))
-    scaled = logits.astype(np.float64) / sampling.temperature
+    below = logits.astype(np.float64)
+    below -= below.max()
+    with np.errstate(over="ignore"):  # a tiny temperature leaves the likeliest alone
+        scaled = below / sampling.temperature
     order = np.argsort(-scaled, kind="stable")
     if sampling.top_k:
         order = order[: sampling.top_k]
-    weights = np.exp(scaled[order] - scaled[order[0]])
+    weights = np.exp(scaled[order])
     sums = np.cumsum(weights)
     if sampling.top_p < 1:
         keep = int(np.searchsorted(sums, sampling.top_p * sums[-1])) + 1

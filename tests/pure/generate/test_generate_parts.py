@@ -36,6 +36,14 @@ def test_draws_follow_the_probabilities():
     assert np.abs(counts - wanted).max() < 5 * np.sqrt(wanted.max())
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-30])
+@pytest.mark.parametrize("more", [{}, {"top_k": 3}, {"top_p": 0.9}])
+def test_a_tiny_temperature_takes_the_likeliest(temperature, more):
+    """Where logits over the temperature are beyond a double."""
+    sampling = Sampling(temperature=temperature, **more)
+    assert {pick_token(LOGITS, sampling, position) for position in range(20)} == {int(np.argmax(LOGITS))}
+
+
 def test_top_k_and_top_p_restrict_draws():
     """Only the k likeliest, and only the smallest set with probability p, are ever drawn."""
     order = np.argsort(-LOGITS)
