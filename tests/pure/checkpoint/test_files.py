@@ -130,15 +130,15 @@ def test_many_runs_at_once_go_one_by_one(tmp_path):
 
 def test_a_directory_that_goes_while_it_is_made_is_made_again(tmp_path, monkeypatch):
     """Another run's end removes the directory just when this one finds that it is there."""
-    real, calls = os.mkdir, []
+    real, calls = Path.mkdir, []
 
-    def mkdir(path, mode=0o777, **at):
+    def mkdir(path, **options):
         calls.append(path)
         if len(calls) == 1:
             raise FileExistsError(path)
-        real(path, mode, **at)
+        real(path, **options)
 
-    monkeypatch.setattr(os, "mkdir", mkdir)
+    monkeypatch.setattr(Path, "mkdir", mkdir)
     with lock_directory(tmp_path / "out"):
         assert len(calls) == 2
     (tmp_path / "file").write_text("")

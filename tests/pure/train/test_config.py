@@ -81,7 +81,7 @@ def test_example_is_valid_and_complete():
         ("[train]\n[train]\n", "not TOML"),
         ("a = " + "[" * 4_000, "not TOML"),
         ("a = " + "[" * 5_000, "characters"),
-        ("a." * 2_000 + "b = 1", "a must be a known key"),
+        ("a." * 900 + "b = 1", "a must be a known key"),  # tomli, of Python 3.10, takes up to 1000 parts
         ("a." * 5_000 + "b = 1", "characters"),
         ("#\n" * 50_000, "larger than"),
         ('"\\u001b[2J" = 3\n', "must be a known key"),
