@@ -54,6 +54,8 @@ _LEFT_BEHIND = {
 }
 _TP = 2
 _FIRST_GUESS = 1000  # steps, until the first have been done
+_MINUTES = 3.0
+ENOUGH_STEPS = 750  # they beat gzip; without --minutes a slow machine takes the time for them
 _CHECKPOINT_EVERY = 400
 _SAMPLE_PROMPT = 'def read_lines(path):\n    """'
 _PROMPTS = (
@@ -77,13 +79,15 @@ class _Stages:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
 
-def run_demo(*, minutes: float, steps: int | None, dp: int, out: Path, data: str, console: Console) -> None:
+def run_demo(
+    *, minutes: float | None, steps: int | None, dp: int, out: Path, data: str, console: Console
+) -> None:
     """Run the demo and print its report on `console`.
 
     Raises:
         ConfigError, LayoutError, PlanError: before any work.
     """
-    if math.isnan(minutes):
+    if minutes is not None and math.isnan(minutes):
         raise ConfigError(f"[cli.demo] --minutes must be a number; got {minutes}; choose for example 3")
     config = _configure(dp, out, data, _FIRST_GUESS if steps is None else steps)
     with before_work():  # what cannot be fails here, before the data is read
@@ -98,17 +102,28 @@ def run_demo(*, minutes: float, steps: int | None, dp: int, out: Path, data: str
         _run_alone(config, minutes, steps, console)
 
 
-def _run_alone(config: TrainConfig, minutes: float, steps: int | None, console: Console) -> None:
+def _run_alone(config: TrainConfig, minutes: float | None, steps: int | None, console: Console) -> None:
     """The demo, in an output directory that no other run writes to."""
     stages, out = _Stages(), Path(config.output.directory)
     with stages.measure("tokenizer and data"):
         prepared = prepare_data(config, console)
     _describe(config, prepared, console)
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
-    budget = TimeBudget(60 * minutes) if steps is None else None
+    budget = None if steps is not None else _budget(minutes, console)
     untrained = _train(config, prepared, budget, stages, console)
     _write(config, untrained, stages, console)
     show_stages(stages.seconds, console)
+
+
+def _budget(minutes: float | None, console: Console) -> TimeBudget:
+    if minutes is not None:
+        return TimeBudget(60 * minutes)
+    console.print(
+        f"training: about {_MINUTES:g} minutes, or as long as {ENOUGH_STEPS:,} steps take here: "
+        "fewer do not beat gzip",
+        highlight=False,
+    )
+    return TimeBudget(60 * _MINUTES, ENOUGH_STEPS)
 
 
 def _configure(dp: int, out: Path, data: str, steps: int) -> TrainConfig:

@@ -71,7 +71,15 @@ def _common(
 
 @app.command()
 def demo(
-    minutes: Annotated[float, typer.Option(min=0.05, max=1e5, help="How long to train, about.")] = 3.0,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.05,
+            max=1e5,
+            help="How long to train, about.",
+            show_default="3, or longer on a slow machine: as long as it takes to beat gzip",
+        ),
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, max=10**9, help="Train so many steps instead of measuring first.")
     ] = None,

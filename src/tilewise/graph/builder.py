@@ -117,9 +117,23 @@ class GraphBuilder:
         return self._outside("input", _spec("input", shape, dtype, labels, name, storage))
 
     def parameter(
-        self, shape: Sequence[Size], dtype: str | DType = "f32", *, name: str, labels: Labels = ()
+        self,
+        shape: Sequence[Size],
+        dtype: str | DType = "f32",
+        *,
+        name: str,
+        labels: Labels = (),
+        init_scale: float = 1.0,
     ) -> TensorNode:
-        """A trained tensor: a vector, or a weight `[out, in]` or `[in, out]`, which is kept in packed panels."""
+        """A trained tensor: a vector, or a weight `[out, in]` or `[in, out]`, which is kept in packed panels.
+
+        Args:
+            shape: one or two sizes.
+            dtype: of its elements.
+            name: its path.
+            labels: per dim what it counts, or None.
+            init_scale: of a weight: how far its random values spread, as a multiple of the other weights' spread.
+        """
         spec = _spec("parameter", shape, dtype, labels, name, "rows")
         if len(spec.shape) > 2 or not all(isinstance(s, int) for s in spec.shape) or spec.dtype.name == "i32":
             _border.refuse(
@@ -129,7 +143,8 @@ class GraphBuilder:
                 "reshape it",
             )
         return self._outside(
-            "parameter", replace(spec, storage="packed" if len(spec.shape) == 2 else "vector")
+            "parameter",
+            replace(spec, storage="packed" if len(spec.shape) == 2 else "vector", init_scale=init_scale),
         )
 
     def state(

@@ -37,6 +37,7 @@ class TensorSpec:
         tile_hint: rows per tile, or None for the planner's choice.
         storage: how elements lie: `rows` (row-major, all dims but the last count rows), `scalars` (all dims count rows
             of one element), `packed` (a weight's panels) or `vector` (one row).
+        init_scale: of a weight: its random values' standard deviation, as a multiple of what `initialize` is given.
 
     Raises:
         ShapeError: something of it is of another type or out of range.
@@ -48,6 +49,7 @@ class TensorSpec:
     name: str = ""
     tile_hint: int | None = None
     storage: str = "rows"
+    init_scale: float = 1.0
 
     def __post_init__(self) -> None:
         shape = tuple(_border.sequence("TensorSpec", "a shape", self.shape, "sizes"))
@@ -74,6 +76,7 @@ class TensorSpec:
             hint = _border.integer("TensorSpec", "tile_hint", self.tile_hint, 1, MAX_SIZE)
             object.__setattr__(self, "tile_hint", hint)
         _border.choice("TensorSpec", "storage", self.storage, STORAGES)
+        _border.number("TensorSpec", "init_scale", self.init_scale, 0.0, 1e6)
         if prod(upper_bound(size) for size in self.shape) * self.dtype.itemsize > MAX_BYTES:
             _border.refuse(
                 "TensorSpec", "a tensor has at most 2**60 bytes", f"{self} {self.name!r}", "make it smaller"

@@ -21,11 +21,13 @@ def linear(
     *,
     in_label: DimLabel | None = None,
     out_label: DimLabel | None = None,
+    init_scale: float = 1.0,
 ) -> TensorNode:
     """`x · wᵀ` with a new weight `[out_features, last dim of x]` in the dtype of x.
 
     Args:
         in_label, out_label: what the weight's dims count, for strategies.
+        init_scale: see `GraphBuilder.parameter`.
 
     Raises:
         ShapeError: the last dim of x has no fixed size, or x cannot be multiplied; nothing is declared then.
@@ -36,7 +38,13 @@ def linear(
             "linear", "the last dim must have a fixed size", f"{x.spec} for {name!r}", "reorder the dims"
         )
     with graph.all_or_nothing():
-        weight = graph.parameter([out_features, inner], x.spec.dtype, name=name, labels=[out_label, in_label])
+        weight = graph.parameter(
+            [out_features, inner],
+            x.spec.dtype,
+            name=name,
+            labels=[out_label, in_label],
+            init_scale=init_scale,
+        )
         return graph.matmul(x, weight, transpose_b=True)
 
 

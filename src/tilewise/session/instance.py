@@ -187,7 +187,12 @@ class GraphInstance:
             self._store.write(self._ids[master_name(name)], value, once=once)
 
     def initialize(self, seed: int = 0, scale: float = 0.02) -> None:
-        """Random weights (normal, standard deviation `scale`), ones for vectors; a function of seed and name alone."""
+        """Random weights, ones for vectors; a function of seed and name alone.
+
+        Args:
+            seed: of the generator.
+            scale: the weights' standard deviation, times each one's `init_scale` (`GraphBuilder.parameter`).
+        """
         _border.integer("initialize", "seed", seed, 0, (1 << 64) - 1)
         _border.number("initialize", "scale", scale, 0.0, MAX_FLOAT)
         with self._alone("initialize"):
@@ -444,4 +449,4 @@ def _random(spec: TensorSpec, seed: int, scale: float) -> np.ndarray:
     if spec.storage == "vector":
         return np.ones(shape, np.float32)
     generator = np.random.Generator(np.random.Philox(key=[seed, crc32(spec.name.encode())]))
-    return generator.standard_normal(shape, np.float32) * np.float32(scale)
+    return generator.standard_normal(shape, np.float32) * np.float32(scale * spec.init_scale)

@@ -19,10 +19,12 @@ class TimeBudget:
 
     Args:
         seconds: for all steps.
+        at_least: steps that are done also when they take longer: a slow machine gives more time, not less.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, at_least: int = 0) -> None:
         self._seconds = seconds
+        self._at_least = at_least
         self._ends: list[float] = []
 
     def step_done(self, seconds: float) -> int | None:
@@ -40,4 +42,5 @@ class TimeBudget:
         if not is_open or not times:
             return None
         left = max(0.0, self._seconds - seconds)
-        return max(len(self._ends), len(self._ends) + round(left / max(statistics.median(times), 1e-9)))
+        fitting = len(self._ends) + round(left / max(statistics.median(times), 1e-9))
+        return max(fitting, self._at_least)

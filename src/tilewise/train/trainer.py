@@ -146,7 +146,8 @@ class Trainer:
         self.data = data
         self._num_skipped = 0  # steps one after the other that were not finite
         self.instance: GraphInstance = graph.instantiate(plan)
-        self.instance.initialize(seed=config.train.seed)
+        spread = make_model_config(config).initializer_range
+        self.instance.initialize(seed=config.train.seed, scale=spread)
 
     def __enter__(self) -> Trainer:
         return self

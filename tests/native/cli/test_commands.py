@@ -5,6 +5,7 @@ import re
 import pytest
 
 from native.train.small_run import make_config, tilewise, write_toml
+from tilewise.cli.demo import ENOUGH_STEPS
 
 TEXT = "def add(a, b):\n    return a + b\n\n\nclass Stack:\n    def push(self, x):\n        self.x = x\n"
 
@@ -51,6 +52,14 @@ def test_demo_leaves_its_files(demo):
         "timeline.json",
     ):
         assert (out / name).is_file(), name
+
+
+@pytest.mark.soak
+def test_the_steps_that_a_slow_machine_does_beat_gzip(tmp_path):
+    """What the demo does at least, whatever the machine, is enough; and too little is not called so."""
+    for steps, verdict in ((ENOUGH_STEPS, "the model beats gzip"), (30, "the model does not beat gzip")):
+        done = tilewise("demo", "--steps", steps, "--out", tmp_path / str(steps), timeout=1800)
+        assert verdict in done.stdout, done.stdout
 
 
 def test_generate_writes_text_to_standard_output_only(demo):

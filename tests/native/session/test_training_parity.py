@@ -151,3 +151,16 @@ def test_gradients_against_finite_differences():
         slope, expected = (losses[0] - losses[1]) / 2e-2, float((gradient * direction).sum())
         assert abs(slope - expected) < 2e-3 * abs(expected) + 1e-6, (name, slope, expected)
     ours.close()
+
+
+def test_random_weights_spread_by_width_and_depth():
+    """What is added to the residual stream spreads less, by the number of layers; the rest as it is asked for."""
+    model = sizes(num_hidden_layers=2)
+    graph = tw.ComputeGraph("llama")
+    llama.build_training_graph(graph, model, BATCH, SEQ, "f32")
+    with graph.instantiate() as running:
+        running.initialize(0, model.initializer_range)
+        for name in running.parameter_names():
+            is_added = "o_proj" in name or "down_proj" in name
+            wanted = 0.5 * model.initializer_range if is_added else model.initializer_range
+            assert "norm" in name or running.get_tensor(name).std() == pytest.approx(wanted, rel=0.05), name

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tilewise.train import TimeBudget
 
 
-def length_after(times, seconds):
+def length_after(times, seconds, at_least=0):
     """The number of steps when all these steps have been done, and how often it was said."""
-    budget, now, found, said = TimeBudget(seconds), 0.0, None, 0
+    budget, now, found, said = TimeBudget(seconds, at_least), 0.0, None, 0
     for time in times:
         now += time
         if (steps := budget.step_done(now)) is not None:
@@ -27,6 +27,12 @@ def test_a_steady_machine_fills_its_time():
 def test_a_machine_half_as_fast_does_half_the_steps():
     """The length follows the speed, not the hope."""
     assert abs(length_after([1.0] + [0.2] * 300, 180.0)[0] - 895) < 10
+
+
+def test_a_slow_machine_takes_the_time_for_enough_steps():
+    """What a fast machine does in the time is more than enough; a slow one goes on until it is enough."""
+    assert length_after([0.4] * 100, 180.0, at_least=1000)[0] == 1000
+    assert length_after([0.1] * 300, 180.0, at_least=1000)[0] > 1700
 
 
 def test_a_burst_of_other_work_does_not_decide():

@@ -9,6 +9,7 @@ Reads both spellings of RoPE settings (`rope_theta` with `rope_scaling`, and `ro
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -223,10 +224,15 @@ class LlamaConfig:
             "tie_word_embeddings": self.tie_word_embeddings,
             "bos_token_id": self.bos_token_id,
             "eos_token_id": None if not eos else eos[0] if len(eos) == 1 else list(eos),
-            "initializer_range": 0.02,
+            "initializer_range": self.initializer_range,
             "use_cache": True,
             **({} if self.dtype is None else {"torch_dtype": self.dtype}),
         }
+
+    @property
+    def initializer_range(self) -> float:
+        """Standard deviation of random weights, by width (Nguyen and Salazar 2019, GPT-NeoX)."""
+        return math.sqrt(2 / (5 * self.hidden_size))
 
     def num_parameters(self) -> int:
         """Elements of all parameters; a tied head counts once."""

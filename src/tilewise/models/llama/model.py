@@ -69,12 +69,18 @@ def _after_attention(
 ) -> TensorNode:
     """Output projection, MLP, and the two residuals."""
     d, f = config.hidden_size, config.intermediate_size
-    x = graph.add(x, linear(graph, attended, "self_attn.o_proj.weight", d, in_label=heads_label(config)))
+    scale = (
+        2 * config.num_hidden_layers
+    ) ** -0.5  # so many sums spread as far as one: GPT-2's initialisation
+    attended = linear(
+        graph, attended, "self_attn.o_proj.weight", d, in_label=heads_label(config), init_scale=scale
+    )
+    x = graph.add(x, attended)
     h = _norm(graph, x, "post_attention_layernorm", config)
     gate = linear(graph, h, "mlp.gate_proj.weight", f, out_label=MLP)
     up = linear(graph, h, "mlp.up_proj.weight", f, out_label=MLP)
     gated = graph.multiply(graph.silu(gate), up)
-    return graph.add(x, linear(graph, gated, "mlp.down_proj.weight", d, in_label=MLP))
+    return graph.add(x, linear(graph, gated, "mlp.down_proj.weight", d, in_label=MLP, init_scale=scale))
 
 
 @layer
