@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tilewise.core.border import shown
 from tilewise.core.reading import Unreadable, parse_json
 
-__all__ = ["TensorEntry", "dtype_name", "parse_header"]
+__all__ = ["TensorEntry", "dtype_name", "is_storable", "parse_header"]
 
 _DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -74,6 +74,11 @@ class TensorEntry:
     shape: tuple[int, ...]
     begin: int
     end: int
+
+
+def is_storable(dtype: np.dtype[Any]) -> bool:
+    """Whether a header can spell an element type."""
+    return any(np.dtype(kind) == dtype for kind in _DTYPES.values())
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:

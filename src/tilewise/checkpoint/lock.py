@@ -75,7 +75,8 @@ def _acquire(path: Path) -> int:
 def _open(path: Path) -> int:
     """The file at `path`, in a directory that is made if need be."""
     for _ in range(_ATTEMPTS):
-        with suppress(FileNotFoundError):  # a run that ends may remove the directory meanwhile
+        # a run that ends may remove the directory meanwhile, also between `mkdir` finding it and looking what it is
+        with suppress(FileNotFoundError, FileExistsError):
             path.parent.mkdir(parents=True, exist_ok=True)
             return os.open(path, _OPEN, 0o666)
     return os.open(path, _OPEN, 0o666)

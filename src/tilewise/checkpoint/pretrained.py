@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tilewise.checkpoint.files import replace_directory, writing
 from tilewise.checkpoint.weights import write_weights
-from tilewise.core import CheckpointError
+from tilewise.core import Border, CheckpointError
 from tilewise.core.reading import Unreadable, read_json, read_whole, validate_json
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["load_generation_config", "load_tokenizer", "save_pretrained"]
 
 _MAX_TOKENIZER_BYTES = 512 << 20
+_MAX_VOCABULARY = 1 << 31
+_border = Border("checkpoint", CheckpointError)
 
 
 class _TokenizerFile(BaseModel):
@@ -73,7 +75,16 @@ def save_pretrained(
             _write_json(temporary / "tokenizer_config.json", _tokenizer_config(config, tokenizer))
         write_weights(temporary, tensors)
 
-    path = Path(directory)
+    path = _border.path("save_pretrained", "a directory", directory)
+    _border.json("save_pretrained", "config", config)
+    if generation_config is not None:
+        _border.json("save_pretrained", "generation_config", generation_config)
+    if tokenizer is not None:
+        from tokenizers import Tokenizer
+
+        _border.instance(
+            "save_pretrained", "a tokenizer", tokenizer, Tokenizer, "pass what load_tokenizer returned"
+        )
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     replace_directory(path, write)
@@ -90,7 +101,8 @@ def load_tokenizer(directory: str | Path, vocab_size: int) -> Tokenizer:
     Raises:
         CheckpointError: there is no tokenizer.json, it cannot be read, or makes ids that the model does not have.
     """
-    path = Path(directory) / "tokenizer.json"
+    path = _border.path("load_tokenizer", "a model directory", directory) / "tokenizer.json"
+    vocab_size = _border.integer("load_tokenizer", "vocab_size", vocab_size, 1, _MAX_VOCABULARY)
     if not os.path.lexists(path):
         raise CheckpointError(
             f"[checkpoint.load_tokenizer] a model directory must hold tokenizer.json; got {str(directory)!r}; "
@@ -139,7 +151,8 @@ def load_generation_config(directory: str | Path, vocab_size: int) -> dict[str, 
     Raises:
         CheckpointError: the file is not JSON, or names tokens outside the vocabulary.
     """
-    path = Path(directory) / "generation_config.json"
+    path = _border.path("load_generation_config", "a model directory", directory) / "generation_config.json"
+    vocab_size = _border.integer("load_generation_config", "vocab_size", vocab_size, 1, _MAX_VOCABULARY)
     if not os.path.lexists(path):
         return {}
     try:

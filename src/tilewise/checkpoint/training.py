@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -24,10 +25,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from tilewise.checkpoint.files import remove_leftovers, replace_directory, writing
-from tilewise.checkpoint.header import dtype_name
+from tilewise.checkpoint.header import dtype_name, is_storable
 from tilewise.checkpoint.weights import WeightsFile, save_tensors
 from tilewise.core import CheckpointError
-from tilewise.core.border import shown
+from tilewise.core.border import Border, shown
 from tilewise.core.reading import Unreadable, read_json
 
 __all__ = [
@@ -44,6 +45,8 @@ _STATE = "state.safetensors"
 _META = "checkpoint.json"
 _STEP = re.compile(r"step-([0-9]{8,18})")
 _STEP_TENSOR = "optimizer.step"
+_LAST_STEP = 10**18 - 1  # the longest name that `_STEP` matches
+_border = Border("checkpoint", CheckpointError)
 
 
 class DamagedCheckpoint(CheckpointError):
@@ -111,13 +114,16 @@ def save_checkpoint(
         CheckpointError: the state counts other steps than `state.step`.
         ResourceError: it cannot be written; older checkpoints are kept.
     """
-    root = Path(directory)
+    root = _border.path("save_checkpoint", "a directory", directory)
+    _border.instance("save_checkpoint", "a state", state, TrainingState, "pass TrainingState(step, tensors)")
+    step = _border.integer("save_checkpoint", "a step", state.step, 0, _LAST_STEP)
+    keep_last = _border.integer("save_checkpoint", "keep_last", keep_last, 1, _LAST_STEP)
+    tensors = _storable(state.tensors)
+    meta = _describe(step, config, tensors)
     with writing(root):
         root.mkdir(parents=True, exist_ok=True)
     remove_leftovers(root)
-    path = root / f"step-{state.step:08d}"
-    tensors = {name: np.ascontiguousarray(tensor) for name, tensor in state.tensors.items()}
-    meta = _describe(state.step, config, tensors)
+    path = root / f"step-{step:08d}"
     problem = _wrong_step(meta, path, tensors)
     if problem is not None:
         raise CheckpointError(
@@ -135,6 +141,24 @@ def save_checkpoint(
     return path
 
 
+def _storable(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Tensors as a file can hold them.
+
+    Raises:
+        CheckpointError: something else than arrays by name, or of a type that safetensors lacks.
+    """
+    given = _border.mapping("save_checkpoint", "tensors", tensors, "arrays")
+    for name, tensor in given.items():
+        if not isinstance(tensor, np.ndarray) or not is_storable(tensor.dtype):
+            _border.refuse(
+                "save_checkpoint",
+                "tensors are arrays of numbers that safetensors can hold",
+                f"{shown(tensor)} for {shown(name)}",
+                "convert it",
+            )
+    return {name: np.ascontiguousarray(tensor) for name, tensor in given.items()}
+
+
 def _remove_older(root: Path, newest: Path, num_kept: int) -> None:
     """Remove what is older than `newest`, but for some whole ones; what is newer is another matter."""
     for old in reversed(_steps(root)[: _steps(root).index(newest)]):
@@ -146,12 +170,13 @@ def _remove_older(root: Path, newest: Path, num_kept: int) -> None:
 
 def has_checkpoints(directory: str | Path) -> bool:
     """Whether there are checkpoints, whole or not."""
-    return bool(_steps(Path(directory)))
+    return bool(_steps(_border.path("has_checkpoints", "a directory", directory)))
 
 
 def latest_checkpoint(directory: str | Path) -> Path | None:
     """The newest checkpoint whose metadata, names and sizes are whole; its content is looked at when it is loaded."""
-    return next((path for path in reversed(_steps(Path(directory))) if _is_listed(path)), None)
+    root = _border.path("latest_checkpoint", "a directory", directory)
+    return next((path for path in reversed(_steps(root)) if _is_listed(path)), None)
 
 
 def load_checkpoint(path: str | Path, config: Mapping[str, Any]) -> TrainingState:
@@ -161,7 +186,8 @@ def load_checkpoint(path: str | Path, config: Mapping[str, Any]) -> TrainingStat
         DamagedCheckpoint: missing, truncated or changed files; names what is wrong.
         CheckpointError: another configuration; names what differs.
     """
-    path = Path(path)
+    path = _border.path("load_checkpoint", "a checkpoint", path)
+    _border.mapping("load_checkpoint", "a configuration", config, "values")
     meta, tensors = _open(path)
     differences = _differences(meta.config, config)
     if differences:
@@ -190,7 +216,7 @@ def load_latest(
         CheckpointError: none is whole, or the newest one that is belongs to another configuration.
     """
     damaged: list[str] = []
-    for path in reversed(_steps(Path(directory))):
+    for path in reversed(_steps(_border.path("load_latest", "a directory", directory))):
         try:
             state = load_checkpoint(path, config)
         except DamagedCheckpoint as error:
@@ -211,7 +237,8 @@ def _describe(step: int, config: Mapping[str, Any], tensors: Mapping[str, NDArra
         name: _Tensor(dtype=dtype_name(tensor.dtype), shape=list(tensor.shape), sha256=_checksum(tensor))
         for name, tensor in tensors.items()
     }
-    meta = _Meta(version=2, step=step, config=dict(config), tensors=described)
+    settings = dict(_border.json("save_checkpoint", "a configuration", config))
+    meta = _Meta(version=2, step=step, config=settings, tensors=described)
     return meta.model_copy(update={"digest": _digest(meta)})
 
 
@@ -296,5 +323,9 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def _steps(root: Path) -> list[Path]:
     """All `step-N` directories, oldest first."""
-    found = [(int(match[1]), path) for path in root.glob("step-*") if (match := _STEP.fullmatch(path.name))]
+    try:
+        names = os.listdir(root)
+    except (OSError, ValueError):  # not there, or no name that the system takes: what is saved there says so
+        names = []
+    found = [(int(match[1]), root / name) for name in names if (match := _STEP.fullmatch(name))]
     return [path for _, path in sorted(found)]

@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from tilewise.checkpoint.files import replace_file, replace_text
-from tilewise.checkpoint.header import TensorEntry, parse_header
+from tilewise.checkpoint.header import TensorEntry, is_storable, parse_header
 from tilewise.core import CheckpointError
-from tilewise.core.border import shown
+from tilewise.core.border import Border, shown
 from tilewise.core.reading import Unreadable, open_regular, read_json
 
 __all__ = ["WeightsFile", "open_weights", "save_tensors", "write_weights"]
 
+_border = Border("checkpoint", CheckpointError)
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
@@ -48,7 +49,7 @@ def open_weights(path: str | Path) -> Mapping[str, NDArray[Any]]:
     Raises:
         CheckpointError: no such file, a broken header, an index that names absent tensors.
     """
-    path = Path(path)
+    path = _border.path("open_weights", "weights", path)
     if not os.path.isdir(path):
         return WeightsFile(path)
     if os.path.lexists(path / INDEX):
@@ -62,8 +63,13 @@ def write_weights(
     """Write tensors as `model.safetensors`, or as numbered files with an index when they exceed one shard.
 
     At most one shard is held in memory. Each file is replaced atomically; the index comes last.
+
+    Raises:
+        CheckpointError: what is given are no arrays by name.
+        ResourceError: a file cannot be written.
     """
-    directory = Path(directory)
+    directory = _border.path("write_weights", "a directory", directory)
+    max_shard_bytes = _border.integer("write_weights", "max_shard_bytes", max_shard_bytes, 1, 1 << 62)
     shards: list[list[str]] = []
     try:
         total_bytes, part = _write_all_but_last(directory, shards, tensors, max_shard_bytes)
@@ -87,13 +93,38 @@ def _write_all_but_last(
     """Write every shard that is full, adding its names to `shards`; returns all bytes, and what is left."""
     total_bytes = 0
     part: dict[str, NDArray[Any]] = {}
-    for name, tensor in tensors:
+    for name, tensor in _named(tensors):
         if part and sum(t.nbytes for t in part.values()) + tensor.nbytes > max_shard_bytes:
             shards.append(_write_part(directory, len(shards), part))
             part = {}
         part[name] = np.ascontiguousarray(tensor)
         total_bytes += tensor.nbytes
     return total_bytes, part
+
+
+def _named(tensors: Iterable[tuple[str, NDArray[Any]]]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Names and arrays, one by one, each held to what a file can store.
+
+    Raises:
+        CheckpointError: something else, or a name that comes twice.
+    """
+    if isinstance(tensors, (str, Mapping, np.ndarray)) or not isinstance(tensors, Iterable):
+        _border.refuse("write_weights", "tensors are pairs of name and array", shown(tensors), "pass a list")
+    seen: set[str] = set()
+    for pair in tensors:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            _border.refuse("write_weights", "tensors are pairs of name and array", shown(pair), "pass tuples")
+        name, tensor = pair
+        _border.text("write_weights", "a tensor's name", name)
+        if name in seen or not isinstance(tensor, np.ndarray) or not is_storable(tensor.dtype):
+            _border.refuse(
+                "write_weights",
+                "every name comes once, with an array of numbers that safetensors can hold",
+                f"{shown(tensor)} for {shown(name)}",
+                "correct it",
+            )
+        seen.add(name)
+        yield name, tensor
 
 
 class WeightsFile(Mapping[str, NDArray[Any]]):

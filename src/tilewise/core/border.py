@@ -7,12 +7,15 @@ its class of error. Nothing is converted that the caller would not expect; refus
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
+from os import fsencode
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -118,6 +121,28 @@ class Border:
                 call, f"{name} must be a dictionary from names to {what}", shown(value), "pass a dict"
             )
         return value
+
+    def json(self, call: str, name: str, value: Any) -> Mapping[str, Any]:
+        """A dictionary that JSON gives back as it was."""
+        given = self.mapping(call, name, value, "what JSON can hold")
+        try:
+            plain = json.loads(json.dumps(given, allow_nan=False))
+            is_same = bool(plain == given)
+        except (TypeError, ValueError, RecursionError):
+            is_same = False
+        if not is_same:
+            self.refuse(call, f"{name} must be what JSON can hold", shown(given), "convert it")
+        return given
+
+    def path(self, call: str, name: str, value: Any) -> Path:
+        """The name of a file or directory, as the system takes it; whether it is there is another question."""
+        try:
+            is_path = not isinstance(value, bytes) and b"\0" not in fsencode(value)
+        except (TypeError, UnicodeEncodeError):
+            is_path = False
+        if not is_path:
+            self.refuse(call, f"{name} must be a path", shown(value), "pass a str or a Path")
+        return Path(value)
 
     def text(self, call: str, name: str, value: Any) -> str:
         """Printable text that is not empty: a name, for example."""

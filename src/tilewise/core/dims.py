@@ -44,7 +44,9 @@ class Dim:
     def __post_init__(self) -> None:
         _border.text("dims", "the name of a symbol", self.name)
         low = _border.integer("dims", f"min of {self.name!r}", self.min, 0, MAX_SIZE)
-        _border.integer("dims", f"max of {self.name!r}", self.max, low, MAX_SIZE)
+        high = _border.integer("dims", f"max of {self.name!r}", self.max, low, MAX_SIZE)
+        object.__setattr__(self, "min", low)  # Python's integers: NumPy's may be too small for what follows
+        object.__setattr__(self, "max", high)
 
     def __str__(self) -> str:
         return self.name
@@ -73,8 +75,11 @@ class DimLabel:
 
     def __post_init__(self) -> None:
         _border.text("dims", "the name of a label", self.name)
-        _border.integer("dims", f"the atom of {self.name!r}", self.atom, 1, MAX_SIZE)
-        _border.integer("dims", f"the group of {self.name!r}", self.group, 1, MAX_SIZE)
+        for field in ("atom", "group"):
+            value = _border.integer(
+                "dims", f"the {field} of {self.name!r}", getattr(self, field), 1, MAX_SIZE
+            )
+            object.__setattr__(self, field, value)
 
     @property
     def is_batch(self) -> bool:

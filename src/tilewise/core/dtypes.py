@@ -92,13 +92,13 @@ def choose_dtype(name: str, stored: str | None) -> str:
         ConfigError: models do not compute in that type.
     """
     auto = stored if stored in MODEL_DTYPES else "bf16"
-    return _computed(auto if name == "auto" else name, ("auto", *MODEL_DTYPES))
+    return _computed(auto if isinstance(name, str) and name == "auto" else name, ("auto", *MODEL_DTYPES))
 
 
 def _computed(name: str, allowed: tuple[str, ...]) -> str:
-    if name not in allowed:
+    if not isinstance(name, str) or name not in allowed:
         raise ConfigError(
-            f"[core.dtype] a model's dtype must be one of {', '.join(allowed)}; got {name!r}; choose one of them"
+            f"[core.dtype] a model's dtype must be one of {', '.join(allowed)}; got {shown(name)}; choose one of them"
         )
     return _SPELLINGS.get(name, name)
 

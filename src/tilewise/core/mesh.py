@@ -31,13 +31,14 @@ class DeviceMesh:
 
     def __init__(self, axes: Mapping[str, int]) -> None:
         _border.mapping("mesh", "axes", axes, "sizes")
+        sizes: list[int] = []
         for name, size in axes.items():
             _border.text("mesh", "the name of an axis", name)
-            _border.integer("mesh", f"the size of axis {name!r}", size, 1, MAX_DEVICES)
-        if prod(axes.values()) > MAX_DEVICES:
+            sizes.append(_border.integer("mesh", f"the size of axis {name!r}", size, 1, MAX_DEVICES))
+        if prod(sizes) > MAX_DEVICES:
             _border.refuse("mesh", f"a mesh has at most {MAX_DEVICES} devices", str(dict(axes)), "drop some")
         object.__setattr__(self, "names", tuple(axes))
-        object.__setattr__(self, "sizes", tuple(int(size) for size in axes.values()))
+        object.__setattr__(self, "sizes", tuple(sizes))
 
     @classmethod
     def parse(cls, text: str) -> DeviceMesh:
@@ -64,7 +65,12 @@ class DeviceMesh:
         return self.sizes[self.names.index(axis)] if axis in self.names else 1
 
     def coordinate(self, device: int, axis: str) -> int:
-        """Position of `device` on `axis`; 0 for an axis the mesh does not have."""
+        """Position of `device` on `axis`; 0 for an axis the mesh does not have.
+
+        Raises:
+            LayoutError: there is no such device.
+        """
+        _border.integer("mesh", "a device", device, 0, self.num_devices - 1)
         if axis not in self.names:
             return 0
         index = self.names.index(axis)

@@ -83,6 +83,8 @@ def read_whole(path: str | Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
             content = file.read(max_bytes + 1)
         except OSError as error:
             raise Unreadable(_reason(error)) from None
+    if content is None:  # a file of the system's that has nothing to say now
+        raise Unreadable("it cannot be read to its end at once")
     if len(content) > max_bytes:
         raise Unreadable(f"it is larger than {max_bytes} bytes")
     return content

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core import ConfigError
+from tilewise.core import Border, ConfigError, shown
 
 __all__ = ["Batches"]
+
+_MOST = (1 << 63) - 1
+_border = Border("data")
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,12 @@ class Batches:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        stream = _border.instance("batches", "a stream", self.stream, np.ndarray, "pass an array of ids")
+        if stream.ndim != 1 or stream.dtype.kind not in "iu":
+            _border.refuse("batches", "a stream is one row of integers", shown(stream), "flatten it")
+        for name, low in (("batch", 1), ("context", 1), ("seed", 0)):
+            value = _border.integer("batches", name, getattr(self, name), low, _MOST)
+            object.__setattr__(self, name, value)
         if self.num_windows < 1:
             raise ConfigError(
                 f"[data.batches] the data must hold at least context + 1 = {self.context + 1} tokens; "
@@ -51,6 +60,7 @@ class Batches:
 
     def at(self, step: int) -> dict[str, NDArray[np.int32]]:
         """Tokens and labels `[batch, context]` of a step; labels are the tokens one place on."""
+        step = _border.integer("batches", "a step", step, 0, _MOST // self.batch)
         rows = [self._window(step * self.batch + i) for i in range(self.batch)]
         both = np.stack([self.stream[w * self.context : (w + 1) * self.context + 1] for w in rows])
         return {

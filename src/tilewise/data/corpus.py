@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewise.core import ConfigError, get_logger
+from tilewise.core import Border, ConfigError, get_logger
 from tilewise.core.border import shown
 from tilewise.core.reading import Unreadable
 from tilewise.data.text_files import read_pieces, read_text
@@ -25,6 +25,7 @@ __all__ = ["Corpus", "TextFile", "is_held_out", "load_corpus", "load_standard_li
 _SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _LONG_FILE_BYTES = 16 << 20
 _NAMES_SHOWN = 3
+_border = Border("data")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Corpus:
 
 def is_held_out(name: str, percent: float = 5.0) -> bool:
     """Whether the file of that relative path is held out: `percent` of all names, by SHA-256."""
+    _border.instance("corpus", "a name", name, str, "pass a relative path")
+    percent = _border.number("corpus", "the held-out share in percent", percent, 0.0, 100.0)
     # the system's own bytes where a name is not UTF-8
     value = int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8], "big")
     return value < percent / 100.0 * 2.0**64
@@ -81,7 +84,7 @@ def load_corpus(path: str | Path, held_out_percent: float = 5.0) -> Corpus:
     Raises:
         ConfigError: there is no such path, no text in it, or more than memory can hold.
     """
-    root = Path(path)
+    root = _border.path("load_corpus", "data", path)
     if os.path.isfile(root):
         return _load(root, [root], held_out_percent)
     if not os.path.isdir(root):

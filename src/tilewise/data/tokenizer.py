@@ -6,13 +6,13 @@ are the `tokenizers` library's; this file fixes the settings, so that equal text
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core import ConfigError
+from tilewise.core import Border, ConfigError, shown
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -21,6 +21,7 @@ __all__ = ["END_OF_TEXT", "encode_files", "end_of_text_id", "train_tokenizer"]
 
 END_OF_TEXT = "<|endoftext|>"
 _BATCH = 64
+_border = Border("data")
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Tokenizer:
@@ -31,6 +32,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Tokenizer:
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+    if isinstance(texts, (str, bytes, np.ndarray)) or not isinstance(texts, Iterable):
+        _border.refuse("tokenizer", "texts must be an iterable of them", shown(texts), "pass a list")
+    vocab_size = _border.integer("tokenizer", "vocab_size", vocab_size, 0, 1 << 31)
     if vocab_size < 257:
         raise ConfigError(
             f"[data.tokenizer] a vocabulary must hold 256 bytes and {END_OF_TEXT}; got "
@@ -45,8 +49,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(_each_text(texts), trainer)
     return tokenizer
+
+
+def _each_text(texts: Iterable[str]) -> Iterator[str]:
+    """The texts, held to be some; what refuses one in the library's hands comes out of it as it is."""
+    for text in texts:
+        yield _border.instance("tokenizer", "a text", text, str, "decode it")
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int:

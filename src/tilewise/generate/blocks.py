@@ -6,10 +6,13 @@ hand out what is not there.
 
 from __future__ import annotations
 
-from tilewise.core import ResourceError
+from tilewise.core import Border, ResourceError
 from tilewise.models.llama.model import BLOCK_SIZE
 
 __all__ = ["BlockTable", "num_blocks_for"]
+
+_MOST = 1 << 31
+_border = Border("generate")
 
 
 def num_blocks_for(num_positions: int) -> int:
@@ -25,7 +28,8 @@ class BlockTable:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self._free = list(range(num_blocks))[::-1]
+        count = _border.integer("blocks", "num_blocks", num_blocks, 1, _MOST)
+        self._free = list(range(count))[::-1]
         self._owned: dict[int, list[int]] = {}
 
     def grow(self, sequence: int, num_positions: int) -> list[int]:

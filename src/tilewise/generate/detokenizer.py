@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tilewise.core import Border
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 __all__ = ["Detokenizer"]
 
+_border = Border("generate")
+_LARGEST_ID = (1 << 32) - 1
 _BROKEN = "\ufffd"
 _PATIENCE = 8  # tokens without a whole end, after which only the last character can still be mended
 _LONGEST = 64  # tokens decoded together at most
@@ -30,13 +34,14 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
         self._tokenizer = tokenizer
-        self._ids = prompt[-8:]
+        self._ids = list(_border.sequence("detokenizer", "a prompt", prompt, "ids"))[-8:]
         self._start = 0  # of what is decoded together
         self._given = len(self._ids)  # tokens whose text is out
         self._ahead = 0  # characters of later tokens that are out
 
     def add(self, token: int) -> str:
         """Take one more token; returns the text that became whole, often empty."""
+        token = _border.integer("detokenizer", "a token", token, 0, _LARGEST_ID)
         if self._tokenizer.id_to_token(token) is None:
             return self._take(self._decode(len(self._ids)), is_whole=True) + _BROKEN
         self._ids.append(token)
@@ -45,6 +50,10 @@ class Detokenizer:
         if not now.endswith(_BROKEN) or waiting >= _LONGEST:
             return self._take(now, is_whole=True)
         return self._take(now.rstrip(_BROKEN) if waiting < _PATIENCE else now[:-1], is_whole=False)
+
+    def finish(self) -> str:
+        """What was kept back, when no more tokens come: an unfinished character is shown as U+FFFD."""
+        return self._take(self._decode(len(self._ids)), is_whole=True)
 
     def _take(self, text: str, *, is_whole: bool) -> str:
         """What of the text decoded together was not out yet; the next begins anew where this one is whole."""

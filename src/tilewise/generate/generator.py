@@ -11,8 +11,11 @@ Shapes: T tokens of a call, S sequences of a call, V vocabulary.
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +25,7 @@ from numpy.typing import NDArray
 
 import tilewise as tw
 from tilewise.checkpoint import load_generation_config, load_tokenizer, open_weights
-from tilewise.core import MAX_DEVICES, Border, ConfigError, ResourceError, choose_dtype
+from tilewise.core import MAX_DEVICES, Border, ConfigError, PlanError, ResourceError, choose_dtype
 from tilewise.generate.blocks import BlockTable, num_blocks_for
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.prompts import encode_prompt
@@ -132,22 +135,19 @@ class Generator:
         max_context: int | None = None,
         max_tokens_per_call: int = 256,
     ) -> None:
-        _check_settings(
-            tp=tp,
-            max_sequences=max_sequences,
-            max_context=max_context,
-            max_tokens_per_call=max_tokens_per_call,
-        )
+        tp = _border.integer("generator", "tp", tp, 1, MAX_DEVICES)
+        max_sequences = _border.integer("generator", "max_sequences", max_sequences, 1, _MOST)
+        max_tokens = _border.integer("generator", "max_tokens_per_call", max_tokens_per_call, 1, _MOST)
         self.config: LlamaConfig = llama.LlamaConfig.from_pretrained(model_dir)
         dtype = choose_dtype(dtype, self.config.dtype)
         self.tokenizer = load_tokenizer(model_dir, self.config.vocab_size)
         self._end_ids = _end_ids(load_generation_config(model_dir, self.config.vocab_size), self.config)
         limit = self.config.max_position_embeddings
-        self.max_context = limit if max_context is None else max_context
-        _border.integer("generator", "max_context", self.max_context, 1, limit)
+        wanted = limit if max_context is None else max_context
+        self.max_context = _border.integer("generator", "max_context", wanted, 1, limit)
         blocks_each = num_blocks_for(self.max_context)
         self._max_sequences = max_sequences
-        self._chunk = max(max_tokens_per_call, max_sequences)
+        self._chunk = max(max_tokens, max_sequences)
         self._num_blocks = max_sequences * blocks_each
         self._max_blocks = min(self._num_blocks, blocks_each)
         weights = rename_from_files(open_weights(model_dir), self.config)
@@ -166,6 +166,7 @@ class Generator:
         self._num_live = 0
         self._keys = itertools.count()
         self._lock = threading.RLock()  # an iterator may be dropped, and give its blocks back, within a call
+        self._process = os.getpid()
 
     def __enter__(self) -> Generator:
         return self
@@ -174,8 +175,23 @@ class Generator:
         self.close()
 
     def close(self) -> None:
-        """Stop the devices and free their memory."""
-        self.instance.close()
+        """Stop the devices and free their memory, when no thread's call is under way any more."""
+        if os.getpid() != self._process:  # in a forked child, which has none of the workers
+            self.instance.close()
+            return
+        with self._lock:
+            self.instance.close()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One thread at a time. A forked child has none: a thread that it lacks may hold the lock for ever."""
+        if os.getpid() != self._process:
+            raise PlanError(
+                "[generate.generator] a generator belongs to the process that made it; got a call in a forked one; "
+                "make one there"
+            )
+        with self._lock:
+            yield
 
     def generate(self, prompts: Sequence[str], sampling: Sampling | Sequence[Sampling]) -> Iterator[Piece]:
         """Continue every prompt; yields a piece per new token, interleaved over the prompts.
@@ -191,6 +207,7 @@ class Generator:
             ConfigError: more prompts than `max_sequences`, or one too long for the context; at once.
             ResourceError: other iterators hold the places; at the first piece.
             NotFinite: the model's logits are no finite numbers.
+            PlanError: the generator is closed, or another process's.
         """
         texts = _border.sequence("generator", "prompts", prompts, "texts")
         if len(texts) > self._max_sequences:
@@ -222,13 +239,14 @@ class Generator:
                     yield piece
                 active = [sequence for sequence in active if sequence not in finished]
         finally:
-            with self._lock:
-                self._num_live -= len(sequences)
-                for sequence in sequences:
-                    self._blocks.release(sequence.key)
+            if os.getpid() == self._process:  # a forked child's copy holds nothing
+                with self._lock:
+                    self._num_live -= len(sequences)
+                    for sequence in sequences:
+                        self._blocks.release(sequence.key)
 
     def _take_places(self, num_sequences: int) -> None:
-        with self._lock:
+        with self._turn():
             if self._num_live + num_sequences > self._max_sequences:
                 raise ResourceError(
                     f"[generate.generator] at most max_sequences={self._max_sequences} prompts are written at a "
@@ -253,7 +271,7 @@ class Generator:
         what room is left reads prompts.
         """
         call, members, room = _Call(), [], self._chunk
-        with self._lock:
+        with self._turn():
             for sequence in sorted(active, key=lambda s: len(s.ids) - s.done):
                 count = min(len(sequence.ids) - sequence.done, room)
                 if count == 0:
@@ -271,11 +289,14 @@ class Generator:
     def _extend(self, sequence: _Sequence, logits_V: NDArray[Any]) -> Piece:
         token = pick_token(logits_V, sequence.sampling, len(sequence.ids))
         if token in self._end_ids:
-            return Piece(sequence.index, token, "", "stop")
+            return Piece(sequence.index, token, sequence.detokenizer.finish(), "stop")
         sequence.ids.append(token)
         is_full = len(sequence.ids) - sequence.prompt_length >= sequence.sampling.max_tokens
         is_full = is_full or len(sequence.ids) >= self.max_context
-        return Piece(sequence.index, token, sequence.detokenizer.add(token), "length" if is_full else None)
+        text = sequence.detokenizer.add(token)
+        if not is_full:
+            return Piece(sequence.index, token, text, None)
+        return Piece(sequence.index, token, text + sequence.detokenizer.finish(), "length")
 
 
 def check_prompt(num_tokens: int, max_context: int) -> None:
@@ -284,17 +305,12 @@ def check_prompt(num_tokens: int, max_context: int) -> None:
     Raises:
         ConfigError: it is too long.
     """
-    if num_tokens >= max_context:
+    max_context = _border.integer("generator", "max_context", max_context, 1, _MOST)
+    if _border.integer("generator", "the length of a prompt", num_tokens, 0, sys.maxsize) >= max_context:
         raise ConfigError(
             f"[generate.generator] a prompt must leave room in the context of {max_context} tokens; "
             f"got {num_tokens}; shorten it"
         )
-
-
-def _check_settings(**sizes: int | None) -> None:
-    for name, size in sizes.items():
-        if size is not None:
-            _border.integer("generator", name, size, 1, MAX_DEVICES if name == "tp" else _MOST)
 
 
 def _end_ids(generation_config: dict[str, Any], config: LlamaConfig) -> frozenset[int]:

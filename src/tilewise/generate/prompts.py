@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tilewise.core import ConfigError
+from tilewise.core import Border, ConfigError
 from tilewise.core.border import shown
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 __all__ = ["encode_prompt"]
+
+_border = Border("generate")
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
@@ -23,6 +25,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
     Raises:
         ConfigError: the prompt is no UTF-8 text, or the tokenizer has no tokens for it.
     """
+    _border.instance("prompt", "a prompt", prompt, str, "pass text")
     try:
         prompt.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core import Border, NotFinite
+from tilewise.core import Border, NotFinite, is_float, shown
 
 __all__ = ["Sampling", "pick_token"]
 
@@ -58,8 +58,18 @@ def pick_token(logits: NDArray[Any], sampling: Sampling, position: int) -> int:
         position: of the new token in the sequence.
 
     Raises:
+        ConfigError: the logits are no row of numbers.
         NotFinite: a logit is NaN or infinite.
     """
+    _border.instance("sampling", "sampling", sampling, Sampling, "pass Sampling(...)")
+    position = _border.integer("sampling", "a position", position, 0, 2**63 - 1)
+    if (
+        not isinstance(logits, np.ndarray)
+        or logits.ndim != 1
+        or not logits.size
+        or not is_float(logits.dtype)
+    ):
+        _border.refuse("sampling", "logits are one row of numbers", shown(logits), "pass a row of them")
     if not np.isfinite(logits).all():
         at = int(np.flatnonzero(~np.isfinite(logits))[0])
         raise NotFinite(
@@ -68,11 +78,14 @@ def pick_token(logits: NDArray[Any], sampling: Sampling, position: int) -> int:
         )
     if sampling.temperature == 0:
         return int(np.argmax(logits))
-    scaled = logits.astype(np.float64) / sampling.temperature
+    below = logits.astype(np.float64)
+    below -= below.max()
+    with np.errstate(over="ignore"):  # a tiny temperature leaves the likeliest alone
+        scaled = below / sampling.temperature
     order = np.argsort(-scaled, kind="stable")
     if sampling.top_k:
         order = order[: sampling.top_k]
-    weights = np.exp(scaled[order] - scaled[order[0]])
+    weights = np.exp(scaled[order])
     sums = np.cumsum(weights)
     if sampling.top_p < 1:
         keep = int(np.searchsorted(sums, sampling.top_p * sums[-1])) + 1

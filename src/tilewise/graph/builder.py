@@ -24,6 +24,7 @@ from tilewise.ir.op import check_call, op_named
 __all__ = ["INV_COUNT", "GraphBuilder"]
 
 INV_COUNT = "loss.inv_count"
+OPTIMIZER = "optimizer."
 MAX_CHUNKS = 1024
 
 _border = Border("graph", ShapeError)
@@ -86,8 +87,10 @@ class GraphBuilder:
 
     def _outside(self, kind: str, spec: TensorSpec) -> TensorNode:
         _border.text(kind, "a name", spec.name)
-        if spec.name in self._names:
+        if spec.name in self._names or spec.name in self.outputs:
             _border.refuse(kind, "names must be unique", f"{spec.name!r}, which is taken", "rename it")
+        if spec.name.startswith(OPTIMIZER) and self.phase != "update":
+            _border.refuse(kind, f"names in {OPTIMIZER!r} are the optimizer's", repr(spec.name), "rename it")
         for dim, label in enumerate(spec.labels):
             if label is not None and label.is_batch and (dim > 0 or kind not in ("input", "constant")):
                 _border.refuse(
@@ -183,14 +186,16 @@ class GraphBuilder:
         """Make a result readable by name after a run."""
         self._own("output", tensor)
         _border.text("output", "an output's name", name)
-        if name in self.outputs:
-            raise ShapeError(f"[graph.output] output names must be unique; got {name!r} twice; rename one")
+        if name in self.outputs or self._names.get(name, tensor.id) != tensor.id:
+            _border.refuse("output", "output names must be unique", f"{name!r}, which is taken", "rename it")
         self.outputs[name] = tensor.id
         return tensor
 
     def output_id(self, tensor: int, name: str) -> None:
         """`output` by tensor id."""
-        self.output(self.tensors[tensor], name)
+        self.output(
+            self.tensors[_border.integer("output_id", "an id", tensor, 0, len(self.tensors) - 1)], name
+        )
 
     # ---- operations ---------------------------------------------------------------------------------------
 
@@ -381,7 +386,8 @@ class GraphBuilder:
                 "pass an input",
             )
         with self.all_or_nothing():
-            inv_count = self.input([1], "f32", name=INV_COUNT, storage="vector")
+            spec = TensorSpec((1,), _dtype("f32"), name=INV_COUNT, storage="vector")
+            inv_count = self._outside("input", spec)
             return self.cross_entropy(logits, labels, inv_count, ignore_index=ignore_index)
 
     def loss(self, tensor: TensorNode) -> TensorNode:
@@ -416,7 +422,7 @@ class GraphBuilder:
 
     def has(self, name: str) -> bool:
         """Whether a tensor from outside has that name."""
-        return name in self._names
+        return isinstance(name, str) and name in self._names
 
     def freeze(self) -> Graph:
         """The graph as data."""
@@ -447,6 +453,10 @@ _dtype = dtype
 def _spec(
     call: str, shape: Sequence[Size], dtype: str | DType, labels: Labels, name: str, storage: str
 ) -> TensorSpec:
+    if isinstance(name, str) and name == INV_COUNT:
+        _border.refuse(
+            call, f"{INV_COUNT!r} is mean_cross_entropy's own", "another of that name", "rename it"
+        )
     sizes = tuple(_border.sequence(call, "a shape", shape, "sizes"))
     kinds = tuple(_border.sequence(call, "labels", labels, "labels"))
     return TensorSpec(sizes, _dtype(dtype), kinds, name, storage=storage)

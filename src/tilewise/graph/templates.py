@@ -125,5 +125,13 @@ def _record_call(
 
 
 def layer(function: Callable[..., TensorNode]) -> LayerFunction:
-    """Mark `function(graph, *tensors, **attributes) -> tensor` as a layer template."""
+    """Mark `function(graph, *tensors, **attributes) -> tensor` as a layer template.
+
+    Raises:
+        ShapeError: it is no function.
+    """
+    if not hasattr(function, "__name__") or not callable(function):
+        _border.refuse(
+            "layer", "a layer is a function of a graph", shown(function), "pass one that has a name"
+        )
     return LayerFunction(function)

@@ -73,7 +73,8 @@ class TensorSpec:
         if not isinstance(self.name, str):
             _border.refuse("TensorSpec", "a name is text", shown(self.name), "pass a str")
         if self.tile_hint is not None:
-            _border.integer("TensorSpec", "tile_hint", self.tile_hint, 1, MAX_SIZE)
+            hint = _border.integer("TensorSpec", "tile_hint", self.tile_hint, 1, MAX_SIZE)
+            object.__setattr__(self, "tile_hint", hint)
         _border.choice("TensorSpec", "storage", self.storage, STORAGES)
         _border.number("TensorSpec", "init_scale", self.init_scale, 0.0, 1e6)
         if prod(upper_bound(size) for size in self.shape) * self.dtype.itemsize > MAX_BYTES:

@@ -155,7 +155,8 @@ def settings_for(
         LayoutError: the batch does not divide, or an axis has nothing to share.
     """
     workers = _workers(mesh, workers_per_device)
-    if not is_power_of_two(_border.integer("settings", "accumulation", accumulation, 1, MAX_PARTS)):
+    accumulation = _border.integer("settings", "accumulation", accumulation, 1, MAX_PARTS)
+    if not is_power_of_two(accumulation):
         _border.refuse(
             "settings", "accumulation must be a power of two", str(accumulation), "choose 1, 2, 4, …"
         )
@@ -175,7 +176,8 @@ def settings_for(
     axis = _batch_axis(graph, layout)
     share = accumulation * mesh.size(axis)
     leaves = min(16, batch & -batch) if leaves is None else leaves
-    if not is_power_of_two(_border.integer("settings", "leaves", leaves, 1, MAX_PARTS)) or batch % leaves:
+    leaves = _border.integer("settings", "leaves", leaves, 1, MAX_PARTS)
+    if not is_power_of_two(leaves) or batch % leaves:
         _border.refuse(
             "settings",
             "leaves must be a power of two that divides the batch",

@@ -167,7 +167,9 @@ class GraphInstance:
                     "declare it as one of them"
                 )
             array = as_array("set_tensor", name, value)
-            symbols = dict(zip(self.plan.shapes.symbols, self._store.symbols))
+            # an input's sizes are those of the last run; a state lives on into runs of any size
+            sizes = [s.min for s in self.plan.shapes.symbols] if node.kind == "state" else self._store.symbols
+            symbols = dict(zip(self.plan.shapes.symbols, sizes))
             check_value("set_tensor", node.spec, array, self._bounds.get(name, []), symbols)
             self._write(name, array)
 

@@ -84,6 +84,9 @@ def verify_strategy(
     _border.instance("verify", "a mesh", given, DeviceMesh, "pass {'dp': 2} or a DeviceMesh")
     _border.integer("verify", "seed", seed, 0, (1 << 64) - 1)
     _border.number("verify", "lr", lr, 0.0, MAX_FLOAT)
+    for name, function in (("report", report), ("change", change)):
+        if not callable(function):
+            _border.refuse("verify", f"{name} must be callable", shown(function), "leave it out")
     one = graph.plan({}, leaves=leaves)
     spread = graph.plan(given, accumulation=accumulation, leaves=leaves)
     change(spread)

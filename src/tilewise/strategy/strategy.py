@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tilewise.core.border import Border
+from tilewise.core.border import Border, shown
 from tilewise.core.dims import is_power_of_two
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import DeviceMesh
@@ -58,11 +58,11 @@ class DistributionStrategy:
                     "choose 1, 2, 4 or 8",
                 )
         for label, axis in _border.mapping("strategy", "rules", self.rules, "axes").items():
-            if axis not in mesh.names:
+            if not isinstance(axis, str) or axis not in mesh.names:
                 _border.refuse(
                     "strategy",
                     "a rule must map a label to an axis of the strategy",
-                    f"{label!r} to {axis!r} over {mesh}",
+                    f"{label!r} to {shown(axis)} over {mesh}",
                     "name one of its axes",
                 )
 

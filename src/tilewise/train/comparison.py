@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core import DeviceMesh
+from tilewise.core import Border, DeviceMesh
 from tilewise.train.config import TrainConfig, make_optimizer
 from tilewise.train.trainer import make_graph
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tilewise.session.verify import VerifyReport
 
 __all__ = ["compare_strategy"]
+
+_MOST_STEPS = 10**9
 
 
 class _RandomBatches(Sequence[Mapping[str, NDArray[np.int32]]]):
@@ -54,6 +56,7 @@ def compare_strategy(
     """
     from tilewise.session.verify import verify_strategy
 
+    num_steps = Border("train").integer("compare", "steps", num_steps, 1, _MOST_STEPS)
     graph = make_graph(config)
     graph.optimize(make_optimizer(config))
     return verify_strategy(

@@ -25,10 +25,11 @@ from pydantic import (
 )
 
 import tilewise as tw
-from tilewise.core import MODEL_DTYPES, ConfigError, model_dtype
+from tilewise.core import MODEL_DTYPES, Border, ConfigError, model_dtype
 from tilewise.core.border import shown
 from tilewise.core.reading import Unreadable, decode_text, first_problem, read_whole
 from tilewise.models.llama.config import LlamaConfig
+from tilewise.optim.adamw import MAX_FLOAT
 
 if TYPE_CHECKING:
     from tilewise.optim import AdamW
@@ -48,6 +49,7 @@ __all__ = [
 ]
 
 
+_border = Border("train")
 _MAX_AXIS = 1024
 _MAX_TOKENS_PER_STEP = 1 << 24
 _MAX_WORKERS = 255  # tasks::Embedded::kMaxWorkers
@@ -116,7 +118,7 @@ class TrainSection(_Section):
 class OptimizerSection(_Section):
     """`[optimizer]`: AdamW, linear warm-up, cosine decay to `min_lr_ratio` of the top rate, clipping."""
 
-    lr: float = Field(default=3e-3, gt=0)
+    lr: float = Field(default=3e-3, gt=0, le=MAX_FLOAT)
     warmup_steps: int = Field(default=50, ge=0, le=10**9)
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -188,7 +190,7 @@ def load_config(path: str | Path) -> TrainConfig:
     Raises:
         ConfigError: no such file, not TOML, or a wrong key or value; names its place.
     """
-    path = Path(path)
+    path = _border.path("load_config", "a configuration", path)
     try:
         content = _parse_toml(decode_text(read_whole(path, _MAX_FILE_BYTES)))
     except Unreadable as error:
@@ -211,7 +213,7 @@ def check_config(content: Mapping[str, Any], where: str) -> TrainConfig:
         ConfigError: a wrong key or value; names its place.
     """
     try:
-        return TrainConfig.model_validate(dict(content))
+        return TrainConfig.model_validate(_border.mapping("config", "a configuration", content, "sections"))
     except ValidationError as error:
         raise ConfigError(f"[train.config] {first_problem(error)} in {where}; correct it") from None
 
@@ -222,6 +224,7 @@ def make_model_config(config: TrainConfig) -> LlamaConfig:
     Raises:
         ConfigError: sizes that do not fit together.
     """
+    _border.instance("config", "a configuration", config, TrainConfig, "pass what load_config returned")
     return LlamaConfig(
         **config.model.model_dump(),
         max_position_embeddings=config.data.context,
@@ -231,7 +234,12 @@ def make_model_config(config: TrainConfig) -> LlamaConfig:
 
 
 def make_optimizer(config: TrainConfig) -> AdamW:
-    """AdamW as the graph's `optimize` takes it."""
+    """AdamW as the graph's `optimize` takes it.
+
+    Raises:
+        ConfigError: a value is beyond fp32.
+    """
+    _border.instance("config", "a configuration", config, TrainConfig, "pass what load_config returned")
     names = ("beta1", "beta2", "eps", "weight_decay", "max_grad_norm")
     return tw.optim.AdamW(**{name: getattr(config.optimizer, name) for name in names})
 

@@ -26,7 +26,7 @@ from tilewise.checkpoint import (
     lock_directory,
     remove_leftovers,
 )
-from tilewise.core import CheckpointError, ConfigError
+from tilewise.core import Border, CheckpointError, ConfigError
 from tilewise.train.config import TrainConfig
 from tilewise.train.metrics import MetricsFile, draw_loss_curve, read_metrics
 from tilewise.train.pacing import TimeBudget
@@ -144,6 +144,7 @@ def run_training(run: PlannedRun, console: Console) -> RunResult:
         NotFinite: numbers ceased to be finite; the last checkpoint is from before.
         ResourceError, TaskFailed, CommError: while working; the last checkpoint is whole.
     """
+    Border("train").instance("run", "a run", run, PlannedRun, "pass what plan_run returned")
     output = Path(run.config.output.directory)
     with lock_directory(output):
         _check_checkpoints(output / _CHECKPOINTS, run.resume)  # again, now that no other run can write some

@@ -339,7 +339,7 @@ CONFIGS = {
         "the devices' memory must fit",
     ),
     "data: missing": (b"[data]\npath = 'nowhere'\n", "must be a file or a directory"),
-    "data: not printable": (b'[data]\npath = "a\\u0000\\u001b"\n', "must be a file or a directory"),
+    "data: not printable": (b'[data]\npath = "a\\u0000\\u001b"\n', "data must be a path"),
     "data: empty": (b"[data]\npath = 'empty'\n", "must hold UTF-8 text"),
     "data: binary": (b"[data]\npath = 'binary'\n", "1 binary"),
     "data: pipe": (b"[data]\npath = 'pipe'\n", "must be a file or a directory"),

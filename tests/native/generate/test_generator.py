@@ -1,13 +1,23 @@
 """Writing with a model directory: the text depends on model, prompt and sampling only."""
 
 import os
+import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from pure.graph.test_hostile_calls import HOSTILE
 from tilewise.checkpoint import open_weights, save_pretrained, write_weights
-from tilewise.core import CheckpointError, ConfigError, LayoutError, ResourceError
+from tilewise.core import (
+    CheckpointError,
+    ConfigError,
+    LayoutError,
+    PlanError,
+    ResourceError,
+    TilewiseError,
+)
 from tilewise.data import train_tokenizer
 from tilewise.generate import Generator, Sampling
 from tilewise.models.llama import LlamaConfig
@@ -110,6 +120,73 @@ def test_no_more_than_the_cache_holds(model_dir):
             next(generator.generate(PROMPTS[:1], SAMPLING))
         first.close()
         assert len(list(generator.generate(PROMPTS[:1], SAMPLING))) > 0
+
+
+def test_a_forked_child_is_refused_at_once(model_dir):
+    """Also when a thread that the child lacks was writing: nothing waits for it, and the parent goes on."""
+    with Generator(model_dir, max_sequences=2) as generator:
+        begun = generator.generate(PROMPTS[:1], SAMPLING)
+        next(begun)
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(generator._lock.acquire).result()  # as that thread would hold it
+            child = os.fork()
+            if child == 0:
+                signal.alarm(5)
+                refused = 0
+                for pieces in (begun, generator.generate(PROMPTS[:1], SAMPLING)):
+                    try:
+                        next(pieces)
+                    except PlanError:
+                        refused += 1
+                generator.close()
+                os._exit(refused)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            thread.submit(generator._lock.release).result()
+        assert code == 2
+        assert len(list(begun)) > 0
+
+
+def test_closing_waits_for_the_call_at_hand(model_dir):
+    """A call of another thread ends as it would have; the next one is told that the model is closed."""
+    generator = Generator(model_dir)
+    pieces = generator.generate(PROMPTS[:1], SAMPLING)
+    next(pieces)
+    with ThreadPoolExecutor(1) as writer, ThreadPoolExecutor(1) as closer:
+        writer.submit(generator._lock.acquire).result()  # as a call holds it
+        closing = closer.submit(generator.close)
+        time.sleep(0.02)
+        is_waiting = not closing.done()
+        writer.submit(generator._lock.release).result()
+        closing.result()
+    assert is_waiting
+    with pytest.raises(PlanError, match="open"):
+        next(pieces)
+
+
+def test_text_that_ends_within_a_character_shows_it(tmp_path, monkeypatch):
+    """The bytes of a character that never became whole come with the last piece, as U+FFFD."""
+    _save(tmp_path / "m")
+    with Generator(tmp_path / "m") as generator:
+        first = generator.tokenizer.encode("🚀").ids[0]  # one byte of four
+        monkeypatch.setattr("tilewise.generate.generator.pick_token", lambda *given: first)
+        last = list(generator.generate(["a"], Sampling(max_tokens=1)))[-1]
+        assert (last.text, last.finish_reason) == ("\ufffd", "length")
+
+
+@pytest.mark.parametrize("name", ["tp", "dtype", "max_sequences", "max_context", "max_tokens_per_call"])
+def test_settings_are_refused_in_their_own_words(model_dir, name):
+    """Every setting of a generator, before a model is loaded, or as a whole number of NumPy's."""
+    for value in HOSTILE:
+        try:
+            Generator(model_dir, **{name: value}).close()
+        except TilewiseError:
+            continue
+
+
+def test_small_integers_of_numpy_are_integers(model_dir):
+    """Products of them do not wrap."""
+    with Generator(model_dir, max_sequences=np.uint8(200), max_context=np.int16(192)) as generator:
+        assert generator._num_blocks == 600
 
 
 def test_weights_that_are_no_numbers_are_not_loaded(tmp_path):

@@ -51,6 +51,20 @@ def test_wrong_inputs_are_refused(model, change, words):
     assert model.step_count == before
 
 
+def test_a_state_of_indices_holds_for_every_size():
+    """A state outlives the run that it was written for, so it names what the smallest one has."""
+    graph = tw.ComputeGraph("picked")
+    x = graph.input([tw.Dim("rows", 2, 8), 4], name="x")
+    index = graph.state([2], "i32", name="index", storage="scalars")
+    graph.output(graph.gather_rows(x, index), "y")
+    with graph.instantiate() as running:
+        running.set_tensor("index", np.array([1, 0]))
+        with pytest.raises(ShapeError, match=r"lie in \[0, 2\)"):
+            running.set_tensor("index", np.array([0, 7]))
+        running.forward(x=np.arange(8).reshape(2, 4))
+        assert running.get_tensor("y")[:, 0].tolist() == [4, 0]
+
+
 @pytest.mark.parametrize(
     "name,value,words",
     [
@@ -155,3 +169,14 @@ def test_logits_of_a_training_step(axes, accumulation, dtype):
     for a, b in zip(*found):
         assert np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
         assert np.count_nonzero(np.asarray(a, np.float32).reshape(len(a), -1).any(axis=1)) == len(a)
+
+
+@pytest.mark.parametrize("rows,index", [(8, 8), (8, -1), (tw.Dim("rows", 2, 8), 2)])
+def test_a_constant_that_names_nothing_is_refused_when_planned(rows, index):
+    """What is written down as an index is checked like what comes in at a run, for the smallest size there may be."""
+    graph = tw.ComputeGraph("picked")
+    x = graph.input([rows, 4], name="x")
+    chosen = graph.constant(np.array([0, index], np.int32), name="chosen", storage="scalars")
+    graph.output(graph.gather_rows(x, chosen), "y")
+    with pytest.raises(ShapeError, match="'chosen' must lie in"):
+        graph.plan()

@@ -93,3 +93,15 @@ def test_comparing_strategies_refuses_in_its_own_words():
         for value in (None, -1, "x", float("nan"), object(), [3]):
             with pytest.raises(TilewiseError):
                 verify_strategy(**{**given, argument: value})
+    for argument in ("report", "change"):
+        with pytest.raises(TilewiseError, match=argument):
+            verify_strategy(**given, **{argument: 3})
+
+
+def test_integers_of_numpy_plan_what_integers_plan():
+    """Accumulation, leaves, workers and sizes of axes may come out of arrays."""
+    plain = GRAPH.plan({"dp": 2}, accumulation=2, leaves=8, workers_per_device=1)
+    for kind in (np.int64, np.uint8):
+        two, eight, one = (kind(n) for n in (2, 8, 1))
+        plan = GRAPH.plan({"dp": two}, accumulation=two, leaves=eight, workers_per_device=one)
+        assert plan.explain() == plain.explain() and plan.settings == plain.settings

@@ -128,6 +128,24 @@ def test_many_runs_at_once_go_one_by_one(tmp_path):
     assert set(most) == {1}
 
 
+def test_a_directory_that_goes_while_it_is_made_is_made_again(tmp_path, monkeypatch):
+    """Another run's end removes the directory just when this one finds that it is there."""
+    real, calls = Path.mkdir, []
+
+    def mkdir(path, **options):
+        calls.append(path)
+        if len(calls) == 1:
+            raise FileExistsError(path)
+        real(path, **options)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with lock_directory(tmp_path / "out"):
+        assert len(calls) == 2
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResourceError, match="Not a directory"), lock_directory(tmp_path / "file"):
+        pass
+
+
 def test_a_lock_that_cannot_be_written_is_one_error(tmp_path):
     """Something else of the lock's name is not opened, written to or waited for."""
     (tmp_path / "precious").write_text("x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,3 +71,11 @@ def test_bounds_of_symbols():
     """A symbol's bounds are ordered."""
     with pytest.raises(ShapeError):
         Dim("tokens", 4, 2)
+
+
+def test_small_integers_of_numpy_are_integers():
+    """Arithmetic on sizes does not wrap where a caller's own integers would."""
+    label, dim = DimLabel("vocab", np.int8(64), np.uint8(1)), Dim("n", np.uint8(1), np.uint8(200))
+    assert shard_range(label, 640, 8, 2, 1) == shard_range(DimLabel("vocab", 64), 640, 8, 2, 1)
+    assert {type(v) for v in (label.atom, label.group, dim.min, dim.max)} == {int}
+    assert DeviceMesh({"a": np.uint8(32), "b": np.uint8(32)}).num_devices == 1024

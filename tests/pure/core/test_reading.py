@@ -1,6 +1,7 @@
 """Files and JSON from outside: what every reader would read alike, or one error in a few words."""
 
 import contextlib
+import io
 import json
 import os
 import socket
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
+from tilewise.core import reading
 from tilewise.core.reading import Unreadable, decode_text, parse_json, read_json, read_whole, shown
 
 VALUES = st.recursive(
@@ -175,3 +177,15 @@ def test_values_in_messages_are_short_and_harmless():
     """Neither a long value nor one with control characters spoils a line."""
     assert shown("a\x1b[2J\ud800\n") == "'a\\x1b[2J\\ud800\\n'"
     assert len(shown("x" * 10**6)) < 110
+
+
+def test_a_file_that_has_nothing_to_say_now_is_refused(tmp_path, monkeypatch):
+    """Some of the system's files answer a read that does not wait with nothing at all."""
+
+    class Silent(io.BytesIO):
+        def read(self, size=-1):
+            return None
+
+    monkeypatch.setattr(reading, "open_regular", lambda path: Silent())
+    with pytest.raises(Unreadable, match="at once"):
+        read_whole(tmp_path / "kmsg")

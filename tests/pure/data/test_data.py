@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewise.core import ConfigError
+from pure.graph.test_hostile_calls import HOSTILE
+from tilewise.core import ConfigError, TilewiseError
 from tilewise.data import (
     END_OF_TEXT,
     Batches,
@@ -179,7 +180,7 @@ def test_missing_data_is_named(tmp_path):
     """A path that does not exist, is no file, or holds no text is one clear error."""
     os.mkfifo(tmp_path / "pipe")
     for name in ("nowhere", "pipe", "nul\0", "a" * 5000):
-        with pytest.raises(ConfigError, match="must be a file or a directory"):
+        with pytest.raises(ConfigError, match=r"must be a (file|path)"):
             load_corpus(tmp_path / name)
     (tmp_path / "blank").write_text("\n \n")
     (tmp_path / "none").mkdir()
@@ -245,3 +246,28 @@ def test_too_little_data_is_refused():
     """Less than one window of text is one clear error."""
     with pytest.raises(ConfigError, match="at least context"):
         Batches(np.arange(10, dtype=np.int32), 1, 16)
+
+
+CALLS = {
+    "is_held_out": (is_held_out, {"name": "a", "percent": 5.0}),
+    "load_corpus": (load_corpus, {"path": "none", "held_out_percent": 5.0}),
+    "Batches": (
+        lambda **given: Batches(**given).at(3),
+        {"stream": np.arange(40, dtype=np.int32), "batch": 2, "context": 8, "seed": 0},
+    ),
+    "at": (Batches(np.arange(40, dtype=np.int32), 2, 8).at, {"step": 3}),
+    "train_tokenizer": (train_tokenizer, {"texts": ["a"], "vocab_size": 300}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_refuse_in_their_own_words(name, tmp_path, monkeypatch):
+    """Every argument of every call on text and batches."""
+    monkeypatch.chdir(tmp_path)
+    call, given = CALLS[name]
+    for argument in given:
+        for value in HOSTILE:
+            try:
+                call(**{**given, argument: value})
+            except TilewiseError:
+                continue

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from tilewise.core import ConfigError, NotFinite, ResourceError
+from pure.graph.test_hostile_calls import HOSTILE
+from tilewise.core import ConfigError, NotFinite, ResourceError, TilewiseError
 from tilewise.data import train_tokenizer
 from tilewise.generate import check_prompt, encode_prompt
 from tilewise.generate.blocks import BlockTable, num_blocks_for
@@ -33,6 +34,14 @@ def test_draws_follow_the_probabilities():
     wanted = np.exp(LOGITS.astype(np.float64) / 0.7)
     wanted *= 4000 / wanted.sum()
     assert np.abs(counts - wanted).max() < 5 * np.sqrt(wanted.max())
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-30])
+@pytest.mark.parametrize("more", [{}, {"top_k": 3}, {"top_p": 0.9}])
+def test_a_tiny_temperature_takes_the_likeliest(temperature, more):
+    """Where logits over the temperature are beyond a double."""
+    sampling = Sampling(temperature=temperature, **more)
+    assert {pick_token(LOGITS, sampling, position) for position in range(20)} == {int(np.argmax(LOGITS))}
 
 
 def test_top_k_and_top_p_restrict_draws():
@@ -112,6 +121,44 @@ def test_incomplete_character_is_never_shown():
     assert "".join(detokenizer.add(token) for token in ids[:-1]) == "a"
 
 
+def test_what_was_kept_back_is_shown_at_the_end():
+    """A text that ends within a character does not end before it; asked twice, nothing more comes."""
+    detokenizer = Detokenizer(TOKENIZER, [])
+    for token in TOKENIZER.encode("a\U0001f680").ids[:-1]:
+        detokenizer.add(token)
+    assert [detokenizer.finish(), detokenizer.finish()] == ["\ufffd", ""]
+
+
+CALLS = {
+    "Detokenizer": (lambda prompt: Detokenizer(TOKENIZER, prompt), {"prompt": [1, 2]}),
+    "add": (lambda token: Detokenizer(TOKENIZER, []).add(token), {"token": 3}),
+    "BlockTable": (BlockTable, {"num_blocks": 4}),
+    "check_prompt": (check_prompt, {"num_tokens": 3, "max_context": 8}),
+    "encode_prompt": (lambda prompt: encode_prompt(TOKENIZER, prompt), {"prompt": "a"}),
+    "pick_token": (
+        pick_token,
+        {"logits": np.zeros(4, np.float32), "sampling": Sampling(temperature=1.0), "position": 0},
+    ),
+    "Sampling": (
+        Sampling,
+        {"max_tokens": 3, "temperature": 0.5, "top_k": 2, "top_p": 0.5, "seed": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_refuse_in_their_own_words(name):
+    """Every argument of every call that generation is made of."""
+    call, given = CALLS[name]
+    call(**given)
+    for argument in given:
+        for value in HOSTILE:
+            try:
+                call(**{**given, argument: value})
+            except TilewiseError:
+                continue
+
+
 def _streamed(tokenizer, ids):
     detokenizer = Detokenizer(tokenizer, [])
     return [detokenizer.add(token) for token in ids]
@@ -129,10 +176,11 @@ BYTES = {c: TOKENIZER.token_to_id(c) for c in pre_tokenizers.ByteLevel.alphabet(
 def test_streamed_bytes_are_the_decoded_bytes(ids):
     """Any tokens, also such as are no text: what is streamed is what decoding them at once gives, but for the last
     characters, which may still be mended."""
-    pieces, whole = _streamed(TOKENIZER, ids), TOKENIZER.decode(ids)
-    text = "".join(pieces)
+    detokenizer, whole = Detokenizer(TOKENIZER, []), TOKENIZER.decode(ids)
+    text = "".join(detokenizer.add(token) for token in ids)
     assert whole.startswith(text)
     assert set(whole[len(text) :]) <= {"\ufffd"} and len(whole) - len(text) <= 8
+    assert text + detokenizer.finish() == whole
 
 
 def test_a_character_after_many_broken_bytes_is_whole():

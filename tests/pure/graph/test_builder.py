@@ -10,6 +10,7 @@ from tilewise.graph import GraphBuilder, differentiate, layer, simplify
 from tilewise.ir.graph import TensorSpec
 from tilewise.ir.show import show_graph, to_mermaid
 from tilewise.ir.verify import verify_graph
+from tilewise.nn import linear
 
 
 def test_wrong_shapes_fail_at_the_call():
@@ -45,6 +46,32 @@ def test_wrong_declarations(make):
     g.input([4], name="x")
     with pytest.raises(ShapeError):
         make(g)
+
+
+def test_a_name_means_one_tensor():
+    """Inputs, weights and outputs are read by name, so none hides another; the optimizer's names are its own."""
+    g = GraphBuilder("g")
+    x = g.input([4, 8], name="x")
+    g.output(x, "x")  # the same tensor
+    y = g.output(g.silu(x), "y")
+    assert g.outputs == {"x": x.id, "y": y.id}
+    for name in ("y", "optimizer.master.x", "optimizer.step", "loss.inv_count"):
+        for declare in (g.input, g.parameter, g.state):
+            with pytest.raises(ShapeError, match=r"unique|optimizer's|own"):
+                declare([4, 8], name=name)
+    g.input([4, 8], name="z")
+    with pytest.raises(ShapeError, match="unique"):
+        g.output(y, "z")
+
+
+def test_a_weight_called_like_a_gradient_is_refused_when_planned():
+    """`w.grad` is where the gradient of `w` is read."""
+    g = GraphBuilder("g")
+    x, y = g.input([4, 8], name="x"), g.input([4], "i32", name="y")
+    h = linear(g, linear(g, x, "w", 8), "w.grad", 8)
+    loss = g.loss(g.mean_cross_entropy(h, y)[0])
+    with pytest.raises(ShapeError, match="unique"):
+        differentiate(g.freeze(), loss.id)
 
 
 def test_equal_nodes_are_one():

@@ -97,7 +97,9 @@ CALLS = {
     "cross_entropy": lambda g, t: (g.cross_entropy, [t["rows"], t["labels"], t["one"]], {"ignore_index": -100}),
     "mean_cross_entropy": lambda g, t: (g.mean_cross_entropy, [t["rows"], t["labels"]], {"ignore_index": -100}),
     "loss": lambda g, t: (g.loss, [g.cross_entropy(t["rows"], t["labels"], t["one"])[0]], {}),
+    "output_id": lambda g, t: (g.output_id, [0, "out"], {}),
     "find": lambda g, t: (g.find, ["x"], {}),
+    "has": lambda g, t: (g.has, ["x"], {}),
     "layer": lambda g, t: (block, [g, t["x"]], {"path": "layers.0", "width": 8}),
     "linear": lambda g, t: (linear, [g, t["x"], "up", 6], {"in_label": None, "out_label": DimLabel("mlp")}),
     "nn.rms_norm": lambda g, t: (rms_norm, [g, t["x"], "norm"], {"eps": 1e-5}),
@@ -213,6 +215,13 @@ MAKERS = {
     "DimLabel": (DimLabel, {"name": "n", "atom": 2, "group": 1}),
     "DeviceMesh": (DeviceMesh, {"axes": {"dp": 2}}),
     "parse": (DeviceMesh.parse, {"text": "dp=2"}),
+    "coordinate": (lambda device: DeviceMesh({"dp": 2}).coordinate(device, "dp"), {"device": 1}),
+    "team": (lambda device: DeviceMesh({"dp": 2}).team(device, "dp"), {"device": 1}),
+    "layer": (layer, {"function": block.function}),
+    "rule": (
+        lambda axis: DistributionStrategy(ParallelismMode.HYBRID, {"dp": 2}, {"batch": axis}),
+        {"axis": "dp"},
+    ),
     "TensorSpec": (
         TensorSpec,
         {"shape": (2, 3), "dtype": "f32", "labels": (), "name": "n", "tile_hint": 32, "storage": "rows"},

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewise.core.border import shown
+import numpy as np
+
+from tilewise.core.border import Border, shown
 from tilewise.core.errors import ConfigError
 from tilewise.core.reading import Unreadable, first_problem, read_json
 
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from tilewise.models.llama.config_file import ConfigFile
 
 __all__ = ["LlamaConfig"]
+
+_border = Border("models")
+# Models compute in fp32: of numbers beyond it, norms and angles would be zero, infinite or none.
+_TINY, _HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+_SLOWEST = 1e-9  # of theta and of what divides frequencies: the angle at the longest position is finite
 
 _LLAMA3_FIELDS = ("factor", "high_freq_factor", "low_freq_factor", "original_max_position_embeddings")
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -117,11 +123,9 @@ class LlamaConfig:
             self.head_dim,
             "choose an even size (RoPE turns pairs)",
         )
-        for name, example in (("rms_norm_eps", "1e-5"), ("rope_theta", "10000")):
-            value = getattr(self, name)
-            _require(
-                _is_positive(value), name, "must be positive and finite", value, f"use for example {example}"
-            )
+        for name, low, example in (("rms_norm_eps", _TINY, "1e-5"), ("rope_theta", _SLOWEST, "10000")):
+            value, rule = getattr(self, name), f"must lie in [{low:g}, {_HUGE:g}]"
+            _require(_is_between(value, low, _HUGE), name, rule, value, f"use for example {example}")
         _require(
             isinstance(self.tie_word_embeddings, bool),
             "tie_word_embeddings",
@@ -150,7 +154,7 @@ class LlamaConfig:
         """
         from tilewise.models.llama.config_file import ConfigFile
 
-        path = Path(model_dir) / "config.json"
+        path = _border.path("llama", "a model directory", model_dir) / "config.json"
         if not os.path.lexists(path):
             raise ConfigError(
                 f"[models.llama] a model directory must hold config.json; got {str(model_dir)!r}; "
@@ -176,7 +180,7 @@ class LlamaConfig:
         from tilewise.models.llama.config_file import ConfigFile
 
         try:
-            file = ConfigFile.model_validate(dict(data))
+            file = ConfigFile.model_validate(_border.mapping("llama", "a configuration", data, "values"))
         except ValidationError as error:
             raise ConfigError(
                 f"[models.llama] fields must be as in a Llama's config.json; got {first_problem(error)}; correct it"
@@ -246,7 +250,8 @@ class LlamaConfig:
 def _require(holds: bool, field: str, rule: str, got: object, advice: str) -> None:
     if not holds:
         raise ConfigError(
-            f"[models.llama] {field} {rule}; got {got if isinstance(got, str) else shown(got)}; {advice}"
+            f"[models.llama] {field} {rule}; got {' '.join(got.split()) if isinstance(got, str) else shown(got)}; "
+            f"{advice}"
         )
 
 
@@ -254,8 +259,9 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
+def _is_between(value: object, low: float, high: float) -> bool:
+    """A number, not a truth value, in [low, high]."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
 def _or_default(value: Any, default: Any) -> Any:
@@ -329,8 +335,8 @@ def _checked_scaling(scaling: Mapping[str, Any]) -> dict[str, Any]:
     )
     for name in _LLAMA3_FIELDS:
         value, is_length = scaling[name], name == _LLAMA3_FIELDS[-1]
-        holds = _is_positive(value) and (not is_length or _is_count(value))
-        rule = "must be a positive integer" if is_length else "must be a positive, finite number"
+        holds = _is_between(value, _SLOWEST, _HUGE) and (not is_length or _is_count(value))
+        rule = "must be a positive integer" if is_length else f"must lie in [{_SLOWEST:g}, {_HUGE:g}]"
         _require(holds, f"rope_scaling.{name}", rule, value, "correct it")
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     _require(

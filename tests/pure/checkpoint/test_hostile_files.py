@@ -1,0 +1,106 @@
+"""Wrong values in any argument of the calls that read and write files: the project's own errors, nothing written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pure.graph.test_hostile_calls import HOSTILE
+from tilewise.checkpoint import (
+    TrainingState,
+    has_checkpoints,
+    latest_checkpoint,
+    load_checkpoint,
+    load_generation_config,
+    load_latest,
+    load_tokenizer,
+    open_weights,
+    save_checkpoint,
+    save_pretrained,
+    write_weights,
+)
+from tilewise.core import CheckpointError, TilewiseError
+from tilewise.models.llama import LlamaConfig
+
+TENSORS = {"w": np.zeros(3, np.float32)}
+
+
+def _save(step, tensors):
+    save_checkpoint("out", TrainingState(step, tensors), {})
+
+
+CALLS = {
+    "open_weights": (open_weights, {"path": "none"}),
+    "has_checkpoints": (has_checkpoints, {"directory": "none"}),
+    "latest_checkpoint": (latest_checkpoint, {"directory": "none"}),
+    "load_checkpoint": (load_checkpoint, {"path": "none", "config": {}}),
+    "load_latest": (load_latest, {"directory": "none", "config": {}, "report": print}),
+    "load_tokenizer": (load_tokenizer, {"directory": "none", "vocab_size": 300}),
+    "load_generation_config": (load_generation_config, {"directory": "none", "vocab_size": 300}),
+    "from_pretrained": (LlamaConfig.from_pretrained, {"model_dir": "none"}),
+    "from_dict": (LlamaConfig.from_dict, {"data": {}}),
+    "save_checkpoint": (
+        save_checkpoint,
+        {"directory": "out", "state": TrainingState(3, TENSORS), "config": {"a": 1.5}, "keep_last": 2},
+    ),
+    "TrainingState": (_save, {"step": 3, "tensors": TENSORS}),
+    "tensor": (lambda tensor: _save(3, {"w": tensor}), {"tensor": TENSORS["w"]}),
+    "setting": (
+        lambda setting: save_checkpoint("out", TrainingState(3, TENSORS), {"a": setting}),
+        {"setting": 1},
+    ),
+    "write_weights": (
+        lambda tensors, max_shard_bytes: write_weights(".", tensors, max_shard_bytes),
+        {"tensors": [("w", TENSORS["w"])], "max_shard_bytes": 8},
+    ),
+    "pair": (
+        lambda name, tensor: write_weights(".", [(name, tensor)]),
+        {"name": "w", "tensor": TENSORS["w"]},
+    ),
+    "save_pretrained": (
+        lambda config, generation_config, tokenizer: save_pretrained(
+            "model", config, [("w", TENSORS["w"])], tokenizer, generation_config
+        ),
+        {"config": {"a": [1, None]}, "generation_config": {"eos_token_id": 0}, "tokenizer": None},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_refuse_in_their_own_words(name, tmp_path, monkeypatch):
+    """Every argument of every call, of its own kind too small, too large or none."""
+    monkeypatch.chdir(tmp_path)
+    call, given = CALLS[name]
+    for argument in given:
+        for value in HOSTILE:
+            try:
+                call(**{**given, argument: value})
+            except TilewiseError as error:
+                assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("tensor", [np.zeros(3, np.complex64), np.array(["a"]), np.zeros(3, "M8[s]")])
+def test_what_a_file_cannot_hold_is_refused_before_it_is_written(tensor, tmp_path):
+    """Types that safetensors lacks; what stood there is left alone."""
+    write_weights(tmp_path, [("w", TENSORS["w"])])
+    save_checkpoint(tmp_path, TrainingState(1, TENSORS), {})
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    with pytest.raises(CheckpointError, match="safetensors can hold"):
+        write_weights(tmp_path, [("w", tensor)])
+    with pytest.raises(CheckpointError, match="safetensors can hold"):
+        save_checkpoint(tmp_path, TrainingState(2, {"w": tensor}), {})
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+    np.testing.assert_array_equal(open_weights(tmp_path)["w"], TENSORS["w"])
+
+
+def test_a_name_that_comes_twice_is_refused(tmp_path):
+    """The second array of a name would hide the first."""
+    with pytest.raises(CheckpointError, match="once"):
+        write_weights(tmp_path, [("w", TENSORS["w"]), ("w", TENSORS["w"])])
+
+
+@pytest.mark.parametrize("config", [{"a": (1, 2)}, {1: 2}, {"a": float("nan")}, {"a": {3: 4}}, {"a": b"x"}])
+def test_a_configuration_that_json_would_change_is_refused(config, tmp_path):
+    """What comes back would be another configuration, or none."""
+    with pytest.raises(CheckpointError, match=r"JSON can hold|dictionary"):
+        save_checkpoint(tmp_path, TrainingState(1, TENSORS), config)
