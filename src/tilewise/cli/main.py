@@ -42,6 +42,7 @@ _CONFIG = typer.Argument(help="A TOML file; examples/train.toml shows every key.
 
 
 _MAX_LINE = 2000
+_INTERRUPTED = 130  # the exit code of what Ctrl-C ended
 
 
 def _known_dtype(name: str) -> str:
@@ -127,7 +128,7 @@ def train(
         run = plan_run(load_config(config), resume)
     result = run_training(run, _console(stderr=True))
     if result.interrupted:
-        raise typer.Exit(130)
+        raise typer.Exit(_INTERRUPTED)
     _print_path(result.model_dir)
 
 
@@ -214,9 +215,11 @@ def _run(arguments: list[str]) -> int:
         _make_output_safe()
         configure_logging()
         code = app(arguments, prog_name="tilewise", standalone_mode=False)
+        if code == _INTERRUPTED:  # typer has made an exit code of Ctrl-C
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
-        return _say("interrupted", 130)
+        return _say("interrupted", _INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output is gone; nothing more can be said
         return 1

@@ -262,6 +262,7 @@ def test_interrupt_writes_a_checkpoint(texts, tmp_path):
     process.send_signal(signal.SIGINT)
     _, rest = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in rest and "--resume" in rest
+    assert rest.endswith("tilewise: interrupted\n")
     found = latest_checkpoint(tmp_path / "out" / "checkpoints")
     assert found is not None and int(found.name.removeprefix("step-")) >= 1
 
