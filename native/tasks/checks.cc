@@ -86,7 +86,12 @@ uint32_t Engine::check_param(const pto_task_spec& spec, uint32_t p, Resolved& bu
   }
   const uint32_t traits = param.mode == PTO_REDUCE ? kHasReductions : kHasMore;
   if (param.region == nullptr) return (handle.flags & kHasRegions) != 0 ? traits | kHasBoxes : traits;
-  const pto_region& box = *param.region;
+  check_region(handle, *param.region, "submit", static_cast<int>(p));
+  return traits | kHasBoxes;
+}
+
+/// param: its number; -1: the call has no parameters.
+void Engine::check_region(const Handle& handle, const pto_region& box, const char* where, int param) {
   bool is_good = box.ndim >= 1 && box.ndim <= PTO_MAX_DIMS && box.stride[box.ndim - 1] == 1;
   uint64_t end = box.offset;
   for (uint32_t d = 0; is_good && d < box.ndim; ++d) {
@@ -95,12 +100,11 @@ uint32_t Engine::check_param(const pto_task_spec& spec, uint32_t p, Resolved& bu
     is_good =
         !__builtin_mul_overflow(box.size[d] - 1, box.stride[d], &span) && !__builtin_add_overflow(end, span, &end);
   }
-  if (!is_good || end >= handle.bytes) {
-    raise(PTO_BAD_ARGUMENT, where, "a region must have 1 to ", PTO_MAX_DIMS,
-          " dimensions, the last with stride 1, and lie inside its buffer of ", handle.bytes, " bytes; got ", box.ndim,
-          " dimensions from byte ", box.offset, " to ", end, " in parameter ", p, "; correct it");
-  }
-  return traits | kHasBoxes;
+  if (is_good && end < handle.bytes) return;
+  raise(PTO_BAD_ARGUMENT, "[runtime.", where, "] a region must have 1 to ", PTO_MAX_DIMS,
+        " dimensions, the last with stride 1, and lie inside its buffer of ", handle.bytes, " bytes; got ", box.ndim,
+        " dimensions from byte ", box.offset, " to ", end, param >= 0 ? " in parameter " + std::to_string(param) : "",
+        "; correct it");
 }
 
 uint32_t Engine::check_more(const pto_task_spec& spec) {

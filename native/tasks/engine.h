@@ -104,8 +104,9 @@ class Engine {
   [[noreturn]] static void raise_stale(pto_handle handle, const char* where);
   void* address_of(pto_handle handle);
   /// Waits as a task with an access of this mode would; a failure of the data's writers is raised if the mode reads.
-  void* wait_for_buffer(pto_handle handle, int mode, double timeout_s, bool helps);
-  void* wait_to_write(pto_handle handle, double timeout_s, bool helps);
+  /// box: nullptr: the whole buffer. Returns the address of its first byte.
+  void* wait_for_buffer(pto_handle handle, const pto_region* box, int mode, double timeout_s, bool helps);
+  void* wait_to_write(pto_handle handle, const pto_region* box, double timeout_s, bool helps);
   void begin_scope();
   void end_scope();
   uint32_t depth() { return seat(seat_here()).depth; }
@@ -179,6 +180,7 @@ class Engine {
   uint32_t check_spec(const pto_task_spec& spec, Resolved& buffers);
   uint32_t check_param(const pto_task_spec& spec, uint32_t param, Resolved& buffers);
   uint32_t check_more(const pto_task_spec& spec);
+  static void check_region(const Handle& handle, const pto_region& box, const char* where, int param);
   uint32_t take_slot(uint32_t seat);
   uint32_t take_slot_carefully(uint32_t seat);
   uint32_t take_slot_slowly(uint32_t seat);
