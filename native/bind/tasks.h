@@ -81,6 +81,29 @@ inline void check_status(int status) {
   if (status < 0) raise_status(status);
 }
 
+inline uint64_t id_or_raise(uint64_t id) {
+  if (id == 0) raise_status(pto_last_status());
+  return id;
+}
+
+/// A method that calls pto_*(runtime, args...) with the GIL held and checks the status.
+template <auto function, class... Args>
+auto checked() {
+  return [](Core& core, Args... args) {
+    const Call call(core);
+    check_status(function(core.runtime, args...));
+  };
+}
+
+/// The same for calls that make an id.
+template <auto function, class... Args>
+auto made() {
+  return [](Core& core, Args... args) {
+    const Call call(core);
+    return id_or_raise(function(core.runtime, args...));
+  };
+}
+
 /// A function of tilewise.runtime.checks: it raises what is wrong with a value that could not be converted here.
 nanobind::object checked_in_python(const char* check);
 
@@ -90,6 +113,14 @@ auto without_gil(Body&& body) {
   nanobind::gil_scoped_release release;
   return body();
 }
+
+// tasks_core.cc
+double seconds_of(nanobind::handle timeout);  // as the C interface takes it
+
+// tasks_params.cc, tasks_handles.cc, tasks_trace.cc
+void bind_params(nanobind::module_& m);
+void bind_handles(nanobind::module_& m);
+void bind_trace(nanobind::class_<Core>& core);
 
 using CoreRef = nanobind::pointer_and_handle<Core>;
 

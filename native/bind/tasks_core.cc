@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include <chrono>
+#include <cmath>
 #include <string>
 
 #include "bind/tasks.h"
@@ -98,6 +99,14 @@ void Core::close_now() {
   without_gil([&] { return pto_runtime_close(closed); });
   drop_finished_records();
   keep_alive = nb::none();
+}
+
+// What is neither None nor a float is Python's to judge.
+double seconds_of(nb::handle timeout) {
+  if (timeout.is_none()) return PTO_FOREVER;
+  double seconds = PyFloat_CheckExact(timeout.ptr()) ? PyFloat_AS_DOUBLE(timeout.ptr()) : NAN;
+  if (std::isnan(seconds)) seconds = nb::cast<double>(checked_in_python("seconds")("wait", timeout));
+  return seconds < 0 ? 0.0 : seconds;
 }
 
 nb::object checked_in_python(const char* check) {
