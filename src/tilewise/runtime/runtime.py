@@ -11,7 +11,6 @@ import atexit
 import math
 import os
 import threading
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
@@ -25,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from tilewise._native.tasks import Core, Operand, Param
 from tilewise.core.errors import ConfigError, PeerLost, TaskFailed
 from tilewise.runtime import checks
-from tilewise.runtime.buffers import Buffer, Region, array_of
+from tilewise.runtime.buffers import Buffer, Region
 from tilewise.runtime.events import Event
 from tilewise.runtime.extras import extras_of, own_buffer, own_task
 from tilewise.runtime.failures import forget_exceptions
@@ -34,6 +33,7 @@ from tilewise.runtime.kernels import Kernel, KernelTable, WorkerType, type_masks
 from tilewise.runtime.params import TaskExecutionHints
 from tilewise.runtime.python_tasks import PythonTask
 from tilewise.runtime.recordings import Recording
+from tilewise.runtime.registry import Registry
 from tilewise.runtime.stats import RuntimeStats
 from tilewise.runtime.tracing import GraphLog, Tracing
 
@@ -112,10 +112,9 @@ class Runtime:
         native_submit: Any = self._core.submit
         self._native_submit: Callable[..., TaskHandle] = native_submit
         self._kernels = KernelTable(self._core, path is not None)
-        self._buffers: dict[int, tuple[object, Array]] = {}  # handle -> what holds its memory
-        self._ranges: list[tuple[int, int]] = []  # first and last byte of registered memory, ascending
+        self._registry = Registry(self._core)
         self._recording_threads: set[int] = set()
-        self._core.keep_alive = (self._buffers, self._kernels)
+        self._core.keep_alive = (self._registry, self._kernels)
         _open.add(self)
 
     def close(self) -> None:
@@ -183,27 +182,7 @@ class Runtime:
             ConfigError: it is not contiguous, empty, or registered already (two handles of one memory would not see
                 each other's tasks).
         """
-        array = array_of(source)
-        address = array.__array_interface__["data"][0]
-        at = bisect_left(self._ranges, (address, address))
-        is_taken = any(
-            first < address + array.nbytes and address < end
-            for first, end in self._ranges[max(0, at - 1) : at + 1]
-        )
-        if is_taken:
-            checks.refuse(
-                "register",
-                "memory must be registered once",
-                "an array that shares bytes with a registered one",
-                "use that buffer, and regions of it",
-            )
-        handle = self._core.register(address, array.nbytes)
-        self._buffers[handle] = (source, array)
-        insort(self._ranges, (address, address + array.nbytes))
-        buffer = Buffer(self._core, handle, array)
-        if not array.flags.writeable:
-            self.freeze(buffer)
-        return buffer
+        return self._registry.add(source)
 
     def unregister(self, buffer: Buffer, timeout: float | None = None) -> None:
         """Wait for the buffer's tasks, then forget it and let go of its memory.
@@ -212,17 +191,7 @@ class Runtime:
             TimeoutError: its tasks still run after `timeout` seconds; the buffer is still known and held.
         """
         own_buffer(self._core, buffer, "unregister")
-        if buffer._array is None:
-            checks.refuse(
-                "unregister",
-                "a buffer must have been registered",
-                "one of the runtime's own",
-                "it ends with its scope",
-            )
-        self._core.unregister(buffer.handle, timeout)
-        self._buffers.pop(buffer.handle)
-        address = buffer.array.__array_interface__["data"][0]
-        self._ranges.remove((address, address + buffer.num_bytes))
+        self._registry.remove(buffer, timeout)
 
     @contextmanager
     def registered(self, *sources: object) -> Iterator[tuple[Buffer, ...]]:
