@@ -151,8 +151,8 @@ void bind_core(nb::class_<Core>& core) {
            nb::arg("max_lanes"), nb::arg("max_handles"), nb::arg("max_regions"), nb::arg("max_events"),
            nb::arg("heap_bytes"), nb::arg("worker_types"), nb::arg("pin"), nb::arg("shared_path").none(),
            nb::arg("peer_timeout_s"))
-      .def("close", &Core::close)
-      .def("close_at_exit", &Core::close_at_exit)
+      .def("close", &Core::close, nb::arg("cancels") = false, "Wait for every task, or cancel what has not started.")
+      .def("close_at_exit", &Core::close_at_exit, nb::arg("patience_s"), "False: tasks are left that do not end.")
       .def_prop_ro("is_open",
                    [](const Core& core) { return core.runtime != nullptr && !core.is_closing && !core.is_inherited(); })
       .def_ro("has_told_failure", &Core::has_told_failure, "A wait or a read has raised a task's failure.")
@@ -243,6 +243,7 @@ void bind_tasks(nb::module_& m) {
   bind_trace(core);
   bind_params(tasks);
   bind_handles(tasks);
+  tasks.def("note_interrupt", &note_interrupt, "A kernel of this thread has been ended by KeyboardInterrupt.");
   tasks.def("addresses", &addresses, "The addresses that a kernel got, from the address of their table.");
   tasks.def("run_workers", &run_workers, "pto_workers_run; returns 0 or PTO_PEER_LOST.");
 }

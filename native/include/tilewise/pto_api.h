@@ -48,7 +48,8 @@ typedef enum pto_status {
   PTO_NO_MEMORY = -6, /* larger than the resource itself, or the system has none */
   PTO_PEER_LOST = -7, /* the workers' process died; the runtime can only be closed */
   PTO_CLOSED = -8,
-  PTO_INTERRUPTED = -9, /* pto_set_hooks: the host asked for an end of waiting */
+  PTO_INTERRUPTED =
+      -9, /* pto_set_hooks: the host asked for an end of waiting; of a kernel: and the wait that ran it asks */
   PTO_LATER = 1 /* returned by a kernel: somebody will call pto_task_complete */
 } pto_status;
 
@@ -240,6 +241,8 @@ typedef struct pto_stats {
   uint64_t metadata_bytes; /* of the region, heap apart */
 } pto_stats;
 PTO_CALL int pto_get_stats(PTORuntime* runtime, pto_stats* stats);
+/* 1: no task runs and none is ready to, at this moment; those that are left wait for events, or for who ends them. */
+PTO_CALL int pto_is_idle(PTORuntime* runtime);
 
 /* One record per task; times in ns of CLOCK_MONOTONIC. */
 typedef struct pto_trace_task {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilewise._native.tasks import Core, Param, addresses
+from tilewise._native.tasks import Core, Param, addresses, note_interrupt
 from tilewise.runtime import checks
 from tilewise.runtime.failures import describe_exception
 from tilewise.runtime.kernels import LATER
@@ -50,6 +50,8 @@ class PythonTask:
                     "write results into its arrays",
                 )
         except BaseException as error:  # also SystemExit: a worker thread is not the place to end a program
+            if isinstance(error, KeyboardInterrupt):
+                note_interrupt()  # on the main thread: what waits there and ran this task is meant, too
             function, params = None, ()  # the exception's frames lead back to this one
             return describe_exception(error)
         return 0 if result is None else PTO_LATER

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
@@ -43,6 +44,7 @@ MAX_WORKERS = 256
 MAX_COUNT = (1 << 32) - 1
 
 Array = NDArray[Any]
+_EXIT_PATIENCE_S = 10.0  # at the interpreter's end, since the last task has ended
 _open: set[Runtime] = set()  # closed at exit: threads of a forgotten runtime must not outlive the interpreter
 
 
@@ -123,7 +125,10 @@ class Runtime:
         Arrays on the runtime's own memory stay readable (their values are over with their scope): the last of them
         ends the workers then. Must not be called from inside a task.
         """
-        self._core.close()
+        self._close(cancels=False)
+
+    def _close(self, cancels: bool) -> None:
+        self._core.close(cancels)
         _open.discard(self)
         if not _open:
             forget_exceptions()
@@ -134,17 +139,18 @@ class Runtime:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None and self._core.is_open:
-            self._core.cancel_all()
         told = self._core.has_told_failure
+        has_ended = False
         try:
             if error is None and self._core.is_open:
                 self._core.wait_all(None)
+            has_ended = error is None
         except (TaskFailed, CancelledError, PeerLost):
+            has_ended = True
             if not told:  # otherwise the program has seen a failure and gone on
                 raise
-        finally:
-            self.close()
+        finally:  # when the block or the wait was left by an error, Ctrl-C for example, nothing new begins
+            self._close(cancels=not has_ended)
 
     # Kernels.
 
@@ -201,6 +207,9 @@ class Runtime:
             for source in sources:
                 buffers.append(self.register(source))
             yield tuple(buffers)
+        except (KeyboardInterrupt, SystemExit):  # must not wait: the buffers stay until the runtime is closed
+            buffers.clear()
+            raise
         finally:
             for buffer in buffers if self._core.is_open else ():
                 self.unregister(buffer)
@@ -417,5 +426,10 @@ os.register_at_fork(after_in_child=_open.clear)  # a child has none of the threa
 
 @atexit.register
 def _close_all() -> None:
-    for runtime in list(_open):
-        runtime._core.close_at_exit()
+    has_ended = [runtime._core.close_at_exit(_EXIT_PATIENCE_S) for runtime in list(_open)]
+    if all(has_ended):
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # closed, or None: the process ends all the same
+            stream.flush()
+    os._exit(1)  # the interpreter must not be taken down under a kernel that runs

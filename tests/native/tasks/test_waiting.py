@@ -331,17 +331,6 @@ def test_signal_handler_exception_is_raised(runtime):
         event.raise_()
 
 
-def test_forgotten_runtime_closes_at_exit():
-    """A program that forgets to close still ends, quietly."""
-    lines = (
-        "from tilewise.runtime import Runtime",
-        "rt = Runtime()",
-        "rt.submit(int, wait_for=[(rt.event(), 1)])",
-    )
-    done = run_python("\n".join(lines))
-    assert done.returncode == 0 and not done.stderr
-
-
 def test_submit_while_a_replay_waits_for_python():
     """A replay holds the submission lock while it waits for a Python kernel: who submits meanwhile lets that run."""
     go = threading.Event()
