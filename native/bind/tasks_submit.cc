@@ -152,6 +152,7 @@ nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::h
   read_extras(extras, spec, args);
   const pto_task task = pto_submit(core.runtime, &spec);
   if (task == 0) raise_status(pto_last_status());
+  raise_interrupt();  // it may have waited for room, and helped meanwhile
   nb::object handle = nb::inst_alloc(core.task_type);
   Task* made = new (nb::inst_ptr<Task>(handle)) Task{};
   nb::inst_mark_ready(handle);

@@ -438,6 +438,14 @@ void Engine::stats(pto_stats* stats) {
   stats->metadata_bytes = resident_bytes(region_.base, header.heap);
 }
 
+// A thread is busy from taking a task until it has handed on what became ready.
+bool Engine::is_idle() const {
+  for (uint32_t s = 0; s < header_seats(); ++s) {
+    if (region_.seats[s].is_busy.load(std::memory_order_acquire) != 0 || has_work(s)) return false;
+  }
+  return true;
+}
+
 void Engine::enable_trace(uint32_t max_records) {
   active_trace_.store(nullptr);
   if (max_records != 0) {  // else what was recorded can still be read

@@ -143,6 +143,7 @@ class Engine {
 
   // Seeing inside.
   void stats(pto_stats* stats);
+  bool is_idle() const;
   void enable_trace(uint32_t max_records);
   uint64_t trace_tasks(pto_trace_task* records, uint64_t capacity) const;
   uint64_t trace_stalls(pto_trace_stall* records, uint64_t capacity) const;

@@ -34,6 +34,7 @@ void Engine::fail(uint32_t slot, uint32_t seat_index, int status) {
       reason = "its kernel returned " + std::to_string(status);
     }
     failure_reason.clear();
+    if (status == PTO_INTERRUPTED) asks_at_once = true;
     error = record_error(slot, seat_index, status == PTO_CANCELLED ? PTO_CANCELLED : PTO_TASK_FAILED, reason);
   }
   Seat& me = seat(seat_index);

@@ -361,6 +361,10 @@ int pto_get_stats(PTORuntime* runtime, pto_stats* stats) {
   });
 }
 
+int pto_is_idle(PTORuntime* runtime) {
+  return status_of([&] { return engine_of(runtime).is_idle() ? 1 : 0; });
+}
+
 int pto_trace_enable(PTORuntime* runtime, uint32_t max_records_per_thread) {
   return done([&] { engine_of(runtime).enable_trace(max_records_per_thread); });
 }

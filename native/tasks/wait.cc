@@ -21,9 +21,10 @@ void Engine::check_open() const {
   }
 }
 
-// Asked at most every 50 ms, and only of a host that wants to be asked.
+// Asked at most every 50 ms, or when a kernel has been interrupted, and only of a host that wants to be asked.
 void Engine::check_interrupted(int64_t* last_ns) const {
-  if (hooks.interrupted == nullptr || now_ns() - *last_ns < kSliceNs) return;
+  if (hooks.interrupted == nullptr || (!asks_at_once && now_ns() - *last_ns < kSliceNs)) return;
+  asks_at_once = false;
   *last_ns = now_ns();
   if (hooks.interrupted() != 0) {
     raise(PTO_INTERRUPTED,

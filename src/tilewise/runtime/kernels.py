@@ -8,18 +8,29 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any
 
 from tilewise._native.tasks import Core
 from tilewise.runtime import checks
 
-__all__ = ["LATER", "Kernel", "KernelTable", "WorkerType", "type_masks"]
+__all__ = ["LATER", "Kernel", "KernelTable", "Later", "WorkerType", "type_masks"]
 
-LATER = 1  # what a kernel returns when somebody will call task_complete
 MAX_NAME_BYTES = 59
 _FunctionPointer: type = ctypes.CFUNCTYPE(None).__mro__[1]  # the base of all of them
 MAX_PYTHON_NAMES = 256  # further callables share one name: the runtime's table of kernels is finite
+
+
+class Later(Enum):
+    """The type of `LATER`: what a Python kernel returns when `Runtime.task_complete` will end its task."""
+
+    LATER = "LATER"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+LATER = Later.LATER
 
 
 class WorkerType(IntEnum):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import sys
 import threading
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
@@ -25,7 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 from tilewise._native.tasks import Core, Operand, Param
 from tilewise.core.errors import ConfigError, PeerLost, TaskFailed
 from tilewise.runtime import checks
-from tilewise.runtime.buffers import Buffer, Region, array_of
+from tilewise.runtime.buffers import Buffer, Region
 from tilewise.runtime.events import Event
 from tilewise.runtime.extras import extras_of, own_buffer, own_task
 from tilewise.runtime.failures import forget_exceptions
@@ -34,6 +34,7 @@ from tilewise.runtime.kernels import Kernel, KernelTable, WorkerType, type_masks
 from tilewise.runtime.params import TaskExecutionHints
 from tilewise.runtime.python_tasks import PythonTask
 from tilewise.runtime.recordings import Recording
+from tilewise.runtime.registry import Registry
 from tilewise.runtime.stats import RuntimeStats
 from tilewise.runtime.tracing import GraphLog, Tracing
 
@@ -43,6 +44,7 @@ MAX_WORKERS = 256
 MAX_COUNT = (1 << 32) - 1
 
 Array = NDArray[Any]
+_EXIT_PATIENCE_S = 10.0  # at the interpreter's end, since the last task has ended
 _open: set[Runtime] = set()  # closed at exit: threads of a forgotten runtime must not outlive the interpreter
 
 
@@ -112,10 +114,9 @@ class Runtime:
         native_submit: Any = self._core.submit
         self._native_submit: Callable[..., TaskHandle] = native_submit
         self._kernels = KernelTable(self._core, path is not None)
-        self._buffers: dict[int, tuple[object, Array]] = {}  # handle -> what holds its memory
-        self._ranges: list[tuple[int, int]] = []  # first and last byte of registered memory, ascending
+        self._registry = Registry(self._core)
         self._recording_threads: set[int] = set()
-        self._core.keep_alive = (self._buffers, self._kernels)
+        self._core.keep_alive = (self._registry, self._kernels)
         _open.add(self)
 
     def close(self) -> None:
@@ -124,7 +125,10 @@ class Runtime:
         Arrays on the runtime's own memory stay readable (their values are over with their scope): the last of them
         ends the workers then. Must not be called from inside a task.
         """
-        self._core.close()
+        self._close(cancels=False)
+
+    def _close(self, cancels: bool) -> None:
+        self._core.close(cancels)
         _open.discard(self)
         if not _open:
             forget_exceptions()
@@ -135,17 +139,18 @@ class Runtime:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None and self._core.is_open:
-            self._core.cancel_all()
         told = self._core.has_told_failure
+        has_ended = False
         try:
             if error is None and self._core.is_open:
                 self._core.wait_all(None)
+            has_ended = error is None
         except (TaskFailed, CancelledError, PeerLost):
+            has_ended = True
             if not told:  # otherwise the program has seen a failure and gone on
                 raise
-        finally:
-            self.close()
+        finally:  # when the block or the wait was left by an error, Ctrl-C for example, nothing new begins
+            self._close(cancels=not has_ended)
 
     # Kernels.
 
@@ -183,27 +188,7 @@ class Runtime:
             ConfigError: it is not contiguous, empty, or registered already (two handles of one memory would not see
                 each other's tasks).
         """
-        array = array_of(source)
-        address = array.__array_interface__["data"][0]
-        at = bisect_left(self._ranges, (address, address))
-        is_taken = any(
-            first < address + array.nbytes and address < end
-            for first, end in self._ranges[max(0, at - 1) : at + 1]
-        )
-        if is_taken:
-            checks.refuse(
-                "register",
-                "memory must be registered once",
-                "an array that shares bytes with a registered one",
-                "use that buffer, and regions of it",
-            )
-        handle = self._core.register(address, array.nbytes)
-        self._buffers[handle] = (source, array)
-        insort(self._ranges, (address, address + array.nbytes))
-        buffer = Buffer(self._core, handle, array)
-        if not array.flags.writeable:
-            self.freeze(buffer)
-        return buffer
+        return self._registry.add(source)
 
     def unregister(self, buffer: Buffer, timeout: float | None = None) -> None:
         """Wait for the buffer's tasks, then forget it and let go of its memory.
@@ -212,17 +197,7 @@ class Runtime:
             TimeoutError: its tasks still run after `timeout` seconds; the buffer is still known and held.
         """
         own_buffer(self._core, buffer, "unregister")
-        if buffer._array is None:
-            checks.refuse(
-                "unregister",
-                "a buffer must have been registered",
-                "one of the runtime's own",
-                "it ends with its scope",
-            )
-        self._core.unregister(buffer.handle, timeout)
-        self._buffers.pop(buffer.handle)
-        address = buffer.array.__array_interface__["data"][0]
-        self._ranges.remove((address, address + buffer.num_bytes))
+        self._registry.remove(buffer, timeout)
 
     @contextmanager
     def registered(self, *sources: object) -> Iterator[tuple[Buffer, ...]]:
@@ -232,6 +207,9 @@ class Runtime:
             for source in sources:
                 buffers.append(self.register(source))
             yield tuple(buffers)
+        except (KeyboardInterrupt, SystemExit):  # must not wait: the buffers stay until the runtime is closed
+            buffers.clear()
+            raise
         finally:
             for buffer in buffers if self._core.is_open else ():
                 self.unregister(buffer)
@@ -454,5 +432,10 @@ os.register_at_fork(after_in_child=_open.clear)  # a child has none of the threa
 
 @atexit.register
 def _close_all() -> None:
-    for runtime in list(_open):
-        runtime._core.close_at_exit()
+    has_ended = [runtime._core.close_at_exit(_EXIT_PATIENCE_S) for runtime in list(_open)]
+    if all(has_ended):
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # closed, or None: the process ends all the same
+            stream.flush()
+    os._exit(1)  # the interpreter must not be taken down under a kernel that runs

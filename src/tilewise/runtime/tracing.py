@@ -47,7 +47,7 @@ class Tracing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._core.is_open:  # a forked child leaves its parent's block
+        if not self._core.is_open or _is_interrupt(error):  # a forked child leaves its parent's block
             return
         _settle(self._core)
         self._core.trace_enable(0)
@@ -71,7 +71,7 @@ class GraphLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._core.is_open:
+        if not self._core.is_open or _is_interrupt(error):
             return
         _settle(self._core)
         if self._path.suffix != ".html":
@@ -83,6 +83,11 @@ class GraphLog:
             self._core.graph_end(str(json_path))
             self.graph = read_graph(json_path)
         write_graph_html(self._path, self.graph)
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Ctrl-C: the block must not wait for its tasks once more, and without that there is nothing whole to write."""
+    return error is not None and not isinstance(error, Exception)
 
 
 def _settle(core: Core) -> None:

@@ -33,6 +33,16 @@ def watched(size=16):
     return array, weakref.ref(array)
 
 
+def add_one(x):
+    """A kernel that counts its runs in its buffer."""
+    x += 1
+
+
+def triple(x):
+    """A kernel that multiplies by three."""
+    x *= 3
+
+
 def test_copy_between_buffers(runtime):
     """A built-in kernel copies one registered array into another."""
     x, y = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
@@ -244,7 +254,7 @@ def test_alloc_read_write(runtime):
     with runtime.scope():
         buffer = runtime.alloc((4, 4), np.float64)
         runtime.write(buffer)[...] = 2.0
-        runtime.submit(lambda x: np.multiply(x, 3, out=x), [InOut(buffer)])
+        runtime.submit(triple, [InOut(buffer)])
         value = runtime.read(buffer)
         assert (value == 6).all() and not value.flags.writeable
 
@@ -255,7 +265,7 @@ def test_reduce_and_commute(runtime):
     with runtime.registered(total, count) as (ht, hc):
         for n in range(10):
             runtime.submit(lambda part, n: part.fill(n), [Reduce(ht, "sum_f32")], scalars=[n])
-            runtime.submit(lambda c: c.__iadd__(1), [Commute(hc)])
+            runtime.submit(add_one, [Commute(hc)])
         assert (runtime.read(ht) == 45).all() and runtime.read(hc)[0] == 10
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from concurrent.futures import CancelledError
 import numpy as np
 import pytest
 
-from tilewise.core.errors import TaskFailed
+from tilewise.core.errors import ConfigError, TaskFailed
 from tilewise.runtime import (
     LATER,
     InOut,
@@ -144,6 +146,20 @@ def test_later(runtime):
         runtime.task_complete(tasks[0])
 
 
+@pytest.mark.parametrize("result", [1, 0, True, "LATER", np.ones(2)], ids=repr)
+def test_a_python_kernel_returns_nothing_or_later(runtime, result):
+    """A number is no status: what a kernel returns besides None and LATER fails its task, which ends."""
+    error = runtime.submit(lambda: result).exception(10)
+    assert isinstance(error, TaskFailed) and "must return None, or LATER" in str(error)
+    assert isinstance(error.__cause__, ConfigError)
+
+
+def test_later_is_one_object():
+    """LATER is known by identity, also after a copy, and says what it is."""
+    assert copy.deepcopy(LATER) is LATER and pickle.loads(pickle.dumps(LATER)) is LATER
+    assert repr(LATER) == "LATER" and LATER != 1
+
+
 def test_dropping_a_handle_never_blocks(runtime):
     """Handles of waiting tasks can be dropped at once; their tasks still run."""
     event, seen = runtime.event(), []
@@ -161,7 +177,7 @@ def test_dropping_a_handle_never_blocks(runtime):
 def test_with_handle_waits(runtime):
     """The end of a handle's block waits."""
     seen = []
-    with runtime.submit(lambda: (time.sleep(0.02), seen.append(1))):
+    with runtime.submit(lambda: time.sleep(0.02) or seen.append(1)):
         pass
     assert seen
 
@@ -313,17 +329,6 @@ def test_signal_handler_exception_is_raised(runtime):
     finally:
         signal.signal(signal.SIGALRM, old)
         event.raise_()
-
-
-def test_forgotten_runtime_closes_at_exit():
-    """A program that forgets to close still ends, quietly."""
-    lines = (
-        "from tilewise.runtime import Runtime",
-        "rt = Runtime()",
-        "rt.submit(int, wait_for=[(rt.event(), 1)])",
-    )
-    done = run_python("\n".join(lines))
-    assert done.returncode == 0 and not done.stderr
 
 
 def test_submit_while_a_replay_waits_for_python():

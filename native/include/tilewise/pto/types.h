@@ -29,7 +29,7 @@ typedef enum pto_status {
   PTO_NO_MEMORY = -6, /* larger than the resource itself, or the system has none */
   PTO_PEER_LOST = -7, /* the workers' process died; the runtime can only be closed */
   PTO_CLOSED = -8,
-  PTO_INTERRUPTED = -9, /* pto_set_hooks: the host asked for an end of waiting */
+  PTO_INTERRUPTED = -9, /* pto_set_hooks: the host ends a wait; of a kernel: and the wait that ran it is to ask */
   PTO_LATER = 1 /* returned by a kernel: somebody will call pto_task_complete */
 } pto_status;
 
