@@ -182,6 +182,9 @@ class Engine {
   uint32_t check_param(const pto_task_spec& spec, uint32_t param, Resolved& buffers);
   uint32_t check_more(const pto_task_spec& spec);
   static void check_region(const Handle& handle, const pto_region& box, const char* where, int param);
+  void check_builtin(const pto_task_spec& spec);
+  void check_combine(const pto_param& param, uint32_t number, uint64_t num_bytes) const;
+  bool has_plain_flags(const pto_task_spec& spec);
   uint32_t take_slot(uint32_t seat);
   uint32_t take_slot_carefully(uint32_t seat);
   uint32_t take_slot_slowly(uint32_t seat);
@@ -191,7 +194,7 @@ class Engine {
   void link(uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t seat, Resolved& buffers, uint32_t traits,
             bool& is_recorded);
   void observe(uint32_t slot, const pto_task_spec& spec, uint32_t seat, uint32_t fresh);
-  bool is_plain(const pto_task_spec& spec) const;
+  bool is_plain(const pto_task_spec& spec);
   uint64_t* place_arguments(Slot& task, SlotArgs& args, const pto_task_spec& spec, Handle* const* handles);
   void merge_or_order_after(Slot& task, TaskRef producer, uint32_t seat);
   void collect_many(Slot& task, uint32_t seat, Handle& handle, int mode);

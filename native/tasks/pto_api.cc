@@ -136,6 +136,10 @@ int pto_last_status(void) { return last_status; }
 pto_kernel pto_kernel_add(PTORuntime* runtime, const char* name, pto_kernel_fn function, uint32_t flags) {
   return status_of([&] {
     need(name, "a kernel's name");
+    if ((flags & ~uint32_t{PTO_SUBMITS}) != 0) {
+      tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime.kernel_add] undefined flags must be 0; got ", flags,
+                             "; pass 0 or PTO_SUBMITS");
+    }
     return static_cast<int>(engine_of(runtime).add_kernel(name, function, flags));
   });
 }
