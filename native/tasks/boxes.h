@@ -3,8 +3,8 @@
 // owner: the index of the buffer's handle. Purpose: an access waits for what every overlapping node says, and is
 // recorded in its own node; a write forgets the nodes it covers, because whoever overlaps them from now on overlaps the
 // write. What reads a box that one later write covers does not inherit the failures of earlier writers: the write is
-// newer than theirs, and has inherited what it read itself. Who may call: the submitter, under the submission lock. Blocks: never. Memory: nodes of the RegionIndex in the
-// region.
+// newer than theirs, and has inherited what it read itself. Who may call: the submitter, under the submission lock.
+// Blocks: never. Memory: nodes of the RegionIndex in the region.
 #pragma once
 #include <algorithm>
 #include <array>

@@ -134,7 +134,7 @@ void Engine::check_builtin(const pto_task_spec& spec) {
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     const pto_param& param = spec.params[p];
     if (param.handle == 0 && param.mode == PTO_NO_DEP) continue;  // an address: its caller knows
-    const uint64_t available = param.handle == 0        ? param.bytes
+    const uint64_t available = param.handle == 0         ? param.bytes
                                : param.region != nullptr ? run_of(*param.region)
                                                          : resolve(param.handle, "submit").bytes;
     if (num_bytes <= available) continue;

@@ -43,8 +43,8 @@ void Engine::raise_event(pto_event name, uint64_t add) {
   wake_waiters();
 }
 
-// Raises the event, perhaps by nothing, and lets go of the tasks that it has reached, that were cancelled or that are past
-// their deadlines. Returns the next deadline of the others; INT64_MAX: none.
+// Raises the event, perhaps by nothing, and lets go of the tasks that it has reached, that were cancelled or that are
+// past their deadlines. Returns the next deadline of the others; INT64_MAX: none.
 int64_t Engine::wake_event(uint32_t index, uint64_t add, uint32_t seat_index) {
   int64_t soonest = INT64_MAX;
   const Busy busy(seat(seat_index));

@@ -92,7 +92,7 @@ std::string Engine::error_text(uint32_t error) const {
        << (record.kernel >= 0 ? kernel_name(record.kernel) : "empty") << ") on "
        << (record.worker >= 0 ? "worker " + std::to_string(record.worker) : "a submitter")
        << (record.status == PTO_TIMEOUT ? "; give it longer, or less to wait for"
-                                       : "; correct its kernel or its operands");
+                                        : "; correct its kernel or its operands");
   return text.str();
 }
 

@@ -77,9 +77,8 @@ void GraphLog::write(const char* path) const {
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const Node& node = nodes_[n];
     file << (n > 0 ? ",\n" : "\n") << "{\"id\":" << node.task << ",\"kernel\":" << quoted(node.kernel)
-         << ",\"name\":" << quoted(node.name)
-         << ",\"lane\":" << node.lane << ",\"scope\":" << node.depth << ",\"depth\":" << node.depth
-         << ",\"domain\":" << node.domain << ",\"params\":[";
+         << ",\"name\":" << quoted(node.name) << ",\"lane\":" << node.lane << ",\"scope\":" << node.depth
+         << ",\"depth\":" << node.depth << ",\"domain\":" << node.domain << ",\"params\":[";
     for (size_t a = 0; a < node.accesses.size(); ++a) {
       const Access& access = node.accesses[a];
       file << (a > 0 ? "," : "") << "{\"mode\":\"" << kModes[access.mode] << "\",\"buffer\":" << access.buffer

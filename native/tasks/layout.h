@@ -165,8 +165,8 @@ struct Header {
   uint32_t num_segments;
   uint32_t failed_capacity;
   uint32_t is_shared;
-  uint64_t seats, slots, args, handles, regions, chunks, declared, notes, rings, queues, entries, events, segments, errors,
-      failed, kernels, traces, heap;
+  uint64_t seats, slots, args, handles, regions, chunks, declared, notes, rings, queues, entries, events, segments,
+      errors, failed, kernels, traces, heap;
 
   alignas(128) rings::SpinLock submit_lock;  // see submit_lock.h for the three
   std::atomic<uint32_t> first_lane_inside;

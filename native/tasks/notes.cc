@@ -112,7 +112,8 @@ void Engine::check_views(const pto_task_spec& spec, Handle* const* handles) {
     Handle fresh{};
     fresh.bytes = param.bytes;
     if (view_lies_in(view, box_of(handles[p] != nullptr ? *handles[p] : fresh, param.region))) continue;
-    raise(PTO_BAD_ARGUMENT, "[runtime.submit] a view must lie in its buffer or region; got one with more or other bytes",
+    raise(PTO_BAD_ARGUMENT,
+          "[runtime.submit] a view must lie in its buffer or region; got one with more or other bytes",
           " in parameter ", p, "; correct its sizes and strides, in elements and bytes");
   }
 }
@@ -152,8 +153,8 @@ const char* Engine::task_name(uint32_t slot) const {
   return (task.more_flags & kHasName) != 0 ? region_.notes[slot].name : "";
 }
 
-// Deadlines. A task that waits for data is looked at when its producers have ended, as ever; one that waits for an event
-// is let go by a worker that sleeps until then, or by a thread that waits.
+// Deadlines. A task that waits for data is looked at when its producers have ended, as ever; one that waits for an
+// event is let go by a worker that sleeps until then, or by a thread that waits.
 
 bool Engine::is_overdue(uint32_t slot) const {
   return (region_.slots[slot].more_flags & kHasDeadline) != 0 && now_ns() >= region_.notes[slot].deadline_ns;

@@ -240,7 +240,8 @@ int pto_wait(PTORuntime* runtime, pto_task task, double timeout_s) {
 }
 
 int pto_wait_any(PTORuntime* runtime, const pto_task* tasks, uint32_t num_tasks, double timeout_s, uint32_t* first) {
-  return status_of([&] { return engine_of(runtime).wait_any(tasks, num_tasks, timeout_s, first, is_endless(timeout_s)); });
+  return status_of(
+      [&] { return engine_of(runtime).wait_any(tasks, num_tasks, timeout_s, first, is_endless(timeout_s)); });
 }
 
 int pto_wait_all(PTORuntime* runtime, double timeout_s) {

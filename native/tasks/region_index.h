@@ -30,8 +30,8 @@ struct Box {
   uint64_t stride[kMaxDims] = {};
 };
 
-/// kCovered: the query covers the node wholly. kInside: the node covers the query wholly. A partial overlap may be either
-/// where boxes of different strides meet.
+/// kCovered: the query covers the node wholly. kInside: the node covers the query wholly. A partial overlap may be
+/// either where boxes of different strides meet.
 enum class Overlap : uint8_t { kEqual, kCovered, kInside, kPartial };
 
 /// A box in the one form in which equal boxes are equal: innermost dimension first, none of size 1 (but the first),

@@ -42,17 +42,17 @@ class Trace {
     PerSeat& mine = *seats_[seat];
     const auto lane = static_cast<int32_t>(before.lane);
     pto_trace_task record{name,
-                                task.kernel,
-                                worker,
-                                lane,
-                                before.scope_depth,
-                                status,
-                                task.priority,
-                                static_cast<int64_t>(before.submit_ticks),
-                                static_cast<int64_t>(before.ready_ticks),
-                                static_cast<int64_t>(mine.start_ticks),
-                                static_cast<int64_t>(ticks()),
-                                {}};
+                          task.kernel,
+                          worker,
+                          lane,
+                          before.scope_depth,
+                          status,
+                          task.priority,
+                          static_cast<int64_t>(before.submit_ticks),
+                          static_cast<int64_t>(before.ready_ticks),
+                          static_cast<int64_t>(mine.start_ticks),
+                          static_cast<int64_t>(ticks()),
+                          {}};
     if (before.name[0] != 0) std::strncpy(record.name, before.name, sizeof(record.name) - 1);
     if (mine.shared == nullptr) return push(mine.tasks, mine.num_tasks++, capacity_, record);
     const uint64_t number = mine.shared->num_tasks.load(std::memory_order_relaxed);

@@ -53,7 +53,8 @@ PTO_CALL pto_handle pto_alloc(PTORuntime* runtime, uint64_t bytes); /* heap; liv
 PTO_CALL void* pto_address(PTORuntime* runtime, pto_handle handle); /* NULL when stale; does not wait */
 PTO_CALL uint64_t pto_bytes(PTORuntime* runtime, pto_handle handle);
 /* Waits for the writers of the region (NULL: of the whole buffer) and returns the address of its first byte: for
- * data-dependent control flow. Tasks that write none of its bytes are not waited for, and their failures do not count. */
+ * data-dependent control flow. Tasks that write none of its bytes are not waited for, and their failures do not count.
+ */
 PTO_CALL const void* pto_read(PTORuntime* runtime, pto_handle handle, const pto_region* region, double timeout_s);
 /* Waits for readers and writers of the region (NULL: of the whole buffer); then the caller may write it until its next
  * submission on it. What it writes counts as all of the region: failures of its earlier writers end here, for readers
@@ -70,8 +71,8 @@ PTO_CALL pto_task pto_submit(PTORuntime* runtime, const pto_task_spec* spec);
 PTO_CALL int pto_task_complete(PTORuntime* runtime, pto_task task, int status);
 /* Inside a kernel: the task it runs as, to be handed to whoever will end it; replays have no other way. Elsewhere 0. */
 PTO_CALL pto_task pto_this_task(void);
-/* Inside a kernel: 1 when its result is no longer wanted: its task, or one that it is a child of, was cancelled or is past
- * its deadline, or everything was. A kernel that runs for long may look and return early. Elsewhere 0. */
+/* Inside a kernel: 1 when its result is no longer wanted: its task, or one that it is a child of, was cancelled or is
+ * past its deadline, or everything was. A kernel that runs for long may look and return early. Elsewhere 0. */
 PTO_CALL int pto_should_stop(void);
 
 /* Waiting. A timeout in seconds; PTO_FOREVER; 0 asks. Waiting without a deadline helps to run tasks. PTO_TIMEOUT: not

@@ -262,11 +262,10 @@ class Param {
       : runtime_(buffer.runtime()), raw_{mode, combine, buffer.handle(), 0, nullptr, nullptr, nullptr} {}
   Param(pto_mode mode, const BufferRef& buffer, const Region& box) : Param(mode, buffer) { set_box(box); }
   explicit Param(Output& output)
-      : runtime_(output.runtime_), raw_{PTO_OUTPUT, 0, output.handle_, output.wanted_bytes_, nullptr, &output, nullptr} {}
+      : runtime_(output.runtime_),
+        raw_{PTO_OUTPUT, 0, output.handle_, output.wanted_bytes_, nullptr, &output, nullptr} {}
   explicit Param(void* address) : runtime_(nullptr), raw_{PTO_NO_DEP, 0, 0, 0, nullptr, address, nullptr} {}
-  Param(const Param& other) : runtime_(other.runtime_), raw_(other.raw_) {
-    take_places(other);
-  }
+  Param(const Param& other) : runtime_(other.runtime_), raw_(other.raw_) { take_places(other); }
   Param& operator=(const Param& other) {  // NOLINT(bugprone-unhandled-self-assignment): copies a box onto itself
     runtime_ = other.runtime_;
     raw_ = other.raw_;

@@ -182,8 +182,8 @@ class TaskGroup {
     }
     constexpr uint32_t kNobody = UINT32_MAX;
     uint32_t found = kNobody;
-    const int status = pto_wait_any(tasks_.front().runtime(), pending_.data(), static_cast<uint32_t>(pending_.size()),
-                                    left_s, &found);
+    const int status =
+        pto_wait_any(tasks_.front().runtime(), pending_.data(), static_cast<uint32_t>(pending_.size()), left_s, &found);
     if (found == kNobody && status == PTO_TIMEOUT) detail::raise_timeout(call, given_s);
     if (found == kNobody) detail::raise_last();
     const size_t place = places_[found];

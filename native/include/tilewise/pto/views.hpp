@@ -14,8 +14,8 @@
 
 namespace tilewise::pto {
 
-/// The elements of one parameter, indexed like an array: `View<float> a(buffers[0]); a(i, j) = 1;`. Of constant elements:
-/// only read. Indices are not checked.
+/// The elements of one parameter, indexed like an array: `View<float> a(buffers[0]); a(i, j) = 1;`. Of constant
+/// elements: only read. Indices are not checked.
 template <class T>
 class View {
  public:
