@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tilewise._native.runtime import Executor, Program, device_overhead
 from tilewise.ir.program import Access, Extent, Mode, Operand
-from tilewise.runtime.buffers import Buffer, Region
+from tilewise.runtime.buffers import Buffer, Region, TileGrid
 from tilewise.runtime.events import Event
 from tilewise.runtime.groups import TaskGroup
 from tilewise.runtime.handles import TaskHandle
@@ -45,6 +45,7 @@ __all__ = [
     "TaskGroup",
     "TaskHandle",
     "TaskRecord",
+    "TileGrid",
     "WorkerType",
     "busy_overlap",
     "device_overhead",

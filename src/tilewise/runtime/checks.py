@@ -12,7 +12,7 @@ import operator
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -32,12 +32,19 @@ __all__ = [
     "path",
     "patience",
     "refuse",
+    "region_bytes",
+    "region_dimensions",
+    "region_entries",
+    "region_entry",
+    "region_place",
     "scalar",
     "seconds",
     "sequence",
     "shape",
     "shown",
     "text",
+    "tile",
+    "tiles",
     "truth",
     "worker_type",
 ]
@@ -125,6 +132,72 @@ def parameter(call: str, value: Any) -> NoReturn:
 def operand(call: str, value: Any) -> NoReturn:
     """Says what a parameter can name; called when it is neither buffer nor region."""
     refuse(call, "a parameter must name a Buffer or a Region", shown(value), "register the memory first")
+
+
+def region_entry(index: Any, length: int) -> NoReturn:
+    """Says what an index of a buffer is made of; called when an entry is something else."""
+    refuse(
+        "region",
+        "a box must be made of integers and non-empty, ascending slices",
+        f"{shown(index)} for a length of {length}",
+        "correct it",
+    )
+
+
+def region_place(place: Any, length: int) -> NoReturn:
+    """Says that an integer lies outside; an IndexError, because loops over a buffer end by it."""
+    raise IndexError(
+        f"[runtime.region] an index must lie inside the buffer; got {shown(place)} of {length}; correct it"
+    )
+
+
+def region_entries(index: Any, num_dims: int) -> NoReturn:
+    """Says that an index has more entries than the buffer has dimensions."""
+    raise IndexError(
+        f"[runtime.region] an index must have at most {num_dims} entries; got {shown(index)}; correct it"
+    )
+
+
+def region_dimensions(index: Any, num_dims: int) -> NoReturn:
+    """Says that a box has more dimensions than the runtime compares."""
+    refuse(
+        "region",
+        "a box must have at most 4 dimensions",
+        f"{num_dims} for {shown(index)}",
+        "register a view with fewer dimensions, or use Buffer.region",
+    )
+
+
+def region_bytes(offset: int, size: Any, stride: Any, num_bytes: int) -> NoReturn:
+    """Says that a box in bytes leaves its buffer."""
+    refuse(
+        "region",
+        f"a region must lie inside its buffer of {num_bytes} bytes",
+        f"offset {offset}, size {shown(size)} and stride {shown(stride)}",
+        "correct it",
+    )
+
+
+def tile(place: Any, counts: tuple[int, ...]) -> NoReturn:
+    """Says how a tile is named; an IndexError where only the place is wrong."""
+    places = place if isinstance(place, tuple) else (place,)
+    if len(places) == len(counts) and all(
+        isinstance(at, Integral) and not isinstance(at, bool) for at in places
+    ):
+        raise IndexError(
+            f"[runtime.tiles] a tile must lie in the grid; got {shown(place)} of {counts}; correct it"
+        )
+    refuse("tiles", f"a tile must be named by {len(counts)} integers", shown(place), "pass grid[i, j]")
+
+
+def tiles(sizes: tuple[int, ...], lengths: tuple[int, ...], max_tiles: int) -> NoReturn:
+    """Says what a grid of tiles is."""
+    refuse(
+        "tiles",
+        f"a grid must have a size for some of the first dimensions, 4 at most, and at most {max_tiles} tiles",
+        f"tiles of {shown(sizes)} for shape {lengths}",
+        "correct them",
+    )
 
 
 def sequence(call: str, name: str, value: Any, what: str) -> Sequence[Any]:

@@ -199,7 +199,6 @@ CALLS = {
     "Output array shape": lambda w: Output(shape=np.array(3)),
     "Output dtype": lambda w: Output(shape=3, dtype="no such type"),
     "Output objects": lambda w: Output(shape=3, dtype=object),
-    "Reduce combine None": lambda w: Reduce(w.x, None),
     "Reduce combine number": lambda w: Reduce(w.x, 3),
     "Reduce combine unknown": lambda w: Reduce(w.x, "no such kernel"),
     "Reduce combine Python": lambda w: Reduce(w.x, w.python),
