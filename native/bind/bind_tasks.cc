@@ -109,11 +109,12 @@ pto_kernel add_kernel(Core& core, const std::string& name, uint64_t address, boo
   return kernel;
 }
 
-template <class Result, Result (*function)(PTORuntime*, pto_handle, double)>
-uint64_t wait_for_buffer(Core& core, pto_handle handle, nb::handle timeout) {
+template <class Result, Result (*function)(PTORuntime*, pto_handle, const pto_region*, double)>
+uint64_t wait_for_buffer(Core& core, const Operand& operand, nb::handle timeout) {
   const double seconds = seconds_of(timeout);
   const Call call(core);
-  const Result address = without_gil([&] { return function(core.runtime, handle, seconds); });
+  const pto_region* region = operand.has_region ? &operand.region : nullptr;
+  const Result address = without_gil([&] { return function(core.runtime, operand.handle, region, seconds); });
   drop_finished_records();
   if (address == nullptr) {
     core.has_told_failure = true;
@@ -199,8 +200,8 @@ void bind_core(nb::class_<Core>& core) {
              const Call call(core);
              return id_or_raise(reinterpret_cast<uintptr_t>(pto_address(core.runtime, handle)));
            })
-      .def("read", &wait_for_buffer<const void*, pto_read>, nb::arg("handle"), nb::arg("timeout").none())
-      .def("write", &wait_for_buffer<void*, pto_write>, nb::arg("handle"), nb::arg("timeout").none())
+      .def("read", &wait_for_buffer<const void*, pto_read>, nb::arg("operand"), nb::arg("timeout").none())
+      .def("write", &wait_for_buffer<void*, pto_write>, nb::arg("operand"), nb::arg("timeout").none())
       .def("scope_begin",
            [](Core& core) {
              const Call call(core);

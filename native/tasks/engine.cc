@@ -134,7 +134,7 @@ std::unique_ptr<Engine> Engine::open(const Options& options) {
     header.served_classes |= seat.classes;
   }
   if (header.num_workers == 0) header.served_classes = (1u << header.num_classes) - 1;
-  for (const BuiltinKernel& kernel : builtin_kernels()) engine->add_kernel(kernel.name, kernel.function, 0);
+  for (const BuiltinKernel& kernel : builtin_kernels()) engine->add_kernel(kernel.name, kernel.function, kIsBuiltin);
   if (options.shared_path != nullptr) {
     publish_region(options.shared_path);
     engine->wait_for_workers(options.peer_timeout_s);

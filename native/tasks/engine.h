@@ -104,8 +104,9 @@ class Engine {
   [[noreturn]] static void raise_stale(pto_handle handle, const char* where);
   void* address_of(pto_handle handle);
   /// Waits as a task with an access of this mode would; a failure of the data's writers is raised if the mode reads.
-  void* wait_for_buffer(pto_handle handle, int mode, double timeout_s, bool helps);
-  void* wait_to_write(pto_handle handle, double timeout_s, bool helps);
+  /// box: nullptr: the whole buffer. Returns the address of its first byte.
+  void* wait_for_buffer(pto_handle handle, const pto_region* box, int mode, double timeout_s, bool helps);
+  void* wait_to_write(pto_handle handle, const pto_region* box, double timeout_s, bool helps);
   void begin_scope();
   void end_scope();
   uint32_t depth() { return seat(seat_here()).depth; }
@@ -180,6 +181,10 @@ class Engine {
   uint32_t check_spec(const pto_task_spec& spec, Resolved& buffers);
   uint32_t check_param(const pto_task_spec& spec, uint32_t param, Resolved& buffers);
   uint32_t check_more(const pto_task_spec& spec);
+  static void check_region(const Handle& handle, const pto_region& box, const char* where, int param);
+  void check_builtin(const pto_task_spec& spec);
+  void check_combine(const pto_param& param, uint32_t number, uint64_t num_bytes) const;
+  bool has_plain_flags(const pto_task_spec& spec);
   uint32_t take_slot(uint32_t seat);
   uint32_t take_slot_carefully(uint32_t seat);
   uint32_t take_slot_slowly(uint32_t seat);
@@ -189,7 +194,7 @@ class Engine {
   void link(uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t seat, Resolved& buffers, uint32_t traits,
             bool& is_recorded);
   void observe(uint32_t slot, const pto_task_spec& spec, uint32_t seat, uint32_t fresh);
-  bool is_plain(const pto_task_spec& spec) const;
+  bool is_plain(const pto_task_spec& spec);
   uint64_t* place_arguments(Slot& task, SlotArgs& args, const pto_task_spec& spec, Handle* const* handles);
   void merge_or_order_after(Slot& task, TaskRef producer, uint32_t seat);
   void collect_many(Slot& task, uint32_t seat, Handle& handle, int mode);

@@ -123,7 +123,7 @@ CASE("inside a task: own buffers, own scopes, reading a result, waiting for one 
           if (pto_submit(shared.runtime, &spec) == 0) return PTO_TASK_FAILED;
           const pto_task task = submit_here(shared.add, {inout(mine), in(params[0].handle)});
           if (pto_wait(shared.runtime, task, PTO_FOREVER) != 0 || local != 9) return PTO_TASK_FAILED;
-          const auto* seen = static_cast<const int64_t*>(pto_read(shared.runtime, params[0].handle, PTO_FOREVER));
+          const auto* seen = static_cast<const int64_t*>(pto_read(shared.runtime, params[0].handle, nullptr, PTO_FOREVER));
           if (seen == nullptr || *seen != 7) return PTO_TASK_FAILED;
           if (pto_scope_end(shared.runtime) != 0 || pto_scope_end(shared.runtime) != PTO_BAD_ARGUMENT) {
             return PTO_TASK_FAILED;

@@ -136,6 +136,10 @@ int pto_last_status(void) { return last_status; }
 pto_kernel pto_kernel_add(PTORuntime* runtime, const char* name, pto_kernel_fn function, uint32_t flags) {
   return status_of([&] {
     need(name, "a kernel's name");
+    if ((flags & ~uint32_t{PTO_SUBMITS}) != 0) {
+      tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime.kernel_add] undefined flags must be 0; got ", flags,
+                             "; pass 0 or PTO_SUBMITS");
+    }
     return static_cast<int>(engine_of(runtime).add_kernel(name, function, flags));
   });
 }
@@ -178,14 +182,15 @@ uint64_t pto_bytes(PTORuntime* runtime, pto_handle handle) {
   return guarded(uint64_t{0}, [&] { return any_engine_of(runtime).resolve(handle, "bytes").bytes; });
 }
 
-const void* pto_read(PTORuntime* runtime, pto_handle handle, double timeout_s) {
-  return guarded(static_cast<void*>(nullptr),
-                 [&] { return engine_of(runtime).wait_for_buffer(handle, PTO_INPUT, timeout_s, timeout_s < 0); });
+const void* pto_read(PTORuntime* runtime, pto_handle handle, const pto_region* region, double timeout_s) {
+  return guarded(static_cast<void*>(nullptr), [&] {
+    return engine_of(runtime).wait_for_buffer(handle, region, PTO_INPUT, timeout_s, timeout_s < 0);
+  });
 }
 
-void* pto_write(PTORuntime* runtime, pto_handle handle, double timeout_s) {
+void* pto_write(PTORuntime* runtime, pto_handle handle, const pto_region* region, double timeout_s) {
   return guarded(static_cast<void*>(nullptr),
-                 [&] { return engine_of(runtime).wait_to_write(handle, timeout_s, timeout_s < 0); });
+                 [&] { return engine_of(runtime).wait_to_write(handle, region, timeout_s, timeout_s < 0); });
 }
 
 void pto_scope_begin(PTORuntime* runtime) {

@@ -170,7 +170,7 @@ class LaneProgram {
   }
 
   void check_one(size_t buffer) {
-    const void* seen = pto_read(runtime_, handles_[buffer], PTO_FOREVER);
+    const void* seen = pto_read(runtime_, handles_[buffer], nullptr, PTO_FOREVER);
     if (seen == nullptr) std::fprintf(stderr, "%s\n", pto_last_error());
     EXPECT(seen != nullptr && std::memcmp(seen, oracle_[oracle_index(buffer)].data(), sizeof(Memory)) == 0);
   }

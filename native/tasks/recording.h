@@ -89,6 +89,7 @@ class Recording {
     void give(uint32_t index) { free.push_back(index); }
     Chunk& chunk(uint32_t index) { return chunks[index - 1]; }
     bool is_settled(TaskRef) const { return false; }
+    bool remembers_failures() const { return true; }
   };
   Pool pool;
 

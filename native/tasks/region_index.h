@@ -30,7 +30,9 @@ struct Box {
   uint64_t stride[kMaxDims] = {};
 };
 
-enum class Overlap : uint8_t { kEqual, kCovered /* the query covers the node wholly */, kPartial };
+/// kCovered: the query covers the node wholly. kInside: the node covers the query wholly. A partial overlap may be either
+/// where boxes of different strides meet.
+enum class Overlap : uint8_t { kEqual, kCovered, kInside, kPartial };
 
 /// A box in the one form in which equal boxes are equal: innermost dimension first, none of size 1 (but the first),
 /// neighbours that are contiguous together merged. What stands behind the last dimension means nothing.
@@ -71,12 +73,13 @@ struct RegionNode {
   uint32_t after;
   bool on_grid;  // the only box in its cell of the tree's grid
   bool is_small;  // on the grid, but smaller than its cell
+  uint64_t written_at;  // number of its last write among all; 0: never written. See boxes.h
   NormalBox box;
 
   uint64_t lo() const { return box.offset; }
   uint64_t hi() const { return box.end(); }
 };
-static_assert(sizeof(RegionNode) == 136);
+static_assert(sizeof(RegionNode) == 144);
 
 /// The tree of one buffer; zero-cost to make, lies in the buffer's handle.
 struct RegionTree {
@@ -113,6 +116,9 @@ class RegionIndex {
   /// visit(node) for each node of the tree; it must not insert or remove.
   template <class Visit>
   void for_each(const RegionTree& tree, Visit&& visit) const;
+
+  /// The box is written now, after all that were written before.
+  void note_write(uint32_t node) { nodes_[node].written_at = ++header_->num_writes; }
 
   RegionNode& operator[](uint32_t node) { return nodes_[node]; }
   const RegionNode& operator[](uint32_t node) const { return nodes_[node]; }
@@ -176,6 +182,7 @@ class RegionIndex {
     uint32_t num_live, high_live;
     uint32_t used_nodes, free_node;  // nodes from used_nodes on were never given out
     uint32_t used_pages, free_page, num_live_pages, used_heads, free_head;
+    uint64_t num_writes;
   };
 
   static bool normalise(const Box& box, NormalBox& normal);
@@ -264,6 +271,8 @@ uint32_t RegionIndex::overlapping(const RegionTree& tree, const Box& box, Visit&
       if (placed && page.cells[i].end[0] != kHighest) {
         if (contains(cells, page.cells[i])) {
           overlap = contains(page.cells[i], cells) ? Overlap::kEqual : Overlap::kCovered;
+        } else if (contains(page.cells[i], cells)) {
+          overlap = Overlap::kInside;
         }
       } else if (page.lo[i] >= query_end || query.offset >= page.hi[i] ||
                  !compare_slowly(query, nodes_[page.child[i]].box, overlap)) {

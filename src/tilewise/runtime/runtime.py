@@ -229,23 +229,29 @@ class Runtime:
         self._core.freeze(buffer.handle, bool(frozen))
 
     def read(self, buffer: Buffer | Region, timeout: float | None = None) -> Array:
-        """Wait for the buffer's writers, then its value as a read-only array that shares its memory.
+        """Wait for the writers of a buffer or of a region, then its value as a read-only array that shares its memory.
+
+        Of a region, only tasks that write some of its bytes are waited for, and only their failures count.
 
         Raises:
             TaskFailed: the task that should have written it failed.
             TimeoutError: a writer still runs after `timeout` seconds.
         """
         own_buffer(self._core, buffer, "read", (Buffer, Region))
-        self._core.read(buffer.handle, timeout)
+        self._core.read(buffer, timeout)
         array: Array = buffer.array.view()
         array.flags.writeable = False
         return array
 
     def write(self, buffer: Buffer | Region, timeout: float | None = None) -> Array:
-        """Wait for the buffer's readers and writers, then its array, to be written until the next submission on it."""
+        """Wait for the readers and writers of a buffer or of a region, then its array, to be written until the next
+        submission on it.
+
+        What is written counts as all of the buffer or region: failures of earlier writers of these bytes end here.
+        """
         own_buffer(self._core, buffer, "write", (Buffer, Region))
         _check_writeable(buffer, "write")
-        self._core.write(buffer.handle, timeout)
+        self._core.write(buffer, timeout)
         return buffer.array
 
     # Tasks.

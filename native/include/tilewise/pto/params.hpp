@@ -126,6 +126,20 @@ inline Region tile(uint64_t row, uint64_t col, uint64_t rows, uint64_t cols, uin
   return {(row * width + col) * item_bytes, 2, {rows, cols * item_bytes}, {width * item_bytes, 1}};
 }
 
+namespace detail {
+
+/// Bytes from the first of a box to its last.
+inline uint64_t span_of(const Region& box) {
+  uint64_t num_bytes = 1;
+  for (uint32_t d = 0; d < box.ndim; ++d) {
+    if (box.size[d] == 0) return 0;
+    num_bytes += (box.size[d] - 1) * box.stride[d];
+  }
+  return num_bytes;
+}
+
+}  // namespace detail
+
 /// The name of a buffer: copied freely, owns nothing. Stale use is an Error.
 class BufferRef {
  public:
@@ -146,14 +160,27 @@ class BufferRef {
   /// Waits for the writers; what they wrote, in place. Throws when the task that should have written failed.
   template <class T = std::byte>
   std::span<const T> read(double timeout_s = kForever) const {
-    const void* data = detail::check_id(pto_read(runtime_, handle(), timeout_s));
+    const void* data = detail::check_id(pto_read(runtime_, handle(), nullptr, timeout_s));
     return {static_cast<const T*>(data), num_bytes() / sizeof(T)};
   }
-  /// Waits for readers and writers; the caller may then write all of it until its next submission on it.
+  /// The same for a box: only its writers count. From its first byte to its last, also where it is strided.
+  template <class T = std::byte>
+  std::span<const T> read(const Region& box, double timeout_s = kForever) const {
+    const void* data = detail::check_id(pto_read(runtime_, handle(), &box, timeout_s));
+    return {static_cast<const T*>(data), detail::span_of(box) / sizeof(T)};
+  }
+  /// Waits for readers and writers; then the caller may write until its next task on the buffer. What it writes counts
+  /// as all of it: failures of earlier writers end here.
   template <class T = std::byte>
   std::span<T> write(double timeout_s = kForever) const {
-    void* data = detail::check_id(pto_write(runtime_, handle(), timeout_s));
+    void* data = detail::check_id(pto_write(runtime_, handle(), nullptr, timeout_s));
     return {static_cast<T*>(data), num_bytes() / sizeof(T)};
+  }
+  /// The same for a box, from its first byte to its last; only the bytes of the box may be written.
+  template <class T = std::byte>
+  std::span<T> write(const Region& box, double timeout_s = kForever) const {
+    void* data = detail::check_id(pto_write(runtime_, handle(), &box, timeout_s));
+    return {static_cast<T*>(data), detail::span_of(box) / sizeof(T)};
   }
   /// Frozen: only read, and its readers are not tracked (weights). Waits for its writers.
   void freeze(bool frozen = true) const { detail::check(pto_freeze(runtime_, handle(), frozen ? 1 : 0)); }
