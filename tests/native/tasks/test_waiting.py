@@ -338,7 +338,7 @@ def test_submit_while_a_replay_waits_for_python():
         x, y, z = (rt.register(np.ones(8, np.float32)) for _ in range(3))
         with rt.record() as streamed:
             for _ in range(8):
-                rt.submit("sum_f32", [InOut(x), Input(y), NoDep(z)], scalars=[32])
+                rt.submit("sum_f32", [InOut(x), NoDep(y)], scalars=[32])
         rt.wait_all()
         stalls = rt.stats().num_stalls
 
