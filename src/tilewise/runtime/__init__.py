@@ -19,6 +19,7 @@ from tilewise.runtime.recordings import Recording
 from tilewise.runtime.runtime import Runtime
 from tilewise.runtime.stats import RuntimeStats
 from tilewise.runtime.timeline import TaskRecord, busy_overlap, write_trace
+from tilewise.runtime.trace import TaskSpan, Trace
 
 __all__ = [
     "LATER",
@@ -45,7 +46,9 @@ __all__ = [
     "TaskGroup",
     "TaskHandle",
     "TaskRecord",
+    "TaskSpan",
     "TileGrid",
+    "Trace",
     "WorkerType",
     "busy_overlap",
     "device_overhead",

@@ -93,8 +93,8 @@ class Buffer(BufferBase):
             ConfigError: the box does not lie inside the buffer, or is none.
         """
         offset = checks.integer("region", "offset", offset, 0, checks.MAX_BYTES)
-        sizes = _whole_numbers("size", size, 1)
-        strides = _whole_numbers("stride", (1,) if stride is None else stride, 0)
+        sizes = _whole_numbers("size", size)
+        strides = _whole_numbers("stride", (1,) if stride is None else stride)
         long = [step for count, step in zip(sizes, strides) if count > 1]
         if len(strides) != len(sizes) or not 1 <= len(sizes) <= MAX_DIMS or strides[-1] != 1:
             checks.refuse(
@@ -162,6 +162,6 @@ def _written(entry: Any) -> str:
     return ":".join(bounds if bounds[2] else bounds[:2])
 
 
-def _whole_numbers(name: str, values: Any, low: int) -> list[int]:
+def _whole_numbers(name: str, values: Any) -> list[int]:
     entries = checks.sequence("region", name, values, "integers")
-    return [checks.integer("region", name, entry, low, checks.MAX_BYTES) for entry in entries]
+    return [checks.integer("region", name, entry, 1, checks.MAX_BYTES) for entry in entries]

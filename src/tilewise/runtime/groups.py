@@ -1,7 +1,8 @@
-"""Groups of tasks: waiting for all or any of them.
+"""Groups of tasks: waiting for all or any of them, also on an asyncio loop.
 
-Owns a list of handles under a lock, so that several threads may add and wait. Each task is handed out once by
-`wait_any` and by iteration. Holds no native resource: dropping a group never blocks.
+Owns a list of handles under a lock, so that several threads may add and wait. Iterating gives the tasks in the order in
+which they were added, as often as asked; `wait_any`, `as_completed` and `async for` hand out each task once, when it has
+ended. Holds no native resource: dropping a group never blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from tilewise.core.errors import ConfigError, TaskFailed
 from tilewise.runtime import checks
-from tilewise.runtime.handles import TaskHandle
+from tilewise.runtime.handles import TaskHandle, wake_loop
 
 __all__ = ["TaskGroup"]
 
@@ -25,9 +26,10 @@ SLICE_S = 0.05  # how long a wait with a deadline may miss tasks that another th
 
 
 class TaskGroup:
-    """Tasks that are waited for together. `len` counts all that were added.
+    """Tasks that are waited for together. `len` counts all that were added, and iterating gives them in that order.
 
     `with group:` waits for all at the end of the block, and cancels what has not started when the block raises.
+    `async with group:` does the same without holding the thread, also when the asyncio task is cancelled there.
     """
 
     def __init__(self, tasks: Iterable[TaskHandle] = ()) -> None:
@@ -90,7 +92,7 @@ class TaskGroup:
                 )
 
     def as_completed(self, timeout: float | None = None) -> Iterator[TaskHandle]:
-        """The tasks in the order in which they end; `timeout` in seconds for all together."""
+        """The tasks in the order in which they end, each once; `timeout` in seconds for all together."""
         deadline = _deadline(timeout)
         while self._num_pending() > 0:
             try:
@@ -107,10 +109,11 @@ class TaskGroup:
         return len(self._tasks)
 
     def __iter__(self) -> Iterator[TaskHandle]:
-        return self.as_completed()
+        """The tasks in the order in which they were added, ended or not; see `as_completed` for the other order."""
+        return iter(self._snapshot())
 
     async def __aiter__(self) -> AsyncIterator[TaskHandle]:
-        """The tasks in the order in which they end, without holding a thread."""
+        """The tasks in the order in which they end, each once, without holding a thread."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Queue[TaskHandle] = asyncio.Queue()
         with self._lock:
@@ -133,6 +136,33 @@ class TaskGroup:
         with suppress(TaskFailed, CancelledError, ConfigError):  # the block's own error counts
             self.cancel()
             self.wait_all()
+
+    async def __aenter__(self) -> TaskGroup:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            try:
+                await self._ended()
+            except asyncio.CancelledError:
+                self.cancel()
+                await self._ended()  # what runs cannot be cancelled; a second cancellation leaves it alone
+                raise
+            return self.wait_all()  # nothing is left to wait for: the first failure is raised
+        with suppress(ConfigError):  # the block's own error counts
+            self.cancel()
+            await self._ended()
+
+    async def _ended(self) -> None:
+        """Waits until all tasks have ended, well or not, without holding the thread."""
+        loop = asyncio.get_running_loop()
+        for task in self._snapshot():
+            if not task.is_complete():
+                ended: asyncio.Future[None] = loop.create_future()
+                task.notify(lambda ended=ended: wake_loop(loop, ended))
+                await ended
 
     def _check_runtime(self, task: TaskHandle) -> None:
         if self._tasks and self._tasks[0].core is not task.core:  # ids of two runtimes may be equal
