@@ -1,8 +1,8 @@
 """Groups of tasks: waiting for all or any of them, also on an asyncio loop.
 
 Owns a list of handles under a lock, so that several threads may add and wait. Iterating gives the tasks in the order in
-which they were added, as often as asked; `wait_any`, `as_completed` and `async for` hand out each task once, when it has
-ended. Holds no native resource: dropping a group never blocks.
+which they were added, as often as asked; `wait_any`, `as_completed` and `async for` hand out each task once, when it
+has ended. Holds no native resource: dropping a group never blocks.
 """
 
 from __future__ import annotations
