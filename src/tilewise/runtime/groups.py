@@ -80,25 +80,22 @@ class TaskGroup:
             TimeoutError: none has ended within `timeout` seconds.
             ConfigError: all have been handed out.
         """
-        deadline = _deadline(timeout)
-        while True:
-            task = self._take(deadline)
-            if task is not None:
-                return task
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(
-                    f"[runtime.TaskGroup.wait_any] a task must end within the time given; got none after {timeout} s; "
-                    "wait longer, or cancel the group"
-                )
+        task = self._next(_deadline(timeout), timeout)
+        if task is None:
+            checks.refuse(
+                "TaskGroup.wait_any", "a task must be left to wait for", f"none of {len(self)}", "add one"
+            )
+        return task
 
     def as_completed(self, timeout: float | None = None) -> Iterator[TaskHandle]:
-        """The tasks in the order in which they end, each once; `timeout` in seconds for all together."""
+        """The tasks in the order in which they end, each once; `timeout` in seconds for all together.
+
+        Raises:
+            TimeoutError: some have not ended after `timeout` seconds.
+        """
         deadline = _deadline(timeout)
-        while self._num_pending() > 0:
-            try:
-                yield self.wait_any(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            except ConfigError:
-                return  # another thread took the last one
+        while (task := self._next(deadline, timeout)) is not None:
+            yield task
 
     def cancel(self) -> None:
         """Cancel every task that has not started."""
@@ -177,18 +174,24 @@ class TaskGroup:
         with self._lock:
             return list(self._tasks)
 
-    def _num_pending(self) -> int:
-        with self._lock:
-            return len(self._pending)
+    def _next(self, deadline: float | None, timeout: float | None) -> TaskHandle | None:
+        """The next task that has ended; None when all have been handed out."""
+        while True:
+            with self._lock:
+                tasks = list(self._pending.values())
+            if not tasks:
+                return None
+            task = self._take(tasks, deadline)
+            if task is not None:
+                return task
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"[runtime.TaskGroup] a task must end within the time given; got none after {timeout} s; wait "
+                    "longer, or cancel the group"
+                )
 
-    def _take(self, deadline: float | None) -> TaskHandle | None:
-        """A task that has ended, removed from the pending ones; None after a while."""
-        with self._lock:
-            tasks = list(self._pending.values())
-        if not tasks:
-            checks.refuse(
-                "TaskGroup.wait_any", "a task must be left to wait for", f"none of {len(self)}", "add one"
-            )
+    def _take(self, tasks: list[TaskHandle], deadline: float | None) -> TaskHandle | None:
+        """One of these that has ended, removed from the pending ones; None after a while."""
         alone = None if deadline is None else min(SLICE_S, max(0.0, deadline - time.monotonic()))
         core: Any = tasks[0].core
         place = core.wait_any([task.id for task in tasks], alone)
