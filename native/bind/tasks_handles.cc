@@ -22,14 +22,14 @@ void wait_task(const Task& task, nb::handle timeout) {
   drop_finished_records();
   PTORuntime* runtime = task.core->runtime;
   const int status = pto_is_complete(runtime, task.id) == 1
-                         ? pto_task_status(runtime, task.id)
+                         ? pto_wait(runtime, task.id, 0)
                          : without_gil([&] { return pto_wait(runtime, task.id, seconds); });
   drop_finished_records();
   if (status == PTO_TASK_FAILED || status == PTO_CANCELLED) raise_task_error(task, status);
   if (status == PTO_TIMEOUT) {
     const std::string text =
         "[runtime.wait] a task must end within the time given; got one that still runs or waits after " +
-        std::to_string(seconds) + " s; wait longer, or cancel it";
+        nb::cast<std::string>(nb::repr(timeout)) + " s; wait longer, or cancel it";
     raise_status(status, text.c_str());
   }
   if (status == PTO_PEER_LOST) task.core->has_told_failure = true;

@@ -41,8 +41,8 @@ uint32_t Engine::check_spec(const pto_task_spec& spec, Resolved& buffers) {
   if (spec.target_worker != 0 &&
       (spec.target_worker < 0 || spec.target_worker > static_cast<int32_t>(header.num_workers) ||
        (region_.seats[spec.target_worker - 1].classes >> kind & 1) == 0)) {
-    raise(PTO_BAD_ARGUMENT, where, "target_worker must be 0 or 1 + a worker that serves the task's type; got ",
-          spec.target_worker, " with ", header.num_workers, " workers; drop the hint or correct it");
+    raise(PTO_BAD_ARGUMENT, where, "the chosen worker must be one that serves the task's type; got worker ",
+          spec.target_worker - 1, " of ", header.num_workers, " workers; drop the hint or correct it");
   }
   const bool asks_more = (spec.num_after | spec.num_waits) != 0 || spec.predicate != 0;
   uint32_t traits = asks_more || running.engine == this ? uint32_t{kHasMore} : 0u;
@@ -57,7 +57,13 @@ uint32_t Engine::check_spec(const pto_task_spec& spec, Resolved& buffers) {
     traits |= check_param(spec, p, buffers);
   }
   if (traits != 0) traits |= check_more(spec);
-  if (spec.kernel >= 0 && (region_.kernels[spec.kernel].flags & kIsBuiltin) != 0) check_builtin(spec);
+  if (spec.name != nullptr || spec.deadline_s != 0) check_extras(spec);
+  const uint32_t flags = spec.kernel >= 0 ? region_.kernels[spec.kernel].flags : 0;
+  if ((flags & kIsBuiltin) != 0) check_builtin(spec);
+  if ((flags & PTO_VIEWS) != 0) {
+    check_views(spec, buffers.handles);
+    traits |= kSeesViews;
+  }
   return traits;
 }
 

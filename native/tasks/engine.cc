@@ -364,13 +364,17 @@ pto_kernel Engine::find_kernel(const std::string& name) {
         "'; load its library first");
 }
 
-void Engine::load_library(const std::string& path) {
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+void Engine::load_library(const std::string& path) { libraries_.push_back(open_library(path, "library_load")); }
+
+void* Engine::open_library(const std::string& path, const char* where) {
+  const bool is_name = path.find('/') == std::string::npos;
+  const bool is_here = is_name && access(path.c_str(), F_OK) == 0;
+  void* library = dlopen(is_here ? ("./" + path).c_str() : path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.library_load] a library must load; got '", dlerror(),
-          "'; check path and symbols");
+    raise(PTO_BAD_ARGUMENT, "[runtime.", where, "] a library must load; got '", dlerror(), "'",
+          is_name && !is_here ? ", and no file of that name in the current folder" : "", "; check path and symbols");
   }
-  libraries_.push_back(library);
+  return library;
 }
 
 // The workers' process finds each kernel by its name, once.

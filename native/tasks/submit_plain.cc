@@ -29,7 +29,7 @@ namespace tilewise::tasks {
   const Header& header = *region_.header;
   const bool asks_for_more = (spec.num_after | spec.num_waits | static_cast<uint32_t>(spec.target_worker) |
                               (spec.flags & ~uint32_t{PTO_KEEP}) | spec.reserved) != 0 ||
-                             spec.predicate != 0;
+                             (spec.predicate | reinterpret_cast<uintptr_t>(spec.name)) != 0 || spec.deadline_s != 0;
   return !asks_for_more && static_cast<uint32_t>(spec.kernel) < header.num_kernels.load(std::memory_order_acquire) &&
          (region_.kernels[spec.kernel].flags == 0 || has_plain_flags(spec)) &&
          static_cast<uint32_t>(spec.worker_type) < kNumTypes &&

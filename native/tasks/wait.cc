@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "tasks/engine.h"
+#include "tasks/float_modes.h"
 #include "tasks/hot.h"
 #include "tasks/pool.h"
 #include "tasks/queues.h"
@@ -12,6 +13,13 @@
 #include "tasks/waiting.h"
 
 namespace tilewise::tasks {
+
+namespace {
+
+/// PTO_TIMEOUT is what a wait itself says when it is over too early: a task that has ended with it has failed.
+int waited(int status) { return status == PTO_TIMEOUT ? PTO_TASK_FAILED : status; }
+
+}  // namespace
 
 void Engine::check_open() const {
   check_process();
@@ -72,11 +80,10 @@ void Engine::watch_lane(uint32_t seat_index) {
 /// Runs something while waiting: outside tasks any leaf; inside a task leaves, and its own lane's tasks.
 bool Engine::help(uint32_t seat_index) {
   if (is_worker_side_ || region_.header->is_shared != 0) return false;
+  const DefaultFloatModes modes;  // as on a worker, whatever the waiting thread has set
   if (running.engine == this) return help_own_lane(seat_index);
   const uint32_t slot = take(seat_index, region_.header->num_workers == 0);
   if (slot == kNone) return false;
-  Seat& me = seat(seat_index);
-  me.num_helped.store(me.num_helped.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   run(slot, seat_index, region_.header->num_workers == 0);
   return true;
 }
@@ -150,7 +157,7 @@ void Engine::check_not_inside(pto_task task) const {
 int Engine::wait(pto_task task, double timeout_s, bool helps) {
   if (running.engine == this) check_not_inside(task);
   const bool done = wait_until([&] { return is_complete(task); }, [&] { watch(task); }, timeout_s, helps);
-  return done ? task_status(task) : PTO_TIMEOUT;
+  return done ? waited(task_status(task)) : PTO_TIMEOUT;
 }
 
 int Engine::wait_any(const pto_task* tasks, uint32_t num_tasks, double timeout_s, uint32_t* first, bool helps) {
@@ -167,7 +174,7 @@ int Engine::wait_any(const pto_task* tasks, uint32_t num_tasks, double timeout_s
   };
   if (!wait_until(done, watch_all, timeout_s, helps)) return PTO_TIMEOUT;
   if (first != nullptr) *first = found;
-  return task_status(tasks[found]);
+  return waited(task_status(tasks[found]));
 }
 
 int Engine::wait_all(double timeout_s, bool helps) {
@@ -207,7 +214,7 @@ int Engine::wait_all(double timeout_s, bool helps) {
   }
   if (!done) return PTO_TIMEOUT;
   if (error == 0) return PTO_OK;
-  raise(error_status(error), error_text(error));
+  raise(waited(error_status(error)), error_text(error));
 }
 
 // A submitter without a slot helps until an eighth of the window is done, so that it does not come back for each task.
@@ -278,6 +285,7 @@ bool Engine::wait_for_room(uint32_t seat_index, Resource resource, uint64_t size
   const uint64_t word = header.wait_word.load(std::memory_order_acquire);
   check_open();
   check_interrupted(&me.asked_ns);
+  expire_overdue(seat_index);
   if (help(seat_index)) {
     note_stall(seat_index, resource, begin);
     return false;

@@ -70,8 +70,12 @@ PTO_CALL pto_task pto_submit(PTORuntime* runtime, const pto_task_spec* spec);
 PTO_CALL int pto_task_complete(PTORuntime* runtime, pto_task task, int status);
 /* Inside a kernel: the task it runs as, to be handed to whoever will end it; replays have no other way. Elsewhere 0. */
 PTO_CALL pto_task pto_this_task(void);
+/* Inside a kernel: 1 when its result is no longer wanted: its task, or one that it is a child of, was cancelled or is past
+ * its deadline, or everything was. A kernel that runs for long may look and return early. Elsewhere 0. */
+PTO_CALL int pto_should_stop(void);
 
-/* Waiting. A timeout in seconds; PTO_FOREVER; 0 asks. Waiting without a deadline helps to run tasks. */
+/* Waiting. A timeout in seconds; PTO_FOREVER; 0 asks. Waiting without a deadline helps to run tasks. PTO_TIMEOUT: not
+ * yet; a task that has ended with that status counts as failed here, and pto_task_status has its own. */
 PTO_CALL int pto_is_complete(PTORuntime* runtime, pto_task task);
 PTO_CALL int pto_wait(PTORuntime* runtime, pto_task task, double timeout_s);
 PTO_CALL int pto_wait_any(PTORuntime* runtime, const pto_task* tasks, uint32_t num_tasks, double timeout_s,
@@ -87,7 +91,7 @@ PTO_CALL int pto_task_status(PTORuntime* runtime, pto_task task); /* PTO_OK also
 PTO_CALL int pto_task_error(PTORuntime* runtime, pto_task task, char* text, uint64_t text_bytes);
 PTO_CALL void pto_task_release(PTORuntime* runtime, pto_task task);
 PTO_CALL void pto_fail(const char* reason); /* inside a kernel: the reason for the status it is about to return */
-/* Skips it if it has not started; it waits for no event any more. */
+/* Skips it if it has not started; it waits for no event any more. A kernel that runs can ask pto_should_stop(). */
 PTO_CALL int pto_cancel(PTORuntime* runtime, pto_task task);
 PTO_CALL int pto_cancel_all(PTORuntime* runtime); /* everything submitted so far and not started */
 

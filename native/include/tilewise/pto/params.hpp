@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <complex>
 #include <concepts>
 #include <cstdint>
+#include <cstdio>
 #include <initializer_list>
 #include <ranges>
 #include <span>
@@ -38,8 +40,10 @@ namespace detail {
 [[noreturn]] inline void raise_last() { throw Error(pto_last_status(), pto_last_error()); }
 [[noreturn]] inline void refuse(const char* text) { throw Error(PTO_BAD_ARGUMENT, text); }
 [[noreturn]] inline void raise_timeout(const char* call, double timeout_s) {
+  char seconds[32];
+  std::snprintf(seconds, sizeof(seconds), "%g", timeout_s);
   throw Error(PTO_TIMEOUT, std::string("[pto.") + call + "] tasks must end within the time given; got one that goes " +
-                               "on after " + std::to_string(timeout_s) + " s; wait longer, or cancel it");
+                               "on after " + seconds + " s; wait longer, or cancel it");
 }
 inline void check(int status) {
   if (status < 0) raise_last();
@@ -138,6 +142,27 @@ inline uint64_t span_of(const Region& box) {
   return num_bytes;
 }
 
+/// The pto_type of an element; PTO_OTHER: none of the others.
+template <class T>
+constexpr pto_type type_of() {
+  if constexpr (std::is_same_v<T, bool>) {
+    return PTO_BOOL;
+  } else if constexpr (std::is_integral_v<T> || std::is_same_v<T, std::byte>) {
+    constexpr int kind = std::countr_zero(sizeof(T)) * 2 + (std::is_signed_v<T> ? 1 : 0);
+    return static_cast<pto_type>(kind);
+  } else if constexpr (std::is_same_v<T, float>) {
+    return PTO_F32;
+  } else if constexpr (std::is_same_v<T, double>) {
+    return PTO_F64;
+  } else if constexpr (std::is_same_v<T, std::complex<float>>) {
+    return PTO_C64;
+  } else if constexpr (std::is_same_v<T, std::complex<double>>) {
+    return PTO_C128;
+  } else {
+    return PTO_OTHER;
+  }
+}
+
 }  // namespace detail
 
 /// The name of a buffer: copied freely, owns nothing. Stale use is an Error.
@@ -234,19 +259,59 @@ struct Kernel {
 class Param {
  public:
   Param(pto_mode mode, const BufferRef& buffer, pto_kernel combine = 0)
-      : runtime_(buffer.runtime()), raw_{mode, combine, buffer.handle(), 0, nullptr, nullptr} {}
+      : runtime_(buffer.runtime()), raw_{mode, combine, buffer.handle(), 0, nullptr, nullptr, nullptr} {}
   Param(pto_mode mode, const BufferRef& buffer, const Region& box) : Param(mode, buffer) { set_box(box); }
   explicit Param(Output& output)
-      : runtime_(output.runtime_), raw_{PTO_OUTPUT, 0, output.handle_, output.wanted_bytes_, nullptr, &output} {}
-  explicit Param(void* address) : runtime_(nullptr), raw_{PTO_NO_DEP, 0, 0, 0, nullptr, address} {}
+      : runtime_(output.runtime_), raw_{PTO_OUTPUT, 0, output.handle_, output.wanted_bytes_, nullptr, &output, nullptr} {}
+  explicit Param(void* address) : runtime_(nullptr), raw_{PTO_NO_DEP, 0, 0, 0, nullptr, address, nullptr} {}
   Param(const Param& other) : runtime_(other.runtime_), raw_(other.raw_) {
-    if (other.raw_.region != nullptr) set_box(other.box_);
+    take_places(other);
   }
   Param& operator=(const Param& other) {  // NOLINT(bugprone-unhandled-self-assignment): copies a box onto itself
     runtime_ = other.runtime_;
     raw_ = other.raw_;
-    if (other.raw_.region != nullptr) set_box(other.box_);
+    take_places(other);
     return *this;
+  }
+  /// For a kernel with PTO_VIEWS: its elements, so many of them in rows that lie one behind the other, or `strides`
+  /// bytes apart.
+  template <class T>
+  Param as(List<uint64_t> sizes, List<uint64_t> strides = {}) const {
+    static_assert(std::is_trivially_copyable_v<T>, "tasks work on bytes");
+    if (sizes.size() > PTO_MAX_DIMS || (strides.size() != 0 && strides.size() != sizes.size())) {
+      detail::refuse(
+          "[pto.Param.as] a view must have at most 4 sizes, and as many strides or none; got other numbers; correct "
+          "them");
+    }
+    Param made(*this);
+    made.view_ = {nullptr, sizes.size(), detail::type_of<T>(), sizeof(T), {}, {}};
+    uint64_t step = sizeof(T);
+    for (uint32_t d = sizes.size(); d-- > 0;) {
+      made.view_.size[d] = sizes.begin()[d];
+      made.view_.stride[d] = strides.size() != 0 ? strides.begin()[d] : step;
+      step *= made.view_.size[d];
+    }
+    made.raw_.view = &made.view_;
+    return made;
+  }
+  /// The same with the sizes of the box, which the parameter must have.
+  template <class T>
+  Param as() const {
+    const Region* box = raw_.region;
+    if (box == nullptr || box->ndim == 0 || box->ndim > PTO_MAX_DIMS || box->size[box->ndim - 1] % sizeof(T) != 0) {
+      detail::refuse(
+          "[pto.Param.as] a view without sizes must be one of a box whose rows hold whole elements; got another; pass "
+          "the sizes");
+    }
+    Param made = as<T>({});
+    made.view_.ndim = box->ndim;
+    for (uint32_t d = 0; d < box->ndim; ++d) {
+      made.view_.size[d] = box->size[d];
+      made.view_.stride[d] = box->stride[d];
+    }
+    made.view_.size[box->ndim - 1] /= sizeof(T);
+    made.view_.stride[box->ndim - 1] = sizeof(T);
+    return made;
   }
 
  private:
@@ -255,9 +320,17 @@ class Param {
     box_ = box;
     raw_.region = &box_;
   }
+  void take_places(const Param& other) {
+    if (other.raw_.region != nullptr) set_box(other.box_);
+    if (other.raw_.view != nullptr) {
+      view_ = other.view_;
+      raw_.view = &view_;
+    }
+  }
   PTORuntime* runtime_;
   pto_param raw_;
   Region box_;  // set only with raw_.region, so that whole buffers cost nothing
+  pto_view view_;  // with raw_.view
 };
 
 /// The kernel reads it; readers run beside each other.

@@ -30,6 +30,8 @@ struct TaskOptions {
   List<pto_task> after = {};         // TaskHandle::id() of tasks that end first; completed ones are fine
   List<pto_wait_for> wait_for = {};  // Event::at_least(value); no worker is held
   pto_handle predicate = 0;          // a buffer that begins with a uint32_t: 0 by then skips the kernel
+  const char* name = nullptr;        // for traces, graphs and errors; copied; below PTO_MAX_NAME bytes
+  double deadline_s = 0;             // from now; not started by then: it fails, with status() PTO_TIMEOUT; 0: none
 };
 
 /// A counter that rises from 0; tasks wait for its values without holding a worker. A name: copied freely, used by any
@@ -91,17 +93,12 @@ class TaskHandle {
   }
   /// Waits, then why the task did not succeed; nothing when it did. Throws when it has not ended in time.
   std::optional<Error> exception(double timeout_s = kForever) const {
-    const int status = pto_wait(runtime_, id(), timeout_s);
-    if (status == PTO_OK) return std::nullopt;
-    if (status == PTO_TIMEOUT) detail::raise_timeout("TaskHandle.wait", timeout_s);
-    if (status != PTO_TASK_FAILED && status != PTO_CANCELLED) detail::raise_last();
-    char text[1024] = "";
-    pto_task_error(runtime_, task_, text, sizeof(text));
-    return Error(status, text);
+    return exception_within(timeout_s, timeout_s, "TaskHandle.wait");
   }
   /// PTO_OK also while it runs. Does not block.
   int status() const { return pto_task_status(runtime_, id()); }
-  /// Skips the task, and those that need it, if it has not started; it waits for no event any more.
+  /// Skips the task, and those that need it, if it has not started; it waits for no event any more. A kernel that runs
+  /// can ask should_stop().
   void cancel() const { detail::check(pto_cancel(runtime_, id())); }
   /// Lets go of the task, which runs on: nobody will ask for its error. Does not block.
   void detach() noexcept {
@@ -109,6 +106,17 @@ class TaskHandle {
   }
 
  private:
+  friend class TaskGroup;
+  /// left_s: of the given timeout, which is what a sentence about it says.
+  std::optional<Error> exception_within(double left_s, double given_s, const char* call) const {
+    const int status = pto_wait(runtime_, id(), left_s);
+    if (status == PTO_OK) return std::nullopt;
+    if (status == PTO_TIMEOUT) detail::raise_timeout(call, given_s);
+    if (status != PTO_TASK_FAILED && status != PTO_CANCELLED) detail::raise_last();
+    char text[1024] = "";
+    pto_task_error(runtime_, task_, text, sizeof(text));
+    return Error(status, text);
+  }
   PTORuntime* runtime_ = nullptr;
   pto_task task_ = 0;
 };
@@ -145,29 +153,13 @@ class TaskGroup {
     const detail::Deadline deadline(timeout_s);
     std::optional<Error> first;
     for (const TaskHandle& task : tasks_) {
-      std::optional<Error> error = task.exception(deadline.left_s());
+      std::optional<Error> error = task.exception_within(deadline.left_s(), timeout_s, "TaskGroup.wait_all");
       if (error && !first) first = std::move(error);
     }
     if (first) throw *first;
   }
   /// The place of the next task that has ended, well or not. Throws when all were handed out, or none ended in time.
-  size_t wait_any(double timeout_s = kForever) {
-    if (pending_.empty()) {
-      detail::refuse(
-          "[pto.TaskGroup.wait_any] a task must be left to wait for; got a group whose tasks were all "
-          "handed out; add one");
-    }
-    constexpr uint32_t kNobody = UINT32_MAX;
-    uint32_t found = kNobody;
-    const int status = pto_wait_any(tasks_.front().runtime(), pending_.data(), static_cast<uint32_t>(pending_.size()),
-                                    timeout_s, &found);
-    if (found == kNobody && status == PTO_TIMEOUT) detail::raise_timeout("TaskGroup.wait_any", timeout_s);
-    if (found == kNobody) detail::raise_last();
-    const size_t place = places_[found];
-    pending_.erase(pending_.begin() + found);
-    places_.erase(places_.begin() + found);
-    return place;
-  }
+  size_t wait_any(double timeout_s = kForever) { return next(timeout_s, timeout_s, "TaskGroup.wait_any"); }
   /// Every task that has not started is skipped.
   void cancel() const {
     for (const TaskHandle& task : tasks_) task.cancel();
@@ -181,6 +173,24 @@ class TaskGroup {
   std::default_sentinel_t end() const { return {}; }
 
  private:
+  /// wait_any with what is left of the given timeout.
+  size_t next(double left_s, double given_s, const char* call) {
+    if (pending_.empty()) {
+      detail::refuse(
+          "[pto.TaskGroup.wait_any] a task must be left to wait for; got a group whose tasks were all "
+          "handed out; add one");
+    }
+    constexpr uint32_t kNobody = UINT32_MAX;
+    uint32_t found = kNobody;
+    const int status = pto_wait_any(tasks_.front().runtime(), pending_.data(), static_cast<uint32_t>(pending_.size()),
+                                    left_s, &found);
+    if (found == kNobody && status == PTO_TIMEOUT) detail::raise_timeout(call, given_s);
+    if (found == kNobody) detail::raise_last();
+    const size_t place = places_[found];
+    pending_.erase(pending_.begin() + found);
+    places_.erase(places_.begin() + found);
+    return place;
+  }
   std::deque<TaskHandle> tasks_;
   std::vector<pto_task> pending_;  // not handed out, in order of adding
   std::vector<size_t> places_;     // of those in tasks_
@@ -195,7 +205,7 @@ class TaskGroup::Iterator {
   TaskHandle& operator*() const { return group_->tasks_[place_]; }
   Iterator& operator++() {
     is_done_ = group_->pending_.empty();
-    if (!is_done_) place_ = group_->wait_any(deadline_.left_s());
+    if (!is_done_) place_ = group_->next(deadline_.left_s(), deadline_.timeout_s(), "TaskGroup.as_completed");
     return *this;
   }
   void operator++(int) { ++*this; }

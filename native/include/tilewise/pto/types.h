@@ -5,6 +5,7 @@
 #ifndef TILEWISE_PTO_TYPES_H
 #define TILEWISE_PTO_TYPES_H
 
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,7 +25,7 @@ typedef enum pto_status {
   PTO_BAD_ARGUMENT = -1, /* nothing was submitted */
   PTO_TASK_FAILED = -2,  /* a kernel failed, or a task before it did */
   PTO_CANCELLED = -3,
-  PTO_TIMEOUT = -4,
+  PTO_TIMEOUT = -4, /* of a task: it had not started by its deadline, or a task before it had not */
   PTO_DEADLOCK = -5,  /* proven: no task can ever free what the caller needs */
   PTO_NO_MEMORY = -6, /* larger than the resource itself, or the system has none */
   PTO_PEER_LOST = -7, /* the workers' process died; the runtime can only be closed */
@@ -48,7 +49,8 @@ typedef enum pto_mode {
 #define PTO_MAX_SCALARS 16
 #define PTO_MAX_DIMS 4
 #define PTO_MAX_SCOPES 64
-#define PTO_FOREVER (-1.0)
+#define PTO_MAX_NAME 64 /* of a task, with its final zero */
+#define PTO_FOREVER HUGE_VAL /* infinity; a negative timeout is 0, and NaN is refused */
 
 /* A strided box inside a buffer. The last dimension is contiguous: size[ndim - 1] bytes, stride 1.
  * Example: a 32 x 32 tile at (r, c) of a float matrix with row length n:
@@ -60,6 +62,35 @@ typedef struct pto_region {
   uint64_t stride[PTO_MAX_DIMS]; /* bytes, from the largest to 1 */
 } pto_region;
 
+typedef enum pto_type {
+  PTO_U8 = 0,
+  PTO_I8 = 1,
+  PTO_U16 = 2,
+  PTO_I16 = 3,
+  PTO_U32 = 4,
+  PTO_I32 = 5,
+  PTO_U64 = 6,
+  PTO_I64 = 7,
+  PTO_F16 = 8,
+  PTO_BF16 = 9,
+  PTO_F32 = 10,
+  PTO_F64 = 11,
+  PTO_C64 = 12,  /* two PTO_F32 */
+  PTO_C128 = 13, /* two PTO_F64 */
+  PTO_BOOL = 14, /* one byte, 0 or 1 */
+  PTO_OTHER = 15 /* item_bytes says how large */
+} pto_type;
+
+/* Where the elements of one parameter lie, as a kernel with PTO_VIEWS sees them. */
+typedef struct pto_view {
+  void* data;        /* the first element; set by the runtime */
+  uint32_t ndim;     /* 0 to PTO_MAX_DIMS */
+  pto_type type;
+  uint64_t item_bytes; /* of an element; set by the runtime unless the type is PTO_OTHER */
+  uint64_t size[PTO_MAX_DIMS];   /* elements */
+  uint64_t stride[PTO_MAX_DIMS]; /* bytes from one to the next */
+} pto_view;
+
 /* One buffer of a task. Kernels get its address: of the region's first byte if there is one. */
 typedef struct pto_param {
   pto_mode mode;
@@ -68,6 +99,7 @@ typedef struct pto_param {
   uint64_t bytes;           /* of a runtime-owned output; else ignored */
   const pto_region* region; /* NULL: the whole buffer */
   void* address;            /* PTO_NO_DEP without a handle; else ignored */
+  const pto_view* view;     /* of a kernel with PTO_VIEWS: its elements, inside buffer or region; NULL: its bytes */
 } pto_param;
 
 /* A kernel: one address per parameter, then the scalars. Returns PTO_OK, PTO_LATER or any other value: it failed.
@@ -76,7 +108,8 @@ typedef struct pto_param {
 typedef int (*pto_kernel_fn)(void* const* buffers, const uint64_t* scalars);
 
 enum {
-  PTO_SUBMITS = 1 /* the kernel submits tasks or waits for some: only workers run it, never a helping submitter */
+  PTO_SUBMITS = 1, /* the kernel submits tasks or waits for some: only workers run it, never a helping submitter */
+  PTO_VIEWS = 2    /* buffers[p] is the address of a const pto_view instead of the data's */
 };
 
 typedef struct pto_wait_for {
@@ -101,6 +134,8 @@ typedef struct pto_task_spec {
   pto_handle predicate;    /* a uint32_t read (INPUT) before the kernel: 0 skips the kernel, the task succeeds */
   uint32_t flags;          /* PTO_KEEP */
   uint32_t reserved;
+  const char* name;        /* NULL: none. For traces, graphs and errors; copied; below PTO_MAX_NAME bytes */
+  double deadline_s;       /* seconds from now; a task that has not started by then fails with PTO_TIMEOUT; 0: none */
 } pto_task_spec;
 
 enum {
@@ -147,6 +182,7 @@ typedef struct pto_trace_task {
   int32_t status;
   int32_t priority;
   int64_t submit_ns, ready_ns, start_ns, end_ns;
+  char name[PTO_MAX_NAME]; /* empty: none */
 } pto_trace_task;
 
 typedef struct pto_trace_stall {
