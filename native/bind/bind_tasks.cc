@@ -243,6 +243,7 @@ void bind_tasks(nb::module_& m) {
   bind_core(core);
   bind_trace(core);
   bind_params(tasks);
+  bind_regions(tasks);
   bind_handles(tasks);
   tasks.def("note_interrupt", &note_interrupt, "A kernel of this thread has been ended by KeyboardInterrupt.");
   tasks.def("addresses", &addresses, "The addresses that a kernel got, from the address of their table.");

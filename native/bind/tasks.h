@@ -125,8 +125,9 @@ auto without_gil(Body&& body) {
 // tasks_core.cc
 double seconds_of(nanobind::handle timeout);  // as the C interface takes it
 
-// tasks_params.cc, tasks_handles.cc, tasks_trace.cc
+// tasks_params.cc, tasks_regions.cc, tasks_handles.cc, tasks_trace.cc
 void bind_params(nanobind::module_& m);
+void bind_regions(nanobind::module_& m);
 void bind_handles(nanobind::module_& m);
 void bind_trace(nanobind::class_<Core>& core);
 

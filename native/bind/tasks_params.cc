@@ -1,14 +1,6 @@
-// Buffers, regions and parameters of tasks, as Python makes them.
+// Parameters of tasks, as Python makes them.
 //
-// Refuses what is no operand; what a region or an output must be, Python says (tilewise.runtime.params).
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
-#include <algorithm>
-#include <optional>
-#include <tuple>
-
+// Refuses what is no operand; what an output must be, Python says (tilewise.runtime.params).
 #include "bind/tasks.h"
 
 namespace nb = nanobind;
@@ -16,23 +8,6 @@ namespace nb = nanobind;
 namespace tilewise::bind {
 
 namespace {
-
-using RegionTuple = std::tuple<uint64_t, std::vector<uint64_t>, std::vector<uint64_t>>;
-
-void set_region(pto_region& region, const RegionTuple& tuple) {
-  const auto& [offset, size, stride] = tuple;
-  region.offset = offset;
-  region.ndim = static_cast<uint32_t>(size.size());
-  for (size_t d = 0; d < std::min<size_t>(size.size(), PTO_MAX_DIMS); ++d) {
-    region.size[d] = size[d];
-    region.stride[d] = d < stride.size() ? stride[d] : 0;
-  }
-}
-
-void init_operand(Operand* self, Core& core, pto_handle handle, const std::optional<RegionTuple>& region) {
-  new (self) Operand{&core, handle, region.has_value(), {}};
-  if (region) set_region(self->region, *region);
-}
 
 /// call: what a refusal names. Nothing is made of what is no operand.
 void init_param(Param* self, const char* call, nb::handle x, pto_mode mode, pto_kernel combine = 0) {
@@ -70,7 +45,6 @@ void init_output(Output* self, nb::handle x, nb::handle bytes, nb::handle shape,
 
 void bind_params(nb::module_& m) {
   nb::class_<Operand>(m, "Operand", "A buffer or a region of one; base of Buffer and Region.")
-      .def("__init__", &init_operand, nb::arg("core"), nb::arg("handle"), nb::arg("region") = nb::none())
       .def_ro("handle", &Operand::handle, "The runtime's id of the buffer.");
   nb::class_<Param>(m, "Param", "One parameter of a task.")
       .def(

@@ -27,7 +27,7 @@ def own_buffer(
     if not isinstance(buffer, kinds):
         names = " or a ".join(kind.__name__ for kind in kinds)
         checks.refuse(call, f"memory must be given as a {names}", checks.shown(buffer), "register it first")
-    _check_owner(core, buffer, buffer._core, call)
+    _check_owner(core, buffer, buffer.core, call)
 
 
 def own_task(core: Core, task: object, call: str) -> None:

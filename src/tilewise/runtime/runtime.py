@@ -377,18 +377,29 @@ class Runtime:
         """Counters and high-water marks; `stats().advice()` says how to size the runtime."""
         return RuntimeStats(**self._core.stats())
 
-    def trace(self, path: str | Path | None = None, *, max_records_per_thread: int = 100_000) -> Tracing:
-        """A `with` block whose tasks are traced; `.trace` afterwards, and the file if a path is given.
+    def trace(
+        self,
+        *paths: str | Path,
+        graph: str | Path | None = None,
+        max_records_per_thread: int = 100_000,
+    ) -> Tracing:
+        """A `with` block whose tasks are traced; `.trace` afterwards, and the files of the paths given.
 
         Args:
-            path: `.html` for the report on one page, anything else for Perfetto's JSON.
+            paths: `.html` for the report on one page, anything else for Perfetto's JSON; any number of them.
+            graph: a file for the dependency graph of the same run, as `Runtime.graph` writes it. The trace then knows
+                what each task waited for, and its critical path follows that.
             max_records_per_thread: the newest are kept.
         """
-        return Tracing(self._core, self.num_workers, path, max_records_per_thread)
+        return Tracing(self._core, self.num_workers, paths, max_records_per_thread, graph)
 
-    def graph(self, path: str | Path) -> GraphLog:
-        """A `with` block whose tasks' dependency graph is written: JSON, or a picture when the path ends in .html."""
-        return GraphLog(self._core, path)
+    def graph(self, *paths: str | Path) -> GraphLog:
+        """A `with` block whose tasks' dependency graph is kept; `.graph` afterwards, and the files of the paths given.
+
+        Args:
+            paths: `.html` for a picture, anything else for JSON; any number of them.
+        """
+        return GraphLog(self._core, paths)
 
     def _submit_python(
         self,

@@ -19,6 +19,7 @@ from tilewise.runtime import (
     Reduce,
     Runtime,
     TaskExecutionHints,
+    TaskGroup,
     WorkerType,
 )
 
@@ -138,12 +139,19 @@ def test_buffer_of_another_runtime(runtime):
 def test_closed_runtime():
     """Every call after close is refused."""
     rt = Runtime(num_workers=1)
-    task = rt.submit(None)
+    task, event, heap = rt.submit(None), rt.event(), rt.alloc(8)
+    group = TaskGroup([task])
     rt.close()
     rt.close()
-    for call in (rt.wait_all, rt.stats, lambda: rt.submit(None), task.wait, lambda: rt.register(np.zeros(1))):
+    calls = (
+        rt.wait_all, rt.stats, lambda: rt.submit(None), task.wait, lambda: rt.register(np.zeros(1)), group.wait_all,
+        lambda: list(group.as_completed()), lambda: event.value, lambda: heap[0:2].array, lambda: rt.read(heap[0]),
+        lambda: Reduce(heap, "sum_f32"), lambda: rt.trace().__enter__(), lambda: rt.graph().__enter__(),
+    )  # fmt: skip
+    for call in calls:
         with pytest.raises(ConfigError, match="must be open"):
             call()
+    assert heap[0:2].shape == (2,) and "shape=(2,)" in repr(heap[0:2])
 
 
 @pytest.mark.parametrize(
