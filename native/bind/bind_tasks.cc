@@ -100,11 +100,11 @@ void open(Core* self, nb::object task_type, std::optional<uint32_t> num_workers,
   self->keep_alive = nb::none();
 }
 
-pto_kernel add_kernel(Core& core, const std::string& name, uint64_t address, bool submits) {
+pto_kernel add_kernel(Core& core, const std::string& name, uint64_t address, uint32_t flags) {
   const Call call(core);
   const pto_kernel_fn function =
       address == 0 ? run_python_kernel : reinterpret_cast<pto_kernel_fn>(static_cast<uintptr_t>(address));
-  const pto_kernel kernel = pto_kernel_add(core.runtime, name.c_str(), function, submits ? PTO_SUBMITS : 0);
+  const pto_kernel kernel = pto_kernel_add(core.runtime, name.c_str(), function, flags);
   check_status(kernel);
   return kernel;
 }
@@ -168,12 +168,13 @@ void bind_core(nb::class_<Core>& core) {
       .def("wait_all", &wait_all, nb::arg("timeout").none())
       .def("add_kernel", &add_kernel, "Address 0: the kernel that runs Python records.")
       .def("find_kernel",
-           [](Core& core, const std::string& name) {
+           [](Core& core, const std::string& name, uint32_t flags) {
              const Call call(core);
-             const pto_kernel kernel = pto_kernel_find(core.runtime, name.c_str());
+             const pto_kernel kernel = pto_kernel_find_as(core.runtime, name.c_str(), flags);
              check_status(kernel);
              return kernel;
-           })
+           },
+           nb::arg("name"), nb::arg("flags") = 0)
       .def("load_library", checked<pto_library_load, const char*>())
       .def("register",
            [](Core& core, uint64_t address, uint64_t bytes) {
@@ -247,6 +248,7 @@ void bind_tasks(nb::module_& m) {
   bind_handles(tasks);
   tasks.def("note_interrupt", &note_interrupt, "A kernel of this thread has been ended by KeyboardInterrupt.");
   tasks.def("addresses", &addresses, "The addresses that a kernel got, from the address of their table.");
+  tasks.def("should_stop", [] { return pto_should_stop() != 0; });
   tasks.def("run_workers", &run_workers, "pto_workers_run; returns 0 or PTO_PEER_LOST.");
 }
 

@@ -164,7 +164,7 @@ double seconds_of(nb::handle timeout) {
   if (timeout.is_none()) return PTO_FOREVER;
   double seconds = PyFloat_CheckExact(timeout.ptr()) ? PyFloat_AS_DOUBLE(timeout.ptr()) : NAN;
   if (std::isnan(seconds)) seconds = nb::cast<double>(checked_in_python("seconds")("wait", timeout));
-  return seconds < 0 ? 0.0 : seconds;
+  return seconds;
 }
 
 nb::object checked_in_python(const char* check) {

@@ -40,7 +40,8 @@ nb::list trace_tasks(Core& core) {
   nb::list result;
   for (const pto_trace_task& r : records) {
     result.append(nb::make_tuple(r.task, pto_kernel_name(core.runtime, r.kernel), r.worker, r.lane, r.scope_depth,
-                                 r.status, r.priority, r.submit_ns, r.ready_ns, r.start_ns, r.end_ns));
+                                 r.status, r.priority, r.submit_ns, r.ready_ns, r.start_ns, r.end_ns,
+                                 r.name[0] != 0 ? nb::object(nb::str(r.name)) : nb::none()));
   }
   return result;
 }

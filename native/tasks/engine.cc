@@ -348,15 +348,18 @@ pto_kernel Engine::add_kernel(const std::string& name, pto_kernel_fn function, u
   return static_cast<pto_kernel>(id);
 }
 
-pto_kernel Engine::find_kernel(const std::string& name) {
+pto_kernel Engine::find_kernel(const std::string& name, uint32_t flags) {
   Header& header = *region_.header;
   const uint32_t count = header.num_kernels.load(std::memory_order_acquire);
   for (uint32_t id = 0; id < count; ++id) {
-    if (name == region_.kernels[id].name) return static_cast<pto_kernel>(id);
+    if (name != region_.kernels[id].name) continue;
+    if (flags == 0 || flags == region_.kernels[id].flags) return static_cast<pto_kernel>(id);
+    raise(PTO_BAD_ARGUMENT, "[runtime.kernel_find] a kernel must be used as it was added; got '", name, "' with flags ",
+          flags, " after ", region_.kernels[id].flags, "; ask for it in one way");
   }
   for (void* library : libraries_) {
     if (void* symbol = dlsym(library, name.c_str())) {
-      return add_kernel(name, reinterpret_cast<pto_kernel_fn>(symbol), 0);
+      return add_kernel(name, reinterpret_cast<pto_kernel_fn>(symbol), flags);
     }
   }
   raise(PTO_BAD_ARGUMENT,

@@ -82,7 +82,7 @@ class Engine {
 
   // Kernels.
   pto_kernel add_kernel(const std::string& name, pto_kernel_fn function, uint32_t flags);
-  pto_kernel find_kernel(const std::string& name);
+  pto_kernel find_kernel(const std::string& name, uint32_t flags);
   void load_library(const std::string& path);
   /// dlopen; a name without a slash that is a file of the current folder is that file.
   static void* open_library(const std::string& path, const char* where);

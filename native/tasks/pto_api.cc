@@ -67,6 +67,12 @@ void need(const void* pointer, const char* what) {
   tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime] ", what, " must not be NULL; got NULL; pass its address");
 }
 
+void check_kernel_flags(uint32_t flags) {
+  if ((flags & ~uint32_t{PTO_SUBMITS | PTO_VIEWS}) == 0) return;
+  tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime.kernel_add] undefined flags must be 0; got ", flags,
+                         "; pass PTO_SUBMITS, PTO_VIEWS, both or 0");
+}
+
 /// Whether a wait has no deadline: then its caller helps to run tasks.
 bool is_endless(double timeout_s) {
   if (std::isnan(timeout_s)) {
@@ -145,18 +151,18 @@ int pto_last_status(void) { return last_status; }
 pto_kernel pto_kernel_add(PTORuntime* runtime, const char* name, pto_kernel_fn function, uint32_t flags) {
   return status_of([&] {
     need(name, "a kernel's name");
-    if ((flags & ~uint32_t{PTO_SUBMITS | PTO_VIEWS}) != 0) {
-      tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime.kernel_add] undefined flags must be 0; got ", flags,
-                             "; pass PTO_SUBMITS, PTO_VIEWS, both or 0");
-    }
+    check_kernel_flags(flags);
     return static_cast<int>(engine_of(runtime).add_kernel(name, function, flags));
   });
 }
 
-pto_kernel pto_kernel_find(PTORuntime* runtime, const char* name) {
+pto_kernel pto_kernel_find(PTORuntime* runtime, const char* name) { return pto_kernel_find_as(runtime, name, 0); }
+
+pto_kernel pto_kernel_find_as(PTORuntime* runtime, const char* name, uint32_t flags) {
   return status_of([&] {
     need(name, "a kernel's name");
-    return static_cast<int>(engine_of(runtime).find_kernel(name));
+    check_kernel_flags(flags);
+    return static_cast<int>(engine_of(runtime).find_kernel(name, flags));
   });
 }
 

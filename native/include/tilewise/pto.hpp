@@ -131,7 +131,7 @@ class Runtime {
     return found(pto_kernel_add(runtime_, name, detail::kernel_function(function), flags));
   }
   /// A built-in ("copy", "fill", "sum_f32", ...), one added before, or a function that a loaded library exports.
-  Kernel kernel(const char* name) { return found(pto_kernel_find(runtime_, name)); }
+  Kernel kernel(const char* name, uint32_t flags = 0) { return found(pto_kernel_find_as(runtime_, name, flags)); }
   void load_library(const char* path) { detail::check(pto_library_load(runtime_, path)); }
 
   /// Makes the caller's memory known, once; tasks work on it in place.

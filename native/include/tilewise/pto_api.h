@@ -42,6 +42,8 @@ PTO_CALL pto_kernel pto_kernel_add(PTORuntime* runtime, const char* name, pto_ke
 /* A built-in ("copy", "fill", "sum_f32", "sum_f64", "sum_i64", "max_f32", "min_f32": target, source, bytes), or a
  * symbol of a library that pto_library_load loaded. */
 PTO_CALL pto_kernel pto_kernel_find(PTORuntime* runtime, const char* name);
+/* The same for a symbol that wants PTO_SUBMITS, PTO_VIEWS or both. */
+PTO_CALL pto_kernel pto_kernel_find_as(PTORuntime* runtime, const char* name, uint32_t flags);
 PTO_CALL int pto_library_load(PTORuntime* runtime, const char* path);
 
 /* Buffers. */

@@ -8,6 +8,7 @@ once, run on all devices; nothing there runs Python per task. Both refuse what i
 from __future__ import annotations
 
 from tilewise._native.runtime import Executor, Program, device_overhead
+from tilewise._native.tasks import should_stop
 from tilewise.ir.program import Access, Extent, Mode, Operand
 from tilewise.runtime.buffers import Buffer, Region, TileGrid
 from tilewise.runtime.events import Event
@@ -52,5 +53,6 @@ __all__ = [
     "WorkerType",
     "busy_overlap",
     "device_overhead",
+    "should_stop",
     "write_trace",
 ]

@@ -37,6 +37,7 @@ from tilewise.runtime.recordings import Recording
 from tilewise.runtime.registry import Registry
 from tilewise.runtime.stats import RuntimeStats
 from tilewise.runtime.tracing import GraphLog, Tracing
+from tilewise.runtime.views import views_of
 
 __all__ = ["Runtime"]
 
@@ -154,7 +155,9 @@ class Runtime:
 
     # Kernels.
 
-    def kernel(self, kernel: object = None, *, submits: bool = False, name: str | None = None) -> Any:
+    def kernel(
+        self, kernel: object = None, *, submits: bool = False, name: str | None = None, views: bool = False
+    ) -> Any:
         """A kernel of this runtime; also a decorator: `@rt.kernel`.
 
         Args:
@@ -163,13 +166,15 @@ class Runtime:
                 Native ones have the type int (*)(void* const* buffers, const uint64_t* scalars).
             submits: the kernel submits or waits. Python callables always may.
             name: what traces call it.
+            views: native kernels only: `buffers[p]` is the address of a `pto_view` (data, shape, strides, element type)
+                instead of the data's; see docs/runtime_native.md.
 
         Returns:
             The kernel for `submit`.
         """
         if kernel is None:
-            return lambda function: self._kernels.find(function, submits, name)
-        return self._kernels.find(kernel, submits, name)
+            return lambda function: self._kernels.find(function, submits, name, views)
+        return self._kernels.find(kernel, submits, name, views)
 
     def load_library(self, path: str | Path) -> None:
         """Load a shared library whose exported functions are kernels by name."""
@@ -285,6 +290,8 @@ class Runtime:
         wait_for: Sequence[tuple[Event, int]] | None = None,
         hints: TaskExecutionHints | None = None,
         predicate: Buffer | None = None,
+        name: str | None = None,
+        deadline: float | None = None,
     ) -> TaskHandle:
         """Submit a task: it runs when the tasks before it that touch its data have ended.
 
@@ -298,6 +305,9 @@ class Runtime:
             wait_for: events and the values that they must have reached.
             hints: priority, worker and so on.
             predicate: a buffer that begins with a uint32; 0 when the task's turn comes: the kernel is skipped.
+            name: of at most 63 bytes, for traces, graphs and errors.
+            deadline: seconds from now; a task that has not started by then fails, and its heirs with it. A kernel that
+                runs longer can ask `should_stop`.
 
         Returns:
             The task's handle. Blocks while the window is full; other Python threads run meanwhile.
@@ -309,8 +319,12 @@ class Runtime:
         if type(kernel) is not Kernel or kernel.core is not self._core:
             kernel = None if kernel is None else self._kernels.find(kernel, False, None)
         extras = None
-        if after is not None or wait_for is not None or hints is not None or predicate is not None:
-            extras = extras_of(self._core, after, wait_for, hints, predicate)
+        has_views = kernel is not None and kernel.has_views
+        if has_views or any(
+            extra is not None for extra in (after, wait_for, hints, predicate, name, deadline)
+        ):
+            views = views_of(params) if has_views else []
+            extras = extras_of(self._core, after, wait_for, hints, predicate, name, deadline, views)
         if kernel is None:
             return self._native_submit(-1, worker_type, params, scalars, extras)
         if kernel.is_python:

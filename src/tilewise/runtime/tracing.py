@@ -134,7 +134,7 @@ def _settle(core: Core) -> None:
 def _trace_of(core: Core, num_workers: int) -> Trace:
     names = (
         "task", "kernel", "worker", "lane", "scope_depth", "status", "priority", "submit_ns", "ready_ns", "start_ns",
-        "end_ns",
+        "end_ns", "name",
     )  # fmt: skip
     rows = core.trace_tasks()
     tasks = [TaskSpan(**dict(zip(names, row))) for row in rows]
