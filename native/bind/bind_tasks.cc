@@ -167,14 +167,15 @@ void bind_core(nb::class_<Core>& core) {
       .def("wait_any", &wait_any, nb::arg("tasks"), nb::arg("timeout").none())
       .def("wait_all", &wait_all, nb::arg("timeout").none())
       .def("add_kernel", &add_kernel, "Address 0: the kernel that runs Python records.")
-      .def("find_kernel",
-           [](Core& core, const std::string& name, uint32_t flags) {
-             const Call call(core);
-             const pto_kernel kernel = pto_kernel_find_as(core.runtime, name.c_str(), flags);
-             check_status(kernel);
-             return kernel;
-           },
-           nb::arg("name"), nb::arg("flags") = 0)
+      .def(
+          "find_kernel",
+          [](Core& core, const std::string& name, uint32_t flags) {
+            const Call call(core);
+            const pto_kernel kernel = pto_kernel_find_as(core.runtime, name.c_str(), flags);
+            check_status(kernel);
+            return kernel;
+          },
+          nb::arg("name"), nb::arg("flags") = 0)
       .def("load_library", checked<pto_library_load, const char*>())
       .def("register",
            [](Core& core, uint64_t address, uint64_t bytes) {

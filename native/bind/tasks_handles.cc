@@ -28,8 +28,8 @@ void wait_task(const Task& task, nb::handle timeout) {
   if (status == PTO_TASK_FAILED || status == PTO_CANCELLED) raise_task_error(task, status);
   if (status == PTO_TIMEOUT) {
     const std::string text =
-        "[runtime.wait] a task must end within the time given; got one that still runs or waits after " +
-        nb::cast<std::string>(nb::repr(timeout)) + " s; wait longer, or cancel it";
+        std::string("[runtime.wait] a task must end within the time given; got one that still runs or waits after ") +
+        nb::repr(timeout).c_str() + " s; wait longer, or cancel it";
     raise_status(status, text.c_str());
   }
   if (status == PTO_PEER_LOST) task.core->has_told_failure = true;

@@ -65,7 +65,13 @@ class TaskGroup:
         deadline = _deadline(timeout)
         first: BaseException | None = None
         for task in self._snapshot():
-            error = task.exception(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            try:
+                error = task.exception(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                raise TimeoutError(
+                    f"[runtime.TaskGroup.wait_all] the group's tasks must end within the time given; got {task!r}, "
+                    f"which still runs or waits after {timeout} s; wait longer, or cancel the group"
+                ) from None
             first = first or error
         if first is not None:
             raise first

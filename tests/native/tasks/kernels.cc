@@ -114,12 +114,12 @@ PTO_CALL int throw_in_scopes(PTORuntime* runtime, const uint64_t* args) {
   throw std::runtime_error("thrown on purpose");
 }
 
-/// A double for each element that it sees, of any strides. With views: (matrix of float), scalars: the factor as a double.
+/// With views: multiplies a matrix of float, of any strides, by scalars[0], a double.
 PTO_CALL int scale_view(void* const* buffers, const uint64_t* scalars) {
   const pto_view& view = *static_cast<const pto_view*>(buffers[0]);
   if (view.type != PTO_F32 || view.ndim != 2) {
     pto_fail("it works on matrices of float");
-    return 1;
+    return 7;
   }
   double factor;
   __builtin_memcpy(&factor, &scalars[0], sizeof(factor));

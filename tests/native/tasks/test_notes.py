@@ -41,31 +41,51 @@ def test_native_kernels_see_boxes(runtime, scale):
 def test_numba_kernels_see_boxes(runtime):
     """A numba cfunc reads a strided tile through its view."""
     numba = pytest.importorskip("numba")
-    types = numba.types
-    four = types.NestedArray(dtype=types.uint64, shape=(4,))
-    view = types.Record.make_c_struct(
-        [("data", types.voidptr), ("ndim", types.uint32), ("type", types.uint32), ("item_bytes", types.uint64),
-         ("size", four), ("stride", four)]
-    )  # fmt: skip
-    signature = types.int32(types.CPointer(types.CPointer(view)), types.CPointer(types.uint64))
+    from numba import types
 
-    @numba.cfunc(signature)
+    @numba.extending.intrinsic
+    def pointer(_, address):
+        """An address as a pointer."""
+        return types.voidptr(types.uint64), lambda context, builder, signature, args: builder.inttoptr(
+            args[0], context.get_value_type(types.voidptr)
+        )
+
+    word = numba.types.uint64
+    view = numba.from_dtype(
+        np.dtype(
+            [
+                ("data", "u8"),
+                ("ndim", "u4"),
+                ("type", "u4"),
+                ("item_bytes", "u8"),
+                ("size", "u8", 4),
+                ("stride", "u8", 4),
+            ]
+        )
+    )
+
+    @numba.njit
+    def matrix(seen, dtype):
+        """The elements that a view of two dimensions shows, as an array with its strides."""
+        return np.lib.stride_tricks.as_strided(
+            numba.carray(pointer(seen.data), (1,), dtype),
+            (np.intp(seen.size[0]), np.intp(seen.size[1])),
+            (np.intp(seen.stride[0]), np.intp(seen.stride[1])),
+        )
+
+    @numba.cfunc(types.int32(types.CPointer(types.CPointer(view)), types.CPointer(word)))
     def row_sums(buffers, _):
-        tile, sums = numba.carray(buffers[0], 1)[0], numba.carray(buffers[1], 1)[0]
-        rows, cols, step = tile.size[0], tile.size[1], tile.stride[0] // 4
-        values = numba.carray(tile.data, (rows * step,), np.float32)
-        out = numba.carray(sums.data, (rows,), np.float32)
-        for i in range(rows):
-            out[i] = 0
-            for j in range(cols):
-                out[i] += values[i * step + j]
+        tile = matrix(numba.carray(buffers[0], 1)[0], np.float32)
+        sums = matrix(numba.carray(buffers[1], 1)[0], np.float32)
+        for i in range(tile.shape[0]):
+            sums[i, 0] = tile[i].sum()
         return 0
 
-    x, y = np.arange(48, dtype=np.float32).reshape(6, 8), np.zeros(3, np.float32)
+    x, y = np.arange(48, dtype=np.float32).reshape(6, 8), np.zeros((3, 1), np.float32)
     kernel = runtime.kernel(row_sums, views=True)
     with runtime.registered(x, y) as (bx, by):
         runtime.submit(kernel, [Input(bx[1:4, 2:5]), Output(by)])
-        assert np.array_equal(runtime.read(by), x[1:4, 2:5].sum(axis=1))
+        assert np.array_equal(runtime.read(by)[:, 0], x[1:4, 2:5].sum(axis=1))
 
 
 def test_refused_views(runtime, kernels):
@@ -88,7 +108,9 @@ def test_names(runtime, tmp_path):
         raise RuntimeError("planted")
 
     with runtime.registered(x) as (bx,):
-        with runtime.trace(tmp_path / "run.html", tmp_path / "run.json", graph=tmp_path / "graph.json") as tracing:
+        with runtime.trace(
+            tmp_path / "run.html", tmp_path / "run.json", graph=tmp_path / "graph.json"
+        ) as tracing:
             runtime.submit("fill", [Output(bx)], scalars=[16, 0], name="potrf(3)")
             runtime.submit("fill", [Output(bx)], scalars=[16, 0])
         bad = runtime.submit(fail, [InOut(bx)], name="trsm('a', 1)")
@@ -126,7 +148,7 @@ def test_deadlines(runtime):
         runtime.wait_all()
 
 
-@pytest.mark.parametrize("deadline", [0, -1, float("nan"), "soon", True])
+@pytest.mark.parametrize("deadline", [0, -1, float("nan"), "soon"])
 def test_refused_deadlines(runtime, deadline):
     """A deadline is a number of seconds that lies ahead."""
     with pytest.raises(ConfigError, match="deadline|timeout"):

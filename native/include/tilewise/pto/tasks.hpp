@@ -1,7 +1,7 @@
 /// Submitted tasks of tilewise/pto.hpp: handles, groups of them, events, and what a task asks of the scheduler.
 ///
 /// Include tilewise/pto.hpp, which says who may call and what the units are. Nothing here blocks but what is called
-/// wait..., exception, or iterated over; all of these take a timeout. A handle is two words; a group holds handles.
+/// wait..., exception or as_completed; all of these take a timeout. A handle is two words; a group holds handles.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -123,8 +123,9 @@ class TaskHandle {
 
 /// Tasks of one runtime that are waited for together. Its end never blocks, as its handles' does not.
 ///
-/// `for (TaskHandle& task : group)` goes through them as they end. wait_any and iteration hand each task out once;
-/// wait_all looks at all. One thread at a time. References to its handles stay good while others are added.
+/// `for (TaskHandle& task : group)` goes through them in order of adding, ended or not, as often as it likes. wait_any
+/// and as_completed hand each task out once; wait_all looks at all. One thread at a time. References to its handles
+/// stay good while others are added.
 class TaskGroup {
  public:
   TaskGroup() = default;
@@ -169,8 +170,9 @@ class TaskGroup {
   class AsCompleted;
   /// The tasks not yet handed out, as they end; `timeout_s` is for all together, and its end is thrown.
   AsCompleted as_completed(double timeout_s = kForever);
-  Iterator begin();
-  std::default_sentinel_t end() const { return {}; }
+  /// In order of adding.
+  std::deque<TaskHandle>::iterator begin() { return tasks_.begin(); }
+  std::deque<TaskHandle>::iterator end() { return tasks_.end(); }
 
  private:
   /// wait_any with what is left of the given timeout.
@@ -230,6 +232,5 @@ class TaskGroup::AsCompleted {
 };
 
 inline TaskGroup::AsCompleted TaskGroup::as_completed(double timeout_s) { return {this, timeout_s}; }
-inline TaskGroup::Iterator TaskGroup::begin() { return as_completed().begin(); }
 
 }  // namespace tilewise::pto
