@@ -77,10 +77,10 @@ void Engine::watch_lane(uint32_t seat_index) {
   }
 }
 
-/// Runs something while waiting: outside tasks any leaf; inside a task leaves, and its own lane's tasks.
+/// Runs something while waiting, under the caller's DefaultFloatModes: outside tasks any leaf; inside a task leaves,
+/// and its own lane's tasks.
 bool Engine::help(uint32_t seat_index) {
   if (is_worker_side_ || region_.header->is_shared != 0) return false;
-  const DefaultFloatModes modes;  // as on a worker, whatever the waiting thread has set
   if (running.engine == this) return help_own_lane(seat_index);
   const uint32_t slot = take(seat_index, region_.header->num_workers == 0);
   if (slot == kNone) return false;
@@ -226,6 +226,7 @@ uint32_t Engine::take_slot_slowly(uint32_t seat_index) {
   const int64_t begin = now_ns();
   {
     Blocking let_others_run;  // what it runs may take long
+    const DefaultFloatModes modes;
     for (uint32_t n = 0; n < std::max(window / 8, 1u) && help(seat_index); n += 1) {
     }
   }
@@ -281,6 +282,7 @@ bool Engine::wait_for_room(uint32_t seat_index, Resource resource, uint64_t size
   Seat& me = seat(seat_index);
   Header& header = *region_.header;
   Blocking let_others_run;
+  const DefaultFloatModes modes;
   const int64_t begin = now_ns();
   const uint64_t word = header.wait_word.load(std::memory_order_acquire);
   check_open();
