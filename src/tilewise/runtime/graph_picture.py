@@ -188,9 +188,8 @@ def _curve(places: dict[int, _Place], edge: Edge, style: str) -> str:
 
 def _box(task: GraphTask, place: _Place, kernel_style: str, scope: int) -> str:
     accesses = ", ".join(f"{p.mode} {p.buffer}" for p in task.params)
-    title = (
-        f"task {task.id}: {called}; scope {task.scope}, depth {task.depth}, lane {task.lane}; {accesses}"
-    )
+    called = f"{task.name} ({task.kernel})" if task.name else task.kernel
+    title = f"task {task.id}: {called}; scope {task.scope}, depth {task.depth}, lane {task.lane}; {accesses}"
     x, y = place
     name = task.name or task.kernel
     name = name if len(name) <= 17 else name[:16] + "\N{HORIZONTAL ELLIPSIS}"
