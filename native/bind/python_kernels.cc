@@ -21,6 +21,8 @@ namespace {
 
 thread_local int python_kernel_depth = 0;
 unsigned long main_thread = 0;
+bool was_interrupted = false;  // read and written by the main thread
+bool is_leaving = false;       // the same
 
 std::mutex finished_mutex;  // the GIL may be taken while it is free only
 std::vector<PyObject*> finished_records;
@@ -73,8 +75,9 @@ void enter_python(void* state) {
 // A handler's exception stays in the thread's state; raise_status finds it there.
 int has_signal() {
   if (PyThread_get_thread_ident() != main_thread) return 0;
+  if (was_interrupted) return 1;  // raise_interrupt says so
   const Gil gil;
-  return PyErr_CheckSignals();
+  return PyErr_CheckSignals() != 0 || is_leaving ? 1 : 0;
 }
 
 void finish_record(void* record) {
@@ -117,6 +120,19 @@ void after_fork_in_child() {
 
 }  // namespace
 
+void raise_interrupt() {
+  if (!was_interrupted || PyThread_get_thread_ident() != main_thread) return;
+  was_interrupted = false;
+  if (PyErr_Occurred() == nullptr) PyErr_SetNone(PyExc_KeyboardInterrupt);
+  throw nb::python_error();
+}
+
+void note_interrupt() {
+  if (PyThread_get_thread_ident() == main_thread) was_interrupted = true;
+}
+
+void ask_to_leave(bool leaves) { is_leaving = leaves; }
+
 bool is_inside_python_kernel() { return python_kernel_depth > 0; }
 
 void install_hooks() {
@@ -141,6 +157,7 @@ int run_python_kernel(void* const* buffers, const uint64_t* scalars) {
       const char* text = PyUnicode_AsUTF8(result);
       pto_fail(text != nullptr ? text : "a Python exception");
       PyErr_Clear();
+      if (was_interrupted && PyThread_get_thread_ident() == main_thread) status = PTO_INTERRUPTED;
     } else {
       status = static_cast<int>(PyLong_AsLong(result));
     }

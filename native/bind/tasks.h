@@ -29,10 +29,10 @@ struct Core {
   uint64_t made_after_forks = num_forks;
 
   bool is_inherited() const { return made_after_forks != num_forks; }  // it is the parent's, which has its threads
-  void close();
-  void close_at_exit();
+  void close(bool cancels);
+  bool close_at_exit(double patience_s);
   void close_now();
-  void drain();
+  void drain(bool cancels);
 };
 
 /// A buffer, or a box of one, as a parameter can name it. Subclassed in Python.
@@ -81,15 +81,55 @@ inline void check_status(int status) {
   if (status < 0) raise_status(status);
 }
 
+inline uint64_t id_or_raise(uint64_t id) {
+  if (id == 0) raise_status(pto_last_status());
+  return id;
+}
+
+/// A method that calls pto_*(runtime, args...) with the GIL held and checks the status.
+template <auto function, class... Args>
+auto checked() {
+  return [](Core& core, Args... args) {
+    const Call call(core);
+    check_status(function(core.runtime, args...));
+  };
+}
+
+/// The same for calls that make an id.
+template <auto function, class... Args>
+auto made() {
+  return [](Core& core, Args... args) {
+    const Call call(core);
+    return id_or_raise(function(core.runtime, args...));
+  };
+}
+
 /// A function of tilewise.runtime.checks: it raises what is wrong with a value that could not be converted here.
 nanobind::object checked_in_python(const char* check);
+
+/// Raises KeyboardInterrupt when a kernel on this thread was ended by it: the wait that ran the kernel is what the user
+/// wants to end. Only for waits of the main thread, which is the one that signals reach.
+void raise_interrupt();
 
 /// Runs a call without the GIL; the result is the call's.
 template <class Body>
 auto without_gil(Body&& body) {
-  nanobind::gil_scoped_release release;
-  return body();
+  const auto result = [&] {
+    nanobind::gil_scoped_release release;
+    return body();
+  }();
+  raise_interrupt();
+  return result;
 }
+
+// tasks_core.cc
+double seconds_of(nanobind::handle timeout);  // as the C interface takes it
+
+// tasks_params.cc, tasks_regions.cc, tasks_handles.cc, tasks_trace.cc
+void bind_params(nanobind::module_& m);
+void bind_regions(nanobind::module_& m);
+void bind_handles(nanobind::module_& m);
+void bind_trace(nanobind::class_<Core>& core);
 
 using CoreRef = nanobind::pointer_and_handle<Core>;
 
@@ -102,6 +142,8 @@ nanobind::object submit(CoreRef self, pto_kernel kernel, nanobind::handle worker
 int run_python_kernel(void* const* buffers, const uint64_t* scalars);
 bool is_inside_python_kernel();
 void install_hooks();
+void note_interrupt();              // a Python kernel has been ended by KeyboardInterrupt
+void ask_to_leave(bool is_leaving);  // at exit: every wait of the main thread ends after a while
 void keep_until_done(Core& core, pto_task task, nanobind::object record);
 void drop_finished_records();
 void notify(Core& core, pto_task task, nanobind::object callback);

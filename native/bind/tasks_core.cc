@@ -5,6 +5,8 @@
 #include <time.h>
 
 #include <chrono>
+#include <cmath>
+#include <memory>
 #include <string>
 
 #include "bind/tasks.h"
@@ -12,6 +14,15 @@
 namespace nb = nanobind;
 
 namespace tilewise::bind {
+
+namespace {
+
+[[noreturn]] void raise_again(const nb::object& error) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  throw nb::python_error();
+}
+
+}  // namespace
 
 Task::~Task() {
   if (core != nullptr && core->runtime != nullptr) pto_task_release(core->runtime, id);
@@ -29,7 +40,7 @@ Call::~Call() {
 }
 
 // Nobody may come but who ends tasks; whoever is inside leaves; the tasks end; then nobody may come at all.
-void Core::close() {
+void Core::close(bool cancels) {
   if (runtime == nullptr || is_closing) return;
   if (is_inside_python_kernel()) {
     raise_status(PTO_BAD_ARGUMENT,
@@ -37,10 +48,12 @@ void Core::close() {
                  "close it where it was opened");
   }
   is_closing = true;
-  if (!is_inherited()) drain();
-  if (PyErr_Occurred() != nullptr) {
+  try {
+    if (!is_inherited()) drain(cancels);
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  } catch (...) {
     is_closing = false;  // a signal's handler has spoken: the runtime is as open as before
-    throw nb::python_error();
+    throw;
   }
   is_drained = true;
   if (num_views > 0) {
@@ -50,45 +63,91 @@ void Core::close() {
   }
 }
 
-// The interpreter ends: nothing new begins, what waits is cancelled again and again (a thread may still be inside
-// submit), and a task that only somebody outside could end is left behind after ten seconds.
-void Core::close_at_exit() {
-  if (runtime == nullptr || is_closing || is_inherited()) return;
+// The interpreter ends, and what is queued still runs. Tasks that wait for an event when nothing runs any more are
+// cancelled: threads that would raise it have ended. A first signal cancels what has not started, a second one leaves.
+// False: some task has not ended, and none has for `patience_s`; the process must end without going through its
+// threads.
+bool Core::close_at_exit(double patience_s) {
+  if (runtime == nullptr || is_closing || is_inherited()) return true;
   is_closing = true;
-  const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (std::chrono::steady_clock::now() < patience) {
-    const int status = without_gil([&] {
-      pto_cancel_all(runtime);
-      const int waited = pto_wait_all(runtime, 0.05);
-      const timespec nap{0, waited == PTO_TIMEOUT ? 0 : 5'000'000};  // only this thread's tasks were waited for
-      nanosleep(&nap, nullptr);
-      return waited;
-    });
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kQuiet = std::chrono::milliseconds(100);
+  const auto patience = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(patience_s));
+  auto last_end = Clock::now(), last_work = last_end;
+  uint64_t num_ended = 0;
+  bool cancels = false;
+  nb::object interrupt;  // what a signal's handler raised
+  ask_to_leave(true);    // the main thread's waits end after a while, also where it must run the tasks itself
+  const auto leave = [](void*) { ask_to_leave(false); };
+  const std::unique_ptr<void, decltype(leave)> guard(this, leave);
+  while (true) {
+    int status = PTO_OK;
+    try {
+      status = without_gil([&] {
+        if (cancels) pto_cancel_all(runtime);
+        const int waited = pto_wait_all(runtime, num_workers == 0 ? PTO_FOREVER : 0.02);
+        const timespec nap{0, waited == PTO_OK ? 1'000'000 : 0};  // only this thread's tasks were waited for
+        nanosleep(&nap, nullptr);
+        return waited;
+      });
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    } catch (nb::python_error& error) {
+      const bool is_second = interrupt.is_valid();
+      interrupt = nb::borrow(error.value());
+      if (is_second) break;
+      cancels = true;
+    }
+    drop_finished_records();
+    if (status == PTO_TASK_FAILED && !has_told_failure) PySys_FormatStderr("%s\n", pto_last_error());
     pto_stats stats;
     pto_get_stats(runtime, &stats);
-    if (status == PTO_PEER_LOST || (num_calls == 0 && stats.num_submitted == stats.num_completed)) return close_now();
-    if (num_workers == 0 && status != PTO_TIMEOUT && num_calls == 0) return close_now();
+    if (status == PTO_PEER_LOST || (num_calls == 0 && stats.num_submitted == stats.num_completed)) {
+      close_now();
+      if (interrupt.is_valid()) raise_again(interrupt);
+      return true;
+    }
+    const auto now = Clock::now();
+    const bool is_idle = pto_is_idle(runtime) == 1;
+    if (stats.num_completed != num_ended) last_end = last_work = now;
+    if (!is_idle) last_work = now;
+    num_ended = stats.num_completed;
+    if (!cancels && now - last_work > kQuiet) {
+      cancels = true;
+      PySys_FormatStderr(
+          "[runtime.close] tasks must be able to start before the interpreter ends; got %llu that wait for events when "
+          "nothing runs; they are cancelled: raise their events, or cancel them\n",
+          static_cast<unsigned long long>(stats.num_submitted - stats.num_completed));
+    }
+    if (now - last_end > patience) break;
   }
-  PySys_WriteStderr(
-      "[runtime.close] tasks must end before the interpreter does; some still run after 10 s; end tasks that "
-      "return LATER, and kernels that never return\n");
-  runtime = nullptr;  // its threads go with the process
+  PySys_FormatStderr(
+      "[runtime.close] tasks must end before the interpreter does; some still run and none has ended for %g s; the "
+      "process ends without them: end tasks that return LATER, and kernels that never return, or close the runtime to "
+      "wait for them\n",
+      patience_s);
+  return false;
 }
 
-void Core::drain() {
+// cancels: what has not started, and what running tasks still submit, is cancelled. Else it is waited for.
+void Core::drain(bool cancels) {
   const auto is_busy = [&] {
     pto_stats stats;
     pto_get_stats(runtime, &stats);
     return num_calls > 0 || (num_workers > 0 && stats.num_submitted != stats.num_completed);
   };
+  const double slice_s = cancels && num_workers > 0 ? 0.02 : PTO_FOREVER;
   const auto wait = [&] {
-    const int status = pto_wait_all(runtime, PTO_FOREVER);
-    const timespec nap{0, 1'000'000};
-    nanosleep(&nap, nullptr);
-    return status;
+    if (cancels) pto_cancel_all(runtime);
+    return pto_wait_all(runtime, slice_s);
   };
-  int status = without_gil([&] { return pto_wait_all(runtime, PTO_FOREVER); });
-  while (is_busy() && status != PTO_PEER_LOST && PyErr_CheckSignals() == 0) status = without_gil(wait);
+  int status = without_gil(wait);
+  while ((is_busy() || status == PTO_TIMEOUT) && status != PTO_PEER_LOST && PyErr_CheckSignals() == 0) {
+    status = without_gil([&] {
+      const timespec nap{0, 1'000'000};
+      nanosleep(&nap, nullptr);
+      return wait();
+    });
+  }
 }
 
 void Core::close_now() {
@@ -100,6 +159,14 @@ void Core::close_now() {
   keep_alive = nb::none();
 }
 
+// What is neither None nor a float is Python's to judge.
+double seconds_of(nb::handle timeout) {
+  if (timeout.is_none()) return PTO_FOREVER;
+  double seconds = PyFloat_CheckExact(timeout.ptr()) ? PyFloat_AS_DOUBLE(timeout.ptr()) : NAN;
+  if (std::isnan(seconds)) seconds = nb::cast<double>(checked_in_python("seconds")("wait", timeout));
+  return seconds;
+}
+
 nb::object checked_in_python(const char* check) {
   PyErr_Clear();  // what the conversion said of the value
   return nb::module_::import_("tilewise.runtime.checks").attr(check);
@@ -107,10 +174,10 @@ nb::object checked_in_python(const char* check) {
 
 void raise_status(int status, const char* text) {
   if (PyErr_Occurred() != nullptr) throw nb::python_error();  // a signal's handler has spoken
+  raise_interrupt();
   const std::string sentence = text != nullptr ? text : pto_last_error();
   const nb::object error = nb::module_::import_("tilewise.runtime.failures").attr("error_of")(status, sentence.c_str());
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-  throw nb::python_error();
+  raise_again(error);
 }
 
 }  // namespace tilewise::bind

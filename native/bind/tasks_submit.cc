@@ -1,6 +1,7 @@
 // submit() from Python: the path that every task takes, so nothing here allocates unless the task asks for more.
 //
 // The GIL is kept: the runtime's hook releases it where the call must block.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -62,6 +63,8 @@ struct Arguments {
   uint64_t scalars[PTO_MAX_SCALARS];
   std::vector<pto_task> after;
   std::vector<pto_wait_for> waits;
+  std::string name;
+  std::vector<pto_view> views;
   uint32_t num_new = 0;
   uint32_t new_outputs[PTO_MAX_PARAMS];
 };
@@ -110,9 +113,28 @@ void read_scalars(nb::handle values, pto_task_spec& spec, Arguments& args) {
   }
 }
 
-// (after ids, [(event, value)], priority, target worker + 1, predicate handle)
-using Extras =
-    std::tuple<std::vector<uint64_t>, std::vector<std::pair<uint64_t, uint64_t>>, int32_t, int32_t, uint64_t>;
+/// Of a parameter as a kernel with views sees it: type, bytes of an element, sizes, strides in bytes.
+using View = std::tuple<int, uint64_t, std::vector<uint64_t>, std::vector<uint64_t>>;
+
+// (after ids, [(event, value)], priority, target worker + 1, predicate handle, name, deadline in s, views)
+using Extras = std::tuple<std::vector<uint64_t>, std::vector<std::pair<uint64_t, uint64_t>>, int32_t, int32_t, uint64_t,
+                          std::string, double, std::vector<std::optional<View>>>;
+
+void set_views(const std::vector<std::optional<View>>& given, const pto_task_spec& spec, Arguments& args) {
+  args.views.resize(given.size());
+  for (size_t p = 0; p < std::min<size_t>(given.size(), spec.num_params); ++p) {
+    const std::optional<View>& seen = given[p];
+    if (!seen) continue;
+    const auto& [type, item_bytes, sizes, strides] = *seen;
+    pto_view& view = args.views[p];
+    view.ndim = static_cast<uint32_t>(sizes.size());  // too many: the runtime says so
+    view.type = static_cast<pto_type>(type);
+    view.item_bytes = item_bytes;
+    std::copy_n(sizes.begin(), std::min<size_t>(sizes.size(), PTO_MAX_DIMS), view.size);
+    std::copy_n(strides.begin(), std::min<size_t>(strides.size(), PTO_MAX_DIMS), view.stride);
+    args.params[p].view = &view;
+  }
+}
 
 void read_extras(nb::handle values, pto_task_spec& spec, Arguments& args) {
   if (values.is_none()) return;
@@ -126,6 +148,10 @@ void read_extras(nb::handle values, pto_task_spec& spec, Arguments& args) {
   spec.priority = std::get<2>(extras);
   spec.target_worker = std::get<3>(extras);
   spec.predicate = std::get<4>(extras);
+  args.name = std::move(std::get<5>(extras));
+  spec.name = args.name.empty() ? nullptr : args.name.c_str();
+  spec.deadline_s = std::get<6>(extras);
+  if (spec.num_params <= PTO_MAX_PARAMS) set_views(std::get<7>(extras), spec, args);
 }
 
 }  // namespace
@@ -152,6 +178,7 @@ nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::h
   read_extras(extras, spec, args);
   const pto_task task = pto_submit(core.runtime, &spec);
   if (task == 0) raise_status(pto_last_status());
+  raise_interrupt();  // it may have waited for room, and helped meanwhile
   nb::object handle = nb::inst_alloc(core.task_type);
   Task* made = new (nb::inst_ptr<Task>(handle)) Task{};
   nb::inst_mark_ready(handle);

@@ -2,8 +2,9 @@
 //
 // owner: the index of the buffer's handle. Purpose: an access waits for what every overlapping node says, and is
 // recorded in its own node; a write forgets the nodes it covers, because whoever overlaps them from now on overlaps the
-// write. Who may call: the submitter, under the submission lock. Blocks: never. Memory: nodes of the RegionIndex in the
-// region.
+// write. What reads a box that one later write covers does not inherit the failures of earlier writers: the write is
+// newer than theirs, and has inherited what it read itself. Who may call: the submitter, under the submission lock.
+// Blocks: never. Memory: nodes of the RegionIndex in the region.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -92,7 +93,9 @@ inline bool begin_boxes(RegionIndex& boxes, uint32_t owner, Handle& handle) {
   if (handle.state.kind != Kind::kNothing) {
     const Box whole = box_of(handle, nullptr);
     if (!ensure_box(boxes, owner, handle, whole)) return false;
-    boxes[boxes.find(owner, whole)].state = handle.state;
+    const uint32_t node = boxes.find(owner, whole);
+    boxes[node].state = handle.state;
+    boxes.note_write(node);
     handle.state = {};
   }
   handle.flags |= kHasRegions;
@@ -109,7 +112,24 @@ void collect_boxes(RegionIndex& boxes, uint32_t owner, Handle& handle, const pto
     collect(boxes[own].state, pool, mode, sink);
     return;
   }
-  boxes.overlapping(handle.tree, box, [&](uint32_t node, Overlap) { collect(boxes[node].state, pool, mode, sink); });
+  std::array<uint32_t, 32> found;
+  size_t num_found = 0;
+  uint64_t healed_at = 0;  // the last write that covers all of the box
+  boxes.overlapping(handle.tree, box, [&](uint32_t node, Overlap overlap) {
+    if (overlap == Overlap::kEqual || overlap == Overlap::kInside) {
+      healed_at = std::max(healed_at, boxes[node].written_at);
+    }
+    if (num_found < found.size()) {
+      found[num_found++] = node;
+    } else {
+      collect(boxes[node].state, pool, mode, sink);
+    }
+  });
+  for (size_t f = 0; f < num_found; ++f) {
+    const RegionNode& node = boxes[found[f]];
+    const TaskRef kept = node.written_at < healed_at ? ~kCarriesPoison : ~TaskRef{0};
+    collect(node.state, pool, mode, [&](TaskRef ref) { sink(ref & kept); });
+  }
 }
 
 template <class Pool>
@@ -125,12 +145,16 @@ void record_box(RegionIndex& boxes, uint32_t owner, Handle& handle, const pto_re
     size_t num_gone = 0;
     boxes.overlapping(handle.tree, box, [&](uint32_t node, Overlap overlap) {
       if (node == own || num_gone == gone.size()) return;
-      const bool is_covered = overlap != Overlap::kPartial && kind_of(mode) == Kind::kWrite;
-      if (is_covered || is_stale(boxes[node].state, pool)) gone[num_gone++] = node;
+      const bool is_covered =
+          (overlap == Overlap::kEqual || overlap == Overlap::kCovered) && kind_of(mode) == Kind::kWrite;
+      // A write may be what keeps a failure of earlier ones from its readers.
+      const bool is_needed = boxes[node].written_at != 0 && pool.remembers_failures();
+      if (is_covered || (!is_needed && is_stale(boxes[node].state, pool))) gone[num_gone++] = node;
     });
     for (size_t n = 0; n < num_gone; ++n) remove_box(boxes, owner, handle, gone[n], pool);
   }
   record(boxes[own].state, pool, mode, task);
+  if (kind_of(mode) != Kind::kRead) boxes.note_write(own);
 }
 
 /// Forgets all of a buffer's nodes (all = true) or the stale ones. Returns how many.

@@ -177,13 +177,14 @@ void Engine::unregister(pto_handle name, double timeout_s, bool helps) {
   if ((handle.flags & kOwnedByHeap) != 0) {
     raise(PTO_BAD_ARGUMENT, "[runtime.unregister] the runtime frees its own buffers; got one of them; end its scope");
   }
-  wait_for_buffer(name, PTO_OUTPUT, timeout_s, helps);
+  wait_for_buffer(name, nullptr, PTO_OUTPUT, timeout_s, helps);
   give_handle(static_cast<uint32_t>(name & 0xFFFFFFFF) - 1, seat_here());
 }
 
 void Engine::freeze(pto_handle name, bool frozen) {
   Handle& handle = resolve(name, "freeze");
-  if (frozen) wait_for_buffer(name, PTO_OUTPUT, PTO_FOREVER, true);  // no writer is left, so readers need not be known
+  // Then no writer is left, so readers need not be known.
+  if (frozen) wait_for_buffer(name, nullptr, PTO_OUTPUT, PTO_FOREVER, true);
   const uint32_t seat_index = seat_here();
   const SubmitGuard guard(*region_.header, seat_index, fences_);
   settle_buffer(handle, seat_index);
@@ -208,23 +209,24 @@ pto_handle Engine::allocate(uint64_t bytes) {
 
 void* Engine::address_of(pto_handle name) { return region_.at(resolve(name, "address").address); }
 
-void* Engine::wait_for_buffer(pto_handle name, int mode, double timeout_s, bool helps) {
+void* Engine::wait_for_buffer(pto_handle name, const pto_region* box, int mode, double timeout_s, bool helps) {
   const uint32_t seat_index = seat_here();
   SeatPool pool{*this, seat(seat_index)};
   std::vector<TaskRef> producers;
   Handle* found = &resolve(name, "read");
+  if (box != nullptr) check_region(*found, *box, "read", -1);
   {
     // A task's children are tracked by that task alone; and a replay may hold the lock until the task has ended.
     const SubmitGuard guard(*region_.header, seat_index, fences_, running.engine == this);
     if (found->owner != 0 || running.engine == this) {
-      found = &tracked(*found, PTO_INPUT, &kNoBytes, seat_index);
+      found = &tracked(*found, PTO_INPUT, box != nullptr ? box : &kNoBytes, seat_index);
     } else {
       settle_buffer(*found, seat_index);
     }
     const auto note = [&](TaskRef ref) { producers.push_back(ref); };
     if ((found->flags & kHasRegions) != 0) {
       std::lock_guard boxes_guard(region_.header->boxes_lock);
-      collect_boxes(boxes_, index_of(*found), *found, nullptr, mode, pool, note);
+      collect_boxes(boxes_, index_of(*found), *found, box, mode, pool, note);
     } else {
       collect(found->state, pool, mode, note);
     }
@@ -244,14 +246,16 @@ void* Engine::wait_for_buffer(pto_handle name, int mode, double timeout_s, bool 
     task_error(without_flags(producer), &text);
     raise(status, text);
   }
-  return region_.at(found->address);
+  return region_.at(found->address + (box != nullptr ? box->offset : 0));
 }
 
-// An empty task that overwrites the buffer stands for the caller: it waits for everybody, and it ends a poison.
-void* Engine::wait_to_write(pto_handle name, double timeout_s, bool helps) {
+// An empty task that overwrites the bytes stands for the caller: it waits for everybody, and it ends a poison.
+void* Engine::wait_to_write(pto_handle name, const pto_region* box, double timeout_s, bool helps) {
+  if (box != nullptr) check_region(resolve(name, "write"), *box, "write", -1);
   pto_param param{};
   param.mode = PTO_OUTPUT;
   param.handle = name;
+  param.region = box;
   pto_task_spec spec{};
   spec.kernel = PTO_NO_KERNEL;
   spec.params = &param;
@@ -264,7 +268,7 @@ void* Engine::wait_to_write(pto_handle name, double timeout_s, bool helps) {
           "[runtime.write] the buffer's tasks must end within the time given; got one that still runs after ",
           timeout_s, " s; wait longer, or cancel it");
   }
-  return address_of(name);
+  return static_cast<std::byte*>(address_of(name)) + (box != nullptr ? box->offset : 0);
 }
 
 void Engine::begin_scope() {

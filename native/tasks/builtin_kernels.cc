@@ -40,13 +40,13 @@ int fill(void* const* buffers, const uint64_t* scalars) {
 }
 
 constexpr BuiltinKernel kKernels[] = {
-    {"copy", copy},
-    {"fill", fill},
-    {"sum_f32", sum<float>},
-    {"sum_f64", sum<double>},
-    {"sum_i64", sum<int64_t>},
-    {"max_f32", max_f32},
-    {"min_f32", min_f32},
+    {"copy", copy, 2, 1, 1},
+    {"fill", fill, 1, 2, 1},
+    {"sum_f32", sum<float>, 2, 1, sizeof(float)},
+    {"sum_f64", sum<double>, 2, 1, sizeof(double)},
+    {"sum_i64", sum<int64_t>, 2, 1, sizeof(int64_t)},
+    {"max_f32", max_f32, 2, 1, sizeof(float)},
+    {"min_f32", min_f32, 2, 1, sizeof(float)},
 };
 
 }  // namespace

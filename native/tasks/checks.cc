@@ -1,4 +1,7 @@
 // What can be wrong with a specification: found before anything is taken. See submit.cc.
+#include <algorithm>
+
+#include "tasks/builtin_kernels.h"
 #include "tasks/engine.h"
 #include "tasks/thread_state.h"
 
@@ -38,8 +41,8 @@ uint32_t Engine::check_spec(const pto_task_spec& spec, Resolved& buffers) {
   if (spec.target_worker != 0 &&
       (spec.target_worker < 0 || spec.target_worker > static_cast<int32_t>(header.num_workers) ||
        (region_.seats[spec.target_worker - 1].classes >> kind & 1) == 0)) {
-    raise(PTO_BAD_ARGUMENT, where, "target_worker must be 0 or 1 + a worker that serves the task's type; got ",
-          spec.target_worker, " with ", header.num_workers, " workers; drop the hint or correct it");
+    raise(PTO_BAD_ARGUMENT, where, "target_worker must name a worker that serves the task's type; got worker ",
+          spec.target_worker - 1, " of ", header.num_workers, " workers; drop the hint or correct it");
   }
   const bool asks_more = (spec.num_after | spec.num_waits) != 0 || spec.predicate != 0;
   uint32_t traits = asks_more || running.engine == this ? uint32_t{kHasMore} : 0u;
@@ -54,6 +57,13 @@ uint32_t Engine::check_spec(const pto_task_spec& spec, Resolved& buffers) {
     traits |= check_param(spec, p, buffers);
   }
   if (traits != 0) traits |= check_more(spec);
+  if (spec.name != nullptr || spec.deadline_s != 0) check_extras(spec);
+  const uint32_t flags = spec.kernel >= 0 ? region_.kernels[spec.kernel].flags : 0;
+  if ((flags & kIsBuiltin) != 0) check_builtin(spec);
+  if ((flags & PTO_VIEWS) != 0) {
+    check_views(spec, buffers.handles);
+    traits |= kSeesViews;
+  }
   return traits;
 }
 
@@ -84,9 +94,70 @@ uint32_t Engine::check_param(const pto_task_spec& spec, uint32_t p, Resolved& bu
     raise(PTO_BAD_ARGUMENT, where, "a frozen buffer must only be read; got mode ", static_cast<int>(param.mode),
           " in parameter ", p, "; call pto_freeze(handle, 0) first");
   }
+  if (param.mode == PTO_REDUCE) check_combine(param, p, handle.bytes);
   const uint32_t traits = param.mode == PTO_REDUCE ? kHasReductions : kHasMore;
   if (param.region == nullptr) return (handle.flags & kHasRegions) != 0 ? traits | kHasBoxes : traits;
-  const pto_region& box = *param.region;
+  check_region(handle, *param.region, "submit", static_cast<int>(p));
+  return traits | kHasBoxes;
+}
+
+namespace {
+
+/// Bytes from the first of a box that lie without a gap.
+uint64_t run_of(const pto_region& box) {
+  uint64_t run = box.size[box.ndim - 1];
+  for (uint32_t d = box.ndim - 1; d-- > 0;) {
+    if (box.size[d] == 1) continue;
+    if (box.stride[d] != run) break;
+    run *= box.size[d];
+  }
+  return std::any_of(box.size, box.size + box.ndim, [](uint64_t size) { return size == 0; }) ? 0 : run;
+}
+
+}  // namespace
+
+/// What a built-in kernel would touch without asking.
+void Engine::check_builtin(const pto_task_spec& spec) {
+  const BuiltinKernel& kernel = builtin_kernels()[static_cast<size_t>(spec.kernel)];
+  const char* where = "[runtime.submit] ";
+  if (spec.num_params != kernel.num_params || spec.num_scalars != kernel.num_scalars) {
+    raise(PTO_BAD_ARGUMENT, where, "the kernel '", kernel.name, "' takes ",
+          kernel.num_params == 1 ? "a target" : "a target and a source", ", and as scalars the number of bytes",
+          kernel.num_scalars == 2 ? " and the value of each" : "", "; got ", spec.num_params, " parameters and ",
+          spec.num_scalars, " scalars; pass ", kernel.num_params, " and ", kernel.num_scalars);
+  }
+  const uint64_t num_bytes = spec.scalars[0];
+  if (num_bytes % kernel.item_bytes != 0) {
+    raise(PTO_BAD_ARGUMENT, where, "the kernel '", kernel.name, "' works on elements of ", kernel.item_bytes,
+          " bytes; got ", num_bytes, " bytes, which is no multiple; pass the number of bytes, not of elements");
+  }
+  for (uint32_t p = 0; p < spec.num_params; ++p) {
+    const pto_param& param = spec.params[p];
+    if (param.handle == 0 && param.mode == PTO_NO_DEP) continue;  // an address: its caller knows
+    const uint64_t available = param.handle == 0         ? param.bytes
+                               : param.region != nullptr ? run_of(*param.region)
+                                                         : resolve(param.handle, "submit").bytes;
+    if (num_bytes <= available) continue;
+    const bool has_gaps = param.handle != 0 && param.region != nullptr && param.region->ndim > 1;
+    raise(PTO_BAD_ARGUMENT, where, "the kernel '", kernel.name, "' needs as many bytes without a gap as it is to work ",
+          "on; got ", num_bytes, " for parameter ", p, ", which has ", available,
+          has_gaps ? " before its first gap; submit a task per row, or a kernel that knows strides"
+                   : "; pass fewer, or a larger buffer");
+  }
+}
+
+/// The kernel that adds the partials of a reduction, as far as it is a built-in.
+void Engine::check_combine(const pto_param& param, uint32_t number, uint64_t num_bytes) const {
+  if ((region_.kernels[param.combine].flags & kIsBuiltin) == 0) return;
+  const BuiltinKernel& kernel = builtin_kernels()[static_cast<size_t>(param.combine)];
+  if (kernel.num_params == 2 && num_bytes % kernel.item_bytes == 0) return;
+  raise(PTO_BAD_ARGUMENT, "[runtime.submit] a reduction must name a kernel (target, partial) for the elements of its ",
+        "buffer; got '", kernel.name, "' for ", num_bytes, " bytes in parameter ", number,
+        "; choose the one for its type");
+}
+
+/// param: its number; -1: the call has no parameters.
+void Engine::check_region(const Handle& handle, const pto_region& box, const char* where, int param) {
   bool is_good = box.ndim >= 1 && box.ndim <= PTO_MAX_DIMS && box.stride[box.ndim - 1] == 1;
   uint64_t end = box.offset;
   for (uint32_t d = 0; is_good && d < box.ndim; ++d) {
@@ -95,12 +166,11 @@ uint32_t Engine::check_param(const pto_task_spec& spec, uint32_t p, Resolved& bu
     is_good =
         !__builtin_mul_overflow(box.size[d] - 1, box.stride[d], &span) && !__builtin_add_overflow(end, span, &end);
   }
-  if (!is_good || end >= handle.bytes) {
-    raise(PTO_BAD_ARGUMENT, where, "a region must have 1 to ", PTO_MAX_DIMS,
-          " dimensions, the last with stride 1, and lie inside its buffer of ", handle.bytes, " bytes; got ", box.ndim,
-          " dimensions from byte ", box.offset, " to ", end, " in parameter ", p, "; correct it");
-  }
-  return traits | kHasBoxes;
+  if (is_good && end < handle.bytes) return;
+  raise(PTO_BAD_ARGUMENT, "[runtime.", where, "] a region must have 1 to ", PTO_MAX_DIMS,
+        " dimensions, the last with stride 1, and lie inside its buffer of ", handle.bytes, " bytes; got ", box.ndim,
+        " dimensions from byte ", box.offset, " to ", end, param >= 0 ? " in parameter " + std::to_string(param) : "",
+        "; correct it");
 }
 
 uint32_t Engine::check_more(const pto_task_spec& spec) {

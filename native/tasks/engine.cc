@@ -134,7 +134,7 @@ std::unique_ptr<Engine> Engine::open(const Options& options) {
     header.served_classes |= seat.classes;
   }
   if (header.num_workers == 0) header.served_classes = (1u << header.num_classes) - 1;
-  for (const BuiltinKernel& kernel : builtin_kernels()) engine->add_kernel(kernel.name, kernel.function, 0);
+  for (const BuiltinKernel& kernel : builtin_kernels()) engine->add_kernel(kernel.name, kernel.function, kIsBuiltin);
   if (options.shared_path != nullptr) {
     publish_region(options.shared_path);
     engine->wait_for_workers(options.peer_timeout_s);
@@ -348,15 +348,18 @@ pto_kernel Engine::add_kernel(const std::string& name, pto_kernel_fn function, u
   return static_cast<pto_kernel>(id);
 }
 
-pto_kernel Engine::find_kernel(const std::string& name) {
+pto_kernel Engine::find_kernel(const std::string& name, uint32_t flags) {
   Header& header = *region_.header;
   const uint32_t count = header.num_kernels.load(std::memory_order_acquire);
   for (uint32_t id = 0; id < count; ++id) {
-    if (name == region_.kernels[id].name) return static_cast<pto_kernel>(id);
+    if (name != region_.kernels[id].name) continue;
+    if (flags == 0 || flags == region_.kernels[id].flags) return static_cast<pto_kernel>(id);
+    raise(PTO_BAD_ARGUMENT, "[runtime.kernel_find] a kernel must be used as it was added; got '", name, "' with flags ",
+          flags, " after ", region_.kernels[id].flags, "; ask for it in one way");
   }
   for (void* library : libraries_) {
     if (void* symbol = dlsym(library, name.c_str())) {
-      return add_kernel(name, reinterpret_cast<pto_kernel_fn>(symbol), 0);
+      return add_kernel(name, reinterpret_cast<pto_kernel_fn>(symbol), flags);
     }
   }
   raise(PTO_BAD_ARGUMENT,
@@ -364,13 +367,17 @@ pto_kernel Engine::find_kernel(const std::string& name) {
         "'; load its library first");
 }
 
-void Engine::load_library(const std::string& path) {
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+void Engine::load_library(const std::string& path) { libraries_.push_back(open_library(path, "library_load")); }
+
+void* Engine::open_library(const std::string& path, const char* where) {
+  const bool is_name = path.find('/') == std::string::npos;
+  const bool is_here = is_name && access(path.c_str(), F_OK) == 0;
+  void* library = dlopen(is_here ? ("./" + path).c_str() : path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.library_load] a library must load; got '", dlerror(),
-          "'; check path and symbols");
+    raise(PTO_BAD_ARGUMENT, "[runtime.", where, "] a library must load; got '", dlerror(), "'",
+          is_name && !is_here ? ", and no file of that name in the current folder" : "", "; check path and symbols");
   }
-  libraries_.push_back(library);
+  return library;
 }
 
 // The workers' process finds each kernel by its name, once.
@@ -436,6 +443,14 @@ void Engine::stats(pto_stats* stats) {
   stats->regions = boxes_.num_live();
   stats->regions_high = boxes_.high_water();
   stats->metadata_bytes = resident_bytes(region_.base, header.heap);
+}
+
+// A thread is busy from taking a task until it has handed on what became ready.
+bool Engine::is_idle() const {
+  for (uint32_t s = 0; s < header_seats(); ++s) {
+    if (region_.seats[s].is_busy.load(std::memory_order_acquire) != 0 || has_work(s)) return false;
+  }
+  return true;
 }
 
 void Engine::enable_trace(uint32_t max_records) {

@@ -9,7 +9,7 @@
 //
 //   checks.cc   what a specification must be                          events.cc    external events
 //   submit.cc   from a specification to a ready or waiting task,      wait.cc      waiting, deadlock, sleeping
-//   submit_plain.cc  and the short way of most of them
+//   submit_plain.cc  and the short way of most of them               notes.cc     names, deadlines, views
 //   run.cc      taking, running and completing tasks                  buffers.cc   handles, heap, scopes
 //   failures.cc errors, poison, cancelling                            recording.cc, replay.cc, instance.cc
 #pragma once
@@ -66,7 +66,7 @@ struct Resolved {
   Handle* handles[PTO_MAX_PARAMS];  // nullptr: no buffer, or none yet
   uint32_t fresh;                   // mask of parameters whose buffers were made for this task; with kHasOutputs
 };
-enum Traits : uint32_t { kHasMore = 1, kHasOutputs = 2, kHasBoxes = 4, kHasReductions = 8 };
+enum Traits : uint32_t { kHasMore = 1, kHasOutputs = 2, kHasBoxes = 4, kHasReductions = 8, kSeesViews = 16 };
 
 class Engine {
  public:
@@ -82,8 +82,10 @@ class Engine {
 
   // Kernels.
   pto_kernel add_kernel(const std::string& name, pto_kernel_fn function, uint32_t flags);
-  pto_kernel find_kernel(const std::string& name);
+  pto_kernel find_kernel(const std::string& name, uint32_t flags);
   void load_library(const std::string& path);
+  /// dlopen; a name without a slash that is a file of the current folder is that file.
+  static void* open_library(const std::string& path, const char* where);
   const char* kernel_name(pto_kernel kernel) const;
 
   // Buffers (buffers.cc).
@@ -104,8 +106,9 @@ class Engine {
   [[noreturn]] static void raise_stale(pto_handle handle, const char* where);
   void* address_of(pto_handle handle);
   /// Waits as a task with an access of this mode would; a failure of the data's writers is raised if the mode reads.
-  void* wait_for_buffer(pto_handle handle, int mode, double timeout_s, bool helps);
-  void* wait_to_write(pto_handle handle, double timeout_s, bool helps);
+  /// box: nullptr: the whole buffer. Returns the address of its first byte.
+  void* wait_for_buffer(pto_handle handle, const pto_region* box, int mode, double timeout_s, bool helps);
+  void* wait_to_write(pto_handle handle, const pto_region* box, double timeout_s, bool helps);
   void begin_scope();
   void end_scope();
   uint32_t depth() { return seat(seat_here()).depth; }
@@ -128,6 +131,7 @@ class Engine {
   void release(pto_task task);
   void cancel(pto_task task);
   void cancel_all();
+  bool should_stop(uint32_t slot) const;
 
   // Events.
   pto_event open_event();
@@ -142,6 +146,7 @@ class Engine {
 
   // Seeing inside.
   void stats(pto_stats* stats);
+  bool is_idle() const;
   void enable_trace(uint32_t max_records);
   uint64_t trace_tasks(pto_trace_task* records, uint64_t capacity) const;
   uint64_t trace_stalls(pto_trace_stall* records, uint64_t capacity) const;
@@ -179,6 +184,14 @@ class Engine {
   uint32_t check_spec(const pto_task_spec& spec, Resolved& buffers);
   uint32_t check_param(const pto_task_spec& spec, uint32_t param, Resolved& buffers);
   uint32_t check_more(const pto_task_spec& spec);
+  static void check_region(const Handle& handle, const pto_region& box, const char* where, int param);
+  void check_extras(const pto_task_spec& spec) const;
+  static void check_views(const pto_task_spec& spec, Handle* const* handles);
+  void note_extras(uint32_t slot, const pto_task_spec& spec);
+  void note_view(uint32_t slot, uint32_t param, const pto_param& given, uint64_t num_bytes);
+  void check_builtin(const pto_task_spec& spec);
+  void check_combine(const pto_param& param, uint32_t number, uint64_t num_bytes) const;
+  bool has_plain_flags(const pto_task_spec& spec);
   uint32_t take_slot(uint32_t seat);
   uint32_t take_slot_carefully(uint32_t seat);
   uint32_t take_slot_slowly(uint32_t seat);
@@ -188,7 +201,7 @@ class Engine {
   void link(uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t seat, Resolved& buffers, uint32_t traits,
             bool& is_recorded);
   void observe(uint32_t slot, const pto_task_spec& spec, uint32_t seat, uint32_t fresh);
-  bool is_plain(const pto_task_spec& spec) const;
+  bool is_plain(const pto_task_spec& spec);
   uint64_t* place_arguments(Slot& task, SlotArgs& args, const pto_task_spec& spec, Handle* const* handles);
   void merge_or_order_after(Slot& task, TaskRef producer, uint32_t seat);
   void collect_many(Slot& task, uint32_t seat, Handle& handle, int mode);
@@ -216,9 +229,12 @@ class Engine {
   bool stand_behind(uint32_t slot, TaskRef producer_name);
   bool advance(uint32_t slot, uint32_t seat);
   bool wait_for_event(uint32_t slot, uint32_t event, uint64_t value);
-  void wake_event(uint32_t event, uint64_t add);
+  int64_t wake_event(uint32_t event, uint64_t add, uint32_t seat);
   bool is_cancelled(uint32_t slot) const;
   void wake_cancelled();
+  bool is_overdue(uint32_t slot) const;
+  void expect_deadline(int64_t deadline_ns);
+  void expire_overdue(uint32_t seat);
   bool take_tokens(uint32_t slot);
   void drop_producer(Slot& task, uint32_t seat);
   void release_tokens(uint32_t slot, uint32_t seat);
@@ -230,7 +246,8 @@ class Engine {
   uint32_t steal(uint32_t seat, uint32_t classes);
   bool has_work(uint32_t seat) const;
   bool can_help(uint32_t slot) const;
-  void run(uint32_t slot, uint32_t seat, bool is_worker);
+  uint32_t run(uint32_t slot, uint32_t seat, bool is_worker);
+  void run_own(uint32_t slot, uint32_t seat);
   int execute(uint32_t slot, uint32_t seat);
   int call_kernel(uint32_t slot, uint32_t seat);
   uint32_t finish(uint32_t slot, uint32_t seat, int status, bool is_worker);
@@ -306,6 +323,7 @@ class Engine {
   uint32_t find_error(TaskRef task);
   std::string error_text(uint32_t error) const;
   int error_status(uint32_t error) const;
+  const char* task_name(uint32_t slot) const;
   void sweep_failures(bool holds_boxes_lock);
   void sweep_failures_if_many(bool holds_boxes_lock);
   void inherit(Slot& task, TaskRef producer);

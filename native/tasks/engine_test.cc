@@ -46,7 +46,7 @@ CASE("a chain on one buffer runs in order, and reads see the last write") {
       EXPECT(runtime.submit(step, {inout(h)}, {.scalars = {i}}) != 0);
       expected = static_cast<int64_t>(static_cast<uint64_t>(expected) * 3 + i);
     }
-    const auto* seen = static_cast<const int64_t*>(pto_read(runtime, h, PTO_FOREVER));
+    const auto* seen = static_cast<const int64_t*>(pto_read(runtime, h, nullptr, PTO_FOREVER));
     EXPECT(seen == &x);
     EXPECT_EQ(x, expected);
     EXPECT_EQ(pto_unregister(runtime, h, PTO_FOREVER), 0);
@@ -63,8 +63,8 @@ CASE("a stale handle is refused everywhere, also after its index is used again")
   EXPECT(now != old);
   EXPECT_EQ(runtime.submit(PTO_NO_KERNEL, {in(old)}), pto_task{0});
   EXPECT(has(pto_last_error(), "handle"));
-  EXPECT(pto_read(runtime, old, 0) == nullptr);
-  EXPECT(pto_write(runtime, old, 0) == nullptr);
+  EXPECT(pto_read(runtime, old, nullptr, 0) == nullptr);
+  EXPECT(pto_write(runtime, old, nullptr, 0) == nullptr);
   EXPECT_EQ(pto_unregister(runtime, old, 0), PTO_BAD_ARGUMENT);
   EXPECT_EQ(pto_bytes(runtime, old), uint64_t{0});
   EXPECT_EQ(pto_bytes(runtime, now), uint64_t{8});
@@ -86,7 +86,7 @@ CASE("bad submissions are refused and nothing is submitted") {
   EXPECT_EQ(runtime.submit(step, {fresh(0)}), pto_task{0});
   EXPECT_EQ(runtime.submit(step, {inout(h, &far)}), pto_task{0});
   EXPECT_EQ(runtime.submit(step, {inout(h, &wide)}), pto_task{0});
-  EXPECT_EQ(runtime.submit(step, {{static_cast<pto_mode>(9), 0, h, 0, nullptr, nullptr}}), pto_task{0});
+  EXPECT_EQ(runtime.submit(step, {{static_cast<pto_mode>(9), 0, h, 0, nullptr, nullptr, nullptr}}), pto_task{0});
   EXPECT_EQ(runtime.submit(step, {inout(h)}, {.target_worker = 5}), pto_task{0});
   EXPECT_EQ(runtime.submit(step, {inout(h)}, {.type = static_cast<pto_worker_type>(7)}), pto_task{0});
   EXPECT_EQ(runtime.submit(step, {inout(h)}, {.waits = {{12345, 1}}}), pto_task{0});
@@ -378,7 +378,7 @@ CASE("freeze: readers need no order, writers are refused until it is thawed") {
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   EXPECT_EQ(pto_freeze(runtime, w, 0), 0);
   EXPECT(runtime.submit(runtime.kernel("set", set_kernel), {out(w)}, {.scalars = {6}}) != 0);
-  EXPECT(pto_read(runtime, w, PTO_FOREVER) != nullptr);
+  EXPECT(pto_read(runtime, w, nullptr, PTO_FOREVER) != nullptr);
   EXPECT_EQ(weights, 6);
   EXPECT_EQ(sums[0] + sums[63], 100);
 }
@@ -391,14 +391,14 @@ CASE("pto_read waits for writers only; pto_write waits for readers too") {
   const pto_kernel gated = runtime.kernel("gate", Gate::kernel);
   runtime.submit(runtime.kernel("set", set_kernel), {out(h)}, {.scalars = {4}});
   const pto_task reader = runtime.submit(gated, {in(h)}, {.scalars = {scalar(&gate)}});
-  const auto* seen = static_cast<const int64_t*>(pto_read(runtime, h, 60));
+  const auto* seen = static_cast<const int64_t*>(pto_read(runtime, h, nullptr, 60));
   EXPECT(seen != nullptr && *seen == 4);
-  EXPECT(pto_write(runtime, h, 0.02) == nullptr);
+  EXPECT(pto_write(runtime, h, nullptr, 0.02) == nullptr);
   EXPECT_EQ(pto_last_status(), PTO_TIMEOUT);
   EXPECT_EQ(pto_unregister(runtime, h, 0.02), PTO_TIMEOUT);
   EXPECT(pto_address(runtime, h) == &x);
   gate.open();
-  auto* mine = static_cast<int64_t*>(pto_write(runtime, h, 60));
+  auto* mine = static_cast<int64_t*>(pto_write(runtime, h, nullptr, 60));
   EXPECT(mine == &x);
   EXPECT_EQ(pto_is_complete(runtime, reader), 1);
 }
@@ -421,7 +421,7 @@ CASE("reduction: the partials are added in order of submission, with the same bi
     pto_scope_begin(runtime);
     for (uint64_t t = 0; t < 100; ++t) EXPECT(runtime.submit(part, {reduce(h, sum)}, {.scalars = {t}}) != 0);
     EXPECT_EQ(pto_scope_end(runtime), 0);
-    EXPECT(pto_read(runtime, h, PTO_FOREVER) != nullptr);
+    EXPECT(pto_read(runtime, h, nullptr, PTO_FOREVER) != nullptr);
     if (first.empty()) first = total;
     EXPECT(std::memcmp(first.data(), total.data(), 64) == 0);
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
@@ -454,7 +454,7 @@ CASE("commuting tasks run one at a time, also on two buffers taken in different 
     runtime.submit(body, {commute(hx)}, {.scalars = {1}});
     runtime.submit(body, {commute(hy)}, {.scalars = {2}});
   }
-  EXPECT(pto_read(runtime, hx, PTO_FOREVER) != nullptr);
+  EXPECT(pto_read(runtime, hx, nullptr, PTO_FOREVER) != nullptr);
   EXPECT_EQ(x, 2 * count);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   EXPECT_EQ(overlaps.load(), 0);

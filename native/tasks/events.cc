@@ -27,24 +27,26 @@ uint64_t Engine::event_value(pto_event name) {
 bool Engine::wait_for_event(uint32_t slot, uint32_t index, uint64_t value) {
   Event& event = region_.events[index];
   std::lock_guard guard(event.lock);
-  if (event.value.load(std::memory_order_relaxed) >= value || is_cancelled(slot)) return true;
+  if (event.value.load(std::memory_order_relaxed) >= value || is_cancelled(slot) || is_overdue(slot)) return true;
   Slot& task = region_.slots[slot];
   region_.args[slot].awaited = value;
   task.next_waiter = event.waiters;
   task.state.store(SlotState::kWaitsForEvent, std::memory_order_relaxed);
   event.waiters = slot + 1;
+  if ((task.more_flags & kHasDeadline) != 0) expect_deadline(region_.notes[slot].deadline_ns);
   return false;
 }
 
 void Engine::raise_event(pto_event name, uint64_t add) {
   event_value(name);  // checks the name
-  wake_event(static_cast<uint32_t>(name & 0xFFFFFFFF), add);
+  wake_event(static_cast<uint32_t>(name & 0xFFFFFFFF), add, running.engine == this ? running.seat : seat_here());
   wake_waiters();
 }
 
-// Raises the event, perhaps by nothing, and lets go of the tasks that it has reached or that were cancelled.
-void Engine::wake_event(uint32_t index, uint64_t add) {
-  const uint32_t seat_index = running.engine == this ? running.seat : seat_here();
+// Raises the event, perhaps by nothing, and lets go of the tasks that it has reached, that were cancelled or that are
+// past their deadlines. Returns the next deadline of the others; INT64_MAX: none.
+int64_t Engine::wake_event(uint32_t index, uint64_t add, uint32_t seat_index) {
+  int64_t soonest = INT64_MAX;
   const Busy busy(seat(seat_index));
   Event& event = region_.events[index];
   uint32_t reached = 0;
@@ -57,7 +59,11 @@ void Engine::wake_event(uint32_t index, uint64_t add) {
     for (uint32_t w = event.waiters; w != 0;) {
       Slot& waiter = region_.slots[w - 1];
       const uint32_t next = waiter.next_waiter;
-      uint32_t& list = region_.args[w - 1].awaited <= value || is_cancelled(w - 1) ? reached : left;
+      const bool is_free = region_.args[w - 1].awaited <= value || is_cancelled(w - 1) || is_overdue(w - 1);
+      if (!is_free && (waiter.more_flags & kHasDeadline) != 0) {
+        soonest = std::min(soonest, region_.notes[w - 1].deadline_ns);
+      }
+      uint32_t& list = is_free ? reached : left;
       waiter.next_waiter = list;
       list = w;
       w = next;
@@ -69,6 +75,7 @@ void Engine::wake_event(uint32_t index, uint64_t add) {
     reached = region_.slots[slot].next_waiter;
     if (advance(slot, seat_index)) make_ready(slot, seat_index);
   }
+  return soonest;
 }
 
 }  // namespace tilewise::tasks

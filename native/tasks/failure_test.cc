@@ -26,9 +26,9 @@ CASE("exactly the data successors of a failed task are poisoned, siblings and la
     char text[400];
     EXPECT_EQ(pto_task_error(runtime, second, text, sizeof(text)), PTO_TASK_FAILED);
     EXPECT(has(text, "planted failure") && has(text, "fail"));
-    EXPECT(pto_read(runtime, hc, PTO_FOREVER) == nullptr);
+    EXPECT(pto_read(runtime, hc, nullptr, PTO_FOREVER) == nullptr);
     EXPECT(has(pto_last_error(), "planted failure"));
-    EXPECT(pto_read(runtime, hb, PTO_FOREVER) != nullptr);
+    EXPECT(pto_read(runtime, hb, nullptr, PTO_FOREVER) != nullptr);
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
     EXPECT(has(pto_last_error(), "planted failure"));
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
@@ -185,7 +185,7 @@ CASE("the table of failures stays bounded over many failing tasks in a small win
   EXPECT(stats.metadata_bytes <= before + (1 << 16));
   const pto_kernel set = runtime.kernel("set", set_kernel);
   runtime.submit(set, {out(h)}, {.scalars = {3}});
-  EXPECT(pto_read(runtime, h, PTO_FOREVER) != nullptr);
+  EXPECT(pto_read(runtime, h, nullptr, PTO_FOREVER) != nullptr);
   EXPECT_EQ(x[0], 3);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
 }
@@ -227,7 +227,7 @@ CASE("failures inside tasks are remembered while other lanes' failures are swept
           pto_submit_task(inner, set, PTO_VECTOR, reader, 2);
         }
         const bool is_poisoned =
-            pto_wait_all(inner, PTO_FOREVER) == PTO_TASK_FAILED && pto_read(inner, b, PTO_FOREVER) == nullptr;
+            pto_wait_all(inner, PTO_FOREVER) == PTO_TASK_FAILED && pto_read(inner, b, nullptr, PTO_FOREVER) == nullptr;
         pto_unregister(inner, a, PTO_FOREVER);
         pto_unregister(inner, b, PTO_FOREVER);
         return is_poisoned && mine[1] == 0 ? PTO_OK : PTO_TASK_FAILED;
@@ -284,10 +284,10 @@ CASE("the host heals a poisoned buffer by writing it") {
   int64_t x = 0;
   const pto_handle h = runtime.add(x);
   runtime.submit(runtime.kernel("fail", [](void* const*, const uint64_t*) { return 5; }), {out(h)});
-  EXPECT(pto_read(runtime, h, 60) == nullptr);
-  EXPECT(pto_write(runtime, h, 60) == &x);
+  EXPECT(pto_read(runtime, h, nullptr, 60) == nullptr);
+  EXPECT(pto_write(runtime, h, nullptr, 60) == &x);
   x = 3;
-  EXPECT(pto_read(runtime, h, 60) == &x);
+  EXPECT(pto_read(runtime, h, nullptr, 60) == &x);
   EXPECT_EQ(pto_wait_all(runtime, 60), PTO_TASK_FAILED);
 }
 

@@ -28,13 +28,17 @@ void Engine::fail(uint32_t slot, uint32_t seat_index, int status) {
     std::string reason;
     if (status == PTO_CANCELLED) {
       reason = "it was cancelled";
+    } else if (status == PTO_TIMEOUT && failure_reason.empty()) {
+      reason = "it had not started by its deadline";
     } else if (!failure_reason.empty()) {
       reason = failure_reason;
     } else {
       reason = "its kernel returned " + std::to_string(status);
     }
     failure_reason.clear();
-    error = record_error(slot, seat_index, status == PTO_CANCELLED ? PTO_CANCELLED : PTO_TASK_FAILED, reason);
+    if (status == PTO_INTERRUPTED) asks_at_once = true;
+    error = record_error(slot, seat_index, status == PTO_CANCELLED || status == PTO_TIMEOUT ? status : PTO_TASK_FAILED,
+                         reason);
   }
   Seat& me = seat(seat_index);
   me.num_failed.store(me.num_failed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
@@ -59,6 +63,7 @@ uint32_t Engine::record_error(uint32_t slot, uint32_t seat_index, int status, co
   record.lane = static_cast<int32_t>(lane_of(slot));
   record.status = status;
   record.number = number;
+  std::memcpy(record.name, task_name(slot), std::strlen(task_name(slot)) + 1);
   const size_t length = std::min(reason.size(), sizeof(record.text) - 1);
   std::memcpy(record.text, reason.data(), length);
   record.text[length] = 0;
@@ -75,17 +80,19 @@ std::string Engine::error_text(uint32_t error) const {
          << " later ones have replaced; look at the first";
     return text.str();
   }
+  const std::string called = record.name[0] != 0 ? std::string(" '") + record.name + "'" : "";
   if (record.status == PTO_CANCELLED) {
-    text << "[runtime.wait] a task must start to have a result; got task " << record.task << " ("
+    text << "[runtime.wait] a task must start to have a result; got task " << record.task << called << " ("
          << (record.kernel >= 0 ? kernel_name(record.kernel) : "empty")
          << "), which was cancelled before it started, and with it what reads its data; nothing is to be corrected: "
             "submit it again if it is still wanted";
     return text.str();
   }
-  text << "[runtime.wait] a task must not fail; got '" << record.text << "' from task " << record.task << " ("
+  text << "[runtime.wait] a task must not fail; got '" << record.text << "' from task " << record.task << called << " ("
        << (record.kernel >= 0 ? kernel_name(record.kernel) : "empty") << ") on "
        << (record.worker >= 0 ? "worker " + std::to_string(record.worker) : "a submitter")
-       << "; correct its kernel or its operands";
+       << (record.status == PTO_TIMEOUT ? "; give it longer, or less to wait for"
+                                        : "; correct its kernel or its operands");
   return text.str();
 }
 
@@ -216,7 +223,7 @@ int Engine::task_status(pto_task task) {
 int Engine::error_status(uint32_t error) const {
   std::lock_guard guard(region_.header->failed_lock);
   const ErrorRecord& record = region_.errors[error % kMaxErrors];
-  return record.number == error && record.status == PTO_CANCELLED ? PTO_CANCELLED : PTO_TASK_FAILED;
+  return record.number == error ? record.status : PTO_TASK_FAILED;
 }
 
 int Engine::task_error(pto_task task, std::string* text) {
@@ -250,8 +257,9 @@ void Engine::cancel(pto_task task) {
 // A cancelled task waits for no event any more: whoever should raise it may be gone. A task looks at its cancellation
 // in the event's critical section, so it is either found there or never waits.
 void Engine::wake_cancelled() {
+  const uint32_t seat_index = running.engine == this ? running.seat : seat_here();
   for (uint32_t e = 0; e < region_.header->max_events; ++e) {
-    if (region_.events[e].used.load(std::memory_order_acquire) != 0) wake_event(e, 0);
+    if (region_.events[e].used.load(std::memory_order_acquire) != 0) wake_event(e, 0, seat_index);
   }
   wake_waiters();
 }

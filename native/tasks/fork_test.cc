@@ -50,7 +50,7 @@ CASE("a forked child is refused whatever waits, submits or locks, and can close 
     EXPECT_EQ(pto_wait(runtime, task, PTO_FOREVER), int{PTO_CLOSED});
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), int{PTO_CLOSED});
     EXPECT_EQ(pto_is_complete(runtime, task), int{PTO_CLOSED});
-    EXPECT(pto_read(runtime, x, PTO_FOREVER) == nullptr);
+    EXPECT(pto_read(runtime, x, nullptr, PTO_FOREVER) == nullptr);
     EXPECT_EQ(pto_unregister(runtime, x, PTO_FOREVER), int{PTO_CLOSED});
     EXPECT_EQ(pto_event_raise(runtime, event, 1), int{PTO_CLOSED});
     EXPECT_EQ(pto_alloc(runtime, 8), pto_handle{0});

@@ -43,6 +43,7 @@ void GraphLog::add(const Engine& engine, uint32_t slot, const pto_task_spec& spe
   };
   Node node{name_of(slot),
             spec.kernel >= 0 ? engine.kernel_name(spec.kernel) : "",
+            spec.name != nullptr ? spec.name : "",
             static_cast<int>(region.lane_of(slot)),
             region.seats[region.lane_of(slot)].depth,
             task.parent != 0 ? name_of(task.parent - 1) : 0,
@@ -76,8 +77,8 @@ void GraphLog::write(const char* path) const {
   for (size_t n = 0; n < nodes_.size(); ++n) {
     const Node& node = nodes_[n];
     file << (n > 0 ? ",\n" : "\n") << "{\"id\":" << node.task << ",\"kernel\":" << quoted(node.kernel)
-         << ",\"lane\":" << node.lane << ",\"scope\":" << node.depth << ",\"depth\":" << node.depth
-         << ",\"domain\":" << node.domain << ",\"params\":[";
+         << ",\"name\":" << quoted(node.name) << ",\"lane\":" << node.lane << ",\"scope\":" << node.depth
+         << ",\"depth\":" << node.depth << ",\"domain\":" << node.domain << ",\"params\":[";
     for (size_t a = 0; a < node.accesses.size(); ++a) {
       const Access& access = node.accesses[a];
       file << (a > 0 ? "," : "") << "{\"mode\":\"" << kModes[access.mode] << "\",\"buffer\":" << access.buffer

@@ -30,6 +30,7 @@ class GraphLog {
   struct Node {
     TaskRef task;
     std::string kernel;
+    std::string name;
     int lane;
     uint32_t depth;
     TaskRef domain;

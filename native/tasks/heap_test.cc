@@ -96,7 +96,7 @@ CASE("memory of a closed scope stays until its last task: values survive thousan
     EXPECT_EQ(pto_scope_end(runtime), 0);
     expected += static_cast<int64_t>(round);
   }
-  EXPECT(pto_read(runtime, h, PTO_FOREVER) != nullptr);
+  EXPECT(pto_read(runtime, h, nullptr, PTO_FOREVER) != nullptr);
   EXPECT_EQ(total, expected);
   EXPECT(runtime.stats().heap_high_bytes <= 4 * kSegment);
 }

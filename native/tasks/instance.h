@@ -45,6 +45,11 @@ class Instance {
     return total;
   }
 
+  const char* task_name(uint32_t slot) const {
+    const uint32_t name = recording.tasks[slot - first_slot].name;
+    return name != 0 ? recording.names[name - 1].c_str() : "";
+  }
+
   struct Entry {
     uint32_t task;
     uint32_t buffer;

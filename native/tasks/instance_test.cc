@@ -128,7 +128,7 @@ CASE("rounds back to back, rebound, between tasks, reads and waits: the values o
         cells.expect(task);
       } else if (dice == 13) {
         const size_t c = random() % (2 * half);
-        const auto* seen = static_cast<const uint64_t*>(pto_read(runtime, cells.handles[c], PTO_FOREVER));
+        const auto* seen = static_cast<const uint64_t*>(pto_read(runtime, cells.handles[c], nullptr, PTO_FOREVER));
         EXPECT(seen != nullptr && *seen == cells.oracle[c]);
       } else {
         EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
@@ -243,7 +243,7 @@ CASE("cancelling everything ends a round early; the next one runs") {
   gate.open();
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_CANCELLED);
   EXPECT_EQ(x, 20);
-  EXPECT(pto_write(runtime, hx, PTO_FOREVER) != nullptr);
+  EXPECT(pto_write(runtime, hx, nullptr, PTO_FOREVER) != nullptr);
   EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   EXPECT_EQ(x, 40);

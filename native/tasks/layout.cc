@@ -19,7 +19,7 @@ namespace tilewise::tasks {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x335f4f54505f5754;  // a layout that another version must not read
+constexpr uint64_t kMagic = 0x345f4f54505f5754;  // a layout that another version must not read
 
 /// Offsets handed out one after the other, page aligned so that untouched parts stay untouched.
 struct Cursor {
@@ -82,6 +82,7 @@ void lay_out(const Options& options, Header& header) {
   header.slots = cursor.take(header.num_slots * sizeof(Slot));
   header.args = cursor.take(num_slots * sizeof(SlotArgs));
   header.declared = cursor.take(num_slots * PTO_MAX_PARAMS * sizeof(pto_region));
+  header.notes = cursor.take(num_slots * sizeof(TaskNotes));
   header.handles = cursor.take(uint64_t{header.max_handles} * sizeof(Handle));
   header.regions = cursor.take(RegionIndex::bytes_needed(header.max_regions));
   header.chunks = cursor.take(uint64_t{header.max_chunks} * sizeof(Chunk));
@@ -107,6 +108,7 @@ Region locate(std::byte* base) {
   region.slots = reinterpret_cast<Slot*>(base + h.slots);
   region.args = reinterpret_cast<SlotArgs*>(base + h.args);
   region.declared = reinterpret_cast<pto_region*>(base + h.declared);
+  region.notes = reinterpret_cast<TaskNotes*>(base + h.notes);
   region.handles = reinterpret_cast<Handle*>(base + h.handles);
   region.regions = base + h.regions;
   region.chunks = reinterpret_cast<Chunk*>(base + h.chunks);

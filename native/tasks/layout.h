@@ -118,6 +118,7 @@ struct ErrorRecord {
   int32_t lane;
   int32_t status;
   uint32_t number;
+  char name[PTO_MAX_NAME];
   char text[232];
 };
 
@@ -164,8 +165,8 @@ struct Header {
   uint32_t num_segments;
   uint32_t failed_capacity;
   uint32_t is_shared;
-  uint64_t seats, slots, args, handles, regions, chunks, declared, rings, queues, entries, events, segments, errors,
-      failed, kernels, traces, heap;
+  uint64_t seats, slots, args, handles, regions, chunks, declared, notes, rings, queues, entries, events, segments,
+      errors, failed, kernels, traces, heap;
 
   alignas(128) rings::SpinLock submit_lock;  // see submit_lock.h for the three
   std::atomic<uint32_t> first_lane_inside;
@@ -191,6 +192,7 @@ struct Header {
   std::atomic<uint32_t> worker_word;
   std::atomic<uint32_t> num_waiting;  // waiting threads asleep
   std::atomic<uint32_t> wait_word;
+  std::atomic<int64_t> next_deadline_ns;  // of the tasks that wait for events; 0: none has one
   alignas(128) std::atomic<uint32_t> num_urgent;
   std::atomic<uint32_t> num_background;
   std::atomic<uint32_t> num_overflow;
@@ -212,6 +214,7 @@ struct Region {
   Slot* slots = nullptr;
   SlotArgs* args = nullptr;
   Handle* handles = nullptr;
+  TaskNotes* notes = nullptr;  // of submitted tasks
   pto_region* declared = nullptr;  // [slot][parameter]: boxes of tasks that may submit
   std::byte* regions = nullptr;
   Chunk* chunks = nullptr;

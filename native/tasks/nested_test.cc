@@ -123,7 +123,8 @@ CASE("inside a task: own buffers, own scopes, reading a result, waiting for one 
           if (pto_submit(shared.runtime, &spec) == 0) return PTO_TASK_FAILED;
           const pto_task task = submit_here(shared.add, {inout(mine), in(params[0].handle)});
           if (pto_wait(shared.runtime, task, PTO_FOREVER) != 0 || local != 9) return PTO_TASK_FAILED;
-          const auto* seen = static_cast<const int64_t*>(pto_read(shared.runtime, params[0].handle, PTO_FOREVER));
+          const auto* seen =
+              static_cast<const int64_t*>(pto_read(shared.runtime, params[0].handle, nullptr, PTO_FOREVER));
           if (seen == nullptr || *seen != 7) return PTO_TASK_FAILED;
           if (pto_scope_end(shared.runtime) != 0 || pto_scope_end(shared.runtime) != PTO_BAD_ARGUMENT) {
             return PTO_TASK_FAILED;
@@ -252,7 +253,7 @@ CASE("a child may touch only the boxes that its parent declared") {
       [](void* const*, const uint64_t*) {
         const pto_region boxes[3] = {{8, 1, {8}, {1}}, {0, 1, {16}, {1}}, {16, 1, {8}, {1}}};
         for (int b = 0; b < 4; ++b) {
-          pto_param param = {PTO_INOUT, 0, whole, 0, b < 3 ? &boxes[b] : nullptr, nullptr};
+          pto_param param = {PTO_INOUT, 0, whole, 0, b < 3 ? &boxes[b] : nullptr, nullptr, nullptr};
           pto_task_spec spec{};
           spec.kernel = PTO_NO_KERNEL;
           spec.params = &param;
@@ -263,7 +264,7 @@ CASE("a child may touch only the boxes that its parent declared") {
       },
       PTO_SUBMITS);
   const pto_region declared{0, 1, {16}, {1}};
-  pto_param param = {PTO_INOUT, 0, whole, 0, &declared, nullptr};
+  pto_param param = {PTO_INOUT, 0, whole, 0, &declared, nullptr, nullptr};
   EXPECT(pto_submit_task(runtime, parent, PTO_VECTOR, &param, 1) != 0);
   EXPECT_EQ(pto_wait_all(runtime, 60), PTO_OK);
   EXPECT_EQ(results[0], PTO_OK);

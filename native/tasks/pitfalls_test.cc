@@ -91,7 +91,7 @@ CASE("brief 2.6: tasks without outputs between tasks with outputs do not disturb
     EXPECT(runtime.submit(PTO_NO_KERNEL, {}) != 0);
     const pto_handle b = runtime.make(set, 100'000, {}, {.scalars = {round + 1}});
     EXPECT(pto_address(runtime, a) != pto_address(runtime, b) && a != 0 && b != 0);
-    const auto* seen = static_cast<const int64_t*>(pto_read(runtime, a, 30));
+    const auto* seen = static_cast<const int64_t*>(pto_read(runtime, a, nullptr, 30));
     EXPECT(seen != nullptr && *seen == static_cast<int64_t>(round));
     EXPECT_EQ(pto_scope_end(runtime), 0);
   }
@@ -118,7 +118,7 @@ CASE("brief 2.7: edges, boxes and handles are reclaimed; a lookup returns every 
     }
     EXPECT(runtime.submit(total, {in(hx), out(hs)}) != 0);  // behind 32 writers
     if (round % 10 != 0) continue;
-    EXPECT(pto_read(runtime, hs, 30) != nullptr);
+    EXPECT(pto_read(runtime, hs, nullptr, 30) != nullptr);
     EXPECT_EQ(sum, static_cast<int64_t>(32 * round + 31 * 16));
   }
   EXPECT_EQ(pto_wait_all(runtime, 30), 0);
@@ -234,7 +234,7 @@ CASE("pitfall 3.2: slot reuse: an outer scope reads what was made and consumed l
     EXPECT(runtime.make(set, 5000, {in(early)}, {.scalars = {round}}) != 0);
     EXPECT_EQ(pto_scope_end(runtime), 0);
   }
-  const auto* seen = static_cast<const int64_t*>(pto_read(runtime, early, 30));
+  const auto* seen = static_cast<const int64_t*>(pto_read(runtime, early, nullptr, 30));
   EXPECT(seen != nullptr && *seen == 42);
   EXPECT_EQ(pto_scope_end(runtime), 0);
 }

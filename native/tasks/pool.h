@@ -37,6 +37,8 @@ struct SeatPool {
     return (ref & kCarriesPoison) == 0 || !engine.has_failures() || engine.find_error(without_flags(ref)) == 0;
   }
 
+  bool remembers_failures() const { return engine.has_failures(); }
+
   [[gnu::noinline]] void refill() {
     Header& header = *engine.region_.header;
     std::lock_guard guard(header.pool_lock);

@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -64,6 +65,20 @@ int done(Body&& body) {
 void need(const void* pointer, const char* what) {
   if (pointer != nullptr) return;
   tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime] ", what, " must not be NULL; got NULL; pass its address");
+}
+
+void check_kernel_flags(uint32_t flags) {
+  if ((flags & ~uint32_t{PTO_SUBMITS | PTO_VIEWS}) == 0) return;
+  tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime.kernel_add] undefined flags must be 0; got ", flags,
+                         "; pass PTO_SUBMITS, PTO_VIEWS, both or 0");
+}
+
+/// Whether a wait has no deadline: then its caller helps to run tasks.
+bool is_endless(double timeout_s) {
+  if (std::isnan(timeout_s)) {
+    tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime.wait] a timeout must be a number; got NaN; pass seconds");
+  }
+  return timeout_s > tilewise::tasks::kLongestWait;
 }
 
 /// For calls that a forked child may make with what it inherited, and for submit, which asks for its lane anyway.
@@ -136,14 +151,18 @@ int pto_last_status(void) { return last_status; }
 pto_kernel pto_kernel_add(PTORuntime* runtime, const char* name, pto_kernel_fn function, uint32_t flags) {
   return status_of([&] {
     need(name, "a kernel's name");
+    check_kernel_flags(flags);
     return static_cast<int>(engine_of(runtime).add_kernel(name, function, flags));
   });
 }
 
-pto_kernel pto_kernel_find(PTORuntime* runtime, const char* name) {
+pto_kernel pto_kernel_find(PTORuntime* runtime, const char* name) { return pto_kernel_find_as(runtime, name, 0); }
+
+pto_kernel pto_kernel_find_as(PTORuntime* runtime, const char* name, uint32_t flags) {
   return status_of([&] {
     need(name, "a kernel's name");
-    return static_cast<int>(engine_of(runtime).find_kernel(name));
+    check_kernel_flags(flags);
+    return static_cast<int>(engine_of(runtime).find_kernel(name, flags));
   });
 }
 
@@ -159,7 +178,7 @@ pto_handle pto_register(PTORuntime* runtime, void* address, uint64_t bytes) {
 }
 
 int pto_unregister(PTORuntime* runtime, pto_handle handle, double timeout_s) {
-  return done([&] { engine_of(runtime).unregister(handle, timeout_s, timeout_s < 0); });
+  return done([&] { engine_of(runtime).unregister(handle, timeout_s, is_endless(timeout_s)); });
 }
 
 int pto_freeze(PTORuntime* runtime, pto_handle handle, int frozen) {
@@ -178,14 +197,15 @@ uint64_t pto_bytes(PTORuntime* runtime, pto_handle handle) {
   return guarded(uint64_t{0}, [&] { return any_engine_of(runtime).resolve(handle, "bytes").bytes; });
 }
 
-const void* pto_read(PTORuntime* runtime, pto_handle handle, double timeout_s) {
-  return guarded(static_cast<void*>(nullptr),
-                 [&] { return engine_of(runtime).wait_for_buffer(handle, PTO_INPUT, timeout_s, timeout_s < 0); });
+const void* pto_read(PTORuntime* runtime, pto_handle handle, const pto_region* region, double timeout_s) {
+  return guarded(static_cast<void*>(nullptr), [&] {
+    return engine_of(runtime).wait_for_buffer(handle, region, PTO_INPUT, timeout_s, is_endless(timeout_s));
+  });
 }
 
-void* pto_write(PTORuntime* runtime, pto_handle handle, double timeout_s) {
+void* pto_write(PTORuntime* runtime, pto_handle handle, const pto_region* region, double timeout_s) {
   return guarded(static_cast<void*>(nullptr),
-                 [&] { return engine_of(runtime).wait_to_write(handle, timeout_s, timeout_s < 0); });
+                 [&] { return engine_of(runtime).wait_to_write(handle, region, timeout_s, is_endless(timeout_s)); });
 }
 
 void pto_scope_begin(PTORuntime* runtime) {
@@ -222,15 +242,16 @@ int pto_is_complete(PTORuntime* runtime, pto_task task) {
 }
 
 int pto_wait(PTORuntime* runtime, pto_task task, double timeout_s) {
-  return status_of([&] { return engine_of(runtime).wait(task, timeout_s, timeout_s < 0); });
+  return status_of([&] { return engine_of(runtime).wait(task, timeout_s, is_endless(timeout_s)); });
 }
 
 int pto_wait_any(PTORuntime* runtime, const pto_task* tasks, uint32_t num_tasks, double timeout_s, uint32_t* first) {
-  return status_of([&] { return engine_of(runtime).wait_any(tasks, num_tasks, timeout_s, first, timeout_s < 0); });
+  return status_of(
+      [&] { return engine_of(runtime).wait_any(tasks, num_tasks, timeout_s, first, is_endless(timeout_s)); });
 }
 
 int pto_wait_all(PTORuntime* runtime, double timeout_s) {
-  return status_of([&] { return engine_of(runtime).wait_all(timeout_s, timeout_s < 0); });
+  return status_of([&] { return engine_of(runtime).wait_all(timeout_s, is_endless(timeout_s)); });
 }
 
 int pto_notify(PTORuntime* runtime, pto_task task, void (*callback)(void*), void* context) {
@@ -261,6 +282,11 @@ void pto_task_release(PTORuntime* runtime, pto_task task) {
 pto_task pto_this_task(void) {
   const tilewise::tasks::Running& running = tilewise::tasks::running;
   return running.engine == nullptr ? 0 : running.engine->name_at(running.slot);
+}
+
+int pto_should_stop(void) {
+  const tilewise::tasks::Running& running = tilewise::tasks::running;
+  return running.engine != nullptr && running.engine->should_stop(running.slot) ? 1 : 0;
 }
 
 void pto_fail(const char* reason) {
@@ -310,11 +336,7 @@ int pto_run_orchestration(PTORuntime* runtime, const char* library_path, const c
     Engine& engine = engine_of(runtime);
     need(library_path, "a library's path");
     need(name, "a function's name");
-    void* library = dlopen(library_path, RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) {
-      tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime.run_orchestration] a library must load; got '", dlerror(),
-                             "'; check path and symbols");
-    }
+    void* library = Engine::open_library(library_path, "run_orchestration");
     const auto function = reinterpret_cast<pto_orchestration_fn>(dlsym(library, name));
     if (function == nullptr) {
       tilewise::tasks::raise(PTO_BAD_ARGUMENT,
@@ -358,6 +380,10 @@ int pto_get_stats(PTORuntime* runtime, pto_stats* stats) {
     need(stats, "the place for the figures");
     engine_of(runtime).stats(stats);
   });
+}
+
+int pto_is_idle(PTORuntime* runtime) {
+  return status_of([&] { return engine_of(runtime).is_idle() ? 1 : 0; });
 }
 
 int pto_trace_enable(PTORuntime* runtime, uint32_t max_records_per_thread) {

@@ -139,13 +139,18 @@ CASE("a group hands its tasks out as they end, once each, and waits for all") {
   }
   EXPECT(seen == (std::vector<pto_task>{third, first}));
   EXPECT_EQ(status_of([&] { group.wait_any(); }, "handed out"), PTO_BAD_ARGUMENT);
-  for (TaskHandle& task : group) EXPECT(!task);  // nothing is left
+  for (TaskHandle& task : group.as_completed(60)) EXPECT(!task);  // nothing is left
+  for (int twice = 0; twice < 2; ++twice) {
+    std::vector<pto_task> all;
+    for (TaskHandle& task : group) all.push_back(task.id());  // in order of adding, as often as one likes
+    EXPECT(all == (std::vector<pto_task>{first, second, third}));
+  }
   TaskHandle& kept = group[1];
   for (int i = 0; i < 100; ++i) group.add(bench.rt.submit({}));
   EXPECT(&kept == &group[1] && kept.id() == second);
   group.wait_all();
   size_t count = 0;
-  for (TaskHandle& task : group) count += task.is_complete() ? 1 : 0;
+  for (TaskHandle& task : group.as_completed(60)) count += task.is_complete() ? 1 : 0;
   EXPECT_EQ(count, size_t{100});
   TaskGroup moved = std::move(group);
   EXPECT_EQ(moved.size(), size_t{103});

@@ -76,7 +76,7 @@ std::vector<pto_param> params_of(const Desc& desc, pto_kernel sum) {
   std::vector<pto_param> params;
   for (const Access& access : desc.accesses) {
     params.push_back({static_cast<pto_mode>(access.mode), sum, access.handle, access.handle == 0 ? kWords * 8 : 0,
-                      access.has_box ? &access.box : nullptr, nullptr});
+                      access.has_box ? &access.box : nullptr, nullptr, nullptr});
   }
   return params;
 }
@@ -170,7 +170,7 @@ class LaneProgram {
   }
 
   void check_one(size_t buffer) {
-    const void* seen = pto_read(runtime_, handles_[buffer], PTO_FOREVER);
+    const void* seen = pto_read(runtime_, handles_[buffer], nullptr, PTO_FOREVER);
     if (seen == nullptr) std::fprintf(stderr, "%s\n", pto_last_error());
     EXPECT(seen != nullptr && std::memcmp(seen, oracle_[oracle_index(buffer)].data(), sizeof(Memory)) == 0);
   }

@@ -101,6 +101,16 @@ void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec, ui
     waits.push_back({event, spec.waits[w].value - event_values[event]});
   }
   task.num_waits = spec.num_waits;
+  if ((live.more_flags & kHasName) != 0) {
+    names.emplace_back(spec.name);
+    task.name = static_cast<uint32_t>(names.size());
+  }
+  if ((live.more_flags & kHasViews) != 0) {
+    task.first_view = static_cast<uint32_t>(views.size()) + 1;
+    const pto_view* seen = region.notes[slot].views;
+    views.insert(views.end(), seen, seen + live.num_params);
+  }
+  task.deadline_s = spec.deadline_s;
   std::vector<uint64_t> found;
   for (uint32_t a = 0; a < spec.num_after; ++a) {
     const auto earlier = task_by_name_.find(spec.after[a]);
@@ -148,7 +158,7 @@ void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec, ui
   producers.insert(producers.end(), found.begin(), found.end());
   task.num_producers = static_cast<uint32_t>(found.size());
   task.is_plain =
-      spec.num_waits == 0 && spec.predicate == 0 && task.flags == 0 &&
+      spec.num_waits == 0 && spec.predicate == 0 && task.flags == 0 && (live.more_flags & ~kHasName) == 0 &&
       std::all_of(touched.begin(), touched.end(), [&](const auto& touch) {
         const auto& [buffer, access] = touch;
         return buffer != kNone && buffers[buffer].handle != 0 && !access.is_region && access.mode <= PTO_INOUT;

@@ -43,6 +43,9 @@ struct RecordedTask {
   uint32_t first_wait;
   uint32_t num_waits;
   uint32_t predicate;  // buffer + 1
+  uint32_t name;  // + 1
+  uint32_t first_view;  // + 1; one per parameter
+  double deadline_s;
   bool is_plain;  // a leaf on registered buffers, whole, read or written, and nothing else
 };
 
@@ -73,6 +76,8 @@ class Recording {
   std::vector<Task> tasks;
   std::vector<Access> accesses;
   std::vector<uint64_t> scalars;
+  std::vector<std::string> names;
+  std::vector<pto_view> views;
   std::vector<pto_region> boxes;
   std::vector<uint64_t> producers;  // recorded task << kFlagBits | flags
   std::vector<Wait> waits;
@@ -89,6 +94,7 @@ class Recording {
     void give(uint32_t index) { free.push_back(index); }
     Chunk& chunk(uint32_t index) { return chunks[index - 1]; }
     bool is_settled(TaskRef) const { return false; }
+    bool remembers_failures() const { return true; }
   };
   Pool pool;
 

@@ -143,7 +143,7 @@ CASE("a runtime-owned buffer from before the recording is the same one in every 
   const pto_recording recording = pto_record_end(runtime);
   runtime.submit(k.set, {out(params[0].handle)}, {.scalars = {1}});
   EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
-  const auto* seen = static_cast<const int64_t*>(pto_read(runtime, params[0].handle, PTO_FOREVER));
+  const auto* seen = static_cast<const int64_t*>(pto_read(runtime, params[0].handle, nullptr, PTO_FOREVER));
   EXPECT(seen != nullptr && *seen == 6);
 }
 
@@ -171,7 +171,7 @@ CASE("commuting tasks stay exclusive in replays, on registered and on runtime-ow
       EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
       pto_scope_end(runtime);
     }
-    EXPECT(pto_read(runtime, hs, PTO_FOREVER) != nullptr);
+    EXPECT(pto_read(runtime, hs, nullptr, PTO_FOREVER) != nullptr);
     EXPECT_EQ(seen, owned ? 40 : 21 * 40);
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   }

@@ -183,9 +183,11 @@ bool RegionIndex::compare_slowly(const NormalBox& query, const NormalBox& node, 
     overlap = Overlap::kEqual;
   } else if (query.ndim == 1 && query.offset <= node.offset && node.end() <= query.end()) {
     overlap = Overlap::kCovered;
+  } else if (node.ndim == 1 && node.offset <= query.offset && query.end() <= node.end()) {
+    overlap = Overlap::kInside;
   } else if (place(system, query, a) && place(system, node, b)) {
     if (!meet(a, b)) return false;
-    overlap = contains(a, b) ? Overlap::kCovered : Overlap::kPartial;
+    overlap = contains(a, b) ? Overlap::kCovered : contains(b, a) ? Overlap::kInside : Overlap::kPartial;
   } else {
     overlap = Overlap::kPartial;
   }
@@ -276,6 +278,7 @@ inline void RegionIndex::enter(RegionTree& tree, uint32_t index, uint32_t bucket
   }
   if (++header_->num_live > header_->high_live) header_->high_live = header_->num_live;
   node.state = AccessState{};
+  node.written_at = 0;
   node.next = bucket_head(bucket);
   buckets_[bucket] = index + 1;
   ++tree.count;

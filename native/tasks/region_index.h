@@ -16,67 +16,9 @@
 #include <emmintrin.h>
 #endif
 
-#include "tasks/access.h"
+#include "tasks/region_box.h"
 
 namespace tilewise::tasks {
-
-inline constexpr uint32_t kMaxDims = 4;
-
-/// A strided box of bytes, as pto_region: dimensions from the largest stride; the last is contiguous (stride 1).
-struct Box {
-  uint64_t offset = 0;
-  uint32_t ndim = 1;
-  uint64_t size[kMaxDims] = {};
-  uint64_t stride[kMaxDims] = {};
-};
-
-enum class Overlap : uint8_t { kEqual, kCovered /* the query covers the node wholly */, kPartial };
-
-/// A box in the one form in which equal boxes are equal: innermost dimension first, none of size 1 (but the first),
-/// neighbours that are contiguous together merged. What stands behind the last dimension means nothing.
-struct NormalBox {
-  uint64_t offset;
-  uint64_t size[kMaxDims];
-  uint64_t outer_stride[kMaxDims - 1];  // of dimension d + 1; dimension 0 is contiguous
-  uint32_t ndim;
-  uint32_t owner;  // the buffer's; not part of the box
-
-  uint64_t stride(uint32_t d) const { return d == 0 ? 1 : outer_stride[d - 1]; }
-  uint64_t end() const {  // behind the last byte
-    uint64_t byte = offset + size[0];
-    for (uint32_t d = 1; d < ndim; ++d) byte += (size[d] - 1) * stride(d);
-    return byte;
-  }
-  bool operator==(const NormalBox& other) const {
-    bool equal = offset == other.offset && ndim == other.ndim && size[0] == other.size[0];
-    for (uint32_t d = 1; d < ndim; ++d) equal &= size[d] == other.size[d] && stride(d) == other.stride(d);
-    return equal;
-  }
-};
-
-/// Coordinates [begin, end) in a stride system, shifted by 2^31 so that signed comparison orders them.
-struct Cells {
-  using Lanes = int32_t __attribute__((vector_size(16)));
-  Lanes begin, end;
-};
-
-/// One recorded box. `state` is the caller's; the rest belongs to the index.
-struct RegionNode {
-  AccessState state;
-  uint32_t next;  // in the hash bucket, or in the free list
-  union {
-    uint32_t leaf;  // the page that lists it
-    uint32_t before;  // without pages: its neighbours in the list of the tree
-  };
-  uint32_t after;
-  bool on_grid;  // the only box in its cell of the tree's grid
-  bool is_small;  // on the grid, but smaller than its cell
-  NormalBox box;
-
-  uint64_t lo() const { return box.offset; }
-  uint64_t hi() const { return box.end(); }
-};
-static_assert(sizeof(RegionNode) == 136);
 
 /// The tree of one buffer; zero-cost to make, lies in the buffer's handle.
 struct RegionTree {
@@ -113,6 +55,9 @@ class RegionIndex {
   /// visit(node) for each node of the tree; it must not insert or remove.
   template <class Visit>
   void for_each(const RegionTree& tree, Visit&& visit) const;
+
+  /// The box is written now, after all that were written before.
+  void note_write(uint32_t node) { nodes_[node].written_at = ++header_->num_writes; }
 
   RegionNode& operator[](uint32_t node) { return nodes_[node]; }
   const RegionNode& operator[](uint32_t node) const { return nodes_[node]; }
@@ -176,6 +121,7 @@ class RegionIndex {
     uint32_t num_live, high_live;
     uint32_t used_nodes, free_node;  // nodes from used_nodes on were never given out
     uint32_t used_pages, free_page, num_live_pages, used_heads, free_head;
+    uint64_t num_writes;
   };
 
   static bool normalise(const Box& box, NormalBox& normal);
@@ -264,6 +210,8 @@ uint32_t RegionIndex::overlapping(const RegionTree& tree, const Box& box, Visit&
       if (placed && page.cells[i].end[0] != kHighest) {
         if (contains(cells, page.cells[i])) {
           overlap = contains(page.cells[i], cells) ? Overlap::kEqual : Overlap::kCovered;
+        } else if (contains(page.cells[i], cells)) {
+          overlap = Overlap::kInside;
         }
       } else if (page.lo[i] >= query_end || query.offset >= page.hi[i] ||
                  !compare_slowly(query, nodes_[page.child[i]].box, overlap)) {

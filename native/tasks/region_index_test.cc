@@ -127,8 +127,13 @@ int count_mistakes(const Bytes& query, const std::vector<Known>& known, const st
     }
     const Overlap overlap = answer->second;
     mistakes += exact && !meets;
-    mistakes += (overlap == Overlap::kCovered && !covers) || (overlap == Overlap::kEqual && !equals);
-    const Overlap right = equals ? Overlap::kEqual : covers ? Overlap::kCovered : Overlap::kPartial;
+    const bool inside = (query & ~k.bytes).none();
+    mistakes += (overlap == Overlap::kCovered && !covers) || (overlap == Overlap::kEqual && !equals) ||
+                (overlap == Overlap::kInside && !inside);
+    const Overlap right = equals   ? Overlap::kEqual
+                          : covers ? Overlap::kCovered
+                          : inside ? Overlap::kInside
+                                   : Overlap::kPartial;
     mistakes += exact && overlap != right;
   }
   return mistakes;

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "tasks/boxes.h"
+#include "tasks/float_modes.h"
 #include "tasks/hot.h"
 #include "tasks/instance.h"
 #include "tasks/pool.h"
@@ -27,6 +28,17 @@ inline uint32_t Engine::begin_replayed(Replay& run, uint32_t number, const Recor
   const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + 1;
   task.sequence.store(sequence, std::memory_order_relaxed);
   header.sequence.store(sequence, std::memory_order_release);
+  if (recorded.name != 0 || recorded.deadline_s != 0) {
+    pto_task_spec extras{};
+    if (recorded.name != 0) extras.name = run.recording.names[recorded.name - 1].c_str();
+    extras.deadline_s = recorded.deadline_s;
+    note_extras(slot, extras);
+  }
+  if (recorded.first_view != 0) {
+    const pto_view* seen = &run.recording.views[recorded.first_view - 1];
+    std::copy_n(seen, recorded.num_params, region_.notes[slot].views);
+    task.more_flags |= kHasViews;
+  }
   if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
     note_submission(args, run.seat);
   uint64_t* const scalars = args.scalars(recorded.num_params);
@@ -118,6 +130,7 @@ void Engine::replay(pto_recording name, const pto_handle* from, const pto_handle
     recording = found->second;
   }
   Blocking let_others_run;
+  const DefaultFloatModes modes;
   if (recording->instance != nullptr && replay_instance(*recording, from, to, num_handles, seat_index)) return;
   std::vector<pto_handle> names;
   {

@@ -176,20 +176,23 @@ bool Engine::has_work(uint32_t seat_index) const {
   return seat_index < header.num_workers && is_waiting(kNumSharedQueues * header.num_classes + seat_index);
 }
 
-// Runs a task, and then successor after successor that its completion made ready. Nested: inside a task that waits.
-[[gnu::flatten]] void Engine::run(uint32_t slot, uint32_t seat_index, bool is_worker) {
+// Runs a task, and then successor after successor that its completion made ready. Returns how many. Nested: inside a
+// task that waits.
+[[gnu::flatten]] uint32_t Engine::run(uint32_t slot, uint32_t seat_index, bool is_worker) {
   const uint32_t streak = is_worker ? kWorkerStreak : kHelperStreak;
   const Busy busy(seat(seat_index));
-  for (uint32_t n = 1; slot != kNone; ++n) {
+  uint32_t n = 0;
+  while (slot != kNone) {
     const int status = execute(slot, seat_index);
     const uint32_t next = finish(slot, seat_index, status, is_worker);
-    if (next != kNone && n >= streak) {
+    if (++n >= streak && next != kNone) {
       push_ready(next, seat_index);
       wake_worker();
       break;
     }
     slot = next;
   }
+  return n;
 }
 
 int Engine::execute(uint32_t slot, uint32_t seat_index) {
@@ -199,6 +202,8 @@ int Engine::execute(uint32_t slot, uint32_t seat_index) {
   if (Trace* trace = active_trace_.load(std::memory_order_relaxed)) trace->start(seat_index);
   if (task.poison != 0) return PTO_TASK_FAILED;
   if (is_cancelled(slot)) return PTO_CANCELLED;
+  if (task.more_flags != 0 && is_overdue(slot)) [[unlikely]]
+    return PTO_TIMEOUT;
   if (task.kernel < 0) return PTO_OK;
   if ((task.flags & kHasPredicate) != 0 && *static_cast<const uint32_t*>(region_.at(args.predicate)) == 0) {
     return PTO_OK;
@@ -239,6 +244,13 @@ int Engine::call_kernel(uint32_t slot, uint32_t seat_index) {
   SlotArgs& args = region_.args[slot];
   void* buffers[PTO_MAX_PARAMS];
   for (uint32_t p = 0; p < task.num_params; ++p) buffers[p] = region_.at(args.params[p].address);
+  if ((task.more_flags & kHasViews) != 0) [[unlikely]] {
+    pto_view* const views = region_.notes[slot].views;
+    for (uint32_t p = 0; p < task.num_params; ++p) {
+      views[p].data = buffers[p];
+      buffers[p] = &views[p];
+    }
+  }
   uint64_t* const scalars = args.scalars(task.num_params);
   take_over(reinterpret_cast<uint64_t*>(args.params), 2 * task.num_params + task.num_scalars);
   if (is_leaf(task)) return invoke(task.kernel, function, buffers, scalars, {this, seat_index, slot, 0});
@@ -400,7 +412,7 @@ void Engine::tell_watchers(TaskRef task) {
 
 void Engine::trace_end(uint32_t slot, uint32_t seat_index, TaskRef self, int status) {
   const Slot& task = region_.slots[slot];
-  Trace::Before before{lane_of(slot), 0, 0, ready_ticks_of(slot)};
+  Trace::Before before{lane_of(slot), 0, 0, ready_ticks_of(slot), task_name(slot)};
   if ((task.flags & kIsReplayed) != 0) {
     before.scope_depth = task.replayed.instance->scope_depth;
     before.submit_ticks = task.replayed.instance->submit_ticks;
@@ -478,9 +490,16 @@ void Engine::park_worker(uint32_t worker) {
   heavy_barrier(fences_);
   const bool has_any = has_work(worker) || (host_ != nullptr && host_->has_more());
   if (!has_any && header.closing.load(std::memory_order_seq_cst) == 0) {
-    futex_wait(header.worker_word, word, header.is_shared != 0 ? 50'000'000 : -1, header.is_shared != 0);
+    int64_t sleep_ns = header.is_shared != 0 ? 50'000'000 : -1;
+    const int64_t deadline = header.next_deadline_ns.load(std::memory_order_acquire);
+    if (deadline != 0) {
+      const int64_t left = std::max<int64_t>(deadline - now_ns(), 1);
+      sleep_ns = sleep_ns < 0 ? left : std::min(sleep_ns, left);
+    }
+    futex_wait(header.worker_word, word, sleep_ns, header.is_shared != 0);
   }
   header.num_parked.fetch_sub(1, std::memory_order_seq_cst);
+  expire_overdue(worker);
   if (header.is_shared != 0 && worker == 0) check_peer();
 }
 

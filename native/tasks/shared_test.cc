@@ -63,7 +63,7 @@ CASE("work is done in the other process, in order, and its end is the orchestrat
       }
       EXPECT_EQ(pto_scope_end(runtime), 0);
     }
-    const auto* seen = static_cast<const int64_t*>(pto_read(runtime, total, 30));
+    const auto* seen = static_cast<const int64_t*>(pto_read(runtime, total, nullptr, 30));
     EXPECT(seen != nullptr && seen[9] == static_cast<int64_t>(0x0101010101010101u * (2000u / kSlowdown)));
     int64_t local = 0;
     EXPECT_EQ(runtime.add(local), pto_handle{0});

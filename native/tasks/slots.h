@@ -36,6 +36,9 @@ enum SlotFlags : uint8_t {
   kIsReplayed = 128,  // a task of an instance, see instance.h
 };
 
+/// What few tasks have: it stands in their TaskNotes.
+enum MoreSlotFlags : uint8_t { kHasName = 1, kHasDeadline = 2, kHasViews = 4 };
+
 class Instance;
 
 /// What a task of an instance has in the place of its producers; constant while the instance lives, except the last
@@ -86,6 +89,7 @@ struct alignas(128) Slot {
   uint8_t num_params;
   uint8_t num_scalars;
   uint8_t flags;
+  uint8_t more_flags;
   std::atomic<SlotState> state;
   // second line
   union {
@@ -102,6 +106,7 @@ struct alignas(128) Slot {
     num_producers = num_params = num_scalars = 0;
     room = kInlineProducers;
     flags = new_flags;
+    more_flags = 0;
   }
 
   /// A task with few arguments, submitted the short way in one process, has them behind its producers: addresses as the
@@ -140,6 +145,13 @@ struct alignas(64) SlotArgs {
 
   uint64_t* scalars(uint32_t num_params) { return reinterpret_cast<uint64_t*>(params + num_params); }
   const uint64_t* scalars(uint32_t num_params) const { return reinterpret_cast<const uint64_t*>(params + num_params); }
+};
+
+/// By more_flags of its slot. Written by the submitter; the views' addresses by the runner.
+struct TaskNotes {
+  char name[PTO_MAX_NAME];
+  int64_t deadline_ns;  // of CLOCK_MONOTONIC
+  pto_view views[PTO_MAX_PARAMS];
 };
 
 /// kHasOwner: only the children of one task may use it.

@@ -112,6 +112,7 @@ inline void Engine::fill(Slot& task, SlotArgs& args, const pto_task_spec& spec, 
   task.num_scalars = static_cast<uint8_t>(spec.num_scalars);
   uint64_t* const scalars = args.scalars(spec.num_params);
   for (uint32_t s = 0; s < spec.num_scalars; ++s) scalars[s] = spec.scalars[s];
+  if (spec.name != nullptr || spec.deadline_s != 0) note_extras(static_cast<uint32_t>(&task - region_.slots), spec);
   if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
     note_submission(args, seat_index);
 }
@@ -122,6 +123,7 @@ inline void Engine::bind_params(uint32_t slot, const pto_task_spec& spec, uint32
   Slot& task = region_.slots[slot];
   SlotArgs& args = region_.args[slot];
   if ((traits & kHasOutputs) != 0) allocate_outputs(spec, seat_index, buffers);
+  if ((traits & kSeesViews) != 0) task.more_flags |= kHasViews;
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     const pto_param& param = spec.params[p];
     Param& bound = args.params[p];
@@ -139,6 +141,7 @@ inline void Engine::bind_params(uint32_t slot, const pto_task_spec& spec, uint32
       bound.handle = kNone;
       bound.address = region_.distance(param.address);
     }
+    if ((traits & kSeesViews) != 0) note_view(slot, p, param, handle != nullptr ? handle->bytes : 0);
     task.num_params = static_cast<uint8_t>(p + 1);
     if (lies_in_heap(bound.address)) {
       use_heap(bound.address, seat_index);
@@ -336,6 +339,7 @@ pto_task Engine::submit_reduction(const pto_task_spec& spec) {
     both[0].handle = spec.params[p].handle;
     both[1].mode = PTO_INPUT;
     both[1].handle = params[p].handle;
+    both[0].view = both[1].view = params[p].view;
     pto_task_spec combine{};
     combine.kernel = spec.params[p].combine;
     combine.worker_type = spec.worker_type;

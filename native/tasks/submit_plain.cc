@@ -1,6 +1,9 @@
 // What nearly every task is: registered buffers, whole, read or written, outside tasks, and nothing else asked for.
 //
 // The same steps as the general way (submit.cc), without its questions. See engine.h.
+#include <bit>
+
+#include "tasks/builtin_kernels.h"
 #include "tasks/dependencies.h"
 #include "tasks/engine.h"
 #include "tasks/hot.h"
@@ -10,14 +13,29 @@
 
 namespace tilewise::tasks {
 
+/// A built-in kernel is as plain as its buffers, once its arguments are found to be right.
+[[gnu::noinline, gnu::cold]] bool Engine::has_plain_flags(const pto_task_spec& spec) {
+  if (region_.kernels[spec.kernel].flags != kIsBuiltin || spec.params == nullptr || spec.scalars == nullptr ||
+      spec.num_params > PTO_MAX_PARAMS) {
+    return false;
+  }
+  for (uint32_t p = 0; p < spec.num_params; ++p) {
+    if (spec.params[p].handle == 0 || spec.params[p].region != nullptr) return false;  // the general way checks it
+  }
+  check_builtin(spec);
+  return true;
+}
+
 /// As far as the specification itself can say; its buffers are looked at one by one.
-[[gnu::always_inline]] inline bool Engine::is_plain(const pto_task_spec& spec) const {
+[[gnu::always_inline]] inline bool Engine::is_plain(const pto_task_spec& spec) {
   const Header& header = *region_.header;
-  const bool asks_for_more = (spec.num_after | spec.num_waits | static_cast<uint32_t>(spec.target_worker) |
-                              (spec.flags & ~uint32_t{PTO_KEEP}) | spec.reserved) != 0 ||
-                             spec.predicate != 0;
+  const bool asks_for_more =
+      (spec.num_after | spec.num_waits | static_cast<uint32_t>(spec.target_worker) |
+       (spec.flags & ~uint32_t{PTO_KEEP}) | spec.reserved) != 0 ||
+      (spec.predicate | reinterpret_cast<uintptr_t>(spec.name) | std::bit_cast<uint64_t>(spec.deadline_s)) != 0;
   return !asks_for_more && static_cast<uint32_t>(spec.kernel) < header.num_kernels.load(std::memory_order_acquire) &&
-         region_.kernels[spec.kernel].flags == 0 && static_cast<uint32_t>(spec.worker_type) < kNumTypes &&
+         (region_.kernels[spec.kernel].flags == 0 || has_plain_flags(spec)) &&
+         static_cast<uint32_t>(spec.worker_type) < kNumTypes &&
          (header.served_classes >> header.class_of_type[spec.worker_type] & 1) != 0 &&
          spec.num_params <= PTO_MAX_PARAMS && (spec.num_params == 0 || spec.params != nullptr) &&
          spec.num_scalars <= PTO_MAX_SCALARS && (spec.num_scalars == 0 || spec.scalars != nullptr) &&

@@ -29,6 +29,7 @@ struct Running {
 
 inline constinit thread_local Running running TILEWISE_HOT_TLS;
 inline constinit thread_local Lane last_lane TILEWISE_HOT_TLS;
+inline constinit thread_local bool asks_at_once TILEWISE_HOT_TLS = false;  // a kernel here returned PTO_INTERRUPTED
 inline thread_local std::string failure_reason;  // pto_fail
 
 /// pto_set_hooks: called around every blocking wait. Set once, before any wait.

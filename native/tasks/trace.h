@@ -8,6 +8,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -33,23 +34,26 @@ class Trace {
     int32_t scope_depth;
     uint64_t submit_ticks;
     uint64_t ready_ticks;
+    const char* name;
   };
 
   void end(uint32_t seat, uint32_t num_workers, TaskRef name, const Slot& task, const Before& before, int status) {
     const int32_t worker = seat < num_workers ? static_cast<int32_t>(seat) : -1 - static_cast<int32_t>(seat);
     PerSeat& mine = *seats_[seat];
     const auto lane = static_cast<int32_t>(before.lane);
-    const pto_trace_task record{name,
-                                task.kernel,
-                                worker,
-                                lane,
-                                before.scope_depth,
-                                status,
-                                task.priority,
-                                static_cast<int64_t>(before.submit_ticks),
-                                static_cast<int64_t>(before.ready_ticks),
-                                static_cast<int64_t>(mine.start_ticks),
-                                static_cast<int64_t>(ticks())};
+    pto_trace_task record{name,
+                          task.kernel,
+                          worker,
+                          lane,
+                          before.scope_depth,
+                          status,
+                          task.priority,
+                          static_cast<int64_t>(before.submit_ticks),
+                          static_cast<int64_t>(before.ready_ticks),
+                          static_cast<int64_t>(mine.start_ticks),
+                          static_cast<int64_t>(ticks()),
+                          {}};
+    if (before.name[0] != 0) std::strncpy(record.name, before.name, sizeof(record.name) - 1);
     if (mine.shared == nullptr) return push(mine.tasks, mine.num_tasks++, capacity_, record);
     const uint64_t number = mine.shared->num_tasks.load(std::memory_order_relaxed);
     mine.shared->tasks[number % kSharedTraceTasks] = record;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "tasks/engine.h"
+#include "tasks/float_modes.h"
 #include "tasks/hot.h"
 #include "tasks/pool.h"
 #include "tasks/queues.h"
@@ -13,6 +14,13 @@
 
 namespace tilewise::tasks {
 
+namespace {
+
+/// PTO_TIMEOUT is what a wait itself says when it is over too early: a task that has ended with it has failed.
+int waited(int status) { return status == PTO_TIMEOUT ? PTO_TASK_FAILED : status; }
+
+}  // namespace
+
 void Engine::check_open() const {
   check_process();
   if (peer_lost_.load(std::memory_order_relaxed)) {
@@ -21,9 +29,10 @@ void Engine::check_open() const {
   }
 }
 
-// Asked at most every 50 ms, and only of a host that wants to be asked.
+// Asked at most every 50 ms, or when a kernel has been interrupted, and only of a host that wants to be asked.
 void Engine::check_interrupted(int64_t* last_ns) const {
-  if (hooks.interrupted == nullptr || now_ns() - *last_ns < kSliceNs) return;
+  if (hooks.interrupted == nullptr || (!asks_at_once && now_ns() - *last_ns < kSliceNs)) return;
+  asks_at_once = false;
   *last_ns = now_ns();
   if (hooks.interrupted() != 0) {
     raise(PTO_INTERRUPTED,
@@ -68,16 +77,25 @@ void Engine::watch_lane(uint32_t seat_index) {
   }
 }
 
-/// Runs something while waiting: outside tasks any leaf; inside a task leaves, and its own lane's tasks.
+/// Runs something while waiting, under the caller's DefaultFloatModes: outside tasks any leaf; inside a task leaves,
+/// and its own lane's tasks.
 bool Engine::help(uint32_t seat_index) {
   if (is_worker_side_ || region_.header->is_shared != 0) return false;
   if (running.engine == this) return help_own_lane(seat_index);
   const uint32_t slot = take(seat_index, region_.header->num_workers == 0);
   if (slot == kNone) return false;
   Seat& me = seat(seat_index);
-  me.num_helped.store(me.num_helped.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  run(slot, seat_index, region_.header->num_workers == 0);
+  const uint32_t count = run(slot, seat_index, region_.header->num_workers == 0);
+  me.num_helped.store(me.num_helped.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
   return true;
+}
+
+/// On a submitter's thread (there are no workers, or it helped into the task that waits) this is help too.
+void Engine::run_own(uint32_t slot, uint32_t seat_index) {
+  const uint32_t count = run(slot, seat_index, true);
+  if (seat_index < region_.header->num_workers) return;
+  std::atomic<uint64_t>& helped = seat(seat_index).num_helped;
+  helped.store(helped.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
 }
 
 // A task that waits must be able to run its own children itself, or workers that all wait would wait for ever.
@@ -93,7 +111,7 @@ bool Engine::help_own_lane(uint32_t seat_index) {
     const uint32_t slot =
         take_any(region_.queues[kNumSharedQueues * header.num_classes + seat_index], region_.base, is_welcome);
     if (slot != kNone) {
-      run(slot, seat_index, true);
+      run_own(slot, seat_index);
       return true;
     }
   }
@@ -117,13 +135,13 @@ bool Engine::help_own_lane(uint32_t seat_index) {
       count.fetch_sub(1, std::memory_order_relaxed);
     }
     if (slot == kNone) continue;
-    run(slot, seat_index, true);
+    run_own(slot, seat_index);
     return true;
   }
   const uint32_t stolen = steal(seat_index, classes);
   if (stolen == kNone) return false;
   if (is_welcome(stolen)) {
-    run(stolen, seat_index, true);
+    run_own(stolen, seat_index);
   } else {
     const Slot& task = region_.slots[stolen];
     push(region_.queues[kOverflow * header.num_classes + task.type_class], region_.base,
@@ -149,7 +167,7 @@ void Engine::check_not_inside(pto_task task) const {
 int Engine::wait(pto_task task, double timeout_s, bool helps) {
   if (running.engine == this) check_not_inside(task);
   const bool done = wait_until([&] { return is_complete(task); }, [&] { watch(task); }, timeout_s, helps);
-  return done ? task_status(task) : PTO_TIMEOUT;
+  return done ? waited(task_status(task)) : PTO_TIMEOUT;
 }
 
 int Engine::wait_any(const pto_task* tasks, uint32_t num_tasks, double timeout_s, uint32_t* first, bool helps) {
@@ -166,7 +184,7 @@ int Engine::wait_any(const pto_task* tasks, uint32_t num_tasks, double timeout_s
   };
   if (!wait_until(done, watch_all, timeout_s, helps)) return PTO_TIMEOUT;
   if (first != nullptr) *first = found;
-  return task_status(tasks[found]);
+  return waited(task_status(tasks[found]));
 }
 
 int Engine::wait_all(double timeout_s, bool helps) {
@@ -206,7 +224,7 @@ int Engine::wait_all(double timeout_s, bool helps) {
   }
   if (!done) return PTO_TIMEOUT;
   if (error == 0) return PTO_OK;
-  raise(error_status(error), error_text(error));
+  raise(waited(error_status(error)), error_text(error));
 }
 
 // A submitter without a slot helps until an eighth of the window is done, so that it does not come back for each task.
@@ -218,6 +236,7 @@ uint32_t Engine::take_slot_slowly(uint32_t seat_index) {
   const int64_t begin = now_ns();
   {
     Blocking let_others_run;  // what it runs may take long
+    const DefaultFloatModes modes;
     for (uint32_t n = 0; n < std::max(window / 8, 1u) && help(seat_index); n += 1) {
     }
   }
@@ -273,10 +292,12 @@ bool Engine::wait_for_room(uint32_t seat_index, Resource resource, uint64_t size
   Seat& me = seat(seat_index);
   Header& header = *region_.header;
   Blocking let_others_run;
+  const DefaultFloatModes modes;
   const int64_t begin = now_ns();
   const uint64_t word = header.wait_word.load(std::memory_order_acquire);
   check_open();
   check_interrupted(&me.asked_ns);
+  expire_overdue(seat_index);
   if (help(seat_index)) {
     note_stall(seat_index, resource, begin);
     return false;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tasks/engine.h"
+#include "tasks/float_modes.h"
 #include "tasks/sleep.h"
 #include "tasks/thread_state.h"
 
@@ -15,21 +16,21 @@ inline constexpr int64_t kSliceNs = 50'000'000;  // a sleeper looks up this ofte
 template <class Done, class Watch>
 bool Engine::wait_until(Done&& done, Watch&& watch_it, double timeout_s, bool helps) {
   if (done()) return true;
-  if (timeout_s == 0) return false;
+  if (timeout_s <= 0) return false;
   // Who only sleeps needs no lane; but a leaf kernel must not wait, and is told so.
   const uint32_t seat_index = helps || running.engine == this ? seat_here() : 0;
   Header& header = *region_.header;
   Blocking let_others_run;
-  if (!(timeout_s == timeout_s)) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.wait] a timeout must be a number; got NaN; pass seconds");
-  }
-  const bool is_endless = timeout_s < 0 || timeout_s > kLongestWait;
+  const DefaultFloatModes modes;  // of what it helps to run, as on a worker
+  const bool is_endless = timeout_s > kLongestWait;
   const int64_t deadline = is_endless ? INT64_MAX : now_ns() + static_cast<int64_t>(timeout_s * 1e9);
   Idle idle;
   int64_t asked_ns = hooks.interrupted != nullptr ? now_ns() : 0;
   while (!done()) {
     check_open();
     check_interrupted(&asked_ns);
+    const int64_t next_deadline = header.next_deadline_ns.load(std::memory_order_acquire);
+    if (next_deadline != 0 && now_ns() >= next_deadline && has_lane()) expire_overdue(seat_here());
     if (helps && help(seat_index)) {
       idle.reset();
       continue;

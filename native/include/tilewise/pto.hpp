@@ -11,7 +11,8 @@
 ///   rt.submit(scale, {inout(x)}, {2.5});      // dropping the handle never blocks
 ///   double now = x.read<double>()[0];         // waits for the writers of x
 ///
-/// Sizes are bytes and times seconds; a negative timeout waits for ever, and the thread then helps to run tasks. Every
+/// Sizes are bytes and times seconds; without a timeout a call waits for ever and helps to run tasks; one of 0 or less
+/// asks. Every
 /// failure is an `Error`: the status of pto_api.h and the sentence of pto_last_error(). Who may make a call in C may
 /// make it here; every thread may use a Runtime at once, but one object below only one thread at a time, unless it says
 /// otherwise. An object must not outlive its runtime: declare the runtime first. Statistics, traces, graphs, callbacks:
@@ -26,8 +27,10 @@
 #include <utility>
 #include <vector>
 
+#include "tilewise/pto/kernels.hpp"
 #include "tilewise/pto/params.hpp"
 #include "tilewise/pto/tasks.hpp"
+#include "tilewise/pto/views.hpp"
 
 namespace tilewise::pto {
 
@@ -121,27 +124,14 @@ class Runtime {
 
   /// A function pointer or a capture-free lambda, (void* const* buffers, const uint64_t* scalars), that returns nothing
   /// or a status. Add each once. An exception fails the task with its text. PTO_SUBMITS: it may submit and wait.
+  /// PTO_VIEWS: it makes a View of each of its buffers.
   template <class Function>
     requires std::is_invocable_v<Function, void* const*, const uint64_t*>
   Kernel kernel(const char* name, Function function, uint32_t flags = 0) {
-    pto_kernel_fn address = nullptr;
-    if constexpr (std::is_convertible_v<Function, pto_kernel_fn>) {
-      address = function;
-    } else {
-      static_assert(std::is_empty_v<Function> && std::is_default_constructible_v<Function>,
-                    "a kernel must not capture: pass what it needs as scalars");
-      address = [](void* const* buffers, const uint64_t* scalars) -> int {
-        if constexpr (std::is_void_v<std::invoke_result_t<Function, void* const*, const uint64_t*>>) {
-          return Function{}(buffers, scalars), static_cast<int>(PTO_OK);
-        } else {
-          return static_cast<int>(Function{}(buffers, scalars));
-        }
-      };
-    }
-    return found(pto_kernel_add(runtime_, name, address, flags));
+    return found(pto_kernel_add(runtime_, name, detail::kernel_function(function), flags));
   }
   /// A built-in ("copy", "fill", "sum_f32", ...), one added before, or a function that a loaded library exports.
-  Kernel kernel(const char* name) { return found(pto_kernel_find(runtime_, name)); }
+  Kernel kernel(const char* name, uint32_t flags = 0) { return found(pto_kernel_find_as(runtime_, name, flags)); }
   void load_library(const char* path) { detail::check(pto_library_load(runtime_, path)); }
 
   /// Makes the caller's memory known, once; tasks work on it in place.
@@ -204,6 +194,8 @@ class Runtime {
     spec.target_worker = hints.target_worker + 1;
     spec.predicate = options.predicate;
     spec.flags = PTO_KEEP;  // until the handle is gone
+    spec.name = options.name;
+    spec.deadline_s = options.deadline_s;
     TaskHandle task(runtime_, detail::check_id(pto_submit(runtime_, &spec)));
     if (has_outputs) [[unlikely]]
       name_outputs(params, raw);

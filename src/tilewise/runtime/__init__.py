@@ -8,8 +8,9 @@ once, run on all devices; nothing there runs Python per task. Both refuse what i
 from __future__ import annotations
 
 from tilewise._native.runtime import Executor, Program, device_overhead
+from tilewise._native.tasks import should_stop
 from tilewise.ir.program import Access, Extent, Mode, Operand
-from tilewise.runtime.buffers import Buffer, Region
+from tilewise.runtime.buffers import Buffer, Region, TileGrid
 from tilewise.runtime.events import Event
 from tilewise.runtime.groups import TaskGroup
 from tilewise.runtime.handles import TaskHandle
@@ -19,6 +20,7 @@ from tilewise.runtime.recordings import Recording
 from tilewise.runtime.runtime import Runtime
 from tilewise.runtime.stats import RuntimeStats
 from tilewise.runtime.timeline import TaskRecord, busy_overlap, write_trace
+from tilewise.runtime.trace import TaskSpan, Trace
 
 __all__ = [
     "LATER",
@@ -45,8 +47,12 @@ __all__ = [
     "TaskGroup",
     "TaskHandle",
     "TaskRecord",
+    "TaskSpan",
+    "TileGrid",
+    "Trace",
     "WorkerType",
     "busy_overlap",
     "device_overhead",
+    "should_stop",
     "write_trace",
 ]

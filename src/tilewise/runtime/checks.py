@@ -1,24 +1,24 @@
-"""Checks of what a program gives to the task runtime, and the one form of its refusals.
+"""Checks of what a program gives to the task runtime, and the sentences of its refusals.
 
-Owns the sentence "[runtime.call] rule; got X; what to do" and the tests of types and ranges that the native side would
-refuse in words of its own, or not at all. Every refusal is a `ConfigError`, raised before anything starts. A submission
-comes here only when it must be refused, or asks for more than buffers and scalars.
+Owns what `core.border` lacks: timeouts, shapes, dtypes, paths, and what the native side would refuse in words of its
+own, or not at all. Every refusal is a `ConfigError`, raised before anything starts; an index outside is an
+`IndexError`. A
+submission comes here only when it must be refused, or asks for more than buffers and scalars.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 import os
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from numbers import Real
+from collections.abc import Sequence
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from tilewise.core.border import Border, shown
 from tilewise.core.errors import ConfigError
 
 __all__ = [
@@ -32,50 +32,33 @@ __all__ = [
     "path",
     "patience",
     "refuse",
+    "region_bytes",
+    "region_dimensions",
+    "region_entries",
+    "region_entry",
+    "region_place",
     "scalar",
     "seconds",
     "sequence",
     "shape",
     "shown",
     "text",
+    "tile",
+    "tiles",
     "truth",
     "worker_type",
 ]
 
 MAX_BYTES = (1 << 63) - 1
-MAX_SHOWN = 80
 LONGEST_S = 1e9
 
-T = TypeVar("T")
-
-
-def refuse(call: str, rule: str, got: str, advice: str) -> NoReturn:
-    """Raise the project's error."""
-    raise ConfigError(f"[runtime.{call}] {rule}; got {got}; {advice}")
-
-
-def shown(value: object) -> str:
-    """A value in a sentence: short, and also when its own text cannot be made."""
-    try:
-        written = " ".join(repr(value).split())
-    except Exception:  # whatever its __repr__ does: the refusal counts
-        return f"an object of type {type(value).__name__}"
-    if len(written) > MAX_SHOWN:
-        return f"{written[:MAX_SHOWN]}... (of type {type(value).__name__})"
-    return written
-
-
-def integer(call: str, name: str, value: Any, low: int, high: int) -> int:
-    """A whole number in [low, high]. Truth values and arrays are none."""
-    try:
-        number = None if isinstance(value, (bool, np.ndarray)) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None:
-        refuse(call, f"{name} must be an integer", shown(value), "pass a whole number")
-    if not low <= number <= high:
-        refuse(call, f"{name} must lie in [{low}, {high}]", shown(value), "correct it")
-    return number
+_border = Border("runtime", ConfigError)
+refuse = _border.refuse
+integer = _border.integer
+truth = _border.truth
+instance = _border.instance
+sequence = _border.sequence
+text = _border.text
 
 
 def scalar(call: str, value: Any) -> NoReturn:
@@ -86,20 +69,6 @@ def scalar(call: str, value: Any) -> NoReturn:
         shown(value),
         "convert it; larger data go into buffers",
     )
-
-
-def truth(call: str, name: str, value: Any) -> bool:
-    """True or False, also NumPy's."""
-    if not isinstance(value, (bool, np.bool_)):
-        refuse(call, f"{name} must be True or False", shown(value), "correct it")
-    return bool(value)
-
-
-def instance(call: str, name: str, value: Any, kind: type[T], advice: str) -> T:
-    """An object of one of the runtime's classes."""
-    if not isinstance(value, kind):
-        refuse(call, f"{name} must be a {kind.__name__}", shown(value), advice)
-    return value
 
 
 def worker_type(call: str, value: Any) -> NoReturn:
@@ -127,14 +96,70 @@ def operand(call: str, value: Any) -> NoReturn:
     refuse(call, "a parameter must name a Buffer or a Region", shown(value), "register the memory first")
 
 
-def sequence(call: str, name: str, value: Any, what: str) -> Sequence[Any]:
-    """A list, a tuple or what is as good: it can be walked more than once."""
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return value
-    if isinstance(value, Collection) and not isinstance(value, (str, bytes, Mapping)):
-        with suppress(TypeError):  # an array without dimensions
-            return list(value)
-    refuse(call, f"{name} must be a sequence of {what}", shown(value), "pass a list or a tuple")
+def region_entry(index: Any, length: int) -> NoReturn:
+    """Says what an index of a buffer is made of; called when an entry is something else."""
+    refuse(
+        "region",
+        "a box must be made of integers and non-empty, ascending slices",
+        f"{shown(index)} for a length of {length}",
+        "correct it",
+    )
+
+
+def region_place(place: Any, length: int) -> NoReturn:
+    """Says that an integer lies outside; an IndexError, because loops over a buffer end by it."""
+    raise IndexError(
+        f"[runtime.region] an index must lie inside the buffer; got {shown(place)} of {length}; correct it"
+    )
+
+
+def region_entries(index: Any, num_dims: int) -> NoReturn:
+    """Says that an index has more entries than the buffer has dimensions."""
+    raise IndexError(
+        f"[runtime.region] an index must have at most {num_dims} entries; got {shown(index)}; correct it"
+    )
+
+
+def region_dimensions(index: Any, num_dims: int) -> NoReturn:
+    """Says that a box has more dimensions than the runtime compares."""
+    refuse(
+        "region",
+        "a box must have at most 4 dimensions",
+        f"{num_dims} for {shown(index)}",
+        "register a view with fewer dimensions, or use Buffer.region",
+    )
+
+
+def region_bytes(offset: int, size: Any, stride: Any, num_bytes: int) -> NoReturn:
+    """Says that a box in bytes leaves its buffer."""
+    refuse(
+        "region",
+        f"a region must lie inside its buffer of {num_bytes} bytes",
+        f"offset {offset}, size {shown(size)} and stride {shown(stride)}",
+        "correct it",
+    )
+
+
+def tile(place: Any, counts: tuple[int, ...]) -> NoReturn:
+    """Says how a tile is named; an IndexError where only the place is wrong."""
+    places = place if isinstance(place, tuple) else (place,)
+    if len(places) == len(counts) and all(
+        isinstance(at, Integral) and not isinstance(at, bool) for at in places
+    ):
+        raise IndexError(
+            f"[runtime.tiles] a tile must lie in the grid; got {shown(place)} of {counts}; correct it"
+        )
+    refuse("tiles", f"a tile must be named by {len(counts)} integers", shown(place), "pass grid[i, j]")
+
+
+def tiles(sizes: tuple[int, ...], lengths: tuple[int, ...], max_tiles: int) -> NoReturn:
+    """Says what a grid of tiles is."""
+    refuse(
+        "tiles",
+        f"a grid must have a size for some of the first dimensions, 4 at most, and at most {max_tiles} tiles",
+        f"tiles of {shown(sizes)} for shape {lengths}",
+        "correct them",
+    )
 
 
 def seconds(call: str, value: Any) -> float | None:
@@ -183,13 +208,6 @@ def dtype(call: str, value: DTypeLike, sizes: Sequence[int]) -> np.dtype[Any]:
             "make it smaller",
         )
     return kind
-
-
-def text(call: str, name: str, value: Any) -> str:
-    """A name that the native side can hold."""
-    if not isinstance(value, str) or not value or "\0" in value or not value.isprintable():
-        refuse(call, f"{name} must be printable text", shown(value), "pass a str")
-    return value
 
 
 def path(call: str, value: Any) -> str:

@@ -14,10 +14,11 @@ from tilewise.runtime.buffers import Buffer, Region
 from tilewise.runtime.events import Event
 from tilewise.runtime.handles import TaskHandle
 from tilewise.runtime.params import TaskExecutionHints
+from tilewise.runtime.views import Views
 
 __all__ = ["Extras", "extras_of", "own_buffer", "own_task"]
 
-Extras = tuple[list[int], list[tuple[int, int]], int, int, int]
+Extras = tuple[list[int], list[tuple[int, int]], int, int, int, str, float, Views]
 
 
 def own_buffer(
@@ -27,7 +28,7 @@ def own_buffer(
     if not isinstance(buffer, kinds):
         names = " or a ".join(kind.__name__ for kind in kinds)
         checks.refuse(call, f"memory must be given as a {names}", checks.shown(buffer), "register it first")
-    _check_owner(core, buffer, buffer._core, call)
+    _check_owner(core, buffer, buffer.core, call)
 
 
 def own_task(core: Core, task: object, call: str) -> None:
@@ -42,8 +43,14 @@ def extras_of(
     wait_for: Sequence[tuple[Event, int]] | None,
     hints: TaskExecutionHints | None,
     predicate: Buffer | None,
+    name: str | None,
+    deadline: float | None,
+    views: Views,
 ) -> Extras:
-    """What the native side takes: ids of tasks, of events with values, priority, 1 + worker or 0, predicate or 0."""
+    """What the native side takes.
+
+    Ids of tasks, of events with values, priority, 1 + worker or 0, predicate or 0, name or "", deadline or 0, views.
+    """
     tasks = checks.sequence("submit", "after", () if after is None else after, "tasks")
     for task in tasks:
         own_task(core, task, "submit")
@@ -57,7 +64,9 @@ def extras_of(
     if predicate is not None:
         own_buffer(core, predicate, "submit")
     handle = 0 if predicate is None else predicate.handle
-    return [task.id for task in tasks], waits, priority, worker, handle
+    title = "" if name is None else checks.text("submit", "a task's name", name)
+    limit = 0.0 if deadline is None else checks.patience("submit", "deadline", deadline)
+    return [task.id for task in tasks], waits, priority, worker, handle, title, limit, views
 
 
 def _wait_of(core: Core, pair: object) -> tuple[int, int]:

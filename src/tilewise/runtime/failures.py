@@ -67,7 +67,7 @@ def error_of(status: int, text: str) -> BaseException:
 
 def _task_failed(text: str) -> TaskFailed:
     number = re.search(r"got '#(\d+) ", text)
-    place = re.search(r"from task \d+ \((.*?)\) on (?:worker (\d+)|a submitter)", text)
+    place = re.search(r"from task \d+ (?:'.*?' )?\((.*?)\) on (?:worker (\d+)|a submitter)", text)
     error = TaskFailed(
         re.sub(r"got '#\d+ ", "got '", text),
         op=place[1] if place else "",

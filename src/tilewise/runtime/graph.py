@@ -47,6 +47,7 @@ class GraphTask:
     Attributes:
         id: its id; never 0.
         kernel: name of the kernel.
+        name: of the task; empty: it has none.
         lane: the lane that submitted it.
         scope: id of the scope that it belongs to.
         depth: how deep that scope lies.
@@ -60,6 +61,7 @@ class GraphTask:
 
     id: int
     kernel: str
+    name: str = ""
     lane: int = 0
     scope: int = 0
     depth: int = 0
@@ -120,6 +122,7 @@ def _task(place: int, row: Any) -> GraphTask:
         return GraphTask(
             id=_number(row["id"]),
             kernel=str(row["kernel"]),
+            name=str(row.get("name", "")),
             lane=_number(row["lane"]),
             scope=_number(row["scope"]),
             depth=_number(row["depth"]),

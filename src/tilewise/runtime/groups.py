@@ -1,7 +1,8 @@
-"""Groups of tasks: waiting for all or any of them.
+"""Groups of tasks: waiting for all or any of them, also on an asyncio loop.
 
-Owns a list of handles under a lock, so that several threads may add and wait. Each task is handed out once by
-`wait_any` and by iteration. Holds no native resource: dropping a group never blocks.
+Owns a list of handles under a lock, so that several threads may add and wait. Iterating gives the tasks in the order in
+which they were added, as often as asked; `wait_any`, `as_completed` and `async for` hand out each task once, when it
+has ended. Holds no native resource: dropping a group never blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from tilewise.core.errors import ConfigError, TaskFailed
 from tilewise.runtime import checks
-from tilewise.runtime.handles import TaskHandle
+from tilewise.runtime.handles import TaskHandle, wake_loop
 
 __all__ = ["TaskGroup"]
 
@@ -25,9 +26,10 @@ SLICE_S = 0.05  # how long a wait with a deadline may miss tasks that another th
 
 
 class TaskGroup:
-    """Tasks that are waited for together. `len` counts all that were added.
+    """Tasks that are waited for together. `len` counts all that were added, and iterating gives them in that order.
 
     `with group:` waits for all at the end of the block, and cancels what has not started when the block raises.
+    `async with group:` does the same without holding the thread, also when the asyncio task is cancelled there.
     """
 
     def __init__(self, tasks: Iterable[TaskHandle] = ()) -> None:
@@ -63,7 +65,13 @@ class TaskGroup:
         deadline = _deadline(timeout)
         first: BaseException | None = None
         for task in self._snapshot():
-            error = task.exception(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            try:
+                error = task.exception(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                raise TimeoutError(
+                    f"[runtime.TaskGroup.wait_all] the group's tasks must end within the time given; got {task!r}, "
+                    f"which still runs or waits after {timeout} s; wait longer, or cancel the group"
+                ) from None
             first = first or error
         if first is not None:
             raise first
@@ -78,25 +86,22 @@ class TaskGroup:
             TimeoutError: none has ended within `timeout` seconds.
             ConfigError: all have been handed out.
         """
-        deadline = _deadline(timeout)
-        while True:
-            task = self._take(deadline)
-            if task is not None:
-                return task
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(
-                    f"[runtime.TaskGroup.wait_any] a task must end within the time given; got none after {timeout} s; "
-                    "wait longer, or cancel the group"
-                )
+        task = self._next(_deadline(timeout), timeout)
+        if task is None:
+            checks.refuse(
+                "TaskGroup.wait_any", "a task must be left to wait for", f"none of {len(self)}", "add one"
+            )
+        return task
 
     def as_completed(self, timeout: float | None = None) -> Iterator[TaskHandle]:
-        """The tasks in the order in which they end; `timeout` in seconds for all together."""
+        """The tasks in the order in which they end, each once; `timeout` in seconds for all together.
+
+        Raises:
+            TimeoutError: some have not ended after `timeout` seconds.
+        """
         deadline = _deadline(timeout)
-        while self._num_pending() > 0:
-            try:
-                yield self.wait_any(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            except ConfigError:
-                return  # another thread took the last one
+        while (task := self._next(deadline, timeout)) is not None:
+            yield task
 
     def cancel(self) -> None:
         """Cancel every task that has not started."""
@@ -107,10 +112,11 @@ class TaskGroup:
         return len(self._tasks)
 
     def __iter__(self) -> Iterator[TaskHandle]:
-        return self.as_completed()
+        """The tasks in the order in which they were added, ended or not; see `as_completed` for the other order."""
+        return iter(self._snapshot())
 
     async def __aiter__(self) -> AsyncIterator[TaskHandle]:
-        """The tasks in the order in which they end, without holding a thread."""
+        """The tasks in the order in which they end, each once, without holding a thread."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Queue[TaskHandle] = asyncio.Queue()
         with self._lock:
@@ -134,6 +140,33 @@ class TaskGroup:
             self.cancel()
             self.wait_all()
 
+    async def __aenter__(self) -> TaskGroup:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            try:
+                await self._ended()
+            except asyncio.CancelledError:
+                self.cancel()
+                await self._ended()  # what runs cannot be cancelled; a second cancellation leaves it alone
+                raise
+            return self.wait_all()  # nothing is left to wait for: the first failure is raised
+        with suppress(ConfigError):  # the block's own error counts
+            self.cancel()
+            await self._ended()
+
+    async def _ended(self) -> None:
+        """Waits until all tasks have ended, well or not, without holding the thread."""
+        loop = asyncio.get_running_loop()
+        for task in self._snapshot():
+            if not task.is_complete():
+                ended: asyncio.Future[None] = loop.create_future()
+                task.notify(lambda ended=ended: wake_loop(loop, ended))
+                await ended
+
     def _check_runtime(self, task: TaskHandle) -> None:
         if self._tasks and self._tasks[0].core is not task.core:  # ids of two runtimes may be equal
             checks.refuse(
@@ -147,18 +180,24 @@ class TaskGroup:
         with self._lock:
             return list(self._tasks)
 
-    def _num_pending(self) -> int:
-        with self._lock:
-            return len(self._pending)
+    def _next(self, deadline: float | None, timeout: float | None) -> TaskHandle | None:
+        """The next task that has ended; None when all have been handed out."""
+        while True:
+            with self._lock:
+                tasks = list(self._pending.values())
+            if not tasks:
+                return None
+            task = self._take(tasks, deadline)
+            if task is not None:
+                return task
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"[runtime.TaskGroup] a task must end within the time given; got none after {timeout} s; wait "
+                    "longer, or cancel the group"
+                )
 
-    def _take(self, deadline: float | None) -> TaskHandle | None:
-        """A task that has ended, removed from the pending ones; None after a while."""
-        with self._lock:
-            tasks = list(self._pending.values())
-        if not tasks:
-            checks.refuse(
-                "TaskGroup.wait_any", "a task must be left to wait for", f"none of {len(self)}", "add one"
-            )
+    def _take(self, tasks: list[TaskHandle], deadline: float | None) -> TaskHandle | None:
+        """One of these that has ended, removed from the pending ones; None after a while."""
         alone = None if deadline is None else min(SLICE_S, max(0.0, deadline - time.monotonic()))
         core: Any = tasks[0].core
         place = core.wait_any([task.id for task in tasks], alone)

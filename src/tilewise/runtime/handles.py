@@ -26,9 +26,9 @@ __all__ = ["TaskHandle"]
 class TaskHandle(Task):
     """A submitted task.
 
-    Usable from several threads. `with handle:` waits at the end of the block; `await handle` waits without holding a
-    thread. A cancelled task raises `concurrent.futures.CancelledError`; a failed one, and one whose predecessor
-    failed, `TaskFailed`.
+    Usable from several threads. `with handle:` waits at the end of the block, and cancels the task first if the block
+    raises. `await handle` waits without holding a thread, and cancels the task when the wait is cancelled. A cancelled
+    task raises `concurrent.futures.CancelledError`; a failed one, and one whose predecessor failed, `TaskFailed`.
     """
 
     _buffers: tuple[Buffer, ...] = ()
@@ -88,6 +88,7 @@ class TaskHandle(Task):
             self.wait()
         else:  # the block's own error counts
             with suppress(TaskFailed, CancelledError, ConfigError):
+                self.cancel()
                 self.wait()
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -95,7 +96,12 @@ class TaskHandle(Task):
             loop = asyncio.get_running_loop()
             ended: asyncio.Future[None] = loop.create_future()
             self.notify(lambda: wake_loop(loop, ended))
-            yield from ended
+            try:
+                yield from ended
+            except asyncio.CancelledError:
+                with suppress(ConfigError):  # the runtime has been closed
+                    self.cancel()
+                raise
         return self.result(0)
 
     def __repr__(self) -> str:

@@ -8,18 +8,30 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any
 
 from tilewise._native.tasks import Core
 from tilewise.runtime import checks
 
-__all__ = ["LATER", "Kernel", "KernelTable", "WorkerType", "type_masks"]
+__all__ = ["LATER", "Kernel", "KernelTable", "Later", "WorkerType", "type_masks"]
 
-LATER = 1  # what a kernel returns when somebody will call task_complete
+SUBMITS, VIEWS = 1, 2  # flags of the C interface
 MAX_NAME_BYTES = 59
 _FunctionPointer: type = ctypes.CFUNCTYPE(None).__mro__[1]  # the base of all of them
 MAX_PYTHON_NAMES = 256  # further callables share one name: the runtime's table of kernels is finite
+
+
+class Later(Enum):
+    """The type of `LATER`: what a Python kernel returns when `Runtime.task_complete` will end its task."""
+
+    LATER = "LATER"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+LATER = Later.LATER
 
 
 class WorkerType(IntEnum):
@@ -50,14 +62,17 @@ def type_masks(worker_types: object) -> list[int]:
 class Kernel:
     """A kernel that a runtime knows. `function` is the Python callable, or what keeps native code loaded."""
 
-    __slots__ = ("core", "function", "id", "is_python", "name")
+    __slots__ = ("core", "function", "has_views", "id", "is_python", "name")
 
-    def __init__(self, core: Core, id: int, name: str, function: object, is_python: bool) -> None:
+    def __init__(
+        self, core: Core, id: int, name: str, function: object, is_python: bool, has_views: bool = False
+    ) -> None:
         self.core = core
         self.id = id
         self.name = name
         self.function = function
         self.is_python = is_python
+        self.has_views = has_views
 
     def __repr__(self) -> str:
         return f"Kernel({self.name!r})"
@@ -69,13 +84,14 @@ class KernelTable:
     def __init__(self, core: Core, is_shared: bool) -> None:
         self._core = core
         self._is_shared = is_shared
-        self._by_name: dict[str, Kernel] = {}
-        self._by_address: dict[tuple[int, bool], Kernel] = {}
+        self._by_name: dict[tuple[str, int], Kernel] = {}
+        self._by_address: dict[tuple[int, int], Kernel] = {}
         self._python_ids: dict[str, int] = {}
 
-    def find(self, kernel: object, submits: bool, name: str | None) -> Kernel:
+    def find(self, kernel: object, submits: bool, name: str | None, views: bool = False) -> Kernel:
         """The kernel for a name, an address, something with an address, or a callable."""
         checks.truth("kernel", "submits", submits)
+        flags = (SUBMITS if submits else 0) | (VIEWS if checks.truth("kernel", "views", views) else 0)
         if name is not None:
             checks.text("kernel", "a kernel's name", name)
         if isinstance(kernel, Kernel):
@@ -88,7 +104,7 @@ class KernelTable:
                 )
             return kernel
         if isinstance(kernel, str):
-            return self._named(kernel)
+            return self._named(kernel, flags)
         if self._is_shared:
             checks.refuse(
                 "kernel",
@@ -98,7 +114,7 @@ class KernelTable:
             )
         address = _address_of(kernel)
         if address is not None and 0 < address < 1 << 64:
-            return self._addressed(address, kernel, submits, name)
+            return self._addressed(address, kernel, flags, name)
         if address is not None or not callable(kernel):
             checks.refuse(
                 "kernel",
@@ -106,20 +122,29 @@ class KernelTable:
                 checks.shown(kernel),
                 "correct it",
             )
+        if views:
+            checks.refuse(
+                "kernel",
+                "only native kernels have views",
+                checks.shown(kernel),
+                "drop views=True: a Python kernel gets arrays",
+            )
         return self._python(kernel, name)
 
-    def _named(self, name: str) -> Kernel:
-        if name not in self._by_name:
-            id = self._core.find_kernel(checks.text("kernel", "a kernel's name", name))
-            self._by_name[name] = Kernel(self._core, id, name, None, False)
-        return self._by_name[name]
+    def _named(self, name: str, flags: int) -> Kernel:
+        if (name, flags) not in self._by_name:
+            id = self._core.find_kernel(checks.text("kernel", "a kernel's name", name), flags)
+            self._by_name[name, flags] = Kernel(self._core, id, name, None, False, bool(flags & VIEWS))
+        return self._by_name[name, flags]
 
-    def _addressed(self, address: int, kernel: object, submits: bool, name: str | None) -> Kernel:
-        known = self._by_address.get((address, submits))
+    def _addressed(self, address: int, kernel: object, flags: int, name: str | None) -> Kernel:
+        known = self._by_address.get((address, flags))
         if known is None:
             title = str(name or getattr(kernel, "__name__", f"kernel at {address:#x}"))
-            id = self._core.add_kernel(_shortened(title), address, submits)
-            known = self._by_address[address, submits] = Kernel(self._core, id, title, kernel, False)
+            id = self._core.add_kernel(_shortened(title), address, flags)
+            known = self._by_address[address, flags] = Kernel(
+                self._core, id, title, kernel, False, bool(flags & VIEWS)
+            )
         return known
 
     def _python(self, function: Callable[..., object], name: str | None) -> Kernel:
@@ -128,7 +153,7 @@ class KernelTable:
             if len(self._python_ids) >= MAX_PYTHON_NAMES:
                 title = "python"
             if title not in self._python_ids:
-                self._python_ids[title] = self._core.add_kernel(title, 0, True)
+                self._python_ids[title] = self._core.add_kernel(title, 0, SUBMITS)
         return Kernel(self._core, self._python_ids[title], title, function, True)
 
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from tilewise._native.tasks import Commute, Core, InOut, Input, Operand, Output, Param
 from tilewise.runtime import checks
+from tilewise.runtime.buffers import Buffer, Region
 from tilewise.runtime.kernels import Kernel
-
-if TYPE_CHECKING:
-    from tilewise.runtime.buffers import Buffer, Region
 
 __all__ = [
     "Commute",
@@ -35,6 +33,7 @@ __all__ = [
 ]
 
 MAX_INT = (1 << 31) - 1
+SUMS = {np.dtype(np.float32): "sum_f32", np.dtype(np.float64): "sum_f64", np.dtype(np.int64): "sum_i64"}
 
 
 class Mode:
@@ -88,17 +87,33 @@ class Reduce(Param):
     """The task overwrites a partial of its own; the partials are added to `x` in order of submission.
 
     Args:
-        x: a whole buffer; a region is refused by `submit`.
+        x: a whole buffer.
         combine: name of the kernel that adds a partial ("sum_f32", "sum_f64", "sum_i64", "max_f32", "min_f32"), or a
-            native kernel of the buffer's runtime: kernel(buffers = {target, partial}, scalars = {bytes}).
+            native kernel of the buffer's runtime: kernel(buffers = {target, partial}, scalars = {bytes}). None: the sum
+            of the buffer's dtype, which must be float32, float64 or int64.
+
+    Raises:
+        ConfigError: `x` is no whole buffer, or there is no sum of its dtype.
     """
 
-    def __init__(self, x: Buffer | Region, combine: Any = "sum_f32") -> None:
-        kernel = _combine_id(x._core, combine) if isinstance(x, Operand) else 0
+    def __init__(self, x: Buffer, combine: Any = None) -> None:
+        if isinstance(x, Region):
+            checks.refuse("Reduce", "a reduction must name a whole buffer", checks.shown(x), "drop the index")
+        kernel = _combine_id(x, combine) if isinstance(x, Buffer) else 0
         super().__init__("Reduce", x, Mode.REDUCE, kernel)
 
 
-def _combine_id(core: Core, combine: Any) -> int:
+def _combine_id(x: Buffer, combine: Any) -> int:
+    core: Any = x.core
+    if combine is None:
+        combine = SUMS.get(x.dtype)
+        if combine is None:
+            checks.refuse(
+                "Reduce",
+                "a reduction without `combine` must be of float32, float64 or int64",
+                f"a buffer of {x.dtype}",
+                'pass combine="sum_f32" for its bytes as such, or a native kernel',
+            )
     if isinstance(combine, str):
         return int(core.find_kernel(checks.text("Reduce", "a kernel's name", combine)))
     if not isinstance(combine, Kernel) or combine.core is not core or combine.is_python:
@@ -169,12 +184,13 @@ class TaskExecutionHints:
         checks.integer("hints", "priority", self.priority, -MAX_INT - 1, MAX_INT)
         checks.truth("hints", "prefetch_inputs", self.prefetch_inputs)
         for buffer in checks.sequence("hints", "prefetch_handles", self.prefetch_handles, "buffers"):
-            checks.instance("hints", "what is prefetched", buffer, Operand, "pass buffers of the runtime")
+            if not isinstance(buffer, (Buffer, Region)):
+                checks.operand("hints", buffer)
 
     def check_handles(self, core: Core) -> None:
         """Raise ConfigError when a buffer to prefetch is another runtime's, or no longer alive."""
         for buffer in self.prefetch_handles:
-            if buffer._core is not core:
+            if buffer.core is not core:
                 checks.refuse(
                     "hints",
                     "buffers to prefetch must be the runtime's own",

@@ -1,8 +1,8 @@
 """Python callables as kernels: what the runtime calls for such a task.
 
 Owns the record of one submitted Python task: the callable, its parameters and scalars, dropped as soon as it has run.
-The callable gets one array per parameter (inputs are read-only), then the scalars; it returns None, `LATER`, or raises,
-which fails the task.
+The callable gets one array per parameter (inputs are read-only), then the scalars; it returns None or `LATER`. Whatever
+else it returns fails the task, as what it raises does: a number could be meant as a status, or as a result.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilewise._native.tasks import Core, Param, addresses
+from tilewise._native.tasks import Core, Param, addresses, note_interrupt
+from tilewise.runtime import checks
 from tilewise.runtime.failures import describe_exception
 from tilewise.runtime.kernels import LATER
 from tilewise.runtime.params import Mode, NewOutput
 
 __all__ = ["PythonTask"]
+
+PTO_LATER = 1  # the status by which a kernel says it
 
 
 class PythonTask:
@@ -39,10 +42,19 @@ class PythonTask:
         try:
             places = addresses(buffers, len(params))
             result = function(*(self._array(p, a) for p, a in zip(params, places)), *scalars)
+            if result is not None and result is not LATER:
+                checks.refuse(
+                    "kernel",
+                    "a Python kernel must return None, or LATER",
+                    checks.shown(result),
+                    "write results into its arrays",
+                )
         except BaseException as error:  # also SystemExit: a worker thread is not the place to end a program
+            if isinstance(error, KeyboardInterrupt):
+                note_interrupt()  # on the main thread: what waits there and ran this task is meant, too
             function, params = None, ()  # the exception's frames lead back to this one
             return describe_exception(error)
-        return LATER if result is LATER else 0
+        return 0 if result is None else PTO_LATER
 
     def _array(self, param: Param, address: int) -> Any:
         target: Any = param.target

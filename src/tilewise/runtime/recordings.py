@@ -47,7 +47,7 @@ class Recording:
             checks.instance(
                 "Recording.replay", "what is bound", buffer, Buffer, "pass buffers, not regions or arrays"
             )
-            if buffer._core is not self._core:
+            if buffer.core is not self._core:
                 checks.refuse(
                     "Recording.replay",
                     "buffers must belong to the recording's runtime",

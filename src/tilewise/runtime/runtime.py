@@ -10,8 +10,8 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import sys
 import threading
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
@@ -25,7 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 from tilewise._native.tasks import Core, Operand, Param
 from tilewise.core.errors import ConfigError, PeerLost, TaskFailed
 from tilewise.runtime import checks
-from tilewise.runtime.buffers import Buffer, Region, array_of
+from tilewise.runtime.buffers import Buffer, Region
 from tilewise.runtime.events import Event
 from tilewise.runtime.extras import extras_of, own_buffer, own_task
 from tilewise.runtime.failures import forget_exceptions
@@ -34,8 +34,10 @@ from tilewise.runtime.kernels import Kernel, KernelTable, WorkerType, type_masks
 from tilewise.runtime.params import TaskExecutionHints
 from tilewise.runtime.python_tasks import PythonTask
 from tilewise.runtime.recordings import Recording
+from tilewise.runtime.registry import Registry
 from tilewise.runtime.stats import RuntimeStats
 from tilewise.runtime.tracing import GraphLog, Tracing
+from tilewise.runtime.views import views_of
 
 __all__ = ["Runtime"]
 
@@ -43,6 +45,7 @@ MAX_WORKERS = 256
 MAX_COUNT = (1 << 32) - 1
 
 Array = NDArray[Any]
+_EXIT_PATIENCE_S = 10.0  # at the interpreter's end, since the last task has ended
 _open: set[Runtime] = set()  # closed at exit: threads of a forgotten runtime must not outlive the interpreter
 
 
@@ -112,10 +115,9 @@ class Runtime:
         native_submit: Any = self._core.submit
         self._native_submit: Callable[..., TaskHandle] = native_submit
         self._kernels = KernelTable(self._core, path is not None)
-        self._buffers: dict[int, tuple[object, Array]] = {}  # handle -> what holds its memory
-        self._ranges: list[tuple[int, int]] = []  # first and last byte of registered memory, ascending
+        self._registry = Registry(self._core)
         self._recording_threads: set[int] = set()
-        self._core.keep_alive = (self._buffers, self._kernels)
+        self._core.keep_alive = (self._registry, self._kernels)
         _open.add(self)
 
     def close(self) -> None:
@@ -124,7 +126,10 @@ class Runtime:
         Arrays on the runtime's own memory stay readable (their values are over with their scope): the last of them
         ends the workers then. Must not be called from inside a task.
         """
-        self._core.close()
+        self._close(cancels=False)
+
+    def _close(self, cancels: bool) -> None:
+        self._core.close(cancels)
         _open.discard(self)
         if not _open:
             forget_exceptions()
@@ -135,21 +140,24 @@ class Runtime:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None and self._core.is_open:
-            self._core.cancel_all()
         told = self._core.has_told_failure
+        has_ended = False
         try:
             if error is None and self._core.is_open:
                 self._core.wait_all(None)
+            has_ended = error is None
         except (TaskFailed, CancelledError, PeerLost):
+            has_ended = True
             if not told:  # otherwise the program has seen a failure and gone on
                 raise
-        finally:
-            self.close()
+        finally:  # when the block or the wait was left by an error, Ctrl-C for example, nothing new begins
+            self._close(cancels=not has_ended)
 
     # Kernels.
 
-    def kernel(self, kernel: object = None, *, submits: bool = False, name: str | None = None) -> Any:
+    def kernel(
+        self, kernel: object = None, *, submits: bool = False, name: str | None = None, views: bool = False
+    ) -> Any:
         """A kernel of this runtime; also a decorator: `@rt.kernel`.
 
         Args:
@@ -158,13 +166,15 @@ class Runtime:
                 Native ones have the type int (*)(void* const* buffers, const uint64_t* scalars).
             submits: the kernel submits or waits. Python callables always may.
             name: what traces call it.
+            views: native kernels only: `buffers[p]` is the address of a `pto_view` (data, shape, strides, element type)
+                instead of the data's; see docs/runtime_native.md.
 
         Returns:
             The kernel for `submit`.
         """
         if kernel is None:
-            return lambda function: self._kernels.find(function, submits, name)
-        return self._kernels.find(kernel, submits, name)
+            return lambda function: self._kernels.find(function, submits, name, views)
+        return self._kernels.find(kernel, submits, name, views)
 
     def load_library(self, path: str | Path) -> None:
         """Load a shared library whose exported functions are kernels by name."""
@@ -183,27 +193,7 @@ class Runtime:
             ConfigError: it is not contiguous, empty, or registered already (two handles of one memory would not see
                 each other's tasks).
         """
-        array = array_of(source)
-        address = array.__array_interface__["data"][0]
-        at = bisect_left(self._ranges, (address, address))
-        is_taken = any(
-            first < address + array.nbytes and address < end
-            for first, end in self._ranges[max(0, at - 1) : at + 1]
-        )
-        if is_taken:
-            checks.refuse(
-                "register",
-                "memory must be registered once",
-                "an array that shares bytes with a registered one",
-                "use that buffer, and regions of it",
-            )
-        handle = self._core.register(address, array.nbytes)
-        self._buffers[handle] = (source, array)
-        insort(self._ranges, (address, address + array.nbytes))
-        buffer = Buffer(self._core, handle, array)
-        if not array.flags.writeable:
-            self.freeze(buffer)
-        return buffer
+        return self._registry.add(source)
 
     def unregister(self, buffer: Buffer, timeout: float | None = None) -> None:
         """Wait for the buffer's tasks, then forget it and let go of its memory.
@@ -212,17 +202,7 @@ class Runtime:
             TimeoutError: its tasks still run after `timeout` seconds; the buffer is still known and held.
         """
         own_buffer(self._core, buffer, "unregister")
-        if buffer._array is None:
-            checks.refuse(
-                "unregister",
-                "a buffer must have been registered",
-                "one of the runtime's own",
-                "it ends with its scope",
-            )
-        self._core.unregister(buffer.handle, timeout)
-        self._buffers.pop(buffer.handle)
-        address = buffer.array.__array_interface__["data"][0]
-        self._ranges.remove((address, address + buffer.num_bytes))
+        self._registry.remove(buffer, timeout)
 
     @contextmanager
     def registered(self, *sources: object) -> Iterator[tuple[Buffer, ...]]:
@@ -232,6 +212,9 @@ class Runtime:
             for source in sources:
                 buffers.append(self.register(source))
             yield tuple(buffers)
+        except (KeyboardInterrupt, SystemExit):  # must not wait: the buffers stay until the runtime is closed
+            buffers.clear()
+            raise
         finally:
             for buffer in buffers if self._core.is_open else ():
                 self.unregister(buffer)
@@ -251,23 +234,29 @@ class Runtime:
         self._core.freeze(buffer.handle, bool(frozen))
 
     def read(self, buffer: Buffer | Region, timeout: float | None = None) -> Array:
-        """Wait for the buffer's writers, then its value as a read-only array that shares its memory.
+        """Wait for the writers of a buffer or of a region, then its value as a read-only array that shares its memory.
+
+        Of a region, only tasks that write some of its bytes are waited for, and only their failures count.
 
         Raises:
             TaskFailed: the task that should have written it failed.
             TimeoutError: a writer still runs after `timeout` seconds.
         """
         own_buffer(self._core, buffer, "read", (Buffer, Region))
-        self._core.read(buffer.handle, timeout)
+        self._core.read(buffer, timeout)
         array: Array = buffer.array.view()
         array.flags.writeable = False
         return array
 
     def write(self, buffer: Buffer | Region, timeout: float | None = None) -> Array:
-        """Wait for the buffer's readers and writers, then its array, to be written until the next submission on it."""
+        """Wait for the readers and writers of a buffer or of a region, then its array, to be written until the next
+        submission on it.
+
+        What is written counts as all of the buffer or region: failures of earlier writers of these bytes end here.
+        """
         own_buffer(self._core, buffer, "write", (Buffer, Region))
         _check_writeable(buffer, "write")
-        self._core.write(buffer.handle, timeout)
+        self._core.write(buffer, timeout)
         return buffer.array
 
     # Tasks.
@@ -301,6 +290,8 @@ class Runtime:
         wait_for: Sequence[tuple[Event, int]] | None = None,
         hints: TaskExecutionHints | None = None,
         predicate: Buffer | None = None,
+        name: str | None = None,
+        deadline: float | None = None,
     ) -> TaskHandle:
         """Submit a task: it runs when the tasks before it that touch its data have ended.
 
@@ -314,6 +305,9 @@ class Runtime:
             wait_for: events and the values that they must have reached.
             hints: priority, worker and so on.
             predicate: a buffer that begins with a uint32; 0 when the task's turn comes: the kernel is skipped.
+            name: of at most 63 bytes, for traces, graphs and errors.
+            deadline: seconds from now; a task that has not started by then fails, and its heirs with it. A kernel that
+                runs longer can ask `should_stop`.
 
         Returns:
             The task's handle. Blocks while the window is full; other Python threads run meanwhile.
@@ -325,8 +319,12 @@ class Runtime:
         if type(kernel) is not Kernel or kernel.core is not self._core:
             kernel = None if kernel is None else self._kernels.find(kernel, False, None)
         extras = None
-        if after is not None or wait_for is not None or hints is not None or predicate is not None:
-            extras = extras_of(self._core, after, wait_for, hints, predicate)
+        has_views = kernel is not None and kernel.has_views
+        if has_views or any(
+            extra is not None for extra in (after, wait_for, hints, predicate, name, deadline)
+        ):
+            views = views_of(params) if has_views else []
+            extras = extras_of(self._core, after, wait_for, hints, predicate, name, deadline, views)
         if kernel is None:
             return self._native_submit(-1, worker_type, params, scalars, extras)
         if kernel.is_python:
@@ -393,18 +391,29 @@ class Runtime:
         """Counters and high-water marks; `stats().advice()` says how to size the runtime."""
         return RuntimeStats(**self._core.stats())
 
-    def trace(self, path: str | Path | None = None, *, max_records_per_thread: int = 100_000) -> Tracing:
-        """A `with` block whose tasks are traced; `.trace` afterwards, and the file if a path is given.
+    def trace(
+        self,
+        *paths: str | Path,
+        graph: str | Path | None = None,
+        max_records_per_thread: int = 100_000,
+    ) -> Tracing:
+        """A `with` block whose tasks are traced; `.trace` afterwards, and the files of the paths given.
 
         Args:
-            path: `.html` for the report on one page, anything else for Perfetto's JSON.
+            paths: `.html` for the report on one page, anything else for Perfetto's JSON; any number of them.
+            graph: a file for the dependency graph of the same run, as `Runtime.graph` writes it. The trace then knows
+                what each task waited for, and its critical path follows that.
             max_records_per_thread: the newest are kept.
         """
-        return Tracing(self._core, self.num_workers, path, max_records_per_thread)
+        return Tracing(self._core, self.num_workers, paths, max_records_per_thread, graph)
 
-    def graph(self, path: str | Path) -> GraphLog:
-        """A `with` block whose tasks' dependency graph is written: JSON, or a picture when the path ends in .html."""
-        return GraphLog(self._core, path)
+    def graph(self, *paths: str | Path) -> GraphLog:
+        """A `with` block whose tasks' dependency graph is kept; `.graph` afterwards, and the files of the paths given.
+
+        Args:
+            paths: `.html` for a picture, anything else for JSON; any number of them.
+        """
+        return GraphLog(self._core, paths)
 
     def _submit_python(
         self,
@@ -448,5 +457,10 @@ os.register_at_fork(after_in_child=_open.clear)  # a child has none of the threa
 
 @atexit.register
 def _close_all() -> None:
-    for runtime in list(_open):
-        runtime._core.close_at_exit()
+    has_ended = [runtime._core.close_at_exit(_EXIT_PATIENCE_S) for runtime in list(_open)]
+    if all(has_ended):
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # closed, or None: the process ends all the same
+            stream.flush()
+    os._exit(1)  # the interpreter must not be taken down under a kernel that runs

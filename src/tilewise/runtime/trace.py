@@ -43,10 +43,19 @@ IDLE_CAUSES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskSpan:
-    """One task of a traced run; times in ns of one steady clock, 0 where unknown.
+    """One task of a traced run; times in ns of one steady clock (`time.monotonic_ns`), 0 where unknown.
 
-    `worker` is negative when a submitter that waited ran it: -1 - lane. `producers` are the tasks it had to wait for,
-    where the recorder knows them.
+    Attributes:
+        task: its id.
+        kernel, name: of its kernel; and its own, where it was given one.
+        device: where it ran.
+        worker: which worker ran it; negative when a submitter that waited did: -1 - lane.
+        lane: the submitting thread, counted from 0.
+        scope_depth: how many scopes were open there.
+        status: 0: it succeeded.
+        priority: as submitted.
+        submit_ns, ready_ns, start_ns, end_ns: when it was submitted, had no producer left, began and ended.
+        producers: ids of the tasks it had to wait for, where the recorder knows them (`Runtime.trace(graph=...)`).
     """
 
     task: int

@@ -7,9 +7,12 @@ raising their failures; other threads must be quiet at both ends.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -26,42 +29,67 @@ __all__ = ["GraphLog", "Tracing"]
 
 
 class Tracing:
-    """`with rt.trace(...) as tracing:`; afterwards `tracing.trace` has the records."""
+    """`with rt.trace(...) as tracing:`; afterwards `tracing.trace` has the records.
+
+    Attributes:
+        trace: the records; empty until the block has ended.
+        graph: the dependency graph of the same run, when it was asked for.
+    """
 
     def __init__(
-        self, core: Core, num_workers: int, path: str | Path | None, max_records_per_thread: int
+        self,
+        core: Core,
+        num_workers: int,
+        paths: Sequence[str | Path],
+        max_records_per_thread: int,
+        graph: str | Path | None,
     ) -> None:
         self._core = core
         self._num_workers = num_workers
-        self._path = None if path is None else checks.output_path("trace", path)
+        self._paths = [checks.output_path("trace", path) for path in paths]
         self._max_records = checks.integer(
             "trace", "max_records_per_thread", max_records_per_thread, 1, 1 << 28
         )
+        self._log = None if graph is None else GraphLog(core, [graph])
         self.trace = Trace((), (), 0)
+
+    @property
+    def graph(self) -> DependencyGraph:
+        """The dependency graph of the same run."""
+        if self._log is None:
+            checks.refuse(
+                "trace", "a graph must have been asked for", "none", "call trace(..., graph='graph.json')"
+            )
+        return self._log.graph
 
     def __enter__(self) -> Tracing:
         _settle(self._core)
+        if self._log is not None:
+            self._log.__enter__()
         self._core.trace_enable(self._max_records)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._core.is_open:  # a forked child leaves its parent's block
+        if not self._core.is_open or _is_interrupt(error):  # a forked child leaves its parent's block
             return
         _settle(self._core)
         self._core.trace_enable(0)
         self.trace = _trace_of(self._core, self._num_workers)
-        if self._path is not None:
-            (write_html if self._path.suffix == ".html" else write_perfetto)(self._path, self.trace)
+        if self._log is not None:
+            self._log.__exit__(kind, error, traceback)
+            self.trace = _with_producers(self.trace, self._log.graph)
+        for path in self._paths:
+            (write_html if path.suffix == ".html" else write_perfetto)(path, self.trace)
 
 
 class GraphLog:
     """`with rt.graph(path) as log:`; afterwards `log.graph` has the dependency graph."""
 
-    def __init__(self, core: Core, path: str | Path) -> None:
+    def __init__(self, core: Core, paths: Sequence[str | Path]) -> None:
         self._core = core
-        self._path = checks.output_path("graph", path)
+        self._paths = [checks.output_path("graph", path) for path in paths]
         self.graph = DependencyGraph(())
 
     def __enter__(self) -> GraphLog:
@@ -71,18 +99,30 @@ class GraphLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._core.is_open:
+        if not self._core.is_open or _is_interrupt(error):
             return
         _settle(self._core)
-        if self._path.suffix != ".html":
-            self._core.graph_end(str(self._path))
-            self.graph = read_graph(self._path)
-            return
         with tempfile.TemporaryDirectory() as folder:
-            json_path = Path(folder) / "graph.json"
-            self._core.graph_end(str(json_path))
-            self.graph = read_graph(json_path)
-        write_graph_html(self._path, self.graph)
+            written = Path(folder) / "graph.json"
+            self._core.graph_end(str(written))
+            self.graph = read_graph(written)
+            for path in self._paths:
+                if path.suffix == ".html":
+                    write_graph_html(path, self.graph)
+                else:
+                    shutil.copyfile(written, path)
+
+
+def _with_producers(trace: Trace, graph: DependencyGraph) -> Trace:
+    """The trace with what each task waited for: its critical path follows edges, not times."""
+    producers = {task.id: task.producers for task in graph.tasks}
+    tasks = (replace(task, producers=producers.get(task.task, ())) for task in trace.tasks)
+    return replace(trace, tasks=tuple(tasks))
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Ctrl-C: the block must not wait for its tasks once more, and without that there is nothing whole to write."""
+    return error is not None and not isinstance(error, Exception)
 
 
 def _settle(core: Core) -> None:
@@ -94,7 +134,7 @@ def _settle(core: Core) -> None:
 def _trace_of(core: Core, num_workers: int) -> Trace:
     names = (
         "task", "kernel", "worker", "lane", "scope_depth", "status", "priority", "submit_ns", "ready_ns", "start_ns",
-        "end_ns",
+        "end_ns", "name",
     )  # fmt: skip
     rows = core.trace_tasks()
     tasks = [TaskSpan(**dict(zip(names, row))) for row in rows]

@@ -113,4 +113,22 @@ PTO_CALL int throw_in_scopes(PTORuntime* runtime, const uint64_t* args) {
   }
   throw std::runtime_error("thrown on purpose");
 }
+
+/// With views: multiplies a matrix of float, of any strides, by scalars[0], a double.
+PTO_CALL int scale_view(void* const* buffers, const uint64_t* scalars) {
+  const pto_view& view = *static_cast<const pto_view*>(buffers[0]);
+  if (view.type != PTO_F32 || view.ndim != 2) {
+    pto_fail("it works on matrices of float");
+    return 7;
+  }
+  double factor;
+  __builtin_memcpy(&factor, &scalars[0], sizeof(factor));
+  for (uint64_t i = 0; i < view.size[0]; ++i) {
+    for (uint64_t j = 0; j < view.size[1]; ++j) {
+      auto* at = reinterpret_cast<float*>(static_cast<char*>(view.data) + i * view.stride[0] + j * view.stride[1]);
+      *at = static_cast<float>(*at * factor);
+    }
+  }
+  return PTO_OK;
+}
 }

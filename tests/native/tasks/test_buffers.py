@@ -19,6 +19,7 @@ from tilewise.runtime import (
     Reduce,
     Runtime,
     TaskExecutionHints,
+    TaskGroup,
     WorkerType,
 )
 
@@ -31,6 +32,16 @@ def watched(size=16):
     """A float32 array and a weak reference to it."""
     array = np.zeros(size, np.float32).view(Watched)
     return array, weakref.ref(array)
+
+
+def add_one(x):
+    """A kernel that counts its runs in its buffer."""
+    x += 1
+
+
+def triple(x):
+    """A kernel that multiplies by three."""
+    x *= 3
 
 
 def test_copy_between_buffers(runtime):
@@ -128,12 +139,19 @@ def test_buffer_of_another_runtime(runtime):
 def test_closed_runtime():
     """Every call after close is refused."""
     rt = Runtime(num_workers=1)
-    task = rt.submit(None)
+    task, event, heap = rt.submit(None), rt.event(), rt.alloc(8)
+    group = TaskGroup([task])
     rt.close()
     rt.close()
-    for call in (rt.wait_all, rt.stats, lambda: rt.submit(None), task.wait, lambda: rt.register(np.zeros(1))):
+    calls = (
+        rt.wait_all, rt.stats, lambda: rt.submit(None), task.wait, lambda: rt.register(np.zeros(1)), group.wait_all,
+        lambda: list(group.as_completed()), lambda: event.value, lambda: heap[0:2].array, lambda: rt.read(heap[0]),
+        lambda: Reduce(heap, "sum_f32"), lambda: rt.trace().__enter__(), lambda: rt.graph().__enter__(),
+    )  # fmt: skip
+    for call in calls:
         with pytest.raises(ConfigError, match="must be open"):
             call()
+    assert heap[0:2].shape == (2,) and "shape=(2,)" in repr(heap[0:2])
 
 
 @pytest.mark.parametrize(
@@ -244,7 +262,7 @@ def test_alloc_read_write(runtime):
     with runtime.scope():
         buffer = runtime.alloc((4, 4), np.float64)
         runtime.write(buffer)[...] = 2.0
-        runtime.submit(lambda x: np.multiply(x, 3, out=x), [InOut(buffer)])
+        runtime.submit(triple, [InOut(buffer)])
         value = runtime.read(buffer)
         assert (value == 6).all() and not value.flags.writeable
 
@@ -255,7 +273,7 @@ def test_reduce_and_commute(runtime):
     with runtime.registered(total, count) as (ht, hc):
         for n in range(10):
             runtime.submit(lambda part, n: part.fill(n), [Reduce(ht, "sum_f32")], scalars=[n])
-            runtime.submit(lambda c: c.__iadd__(1), [Commute(hc)])
+            runtime.submit(add_one, [Commute(hc)])
         assert (runtime.read(ht) == 45).all() and runtime.read(hc)[0] == 10
 
 

@@ -41,7 +41,7 @@ def in_child(body):
 
 
 CALLS = {
-    "submit": lambda rt, *_: rt.submit("fill"),
+    "submit": lambda rt, *_: rt.submit("fill", [Output(bytes=8)], scalars=[8, 0]),
     "submit an empty task": lambda rt, *_: rt.submit(None),
     "submit a Python kernel": lambda rt, *_: rt.submit(lambda: None),
     "wait": lambda rt, task, *_: task.wait(),

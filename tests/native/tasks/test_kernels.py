@@ -28,6 +28,11 @@ def numba_add(buffers, scalars):
     return 0
 
 
+def add_one(x):
+    """A kernel that counts its runs in its buffer."""
+    x += 1
+
+
 def test_numba_cfunc(runtime):
     """A numba cfunc runs on a registered array."""
     x = np.zeros(5, np.int64)
@@ -95,7 +100,7 @@ def test_python_kernel_while_submitter_blocks():
         x = np.zeros(1, np.int64)
         with rt.registered(x) as (hx,):
             for _ in range(200):
-                rt.submit(lambda v: v.__iadd__(1), [InOut(hx)])
+                rt.submit(add_one, [InOut(hx)])
         assert x[0] == 200
 
 
@@ -131,7 +136,7 @@ def test_many_threads_submit():
         def work(array):
             with rt.registered(array) as (buffer,):
                 for n in range(100):
-                    rt.submit((lambda v: v.__iadd__(1)) if n % 5 == 0 else None, [InOut(buffer)])
+                    rt.submit(add_one if n % 5 == 0 else None, [InOut(buffer)])
                 rt.wait_all()
 
         threads = [threading.Thread(target=work, args=(a,)) for a in arrays]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -54,17 +55,6 @@ target_compile_features(user_kernels PRIVATE cxx_std_17)
 target_link_libraries(user_kernels PRIVATE tilewise::pto)
 """
 
-CMAKE_PROGRAM = """
-cmake_minimum_required(VERSION 3.18)
-project(user LANGUAGES CXX)
-find_package(tilewise CONFIG REQUIRED)
-find_package(Threads REQUIRED)
-add_executable(program program.cc)
-target_compile_features(program PRIVATE cxx_std_20)
-target_compile_options(program PRIVATE -Wall -Wextra -Wpedantic -Wconversion -Werror)
-target_link_libraries(program PRIVATE tilewise::pto Threads::Threads)
-"""
-
 
 def build_with_cmake(folder, text):
     """Configure and build a user's project; returns the folder of what it built."""
@@ -88,15 +78,38 @@ def test_cmake_package(runtime, tmp_path):
     assert x[0] == 10
 
 
-def test_cpp_program_of_the_page(tmp_path):
-    """The C++ program of docs/runtime.md builds without a warning, and all that it asserts holds."""
-    page = Path(__file__).parents[3] / "docs" / "runtime.md"
-    blocks = re.findall(r"^```cpp\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 1 and "assert(" in blocks[0]
-    (tmp_path / "program.cc").write_text(blocks[0], encoding="utf-8")
-    build = build_with_cmake(tmp_path, CMAKE_PROGRAM)
-    done = subprocess.run([build / "program"], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+PAGE = Path(__file__).parents[3] / "docs" / "runtime_native.md"
+
+
+def test_the_page_of_native_programs(tmp_path):
+    """Every command of docs/runtime_native.md runs, in order, on the programs that stand in it."""
+    text = PAGE.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    files = {"c": "first.c", "cpp": "program.cpp", "cmake": "CMakeLists.txt", "python": "run_matmul.py"}
+    assert sorted(kind for kind, _ in blocks if kind != "sh") == sorted(files)
+    for kind, block in blocks:
+        if kind in files:
+            assert kind == "cmake" or files[kind] in block.splitlines()[0]
+            (tmp_path / files[kind]).write_text(block, encoding="utf-8")
+    (tmp_path / "examples").symlink_to(PAGE.parents[1] / "examples")
+    commands = "set -ex\n" + "".join(block for kind, block in blocks if kind == "sh")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", commands], cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_the_page_describes_the_graph(runtime, tmp_path):
+    """Its table names the fields of a task in the file, and no others."""
+    with runtime.graph(tmp_path / "graph.json"):
+        runtime.submit(None, name="alone")
+    fields = set(json.loads((tmp_path / "graph.json").read_text())["tasks"][0])
+    table = PAGE.read_text(encoding="utf-8").split("| field of a task |")[1]
+    assert {
+        name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    } == fields
 
 
 def start_workers(path, *libraries):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tilewise.core.errors import TaskFailed
-from tilewise.runtime import InOut, Input, Output, Runtime
+from tilewise.runtime import InOut, Input, Output, Runtime, TaskSpan
+from tilewise.runtime.graph import read_graph
 from tilewise.runtime.graph_check import check_graph
 
 
@@ -47,6 +48,26 @@ def test_graph(runtime, tmp_path):
     with runtime.graph(tmp_path / "graph.html"):
         wavefront(runtime, 2)
     assert "<html" in (tmp_path / "graph.html").read_text()
+
+
+def test_trace_and_graph_of_one_run(runtime, tmp_path):
+    """One run gives a page, a Perfetto file and the graph; the trace then knows the edges, and follows them."""
+    paths = [tmp_path / name for name in ("run.html", "run.json", "graph.json")]
+    with runtime.trace(*paths[:2], graph=paths[2]) as tracing:
+        count = wavefront(runtime)
+    assert [path.exists() for path in paths] == [True] * 3
+    assert "<html" in paths[0].read_text() and json.loads(paths[1].read_text())["traceEvents"]
+    assert len(tracing.graph.tasks) == len(tracing.trace.tasks) == count
+    assert {t.task: set(t.producers) for t in tracing.trace.tasks} == {
+        t.id: set(t.producers) for t in tracing.graph.tasks
+    }
+    assert tracing.trace.critical_path.is_from_edges and isinstance(tracing.trace.tasks[0], TaskSpan)
+    with runtime.graph(tmp_path / "a.html", tmp_path / "a.json") as log, runtime.trace() as inner:
+        wavefront(runtime, 2)
+    assert len(log.graph.tasks) == len(inner.trace.tasks) == 4
+    assert "<html" in (tmp_path / "a.html").read_text() and read_graph(tmp_path / "a.json") == log.graph
+    with pytest.raises(ValueError, match="asked for"):
+        _ = inner.graph
 
 
 def test_failure_in_a_traced_block(runtime):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from concurrent.futures import CancelledError
 import numpy as np
 import pytest
 
-from tilewise.core.errors import TaskFailed
+from tilewise.core.errors import ConfigError, TaskFailed
 from tilewise.runtime import (
     LATER,
     InOut,
@@ -144,6 +146,20 @@ def test_later(runtime):
         runtime.task_complete(tasks[0])
 
 
+@pytest.mark.parametrize("result", [1, 0, True, "LATER", np.ones(2)], ids=repr)
+def test_a_python_kernel_returns_nothing_or_later(runtime, result):
+    """A number is no status: what a kernel returns besides None and LATER fails its task, which ends."""
+    error = runtime.submit(lambda: result).exception(10)
+    assert isinstance(error, TaskFailed) and "must return None, or LATER" in str(error)
+    assert isinstance(error.__cause__, ConfigError)
+
+
+def test_later_is_one_object():
+    """LATER is known by identity, also after a copy, and says what it is."""
+    assert copy.deepcopy(LATER) is LATER and pickle.loads(pickle.dumps(LATER)) is LATER
+    assert repr(LATER) == "LATER" and LATER != 1
+
+
 def test_dropping_a_handle_never_blocks(runtime):
     """Handles of waiting tasks can be dropped at once; their tasks still run."""
     event, seen = runtime.event(), []
@@ -161,7 +177,7 @@ def test_dropping_a_handle_never_blocks(runtime):
 def test_with_handle_waits(runtime):
     """The end of a handle's block waits."""
     seen = []
-    with runtime.submit(lambda: (time.sleep(0.02), seen.append(1))):
+    with runtime.submit(lambda: time.sleep(0.02) or seen.append(1)):
         pass
     assert seen
 
@@ -200,6 +216,69 @@ def test_group_block(runtime):
     event.raise_(5)
 
 
+def test_group_iterates_in_order(runtime):
+    """Iterating gives the tasks as they were added, as often as asked; as_completed hands out each once, as it ends."""
+    events = [runtime.event() for _ in range(3)]
+    tasks = [runtime.submit(None, wait_for=[(event, 1)]) for event in events]
+    group = TaskGroup(tasks)
+    assert list(group) == list(group) == tasks
+    events[2].raise_()
+    ended = group.as_completed()
+    assert next(ended) is tasks[2]
+    assert list(group) == tasks
+    for event in events:
+        event.raise_()
+    assert {task.id for task in ended} == {task.id for task in tasks[:2]}
+    assert not list(group.as_completed()) and list(group) == tasks
+
+
+def test_async_group(runtime):
+    """`async with` waits for all without holding the thread, raises the first failure, and cancels with its block."""
+
+    async def waits():
+        event, seen = runtime.event(), []
+        asyncio.get_running_loop().call_later(0.02, event.raise_)
+        async with TaskGroup() as group:
+            for n in range(3):
+                group.add(runtime.submit(lambda n=n: seen.append(n), wait_for=[(event, 1)]))
+        assert sorted(seen) == [0, 1, 2]
+
+    async def fails():
+        async with TaskGroup([runtime.submit(fail)]) as group:
+            group.add(runtime.submit(None))
+
+    async def raises(group):
+        async with group:
+            group.add(runtime.submit(None, wait_for=[(runtime.event(), 1)]))
+            raise KeyError
+
+    async def is_cancelled(group):
+        async with group:
+            group.add(runtime.submit(None, wait_for=[(runtime.event(), 1)]))
+
+    asyncio.run(waits())
+    with pytest.raises(TaskFailed, match="boom"):
+        asyncio.run(fails())
+    group = TaskGroup()
+    with pytest.raises(KeyError):
+        asyncio.run(raises(group))
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(asyncio.wait_for(is_cancelled(group), 0.05))
+    assert [isinstance(task.exception(5), CancelledError) for task in group] == [True, True]
+
+
+def test_cancelling_an_await_cancels_its_task(runtime):
+    """A timeout around `await handle` cancels the task, which then never runs."""
+    event, seen = runtime.event(), []
+    task = runtime.submit(lambda: seen.append(1), wait_for=[(event, 1)])
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(asyncio.wait_for(_await(task), 0.05))
+    assert isinstance(task.exception(5), CancelledError)
+    event.raise_()
+    runtime.submit(None).wait()
+    assert not seen
+
+
 def test_group_from_several_threads(runtime):
     """Several threads add to and take from one group; each task is handed out once."""
     group, taken, lock = TaskGroup(), [], threading.Lock()
@@ -216,7 +295,7 @@ def test_group_from_several_threads(runtime):
         thread.start()
     for thread in threads:
         thread.join(30)
-    taken += [task.id for task in group]
+    taken += [task.id for task in group.as_completed()]
     assert len(set(taken)) == len(taken) == 200
 
 
@@ -315,17 +394,6 @@ def test_signal_handler_exception_is_raised(runtime):
         event.raise_()
 
 
-def test_forgotten_runtime_closes_at_exit():
-    """A program that forgets to close still ends, quietly."""
-    lines = (
-        "from tilewise.runtime import Runtime",
-        "rt = Runtime()",
-        "rt.submit(int, wait_for=[(rt.event(), 1)])",
-    )
-    done = run_python("\n".join(lines))
-    assert done.returncode == 0 and not done.stderr
-
-
 def test_submit_while_a_replay_waits_for_python():
     """A replay holds the submission lock while it waits for a Python kernel: who submits meanwhile lets that run."""
     go = threading.Event()
@@ -333,7 +401,7 @@ def test_submit_while_a_replay_waits_for_python():
         x, y, z = (rt.register(np.ones(8, np.float32)) for _ in range(3))
         with rt.record() as streamed:
             for _ in range(8):
-                rt.submit("sum_f32", [InOut(x), Input(y), NoDep(z)], scalars=[32])
+                rt.submit("sum_f32", [InOut(x), NoDep(y)], scalars=[32])
         rt.wait_all()
         stalls = rt.stats().num_stalls
 

@@ -1,7 +1,7 @@
 /// Submitted tasks of tilewise/pto.hpp: handles, groups of them, events, and what a task asks of the scheduler.
 ///
 /// Include tilewise/pto.hpp, which says who may call and what the units are. Nothing here blocks but what is called
-/// wait..., exception, or iterated over; all of these take a timeout. A handle is two words; a group holds handles.
+/// wait..., exception or as_completed; all of these take a timeout. A handle is two words; a group holds handles.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -30,6 +30,8 @@ struct TaskOptions {
   List<pto_task> after = {};         // TaskHandle::id() of tasks that end first; completed ones are fine
   List<pto_wait_for> wait_for = {};  // Event::at_least(value); no worker is held
   pto_handle predicate = 0;          // a buffer that begins with a uint32_t: 0 by then skips the kernel
+  const char* name = nullptr;        // for traces, graphs and errors; copied; below PTO_MAX_NAME bytes
+  double deadline_s = 0;             // from now; not started by then: it fails, with status() PTO_TIMEOUT; 0: none
 };
 
 /// A counter that rises from 0; tasks wait for its values without holding a worker. A name: copied freely, used by any
@@ -91,17 +93,12 @@ class TaskHandle {
   }
   /// Waits, then why the task did not succeed; nothing when it did. Throws when it has not ended in time.
   std::optional<Error> exception(double timeout_s = kForever) const {
-    const int status = pto_wait(runtime_, id(), timeout_s);
-    if (status == PTO_OK) return std::nullopt;
-    if (status == PTO_TIMEOUT) detail::raise_timeout("TaskHandle.wait", timeout_s);
-    if (status != PTO_TASK_FAILED && status != PTO_CANCELLED) detail::raise_last();
-    char text[1024] = "";
-    pto_task_error(runtime_, task_, text, sizeof(text));
-    return Error(status, text);
+    return exception_within(timeout_s, timeout_s, "TaskHandle.wait");
   }
   /// PTO_OK also while it runs. Does not block.
   int status() const { return pto_task_status(runtime_, id()); }
-  /// Skips the task, and those that need it, if it has not started; it waits for no event any more.
+  /// Skips the task, and those that need it, if it has not started; it waits for no event any more. A kernel that runs
+  /// can ask should_stop().
   void cancel() const { detail::check(pto_cancel(runtime_, id())); }
   /// Lets go of the task, which runs on: nobody will ask for its error. Does not block.
   void detach() noexcept {
@@ -109,19 +106,31 @@ class TaskHandle {
   }
 
  private:
+  friend class TaskGroup;
+  /// left_s: of the given timeout, which is what a sentence about it says.
+  std::optional<Error> exception_within(double left_s, double given_s, const char* call) const {
+    const int status = pto_wait(runtime_, id(), left_s);
+    if (status == PTO_OK) return std::nullopt;
+    if (status == PTO_TIMEOUT) detail::raise_timeout(call, given_s);
+    if (status != PTO_TASK_FAILED && status != PTO_CANCELLED) detail::raise_last();
+    char text[1024] = "";
+    pto_task_error(runtime_, task_, text, sizeof(text));
+    return Error(status, text);
+  }
   PTORuntime* runtime_ = nullptr;
   pto_task task_ = 0;
 };
 
 /// Tasks of one runtime that are waited for together. Its end never blocks, as its handles' does not.
 ///
-/// `for (TaskHandle& task : group)` goes through them as they end. wait_any and iteration hand each task out once;
-/// wait_all looks at all. One thread at a time. References to its handles stay good while others are added.
+/// `for (TaskHandle& task : group)` goes through them in order of adding, ended or not, as often as it likes. wait_any
+/// and as_completed hand each task out once; wait_all looks at all. One thread at a time. References to its handles
+/// stay good while others are added.
 class TaskGroup {
  public:
   TaskGroup() = default;
-  TaskGroup(TaskGroup&&) = default;
-  TaskGroup& operator=(TaskGroup&&) = default;
+  TaskGroup(TaskGroup&&) noexcept = default;
+  TaskGroup& operator=(TaskGroup&&) noexcept = default;
 
   TaskHandle& add(TaskHandle task) {
     const pto_task id = task.id();
@@ -145,29 +154,13 @@ class TaskGroup {
     const detail::Deadline deadline(timeout_s);
     std::optional<Error> first;
     for (const TaskHandle& task : tasks_) {
-      std::optional<Error> error = task.exception(deadline.left_s());
+      std::optional<Error> error = task.exception_within(deadline.left_s(), timeout_s, "TaskGroup.wait_all");
       if (error && !first) first = std::move(error);
     }
     if (first) throw *first;
   }
   /// The place of the next task that has ended, well or not. Throws when all were handed out, or none ended in time.
-  size_t wait_any(double timeout_s = kForever) {
-    if (pending_.empty()) {
-      detail::refuse(
-          "[pto.TaskGroup.wait_any] a task must be left to wait for; got a group whose tasks were all "
-          "handed out; add one");
-    }
-    constexpr uint32_t kNobody = UINT32_MAX;
-    uint32_t found = kNobody;
-    const int status = pto_wait_any(tasks_.front().runtime(), pending_.data(), static_cast<uint32_t>(pending_.size()),
-                                    timeout_s, &found);
-    if (found == kNobody && status == PTO_TIMEOUT) detail::raise_timeout("TaskGroup.wait_any", timeout_s);
-    if (found == kNobody) detail::raise_last();
-    const size_t place = places_[found];
-    pending_.erase(pending_.begin() + found);
-    places_.erase(places_.begin() + found);
-    return place;
-  }
+  size_t wait_any(double timeout_s = kForever) { return next(timeout_s, timeout_s, "TaskGroup.wait_any"); }
   /// Every task that has not started is skipped.
   void cancel() const {
     for (const TaskHandle& task : tasks_) task.cancel();
@@ -177,10 +170,29 @@ class TaskGroup {
   class AsCompleted;
   /// The tasks not yet handed out, as they end; `timeout_s` is for all together, and its end is thrown.
   AsCompleted as_completed(double timeout_s = kForever);
-  Iterator begin();
-  std::default_sentinel_t end() const { return {}; }
+  /// In order of adding.
+  std::deque<TaskHandle>::iterator begin() { return tasks_.begin(); }
+  std::deque<TaskHandle>::iterator end() { return tasks_.end(); }
 
  private:
+  /// wait_any with what is left of the given timeout.
+  size_t next(double left_s, double given_s, const char* call) {
+    if (pending_.empty()) {
+      detail::refuse(
+          "[pto.TaskGroup.wait_any] a task must be left to wait for; got a group whose tasks were all "
+          "handed out; add one");
+    }
+    constexpr uint32_t kNobody = UINT32_MAX;
+    uint32_t found = kNobody;
+    const int status =
+        pto_wait_any(tasks_.front().runtime(), pending_.data(), static_cast<uint32_t>(pending_.size()), left_s, &found);
+    if (found == kNobody && status == PTO_TIMEOUT) detail::raise_timeout(call, given_s);
+    if (found == kNobody) detail::raise_last();
+    const size_t place = places_[found];
+    pending_.erase(pending_.begin() + found);
+    places_.erase(places_.begin() + found);
+    return place;
+  }
   std::deque<TaskHandle> tasks_;
   std::vector<pto_task> pending_;  // not handed out, in order of adding
   std::vector<size_t> places_;     // of those in tasks_
@@ -195,7 +207,7 @@ class TaskGroup::Iterator {
   TaskHandle& operator*() const { return group_->tasks_[place_]; }
   Iterator& operator++() {
     is_done_ = group_->pending_.empty();
-    if (!is_done_) place_ = group_->wait_any(deadline_.left_s());
+    if (!is_done_) place_ = group_->next(deadline_.left_s(), deadline_.timeout_s(), "TaskGroup.as_completed");
     return *this;
   }
   void operator++(int) { ++*this; }
@@ -220,6 +232,5 @@ class TaskGroup::AsCompleted {
 };
 
 inline TaskGroup::AsCompleted TaskGroup::as_completed(double timeout_s) { return {this, timeout_s}; }
-inline TaskGroup::Iterator TaskGroup::begin() { return as_completed().begin(); }
 
 }  // namespace tilewise::pto

@@ -1,0 +1,64 @@
+"""Registered memory: which arrays a runtime's tasks work on, and where they lie.
+
+Owns what holds each registered array alive, and the ranges of their bytes. Refuses memory that is registered already:
+two handles of one memory would not see each other's tasks. Used by `Runtime`, under the GIL.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import Any
+
+from numpy.typing import NDArray
+
+from tilewise._native.tasks import Core
+from tilewise.runtime import checks
+from tilewise.runtime.buffers import Buffer, array_of
+
+__all__ = ["Registry"]
+
+
+class Registry:
+    """The registered arrays of one runtime."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._held: dict[int, tuple[object, NDArray[Any]]] = {}  # handle -> what holds its memory
+        self._ranges: list[tuple[int, int]] = []  # first and last byte of registered memory, ascending
+
+    def add(self, source: object) -> Buffer:
+        """Make an array known; a read-only one is frozen."""
+        array = array_of(source)
+        address = array.__array_interface__["data"][0]
+        at = bisect_left(self._ranges, (address, address))
+        is_taken = any(
+            first < address + array.nbytes and address < end
+            for first, end in self._ranges[max(0, at - 1) : at + 1]
+        )
+        if is_taken:
+            checks.refuse(
+                "register",
+                "memory must be registered once",
+                "an array that shares bytes with a registered one",
+                "use that buffer, and regions of it",
+            )
+        handle = self._core.register(address, array.nbytes)
+        self._held[handle] = (source, array)
+        insort(self._ranges, (address, address + array.nbytes))
+        if not array.flags.writeable:
+            self._core.freeze(handle, True)
+        return Buffer(self._core, handle, array)
+
+    def remove(self, buffer: Buffer, timeout: float | None) -> None:
+        """Wait for the buffer's tasks, then forget it and let go of its memory."""
+        if buffer._array is None:
+            checks.refuse(
+                "unregister",
+                "a buffer must have been registered",
+                "one of the runtime's own",
+                "it ends with its scope",
+            )
+        self._core.unregister(buffer.handle, timeout)
+        self._held.pop(buffer.handle)
+        address = buffer.array.__array_interface__["data"][0]
+        self._ranges.remove((address, address + buffer.num_bytes))

@@ -1,0 +1,177 @@
+"""Leaving: the interpreter's end with tasks that have not ended, and Ctrl-C in and at the end of a runtime's block.
+
+Each program below runs in an interpreter of its own, all of them side by side.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+HEAD = """
+import os, signal, sys, threading, time
+import numpy as np
+import tilewise.runtime.runtime
+from tilewise.runtime import InOut, LATER, Runtime, TaskGroup
+tilewise.runtime.runtime._EXIT_PATIENCE_S = 0.3
+signal.signal(signal.SIGINT, signal.default_int_handler)
+MANY = 200  # tasks of 20 ms: all of them would take seconds
+
+def say(text, pause=0.0):
+    time.sleep(pause)
+    print(text, flush=True)
+
+def interrupt(*delays):
+    for delay in delays:
+        timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+        timer.daemon = True  # else the interpreter waits for it before anything else ends
+        timer.start()
+
+def hang():
+    threading.Event().wait()
+"""
+
+PROGRAMS = {
+    "queued": """
+rt, alone = Runtime(num_workers=2), Runtime(num_workers=0)
+chain = rt.register(np.zeros(1))
+for n in range(10):
+    rt.submit(lambda _, n=n: say(f"a{n}", 0.01), [InOut(chain)])
+    alone.submit(say, scalars=[f"b{n}"])
+event = rt.event()
+rt.submit(say, scalars=["second"], wait_for=[(event, 1)])
+rt.submit(lambda: time.sleep(0.3) or event.raise_())
+""",
+    "said": """
+rt, alone = Runtime(num_workers=1), Runtime(num_workers=0)
+for runtime in (rt, alone):
+    runtime.submit(say, scalars=["never"], wait_for=[(runtime.event(), 1)])
+rt.submit(lambda: 1 / 0)
+""",
+    "endless": """
+rt = Runtime(num_workers=3)
+rt.submit(lambda: [None for _ in iter(int, 1)] and None)
+rt.submit(hang)
+rt.submit(lambda: LATER)
+print("buffered")
+""",
+    "later": """
+Runtime(num_workers=1).submit(lambda: LATER)
+""",
+    "interrupted": """
+rt = Runtime(num_workers=1)
+for n in range(MANY):
+    rt.submit(say, scalars=[n, 0.02])
+interrupt(0.2)
+""",
+    "interrupted twice": """
+tilewise.runtime.runtime._EXIT_PATIENCE_S = 20
+Runtime(num_workers=1).submit(hang)
+interrupt(0.2, 0.4)
+""",
+    "block left by force": """
+interrupt(0.1, 0.2)
+with Runtime(num_workers=1) as rt:
+    rt.submit(hang)
+""",
+    "blocks": """
+def end_of_a_block_with_an_event():
+    with Runtime(num_workers=1) as rt:
+        rt.submit(say, scalars=["never"], wait_for=[(rt.event(), 1)])
+
+def blocks_in_the_block():
+    with Runtime(num_workers=1) as rt, rt.registered(np.ones(4)) as (x,), rt.trace(), TaskGroup() as group:
+        with group.add(rt.submit(None, [InOut(x)], wait_for=[(rt.event(), 1)])):
+            pass
+
+def block_with_a_queue():
+    with Runtime(num_workers=1) as rt:
+        for n in range(MANY):
+            rt.submit(say, scalars=["queue", 0.02])
+        time.sleep(20)
+
+def tasks_that_submit():
+    def again(n):
+        say("again", 0.02)
+        if n < MANY:
+            rt.submit(again, scalars=[n + 1])
+
+    with Runtime(num_workers=1) as rt:
+        rt.submit(again, scalars=[0])
+
+def kernel_on_the_main_thread():
+    with Runtime(num_workers=0) as rt:
+        for n in range(MANY):
+            rt.submit(say, scalars=["main", 0.02])
+        rt.wait_all()
+
+for body in (end_of_a_block_with_an_event, blocks_in_the_block, block_with_a_queue, tasks_that_submit,
+             kernel_on_the_main_thread):
+    interrupt(0.1)
+    begin = time.monotonic()
+    try:
+        body()
+    except KeyboardInterrupt:
+        print(body.__name__, time.monotonic() - begin < 2)
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def ended():
+    """Of each program its lines, its complaints and its exit code."""
+    running = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", HEAD + body], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for name, body in PROGRAMS.items()
+    }
+    results = {}
+    for name, program in running.items():
+        try:
+            out, err = program.communicate(timeout=30)
+        finally:
+            program.kill()
+        results[name] = SimpleNamespace(lines=out.splitlines(), err=err, code=program.returncode)
+    return results
+
+
+def test_queued_tasks_run_at_exit(ended):
+    """The interpreter's end waits for what is queued, also for what another task's event releases."""
+    lines, expected = ended["queued"].lines, [f"{which}{n}" for which in "ab" for n in range(10)]
+    assert sorted(lines) == [*expected, "second"], ended["queued"]
+    assert [line for line in lines if line[0] == "b"] == expected[10:]
+    assert not ended["queued"].err and ended["queued"].code == 0
+
+
+def test_what_is_dropped_at_exit_is_said(ended):
+    """Tasks that wait for an event when nothing runs are cancelled aloud; so are failures not heard of."""
+    assert ended["said"].err.count("got 1 that wait for events") == 2 and not ended["said"].lines
+    assert "division by zero" in ended["said"].err and ended["said"].code == 0
+
+
+@pytest.mark.parametrize("name", ["endless", "later", "interrupted twice", "block left by force"])
+def test_tasks_that_never_end_at_exit(ended, name):
+    """The process ends with a sentence and an exit code, without a crash, and keeps what was printed."""
+    assert ended[name].code == 1, ended[name]
+    assert "[runtime.close] tasks must end before the interpreter does" in ended[name].err
+    assert ended[name].lines == (["buffered"] if name == "endless" else [])
+
+
+def test_ctrl_c_at_exit(ended):
+    """Ctrl-C cancels what has not started."""
+    assert len(ended["interrupted"].lines) < 100
+    assert "KeyboardInterrupt" in ended["interrupted"].err
+
+
+def test_ctrl_c_leaves_a_block(ended):
+    """Ctrl-C anywhere in a runtime's block ends it soon: what has not started never runs."""
+    lines = ended["blocks"].lines
+    left = [line for line in lines if " " in line]
+    assert len(left) == 5 and all(line.endswith(" True") for line in left), ended["blocks"]
+    for word in ("queue", "again", "main"):
+        assert lines.count(word) < 100
+    assert "never" not in lines and ended["blocks"].code == 0
