@@ -162,7 +162,7 @@ class Runtime:
 
         Args:
             kernel: a built-in ("copy", "fill", "sum_f32", ...) or exported name of a loaded library; a numba `cfunc`; a
-                ctypes function pointer; an address; or a Python callable (slower, one at a time, for prototypes).
+                ctypes function pointer; an address; or a Python callable (slower, in turns: docs/runtime_numba.md).
                 Native ones have the type int (*)(void* const* buffers, const uint64_t* scalars).
             submits: the kernel submits or waits. Python callables always may.
             name: what traces call it.
