@@ -92,7 +92,7 @@ int main(int argc, char** argv) {
         } else if (kind < 11) {
           spec.priority = static_cast<int32_t>(kind) - 9;
         } else if (kind < 13) {
-          params[0] = {kind == 11 ? PTO_INOUT : PTO_INPUT, 0, whole, 0, &box, nullptr};
+          params[0] = {kind == 11 ? PTO_INOUT : PTO_INPUT, 0, whole, 0, &box, nullptr, nullptr};
           spec.num_params = 1;
         } else if (kind < 15) {  // an output of the runtime's own, and its reader in an inner scope
           params[0] = {PTO_OUTPUT, 0, 0, 64 + (state >> 12) % 4096, nullptr, nullptr, nullptr};

@@ -123,8 +123,9 @@ using Extras = std::tuple<std::vector<uint64_t>, std::vector<std::pair<uint64_t,
 void set_views(const std::vector<std::optional<View>>& given, const pto_task_spec& spec, Arguments& args) {
   args.views.resize(given.size());
   for (size_t p = 0; p < std::min<size_t>(given.size(), spec.num_params); ++p) {
-    if (!given[p]) continue;
-    const auto& [type, item_bytes, sizes, strides] = *given[p];
+    const std::optional<View>& seen = given[p];
+    if (!seen) continue;
+    const auto& [type, item_bytes, sizes, strides] = *seen;
     pto_view& view = args.views[p];
     view.ndim = static_cast<uint32_t>(sizes.size());  // too many: the runtime says so
     view.type = static_cast<pto_type>(type);

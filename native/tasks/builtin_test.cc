@@ -6,8 +6,9 @@ using namespace tilewise::tasks::testing;
 namespace {
 
 struct Fixture {
-  Runtime runtime{1};
   std::vector<float> a = std::vector<float>(16, 1), b = std::vector<float>(8, 2);
+  std::vector<uint8_t> odd = std::vector<uint8_t>(30);
+  Runtime runtime{1};
   pto_handle ha = runtime.add(a), hb = runtime.add(b);
   pto_kernel copy = pto_kernel_find(runtime, "copy"), fill = pto_kernel_find(runtime, "fill"),
              sum = pto_kernel_find(runtime, "sum_f32");
@@ -57,8 +58,7 @@ CASE("a built-in kernel stays inside its buffers and works on whole elements") {
 
 CASE("a reduction's built-in kernel must fit the elements of its buffer") {
   Fixture f;
-  std::vector<uint8_t> odd(30);
-  const pto_handle ho = f.runtime.add(odd);
+  const pto_handle ho = f.runtime.add(f.odd);
   const pto_kernel set = f.runtime.kernel("set", empty_kernel);
   f.refuses(set, {reduce(ho, f.sum)}, {}, "got 'sum_f32' for 30 bytes");
   f.refuses(set, {reduce(f.ha, f.fill)}, {}, "got 'fill'");

@@ -41,7 +41,7 @@ uint32_t Engine::check_spec(const pto_task_spec& spec, Resolved& buffers) {
   if (spec.target_worker != 0 &&
       (spec.target_worker < 0 || spec.target_worker > static_cast<int32_t>(header.num_workers) ||
        (region_.seats[spec.target_worker - 1].classes >> kind & 1) == 0)) {
-    raise(PTO_BAD_ARGUMENT, where, "the chosen worker must be one that serves the task's type; got worker ",
+    raise(PTO_BAD_ARGUMENT, where, "target_worker must name a worker that serves the task's type; got worker ",
           spec.target_worker - 1, " of ", header.num_workers, " workers; drop the hint or correct it");
   }
   const bool asks_more = (spec.num_after | spec.num_waits) != 0 || spec.predicate != 0;

@@ -246,7 +246,8 @@ class Engine {
   uint32_t steal(uint32_t seat, uint32_t classes);
   bool has_work(uint32_t seat) const;
   bool can_help(uint32_t slot) const;
-  void run(uint32_t slot, uint32_t seat, bool is_worker);
+  uint32_t run(uint32_t slot, uint32_t seat, bool is_worker);
+  void run_own(uint32_t slot, uint32_t seat);
   int execute(uint32_t slot, uint32_t seat);
   int call_kernel(uint32_t slot, uint32_t seat);
   uint32_t finish(uint32_t slot, uint32_t seat, int status, bool is_worker);

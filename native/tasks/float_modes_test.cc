@@ -49,17 +49,24 @@ CASE("rounding and denormals of the opener's thread do not reach the workers") {
 }
 
 CASE("a thread that helps runs kernels with the default modes, and has its own again afterwards") {
-  std::vector<float> of_helper(2), as_before(2);
+  std::vector<float> of_helper(2), as_before(2), replayed(2), in_window(2);
   Runtime runtime(0);  // nobody else could run it
   const pto_kernel round = runtime.kernel("round", round_kernel);
   runtime.submit(round, {out(runtime.add(of_helper))});
+  EXPECT_EQ(pto_record_begin(runtime), 0);
+  runtime.submit(round, {out(runtime.add(replayed))});
+  const pto_recording recording = pto_record_end(runtime);
+  const pto_handle hw = runtime.add(in_window);
   std::fesetround(FE_UPWARD);
   flush_denormals();
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+  for (int rounds = 0; rounds < 3; ++rounds) EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
+  for (int t = 0; t < 3000; ++t) runtime.submit(round, {out(hw)});  // submissions beyond the window help
   void* const buffers[] = {as_before.data()};
   round_kernel(buffers, nullptr);
   const int rounding = std::fegetround();
   std::fesetenv(FE_DFL_ENV);
+  EXPECT(replayed[0] == 1.0f && replayed[1] == 0x1p-128f && in_window[0] == 1.0f && in_window[1] == 0x1p-128f);
   EXPECT_EQ(of_helper[0], 1.0f);
   EXPECT_EQ(of_helper[1], 0x1p-128f);
   EXPECT(as_before[0] > 1.0f);

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "tasks/boxes.h"
+#include "tasks/float_modes.h"
 #include "tasks/hot.h"
 #include "tasks/instance.h"
 #include "tasks/pool.h"
@@ -129,6 +130,7 @@ void Engine::replay(pto_recording name, const pto_handle* from, const pto_handle
     recording = found->second;
   }
   Blocking let_others_run;
+  const DefaultFloatModes modes;
   if (recording->instance != nullptr && replay_instance(*recording, from, to, num_handles, seat_index)) return;
   std::vector<pto_handle> names;
   {

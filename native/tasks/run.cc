@@ -176,8 +176,9 @@ bool Engine::has_work(uint32_t seat_index) const {
   return seat_index < header.num_workers && is_waiting(kNumSharedQueues * header.num_classes + seat_index);
 }
 
-// Runs a task, and then successor after successor that its completion made ready. Nested: inside a task that waits.
-[[gnu::flatten]] void Engine::run(uint32_t slot, uint32_t seat_index, bool is_worker) {
+// Runs a task, and then successor after successor that its completion made ready. Returns how many. Nested: inside a
+// task that waits.
+[[gnu::flatten]] uint32_t Engine::run(uint32_t slot, uint32_t seat_index, bool is_worker) {
   const uint32_t streak = is_worker ? kWorkerStreak : kHelperStreak;
   const Busy busy(seat(seat_index));
   uint32_t n = 0;
@@ -191,9 +192,7 @@ bool Engine::has_work(uint32_t seat_index) const {
     }
     slot = next;
   }
-  if (seat_index < region_.header->num_workers) return;
-  std::atomic<uint64_t>& helped = seat(seat_index).num_helped;
-  helped.store(helped.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
+  return n;
 }
 
 int Engine::execute(uint32_t slot, uint32_t seat_index) {

@@ -1,6 +1,8 @@
 // What nearly every task is: registered buffers, whole, read or written, outside tasks, and nothing else asked for.
 //
 // The same steps as the general way (submit.cc), without its questions. See engine.h.
+#include <bit>
+
 #include "tasks/builtin_kernels.h"
 #include "tasks/dependencies.h"
 #include "tasks/engine.h"
@@ -27,9 +29,10 @@ namespace tilewise::tasks {
 /// As far as the specification itself can say; its buffers are looked at one by one.
 [[gnu::always_inline]] inline bool Engine::is_plain(const pto_task_spec& spec) {
   const Header& header = *region_.header;
-  const bool asks_for_more = (spec.num_after | spec.num_waits | static_cast<uint32_t>(spec.target_worker) |
-                              (spec.flags & ~uint32_t{PTO_KEEP}) | spec.reserved) != 0 ||
-                             (spec.predicate | reinterpret_cast<uintptr_t>(spec.name)) != 0 || spec.deadline_s != 0;
+  const bool asks_for_more =
+      (spec.num_after | spec.num_waits | static_cast<uint32_t>(spec.target_worker) |
+       (spec.flags & ~uint32_t{PTO_KEEP}) | spec.reserved) != 0 ||
+      (spec.predicate | reinterpret_cast<uintptr_t>(spec.name) | std::bit_cast<uint64_t>(spec.deadline_s)) != 0;
   return !asks_for_more && static_cast<uint32_t>(spec.kernel) < header.num_kernels.load(std::memory_order_acquire) &&
          (region_.kernels[spec.kernel].flags == 0 || has_plain_flags(spec)) &&
          static_cast<uint32_t>(spec.worker_type) < kNumTypes &&

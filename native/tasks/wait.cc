@@ -77,15 +77,25 @@ void Engine::watch_lane(uint32_t seat_index) {
   }
 }
 
-/// Runs something while waiting: outside tasks any leaf; inside a task leaves, and its own lane's tasks.
+/// Runs something while waiting, under the caller's DefaultFloatModes: outside tasks any leaf; inside a task leaves,
+/// and its own lane's tasks.
 bool Engine::help(uint32_t seat_index) {
   if (is_worker_side_ || region_.header->is_shared != 0) return false;
-  const DefaultFloatModes modes;  // as on a worker, whatever the waiting thread has set
   if (running.engine == this) return help_own_lane(seat_index);
   const uint32_t slot = take(seat_index, region_.header->num_workers == 0);
   if (slot == kNone) return false;
-  run(slot, seat_index, region_.header->num_workers == 0);
+  Seat& me = seat(seat_index);
+  const uint32_t count = run(slot, seat_index, region_.header->num_workers == 0);
+  me.num_helped.store(me.num_helped.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
   return true;
+}
+
+/// On a submitter's thread (there are no workers, or it helped into the task that waits) this is help too.
+void Engine::run_own(uint32_t slot, uint32_t seat_index) {
+  const uint32_t count = run(slot, seat_index, true);
+  if (seat_index < region_.header->num_workers) return;
+  std::atomic<uint64_t>& helped = seat(seat_index).num_helped;
+  helped.store(helped.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
 }
 
 // A task that waits must be able to run its own children itself, or workers that all wait would wait for ever.
@@ -101,7 +111,7 @@ bool Engine::help_own_lane(uint32_t seat_index) {
     const uint32_t slot =
         take_any(region_.queues[kNumSharedQueues * header.num_classes + seat_index], region_.base, is_welcome);
     if (slot != kNone) {
-      run(slot, seat_index, true);
+      run_own(slot, seat_index);
       return true;
     }
   }
@@ -125,13 +135,13 @@ bool Engine::help_own_lane(uint32_t seat_index) {
       count.fetch_sub(1, std::memory_order_relaxed);
     }
     if (slot == kNone) continue;
-    run(slot, seat_index, true);
+    run_own(slot, seat_index);
     return true;
   }
   const uint32_t stolen = steal(seat_index, classes);
   if (stolen == kNone) return false;
   if (is_welcome(stolen)) {
-    run(stolen, seat_index, true);
+    run_own(stolen, seat_index);
   } else {
     const Slot& task = region_.slots[stolen];
     push(region_.queues[kOverflow * header.num_classes + task.type_class], region_.base,
@@ -226,6 +236,7 @@ uint32_t Engine::take_slot_slowly(uint32_t seat_index) {
   const int64_t begin = now_ns();
   {
     Blocking let_others_run;  // what it runs may take long
+    const DefaultFloatModes modes;
     for (uint32_t n = 0; n < std::max(window / 8, 1u) && help(seat_index); n += 1) {
     }
   }
@@ -281,6 +292,7 @@ bool Engine::wait_for_room(uint32_t seat_index, Resource resource, uint64_t size
   Seat& me = seat(seat_index);
   Header& header = *region_.header;
   Blocking let_others_run;
+  const DefaultFloatModes modes;
   const int64_t begin = now_ns();
   const uint64_t word = header.wait_word.load(std::memory_order_acquire);
   check_open();

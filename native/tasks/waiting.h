@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tasks/engine.h"
+#include "tasks/float_modes.h"
 #include "tasks/sleep.h"
 #include "tasks/thread_state.h"
 
@@ -20,6 +21,7 @@ bool Engine::wait_until(Done&& done, Watch&& watch_it, double timeout_s, bool he
   const uint32_t seat_index = helps || running.engine == this ? seat_here() : 0;
   Header& header = *region_.header;
   Blocking let_others_run;
+  const DefaultFloatModes modes;  // of what it helps to run, as on a worker
   const bool is_endless = timeout_s > kLongestWait;
   const int64_t deadline = is_endless ? INT64_MAX : now_ns() + static_cast<int64_t>(timeout_s * 1e9);
   Idle idle;

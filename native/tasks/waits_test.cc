@@ -77,6 +77,19 @@ CASE("tasks that submitters ran are counted one by one, also without workers") {
   }
 }
 
+CASE("children that a submitter runs are counted too") {
+  Runtime runtime(0);
+  static PTORuntime* shared;
+  shared = runtime;
+  const auto parent = [](void* const*, const uint64_t*) {
+    for (int child = 0; child < 5; ++child) pto_submit_task(shared, PTO_NO_KERNEL, PTO_VECTOR, nullptr, 0);
+    return pto_wait_all(shared, PTO_FOREVER);
+  };
+  runtime.submit(runtime.kernel("parent", parent, PTO_SUBMITS), {});
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+  EXPECT_EQ(runtime.stats().num_helped, 6u);
+}
+
 CASE("a refusal names the worker that was asked for") {
   Runtime runtime(2);
   EXPECT_EQ(runtime.submit(PTO_NO_KERNEL, {}, {.target_worker = 8}), 0u);

@@ -35,7 +35,7 @@ NATIVE_ALLOWED = {
     "kernels": "base rings memory",
     "comm": "base rings memory",
     "tasks": "base rings tilewise",
-    "tilewise": "",  # the public C header, in native/include
+    "include": "tilewise",  # the public headers
     "runtime": "base rings memory kernels comm tasks",
     "bind": "base rings memory kernels comm runtime tilewise",
 }

@@ -132,7 +132,8 @@ PTO_CALL uint64_t pto_trace_tasks(PTORuntime* runtime, pto_trace_task* records, 
 PTO_CALL uint64_t pto_trace_stalls(PTORuntime* runtime, pto_trace_stall* records, uint64_t capacity);
 PTO_CALL const char* pto_kernel_name(PTORuntime* runtime, pto_kernel kernel);
 
-/* The dependency graph of what this runtime submits between the calls, as JSON (docs/runtime.md has the format). */
+/* The dependency graph of what this runtime submits between the calls, as JSON (docs/runtime_native.md has the format).
+ */
 PTO_CALL int pto_graph_begin(PTORuntime* runtime);
 PTO_CALL int pto_graph_end(PTORuntime* runtime, const char* json_path);
 

@@ -188,11 +188,11 @@ def _curve(places: dict[int, _Place], edge: Edge, style: str) -> str:
 
 def _box(task: GraphTask, place: _Place, kernel_style: str, scope: int) -> str:
     accesses = ", ".join(f"{p.mode} {p.buffer}" for p in task.params)
-    title = (
-        f"task {task.id}: {task.kernel}; scope {task.scope}, depth {task.depth}, lane {task.lane}; {accesses}"
-    )
+    called = f"{task.name} ({task.kernel})" if task.name else task.kernel
+    title = f"task {task.id}: {called}; scope {task.scope}, depth {task.depth}, lane {task.lane}; {accesses}"
     x, y = place
-    name = task.kernel if len(task.kernel) <= 17 else task.kernel[:16] + "\N{HORIZONTAL ELLIPSIS}"
+    name = task.name or task.kernel
+    name = name if len(name) <= 17 else name[:16] + "\N{HORIZONTAL ELLIPSIS}"
     return (
         f'<g><title>{text(title)}</title><rect class="box {kernel_style}" x="{x:.0f}" y="{y:.0f}" rx="5" '
         f'width="{BOX_WIDTH}" height="{BOX_HEIGHT}"/>'

@@ -178,7 +178,7 @@ def test_wrong_arguments(runtime):
         (lambda: runtime.submit(None, [Input(buffer)] * 25), "at most 24"),
         (lambda: runtime.submit(None, scalars=range(17)), "at most 24 parameters and 16"),
         (lambda: runtime.submit(None, worker_type=9), "worker_type"),
-        (lambda: runtime.submit(None, hints=TaskExecutionHints(target_worker=7)), "chosen worker"),
+        (lambda: runtime.submit(None, hints=TaskExecutionHints(target_worker=7)), "target_worker"),
         (lambda: TaskExecutionHints(target_node=1), "target_node"),
         (lambda: TaskExecutionHints(target_worker=-1), "target_worker"),
         (lambda: Output(), "pass exactly one"),

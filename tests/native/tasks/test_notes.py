@@ -1,4 +1,4 @@
-"""What a submission may say beyond its data: views for native kernels, names, deadlines; and kernels that learn of an end."""
+"""What a submission may say beyond its data: views for native kernels, names, deadlines; kernels that should stop."""
 
 from __future__ import annotations
 
@@ -113,12 +113,15 @@ def test_names(runtime, tmp_path):
         ) as tracing:
             runtime.submit("fill", [Output(bx)], scalars=[16, 0], name="potrf(3)")
             runtime.submit("fill", [Output(bx)], scalars=[16, 0])
+        with runtime.graph(tmp_path / "graph.html"):
+            runtime.submit("fill", [Output(bx)], scalars=[16, 0], name="potrf(4)")
         bad = runtime.submit(fail, [InOut(bx)], name="trsm('a', 1)")
-        with pytest.raises(TaskFailed, match="planted.*'trsm\\('a', 1\\)'") as failed:
+        with pytest.raises(TaskFailed, match=r"planted.*'trsm\('a', 1\)'") as failed:
             bad.wait()
     assert failed.value.op.endswith("fail") and failed.value.worker != -2
     assert sorted(task.name or "" for task in tracing.trace.tasks) == ["", "potrf(3)"]
     assert "potrf(3)" in (tmp_path / "run.html").read_text()
+    assert "potrf(4) (fill)" in (tmp_path / "graph.html").read_text()
     assert "potrf(3)" in json.dumps(json.loads((tmp_path / "run.json").read_text()))
     assert sorted(task.name for task in read_graph(tmp_path / "graph.json").tasks) == ["", "potrf(3)"]
 
@@ -151,7 +154,7 @@ def test_deadlines(runtime):
 @pytest.mark.parametrize("deadline", [0, -1, float("nan"), "soon"])
 def test_refused_deadlines(runtime, deadline):
     """A deadline is a number of seconds that lies ahead."""
-    with pytest.raises(ConfigError, match="deadline|timeout"):
+    with pytest.raises(ConfigError, match=r"deadline|timeout"):
         runtime.submit(None, deadline=deadline)
 
 

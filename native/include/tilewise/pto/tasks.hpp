@@ -129,8 +129,8 @@ class TaskHandle {
 class TaskGroup {
  public:
   TaskGroup() = default;
-  TaskGroup(TaskGroup&&) = default;
-  TaskGroup& operator=(TaskGroup&&) = default;
+  TaskGroup(TaskGroup&&) noexcept = default;
+  TaskGroup& operator=(TaskGroup&&) noexcept = default;
 
   TaskHandle& add(TaskHandle task) {
     const pto_task id = task.id();
