@@ -320,9 +320,8 @@ class Runtime:
             kernel = None if kernel is None else self._kernels.find(kernel, False, None)
         extras = None
         has_views = kernel is not None and kernel.has_views
-        if has_views or any(
-            extra is not None for extra in (after, wait_for, hints, predicate, name, deadline)
-        ):
+        asks_more = after is not None or wait_for is not None or hints is not None or predicate is not None
+        if asks_more or has_views or name is not None or deadline is not None:
             views = views_of(params) if has_views else []
             extras = extras_of(self._core, after, wait_for, hints, predicate, name, deadline, views)
         if kernel is None:
