@@ -388,6 +388,14 @@ void bind_regions(nb::module_& m) {
           "strides", [](const Region& region) { return tuple_of(region.strides, region.num_dims); },
           "Strides of `array`, in bytes.", nb::sig("def strides(self) -> tuple[int, ...]"))
       .def_prop_ro(
+          "dtype",
+          [](const Region& region) {
+            return region.index.is_none() ? nb::module_::import_("numpy").attr("dtype")("u1")
+                                          : region.buffer.attr("dtype");
+          },
+          "Of `array`: the buffer's, or bytes when the box was given in bytes.",
+          nb::sig("def dtype(self) -> numpy.dtype[typing.Any]"))
+      .def_prop_ro(
           "array", [](nb::handle self) { return of_region("array_of_region", self); },
           "The box as an array that shares the buffer's memory. Does not wait: for a finished value use "
           "`Runtime.read`.",

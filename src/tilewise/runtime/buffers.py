@@ -131,8 +131,7 @@ def array_of_region(region: Region) -> Array:
     """What `Region.array` is; called by the native class."""
     buffer: Any = region.buffer
     flat = np.asarray(buffer.array).reshape(-1).view(np.uint8)
-    dtype = np.uint8 if region.index is None else buffer.dtype
-    return np.ndarray(region.shape, dtype, flat, region.offset, region.strides)
+    return np.ndarray(region.shape, region.dtype, flat, region.offset, region.strides)
 
 
 def text_of_region(region: Region) -> str:
@@ -140,12 +139,10 @@ def text_of_region(region: Region) -> str:
     buffer: Any = region.buffer
     if region.index is None:
         box = f".region({region.offset}, {region.shape}, {region.strides})"
-        dtype = np.dtype(np.uint8)
     else:
         entries = region.index if isinstance(region.index, tuple) else (region.index,)
         box = f"[{', '.join(_written(entry) for entry in entries) or '()'}]"
-        dtype = buffer.dtype
-    return f"Region(Buffer({buffer.handle & 0xFFFFFFFF}){box}, shape={region.shape}, dtype={dtype})"
+    return f"Region(Buffer({buffer.handle & 0xFFFFFFFF}){box}, shape={region.shape}, dtype={region.dtype})"
 
 
 def iterate_grid(grid: TileGrid) -> Iterator[Region]:

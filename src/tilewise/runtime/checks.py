@@ -2,8 +2,7 @@
 
 Owns what `core.border` lacks: timeouts, shapes, dtypes, paths, and what the native side would refuse in words of its
 own, or not at all. Every refusal is a `ConfigError`, raised before anything starts; an index outside is an
-`IndexError`. A
-submission comes here only when it must be refused, or asks for more than buffers and scalars.
+`IndexError`. A submission comes here only when it must be refused, or asks for more than buffers and scalars.
 """
 
 from __future__ import annotations

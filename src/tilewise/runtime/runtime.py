@@ -162,7 +162,7 @@ class Runtime:
 
         Args:
             kernel: a built-in ("copy", "fill", "sum_f32", ...) or exported name of a loaded library; a numba `cfunc`; a
-                ctypes function pointer; an address; or a Python callable (slower, one at a time, for prototypes).
+                ctypes function pointer; an address; or a Python callable (slower, in turns: docs/runtime_numba.md).
                 Native ones have the type int (*)(void* const* buffers, const uint64_t* scalars).
             submits: the kernel submits or waits. Python callables always may.
             name: what traces call it.
@@ -320,9 +320,8 @@ class Runtime:
             kernel = None if kernel is None else self._kernels.find(kernel, False, None)
         extras = None
         has_views = kernel is not None and kernel.has_views
-        if has_views or any(
-            extra is not None for extra in (after, wait_for, hints, predicate, name, deadline)
-        ):
+        asks_more = after is not None or wait_for is not None or hints is not None or predicate is not None
+        if asks_more or has_views or name is not None or deadline is not None:
             views = views_of(params) if has_views else []
             extras = extras_of(self._core, after, wait_for, hints, predicate, name, deadline, views)
         if kernel is None:
