@@ -44,8 +44,8 @@ extern "C" PTO_CALL int matmul_orchestration(PTORuntime* rt, const uint64_t* arg
       const pto_region c = tile(i, j, n);
       for (uint64_t p = 0; p < k; p += kTile) {
         const pto_region a = tile(i, p, k), b = tile(p, j, n);
-        pto_param params[] = {{PTO_INPUT, 0, args[0], 0, &a, nullptr, nullptr},
-                              {PTO_INPUT, 0, args[1], 0, &b, nullptr, nullptr},
+        pto_param params[] = {{PTO_INPUT, 0, args[0], 0, &a, nullptr},
+                              {PTO_INPUT, 0, args[1], 0, &b, nullptr},
                               {p == 0 ? PTO_OUTPUT : PTO_INOUT, 0, args[2], 0, &c, nullptr}};
         const uint64_t scalars[] = {k, n, n, p == 0};
         pto_task_spec spec{};

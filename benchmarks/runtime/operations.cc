@@ -239,8 +239,7 @@ void submissions() {
   const auto drain = [&] { require(engine->wait_all(PTO_FOREVER, true) == PTO_OK, "all tasks ended well"); };
   // What a submission is told is written before it is timed.
   std::vector<pto_param> params;
-  for (int i = 0; i < 3000; ++i)
-    params.push_back({i % 3 < 2 ? PTO_INPUT : PTO_INOUT, 0, names[i], 0, nullptr, nullptr});
+  for (int i = 0; i < 3000; ++i) params.push_back({i % 3 < 2 ? PTO_INPUT : PTO_INOUT, 0, names[i], 0, nullptr});
   measure(
       "submit, three parameters, no live producer", 1000,
       [&] {
@@ -251,7 +250,7 @@ void submissions() {
   uint64_t raised = 0;
   const auto hold = [&] {  // writers of the first cells, which cannot start
     for (int h = 0; h < 300; ++h) {
-      pto_param param = {PTO_OUTPUT, 0, names[h], 0, nullptr, nullptr, nullptr};
+      pto_param param = {PTO_OUTPUT, 0, names[h], 0, nullptr, nullptr};
       const pto_wait_for wait{gate, raised + 1};
       pto_task_spec spec = plain(kernel, &param, 1);
       spec.waits = &wait;
@@ -260,7 +259,7 @@ void submissions() {
     }
   };
   hold();
-  for (int i = 0; i < 2100; ++i) params[i] = {PTO_INPUT, 0, names[i % 300], 0, nullptr, nullptr, nullptr};
+  for (int i = 0; i < 2100; ++i) params[i] = {PTO_INPUT, 0, names[i % 300], 0, nullptr, nullptr};
   measure(
       "submit, three parameters, three live producers", 700,
       [&] {
@@ -287,12 +286,12 @@ void completions() {
   const auto prepare = [&] {
     producers.clear();
     for (int i = 0; i < 1000; ++i) {
-      pto_param write = {PTO_INOUT, 0, names[i], 0, nullptr, nullptr, nullptr};
+      pto_param write = {PTO_INOUT, 0, names[i], 0, nullptr, nullptr};
       engine->submit(plain(kernel, &write, 1));
       producers.push_back(probe.take());
       require(producers.back() != kNone, "a producer is ready at once");
       for (int c = 0; c < 2; ++c) {
-        pto_param read = {PTO_INPUT, 0, names[i], 0, nullptr, nullptr, nullptr};
+        pto_param read = {PTO_INPUT, 0, names[i], 0, nullptr, nullptr};
         engine->submit(plain(kernel, &read, 1));
       }
     }
@@ -332,9 +331,9 @@ void replays() {
     for (int j = 0; j < kSide; ++j) {
       pto_param params[3] = {};
       uint32_t count = 0;
-      if (i > 0) params[count++] = {PTO_INPUT, 0, names[(i - 1) * kSide + j], 0, nullptr, nullptr, nullptr};
-      if (j > 0) params[count++] = {PTO_INPUT, 0, names[i * kSide + j - 1], 0, nullptr, nullptr, nullptr};
-      params[count++] = {PTO_INOUT, 0, names[i * kSide + j], 0, nullptr, nullptr, nullptr};
+      if (i > 0) params[count++] = {PTO_INPUT, 0, names[(i - 1) * kSide + j], 0, nullptr, nullptr};
+      if (j > 0) params[count++] = {PTO_INPUT, 0, names[i * kSide + j - 1], 0, nullptr, nullptr};
+      params[count++] = {PTO_INOUT, 0, names[i * kSide + j], 0, nullptr, nullptr};
       engine->submit(plain(kernel, params, count));
     }
   }

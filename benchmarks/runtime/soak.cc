@@ -53,7 +53,7 @@ int main(int argc, char** argv) {
   for (uint64_t& cell : cells) handles.push_back(pto_register(runtime, &cell, sizeof(cell)));
   std::vector<uint64_t> board(64 * 64);
   const pto_handle whole = pto_register(runtime, board.data(), board.size() * 8);
-  pto_param held_param = {PTO_INOUT, 0, handles[255], 0, nullptr, nullptr, nullptr};
+  pto_param held_param = {PTO_INOUT, 0, handles[255], 0, nullptr, nullptr};
   const pto_wait_for wait = {gate, 1};
   pto_task_spec held = {};  // lives through the whole run
   held.kernel = nothing_kernel;
@@ -84,25 +84,25 @@ int main(int argc, char** argv) {
         spec.worker_type = PTO_VECTOR;
         spec.params = params;
         if (kind < 8) {  // counts: readers of b, one writer of a
-          params[0] = {PTO_INOUT, 0, handles[a], 0, nullptr, nullptr, nullptr};
-          params[1] = {PTO_INPUT, 0, handles[b], 0, nullptr, nullptr, nullptr};
+          params[0] = {PTO_INOUT, 0, handles[a], 0, nullptr, nullptr};
+          params[1] = {PTO_INPUT, 0, handles[b], 0, nullptr, nullptr};
           spec.kernel = count_kernel;
           spec.num_params = 2;
           ++counted;
         } else if (kind < 11) {
           spec.priority = static_cast<int32_t>(kind) - 9;
         } else if (kind < 13) {
-          params[0] = {kind == 11 ? PTO_INOUT : PTO_INPUT, 0, whole, 0, &box, nullptr, nullptr};
+          params[0] = {kind == 11 ? PTO_INOUT : PTO_INPUT, 0, whole, 0, &box, nullptr};
           spec.num_params = 1;
         } else if (kind < 15) {  // an output of the runtime's own, and its reader in an inner scope
-          params[0] = {PTO_OUTPUT, 0, 0, 64 + (state >> 12) % 4096, nullptr, nullptr, nullptr};
+          params[0] = {PTO_OUTPUT, 0, 0, 64 + (state >> 12) % 4096, nullptr, nullptr};
           spec.num_params = 1;
           pto_scope_begin(runtime);
           require(pto_submit(runtime, &spec) != 0, "an output is allocated");
           ++submitted;
           params[0].mode = PTO_INPUT;
         } else {  // fails, and is overwritten at once, so that nothing else is poisoned
-          params[0] = {PTO_OUTPUT, 0, handles[248], 0, nullptr, nullptr, nullptr};
+          params[0] = {PTO_OUTPUT, 0, handles[248], 0, nullptr, nullptr};
           spec.kernel = fail_kernel;
           spec.num_params = 1;
           ++failures;

@@ -24,7 +24,7 @@ int main(int argc, char** argv) {
   for (int i = 0; i < tasks; ++i) {
     pto_param params[3] = {};
     for (uint32_t p = 0; p < count; ++p) {
-      params[p] = {p < 2 ? PTO_INPUT : PTO_INOUT, 0, handles[3 * i + p], 0, nullptr, nullptr, nullptr};
+      params[p] = {p < 2 ? PTO_INPUT : PTO_INOUT, 0, handles[3 * i + p], 0, nullptr, nullptr};
     }
     if (pto_submit_task(runtime, kernel, PTO_VECTOR, params, count) == 0) return 1;
   }

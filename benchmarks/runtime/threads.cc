@@ -109,8 +109,8 @@ struct Bench {
 
   void submit_step(const pto_handle* reads, uint32_t num_reads, pto_handle own) {
     pto_param params[3] = {};
-    for (uint32_t r = 0; r < num_reads; ++r) params[r] = {PTO_INPUT, 0, reads[r], 0, nullptr, nullptr, nullptr};
-    params[num_reads] = {PTO_INOUT, 0, own, 0, nullptr, nullptr, nullptr};
+    for (uint32_t r = 0; r < num_reads; ++r) params[r] = {PTO_INPUT, 0, reads[r], 0, nullptr, nullptr};
+    params[num_reads] = {PTO_INOUT, 0, own, 0, nullptr, nullptr};
     const uint64_t count = num_reads + 1;
     pto_task_spec spec = {};
     spec.kernel = step_kernel;
@@ -201,8 +201,8 @@ int main(int argc, char** argv) {
     std::vector<pto_handle> names;
     for (uint64_t& cell : cells) names.push_back(pto_register(runtime, &cell, 8));
     for (int i = 0; i < 100000; ++i) {
-      pto_param params[2] = {{PTO_INPUT, 0, names[i % 1000], 0, nullptr, nullptr, nullptr},
-                             {PTO_INOUT, 0, names[(i + 7) % 1000], 0, nullptr, nullptr, nullptr}};
+      pto_param params[2] = {{PTO_INPUT, 0, names[i % 1000], 0, nullptr, nullptr},
+                             {PTO_INOUT, 0, names[(i + 7) % 1000], 0, nullptr, nullptr}};
       pto_submit_task(runtime, kernel, PTO_VECTOR, params, 2);
     }
     pto_wait_all(runtime, PTO_FOREVER);

@@ -55,14 +55,13 @@ void bind_params(nb::module_& m) {
           nb::arg("call"), nb::arg("operand").none(), nb::arg("mode"), nb::arg("combine") = 0)
       .def(
           "__init__",
-          [](Param* self, int mode, uint64_t bytes, uint64_t address, nb::object target) {
+          [](Param* self, int mode, uint64_t address, nb::object target) {
             new (self) Param{};
             self->native.mode = static_cast<pto_mode>(mode);
-            self->native.bytes = bytes;
             self->native.address = reinterpret_cast<void*>(static_cast<uintptr_t>(address));
             self->target = std::move(target);
           },
-          nb::arg("mode"), nb::arg("bytes"), nb::arg("address"), nb::arg("target").none())
+          nb::arg("mode"), nb::arg("address"), nb::arg("target").none())
       .def_prop_ro("mode", [](const Param& param) { return static_cast<int>(param.native.mode); })
       .def_ro("target", &Param::target, "The operand, or what a new output looks like.");
   nb::class_<Input, Param>(m, "Input", "The task reads the operand; readers run beside each other.")

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cfloat>
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -150,7 +151,9 @@ void read_extras(nb::handle values, pto_task_spec& spec, Arguments& args) {
   spec.predicate = std::get<4>(extras);
   args.name = std::move(std::get<5>(extras));
   spec.name = args.name.empty() ? nullptr : args.name.c_str();
-  spec.deadline_s = std::get<6>(extras);
+  const double deadline_s = std::get<6>(extras);
+  // The smallest deadlines are still deadlines as a float.
+  spec.deadline_s = deadline_s > 0 ? std::max(static_cast<float>(deadline_s), FLT_MIN) : 0.0F;
   if (spec.num_params <= PTO_MAX_PARAMS) set_views(std::get<7>(extras), spec, args);
 }
 

@@ -17,7 +17,7 @@ uint32_t Engine::check_spec(const pto_task_spec& spec, Resolved& buffers) {
   const bool has_arrays =
       (spec.num_params == 0 || spec.params != nullptr) && (spec.num_scalars == 0 || spec.scalars != nullptr) &&
       (spec.num_after == 0 || spec.after != nullptr) && (spec.num_waits == 0 || spec.waits != nullptr);
-  if (!has_arrays || (spec.flags & ~uint32_t{PTO_KEEP}) != 0 || spec.reserved != 0) {
+  if (!has_arrays || (spec.flags & ~uint32_t{PTO_KEEP}) != 0) {
     raise(PTO_BAD_ARGUMENT, where, "every count needs its array, and undefined flags must be 0; got ",
           has_arrays ? "undefined flags" : "a NULL array with a count", "; begin with pto_task_spec spec = {0}");
   }

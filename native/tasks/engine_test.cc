@@ -86,7 +86,7 @@ CASE("bad submissions are refused and nothing is submitted") {
   EXPECT_EQ(runtime.submit(step, {fresh(0)}), pto_task{0});
   EXPECT_EQ(runtime.submit(step, {inout(h, &far)}), pto_task{0});
   EXPECT_EQ(runtime.submit(step, {inout(h, &wide)}), pto_task{0});
-  EXPECT_EQ(runtime.submit(step, {{static_cast<pto_mode>(9), 0, h, 0, nullptr, nullptr, nullptr}}), pto_task{0});
+  EXPECT_EQ(runtime.submit(step, {{static_cast<pto_mode>(9), 0, h, {0}, nullptr, nullptr}}), pto_task{0});
   EXPECT_EQ(runtime.submit(step, {inout(h)}, {.target_worker = 5}), pto_task{0});
   EXPECT_EQ(runtime.submit(step, {inout(h)}, {.type = static_cast<pto_worker_type>(7)}), pto_task{0});
   EXPECT_EQ(runtime.submit(step, {inout(h)}, {.waits = {{12345, 1}}}), pto_task{0});

@@ -33,7 +33,7 @@ bool Engine::wait_for_event(uint32_t slot, uint32_t index, uint64_t value) {
   task.next_waiter = event.waiters;
   task.state.store(SlotState::kWaitsForEvent, std::memory_order_relaxed);
   event.waiters = slot + 1;
-  if ((task.more_flags & kHasDeadline) != 0) expect_deadline(region_.notes[slot].deadline_ns);
+  if ((task.flags & kHasDeadline) != 0) expect_deadline(region_.notes[slot].deadline_ns);
   return false;
 }
 
@@ -60,7 +60,7 @@ int64_t Engine::wake_event(uint32_t index, uint64_t add, uint32_t seat_index) {
       Slot& waiter = region_.slots[w - 1];
       const uint32_t next = waiter.next_waiter;
       const bool is_free = region_.args[w - 1].awaited <= value || is_cancelled(w - 1) || is_overdue(w - 1);
-      if (!is_free && (waiter.more_flags & kHasDeadline) != 0) {
+      if (!is_free && (waiter.flags & kHasDeadline) != 0) {
         soonest = std::min(soonest, region_.notes[w - 1].deadline_ns);
       }
       uint32_t& list = is_free ? reached : left;

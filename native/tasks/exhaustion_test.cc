@@ -19,7 +19,7 @@ using tilewise::tasks::StatusError;
 
 namespace {
 
-pto_param param(pto_mode mode, pto_handle handle) { return {mode, 0, handle, 0, nullptr, nullptr, nullptr}; }
+pto_param param(pto_mode mode, pto_handle handle) { return {mode, 0, handle, {0}, nullptr, nullptr}; }
 
 pto_task submit_to(Engine& engine, pto_kernel kernel, std::vector<pto_param> params, std::vector<uint64_t> scalars = {},
                    pto_handle predicate = 0) {

@@ -253,7 +253,7 @@ CASE("a child may touch only the boxes that its parent declared") {
       [](void* const*, const uint64_t*) {
         const pto_region boxes[3] = {{8, 1, {8}, {1}}, {0, 1, {16}, {1}}, {16, 1, {8}, {1}}};
         for (int b = 0; b < 4; ++b) {
-          pto_param param = {PTO_INOUT, 0, whole, 0, b < 3 ? &boxes[b] : nullptr, nullptr, nullptr};
+          pto_param param = {PTO_INOUT, 0, whole, 0, b < 3 ? &boxes[b] : nullptr, nullptr};
           pto_task_spec spec{};
           spec.kernel = PTO_NO_KERNEL;
           spec.params = &param;
@@ -264,7 +264,7 @@ CASE("a child may touch only the boxes that its parent declared") {
       },
       PTO_SUBMITS);
   const pto_region declared{0, 1, {16}, {1}};
-  pto_param param = {PTO_INOUT, 0, whole, 0, &declared, nullptr, nullptr};
+  pto_param param = {PTO_INOUT, 0, whole, 0, &declared, nullptr};
   EXPECT(pto_submit_task(runtime, parent, PTO_VECTOR, &param, 1) != 0);
   EXPECT_EQ(pto_wait_all(runtime, 60), PTO_OK);
   EXPECT_EQ(results[0], PTO_OK);

@@ -124,11 +124,11 @@ void Engine::note_extras(uint32_t slot, const pto_task_spec& spec) {
   if (spec.name != nullptr && spec.name[0] != 0) {
     std::strncpy(notes.name, spec.name, PTO_MAX_NAME - 1);
     notes.name[PTO_MAX_NAME - 1] = 0;
-    task.more_flags |= kHasName;
+    task.flags |= kHasName;
   }
   if (spec.deadline_s > 0 && spec.deadline_s < kLongestWait) {
     notes.deadline_ns = now_ns() + static_cast<int64_t>(spec.deadline_s * 1e9);
-    task.more_flags |= kHasDeadline;
+    task.flags |= kHasDeadline;
   }
 }
 
@@ -150,14 +150,14 @@ void Engine::note_view(uint32_t slot, uint32_t param, const pto_param& given, ui
 const char* Engine::task_name(uint32_t slot) const {
   const Slot& task = region_.slots[slot];
   if ((task.flags & kIsReplayed) != 0) return task.replayed.instance->task_name(slot);
-  return (task.more_flags & kHasName) != 0 ? region_.notes[slot].name : "";
+  return (task.flags & kHasName) != 0 ? region_.notes[slot].name : "";
 }
 
 // Deadlines. A task that waits for data is looked at when its producers have ended, as ever; one that waits for an
 // event is let go by a worker that sleeps until then, or by a thread that waits.
 
 bool Engine::is_overdue(uint32_t slot) const {
-  return (region_.slots[slot].more_flags & kHasDeadline) != 0 && now_ns() >= region_.notes[slot].deadline_ns;
+  return (region_.slots[slot].flags & kHasDeadline) != 0 && now_ns() >= region_.notes[slot].deadline_ns;
 }
 
 bool Engine::should_stop(uint32_t slot) const {

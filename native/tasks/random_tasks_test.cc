@@ -75,8 +75,12 @@ void apply(const Desc& desc, void* const* buffers, bool adds) {
 std::vector<pto_param> params_of(const Desc& desc, pto_kernel sum) {
   std::vector<pto_param> params;
   for (const Access& access : desc.accesses) {
-    params.push_back({static_cast<pto_mode>(access.mode), sum, access.handle, access.handle == 0 ? kWords * 8 : 0,
-                      access.has_box ? &access.box : nullptr, nullptr, nullptr});
+    params.push_back({static_cast<pto_mode>(access.mode),
+                      sum,
+                      access.handle,
+                      {access.handle == 0 ? kWords * 8 : 0},
+                      access.has_box ? &access.box : nullptr,
+                      nullptr});
   }
   return params;
 }

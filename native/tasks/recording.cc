@@ -86,7 +86,7 @@ void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec, ui
   task.kernel = spec.kernel;
   task.priority = spec.priority;
   task.type_class = live.type_class;
-  task.flags = static_cast<uint8_t>(live.flags & (kUsesTokens | kIsParent | kHasTarget));
+  task.flags = static_cast<uint16_t>(live.flags & (kUsesTokens | kIsParent | kHasTarget));
   task.num_params = live.num_params;
   task.num_scalars = live.num_scalars;
   task.target_worker = static_cast<uint32_t>(spec.target_worker);
@@ -101,11 +101,11 @@ void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec, ui
     waits.push_back({event, spec.waits[w].value - event_values[event]});
   }
   task.num_waits = spec.num_waits;
-  if ((live.more_flags & kHasName) != 0) {
+  if ((live.flags & kHasName) != 0) {
     names.emplace_back(spec.name);
     task.name = static_cast<uint32_t>(names.size());
   }
-  if ((live.more_flags & kHasViews) != 0) {
+  if ((live.flags & kHasViews) != 0) {
     task.first_view = static_cast<uint32_t>(views.size()) + 1;
     const pto_view* seen = region.notes[slot].views;
     views.insert(views.end(), seen, seen + live.num_params);
@@ -158,7 +158,7 @@ void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec, ui
   producers.insert(producers.end(), found.begin(), found.end());
   task.num_producers = static_cast<uint32_t>(found.size());
   task.is_plain =
-      spec.num_waits == 0 && spec.predicate == 0 && task.flags == 0 && (live.more_flags & ~kHasName) == 0 &&
+      spec.num_waits == 0 && spec.predicate == 0 && task.flags == 0 && (live.flags & (kHasDeadline | kHasViews)) == 0 &&
       std::all_of(touched.begin(), touched.end(), [&](const auto& touch) {
         const auto& [buffer, access] = touch;
         return buffer != kNone && buffers[buffer].handle != 0 && !access.is_region && access.mode <= PTO_INOUT;

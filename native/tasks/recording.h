@@ -32,7 +32,7 @@ struct RecordedTask {
   int32_t kernel;
   int32_t priority;
   uint8_t type_class;
-  uint8_t flags;
+  uint16_t flags;
   uint8_t num_params;
   uint8_t num_scalars;
   uint32_t target_worker;
@@ -45,7 +45,7 @@ struct RecordedTask {
   uint32_t predicate;  // buffer + 1
   uint32_t name;  // + 1
   uint32_t first_view;  // + 1; one per parameter
-  double deadline_s;
+  float deadline_s;
   bool is_plain;  // a leaf on registered buffers, whole, read or written, and nothing else
 };
 

@@ -22,7 +22,7 @@ inline uint32_t Engine::begin_replayed(Replay& run, uint32_t number, const Recor
   Header& header = *region_.header;
   run.tasks[number] = name_at(slot);
   // Which tokens it uses is found with its buffers: those that every replay makes anew have none.
-  const auto flags = static_cast<uint8_t>(recorded.flags & ~kUsesTokens);
+  const auto flags = static_cast<uint16_t>(recorded.flags & ~kUsesTokens);
   task.begin(recorded.kernel, recorded.priority, recorded.type_class, flags);
   task.num_scalars = recorded.num_scalars;
   const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + 1;
@@ -37,7 +37,7 @@ inline uint32_t Engine::begin_replayed(Replay& run, uint32_t number, const Recor
   if (recorded.first_view != 0) {
     const pto_view* seen = &run.recording.views[recorded.first_view - 1];
     std::copy_n(seen, recorded.num_params, region_.notes[slot].views);
-    task.more_flags |= kHasViews;
+    task.flags |= kHasViews;
   }
   if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
     note_submission(args, run.seat);

@@ -202,7 +202,7 @@ int Engine::execute(uint32_t slot, uint32_t seat_index) {
   if (Trace* trace = active_trace_.load(std::memory_order_relaxed)) trace->start(seat_index);
   if (task.poison != 0) return PTO_TASK_FAILED;
   if (is_cancelled(slot)) return PTO_CANCELLED;
-  if (task.more_flags != 0 && is_overdue(slot)) [[unlikely]]
+  if ((task.flags & kHasDeadline) != 0 && is_overdue(slot)) [[unlikely]]
     return PTO_TIMEOUT;
   if (task.kernel < 0) return PTO_OK;
   if ((task.flags & kHasPredicate) != 0 && *static_cast<const uint32_t*>(region_.at(args.predicate)) == 0) {
@@ -244,7 +244,7 @@ int Engine::call_kernel(uint32_t slot, uint32_t seat_index) {
   SlotArgs& args = region_.args[slot];
   void* buffers[PTO_MAX_PARAMS];
   for (uint32_t p = 0; p < task.num_params; ++p) buffers[p] = region_.at(args.params[p].address);
-  if ((task.more_flags & kHasViews) != 0) [[unlikely]] {
+  if ((task.flags & kHasViews) != 0) [[unlikely]] {
     pto_view* const views = region_.notes[slot].views;
     for (uint32_t p = 0; p < task.num_params; ++p) {
       views[p].data = buffers[p];

@@ -25,7 +25,7 @@ inline constexpr uint64_t generation_in(WakeWord word) { return word >> 24; }
 inline constexpr bool is_live(WakeWord word) { return (word >> 24 & 1) != 0; }
 inline constexpr uint32_t first_waiter(WakeWord word) { return static_cast<uint32_t>(word & (kWatched - 1)); }
 
-enum SlotFlags : uint8_t {
+enum SlotFlags : uint16_t {
   kUsesHeap = 1,
   kUsesTokens = 2,
   kKeepsError = 4,
@@ -34,10 +34,10 @@ enum SlotFlags : uint8_t {
   kHasPredicate = 32,
   kIsEmbedded = 64,  // its body and what it waits for besides its producers are the host's
   kIsReplayed = 128,  // a task of an instance, see instance.h
+  kHasName = 256,  // what few tasks have: it stands in their TaskNotes
+  kHasDeadline = 512,
+  kHasViews = 1024,
 };
-
-/// What few tasks have: it stands in their TaskNotes.
-enum MoreSlotFlags : uint8_t { kHasName = 1, kHasDeadline = 2, kHasViews = 4 };
 
 class Instance;
 
@@ -87,9 +87,8 @@ struct alignas(128) Slot {
   uint8_t num_producers;  // inline
   uint8_t room;  // for producers inline
   uint8_t num_params;
+  uint16_t flags;
   uint8_t num_scalars;
-  uint8_t flags;
-  uint8_t more_flags;
   std::atomic<SlotState> state;
   // second line
   union {
@@ -98,7 +97,7 @@ struct alignas(128) Slot {
   };
 
   /// A new task, with no parameters and nobody to wait for; nothing is left of the last one here.
-  void begin(int32_t new_kernel, int32_t new_priority, uint8_t new_class, uint8_t new_flags) {
+  void begin(int32_t new_kernel, int32_t new_priority, uint8_t new_class, uint16_t new_flags) {
     kernel = new_kernel;
     priority = new_priority;
     next_waiter = parent = poison = more_producers = 0;
@@ -106,7 +105,6 @@ struct alignas(128) Slot {
     num_producers = num_params = num_scalars = 0;
     room = kInlineProducers;
     flags = new_flags;
-    more_flags = 0;
   }
 
   /// A task with few arguments, submitted the short way in one process, has them behind its producers: addresses as the
@@ -147,7 +145,7 @@ struct alignas(64) SlotArgs {
   const uint64_t* scalars(uint32_t num_params) const { return reinterpret_cast<const uint64_t*>(params + num_params); }
 };
 
-/// By more_flags of its slot. Written by the submitter; the views' addresses by the runner.
+/// By the flags of its slot. Written by the submitter; the views' addresses by the runner.
 struct TaskNotes {
   char name[PTO_MAX_NAME];
   int64_t deadline_ns;  // of CLOCK_MONOTONIC

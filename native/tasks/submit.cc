@@ -100,7 +100,7 @@ uint32_t Engine::take_slot_carefully(uint32_t seat_index) {
 }
 
 inline void Engine::fill(Slot& task, SlotArgs& args, const pto_task_spec& spec, uint32_t seat_index) {
-  uint8_t flags = 0;
+  uint16_t flags = 0;
   if (spec.kernel >= 0 && (region_.kernels[spec.kernel].flags & PTO_SUBMITS) != 0) flags = kIsParent;
   if (spec.flags != 0) flags |= kKeepsError;
   if (spec.target_worker != 0) {
@@ -123,7 +123,7 @@ inline void Engine::bind_params(uint32_t slot, const pto_task_spec& spec, uint32
   Slot& task = region_.slots[slot];
   SlotArgs& args = region_.args[slot];
   if ((traits & kHasOutputs) != 0) allocate_outputs(spec, seat_index, buffers);
-  if ((traits & kSeesViews) != 0) task.more_flags |= kHasViews;
+  if ((traits & kSeesViews) != 0) task.flags |= kHasViews;
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     const pto_param& param = spec.params[p];
     Param& bound = args.params[p];

@@ -160,7 +160,7 @@ CASE("lanes that come while the first one submits lose nothing") {
     const pto_handle handle = pto_register(runtime, &cell, sizeof(cell));
     const auto submit = [&] {
       for (int i = 0; i < 300; ++i) {
-        pto_param param = {PTO_INOUT, 0, handle, 0, nullptr, nullptr, nullptr};
+        pto_param param = {PTO_INOUT, 0, handle, 0, nullptr, nullptr};
         EXPECT(pto_submit_task(runtime, count, PTO_VECTOR, &param, 1) != 0);
       }
       EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_OK);

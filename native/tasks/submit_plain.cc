@@ -29,10 +29,9 @@ namespace tilewise::tasks {
 /// As far as the specification itself can say; its buffers are looked at one by one.
 [[gnu::always_inline]] inline bool Engine::is_plain(const pto_task_spec& spec) {
   const Header& header = *region_.header;
-  const bool asks_for_more =
-      (spec.num_after | spec.num_waits | static_cast<uint32_t>(spec.target_worker) |
-       (spec.flags & ~uint32_t{PTO_KEEP}) | spec.reserved) != 0 ||
-      (spec.predicate | reinterpret_cast<uintptr_t>(spec.name) | std::bit_cast<uint64_t>(spec.deadline_s)) != 0;
+  const bool asks_for_more = (spec.num_after | spec.num_waits | static_cast<uint32_t>(spec.target_worker) |
+                              (spec.flags & ~uint32_t{PTO_KEEP}) | std::bit_cast<uint32_t>(spec.deadline_s)) != 0 ||
+                             (spec.predicate | reinterpret_cast<uintptr_t>(spec.name)) != 0;
   return !asks_for_more && static_cast<uint32_t>(spec.kernel) < header.num_kernels.load(std::memory_order_acquire) &&
          (region_.kernels[spec.kernel].flags == 0 || has_plain_flags(spec)) &&
          static_cast<uint32_t>(spec.worker_type) < kNumTypes &&
@@ -158,7 +157,7 @@ pto_task Engine::submit(const pto_task_spec& spec) {
   Slot& task = region_.slots[slot];
   const TaskRef self = name_at(slot);
   task.begin(spec.kernel, spec.priority, static_cast<uint8_t>(header.class_of_type[spec.worker_type]),
-             spec.flags != 0 ? uint8_t{kKeepsError} : uint8_t{0});
+             spec.flags != 0 ? uint16_t{kKeepsError} : uint16_t{0});
   task.num_params = static_cast<uint8_t>(num_params);
   task.num_scalars = static_cast<uint8_t>(spec.num_scalars);
   uint64_t* const scalars = place_arguments(task, region_.args[slot], spec, handles);

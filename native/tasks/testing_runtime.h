@@ -26,21 +26,21 @@ inline constexpr int kSlowdown = 1;
 #endif
 
 inline pto_param in(pto_handle handle, const pto_region* region = nullptr) {
-  return {PTO_INPUT, 0, handle, 0, region, nullptr, nullptr};
+  return {PTO_INPUT, 0, handle, 0, region, nullptr};
 }
 inline pto_param out(pto_handle handle, const pto_region* region = nullptr) {
-  return {PTO_OUTPUT, 0, handle, 0, region, nullptr, nullptr};
+  return {PTO_OUTPUT, 0, handle, 0, region, nullptr};
 }
 inline pto_param inout(pto_handle handle, const pto_region* region = nullptr) {
-  return {PTO_INOUT, 0, handle, 0, region, nullptr, nullptr};
+  return {PTO_INOUT, 0, handle, 0, region, nullptr};
 }
-inline pto_param commute(pto_handle handle) { return {PTO_COMMUTE, 0, handle, 0, nullptr, nullptr, nullptr}; }
+inline pto_param commute(pto_handle handle) { return {PTO_COMMUTE, 0, handle, 0, nullptr, nullptr}; }
 inline pto_param reduce(pto_handle handle, pto_kernel combine) {
-  return {PTO_REDUCE, combine, handle, 0, nullptr, nullptr, nullptr};
+  return {PTO_REDUCE, combine, handle, 0, nullptr, nullptr};
 }
-inline pto_param fresh(uint64_t bytes) { return {PTO_OUTPUT, 0, 0, bytes, nullptr, nullptr, nullptr}; }
-inline pto_param no_dep(pto_handle handle) { return {PTO_NO_DEP, 0, handle, 0, nullptr, nullptr, nullptr}; }
-inline pto_param raw(void* address) { return {PTO_NO_DEP, 0, 0, 0, nullptr, address, nullptr}; }
+inline pto_param fresh(uint64_t bytes) { return {PTO_OUTPUT, 0, 0, bytes, nullptr, nullptr}; }
+inline pto_param no_dep(pto_handle handle) { return {PTO_NO_DEP, 0, handle, 0, nullptr, nullptr}; }
+inline pto_param raw(void* address) { return {PTO_NO_DEP, 0, 0, {.address = address}, nullptr, nullptr}; }
 
 template <class Value>
 uint64_t scalar(Value* address) {

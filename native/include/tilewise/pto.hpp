@@ -247,9 +247,8 @@ class Runtime {
   [[gnu::noinline]] void name_outputs(List<Param> params, const pto_param* raw) {
     for (const Param& param : params) {
       if (is_fresh(param.raw_)) {
-        auto* output = static_cast<Output*>(param.raw_.address);
-        output->runtime_ = runtime_;
-        output->handle_ = raw->handle;
+        param.output_->runtime_ = runtime_;
+        param.output_->handle_ = raw->handle;
       }
       ++raw;
     }

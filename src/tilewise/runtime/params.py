@@ -146,7 +146,7 @@ class NoDep(Param):
             super().__init__("NoDep", x, Mode.NO_DEP)
         else:
             at = checks.integer("NoDep", "an address", address, 0, (1 << 64) - 1)
-            super().__init__(Mode.NO_DEP, 0, at, at)
+            super().__init__(Mode.NO_DEP, at, at)
 
 
 @dataclass(frozen=True)

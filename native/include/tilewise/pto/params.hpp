@@ -21,16 +21,18 @@ struct Kernel {
 class Param {
  public:
   Param(pto_mode mode, const BufferRef& buffer, pto_kernel combine = 0)
-      : runtime_(buffer.runtime()), raw_{mode, combine, buffer.handle(), 0, nullptr, nullptr, nullptr} {}
+      : runtime_(buffer.runtime()), raw_{mode, combine, buffer.handle(), {0}, nullptr, nullptr} {}
   Param(pto_mode mode, const BufferRef& buffer, const Region& box) : Param(mode, buffer) { set_box(box); }
   explicit Param(Output& output)
       : runtime_(output.runtime_),
-        raw_{PTO_OUTPUT, 0, output.handle_, output.wanted_bytes_, nullptr, &output, nullptr} {}
-  explicit Param(void* address) : runtime_(nullptr), raw_{PTO_NO_DEP, 0, 0, 0, nullptr, address, nullptr} {}
-  Param(const Param& other) : runtime_(other.runtime_), raw_(other.raw_) { take_places(other); }
+        raw_{PTO_OUTPUT, 0, output.handle_, {output.wanted_bytes_}, nullptr, nullptr},
+        output_(&output) {}
+  explicit Param(void* address) : runtime_(nullptr), raw_{PTO_NO_DEP, 0, 0, {.address = address}, nullptr, nullptr} {}
+  Param(const Param& other) : runtime_(other.runtime_), raw_(other.raw_), output_(other.output_) { take_places(other); }
   Param& operator=(const Param& other) {  // NOLINT(bugprone-unhandled-self-assignment): copies a box onto itself
     runtime_ = other.runtime_;
     raw_ = other.raw_;
+    output_ = other.output_;
     take_places(other);
     return *this;
   }
@@ -90,6 +92,7 @@ class Param {
   }
   PTORuntime* runtime_;
   pto_param raw_;
+  Output* output_ = nullptr;  // that is to be named
   Region box_;  // set only with raw_.region, so that whole buffers cost nothing
   pto_view view_;  // with raw_.view
 };

@@ -31,7 +31,7 @@ struct TaskOptions {
   List<pto_wait_for> wait_for = {};  // Event::at_least(value); no worker is held
   pto_handle predicate = 0;          // a buffer that begins with a uint32_t: 0 by then skips the kernel
   const char* name = nullptr;        // for traces, graphs and errors; copied; below PTO_MAX_NAME bytes
-  double deadline_s = 0;             // from now; not started by then: it fails, with status() PTO_TIMEOUT; 0: none
+  float deadline_s = 0;              // from now; not started by then: it fails, with status() PTO_TIMEOUT; 0: none
 };
 
 /// A counter that rises from 0; tasks wait for its values without holding a worker. A name: copied freely, used by any

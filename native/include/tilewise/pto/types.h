@@ -96,9 +96,11 @@ typedef struct pto_param {
   pto_mode mode;
   pto_kernel combine;       /* PTO_REDUCE: kernel(buffers = {target, partial}, scalars = {bytes}); else ignored */
   pto_handle handle;        /* see PTO_OUTPUT; with PTO_NO_DEP it may be 0 and `address` is passed */
-  uint64_t bytes;           /* of a runtime-owned output; else ignored */
+  union {
+    uint64_t bytes; /* of a runtime-owned output */
+    void* address;  /* PTO_NO_DEP without a handle; all others ignore both */
+  };
   const pto_region* region; /* NULL: the whole buffer */
-  void* address;            /* PTO_NO_DEP without a handle; else ignored */
   const pto_view* view;     /* of a kernel with PTO_VIEWS: its elements, inside buffer or region; NULL: its bytes */
 } pto_param;
 
@@ -133,9 +135,8 @@ typedef struct pto_task_spec {
   int32_t target_worker;   /* 1 + worker that must run it; 0: any of its type */
   pto_handle predicate;    /* a uint32_t read (INPUT) before the kernel: 0 skips the kernel, the task succeeds */
   uint32_t flags;          /* PTO_KEEP */
-  uint32_t reserved;
+  float deadline_s;        /* seconds from now; a task that has not started by then fails with PTO_TIMEOUT; 0: none */
   const char* name;        /* NULL: none. For traces, graphs and errors; copied; below PTO_MAX_NAME bytes */
-  double deadline_s;       /* seconds from now; a task that has not started by then fails with PTO_TIMEOUT; 0: none */
 } pto_task_spec;
 
 enum {
