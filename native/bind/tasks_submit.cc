@@ -11,6 +11,7 @@
 #include <bit>
 #include <cfloat>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -58,14 +59,19 @@ uint64_t bits_of(const char* call, nb::handle value) {
 
 namespace {
 
-// What submit() needs of its arguments, on the stack.
-struct Arguments {
-  pto_param params[PTO_MAX_PARAMS];
-  uint64_t scalars[PTO_MAX_SCALARS];
+/// What few tasks ask for.
+struct More {
   std::vector<pto_task> after;
   std::vector<pto_wait_for> waits;
   std::string name;
   std::vector<pto_view> views;
+};
+
+// What submit() needs of its arguments, on the stack.
+struct Arguments {
+  pto_param params[PTO_MAX_PARAMS];
+  uint64_t scalars[PTO_MAX_SCALARS];
+  std::optional<More> more;
   uint32_t num_new = 0;
   uint32_t new_outputs[PTO_MAX_PARAMS];
 };
@@ -122,12 +128,13 @@ using Extras = std::tuple<std::vector<uint64_t>, std::vector<std::pair<uint64_t,
                           std::string, double, std::vector<std::optional<View>>>;
 
 void set_views(const std::vector<std::optional<View>>& given, const pto_task_spec& spec, Arguments& args) {
-  args.views.resize(given.size());
+  std::vector<pto_view>& views = args.more->views;
+  views.resize(given.size());
   for (size_t p = 0; p < std::min<size_t>(given.size(), spec.num_params); ++p) {
     const std::optional<View>& seen = given[p];
     if (!seen) continue;
     const auto& [type, item_bytes, sizes, strides] = *seen;
-    pto_view& view = args.views[p];
+    pto_view& view = views[p];
     view.ndim = static_cast<uint32_t>(sizes.size());  // too many: the runtime says so
     view.type = static_cast<pto_type>(type);
     view.item_bytes = item_bytes;
@@ -137,20 +144,20 @@ void set_views(const std::vector<std::optional<View>>& given, const pto_task_spe
   }
 }
 
-void read_extras(nb::handle values, pto_task_spec& spec, Arguments& args) {
-  if (values.is_none()) return;
+[[gnu::noinline]] void read_extras(nb::handle values, pto_task_spec& spec, Arguments& args) {
   auto extras = nb::cast<Extras>(values);
-  args.after = std::move(std::get<0>(extras));
-  for (const auto& [event, value] : std::get<1>(extras)) args.waits.push_back({event, value});
-  spec.after = args.after.data();
-  spec.num_after = static_cast<uint32_t>(args.after.size());
-  spec.waits = args.waits.data();
-  spec.num_waits = static_cast<uint32_t>(args.waits.size());
+  More& more = args.more.emplace();
+  more.after = std::move(std::get<0>(extras));
+  for (const auto& [event, value] : std::get<1>(extras)) more.waits.push_back({event, value});
+  spec.after = more.after.data();
+  spec.num_after = static_cast<uint32_t>(more.after.size());
+  spec.waits = more.waits.data();
+  spec.num_waits = static_cast<uint32_t>(more.waits.size());
   spec.priority = std::get<2>(extras);
   spec.target_worker = std::get<3>(extras);
   spec.predicate = std::get<4>(extras);
-  args.name = std::move(std::get<5>(extras));
-  spec.name = args.name.empty() ? nullptr : args.name.c_str();
+  more.name = std::move(std::get<5>(extras));
+  spec.name = more.name.empty() ? nullptr : more.name.c_str();
   const double deadline_s = std::get<6>(extras);
   // The smallest deadlines are still deadlines as a float.
   spec.deadline_s = deadline_s > 0 ? std::max(static_cast<float>(deadline_s), FLT_MIN) : 0.0F;
@@ -178,7 +185,8 @@ nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::h
   spec.flags = PTO_KEEP;
   read_params(core, params, spec, args);
   read_scalars(scalars, spec, args);
-  read_extras(extras, spec, args);
+  if (!extras.is_none()) [[unlikely]]
+    read_extras(extras, spec, args);
   const pto_task task = pto_submit(core.runtime, &spec);
   if (task == 0) raise_status(pto_last_status());
   raise_interrupt();  // it may have waited for room, and helped meanwhile

@@ -115,6 +115,7 @@ class Runtime:
         native_submit: Any = self._core.submit
         self._native_submit: Callable[..., TaskHandle] = native_submit
         self._kernels = KernelTable(self._core, path is not None)
+        self._empty = Kernel(self._core, -1, "empty", None, False)
         self._registry = Registry(self._core)
         self._recording_threads: set[int] = set()
         self._core.keep_alive = (self._registry, self._kernels)
@@ -317,15 +318,12 @@ class Runtime:
             ResourceError: no task can ever free what this one needs; names the resource and the knob.
         """
         if type(kernel) is not Kernel or kernel.core is not self._core:
-            kernel = None if kernel is None else self._kernels.find(kernel, False, None)
+            kernel = self._empty if kernel is None else self._kernels.find(kernel, False, None)
         extras = None
-        has_views = kernel is not None and kernel.has_views
         asks_more = after is not None or wait_for is not None or hints is not None or predicate is not None
-        if asks_more or has_views or name is not None or deadline is not None:
-            views = views_of(params) if has_views else []
+        if asks_more or name is not None or deadline is not None or kernel.has_views:
+            views = views_of(params) if kernel.has_views else []
             extras = extras_of(self._core, after, wait_for, hints, predicate, name, deadline, views)
-        if kernel is None:
-            return self._native_submit(-1, worker_type, params, scalars, extras)
         if kernel.is_python:
             return self._submit_python(kernel, params, scalars, worker_type, extras)
         return self._native_submit(kernel.id, worker_type, params, scalars, extras)
