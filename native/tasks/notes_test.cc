@@ -40,7 +40,7 @@ pto_param seen_as(pto_param param, const pto_view& view) {
 }
 
 pto_task submit_named(Runtime& runtime, pto_kernel kernel, std::vector<pto_param> params, const char* name,
-                      double deadline_s = 0, std::vector<pto_wait_for> waits = {}, std::vector<uint64_t> scalars = {}) {
+                      float deadline_s = 0, std::vector<pto_wait_for> waits = {}, std::vector<uint64_t> scalars = {}) {
   pto_task_spec spec{};
   spec.kernel = kernel;
   spec.worker_type = PTO_VECTOR;
@@ -189,7 +189,7 @@ CASE("a deadline ends the wait for an event, whether workers sleep, wait or are 
     std::this_thread::sleep_for(std::chrono::milliseconds(20));  // workers are asleep
     const auto begin = std::chrono::steady_clock::now();
     std::vector<pto_task> tasks;
-    for (const double deadline_s : {0.06, 0.02, 0.04}) {
+    for (const float deadline_s : {0.06F, 0.02F, 0.04F}) {
       tasks.push_back(submit_named(runtime, PTO_NO_KERNEL, {}, nullptr, deadline_s, {{never, 1}, {also, 1}}));
     }
     if (workers > 0) {
