@@ -65,6 +65,8 @@ class DistributionStrategy:
                     f"{label!r} to {shown(axis)} over {mesh}",
                     "name one of its axes",
                 )
+        object.__setattr__(self, "axes", dict(zip(mesh.names, mesh.sizes)))  # the caller may change its own
+        object.__setattr__(self, "rules", dict(self.rules))
 
     @classmethod
     def single(cls) -> DistributionStrategy:

@@ -8,7 +8,7 @@ from tilewise.core.dims import DimLabel
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import GraphBuilder
-from tilewise.strategy import DistributionStrategy, propagate_layouts
+from tilewise.strategy import DistributionStrategy, ParallelismMode, propagate_layouts
 
 MESH = DeviceMesh({"dp": 2, "tp": 2})
 BOTH = DistributionStrategy.hybrid(dp=2, tp=2)
@@ -71,3 +71,11 @@ def test_impossible_strategies(make):
     """Sizes and axis names are checked when a strategy is declared."""
     with pytest.raises(LayoutError):
         make()
+
+
+def test_a_strategy_keeps_what_it_was_made_of():
+    """What the caller does to its dictionaries afterwards changes no strategy."""
+    axes, rules = {"data": 2}, {"batch": "data"}
+    strategy = DistributionStrategy(ParallelismMode.DDP, axes, rules)
+    axes["data"], rules["batch"] = 3, "nowhere"
+    assert strategy == DistributionStrategy(ParallelismMode.DDP, {"data": 2}, {"batch": "data"})
