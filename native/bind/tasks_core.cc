@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <memory>
 #include <string>
 
@@ -120,11 +121,13 @@ bool Core::close_at_exit(double patience_s) {
     }
     if (now - last_end > patience) break;
   }
+  char quiet[32];  // PySys_FormatStderr knows no floats
+  std::snprintf(quiet, sizeof(quiet), "%.3g", std::chrono::duration<double>(Clock::now() - last_end).count());
   PySys_FormatStderr(
-      "[runtime.close] tasks must end before the interpreter does; some still run and none has ended for %g s; the "
+      "[runtime.close] tasks must end before the interpreter does; some still run and none has ended for %s s; the "
       "process ends without them: end tasks that return LATER, and kernels that never return, or close the runtime to "
       "wait for them\n",
-      patience_s);
+      quiet);
   return false;
 }
 
@@ -141,7 +144,8 @@ void Core::drain(bool cancels) {
     return pto_wait_all(runtime, slice_s);
   };
   int status = without_gil(wait);
-  while ((is_busy() || status == PTO_TIMEOUT) && status != PTO_PEER_LOST && PyErr_CheckSignals() == 0) {
+  const auto is_interrupted = [] { return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0; };  // in it, or now
+  while ((is_busy() || status == PTO_TIMEOUT) && status != PTO_PEER_LOST && !is_interrupted()) {
     status = without_gil([&] {
       const timespec nap{0, 1'000'000};
       nanosleep(&nap, nullptr);
@@ -176,8 +180,11 @@ void raise_status(int status, const char* text) {
   if (PyErr_Occurred() != nullptr) throw nb::python_error();  // a signal's handler has spoken
   raise_interrupt();
   const std::string sentence = text != nullptr ? text : pto_last_error();
-  const nb::object error = nb::module_::import_("tilewise.runtime.failures").attr("error_of")(status, sentence.c_str());
-  raise_again(error);
+  // A long sentence is cut at a byte, perhaps inside a character.
+  const auto length = static_cast<Py_ssize_t>(sentence.size());
+  const nb::object said = nb::steal(PyUnicode_DecodeUTF8(sentence.data(), length, "replace"));
+  if (!said.is_valid()) throw nb::python_error();
+  raise_again(nb::module_::import_("tilewise.runtime.failures").attr("error_of")(status, said));
 }
 
 }  // namespace tilewise::bind
