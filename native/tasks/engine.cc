@@ -17,6 +17,7 @@
 #include "tasks/pool.h"
 #include "tasks/recording.h"
 #include "tasks/sleep.h"
+#include "tasks/text.h"
 #include "tasks/thread_state.h"
 #include "tasks/waiting.h"
 
@@ -330,6 +331,10 @@ pto_kernel Engine::add_kernel(const std::string& name, pto_kernel_fn function, u
   if (length == 0 || length >= sizeof(KernelName::name) || function == nullptr) {
     raise(PTO_BAD_ARGUMENT, "[runtime.kernel_add] a kernel must have an address and a name of 1 to ",
           sizeof(KernelName::name) - 1, " bytes; got '", name, "'; correct it");
+  }
+  if (!is_text(name)) {
+    raise(PTO_BAD_ARGUMENT,
+          "[runtime.kernel_add] a kernel's name must be UTF-8 without control characters; got another; ", "correct it");
   }
   std::lock_guard guard(header.kernel_lock);
   const uint32_t id = header.num_kernels.load(std::memory_order_relaxed);

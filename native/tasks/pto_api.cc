@@ -258,7 +258,10 @@ int pto_wait_all(PTORuntime* runtime, double timeout_s) {
 }
 
 int pto_notify(PTORuntime* runtime, pto_task task, void (*callback)(void*), void* context) {
-  return done([&] { engine_of(runtime).notify(task, callback, context); });
+  return done([&] {
+    need(reinterpret_cast<const void*>(callback), "a callback");
+    engine_of(runtime).notify(task, callback, context);
+  });
 }
 
 int pto_task_status(PTORuntime* runtime, pto_task task) {

@@ -187,6 +187,26 @@ def test_leaf_must_not_wait(runtime):
     assert len(seen) == 1
 
 
+_PLACES = numba.types.CPointer(numba.types.uint64)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: None),
+        ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: 0.0),
+        ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3)(lambda *_: 0),
+        ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: 0),
+        numba.cfunc(numba.types.void(_PLACES, _PLACES))(lambda buffers, scalars: None),
+        numba.cfunc(numba.types.float64(numba.types.float64))(lambda x: x),
+    ],
+)
+def test_a_compiled_kernel_returns_a_status(runtime, kernel):
+    """A function without one would fail its task, or never end it, by what a register happens to hold."""
+    with pytest.raises(ValueError, match=r"\[runtime.kernel\] a compiled kernel must be int"):
+        runtime.kernel(kernel)
+
+
 def test_callables_are_freed(runtime):
     """Callables and what they hold are freed once their tasks have run, been poisoned or been cancelled."""
 

@@ -128,8 +128,8 @@ def close_without_a_block():
         rt.cancel_all()
         rt.close()
 
-for body in (end_of_a_block_with_an_event, close_without_a_block, blocks_in_the_block, block_with_a_queue, tasks_that_submit,
-             kernel_on_the_main_thread):
+for body in (end_of_a_block_with_an_event, close_without_a_block, blocks_in_the_block, block_with_a_queue,
+             tasks_that_submit, kernel_on_the_main_thread):
     interrupt(0.1)
     begin = time.monotonic()
     try:
