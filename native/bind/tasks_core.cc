@@ -18,6 +18,14 @@ namespace tilewise::bind {
 
 namespace {
 
+/// The exception for a status. A long sentence is cut at a byte, perhaps inside a character.
+nb::object error_of(int status, const std::string& sentence) {
+  const auto length = static_cast<Py_ssize_t>(sentence.size());
+  const nb::object text = nb::steal(PyUnicode_DecodeUTF8(sentence.data(), length, "replace"));
+  if (!text.is_valid()) throw nb::python_error();
+  return nb::module_::import_("tilewise.runtime.failures").attr("error_of")(status, text);
+}
+
 [[noreturn]] void raise_again(const nb::object& error) {
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
   throw nb::python_error();
@@ -99,7 +107,9 @@ bool Core::close_at_exit(double patience_s) {
       cancels = true;
     }
     drop_finished_records();
-    if (status == PTO_TASK_FAILED && !has_told_failure) PySys_FormatStderr("%s\n", pto_last_error());
+    if (status == PTO_TASK_FAILED && !has_told_failure) {
+      PySys_FormatStderr("%S\n", error_of(status, pto_last_error()).ptr());
+    }
     pto_stats stats;
     pto_get_stats(runtime, &stats);
     if (status == PTO_PEER_LOST || (num_calls == 0 && stats.num_submitted == stats.num_completed)) {
@@ -115,8 +125,8 @@ bool Core::close_at_exit(double patience_s) {
     if (!cancels && now - last_work > kQuiet) {
       cancels = true;
       PySys_FormatStderr(
-          "[runtime.close] tasks must be able to start before the interpreter ends; got %llu that wait for events when "
-          "nothing runs; they are cancelled: raise their events, or cancel them\n",
+          "[runtime.close] tasks must be able to end before the interpreter does; got %llu that wait for events or for "
+          "a thread to end them when nothing runs; what has not started is cancelled: raise the events, or cancel it\n",
           static_cast<unsigned long long>(stats.num_submitted - stats.num_completed));
     }
     if (now - last_end > patience) break;
@@ -180,11 +190,7 @@ void raise_status(int status, const char* text) {
   if (PyErr_Occurred() != nullptr) throw nb::python_error();  // a signal's handler has spoken
   raise_interrupt();
   const std::string sentence = text != nullptr ? text : pto_last_error();
-  // A long sentence is cut at a byte, perhaps inside a character.
-  const auto length = static_cast<Py_ssize_t>(sentence.size());
-  const nb::object said = nb::steal(PyUnicode_DecodeUTF8(sentence.data(), length, "replace"));
-  if (!said.is_valid()) throw nb::python_error();
-  raise_again(nb::module_::import_("tilewise.runtime.failures").attr("error_of")(status, said));
+  raise_again(error_of(status, sentence));
 }
 
 }  // namespace tilewise::bind

@@ -127,8 +127,8 @@ using View = std::tuple<int, uint64_t, std::vector<uint64_t>, std::vector<uint64
 using Extras = std::tuple<std::vector<uint64_t>, std::vector<std::pair<uint64_t, uint64_t>>, int32_t, int32_t, uint64_t,
                           std::string, double, std::vector<std::optional<View>>>;
 
-void set_views(const std::vector<std::optional<View>>& given, const pto_task_spec& spec, Arguments& args) {
-  std::vector<pto_view>& views = args.more->views;
+void set_views(const std::vector<std::optional<View>>& given, const pto_task_spec& spec, Arguments& args,
+               std::vector<pto_view>& views) {
   views.resize(given.size());
   for (size_t p = 0; p < std::min<size_t>(given.size(), spec.num_params); ++p) {
     const std::optional<View>& seen = given[p];
@@ -161,7 +161,7 @@ void set_views(const std::vector<std::optional<View>>& given, const pto_task_spe
   const double deadline_s = std::get<6>(extras);
   // The smallest deadlines are still deadlines as a float.
   spec.deadline_s = deadline_s > 0 ? std::max(static_cast<float>(deadline_s), FLT_MIN) : 0.0F;
-  if (spec.num_params <= PTO_MAX_PARAMS) set_views(std::get<7>(extras), spec, args);
+  if (spec.num_params <= PTO_MAX_PARAMS) set_views(std::get<7>(extras), spec, args, more.views);
 }
 
 }  // namespace
@@ -224,8 +224,8 @@ nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::h
   return submit_task(self, kernel, worker_type, params, scalars, extras, nb::handle());
 }
 
-nb::object submit_python(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::tuple params, nb::handle record,
-                         nb::handle extras) {
+nb::object submit_python(CoreRef self, pto_kernel kernel, nb::handle worker_type, const nb::tuple& params,
+                         nb::handle record, nb::handle extras) {
   return submit_task(self, kernel, worker_type, params, nb::handle(), extras, record);
 }
 

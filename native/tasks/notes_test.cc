@@ -52,7 +52,7 @@ pto_task submit_named(Runtime& runtime, pto_kernel kernel, std::vector<pto_param
   spec.num_scalars = static_cast<uint32_t>(scalars.size());
   spec.flags = PTO_KEEP;
   spec.name = name;
-  spec.deadline_s = deadline_s;
+  spec.deadline_s = static_cast<float>(deadline_s);
   return pto_submit(runtime, &spec);
 }
 
