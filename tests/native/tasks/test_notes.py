@@ -237,6 +237,14 @@ def test_libraries_of_the_current_folder(runtime, kernels, monkeypatch):
             runtime.run_orchestration("matmul.so", "matmul_orchestration", [])
 
 
+def test_what_an_orchestration_says(runtime, kernels):
+    """Only errors of calls inside it are told as its own; it cannot close the runtime under its caller."""
+    for given, error in [(1, "a runtime must be open"), (0, "error was: none"), (2, "outside its orchestrations")]:
+        with pytest.raises(TaskFailed, match=error):
+            runtime.run_orchestration(str(kernels), "orchestrate_status", [given])
+    runtime.submit(None).wait()
+
+
 def test_cancelled_tasks_are_cancelled_also_with_a_name(runtime):
     """The name stands in the sentence of a cancelled task too."""
     event = runtime.event()
