@@ -381,7 +381,10 @@ class Runtime:
             name: the function, exported with C linkage.
             args: integers, floats (bits of a double), buffers (their handles), arrays (their addresses).
         """
-        values = [_argument(value) for value in checks.sequence("run_orchestration", "args", args, "values")]
+        values = [
+            _argument(self._core, value)
+            for value in checks.sequence("run_orchestration", "args", args, "values")
+        ]
         checks.text("run_orchestration", "the function's name", name)
         self._core.run_orchestration(checks.path("run_orchestration", path), name, values)
 
@@ -442,8 +445,9 @@ def _check_writeable(buffer: Buffer | Region, call: str) -> None:
         )
 
 
-def _argument(value: Any) -> Any:
-    if isinstance(value, Operand):
+def _argument(core: Core, value: Any) -> Any:
+    if isinstance(value, Operand):  # a handle names the whole buffer, and may be equal to another runtime's
+        own_buffer(core, value, "run_orchestration")
         return value.handle
     return value.ctypes.data if isinstance(value, np.ndarray) else value
 
