@@ -459,6 +459,9 @@ bool Engine::is_idle() const {
 }
 
 void Engine::enable_trace(uint32_t max_records) {
+  if (max_records != 0 && active_trace_.load() != nullptr) {
+    raise(PTO_BAD_ARGUMENT, "[runtime.trace_enable] one trace at a time; got a second; end the first");
+  }
   active_trace_.store(nullptr);
   if (max_records != 0) {  // else what was recorded can still be read
     trace_ = std::make_unique<Trace>(region_, max_records);
