@@ -162,8 +162,8 @@ void bind_core(nb::class_<Core>& core) {
           [](Core& core, nb::object value) { core.keep_alive = std::move(value); })
       .def("submit", &submit, nb::arg("kernel"), nb::arg("worker_type").none(), nb::arg("params").none(),
            nb::arg("scalars").none(), nb::arg("extras").none(), "Submit a task; returns its handle.")
-      .def("keep_until_done",
-           [](Core& core, const Task& task, nb::object record) { keep_until_done(core, task.id, std::move(record)); })
+      .def("submit_python", &submit_python, nb::arg("kernel"), nb::arg("worker_type").none(), nb::arg("params"),
+           nb::arg("record"), nb::arg("extras").none(), "Submit a task that runs a record, which it holds to its end.")
       .def("wait_any", &wait_any, nb::arg("tasks"), nb::arg("timeout").none())
       .def("wait_all", &wait_all, nb::arg("timeout").none())
       .def("add_kernel", &add_kernel, "Address 0: the kernel that runs Python records.")

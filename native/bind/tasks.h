@@ -137,6 +137,8 @@ using CoreRef = nanobind::pointer_and_handle<Core>;
 uint64_t bits_of(const char* call, nanobind::handle value);  // of an integer, or of a float as a double
 nanobind::object submit(CoreRef self, pto_kernel kernel, nanobind::handle worker_type, nanobind::handle params,
                         nanobind::handle scalars, nanobind::handle extras);
+nanobind::object submit_python(CoreRef self, pto_kernel kernel, nanobind::handle worker_type,
+                               const nanobind::tuple& params, nanobind::handle record, nanobind::handle extras);
 
 // python_kernels.cc
 int run_python_kernel(void* const* buffers, const uint64_t* scalars);

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <memory>
 #include <string>
 
@@ -16,6 +17,14 @@ namespace nb = nanobind;
 namespace tilewise::bind {
 
 namespace {
+
+/// The exception for a status. A long sentence is cut at a byte, perhaps inside a character.
+nb::object error_of(int status, const std::string& sentence) {
+  const auto length = static_cast<Py_ssize_t>(sentence.size());
+  const nb::object text = nb::steal(PyUnicode_DecodeUTF8(sentence.data(), length, "replace"));
+  if (!text.is_valid()) throw nb::python_error();
+  return nb::module_::import_("tilewise.runtime.failures").attr("error_of")(status, text);
+}
 
 [[noreturn]] void raise_again(const nb::object& error) {
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
@@ -98,7 +107,9 @@ bool Core::close_at_exit(double patience_s) {
       cancels = true;
     }
     drop_finished_records();
-    if (status == PTO_TASK_FAILED && !has_told_failure) PySys_FormatStderr("%s\n", pto_last_error());
+    if (status == PTO_TASK_FAILED && !has_told_failure) {
+      PySys_FormatStderr("%S\n", error_of(status, pto_last_error()).ptr());
+    }
     pto_stats stats;
     pto_get_stats(runtime, &stats);
     if (status == PTO_PEER_LOST || (num_calls == 0 && stats.num_submitted == stats.num_completed)) {
@@ -114,17 +125,19 @@ bool Core::close_at_exit(double patience_s) {
     if (!cancels && now - last_work > kQuiet) {
       cancels = true;
       PySys_FormatStderr(
-          "[runtime.close] tasks must be able to start before the interpreter ends; got %llu that wait for events when "
-          "nothing runs; they are cancelled: raise their events, or cancel them\n",
+          "[runtime.close] tasks must be able to end before the interpreter does; got %llu that wait for events or for "
+          "a thread to end them when nothing runs; what has not started is cancelled: raise the events, or cancel it\n",
           static_cast<unsigned long long>(stats.num_submitted - stats.num_completed));
     }
     if (now - last_end > patience) break;
   }
+  char quiet[32];  // PySys_FormatStderr knows no floats
+  std::snprintf(quiet, sizeof(quiet), "%.3g", std::chrono::duration<double>(Clock::now() - last_end).count());
   PySys_FormatStderr(
-      "[runtime.close] tasks must end before the interpreter does; some still run and none has ended for %g s; the "
+      "[runtime.close] tasks must end before the interpreter does; some still run and none has ended for %s s; the "
       "process ends without them: end tasks that return LATER, and kernels that never return, or close the runtime to "
       "wait for them\n",
-      patience_s);
+      quiet);
   return false;
 }
 
@@ -141,7 +154,8 @@ void Core::drain(bool cancels) {
     return pto_wait_all(runtime, slice_s);
   };
   int status = without_gil(wait);
-  while ((is_busy() || status == PTO_TIMEOUT) && status != PTO_PEER_LOST && PyErr_CheckSignals() == 0) {
+  const auto is_interrupted = [] { return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0; };  // in it, or now
+  while ((is_busy() || status == PTO_TIMEOUT) && status != PTO_PEER_LOST && !is_interrupted()) {
     status = without_gil([&] {
       const timespec nap{0, 1'000'000};
       nanosleep(&nap, nullptr);
@@ -176,8 +190,7 @@ void raise_status(int status, const char* text) {
   if (PyErr_Occurred() != nullptr) throw nb::python_error();  // a signal's handler has spoken
   raise_interrupt();
   const std::string sentence = text != nullptr ? text : pto_last_error();
-  const nb::object error = nb::module_::import_("tilewise.runtime.failures").attr("error_of")(status, sentence.c_str());
-  raise_again(error);
+  raise_again(error_of(status, sentence));
 }
 
 }  // namespace tilewise::bind

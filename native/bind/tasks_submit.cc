@@ -166,12 +166,12 @@ void set_views(const std::vector<std::optional<View>>& given, const pto_task_spe
 
 }  // namespace
 
-nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::handle params, nb::handle scalars,
-                  nb::handle extras) {
-  if (!is_list(params) || !is_list(scalars)) [[unlikely]] {
-    return submit(self, kernel, worker_type, list_of(params, "params", "parameters"),
-                  list_of(scalars, "scalars", "numbers"), extras);
-  }
+namespace {
+
+/// record: what a Python kernel runs, held from the moment it is submitted: a signal's handler may raise right after.
+[[gnu::always_inline]] inline nb::object submit_task(CoreRef self, pto_kernel kernel, nb::handle worker_type,
+                                                     nb::handle params, nb::handle scalars, nb::handle extras,
+                                                     nb::handle record) {
   Core& core = *self.p;
   const Call call(core);
   drop_finished_records();
@@ -184,11 +184,18 @@ nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::h
   spec.worker_type = static_cast<pto_worker_type>(type);
   spec.flags = PTO_KEEP;
   read_params(core, params, spec, args);
-  read_scalars(scalars, spec, args);
+  if (record.is_valid()) {
+    args.scalars[0] = reinterpret_cast<uintptr_t>(record.ptr());
+    spec.scalars = args.scalars;
+    spec.num_scalars = 1;
+  } else {
+    read_scalars(scalars, spec, args);
+  }
   if (!extras.is_none()) [[unlikely]]
     read_extras(extras, spec, args);
   const pto_task task = pto_submit(core.runtime, &spec);
   if (task == 0) raise_status(pto_last_status());
+  if (record.is_valid()) keep_until_done(core, task, nb::borrow(record));
   raise_interrupt();  // it may have waited for room, and helped meanwhile
   nb::object handle = nb::inst_alloc(core.task_type);
   Task* made = new (nb::inst_ptr<Task>(handle)) Task{};
@@ -204,6 +211,22 @@ nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::h
     handle.attr("_take_outputs")(params);
   }
   return handle;
+}
+
+}  // namespace
+
+nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::handle params, nb::handle scalars,
+                  nb::handle extras) {
+  if (!is_list(params) || !is_list(scalars)) [[unlikely]] {
+    return submit(self, kernel, worker_type, list_of(params, "params", "parameters"),
+                  list_of(scalars, "scalars", "numbers"), extras);
+  }
+  return submit_task(self, kernel, worker_type, params, scalars, extras, nb::handle());
+}
+
+nb::object submit_python(CoreRef self, pto_kernel kernel, nb::handle worker_type, const nb::tuple& params,
+                         nb::handle record, nb::handle extras) {
+  return submit_task(self, kernel, worker_type, params, nb::handle(), extras, record);
 }
 
 }  // namespace tilewise::bind

@@ -78,4 +78,13 @@ CASE("readers of one buffer take the places of readers that have ended, and a wr
   }
 }
 
+CASE("a buffer ends within the address space, and a callback is a function") {
+  Runtime runtime(1);
+  EXPECT_EQ(pto_register(runtime, cells, UINT64_MAX), 0u);
+  EXPECT_EQ(pto_last_status(), PTO_BAD_ARGUMENT);
+  const pto_task task = runtime.submit(PTO_NO_KERNEL, {});
+  EXPECT_EQ(pto_notify(runtime, task, nullptr, nullptr), PTO_BAD_ARGUMENT);
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+}
+
 TILEWISE_TEST_MAIN

@@ -150,7 +150,7 @@ bool Engine::prepare_boxes(const SlotArgs& args, const pto_task_spec& spec, uint
 }
 
 pto_handle Engine::register_buffer(void* address, uint64_t bytes) {
-  if (address == nullptr || bytes == 0) {
+  if (address == nullptr || bytes == 0 || bytes > UINTPTR_MAX - reinterpret_cast<uintptr_t>(address)) {
     raise(PTO_BAD_ARGUMENT, "[runtime.register] a buffer must have an address and bytes; got ", address, " and ", bytes,
           "; pass the memory itself");
   }

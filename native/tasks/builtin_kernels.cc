@@ -40,13 +40,13 @@ int fill(void* const* buffers, const uint64_t* scalars) {
 }
 
 constexpr BuiltinKernel kKernels[] = {
-    {"copy", copy, 2, 1, 1},
-    {"fill", fill, 1, 2, 1},
-    {"sum_f32", sum<float>, 2, 1, sizeof(float)},
-    {"sum_f64", sum<double>, 2, 1, sizeof(double)},
-    {"sum_i64", sum<int64_t>, 2, 1, sizeof(int64_t)},
-    {"max_f32", max_f32, 2, 1, sizeof(float)},
-    {"min_f32", min_f32, 2, 1, sizeof(float)},
+    {"copy", copy, 2, 1, 1, false},
+    {"fill", fill, 1, 2, 1, false},
+    {"sum_f32", sum<float>, 2, 1, sizeof(float), true},
+    {"sum_f64", sum<double>, 2, 1, sizeof(double), true},
+    {"sum_i64", sum<int64_t>, 2, 1, sizeof(int64_t), true},
+    {"max_f32", max_f32, 2, 1, sizeof(float), true},
+    {"min_f32", min_f32, 2, 1, sizeof(float), true},
 };
 
 }  // namespace

@@ -16,6 +16,7 @@ struct BuiltinKernel {
   uint32_t num_params;
   uint32_t num_scalars;
   uint32_t item_bytes;
+  bool reads_target;  // beside writing it
 };
 
 /// A flag of kernels beside those of pto_api.h: its arguments are checked when a task is submitted. The kernels' ids

@@ -56,6 +56,31 @@ CASE("a built-in kernel stays inside its buffers and works on whole elements") {
   EXPECT_EQ(f.a[0], 2.0f);
 }
 
+CASE("a built-in kernel is told that it writes its target and reads its source") {
+  Fixture f;
+  const char* target = "in parameter 0";
+  f.refuses(f.sum, {in(f.ha), in(f.hb)}, {.scalars = {32}}, target);
+  f.refuses(f.sum, {out(f.ha), in(f.hb)}, {.scalars = {32}}, target);  // it adds to what has no value by then
+  f.refuses(f.sum, {fresh(32), in(f.hb)}, {.scalars = {32}}, target);
+  f.refuses(f.sum, {reduce(f.ha, f.sum), in(f.hb)}, {.scalars = {32}}, target);
+  f.refuses(f.copy, {in(f.ha), in(f.hb)}, {.scalars = {32}}, target);
+  f.refuses(f.fill, {in(f.ha)}, {.scalars = {32, 0}, .priority = 1}, target);
+  const char* source = "in parameter 1";
+  f.refuses(f.sum, {inout(f.ha), out(f.hb)}, {.scalars = {32}}, source);
+  f.refuses(f.copy, {out(f.ha), fresh(32)}, {.scalars = {32}}, source);
+  f.refuses(f.copy, {out(f.ha), reduce(f.hb, f.sum)}, {.scalars = {32}}, source);
+  pto_param odd = in(f.hb);
+  for (const int mode : {6, 33, -1}) {
+    odd.mode = static_cast<pto_mode>(mode);
+    f.refuses(f.copy, {out(f.ha), odd}, {.scalars = {32}}, source);
+  }
+  EXPECT(f.runtime.submit(f.sum, {commute(f.ha), inout(f.hb)}, {.scalars = {32}}) != 0);
+  EXPECT(f.runtime.submit(f.sum, {no_dep(f.ha), no_dep(f.hb)}, {.scalars = {32}}) != 0);
+  EXPECT(f.runtime.submit(f.copy, {reduce(f.ha, f.sum), commute(f.hb)}, {.scalars = {32}}) != 0);
+  EXPECT(f.runtime.submit(f.fill, {fresh(16)}, {.scalars = {16, 0}}) != 0);
+  EXPECT_EQ(pto_wait_all(f.runtime, PTO_FOREVER), 0);
+}
+
 CASE("a reduction's built-in kernel must fit the elements of its buffer") {
   Fixture f;
   const pto_handle ho = f.runtime.add(f.odd);

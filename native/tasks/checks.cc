@@ -116,6 +116,20 @@ uint64_t run_of(const pto_region& box) {
 
 }  // namespace
 
+namespace {
+
+constexpr uint32_t bit(pto_mode mode) { return 1u << mode; }
+
+/// How a built-in kernel may be told to use its target (parameter 0) and its source. What a task overwrites, by its
+/// mode, has no value that a kernel could read; what it reads must stay as it is.
+uint32_t modes_of(const BuiltinKernel& kernel, uint32_t p) {
+  const uint32_t both = bit(PTO_INOUT) | bit(PTO_COMMUTE) | bit(PTO_NO_DEP);
+  if (p == 1) return both | bit(PTO_INPUT);
+  return kernel.reads_target ? both : both | bit(PTO_OUTPUT) | bit(PTO_REDUCE);
+}
+
+}  // namespace
+
 /// What a built-in kernel would touch without asking.
 void Engine::check_builtin(const pto_task_spec& spec) {
   const BuiltinKernel& kernel = builtin_kernels()[static_cast<size_t>(spec.kernel)];
@@ -133,6 +147,18 @@ void Engine::check_builtin(const pto_task_spec& spec) {
   }
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     const pto_param& param = spec.params[p];
+    if (static_cast<uint32_t>(param.mode) > PTO_NO_DEP || (modes_of(kernel, p) >> param.mode & 1) == 0) [[unlikely]] {
+      constexpr const char* kUses[] = {"reads", "overwrites", "reads and writes"};
+      raise(PTO_BAD_ARGUMENT, where, "the kernel '", kernel.name, "' ",
+            kUses[p == 1                ? 0
+                  : kernel.reads_target ? 2
+                                        : 1],
+            p == 0 ? " its target" : " its source", ", and the parameter must say so; got mode ",
+            static_cast<int>(param.mode), " in parameter ", p, "; pass ",
+            p == 1                ? "an input"
+            : kernel.reads_target ? "PTO_INOUT or PTO_COMMUTE"
+                                  : "PTO_OUTPUT, PTO_INOUT, PTO_COMMUTE or PTO_REDUCE");
+    }
     if (param.handle == 0 && param.mode == PTO_NO_DEP) continue;  // an address: its caller knows
     const uint64_t available = param.handle == 0         ? param.bytes
                                : param.region != nullptr ? run_of(*param.region)

@@ -17,6 +17,7 @@
 #include "tasks/pool.h"
 #include "tasks/recording.h"
 #include "tasks/sleep.h"
+#include "tasks/text.h"
 #include "tasks/thread_state.h"
 #include "tasks/waiting.h"
 
@@ -331,6 +332,10 @@ pto_kernel Engine::add_kernel(const std::string& name, pto_kernel_fn function, u
     raise(PTO_BAD_ARGUMENT, "[runtime.kernel_add] a kernel must have an address and a name of 1 to ",
           sizeof(KernelName::name) - 1, " bytes; got '", name, "'; correct it");
   }
+  if (!is_text(name)) {
+    raise(PTO_BAD_ARGUMENT,
+          "[runtime.kernel_add] a kernel's name must be UTF-8 without control characters; got another; ", "correct it");
+  }
   std::lock_guard guard(header.kernel_lock);
   const uint32_t id = header.num_kernels.load(std::memory_order_relaxed);
   if (id == kMaxKernels) {
@@ -454,6 +459,9 @@ bool Engine::is_idle() const {
 }
 
 void Engine::enable_trace(uint32_t max_records) {
+  if (max_records != 0 && active_trace_.load() != nullptr) {
+    raise(PTO_BAD_ARGUMENT, "[runtime.trace_enable] one trace at a time; got a second; end the first");
+  }
   active_trace_.store(nullptr);
   if (max_records != 0) {  // else what was recorded can still be read
     trace_ = std::make_unique<Trace>(region_, max_records);

@@ -413,6 +413,7 @@ CASE("a replay that has helped through a round waits for its end, and is not sub
     const bool has_met = pair.on_submitter >= 1 && pair.on_worker >= 1;
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
     std::vector<pto_trace_task> records(2 * kTasks);
+    EXPECT_EQ(pto_trace_enable(runtime, 0), 0);
     EXPECT_EQ(pto_trace_tasks(runtime, records.data(), records.size()), uint64_t{2 * kTasks});
     // Tasks of a round have slots of their own, behind those of the lanes.
     const bool was_round = std::all_of(records.begin(), records.end(), [](const pto_trace_task& record) {

@@ -7,6 +7,7 @@
 #include "tasks/engine.h"
 #include "tasks/hot.h"
 #include "tasks/instance.h"
+#include "tasks/text.h"
 #include "tasks/thread_state.h"
 #include "tasks/waiting.h"
 
@@ -89,6 +90,9 @@ void Engine::check_extras(const pto_task_spec& spec) const {
   if (spec.name != nullptr && strnlen(spec.name, PTO_MAX_NAME) == PTO_MAX_NAME) {
     raise(PTO_BAD_ARGUMENT, where, "a task's name must have at most ", PTO_MAX_NAME - 1, " bytes; got '",
           std::string(spec.name, PTO_MAX_NAME - 1), "...'; shorten it");
+  }
+  if (spec.name != nullptr && !is_text(spec.name)) {
+    raise(PTO_BAD_ARGUMENT, where, "a task's name must be UTF-8 without control characters; got another; correct it");
   }
   if (!(spec.deadline_s >= 0)) {
     raise(PTO_BAD_ARGUMENT, where, "a deadline must lie ahead, in seconds from now, or be 0 for none; got ",

@@ -52,7 +52,7 @@ pto_task submit_named(Runtime& runtime, pto_kernel kernel, std::vector<pto_param
   spec.num_scalars = static_cast<uint32_t>(scalars.size());
   spec.flags = PTO_KEEP;
   spec.name = name;
-  spec.deadline_s = deadline_s;
+  spec.deadline_s = static_cast<float>(deadline_s);
   return pto_submit(runtime, &spec);
 }
 
@@ -203,6 +203,21 @@ CASE("a deadline ends the wait for an event, whether workers sleep, wait or are 
     }
     EXPECT(seconds_since(begin) > 0.05 && seconds_since(begin) < 5);
     EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_TASK_FAILED);
+  }
+}
+
+CASE("names are UTF-8 without control characters: they are written into JSON and HTML") {
+  Runtime runtime(1);
+  for (const char* name : {"\xFF\xFE", "\xC3", "a\xC3(", "\xC0\xAF", "\xED\xA0\x80", "\xF5\x80\x80\x80", "a\nb", "\x7F",
+                           "\xC2\x85", "\xE0\x9F\xBF"}) {
+    EXPECT_EQ(submit_named(runtime, PTO_NO_KERNEL, {}, name), 0u);
+    EXPECT_EQ(pto_last_status(), PTO_BAD_ARGUMENT);
+    EXPECT(pto_kernel_add(runtime, name, empty_kernel, 0) < 0);
+    EXPECT(has(pto_last_error(), "UTF-8"));
+  }
+  for (const char* name : {"gemm(1, 2)", "\xC3\xA9", "\xE6\x97\xA5", "\xF0\x9F\x98\x80", "\xED\x9F\xBF"}) {
+    EXPECT(submit_named(runtime, PTO_NO_KERNEL, {}, name) != 0);
+    EXPECT(pto_kernel_add(runtime, name, empty_kernel, 0) >= 0);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "tasks/engine.h"
 #include "tasks/thread_state.h"
@@ -24,6 +25,7 @@ static_assert(sizeof(pto_param) == 40 && sizeof(pto_task_spec) == 88);
 namespace {
 
 thread_local std::string last_error;
+thread_local PTORuntime* orchestrated = nullptr;  // its orchestration runs on this thread
 thread_local int last_status = PTO_OK;
 
 int remember(int status, const char* text) {
@@ -143,6 +145,12 @@ int pto_runtime_open(const pto_config* config, PTORuntime** runtime) {
 
 int pto_runtime_close(PTORuntime* runtime) {
   return done([&] {
+    if (runtime != nullptr && runtime == orchestrated) {
+      tilewise::tasks::raise(
+          PTO_BAD_ARGUMENT,
+          "[runtime.close] a runtime is closed from outside its orchestrations; got a call inside one; "
+          "close it where it was opened");
+    }
     any_engine_of(runtime).close();
     delete runtime;
   });
@@ -258,7 +266,10 @@ int pto_wait_all(PTORuntime* runtime, double timeout_s) {
 }
 
 int pto_notify(PTORuntime* runtime, pto_task task, void (*callback)(void*), void* context) {
-  return done([&] { engine_of(runtime).notify(task, callback, context); });
+  return done([&] {
+    need(reinterpret_cast<const void*>(callback), "a callback");
+    engine_of(runtime).notify(task, callback, context);
+  });
 }
 
 int pto_task_status(PTORuntime* runtime, pto_task task) {
@@ -350,6 +361,8 @@ int pto_run_orchestration(PTORuntime* runtime, const char* library_path, const c
     std::string thrown;
     const uint32_t depth = engine.depth();
     engine.begin_scope();
+    last_error = "none";  // of calls inside
+    PTORuntime* const outer = std::exchange(orchestrated, runtime);
     try {
       status = function(runtime, args);
     } catch (const std::exception& error) {
@@ -357,6 +370,7 @@ int pto_run_orchestration(PTORuntime* runtime, const char* library_path, const c
     } catch (...) {
       thrown = "an unknown exception";
     }
+    orchestrated = outer;
     while (engine.depth() > depth) engine.end_scope();  // its own too
     const int waited = engine.wait_all(PTO_FOREVER, true);
     if (!thrown.empty()) {

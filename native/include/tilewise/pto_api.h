@@ -126,7 +126,8 @@ PTO_CALL int pto_workers_run(const char* shared_path, const char* const* library
 PTO_CALL int pto_get_stats(PTORuntime* runtime, pto_stats* stats);
 /* 1: no task runs and none is ready to, at this moment; those that are left wait for events, or for who ends them. */
 PTO_CALL int pto_is_idle(PTORuntime* runtime);
-PTO_CALL int pto_trace_enable(PTORuntime* runtime, uint32_t max_records_per_thread); /* 0: off. While nothing runs */
+/* 0: off, and the records can still be read. One trace at a time, switched while nothing runs. */
+PTO_CALL int pto_trace_enable(PTORuntime* runtime, uint32_t max_records_per_thread);
 /* Copies up to `capacity` records; returns how many there are. While nothing runs. */
 PTO_CALL uint64_t pto_trace_tasks(PTORuntime* runtime, pto_trace_task* records, uint64_t capacity);
 PTO_CALL uint64_t pto_trace_stalls(PTORuntime* runtime, pto_trace_stall* records, uint64_t capacity);

@@ -161,7 +161,7 @@ def tiles(sizes: tuple[int, ...], lengths: tuple[int, ...], max_tiles: int) -> N
     )
 
 
-def seconds(call: str, value: Any) -> float | None:
+def seconds(call: str, value: Any, name: str = "a timeout") -> float | None:
     """A timeout: seconds, or None for ever. A negative one has passed already."""
     if value is None:
         return None
@@ -170,13 +170,13 @@ def seconds(call: str, value: Any) -> float | None:
     except OverflowError:
         number = math.inf
     if math.isnan(number):
-        refuse(call, "a timeout must be a number of seconds, or None for ever", shown(value), "pass a float")
+        refuse(call, f"{name} must be a number of seconds, or None", shown(value), "pass a float")
     return number
 
 
 def patience(call: str, name: str, value: Any) -> float:
     """Seconds to wait for something that must come: more than none."""
-    number = seconds(call, value)
+    number = seconds(call, value, name)
     if number is None or number <= 0:
         refuse(call, f"{name} must be more than 0 seconds", shown(value), "pass 10.0")
     return min(number, LONGEST_S)

@@ -43,7 +43,16 @@ def describe_exception(error: BaseException) -> str:
     _exceptions[number] = error
     while len(_exceptions) > KEPT_EXCEPTIONS:
         _exceptions.popitem(last=False)
-    return f"#{number} {type(error).__name__}: {error}"
+    return f"#{number} {type(error).__name__}: {_text_of(error)}"
+
+
+def _text_of(error: BaseException) -> str:
+    """What an exception says, as the native side can carry it: without lone surrogates and zeros."""
+    try:
+        text = str(error)
+    except Exception as failure:  # an exception's own mistake must not hide it
+        text = f"(its text raised {type(failure).__name__})"
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 
 def forget_exceptions() -> None:

@@ -20,6 +20,8 @@ SUBMITS, VIEWS = 1, 2  # flags of the C interface
 MAX_NAME_BYTES = 59
 _FunctionPointer: type = ctypes.CFUNCTYPE(None).__mro__[1]  # the base of all of them
 MAX_PYTHON_NAMES = 256  # further callables share one name: the runtime's table of kernels is finite
+STATUS_CODES, STATUS_TYPES = "iIlLqQ", ("int32", "uint32", "int64", "uint64")  # of ctypes, of numba
+NEEDS_INTERPRETER = 4  # a flag of ctypes: the function must hold the lock, which native kernels do not
 
 
 class Later(Enum):
@@ -140,6 +142,7 @@ class KernelTable:
     def _addressed(self, address: int, kernel: object, flags: int, name: str | None) -> Kernel:
         known = self._by_address.get((address, flags))
         if known is None:
+            _check_signature(kernel)
             title = str(name or getattr(kernel, "__name__", f"kernel at {address:#x}"))
             id = self._core.add_kernel(_shortened(title), address, flags)
             known = self._by_address[address, flags] = Kernel(
@@ -159,6 +162,28 @@ class KernelTable:
 
 def _shortened(name: str) -> str:
     return name.encode(errors="replace")[:MAX_NAME_BYTES].decode(errors="ignore") or "kernel"
+
+
+def _check_signature(kernel: Any) -> None:
+    """Refuse compiled functions whose result is no status: its task would end, or not, by chance."""
+    signature = getattr(kernel, "_sig", None)  # numba.cfunc
+    if isinstance(kernel, _FunctionPointer):
+        function: Any = kernel
+        result = getattr(function.restype, "_type_", "?") if function.restype is not None else "v"
+        is_status = result in STATUS_CODES and not function._flags_ & NEEDS_INTERPRETER
+        num_arguments = len(function.argtypes or ())
+    elif signature is not None:
+        is_status = str(signature.return_type) in STATUS_TYPES
+        num_arguments = len(signature.args)
+    else:
+        return
+    if not is_status or num_arguments > 2:
+        checks.refuse(
+            "kernel",
+            "a compiled kernel must be int (*)(void* const* buffers, const uint64_t* scalars)",
+            f"{checks.shown(signature if signature is not None else kernel)}",
+            "return a status of 32 or 64 bits, 0 for success",
+        )
 
 
 def _address_of(kernel: Any) -> int | None:

@@ -112,8 +112,9 @@ class Runtime:
             masks or [], checks.truth("Runtime", "pin", pin), path,
             checks.patience("Runtime", "peer_timeout_s", peer_timeout_s),
         )  # fmt: skip
-        native_submit: Any = self._core.submit
-        self._native_submit: Callable[..., TaskHandle] = native_submit
+        native: Any = self._core
+        self._native_submit: Callable[..., TaskHandle] = native.submit
+        self._native_submit_python: Callable[..., TaskHandle] = native.submit_python
         self._kernels = KernelTable(self._core, path is not None)
         self._empty = Kernel(self._core, -1, "empty", None, False)
         self._registry = Registry(self._core)
@@ -380,7 +381,10 @@ class Runtime:
             name: the function, exported with C linkage.
             args: integers, floats (bits of a double), buffers (their handles), arrays (their addresses).
         """
-        values = [_argument(value) for value in checks.sequence("run_orchestration", "args", args, "values")]
+        values = [
+            _argument(self._core, value)
+            for value in checks.sequence("run_orchestration", "args", args, "values")
+        ]
         checks.text("run_orchestration", "the function's name", name)
         self._core.run_orchestration(checks.path("run_orchestration", path), name, values)
 
@@ -431,9 +435,7 @@ class Runtime:
         scalars = checks.sequence("submit", "scalars", scalars, "values")
         function: Any = kernel.function
         record = PythonTask(self._core, function, params, scalars)
-        task = self._native_submit(kernel.id, worker_type, params, (id(record),), extras)
-        self._core.keep_until_done(task, record)
-        return task
+        return self._native_submit_python(kernel.id, worker_type, tuple(params), record, extras)
 
 
 def _check_writeable(buffer: Buffer | Region, call: str) -> None:
@@ -443,8 +445,9 @@ def _check_writeable(buffer: Buffer | Region, call: str) -> None:
         )
 
 
-def _argument(value: Any) -> Any:
-    if isinstance(value, Operand):
+def _argument(core: Core, value: Any) -> Any:
+    if isinstance(value, Operand):  # a handle names the whole buffer, and may be equal to another runtime's
+        own_buffer(core, value, "run_orchestration")
         return value.handle
     return value.ctypes.data if isinstance(value, np.ndarray) else value
 

@@ -7,6 +7,7 @@ raising their failures; other threads must be quiet at both ends.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -64,15 +65,24 @@ class Tracing:
 
     def __enter__(self) -> Tracing:
         _settle(self._core)
-        if self._log is not None:
-            self._log.__enter__()
         self._core.trace_enable(self._max_records)
+        if self._log is not None:
+            try:
+                self._log.__enter__()
+            except BaseException:
+                self._core.trace_enable(0)
+                raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._core.is_open or _is_interrupt(error):  # a forked child leaves its parent's block
+        if not self._core.is_open:  # a forked child leaves its parent's block
+            return
+        if _is_interrupt(error):
+            self._core.trace_enable(0)
+            if self._log is not None:
+                self._log.__exit__(kind, error, traceback)
             return
         _settle(self._core)
         self._core.trace_enable(0)
@@ -99,7 +109,10 @@ class GraphLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._core.is_open or _is_interrupt(error):
+        if not self._core.is_open:
+            return
+        if _is_interrupt(error):
+            self._core.graph_end(os.devnull)
             return
         _settle(self._core)
         with tempfile.TemporaryDirectory() as folder:

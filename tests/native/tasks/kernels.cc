@@ -114,6 +114,12 @@ PTO_CALL int throw_in_scopes(PTORuntime* runtime, const uint64_t* args) {
   throw std::runtime_error("thrown on purpose");
 }
 
+/// An orchestration that ends with a status of its own, after a call that fails or after none.
+PTO_CALL int orchestrate_status(PTORuntime* runtime, const uint64_t* args) {
+  if (args[0] != 0) (void)pto_scope_end(nullptr);
+  return args[0] == 2 ? pto_runtime_close(runtime) : 5;
+}
+
 /// With views: multiplies a matrix of float, of any strides, by scalars[0], a double.
 PTO_CALL int scale_view(void* const* buffers, const uint64_t* scalars) {
   const pto_view& view = *static_cast<const pto_view*>(buffers[0]);

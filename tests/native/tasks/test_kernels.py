@@ -8,13 +8,14 @@ import sys
 import threading
 import weakref
 from concurrent.futures import CancelledError
+from contextlib import suppress
 
 import numba
 import numpy as np
 import pytest
 
 from tilewise.core.errors import ConfigError, TaskFailed
-from tilewise.runtime import InOut, Input, Output, Runtime
+from tilewise.runtime import InOut, Input, Output, Runtime, TaskGroup
 from tilewise.runtime.failures import forget_exceptions
 
 _INT64S = numba.types.CPointer(numba.types.int64)
@@ -186,6 +187,26 @@ def test_leaf_must_not_wait(runtime):
     assert len(seen) == 1
 
 
+_PLACES = numba.types.CPointer(numba.types.uint64)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: None),
+        ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: 0.0),
+        ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3)(lambda *_: 0),
+        ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: 0),
+        numba.cfunc(numba.types.void(_PLACES, _PLACES))(lambda buffers, scalars: None),
+        numba.cfunc(numba.types.float64(numba.types.float64))(lambda x: x),
+    ],
+)
+def test_a_compiled_kernel_returns_a_status(runtime, kernel):
+    """A function without one would fail its task, or never end it, by what a register happens to hold."""
+    with pytest.raises(ValueError, match=r"\[runtime.kernel\] a compiled kernel must be int"):
+        runtime.kernel(kernel)
+
+
 def test_callables_are_freed(runtime):
     """Callables and what they hold are freed once their tasks have run, been poisoned or been cancelled."""
 
@@ -219,6 +240,88 @@ def test_callables_are_freed(runtime):
     forget_exceptions()  # the newest failures keep the code that they came from
     gc.collect()
     assert [w() for w in watchers] == [None] * len(watchers)
+
+
+def test_a_callable_is_held_when_its_submission_is_interrupted(runtime):
+    """A signal's handler that raises as soon as the task is submitted takes the handle, not what the task will run."""
+
+    class Argument:
+        pass
+
+    class Interrupted(Exception):
+        pass
+
+    event, seen, argument = runtime.event(), [], Argument()
+    held = weakref.ref(argument)
+    before = runtime.stats().num_submitted
+
+    def interrupt(*_):
+        if runtime.stats().num_submitted > before:
+            raise Interrupted
+        return interrupt
+
+    sys.settrace(interrupt)
+    try:
+        with pytest.raises(Interrupted):
+            runtime.submit(lambda given: seen.append(given), scalars=[argument], wait_for=[(event, 1)])
+    finally:
+        sys.settrace(None)
+    del argument
+    gc.collect()
+    is_held = held() is not None
+    if not is_held:
+        runtime.cancel_all()  # what would run freed memory must not
+    event.raise_()
+    with suppress(CancelledError):
+        runtime.wait_all()
+    assert is_held and seen == [held()]
+
+
+@pytest.mark.parametrize(
+    "text", ["日" * 400, "a" + "日" * 400, "ab" + "日" * 400, "\udc80 lone", "zero \0 here", None]
+)
+def test_whatever_an_exception_says_it_is_told(runtime, text):
+    """A failure arrives with its cause also when its text is long, not UTF-8, or cannot be had."""
+
+    class Odd(Exception):
+        def __str__(self):
+            return text  # None: a TypeError
+
+    def fail():
+        raise Odd
+
+    error = runtime.submit(fail).exception()
+    assert isinstance(error, TaskFailed) and "Odd: " in str(error)
+    assert isinstance(error.__cause__, Odd)
+    with pytest.raises(TaskFailed):
+        runtime.wait_all()
+
+
+def test_a_closed_runtime_leaves_nothing():
+    """A clean run lets go of the runtime, its arrays, buffers, regions, kernels, tasks, groups and traces."""
+
+    def run():
+        x = np.zeros((4, 4), np.float32)
+
+        def kernel(tile):
+            tile += 1
+
+        with Runtime(num_workers=1) as rt:
+            buffer = rt.register(x)
+            grid = buffer.tiles(2, 2)
+            with rt.trace() as tracing, rt.scope(), TaskGroup() as group:
+                task = group.add(rt.submit(kernel, [InOut(grid[0, 1])], name="one"))
+                rt.submit("fill", [Output(shape=(8,))], scalars=[32, 0])
+                rt.submit(kernel, [InOut(buffer)], wait_for=[(rt.event(), 0)])
+            with rt.record() as recording:
+                rt.submit("fill", [Output(buffer)], scalars=[64, 0])
+            recording.replay()
+            things = (x, kernel, rt, buffer, task, group, tracing, recording)
+        return [weakref.ref(thing) for thing in things]
+
+    gone = run()
+    gc.collect()
+    assert [thing() for thing in gone] == [None] * len(gone)
 
 
 def test_ten_thousand_callables(runtime):

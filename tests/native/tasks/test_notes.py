@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tilewise.core.errors import ConfigError, TaskFailed
-from tilewise.runtime import InOut, Input, Output, Reduce, TaskGroup, should_stop
+from tilewise.runtime import InOut, Input, Output, Reduce, Runtime, TaskGroup, should_stop
 from tilewise.runtime.graph import read_graph
 
 
@@ -235,6 +235,31 @@ def test_libraries_of_the_current_folder(runtime, kernels, monkeypatch):
         runtime.load_library(kernels.name)
         with pytest.raises(ConfigError, match="no file of that name in the current folder"):
             runtime.run_orchestration("matmul.so", "matmul_orchestration", [])
+
+
+def test_an_orchestration_gets_whole_buffers_of_its_runtime(runtime, kernels):
+    """A region would become its whole buffer, and another runtime's handle may be that of a buffer here."""
+    x = runtime.register(np.zeros(4, np.int64))
+    with Runtime(num_workers=1) as other:
+        for given, error in [
+            (x[0:2], "must be given as a Buffer"),
+            (other.register(np.zeros(4)), "of another"),
+        ]:
+            with pytest.raises(ConfigError, match=error):
+                runtime.run_orchestration(str(kernels), "orchestrate", [given, 10, 1, 0])
+    assert (runtime.read(x) == 0).all()
+
+
+def test_what_an_orchestration_says(runtime, kernels):
+    """Only errors of calls inside it are told as its own; it cannot close the runtime under its caller."""
+    for given, error in [
+        (1, "a runtime must be open"),
+        (0, "error was: none"),
+        (2, "outside its orchestrations"),
+    ]:
+        with pytest.raises(TaskFailed, match=error):
+            runtime.run_orchestration(str(kernels), "orchestrate_status", [given])
+    runtime.submit(None).wait()
 
 
 def test_cancelled_tasks_are_cancelled_also_with_a_name(runtime):

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from tilewise.core.errors import TaskFailed
+from tilewise.core.errors import ConfigError, TaskFailed
 from tilewise.runtime import InOut, Input, Output, Runtime, TaskSpan
 from tilewise.runtime.graph import read_graph
 from tilewise.runtime.graph_check import check_graph
@@ -103,3 +103,25 @@ def test_stats_and_advice():
     assert "window=4" in text and "heap_bytes=2097152" in text
     with Runtime(num_workers=1) as rt:
         assert "would do" in " ".join(rt.stats().advice())
+
+
+def test_one_trace_and_one_graph_at_a_time(runtime):
+    """A second one inside is refused and harms neither; one that Ctrl-C ended does not stand in the next one's way."""
+    with runtime.trace() as tracing:
+        runtime.submit(None, name="one")
+        with pytest.raises(ConfigError, match="one trace at a time"), runtime.trace():
+            pass
+        runtime.submit(None, name="two")
+    assert [task.name for task in tracing.trace.tasks] == ["one", "two"]
+    with (
+        runtime.graph(),
+        pytest.raises(ConfigError, match="one graph at a time"),
+        runtime.trace(graph="g.json"),
+    ):
+        pass
+    for block in (runtime.graph, lambda: runtime.trace(graph="g.json")):
+        with pytest.raises(KeyboardInterrupt), block():
+            raise KeyboardInterrupt
+        with runtime.trace() as tracing, runtime.graph() as log:
+            runtime.submit(None)
+        assert len(tracing.trace.tasks) == len(log.graph.tasks) == 1
