@@ -70,7 +70,7 @@ void bind_handles(nb::module_& m) {
             const Call call(*task.core);
             pto_task_release(task.core->runtime, task.id);
           },
-          "Nobody will ask for this task's error: the runtime may forget it.")
+          "The handle is gone: the runtime may forget the task's error.")
       .def(
           "notify",
           [](const Task& task, nb::object callback) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kNaN = NAN;
 
-/// A task that waits for an event which nobody raises yet.
+/// A task that waits for an event that is not raised yet.
 struct Held {
   explicit Held(uint32_t workers = 1) : runtime(workers), event(pto_event_open(runtime)), h(runtime.add(x)) {
     task = runtime.submit(PTO_NO_KERNEL, {out(h)}, {.waits = {{event, 1}}});

@@ -31,7 +31,7 @@ typedef enum pto_status {
   PTO_PEER_LOST = -7, /* the workers' process died; the runtime can only be closed */
   PTO_CLOSED = -8,
   PTO_INTERRUPTED = -9, /* pto_set_hooks: the host ends a wait; of a kernel: and the wait that ran it is to ask */
-  PTO_LATER = 1 /* returned by a kernel: somebody will call pto_task_complete */
+  PTO_LATER = 1 /* returned by a kernel: pto_task_complete will end its task */
 } pto_status;
 
 typedef enum pto_worker_type { PTO_CUBE = 0, PTO_VECTOR = 1, PTO_AI_CPU = 2, PTO_ACCELERATOR = 3 } pto_worker_type;
