@@ -164,10 +164,6 @@ void set_views(const std::vector<std::optional<View>>& given, const pto_task_spe
   if (spec.num_params <= PTO_MAX_PARAMS) set_views(std::get<7>(extras), spec, args, more.views);
 }
 
-}  // namespace
-
-namespace {
-
 /// record: what a Python kernel runs, held from the moment it is submitted: a signal's handler may raise right after.
 [[gnu::always_inline]] inline nb::object submit_task(CoreRef self, pto_kernel kernel, nb::handle worker_type,
                                                      nb::handle params, nb::handle scalars, nb::handle extras,

@@ -114,10 +114,6 @@ uint64_t run_of(const pto_region& box) {
   return std::any_of(box.size, box.size + box.ndim, [](uint64_t size) { return size == 0; }) ? 0 : run;
 }
 
-}  // namespace
-
-namespace {
-
 constexpr uint32_t bit(pto_mode mode) { return 1u << mode; }
 
 /// How a built-in kernel may be told to use its target (parameter 0) and its source. What a task overwrites, by its

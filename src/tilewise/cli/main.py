@@ -78,7 +78,7 @@ def demo(
             min=0.05,
             max=1e5,
             help="How long to train, about.",
-            show_default="3, or longer on a slow machine: as long as it takes to beat gzip",
+            show_default="3, or as long as 750 steps take",
         ),
     ] = None,
     steps: Annotated[

@@ -156,3 +156,18 @@ def test_help_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(("arguments", "wanted"), [([], (180.0, 750)), (["--minutes", "0.5"], (30.0, 0))])
+def test_a_demo_without_a_time_does_enough_steps(arguments, wanted, tmp_path, monkeypatch):
+    """What was not asked for may take longer on a slow machine; a time that was asked for is kept."""
+    import tilewise.cli.demo as demo
+
+    for name in ("make_plan", "_check_tensor_parallel", "prepare_data", "_describe", "_write", "show_stages"):
+        monkeypatch.setattr(demo, name, lambda *_: None)
+    budgets = []
+    monkeypatch.setattr(demo, "TimeBudget", lambda seconds, at_least=0: (seconds, at_least))
+    monkeypatch.setattr(demo, "_train", lambda config, data, budget, *_: budgets.append(budget))
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--out", str(tmp_path / "out"), *arguments])
+    assert not ended.value.code and budgets == [wanted]
