@@ -43,7 +43,8 @@ format: $(VENV)/.for-tests
 	$(BIN)/clang-format -i $(NATIVE)
 
 soak: $(VENV)/.for-tests $(VENV)/.built
-	@$(TIMED) "soak" $(BIN)/python -m pytest tests -m soak -rs
+	@$(TIMED) "soak" $(BIN)/python -m pytest tests -m soak -rs --hypothesis-profile=drawn
+	@$(TIMED) "property tests on new examples" $(BIN)/python -m pytest tests -m "hypothesis and not slow and not soak" --hypothesis-profile=drawn
 
 docs: $(VENV)/.for-tests $(VENV)/.built
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

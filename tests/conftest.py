@@ -6,6 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every everyday run, so that a change is judged by what it changed; `make soak` draws new ones.
+# No deadline: two noisy cores say nothing about an example's time.
+settings.register_profile("same")
+settings.register_profile("drawn")
+settings.load_profile("same")
 
 sys.path.insert(
     0, str(Path(__file__).parent)

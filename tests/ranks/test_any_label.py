@@ -62,7 +62,7 @@ def is_equal_or_refused(labels, axis, size, label):
     return found == train(build(labels), tw.DistributionStrategy.single())
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     st.fixed_dictionaries(
         {dim: st.sampled_from((None, *LABELS)) for dim in ("batch", "rows", "width", "inner", "classes")}

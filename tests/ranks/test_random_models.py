@@ -26,7 +26,7 @@ shapes = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     shapes,
     st.sampled_from([1, 2, 3, 4, 6]),

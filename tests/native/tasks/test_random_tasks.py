@@ -32,17 +32,17 @@ def _differences(program, kernels, drops_order=False):
     return strange + [f"{name} differs" for name in memory if not np.array_equal(memory[name], wanted[name])]
 
 
-COMMON = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+COMMON = {"database": None, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=300, derandomize=True, **COMMON)
+@settings(max_examples=300, **COMMON)
 @given(program=programs())
 def test_random_programs(kernels, program):
     """300 programs: modes, boxes, scopes, outputs, lanes, nested tasks, windows, workers, delays, failures."""
     assert _differences(program, kernels) == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @settings(max_examples=10_000, **COMMON)
 @given(program=programs())
 def test_many_random_programs(kernels, program):

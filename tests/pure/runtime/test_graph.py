@@ -71,14 +71,14 @@ def programs(draw):
 
 
 @given(programs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_edges_between_all_conflicting_pairs_pass(program):
     """The check finds neither missing nor false edges where a naive scheduler made all of them."""
     assert check_graph(with_naive_edges(program)) == check_graph(graph())
 
 
 @given(programs(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_lost_edge_is_named_once(program, data):
     """Of the naive edges one that no path replaces is lost: the check names that pair and no other."""
     whole = with_naive_edges(program)
@@ -92,7 +92,7 @@ def test_every_lost_edge_is_named_once(program, data):
 
 
 @given(programs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_without_edges_all_needed_ones_are_missing(program):
     """Where the runtime made no edge, the check names exactly the pairs that no chain of other pairs implies."""
     whole = with_naive_edges(program)
@@ -115,7 +115,7 @@ def is_covered(whole, edges, edge):
 
 
 @given(programs(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_false_edge_is_named(program, data):
     """An edge between two tasks that have no conflict is reported as a warning, not as an error."""
     whole = with_naive_edges(program)
@@ -217,7 +217,7 @@ def test_ten_thousand_tasks_take_blocks():
 
 
 @given(programs())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_graph_survives_its_file(tmp_path_factory, program):
     """What is written is read again, and is JSON of version 1."""
     path = tmp_path_factory.mktemp("graph") / "graph.json"

@@ -14,7 +14,7 @@ INTO_NEXT_ROW = GraphRegion(4, (2, 5), (8, 1))  # its last byte of a row is the 
 @given(st.lists(regions(), min_size=1, max_size=12))
 @example([HOLED, GraphRegion(3, (2,), (1,)), GraphRegion(0, (8,), (1,))])
 @example([INTO_NEXT_ROW, GraphRegion(8, (1, 1), (8, 1)), GraphRegion(16, (1, 1), (8, 1))])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_overlap_is_exact(boxes):
     """Two regions overlap exactly when they share a byte, whatever their strides."""
     table = RegionTable(boxes)
@@ -26,7 +26,7 @@ def test_overlap_is_exact(boxes):
 
 @given(st.lists(regions(), min_size=1, max_size=12))
 @example([HOLED, GraphRegion(3, (2,), (1,)), GraphRegion(0, (8,), (1,))])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_is_inside_has_no_other_byte(boxes):
     """Regions that are said to lie inside one have no byte outside it, and it is one of them."""
     table = RegionTable(boxes)

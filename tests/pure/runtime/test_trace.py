@@ -56,7 +56,7 @@ def cause_at(trace, device, moment):
 
 
 @given(traces())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_idle_time_equals_a_count_of_moments(trace):
     """Every nanosecond of every worker is either busy or has exactly the cause that its definition gives."""
     for row in trace.workers():
@@ -72,7 +72,7 @@ def test_idle_time_equals_a_count_of_moments(trace):
 
 
 @given(traces())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_fill_levels_equal_a_count_of_tasks(trace):
     """At every moment the curves say how many tasks are live and ready."""
     moments = np.arange(trace.begin_ns - 1, trace.end_ns + 2)
@@ -118,7 +118,7 @@ def test_critical_path_is_reconstructed_from_times():
 
 
 @given(traces())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_reconstructed_path_goes_forward_in_time(trace):
     """Whatever the times, the chain ends with the last end and each task starts after the one before ended."""
     tasks = trace.critical_path.tasks
