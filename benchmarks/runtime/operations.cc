@@ -14,11 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "tasks/dependencies.h"
 #include "tasks/engine.h"
 #include "tasks/hot.h"
-#include "tasks/pool.h"
-#include "tasks/thread_state.h"
+#include "tasks/order/dependencies.h"
+#include "tasks/sched/thread_state.h"
+#include "tasks/store/pool.h"
 
 namespace tilewise::tasks {
 

@@ -15,7 +15,7 @@
 #include <cstdint>
 
 #include "memory/arena.h"
-#include "rings/spin_lock.h"
+#include "protocols/spin_lock.h"
 
 namespace tilewise::comm {
 
@@ -47,7 +47,7 @@ class alignas(128) Signal {
   std::atomic<uint64_t> value_{0};
   std::atomic<uint64_t> poison_{0};
   Waiter* waiters_ = nullptr;  // guarded by lock_
-  rings::SpinLock lock_;
+  protocols::SpinLock lock_;
 };
 static_assert(sizeof(Signal) == 128);
 

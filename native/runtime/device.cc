@@ -7,7 +7,7 @@
 #include <sstream>
 #include <thread>
 
-#include "rings/spin_lock.h"
+#include "protocols/spin_lock.h"
 #include "runtime/errors.h"
 
 namespace tilewise::runtime {
@@ -218,7 +218,7 @@ void Device::raise_signals(const Task& task, uint64_t poison) {
 
 std::vector<BlockedWait> Device::blocked() {
   Walk before = walk_.exchange(Walk::kBusy, std::memory_order_acq_rel);
-  for (; before == Walk::kBusy; before = walk_.exchange(Walk::kBusy, std::memory_order_acq_rel)) rings::relax();
+  for (; before == Walk::kBusy; before = walk_.exchange(Walk::kBusy, std::memory_order_acq_rel)) protocols::relax();
   std::vector<BlockedWait> found;
   for (uint32_t t = 0; t < engine_.window(); ++t) {
     if (!engine_.is_live(t)) continue;

@@ -24,10 +24,10 @@
 #include <vector>
 
 #include "memory/arena.h"
-#include "rings/record_ring.h"
+#include "protocols/record_ring.h"
 #include "runtime/core.h"
 #include "runtime/walker.h"
-#include "tasks/embedded.h"
+#include "tasks/embed/embedded.h"
 
 namespace tilewise::runtime {
 
@@ -111,13 +111,13 @@ class Device final : private tasks::Host {
   WorkerStatus status(int64_t worker) const;
   int64_t transfers(int64_t label) const { return transfers_[label].load(std::memory_order_relaxed); }
   void enable_trace(bool enable);
-  const rings::RecordRing<TimelineRecord>& timeline(int64_t worker) const { return workers_[worker]->timeline; }
+  const protocols::RecordRing<TimelineRecord>& timeline(int64_t worker) const { return workers_[worker]->timeline; }
 
  private:
   struct alignas(128) Worker {
     explicit Worker(int64_t scratch_bytes) : scratch(scratch_bytes) {}
     memory::Arena scratch;
-    rings::RecordRing<TimelineRecord> timeline;
+    protocols::RecordRing<TimelineRecord> timeline;
     std::atomic<const Instr*> instr{nullptr};
     std::atomic<int64_t> index{0};
     std::atomic<int64_t> since_ns{0};

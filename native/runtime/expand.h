@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "runtime/task.h"
-#include "tasks/embedded.h"
+#include "tasks/embed/embedded.h"
 
 namespace tilewise::runtime {
 

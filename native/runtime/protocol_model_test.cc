@@ -1,6 +1,6 @@
 // Exhaustive interleavings of waiting for signals against raising them, each step as atomic as in the code: device.cc
 // (admit, signal_raised) and comm/signal.cc (wait, raise; one lock section each). The engine's own protocols, slots and
-// sleeping, are in tasks/models_test.cc.
+// sleeping, are in protocols/models_test.cc.
 // Every planted wrong order must be found, so that the model is known to see what it is for.
 #include "base/interleavings.h"
 #include "base/testing.h"

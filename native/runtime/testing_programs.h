@@ -26,7 +26,7 @@ inline uint64_t* row(const kernels::TileView& view, int64_t r) {
 }
 
 inline void spin(int64_t rounds) {
-  for (int64_t i = 0; i < rounds / 10; ++i) rings::relax();
+  for (int64_t i = 0; i < rounds / 10; ++i) protocols::relax();
 }
 
 /// ints: number of outputs, seed, largest delay. Outputs come first; each becomes a hash of all that the task reads

@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <mutex>
 
-#include "tasks/boxes.h"
 #include "tasks/engine.h"
-#include "tasks/pool.h"
-#include "tasks/submit_lock.h"
-#include "tasks/thread_state.h"
+#include "tasks/order/boxes.h"
+#include "tasks/sched/submit_lock.h"
+#include "tasks/sched/thread_state.h"
+#include "tasks/store/pool.h"
 
 namespace tilewise::tasks {
 

@@ -1,9 +1,9 @@
 // What can be wrong with a specification: found before anything is taken. See submit.cc.
 #include <algorithm>
 
-#include "tasks/builtin_kernels.h"
+#include "tasks/api/builtin_kernels.h"
 #include "tasks/engine.h"
-#include "tasks/thread_state.h"
+#include "tasks/sched/thread_state.h"
 
 namespace tilewise::tasks {
 

@@ -1,6 +1,6 @@
 // Deadlock is proven, at once, and named: heap, handles, boxes, window. And never claimed where somebody can still
 // help.
-#include "tasks/testing_runtime.h"
+#include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;
 

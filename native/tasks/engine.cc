@@ -12,13 +12,13 @@
 #include <cstring>
 
 #include "base/quiet_thread.h"
-#include "tasks/builtin_kernels.h"
-#include "tasks/graph_log.h"
-#include "tasks/pool.h"
-#include "tasks/recording.h"
-#include "tasks/sleep.h"
-#include "tasks/text.h"
-#include "tasks/thread_state.h"
+#include "tasks/api/builtin_kernels.h"
+#include "tasks/api/text.h"
+#include "tasks/observe/graph_log.h"
+#include "tasks/replay/recording.h"
+#include "tasks/sched/sleep.h"
+#include "tasks/sched/thread_state.h"
+#include "tasks/store/pool.h"
 #include "tasks/waiting.h"
 
 namespace tilewise::tasks {

@@ -26,9 +26,9 @@
 #include <vector>
 
 #include "base/check.h"
-#include "tasks/layout.h"
-#include "tasks/region_index.h"
-#include "tasks/trace.h"
+#include "tasks/observe/trace.h"
+#include "tasks/order/region_index.h"
+#include "tasks/store/layout.h"
 
 namespace tilewise::tasks {
 

@@ -1,5 +1,5 @@
 // Failures: what is poisoned and what is not, what heals it, and that remembering costs bounded memory.
-#include "tasks/testing_runtime.h"
+#include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;
 

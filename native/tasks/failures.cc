@@ -6,10 +6,10 @@
 #include <cstring>
 #include <mutex>
 
-#include "tasks/boxes.h"
 #include "tasks/engine.h"
-#include "tasks/pool.h"
-#include "tasks/thread_state.h"
+#include "tasks/order/boxes.h"
+#include "tasks/sched/thread_state.h"
+#include "tasks/store/pool.h"
 
 namespace tilewise::tasks {
 

@@ -1,7 +1,7 @@
 // Runtime-owned outputs: packing, alignment, large runs, lifetimes of scopes, wrapping, and the end of the heap.
 #include <set>
 
-#include "tasks/testing_runtime.h"
+#include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;
 

@@ -1,14 +1,14 @@
 // The short functions on every task's path, inline in the sources that use them. See engine.h.
 #pragma once
-#include "tasks/boxes.h"
-#include "tasks/dependencies.h"
-#include "tasks/embedded.h"
+#include "tasks/embed/embedded.h"
 #include "tasks/engine.h"
-#include "tasks/graph_log.h"
-#include "tasks/pool.h"
-#include "tasks/queues.h"
-#include "tasks/sleep.h"
-#include "tasks/thread_state.h"
+#include "tasks/observe/graph_log.h"
+#include "tasks/order/boxes.h"
+#include "tasks/order/dependencies.h"
+#include "tasks/sched/queues.h"
+#include "tasks/sched/sleep.h"
+#include "tasks/sched/thread_state.h"
+#include "tasks/store/pool.h"
 
 namespace tilewise::tasks {
 
@@ -184,8 +184,8 @@ inline void Engine::count_submitted(uint32_t seat_index, uint64_t count) {
     return take_slot_carefully(seat_index);
   ++me.cursor;
   const Slot& soon = region_.slots[base + ((at + kPrefetchAhead) & mask)];
-  rings::prefetch_for_write(&soon);
-  rings::prefetch_for_write(&soon.producers);
+  protocols::prefetch_for_write(&soon);
+  protocols::prefetch_for_write(&soon.producers);
   task.state.store(SlotState::kFilling, std::memory_order_relaxed);
   task.wake.store((generation_in(word) + 1) << 24, std::memory_order_relaxed);
   return base + at;

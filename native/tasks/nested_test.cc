@@ -1,5 +1,5 @@
 // Tasks that submit tasks: their own domain of dependencies, what they may touch, when they complete, and who helps.
-#include "tasks/testing_runtime.h"
+#include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;
 

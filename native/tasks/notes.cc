@@ -3,12 +3,12 @@
 #include <cmath>
 #include <cstring>
 
-#include "tasks/boxes.h"
+#include "tasks/api/text.h"
 #include "tasks/engine.h"
 #include "tasks/hot.h"
-#include "tasks/instance.h"
-#include "tasks/text.h"
-#include "tasks/thread_state.h"
+#include "tasks/order/boxes.h"
+#include "tasks/replay/instance.h"
+#include "tasks/sched/thread_state.h"
 #include "tasks/waiting.h"
 
 namespace tilewise::tasks {

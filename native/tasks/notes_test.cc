@@ -3,7 +3,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "tasks/testing_runtime.h"
+#include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;
 

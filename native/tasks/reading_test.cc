@@ -2,7 +2,7 @@
 #include <bitset>
 #include <random>
 
-#include "tasks/testing_cpp.h"
+#include "tasks/api/testing_cpp.h"
 
 using namespace tilewise::tasks::testing;
 

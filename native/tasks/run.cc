@@ -5,11 +5,11 @@
 
 #include "tasks/engine.h"
 #include "tasks/hot.h"
-#include "tasks/instance.h"
-#include "tasks/pool.h"
-#include "tasks/queues.h"
-#include "tasks/sleep.h"
-#include "tasks/thread_state.h"
+#include "tasks/replay/instance.h"
+#include "tasks/sched/queues.h"
+#include "tasks/sched/sleep.h"
+#include "tasks/sched/thread_state.h"
+#include "tasks/store/pool.h"
 
 namespace tilewise::tasks {
 
@@ -148,7 +148,7 @@ uint32_t Engine::steal(uint32_t seat_index, uint32_t classes) {
       const uint32_t count = take_half(ring, slots, kStealLimit);
       if (count == 0) continue;
       me.victim = victim;
-      for (uint32_t i = 0; i < count; ++i) rings::prefetch_for_write(&region_.slots[slots[i]]);
+      for (uint32_t i = 0; i < count; ++i) protocols::prefetch_for_write(&region_.slots[slots[i]]);
       for (uint32_t i = 1; i < count; ++i) push_ready(slots[i], seat_index);
       if (count > 1) wake_worker();
       return slots[0];
@@ -338,8 +338,8 @@ inline void Engine::follow_up(uint32_t& next, uint32_t slot, uint32_t seat_index
 
 /// Those that stood behind a task, in the order of submission. Returns one of them for this thread to run next.
 uint32_t Engine::wake_list(uint32_t waiter, uint32_t next, uint32_t seat_index, bool is_worker) {
-  rings::prefetch_for_write(&region_.slots[waiter - 1]);
-  rings::prefetch_for_write(&region_.slots[waiter - 1].producers);
+  protocols::prefetch_for_write(&region_.slots[waiter - 1]);
+  protocols::prefetch_for_write(&region_.slots[waiter - 1].producers);
   if (region_.slots[waiter - 1].next_waiter != 0) {
     uint32_t reversed = 0;
     while (waiter != 0) {

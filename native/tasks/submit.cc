@@ -3,15 +3,15 @@
 #include <algorithm>
 #include <cstring>
 
-#include "tasks/boxes.h"
-#include "tasks/dependencies.h"
 #include "tasks/engine.h"
-#include "tasks/graph_log.h"
 #include "tasks/hot.h"
-#include "tasks/pool.h"
-#include "tasks/recording.h"
-#include "tasks/submit_lock.h"
-#include "tasks/thread_state.h"
+#include "tasks/observe/graph_log.h"
+#include "tasks/order/boxes.h"
+#include "tasks/order/dependencies.h"
+#include "tasks/replay/recording.h"
+#include "tasks/sched/submit_lock.h"
+#include "tasks/sched/thread_state.h"
+#include "tasks/store/pool.h"
 
 namespace tilewise::tasks {
 

@@ -3,13 +3,13 @@
 // The same steps as the general way (submit.cc), without its questions. See engine.h.
 #include <bit>
 
-#include "tasks/builtin_kernels.h"
-#include "tasks/dependencies.h"
+#include "tasks/api/builtin_kernels.h"
 #include "tasks/engine.h"
 #include "tasks/hot.h"
-#include "tasks/pool.h"
-#include "tasks/submit_lock.h"
-#include "tasks/thread_state.h"
+#include "tasks/order/dependencies.h"
+#include "tasks/sched/submit_lock.h"
+#include "tasks/sched/thread_state.h"
+#include "tasks/store/pool.h"
 
 namespace tilewise::tasks {
 
@@ -59,7 +59,7 @@ inline int plain_mode(const pto_param& param) {
     for (uint32_t p = 0; p < num_params; ++p) addresses[p] = base + handles[p]->address;
     return reinterpret_cast<uint64_t*>(addresses + num_params);
   }
-  rings::prefetch_for_write(&args + kPrefetchAhead);
+  protocols::prefetch_for_write(&args + kPrefetchAhead);
   for (uint32_t p = 0; p < num_params; ++p) {
     args.params[p] = {handles[p]->address, index_of(*handles[p]), static_cast<uint8_t>(spec.params[p].mode), 0, 0};
   }
@@ -146,7 +146,8 @@ pto_task Engine::submit(const pto_task_spec& spec) {
       return submit_any(spec, seat_index);
     Handle& handle = region_.handles[index];
     handles[p] = &handle;
-    rings::prefetch_for_write(&handle + kPrefetchAhead);  // buffers are often named in the order they were registered
+    protocols::prefetch_for_write(&handle +
+                                  kPrefetchAhead);  // buffers are often named in the order they were registered
     const bool is_same = handle.generation.load(std::memory_order_relaxed) == static_cast<uint32_t>(param.handle >> 32);
     if (!is_same || handle.flags != kUsed || param.region != nullptr || static_cast<uint32_t>(param.mode) > PTO_INOUT)
         [[unlikely]] {

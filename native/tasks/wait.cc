@@ -4,12 +4,12 @@
 #include <algorithm>
 
 #include "tasks/engine.h"
-#include "tasks/float_modes.h"
 #include "tasks/hot.h"
-#include "tasks/pool.h"
-#include "tasks/queues.h"
-#include "tasks/sleep.h"
-#include "tasks/thread_state.h"
+#include "tasks/sched/float_modes.h"
+#include "tasks/sched/queues.h"
+#include "tasks/sched/sleep.h"
+#include "tasks/sched/thread_state.h"
+#include "tasks/store/pool.h"
 #include "tasks/waiting.h"
 
 namespace tilewise::tasks {

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "tasks/engine.h"
-#include "tasks/float_modes.h"
-#include "tasks/sleep.h"
-#include "tasks/thread_state.h"
+#include "tasks/sched/float_modes.h"
+#include "tasks/sched/sleep.h"
+#include "tasks/sched/thread_state.h"
 
 namespace tilewise::tasks {
 

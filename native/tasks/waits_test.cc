@@ -4,7 +4,7 @@
 #include <cmath>
 #include <fstream>
 
-#include "tasks/testing_cpp.h"
+#include "tasks/api/testing_cpp.h"
 
 using namespace tilewise::tasks::testing;
 

@@ -30,14 +30,14 @@ ALLOWED = {
 NATIVE_MODULE_USERS = {"kernels", "comm", "runtime"}
 NATIVE_ALLOWED = {
     "base": "",
-    "rings": "base",
+    "protocols": "base",
     "memory": "base",
-    "kernels": "base rings memory",
-    "comm": "base rings memory",
-    "tasks": "base rings tilewise",
+    "kernels": "base protocols memory",
+    "comm": "base protocols memory",
+    "tasks": "base protocols tilewise",
     "include": "tilewise",  # the public headers
-    "runtime": "base rings memory kernels comm tasks",
-    "bind": "base rings memory kernels comm runtime tilewise",
+    "runtime": "base protocols memory kernels comm tasks",
+    "bind": "base protocols memory kernels comm runtime tilewise",
 }
 
 
@@ -87,7 +87,7 @@ def test_every_package_is_in_the_table():
 
 
 def test_native_folders_include_only_what_stands_before_them():
-    """base <- {rings, memory} <- {kernels, comm} <- runtime <- bind."""
+    """base <- {protocols, memory} <- {kernels, comm} <- runtime <- bind."""
     bad = []
     for path in native_files():
         me = path.relative_to(NATIVE).parts[0]

@@ -41,7 +41,7 @@ CATEGORIES = (
 _OWN_REGIONS = ("activations", "temporaries")
 
 Overhead = Callable[[int, int, int, int], Mapping[str, int]]
-MAX_WORKERS = 255  # per device, of one task engine (native/tasks/embedded.h)
+MAX_WORKERS = 255  # per device, of one task engine (native/tasks/embed/embedded.h)
 MAX_PARTS = 1 << 20
 _MAX_BYTES = 1 << 62
 _ROWS_PER_TILE = 512

@@ -1,0 +1,92 @@
+// A task engine inside other native code, which submits from its own workers and runs its own bodies.
+//
+// Purpose: the planner's tile programs order and run their tasks here; see runtime/device.h. A Host gives the bodies
+// and makes tasks when few are ready; no thread of its own submits. Refuses what a stand-alone engine has beyond that:
+// kernels by name, registered buffers, heap, scopes, failures (the host keeps its own). Who may call: take_task and
+// submit by one worker at a time, inside Host::submit_more; resume and the questions by anyone; close by anyone.
+// Blocks: worker_loop sleeps while there is nothing to do. Memory order: what a task wrote is visible to its
+// successors. Memory: an engine's region, and the states of the objects, which tasks name by index.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tasks/store/access.h"
+
+namespace tilewise::tasks {
+
+class Engine;
+
+/// kAfterAll: behind the object's readers and writers, without a trace for later ones (its memory is used otherwise).
+enum class Use : uint8_t { kRead, kWrite, kAfterAll };
+
+struct Access {
+  uint32_t object;
+  Use use;
+};
+
+/// Called from inside Embedded::worker_loop; admit from inside resume as well.
+class Host {
+ public:
+  /// Submits more tasks if there are any, there is room and few are ready. True when it did, or could have.
+  virtual bool submit_more(uint32_t worker) = 0;
+  /// A worker about to sleep asks: submit_more would find something to do.
+  virtual bool has_more() const = 0;
+  /// Every producer of the task has completed. False: it waits for something else, and whoever brings that about calls
+  /// resume (perhaps before this call has returned, so nothing of the task may be touched after it was registered).
+  virtual bool admit(uint32_t task) = 0;
+  virtual void execute(uint32_t task, uint32_t worker) = 0;
+  /// The task's successors have been told and its place is free.
+  virtual void completed() = 0;
+
+ protected:
+  ~Host() = default;
+};
+
+class __attribute__((visibility("default"))) Embedded {
+ public:
+  static constexpr uint32_t kMaxWorkers = 255;
+  static constexpr uint32_t kMaxWindow = 4096;  // all tasks of it may wait for all others
+
+  /// window: tasks between submission and completion; rounded up to a power of two.
+  Embedded(Host& host, uint32_t num_workers, uint32_t window, uint32_t num_objects);
+  ~Embedded();
+  Embedded(const Embedded&) = delete;
+  Embedded& operator=(const Embedded&) = delete;
+
+  uint32_t window() const { return window_; }
+  /// Memory that an engine of this size reserves, and that this one has; pages that no task touches cost nothing.
+  static uint64_t bytes_needed(uint32_t num_workers, uint32_t window, uint32_t num_objects);
+  uint64_t bytes() const;
+
+  /// An unused task, below window(); kNone when there is none.
+  uint32_t take_task();
+  /// Puts a taken task behind earlier ones by what it uses. Of those that could start, the highest priority does first,
+  /// then the oldest: devices that exchange data go through their programs in step.
+  void submit(uint32_t task, const std::vector<Access>& accesses, int32_t priority, uint32_t worker);
+  /// A task that was not admitted need no longer wait.
+  void resume(uint32_t task);
+
+  void worker_loop(uint32_t worker);
+  /// has_more() has become true outside of the workers.
+  void wake_all();
+  /// Lets the workers leave their loops; tasks that have not started never will.
+  void close();
+
+  /// About how many tasks could start at once.
+  uint64_t num_ready() const;
+  uint64_t num_completed() const;
+  bool is_live(uint32_t task) const;
+  uint64_t sequence(uint32_t task) const;  // of a live task: order of submission
+
+ private:
+  struct Objects;
+
+  Host& host_;
+  uint32_t window_;
+  uint32_t first_slot_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Objects> objects_;
+};
+
+}  // namespace tilewise::tasks

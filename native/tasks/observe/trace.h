@@ -1,0 +1,133 @@
+// Records of what every thread did, kept while tracing is on.
+//
+// Purpose: one record per task and per stall. Who may call: start, end and stall by the thread of the seat; reading
+// while nothing runs. Blocks: never. Memory: of the process; each seat's records grow to their limit as they come, then
+// the newest replace the oldest. With two processes the workers' tasks lie in the region instead, for the other to
+// read. Tasks are stamped with ticks(), which costs a third of the system's clock, and turned into ns when they are
+// read: two readings of both clocks, far apart, tell how long a tick is.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "tasks/sched/sleep.h"
+#include "tasks/store/layout.h"
+
+namespace tilewise::tasks {
+
+class Trace {
+ public:
+  Trace(const Region& region, uint32_t capacity) : capacity_(capacity), first_ticks_(ticks()), first_ns_(now_ns()) {
+    for (uint32_t s = 0; s < region.header->num_seats; ++s) {
+      seats_.push_back(std::make_unique<PerSeat>());
+      if (region.traces != nullptr && s < region.header->num_workers) seats_[s]->shared = &region.traces[s];
+    }
+  }
+
+  void start(uint32_t seat) { seats_[seat]->start_ticks = ticks(); }
+
+  /// What is known of a task before it starts.
+  struct Before {
+    uint32_t lane;
+    int32_t scope_depth;
+    uint64_t submit_ticks;
+    uint64_t ready_ticks;
+    const char* name;
+  };
+
+  void end(uint32_t seat, uint32_t num_workers, TaskRef name, const Slot& task, const Before& before, int status) {
+    const int32_t worker = seat < num_workers ? static_cast<int32_t>(seat) : -1 - static_cast<int32_t>(seat);
+    PerSeat& mine = *seats_[seat];
+    const auto lane = static_cast<int32_t>(before.lane);
+    pto_trace_task record{name,
+                          task.kernel,
+                          worker,
+                          lane,
+                          before.scope_depth,
+                          status,
+                          task.priority,
+                          static_cast<int64_t>(before.submit_ticks),
+                          static_cast<int64_t>(before.ready_ticks),
+                          static_cast<int64_t>(mine.start_ticks),
+                          static_cast<int64_t>(ticks()),
+                          {}};
+    if (before.name[0] != 0) std::strncpy(record.name, before.name, sizeof(record.name) - 1);
+    if (mine.shared == nullptr) return push(mine.tasks, mine.num_tasks++, capacity_, record);
+    const uint64_t number = mine.shared->num_tasks.load(std::memory_order_relaxed);
+    mine.shared->tasks[number % kSharedTraceTasks] = record;
+    mine.shared->num_tasks.store(number + 1, std::memory_order_relaxed);
+  }
+
+  void stall(uint32_t seat, int32_t cause, int64_t begin_ns, int64_t end_ns, uint64_t live, uint64_t heap_bytes) {
+    PerSeat& mine = *seats_[seat];
+    push(mine.stalls, mine.num_stalls++, capacity_,
+         pto_trace_stall{static_cast<int32_t>(seat), cause, begin_ns, end_ns, live, heap_bytes});
+  }
+
+  /// Copies up to `capacity` records, their times in ns; returns how many there are.
+  uint64_t tasks(pto_trace_task* records, uint64_t capacity) const {
+    const double ns_per_tick = static_cast<double>(now_ns() - first_ns_) / static_cast<double>(ticks() - first_ticks_);
+    const auto to_ns = [&](int64_t& time) {
+      if (time == 0) return;  // never happened
+      const auto passed = static_cast<double>(static_cast<int64_t>(static_cast<uint64_t>(time) - first_ticks_));
+      time = first_ns_ + static_cast<int64_t>(passed * ns_per_tick);
+    };
+    uint64_t count = 0;
+    const auto copy = [&](const pto_trace_task& record) {
+      if (count < capacity) {
+        records[count] = record;
+        to_ns(records[count].submit_ns);
+        to_ns(records[count].ready_ns);
+        to_ns(records[count].start_ns);
+        to_ns(records[count].end_ns);
+      }
+      ++count;
+    };
+    for (const auto& seat : seats_) {
+      for (const pto_trace_task& record : seat->tasks) copy(record);
+      if (seat->shared == nullptr) continue;
+      const uint64_t num_tasks = std::min(seat->shared->num_tasks.load(std::memory_order_acquire), kSharedTraceTasks);
+      for (uint64_t t = 0; t < num_tasks; ++t) copy(seat->shared->tasks[t]);
+    }
+    return count;
+  }
+
+  uint64_t stalls(pto_trace_stall* records, uint64_t capacity) const {
+    uint64_t count = 0;
+    for (const auto& seat : seats_) {
+      for (const pto_trace_stall& record : seat->stalls) {
+        if (count < capacity) records[count] = record;
+        ++count;
+      }
+    }
+    return count;
+  }
+
+ private:
+  struct alignas(128) PerSeat {
+    uint64_t start_ticks = 0;
+    uint64_t num_tasks = 0;
+    uint64_t num_stalls = 0;
+    std::vector<pto_trace_task> tasks;
+    std::vector<pto_trace_stall> stalls;
+    SharedTrace* shared = nullptr;
+  };
+
+  template <class Record>
+  static void push(std::vector<Record>& records, uint64_t number, uint64_t capacity, const Record& record) {
+    if (records.size() < capacity) {
+      records.push_back(record);
+    } else {
+      records[number % capacity] = record;
+    }
+  }
+
+  uint64_t capacity_;
+  uint64_t first_ticks_;
+  int64_t first_ns_;
+  std::vector<std::unique_ptr<PerSeat>> seats_;
+};
+
+}  // namespace tilewise::tasks

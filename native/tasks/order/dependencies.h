@@ -1,0 +1,224 @@
+// The one rule of ordering: whom a new access waits for, and what it leaves behind for the next.
+//
+// Purpose: read-after-write, write-after-write and write-after-read on one AccessState, for handles, boxes and
+// recordings alike. Who may call: whoever owns the state (the submitter, under its lock). Blocks: never. Memory order:
+// none of its own. Memory: chunks from the given pool.
+//
+// A Pool offers: take() -> index + 1 of an empty chunk; give(index + 1); chunk(index + 1); is_settled(ref): the task
+// has completed, and successfully if the reference carries poison.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+
+#include "tasks/store/access.h"
+#include "tasks/store/layout.h"
+
+namespace tilewise::tasks {
+
+inline constexpr Kind kind_of(int mode) {
+  return mode == PTO_INPUT ? Kind::kRead : mode == PTO_COMMUTE ? Kind::kCommute : Kind::kWrite;
+}
+inline constexpr bool reads_data(int mode) { return mode == PTO_INPUT || mode == PTO_INOUT || mode == PTO_COMMUTE; }
+
+template <class Pool, class Visit>
+[[gnu::noinline]] void for_each_in(Pool& pool, uint32_t chunks, Visit&& visit) {
+  for (uint32_t c = chunks; c != 0; c = pool.chunk(c).next) {
+    const Chunk& chunk = pool.chunk(c);
+    for (uint32_t i = 0; i < chunk.count; ++i) visit(chunk.refs[i]);
+  }
+}
+
+template <class Pool, class Visit>
+void for_each_now(const AccessState& state, Pool& pool, Visit&& visit) {
+  for (const TaskRef member : state.now) {
+    if (member != 0) visit(member);
+  }
+  if (state.more_now != 0) for_each_in(pool, state.more_now, visit);
+}
+
+template <class Pool, class Visit>
+[[gnu::always_inline]] inline void for_each_before(const AccessState& state, Pool& pool, Visit&& visit) {
+  if (state.before != 0) visit(state.before);
+  if (state.more_before != 0) [[unlikely]]
+    for_each_in(pool, state.more_before, visit);
+}
+
+/// An access of this kind joins the group that accesses the buffer now.
+inline constexpr bool joins(const AccessState& state, Kind kind) { return kind == state.kind && kind != Kind::kWrite; }
+
+/// The readers are order only; the data are those of the writer before them, whose failure must not be lost.
+inline constexpr bool asks_before(const AccessState& state, int mode) {
+  return joins(state, kind_of(mode)) || (state.kind == Kind::kRead && reads_data(mode));
+}
+
+inline constexpr uint32_t kMaxFew = 4;
+static_assert(std::size(AccessState{}.now) + 1 == kMaxFew);  // collect_few and begin_write name each of them
+
+/// Calls sink(producer with flags) for every task that an access of this mode must wait for and that stands in the
+/// state itself: all of them, unless chunks hang on it. They are kMaxFew at most.
+template <class Sink>
+[[gnu::always_inline]] inline void collect_few(const AccessState& state, int mode, Sink&& sink) {
+  if (!joins(state, kind_of(mode))) {
+    const TaskRef flag = state.kind != Kind::kRead && reads_data(mode) ? kCarriesPoison : 0;
+    if (state.now[0] != 0) sink(state.now[0] | flag);
+    if (state.now[1] != 0) {
+      sink(state.now[1] | flag);
+      if (state.now[2] != 0) sink(state.now[2] | flag);
+    }
+  }
+  if (asks_before(state, mode) && state.before != 0) sink(state.before);
+}
+
+/// The same for those in the chunks.
+template <class Pool, class Sink>
+void collect_rest(const AccessState& state, Pool& pool, int mode, Sink&& sink) {
+  if (!joins(state, kind_of(mode))) {
+    const TaskRef flag = state.kind != Kind::kRead && reads_data(mode) ? kCarriesPoison : 0;
+    for_each_in(pool, state.more_now, [&](TaskRef ref) { sink(ref | flag); });
+  }
+  if (asks_before(state, mode)) for_each_in(pool, state.more_before, sink);
+}
+
+template <class Pool, class Sink>
+[[gnu::always_inline]] inline void collect(const AccessState& state, Pool& pool, int mode, Sink&& sink) {
+  collect_few(state, mode, sink);
+  if (state.has_chunks()) [[unlikely]]
+    collect_rest(state, pool, mode, sink);
+}
+
+template <class Pool>
+void give_chunks(Pool& pool, uint32_t& chunks) {
+  while (chunks != 0) {
+    const uint32_t next = pool.chunk(chunks).next;
+    pool.give(chunks);
+    chunks = next;
+  }
+}
+
+template <class Pool>
+void push_ref(Pool& pool, uint32_t& chunks, TaskRef ref) {
+  if (chunks == 0 || pool.chunk(chunks).count == 7) {
+    const uint32_t fresh = pool.take();
+    Chunk& chunk = pool.chunk(fresh);
+    chunk.next = chunks;
+    chunk.count = 0;
+    chunks = fresh;
+  }
+  Chunk& chunk = pool.chunk(chunks);
+  chunk.refs[chunk.count++] = ref;
+}
+
+/// Drops the settled members of more_now. Called each time their number has doubled, so that it costs O(1) a member.
+template <class Pool>
+void prune_now(AccessState& state, Pool& pool) {
+  uint32_t kept = 0;
+  uint32_t num_kept = 0;
+  const TaskRef flag = state.kind == Kind::kRead ? 0 : kCarriesPoison;
+  uint32_t old = state.more_now;
+  try {
+    for_each_in(pool, old, [&](TaskRef ref) {
+      if (pool.is_settled(ref | flag)) return;
+      push_ref(pool, kept, ref);
+      ++num_kept;
+    });
+  } catch (...) {
+    give_chunks(pool, kept);
+    throw;
+  }
+  give_chunks(pool, old);
+  state.more_now = kept;
+  state.num_more = num_kept;
+  state.limit = static_cast<uint16_t>(std::min<uint32_t>(std::max<uint32_t>(14, 2 * num_kept), 0xFFFF));
+}
+
+template <class Pool>
+[[gnu::noinline]] void join_now(AccessState& state, Pool& pool, TaskRef ref) {
+  if (state.num_more >= std::max<uint32_t>(state.limit, 14)) prune_now(state, pool);
+  push_ref(pool, state.more_now, ref);
+  ++state.num_more;
+}
+
+/// The group `now` becomes `before` of a group that can grow.
+template <class Pool>
+[[gnu::noinline]] void begin_group(AccessState& state, Pool& pool, Kind kind, TaskRef ref) {
+  TaskRef first = 0;
+  uint32_t more = 0;
+  const auto keep = [&](TaskRef member) {
+    if (first == 0) {
+      first = member;
+    } else {
+      push_ref(pool, more, member);
+    }
+  };
+  const TaskRef flag = state.kind == Kind::kRead ? 0 : kCarriesPoison;
+  try {
+    for_each_now(state, pool, [&](TaskRef member) { keep(member | flag); });
+    if (state.kind == Kind::kRead) {
+      for_each_before(state, pool, [&](TaskRef member) {
+        if (!pool.is_settled(member)) keep(member);
+      });
+    }
+  } catch (...) {
+    give_chunks(pool, more);
+    throw;
+  }
+  give_chunks(pool, state.more_now);
+  give_chunks(pool, state.more_before);
+  state = {{ref, 0}, first, 0, more, 0, 0, kind, 0};
+}
+
+/// The only one that accesses the buffer. Member by member: a compiler that clears the whole takes longer.
+[[gnu::always_inline]] inline void begin_write(AccessState& state, TaskRef ref) {
+  state.now[0] = ref;
+  state.now[1] = state.now[2] = state.before = 0;
+  state.more_now = state.more_before = state.num_more = 0;
+  state.limit = 0;
+  state.kind = Kind::kWrite;
+}
+
+/// Leaves the access behind, where later ones find it, if that takes no chunks and frees none. False: nothing has
+/// changed, see record(). is_settled as of a Pool.
+template <class Settled>
+[[gnu::always_inline]] inline bool record_few(AccessState& state, int mode, TaskRef ref, Settled&& is_settled) {
+  const Kind kind = kind_of(mode);
+  if (kind == Kind::kWrite) {
+    if (state.has_chunks()) [[unlikely]]
+      return false;
+    begin_write(state, ref);
+    return true;
+  }
+  if (state.kind == kind) {
+    const TaskRef flag = kind == Kind::kRead ? 0 : kCarriesPoison;
+    for (TaskRef& member : state.now) {
+      if (member != 0 && !is_settled(member | flag)) continue;
+      member = ref;
+      return true;
+    }
+    return false;
+  }
+  if (state.has_chunks() || state.now[1] != 0 || (state.kind == Kind::kRead && state.before != 0)) return false;
+  // The first of its kind, after one task or none.
+  const TaskRef flag = state.kind == Kind::kRead ? 0 : kCarriesPoison;
+  state.before = state.now[0] != 0 ? state.now[0] | flag : 0;
+  state.now[0] = ref;
+  state.kind = kind;
+  return true;
+}
+
+template <class Pool>
+[[gnu::always_inline]] inline void record(AccessState& state, Pool& pool, int mode, TaskRef ref) {
+  if (record_few(state, mode, ref, [&](TaskRef member) { return pool.is_settled(member); })) return;
+  const Kind kind = kind_of(mode);
+  if (kind == Kind::kWrite) {
+    give_chunks(pool, state.more_now);
+    give_chunks(pool, state.more_before);
+    begin_write(state, ref);
+  } else if (kind == state.kind) {
+    join_now(state, pool, ref);
+  } else {
+    begin_group(state, pool, kind, ref);
+  }
+}
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,87 @@
+// A recording made ready to run: its tasks keep slots of their own, with their successors written down.
+//
+// Purpose: replay at the cost of running. A task that is submitted takes a slot, asks its buffers who came before and
+// stands in a queue behind its producers; here all of that is done once. A round begins by letting the tasks without
+// producers go; a task that ends counts down its successors, and makes itself ready for the next round before it counts
+// itself as done. So one round runs at a time; a replay that comes while one still runs helps, and when none of its
+// tasks ends for as long as submitting would take, it is submitted instead (replay.cc).
+//
+// The world outside: while nobody else touches its buffers, a round needs nothing of them, because it follows the one
+// before. Their handles carry kReplayed; whoever else meets that flag calls Engine::settle first, which leaves in every
+// buffer who accessed it last, by name: [generation of the round | slot], a TaskRef like any other. The first round
+// after that waits, task by task, for whom it meets in the buffers (enter).
+//
+// Who may call: replaying threads; everything but the tasks' own steps and is_done() under the submission lock. Blocks:
+// never. Memory order: a round's writes reach its end through `done`; its beginning reaches the tasks through their
+// arrivals. Memory: of the process; the slots lie in the region.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "tasks/engine.h"
+#include "tasks/replay/recording.h"
+
+namespace tilewise::tasks {
+
+class Instance {
+ public:
+  /// Every task of the recording must be plain (RecordedTask). first_slot: of `recording.tasks.size()` free ones.
+  Instance(Engine& engine, Recording& recording, uint32_t first_slot);
+
+  uint32_t num_tasks() const { return static_cast<uint32_t>(recording.tasks.size()); }
+  TaskRef name_of(uint32_t task) const { return make_ref(generation, first_slot + task); }
+
+  /// Whether the last round has ended, for every thread that learns it from here.
+  bool is_done(uint32_t num_seats) const {
+    // The last task is mostly the last to end; to look at it disturbs nobody, as to look at the counters would.
+    const uint32_t last = first_slot + num_tasks() - 1;
+    if (generation_in(slots_[last].wake.load(std::memory_order_relaxed)) == generation) return false;
+    return num_done(num_seats) == target.load(std::memory_order_relaxed);
+  }
+  /// Tasks that have ended, of all rounds.
+  uint64_t num_done(uint32_t num_seats) const {
+    uint64_t total = 0;
+    for (uint32_t s = 0; s < num_seats; ++s) total += done[s].count.load(std::memory_order_acquire);
+    return total;
+  }
+
+  const char* task_name(uint32_t slot) const {
+    const uint32_t name = recording.tasks[slot - first_slot].name;
+    return name != 0 ? recording.names[name - 1].c_str() : "";
+  }
+
+  struct Entry {
+    uint32_t task;
+    uint32_t buffer;
+    uint8_t mode;
+  };
+  struct alignas(64) Count {
+    std::atomic<uint64_t> count{0};
+  };
+
+  Recording& recording;
+  const uint32_t first_slot;
+  std::atomic<uint64_t> generation;  // that the tasks of the last round have, or had
+  std::atomic<uint64_t> target{0};  // tasks of all rounds so far
+  std::atomic<uint32_t> lane{0};  // seat of the last replay
+  uint64_t first_sequence = 0;  // of the last round
+  uint64_t submit_ticks = 0;  // while tracing
+  int32_t scope_depth = 0;
+  bool is_chained = false;  // the buffers are as the last round left them
+  uint64_t num_freezes = 0;  // of the engine, when it was last entered: frozen buffers carry no flag of the instance
+  bool is_as_recorded = false;  // and those that were recorded
+  bool is_freed = false;
+  std::vector<pto_handle> names;  // per buffer of the recording: what the last round used
+  std::vector<Handle*> handles;
+  std::vector<uint32_t> roots;  // slots of tasks without producers
+  std::vector<uint32_t> sinks;  // without successors
+  std::vector<uint32_t> held_back;  // slots of tasks that wait for others than the round's
+  std::vector<Entry> entries;  // accesses that meet what stood before the recording
+  std::vector<void*> addresses;  // per access
+  std::vector<uint32_t> successors;
+  std::vector<Count> done;  // per seat
+ private:
+  const Slot* slots_;
+};
+
+}  // namespace tilewise::tasks

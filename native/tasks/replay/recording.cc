@@ -1,0 +1,316 @@
+// Recording, and binding a recording to buffers. See recording.h; replay.cc submits it again.
+#include "tasks/replay/recording.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "tasks/order/boxes.h"
+#include "tasks/replay/instance.h"
+#include "tasks/sched/submit_lock.h"
+#include "tasks/sched/thread_state.h"
+#include "tasks/store/pool.h"
+
+namespace tilewise::tasks {
+
+namespace {
+
+constexpr uint32_t kRecordedBoxes = 1 << 14;
+
+/// Of (address, bytes); those without bytes are nowhere.
+bool any_overlap(std::vector<std::pair<uint64_t, uint64_t>> ranges) {
+  std::erase_if(ranges, [](const auto& range) { return range.second == 0; });
+  std::sort(ranges.begin(), ranges.end());
+  for (size_t r = 1; r < ranges.size(); ++r) {
+    if (ranges[r].first < ranges[r - 1].first + ranges[r - 1].second) return true;
+  }
+  return false;
+}
+
+bool overlap(uint64_t a, uint64_t a_bytes, uint64_t b, uint64_t b_bytes) { return a < b + b_bytes && b < a + a_bytes; }
+
+}  // namespace
+
+uint32_t Recording::Pool::take() {
+  if (!free.empty()) {
+    const uint32_t index = free.back();
+    free.pop_back();
+    return index;
+  }
+  chunks.emplace_back();
+  return static_cast<uint32_t>(chunks.size());
+}
+
+Recording::Recording(const Engine& engine) {
+  const Region& region = engine.region();
+  for (uint32_t e = 0; e < region.header->max_events; ++e) {
+    event_values.push_back(region.events[e].value.load(std::memory_order_acquire));
+  }
+}
+
+Recording::~Recording() = default;
+
+uint32_t Recording::buffer_of(Engine& engine, uint32_t index, bool is_new) {
+  const Handle& handle = engine.region().handles[index];
+  const uint64_t name = uint64_t{handle.generation.load()} << 32 | (index + 1);
+  const auto [found, is_first] = buffer_by_name_.try_emplace(name, static_cast<uint32_t>(buffers.size()));
+  if (is_first) {
+    Buffer buffer{};
+    buffer.handle = is_new ? 0 : name;
+    buffer.index = index;
+    buffer.address = handle.address;
+    buffer.bytes = handle.bytes;
+    buffer.is_frozen = (handle.flags & kFrozen) != 0;
+    buffers.push_back(std::move(buffer));
+  }
+  return found->second;
+}
+
+/// The number of a buffer that stood before the recording, or kNone.
+uint32_t Recording::find_buffer(pto_handle handle) const {
+  const auto found = buffer_by_name_.find(handle);
+  return found == buffer_by_name_.end() || buffers[found->second].handle == 0 ? kNone : found->second;
+}
+
+void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec, uint32_t fresh) {
+  const Region& region = engine.region();
+  const Slot& live = region.slots[slot];
+  const SlotArgs& args = region.args[slot];
+  const auto number = static_cast<uint32_t>(tasks.size());
+  if (number == 1u << kSlotBits) {
+    raise(PTO_NO_MEMORY, "[runtime.record] a recording may have at most ", 1u << kSlotBits, " tasks; got more; ",
+          "record a smaller part");
+  }
+  const TaskRef self = make_ref(1, number);
+  task_by_name_[make_ref(generation_in(live.wake.load(std::memory_order_relaxed)), slot)] = number;
+  Task task{};
+  task.kernel = spec.kernel;
+  task.priority = spec.priority;
+  task.type_class = live.type_class;
+  task.flags = static_cast<uint16_t>(live.flags & (kUsesTokens | kIsParent | kHasTarget));
+  task.num_params = live.num_params;
+  task.num_scalars = live.num_scalars;
+  task.target_worker = static_cast<uint32_t>(spec.target_worker);
+  task.first_param = static_cast<uint32_t>(accesses.size());
+  task.first_scalar = static_cast<uint32_t>(scalars.size());
+  task.first_producer = static_cast<uint32_t>(producers.size());
+  task.first_wait = static_cast<uint32_t>(waits.size());
+  const uint64_t* const given = args.scalars(live.num_params);
+  scalars.insert(scalars.end(), given, given + live.num_scalars);
+  for (uint32_t w = 0; w < spec.num_waits; ++w) {
+    const uint64_t event = spec.waits[w].event & 0xFFFFFFFF;
+    waits.push_back({event, spec.waits[w].value - event_values[event]});
+  }
+  task.num_waits = spec.num_waits;
+  if ((live.flags & kHasName) != 0) {
+    names.emplace_back(spec.name);
+    task.name = static_cast<uint32_t>(names.size());
+  }
+  if ((live.flags & kHasViews) != 0) {
+    task.first_view = static_cast<uint32_t>(views.size()) + 1;
+    const pto_view* seen = region.notes[slot].views;
+    views.insert(views.end(), seen, seen + live.num_params);
+  }
+  task.deadline_s = spec.deadline_s;
+  std::vector<uint64_t> found;
+  for (uint32_t a = 0; a < spec.num_after; ++a) {
+    const auto earlier = task_by_name_.find(spec.after[a]);
+    if (earlier != task_by_name_.end()) found.push_back(uint64_t{earlier->second} << kFlagBits | kCarriesPoison);
+  }
+  std::vector<std::pair<uint32_t, Access>> touched;
+  const auto touch = [&](uint32_t index, int mode, const pto_region* box, bool is_new) {
+    const uint32_t buffer = buffer_of(engine, index, is_new);
+    // A buffer that each replay makes anew has no handle that could hold the token: its tasks keep their order instead.
+    if (mode == PTO_COMMUTE && buffers[buffer].handle == 0) mode = PTO_INOUT;
+    const auto number = static_cast<uint32_t>(boxes.size());
+    if (box != nullptr) boxes.push_back(*box);
+    const uint64_t offset = box != nullptr ? box->offset : 0;
+    touched.push_back({buffer, {buffer, static_cast<uint8_t>(mode), box != nullptr, false, number, offset}});
+    return buffer;
+  };
+  std::vector<const pto_region*> touched_boxes;
+  for (uint32_t p = 0; p < spec.num_params; ++p) {
+    const Param& param = args.params[p];
+    touched_boxes.push_back(spec.params[p].region);
+    if (param.handle == kNone) {
+      touched.push_back({kNone, {kNone, static_cast<uint8_t>(param.mode), false, false, 0, param.address}});
+    } else {
+      touch(param.handle, param.mode, spec.params[p].region, (fresh >> p & 1) != 0);
+    }
+  }
+  if (spec.predicate != 0) {
+    task.predicate = touch(static_cast<uint32_t>(spec.predicate & 0xFFFFFFFF) - 1, PTO_INPUT, nullptr, false) + 1;
+    touched_boxes.push_back(nullptr);
+  }
+  for (size_t t = 0; t < touched.size(); ++t) {
+    auto& [buffer, access] = touched[t];
+    if (buffer != kNone && access.mode != PTO_NO_DEP && !buffers[buffer].is_frozen) {
+      analyse(buffer, access, touched_boxes[t], self, found);
+    }
+    accesses.push_back(access);
+  }
+  std::sort(found.begin(), found.end(), std::greater<>());
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  // The same producer with and without the flag: the one with it stands first.
+  found.erase(
+      std::unique(found.begin(), found.end(), [](uint64_t a, uint64_t b) { return a >> kFlagBits == b >> kFlagBits; }),
+      found.end());
+  std::reverse(found.begin(), found.end());
+  producers.insert(producers.end(), found.begin(), found.end());
+  task.num_producers = static_cast<uint32_t>(found.size());
+  task.is_plain =
+      spec.num_waits == 0 && spec.predicate == 0 && task.flags == 0 && (live.flags & (kHasDeadline | kHasViews)) == 0 &&
+      std::all_of(touched.begin(), touched.end(), [&](const auto& touch) {
+        const auto& [buffer, access] = touch;
+        return buffer != kNone && buffers[buffer].handle != 0 && !access.is_region && access.mode <= PTO_INOUT;
+      });
+  tasks.push_back(task);
+}
+
+// Finds the recorded producers of one access and whether it also meets what stood there before.
+void Recording::analyse(uint32_t number, Access& access, const pto_region* region, TaskRef self,
+                        std::vector<uint64_t>& found) {
+  Buffer& buffer = buffers[number];
+  const auto sink = [&](TaskRef ref) {
+    if (without_flags(ref) != self) found.push_back(uint64_t{slot_of(ref)} << kFlagBits | (ref & kFlagMask));
+  };
+  const bool writes = kind_of(access.mode) != Kind::kRead;
+  if (region == nullptr && !buffer.has_regions) {
+    // Behind a write everything older is ordered already; beside or before it is not.
+    access.meets_entry = buffer.handle != 0 && !buffer.is_written;
+    if (buffer.state.kind == Kind::kCommute && access.mode == PTO_COMMUTE) access.meets_entry = buffer.handle != 0;
+    collect(buffer.state, pool, access.mode, sink);
+    record(buffer.state, pool, access.mode, self);
+    buffer.is_written |= writes;
+    return;
+  }
+  if (boxes_ == nullptr) {
+    box_memory_.resize(RegionIndex::bytes_needed(kRecordedBoxes) + 64);
+    auto* memory =
+        reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(box_memory_.data()) + 63) & ~uintptr_t{63});
+    boxes_ = std::make_unique<RegionIndex>(memory, kRecordedBoxes, true);
+  }
+  Handle shadow{};
+  shadow.bytes = buffer.bytes;
+  shadow.tree = buffer.tree;
+  shadow.flags = buffer.has_regions ? uint32_t{kHasRegions} : 0u;
+  shadow.state = buffer.state;
+  if (!begin_boxes(*boxes_, number, shadow) || !ensure_box(*boxes_, number, shadow, box_of(shadow, region))) {
+    raise(PTO_NO_MEMORY, "[runtime.record] a recording may use at most ", kRecordedBoxes, " boxes at once; got more; ",
+          "record a smaller part");
+  }
+  buffer.has_regions = true;
+  access.meets_entry = buffer.handle != 0;
+  collect_boxes(*boxes_, number, shadow, region, access.mode, pool, sink);
+  record_box(*boxes_, number, shadow, region, access.mode, pool, self);
+  buffer.tree = shadow.tree;
+  buffer.state = {};
+  buffer.is_written |= writes;
+  buffer.users.push_back(slot_of(self));
+}
+
+void Engine::begin_recording() {
+  const uint32_t seat_index = seat_here();
+  if (open_recordings_[seat_index] != nullptr) {
+    raise(PTO_BAD_ARGUMENT, "[runtime.record_begin] one recording at a time per thread; got a second; end the first");
+  }
+  open_recordings_[seat_index] = std::make_unique<Recording>(*this);
+  num_observers_.fetch_add(1);
+}
+
+pto_recording Engine::end_recording() {
+  const uint32_t seat_index = seat_here();
+  if (open_recordings_[seat_index] == nullptr) {
+    raise(PTO_BAD_ARGUMENT, "[runtime.record_end] a recording must be open; got none; call pto_record_begin first");
+  }
+  std::shared_ptr<Recording> recording = std::move(open_recordings_[seat_index]);
+  num_observers_.fetch_sub(1);
+  std::lock_guard guard(recordings_mutex_);
+  instantiate(*recording);
+  if (recording->instance != nullptr) {
+    const auto is_before = [](const auto& one, const auto& two) {
+      return one->instance->first_slot < two->instance->first_slot;
+    };
+    has_instances_.store(true, std::memory_order_relaxed);
+    instantiated_.insert(std::upper_bound(instantiated_.begin(), instantiated_.end(), recording, is_before), recording);
+  }
+  const pto_recording name = next_recording_++;
+  recordings_[name] = std::move(recording);
+  return name;
+}
+
+// Its tasks go on: what they need of it stays until they have ended.
+void Engine::free_recording(pto_recording name) {
+  const uint32_t seat_index = seat_here();
+  if (running.engine == this) {  // a replay may hold the submission lock until this very task has ended
+    raise(PTO_BAD_ARGUMENT, "[runtime.recording_free] a recording is freed outside tasks; got a call inside one");
+  }
+  const SubmitGuard submit_guard(*region_.header, seat_index, fences_);
+  std::shared_ptr<Recording> recording;
+  {
+    std::lock_guard guard(recordings_mutex_);
+    const auto found = recordings_.find(name);
+    if (found == recordings_.end()) {
+      raise(PTO_BAD_ARGUMENT, "[runtime.recording_free] a recording must exist; got ", name, "; free it once");
+    }
+    recording = std::move(found->second);
+    recordings_.erase(found);
+  }
+  if (recording->instance == nullptr) return;
+  settle(*recording->instance, seat_index);
+  std::lock_guard guard(recordings_mutex_);
+  recording->instance->is_freed = true;
+  reap_instances();
+}
+
+// Names of buffers at this replay; what was two buffers stays two, and what overlapped still does.
+std::vector<pto_handle> Engine::bind_recording(Recording& recording, const pto_handle* from, const pto_handle* to,
+                                               uint32_t num_handles) {
+  std::vector<pto_handle> names;
+  for (const RecordedBuffer& buffer : recording.buffers) names.push_back(buffer.handle);
+  for (uint32_t h = 0; h < num_handles; ++h) {
+    const uint32_t found = recording.find_buffer(from[h]);
+    if (found == kNone) {
+      raise(PTO_BAD_ARGUMENT, "[runtime.replay] `from` must name buffers of the recording; got handle ",
+            from[h] & 0xFFFFFFFF, ", which no recorded task uses; drop it");
+    }
+    names[found] = to[h];
+  }
+  if (names == recording.bound) return names;
+  std::vector<std::pair<uint64_t, uint64_t>> ranges;
+  for (size_t b = 0; b < names.size(); ++b) {
+    const RecordedBuffer& buffer = recording.buffers[b];
+    if (names[b] == 0) {
+      ranges.emplace_back(0, 0);
+      continue;
+    }
+    const Handle& handle = resolve(names[b], "replay");
+    if (handle.bytes != buffer.bytes) {
+      raise(PTO_BAD_ARGUMENT, "[runtime.replay] a buffer must be replaced by one of the same size; got ", handle.bytes,
+            " bytes for ", buffer.bytes, "; register the right part");
+    }
+    ranges.emplace_back(handle.address, handle.bytes);
+  }
+  std::vector<std::pair<uint64_t, uint64_t>> recorded;
+  for (const RecordedBuffer& buffer : recording.buffers) {
+    recorded.emplace_back(buffer.address, buffer.handle != 0 ? buffer.bytes : 0);
+  }
+  // Mostly nothing overlaps, before or now: two buffers are then two, and need not be compared pair by pair.
+  const bool compares_pairs = any_overlap(recorded) || any_overlap(ranges);
+  for (size_t a = 0; compares_pairs && a < names.size(); ++a) {
+    for (size_t b = 0; b < a; ++b) {
+      if (names[a] == 0 || names[b] == 0) continue;
+      const RecordedBuffer& one = recording.buffers[a];
+      const RecordedBuffer& two = recording.buffers[b];
+      const bool was = overlap(one.address, one.bytes, two.address, two.bytes);
+      const bool is = overlap(ranges[a].first, ranges[a].second, ranges[b].first, ranges[b].second);
+      if (was == is && (names[a] == names[b]) == (one.handle == two.handle)) continue;
+      raise(PTO_BAD_ARGUMENT,
+            "[runtime.replay] buffers that were apart must stay apart, and those that overlapped must ",
+            "overlap; got buffers ", b, " and ", a, " of the recording bound otherwise; bind distinct memory");
+    }
+  }
+  recording.bound = names;
+  return names;
+}
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,122 @@
+// A recorded part of a program: its tasks, the order among them, and where it meets the world.
+//
+// Purpose: submit the same tasks again without asking each buffer who came before. While recording, every task also
+// goes through a dependency analysis of its own, in which nothing ever completes: the live one forgets readers that are
+// done, so its edges depend on timing. Who may call: the recording thread. Memory: of the process.
+#pragma once
+#include <deque>
+#include <unordered_map>
+#include <vector>
+
+#include "tasks/engine.h"
+#include "tasks/order/dependencies.h"
+
+namespace tilewise::tasks {
+
+/// A buffer of a recording.
+struct RecordedBuffer {
+  pto_handle handle;  // at recording; 0: the runtime's own, made anew by each replay
+  uint32_t index;  // of the handle
+  uint64_t address;
+  uint64_t bytes;
+  bool is_frozen;
+  bool has_regions = false;
+  bool is_written = false;
+  AccessState state;  // after the whole recording
+  RegionTree tree;
+  std::vector<uint32_t> users;  // tasks, when accessed by boxes
+};
+
+/// A task of a recording: where its parts lie in the recording's lists.
+struct RecordedTask {
+  int32_t kernel;
+  int32_t priority;
+  uint8_t type_class;
+  uint16_t flags;
+  uint8_t num_params;
+  uint8_t num_scalars;
+  uint32_t target_worker;
+  uint32_t first_param;
+  uint32_t first_scalar;
+  uint32_t first_producer;
+  uint32_t num_producers;
+  uint32_t first_wait;
+  uint32_t num_waits;
+  uint32_t predicate;  // buffer + 1
+  uint32_t name;  // + 1
+  uint32_t first_view;  // + 1; one per parameter
+  float deadline_s;
+  bool is_plain;  // a leaf on registered buffers, whole, read or written, and nothing else
+};
+
+class Recording {
+ public:
+  using Buffer = RecordedBuffer;
+  using Task = RecordedTask;
+  struct Access {
+    uint32_t buffer;  // kNone: an address of no buffer
+    uint8_t mode;
+    bool is_region;
+    bool meets_entry;  // it also waits for what stood before the recording
+    uint32_t box;  // of a region
+    uint64_t offset;  // in the buffer, or the address
+  };
+  struct Wait {
+    uint64_t event;
+    uint64_t offset;  // value above the event's at the beginning
+  };
+
+  explicit Recording(const Engine& engine);
+  ~Recording();
+
+  /// A task that has just been linked; `fresh`: mask of the parameters whose buffers were made for it.
+  void add(Engine& engine, uint32_t slot, const pto_task_spec& spec, uint32_t fresh);
+  uint32_t find_buffer(pto_handle handle) const;
+
+  std::vector<Task> tasks;
+  std::vector<Access> accesses;
+  std::vector<uint64_t> scalars;
+  std::vector<std::string> names;
+  std::vector<pto_view> views;
+  std::vector<pto_region> boxes;
+  std::vector<uint64_t> producers;  // recorded task << kFlagBits | flags
+  std::vector<Wait> waits;
+  std::deque<Buffer> buffers;
+  std::vector<uint64_t> event_values;  // at the beginning
+  std::vector<pto_handle> bound;  // the last binding that was checked, per buffer
+  std::unique_ptr<Instance> instance;  // nullptr: replayed by submitting
+
+  /// Chunks of the recording's own states; no reference is ever settled.
+  struct Pool {
+    std::deque<Chunk> chunks;
+    std::vector<uint32_t> free;
+    uint32_t take();
+    void give(uint32_t index) { free.push_back(index); }
+    Chunk& chunk(uint32_t index) { return chunks[index - 1]; }
+    bool is_settled(TaskRef) const { return false; }
+    bool remembers_failures() const { return true; }
+  };
+  Pool pool;
+
+ private:
+  uint32_t buffer_of(Engine& engine, uint32_t index, bool is_new);
+  void analyse(uint32_t buffer, Access& access, const pto_region* region, TaskRef self, std::vector<uint64_t>& found);
+
+  std::unordered_map<uint64_t, uint32_t> buffer_by_name_;  // generation and index
+  std::unordered_map<TaskRef, uint32_t> task_by_name_;
+  std::vector<std::byte> box_memory_;
+  std::unique_ptr<RegionIndex> boxes_;
+};
+
+/// One replay while it submits.
+struct Replay {
+  Recording& recording;
+  std::vector<pto_handle> names;  // per buffer
+  std::vector<uint64_t> addresses;  // per buffer
+  std::vector<Handle*> handles;  // per buffer; nullptr: the replay's own
+  std::vector<TaskRef> tasks;  // per recorded task
+  std::vector<uint64_t> event_values;
+  uint32_t seat;
+};
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,164 @@
+// Going to sleep and being woken, and the barrier between the two.
+//
+// The protocol (runtime parking): the sleeper announces itself, then looks for work; the waker publishes work, then
+// looks for sleepers. Each must see the other's first step. A fence on both sides would do, but wakers are many and
+// sleepers few: so the sleeper issues membarrier(2), which is a full fence on every thread of the process, and the
+// waker only keeps the compiler from reordering. Across processes, and where the system lacks it, both use a fence.
+#pragma once
+#include <linux/futex.h>
+#include <linux/membarrier.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+#include "protocols/spin_lock.h"
+
+namespace tilewise::tasks {
+
+int64_t now_ns();
+
+/// A cheap clock for durations of well under a microsecond: the time-stamp counter where there is one.
+inline uint64_t ticks() {
+#if defined(__x86_64__)
+  return __builtin_ia32_rdtsc();
+#else
+  return static_cast<uint64_t>(now_ns());
+#endif
+}
+
+/// True when membarrier works here; call once before threads start.
+inline bool register_membarrier() {
+#if defined(__SANITIZE_THREAD__)
+  return false;  // the sanitizer does not see it
+#else
+  return syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
+#endif
+}
+
+inline void heavy_barrier(bool fences) {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (!fences) syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
+}
+
+inline void light_barrier(bool fences) {
+  if (fences) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  } else {
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
+}
+
+/// limit_ns < 0: for ever.
+inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, int64_t limit_ns, bool is_shared) {
+  const timespec limit{limit_ns / 1'000'000'000, limit_ns % 1'000'000'000};
+  syscall(SYS_futex, &word, is_shared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, expected, limit_ns < 0 ? nullptr : &limit,
+          nullptr, 0);
+}
+
+inline void futex_wake(std::atomic<uint32_t>& word, int32_t count, bool is_shared) {
+  syscall(SYS_futex, &word, is_shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
+}
+
+/// How an idle thread passes time: it spins briefly, looks and yields for a millisecond, then says that it should
+/// sleep. A yield that comes back at once says that nobody else wants the processor: then it yields less and less
+/// often, because whoever submits meanwhile waits for it.
+class Idle {
+ public:
+  void reset() { rounds_ = 0; }
+  void begin() { rounds_ = 1; }
+  bool is_idle() const { return rounds_ > 0; }
+  bool should_sleep() {
+    protocols::relax();
+    if (++rounds_ <= kSpins) return false;
+    if (rounds_ == kSpins + 1) {
+      since_ns_ = now_ns();
+      next_yield_ = rounds_ + looks_;
+    }
+    if (rounds_ < next_yield_) return false;
+    next_yield_ = rounds_ + looks_;
+    if (now_ns() - since_ns_ >= kYieldNs) return true;
+    const uint64_t begin = ticks();
+    sched_yield();
+    looks_ = ticks() - begin < kAloneTicks ? std::min(2 * looks_, kMaxLooks) : kLooks;
+    return false;
+  }
+
+ private:
+  static constexpr uint32_t kSpins = 64;
+  static constexpr uint32_t kLooks = 16;
+  static constexpr uint32_t kMaxLooks = 512;
+  static constexpr uint64_t kAloneTicks = 4000;  // a yield to nobody, several times over
+  static constexpr int64_t kYieldNs = 1'000'000;
+  uint32_t rounds_ = 0;
+  uint32_t looks_ = kLooks;  // until the next yield; kept from one idle time to the next
+  uint32_t next_yield_ = 0;
+  int64_t since_ns_ = 0;
+};
+
+/// How a worker that keeps up with a submitter stays a little behind it.
+///
+/// A worker faster than its submitter would fetch every task alone, and every line of the task would cross between the
+/// cores twice: both then run at the speed of the transfers. So when it runs dry after a few short tasks while
+/// submissions go on, it lets some gather before it looks again; when tasks are long it looks at once, and when few are
+/// submitted it soon stops waiting: somebody may wait for one of them. (Lines that have come to rest in the other
+/// core's cache cross in the background; those that the other still writes cost a round trip each: benchmarks/runtime
+/// times both as chain and wavefront.)
+class Pace {
+ public:
+  void found() { begin_ticks_ = ticks(); }
+  /// It runs dry after tasks that nobody submitted one by one.
+  void ran_dry_of_rounds(uint64_t num_completed) {
+    completed_ = num_completed;
+    delay_ = 0;
+  }
+  /// num_submitted() counts what all have submitted.
+  template <class Count>
+  void ran_dry(uint64_t num_completed, Count&& num_submitted) {
+    const uint64_t ran = num_completed - completed_;
+    const uint64_t spent = ticks() - begin_ticks_;
+    completed_ = num_completed;
+    const bool is_short = ran > 0 && ran < kEnough && spent < ran * kShortTicks;
+    const bool is_fed = since_last_look(num_submitted()) > 0;
+    if (!is_fed) delay_ = 0;
+    delay_ = is_short && is_fed ? std::min(std::max(2 * delay_, kMinTicks), kMaxTicks) : delay_ / 2;
+    uint64_t look = kFirstLookTicks;
+    for (uint64_t left = delay_; left > 0;) {
+      const uint64_t until = ticks() + std::min(left, look);
+      while (ticks() < until) protocols::relax();
+      left -= std::min(left, look);
+      const uint64_t enough = look == kFirstLookTicks ? kPair : kStream;
+      look = kLookTicks;
+      if (left == 0 || since_last_look(num_submitted()) >= enough) continue;
+      delay_ = 0;
+      return;
+    }
+  }
+
+ private:
+  uint64_t since_last_look(uint64_t num_submitted) {
+    const uint64_t more = num_submitted - submitted_;
+    submitted_ = num_submitted;
+    return more;
+  }
+
+  static constexpr uint64_t kEnough = 256;  // tasks per visit that make a visit worth while
+  static constexpr uint64_t kShortTicks = 1000;
+  static constexpr uint64_t kMinTicks = 512;
+  static constexpr uint64_t kMaxTicks = 32768;
+  static constexpr uint64_t kFirstLookTicks = 2048;
+  static constexpr uint64_t kLookTicks = 8192;  // a look takes the counters' lines from those who submit
+  // Tasks submitted by the first look, and between two later ones, for which it goes on: a single one may be awaited.
+  static constexpr uint64_t kPair = 2;
+  static constexpr uint64_t kStream = 4;
+  uint64_t begin_ticks_ = 0;
+  uint64_t completed_ = 0;
+  uint64_t submitted_ = 0;
+  uint64_t delay_ = 0;
+};
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,229 @@
+// See layout.h.
+#include "tasks/store/layout.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "tasks/order/region_index.h"
+
+namespace tilewise::tasks {
+
+namespace {
+
+constexpr uint64_t kMagic = 0x345f4f54505f5754;  // a layout that another version must not read
+
+/// Offsets handed out one after the other, page aligned so that untouched parts stay untouched.
+struct Cursor {
+  uint64_t end = 0;
+  uint64_t take(uint64_t bytes) {
+    const uint64_t begin = end;
+    end += (bytes + 4095) & ~uint64_t{4095};
+    return begin;
+  }
+};
+
+uint32_t set_classes(const Options& options, Header& header) {
+  uint32_t served[kNumTypes] = {};  // per type: who runs it
+  for (uint32_t type = 0; type < kNumTypes; ++type) {
+    for (uint32_t w = 0; w < options.num_workers; ++w) {
+      if ((options.worker_types[w] >> type & 1) != 0) served[type] |= 1u << std::min(w, 31u);
+    }
+  }
+  uint32_t count = 0;
+  for (uint32_t type = 0; type < kNumTypes; ++type) {
+    uint32_t found = count;
+    for (uint32_t other = 0; other < type && found == count; ++other) {
+      const bool both_help = !options.has_types || ((type == PTO_AI_CPU) == (other == PTO_AI_CPU));
+      const bool same_mask = std::all_of(options.worker_types, options.worker_types + options.num_workers,
+                                         [&](uint8_t mask) { return (mask >> type & 1) == (mask >> other & 1); });
+      if (both_help && same_mask) found = header.class_of_type[other];
+    }
+    header.class_of_type[type] = found;
+    if (found == count) ++count;
+  }
+  header.helper_classes = options.has_types ? 1u << header.class_of_type[PTO_AI_CPU] : (1u << count) - 1;
+  return count;
+}
+
+void lay_out(const Options& options, Header& header) {
+  header.magic = kMagic;
+  header.num_workers = options.num_workers;
+  header.num_seats = options.num_workers + options.max_lanes;
+  header.window = options.window;
+  header.num_classes = set_classes(options, header);
+  header.max_handles = options.max_handles;
+  header.max_regions = options.max_regions;
+  header.max_events = options.max_events;
+  header.num_segments = static_cast<uint32_t>((options.heap_bytes + kSegmentBytes - 1) / kSegmentBytes);
+  header.is_shared = options.shared_path != nullptr ? 1 : 0;
+  const uint64_t num_slots = uint64_t{header.num_seats} * header.window;
+  // Instances hold addresses of this process.
+  const uint64_t num_replayable =
+      header.is_shared != 0 ? 0 : std::min<uint64_t>(options.max_replayable, (1u << kSlotBits) - num_slots);
+  header.num_replayable = static_cast<uint32_t>(num_replayable);
+  header.num_slots = static_cast<uint32_t>(num_slots + num_replayable);
+  const uint64_t num_chunks = options.max_chunks != 0 ? options.max_chunks : 4 * num_slots + options.max_handles;
+  header.max_chunks = static_cast<uint32_t>(std::min<uint64_t>(num_chunks, kNone - 1));
+  header.failed_capacity = 1024;
+  while (header.failed_capacity < 2 * (num_slots + options.max_handles)) header.failed_capacity *= 2;
+  header.num_queues = kNumSharedQueues * header.num_classes + header.num_workers;
+  Cursor cursor;
+  cursor.take(sizeof(Header));
+  header.seats = cursor.take(header.num_seats * sizeof(Seat));
+  header.slots = cursor.take(header.num_slots * sizeof(Slot));
+  header.args = cursor.take(num_slots * sizeof(SlotArgs));
+  header.declared = cursor.take(num_slots * PTO_MAX_PARAMS * sizeof(pto_region));
+  header.notes = cursor.take(num_slots * sizeof(TaskNotes));
+  header.handles = cursor.take(uint64_t{header.max_handles} * sizeof(Handle));
+  header.regions = cursor.take(RegionIndex::bytes_needed(header.max_regions));
+  header.chunks = cursor.take(uint64_t{header.max_chunks} * sizeof(Chunk));
+  header.rings = cursor.take(uint64_t{header.num_seats} * header.num_classes * sizeof(Ring));
+  header.queues = cursor.take(header.num_queues * sizeof(OrderedQueue));
+  header.entries = cursor.take(uint64_t{header.num_queues} * header.num_slots * sizeof(OrderedEntry));
+  header.events = cursor.take(uint64_t{header.max_events} * sizeof(Event));
+  header.segments = cursor.take(uint64_t{header.num_segments} * sizeof(Segment));
+  header.errors = cursor.take(kMaxErrors * sizeof(ErrorRecord));
+  header.failed = cursor.take(uint64_t{header.failed_capacity} * sizeof(FailedTask));
+  header.kernels = cursor.take(kMaxKernels * sizeof(KernelName));
+  header.traces = cursor.take(header.is_shared != 0 ? header.num_workers * sizeof(SharedTrace) : 0);
+  header.heap = cursor.take(uint64_t{header.num_segments} * kSegmentBytes);
+  header.total_bytes = cursor.end;
+}
+
+Region locate(std::byte* base) {
+  Region region;
+  region.base = base;
+  region.header = reinterpret_cast<Header*>(base);
+  const Header& h = *region.header;
+  region.seats = reinterpret_cast<Seat*>(base + h.seats);
+  region.slots = reinterpret_cast<Slot*>(base + h.slots);
+  region.args = reinterpret_cast<SlotArgs*>(base + h.args);
+  region.declared = reinterpret_cast<pto_region*>(base + h.declared);
+  region.notes = reinterpret_cast<TaskNotes*>(base + h.notes);
+  region.handles = reinterpret_cast<Handle*>(base + h.handles);
+  region.regions = base + h.regions;
+  region.chunks = reinterpret_cast<Chunk*>(base + h.chunks);
+  region.rings = reinterpret_cast<Ring*>(base + h.rings);
+  region.queues = reinterpret_cast<OrderedQueue*>(base + h.queues);
+  region.events = reinterpret_cast<Event*>(base + h.events);
+  region.segments = reinterpret_cast<Segment*>(base + h.segments);
+  region.errors = reinterpret_cast<ErrorRecord*>(base + h.errors);
+  region.failed = reinterpret_cast<FailedTask*>(base + h.failed);
+  region.kernels = reinterpret_cast<KernelName*>(base + h.kernels);
+  region.traces = h.is_shared != 0 ? reinterpret_cast<SharedTrace*>(base + h.traces) : nullptr;
+  region.heap = base + h.heap;
+  return region;
+}
+
+std::byte* map(int file, uint64_t bytes) {
+  const int flags = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED | MAP_NORESERVE;
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, file, 0);
+  return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
+}
+
+void check_made(bool is_made, const char* path) {
+  check<ArgumentError>(is_made, "[runtime.open] shared_path must be a file that can be made and does not exist; got '",
+                       path, "' (", std::strerror(errno), "); remove it or choose another");
+}
+
+/// The file's name until the region is complete.
+std::string name_of_part(const char* path) { return std::string(path) + ".part-" + std::to_string(getpid()); }
+
+std::byte* map_new_file(const char* path, uint64_t bytes) {
+  const std::string part = name_of_part(path);
+  const int file = open(part.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  check_made(file >= 0, path);
+  std::byte* base = ftruncate(file, static_cast<off_t>(bytes)) == 0 ? map(file, bytes) : nullptr;
+  close(file);
+  if (base == nullptr) unlink(part.c_str());
+  return base;
+}
+
+}  // namespace
+
+uint64_t region_bytes(const Options& options) {
+  Header header{};
+  lay_out(options, header);
+  return header.total_bytes;
+}
+
+Region make_region(const Options& options) {
+  Header header{};
+  lay_out(options, header);
+  std::byte* base = options.shared_path != nullptr ? map_new_file(options.shared_path, header.total_bytes)
+                                                   : map(-1, header.total_bytes);
+  check<ResourceError>(base != nullptr, "[runtime.open] the system must map the runtime's region; got no memory for ",
+                       header.total_bytes, " bytes; use a smaller heap, window or fewer lanes");
+  std::memcpy(static_cast<void*>(base), &header, offsetof(Header, submit_lock));
+  const Region region = locate(base);
+  for (uint64_t q = 0; q < header.num_queues; ++q) {
+    region.queues[q].entries_offset = header.entries + q * header.num_slots * sizeof(OrderedEntry);
+  }
+  RegionIndex(region.regions, header.max_regions, true);
+  return region;
+}
+
+void publish_region(const char* path) {
+  const std::string part = name_of_part(path);
+  const bool is_made = link(part.c_str(), path) == 0;  // an existing file may belong to a live runtime
+  const int error = errno;
+  drop_part(path);
+  errno = error;
+  check_made(is_made, path);
+}
+
+void drop_part(const char* path) { unlink(name_of_part(path).c_str()); }
+
+Region attach_region(const char* path) {
+  const int file = open(path, O_RDWR | O_CLOEXEC);
+  check<ArgumentError>(file >= 0, "[runtime.workers_run] the path must be a runtime's shared region; got '", path,
+                       "' (", std::strerror(errno), "); start the orchestrator first");
+  struct stat info{};
+  const bool is_large = fstat(file, &info) == 0 && info.st_size >= static_cast<off_t>(sizeof(Header));
+  std::byte* base = is_large ? map(file, static_cast<uint64_t>(info.st_size)) : nullptr;
+  close(file);
+  const bool is_ours = base != nullptr && reinterpret_cast<Header*>(base)->magic == kMagic &&
+                       reinterpret_cast<Header*>(base)->total_bytes == static_cast<uint64_t>(info.st_size);
+  if (base != nullptr && !is_ours) munmap(base, static_cast<size_t>(info.st_size));
+  check<ArgumentError>(is_ours, "[runtime.workers_run] the path must be a runtime's shared region; got '", path,
+                       "', which this version did not write; use the path the orchestrator printed");
+  return locate(base);
+}
+
+void unmap_region(const Region& region) {
+  if (region.base != nullptr) munmap(region.base, region.header->total_bytes);
+}
+
+void populate(const Region& region, uint32_t seat) {
+#ifdef MADV_POPULATE_WRITE
+  const auto fill = [](void* begin, uint64_t bytes) {
+    const auto first = reinterpret_cast<uintptr_t>(begin) & ~uintptr_t{4095};
+    const auto end = (reinterpret_cast<uintptr_t>(begin) + bytes + 4095) & ~uintptr_t{4095};
+    madvise(reinterpret_cast<void*>(first), end - first, MADV_POPULATE_WRITE);  // a hint: older systems refuse it
+  };
+  const uint64_t window = region.header->window;
+  fill(region.slots + seat * window, window * sizeof(Slot));
+  fill(region.args + seat * window, window * sizeof(SlotArgs));
+#else
+  static_cast<void>(region);
+  static_cast<void>(seat);
+#endif
+}
+
+uint64_t resident_bytes(const std::byte* base, uint64_t bytes) {
+  constexpr uint64_t kPage = 4096;
+  std::vector<unsigned char> pages((bytes + kPage - 1) / kPage);
+  if (mincore(const_cast<std::byte*>(base), bytes, pages.data()) != 0) return bytes;
+  return kPage * static_cast<uint64_t>(std::count_if(pages.begin(), pages.end(), [](auto page) { return page & 1; }));
+}
+
+}  // namespace tilewise::tasks

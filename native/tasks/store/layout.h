@@ -1,0 +1,273 @@
+// The region: everything that submitters and workers share, as plain structs addressed by index and offset.
+//
+// Purpose: one mapping, private or shared by two processes, holds seats (one per thread), slots, handles, chunks,
+// queues, failures, events and the heap. No pointer lies in a shared one: buffers are kept as distances from its base.
+// (In a private one, slots of instances and of tasks that keep their arguments have pointers.) Who may write what
+// stands at each struct; memory order at the functions that use it. Memory: one anonymous or file mapping; pages that
+// nobody touches cost nothing, and all-zero bytes are the empty state of every struct.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "protocols/spin_lock.h"
+#include "tasks/order/region_index.h"
+#include "tasks/store/access.h"
+#include "tasks/store/slots.h"
+#include "tilewise/pto_api.h"
+
+namespace tilewise::tasks {
+
+inline constexpr uint32_t kNumTypes = 4;
+inline constexpr uint32_t kRingCells = 1024;
+inline constexpr uint32_t kMaxKernels = 512;
+inline constexpr uint32_t kMaxErrors = 256;
+inline constexpr uint32_t kMaxReplayable = 1 << 18;
+inline constexpr uint64_t kSegmentBytes = 256 << 10;
+
+/// Bytes that a buffer takes of the heap. No heap is as large as the limit, which keeps sums from wrapping around.
+inline constexpr uint64_t aligned(uint64_t bytes) {
+  return ((bytes < 1ull << 48 ? bytes : 1ull << 48) + 63) & ~uint64_t{63};
+}
+
+/// Ready tasks of one thread and class: it pushes, everyone takes. See queues.h.
+struct Ring {
+  alignas(64) std::atomic<uint64_t> head;
+  alignas(64) std::atomic<uint64_t> tail;  // with the newest task, see TailWord
+  uint64_t seen_head;  // by the owner: looked up again only when the ring seems full
+  alignas(64) std::atomic<uint32_t> cells[kRingCells];
+};
+
+/// Ready tasks with a priority, or for one worker, or that did not fit a ring: a heap under a lock.
+struct OrderedQueue {
+  alignas(64) protocols::SpinLock lock;
+  std::atomic<uint32_t> size;
+  uint64_t entries_offset;  // of OrderedEntry[]
+};
+enum SharedQueue : uint32_t { kUrgent = 0, kBackground = 1, kOverflow = 2, kNumSharedQueues = 3 };
+struct OrderedEntry {
+  int64_t priority;
+  uint64_t sequence;
+  uint32_t slot;
+};
+
+struct alignas(64) Event {
+  protocols::SpinLock lock;
+  std::atomic<uint32_t> used;
+  std::atomic<uint64_t> value;
+  uint32_t waiters;  // slot + 1, guarded by lock
+  uint32_t generation;
+};
+
+/// A run of heap memory. state: kSegmentOpen while its scope is open, minus completed uses; closing adds the number of
+/// uses and takes kSegmentOpen away; whoever brings it to 0 frees the run.
+struct alignas(64) Segment {
+  std::atomic<int64_t> state;
+  std::atomic<int64_t> uses;  // by its owner; other lanes add theirs to state
+  uint32_t run;               // segments of the run, in its first
+  uint32_t next;              // + 1: next run of the scope
+  uint32_t owner;             // seat
+  uint32_t is_used;           // guarded by heap_lock
+  uint32_t first;             // first segment of the run this one belongs to
+};
+inline constexpr int64_t kSegmentOpen = int64_t{1} << 40;
+
+struct Scope {
+  uint32_t first_handle;   // + 1
+  uint32_t first_segment;  // + 1
+  uint32_t current;        // + 1: the run being filled
+  uint32_t offset;         // bytes used of it
+  uint64_t heap_bytes;
+};
+
+/// One thread: its lane if it submits, its rings, its counters. Written by that thread unless it says otherwise.
+struct alignas(128) Seat {
+  uint64_t cursor;  // next slot to look at: counts on, modulo the window
+  uint64_t waited;  // cursor at the end of the last wait for all: only slots from there on can be taken
+  uint32_t depth;   // open scopes
+  uint32_t base_depth;  // of them, those of the tasks further out on this thread
+  uint32_t free_handles;  // + 1: a stock of its own
+  uint32_t num_free_handles;
+  uint32_t free_chunks;   // + 1
+  uint32_t num_free_chunks;
+  uint32_t victim;   // seat to steal from first
+  uint32_t classes;  // mask of what it runs
+  uint32_t stall_rounds;
+  int64_t asked_ns;  // when its host was last asked for an interruption
+  std::atomic<uint32_t> num_open_scopes;  // depth, for other threads
+  std::atomic<uint32_t> is_taken;
+  std::atomic<uint32_t> blocked;  // 1 + Resource: waits for one that only others (or nobody) can free
+  std::atomic<uint64_t> blocked_size;
+  std::atomic<uint32_t> first_error;
+  std::atomic<uint64_t> cancel_below;
+  std::atomic<uint64_t> num_submitted;
+  std::atomic<uint64_t> num_failed;
+  std::atomic<uint64_t> num_helped;
+  std::atomic<uint64_t> stall_ns;
+  std::atomic<uint64_t> num_stalls;
+  std::atomic<uint64_t> window_high;
+  alignas(128) std::atomic<uint64_t> num_completed;
+  std::atomic<uint32_t> is_busy;  // it runs tasks, or hands on what one made ready
+  Scope scopes[PTO_MAX_SCOPES + 1];
+};
+
+struct ErrorRecord {
+  TaskRef task;
+  int32_t kernel;
+  int32_t worker;
+  int32_t lane;
+  int32_t status;
+  uint32_t number;
+  char name[PTO_MAX_NAME];
+  char text[232];
+};
+
+/// An entry of the table of failed tasks (open addressing). key 0: empty.
+struct FailedTask {
+  TaskRef key;
+  uint32_t error;
+  uint32_t is_pinned;
+  uint64_t submitted_at;  // its sequence
+  TaskRef parent;  // a child is remembered while its parent lives; 0: none
+  uint64_t swept_at;      // sequence of the first sweep that found it completed; 0: none yet
+};
+
+/// What a worker in another process has done, while tracing.
+inline constexpr uint64_t kSharedTraceTasks = 1 << 16;
+struct SharedTrace {
+  std::atomic<uint64_t> num_tasks;
+  pto_trace_task tasks[kSharedTraceTasks];  // the newest
+};
+
+struct KernelName {
+  char name[60];
+  uint32_t flags;
+};
+
+/// Sizes, and where everything begins. Constant after creation, except the second part.
+struct Header {
+  uint64_t magic;
+  uint64_t total_bytes;
+  uint32_t num_workers;
+  uint32_t num_seats;  // workers first, then submitters
+  uint32_t window;
+  uint32_t num_slots;       // num_seats * window, and behind them those of instances
+  uint32_t num_replayable;  // slots of instances
+  uint32_t num_classes;
+  uint32_t num_queues;
+  uint32_t class_of_type[kNumTypes];
+  uint32_t helper_classes;  // mask of classes a helping submitter runs
+  uint32_t served_classes;  // mask of classes that some worker runs (all, without workers)
+  uint32_t max_handles;
+  uint32_t max_regions;
+  uint32_t max_chunks;
+  uint32_t max_events;
+  uint32_t num_segments;
+  uint32_t failed_capacity;
+  uint32_t is_shared;
+  uint64_t seats, slots, args, handles, regions, chunks, declared, notes, rings, queues, entries, events, segments,
+      errors, failed, kernels, traces, heap;
+
+  alignas(128) protocols::SpinLock submit_lock;  // see submit_lock.h for the three
+  std::atomic<uint32_t> first_lane_inside;
+  std::atomic<uint32_t> is_contended;
+  std::atomic<uint64_t> sequence;  // written under submit_lock
+  protocols::SpinLock boxes_lock;  // the RegionIndex; taken after submit_lock, or alone by a task's children
+  alignas(128) protocols::SpinLock pool_lock;
+  uint32_t free_handles;  // + 1
+  uint32_t num_free_handles;
+  std::atomic<uint32_t> fresh_handles;  // ever taken: the high-water mark
+  uint32_t free_chunks;  // + 1
+  uint32_t fresh_chunks;
+  alignas(128) protocols::SpinLock heap_lock;
+  uint32_t segment_cursor;
+  std::atomic<uint32_t> segments_used;
+  std::atomic<uint32_t> segments_high;
+  alignas(128) protocols::SpinLock failed_lock;
+  std::atomic<uint32_t> num_failed;
+  std::atomic<uint32_t> num_errors;
+  std::atomic<uint32_t> failed_overflow;  // an error: the table was full when it came
+  uint32_t sweep_at;                      // written under submit_lock
+  alignas(128) std::atomic<uint32_t> num_parked;  // workers asleep
+  std::atomic<uint32_t> worker_word;
+  std::atomic<uint32_t> num_waiting;  // waiting threads asleep
+  std::atomic<uint32_t> wait_word;
+  std::atomic<int64_t> next_deadline_ns;  // of the tasks that wait for events; 0: none has one
+  alignas(128) std::atomic<uint32_t> num_urgent;
+  std::atomic<uint32_t> num_background;
+  std::atomic<uint32_t> num_overflow;
+  alignas(128) std::atomic<uint32_t> num_cancels;
+  std::atomic<uint32_t> seats_in_use;  // one more than the highest ever taken
+  std::atomic<uint32_t> num_kernels;
+  std::atomic<uint32_t> trace_limit;  // two processes: the workers record while it is not 0; changed while nothing runs
+  std::atomic<uint32_t> closing;
+  std::atomic<int32_t> workers_pid;
+  std::atomic<int32_t> owner_pid;
+  protocols::SpinLock kernel_lock;
+};
+
+/// Where the structs are in this process.
+struct Region {
+  std::byte* base = nullptr;
+  Header* header = nullptr;
+  Seat* seats = nullptr;
+  Slot* slots = nullptr;
+  SlotArgs* args = nullptr;
+  Handle* handles = nullptr;
+  TaskNotes* notes = nullptr;  // of submitted tasks
+  pto_region* declared = nullptr;  // [slot][parameter]: boxes of tasks that may submit
+  std::byte* regions = nullptr;
+  Chunk* chunks = nullptr;
+  Ring* rings = nullptr;  // [seat][class]
+  OrderedQueue* queues = nullptr;  // [shared queue][class], then one per worker
+  Event* events = nullptr;
+  Segment* segments = nullptr;
+  ErrorRecord* errors = nullptr;
+  FailedTask* failed = nullptr;
+  KernelName* kernels = nullptr;
+  SharedTrace* traces = nullptr;  // per worker, with two processes
+  std::byte* heap = nullptr;
+
+  uint64_t distance(const void* address) const {
+    return reinterpret_cast<uint64_t>(address) - reinterpret_cast<uint64_t>(base);
+  }
+  /// Of a task that was submitted, not replayed.
+  uint32_t lane_of(uint32_t slot) const { return slot / header->window; }
+  void* at(uint64_t distance) const { return reinterpret_cast<void*>(reinterpret_cast<uint64_t>(base) + distance); }
+};
+
+struct Options {
+  uint32_t num_workers = 1;
+  uint32_t window = 1024;
+  uint32_t max_lanes = 16;
+  uint32_t max_handles = 8192;
+  uint32_t max_regions = 4096;
+  uint32_t max_events = 1024;
+  uint32_t max_chunks = 0;  // 0: by the number of slots and handles
+  uint32_t max_replayable = kMaxReplayable;  // tasks of recordings that are kept ready to be replayed
+  uint64_t heap_bytes = 64 << 20;
+  uint8_t worker_types[256] = {};  // masks
+  bool has_types = false;
+  bool is_pinned = false;
+  bool starts_workers = true;  // false: the caller's threads are the workers
+  const char* shared_path = nullptr;
+  double peer_timeout_s = 10;
+};
+
+/// What make_region maps for these options.
+uint64_t region_bytes(const Options& options);
+/// Makes a region (anonymous, or a new file for shared_path) with everything empty. Throws ResourceError.
+Region make_region(const Options& options);
+/// The file gets its name, at once and complete: whoever finds it can use it. Throws ArgumentError when it exists.
+void publish_region(const char* path);
+/// What is left of a file that never got its name.
+void drop_part(const char* path);
+/// Maps the region of another process. Throws ArgumentError when the file is none.
+Region attach_region(const char* path);
+void unmap_region(const Region& region);
+/// Gives a seat's slots their memory now, in one call, instead of one fault after the other in its first submissions.
+void populate(const Region& region, uint32_t seat);
+/// Bytes of [base, base + bytes) that occupy memory now.
+uint64_t resident_bytes(const std::byte* base, uint64_t bytes);
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,203 @@
+// What a task and a buffer are: slots, arguments, handles, chunks of references.
+//
+// Purpose: the structs that submitters and workers share most, each with who writes it; layout.h says where they lie.
+// Memory order stands at the functions that use them. Memory: the region.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "tasks/order/region_index.h"
+#include "tasks/store/access.h"
+#include "tilewise/pto_api.h"
+
+namespace tilewise::tasks {
+
+inline constexpr uint32_t kInlineProducers = 8;
+inline constexpr uint32_t kMaxKeptArguments = 5;  // words; the rest is for producers
+
+/// [generation 40 | watched 1 | first waiter + 1, 23 bits]. Odd generation: a task lives in the slot. Whoever
+/// completes the task raises the generation and takes the waiters in one exchange; a waiter adds itself by
+/// compare-and-swap against the generation it knows. So a wake-up cannot be lost and a reused slot cannot be mistaken.
+using WakeWord = uint64_t;
+inline constexpr WakeWord kWatched = 1u << 23;
+inline constexpr uint64_t generation_in(WakeWord word) { return word >> 24; }
+inline constexpr bool is_live(WakeWord word) { return (word >> 24 & 1) != 0; }
+inline constexpr uint32_t first_waiter(WakeWord word) { return static_cast<uint32_t>(word & (kWatched - 1)); }
+
+enum SlotFlags : uint16_t {
+  kUsesHeap = 1,
+  kUsesTokens = 2,
+  kKeepsError = 4,
+  kIsParent = 8,   // its kernel may submit: it completes after its children
+  kHasTarget = 16,
+  kHasPredicate = 32,
+  kIsEmbedded = 64,  // its body and what it waits for besides its producers are the host's
+  kIsReplayed = 128,  // a task of an instance, see instance.h
+  kHasName = 256,  // what few tasks have: it stands in their TaskNotes
+  kHasDeadline = 512,
+  kHasViews = 1024,
+};
+
+class Instance;
+
+/// What a task of an instance has in the place of its producers; constant while the instance lives, except the last
+/// two. No SlotArgs belong to it. Memory: of the process.
+struct Replayed {
+  Instance* instance;
+  pto_kernel_fn function;  // nullptr: an empty task
+  void* const* buffers;
+  const uint64_t* scalars;
+  const uint32_t* successors;  // slots
+  uint32_t num_successors;
+  uint32_t num_arrivals;  // by which it becomes ready: one per producer; without producers, the beginning of the round
+  uint64_t ready_ticks;  // while tracing
+  int32_t status;  // of a task that is ended from outside
+};
+
+/// kExternal: its kernel returned PTO_LATER. kEnded: pto_task_complete came before the kernel returned. kChildren: its
+/// kernel has returned, its children have not.
+enum class SlotState : uint8_t {
+  kFilling = 0,
+  kPending,
+  kWaitsForEvent,
+  kReady,
+  kRunning,
+  kExternal,
+  kEnded,
+  kChildren
+};
+
+/// What every thread reads of a task. Two cache lines. Written by its lane until submitted, then by whoever advances
+/// it (one thread at a time), then by whoever runs it; `wake` by anyone.
+struct alignas(128) Slot {
+  std::atomic<WakeWord> wake;
+  int32_t kernel;
+  int32_t priority;
+  uint32_t next_waiter;  // + 1, of the list this task is on
+  uint32_t parent;  // slot + 1
+  uint32_t poison;  // error number inherited
+  uint32_t more_producers;  // + 1
+  std::atomic<uint32_t> children;  // 1 while its kernel runs, plus live children; of a replayed task: arrivals to come
+  std::atomic<uint32_t> child_error;
+  std::atomic<uint64_t> sequence;
+  std::atomic<uint32_t> cancelled;  // low bits of the generation that was cancelled
+  std::atomic<uint32_t> released;  // likewise: nobody will ask how it ended
+  uint8_t type_class;
+  uint8_t num_producers;  // inline
+  uint8_t room;  // for producers inline
+  uint8_t num_params;
+  uint16_t flags;
+  uint8_t num_scalars;
+  std::atomic<SlotState> state;
+  // second line
+  union {
+    uint64_t producers[kInlineProducers];
+    Replayed replayed;  // with kIsReplayed
+  };
+
+  /// A new task, with no parameters and nobody to wait for; nothing is left of the last one here.
+  void begin(int32_t new_kernel, int32_t new_priority, uint8_t new_class, uint16_t new_flags) {
+    kernel = new_kernel;
+    priority = new_priority;
+    next_waiter = parent = poison = more_producers = 0;
+    type_class = new_class;
+    num_producers = num_params = num_scalars = 0;
+    room = kInlineProducers;
+    flags = new_flags;
+  }
+
+  /// A task with few arguments, submitted the short way in one process, has them behind its producers: addresses as the
+  /// kernel gets them, then scalars. Then two cache lines go to its runner, not three. All others have theirs in
+  /// SlotArgs, or in Replayed.
+  bool keeps_arguments() const { return room + num_params + num_scalars == kInlineProducers; }
+  void** addresses() { return reinterpret_cast<void**>(producers + room); }
+  uint64_t* scalars() { return producers + room + num_params; }
+};
+static_assert(sizeof(Slot) == 128);
+
+struct Param {
+  uint64_t address;  // distance from the region's base
+  uint32_t handle : 24;
+  uint32_t mode : 7;
+  uint32_t is_region : 1;
+  uint32_t shadow;  // + 1: the handle that stands for it among this task's children
+};
+static_assert(sizeof(Param) == 16);
+
+/// What only the runner reads of a task that does not keep its arguments itself, and what few tasks have.
+struct alignas(64) SlotArgs {
+  Param params[PTO_MAX_PARAMS];
+  uint64_t more_scalars[PTO_MAX_SCALARS];  // scalars begin right behind the parameters that the task has
+  uint64_t predicate;  // distance of a uint32_t
+  uint32_t target_worker;
+  uint32_t tokens[PTO_MAX_PARAMS];  // handles, ascending; these three with kUsesTokens
+  uint32_t num_tokens;
+  uint32_t num_tokens_held;
+  int32_t scope_depth;
+  int32_t status;  // of a parent that waits for its children
+  uint64_t awaited;  // value of the event it waits for
+  std::atomic<uint32_t> runner;  // seat + 1, while the kernel of a task that may submit runs
+  uint64_t submit_ticks;  // while tracing
+  uint64_t ready_ticks;
+
+  uint64_t* scalars(uint32_t num_params) { return reinterpret_cast<uint64_t*>(params + num_params); }
+  const uint64_t* scalars(uint32_t num_params) const { return reinterpret_cast<const uint64_t*>(params + num_params); }
+};
+
+/// By the flags of its slot. Written by the submitter; the views' addresses by the runner.
+struct TaskNotes {
+  char name[PTO_MAX_NAME];
+  int64_t deadline_ns;  // of CLOCK_MONOTONIC
+  pto_view views[PTO_MAX_PARAMS];
+};
+
+/// kHasOwner: only the children of one task may use it.
+/// kReplayed: an instance knows who accesses it; see instance.h.
+enum HandleFlags : uint32_t {
+  kFrozen = 1,
+  kHasRegions = 2,
+  kOwnedByHeap = 4,
+  kUsed = 8,
+  kHasOwner = 16,
+  kReplayed = 32
+};
+
+/// Flags that others may look at while their owner, one at a time, changes them; under a lock they look again.
+struct SharedFlags {
+  std::atomic<uint32_t> word;
+  operator uint32_t() const { return word.load(std::memory_order_relaxed); }
+  SharedFlags& operator=(uint32_t value) {
+    word.store(value, std::memory_order_relaxed);
+    return *this;
+  }
+  SharedFlags& operator|=(uint32_t mask) { return *this = *this | mask; }
+  SharedFlags& operator&=(uint32_t mask) { return *this = *this & mask; }
+};
+
+/// A buffer. Written by submitters only, under the submission lock (or, inside a task, by that task alone); except
+/// `token`, which workers use.
+struct alignas(128) Handle {
+  AccessState state;
+  uint64_t address;  // distance from the region's base
+  std::atomic<uint32_t> generation;
+  SharedFlags flags;
+  // second line: what plain tasks do not ask for
+  std::atomic<uint32_t> token;  // [held 1 | first waiter + 1]: commuting tasks, one at a time
+  uint32_t owner;  // parent slot + 1 whose children use it; 0: outside any task
+  uint64_t bytes;
+  uint32_t next;  // + 1: in its scope, or free
+  RegionTree tree;  // boxes, when kHasRegions
+  uint32_t replayed_by;  // first slot of the instance, when kReplayed
+};
+static_assert(sizeof(Handle) == 128 && offsetof(Handle, token) == 64);
+
+/// Seven further references of a group or of a task's producers.
+struct alignas(64) Chunk {
+  TaskRef refs[7];
+  uint32_t next;
+  uint32_t count;
+};
+static_assert(sizeof(Chunk) == 64);
+
+}  // namespace tilewise::tasks
