@@ -95,6 +95,7 @@ class Explorer {
  private:
   void run_once();
   void resume(int thread);
+  void look_again(int thread);
   uint32_t enabled() const;
   bool push_frame(uint32_t enabled, int last);
   std::vector<Choice> open_choices(const Frame& frame, int thread) const;
@@ -163,12 +164,16 @@ void Explorer::relax() {
     thread.status = Status::kStuck;
     is_abandoned_ |= has_newer;
   } else if (has_newer) {
-    thread.looks.clear();
-    return;
+    return look_again(me);
   } else {
     thread.status = Status::kPaused;
   }
   fibers_[me].switch_to(scheduler_);
+}
+
+void Explorer::look_again(int thread) {
+  for (const Look& look : threads_[thread].looks) model_.see_newer(thread, look.location, look.message);
+  threads_[thread].looks.clear();
 }
 
 void Explorer::fail(const std::string& what) {
@@ -306,7 +311,7 @@ void Explorer::step(Frame& frame, size_t depth) {
         return;
       }
       other.status = Status::kReady;
-      other.looks.clear();
+      look_again(t);
       join(other.clock, events_.back().clock);
       resume(t);
     }

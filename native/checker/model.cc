@@ -230,6 +230,16 @@ bool Model::has_newer(int location, int message) const {
   return false;
 }
 
+void Model::see_newer(int thread, int location, int message) {
+  const Location& found = locations_[location];
+  const uint64_t value = found.messages[message].value;
+  auto place = std::find(found.order.begin(), found.order.end(), message);
+  while (place != found.order.end() && found.messages[*place].value == value) ++place;
+  if (place == found.order.end()) return;
+  uint32_t& oldest = threads_[thread].now.at[location];
+  oldest = std::max(oldest, found.messages[*place].time);
+}
+
 bool Model::pin(int thread, int location) {
   Location& found = locations_[location];
   const Thread& me = threads_[thread];

@@ -88,6 +88,8 @@ class Model {
   int last_message(int location) const { return static_cast<int>(locations_[location].messages.size()) - 1; }
   /// A later write of another value.
   bool has_newer(int location, int message) const;
+  /// The thread, which has paused, does not read that value again if there is such a write.
+  void see_newer(int thread, int location, int message);
 
   const Clock& clock(int thread) const { return threads_[thread].now.clock; }
   uint32_t number(int thread) const { return threads_[thread].now.clock[thread]; }
