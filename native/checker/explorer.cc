@@ -14,8 +14,9 @@ namespace {
 constexpr size_t kMaxSteps = 3000;
 constexpr int kMaxIdlePauses = 1000;
 
-/// Whether two steps of different threads, each with its outcome, may not change places. A load and a store may: the
-/// load reads what it reads, before the store or behind it.
+/// Whether two steps of different threads, each with its outcome, may not change places. A store may with nearly all: a
+/// load or a read-modify-write reads what it reads, before the store or behind it, and of two stores each can come first
+/// in the modification order, whichever is made first.
 bool is_dependent(const Op& a, const Op& b) {
   if (a.is_sequential() && b.is_sequential()) {
     if (!a.is_access() || !b.is_access() || a.location == b.location) return true;
@@ -24,12 +25,13 @@ bool is_dependent(const Op& a, const Op& b) {
     return true;
   }
   if (a.location == kNoLocation || a.location != b.location) return false;
-  return (a.is_write() && b.is_write()) || a.kind == Kind::kWake || b.kind == Kind::kWake;
+  const auto changes = [](const Op& op) { return op.kind == Kind::kChange || op.kind == Kind::kCompare; };
+  return (changes(a) && changes(b)) || a.kind == Kind::kWake || b.kind == Kind::kWake;
 }
 
 bool reads(const Op& op) { return op.location != kNoLocation && op.kind != Kind::kStore && op.kind != Kind::kWake; }
 
-/// A load before a store: behind it, the load would have had one more outcome.
+/// A read before a write: behind it, the read would have had one more outcome.
 bool is_overtaken(const Op& earlier, const Op& later) {
   return reads(earlier) && later.is_write() && earlier.location == later.location;
 }
@@ -64,7 +66,7 @@ enum class Status { kReady, kFinished, kAsleep, kStuck, kPaused };
 struct Look {
   int location;
   int message;
-  bool is_load;
+  bool only_looks;
 };
 
 struct Thread {
@@ -158,7 +160,7 @@ void Explorer::relax() {
     return model_.has_newer(look.location, look.message);
   });
   const bool only_looks =
-      std::all_of(thread.looks.begin(), thread.looks.end(), [](const Look& look) { return look.is_load; });
+      std::all_of(thread.looks.begin(), thread.looks.end(), [](const Look& look) { return look.only_looks; });
   // A look that failed changes nothing: the executions in which it comes later, and does not fail, are enough.
   if (only_looks) {
     thread.status = Status::kStuck;
@@ -211,7 +213,8 @@ std::vector<Choice> Explorer::open_choices(const Frame& frame, int thread) const
   }
   std::erase_if(choices, [&](const Choice& choice) {
     return std::any_of(frame.asleep.begin(), frame.asleep.end(), [&](const Asleep& asleep) {
-      return asleep.thread == thread && asleep.choice == choice;
+      // All places that a store could have then are seen; those behind stores made since are among what follows it.
+      return asleep.thread == thread && (asleep.choice == choice || op.kind == Kind::kStore);
     });
   });
   return choices;
@@ -291,13 +294,13 @@ void Explorer::step(Frame& frame, size_t depth) {
   events_.push_back({me, 0, {}, op, choice});
   note_races(depth);
   if (model_.has_overtaken_pin()) return fail("a store that an earlier load might have read (load buffering)");
-  const bool has_written = op.is_write() && !(op.kind == Kind::kCompare && choice.fails);
+  const bool has_made_message = op.is_write() && !(op.kind == Kind::kCompare && choice.fails);
+  const int own_message = has_made_message ? model_.last_message(op.location) : choice.message;
+  // A read-modify-write that leaves the value as it was is a look: without it others find the same, and know less.
+  const bool has_written = has_made_message && (!reads(op) || model_.value(op.location, own_message) != op.value);
   if (has_written || op.kind == Kind::kFence || op.kind == Kind::kHeavy) thread.looks.clear();
   if (op.kind == Kind::kCompare && choice.fails && op.value == op.expected) thread.has_failed = true;
-  if (reads(op)) {
-    const int message = has_written ? model_.last_message(op.location) : choice.message;
-    thread.looks.push_back({op.location, message, op.kind == Kind::kLoad});
-  }
+  if (reads(op)) thread.looks.push_back({op.location, own_message, !has_written});
   if (has_written) {
     for (int t = 0; t < program_.num_threads; ++t) {
       Thread& other = threads_[t];
@@ -364,12 +367,19 @@ void Explorer::note_races(size_t which) {
     const Event& earlier = events_[e];
     if (has_seen(clock, earlier.thread, earlier.number)) continue;
     const bool depends = is_dependent(earlier.op, event.op);
-    if (depends || is_overtaken(earlier.op, event.op)) races.push_back(e);
+    const bool overtakes = is_overtaken(earlier.op, event.op);
+    if (depends || overtakes) races.push_back(e);
+    // What the read could have read besides, it could perhaps only before a step that it came behind.
+    for (size_t b = e; overtakes && b-- > 0;) {
+      if (events_[b].thread != earlier.thread && is_dependent(events_[b].op, earlier.op)) races.push_back(b);
+    }
     if (depends || static_cast<int>(e) == writer) join(clock, earlier.clock);
   }
   event.clock = threads_[event.thread].clock = clock;
   if (!options_.reduces) return;
-  for (const size_t earlier : races) want_before(earlier, which);
+  for (const size_t earlier : races) {
+    if (events_[earlier].thread != event.thread) want_before(earlier, which);
+  }
 }
 
 /// Sees to it that, from the state before `earlier`, an execution begins in which `later` comes first.
@@ -382,8 +392,10 @@ void Explorer::want_before(size_t earlier, size_t later) {
   for (size_t e = earlier + 1; e <= later; ++e) {
     const Event& event = events_[e];
     if (e != later && has_seen(event.clock, overtaken.thread, overtaken.number)) continue;
+    // A read begins nothing behind which it could have read something else.
     const bool is_first = (met >> event.thread & 1) == 0 && std::none_of(kept.begin(), kept.end(), [&](size_t k) {
-                            return has_seen(event.clock, events_[k].thread, events_[k].number);
+                            return has_seen(event.clock, events_[k].thread, events_[k].number) ||
+                                   is_overtaken(event.op, events_[k].op);
                           });
     met |= 1u << event.thread;
     if (is_first) firsts |= 1u << event.thread;

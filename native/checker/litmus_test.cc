@@ -416,7 +416,7 @@ CASE("random programs have the same outcomes with the reduction as without it") 
     int kind, location, order;
   };
   int64_t saved = 0;
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < 150; ++round) {
     std::vector<std::vector<Step>> steps(3);
     for (int thread = 0; thread < 3; ++thread) {
       for (int n = 0; n < (thread == 2 ? 2 : 3); ++n) steps[thread].push_back({pick(8), pick(2), pick(3)});

@@ -85,6 +85,7 @@ class Model {
 
   /// The event that wrote a message; -1: it was there from the beginning.
   int writer(int location, int message) const { return locations_[location].messages[message].event; }
+  uint64_t value(int location, int message) const { return locations_[location].messages[message].value; }
   int last_message(int location) const { return static_cast<int>(locations_[location].messages.size()) - 1; }
   /// A later write of another value.
   bool has_newer(int location, int message) const;
