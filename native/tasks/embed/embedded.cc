@@ -6,12 +6,16 @@
 #include <cfenv>
 #include <deque>
 
-#include "tasks/engine.h"
-#include "tasks/hot.h"
+#include "tasks/engine/pool.h"
+#include "tasks/engine/seats.h"
+#include "tasks/open.h"
 #include "tasks/order/dependencies.h"
+#include "tasks/run/link.h"
+#include "tasks/run/run.h"
+#include "tasks/run/workers.h"
 #include "tasks/sched/queues.h"
 #include "tasks/sched/sleep.h"
-#include "tasks/store/pool.h"
+#include "tasks/wait/room.h"
 
 namespace tilewise::tasks {
 
@@ -76,9 +80,9 @@ Embedded::Embedded(Host& host, uint32_t num_workers, uint32_t window, uint32_t n
     : host_(host),
       window_(std::bit_ceil(std::max(window, 2u))),
       first_slot_(num_workers * window_),
-      engine_(Engine::open(options_of(num_workers, window_))),
-      objects_(std::make_unique<Objects>(engine_->region_, num_objects, window_)) {
-  engine_->host_ = &host;
+      engine_(open_engine(options_of(num_workers, window_))),
+      objects_(std::make_unique<Objects>(engine_->region, num_objects, window_)) {
+  engine_->host = &host;
 }
 
 Embedded::~Embedded() { close(); }
@@ -90,24 +94,24 @@ uint64_t Embedded::bytes_needed(uint32_t num_workers, uint32_t window, uint32_t 
 }
 
 uint64_t Embedded::bytes() const {
-  return engine_->region_.header->total_bytes + objects_->marks.size() * sizeof(uint64_t) +
+  return engine_->region.header->total_bytes + objects_->marks.size() * sizeof(uint64_t) +
          objects_->states.size() * sizeof(AccessState);
 }
 
 void Embedded::close() {
-  engine_->closed_ = true;  // nobody waits for tasks that will not start
-  engine_->region_.header->closing.store(1, std::memory_order_seq_cst);
+  engine_->is_closed = true;  // nobody waits for tasks that will not start
+  engine_->region.header->closing.store(1, std::memory_order_seq_cst);
   wake_all();
 }
 
 void Embedded::wake_all() {
-  Header& header = *engine_->region_.header;
+  Header& header = *engine_->region.header;
   header.worker_word.fetch_add(1, std::memory_order_seq_cst);
   futex_wake(header.worker_word, INT32_MAX, false);
 }
 
 uint32_t Embedded::take_task() {
-  const uint32_t slot = engine_->find_free_slot(first_slot_ / window_);
+  const uint32_t slot = find_free_slot(*engine_, first_slot_ / window_);
   return slot == kNone ? kNone : slot - first_slot_;
 }
 
@@ -116,7 +120,7 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
   Objects& objects = *objects_;
   const uint64_t sequence = ++objects.num_submitted;
   const uint32_t slot = first_slot_ + task_index;
-  Slot& task = engine.region_.slots[slot];
+  Slot& task = engine.region.slots[slot];
   const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
   // Never 0, so that every ready task goes through an ordered queue and not through its maker's ring.
   task.begin(PTO_NO_KERNEL, priority >= 0 ? std::min(priority, kMaxPriority) + 1 : priority, 0, kIsEmbedded);
@@ -125,7 +129,7 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
     uint64_t& last = objects.marks[slot_of(producer) - first_slot_];
     if (last == sequence || objects.is_settled(producer)) return;
     last = sequence;
-    engine.add_producer(task, producer, worker);
+    add_producer(engine, task, producer, worker);
   };
   for (const Access& access : accesses) {
     collect(objects.states[access.object], objects, access.use == Use::kRead ? PTO_INPUT : PTO_OUTPUT, sink);
@@ -134,54 +138,54 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
     if (access.use == Use::kAfterAll) continue;
     record(objects.states[access.object], objects, access.use == Use::kRead ? PTO_INPUT : PTO_OUTPUT, self);
   }
-  engine.start_submitted(slot, worker);
+  start_submitted(engine, slot, worker);
 }
 
 // Called by threads of other engines too: the shared queue has no owner, so no seat is needed.
 void Embedded::resume(uint32_t task_index) {
-  if (host_.admit(task_index)) engine_->make_ready(first_slot_ + task_index, 0);
+  if (host_.admit(task_index)) make_ready(*engine_, first_slot_ + task_index, 0);
 }
 
 void Embedded::worker_loop(uint32_t worker) {
   std::fesetenv(FE_DFL_ENV);  // a thread inherits its maker's rounding and denormal modes; bits must not
   Engine& engine = *engine_;
-  Header& header = *engine.region_.header;
+  Header& header = *engine.region.header;
   Idle idle;
   while (header.closing.load(std::memory_order_acquire) == 0) {
     // Until enough is ready, or others would sleep while this worker runs what it has found.
     bool has_submitted = false;
     while (host_.submit_more(worker)) has_submitted = true;
-    const uint32_t slot = engine.take(worker, true);
+    const uint32_t slot = take(engine, worker, true);
     if (slot != kNone) {
       idle.reset();
       host_.execute(slot - first_slot_, worker);
-      engine.complete(slot, worker, PTO_OK, true);  // no successor follows directly: all have a place in the queue
+      complete(engine, slot, worker, PTO_OK, true);  // no successor follows directly: all have a place in the queue
       host_.completed();
     } else if (has_submitted) {
       idle.reset();
     } else if (!idle.is_idle()) {
       idle.begin();
     } else if (idle.should_sleep()) {
-      engine.park_worker(worker);
+      park_worker(engine, worker);
       idle.reset();
     }
   }
 }
 
 uint64_t Embedded::num_ready() const {
-  const Header& header = *engine_->region_.header;
+  const Header& header = *engine_->region.header;
   return uint64_t{header.num_urgent.load(std::memory_order_relaxed)} +
          header.num_background.load(std::memory_order_relaxed);
 }
 
-uint64_t Embedded::num_completed() const { return engine_->num_completed(); }
+uint64_t Embedded::num_completed() const { return tasks::num_completed(*engine_); }
 
 bool Embedded::is_live(uint32_t task) const {
-  return tasks::is_live(engine_->region_.slots[first_slot_ + task].wake.load(std::memory_order_acquire));
+  return tasks::is_live(engine_->region.slots[first_slot_ + task].wake.load(std::memory_order_acquire));
 }
 
 uint64_t Embedded::sequence(uint32_t task) const {
-  return engine_->region_.slots[first_slot_ + task].sequence.load(std::memory_order_relaxed);
+  return engine_->region.slots[first_slot_ + task].sequence.load(std::memory_order_relaxed);
 }
 
 }  // namespace tilewise::tasks

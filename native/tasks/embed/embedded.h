@@ -11,11 +11,12 @@
 #include <memory>
 #include <vector>
 
+#include "tasks/engine/host.h"
 #include "tasks/store/access.h"
 
 namespace tilewise::tasks {
 
-class Engine;
+struct Engine;
 
 /// kAfterAll: behind the object's readers and writers, without a trace for later ones (its memory is used otherwise).
 enum class Use : uint8_t { kRead, kWrite, kAfterAll };
@@ -23,24 +24,6 @@ enum class Use : uint8_t { kRead, kWrite, kAfterAll };
 struct Access {
   uint32_t object;
   Use use;
-};
-
-/// Called from inside Embedded::worker_loop; admit from inside resume as well.
-class Host {
- public:
-  /// Submits more tasks if there are any, there is room and few are ready. True when it did, or could have.
-  virtual bool submit_more(uint32_t worker) = 0;
-  /// A worker about to sleep asks: submit_more would find something to do.
-  virtual bool has_more() const = 0;
-  /// Every producer of the task has completed. False: it waits for something else, and whoever brings that about calls
-  /// resume (perhaps before this call has returned, so nothing of the task may be touched after it was registered).
-  virtual bool admit(uint32_t task) = 0;
-  virtual void execute(uint32_t task, uint32_t worker) = 0;
-  /// The task's successors have been told and its place is free.
-  virtual void completed() = 0;
-
- protected:
-  ~Host() = default;
 };
 
 class __attribute__((visibility("default"))) Embedded {
@@ -85,7 +68,7 @@ class __attribute__((visibility("default"))) Embedded {
   Host& host_;
   uint32_t window_;
   uint32_t first_slot_;
-  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Engine, void (*)(Engine*)> engine_;
   std::unique_ptr<Objects> objects_;
 };
 

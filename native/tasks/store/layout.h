@@ -76,8 +76,7 @@ struct Scope {
   uint32_t first_handle;   // + 1
   uint32_t first_segment;  // + 1
   uint32_t current;        // + 1: the run being filled
-  uint32_t offset;         // bytes used of it
-  uint64_t heap_bytes;
+  uint64_t offset;         // bytes used of it
 };
 
 /// One thread: its lane if it submits, its rings, its counters. Written by that thread unless it says otherwise.
@@ -233,6 +232,15 @@ struct Region {
   }
   /// Of a task that was submitted, not replayed.
   uint32_t lane_of(uint32_t slot) const { return slot / header->window; }
+  /// The task that lives in a slot now.
+  TaskRef name_at(uint32_t slot) const {
+    return make_ref(generation_in(slots[slot].wake.load(std::memory_order_relaxed)), slot);
+  }
+  uint32_t index_of(const Handle& handle) const { return static_cast<uint32_t>(&handle - handles); }
+  bool lies_in_heap(uint64_t address) const {
+    return address - header->heap < uint64_t{header->num_segments} * kSegmentBytes;
+  }
+  uint32_t seats_in_use() const { return header->seats_in_use.load(std::memory_order_acquire); }
   void* at(uint64_t distance) const { return reinterpret_cast<void*>(reinterpret_cast<uint64_t>(base) + distance); }
 };
 

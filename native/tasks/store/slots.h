@@ -39,12 +39,12 @@ enum SlotFlags : uint16_t {
   kHasViews = 1024,
 };
 
-class Instance;
+struct Round;
 
 /// What a task of an instance has in the place of its producers; constant while the instance lives, except the last
 /// two. No SlotArgs belong to it. Memory: of the process.
 struct Replayed {
-  Instance* instance;
+  Round* round;
   pto_kernel_fn function;  // nullptr: an empty task
   void* const* buffers;
   const uint64_t* scalars;

@@ -1,5 +1,5 @@
 // See builtin_kernels.h.
-#include "tasks/api/builtin_kernels.h"
+#include "tasks/engine/builtin_kernels.h"
 
 #include <algorithm>
 #include <cstring>

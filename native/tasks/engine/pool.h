@@ -4,7 +4,7 @@
 #pragma once
 #include <mutex>
 
-#include "tasks/engine.h"
+#include "tasks/engine/failures.h"
 
 namespace tilewise::tasks {
 
@@ -14,7 +14,7 @@ struct SeatPool {
 
   static constexpr uint32_t kStock = 16;
 
-  Chunk& chunk(uint32_t index) const { return engine.region_.chunks[index - 1]; }
+  Chunk& chunk(uint32_t index) const { return engine.region.chunks[index - 1]; }
 
   uint32_t take() {
     if (seat.free_chunks == 0) refill();
@@ -32,15 +32,15 @@ struct SeatPool {
 
   /// The task has completed; if it is asked for its data, successfully.
   bool is_settled(TaskRef ref) const {
-    const WakeWord word = engine.region_.slots[slot_of(ref)].wake.load(std::memory_order_acquire);
-    if (generation_in(word) == generation_of(ref) || engine.graph_ != nullptr) return false;
-    return (ref & kCarriesPoison) == 0 || !engine.has_failures() || engine.find_error(without_flags(ref)) == 0;
+    const WakeWord word = engine.region.slots[slot_of(ref)].wake.load(std::memory_order_acquire);
+    if (generation_in(word) == generation_of(ref) || engine.graph != nullptr) return false;
+    return (ref & kCarriesPoison) == 0 || !engine.has_failures() || find_error(engine, without_flags(ref)) == 0;
   }
 
   bool remembers_failures() const { return engine.has_failures(); }
 
   [[gnu::noinline]] void refill() {
-    Header& header = *engine.region_.header;
+    Header& header = *engine.region.header;
     std::lock_guard guard(header.pool_lock);
     for (uint32_t n = 0; n < kStock; ++n) {
       uint32_t index = header.free_chunks;
@@ -63,7 +63,7 @@ struct SeatPool {
   }
 
   [[gnu::noinline]] void shrink() {
-    Header& header = *engine.region_.header;
+    Header& header = *engine.region.header;
     std::lock_guard guard(header.pool_lock);
     while (seat.num_free_chunks > kStock) {
       const uint32_t index = seat.free_chunks;

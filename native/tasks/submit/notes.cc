@@ -1,15 +1,13 @@
-// What few tasks have: a name, a deadline, views of their parameters. See engine.h.
+// See notes.h.
+#include "tasks/submit/notes.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "tasks/api/text.h"
-#include "tasks/engine.h"
-#include "tasks/hot.h"
 #include "tasks/order/boxes.h"
-#include "tasks/replay/instance.h"
-#include "tasks/sched/thread_state.h"
-#include "tasks/waiting.h"
+#include "tasks/store/text.h"
+#include "tasks/wait/wait.h"
 
 namespace tilewise::tasks {
 
@@ -84,8 +82,7 @@ bool view_lies_in(const pto_view& view, const Box& outer) {
 
 }  // namespace
 
-/// Name and deadline, before anything is taken.
-void Engine::check_extras(const pto_task_spec& spec) const {
+void check_extras(const pto_task_spec& spec) {
   const char* where = "[runtime.submit] ";
   if (spec.name != nullptr && strnlen(spec.name, PTO_MAX_NAME) == PTO_MAX_NAME) {
     raise(PTO_BAD_ARGUMENT, where, "a task's name must have at most ", PTO_MAX_NAME - 1, " bytes; got '",
@@ -100,7 +97,7 @@ void Engine::check_extras(const pto_task_spec& spec) const {
   }
 }
 
-void Engine::check_views(const pto_task_spec& spec, Handle* const* handles) {
+void check_views(const pto_task_spec& spec, Handle* const* handles) {
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     const pto_param& param = spec.params[p];
     if (param.view == nullptr) continue;
@@ -122,9 +119,9 @@ void Engine::check_views(const pto_task_spec& spec, Handle* const* handles) {
   }
 }
 
-void Engine::note_extras(uint32_t slot, const pto_task_spec& spec) {
-  Slot& task = region_.slots[slot];
-  TaskNotes& notes = region_.notes[slot];
+void note_extras(Engine& engine, uint32_t slot, const pto_task_spec& spec) {
+  Slot& task = engine.region.slots[slot];
+  TaskNotes& notes = engine.region.notes[slot];
   if (spec.name != nullptr && spec.name[0] != 0) {
     std::strncpy(notes.name, spec.name, PTO_MAX_NAME - 1);
     notes.name[PTO_MAX_NAME - 1] = 0;
@@ -136,9 +133,8 @@ void Engine::note_extras(uint32_t slot, const pto_task_spec& spec) {
   }
 }
 
-/// What a kernel sees of one parameter; without a view of the submitter's, its bytes.
-void Engine::note_view(uint32_t slot, uint32_t param, const pto_param& given, uint64_t num_bytes) {
-  pto_view& view = region_.notes[slot].views[param];
+void note_view(Engine& engine, uint32_t slot, uint32_t param, const pto_param& given, uint64_t num_bytes) {
+  pto_view& view = engine.region.notes[slot].views[param];
   if (given.view != nullptr) {
     view = *given.view;
     view.item_bytes = item_bytes_of(view);
@@ -149,52 +145,6 @@ void Engine::note_view(uint32_t slot, uint32_t param, const pto_param& given, ui
   view.ndim = given.region->ndim;
   std::copy_n(given.region->size, view.ndim, view.size);
   std::copy_n(given.region->stride, view.ndim, view.stride);
-}
-
-const char* Engine::task_name(uint32_t slot) const {
-  const Slot& task = region_.slots[slot];
-  if ((task.flags & kIsReplayed) != 0) return task.replayed.instance->task_name(slot);
-  return (task.flags & kHasName) != 0 ? region_.notes[slot].name : "";
-}
-
-// Deadlines. A task that waits for data is looked at when its producers have ended, as ever; one that waits for an
-// event is let go by a worker that sleeps until then, or by a thread that waits.
-
-bool Engine::is_overdue(uint32_t slot) const {
-  return (region_.slots[slot].flags & kHasDeadline) != 0 && now_ns() >= region_.notes[slot].deadline_ns;
-}
-
-bool Engine::should_stop(uint32_t slot) const {
-  for (uint32_t at = slot + 1; at != 0; at = region_.slots[at - 1].parent) {
-    if (is_cancelled(at - 1) || is_overdue(at - 1)) return true;
-  }
-  return peer_lost_.load(std::memory_order_relaxed);
-}
-
-/// A worker that is asleep must know of it: it sleeps no longer than that.
-void Engine::expect_deadline(int64_t deadline_ns) {
-  Header& header = *region_.header;
-  int64_t known = header.next_deadline_ns.load(std::memory_order_acquire);
-  do {
-    if (known != 0 && known <= deadline_ns) return;
-  } while (!header.next_deadline_ns.compare_exchange_weak(known, deadline_ns, std::memory_order_acq_rel));
-  header.worker_word.fetch_add(1, std::memory_order_acq_rel);
-  futex_wake(header.worker_word, 1, header.is_shared != 0);
-}
-
-/// Lets go of tasks that wait for events and are past their deadlines.
-void Engine::expire_overdue(uint32_t seat_index) {
-  Header& header = *region_.header;
-  int64_t next = header.next_deadline_ns.load(std::memory_order_acquire);
-  if (next == 0 || now_ns() < next) return;
-  if (!header.next_deadline_ns.compare_exchange_strong(next, 0, std::memory_order_acq_rel)) return;
-  int64_t soonest = INT64_MAX;
-  for (uint32_t e = 0; e < header.max_events; ++e) {
-    if (region_.events[e].used.load(std::memory_order_acquire) == 0) continue;
-    soonest = std::min(soonest, wake_event(e, 0, seat_index));
-  }
-  if (soonest != INT64_MAX) expect_deadline(soonest);
-  wake_waiters();
 }
 
 }  // namespace tilewise::tasks
