@@ -41,7 +41,7 @@ bool any_overlap(std::vector<std::pair<uint64_t, uint64_t>> ranges) {
 bool overlap(uint64_t a, uint64_t a_bytes, uint64_t b, uint64_t b_bytes) { return a < b + b_bytes && b < a + a_bytes; }
 
 // A slot with all that does not depend on the replay's buffers.
-uint32_t begin_replayed(Engine& engine, Replay& run, uint32_t number, const Recording::Task& recorded) {
+inline uint32_t begin_replayed(Engine& engine, Replay& run, uint32_t number, const Recording::Task& recorded) {
   const uint32_t slot = take_slot(engine, run.seat);
   Slot& task = engine.region.slots[slot];
   SlotArgs& args = engine.region.args[slot];
@@ -74,7 +74,7 @@ uint32_t begin_replayed(Engine& engine, Replay& run, uint32_t number, const Reco
   return slot;
 }
 
-void bind_replayed(Engine& engine, Replay& run, uint32_t number, uint32_t slot) {
+inline void bind_replayed(Engine& engine, Replay& run, uint32_t number, uint32_t slot) {
   const RecordedTask& recorded = run.recording.tasks[number];
   Slot& task = engine.region.slots[slot];
   SlotArgs& args = engine.region.args[slot];

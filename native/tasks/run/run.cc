@@ -112,7 +112,7 @@ bool may_follow(const Engine& engine, uint32_t slot, uint32_t seat_index, bool i
 }
 
 /// A task that a completion made ready: the thread runs the first that it may at once; others get the rest.
-void follow_up(Engine& engine, uint32_t& next, uint32_t slot, uint32_t seat_index, bool is_worker) {
+inline void follow_up(Engine& engine, uint32_t& next, uint32_t slot, uint32_t seat_index, bool is_worker) {
   if (next != kNone || !may_follow(engine, slot, seat_index, is_worker)) return make_ready(engine, slot, seat_index);
   next = slot;
   engine.region.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
@@ -142,12 +142,12 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t seat
   return next;
 }
 
-void tell_watchers(Engine& engine, TaskRef task) {
+[[gnu::noinline]] void tell_watchers(Engine& engine, TaskRef task) {
   wake_waiters(engine);
   if (engine.callbacks.has_any()) engine.callbacks.run(task);
 }
 
-void trace_end(Engine& engine, uint32_t slot, uint32_t seat_index, TaskRef self, int status) {
+[[gnu::noinline]] void trace_end(Engine& engine, uint32_t slot, uint32_t seat_index, TaskRef self, int status) {
   const Slot& task = engine.region.slots[slot];
   Trace::Before before{lane_of(engine, slot), 0, 0, ready_ticks_of(engine, slot), task_name(engine, slot)};
   if ((task.flags & kIsReplayed) != 0) {

@@ -23,7 +23,7 @@ void start_empty(Engine& engine, uint32_t slot, uint32_t seat_index) {
   start_submitted(engine, slot, seat_index);
 }
 
-void fill(Engine& engine, Slot& task, SlotArgs& args, const pto_task_spec& spec, uint32_t seat_index) {
+inline void fill(Engine& engine, Slot& task, SlotArgs& args, const pto_task_spec& spec, uint32_t seat_index) {
   uint16_t flags = 0;
   if (spec.kernel >= 0 && (engine.region.kernels[spec.kernel].flags & PTO_SUBMITS) != 0) flags = kIsParent;
   if (spec.flags != 0) flags |= kKeepsError;
@@ -70,7 +70,7 @@ void allocate_outputs(Engine& engine, const pto_task_spec& spec, uint32_t seat_i
 }
 
 // Addresses of all buffers; runtime-owned outputs are packed into one piece of the heap.
-void bind_params(Engine& engine, uint32_t slot, const pto_task_spec& spec, uint32_t seat_index, Resolved& buffers,
+inline void bind_params(Engine& engine, uint32_t slot, const pto_task_spec& spec, uint32_t seat_index, Resolved& buffers,
                  uint32_t traits) {
   Slot& task = engine.region.slots[slot];
   SlotArgs& args = engine.region.args[slot];
@@ -145,7 +145,7 @@ bool prepare_boxes(Engine& engine, const SlotArgs& args, const pto_task_spec& sp
 }
 
 // One critical section for all parameters, so that two lanes see each other's tasks in one order.
-void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t seat_index,
+inline void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t seat_index,
           Resolved& buffers, uint32_t traits, bool& is_recorded) {
   Slot& task = engine.region.slots[slot];
   SlotArgs& args = engine.region.args[slot];
