@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <bit>
 #include <cfenv>
-#include <deque>
 
 #include "tasks/engine/pool.h"
 #include "tasks/engine/seats.h"
 #include "tasks/open.h"
 #include "tasks/order/dependencies.h"
+#include "tasks/order/growing_pool.h"
 #include "tasks/run/link.h"
 #include "tasks/run/run.h"
 #include "tasks/run/workers.h"
@@ -44,36 +44,19 @@ Options options_of(uint32_t num_workers, uint32_t window) {
 
 }  // namespace
 
-/// Who uses what, known to the submitter alone: so its chunks come from a pool of its own, which grows as it must.
-struct Embedded::Objects {
+/// Which tasks use what, known to the submitter alone: so its chunks come from a pool of its own.
+struct Embedded::Objects : GrowingPool {
   Objects(const Region& its_region, uint32_t num_objects, uint32_t window)
       : region(its_region), states(num_objects), marks(window) {}
+
+  bool is_settled(TaskRef task) const {
+    return generation_in(region.slots[slot_of(task)].wake.load(std::memory_order_acquire)) != generation_of(task);
+  }
 
   const Region& region;
   std::vector<AccessState> states;
   std::vector<uint64_t> marks;  // per place: the last task that waits for the one there
   uint64_t num_submitted = 0;
-  std::deque<Chunk> chunks;  // references stay while it grows
-  uint32_t free_chunks = 0;  // + 1
-
-  // A pool as dependencies.h wants it.
-  Chunk& chunk(uint32_t index) { return chunks[index - 1]; }
-  uint32_t take() {
-    if (free_chunks == 0) {
-      chunks.emplace_back();
-      return static_cast<uint32_t>(chunks.size());
-    }
-    const uint32_t index = free_chunks;
-    free_chunks = chunk(index).next;
-    return index;
-  }
-  void give(uint32_t index) {
-    chunk(index).next = free_chunks;
-    free_chunks = index;
-  }
-  bool is_settled(TaskRef task) const {
-    return generation_in(region.slots[slot_of(task)].wake.load(std::memory_order_acquire)) != generation_of(task);
-  }
 };
 
 Embedded::Embedded(Host& host, uint32_t num_workers, uint32_t window, uint32_t num_objects)

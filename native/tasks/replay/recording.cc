@@ -15,16 +15,6 @@ constexpr uint32_t kRecordedBoxes = 1 << 14;
 
 }  // namespace
 
-uint32_t Recording::Pool::take() {
-  if (!free.empty()) {
-    const uint32_t index = free.back();
-    free.pop_back();
-    return index;
-  }
-  chunks.emplace_back();
-  return static_cast<uint32_t>(chunks.size());
-}
-
 Recording::Recording(const Region& region) {
   for (uint32_t e = 0; e < region.header->max_events; ++e) {
     event_values.push_back(region.events[e].value.load(std::memory_order_acquire));

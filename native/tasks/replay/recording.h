@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tasks/order/dependencies.h"
+#include "tasks/order/growing_pool.h"
 #include "tasks/order/region_index.h"
 #include "tasks/store/layout.h"
 
@@ -91,13 +92,8 @@ class Recording {
   std::vector<pto_handle> bound;  // the last binding that was checked, per buffer
   std::unique_ptr<Instance> instance;  // nullptr: replayed by submitting
 
-  /// Chunks of the recording's own states; no reference is ever settled.
-  struct Pool {
-    std::deque<Chunk> chunks;
-    std::vector<uint32_t> free;
-    uint32_t take();
-    void give(uint32_t index) { free.push_back(index); }
-    Chunk& chunk(uint32_t index) { return chunks[index - 1]; }
+  /// While recording nothing ever completes, so no reference is ever settled.
+  struct Pool : GrowingPool {
     bool is_settled(TaskRef) const { return false; }
     bool remembers_failures() const { return true; }
   };

@@ -29,6 +29,15 @@ CASE("outputs of one task are packed and each is aligned to 64 bytes") {
   EXPECT_EQ(pto_bytes(runtime, params[1].handle), uint64_t{65});
 }
 
+CASE("what follows a buffer of more than 4 GiB in its scope lies behind it") {
+  Runtime runtime(small_heap(5ull << 12));  // 5 GiB, of which nothing is touched
+  const uint64_t large = (4ull << 30) + 64;
+  const pto_handle first = pto_alloc(runtime, large), second = pto_alloc(runtime, 64);
+  EXPECT(first != 0 && second != 0);
+  const auto address = [&](pto_handle handle) { return reinterpret_cast<uint64_t>(pto_address(runtime, handle)); };
+  EXPECT(address(second) >= address(first) + large || address(second) + 64 <= address(first));
+}
+
 CASE("an output larger than a segment takes a run, the whole heap at most, and no more") {
   Runtime runtime(small_heap(8));
   for (int round = 0; round < 50; ++round) {
