@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "tasks/engine/host.h"
-#include "tasks/store/access.h"
+#include "tasks/regions/access.h"
 
 namespace tilewise::tasks {
 

@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "tasks/store/access.h"
+#include "tasks/regions/access.h"
 
 namespace tilewise::tasks {
 

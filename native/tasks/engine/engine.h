@@ -25,7 +25,7 @@
 #include "tasks/engine/replays.h"
 #include "tasks/observe/graph_log.h"
 #include "tasks/observe/trace.h"
-#include "tasks/order/region_index.h"
+#include "tasks/regions/region_index.h"
 #include "tasks/store/layout.h"
 #include "tasks/store/round.h"
 #include "tasks/store/status.h"

@@ -10,7 +10,7 @@
 #include <array>
 
 #include "tasks/order/dependencies.h"
-#include "tasks/order/region_index.h"
+#include "tasks/regions/region_index.h"
 #include "tasks/store/layout.h"
 
 namespace tilewise::tasks {

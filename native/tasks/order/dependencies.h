@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <iterator>
 
-#include "tasks/store/access.h"
+#include "tasks/regions/access.h"
 #include "tasks/store/layout.h"
 
 namespace tilewise::tasks {

@@ -12,7 +12,7 @@
 
 #include "tasks/order/dependencies.h"
 #include "tasks/order/growing_pool.h"
-#include "tasks/order/region_index.h"
+#include "tasks/regions/region_index.h"
 #include "tasks/store/layout.h"
 
 namespace tilewise::tasks {

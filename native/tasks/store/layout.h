@@ -11,8 +11,8 @@
 #include <cstdint>
 
 #include "protocols/spin_lock.h"
-#include "tasks/order/region_index.h"
-#include "tasks/store/access.h"
+#include "tasks/regions/access.h"
+#include "tasks/regions/region_index.h"
 #include "tasks/store/slots.h"
 #include "tilewise/pto_api.h"
 

@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tasks/order/region_index.h"
-#include "tasks/store/access.h"
+#include "tasks/regions/access.h"
+#include "tasks/regions/region_index.h"
 #include "tilewise/pto_api.h"
 
 namespace tilewise::tasks {

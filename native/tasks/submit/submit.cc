@@ -70,8 +70,8 @@ void allocate_outputs(Engine& engine, const pto_task_spec& spec, uint32_t seat_i
 }
 
 // Addresses of all buffers; runtime-owned outputs are packed into one piece of the heap.
-inline void bind_params(Engine& engine, uint32_t slot, const pto_task_spec& spec, uint32_t seat_index, Resolved& buffers,
-                 uint32_t traits) {
+inline void bind_params(Engine& engine, uint32_t slot, const pto_task_spec& spec, uint32_t seat_index,
+                        Resolved& buffers, uint32_t traits) {
   Slot& task = engine.region.slots[slot];
   SlotArgs& args = engine.region.args[slot];
   if ((traits & kHasOutputs) != 0) allocate_outputs(engine, spec, seat_index, buffers);
@@ -146,7 +146,7 @@ bool prepare_boxes(Engine& engine, const SlotArgs& args, const pto_task_spec& sp
 
 // One critical section for all parameters, so that two lanes see each other's tasks in one order.
 inline void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t seat_index,
-          Resolved& buffers, uint32_t traits, bool& is_recorded) {
+                 Resolved& buffers, uint32_t traits, bool& is_recorded) {
   Slot& task = engine.region.slots[slot];
   SlotArgs& args = engine.region.args[slot];
   Header& header = *engine.region.header;

@@ -4,7 +4,7 @@
 #pragma once
 #include <cstdint>
 
-#include "tasks/store/access.h"
+#include "tasks/regions/access.h"
 
 namespace tilewise::tasks {
 

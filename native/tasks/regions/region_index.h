@@ -16,7 +16,7 @@
 #include <emmintrin.h>
 #endif
 
-#include "tasks/order/region_box.h"
+#include "tasks/regions/region_box.h"
 
 namespace tilewise::tasks {
 

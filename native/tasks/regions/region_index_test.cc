@@ -1,6 +1,6 @@
 // The region index against sets of bytes: no overlap is missed, boxes of one stride system are answered exactly, and
 // insertions and removals in any order leave nothing behind. The comparison itself is shown to notice wrong answers.
-#include "tasks/order/region_index.h"
+#include "tasks/regions/region_index.h"
 
 #include <algorithm>
 #include <bitset>

@@ -9,7 +9,7 @@
 #include <bit>
 #include <utility>
 
-#include "tasks/order/region_index.h"
+#include "tasks/regions/region_index.h"
 
 namespace tilewise::tasks {
 

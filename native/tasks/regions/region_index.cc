@@ -3,14 +3,14 @@
 //
 // Owns nothing: everything lies in the memory that the caller gave. Refuses an insertion (before it changes anything)
 // for which nodes or pages are missing. Boxes come from the caller, already checked against the buffer's size.
-#include "tasks/order/region_index.h"
+#include "tasks/regions/region_index.h"
 
 #include <bit>
 #include <cassert>
 #include <utility>
 
 #include "protocols/spin_lock.h"
-#include "tasks/order/region_pages.h"
+#include "tasks/regions/region_pages.h"
 
 namespace tilewise::tasks {
 namespace {
