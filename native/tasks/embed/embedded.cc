@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cfenv>
 
 #include "tasks/engine/pool.h"
 #include "tasks/engine/seats.h"
@@ -42,6 +41,13 @@ Options options_of(uint32_t num_workers, uint32_t window) {
   return options;
 }
 
+/// The kernel of every task here.
+int run_hosted(void* const*, const uint64_t*) {
+  const Engine& engine = *running.engine;
+  engine.host->execute(running.slot & (engine.region.header->window - 1), running.seat);
+  return PTO_OK;
+}
+
 }  // namespace
 
 /// Which tasks use what, known to the submitter alone: so its chunks come from a pool of its own.
@@ -66,6 +72,7 @@ Embedded::Embedded(Host& host, uint32_t num_workers, uint32_t window, uint32_t n
       engine_(open_engine(options_of(num_workers, window_))),
       objects_(std::make_unique<Objects>(engine_->region, num_objects, window_)) {
   engine_->host = &host;
+  kernel_ = engine_->kernels.add("hosted", run_hosted, 0);
 }
 
 Embedded::~Embedded() { close(); }
@@ -106,7 +113,7 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
   Slot& task = engine.region.slots[slot];
   const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
   // Never 0, so that every ready task goes through an ordered queue and not through its maker's ring.
-  task.begin(PTO_NO_KERNEL, priority >= 0 ? std::min(priority, kMaxPriority) + 1 : priority, 0, kIsEmbedded);
+  task.begin(kernel_, priority >= 0 ? std::min(priority, kMaxPriority) + 1 : priority, 0, kIsEmbedded);
   task.sequence.store(sequence, std::memory_order_relaxed);
   const auto sink = [&](TaskRef producer) {
     uint64_t& last = objects.marks[slot_of(producer) - first_slot_];
@@ -124,41 +131,20 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
   start_submitted(engine, slot, worker);
 }
 
-// Called by threads of other engines too: the shared queue has no owner, so no seat is needed.
+// Called by threads of other engines too.
 void Embedded::resume(uint32_t task_index) {
-  if (host_.admit(task_index)) make_ready(*engine_, first_slot_ + task_index, 0);
+  if (host_.admit(task_index)) make_ready_from_outside(*engine_, first_slot_ + task_index);
 }
 
-void Embedded::worker_loop(uint32_t worker) {
-  std::fesetenv(FE_DFL_ENV);  // a thread inherits its maker's rounding and denormal modes; bits must not
-  Engine& engine = *engine_;
-  Header& header = *engine.region.header;
-  Idle idle;
-  while (header.closing.load(std::memory_order_acquire) == 0) {
-    // Until enough is ready, or others would sleep while this worker runs what it has found.
-    bool has_submitted = false;
-    while (host_.submit_more(worker)) has_submitted = true;
-    const uint32_t slot = take(engine, worker, true);
-    if (slot != kNone) {
-      idle.reset();
-      host_.execute(slot - first_slot_, worker);
-      complete(engine, slot, worker, PTO_OK, true);  // no successor follows directly: all have a place in the queue
-      host_.completed();
-    } else if (has_submitted) {
-      idle.reset();
-    } else if (!idle.is_idle()) {
-      idle.begin();
-    } else if (idle.should_sleep()) {
-      park_worker(engine, worker);
-      idle.reset();
-    }
-  }
-}
+void Embedded::worker_loop(uint32_t worker) { tasks::worker_loop(*engine_, worker); }
 
 uint64_t Embedded::num_ready() const {
   const Header& header = *engine_->region.header;
-  return uint64_t{header.num_urgent.load(std::memory_order_relaxed)} +
-         header.num_background.load(std::memory_order_relaxed);
+  uint64_t total = uint64_t{header.num_urgent.load(std::memory_order_relaxed)} +
+                   header.num_overflow.load(std::memory_order_relaxed) +
+                   header.num_background.load(std::memory_order_relaxed);
+  for (uint32_t w = 0; w < header.num_workers; ++w) total += num_tasks(engine_->region.rings[w]);
+  return total;
 }
 
 uint64_t Embedded::num_completed() const { return tasks::num_completed(*engine_); }

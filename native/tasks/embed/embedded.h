@@ -68,6 +68,7 @@ class __attribute__((visibility("default"))) Embedded {
   Host& host_;
   uint32_t window_;
   uint32_t first_slot_;
+  int32_t kernel_ = 0;
   std::unique_ptr<Engine, void (*)(Engine*)> engine_;
   std::unique_ptr<Objects> objects_;
 };

@@ -25,6 +25,13 @@ void push_special(Engine& engine, uint32_t slot) {
   count.fetch_add(1, std::memory_order_release);
 }
 
+void make_ready_from_outside(Engine& engine, uint32_t slot) {
+  engine.region.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
+  if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) ready_ticks_of(engine, slot) = ticks();
+  push_special(engine, slot);
+  wake_worker(engine);
+}
+
 bool can_help(const Engine& engine, uint32_t slot) {
   return engine.region.header->num_workers == 0 || is_leaf(engine.region.slots[slot]);
 }

@@ -21,6 +21,9 @@ uint32_t take(Engine& engine, uint32_t seat_index, bool is_worker);
 uint32_t steal(Engine& engine, uint32_t seat_index, uint32_t classes);
 /// Whether take() would find something.
 bool has_work(const Engine& engine, uint32_t seat_index);
+/// Makes a task ready on a thread that has no seat here: it goes to a shared queue.
+void make_ready_from_outside(Engine& engine, uint32_t slot);
+
 /// Says that this thread holds tasks that no slot shows as ready or running.
 class Busy {
  public:

@@ -242,10 +242,11 @@ uint32_t complete(Engine& engine, uint32_t slot, uint32_t seat_index, int status
   if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
     trace_end(engine, slot, seat_index, self, status);
   me.num_completed.store(me.num_completed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  if ((task.flags & kIsReplayed) != 0) return complete_replayed(engine, slot, seat_index, self, is_worker);
-  if ((task.flags & kUsesTokens) != 0) release_tokens(engine, slot, seat_index);
-  if ((task.flags & kUsesHeap) != 0) {
-    if (release_heap(engine.region, task, engine.region.args[slot])) wake_waiters(engine);
+  const uint32_t flags = task.flags;
+  if ((flags & (kIsReplayed | kUsesTokens | kUsesHeap)) != 0) {
+    if ((flags & kIsReplayed) != 0) return complete_replayed(engine, slot, seat_index, self, is_worker);
+    if ((flags & kUsesTokens) != 0) release_tokens(engine, slot, seat_index);
+    if ((flags & kUsesHeap) != 0 && release_heap(engine.region, task, engine.region.args[slot])) wake_waiters(engine);
   }
   const uint32_t parent = task.parent;
   const WakeWord word = task.wake.exchange((generation_of(self) + 1) << 24, std::memory_order_acq_rel);
@@ -254,6 +255,8 @@ uint32_t complete(Engine& engine, uint32_t slot, uint32_t seat_index, int status
   if ((word & kWatched) != 0) [[unlikely]]
     tell_watchers(engine, self);
   if (parent != 0) child_ended(engine, parent - 1, seat_index);
+  if ((flags & kIsEmbedded) != 0) [[unlikely]]
+    engine.host->completed();
   return next;
 }
 

@@ -60,7 +60,11 @@ void worker_loop(Engine& engine, uint32_t worker) {
   Idle idle;
   Pace pace;
   bool is_replayed = false;  // what it took last
+  Host* const host = engine.host;
   while (header.closing.load(std::memory_order_acquire) == 0 && !engine.peer.is_lost.load(std::memory_order_relaxed)) {
+    // Until enough is ready, or others would sleep while this worker runs what it has found.
+    bool has_submitted = false;
+    while (host != nullptr && host->submit_more(worker)) has_submitted = true;
     const uint32_t slot = take(engine, worker, true);
     if (slot != kNone) {
       if (engine.peer.is_worker_side) [[unlikely]]
@@ -69,6 +73,8 @@ void worker_loop(Engine& engine, uint32_t worker) {
       is_replayed = (engine.region.slots[slot].flags & kIsReplayed) != 0;
       idle.reset();
       run(engine, slot, worker, true);
+    } else if (has_submitted) {
+      idle.reset();
     } else if (!idle.is_idle()) {
       const uint64_t num_run = engine.region.seats[worker].num_completed.load(std::memory_order_relaxed);
       if (is_replayed) {
