@@ -14,6 +14,7 @@
 #include "tasks/run/workers.h"
 #include "tasks/sched/queues.h"
 #include "tasks/sched/sleep.h"
+#include "tasks/submit/submit.h"
 #include "tasks/wait/room.h"
 
 namespace tilewise::tasks {
@@ -128,6 +129,8 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
     if (access.use == Use::kAfterAll) continue;
     record(objects.states[access.object], objects, access.use == Use::kRead ? PTO_INPUT : PTO_OUTPUT, self);
   }
+  if (engine.active_trace.load(std::memory_order_relaxed) != nullptr)
+    note_submission(engine, engine.region.args[slot], worker);
   start_submitted(engine, slot, worker);
 }
 
@@ -137,6 +140,28 @@ void Embedded::resume(uint32_t task_index) {
 }
 
 void Embedded::worker_loop(uint32_t worker) { tasks::worker_loop(*engine_, worker); }
+
+void Embedded::trace(uint32_t max_records) {
+  engine_->active_trace.store(nullptr);
+  engine_->trace = max_records == 0 ? nullptr : std::make_unique<Trace>(engine_->region, max_records);
+  engine_->active_trace.store(engine_->trace.get());
+}
+
+std::vector<TimelineRecord> Embedded::timeline() const {
+  if (engine_->trace == nullptr) return {};
+  std::vector<pto_trace_task> records(engine_->trace->tasks(nullptr, 0));
+  engine_->trace->tasks(records.data(), records.size());
+  std::vector<TimelineRecord> timeline;
+  for (const pto_trace_task& r : records) {
+    timeline.push_back(
+        {r.worker, r.kernel, static_cast<int64_t>(r.task), r.submit_ns, r.ready_ns, r.start_ns, r.end_ns});
+  }
+  return timeline;
+}
+
+int64_t Embedded::timeline_dropped() const {
+  return engine_->trace == nullptr ? 0 : static_cast<int64_t>(engine_->trace->num_dropped());
+}
 
 uint64_t Embedded::num_ready() const {
   const Header& header = *engine_->region.header;

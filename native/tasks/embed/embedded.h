@@ -26,6 +26,17 @@ struct Access {
   Use use;
 };
 
+/// One task in a timeline; times in ns of CLOCK_MONOTONIC.
+struct TimelineRecord {
+  int64_t worker;
+  int64_t label;
+  int64_t row_begin;
+  int64_t submit_ns;
+  int64_t ready_ns;
+  int64_t start_ns;
+  int64_t end_ns;
+};
+
 class __attribute__((visibility("default"))) Embedded {
  public:
   static constexpr uint32_t kMaxWorkers = 255;
@@ -55,6 +66,12 @@ class __attribute__((visibility("default"))) Embedded {
   void wake_all();
   /// Lets the workers leave their loops; tasks that have not started never will.
   void close();
+
+  /// Records the tasks from now on, the last max_records of each worker; 0: ends that, and drops what was recorded.
+  /// Only while nothing runs, as the two after it.
+  void trace(uint32_t max_records);
+  std::vector<TimelineRecord> timeline() const;
+  int64_t timeline_dropped() const;
 
   /// About how many tasks could start at once.
   uint64_t num_ready() const;

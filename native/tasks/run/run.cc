@@ -157,8 +157,11 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t seat
     before.scope_depth = engine.region.args[slot].scope_depth;
     before.submit_ticks = engine.region.args[slot].submit_ticks;
   }
+  TraceLabel label{task.kernel, static_cast<int64_t>(self)};
+  if ((task.flags & kIsEmbedded) != 0) label = engine.host->label_of(slot & (engine.region.header->window - 1));
   engine.active_trace.load(std::memory_order_relaxed)
-      ->end(seat_index, engine.region.header->num_workers, self, task, before, status);
+      ->end(seat_index, engine.region.header->num_workers, static_cast<TaskRef>(label.row_begin), label.label,
+            task.priority, before, status);
 }
 
 // The same for a task of an instance, which waits in its place for the next round. A round ends when all have counted
