@@ -81,7 +81,7 @@ void wait_for_workers(Engine& engine, double timeout_s) {
   }
   engine.peer.fd = static_cast<int>(syscall(SYS_pidfd_open, header.workers_pid.load(), 0));
   if (engine.peer.fd < 0) engine.peer.is_lost.store(true);
-  unlink(engine.peer.path.c_str());  // both have it mapped; nobody else can come
+  unlink(engine.peer.path.c_str());  // both have it mapped; no third process can come
 }
 
 void stop(Engine& engine) {

@@ -90,7 +90,7 @@ uint64_t Embedded::bytes() const {
 }
 
 void Embedded::close() {
-  engine_->is_closed = true;  // nobody waits for tasks that will not start
+  engine_->is_closed = true;  // no thread waits for tasks that will not start
   engine_->region.header->closing.store(1, std::memory_order_seq_cst);
   wake_all();
 }

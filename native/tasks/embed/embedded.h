@@ -3,7 +3,7 @@
 // Purpose: the planner's tile programs order and run their tasks here; see runtime/device.h. A Host gives the bodies
 // and makes tasks when few are ready; no thread of its own submits. Refuses what a stand-alone engine has beyond that:
 // kernels by name, registered buffers, heap, scopes, failures (the host keeps its own). Who may call: take_task and
-// submit by one worker at a time, inside Host::submit_more; resume and the questions by anyone; close by anyone.
+// submit by one worker at a time, inside Host::submit_more; resume, the questions and close by any thread.
 // Blocks: worker_loop sleeps while there is nothing to do. Memory order: what a task wrote is visible to its
 // successors. Memory: an engine's region, and the states of the objects, which tasks name by index.
 #pragma once

@@ -62,13 +62,13 @@ void mark_failed(Engine& engine, TaskRef task, uint32_t error, bool is_pinned) {
   if (slot.released.load(std::memory_order_seq_cst) == generation) engine.region.failed[at].is_pinned = 0;
 }
 
-// Called by a submitter, under the submission lock, when the table has grown: forgets what nobody can ask for. A task
-// that was linked while its producer lived asks when it advances; one that was linked later has asked already. So the
-// tasks that can still ask were submitted before the first sweep that found the producer completed.
+// Called by a submitter, under the submission lock, when the table has grown: forgets what no thread can ask for. A
+// task that was linked while its producer lived asks when it advances; one that was linked later has asked already. So
+// the tasks that can still ask were submitted before the first sweep that found the producer completed.
 void sweep_failures(Engine& engine, bool holds_boxes_lock) {
   Header& header = *engine.region.header;
   const uint32_t seat_index = seat_here(engine);
-  engine.replays->settle_all(seat_index);  // so that the buffers name everybody
+  engine.replays->settle_all(seat_index);  // so that the buffers name all tasks
   SeatPool pool{engine, engine.seat(seat_index)};
   std::vector<TaskRef> named;
   const auto note = [&](TaskRef ref) { named.push_back(without_flags(ref)); };

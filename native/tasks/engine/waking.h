@@ -13,7 +13,7 @@ void wake_sleeper(Engine& engine, bool all);
 /// Threads that wait for tasks or for room look again.
 void wake_waiters(Engine& engine);
 
-/// After work was published: whoever sleeps, and could run it, must see it.
+/// After work was published: a sleeper that could run it must see it.
 inline void wake_worker(Engine& engine, bool all = false) {
   const Header& header = *engine.region.header;
   light_barrier(engine.fences);

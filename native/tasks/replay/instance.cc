@@ -10,8 +10,8 @@ namespace {
 
 constexpr uint32_t kFewProducers = 16;
 
-/// (producer, consumer), by consumer; without those that follow from two others. Most edges of a recording do: whoever
-/// rewrites what others have read stands behind the readers, and they behind the writer.
+/// (producer, consumer), by consumer; without those that follow from two others. Most edges of a recording do: a task
+/// that rewrites what others have read stands behind the readers, and they behind the writer.
 std::vector<std::pair<uint32_t, uint32_t>> needed_edges(const Recording& recording) {
   std::vector<std::pair<uint32_t, uint32_t>> edges;
   std::vector<uint32_t> covered_by(recording.tasks.size(), kNone);

@@ -34,7 +34,8 @@ class Instance : public Round {
 
   /// Whether the last round has ended, for every thread that learns it from here.
   bool is_done(uint32_t num_seats) const {
-    // The last task is mostly the last to end; to look at it disturbs nobody, as to look at the counters would.
+    // The last task is mostly the last to end; to look at it costs no other thread a cache line, as to look at the
+    // counters would.
     const uint32_t last = first_slot + num_tasks() - 1;
     if (generation_in(slots_[last].wake.load(std::memory_order_relaxed)) == generation) return false;
     return num_done(num_seats) == target.load(std::memory_order_relaxed);

@@ -141,7 +141,7 @@ void replay_task(Engine& engine, Replay& run, uint32_t number) {
   start_submitted(engine, slot, run.seat);
 }
 
-/// When no references are left to write down who used the buffers, the tasks must end before anybody else comes.
+/// When no references are left to write down which tasks used the buffers, they must end before another submission.
 template <class Leave>
 void leave_or_await(Engine& engine, const Replay& run, uint32_t count, Leave&& leave) {
   try {
@@ -157,7 +157,7 @@ void leave_or_await(Engine& engine, const Replay& run, uint32_t count, Leave&& l
   }
 }
 
-/// After the first `count` tasks alone: whoever comes next to one of their buffers waits for all of them, and for all
+/// After the first `count` tasks alone: the next task on one of their buffers waits for all of them, and for all
 /// that stood there before.
 void leave_part(Engine& engine, Replay& run, uint32_t count) {
   SeatPool pool{engine, engine.seat(run.seat)};

@@ -60,8 +60,8 @@ int64_t wake_event(Engine& engine, uint32_t index, uint64_t add, uint32_t seat_i
   return soonest;
 }
 
-// A cancelled task waits for no event any more: whoever should raise it may be gone. A task looks at its cancellation
-// in the event's critical section, so it is either found there or never waits.
+// A cancelled task waits for no event any more: the thread that should raise it may be gone. A task looks at its
+// cancellation in the event's critical section, so it is either found there or never waits.
 void wake_cancelled(Engine& engine) {
   const uint32_t seat_index = running.engine == &engine ? running.seat : seat_here(engine);
   for (uint32_t e = 0; e < engine.region.header->max_events; ++e) {

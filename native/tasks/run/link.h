@@ -67,7 +67,7 @@ inline void record_param(Engine& engine, TaskRef task, uint32_t seat_index, Hand
 }
 
 /// Puts a task on the list of those that wait for a producer. False: the producer has completed. After true the task
-/// may be anybody's.
+/// may belong to any thread.
 [[gnu::always_inline]] inline bool stand_behind(Engine& engine, uint32_t slot, TaskRef producer_name) {
   Slot& task = engine.region.slots[slot];
   Slot& producer = engine.region.slots[slot_of(producer_name)];
@@ -86,7 +86,7 @@ inline void record_param(Engine& engine, TaskRef task, uint32_t seat_index, Hand
 /// One more of what a replayed task waits for. True: it was the last.
 inline bool arrive(Engine& engine, uint32_t slot) {
   std::atomic<uint32_t>& left = engine.region.slots[slot].children;
-  // Nobody else can come when one is left: then to look is enough.
+  // No other producer can come when one is left: then to look is enough.
   if (left.load(std::memory_order_acquire) != 1 && left.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
   if (engine.has_failures()) [[unlikely]]
     engine.replays->inherit(slot);
@@ -107,7 +107,7 @@ inline void drop_producer(Engine& engine, Slot& task, uint32_t seat_index) {
 }
 
 // Waits behind the last producer that has not completed. Exactly one thread at a time advances a task: its submitter,
-// then whoever completes the producer it stands behind.
+// then the thread that completes the producer it stands behind.
 inline bool advance(Engine& engine, uint32_t slot, uint32_t seat_index) {
   Slot& task = engine.region.slots[slot];
   while (task.num_producers > 0 || task.more_producers != 0) {

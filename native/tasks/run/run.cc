@@ -18,7 +18,7 @@ constexpr uint32_t kHelperStreak = 16;
 
 /// Writes one word of each cache line as it is. A line that this thread has only read stays with its last writer as
 /// well, who must then call it back before the next write: that costs a round trip which nothing hides, while a line
-/// that somebody else has written comes in the background.
+/// that another thread has written comes in the background.
 void take_over(uint64_t* words, uint32_t count) {
   for (uint32_t w = 0; w < count; w += 8) {
     const std::atomic_ref word(words[w]);
@@ -213,7 +213,7 @@ void child_ended(Engine& engine, uint32_t parent, uint32_t seat_index) {
     end_parent(engine, parent, seat_index);
 }
 
-// After the kernel: a task may still wait for its children, or for whoever ends it from outside.
+// After the kernel: a task may still wait for its children, or for the thread that ends it from outside.
 uint32_t finish(Engine& engine, uint32_t slot, uint32_t seat_index, int status, bool is_worker) {
   Slot& task = engine.region.slots[slot];
   if (status == PTO_LATER) {

@@ -32,8 +32,9 @@ void check_peer(Engine& engine) {
   if (poll(&poll_peer, 1, 0) > 0) engine.peer.is_lost.store(true, std::memory_order_relaxed);
 }
 
-// A worker counts itself as parked before it looks for work the last time; whoever makes work looks at the count after
-// it has published the work. The barrier between the two steps is issued here, for everybody, because sleeping is rare.
+// A worker counts itself as parked before it looks for work the last time; a thread that makes work looks at the count
+// after it has published the work. The barrier between the two steps is issued here, for all threads, because sleeping
+// is rare.
 void park_worker(Engine& engine, uint32_t worker) {
   Header& header = *engine.region.header;
   const uint32_t word = header.worker_word.load(std::memory_order_acquire);

@@ -4,7 +4,7 @@
 // queues, failures, events and the heap. No pointer lies in a shared one: buffers are kept as distances from its base.
 // (In a private one, slots of instances and of tasks that keep their arguments have pointers.) Who may write what
 // stands at each struct; memory order at the functions that use it. Memory: one anonymous or file mapping; pages that
-// nobody touches cost nothing, and all-zero bytes are the empty state of every struct.
+// no thread touches cost nothing, and all-zero bytes are the empty state of every struct.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -60,7 +60,7 @@ struct alignas(64) Event {
 };
 
 /// A run of heap memory. state: kSegmentOpen while its scope is open, minus completed uses; closing adds the number of
-/// uses and takes kSegmentOpen away; whoever brings it to 0 frees the run.
+/// uses and takes kSegmentOpen away; the thread that brings it to 0 frees the run.
 struct alignas(64) Segment {
   std::atomic<int64_t> state;
   std::atomic<int64_t> uses;  // by its owner; other lanes add theirs to state
@@ -95,7 +95,7 @@ struct alignas(128) Seat {
   int64_t asked_ns;  // when its host was last asked for an interruption
   std::atomic<uint32_t> num_open_scopes;  // depth, for other threads
   std::atomic<uint32_t> is_taken;
-  std::atomic<uint32_t> blocked;  // 1 + Resource: waits for one that only others (or nobody) can free
+  std::atomic<uint32_t> blocked;  // 1 + Resource: waits for one that only other threads (or none) can free
   std::atomic<uint64_t> blocked_size;
   std::atomic<uint32_t> first_error;
   std::atomic<uint64_t> cancel_below;
@@ -266,7 +266,8 @@ struct Options {
 uint64_t region_bytes(const Options& options);
 /// Makes a region (anonymous, or a new file for shared_path) with everything empty. Throws ResourceError.
 Region make_region(const Options& options);
-/// The file gets its name, at once and complete: whoever finds it can use it. Throws ArgumentError when it exists.
+/// The file gets its name, at once and complete: a process that finds it can use it. Throws ArgumentError when it
+/// exists.
 void publish_region(const char* path);
 /// What is left of a file that never got its name.
 void drop_part(const char* path);

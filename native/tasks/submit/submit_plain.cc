@@ -69,7 +69,8 @@ int plain_mode(const pto_param& param) {
   return args.scalars(num_params);
 }
 
-/// Whoever overwrites what its own producers have read finds each of them twice: once is enough, and needs no chunk.
+/// A task that overwrites what its own producers have read finds each of them twice: once is enough, and needs no
+/// chunk.
 [[gnu::noinline, gnu::cold]] void merge_or_order_after(Engine& engine, Slot& task, TaskRef producer,
                                                        uint32_t seat_index) {
   for (uint32_t p = 0; p < task.num_producers; ++p) {

@@ -60,7 +60,7 @@ bool is_blocked_parent(const Engine& engine, uint32_t slot) {
   return false;
 }
 
-// No task runs or could run, none waits for the outside, and nobody else has a scope to close.
+// No task runs or could run, none waits for the outside, and no other thread has a scope to close.
 bool is_stuck(const Engine& engine, uint32_t seat_index, Resource resource) {
   const Header& header = *engine.region.header;
   const uint32_t num_seats = engine.region.seats_in_use();

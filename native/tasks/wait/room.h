@@ -34,7 +34,7 @@ inline void count_submitted(Engine& engine, uint32_t seat_index, uint64_t count)
   submitted.store(submitted.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
 }
 
-/// The next slot in turn, when nobody lives in it.
+/// The next slot in turn, when no task lives in it.
 [[gnu::always_inline]] inline uint32_t take_slot(Engine& engine, uint32_t seat_index) {
   Seat& me = engine.seat(seat_index);
   const uint32_t mask = engine.region.header->window - 1;

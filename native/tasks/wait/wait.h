@@ -33,7 +33,7 @@ void watch_lane(Engine& engine, uint32_t seat_index);
 void check_open(const Engine& engine);
 void check_interrupted(int64_t* last_ns);
 
-// done: what is waited for. watch: sees to it that somebody wakes us; false when it is no longer needed.
+// done: what is waited for. watch: asks for a wake-up; false when it is no longer needed.
 template <class Done, class Watch>
 bool wait_until(Engine& engine, Done&& done, Watch&& watch_it, double timeout_s, bool helps) {
   if (done()) return true;
