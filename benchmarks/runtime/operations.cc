@@ -14,29 +14,35 @@
 #include <string>
 #include <vector>
 
-#include "tasks/engine.h"
-#include "tasks/hot.h"
+#include "tasks/engine/pool.h"
+#include "tasks/open.h"
 #include "tasks/order/dependencies.h"
+#include "tasks/replay/recordings.h"
+#include "tasks/run/events.h"
+#include "tasks/run/link.h"
+#include "tasks/run/run.h"
 #include "tasks/sched/thread_state.h"
-#include "tasks/store/pool.h"
+#include "tasks/submit/buffers.h"
+#include "tasks/submit/submit.h"
+#include "tasks/wait/room.h"
 
 namespace tilewise::tasks {
 
-/// Reaches what the engine keeps to itself.
+/// Single steps of one thread.
 struct Probe {
   Engine& engine;
-  uint32_t seat = engine.seat_here();
+  uint32_t seat = seat_here(engine);
 
-  uint32_t take_slot() { return engine.take_slot(seat); }
+  uint32_t take_slot() { return tasks::take_slot(engine, seat); }
   void give_slot(uint32_t slot) {
-    std::atomic<WakeWord>& wake = engine.region_.slots[slot].wake;
+    std::atomic<WakeWord>& wake = engine.region.slots[slot].wake;
     wake.store((generation_in(wake.load(std::memory_order_relaxed)) + 1) << 24, std::memory_order_release);
   }
-  uint64_t allocate(uint64_t bytes) { return engine.allocate_heap(seat, bytes); }
+  uint64_t allocate(uint64_t bytes) { return allocate_heap(engine, seat, bytes); }
   SeatPool pool() { return SeatPool{engine, engine.seat(seat)}; }
-  void start(uint32_t slot) { engine.region_.slots[slot].state.store(SlotState::kRunning); }
-  uint32_t take() { return engine.take(seat, true); }
-  uint32_t complete(uint32_t slot) { return engine.complete(slot, seat, PTO_OK, true); }
+  void start(uint32_t slot) { engine.region.slots[slot].state.store(SlotState::kRunning); }
+  uint32_t take() { return tasks::take(engine, seat, true); }
+  uint32_t complete(uint32_t slot) { return tasks::complete(engine, slot, seat, PTO_OK, true); }
 };
 
 }  // namespace tilewise::tasks
@@ -110,7 +116,7 @@ Options alone(uint32_t window = 1024) {
 }
 
 void slots() {
-  const auto engine = Engine::open(alone());
+  const auto engine = open_engine(alone());
   Probe probe{*engine};
   measure(
       "slot allocation and reclaim", 4000,
@@ -124,40 +130,40 @@ void slots() {
 }
 
 void heap() {
-  const auto engine = Engine::open(alone());
+  const auto engine = open_engine(alone());
   Probe probe{*engine};
   uint64_t sum = 0;
   measure(
       "heap allocation", 2000,
       [&] {
-        engine->begin_scope();
+        begin_scope(*engine);
         for (int i = 0; i < 2000; ++i) sum += probe.allocate(256);
-        engine->end_scope();
+        end_scope(*engine);
       },
       [] {});
   require(sum != 0, "the heap gave addresses");
 }
 
 void handles() {
-  const auto engine = Engine::open(alone());
+  const auto engine = open_engine(alone());
   Probe probe{*engine};
   std::vector<uint64_t> cells(4000);
   std::vector<pto_handle> names;
-  for (uint64_t& cell : cells) names.push_back(engine->register_buffer(&cell, 8));
+  for (uint64_t& cell : cells) names.push_back(register_buffer(*engine, &cell, 8));
   SeatPool pool = probe.pool();
   uint64_t found = 0;
   measure(
       "handle insert", 4000,
       [&] {
         for (const pto_handle name : names)
-          record(engine->resolve(name, "bench").state, pool, PTO_INOUT, 1 << kFlagBits);
+          record(resolve(*engine, name, "bench").state, pool, PTO_INOUT, 1 << kFlagBits);
       },
       [] {});
   measure(
       "handle lookup", 4000,
       [&] {
         for (const pto_handle name : names) {
-          collect(engine->resolve(name, "bench").state, pool, PTO_INPUT, [&](TaskRef ref) { found += ref != 0; });
+          collect(resolve(*engine, name, "bench").state, pool, PTO_INPUT, [&](TaskRef ref) { found += ref != 0; });
         }
       },
       [] {});
@@ -231,22 +237,22 @@ pto_task_spec plain(pto_kernel kernel, pto_param* params, uint32_t count) {
 }
 
 void submissions() {
-  const auto engine = Engine::open(alone());
-  const pto_kernel kernel = engine->add_kernel("count", count_kernel, 0);
+  const auto engine = open_engine(alone());
+  const pto_kernel kernel = engine->kernels.add("count", count_kernel, 0);
   std::vector<uint64_t> cells(3000);
   std::vector<pto_handle> names;
-  for (uint64_t& cell : cells) names.push_back(engine->register_buffer(&cell, 8));
-  const auto drain = [&] { require(engine->wait_all(PTO_FOREVER, true) == PTO_OK, "all tasks ended well"); };
+  for (uint64_t& cell : cells) names.push_back(register_buffer(*engine, &cell, 8));
+  const auto drain = [&] { require(wait_all(*engine, PTO_FOREVER, true) == PTO_OK, "all tasks ended well"); };
   // What a submission is told is written before it is timed.
   std::vector<pto_param> params;
   for (int i = 0; i < 3000; ++i) params.push_back({i % 3 < 2 ? PTO_INPUT : PTO_INOUT, 0, names[i], 0, nullptr});
   measure(
       "submit, three parameters, no live producer", 1000,
       [&] {
-        for (int i = 0; i < 1000; ++i) engine->submit(plain(kernel, &params[3 * i], 3));
+        for (int i = 0; i < 1000; ++i) submit(*engine, plain(kernel, &params[3 * i], 3));
       },
       drain);
-  const pto_event gate = engine->open_event();
+  const pto_event gate = open_event(*engine);
   uint64_t raised = 0;
   const auto hold = [&] {  // writers of the first cells, which cannot start
     for (int h = 0; h < 300; ++h) {
@@ -255,7 +261,7 @@ void submissions() {
       pto_task_spec spec = plain(kernel, &param, 1);
       spec.waits = &wait;
       spec.num_waits = 1;
-      engine->submit(spec);
+      submit(*engine, spec);
     }
   };
   hold();
@@ -263,36 +269,36 @@ void submissions() {
   measure(
       "submit, three parameters, three live producers", 700,
       [&] {
-        for (int i = 0; i < 700; ++i) engine->submit(plain(kernel, &params[3 * i], 3));
+        for (int i = 0; i < 700; ++i) submit(*engine, plain(kernel, &params[3 * i], 3));
       },
       [&] {
-        engine->raise_event(gate, 1);
+        raise_event(*engine, gate, 1);
         ++raised;
         drain();
         hold();
       });
-  engine->raise_event(gate, 1);
+  raise_event(*engine, gate, 1);
   drain();
 }
 
 void completions() {
-  const auto engine = Engine::open(alone(4096));
+  const auto engine = open_engine(alone(4096));
   Probe probe{*engine};
-  const pto_kernel kernel = engine->add_kernel("count", count_kernel, 0);
+  const pto_kernel kernel = engine->kernels.add("count", count_kernel, 0);
   std::vector<uint64_t> cells(1000);
   std::vector<pto_handle> names;
-  for (uint64_t& cell : cells) names.push_back(engine->register_buffer(&cell, 8));
+  for (uint64_t& cell : cells) names.push_back(register_buffer(*engine, &cell, 8));
   std::vector<uint32_t> producers;
   const auto prepare = [&] {
     producers.clear();
     for (int i = 0; i < 1000; ++i) {
       pto_param write = {PTO_INOUT, 0, names[i], 0, nullptr, nullptr};
-      engine->submit(plain(kernel, &write, 1));
+      submit(*engine, plain(kernel, &write, 1));
       producers.push_back(probe.take());
       require(producers.back() != kNone, "a producer is ready at once");
       for (int c = 0; c < 2; ++c) {
         pto_param read = {PTO_INPUT, 0, names[i], 0, nullptr, nullptr};
-        engine->submit(plain(kernel, &read, 1));
+        submit(*engine, plain(kernel, &read, 1));
       }
     }
     for (const uint32_t slot : producers) probe.start(slot);
@@ -311,22 +317,22 @@ void completions() {
         }
       },
       [&] {
-        require(engine->wait_all(PTO_FOREVER, true) == PTO_OK, "all tasks ended well");
+        require(wait_all(*engine, PTO_FOREVER, true) == PTO_OK, "all tasks ended well");
         prepare();
       });
   require(next == 1000ull * (kBatches + 3), "each completion made its consumers ready");
   for (const uint32_t slot : producers) probe.complete(probe.complete(slot));
-  engine->wait_all(PTO_FOREVER, true);
+  wait_all(*engine, PTO_FOREVER, true);
 }
 
 void replays() {
-  const auto engine = Engine::open(alone());
-  const pto_kernel kernel = engine->add_kernel("count", count_kernel, 0);
+  const auto engine = open_engine(alone());
+  const pto_kernel kernel = engine->kernels.add("count", count_kernel, 0);
   constexpr int kSide = 32;
   std::vector<uint64_t> cells(kSide * kSide);
   std::vector<pto_handle> names;
-  for (uint64_t& cell : cells) names.push_back(engine->register_buffer(&cell, 8));
-  engine->begin_recording();
+  for (uint64_t& cell : cells) names.push_back(register_buffer(*engine, &cell, 8));
+  recordings_of(*engine).begin();
   for (int i = 0; i < kSide; ++i) {
     for (int j = 0; j < kSide; ++j) {
       pto_param params[3] = {};
@@ -334,19 +340,19 @@ void replays() {
       if (i > 0) params[count++] = {PTO_INPUT, 0, names[(i - 1) * kSide + j], 0, nullptr, nullptr};
       if (j > 0) params[count++] = {PTO_INPUT, 0, names[i * kSide + j - 1], 0, nullptr, nullptr};
       params[count++] = {PTO_INOUT, 0, names[i * kSide + j], 0, nullptr, nullptr};
-      engine->submit(plain(kernel, params, count));
+      submit(*engine, plain(kernel, params, count));
     }
   }
-  const pto_recording recording = engine->end_recording();
-  engine->wait_all(PTO_FOREVER, true);
-  const auto drain = [&] { require(engine->wait_all(PTO_FOREVER, true) == PTO_OK, "all tasks ended well"); };
+  const pto_recording recording = recordings_of(*engine).end();
+  wait_all(*engine, PTO_FOREVER, true);
+  const auto drain = [&] { require(wait_all(*engine, PTO_FOREVER, true) == PTO_OK, "all tasks ended well"); };
   measure(
-      "replay of a wavefront, submission alone", kSide * kSide, [&] { engine->replay(recording, nullptr, nullptr, 0); },
-      drain);
+      "replay of a wavefront, submission alone", kSide * kSide,
+      [&] { recordings_of(*engine).replay(recording, nullptr, nullptr, 0); }, drain);
   measure(
       "replay of a wavefront, submission and running", kSide * kSide,
       [&] {
-        engine->replay(recording, nullptr, nullptr, 0);
+        recordings_of(*engine).replay(recording, nullptr, nullptr, 0);
         drain();
       },
       [] {});

@@ -68,13 +68,15 @@ class Row:
 
 def build(folder: Path) -> None:
     """Compile the native programs; `operations` contains the runtime's sources, the others link the library."""
-    sources = sorted(p for p in (NATIVE / "tasks").glob("*.cc") if not p.stem.endswith("_test"))
+    sources = sorted(p for p in (NATIVE / "tasks").rglob("*.cc") if not p.stem.endswith("_test"))
     includes = [f"-I{NATIVE}", f"-I{NATIVE / 'include'}"]
     link = ["-ldl", "-lpthread"]
-    objects = [str(folder / f"{source.stem}.o") for source in sources if source.stem != "pto_api"]
-    for target in objects:
-        source = NATIVE / "tasks" / f"{Path(target).stem}.cc"
-        subprocess.run([*COMPILER, *includes, "-c", str(source), "-o", target], check=True)
+    objects = []
+    for source in sources:
+        if source.stem == "pto_api":
+            continue
+        objects.append(str(folder / f"{source.stem}.o"))
+        subprocess.run([*COMPILER, *includes, "-c", str(source), "-o", objects[-1]], check=True)
     program = [str(HERE / "operations.cc"), *objects, "-o", str(folder / "operations")]
     subprocess.run([*COMPILER, *includes, *program, *link], check=True)
     library = tilewise.get_library()

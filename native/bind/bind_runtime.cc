@@ -95,8 +95,8 @@ nb::list timeline(const Executor& executor) {
   const std::vector<std::string>& labels = executor.timeline_labels();
   nb::list records;
   for (const TimelineEntry& entry : executor.timeline()) {
-    const TimelineRecord& r = entry.record;
-    records.append(nb::make_tuple(entry.device, entry.worker, labels[r.label], r.row_begin, r.submit_ns, r.ready_ns,
+    const tasks::TimelineRecord& r = entry.record;
+    records.append(nb::make_tuple(entry.device, r.worker, labels[r.label], r.row_begin, r.submit_ns, r.ready_ns,
                                   r.start_ns, r.end_ns));
   }
   return records;

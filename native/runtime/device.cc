@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kWalkBatch = 32;  // submissions per advance
 constexpr int64_t kWalkOpen = int64_t{1} << 40;
-constexpr int64_t kTimelineRecords = 1 << 16;
+constexpr uint32_t kTimelineRecords = 1 << 16;
 
 }  // namespace
 
@@ -62,9 +62,7 @@ void Device::begin(const RunContext& run, std::vector<Injection> injections) {
   const ExpandContext context{run.program, options_.index, run.symbols, run.arenas, options_.num_handles};
   walker_.begin(context, signals_, std::move(injections));
   transfers_ = std::vector<std::atomic<int64_t>>(run.program->labels().size());
-  if (run.tracing) {
-    for (auto& worker : workers_) worker->timeline.clear();
-  }
+  if (run.tracing) enable_trace(true);
 }
 
 void Device::clear_poison() {
@@ -77,9 +75,7 @@ void Device::start() {
   engine_.wake_all();
 }
 
-void Device::enable_trace(bool enable) {
-  for (auto& worker : workers_) worker->timeline.resize(enable ? kTimelineRecords : 0);
-}
+void Device::enable_trace(bool enable) { engine_.trace(enable ? kTimelineRecords : 0); }
 
 int64_t Device::num_live() const { return unfinished_.load(std::memory_order_relaxed) - kWalkOpen; }
 
@@ -123,7 +119,6 @@ void Device::walk(uint32_t worker) {
 void Device::submit(uint32_t number, uint32_t worker) {
   Task& task = tasks_[number];
   walker_.fill(task, accesses_);
-  if (run_.tracing) task.submit_ns = now_ns();
   const auto priority = static_cast<int32_t>(std::clamp<int64_t>(task.instr->priority, INT32_MIN, INT32_MAX));
   engine_.submit(number, accesses_, priority, worker);
 }
@@ -138,7 +133,6 @@ bool Device::admit(uint32_t number) {
     if (!signals_[wait.signal].wait(&task.waiter, &left)) return false;
     if (task.poison == 0) task.poison = left;
   }
-  if (run_.tracing) task.ready_ns = now_ns();
   return true;
 }
 
@@ -151,18 +145,19 @@ void Device::signal_raised(uint32_t number, uint64_t poison) {
 void Device::execute(uint32_t task_number, uint32_t number) {
   Task& task = tasks_[task_number];
   Worker& worker = *workers_[number];
-  const int64_t start_ns = now_ns();
   worker.index.store(task.index, std::memory_order_relaxed);
-  worker.since_ns.store(start_ns, std::memory_order_relaxed);
+  worker.since_ns.store(now_ns(), std::memory_order_relaxed);
   worker.instr.store(task.instr, std::memory_order_release);
   if (task.injected == Injected::kStall) stall(worker);
   uint64_t poison = task.poison != 0 ? task.poison : core_->stopped();
   if (poison == 0) poison = run_kernel(worker, number, task);
   raise_signals(task, poison);
-  if (run_.tracing) {
-    worker.timeline.push({task.instr->label, task.row_begin, task.submit_ns, task.ready_ns, start_ns, now_ns()});
-  }
   worker.instr.store(nullptr, std::memory_order_relaxed);
+}
+
+tasks::TraceLabel Device::label_of(uint32_t number) const {
+  const Task& task = tasks_[number];
+  return {static_cast<int32_t>(task.instr->label), task.row_begin};
 }
 
 void Device::completed() {

@@ -24,22 +24,11 @@
 #include <vector>
 
 #include "memory/arena.h"
-#include "protocols/record_ring.h"
 #include "runtime/core.h"
 #include "runtime/walker.h"
 #include "tasks/embed/embedded.h"
 
 namespace tilewise::runtime {
-
-/// One task in a timeline; times in ns of the steady clock.
-struct TimelineRecord {
-  int64_t label;
-  int64_t row_begin;
-  int64_t submit_ns;
-  int64_t ready_ns;
-  int64_t start_ns;
-  int64_t end_ns;
-};
 
 /// What a worker does now, for the report of a deadline.
 struct WorkerStatus {
@@ -111,13 +100,13 @@ class Device final : private tasks::Host {
   WorkerStatus status(int64_t worker) const;
   int64_t transfers(int64_t label) const { return transfers_[label].load(std::memory_order_relaxed); }
   void enable_trace(bool enable);
-  const protocols::RecordRing<TimelineRecord>& timeline(int64_t worker) const { return workers_[worker]->timeline; }
+  std::vector<tasks::TimelineRecord> timeline() const { return engine_.timeline(); }
+  int64_t timeline_dropped() const { return engine_.timeline_dropped(); }
 
  private:
   struct alignas(128) Worker {
     explicit Worker(int64_t scratch_bytes) : scratch(scratch_bytes) {}
     memory::Arena scratch;
-    protocols::RecordRing<TimelineRecord> timeline;
     std::atomic<const Instr*> instr{nullptr};
     std::atomic<int64_t> index{0};
     std::atomic<int64_t> since_ns{0};
@@ -129,6 +118,7 @@ class Device final : private tasks::Host {
   bool submit_more(uint32_t worker) override;
   bool has_more() const override;
   bool admit(uint32_t task) override;
+  tasks::TraceLabel label_of(uint32_t task) const override;
   void execute(uint32_t task, uint32_t worker) override;
   void completed() override;
 

@@ -296,10 +296,7 @@ std::vector<TimelineEntry> Executor::timeline() const {
   std::vector<TimelineEntry> entries;
   if (broken_) return entries;  // a hung worker may still write
   for (int64_t d = 0; d < options_.num_devices; ++d) {
-    for (int64_t w = 0; w < options_.workers_per_device; ++w) {
-      state_->devices[d]->timeline(w).for_each(
-          [&](const TimelineRecord& record) { entries.push_back({d, w, record}); });
-    }
+    for (const tasks::TimelineRecord& record : state_->devices[d]->timeline()) entries.push_back({d, record});
   }
   std::sort(entries.begin(), entries.end(),
             [](const auto& a, const auto& b) { return a.record.start_ns < b.record.start_ns; });
@@ -333,9 +330,7 @@ ExecutorStats Executor::stats() const {
   if (broken_) return stats;
   for (const auto& device : state_->devices) {
     stats.window_high_water = std::max(stats.window_high_water, device->window_high_water());
-    for (int64_t w = 0; w < options_.workers_per_device; ++w) {
-      stats.timeline_dropped += device->timeline(w).num_dropped();
-    }
+    stats.timeline_dropped += device->timeline_dropped();
   }
   return stats;
 }

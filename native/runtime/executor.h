@@ -39,8 +39,7 @@ struct ExecutorOptions {
 /// One timeline record with its place.
 struct TimelineEntry {
   int64_t device;
-  int64_t worker;
-  TimelineRecord record;
+  tasks::TimelineRecord record;
 };
 
 struct ExecutorStats {

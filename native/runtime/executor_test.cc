@@ -218,7 +218,7 @@ CASE("the timeline has every task of the last run, with its moments in order") {
   const auto timeline = executor->timeline();
   EXPECT_EQ(timeline.size(), 40u);
   for (const TimelineEntry& entry : timeline) {
-    const TimelineRecord& r = entry.record;
+    const tilewise::tasks::TimelineRecord& r = entry.record;
     EXPECT(r.submit_ns <= r.ready_ns && r.ready_ns <= r.start_ns && r.start_ns <= r.end_ns);
   }
 }

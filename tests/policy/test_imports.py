@@ -39,6 +39,22 @@ NATIVE_ALLOWED = {
     "runtime": "base protocols memory kernels comm tasks",
     "bind": "base protocols memory kernels comm runtime tilewise",
 }
+# Rooms of native/tasks; `tasks` stands for the files at its root.
+ROOMS_ALLOWED = {
+    "regions": "",
+    "store": "regions",
+    "order": "regions store",
+    "sched": "regions store",
+    "observe": "regions store sched",
+    "engine": "regions store order sched observe",
+    "run": "regions store order sched observe engine",
+    "wait": "regions store sched observe engine run",
+    "submit": "regions store order sched observe engine run wait",
+    "replay": "regions store order sched engine run wait submit",
+    "tasks": "store sched engine replay run wait",
+    "embed": "regions store order sched engine run wait tasks",
+    "api": "store order sched observe engine run wait submit replay tasks",
+}
 
 
 def _package(path):
@@ -96,6 +112,33 @@ def test_native_folders_include_only_what_stands_before_them():
             if match and match[1] != me and match[1] not in NATIVE_ALLOWED[me].split():
                 bad.append(f"{relative(path)}:{line}: {me} includes {match[1]}")
     assert not bad, "forbidden includes:\n" + "\n".join(bad)
+
+
+def _room(parts):
+    return parts[1] if len(parts) > 2 else parts[0]
+
+
+def test_rooms_of_the_task_runtime_include_only_what_stands_before_them():
+    """regions <- store <- {order, sched} <- observe <- engine <- run <- wait <- submit <- replay <- {embed, api}."""
+    bad = []
+    for path in native_files():
+        parts = path.relative_to(NATIVE).parts
+        if parts[0] != "tasks" or path.stem.endswith("_test") or path.stem.startswith("testing_"):
+            continue
+        for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            match = re.match(r'\s*#\s*include\s+"(tasks/[a-z_/]+)\.h', text)
+            if not match:
+                continue
+            me, other = _room(parts), _room(match[1].split("/"))
+            if other != me and other not in ROOMS_ALLOWED[me].split():
+                bad.append(f"{relative(path)}:{line}: {me} includes {other}")
+    assert not bad, "forbidden includes:\n" + "\n".join(bad)
+
+
+def test_every_room_of_the_task_runtime_is_in_the_table():
+    """A new room gets its line."""
+    rooms = {path.name for path in (NATIVE / "tasks").iterdir() if path.is_dir()}
+    assert rooms - {"tests"} == set(ROOMS_ALLOWED) - {"tasks"}
 
 
 def test_only_bindings_know_python():

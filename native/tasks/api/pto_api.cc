@@ -8,15 +8,24 @@
 #include <thread>
 #include <utility>
 
-#include "tasks/engine.h"
+#include "base/check.h"
+#include "tasks/api/inside.h"
+#include "tasks/engine/handles.h"
+#include "tasks/open.h"
+#include "tasks/replay/recordings.h"
+#include "tasks/run/events.h"
+#include "tasks/run/run.h"
 #include "tasks/sched/thread_state.h"
-#include "tasks/waiting.h"
+#include "tasks/submit/buffers.h"
+#include "tasks/submit/submit.h"
+#include "tasks/wait/wait.h"
 
 using tilewise::tasks::Engine;
+using tilewise::tasks::raise;
 using tilewise::tasks::StatusError;
 
 struct PTORuntime {
-  std::unique_ptr<Engine> engine;
+  tilewise::tasks::OpenEngine engine;
 };
 
 // Submitters clear them for every task: three parameters that grew by a word each made a chain of tasks a third slower.
@@ -69,19 +78,19 @@ int done(Body&& body) {
 
 void need(const void* pointer, const char* what) {
   if (pointer != nullptr) return;
-  tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime] ", what, " must not be NULL; got NULL; pass its address");
+  raise(PTO_BAD_ARGUMENT, "[runtime] ", what, " must not be NULL; got NULL; pass its address");
 }
 
 void check_kernel_flags(uint32_t flags) {
   if ((flags & ~uint32_t{PTO_SUBMITS | PTO_VIEWS}) == 0) return;
-  tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime.kernel_add] undefined flags must be 0; got ", flags,
-                         "; pass PTO_SUBMITS, PTO_VIEWS, both or 0");
+  raise(PTO_BAD_ARGUMENT, "[runtime.kernel_add] undefined flags must be 0; got ", flags,
+        "; pass PTO_SUBMITS, PTO_VIEWS, both or 0");
 }
 
 /// Whether a wait has no deadline: then its caller helps to run tasks.
 bool is_endless(double timeout_s) {
   if (std::isnan(timeout_s)) {
-    tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime.wait] a timeout must be a number; got NaN; pass seconds");
+    raise(PTO_BAD_ARGUMENT, "[runtime.wait] a timeout must be a number; got NaN; pass seconds");
   }
   return timeout_s > tilewise::tasks::kLongestWait;
 }
@@ -89,14 +98,14 @@ bool is_endless(double timeout_s) {
 /// For calls that a forked child may make with what it inherited, and for submit, which asks for its lane anyway.
 Engine& any_engine_of(PTORuntime* runtime) {
   if (runtime == nullptr) {
-    tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime] a runtime must be open; got NULL; open one");
+    raise(PTO_BAD_ARGUMENT, "[runtime] a runtime must be open; got NULL; open one");
   }
   return *runtime->engine;
 }
 
 Engine& engine_of(PTORuntime* runtime) {
   Engine& engine = any_engine_of(runtime);
-  engine.check_process();
+  check_process(engine);
   return engine;
 }
 
@@ -120,8 +129,8 @@ tilewise::tasks::Options options_of(const pto_config& config) {
   options.shared_path = config.shared_path;
   if (config.peer_timeout_s != 0) {
     if (!(config.peer_timeout_s > 0)) {
-      tilewise::tasks::raise(PTO_BAD_ARGUMENT, "[runtime.open] peer_timeout_s must be more than 0 seconds; got ",
-                             config.peer_timeout_s, "; pass 0 for the default of 10");
+      raise(PTO_BAD_ARGUMENT, "[runtime.open] peer_timeout_s must be more than 0 seconds; got ", config.peer_timeout_s,
+            "; pass 0 for the default of 10");
     }
     options.peer_timeout_s = std::min(config.peer_timeout_s, tilewise::tasks::kLongestWait);
   }
@@ -138,7 +147,7 @@ int pto_runtime_open(const pto_config* config, PTORuntime** runtime) {
   return done([&] {
     const pto_config defaults{};
     need(static_cast<const void*>(runtime), "the place for the runtime");
-    auto engine = Engine::open(options_of(config != nullptr ? *config : defaults));
+    auto engine = tilewise::tasks::open_engine(options_of(config != nullptr ? *config : defaults));
     *runtime = new PTORuntime{std::move(engine)};
   });
 }
@@ -146,12 +155,11 @@ int pto_runtime_open(const pto_config* config, PTORuntime** runtime) {
 int pto_runtime_close(PTORuntime* runtime) {
   return done([&] {
     if (runtime != nullptr && runtime == orchestrated) {
-      tilewise::tasks::raise(
-          PTO_BAD_ARGUMENT,
-          "[runtime.close] a runtime is closed from outside its orchestrations; got a call inside one; "
-          "close it where it was opened");
+      raise(PTO_BAD_ARGUMENT,
+            "[runtime.close] a runtime is closed from outside its orchestrations; got a call inside one; "
+            "close it where it was opened");
     }
-    any_engine_of(runtime).close();
+    close_engine(any_engine_of(runtime));
     delete runtime;
   });
 }
@@ -163,7 +171,7 @@ pto_kernel pto_kernel_add(PTORuntime* runtime, const char* name, pto_kernel_fn f
   return status_of([&] {
     need(name, "a kernel's name");
     check_kernel_flags(flags);
-    return static_cast<int>(engine_of(runtime).add_kernel(name, function, flags));
+    return static_cast<int>(engine_of(runtime).kernels.add(name, function, flags));
   });
 }
 
@@ -173,58 +181,58 @@ pto_kernel pto_kernel_find_as(PTORuntime* runtime, const char* name, uint32_t fl
   return status_of([&] {
     need(name, "a kernel's name");
     check_kernel_flags(flags);
-    return static_cast<int>(engine_of(runtime).find_kernel(name, flags));
+    return static_cast<int>(engine_of(runtime).kernels.find(name, flags));
   });
 }
 
 int pto_library_load(PTORuntime* runtime, const char* path) {
   return done([&] {
     need(path, "a library's path");
-    engine_of(runtime).load_library(path);
+    engine_of(runtime).kernels.load(path);
   });
 }
 
 pto_handle pto_register(PTORuntime* runtime, void* address, uint64_t bytes) {
-  return guarded(pto_handle{0}, [&] { return engine_of(runtime).register_buffer(address, bytes); });
+  return guarded(pto_handle{0}, [&] { return register_buffer(engine_of(runtime), address, bytes); });
 }
 
 int pto_unregister(PTORuntime* runtime, pto_handle handle, double timeout_s) {
-  return done([&] { engine_of(runtime).unregister(handle, timeout_s, is_endless(timeout_s)); });
+  return done([&] { unregister(engine_of(runtime), handle, timeout_s, is_endless(timeout_s)); });
 }
 
 int pto_freeze(PTORuntime* runtime, pto_handle handle, int frozen) {
-  return done([&] { engine_of(runtime).freeze(handle, frozen != 0); });
+  return done([&] { freeze(engine_of(runtime), handle, frozen != 0); });
 }
 
 pto_handle pto_alloc(PTORuntime* runtime, uint64_t bytes) {
-  return guarded(pto_handle{0}, [&] { return engine_of(runtime).allocate(bytes); });
+  return guarded(pto_handle{0}, [&] { return allocate(engine_of(runtime), bytes); });
 }
 
 void* pto_address(PTORuntime* runtime, pto_handle handle) {
-  return guarded(static_cast<void*>(nullptr), [&] { return any_engine_of(runtime).address_of(handle); });
+  return guarded(static_cast<void*>(nullptr), [&] { return address_of(any_engine_of(runtime), handle); });
 }
 
 uint64_t pto_bytes(PTORuntime* runtime, pto_handle handle) {
-  return guarded(uint64_t{0}, [&] { return any_engine_of(runtime).resolve(handle, "bytes").bytes; });
+  return guarded(uint64_t{0}, [&] { return tilewise::tasks::resolve(any_engine_of(runtime), handle, "bytes").bytes; });
 }
 
 const void* pto_read(PTORuntime* runtime, pto_handle handle, const pto_region* region, double timeout_s) {
   return guarded(static_cast<void*>(nullptr), [&] {
-    return engine_of(runtime).wait_for_buffer(handle, region, PTO_INPUT, timeout_s, is_endless(timeout_s));
+    return wait_for_buffer(engine_of(runtime), handle, region, PTO_INPUT, timeout_s, is_endless(timeout_s));
   });
 }
 
 void* pto_write(PTORuntime* runtime, pto_handle handle, const pto_region* region, double timeout_s) {
   return guarded(static_cast<void*>(nullptr),
-                 [&] { return engine_of(runtime).wait_to_write(handle, region, timeout_s, is_endless(timeout_s)); });
+                 [&] { return wait_to_write(engine_of(runtime), handle, region, timeout_s, is_endless(timeout_s)); });
 }
 
 void pto_scope_begin(PTORuntime* runtime) {
-  done([&] { engine_of(runtime).begin_scope(); });
+  done([&] { begin_scope(engine_of(runtime)); });
 }
 
 int pto_scope_end(PTORuntime* runtime) {
-  return done([&] { engine_of(runtime).end_scope(); });
+  return done([&] { end_scope(engine_of(runtime)); });
 }
 
 pto_task pto_submit_task(PTORuntime* runtime, pto_kernel kernel, pto_worker_type worker_type, pto_param* params,
@@ -240,46 +248,46 @@ pto_task pto_submit_task(PTORuntime* runtime, pto_kernel kernel, pto_worker_type
 pto_task pto_submit(PTORuntime* runtime, const pto_task_spec* spec) {
   return guarded(pto_task{0}, [&] {
     need(spec, "a task's specification");
-    return any_engine_of(runtime).submit(*spec);
+    return submit(any_engine_of(runtime), *spec);
   });
 }
 
 int pto_task_complete(PTORuntime* runtime, pto_task task, int status) {
-  return done([&] { engine_of(runtime).complete_external(task, status); });
+  return done([&] { complete_external(engine_of(runtime), task, status); });
 }
 
 int pto_is_complete(PTORuntime* runtime, pto_task task) {
-  return status_of([&] { return engine_of(runtime).is_complete(task) ? 1 : 0; });
+  return status_of([&] { return is_complete(engine_of(runtime), task) ? 1 : 0; });
 }
 
 int pto_wait(PTORuntime* runtime, pto_task task, double timeout_s) {
-  return status_of([&] { return engine_of(runtime).wait(task, timeout_s, is_endless(timeout_s)); });
+  return status_of([&] { return wait(engine_of(runtime), task, timeout_s, is_endless(timeout_s)); });
 }
 
 int pto_wait_any(PTORuntime* runtime, const pto_task* tasks, uint32_t num_tasks, double timeout_s, uint32_t* first) {
   return status_of(
-      [&] { return engine_of(runtime).wait_any(tasks, num_tasks, timeout_s, first, is_endless(timeout_s)); });
+      [&] { return wait_any(engine_of(runtime), tasks, num_tasks, timeout_s, first, is_endless(timeout_s)); });
 }
 
 int pto_wait_all(PTORuntime* runtime, double timeout_s) {
-  return status_of([&] { return engine_of(runtime).wait_all(timeout_s, is_endless(timeout_s)); });
+  return status_of([&] { return wait_all(engine_of(runtime), timeout_s, is_endless(timeout_s)); });
 }
 
 int pto_notify(PTORuntime* runtime, pto_task task, void (*callback)(void*), void* context) {
   return done([&] {
     need(reinterpret_cast<const void*>(callback), "a callback");
-    engine_of(runtime).notify(task, callback, context);
+    notify(engine_of(runtime), task, callback, context);
   });
 }
 
 int pto_task_status(PTORuntime* runtime, pto_task task) {
-  return status_of([&] { return engine_of(runtime).task_status(task); });
+  return status_of([&] { return task_status(engine_of(runtime), task); });
 }
 
 int pto_task_error(PTORuntime* runtime, pto_task task, char* text, uint64_t text_bytes) {
   return status_of([&] {
     std::string sentence;
-    const int status = engine_of(runtime).task_error(task, &sentence);
+    const int status = task_error(engine_of(runtime), task, &sentence);
     if (text_bytes > 0) {
       const size_t length = std::min<size_t>(sentence.size(), text_bytes - 1);
       std::memcpy(text, sentence.data(), length);
@@ -290,17 +298,17 @@ int pto_task_error(PTORuntime* runtime, pto_task task, char* text, uint64_t text
 }
 
 void pto_task_release(PTORuntime* runtime, pto_task task) {
-  done([&] { engine_of(runtime).release(task); });
+  done([&] { release(engine_of(runtime), task); });
 }
 
 pto_task pto_this_task(void) {
   const tilewise::tasks::Running& running = tilewise::tasks::running;
-  return running.engine == nullptr ? 0 : running.engine->name_at(running.slot);
+  return running.engine == nullptr ? 0 : running.engine->region.name_at(running.slot);
 }
 
 int pto_should_stop(void) {
   const tilewise::tasks::Running& running = tilewise::tasks::running;
-  return running.engine != nullptr && running.engine->should_stop(running.slot) ? 1 : 0;
+  return running.engine != nullptr && should_stop(*running.engine, running.slot) ? 1 : 0;
 }
 
 void pto_fail(const char* reason) {
@@ -309,40 +317,40 @@ void pto_fail(const char* reason) {
 }
 
 int pto_cancel(PTORuntime* runtime, pto_task task) {
-  return done([&] { engine_of(runtime).cancel(task); });
+  return done([&] { cancel(engine_of(runtime), task); });
 }
 
 int pto_cancel_all(PTORuntime* runtime) {
-  return done([&] { engine_of(runtime).cancel_all(); });
+  return done([&] { cancel_all(engine_of(runtime)); });
 }
 
 pto_event pto_event_open(PTORuntime* runtime) {
-  return guarded(pto_event{0}, [&] { return engine_of(runtime).open_event(); });
+  return guarded(pto_event{0}, [&] { return open_event(engine_of(runtime)); });
 }
 
 int pto_event_raise(PTORuntime* runtime, pto_event event, uint64_t add) {
-  return done([&] { engine_of(runtime).raise_event(event, add); });
+  return done([&] { raise_event(engine_of(runtime), event, add); });
 }
 
 uint64_t pto_event_value(PTORuntime* runtime, pto_event event) {
-  return guarded(uint64_t{0}, [&] { return engine_of(runtime).event_value(event); });
+  return guarded(uint64_t{0}, [&] { return event_value(engine_of(runtime), event); });
 }
 
 int pto_record_begin(PTORuntime* runtime) {
-  return done([&] { engine_of(runtime).begin_recording(); });
+  return done([&] { recordings_of(engine_of(runtime)).begin(); });
 }
 
 pto_recording pto_record_end(PTORuntime* runtime) {
-  return guarded(pto_recording{0}, [&] { return engine_of(runtime).end_recording(); });
+  return guarded(pto_recording{0}, [&] { return recordings_of(engine_of(runtime)).end(); });
 }
 
 int pto_replay(PTORuntime* runtime, pto_recording recording, const pto_handle* from, const pto_handle* to,
                uint32_t num_handles) {
-  return done([&] { engine_of(runtime).replay(recording, from, to, num_handles); });
+  return done([&] { recordings_of(engine_of(runtime)).replay(recording, from, to, num_handles); });
 }
 
 int pto_recording_free(PTORuntime* runtime, pto_recording recording) {
-  return done([&] { engine_of(runtime).free_recording(recording); });
+  return done([&] { recordings_of(engine_of(runtime)).free(recording); });
 }
 
 int pto_run_orchestration(PTORuntime* runtime, const char* library_path, const char* name, const uint64_t* args) {
@@ -350,17 +358,16 @@ int pto_run_orchestration(PTORuntime* runtime, const char* library_path, const c
     Engine& engine = engine_of(runtime);
     need(library_path, "a library's path");
     need(name, "a function's name");
-    void* library = Engine::open_library(library_path, "run_orchestration");
+    void* library = tilewise::tasks::open_library(library_path, "run_orchestration");
     const auto function = reinterpret_cast<pto_orchestration_fn>(dlsym(library, name));
     if (function == nullptr) {
-      tilewise::tasks::raise(PTO_BAD_ARGUMENT,
-                             "[runtime.run_orchestration] the library must export the function; got '", name,
-                             "', which '", library_path, "' lacks; declare it extern \"C\"");
+      raise(PTO_BAD_ARGUMENT, "[runtime.run_orchestration] the library must export the function; got '", name,
+            "', which '", library_path, "' lacks; declare it extern \"C\"");
     }
     int status = 0;
     std::string thrown;
-    const uint32_t depth = engine.depth();
-    engine.begin_scope();
+    const uint32_t outer_depth = depth(engine);
+    begin_scope(engine);
     last_error = "none";  // of calls inside
     PTORuntime* const outer = std::exchange(orchestrated, runtime);
     try {
@@ -371,15 +378,15 @@ int pto_run_orchestration(PTORuntime* runtime, const char* library_path, const c
       thrown = "an unknown exception";
     }
     orchestrated = outer;
-    while (engine.depth() > depth) engine.end_scope();  // its own too
-    const int waited = engine.wait_all(PTO_FOREVER, true);
+    while (depth(engine) > outer_depth) end_scope(engine);  // its own too
+    const int waited = wait_all(engine, PTO_FOREVER, true);
     if (!thrown.empty()) {
-      tilewise::tasks::raise(PTO_TASK_FAILED, "[runtime.run_orchestration] the function must not throw; got '", thrown,
-                             "' from '", name, "'; catch it there and return a status");
+      raise(PTO_TASK_FAILED, "[runtime.run_orchestration] the function must not throw; got '", thrown, "' from '", name,
+            "'; catch it there and return a status");
     }
     if (status != 0) {
-      tilewise::tasks::raise(PTO_TASK_FAILED, "[runtime.run_orchestration] the function must return 0; got ", status,
-                             " from '", name, "'; its last error was: ", last_error);
+      raise(PTO_TASK_FAILED, "[runtime.run_orchestration] the function must return 0; got ", status, " from '", name,
+            "'; its last error was: ", last_error);
     }
     return waited;
   });
@@ -388,35 +395,36 @@ int pto_run_orchestration(PTORuntime* runtime, const char* library_path, const c
 int pto_workers_run(const char* shared_path, const char* const* library_paths, uint32_t num_libraries) {
   return status_of([&] {
     need(shared_path, "the region's path");
-    return Engine::run_workers(shared_path, std::vector<std::string>(library_paths, library_paths + num_libraries));
+    return tilewise::tasks::run_workers(shared_path,
+                                        std::vector<std::string>(library_paths, library_paths + num_libraries));
   });
 }
 
 int pto_get_stats(PTORuntime* runtime, pto_stats* stats) {
   return done([&] {
     need(stats, "the place for the figures");
-    engine_of(runtime).stats(stats);
+    tilewise::tasks::stats(engine_of(runtime), stats);
   });
 }
 
 int pto_is_idle(PTORuntime* runtime) {
-  return status_of([&] { return engine_of(runtime).is_idle() ? 1 : 0; });
+  return status_of([&] { return is_idle(engine_of(runtime)) ? 1 : 0; });
 }
 
 int pto_trace_enable(PTORuntime* runtime, uint32_t max_records_per_thread) {
-  return done([&] { engine_of(runtime).enable_trace(max_records_per_thread); });
+  return done([&] { enable_trace(engine_of(runtime), max_records_per_thread); });
 }
 
 uint64_t pto_trace_tasks(PTORuntime* runtime, pto_trace_task* records, uint64_t capacity) {
-  return guarded(uint64_t{0}, [&] { return engine_of(runtime).trace_tasks(records, capacity); });
+  return guarded(uint64_t{0}, [&] { return trace_tasks(engine_of(runtime), records, capacity); });
 }
 
 uint64_t pto_trace_stalls(PTORuntime* runtime, pto_trace_stall* records, uint64_t capacity) {
-  return guarded(uint64_t{0}, [&] { return engine_of(runtime).trace_stalls(records, capacity); });
+  return guarded(uint64_t{0}, [&] { return trace_stalls(engine_of(runtime), records, capacity); });
 }
 
 const char* pto_kernel_name(PTORuntime* runtime, pto_kernel kernel) {
-  return guarded("", [&] { return any_engine_of(runtime).kernel_name(kernel); });
+  return guarded("", [&] { return any_engine_of(runtime).kernels.name_of(kernel); });
 }
 
 void pto_set_hooks(void* (*enter)(void), void (*leave)(void*), int (*interrupted)(void)) {
@@ -424,13 +432,13 @@ void pto_set_hooks(void* (*enter)(void), void (*leave)(void*), int (*interrupted
 }
 
 int pto_graph_begin(PTORuntime* runtime) {
-  return done([&] { engine_of(runtime).begin_graph(); });
+  return done([&] { begin_graph(engine_of(runtime)); });
 }
 
 int pto_graph_end(PTORuntime* runtime, const char* json_path) {
   return done([&] {
     need(json_path, "the file's path");
-    engine_of(runtime).end_graph(json_path);
+    end_graph(engine_of(runtime), json_path);
   });
 }
 

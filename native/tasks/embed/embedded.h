@@ -3,7 +3,7 @@
 // Purpose: the planner's tile programs order and run their tasks here; see runtime/device.h. A Host gives the bodies
 // and makes tasks when few are ready; no thread of its own submits. Refuses what a stand-alone engine has beyond that:
 // kernels by name, registered buffers, heap, scopes, failures (the host keeps its own). Who may call: take_task and
-// submit by one worker at a time, inside Host::submit_more; resume and the questions by anyone; close by anyone.
+// submit by one worker at a time, inside Host::submit_more; resume, the questions and close by any thread.
 // Blocks: worker_loop sleeps while there is nothing to do. Memory order: what a task wrote is visible to its
 // successors. Memory: an engine's region, and the states of the objects, which tasks name by index.
 #pragma once
@@ -11,11 +11,12 @@
 #include <memory>
 #include <vector>
 
-#include "tasks/store/access.h"
+#include "tasks/engine/host.h"
+#include "tasks/regions/access.h"
 
 namespace tilewise::tasks {
 
-class Engine;
+struct Engine;
 
 /// kAfterAll: behind the object's readers and writers, without a trace for later ones (its memory is used otherwise).
 enum class Use : uint8_t { kRead, kWrite, kAfterAll };
@@ -25,22 +26,15 @@ struct Access {
   Use use;
 };
 
-/// Called from inside Embedded::worker_loop; admit from inside resume as well.
-class Host {
- public:
-  /// Submits more tasks if there are any, there is room and few are ready. True when it did, or could have.
-  virtual bool submit_more(uint32_t worker) = 0;
-  /// A worker about to sleep asks: submit_more would find something to do.
-  virtual bool has_more() const = 0;
-  /// Every producer of the task has completed. False: it waits for something else, and whoever brings that about calls
-  /// resume (perhaps before this call has returned, so nothing of the task may be touched after it was registered).
-  virtual bool admit(uint32_t task) = 0;
-  virtual void execute(uint32_t task, uint32_t worker) = 0;
-  /// The task's successors have been told and its place is free.
-  virtual void completed() = 0;
-
- protected:
-  ~Host() = default;
+/// One task in a timeline; times in ns of CLOCK_MONOTONIC.
+struct TimelineRecord {
+  int64_t worker;
+  int64_t label;
+  int64_t row_begin;
+  int64_t submit_ns;
+  int64_t ready_ns;
+  int64_t start_ns;
+  int64_t end_ns;
 };
 
 class __attribute__((visibility("default"))) Embedded {
@@ -73,6 +67,12 @@ class __attribute__((visibility("default"))) Embedded {
   /// Lets the workers leave their loops; tasks that have not started never will.
   void close();
 
+  /// Records the tasks from now on, the last max_records of each worker; 0: ends that, and drops what was recorded.
+  /// Only while nothing runs, as the two after it.
+  void trace(uint32_t max_records);
+  std::vector<TimelineRecord> timeline() const;
+  int64_t timeline_dropped() const;
+
   /// About how many tasks could start at once.
   uint64_t num_ready() const;
   uint64_t num_completed() const;
@@ -85,7 +85,8 @@ class __attribute__((visibility("default"))) Embedded {
   Host& host_;
   uint32_t window_;
   uint32_t first_slot_;
-  std::unique_ptr<Engine> engine_;
+  int32_t kernel_ = 0;
+  std::unique_ptr<Engine, void (*)(Engine*)> engine_;
   std::unique_ptr<Objects> objects_;
 };
 

@@ -82,6 +82,7 @@ class Bench : public Host {
     std::lock_guard guard(mutex_);
     order_.push_back(static_cast<int>(number));
   }
+  TraceLabel label_of(uint32_t place) const override { return {static_cast<int32_t>(planned_of_[place]), 0}; }
   void completed() override { num_done_.fetch_add(1); }
 
   Embedded engine_;

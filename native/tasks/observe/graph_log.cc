@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <fstream>
 
-#include "tasks/sched/submit_lock.h"
+#include "tasks/sched/sleep.h"
+#include "tasks/store/status.h"
 
 namespace tilewise::tasks {
 
@@ -35,18 +36,14 @@ std::vector<TaskRef>& GraphLog::pending() {
   return list;
 }
 
-void GraphLog::add(const Engine& engine, uint32_t slot, const pto_task_spec& spec) {
-  const Region& region = engine.region();
+void GraphLog::add(const Region& region, uint32_t slot, const pto_task_spec& spec) {
   const Slot& task = region.slots[slot];
-  const auto name_of = [&](uint32_t index) {
-    return make_ref(generation_in(region.slots[index].wake.load(std::memory_order_relaxed)), index);
-  };
-  Node node{name_of(slot),
-            spec.kernel >= 0 ? engine.kernel_name(spec.kernel) : "",
+  Node node{region.name_at(slot),
+            spec.kernel >= 0 ? region.kernels[spec.kernel].name : "",
             spec.name != nullptr ? spec.name : "",
             static_cast<int>(region.lane_of(slot)),
             region.seats[region.lane_of(slot)].depth,
-            task.parent != 0 ? name_of(task.parent - 1) : 0,
+            task.parent != 0 ? region.name_at(task.parent - 1) : 0,
             now_ns(),
             {},
             {},
@@ -102,28 +99,6 @@ void GraphLog::write(const char* path) const {
     raise(PTO_BAD_ARGUMENT, "[runtime.graph_end] the graph's file must be writable; got '", path,
           "'; choose another path");
   }
-}
-
-void Engine::begin_graph() {
-  const SubmitGuard guard(*region_.header, seat_here(), fences_);
-  if (graph_ != nullptr) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.graph_begin] one graph at a time; got a second; end the first");
-  }
-  num_observers_.fetch_add(1);
-  graph_ = std::make_unique<GraphLog>();
-}
-
-void Engine::end_graph(const char* json_path) {
-  std::unique_ptr<GraphLog> log;
-  {
-    const SubmitGuard guard(*region_.header, seat_here(), fences_);
-    log = std::move(graph_);
-    if (log != nullptr) num_observers_.fetch_sub(1);
-  }
-  if (log == nullptr) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.graph_end] a graph must have been begun; got none; call pto_graph_begin first");
-  }
-  log->write(json_path);
 }
 
 }  // namespace tilewise::tasks

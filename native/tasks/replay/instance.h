@@ -6,10 +6,10 @@
 // itself as done. So one round runs at a time; a replay that comes while one still runs helps, and when none of its
 // tasks ends for as long as submitting would take, it is submitted instead (replay.cc).
 //
-// The world outside: while nobody else touches its buffers, a round needs nothing of them, because it follows the one
-// before. Their handles carry kReplayed; whoever else meets that flag calls Engine::settle first, which leaves in every
-// buffer who accessed it last, by name: [generation of the round | slot], a TaskRef like any other. The first round
-// after that waits, task by task, for whom it meets in the buffers (enter).
+// The world outside: while no other task touches its buffers, a round needs nothing of them, because it follows the one
+// before. Their handles carry kReplayed; a submitter that meets that flag calls settle first, which leaves in every
+// buffer the task that accessed it last, by name: [generation of the round | slot], a TaskRef like any other. The first
+// round after that waits, task by task, for those that it meets in the buffers (enter).
 //
 // Who may call: replaying threads; everything but the tasks' own steps and is_done() under the submission lock. Blocks:
 // never. Memory order: a round's writes reach its end through `done`; its beginning reaches the tasks through their
@@ -18,12 +18,13 @@
 #include <memory>
 #include <vector>
 
-#include "tasks/engine.h"
+#include "tasks/engine/engine.h"
 #include "tasks/replay/recording.h"
+#include "tasks/store/round.h"
 
 namespace tilewise::tasks {
 
-class Instance {
+class Instance : public Round {
  public:
   /// Every task of the recording must be plain (RecordedTask). first_slot: of `recording.tasks.size()` free ones.
   Instance(Engine& engine, Recording& recording, uint32_t first_slot);
@@ -33,7 +34,8 @@ class Instance {
 
   /// Whether the last round has ended, for every thread that learns it from here.
   bool is_done(uint32_t num_seats) const {
-    // The last task is mostly the last to end; to look at it disturbs nobody, as to look at the counters would.
+    // The last task is mostly the last to end; to look at it costs no other thread a cache line, as to look at the
+    // counters would.
     const uint32_t last = first_slot + num_tasks() - 1;
     if (generation_in(slots_[last].wake.load(std::memory_order_relaxed)) == generation) return false;
     return num_done(num_seats) == target.load(std::memory_order_relaxed);
@@ -45,7 +47,7 @@ class Instance {
     return total;
   }
 
-  const char* task_name(uint32_t slot) const {
+  const char* name_in(uint32_t slot) const {
     const uint32_t name = recording.tasks[slot - first_slot].name;
     return name != 0 ? recording.names[name - 1].c_str() : "";
   }
@@ -55,18 +57,9 @@ class Instance {
     uint32_t buffer;
     uint8_t mode;
   };
-  struct alignas(64) Count {
-    std::atomic<uint64_t> count{0};
-  };
-
   Recording& recording;
-  const uint32_t first_slot;
   std::atomic<uint64_t> generation;  // that the tasks of the last round have, or had
   std::atomic<uint64_t> target{0};  // tasks of all rounds so far
-  std::atomic<uint32_t> lane{0};  // seat of the last replay
-  uint64_t first_sequence = 0;  // of the last round
-  uint64_t submit_ticks = 0;  // while tracing
-  int32_t scope_depth = 0;
   bool is_chained = false;  // the buffers are as the last round left them
   uint64_t num_freezes = 0;  // of the engine, when it was last entered: frozen buffers carry no flag of the instance
   bool is_as_recorded = false;  // and those that were recorded
@@ -79,7 +72,7 @@ class Instance {
   std::vector<Entry> entries;  // accesses that meet what stood before the recording
   std::vector<void*> addresses;  // per access
   std::vector<uint32_t> successors;
-  std::vector<Count> done;  // per seat
+
  private:
   const Slot* slots_;
 };

@@ -2,13 +2,10 @@
 #include "tasks/replay/recording.h"
 
 #include <algorithm>
-#include <mutex>
 
 #include "tasks/order/boxes.h"
 #include "tasks/replay/instance.h"
-#include "tasks/sched/submit_lock.h"
-#include "tasks/sched/thread_state.h"
-#include "tasks/store/pool.h"
+#include "tasks/store/status.h"
 
 namespace tilewise::tasks {
 
@@ -16,32 +13,9 @@ namespace {
 
 constexpr uint32_t kRecordedBoxes = 1 << 14;
 
-/// Of (address, bytes); those without bytes are nowhere.
-bool any_overlap(std::vector<std::pair<uint64_t, uint64_t>> ranges) {
-  std::erase_if(ranges, [](const auto& range) { return range.second == 0; });
-  std::sort(ranges.begin(), ranges.end());
-  for (size_t r = 1; r < ranges.size(); ++r) {
-    if (ranges[r].first < ranges[r - 1].first + ranges[r - 1].second) return true;
-  }
-  return false;
-}
-
-bool overlap(uint64_t a, uint64_t a_bytes, uint64_t b, uint64_t b_bytes) { return a < b + b_bytes && b < a + a_bytes; }
-
 }  // namespace
 
-uint32_t Recording::Pool::take() {
-  if (!free.empty()) {
-    const uint32_t index = free.back();
-    free.pop_back();
-    return index;
-  }
-  chunks.emplace_back();
-  return static_cast<uint32_t>(chunks.size());
-}
-
-Recording::Recording(const Engine& engine) {
-  const Region& region = engine.region();
+Recording::Recording(const Region& region) {
   for (uint32_t e = 0; e < region.header->max_events; ++e) {
     event_values.push_back(region.events[e].value.load(std::memory_order_acquire));
   }
@@ -49,8 +23,8 @@ Recording::Recording(const Engine& engine) {
 
 Recording::~Recording() = default;
 
-uint32_t Recording::buffer_of(Engine& engine, uint32_t index, bool is_new) {
-  const Handle& handle = engine.region().handles[index];
+uint32_t Recording::buffer_of(const Region& region, uint32_t index, bool is_new) {
+  const Handle& handle = region.handles[index];
   const uint64_t name = uint64_t{handle.generation.load()} << 32 | (index + 1);
   const auto [found, is_first] = buffer_by_name_.try_emplace(name, static_cast<uint32_t>(buffers.size()));
   if (is_first) {
@@ -71,8 +45,7 @@ uint32_t Recording::find_buffer(pto_handle handle) const {
   return found == buffer_by_name_.end() || buffers[found->second].handle == 0 ? kNone : found->second;
 }
 
-void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec, uint32_t fresh) {
-  const Region& region = engine.region();
+void Recording::add(const Region& region, uint32_t slot, const pto_task_spec& spec, uint32_t fresh) {
   const Slot& live = region.slots[slot];
   const SlotArgs& args = region.args[slot];
   const auto number = static_cast<uint32_t>(tasks.size());
@@ -118,7 +91,7 @@ void Recording::add(Engine& engine, uint32_t slot, const pto_task_spec& spec, ui
   }
   std::vector<std::pair<uint32_t, Access>> touched;
   const auto touch = [&](uint32_t index, int mode, const pto_region* box, bool is_new) {
-    const uint32_t buffer = buffer_of(engine, index, is_new);
+    const uint32_t buffer = buffer_of(region, index, is_new);
     // A buffer that each replay makes anew has no handle that could hold the token: its tasks keep their order instead.
     if (mode == PTO_COMMUTE && buffers[buffer].handle == 0) mode = PTO_INOUT;
     const auto number = static_cast<uint32_t>(boxes.size());
@@ -206,111 +179,6 @@ void Recording::analyse(uint32_t number, Access& access, const pto_region* regio
   buffer.state = {};
   buffer.is_written |= writes;
   buffer.users.push_back(slot_of(self));
-}
-
-void Engine::begin_recording() {
-  const uint32_t seat_index = seat_here();
-  if (open_recordings_[seat_index] != nullptr) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.record_begin] one recording at a time per thread; got a second; end the first");
-  }
-  open_recordings_[seat_index] = std::make_unique<Recording>(*this);
-  num_observers_.fetch_add(1);
-}
-
-pto_recording Engine::end_recording() {
-  const uint32_t seat_index = seat_here();
-  if (open_recordings_[seat_index] == nullptr) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.record_end] a recording must be open; got none; call pto_record_begin first");
-  }
-  std::shared_ptr<Recording> recording = std::move(open_recordings_[seat_index]);
-  num_observers_.fetch_sub(1);
-  std::lock_guard guard(recordings_mutex_);
-  instantiate(*recording);
-  if (recording->instance != nullptr) {
-    const auto is_before = [](const auto& one, const auto& two) {
-      return one->instance->first_slot < two->instance->first_slot;
-    };
-    has_instances_.store(true, std::memory_order_relaxed);
-    instantiated_.insert(std::upper_bound(instantiated_.begin(), instantiated_.end(), recording, is_before), recording);
-  }
-  const pto_recording name = next_recording_++;
-  recordings_[name] = std::move(recording);
-  return name;
-}
-
-// Its tasks go on: what they need of it stays until they have ended.
-void Engine::free_recording(pto_recording name) {
-  const uint32_t seat_index = seat_here();
-  if (running.engine == this) {  // a replay may hold the submission lock until this very task has ended
-    raise(PTO_BAD_ARGUMENT, "[runtime.recording_free] a recording is freed outside tasks; got a call inside one");
-  }
-  const SubmitGuard submit_guard(*region_.header, seat_index, fences_);
-  std::shared_ptr<Recording> recording;
-  {
-    std::lock_guard guard(recordings_mutex_);
-    const auto found = recordings_.find(name);
-    if (found == recordings_.end()) {
-      raise(PTO_BAD_ARGUMENT, "[runtime.recording_free] a recording must exist; got ", name, "; free it once");
-    }
-    recording = std::move(found->second);
-    recordings_.erase(found);
-  }
-  if (recording->instance == nullptr) return;
-  settle(*recording->instance, seat_index);
-  std::lock_guard guard(recordings_mutex_);
-  recording->instance->is_freed = true;
-  reap_instances();
-}
-
-// Names of buffers at this replay; what was two buffers stays two, and what overlapped still does.
-std::vector<pto_handle> Engine::bind_recording(Recording& recording, const pto_handle* from, const pto_handle* to,
-                                               uint32_t num_handles) {
-  std::vector<pto_handle> names;
-  for (const RecordedBuffer& buffer : recording.buffers) names.push_back(buffer.handle);
-  for (uint32_t h = 0; h < num_handles; ++h) {
-    const uint32_t found = recording.find_buffer(from[h]);
-    if (found == kNone) {
-      raise(PTO_BAD_ARGUMENT, "[runtime.replay] `from` must name buffers of the recording; got handle ",
-            from[h] & 0xFFFFFFFF, ", which no recorded task uses; drop it");
-    }
-    names[found] = to[h];
-  }
-  if (names == recording.bound) return names;
-  std::vector<std::pair<uint64_t, uint64_t>> ranges;
-  for (size_t b = 0; b < names.size(); ++b) {
-    const RecordedBuffer& buffer = recording.buffers[b];
-    if (names[b] == 0) {
-      ranges.emplace_back(0, 0);
-      continue;
-    }
-    const Handle& handle = resolve(names[b], "replay");
-    if (handle.bytes != buffer.bytes) {
-      raise(PTO_BAD_ARGUMENT, "[runtime.replay] a buffer must be replaced by one of the same size; got ", handle.bytes,
-            " bytes for ", buffer.bytes, "; register the right part");
-    }
-    ranges.emplace_back(handle.address, handle.bytes);
-  }
-  std::vector<std::pair<uint64_t, uint64_t>> recorded;
-  for (const RecordedBuffer& buffer : recording.buffers) {
-    recorded.emplace_back(buffer.address, buffer.handle != 0 ? buffer.bytes : 0);
-  }
-  // Mostly nothing overlaps, before or now: two buffers are then two, and need not be compared pair by pair.
-  const bool compares_pairs = any_overlap(recorded) || any_overlap(ranges);
-  for (size_t a = 0; compares_pairs && a < names.size(); ++a) {
-    for (size_t b = 0; b < a; ++b) {
-      if (names[a] == 0 || names[b] == 0) continue;
-      const RecordedBuffer& one = recording.buffers[a];
-      const RecordedBuffer& two = recording.buffers[b];
-      const bool was = overlap(one.address, one.bytes, two.address, two.bytes);
-      const bool is = overlap(ranges[a].first, ranges[a].second, ranges[b].first, ranges[b].second);
-      if (was == is && (names[a] == names[b]) == (one.handle == two.handle)) continue;
-      raise(PTO_BAD_ARGUMENT,
-            "[runtime.replay] buffers that were apart must stay apart, and those that overlapped must ",
-            "overlap; got buffers ", b, " and ", a, " of the recording bound otherwise; bind distinct memory");
-    }
-  }
-  recording.bound = names;
-  return names;
 }
 
 }  // namespace tilewise::tasks

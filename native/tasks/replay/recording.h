@@ -5,13 +5,19 @@
 // done, so its edges depend on timing. Who may call: the recording thread. Memory: of the process.
 #pragma once
 #include <deque>
+#include <memory>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
-#include "tasks/engine.h"
 #include "tasks/order/dependencies.h"
+#include "tasks/order/growing_pool.h"
+#include "tasks/regions/region_index.h"
+#include "tasks/store/layout.h"
 
 namespace tilewise::tasks {
+
+class Instance;
 
 /// A buffer of a recording.
 struct RecordedBuffer {
@@ -66,11 +72,11 @@ class Recording {
     uint64_t offset;  // value above the event's at the beginning
   };
 
-  explicit Recording(const Engine& engine);
+  explicit Recording(const Region& region);
   ~Recording();
 
   /// A task that has just been linked; `fresh`: mask of the parameters whose buffers were made for it.
-  void add(Engine& engine, uint32_t slot, const pto_task_spec& spec, uint32_t fresh);
+  void add(const Region& region, uint32_t slot, const pto_task_spec& spec, uint32_t fresh);
   uint32_t find_buffer(pto_handle handle) const;
 
   std::vector<Task> tasks;
@@ -86,37 +92,21 @@ class Recording {
   std::vector<pto_handle> bound;  // the last binding that was checked, per buffer
   std::unique_ptr<Instance> instance;  // nullptr: replayed by submitting
 
-  /// Chunks of the recording's own states; no reference is ever settled.
-  struct Pool {
-    std::deque<Chunk> chunks;
-    std::vector<uint32_t> free;
-    uint32_t take();
-    void give(uint32_t index) { free.push_back(index); }
-    Chunk& chunk(uint32_t index) { return chunks[index - 1]; }
+  /// While recording nothing ever completes, so no reference is ever settled.
+  struct Pool : GrowingPool {
     bool is_settled(TaskRef) const { return false; }
     bool remembers_failures() const { return true; }
   };
   Pool pool;
 
  private:
-  uint32_t buffer_of(Engine& engine, uint32_t index, bool is_new);
+  uint32_t buffer_of(const Region& region, uint32_t index, bool is_new);
   void analyse(uint32_t buffer, Access& access, const pto_region* region, TaskRef self, std::vector<uint64_t>& found);
 
   std::unordered_map<uint64_t, uint32_t> buffer_by_name_;  // generation and index
   std::unordered_map<TaskRef, uint32_t> task_by_name_;
   std::vector<std::byte> box_memory_;
   std::unique_ptr<RegionIndex> boxes_;
-};
-
-/// One replay while it submits.
-struct Replay {
-  Recording& recording;
-  std::vector<pto_handle> names;  // per buffer
-  std::vector<uint64_t> addresses;  // per buffer
-  std::vector<Handle*> handles;  // per buffer; nullptr: the replay's own
-  std::vector<TaskRef> tasks;  // per recorded task
-  std::vector<uint64_t> event_values;
-  uint32_t seat;
 };
 
 }  // namespace tilewise::tasks

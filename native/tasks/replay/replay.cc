@@ -1,26 +1,52 @@
-// Replays: by a round of the instance where there is one (instance.h), else task by task, as submissions with known
-// order.
+// See replay.h.
+#include "tasks/replay/replay.h"
+
 #include <algorithm>
 #include <mutex>
 
-#include "tasks/hot.h"
+#include "tasks/engine/seats.h"
 #include "tasks/order/boxes.h"
-#include "tasks/replay/instance.h"
-#include "tasks/replay/recording.h"
-#include "tasks/sched/float_modes.h"
+#include "tasks/replay/leaving.h"
+#include "tasks/run/link.h"
 #include "tasks/sched/submit_lock.h"
-#include "tasks/sched/thread_state.h"
-#include "tasks/store/pool.h"
+#include "tasks/submit/notes.h"
+#include "tasks/submit/submit.h"
+#include "tasks/wait/room.h"
 
 namespace tilewise::tasks {
 
+namespace {
+
+/// One replay while it submits.
+struct Replay {
+  Recording& recording;
+  std::vector<pto_handle> names;  // per buffer
+  std::vector<uint64_t> addresses;  // per buffer
+  std::vector<Handle*> handles;  // per buffer; nullptr: the replay's own
+  std::vector<TaskRef> tasks;  // per recorded task
+  std::vector<uint64_t> event_values;
+  uint32_t seat;
+};
+
+/// Of (address, bytes); those without bytes are nowhere.
+bool any_overlap(std::vector<std::pair<uint64_t, uint64_t>> ranges) {
+  std::erase_if(ranges, [](const auto& range) { return range.second == 0; });
+  std::sort(ranges.begin(), ranges.end());
+  for (size_t r = 1; r < ranges.size(); ++r) {
+    if (ranges[r].first < ranges[r - 1].first + ranges[r - 1].second) return true;
+  }
+  return false;
+}
+
+bool overlap(uint64_t a, uint64_t a_bytes, uint64_t b, uint64_t b_bytes) { return a < b + b_bytes && b < a + a_bytes; }
+
 // A slot with all that does not depend on the replay's buffers.
-inline uint32_t Engine::begin_replayed(Replay& run, uint32_t number, const Recording::Task& recorded) {
-  const uint32_t slot = take_slot(run.seat);
-  Slot& task = region_.slots[slot];
-  SlotArgs& args = region_.args[slot];
-  Header& header = *region_.header;
-  run.tasks[number] = name_at(slot);
+inline uint32_t begin_replayed(Engine& engine, Replay& run, uint32_t number, const Recording::Task& recorded) {
+  const uint32_t slot = take_slot(engine, run.seat);
+  Slot& task = engine.region.slots[slot];
+  SlotArgs& args = engine.region.args[slot];
+  Header& header = *engine.region.header;
+  run.tasks[number] = engine.region.name_at(slot);
   // Which tokens it uses is found with its buffers: those that every replay makes anew have none.
   const auto flags = static_cast<uint16_t>(recorded.flags & ~kUsesTokens);
   task.begin(recorded.kernel, recorded.priority, recorded.type_class, flags);
@@ -32,15 +58,15 @@ inline uint32_t Engine::begin_replayed(Replay& run, uint32_t number, const Recor
     pto_task_spec extras{};
     if (recorded.name != 0) extras.name = run.recording.names[recorded.name - 1].c_str();
     extras.deadline_s = recorded.deadline_s;
-    note_extras(slot, extras);
+    note_extras(engine, slot, extras);
   }
   if (recorded.first_view != 0) {
     const pto_view* seen = &run.recording.views[recorded.first_view - 1];
-    std::copy_n(seen, recorded.num_params, region_.notes[slot].views);
+    std::copy_n(seen, recorded.num_params, engine.region.notes[slot].views);
     task.flags |= kHasViews;
   }
-  if (active_trace_.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
-    note_submission(args, run.seat);
+  if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
+    note_submission(engine, args, run.seat);
   uint64_t* const scalars = args.scalars(recorded.num_params);
   for (uint32_t s = 0; s < recorded.num_scalars; ++s) {
     scalars[s] = run.recording.scalars[recorded.first_scalar + s];
@@ -48,30 +74,19 @@ inline uint32_t Engine::begin_replayed(Replay& run, uint32_t number, const Recor
   return slot;
 }
 
-void Engine::replay_task(Replay& run, uint32_t number) {
-  const uint32_t slot = begin_replayed(run, number, run.recording.tasks[number]);
-  try {
-    bind_replayed(run, number, slot);
-  } catch (...) {
-    abandon(slot);
-    throw;
-  }
-  start_submitted(slot, run.seat);
-}
-
-inline void Engine::bind_replayed(Replay& run, uint32_t number, uint32_t slot) {
+inline void bind_replayed(Engine& engine, Replay& run, uint32_t number, uint32_t slot) {
   const RecordedTask& recorded = run.recording.tasks[number];
-  Slot& task = region_.slots[slot];
-  SlotArgs& args = region_.args[slot];
-  Header& header = *region_.header;
+  Slot& task = engine.region.slots[slot];
+  SlotArgs& args = engine.region.args[slot];
+  Header& header = *engine.region.header;
   if (recorded.target_worker != 0) args.target_worker = recorded.target_worker;
   for (uint32_t w = 0; w < recorded.num_waits; ++w) {
     const Recording::Wait& wait = run.recording.waits[recorded.first_wait + w];
     if (run.event_values.empty()) {
-      for (uint32_t e = 0; e < header.max_events; ++e) run.event_values.push_back(region_.events[e].value.load());
+      for (uint32_t e = 0; e < header.max_events; ++e) run.event_values.push_back(engine.region.events[e].value.load());
     }
-    add_producer(task, run.event_values[wait.event] + wait.offset, run.seat);
-    add_producer(task, wait.event << 32 | kIsEvent, run.seat);
+    add_producer(engine, task, run.event_values[wait.event] + wait.offset, run.seat);
+    add_producer(engine, task, wait.event << 32 | kIsEvent, run.seat);
   }
   const uint32_t num_accesses = recorded.num_params + (recorded.predicate != 0 ? 1u : 0u);
   uint32_t num_tokens = 0;
@@ -82,9 +97,9 @@ inline void Engine::bind_replayed(Replay& run, uint32_t number, uint32_t slot) {
       Handle& handle = *run.handles[access.buffer];
       if ((handle.flags & kHasRegions) != 0) {
         std::lock_guard boxes_guard(header.boxes_lock);
-        collect_param(slot, run.seat, handle, nullptr, access.mode);
+        collect_param(engine, slot, run.seat, handle, nullptr, access.mode);
       } else {
-        collect_param(slot, run.seat, handle, nullptr, access.mode);
+        collect_param(engine, slot, run.seat, handle, nullptr, access.mode);
       }
     }
     if (a == recorded.num_params) {
@@ -95,14 +110,14 @@ inline void Engine::bind_replayed(Replay& run, uint32_t number, uint32_t slot) {
     Param& param = args.params[a];
     param.address = address;
     const Handle* handle = access.buffer == kNone ? nullptr : run.handles[access.buffer];
-    param.handle = handle == nullptr ? kNone : index_of(*handle);
+    param.handle = handle == nullptr ? kNone : engine.region.index_of(*handle);
     param.mode = access.mode;
     param.is_region = access.is_region;
-    if (access.is_region) region_.declared[uint64_t{slot} * PTO_MAX_PARAMS + a] = run.recording.boxes[access.box];
+    if (access.is_region) engine.region.declared[uint64_t{slot} * PTO_MAX_PARAMS + a] = run.recording.boxes[access.box];
     param.shadow = 0;
     if (access.mode == PTO_COMMUTE && param.handle != kNone) args.tokens[num_tokens++] = param.handle;
-    if (lies_in_heap(address)) {
-      use_heap(address, run.seat);
+    if (engine.region.lies_in_heap(address)) {
+      use_heap(engine.region, address, run.seat);
       task.flags |= kUsesHeap;
     }
     task.num_params = static_cast<uint8_t>(a + 1);
@@ -111,99 +126,41 @@ inline void Engine::bind_replayed(Replay& run, uint32_t number, uint32_t slot) {
   for (uint32_t p = 0; p < recorded.num_producers; ++p) {
     const uint64_t producer = run.recording.producers[recorded.first_producer + p];
     const TaskRef ref = run.tasks[producer >> kFlagBits] | (producer & kFlagMask);
-    order_after(task, ref, run.seat);
+    order_after(engine, task, ref, run.seat);
   }
 }
 
-void Engine::replay(pto_recording name, const pto_handle* from, const pto_handle* to, uint32_t num_handles) {
-  const uint32_t seat_index = seat_here();
-  if (running.engine == this) {
-    raise(PTO_BAD_ARGUMENT, "[runtime.replay] a recording is replayed outside tasks; got a call inside one");
-  }
-  std::shared_ptr<Recording> recording;
-  {
-    std::lock_guard guard(recordings_mutex_);
-    const auto found = recordings_.find(name);
-    if (found == recordings_.end()) {
-      raise(PTO_BAD_ARGUMENT, "[runtime.replay] a recording must exist; got ", name, "; record it first");
-    }
-    recording = found->second;
-  }
-  Blocking let_others_run;
-  const DefaultFloatModes modes;
-  if (recording->instance != nullptr && replay_instance(*recording, from, to, num_handles, seat_index)) return;
-  std::vector<pto_handle> names;
-  {
-    const SubmitGuard guard(*region_.header, seat_index, fences_);  // of what the recording remembers
-    names = bind_recording(*recording, from, to, num_handles);
-  }
-  submit_recording(*recording, std::move(names), seat_index);
-}
-
-// The submission lock is held throughout: no other lane sees half a replay. Waiting for a slot under it is safe,
-// because completing tasks, and children of tasks, never need it.
-void Engine::submit_recording(Recording& recording, std::vector<pto_handle> names, uint32_t seat_index) {
-  Replay run{recording, std::move(names), {}, {}, {}, {}, seat_index};
-  for (size_t b = 0; b < recording.buffers.size(); ++b) {
-    const RecordedBuffer& buffer = recording.buffers[b];
-    run.handles.push_back(buffer.handle != 0 ? &resolve(run.names[b], "replay") : nullptr);
-    const bool is_frozen = buffer.handle != 0 && (run.handles[b]->flags & kFrozen) != 0;
-    if (buffer.is_frozen != is_frozen && (buffer.is_frozen || buffer.is_written)) {
-      raise(PTO_BAD_ARGUMENT, "[runtime.replay] a buffer must be as it was recorded; got one that is ",
-            is_frozen ? "frozen now and written by the recording" : "no longer frozen",
-            "; freeze or unfreeze it, or record again");
-    }
-    run.addresses.push_back(buffer.handle != 0 ? run.handles[b]->address
-                                               : allocate_heap(seat_index, aligned(buffer.bytes)));
-  }
-  run.tasks.resize(recording.tasks.size());
-  const SubmitGuard guard(*region_.header, seat_index, fences_);
-  for (Handle* handle : run.handles) {
-    if (handle != nullptr) settle_buffer(*handle, seat_index);
-  }
-  const auto num_tasks = static_cast<uint32_t>(recording.tasks.size());
-  Seat& me = seat(seat_index);
-  const auto count = [&](uint32_t submitted) {
-    me.num_submitted.store(me.num_submitted.load(std::memory_order_relaxed) + submitted, std::memory_order_relaxed);
-  };
-  uint32_t t = 0;
+void replay_task(Engine& engine, Replay& run, uint32_t number) {
+  const uint32_t slot = begin_replayed(engine, run, number, run.recording.tasks[number]);
   try {
-    for (; t < num_tasks; ++t) replay_task(run, t);
-  } catch (...) {  // interrupted while it waited for a slot, or out of references
-    count(t);
-    leave_or_await(run, t, [&] { leave_part(run, t); });
+    bind_replayed(engine, run, number, slot);
+  } catch (...) {
+    abandon(engine, slot);
     throw;
   }
-  count(num_tasks);
-  leave_or_await(run, num_tasks, [&] {
-    for (size_t b = 0; b < recording.buffers.size(); ++b) {
-      const RecordedBuffer& buffer = recording.buffers[b];
-      if (buffer.handle == 0 || buffer.is_frozen) continue;
-      leave_behind(recording, buffer, *run.handles[b], run.tasks, seat_index);
-    }
-  });
+  start_submitted(engine, slot, run.seat);
 }
 
-/// When no references are left to write down who used the buffers, the tasks must end before anybody else comes.
+/// When no references are left to write down which tasks used the buffers, they must end before another submission.
 template <class Leave>
-void Engine::leave_or_await(const Replay& run, uint32_t count, Leave&& leave) {
+void leave_or_await(Engine& engine, const Replay& run, uint32_t count, Leave&& leave) {
   try {
     leave();
   } catch (const StatusError& error) {
     if (error.status != PTO_NO_MEMORY) throw;
     for (uint32_t t = 0; t < count; ++t) {
-      while (!is_complete(run.tasks[t]) && !peer_lost_.load(std::memory_order_relaxed)) {
-        if (!help(run.seat)) sched_yield();
-        check_peer();
+      while (!is_complete(engine, run.tasks[t]) && !engine.peer.is_lost.load(std::memory_order_relaxed)) {
+        if (!help(engine, run.seat)) sched_yield();
+        check_peer(engine);
       }
     }
   }
 }
 
-/// After the first `count` tasks alone: whoever comes next to one of their buffers waits for all of them, and for all
+/// After the first `count` tasks alone: the next task on one of their buffers waits for all of them, and for all
 /// that stood there before.
-void Engine::leave_part(Replay& run, uint32_t count) {
-  SeatPool pool{*this, seat(run.seat)};
+void leave_part(Engine& engine, Replay& run, uint32_t count) {
+  SeatPool pool{engine, engine.seat(run.seat)};
   std::vector<std::vector<TaskRef>> users(run.handles.size());
   for (uint32_t t = 0; t < count; ++t) {
     const RecordedTask& task = run.recording.tasks[t];
@@ -217,74 +174,110 @@ void Engine::leave_part(Replay& run, uint32_t count) {
     Handle& handle = *run.handles[b];
     const auto note = [&](TaskRef ref) { users[b].push_back(without_flags(ref)); };
     if ((handle.flags & kHasRegions) != 0) {
-      std::lock_guard guard(region_.header->boxes_lock);
-      collect_boxes(boxes_, index_of(handle), handle, nullptr, PTO_OUTPUT, pool, note);
+      std::lock_guard guard(engine.region.header->boxes_lock);
+      collect_boxes(engine.boxes, engine.region.index_of(handle), handle, nullptr, PTO_OUTPUT, pool, note);
     } else {
       collect(handle.state, pool, PTO_OUTPUT, note);
     }
-    leave_writers(handle, users[b], run.seat);
+    leave_writers(engine, handle, users[b], run.seat);
   }
 }
 
-/// Makes these all that is known of a buffer: several last writers at once, for whoever comes next.
-void Engine::leave_writers(Handle& handle, const std::vector<TaskRef>& writers, uint32_t seat_index) {
-  AccessState state;
-  state.kind = Kind::kWrite;
-  SeatPool pool{*this, seat(seat_index)};
-  try {
-    for (const TaskRef writer : writers) {
-      if (state.now[0] == 0) {
-        state.now[0] = writer;
-      } else {
-        push_ref(pool, state.more_now, writer);
-        ++state.num_more;
-      }
+}  // namespace
+
+// Names of buffers at this replay; what was two buffers stays two, and what overlapped still does.
+std::vector<pto_handle> bind_recording(Engine& engine, Recording& recording, const pto_handle* from,
+                                       const pto_handle* to, uint32_t num_handles) {
+  std::vector<pto_handle> names;
+  for (const RecordedBuffer& buffer : recording.buffers) names.push_back(buffer.handle);
+  for (uint32_t h = 0; h < num_handles; ++h) {
+    const uint32_t found = recording.find_buffer(from[h]);
+    if (found == kNone) {
+      raise(PTO_BAD_ARGUMENT, "[runtime.replay] `from` must name buffers of the recording; got handle ",
+            from[h] & 0xFFFFFFFF, ", which no recorded task uses; drop it");
     }
-  } catch (...) {
-    give_chunks(pool, state.more_now);
-    throw;
+    names[found] = to[h];
   }
-  forget_accesses(handle, seat_index);
-  handle.flags &= ~kHasRegions;
-  handle.state = state;
+  if (names == recording.bound) return names;
+  std::vector<std::pair<uint64_t, uint64_t>> ranges;
+  for (size_t b = 0; b < names.size(); ++b) {
+    const RecordedBuffer& buffer = recording.buffers[b];
+    if (names[b] == 0) {
+      ranges.emplace_back(0, 0);
+      continue;
+    }
+    const Handle& handle = resolve(engine, names[b], "replay");
+    if (handle.bytes != buffer.bytes) {
+      raise(PTO_BAD_ARGUMENT, "[runtime.replay] a buffer must be replaced by one of the same size; got ", handle.bytes,
+            " bytes for ", buffer.bytes, "; register the right part");
+    }
+    ranges.emplace_back(handle.address, handle.bytes);
+  }
+  std::vector<std::pair<uint64_t, uint64_t>> recorded;
+  for (const RecordedBuffer& buffer : recording.buffers) {
+    recorded.emplace_back(buffer.address, buffer.handle != 0 ? buffer.bytes : 0);
+  }
+  // Mostly nothing overlaps, before or now: two buffers are then two, and need not be compared pair by pair.
+  const bool compares_pairs = any_overlap(recorded) || any_overlap(ranges);
+  for (size_t a = 0; compares_pairs && a < names.size(); ++a) {
+    for (size_t b = 0; b < a; ++b) {
+      if (names[a] == 0 || names[b] == 0) continue;
+      const RecordedBuffer& one = recording.buffers[a];
+      const RecordedBuffer& two = recording.buffers[b];
+      const bool was = overlap(one.address, one.bytes, two.address, two.bytes);
+      const bool is = overlap(ranges[a].first, ranges[a].second, ranges[b].first, ranges[b].second);
+      if (was == is && (names[a] == names[b]) == (one.handle == two.handle)) continue;
+      raise(PTO_BAD_ARGUMENT,
+            "[runtime.replay] buffers that were apart must stay apart, and those that overlapped must ",
+            "overlap; got buffers ", b, " and ", a, " of the recording bound otherwise; bind distinct memory");
+    }
+  }
+  recording.bound = names;
+  return names;
 }
 
-// What later submissions find in a buffer: the recording's last accesses, by the names of this replay.
-void Engine::leave_behind(Recording& recording, const RecordedBuffer& buffer, Handle& handle,
-                          const std::vector<TaskRef>& names, uint32_t seat_index) {
-  SeatPool pool{*this, seat(seat_index)};
-  const auto renamed = [&](TaskRef ref) { return names[slot_of(ref)] | (ref & kFlagMask); };
-  if (buffer.has_regions || (handle.flags & kHasRegions) != 0) {
-    std::vector<TaskRef> writers;
-    for (const uint32_t user : buffer.users) writers.push_back(names[user]);
-    for_each_now(buffer.state, recording.pool, [&](TaskRef ref) { writers.push_back(renamed(ref)); });
-    return leave_writers(handle, writers, seat_index);
+// The submission lock is held throughout: no other lane sees half a replay. Waiting for a slot under it is safe,
+// because completing tasks, and children of tasks, never need it.
+void submit_recording(Engine& engine, Recording& recording, std::vector<pto_handle> names, uint32_t seat_index) {
+  Replay run{recording, std::move(names), {}, {}, {}, {}, seat_index};
+  for (size_t b = 0; b < recording.buffers.size(); ++b) {
+    const RecordedBuffer& buffer = recording.buffers[b];
+    run.handles.push_back(buffer.handle != 0 ? &resolve(engine, run.names[b], "replay") : nullptr);
+    const bool is_frozen = buffer.handle != 0 && (run.handles[b]->flags & kFrozen) != 0;
+    if (buffer.is_frozen != is_frozen && (buffer.is_frozen || buffer.is_written)) {
+      raise(PTO_BAD_ARGUMENT, "[runtime.replay] a buffer must be as it was recorded; got one that is ",
+            is_frozen ? "frozen now and written by the recording" : "no longer frozen",
+            "; freeze or unfreeze it, or record again");
+    }
+    run.addresses.push_back(buffer.handle != 0 ? run.handles[b]->address
+                                               : allocate_heap(engine, seat_index, aligned(buffer.bytes)));
   }
-  if (!buffer.is_written) {
-    for_each_now(buffer.state, recording.pool,
-                 [&](TaskRef ref) { record(handle.state, pool, PTO_INPUT, without_flags(renamed(ref))); });
-    return;
+  run.tasks.resize(recording.tasks.size());
+  const SubmitGuard guard(*engine.region.header, seat_index, engine.fences);
+  for (Handle* handle : run.handles) {
+    if (handle != nullptr) settle_buffer(engine, *handle, seat_index);
   }
-  AccessState state;
-  state.kind = buffer.state.kind;
-  std::transform(std::begin(buffer.state.now), std::end(buffer.state.now), std::begin(state.now),
-                 [&](TaskRef ref) { return ref != 0 ? renamed(ref) : 0; });
-  if (buffer.state.before != 0) state.before = renamed(buffer.state.before);
+  const auto num_tasks = static_cast<uint32_t>(recording.tasks.size());
+  Seat& me = engine.seat(seat_index);
+  const auto count = [&](uint32_t submitted) {
+    me.num_submitted.store(me.num_submitted.load(std::memory_order_relaxed) + submitted, std::memory_order_relaxed);
+  };
+  uint32_t t = 0;
   try {
-    for_each_in(recording.pool, buffer.state.more_now, [&](TaskRef ref) {
-      push_ref(pool, state.more_now, renamed(ref));
-      ++state.num_more;
-    });
-    for_each_in(recording.pool, buffer.state.more_before,
-                [&](TaskRef ref) { push_ref(pool, state.more_before, renamed(ref)); });
-  } catch (...) {
-    give_chunks(pool, state.more_now);
-    give_chunks(pool, state.more_before);
+    for (; t < num_tasks; ++t) replay_task(engine, run, t);
+  } catch (...) {  // interrupted while it waited for a slot, or out of references
+    count(t);
+    leave_or_await(engine, run, t, [&] { leave_part(engine, run, t); });
     throw;
   }
-  if (handle.state.more_now != 0) give_chunks(pool, handle.state.more_now);
-  if (handle.state.more_before != 0) give_chunks(pool, handle.state.more_before);
-  handle.state = state;
+  count(num_tasks);
+  leave_or_await(engine, run, num_tasks, [&] {
+    for (size_t b = 0; b < recording.buffers.size(); ++b) {
+      const RecordedBuffer& buffer = recording.buffers[b];
+      if (buffer.handle == 0 || buffer.is_frozen) continue;
+      leave_behind(engine, recording, buffer, *run.handles[b], run.tasks, seat_index);
+    }
+  });
 }
 
 }  // namespace tilewise::tasks

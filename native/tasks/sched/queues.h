@@ -48,6 +48,12 @@ inline bool has_tasks(const Ring& ring) {
   return ring.head.load(std::memory_order_relaxed) != count_in(ring.tail.load(std::memory_order_relaxed));
 }
 
+/// How many there are, about.
+inline uint64_t num_tasks(const Ring& ring) {
+  const uint64_t head = ring.head.load(std::memory_order_relaxed);
+  return distance(head, count_in(ring.tail.load(std::memory_order_relaxed)));
+}
+
 /// What stands at `at`, before the end.
 inline uint32_t peek(const Ring& ring, uint64_t at, TailWord tail) {
   if (distance(at, count_in(tail)) == 1) return newest_in(tail);

@@ -91,7 +91,7 @@ Process<State> newcomer(Flaw flaw) {
                 s.contended = 1;
                 return true;
               case 1:
-                if (flaw != Flaw::kNoBarrier) s.publish();  // membarrier: everybody's stores are out
+                if (flaw != Flaw::kNoBarrier) s.publish();  // membarrier: the stores of all threads are out
                 return true;
               case 2:
                 if (s.lock != 0) return false;

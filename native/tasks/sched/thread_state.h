@@ -7,7 +7,7 @@
 
 namespace tilewise::tasks {
 
-class Engine;
+struct Engine;
 
 /// The lane this thread used last.
 struct Lane {

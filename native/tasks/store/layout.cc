@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "tasks/order/region_index.h"
+#include "tasks/regions/region_index.h"
 
 namespace tilewise::tasks {
 

@@ -4,15 +4,15 @@
 // queues, failures, events and the heap. No pointer lies in a shared one: buffers are kept as distances from its base.
 // (In a private one, slots of instances and of tasks that keep their arguments have pointers.) Who may write what
 // stands at each struct; memory order at the functions that use it. Memory: one anonymous or file mapping; pages that
-// nobody touches cost nothing, and all-zero bytes are the empty state of every struct.
+// no thread touches cost nothing, and all-zero bytes are the empty state of every struct.
 #pragma once
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "protocols/spin_lock.h"
-#include "tasks/order/region_index.h"
-#include "tasks/store/access.h"
+#include "tasks/regions/access.h"
+#include "tasks/regions/region_index.h"
 #include "tasks/store/slots.h"
 #include "tilewise/pto_api.h"
 
@@ -60,7 +60,7 @@ struct alignas(64) Event {
 };
 
 /// A run of heap memory. state: kSegmentOpen while its scope is open, minus completed uses; closing adds the number of
-/// uses and takes kSegmentOpen away; whoever brings it to 0 frees the run.
+/// uses and takes kSegmentOpen away; the thread that brings it to 0 frees the run.
 struct alignas(64) Segment {
   std::atomic<int64_t> state;
   std::atomic<int64_t> uses;  // by its owner; other lanes add theirs to state
@@ -76,8 +76,7 @@ struct Scope {
   uint32_t first_handle;   // + 1
   uint32_t first_segment;  // + 1
   uint32_t current;        // + 1: the run being filled
-  uint32_t offset;         // bytes used of it
-  uint64_t heap_bytes;
+  uint64_t offset;         // bytes used of it
 };
 
 /// One thread: its lane if it submits, its rings, its counters. Written by that thread unless it says otherwise.
@@ -96,7 +95,7 @@ struct alignas(128) Seat {
   int64_t asked_ns;  // when its host was last asked for an interruption
   std::atomic<uint32_t> num_open_scopes;  // depth, for other threads
   std::atomic<uint32_t> is_taken;
-  std::atomic<uint32_t> blocked;  // 1 + Resource: waits for one that only others (or nobody) can free
+  std::atomic<uint32_t> blocked;  // 1 + Resource: waits for one that only other threads (or none) can free
   std::atomic<uint64_t> blocked_size;
   std::atomic<uint32_t> first_error;
   std::atomic<uint64_t> cancel_below;
@@ -233,6 +232,15 @@ struct Region {
   }
   /// Of a task that was submitted, not replayed.
   uint32_t lane_of(uint32_t slot) const { return slot / header->window; }
+  /// The task that lives in a slot now.
+  TaskRef name_at(uint32_t slot) const {
+    return make_ref(generation_in(slots[slot].wake.load(std::memory_order_relaxed)), slot);
+  }
+  uint32_t index_of(const Handle& handle) const { return static_cast<uint32_t>(&handle - handles); }
+  bool lies_in_heap(uint64_t address) const {
+    return address - header->heap < uint64_t{header->num_segments} * kSegmentBytes;
+  }
+  uint32_t seats_in_use() const { return header->seats_in_use.load(std::memory_order_acquire); }
   void* at(uint64_t distance) const { return reinterpret_cast<void*>(reinterpret_cast<uint64_t>(base) + distance); }
 };
 
@@ -258,7 +266,8 @@ struct Options {
 uint64_t region_bytes(const Options& options);
 /// Makes a region (anonymous, or a new file for shared_path) with everything empty. Throws ResourceError.
 Region make_region(const Options& options);
-/// The file gets its name, at once and complete: whoever finds it can use it. Throws ArgumentError when it exists.
+/// The file gets its name, at once and complete: a process that finds it can use it. Throws ArgumentError when it
+/// exists.
 void publish_region(const char* path);
 /// What is left of a file that never got its name.
 void drop_part(const char* path);

@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tasks/order/region_index.h"
-#include "tasks/store/access.h"
+#include "tasks/regions/access.h"
+#include "tasks/regions/region_index.h"
 #include "tilewise/pto_api.h"
 
 namespace tilewise::tasks {
@@ -16,8 +16,8 @@ namespace tilewise::tasks {
 inline constexpr uint32_t kInlineProducers = 8;
 inline constexpr uint32_t kMaxKeptArguments = 5;  // words; the rest is for producers
 
-/// [generation 40 | watched 1 | first waiter + 1, 23 bits]. Odd generation: a task lives in the slot. Whoever
-/// completes the task raises the generation and takes the waiters in one exchange; a waiter adds itself by
+/// [generation 40 | watched 1 | first waiter + 1, 23 bits]. Odd generation: a task lives in the slot. The
+/// thread that completes it raises the generation and takes the waiters in one exchange; a waiter adds itself by
 /// compare-and-swap against the generation it knows. So a wake-up cannot be lost and a reused slot cannot be mistaken.
 using WakeWord = uint64_t;
 inline constexpr WakeWord kWatched = 1u << 23;
@@ -39,12 +39,12 @@ enum SlotFlags : uint16_t {
   kHasViews = 1024,
 };
 
-class Instance;
+struct Round;
 
 /// What a task of an instance has in the place of its producers; constant while the instance lives, except the last
 /// two. No SlotArgs belong to it. Memory: of the process.
 struct Replayed {
-  Instance* instance;
+  Round* round;
   pto_kernel_fn function;  // nullptr: an empty task
   void* const* buffers;
   const uint64_t* scalars;
@@ -68,8 +68,8 @@ enum class SlotState : uint8_t {
   kChildren
 };
 
-/// What every thread reads of a task. Two cache lines. Written by its lane until submitted, then by whoever advances
-/// it (one thread at a time), then by whoever runs it; `wake` by anyone.
+/// What every thread reads of a task. Two cache lines. Written by its submitter, then by the threads that
+/// advance it (one at a time), then by the one that runs it; `wake` by any thread.
 struct alignas(128) Slot {
   std::atomic<WakeWord> wake;
   int32_t kernel;
@@ -82,7 +82,7 @@ struct alignas(128) Slot {
   std::atomic<uint32_t> child_error;
   std::atomic<uint64_t> sequence;
   std::atomic<uint32_t> cancelled;  // low bits of the generation that was cancelled
-  std::atomic<uint32_t> released;  // likewise: nobody will ask how it ended
+  std::atomic<uint32_t> released;  // likewise: its submitter will not ask how it ended
   uint8_t type_class;
   uint8_t num_producers;  // inline
   uint8_t room;  // for producers inline
@@ -96,7 +96,7 @@ struct alignas(128) Slot {
     Replayed replayed;  // with kIsReplayed
   };
 
-  /// A new task, with no parameters and nobody to wait for; nothing is left of the last one here.
+  /// A new task, with no parameters and no producers; nothing is left of the last one here.
   void begin(int32_t new_kernel, int32_t new_priority, uint8_t new_class, uint16_t new_flags) {
     kernel = new_kernel;
     priority = new_priority;

@@ -1,0 +1,77 @@
+// The task runtime of one device, as data: what its rooms work on.
+//
+// Purpose: orders tasks by the data they touch and runs them. No thread schedules: the thread that submits or completes
+// a task makes its successors ready, and workers (and waiting submitters) take ready tasks. The region holds everything
+// that two processes may share; beside it stands what only this process needs. The rooms are functions on it:
+//
+//   engine/  seats, kernels, handles, failures        submit/  from a specification to a task that waits or is ready
+//   run/     ready tasks, order among live tasks,     replay/  recordings, and rounds of them
+//            events, running and completing, workers  embed/   an engine inside other native code
+//   wait/    waiting for tasks and for room           api/     the C border; opening and closing; seeing inside
+//
+// Who may write what stands at each field. Memory order: a task's writes reach its successors through the exchange of
+// its wake word and the compare-and-swap by which they had waited; see store/slots.h.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tasks/engine/callbacks.h"
+#include "tasks/engine/host.h"
+#include "tasks/engine/kernels.h"
+#include "tasks/engine/replays.h"
+#include "tasks/observe/graph_log.h"
+#include "tasks/observe/trace.h"
+#include "tasks/regions/region_index.h"
+#include "tasks/store/layout.h"
+#include "tasks/store/round.h"
+#include "tasks/store/status.h"
+
+namespace tilewise::tasks {
+
+/// The other process of a shared region.
+struct Peer {
+  bool is_worker_side = false;  // this process has the workers, the other one submits
+  std::atomic<bool> is_lost{false};
+  int fd = -1;  // of its process
+  std::string path;  // of the region's file
+};
+
+struct Engine {
+  /// Takes the region; knows of no thread yet. api/open.h opens a whole runtime.
+  explicit Engine(const Region& its_region);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  Seat& seat(uint32_t index) const { return region.seats[index]; }
+  bool has_failures() const { return region.header->num_failed.load(std::memory_order_acquire) != 0; }
+
+  const Region region;
+  RegionIndex boxes;  // under boxes_lock
+  bool fences = false;  // a fence with every push, because the sleeper cannot make all other threads issue one
+  // Which runtime this is among all of the process; the second is the same until it is closed. Written by its opener
+  // and by the thread that closes it.
+  uint64_t id = 0;
+  uint64_t id_open = 0;
+  bool is_closed = false;
+  bool is_left_behind = false;  // in a forked child: a copy without threads
+  std::unique_ptr<Replays> replays;
+  // Open recordings and graphs: while there are any, no submission takes the short way.
+  std::atomic<uint32_t> num_observers{0};
+  std::unique_ptr<GraphLog> graph;  // under the submission lock
+  std::atomic<Trace*> active_trace{nullptr};  // nullptr: off
+  std::unique_ptr<Trace> trace;
+  std::mutex trace_mutex;  // one worker of another process switches its trace for all
+  Kernels kernels;
+  Callbacks callbacks;
+  Host* host = nullptr;  // of an embedded engine
+  uint64_t num_freezes = 0;  // and ends of frozen buffers; under the submission lock
+  Peer peer;
+  std::vector<std::thread> threads;  // its workers'
+};
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,260 @@
+// See failures.h.
+#include "tasks/engine/failures.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "tasks/engine/pool.h"
+#include "tasks/engine/seats.h"
+#include "tasks/engine/task_parts.h"
+#include "tasks/order/boxes.h"
+#include "tasks/sched/thread_state.h"
+
+namespace tilewise::tasks {
+
+namespace {
+
+uint64_t hash_of(TaskRef task) { return (task >> kFlagBits) * 0x9E3779B97F4A7C15ull >> 20; }
+
+uint32_t record_error(Engine& engine, uint32_t slot, uint32_t seat_index, int status, const std::string& reason) {
+  Header& header = *engine.region.header;
+  const Slot& task = engine.region.slots[slot];
+  std::lock_guard guard(header.failed_lock);
+  const uint32_t number = header.num_errors.load(std::memory_order_relaxed) + 1;
+  ErrorRecord& record = engine.region.errors[number % kMaxErrors];
+  record.task = engine.region.name_at(slot);
+  record.kernel = task.kernel;
+  record.worker = seat_index < header.num_workers ? static_cast<int32_t>(seat_index) : -1;
+  record.lane = static_cast<int32_t>(lane_of(engine, slot));
+  record.status = status;
+  record.number = number;
+  std::memcpy(record.name, task_name(engine, slot), std::strlen(task_name(engine, slot)) + 1);
+  const size_t length = std::min(reason.size(), sizeof(record.text) - 1);
+  std::memcpy(record.text, reason.data(), length);
+  record.text[length] = 0;
+  header.num_errors.store(number, std::memory_order_release);
+  return number;
+}
+
+void mark_failed(Engine& engine, TaskRef task, uint32_t error, bool is_pinned) {
+  Header& header = *engine.region.header;
+  std::lock_guard guard(header.failed_lock);
+  const uint32_t mask = header.failed_capacity - 1;
+  const uint32_t count = header.num_failed.load(std::memory_order_relaxed);
+  if (count >= header.failed_capacity / 4 * 3) {
+    header.failed_overflow.store(error, std::memory_order_release);
+    return;
+  }
+  uint64_t at = hash_of(task) & mask;
+  while (engine.region.failed[at].key != 0) at = (at + 1) & mask;
+  const uint64_t submitted_at = sequence_of(engine, slot_of(task));
+  const uint32_t parent = engine.region.slots[slot_of(task)].parent;
+  const TaskRef parent_name =
+      parent == 0
+          ? 0
+          : make_ref(generation_in(engine.region.slots[parent - 1].wake.load(std::memory_order_relaxed)), parent - 1);
+  engine.region.failed[at] = {task, error, is_pinned ? 1u : 0u, submitted_at, parent_name, 0};
+  header.num_failed.store(count + 1, std::memory_order_seq_cst);
+  // Its owner may have let go of it before: either it sees this entry, or its word is seen here.
+  const auto generation = static_cast<uint32_t>(generation_of(task));
+  const Slot& slot = engine.region.slots[slot_of(task)];
+  if (slot.released.load(std::memory_order_seq_cst) == generation) engine.region.failed[at].is_pinned = 0;
+}
+
+// Called by a submitter, under the submission lock, when the table has grown: forgets what no thread can ask for. A
+// task that was linked while its producer lived asks when it advances; one that was linked later has asked already. So
+// the tasks that can still ask were submitted before the first sweep that found the producer completed.
+void sweep_failures(Engine& engine, bool holds_boxes_lock) {
+  Header& header = *engine.region.header;
+  const uint32_t seat_index = seat_here(engine);
+  engine.replays->settle_all(seat_index);  // so that the buffers name all tasks
+  SeatPool pool{engine, engine.seat(seat_index)};
+  std::vector<TaskRef> named;
+  const auto note = [&](TaskRef ref) { named.push_back(without_flags(ref)); };
+  const auto note_state = [&](const AccessState& state) {
+    for_each_now(state, pool, note);
+    for_each_before(state, pool, note);
+  };
+  std::unique_lock boxes_guard(header.boxes_lock, std::defer_lock);
+  if (!holds_boxes_lock) boxes_guard.lock();
+  for (uint32_t h = 0; h < header.fresh_handles.load(std::memory_order_relaxed); ++h) {
+    Handle& handle = engine.region.handles[h];
+    if ((handle.flags & kHasOwner) != 0) continue;  // a task's own, which changes without the submission lock
+    if ((handle.flags & kHasRegions) != 0) {
+      engine.boxes.for_each(handle.tree, [&](uint32_t node) { note_state(engine.boxes[node].state); });
+    } else if ((handle.flags & kUsed) != 0) {
+      note_state(handle.state);
+    }
+  }
+  std::sort(named.begin(), named.end());
+  const uint64_t now = header.sequence.load(std::memory_order_relaxed);
+  std::vector<uint64_t> live;
+  for (uint32_t slot = 0; slot < engine.region.seats_in_use() * header.window; ++slot) {
+    if (!is_live(engine.region.slots[slot].wake.load(std::memory_order_acquire))) continue;
+    live.push_back(engine.region.slots[slot].sequence.load(std::memory_order_relaxed));
+  }
+  std::sort(live.begin(), live.end());
+  const std::vector<std::pair<uint64_t, uint64_t>> rounds = engine.replays->live_rounds();
+  // Only a task submitted after the failed one, and before it was seen to have ended, can stand behind it.
+  const auto is_awaited = [&](const FailedTask& entry) {
+    const auto first = std::lower_bound(live.begin(), live.end(), entry.submitted_at);
+    if (first != live.end() && *first <= entry.swept_at) return true;
+    return std::any_of(rounds.begin(), rounds.end(), [&](const auto& round) {
+      return entry.submitted_at <= round.second && round.first <= entry.swept_at;
+    });
+  };
+  const auto has_live_parent = [&](const FailedTask& entry) {
+    return entry.parent != 0 &&
+           generation_in(engine.region.slots[slot_of(entry.parent)].wake.load(std::memory_order_acquire)) ==
+               generation_of(entry.parent);
+  };
+  std::lock_guard guard(header.failed_lock);
+  std::vector<FailedTask> kept;
+  for (uint32_t at = 0; at < header.failed_capacity; ++at) {
+    FailedTask& entry = engine.region.failed[at];
+    if (entry.key == 0) continue;
+    const bool is_named = std::binary_search(named.begin(), named.end(), entry.key);
+    const WakeWord word = engine.region.slots[slot_of(entry.key)].wake.load(std::memory_order_acquire);
+    const bool is_new = entry.swept_at == 0;
+    if (is_new && generation_in(word) != generation_of(entry.key)) entry.swept_at = now;
+    if (is_named || is_new || entry.is_pinned != 0 || is_awaited(entry) || has_live_parent(entry)) {
+      kept.push_back(entry);
+    }
+    entry = {};
+  }
+  const uint32_t mask = header.failed_capacity - 1;
+  for (const FailedTask& entry : kept) {
+    uint64_t at = hash_of(entry.key) & mask;
+    while (engine.region.failed[at].key != 0) at = (at + 1) & mask;
+    engine.region.failed[at] = entry;
+  }
+  header.num_failed.store(static_cast<uint32_t>(kept.size()), std::memory_order_release);
+  if (kept.size() < header.failed_capacity / 4) header.failed_overflow.store(0, std::memory_order_release);
+  header.sweep_at = static_cast<uint32_t>(2 * kept.size());
+}
+
+}  // namespace
+
+bool is_complete(const Engine& engine, pto_task task) {
+  const uint32_t slot = slot_of(task);
+  if (task == 0 || slot >= engine.region.header->num_slots) {
+    raise(PTO_BAD_ARGUMENT, "[runtime.wait] a task must be one that this runtime returned; got ", task,
+          "; check that submit succeeded");
+  }
+  const WakeWord word = engine.region.slots[slot].wake.load(std::memory_order_acquire);
+  return generation_in(word) != generation_of(task);
+}
+
+// The task did not do its work: its own error, or the one it inherits, becomes its consumers'.
+void fail(Engine& engine, uint32_t slot, uint32_t seat_index, int status) {
+  Slot& task = engine.region.slots[slot];
+  const TaskRef self = engine.region.name_at(slot);
+  uint32_t error = task.poison;
+  if (error == 0) {
+    std::string reason;
+    if (status == PTO_CANCELLED) {
+      reason = "it was cancelled";
+    } else if (status == PTO_TIMEOUT && failure_reason.empty()) {
+      reason = "it had not started by its deadline";
+    } else if (!failure_reason.empty()) {
+      reason = failure_reason;
+    } else {
+      reason = "its kernel returned " + std::to_string(status);
+    }
+    failure_reason.clear();
+    if (status == PTO_INTERRUPTED) asks_at_once = true;
+    error = record_error(engine, slot, seat_index,
+                         status == PTO_CANCELLED || status == PTO_TIMEOUT ? status : PTO_TASK_FAILED, reason);
+  }
+  Seat& me = engine.seat(seat_index);
+  me.num_failed.store(me.num_failed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  mark_failed(engine, self, error, (task.flags & kKeepsError) != 0);
+  uint32_t none = 0;
+  if (task.parent != 0) {
+    engine.region.slots[task.parent - 1].child_error.compare_exchange_strong(none, error, std::memory_order_acq_rel);
+  } else {
+    engine.seat(lane_of(engine, slot)).first_error.compare_exchange_strong(none, error, std::memory_order_acq_rel);
+  }
+}
+
+// A full table makes every task that might have failed count as failed: wrong results never look right.
+uint32_t find_error(Engine& engine, TaskRef task) {
+  Header& header = *engine.region.header;
+  std::lock_guard guard(header.failed_lock);
+  const uint32_t mask = header.failed_capacity - 1;
+  for (uint64_t at = hash_of(task) & mask; engine.region.failed[at].key != 0; at = (at + 1) & mask) {
+    if (engine.region.failed[at].key == task) return engine.region.failed[at].error;
+  }
+  return header.failed_overflow.load(std::memory_order_acquire);
+}
+
+void inherit(Engine& engine, Slot& task, TaskRef producer) {
+  if ((producer & kCarriesPoison) != 0 && task.poison == 0) task.poison = find_error(engine, without_flags(producer));
+}
+
+void sweep_failures_if_many(Engine& engine, bool holds_boxes_lock) {
+  const Header& header = *engine.region.header;
+  // Not before a sixteenth of the table is full: a sweep walks all of it.
+  const uint32_t limit = std::max(header.sweep_at, header.failed_capacity / 16);
+  if (header.num_failed.load(std::memory_order_relaxed) >= limit) sweep_failures(engine, holds_boxes_lock);
+}
+
+std::string error_text(const Engine& engine, uint32_t error) {
+  std::lock_guard guard(engine.region.header->failed_lock);
+  const ErrorRecord& record = engine.region.errors[error % kMaxErrors];
+  std::ostringstream text;
+  if (record.number != error) {
+    text << "[runtime.wait] a task must not fail; got a failure whose details " << kMaxErrors
+         << " later ones have replaced; look at the first";
+    return text.str();
+  }
+  const std::string called = record.name[0] != 0 ? std::string(" '") + record.name + "'" : "";
+  if (record.status == PTO_CANCELLED) {
+    text << "[runtime.wait] a task must start to have a result; got task " << record.task << called << " ("
+         << (record.kernel >= 0 ? engine.kernels.name_of(record.kernel) : "empty")
+         << "), which was cancelled before it started, and with it what reads its data; nothing is to be corrected: "
+            "submit it again if it is still wanted";
+    return text.str();
+  }
+  text << "[runtime.wait] a task must not fail; got '" << record.text << "' from task " << record.task << called << " ("
+       << (record.kernel >= 0 ? engine.kernels.name_of(record.kernel) : "empty") << ") on "
+       << (record.worker >= 0 ? "worker " + std::to_string(record.worker) : "a submitter")
+       << (record.status == PTO_TIMEOUT ? "; give it longer, or less to wait for"
+                                        : "; correct its kernel or its operands");
+  return text.str();
+}
+
+int error_status(const Engine& engine, uint32_t error) {
+  std::lock_guard guard(engine.region.header->failed_lock);
+  const ErrorRecord& record = engine.region.errors[error % kMaxErrors];
+  return record.number == error ? record.status : PTO_TASK_FAILED;
+}
+
+int task_status(Engine& engine, pto_task task) {
+  if (!is_complete(engine, task) || !engine.has_failures()) return PTO_OK;
+  const uint32_t error = find_error(engine, task);
+  return error == 0 ? static_cast<int>(PTO_OK) : error_status(engine, error);
+}
+
+int task_error(Engine& engine, pto_task task, std::string* text) {
+  const int status = task_status(engine, task);
+  if (status != PTO_OK) *text = error_text(engine, find_error(engine, task));
+  return status;
+}
+
+void release(Engine& engine, pto_task task) {
+  if (!is_complete(engine, task)) {
+    engine.region.slots[slot_of(task)].released.store(static_cast<uint32_t>(generation_of(task)),
+                                                      std::memory_order_seq_cst);
+  }
+  if (engine.region.header->num_failed.load(std::memory_order_seq_cst) == 0) return;
+  Header& header = *engine.region.header;
+  std::lock_guard guard(header.failed_lock);
+  const uint32_t mask = header.failed_capacity - 1;
+  for (uint64_t at = hash_of(task) & mask; engine.region.failed[at].key != 0; at = (at + 1) & mask) {
+    if (engine.region.failed[at].key == task) engine.region.failed[at].is_pinned = 0;
+  }
+}
+
+}  // namespace tilewise::tasks

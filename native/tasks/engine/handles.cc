@@ -1,0 +1,127 @@
+// See handles.h.
+#include "tasks/engine/handles.h"
+
+#include <mutex>
+
+#include "tasks/engine/waking.h"
+#include "tasks/order/boxes.h"
+#include "tasks/sched/submit_lock.h"
+#include "tasks/sched/thread_state.h"
+#include "tasks/store/heap.h"
+#include "tasks/store/status.h"
+
+namespace tilewise::tasks {
+
+namespace {
+
+constexpr uint32_t kHandleStock = 32;
+
+void refill_handles(Engine& engine, uint32_t seat_index) {
+  Seat& me = engine.seat(seat_index);
+  Header& header = *engine.region.header;
+  std::lock_guard guard(header.pool_lock);
+  // Near the end only one at a time, so that no stock keeps what another thread waits for.
+  const uint32_t fresh = header.fresh_handles.load(std::memory_order_relaxed);
+  const uint32_t wanted = header.max_handles - fresh >= 8 * kHandleStock ? kHandleStock : 1;
+  for (uint32_t n = 0; n < wanted; ++n) {
+    uint32_t index = header.free_handles;
+    if (index != 0) {
+      header.free_handles = engine.region.handles[index - 1].next;
+      --header.num_free_handles;
+    } else if (header.fresh_handles.load(std::memory_order_relaxed) < header.max_handles) {
+      index = header.fresh_handles.fetch_add(1, std::memory_order_relaxed) + 1;
+    } else {
+      return;
+    }
+    engine.region.handles[index - 1].next = me.free_handles;
+    me.free_handles = index;
+    ++me.num_free_handles;
+  }
+}
+
+}  // namespace
+
+void raise_stale(pto_handle handle, const char* where) {
+  raise(PTO_BAD_ARGUMENT, "[runtime.", where,
+        "] a handle must be alive; got one that was unregistered, or whose scope ", "has ended (handle ",
+        handle & 0xFFFFFFFF, ", generation ", handle >> 32, "); keep the scope open, or copy the result out of it");
+}
+
+// A handle costs one step from the thread's own stock.
+uint32_t try_take_handle(Engine& engine, uint32_t seat_index) {
+  Seat& me = engine.seat(seat_index);
+  if (me.free_handles == 0) refill_handles(engine, seat_index);
+  if (me.free_handles == 0) return kNone;
+  const uint32_t index = me.free_handles - 1;
+  Handle& handle = engine.region.handles[index];
+  me.free_handles = handle.next;
+  --me.num_free_handles;
+  handle.state = {};
+  handle.tree = {};
+  handle.owner = running.engine == &engine ? running.parent : 0;
+  handle.flags = handle.owner != 0 ? kUsed | kHasOwner : kUsed;
+  handle.next = 0;
+  return index;
+}
+
+void forget_accesses(Engine& engine, Handle& handle, uint32_t seat_index) {
+  SeatPool pool{engine, engine.seat(seat_index)};
+  if ((handle.flags & kHasRegions) != 0) {
+    std::lock_guard guard(engine.region.header->boxes_lock);
+    sweep_boxes(engine.boxes, engine.region.index_of(handle), handle, pool, true);
+  }
+  if (handle.state.more_now != 0) give_chunks(pool, handle.state.more_now);
+  if (handle.state.more_before != 0) give_chunks(pool, handle.state.more_before);
+  handle.state = {};
+}
+
+void give_handle(Engine& engine, uint32_t index, uint32_t seat_index) {
+  Handle& handle = engine.region.handles[index];
+  Header& header = *engine.region.header;
+  Seat& me = engine.seat(seat_index);
+  {
+    // A submitter that sweeps the failures looks at the states of buffers outside tasks.
+    const bool is_seen = engine.has_failures() && (handle.flags & kHasOwner) == 0;
+    const bool is_replayed = (handle.flags & (kReplayed | kFrozen)) != 0;
+    const SubmitGuard guard(header, seat_index, engine.fences, !is_seen && !is_replayed);
+    if (is_replayed) ++engine.num_freezes;
+    settle_buffer(engine, handle, seat_index);
+    forget_accesses(engine, handle, seat_index);
+  }
+  handle.generation.store(handle.generation.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  handle.flags = 0;
+  handle.next = me.free_handles;
+  me.free_handles = index + 1;
+  ++me.num_free_handles;
+  const bool is_short = header.fresh_handles.load(std::memory_order_relaxed) + 8 * kHandleStock > header.max_handles;
+  if (me.num_free_handles <= (is_short ? 0 : 2 * kHandleStock)) return;
+  {
+    std::lock_guard guard(header.pool_lock);
+    const uint32_t keep = is_short ? 0 : kHandleStock;
+    while (me.num_free_handles > keep) {
+      const uint32_t given = me.free_handles;
+      me.free_handles = engine.region.handles[given - 1].next;
+      --me.num_free_handles;
+      engine.region.handles[given - 1].next = header.free_handles;
+      header.free_handles = given;
+      ++header.num_free_handles;
+    }
+  }
+  if (is_short) wake_waiters(engine);
+}
+
+void close_scope(Engine& engine, uint32_t seat_index) {
+  Seat& me = engine.seat(seat_index);
+  Scope& scope = me.scopes[me.depth];
+  for (uint32_t h = scope.first_handle; h != 0;) {
+    const uint32_t next = engine.region.handles[h - 1].next;
+    give_handle(engine, h - 1, seat_index);
+    h = next;
+  }
+  if (release_runs(engine.region, scope)) wake_waiters(engine);
+  scope = {};
+  if (me.depth > 0) --me.depth;
+  me.num_open_scopes.store(me.depth, std::memory_order_release);
+}
+
+}  // namespace tilewise::tasks

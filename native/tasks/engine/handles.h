@@ -1,0 +1,43 @@
+// Handles of buffers, and the scopes in which they live.
+//
+// Who may call: the thread of the seat. Blocks: for pool_lock, and for the submission lock where others may look at the
+// buffer's state. Memory: the region; each seat keeps a stock of free handles.
+#pragma once
+#include "tasks/engine/engine.h"
+#include "tasks/engine/pool.h"
+
+namespace tilewise::tasks {
+
+/// A handle that is no longer alive.
+[[noreturn]] void raise_stale(pto_handle handle, const char* where);
+inline Handle& resolve(const Engine& engine, pto_handle handle, const char* where) {
+  const auto index = static_cast<uint32_t>(handle & 0xFFFFFFFF) - 1;
+  if (index < engine.region.header->max_handles) [[likely]] {
+    Handle& found = engine.region.handles[index];
+    const bool is_same = found.generation.load(std::memory_order_relaxed) == static_cast<uint32_t>(handle >> 32);
+    if (is_same && (found.flags & kUsed) != 0) [[likely]]
+      return found;
+  }
+  raise_stale(handle, where);
+}
+
+inline pto_handle handle_name(const Handle& handle, uint32_t index) {
+  return uint64_t{handle.generation.load(std::memory_order_relaxed)} << 32 | (index + 1);
+}
+
+/// Leaves in a buffer, by name, the tasks of a round of a recording that accessed it last. Under the submission lock.
+inline void settle_buffer(const Engine& engine, Handle& handle, uint32_t seat_index) {
+  if ((handle.flags & kReplayed) != 0) engine.replays->settle(handle, seat_index);
+}
+
+/// A handle of a new buffer; kNone: none is free. wait/room.h has the one that waits.
+uint32_t try_take_handle(Engine& engine, uint32_t seat_index);
+
+/// Its generation moves on at once: a thread that still names it is told.
+void give_handle(Engine& engine, uint32_t index, uint32_t seat_index);
+/// The buffer as if no task had ever used it.
+void forget_accesses(Engine& engine, Handle& handle, uint32_t seat_index);
+/// The innermost scope of a seat ends, and with it its handles and its memory, as soon as no task uses them.
+void close_scope(Engine& engine, uint32_t seat_index);
+
+}  // namespace tilewise::tasks

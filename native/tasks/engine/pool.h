@@ -1,0 +1,78 @@
+// Chunks of references as one thread takes and gives them: from its seat's stock, refilled from the shared one.
+//
+// Who may call: the thread of the seat. Blocks: for pool_lock when the stock is empty or too large. Memory: the region.
+#pragma once
+#include <mutex>
+
+#include "tasks/engine/failures.h"
+
+namespace tilewise::tasks {
+
+struct SeatPool {
+  Engine& engine;
+  Seat& seat;
+
+  static constexpr uint32_t kStock = 16;
+
+  Chunk& chunk(uint32_t index) const { return engine.region.chunks[index - 1]; }
+
+  uint32_t take() {
+    if (seat.free_chunks == 0) refill();
+    const uint32_t index = seat.free_chunks;
+    seat.free_chunks = chunk(index).next;
+    --seat.num_free_chunks;
+    return index;
+  }
+
+  void give(uint32_t index) {
+    chunk(index).next = seat.free_chunks;
+    seat.free_chunks = index;
+    if (++seat.num_free_chunks > 4 * kStock) shrink();
+  }
+
+  /// The task has completed; if it is asked for its data, successfully.
+  bool is_settled(TaskRef ref) const {
+    const WakeWord word = engine.region.slots[slot_of(ref)].wake.load(std::memory_order_acquire);
+    if (generation_in(word) == generation_of(ref) || engine.graph != nullptr) return false;
+    return (ref & kCarriesPoison) == 0 || !engine.has_failures() || find_error(engine, without_flags(ref)) == 0;
+  }
+
+  bool remembers_failures() const { return engine.has_failures(); }
+
+  [[gnu::noinline]] void refill() {
+    Header& header = *engine.region.header;
+    std::lock_guard guard(header.pool_lock);
+    for (uint32_t n = 0; n < kStock; ++n) {
+      uint32_t index = header.free_chunks;
+      if (index != 0) {
+        header.free_chunks = chunk(index).next;
+      } else if (header.fresh_chunks < header.max_chunks) {
+        index = ++header.fresh_chunks;
+      } else {
+        break;
+      }
+      chunk(index).next = seat.free_chunks;
+      seat.free_chunks = index;
+      ++seat.num_free_chunks;
+    }
+    if (seat.free_chunks == 0) {
+      raise(PTO_NO_MEMORY,
+            "[runtime.submit] the edges between live tasks must fit the runtime's tables; got more than ",
+            header.max_chunks * 7ull, " references; use a smaller window, or fewer readers between two writers");
+    }
+  }
+
+  [[gnu::noinline]] void shrink() {
+    Header& header = *engine.region.header;
+    std::lock_guard guard(header.pool_lock);
+    while (seat.num_free_chunks > kStock) {
+      const uint32_t index = seat.free_chunks;
+      seat.free_chunks = chunk(index).next;
+      --seat.num_free_chunks;
+      chunk(index).next = header.free_chunks;
+      header.free_chunks = index;
+    }
+  }
+};
+
+}  // namespace tilewise::tasks

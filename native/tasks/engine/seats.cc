@@ -1,0 +1,141 @@
+// See seats.h.
+#include "tasks/engine/seats.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "tasks/engine/handles.h"
+
+namespace tilewise::tasks {
+
+namespace {
+
+/// The engines that live in this process, so that a thread that ends can give its lanes back.
+struct Registry {
+  std::mutex mutex;
+  uint64_t next_id = 1;
+  std::map<uint64_t, Engine*> engines;
+};
+Registry& registry();
+
+// Nothing of it may be waited for, locked, joined or, in shared memory, written.
+void forget_in_child(Engine& engine) {
+  engine.is_left_behind = true;
+  engine.is_closed = true;
+  engine.id_open = UINT64_MAX;
+  if (running.engine == &engine) running = {};
+  static auto* lost = new std::vector<std::thread>;  // not in this process: they can be neither joined nor let go
+  for (std::thread& thread : engine.threads) lost->push_back(std::move(thread));
+  engine.threads.clear();
+}
+
+// The child of a fork has only the thread that forked, and every lock as it stood at that moment.
+void before_fork() { registry().mutex.lock(); }
+void after_fork() { registry().mutex.unlock(); }
+void after_fork_in_child() {
+  for (const auto& [id, engine] : registry().engines) forget_in_child(*engine);
+  registry().engines.clear();
+  registry().mutex.unlock();
+}
+
+Registry& registry() {
+  static auto* all = [] {
+    pthread_atfork(before_fork, after_fork, after_fork_in_child);
+    return new Registry;  // outlives every thread
+  }();
+  return *all;
+}
+
+/// The thread has ended: its scopes close, its tasks go on, its lane is free for another.
+void leave_lane(Engine& engine, uint32_t seat_index) {
+  Seat& me = engine.seat(seat_index);
+  while (me.depth > 0) close_scope(engine, seat_index);
+  if (engine.replays != nullptr) engine.replays->leave(seat_index);
+  me.is_taken.store(0, std::memory_order_release);
+}
+
+/// The lanes of this thread.
+struct Tickets {
+  std::vector<std::pair<uint64_t, uint32_t>> all;
+
+  ~Tickets() {
+    std::lock_guard guard(registry().mutex);
+    for (const auto& [id, seat_index] : all) {
+      const auto found = registry().engines.find(id);
+      if (found != registry().engines.end()) leave_lane(*found->second, seat_index);
+    }
+  }
+};
+thread_local Tickets tickets;
+
+}  // namespace
+
+void enter_registry(Engine& engine) {
+  std::lock_guard guard(registry().mutex);
+  engine.id = engine.id_open = registry().next_id++;
+  registry().engines[engine.id] = &engine;
+}
+
+void leave_registry(const Engine& engine) {
+  std::lock_guard guard(registry().mutex);
+  registry().engines.erase(engine.id);
+}
+
+void raise_left_behind() {
+  raise(PTO_CLOSED, "[runtime] a runtime must be used by the process that opened it; got a call in a forked child; ",
+        "it was made in another process: open one in this process");
+}
+
+uint32_t find_lane(Engine& engine) {
+  check_process(engine);
+  if (engine.is_closed)
+    raise(PTO_CLOSED, "[runtime] the runtime must be open; got a call after its close; open a new one");
+  for (const auto& [id, seat_index] : tickets.all) {
+    if (id != engine.id) continue;
+    last_lane = {id, seat_index};
+    return seat_index;
+  }
+  Header& header = *engine.region.header;
+  for (uint32_t s = header.num_workers; s < header.num_seats; ++s) {
+    uint32_t free = 0;
+    if (!engine.region.seats[s].is_taken.compare_exchange_strong(free, 1, std::memory_order_acq_rel)) continue;
+    uint32_t used = header.seats_in_use.load(std::memory_order_relaxed);
+    while (used < s + 1 && !header.seats_in_use.compare_exchange_weak(used, s + 1, std::memory_order_acq_rel)) {
+    }
+    tickets.all.emplace_back(engine.id, s);
+    populate(engine.region, s);
+    last_lane = {engine.id, s};
+    return s;
+  }
+  raise(PTO_NO_MEMORY, "[runtime] every submitting thread needs a lane; got more than ",
+        header.num_seats - header.num_workers, " threads; raise max_lanes, or let threads end");
+}
+
+bool has_lane(Engine& engine) {
+  try {
+    seat_here(engine);
+    return true;
+  } catch (const StatusError& error) {
+    if (error.status != PTO_NO_MEMORY) throw;
+    return false;
+  }
+}
+
+uint64_t num_completed(const Engine& engine) {
+  uint64_t total = 0;
+  for (uint32_t s = 0; s < engine.region.seats_in_use(); ++s)
+    total += engine.region.seats[s].num_completed.load(std::memory_order_acquire);
+  return total;
+}
+
+uint64_t num_submitted(const Engine& engine) {
+  uint64_t total = 0;
+  for (uint32_t s = 0; s < engine.region.seats_in_use(); ++s)
+    total += engine.region.seats[s].num_submitted.load(std::memory_order_relaxed);
+  return total;
+}
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,44 @@
+// Seats: which of a runtime's threads this is.
+//
+// Purpose: every thread that submits gets a lane of its own, the first time it asks, and gives it back when it ends.
+// Who may call: any thread. Blocks: for the registry's mutex, when a thread ends. Memory: tickets are thread-local; the
+// registry of open runtimes is the process's.
+#pragma once
+#include "tasks/engine/engine.h"
+#include "tasks/sched/thread_state.h"
+
+namespace tilewise::tasks {
+
+/// Adds a runtime to the registry and gives it its id; takes it out again.
+void enter_registry(Engine& engine);
+void leave_registry(const Engine& engine);
+
+/// The seat of this thread, a free one the first time. Raises PTO_CLOSED, PTO_NO_MEMORY.
+uint32_t find_lane(Engine& engine);
+/// Whether this thread has a lane, or gets one now.
+bool has_lane(Engine& engine);
+/// A call in a forked child.
+[[noreturn]] void raise_left_behind();
+/// Tasks of all seats so far.
+uint64_t num_completed(const Engine& engine);
+uint64_t num_submitted(const Engine& engine);
+
+inline void check_process(const Engine& engine) {
+  if (engine.is_left_behind) [[unlikely]]
+    raise_left_behind();
+}
+
+/// The seat of this thread; inside a task, of the thread that runs it.
+[[gnu::always_inline]] inline uint32_t seat_here(Engine& engine) {
+  if (running.engine == &engine) [[unlikely]] {
+    if (running.parent != 0) return running.seat;
+    raise(PTO_BAD_ARGUMENT,
+          "[runtime] a kernel that submits, waits or allocates must have been added with PTO_SUBMITS; ",
+          "got such a call from one that was not; add the flag");
+  }
+  if (last_lane.engine == engine.id_open) [[likely]]
+    return last_lane.seat;
+  return find_lane(engine);
+}
+
+}  // namespace tilewise::tasks

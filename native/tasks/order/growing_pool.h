@@ -1,0 +1,35 @@
+// Chunks of references for one thread alone, from memory of the process that grows as it must.
+//
+// Purpose: dependency states that no other thread touches: of a recording, and of an embedded engine's objects. Those
+// that threads share take their chunks from the region (engine/pool.h). dependencies.h says what else a pool must know
+// of tasks; the classes that derive from this one do. Blocks: never. Memory: references stay while it grows.
+#pragma once
+#include <deque>
+
+#include "tasks/store/slots.h"
+
+namespace tilewise::tasks {
+
+class GrowingPool {
+ public:
+  Chunk& chunk(uint32_t index) { return chunks_[index - 1]; }
+  uint32_t take() {
+    if (first_free_ == 0) {
+      chunks_.emplace_back();
+      return static_cast<uint32_t>(chunks_.size());
+    }
+    const uint32_t index = first_free_;
+    first_free_ = chunk(index).next;
+    return index;
+  }
+  void give(uint32_t index) {
+    chunk(index).next = first_free_;
+    first_free_ = index;
+  }
+
+ private:
+  std::deque<Chunk> chunks_;
+  uint32_t first_free_ = 0;  // + 1
+};
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,72 @@
+// Boxes of a buffer as the region index keeps them.
+//
+// Plain data, in the memory of the index; see region_index.h for who calls and what is refused.
+#pragma once
+#include <cstdint>
+
+#include "tasks/regions/access.h"
+
+namespace tilewise::tasks {
+
+inline constexpr uint32_t kMaxDims = 4;
+
+/// A strided box of bytes, as pto_region: dimensions from the largest stride; the last is contiguous (stride 1).
+struct Box {
+  uint64_t offset = 0;
+  uint32_t ndim = 1;
+  uint64_t size[kMaxDims] = {};
+  uint64_t stride[kMaxDims] = {};
+};
+
+/// kCovered: the query covers the node wholly. kInside: the node covers the query wholly. A partial overlap may be
+/// either where boxes of different strides meet.
+enum class Overlap : uint8_t { kEqual, kCovered, kInside, kPartial };
+
+/// A box in the one form in which equal boxes are equal: innermost dimension first, none of size 1 (but the first),
+/// neighbours that are contiguous together merged. What stands behind the last dimension means nothing.
+struct NormalBox {
+  uint64_t offset;
+  uint64_t size[kMaxDims];
+  uint64_t outer_stride[kMaxDims - 1];  // of dimension d + 1; dimension 0 is contiguous
+  uint32_t ndim;
+  uint32_t owner;  // the buffer's; not part of the box
+
+  uint64_t stride(uint32_t d) const { return d == 0 ? 1 : outer_stride[d - 1]; }
+  uint64_t end() const {  // behind the last byte
+    uint64_t byte = offset + size[0];
+    for (uint32_t d = 1; d < ndim; ++d) byte += (size[d] - 1) * stride(d);
+    return byte;
+  }
+  bool operator==(const NormalBox& other) const {
+    bool equal = offset == other.offset && ndim == other.ndim && size[0] == other.size[0];
+    for (uint32_t d = 1; d < ndim; ++d) equal &= size[d] == other.size[d] && stride(d) == other.stride(d);
+    return equal;
+  }
+};
+
+/// Coordinates [begin, end) in a stride system, shifted by 2^31 so that signed comparison orders them.
+struct Cells {
+  using Lanes = int32_t __attribute__((vector_size(16)));
+  Lanes begin, end;
+};
+
+/// One recorded box. `state` is the caller's; the rest belongs to the index.
+struct RegionNode {
+  AccessState state;
+  uint32_t next;  // in the hash bucket, or in the free list
+  union {
+    uint32_t leaf;  // the page that lists it
+    uint32_t before;  // without pages: its neighbours in the list of the tree
+  };
+  uint32_t after;
+  bool on_grid;  // the only box in its cell of the tree's grid
+  bool is_small;  // on the grid, but smaller than its cell
+  uint64_t written_at;  // number of its last write among all; 0: never written. See boxes.h
+  NormalBox box;
+
+  uint64_t lo() const { return box.offset; }
+  uint64_t hi() const { return box.end(); }
+};
+static_assert(sizeof(RegionNode) == 144);
+
+}  // namespace tilewise::tasks

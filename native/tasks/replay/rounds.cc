@@ -1,0 +1,182 @@
+// See rounds.h.
+#include "tasks/replay/rounds.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "tasks/engine/seats.h"
+#include "tasks/replay/leaving.h"
+#include "tasks/replay/replay.h"
+#include "tasks/run/link.h"
+#include "tasks/sched/submit_lock.h"
+#include "tasks/wait/room.h"
+
+namespace tilewise::tasks {
+
+namespace {
+
+constexpr uint64_t kTicksToSubmit = 100;  // roughly, per task
+
+/// Helps until the last round has ended. Idle, it gives up when none of the round's tasks ends for as long as
+/// submitting would take: what they wait for may be the caller's to do.
+bool outwait(Engine& engine, Instance& instance, uint32_t seat_index) {
+  uint64_t until = 0;  // its first idle moment sets this
+  uint64_t num_done = 0;
+  for (uint32_t n = 1; !instance.is_done(engine.region.seats_in_use()); ++n) {
+    if (help(engine, seat_index)) continue;
+    const uint64_t now = ticks();
+    if (now > until) {
+      const uint64_t before = std::exchange(num_done, instance.num_done(engine.region.seats_in_use()));
+      if (until != 0 && num_done == before) return false;
+      until = now + kTicksToSubmit * instance.num_tasks();
+    }
+    if (n % 256 == 0) {
+      sched_yield();
+    } else {
+      protocols::relax();
+    }
+  }
+  return true;
+}
+
+// The first round after others have touched the buffers, or with other buffers. False: one of them is special.
+bool enter(Engine& engine, Instance& instance, std::vector<pto_handle> names, uint32_t seat_index) {
+  const Recording& recording = instance.recording;
+  settle_round(engine, instance, seat_index);
+  if (engine.has_failures()) sweep_failures_if_many(engine, false);
+  std::vector<Handle*> handles;
+  for (size_t b = 0; b < names.size(); ++b) {
+    Handle& handle = resolve(engine, names[b], "replay");
+    settle_buffer(engine, handle, seat_index);
+    const uint32_t expected = recording.buffers[b].is_frozen ? kUsed | kFrozen : uint32_t{kUsed};
+    if (handle.flags != expected) return false;
+    handles.push_back(&handle);
+  }
+  if (names != instance.names) {
+    for (size_t a = 0; a < recording.accesses.size(); ++a) {
+      instance.addresses[a] = engine.region.at(handles[recording.accesses[a].buffer]->address);
+    }
+    instance.is_as_recorded =
+        std::equal(names.begin(), names.end(), recording.buffers.begin(), recording.buffers.end(),
+                   [](pto_handle name, const RecordedBuffer& buffer) { return name == buffer.handle; });
+    instance.names = std::move(names);
+    instance.handles = std::move(handles);
+  }
+  SeatPool pool{engine, engine.seat(seat_index)};
+  try {
+    for (const Instance::Entry& entry : instance.entries) {
+      Slot& task = engine.region.slots[instance.first_slot + entry.task];
+      collect(instance.handles[entry.buffer]->state, pool, entry.mode, [&](TaskRef producer) {
+        const WakeWord word = engine.region.slots[slot_of(producer)].wake.load(std::memory_order_acquire);
+        if (generation_in(word) != generation_of(producer)) {
+          if (engine.has_failures()) inherit(engine, task, producer);
+          return;
+        }
+        if (task.more_producers == 0) instance.held_back.push_back(instance.first_slot + entry.task);
+        push_ref(pool, task.more_producers, producer);
+      });
+    }
+  } catch (...) {
+    for (const Instance::Entry& entry : instance.entries) {
+      Slot& task = engine.region.slots[instance.first_slot + entry.task];
+      give_chunks(pool, task.more_producers);
+      task.poison = 0;
+    }
+    instance.held_back.clear();
+    throw;
+  }
+  for (size_t b = 0; b < instance.handles.size(); ++b) {
+    if (recording.buffers[b].is_frozen) continue;
+    instance.handles[b]->replayed_by = instance.first_slot;
+    instance.handles[b]->flags |= kReplayed;
+  }
+  instance.num_freezes = engine.num_freezes;
+  instance.is_chained = true;
+  return true;
+}
+
+void begin_round(Engine& engine, Instance& instance, uint32_t seat_index) {
+  Header& header = *engine.region.header;
+  Seat& me = engine.seat(seat_index);
+  const uint32_t count = instance.num_tasks();
+  instance.lane.store(seat_index, std::memory_order_relaxed);
+  instance.generation.store(instance.generation.load(std::memory_order_relaxed) + 2, std::memory_order_relaxed);
+  instance.target.store(instance.target.load(std::memory_order_relaxed) + count, std::memory_order_release);
+  instance.first_sequence = header.sequence.load(std::memory_order_relaxed) + 1;
+  header.sequence.store(instance.first_sequence + count - 1, std::memory_order_release);
+  me.num_submitted.store(me.num_submitted.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
+  if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) {
+    instance.submit_ticks = ticks();
+    instance.scope_depth = static_cast<int32_t>(me.depth);
+  }
+  // One more arrival for each that waits for tasks outside; before any other could come.
+  for (const uint32_t slot : instance.held_back)
+    engine.region.slots[slot].children.fetch_add(1, std::memory_order_relaxed);
+  for (const uint32_t slot : instance.held_back) start_submitted(engine, slot, seat_index);
+  instance.held_back.clear();
+}
+
+}  // namespace
+
+void settle_round(Engine& engine, Instance& instance, uint32_t seat_index) {
+  instance.is_chained = false;
+  std::vector<TaskRef> names;
+  for (size_t b = 0; b < instance.handles.size(); ++b) {
+    Handle& handle = *instance.handles[b];
+    if ((handle.flags & kReplayed) == 0 || handle.replayed_by != instance.first_slot) continue;
+    if (names.empty()) {
+      names.resize(instance.num_tasks());
+      for (uint32_t t = 0; t < names.size(); ++t) names[t] = instance.name_of(t);
+    }
+    leave_behind(engine, instance.recording, instance.recording.buffers[b], handle, names, seat_index);
+    handle.flags &= ~kReplayed;
+  }
+}
+
+// Failures of the round's own producers; those of others have come while the task waited for them.
+void inherit_in_round(Engine& engine, uint32_t slot) {
+  Slot& task = engine.region.slots[slot];
+  const Instance& instance = instance_in(engine, slot);
+  const RecordedTask& recorded = instance.recording.tasks[slot - instance.first_slot];
+  for (uint32_t p = 0; p < recorded.num_producers; ++p) {
+    const uint64_t producer = instance.recording.producers[recorded.first_producer + p];
+    inherit(engine, task, instance.name_of(static_cast<uint32_t>(producer >> kFlagBits)) | (producer & kFlagMask));
+  }
+}
+
+// True: a round has begun. False: the recording must be submitted.
+bool replay_round(Engine& engine, Recording& recording, const pto_handle* from, const pto_handle* to,
+                  uint32_t num_handles, uint32_t seat_index) {
+  Instance& instance = *recording.instance;
+  if (!outwait(engine, instance, seat_index)) return false;
+  std::optional<Busy> busy;  // until the roots are ready no slot shows the round
+  {
+    const SubmitGuard guard(*engine.region.header, seat_index, engine.fences);
+    busy.emplace(engine.seat(seat_index));
+    if (instance.is_freed) {
+      raise(PTO_BAD_ARGUMENT,
+            "[runtime.replay] a recording must exist; got one that another thread has freed; free it last");
+    }
+    if (!instance.is_done(engine.region.seats_in_use())) return false;  // another thread was faster
+    const bool is_chained = instance.is_chained && instance.num_freezes == engine.num_freezes && !engine.has_failures();
+    if (!is_chained || num_handles != 0 || !instance.is_as_recorded) {
+      std::vector<pto_handle> names = bind_recording(engine, recording, from, to, num_handles);
+      if ((!is_chained || names != instance.names) && !enter(engine, instance, std::move(names), seat_index))
+        return false;
+    }
+    begin_round(engine, instance, seat_index);
+  }
+  for (const uint32_t root : instance.roots) {
+    if (!arrive(engine, root)) continue;
+    // A full ring is not flooded: what this thread can run of it, it runs.
+    if (is_full(engine.region
+                    .rings[seat_index * engine.region.header->num_classes + engine.region.slots[root].type_class])) {
+      help(engine, seat_index);
+    }
+    make_ready(engine, root, seat_index);
+  }
+  return true;
+}
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,165 @@
+// See events.h.
+#include "tasks/run/events.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "tasks/engine/failures.h"
+#include "tasks/engine/seats.h"
+#include "tasks/engine/task_parts.h"
+#include "tasks/run/link.h"
+
+namespace tilewise::tasks {
+
+namespace {
+
+/// A worker that is asleep must know of it: it sleeps no longer than that.
+void expect_deadline(Engine& engine, int64_t deadline_ns) {
+  Header& header = *engine.region.header;
+  int64_t known = header.next_deadline_ns.load(std::memory_order_acquire);
+  do {
+    if (known != 0 && known <= deadline_ns) return;
+  } while (!header.next_deadline_ns.compare_exchange_weak(known, deadline_ns, std::memory_order_acq_rel));
+  header.worker_word.fetch_add(1, std::memory_order_acq_rel);
+  futex_wake(header.worker_word, 1, header.is_shared != 0);
+}
+
+// Raises the event, perhaps by nothing, and lets go of the tasks that it has reached, that were cancelled or that are
+// past their deadlines. Returns the next deadline of the others; INT64_MAX: none.
+int64_t wake_event(Engine& engine, uint32_t index, uint64_t add, uint32_t seat_index) {
+  int64_t soonest = INT64_MAX;
+  const Busy busy(engine.seat(seat_index));
+  Event& event = engine.region.events[index];
+  uint32_t reached = 0;
+  {
+    std::lock_guard guard(event.lock);
+    const uint64_t before = event.value.load(std::memory_order_relaxed);
+    const uint64_t value = before + std::min(add, UINT64_MAX - before);  // it never falls
+    event.value.store(value, std::memory_order_release);
+    uint32_t left = 0;
+    for (uint32_t w = event.waiters; w != 0;) {
+      Slot& waiter = engine.region.slots[w - 1];
+      const uint32_t next = waiter.next_waiter;
+      const bool is_free =
+          engine.region.args[w - 1].awaited <= value || is_cancelled(engine, w - 1) || is_overdue(engine, w - 1);
+      if (!is_free && (waiter.flags & kHasDeadline) != 0) {
+        soonest = std::min(soonest, engine.region.notes[w - 1].deadline_ns);
+      }
+      uint32_t& list = is_free ? reached : left;
+      waiter.next_waiter = list;
+      list = w;
+      w = next;
+    }
+    event.waiters = left;
+  }
+  while (reached != 0) {
+    const uint32_t slot = reached - 1;
+    reached = engine.region.slots[slot].next_waiter;
+    if (advance(engine, slot, seat_index)) make_ready(engine, slot, seat_index);
+  }
+  return soonest;
+}
+
+// A cancelled task waits for no event any more: the thread that should raise it may be gone. A task looks at its
+// cancellation in the event's critical section, so it is either found there or never waits.
+void wake_cancelled(Engine& engine) {
+  const uint32_t seat_index = running.engine == &engine ? running.seat : seat_here(engine);
+  for (uint32_t e = 0; e < engine.region.header->max_events; ++e) {
+    if (engine.region.events[e].used.load(std::memory_order_acquire) != 0) wake_event(engine, e, 0, seat_index);
+  }
+  wake_waiters(engine);
+}
+
+}  // namespace
+
+pto_event open_event(Engine& engine) {
+  for (uint32_t e = 0; e < engine.region.header->max_events; ++e) {
+    uint32_t unused = 0;
+    if (engine.region.events[e].used.compare_exchange_strong(unused, 1)) return uint64_t{1} << 32 | e;
+  }
+  raise(PTO_NO_MEMORY, "[runtime.event_open] a runtime has at most ", engine.region.header->max_events,
+        " events; got one more; ", "raise max_events: an event counts up and serves any number of tasks");
+}
+
+uint64_t event_value(Engine& engine, pto_event name) {
+  const uint64_t index = name & 0xFFFFFFFF;
+  if (name >> 32 != 1 || index >= engine.region.header->max_events || engine.region.events[index].used.load() == 0) {
+    raise(PTO_BAD_ARGUMENT, "[runtime.event] an event must have been opened; got ", name, "; call pto_event_open");
+  }
+  return engine.region.events[index].value.load(std::memory_order_acquire);
+}
+
+// Compared and registered in one critical section of the event, raised in another: no wake-up is lost.
+bool wait_for_event(Engine& engine, uint32_t slot, uint32_t index, uint64_t value) {
+  Event& event = engine.region.events[index];
+  std::lock_guard guard(event.lock);
+  if (event.value.load(std::memory_order_relaxed) >= value || is_cancelled(engine, slot) || is_overdue(engine, slot))
+    return true;
+  Slot& task = engine.region.slots[slot];
+  engine.region.args[slot].awaited = value;
+  task.next_waiter = event.waiters;
+  task.state.store(SlotState::kWaitsForEvent, std::memory_order_relaxed);
+  event.waiters = slot + 1;
+  if ((task.flags & kHasDeadline) != 0) expect_deadline(engine, engine.region.notes[slot].deadline_ns);
+  return false;
+}
+
+void raise_event(Engine& engine, pto_event name, uint64_t add) {
+  event_value(engine, name);  // checks the name
+  wake_event(engine, static_cast<uint32_t>(name & 0xFFFFFFFF), add,
+             running.engine == &engine ? running.seat : seat_here(engine));
+  wake_waiters(engine);
+}
+
+bool is_cancelled(const Engine& engine, uint32_t slot) {
+  if (engine.region.header->num_cancels.load(std::memory_order_relaxed) == 0) return false;
+  const Slot& task = engine.region.slots[slot];
+  const auto generation = static_cast<uint32_t>(generation_in(task.wake.load(std::memory_order_relaxed)));
+  const uint64_t below = engine.region.seats[lane_of(engine, slot)].cancel_below.load(std::memory_order_relaxed);
+  return task.cancelled.load(std::memory_order_relaxed) == generation || sequence_of(engine, slot) <= below;
+}
+
+bool is_overdue(const Engine& engine, uint32_t slot) {
+  return (engine.region.slots[slot].flags & kHasDeadline) != 0 && now_ns() >= engine.region.notes[slot].deadline_ns;
+}
+
+bool should_stop(const Engine& engine, uint32_t slot) {
+  for (uint32_t at = slot + 1; at != 0; at = engine.region.slots[at - 1].parent) {
+    if (is_cancelled(engine, at - 1) || is_overdue(engine, at - 1)) return true;
+  }
+  return engine.peer.is_lost.load(std::memory_order_relaxed);
+}
+
+// A task that starts at the same moment may still run; afterwards its status tells which.
+void cancel(Engine& engine, pto_task task) {
+  if (is_complete(engine, task)) return;
+  engine.region.header->num_cancels.fetch_add(1, std::memory_order_relaxed);
+  Slot& slot = engine.region.slots[slot_of(task)];
+  slot.cancelled.store(static_cast<uint32_t>(generation_of(task)), std::memory_order_release);
+  wake_cancelled(engine);
+}
+
+void cancel_all(Engine& engine) {
+  Header& header = *engine.region.header;
+  header.num_cancels.fetch_add(1, std::memory_order_relaxed);
+  const uint64_t newest = header.sequence.load(std::memory_order_acquire);
+  for (uint32_t s = 0; s < engine.region.seats_in_use(); ++s)
+    engine.region.seats[s].cancel_below.store(newest, std::memory_order_release);
+  wake_cancelled(engine);
+}
+
+void expire_overdue(Engine& engine, uint32_t seat_index) {
+  Header& header = *engine.region.header;
+  int64_t next = header.next_deadline_ns.load(std::memory_order_acquire);
+  if (next == 0 || now_ns() < next) return;
+  if (!header.next_deadline_ns.compare_exchange_strong(next, 0, std::memory_order_acq_rel)) return;
+  int64_t soonest = INT64_MAX;
+  for (uint32_t e = 0; e < header.max_events; ++e) {
+    if (engine.region.events[e].used.load(std::memory_order_acquire) == 0) continue;
+    soonest = std::min(soonest, wake_event(engine, e, 0, seat_index));
+  }
+  if (soonest != INT64_MAX) expect_deadline(engine, soonest);
+  wake_waiters(engine);
+}
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,29 @@
+// External events: counters that rise, and the tasks that wait for a value of one. Cancelling and deadlines, which let
+// such tasks go before.
+//
+// Who may call: any thread. Blocks: for an event's lock. A value is compared and a task registered in one critical
+// section of the event, the event is raised in another: no wake-up is lost. Memory: the region.
+#pragma once
+#include "tasks/engine/engine.h"
+
+namespace tilewise::tasks {
+
+pto_event open_event(Engine& engine);
+/// Raises PTO_BAD_ARGUMENT for an event that was not opened.
+uint64_t event_value(Engine& engine, pto_event name);
+void raise_event(Engine& engine, pto_event name, uint64_t add);
+/// True: the event has reached the value. False: the task waits for it, and may belong to another thread.
+bool wait_for_event(Engine& engine, uint32_t slot, uint32_t index, uint64_t value);
+/// Before its kernel has begun.
+bool is_cancelled(const Engine& engine, uint32_t slot);
+/// Past the deadline by which it was to start.
+bool is_overdue(const Engine& engine, uint32_t slot);
+/// For a running kernel: the task, or one whose child it is, was cancelled or is past its deadline.
+bool should_stop(const Engine& engine, uint32_t slot);
+/// A task that starts at the same moment may still run; afterwards its status tells which.
+void cancel(Engine& engine, pto_task task);
+void cancel_all(Engine& engine);
+/// Lets go of tasks that wait for events and are past their deadlines.
+void expire_overdue(Engine& engine, uint32_t seat_index);
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,60 @@
+// See link.h.
+#include "tasks/run/link.h"
+
+#include <algorithm>
+
+namespace tilewise::tasks {
+
+void add_many(Engine& engine, Slot& task, uint64_t word, uint32_t seat_index) {
+  SeatPool pool{engine, engine.seat(seat_index)};
+  push_ref(pool, task.more_producers, word);
+}
+
+void start_waiting(Engine& engine, uint32_t slot, uint32_t seat_index) {
+  if (advance(engine, slot, seat_index)) make_ready(engine, slot, seat_index);
+}
+
+void use_tokens(Slot& task, SlotArgs& args, uint32_t count) {
+  std::sort(args.tokens, args.tokens + count);
+  args.num_tokens = static_cast<uint32_t>(std::unique(args.tokens, args.tokens + count) - args.tokens);
+  args.num_tokens_held = 0;
+  task.flags |= kUsesTokens;
+}
+
+// Tokens of commuting accesses are taken in the order of their handles, so that no two tasks wait for each other.
+bool take_tokens(Engine& engine, uint32_t slot) {
+  constexpr uint32_t kHeld = 1u << 31;
+  Slot& task = engine.region.slots[slot];
+  SlotArgs& args = engine.region.args[slot];
+  while (args.num_tokens_held < args.num_tokens) {
+    std::atomic<uint32_t>& token = engine.region.handles[args.tokens[args.num_tokens_held]].token;
+    uint32_t seen = token.load(std::memory_order_acquire);
+    if ((seen & kHeld) == 0) {
+      if (token.compare_exchange_weak(seen, kHeld, std::memory_order_acq_rel, std::memory_order_acquire)) {
+        ++args.num_tokens_held;
+      }
+      continue;
+    }
+    task.state.store(SlotState::kPending, std::memory_order_relaxed);
+    task.next_waiter = seen & ~kHeld;
+    if (token.compare_exchange_weak(seen, kHeld | (slot + 1), std::memory_order_acq_rel, std::memory_order_acquire)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void release_tokens(Engine& engine, uint32_t slot, uint32_t seat_index) {
+  constexpr uint32_t kHeld = 1u << 31;
+  const SlotArgs& args = engine.region.args[slot];
+  for (uint32_t t = 0; t < args.num_tokens_held; ++t) {
+    uint32_t waiter = engine.region.handles[args.tokens[t]].token.exchange(0, std::memory_order_acq_rel) & ~kHeld;
+    while (waiter != 0) {
+      const uint32_t next = engine.region.slots[waiter - 1].next_waiter;
+      if (take_tokens(engine, waiter - 1)) make_ready(engine, waiter - 1, seat_index);
+      waiter = next;
+    }
+  }
+}
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,150 @@
+// The order among live tasks: standing behind producers, events and tokens.
+//
+// Purpose: a task has a list of producers and stands behind one of them at a time; the thread that ends that one
+// advances it to the next. Who may call: the submitter until the task is submitted; then the one thread that advances
+// it. Blocks: for an event's lock. Memory order: store/slots.h. Memory: the region.
+#pragma once
+#include "tasks/engine/failures.h"
+#include "tasks/engine/pool.h"
+#include "tasks/order/boxes.h"
+#include "tasks/order/dependencies.h"
+#include "tasks/run/events.h"
+#include "tasks/run/ready.h"
+
+namespace tilewise::tasks {
+
+/// One more producer than a slot has room for.
+void add_many(Engine& engine, Slot& task, uint64_t word, uint32_t seat_index);
+/// For commuting accesses, whose handles stand in args.tokens.
+void use_tokens(Slot& task, SlotArgs& args, uint32_t count);
+/// Takes the tokens of its commuting accesses. False: the task waits for one.
+bool take_tokens(Engine& engine, uint32_t slot);
+/// Gives them on.
+void release_tokens(Engine& engine, uint32_t slot, uint32_t seat_index);
+/// The slow way of start_submitted().
+void start_waiting(Engine& engine, uint32_t slot, uint32_t seat_index);
+
+[[gnu::always_inline]] inline void add_producer(Engine& engine, Slot& task, uint64_t word, uint32_t seat_index) {
+  if (task.num_producers < task.room) [[likely]] {
+    task.producers[task.num_producers++] = word;
+    return;
+  }
+  add_many(engine, task, word, seat_index);
+}
+
+/// Waits for a live producer; of a completed one only the failure matters, and that is asked for at once.
+[[gnu::always_inline]] inline void order_after(Engine& engine, Slot& task, TaskRef producer, uint32_t seat_index) {
+  const WakeWord word = engine.region.slots[slot_of(producer)].wake.load(std::memory_order_acquire);
+  if (generation_in(word) == generation_of(producer)) {
+    add_producer(engine, task, producer, seat_index);
+  } else if (engine.has_failures()) [[unlikely]] {
+    inherit(engine, task, producer);
+  }
+}
+
+inline void collect_param(Engine& engine, uint32_t slot, uint32_t seat_index, Handle& handle, const pto_region* region,
+                          int mode) {
+  SeatPool pool{engine, engine.seat(seat_index)};
+  const auto sink = [&](TaskRef producer) {
+    if (engine.graph != nullptr) engine.graph->note(producer);
+    order_after(engine, engine.region.slots[slot], producer, seat_index);
+  };
+  if (region == nullptr && (handle.flags & kHasRegions) == 0) {
+    collect(handle.state, pool, mode, sink);
+    return;
+  }
+  collect_boxes(engine.boxes, engine.region.index_of(handle), handle, region, mode, pool, sink);
+}
+
+inline void record_param(Engine& engine, TaskRef task, uint32_t seat_index, Handle& handle, const pto_region* region,
+                         int mode) {
+  SeatPool pool{engine, engine.seat(seat_index)};
+  if (region == nullptr && (handle.flags & kHasRegions) == 0) {
+    record(handle.state, pool, mode, task);
+  } else {
+    record_box(engine.boxes, engine.region.index_of(handle), handle, region, mode, pool, task);
+  }
+}
+
+/// Puts a task on the list of those that wait for a producer. False: the producer has completed. After true the task
+/// may belong to any thread.
+[[gnu::always_inline]] inline bool stand_behind(Engine& engine, uint32_t slot, TaskRef producer_name) {
+  Slot& task = engine.region.slots[slot];
+  Slot& producer = engine.region.slots[slot_of(producer_name)];
+  WakeWord wake = producer.wake.load(std::memory_order_acquire);
+  while (generation_in(wake) == generation_of(producer_name)) {
+    task.state.store(SlotState::kPending, std::memory_order_relaxed);
+    task.next_waiter = first_waiter(wake);
+    const WakeWord with_me = (wake & ~(kWatched - 1)) | (slot + 1);
+    if (producer.wake.compare_exchange_weak(wake, with_me, std::memory_order_acq_rel, std::memory_order_acquire)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/// One more of what a replayed task waits for. True: it was the last.
+inline bool arrive(Engine& engine, uint32_t slot) {
+  std::atomic<uint32_t>& left = engine.region.slots[slot].children;
+  // No other producer can come when one is left: then to look is enough.
+  if (left.load(std::memory_order_acquire) != 1 && left.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
+  if (engine.has_failures()) [[unlikely]]
+    engine.replays->inherit(slot);
+  return true;
+}
+
+inline void drop_producer(Engine& engine, Slot& task, uint32_t seat_index) {
+  if (task.more_producers == 0) {
+    --task.num_producers;
+    return;
+  }
+  Chunk& chunk = engine.region.chunks[task.more_producers - 1];
+  if (--chunk.count > 0) return;
+  SeatPool pool{engine, engine.seat(seat_index)};
+  const uint32_t empty = task.more_producers;
+  task.more_producers = chunk.next;
+  pool.give(empty);
+}
+
+// Waits behind the last producer that has not completed. Exactly one thread at a time advances a task: its submitter,
+// then the thread that completes the producer it stands behind.
+inline bool advance(Engine& engine, uint32_t slot, uint32_t seat_index) {
+  Slot& task = engine.region.slots[slot];
+  while (task.num_producers > 0 || task.more_producers != 0) {
+    const Chunk* more = task.more_producers != 0 ? &engine.region.chunks[task.more_producers - 1] : nullptr;
+    const uint64_t word = more != nullptr ? more->refs[more->count - 1] : task.producers[task.num_producers - 1];
+    if ((word & kIsEvent) != 0) {
+      drop_producer(engine, task, seat_index);
+      const Chunk* next = task.more_producers != 0 ? &engine.region.chunks[task.more_producers - 1] : nullptr;
+      const uint64_t value = next != nullptr ? next->refs[next->count - 1] : task.producers[task.num_producers - 1];
+      drop_producer(engine, task, seat_index);
+      if (!wait_for_event(engine, slot, static_cast<uint32_t>(word >> 32), value)) return false;
+      continue;
+    }
+    if (stand_behind(engine, slot, word)) return false;
+    if (engine.has_failures()) [[unlikely]]
+      inherit(engine, task, word);
+    drop_producer(engine, task, seat_index);
+  }
+  if ((task.flags & (kUsesTokens | kIsEmbedded | kIsReplayed)) == 0) [[likely]]
+    return true;
+  if ((task.flags & kIsReplayed) != 0) return arrive(engine, slot);
+  if ((task.flags & kIsEmbedded) != 0) return engine.host->admit(slot & (engine.region.header->window - 1));
+  return take_tokens(engine, slot);
+}
+
+[[gnu::always_inline]] inline void start_submitted(Engine& engine, uint32_t slot, uint32_t seat_index) {
+  const Slot& task = engine.region.slots[slot];
+  const bool is_ready =
+      (task.num_producers | task.more_producers) == 0 && (task.flags & (kUsesTokens | kIsEmbedded | kIsReplayed)) == 0;
+  if (is_ready) return make_ready(engine, slot, seat_index);
+  const Busy busy(engine.seat(seat_index));  // between two looks the slot may say that it waits, and not wait
+  if (task.num_producers > 0 && task.more_producers == 0) [[likely]] {
+    const uint64_t last = task.producers[task.num_producers - 1];
+    if ((last & kIsEvent) == 0 && stand_behind(engine, slot, last)) [[likely]]
+      return;
+  }
+  start_waiting(engine, slot, seat_index);
+}
+
+}  // namespace tilewise::tasks

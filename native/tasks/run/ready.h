@@ -1,0 +1,60 @@
+// Ready tasks: where they stand, and taking one.
+//
+// Purpose: a task goes to the ring of the thread that made it ready; one with a priority, or for one worker, to an
+// ordered queue. Who may call: making ready, any thread, for its own seat; taking, the thread of the seat. Blocks: for
+// a queue's lock. Memory: the region.
+#pragma once
+#include "tasks/engine/task_parts.h"
+#include "tasks/engine/waking.h"
+#include "tasks/sched/queues.h"
+
+namespace tilewise::tasks {
+
+/// Tasks with a priority, or for one worker, or that did not fit the ring.
+void push_special(Engine& engine, uint32_t slot);
+/// Whether a thread that only helps may run it: it must not block.
+
+bool can_help(const Engine& engine, uint32_t slot);
+/// A ready task; kNone: there is none. Urgent ones first, then one of its own, then others'.
+uint32_t take(Engine& engine, uint32_t seat_index, bool is_worker);
+/// Half of what another thread has ready; returns one of them, keeps the rest.
+uint32_t steal(Engine& engine, uint32_t seat_index, uint32_t classes);
+/// Whether take() would find something.
+bool has_work(const Engine& engine, uint32_t seat_index);
+/// Makes a task ready on a thread that has no seat here: it goes to a shared queue.
+void make_ready_from_outside(Engine& engine, uint32_t slot);
+
+/// Says that this thread holds tasks that no slot shows as ready or running.
+class Busy {
+ public:
+  explicit Busy(Seat& seat) : seat_(seat), before_(seat.is_busy.load(std::memory_order_relaxed)) {
+    seat_.is_busy.store(1, std::memory_order_release);
+  }
+  ~Busy() { seat_.is_busy.store(before_, std::memory_order_release); }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+
+ private:
+  Seat& seat_;
+  uint32_t before_;
+};
+
+[[gnu::always_inline]] inline void push_ready(Engine& engine, uint32_t slot, uint32_t seat_index) {
+  const Slot& task = engine.region.slots[slot];
+  if ((task.flags & kHasTarget) == 0 && task.priority == 0) [[likely]] {
+    if (push(engine.region.rings[seat_index * engine.region.header->num_classes + task.type_class], slot)) [[likely]]
+      return;
+  }
+  push_special(engine, slot);
+}
+
+[[gnu::always_inline]] inline void make_ready(Engine& engine, uint32_t slot, uint32_t seat_index) {
+  engine.region.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
+  if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
+    ready_ticks_of(engine, slot) = ticks();
+  const bool has_target = (engine.region.slots[slot].flags & kHasTarget) != 0;
+  push_ready(engine, slot, seat_index);
+  wake_worker(engine, has_target);
+}
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,313 @@
+// See run.h.
+#include "tasks/run/run.h"
+
+#include <exception>
+#include <string>
+
+#include "tasks/engine/handles.h"
+#include "tasks/engine/seats.h"
+#include "tasks/run/link.h"
+#include "tasks/store/heap.h"
+
+namespace tilewise::tasks {
+
+namespace {
+
+constexpr uint32_t kWorkerStreak = 64;  // successors run one after the other without looking at the queues
+constexpr uint32_t kHelperStreak = 16;
+
+/// Writes one word of each cache line as it is. A line that this thread has only read stays with its last writer as
+/// well, who must then call it back before the next write: that costs a round trip which nothing hides, while a line
+/// that another thread has written comes in the background.
+void take_over(uint64_t* words, uint32_t count) {
+  for (uint32_t w = 0; w < count; w += 8) {
+    const std::atomic_ref word(words[w]);
+    word.store(word.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  }
+}
+
+/// Calls a kernel as the task that `as` names. What it throws is its failure.
+int invoke(Engine& engine, int32_t kernel, pto_kernel_fn function, void* const* buffers, const uint64_t* scalars,
+           const Running& as) {
+  const Running outer = running;
+  running = as;
+  int status = PTO_TASK_FAILED;
+  try {
+    status = function != nullptr ? function(buffers, scalars) : engine.kernels.function_of(kernel)(buffers, scalars);
+  } catch (const std::exception& error) {
+    failure_reason = error.what();
+  } catch (...) {
+    failure_reason = "an unknown exception";
+  }
+  if (running.has_reason && (status == PTO_OK || status == PTO_LATER)) [[unlikely]]
+    failure_reason.clear();
+  running = outer;
+  return status;
+}
+
+int call_kernel(Engine& engine, uint32_t slot, uint32_t seat_index) {
+  Slot& task = engine.region.slots[slot];
+  if ((task.flags & kIsReplayed) != 0) {
+    const Replayed& own = task.replayed;
+    return invoke(engine, task.kernel, own.function, own.buffers, own.scalars, {&engine, seat_index, slot, 0});
+  }
+  const pto_kernel_fn function = engine.kernels.function_at(task.kernel);
+  if (task.keeps_arguments() && is_leaf(task)) {
+    if (task.room < kInlineProducers) take_over(task.producers, 1);
+    return invoke(engine, task.kernel, function, task.addresses(), task.scalars(), {&engine, seat_index, slot, 0});
+  }
+  SlotArgs& args = engine.region.args[slot];
+  void* buffers[PTO_MAX_PARAMS];
+  for (uint32_t p = 0; p < task.num_params; ++p) buffers[p] = engine.region.at(args.params[p].address);
+  if ((task.flags & kHasViews) != 0) [[unlikely]] {
+    pto_view* const views = engine.region.notes[slot].views;
+    for (uint32_t p = 0; p < task.num_params; ++p) {
+      views[p].data = buffers[p];
+      buffers[p] = &views[p];
+    }
+  }
+  uint64_t* const scalars = args.scalars(task.num_params);
+  take_over(reinterpret_cast<uint64_t*>(args.params), 2 * task.num_params + task.num_scalars);
+  if (is_leaf(task)) return invoke(engine, task.kernel, function, buffers, scalars, {&engine, seat_index, slot, 0});
+  Seat& me = engine.seat(seat_index);
+  if (me.depth == PTO_MAX_SCOPES) {
+    failure_reason = "tasks inside tasks must not nest deeper than 64 scopes";
+    return PTO_TASK_FAILED;
+  }
+  task.children.store(1, std::memory_order_relaxed);
+  task.child_error.store(0, std::memory_order_relaxed);
+  const uint32_t outer_base = me.base_depth;
+  me.scopes[++me.depth] = {};
+  me.num_open_scopes.store(me.depth, std::memory_order_release);
+  me.base_depth = me.depth;
+  args.runner.store(seat_index + 1, std::memory_order_relaxed);
+  const int status = invoke(engine, task.kernel, function, buffers, scalars, {&engine, seat_index, slot, slot + 1});
+  while (me.depth >= me.base_depth) close_scope(engine, seat_index);
+  me.base_depth = outer_base;
+  args.runner.store(0, std::memory_order_relaxed);
+  return status;
+}
+
+int execute(Engine& engine, uint32_t slot, uint32_t seat_index) {
+  Slot& task = engine.region.slots[slot];
+  const SlotArgs& args = engine.region.args[slot];
+  task.state.store(SlotState::kRunning, std::memory_order_relaxed);
+  if (Trace* trace = engine.active_trace.load(std::memory_order_relaxed)) trace->start(seat_index);
+  if (task.poison != 0) return PTO_TASK_FAILED;
+  if (is_cancelled(engine, slot)) return PTO_CANCELLED;
+  if ((task.flags & kHasDeadline) != 0 && is_overdue(engine, slot)) [[unlikely]]
+    return PTO_TIMEOUT;
+  if (task.kernel < 0) return PTO_OK;
+  if ((task.flags & kHasPredicate) != 0 && *static_cast<const uint32_t*>(engine.region.at(args.predicate)) == 0) {
+    return PTO_OK;
+  }
+  return call_kernel(engine, slot, seat_index);
+}
+
+bool may_follow(const Engine& engine, uint32_t slot, uint32_t seat_index, bool is_worker) {
+  const Slot& task = engine.region.slots[slot];
+  return task.priority == 0 && (task.flags & kHasTarget) == 0 && (is_worker || can_help(engine, slot)) &&
+         (engine.region.seats[seat_index].classes >> task.type_class & 1) != 0 &&
+         engine.region.header->num_urgent.load(std::memory_order_relaxed) == 0;
+}
+
+/// A task that a completion made ready: the thread runs the first that it may at once; others get the rest.
+inline void follow_up(Engine& engine, uint32_t& next, uint32_t slot, uint32_t seat_index, bool is_worker) {
+  if (next != kNone || !may_follow(engine, slot, seat_index, is_worker)) return make_ready(engine, slot, seat_index);
+  next = slot;
+  engine.region.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
+  if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
+    ready_ticks_of(engine, slot) = ticks();
+}
+
+/// Those that stood behind a task, in the order of submission. Returns one of them for this thread to run next.
+uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t seat_index, bool is_worker) {
+  protocols::prefetch_for_write(&engine.region.slots[waiter - 1]);
+  protocols::prefetch_for_write(&engine.region.slots[waiter - 1].producers);
+  if (engine.region.slots[waiter - 1].next_waiter != 0) {
+    uint32_t reversed = 0;
+    while (waiter != 0) {
+      const uint32_t after = engine.region.slots[waiter - 1].next_waiter;
+      engine.region.slots[waiter - 1].next_waiter = reversed;
+      reversed = waiter;
+      waiter = after;
+    }
+    waiter = reversed;
+  }
+  while (waiter != 0) {
+    const uint32_t woken = waiter - 1;
+    waiter = engine.region.slots[woken].next_waiter;
+    if (advance(engine, woken, seat_index)) follow_up(engine, next, woken, seat_index, is_worker);
+  }
+  return next;
+}
+
+[[gnu::noinline]] void tell_watchers(Engine& engine, TaskRef task) {
+  wake_waiters(engine);
+  if (engine.callbacks.has_any()) engine.callbacks.run(task);
+}
+
+[[gnu::noinline]] void trace_end(Engine& engine, uint32_t slot, uint32_t seat_index, TaskRef self, int status) {
+  const Slot& task = engine.region.slots[slot];
+  Trace::Before before{lane_of(engine, slot), 0, 0, ready_ticks_of(engine, slot), task_name(engine, slot)};
+  if ((task.flags & kIsReplayed) != 0) {
+    before.scope_depth = task.replayed.round->scope_depth;
+    before.submit_ticks = task.replayed.round->submit_ticks;
+  } else {
+    before.scope_depth = engine.region.args[slot].scope_depth;
+    before.submit_ticks = engine.region.args[slot].submit_ticks;
+  }
+  TraceLabel label{task.kernel, static_cast<int64_t>(self)};
+  if ((task.flags & kIsEmbedded) != 0) label = engine.host->label_of(slot & (engine.region.header->window - 1));
+  engine.active_trace.load(std::memory_order_relaxed)
+      ->end(seat_index, engine.region.header->num_workers, static_cast<TaskRef>(label.row_begin), label.label,
+            task.priority, before, status);
+}
+
+// The same for a task of an instance, which waits in its place for the next round. A round ends when all have counted
+// themselves; nothing of the instance is touched after that.
+uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t seat_index, TaskRef self, bool is_worker) {
+  Slot& task = engine.region.slots[slot];
+  const Replayed& own = task.replayed;
+  std::atomic<uint64_t>& done = own.round->done[seat_index].count;
+  task.children.store(own.num_arrivals, std::memory_order_relaxed);
+  task.poison = 0;
+  task.state.store(SlotState::kPending, std::memory_order_relaxed);
+  const WakeWord word = task.wake.exchange((generation_of(self) + 2) << 24, std::memory_order_acq_rel);
+  uint32_t next = kNone;
+  for (uint32_t s = 0; s < own.num_successors; ++s) {
+    const uint32_t successor = own.successors[s];
+    if (arrive(engine, successor)) follow_up(engine, next, successor, seat_index, is_worker);
+  }
+  if (first_waiter(word) != 0) [[unlikely]]
+    next = wake_list(engine, first_waiter(word), next, seat_index, is_worker);
+  done.store(done.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  if ((word & kWatched) != 0) [[unlikely]]
+    tell_watchers(engine, self);
+  return next;
+}
+
+// The last of a parent's kernel and children: what its children knew of its buffers goes, then it completes.
+void end_parent(Engine& engine, uint32_t slot, uint32_t seat_index) {
+  Slot& task = engine.region.slots[slot];
+  SlotArgs& args = engine.region.args[slot];
+  for (uint32_t p = 0; p < task.num_params; ++p) {
+    if (args.params[p].shadow == 0) continue;
+    give_handle(engine, args.params[p].shadow - 1, seat_index);
+    args.params[p].shadow = 0;
+  }
+  int status = args.status;
+  const uint32_t error = task.child_error.load(std::memory_order_relaxed);
+  if (status == PTO_OK && error != 0) {
+    task.poison = error;
+    status = PTO_TASK_FAILED;
+  }
+  const uint32_t next = complete(engine, slot, seat_index, status, false);
+  if (next == kNone) return;
+  push_ready(engine, next, seat_index);
+  wake_worker(engine);
+}
+
+void child_ended(Engine& engine, uint32_t parent, uint32_t seat_index) {
+  if (engine.region.slots[parent].children.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    end_parent(engine, parent, seat_index);
+}
+
+// After the kernel: a task may still wait for its children, or for the thread that ends it from outside.
+uint32_t finish(Engine& engine, uint32_t slot, uint32_t seat_index, int status, bool is_worker) {
+  Slot& task = engine.region.slots[slot];
+  if (status == PTO_LATER) {
+    SlotState expected = SlotState::kRunning;
+    if (task.state.compare_exchange_strong(expected, SlotState::kExternal, std::memory_order_acq_rel)) return kNone;
+    status = status_of(engine, slot);  // it was ended before its kernel returned
+  }
+  const bool has_children = !is_leaf(task) && task.kernel >= 0 && task.poison == 0 && task.children.load() != 0;
+  if (has_children) {
+    status_of(engine, slot) = status;
+    task.state.store(SlotState::kChildren, std::memory_order_relaxed);
+    if (task.children.fetch_sub(1, std::memory_order_acq_rel) != 1) return kNone;
+    end_parent(engine, slot, seat_index);
+    return kNone;
+  }
+  return complete(engine, slot, seat_index, status, is_worker);
+}
+
+}  // namespace
+
+// The exchange of the wake word is the completion: it publishes the task's writes, frees the slot for its lane and
+// takes the waiters. Nothing of the slot is read after it. Returns a successor for this thread to run next.
+uint32_t complete(Engine& engine, uint32_t slot, uint32_t seat_index, int status, bool is_worker) {
+  Slot& task = engine.region.slots[slot];
+  Seat& me = engine.seat(seat_index);
+  if (status != PTO_OK) [[unlikely]]
+    fail(engine, slot, seat_index, status);
+  const TaskRef self = engine.region.name_at(slot);
+  if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
+    trace_end(engine, slot, seat_index, self, status);
+  me.num_completed.store(me.num_completed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  const uint32_t flags = task.flags;
+  if ((flags & (kIsReplayed | kUsesTokens | kUsesHeap)) != 0) {
+    if ((flags & kIsReplayed) != 0) return complete_replayed(engine, slot, seat_index, self, is_worker);
+    if ((flags & kUsesTokens) != 0) release_tokens(engine, slot, seat_index);
+    if ((flags & kUsesHeap) != 0 && release_heap(engine.region, task, engine.region.args[slot])) wake_waiters(engine);
+  }
+  const uint32_t parent = task.parent;
+  const WakeWord word = task.wake.exchange((generation_of(self) + 1) << 24, std::memory_order_acq_rel);
+  uint32_t next = kNone;
+  if (first_waiter(word) != 0) next = wake_list(engine, first_waiter(word), next, seat_index, is_worker);
+  if ((word & kWatched) != 0) [[unlikely]]
+    tell_watchers(engine, self);
+  if (parent != 0) child_ended(engine, parent - 1, seat_index);
+  if ((flags & kIsEmbedded) != 0) [[unlikely]]
+    engine.host->completed();
+  return next;
+}
+
+// Runs a task, and then successor after successor that its completion made ready. Returns how many. Nested: inside a
+// task that waits.
+[[gnu::flatten]] uint32_t run(Engine& engine, uint32_t slot, uint32_t seat_index, bool is_worker) {
+  const uint32_t streak = is_worker ? kWorkerStreak : kHelperStreak;
+  const Busy busy(engine.seat(seat_index));
+  uint32_t n = 0;
+  while (slot != kNone) {
+    const int status = execute(engine, slot, seat_index);
+    const uint32_t next = finish(engine, slot, seat_index, status, is_worker);
+    if (++n >= streak && next != kNone) {
+      push_ready(engine, next, seat_index);
+      wake_worker(engine);
+      break;
+    }
+    slot = next;
+  }
+  return n;
+}
+
+void complete_external(Engine& engine, pto_task name, int status) {
+  const uint32_t slot = slot_of(name);
+  if (is_complete(engine, name)) {
+    raise(PTO_BAD_ARGUMENT,
+          "[runtime.task_complete] a task is ended once, by a kernel that returned PTO_LATER; got one ",
+          "that has completed; check who ends it");
+  }
+  Slot& task = engine.region.slots[slot];
+  const uint32_t seat_index = running.engine == &engine ? running.seat : seat_here(engine);
+  status_of(engine, slot) = status;
+  SlotState expected = SlotState::kRunning;
+  if (task.state.compare_exchange_strong(expected, SlotState::kEnded, std::memory_order_acq_rel)) return;
+  if (expected != SlotState::kExternal) {
+    raise(PTO_BAD_ARGUMENT, "[runtime.task_complete] a task is ended after its kernel has begun; got one that has not ",
+          "started; let the kernel hand out its id");
+  }
+  if (!is_leaf(task)) {  // its children may still run
+    task.state.store(SlotState::kChildren, std::memory_order_relaxed);
+    return child_ended(engine, slot, seat_index);
+  }
+  const Busy busy(engine.seat(seat_index));
+  const uint32_t next = complete(engine, slot, seat_index, status, false);
+  if (next != kNone) {
+    push_ready(engine, next, seat_index);
+    wake_worker(engine);
+  }
+}
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,94 @@
+// See workers.h.
+#include "tasks/run/workers.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cfenv>
+
+#include "tasks/engine/seats.h"
+#include "tasks/run/link.h"
+#include "tasks/run/run.h"
+
+namespace tilewise::tasks {
+
+namespace {
+
+/// In the workers' process, before a task that was submitted after the switch.
+void follow_trace(Engine& engine) {
+  const uint32_t limit = engine.region.header->trace_limit.load(std::memory_order_acquire);
+  if ((limit != 0) == (engine.active_trace.load(std::memory_order_relaxed) != nullptr)) return;
+  std::lock_guard guard(engine.trace_mutex);  // one worker switches for all
+  if ((limit != 0) == (engine.active_trace.load(std::memory_order_relaxed) != nullptr)) return;
+  if (engine.trace == nullptr) engine.trace = std::make_unique<Trace>(engine.region, limit);
+  engine.active_trace.store(limit != 0 ? engine.trace.get() : nullptr);
+}
+
+}  // namespace
+
+void check_peer(Engine& engine) {
+  if (engine.peer.fd < 0) return;
+  pollfd poll_peer{engine.peer.fd, POLLIN, 0};
+  if (poll(&poll_peer, 1, 0) > 0) engine.peer.is_lost.store(true, std::memory_order_relaxed);
+}
+
+// A worker counts itself as parked before it looks for work the last time; a thread that makes work looks at the count
+// after it has published the work. The barrier between the two steps is issued here, for all threads, because sleeping
+// is rare.
+void park_worker(Engine& engine, uint32_t worker) {
+  Header& header = *engine.region.header;
+  const uint32_t word = header.worker_word.load(std::memory_order_acquire);
+  header.num_parked.fetch_add(1, std::memory_order_seq_cst);
+  heavy_barrier(engine.fences);
+  const bool has_any = has_work(engine, worker) || (engine.host != nullptr && engine.host->has_more());
+  if (!has_any && header.closing.load(std::memory_order_seq_cst) == 0) {
+    int64_t sleep_ns = header.is_shared != 0 ? 50'000'000 : -1;
+    const int64_t deadline = header.next_deadline_ns.load(std::memory_order_acquire);
+    if (deadline != 0) {
+      const int64_t left = std::max<int64_t>(deadline - now_ns(), 1);
+      sleep_ns = sleep_ns < 0 ? left : std::min(sleep_ns, left);
+    }
+    futex_wait(header.worker_word, word, sleep_ns, header.is_shared != 0);
+  }
+  header.num_parked.fetch_sub(1, std::memory_order_seq_cst);
+  expire_overdue(engine, worker);
+  if (header.is_shared != 0 && worker == 0) check_peer(engine);
+}
+
+void worker_loop(Engine& engine, uint32_t worker) {
+  std::fesetenv(FE_DFL_ENV);  // a thread inherits its maker's rounding and denormal modes; bits must not
+  Header& header = *engine.region.header;
+  Idle idle;
+  Pace pace;
+  bool is_replayed = false;  // what it took last
+  Host* const host = engine.host;
+  while (header.closing.load(std::memory_order_acquire) == 0 && !engine.peer.is_lost.load(std::memory_order_relaxed)) {
+    // Until enough is ready, or others would sleep while this worker runs what it has found.
+    bool has_submitted = false;
+    while (host != nullptr && host->submit_more(worker)) has_submitted = true;
+    const uint32_t slot = take(engine, worker, true);
+    if (slot != kNone) {
+      if (engine.peer.is_worker_side) [[unlikely]]
+        follow_trace(engine);
+      if (idle.is_idle()) pace.found();
+      is_replayed = (engine.region.slots[slot].flags & kIsReplayed) != 0;
+      idle.reset();
+      run(engine, slot, worker, true);
+    } else if (has_submitted) {
+      idle.reset();
+    } else if (!idle.is_idle()) {
+      const uint64_t num_run = engine.region.seats[worker].num_completed.load(std::memory_order_relaxed);
+      if (is_replayed) {
+        pace.ran_dry_of_rounds(num_run);
+      } else {
+        pace.ran_dry(num_run, [&] { return num_submitted(engine); });
+      }
+      idle.begin();
+    } else if (idle.should_sleep()) {
+      park_worker(engine, worker);
+      idle.reset();
+    }
+  }
+}
+
+}  // namespace tilewise::tasks

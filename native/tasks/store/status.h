@@ -1,0 +1,25 @@
+// How the task runtime says what is wrong: a status of pto_api.h and a sentence.
+//
+// Purpose: thrown inside, a status at the C border (api/pto_api.cc). Who may call: any thread. Blocks: never.
+#pragma once
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "tilewise/pto_api.h"
+
+namespace tilewise::tasks {
+
+struct StatusError : std::runtime_error {
+  StatusError(int code, const std::string& text) : std::runtime_error(text), status(code) {}
+  int status;
+};
+
+template <class... Parts>
+[[noreturn, gnu::cold, gnu::noinline]] void raise(int status, const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw StatusError(status, text.str());
+}
+
+}  // namespace tilewise::tasks

@@ -1,0 +1,23 @@
+// What can be wrong with a specification: found before anything is taken.
+//
+// Who may call: the submitting thread. Blocks: never. Raises PTO_BAD_ARGUMENT with a sentence.
+#pragma once
+#include "tasks/engine/handles.h"
+
+namespace tilewise::tasks {
+
+/// What check_spec() found.
+struct Resolved {
+  Handle* handles[PTO_MAX_PARAMS];  // nullptr: no buffer, or none yet
+  uint32_t fresh;                   // mask of parameters whose buffers were made for this task; with kHasOutputs
+};
+enum Traits : uint32_t { kHasMore = 1, kHasOutputs = 2, kHasBoxes = 4, kHasReductions = 8, kSeesViews = 16 };
+
+/// Everything that can be wrong; returns Traits.
+uint32_t check_spec(Engine& engine, const pto_task_spec& spec, Resolved& buffers);
+/// What a built-in kernel would touch without asking.
+void check_builtin(Engine& engine, const pto_task_spec& spec);
+/// param: its number; -1: the call has no parameters.
+void check_region(const Handle& handle, const pto_region& box, const char* where, int param);
+
+}  // namespace tilewise::tasks

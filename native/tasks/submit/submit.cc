@@ -1,0 +1,346 @@
+// See submit.h.
+#include "tasks/submit/submit.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tasks/engine/seats.h"
+#include "tasks/run/link.h"
+#include "tasks/sched/submit_lock.h"
+#include "tasks/submit/checks.h"
+#include "tasks/submit/notes.h"
+#include "tasks/wait/room.h"
+
+namespace tilewise::tasks {
+
+namespace {
+
+// Some buffers know the task already, and no longer whom it replaced: it runs, but does nothing, and keeps their order.
+void start_empty(Engine& engine, uint32_t slot, uint32_t seat_index) {
+  Slot& task = engine.region.slots[slot];
+  task.kernel = PTO_NO_KERNEL;
+  count_submitted(engine, seat_index, 1);
+  start_submitted(engine, slot, seat_index);
+}
+
+inline void fill(Engine& engine, Slot& task, SlotArgs& args, const pto_task_spec& spec, uint32_t seat_index) {
+  uint16_t flags = 0;
+  if (spec.kernel >= 0 && (engine.region.kernels[spec.kernel].flags & PTO_SUBMITS) != 0) flags = kIsParent;
+  if (spec.flags != 0) flags |= kKeepsError;
+  if (spec.target_worker != 0) {
+    flags |= kHasTarget;
+    args.target_worker = static_cast<uint32_t>(spec.target_worker);
+  }
+  task.begin(spec.kernel, spec.priority, static_cast<uint8_t>(engine.region.header->class_of_type[spec.worker_type]),
+             flags);
+  task.parent = running.engine == &engine ? running.parent : 0;
+  task.num_scalars = static_cast<uint8_t>(spec.num_scalars);
+  uint64_t* const scalars = args.scalars(spec.num_params);
+  for (uint32_t s = 0; s < spec.num_scalars; ++s) scalars[s] = spec.scalars[s];
+  if (spec.name != nullptr || spec.deadline_s != 0)
+    note_extras(engine, static_cast<uint32_t>(&task - engine.region.slots), spec);
+  if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
+    note_submission(engine, args, seat_index);
+}
+
+void allocate_outputs(Engine& engine, const pto_task_spec& spec, uint32_t seat_index, Resolved& buffers) {
+  uint64_t packed = 0;
+  buffers.fresh = 0;
+  for (uint32_t p = 0; p < spec.num_params; ++p) {
+    if (spec.params[p].handle == 0 && spec.params[p].mode == PTO_OUTPUT) packed += aligned(spec.params[p].bytes);
+  }
+  uint64_t next = allocate_heap(engine, seat_index, packed);
+  Seat& me = engine.seat(seat_index);
+  for (uint32_t p = 0; p < spec.num_params; ++p) {
+    pto_param& param = spec.params[p];
+    if (param.handle != 0 || param.mode != PTO_OUTPUT) continue;
+    const uint32_t index = take_handle(engine, seat_index);
+    Handle& handle = engine.region.handles[index];
+    handle.address = next;
+    handle.bytes = param.bytes;
+    handle.flags |= kOwnedByHeap;
+    Scope& scope = me.scopes[me.depth];
+    handle.next = scope.first_handle;
+    scope.first_handle = index + 1;
+    param.handle = uint64_t{handle.generation.load(std::memory_order_relaxed)} << 32 | (index + 1);
+    next += aligned(param.bytes);
+    buffers.handles[p] = &handle;
+    buffers.fresh |= 1u << p;
+  }
+}
+
+// Addresses of all buffers; runtime-owned outputs are packed into one piece of the heap.
+inline void bind_params(Engine& engine, uint32_t slot, const pto_task_spec& spec, uint32_t seat_index,
+                        Resolved& buffers, uint32_t traits) {
+  Slot& task = engine.region.slots[slot];
+  SlotArgs& args = engine.region.args[slot];
+  if ((traits & kHasOutputs) != 0) allocate_outputs(engine, spec, seat_index, buffers);
+  if ((traits & kSeesViews) != 0) task.flags |= kHasViews;
+  for (uint32_t p = 0; p < spec.num_params; ++p) {
+    const pto_param& param = spec.params[p];
+    Param& bound = args.params[p];
+    bound.mode = static_cast<uint8_t>(param.mode) & 0x7F;
+    bound.is_region = param.region != nullptr;
+    bound.shadow = 0;
+    if (param.region != nullptr && (task.flags & kIsParent) != 0) {
+      engine.region.declared[uint64_t{slot} * PTO_MAX_PARAMS + p] = *param.region;
+    }
+    const Handle* handle = buffers.handles[p];
+    if (handle != nullptr) [[likely]] {
+      bound.handle = engine.region.index_of(*handle);
+      bound.address = handle->address + (param.region != nullptr ? param.region->offset : 0);
+    } else {
+      bound.handle = kNone;
+      bound.address = engine.region.distance(param.address);
+    }
+    if ((traits & kSeesViews) != 0) note_view(engine, slot, p, param, handle != nullptr ? handle->bytes : 0);
+    task.num_params = static_cast<uint8_t>(p + 1);
+    if (engine.region.lies_in_heap(bound.address)) {
+      use_heap(engine.region, bound.address, seat_index);
+      task.flags |= kUsesHeap;
+    } else if (engine.region.header->is_shared != 0) [[unlikely]] {
+      raise(PTO_BAD_ARGUMENT, "[runtime.submit] with two processes every buffer must lie in the region; got parameter ",
+            p, " outside it; use pto_alloc or runtime-owned outputs");
+    }
+  }
+  if (spec.predicate != 0) {
+    args.predicate = resolve(engine, spec.predicate, "submit").address;
+    task.flags |= kHasPredicate;
+  }
+}
+
+// Every box of the task gets its node before anything is linked; stale nodes make room.
+bool prepare_boxes(Engine& engine, const SlotArgs& args, const pto_task_spec& spec, uint32_t seat_index) {
+  SeatPool pool{engine, engine.seat(seat_index)};
+  const auto prepare_handle = [&](Handle& named, int mode, const pto_region* region, bool is_first_pass) {
+    if ((named.flags & kFrozen) != 0) return true;
+    Handle& handle = tracked(engine, named, mode, region, seat_index);
+    if (region == nullptr && (handle.flags & kHasRegions) == 0) return true;
+    if (is_first_pass) return begin_boxes(engine.boxes, engine.region.index_of(handle), handle);
+    return ensure_box(engine.boxes, engine.region.index_of(handle), handle, box_of(handle, region));
+  };
+  // First every buffer learns that it has boxes: the task may name one both as a whole and by a box.
+  const auto prepare = [&] {
+    for (const bool is_first_pass : {true, false}) {
+      for (uint32_t p = 0; p < spec.num_params; ++p) {
+        const Param& param = args.params[p];
+        if (param.mode == PTO_NO_DEP || param.handle == kNone) continue;
+        if (!prepare_handle(engine.region.handles[param.handle], param.mode, spec.params[p].region, is_first_pass)) {
+          return false;
+        }
+      }
+      if (spec.predicate == 0) continue;
+      if (!prepare_handle(resolve(engine, spec.predicate, "submit"), PTO_INPUT, nullptr, is_first_pass)) return false;
+    }
+    return true;
+  };
+  if (prepare()) return true;
+  uint32_t freed = 0;
+  for (uint32_t h = 0; h < engine.region.header->fresh_handles.load(std::memory_order_relaxed); ++h) {
+    Handle& handle = engine.region.handles[h];
+    if ((handle.flags & kHasRegions) != 0)
+      freed += sweep_boxes(engine.boxes, engine.region.index_of(handle), handle, pool, false);
+  }
+  return freed > 0 && prepare();
+}
+
+// One critical section for all parameters, so that two lanes see each other's tasks in one order.
+inline void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t seat_index,
+                 Resolved& buffers, uint32_t traits, bool& is_recorded) {
+  Slot& task = engine.region.slots[slot];
+  SlotArgs& args = engine.region.args[slot];
+  Header& header = *engine.region.header;
+  const bool is_child = task.parent != 0;
+  const bool is_observed = engine.num_observers.load(std::memory_order_relaxed) != 0;
+  bool has_boxes = (traits & kHasBoxes) != 0 || engine.graph != nullptr;
+  if ((traits & kHasMore) != 0) {
+    for (uint32_t w = 0; w < spec.num_waits; ++w) {
+      add_producer(engine, task, spec.waits[w].value, seat_index);
+      add_producer(engine, task, (spec.waits[w].event & 0xFFFFFFFF) << 32 | kIsEvent, seat_index);
+    }
+  }
+  SubmitGuard guard(header, seat_index, engine.fences, is_child, has_boxes);
+  const auto settle = [&] {
+    for (uint32_t p = 0; p < spec.num_params; ++p) {
+      if (buffers.handles[p] != nullptr && !is_child) settle_buffer(engine, *buffers.handles[p], seat_index);
+    }
+    if (spec.predicate != 0 && !is_child) settle_buffer(engine, resolve(engine, spec.predicate, "submit"), seat_index);
+  };
+  settle();
+  // Since the check another lane may have begun to use boxes of the same buffer; and children have handles of their
+  // own.
+  bool found_boxes = false;
+  for (uint32_t p = 0; p < spec.num_params; ++p) {
+    Handle* handle = buffers.handles[p];
+    if (handle == nullptr) continue;
+    const auto mode = static_cast<pto_mode>(args.params[p].mode);
+    if (mode == PTO_NO_DEP || (handle->flags & kFrozen) != 0) {
+      buffers.handles[p] = nullptr;
+      continue;
+    }
+    if (is_child || handle->owner != 0) {
+      buffers.handles[p] = handle = &tracked(engine, *handle, mode, spec.params[p].region, seat_index);
+    }
+    found_boxes |= (handle->flags & kHasRegions) != 0;
+  }
+  Handle* predicate = nullptr;
+  if (spec.predicate != 0) {
+    predicate = &tracked(engine, resolve(engine, spec.predicate, "submit"), PTO_INPUT, nullptr, seat_index);
+    found_boxes |= (predicate->flags & kHasRegions) != 0;
+  }
+  if (found_boxes && !has_boxes) {
+    has_boxes = true;
+    guard.lock_boxes();
+  }
+  for (bool is_stuck = false; has_boxes && !prepare_boxes(engine, args, spec, seat_index);) {
+    if (is_stuck) raise_deadlock(engine, seat_index, Resource::kRegions, spec.num_params);
+    guard.unlock();
+    is_stuck = wait_for_room(engine, seat_index, Resource::kRegions, spec.num_params);
+    guard.lock();
+    settle();
+  }
+  const uint64_t sequence = header.sequence.load(std::memory_order_relaxed) + (is_child ? 0 : 1);
+  task.sequence.store(sequence, std::memory_order_relaxed);
+  if (!is_child) {
+    header.sequence.store(sequence, std::memory_order_release);
+    if (engine.has_failures()) [[unlikely]]
+      sweep_failures_if_many(engine, has_boxes);
+  }
+  for (uint32_t a = 0; a < spec.num_after; ++a) {
+    if (spec.after[a] != 0) order_after(engine, task, spec.after[a] | kCarriesPoison, seat_index);
+  }
+  for (uint32_t p = 0; p < spec.num_params; ++p) {
+    if (buffers.handles[p] == nullptr) continue;
+    collect_param(engine, slot, seat_index, *buffers.handles[p], spec.params[p].region, args.params[p].mode);
+  }
+  if (predicate != nullptr) collect_param(engine, slot, seat_index, *predicate, nullptr, PTO_INPUT);
+  if (is_child) engine.region.slots[task.parent - 1].children.fetch_add(1, std::memory_order_relaxed);
+  is_recorded = true;
+  uint32_t num_tokens = 0;
+  for (uint32_t p = 0; p < spec.num_params; ++p) {
+    if (buffers.handles[p] == nullptr) continue;
+    record_param(engine, self, seat_index, *buffers.handles[p], spec.params[p].region, args.params[p].mode);
+    if (args.params[p].mode == PTO_COMMUTE) args.tokens[num_tokens++] = engine.region.index_of(*buffers.handles[p]);
+  }
+  if (predicate != nullptr) record_param(engine, self, seat_index, *predicate, nullptr, PTO_INPUT);
+  if (num_tokens > 0) use_tokens(task, args, num_tokens);
+  if (is_observed) [[unlikely]] {
+    if (engine.graph != nullptr) engine.graph->add(engine.region, slot, spec);
+    engine.replays->add(slot, spec, seat_index, (traits & kHasOutputs) != 0 ? buffers.fresh : 0);
+  }
+}
+
+// A reduction writes a partial of its own; a second task adds it to the target. The chain of these second tasks stands
+// in the order of submission, so the sum has the same bits however the partials are timed.
+pto_task submit_reduction(Engine& engine, const pto_task_spec& spec) {
+  pto_param params[PTO_MAX_PARAMS];
+  std::copy(spec.params, spec.params + spec.num_params, params);
+  for (uint32_t p = 0; p < spec.num_params; ++p) {
+    if (params[p].mode != PTO_REDUCE) continue;
+    params[p].bytes = resolve(engine, params[p].handle, "submit").bytes;
+    params[p].mode = PTO_OUTPUT;
+    params[p].handle = 0;
+  }
+  pto_task_spec partial = spec;
+  partial.params = params;
+  const pto_task task = submit(engine, partial);
+  for (uint32_t p = 0; p < spec.num_params; ++p) {
+    if (spec.params[p].mode == PTO_OUTPUT) spec.params[p].handle = params[p].handle;
+    if (spec.params[p].mode != PTO_REDUCE) continue;
+    pto_param both[2] = {};
+    both[0].mode = PTO_INOUT;
+    both[0].handle = spec.params[p].handle;
+    both[1].mode = PTO_INPUT;
+    both[1].handle = params[p].handle;
+    both[0].view = both[1].view = params[p].view;
+    pto_task_spec combine{};
+    combine.kernel = spec.params[p].combine;
+    combine.worker_type = spec.worker_type;
+    combine.params = both;
+    combine.num_params = 2;
+    combine.scalars = &params[p].bytes;
+    combine.num_scalars = 1;
+    combine.priority = spec.priority;
+    submit(engine, combine);
+  }
+  return task;
+}
+
+}  // namespace
+
+// Nothing of it is visible yet.
+void abandon(Engine& engine, uint32_t slot) {
+  Slot& task = engine.region.slots[slot];
+  const uint64_t generation = generation_in(task.wake.load(std::memory_order_relaxed));
+  if ((task.flags & kUsesHeap) != 0) {
+    if (release_heap(engine.region, task, engine.region.args[slot])) wake_waiters(engine);
+  }
+  SeatPool pool{engine, engine.seat(engine.region.lane_of(slot))};
+  give_chunks(pool, task.more_producers);
+  const WakeWord word = task.wake.exchange((generation + 1) << 24, std::memory_order_acq_rel);
+  if ((word & kWatched) != 0) wake_waiters(engine);
+}
+
+void take_back(Engine& engine, uint32_t slot, uint32_t seat_index, bool is_recorded) {
+  if (is_recorded) return start_empty(engine, slot, seat_index);
+  abandon(engine, slot);
+}
+
+void note_submission(Engine& engine, SlotArgs& args, uint32_t seat_index) {
+  args.scope_depth = static_cast<int32_t>(engine.seat(seat_index).depth);
+  args.submit_ticks = ticks();
+  args.ready_ticks = 0;
+}
+
+// Inside a task: its own buffers, and what it declared itself, under a handle of its children's own.
+Handle& tracked(Engine& engine, Handle& handle, int mode, const pto_region* box, uint32_t seat_index) {
+  const uint32_t parent = running.engine == &engine ? running.parent : 0;
+  if (handle.owner == parent) return handle;
+  const uint32_t index = engine.region.index_of(handle);
+  Param* first = nullptr;  // of the parent's parameters that name this buffer: it keeps the children's handle
+  bool is_allowed = false;
+  for (uint32_t p = 0; parent != 0 && p < engine.region.slots[parent - 1].num_params; ++p) {
+    Param& declared = engine.region.args[parent - 1].params[p];
+    if (declared.handle != index) continue;
+    if (first == nullptr) first = &declared;
+    const pto_region& limit = engine.region.declared[uint64_t{parent - 1} * PTO_MAX_PARAMS + p];
+    is_allowed |= (mode == PTO_INPUT || declared.mode != PTO_INPUT) &&
+                  (declared.is_region == 0 || lies_in(box_of(handle, box), box_of(handle, &limit)));
+  }
+  if (!is_allowed) {
+    raise(PTO_BAD_ARGUMENT, "[runtime.submit] a child may touch only what its parent declared (and write only what it ",
+          "declared to write) and buffers made inside it; got handle ", index + 1, " with mode ", mode,
+          box != nullptr ? " and a box" : "", "; add it to the parent's parameters");
+  }
+  if (first->shadow == 0) {
+    first->shadow = take_handle(engine, seat_index) + 1;
+    Handle& shadow = engine.region.handles[first->shadow - 1];
+    shadow.address = handle.address;
+    shadow.bytes = handle.bytes;
+  }
+  return engine.region.handles[first->shadow - 1];
+}
+
+pto_task submit_any(Engine& engine, const pto_task_spec& spec, uint32_t seat_index) {
+  Resolved buffers;
+  const uint32_t traits = check_spec(engine, spec, buffers);
+  if ((traits & kHasReductions) != 0) [[unlikely]]
+    return submit_reduction(engine, spec);
+  const uint32_t slot = take_slot(engine, seat_index);
+  Slot& task = engine.region.slots[slot];
+  const TaskRef self = engine.region.name_at(slot);
+  bool is_recorded = false;
+  try {
+    fill(engine, task, engine.region.args[slot], spec, seat_index);
+    bind_params(engine, slot, spec, seat_index, buffers, traits);
+    link(engine, slot, self, spec, seat_index, buffers, traits, is_recorded);
+  } catch (...) {
+    take_back(engine, slot, seat_index, is_recorded);
+    throw;
+  }
+  count_submitted(engine, seat_index, 1);
+  start_submitted(engine, slot, seat_index);
+  return self;
+}
+
+}  // namespace tilewise::tasks

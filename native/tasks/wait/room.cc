@@ -1,0 +1,266 @@
+// See room.h.
+#include "tasks/wait/room.h"
+
+#include <algorithm>
+#include <mutex>
+#include <sstream>
+
+#include "tasks/engine/task_parts.h"
+#include "tasks/run/ready.h"
+#include "tasks/sched/float_modes.h"
+
+namespace tilewise::tasks {
+
+namespace {
+
+void note_stall(Engine& engine, uint32_t seat_index, Resource cause, int64_t begin_ns) {
+  Seat& me = engine.seat(seat_index);
+  const int64_t end_ns = now_ns();
+  me.stall_ns.store(me.stall_ns.load(std::memory_order_relaxed) + static_cast<uint64_t>(end_ns - begin_ns),
+                    std::memory_order_relaxed);
+  me.num_stalls.store(me.num_stalls.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  if (cause == Resource::kWindow) me.window_high.store(engine.region.header->window, std::memory_order_relaxed);
+  if (Trace* trace = engine.active_trace.load(std::memory_order_relaxed)) {
+    trace->stall(seat_index, static_cast<int32_t>(cause), begin_ns, end_ns,
+                 num_submitted(engine) - num_completed(engine),
+                 engine.region.header->segments_used.load(std::memory_order_relaxed) * kSegmentBytes);
+  }
+}
+
+bool has_room(const Engine& engine, uint32_t seat_index, Resource resource, uint64_t size) {
+  const Header& header = *engine.region.header;
+  switch (resource) {
+    case Resource::kWindow: {
+      const uint32_t base = seat_index * header.window;
+      for (uint32_t s = base; s < base + header.window; ++s) {
+        if (!is_live(engine.region.slots[s].wake.load(std::memory_order_acquire))) return true;
+      }
+      return false;
+    }
+    case Resource::kHeap:
+      return has_run(engine.region, size);
+    case Resource::kHandles: {
+      std::lock_guard guard(engine.region.header->pool_lock);
+      return header.free_handles != 0 || header.fresh_handles.load(std::memory_order_relaxed) < header.max_handles;
+    }
+    default:
+      return false;
+  }
+}
+
+/// A task whose kernel itself waits for room, in a thread that says so.
+bool is_blocked_parent(const Engine& engine, uint32_t slot) {
+  for (uint32_t s = 0; s < engine.region.seats_in_use(); ++s) {
+    const Seat& seat = engine.region.seats[s];
+    if (seat.blocked.load(std::memory_order_seq_cst) != 0 &&
+        engine.region.args[slot].runner.load(std::memory_order_relaxed) == s + 1) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// No task runs or could run, none waits for the outside, and no other thread has a scope to close.
+bool is_stuck(const Engine& engine, uint32_t seat_index, Resource resource) {
+  const Header& header = *engine.region.header;
+  const uint32_t num_seats = engine.region.seats_in_use();
+  // First: between the end of a task and the start of its successor no slot shows either, but a thread is busy.
+  for (uint32_t s = 0; s < num_seats; ++s) {
+    const Seat& other = engine.region.seats[s];
+    const uint32_t blocked = other.blocked.load(std::memory_order_seq_cst);
+    if (other.is_busy.load(std::memory_order_acquire) != 0 && blocked == 0) return false;
+    // It may have been given room since it looked, and not know yet.
+    if (s != seat_index && blocked != 0 &&
+        has_room(engine, s, static_cast<Resource>(blocked - 1), other.blocked_size.load(std::memory_order_relaxed))) {
+      return false;
+    }
+  }
+  if (engine.replays->has_live_rounds()) return false;
+  for (uint32_t s = 0; s < num_seats; ++s) {
+    const Seat& other = engine.region.seats[s];
+    const bool may_free = resource != Resource::kWindow && other.is_taken.load(std::memory_order_acquire) != 0 &&
+                          other.num_open_scopes.load(std::memory_order_acquire) > 0;
+    if (s != seat_index && may_free && other.blocked.load(std::memory_order_seq_cst) == 0) return false;
+    for (uint32_t slot = s * header.window; slot < (s + 1) * header.window; ++slot) {
+      const Slot& task = engine.region.slots[slot];
+      if (!is_live(task.wake.load(std::memory_order_acquire))) continue;
+      const SlotState state = task.state.load(std::memory_order_acquire);
+      if (state == SlotState::kPending || state == SlotState::kChildren) continue;
+      if (state == SlotState::kFilling && (s == seat_index || other.blocked.load(std::memory_order_seq_cst) != 0)) {
+        continue;
+      }
+      if (state == SlotState::kRunning && is_blocked_parent(engine, slot)) continue;
+      return false;
+    }
+  }
+  return true;
+}
+
+// A submitter without a slot helps until an eighth of the window is done, so that it does not come back for each task.
+// Tasks end roughly in the order in which they began, so the next slot is tried before all are looked at.
+uint32_t take_slot_slowly(Engine& engine, uint32_t seat_index) {
+  Seat& me = engine.seat(seat_index);
+  const uint32_t window = engine.region.header->window;
+  const uint32_t base = seat_index * window;
+  const int64_t begin = now_ns();
+  {
+    Blocking let_others_run;  // what it runs may take long
+    const DefaultFloatModes modes;
+    for (uint32_t n = 0; n < std::max(window / 8, 1u) && help(engine, seat_index); n += 1) {
+    }
+  }
+  note_stall(engine, seat_index, Resource::kWindow, begin);
+  for (uint32_t step = 0; step < 8; ++step) {
+    const uint32_t at = static_cast<uint32_t>(me.cursor + step) & (window - 1);
+    const WakeWord word = engine.region.slots[base + at].wake.load(std::memory_order_acquire);
+    if (is_live(word)) continue;
+    me.cursor += step;
+    return find_free_slot(engine, seat_index);
+  }
+  uint32_t slot = find_free_slot(engine, seat_index);
+  while (slot == kNone) {
+    wait_for_room(engine, seat_index, Resource::kWindow, window);
+    slot = find_free_slot(engine, seat_index);
+  }
+  return slot;
+}
+
+}  // namespace
+
+uint64_t allocate_heap(Engine& engine, uint32_t seat_index, uint64_t bytes) {
+  Seat& me = engine.seat(seat_index);
+  Scope& scope = me.scopes[me.depth];
+  uint64_t found = heap_in_scope(engine.region, scope, bytes);
+  if (found == 0) found = heap_in_new_run(engine.region, scope, seat_index, bytes);
+  while (found == 0) {
+    wait_for_room(engine, seat_index, Resource::kHeap, bytes);
+    found = heap_in_new_run(engine.region, scope, seat_index, bytes);
+  }
+  return found;
+}
+
+// A handle costs one step from the thread's own stock.
+uint32_t take_handle(Engine& engine, uint32_t seat_index) {
+  uint32_t index = try_take_handle(engine, seat_index);
+  while (index == kNone) {
+    wait_for_room(engine, seat_index, Resource::kHandles, 1);
+    index = try_take_handle(engine, seat_index);
+  }
+  return index;
+}
+
+uint32_t find_free_slot(Engine& engine, uint32_t seat_index) {
+  Seat& me = engine.seat(seat_index);
+  const uint32_t base = seat_index * engine.region.header->window;
+  const uint32_t mask = engine.region.header->window - 1;
+  for (uint32_t step = 0; step <= mask; ++step) {
+    const uint32_t at = static_cast<uint32_t>(me.cursor + step) & mask;
+    Slot& task = engine.region.slots[base + at];
+    const WakeWord word = task.wake.load(std::memory_order_acquire);
+    if (is_live(word)) continue;
+    me.cursor += step + 1;
+    task.state.store(SlotState::kFilling, std::memory_order_relaxed);
+    task.wake.store((generation_in(word) + 1) << 24, std::memory_order_relaxed);
+    return base + at;
+  }
+  return kNone;
+}
+
+// Past slots of tasks that run for long. And now and then, how many tasks live: the high-water mark of the window.
+// Rounds of recordings have slots of their own.
+uint32_t take_slot_carefully(Engine& engine, uint32_t seat_index) {
+  Seat& me = engine.seat(seat_index);
+  if ((me.cursor & kCursorsPerLook) == 0 && !engine.replays->has_instances.load(std::memory_order_relaxed)) {
+    const uint64_t live =
+        std::min<uint64_t>(num_submitted(engine) - num_completed(engine), engine.region.header->window);
+    if (live > me.window_high.load(std::memory_order_relaxed)) me.window_high.store(live, std::memory_order_relaxed);
+  }
+  const uint32_t base = seat_index * engine.region.header->window;
+  const uint32_t mask = engine.region.header->window - 1;
+  for (uint32_t tries = 0; tries < 8; ++tries) {
+    const uint32_t slot = base + (static_cast<uint32_t>(me.cursor++) & mask);
+    Slot& task = engine.region.slots[slot];
+    const WakeWord word = task.wake.load(std::memory_order_acquire);
+    if (is_live(word)) continue;
+    task.state.store(SlotState::kFilling, std::memory_order_relaxed);
+    task.wake.store((generation_in(word) + 1) << 24, std::memory_order_relaxed);
+    return slot;
+  }
+  return take_slot_slowly(engine, seat_index);
+}
+
+void raise_deadlock(Engine& engine, uint32_t seat_index, Resource resource, uint64_t size) {
+  const Header& header = *engine.region.header;
+  uint32_t oldest = kNone;
+  for (uint32_t s = seat_index * header.window; s < (seat_index + 1) * header.window; ++s) {
+    const Slot& task = engine.region.slots[s];
+    if (!is_live(task.wake.load(std::memory_order_acquire)) || task.state.load() == SlotState::kFilling) continue;
+    if (oldest == kNone || task.sequence.load() < engine.region.slots[oldest].sequence.load()) oldest = s;
+  }
+  std::ostringstream who;
+  if (oldest == kNone) {
+    who << "no task is left to free any";
+  } else {
+    const Slot& task = engine.region.slots[oldest];
+    who << "the oldest task, number " << task.sequence.load() << " ("
+        << (task.kernel >= 0 ? engine.kernels.name_of(task.kernel) : "empty") << "), waits for this submitter";
+  }
+  static constexpr const char* kNames[] = {"task slots of the window", "bytes of the heap", "handles", "boxes"};
+  static constexpr const char* kKnobs[] = {"window", "heap_bytes", "max_handles", "max_regions"};
+  const uint64_t total = resource == Resource::kWindow    ? header.window
+                         : resource == Resource::kHeap    ? uint64_t{header.num_segments} * kSegmentBytes
+                         : resource == Resource::kHandles ? header.max_handles
+                                                          : header.max_regions;
+  const auto which = static_cast<size_t>(resource);
+  raise(PTO_DEADLOCK, "[runtime.submit] open scopes must leave room for the next task; got a deadlock: ", size, " ",
+        kNames[which], " wanted, all ", total, " held by open scopes (depth ", engine.region.seats[seat_index].depth,
+        "), and ", who.str(), "; end scopes earlier, or raise ", kKnobs[which]);
+}
+
+bool wait_for_room(Engine& engine, uint32_t seat_index, Resource resource, uint64_t size) {
+  Seat& me = engine.seat(seat_index);
+  Header& header = *engine.region.header;
+  Blocking let_others_run;
+  const DefaultFloatModes modes;
+  const int64_t begin = now_ns();
+  const uint64_t word = header.wait_word.load(std::memory_order_acquire);
+  check_open(engine);
+  check_interrupted(&me.asked_ns);
+  expire_overdue(engine, seat_index);
+  if (help(engine, seat_index)) {
+    note_stall(engine, seat_index, resource, begin);
+    return false;
+  }
+  me.blocked_size.store(size, std::memory_order_relaxed);
+  me.blocked.store(1 + static_cast<uint32_t>(resource), std::memory_order_seq_cst);
+  struct Unblock {
+    Seat& seat;
+    ~Unblock() { seat.blocked.store(0, std::memory_order_seq_cst); }
+  } unblock{me};
+  // Twice with a look at the counters between: what is stuck stays stuck, so a state seen torn is not taken for it.
+  const uint64_t before = num_completed(engine);
+  if (is_stuck(engine, seat_index, resource) && is_stuck(engine, seat_index, resource) &&
+      before == num_completed(engine)) {
+    if (resource == Resource::kRegions) return true;
+    if (!has_room(engine, seat_index, resource, size)) raise_deadlock(engine, seat_index, resource, size);
+  }
+  if (now_ns() - begin < 1'000'000 && me.stall_rounds++ < 1000) {
+    sched_yield();
+  } else {
+    header.num_waiting.fetch_add(1, std::memory_order_seq_cst);
+    for (uint32_t s = 0; s < engine.region.seats_in_use(); ++s) watch_lane(engine, s);
+    heavy_barrier(engine.fences);
+    if (!has_room(engine, seat_index, resource, size) && !has_work(engine, seat_index)) {
+      futex_wait(header.wait_word, static_cast<uint32_t>(word), kSliceNs, header.is_shared != 0);
+    } else {
+      sched_yield();
+    }
+    header.num_waiting.fetch_sub(1, std::memory_order_seq_cst);
+    me.stall_rounds = 0;
+  }
+  check_peer(engine);
+  note_stall(engine, seat_index, resource, begin);
+  return false;
+}
+
+}  // namespace tilewise::tasks

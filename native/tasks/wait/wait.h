@@ -1,0 +1,78 @@
+// Waiting for tasks: help, spin, yield, sleep.
+//
+// Who may call: any thread; a kernel only with PTO_SUBMITS. Blocks: yes. Without a deadline the caller helps to run
+// tasks; `helps` says so for waits that are cut into slices. They return a status, PTO_TIMEOUT when the time is over.
+#pragma once
+#include <algorithm>
+
+#include "tasks/engine/failures.h"
+#include "tasks/engine/seats.h"
+#include "tasks/run/events.h"
+#include "tasks/run/ready.h"
+#include "tasks/run/workers.h"
+#include "tasks/sched/float_modes.h"
+
+namespace tilewise::tasks {
+
+inline constexpr double kLongestWait = 1e9;      // seconds; what is longer is for ever
+inline constexpr int64_t kSliceNs = 50'000'000;  // a sleeper looks up this often: for the other process
+
+int wait(Engine& engine, pto_task task, double timeout_s, bool helps);
+int wait_any(Engine& engine, const pto_task* tasks, uint32_t num_tasks, double timeout_s, uint32_t* first, bool helps);
+int wait_all(Engine& engine, double timeout_s, bool helps);
+/// Calls back when the task completes, on the thread that completes it, or at once.
+void notify(Engine& engine, pto_task task, void (*callback)(void*), void* context);
+/// Runs something while waiting, under the caller's DefaultFloatModes: outside tasks any leaf; inside a task leaves,
+/// and its own lane's tasks.
+bool help(Engine& engine, uint32_t seat_index);
+/// Asks the thread that will complete the task to wake sleepers. False: it has completed.
+bool watch(Engine& engine, TaskRef task);
+/// The same for all tasks of a lane.
+void watch_lane(Engine& engine, uint32_t seat_index);
+/// Raises PTO_CLOSED in a forked child, PTO_PEER_LOST when the workers' process has died.
+void check_open(const Engine& engine);
+void check_interrupted(int64_t* last_ns);
+
+// done: what is waited for. watch: asks for a wake-up; false when it is no longer needed.
+template <class Done, class Watch>
+bool wait_until(Engine& engine, Done&& done, Watch&& watch_it, double timeout_s, bool helps) {
+  if (done()) return true;
+  if (timeout_s <= 0) return false;
+  // Who only sleeps needs no lane; but a leaf kernel must not wait, and is told so.
+  const uint32_t seat_index = helps || running.engine == &engine ? seat_here(engine) : 0;
+  Header& header = *engine.region.header;
+  Blocking let_others_run;
+  const DefaultFloatModes modes;  // of what it helps to run, as on a worker
+  const bool is_endless = timeout_s > kLongestWait;
+  const int64_t deadline = is_endless ? INT64_MAX : now_ns() + static_cast<int64_t>(timeout_s * 1e9);
+  Idle idle;
+  int64_t asked_ns = hooks.interrupted != nullptr ? now_ns() : 0;
+  while (!done()) {
+    check_open(engine);
+    check_interrupted(&asked_ns);
+    const int64_t next_deadline = header.next_deadline_ns.load(std::memory_order_acquire);
+    if (next_deadline != 0 && now_ns() >= next_deadline && has_lane(engine)) expire_overdue(engine, seat_here(engine));
+    if (helps && help(engine, seat_index)) {
+      idle.reset();
+      continue;
+    }
+    if (deadline != INT64_MAX && now_ns() >= deadline) return done();
+    if (!idle.should_sleep()) continue;
+    const uint32_t word = header.wait_word.load(std::memory_order_acquire);
+    header.num_waiting.fetch_add(1, std::memory_order_seq_cst);
+    watch_it();
+    heavy_barrier(engine.fences);
+    if (done() || (helps && has_work(engine, seat_index))) {
+      sched_yield();
+    } else {
+      const int64_t left =
+          deadline == INT64_MAX ? kSliceNs : std::min(kSliceNs, std::max<int64_t>(deadline - now_ns(), 1));
+      futex_wait(header.wait_word, word, left, header.is_shared != 0);
+    }
+    header.num_waiting.fetch_sub(1, std::memory_order_seq_cst);
+    check_peer(engine);
+  }
+  return true;
+}
+
+}  // namespace tilewise::tasks
