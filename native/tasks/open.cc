@@ -168,9 +168,9 @@ void close_engine(Engine& engine) {
     const bool helps = has_lane(engine);
     try {
       for (uint32_t slot = 0; slot < engine.region.seats_in_use() * engine.region.header->window; ++slot) {
-        const WakeWord word = engine.region.slots[slot].wake.load(std::memory_order_acquire);
-        if (!is_live(word)) continue;
-        const TaskRef task = make_ref(generation_in(word), slot);
+        const WakeWord word = Wake::look(engine.region.slots[slot].wake);
+        if (!Wake::is_live(word)) continue;
+        const TaskRef task = make_ref(Wake::generation_in(word), slot);
         wait_until(engine, [&] { return is_complete(engine, task); }, [&] { watch(engine, task); }, PTO_FOREVER, helps);
       }
       wait_until(

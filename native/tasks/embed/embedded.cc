@@ -57,7 +57,7 @@ struct Embedded::Objects : GrowingPool {
       : region(its_region), states(num_objects), marks(window) {}
 
   bool is_settled(TaskRef task) const {
-    return generation_in(region.slots[slot_of(task)].wake.load(std::memory_order_acquire)) != generation_of(task);
+    return Wake::has_ended(region.slots[slot_of(task)].wake, generation_of(task));
   }
 
   const Region& region;
@@ -112,7 +112,7 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
   const uint64_t sequence = ++objects.num_submitted;
   const uint32_t slot = first_slot_ + task_index;
   Slot& task = engine.region.slots[slot];
-  const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
+  const TaskRef self = make_ref(Wake::generation_in(task.wake.load(std::memory_order_relaxed)), slot);
   // Never 0, so that every ready task goes through an ordered queue and not through its maker's ring.
   task.begin(kernel_, priority >= 0 ? std::min(priority, kMaxPriority) + 1 : priority, 0, kIsEmbedded);
   task.sequence.store(sequence, std::memory_order_relaxed);
@@ -175,7 +175,7 @@ uint64_t Embedded::num_ready() const {
 uint64_t Embedded::num_completed() const { return tasks::num_completed(*engine_); }
 
 bool Embedded::is_live(uint32_t task) const {
-  return tasks::is_live(engine_->region.slots[first_slot_ + task].wake.load(std::memory_order_acquire));
+  return Wake::is_live(Wake::look(engine_->region.slots[first_slot_ + task].wake));
 }
 
 uint64_t Embedded::sequence(uint32_t task) const {

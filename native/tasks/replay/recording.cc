@@ -54,7 +54,7 @@ void Recording::add(const Region& region, uint32_t slot, const pto_task_spec& sp
           "record a smaller part");
   }
   const TaskRef self = make_ref(1, number);
-  task_by_name_[make_ref(generation_in(live.wake.load(std::memory_order_relaxed)), slot)] = number;
+  task_by_name_[make_ref(Wake::generation_in(live.wake.load(std::memory_order_relaxed)), slot)] = number;
   Task task{};
   task.kernel = spec.kernel;
   task.priority = spec.priority;

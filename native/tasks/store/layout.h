@@ -234,7 +234,7 @@ struct Region {
   uint32_t lane_of(uint32_t slot) const { return slot / header->window; }
   /// The task that lives in a slot now.
   TaskRef name_at(uint32_t slot) const {
-    return make_ref(generation_in(slots[slot].wake.load(std::memory_order_relaxed)), slot);
+    return make_ref(Wake::generation_in(slots[slot].wake.load(std::memory_order_relaxed)), slot);
   }
   uint32_t index_of(const Handle& handle) const { return static_cast<uint32_t>(&handle - handles); }
   bool lies_in_heap(uint64_t address) const {
