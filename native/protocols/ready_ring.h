@@ -61,6 +61,12 @@ struct ReadyRing {
     return head.load(std::memory_order_relaxed) != count_in(tail.load(std::memory_order_relaxed));
   }
 
+  /// How many there are, about.
+  uint64_t num_held() const {
+    const uint64_t first = head.load(std::memory_order_relaxed);
+    return distance(first, count_in(tail.load(std::memory_order_relaxed)));
+  }
+
   /// Takes half of what is there, rounded up, at most `limit`, oldest first. Returns how many.
   uint32_t take_half(uint32_t* numbers, uint32_t limit) {
     uint64_t first = head.load(Orders::kSeeHead);

@@ -89,8 +89,7 @@ void stop(Engine& engine) {
   engine.id_open = UINT64_MAX;  // no thread's last lane: every further call is told
   Header& header = *engine.region.header;
   header.closing.store(1, std::memory_order_seq_cst);
-  header.worker_word.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake(header.worker_word, INT32_MAX, header.is_shared != 0);
+  header.parked.wake_all(header.is_shared != 0);
   Blocking let_others_run;
   for (std::thread& thread : engine.threads) thread.join();
   engine.threads.clear();

@@ -96,9 +96,7 @@ void Embedded::close() {
 }
 
 void Embedded::wake_all() {
-  Header& header = *engine_->region.header;
-  header.worker_word.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake(header.worker_word, INT32_MAX, false);
+  engine_->region.header->parked.wake_all(false);
 }
 
 uint32_t Embedded::take_task() {
@@ -168,7 +166,7 @@ uint64_t Embedded::num_ready() const {
   uint64_t total = uint64_t{header.num_urgent.load(std::memory_order_relaxed)} +
                    header.num_overflow.load(std::memory_order_relaxed) +
                    header.num_background.load(std::memory_order_relaxed);
-  for (uint32_t w = 0; w < header.num_workers; ++w) total += num_tasks(engine_->region.rings[w]);
+  for (uint32_t w = 0; w < header.num_workers; ++w) total += engine_->region.rings[w].num_held();
   return total;
 }
 

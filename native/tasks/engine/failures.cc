@@ -106,8 +106,7 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
   };
   const auto has_live_parent = [&](const FailedTask& entry) {
     return entry.parent != 0 &&
-           generation_in(engine.region.slots[slot_of(entry.parent)].wake.load(std::memory_order_acquire)) ==
-               generation_of(entry.parent);
+           !Wake::has_ended(engine.region.slots[slot_of(entry.parent)].wake, generation_of(entry.parent));
   };
   std::lock_guard guard(header.failed_lock);
   std::vector<FailedTask> kept;

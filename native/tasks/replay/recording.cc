@@ -17,7 +17,7 @@ constexpr uint32_t kRecordedBoxes = 1 << 14;
 
 Recording::Recording(const Region& region) {
   for (uint32_t e = 0; e < region.header->max_events; ++e) {
-    event_values.push_back(region.events[e].value.load(std::memory_order_acquire));
+    event_values.push_back(region.events[e].counter.load());
   }
 }
 

@@ -168,8 +168,8 @@ bool replay_round(Engine& engine, Recording& recording, const pto_handle* from, 
   for (const uint32_t root : instance.roots) {
     if (!arrive(engine, root)) continue;
     // A full ring is not flooded: what this thread can run of it, it runs.
-    if (is_full(engine.region
-                    .rings[seat_index * engine.region.header->num_classes + engine.region.slots[root].type_class])) {
+    const uint32_t its_class = engine.region.slots[root].type_class;
+    if (engine.region.rings[seat_index * engine.region.header->num_classes + its_class].is_full()) {
       help(engine, seat_index);
     }
     make_ready(engine, root, seat_index);

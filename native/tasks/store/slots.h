@@ -7,6 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "protocols/countdown.h"
+#include "protocols/token.h"
+#include "protocols/wake_word.h"
 #include "tasks/regions/access.h"
 #include "tasks/regions/region_index.h"
 #include "tilewise/pto_api.h"
@@ -16,11 +19,11 @@ namespace tilewise::tasks {
 inline constexpr uint32_t kInlineProducers = 8;
 inline constexpr uint32_t kMaxKeptArguments = 5;  // words; the rest is for producers
 
-/// [generation 40 | watched 1 | first waiter + 1, 23 bits]. Odd generation: a task lives in the slot. The
-/// thread that completes it raises the generation and takes the waiters in one exchange; a waiter adds itself by
-/// compare-and-swap against the generation it knows. So a wake-up cannot be lost and a reused slot cannot be mistaken.
+/// Odd generation: a task lives in the slot. See protocols/wake_word.h.
 using Wake = protocols::WakeWords<protocols::StdMemory>;
 using WakeWord = Wake::Bits;
+using Tokens = protocols::Tokens<protocols::StdMemory>;
+using Countdown = protocols::Countdowns<protocols::StdMemory>;
 
 enum SlotFlags : uint16_t {
   kUsesHeap = 1,
@@ -180,7 +183,7 @@ struct alignas(128) Handle {
   std::atomic<uint32_t> generation;
   SharedFlags flags;
   // second line: what plain tasks do not ask for
-  std::atomic<uint32_t> token;  // [held 1 | first waiter + 1]: commuting tasks, one at a time
+  Tokens::Token token;  // [held 1 | first waiter + 1]: commuting tasks, one at a time
   uint32_t owner;  // parent slot + 1 whose children use it; 0: outside any task
   uint64_t bytes;
   uint32_t next;  // + 1: in its scope, or free

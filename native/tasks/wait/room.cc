@@ -223,7 +223,7 @@ bool wait_for_room(Engine& engine, uint32_t seat_index, Resource resource, uint6
   Blocking let_others_run;
   const DefaultFloatModes modes;
   const int64_t begin = now_ns();
-  const uint64_t word = header.wait_word.load(std::memory_order_acquire);
+  const uint32_t seen = header.waiting.look();
   check_open(engine);
   check_interrupted(&me.asked_ns);
   expire_overdue(engine, seat_index);
@@ -247,15 +247,12 @@ bool wait_for_room(Engine& engine, uint32_t seat_index, Resource resource, uint6
   if (now_ns() - begin < 1'000'000 && me.stall_rounds++ < 1000) {
     sched_yield();
   } else {
-    header.num_waiting.fetch_add(1, std::memory_order_seq_cst);
-    for (uint32_t s = 0; s < engine.region.seats_in_use(); ++s) watch_lane(engine, s);
-    heavy_barrier(engine.fences);
-    if (!has_room(engine, seat_index, resource, size) && !has_work(engine, seat_index)) {
-      futex_wait(header.wait_word, static_cast<uint32_t>(word), kSliceNs, header.is_shared != 0);
-    } else {
-      sched_yield();
-    }
-    header.num_waiting.fetch_sub(1, std::memory_order_seq_cst);
+    const auto stays_awake = [&] {
+      for (uint32_t s = 0; s < engine.region.seats_in_use(); ++s) watch_lane(engine, s);
+      return has_room(engine, seat_index, resource, size) || has_work(engine, seat_index);
+    };
+    const bool is_shared = header.is_shared != 0;
+    if (!header.waiting.sleep(seen, engine.fences, is_shared, stays_awake, [] { return kSliceNs; })) sched_yield();
     me.stall_rounds = 0;
   }
   check_peer(engine);

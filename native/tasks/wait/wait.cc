@@ -52,7 +52,7 @@ bool help_own_lane(Engine& engine, uint32_t seat_index) {
   }
   for (uint32_t c = 0; c < header.num_classes; ++c) {
     if ((classes >> c & 1) == 0) continue;
-    uint32_t slot = take_one(engine.region.rings[seat_index * header.num_classes + c]);
+    uint32_t slot = engine.region.rings[seat_index * header.num_classes + c].take_one();
     if (slot != kNone && !is_welcome(slot)) {
       const Slot& task = engine.region.slots[slot];
       push(engine.region.queues[kOverflow * header.num_classes + c], engine.region.base,
