@@ -180,6 +180,7 @@ CASE("priority: of the ready tasks the most urgent starts first") {
   program->add_tensor(0, tensor(0, 1, 1, 1, 0));
   program->add_instr(0, plan, instr("slow", 1, 1, {by_row(0, kOut)}), "gate");
   Instr late = instr("recording", 3, 1, {whole(0, kIn)}, {});
+  late.priority = 1;
   Instr urgent = instr("recording", 2, 1, {whole(0, kIn)}, {});
   urgent.extent = rows_of(100);
   urgent.step = 99;

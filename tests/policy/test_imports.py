@@ -52,7 +52,7 @@ ROOMS_ALLOWED = {
     "submit": "regions store order sched observe engine run wait",
     "replay": "regions store order sched engine run wait submit",
     "tasks": "store sched engine replay run wait",
-    "embed": "regions store order sched engine run wait tasks",
+    "embed": "regions store order sched observe engine run wait submit tasks",
     "api": "store order sched observe engine run wait submit replay tasks",
 }
 

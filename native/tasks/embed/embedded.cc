@@ -21,8 +21,6 @@ namespace tilewise::tasks {
 
 namespace {
 
-constexpr int32_t kMaxPriority = INT32_MAX - 1;
-
 constexpr uint32_t kPerChunk = 7;
 
 Options options_of(uint32_t num_workers, uint32_t window) {
@@ -111,8 +109,7 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
   const uint32_t slot = first_slot_ + task_index;
   Slot& task = engine.region.slots[slot];
   const TaskRef self = make_ref(Wake::generation_in(task.wake.load(std::memory_order_relaxed)), slot);
-  // Never 0, so that every ready task goes through an ordered queue and not through its maker's ring.
-  task.begin(kernel_, priority >= 0 ? std::min(priority, kMaxPriority) + 1 : priority, 0, kIsEmbedded);
+  task.begin(kernel_, priority, 0, kIsEmbedded);
   task.sequence.store(sequence, std::memory_order_relaxed);
   const auto sink = [&](TaskRef producer) {
     uint64_t& last = objects.marks[slot_of(producer) - first_slot_];

@@ -55,8 +55,10 @@ class __attribute__((visibility("default"))) Embedded {
 
   /// An unused task, below window(); kNone when there is none.
   uint32_t take_task();
-  /// Puts a taken task behind earlier ones by what it uses. Of those that could start, the highest priority does first,
-  /// then the oldest: devices that exchange data go through their programs in step.
+  /// Puts a taken task behind earlier ones by what it uses. Of those that could start, the highest priority above 0 does
+  /// first, then the oldest: devices that exchange data go through their programs in step. Tasks of priority 0 come
+  /// after those, from the ring of the worker that made them ready, mostly right behind the task they waited for; those
+  /// below 0 come last.
   void submit(uint32_t task, const std::vector<Access>& accesses, int32_t priority, uint32_t worker);
   /// A task that was not admitted need no longer wait.
   void resume(uint32_t task);

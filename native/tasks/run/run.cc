@@ -129,6 +129,11 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t seat
       [&](uint32_t woken) {
         if (advance(engine, woken - 1, seat_index)) follow_up(engine, next, woken - 1, seat_index, is_worker);
       });
+  if (next != kNone && engine.region.header->num_urgent.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+    push_ready(engine, next, seat_index);  // a more urgent one has become ready after it
+    wake_worker(engine);
+    return kNone;
+  }
   return next;
 }
 
