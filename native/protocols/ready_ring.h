@@ -1,6 +1,6 @@
 // Ready tasks of one thread: it pushes, everyone takes, several at once.
 //
-// Purpose: a ring of numbers below 2^kBits, first in, first out. Who may call: push and is_full by its owner alone, the
+// Purpose: a ring of numbers below 2^kBits, first in, first out; kNothing is none of them. Who may call: push and is_full by its owner alone, the
 // rest by any thread. Blocks: never. Memory: wherever it lies; all-zero bytes are an empty ring.
 //
 // Memory order: the owner publishes cells with the release of `tail`; a taker acquires `tail`, reads the cells, then
@@ -26,14 +26,13 @@ struct RingOrders {
   static constexpr bool kNewestOfSameLook = true;
 };
 
-template <class Memory, uint32_t kCells, uint32_t kBits, class Orders = RingOrders>
+template <class Memory, uint32_t kCells, uint32_t kBits, uint32_t kNothing, class Orders = RingOrders>
 struct ReadyRing {
   template <class T>
   using Atomic = typename Memory::template Atomic<T>;
   /// [numbers ever pushed | the newest].
   using TailWord = uint64_t;
   static constexpr uint64_t kCountMask = ~uint64_t{0} >> kBits;
-  static constexpr uint32_t kNothing = ~uint32_t{0};
   static constexpr TailWord make_tail(uint64_t count, uint32_t newest) { return count << kBits | newest; }
   static constexpr uint64_t count_in(TailWord tail) { return tail >> kBits; }
   static constexpr uint32_t newest_in(TailWord tail) { return tail & ((1u << kBits) - 1); }

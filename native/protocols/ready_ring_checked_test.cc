@@ -9,11 +9,13 @@ using tilewise::protocols::RingOrders;
 
 namespace {
 
+constexpr uint32_t kNothing = 99;
+
 /// The owner pushes kTasks tasks into two cells; when they are full it takes one itself.
 template <class Orders, int kTakers, int kTasks>
 struct Stealing {
   static constexpr int kNumThreads = 1 + kTakers;
-  ReadyRing<CheckedMemory, 2, 4, Orders> ring;
+  ReadyRing<CheckedMemory, 2, 4, kNothing, Orders> ring;
   Plain<uint32_t> payload[kTasks];
   int num_taken[kTasks] = {};
   bool has_own = false;
@@ -34,7 +36,7 @@ struct Stealing {
         payload[task] = task + 7;
         while (!ring.push(task)) {
           const uint32_t oldest = ring.take_one();
-          if (oldest != ring.kNothing) note(oldest);
+          if (oldest != kNothing) note(oldest);
         }
       }
       return;
@@ -46,7 +48,7 @@ struct Stealing {
     }
   }
   void end() {
-    for (uint32_t task = ring.take_one(); task != ring.kNothing; task = ring.take_one()) note(task);
+    for (uint32_t task = ring.take_one(); task != kNothing; task = ring.take_one()) note(task);
     for (const int taken : num_taken) expect(taken == 1, "every task taken once");
   }
   static const char* thread_name(int thread) {

@@ -36,7 +36,7 @@ inline constexpr uint64_t aligned(uint64_t bytes) {
 }
 
 /// Ready tasks of one thread and class.
-using Ring = protocols::ReadyRing<protocols::StdMemory, kRingCells, kSlotBits>;
+using Ring = protocols::ReadyRing<protocols::StdMemory, kRingCells, kSlotBits, kNone>;
 
 /// Ready tasks with a priority, or for one worker, or that did not fit a ring: a heap under a lock.
 struct OrderedQueue {
