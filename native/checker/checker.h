@@ -29,17 +29,17 @@ namespace tilewise::checker {
 
 struct Options {
   int64_t max_executions = 2'000'000;  // then the result is not complete
-  bool reduces = true;                 // false: every order of all steps, for tests of the reduction
-  bool weak_compares_fail = false;     // compare_exchange_weak may fail for no reason, once per thread
+  bool reduces = true;  // false: every order of all steps, for tests of the reduction
+  bool weak_compares_fail = false;  // compare_exchange_weak may fail for no reason, once per thread
 };
 
 struct Result {
   int64_t num_executions = 0;
   int64_t num_abandoned = 0;  // of further ones: equal to some other
-  bool is_complete = false;   // everything was explored
-  std::string failure;        // empty: none found
-  std::string trace;          // its steps
-  double seconds = 0;
+  bool is_complete = false;  // everything was explored
+  std::string failure;  // empty: none found
+  std::string trace;  // its steps
+  double seconds = 0;  // of the processor
   bool holds() const { return is_complete && failure.empty(); }
 };
 
@@ -58,12 +58,13 @@ Result explore(const Program& program, const Options& options);
 template <class Scenario>
 Result explore(const Options& options = {}) {
   static_assert(Scenario::kNumThreads <= kMaxThreads);
-  return explore(Program{Scenario::kNumThreads, [] { return static_cast<void*>(new Scenario()); },
-                         [](void* scenario, int thread) { static_cast<Scenario*>(scenario)->run(thread); },
-                         [](void* scenario) { static_cast<Scenario*>(scenario)->end(); },
-                         [](void* scenario) { delete static_cast<Scenario*>(scenario); },
-                         [](void* scenario, int thread) { return static_cast<Scenario*>(scenario)->thread_name(thread); }},
-                 options);
+  return explore(
+      Program{Scenario::kNumThreads, [] { return static_cast<void*>(new Scenario()); },
+              [](void* scenario, int thread) { static_cast<Scenario*>(scenario)->run(thread); },
+              [](void* scenario) { static_cast<Scenario*>(scenario)->end(); },
+              [](void* scenario) { delete static_cast<Scenario*>(scenario); },
+              [](void* scenario, int thread) { return static_cast<Scenario*>(scenario)->thread_name(thread); }},
+      options);
 }
 
 /// In a scenario's run() or end(): what must hold.
@@ -107,12 +108,14 @@ class Atomic {
     return change(value, order, [](uint64_t, uint64_t operand) { return operand; });
   }
   T fetch_add(T value, std::memory_order order = std::memory_order_seq_cst) {
-    return change(value, order,
-                  [](uint64_t old, uint64_t operand) { return bits(static_cast<T>(value_of(old) + value_of(operand))); });
+    return change(value, order, [](uint64_t old, uint64_t operand) {
+      return bits(static_cast<T>(value_of(old) + value_of(operand)));
+    });
   }
   T fetch_sub(T value, std::memory_order order = std::memory_order_seq_cst) {
-    return change(value, order,
-                  [](uint64_t old, uint64_t operand) { return bits(static_cast<T>(value_of(old) - value_of(operand))); });
+    return change(value, order, [](uint64_t old, uint64_t operand) {
+      return bits(static_cast<T>(value_of(old) - value_of(operand)));
+    });
   }
   bool compare_exchange_strong(T& expected, T value, std::memory_order order, std::memory_order failure) {
     return compare(expected, value, order, failure, false);

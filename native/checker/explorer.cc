@@ -1,11 +1,11 @@
 // The search: executions one after the other, each a run of the scenario along a path of choices. See checker.h.
 #include <algorithm>
-#include <chrono>
-#include <sstream>
+#include <ctime>
 #include <vector>
 
 #include "checker/checker.h"
 #include "checker/fiber.h"
+#include "checker/trace.h"
 
 namespace tilewise::checker {
 
@@ -15,8 +15,8 @@ constexpr size_t kMaxSteps = 3000;
 constexpr int kMaxIdlePauses = 1000;
 
 /// Whether two steps of different threads, each with its outcome, may not change places. A store may with nearly all: a
-/// load or a read-modify-write reads what it reads, before the store or behind it, and of two stores each can come first
-/// in the modification order, whichever is made first.
+/// load or a read-modify-write reads what it reads, before the store or behind it, and of two stores each can come
+/// first in the modification order, whichever is made first.
 bool is_dependent(const Op& a, const Op& b) {
   if (a.is_sequential() && b.is_sequential()) {
     if (!a.is_access() || !b.is_access() || a.location == b.location) return true;
@@ -51,14 +51,6 @@ struct Frame {
   size_t at = 0;
   std::vector<Choice> choices;  // of `thread`; empty: not looked up yet
   std::vector<Asleep> asleep;
-};
-
-struct Event {
-  int thread;
-  uint32_t number;  // among its thread's
-  Clock clock;      // dependent events before it
-  Op op;
-  Choice choice;
 };
 
 enum class Status { kReady, kFinished, kAsleep, kStuck, kPaused };
@@ -108,7 +100,6 @@ class Explorer {
   void judge_end();
   bool backtrack();
   std::string trace() const;
-  std::string location_name(int location) const;
 
   const Program& program_;
   const Options options_;
@@ -156,9 +147,8 @@ void Explorer::relax() {
     if (++thread.num_idle_pauses > kMaxIdlePauses) fail("a thread pauses for ever without looking at anything");
     return;
   }
-  const bool has_newer = std::any_of(thread.looks.begin(), thread.looks.end(), [&](const Look& look) {
-    return model_.has_newer(look.location, look.message);
-  });
+  const bool has_newer = std::any_of(thread.looks.begin(), thread.looks.end(),
+                                     [&](const Look& look) { return model_.has_newer(look.location, look.message); });
   const bool only_looks =
       std::all_of(thread.looks.begin(), thread.looks.end(), [](const Look& look) { return look.only_looks; });
   // A look that failed changes nothing: the executions in which it comes later, and does not fail, are enough.
@@ -393,10 +383,10 @@ void Explorer::want_before(size_t earlier, size_t later) {
     const Event& event = events_[e];
     if (e != later && has_seen(event.clock, overtaken.thread, overtaken.number)) continue;
     // A read begins nothing behind which it could have read something else.
-    const bool is_first = (met >> event.thread & 1) == 0 && std::none_of(kept.begin(), kept.end(), [&](size_t k) {
-                            return has_seen(event.clock, events_[k].thread, events_[k].number) ||
-                                   is_overtaken(event.op, events_[k].op);
-                          });
+    const bool is_first =
+        (met >> event.thread & 1) == 0 && std::none_of(kept.begin(), kept.end(), [&](size_t k) {
+          return has_seen(event.clock, events_[k].thread, events_[k].number) || is_overtaken(event.op, events_[k].op);
+        });
     met |= 1u << event.thread;
     if (is_first) firsts |= 1u << event.thread;
     kept.push_back(e);
@@ -433,7 +423,7 @@ bool Explorer::backtrack() {
 }
 
 Result Explorer::explore() {
-  const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t begin = std::clock();
   current = this;
   do {
     run_once();
@@ -441,71 +431,20 @@ Result Explorer::explore() {
     result_.is_complete = !backtrack();
   } while (!result_.is_complete && result_.num_executions + result_.num_abandoned < options_.max_executions);
   current = nullptr;
-  result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  result_.seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   return result_;
 }
 
-// --- the report --------------------------------------------------------------------------------------------------
-
-const char* text_of(std::memory_order order) {
-  switch (order) {
-    case std::memory_order_relaxed:
-      return "relaxed";
-    case std::memory_order_acquire:
-      return "acquire";
-    case std::memory_order_release:
-      return "release";
-    case std::memory_order_acq_rel:
-      return "acq_rel";
-    default:
-      return "seq_cst";
-  }
-}
-
-std::string Explorer::location_name(int location) const {
-  return names_[location].empty() ? "atomic " + std::to_string(location) : names_[location];
-}
-
 std::string Explorer::trace() const {
-  std::ostringstream text;
+  std::string text;
   for (const Event& event : events_) {
-    const Op& op = event.op;
-    text << "  " << program_.thread_name(scenario_, event.thread) << ": ";
-    const std::string name = op.location == kNoLocation ? "" : location_name(op.location);
-    const std::string order = std::string(" (") + text_of(op.order) + ")";
-    switch (op.kind) {
-      case Kind::kLoad:
-        text << "load " << name << order << " reads " << op.value;
-        break;
-      case Kind::kStore:
-        text << "store " << name << order << " writes " << op.operand;
-        break;
-      case Kind::kChange:
-        text << "change " << name << order << " from " << op.value << " to " << op.change(op.value, op.operand);
-        break;
-      case Kind::kCompare:
-        text << "compare " << name << order << " reads " << op.value << ", expects " << op.expected
-             << (op.has_succeeded ? ", writes " + std::to_string(op.operand) : ", fails");
-        break;
-      case Kind::kFence:
-        text << "seq_cst fence";
-        break;
-      case Kind::kHeavy:
-        text << "heavy barrier";
-        break;
-      case Kind::kLight:
-        text << "light barrier";
-        break;
-      case Kind::kSleep:
-        text << "sleep on " << name << " while " << op.expected << (op.has_succeeded ? ": sleeps" : ": does not");
-        break;
-      case Kind::kWake:
-        text << "wake " << name;
-        break;
-    }
-    text << "\n";
+    const int location = event.op.location;
+    const std::string name = location == kNoLocation    ? ""
+                             : names_[location].empty() ? "atomic " + std::to_string(location)
+                                                        : names_[location];
+    text += std::string("  ") + program_.thread_name(scenario_, event.thread) + ": " + text_of(event.op, name) + "\n";
   }
-  return text.str();
+  return text;
 }
 
 }  // namespace

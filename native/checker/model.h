@@ -38,10 +38,10 @@ struct Op {
   int location = kNoLocation;
   std::memory_order order = std::memory_order_seq_cst;
   std::memory_order failure = std::memory_order_seq_cst;  // of kCompare
-  uint64_t operand = 0;   // what is written; how many are woken
+  uint64_t operand = 0;  // what is written; how many are woken
   uint64_t expected = 0;  // of kCompare and kSleep
   uint64_t (*change)(uint64_t old, uint64_t operand) = nullptr;  // of kChange
-  bool may_fail = false;                                         // a weak kCompare
+  bool may_fail = false;  // a weak kCompare
   uint64_t value = 0;  // read
   bool has_succeeded = false;
 
@@ -54,7 +54,7 @@ struct Op {
 
 struct View {
   std::array<uint32_t, kMaxLocations> at{};  // per location: no older write than this
-  Clock clock{};                             // what happened before
+  Clock clock{};  // what happened before
 };
 
 /// An outcome of a step: the write that is read, or behind which is written. A weak compare may fail although it reads
@@ -108,7 +108,7 @@ class Model {
     uint64_t value = 0;
     int writer = -1;
     Clock known{};  // to its writer
-    View view;      // that it releases
+    View view;  // that it releases
   };
   struct Pin {
     int thread;
@@ -116,11 +116,11 @@ class Model {
   };
   struct Location {
     std::vector<Message> messages;  // as they came
-    std::vector<int> order;         // their modification order
+    std::vector<int> order;  // their modification order
     std::vector<Pin> pins;
   };
   struct Thread {
-    View now;       // what it has seen
+    View now;  // what it has seen
     View acquired;  // and would see with an acquire fence
     View released;  // at its last release fence
     std::array<int, kMaxLocations> last_read{};
@@ -138,9 +138,9 @@ class Model {
   std::array<Location, kMaxLocations> locations_;
   std::array<Thread, kMaxThreads> threads_;
   View sequential_;  // what seq_cst steps have agreed on
-  View light_;       // what light barriers leave for heavy ones
-  View heavy_;       // and the other way round
-  View woken_;       // what a futex's wake leaves for its next sleep
+  View light_;  // what light barriers leave for heavy ones
+  View heavy_;  // and the other way round
+  View woken_;  // what a futex's wake leaves for its next sleep
   bool has_overtaken_pin_ = false;
 };
 

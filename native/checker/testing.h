@@ -14,9 +14,9 @@ inline void report(const Result& result, bool should_hold, const char* scenario,
   if (should_hold ? result.holds() : !result.failure.empty()) return;
   std::fprintf(stderr, "%s:%d: %s %s; got %s\n%s", file, line, scenario,
                should_hold ? "must hold in every execution" : "has a planted mistake that must be found",
-               !result.failure.empty()  ? result.failure.c_str()
-               : !result.is_complete    ? "more executions than may be explored"
-                                        : "no failure",
+               !result.failure.empty() ? result.failure.c_str()
+               : !result.is_complete   ? "more executions than may be explored"
+                                       : "no failure",
                result.trace.c_str());
   ++testing::failures();
 }

@@ -112,10 +112,8 @@ struct Signals {
 /// has seen the signal: executions in which it looks too early say nothing.
 template <class Orders, Shape kShape, Look kLook>
 struct Passing : Signals<Orders> {
-  static constexpr int kNumThreads = kShape == Shape::kMessage || kShape == Shape::kReuse ||
-                                             kShape == Shape::kReuseWithoutAck
-                                         ? 2
-                                         : 3;
+  static constexpr int kNumThreads =
+      kShape == Shape::kMessage || kShape == Shape::kReuse || kShape == Shape::kReuseWithoutAck ? 2 : 3;
   bool sees(int signal) { return this->is_raised(signal, kLook); }
   void run(int device) {
     const bool is_reuse = kShape == Shape::kReuse || kShape == Shape::kReuseWithoutAck;

@@ -1,9 +1,9 @@
 // The memory of a protocol: what its template needs of the machine, here as the product has it.
 //
 // A protocol of this folder is a template over a memory policy and over its orders: the product instantiates it with
-// StdMemory, its checked test with checker::CheckedMemory (checker/memory.h), so that what runs is what is checked. Every
-// memory order and every order of steps that a protocol depends on has a name in its orders; a test plants a wrong one
-// by deriving from them.
+// StdMemory, its checked test with checker::CheckedMemory (checker/memory.h), so that what runs is what is checked.
+// Every memory order and every order of steps that a protocol depends on has a name in its orders; a test plants a
+// wrong one by deriving from them.
 //
 // heavy_barrier and light_barrier are a pair. A thread that does something rare says so, then looks; those that do the
 // frequent thing do it, then look. Each must see the other's first step. A fence on both sides would do; but with

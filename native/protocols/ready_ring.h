@@ -1,7 +1,8 @@
 // Ready tasks of one thread: it pushes, everyone takes, several at once.
 //
-// Purpose: a ring of numbers below 2^kBits, first in, first out; kNothing is none of them. Who may call: push and is_full by its owner alone, the
-// rest by any thread. Blocks: never. Memory: wherever it lies; all-zero bytes are an empty ring.
+// Purpose: a ring of numbers below 2^kBits, first in, first out; kNothing is none of them. Who may call: push and
+// is_full by its owner alone, the rest by any thread. Blocks: never. Memory: wherever it lies; all-zero bytes are an
+// empty ring.
 //
 // Memory order: the owner publishes cells with the release of `tail`; a taker acquires `tail`, reads the cells, then
 // takes them by compare-and-swap of `head`. The owner overwrites a cell only after it has seen `head` pass it, and then
@@ -16,12 +17,12 @@
 namespace tilewise::protocols {
 
 struct RingOrders {
-  static constexpr auto kPublish = std::memory_order_release;   // tail: the cells and what they name
-  static constexpr auto kSeeTail = std::memory_order_acquire;   // the other side of it
-  static constexpr auto kTake = std::memory_order_release;      // head: the cells have been read, and the tail seen
+  static constexpr auto kPublish = std::memory_order_release;  // tail: the cells and what they name
+  static constexpr auto kSeeTail = std::memory_order_acquire;  // the other side of it
+  static constexpr auto kTake = std::memory_order_release;  // head: the cells have been read, and the tail seen
   static constexpr auto kSeeTaken = std::memory_order_acquire;  // by the owner, before it overwrites cells
-  static constexpr auto kSeeHead = std::memory_order_acquire;   // by a taker: no tail before the head that it knows
-  static constexpr auto kMiss = std::memory_order_acquire;      // the same, after another was faster
+  static constexpr auto kSeeHead = std::memory_order_acquire;  // by a taker: no tail before the head that it knows
+  static constexpr auto kMiss = std::memory_order_acquire;  // the same, after another was faster
   static constexpr bool kReadsBeforeTaking = true;
   static constexpr bool kNewestOfSameLook = true;
 };

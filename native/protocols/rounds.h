@@ -42,7 +42,8 @@ struct Rounds {
     if constexpr (!Orders::kSumsCounts) return true;
     return num_done(num_workers, count_of) == target;
   }
-  /// A task ends. prepare(): its place for the next round. move_on(): its word, and its waiters. tell(): its successors.
+  /// A task ends. prepare(): its place for the next round. move_on(): its word, and its waiters. tell(): its
+  /// successors.
   template <class Prepare, class MoveOn, class Tell>
   static void end_task(Count& own, Prepare&& prepare, MoveOn&& move_on, Tell&& tell) {
     if constexpr (Orders::kPreparesFirst) prepare();

@@ -2,8 +2,8 @@
 //
 // The sleeper announces itself, then looks for a reason to stay awake; the waker publishes the reason, then looks for
 // sleepers. Each must see the other's first step, so a barrier stands between the two on both sides (memory.h): a light
-// one for wakers, who are many, a heavy one for sleepers, who are few. Between the sleeper's last look and its sleep the
-// waker changes `word`, which the sleeper has read before the look and the system compares: then it does not sleep.
+// one for wakers, who are many, a heavy one for sleepers, who are few. Between the sleeper's last look and its sleep
+// the waker changes `word`, which the sleeper has read before the look and the system compares: then it does not sleep.
 // A waker that wakes all without looking for sleepers needs no barrier: the word alone orders its reason.
 //
 // Who may call: any thread. Blocks: sleep. Memory: two words; all-zero bytes mean that no thread sleeps.

@@ -13,9 +13,9 @@
 namespace tilewise::protocols {
 
 struct TokenOrders {
-  static constexpr auto kTake = std::memory_order_acquire;   // what the last holder wrote
+  static constexpr auto kTake = std::memory_order_acquire;  // what the last holder wrote
   static constexpr auto kStand = std::memory_order_release;  // the waiter is handed over
-  static constexpr auto kGive = std::memory_order_acq_rel;   // takes waiters, gives the bytes
+  static constexpr auto kGive = std::memory_order_acq_rel;  // takes waiters, gives the bytes
   static constexpr bool kWakesWaiters = true;
   static constexpr bool kReadsNextFirst = true;
 };

@@ -17,10 +17,10 @@
 namespace tilewise::protocols {
 
 struct WakeWordOrders {
-  static constexpr auto kSeeFree = std::memory_order_acquire;   // by the lane, before it uses the slot again
+  static constexpr auto kSeeFree = std::memory_order_acquire;  // by the lane, before it uses the slot again
   static constexpr auto kSeeEnded = std::memory_order_acquire;  // by a reader, and by a waiter's first look
-  static constexpr auto kMiss = std::memory_order_acquire;      // by a waiter whose swap failed
-  static constexpr auto kStand = std::memory_order_release;     // the waiter is handed over
+  static constexpr auto kMiss = std::memory_order_acquire;  // by a waiter whose swap failed
+  static constexpr auto kStand = std::memory_order_release;  // the waiter is handed over
   static constexpr auto kComplete = std::memory_order_acq_rel;  // takes waiters, gives the task's writes
   static constexpr bool kComparesGeneration = true;
   static constexpr bool kComparesWord = true;

@@ -1,10 +1,10 @@
 // A run that several workers submit, one at a time, and that ends behind its last task.
 //
-// Purpose: a device's workers take turns at walking its program; `turn` says whether one does. `unfinished` counts tasks
-// that have not ended, by batches, plus kOpen while the walk is not over: so it cannot reach zero before, and the thread
-// that takes it there ends the run. The walk is closed before that, because the next run may open it at once. Who may
-// call: open between runs; take, pause and close the walking worker; left any worker. Blocks: never; hold spins.
-// Memory: two words, lines of their own.
+// Purpose: a device's workers take turns at walking its program; `turn` says whether one does. `unfinished` counts
+// tasks that have not ended, by batches, plus kOpen while the walk is not over: so it cannot reach zero before, and the
+// thread that takes it there ends the run. The walk is closed before that, because the next run may open it at once.
+// Who may call: open between runs; take, pause and close the walking worker; left any worker. Blocks: never; hold
+// spins. Memory: two words, lines of their own.
 //
 // Memory order: a pause releases what the walk has done to the next worker that takes it; leaving releases what a task
 // did to the thread that ends the run.

@@ -1,5 +1,5 @@
-// Walks in every execution: every task is submitted once, by one worker at a time, and each run ends once, behind all of
-// its tasks; the next one may begin at once.
+// Walks in every execution: every task is submitted once, by one worker at a time, and each run ends once, behind all
+// of its tasks; the next one may begin at once.
 #include "checker/testing.h"
 #include "protocols/walk.h"
 
@@ -9,8 +9,8 @@ using tilewise::protocols::WalkOrders;
 
 namespace {
 
-/// Two workers walk programs of kTasks tasks, in batches of one, and run what they have submitted. The worker that ends a
-/// run begins the next. A third thread may hold the walk for a look at it.
+/// Two workers walk programs of kTasks tasks, in batches of one, and run what they have submitted. The worker that ends
+/// a run begins the next. A third thread may hold the walk for a look at it.
 template <class Orders, int kRuns, int kTasks, bool kLooks = false>
 struct Walking {
   static constexpr int kNumThreads = 2 + kLooks;

@@ -54,9 +54,7 @@ struct Embedded::Objects : GrowingPool {
   Objects(const Region& its_region, uint32_t num_objects, uint32_t window)
       : region(its_region), states(num_objects), marks(window) {}
 
-  bool is_settled(TaskRef task) const {
-    return Wake::has_ended(region.slots[slot_of(task)].wake, generation_of(task));
-  }
+  bool is_settled(TaskRef task) const { return Wake::has_ended(region.slots[slot_of(task)].wake, generation_of(task)); }
 
   const Region& region;
   std::vector<AccessState> states;
@@ -93,9 +91,7 @@ void Embedded::close() {
   wake_all();
 }
 
-void Embedded::wake_all() {
-  engine_->region.header->parked.wake_all(false);
-}
+void Embedded::wake_all() { engine_->region.header->parked.wake_all(false); }
 
 uint32_t Embedded::take_task() {
   const uint32_t slot = find_free_slot(*engine_, first_slot_ / window_);

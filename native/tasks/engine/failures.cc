@@ -51,9 +51,9 @@ void mark_failed(Engine& engine, TaskRef task, uint32_t error, bool is_pinned) {
   const uint64_t submitted_at = sequence_of(engine, slot_of(task));
   const uint32_t parent = engine.region.slots[slot_of(task)].parent;
   const TaskRef parent_name =
-      parent == 0
-          ? 0
-          : make_ref(Wake::generation_in(engine.region.slots[parent - 1].wake.load(std::memory_order_relaxed)), parent - 1);
+      parent == 0 ? 0
+                  : make_ref(Wake::generation_in(engine.region.slots[parent - 1].wake.load(std::memory_order_relaxed)),
+                             parent - 1);
   engine.region.failed[at] = {task, error, is_pinned ? 1u : 0u, submitted_at, parent_name, 0};
   header.num_failed.store(count + 1, std::memory_order_seq_cst);
   // Its owner may have let go of it before: either it sees this entry, or its word is seen here.

@@ -40,9 +40,8 @@ class Instance : public Round {
     const auto has_last_ended = [&] {
       return Wake::generation_in(slots_[last].wake.load(std::memory_order_relaxed)) != generation;
     };
-    return Rounds::is_over(has_last_ended, target.load(std::memory_order_relaxed), num_seats, [this](uint32_t seat) -> const Rounds::Count& {
-      return done[seat].count;
-    });
+    return Rounds::is_over(has_last_ended, target.load(std::memory_order_relaxed), num_seats,
+                           [this](uint32_t seat) -> const Rounds::Count& { return done[seat].count; });
   }
   /// Tasks that have ended, of all rounds.
   uint64_t num_done(uint32_t num_seats) const {

@@ -32,7 +32,8 @@ int64_t wake_event(Engine& engine, uint32_t index, uint64_t add, uint32_t seat_i
   const auto next = [&](uint32_t waiter) -> uint32_t& { return engine.region.slots[waiter - 1].next_waiter; };
   const auto is_free = [&](uint32_t waiter, uint64_t value) {
     const uint32_t slot = waiter - 1;
-    if (engine.region.args[slot].awaited <= value || is_cancelled(engine, slot) || is_overdue(engine, slot)) return true;
+    if (engine.region.args[slot].awaited <= value || is_cancelled(engine, slot) || is_overdue(engine, slot))
+      return true;
     if ((engine.region.slots[slot].flags & kHasDeadline) != 0) {
       soonest = std::min(soonest, engine.region.notes[slot].deadline_ns);
     }

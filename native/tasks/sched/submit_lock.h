@@ -1,7 +1,8 @@
 // The submission lock, which costs nothing while one thread submits.
 //
-// Purpose: the buffers' dependency states change under it. Most programs submit from one thread, the first lane: it owns
-// the lock in the sense of protocols/biased_lock.h. Who may call: any thread. Blocks: for the lock. Memory: the region.
+// Purpose: the buffers' dependency states change under it. Most programs submit from one thread, the first lane: it
+// owns the lock in the sense of protocols/biased_lock.h. Who may call: any thread. Blocks: for the lock. Memory: the
+// region.
 #pragma once
 #include "tasks/sched/sleep.h"
 #include "tasks/sched/thread_state.h"

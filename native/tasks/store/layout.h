@@ -57,7 +57,8 @@ struct alignas(64) Event {
   uint32_t generation;
 };
 
-/// A run of heap memory. Its scope's seat lends it to tasks until the scope ends; the thread that ends the loan frees it.
+/// A run of heap memory. Its scope's seat lends it to tasks until the scope ends; the thread that ends the loan frees
+/// it.
 struct alignas(64) Segment {
   Countdown::Loan loan;  // uses by tasks
   uint32_t run;          // segments of the run, in its first

@@ -180,8 +180,7 @@ int wait_all(Engine& engine, double timeout_s, bool helps) {
         engine,
         [&] {
           for (; at < end; ++at) {
-            if (Wake::is_live(Wake::look(engine.region.slots[base + (at & (window - 1))].wake)))
-              return false;
+            if (Wake::is_live(Wake::look(engine.region.slots[base + (at & (window - 1))].wake))) return false;
           }
           return !engine.replays->has_rounds(seat_index);
         },
