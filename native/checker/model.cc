@@ -222,10 +222,8 @@ void Model::execute(int thread, Op& op, Choice choice, int event) {
 bool Model::has_newer(int location, int message) const {
   const Location& found = locations_[location];
   const uint64_t value = found.messages[message].value;
-  for (size_t at = found.order.size(); at-- > 0 && found.order[at] != message;) {
-    if (found.messages[found.order[at]].value != value) return true;
-  }
-  return false;
+  const auto place = std::find(found.order.begin(), found.order.end(), message);
+  return std::any_of(place, found.order.end(), [&](int later) { return found.messages[later].value != value; });
 }
 
 void Model::see_newer(int thread, int location, int message) {
