@@ -59,12 +59,14 @@ struct Look {
   int location;
   int message;
   bool only_looks;
+  bool operator==(const Look&) const = default;
 };
 
 struct Thread {
   Status status = Status::kReady;
   Op* pending = nullptr;
-  std::vector<Look> looks;  // since it last wrote or paused
+  std::vector<Look> looks;   // since it last wrote or paused
+  std::vector<Look> before;  // when it last paused
   Clock clock{};            // of dependence
   int num_idle_pauses = 0;
   bool has_failed = false;  // a weak compare, for no reason
@@ -93,6 +95,7 @@ class Explorer {
   uint32_t enabled() const;
   bool push_frame(uint32_t enabled, int last);
   std::vector<Choice> open_choices(const Frame& frame, int thread) const;
+  void wake_stuck();
   void step(Frame& frame, size_t depth);
   void note_races(size_t which);
   void want_before(size_t earlier, size_t later);
@@ -151,10 +154,12 @@ void Explorer::relax() {
                                      [&](const Look& look) { return model_.has_newer(look.location, look.message); });
   const bool only_looks =
       std::all_of(thread.looks.begin(), thread.looks.end(), [](const Look& look) { return look.only_looks; });
-  // A look that failed changes nothing: the executions in which it comes later, and does not fail, are enough.
+  // A look that failed changes nothing: the executions in which it comes later, and does not fail, are enough. The last
+  // location is part of it; of those before, which it is not known to depend on, see wake_stuck().
   if (only_looks) {
     thread.status = Status::kStuck;
-    is_abandoned_ |= has_newer;
+    is_abandoned_ |= model_.has_newer(thread.looks.back().location, thread.looks.back().message);
+    is_abandoned_ |= has_newer && thread.looks == thread.before;  // it could have read something newer
   } else if (has_newer) {
     return look_again(me);
   } else {
@@ -247,8 +252,9 @@ void Explorer::run_once() {
   for (int t = 0; t < program_.num_threads && result_.failure.empty(); ++t) resume(t);
   int last = 0;
   for (size_t depth = 0; result_.failure.empty() && !is_abandoned_; ++depth) {
+    if (enabled() == 0) wake_stuck();
     const uint32_t runnable = enabled();
-    if (runnable == 0) break;
+    if (runnable == 0 || is_abandoned_) break;
     if (depth == kMaxSteps) {
       fail("the threads do not end (livelock)");
       break;
@@ -273,6 +279,20 @@ void Explorer::run_once() {
     ++result_.num_executions;
   }
   program_.destroy(scenario_);
+}
+
+/// No other thread can do anything: those whose looks could find something newer look again.
+void Explorer::wake_stuck() {
+  for (int t = 0; t < program_.num_threads; ++t) {
+    Thread& thread = threads_[t];
+    const bool has_newer = std::any_of(thread.looks.begin(), thread.looks.end(),
+                                       [&](const Look& look) { return model_.has_newer(look.location, look.message); });
+    if (thread.status != Status::kStuck || !has_newer) continue;
+    thread.status = Status::kReady;
+    thread.before.swap(thread.looks);
+    thread.looks.clear();
+    resume(t);
+  }
 }
 
 void Explorer::step(Frame& frame, size_t depth) {
@@ -300,8 +320,8 @@ void Explorer::step(Frame& frame, size_t depth) {
       });
       if (!has_newer) continue;
       if (other.status == Status::kStuck) {
-        is_abandoned_ = true;
-        return;
+        is_abandoned_ |= other.looks.back().location == op.location;
+        continue;
       }
       other.status = Status::kReady;
       look_again(t);

@@ -213,7 +213,7 @@ void Model::execute(int thread, Op& op, Choice choice, int event) {
       }
       break;
     case Kind::kWake:
-      join_places(woken_, me.now);
+      woken_.at[op.location] = std::max(woken_.at[op.location], me.now.at[op.location]);
       break;
   }
   ++me.now.clock[thread];  // what comes now is not part of what the step has released

@@ -1,4 +1,5 @@
-// HOLDS(Scenario) and FOUND(Scenario): a test's word for "no execution fails" and "the planted mistake is seen".
+// HOLDS(Scenario), HOLDS_WITH(options, Scenario) and FOUND(Scenario): a test's words for "no execution fails" and "the
+// planted mistake is seen".
 #pragma once
 #include <cstdio>
 
@@ -6,6 +7,13 @@
 #include "checker/memory.h"
 
 namespace tilewise::checker {
+
+/// compare_exchange_weak may fail for no reason.
+inline Options weak_compares() {
+  Options options;
+  options.weak_compares_fail = true;
+  return options;
+}
 
 inline void report(const Result& result, bool should_hold, const char* scenario, const char* file, int line) {
   std::printf("     %s: %lld executions, %lld cut short, %.3f s\n", scenario,
@@ -25,5 +33,8 @@ inline void report(const Result& result, bool should_hold, const char* scenario,
 
 #define HOLDS(...) \
   ::tilewise::checker::report(::tilewise::checker::explore<__VA_ARGS__>(), true, #__VA_ARGS__, __FILE__, __LINE__)
+#define HOLDS_WITH(options, ...)                                                                                \
+  ::tilewise::checker::report(::tilewise::checker::explore<__VA_ARGS__>(options), true, #__VA_ARGS__, __FILE__, \
+                              __LINE__)
 #define FOUND(...) \
   ::tilewise::checker::report(::tilewise::checker::explore<__VA_ARGS__>(), false, #__VA_ARGS__, __FILE__, __LINE__)

@@ -62,17 +62,17 @@ struct Working {
   }
 };
 
-/// A thread waits for a task: it has the task's word watched, and the worker that completes it wakes sleepers then.
-template <class Orders, bool kFences>
+/// Threads wait for a task: they have the task's word watched, and the worker that completes it wakes sleepers then.
+template <class Orders, int kWaiters, bool kFences>
 struct Awaiting {
-  static constexpr int kNumThreads = 2;
+  static constexpr int kNumThreads = 1 + kWaiters;
   using Wake = WakeWords<CheckedMemory>;
   Sleepers<CheckedMemory, Orders> waiting;
   typename Wake::Word wake{Wake::of_generation(1)};
   Plain<int> result = 0;
 
   void run(int thread) {
-    if (thread == 1) {
+    if (thread == kWaiters) {
       result = 1;
       if ((Wake::complete(wake, 2) & Wake::kWatched) != 0) waiting.wake_all_if_any(kFences, false);
       return;
@@ -85,7 +85,9 @@ struct Awaiting {
     expect(result == 1, "what the task wrote");
   }
   void end() {}
-  static const char* thread_name(int thread) { return thread == 0 ? "waiter" : "worker"; }
+  static const char* thread_name(int thread) {
+    return thread == kWaiters ? "worker" : thread == 0 ? "waiter" : "second waiter";
+  }
 };
 
 /// The end of everything, which wakes all without looking for sleepers and without a barrier.
@@ -143,8 +145,9 @@ CASE("no worker sleeps over work, with a barrier of one side or with fences on b
 }
 
 CASE("no thread sleeps over the end of the task that it waits for, none over the end of everything") {
-  HOLDS(Awaiting<SleepersOrders, false>);
-  HOLDS(Awaiting<SleepersOrders, true>);
+  HOLDS(Awaiting<SleepersOrders, 1, false>);
+  HOLDS(Awaiting<SleepersOrders, 2, false>);
+  HOLDS(Awaiting<SleepersOrders, 2, true>);
   HOLDS(Closing<SleepersOrders>);
 }
 
@@ -155,7 +158,9 @@ CASE("every order and step of sleeping and waking is needed") {
   FOUND(Working<SleeperWithoutBarrier, 1, 1, false>);
   FOUND(Working<WakerWithoutBarrier, 1, 1, false>);
   FOUND(Working<KeepsWord, 1, 1, false>);
-  FOUND(Awaiting<LooksFirst, false>);
+  FOUND(Awaiting<LooksFirst, 1, false>);
+  FOUND(Awaiting<SleeperWithoutBarrier, 2, false>);
+  FOUND(Awaiting<WakerWithoutBarrier, 2, false>);
 }
 
 TILEWISE_TEST_MAIN

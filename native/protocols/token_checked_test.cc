@@ -76,6 +76,7 @@ struct ReadsNextLate : TokenOrders {
 CASE("commuting tasks run once each, one at a time") {
   HOLDS(Commuting<TokenOrders, 2>);
   HOLDS(Commuting<TokenOrders, 3>);
+  HOLDS_WITH(weak_compares(), Commuting<TokenOrders, 2>);
 }
 
 CASE("every order and step of the tokens is needed") {

@@ -130,6 +130,7 @@ struct Reuse {
 CASE("every consumer becomes ready exactly once, behind two producers, one slot used again") {
   HOLDS(Slots<WakeWordOrders, 1, true>);
   HOLDS(Slots<WakeWordOrders, 2, true>);
+  HOLDS_WITH(weak_compares(), Slots<WakeWordOrders, 2, true>);
   HOLDS(Reuse<WakeWordOrders>);
 }
 
