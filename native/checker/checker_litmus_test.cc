@@ -419,7 +419,7 @@ CASE("random programs have the same outcomes, or a deadlock, with the reduction 
   for (int round = 0; round < 400; ++round) {
     std::vector<std::vector<Step>> steps(3);
     for (int thread = 0; thread < 3; ++thread) {
-      for (int n = 0; n < (thread == 2 ? 2 : 3); ++n) steps[thread].push_back({pick(11), pick(2), pick(3)});
+      for (int n = 0; n < (thread == 2 ? 2 : 3); ++n) steps[thread].push_back({pick(13), pick(2), pick(3)});
     }
     const Body program = [&](Shared& s, int thread) {
       int at = 4 * thread;
@@ -435,7 +435,10 @@ CASE("random programs have the same outcomes, or a deadlock, with the reduction 
         if (step.kind == 7) step.order == 0 ? heavy_fence() : light_fence();
         if (step.kind == 8) place.sleep(0);
         if (step.kind == 9) place.wake_sleepers(step.order == 0 ? 1 : 5);
-        while (step.kind == 10 && place.load(kLoads[step.order]) == 0) relax();
+        const auto order = kLoads[step.order];
+        while (step.kind == 10 && place.load(order) == 0) relax();
+        while (step.kind == 11 && s.x.load(order) == 0 && s.y.load(kRelaxed) == 0) relax();
+        while (step.kind == 12 && (s.y.load(order) == 0 || s.x.load(kRelaxed) == 0)) relax();
       }
     };
     keeps_last_values = true;
