@@ -32,9 +32,9 @@ RegionIndex::RegionIndex(std::byte* memory, uint32_t max_nodes, bool format)
     : header_(reinterpret_cast<Header*>(memory)),
       nodes_(reinterpret_cast<RegionNode*>(memory + sizeof(Header) + Offsets(max_nodes).nodes)),
       heads_(reinterpret_cast<TreeHead*>(memory + sizeof(Header) + Offsets(max_nodes).heads)),
+      max_nodes_(max_nodes),
       table_(reinterpret_cast<uint32_t*>(memory + sizeof(Header) + Offsets(max_nodes).buckets), nodes_, max_nodes),
-      pages_(&header_->pages, reinterpret_cast<RegionPage*>(memory + sizeof(Header)), nodes_, max_nodes),
-      max_nodes_(max_nodes) {
+      pages_(&header_->pages, reinterpret_cast<RegionPage*>(memory + sizeof(Header)), nodes_, max_nodes) {
   static_assert(sizeof(Header) == 64);
   if (format) {
     *header_ = Header{};
@@ -127,14 +127,14 @@ inline void RegionIndex::enter(RegionTree& tree, uint32_t index, uint32_t bucket
   if (++header_->num_live > header_->high_live) header_->high_live = header_->num_live;
   node.state = AccessState{};
   node.written_at = 0;
-  table_.add(index, bucket);
+  table_.add(node, index, bucket);
   ++tree.count;
 }
 
 void RegionIndex::remove([[maybe_unused]] uint32_t owner, RegionTree& tree, uint32_t index) {
   RegionNode& node = nodes_[index];
   assert(node.box.owner == owner && tree.count > 0);
-  table_.remove(index);
+  table_.remove(node, index);
   node.next = header_->free_node;
   header_->free_node = index;
   --header_->num_live;
@@ -172,6 +172,14 @@ inline void RegionIndex::end_tree(RegionTree& tree) {
   heads_[tree.root].next = header_->free_head;
   header_->free_head = tree.root;
   tree.root = kNone;
+}
+
+[[gnu::noinline]] bool RegionIndex::begin_query(const RegionTree& tree, const Box& box, Query& query) {
+  if (tree.count == 0 || !normalise(box, query.box)) return false;
+  TreeHead& head = heads_[tree.root];
+  if (head.root == kNone) file_nodes(head, tree.count);
+  query.is_placed = place(head.grid.system, query.box, query.cells);
+  return true;
 }
 
 /// Gives a tree its pages: takes its nodes in the order of their first bytes, so that the pages are full and no more of

@@ -69,42 +69,47 @@ class RegionIndex {
     uint64_t num_writes;
   };
 
+  struct Query {
+    NormalBox box;
+    Cells cells;
+    bool is_placed;  // the cells are the box
+  };
+
   uint32_t insert_with_care(RegionTree& tree, uint32_t node, uint32_t bucket);
   bool takes_own_cell(const TreeHead& head, const Place& place, RegionNode& node, uint32_t bucket) const;
   void adopt_grid(TreeHead& head, const RegionTree& tree, const NormalBox& box, const Place& place);
   void enter(RegionTree& tree, uint32_t node, uint32_t bucket);
   bool new_tree(RegionTree& tree);
   void end_tree(RegionTree& tree);
+  /// False: nothing overlaps, because the tree or the box is empty. Files the tree's nodes if they are only listed.
+  bool begin_query(const RegionTree& tree, const Box& box, Query& query);
   void file_nodes(TreeHead& head, uint32_t count);
 
   Header* header_;
   RegionNode* nodes_;
   TreeHead* heads_;
+  uint32_t max_nodes_;
   RegionTable table_;
   RegionPages pages_;
-  uint32_t max_nodes_;
 };
 
 template <class Visit>
 uint32_t RegionIndex::overlapping(const RegionTree& tree, const Box& box, Visit&& visit) {
-  NormalBox query;
-  if (tree.count == 0 || !normalise(box, query)) return 0;
-  TreeHead& head = heads_[tree.root];
-  if (head.root == kNone) file_nodes(head, tree.count);
-  Cells cells;
-  const bool is_placed = place(head.grid.system, query, cells);
-  const uint64_t end = query.end();
-  return pages_.for_each_meeting(head.root, cells, query.offset, end, [&](const RegionPage& page, uint32_t at) {
+  Query query;
+  if (!begin_query(tree, box, query)) return 0;
+  const uint64_t lo = query.box.offset, hi = query.box.end();
+  const Cells cells = query.cells;
+  return pages_.for_each_meeting(heads_[tree.root].root, cells, lo, hi, [&](const RegionPage& page, uint32_t at) {
     const Cells& known = page.cells[at];
     Overlap overlap = Overlap::kPartial;
-    if (is_placed && !known.is_everywhere()) {
+    if (query.is_placed && !known.is_everywhere()) {
       if (cells.contains(known)) {
         overlap = known.contains(cells) ? Overlap::kEqual : Overlap::kCovered;
       } else if (known.contains(cells)) {
         overlap = Overlap::kInside;
       }
-    } else if (page.lo[at] >= end || query.offset >= page.hi[at] ||
-               !compare_slowly(query, nodes_[page.child[at]].box, overlap)) {
+    } else if (page.lo[at] >= hi || lo >= page.hi[at] ||
+               !compare_slowly(query.box, nodes_[page.child[at]].box, overlap)) {
       return;
     }
     visit(page.child[at], overlap);

@@ -23,7 +23,7 @@ class RegionTable {
   /// Boxes with one first byte share a bucket: they overlap, so that a task that asks for one meets all of them anyway.
   uint32_t bucket_of(uint32_t owner, uint64_t offset) const {
     const auto product = static_cast<unsigned __int128>(offset + (uint64_t{owner} << 40)) * 0x9E3779B97F4A7C15u;
-    return static_cast<uint32_t>(product >> 64 ^ product) & mask_;
+    return (static_cast<uint32_t>(product >> 64) ^ static_cast<uint32_t>(product)) & mask_;
   }
   void prefetch(uint32_t bucket) const { protocols::prefetch_for_write(&buckets_[bucket]); }
 
@@ -46,13 +46,12 @@ class RegionTable {
     return true;
   }
 
-  void add(uint32_t index, uint32_t bucket) {
-    nodes_[index].next = first_in(bucket);
+  void add(RegionNode& node, uint32_t index, uint32_t bucket) {
+    node.next = first_in(bucket);
     buckets_[bucket] = index + 1;
   }
 
-  void remove(uint32_t index) {
-    const RegionNode& node = nodes_[index];
+  void remove(const RegionNode& node, uint32_t index) {
     uint32_t& bucket = buckets_[bucket_of(node.box.owner, node.box.offset)];
     if (bucket == index + 1) {
       bucket = node.next == kNone ? 0 : node.next + 1;
