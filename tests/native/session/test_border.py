@@ -161,7 +161,7 @@ def test_logits_of_a_training_step(axes, accumulation, dtype):
     found = []
     for mesh, parts in (({}, 1), (axes, accumulation)):
         graph = training_graph(MODEL, dtype)
-        graph.output(graph.tensors[graph.ops[-1].inputs[0]], "logits")
+        graph.output(graph.draft.tensors[graph.draft.ops[-1].inputs[0]], "logits")
         with graph.instantiate(graph.plan(mesh, accumulation=parts)) as running:
             running.initialize(0)
             running.step(batch, 1e-3)

@@ -54,7 +54,7 @@ def test_a_name_means_one_tensor():
     x = g.input([4, 8], name="x")
     g.output(x, "x")  # the same tensor
     y = g.output(g.silu(x), "y")
-    assert g.outputs == {"x": x.id, "y": y.id}
+    assert g.draft.outputs == {"x": x.id, "y": y.id}
     for name in ("y", "optimizer.master.x", "optimizer.step", "loss.inv_count"):
         for declare in (g.input, g.parameter, g.state):
             with pytest.raises(ShapeError, match=r"unique|optimizer's|own"):
@@ -80,7 +80,7 @@ def test_equal_nodes_are_one():
     x = g.input([4, 6], name="x")
     assert g.silu(x) == g.silu(x)
     assert g.scale(x, 2.0) != g.scale(x, 3.0)
-    assert len(g.ops) == 3
+    assert len(g.draft.ops) == 3
 
 
 def test_fusion_and_dead_code():
@@ -160,9 +160,9 @@ def test_layer_names_follow_the_path():
     x = g.input([4, 6], name="x")
     y = block(g, block(g, x, path="layers.0", size=6), path="layers.1", size=6)
     assert [t.spec.name for t in g.freeze().of_kind("parameter")] == ["layers.0.w", "layers.1.w"]
-    assert len(g.templates) == 1 and [op.op for op in g.ops] == ["call", "call"]
+    assert len(g.draft.templates) == 1 and [op.op for op in g.draft.ops] == ["call", "call"]
     z = g.input([9, 6], name="z")
     block(g, z, path="other", size=6)
-    assert len(g.templates) == 2
+    assert len(g.draft.templates) == 2
     with pytest.raises(ShapeError, match="belong to the graph"):
         block(GraphBuilder(), y, path="elsewhere", size=6)

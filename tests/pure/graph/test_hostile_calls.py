@@ -206,7 +206,7 @@ def test_attributes_that_look_alike_are_two_templates():
 
     graph, t = described()
     sizes = [wide(graph, t["x"], path=f"p{n}", width=Width(n)).shape[-1] for n in (3, 5)]
-    assert sizes == [3, 5] and len(graph.templates) == 2
+    assert sizes == [3, 5] and len(graph.draft.templates) == 2
 
 
 SMALL = llama.LlamaConfig(64, 32, 48, 1, 2, 1, max_position_embeddings=16)
