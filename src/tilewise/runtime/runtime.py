@@ -24,6 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from tilewise._native.tasks import Core, Operand, Param
 from tilewise.core.errors import ConfigError, PeerLost, TaskFailed
+from tilewise.observe.stats import RuntimeStats
 from tilewise.runtime import checks
 from tilewise.runtime.buffers import Buffer, Region
 from tilewise.runtime.events import Event
@@ -35,7 +36,6 @@ from tilewise.runtime.params import TaskExecutionHints
 from tilewise.runtime.python_tasks import PythonTask
 from tilewise.runtime.recordings import Recording
 from tilewise.runtime.registry import Registry
-from tilewise.runtime.stats import RuntimeStats
 from tilewise.runtime.tracing import GraphLog, Tracing
 from tilewise.runtime.views import views_of
 

@@ -11,8 +11,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
-from tilewise.runtime.graph import DependencyGraph, GraphParam, GraphTask
-from tilewise.runtime.region_overlap import RegionTable
+from tilewise.observe.dependency_graph import DependencyGraph, GraphParam, GraphTask
+from tilewise.observe.region_overlap import RegionTable
 
 __all__ = ["GraphCheck", "check_graph"]
 
