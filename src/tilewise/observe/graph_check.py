@@ -153,7 +153,7 @@ class _BufferState:
         ]
 
     def add(self, region: int, kind: str, task: int) -> None:
-        """A write hides all earlier accesses that it covers: whoever conflicts with them conflicts with it."""
+        """A write hides all earlier accesses that it covers: what conflicts with them conflicts with it."""
         if kind == "write":
             for other in self._table.inside(region):
                 self._of_region.pop(other, None)

@@ -123,7 +123,7 @@ class Runtime:
         _open.add(self)
 
     def close(self) -> None:
-        """Wait for every task and stop the workers. Failures that nobody waited for are not raised here.
+        """Wait for every task and stop the workers. Failures of tasks without a wait are not raised here.
 
         Arrays on the runtime's own memory stay readable (their values are over with their scope): the last of them
         ends the workers then. Must not be called from inside a task.
