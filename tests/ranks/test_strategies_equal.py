@@ -200,7 +200,7 @@ REPLICA_FAULTS = [
 
 @pytest.mark.parametrize("axes,label,fault", REPLICA_FAULTS, ids=lambda v: getattr(v, "__name__", str(v)))
 def test_replicas_that_differ_are_found(axes, label, fault):
-    """A fault on the last device alone, which nobody reads whole tensors from."""
+    """A fault on the last device alone, from which no whole tensor is read."""
     model = config()
     report = verify_strategy(
         training_graph(model, "f32"),

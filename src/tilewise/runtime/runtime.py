@@ -24,6 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from tilewise._native.tasks import Core, Operand, Param
 from tilewise.core.errors import ConfigError, PeerLost, TaskFailed
+from tilewise.observe.stats import RuntimeStats
 from tilewise.runtime import checks
 from tilewise.runtime.buffers import Buffer, Region
 from tilewise.runtime.events import Event
@@ -35,7 +36,6 @@ from tilewise.runtime.params import TaskExecutionHints
 from tilewise.runtime.python_tasks import PythonTask
 from tilewise.runtime.recordings import Recording
 from tilewise.runtime.registry import Registry
-from tilewise.runtime.stats import RuntimeStats
 from tilewise.runtime.tracing import GraphLog, Tracing
 from tilewise.runtime.views import views_of
 
@@ -123,7 +123,7 @@ class Runtime:
         _open.add(self)
 
     def close(self) -> None:
-        """Wait for every task and stop the workers. Failures that nobody waited for are not raised here.
+        """Wait for every task and stop the workers. Failures of tasks without a wait are not raised here.
 
         Arrays on the runtime's own memory stay readable (their values are over with their scope): the last of them
         ends the workers then. Must not be called from inside a task.

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tilewise.core.errors import ConfigError, TaskFailed
+from tilewise.observe import read_graph
 from tilewise.runtime import InOut, Input, Output, Reduce, Runtime, TaskGroup, should_stop
-from tilewise.runtime.graph import read_graph
 
 
 @pytest.fixture

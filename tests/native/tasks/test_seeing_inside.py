@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from tilewise.core.errors import ConfigError, TaskFailed
+from tilewise.observe import check_graph, read_graph
 from tilewise.runtime import InOut, Input, Output, Runtime, TaskSpan
-from tilewise.runtime.graph import read_graph
-from tilewise.runtime.graph_check import check_graph
 
 
 def wavefront(rt, size=6):

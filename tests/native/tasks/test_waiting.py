@@ -55,7 +55,7 @@ def test_failure_reaches_successors(runtime):
 
 
 def test_unheard_failure_is_raised_at_the_end():
-    """The end of the block raises a failure that nobody has heard of, and not one that somebody has."""
+    """The end of the block raises a failure that the program has not seen, and not one that it has."""
     with pytest.raises(TaskFailed, match="boom"), Runtime(num_workers=1) as rt:
         rt.submit(fail)
     with Runtime(num_workers=1) as rt:
@@ -209,7 +209,7 @@ def test_group_block(runtime):
     event = runtime.event()
     with pytest.raises(KeyError), TaskGroup() as group:
         group.add(runtime.submit(lambda: seen.append(9), wait_for=[(event, 1)]))
-        raise KeyError  # nobody will raise the event
+        raise KeyError  # no thread will raise the event
     assert 9 not in seen
     with pytest.raises(TimeoutError):
         TaskGroup([runtime.submit(None, wait_for=[(event, 5)])]).wait_any(0.05)
@@ -328,7 +328,7 @@ def test_asyncio(runtime):
 
 
 def test_await_needs_workers():
-    """Without workers nobody would run an awaited task: it is refused; wait() runs it."""
+    """Without workers no thread would run an awaited task: it is refused; wait() runs it."""
     with Runtime(num_workers=0) as rt:
         task = rt.submit(None)
         with pytest.raises(ValueError, match="needs a worker"):

@@ -84,7 +84,7 @@ def test_equal_nodes_are_one():
 
 
 def test_fusion_and_dead_code():
-    """silu * up and linear + residual become one op each; what nobody reads goes; results keep their ids."""
+    """silu * up and linear + residual become one op each; what no op reads goes; results keep their ids."""
     g = GraphBuilder()
     x = g.input([4, 6], name="x")
     w = g.parameter([6, 6], name="w")

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pure.runtime.records import span, stall
-from tilewise.runtime.trace import IDLE_CAUSES, Trace
+from pure.observe.records import span, stall
+from tilewise.observe.trace import IDLE_CAUSES, Trace
 
 
 def test_idle_time_has_one_cause_at_every_moment():

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.runtime.graph import GraphRegion
+from tilewise.observe.dependency_graph import GraphRegion
 
 __all__ = ["RegionTable"]
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pure.runtime.boxes import BUFFER_BYTES, byte_set, regions
+from pure.observe.boxes import BUFFER_BYTES, byte_set, regions
 from tilewise.core.errors import ConfigError
-from tilewise.runtime.graph import (
+from tilewise.observe.dependency_graph import (
     MODES,
     DependencyGraph,
     GraphParam,
@@ -18,7 +18,7 @@ from tilewise.runtime.graph import (
     read_graph,
     write_graph,
 )
-from tilewise.runtime.graph_check import check_graph
+from tilewise.observe.graph_check import check_graph
 
 
 def task(id, *params, **fields):

@@ -167,4 +167,4 @@ def _number(value: Any) -> int:
 
 
 def _message(text: str) -> str:
-    return f"[runtime.read_graph] {text}."
+    return f"[observe.read_graph] {text}."

@@ -3,10 +3,10 @@
 import json
 from collections import Counter
 
-from pure.runtime.records import span, stall
-from tilewise.runtime import perfetto
-from tilewise.runtime.perfetto import LANE_THREADS, write_perfetto
-from tilewise.runtime.trace import Trace
+from pure.observe.records import span, stall
+from tilewise.observe import perfetto
+from tilewise.observe.perfetto import LANE_THREADS, write_perfetto
+from tilewise.observe.trace import Trace
 
 TRACE = Trace(
     (
