@@ -37,9 +37,17 @@ from tilewise.data import END_OF_TEXT, load_corpus, train_tokenizer
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.prompts import encode_prompt
 from tilewise.models.llama import LlamaConfig
-from tilewise.runtime.graph import DependencyGraph, GraphParam, GraphRegion, GraphTask, read_graph, write_graph
-from tilewise.runtime.graph_check import check_graph
-from tilewise.runtime.graph_picture import write_graph_html, write_graph_svg
+from tilewise.observe import (
+    DependencyGraph,
+    GraphParam,
+    GraphRegion,
+    GraphTask,
+    check_graph,
+    read_graph,
+    write_graph,
+    write_graph_html,
+    write_graph_svg,
+)
 from tilewise.train.config import TrainConfig, load_config, make_optimizer
 from tilewise.train.metrics import MetricsFile, read_metrics
 

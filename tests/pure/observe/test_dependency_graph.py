@@ -243,6 +243,11 @@ GOOD = {
 PARAM = {"mode": "input", "buffer": 1, "bytes": 8, "region": None}
 
 
+def with_region(**region):
+    """The file of one task that reads a region of 8 bytes."""
+    return json.dumps({"version": 1, "tasks": [GOOD | {"params": [PARAM | {"region": region}]}]})
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [
@@ -251,20 +256,19 @@ PARAM = {"mode": "input", "buffer": 1, "bytes": 8, "region": None}
         (json.dumps({"version": 2, "tasks": []}), "version"),
         (json.dumps({"version": 1}), "list of tasks"),
         (json.dumps({"version": 1, "tasks": [GOOD, GOOD]}), "unique"),
-        (json.dumps({"version": 1, "tasks": [{"id": 1}]}), "task 0"),
+        (json.dumps({"version": 1, "tasks": [{"id": 1}]}), r"tasks\.0\.kernel"),
+        ("[" * 100_000, "recursion limit"),
+        ('{"version": 1, "version": 1, "tasks": []}', "twice"),
+        (json.dumps({"version": 1, "tasks": [GOOD | {"more": 1}]}), "known key"),
+        (json.dumps({"version": 1, "tasks": [GOOD | {"kernel": 1}]}), "valid string"),
+        (json.dumps({"version": 1, "tasks": [GOOD | {"end_ns": 1 << 64}]}), "less than"),
+        (with_region(offset=1, size=[8], stride=[1]), "to byte 9"),
+        (with_region(offset=0, size=[1 << 61, 1 << 61], stride=[1 << 61, 1]), "lies in its buffer"),
+        (with_region(offset=0, size=[], stride=[]), "at least 1 item"),
+        (with_region(offset=0, size=[1], stride=[0]), "greater than or equal to 1"),
         (json.dumps({"version": 1, "tasks": [GOOD | {"params": [PARAM | {"mode": "read"}]}]}), "read"),
         (json.dumps({"version": 1, "tasks": [GOOD | {"submit_ns": -1}]}), "-1"),
-        (
-            json.dumps(
-                {
-                    "version": 1,
-                    "tasks": [
-                        GOOD | {"params": [PARAM | {"region": {"offset": 0, "size": [1], "stride": []}}]}
-                    ],
-                }
-            ),
-            "as many sizes as strides",
-        ),
+        (with_region(offset=0, size=[1], stride=[]), "as many sizes as strides"),
     ],
 )
 def test_a_malformed_file_is_refused(tmp_path, text, what):
@@ -273,3 +277,22 @@ def test_a_malformed_file_is_refused(tmp_path, text, what):
     path.write_text(text)
     with pytest.raises(ConfigError, match=what):
         read_graph(path)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    """A missing file is the same error, and so is a folder."""
+    for path, what in ((tmp_path / "none.json", "no such file"), (tmp_path, "is a directory")):
+        with pytest.raises(ConfigError, match=what):
+            read_graph(path)
+
+
+def test_regions_of_too_many_runs_are_refused():
+    """Boxes of different strides are compared run by run: memory for their runs has a limit, which is said."""
+    rows, columns = GraphRegion(0, (1 << 30, 4), (8, 1)), GraphRegion(0, (1 << 29, 4), (16, 1))
+    whole = 1 << 33
+    wide = [
+        GraphTask(id=1, kernel="k", params=(GraphParam("output", 1, whole, rows),)),
+        GraphTask(id=2, kernel="k", params=(GraphParam("output", 1, whole, columns),)),
+    ]
+    with pytest.raises(ConfigError, match="at most 4194304 runs"):
+        check_graph(graph(*wide))
