@@ -8,9 +8,9 @@ are made here, by code from fixed seeds.
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -332,6 +332,15 @@ READERS = {
 }
 
 
+def _read_planted(folder: Path, data: bytes) -> None:
+    """A fault that a search finds: four bytes, one after the other."""
+    if b"9" in data and b"99" in data and b"999" in data and b"9999" in data:
+        raise KeyError("planted")
+
+
+PLANTED = Reader(_read_planted, lambda: [b'{"a": 1}'], 0, mutate_json)
+
+
 def attempt(reader: Reader, folder: Path, data: bytes) -> bool:
     """Read; whether it was accepted. What is refused is refused in one line."""
     try:
@@ -342,10 +351,9 @@ def attempt(reader: Reader, folder: Path, data: bytes) -> bool:
     return True
 
 
-def inputs(reader: Reader, count: int, seed: int = 0) -> "itertools.chain[bytes]":
-    """The seeds, then `count` of them made wrong."""
-    import random
-
-    seeds, rng = reader.seeds(), random.Random(seed)
-    wrong = (reader.mutation(rng, rng.choice(seeds), seeds) for _ in range(count))
-    return itertools.chain(seeds, wrong)
+def inputs(reader: Reader, count: int) -> Iterator[bytes]:
+    """The valid files, then `count` of them made wrong, the same ones each time."""
+    seeds, rng = reader.seeds(), random.Random(0)
+    yield from seeds
+    for _ in range(count):
+        yield reader.mutation(rng, rng.choice(seeds), seeds)
