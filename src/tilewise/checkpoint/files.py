@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tilewise.core import ConfigError, ResourceError
@@ -20,6 +20,7 @@ from tilewise.core import ConfigError, ResourceError
 __all__ = [
     "check_replaceable",
     "check_writable",
+    "remove_directory",
     "remove_leftovers",
     "replace_directory",
     "replace_file",
@@ -166,6 +167,15 @@ def _put_in_place(temporary: Path, path: Path) -> None:
         raise
     _sync_directory(path.parent)
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a directory; what has its name is whole until it is gone, also when the process is killed meanwhile. One
+    that the system keeps stays."""
+    aside = path.with_name(f"{_HIDDEN}{path.name}-old-{os.getpid()}")
+    with suppress(OSError):
+        os.rename(path, aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_leftovers(directory: Path) -> None:
