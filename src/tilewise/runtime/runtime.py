@@ -108,10 +108,15 @@ class Runtime:
         checks.integer("Runtime", "heap_bytes", heap_bytes, 1, checks.MAX_BYTES)
         path = None if shared_path is None else checks.path("Runtime", shared_path)
         self._core = Core(
-            TaskHandle, self.num_workers, window, max_lanes, max_handles, max_regions, max_events, heap_bytes,
-            masks or [], checks.truth("Runtime", "pin", pin), path,
-            checks.patience("Runtime", "peer_timeout_s", peer_timeout_s),
-        )  # fmt: skip
+            TaskHandle,
+            num_workers=self.num_workers,
+            **counts,
+            heap_bytes=heap_bytes,
+            worker_types=masks or [],
+            pin=checks.truth("Runtime", "pin", pin),
+            shared_path=path,
+            peer_timeout_s=checks.patience("Runtime", "peer_timeout_s", peer_timeout_s),
+        )
         native: Any = self._core
         self._native_submit: Callable[..., TaskHandle] = native.submit
         self._native_submit_python: Callable[..., TaskHandle] = native.submit_python
