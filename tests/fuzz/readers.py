@@ -105,7 +105,9 @@ def read_weights_index(folder: Path, data: bytes) -> None:
             safetensors.numpy.save_file({f"t{number}": np.arange(number), f"u{number}": np.ones(2)}, name)
     (folder / "model.safetensors.index.json").write_bytes(data)
     sizes = {name: tensor.size for name, tensor in open_weights(folder).items()}
-    assert sizes.items() <= {"t1": 1, "u1": 2, "t2": 2, "u2": 2}.items()  # an index may name some of the files
+    assert (
+        sizes.items() <= {"t1": 1, "u1": 2, "t2": 2, "u2": 2}.items()
+    )  # an index may name some of the files
 
 
 def _weights_index() -> list[bytes]:
@@ -123,7 +125,12 @@ def read_model_config(folder: Path, data: bytes) -> None:
 
 def _model_config() -> list[bytes]:
     plain = LlamaConfig(VOCABULARY, 32, 64, 2, 4, 2, bos_token_id=1, eos_token_ids=(2, 3), dtype="bfloat16")
-    scaling = {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 64}
+    scaling = {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 64,
+    }
     llama3 = {**plain.to_dict(), "rope_scaling": {"rope_type": "llama3", **scaling}, "eos_token_id": 2}
     new = {**plain.to_dict(), "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **scaling}}
     del new["rope_scaling"], new["rope_theta"]
@@ -137,7 +144,13 @@ def read_generation_config(folder: Path, data: bytes) -> None:
 
 
 def _generation_config() -> list[bytes]:
-    known = {"bos_token_id": 1, "eos_token_id": [2, 3], "max_length": 64, "temperature": 0.6, "do_sample": True}
+    known = {
+        "bos_token_id": 1,
+        "eos_token_id": [2, 3],
+        "max_length": 64,
+        "temperature": 0.6,
+        "do_sample": True,
+    }
     return [_json(known), _json({"eos_token_id": 2}), _json({})]
 
 
@@ -162,7 +175,13 @@ def _tokenizer() -> list[bytes]:
         "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]},
     }
     words = {"type": "WordLevel", "vocab": {"def": 0, "f": 1, "[UNK]": 2}, "unk_token": "[UNK]"}
-    small = {**content, "model": words, "pre_tokenizer": {"type": "Whitespace"}, "decoder": None, "added_tokens": []}
+    small = {
+        **content,
+        "model": words,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "decoder": None,
+        "added_tokens": [],
+    }
     return [_json(content), _json({**content, **more}), _json(small)]
 
 
@@ -188,7 +207,9 @@ def read_checkpoint_state(folder: Path, data: bytes) -> None:
     (checkpoint / "state.safetensors").write_bytes(data)
     try:
         parse_header(data)
-        tensors = {name: np.array(tensor) for name, tensor in WeightsFile(checkpoint / "state.safetensors").items()}
+        tensors = {
+            name: np.array(tensor) for name, tensor in WeightsFile(checkpoint / "state.safetensors").items()
+        }
         (checkpoint / "checkpoint.json").write_bytes(_json(_meta_of(tensors)))
     except Unreadable:
         pass
@@ -267,8 +288,12 @@ def _dependency_graph() -> list[bytes]:
     tasks = (
         GraphTask(id=1, kernel="fill", params=(GraphParam("output", 1, 256),), submit_ns=5, end_ns=9),
         GraphTask(id=2, kernel="add", name="n", params=(GraphParam("inout", 1, 256, rows),), producers=(1,)),
-        GraphTask(id=4, kernel="sum", domain=2, scope=1, depth=1, params=(GraphParam("input", 1, 256),), after=(2,)),
-        GraphTask(id=5, kernel="sum", lane=1, params=(GraphParam("reduce", 2, 64, GraphRegion(0, (8,), (8,))),)),
+        GraphTask(
+            id=4, kernel="sum", domain=2, scope=1, depth=1, params=(GraphParam("input", 1, 256),), after=(2,)
+        ),
+        GraphTask(
+            id=5, kernel="sum", lane=1, params=(GraphParam("reduce", 2, 64, GraphRegion(0, (8,), (8,))),)
+        ),
     )
     graph = DependencyGraph(tasks)
     one = asdict(tasks[1])
@@ -292,7 +317,10 @@ def read_metrics_file(folder: Path, data: bytes) -> None:
 def _metrics() -> list[bytes]:
     lines = [{"step": i, "loss": 2.5 - i, "grad_norm": 1.0, "seconds": 0.25 * i} for i in range(4)]
     skipped = {"step": 4, "loss": None, "seconds": 1.5}
-    return [b"".join(_json(line) + b"\n" for line in (*lines, skipped)), _json(lines[0]) + b'\n{"step": 1, "lo']
+    return [
+        b"".join(_json(line) + b"\n" for line in (*lines, skipped)),
+        _json(lines[0]) + b'\n{"step": 1, "lo',
+    ]
 
 
 def read_texts(folder: Path, data: bytes) -> None:
@@ -319,16 +347,16 @@ def _json(content: object) -> bytes:
 
 READERS = {
     "safetensors": Reader(read_safetensors, cache(_safetensors), 1500, mutate_safetensors),
-    "weights index": Reader(read_weights_index, cache(_weights_index), 1500, mutate_json),
+    "weights index": Reader(read_weights_index, cache(_weights_index), 1400, mutate_json),
     "config.json": Reader(read_model_config, cache(_model_config), 1500, mutate_json),
     "generation_config.json": Reader(read_generation_config, cache(_generation_config), 1500, mutate_json),
-    "tokenizer.json": Reader(read_tokenizer, cache(_tokenizer), 1500, mutate_json),
-    "checkpoint.json": Reader(read_checkpoint_metadata, cache(_checkpoint_metadata), 1500, mutate_json),
-    "state.safetensors": Reader(read_checkpoint_state, cache(_checkpoint_state), 1500, mutate_safetensors),
-    "train.toml": Reader(read_train_config, cache(_train_config), 1500),
-    "dependency graph": Reader(read_dependency_graph, cache(_dependency_graph), 1500, mutate_json),
-    "metrics.jsonl": Reader(read_metrics_file, cache(_metrics), 1500, mutate_json),
-    "texts": Reader(read_texts, cache(_texts), 1500),
+    "tokenizer.json": Reader(read_tokenizer, cache(_tokenizer), 1300, mutate_json),
+    "checkpoint.json": Reader(read_checkpoint_metadata, cache(_checkpoint_metadata), 750, mutate_json),
+    "state.safetensors": Reader(read_checkpoint_state, cache(_checkpoint_state), 700, mutate_safetensors),
+    "train.toml": Reader(read_train_config, cache(_train_config), 1200),
+    "dependency graph": Reader(read_dependency_graph, cache(_dependency_graph), 900, mutate_json),
+    "metrics.jsonl": Reader(read_metrics_file, cache(_metrics), 1000, mutate_json),
+    "texts": Reader(read_texts, cache(_texts), 450),
 }
 
 

@@ -29,7 +29,9 @@ LONGEST_S = 10.0  # of one input
 MOST_BYTES = 512 << 20  # by which a reader's inputs may raise the memory of this process
 SOAK_S = 600
 HAS_ATHERIS = importlib.util.find_spec("atheris") is not None
-needs_atheris = pytest.mark.skipif(not HAS_ATHERIS, reason="atheris is not installed: pip install '.[fuzz]' (x86-64 only)")
+needs_atheris = pytest.mark.skipif(
+    not HAS_ATHERIS, reason="atheris is not installed: pip install '.[fuzz]' (x86-64 only)"
+)
 
 
 class Hangs(BaseException):

@@ -1,5 +1,5 @@
-"""One reader under atheris: `python with_atheris.py READER FOLDER [libFuzzer's options]`; ends with status 0 when nothing
-was found.
+"""One reader under atheris: `python with_atheris.py READER FOLDER [libFuzzer's options]`; its status is 0 when nothing was
+found.
 
 Coverage of our own modules and of Python's TOML parser guides what is tried; half of the inputs come from the mutations
 of next door, which know words and values, half from libFuzzer's own. The seeds are written to FOLDER/corpus, what is
@@ -40,9 +40,17 @@ def main() -> None:
         return reader.mutation(rng, data, seeds)[:max_bytes]
 
     logging.disable(logging.CRITICAL)  # what readers leave out they say aloud
-    options = ["-timeout=20", "-rss_limit_mb=3072", "-max_len=32768", f"-artifact_prefix={folder}/", *sys.argv[3:]]
+    options = [
+        "-timeout=20",
+        "-rss_limit_mb=3072",
+        "-max_len=32768",
+        f"-artifact_prefix={folder}/",
+        *sys.argv[3:],
+    ]
     atheris.Setup(
-        [sys.argv[0], *options, str(corpus)], lambda data: attempt(reader, scratch, data), custom_mutator=change
+        [sys.argv[0], *options, str(corpus)],
+        lambda data: attempt(reader, scratch, data),
+        custom_mutator=change,
     )
     atheris.Fuzz()
 

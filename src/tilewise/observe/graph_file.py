@@ -55,7 +55,9 @@ class ParamRow(_Row):
     @model_validator(mode="after")
     def _lies_in_buffer(self) -> ParamRow:
         if self.region is not None and self.region.end > self.bytes:
-            raise ValueError(f"a region lies in its buffer of {self.bytes} bytes, got one to byte {self.region.end}")
+            raise ValueError(
+                f"a region lies in its buffer of {self.bytes} bytes, got one to byte {self.region.end}"
+            )
         return self
 
 

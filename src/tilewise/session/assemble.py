@@ -45,4 +45,3 @@ def assemble_program(plan: Plan, name: str) -> Program:
             native.add_call(device, numbers[call.template], call.binding)
     native.finish(list(plan.builder.symbol_bounds))
     return native
-

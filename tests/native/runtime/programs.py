@@ -16,7 +16,9 @@ TILES = ROWS // TILE_ROWS
 def add_tensors(program: Program, device: int, count: int) -> list[int]:
     """`count` fp32 tensors of ROWS x COLS, one after the other."""
     return [
-        program.add_tensor(device, tensor_entry(n * TENSOR_BYTES, ROWS, COLS, TILE_ROWS, first_handle=n * TILES))
+        program.add_tensor(
+            device, tensor_entry(n * TENSOR_BYTES, ROWS, COLS, TILE_ROWS, first_handle=n * TILES)
+        )
         for n in range(count)
     ]
 

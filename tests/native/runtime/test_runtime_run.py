@@ -93,7 +93,13 @@ def test_memory_limit(make_executor):
     own = device_overhead(workers=1, signals=3, handles=5, scratch_bytes=1 << 16)
     assert own["scratch"] == 1 << 16 and own["signals"] == 3 * 128 and own["engine"] > 0
     need = 2 * (4096 + sum(own.values()))
-    offered = {"num_devices": 2, "arena_bytes": [4096, 4096], "num_signals": 3, "num_handles": 5, "scratch_bytes": 1 << 16}
+    offered = {
+        "num_devices": 2,
+        "arena_bytes": [4096, 4096],
+        "num_signals": 3,
+        "num_handles": 5,
+        "scratch_bytes": 1 << 16,
+    }
     with pytest.raises(ResourceError, match=f"{need} bytes against {need - 1}") as caught:
         Executor(**offered, memory_limit_bytes=need - 1)
     assert isinstance(caught.value, MemoryError)
@@ -155,7 +161,14 @@ def test_an_unknown_kernel_is_refused():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"extent": (1, 2)}, {"kernel": 3}, {"operands": [(0,)]}, {"waits": [(0, False)]}, {"notifies": 1}, {"priority": "x"}],
+    [
+        {"extent": (1, 2)},
+        {"kernel": 3},
+        {"operands": [(0,)]},
+        {"waits": [(0, False)]},
+        {"notifies": 1},
+        {"priority": "x"},
+    ],
 )
 def test_a_field_of_another_type_is_named(wrong):
     """A TypeError says which field of an instruction it is."""

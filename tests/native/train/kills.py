@@ -1,8 +1,8 @@
 """Runs of `tilewise train` that are killed, and what must be true of their output after every kill.
 
-A run is killed by itself, before the n-th operation on a file of its output (Python's audit hook tells of them), or from
-outside, some time after a checkpoint's temporary directory appears; the second also hits the middle of writing a file.
-After each kill, what has the name of a checkpoint is whole, the newest never goes back, and of the run before nothing
+A run is killed by itself, before the n-th operation on a file of its output (Python's audit hook tells of them), or
+from outside, some time after a checkpoint's temporary directory appears; the second also hits the middle of writing a
+file. After each kill, what has the name of a checkpoint is whole, the newest never goes back, and of the run before nothing
 hidden is left. Faults are planted by lines that the process runs before `tilewise`; the product knows nothing of kills.
 """
 
@@ -76,8 +76,8 @@ class KilledRun:
         self.num_in_writing = 0  # kills that left something half written behind, under a hidden name
 
     def kill_at(self, operation: int, below: str = "") -> bool:
-        """Resume, and kill before the n-th operation on a path of the output that begins with `below` (`a tree`: on what
-        stands in a directory that is removed); False when the run ended before. 0: no kill."""
+        """Resume, and kill before the n-th operation on a path of the output that begins with `below` (`a tree`: on
+        what stands in a directory that is removed); False when the run ended before. 0: no kill."""
         return self._is_killed(self._start(operation, below))
 
     def kill_while_writing(self, rng: random.Random) -> bool:
@@ -97,7 +97,13 @@ class KilledRun:
 
     def _start(self, operation: int, below: str = "") -> subprocess.Popen[str]:
         is_resumed = self.checkpoints.is_dir() and any(self.checkpoints.glob("step-*"))
-        arguments = [f"{self.out}/{below}", operation, "train", self.file, *(["--resume"] if is_resumed else [])]
+        arguments = [
+            f"{self.out}/{below}",
+            operation,
+            "train",
+            self.file,
+            *(["--resume"] if is_resumed else []),
+        ]
         command = [sys.executable, "-c", self._program, *map(str, arguments)]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
@@ -130,14 +136,21 @@ class KilledRun:
         for folder in (self.out, self.checkpoints):
             hidden = [path.name for path in folder.glob(HIDDEN)]
             own = [name for name in hidden if name.endswith(f"-{pid}")]
-            assert own in ([], hidden), hidden  # before it writes there, a process removes what was left there
+            assert own in ([], hidden), (
+                hidden
+            )  # before it writes there, a process removes what was left there
 
 
 def is_equal(out: Path, alone: Path) -> bool:
     """Whether two finished runs left the same: weights, last checkpoint and metrics to the bit, no other names."""
-    losses = [[(line["step"], line["loss"]) for line in read_metrics(path / "metrics.jsonl")] for path in (out, alone)]
+    losses = [
+        [(line["step"], line["loss"]) for line in read_metrics(path / "metrics.jsonl")]
+        for path in (out, alone)
+    ]
     names = [sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) for folder in (out, alone)]
-    states = [[path.read_bytes() for path in sorted(folder.rglob("state.safetensors"))] for folder in (out, alone)]
+    states = [
+        [path.read_bytes() for path in sorted(folder.rglob("state.safetensors"))] for folder in (out, alone)
+    ]
     return (
         names[0] == names[1]  # nothing hidden is left over either
         and losses[0] == losses[1]

@@ -42,14 +42,16 @@ def test_200_kills_change_no_bit(tmp_path):
     assert 0 < killed.newest < 1000, "the run has ended too early to be killed as often"
     assert killed.num_in_writing > 60
     while killed.num_kills < NUM_KILLS:
-        killed.kill_at(rng.randint(1, 16), rng.choice(("", ".tilewise-tmp-model", "loss.png", ".tilewise-tmp-loss")))
+        killed.kill_at(
+            rng.randint(1, 16), rng.choice(("", ".tilewise-tmp-model", "loss.png", ".tilewise-tmp-loss"))
+        )
     killed.finish()
     assert is_equal(killed.out, alone)
 
 
 @pytest.mark.slow
 def test_kills_at_every_kind_of_operation_change_no_bit(tmp_path):
-    """A state begun, no metadata yet, before and after the rename, half of an older checkpoint removed, half a model."""
+    """A state begun, no metadata yet, before and after the rename, an older checkpoint half removed, half a model."""
     alone, killed = _runs(tmp_path, 16)
     for operation in (2, 4, 8, 9):
         assert killed.kill_at(operation, "checkpoints/.tilewise-tmp-step-0000000")

@@ -152,7 +152,9 @@ def test_merges_that_go_on_with_the_prefix_are_used(tmp_path, form):
     merges = [form(["a", "##b"]), form(["ab", "##b"])]
     model = {"type": "BPE", "vocab": {"a": 0, "##b": 1, "ab": 2, "abb": 3}, "merges": merges}
     model["continuing_subword_prefix"] = "##"
-    _save_tokenizer(tmp_path, lambda content: content.update(model=model, pre_tokenizer=None, added_tokens=[]))
+    _save_tokenizer(
+        tmp_path, lambda content: content.update(model=model, pre_tokenizer=None, added_tokens=[])
+    )
     assert load_tokenizer(tmp_path, SIZE).encode("abb").ids == [3]
 
 
