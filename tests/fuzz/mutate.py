@@ -1,8 +1,8 @@
 """Valid files made wrong, from a seed: the mutations that a random byte would seldom find.
 
 `mutate` works on the words of a text (numbers, strings, names, brackets) and on bytes; `mutate_json` mostly on the
-values of a JSON file, so that what comes out is JSON; `mutate_safetensors` does so with the header and gives it a length
-that fits. Pure functions of their arguments: a seed gives the same input on every machine. Knows no reader.
+values of a JSON file, so that what comes out is JSON; `mutate_safetensors` does so with the header and gives it a
+length that fits. Pure functions of their arguments: a seed gives the same input on every machine. Knows no reader.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _ODD_WORDS = [
     b"true", b"false", b"null", b"None", b"[]", b"{}", b"[[]]", b'{"":0}', b"[0,0]", b"[" * 300, b'{"a":' * 300,
     b'""', b'" "', b'"0"', b'"\\u0000"', b'"\\ud800"', b'"\\udfff"', b'"\xef\xbf\xbd"', b'"\xff"', b'"."', b'".."',
     b'"../x"', b'"/"', b'"a/b"', b'"' + b"a" * 5000 + b'"', b'"' + b"a." * 500 + b'"', b'"__proto__"', b'"__class__"',
-    b",", b":", b"=", b"[", b"]", b"{", b"}", b'"', b"'", b"\\", b"\n", b"\r\n", b"\0", b"\xef\xbb\xbf", b"\xff\xfe",
-    b"#", b".",
+    b",", b":", b"=", b"[", b"]", b"{", b"}", b'"', b"'", b"\\", b"\n", b"\r\n", b"\0", b"#", b".",
+    b"\xef\xbb\xbf", b"\xff\xfe",
 ]  # fmt: skip
 _ODD_VALUES: list[Any] = [
     None, True, False, 0, 1, 2, -1, 3.5, 0.0, -0.0, 1e-320, 1e308, float("inf"), float("nan"), 1 << 31, 1 << 32,

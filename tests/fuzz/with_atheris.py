@@ -1,5 +1,5 @@
-"""One reader under atheris: `python with_atheris.py READER FOLDER [libFuzzer's options]`; its status is 0 when nothing was
-found.
+"""One reader under atheris: `python with_atheris.py READER FOLDER [libFuzzer's options]`; status 0 says that nothing
+was found.
 
 Coverage of our own modules and of Python's TOML parser guides what is tried; half of the inputs come from the mutations
 of next door, which know words and values, half from libFuzzer's own. The seeds are written to FOLDER/corpus, what is
