@@ -3,7 +3,8 @@
 A run is killed by itself, before the n-th operation on a file of its output (Python's audit hook tells of them), or
 from outside, some time after a checkpoint's temporary directory appears; the second also hits the middle of writing a
 file. After each kill, what has the name of a checkpoint is whole, the newest never goes back, and of the run before
-nothing hidden is left. Faults are planted by lines that the process runs before `tilewise`; the product knows nothing of kills.
+nothing hidden is left. Faults are planted by lines that the process runs before `tilewise`; the product knows nothing
+of kills.
 """
 
 from __future__ import annotations
