@@ -174,15 +174,58 @@ def _tokenizer() -> list[bytes]:
         "padding": {**padded, "pad_id": 0, "pad_type_id": 0, "pad_token": END_OF_TEXT},
         "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]},
     }
-    words = {"type": "WordLevel", "vocab": {"def": 0, "f": 1, "[UNK]": 2}, "unk_token": "[UNK]"}
-    small = {
-        **content,
-        "model": words,
-        "pre_tokenizer": {"type": "Whitespace"},
-        "decoder": None,
-        "added_tokens": [],
+    unknown = {"unk_token": "[UNK]"}
+    words = {"type": "WordLevel", "vocab": {"def": 0, "f": 1, "[UNK]": 2}, **unknown}
+    pieces = {
+        "type": "WordPiece",
+        "vocab": {"de": 0, "##f": 1, "[UNK]": 2},
+        "max_input_chars_per_word": 9,
+        **unknown,
     }
-    return [_json(content), _json({**content, **more}), _json(small)]
+    pieces["continuing_subword_prefix"] = "##"
+    scored = {
+        "type": "Unigram",
+        "unk_id": 2,
+        "vocab": [["d", -1.0], ["ef", -2.0], ["<unk>", 0.0]],
+        "byte_fallback": True,
+    }
+    merging = {
+        "type": "BPE",
+        "vocab": {"a": 0, "##b": 1, "ab": 2, "de": 3, "d": 4, "##e": 5},
+        "merges": ["a ##b", "d ##e"],
+    }
+    merging |= {
+        "continuing_subword_prefix": "##",
+        "end_of_word_suffix": "",
+        "dropout": 0.0,
+        "ignore_merges": True,
+    }
+    plain = {**content, "added_tokens": [], "decoder": None, "post_processor": None}
+    sequence = [{"SpecialToken": {"id": "[UNK]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    known = {"[UNK]": {"id": "[UNK]", "ids": [2], "tokens": ["[UNK]"]}}
+    template = {"type": "TemplateProcessing", "single": sequence, "pair": sequence, "special_tokens": known}
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "_"}
+    split = {"type": "Split", "pattern": {"Regex": r"\w+|\s"}, "behavior": "Isolated", "invert": False}
+    metaspace = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True}
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    decoders = {"type": "Sequence", "decoders": [replace, {"type": "ByteFallback"}, {"type": "Fuse"}, strip]}
+    return [
+        _json(content),
+        _json({**content, **more}),
+        _json({**plain, "model": words, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": template}),
+        _json(
+            {
+                **plain,
+                "model": pieces,
+                "pre_tokenizer": split,
+                "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+            }
+        ),
+        _json(
+            {**plain, "model": scored, "normalizer": replace, "pre_tokenizer": metaspace, "decoder": decoders}
+        ),
+        _json({**plain, "model": merging, "pre_tokenizer": {"type": "Digits", "individual_digits": True}}),
+    ]
 
 
 def read_checkpoint_metadata(folder: Path, data: bytes) -> None:

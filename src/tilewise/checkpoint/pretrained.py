@@ -20,7 +20,7 @@ from tilewise.checkpoint.files import replace_directory, writing
 from tilewise.checkpoint.weights import write_weights
 from tilewise.core import Border, CheckpointError
 from tilewise.core.border import shown
-from tilewise.core.reading import Unreadable, parse_json, read_json, read_whole, validate_json
+from tilewise.core.reading import Unreadable, parse_json, read_json, read_whole, refusals_of, validate_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -158,15 +158,11 @@ def _parse_tokenizer(content: bytes) -> Tokenizer:
     found = parse_json(content, _TokenizerFile).model
     if found is not None and found.continuing_subword_prefix:
         _check_merges(content)
-    try:
+    with refusals_of("tokenizers"):
         tokenizer = Tokenizer.from_buffer(content)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode("")  # a template of tokens that are not there shows here
-    except BaseException as error:  # bare Exceptions, and panics of the library, which are not even those
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise Unreadable(f"the tokenizers library says: {error}") from None
     return tokenizer
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tilewise.core import Border
+from tilewise.core import Border, ConfigError
+from tilewise.core.border import shown
+from tilewise.core.reading import Unreadable, refusals_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -65,4 +67,12 @@ class Detokenizer:
         return new
 
     def _decode(self, end: int) -> str:
-        return str(self._tokenizer.decode(self._ids[self._start : end], skip_special_tokens=True))
+        ids = self._ids[self._start : end]
+        try:
+            with refusals_of("tokenizers"):
+                return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        except Unreadable as error:
+            raise ConfigError(
+                f"[generate.detokenizer] tokens must have a text in tokenizer.json; got {shown(ids)}: {error}; "
+                "check the tokenizer"
+            ) from None

@@ -236,6 +236,17 @@ def test_a_prompt_without_tokens_is_refused():
     assert encode_prompt(words, "a") == [9, 0]
 
 
+def test_tokens_that_a_decoder_chokes_on_are_refused():
+    """A library that panics over ids (here a stripping decoder over an empty token) is one error of our own; the twin
+    has a decoder that does not."""
+    model = models.WordLevel({"": 0, "a": 1}, unk_token="a")
+    broken = Tokenizer(model)
+    broken.decoder = decoders.Strip(" ", 0, 1)
+    with pytest.raises(ConfigError, match=r"must have a text in tokenizer\.json; got \[0\]"):
+        Detokenizer(broken, []).add(0)
+    assert Detokenizer(Tokenizer(model), []).add(1) == "a"
+
+
 def test_blocks_grow_and_return():
     """A sequence takes a block per 64 positions, and gives them back."""
     table = BlockTable(4)
