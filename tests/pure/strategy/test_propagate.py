@@ -59,17 +59,17 @@ def test_what_an_op_needs_whole():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "words"),
     [
-        lambda: DistributionStrategy.ddp(3),
-        lambda: DistributionStrategy.tensor_parallel(0),
-        lambda: DistributionStrategy.hybrid(dp=2, tp=6),
-        lambda: DistributionStrategy.for_mesh(DeviceMesh({"x": 2})),
+        (lambda: DistributionStrategy.ddp(3), "power of two.*; got dp=3"),
+        (lambda: DistributionStrategy.tensor_parallel(0), "the size of axis 'tp' must lie in"),
+        (lambda: DistributionStrategy.hybrid(dp=2, tp=6), "power of two.*; got tp=6"),
+        (lambda: DistributionStrategy.for_mesh(DeviceMesh({"x": 2})), "mesh axes are dp and tp; got x"),
     ],
 )
-def test_impossible_strategies(make):
+def test_impossible_strategies(make, words):
     """Sizes and axis names are checked when a strategy is declared."""
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match=words):
         make()
 
 

@@ -27,11 +27,21 @@ def test_schedule_rises_then_falls_to_its_floor():
     assert rates[-1] == pytest.approx(1e-4)
 
 
-@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (1, 5), (3, 3), (2, 0)])
-def test_schedule_of_short_runs(steps, warmup):
-    """No run is too short for the schedule."""
-    for step in range(steps):
-        assert 0 < learning_rate(step, steps, 1.0, warmup, 0.0) <= 1.0 or step == steps - 1
+@pytest.mark.parametrize(
+    ("steps", "warmup", "rates"),
+    [
+        (1, 0, [1.0]),
+        (1, 5, [0.2]),
+        (3, 3, [1 / 3, 2 / 3, 1.0]),
+        (2, 0, [1.0, 0.1]),
+        (3, 1, [1.0, 1.0, 0.1]),
+        (4, 2, [0.5, 1.0, 1.0, 0.1]),
+    ],
+)
+def test_schedule_of_short_runs(steps, warmup, rates):
+    """No run is too short for the schedule: it rises while it warms up, then falls to the floor of 0.1."""
+    found = [learning_rate(step, steps, 1.0, warmup, 0.1) for step in range(steps)]
+    assert found == pytest.approx(rates)
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 12, 13, 16, 100, 101])
