@@ -1,4 +1,4 @@
-"""Small seeded Llamas and steps, shared by the tests that compare strategies."""
+"""Small seeded Llamas and steps, and faults to plant in their plans: shared by the tests that compare strategies."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 import tilewise as tw
+from tilewise.ir.program import Instruction
 from tilewise.models import llama
 from tilewise.plan import Plan
 
@@ -66,3 +67,36 @@ def change_first(label: str, change: Callable, device: int = 0) -> Callable[[Pla
         change(found[0])
 
     return apply
+
+
+def drop_partial(instruction: Instruction) -> None:
+    """The peer's partial is replaced by the device's own."""
+    own = next(i for i, o in enumerate(instruction.operands) if i >= 2 and o.peer < 0)
+    peer = next(i for i, o in enumerate(instruction.operands) if o.peer >= 0)
+    instruction.operands[peer] = instruction.operands[own]
+
+
+def swap_partials(instruction: Instruction) -> None:
+    """Two partials change places in the tree."""
+    instruction.operands[3], instruction.operands[4] = instruction.operands[4], instruction.operands[3]
+
+
+def merge_chunks(instruction: Instruction) -> None:
+    """The first two chunks are summed as one: another order of the same additions."""
+    _, terms, chunks, *ranges = instruction.ints
+    assert terms == 1 and chunks > 1 and ranges[1] == ranges[2]
+    instruction.ints = [
+        instruction.ints[0],
+        1,
+        chunks,
+        ranges[0],
+        ranges[3],
+        ranges[3],
+        ranges[3],
+        *ranges[4:],
+    ]
+
+
+def halve_leaves(instruction: Instruction) -> None:
+    """A leaf is cut in two: the tree over tokens gets another shape."""
+    instruction.ints = [instruction.ints[0] // 2, *instruction.ints[1:]]
