@@ -53,16 +53,18 @@ def batches(
     return result
 
 
-def instructions(plan: Plan, device: int, label: str) -> list:
-    """Instructions of a device whose label contains `label`, over all programs' templates (shared between them)."""
-    return [i for t in plan.programs["step"][device].templates for i in t.instructions if label in i.label]
+def instructions(plan: Plan, device: int, label: str, program: str = "step") -> list:
+    """Instructions of a device whose label contains `label`, over a program's templates (shared between programs)."""
+    return [i for t in plan.programs[program][device].templates for i in t.instructions if label in i.label]
 
 
-def change_first(label: str, change: Callable, device: int = 0) -> Callable[[Plan], None]:
+def change_first(
+    label: str, change: Callable, device: int = 0, program: str = "step"
+) -> Callable[[Plan], None]:
     """A fault: `change` applied to the first instruction on a device (-1: the last) whose label contains `label`."""
 
     def apply(plan: Plan) -> None:
-        found = instructions(plan, device, label)
+        found = instructions(plan, device, label, program)
         assert found, f"no instruction is labelled {label!r}"
         change(found[0])
 

@@ -140,7 +140,8 @@ def test_worker_types():
         kinds = [WorkerType.CUBE, WorkerType.VECTOR, WorkerType.AI_CPU] * 5
         with rt.trace() as tracing:
             tasks = [rt.submit(None, worker_type=kind) for kind in kinds]
-            while not all(task.is_complete() for task in tasks):
+            end = time.monotonic() + 30
+            while not all(task.is_complete() for task in tasks) and time.monotonic() < end:
                 time.sleep(0.001)  # a wait would help
         for kind, task in zip(kinds, tracing.trace.tasks, strict=True):
             assert task.worker == (0 if kind == WorkerType.CUBE else 1), kind
