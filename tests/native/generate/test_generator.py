@@ -275,8 +275,8 @@ def test_generator_is_reusable(model_dir):
 def test_impossible_requests_are_refused(model_dir):
     """Too many prompts, too long a prompt and an impossible width are clear errors."""
     with Generator(model_dir) as generator:
-        with pytest.raises(ConfigError, match="max_sequences"):
-            generator.generate(PROMPTS, SAMPLING)
+        with pytest.raises(ConfigError, match="max_sequences=1 prompts"):
+            generator.generate(PROMPTS[:2], SAMPLING)
         with pytest.raises(ConfigError, match="must leave room"):
             generator.generate(["x = 1\n" * 500], SAMPLING)
         for prompts, sampling, words in (

@@ -1,11 +1,13 @@
 """Corpus, tokenizer and batches: deterministic, lossless, independent of where they run."""
 
 import os
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
 
 from pure.hostile import accepted
 from tilewise.core import ConfigError
@@ -56,6 +58,7 @@ def test_directory_skips_hidden_and_binary(tmp_path):
     (tmp_path / ".git" / "c").write_text("hidden")
     corpus = load_corpus(tmp_path, held_out_percent=0)
     assert [file.name for file in corpus.train] == ["a.txt"]
+    assert corpus.num_bytes == 5
 
 
 def _joined(corpus):
@@ -203,6 +206,12 @@ def test_tokenizer_is_deterministic(tokenizer):
     assert end_of_text_id(tokenizer) == 0 and tokenizer.get_vocab_size() <= 300
 
 
+def test_a_tokenizer_without_an_end_of_text_is_refused():
+    """Documents could not be told apart."""
+    with pytest.raises(ConfigError, match=re.escape("must know <|endoftext|>")):
+        encode_files(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), ["a"])
+
+
 def test_small_vocabulary_is_refused():
     """Fewer entries than bytes cannot be lossless."""
     with pytest.raises(ConfigError, match="at least 257"):
@@ -241,6 +250,13 @@ def test_batches_depend_on_step_and_seed_only():
     for step in (49, 3, 17):
         np.testing.assert_array_equal(data.at(step)["tokens"], forward[step])
     assert not np.array_equal(Batches(stream, 4, 16, seed=1).at(0)["tokens"], forward[0])
+
+
+@pytest.mark.parametrize("stream", [np.zeros((40, 2), np.int32), np.zeros(40), np.array(3)], ids=str)
+def test_a_stream_is_one_row_of_ids(stream):
+    """Tables and fractions are refused for what they are."""
+    with pytest.raises(ConfigError, match="one row of integers"):
+        Batches(stream, 2, 8)
 
 
 def test_too_little_data_is_refused():

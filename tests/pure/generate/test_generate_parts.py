@@ -243,6 +243,21 @@ def test_a_prompt_without_tokens_is_refused():
     assert encode_prompt(words, "a") == [9, 0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [(type("PanicException", (BaseException,), {}), ConfigError), (KeyboardInterrupt, KeyboardInterrupt)],
+)
+def test_a_panic_of_the_tokenizer_is_refused_and_ctrl_c_is_not(kind, wanted):
+    """The library's panics are no Exceptions; what else is none goes through."""
+
+    class Broken:
+        def encode(self, text):
+            raise kind("broken")
+
+    with pytest.raises(wanted, match=r"must have tokens.*broken" if wanted is ConfigError else "broken"):
+        encode_prompt(Broken(), "a")
+
+
 def test_blocks_grow_and_return():
     """A sequence takes a block per 64 positions, and gives them back."""
     table = BlockTable(4)

@@ -73,6 +73,12 @@ def test_impossible_strategies(make, words):
         make()
 
 
+def test_an_axis_that_is_not_named_has_one_device():
+    """A hybrid over one axis leaves the other at one device."""
+    assert DistributionStrategy.hybrid(tp=2).mesh() == DeviceMesh({"dp": 1, "tp": 2})
+    assert DistributionStrategy.hybrid(dp=2).mesh() == DeviceMesh({"dp": 2, "tp": 1})
+
+
 def test_a_strategy_keeps_what_it_was_made_of():
     """What the caller does to its dictionaries afterwards changes no strategy."""
     axes, rules = {"data": 2}, {"batch": "data"}
