@@ -51,8 +51,12 @@ def test_widths_are_powers_of_two(shards):
 
 def test_kv_heads_that_straddle():
     """Three KV heads over two devices cannot be spread evenly."""
-    with pytest.raises(LayoutError, match="KV heads"):
+    with pytest.raises(
+        LayoutError, match=r"got 3 KV heads with 2 query heads each over 2 devices; choose 1$"
+    ):
         shard_range(DimLabel("kv_heads", 16, group=2), 48, 8, 2, 0)
+    with pytest.raises(LayoutError, match=r"over 8 devices; choose 1, 2$"):
+        shard_range(DimLabel("kv_heads", 16, group=6), 32, 8, 8, 0)
 
 
 def test_mesh_coordinates_and_teams():
