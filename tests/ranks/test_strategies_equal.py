@@ -217,3 +217,7 @@ def test_difference_of_one_bit_is_named():
     assert first_difference("w", a, b) is None
     b[1, 2] = -0.0
     assert first_difference("w", a, b) == "w[1, 2]: 0.0 on one device, -0.0 over the mesh (1 of 6 differ)"
+    assert (
+        first_difference("w", a, a.astype(np.float64)[:1])
+        == "w: float32[2, 3] on one device, float64[1, 3] over the mesh"
+    )

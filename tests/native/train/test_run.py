@@ -70,7 +70,11 @@ def test_run_leaves_what_it_promises(whole_run):
     """Checkpoints, metrics, picture and a model directory stand in the output."""
     names = {path.name for path in whole_run.iterdir()}
     assert names == {"checkpoints", "metrics.jsonl", "loss.png", "model"}
-    assert [line["step"] for line in read_metrics(whole_run / "metrics.jsonl")] == list(range(STEPS))
+    lines = read_metrics(whole_run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(STEPS))
+    assert all(line["loss"] > 0 and line["grad_norm"] > 0 for line in lines)
+    seconds = [0.0, *(line["seconds"] for line in lines)]  # since the first step began
+    assert all(a < b for a, b in pairwise(seconds)) and seconds[-1] < 600
     config = json.loads((whole_run / "model" / "config.json").read_text())
     assert (
         config["architectures"] == ["LlamaForCausalLM"] and (whole_run / "model" / "tokenizer.json").is_file()

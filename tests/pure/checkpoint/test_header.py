@@ -66,6 +66,8 @@ def _one(**changes):
         (_file(_one(shape=[-1, -2])), "a.shape.0"),
         (_file(_one(shape=[10**30])), "a.shape.0"),
         (_file(_one(shape=[1 << 61, 1 << 61])), "impossible shape"),
+        (_file(_one(shape=[1 << 60])), "impossible shape"),
+        (_file(_one(shape=[(1 << 60) - 1])), "does not fit its 8 bytes"),
         (_file(_one(shape=[0, 1 << 61, 1 << 61], data_offsets=[0, 0]), 0), "impossible shape"),
         (_file(_one(shape=[1] * 33)), "a.shape"),
         (_file(_one(shape=[3])), "does not fit its 8 bytes"),
