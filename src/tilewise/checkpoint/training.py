@@ -215,6 +215,8 @@ def load_latest(
         CheckpointError: none is whole, or the newest one that is belongs to another configuration.
     """
     damaged: list[str] = []
+    if not callable(report):
+        _border.refuse("load_latest", "report must be a function", shown(report), "pass one of a text")
     for path in reversed(_steps(_border.path("load_latest", "a directory", directory))):
         try:
             state = load_checkpoint(path, config)

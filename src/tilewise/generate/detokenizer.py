@@ -36,7 +36,8 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
         self._tokenizer = tokenizer
-        self._ids = list(_border.sequence("detokenizer", "a prompt", prompt, "ids"))[-8:]
+        ids = list(_border.sequence("detokenizer", "a prompt", prompt, "ids"))[-8:]
+        self._ids = [_border.integer("detokenizer", "an id of a prompt", id_, 0, _LARGEST_ID) for id_ in ids]
         self._start = 0  # of what is decoded together
         self._given = len(self._ids)  # tokens whose text is out
         self._ahead = 0  # characters of later tokens that are out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -119,8 +120,6 @@ def test_our_directory_there(tmp_path, tokenizer, dtype):
     theirs = write_theirs(tmp_path / "theirs", tokenizer)
     config = LlamaConfig.from_pretrained(tmp_path / "theirs")
     weights = open_weights(tmp_path / "theirs")
-    import ml_dtypes
-
     as_stored = ml_dtypes.bfloat16 if dtype == "bf16" else dtype
     save_pretrained(
         tmp_path / "ours",

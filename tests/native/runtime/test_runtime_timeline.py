@@ -36,7 +36,17 @@ def test_trace_file(make_executor, tmp_path):
     path = tmp_path / "trace.json"
     write_trace(path, executor.timeline())
     events = json.loads(path.read_text())["traceEvents"]
-    slices = [e for e in events if e["ph"] == "X"]
-    assert len(slices) == len(executor.timeline())
-    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"device 0", "device 1"}
-    assert min(e["ts"] for e in slices) == 0 and all(e["dur"] >= 0 for e in slices)
+    records = [TaskRecord(*entry) for entry in executor.timeline()]
+    first = min(r.start_ns for r in records)
+    slices = [(e["name"], e["pid"], e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
+    assert len(slices) == program.num_tasks(0, []) + program.num_tasks(1, [])
+    assert sorted(slices) == sorted(
+        (r.label, r.device, r.worker, (r.start_ns - first) / 1e3, (r.end_ns - r.start_ns) / 1e3)
+        for r in records
+    )
+    names = {(e["name"], e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M"}
+    assert names == {
+        (f"{kind}_name", device, 0): f"{called} {device if kind == 'process' else 0}"
+        for device in (0, 1)
+        for kind, called in (("process", "device"), ("thread", "worker"))
+    }

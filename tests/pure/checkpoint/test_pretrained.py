@@ -37,7 +37,7 @@ def test_failed_save_leaves_the_old_directory(tmp_path):
         yield "w", np.ones(3, np.float32)
         raise RuntimeError("device gone")
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="device gone"):
         save_pretrained(target, {"a": 2}, broken())
     assert json.loads((target / "config.json").read_text()) == {"a": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
