@@ -2,9 +2,9 @@
 
 Everything goes to a hidden temporary name beside the target, is forced to the disk, and is renamed; then the
 directory is forced to the disk too, so that the rename itself survives a power cut. A directory that is replaced or
-removed goes to such a name first; between the two renames of a replacement there is none of its name. What the system refuses (a full
-disk, a missing permission) is one error, and leaves what stood there before. Refuses, when asked beforehand, places
-that cannot be written to; knows no formats.
+removed goes to a hidden name first; between the two renames of a replacement there is none of its name. What the
+system refuses (a full disk, a missing permission) is one error, and leaves what stood there before. Refuses, when asked
+beforehand, places that cannot be written to; knows no formats.
 """
 
 from __future__ import annotations
