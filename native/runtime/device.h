@@ -11,8 +11,8 @@
 // is not, and wakes all.
 //
 // A task asks for its signals one after the other once its producers have completed: it stands in one signal's list at
-// a time, and whoever raises that one goes on asking. So exactly one thread at a time has the task, and no count of
-// open waits is needed. runtime/protocol_model_test.cc walks it.
+// a time, and the thread that raises that one goes on asking. So exactly one thread at a time has the task, and no
+// count of open waits is needed. runtime/protocol_model_test.cc walks it.
 //
 // After the first failure of a run (or a cancel, or a deadline) every task that has not started is skipped on every
 // device, related or not: the step is lost anyway. So the engine never hears of failures: that an error reaches what
@@ -136,7 +136,7 @@ class Device final : private tasks::Host {
   comm::SignalBoard signals_;
   tasks::Embedded engine_;
   std::vector<Task> tasks_;
-  Walker walker_;  // of whoever holds walk_
+  Walker walker_;  // of the worker that holds walk_
   std::vector<tasks::Access> accesses_;  // likewise
   int64_t window_high_water_ = 0;  // likewise
   RunContext run_;
