@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -139,6 +140,27 @@ def test_stats_and_advice():
     assert "window=4" in text and "heap_bytes=2097152" in text
     with Runtime(num_workers=1) as rt:
         assert "would do" in " ".join(rt.stats().advice())
+
+
+def test_a_block_that_ctrl_c_ends_writes_nothing(runtime, tmp_path):
+    """It does not wait for its tasks, so there is nothing whole; an error of the program's is no Ctrl-C."""
+    event = runtime.event()
+    rescue = threading.Timer(5, event.raise_)  # of a block that waits all the same
+    rescue.start()
+    with pytest.raises(KeyboardInterrupt), runtime.trace(tmp_path / "a.json") as tracing:
+        task = runtime.submit(None, wait_for=[(event, 1)])
+        raise KeyboardInterrupt
+    assert not task.is_complete() and tracing.trace.tasks == ()
+    with pytest.raises(KeyboardInterrupt), runtime.graph(tmp_path / "b.json") as log:
+        runtime.submit(None, wait_for=[(event, 1)])
+        raise KeyboardInterrupt
+    assert log.graph.tasks == () and list(tmp_path.iterdir()) == []
+    rescue.cancel()
+    event.raise_()
+    with pytest.raises(KeyError), runtime.trace(tmp_path / "a.json") as tracing:
+        runtime.submit(None)
+        raise KeyError
+    assert len(tracing.trace.tasks) == 1 and (tmp_path / "a.json").is_file()
 
 
 def test_one_trace_and_one_graph_at_a_time(runtime):
