@@ -163,7 +163,7 @@ def test_a_block_that_ctrl_c_ends_writes_nothing(runtime, tmp_path):
     assert len(tracing.trace.tasks) == 1 and (tmp_path / "a.json").is_file()
 
 
-def test_one_trace_and_one_graph_at_a_time(runtime):
+def test_one_trace_and_one_graph_at_a_time(runtime, tmp_path):
     """A second one inside is refused and harms neither; one that Ctrl-C ended does not stand in the next one's way."""
     with runtime.trace() as tracing:
         runtime.submit(None, name="one")
@@ -174,10 +174,10 @@ def test_one_trace_and_one_graph_at_a_time(runtime):
     with (
         runtime.graph(),
         pytest.raises(ConfigError, match="one graph at a time"),
-        runtime.trace(graph="g.json"),
+        runtime.trace(graph=tmp_path / "g.json"),
     ):
         pass
-    for block in (runtime.graph, lambda: runtime.trace(graph="g.json")):
+    for block in (runtime.graph, lambda: runtime.trace(graph=tmp_path / "g.json")):
         with pytest.raises(KeyboardInterrupt), block():
             raise KeyboardInterrupt
         with runtime.trace() as tracing, runtime.graph() as log:
