@@ -126,6 +126,6 @@ def test_verify_compares_a_strategy(tmp_path):
     """`verify` says that a mesh computes what one device computes."""
     config = write_toml(make_config(tmp_path / "nowhere", tmp_path), tmp_path / "train.toml")
     done = tilewise("verify", config, "--mesh", "dp=2,tp=2", "--steps", 2)
-    assert done.returncode == 0 and "equal" in done.stdout, done.stderr
+    assert done.returncode == 0 and "equals one device to the bit" in done.stdout, done.stderr
     done = tilewise("verify", config, "--mesh", "dp=two")
     assert done.returncode == 2 and done.stderr.count("\n") == 1

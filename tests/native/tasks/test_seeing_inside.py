@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -141,7 +142,28 @@ def test_stats_and_advice():
         assert "would do" in " ".join(rt.stats().advice())
 
 
-def test_one_trace_and_one_graph_at_a_time(runtime):
+def test_a_block_that_ctrl_c_ends_writes_nothing(runtime, tmp_path):
+    """It does not wait for its tasks, so there is nothing whole; an error of the program's is no Ctrl-C."""
+    event = runtime.event()
+    rescue = threading.Timer(5, event.raise_)  # of a block that waits all the same
+    rescue.start()
+    with pytest.raises(KeyboardInterrupt), runtime.trace(tmp_path / "a.json") as tracing:
+        task = runtime.submit(None, wait_for=[(event, 1)])
+        raise KeyboardInterrupt
+    assert not task.is_complete() and tracing.trace.tasks == ()
+    with pytest.raises(KeyboardInterrupt), runtime.graph(tmp_path / "b.json") as log:
+        runtime.submit(None, wait_for=[(event, 1)])
+        raise KeyboardInterrupt
+    assert log.graph.tasks == () and list(tmp_path.iterdir()) == []
+    rescue.cancel()
+    event.raise_()
+    with pytest.raises(KeyError), runtime.trace(tmp_path / "a.json") as tracing:
+        runtime.submit(None)
+        raise KeyError
+    assert len(tracing.trace.tasks) == 1 and (tmp_path / "a.json").is_file()
+
+
+def test_one_trace_and_one_graph_at_a_time(runtime, tmp_path):
     """A second one inside is refused and harms neither; one that Ctrl-C ended does not stand in the next one's way."""
     with runtime.trace() as tracing:
         runtime.submit(None, name="one")
@@ -152,10 +174,10 @@ def test_one_trace_and_one_graph_at_a_time(runtime):
     with (
         runtime.graph(),
         pytest.raises(ConfigError, match="one graph at a time"),
-        runtime.trace(graph="g.json"),
+        runtime.trace(graph=tmp_path / "g.json"),
     ):
         pass
-    for block in (runtime.graph, lambda: runtime.trace(graph="g.json")):
+    for block in (runtime.graph, lambda: runtime.trace(graph=tmp_path / "g.json")):
         with pytest.raises(KeyboardInterrupt), block():
             raise KeyboardInterrupt
         with runtime.trace() as tracing, runtime.graph() as log:

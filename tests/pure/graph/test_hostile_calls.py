@@ -162,25 +162,32 @@ def test_a_refused_call_leaves_the_graph_as_it_was(name):
 
 
 def test_calls_in_the_wrong_form():
-    """Operands too many or too few, attributes unknown or missing, ops that do not exist: one class of error."""
+    """Operands too many or too few, attributes unknown or missing, ops that do not exist: each has its sentence."""
     graph, t = described()
     before = show_graph(graph.freeze())
-    for wrong in (
-        lambda: graph.op("fly", [t["x"]]),
-        lambda: graph.op("scale", []),
-        lambda: graph.op("scale", [t["x"], t["x"]], factor=1.0),
-        lambda: graph.op("scale", [t["x"]]),
-        lambda: graph.op("scale", [t["x"]], factor=1.0, speed=2),
-        lambda: graph.op("add", [t["x"], None]),
-        lambda: graph.op("linear", [t["rows"], t["w"]], num_terms=2, transpose=True, residual=False),
-        lambda: graph.op("linear", [t["rows"], t["rows"]], num_terms=1, transpose=True, residual=False),
-        lambda: graph.op("global_norm", [], max_norm=1.0),
-        lambda: linear(None, t["x"], "n", 3),
-        lambda: rms_norm("graph", t["x"], "n", eps=1e-5),
-        lambda: block(None, t["x"], path="p", width=8),
-        lambda: block(graph, None, path="p", width=8),
+    x, rows = t["x"], t["rows"]
+    for wrong, words in (
+        (lambda: graph.op("fly", [x]), "an op's name must be one of .*; got 'fly'"),
+        (lambda: graph.op("scale", [], factor=1.0), "takes 1 operands; got 0"),
+        (lambda: graph.op("scale", [x, x], factor=1.0), "takes 1 operands; got 2"),
+        (lambda: graph.op("scale", [x]), "got 'factor' missing"),
+        (lambda: graph.op("scale", [x], factor=1.0, speed=2), "got 'speed' missing or unknown"),
+        (lambda: graph.op("add", [x, None]), "operand 1 must be given"),
+        (
+            lambda: graph.op("linear", [rows, t["w"]], num_terms=2, transpose=True, residual=False),
+            "takes 4 operands; got 2",
+        ),
+        (
+            lambda: graph.op("linear", [rows, rows], num_terms=1, transpose=True, residual=False),
+            "a weight must be a parameter",
+        ),
+        (lambda: graph.op("global_norm", [], max_norm=1.0), "at least one operands; got 0"),
+        (lambda: linear(None, x, "n", 3), r"\[nn.linear\] the first argument must be a GraphBuilder"),
+        (lambda: rms_norm("graph", x, "n", eps=1e-5), r"\[nn.rms_norm\] the first argument must be"),
+        (lambda: block(None, x, path="p", width=8), r"\[graph.layer\] the first argument must be"),
+        (lambda: block(graph, None, path="p", width=8), "an operand must be a TensorNode; got None"),
     ):
-        with pytest.raises(TilewiseError):
+        with pytest.raises(TilewiseError, match=words):
             wrong()
     assert show_graph(graph.freeze()) == before
 

@@ -204,7 +204,7 @@ def test_a_child_begins_after_its_parent():
 
 def test_a_cycle_is_reported():
     """An edge against the order of submission makes a cycle with the required one; each task in it is named once."""
-    tasks = [task(1, ("output", 1), producers=(2,)), task(2, ("input", 1)), task(3)]
+    tasks = [task(8), task(9), task(1, ("output", 1), producers=(2,)), task(2, ("input", 1)), task(3)]
     (error,) = check_graph(graph(*tasks)).errors
     assert error.startswith("these tasks wait for each other, against their order of submission: ")
     assert sorted(error.split(": ")[1].split(", ")) == ["task 1 (k1)", "task 2 (k2)"]

@@ -1,17 +1,20 @@
 """The parts of training that need no model: schedule, windows, metrics, the live line."""
 
+import io
 import math
 import os
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from tilewise.core import ConfigError, ResourceError
 from tilewise.data import TextFile, train_tokenizer
+from tilewise.train import progress
 from tilewise.train.evaluation import IGNORED, bits_per_byte, compress_files, sliding_windows
 from tilewise.train.metrics import MetricsFile, draw_loss_curve, read_metrics
-from tilewise.train.progress import describe_step, format_duration
+from tilewise.train.progress import StepProgress, describe_step, format_duration
 from tilewise.train.schedule import learning_rate
 
 
@@ -169,6 +172,24 @@ def test_loss_curve_is_a_picture(tmp_path):
     path = tmp_path / "loss.png"
     draw_loss_curve(path, [math.exp(-step / 20) for step in range(100)], "loss")
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_log_gets_a_line_now_and_then(monkeypatch):
+    """Where no terminal is: the first step, one in ten seconds, the last; speed and time left since the run began."""
+    clock, lines = [0.0], io.StringIO()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    with StepProgress(Console(file=lines, width=120), 30, 10, 100) as shown:
+        for step in range(10, 30):
+            clock[0] += 3.0
+            shown.step_done(step, 1.5)
+    assert lines.getvalue().splitlines() == [
+        "step 11/30  loss 1.500  33 tokens/s  0:57 left",
+        "step 15/30  loss 1.500  33 tokens/s  0:45 left",
+        "step 19/30  loss 1.500  33 tokens/s  0:33 left",
+        "step 23/30  loss 1.500  33 tokens/s  0:21 left",
+        "step 27/30  loss 1.500  33 tokens/s  0:09 left",
+        "step 30/30  loss 1.500  33 tokens/s  0:00 left",
+    ]
 
 
 def test_live_line_says_it_all():
