@@ -11,8 +11,8 @@
 // is not, and wakes all.
 //
 // A task asks for its signals one after the other once its producers have completed: it stands in one signal's list at
-// a time, and the thread that raises that one goes on asking. So exactly one thread at a time has the task, and no
-// count of open waits is needed. runtime/protocol_model_test.cc walks it.
+// a time, and the thread that raises that one goes on asking (protocols/counter.h). So exactly one thread at a time has
+// the task, and no count of open waits is needed.
 //
 // After the first failure of a run (or a cancel, or a deadline) every task that has not started is skipped on every
 // device, related or not: the step is lost anyway. So the engine never hears of failures: that an error reaches what
@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "memory/arena.h"
+#include "protocols/walk.h"
 #include "runtime/core.h"
 #include "runtime/walker.h"
 #include "tasks/embed/embedded.h"
@@ -113,8 +114,6 @@ class Device final : private tasks::Host {
     std::atomic<bool> stalled{false};
   };
 
-  enum class Walk : uint32_t { kClosed, kOpen, kBusy };
-
   bool submit_more(uint32_t worker) override;
   bool has_more() const override;
   bool admit(uint32_t task) override;
@@ -122,7 +121,6 @@ class Device final : private tasks::Host {
   void execute(uint32_t task, uint32_t worker) override;
   void completed() override;
 
-  int64_t num_live() const;
   void walk(uint32_t worker);
   void submit(uint32_t task, uint32_t worker);
   void signal_raised(uint32_t task, uint64_t poison);
@@ -142,8 +140,7 @@ class Device final : private tasks::Host {
   RunContext run_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<std::atomic<int64_t>> transfers_;  // elements per label of this run
-  alignas(128) std::atomic<Walk> walk_{Walk::kClosed};
-  alignas(128) std::atomic<int64_t> unfinished_{0};  // tasks, plus kWalkOpen: who takes it to 0 ends the run
+  protocols::Walk<protocols::StdMemory> walk_;
 };
 
 }  // namespace tilewise::runtime

@@ -89,8 +89,7 @@ void stop(Engine& engine) {
   engine.id_open = UINT64_MAX;  // no thread's last lane: every further call is told
   Header& header = *engine.region.header;
   header.closing.store(1, std::memory_order_seq_cst);
-  header.worker_word.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake(header.worker_word, INT32_MAX, header.is_shared != 0);
+  header.parked.wake_all(header.is_shared != 0);
   Blocking let_others_run;
   for (std::thread& thread : engine.threads) thread.join();
   engine.threads.clear();
@@ -168,9 +167,9 @@ void close_engine(Engine& engine) {
     const bool helps = has_lane(engine);
     try {
       for (uint32_t slot = 0; slot < engine.region.seats_in_use() * engine.region.header->window; ++slot) {
-        const WakeWord word = engine.region.slots[slot].wake.load(std::memory_order_acquire);
-        if (!is_live(word)) continue;
-        const TaskRef task = make_ref(generation_in(word), slot);
+        const WakeWord word = Wake::look(engine.region.slots[slot].wake);
+        if (!Wake::is_live(word)) continue;
+        const TaskRef task = make_ref(Wake::generation_in(word), slot);
         wait_until(engine, [&] { return is_complete(engine, task); }, [&] { watch(engine, task); }, PTO_FOREVER, helps);
       }
       wait_until(

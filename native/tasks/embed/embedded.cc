@@ -54,9 +54,7 @@ struct Embedded::Objects : GrowingPool {
   Objects(const Region& its_region, uint32_t num_objects, uint32_t window)
       : region(its_region), states(num_objects), marks(window) {}
 
-  bool is_settled(TaskRef task) const {
-    return generation_in(region.slots[slot_of(task)].wake.load(std::memory_order_acquire)) != generation_of(task);
-  }
+  bool is_settled(TaskRef task) const { return Wake::has_ended(region.slots[slot_of(task)].wake, generation_of(task)); }
 
   const Region& region;
   std::vector<AccessState> states;
@@ -93,11 +91,7 @@ void Embedded::close() {
   wake_all();
 }
 
-void Embedded::wake_all() {
-  Header& header = *engine_->region.header;
-  header.worker_word.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake(header.worker_word, INT32_MAX, false);
-}
+void Embedded::wake_all() { engine_->region.header->parked.wake_all(false); }
 
 uint32_t Embedded::take_task() {
   const uint32_t slot = find_free_slot(*engine_, first_slot_ / window_);
@@ -110,7 +104,7 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
   const uint64_t sequence = ++objects.num_submitted;
   const uint32_t slot = first_slot_ + task_index;
   Slot& task = engine.region.slots[slot];
-  const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
+  const TaskRef self = make_ref(Wake::generation_in(task.wake.load(std::memory_order_relaxed)), slot);
   task.begin(kernel_, priority, 0, kIsEmbedded);
   task.sequence.store(sequence, std::memory_order_relaxed);
   const auto sink = [&](TaskRef producer) {
@@ -165,14 +159,14 @@ uint64_t Embedded::num_ready() const {
   uint64_t total = uint64_t{header.num_urgent.load(std::memory_order_relaxed)} +
                    header.num_overflow.load(std::memory_order_relaxed) +
                    header.num_background.load(std::memory_order_relaxed);
-  for (uint32_t w = 0; w < header.num_workers; ++w) total += num_tasks(engine_->region.rings[w]);
+  for (uint32_t w = 0; w < header.num_workers; ++w) total += engine_->region.rings[w].num_held();
   return total;
 }
 
 uint64_t Embedded::num_completed() const { return tasks::num_completed(*engine_); }
 
 bool Embedded::is_live(uint32_t task) const {
-  return tasks::is_live(engine_->region.slots[first_slot_ + task].wake.load(std::memory_order_acquire));
+  return Wake::is_live(Wake::look(engine_->region.slots[first_slot_ + task].wake));
 }
 
 uint64_t Embedded::sequence(uint32_t task) const {

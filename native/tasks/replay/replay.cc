@@ -83,7 +83,8 @@ inline void bind_replayed(Engine& engine, Replay& run, uint32_t number, uint32_t
   for (uint32_t w = 0; w < recorded.num_waits; ++w) {
     const Recording::Wait& wait = run.recording.waits[recorded.first_wait + w];
     if (run.event_values.empty()) {
-      for (uint32_t e = 0; e < header.max_events; ++e) run.event_values.push_back(engine.region.events[e].value.load());
+      for (uint32_t e = 0; e < header.max_events; ++e)
+        run.event_values.push_back(engine.region.events[e].counter.load());
     }
     add_producer(engine, task, run.event_values[wait.event] + wait.offset, run.seat);
     add_producer(engine, task, wait.event << 32 | kIsEvent, run.seat);

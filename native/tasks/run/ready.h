@@ -42,7 +42,7 @@ class Busy {
 [[gnu::always_inline]] inline void push_ready(Engine& engine, uint32_t slot, uint32_t seat_index) {
   const Slot& task = engine.region.slots[slot];
   if ((task.flags & kHasTarget) == 0 && task.priority == 0) [[likely]] {
-    if (push(engine.region.rings[seat_index * engine.region.header->num_classes + task.type_class], slot)) [[likely]]
+    if (engine.region.rings[seat_index * engine.region.header->num_classes + task.type_class].push(slot)) [[likely]]
       return;
   }
   push_special(engine, slot);

@@ -124,21 +124,11 @@ inline void follow_up(Engine& engine, uint32_t& next, uint32_t slot, uint32_t se
 uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t seat_index, bool is_worker) {
   protocols::prefetch_for_write(&engine.region.slots[waiter - 1]);
   protocols::prefetch_for_write(&engine.region.slots[waiter - 1].producers);
-  if (engine.region.slots[waiter - 1].next_waiter != 0) {
-    uint32_t reversed = 0;
-    while (waiter != 0) {
-      const uint32_t after = engine.region.slots[waiter - 1].next_waiter;
-      engine.region.slots[waiter - 1].next_waiter = reversed;
-      reversed = waiter;
-      waiter = after;
-    }
-    waiter = reversed;
-  }
-  while (waiter != 0) {
-    const uint32_t woken = waiter - 1;
-    waiter = engine.region.slots[woken].next_waiter;
-    if (advance(engine, woken, seat_index)) follow_up(engine, next, woken, seat_index, is_worker);
-  }
+  Wake::for_each_waiter(
+      waiter, [&](uint32_t number) -> uint32_t& { return engine.region.slots[number - 1].next_waiter; },
+      [&](uint32_t woken) {
+        if (advance(engine, woken - 1, seat_index)) follow_up(engine, next, woken - 1, seat_index, is_worker);
+      });
   if (next != kNone && engine.region.header->num_urgent.load(std::memory_order_relaxed) != 0) [[unlikely]] {
     push_ready(engine, next, seat_index);  // a more urgent one has become ready after it
     wake_worker(engine);
@@ -174,20 +164,26 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t seat
 uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t seat_index, TaskRef self, bool is_worker) {
   Slot& task = engine.region.slots[slot];
   const Replayed& own = task.replayed;
-  std::atomic<uint64_t>& done = own.round->done[seat_index].count;
-  task.children.store(own.num_arrivals, std::memory_order_relaxed);
-  task.poison = 0;
-  task.state.store(SlotState::kPending, std::memory_order_relaxed);
-  const WakeWord word = task.wake.exchange((generation_of(self) + 2) << 24, std::memory_order_acq_rel);
+  Rounds::Count& done = own.round->done[seat_index].count;
+  WakeWord word = 0;
   uint32_t next = kNone;
-  for (uint32_t s = 0; s < own.num_successors; ++s) {
-    const uint32_t successor = own.successors[s];
-    if (arrive(engine, successor)) follow_up(engine, next, successor, seat_index, is_worker);
-  }
-  if (first_waiter(word) != 0) [[unlikely]]
-    next = wake_list(engine, first_waiter(word), next, seat_index, is_worker);
-  done.store(done.load(std::memory_order_relaxed) + 1, std::memory_order_release);
-  if ((word & kWatched) != 0) [[unlikely]]
+  Rounds::end_task(
+      done,
+      [&] {
+        task.children.store(own.num_arrivals, std::memory_order_relaxed);
+        task.poison = 0;
+        task.state.store(SlotState::kPending, std::memory_order_relaxed);
+      },
+      [&] { word = Wake::complete(task.wake, generation_of(self) + 2); },
+      [&] {
+        for (uint32_t s = 0; s < own.num_successors; ++s) {
+          const uint32_t successor = own.successors[s];
+          if (arrive(engine, successor)) follow_up(engine, next, successor, seat_index, is_worker);
+        }
+        if (Wake::first_waiter(word) != 0) [[unlikely]]
+          next = wake_list(engine, Wake::first_waiter(word), next, seat_index, is_worker);
+      });
+  if ((word & Wake::kWatched) != 0) [[unlikely]]
     tell_watchers(engine, self);
   return next;
 }
@@ -214,8 +210,7 @@ void end_parent(Engine& engine, uint32_t slot, uint32_t seat_index) {
 }
 
 void child_ended(Engine& engine, uint32_t parent, uint32_t seat_index) {
-  if (engine.region.slots[parent].children.fetch_sub(1, std::memory_order_acq_rel) == 1)
-    end_parent(engine, parent, seat_index);
+  if (Countdown::leave(engine.region.slots[parent].children)) end_parent(engine, parent, seat_index);
 }
 
 // After the kernel: a task may still wait for its children, or for the thread that ends it from outside.
@@ -230,7 +225,7 @@ uint32_t finish(Engine& engine, uint32_t slot, uint32_t seat_index, int status, 
   if (has_children) {
     status_of(engine, slot) = status;
     task.state.store(SlotState::kChildren, std::memory_order_relaxed);
-    if (task.children.fetch_sub(1, std::memory_order_acq_rel) != 1) return kNone;
+    if (!Countdown::leave(task.children)) return kNone;
     end_parent(engine, slot, seat_index);
     return kNone;
   }
@@ -257,10 +252,10 @@ uint32_t complete(Engine& engine, uint32_t slot, uint32_t seat_index, int status
     if ((flags & kUsesHeap) != 0 && release_heap(engine.region, task, engine.region.args[slot])) wake_waiters(engine);
   }
   const uint32_t parent = task.parent;
-  const WakeWord word = task.wake.exchange((generation_of(self) + 1) << 24, std::memory_order_acq_rel);
+  const WakeWord word = Wake::complete(task.wake, generation_of(self) + 1);
   uint32_t next = kNone;
-  if (first_waiter(word) != 0) next = wake_list(engine, first_waiter(word), next, seat_index, is_worker);
-  if ((word & kWatched) != 0) [[unlikely]]
+  if (Wake::first_waiter(word) != 0) next = wake_list(engine, Wake::first_waiter(word), next, seat_index, is_worker);
+  if ((word & Wake::kWatched) != 0) [[unlikely]]
     tell_watchers(engine, self);
   if (parent != 0) child_ended(engine, parent - 1, seat_index);
   if ((flags & kIsEmbedded) != 0) [[unlikely]]
