@@ -21,6 +21,23 @@ struct Call {
   float scale;
 };
 
+/// One step of P or dS as the products read it.
+template <class D>
+void store_words(uint32_t* to, const Lanes* x) {
+  if constexpr (D::kPerStep == 1) {
+    store_int(to, as_int(x[0]));
+  } else {
+    store_step(reinterpret_cast<bf16*>(to), x[0], x[1]);
+  }
+}
+
+/// + 0: a sum of -0 leaves no trace, so skipped zeros change no bit.
+template <class Out>
+void write_row(Out* to, const float* from, int64_t dim) {
+  for (int64_t c = 0; c < dim; c += kLanes)
+    store(to + c, load(from + c / kPanel * kGranule * kPanel + c % kPanel) + set(0.0f), dim - c);
+}
+
 template <class D>
 class Backward {
  public:
@@ -105,7 +122,7 @@ class Backward {
         accumulate_q(g, kv, count);
       }
       for (int64_t r = 0; r < count; ++r)
-        write_row(row_of<T>(c_.dq, row0_ + g * kGranule + r) + head * c_.dim, dq_ + r * kPanel);
+        write_row(row_of<T>(c_.dq, row0_ + g * kGranule + r) + head * c_.dim, dq_ + r * kPanel, c_.dim);
     }
   }
 
@@ -176,21 +193,13 @@ class Backward {
     }
     for (int c = 0; c < kColumns; ++c) {
       const int64_t at = r / J * kGranule + i + c * kLanes;
-      store_words(p_steps_ + at, p.at + c * J);
-      store_words(ds_steps_ + at, ds.at + c * J);
+      store_words<D>(p_steps_ + at, p.at + c * J);
+      store_words<D>(ds_steps_ + at, ds.at + c * J);
     }
     for (int c = 0; c < kColumns; c += 2)
       for (int j = 0; j < J; ++j)
         store_factors(reinterpret_cast<T*>(ds_rows_ + (r + j) * kRowStride) + i + c * kLanes, ds.at[c * J + j],
                       ds.at[(c + 1) * J + j]);
-  }
-
-  static void store_words(uint32_t* to, const Lanes* x) {
-    if constexpr (D::kPerStep == 1) {
-      store_int(to, as_int(x[0]));
-    } else {
-      store_step(reinterpret_cast<bf16*>(to), x[0], x[1]);
-    }
   }
 
   /// dK and dV of granule kv: rows are its positions, contracted with the queries of granule g that see them.
@@ -223,20 +232,13 @@ class Backward {
     }
   }
 
-  /// + 0: a sum of -0 leaves no trace, so skipped zeros change no bit.
-  template <class Out>
-  void write_row(Out* to, const float* from) {
-    for (int64_t c = 0; c < c_.dim; c += kLanes)
-      store(to + c, load(from + c / kPanel * kGranule * kPanel + c % kPanel) + set(0.0f), c_.dim - c);
-  }
-
   void write_kv(const TileView& tile, const float* sums, int64_t column) {
     for (int64_t i = 0; i < c_.seq; ++i) {
       const float* from = sums + i / kGranule * block_floats_ + i % kGranule * kPanel;
       if (c_.dkv_is_f32) {
-        write_row(row_of<float>(tile, row0_ + i) + column, from);
+        write_row(row_of<float>(tile, row0_ + i) + column, from, c_.dim);
       } else {
-        write_row(row_of<T>(tile, row0_ + i) + column, from);
+        write_row(row_of<T>(tile, row0_ + i) + column, from, c_.dim);
       }
     }
   }

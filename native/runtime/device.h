@@ -134,7 +134,7 @@ class Device final : private tasks::Host {
   comm::SignalBoard signals_;
   tasks::Embedded engine_;
   std::vector<Task> tasks_;
-  Walker walker_;  // of whoever holds walk_
+  Walker walker_;  // of the worker that holds walk_
   std::vector<tasks::Access> accesses_;  // likewise
   int64_t window_high_water_ = 0;  // likewise
   RunContext run_;

@@ -3,6 +3,9 @@
 // Plain data, in the memory of the index; see region_index.h for who calls and what is refused.
 #pragma once
 #include <cstdint>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #include "tasks/regions/access.h"
 
@@ -44,10 +47,29 @@ struct NormalBox {
   }
 };
 
-/// Coordinates [begin, end) in a stride system, shifted by 2^31 so that signed comparison orders them.
+/// Coordinates [begin, end) in a stride system, shifted by 2^31 so that signed comparison orders them. Lanes that a box
+/// does not use are [0, 1). What has no coordinates has all of them: its end is the largest.
 struct Cells {
   using Lanes = int32_t __attribute__((vector_size(16)));
+  static constexpr int32_t kLowest = INT32_MIN, kHighest = INT32_MAX;
+
   Lanes begin, end;
+
+  static Cells everywhere() { return {Lanes{} + kLowest, Lanes{} + kHighest}; }
+  bool is_everywhere() const { return end[0] == kHighest; }
+  bool meets(const Cells& other) const { return is_all((begin < other.end) & (other.begin < end)); }
+  bool contains(const Cells& other) const { return is_all((begin <= other.begin) & (other.end <= end)); }
+  void widen(const Cells& other) {
+    begin = begin < other.begin ? begin : other.begin;
+    end = end > other.end ? end : other.end;
+  }
+  static bool is_all(Lanes mask) {
+#if defined(__SSE2__)
+    return _mm_movemask_epi8(reinterpret_cast<__m128i>(mask)) == 0xFFFF;
+#else
+    return (mask[0] & mask[1] & mask[2] & mask[3]) != 0;
+#endif
+  }
 };
 
 /// One recorded box. `state` is the caller's; the rest belongs to the index.

@@ -1,13 +1,13 @@
-"""Describing a graph: `GraphBuilder` checks every call at once and keeps equal nodes only once.
+"""Describing a graph: `GraphBuilder` has a method per kind of tensor and op, and checks every call at once.
 
-What it makes is `ir.Graph`; gradients, passes and layouts work on that. Names of parameters come from the caller's
-path, never from a counter.
+What is described gathers in a `GraphDraft` and becomes `ir.Graph`; gradients, passes and layouts work on that. Names of
+parameters come from the caller's path, never from a counter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +18,13 @@ from tilewise.core.border import Border, shown
 from tilewise.core.dims import DimLabel, Size, is_power_of_two
 from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
-from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
-from tilewise.ir.op import check_call, op_named
+from tilewise.graph.draft import GraphDraft
+from tilewise.ir.graph import Graph, TensorNode, TensorSpec
+from tilewise.ir.op import check_call
 
 __all__ = ["INV_COUNT", "GraphBuilder"]
 
 INV_COUNT = "loss.inv_count"
-OPTIMIZER = "optimizer."
 MAX_CHUNKS = 1024
 
 _border = Border("graph", ShapeError)
@@ -53,56 +53,13 @@ class GraphBuilder:
             _border.refuse(
                 "GraphBuilder", "reduction_chunks must be a power of two", str(reduction_chunks), "choose 8"
             )
-        self.tensors: list[TensorNode] = []
-        self.ops: list[OpNode] = []
-        self.outputs: dict[str, int] = {}
-        self.constant_values: dict[int, Any] = {}
-        self.templates: dict[str, Template] = {}
-        self.layers: dict[
-            str, tuple[object, Mapping[str, Any]]
-        ] = {}  # template -> its function and attributes
-        self.phase = "forward"
-        self.loss_id: int | None = None
-        self._names: dict[str, int] = {}
-        self._cache: dict[Any, tuple[int, ...]] = {}
+        self.draft = GraphDraft()
 
-    @contextmanager
-    def all_or_nothing(self) -> Iterator[None]:
+    def all_or_nothing(self) -> AbstractContextManager[None]:
         """A block whose declarations and ops stay together: when it raises, none of them has happened."""
-        tensors, ops = len(self.tensors), len(self.ops)
-        outputs, templates, layers = dict(self.outputs), dict(self.templates), dict(self.layers)
-        loss_id = self.loss_id
-        try:
-            yield
-        except BaseException:
-            del self.tensors[tensors:], self.ops[ops:]
-            self.outputs, self.templates, self.layers = outputs, templates, layers
-            self.loss_id = loss_id
-            self._names = {name: i for name, i in self._names.items() if i < tensors}
-            self.constant_values = {i: v for i, v in self.constant_values.items() if i < tensors}
-            self._cache = {key: ids for key, ids in self._cache.items() if all(i < tensors for i in ids)}
-            raise
+        return self.draft.all_or_nothing()
 
     # ---- tensors from outside -----------------------------------------------------------------------------
-
-    def _outside(self, kind: str, spec: TensorSpec) -> TensorNode:
-        _border.text(kind, "a name", spec.name)
-        if spec.name in self._names or spec.name in self.outputs:
-            _border.refuse(kind, "names must be unique", f"{spec.name!r}, which is taken", "rename it")
-        if spec.name.startswith(OPTIMIZER) and self.phase != "update":
-            _border.refuse(kind, f"names in {OPTIMIZER!r} are the optimizer's", repr(spec.name), "rename it")
-        for dim, label in enumerate(spec.labels):
-            if label is not None and label.is_batch and (dim > 0 or kind not in ("input", "constant")):
-                _border.refuse(
-                    kind,
-                    f"{label.name!r} labels dim 0 of inputs and constants",
-                    f"dim {dim} of {kind} {spec.name!r}",
-                    "transpose it, or choose another label",
-                )
-        node = TensorNode(len(self.tensors), spec, kind)
-        self.tensors.append(node)
-        self._names[spec.name] = node.id
-        return node
 
     def input(
         self,
@@ -114,7 +71,7 @@ class GraphBuilder:
         storage: str = "rows",
     ) -> TensorNode:
         """A tensor given at every call; `storage="scalars"` for one number per row (ids, labels, positions)."""
-        return self._outside("input", _spec("input", shape, dtype, labels, name, storage))
+        return self.draft.declare("input", _spec("input", shape, dtype, labels, name, storage))
 
     def parameter(
         self,
@@ -142,7 +99,7 @@ class GraphBuilder:
                 f"{spec} {name!r}",
                 "reshape it",
             )
-        return self._outside(
+        return self.draft.declare(
             "parameter",
             replace(spec, storage="packed" if len(spec.shape) == 2 else "vector", init_scale=init_scale),
         )
@@ -162,7 +119,7 @@ class GraphBuilder:
             _border.refuse(
                 "state", "a state has fixed dims", f"{spec} for {name!r}", "give it its largest size"
             )
-        return self._outside("state", spec)
+        return self.draft.declare("state", spec)
 
     def constant(
         self, value: np.ndarray, *, name: str, labels: Labels = (), storage: str = "rows"
@@ -176,42 +133,25 @@ class GraphBuilder:
                 f"{shown(value)}, {name!r}",
                 "cast it",
             )
-        node = self._outside(
+        node = self.draft.declare(
             "constant", _spec("constant", value.shape, known[value.dtype], labels, name, storage)
         )
-        self.constant_values[node.id] = value.copy()  # the caller may go on with its own
+        self.draft.constant_values[node.id] = value.copy()  # the caller may go on with its own
         return node
 
     def output(self, tensor: TensorNode, name: str) -> TensorNode:
         """Make a result readable by name after a run."""
-        self._own("output", tensor)
+        self.draft.own("output", tensor)
         _border.text("output", "an output's name", name)
-        if name in self.outputs or self._names.get(name, tensor.id) != tensor.id:
-            _border.refuse("output", "output names must be unique", f"{name!r}, which is taken", "rename it")
-        self.outputs[name] = tensor.id
+        self.draft.name_output(name, tensor.id)
         return tensor
 
     def output_id(self, tensor: int, name: str) -> None:
         """`output` by tensor id."""
-        self.output(
-            self.tensors[_border.integer("output_id", "an id", tensor, 0, len(self.tensors) - 1)], name
-        )
+        tensors = self.draft.tensors
+        self.output(tensors[_border.integer("output_id", "an id", tensor, 0, len(tensors) - 1)], name)
 
     # ---- operations ---------------------------------------------------------------------------------------
-
-    def _own(self, call: str, tensor: TensorNode) -> TensorNode:
-        """A tensor of this graph; another graph's would stand for whatever has its number here."""
-        _border.instance(
-            call, "an operand", tensor, TensorNode, "pass tensors of the graph, as its methods return them"
-        )
-        if tensor.id >= len(self.tensors) or self.tensors[tensor.id] is not tensor:
-            _border.refuse(
-                call,
-                "operands must belong to the graph",
-                f"{tensor.spec} {tensor.spec.name!r} of another",
-                "make it here",
-            )
-        return tensor
 
     def op(self, name: str, inputs: Sequence[TensorNode | None], **attrs: Any) -> list[TensorNode]:
         """Append an op by name; equal ops on equal operands are the same op.
@@ -221,45 +161,8 @@ class GraphBuilder:
         """
         operands = _border.sequence("op", "operands", inputs, "tensors")
         checked = check_call(name, operands, attrs)
-        ids = tuple(None if t is None else self._own(name, t).id for t in operands)
-        return [self.tensors[i] for i in self.op_on_ids(name, ids, checked)]
-
-    def op_on_ids(self, name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any]) -> tuple[int, ...]:
-        """`op` on tensor ids and attributes that are known to follow its signature."""
-        key = (name, ids, tuple(sorted(attrs.items())), self.phase)
-        if key in self._cache:
-            return self._cache[key]
-        given = [None if i is None else self.tensors[i].spec for i in ids]
-        _refuse_packed(name, given, attrs)
-        specs = op_named(name).infer(given, attrs)
-        outputs = self.append(name, ids, specs, attrs)
-        self._cache[key] = outputs
-        return outputs
-
-    def append(
-        self,
-        name: str,
-        ids: tuple[int | None, ...],
-        specs: Sequence[TensorSpec],
-        attrs: Mapping[str, Any],
-        *,
-        label: str = "",
-    ) -> tuple[int, ...]:
-        """Append an op whose output specs are known."""
-        op_id, first = len(self.ops), len(self.tensors)
-        self.tensors += [TensorNode(first + i, s, "result", op_id) for i, s in enumerate(specs)]
-        outputs = tuple(range(first, len(self.tensors)))
-        self.ops.append(
-            OpNode(op_id, name, ids, outputs, dict(attrs), self.phase, label or self._label(name, ids))
-        )
-        return outputs
-
-    def _label(self, name: str, ids: tuple[int | None, ...]) -> str:
-        """The parameter an op works with is its best name in traces and messages."""
-        for i in ids:
-            if i is not None and self.tensors[i].kind in ("parameter", "state"):
-                return f"{name}:{self.tensors[i].spec.name}"
-        return name
+        ids = tuple(None if t is None else self.draft.own(name, t).id for t in operands)
+        return [self.draft.tensors[i] for i in self.draft.op(name, ids, checked)]
 
     def matmul(
         self,
@@ -275,8 +178,8 @@ class GraphBuilder:
         Raises:
             ShapeError: inner sizes or dtypes differ.
         """
-        self._own("matmul", a)
-        if self._own("matmul", b).kind == "parameter":
+        self.draft.own("matmul", a)
+        if self.draft.own("matmul", b).kind == "parameter":
             if _border.truth("matmul", "transpose_a", transpose_a):
                 _border.refuse(
                     "matmul",
@@ -377,7 +280,7 @@ class GraphBuilder:
         self, logits: TensorNode, labels: TensorNode, *, ignore_index: int = -100
     ) -> tuple[TensorNode, TensorNode]:
         """`cross_entropy` whose `inv_count` is the input `loss.inv_count`, filled from the labels at every step."""
-        self._own("mean_cross_entropy", labels)
+        self.draft.own("mean_cross_entropy", labels)
         if labels.kind != "input":
             _border.refuse(
                 "mean_cross_entropy",
@@ -387,7 +290,7 @@ class GraphBuilder:
             )
         with self.all_or_nothing():
             spec = TensorSpec((1,), _dtype("f32"), name=INV_COUNT, storage="vector")
-            inv_count = self._outside("input", spec)
+            inv_count = self.draft.declare("input", spec)
             return self.cross_entropy(logits, labels, inv_count, ignore_index=ignore_index)
 
     def loss(self, tensor: TensorNode) -> TensorNode:
@@ -396,13 +299,13 @@ class GraphBuilder:
         Raises:
             ShapeError: the tensor is no loss.
         """
-        self._own("loss", tensor)
-        producer = self.ops[tensor.producer].op if tensor.producer is not None else tensor.kind
+        self.draft.own("loss", tensor)
+        producer = self.draft.ops[tensor.producer].op if tensor.producer is not None else tensor.kind
         if producer != "cross_entropy" or tensor.shape != (1,):
             raise ShapeError(
                 f"[graph.loss] a loss comes from cross_entropy; got {tensor.spec} from {producer}; call it"
             )
-        self.loss_id = tensor.id
+        self.draft.loss_id = tensor.id
         return self.output(tensor, "loss")
 
     # ---- the finished thing -------------------------------------------------------------------------------
@@ -414,36 +317,26 @@ class GraphBuilder:
             ShapeError: there is none.
         """
         _border.text("find", "a tensor's name", name)
-        if name not in self._names:
+        names = self.draft.names
+        if name not in names:
             raise ShapeError(
-                f"[graph.find] the graph must have the tensor; got {name!r}; it has {', '.join(self._names)}"
+                f"[graph.find] the graph must have the tensor; got {name!r}; it has {', '.join(names)}"
             )
-        return self.tensors[self._names[name]]
+        return self.draft.tensors[names[name]]
 
     def has(self, name: str) -> bool:
         """Whether a tensor from outside has that name."""
-        return isinstance(name, str) and name in self._names
+        return isinstance(name, str) and name in self.draft.names
 
     def freeze(self) -> Graph:
         """The graph as data."""
-        return Graph(
-            self.name,
-            tuple(self.tensors),
-            tuple(self.ops),
-            dict(self.outputs),
-            self.reduction_chunks,
-            dict(self.constant_values),
-            dict(self.templates),
-        )
+        return self.draft.freeze(self.name, self.reduction_chunks)
 
     @classmethod
     def thaw(cls, graph: Graph) -> GraphBuilder:
         """A builder that continues a frozen graph; tensor ids stay."""
         builder = cls(graph.name, reduction_chunks=graph.reduction_chunks)
-        builder.tensors, builder.ops = list(graph.tensors), list(graph.ops)
-        builder.outputs, builder.constant_values = dict(graph.outputs), dict(graph.constant_values)
-        builder.templates = dict(graph.templates)
-        builder._names = {t.spec.name: t.id for t in graph.tensors if t.spec.name}
+        builder.draft = GraphDraft.of(graph)
         return builder
 
 
@@ -467,14 +360,3 @@ def _attention_scale(scale: float | None, head_dim: int) -> float:
     if scale is not None:
         return _border.number("attention", "scale", scale)
     return float(_border.integer("attention", "head_dim", head_dim, 1, 1 << 20) ** -0.5)
-
-
-def _refuse_packed(name: str, given: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> None:
-    """Weights lie in panels; only ops that say so can read them."""
-    takes = getattr(op_named(name), "takes_packed", lambda position, attrs: False)
-    for position, spec in enumerate(given):
-        if spec is not None and spec.storage == "packed" and not takes(position, attrs):
-            raise ShapeError(
-                f"[graph.{name}] operand {position} must be a result, not a weight; got {spec} {spec.name!r}; "
-                "weights go into matmul, embedding and elementwise ops among themselves"
-            )

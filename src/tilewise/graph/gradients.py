@@ -13,6 +13,7 @@ from typing import Any
 
 from tilewise.core.errors import PlanError
 from tilewise.graph.builder import GraphBuilder
+from tilewise.graph.draft import GraphDraft
 from tilewise.graph.ops.linear import EmbeddingTerm, LinearTerm, WeightTerm
 from tilewise.graph.ops.norm import NormTerm
 from tilewise.ir.counts import counts
@@ -25,13 +26,13 @@ __all__ = ["Tape", "differentiate"]
 class Tape:
     """Where gradient rules write: `use` brings a forward tensor into the backward graph, `op` appends to it."""
 
-    def __init__(self, builder: GraphBuilder, use: Callable[[int], int]) -> None:
-        self.builder = builder
+    def __init__(self, draft: GraphDraft, use: Callable[[int], int]) -> None:
+        self.draft = draft
         self.use = use
 
     def op(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> list[int]:
         """Append an op; returns the ids of its outputs."""
-        return list(self.builder.op_on_ids(name, tuple(inputs), attrs))
+        return list(self.draft.op(name, tuple(inputs), attrs))
 
     def add(self, a: int, b: int) -> int:
         """`a + b`."""
@@ -129,9 +130,9 @@ def _differentiate_template(forward: Template) -> _Backward:
     counts.differentiated += 1
     graph = forward.graph
     builder = GraphBuilder(f"{graph.name}.backward", reduction_chunks=graph.reduction_chunks)
-    builder.phase = "backward"
+    builder.draft.phase = "backward"
     seeds = {
-        r: builder._outside("input", replace(graph.spec(r), name=f"grad{i}")).id
+        r: builder.draft.declare("input", replace(graph.spec(r), name=f"grad{i}")).id
         for i, r in enumerate(forward.results)
     }
     imported: dict[int, int] = {}
@@ -140,12 +141,12 @@ def _differentiate_template(forward: Template) -> _Backward:
         if tensor not in imported:
             node = graph.tensors[tensor]
             kind = node.kind if node.kind != "result" else "input"
-            imported[tensor] = builder._outside(
+            imported[tensor] = builder.draft.declare(
                 kind, node.spec.renamed(node.spec.name or f"saved{tensor}")
             ).id
         return imported[tensor]
 
-    flow = _Contributions(graph, Tape(builder, use))
+    flow = _Contributions(graph, Tape(builder.draft, use))
     for r, seed in seeds.items():
         flow.add(r, seed)
     _run_backward(graph.ops, flow, _no_nested_call)
@@ -178,15 +179,15 @@ def differentiate(graph: Graph, loss: int) -> tuple[Graph, dict[str, int]]:
         PlanError: a parameter does not influence the loss, or is used in a way that has no gradient.
     """
     builder = GraphBuilder.thaw(graph)
-    builder.phase = "backward"
+    builder.draft.phase = "backward"
     cache: dict[str, _Backward] = {}
-    flow = _Contributions(graph, Tape(builder, lambda tensor: tensor))
+    flow = _Contributions(graph, Tape(builder.draft, lambda tensor: tensor))
 
     def on_call(op: OpNode, grads: list[int | None]) -> list[int | None]:
         forward = graph.templates[op.attrs["template"]]
         if forward.key not in cache:
             cache[forward.key] = _differentiate_template(forward)
-        return _call_backward(builder, op, forward, cache[forward.key], grads)
+        return _call_backward(builder.draft, op, forward, cache[forward.key], grads)
 
     flow.add(loss, loss)  # the seed: a loss op computes the gradient of itself
     _run_backward(graph.ops, flow, on_call)
@@ -206,23 +207,21 @@ def differentiate(graph: Graph, loss: int) -> tuple[Graph, dict[str, int]]:
 
 
 def _call_backward(
-    builder: GraphBuilder, op: OpNode, forward: Template, backward: _Backward, grads: list[int | None]
+    draft: GraphDraft, op: OpNode, forward: Template, backward: _Backward, grads: list[int | None]
 ) -> list[int | None]:
     """Record the backward call of one layer; the forward call yields what it saves from now on."""
     saved = [t for t in backward.imports if t not in forward.arguments and t not in forward.results]
     known = {**dict(zip(forward.arguments, op.inputs)), **dict(zip(forward.results, op.outputs))}
-    first = len(builder.tensors)
+    first = len(draft.tensors)
     for i, t in enumerate(saved):
-        builder.tensors.append(
-            replace(builder.tensors[op.outputs[0]], id=first + i, spec=forward.graph.spec(t))
-        )
+        draft.tensors.append(replace(draft.tensors[op.outputs[0]], id=first + i, spec=forward.graph.spec(t)))
         known[t] = first + i
     outputs = (*op.outputs, *range(first, first + len(saved)))
-    builder.ops[op.id] = replace(op, outputs=outputs, attrs={**op.attrs, "saved": tuple(saved)})
-    builder.templates[backward.template.key] = backward.template
+    draft.ops[op.id] = replace(op, outputs=outputs, attrs={**op.attrs, "saved": tuple(saved)})
+    draft.templates[backward.template.key] = backward.template
     arguments = (*grads, *(known[t] for t in backward.imports))
     specs = [backward.template.graph.spec(r) for r in backward.template.results]
-    results = builder.append(
+    results = draft.append(
         "call",
         arguments,
         specs,

@@ -43,13 +43,13 @@ class LayerFunction:
         _border.instance("layer", "the first argument", graph, GraphBuilder, "pass the graph")
         _border.text("layer", "the path of a layer", path)
         for t in operands:
-            graph._own("layer", t)
+            graph.draft.own("layer", t)
         with graph.all_or_nothing():
             key = self._key(graph, operands, static)
-            if key not in graph.templates:
-                graph.layers[key] = self, static
-                graph.templates[key] = self._trace(graph, key, operands, static)
-            return _record_call(graph, graph.templates[key], operands, path)
+            if key not in graph.draft.templates:
+                graph.draft.layers[key] = self, static
+                graph.draft.templates[key] = self._trace(graph, key, operands, static)
+            return _record_call(graph, graph.draft.templates[key], operands, path)
 
     def _key(self, graph: GraphBuilder, operands: tuple[TensorNode, ...], static: dict[str, Any]) -> str:
         """Name and signature; another function of that name, or attributes that only look alike, get a number behind
@@ -63,9 +63,8 @@ class LayerFunction:
         base = f"{self.function.__module__}.{self.__name__}({specs!r}, {sorted(static.items())!r})"
         number = 1
         key = base
-        while key in graph.layers and not (
-            graph.layers[key][0] is self and _is_equal(graph.layers[key][1], static)
-        ):
+        layers = graph.draft.layers
+        while key in layers and not (layers[key][0] is self and _is_equal(layers[key][1], static)):
             number += 1
             key = f"{base}#{number}"
         return key
@@ -77,9 +76,9 @@ class LayerFunction:
         inner = GraphBuilder(self.__name__, reduction_chunks=graph.reduction_chunks)
         formal = []
         for i, t in enumerate(operands):
-            formal.append(inner._outside("input", t.spec.renamed(f"operand{i}")))
-        result = inner._own("layer", self.function(inner, *formal, **static))
-        own = [t.spec.name for t in inner.tensors if t.kind == "input"][len(formal) :]
+            formal.append(inner.draft.declare("input", t.spec.renamed(f"operand{i}")))
+        result = inner.draft.own("layer", self.function(inner, *formal, **static))
+        own = [t.spec.name for t in inner.draft.tensors if t.kind == "input"][len(formal) :]
         if own:
             _border.refuse(
                 "layer",
@@ -108,20 +107,20 @@ def _record_call(
     for formal in template.arguments[len(operands) :]:
         node = template.graph.tensors[formal]
         if node.kind == "constant":  # what does not change between layers is the calling graph's
-            name = f"{template.graph.name}{list(graph.templates).index(template.key)}.{node.spec.name}"
+            name = f"{template.graph.name}{list(graph.draft.templates).index(template.key)}.{node.spec.name}"
             bound = (
                 graph.find(name)
                 if graph.has(name)
                 else graph.constant(template.graph.constant_values[formal], name=name)
             )
         else:
-            bound = graph._outside(node.kind, node.spec.renamed(f"{path}.{node.spec.name}"))
+            bound = graph.draft.declare(node.kind, node.spec.renamed(f"{path}.{node.spec.name}"))
         arguments.append(bound.id)
     specs = [template.graph.spec(r) for r in template.results]
-    (out,) = graph.append(
+    (out,) = graph.draft.append(
         "call", tuple(arguments), specs, {"template": template.key, "saved": ()}, label=path
     )
-    return graph.tensors[out]
+    return graph.draft.tensors[out]
 
 
 def layer(function: Callable[..., TensorNode]) -> LayerFunction:

@@ -67,15 +67,16 @@ class AdamW:
 
     def add_to(self, graph: GraphBuilder, gradients: Mapping[str, int]) -> TensorNode:
         """Append norm and update of every parameter; returns (norm, scale)."""
-        graph.phase = "update"
+        graph.draft.phase = "update"
         hyper = graph.input([8], "f32", name=HYPER, storage="vector")
-        nodes = [graph.tensors[g] for g in gradients.values()]
-        loss = graph.tensors[graph.outputs["loss"]]
+        tensors = graph.draft.tensors
+        nodes = [tensors[g] for g in gradients.values()]
+        loss = tensors[graph.draft.outputs["loss"]]
         clip = graph.op("global_norm", [loss, *nodes], max_norm=self.max_grad_norm)[0]
         graph.output(clip, "grad_norm")
         for name, gradient in gradients.items():
             weight = graph.find(name)
-            spec = replace(graph.tensors[gradient].spec, labels=weight.spec.labels)
+            spec = replace(tensors[gradient].spec, labels=weight.spec.labels)
 
             def state(state_name: str, like: TensorNode = weight) -> TensorNode:
                 return graph.state(
@@ -89,7 +90,5 @@ class AdamW:
             master = state(master_name(name)) if weight.spec.dtype.name == "bf16" else None
             m, v = (state(n) for n in moment_names(name))
             decay = self.weight_decay if len(spec.shape) == 2 else 0.0
-            graph.op(
-                "adamw", [weight, master, m, v, graph.tensors[gradient], hyper, clip], weight_decay=decay
-            )
+            graph.op("adamw", [weight, master, m, v, tensors[gradient], hyper, clip], weight_decay=decay)
         return clip

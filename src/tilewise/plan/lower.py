@@ -57,7 +57,7 @@ class Accumulator:
 
 
 def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> dict[int, int]:
-    """Tensor -> tensor whose memory it shares, for ops that may write over an operand nobody reads afterwards.
+    """Tensor -> tensor whose memory it shares, for ops that may write over an operand that no later op reads.
 
     `keep` are tensors that others still read (results, saved tensors, outputs).
     """

@@ -60,7 +60,7 @@ class ComputeGraph(GraphBuilder):
             PlanError: the graph has no loss.
         """
         _border.instance("optimize", "an optimizer", optimizer, AdamW, "pass optim.AdamW()")
-        if self.loss_id is None:
+        if self.draft.loss_id is None:
             raise PlanError(
                 f"[session.optimize] the graph needs a loss first; got none in {self.name!r}; call graph.loss"
             )
@@ -68,15 +68,15 @@ class ComputeGraph(GraphBuilder):
 
     def topological_order(self) -> list[OpNode]:
         """The ops, producers before consumers."""
-        return list(self.ops)
+        return list(self.draft.ops)
 
     def complete(self) -> Graph:
         """The graph with its backward pass and update, after all passes."""
         graph = simplify(self.freeze())
         verify_graph(graph)
-        if self.loss_id is None:
+        if self.draft.loss_id is None:
             return graph
-        graph, gradients = differentiate(graph, self.loss_id)
+        graph, gradients = differentiate(graph, self.draft.loss_id)
         verify_graph(graph)
         if self._optimizer is not None:
             builder = GraphBuilder.thaw(graph)

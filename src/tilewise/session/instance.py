@@ -1,7 +1,7 @@
 """`GraphInstance`: a plan with memory, weights and workers. State really lives here.
 
-One thread at a time: a second one is refused before it has changed anything. Values are checked whole before the first
-of them is written (`session/inputs.py`).
+One thread at a time: a second one is refused before it has changed anything. Tensors by name, and the checks of what is
+written to them, are in `session/tensors.py`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.border import Border, shown
-from tilewise.core.dtypes import is_float
-from tilewise.core.errors import CheckpointError, NotFinite, PlanError, ShapeError
-from tilewise.graph.builder import INV_COUNT
+from tilewise.core.errors import CheckpointError, NotFinite, PlanError
 from tilewise.ir.graph import TensorSpec
 from tilewise.optim import AdamW
-from tilewise.optim.adamw import HYPER, MAX_FLOAT, master_name, moment_names
+from tilewise.optim.adamw import HYPER, MAX_FLOAT, moment_names
 from tilewise.plan import Plan
 from tilewise.session.assemble import assemble_program, make_executor
-from tilewise.session.inputs import (
-    as_array,
-    check_inputs,
-    check_value,
-    counted_labels,
-    index_bounds,
-    is_finite,
-)
-from tilewise.session.local import TensorStore
+from tilewise.session.inputs import as_array
+from tilewise.session.tensors import NamedTensors
 
 __all__ = ["GraphInstance", "StepResult"]
 
@@ -77,17 +68,12 @@ class GraphInstance:
         self.plan = plan
         self._programs = {name: assemble_program(plan, name) for name in plan.programs}
         self._executor = make_executor(plan, memory_limit_bytes, deadline_s)
-        self._store = TensorStore(plan, self._executor)
-        self._ids = {t.spec.name: t.id for t in plan.graph.tensors if t.spec.name and t.kind != "result"}
-        self._counted = counted_labels(plan.graph)
+        self._tensors = NamedTensors(plan, self._executor)
         self.step_count = 0
         self._is_closed = False
         self._lock = threading.Lock()
         self._process = os.getpid()
-        self._bounds = index_bounds(plan.graph)
-        self._can_go_back = False
-        for tensor, value in plan.graph.constant_values.items():
-            self._store.write(tensor, value)
+        self._writes_at_forward: int | None = None
 
     @contextmanager
     def _alone(self, call: str) -> Iterator[None]:
@@ -114,27 +100,16 @@ class GraphInstance:
 
     def parameter_names(self) -> list[str]:
         """Names of all parameters, in order of declaration."""
-        return [t.spec.name for t in self.plan.graph.of_kind("parameter")]
+        return self._tensors.parameter_names()
 
     def lasting_names(self) -> list[str]:
         """Names of everything a step updates: weights, masters, moments."""
-        names = [n for p in self.parameter_names() for n in (p, master_name(p), *moment_names(p))]
-        return [n for n in names if n in self._ids]
+        return self._tensors.lasting_names()
 
     def differing_replicas(self, name: str) -> tuple[int, int] | None:
         """Two devices whose copies of a tensor differ in a bit; None when all agree (or there are none)."""
         with self._alone("differing_replicas"):
-            return self._store.differing_replicas(self._id("differing_replicas", name))
-
-    def _id(self, call: str, name: str) -> int:
-        _border.text(call, "a tensor's name", name)
-        found = self._ids.get(name, self.plan.graph.outputs.get(name))
-        if found is None:
-            known = ", ".join([*self._ids, *self.plan.graph.outputs][:12])
-            raise ShapeError(
-                f"[session.{call}] the graph must have the tensor; got {name!r}; it has {known}, …"
-            )
-        return found
+            return self._tensors.differing_replicas(name)
 
     def get_tensor(self, name: str) -> Array:
         """A tensor as a whole: a parameter (its fp32 master in training), state, input, or an output of the last run.
@@ -143,13 +118,7 @@ class GraphInstance:
             ShapeError: no tensor has that name.
         """
         with self._alone("get_tensor"):
-            return self._read(name)
-
-    def _read(self, name: str) -> Array:
-        self._id("get_tensor", name)
-        return self._store.read(
-            self._id("get_tensor", master_name(name) if master_name(name) in self._ids else name)
-        )
+            return self._tensors.read(name)
 
     def set_tensor(self, name: str, value: Array) -> None:
         """Write a whole tensor from outside: input, parameter (its master along with it) or state.
@@ -159,32 +128,14 @@ class GraphInstance:
                 that names nothing.
         """
         with self._alone("set_tensor"):
-            tensor = self._id("set_tensor", name)
-            node = self.plan.graph.tensors[tensor]
-            if node.kind in ("result", "constant"):
-                raise ShapeError(
-                    f"[session.set_tensor] inputs, parameters and states can be written; got {name!r}, a {node.kind}; "
-                    "declare it as one of them"
-                )
-            array = as_array("set_tensor", name, value)
-            # an input's sizes are those of the last run; a state lives on into runs of any size
-            sizes = [s.min for s in self.plan.shapes.symbols] if node.kind == "state" else self._store.symbols
-            symbols = dict(zip(self.plan.shapes.symbols, sizes))
-            check_value("set_tensor", node.spec, array, self._bounds.get(name, []), symbols)
-            self._write(name, array)
+            self._tensors.set(name, value)
 
     def _write_all(self, values: Iterable[tuple[str, Array]]) -> None:
         """Many parameters and states: each part is laid out once and broadcast to the devices that share it."""
         for name, value in values:
-            self._write(name, value, once=True)
+            self._tensors.write(name, value, once=True)
         if "broadcast" in self._programs:
-            self._executor.run(self._programs["broadcast"], self._store.symbols)
-
-    def _write(self, name: str, value: Array, *, once: bool = False) -> None:
-        self._can_go_back = False  # a backward pass would mix what was and what is
-        self._store.write(self._ids[name], value, once=once)
-        if master_name(name) in self._ids:
-            self._store.write(self._ids[master_name(name)], value, once=once)
+            self._run("broadcast")
 
     def initialize(self, seed: int = 0, scale: float = 0.02) -> None:
         """Random weights, ones for vectors; a function of seed and name alone.
@@ -234,27 +185,16 @@ class GraphInstance:
                 raise CheckpointError(
                     f"[session.{call}] every entry is needed; got none for {name!r}; add it"
                 )
-            self._check_stored(call, name, as_array(call, key, stored[key]))
+            self._tensors.check_stored(call, name, as_array(call, key, stored[key]))
         self._write_all((name, np.asarray(stored[key])) for name, key in found.items())
-
-    def _check_stored(self, call: str, name: str, value: Array) -> None:
-        spec = self.plan.graph.spec(self._ids[name])
-        problem = ""
-        if value.shape != spec.shape:
-            problem = f"shapes must agree; got {value.shape} for {name!r} {spec.shape}"
-        elif not is_float(value.dtype):
-            problem = f"weights are floating-point numbers; got {value.dtype} for {name!r}"
-        elif not is_finite(value, spec.dtype):
-            problem = f"weights must be finite in {spec.dtype}; got others in {name!r}"
-        if problem:
-            raise CheckpointError(f"[session.{call}] {problem}; nothing was changed")
 
     def state_dict(self) -> dict[str, Array]:
         """Parameters in fp32, optimizer moments and the step count, by name: all that resuming needs."""
         with self._alone("state_dict"):
-            names = self.parameter_names()
-            state = {name: self._read(name).astype(np.float32) for name in names}
-            state |= {m: self._read(m) for name in names for m in moment_names(name) if m in self._ids}
+            tensors = self._tensors
+            names = tensors.parameter_names()
+            state = {name: tensors.read(name).astype(np.float32) for name in names}
+            state |= {m: tensors.read(m) for name in names for m in moment_names(name) if m in tensors.ids}
             state[_STEP] = np.array([self.step_count], np.int64)
             return state
 
@@ -272,7 +212,8 @@ class GraphInstance:
                     f"[session.load_state_dict] {_STEP!r} must be one count of steps; got {shown(count)}; nothing was "
                     "changed"
                 )
-            wanted = [n for p in self.parameter_names() for n in (p, *moment_names(p)) if n in self._ids]
+            names = self._tensors.parameter_names()
+            wanted = [n for p in names for n in (p, *moment_names(p)) if n in self._tensors.ids]
             self._load("load_state_dict", state, {name: name for name in wanted})
             self.step_count = int(count[0])
 
@@ -285,17 +226,8 @@ class GraphInstance:
                 "a step needs a loss and an optimizer, forward and backward alone need accumulation 1"
             )
 
-    def _feed(self, inputs: Mapping[str, object]) -> None:
-        """Check all inputs, then write them, and what follows from them."""
-        arrays, symbols = check_inputs(self.plan.graph, inputs, self._bounds)
-        for size, given in symbols.items():
-            self._store.symbols[self.plan.shapes.symbols.index(size)] = given
-        for name, value in arrays.items():
-            self._write(name, value)
-        if self._counted is not None:
-            labels, ignored = self._counted
-            count = int(np.count_nonzero(arrays[labels] != ignored))
-            self._write(INV_COUNT, np.array([1.0 / max(count, 1)], np.float32))
+    def _run(self, name: str) -> None:
+        self._executor.run(self._programs[name], self._tensors.store.symbols)
 
     def step(self, batch: Mapping[str, Array], lr: float, *, on_nonfinite: str = "stop") -> StepResult:
         """One training step: all microbatches, reductions, clipping, update.
@@ -319,34 +251,23 @@ class GraphInstance:
         with self._alone("step"):
             optimizer = self._optimizer()
             self._require_program("step")
-            self._feed(batch)
+            self._tensors.feed(batch)
             t = self.step_count + 1
             corrections = 1 - optimizer.beta1**t, 1 - optimizer.beta2**t
             hyper = [rate, optimizer.beta1, optimizer.beta2, optimizer.eps, *corrections, 0, 0]
-            self._write(HYPER, np.array(hyper, np.float32))
-            self._executor.run(self._programs["step"], self._store.symbols)
-            loss, norm = float(self._read("loss")[0]), float(self._read("grad_norm")[0])
+            self._tensors.write(HYPER, np.array(hyper, np.float32))
+            self._run("step")
+            loss, norm = (float(self._tensors.read(name)[0]) for name in ("loss", "grad_norm"))
             is_lost = not np.isfinite([loss, norm]).all()
             if is_lost and on_nonfinite == "stop":
+                first = self._tensors.first_nonfinite()
                 raise NotFinite(
                     f"[session.step] loss and gradients must stay finite; got loss {loss}, gradient norm {norm} in "
-                    f"step {t}, first in {self._first_nonfinite()}; no weight was changed; lower the learning rate, or "
+                    f"step {t}, first in {first}; no weight was changed; lower the learning rate, or "
                     'pass on_nonfinite="skip"'
                 )
             self.step_count = t
             return StepResult(loss, norm, is_lost)
-
-    def _first_nonfinite(self) -> str:
-        """The first tensor that holds what is no finite number: weights, then the loss, then gradients, as declared."""
-        names = self.parameter_names()
-        for name, words in (
-            *((n, f"the weight {n!r}") for n in names),
-            ("loss", "the loss"),
-            *((f"{n}.grad", f"the gradient of {n!r}") for n in names),
-        ):
-            if not is_finite(self._read(name), None):
-                return words
-        return "the norm itself"
 
     def _optimizer(self) -> AdamW:
         if not isinstance(self.plan.optimizer, AdamW):
@@ -359,9 +280,9 @@ class GraphInstance:
         """Run the forward pass; read results with `get_tensor`."""
         with self._alone("forward"):
             self._require_program("forward")
-            self._feed(inputs)
-            self._executor.run(self._programs["forward"], self._store.symbols)
-            self._can_go_back = True
+            self._tensors.feed(inputs)
+            self._run("forward")
+            self._writes_at_forward = self._tensors.num_writes
 
     def backward(self) -> None:
         """Run the backward pass of the last `forward`; read gradients as `<parameter>.grad`.
@@ -372,12 +293,12 @@ class GraphInstance:
         """
         with self._alone("backward"):
             self._require_program("backward")
-            if not self._can_go_back:
+            if self._writes_at_forward != self._tensors.num_writes:
                 raise PlanError(
                     "[session.backward] each backward needs a forward of its own; got none; call forward first"
                 )
-            self._can_go_back = False
-            self._executor.run(self._programs["backward"], self._store.symbols)
+            self._writes_at_forward = None
+            self._run("backward")
 
     # ---- looking inside -----------------------------------------------------------------------------------
 
@@ -432,7 +353,7 @@ class GraphInstance:
         with self._alone("close"):
             self._executor.close()
             self._is_closed = True
-            del self._executor, self._store, self._programs
+            del self._executor, self._programs, self._tensors.store
 
     def __enter__(self) -> GraphInstance:
         return self

@@ -13,7 +13,7 @@ def run(graph, **inputs):
     """Outputs by name."""
     with graph.instantiate() as model:
         model.forward(**inputs)
-        return {name: model.get_tensor(name) for name in graph.outputs}
+        return {name: model.get_tensor(name) for name in graph.draft.outputs}
 
 
 @tw.layer
@@ -65,7 +65,7 @@ def test_storage_is_part_of_a_signature():
     scalars = graph.input([4, 8], name="scalars", storage="scalars")
     passed(graph, rows, path="a")
     passed(graph, scalars, path="b")
-    assert len(graph.templates) == 2
+    assert len(graph.draft.templates) == 2
 
 
 def test_a_layer_with_and_without_a_gradient():

@@ -28,7 +28,7 @@ def plan_llama(layers, axes, accumulation=1):
     )
     builder = GraphBuilder("llama")
     build_training_graph(builder, config, 16, 32, "bf16")
-    graph, gradients = differentiate(simplify(builder.freeze()), builder.loss_id)
+    graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
     thawed = GraphBuilder.thaw(graph)
     AdamW().add_to(thawed, gradients)
     graph, mesh = thawed.freeze(), DeviceMesh(axes)

@@ -4,10 +4,10 @@ import random
 import re
 from html.parser import HTMLParser
 
-from pure.runtime.records import span, stall
-from tilewise.runtime.charts import Bar, merge_bars
-from tilewise.runtime.report import write_html
-from tilewise.runtime.trace import Trace
+from pure.observe.records import span, stall
+from tilewise.observe.charts import Bar, merge_bars
+from tilewise.observe.trace import Trace
+from tilewise.observe.trace_report import write_report
 
 
 class Nesting(HTMLParser):
@@ -34,7 +34,7 @@ class Nesting(HTMLParser):
 
 def page_of(tmp_path, trace):
     """The page as written, and its text; every element is closed."""
-    write_html(tmp_path / "report.html", trace)
+    write_report(tmp_path / "report.html", trace)
     html = (tmp_path / "report.html").read_text(encoding="utf-8")
     parser = Nesting()
     parser.feed(html)

@@ -11,9 +11,9 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from tilewise.runtime.graph import DependencyGraph, GraphTask
-from tilewise.runtime.graph_check import GraphCheck
-from tilewise.runtime.page import STYLE, html_page, html_table, kernel_classes, text
+from tilewise.observe.dependency_graph import DependencyGraph, GraphTask
+from tilewise.observe.graph_check import GraphCheck
+from tilewise.observe.page import STYLE, html_page, html_table, kernel_classes, text
 
 __all__ = ["MAX_DRAWN", "write_graph_html", "write_graph_svg"]
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pure.runtime.records import span, stall
-from tilewise.runtime.trace import IDLE_CAUSES, Trace
+from pure.observe.records import span, stall
+from tilewise.observe.trace import IDLE_CAUSES, Trace
 
 
 def test_idle_time_has_one_cause_at_every_moment():
@@ -165,6 +165,7 @@ def test_unknown_times_count_as_the_next_known():
 def test_a_run_without_records():
     """Nothing recorded gives zeros."""
     trace = Trace((), (), 2)
+    assert (trace.begin_ns, trace.end_ns, trace.devices) == (0, 0, (0,))
     assert (trace.span_ns, trace.utilisation, trace.kernels(), trace.scheduling_delay_ns()) == (
         0,
         0.0,

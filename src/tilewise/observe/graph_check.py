@@ -11,8 +11,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
-from tilewise.runtime.graph import DependencyGraph, GraphParam, GraphTask
-from tilewise.runtime.region_overlap import RegionTable
+from tilewise.observe.dependency_graph import DependencyGraph, GraphParam, GraphTask
+from tilewise.observe.region_overlap import RegionTable
 
 __all__ = ["GraphCheck", "check_graph"]
 
@@ -153,7 +153,7 @@ class _BufferState:
         ]
 
     def add(self, region: int, kind: str, task: int) -> None:
-        """A write hides all earlier accesses that it covers: whoever conflicts with them conflicts with it."""
+        """A write hides all earlier accesses that it covers: what conflicts with them conflicts with it."""
         if kind == "write":
             for other in self._table.inside(region):
                 self._of_region.pop(other, None)

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tilewise.runtime.page import duration, text
-from tilewise.runtime.trace import Curve
+from tilewise.observe.page import duration, text
+from tilewise.observe.trace import Curve
 
 __all__ = ["Bar", "Row", "area_chart", "merge_bars", "stacked_bars", "timeline_chart"]
 

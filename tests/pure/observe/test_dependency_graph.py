@@ -4,12 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pure.runtime.boxes import BUFFER_BYTES, byte_set, regions
+from pure.observe.boxes import BUFFER_BYTES, byte_set, regions
 from tilewise.core.errors import ConfigError
-from tilewise.runtime.graph import (
+from tilewise.observe.dependency_graph import (
     MODES,
     DependencyGraph,
     GraphParam,
@@ -18,7 +18,7 @@ from tilewise.runtime.graph import (
     read_graph,
     write_graph,
 )
-from tilewise.runtime.graph_check import check_graph
+from tilewise.observe.graph_check import check_graph
 
 
 def task(id, *params, **fields):
@@ -84,8 +84,7 @@ def test_every_lost_edge_is_named_once(program, data):
     whole = with_naive_edges(program)
     edges = [(p, t.id) for t in whole.tasks for p in t.producers]
     direct = [edge for edge in edges if not is_covered(whole, edges, edge)]
-    if not direct:
-        return
+    assume(direct)
     lost = data.draw(st.sampled_from(direct))
     tasks = [replace(t, producers=tuple(p for p in t.producers if (p, t.id) != lost)) for t in whole.tasks]
     assert check_graph(graph(*tasks)).missing == (lost,)
@@ -127,8 +126,7 @@ def test_every_false_edge_is_named(program, data):
         and a.domain == b.domain
         and not any(p.mode == q.mode == "reduce" for p in a.params for q in b.params)
     ]
-    if not free:
-        return
+    assume(free)
     added = data.draw(st.sampled_from(free))
     tasks = [replace(t, producers=(*t.producers, added[0])) if t.id == added[1] else t for t in whole.tasks]
     found = check_graph(graph(*tasks))
@@ -197,10 +195,19 @@ def test_a_parent_ends_after_its_children():
     assert check_graph(graph(*tasks)) == check_graph(graph())
 
 
+def test_a_child_begins_after_its_parent():
+    """What a parent waited for, its children need not wait for again."""
+    late = task(3, ("inout", 9), domain=2, after=(1,))
+    assert check_graph(graph(task(1), task(2, ("inout", 9), producers=(1,)), late)).missing == ()
+    assert check_graph(graph(task(1), task(2, ("inout", 9)), late)).missing == ((1, 3),)
+
+
 def test_a_cycle_is_reported():
-    """An edge against the order of submission makes a cycle with the required one."""
-    found = check_graph(graph(task(1, ("output", 1), producers=(2,)), task(2, ("input", 1))))
-    assert "task 1 (k1)" in found.errors[0] and "task 2 (k2)" in found.errors[0]
+    """An edge against the order of submission makes a cycle with the required one; each task in it is named once."""
+    tasks = [task(8), task(9), task(1, ("output", 1), producers=(2,)), task(2, ("input", 1)), task(3)]
+    (error,) = check_graph(graph(*tasks)).errors
+    assert error.startswith("these tasks wait for each other, against their order of submission: ")
+    assert sorted(error.split(": ")[1].split(", ")) == ["task 1 (k1)", "task 2 (k2)"]
 
 
 def test_edges_from_outside_the_recording_are_counted():
@@ -243,6 +250,11 @@ GOOD = {
 PARAM = {"mode": "input", "buffer": 1, "bytes": 8, "region": None}
 
 
+def with_region(**region):
+    """The file of one task that reads a region of 8 bytes."""
+    return json.dumps({"version": 1, "tasks": [GOOD | {"params": [PARAM | {"region": region}]}]})
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [
@@ -251,20 +263,19 @@ PARAM = {"mode": "input", "buffer": 1, "bytes": 8, "region": None}
         (json.dumps({"version": 2, "tasks": []}), "version"),
         (json.dumps({"version": 1}), "list of tasks"),
         (json.dumps({"version": 1, "tasks": [GOOD, GOOD]}), "unique"),
-        (json.dumps({"version": 1, "tasks": [{"id": 1}]}), "task 0"),
+        (json.dumps({"version": 1, "tasks": [{"id": 1}]}), r"tasks\.0\.kernel"),
+        ("[" * 100_000, "recursion limit"),
+        ('{"version": 1, "version": 1, "tasks": []}', "twice"),
+        (json.dumps({"version": 1, "tasks": [GOOD | {"more": 1}]}), "known key"),
+        (json.dumps({"version": 1, "tasks": [GOOD | {"kernel": 1}]}), "valid string"),
+        (json.dumps({"version": 1, "tasks": [GOOD | {"end_ns": 1 << 64}]}), "less than"),
+        (with_region(offset=1, size=[8], stride=[1]), "to byte 9"),
+        (with_region(offset=0, size=[1 << 61, 1 << 61], stride=[1 << 61, 1]), "lies in its buffer"),
+        (with_region(offset=0, size=[], stride=[]), "at least 1 item"),
+        (with_region(offset=0, size=[1], stride=[0]), "greater than or equal to 1"),
         (json.dumps({"version": 1, "tasks": [GOOD | {"params": [PARAM | {"mode": "read"}]}]}), "read"),
         (json.dumps({"version": 1, "tasks": [GOOD | {"submit_ns": -1}]}), "-1"),
-        (
-            json.dumps(
-                {
-                    "version": 1,
-                    "tasks": [
-                        GOOD | {"params": [PARAM | {"region": {"offset": 0, "size": [1], "stride": []}}]}
-                    ],
-                }
-            ),
-            "as many sizes as strides",
-        ),
+        (with_region(offset=0, size=[1], stride=[]), "as many sizes as strides"),
     ],
 )
 def test_a_malformed_file_is_refused(tmp_path, text, what):
@@ -273,3 +284,22 @@ def test_a_malformed_file_is_refused(tmp_path, text, what):
     path.write_text(text)
     with pytest.raises(ConfigError, match=what):
         read_graph(path)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    """A missing file is the same error, and so is a folder."""
+    for path, what in ((tmp_path / "none.json", "no such file"), (tmp_path, "is a directory")):
+        with pytest.raises(ConfigError, match=what):
+            read_graph(path)
+
+
+def test_regions_of_too_many_runs_are_refused():
+    """Boxes of different strides are compared run by run: memory for their runs has a limit, which is said."""
+    rows, columns = GraphRegion(0, (1 << 30, 4), (8, 1)), GraphRegion(0, (1 << 29, 4), (16, 1))
+    whole = 1 << 33
+    wide = [
+        GraphTask(id=1, kernel="k", params=(GraphParam("output", 1, whole, rows),)),
+        GraphTask(id=2, kernel="k", params=(GraphParam("output", 1, whole, columns),)),
+    ]
+    with pytest.raises(ConfigError, match="at most 4194304 runs"):
+        check_graph(graph(*wide))

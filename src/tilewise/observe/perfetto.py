@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tilewise.runtime.trace import Curve, TaskSpan, Trace
+from tilewise.observe.trace import Curve, TaskSpan, Trace
 
 __all__ = ["Event", "name_event", "slice_event", "write_events", "write_perfetto"]
 

@@ -8,16 +8,20 @@ was told to come after, and what the runtime made it wait for. Refuses files tha
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tilewise.core.errors import ConfigError
+from tilewise.core.reading import Unreadable, read_json
+
+if TYPE_CHECKING:
+    from tilewise.observe.graph_file import ParamRow, TaskRow
 
 __all__ = ["MODES", "DependencyGraph", "GraphParam", "GraphRegion", "GraphTask", "read_graph", "write_graph"]
 
 VERSION = 1
+_MAX_FILE_BYTES = 1 << 30  # some millions of tasks
 MODES = ("input", "output", "inout", "commute", "reduce", "no_dep")
 
 
@@ -92,18 +96,15 @@ def read_graph(path: str | Path) -> DependencyGraph:
     Raises:
         ConfigError: the file is not a dependency graph; names the task and what is wrong.
     """
+    from tilewise.observe.graph_file import GraphFile
+
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(_message(f"a graph is a JSON file; {path} is not: {error}")) from error
-    if not isinstance(data, Mapping) or data.get("version") != VERSION:
-        raise ConfigError(_message(f'a graph says "version": {VERSION}; {path} does not; record it again'))
-    if not isinstance(data.get("tasks"), list):
-        raise ConfigError(_message(f"a graph has a list of tasks; {path} has none; record it again"))
-    tasks = tuple(_task(place, row) for place, row in enumerate(data["tasks"]))
-    if len({task.id for task in tasks}) != len(tasks):
-        raise ConfigError(_message(f"ids are unique; {path} has some twice; record it again"))
-    return DependencyGraph(tasks)
+        rows = read_json(path, GraphFile, _MAX_FILE_BYTES).tasks
+    except Unreadable as error:
+        raise _refused(path, str(error)) from None
+    if len({row.id for row in rows}) != len(rows):
+        raise _refused(path, "ids must be unique, and some come twice")
+    return DependencyGraph(tuple(map(_task, rows)))
 
 
 def write_graph(path: str | Path, graph: DependencyGraph) -> None:
@@ -117,54 +118,23 @@ def write_graph(path: str | Path, graph: DependencyGraph) -> None:
     Path(path).write_text(f'{{"version": {VERSION}, "tasks": [\n{rows}\n]}}\n', encoding="utf-8")
 
 
-def _task(place: int, row: Any) -> GraphTask:
-    try:
-        return GraphTask(
-            id=_number(row["id"]),
-            kernel=str(row["kernel"]),
-            name=str(row.get("name", "")),
-            lane=_number(row["lane"]),
-            scope=_number(row["scope"]),
-            depth=_number(row["depth"]),
-            domain=_number(row["domain"]),
-            params=tuple(_param(entry) for entry in row["params"]),
-            after=tuple(_number(a) for a in row["after"]),
-            producers=tuple(_number(p) for p in row["producers"]),
-            submit_ns=_number(row["submit_ns"]),
-            end_ns=_number(row["end_ns"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            _message(
-                f"every task has all fields of the format; task {place} of the list: {error!r}; record it again"
-            )
-        ) from error
+def _task(row: TaskRow) -> GraphTask:
+    lists = {
+        "params": tuple(map(_param, row.params)),
+        "after": tuple(row.after),
+        "producers": tuple(row.producers),
+    }
+    return GraphTask(**{**dict(row), **lists})
 
 
-def _param(row: Any) -> GraphParam:
-    if row["mode"] not in MODES:
-        raise ValueError(f"mode {row['mode']!r} is not one of {', '.join(MODES)}")
-    region = row["region"]
-    return GraphParam(
-        row["mode"],
-        _number(row["buffer"]),
-        _number(row["bytes"]),
-        None if region is None else _region(region),
+def _param(row: ParamRow) -> GraphParam:
+    box = row.region
+    region = None if box is None else GraphRegion(box.offset, tuple(box.size), tuple(box.stride))
+    return GraphParam(row.mode, row.buffer, row.bytes, region)
+
+
+def _refused(path: str | Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f'[observe.read_graph] a dependency graph must be JSON of "version": {VERSION} with a list of tasks; got '
+        f"{str(path)!r}: {reason}; record it again"
     )
-
-
-def _region(row: Any) -> GraphRegion:
-    size, stride = tuple(map(_number, row["size"])), tuple(map(_number, row["stride"]))
-    if not size or len(size) != len(stride) or min(stride) < 1 or min(size) < 0:
-        raise ValueError(f"a region has as many sizes as strides, and strides of 1 or more: {size}, {stride}")
-    return GraphRegion(_number(row["offset"]), size, stride)
-
-
-def _number(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no count")
-    return value
-
-
-def _message(text: str) -> str:
-    return f"[runtime.read_graph] {text}."

@@ -4,7 +4,7 @@ from itertools import product
 
 from hypothesis import strategies as st
 
-from tilewise.runtime.graph import GraphRegion
+from tilewise.observe.dependency_graph import GraphRegion
 
 BUFFER_BYTES = 80
 

@@ -1,6 +1,6 @@
 """Records of traced runs, as the tests of this folder make them."""
 
-from tilewise.runtime.trace import Stall, TaskSpan
+from tilewise.observe.trace import Stall, TaskSpan
 
 
 def span(id, times, worker=0, kernel="k", **fields):

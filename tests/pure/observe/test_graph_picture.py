@@ -4,9 +4,9 @@ import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
-from tilewise.runtime.graph import DependencyGraph, GraphParam, GraphTask
-from tilewise.runtime.graph_check import check_graph
-from tilewise.runtime.graph_picture import MAX_DRAWN, write_graph_html, write_graph_svg
+from tilewise.observe.dependency_graph import DependencyGraph, GraphParam, GraphTask
+from tilewise.observe.graph_check import check_graph
+from tilewise.observe.graph_picture import MAX_DRAWN, write_graph_html, write_graph_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

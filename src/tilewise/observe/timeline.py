@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tilewise.runtime.perfetto import Event, name_event, slice_event, write_events
+from tilewise.observe.perfetto import Event, name_event, slice_event, write_events
 
 __all__ = ["TaskRecord", "busy_overlap", "write_trace"]
 

@@ -10,11 +10,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from tilewise.runtime.charts import Bar, Row, area_chart, stacked_bars, timeline_chart
-from tilewise.runtime.page import byte_count, duration, html_page, html_table, kernel_classes, text
-from tilewise.runtime.trace import IDLE_CAUSES, STALL_CAUSES, Stall, TaskSpan, Trace
+from tilewise.observe.charts import Bar, Row, area_chart, stacked_bars, timeline_chart
+from tilewise.observe.page import byte_count, duration, html_page, html_table, kernel_classes, text
+from tilewise.observe.trace import IDLE_CAUSES, STALL_CAUSES, Stall, TaskSpan, Trace
 
-__all__ = ["write_html"]
+__all__ = ["write_report"]
 
 MAX_ROWS = 64  # of the timeline
 MAX_KERNELS = 16
@@ -22,7 +22,7 @@ IDLE_STYLES = dict(zip(IDLE_CAUSES, ("alarm", "c1", "c5", "idle")))
 STALL_STYLES = dict(zip(STALL_CAUSES, ("c3", "c1", "c6", "c7", "idle")))
 
 
-def write_html(path: str | Path, trace: Trace) -> None:
+def write_report(path: str | Path, trace: Trace) -> None:
     """Write the report of a traced run.
 
     Args:

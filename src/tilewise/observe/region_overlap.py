@@ -16,12 +16,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.runtime.graph import GraphRegion
+from tilewise.core.errors import ConfigError
+from tilewise.observe.dependency_graph import GraphRegion
 
 __all__ = ["RegionTable"]
 
 Numbers = NDArray[np.int64]
 END_OF_BUFFER = 1 << 62
+_MOST_RUNS = 1 << 22  # their starts take 32 MiB
 
 
 class _Boxes(NamedTuple):
@@ -175,6 +177,11 @@ def _runs(region: GraphRegion) -> tuple[Numbers, int]:
     """Sorted starts of the runs of bytes, and the length of all runs."""
     is_dense = region.stride[-1] == 1
     outer = len(region.size) - 1 if is_dense else len(region.size)
+    if prod(region.size[:outer]) > _MOST_RUNS:
+        raise ConfigError(
+            f"[observe.check_graph] regions of one buffer with different strides are compared run by run, and must "
+            f"have at most {_MOST_RUNS} runs of bytes; got {region}; record smaller ones"
+        )
     starts = np.array([region.offset], np.int64)
     for size, stride in zip(region.size[:outer], region.stride[:outer]):
         starts = (starts[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)

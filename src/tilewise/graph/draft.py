@@ -1,0 +1,171 @@
+"""`GraphDraft`: the nodes and names of a graph under construction; equal ops on equal operands are one.
+
+It refuses names that are taken, tensors of another graph, and operands that an op cannot take. `GraphBuilder` writes
+what users describe, layer templates and gradients what follows from it; `freeze` makes `ir.Graph` of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tilewise.core.border import Border
+from tilewise.core.errors import ShapeError
+from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
+from tilewise.ir.op import op_named
+
+__all__ = ["GraphDraft"]
+
+OPTIMIZER = "optimizer."
+
+_border = Border("graph", ShapeError)
+
+
+class GraphDraft:
+    """What a graph consists of so far. Ids are positions: of `tensors`, of `ops`.
+
+    Attributes:
+        layers: per template its function and attributes.
+        phase: of the ops that are appended now: forward, backward or update.
+        names: ids of the tensors from outside, by name.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[TensorNode] = []
+        self.ops: list[OpNode] = []
+        self.outputs: dict[str, int] = {}
+        self.constant_values: dict[int, Any] = {}
+        self.templates: dict[str, Template] = {}
+        self.layers: dict[str, tuple[object, Mapping[str, Any]]] = {}
+        self.phase = "forward"
+        self.loss_id: int | None = None
+        self.names: dict[str, int] = {}
+        self._cache: dict[Any, tuple[int, ...]] = {}
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """A block whose declarations and ops stay together: when it raises, none of them has happened."""
+        tensors, ops = len(self.tensors), len(self.ops)
+        outputs, templates, layers = dict(self.outputs), dict(self.templates), dict(self.layers)
+        loss_id = self.loss_id
+        try:
+            yield
+        except BaseException:
+            del self.tensors[tensors:], self.ops[ops:]
+            self.outputs, self.templates, self.layers = outputs, templates, layers
+            self.loss_id = loss_id
+            self.names = {name: i for name, i in self.names.items() if i < tensors}
+            self.constant_values = {i: v for i, v in self.constant_values.items() if i < tensors}
+            self._cache = {key: ids for key, ids in self._cache.items() if all(i < tensors for i in ids)}
+            raise
+
+    def declare(self, kind: str, spec: TensorSpec) -> TensorNode:
+        """A tensor from outside: input, parameter, state or constant, under a name of its own."""
+        _border.text(kind, "a name", spec.name)
+        if spec.name in self.names or spec.name in self.outputs:
+            _border.refuse(kind, "names must be unique", f"{spec.name!r}, which is taken", "rename it")
+        if spec.name.startswith(OPTIMIZER) and self.phase != "update":
+            _border.refuse(kind, f"names in {OPTIMIZER!r} are the optimizer's", repr(spec.name), "rename it")
+        for dim, label in enumerate(spec.labels):
+            if label is not None and label.is_batch and (dim > 0 or kind not in ("input", "constant")):
+                _border.refuse(
+                    kind,
+                    f"{label.name!r} labels dim 0 of inputs and constants",
+                    f"dim {dim} of {kind} {spec.name!r}",
+                    "transpose it, or choose another label",
+                )
+        node = TensorNode(len(self.tensors), spec, kind)
+        self.tensors.append(node)
+        self.names[spec.name] = node.id
+        return node
+
+    def name_output(self, name: str, tensor: int) -> None:
+        """Make a tensor readable by name after a run."""
+        if name in self.outputs or self.names.get(name, tensor) != tensor:
+            _border.refuse("output", "output names must be unique", f"{name!r}, which is taken", "rename it")
+        self.outputs[name] = tensor
+
+    def own(self, call: str, tensor: TensorNode) -> TensorNode:
+        """A tensor of this graph; another graph's would stand for whatever has its number here."""
+        _border.instance(
+            call, "an operand", tensor, TensorNode, "pass tensors of the graph, as its methods return them"
+        )
+        if tensor.id >= len(self.tensors) or self.tensors[tensor.id] is not tensor:
+            _border.refuse(
+                call,
+                "operands must belong to the graph",
+                f"{tensor.spec} {tensor.spec.name!r} of another",
+                "make it here",
+            )
+        return tensor
+
+    def op(self, name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any]) -> tuple[int, ...]:
+        """Append an op on tensor ids, with attributes that are known to follow its signature; equal ops are one."""
+        key = (name, ids, tuple(sorted(attrs.items())), self.phase)
+        if key in self._cache:
+            return self._cache[key]
+        given = [None if i is None else self.tensors[i].spec for i in ids]
+        _refuse_packed(name, given, attrs)
+        specs = op_named(name).infer(given, attrs)
+        outputs = self.append(name, ids, specs, attrs)
+        self._cache[key] = outputs
+        return outputs
+
+    def append(
+        self,
+        name: str,
+        ids: tuple[int | None, ...],
+        specs: Sequence[TensorSpec],
+        attrs: Mapping[str, Any],
+        *,
+        label: str = "",
+    ) -> tuple[int, ...]:
+        """Append an op whose output specs are known."""
+        op_id, first = len(self.ops), len(self.tensors)
+        self.tensors += [TensorNode(first + i, s, "result", op_id) for i, s in enumerate(specs)]
+        outputs = tuple(range(first, len(self.tensors)))
+        self.ops.append(
+            OpNode(op_id, name, ids, outputs, dict(attrs), self.phase, label or self._label(name, ids))
+        )
+        return outputs
+
+    def _label(self, name: str, ids: tuple[int | None, ...]) -> str:
+        """The parameter an op works with is its best name in traces and messages."""
+        for i in ids:
+            if i is not None and self.tensors[i].kind in ("parameter", "state"):
+                return f"{name}:{self.tensors[i].spec.name}"
+        return name
+
+    def freeze(self, name: str, reduction_chunks: int) -> Graph:
+        """The graph as data."""
+        return Graph(
+            name,
+            tuple(self.tensors),
+            tuple(self.ops),
+            dict(self.outputs),
+            reduction_chunks,
+            dict(self.constant_values),
+            dict(self.templates),
+        )
+
+    @classmethod
+    def of(cls, graph: Graph) -> GraphDraft:
+        """A draft that continues a frozen graph; tensor ids stay."""
+        draft = cls()
+        draft.tensors, draft.ops = list(graph.tensors), list(graph.ops)
+        draft.outputs, draft.constant_values = dict(graph.outputs), dict(graph.constant_values)
+        draft.templates = dict(graph.templates)
+        draft.names = {t.spec.name: t.id for t in graph.tensors if t.spec.name}
+        return draft
+
+
+def _refuse_packed(name: str, given: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> None:
+    """Weights lie in panels; only ops that say so can read them."""
+    takes = getattr(op_named(name), "takes_packed", lambda position, attrs: False)
+    for position, spec in enumerate(given):
+        if spec is not None and spec.storage == "packed" and not takes(position, attrs):
+            raise ShapeError(
+                f"[graph.{name}] operand {position} must be a result, not a weight; got {spec} {spec.name!r}; "
+                "weights go into matmul, embedding and elementwise ops among themselves"
+            )

@@ -1,0 +1,151 @@
+"""A model's tensors by name: reading, checking and writing them from outside.
+
+Values are checked whole (`session/inputs.py`) before the first of them is written to the devices' parts
+(`session/local.py`). Who may call when is the instance's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.core.border import Border
+from tilewise.core.dtypes import is_float
+from tilewise.core.errors import CheckpointError, PlanError, ShapeError
+from tilewise.graph.builder import INV_COUNT
+from tilewise.optim.adamw import master_name, moment_names
+from tilewise.plan import Plan
+from tilewise.runtime import Executor
+from tilewise.session.inputs import (
+    as_array,
+    check_inputs,
+    check_value,
+    counted_labels,
+    index_bounds,
+    is_finite,
+)
+from tilewise.session.local import TensorStore
+
+__all__ = ["NamedTensors"]
+
+Array = NDArray[Any]
+_border = Border("session", PlanError)
+
+
+class NamedTensors:
+    """The tensors of a plan's graph. A parameter trained in bf16 has a master in fp32 that goes along with it.
+
+    Args:
+        plan: says which tensors there are; its constants are written at once.
+        executor: the devices' memory.
+
+    Attributes:
+        ids: of the tensors from outside, by name.
+        num_writes: so far; what was computed before the last of them does not belong to what lies there now.
+    """
+
+    def __init__(self, plan: Plan, executor: Executor) -> None:
+        self.plan = plan
+        self.store = TensorStore(plan, executor)
+        self.ids = {t.spec.name: t.id for t in plan.graph.tensors if t.spec.name and t.kind != "result"}
+        self.num_writes = 0
+        self._counted = counted_labels(plan.graph)
+        self._bounds = index_bounds(plan.graph)
+        for tensor, value in plan.graph.constant_values.items():
+            self.store.write(tensor, value)
+
+    def parameter_names(self) -> list[str]:
+        """Names of all parameters, in order of declaration."""
+        return [t.spec.name for t in self.plan.graph.of_kind("parameter")]
+
+    def lasting_names(self) -> list[str]:
+        """Names of everything a step updates: weights, masters, moments."""
+        names = [n for p in self.parameter_names() for n in (p, master_name(p), *moment_names(p))]
+        return [n for n in names if n in self.ids]
+
+    def _id(self, call: str, name: str) -> int:
+        _border.text(call, "a tensor's name", name)
+        found = self.ids.get(name, self.plan.graph.outputs.get(name))
+        if found is None:
+            known = ", ".join([*self.ids, *self.plan.graph.outputs][:12])
+            raise ShapeError(
+                f"[session.{call}] the graph must have the tensor; got {name!r}; it has {known}, …"
+            )
+        return found
+
+    def differing_replicas(self, name: str) -> tuple[int, int] | None:
+        """Two devices whose copies of a tensor differ in a bit; None when all agree."""
+        return self.store.differing_replicas(self._id("differing_replicas", name))
+
+    def read(self, name: str) -> Array:
+        """A tensor as a whole; of a parameter the master, where there is one."""
+        self._id("get_tensor", name)
+        master = master_name(name)
+        return self.store.read(self._id("get_tensor", master if master in self.ids else name))
+
+    def write(self, name: str, value: Array, *, once: bool = False) -> None:
+        """Write a whole tensor that is known to fit, and its master; `once`: to the first device that holds a part."""
+        self.num_writes += 1
+        self.store.write(self.ids[name], value, once=once)
+        if master_name(name) in self.ids:
+            self.store.write(self.ids[master_name(name)], value, once=once)
+
+    def set(self, name: str, value: object) -> None:
+        """Check a user's value for an input, parameter or state, and write it."""
+        tensor = self._id("set_tensor", name)
+        node = self.plan.graph.tensors[tensor]
+        if node.kind in ("result", "constant"):
+            raise ShapeError(
+                f"[session.set_tensor] inputs, parameters and states can be written; got {name!r}, a {node.kind}; "
+                "declare it as one of them"
+            )
+        array = as_array("set_tensor", name, value)
+        # an input's sizes are those of the last run; a state lives on into runs of any size
+        sizes = [s.min for s in self.plan.shapes.symbols] if node.kind == "state" else self.store.symbols
+        symbols = dict(zip(self.plan.shapes.symbols, sizes))
+        check_value("set_tensor", node.spec, array, self._bounds.get(name, []), symbols)
+        self.write(name, array)
+
+    def feed(self, inputs: Mapping[str, object]) -> None:
+        """Check all inputs of a run, then write them, and what follows from them."""
+        arrays, symbols = check_inputs(self.plan.graph, inputs, self._bounds)
+        for size, given in symbols.items():
+            self.store.symbols[self.plan.shapes.symbols.index(size)] = given
+        for name, value in arrays.items():
+            self.write(name, value)
+        if self._counted is not None:
+            labels, ignored = self._counted
+            count = int(np.count_nonzero(arrays[labels] != ignored))
+            self.write(INV_COUNT, np.array([1.0 / max(count, 1)], np.float32))
+
+    def check_stored(self, call: str, name: str, value: Array) -> None:
+        """Whether a value from a file or a state fits its tensor.
+
+        Raises:
+            CheckpointError: it has another shape or kind, or is not finite.
+        """
+        spec = self.plan.graph.spec(self.ids[name])
+        problem = ""
+        if value.shape != spec.shape:
+            problem = f"shapes must agree; got {value.shape} for {name!r} {spec.shape}"
+        elif not is_float(value.dtype):
+            problem = f"weights are floating-point numbers; got {value.dtype} for {name!r}"
+        elif not is_finite(value, spec.dtype):
+            problem = f"weights must be finite in {spec.dtype}; got others in {name!r}"
+        if problem:
+            raise CheckpointError(f"[session.{call}] {problem}; nothing was changed")
+
+    def first_nonfinite(self) -> str:
+        """The first tensor that holds what is no finite number: weights, then the loss, then gradients, as declared."""
+        names = self.parameter_names()
+        for name, words in (
+            *((n, f"the weight {n!r}") for n in names),
+            ("loss", "the loss"),
+            *((f"{n}.grad", f"the gradient of {n!r}") for n in names),
+        ):
+            if not is_finite(self.read(name), None):
+                return words
+        return "the norm itself"
