@@ -20,6 +20,8 @@ class RegionTable {
   RegionTable(uint32_t* buckets, RegionNode* nodes, uint32_t max_nodes)
       : buckets_(buckets), nodes_(nodes), mask_(num_buckets(max_nodes) - 1) {}
 
+  RegionNode* nodes() const { return nodes_; }
+
   /// Boxes with one first byte share a bucket: they overlap, so that a task that asks for one meets all of them anyway.
   uint32_t bucket_of(uint32_t owner, uint64_t offset) const {
     const auto product = static_cast<unsigned __int128>(offset + (uint64_t{owner} << 40)) * 0x9E3779B97F4A7C15u;
