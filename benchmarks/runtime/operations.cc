@@ -35,13 +35,13 @@ struct Probe {
 
   uint32_t take_slot() { return tasks::take_slot(engine, seat); }
   void give_slot(uint32_t slot) {
-    Wake::Word& wake = engine.region.slots[slot].wake;
+    Wake::Word& wake = engine.store.slots[slot].wake;
     wake.store(Wake::of_generation(Wake::generation_in(wake.load(std::memory_order_relaxed)) + 1),
                std::memory_order_release);
   }
   uint64_t allocate(uint64_t bytes) { return allocate_heap(engine, seat, bytes); }
   SeatPool pool() { return SeatPool{engine, engine.seat(seat)}; }
-  void start(uint32_t slot) { engine.region.slots[slot].state.store(SlotState::kRunning); }
+  void start(uint32_t slot) { engine.store.slots[slot].state.store(SlotState::kRunning); }
   uint32_t take() { return tasks::take(engine, seat, true); }
   uint32_t complete(uint32_t slot) { return tasks::complete(engine, slot, seat, PTO_OK, true); }
 };

@@ -66,7 +66,7 @@ void start_worker(Engine& engine, uint32_t worker, bool is_pinned) {
 
 // The orchestrator's side of two processes: work begins when the other side is there.
 void wait_for_workers(Engine& engine, double timeout_s) {
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   const int64_t deadline = now_ns() + static_cast<int64_t>(timeout_s * 1e9);
   Blocking let_others_run;
   while (header.workers_pid.load(std::memory_order_acquire) == 0) {
@@ -87,7 +87,7 @@ void wait_for_workers(Engine& engine, double timeout_s) {
 void stop(Engine& engine) {
   engine.is_closed = true;
   engine.id_open = UINT64_MAX;  // no thread's last lane: every further call is told
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   header.closing.store(1, std::memory_order_seq_cst);
   header.parked.wake_all(header.is_shared != 0);
   Blocking let_others_run;
@@ -99,14 +99,14 @@ void stop(Engine& engine) {
 
 OpenEngine open_engine(const Options& options) {
   check_options(options);
-  OpenEngine engine(new Engine(make_region(options)), drop_engine);
+  OpenEngine engine(new Engine(make_store(options)), drop_engine);
   engine->replays = std::make_unique<Recordings>(*engine);
   if (options.shared_path != nullptr) engine->peer.path = options.shared_path;
-  Header& header = *engine->region.header;
+  Header& header = *engine->store.header;
   header.seats_in_use.store(header.num_workers, std::memory_order_release);
   header.owner_pid.store(getpid());
   for (uint32_t s = 0; s < header.num_seats; ++s) {
-    Seat& seat = engine->region.seats[s];
+    Seat& seat = engine->store.seats[s];
     seat.classes = header.helper_classes;
     if (s >= header.num_workers) continue;
     seat.is_taken.store(1);
@@ -119,7 +119,7 @@ OpenEngine open_engine(const Options& options) {
   if (header.num_workers == 0) header.served_classes = (1u << header.num_classes) - 1;
   for (const BuiltinKernel& kernel : builtin_kernels()) engine->kernels.add(kernel.name, kernel.function, kIsBuiltin);
   if (options.shared_path != nullptr) {
-    publish_region(options.shared_path);
+    publish_store(options.shared_path);
     wait_for_workers(*engine, options.peer_timeout_s);
     return engine;
   }
@@ -130,9 +130,9 @@ OpenEngine open_engine(const Options& options) {
 }
 
 int run_workers(const char* path, const std::vector<std::string>& libraries) {
-  Engine engine(attach_region(path));
+  Engine engine(attach_store(path));
   engine.peer.is_worker_side = true;
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   for (const std::string& library : libraries) engine.kernels.load(library);
   engine.kernels.expect_names();
   engine.replays = std::make_unique<Recordings>(engine);
@@ -166,8 +166,8 @@ void close_engine(Engine& engine) {
   if (!engine.peer.is_lost.load()) {
     const bool helps = has_lane(engine);
     try {
-      for (uint32_t slot = 0; slot < engine.region.seats_in_use() * engine.region.header->window; ++slot) {
-        const WakeWord word = Wake::look(engine.region.slots[slot].wake);
+      for (uint32_t slot = 0; slot < engine.store.seats_in_use() * engine.store.header->window; ++slot) {
+        const WakeWord word = Wake::look(engine.store.slots[slot].wake);
         if (!Wake::is_live(word)) continue;
         const TaskRef task = make_ref(Wake::generation_in(word), slot);
         wait_until(engine, [&] { return is_complete(engine, task); }, [&] { watch(engine, task); }, PTO_FOREVER, helps);

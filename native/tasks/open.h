@@ -1,7 +1,7 @@
 // Opening and closing a runtime.
 //
 // Who may call: open and run_workers, any thread; close, one thread that is in none of its tasks. Blocks: open of a
-// shared region until the workers' process is there; close until every task has ended.
+// shared file until the workers' process is there; close until every task has ended.
 #pragma once
 #include <memory>
 #include <string>
@@ -18,7 +18,7 @@ using OpenEngine = std::unique_ptr<Engine, void (*)(Engine*)>;
 OpenEngine open_engine(const Options& options);
 /// Waits for every task, stops the workers.
 void close_engine(Engine& engine);
-/// The workers' side of a shared region. Returns a status when the orchestrator has closed it or died.
+/// The workers' side of a shared file. Returns a status when the orchestrator has closed it or died.
 int run_workers(const char* path, const std::vector<std::string>& libraries);
 
 }  // namespace tilewise::tasks

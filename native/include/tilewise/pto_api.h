@@ -119,7 +119,7 @@ PTO_CALL int pto_run_orchestration(PTORuntime* runtime, const char* library_path
 
 /* Two processes: the caller's threads become the workers of the region that another process opened at this path.
  * Returns when that process closes the runtime (0) or dies (PTO_PEER_LOST). Kernels are found by name in the
- * libraries that both sides load; operands must lie in the region (pto_alloc, runtime-owned outputs). */
+ * libraries that both sides load; operands must lie in the shared file (pto_alloc, runtime-owned outputs). */
 PTO_CALL int pto_workers_run(const char* shared_path, const char* const* library_paths, uint32_t num_libraries);
 
 /* Seeing inside. */

@@ -11,11 +11,11 @@
 namespace tilewise::tasks {
 
 void stats(Engine& engine, pto_stats* stats) {
-  const Header& header = *engine.region.header;
+  const Header& header = *engine.store.header;
   *stats = {};
   uint32_t stocked = 0;
-  for (uint32_t s = 0; s < engine.region.seats_in_use(); ++s) {
-    const Seat& seat = engine.region.seats[s];
+  for (uint32_t s = 0; s < engine.store.seats_in_use(); ++s) {
+    const Seat& seat = engine.store.seats[s];
     stats->num_submitted += seat.num_submitted.load(std::memory_order_relaxed);
     stats->num_failed += seat.num_failed.load(std::memory_order_relaxed);
     stats->num_helped += seat.num_helped.load(std::memory_order_relaxed);
@@ -30,19 +30,19 @@ void stats(Engine& engine, pto_stats* stats) {
   stats->heap_high_bytes = uint64_t{header.segments_high.load()} * kSegmentBytes;
   stats->handles_high = header.fresh_handles.load(std::memory_order_relaxed);
   {
-    std::lock_guard guard(engine.region.header->pool_lock);
+    std::lock_guard guard(engine.store.header->pool_lock);
     stats->handles = stats->handles_high - stocked - header.num_free_handles;
   }
-  std::lock_guard guard(engine.region.header->boxes_lock);
+  std::lock_guard guard(engine.store.header->boxes_lock);
   stats->regions = engine.boxes.num_live();
   stats->regions_high = engine.boxes.high_water();
-  stats->metadata_bytes = resident_bytes(engine.region.base, header.heap);
+  stats->metadata_bytes = resident_bytes(engine.store.base, header.heap);
 }
 
 // A thread is busy from taking a task until it has handed on what became ready.
 bool is_idle(const Engine& engine) {
-  for (uint32_t s = 0; s < engine.region.seats_in_use(); ++s) {
-    if (engine.region.seats[s].is_busy.load(std::memory_order_acquire) != 0 || has_work(engine, s)) return false;
+  for (uint32_t s = 0; s < engine.store.seats_in_use(); ++s) {
+    if (engine.store.seats[s].is_busy.load(std::memory_order_acquire) != 0 || has_work(engine, s)) return false;
   }
   return true;
 }
@@ -53,13 +53,13 @@ void enable_trace(Engine& engine, uint32_t max_records) {
   }
   engine.active_trace.store(nullptr);
   if (max_records != 0) {  // else what was recorded can still be read
-    engine.trace = std::make_unique<Trace>(engine.region, max_records);
+    engine.trace = std::make_unique<Trace>(engine.store, max_records);
     engine.active_trace.store(engine.trace.get());
   }
-  if (engine.region.traces == nullptr || engine.peer.is_worker_side) return;
-  for (uint32_t w = 0; w < engine.region.header->num_workers && max_records != 0; ++w)
-    engine.region.traces[w].num_tasks.store(0);
-  engine.region.header->trace_limit.store(max_records, std::memory_order_release);
+  if (engine.store.traces == nullptr || engine.peer.is_worker_side) return;
+  for (uint32_t w = 0; w < engine.store.header->num_workers && max_records != 0; ++w)
+    engine.store.traces[w].num_tasks.store(0);
+  engine.store.header->trace_limit.store(max_records, std::memory_order_release);
 }
 
 uint64_t trace_tasks(const Engine& engine, pto_trace_task* records, uint64_t capacity) {
@@ -71,7 +71,7 @@ uint64_t trace_stalls(const Engine& engine, pto_trace_stall* records, uint64_t c
 }
 
 void begin_graph(Engine& engine) {
-  const SubmitGuard guard(*engine.region.header, seat_here(engine), engine.fences);
+  const SubmitGuard guard(*engine.store.header, seat_here(engine), engine.fences);
   if (engine.graph != nullptr) {
     raise(PTO_BAD_ARGUMENT, "[runtime.graph_begin] one graph at a time; got a second; end the first");
   }
@@ -82,7 +82,7 @@ void begin_graph(Engine& engine) {
 void end_graph(Engine& engine, const char* json_path) {
   std::unique_ptr<GraphLog> log;
   {
-    const SubmitGuard guard(*engine.region.header, seat_here(engine), engine.fences);
+    const SubmitGuard guard(*engine.store.header, seat_here(engine), engine.fences);
     log = std::move(engine.graph);
     if (log != nullptr) engine.num_observers.fetch_sub(1);
   }

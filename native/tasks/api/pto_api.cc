@@ -303,7 +303,7 @@ void pto_task_release(PTORuntime* runtime, pto_task task) {
 
 pto_task pto_this_task(void) {
   const tilewise::tasks::Running& running = tilewise::tasks::running;
-  return running.engine == nullptr ? 0 : running.engine->region.name_at(running.slot);
+  return running.engine == nullptr ? 0 : running.engine->store.name_at(running.slot);
 }
 
 int pto_should_stop(void) {
@@ -394,7 +394,7 @@ int pto_run_orchestration(PTORuntime* runtime, const char* library_path, const c
 
 int pto_workers_run(const char* shared_path, const char* const* library_paths, uint32_t num_libraries) {
   return status_of([&] {
-    need(shared_path, "the region's path");
+    need(shared_path, "the shared file's path");
     return tilewise::tasks::run_workers(shared_path,
                                         std::vector<std::string>(library_paths, library_paths + num_libraries));
   });

@@ -43,7 +43,7 @@ Options options_of(uint32_t num_workers, uint32_t window) {
 /// The kernel of every task here.
 int run_hosted(void* const*, const uint64_t*) {
   const Engine& engine = *running.engine;
-  engine.host->execute(running.slot & (engine.region.header->window - 1), running.seat);
+  engine.host->execute(running.slot & (engine.store.header->window - 1), running.seat);
   return PTO_OK;
 }
 
@@ -51,12 +51,12 @@ int run_hosted(void* const*, const uint64_t*) {
 
 /// Which tasks use what, known to the submitter alone: so its chunks come from a pool of its own.
 struct Embedded::Objects : GrowingPool {
-  Objects(const Region& its_region, uint32_t num_objects, uint32_t window)
-      : region(its_region), states(num_objects), marks(window) {}
+  Objects(const Store& its_store, uint32_t num_objects, uint32_t window)
+      : store(its_store), states(num_objects), marks(window) {}
 
-  bool is_settled(TaskRef task) const { return Wake::has_ended(region.slots[slot_of(task)].wake, generation_of(task)); }
+  bool is_settled(TaskRef task) const { return Wake::has_ended(store.slots[slot_of(task)].wake, generation_of(task)); }
 
-  const Region& region;
+  const Store& store;
   std::vector<AccessState> states;
   std::vector<uint64_t> marks;  // per place: the last task that waits for the one there
   uint64_t num_submitted = 0;
@@ -67,7 +67,7 @@ Embedded::Embedded(Host& host, uint32_t num_workers, uint32_t window, uint32_t n
       window_(std::bit_ceil(std::max(window, 2u))),
       first_slot_(num_workers * window_),
       engine_(open_engine(options_of(num_workers, window_))),
-      objects_(std::make_unique<Objects>(engine_->region, num_objects, window_)) {
+      objects_(std::make_unique<Objects>(engine_->store, num_objects, window_)) {
   engine_->host = &host;
   kernel_ = engine_->kernels.add("hosted", run_hosted, 0);
 }
@@ -76,22 +76,22 @@ Embedded::~Embedded() { close(); }
 
 uint64_t Embedded::bytes_needed(uint32_t num_workers, uint32_t window, uint32_t num_objects) {
   const uint64_t places = std::bit_ceil(std::max(window, 2u));
-  return region_bytes(options_of(num_workers, static_cast<uint32_t>(places))) + places * sizeof(uint64_t) +
+  return store_bytes(options_of(num_workers, static_cast<uint32_t>(places))) + places * sizeof(uint64_t) +
          uint64_t{num_objects} * sizeof(AccessState);
 }
 
 uint64_t Embedded::bytes() const {
-  return engine_->region.header->total_bytes + objects_->marks.size() * sizeof(uint64_t) +
+  return engine_->store.header->total_bytes + objects_->marks.size() * sizeof(uint64_t) +
          objects_->states.size() * sizeof(AccessState);
 }
 
 void Embedded::close() {
   engine_->is_closed = true;  // no thread waits for tasks that will not start
-  engine_->region.header->closing.store(1, std::memory_order_seq_cst);
+  engine_->store.header->closing.store(1, std::memory_order_seq_cst);
   wake_all();
 }
 
-void Embedded::wake_all() { engine_->region.header->parked.wake_all(false); }
+void Embedded::wake_all() { engine_->store.header->parked.wake_all(false); }
 
 uint32_t Embedded::take_task() {
   const uint32_t slot = find_free_slot(*engine_, first_slot_ / window_);
@@ -103,7 +103,7 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
   Objects& objects = *objects_;
   const uint64_t sequence = ++objects.num_submitted;
   const uint32_t slot = first_slot_ + task_index;
-  Slot& task = engine.region.slots[slot];
+  Slot& task = engine.store.slots[slot];
   const TaskRef self = make_ref(Wake::generation_in(task.wake.load(std::memory_order_relaxed)), slot);
   task.begin(kernel_, priority, 0, kIsEmbedded);
   task.sequence.store(sequence, std::memory_order_relaxed);
@@ -121,7 +121,7 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
     record(objects.states[access.object], objects, access.use == Use::kRead ? PTO_INPUT : PTO_OUTPUT, self);
   }
   if (engine.active_trace.load(std::memory_order_relaxed) != nullptr)
-    note_submission(engine, engine.region.args[slot], worker);
+    note_submission(engine, engine.store.args[slot], worker);
   start_submitted(engine, slot, worker);
 }
 
@@ -134,7 +134,7 @@ void Embedded::worker_loop(uint32_t worker) { tasks::worker_loop(*engine_, worke
 
 void Embedded::trace(uint32_t max_records) {
   engine_->active_trace.store(nullptr);
-  engine_->trace = max_records == 0 ? nullptr : std::make_unique<Trace>(engine_->region, max_records);
+  engine_->trace = max_records == 0 ? nullptr : std::make_unique<Trace>(engine_->store, max_records);
   engine_->active_trace.store(engine_->trace.get());
 }
 
@@ -155,22 +155,22 @@ int64_t Embedded::timeline_dropped() const {
 }
 
 uint64_t Embedded::num_ready() const {
-  const Header& header = *engine_->region.header;
+  const Header& header = *engine_->store.header;
   uint64_t total = uint64_t{header.num_urgent.load(std::memory_order_relaxed)} +
                    header.num_overflow.load(std::memory_order_relaxed) +
                    header.num_background.load(std::memory_order_relaxed);
-  for (uint32_t w = 0; w < header.num_workers; ++w) total += engine_->region.rings[w].num_held();
+  for (uint32_t w = 0; w < header.num_workers; ++w) total += engine_->store.rings[w].num_held();
   return total;
 }
 
 uint64_t Embedded::num_completed() const { return tasks::num_completed(*engine_); }
 
 bool Embedded::is_live(uint32_t task) const {
-  return Wake::is_live(Wake::look(engine_->region.slots[first_slot_ + task].wake));
+  return Wake::is_live(Wake::look(engine_->store.slots[first_slot_ + task].wake));
 }
 
 uint64_t Embedded::sequence(uint32_t task) const {
-  return engine_->region.slots[first_slot_ + task].sequence.load(std::memory_order_relaxed);
+  return engine_->store.slots[first_slot_ + task].sequence.load(std::memory_order_relaxed);
 }
 
 }  // namespace tilewise::tasks

@@ -5,7 +5,7 @@
 // kernels by name, registered buffers, heap, scopes, failures (the host keeps its own). Who may call: take_task and
 // submit by one worker at a time, inside Host::submit_more; resume, the questions and close by any thread.
 // Blocks: worker_loop sleeps while there is nothing to do. Memory order: what a task wrote is visible to its
-// successors. Memory: an engine's region, and the states of the objects, which tasks name by index.
+// successors. Memory: an engine's store, and the states of the objects, which tasks name by index.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -55,10 +55,10 @@ class __attribute__((visibility("default"))) Embedded {
 
   /// An unused task, below window(); kNone when there is none.
   uint32_t take_task();
-  /// Puts a taken task behind earlier ones by what it uses. Of those that could start, the highest priority above 0 does
-  /// first, then the oldest: devices that exchange data go through their programs in step. Tasks of priority 0 come
-  /// after those, from the ring of the worker that made them ready, mostly right behind the task they waited for; those
-  /// below 0 come last.
+  /// Puts a taken task behind earlier ones by what it uses. Of those that could start, the highest priority above 0
+  /// does first, then the oldest: devices that exchange data go through their programs in step. Tasks of priority 0
+  /// come after those, from the ring of the worker that made them ready, mostly right behind the task they waited for;
+  /// those below 0 come last.
   void submit(uint32_t task, const std::vector<Access>& accesses, int32_t priority, uint32_t worker);
   /// A task that was not admitted need no longer wait.
   void resume(uint32_t task);

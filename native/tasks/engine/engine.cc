@@ -8,11 +8,11 @@
 
 namespace tilewise::tasks {
 
-Engine::Engine(const Region& its_region)
-    : region(its_region),
-      boxes(its_region.regions, its_region.header->max_regions, false),
-      fences(its_region.header->is_shared != 0 || !protocols::register_membarrier()),
-      kernels(region) {
+Engine::Engine(const Store& its_store)
+    : store(its_store),
+      boxes(its_store.regions, its_store.header->max_regions, false),
+      fences(its_store.header->is_shared != 0 || !protocols::register_membarrier()),
+      kernels(store) {
   enter_registry(*this);
 }
 
@@ -20,7 +20,7 @@ Engine::~Engine() {
   leave_registry(*this);
   if (peer.fd >= 0) close(peer.fd);
   if (!peer.path.empty()) drop_part(peer.path.c_str());
-  unmap_region(region);
+  unmap_store(store);
 }
 
 }  // namespace tilewise::tasks

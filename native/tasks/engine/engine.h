@@ -1,7 +1,7 @@
 // The task runtime of one device, as data: what its rooms work on.
 //
 // Purpose: orders tasks by the data they touch and runs them. No thread schedules: the thread that submits or completes
-// a task makes its successors ready, and workers (and waiting submitters) take ready tasks. The region holds everything
+// a task makes its successors ready, and workers (and waiting submitters) take ready tasks. The store holds everything
 // that two processes may share; beside it stands what only this process needs. The rooms are functions on it:
 //
 //   engine/  seats, kernels, handles, failures        submit/  from a specification to a task that waits or is ready
@@ -32,25 +32,25 @@
 
 namespace tilewise::tasks {
 
-/// The other process of a shared region.
+/// The other process of a shared file.
 struct Peer {
   bool is_worker_side = false;  // this process has the workers, the other one submits
   std::atomic<bool> is_lost{false};
   int fd = -1;  // of its process
-  std::string path;  // of the region's file
+  std::string path;  // of the store's file
 };
 
 struct Engine {
   /// Takes the region; knows of no thread yet. api/open.h opens a whole runtime.
-  explicit Engine(const Region& its_region);
+  explicit Engine(const Store& its_store);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  Seat& seat(uint32_t index) const { return region.seats[index]; }
-  bool has_failures() const { return region.header->num_failed.load(std::memory_order_acquire) != 0; }
+  Seat& seat(uint32_t index) const { return store.seats[index]; }
+  bool has_failures() const { return store.header->num_failed.load(std::memory_order_acquire) != 0; }
 
-  const Region region;
+  const Store store;
   RegionIndex boxes;  // under boxes_lock
   bool fences = false;  // a fence with every push, because the sleeper cannot make all other threads issue one
   // Which runtime this is among all of the process; the second is the same until it is closed. Written by its opener

@@ -18,12 +18,12 @@ namespace {
 uint64_t hash_of(TaskRef task) { return (task >> kFlagBits) * 0x9E3779B97F4A7C15ull >> 20; }
 
 uint32_t record_error(Engine& engine, uint32_t slot, uint32_t seat_index, int status, const std::string& reason) {
-  Header& header = *engine.region.header;
-  const Slot& task = engine.region.slots[slot];
+  Header& header = *engine.store.header;
+  const Slot& task = engine.store.slots[slot];
   std::lock_guard guard(header.failed_lock);
   const uint32_t number = header.num_errors.load(std::memory_order_relaxed) + 1;
-  ErrorRecord& record = engine.region.errors[number % kMaxErrors];
-  record.task = engine.region.name_at(slot);
+  ErrorRecord& record = engine.store.errors[number % kMaxErrors];
+  record.task = engine.store.name_at(slot);
   record.kernel = task.kernel;
   record.worker = seat_index < header.num_workers ? static_cast<int32_t>(seat_index) : -1;
   record.lane = static_cast<int32_t>(lane_of(engine, slot));
@@ -38,7 +38,7 @@ uint32_t record_error(Engine& engine, uint32_t slot, uint32_t seat_index, int st
 }
 
 void mark_failed(Engine& engine, TaskRef task, uint32_t error, bool is_pinned) {
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   std::lock_guard guard(header.failed_lock);
   const uint32_t mask = header.failed_capacity - 1;
   const uint32_t count = header.num_failed.load(std::memory_order_relaxed);
@@ -47,26 +47,26 @@ void mark_failed(Engine& engine, TaskRef task, uint32_t error, bool is_pinned) {
     return;
   }
   uint64_t at = hash_of(task) & mask;
-  while (engine.region.failed[at].key != 0) at = (at + 1) & mask;
+  while (engine.store.failed[at].key != 0) at = (at + 1) & mask;
   const uint64_t submitted_at = sequence_of(engine, slot_of(task));
-  const uint32_t parent = engine.region.slots[slot_of(task)].parent;
+  const uint32_t parent = engine.store.slots[slot_of(task)].parent;
   const TaskRef parent_name =
       parent == 0 ? 0
-                  : make_ref(Wake::generation_in(engine.region.slots[parent - 1].wake.load(std::memory_order_relaxed)),
+                  : make_ref(Wake::generation_in(engine.store.slots[parent - 1].wake.load(std::memory_order_relaxed)),
                              parent - 1);
-  engine.region.failed[at] = {task, error, is_pinned ? 1u : 0u, submitted_at, parent_name, 0};
+  engine.store.failed[at] = {task, error, is_pinned ? 1u : 0u, submitted_at, parent_name, 0};
   header.num_failed.store(count + 1, std::memory_order_seq_cst);
   // Its owner may have let go of it before: either it sees this entry, or its word is seen here.
   const auto generation = static_cast<uint32_t>(generation_of(task));
-  const Slot& slot = engine.region.slots[slot_of(task)];
-  if (slot.released.load(std::memory_order_seq_cst) == generation) engine.region.failed[at].is_pinned = 0;
+  const Slot& slot = engine.store.slots[slot_of(task)];
+  if (slot.released.load(std::memory_order_seq_cst) == generation) engine.store.failed[at].is_pinned = 0;
 }
 
 // Called by a submitter, under the submission lock, when the table has grown: forgets what no thread can ask for. A
 // task that was linked while its producer lived asks when it advances; one that was linked later has asked already. So
 // the tasks that can still ask were submitted before the first sweep that found the producer completed.
 void sweep_failures(Engine& engine, bool holds_boxes_lock) {
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   const uint32_t seat_index = seat_here(engine);
   engine.replays->settle_all(seat_index);  // so that the buffers name all tasks
   SeatPool pool{engine, engine.seat(seat_index)};
@@ -79,7 +79,7 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
   std::unique_lock boxes_guard(header.boxes_lock, std::defer_lock);
   if (!holds_boxes_lock) boxes_guard.lock();
   for (uint32_t h = 0; h < header.fresh_handles.load(std::memory_order_relaxed); ++h) {
-    Handle& handle = engine.region.handles[h];
+    Handle& handle = engine.store.handles[h];
     if ((handle.flags & kHasOwner) != 0) continue;  // a task's own, which changes without the submission lock
     if ((handle.flags & kHasRegions) != 0) {
       engine.boxes.for_each(handle.tree, [&](uint32_t node) { note_state(engine.boxes[node].state); });
@@ -90,9 +90,9 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
   std::sort(named.begin(), named.end());
   const uint64_t now = header.sequence.load(std::memory_order_relaxed);
   std::vector<uint64_t> live;
-  for (uint32_t slot = 0; slot < engine.region.seats_in_use() * header.window; ++slot) {
-    if (!Wake::is_live(Wake::look(engine.region.slots[slot].wake))) continue;
-    live.push_back(engine.region.slots[slot].sequence.load(std::memory_order_relaxed));
+  for (uint32_t slot = 0; slot < engine.store.seats_in_use() * header.window; ++slot) {
+    if (!Wake::is_live(Wake::look(engine.store.slots[slot].wake))) continue;
+    live.push_back(engine.store.slots[slot].sequence.load(std::memory_order_relaxed));
   }
   std::sort(live.begin(), live.end());
   const std::vector<std::pair<uint64_t, uint64_t>> rounds = engine.replays->live_rounds();
@@ -106,15 +106,15 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
   };
   const auto has_live_parent = [&](const FailedTask& entry) {
     return entry.parent != 0 &&
-           !Wake::has_ended(engine.region.slots[slot_of(entry.parent)].wake, generation_of(entry.parent));
+           !Wake::has_ended(engine.store.slots[slot_of(entry.parent)].wake, generation_of(entry.parent));
   };
   std::lock_guard guard(header.failed_lock);
   std::vector<FailedTask> kept;
   for (uint32_t at = 0; at < header.failed_capacity; ++at) {
-    FailedTask& entry = engine.region.failed[at];
+    FailedTask& entry = engine.store.failed[at];
     if (entry.key == 0) continue;
     const bool is_named = std::binary_search(named.begin(), named.end(), entry.key);
-    const bool has_ended = Wake::has_ended(engine.region.slots[slot_of(entry.key)].wake, generation_of(entry.key));
+    const bool has_ended = Wake::has_ended(engine.store.slots[slot_of(entry.key)].wake, generation_of(entry.key));
     const bool is_new = entry.swept_at == 0;
     if (is_new && has_ended) entry.swept_at = now;
     if (is_named || is_new || entry.is_pinned != 0 || is_awaited(entry) || has_live_parent(entry)) {
@@ -125,8 +125,8 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
   const uint32_t mask = header.failed_capacity - 1;
   for (const FailedTask& entry : kept) {
     uint64_t at = hash_of(entry.key) & mask;
-    while (engine.region.failed[at].key != 0) at = (at + 1) & mask;
-    engine.region.failed[at] = entry;
+    while (engine.store.failed[at].key != 0) at = (at + 1) & mask;
+    engine.store.failed[at] = entry;
   }
   header.num_failed.store(static_cast<uint32_t>(kept.size()), std::memory_order_release);
   if (kept.size() < header.failed_capacity / 4) header.failed_overflow.store(0, std::memory_order_release);
@@ -137,17 +137,17 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
 
 bool is_complete(const Engine& engine, pto_task task) {
   const uint32_t slot = slot_of(task);
-  if (task == 0 || slot >= engine.region.header->num_slots) {
+  if (task == 0 || slot >= engine.store.header->num_slots) {
     raise(PTO_BAD_ARGUMENT, "[runtime.wait] a task must be one that this runtime returned; got ", task,
           "; check that submit succeeded");
   }
-  return Wake::has_ended(engine.region.slots[slot].wake, generation_of(task));
+  return Wake::has_ended(engine.store.slots[slot].wake, generation_of(task));
 }
 
 // The task did not do its work: its own error, or the one it inherits, becomes its consumers'.
 void fail(Engine& engine, uint32_t slot, uint32_t seat_index, int status) {
-  Slot& task = engine.region.slots[slot];
-  const TaskRef self = engine.region.name_at(slot);
+  Slot& task = engine.store.slots[slot];
+  const TaskRef self = engine.store.name_at(slot);
   uint32_t error = task.poison;
   if (error == 0) {
     std::string reason;
@@ -170,7 +170,7 @@ void fail(Engine& engine, uint32_t slot, uint32_t seat_index, int status) {
   mark_failed(engine, self, error, (task.flags & kKeepsError) != 0);
   uint32_t none = 0;
   if (task.parent != 0) {
-    engine.region.slots[task.parent - 1].child_error.compare_exchange_strong(none, error, std::memory_order_acq_rel);
+    engine.store.slots[task.parent - 1].child_error.compare_exchange_strong(none, error, std::memory_order_acq_rel);
   } else {
     engine.seat(lane_of(engine, slot)).first_error.compare_exchange_strong(none, error, std::memory_order_acq_rel);
   }
@@ -178,11 +178,11 @@ void fail(Engine& engine, uint32_t slot, uint32_t seat_index, int status) {
 
 // A full table makes every task that might have failed count as failed: wrong results never look right.
 uint32_t find_error(Engine& engine, TaskRef task) {
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   std::lock_guard guard(header.failed_lock);
   const uint32_t mask = header.failed_capacity - 1;
-  for (uint64_t at = hash_of(task) & mask; engine.region.failed[at].key != 0; at = (at + 1) & mask) {
-    if (engine.region.failed[at].key == task) return engine.region.failed[at].error;
+  for (uint64_t at = hash_of(task) & mask; engine.store.failed[at].key != 0; at = (at + 1) & mask) {
+    if (engine.store.failed[at].key == task) return engine.store.failed[at].error;
   }
   return header.failed_overflow.load(std::memory_order_acquire);
 }
@@ -192,15 +192,15 @@ void inherit(Engine& engine, Slot& task, TaskRef producer) {
 }
 
 void sweep_failures_if_many(Engine& engine, bool holds_boxes_lock) {
-  const Header& header = *engine.region.header;
+  const Header& header = *engine.store.header;
   // Not before a sixteenth of the table is full: a sweep walks all of it.
   const uint32_t limit = std::max(header.sweep_at, header.failed_capacity / 16);
   if (header.num_failed.load(std::memory_order_relaxed) >= limit) sweep_failures(engine, holds_boxes_lock);
 }
 
 std::string error_text(const Engine& engine, uint32_t error) {
-  std::lock_guard guard(engine.region.header->failed_lock);
-  const ErrorRecord& record = engine.region.errors[error % kMaxErrors];
+  std::lock_guard guard(engine.store.header->failed_lock);
+  const ErrorRecord& record = engine.store.errors[error % kMaxErrors];
   std::ostringstream text;
   if (record.number != error) {
     text << "[runtime.wait] a task must not fail; got a failure whose details " << kMaxErrors
@@ -224,8 +224,8 @@ std::string error_text(const Engine& engine, uint32_t error) {
 }
 
 int error_status(const Engine& engine, uint32_t error) {
-  std::lock_guard guard(engine.region.header->failed_lock);
-  const ErrorRecord& record = engine.region.errors[error % kMaxErrors];
+  std::lock_guard guard(engine.store.header->failed_lock);
+  const ErrorRecord& record = engine.store.errors[error % kMaxErrors];
   return record.number == error ? record.status : PTO_TASK_FAILED;
 }
 
@@ -243,15 +243,15 @@ int task_error(Engine& engine, pto_task task, std::string* text) {
 
 void release(Engine& engine, pto_task task) {
   if (!is_complete(engine, task)) {
-    engine.region.slots[slot_of(task)].released.store(static_cast<uint32_t>(generation_of(task)),
-                                                      std::memory_order_seq_cst);
+    engine.store.slots[slot_of(task)].released.store(static_cast<uint32_t>(generation_of(task)),
+                                                     std::memory_order_seq_cst);
   }
-  if (engine.region.header->num_failed.load(std::memory_order_seq_cst) == 0) return;
-  Header& header = *engine.region.header;
+  if (engine.store.header->num_failed.load(std::memory_order_seq_cst) == 0) return;
+  Header& header = *engine.store.header;
   std::lock_guard guard(header.failed_lock);
   const uint32_t mask = header.failed_capacity - 1;
-  for (uint64_t at = hash_of(task) & mask; engine.region.failed[at].key != 0; at = (at + 1) & mask) {
-    if (engine.region.failed[at].key == task) engine.region.failed[at].is_pinned = 0;
+  for (uint64_t at = hash_of(task) & mask; engine.store.failed[at].key != 0; at = (at + 1) & mask) {
+    if (engine.store.failed[at].key == task) engine.store.failed[at].is_pinned = 0;
   }
 }
 

@@ -18,7 +18,7 @@ constexpr uint32_t kHandleStock = 32;
 
 void refill_handles(Engine& engine, uint32_t seat_index) {
   Seat& me = engine.seat(seat_index);
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   std::lock_guard guard(header.pool_lock);
   // Near the end only one at a time, so that no stock keeps what another thread waits for.
   const uint32_t fresh = header.fresh_handles.load(std::memory_order_relaxed);
@@ -26,14 +26,14 @@ void refill_handles(Engine& engine, uint32_t seat_index) {
   for (uint32_t n = 0; n < wanted; ++n) {
     uint32_t index = header.free_handles;
     if (index != 0) {
-      header.free_handles = engine.region.handles[index - 1].next;
+      header.free_handles = engine.store.handles[index - 1].next;
       --header.num_free_handles;
     } else if (header.fresh_handles.load(std::memory_order_relaxed) < header.max_handles) {
       index = header.fresh_handles.fetch_add(1, std::memory_order_relaxed) + 1;
     } else {
       return;
     }
-    engine.region.handles[index - 1].next = me.free_handles;
+    engine.store.handles[index - 1].next = me.free_handles;
     me.free_handles = index;
     ++me.num_free_handles;
   }
@@ -53,7 +53,7 @@ uint32_t try_take_handle(Engine& engine, uint32_t seat_index) {
   if (me.free_handles == 0) refill_handles(engine, seat_index);
   if (me.free_handles == 0) return kNone;
   const uint32_t index = me.free_handles - 1;
-  Handle& handle = engine.region.handles[index];
+  Handle& handle = engine.store.handles[index];
   me.free_handles = handle.next;
   --me.num_free_handles;
   handle.state = {};
@@ -67,8 +67,8 @@ uint32_t try_take_handle(Engine& engine, uint32_t seat_index) {
 void forget_accesses(Engine& engine, Handle& handle, uint32_t seat_index) {
   SeatPool pool{engine, engine.seat(seat_index)};
   if ((handle.flags & kHasRegions) != 0) {
-    std::lock_guard guard(engine.region.header->boxes_lock);
-    sweep_boxes(engine.boxes, engine.region.index_of(handle), handle, pool, true);
+    std::lock_guard guard(engine.store.header->boxes_lock);
+    sweep_boxes(engine.boxes, engine.store.index_of(handle), handle, pool, true);
   }
   if (handle.state.more_now != 0) give_chunks(pool, handle.state.more_now);
   if (handle.state.more_before != 0) give_chunks(pool, handle.state.more_before);
@@ -76,8 +76,8 @@ void forget_accesses(Engine& engine, Handle& handle, uint32_t seat_index) {
 }
 
 void give_handle(Engine& engine, uint32_t index, uint32_t seat_index) {
-  Handle& handle = engine.region.handles[index];
-  Header& header = *engine.region.header;
+  Handle& handle = engine.store.handles[index];
+  Header& header = *engine.store.header;
   Seat& me = engine.seat(seat_index);
   {
     // A submitter that sweeps the failures looks at the states of buffers outside tasks.
@@ -100,9 +100,9 @@ void give_handle(Engine& engine, uint32_t index, uint32_t seat_index) {
     const uint32_t keep = is_short ? 0 : kHandleStock;
     while (me.num_free_handles > keep) {
       const uint32_t given = me.free_handles;
-      me.free_handles = engine.region.handles[given - 1].next;
+      me.free_handles = engine.store.handles[given - 1].next;
       --me.num_free_handles;
-      engine.region.handles[given - 1].next = header.free_handles;
+      engine.store.handles[given - 1].next = header.free_handles;
       header.free_handles = given;
       ++header.num_free_handles;
     }
@@ -114,11 +114,11 @@ void close_scope(Engine& engine, uint32_t seat_index) {
   Seat& me = engine.seat(seat_index);
   Scope& scope = me.scopes[me.depth];
   for (uint32_t h = scope.first_handle; h != 0;) {
-    const uint32_t next = engine.region.handles[h - 1].next;
+    const uint32_t next = engine.store.handles[h - 1].next;
     give_handle(engine, h - 1, seat_index);
     h = next;
   }
-  if (release_runs(engine.region, scope)) wake_waiters(engine);
+  if (release_runs(engine.store, scope)) wake_waiters(engine);
   scope = {};
   if (me.depth > 0) --me.depth;
   me.num_open_scopes.store(me.depth, std::memory_order_release);

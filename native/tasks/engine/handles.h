@@ -1,7 +1,7 @@
 // Handles of buffers, and the scopes in which they live.
 //
 // Who may call: the thread of the seat. Blocks: for pool_lock, and for the submission lock where others may look at the
-// buffer's state. Memory: the region; each seat keeps a stock of free handles.
+// buffer's state. Memory: the store; each seat keeps a stock of free handles.
 #pragma once
 #include "tasks/engine/engine.h"
 #include "tasks/engine/pool.h"
@@ -12,8 +12,8 @@ namespace tilewise::tasks {
 [[noreturn]] void raise_stale(pto_handle handle, const char* where);
 inline Handle& resolve(const Engine& engine, pto_handle handle, const char* where) {
   const auto index = static_cast<uint32_t>(handle & 0xFFFFFFFF) - 1;
-  if (index < engine.region.header->max_handles) [[likely]] {
-    Handle& found = engine.region.handles[index];
+  if (index < engine.store.header->max_handles) [[likely]] {
+    Handle& found = engine.store.handles[index];
     const bool is_same = found.generation.load(std::memory_order_relaxed) == static_cast<uint32_t>(handle >> 32);
     if (is_same && (found.flags & kUsed) != 0) [[likely]]
       return found;

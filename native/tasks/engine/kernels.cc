@@ -14,14 +14,14 @@
 
 namespace tilewise::tasks {
 
-Kernels::Kernels(const Region& region) : region_(region) { kernels_.reserve(kMaxKernels); }
+Kernels::Kernels(const Store& store) : store_(store) { kernels_.reserve(kMaxKernels); }
 
 void Kernels::expect_names() {
   while (kernels_.size() < kMaxKernels) kernels_.push_back(std::make_unique<Kernel>());
 }
 
 pto_kernel Kernels::add(const std::string& name, pto_kernel_fn function, uint32_t flags) {
-  Header& header = *region_.header;
+  Header& header = *store_.header;
   const auto length = name.size();
   if (length == 0 || length >= sizeof(KernelName::name) || function == nullptr) {
     raise(PTO_BAD_ARGUMENT, "[runtime.kernel_add] a kernel must have an address and a name of 1 to ",
@@ -41,20 +41,20 @@ pto_kernel Kernels::add(const std::string& name, pto_kernel_fn function, uint32_
   kernel->name = name;
   kernel->function = function;
   kernels_.push_back(std::move(kernel));
-  std::memcpy(region_.kernels[id].name, name.c_str(), length + 1);
-  region_.kernels[id].flags = flags;
+  std::memcpy(store_.kernels[id].name, name.c_str(), length + 1);
+  store_.kernels[id].flags = flags;
   header.num_kernels.store(id + 1, std::memory_order_release);
   return static_cast<pto_kernel>(id);
 }
 
 pto_kernel Kernels::find(const std::string& name, uint32_t flags) {
-  Header& header = *region_.header;
+  Header& header = *store_.header;
   const uint32_t count = header.num_kernels.load(std::memory_order_acquire);
   for (uint32_t id = 0; id < count; ++id) {
-    if (name != region_.kernels[id].name) continue;
-    if (flags == 0 || flags == region_.kernels[id].flags) return static_cast<pto_kernel>(id);
+    if (name != store_.kernels[id].name) continue;
+    if (flags == 0 || flags == store_.kernels[id].flags) return static_cast<pto_kernel>(id);
     raise(PTO_BAD_ARGUMENT, "[runtime.kernel_find] a kernel must be used as it was added; got '", name, "' with flags ",
-          flags, " after ", region_.kernels[id].flags, "; ask for it in one way");
+          flags, " after ", store_.kernels[id].flags, "; ask for it in one way");
   }
   for (void* library : libraries_) {
     if (void* symbol = dlsym(library, name.c_str())) {
@@ -69,13 +69,13 @@ pto_kernel Kernels::find(const std::string& name, uint32_t flags) {
 void Kernels::load(const std::string& path) { libraries_.push_back(open_library(path, "library_load")); }
 
 const char* Kernels::name_of(pto_kernel kernel) const {
-  const bool known = kernel >= 0 && kernel < static_cast<int32_t>(region_.header->num_kernels.load());
-  return known ? region_.kernels[kernel].name : "";
+  const bool known = kernel >= 0 && kernel < static_cast<int32_t>(store_.header->num_kernels.load());
+  return known ? store_.kernels[kernel].name : "";
 }
 
 // The workers' process finds each kernel by its name, once.
 pto_kernel_fn Kernels::function_of(int32_t id) {
-  const std::string name = region_.kernels[id].name;
+  const std::string name = store_.kernels[id].name;
   pto_kernel_fn found = nullptr;
   for (const BuiltinKernel& kernel : builtin_kernels()) {
     if (name == kernel.name) found = kernel.function;

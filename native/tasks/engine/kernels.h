@@ -1,6 +1,6 @@
-// The kernels of a runtime: their names in the region, their addresses in this process.
+// The kernels of a runtime: their names in the store, their addresses in this process.
 //
-// Who may call: any thread. Blocks: add and find for kernel_lock. Memory: names in the region, so that a second process
+// Who may call: any thread. Blocks: add and find for kernel_lock. Memory: names in the store, so that a second process
 // finds them; addresses here, in a list that never moves: readers index it without a lock.
 #pragma once
 #include <atomic>
@@ -14,7 +14,7 @@ namespace tilewise::tasks {
 
 class Kernels {
  public:
-  explicit Kernels(const Region& region);
+  explicit Kernels(const Store& store);
 
   pto_kernel add(const std::string& name, pto_kernel_fn function, uint32_t flags);
   pto_kernel find(const std::string& name, uint32_t flags);
@@ -36,7 +36,7 @@ class Kernels {
     pto_kernel_fn function = nullptr;  // nullptr: not found yet in this process
   };
 
-  const Region& region_;
+  const Store& store_;
   std::vector<std::unique_ptr<Kernel>> kernels_;  // by id; grows under kernel_lock, capacity reserved
   std::vector<void*> libraries_;
 };

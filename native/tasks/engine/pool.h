@@ -1,6 +1,6 @@
 // Chunks of references as one thread takes and gives them: from its seat's stock, refilled from the shared one.
 //
-// Who may call: the thread of the seat. Blocks: for pool_lock when the stock is empty or too large. Memory: the region.
+// Who may call: the thread of the seat. Blocks: for pool_lock when the stock is empty or too large. Memory: the store.
 #pragma once
 #include <mutex>
 
@@ -14,7 +14,7 @@ struct SeatPool {
 
   static constexpr uint32_t kStock = 16;
 
-  Chunk& chunk(uint32_t index) const { return engine.region.chunks[index - 1]; }
+  Chunk& chunk(uint32_t index) const { return engine.store.chunks[index - 1]; }
 
   uint32_t take() {
     if (seat.free_chunks == 0) refill();
@@ -32,7 +32,7 @@ struct SeatPool {
 
   /// The task has completed; if it is asked for its data, successfully.
   bool is_settled(TaskRef ref) const {
-    if (!Wake::has_ended(engine.region.slots[slot_of(ref)].wake, generation_of(ref)) || engine.graph != nullptr) {
+    if (!Wake::has_ended(engine.store.slots[slot_of(ref)].wake, generation_of(ref)) || engine.graph != nullptr) {
       return false;
     }
     return (ref & kCarriesPoison) == 0 || !engine.has_failures() || find_error(engine, without_flags(ref)) == 0;
@@ -41,7 +41,7 @@ struct SeatPool {
   bool remembers_failures() const { return engine.has_failures(); }
 
   [[gnu::noinline]] void refill() {
-    Header& header = *engine.region.header;
+    Header& header = *engine.store.header;
     std::lock_guard guard(header.pool_lock);
     for (uint32_t n = 0; n < kStock; ++n) {
       uint32_t index = header.free_chunks;
@@ -64,7 +64,7 @@ struct SeatPool {
   }
 
   [[gnu::noinline]] void shrink() {
-    Header& header = *engine.region.header;
+    Header& header = *engine.store.header;
     std::lock_guard guard(header.pool_lock);
     while (seat.num_free_chunks > kStock) {
       const uint32_t index = seat.free_chunks;

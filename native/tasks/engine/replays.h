@@ -39,7 +39,7 @@ class Replays {
   /// Sequence numbers, first to last, of the rounds that have not ended.
   virtual std::vector<std::pair<uint64_t, uint64_t>> live_rounds() const = 0;
 
-  std::atomic<bool> has_instances{false};  // ever
+  std::atomic<bool> has_kept{false};  // ever
 };
 
 }  // namespace tilewise::tasks

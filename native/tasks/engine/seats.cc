@@ -98,15 +98,15 @@ uint32_t find_lane(Engine& engine) {
     last_lane = {id, seat_index};
     return seat_index;
   }
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   for (uint32_t s = header.num_workers; s < header.num_seats; ++s) {
     uint32_t free = 0;
-    if (!engine.region.seats[s].is_taken.compare_exchange_strong(free, 1, std::memory_order_acq_rel)) continue;
+    if (!engine.store.seats[s].is_taken.compare_exchange_strong(free, 1, std::memory_order_acq_rel)) continue;
     uint32_t used = header.seats_in_use.load(std::memory_order_relaxed);
     while (used < s + 1 && !header.seats_in_use.compare_exchange_weak(used, s + 1, std::memory_order_acq_rel)) {
     }
     tickets.all.emplace_back(engine.id, s);
-    populate(engine.region, s);
+    populate(engine.store, s);
     last_lane = {engine.id, s};
     return s;
   }
@@ -126,15 +126,15 @@ bool has_lane(Engine& engine) {
 
 uint64_t num_completed(const Engine& engine) {
   uint64_t total = 0;
-  for (uint32_t s = 0; s < engine.region.seats_in_use(); ++s)
-    total += engine.region.seats[s].num_completed.load(std::memory_order_acquire);
+  for (uint32_t s = 0; s < engine.store.seats_in_use(); ++s)
+    total += engine.store.seats[s].num_completed.load(std::memory_order_acquire);
   return total;
 }
 
 uint64_t num_submitted(const Engine& engine) {
   uint64_t total = 0;
-  for (uint32_t s = 0; s < engine.region.seats_in_use(); ++s)
-    total += engine.region.seats[s].num_submitted.load(std::memory_order_relaxed);
+  for (uint32_t s = 0; s < engine.store.seats_in_use(); ++s)
+    total += engine.store.seats[s].num_submitted.load(std::memory_order_relaxed);
   return total;
 }
 

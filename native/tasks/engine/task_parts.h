@@ -7,35 +7,35 @@
 namespace tilewise::tasks {
 
 inline uint32_t lane_of(const Engine& engine, uint32_t slot) {
-  const Slot& task = engine.region.slots[slot];
-  return (task.flags & kIsReplayed) == 0 ? engine.region.lane_of(slot)
+  const Slot& task = engine.store.slots[slot];
+  return (task.flags & kIsReplayed) == 0 ? engine.store.lane_of(slot)
                                          : task.replayed.round->lane.load(std::memory_order_relaxed);
 }
 
 /// Its place in the order of submission.
 inline uint64_t sequence_of(const Engine& engine, uint32_t slot) {
-  const Slot& task = engine.region.slots[slot];
+  const Slot& task = engine.store.slots[slot];
   if ((task.flags & kIsReplayed) == 0) return task.sequence.load(std::memory_order_relaxed);
   const Round& round = *task.replayed.round;
   return round.first_sequence + (slot - round.first_slot);
 }
 
 inline uint64_t& ready_ticks_of(Engine& engine, uint32_t slot) {
-  Slot& task = engine.region.slots[slot];
-  return (task.flags & kIsReplayed) != 0 ? task.replayed.ready_ticks : engine.region.args[slot].ready_ticks;
+  Slot& task = engine.store.slots[slot];
+  return (task.flags & kIsReplayed) != 0 ? task.replayed.ready_ticks : engine.store.args[slot].ready_ticks;
 }
 
 /// Of a task that is ended from outside, or waits for its children.
 inline int32_t& status_of(Engine& engine, uint32_t slot) {
-  Slot& task = engine.region.slots[slot];
-  return (task.flags & kIsReplayed) != 0 ? task.replayed.status : engine.region.args[slot].status;
+  Slot& task = engine.store.slots[slot];
+  return (task.flags & kIsReplayed) != 0 ? task.replayed.status : engine.store.args[slot].status;
 }
 
 /// What its submitter called it; "" mostly.
 inline const char* task_name(const Engine& engine, uint32_t slot) {
-  const Slot& task = engine.region.slots[slot];
+  const Slot& task = engine.store.slots[slot];
   if ((task.flags & kIsReplayed) != 0) return engine.replays->name_of(slot);
-  return (task.flags & kHasName) != 0 ? engine.region.notes[slot].name : "";
+  return (task.flags & kHasName) != 0 ? engine.store.notes[slot].name : "";
 }
 
 inline bool is_leaf(const Slot& task) { return (task.flags & kIsParent) == 0; }

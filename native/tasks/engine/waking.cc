@@ -5,13 +5,13 @@ namespace tilewise::tasks {
 
 // Workers of one class are alike, so one is enough; otherwise the right one must be among the woken.
 void wake_sleeper(Engine& engine, bool all) {
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   if (!header.parked.has_any()) return wake_waiters(engine);
   header.parked.wake(all || header.num_classes > 1 ? INT32_MAX : 1, header.is_shared != 0);
 }
 
 void wake_waiters(Engine& engine) {
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   header.waiting.wake_all_if_any(engine.fences, header.is_shared != 0);
 }
 

@@ -15,7 +15,7 @@ void wake_waiters(Engine& engine);
 
 /// After work was published: a sleeper that could run it must see it.
 inline void wake_worker(Engine& engine, bool all = false) {
-  const Header& header = *engine.region.header;
+  const Header& header = *engine.store.header;
   Sleepers::barrier(engine.fences);
   if (Sleepers::has_any(header.parked, header.waiting)) [[unlikely]]
     wake_sleeper(engine, all);

@@ -36,14 +36,14 @@ std::vector<TaskRef>& GraphLog::pending() {
   return list;
 }
 
-void GraphLog::add(const Region& region, uint32_t slot, const pto_task_spec& spec) {
-  const Slot& task = region.slots[slot];
-  Node node{region.name_at(slot),
-            spec.kernel >= 0 ? region.kernels[spec.kernel].name : "",
+void GraphLog::add(const Store& store, uint32_t slot, const pto_task_spec& spec) {
+  const Slot& task = store.slots[slot];
+  Node node{store.name_at(slot),
+            spec.kernel >= 0 ? store.kernels[spec.kernel].name : "",
             spec.name != nullptr ? spec.name : "",
-            static_cast<int>(region.lane_of(slot)),
-            region.seats[region.lane_of(slot)].depth,
-            task.parent != 0 ? region.name_at(task.parent - 1) : 0,
+            static_cast<int>(store.lane_of(slot)),
+            store.seats[store.lane_of(slot)].depth,
+            task.parent != 0 ? store.name_at(task.parent - 1) : 0,
             now_ns(),
             {},
             {},
@@ -51,7 +51,7 @@ void GraphLog::add(const Region& region, uint32_t slot, const pto_task_spec& spe
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     const pto_param& param = spec.params[p];
     if (param.handle == 0) continue;
-    const Handle& handle = region.handles[(param.handle & 0xFFFFFFFF) - 1];
+    const Handle& handle = store.handles[(param.handle & 0xFFFFFFFF) - 1];
     node.accesses.push_back({param.mode, param.handle, handle.bytes, param.region != nullptr,
                              param.region != nullptr ? *param.region : pto_region{}});
   }

@@ -16,7 +16,7 @@ class GraphLog {
   /// A producer of the task that this thread is linking.
   static void note(TaskRef producer) { pending().push_back(without_flags(producer)); }
   /// The task that this thread has just linked.
-  void add(const Region& region, uint32_t slot, const pto_task_spec& spec);
+  void add(const Store& store, uint32_t slot, const pto_task_spec& spec);
   void write(const char* path) const;
 
  private:

@@ -2,7 +2,7 @@
 //
 // Purpose: one record per task and per stall. Who may call: start, end and stall by the thread of the seat; reading
 // while nothing runs. Blocks: never. Memory: of the process; each seat's records grow to their limit as they come, then
-// the newest replace the oldest. With two processes the workers' tasks lie in the region instead, for the other to
+// the newest replace the oldest. With two processes the workers' tasks lie in the store instead, for the other to
 // read. Tasks are stamped with ticks(), which costs a third of the system's clock, and turned into ns when they are
 // read: two readings of both clocks, far apart, tell how long a tick is.
 #pragma once
@@ -19,10 +19,10 @@ namespace tilewise::tasks {
 
 class Trace {
  public:
-  Trace(const Region& region, uint32_t capacity) : capacity_(capacity), first_ticks_(ticks()), first_ns_(now_ns()) {
-    for (uint32_t s = 0; s < region.header->num_seats; ++s) {
+  Trace(const Store& store, uint32_t capacity) : capacity_(capacity), first_ticks_(ticks()), first_ns_(now_ns()) {
+    for (uint32_t s = 0; s < store.header->num_seats; ++s) {
       seats_.push_back(std::make_unique<PerSeat>());
-      if (region.traces != nullptr && s < region.header->num_workers) seats_[s]->shared = &region.traces[s];
+      if (store.traces != nullptr && s < store.header->num_workers) seats_[s]->shared = &store.traces[s];
     }
   }
 

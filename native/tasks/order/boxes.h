@@ -4,7 +4,7 @@
 // recorded in its own node; a write forgets the nodes it covers, because a box that overlaps them from now on overlaps
 // the write. What reads a box that one later write covers does not inherit the failures of earlier writers: the write
 // is newer than theirs, and has inherited what it read itself. Who may call: the submitter, under the submission lock.
-// Blocks: never. Memory: nodes of the RegionIndex in the region.
+// Blocks: never. Memory: nodes of the RegionIndex in the store.
 #pragma once
 #include <algorithm>
 #include <array>

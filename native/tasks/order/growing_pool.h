@@ -1,7 +1,7 @@
 // Chunks of references for one thread alone, from memory of the process that grows as it must.
 //
 // Purpose: dependency states that no other thread touches: of a recording, and of an embedded engine's objects. Those
-// that threads share take their chunks from the region (engine/pool.h). dependencies.h says what else a pool must know
+// that threads share take their chunks from the store (engine/pool.h). dependencies.h says what else a pool must know
 // of tasks; the classes that derive from this one do. Blocks: never. Memory: references stay while it grows.
 #pragma once
 #include <deque>

@@ -30,11 +30,11 @@ uint64_t RegionIndex::bytes_needed(uint32_t max_nodes) { return sizeof(Header) +
 
 RegionIndex::RegionIndex(std::byte* memory, uint32_t max_nodes, bool format)
     : header_(reinterpret_cast<Header*>(memory)),
-      nodes_(reinterpret_cast<RegionNode*>(memory + sizeof(Header) + Offsets(max_nodes).nodes)),
       heads_(reinterpret_cast<TreeHead*>(memory + sizeof(Header) + Offsets(max_nodes).heads)),
       max_nodes_(max_nodes),
-      table_(reinterpret_cast<uint32_t*>(memory + sizeof(Header) + Offsets(max_nodes).buckets), nodes_, max_nodes),
-      pages_(&header_->pages, reinterpret_cast<RegionPage*>(memory + sizeof(Header)), nodes_, max_nodes) {
+      table_(reinterpret_cast<uint32_t*>(memory + sizeof(Header) + Offsets(max_nodes).buckets),
+             reinterpret_cast<RegionNode*>(memory + sizeof(Header) + Offsets(max_nodes).nodes), max_nodes),
+      pages_(&header_->pages, reinterpret_cast<RegionPage*>(memory + sizeof(Header)), nodes(), max_nodes) {
   static_assert(sizeof(Header) == 64);
   if (format) {
     *header_ = Header{};
@@ -51,7 +51,7 @@ uint32_t RegionIndex::find(uint32_t owner, const Box& box) const {
 uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   if (header_->num_live == max_nodes_) return kNone;
   const uint32_t index = header_->free_node != kNone ? header_->free_node : header_->used_nodes;
-  RegionNode& node = nodes_[index];
+  RegionNode& node = nodes()[index];
   if (!normalise(box, node.box)) return kNone;  // in its place at once: copying it costs more than making it
   node.box.owner = owner;
   const uint32_t bucket = table_.bucket_of(owner, node.box.offset);
@@ -64,7 +64,7 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   if (!pages_.promise(tree.count)) return kNone;
   node.on_grid = true;
   node.is_small = false;
-  list_node(nodes_, head, index);
+  list_node(nodes(), head, index);
   enter(tree, index, bucket);
   return index;
 }
@@ -72,7 +72,7 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
 /// The rest of insert: any box, in any tree.
 [[gnu::noinline, gnu::flatten]] uint32_t RegionIndex::insert_with_care(RegionTree& tree, uint32_t index,
                                                                        uint32_t bucket) {
-  RegionNode& node = nodes_[index];
+  RegionNode& node = nodes()[index];
   TreeHead& head = heads_[tree.root];
   const StrideSystem& system = head.grid.system;
   Place place;
@@ -86,7 +86,7 @@ uint32_t RegionIndex::insert(uint32_t owner, RegionTree& tree, const Box& box) {
   head.num_small += node.is_small;
   head.num_off_grid += !node.on_grid;
   if (leaf == kNone) {
-    list_node(nodes_, head, index);
+    list_node(nodes(), head, index);
   } else {
     const Cells cells = is_placed || adopts ? place.cells(system.ndim) : Cells::everywhere();
     pages_.add_to_leaf(head, leaf, {cells, node.lo(), node.hi(), index});
@@ -111,18 +111,18 @@ void RegionIndex::adopt_grid(TreeHead& head, const RegionTree& tree, const Norma
   head.grid.adopt(box, place);
   head.num_off_grid = tree.count;
   head.num_small = 0;
-  for_each(tree, [this](uint32_t node) { nodes_[node].on_grid = nodes_[node].is_small = false; });
+  for_each(tree, [this](uint32_t node) { nodes()[node].on_grid = nodes()[node].is_small = false; });
   if (head.root != kNone) pages_.refresh_cells(head.grid, head.root);
 }
 
 /// Whatever the tree, a new node leaves the free ones, gets an empty state and can be found.
 inline void RegionIndex::enter(RegionTree& tree, uint32_t index, uint32_t bucket) {
-  RegionNode& node = nodes_[index];
+  RegionNode& node = nodes()[index];
   if (index == header_->used_nodes) {
     ++header_->used_nodes;
   } else {
     header_->free_node = node.next;
-    protocols::prefetch_for_write(&nodes_[node.next]);  // it will be wanted soon
+    protocols::prefetch_for_write(&nodes()[node.next]);  // it will be wanted soon
   }
   if (++header_->num_live > header_->high_live) header_->high_live = header_->num_live;
   node.state = AccessState{};
@@ -132,7 +132,7 @@ inline void RegionIndex::enter(RegionTree& tree, uint32_t index, uint32_t bucket
 }
 
 void RegionIndex::remove([[maybe_unused]] uint32_t owner, RegionTree& tree, uint32_t index) {
-  RegionNode& node = nodes_[index];
+  RegionNode& node = nodes()[index];
   assert(node.box.owner == owner && tree.count > 0);
   table_.remove(node, index);
   node.next = header_->free_node;
@@ -144,7 +144,7 @@ void RegionIndex::remove([[maybe_unused]] uint32_t owner, RegionTree& tree, uint
   head.num_off_grid -= !node.on_grid;
   --tree.count;
   if (head.root == kNone) {
-    unlist_node(nodes_, head, index);
+    unlist_node(nodes(), head, index);
     pages_.give_back_promise(tree.count);
   } else {
     pages_.remove_from_leaf(head, node.leaf, index);
@@ -185,11 +185,11 @@ inline void RegionIndex::end_tree(RegionTree& tree) {
 /// Gives a tree its pages: takes its nodes in the order of their first bytes, so that the pages are full and no more of
 /// them than were promised.
 [[gnu::noinline]] void RegionIndex::file_nodes(TreeHead& head, uint32_t count) {
-  uint32_t index = sorted_by_lo(nodes_, head.first);
+  uint32_t index = sorted_by_lo(nodes(), head.first);
   head.first = kNone;
   pages_.plant(head, count);
   while (index != kNone) {
-    const RegionNode& node = nodes_[index];
+    const RegionNode& node = nodes()[index];
     PageEntry entry{{}, node.lo(), node.hi(), index};
     place(head.grid.system, node.box, entry.cells);
     pages_.add_to_leaf(head, pages_.leaf_for(head, entry.lo), entry);

@@ -39,7 +39,7 @@ class RegionIndex {
 
   /// Surely no other node of the tree overlaps this one: overlapping() would visit it alone.
   bool isolated(const RegionTree& tree, uint32_t node) const {
-    return tree.count == 1 || (nodes_[node].on_grid && heads_[tree.root].num_off_grid == 0);
+    return tree.count == 1 || (nodes()[node].on_grid && heads_[tree.root].num_off_grid == 0);
   }
 
   /// visit(node, Overlap) for each node that shares a byte with the box; it must not insert or remove. Returns the
@@ -52,10 +52,10 @@ class RegionIndex {
   void for_each(const RegionTree& tree, Visit&& visit) const;
 
   /// The box is written now, after all that were written before.
-  void note_write(uint32_t node) { nodes_[node].written_at = ++header_->num_writes; }
+  void note_write(uint32_t node) { nodes()[node].written_at = ++header_->num_writes; }
 
-  RegionNode& operator[](uint32_t node) { return nodes_[node]; }
-  const RegionNode& operator[](uint32_t node) const { return nodes_[node]; }
+  RegionNode& operator[](uint32_t node) { return nodes()[node]; }
+  const RegionNode& operator[](uint32_t node) const { return nodes()[node]; }
   uint32_t num_live() const { return header_->num_live; }
   uint32_t high_water() const { return header_->high_live; }
   uint32_t num_live_pages() const { return header_->pages.num_live; }  // in use, or promised to listed nodes
@@ -75,6 +75,7 @@ class RegionIndex {
     bool is_placed;  // the cells are the box
   };
 
+  RegionNode* nodes() const { return table_.nodes(); }
   uint32_t insert_with_care(RegionTree& tree, uint32_t node, uint32_t bucket);
   bool takes_own_cell(const TreeHead& head, const Place& place, RegionNode& node, uint32_t bucket) const;
   void adopt_grid(TreeHead& head, const RegionTree& tree, const NormalBox& box, const Place& place);
@@ -86,7 +87,6 @@ class RegionIndex {
   void file_nodes(TreeHead& head, uint32_t count);
 
   Header* header_;
-  RegionNode* nodes_;
   TreeHead* heads_;
   uint32_t max_nodes_;
   RegionTable table_;
@@ -109,7 +109,7 @@ uint32_t RegionIndex::overlapping(const RegionTree& tree, const Box& box, Visit&
         overlap = Overlap::kInside;
       }
     } else if (page.lo[at] >= hi || lo >= page.hi[at] ||
-               !compare_slowly(query.box, nodes_[page.child[at]].box, overlap)) {
+               !compare_slowly(query.box, nodes()[page.child[at]].box, overlap)) {
       return;
     }
     visit(page.child[at], overlap);
@@ -123,7 +123,7 @@ void RegionIndex::for_each(const RegionTree& tree, Visit&& visit) const {
   if (head.root != kNone) {
     pages_.for_each(head.root, visit);
   } else {
-    for (uint32_t node = head.first; node != kNone; node = nodes_[node].after) visit(node);
+    for (uint32_t node = head.first; node != kNone; node = nodes()[node].after) visit(node);
   }
 }
 

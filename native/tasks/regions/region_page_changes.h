@@ -1,4 +1,4 @@
-// What changes the pages of the region index's trees: promises, entries, splits, bounds.
+// What changes the pages of the store index's trees: promises, entries, splits, bounds.
 //
 // The definitions of region_pages.h, which says who calls and what is refused. Included by region_index.cc alone, so
 // that an insertion, which goes to and fro between index and pages, is compiled as one.

@@ -1,4 +1,4 @@
-// The pages of the region index's trees: finding the leaf for a key, adding and removing entries, splitting, bounds.
+// The pages of the store index's trees: finding the leaf for a key, adding and removing entries, splitting, bounds.
 //
 // Who calls: the index, one thread at a time (the caller's lock). Nothing blocks. Pages lie in the caller's memory and
 // are linked by indices; the object is only a view of them. An inner entry bounds all below it; bounds may be too wide

@@ -1,4 +1,4 @@
-// The hash table of the region index: which node is exactly this box of this buffer.
+// The hash table of the store index: which node is exactly this box of this buffer.
 //
 // Who calls: one thread at a time (the caller's lock). Nothing blocks. Buckets and nodes lie in the caller's memory and
 // are linked by indices; the object is only a view of them. Refuses nothing: there is a bucket per node, and nodes of
@@ -19,6 +19,8 @@ class RegionTable {
   /// buckets: num_buckets(max_nodes) of them, zero when the table is new.
   RegionTable(uint32_t* buckets, RegionNode* nodes, uint32_t max_nodes)
       : buckets_(buckets), nodes_(nodes), mask_(num_buckets(max_nodes) - 1) {}
+
+  RegionNode* nodes() const { return nodes_; }
 
   /// Boxes with one first byte share a bucket: they overlap, so that a task that asks for one meets all of them anyway.
   uint32_t bucket_of(uint32_t owner, uint64_t offset) const {

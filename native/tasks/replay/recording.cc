@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "tasks/order/boxes.h"
-#include "tasks/replay/instance.h"
+#include "tasks/replay/kept_recording.h"
 #include "tasks/store/status.h"
 
 namespace tilewise::tasks {
@@ -15,16 +15,16 @@ constexpr uint32_t kRecordedBoxes = 1 << 14;
 
 }  // namespace
 
-Recording::Recording(const Region& region) {
-  for (uint32_t e = 0; e < region.header->max_events; ++e) {
-    event_values.push_back(region.events[e].counter.load());
+Recording::Recording(const Store& store) {
+  for (uint32_t e = 0; e < store.header->max_events; ++e) {
+    event_values.push_back(store.events[e].counter.load());
   }
 }
 
 Recording::~Recording() = default;
 
-uint32_t Recording::buffer_of(const Region& region, uint32_t index, bool is_new) {
-  const Handle& handle = region.handles[index];
+uint32_t Recording::buffer_of(const Store& store, uint32_t index, bool is_new) {
+  const Handle& handle = store.handles[index];
   const uint64_t name = uint64_t{handle.generation.load()} << 32 | (index + 1);
   const auto [found, is_first] = buffer_by_name_.try_emplace(name, static_cast<uint32_t>(buffers.size()));
   if (is_first) {
@@ -45,9 +45,9 @@ uint32_t Recording::find_buffer(pto_handle handle) const {
   return found == buffer_by_name_.end() || buffers[found->second].handle == 0 ? kNone : found->second;
 }
 
-void Recording::add(const Region& region, uint32_t slot, const pto_task_spec& spec, uint32_t fresh) {
-  const Slot& live = region.slots[slot];
-  const SlotArgs& args = region.args[slot];
+void Recording::add(const Store& store, uint32_t slot, const pto_task_spec& spec, uint32_t fresh) {
+  const Slot& live = store.slots[slot];
+  const SlotArgs& args = store.args[slot];
   const auto number = static_cast<uint32_t>(tasks.size());
   if (number == 1u << kSlotBits) {
     raise(PTO_NO_MEMORY, "[runtime.record] a recording may have at most ", 1u << kSlotBits, " tasks; got more; ",
@@ -80,7 +80,7 @@ void Recording::add(const Region& region, uint32_t slot, const pto_task_spec& sp
   }
   if ((live.flags & kHasViews) != 0) {
     task.first_view = static_cast<uint32_t>(views.size()) + 1;
-    const pto_view* seen = region.notes[slot].views;
+    const pto_view* seen = store.notes[slot].views;
     views.insert(views.end(), seen, seen + live.num_params);
   }
   task.deadline_s = spec.deadline_s;
@@ -91,7 +91,7 @@ void Recording::add(const Region& region, uint32_t slot, const pto_task_spec& sp
   }
   std::vector<std::pair<uint32_t, Access>> touched;
   const auto touch = [&](uint32_t index, int mode, const pto_region* box, bool is_new) {
-    const uint32_t buffer = buffer_of(region, index, is_new);
+    const uint32_t buffer = buffer_of(store, index, is_new);
     // A buffer that each replay makes anew has no handle that could hold the token: its tasks keep their order instead.
     if (mode == PTO_COMMUTE && buffers[buffer].handle == 0) mode = PTO_INOUT;
     const auto number = static_cast<uint32_t>(boxes.size());

@@ -17,7 +17,7 @@
 
 namespace tilewise::tasks {
 
-class Instance;
+class KeptRecording;
 
 /// A buffer of a recording.
 struct RecordedBuffer {
@@ -72,11 +72,11 @@ class Recording {
     uint64_t offset;  // value above the event's at the beginning
   };
 
-  explicit Recording(const Region& region);
+  explicit Recording(const Store& store);
   ~Recording();
 
   /// A task that has just been linked; `fresh`: mask of the parameters whose buffers were made for it.
-  void add(const Region& region, uint32_t slot, const pto_task_spec& spec, uint32_t fresh);
+  void add(const Store& store, uint32_t slot, const pto_task_spec& spec, uint32_t fresh);
   uint32_t find_buffer(pto_handle handle) const;
 
   std::vector<Task> tasks;
@@ -90,7 +90,7 @@ class Recording {
   std::deque<Buffer> buffers;
   std::vector<uint64_t> event_values;  // at the beginning
   std::vector<pto_handle> bound;  // the last binding that was checked, per buffer
-  std::unique_ptr<Instance> instance;  // nullptr: replayed by submitting
+  std::unique_ptr<KeptRecording> kept;  // nullptr: replayed by submitting
 
   /// While recording nothing ever completes, so no reference is ever settled.
   struct Pool : GrowingPool {
@@ -100,7 +100,7 @@ class Recording {
   Pool pool;
 
  private:
-  uint32_t buffer_of(const Region& region, uint32_t index, bool is_new);
+  uint32_t buffer_of(const Store& store, uint32_t index, bool is_new);
   void analyse(uint32_t buffer, Access& access, const pto_region* region, TaskRef self, std::vector<uint64_t>& found);
 
   std::unordered_map<uint64_t, uint32_t> buffer_by_name_;  // generation and index

@@ -12,14 +12,14 @@
 
 namespace tilewise::tasks {
 
-Recordings::Recordings(Engine& engine) : engine_(engine), open_(engine.region.header->num_seats) {}
+Recordings::Recordings(Engine& engine) : engine_(engine), open_(engine.store.header->num_seats) {}
 
 void Recordings::begin() {
   const uint32_t seat_index = seat_here(engine_);
   if (open_[seat_index] != nullptr) {
     raise(PTO_BAD_ARGUMENT, "[runtime.record_begin] one recording at a time per thread; got a second; end the first");
   }
-  open_[seat_index] = std::make_unique<Recording>(engine_.region);
+  open_[seat_index] = std::make_unique<Recording>(engine_.store);
   engine_.num_observers.fetch_add(1);
 }
 
@@ -31,13 +31,13 @@ pto_recording Recordings::end() {
   std::shared_ptr<Recording> recording = std::move(open_[seat_index]);
   engine_.num_observers.fetch_sub(1);
   std::lock_guard guard(mutex_);
-  instantiate(*recording);
-  if (recording->instance != nullptr) {
+  keep(*recording);
+  if (recording->kept != nullptr) {
     const auto is_before = [](const auto& one, const auto& two) {
-      return one->instance->first_slot < two->instance->first_slot;
+      return one->kept->first_slot < two->kept->first_slot;
     };
-    has_instances.store(true, std::memory_order_relaxed);
-    instantiated_.insert(std::upper_bound(instantiated_.begin(), instantiated_.end(), recording, is_before), recording);
+    has_kept.store(true, std::memory_order_relaxed);
+    kept_.insert(std::upper_bound(kept_.begin(), kept_.end(), recording, is_before), recording);
   }
   const pto_recording name = next_++;
   all_[name] = std::move(recording);
@@ -50,7 +50,7 @@ void Recordings::free(pto_recording name) {
   if (running.engine == &engine_) {  // a replay may hold the submission lock until this very task has ended
     raise(PTO_BAD_ARGUMENT, "[runtime.recording_free] a recording is freed outside tasks; got a call inside one");
   }
-  const SubmitGuard submit_guard(*engine_.region.header, seat_index, engine_.fences);
+  const SubmitGuard submit_guard(*engine_.store.header, seat_index, engine_.fences);
   std::shared_ptr<Recording> recording;
   {
     std::lock_guard guard(mutex_);
@@ -61,10 +61,10 @@ void Recordings::free(pto_recording name) {
     recording = std::move(found->second);
     all_.erase(found);
   }
-  if (recording->instance == nullptr) return;
-  settle_round(engine_, *recording->instance, seat_index);
+  if (recording->kept == nullptr) return;
+  settle_round(engine_, *recording->kept, seat_index);
   std::lock_guard guard(mutex_);
-  recording->instance->is_freed = true;
+  recording->kept->is_freed = true;
   reap();
 }
 
@@ -84,10 +84,10 @@ void Recordings::replay(pto_recording name, const pto_handle* from, const pto_ha
   }
   Blocking let_others_run;
   const DefaultFloatModes modes;
-  if (recording->instance != nullptr && replay_round(engine_, *recording, from, to, num_handles, seat_index)) return;
+  if (recording->kept != nullptr && replay_round(engine_, *recording, from, to, num_handles, seat_index)) return;
   std::vector<pto_handle> names;
   {
-    const SubmitGuard guard(*engine_.region.header, seat_index, engine_.fences);  // of what the recording remembers
+    const SubmitGuard guard(*engine_.store.header, seat_index, engine_.fences);  // of what the recording remembers
     names = bind_recording(engine_, *recording, from, to, num_handles);
   }
   submit_recording(engine_, *recording, std::move(names), seat_index);
@@ -96,7 +96,7 @@ void Recordings::replay(pto_recording name, const pto_handle* from, const pto_ha
 void Recordings::add(uint32_t slot, const pto_task_spec& spec, uint32_t seat, uint32_t fresh) {
   if (open_[seat] == nullptr) return;
   try {
-    open_[seat]->add(engine_.region, slot, spec, fresh);
+    open_[seat]->add(engine_.store, slot, spec, fresh);
   } catch (...) {  // half of the task is no recording
     leave(seat);
     throw;
@@ -112,48 +112,48 @@ void Recordings::leave(uint32_t seat) {
 // Rounds.
 
 // Room for it, if its tasks are all plain: else it is submitted task by task whenever it is replayed.
-void Recordings::instantiate(Recording& recording) {
+void Recordings::keep(Recording& recording) {
   const auto count = static_cast<uint32_t>(recording.tasks.size());
   const bool is_plain =
       std::all_of(recording.tasks.begin(), recording.tasks.end(), [](const auto& task) { return task.is_plain; });
   if (count == 0 || !is_plain) return;
   reap();
-  uint32_t first = engine_.region.header->num_slots - engine_.region.header->num_replayable;
-  for (const auto& other : instantiated_) {  // in the order of their slots
-    const Instance& instance = *other->instance;
-    if (first + count <= instance.first_slot) break;
-    first = instance.first_slot + instance.num_tasks();
+  uint32_t first = engine_.store.header->num_slots - engine_.store.header->num_replayable;
+  for (const auto& other : kept_) {  // in the order of their slots
+    const KeptRecording& kept = *other->kept;
+    if (first + count <= kept.first_slot) break;
+    first = kept.first_slot + kept.num_tasks();
   }
-  if (count > engine_.region.header->num_slots - first) return;
-  recording.instance = std::make_unique<Instance>(engine_, recording, first);
+  if (count > engine_.store.header->num_slots - first) return;
+  recording.kept = std::make_unique<KeptRecording>(engine_, recording, first);
 }
 
 /// The slots of freed recordings whose last round has ended. Under recordings_mutex_.
 void Recordings::reap() {
-  std::erase_if(instantiated_, [&](const auto& recording) {
-    return recording->instance->is_freed && recording->instance->is_done(engine_.region.seats_in_use());
+  std::erase_if(kept_, [&](const auto& recording) {
+    return recording->kept->is_freed && recording->kept->is_done(engine_.store.seats_in_use());
   });
 }
 
 void Recordings::settle(Handle& handle, uint32_t seat) {
-  settle_round(engine_, instance_in(engine_, handle.replayed_by), seat);
+  settle_round(engine_, kept_in(engine_, handle.replayed_by), seat);
 }
 
 void Recordings::settle_all(uint32_t seat) {
   std::lock_guard guard(mutex_);
-  for (const auto& recording : instantiated_) settle_round(engine_, *recording->instance, seat);
+  for (const auto& recording : kept_) settle_round(engine_, *recording->kept, seat);
 }
 
 void Recordings::inherit(uint32_t slot) { inherit_in_round(engine_, slot); }
 
-const char* Recordings::name_of(uint32_t slot) const { return instance_in(engine_, slot).name_in(slot); }
+const char* Recordings::name_of(uint32_t slot) const { return kept_in(engine_, slot).name_in(slot); }
 
 bool Recordings::has_rounds(uint32_t seat_index) const {
   std::lock_guard guard(mutex_);
-  return std::any_of(instantiated_.begin(), instantiated_.end(), [&](const auto& recording) {
-    const Instance& instance = *recording->instance;
-    return (seat_index == kNone || instance.lane.load(std::memory_order_relaxed) == seat_index) &&
-           !instance.is_done(engine_.region.seats_in_use());
+  return std::any_of(kept_.begin(), kept_.end(), [&](const auto& recording) {
+    const KeptRecording& kept = *recording->kept;
+    return (seat_index == kNone || kept.lane.load(std::memory_order_relaxed) == seat_index) &&
+           !kept.is_done(engine_.store.seats_in_use());
   });
 }
 
@@ -161,10 +161,10 @@ void Recordings::watch_rounds(uint32_t seat_index) {
   bool is_watched = false;
   {
     std::lock_guard guard(mutex_);
-    for (const auto& recording : instantiated_) {
-      const Instance& instance = *recording->instance;
-      if (instance.lane.load(std::memory_order_relaxed) != seat_index && seat_index != kNone) continue;
-      for (const uint32_t sink : instance.sinks) is_watched |= watch(engine_, make_ref(instance.generation, sink));
+    for (const auto& recording : kept_) {
+      const KeptRecording& kept = *recording->kept;
+      if (kept.lane.load(std::memory_order_relaxed) != seat_index && seat_index != kNone) continue;
+      for (const uint32_t sink : kept.sinks) is_watched |= watch(engine_, make_ref(kept.generation, sink));
     }
   }
   // All have ended, but the last of them has yet to say so: it does at once.
@@ -174,22 +174,22 @@ void Recordings::watch_rounds(uint32_t seat_index) {
 std::vector<std::pair<uint64_t, uint64_t>> Recordings::live_rounds() const {
   std::vector<std::pair<uint64_t, uint64_t>> rounds;
   std::lock_guard guard(mutex_);
-  for (const auto& recording : instantiated_) {
-    const Instance& instance = *recording->instance;
-    if (instance.is_done(engine_.region.seats_in_use())) continue;
-    rounds.emplace_back(instance.first_sequence, instance.first_sequence + instance.num_tasks() - 1);
+  for (const auto& recording : kept_) {
+    const KeptRecording& kept = *recording->kept;
+    if (kept.is_done(engine_.store.seats_in_use())) continue;
+    rounds.emplace_back(kept.first_sequence, kept.first_sequence + kept.num_tasks() - 1);
   }
   return rounds;
 }
 
 bool Recordings::has_live_rounds() const {
   std::lock_guard guard(mutex_);
-  for (const auto& recording : instantiated_) {
-    const Instance& instance = *recording->instance;
-    if (instance.is_done(engine_.region.seats_in_use())) continue;
-    for (uint32_t t = 0; t < instance.num_tasks(); ++t) {
-      const Slot& task = engine_.region.slots[instance.first_slot + t];
-      const bool is_left = !Wake::has_ended(task.wake, instance.generation);
+  for (const auto& recording : kept_) {
+    const KeptRecording& kept = *recording->kept;
+    if (kept.is_done(engine_.store.seats_in_use())) continue;
+    for (uint32_t t = 0; t < kept.num_tasks(); ++t) {
+      const Slot& task = engine_.store.slots[kept.first_slot + t];
+      const bool is_left = !Wake::has_ended(task.wake, kept.generation);
       if (is_left && task.state.load(std::memory_order_acquire) != SlotState::kPending) return true;
     }
   }

@@ -1,5 +1,5 @@
-// The recordings of one runtime: open ones, and those that can be replayed, by a round of the instance (instance.h) or
-// task by task (replay.cc).
+// The recordings of one runtime: open ones, and those that can be replayed, by a round of the kept recording
+// (kept_recording.h) or task by task (replay.cc).
 //
 // Who may call: any thread outside tasks. Blocks: a replay for slots and for the round before; else for the submission
 // lock and mutex_, which is taken after it. Memory: of the process.
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tasks/engine/engine.h"
-#include "tasks/replay/instance.h"
+#include "tasks/replay/kept_recording.h"
 #include "tasks/replay/recording.h"
 
 namespace tilewise::tasks {
@@ -36,13 +36,13 @@ class Recordings final : public Replays {
   std::vector<std::pair<uint64_t, uint64_t>> live_rounds() const override;
 
  private:
-  void instantiate(Recording& recording);
+  void keep(Recording& recording);
   void reap();
 
   Engine& engine_;
   mutable std::mutex mutex_;  // of the next three
   std::map<pto_recording, std::shared_ptr<Recording>> all_;
-  std::vector<std::shared_ptr<Recording>> instantiated_;  // by first slot; also freed ones whose tasks still run
+  std::vector<std::shared_ptr<Recording>> kept_;  // by first slot; also freed ones whose tasks still run
   pto_recording next_ = 1;
   std::vector<std::unique_ptr<Recording>> open_;  // per seat
 };

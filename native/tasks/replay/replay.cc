@@ -43,10 +43,10 @@ bool overlap(uint64_t a, uint64_t a_bytes, uint64_t b, uint64_t b_bytes) { retur
 // A slot with all that does not depend on the replay's buffers.
 inline uint32_t begin_replayed(Engine& engine, Replay& run, uint32_t number, const Recording::Task& recorded) {
   const uint32_t slot = take_slot(engine, run.seat);
-  Slot& task = engine.region.slots[slot];
-  SlotArgs& args = engine.region.args[slot];
-  Header& header = *engine.region.header;
-  run.tasks[number] = engine.region.name_at(slot);
+  Slot& task = engine.store.slots[slot];
+  SlotArgs& args = engine.store.args[slot];
+  Header& header = *engine.store.header;
+  run.tasks[number] = engine.store.name_at(slot);
   // Which tokens it uses is found with its buffers: those that every replay makes anew have none.
   const auto flags = static_cast<uint16_t>(recorded.flags & ~kUsesTokens);
   task.begin(recorded.kernel, recorded.priority, recorded.type_class, flags);
@@ -62,7 +62,7 @@ inline uint32_t begin_replayed(Engine& engine, Replay& run, uint32_t number, con
   }
   if (recorded.first_view != 0) {
     const pto_view* seen = &run.recording.views[recorded.first_view - 1];
-    std::copy_n(seen, recorded.num_params, engine.region.notes[slot].views);
+    std::copy_n(seen, recorded.num_params, engine.store.notes[slot].views);
     task.flags |= kHasViews;
   }
   if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
@@ -76,15 +76,15 @@ inline uint32_t begin_replayed(Engine& engine, Replay& run, uint32_t number, con
 
 inline void bind_replayed(Engine& engine, Replay& run, uint32_t number, uint32_t slot) {
   const RecordedTask& recorded = run.recording.tasks[number];
-  Slot& task = engine.region.slots[slot];
-  SlotArgs& args = engine.region.args[slot];
-  Header& header = *engine.region.header;
+  Slot& task = engine.store.slots[slot];
+  SlotArgs& args = engine.store.args[slot];
+  Header& header = *engine.store.header;
   if (recorded.target_worker != 0) args.target_worker = recorded.target_worker;
   for (uint32_t w = 0; w < recorded.num_waits; ++w) {
     const Recording::Wait& wait = run.recording.waits[recorded.first_wait + w];
     if (run.event_values.empty()) {
       for (uint32_t e = 0; e < header.max_events; ++e)
-        run.event_values.push_back(engine.region.events[e].counter.load());
+        run.event_values.push_back(engine.store.events[e].counter.load());
     }
     add_producer(engine, task, run.event_values[wait.event] + wait.offset, run.seat);
     add_producer(engine, task, wait.event << 32 | kIsEvent, run.seat);
@@ -111,14 +111,14 @@ inline void bind_replayed(Engine& engine, Replay& run, uint32_t number, uint32_t
     Param& param = args.params[a];
     param.address = address;
     const Handle* handle = access.buffer == kNone ? nullptr : run.handles[access.buffer];
-    param.handle = handle == nullptr ? kNone : engine.region.index_of(*handle);
+    param.handle = handle == nullptr ? kNone : engine.store.index_of(*handle);
     param.mode = access.mode;
     param.is_region = access.is_region;
-    if (access.is_region) engine.region.declared[uint64_t{slot} * PTO_MAX_PARAMS + a] = run.recording.boxes[access.box];
+    if (access.is_region) engine.store.declared[uint64_t{slot} * PTO_MAX_PARAMS + a] = run.recording.boxes[access.box];
     param.shadow = 0;
     if (access.mode == PTO_COMMUTE && param.handle != kNone) args.tokens[num_tokens++] = param.handle;
-    if (engine.region.lies_in_heap(address)) {
-      use_heap(engine.region, address, run.seat);
+    if (engine.store.lies_in_heap(address)) {
+      use_heap(engine.store, address, run.seat);
       task.flags |= kUsesHeap;
     }
     task.num_params = static_cast<uint8_t>(a + 1);
@@ -175,8 +175,8 @@ void leave_part(Engine& engine, Replay& run, uint32_t count) {
     Handle& handle = *run.handles[b];
     const auto note = [&](TaskRef ref) { users[b].push_back(without_flags(ref)); };
     if ((handle.flags & kHasRegions) != 0) {
-      std::lock_guard guard(engine.region.header->boxes_lock);
-      collect_boxes(engine.boxes, engine.region.index_of(handle), handle, nullptr, PTO_OUTPUT, pool, note);
+      std::lock_guard guard(engine.store.header->boxes_lock);
+      collect_boxes(engine.boxes, engine.store.index_of(handle), handle, nullptr, PTO_OUTPUT, pool, note);
     } else {
       collect(handle.state, pool, PTO_OUTPUT, note);
     }
@@ -254,7 +254,7 @@ void submit_recording(Engine& engine, Recording& recording, std::vector<pto_hand
                                                : allocate_heap(engine, seat_index, aligned(buffer.bytes)));
   }
   run.tasks.resize(recording.tasks.size());
-  const SubmitGuard guard(*engine.region.header, seat_index, engine.fences);
+  const SubmitGuard guard(*engine.store.header, seat_index, engine.fences);
   for (Handle* handle : run.handles) {
     if (handle != nullptr) settle_buffer(engine, *handle, seat_index);
   }

@@ -20,16 +20,16 @@ constexpr uint64_t kTicksToSubmit = 100;  // roughly, per task
 
 /// Helps until the last round has ended. Idle, it gives up when none of the round's tasks ends for as long as
 /// submitting would take: what they wait for may be the caller's to do.
-bool outwait(Engine& engine, Instance& instance, uint32_t seat_index) {
+bool outwait(Engine& engine, KeptRecording& kept, uint32_t seat_index) {
   uint64_t until = 0;  // its first idle moment sets this
   uint64_t num_done = 0;
-  for (uint32_t n = 1; !instance.is_done(engine.region.seats_in_use()); ++n) {
+  for (uint32_t n = 1; !kept.is_done(engine.store.seats_in_use()); ++n) {
     if (help(engine, seat_index)) continue;
     const uint64_t now = ticks();
     if (now > until) {
-      const uint64_t before = std::exchange(num_done, instance.num_done(engine.region.seats_in_use()));
+      const uint64_t before = std::exchange(num_done, kept.num_done(engine.store.seats_in_use()));
       if (until != 0 && num_done == before) return false;
-      until = now + kTicksToSubmit * instance.num_tasks();
+      until = now + kTicksToSubmit * kept.num_tasks();
     }
     if (n % 256 == 0) {
       sched_yield();
@@ -41,9 +41,9 @@ bool outwait(Engine& engine, Instance& instance, uint32_t seat_index) {
 }
 
 // The first round after others have touched the buffers, or with other buffers. False: one of them is special.
-bool enter(Engine& engine, Instance& instance, std::vector<pto_handle> names, uint32_t seat_index) {
-  const Recording& recording = instance.recording;
-  settle_round(engine, instance, seat_index);
+bool enter(Engine& engine, KeptRecording& kept, std::vector<pto_handle> names, uint32_t seat_index) {
+  const Recording& recording = kept.recording;
+  settle_round(engine, kept, seat_index);
   if (engine.has_failures()) sweep_failures_if_many(engine, false);
   std::vector<Handle*> handles;
   for (size_t b = 0; b < names.size(); ++b) {
@@ -53,123 +53,122 @@ bool enter(Engine& engine, Instance& instance, std::vector<pto_handle> names, ui
     if (handle.flags != expected) return false;
     handles.push_back(&handle);
   }
-  if (names != instance.names) {
+  if (names != kept.names) {
     for (size_t a = 0; a < recording.accesses.size(); ++a) {
-      instance.addresses[a] = engine.region.at(handles[recording.accesses[a].buffer]->address);
+      kept.addresses[a] = engine.store.at(handles[recording.accesses[a].buffer]->address);
     }
-    instance.is_as_recorded =
+    kept.is_as_recorded =
         std::equal(names.begin(), names.end(), recording.buffers.begin(), recording.buffers.end(),
                    [](pto_handle name, const RecordedBuffer& buffer) { return name == buffer.handle; });
-    instance.names = std::move(names);
-    instance.handles = std::move(handles);
+    kept.names = std::move(names);
+    kept.handles = std::move(handles);
   }
   SeatPool pool{engine, engine.seat(seat_index)};
   try {
-    for (const Instance::Entry& entry : instance.entries) {
-      Slot& task = engine.region.slots[instance.first_slot + entry.task];
-      collect(instance.handles[entry.buffer]->state, pool, entry.mode, [&](TaskRef producer) {
-        if (Wake::has_ended(engine.region.slots[slot_of(producer)].wake, generation_of(producer))) {
+    for (const KeptRecording::Entry& entry : kept.entries) {
+      Slot& task = engine.store.slots[kept.first_slot + entry.task];
+      collect(kept.handles[entry.buffer]->state, pool, entry.mode, [&](TaskRef producer) {
+        if (Wake::has_ended(engine.store.slots[slot_of(producer)].wake, generation_of(producer))) {
           if (engine.has_failures()) inherit(engine, task, producer);
           return;
         }
-        if (task.more_producers == 0) instance.held_back.push_back(instance.first_slot + entry.task);
+        if (task.more_producers == 0) kept.held_back.push_back(kept.first_slot + entry.task);
         push_ref(pool, task.more_producers, producer);
       });
     }
   } catch (...) {
-    for (const Instance::Entry& entry : instance.entries) {
-      Slot& task = engine.region.slots[instance.first_slot + entry.task];
+    for (const KeptRecording::Entry& entry : kept.entries) {
+      Slot& task = engine.store.slots[kept.first_slot + entry.task];
       give_chunks(pool, task.more_producers);
       task.poison = 0;
     }
-    instance.held_back.clear();
+    kept.held_back.clear();
     throw;
   }
-  for (size_t b = 0; b < instance.handles.size(); ++b) {
+  for (size_t b = 0; b < kept.handles.size(); ++b) {
     if (recording.buffers[b].is_frozen) continue;
-    instance.handles[b]->replayed_by = instance.first_slot;
-    instance.handles[b]->flags |= kReplayed;
+    kept.handles[b]->replayed_by = kept.first_slot;
+    kept.handles[b]->flags |= kReplayed;
   }
-  instance.num_freezes = engine.num_freezes;
-  instance.is_chained = true;
+  kept.num_freezes = engine.num_freezes;
+  kept.is_chained = true;
   return true;
 }
 
-void begin_round(Engine& engine, Instance& instance, uint32_t seat_index) {
-  Header& header = *engine.region.header;
+void begin_round(Engine& engine, KeptRecording& kept, uint32_t seat_index) {
+  Header& header = *engine.store.header;
   Seat& me = engine.seat(seat_index);
-  const uint32_t count = instance.num_tasks();
-  instance.lane.store(seat_index, std::memory_order_relaxed);
-  instance.generation.store(instance.generation.load(std::memory_order_relaxed) + 2, std::memory_order_relaxed);
-  instance.target.store(instance.target.load(std::memory_order_relaxed) + count, std::memory_order_release);
-  instance.first_sequence = header.sequence.load(std::memory_order_relaxed) + 1;
-  header.sequence.store(instance.first_sequence + count - 1, std::memory_order_release);
+  const uint32_t count = kept.num_tasks();
+  kept.lane.store(seat_index, std::memory_order_relaxed);
+  kept.generation.store(kept.generation.load(std::memory_order_relaxed) + 2, std::memory_order_relaxed);
+  kept.target.store(kept.target.load(std::memory_order_relaxed) + count, std::memory_order_release);
+  kept.first_sequence = header.sequence.load(std::memory_order_relaxed) + 1;
+  header.sequence.store(kept.first_sequence + count - 1, std::memory_order_release);
   me.num_submitted.store(me.num_submitted.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
   if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) {
-    instance.submit_ticks = ticks();
-    instance.scope_depth = static_cast<int32_t>(me.depth);
+    kept.submit_ticks = ticks();
+    kept.scope_depth = static_cast<int32_t>(me.depth);
   }
   // One more arrival for each that waits for tasks outside; before any other could come.
-  for (const uint32_t slot : instance.held_back) Countdown::join(engine.region.slots[slot].children);
-  for (const uint32_t slot : instance.held_back) start_submitted(engine, slot, seat_index);
-  instance.held_back.clear();
+  for (const uint32_t slot : kept.held_back) Countdown::join(engine.store.slots[slot].children);
+  for (const uint32_t slot : kept.held_back) start_submitted(engine, slot, seat_index);
+  kept.held_back.clear();
 }
 
 }  // namespace
 
-void settle_round(Engine& engine, Instance& instance, uint32_t seat_index) {
-  instance.is_chained = false;
+void settle_round(Engine& engine, KeptRecording& kept, uint32_t seat_index) {
+  kept.is_chained = false;
   std::vector<TaskRef> names;
-  for (size_t b = 0; b < instance.handles.size(); ++b) {
-    Handle& handle = *instance.handles[b];
-    if ((handle.flags & kReplayed) == 0 || handle.replayed_by != instance.first_slot) continue;
+  for (size_t b = 0; b < kept.handles.size(); ++b) {
+    Handle& handle = *kept.handles[b];
+    if ((handle.flags & kReplayed) == 0 || handle.replayed_by != kept.first_slot) continue;
     if (names.empty()) {
-      names.resize(instance.num_tasks());
-      for (uint32_t t = 0; t < names.size(); ++t) names[t] = instance.name_of(t);
+      names.resize(kept.num_tasks());
+      for (uint32_t t = 0; t < names.size(); ++t) names[t] = kept.name_of(t);
     }
-    leave_behind(engine, instance.recording, instance.recording.buffers[b], handle, names, seat_index);
+    leave_behind(engine, kept.recording, kept.recording.buffers[b], handle, names, seat_index);
     handle.flags &= ~kReplayed;
   }
 }
 
 // Failures of the round's own producers; those of others have come while the task waited for them.
 void inherit_in_round(Engine& engine, uint32_t slot) {
-  Slot& task = engine.region.slots[slot];
-  const Instance& instance = instance_in(engine, slot);
-  const RecordedTask& recorded = instance.recording.tasks[slot - instance.first_slot];
+  Slot& task = engine.store.slots[slot];
+  const KeptRecording& kept = kept_in(engine, slot);
+  const RecordedTask& recorded = kept.recording.tasks[slot - kept.first_slot];
   for (uint32_t p = 0; p < recorded.num_producers; ++p) {
-    const uint64_t producer = instance.recording.producers[recorded.first_producer + p];
-    inherit(engine, task, instance.name_of(static_cast<uint32_t>(producer >> kFlagBits)) | (producer & kFlagMask));
+    const uint64_t producer = kept.recording.producers[recorded.first_producer + p];
+    inherit(engine, task, kept.name_of(static_cast<uint32_t>(producer >> kFlagBits)) | (producer & kFlagMask));
   }
 }
 
 // True: a round has begun. False: the recording must be submitted.
 bool replay_round(Engine& engine, Recording& recording, const pto_handle* from, const pto_handle* to,
                   uint32_t num_handles, uint32_t seat_index) {
-  Instance& instance = *recording.instance;
-  if (!outwait(engine, instance, seat_index)) return false;
+  KeptRecording& kept = *recording.kept;
+  if (!outwait(engine, kept, seat_index)) return false;
   std::optional<Busy> busy;  // until the roots are ready no slot shows the round
   {
-    const SubmitGuard guard(*engine.region.header, seat_index, engine.fences);
+    const SubmitGuard guard(*engine.store.header, seat_index, engine.fences);
     busy.emplace(engine.seat(seat_index));
-    if (instance.is_freed) {
+    if (kept.is_freed) {
       raise(PTO_BAD_ARGUMENT,
             "[runtime.replay] a recording must exist; got one that another thread has freed; free it last");
     }
-    if (!instance.is_done(engine.region.seats_in_use())) return false;  // another thread was faster
-    const bool is_chained = instance.is_chained && instance.num_freezes == engine.num_freezes && !engine.has_failures();
-    if (!is_chained || num_handles != 0 || !instance.is_as_recorded) {
+    if (!kept.is_done(engine.store.seats_in_use())) return false;  // another thread was faster
+    const bool is_chained = kept.is_chained && kept.num_freezes == engine.num_freezes && !engine.has_failures();
+    if (!is_chained || num_handles != 0 || !kept.is_as_recorded) {
       std::vector<pto_handle> names = bind_recording(engine, recording, from, to, num_handles);
-      if ((!is_chained || names != instance.names) && !enter(engine, instance, std::move(names), seat_index))
-        return false;
+      if ((!is_chained || names != kept.names) && !enter(engine, kept, std::move(names), seat_index)) return false;
     }
-    begin_round(engine, instance, seat_index);
+    begin_round(engine, kept, seat_index);
   }
-  for (const uint32_t root : instance.roots) {
+  for (const uint32_t root : kept.roots) {
     if (!arrive(engine, root)) continue;
     // A full ring is not flooded: what this thread can run of it, it runs.
-    const uint32_t its_class = engine.region.slots[root].type_class;
-    if (engine.region.rings[seat_index * engine.region.header->num_classes + its_class].is_full()) {
+    const uint32_t its_class = engine.store.slots[root].type_class;
+    if (engine.store.rings[seat_index * engine.store.header->num_classes + its_class].is_full()) {
       help(engine, seat_index);
     }
     make_ready(engine, root, seat_index);

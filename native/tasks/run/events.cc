@@ -15,7 +15,7 @@ namespace {
 
 /// A worker that is asleep must know of it: it sleeps no longer than that.
 void expect_deadline(Engine& engine, int64_t deadline_ns) {
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   int64_t known = header.next_deadline_ns.load(std::memory_order_acquire);
   do {
     if (known != 0 && known <= deadline_ns) return;
@@ -28,14 +28,13 @@ void expect_deadline(Engine& engine, int64_t deadline_ns) {
 int64_t wake_event(Engine& engine, uint32_t index, uint64_t add, uint32_t seat_index) {
   int64_t soonest = INT64_MAX;
   const Busy busy(engine.seat(seat_index));
-  auto& counter = engine.region.events[index].counter;
-  const auto next = [&](uint32_t waiter) -> uint32_t& { return engine.region.slots[waiter - 1].next_waiter; };
+  auto& counter = engine.store.events[index].counter;
+  const auto next = [&](uint32_t waiter) -> uint32_t& { return engine.store.slots[waiter - 1].next_waiter; };
   const auto is_free = [&](uint32_t waiter, uint64_t value) {
     const uint32_t slot = waiter - 1;
-    if (engine.region.args[slot].awaited <= value || is_cancelled(engine, slot) || is_overdue(engine, slot))
-      return true;
-    if ((engine.region.slots[slot].flags & kHasDeadline) != 0) {
-      soonest = std::min(soonest, engine.region.notes[slot].deadline_ns);
+    if (engine.store.args[slot].awaited <= value || is_cancelled(engine, slot) || is_overdue(engine, slot)) return true;
+    if ((engine.store.slots[slot].flags & kHasDeadline) != 0) {
+      soonest = std::min(soonest, engine.store.notes[slot].deadline_ns);
     }
     return false;
   };
@@ -50,8 +49,8 @@ int64_t wake_event(Engine& engine, uint32_t index, uint64_t add, uint32_t seat_i
 // cancellation in the event's critical section, so it is either found there or never waits.
 void wake_cancelled(Engine& engine) {
   const uint32_t seat_index = running.engine == &engine ? running.seat : seat_here(engine);
-  for (uint32_t e = 0; e < engine.region.header->max_events; ++e) {
-    if (engine.region.events[e].used.load(std::memory_order_acquire) != 0) wake_event(engine, e, 0, seat_index);
+  for (uint32_t e = 0; e < engine.store.header->max_events; ++e) {
+    if (engine.store.events[e].used.load(std::memory_order_acquire) != 0) wake_event(engine, e, 0, seat_index);
   }
   wake_waiters(engine);
 }
@@ -59,32 +58,32 @@ void wake_cancelled(Engine& engine) {
 }  // namespace
 
 pto_event open_event(Engine& engine) {
-  for (uint32_t e = 0; e < engine.region.header->max_events; ++e) {
+  for (uint32_t e = 0; e < engine.store.header->max_events; ++e) {
     uint32_t unused = 0;
-    if (engine.region.events[e].used.compare_exchange_strong(unused, 1)) return uint64_t{1} << 32 | e;
+    if (engine.store.events[e].used.compare_exchange_strong(unused, 1)) return uint64_t{1} << 32 | e;
   }
-  raise(PTO_NO_MEMORY, "[runtime.event_open] a runtime has at most ", engine.region.header->max_events,
+  raise(PTO_NO_MEMORY, "[runtime.event_open] a runtime has at most ", engine.store.header->max_events,
         " events; got one more; ", "raise max_events: an event counts up and serves any number of tasks");
 }
 
 uint64_t event_value(Engine& engine, pto_event name) {
   const uint64_t index = name & 0xFFFFFFFF;
-  if (name >> 32 != 1 || index >= engine.region.header->max_events || engine.region.events[index].used.load() == 0) {
+  if (name >> 32 != 1 || index >= engine.store.header->max_events || engine.store.events[index].used.load() == 0) {
     raise(PTO_BAD_ARGUMENT, "[runtime.event] an event must have been opened; got ", name, "; call pto_event_open");
   }
-  return engine.region.events[index].counter.load();
+  return engine.store.events[index].counter.load();
 }
 
 bool wait_for_event(Engine& engine, uint32_t slot, uint32_t index, uint64_t value) {
   const auto is_free = [&](uint64_t reached) {
     return reached >= value || is_cancelled(engine, slot) || is_overdue(engine, slot);
   };
-  return engine.region.events[index].counter.wait(slot + 1, is_free, [&](uint32_t first) {
-    Slot& task = engine.region.slots[slot];
-    engine.region.args[slot].awaited = value;
+  return engine.store.events[index].counter.wait(slot + 1, is_free, [&](uint32_t first) {
+    Slot& task = engine.store.slots[slot];
+    engine.store.args[slot].awaited = value;
     task.next_waiter = first;
     task.state.store(SlotState::kWaitsForEvent, std::memory_order_relaxed);
-    if ((task.flags & kHasDeadline) != 0) expect_deadline(engine, engine.region.notes[slot].deadline_ns);
+    if ((task.flags & kHasDeadline) != 0) expect_deadline(engine, engine.store.notes[slot].deadline_ns);
   });
 }
 
@@ -96,19 +95,19 @@ void raise_event(Engine& engine, pto_event name, uint64_t add) {
 }
 
 bool is_cancelled(const Engine& engine, uint32_t slot) {
-  if (engine.region.header->num_cancels.load(std::memory_order_relaxed) == 0) return false;
-  const Slot& task = engine.region.slots[slot];
+  if (engine.store.header->num_cancels.load(std::memory_order_relaxed) == 0) return false;
+  const Slot& task = engine.store.slots[slot];
   const auto generation = static_cast<uint32_t>(Wake::generation_in(task.wake.load(std::memory_order_relaxed)));
-  const uint64_t below = engine.region.seats[lane_of(engine, slot)].cancel_below.load(std::memory_order_relaxed);
+  const uint64_t below = engine.store.seats[lane_of(engine, slot)].cancel_below.load(std::memory_order_relaxed);
   return task.cancelled.load(std::memory_order_relaxed) == generation || sequence_of(engine, slot) <= below;
 }
 
 bool is_overdue(const Engine& engine, uint32_t slot) {
-  return (engine.region.slots[slot].flags & kHasDeadline) != 0 && now_ns() >= engine.region.notes[slot].deadline_ns;
+  return (engine.store.slots[slot].flags & kHasDeadline) != 0 && now_ns() >= engine.store.notes[slot].deadline_ns;
 }
 
 bool should_stop(const Engine& engine, uint32_t slot) {
-  for (uint32_t at = slot + 1; at != 0; at = engine.region.slots[at - 1].parent) {
+  for (uint32_t at = slot + 1; at != 0; at = engine.store.slots[at - 1].parent) {
     if (is_cancelled(engine, at - 1) || is_overdue(engine, at - 1)) return true;
   }
   return engine.peer.is_lost.load(std::memory_order_relaxed);
@@ -117,29 +116,29 @@ bool should_stop(const Engine& engine, uint32_t slot) {
 // A task that starts at the same moment may still run; afterwards its status tells which.
 void cancel(Engine& engine, pto_task task) {
   if (is_complete(engine, task)) return;
-  engine.region.header->num_cancels.fetch_add(1, std::memory_order_relaxed);
-  Slot& slot = engine.region.slots[slot_of(task)];
+  engine.store.header->num_cancels.fetch_add(1, std::memory_order_relaxed);
+  Slot& slot = engine.store.slots[slot_of(task)];
   slot.cancelled.store(static_cast<uint32_t>(generation_of(task)), std::memory_order_release);
   wake_cancelled(engine);
 }
 
 void cancel_all(Engine& engine) {
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   header.num_cancels.fetch_add(1, std::memory_order_relaxed);
   const uint64_t newest = header.sequence.load(std::memory_order_acquire);
-  for (uint32_t s = 0; s < engine.region.seats_in_use(); ++s)
-    engine.region.seats[s].cancel_below.store(newest, std::memory_order_release);
+  for (uint32_t s = 0; s < engine.store.seats_in_use(); ++s)
+    engine.store.seats[s].cancel_below.store(newest, std::memory_order_release);
   wake_cancelled(engine);
 }
 
 void expire_overdue(Engine& engine, uint32_t seat_index) {
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   int64_t next = header.next_deadline_ns.load(std::memory_order_acquire);
   if (next == 0 || now_ns() < next) return;
   if (!header.next_deadline_ns.compare_exchange_strong(next, 0, std::memory_order_acq_rel)) return;
   int64_t soonest = INT64_MAX;
   for (uint32_t e = 0; e < header.max_events; ++e) {
-    if (engine.region.events[e].used.load(std::memory_order_acquire) == 0) continue;
+    if (engine.store.events[e].used.load(std::memory_order_acquire) == 0) continue;
     soonest = std::min(soonest, wake_event(engine, e, 0, seat_index));
   }
   if (soonest != INT64_MAX) expect_deadline(engine, soonest);

@@ -2,7 +2,7 @@
 // such tasks go before.
 //
 // Who may call: any thread. Blocks: for an event's lock. A value is compared and a task registered in one critical
-// section of the event, the event is raised in another: no wake-up is lost. Memory: the region.
+// section of the event, the event is raised in another: no wake-up is lost. Memory: the store.
 #pragma once
 #include "tasks/engine/engine.h"
 

@@ -23,10 +23,10 @@ void use_tokens(Slot& task, SlotArgs& args, uint32_t count) {
 
 // Tokens of commuting accesses are taken in the order of their handles, so that no two tasks wait for each other.
 bool take_tokens(Engine& engine, uint32_t slot) {
-  Slot& task = engine.region.slots[slot];
-  SlotArgs& args = engine.region.args[slot];
+  Slot& task = engine.store.slots[slot];
+  SlotArgs& args = engine.store.args[slot];
   while (args.num_tokens_held < args.num_tokens) {
-    Tokens::Token& token = engine.region.handles[args.tokens[args.num_tokens_held]].token;
+    Tokens::Token& token = engine.store.handles[args.tokens[args.num_tokens_held]].token;
     const bool is_taken = Tokens::take(token, slot + 1, [&](uint32_t first) {
       task.state.store(SlotState::kPending, std::memory_order_relaxed);
       task.next_waiter = first;
@@ -38,11 +38,11 @@ bool take_tokens(Engine& engine, uint32_t slot) {
 }
 
 void release_tokens(Engine& engine, uint32_t slot, uint32_t seat_index) {
-  const SlotArgs& args = engine.region.args[slot];
+  const SlotArgs& args = engine.store.args[slot];
   for (uint32_t t = 0; t < args.num_tokens_held; ++t) {
     Tokens::give(
-        engine.region.handles[args.tokens[t]].token,
-        [&](uint32_t waiter) { return engine.region.slots[waiter - 1].next_waiter; },
+        engine.store.handles[args.tokens[t]].token,
+        [&](uint32_t waiter) { return engine.store.slots[waiter - 1].next_waiter; },
         [&](uint32_t waiter) {
           if (take_tokens(engine, waiter - 1)) make_ready(engine, waiter - 1, seat_index);
         });

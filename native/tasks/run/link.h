@@ -2,7 +2,7 @@
 //
 // Purpose: a task has a list of producers and stands behind one of them at a time; the thread that ends that one
 // advances it to the next. Who may call: the submitter until the task is submitted; then the one thread that advances
-// it. Blocks: for an event's lock. Memory order: store/slots.h. Memory: the region.
+// it. Blocks: for an event's lock. Memory order: store/slots.h. Memory: the store.
 #pragma once
 #include "tasks/engine/failures.h"
 #include "tasks/engine/pool.h"
@@ -34,7 +34,7 @@ void start_waiting(Engine& engine, uint32_t slot, uint32_t seat_index);
 
 /// Waits for a live producer; of a completed one only the failure matters, and that is asked for at once.
 [[gnu::always_inline]] inline void order_after(Engine& engine, Slot& task, TaskRef producer, uint32_t seat_index) {
-  if (!Wake::has_ended(engine.region.slots[slot_of(producer)].wake, generation_of(producer))) {
+  if (!Wake::has_ended(engine.store.slots[slot_of(producer)].wake, generation_of(producer))) {
     add_producer(engine, task, producer, seat_index);
   } else if (engine.has_failures()) [[unlikely]] {
     inherit(engine, task, producer);
@@ -46,13 +46,13 @@ inline void collect_param(Engine& engine, uint32_t slot, uint32_t seat_index, Ha
   SeatPool pool{engine, engine.seat(seat_index)};
   const auto sink = [&](TaskRef producer) {
     if (engine.graph != nullptr) engine.graph->note(producer);
-    order_after(engine, engine.region.slots[slot], producer, seat_index);
+    order_after(engine, engine.store.slots[slot], producer, seat_index);
   };
   if (region == nullptr && (handle.flags & kHasRegions) == 0) {
     collect(handle.state, pool, mode, sink);
     return;
   }
-  collect_boxes(engine.boxes, engine.region.index_of(handle), handle, region, mode, pool, sink);
+  collect_boxes(engine.boxes, engine.store.index_of(handle), handle, region, mode, pool, sink);
 }
 
 inline void record_param(Engine& engine, TaskRef task, uint32_t seat_index, Handle& handle, const pto_region* region,
@@ -61,15 +61,15 @@ inline void record_param(Engine& engine, TaskRef task, uint32_t seat_index, Hand
   if (region == nullptr && (handle.flags & kHasRegions) == 0) {
     record(handle.state, pool, mode, task);
   } else {
-    record_box(engine.boxes, engine.region.index_of(handle), handle, region, mode, pool, task);
+    record_box(engine.boxes, engine.store.index_of(handle), handle, region, mode, pool, task);
   }
 }
 
 /// Puts a task on the list of those that wait for a producer. False: the producer has completed. After true the task
 /// may belong to any thread.
 [[gnu::always_inline]] inline bool stand_behind(Engine& engine, uint32_t slot, TaskRef producer_name) {
-  Slot& task = engine.region.slots[slot];
-  Slot& producer = engine.region.slots[slot_of(producer_name)];
+  Slot& task = engine.store.slots[slot];
+  Slot& producer = engine.store.slots[slot_of(producer_name)];
   return Wake::stand_behind(producer.wake, generation_of(producer_name), slot + 1, [&](uint32_t first) {
     task.state.store(SlotState::kPending, std::memory_order_relaxed);
     task.next_waiter = first;
@@ -78,7 +78,7 @@ inline void record_param(Engine& engine, TaskRef task, uint32_t seat_index, Hand
 
 /// One more of what a replayed task waits for. True: it was the last.
 inline bool arrive(Engine& engine, uint32_t slot) {
-  if (!Countdown::arrive(engine.region.slots[slot].children)) return false;
+  if (!Countdown::arrive(engine.store.slots[slot].children)) return false;
   if (engine.has_failures()) [[unlikely]]
     engine.replays->inherit(slot);
   return true;
@@ -89,7 +89,7 @@ inline void drop_producer(Engine& engine, Slot& task, uint32_t seat_index) {
     --task.num_producers;
     return;
   }
-  Chunk& chunk = engine.region.chunks[task.more_producers - 1];
+  Chunk& chunk = engine.store.chunks[task.more_producers - 1];
   if (--chunk.count > 0) return;
   SeatPool pool{engine, engine.seat(seat_index)};
   const uint32_t empty = task.more_producers;
@@ -100,13 +100,13 @@ inline void drop_producer(Engine& engine, Slot& task, uint32_t seat_index) {
 // Waits behind the last producer that has not completed. Exactly one thread at a time advances a task: its submitter,
 // then the thread that completes the producer it stands behind.
 inline bool advance(Engine& engine, uint32_t slot, uint32_t seat_index) {
-  Slot& task = engine.region.slots[slot];
+  Slot& task = engine.store.slots[slot];
   while (task.num_producers > 0 || task.more_producers != 0) {
-    const Chunk* more = task.more_producers != 0 ? &engine.region.chunks[task.more_producers - 1] : nullptr;
+    const Chunk* more = task.more_producers != 0 ? &engine.store.chunks[task.more_producers - 1] : nullptr;
     const uint64_t word = more != nullptr ? more->refs[more->count - 1] : task.producers[task.num_producers - 1];
     if ((word & kIsEvent) != 0) {
       drop_producer(engine, task, seat_index);
-      const Chunk* next = task.more_producers != 0 ? &engine.region.chunks[task.more_producers - 1] : nullptr;
+      const Chunk* next = task.more_producers != 0 ? &engine.store.chunks[task.more_producers - 1] : nullptr;
       const uint64_t value = next != nullptr ? next->refs[next->count - 1] : task.producers[task.num_producers - 1];
       drop_producer(engine, task, seat_index);
       if (!wait_for_event(engine, slot, static_cast<uint32_t>(word >> 32), value)) return false;
@@ -120,12 +120,12 @@ inline bool advance(Engine& engine, uint32_t slot, uint32_t seat_index) {
   if ((task.flags & (kUsesTokens | kIsEmbedded | kIsReplayed)) == 0) [[likely]]
     return true;
   if ((task.flags & kIsReplayed) != 0) return arrive(engine, slot);
-  if ((task.flags & kIsEmbedded) != 0) return engine.host->admit(slot & (engine.region.header->window - 1));
+  if ((task.flags & kIsEmbedded) != 0) return engine.host->admit(slot & (engine.store.header->window - 1));
   return take_tokens(engine, slot);
 }
 
 [[gnu::always_inline]] inline void start_submitted(Engine& engine, uint32_t slot, uint32_t seat_index) {
-  const Slot& task = engine.region.slots[slot];
+  const Slot& task = engine.store.slots[slot];
   const bool is_ready =
       (task.num_producers | task.more_producers) == 0 && (task.flags & (kUsesTokens | kIsEmbedded | kIsReplayed)) == 0;
   if (is_ready) return make_ready(engine, slot, seat_index);

@@ -10,15 +10,15 @@ constexpr uint32_t kStealLimit = 32;
 }  // namespace
 
 void push_special(Engine& engine, uint32_t slot) {
-  const Slot& task = engine.region.slots[slot];
-  Header& header = *engine.region.header;
+  const Slot& task = engine.store.slots[slot];
+  Header& header = *engine.store.header;
   const OrderedEntry entry{task.priority, sequence_of(engine, slot), slot};
   if ((task.flags & kHasTarget) != 0) {
-    const uint32_t worker = engine.region.args[slot].target_worker - 1;
-    return push(engine.region.queues[kNumSharedQueues * header.num_classes + worker], engine.region.base, entry);
+    const uint32_t worker = engine.store.args[slot].target_worker - 1;
+    return push(engine.store.queues[kNumSharedQueues * header.num_classes + worker], engine.store.base, entry);
   }
   const SharedQueue which = task.priority > 0 ? kUrgent : task.priority < 0 ? kBackground : kOverflow;
-  push(engine.region.queues[which * header.num_classes + task.type_class], engine.region.base, entry);
+  push(engine.store.queues[which * header.num_classes + task.type_class], engine.store.base, entry);
   std::atomic<uint32_t>& count = which == kUrgent       ? header.num_urgent
                                  : which == kBackground ? header.num_background
                                                         : header.num_overflow;
@@ -26,18 +26,18 @@ void push_special(Engine& engine, uint32_t slot) {
 }
 
 void make_ready_from_outside(Engine& engine, uint32_t slot) {
-  engine.region.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
+  engine.store.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
   if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) ready_ticks_of(engine, slot) = ticks();
   push_special(engine, slot);
   wake_worker(engine);
 }
 
 bool can_help(const Engine& engine, uint32_t slot) {
-  return engine.region.header->num_workers == 0 || is_leaf(engine.region.slots[slot]);
+  return engine.store.header->num_workers == 0 || is_leaf(engine.store.slots[slot]);
 }
 
 uint32_t take(Engine& engine, uint32_t seat_index, bool is_worker) {
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   const uint32_t classes = engine.seat(seat_index).classes;
   const auto is_welcome = [&](uint32_t slot) { return is_worker || can_help(engine, slot); };
   const auto take_shared = [&](SharedQueue which, std::atomic<uint32_t>& count) {
@@ -45,7 +45,7 @@ uint32_t take(Engine& engine, uint32_t seat_index, bool is_worker) {
     for (uint32_t c = 0; c < header.num_classes; ++c) {
       if ((classes >> c & 1) == 0) continue;
       const uint32_t slot =
-          take_first(engine.region.queues[which * header.num_classes + c], engine.region.base, is_welcome);
+          take_first(engine.store.queues[which * header.num_classes + c], engine.store.base, is_welcome);
       if (slot == kNone) continue;
       count.fetch_sub(1, std::memory_order_relaxed);
       return slot;
@@ -55,19 +55,19 @@ uint32_t take(Engine& engine, uint32_t seat_index, bool is_worker) {
   uint32_t slot = take_shared(kUrgent, header.num_urgent);
   if (slot != kNone) return slot;
   if (is_worker && seat_index < header.num_workers) {
-    slot = take_first(engine.region.queues[kNumSharedQueues * header.num_classes + seat_index], engine.region.base,
+    slot = take_first(engine.store.queues[kNumSharedQueues * header.num_classes + seat_index], engine.store.base,
                       is_welcome);
     if (slot != kNone) return slot;
   }
   for (uint32_t c = 0; c < header.num_classes && slot == kNone; ++c) {
-    if ((classes >> c & 1) != 0) slot = engine.region.rings[seat_index * header.num_classes + c].take_one();
+    if ((classes >> c & 1) != 0) slot = engine.store.rings[seat_index * header.num_classes + c].take_one();
   }
   if (slot == kNone) slot = steal(engine, seat_index, classes);
   if (slot != kNone) {
     if (is_welcome(slot)) return slot;
     // A helper has drawn a task that may block: the workers get it.
-    const Slot& task = engine.region.slots[slot];
-    push(engine.region.queues[kOverflow * header.num_classes + task.type_class], engine.region.base,
+    const Slot& task = engine.store.slots[slot];
+    push(engine.store.queues[kOverflow * header.num_classes + task.type_class], engine.store.base,
          {task.priority, sequence_of(engine, slot), slot});
     header.num_overflow.fetch_add(1, std::memory_order_release);
     wake_worker(engine);
@@ -77,20 +77,20 @@ uint32_t take(Engine& engine, uint32_t seat_index, bool is_worker) {
 }
 
 uint32_t steal(Engine& engine, uint32_t seat_index, uint32_t classes) {
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   Seat& me = engine.seat(seat_index);
   const uint32_t num_seats = header.seats_in_use.load(std::memory_order_acquire);
   uint32_t victim = me.victim < num_seats ? me.victim : 0;
   for (uint32_t tries = 0; tries < num_seats; ++tries, victim = victim + 1 < num_seats ? victim + 1 : 0) {
     if (victim == seat_index) continue;
     for (uint32_t c = 0; c < header.num_classes; ++c) {
-      Ring& ring = engine.region.rings[victim * header.num_classes + c];
+      Ring& ring = engine.store.rings[victim * header.num_classes + c];
       if ((classes >> c & 1) == 0 || !ring.has_any()) continue;
       uint32_t slots[kStealLimit];
       const uint32_t count = ring.take_half(slots, kStealLimit);
       if (count == 0) continue;
       me.victim = victim;
-      for (uint32_t i = 0; i < count; ++i) protocols::prefetch_for_write(&engine.region.slots[slots[i]]);
+      for (uint32_t i = 0; i < count; ++i) protocols::prefetch_for_write(&engine.store.slots[slots[i]]);
       for (uint32_t i = 1; i < count; ++i) push_ready(engine, slots[i], seat_index);
       if (count > 1) wake_worker(engine);
       return slots[0];
@@ -100,10 +100,10 @@ uint32_t steal(Engine& engine, uint32_t seat_index, uint32_t classes) {
 }
 
 bool has_work(const Engine& engine, uint32_t seat_index) {
-  const Header& header = *engine.region.header;
-  const uint32_t classes = engine.region.seats[seat_index].classes;
+  const Header& header = *engine.store.header;
+  const uint32_t classes = engine.store.seats[seat_index].classes;
   const auto is_waiting = [&](uint32_t queue) {
-    return engine.region.queues[queue].size.load(std::memory_order_acquire) != 0;
+    return engine.store.queues[queue].size.load(std::memory_order_acquire) != 0;
   };
   for (uint32_t c = 0; c < header.num_classes; ++c) {
     if ((classes >> c & 1) == 0) continue;
@@ -112,7 +112,7 @@ bool has_work(const Engine& engine, uint32_t seat_index) {
     }
     const uint32_t num_seats = header.seats_in_use.load(std::memory_order_acquire);
     for (uint32_t s = 0; s < num_seats; ++s) {
-      if (engine.region.rings[s * header.num_classes + c].has_any()) return true;
+      if (engine.store.rings[s * header.num_classes + c].has_any()) return true;
     }
   }
   return seat_index < header.num_workers && is_waiting(kNumSharedQueues * header.num_classes + seat_index);

@@ -2,7 +2,7 @@
 //
 // Purpose: a task goes to the ring of the thread that made it ready; one with a priority, or for one worker, to an
 // ordered queue. Who may call: making ready, any thread, for its own seat; taking, the thread of the seat. Blocks: for
-// a queue's lock. Memory: the region.
+// a queue's lock. Memory: the store.
 #pragma once
 #include "tasks/engine/task_parts.h"
 #include "tasks/engine/waking.h"
@@ -40,19 +40,19 @@ class Busy {
 };
 
 [[gnu::always_inline]] inline void push_ready(Engine& engine, uint32_t slot, uint32_t seat_index) {
-  const Slot& task = engine.region.slots[slot];
+  const Slot& task = engine.store.slots[slot];
   if ((task.flags & kHasTarget) == 0 && task.priority == 0) [[likely]] {
-    if (engine.region.rings[seat_index * engine.region.header->num_classes + task.type_class].push(slot)) [[likely]]
+    if (engine.store.rings[seat_index * engine.store.header->num_classes + task.type_class].push(slot)) [[likely]]
       return;
   }
   push_special(engine, slot);
 }
 
 [[gnu::always_inline]] inline void make_ready(Engine& engine, uint32_t slot, uint32_t seat_index) {
-  engine.region.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
+  engine.store.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
   if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
     ready_ticks_of(engine, slot) = ticks();
-  const bool has_target = (engine.region.slots[slot].flags & kHasTarget) != 0;
+  const bool has_target = (engine.store.slots[slot].flags & kHasTarget) != 0;
   push_ready(engine, slot, seat_index);
   wake_worker(engine, has_target);
 }

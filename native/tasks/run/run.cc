@@ -46,7 +46,7 @@ int invoke(Engine& engine, int32_t kernel, pto_kernel_fn function, void* const* 
 }
 
 int call_kernel(Engine& engine, uint32_t slot, uint32_t seat_index) {
-  Slot& task = engine.region.slots[slot];
+  Slot& task = engine.store.slots[slot];
   if ((task.flags & kIsReplayed) != 0) {
     const Replayed& own = task.replayed;
     return invoke(engine, task.kernel, own.function, own.buffers, own.scalars, {&engine, seat_index, slot, 0});
@@ -56,11 +56,11 @@ int call_kernel(Engine& engine, uint32_t slot, uint32_t seat_index) {
     if (task.room < kInlineProducers) take_over(task.producers, 1);
     return invoke(engine, task.kernel, function, task.addresses(), task.scalars(), {&engine, seat_index, slot, 0});
   }
-  SlotArgs& args = engine.region.args[slot];
+  SlotArgs& args = engine.store.args[slot];
   void* buffers[PTO_MAX_PARAMS];
-  for (uint32_t p = 0; p < task.num_params; ++p) buffers[p] = engine.region.at(args.params[p].address);
+  for (uint32_t p = 0; p < task.num_params; ++p) buffers[p] = engine.store.at(args.params[p].address);
   if ((task.flags & kHasViews) != 0) [[unlikely]] {
-    pto_view* const views = engine.region.notes[slot].views;
+    pto_view* const views = engine.store.notes[slot].views;
     for (uint32_t p = 0; p < task.num_params; ++p) {
       views[p].data = buffers[p];
       buffers[p] = &views[p];
@@ -89,8 +89,8 @@ int call_kernel(Engine& engine, uint32_t slot, uint32_t seat_index) {
 }
 
 int execute(Engine& engine, uint32_t slot, uint32_t seat_index) {
-  Slot& task = engine.region.slots[slot];
-  const SlotArgs& args = engine.region.args[slot];
+  Slot& task = engine.store.slots[slot];
+  const SlotArgs& args = engine.store.args[slot];
   task.state.store(SlotState::kRunning, std::memory_order_relaxed);
   if (Trace* trace = engine.active_trace.load(std::memory_order_relaxed)) trace->start(seat_index);
   if (task.poison != 0) return PTO_TASK_FAILED;
@@ -98,38 +98,38 @@ int execute(Engine& engine, uint32_t slot, uint32_t seat_index) {
   if ((task.flags & kHasDeadline) != 0 && is_overdue(engine, slot)) [[unlikely]]
     return PTO_TIMEOUT;
   if (task.kernel < 0) return PTO_OK;
-  if ((task.flags & kHasPredicate) != 0 && *static_cast<const uint32_t*>(engine.region.at(args.predicate)) == 0) {
+  if ((task.flags & kHasPredicate) != 0 && *static_cast<const uint32_t*>(engine.store.at(args.predicate)) == 0) {
     return PTO_OK;
   }
   return call_kernel(engine, slot, seat_index);
 }
 
 bool may_follow(const Engine& engine, uint32_t slot, uint32_t seat_index, bool is_worker) {
-  const Slot& task = engine.region.slots[slot];
+  const Slot& task = engine.store.slots[slot];
   return task.priority == 0 && (task.flags & kHasTarget) == 0 && (is_worker || can_help(engine, slot)) &&
-         (engine.region.seats[seat_index].classes >> task.type_class & 1) != 0 &&
-         engine.region.header->num_urgent.load(std::memory_order_relaxed) == 0;
+         (engine.store.seats[seat_index].classes >> task.type_class & 1) != 0 &&
+         engine.store.header->num_urgent.load(std::memory_order_relaxed) == 0;
 }
 
 /// A task that a completion made ready: the thread runs the first that it may at once; others get the rest.
 inline void follow_up(Engine& engine, uint32_t& next, uint32_t slot, uint32_t seat_index, bool is_worker) {
   if (next != kNone || !may_follow(engine, slot, seat_index, is_worker)) return make_ready(engine, slot, seat_index);
   next = slot;
-  engine.region.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
+  engine.store.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
   if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
     ready_ticks_of(engine, slot) = ticks();
 }
 
 /// Those that stood behind a task, in the order of submission. Returns one of them for this thread to run next.
 uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t seat_index, bool is_worker) {
-  protocols::prefetch_for_write(&engine.region.slots[waiter - 1]);
-  protocols::prefetch_for_write(&engine.region.slots[waiter - 1].producers);
+  protocols::prefetch_for_write(&engine.store.slots[waiter - 1]);
+  protocols::prefetch_for_write(&engine.store.slots[waiter - 1].producers);
   Wake::for_each_waiter(
-      waiter, [&](uint32_t number) -> uint32_t& { return engine.region.slots[number - 1].next_waiter; },
+      waiter, [&](uint32_t number) -> uint32_t& { return engine.store.slots[number - 1].next_waiter; },
       [&](uint32_t woken) {
         if (advance(engine, woken - 1, seat_index)) follow_up(engine, next, woken - 1, seat_index, is_worker);
       });
-  if (next != kNone && engine.region.header->num_urgent.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+  if (next != kNone && engine.store.header->num_urgent.load(std::memory_order_relaxed) != 0) [[unlikely]] {
     push_ready(engine, next, seat_index);  // a more urgent one has become ready after it
     wake_worker(engine);
     return kNone;
@@ -143,26 +143,26 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t seat
 }
 
 [[gnu::noinline]] void trace_end(Engine& engine, uint32_t slot, uint32_t seat_index, TaskRef self, int status) {
-  const Slot& task = engine.region.slots[slot];
+  const Slot& task = engine.store.slots[slot];
   Trace::Before before{lane_of(engine, slot), 0, 0, ready_ticks_of(engine, slot), task_name(engine, slot)};
   if ((task.flags & kIsReplayed) != 0) {
     before.scope_depth = task.replayed.round->scope_depth;
     before.submit_ticks = task.replayed.round->submit_ticks;
   } else {
-    before.scope_depth = engine.region.args[slot].scope_depth;
-    before.submit_ticks = engine.region.args[slot].submit_ticks;
+    before.scope_depth = engine.store.args[slot].scope_depth;
+    before.submit_ticks = engine.store.args[slot].submit_ticks;
   }
   TraceLabel label{task.kernel, static_cast<int64_t>(self)};
-  if ((task.flags & kIsEmbedded) != 0) label = engine.host->label_of(slot & (engine.region.header->window - 1));
+  if ((task.flags & kIsEmbedded) != 0) label = engine.host->label_of(slot & (engine.store.header->window - 1));
   engine.active_trace.load(std::memory_order_relaxed)
-      ->end(seat_index, engine.region.header->num_workers, static_cast<TaskRef>(label.row_begin), label.label,
+      ->end(seat_index, engine.store.header->num_workers, static_cast<TaskRef>(label.row_begin), label.label,
             task.priority, before, status);
 }
 
-// The same for a task of an instance, which waits in its place for the next round. A round ends when all have counted
-// themselves; nothing of the instance is touched after that.
+// The same for a task of a kept recording, which waits in its place for the next round. A round ends when all have
+// counted themselves; nothing of the kept recording is touched after that.
 uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t seat_index, TaskRef self, bool is_worker) {
-  Slot& task = engine.region.slots[slot];
+  Slot& task = engine.store.slots[slot];
   const Replayed& own = task.replayed;
   Rounds::Count& done = own.round->done[seat_index].count;
   WakeWord word = 0;
@@ -190,8 +190,8 @@ uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t seat_index, T
 
 // The last of a parent's kernel and children: what its children knew of its buffers goes, then it completes.
 void end_parent(Engine& engine, uint32_t slot, uint32_t seat_index) {
-  Slot& task = engine.region.slots[slot];
-  SlotArgs& args = engine.region.args[slot];
+  Slot& task = engine.store.slots[slot];
+  SlotArgs& args = engine.store.args[slot];
   for (uint32_t p = 0; p < task.num_params; ++p) {
     if (args.params[p].shadow == 0) continue;
     give_handle(engine, args.params[p].shadow - 1, seat_index);
@@ -210,12 +210,12 @@ void end_parent(Engine& engine, uint32_t slot, uint32_t seat_index) {
 }
 
 void child_ended(Engine& engine, uint32_t parent, uint32_t seat_index) {
-  if (Countdown::leave(engine.region.slots[parent].children)) end_parent(engine, parent, seat_index);
+  if (Countdown::leave(engine.store.slots[parent].children)) end_parent(engine, parent, seat_index);
 }
 
 // After the kernel: a task may still wait for its children, or for the thread that ends it from outside.
 uint32_t finish(Engine& engine, uint32_t slot, uint32_t seat_index, int status, bool is_worker) {
-  Slot& task = engine.region.slots[slot];
+  Slot& task = engine.store.slots[slot];
   if (status == PTO_LATER) {
     SlotState expected = SlotState::kRunning;
     if (task.state.compare_exchange_strong(expected, SlotState::kExternal, std::memory_order_acq_rel)) return kNone;
@@ -237,11 +237,11 @@ uint32_t finish(Engine& engine, uint32_t slot, uint32_t seat_index, int status, 
 // The exchange of the wake word is the completion: it publishes the task's writes, frees the slot for its lane and
 // takes the waiters. Nothing of the slot is read after it. Returns a successor for this thread to run next.
 uint32_t complete(Engine& engine, uint32_t slot, uint32_t seat_index, int status, bool is_worker) {
-  Slot& task = engine.region.slots[slot];
+  Slot& task = engine.store.slots[slot];
   Seat& me = engine.seat(seat_index);
   if (status != PTO_OK) [[unlikely]]
     fail(engine, slot, seat_index, status);
-  const TaskRef self = engine.region.name_at(slot);
+  const TaskRef self = engine.store.name_at(slot);
   if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
     trace_end(engine, slot, seat_index, self, status);
   me.num_completed.store(me.num_completed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
@@ -249,7 +249,7 @@ uint32_t complete(Engine& engine, uint32_t slot, uint32_t seat_index, int status
   if ((flags & (kIsReplayed | kUsesTokens | kUsesHeap)) != 0) {
     if ((flags & kIsReplayed) != 0) return complete_replayed(engine, slot, seat_index, self, is_worker);
     if ((flags & kUsesTokens) != 0) release_tokens(engine, slot, seat_index);
-    if ((flags & kUsesHeap) != 0 && release_heap(engine.region, task, engine.region.args[slot])) wake_waiters(engine);
+    if ((flags & kUsesHeap) != 0 && release_heap(engine.store, task, engine.store.args[slot])) wake_waiters(engine);
   }
   const uint32_t parent = task.parent;
   const WakeWord word = Wake::complete(task.wake, generation_of(self) + 1);
@@ -289,7 +289,7 @@ void complete_external(Engine& engine, pto_task name, int status) {
           "[runtime.task_complete] a task is ended once, by a kernel that returned PTO_LATER; got one ",
           "that has completed; check who ends it");
   }
-  Slot& task = engine.region.slots[slot];
+  Slot& task = engine.store.slots[slot];
   const uint32_t seat_index = running.engine == &engine ? running.seat : seat_here(engine);
   status_of(engine, slot) = status;
   SlotState expected = SlotState::kRunning;

@@ -18,11 +18,11 @@ constexpr int64_t kPeerSliceNs = 50'000'000;  // a worker looks up this often: f
 
 /// In the workers' process, before a task that was submitted after the switch.
 void follow_trace(Engine& engine) {
-  const uint32_t limit = engine.region.header->trace_limit.load(std::memory_order_acquire);
+  const uint32_t limit = engine.store.header->trace_limit.load(std::memory_order_acquire);
   if ((limit != 0) == (engine.active_trace.load(std::memory_order_relaxed) != nullptr)) return;
   std::lock_guard guard(engine.trace_mutex);  // one worker switches for all
   if ((limit != 0) == (engine.active_trace.load(std::memory_order_relaxed) != nullptr)) return;
-  if (engine.trace == nullptr) engine.trace = std::make_unique<Trace>(engine.region, limit);
+  if (engine.trace == nullptr) engine.trace = std::make_unique<Trace>(engine.store, limit);
   engine.active_trace.store(limit != 0 ? engine.trace.get() : nullptr);
 }
 
@@ -35,7 +35,7 @@ void check_peer(Engine& engine) {
 }
 
 void park_worker(Engine& engine, uint32_t worker) {
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   const bool is_shared = header.is_shared != 0;
   const auto stays_awake = [&] {
     return has_work(engine, worker) || (engine.host != nullptr && engine.host->has_more()) ||
@@ -54,7 +54,7 @@ void park_worker(Engine& engine, uint32_t worker) {
 
 void worker_loop(Engine& engine, uint32_t worker) {
   std::fesetenv(FE_DFL_ENV);  // a thread inherits its maker's rounding and denormal modes; bits must not
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   Idle idle;
   Pace pace;
   bool is_replayed = false;  // what it took last
@@ -68,13 +68,13 @@ void worker_loop(Engine& engine, uint32_t worker) {
       if (engine.peer.is_worker_side) [[unlikely]]
         follow_trace(engine);
       if (idle.is_idle()) pace.found();
-      is_replayed = (engine.region.slots[slot].flags & kIsReplayed) != 0;
+      is_replayed = (engine.store.slots[slot].flags & kIsReplayed) != 0;
       idle.reset();
       run(engine, slot, worker, true);
     } else if (has_submitted) {
       idle.reset();
     } else if (!idle.is_idle()) {
-      const uint64_t num_run = engine.region.seats[worker].num_completed.load(std::memory_order_relaxed);
+      const uint64_t num_run = engine.store.seats[worker].num_completed.load(std::memory_order_relaxed);
       if (is_replayed) {
         pace.ran_dry_of_rounds(num_run);
       } else {

@@ -2,7 +2,7 @@
 //
 // Purpose: hand such tasks from the threads that made them ready to those that run them; all others go through a ring
 // (protocols/ready_ring.h). A queue is a heap under a lock. Who may call: any thread. Blocks: for its lock. Memory: the
-// region.
+// store.
 #pragma once
 #include <algorithm>
 #include <mutex>

@@ -2,7 +2,7 @@
 //
 // Purpose: the buffers' dependency states change under it. Most programs submit from one thread, the first lane: it
 // owns the lock in the sense of protocols/biased_lock.h. Who may call: any thread. Blocks: for the lock. Memory: the
-// region.
+// store.
 #pragma once
 #include "tasks/sched/sleep.h"
 #include "tasks/sched/thread_state.h"

@@ -2,33 +2,33 @@
 //
 // Purpose: one addition for most allocations; memory comes back when its scope has ended and every task that uses it.
 // Who may call: allocating and use_heap, the thread of the seat; releasing, the thread that ends the task or the scope.
-// Blocks: for heap_lock, when a run begins or ends. Memory: the region. What waits for room stands in wait/room.h.
+// Blocks: for heap_lock, when a run begins or ends. Memory: the store. What waits for room stands in wait/room.h.
 #pragma once
 #include "tasks/store/layout.h"
 
 namespace tilewise::tasks {
 
 /// Distance of as many bytes of the open scope's current run; 0: it has not so many left.
-inline uint64_t heap_in_scope(const Region& region, Scope& scope, uint64_t bytes) {
+inline uint64_t heap_in_scope(const Store& store, Scope& scope, uint64_t bytes) {
   if (scope.current == 0) return 0;
-  const uint64_t end = uint64_t{region.segments[scope.current - 1].run} * kSegmentBytes;
+  const uint64_t end = uint64_t{store.segments[scope.current - 1].run} * kSegmentBytes;
   if (scope.offset + bytes > end) return 0;
-  const uint64_t address = region.header->heap + uint64_t{scope.current - 1} * kSegmentBytes + scope.offset;
+  const uint64_t address = store.header->heap + uint64_t{scope.current - 1} * kSegmentBytes + scope.offset;
   scope.offset += bytes;
   return address;
 }
 
 /// The same of a free run, which becomes the scope's; 0: none is free.
-uint64_t heap_in_new_run(const Region& region, Scope& scope, uint32_t seat, uint64_t bytes);
+uint64_t heap_in_new_run(const Store& store, Scope& scope, uint32_t seat, uint64_t bytes);
 
 /// Whether a run of so many bytes is free now.
-bool has_run(const Region& region, uint64_t bytes);
+bool has_run(const Store& store, uint64_t bytes);
 
 /// A task that is being submitted by this seat uses this memory.
-void use_heap(const Region& region, uint64_t address, uint32_t seat);
+void use_heap(const Store& store, uint64_t address, uint32_t seat);
 /// That task has ended. True: memory has come free.
-bool release_heap(const Region& region, const Slot& slot, const SlotArgs& args);
+bool release_heap(const Store& store, const Slot& slot, const SlotArgs& args);
 /// The scope has ended. True: memory has come free.
-bool release_runs(const Region& region, const Scope& scope);
+bool release_runs(const Store& store, const Scope& scope);
 
 }  // namespace tilewise::tasks

@@ -66,7 +66,7 @@ void lay_out(const Options& options, Header& header) {
   header.num_segments = static_cast<uint32_t>((options.heap_bytes + kSegmentBytes - 1) / kSegmentBytes);
   header.is_shared = options.shared_path != nullptr ? 1 : 0;
   const uint64_t num_slots = uint64_t{header.num_seats} * header.window;
-  // Instances hold addresses of this process.
+  // Kept recordings hold addresses of this process.
   const uint64_t num_replayable =
       header.is_shared != 0 ? 0 : std::min<uint64_t>(options.max_replayable, (1u << kSlotBits) - num_slots);
   header.num_replayable = static_cast<uint32_t>(num_replayable);
@@ -99,29 +99,29 @@ void lay_out(const Options& options, Header& header) {
   header.total_bytes = cursor.end;
 }
 
-Region locate(std::byte* base) {
-  Region region;
-  region.base = base;
-  region.header = reinterpret_cast<Header*>(base);
-  const Header& h = *region.header;
-  region.seats = reinterpret_cast<Seat*>(base + h.seats);
-  region.slots = reinterpret_cast<Slot*>(base + h.slots);
-  region.args = reinterpret_cast<SlotArgs*>(base + h.args);
-  region.declared = reinterpret_cast<pto_region*>(base + h.declared);
-  region.notes = reinterpret_cast<TaskNotes*>(base + h.notes);
-  region.handles = reinterpret_cast<Handle*>(base + h.handles);
-  region.regions = base + h.regions;
-  region.chunks = reinterpret_cast<Chunk*>(base + h.chunks);
-  region.rings = reinterpret_cast<Ring*>(base + h.rings);
-  region.queues = reinterpret_cast<OrderedQueue*>(base + h.queues);
-  region.events = reinterpret_cast<Event*>(base + h.events);
-  region.segments = reinterpret_cast<Segment*>(base + h.segments);
-  region.errors = reinterpret_cast<ErrorRecord*>(base + h.errors);
-  region.failed = reinterpret_cast<FailedTask*>(base + h.failed);
-  region.kernels = reinterpret_cast<KernelName*>(base + h.kernels);
-  region.traces = h.is_shared != 0 ? reinterpret_cast<SharedTrace*>(base + h.traces) : nullptr;
-  region.heap = base + h.heap;
-  return region;
+Store locate(std::byte* base) {
+  Store store;
+  store.base = base;
+  store.header = reinterpret_cast<Header*>(base);
+  const Header& h = *store.header;
+  store.seats = reinterpret_cast<Seat*>(base + h.seats);
+  store.slots = reinterpret_cast<Slot*>(base + h.slots);
+  store.args = reinterpret_cast<SlotArgs*>(base + h.args);
+  store.declared = reinterpret_cast<pto_region*>(base + h.declared);
+  store.notes = reinterpret_cast<TaskNotes*>(base + h.notes);
+  store.handles = reinterpret_cast<Handle*>(base + h.handles);
+  store.regions = base + h.regions;
+  store.chunks = reinterpret_cast<Chunk*>(base + h.chunks);
+  store.rings = reinterpret_cast<Ring*>(base + h.rings);
+  store.queues = reinterpret_cast<OrderedQueue*>(base + h.queues);
+  store.events = reinterpret_cast<Event*>(base + h.events);
+  store.segments = reinterpret_cast<Segment*>(base + h.segments);
+  store.errors = reinterpret_cast<ErrorRecord*>(base + h.errors);
+  store.failed = reinterpret_cast<FailedTask*>(base + h.failed);
+  store.kernels = reinterpret_cast<KernelName*>(base + h.kernels);
+  store.traces = h.is_shared != 0 ? reinterpret_cast<SharedTrace*>(base + h.traces) : nullptr;
+  store.heap = base + h.heap;
+  return store;
 }
 
 std::byte* map(int file, uint64_t bytes) {
@@ -135,7 +135,7 @@ void check_made(bool is_made, const char* path) {
                        path, "' (", std::strerror(errno), "); remove it or choose another");
 }
 
-/// The file's name until the region is complete.
+/// The file's name until the store is complete.
 std::string name_of_part(const char* path) { return std::string(path) + ".part-" + std::to_string(getpid()); }
 
 std::byte* map_new_file(const char* path, uint64_t bytes) {
@@ -150,29 +150,29 @@ std::byte* map_new_file(const char* path, uint64_t bytes) {
 
 }  // namespace
 
-uint64_t region_bytes(const Options& options) {
+uint64_t store_bytes(const Options& options) {
   Header header{};
   lay_out(options, header);
   return header.total_bytes;
 }
 
-Region make_region(const Options& options) {
+Store make_store(const Options& options) {
   Header header{};
   lay_out(options, header);
   std::byte* base = options.shared_path != nullptr ? map_new_file(options.shared_path, header.total_bytes)
                                                    : map(-1, header.total_bytes);
-  check<ResourceError>(base != nullptr, "[runtime.open] the system must map the runtime's region; got no memory for ",
+  check<ResourceError>(base != nullptr, "[runtime.open] the system must map the runtime's memory; got no memory for ",
                        header.total_bytes, " bytes; use a smaller heap, window or fewer lanes");
   std::memcpy(static_cast<void*>(base), &header, offsetof(Header, submit_lock));
-  const Region region = locate(base);
+  const Store store = locate(base);
   for (uint64_t q = 0; q < header.num_queues; ++q) {
-    region.queues[q].entries_offset = header.entries + q * header.num_slots * sizeof(OrderedEntry);
+    store.queues[q].entries_offset = header.entries + q * header.num_slots * sizeof(OrderedEntry);
   }
-  RegionIndex(region.regions, header.max_regions, true);
-  return region;
+  RegionIndex(store.regions, header.max_regions, true);
+  return store;
 }
 
-void publish_region(const char* path) {
+void publish_store(const char* path) {
   const std::string part = name_of_part(path);
   const bool is_made = link(part.c_str(), path) == 0;  // an existing file may belong to a live runtime
   const int error = errno;
@@ -183,10 +183,10 @@ void publish_region(const char* path) {
 
 void drop_part(const char* path) { unlink(name_of_part(path).c_str()); }
 
-Region attach_region(const char* path) {
+Store attach_store(const char* path) {
   const int file = open(path, O_RDWR | O_CLOEXEC);
-  check<ArgumentError>(file >= 0, "[runtime.workers_run] the path must be a runtime's shared region; got '", path,
-                       "' (", std::strerror(errno), "); start the orchestrator first");
+  check<ArgumentError>(file >= 0, "[runtime.workers_run] the path must be a runtime's shared file; got '", path, "' (",
+                       std::strerror(errno), "); start the orchestrator first");
   struct stat info{};
   const bool is_large = fstat(file, &info) == 0 && info.st_size >= static_cast<off_t>(sizeof(Header));
   std::byte* base = is_large ? map(file, static_cast<uint64_t>(info.st_size)) : nullptr;
@@ -194,27 +194,27 @@ Region attach_region(const char* path) {
   const bool is_ours = base != nullptr && reinterpret_cast<Header*>(base)->magic == kMagic &&
                        reinterpret_cast<Header*>(base)->total_bytes == static_cast<uint64_t>(info.st_size);
   if (base != nullptr && !is_ours) munmap(base, static_cast<size_t>(info.st_size));
-  check<ArgumentError>(is_ours, "[runtime.workers_run] the path must be a runtime's shared region; got '", path,
+  check<ArgumentError>(is_ours, "[runtime.workers_run] the path must be a runtime's shared file; got '", path,
                        "', which this version did not write; use the path the orchestrator printed");
   return locate(base);
 }
 
-void unmap_region(const Region& region) {
-  if (region.base != nullptr) munmap(region.base, region.header->total_bytes);
+void unmap_store(const Store& store) {
+  if (store.base != nullptr) munmap(store.base, store.header->total_bytes);
 }
 
-void populate(const Region& region, uint32_t seat) {
+void populate(const Store& store, uint32_t seat) {
 #ifdef MADV_POPULATE_WRITE
   const auto fill = [](void* begin, uint64_t bytes) {
     const auto first = reinterpret_cast<uintptr_t>(begin) & ~uintptr_t{4095};
     const auto end = (reinterpret_cast<uintptr_t>(begin) + bytes + 4095) & ~uintptr_t{4095};
     madvise(reinterpret_cast<void*>(first), end - first, MADV_POPULATE_WRITE);  // a hint: older systems refuse it
   };
-  const uint64_t window = region.header->window;
-  fill(region.slots + seat * window, window * sizeof(Slot));
-  fill(region.args + seat * window, window * sizeof(SlotArgs));
+  const uint64_t window = store.header->window;
+  fill(store.slots + seat * window, window * sizeof(Slot));
+  fill(store.args + seat * window, window * sizeof(SlotArgs));
 #else
-  static_cast<void>(region);
+  static_cast<void>(store);
   static_cast<void>(seat);
 #endif
 }

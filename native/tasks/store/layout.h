@@ -1,8 +1,8 @@
-// The region: everything that submitters and workers share, as plain structs addressed by index and offset.
+// The store: everything that submitters and workers share, as plain structs addressed by index and offset.
 //
 // Purpose: one mapping, private or shared by two processes, holds seats (one per thread), slots, handles, chunks,
 // queues, failures, events and the heap. No pointer lies in a shared one: buffers are kept as distances from its base.
-// (In a private one, slots of instances and of tasks that keep their arguments have pointers.) Who may write what
+// (In a private one, slots of kept recordings and of tasks that keep their arguments have pointers.) Who may write what
 // stands at each struct; memory order at the functions that use it. Memory: one anonymous or file mapping; pages that
 // no thread touches cost nothing, and all-zero bytes are the empty state of every struct.
 #pragma once
@@ -61,31 +61,31 @@ struct alignas(64) Event {
 /// it.
 struct alignas(64) Segment {
   Countdown::Loan loan;  // uses by tasks
-  uint32_t run;          // segments of the run, in its first
-  uint32_t next;         // + 1: next run of the scope
-  uint32_t owner;        // seat
-  uint32_t is_used;      // guarded by heap_lock
-  uint32_t first;        // first segment of the run this one belongs to
+  uint32_t run;  // segments of the run, in its first
+  uint32_t next;  // + 1: next run of the scope
+  uint32_t owner;  // seat
+  uint32_t is_used;  // guarded by heap_lock
+  uint32_t first;  // first segment of the run this one belongs to
 };
 
 struct Scope {
-  uint32_t first_handle;   // + 1
+  uint32_t first_handle;  // + 1
   uint32_t first_segment;  // + 1
-  uint32_t current;        // + 1: the run being filled
-  uint64_t offset;         // bytes used of it
+  uint32_t current;  // + 1: the run being filled
+  uint64_t offset;  // bytes used of it
 };
 
 /// One thread: its lane if it submits, its rings, its counters. Written by that thread unless it says otherwise.
 struct alignas(128) Seat {
   uint64_t cursor;  // next slot to look at: counts on, modulo the window
   uint64_t waited;  // cursor at the end of the last wait for all: only slots from there on can be taken
-  uint32_t depth;   // open scopes
+  uint32_t depth;  // open scopes
   uint32_t base_depth;  // of them, those of the tasks further out on this thread
   uint32_t free_handles;  // + 1: a stock of its own
   uint32_t num_free_handles;
-  uint32_t free_chunks;   // + 1
+  uint32_t free_chunks;  // + 1
   uint32_t num_free_chunks;
-  uint32_t victim;   // seat to steal from first
+  uint32_t victim;  // seat to steal from first
   uint32_t classes;  // mask of what it runs
   uint32_t stall_rounds;
   int64_t asked_ns;  // when its host was last asked for an interruption
@@ -124,7 +124,7 @@ struct FailedTask {
   uint32_t is_pinned;
   uint64_t submitted_at;  // its sequence
   TaskRef parent;  // a child is remembered while its parent lives; 0: none
-  uint64_t swept_at;      // sequence of the first sweep that found it completed; 0: none yet
+  uint64_t swept_at;  // sequence of the first sweep that found it completed; 0: none yet
 };
 
 /// What a worker in another process has done, while tracing.
@@ -146,8 +146,8 @@ struct Header {
   uint32_t num_workers;
   uint32_t num_seats;  // workers first, then submitters
   uint32_t window;
-  uint32_t num_slots;       // num_seats * window, and behind them those of instances
-  uint32_t num_replayable;  // slots of instances
+  uint32_t num_slots;  // num_seats * window, and behind them those of kept recordings
+  uint32_t num_replayable;  // slots of kept recordings
   uint32_t num_classes;
   uint32_t num_queues;
   uint32_t class_of_type[kNumTypes];
@@ -180,9 +180,9 @@ struct Header {
   std::atomic<uint32_t> num_failed;
   std::atomic<uint32_t> num_errors;
   std::atomic<uint32_t> failed_overflow;  // an error: the table was full when it came
-  uint32_t sweep_at;                      // written under submit_lock
+  uint32_t sweep_at;  // written under submit_lock
   alignas(128) Sleepers parked;  // workers
-  Sleepers waiting;              // threads that wait for tasks or for room
+  Sleepers waiting;  // threads that wait for tasks or for room
   std::atomic<int64_t> next_deadline_ns;  // of the tasks that wait for events; 0: none has one
   alignas(128) std::atomic<uint32_t> num_urgent;
   std::atomic<uint32_t> num_background;
@@ -198,7 +198,7 @@ struct Header {
 };
 
 /// Where the structs are in this process.
-struct Region {
+struct Store {
   std::byte* base = nullptr;
   Header* header = nullptr;
   Seat* seats = nullptr;
@@ -255,19 +255,19 @@ struct Options {
 };
 
 /// What make_region maps for these options.
-uint64_t region_bytes(const Options& options);
-/// Makes a region (anonymous, or a new file for shared_path) with everything empty. Throws ResourceError.
-Region make_region(const Options& options);
+uint64_t store_bytes(const Options& options);
+/// Makes a store (anonymous, or a new file for shared_path) with everything empty. Throws ResourceError.
+Store make_store(const Options& options);
 /// The file gets its name, at once and complete: a process that finds it can use it. Throws ArgumentError when it
 /// exists.
-void publish_region(const char* path);
+void publish_store(const char* path);
 /// What is left of a file that never got its name.
 void drop_part(const char* path);
-/// Maps the region of another process. Throws ArgumentError when the file is none.
-Region attach_region(const char* path);
-void unmap_region(const Region& region);
+/// Maps the store of another process. Throws ArgumentError when the file is none.
+Store attach_store(const char* path);
+void unmap_store(const Store& store);
 /// Gives a seat's slots their memory now, in one call, instead of one fault after the other in its first submissions.
-void populate(const Region& region, uint32_t seat);
+void populate(const Store& store, uint32_t seat);
 /// Bytes of [base, base + bytes) that occupy memory now.
 uint64_t resident_bytes(const std::byte* base, uint64_t bytes);
 

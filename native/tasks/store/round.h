@@ -1,4 +1,4 @@
-// What the tasks of a replayed recording need of it while they run; replay/instance.h has the rest.
+// What the tasks of a replayed recording need of it while they run; replay/kept_recording.h has the rest.
 //
 // Who may call: the replaying thread writes it under the submission lock, before the round's first task is ready; the
 // threads that run its tasks read it, and each counts in a cell of its own. Memory: of the process.

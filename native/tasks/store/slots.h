@@ -1,7 +1,7 @@
 // What a task and a buffer are: slots, arguments, handles, chunks of references.
 //
 // Purpose: the structs that submitters and workers share most, each with who writes it; layout.h says where they lie.
-// Memory order stands at the functions that use them. Memory: the region.
+// Memory order stands at the functions that use them. Memory: the store.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -33,7 +33,7 @@ enum SlotFlags : uint16_t {
   kHasTarget = 16,
   kHasPredicate = 32,
   kIsEmbedded = 64,  // its body and what it waits for besides its producers are the host's
-  kIsReplayed = 128,  // a task of an instance, see instance.h
+  kIsReplayed = 128,  // a task of a kept recording, see kept_recording.h
   kHasName = 256,  // what few tasks have: it stands in their TaskNotes
   kHasDeadline = 512,
   kHasViews = 1024,
@@ -41,8 +41,8 @@ enum SlotFlags : uint16_t {
 
 struct Round;
 
-/// What a task of an instance has in the place of its producers; constant while the instance lives, except the last
-/// two. No SlotArgs belong to it. Memory: of the process.
+/// What a task of a kept recording has in the place of its producers; constant while the kept recording lives, except
+/// the last two. No SlotArgs belong to it. Memory: of the process.
 struct Replayed {
   Round* round;
   pto_kernel_fn function;  // nullptr: an empty task
@@ -117,7 +117,7 @@ struct alignas(128) Slot {
 static_assert(sizeof(Slot) == 128);
 
 struct Param {
-  uint64_t address;  // distance from the region's base
+  uint64_t address;  // distance from the store's base
   uint32_t handle : 24;
   uint32_t mode : 7;
   uint32_t is_region : 1;
@@ -153,7 +153,7 @@ struct TaskNotes {
 };
 
 /// kHasOwner: only the children of one task may use it.
-/// kReplayed: an instance knows who accesses it; see instance.h.
+/// kReplayed: a kept recording knows who accesses it; see kept_recording.h.
 enum HandleFlags : uint32_t {
   kFrozen = 1,
   kHasRegions = 2,
@@ -179,7 +179,7 @@ struct SharedFlags {
 /// `token`, which workers use.
 struct alignas(128) Handle {
   AccessState state;
-  uint64_t address;  // distance from the region's base
+  uint64_t address;  // distance from the store's base
   std::atomic<uint32_t> generation;
   SharedFlags flags;
   // second line: what plain tasks do not ask for
@@ -188,7 +188,7 @@ struct alignas(128) Handle {
   uint64_t bytes;
   uint32_t next;  // + 1: in its scope, or free
   RegionTree tree;  // boxes, when kHasRegions
-  uint32_t replayed_by;  // first slot of the instance, when kReplayed
+  uint32_t replayed_by;  // first slot of the kept recording, when kReplayed
 };
 static_assert(sizeof(Handle) == 128 && offsetof(Handle, token) == 64);
 

@@ -27,19 +27,19 @@ pto_handle register_buffer(Engine& engine, void* address, uint64_t bytes) {
     raise(PTO_BAD_ARGUMENT, "[runtime.register] a buffer must have an address and bytes; got ", address, " and ", bytes,
           "; pass the memory itself");
   }
-  const uint64_t distance = engine.region.distance(address);
-  if (distance < engine.region.header->total_bytes) {
+  const uint64_t distance = engine.store.distance(address);
+  if (distance < engine.store.header->total_bytes) {
     raise(PTO_BAD_ARGUMENT,
           "[runtime.register] a buffer must be the caller's own memory; got memory of the runtime's heap; ",
           "use the handle that its allocation gave");
   }
-  if (engine.region.header->is_shared != 0) {
+  if (engine.store.header->is_shared != 0) {
     raise(PTO_BAD_ARGUMENT,
-          "[runtime.register] with two processes every buffer must lie in the region; got one outside; ",
+          "[runtime.register] with two processes every buffer must lie in the shared file; got one outside; ",
           "use pto_alloc");
   }
   const uint32_t index = take_handle(engine, seat_here(engine));
-  Handle& handle = engine.region.handles[index];
+  Handle& handle = engine.store.handles[index];
   handle.address = distance;
   handle.bytes = bytes;
   return uint64_t{handle.generation.load(std::memory_order_relaxed)} << 32 | (index + 1);
@@ -59,7 +59,7 @@ void freeze(Engine& engine, pto_handle name, bool frozen) {
   // Then no writer is left, so readers need not be known.
   if (frozen) wait_for_buffer(engine, name, nullptr, PTO_OUTPUT, PTO_FOREVER, true);
   const uint32_t seat_index = seat_here(engine);
-  const SubmitGuard guard(*engine.region.header, seat_index, engine.fences);
+  const SubmitGuard guard(*engine.store.header, seat_index, engine.fences);
   settle_buffer(engine, handle, seat_index);
   ++engine.num_freezes;
   handle.flags = frozen ? handle.flags | kFrozen : handle.flags & ~kFrozen;
@@ -70,7 +70,7 @@ pto_handle allocate(Engine& engine, uint64_t bytes) {
   const uint32_t seat_index = seat_here(engine);
   const uint64_t address = allocate_heap(engine, seat_index, aligned(bytes));
   const uint32_t index = take_handle(engine, seat_index);
-  Handle& handle = engine.region.handles[index];
+  Handle& handle = engine.store.handles[index];
   handle.address = address;
   handle.bytes = bytes;
   handle.flags |= kOwnedByHeap;
@@ -80,7 +80,7 @@ pto_handle allocate(Engine& engine, uint64_t bytes) {
   return uint64_t{handle.generation.load(std::memory_order_relaxed)} << 32 | (index + 1);
 }
 
-void* address_of(Engine& engine, pto_handle name) { return engine.region.at(resolve(engine, name, "address").address); }
+void* address_of(Engine& engine, pto_handle name) { return engine.store.at(resolve(engine, name, "address").address); }
 
 void* wait_for_buffer(Engine& engine, pto_handle name, const pto_region* box, int mode, double timeout_s, bool helps) {
   const uint32_t seat_index = seat_here(engine);
@@ -90,7 +90,7 @@ void* wait_for_buffer(Engine& engine, pto_handle name, const pto_region* box, in
   if (box != nullptr) check_region(*found, *box, "read", -1);
   {
     // A task's children are tracked by that task alone; and a replay may hold the lock until the task has ended.
-    const SubmitGuard guard(*engine.region.header, seat_index, engine.fences, running.engine == &engine);
+    const SubmitGuard guard(*engine.store.header, seat_index, engine.fences, running.engine == &engine);
     if (found->owner != 0 || running.engine == &engine) {
       found = &tracked(engine, *found, PTO_INPUT, box != nullptr ? box : &kNoBytes, seat_index);
     } else {
@@ -98,8 +98,8 @@ void* wait_for_buffer(Engine& engine, pto_handle name, const pto_region* box, in
     }
     const auto note = [&](TaskRef ref) { producers.push_back(ref); };
     if ((found->flags & kHasRegions) != 0) {
-      std::lock_guard boxes_guard(engine.region.header->boxes_lock);
-      collect_boxes(engine.boxes, engine.region.index_of(*found), *found, box, mode, pool, note);
+      std::lock_guard boxes_guard(engine.store.header->boxes_lock);
+      collect_boxes(engine.boxes, engine.store.index_of(*found), *found, box, mode, pool, note);
     } else {
       collect(found->state, pool, mode, note);
     }
@@ -119,7 +119,7 @@ void* wait_for_buffer(Engine& engine, pto_handle name, const pto_region* box, in
     task_error(engine, without_flags(producer), &text);
     raise(status, text);
   }
-  return engine.region.at(found->address + (box != nullptr ? box->offset : 0));
+  return engine.store.at(found->address + (box != nullptr ? box->offset : 0));
 }
 
 // An empty task that overwrites the bytes stands for the caller: it waits for all earlier tasks, and it ends a poison.
@@ -133,7 +133,7 @@ void* wait_to_write(Engine& engine, pto_handle name, const pto_region* box, doub
   spec.kernel = PTO_NO_KERNEL;
   spec.params = &param;
   spec.num_params = 1;
-  for (uint32_t type = 0; (engine.region.header->served_classes >> engine.region.header->class_of_type[type] & 1) == 0;
+  for (uint32_t type = 0; (engine.store.header->served_classes >> engine.store.header->class_of_type[type] & 1) == 0;
        ++type) {
     spec.worker_type = static_cast<pto_worker_type>(type + 1);
   }

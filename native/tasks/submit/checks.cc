@@ -35,7 +35,7 @@ uint32_t modes_of(const BuiltinKernel& kernel, uint32_t p) {
 
 /// The kernel that adds the partials of a reduction, as far as it is a built-in.
 void check_combine(const Engine& engine, const pto_param& param, uint32_t number, uint64_t num_bytes) {
-  if ((engine.region.kernels[param.combine].flags & kIsBuiltin) == 0) return;
+  if ((engine.store.kernels[param.combine].flags & kIsBuiltin) == 0) return;
   const BuiltinKernel& kernel = builtin_kernels()[static_cast<size_t>(param.combine)];
   if (kernel.num_params == 2 && num_bytes % kernel.item_bytes == 0) return;
   raise(PTO_BAD_ARGUMENT, "[runtime.submit] a reduction must name a kernel (target, partial) for the elements of its ",
@@ -54,14 +54,14 @@ uint32_t check_param(Engine& engine, const pto_task_spec& spec, uint32_t p, Reso
   }
   if (param.handle == 0) {
     if (param.mode == PTO_OUTPUT && param.bytes > 0 && param.region == nullptr) return kHasOutputs;
-    if (param.mode == PTO_NO_DEP && param.region == nullptr && engine.region.header->is_shared == 0) return kHasMore;
+    if (param.mode == PTO_NO_DEP && param.region == nullptr && engine.store.header->is_shared == 0) return kHasMore;
     raise(PTO_BAD_ARGUMENT, where, "parameter ", p, " must name a buffer; got handle 0",
           param.mode == PTO_OUTPUT ? " and 0 bytes" : "", "; register it, or pass an output with its bytes");
   }
   Handle& handle = resolve(engine, param.handle, "submit");
   buffers.handles[p] = &handle;
   const bool is_known =
-      param.combine >= 0 && param.combine < static_cast<int32_t>(engine.region.header->num_kernels.load());
+      param.combine >= 0 && param.combine < static_cast<int32_t>(engine.store.header->num_kernels.load());
   if (param.mode == PTO_REDUCE && (!is_known || param.region != nullptr)) {
     raise(PTO_BAD_ARGUMENT, where, "a reduction must name a combine kernel and a whole buffer; got kernel ",
           param.combine, param.region != nullptr ? " and a region" : "", " in parameter ", p,
@@ -89,8 +89,8 @@ uint32_t check_more(Engine& engine, const pto_task_spec& spec) {
     if ((predicate.flags & kHasRegions) != 0) traits = kHasBoxes;
   }
   for (uint32_t a = 0; a < spec.num_after; ++a) {
-    if (slot_of(spec.after[a]) < engine.region.header->num_slots) {
-      const WakeWord word = Wake::look(engine.region.slots[slot_of(spec.after[a])].wake);
+    if (slot_of(spec.after[a]) < engine.store.header->num_slots) {
+      const WakeWord word = Wake::look(engine.store.slots[slot_of(spec.after[a])].wake);
       if (generation_of(spec.after[a]) <= Wake::generation_in(word))
         continue;  // a newer one would never come, or be this task
     }
@@ -174,7 +174,7 @@ uint32_t check_spec(Engine& engine, const pto_task_spec& spec, Resolved& buffers
     raise(PTO_BAD_ARGUMENT, where, "every count needs its array, and undefined flags must be 0; got ",
           has_arrays ? "undefined flags" : "a NULL array with a count", "; begin with pto_task_spec spec = {0}");
   }
-  const Header& header = *engine.region.header;
+  const Header& header = *engine.store.header;
   const auto is_known = [&](int32_t kernel) {
     return kernel >= 0 && kernel < static_cast<int32_t>(header.num_kernels.load(std::memory_order_acquire));
   };
@@ -193,7 +193,7 @@ uint32_t check_spec(Engine& engine, const pto_task_spec& spec, Resolved& buffers
   }
   if (spec.target_worker != 0 &&
       (spec.target_worker < 0 || spec.target_worker > static_cast<int32_t>(header.num_workers) ||
-       (engine.region.seats[spec.target_worker - 1].classes >> kind & 1) == 0)) {
+       (engine.store.seats[spec.target_worker - 1].classes >> kind & 1) == 0)) {
     raise(PTO_BAD_ARGUMENT, where, "target_worker must name a worker that serves the task's type; got worker ",
           spec.target_worker - 1, " of ", header.num_workers, " workers; drop the hint or correct it");
   }
@@ -211,7 +211,7 @@ uint32_t check_spec(Engine& engine, const pto_task_spec& spec, Resolved& buffers
   }
   if (traits != 0) traits |= check_more(engine, spec);
   if (spec.name != nullptr || spec.deadline_s != 0) check_extras(spec);
-  const uint32_t flags = spec.kernel >= 0 ? engine.region.kernels[spec.kernel].flags : 0;
+  const uint32_t flags = spec.kernel >= 0 ? engine.store.kernels[spec.kernel].flags : 0;
   if ((flags & kIsBuiltin) != 0) check_builtin(engine, spec);
   if ((flags & PTO_VIEWS) != 0) {
     check_views(spec, buffers.handles);

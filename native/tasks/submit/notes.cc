@@ -120,8 +120,8 @@ void check_views(const pto_task_spec& spec, Handle* const* handles) {
 }
 
 void note_extras(Engine& engine, uint32_t slot, const pto_task_spec& spec) {
-  Slot& task = engine.region.slots[slot];
-  TaskNotes& notes = engine.region.notes[slot];
+  Slot& task = engine.store.slots[slot];
+  TaskNotes& notes = engine.store.notes[slot];
   if (spec.name != nullptr && spec.name[0] != 0) {
     std::strncpy(notes.name, spec.name, PTO_MAX_NAME - 1);
     notes.name[PTO_MAX_NAME - 1] = 0;
@@ -134,7 +134,7 @@ void note_extras(Engine& engine, uint32_t slot, const pto_task_spec& spec) {
 }
 
 void note_view(Engine& engine, uint32_t slot, uint32_t param, const pto_param& given, uint64_t num_bytes) {
-  pto_view& view = engine.region.notes[slot].views[param];
+  pto_view& view = engine.store.notes[slot].views[param];
   if (given.view != nullptr) {
     view = *given.view;
     view.item_bytes = item_bytes_of(view);

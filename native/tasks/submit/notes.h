@@ -1,6 +1,6 @@
 // What few tasks have: a name, a deadline, views of their parameters.
 //
-// Who may call: the submitting thread; notes, while it fills the slot. Blocks: never. Memory: the region.
+// Who may call: the submitting thread; notes, while it fills the slot. Blocks: never. Memory: the store.
 #pragma once
 #include "tasks/engine/engine.h"
 

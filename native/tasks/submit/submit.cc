@@ -17,7 +17,7 @@ namespace {
 
 // Some buffers know the task already, and no longer whom it replaced: it runs, but does nothing, and keeps their order.
 void start_empty(Engine& engine, uint32_t slot, uint32_t seat_index) {
-  Slot& task = engine.region.slots[slot];
+  Slot& task = engine.store.slots[slot];
   task.kernel = PTO_NO_KERNEL;
   count_submitted(engine, seat_index, 1);
   start_submitted(engine, slot, seat_index);
@@ -25,20 +25,20 @@ void start_empty(Engine& engine, uint32_t slot, uint32_t seat_index) {
 
 inline void fill(Engine& engine, Slot& task, SlotArgs& args, const pto_task_spec& spec, uint32_t seat_index) {
   uint16_t flags = 0;
-  if (spec.kernel >= 0 && (engine.region.kernels[spec.kernel].flags & PTO_SUBMITS) != 0) flags = kIsParent;
+  if (spec.kernel >= 0 && (engine.store.kernels[spec.kernel].flags & PTO_SUBMITS) != 0) flags = kIsParent;
   if (spec.flags != 0) flags |= kKeepsError;
   if (spec.target_worker != 0) {
     flags |= kHasTarget;
     args.target_worker = static_cast<uint32_t>(spec.target_worker);
   }
-  task.begin(spec.kernel, spec.priority, static_cast<uint8_t>(engine.region.header->class_of_type[spec.worker_type]),
+  task.begin(spec.kernel, spec.priority, static_cast<uint8_t>(engine.store.header->class_of_type[spec.worker_type]),
              flags);
   task.parent = running.engine == &engine ? running.parent : 0;
   task.num_scalars = static_cast<uint8_t>(spec.num_scalars);
   uint64_t* const scalars = args.scalars(spec.num_params);
   for (uint32_t s = 0; s < spec.num_scalars; ++s) scalars[s] = spec.scalars[s];
   if (spec.name != nullptr || spec.deadline_s != 0)
-    note_extras(engine, static_cast<uint32_t>(&task - engine.region.slots), spec);
+    note_extras(engine, static_cast<uint32_t>(&task - engine.store.slots), spec);
   if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
     note_submission(engine, args, seat_index);
 }
@@ -55,7 +55,7 @@ void allocate_outputs(Engine& engine, const pto_task_spec& spec, uint32_t seat_i
     pto_param& param = spec.params[p];
     if (param.handle != 0 || param.mode != PTO_OUTPUT) continue;
     const uint32_t index = take_handle(engine, seat_index);
-    Handle& handle = engine.region.handles[index];
+    Handle& handle = engine.store.handles[index];
     handle.address = next;
     handle.bytes = param.bytes;
     handle.flags |= kOwnedByHeap;
@@ -72,8 +72,8 @@ void allocate_outputs(Engine& engine, const pto_task_spec& spec, uint32_t seat_i
 // Addresses of all buffers; runtime-owned outputs are packed into one piece of the heap.
 inline void bind_params(Engine& engine, uint32_t slot, const pto_task_spec& spec, uint32_t seat_index,
                         Resolved& buffers, uint32_t traits) {
-  Slot& task = engine.region.slots[slot];
-  SlotArgs& args = engine.region.args[slot];
+  Slot& task = engine.store.slots[slot];
+  SlotArgs& args = engine.store.args[slot];
   if ((traits & kHasOutputs) != 0) allocate_outputs(engine, spec, seat_index, buffers);
   if ((traits & kSeesViews) != 0) task.flags |= kHasViews;
   for (uint32_t p = 0; p < spec.num_params; ++p) {
@@ -83,24 +83,25 @@ inline void bind_params(Engine& engine, uint32_t slot, const pto_task_spec& spec
     bound.is_region = param.region != nullptr;
     bound.shadow = 0;
     if (param.region != nullptr && (task.flags & kIsParent) != 0) {
-      engine.region.declared[uint64_t{slot} * PTO_MAX_PARAMS + p] = *param.region;
+      engine.store.declared[uint64_t{slot} * PTO_MAX_PARAMS + p] = *param.region;
     }
     const Handle* handle = buffers.handles[p];
     if (handle != nullptr) [[likely]] {
-      bound.handle = engine.region.index_of(*handle);
+      bound.handle = engine.store.index_of(*handle);
       bound.address = handle->address + (param.region != nullptr ? param.region->offset : 0);
     } else {
       bound.handle = kNone;
-      bound.address = engine.region.distance(param.address);
+      bound.address = engine.store.distance(param.address);
     }
     if ((traits & kSeesViews) != 0) note_view(engine, slot, p, param, handle != nullptr ? handle->bytes : 0);
     task.num_params = static_cast<uint8_t>(p + 1);
-    if (engine.region.lies_in_heap(bound.address)) {
-      use_heap(engine.region, bound.address, seat_index);
+    if (engine.store.lies_in_heap(bound.address)) {
+      use_heap(engine.store, bound.address, seat_index);
       task.flags |= kUsesHeap;
-    } else if (engine.region.header->is_shared != 0) [[unlikely]] {
-      raise(PTO_BAD_ARGUMENT, "[runtime.submit] with two processes every buffer must lie in the region; got parameter ",
-            p, " outside it; use pto_alloc or runtime-owned outputs");
+    } else if (engine.store.header->is_shared != 0) [[unlikely]] {
+      raise(PTO_BAD_ARGUMENT,
+            "[runtime.submit] with two processes every buffer must lie in the shared file; got parameter ", p,
+            " outside it; use pto_alloc or runtime-owned outputs");
     }
   }
   if (spec.predicate != 0) {
@@ -116,8 +117,8 @@ bool prepare_boxes(Engine& engine, const SlotArgs& args, const pto_task_spec& sp
     if ((named.flags & kFrozen) != 0) return true;
     Handle& handle = tracked(engine, named, mode, region, seat_index);
     if (region == nullptr && (handle.flags & kHasRegions) == 0) return true;
-    if (is_first_pass) return begin_boxes(engine.boxes, engine.region.index_of(handle), handle);
-    return ensure_box(engine.boxes, engine.region.index_of(handle), handle, box_of(handle, region));
+    if (is_first_pass) return begin_boxes(engine.boxes, engine.store.index_of(handle), handle);
+    return ensure_box(engine.boxes, engine.store.index_of(handle), handle, box_of(handle, region));
   };
   // First every buffer learns that it has boxes: the task may name one both as a whole and by a box.
   const auto prepare = [&] {
@@ -125,7 +126,7 @@ bool prepare_boxes(Engine& engine, const SlotArgs& args, const pto_task_spec& sp
       for (uint32_t p = 0; p < spec.num_params; ++p) {
         const Param& param = args.params[p];
         if (param.mode == PTO_NO_DEP || param.handle == kNone) continue;
-        if (!prepare_handle(engine.region.handles[param.handle], param.mode, spec.params[p].region, is_first_pass)) {
+        if (!prepare_handle(engine.store.handles[param.handle], param.mode, spec.params[p].region, is_first_pass)) {
           return false;
         }
       }
@@ -136,10 +137,10 @@ bool prepare_boxes(Engine& engine, const SlotArgs& args, const pto_task_spec& sp
   };
   if (prepare()) return true;
   uint32_t freed = 0;
-  for (uint32_t h = 0; h < engine.region.header->fresh_handles.load(std::memory_order_relaxed); ++h) {
-    Handle& handle = engine.region.handles[h];
+  for (uint32_t h = 0; h < engine.store.header->fresh_handles.load(std::memory_order_relaxed); ++h) {
+    Handle& handle = engine.store.handles[h];
     if ((handle.flags & kHasRegions) != 0)
-      freed += sweep_boxes(engine.boxes, engine.region.index_of(handle), handle, pool, false);
+      freed += sweep_boxes(engine.boxes, engine.store.index_of(handle), handle, pool, false);
   }
   return freed > 0 && prepare();
 }
@@ -147,9 +148,9 @@ bool prepare_boxes(Engine& engine, const SlotArgs& args, const pto_task_spec& sp
 // One critical section for all parameters, so that two lanes see each other's tasks in one order.
 inline void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spec& spec, uint32_t seat_index,
                  Resolved& buffers, uint32_t traits, bool& is_recorded) {
-  Slot& task = engine.region.slots[slot];
-  SlotArgs& args = engine.region.args[slot];
-  Header& header = *engine.region.header;
+  Slot& task = engine.store.slots[slot];
+  SlotArgs& args = engine.store.args[slot];
+  Header& header = *engine.store.header;
   const bool is_child = task.parent != 0;
   const bool is_observed = engine.num_observers.load(std::memory_order_relaxed) != 0;
   bool has_boxes = (traits & kHasBoxes) != 0 || engine.graph != nullptr;
@@ -214,18 +215,18 @@ inline void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spe
     collect_param(engine, slot, seat_index, *buffers.handles[p], spec.params[p].region, args.params[p].mode);
   }
   if (predicate != nullptr) collect_param(engine, slot, seat_index, *predicate, nullptr, PTO_INPUT);
-  if (is_child) Countdown::join(engine.region.slots[task.parent - 1].children);
+  if (is_child) Countdown::join(engine.store.slots[task.parent - 1].children);
   is_recorded = true;
   uint32_t num_tokens = 0;
   for (uint32_t p = 0; p < spec.num_params; ++p) {
     if (buffers.handles[p] == nullptr) continue;
     record_param(engine, self, seat_index, *buffers.handles[p], spec.params[p].region, args.params[p].mode);
-    if (args.params[p].mode == PTO_COMMUTE) args.tokens[num_tokens++] = engine.region.index_of(*buffers.handles[p]);
+    if (args.params[p].mode == PTO_COMMUTE) args.tokens[num_tokens++] = engine.store.index_of(*buffers.handles[p]);
   }
   if (predicate != nullptr) record_param(engine, self, seat_index, *predicate, nullptr, PTO_INPUT);
   if (num_tokens > 0) use_tokens(task, args, num_tokens);
   if (is_observed) [[unlikely]] {
-    if (engine.graph != nullptr) engine.graph->add(engine.region, slot, spec);
+    if (engine.graph != nullptr) engine.graph->add(engine.store, slot, spec);
     engine.replays->add(slot, spec, seat_index, (traits & kHasOutputs) != 0 ? buffers.fresh : 0);
   }
 }
@@ -270,12 +271,12 @@ pto_task submit_reduction(Engine& engine, const pto_task_spec& spec) {
 
 // Nothing of it is visible yet.
 void abandon(Engine& engine, uint32_t slot) {
-  Slot& task = engine.region.slots[slot];
+  Slot& task = engine.store.slots[slot];
   const uint64_t generation = Wake::generation_in(task.wake.load(std::memory_order_relaxed));
   if ((task.flags & kUsesHeap) != 0) {
-    if (release_heap(engine.region, task, engine.region.args[slot])) wake_waiters(engine);
+    if (release_heap(engine.store, task, engine.store.args[slot])) wake_waiters(engine);
   }
-  SeatPool pool{engine, engine.seat(engine.region.lane_of(slot))};
+  SeatPool pool{engine, engine.seat(engine.store.lane_of(slot))};
   give_chunks(pool, task.more_producers);
   const WakeWord word = Wake::complete(task.wake, generation + 1);
   if ((word & Wake::kWatched) != 0) wake_waiters(engine);
@@ -296,14 +297,14 @@ void note_submission(Engine& engine, SlotArgs& args, uint32_t seat_index) {
 Handle& tracked(Engine& engine, Handle& handle, int mode, const pto_region* box, uint32_t seat_index) {
   const uint32_t parent = running.engine == &engine ? running.parent : 0;
   if (handle.owner == parent) return handle;
-  const uint32_t index = engine.region.index_of(handle);
+  const uint32_t index = engine.store.index_of(handle);
   Param* first = nullptr;  // of the parent's parameters that name this buffer: it keeps the children's handle
   bool is_allowed = false;
-  for (uint32_t p = 0; parent != 0 && p < engine.region.slots[parent - 1].num_params; ++p) {
-    Param& declared = engine.region.args[parent - 1].params[p];
+  for (uint32_t p = 0; parent != 0 && p < engine.store.slots[parent - 1].num_params; ++p) {
+    Param& declared = engine.store.args[parent - 1].params[p];
     if (declared.handle != index) continue;
     if (first == nullptr) first = &declared;
-    const pto_region& limit = engine.region.declared[uint64_t{parent - 1} * PTO_MAX_PARAMS + p];
+    const pto_region& limit = engine.store.declared[uint64_t{parent - 1} * PTO_MAX_PARAMS + p];
     is_allowed |= (mode == PTO_INPUT || declared.mode != PTO_INPUT) &&
                   (declared.is_region == 0 || lies_in(box_of(handle, box), box_of(handle, &limit)));
   }
@@ -314,11 +315,11 @@ Handle& tracked(Engine& engine, Handle& handle, int mode, const pto_region* box,
   }
   if (first->shadow == 0) {
     first->shadow = take_handle(engine, seat_index) + 1;
-    Handle& shadow = engine.region.handles[first->shadow - 1];
+    Handle& shadow = engine.store.handles[first->shadow - 1];
     shadow.address = handle.address;
     shadow.bytes = handle.bytes;
   }
-  return engine.region.handles[first->shadow - 1];
+  return engine.store.handles[first->shadow - 1];
 }
 
 pto_task submit_any(Engine& engine, const pto_task_spec& spec, uint32_t seat_index) {
@@ -327,11 +328,11 @@ pto_task submit_any(Engine& engine, const pto_task_spec& spec, uint32_t seat_ind
   if ((traits & kHasReductions) != 0) [[unlikely]]
     return submit_reduction(engine, spec);
   const uint32_t slot = take_slot(engine, seat_index);
-  Slot& task = engine.region.slots[slot];
-  const TaskRef self = engine.region.name_at(slot);
+  Slot& task = engine.store.slots[slot];
+  const TaskRef self = engine.store.name_at(slot);
   bool is_recorded = false;
   try {
-    fill(engine, task, engine.region.args[slot], spec, seat_index);
+    fill(engine, task, engine.store.args[slot], spec, seat_index);
     bind_params(engine, slot, spec, seat_index, buffers, traits);
     link(engine, slot, self, spec, seat_index, buffers, traits, is_recorded);
   } catch (...) {

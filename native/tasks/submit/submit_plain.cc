@@ -17,7 +17,7 @@ namespace {
 
 /// A built-in kernel is as plain as its buffers, once its arguments are found to be right.
 [[gnu::noinline, gnu::cold]] bool has_plain_flags(Engine& engine, const pto_task_spec& spec) {
-  if (engine.region.kernels[spec.kernel].flags != kIsBuiltin || spec.params == nullptr || spec.scalars == nullptr ||
+  if (engine.store.kernels[spec.kernel].flags != kIsBuiltin || spec.params == nullptr || spec.scalars == nullptr ||
       spec.num_params > PTO_MAX_PARAMS) {
     return false;
   }
@@ -30,12 +30,12 @@ namespace {
 
 /// As far as the specification itself can say; its buffers are looked at one by one.
 [[gnu::always_inline]] inline bool is_plain(Engine& engine, const pto_task_spec& spec) {
-  const Header& header = *engine.region.header;
+  const Header& header = *engine.store.header;
   const bool asks_for_more = (spec.num_after | spec.num_waits | static_cast<uint32_t>(spec.target_worker) |
                               (spec.flags & ~uint32_t{PTO_KEEP}) | std::bit_cast<uint32_t>(spec.deadline_s)) != 0 ||
                              (spec.predicate | reinterpret_cast<uintptr_t>(spec.name)) != 0;
   return !asks_for_more && static_cast<uint32_t>(spec.kernel) < header.num_kernels.load(std::memory_order_acquire) &&
-         (engine.region.kernels[spec.kernel].flags == 0 || has_plain_flags(engine, spec)) &&
+         (engine.store.kernels[spec.kernel].flags == 0 || has_plain_flags(engine, spec)) &&
          static_cast<uint32_t>(spec.worker_type) < kNumTypes &&
          (header.served_classes >> header.class_of_type[spec.worker_type] & 1) != 0 &&
          spec.num_params <= PTO_MAX_PARAMS && (spec.num_params == 0 || spec.params != nullptr) &&
@@ -54,16 +54,16 @@ int plain_mode(const pto_param& param) {
                                                         const pto_task_spec& spec, Handle* const* handles) {
   const uint32_t num_params = spec.num_params;
   const uint32_t num_arguments = num_params + spec.num_scalars;
-  if (num_arguments <= kMaxKeptArguments && engine.region.header->is_shared == 0) [[likely]] {
+  if (num_arguments <= kMaxKeptArguments && engine.store.header->is_shared == 0) [[likely]] {
     task.room = static_cast<uint8_t>(kInlineProducers - num_arguments);
     void** const addresses = task.addresses();
-    std::byte* const base = engine.region.base;
+    std::byte* const base = engine.store.base;
     for (uint32_t p = 0; p < num_params; ++p) addresses[p] = base + handles[p]->address;
     return reinterpret_cast<uint64_t*>(addresses + num_params);
   }
   protocols::prefetch_for_write(&args + kPrefetchAhead);
   for (uint32_t p = 0; p < num_params; ++p) {
-    args.params[p] = {handles[p]->address, engine.region.index_of(*handles[p]),
+    args.params[p] = {handles[p]->address, engine.store.index_of(*handles[p]),
                       static_cast<uint8_t>(spec.params[p].mode), 0, 0};
   }
   return args.scalars(num_params);
@@ -98,7 +98,7 @@ int plain_mode(const pto_param& param) {
 /// nothing of the task is visible yet. is_recorded: buffers may know it, also when this throws.
 [[gnu::always_inline]] inline bool link_plain(Engine& engine, Slot& task, TaskRef self, const pto_task_spec& spec,
                                               Handle* const* handles, uint32_t seat_index, bool& is_recorded) {
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   const uint32_t num_params = spec.num_params;
   const pto_param* const params = spec.params;
   const SubmitGuard guard(header, seat_index, engine.fences);
@@ -127,7 +127,7 @@ int plain_mode(const pto_param& param) {
   }
   // Asked of readers alone, whose failure is of no account to those that read beside them; and no graph is kept.
   const auto has_ended = [&](TaskRef reader) __attribute__((always_inline)) {
-    return Wake::has_ended(engine.region.slots[slot_of(reader)].wake, generation_of(reader));
+    return Wake::has_ended(engine.store.slots[slot_of(reader)].wake, generation_of(reader));
   };
   is_recorded = true;
   for (uint32_t p = 0; p < num_params; ++p) {
@@ -145,7 +145,7 @@ pto_task submit(Engine& engine, const pto_task_spec& spec) {
   if (!is_usual || !is_plain(engine, spec)) [[unlikely]]
     return submit_any(engine, spec, seat_here(engine));
   const uint32_t seat_index = last_lane.seat;
-  const Header& header = *engine.region.header;
+  const Header& header = *engine.store.header;
   const uint32_t num_params = spec.num_params;
   Handle* handles[PTO_MAX_PARAMS];
   for (uint32_t p = 0; p < num_params; ++p) {
@@ -153,7 +153,7 @@ pto_task submit(Engine& engine, const pto_task_spec& spec) {
     const auto index = static_cast<uint32_t>(param.handle) - 1;
     if (index >= header.max_handles) [[unlikely]]
       return submit_any(engine, spec, seat_index);
-    Handle& handle = engine.region.handles[index];
+    Handle& handle = engine.store.handles[index];
     handles[p] = &handle;
     protocols::prefetch_for_write(&handle +
                                   kPrefetchAhead);  // buffers are often named in the order they were registered
@@ -164,16 +164,16 @@ pto_task submit(Engine& engine, const pto_task_spec& spec) {
     }
   }
   const uint32_t slot = take_slot(engine, seat_index);
-  Slot& task = engine.region.slots[slot];
-  const TaskRef self = engine.region.name_at(slot);
+  Slot& task = engine.store.slots[slot];
+  const TaskRef self = engine.store.name_at(slot);
   task.begin(spec.kernel, spec.priority, static_cast<uint8_t>(header.class_of_type[spec.worker_type]),
              spec.flags != 0 ? uint16_t{kKeepsError} : uint16_t{0});
   task.num_params = static_cast<uint8_t>(num_params);
   task.num_scalars = static_cast<uint8_t>(spec.num_scalars);
-  uint64_t* const scalars = place_arguments(engine, task, engine.region.args[slot], spec, handles);
+  uint64_t* const scalars = place_arguments(engine, task, engine.store.args[slot], spec, handles);
   for (uint32_t s = 0, count = spec.num_scalars; s < count; ++s) scalars[s] = spec.scalars[s];
   if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]] {
-    note_submission(engine, engine.region.args[slot], seat_index);
+    note_submission(engine, engine.store.args[slot], seat_index);
   }
   bool is_linked = false;
   bool is_recorded = false;

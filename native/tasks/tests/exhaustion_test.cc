@@ -140,7 +140,7 @@ CASE("three readers of a buffer, and a writer that finds its producers twice, ta
       submit_to(*engine, held, params, {of_gate});
     }
   }
-  EXPECT_EQ(engine->region.header->fresh_chunks, 0u);
+  EXPECT_EQ(engine->store.header->fresh_chunks, 0u);
   gate.open();
   EXPECT_EQ(wait_all(*engine, 20, false), int{PTO_OK});
 }
@@ -151,7 +151,7 @@ CASE("a buffer goes while its task waits for the submission lock: the task is re
   int64_t x = 0;
   const pto_handle hx = register_buffer(*engine, &x, 8);
   tilewise::tasks::Handle& buffer = tilewise::tasks::resolve(*engine, hx, "test");
-  tilewise::tasks::Header& header = *engine->region.header;
+  tilewise::tasks::Header& header = *engine->store.header;
   int status = PTO_OK;
   std::atomic<int> stage{0};
   std::thread submitter([&] {
@@ -181,7 +181,7 @@ CASE("a replay that is refused half way has ended what it had submitted, when no
   int64_t x = 0, z = 0;
   const pto_handle hx = register_buffer(*engine, &x, 8), hz = register_buffer(*engine, &z, 8);
   recordings_of(*engine).begin();
-  for (int t = 0; t < 200; ++t) {  // readers; what is no dependency keeps them from being an instance
+  for (int t = 0; t < 200; ++t) {  // readers; what is no dependency keeps them from being kept
     submit_to(*engine, held, {param(PTO_INPUT, hx), param(PTO_NO_DEP, hz)}, {scalar(&held_back)});
     if (t % 8 == 7) wait_all(*engine, 30, false);
   }

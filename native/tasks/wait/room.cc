@@ -19,28 +19,28 @@ void note_stall(Engine& engine, uint32_t seat_index, Resource cause, int64_t beg
   me.stall_ns.store(me.stall_ns.load(std::memory_order_relaxed) + static_cast<uint64_t>(end_ns - begin_ns),
                     std::memory_order_relaxed);
   me.num_stalls.store(me.num_stalls.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  if (cause == Resource::kWindow) me.window_high.store(engine.region.header->window, std::memory_order_relaxed);
+  if (cause == Resource::kWindow) me.window_high.store(engine.store.header->window, std::memory_order_relaxed);
   if (Trace* trace = engine.active_trace.load(std::memory_order_relaxed)) {
     trace->stall(seat_index, static_cast<int32_t>(cause), begin_ns, end_ns,
                  num_submitted(engine) - num_completed(engine),
-                 engine.region.header->segments_used.load(std::memory_order_relaxed) * kSegmentBytes);
+                 engine.store.header->segments_used.load(std::memory_order_relaxed) * kSegmentBytes);
   }
 }
 
 bool has_room(const Engine& engine, uint32_t seat_index, Resource resource, uint64_t size) {
-  const Header& header = *engine.region.header;
+  const Header& header = *engine.store.header;
   switch (resource) {
     case Resource::kWindow: {
       const uint32_t base = seat_index * header.window;
       for (uint32_t s = base; s < base + header.window; ++s) {
-        if (!Wake::is_live(Wake::look(engine.region.slots[s].wake))) return true;
+        if (!Wake::is_live(Wake::look(engine.store.slots[s].wake))) return true;
       }
       return false;
     }
     case Resource::kHeap:
-      return has_run(engine.region, size);
+      return has_run(engine.store, size);
     case Resource::kHandles: {
-      std::lock_guard guard(engine.region.header->pool_lock);
+      std::lock_guard guard(engine.store.header->pool_lock);
       return header.free_handles != 0 || header.fresh_handles.load(std::memory_order_relaxed) < header.max_handles;
     }
     default:
@@ -50,10 +50,10 @@ bool has_room(const Engine& engine, uint32_t seat_index, Resource resource, uint
 
 /// A task whose kernel itself waits for room, in a thread that says so.
 bool is_blocked_parent(const Engine& engine, uint32_t slot) {
-  for (uint32_t s = 0; s < engine.region.seats_in_use(); ++s) {
-    const Seat& seat = engine.region.seats[s];
+  for (uint32_t s = 0; s < engine.store.seats_in_use(); ++s) {
+    const Seat& seat = engine.store.seats[s];
     if (seat.blocked.load(std::memory_order_seq_cst) != 0 &&
-        engine.region.args[slot].runner.load(std::memory_order_relaxed) == s + 1) {
+        engine.store.args[slot].runner.load(std::memory_order_relaxed) == s + 1) {
       return true;
     }
   }
@@ -62,11 +62,11 @@ bool is_blocked_parent(const Engine& engine, uint32_t slot) {
 
 // No task runs or could run, none waits for the outside, and no other thread has a scope to close.
 bool is_stuck(const Engine& engine, uint32_t seat_index, Resource resource) {
-  const Header& header = *engine.region.header;
-  const uint32_t num_seats = engine.region.seats_in_use();
+  const Header& header = *engine.store.header;
+  const uint32_t num_seats = engine.store.seats_in_use();
   // First: between the end of a task and the start of its successor no slot shows either, but a thread is busy.
   for (uint32_t s = 0; s < num_seats; ++s) {
-    const Seat& other = engine.region.seats[s];
+    const Seat& other = engine.store.seats[s];
     const uint32_t blocked = other.blocked.load(std::memory_order_seq_cst);
     if (other.is_busy.load(std::memory_order_acquire) != 0 && blocked == 0) return false;
     // It may have been given room since it looked, and not know yet.
@@ -77,12 +77,12 @@ bool is_stuck(const Engine& engine, uint32_t seat_index, Resource resource) {
   }
   if (engine.replays->has_live_rounds()) return false;
   for (uint32_t s = 0; s < num_seats; ++s) {
-    const Seat& other = engine.region.seats[s];
+    const Seat& other = engine.store.seats[s];
     const bool may_free = resource != Resource::kWindow && other.is_taken.load(std::memory_order_acquire) != 0 &&
                           other.num_open_scopes.load(std::memory_order_acquire) > 0;
     if (s != seat_index && may_free && other.blocked.load(std::memory_order_seq_cst) == 0) return false;
     for (uint32_t slot = s * header.window; slot < (s + 1) * header.window; ++slot) {
-      const Slot& task = engine.region.slots[slot];
+      const Slot& task = engine.store.slots[slot];
       if (!Wake::is_live(Wake::look(task.wake))) continue;
       const SlotState state = task.state.load(std::memory_order_acquire);
       if (state == SlotState::kPending || state == SlotState::kChildren) continue;
@@ -100,7 +100,7 @@ bool is_stuck(const Engine& engine, uint32_t seat_index, Resource resource) {
 // Tasks end roughly in the order in which they began, so the next slot is tried before all are looked at.
 uint32_t take_slot_slowly(Engine& engine, uint32_t seat_index) {
   Seat& me = engine.seat(seat_index);
-  const uint32_t window = engine.region.header->window;
+  const uint32_t window = engine.store.header->window;
   const uint32_t base = seat_index * window;
   const int64_t begin = now_ns();
   {
@@ -112,7 +112,7 @@ uint32_t take_slot_slowly(Engine& engine, uint32_t seat_index) {
   note_stall(engine, seat_index, Resource::kWindow, begin);
   for (uint32_t step = 0; step < 8; ++step) {
     const uint32_t at = static_cast<uint32_t>(me.cursor + step) & (window - 1);
-    const WakeWord word = Wake::look(engine.region.slots[base + at].wake);
+    const WakeWord word = Wake::look(engine.store.slots[base + at].wake);
     if (Wake::is_live(word)) continue;
     me.cursor += step;
     return find_free_slot(engine, seat_index);
@@ -130,11 +130,11 @@ uint32_t take_slot_slowly(Engine& engine, uint32_t seat_index) {
 uint64_t allocate_heap(Engine& engine, uint32_t seat_index, uint64_t bytes) {
   Seat& me = engine.seat(seat_index);
   Scope& scope = me.scopes[me.depth];
-  uint64_t found = heap_in_scope(engine.region, scope, bytes);
-  if (found == 0) found = heap_in_new_run(engine.region, scope, seat_index, bytes);
+  uint64_t found = heap_in_scope(engine.store, scope, bytes);
+  if (found == 0) found = heap_in_new_run(engine.store, scope, seat_index, bytes);
   while (found == 0) {
     wait_for_room(engine, seat_index, Resource::kHeap, bytes);
-    found = heap_in_new_run(engine.region, scope, seat_index, bytes);
+    found = heap_in_new_run(engine.store, scope, seat_index, bytes);
   }
   return found;
 }
@@ -151,11 +151,11 @@ uint32_t take_handle(Engine& engine, uint32_t seat_index) {
 
 uint32_t find_free_slot(Engine& engine, uint32_t seat_index) {
   Seat& me = engine.seat(seat_index);
-  const uint32_t base = seat_index * engine.region.header->window;
-  const uint32_t mask = engine.region.header->window - 1;
+  const uint32_t base = seat_index * engine.store.header->window;
+  const uint32_t mask = engine.store.header->window - 1;
   for (uint32_t step = 0; step <= mask; ++step) {
     const uint32_t at = static_cast<uint32_t>(me.cursor + step) & mask;
-    Slot& task = engine.region.slots[base + at];
+    Slot& task = engine.store.slots[base + at];
     const WakeWord word = Wake::look(task.wake);
     if (Wake::is_live(word)) continue;
     me.cursor += step + 1;
@@ -170,16 +170,16 @@ uint32_t find_free_slot(Engine& engine, uint32_t seat_index) {
 // Rounds of recordings have slots of their own.
 uint32_t take_slot_carefully(Engine& engine, uint32_t seat_index) {
   Seat& me = engine.seat(seat_index);
-  if ((me.cursor & kCursorsPerLook) == 0 && !engine.replays->has_instances.load(std::memory_order_relaxed)) {
+  if ((me.cursor & kCursorsPerLook) == 0 && !engine.replays->has_kept.load(std::memory_order_relaxed)) {
     const uint64_t live =
-        std::min<uint64_t>(num_submitted(engine) - num_completed(engine), engine.region.header->window);
+        std::min<uint64_t>(num_submitted(engine) - num_completed(engine), engine.store.header->window);
     if (live > me.window_high.load(std::memory_order_relaxed)) me.window_high.store(live, std::memory_order_relaxed);
   }
-  const uint32_t base = seat_index * engine.region.header->window;
-  const uint32_t mask = engine.region.header->window - 1;
+  const uint32_t base = seat_index * engine.store.header->window;
+  const uint32_t mask = engine.store.header->window - 1;
   for (uint32_t tries = 0; tries < 8; ++tries) {
     const uint32_t slot = base + (static_cast<uint32_t>(me.cursor++) & mask);
-    Slot& task = engine.region.slots[slot];
+    Slot& task = engine.store.slots[slot];
     const WakeWord word = Wake::look(task.wake);
     if (Wake::is_live(word)) continue;
     task.state.store(SlotState::kFilling, std::memory_order_relaxed);
@@ -190,18 +190,18 @@ uint32_t take_slot_carefully(Engine& engine, uint32_t seat_index) {
 }
 
 void raise_deadlock(Engine& engine, uint32_t seat_index, Resource resource, uint64_t size) {
-  const Header& header = *engine.region.header;
+  const Header& header = *engine.store.header;
   uint32_t oldest = kNone;
   for (uint32_t s = seat_index * header.window; s < (seat_index + 1) * header.window; ++s) {
-    const Slot& task = engine.region.slots[s];
+    const Slot& task = engine.store.slots[s];
     if (!Wake::is_live(Wake::look(task.wake)) || task.state.load() == SlotState::kFilling) continue;
-    if (oldest == kNone || task.sequence.load() < engine.region.slots[oldest].sequence.load()) oldest = s;
+    if (oldest == kNone || task.sequence.load() < engine.store.slots[oldest].sequence.load()) oldest = s;
   }
   std::ostringstream who;
   if (oldest == kNone) {
     who << "no task is left to free any";
   } else {
-    const Slot& task = engine.region.slots[oldest];
+    const Slot& task = engine.store.slots[oldest];
     who << "the oldest task, number " << task.sequence.load() << " ("
         << (task.kernel >= 0 ? engine.kernels.name_of(task.kernel) : "empty") << "), waits for this submitter";
   }
@@ -213,13 +213,13 @@ void raise_deadlock(Engine& engine, uint32_t seat_index, Resource resource, uint
                                                           : header.max_regions;
   const auto which = static_cast<size_t>(resource);
   raise(PTO_DEADLOCK, "[runtime.submit] open scopes must leave room for the next task; got a deadlock: ", size, " ",
-        kNames[which], " wanted, all ", total, " held by open scopes (depth ", engine.region.seats[seat_index].depth,
+        kNames[which], " wanted, all ", total, " held by open scopes (depth ", engine.store.seats[seat_index].depth,
         "), and ", who.str(), "; end scopes earlier, or raise ", kKnobs[which]);
 }
 
 bool wait_for_room(Engine& engine, uint32_t seat_index, Resource resource, uint64_t size) {
   Seat& me = engine.seat(seat_index);
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   Blocking let_others_run;
   const DefaultFloatModes modes;
   const int64_t begin = now_ns();
@@ -248,7 +248,7 @@ bool wait_for_room(Engine& engine, uint32_t seat_index, Resource resource, uint6
     sched_yield();
   } else {
     const auto stays_awake = [&] {
-      for (uint32_t s = 0; s < engine.region.seats_in_use(); ++s) watch_lane(engine, s);
+      for (uint32_t s = 0; s < engine.store.seats_in_use(); ++s) watch_lane(engine, s);
       return has_room(engine, seat_index, resource, size) || has_work(engine, seat_index);
     };
     const bool is_shared = header.is_shared != 0;

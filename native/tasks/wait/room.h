@@ -37,15 +37,15 @@ inline void count_submitted(Engine& engine, uint32_t seat_index, uint64_t count)
 /// The next slot in turn, when no task lives in it.
 [[gnu::always_inline]] inline uint32_t take_slot(Engine& engine, uint32_t seat_index) {
   Seat& me = engine.seat(seat_index);
-  const uint32_t mask = engine.region.header->window - 1;
-  const uint32_t base = seat_index * engine.region.header->window;
+  const uint32_t mask = engine.store.header->window - 1;
+  const uint32_t base = seat_index * engine.store.header->window;
   const auto at = static_cast<uint32_t>(me.cursor) & mask;
-  Slot& task = engine.region.slots[base + at];
+  Slot& task = engine.store.slots[base + at];
   const WakeWord word = Wake::look(task.wake);
   if (Wake::is_live(word) || (me.cursor & kCursorsPerLook) == 0) [[unlikely]]
     return take_slot_carefully(engine, seat_index);
   ++me.cursor;
-  const Slot& soon = engine.region.slots[base + ((at + kPrefetchAhead) & mask)];
+  const Slot& soon = engine.store.slots[base + ((at + kPrefetchAhead) & mask)];
   protocols::prefetch_for_write(&soon);
   protocols::prefetch_for_write(&soon.producers);
   task.state.store(SlotState::kFilling, std::memory_order_relaxed);

@@ -16,8 +16,8 @@ int waited(int status) { return status == PTO_TIMEOUT ? PTO_TASK_FAILED : status
 // A task that waits for itself, or for one whose child it is, would wait for ever.
 void check_not_inside(const Engine& engine, pto_task task) {
   uint32_t outer = running.engine == &engine ? running.parent : 0;
-  for (; outer != 0; outer = engine.region.slots[outer - 1].parent) {
-    const WakeWord word = engine.region.slots[outer - 1].wake.load(std::memory_order_relaxed);
+  for (; outer != 0; outer = engine.store.slots[outer - 1].parent) {
+    const WakeWord word = engine.store.slots[outer - 1].wake.load(std::memory_order_relaxed);
     if (make_ref(Wake::generation_in(word), outer - 1) != task) continue;
     raise(PTO_DEADLOCK,
           "[runtime.wait] a task must not wait for itself or for a task that it is a child of; got such a wait; ",
@@ -28,23 +28,23 @@ void check_not_inside(const Engine& engine, pto_task task) {
 /// On a submitter's thread (there are no workers, or it helped into the task that waits) this is help too.
 void run_own(Engine& engine, uint32_t slot, uint32_t seat_index) {
   const uint32_t count = run(engine, slot, seat_index, true);
-  if (seat_index < engine.region.header->num_workers) return;
+  if (seat_index < engine.store.header->num_workers) return;
   std::atomic<uint64_t>& helped = engine.seat(seat_index).num_helped;
   helped.store(helped.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
 }
 
 // A task that waits must be able to run its own children itself, or workers that all wait would wait for ever.
 bool help_own_lane(Engine& engine, uint32_t seat_index) {
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   const uint32_t classes = engine.seat(seat_index).classes;
   // Leaves, and children of the task that waits: others' parents would pile up on this thread's stack.
   const auto is_welcome = [&](uint32_t slot) {
-    const Slot& task = engine.region.slots[slot];
+    const Slot& task = engine.store.slots[slot];
     return (task.flags & kIsParent) == 0 || task.parent == running.parent;
   };
   if (seat_index < header.num_workers) {  // children that only this worker may run
-    const uint32_t slot = take_any(engine.region.queues[kNumSharedQueues * header.num_classes + seat_index],
-                                   engine.region.base, is_welcome);
+    const uint32_t slot = take_any(engine.store.queues[kNumSharedQueues * header.num_classes + seat_index],
+                                   engine.store.base, is_welcome);
     if (slot != kNone) {
       run_own(engine, slot, seat_index);
       return true;
@@ -52,10 +52,10 @@ bool help_own_lane(Engine& engine, uint32_t seat_index) {
   }
   for (uint32_t c = 0; c < header.num_classes; ++c) {
     if ((classes >> c & 1) == 0) continue;
-    uint32_t slot = engine.region.rings[seat_index * header.num_classes + c].take_one();
+    uint32_t slot = engine.store.rings[seat_index * header.num_classes + c].take_one();
     if (slot != kNone && !is_welcome(slot)) {
-      const Slot& task = engine.region.slots[slot];
-      push(engine.region.queues[kOverflow * header.num_classes + c], engine.region.base,
+      const Slot& task = engine.store.slots[slot];
+      push(engine.store.queues[kOverflow * header.num_classes + c], engine.store.base,
            {task.priority, sequence_of(engine, slot), slot});
       header.num_overflow.fetch_add(1, std::memory_order_release);
       wake_worker(engine);
@@ -63,7 +63,7 @@ bool help_own_lane(Engine& engine, uint32_t seat_index) {
     }
     for (const SharedQueue which : {kUrgent, kOverflow, kBackground}) {
       if (slot != kNone) break;
-      slot = take_any(engine.region.queues[which * header.num_classes + c], engine.region.base, is_welcome);
+      slot = take_any(engine.store.queues[which * header.num_classes + c], engine.store.base, is_welcome);
       if (slot == kNone) continue;
       std::atomic<uint32_t>& count = which == kUrgent     ? header.num_urgent
                                      : which == kOverflow ? header.num_overflow
@@ -79,8 +79,8 @@ bool help_own_lane(Engine& engine, uint32_t seat_index) {
   if (is_welcome(stolen)) {
     run_own(engine, stolen, seat_index);
   } else {
-    const Slot& task = engine.region.slots[stolen];
-    push(engine.region.queues[kOverflow * header.num_classes + task.type_class], engine.region.base,
+    const Slot& task = engine.store.slots[stolen];
+    push(engine.store.queues[kOverflow * header.num_classes + task.type_class], engine.store.base,
          {task.priority, sequence_of(engine, stolen), stolen});
     header.num_overflow.fetch_add(1, std::memory_order_release);
     wake_worker(engine);  // a worker that looked between the two queues saw neither
@@ -94,7 +94,7 @@ void check_open(const Engine& engine) {
   check_process(engine);
   if (engine.peer.is_lost.load(std::memory_order_relaxed)) {
     raise(PTO_PEER_LOST, "[runtime] the workers' process must live; got its death (process ",
-          engine.region.header->workers_pid.load(), "); close this runtime and start again");
+          engine.store.header->workers_pid.load(), "); close this runtime and start again");
   }
 }
 
@@ -110,25 +110,25 @@ void check_interrupted(int64_t* last_ns) {
 }
 
 bool watch(Engine& engine, TaskRef task) {
-  Slot& slot = engine.region.slots[slot_of(task)];
+  Slot& slot = engine.store.slots[slot_of(task)];
   return Wake::watch(slot.wake, generation_of(task));
 }
 
 void watch_lane(Engine& engine, uint32_t seat_index) {
-  const uint32_t base = seat_index * engine.region.header->window;
-  for (uint32_t s = base; s < base + engine.region.header->window; ++s) {
-    const WakeWord word = Wake::look(engine.region.slots[s].wake);
+  const uint32_t base = seat_index * engine.store.header->window;
+  for (uint32_t s = base; s < base + engine.store.header->window; ++s) {
+    const WakeWord word = Wake::look(engine.store.slots[s].wake);
     if (Wake::is_live(word)) watch(engine, make_ref(Wake::generation_in(word), s));
   }
 }
 
 bool help(Engine& engine, uint32_t seat_index) {
-  if (engine.peer.is_worker_side || engine.region.header->is_shared != 0) return false;
+  if (engine.peer.is_worker_side || engine.store.header->is_shared != 0) return false;
   if (running.engine == &engine) return help_own_lane(engine, seat_index);
-  const uint32_t slot = take(engine, seat_index, engine.region.header->num_workers == 0);
+  const uint32_t slot = take(engine, seat_index, engine.store.header->num_workers == 0);
   if (slot == kNone) return false;
   Seat& me = engine.seat(seat_index);
-  const uint32_t count = run(engine, slot, seat_index, engine.region.header->num_workers == 0);
+  const uint32_t count = run(engine, slot, seat_index, engine.store.header->num_workers == 0);
   me.num_helped.store(me.num_helped.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
   return true;
 }
@@ -163,24 +163,24 @@ int wait_all(Engine& engine, double timeout_s, bool helps) {
   bool done = false;
   uint32_t error = 0;
   if (running.engine == &engine) {
-    Slot& parent = engine.region.slots[running.parent - 1];
+    Slot& parent = engine.store.slots[running.parent - 1];
     done = wait_until(
         engine, [&] { return parent.children.load(std::memory_order_acquire) == 1; },
         [&] {
-          for (uint32_t s = 0; s < engine.region.seats_in_use(); ++s) watch_lane(engine, s);
+          for (uint32_t s = 0; s < engine.store.seats_in_use(); ++s) watch_lane(engine, s);
         },
         timeout_s, helps);
     if (done) error = parent.child_error.exchange(0, std::memory_order_acq_rel);
   } else {
-    const uint32_t base = seat_index * engine.region.header->window;
-    const uint32_t window = engine.region.header->window;
+    const uint32_t base = seat_index * engine.store.header->window;
+    const uint32_t window = engine.store.header->window;
     const uint64_t end = me.cursor;
     uint64_t at = std::max(me.waited, end - std::min<uint64_t>(end, window));
     done = wait_until(
         engine,
         [&] {
           for (; at < end; ++at) {
-            if (Wake::is_live(Wake::look(engine.region.slots[base + (at & (window - 1))].wake))) return false;
+            if (Wake::is_live(Wake::look(engine.store.slots[base + (at & (window - 1))].wake))) return false;
           }
           return !engine.replays->has_rounds(seat_index);
         },
@@ -200,9 +200,9 @@ int wait_all(Engine& engine, double timeout_s, bool helps) {
 }
 
 void notify(Engine& engine, pto_task task, void (*callback)(void*), void* context) {
-  if (engine.region.header->is_shared != 0) {
+  if (engine.store.header->is_shared != 0) {
     raise(PTO_BAD_ARGUMENT,
-          "[runtime.notify] a callback needs workers in this process; got a shared region; use pto_wait");
+          "[runtime.notify] a callback needs workers in this process; got a shared file; use pto_wait");
   }
   is_complete(engine, task);  // checks the name
   engine.callbacks.add(task, callback, context);

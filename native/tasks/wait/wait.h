@@ -40,7 +40,7 @@ bool wait_until(Engine& engine, Done&& done, Watch&& watch_it, double timeout_s,
   if (timeout_s <= 0) return false;
   // Who only sleeps needs no lane; but a leaf kernel must not wait, and is told so.
   const uint32_t seat_index = helps || running.engine == &engine ? seat_here(engine) : 0;
-  Header& header = *engine.region.header;
+  Header& header = *engine.store.header;
   Blocking let_others_run;
   const DefaultFloatModes modes;  // of what it helps to run, as on a worker
   const bool is_endless = timeout_s > kLongestWait;

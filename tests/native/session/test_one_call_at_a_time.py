@@ -116,6 +116,13 @@ def test_every_call_on_a_closed_model_says_so(model):
             call(model)
 
 
+def test_a_closed_model_still_knows_its_names(model):
+    """What only the plan says needs no memory."""
+    names = model.parameter_names(), model.lasting_names()
+    model.close()
+    assert names[0] and (model.parameter_names(), model.lasting_names()) == names
+
+
 def test_a_forked_child_is_refused_at_once(model):
     """The child has none of the workers: its calls say so, and its end leaves the parent's model as it was."""
     model.step(BATCH, 1e-3)

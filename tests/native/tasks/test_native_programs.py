@@ -133,7 +133,7 @@ def test_two_processes(kernels, tmp_path):
             assert last.result()[0] == 201
             with pytest.raises(ValueError, match="both sides' libraries"):
                 rt.submit(lambda: None)
-            with pytest.raises(ValueError, match="lie in the region"):
+            with pytest.raises(ValueError, match="lie in the shared file"):
                 rt.register(np.zeros(4))
             last = x = None
         assert workers.wait(10) == 0

@@ -1,5 +1,5 @@
-// See instance.h.
-#include "tasks/replay/instance.h"
+// See kept_recording.h.
+#include "tasks/replay/kept_recording.h"
 
 #include <algorithm>
 #include <utility>
@@ -35,12 +35,12 @@ std::vector<std::pair<uint32_t, uint32_t>> needed_edges(const Recording& recordi
 
 }  // namespace
 
-Instance::Instance(Engine& engine, Recording& its_recording, uint32_t its_first_slot)
-    : Round(its_first_slot, engine.region.header->num_seats),
+KeptRecording::KeptRecording(Engine& engine, Recording& its_recording, uint32_t its_first_slot)
+    : Round(its_first_slot, engine.store.header->num_seats),
       recording(its_recording),
       addresses(its_recording.accesses.size()),
-      slots_(engine.region.slots) {
-  const Region& region = engine.region;
+      slots_(engine.store.slots) {
+  const Store& store = engine.store;
   const uint32_t count = num_tasks();
   std::vector<uint32_t> num_arrivals(count);
   std::vector<uint32_t> begin(count + 1);  // of each task's successors
@@ -60,12 +60,12 @@ Instance::Instance(Engine& engine, Recording& its_recording, uint32_t its_first_
       const Recording::Access& access = recording.accesses[a];
       if (access.meets_entry) entries.push_back({t, access.buffer, access.mode});
     }
-    newest = std::max(newest, Wake::generation_in(Wake::look(region.slots[first_slot + t].wake)) | 1);
+    newest = std::max(newest, Wake::generation_in(Wake::look(store.slots[first_slot + t].wake)) | 1);
   }
   generation = newest;
   for (uint32_t t = 0; t < count; ++t) {
     const RecordedTask& task = recording.tasks[t];
-    Slot& slot = region.slots[first_slot + t];
+    Slot& slot = store.slots[first_slot + t];
     if (task.num_producers == 0) roots.push_back(first_slot + t);
     if (begin[t] == begin[t + 1]) sinks.push_back(first_slot + t);
     slot.begin(task.kernel, task.priority, task.type_class, kIsReplayed);

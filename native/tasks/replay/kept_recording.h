@@ -13,7 +13,7 @@
 //
 // Who may call: replaying threads; everything but the tasks' own steps and is_done() under the submission lock. Blocks:
 // never. Memory order: a round's writes reach its end through `done`; its beginning reaches the tasks through their
-// arrivals. Memory: of the process; the slots lie in the region.
+// arrivals. Memory: of the process; the slots lie in the store.
 #pragma once
 #include <memory>
 #include <vector>
@@ -24,10 +24,10 @@
 
 namespace tilewise::tasks {
 
-class Instance : public Round {
+class KeptRecording : public Round {
  public:
   /// Every task of the recording must be plain (RecordedTask). first_slot: of `recording.tasks.size()` free ones.
-  Instance(Engine& engine, Recording& recording, uint32_t first_slot);
+  KeptRecording(Engine& engine, Recording& recording, uint32_t first_slot);
 
   uint32_t num_tasks() const { return static_cast<uint32_t>(recording.tasks.size()); }
   TaskRef name_of(uint32_t task) const { return make_ref(generation, first_slot + task); }
@@ -62,7 +62,8 @@ class Instance : public Round {
   std::atomic<uint64_t> generation;  // that the tasks of the last round have, or had
   std::atomic<uint64_t> target{0};  // tasks of all rounds so far
   bool is_chained = false;  // the buffers are as the last round left them
-  uint64_t num_freezes = 0;  // of the engine, when it was last entered: frozen buffers carry no flag of the instance
+  uint64_t num_freezes =
+      0;  // of the engine, when it was last entered: frozen buffers carry no flag of the kept recording
   bool is_as_recorded = false;  // and those that were recorded
   bool is_freed = false;
   std::vector<pto_handle> names;  // per buffer of the recording: what the last round used
