@@ -42,8 +42,9 @@ format: $(VENV)/.for-tests
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(NATIVE)
 
-soak: $(VENV)/.for-tests $(VENV)/.built
-	@$(TIMED) "soak" $(BIN)/python -m pytest tests -m soak -rs --hypothesis-profile=drawn
+soak: $(VENV)/.for-fuzz $(VENV)/.for-tests $(VENV)/.built
+	@$(TIMED) "soak" $(BIN)/python -m pytest tests -m soak -rs --hypothesis-profile=drawn --ignore=tests/fuzz
+	@$(TIMED) "ten minutes of fuzzing per reader" $(BIN)/python -m pytest tests/fuzz -m soak -rs -n auto
 	@$(TIMED) "property tests on new examples" $(BIN)/python -m pytest tests -m "hypothesis and not slow and not soak" --hypothesis-profile=drawn
 
 docs: $(VENV)/.for-tests $(VENV)/.built
@@ -70,4 +71,8 @@ $(VENV)/.built: $(VENV)/.made $(SOURCES)
 $(VENV)/.for-tests: $(VENV)/.made pyproject.toml
 	@$(TIMED) "test dependencies" $(PIP) install --no-build-isolation $$($(BIN)/python .ci/pytorch_index.py) \
 		".[test,check,docs]"
+	@touch $@ $(VENV)/.built
+
+$(VENV)/.for-fuzz: $(VENV)/.made pyproject.toml
+	@$(TIMED) "the fuzzer" $(PIP) install --no-build-isolation ".[fuzz]"
 	@touch $@ $(VENV)/.built

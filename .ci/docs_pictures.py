@@ -12,9 +12,8 @@ import numpy as np
 
 import tilewise as tw
 from tilewise.models import llama
+from tilewise.observe import check_graph, write_graph_svg
 from tilewise.runtime import InOut, Input, Runtime
-from tilewise.runtime.graph_check import check_graph
-from tilewise.runtime.graph_picture import write_graph_svg
 from tilewise.train import draw_loss_curve
 
 PAGE = """# Pictures

@@ -1,8 +1,8 @@
 """Submitting tasks: a tiled matrix product in which the data says who waits for whom.
 
 Each task multiplies a tile of A with a tile of B. The first one of a tile of C overwrites it (Output), the others
-add to it (InOut): these wait for each other, and different tiles of C run in parallel. Inputs are only read, so nobody
-waits for them. The result is compared with NumPy, and the exit code says whether they agree.
+add to it (InOut): these wait for each other, and different tiles of C run in parallel. Inputs are only read, so no
+task waits for them. The result is compared with NumPy, and the exit code says whether they agree.
 """
 
 import sys

@@ -10,8 +10,8 @@ from hypothesis import settings
 
 # The same examples in every everyday run, so that a change is judged by what it changed; `make soak` draws new ones.
 # No deadline: two noisy cores say nothing about an example's time.
-settings.register_profile("same")
-settings.register_profile("drawn")
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("drawn", deadline=None)
 settings.load_profile("same")
 
 sys.path.insert(

@@ -35,8 +35,9 @@ struct Probe {
 
   uint32_t take_slot() { return tasks::take_slot(engine, seat); }
   void give_slot(uint32_t slot) {
-    std::atomic<WakeWord>& wake = engine.region.slots[slot].wake;
-    wake.store((generation_in(wake.load(std::memory_order_relaxed)) + 1) << 24, std::memory_order_release);
+    Wake::Word& wake = engine.region.slots[slot].wake;
+    wake.store(Wake::of_generation(Wake::generation_in(wake.load(std::memory_order_relaxed)) + 1),
+               std::memory_order_release);
   }
   uint64_t allocate(uint64_t bytes) { return allocate_heap(engine, seat, bytes); }
   SeatPool pool() { return SeatPool{engine, engine.seat(seat)}; }

@@ -221,7 +221,7 @@ def figures(folder: Path, repetitions: int, passes: int) -> tuple[list[Row], lis
     rows.append(Row("memory at default sizes, heap apart", twos[0]["memory_bytes"][0] / 1e6, 1, 4, "MB"))
     filed = quietest(ones, "region insert, then one overlap query|warm")[0]
     said = [
-        f"region insert: tiles of a grid, filed when somebody asks for overlaps; with that {filed:.0f} ticks",
+        f"region insert: tiles of a grid, filed at the first question for overlaps; with that {filed:.0f} ticks",
         f"{passes} passes; cache-line round trip {min(trips):.0f} to {max(trips):.0f} ns; "
         f"counter {rate:.3f} ticks per ns",
     ]

@@ -61,8 +61,8 @@ char* thread_scratch(size_t bytes) {
   return reinterpret_cast<char*>(scratch.data());
 }
 
-// The time step of whoever writes a buffer next, behind the buffer's own bytes: a recorded task learns from it how far
-// the replays are.
+// The time step of the task that writes a buffer next, behind the buffer's own bytes: a recorded task learns from it
+// how far the replays are.
 long& next_step(void* buffer, size_t bytes) {
   return *reinterpret_cast<long*>(static_cast<char*>(buffer) +
                                   (bytes + sizeof(long) - 1) / sizeof(long) * sizeof(long));

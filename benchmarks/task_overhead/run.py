@@ -102,7 +102,7 @@ def openmp_systems() -> list[System]:
 
 
 def taskflow_system(folder: str | None) -> System:
-    """Headers that somebody else has fetched."""
+    """Headers that the caller has fetched."""
     name = "taskflow"
     if not folder or not (Path(folder) / "taskflow" / "taskflow.hpp").is_file():
         reason = f"no taskflow/taskflow.hpp in {folder}" if folder else "--taskflow was not given"

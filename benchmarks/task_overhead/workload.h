@@ -82,7 +82,7 @@ static inline uint32_t next_draw(uint64_t* state) { /* Knuth's linear congruenti
 }
 
 static inline void fill_wavefront(Workload* workload) {
-  const int row = WAVEFRONT_SIDE + 1; /* a border that nobody writes: every task has both neighbours */
+  const int row = WAVEFRONT_SIDE + 1; /* a border that no task writes: every task has both neighbours */
   Access* task = workload->tasks;
   for (int i = 1; i <= WAVEFRONT_SIDE; ++i)
     for (int j = 1; j <= WAVEFRONT_SIDE; ++j, ++task) {

@@ -1,4 +1,5 @@
-// Element types of tiles. The numbers are part of the tile program's format (ir/program.py has the same).
+// Element types of tiles. Python calls them by names, which stand in bind/bind_runtime.cc in the order of these
+// numbers.
 #pragma once
 #include <cstdint>
 

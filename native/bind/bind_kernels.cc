@@ -14,6 +14,7 @@
 
 #include "base/check.h"
 #include "bind/bind.h"
+#include "bind/fields.h"
 #include "kernels/isa.h"
 
 namespace nb = nanobind;
@@ -62,9 +63,19 @@ kernels::TileView tile_of(nb::handle operand) {
   return {view.data, rows, cols, k_pad};
 }
 
-void run(const std::string& name, const nb::sequence& tiles, const std::vector<int64_t>& ints,
-         const std::vector<double>& floats, int64_t row_begin, const std::string& isa, int64_t repeat,
-         int64_t scratch_bytes) {
+void run(const std::string& name, const nb::sequence& tiles, const nb::kwargs& options) {
+  std::vector<int64_t> ints;
+  std::vector<double> floats;
+  std::string isa;
+  int64_t row_begin = 0, repeat = 1, scratch_bytes = kernels::kScratchBytes;
+  Keywords(options)
+      .set<"ints">(ints)
+      .set<"floats">(floats)
+      .set<"row_begin">(row_begin)
+      .set<"isa">(isa)
+      .set<"repeat">(repeat)
+      .set<"scratch_bytes">(scratch_bytes)
+      .done();
   const kernels::KernelFn fn = isa.empty() ? kernels::find_kernel(name) : kernels::find_kernel_at(isa, name);
   check<ArgumentError>(fn != nullptr, "[kernels.run] name must be a kernel; got '", name, "'; see kernel_names().");
   std::vector<kernels::TileView> views;
@@ -82,10 +93,10 @@ std::vector<std::string> strings(const std::vector<std::string_view>& views) { r
 
 void bind_kernels(nb::module_& m) {
   nb::module_ sub = m.def_submodule("kernels", "Tile kernels, one call at a time.");
-  sub.def("run", &run, nb::arg("name"), nb::arg("tiles"), nb::arg("ints") = std::vector<int64_t>{},
-          nb::arg("floats") = std::vector<double>{}, nb::arg("row_begin") = 0, nb::arg("isa") = "",
-          nb::arg("repeat") = 1, nb::arg("scratch_bytes") = kernels::kScratchBytes,
-          "Run one kernel `repeat` times on tiles: None, 2-D arrays or (packed, rows, cols).");
+  sub.def(
+      "run", &run, nb::arg("name"), nb::arg("tiles"), nb::arg("options"),
+      "Run one kernel on tiles: None, 2-D arrays or (packed, rows, cols). Keyword arguments: ints, floats, row_begin, "
+      "isa (empty: the one in use), repeat, scratch_bytes.");
   sub.def("kernel_names", [] { return strings(kernels::kernel_names()); }, "All kernels, sorted.");
   sub.def("isa_levels", [] { return strings(kernels::available_levels()); }, "Levels of this machine, weakest first.");
   sub.def("isa_in_use", [] { return std::string(kernels::level_in_use()); }, "The level that find_kernel uses.");

@@ -1,7 +1,8 @@
 // The Python face of native/runtime: Program, Executor and their errors, as submodule `runtime`.
 //
-// Checks nothing that the native side checks itself; turns tuples into instructions. run() releases the GIL and asks
-// Python for pending signals every 50 ms. Each native error class has its Python class here, once.
+// Checks nothing that the native side checks itself; turns the planner's dataclasses into tensors and instructions.
+// run() releases the GIL and asks Python for pending signals every 50 ms. Each native error class has its Python class
+// here, once.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
@@ -10,9 +11,13 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <array>
 #include <optional>
+#include <string_view>
 
 #include "bind/bind.h"
+#include "bind/fields.h"
 #include "runtime/executor.h"
 
 namespace nb = nanobind;
@@ -23,8 +28,9 @@ namespace {
 
 using namespace tilewise::runtime;
 
-constexpr int64_t kWindow = 512;  // tasks of a device between submission and completion
+constexpr std::array<std::string_view, 4> kDTypeNames = {"f32", "bf16", "i32", "f64"};  // in DType's order
 
+// tilewise.ir.program's named tuples, whose fields stand in the order of the structs in runtime/program.h.
 using ExtentTuple = std::tuple<int64_t, int64_t, int64_t>;
 using OperandTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool>;
 using WaitTuple = std::tuple<int64_t, bool, int64_t>;
@@ -35,34 +41,68 @@ Extent extent_of(const ExtentTuple& tuple) {
   return {constant, symbol, multiple};
 }
 
-int64_t add_tensor(Program& program, int64_t device, int64_t offset_bytes, const ExtentTuple& rows, int64_t cols,
-                   int64_t stride, int64_t dtype, int64_t tile_rows, int64_t first_handle,
-                   std::vector<int64_t> aliases) {
-  return program.add_tensor(device, {offset_bytes, extent_of(rows), cols, stride, static_cast<DType>(dtype), tile_rows,
-                                     first_handle, std::move(aliases)});
+DType dtype_of(const std::string& name) {
+  const auto* const found = std::find(kDTypeNames.begin(), kDTypeNames.end(), name);
+  check<ArgumentError>(found != kDTypeNames.end(),
+                       "[runtime.Program.add_tensor] dtype must be f32, bf16, i32 or f64; got '", name,
+                       "'; use one of them");
+  return static_cast<DType>(found - kDTypeNames.begin());
 }
 
-void add_instr(Program& program, int64_t device, int64_t template_id, std::string kernel, const std::string& label,
-               const ExtentTuple& extent, int64_t step, const std::vector<OperandTuple>& operands,
-               std::vector<int64_t> ints, std::vector<double> floats, const std::vector<WaitTuple>& waits,
-               const std::vector<NotifyTuple>& notifies, int64_t priority) {
+/// entry: a tilewise.ir.program.TensorEntry, or what has its attributes.
+int64_t add_tensor(Program& program, int64_t device, nb::handle entry, std::vector<int64_t> aliases) {
+  Tensor tensor;
+  tensor.offset = read<"offset", int64_t>(entry);
+  tensor.rows = extent_of(read<"extent", ExtentTuple>(entry));
+  tensor.cols = read<"cols", int64_t>(entry);
+  tensor.stride = read<"stride", int64_t>(entry);
+  tensor.dtype = dtype_of(read<"dtype", std::string>(entry));
+  tensor.tile_rows = read<"tile_rows", int64_t>(entry);
+  tensor.first_handle = read<"first_handle", int64_t>(entry);
+  tensor.aliases = std::move(aliases);
+  return program.add_tensor(device, std::move(tensor));
+}
+
+/// instruction: a tilewise.ir.program.Instruction, or what has its attributes. Its signals count from first_signal on.
+void add_instr(Program& program, int64_t device, int64_t template_id, nb::handle instruction, int64_t first_signal) {
   Instr instr;
-  instr.kernel = std::move(kernel);
-  instr.extent = extent_of(extent);
-  instr.step = step;
-  for (const auto& [slot, mode, access, peer, div, part, parts, null] : operands) {
+  instr.kernel = read<"kernel", std::string>(instruction);
+  instr.extent = extent_of(read<"extent", ExtentTuple>(instruction));
+  instr.step = read<"step", int64_t>(instruction);
+  for (const auto& [slot, mode, access, peer, div, part, parts, null] :
+       read<"operands", std::vector<OperandTuple>>(instruction)) {
     instr.operands.push_back({slot, static_cast<Mode>(mode), access, peer, div, part, parts, null});
   }
-  instr.ints = std::move(ints);
-  instr.floats = std::move(floats);
-  for (const auto& [base, per_index, increment] : waits) instr.waits.push_back({base, per_index, increment});
-  for (const auto& [target, base, per_index] : notifies) instr.notifies.push_back({target, base, per_index});
-  instr.priority = priority;
-  program.add_instr(device, template_id, std::move(instr), label);
+  instr.ints = read<"ints", std::vector<int64_t>>(instruction);
+  instr.floats = read<"floats", std::vector<double>>(instruction);
+  for (const auto& [base, per_index, increment] : read<"waits", std::vector<WaitTuple>>(instruction)) {
+    instr.waits.push_back({base + first_signal, per_index, increment});
+  }
+  for (const auto& [target, base, per_index] : read<"notifies", std::vector<NotifyTuple>>(instruction)) {
+    instr.notifies.push_back({target, base + first_signal, per_index});
+  }
+  instr.priority = read<"priority", int64_t>(instruction);
+  program.add_instr(device, template_id, std::move(instr), read<"label", std::string>(instruction));
 }
 
 void finish(Program& program, std::vector<int64_t> symbols_max) {
   program.finish(std::move(symbols_max), kernels::find_kernel);
+}
+
+ExecutorOptions executor_options(const nb::kwargs& given) {
+  ExecutorOptions options;
+  Keywords(given)
+      .set<"num_devices">(options.num_devices)
+      .set<"workers_per_device">(options.workers_per_device)
+      .set<"arena_bytes">(options.arena_bytes)
+      .set<"num_signals">(options.num_signals)
+      .set<"num_handles">(options.num_handles)
+      .set<"window">(options.window)
+      .set<"scratch_bytes">(options.scratch_bytes)
+      .set<"memory_limit_bytes">(options.memory_limit_bytes)
+      .set<"deadline_s">(options.deadline_s)
+      .done();
+  return options;
 }
 
 /// Runs with the GIL released; a pending Python exception (Ctrl-C) cancels and is raised once the devices are quiet.
@@ -95,8 +135,8 @@ nb::list timeline(const Executor& executor) {
   const std::vector<std::string>& labels = executor.timeline_labels();
   nb::list records;
   for (const TimelineEntry& entry : executor.timeline()) {
-    const TimelineRecord& r = entry.record;
-    records.append(nb::make_tuple(entry.device, entry.worker, labels[r.label], r.row_begin, r.submit_ns, r.ready_ns,
+    const tasks::TimelineRecord& r = entry.record;
+    records.append(nb::make_tuple(entry.device, r.worker, labels[r.label], r.row_begin, r.submit_ns, r.ready_ns,
                                   r.start_ns, r.end_ns));
   }
   return records;
@@ -140,7 +180,8 @@ void translate(const std::exception_ptr& error, void*) {
 }
 
 nb::dict device_overhead(int64_t workers, int64_t signals, int64_t handles, int64_t scratch_bytes) {
-  const DeviceBytes bytes = Device::bytes_needed({0, workers, 0, signals, handles, kWindow, scratch_bytes});
+  const DeviceBytes bytes = Device::bytes_needed(
+      {.num_workers = workers, .num_signals = signals, .num_handles = handles, .scratch_bytes = scratch_bytes});
   nb::dict result;
   result["scratch"] = bytes.scratch;
   result["signals"] = bytes.signals;
@@ -151,18 +192,12 @@ nb::dict device_overhead(int64_t workers, int64_t signals, int64_t handles, int6
 void bind_program(nb::module_& m) {
   nb::class_<Program>(m, "Program", "Builder of a tile program: instructions per device, checked by finish().")
       .def(nb::init<int64_t>(), nb::arg("num_devices"))
-      .def("add_tensor", &add_tensor, nb::arg("device"), nb::arg("offset_bytes"), nb::arg("rows"), nb::arg("cols"),
-           nb::arg("stride"), nb::arg("dtype"), nb::arg("tile_rows"), nb::arg("first_handle"),
-           nb::arg("aliases") = std::vector<int64_t>{},
-           "Add a tensor of `rows` = (constant, symbol or -1, multiple) rows; returns its number on the device.")
+      .def("add_tensor", &add_tensor, nb::arg("device"), nb::arg("entry"), nb::arg("aliases") = std::vector<int64_t>{},
+           "Add the tensor that an `ir.program.TensorEntry` describes; returns its number on the device.")
       .def("add_template", &Program::add_template, nb::arg("device"), nb::arg("name"),
            "Open a list of instructions; returns its number on the device.")
-      .def("add_instr", &add_instr, nb::arg("device"), nb::arg("template"), nb::arg("kernel"), nb::arg("label"),
-           nb::arg("extent"), nb::arg("step"), nb::arg("operands"), nb::arg("ints") = std::vector<int64_t>{},
-           nb::arg("floats") = std::vector<double>{}, nb::arg("waits") = std::vector<WaitTuple>{},
-           nb::arg("notifies") = std::vector<NotifyTuple>{}, nb::arg("priority") = 0,
-           "Add an instruction. Operands: (slot, mode, access, peer, div, part, parts, null); waits: (signal_base, "
-           "per_index, increment); notifies: (device, signal_base, per_index).")
+      .def("add_instr", &add_instr, nb::arg("device"), nb::arg("template"), nb::arg("instruction"),
+           nb::arg("first_signal") = 0, "Add an `ir.program.Instruction`, whose signals count from `first_signal` on.")
       .def(
           "add_call",
           [](Program& program, int64_t device, int64_t template_id, std::vector<int64_t> binding) {
@@ -191,14 +226,11 @@ void bind_executor(nb::module_& m) {
   const auto release = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<Executor>(m, "Executor", "The devices of this process: their memory, workers and signals.")
       .def(
-          "__init__",
-          [](Executor* self, int64_t d, int64_t w, std::vector<int64_t> bytes, int64_t signals, int64_t handles,
-             int64_t window, int64_t scratch, int64_t limit, double deadline) {
-            new (self) Executor({d, w, std::move(bytes), signals, handles, window, scratch, limit, deadline});
-          },
-          nb::arg("num_devices"), nb::arg("workers_per_device"), nb::arg("arena_bytes"), nb::arg("num_signals"),
-          nb::arg("num_handles"), nb::arg("window") = kWindow, nb::arg("scratch_bytes") = kernels::kScratchBytes,
-          nb::arg("memory_limit_bytes") = 0, nb::arg("deadline_s") = 60.0)
+          "__init__", [](Executor* self, const nb::kwargs& options) { new (self) Executor(executor_options(options)); },
+          nb::arg("options"),
+          "Keyword arguments: num_devices, workers_per_device, arena_bytes (per device), num_signals, num_handles, "
+          "window, "
+          "scratch_bytes, memory_limit_bytes (0: none), deadline_s.")
       .def("buffer", &buffer, nb::arg("device"), nb::arg("offset"), nb::arg("bytes"),
            "Writable uint8 array on a device's memory; keeps that memory alive.")
       .def("run", &run, nb::arg("program"), nb::arg("symbols") = std::vector<int64_t>{},

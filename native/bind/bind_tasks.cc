@@ -11,6 +11,7 @@
 #include <string>
 
 #include "bind/bind.h"
+#include "bind/fields.h"
 #include "bind/tasks.h"
 
 namespace nb = nanobind;
@@ -73,23 +74,30 @@ nb::list addresses(uint64_t pointer, size_t count) {
   return result;
 }
 
-void open(Core* self, nb::object task_type, std::optional<uint32_t> num_workers, uint32_t window, uint32_t max_lanes,
-          uint32_t max_handles, uint32_t max_regions, uint32_t max_events, uint64_t heap_bytes,
-          const std::vector<uint8_t>& worker_types, bool pin, const std::optional<std::string>& shared_path,
-          double peer_timeout_s) {
+void open(Core* self, nb::object task_type, const nb::kwargs& options) {
+  std::optional<uint32_t> num_workers;
+  std::vector<uint8_t> worker_types;
+  std::optional<std::string> shared_path;
+  bool pin = false;
   pto_config config;
   pto_config_init(&config);
+  Keywords(options)
+      .set<"num_workers">(num_workers)
+      .set<"window">(config.window)
+      .set<"max_lanes">(config.max_lanes)
+      .set<"max_handles">(config.max_handles)
+      .set<"max_regions">(config.max_regions)
+      .set<"max_events">(config.max_events)
+      .set<"heap_bytes">(config.heap_bytes)
+      .set<"worker_types">(worker_types)
+      .set<"pin">(pin)
+      .set<"shared_path">(shared_path)
+      .set<"peer_timeout_s">(config.peer_timeout_s)
+      .done();
   config.num_workers = !num_workers ? 0 : *num_workers == 0 ? PTO_NO_WORKERS : *num_workers;
-  config.window = window;
-  config.max_lanes = max_lanes;
-  config.max_handles = max_handles;
-  config.max_regions = max_regions;
-  config.max_events = max_events;
-  config.heap_bytes = heap_bytes;
   config.worker_types = worker_types.empty() ? nullptr : worker_types.data();
   config.flags = pin ? PTO_PIN : 0;
   config.shared_path = shared_path ? shared_path->c_str() : nullptr;
-  config.peer_timeout_s = peer_timeout_s;
   PTORuntime* runtime = nullptr;
   const int status = without_gil([&] { return pto_runtime_open(&config, &runtime); });
   check_status(status);
@@ -148,10 +156,7 @@ int run_workers(const std::string& path, const std::vector<std::string>& librari
 }
 
 void bind_core(nb::class_<Core>& core) {
-  core.def("__init__", &open, nb::arg("task_type"), nb::arg("num_workers").none(), nb::arg("window"),
-           nb::arg("max_lanes"), nb::arg("max_handles"), nb::arg("max_regions"), nb::arg("max_events"),
-           nb::arg("heap_bytes"), nb::arg("worker_types"), nb::arg("pin"), nb::arg("shared_path").none(),
-           nb::arg("peer_timeout_s"))
+  core.def("__init__", &open, nb::arg("task_type"), nb::arg("options"), "Keyword arguments: members of pto_config.")
       .def("close", &Core::close, nb::arg("cancels") = false, "Wait for every task, or cancel what has not started.")
       .def("close_at_exit", &Core::close_at_exit, nb::arg("patience_s"), "False: tasks are left that do not end.")
       .def_prop_ro("is_open",

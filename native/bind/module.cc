@@ -7,7 +7,7 @@ NB_MODULE(_native, m) {
   // What a daemon thread's frames or a kept traceback hold, the interpreter never lets go: at exit nanobind would print
   // every such object, and every type with it, below the program's own error. Tests look for leaks of ours instead.
   nanobind::set_leak_warnings(false);
-  m.doc() = "Native core of Tilewise. Private: use tilewise.kernels and tilewise.runtime.";
+  m.doc() = "Native module of Tilewise. Private: use tilewise.kernels and tilewise.runtime.";
   tilewise::bind::bind_kernels(m);
   tilewise::bind::bind_runtime(m);
   tilewise::bind::bind_tasks(m);

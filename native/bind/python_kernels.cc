@@ -2,7 +2,7 @@
 //
 // A Python kernel is one C function whose first scalar is the address of a record (tilewise.runtime.python_tasks); the
 // record runs the callable. References are dropped under the GIL only: a record whose task has ended goes onto a list,
-// and whoever calls into the module next drops it.
+// and the next thread that calls into the module drops it.
 #include <pthread.h>
 #include <unistd.h>
 

@@ -20,7 +20,7 @@ struct Core {
   nanobind::object task_type;    // the Python class of task handles
   nanobind::object keep_alive;   // what must outlive the runtime: registered arrays, kernels
   bool is_closing = false;       // close was called: threads outside tasks may only end what others wait for
-  bool is_drained = false;       // every task has ended: nobody may come any more
+  bool is_drained = false;       // every task has ended: all calls are refused
   bool is_waiting = false;       // closed, but for the arrays that still lie on its memory
   bool has_told_failure = false;
   uint32_t num_workers = 0;

@@ -48,7 +48,7 @@ Call::~Call() {
   if (is_counted_) --core_.num_calls;
 }
 
-// Nobody may come but who ends tasks; whoever is inside leaves; the tasks end; then nobody may come at all.
+// New calls are refused but for those that end tasks; threads inside leave; the tasks end; then all calls are refused.
 void Core::close(bool cancels) {
   if (runtime == nullptr || is_closing) return;
   if (is_inside_python_kernel()) {

@@ -145,29 +145,37 @@ void set_views(const std::vector<std::optional<View>>& given, const pto_task_spe
 }
 
 [[gnu::noinline]] void read_extras(nb::handle values, pto_task_spec& spec, Arguments& args) {
-  auto extras = nb::cast<Extras>(values);
+  auto [after, waits, priority, target_worker, predicate, name, deadline_s, views] = nb::cast<Extras>(values);
   More& more = args.more.emplace();
-  more.after = std::move(std::get<0>(extras));
-  for (const auto& [event, value] : std::get<1>(extras)) more.waits.push_back({event, value});
+  more.after = std::move(after);
+  for (const auto& [event, value] : waits) more.waits.push_back({event, value});
   spec.after = more.after.data();
   spec.num_after = static_cast<uint32_t>(more.after.size());
   spec.waits = more.waits.data();
   spec.num_waits = static_cast<uint32_t>(more.waits.size());
-  spec.priority = std::get<2>(extras);
-  spec.target_worker = std::get<3>(extras);
-  spec.predicate = std::get<4>(extras);
-  more.name = std::move(std::get<5>(extras));
+  spec.priority = priority;
+  spec.target_worker = target_worker;
+  spec.predicate = predicate;
+  more.name = std::move(name);
   spec.name = more.name.empty() ? nullptr : more.name.c_str();
-  const double deadline_s = std::get<6>(extras);
   // The smallest deadlines are still deadlines as a float.
   spec.deadline_s = deadline_s > 0 ? std::max(static_cast<float>(deadline_s), FLT_MIN) : 0.0F;
-  if (spec.num_params <= PTO_MAX_PARAMS) set_views(std::get<7>(extras), spec, args, more.views);
+  if (spec.num_params <= PTO_MAX_PARAMS) set_views(views, spec, args, more.views);
 }
 
-/// record: what a Python kernel runs, held from the moment it is submitted: a signal's handler may raise right after.
-[[gnu::always_inline]] inline nb::object submit_task(CoreRef self, pto_kernel kernel, nb::handle worker_type,
-                                                     nb::handle params, nb::handle scalars, nb::handle extras,
-                                                     nb::handle record) {
+/// What a call of submit was given. record: what a Python kernel runs, held from the moment it is submitted: a signal's
+/// handler may raise right after. A native kernel has scalars instead.
+struct Submission {
+  pto_kernel kernel;
+  nb::handle worker_type;
+  nb::handle params;
+  nb::handle scalars;
+  nb::handle extras;
+  nb::handle record;
+};
+
+[[gnu::always_inline]] inline nb::object submit_task(CoreRef self, const Submission& given) {
+  const auto& [kernel, worker_type, params, scalars, extras, record] = given;
   Core& core = *self.p;
   const Call call(core);
   drop_finished_records();
@@ -217,12 +225,12 @@ nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::h
     return submit(self, kernel, worker_type, list_of(params, "params", "parameters"),
                   list_of(scalars, "scalars", "numbers"), extras);
   }
-  return submit_task(self, kernel, worker_type, params, scalars, extras, nb::handle());
+  return submit_task(self, {kernel, worker_type, params, scalars, extras, nb::handle()});
 }
 
 nb::object submit_python(CoreRef self, pto_kernel kernel, nb::handle worker_type, const nb::tuple& params,
                          nb::handle record, nb::handle extras) {
-  return submit_task(self, kernel, worker_type, params, nb::handle(), extras, record);
+  return submit_task(self, {kernel, worker_type, params, nb::handle(), extras, record});
 }
 
 }  // namespace tilewise::bind

@@ -2,49 +2,31 @@
 #include "comm/signal.h"
 
 #include <memory>
-#include <mutex>
 #include <new>
 
 namespace tilewise::comm {
 
 bool Signal::wait(Waiter* waiter, uint64_t* poison) {
-  std::lock_guard guard(lock_);
-  if (value_.load(std::memory_order_relaxed) >= waiter->threshold) {
+  const auto is_met = [&](uint64_t value) {
+    if (value < waiter->threshold) return false;
     *poison = poison_.load(std::memory_order_relaxed);
     return true;
-  }
-  waiter->next = waiters_;
-  waiters_ = waiter;
-  return false;
+  };
+  return counter_.wait(waiter, is_met, [&](Waiter* first) { waiter->next = first; });
 }
 
 void Signal::raise(uint64_t poison) {
-  Waiter* met = nullptr;
   uint64_t left = 0;
-  {
-    std::lock_guard guard(lock_);
+  const auto next = [](Waiter* waiter) -> Waiter*& { return waiter->next; };
+  const auto rise = [&](uint64_t value) {
     if (poison != 0 && poison_.load(std::memory_order_relaxed) == 0) {
       poison_.store(poison, std::memory_order_release);
     }
     left = poison_.load(std::memory_order_relaxed);
-    const uint64_t value = value_.load(std::memory_order_relaxed) + 1;
-    value_.store(value, std::memory_order_release);
-    for (Waiter** link = &waiters_; *link != nullptr;) {
-      Waiter* waiter = *link;
-      if (waiter->threshold > value) {
-        link = &waiter->next;
-        continue;
-      }
-      *link = waiter->next;
-      waiter->next = met;
-      met = waiter;
-    }
-  }
-  while (met != nullptr) {
-    Waiter* next = met->next;
-    met->on_raised(met, left);
-    met = next;
-  }
+    return value + 1;
+  };
+  const auto is_met = [](const Waiter* waiter, uint64_t value) { return waiter->threshold <= value; };
+  counter_.wake_all(counter_.raise(rise, is_met, next), next, [&](Waiter* met) { met->on_raised(met, left); });
 }
 
 SignalBoard::SignalBoard(int64_t num_signals)

@@ -3,19 +3,14 @@
 // A signal counts up and never falls. raise() is the notifier's last act: everything it did before is visible to
 // whoever is told (release; wait() and on_raised acquire through the signal's lock).
 //
-// No wake-up can be lost: a waiter compares and registers in ONE critical section of the signal's lock, and raise()
-// adds and detaches in ONE critical section of the same lock. So either the waiter's section comes first and raise()
-// finds it in the list, or raise()'s section comes first and the waiter sees the new value. The two sections are the
-// atomic steps of runtime/protocol_model_test.cc, which also shows that comparing before locking loses wake-ups.
-//
-// on_raised runs outside the lock, once per waiter, in the raising thread; the waiter's memory may be reused by then,
-// so raise() reads the next link first. No other lock is taken while a signal's lock is held.
+// No wake-up can be lost: protocols/counter.h says why. on_raised runs outside the lock, once per waiter, in the
+// raising thread; the waiter's memory may be reused by then. No other lock is taken while a signal's lock is held.
 #pragma once
 #include <atomic>
 #include <cstdint>
 
 #include "memory/arena.h"
-#include "protocols/spin_lock.h"
+#include "protocols/counter.h"
 
 namespace tilewise::comm {
 
@@ -37,17 +32,15 @@ class alignas(128) Signal {
   /// Adds one. A poison (an error's id, 0 for none) is written before the value; the first one stays.
   void raise(uint64_t poison);
 
-  uint64_t value() const { return value_.load(std::memory_order_acquire); }
+  uint64_t value() const { return counter_.load(); }
   uint64_t poison() const { return poison_.load(std::memory_order_acquire); }
 
   /// Only between runs, when no task waits.
   void clear_poison() { poison_.store(0, std::memory_order_relaxed); }
 
  private:
-  std::atomic<uint64_t> value_{0};
-  std::atomic<uint64_t> poison_{0};
-  Waiter* waiters_ = nullptr;  // guarded by lock_
-  protocols::SpinLock lock_;
+  protocols::Counter<protocols::StdMemory, Waiter*> counter_{};
+  std::atomic<uint64_t> poison_{0};  // written under the counter's lock
 };
 static_assert(sizeof(Signal) == 128);
 

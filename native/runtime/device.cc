@@ -15,8 +15,7 @@ namespace tilewise::runtime {
 namespace {
 
 constexpr int64_t kWalkBatch = 32;  // submissions per advance
-constexpr int64_t kWalkOpen = int64_t{1} << 40;
-constexpr int64_t kTimelineRecords = 1 << 16;
+constexpr uint32_t kTimelineRecords = 1 << 16;
 
 }  // namespace
 
@@ -62,9 +61,7 @@ void Device::begin(const RunContext& run, std::vector<Injection> injections) {
   const ExpandContext context{run.program, options_.index, run.symbols, run.arenas, options_.num_handles};
   walker_.begin(context, signals_, std::move(injections));
   transfers_ = std::vector<std::atomic<int64_t>>(run.program->labels().size());
-  if (run.tracing) {
-    for (auto& worker : workers_) worker->timeline.clear();
-  }
+  if (run.tracing) enable_trace(true);
 }
 
 void Device::clear_poison() {
@@ -72,33 +69,26 @@ void Device::clear_poison() {
 }
 
 void Device::start() {
-  unfinished_.store(kWalkOpen, std::memory_order_relaxed);
-  walk_.store(Walk::kOpen, std::memory_order_seq_cst);
+  walk_.open();
   engine_.wake_all();
 }
 
-void Device::enable_trace(bool enable) {
-  for (auto& worker : workers_) worker->timeline.resize(enable ? kTimelineRecords : 0);
-}
-
-int64_t Device::num_live() const { return unfinished_.load(std::memory_order_relaxed) - kWalkOpen; }
+void Device::enable_trace(bool enable) { engine_.trace(enable ? kTimelineRecords : 0); }
 
 bool Device::has_more() const {
-  return walk_.load(std::memory_order_seq_cst) == Walk::kOpen &&
-         num_live() <= options_.window - std::max<int64_t>(options_.window / 8, 1);
+  return walk_.is_free() && walk_.num_live() <= options_.window - std::max<int64_t>(options_.window / 8, 1);
 }
 
 bool Device::submit_more(uint32_t worker) {
   const auto low_water = static_cast<uint64_t>(2 * options_.num_workers + 2);
   if (!has_more() || engine_.num_ready() >= low_water) return false;
-  Walk open = Walk::kOpen;
-  if (walk_.compare_exchange_strong(open, Walk::kBusy, std::memory_order_acq_rel)) walk(worker);
+  if (walk_.take()) walk(worker);
   return true;
 }
 
-// Tasks count when the walk pauses, not one by one; kWalkOpen keeps the sum away from 0 meanwhile.
+// Tasks count when the walk pauses, not one by one.
 void Device::walk(uint32_t worker) {
-  const int64_t live = num_live();
+  const int64_t live = walk_.num_live();
   const int64_t limit = std::min(kWalkBatch, options_.window - live);
   bool is_done = false;
   int64_t count = 0;
@@ -111,19 +101,15 @@ void Device::walk(uint32_t worker) {
   }
   window_high_water_ = std::max(window_high_water_, live + count);
   if (!is_done) {
-    unfinished_.fetch_add(count, std::memory_order_relaxed);
-    walk_.store(Walk::kOpen, std::memory_order_release);
+    walk_.pause(count);
     return;
   }
-  walk_.store(Walk::kClosed, std::memory_order_release);  // before the count: the next run may open it at once
-  const int64_t change = count - kWalkOpen;
-  if (unfinished_.fetch_add(change, std::memory_order_acq_rel) + change == 0) core_->device_finished();
+  if (walk_.close(count)) core_->device_finished();
 }
 
 void Device::submit(uint32_t number, uint32_t worker) {
   Task& task = tasks_[number];
   walker_.fill(task, accesses_);
-  if (run_.tracing) task.submit_ns = now_ns();
   const auto priority = static_cast<int32_t>(std::clamp<int64_t>(task.instr->priority, INT32_MIN, INT32_MAX));
   engine_.submit(number, accesses_, priority, worker);
 }
@@ -131,15 +117,14 @@ void Device::submit(uint32_t number, uint32_t worker) {
 // Nothing of the task may be touched after a wait that registered it: the raiser has it then.
 bool Device::admit(uint32_t number) {
   Task& task = tasks_[number];
-  while (task.num_asked < task.waits.size()) {
-    const TaskWait& wait = task.waits[task.num_asked++];
+  return protocols::ask_in_turn(task.num_asked, task.waits.size(), [&](size_t which) {
+    const TaskWait& wait = task.waits[which];
     task.waiter.threshold = wait.threshold;
     uint64_t left = 0;
     if (!signals_[wait.signal].wait(&task.waiter, &left)) return false;
     if (task.poison == 0) task.poison = left;
-  }
-  if (run_.tracing) task.ready_ns = now_ns();
-  return true;
+    return true;
+  });
 }
 
 void Device::signal_raised(uint32_t number, uint64_t poison) {
@@ -151,22 +136,23 @@ void Device::signal_raised(uint32_t number, uint64_t poison) {
 void Device::execute(uint32_t task_number, uint32_t number) {
   Task& task = tasks_[task_number];
   Worker& worker = *workers_[number];
-  const int64_t start_ns = now_ns();
   worker.index.store(task.index, std::memory_order_relaxed);
-  worker.since_ns.store(start_ns, std::memory_order_relaxed);
+  worker.since_ns.store(now_ns(), std::memory_order_relaxed);
   worker.instr.store(task.instr, std::memory_order_release);
   if (task.injected == Injected::kStall) stall(worker);
   uint64_t poison = task.poison != 0 ? task.poison : core_->stopped();
   if (poison == 0) poison = run_kernel(worker, number, task);
   raise_signals(task, poison);
-  if (run_.tracing) {
-    worker.timeline.push({task.instr->label, task.row_begin, task.submit_ns, task.ready_ns, start_ns, now_ns()});
-  }
   worker.instr.store(nullptr, std::memory_order_relaxed);
 }
 
+tasks::TraceLabel Device::label_of(uint32_t number) const {
+  const Task& task = tasks_[number];
+  return {static_cast<int32_t>(task.instr->label), task.row_begin};
+}
+
 void Device::completed() {
-  if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) core_->device_finished();
+  if (walk_.left()) core_->device_finished();
 }
 
 uint64_t Device::run_kernel(Worker& worker, int64_t number, Task& task) {
@@ -217,8 +203,7 @@ void Device::raise_signals(const Task& task, uint64_t poison) {
 }
 
 std::vector<BlockedWait> Device::blocked() {
-  Walk before = walk_.exchange(Walk::kBusy, std::memory_order_acq_rel);
-  for (; before == Walk::kBusy; before = walk_.exchange(Walk::kBusy, std::memory_order_acq_rel)) protocols::relax();
+  const auto before = walk_.hold();
   std::vector<BlockedWait> found;
   for (uint32_t t = 0; t < engine_.window(); ++t) {
     if (!engine_.is_live(t)) continue;
@@ -227,7 +212,7 @@ std::vector<BlockedWait> Device::blocked() {
       found.push_back({engine_.sequence(t), tasks_[t].instr, tasks_[t].index, wait.signal, wait.threshold});
     }
   }
-  walk_.store(before, std::memory_order_release);
+  walk_.let_go(before);
   std::sort(found.begin(), found.end(), [](auto& a, auto& b) { return a.sequence < b.sequence; });
   return found;
 }

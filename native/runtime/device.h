@@ -11,8 +11,8 @@
 // is not, and wakes all.
 //
 // A task asks for its signals one after the other once its producers have completed: it stands in one signal's list at
-// a time, and whoever raises that one goes on asking. So exactly one thread at a time has the task, and no count of
-// open waits is needed. runtime/protocol_model_test.cc walks it.
+// a time, and the thread that raises that one goes on asking (protocols/counter.h). So exactly one thread at a time has
+// the task, and no count of open waits is needed.
 //
 // After the first failure of a run (or a cancel, or a deadline) every task that has not started is skipped on every
 // device, related or not: the step is lost anyway. So the engine never hears of failures: that an error reaches what
@@ -24,22 +24,12 @@
 #include <vector>
 
 #include "memory/arena.h"
-#include "protocols/record_ring.h"
+#include "protocols/walk.h"
 #include "runtime/core.h"
 #include "runtime/walker.h"
 #include "tasks/embed/embedded.h"
 
 namespace tilewise::runtime {
-
-/// One task in a timeline; times in ns of the steady clock.
-struct TimelineRecord {
-  int64_t label;
-  int64_t row_begin;
-  int64_t submit_ns;
-  int64_t ready_ns;
-  int64_t start_ns;
-  int64_t end_ns;
-};
 
 /// What a worker does now, for the report of a deadline.
 struct WorkerStatus {
@@ -111,28 +101,26 @@ class Device final : private tasks::Host {
   WorkerStatus status(int64_t worker) const;
   int64_t transfers(int64_t label) const { return transfers_[label].load(std::memory_order_relaxed); }
   void enable_trace(bool enable);
-  const protocols::RecordRing<TimelineRecord>& timeline(int64_t worker) const { return workers_[worker]->timeline; }
+  std::vector<tasks::TimelineRecord> timeline() const { return engine_.timeline(); }
+  int64_t timeline_dropped() const { return engine_.timeline_dropped(); }
 
  private:
   struct alignas(128) Worker {
     explicit Worker(int64_t scratch_bytes) : scratch(scratch_bytes) {}
     memory::Arena scratch;
-    protocols::RecordRing<TimelineRecord> timeline;
     std::atomic<const Instr*> instr{nullptr};
     std::atomic<int64_t> index{0};
     std::atomic<int64_t> since_ns{0};
     std::atomic<bool> stalled{false};
   };
 
-  enum class Walk : uint32_t { kClosed, kOpen, kBusy };
-
   bool submit_more(uint32_t worker) override;
   bool has_more() const override;
   bool admit(uint32_t task) override;
+  tasks::TraceLabel label_of(uint32_t task) const override;
   void execute(uint32_t task, uint32_t worker) override;
   void completed() override;
 
-  int64_t num_live() const;
   void walk(uint32_t worker);
   void submit(uint32_t task, uint32_t worker);
   void signal_raised(uint32_t task, uint64_t poison);
@@ -146,14 +134,13 @@ class Device final : private tasks::Host {
   comm::SignalBoard signals_;
   tasks::Embedded engine_;
   std::vector<Task> tasks_;
-  Walker walker_;  // of whoever holds walk_
+  Walker walker_;  // of the worker that holds walk_
   std::vector<tasks::Access> accesses_;  // likewise
   int64_t window_high_water_ = 0;  // likewise
   RunContext run_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<std::atomic<int64_t>> transfers_;  // elements per label of this run
-  alignas(128) std::atomic<Walk> walk_{Walk::kClosed};
-  alignas(128) std::atomic<int64_t> unfinished_{0};  // tasks, plus kWalkOpen: who takes it to 0 ends the run
+  protocols::Walk<protocols::StdMemory> walk_;
 };
 
 }  // namespace tilewise::runtime

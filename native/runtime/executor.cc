@@ -17,21 +17,18 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kPoll{50};
-constexpr double kKernelPatience_s = 1800;  // a worker inside a kernel is at work: it gets so long for one task
-constexpr milliseconds kDrainLimit{10'000};  // a cancelled run that still runs a kernel after this is broken
 constexpr milliseconds kBrokenExit{2'000};   // close() of a broken executor leaves hung workers behind after this
 
 }  // namespace
 
 Executor::Executor(const ExecutorOptions& options)
-    : options_(options), state_(std::make_shared<State>()), process_(getpid()) {
+    : options_(options), team_(std::make_shared<Team>()), process_(getpid()) {
   check_options();
   for (int64_t d = 0; d < options.num_devices; ++d) {
-    state_->devices.push_back(std::make_unique<Device>(state_->core, device_options(d)));
-    state_->arenas.push_back(state_->devices.back()->arena()->data());
+    team_->devices.push_back(std::make_unique<Device>(team_->core, device_options(d)));
+    team_->arenas.push_back(team_->devices.back()->arena()->data());
   }
-  state_->core->set_workers(options.num_devices * options.workers_per_device);
+  team_->core->set_workers(options.num_devices * options.workers_per_device);
   try {
     for (int64_t d = 0; d < options.num_devices; ++d) {
       for (int64_t w = 0; w < options.workers_per_device; ++w) start_worker(d, w);
@@ -45,11 +42,11 @@ Executor::Executor(const ExecutorOptions& options)
 }
 
 void Executor::start_worker(int64_t device, int64_t worker) {
-  threads_.push_back(quiet_thread([state = state_, device, worker] {
+  threads_.push_back(quiet_thread([team = team_, device, worker] {
     const std::string name = "tw-d" + std::to_string(device) + "-w" + std::to_string(worker);
     pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
-    state->devices[device]->worker_loop(worker);
-    state->core->worker_exited();
+    team->devices[device]->worker_loop(worker);
+    team->core->worker_exited();
   }));
 }
 
@@ -139,21 +136,24 @@ void Executor::run(std::shared_ptr<const Program> program, std::vector<int64_t> 
   } leave{running_};
   check_run(*program, symbols);
   begin_run(std::move(program), std::move(symbols));
-  wait_for_devices(poll);
+  if (!watch_run(*team_, options_.deadline_s, poll)) {
+    broken_ = true;
+    std::rethrow_exception(team_->core->first_error());
+  }
   count_transfers();
-  const std::exception_ptr error = state_->core->first_error();
+  const std::exception_ptr error = team_->core->first_error();
   failed_ = error != nullptr;
   if (error) std::rethrow_exception(error);
 }
 
 void Executor::begin_run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols) {
-  State& state = *state_;
-  state.program = std::move(program);
-  state.symbols = std::move(symbols);
-  state.core->begin_run(options_.num_devices);
+  Team& team = *team_;
+  team.program = std::move(program);
+  team.symbols = std::move(symbols);
+  team.core->begin_run(options_.num_devices);
   ++num_runs_;
-  const std::vector<std::string>& labels = state.program->labels();
-  const RunContext run{state.program.get(), &state.symbols, &state.arenas, &state.devices, tracing_};
+  const std::vector<std::string>& labels = team.program->labels();
+  const RunContext run{team.program.get(), &team.symbols, &team.arenas, &team.devices, tracing_};
   for (int64_t d = 0; d < options_.num_devices; ++d) {
     std::vector<Injection> planted;
     for (const PlannedInjection& fault : injections_) {
@@ -161,77 +161,18 @@ void Executor::begin_run(std::shared_ptr<const Program> program, std::vector<int
       if (fault.device != d || label == labels.end()) continue;
       planted.push_back({fault.kind, label - labels.begin(), fault.index});
     }
-    if (failed_) state.devices[d]->clear_poison();
-    state.devices[d]->begin(run, std::move(planted));
+    if (failed_) team.devices[d]->clear_poison();
+    team.devices[d]->begin(run, std::move(planted));
   }
   injections_.clear();
-  for (auto& device : state.devices) device->start();
-}
-
-// The deadline counts time in which this thread itself was awake, so a stopped process does not run into it.
-void Executor::wait_for_devices(const Poll& poll) {
-  Core& core = *state_->core;
-  int64_t seen = num_completed();
-  int64_t quiet_ns = 0;
-  int64_t last_ns = now_ns();
-  bool cancelled = false;
-  while (!core.wait_finished(kPoll)) {
-    if (!cancelled && poll && poll()) {
-      cancel();
-      cancelled = true;
-      quiet_ns = 0;
-    }
-    const int64_t now = now_ns();
-    quiet_ns += std::min(now - last_ns, 4 * std::chrono::nanoseconds(kPoll).count());
-    last_ns = now;
-    if (const int64_t completed = num_completed(); completed != seen) {
-      seen = completed;
-      quiet_ns = 0;
-    }
-    if (cancelled && quiet_ns > std::chrono::nanoseconds(kDrainLimit).count()) {
-      broken_ = true;
-      std::rethrow_exception(core.first_error());
-    }
-    const auto quiet = static_cast<double>(quiet_ns);
-    if (cancelled || quiet <= options_.deadline_s * 1e9) continue;
-    if (!is_inside_kernel() || quiet > kKernelPatience_s * 1e9) give_up();
-  }
-}
-
-bool Executor::is_inside_kernel() const {
-  for (const auto& device : state_->devices) {
-    for (int64_t w = 0; w < options_.workers_per_device; ++w) {
-      const WorkerStatus status = device->status(w);
-      if (status.instr != nullptr && !status.stalled) return true;
-    }
-  }
-  return false;
-}
-
-void Executor::cancel() {
-  state_->core->fail(std::make_exception_ptr(
-      Interrupted("[runtime.Executor.run] the run was cancelled by its caller; tasks not started were skipped")));
-}
-
-// A run that had already failed raises that failure: a device that then does not drain is broken all the same.
-void Executor::give_up() {
-  broken_ = true;
-  const CommTimeout late(describe_timeout(*state_->program, state_->devices, options_.deadline_s));
-  state_->core->fail(std::make_exception_ptr(late));
-  std::rethrow_exception(state_->core->first_error());
-}
-
-int64_t Executor::num_completed() const {
-  int64_t total = 0;
-  for (const auto& device : state_->devices) total += device->num_completed();
-  return total;
+  for (auto& device : team.devices) device->start();
 }
 
 void Executor::count_transfers() {
-  const std::vector<std::string>& labels = state_->program->labels();
+  const std::vector<std::string>& labels = team_->program->labels();
   for (int64_t d = 0; d < options_.num_devices; ++d) {
     for (size_t label = 0; label < labels.size(); ++label) {
-      const int64_t elements = state_->devices[d]->transfers(static_cast<int64_t>(label));
+      const int64_t elements = team_->devices[d]->transfers(static_cast<int64_t>(label));
       if (elements == 0) continue;
       std::vector<int64_t>& per_device = transfers_[labels[label]];
       per_device.resize(options_.num_devices);
@@ -244,16 +185,16 @@ void Executor::close() {
   if (closed_) return;
   if (process_ != getpid()) {  // nothing to stop, and what threads held when the process forked stays held
     closed_ = true;
-    state_->program = nullptr;
-    new std::shared_ptr<State>(state_);
+    team_->program = nullptr;
+    new std::shared_ptr<Team>(team_);
     new std::vector<std::thread>(std::move(threads_));
     return;
   }
   check_idle("close");
   closed_ = true;
-  state_->core->close();
-  for (auto& device : state_->devices) device->close();
-  const bool all_left = !broken_ || state_->core->wait_exited(kBrokenExit);
+  team_->core->close();
+  for (auto& device : team_->devices) device->close();
+  const bool all_left = !broken_ || team_->core->wait_exited(kBrokenExit);
   for (std::thread& thread : threads_) {
     if (all_left) {
       thread.join();
@@ -279,16 +220,16 @@ std::byte* Executor::memory(int64_t device, int64_t offset, int64_t bytes) const
   check<ArgumentError>(offset >= 0 && bytes >= 0 && offset <= size - bytes,
                        "[runtime.Executor.buffer] a buffer must lie inside the device's arena of ", size,
                        " bytes; got offset ", offset, " and ", bytes, " bytes; use the plan's offsets");
-  return state_->arenas[device] + offset;
+  return team_->arenas[device] + offset;
 }
 
-std::shared_ptr<memory::Arena> Executor::arena(int64_t device) const { return state_->devices[device]->arena(); }
+std::shared_ptr<memory::Arena> Executor::arena(int64_t device) const { return team_->devices[device]->arena(); }
 
 void Executor::trace(bool enable) {
   check_idle("trace");
   if (enable == tracing_) return;
   tracing_ = enable;
-  for (auto& device : state_->devices) device->enable_trace(enable);
+  for (auto& device : team_->devices) device->enable_trace(enable);
 }
 
 std::vector<TimelineEntry> Executor::timeline() const {
@@ -296,10 +237,7 @@ std::vector<TimelineEntry> Executor::timeline() const {
   std::vector<TimelineEntry> entries;
   if (broken_) return entries;  // a hung worker may still write
   for (int64_t d = 0; d < options_.num_devices; ++d) {
-    for (int64_t w = 0; w < options_.workers_per_device; ++w) {
-      state_->devices[d]->timeline(w).for_each(
-          [&](const TimelineRecord& record) { entries.push_back({d, w, record}); });
-    }
+    for (const tasks::TimelineRecord& record : team_->devices[d]->timeline()) entries.push_back({d, record});
   }
   std::sort(entries.begin(), entries.end(),
             [](const auto& a, const auto& b) { return a.record.start_ns < b.record.start_ns; });
@@ -308,7 +246,7 @@ std::vector<TimelineEntry> Executor::timeline() const {
 
 const std::vector<std::string>& Executor::timeline_labels() const {
   static const std::vector<std::string> kNoLabels;
-  return state_->program ? state_->program->labels() : kNoLabels;
+  return team_->program ? team_->program->labels() : kNoLabels;
 }
 
 const std::map<std::string, std::vector<int64_t>>& Executor::transfers() const {
@@ -323,19 +261,17 @@ void Executor::reset_transfers() {
 
 std::vector<int64_t> Executor::allocated_bytes() const {
   std::vector<int64_t> bytes;
-  for (const auto& device : state_->devices) bytes.push_back(device->bytes());
+  for (const auto& device : team_->devices) bytes.push_back(device->bytes());
   return bytes;
 }
 
 ExecutorStats Executor::stats() const {
   check_idle("stats");
-  ExecutorStats stats{num_runs_, num_completed(), 0, 0};
+  ExecutorStats stats{num_runs_, num_completed(*team_), 0, 0};
   if (broken_) return stats;
-  for (const auto& device : state_->devices) {
+  for (const auto& device : team_->devices) {
     stats.window_high_water = std::max(stats.window_high_water, device->window_high_water());
-    for (int64_t w = 0; w < options_.workers_per_device; ++w) {
-      stats.timeline_dropped += device->timeline(w).num_dropped();
-    }
+    stats.timeline_dropped += device->timeline_dropped();
   }
   return stats;
 }

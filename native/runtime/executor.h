@@ -10,17 +10,15 @@
 // may never come back), so the executor is broken: later runs are refused. In a forked child, which has none of the
 // workers, every run is refused, and closing only lets go.
 #pragma once
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "runtime/core.h"
-#include "runtime/device.h"
 #include "runtime/errors.h"
 #include "runtime/program.h"
+#include "runtime/team.h"
 
 namespace tilewise::runtime {
 
@@ -39,8 +37,7 @@ struct ExecutorOptions {
 /// One timeline record with its place.
 struct TimelineEntry {
   int64_t device;
-  int64_t worker;
-  TimelineRecord record;
+  tasks::TimelineRecord record;
 };
 
 struct ExecutorStats {
@@ -52,8 +49,7 @@ struct ExecutorStats {
 
 class Executor {
  public:
-  /// Asked every 50 ms while run() waits; true cancels.
-  using Poll = std::function<bool()>;
+  using Poll = runtime::Poll;
 
   explicit Executor(const ExecutorOptions& options);
   ~Executor();
@@ -84,31 +80,17 @@ class Executor {
     std::string label;
     int64_t index;
   };
-  /// Everything that worker threads touch.
-  struct State {
-    std::shared_ptr<Core> core = std::make_shared<Core>();
-    std::vector<std::unique_ptr<Device>> devices;
-    std::vector<std::byte*> arenas;
-    std::shared_ptr<const Program> program;  // of the last run
-    std::vector<int64_t> symbols;
-  };
-
   void check_options() const;
   DeviceOptions device_options(int64_t device) const;
   void start_worker(int64_t device, int64_t worker);
   void check_run(const Program& program, const std::vector<int64_t>& symbols) const;
   void begin_run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols);
-  void wait_for_devices(const Poll& poll);
-  bool is_inside_kernel() const;
-  void cancel();
-  void give_up();
-  int64_t num_completed() const;
   void count_transfers();
   void check_device(int64_t device, const char* where) const;
   void check_idle(const char* where) const;
 
   ExecutorOptions options_;
-  std::shared_ptr<State> state_;
+  std::shared_ptr<Team> team_;
   std::vector<std::thread> threads_;
   std::vector<PlannedInjection> injections_;
   std::map<std::string, std::vector<int64_t>> transfers_;  // elements per label and device
@@ -120,9 +102,5 @@ class Executor {
   bool tracing_ = false;
   int64_t num_runs_ = 0;
 };
-
-/// What is late, in one message: the wait, its signal, who should raise it and what that device does.
-std::string describe_timeout(const Program& program, const std::vector<std::unique_ptr<Device>>& devices,
-                             double deadline_s);
 
 }  // namespace tilewise::runtime

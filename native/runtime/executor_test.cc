@@ -180,6 +180,7 @@ CASE("priority: of the ready tasks the most urgent starts first") {
   program->add_tensor(0, tensor(0, 1, 1, 1, 0));
   program->add_instr(0, plan, instr("slow", 1, 1, {by_row(0, kOut)}), "gate");
   Instr late = instr("recording", 3, 1, {whole(0, kIn)}, {});
+  late.priority = 1;
   Instr urgent = instr("recording", 2, 1, {whole(0, kIn)}, {});
   urgent.extent = rows_of(100);
   urgent.step = 99;
@@ -218,7 +219,7 @@ CASE("the timeline has every task of the last run, with its moments in order") {
   const auto timeline = executor->timeline();
   EXPECT_EQ(timeline.size(), 40u);
   for (const TimelineEntry& entry : timeline) {
-    const TimelineRecord& r = entry.record;
+    const tilewise::tasks::TimelineRecord& r = entry.record;
     EXPECT(r.submit_ns <= r.ready_ns && r.ready_ns <= r.start_ns && r.start_ns <= r.end_ns);
   }
 }

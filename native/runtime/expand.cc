@@ -92,8 +92,9 @@ RowRange view_rows(const Operand& operand, RowRange range, int64_t rows) {
   return {std::min(begin, rows), std::min(end, rows)};
 }
 
-void expand(const ExpandContext& context, const Call& call, const Instr& instr, int64_t index, int64_t extent,
-            Task& task, std::vector<tasks::Access>& accesses) {
+void expand(const ExpandContext& context, const Iteration& iteration, Task& task,
+            std::vector<tasks::Access>& accesses) {
+  const auto& [call, instr, index, extent] = iteration;
   const RowRange range =
       instr.step <= 0 ? RowRange{0, extent} : RowRange{index * instr.step, std::min((index + 1) * instr.step, extent)};
   task.instr = &instr;

@@ -30,8 +30,15 @@ struct RowRange {
 /// The rows of `operand` that iteration [begin, end) views, clipped to the tensor's rows.
 RowRange view_rows(const Operand& operand, RowRange range, int64_t rows);
 
+/// One iteration of an instruction of a call, over an extent of so many rows.
+struct Iteration {
+  const Call& call;
+  const Instr& instr;
+  int64_t index;
+  int64_t extent;
+};
+
 /// Fills views, row_begin, index and transfers; appends the accesses.
-void expand(const ExpandContext& context, const Call& call, const Instr& instr, int64_t index, int64_t extent,
-            Task& task, std::vector<tasks::Access>& accesses);
+void expand(const ExpandContext& context, const Iteration& iteration, Task& task, std::vector<tasks::Access>& accesses);
 
 }  // namespace tilewise::runtime

@@ -90,7 +90,7 @@ CASE("a stopped worker: the deadline names wait, signal, values, the late device
   executor->close();
 }
 
-CASE("a stopped worker with nobody waiting for its signals is reported as well") {
+CASE("a stopped worker whose signals no task waits for is reported as well") {
   auto program = std::make_shared<Program>(1);
   const int64_t plan = program->add_template(0, "t");
   program->add_instr(0, plan, instr("slow", 3, 1, {}), "alone");

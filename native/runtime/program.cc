@@ -186,7 +186,7 @@ void Program::need_signals(int64_t device, int64_t base, bool per_index, int64_t
   needed = std::max(needed, base + (per_index ? iterations : 1));
 }
 
-// Sharing bytes is mutual: whoever writes first must wait for the other, so each side must know the other.
+// Sharing bytes is mutual: the tensor written first must wait for the other, so each side must know the other.
 void Program::mirror_aliases(DeviceProgram& program) {
   std::vector<std::set<int64_t>> aliases(program.tensors.size());
   for (size_t t = 0; t < program.tensors.size(); ++t) {

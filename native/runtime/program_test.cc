@@ -36,7 +36,7 @@ std::string views(Operand operand, int64_t extent, int64_t step) {
   for (int64_t i = 0; i < made.num_iterations(extent); ++i) {
     Task task;
     std::vector<tasks::Access> accesses;
-    expand({program.get(), 0, &symbols, &arenas}, call, made, i, extent, task, accesses);
+    expand({program.get(), 0, &symbols, &arenas}, {call, made, i, extent}, task, accesses);
     const kernels::TileView view = task.views()[0];
     const int64_t element = (static_cast<std::byte*>(view.data) - arena.data()) / 8;
     text << element / 4 << "." << element % 4 << "+" << view.rows << "x" << view.cols << "@" << task.row_begin << " ";
@@ -50,8 +50,8 @@ std::string handles(Operand operand, int64_t extent, int64_t step, int64_t index
   const std::vector<std::byte*> arenas{nullptr};
   Task task;
   std::vector<tasks::Access> accesses;
-  expand({program.get(), 0, &symbols, &arenas}, program->device(0).calls[0], program->device(0).templates[0].instrs[0],
-         index, extent, task, accesses);
+  expand({program.get(), 0, &symbols, &arenas},
+         {program->device(0).calls[0], program->device(0).templates[0].instrs[0], index, extent}, task, accesses);
   std::ostringstream text;
   for (const tasks::Access& access : accesses)
     text << access.object << ":" << "rwa"[static_cast<int>(access.use)] << " ";
@@ -110,8 +110,8 @@ CASE("a write takes reuse accesses on aliases whose bytes overlap, known from ei
   const auto accesses_of = [&](int64_t index) {
     Task task;
     std::vector<tasks::Access> accesses;
-    expand({&program, 0, &symbols, &arenas}, program.device(0).calls[0], program.device(0).templates[0].instrs[0],
-           index, 8, task, accesses);
+    expand({&program, 0, &symbols, &arenas},
+           {program.device(0).calls[0], program.device(0).templates[0].instrs[0], index, 8}, task, accesses);
     std::ostringstream text;
     for (const tasks::Access& access : accesses)
       text << access.object << ":" << "rwa"[static_cast<int>(access.use)] << " ";

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "runtime/executor.h"
+#include "runtime/team.h"
 
 namespace tilewise::runtime {
 

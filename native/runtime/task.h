@@ -42,8 +42,6 @@ struct Task {
   size_t num_asked = 0;   // of the waits
   TaskWaiter waiter;
   uint64_t poison = 0;    // an error's id, left by the raisers of its signals
-  int64_t submit_ns = 0;
-  int64_t ready_ns = 0;
 
   void set_num_views(int64_t count) {
     num_views_ = count;

@@ -198,7 +198,7 @@ class Oracle {
     if (now.fn == nullptr) return;
     Task task;
     std::vector<tasks::Access> accesses;
-    expand({&program_, device, &symbols_, &arenas_}, call, now, index, extent, task, accesses);
+    expand({&program_, device, &symbols_, &arenas_}, {call, now, index, extent}, task, accesses);
     now.fn({task.views(),
             task.num_views(),
             now.ints.data(),

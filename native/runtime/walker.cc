@@ -36,7 +36,7 @@ bool Walker::prepare() {
 
 void Walker::fill(Task& task, std::vector<tasks::Access>& accesses) {
   accesses.clear();
-  expand(context_, program_->calls[call_], *instr_, index_, extent_, task, accesses);
+  expand(context_, {program_->calls[call_], *instr_, index_, extent_}, task, accesses);
   fill_waits(*instr_, task);
   task.injected = injections_.empty() ? Injected::kNothing : injected(*instr_);
   ++index_;

@@ -81,7 +81,7 @@ void wait_for_workers(Engine& engine, double timeout_s) {
   }
   engine.peer.fd = static_cast<int>(syscall(SYS_pidfd_open, header.workers_pid.load(), 0));
   if (engine.peer.fd < 0) engine.peer.is_lost.store(true);
-  unlink(engine.peer.path.c_str());  // both have it mapped; nobody else can come
+  unlink(engine.peer.path.c_str());  // both have it mapped; no third process can come
 }
 
 void stop(Engine& engine) {
@@ -89,8 +89,7 @@ void stop(Engine& engine) {
   engine.id_open = UINT64_MAX;  // no thread's last lane: every further call is told
   Header& header = *engine.region.header;
   header.closing.store(1, std::memory_order_seq_cst);
-  header.worker_word.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake(header.worker_word, INT32_MAX, header.is_shared != 0);
+  header.parked.wake_all(header.is_shared != 0);
   Blocking let_others_run;
   for (std::thread& thread : engine.threads) thread.join();
   engine.threads.clear();
@@ -168,9 +167,9 @@ void close_engine(Engine& engine) {
     const bool helps = has_lane(engine);
     try {
       for (uint32_t slot = 0; slot < engine.region.seats_in_use() * engine.region.header->window; ++slot) {
-        const WakeWord word = engine.region.slots[slot].wake.load(std::memory_order_acquire);
-        if (!is_live(word)) continue;
-        const TaskRef task = make_ref(generation_in(word), slot);
+        const WakeWord word = Wake::look(engine.region.slots[slot].wake);
+        if (!Wake::is_live(word)) continue;
+        const TaskRef task = make_ref(Wake::generation_in(word), slot);
         wait_until(engine, [&] { return is_complete(engine, task); }, [&] { watch(engine, task); }, PTO_FOREVER, helps);
       }
       wait_until(

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = [
     "tilewise",
     "tilewise.runtime",
+    "tilewise.observe",
     "tilewise.models.llama",
     "tilewise.generate",
     "tilewise.train",

@@ -26,7 +26,7 @@ def test_every_link_leads_somewhere():
 
 
 def test_every_page_is_linked_from_the_readme_or_from_a_page_that_is():
-    """Whoever begins with README.md finds every page of docs/ by following links."""
+    """A reader who begins with README.md finds every page of docs/ by following links."""
     found, open_pages = set(), {ROOT / "README.md"}
     while open_pages:
         page = open_pages.pop()

@@ -1,4 +1,4 @@
-"""Small seeded Llamas and steps, shared by the tests that compare strategies."""
+"""Small seeded Llamas and steps, and faults to plant in their plans: shared by the tests that compare strategies."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 import tilewise as tw
+from tilewise.ir.program import Instruction
 from tilewise.models import llama
 from tilewise.plan import Plan
 
@@ -52,17 +53,52 @@ def batches(
     return result
 
 
-def instructions(plan: Plan, device: int, label: str) -> list:
-    """Instructions of a device whose label contains `label`, over all programs' templates (shared between them)."""
-    return [i for t in plan.programs["step"][device].templates for i in t.instructions if label in i.label]
+def instructions(plan: Plan, device: int, label: str, program: str = "step") -> list:
+    """Instructions of a device whose label contains `label`, over a program's templates (shared between programs)."""
+    return [i for t in plan.programs[program][device].templates for i in t.instructions if label in i.label]
 
 
-def change_first(label: str, change: Callable, device: int = 0) -> Callable[[Plan], None]:
+def change_first(
+    label: str, change: Callable, device: int = 0, program: str = "step"
+) -> Callable[[Plan], None]:
     """A fault: `change` applied to the first instruction on a device (-1: the last) whose label contains `label`."""
 
     def apply(plan: Plan) -> None:
-        found = instructions(plan, device, label)
+        found = instructions(plan, device, label, program)
         assert found, f"no instruction is labelled {label!r}"
         change(found[0])
 
     return apply
+
+
+def drop_partial(instruction: Instruction) -> None:
+    """The peer's partial is replaced by the device's own."""
+    own = next(i for i, o in enumerate(instruction.operands) if i >= 2 and o.peer < 0)
+    peer = next(i for i, o in enumerate(instruction.operands) if o.peer >= 0)
+    instruction.operands[peer] = instruction.operands[own]
+
+
+def swap_partials(instruction: Instruction) -> None:
+    """Two partials change places in the tree."""
+    instruction.operands[3], instruction.operands[4] = instruction.operands[4], instruction.operands[3]
+
+
+def merge_chunks(instruction: Instruction) -> None:
+    """The first two chunks are summed as one: another order of the same additions."""
+    _, terms, chunks, *ranges = instruction.ints
+    assert terms == 1 and chunks > 1 and ranges[1] == ranges[2]
+    instruction.ints = [
+        instruction.ints[0],
+        1,
+        chunks,
+        ranges[0],
+        ranges[3],
+        ranges[3],
+        ranges[3],
+        *ranges[4:],
+    ]
+
+
+def halve_leaves(instruction: Instruction) -> None:
+    """A leaf is cut in two: the tree over tokens gets another shape."""
+    instruction.ints = [instruction.ints[0] // 2, *instruction.ints[1:]]

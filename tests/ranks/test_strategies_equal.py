@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from small_llama import batches, change_first, config, training_graph
+from small_llama import (
+    batches,
+    change_first,
+    config,
+    drop_partial,
+    halve_leaves,
+    merge_chunks,
+    swap_partials,
+    training_graph,
+)
 
 from tilewise.core.mesh import DeviceMesh
 from tilewise.session import verify_strategy
@@ -86,6 +95,17 @@ def test_odd_sizes(sizes):
         assert report.equal, report.text
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_odd_sizes_with_a_fault(dtype):
+    """A dropped partial of a shard that fills no panel is found."""
+    model = config(vocab_size=330, intermediate_size=100)
+    change = change_first("mlp.down_proj.weight/reduce_scatter", drop_partial)
+    report = verify_strategy(
+        training_graph(model, dtype), DeviceMesh({"dp": 2, "tp": 2}), batches(model, 2), change=change
+    )
+    assert not report.equal
+
+
 def states_with_workers(dtype, axes, workers, change=lambda plan: None):
     """State after three steps."""
     model = config()
@@ -116,39 +136,6 @@ def test_a_fault_with_other_workers_is_seen():
     """The comparison above notices one moved border."""
     change = change_first("linear_dw:self_attn.q_proj", halve_leaves, device=-1)
     assert first_of(states_with_workers("f32", {}, 1), states_with_workers("f32", {}, 2, change)) is not None
-
-
-def drop_partial(instruction):
-    """The peer's partial is replaced by the device's own."""
-    own = next(i for i, o in enumerate(instruction.operands) if i >= 2 and o.peer < 0)
-    peer = next(i for i, o in enumerate(instruction.operands) if o.peer >= 0)
-    instruction.operands[peer] = instruction.operands[own]
-
-
-def swap_partials(instruction):
-    """Two partials change places in the tree."""
-    instruction.operands[3], instruction.operands[4] = instruction.operands[4], instruction.operands[3]
-
-
-def merge_chunks(instruction):
-    """The first two chunks are summed as one: another order of the same additions."""
-    _, terms, chunks, *ranges = instruction.ints
-    assert terms == 1 and chunks > 1 and ranges[1] == ranges[2]
-    instruction.ints = [
-        instruction.ints[0],
-        1,
-        chunks,
-        ranges[0],
-        ranges[3],
-        ranges[3],
-        ranges[3],
-        *ranges[4:],
-    ]
-
-
-def halve_leaves(instruction):
-    """A leaf is cut in two: the tree over tokens gets another shape."""
-    instruction.ints = [instruction.ints[0] // 2, *instruction.ints[1:]]
 
 
 FAULTS = [
@@ -200,7 +187,7 @@ REPLICA_FAULTS = [
 
 @pytest.mark.parametrize("axes,label,fault", REPLICA_FAULTS, ids=lambda v: getattr(v, "__name__", str(v)))
 def test_replicas_that_differ_are_found(axes, label, fault):
-    """A fault on the last device alone, which nobody reads whole tensors from."""
+    """A fault on the last device alone, from which no whole tensor is read."""
     model = config()
     report = verify_strategy(
         training_graph(model, "f32"),
@@ -230,3 +217,7 @@ def test_difference_of_one_bit_is_named():
     assert first_difference("w", a, b) is None
     b[1, 2] = -0.0
     assert first_difference("w", a, b) == "w[1, 2]: 0.0 on one device, -0.0 over the mesh (1 of 6 differ)"
+    assert (
+        first_difference("w", a, a.astype(np.float64)[:1])
+        == "w: float32[2, 3] on one device, float64[1, 3] over the mesh"
+    )

@@ -80,8 +80,8 @@ class Recording {
 
 /// An open runtime. Any thread may call anything; every submitting thread has a lane and scopes of its own. Move-only.
 ///
-/// Its end waits for every task, and skips what has not started when an exception is on its way. Failures that nobody
-/// waited for are not told then: call wait_all before.
+/// Its end waits for every task, and skips what has not started when an exception is on its way. Failures of
+/// tasks without a wait are not told then: call wait_all before.
 class Runtime {
  public:
   explicit Runtime(const Config& config = {}) {
@@ -104,7 +104,7 @@ class Runtime {
     c.peer_timeout_s = config.peer_timeout_s;
     detail::check(pto_runtime_open(&c, &runtime_));
   }
-  /// One that somebody else closes: in a kernel that submits, or an orchestration.
+  /// One that its owner closes: in a kernel that submits, or an orchestration.
   static Runtime borrow(PTORuntime* runtime) { return Runtime(runtime); }
   Runtime(Runtime&& other) noexcept
       : runtime_(std::exchange(other.runtime_, nullptr)), owns_(other.owns_), num_exceptions_(other.num_exceptions_) {}

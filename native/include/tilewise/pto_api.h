@@ -71,7 +71,7 @@ PTO_CALL pto_task pto_submit_task(PTORuntime* runtime, pto_kernel kernel, pto_wo
 PTO_CALL pto_task pto_submit(PTORuntime* runtime, const pto_task_spec* spec);
 /* Ends a task whose kernel returned PTO_LATER; status PTO_OK or anything else: it failed. Once, from any thread. */
 PTO_CALL int pto_task_complete(PTORuntime* runtime, pto_task task, int status);
-/* Inside a kernel: the task it runs as, to be handed to whoever will end it; replays have no other way. Elsewhere 0. */
+/* Inside a kernel: the task it runs as, for the thread that will end it; replays have no other way. Elsewhere 0. */
 PTO_CALL pto_task pto_this_task(void);
 /* Inside a kernel: 1 when its result is no longer wanted: its task, or one that it is a child of, was cancelled or is
  * past its deadline, or everything was. A kernel that runs for long may look and return early. Elsewhere 0. */

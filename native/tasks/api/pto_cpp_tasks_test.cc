@@ -87,7 +87,7 @@ CASE("options and hints: edges, events, predicates, worker types, priorities, wo
   rt.submit(step, {no_dep(b)}, {3}, {.priority = 2});
   rt.submit(step, {no_dep(b)}, {4}, {.priority = 9}, {.after = {closed.id(), middle.id()}});
   gate.open();
-  rt.wait_all(60);  // with a deadline nobody helps
+  rt.wait_all(60);  // with a deadline this thread does not help
   EXPECT_EQ(x, int64_t{((3 * 3 + 2) * 3 + 4) * 3 + 1});
   const Event event = rt.event();
   rt.submit(set, {output(b)}, {50}, {.prefetch_inputs = false}, {.wait_for = {event.at_least(2)}});
@@ -243,7 +243,7 @@ CASE("an exception in the middle of a scope ends the scope, waits for its buffer
       EXPECT_EQ(status_of([&] { inner.read(); }, "scope has ended"), PTO_BAD_ARGUMENT);
       EXPECT_EQ(pto_scope_end(rt.get()), PTO_BAD_ARGUMENT);  // both scopes have ended
     }
-    rt.submit(count, {}, {}, {}, {.wait_for = {never.at_least(1)}});  // nobody will raise it
+    rt.submit(count, {}, {}, {}, {.wait_for = {never.at_least(1)}});  // no call raises it
     throw std::runtime_error("outer");
   } catch (const std::runtime_error& error) {
     text = error.what();
@@ -310,7 +310,7 @@ CASE("a recording replays on the same and on other buffers; what cannot be repla
   EXPECT_EQ(b[0].read<int64_t>()[0], int64_t{5});
 }
 
-CASE("kernels that submit borrow their runtime; tasks that end later are completed by anybody") {
+CASE("kernels that submit borrow their runtime; tasks that end later are completed by any thread") {
   Bench bench(2);
   Runtime& rt = bench.rt;
   int64_t x = 0;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cfenv>
 
 #include "tasks/engine/pool.h"
 #include "tasks/engine/seats.h"
@@ -15,13 +14,12 @@
 #include "tasks/run/workers.h"
 #include "tasks/sched/queues.h"
 #include "tasks/sched/sleep.h"
+#include "tasks/submit/submit.h"
 #include "tasks/wait/room.h"
 
 namespace tilewise::tasks {
 
 namespace {
-
-constexpr int32_t kMaxPriority = INT32_MAX - 1;
 
 constexpr uint32_t kPerChunk = 7;
 
@@ -42,6 +40,13 @@ Options options_of(uint32_t num_workers, uint32_t window) {
   return options;
 }
 
+/// The kernel of every task here.
+int run_hosted(void* const*, const uint64_t*) {
+  const Engine& engine = *running.engine;
+  engine.host->execute(running.slot & (engine.region.header->window - 1), running.seat);
+  return PTO_OK;
+}
+
 }  // namespace
 
 /// Which tasks use what, known to the submitter alone: so its chunks come from a pool of its own.
@@ -49,9 +54,7 @@ struct Embedded::Objects : GrowingPool {
   Objects(const Region& its_region, uint32_t num_objects, uint32_t window)
       : region(its_region), states(num_objects), marks(window) {}
 
-  bool is_settled(TaskRef task) const {
-    return generation_in(region.slots[slot_of(task)].wake.load(std::memory_order_acquire)) != generation_of(task);
-  }
+  bool is_settled(TaskRef task) const { return Wake::has_ended(region.slots[slot_of(task)].wake, generation_of(task)); }
 
   const Region& region;
   std::vector<AccessState> states;
@@ -66,6 +69,7 @@ Embedded::Embedded(Host& host, uint32_t num_workers, uint32_t window, uint32_t n
       engine_(open_engine(options_of(num_workers, window_))),
       objects_(std::make_unique<Objects>(engine_->region, num_objects, window_)) {
   engine_->host = &host;
+  kernel_ = engine_->kernels.add("hosted", run_hosted, 0);
 }
 
 Embedded::~Embedded() { close(); }
@@ -82,16 +86,12 @@ uint64_t Embedded::bytes() const {
 }
 
 void Embedded::close() {
-  engine_->is_closed = true;  // nobody waits for tasks that will not start
+  engine_->is_closed = true;  // no thread waits for tasks that will not start
   engine_->region.header->closing.store(1, std::memory_order_seq_cst);
   wake_all();
 }
 
-void Embedded::wake_all() {
-  Header& header = *engine_->region.header;
-  header.worker_word.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake(header.worker_word, INT32_MAX, false);
-}
+void Embedded::wake_all() { engine_->region.header->parked.wake_all(false); }
 
 uint32_t Embedded::take_task() {
   const uint32_t slot = find_free_slot(*engine_, first_slot_ / window_);
@@ -104,9 +104,8 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
   const uint64_t sequence = ++objects.num_submitted;
   const uint32_t slot = first_slot_ + task_index;
   Slot& task = engine.region.slots[slot];
-  const TaskRef self = make_ref(generation_in(task.wake.load(std::memory_order_relaxed)), slot);
-  // Never 0, so that every ready task goes through an ordered queue and not through its maker's ring.
-  task.begin(PTO_NO_KERNEL, priority >= 0 ? std::min(priority, kMaxPriority) + 1 : priority, 0, kIsEmbedded);
+  const TaskRef self = make_ref(Wake::generation_in(task.wake.load(std::memory_order_relaxed)), slot);
+  task.begin(kernel_, priority, 0, kIsEmbedded);
   task.sequence.store(sequence, std::memory_order_relaxed);
   const auto sink = [&](TaskRef producer) {
     uint64_t& last = objects.marks[slot_of(producer) - first_slot_];
@@ -121,50 +120,53 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
     if (access.use == Use::kAfterAll) continue;
     record(objects.states[access.object], objects, access.use == Use::kRead ? PTO_INPUT : PTO_OUTPUT, self);
   }
+  if (engine.active_trace.load(std::memory_order_relaxed) != nullptr)
+    note_submission(engine, engine.region.args[slot], worker);
   start_submitted(engine, slot, worker);
 }
 
-// Called by threads of other engines too: the shared queue has no owner, so no seat is needed.
+// Called by threads of other engines too.
 void Embedded::resume(uint32_t task_index) {
-  if (host_.admit(task_index)) make_ready(*engine_, first_slot_ + task_index, 0);
+  if (host_.admit(task_index)) make_ready_from_outside(*engine_, first_slot_ + task_index);
 }
 
-void Embedded::worker_loop(uint32_t worker) {
-  std::fesetenv(FE_DFL_ENV);  // a thread inherits its maker's rounding and denormal modes; bits must not
-  Engine& engine = *engine_;
-  Header& header = *engine.region.header;
-  Idle idle;
-  while (header.closing.load(std::memory_order_acquire) == 0) {
-    // Until enough is ready, or others would sleep while this worker runs what it has found.
-    bool has_submitted = false;
-    while (host_.submit_more(worker)) has_submitted = true;
-    const uint32_t slot = take(engine, worker, true);
-    if (slot != kNone) {
-      idle.reset();
-      host_.execute(slot - first_slot_, worker);
-      complete(engine, slot, worker, PTO_OK, true);  // no successor follows directly: all have a place in the queue
-      host_.completed();
-    } else if (has_submitted) {
-      idle.reset();
-    } else if (!idle.is_idle()) {
-      idle.begin();
-    } else if (idle.should_sleep()) {
-      park_worker(engine, worker);
-      idle.reset();
-    }
+void Embedded::worker_loop(uint32_t worker) { tasks::worker_loop(*engine_, worker); }
+
+void Embedded::trace(uint32_t max_records) {
+  engine_->active_trace.store(nullptr);
+  engine_->trace = max_records == 0 ? nullptr : std::make_unique<Trace>(engine_->region, max_records);
+  engine_->active_trace.store(engine_->trace.get());
+}
+
+std::vector<TimelineRecord> Embedded::timeline() const {
+  if (engine_->trace == nullptr) return {};
+  std::vector<pto_trace_task> records(engine_->trace->tasks(nullptr, 0));
+  engine_->trace->tasks(records.data(), records.size());
+  std::vector<TimelineRecord> timeline;
+  for (const pto_trace_task& r : records) {
+    timeline.push_back(
+        {r.worker, r.kernel, static_cast<int64_t>(r.task), r.submit_ns, r.ready_ns, r.start_ns, r.end_ns});
   }
+  return timeline;
+}
+
+int64_t Embedded::timeline_dropped() const {
+  return engine_->trace == nullptr ? 0 : static_cast<int64_t>(engine_->trace->num_dropped());
 }
 
 uint64_t Embedded::num_ready() const {
   const Header& header = *engine_->region.header;
-  return uint64_t{header.num_urgent.load(std::memory_order_relaxed)} +
-         header.num_background.load(std::memory_order_relaxed);
+  uint64_t total = uint64_t{header.num_urgent.load(std::memory_order_relaxed)} +
+                   header.num_overflow.load(std::memory_order_relaxed) +
+                   header.num_background.load(std::memory_order_relaxed);
+  for (uint32_t w = 0; w < header.num_workers; ++w) total += engine_->region.rings[w].num_held();
+  return total;
 }
 
 uint64_t Embedded::num_completed() const { return tasks::num_completed(*engine_); }
 
 bool Embedded::is_live(uint32_t task) const {
-  return tasks::is_live(engine_->region.slots[first_slot_ + task].wake.load(std::memory_order_acquire));
+  return Wake::is_live(Wake::look(engine_->region.slots[first_slot_ + task].wake));
 }
 
 uint64_t Embedded::sequence(uint32_t task) const {

@@ -3,7 +3,7 @@
 // Purpose: the planner's tile programs order and run their tasks here; see runtime/device.h. A Host gives the bodies
 // and makes tasks when few are ready; no thread of its own submits. Refuses what a stand-alone engine has beyond that:
 // kernels by name, registered buffers, heap, scopes, failures (the host keeps its own). Who may call: take_task and
-// submit by one worker at a time, inside Host::submit_more; resume and the questions by anyone; close by anyone.
+// submit by one worker at a time, inside Host::submit_more; resume, the questions and close by any thread.
 // Blocks: worker_loop sleeps while there is nothing to do. Memory order: what a task wrote is visible to its
 // successors. Memory: an engine's region, and the states of the objects, which tasks name by index.
 #pragma once
@@ -26,6 +26,17 @@ struct Access {
   Use use;
 };
 
+/// One task in a timeline; times in ns of CLOCK_MONOTONIC.
+struct TimelineRecord {
+  int64_t worker;
+  int64_t label;
+  int64_t row_begin;
+  int64_t submit_ns;
+  int64_t ready_ns;
+  int64_t start_ns;
+  int64_t end_ns;
+};
+
 class __attribute__((visibility("default"))) Embedded {
  public:
   static constexpr uint32_t kMaxWorkers = 255;
@@ -44,8 +55,10 @@ class __attribute__((visibility("default"))) Embedded {
 
   /// An unused task, below window(); kNone when there is none.
   uint32_t take_task();
-  /// Puts a taken task behind earlier ones by what it uses. Of those that could start, the highest priority does first,
-  /// then the oldest: devices that exchange data go through their programs in step.
+  /// Puts a taken task behind earlier ones by what it uses. Of those that could start, the highest priority above 0 does
+  /// first, then the oldest: devices that exchange data go through their programs in step. Tasks of priority 0 come
+  /// after those, from the ring of the worker that made them ready, mostly right behind the task they waited for; those
+  /// below 0 come last.
   void submit(uint32_t task, const std::vector<Access>& accesses, int32_t priority, uint32_t worker);
   /// A task that was not admitted need no longer wait.
   void resume(uint32_t task);
@@ -55,6 +68,12 @@ class __attribute__((visibility("default"))) Embedded {
   void wake_all();
   /// Lets the workers leave their loops; tasks that have not started never will.
   void close();
+
+  /// Records the tasks from now on, the last max_records of each worker; 0: ends that, and drops what was recorded.
+  /// Only while nothing runs, as the two after it.
+  void trace(uint32_t max_records);
+  std::vector<TimelineRecord> timeline() const;
+  int64_t timeline_dropped() const;
 
   /// About how many tasks could start at once.
   uint64_t num_ready() const;
@@ -68,6 +87,7 @@ class __attribute__((visibility("default"))) Embedded {
   Host& host_;
   uint32_t window_;
   uint32_t first_slot_;
+  int32_t kernel_ = 0;
   std::unique_ptr<Engine, void (*)(Engine*)> engine_;
   std::unique_ptr<Objects> objects_;
 };

@@ -15,7 +15,7 @@ namespace {
 
 struct Planned {
   std::vector<Access> accesses;
-  int32_t priority = 0;
+  int32_t priority = 1;
   bool is_held = false;  // not admitted until resumed
   std::function<void()> body;
 };
@@ -82,6 +82,7 @@ class Bench : public Host {
     std::lock_guard guard(mutex_);
     order_.push_back(static_cast<int>(number));
   }
+  TraceLabel label_of(uint32_t place) const override { return {static_cast<int32_t>(planned_of_[place]), 0}; }
   void completed() override { num_done_.fetch_add(1); }
 
   Embedded engine_;
@@ -98,11 +99,16 @@ class Bench : public Host {
   std::vector<std::thread> workers_;
 };
 
-Planned task(std::vector<Access> accesses, int32_t priority = 0) { return {std::move(accesses), priority, false, {}}; }
+/// Above 0: all in one queue.
+constexpr int32_t kInOrder = 1;
+
+Planned task(std::vector<Access> accesses, int32_t priority = kInOrder) {
+  return {std::move(accesses), priority, false, {}};
+}
 
 /// Background work runs last: what was submitted first and ran last was ready all the time, or waited for the others.
 constexpr int32_t kLast = -1;
-constexpr int32_t kFirst = 1;
+constexpr int32_t kFirst = 2;
 
 /// The positions of the tasks in an order.
 std::vector<size_t> positions(const std::vector<int>& order) {
@@ -163,8 +169,18 @@ CASE("a task that names one object several times does not wait for itself") {
 CASE("ready tasks start by priority, then in the order of submission") {
   Bench bench(16);
   bench.add(task({{0, Use::kWrite}}));
-  for (int32_t priority : {0, 0, 5, 7, 5, kLast, 0}) bench.add(task({{0, Use::kRead}}, priority));
+  for (int32_t priority : {1, 1, 5, 7, 5, kLast, 1}) bench.add(task({{0, Use::kRead}}, priority));
   EXPECT(bench.run() == (std::vector<int>{0, 4, 3, 5, 1, 2, 7, 6}));
+}
+
+CASE("a task without a priority follows the one that it waited for, unless a more urgent one became ready with it") {
+  Bench bench(16);
+  bench.add(task({{0, Use::kWrite}})).add(task({{1, Use::kWrite}}));
+  bench.add(task({{0, Use::kRead}}, 0)).add(task({{1, Use::kRead}}, 0)).add(task({{1, Use::kRead}}, 5));
+  EXPECT(bench.run() == (std::vector<int>{0, 1, 4, 2, 3}));
+  Bench alone(16);
+  alone.add(task({{0, Use::kWrite}}, 0)).add(task({{1, Use::kWrite}}, 0)).add(task({{0, Use::kRead}}, 0));
+  EXPECT(alone.run() == (std::vector<int>{0, 2, 1}));
 }
 
 CASE("a window of two wraps 10,000 times (mistakes: raw ids as index, stuck window, unreclaimed pools)") {

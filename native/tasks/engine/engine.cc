@@ -11,7 +11,7 @@ namespace tilewise::tasks {
 Engine::Engine(const Region& its_region)
     : region(its_region),
       boxes(its_region.regions, its_region.header->max_regions, false),
-      fences(its_region.header->is_shared != 0 || !register_membarrier()),
+      fences(its_region.header->is_shared != 0 || !protocols::register_membarrier()),
       kernels(region) {
   enter_registry(*this);
 }

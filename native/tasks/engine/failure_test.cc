@@ -262,7 +262,7 @@ CASE("cancelled tasks poison like failed ones, and say so") {
   EXPECT_EQ(pto_wait_all(runtime, 60), PTO_CANCELLED);
 }
 
-CASE("a cancelled task waits for no event: nobody may be left to raise it") {
+CASE("a cancelled task waits for no event: the thread that would raise it may be gone") {
   Runtime runtime(1);
   const pto_event event = pto_event_open(runtime);
   const pto_wait_for wait{event, 1};

@@ -51,9 +51,9 @@ void mark_failed(Engine& engine, TaskRef task, uint32_t error, bool is_pinned) {
   const uint64_t submitted_at = sequence_of(engine, slot_of(task));
   const uint32_t parent = engine.region.slots[slot_of(task)].parent;
   const TaskRef parent_name =
-      parent == 0
-          ? 0
-          : make_ref(generation_in(engine.region.slots[parent - 1].wake.load(std::memory_order_relaxed)), parent - 1);
+      parent == 0 ? 0
+                  : make_ref(Wake::generation_in(engine.region.slots[parent - 1].wake.load(std::memory_order_relaxed)),
+                             parent - 1);
   engine.region.failed[at] = {task, error, is_pinned ? 1u : 0u, submitted_at, parent_name, 0};
   header.num_failed.store(count + 1, std::memory_order_seq_cst);
   // Its owner may have let go of it before: either it sees this entry, or its word is seen here.
@@ -62,13 +62,13 @@ void mark_failed(Engine& engine, TaskRef task, uint32_t error, bool is_pinned) {
   if (slot.released.load(std::memory_order_seq_cst) == generation) engine.region.failed[at].is_pinned = 0;
 }
 
-// Called by a submitter, under the submission lock, when the table has grown: forgets what nobody can ask for. A task
-// that was linked while its producer lived asks when it advances; one that was linked later has asked already. So the
-// tasks that can still ask were submitted before the first sweep that found the producer completed.
+// Called by a submitter, under the submission lock, when the table has grown: forgets what no thread can ask for. A
+// task that was linked while its producer lived asks when it advances; one that was linked later has asked already. So
+// the tasks that can still ask were submitted before the first sweep that found the producer completed.
 void sweep_failures(Engine& engine, bool holds_boxes_lock) {
   Header& header = *engine.region.header;
   const uint32_t seat_index = seat_here(engine);
-  engine.replays->settle_all(seat_index);  // so that the buffers name everybody
+  engine.replays->settle_all(seat_index);  // so that the buffers name all tasks
   SeatPool pool{engine, engine.seat(seat_index)};
   std::vector<TaskRef> named;
   const auto note = [&](TaskRef ref) { named.push_back(without_flags(ref)); };
@@ -91,7 +91,7 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
   const uint64_t now = header.sequence.load(std::memory_order_relaxed);
   std::vector<uint64_t> live;
   for (uint32_t slot = 0; slot < engine.region.seats_in_use() * header.window; ++slot) {
-    if (!is_live(engine.region.slots[slot].wake.load(std::memory_order_acquire))) continue;
+    if (!Wake::is_live(Wake::look(engine.region.slots[slot].wake))) continue;
     live.push_back(engine.region.slots[slot].sequence.load(std::memory_order_relaxed));
   }
   std::sort(live.begin(), live.end());
@@ -106,8 +106,7 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
   };
   const auto has_live_parent = [&](const FailedTask& entry) {
     return entry.parent != 0 &&
-           generation_in(engine.region.slots[slot_of(entry.parent)].wake.load(std::memory_order_acquire)) ==
-               generation_of(entry.parent);
+           !Wake::has_ended(engine.region.slots[slot_of(entry.parent)].wake, generation_of(entry.parent));
   };
   std::lock_guard guard(header.failed_lock);
   std::vector<FailedTask> kept;
@@ -115,9 +114,9 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
     FailedTask& entry = engine.region.failed[at];
     if (entry.key == 0) continue;
     const bool is_named = std::binary_search(named.begin(), named.end(), entry.key);
-    const WakeWord word = engine.region.slots[slot_of(entry.key)].wake.load(std::memory_order_acquire);
+    const bool has_ended = Wake::has_ended(engine.region.slots[slot_of(entry.key)].wake, generation_of(entry.key));
     const bool is_new = entry.swept_at == 0;
-    if (is_new && generation_in(word) != generation_of(entry.key)) entry.swept_at = now;
+    if (is_new && has_ended) entry.swept_at = now;
     if (is_named || is_new || entry.is_pinned != 0 || is_awaited(entry) || has_live_parent(entry)) {
       kept.push_back(entry);
     }
@@ -142,8 +141,7 @@ bool is_complete(const Engine& engine, pto_task task) {
     raise(PTO_BAD_ARGUMENT, "[runtime.wait] a task must be one that this runtime returned; got ", task,
           "; check that submit succeeded");
   }
-  const WakeWord word = engine.region.slots[slot].wake.load(std::memory_order_acquire);
-  return generation_in(word) != generation_of(task);
+  return Wake::has_ended(engine.region.slots[slot].wake, generation_of(task));
 }
 
 // The task did not do its work: its own error, or the one it inherits, becomes its consumers'.

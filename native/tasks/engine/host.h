@@ -6,6 +6,12 @@
 
 namespace tilewise::tasks {
 
+/// What a trace says of a task besides its times.
+struct TraceLabel {
+  int32_t label;
+  int64_t row_begin;
+};
+
 class Host {
  public:
   /// Submits more tasks if there are any, there is room and few are ready. True when it did, or could have.
@@ -17,6 +23,8 @@ class Host {
   /// registered).
   virtual bool admit(uint32_t task) = 0;
   virtual void execute(uint32_t task, uint32_t worker) = 0;
+  /// While tracing, after execute.
+  virtual TraceLabel label_of(uint32_t task) const = 0;
   /// The task's successors have been told and its place is free.
   virtual void completed() = 0;
 

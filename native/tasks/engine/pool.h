@@ -32,8 +32,9 @@ struct SeatPool {
 
   /// The task has completed; if it is asked for its data, successfully.
   bool is_settled(TaskRef ref) const {
-    const WakeWord word = engine.region.slots[slot_of(ref)].wake.load(std::memory_order_acquire);
-    if (generation_in(word) == generation_of(ref) || engine.graph != nullptr) return false;
+    if (!Wake::has_ended(engine.region.slots[slot_of(ref)].wake, generation_of(ref)) || engine.graph != nullptr) {
+      return false;
+    }
     return (ref & kCarriesPoison) == 0 || !engine.has_failures() || find_error(engine, without_flags(ref)) == 0;
   }
 

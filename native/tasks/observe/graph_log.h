@@ -1,6 +1,6 @@
 // The dependency graph of what was submitted, as it was decided.
 //
-// Purpose: a file from which an offline check recomputes the order (runtime/graph.py). Who may call: submitters, under
+// Purpose: a file from which an offline check recomputes the order (tilewise.observe). Who may call: submitters, under
 // the locks of the submission. Blocks: for its mutex. Memory: of the process, one entry per task.
 #pragma once
 #include <mutex>

@@ -37,17 +37,19 @@ class Trace {
     const char* name;
   };
 
-  void end(uint32_t seat, uint32_t num_workers, TaskRef name, const Slot& task, const Before& before, int status) {
+  /// kernel: of a tile program's task: its label; its first row is its name then.
+  void end(uint32_t seat, uint32_t num_workers, TaskRef name, int32_t kernel, int32_t priority, const Before& before,
+           int status) {
     const int32_t worker = seat < num_workers ? static_cast<int32_t>(seat) : -1 - static_cast<int32_t>(seat);
     PerSeat& mine = *seats_[seat];
     const auto lane = static_cast<int32_t>(before.lane);
     pto_trace_task record{name,
-                          task.kernel,
+                          kernel,
                           worker,
                           lane,
                           before.scope_depth,
                           status,
-                          task.priority,
+                          priority,
                           static_cast<int64_t>(before.submit_ticks),
                           static_cast<int64_t>(before.ready_ticks),
                           static_cast<int64_t>(mine.start_ticks),
@@ -92,6 +94,13 @@ class Trace {
       for (uint64_t t = 0; t < num_tasks; ++t) copy(seat->shared->tasks[t]);
     }
     return count;
+  }
+
+  /// Records of tasks that newer ones have replaced.
+  uint64_t num_dropped() const {
+    uint64_t total = 0;
+    for (const auto& seat : seats_) total += seat->num_tasks - seat->tasks.size();
+    return total;
   }
 
   uint64_t stalls(pto_trace_stall* records, uint64_t capacity) const {

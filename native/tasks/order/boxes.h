@@ -1,9 +1,9 @@
 // Order between boxes of one buffer: every distinct box in use has a node with a dependency state of its own.
 //
 // owner: the index of the buffer's handle. Purpose: an access waits for what every overlapping node says, and is
-// recorded in its own node; a write forgets the nodes it covers, because whoever overlaps them from now on overlaps the
-// write. What reads a box that one later write covers does not inherit the failures of earlier writers: the write is
-// newer than theirs, and has inherited what it read itself. Who may call: the submitter, under the submission lock.
+// recorded in its own node; a write forgets the nodes it covers, because a box that overlaps them from now on overlaps
+// the write. What reads a box that one later write covers does not inherit the failures of earlier writers: the write
+// is newer than theirs, and has inherited what it read itself. Who may call: the submitter, under the submission lock.
 // Blocks: never. Memory: nodes of the RegionIndex in the region.
 #pragma once
 #include <algorithm>
@@ -64,7 +64,7 @@ inline bool lies_in(const Box& inner, const Box& outer) {
   return inner_rest >= outer_rest && inner_rest + bytes <= outer_rest + outer.size[last];
 }
 
-/// Nobody has to wait for this node any more, and no failure of its writers must be remembered.
+/// No task has to wait for this node any more, and no failure of its writers must be remembered.
 template <class Pool>
 bool is_stale(const AccessState& state, Pool& pool) {
   bool settled = true;

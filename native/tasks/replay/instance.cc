@@ -10,8 +10,8 @@ namespace {
 
 constexpr uint32_t kFewProducers = 16;
 
-/// (producer, consumer), by consumer; without those that follow from two others. Most edges of a recording do: whoever
-/// rewrites what others have read stands behind the readers, and they behind the writer.
+/// (producer, consumer), by consumer; without those that follow from two others. Most edges of a recording do: a task
+/// that rewrites what others have read stands behind the readers, and they behind the writer.
 std::vector<std::pair<uint32_t, uint32_t>> needed_edges(const Recording& recording) {
   std::vector<std::pair<uint32_t, uint32_t>> edges;
   std::vector<uint32_t> covered_by(recording.tasks.size(), kNone);
@@ -60,7 +60,7 @@ Instance::Instance(Engine& engine, Recording& its_recording, uint32_t its_first_
       const Recording::Access& access = recording.accesses[a];
       if (access.meets_entry) entries.push_back({t, access.buffer, access.mode});
     }
-    newest = std::max(newest, generation_in(region.slots[first_slot + t].wake.load(std::memory_order_acquire)) | 1);
+    newest = std::max(newest, Wake::generation_in(Wake::look(region.slots[first_slot + t].wake)) | 1);
   }
   generation = newest;
   for (uint32_t t = 0; t < count; ++t) {
@@ -84,7 +84,7 @@ Instance::Instance(Engine& engine, Recording& its_recording, uint32_t its_first_
                      0,
                      0};
     slot.children.store(num_arrivals[t], std::memory_order_relaxed);
-    slot.wake.store((newest + 2) << 24, std::memory_order_release);  // as if a round had just ended
+    slot.wake.store(Wake::of_generation(newest + 2), std::memory_order_release);  // as if a round had just ended
   }
 }
 

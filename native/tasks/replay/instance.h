@@ -34,16 +34,18 @@ class Instance : public Round {
 
   /// Whether the last round has ended, for every thread that learns it from here.
   bool is_done(uint32_t num_seats) const {
-    // The last task is mostly the last to end; to look at it disturbs nobody, as to look at the counters would.
+    // The last task is mostly the last to end; to look at it costs no other thread a cache line, as to look at the
+    // counters would.
     const uint32_t last = first_slot + num_tasks() - 1;
-    if (generation_in(slots_[last].wake.load(std::memory_order_relaxed)) == generation) return false;
-    return num_done(num_seats) == target.load(std::memory_order_relaxed);
+    const auto has_last_ended = [&] {
+      return Wake::generation_in(slots_[last].wake.load(std::memory_order_relaxed)) != generation;
+    };
+    return Rounds::is_over(has_last_ended, target.load(std::memory_order_relaxed), num_seats,
+                           [this](uint32_t seat) -> const Rounds::Count& { return done[seat].count; });
   }
   /// Tasks that have ended, of all rounds.
   uint64_t num_done(uint32_t num_seats) const {
-    uint64_t total = 0;
-    for (uint32_t s = 0; s < num_seats; ++s) total += done[s].count.load(std::memory_order_acquire);
-    return total;
+    return Rounds::num_done(num_seats, [this](uint32_t seat) -> const Rounds::Count& { return done[seat].count; });
   }
 
   const char* name_in(uint32_t slot) const {

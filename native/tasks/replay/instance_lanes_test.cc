@@ -1,4 +1,5 @@
-// Rounds of recordings among several lanes and full windows: none is lost, none runs beside another, nobody cries wolf.
+// Rounds of recordings among several lanes and full windows: none is lost, none runs beside another, no false alarm is
+// raised.
 #include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;

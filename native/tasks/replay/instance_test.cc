@@ -263,7 +263,7 @@ CASE("who waits for a long round sleeps and is woken; closing waits for rounds")
     const pto_recording recording = pto_record_end(runtime);
     for (int round = 0; round < 5; ++round) {
       EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
-      EXPECT_EQ(pto_wait_all(runtime, 10), 0);  // with a deadline nobody helps
+      EXPECT_EQ(pto_wait_all(runtime, 10), 0);  // with a deadline this thread does not help
       EXPECT_EQ(x, 4 * (round + 2));
     }
     EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), 0);
@@ -356,7 +356,7 @@ CASE("frozen buffers, tasks without kernels and priorities keep their meaning in
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
   EXPECT(order == (std::vector<uint64_t>{3, 2, 1, 0}));
   EXPECT_EQ(x, 12);
-  EXPECT_EQ(pto_freeze(runtime, hw, 0), 0);  // whoever reads it now would have to be known
+  EXPECT_EQ(pto_freeze(runtime, hw, 0), 0);  // its readers from now on would have to be known
   EXPECT_EQ(pto_replay(runtime, recording, nullptr, nullptr, 0), PTO_BAD_ARGUMENT);
   EXPECT(has(pto_last_error(), "no longer frozen"));
   EXPECT_EQ(pto_freeze(runtime, hw, 1), 0);

@@ -17,7 +17,7 @@ constexpr uint32_t kRecordedBoxes = 1 << 14;
 
 Recording::Recording(const Region& region) {
   for (uint32_t e = 0; e < region.header->max_events; ++e) {
-    event_values.push_back(region.events[e].value.load(std::memory_order_acquire));
+    event_values.push_back(region.events[e].counter.load());
   }
 }
 
@@ -54,7 +54,7 @@ void Recording::add(const Region& region, uint32_t slot, const pto_task_spec& sp
           "record a smaller part");
   }
   const TaskRef self = make_ref(1, number);
-  task_by_name_[make_ref(generation_in(live.wake.load(std::memory_order_relaxed)), slot)] = number;
+  task_by_name_[make_ref(Wake::generation_in(live.wake.load(std::memory_order_relaxed)), slot)] = number;
   Task task{};
   task.kernel = spec.kernel;
   task.priority = spec.priority;

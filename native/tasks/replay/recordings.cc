@@ -189,7 +189,7 @@ bool Recordings::has_live_rounds() const {
     if (instance.is_done(engine_.region.seats_in_use())) continue;
     for (uint32_t t = 0; t < instance.num_tasks(); ++t) {
       const Slot& task = engine_.region.slots[instance.first_slot + t];
-      const bool is_left = generation_in(task.wake.load(std::memory_order_acquire)) == instance.generation;
+      const bool is_left = !Wake::has_ended(task.wake, instance.generation);
       if (is_left && task.state.load(std::memory_order_acquire) != SlotState::kPending) return true;
     }
   }

@@ -83,7 +83,8 @@ inline void bind_replayed(Engine& engine, Replay& run, uint32_t number, uint32_t
   for (uint32_t w = 0; w < recorded.num_waits; ++w) {
     const Recording::Wait& wait = run.recording.waits[recorded.first_wait + w];
     if (run.event_values.empty()) {
-      for (uint32_t e = 0; e < header.max_events; ++e) run.event_values.push_back(engine.region.events[e].value.load());
+      for (uint32_t e = 0; e < header.max_events; ++e)
+        run.event_values.push_back(engine.region.events[e].counter.load());
     }
     add_producer(engine, task, run.event_values[wait.event] + wait.offset, run.seat);
     add_producer(engine, task, wait.event << 32 | kIsEvent, run.seat);
@@ -141,7 +142,7 @@ void replay_task(Engine& engine, Replay& run, uint32_t number) {
   start_submitted(engine, slot, run.seat);
 }
 
-/// When no references are left to write down who used the buffers, the tasks must end before anybody else comes.
+/// When no references are left to write down which tasks used the buffers, they must end before another submission.
 template <class Leave>
 void leave_or_await(Engine& engine, const Replay& run, uint32_t count, Leave&& leave) {
   try {
@@ -157,7 +158,7 @@ void leave_or_await(Engine& engine, const Replay& run, uint32_t count, Leave&& l
   }
 }
 
-/// After the first `count` tasks alone: whoever comes next to one of their buffers waits for all of them, and for all
+/// After the first `count` tasks alone: the next task on one of their buffers waits for all of them, and for all
 /// that stood there before.
 void leave_part(Engine& engine, Replay& run, uint32_t count) {
   SeatPool pool{engine, engine.seat(run.seat)};

@@ -68,8 +68,7 @@ bool enter(Engine& engine, Instance& instance, std::vector<pto_handle> names, ui
     for (const Instance::Entry& entry : instance.entries) {
       Slot& task = engine.region.slots[instance.first_slot + entry.task];
       collect(instance.handles[entry.buffer]->state, pool, entry.mode, [&](TaskRef producer) {
-        const WakeWord word = engine.region.slots[slot_of(producer)].wake.load(std::memory_order_acquire);
-        if (generation_in(word) != generation_of(producer)) {
+        if (Wake::has_ended(engine.region.slots[slot_of(producer)].wake, generation_of(producer))) {
           if (engine.has_failures()) inherit(engine, task, producer);
           return;
         }
@@ -111,8 +110,7 @@ void begin_round(Engine& engine, Instance& instance, uint32_t seat_index) {
     instance.scope_depth = static_cast<int32_t>(me.depth);
   }
   // One more arrival for each that waits for tasks outside; before any other could come.
-  for (const uint32_t slot : instance.held_back)
-    engine.region.slots[slot].children.fetch_add(1, std::memory_order_relaxed);
+  for (const uint32_t slot : instance.held_back) Countdown::join(engine.region.slots[slot].children);
   for (const uint32_t slot : instance.held_back) start_submitted(engine, slot, seat_index);
   instance.held_back.clear();
 }
@@ -170,8 +168,8 @@ bool replay_round(Engine& engine, Recording& recording, const pto_handle* from, 
   for (const uint32_t root : instance.roots) {
     if (!arrive(engine, root)) continue;
     // A full ring is not flooded: what this thread can run of it, it runs.
-    if (is_full(engine.region
-                    .rings[seat_index * engine.region.header->num_classes + engine.region.slots[root].type_class])) {
+    const uint32_t its_class = engine.region.slots[root].type_class;
+    if (engine.region.rings[seat_index * engine.region.header->num_classes + its_class].is_full()) {
       help(engine, seat_index);
     }
     make_ready(engine, root, seat_index);

@@ -20,8 +20,7 @@ void expect_deadline(Engine& engine, int64_t deadline_ns) {
   do {
     if (known != 0 && known <= deadline_ns) return;
   } while (!header.next_deadline_ns.compare_exchange_weak(known, deadline_ns, std::memory_order_acq_rel));
-  header.worker_word.fetch_add(1, std::memory_order_acq_rel);
-  futex_wake(header.worker_word, 1, header.is_shared != 0);
+  header.parked.wake(1, header.is_shared != 0);
 }
 
 // Raises the event, perhaps by nothing, and lets go of the tasks that it has reached, that were cancelled or that are
@@ -29,39 +28,26 @@ void expect_deadline(Engine& engine, int64_t deadline_ns) {
 int64_t wake_event(Engine& engine, uint32_t index, uint64_t add, uint32_t seat_index) {
   int64_t soonest = INT64_MAX;
   const Busy busy(engine.seat(seat_index));
-  Event& event = engine.region.events[index];
-  uint32_t reached = 0;
-  {
-    std::lock_guard guard(event.lock);
-    const uint64_t before = event.value.load(std::memory_order_relaxed);
-    const uint64_t value = before + std::min(add, UINT64_MAX - before);  // it never falls
-    event.value.store(value, std::memory_order_release);
-    uint32_t left = 0;
-    for (uint32_t w = event.waiters; w != 0;) {
-      Slot& waiter = engine.region.slots[w - 1];
-      const uint32_t next = waiter.next_waiter;
-      const bool is_free =
-          engine.region.args[w - 1].awaited <= value || is_cancelled(engine, w - 1) || is_overdue(engine, w - 1);
-      if (!is_free && (waiter.flags & kHasDeadline) != 0) {
-        soonest = std::min(soonest, engine.region.notes[w - 1].deadline_ns);
-      }
-      uint32_t& list = is_free ? reached : left;
-      waiter.next_waiter = list;
-      list = w;
-      w = next;
+  auto& counter = engine.region.events[index].counter;
+  const auto next = [&](uint32_t waiter) -> uint32_t& { return engine.region.slots[waiter - 1].next_waiter; };
+  const auto is_free = [&](uint32_t waiter, uint64_t value) {
+    const uint32_t slot = waiter - 1;
+    if (engine.region.args[slot].awaited <= value || is_cancelled(engine, slot) || is_overdue(engine, slot))
+      return true;
+    if ((engine.region.slots[slot].flags & kHasDeadline) != 0) {
+      soonest = std::min(soonest, engine.region.notes[slot].deadline_ns);
     }
-    event.waiters = left;
-  }
-  while (reached != 0) {
-    const uint32_t slot = reached - 1;
-    reached = engine.region.slots[slot].next_waiter;
-    if (advance(engine, slot, seat_index)) make_ready(engine, slot, seat_index);
-  }
+    return false;
+  };
+  const auto rise = [&](uint64_t before) { return before + std::min(add, UINT64_MAX - before); };  // it never falls
+  counter.wake_all(counter.raise(rise, is_free, next), next, [&](uint32_t waiter) {
+    if (advance(engine, waiter - 1, seat_index)) make_ready(engine, waiter - 1, seat_index);
+  });
   return soonest;
 }
 
-// A cancelled task waits for no event any more: whoever should raise it may be gone. A task looks at its cancellation
-// in the event's critical section, so it is either found there or never waits.
+// A cancelled task waits for no event any more: the thread that should raise it may be gone. A task looks at its
+// cancellation in the event's critical section, so it is either found there or never waits.
 void wake_cancelled(Engine& engine) {
   const uint32_t seat_index = running.engine == &engine ? running.seat : seat_here(engine);
   for (uint32_t e = 0; e < engine.region.header->max_events; ++e) {
@@ -86,22 +72,20 @@ uint64_t event_value(Engine& engine, pto_event name) {
   if (name >> 32 != 1 || index >= engine.region.header->max_events || engine.region.events[index].used.load() == 0) {
     raise(PTO_BAD_ARGUMENT, "[runtime.event] an event must have been opened; got ", name, "; call pto_event_open");
   }
-  return engine.region.events[index].value.load(std::memory_order_acquire);
+  return engine.region.events[index].counter.load();
 }
 
-// Compared and registered in one critical section of the event, raised in another: no wake-up is lost.
 bool wait_for_event(Engine& engine, uint32_t slot, uint32_t index, uint64_t value) {
-  Event& event = engine.region.events[index];
-  std::lock_guard guard(event.lock);
-  if (event.value.load(std::memory_order_relaxed) >= value || is_cancelled(engine, slot) || is_overdue(engine, slot))
-    return true;
-  Slot& task = engine.region.slots[slot];
-  engine.region.args[slot].awaited = value;
-  task.next_waiter = event.waiters;
-  task.state.store(SlotState::kWaitsForEvent, std::memory_order_relaxed);
-  event.waiters = slot + 1;
-  if ((task.flags & kHasDeadline) != 0) expect_deadline(engine, engine.region.notes[slot].deadline_ns);
-  return false;
+  const auto is_free = [&](uint64_t reached) {
+    return reached >= value || is_cancelled(engine, slot) || is_overdue(engine, slot);
+  };
+  return engine.region.events[index].counter.wait(slot + 1, is_free, [&](uint32_t first) {
+    Slot& task = engine.region.slots[slot];
+    engine.region.args[slot].awaited = value;
+    task.next_waiter = first;
+    task.state.store(SlotState::kWaitsForEvent, std::memory_order_relaxed);
+    if ((task.flags & kHasDeadline) != 0) expect_deadline(engine, engine.region.notes[slot].deadline_ns);
+  });
 }
 
 void raise_event(Engine& engine, pto_event name, uint64_t add) {
@@ -114,7 +98,7 @@ void raise_event(Engine& engine, pto_event name, uint64_t add) {
 bool is_cancelled(const Engine& engine, uint32_t slot) {
   if (engine.region.header->num_cancels.load(std::memory_order_relaxed) == 0) return false;
   const Slot& task = engine.region.slots[slot];
-  const auto generation = static_cast<uint32_t>(generation_in(task.wake.load(std::memory_order_relaxed)));
+  const auto generation = static_cast<uint32_t>(Wake::generation_in(task.wake.load(std::memory_order_relaxed)));
   const uint64_t below = engine.region.seats[lane_of(engine, slot)].cancel_below.load(std::memory_order_relaxed);
   return task.cancelled.load(std::memory_order_relaxed) == generation || sequence_of(engine, slot) <= below;
 }

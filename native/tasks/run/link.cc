@@ -23,37 +23,29 @@ void use_tokens(Slot& task, SlotArgs& args, uint32_t count) {
 
 // Tokens of commuting accesses are taken in the order of their handles, so that no two tasks wait for each other.
 bool take_tokens(Engine& engine, uint32_t slot) {
-  constexpr uint32_t kHeld = 1u << 31;
   Slot& task = engine.region.slots[slot];
   SlotArgs& args = engine.region.args[slot];
   while (args.num_tokens_held < args.num_tokens) {
-    std::atomic<uint32_t>& token = engine.region.handles[args.tokens[args.num_tokens_held]].token;
-    uint32_t seen = token.load(std::memory_order_acquire);
-    if ((seen & kHeld) == 0) {
-      if (token.compare_exchange_weak(seen, kHeld, std::memory_order_acq_rel, std::memory_order_acquire)) {
-        ++args.num_tokens_held;
-      }
-      continue;
-    }
-    task.state.store(SlotState::kPending, std::memory_order_relaxed);
-    task.next_waiter = seen & ~kHeld;
-    if (token.compare_exchange_weak(seen, kHeld | (slot + 1), std::memory_order_acq_rel, std::memory_order_acquire)) {
-      return false;
-    }
+    Tokens::Token& token = engine.region.handles[args.tokens[args.num_tokens_held]].token;
+    const bool is_taken = Tokens::take(token, slot + 1, [&](uint32_t first) {
+      task.state.store(SlotState::kPending, std::memory_order_relaxed);
+      task.next_waiter = first;
+    });
+    if (!is_taken) return false;
+    ++args.num_tokens_held;
   }
   return true;
 }
 
 void release_tokens(Engine& engine, uint32_t slot, uint32_t seat_index) {
-  constexpr uint32_t kHeld = 1u << 31;
   const SlotArgs& args = engine.region.args[slot];
   for (uint32_t t = 0; t < args.num_tokens_held; ++t) {
-    uint32_t waiter = engine.region.handles[args.tokens[t]].token.exchange(0, std::memory_order_acq_rel) & ~kHeld;
-    while (waiter != 0) {
-      const uint32_t next = engine.region.slots[waiter - 1].next_waiter;
-      if (take_tokens(engine, waiter - 1)) make_ready(engine, waiter - 1, seat_index);
-      waiter = next;
-    }
+    Tokens::give(
+        engine.region.handles[args.tokens[t]].token,
+        [&](uint32_t waiter) { return engine.region.slots[waiter - 1].next_waiter; },
+        [&](uint32_t waiter) {
+          if (take_tokens(engine, waiter - 1)) make_ready(engine, waiter - 1, seat_index);
+        });
   }
 }
 

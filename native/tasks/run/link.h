@@ -34,8 +34,7 @@ void start_waiting(Engine& engine, uint32_t slot, uint32_t seat_index);
 
 /// Waits for a live producer; of a completed one only the failure matters, and that is asked for at once.
 [[gnu::always_inline]] inline void order_after(Engine& engine, Slot& task, TaskRef producer, uint32_t seat_index) {
-  const WakeWord word = engine.region.slots[slot_of(producer)].wake.load(std::memory_order_acquire);
-  if (generation_in(word) == generation_of(producer)) {
+  if (!Wake::has_ended(engine.region.slots[slot_of(producer)].wake, generation_of(producer))) {
     add_producer(engine, task, producer, seat_index);
   } else if (engine.has_failures()) [[unlikely]] {
     inherit(engine, task, producer);
@@ -67,27 +66,19 @@ inline void record_param(Engine& engine, TaskRef task, uint32_t seat_index, Hand
 }
 
 /// Puts a task on the list of those that wait for a producer. False: the producer has completed. After true the task
-/// may be anybody's.
+/// may belong to any thread.
 [[gnu::always_inline]] inline bool stand_behind(Engine& engine, uint32_t slot, TaskRef producer_name) {
   Slot& task = engine.region.slots[slot];
   Slot& producer = engine.region.slots[slot_of(producer_name)];
-  WakeWord wake = producer.wake.load(std::memory_order_acquire);
-  while (generation_in(wake) == generation_of(producer_name)) {
+  return Wake::stand_behind(producer.wake, generation_of(producer_name), slot + 1, [&](uint32_t first) {
     task.state.store(SlotState::kPending, std::memory_order_relaxed);
-    task.next_waiter = first_waiter(wake);
-    const WakeWord with_me = (wake & ~(kWatched - 1)) | (slot + 1);
-    if (producer.wake.compare_exchange_weak(wake, with_me, std::memory_order_acq_rel, std::memory_order_acquire)) {
-      return true;
-    }
-  }
-  return false;
+    task.next_waiter = first;
+  });
 }
 
 /// One more of what a replayed task waits for. True: it was the last.
 inline bool arrive(Engine& engine, uint32_t slot) {
-  std::atomic<uint32_t>& left = engine.region.slots[slot].children;
-  // Nobody else can come when one is left: then to look is enough.
-  if (left.load(std::memory_order_acquire) != 1 && left.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
+  if (!Countdown::arrive(engine.region.slots[slot].children)) return false;
   if (engine.has_failures()) [[unlikely]]
     engine.replays->inherit(slot);
   return true;
@@ -107,7 +98,7 @@ inline void drop_producer(Engine& engine, Slot& task, uint32_t seat_index) {
 }
 
 // Waits behind the last producer that has not completed. Exactly one thread at a time advances a task: its submitter,
-// then whoever completes the producer it stands behind.
+// then the thread that completes the producer it stands behind.
 inline bool advance(Engine& engine, uint32_t slot, uint32_t seat_index) {
   Slot& task = engine.region.slots[slot];
   while (task.num_producers > 0 || task.more_producers != 0) {

@@ -25,6 +25,13 @@ void push_special(Engine& engine, uint32_t slot) {
   count.fetch_add(1, std::memory_order_release);
 }
 
+void make_ready_from_outside(Engine& engine, uint32_t slot) {
+  engine.region.slots[slot].state.store(SlotState::kReady, std::memory_order_relaxed);
+  if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) ready_ticks_of(engine, slot) = ticks();
+  push_special(engine, slot);
+  wake_worker(engine);
+}
+
 bool can_help(const Engine& engine, uint32_t slot) {
   return engine.region.header->num_workers == 0 || is_leaf(engine.region.slots[slot]);
 }
@@ -53,7 +60,7 @@ uint32_t take(Engine& engine, uint32_t seat_index, bool is_worker) {
     if (slot != kNone) return slot;
   }
   for (uint32_t c = 0; c < header.num_classes && slot == kNone; ++c) {
-    if ((classes >> c & 1) != 0) slot = take_one(engine.region.rings[seat_index * header.num_classes + c]);
+    if ((classes >> c & 1) != 0) slot = engine.region.rings[seat_index * header.num_classes + c].take_one();
   }
   if (slot == kNone) slot = steal(engine, seat_index, classes);
   if (slot != kNone) {
@@ -78,9 +85,9 @@ uint32_t steal(Engine& engine, uint32_t seat_index, uint32_t classes) {
     if (victim == seat_index) continue;
     for (uint32_t c = 0; c < header.num_classes; ++c) {
       Ring& ring = engine.region.rings[victim * header.num_classes + c];
-      if ((classes >> c & 1) == 0 || !has_tasks(ring)) continue;
+      if ((classes >> c & 1) == 0 || !ring.has_any()) continue;
       uint32_t slots[kStealLimit];
-      const uint32_t count = take_half(ring, slots, kStealLimit);
+      const uint32_t count = ring.take_half(slots, kStealLimit);
       if (count == 0) continue;
       me.victim = victim;
       for (uint32_t i = 0; i < count; ++i) protocols::prefetch_for_write(&engine.region.slots[slots[i]]);
@@ -105,7 +112,7 @@ bool has_work(const Engine& engine, uint32_t seat_index) {
     }
     const uint32_t num_seats = header.seats_in_use.load(std::memory_order_acquire);
     for (uint32_t s = 0; s < num_seats; ++s) {
-      if (has_tasks(engine.region.rings[s * header.num_classes + c])) return true;
+      if (engine.region.rings[s * header.num_classes + c].has_any()) return true;
     }
   }
   return seat_index < header.num_workers && is_waiting(kNumSharedQueues * header.num_classes + seat_index);

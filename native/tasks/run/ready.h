@@ -21,6 +21,9 @@ uint32_t take(Engine& engine, uint32_t seat_index, bool is_worker);
 uint32_t steal(Engine& engine, uint32_t seat_index, uint32_t classes);
 /// Whether take() would find something.
 bool has_work(const Engine& engine, uint32_t seat_index);
+/// Makes a task ready on a thread that has no seat here: it goes to a shared queue.
+void make_ready_from_outside(Engine& engine, uint32_t slot);
+
 /// Says that this thread holds tasks that no slot shows as ready or running.
 class Busy {
  public:
@@ -39,7 +42,7 @@ class Busy {
 [[gnu::always_inline]] inline void push_ready(Engine& engine, uint32_t slot, uint32_t seat_index) {
   const Slot& task = engine.region.slots[slot];
   if ((task.flags & kHasTarget) == 0 && task.priority == 0) [[likely]] {
-    if (push(engine.region.rings[seat_index * engine.region.header->num_classes + task.type_class], slot)) [[likely]]
+    if (engine.region.rings[seat_index * engine.region.header->num_classes + task.type_class].push(slot)) [[likely]]
       return;
   }
   push_special(engine, slot);

@@ -18,7 +18,7 @@ constexpr uint32_t kHelperStreak = 16;
 
 /// Writes one word of each cache line as it is. A line that this thread has only read stays with its last writer as
 /// well, who must then call it back before the next write: that costs a round trip which nothing hides, while a line
-/// that somebody else has written comes in the background.
+/// that another thread has written comes in the background.
 void take_over(uint64_t* words, uint32_t count) {
   for (uint32_t w = 0; w < count; w += 8) {
     const std::atomic_ref word(words[w]);
@@ -124,20 +124,15 @@ inline void follow_up(Engine& engine, uint32_t& next, uint32_t slot, uint32_t se
 uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t seat_index, bool is_worker) {
   protocols::prefetch_for_write(&engine.region.slots[waiter - 1]);
   protocols::prefetch_for_write(&engine.region.slots[waiter - 1].producers);
-  if (engine.region.slots[waiter - 1].next_waiter != 0) {
-    uint32_t reversed = 0;
-    while (waiter != 0) {
-      const uint32_t after = engine.region.slots[waiter - 1].next_waiter;
-      engine.region.slots[waiter - 1].next_waiter = reversed;
-      reversed = waiter;
-      waiter = after;
-    }
-    waiter = reversed;
-  }
-  while (waiter != 0) {
-    const uint32_t woken = waiter - 1;
-    waiter = engine.region.slots[woken].next_waiter;
-    if (advance(engine, woken, seat_index)) follow_up(engine, next, woken, seat_index, is_worker);
+  Wake::for_each_waiter(
+      waiter, [&](uint32_t number) -> uint32_t& { return engine.region.slots[number - 1].next_waiter; },
+      [&](uint32_t woken) {
+        if (advance(engine, woken - 1, seat_index)) follow_up(engine, next, woken - 1, seat_index, is_worker);
+      });
+  if (next != kNone && engine.region.header->num_urgent.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+    push_ready(engine, next, seat_index);  // a more urgent one has become ready after it
+    wake_worker(engine);
+    return kNone;
   }
   return next;
 }
@@ -157,8 +152,11 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t seat
     before.scope_depth = engine.region.args[slot].scope_depth;
     before.submit_ticks = engine.region.args[slot].submit_ticks;
   }
+  TraceLabel label{task.kernel, static_cast<int64_t>(self)};
+  if ((task.flags & kIsEmbedded) != 0) label = engine.host->label_of(slot & (engine.region.header->window - 1));
   engine.active_trace.load(std::memory_order_relaxed)
-      ->end(seat_index, engine.region.header->num_workers, self, task, before, status);
+      ->end(seat_index, engine.region.header->num_workers, static_cast<TaskRef>(label.row_begin), label.label,
+            task.priority, before, status);
 }
 
 // The same for a task of an instance, which waits in its place for the next round. A round ends when all have counted
@@ -166,20 +164,26 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t seat
 uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t seat_index, TaskRef self, bool is_worker) {
   Slot& task = engine.region.slots[slot];
   const Replayed& own = task.replayed;
-  std::atomic<uint64_t>& done = own.round->done[seat_index].count;
-  task.children.store(own.num_arrivals, std::memory_order_relaxed);
-  task.poison = 0;
-  task.state.store(SlotState::kPending, std::memory_order_relaxed);
-  const WakeWord word = task.wake.exchange((generation_of(self) + 2) << 24, std::memory_order_acq_rel);
+  Rounds::Count& done = own.round->done[seat_index].count;
+  WakeWord word = 0;
   uint32_t next = kNone;
-  for (uint32_t s = 0; s < own.num_successors; ++s) {
-    const uint32_t successor = own.successors[s];
-    if (arrive(engine, successor)) follow_up(engine, next, successor, seat_index, is_worker);
-  }
-  if (first_waiter(word) != 0) [[unlikely]]
-    next = wake_list(engine, first_waiter(word), next, seat_index, is_worker);
-  done.store(done.load(std::memory_order_relaxed) + 1, std::memory_order_release);
-  if ((word & kWatched) != 0) [[unlikely]]
+  Rounds::end_task(
+      done,
+      [&] {
+        task.children.store(own.num_arrivals, std::memory_order_relaxed);
+        task.poison = 0;
+        task.state.store(SlotState::kPending, std::memory_order_relaxed);
+      },
+      [&] { word = Wake::complete(task.wake, generation_of(self) + 2); },
+      [&] {
+        for (uint32_t s = 0; s < own.num_successors; ++s) {
+          const uint32_t successor = own.successors[s];
+          if (arrive(engine, successor)) follow_up(engine, next, successor, seat_index, is_worker);
+        }
+        if (Wake::first_waiter(word) != 0) [[unlikely]]
+          next = wake_list(engine, Wake::first_waiter(word), next, seat_index, is_worker);
+      });
+  if ((word & Wake::kWatched) != 0) [[unlikely]]
     tell_watchers(engine, self);
   return next;
 }
@@ -206,11 +210,10 @@ void end_parent(Engine& engine, uint32_t slot, uint32_t seat_index) {
 }
 
 void child_ended(Engine& engine, uint32_t parent, uint32_t seat_index) {
-  if (engine.region.slots[parent].children.fetch_sub(1, std::memory_order_acq_rel) == 1)
-    end_parent(engine, parent, seat_index);
+  if (Countdown::leave(engine.region.slots[parent].children)) end_parent(engine, parent, seat_index);
 }
 
-// After the kernel: a task may still wait for its children, or for whoever ends it from outside.
+// After the kernel: a task may still wait for its children, or for the thread that ends it from outside.
 uint32_t finish(Engine& engine, uint32_t slot, uint32_t seat_index, int status, bool is_worker) {
   Slot& task = engine.region.slots[slot];
   if (status == PTO_LATER) {
@@ -222,7 +225,7 @@ uint32_t finish(Engine& engine, uint32_t slot, uint32_t seat_index, int status, 
   if (has_children) {
     status_of(engine, slot) = status;
     task.state.store(SlotState::kChildren, std::memory_order_relaxed);
-    if (task.children.fetch_sub(1, std::memory_order_acq_rel) != 1) return kNone;
+    if (!Countdown::leave(task.children)) return kNone;
     end_parent(engine, slot, seat_index);
     return kNone;
   }
@@ -242,18 +245,21 @@ uint32_t complete(Engine& engine, uint32_t slot, uint32_t seat_index, int status
   if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
     trace_end(engine, slot, seat_index, self, status);
   me.num_completed.store(me.num_completed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  if ((task.flags & kIsReplayed) != 0) return complete_replayed(engine, slot, seat_index, self, is_worker);
-  if ((task.flags & kUsesTokens) != 0) release_tokens(engine, slot, seat_index);
-  if ((task.flags & kUsesHeap) != 0) {
-    if (release_heap(engine.region, task, engine.region.args[slot])) wake_waiters(engine);
+  const uint32_t flags = task.flags;
+  if ((flags & (kIsReplayed | kUsesTokens | kUsesHeap)) != 0) {
+    if ((flags & kIsReplayed) != 0) return complete_replayed(engine, slot, seat_index, self, is_worker);
+    if ((flags & kUsesTokens) != 0) release_tokens(engine, slot, seat_index);
+    if ((flags & kUsesHeap) != 0 && release_heap(engine.region, task, engine.region.args[slot])) wake_waiters(engine);
   }
   const uint32_t parent = task.parent;
-  const WakeWord word = task.wake.exchange((generation_of(self) + 1) << 24, std::memory_order_acq_rel);
+  const WakeWord word = Wake::complete(task.wake, generation_of(self) + 1);
   uint32_t next = kNone;
-  if (first_waiter(word) != 0) next = wake_list(engine, first_waiter(word), next, seat_index, is_worker);
-  if ((word & kWatched) != 0) [[unlikely]]
+  if (Wake::first_waiter(word) != 0) next = wake_list(engine, Wake::first_waiter(word), next, seat_index, is_worker);
+  if ((word & Wake::kWatched) != 0) [[unlikely]]
     tell_watchers(engine, self);
   if (parent != 0) child_ended(engine, parent - 1, seat_index);
+  if ((flags & kIsEmbedded) != 0) [[unlikely]]
+    engine.host->completed();
   return next;
 }
 

@@ -14,6 +14,8 @@ namespace tilewise::tasks {
 
 namespace {
 
+constexpr int64_t kPeerSliceNs = 50'000'000;  // a worker looks up this often: for the other process
+
 /// In the workers' process, before a task that was submitted after the switch.
 void follow_trace(Engine& engine) {
   const uint32_t limit = engine.region.header->trace_limit.load(std::memory_order_acquire);
@@ -32,24 +34,20 @@ void check_peer(Engine& engine) {
   if (poll(&poll_peer, 1, 0) > 0) engine.peer.is_lost.store(true, std::memory_order_relaxed);
 }
 
-// A worker counts itself as parked before it looks for work the last time; whoever makes work looks at the count after
-// it has published the work. The barrier between the two steps is issued here, for everybody, because sleeping is rare.
 void park_worker(Engine& engine, uint32_t worker) {
   Header& header = *engine.region.header;
-  const uint32_t word = header.worker_word.load(std::memory_order_acquire);
-  header.num_parked.fetch_add(1, std::memory_order_seq_cst);
-  heavy_barrier(engine.fences);
-  const bool has_any = has_work(engine, worker) || (engine.host != nullptr && engine.host->has_more());
-  if (!has_any && header.closing.load(std::memory_order_seq_cst) == 0) {
-    int64_t sleep_ns = header.is_shared != 0 ? 50'000'000 : -1;
+  const bool is_shared = header.is_shared != 0;
+  const auto stays_awake = [&] {
+    return has_work(engine, worker) || (engine.host != nullptr && engine.host->has_more()) ||
+           header.closing.load(std::memory_order_seq_cst) != 0;
+  };
+  const auto limit_ns = [&] {
     const int64_t deadline = header.next_deadline_ns.load(std::memory_order_acquire);
-    if (deadline != 0) {
-      const int64_t left = std::max<int64_t>(deadline - now_ns(), 1);
-      sleep_ns = sleep_ns < 0 ? left : std::min(sleep_ns, left);
-    }
-    futex_wait(header.worker_word, word, sleep_ns, header.is_shared != 0);
-  }
-  header.num_parked.fetch_sub(1, std::memory_order_seq_cst);
+    if (deadline == 0) return is_shared ? kPeerSliceNs : int64_t{-1};
+    const int64_t left = std::max<int64_t>(deadline - now_ns(), 1);
+    return is_shared ? std::min(kPeerSliceNs, left) : left;
+  };
+  header.parked.sleep(header.parked.look(), engine.fences, is_shared, stays_awake, limit_ns);
   expire_overdue(engine, worker);
   if (header.is_shared != 0 && worker == 0) check_peer(engine);
 }
@@ -60,7 +58,11 @@ void worker_loop(Engine& engine, uint32_t worker) {
   Idle idle;
   Pace pace;
   bool is_replayed = false;  // what it took last
+  Host* const host = engine.host;
   while (header.closing.load(std::memory_order_acquire) == 0 && !engine.peer.is_lost.load(std::memory_order_relaxed)) {
+    // Until enough is ready, or others would sleep while this worker runs what it has found.
+    bool has_submitted = false;
+    while (host != nullptr && host->submit_more(worker)) has_submitted = true;
     const uint32_t slot = take(engine, worker, true);
     if (slot != kNone) {
       if (engine.peer.is_worker_side) [[unlikely]]
@@ -69,6 +71,8 @@ void worker_loop(Engine& engine, uint32_t worker) {
       is_replayed = (engine.region.slots[slot].flags & kIsReplayed) != 0;
       idle.reset();
       run(engine, slot, worker, true);
+    } else if (has_submitted) {
+      idle.reset();
     } else if (!idle.is_idle()) {
       const uint64_t num_run = engine.region.seats[worker].num_completed.load(std::memory_order_relaxed);
       if (is_replayed) {

@@ -50,7 +50,7 @@ CASE("rounding and denormals of the opener's thread do not reach the workers") {
 
 CASE("a thread that helps runs kernels with the default modes, and has its own again afterwards") {
   std::vector<float> of_helper(2), as_before(2), replayed(2), in_window(2);
-  Runtime runtime(0);  // nobody else could run it
+  Runtime runtime(0);  // no worker could run it
   const pto_kernel round = runtime.kernel("round", round_kernel);
   runtime.submit(round, {out(runtime.add(of_helper))});
   EXPECT_EQ(pto_record_begin(runtime), 0);

@@ -1,4 +1,4 @@
-// Sleeping and waking: more threads than cores, thousands of sleeps, nobody forgotten.
+// Sleeping and waking: more threads than cores, thousands of sleeps, no sleeper forgotten.
 //
 // This program has a clock_gettime of its own, which the runtime in it calls. It is the system's, but for a worker
 // whose time is held: that is how a test gets between the worker's decision to park and its parking.

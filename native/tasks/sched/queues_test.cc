@@ -26,55 +26,55 @@ CASE("ring: first in, first out, over thousands of wraps") {
   uint32_t next = 0;
   uint32_t expected = 0;
   for (int round = 0; round < 5000; ++round) {
-    for (int n = round % 97; n >= 0; --n) EXPECT(push(*ring, next++ % 1000));
-    for (int n = round % 97; n >= 0; --n) EXPECT_EQ(take_one(*ring), expected++ % 1000);
-    EXPECT_EQ(take_one(*ring), kNone);
-    EXPECT(!has_tasks(*ring));
+    for (int n = round % 97; n >= 0; --n) EXPECT(ring->push(next++ % 1000));
+    for (int n = round % 97; n >= 0; --n) EXPECT_EQ(ring->take_one(), expected++ % 1000);
+    EXPECT_EQ(ring->take_one(), kNone);
+    EXPECT(!ring->has_any());
   }
 }
 
 CASE("ring: exactly full and exactly empty are told apart") {
   auto ring = std::make_unique<Ring>();
   for (int round = 0; round < 3; ++round) {
-    for (uint32_t n = 0; n < kRingCells; ++n) EXPECT(push(*ring, n));
-    EXPECT(!push(*ring, 7));
-    EXPECT_EQ(take_one(*ring), 0u);
-    EXPECT(push(*ring, kRingCells));
-    EXPECT(!push(*ring, 7));
-    for (uint32_t n = 1; n <= kRingCells; ++n) EXPECT_EQ(take_one(*ring), n);
-    EXPECT_EQ(take_one(*ring), kNone);
+    for (uint32_t n = 0; n < kRingCells; ++n) EXPECT(ring->push(n));
+    EXPECT(!ring->push(7));
+    EXPECT_EQ(ring->take_one(), 0u);
+    EXPECT(ring->push(kRingCells));
+    EXPECT(!ring->push(7));
+    for (uint32_t n = 1; n <= kRingCells; ++n) EXPECT_EQ(ring->take_one(), n);
+    EXPECT_EQ(ring->take_one(), kNone);
   }
 }
 
 CASE("ring: counts wrap") {
   auto ring = std::make_unique<Ring>();
-  const uint64_t begin = kCountMask - 40;
+  const uint64_t begin = Ring::kCountMask - 40;
   ring->head.store(begin);
   ring->seen_head = begin;
-  ring->tail.store(make_tail(begin, 0));
+  ring->tail.store(Ring::make_tail(begin, 0));
   uint32_t slots[64];
   for (uint32_t round = 0; round < 5; ++round) {
-    EXPECT(!has_tasks(*ring));
-    for (uint32_t n = 0; n < kRingCells; ++n) EXPECT(push(*ring, n));
-    EXPECT(is_full(*ring) && !push(*ring, 7));
-    for (uint32_t n = 0; n < 64; ++n) EXPECT_EQ(take_one(*ring), n);
-    EXPECT_EQ(take_half(*ring, slots, 64), 64u);
+    EXPECT(!ring->has_any());
+    for (uint32_t n = 0; n < kRingCells; ++n) EXPECT(ring->push(n));
+    EXPECT(ring->is_full() && !ring->push(7));
+    for (uint32_t n = 0; n < 64; ++n) EXPECT_EQ(ring->take_one(), n);
+    EXPECT_EQ(ring->take_half(slots, 64), 64u);
     EXPECT(slots[0] == 64 && slots[63] == 127);
-    for (uint32_t n = 128; n < kRingCells; ++n) EXPECT_EQ(take_one(*ring), n);
-    EXPECT_EQ(take_one(*ring), kNone);
+    for (uint32_t n = 128; n < kRingCells; ++n) EXPECT_EQ(ring->take_one(), n);
+    EXPECT_EQ(ring->take_one(), kNone);
   }
 }
 
 CASE("ring: half is taken, rounded up, oldest first, at most the limit") {
   auto ring = std::make_unique<Ring>();
   uint32_t slots[64];
-  EXPECT_EQ(take_half(*ring, slots, 64), 0u);
-  for (uint32_t n = 0; n < 9; ++n) push(*ring, n);
-  EXPECT_EQ(take_half(*ring, slots, 64), 5u);
+  EXPECT_EQ(ring->take_half(slots, 64), 0u);
+  for (uint32_t n = 0; n < 9; ++n) ring->push(n);
+  EXPECT_EQ(ring->take_half(slots, 64), 5u);
   EXPECT(slots[0] == 0 && slots[4] == 4);
-  EXPECT_EQ(take_half(*ring, slots, 1), 1u);
+  EXPECT_EQ(ring->take_half(slots, 1), 1u);
   EXPECT_EQ(slots[0], 5u);
-  EXPECT_EQ(take_one(*ring), 6u);
+  EXPECT_EQ(ring->take_one(), 6u);
 }
 
 CASE("ring: an owner and concurrent takers lose and duplicate nothing") {
@@ -91,18 +91,18 @@ CASE("ring: an owner and concurrent takers lose and duplicate nothing") {
     takers.emplace_back([&, t] {
       uint32_t slots[32];
       while (num_taken.load() < kCount) {
-        const uint32_t count = t == 0 ? 0 : take_half(*ring, slots, 32);
+        const uint32_t count = t == 0 ? 0 : ring->take_half(slots, 32);
         for (uint32_t i = 0; i < count; ++i) note(slots[i]);
-        const uint32_t slot = take_one(*ring);
+        const uint32_t slot = ring->take_one();
         if (slot != kNone) note(slot);
         if (slot == kNone && count == 0) std::this_thread::yield();
       }
     });
   }
   for (uint32_t n = 0; n < kCount;) {
-    if (push(*ring, n)) {
+    if (ring->push(n)) {
       ++n;
-    } else if (const uint32_t slot = take_one(*ring); slot != kNone) {
+    } else if (const uint32_t slot = ring->take_one(); slot != kNone) {
       note(slot);
     }
   }

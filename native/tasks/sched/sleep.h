@@ -1,22 +1,15 @@
-// Going to sleep and being woken, and the barrier between the two.
+// How an idle thread passes time before it sleeps, and the clocks by which it does. Sleeping itself and being woken is
+// protocols/sleepers.h.
 //
-// The protocol (runtime parking): the sleeper announces itself, then looks for work; the waker publishes work, then
-// looks for sleepers. Each must see the other's first step. A fence on both sides would do, but wakers are many and
-// sleepers few: so the sleeper issues membarrier(2), which is a full fence on every thread of the process, and the
-// waker only keeps the compiler from reordering. Across processes, and where the system lacks it, both use a fence.
+// Who may call: the idle thread, each with an Idle and a Pace of its own. Blocks: for a few microseconds at a time.
 #pragma once
-#include <linux/futex.h>
-#include <linux/membarrier.h>
 #include <sched.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 
-#include "protocols/spin_lock.h"
+#include "protocols/memory.h"
 
 namespace tilewise::tasks {
 
@@ -29,39 +22,6 @@ inline uint64_t ticks() {
 #else
   return static_cast<uint64_t>(now_ns());
 #endif
-}
-
-/// True when membarrier works here; call once before threads start.
-inline bool register_membarrier() {
-#if defined(__SANITIZE_THREAD__)
-  return false;  // the sanitizer does not see it
-#else
-  return syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
-#endif
-}
-
-inline void heavy_barrier(bool fences) {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (!fences) syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
-}
-
-inline void light_barrier(bool fences) {
-  if (fences) {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-  } else {
-    std::atomic_signal_fence(std::memory_order_seq_cst);
-  }
-}
-
-/// limit_ns < 0: for ever.
-inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, int64_t limit_ns, bool is_shared) {
-  const timespec limit{limit_ns / 1'000'000'000, limit_ns % 1'000'000'000};
-  syscall(SYS_futex, &word, is_shared ? FUTEX_WAIT : FUTEX_WAIT_PRIVATE, expected, limit_ns < 0 ? nullptr : &limit,
-          nullptr, 0);
-}
-
-inline void futex_wake(std::atomic<uint32_t>& word, int32_t count, bool is_shared) {
-  syscall(SYS_futex, &word, is_shared ? FUTEX_WAKE : FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
 }
 
 /// How an idle thread passes time: it spins briefly, looks and yields for a millisecond, then says that it should

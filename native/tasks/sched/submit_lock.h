@@ -1,10 +1,8 @@
 // The submission lock, which costs nothing while one thread submits.
 //
-// Purpose: the buffers' dependency states change under it. Most programs submit from one thread; that thread (the first
-// lane) then only says that it is inside. The first other thread that wants the lock ends this for good: it says so,
-// makes every thread issue a fence (sleep.h), and waits until the first lane is outside. Whichever of the two came
-// first, the other sees it. From then on both use the spin lock. Who may call: any thread. Blocks: for the lock.
-// Memory: the region. native/protocols/models_test.cc walks every interleaving.
+// Purpose: the buffers' dependency states change under it. Most programs submit from one thread, the first lane: it
+// owns the lock in the sense of protocols/biased_lock.h. Who may call: any thread. Blocks: for the lock. Memory: the
+// region.
 #pragma once
 #include "tasks/sched/sleep.h"
 #include "tasks/sched/thread_state.h"
@@ -41,25 +39,20 @@ class SubmitGuard {
     if (needs_boxes_) header_.boxes_lock.unlock();
     if (!needs_submit_) return;
     if (is_light_) {
-      header_.first_lane_inside.store(0, std::memory_order_release);
+      header_.submit_lock.leave_lightly();
     } else {
-      header_.submit_lock.unlock();
+      header_.submit_lock.leave();
     }
   }
 
  private:
   [[gnu::always_inline]] void lock_submissions() {
-    is_light_ = is_first_lane_ && enter_lightly();
+    is_light_ = is_first_lane_ && header_.submit_lock.enter_lightly(fences_);
     if (!is_light_) lock_heavily(header_, fences_);
   }
   // These know nothing of the guard, so that it can live in registers.
   [[gnu::noinline]] static void lock_heavily(Header& header, bool fences) {
-    if (header.is_contended.load(std::memory_order_acquire) == 0) {  // the light mode ends, for good
-      header.is_contended.store(1, std::memory_order_seq_cst);
-      heavy_barrier(fences);
-    }
-    outwait([&] { return header.submit_lock.try_lock(); });
-    outwait([&] { return header.first_lane_inside.load(std::memory_order_acquire) == 0; });
+    header.submit_lock.enter(fences, [](auto&& done) { outwait(done); });
   }
   /// A replay holds the lock while it waits for slots, perhaps for a task that needs what the host lets others have.
   template <class Done>
@@ -71,15 +64,6 @@ class SubmitGuard {
     Blocking let_others_run;
     while (!done()) sched_yield();
   }
-  [[gnu::always_inline]] bool enter_lightly() {
-    if (header_.is_contended.load(std::memory_order_relaxed) != 0) return false;
-    header_.first_lane_inside.store(1, std::memory_order_relaxed);
-    light_barrier(fences_);
-    if (header_.is_contended.load(std::memory_order_acquire) == 0) return true;
-    header_.first_lane_inside.store(0, std::memory_order_release);
-    return false;
-  }
-
   static constexpr int kSpins = 256;
   Header& header_;
   bool is_first_lane_;

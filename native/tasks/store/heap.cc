@@ -66,8 +66,7 @@ uint64_t heap_in_new_run(const Region& region, Scope& scope, uint32_t seat, uint
   const uint32_t first = take_run(region, count);
   if (first == kNone) return 0;
   Segment& run = region.segments[first];
-  run.state.store(kSegmentOpen, std::memory_order_relaxed);
-  run.uses.store(0, std::memory_order_relaxed);
+  run.loan.open();
   run.owner = seat;
   run.next = scope.first_segment;
   scope.first_segment = first + 1;
@@ -90,9 +89,9 @@ void use_heap(const Region& region, uint64_t address, uint32_t seat) {
   const uint64_t segment = (address - region.header->heap) / kSegmentBytes;
   Segment& run = region.segments[region.segments[segment].first];
   if (run.owner == seat) {
-    run.uses.store(run.uses.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    run.loan.use();
   } else {
-    run.state.fetch_add(1, std::memory_order_relaxed);
+    run.loan.use_of_another();
   }
 }
 
@@ -101,7 +100,7 @@ bool release_heap(const Region& region, const Slot& slot, const SlotArgs& args) 
   uint32_t last = kNone;
   int64_t count = 0;
   const auto release = [&] {
-    if (last == kNone || region.segments[last].state.fetch_sub(count, std::memory_order_acq_rel) != count) return;
+    if (last == kNone || !region.segments[last].loan.give_back(count)) return;
     give_run(region, last);
     is_free = true;
   };
@@ -124,8 +123,7 @@ bool release_runs(const Region& region, const Scope& scope) {
   for (uint32_t s = scope.first_segment; s != 0;) {
     Segment& run = region.segments[s - 1];
     const uint32_t next = run.next;
-    const int64_t change = run.uses.load(std::memory_order_relaxed) - kSegmentOpen;
-    if (run.state.fetch_add(change, std::memory_order_acq_rel) + change == 0) {
+    if (run.loan.close()) {
       give_run(region, s - 1);
       is_free = true;
     }

@@ -126,7 +126,7 @@ CASE("two lanes share the heap and give each other room") {
   other.join();
 }
 
-CASE("a task without outputs and an output that nobody reads cost nothing lasting") {
+CASE("a task without outputs and an output that no task reads cost nothing lasting") {
   Runtime runtime(small_heap(2, 0));
   pto_scope_begin(runtime);
   for (int t = 0; t < 5000; ++t) EXPECT(runtime.submit(PTO_NO_KERNEL, {}) != 0);

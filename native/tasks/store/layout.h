@@ -4,19 +4,24 @@
 // queues, failures, events and the heap. No pointer lies in a shared one: buffers are kept as distances from its base.
 // (In a private one, slots of instances and of tasks that keep their arguments have pointers.) Who may write what
 // stands at each struct; memory order at the functions that use it. Memory: one anonymous or file mapping; pages that
-// nobody touches cost nothing, and all-zero bytes are the empty state of every struct.
+// no thread touches cost nothing, and all-zero bytes are the empty state of every struct.
 #pragma once
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
-#include "protocols/spin_lock.h"
+#include "protocols/biased_lock.h"
+#include "protocols/counter.h"
+#include "protocols/ready_ring.h"
+#include "protocols/sleepers.h"
 #include "tasks/regions/access.h"
 #include "tasks/regions/region_index.h"
 #include "tasks/store/slots.h"
 #include "tilewise/pto_api.h"
 
 namespace tilewise::tasks {
+
+using Sleepers = protocols::Sleepers<protocols::StdMemory>;
 
 inline constexpr uint32_t kNumTypes = 4;
 inline constexpr uint32_t kRingCells = 1024;
@@ -30,13 +35,8 @@ inline constexpr uint64_t aligned(uint64_t bytes) {
   return ((bytes < 1ull << 48 ? bytes : 1ull << 48) + 63) & ~uint64_t{63};
 }
 
-/// Ready tasks of one thread and class: it pushes, everyone takes. See queues.h.
-struct Ring {
-  alignas(64) std::atomic<uint64_t> head;
-  alignas(64) std::atomic<uint64_t> tail;  // with the newest task, see TailWord
-  uint64_t seen_head;  // by the owner: looked up again only when the ring seems full
-  alignas(64) std::atomic<uint32_t> cells[kRingCells];
-};
+/// Ready tasks of one thread and class.
+using Ring = protocols::ReadyRing<protocols::StdMemory, kRingCells, kSlotBits, kNone>;
 
 /// Ready tasks with a priority, or for one worker, or that did not fit a ring: a heap under a lock.
 struct OrderedQueue {
@@ -52,25 +52,21 @@ struct OrderedEntry {
 };
 
 struct alignas(64) Event {
-  protocols::SpinLock lock;
+  protocols::Counter<protocols::StdMemory, uint32_t> counter;  // a waiter: slot + 1
   std::atomic<uint32_t> used;
-  std::atomic<uint64_t> value;
-  uint32_t waiters;  // slot + 1, guarded by lock
   uint32_t generation;
 };
 
-/// A run of heap memory. state: kSegmentOpen while its scope is open, minus completed uses; closing adds the number of
-/// uses and takes kSegmentOpen away; whoever brings it to 0 frees the run.
+/// A run of heap memory. Its scope's seat lends it to tasks until the scope ends; the thread that ends the loan frees
+/// it.
 struct alignas(64) Segment {
-  std::atomic<int64_t> state;
-  std::atomic<int64_t> uses;  // by its owner; other lanes add theirs to state
-  uint32_t run;               // segments of the run, in its first
-  uint32_t next;              // + 1: next run of the scope
-  uint32_t owner;             // seat
-  uint32_t is_used;           // guarded by heap_lock
-  uint32_t first;             // first segment of the run this one belongs to
+  Countdown::Loan loan;  // uses by tasks
+  uint32_t run;          // segments of the run, in its first
+  uint32_t next;         // + 1: next run of the scope
+  uint32_t owner;        // seat
+  uint32_t is_used;      // guarded by heap_lock
+  uint32_t first;        // first segment of the run this one belongs to
 };
-inline constexpr int64_t kSegmentOpen = int64_t{1} << 40;
 
 struct Scope {
   uint32_t first_handle;   // + 1
@@ -95,7 +91,7 @@ struct alignas(128) Seat {
   int64_t asked_ns;  // when its host was last asked for an interruption
   std::atomic<uint32_t> num_open_scopes;  // depth, for other threads
   std::atomic<uint32_t> is_taken;
-  std::atomic<uint32_t> blocked;  // 1 + Resource: waits for one that only others (or nobody) can free
+  std::atomic<uint32_t> blocked;  // 1 + Resource: waits for one that only other threads (or none) can free
   std::atomic<uint64_t> blocked_size;
   std::atomic<uint32_t> first_error;
   std::atomic<uint64_t> cancel_below;
@@ -167,9 +163,7 @@ struct Header {
   uint64_t seats, slots, args, handles, regions, chunks, declared, notes, rings, queues, entries, events, segments,
       errors, failed, kernels, traces, heap;
 
-  alignas(128) protocols::SpinLock submit_lock;  // see submit_lock.h for the three
-  std::atomic<uint32_t> first_lane_inside;
-  std::atomic<uint32_t> is_contended;
+  alignas(128) protocols::BiasedLock<protocols::StdMemory> submit_lock;  // owner: the first lane
   std::atomic<uint64_t> sequence;  // written under submit_lock
   protocols::SpinLock boxes_lock;  // the RegionIndex; taken after submit_lock, or alone by a task's children
   alignas(128) protocols::SpinLock pool_lock;
@@ -187,10 +181,8 @@ struct Header {
   std::atomic<uint32_t> num_errors;
   std::atomic<uint32_t> failed_overflow;  // an error: the table was full when it came
   uint32_t sweep_at;                      // written under submit_lock
-  alignas(128) std::atomic<uint32_t> num_parked;  // workers asleep
-  std::atomic<uint32_t> worker_word;
-  std::atomic<uint32_t> num_waiting;  // waiting threads asleep
-  std::atomic<uint32_t> wait_word;
+  alignas(128) Sleepers parked;  // workers
+  Sleepers waiting;              // threads that wait for tasks or for room
   std::atomic<int64_t> next_deadline_ns;  // of the tasks that wait for events; 0: none has one
   alignas(128) std::atomic<uint32_t> num_urgent;
   std::atomic<uint32_t> num_background;
@@ -234,7 +226,7 @@ struct Region {
   uint32_t lane_of(uint32_t slot) const { return slot / header->window; }
   /// The task that lives in a slot now.
   TaskRef name_at(uint32_t slot) const {
-    return make_ref(generation_in(slots[slot].wake.load(std::memory_order_relaxed)), slot);
+    return make_ref(Wake::generation_in(slots[slot].wake.load(std::memory_order_relaxed)), slot);
   }
   uint32_t index_of(const Handle& handle) const { return static_cast<uint32_t>(&handle - handles); }
   bool lies_in_heap(uint64_t address) const {
@@ -266,7 +258,8 @@ struct Options {
 uint64_t region_bytes(const Options& options);
 /// Makes a region (anonymous, or a new file for shared_path) with everything empty. Throws ResourceError.
 Region make_region(const Options& options);
-/// The file gets its name, at once and complete: whoever finds it can use it. Throws ArgumentError when it exists.
+/// The file gets its name, at once and complete: a process that finds it can use it. Throws ArgumentError when it
+/// exists.
 void publish_region(const char* path);
 /// What is left of a file that never got its name.
 void drop_part(const char* path);

@@ -7,11 +7,15 @@
 #include <cstdint>
 #include <vector>
 
+#include "protocols/rounds.h"
+
 namespace tilewise::tasks {
+
+using Rounds = protocols::Rounds<protocols::StdMemory>;
 
 struct Round {
   struct alignas(64) Count {
-    std::atomic<uint64_t> count{0};
+    Rounds::Count count{0};
   };
 
   Round(uint32_t its_first_slot, uint32_t num_seats) : first_slot(its_first_slot), done(num_seats) {}

@@ -7,6 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "protocols/countdown.h"
+#include "protocols/token.h"
+#include "protocols/wake_word.h"
 #include "tasks/regions/access.h"
 #include "tasks/regions/region_index.h"
 #include "tilewise/pto_api.h"
@@ -16,14 +19,11 @@ namespace tilewise::tasks {
 inline constexpr uint32_t kInlineProducers = 8;
 inline constexpr uint32_t kMaxKeptArguments = 5;  // words; the rest is for producers
 
-/// [generation 40 | watched 1 | first waiter + 1, 23 bits]. Odd generation: a task lives in the slot. Whoever
-/// completes the task raises the generation and takes the waiters in one exchange; a waiter adds itself by
-/// compare-and-swap against the generation it knows. So a wake-up cannot be lost and a reused slot cannot be mistaken.
-using WakeWord = uint64_t;
-inline constexpr WakeWord kWatched = 1u << 23;
-inline constexpr uint64_t generation_in(WakeWord word) { return word >> 24; }
-inline constexpr bool is_live(WakeWord word) { return (word >> 24 & 1) != 0; }
-inline constexpr uint32_t first_waiter(WakeWord word) { return static_cast<uint32_t>(word & (kWatched - 1)); }
+/// Odd generation: a task lives in the slot. See protocols/wake_word.h.
+using Wake = protocols::WakeWords<protocols::StdMemory>;
+using WakeWord = Wake::Bits;
+using Tokens = protocols::Tokens<protocols::StdMemory>;
+using Countdown = protocols::Countdowns<protocols::StdMemory>;
 
 enum SlotFlags : uint16_t {
   kUsesHeap = 1,
@@ -68,10 +68,10 @@ enum class SlotState : uint8_t {
   kChildren
 };
 
-/// What every thread reads of a task. Two cache lines. Written by its lane until submitted, then by whoever advances
-/// it (one thread at a time), then by whoever runs it; `wake` by anyone.
+/// What every thread reads of a task. Two cache lines. Written by its submitter, then by the threads that
+/// advance it (one at a time), then by the one that runs it; `wake` by any thread.
 struct alignas(128) Slot {
-  std::atomic<WakeWord> wake;
+  Wake::Word wake;
   int32_t kernel;
   int32_t priority;
   uint32_t next_waiter;  // + 1, of the list this task is on
@@ -82,7 +82,7 @@ struct alignas(128) Slot {
   std::atomic<uint32_t> child_error;
   std::atomic<uint64_t> sequence;
   std::atomic<uint32_t> cancelled;  // low bits of the generation that was cancelled
-  std::atomic<uint32_t> released;  // likewise: nobody will ask how it ended
+  std::atomic<uint32_t> released;  // likewise: its submitter will not ask how it ended
   uint8_t type_class;
   uint8_t num_producers;  // inline
   uint8_t room;  // for producers inline
@@ -96,7 +96,7 @@ struct alignas(128) Slot {
     Replayed replayed;  // with kIsReplayed
   };
 
-  /// A new task, with no parameters and nobody to wait for; nothing is left of the last one here.
+  /// A new task, with no parameters and no producers; nothing is left of the last one here.
   void begin(int32_t new_kernel, int32_t new_priority, uint8_t new_class, uint16_t new_flags) {
     kernel = new_kernel;
     priority = new_priority;
@@ -183,7 +183,7 @@ struct alignas(128) Handle {
   std::atomic<uint32_t> generation;
   SharedFlags flags;
   // second line: what plain tasks do not ask for
-  std::atomic<uint32_t> token;  // [held 1 | first waiter + 1]: commuting tasks, one at a time
+  Tokens::Token token;  // [held 1 | first waiter + 1]: commuting tasks, one at a time
   uint32_t owner;  // parent slot + 1 whose children use it; 0: outside any task
   uint64_t bytes;
   uint32_t next;  // + 1: in its scope, or free

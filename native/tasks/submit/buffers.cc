@@ -122,7 +122,7 @@ void* wait_for_buffer(Engine& engine, pto_handle name, const pto_region* box, in
   return engine.region.at(found->address + (box != nullptr ? box->offset : 0));
 }
 
-// An empty task that overwrites the bytes stands for the caller: it waits for everybody, and it ends a poison.
+// An empty task that overwrites the bytes stands for the caller: it waits for all earlier tasks, and it ends a poison.
 void* wait_to_write(Engine& engine, pto_handle name, const pto_region* box, double timeout_s, bool helps) {
   if (box != nullptr) check_region(resolve(engine, name, "write"), *box, "write", -1);
   pto_param param{};

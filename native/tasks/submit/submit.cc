@@ -214,7 +214,7 @@ inline void link(Engine& engine, uint32_t slot, TaskRef self, const pto_task_spe
     collect_param(engine, slot, seat_index, *buffers.handles[p], spec.params[p].region, args.params[p].mode);
   }
   if (predicate != nullptr) collect_param(engine, slot, seat_index, *predicate, nullptr, PTO_INPUT);
-  if (is_child) engine.region.slots[task.parent - 1].children.fetch_add(1, std::memory_order_relaxed);
+  if (is_child) Countdown::join(engine.region.slots[task.parent - 1].children);
   is_recorded = true;
   uint32_t num_tokens = 0;
   for (uint32_t p = 0; p < spec.num_params; ++p) {
@@ -271,14 +271,14 @@ pto_task submit_reduction(Engine& engine, const pto_task_spec& spec) {
 // Nothing of it is visible yet.
 void abandon(Engine& engine, uint32_t slot) {
   Slot& task = engine.region.slots[slot];
-  const uint64_t generation = generation_in(task.wake.load(std::memory_order_relaxed));
+  const uint64_t generation = Wake::generation_in(task.wake.load(std::memory_order_relaxed));
   if ((task.flags & kUsesHeap) != 0) {
     if (release_heap(engine.region, task, engine.region.args[slot])) wake_waiters(engine);
   }
   SeatPool pool{engine, engine.seat(engine.region.lane_of(slot))};
   give_chunks(pool, task.more_producers);
-  const WakeWord word = task.wake.exchange((generation + 1) << 24, std::memory_order_acq_rel);
-  if ((word & kWatched) != 0) wake_waiters(engine);
+  const WakeWord word = Wake::complete(task.wake, generation + 1);
+  if ((word & Wake::kWatched) != 0) wake_waiters(engine);
 }
 
 void take_back(Engine& engine, uint32_t slot, uint32_t seat_index, bool is_recorded) {

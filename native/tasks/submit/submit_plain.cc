@@ -69,7 +69,8 @@ int plain_mode(const pto_param& param) {
   return args.scalars(num_params);
 }
 
-/// Whoever overwrites what its own producers have read finds each of them twice: once is enough, and needs no chunk.
+/// A task that overwrites what its own producers have read finds each of them twice: once is enough, and needs no
+/// chunk.
 [[gnu::noinline, gnu::cold]] void merge_or_order_after(Engine& engine, Slot& task, TaskRef producer,
                                                        uint32_t seat_index) {
   for (uint32_t p = 0; p < task.num_producers; ++p) {
@@ -126,8 +127,7 @@ int plain_mode(const pto_param& param) {
   }
   // Asked of readers alone, whose failure is of no account to those that read beside them; and no graph is kept.
   const auto has_ended = [&](TaskRef reader) __attribute__((always_inline)) {
-    return generation_in(engine.region.slots[slot_of(reader)].wake.load(std::memory_order_acquire)) !=
-           generation_of(reader);
+    return Wake::has_ended(engine.region.slots[slot_of(reader)].wake, generation_of(reader));
   };
   is_recorded = true;
   for (uint32_t p = 0; p < num_params; ++p) {

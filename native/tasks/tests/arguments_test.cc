@@ -25,7 +25,7 @@ int check_two(void* const* buffers, const uint64_t*) {
 
 }  // namespace
 
-CASE("every number of parameters and scalars reaches the kernel, whoever must be waited for") {
+CASE("every number of parameters and scalars reaches the kernel, however many producers it waits for") {
   for (const uint32_t workers : {0u, 1u, 2u}) {
     Runtime runtime(workers, 64);
     const pto_kernel check = runtime.kernel("check", check_kernel);

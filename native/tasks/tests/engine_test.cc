@@ -179,7 +179,7 @@ CASE("target_worker: the named worker and no other runs the task") {
   EXPECT(thread_of[0].load() != thread_of[1].load() && thread_of[1].load() != thread_of[2].load());
 }
 
-CASE("worker types: a task runs where its type is served, and a type nobody serves is refused") {
+CASE("worker types: a task runs where its type is served, and a type that no worker serves is refused") {
   const uint8_t types[] = {1 << PTO_CUBE, 1 << PTO_VECTOR | 1 << PTO_AI_CPU};
   pto_config config = Runtime::config(2);
   config.worker_types = types;
@@ -557,7 +557,7 @@ CASE("the window's high-water mark shows how many tasks lived, though it was nev
   const pto_kernel held = runtime.kernel("held", Gate::kernel);
   Gate gate;
   runtime.submit(held, {}, {.scalars = {scalar(&gate)}});
-  gate.await_inside(1);  // so that nobody runs the rest
+  gate.await_inside(1);  // so that no worker runs the rest
   for (int t = 0; t < 600; ++t) runtime.submit(PTO_NO_KERNEL, {});
   gate.open();
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);

@@ -1,5 +1,5 @@
 // Every mistake in the brief (2.x) and every pitfall that the existing implementation met (3.x), as a named case. Those
-// whose protocol is small enough are model-checked as well: see models_test.cc.
+// whose protocol is small enough are planted in its template as well: see native/protocols.
 #include <cstring>
 #include <set>
 
@@ -57,7 +57,7 @@ CASE("brief 2.3: many more tasks than slots: nothing is indexed by a growing id"
   for (const pto_task name : names) EXPECT_EQ(pto_is_complete(runtime, name), 1);
 }
 
-CASE("brief 2.4: successors are linked while their producer completes, from two threads, with nobody lost") {
+CASE("brief 2.4: successors are linked while their producer completes, from two threads, with none lost") {
   Runtime runtime(2, 64);
   const pto_kernel empty = runtime.kernel("empty", empty_kernel);
   const auto lane = [&] {
@@ -157,7 +157,7 @@ CASE("brief 2.9: names are 64 bits wide and an old one never names a new task in
   EXPECT_EQ(pto_is_complete(runtime, a) + pto_is_complete(runtime, b), 0);
   EXPECT_EQ(pto_cancel(runtime, old), 0);
   EXPECT_EQ(pto_event_raise(runtime, event, 1), 0);
-  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);  // cancelling the old name cancelled nobody
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);  // cancelling the old name cancelled no task
 }
 
 CASE("brief 2.10: a matrix product on strided tiles writes C and accumulates over k") {

@@ -122,7 +122,7 @@ CASE("SIGKILL of the workers is PTO_PEER_LOST within a second, and the runtime s
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), PTO_PEER_LOST);
 }
 
-CASE("whoever finds the file finds a complete region") {
+CASE("a process that finds the file finds a complete region") {
   for (int round = 0; round < 60 / kSlowdown; ++round) {
     const std::string path = new_path("complete");
     const pid_t child = fork();
@@ -156,7 +156,7 @@ CASE("workers whose orchestrator dies return PTO_PEER_LOST") {
   unlink(path.c_str());
 }
 
-CASE("nobody attaches: PTO_TIMEOUT, and the file is gone; a path that is no region is refused") {
+CASE("no process attaches: PTO_TIMEOUT, and the file is gone; a path that is no region is refused") {
   const std::string path = new_path("alone");
   pto_config config = shared_config(path);
   config.peer_timeout_s = 0.1;
@@ -168,7 +168,7 @@ CASE("nobody attaches: PTO_TIMEOUT, and the file is gone; a path that is no regi
   std::fclose(std::fopen(path.c_str(), "w"));
   EXPECT_EQ(pto_runtime_open(&config, &runtime), PTO_BAD_ARGUMENT);
   EXPECT(has(pto_last_error(), "does not exist"));
-  EXPECT_EQ(unlink(path.c_str()), 0);  // somebody's file stays
+  EXPECT_EQ(unlink(path.c_str()), 0);  // a file that is no region stays
 }
 
 CASE("a runtime of no or too little patience for its workers' process is refused") {

@@ -1,5 +1,5 @@
-// Deadlock is proven, at once, and named: heap, handles, boxes, window. And never claimed where somebody can still
-// help.
+// Deadlock is proven, at once, and named: heap, handles, boxes, window. And never claimed while another thread can
+// still help.
 #include "tasks/tests/testing_runtime.h"
 
 using namespace tilewise::tasks::testing;

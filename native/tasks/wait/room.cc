@@ -33,7 +33,7 @@ bool has_room(const Engine& engine, uint32_t seat_index, Resource resource, uint
     case Resource::kWindow: {
       const uint32_t base = seat_index * header.window;
       for (uint32_t s = base; s < base + header.window; ++s) {
-        if (!is_live(engine.region.slots[s].wake.load(std::memory_order_acquire))) return true;
+        if (!Wake::is_live(Wake::look(engine.region.slots[s].wake))) return true;
       }
       return false;
     }
@@ -60,7 +60,7 @@ bool is_blocked_parent(const Engine& engine, uint32_t slot) {
   return false;
 }
 
-// No task runs or could run, none waits for the outside, and nobody else has a scope to close.
+// No task runs or could run, none waits for the outside, and no other thread has a scope to close.
 bool is_stuck(const Engine& engine, uint32_t seat_index, Resource resource) {
   const Header& header = *engine.region.header;
   const uint32_t num_seats = engine.region.seats_in_use();
@@ -83,7 +83,7 @@ bool is_stuck(const Engine& engine, uint32_t seat_index, Resource resource) {
     if (s != seat_index && may_free && other.blocked.load(std::memory_order_seq_cst) == 0) return false;
     for (uint32_t slot = s * header.window; slot < (s + 1) * header.window; ++slot) {
       const Slot& task = engine.region.slots[slot];
-      if (!is_live(task.wake.load(std::memory_order_acquire))) continue;
+      if (!Wake::is_live(Wake::look(task.wake))) continue;
       const SlotState state = task.state.load(std::memory_order_acquire);
       if (state == SlotState::kPending || state == SlotState::kChildren) continue;
       if (state == SlotState::kFilling && (s == seat_index || other.blocked.load(std::memory_order_seq_cst) != 0)) {
@@ -112,8 +112,8 @@ uint32_t take_slot_slowly(Engine& engine, uint32_t seat_index) {
   note_stall(engine, seat_index, Resource::kWindow, begin);
   for (uint32_t step = 0; step < 8; ++step) {
     const uint32_t at = static_cast<uint32_t>(me.cursor + step) & (window - 1);
-    const WakeWord word = engine.region.slots[base + at].wake.load(std::memory_order_acquire);
-    if (is_live(word)) continue;
+    const WakeWord word = Wake::look(engine.region.slots[base + at].wake);
+    if (Wake::is_live(word)) continue;
     me.cursor += step;
     return find_free_slot(engine, seat_index);
   }
@@ -156,11 +156,11 @@ uint32_t find_free_slot(Engine& engine, uint32_t seat_index) {
   for (uint32_t step = 0; step <= mask; ++step) {
     const uint32_t at = static_cast<uint32_t>(me.cursor + step) & mask;
     Slot& task = engine.region.slots[base + at];
-    const WakeWord word = task.wake.load(std::memory_order_acquire);
-    if (is_live(word)) continue;
+    const WakeWord word = Wake::look(task.wake);
+    if (Wake::is_live(word)) continue;
     me.cursor += step + 1;
     task.state.store(SlotState::kFilling, std::memory_order_relaxed);
-    task.wake.store((generation_in(word) + 1) << 24, std::memory_order_relaxed);
+    Wake::begin(task.wake, word);
     return base + at;
   }
   return kNone;
@@ -180,10 +180,10 @@ uint32_t take_slot_carefully(Engine& engine, uint32_t seat_index) {
   for (uint32_t tries = 0; tries < 8; ++tries) {
     const uint32_t slot = base + (static_cast<uint32_t>(me.cursor++) & mask);
     Slot& task = engine.region.slots[slot];
-    const WakeWord word = task.wake.load(std::memory_order_acquire);
-    if (is_live(word)) continue;
+    const WakeWord word = Wake::look(task.wake);
+    if (Wake::is_live(word)) continue;
     task.state.store(SlotState::kFilling, std::memory_order_relaxed);
-    task.wake.store((generation_in(word) + 1) << 24, std::memory_order_relaxed);
+    Wake::begin(task.wake, word);
     return slot;
   }
   return take_slot_slowly(engine, seat_index);
@@ -194,7 +194,7 @@ void raise_deadlock(Engine& engine, uint32_t seat_index, Resource resource, uint
   uint32_t oldest = kNone;
   for (uint32_t s = seat_index * header.window; s < (seat_index + 1) * header.window; ++s) {
     const Slot& task = engine.region.slots[s];
-    if (!is_live(task.wake.load(std::memory_order_acquire)) || task.state.load() == SlotState::kFilling) continue;
+    if (!Wake::is_live(Wake::look(task.wake)) || task.state.load() == SlotState::kFilling) continue;
     if (oldest == kNone || task.sequence.load() < engine.region.slots[oldest].sequence.load()) oldest = s;
   }
   std::ostringstream who;
@@ -223,7 +223,7 @@ bool wait_for_room(Engine& engine, uint32_t seat_index, Resource resource, uint6
   Blocking let_others_run;
   const DefaultFloatModes modes;
   const int64_t begin = now_ns();
-  const uint64_t word = header.wait_word.load(std::memory_order_acquire);
+  const uint32_t seen = header.waiting.look();
   check_open(engine);
   check_interrupted(&me.asked_ns);
   expire_overdue(engine, seat_index);
@@ -247,15 +247,12 @@ bool wait_for_room(Engine& engine, uint32_t seat_index, Resource resource, uint6
   if (now_ns() - begin < 1'000'000 && me.stall_rounds++ < 1000) {
     sched_yield();
   } else {
-    header.num_waiting.fetch_add(1, std::memory_order_seq_cst);
-    for (uint32_t s = 0; s < engine.region.seats_in_use(); ++s) watch_lane(engine, s);
-    heavy_barrier(engine.fences);
-    if (!has_room(engine, seat_index, resource, size) && !has_work(engine, seat_index)) {
-      futex_wait(header.wait_word, static_cast<uint32_t>(word), kSliceNs, header.is_shared != 0);
-    } else {
-      sched_yield();
-    }
-    header.num_waiting.fetch_sub(1, std::memory_order_seq_cst);
+    const auto stays_awake = [&] {
+      for (uint32_t s = 0; s < engine.region.seats_in_use(); ++s) watch_lane(engine, s);
+      return has_room(engine, seat_index, resource, size) || has_work(engine, seat_index);
+    };
+    const bool is_shared = header.is_shared != 0;
+    if (!header.waiting.sleep(seen, engine.fences, is_shared, stays_awake, [] { return kSliceNs; })) sched_yield();
     me.stall_rounds = 0;
   }
   check_peer(engine);

@@ -34,22 +34,22 @@ inline void count_submitted(Engine& engine, uint32_t seat_index, uint64_t count)
   submitted.store(submitted.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
 }
 
-/// The next slot in turn, when nobody lives in it.
+/// The next slot in turn, when no task lives in it.
 [[gnu::always_inline]] inline uint32_t take_slot(Engine& engine, uint32_t seat_index) {
   Seat& me = engine.seat(seat_index);
   const uint32_t mask = engine.region.header->window - 1;
   const uint32_t base = seat_index * engine.region.header->window;
   const auto at = static_cast<uint32_t>(me.cursor) & mask;
   Slot& task = engine.region.slots[base + at];
-  const WakeWord word = task.wake.load(std::memory_order_acquire);
-  if (is_live(word) || (me.cursor & kCursorsPerLook) == 0) [[unlikely]]
+  const WakeWord word = Wake::look(task.wake);
+  if (Wake::is_live(word) || (me.cursor & kCursorsPerLook) == 0) [[unlikely]]
     return take_slot_carefully(engine, seat_index);
   ++me.cursor;
   const Slot& soon = engine.region.slots[base + ((at + kPrefetchAhead) & mask)];
   protocols::prefetch_for_write(&soon);
   protocols::prefetch_for_write(&soon.producers);
   task.state.store(SlotState::kFilling, std::memory_order_relaxed);
-  task.wake.store((generation_in(word) + 1) << 24, std::memory_order_relaxed);
+  Wake::begin(task.wake, word);
   return base + at;
 }
 

@@ -18,7 +18,7 @@ void check_not_inside(const Engine& engine, pto_task task) {
   uint32_t outer = running.engine == &engine ? running.parent : 0;
   for (; outer != 0; outer = engine.region.slots[outer - 1].parent) {
     const WakeWord word = engine.region.slots[outer - 1].wake.load(std::memory_order_relaxed);
-    if (make_ref(generation_in(word), outer - 1) != task) continue;
+    if (make_ref(Wake::generation_in(word), outer - 1) != task) continue;
     raise(PTO_DEADLOCK,
           "[runtime.wait] a task must not wait for itself or for a task that it is a child of; got such a wait; ",
           "wait from outside");
@@ -52,7 +52,7 @@ bool help_own_lane(Engine& engine, uint32_t seat_index) {
   }
   for (uint32_t c = 0; c < header.num_classes; ++c) {
     if ((classes >> c & 1) == 0) continue;
-    uint32_t slot = take_one(engine.region.rings[seat_index * header.num_classes + c]);
+    uint32_t slot = engine.region.rings[seat_index * header.num_classes + c].take_one();
     if (slot != kNone && !is_welcome(slot)) {
       const Slot& task = engine.region.slots[slot];
       push(engine.region.queues[kOverflow * header.num_classes + c], engine.region.base,
@@ -111,21 +111,14 @@ void check_interrupted(int64_t* last_ns) {
 
 bool watch(Engine& engine, TaskRef task) {
   Slot& slot = engine.region.slots[slot_of(task)];
-  WakeWord word = slot.wake.load(std::memory_order_acquire);
-  while (generation_in(word) == generation_of(task)) {
-    if ((word & kWatched) != 0) return true;
-    if (slot.wake.compare_exchange_weak(word, word | kWatched, std::memory_order_acq_rel, std::memory_order_acquire)) {
-      return true;
-    }
-  }
-  return false;
+  return Wake::watch(slot.wake, generation_of(task));
 }
 
 void watch_lane(Engine& engine, uint32_t seat_index) {
   const uint32_t base = seat_index * engine.region.header->window;
   for (uint32_t s = base; s < base + engine.region.header->window; ++s) {
-    const WakeWord word = engine.region.slots[s].wake.load(std::memory_order_acquire);
-    if (is_live(word)) watch(engine, make_ref(generation_in(word), s));
+    const WakeWord word = Wake::look(engine.region.slots[s].wake);
+    if (Wake::is_live(word)) watch(engine, make_ref(Wake::generation_in(word), s));
   }
 }
 
@@ -187,8 +180,7 @@ int wait_all(Engine& engine, double timeout_s, bool helps) {
         engine,
         [&] {
           for (; at < end; ++at) {
-            if (is_live(engine.region.slots[base + (at & (window - 1))].wake.load(std::memory_order_acquire)))
-              return false;
+            if (Wake::is_live(Wake::look(engine.region.slots[base + (at & (window - 1))].wake))) return false;
           }
           return !engine.replays->has_rounds(seat_index);
         },

@@ -33,7 +33,7 @@ void watch_lane(Engine& engine, uint32_t seat_index);
 void check_open(const Engine& engine);
 void check_interrupted(int64_t* last_ns);
 
-// done: what is waited for. watch: sees to it that somebody wakes us; false when it is no longer needed.
+// done: what is waited for. watch: asks for a wake-up; false when it is no longer needed.
 template <class Done, class Watch>
 bool wait_until(Engine& engine, Done&& done, Watch&& watch_it, double timeout_s, bool helps) {
   if (done()) return true;
@@ -58,18 +58,15 @@ bool wait_until(Engine& engine, Done&& done, Watch&& watch_it, double timeout_s,
     }
     if (deadline != INT64_MAX && now_ns() >= deadline) return done();
     if (!idle.should_sleep()) continue;
-    const uint32_t word = header.wait_word.load(std::memory_order_acquire);
-    header.num_waiting.fetch_add(1, std::memory_order_seq_cst);
-    watch_it();
-    heavy_barrier(engine.fences);
-    if (done() || (helps && has_work(engine, seat_index))) {
-      sched_yield();
-    } else {
-      const int64_t left =
-          deadline == INT64_MAX ? kSliceNs : std::min(kSliceNs, std::max<int64_t>(deadline - now_ns(), 1));
-      futex_wait(header.wait_word, word, left, header.is_shared != 0);
-    }
-    header.num_waiting.fetch_sub(1, std::memory_order_seq_cst);
+    const auto stays_awake = [&] {
+      watch_it();
+      return done() || (helps && has_work(engine, seat_index));
+    };
+    const auto limit_ns = [&] {
+      return deadline == INT64_MAX ? kSliceNs : std::min(kSliceNs, std::max<int64_t>(deadline - now_ns(), 1));
+    };
+    Sleepers& sleepers = header.waiting;
+    if (!sleepers.sleep(sleepers.look(), engine.fences, header.is_shared != 0, stays_awake, limit_ns)) sched_yield();
     check_peer(engine);
   }
   return true;

@@ -1,9 +1,10 @@
-"""Writing so that a reader sees the old file or the new one, never half of either.
+"""Writing and removing so that a reader sees the old file or the new one, never half of either.
 
 Everything goes to a hidden temporary name beside the target, is forced to the disk, and is renamed; then the
-directory is forced to the disk too, so that the rename itself survives a power cut. What the system refuses (a full
-disk, a missing permission) is one error, and leaves what stood there before. Refuses, when asked beforehand, places
-that cannot be written to; knows no formats.
+directory is forced to the disk too, so that the rename itself survives a power cut. A directory that is replaced or
+removed goes to a hidden name first; between the two renames of a replacement there is none of its name. What the
+system refuses (a full disk, a missing permission) is one error, and leaves what stood there before. Refuses, when asked
+beforehand, places that cannot be written to; knows no formats.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tilewise.core import ConfigError, ResourceError
@@ -20,6 +21,7 @@ from tilewise.core import ConfigError, ResourceError
 __all__ = [
     "check_replaceable",
     "check_writable",
+    "remove_directory",
     "remove_leftovers",
     "replace_directory",
     "replace_file",
@@ -166,6 +168,15 @@ def _put_in_place(temporary: Path, path: Path) -> None:
         raise
     _sync_directory(path.parent)
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a directory; what has its name is whole until it is gone, also when the process is killed meanwhile. One
+    that the system keeps stays."""
+    aside = path.with_name(f"{_HIDDEN}{path.name}-old-{os.getpid()}")
+    with suppress(OSError):
+        os.rename(path, aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_leftovers(directory: Path) -> None:

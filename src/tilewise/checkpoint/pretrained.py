@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from tilewise.checkpoint.files import replace_directory, writing
 from tilewise.checkpoint.weights import write_weights
 from tilewise.core import Border, CheckpointError
-from tilewise.core.reading import Unreadable, read_json, read_whole, validate_json
+from tilewise.core.border import shown
+from tilewise.core.reading import Unreadable, parse_json, read_json, read_whole, refusals_of, validate_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -31,10 +32,32 @@ _MAX_VOCABULARY = 1 << 31
 _border = Border("checkpoint", CheckpointError)
 
 
+class _Subwords(BaseModel):
+    """What the tokens of a model begin with that stand inside a word; some models have it."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    continuing_subword_prefix: str | None = None
+
+
 class _TokenizerFile(BaseModel):
     """tokenizer.json is the library's to read; here it is held to be a JSON object that does not nest without end."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: _Subwords | None = None
+
+
+class _Merges(_Subwords):
+    """Pairs of tokens that become one: lists of two, or texts with a space between, as older files have them."""
+
+    merges: list[tuple[str, str] | str] = Field(default_factory=list)
+
+
+class _MergingFile(_TokenizerFile):
+    """tokenizer.json of a model with merges."""
+
+    model: _Merges
 
 
 class _GenerationConfig(BaseModel):
@@ -132,17 +155,30 @@ def _parse_tokenizer(content: bytes) -> Tokenizer:
     """
     from tokenizers import Tokenizer
 
-    validate_json(content, _TokenizerFile)
-    try:
+    found = parse_json(content, _TokenizerFile).model
+    if found is not None and found.continuing_subword_prefix:
+        _check_merges(content)
+    with refusals_of("tokenizers"):
         tokenizer = Tokenizer.from_buffer(content)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode("")  # a template of tokens that are not there shows here
-    except BaseException as error:  # bare Exceptions, and panics of the library, which are not even those
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise Unreadable(f"the tokenizers library says: {error}") from None
     return tokenizer
+
+
+def _check_merges(content: bytes) -> None:
+    """The right side of every merge begins with the prefix: the library cuts off as many bytes without looking, in the
+    middle of a character too, and then ends the whole process over text that is not UTF-8.
+
+    Raises:
+        Unreadable: one does not.
+    """
+    model = validate_json(content, _MergingFile).model
+    prefix = model.continuing_subword_prefix or ""
+    for merge in model.merges:
+        right = merge[1] if isinstance(merge, tuple) else merge.partition(" ")[2]
+        if not right.startswith(prefix):
+            raise Unreadable(f"merge {shown(merge)} does not go on with the prefix {shown(prefix)}")
 
 
 def load_generation_config(directory: str | Path, vocab_size: int) -> dict[str, Any]:

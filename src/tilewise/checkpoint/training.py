@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from tilewise.checkpoint.files import remove_leftovers, replace_directory, writing
+from tilewise.checkpoint.files import remove_directory, remove_leftovers, replace_directory, writing
 from tilewise.checkpoint.header import dtype_name, is_storable
 from tilewise.checkpoint.weights import WeightsFile, save_tensors
 from tilewise.core import CheckpointError
@@ -165,7 +164,7 @@ def _remove_older(root: Path, newest: Path, num_kept: int) -> None:
         if num_kept > 0 and _is_listed(old):
             num_kept -= 1
         else:
-            shutil.rmtree(old, ignore_errors=True)
+            remove_directory(old)
 
 
 def has_checkpoints(directory: str | Path) -> bool:
@@ -216,6 +215,8 @@ def load_latest(
         CheckpointError: none is whole, or the newest one that is belongs to another configuration.
     """
     damaged: list[str] = []
+    if not callable(report):
+        _border.refuse("load_latest", "report must be a function", shown(report), "pass one of a text")
     for path in reversed(_steps(_border.path("load_latest", "a directory", directory))):
         try:
             state = load_checkpoint(path, config)

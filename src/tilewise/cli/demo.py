@@ -204,7 +204,7 @@ def _judge(config: TrainConfig, data: TrainingData, console: Console) -> None:
 
 def _trace_step(trainer: Trainer, number: int, path: Path, console: Console) -> None:
     """Record one step and say how much of the time all devices were busy at once."""
-    from tilewise.runtime import busy_overlap, write_trace
+    from tilewise.observe import busy_overlap, write_trace
 
     trainer.instance.trace(True)
     trainer.step(number)

@@ -19,12 +19,10 @@ class DType:
 
     Attributes:
         name: `f32`, `bf16`, `i32` or `f64`.
-        code: its number in the tile program (native/base/dtype.h has the same).
         numpy: the NumPy dtype that holds it.
     """
 
     name: str
-    code: int
     numpy: np.dtype
 
     @property
@@ -37,10 +35,10 @@ class DType:
 
 
 DTYPES = {
-    "f32": DType("f32", 0, np.dtype(np.float32)),
-    "bf16": DType("bf16", 1, np.dtype(ml_dtypes.bfloat16)),
-    "i32": DType("i32", 2, np.dtype(np.int32)),
-    "f64": DType("f64", 3, np.dtype(np.float64)),
+    "f32": DType("f32", np.dtype(np.float32)),
+    "bf16": DType("bf16", np.dtype(ml_dtypes.bfloat16)),
+    "i32": DType("i32", np.dtype(np.int32)),
+    "f64": DType("f64", np.dtype(np.float64)),
 }
 _SPELLINGS = {
     "float32": "f32",

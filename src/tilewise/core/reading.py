@@ -13,7 +13,8 @@ import json
 import math
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
@@ -30,6 +31,7 @@ __all__ = [
     "parse_json",
     "read_json",
     "read_whole",
+    "refusals_of",
     "validate_json",
 ]
 
@@ -137,6 +139,18 @@ def parse_json(content: bytes, model: type[Model]) -> Model:
     except (ValueError, RecursionError) as error:  # not expected after `validate_json`
         raise Unreadable(str(error)) from None
     return found
+
+
+@contextmanager
+def refusals_of(library: str) -> Iterator[None]:
+    """What a library raises over content from outside is `Unreadable`: bare Exceptions too, and panics of Rust, which
+    are not even those."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise Unreadable(f"the {library} library says: {' '.join(str(error).split())}") from None
 
 
 def read_json(path: str | Path, model: type[Model], max_bytes: int = MAX_JSON_BYTES) -> Model:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tilewise.core import Border
+from tilewise.core import Border, ConfigError
+from tilewise.core.border import shown
+from tilewise.core.reading import Unreadable, refusals_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -34,7 +36,8 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int]) -> None:
         self._tokenizer = tokenizer
-        self._ids = list(_border.sequence("detokenizer", "a prompt", prompt, "ids"))[-8:]
+        ids = list(_border.sequence("detokenizer", "a prompt", prompt, "ids"))[-8:]
+        self._ids = [_border.integer("detokenizer", "an id of a prompt", id_, 0, _LARGEST_ID) for id_ in ids]
         self._start = 0  # of what is decoded together
         self._given = len(self._ids)  # tokens whose text is out
         self._ahead = 0  # characters of later tokens that are out
@@ -65,4 +68,12 @@ class Detokenizer:
         return new
 
     def _decode(self, end: int) -> str:
-        return str(self._tokenizer.decode(self._ids[self._start : end], skip_special_tokens=True))
+        ids = self._ids[self._start : end]
+        try:
+            with refusals_of("tokenizers"):
+                return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        except Unreadable as error:
+            raise ConfigError(
+                f"[generate.detokenizer] tokens must have a text in tokenizer.json; got {shown(ids)}: {error}; "
+                "check the tokenizer"
+            ) from None

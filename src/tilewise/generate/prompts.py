@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tilewise.core import Border, ConfigError
 from tilewise.core.border import shown
+from tilewise.core.reading import Unreadable, refusals_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -34,10 +35,9 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
             f"{error.start}; convert it"
         ) from None
     try:
-        return list(tokenizer.encode(prompt).ids)
-    except BaseException as error:  # bare Exceptions, and panics of the library, which are not even those
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
+        with refusals_of("tokenizers"):
+            return list(tokenizer.encode(prompt).ids)
+    except Unreadable as error:
         raise ConfigError(
             f"[generate.prompt] a prompt must have tokens in tokenizer.json; got {shown(prompt, 40)}: {error}; "
             "choose another prompt, or check the tokenizer"

@@ -30,7 +30,7 @@ def _with_ops(graph: Graph, ops: list[OpNode]) -> Graph:
 
 
 def fuse_silu_gate(graph: Graph) -> Graph:
-    """`multiply(silu(g), u)` becomes `silu_gate(g, u)` where nobody else reads `silu(g)`."""
+    """`multiply(silu(g), u)` becomes `silu_gate(g, u)` where no other op reads `silu(g)`."""
     uses, ops = _uses(graph), {op.id: op for op in graph.ops}
     result = []
     for op in graph.ops:
@@ -64,7 +64,7 @@ def fuse_residual(graph: Graph) -> Graph:
 
 
 def drop_dead_ops(graph: Graph) -> Graph:
-    """Ops whose results nobody reads go; ops without outputs write state and stay."""
+    """Ops whose results no op and no output reads go; ops without outputs write state and stay."""
     needed, kept = set(graph.outputs.values()), []
     for op in reversed(graph.ops):
         if not op.outputs or any(o in needed for o in op.outputs):

@@ -99,7 +99,7 @@ class Wait(NamedTuple):
 class Notify(NamedTuple):
     """Add one to a signal of `device` once the task is complete (or skipped: then with the error's id).
 
-    Whoever sees the new value also sees everything that this task and its predecessors wrote.
+    A task that sees the new value also sees everything that this task and its predecessors wrote.
     """
 
     device: int

@@ -1,4 +1,4 @@
-"""The rule of exchange in a tile program: whoever reads a peer's tile tells the peer when it is done.
+"""The rule of exchange in a tile program: a device that reads a peer's tile tells the peer when it is done.
 
 Deadlock is checked natively (`Program.finish`); this is the other half, that memory is not written again too early.
 """

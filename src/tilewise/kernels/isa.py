@@ -75,4 +75,13 @@ def run(
         ValueError: an unknown kernel, an absent level, or an operand that cannot be a tile.
     """
     operands = [_operand(tile) for tile in tiles]
-    _native.kernels.run(name, operands, list(ints), list(floats), row_begin, isa, repeat, scratch_bytes)
+    _native.kernels.run(
+        name,
+        operands,
+        ints=list(ints),
+        floats=list(floats),
+        row_begin=row_begin,
+        isa=isa,
+        repeat=repeat,
+        scratch_bytes=scratch_bytes,
+    )

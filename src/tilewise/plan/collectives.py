@@ -10,7 +10,7 @@ Devices read each other's tiles in place. For every tile of a team of n devices:
                  waits for peers as for any other reader
 
 A gather brings shards together on one device under the same signals; a broadcast (`broadcast_instructions`) copies what
-the host has written on one device of a team to the others, and needs none: nobody writes what others read.
+the host has written on one device of a team to the others, and needs none: no device writes what others read.
 
 Elements read per device: (n-1)/n of the tile in reduce and as much in gather, 2(n-1)/n in all. Signals count up and
 are never reset; one device raises each, and its tasks do so in the order of submission (native/runtime/expand.cc).

@@ -57,7 +57,7 @@ class Accumulator:
 
 
 def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> dict[int, int]:
-    """Tensor -> tensor whose memory it shares, for ops that may write over an operand nobody reads afterwards.
+    """Tensor -> tensor whose memory it shares, for ops that may write over an operand that no later op reads.
 
     `keep` are tensors that others still read (results, saved tensors, outputs).
     """
@@ -256,7 +256,7 @@ class TemplateLowering(Collectives):
         *,
         ints: Sequence[int] = (),
         floats: Sequence[float] = (),
-        priority: int = 0,
+        priority: int = 1,
         label: str = "",
     ) -> Instruction:
         """Append an instruction."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from tilewise._native.runtime import Executor, Program, device_overhead
 from tilewise._native.tasks import should_stop
 from tilewise.ir.program import Access, Extent, Mode, Operand
+from tilewise.observe.stats import RuntimeStats
+from tilewise.observe.trace import TaskSpan, Trace
 from tilewise.runtime.buffers import Buffer, Region, TileGrid
 from tilewise.runtime.events import Event
 from tilewise.runtime.groups import TaskGroup
@@ -18,9 +20,6 @@ from tilewise.runtime.kernels import LATER, Kernel, WorkerType
 from tilewise.runtime.params import Commute, InOut, Input, NoDep, Output, Reduce, TaskExecutionHints
 from tilewise.runtime.recordings import Recording
 from tilewise.runtime.runtime import Runtime
-from tilewise.runtime.stats import RuntimeStats
-from tilewise.runtime.timeline import TaskRecord, busy_overlap, write_trace
-from tilewise.runtime.trace import TaskSpan, Trace
 
 __all__ = [
     "LATER",
@@ -46,13 +45,10 @@ __all__ = [
     "TaskExecutionHints",
     "TaskGroup",
     "TaskHandle",
-    "TaskRecord",
     "TaskSpan",
     "TileGrid",
     "Trace",
     "WorkerType",
-    "busy_overlap",
     "device_overhead",
     "should_stop",
-    "write_trace",
 ]

@@ -1,6 +1,6 @@
 """Events: counters that tasks can wait for without holding a worker.
 
-Made by `Runtime.event`; raised by anybody: another thread, a callback of a device, a kernel.
+Made by `Runtime.event`; raised by any thread: one of the program, a callback of a device, a kernel.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a failed call of the task runtime raises.
 
-Owns the table from statuses to exceptions, and the Python exceptions of kernels until somebody waits for their task:
+Owns the table from statuses to exceptions, and the Python exceptions of kernels until a thread waits for their task:
 the native side carries a number in its text, and the newest 64 exceptions are kept by it. Called by the binding.
 """
 

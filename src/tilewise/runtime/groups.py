@@ -213,5 +213,5 @@ def _deadline(timeout: float | None) -> float | None:
 
 
 def _put(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[TaskHandle], task: TaskHandle) -> None:
-    with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+    with suppress(RuntimeError):  # the loop has been closed: no coroutine waits any more
         loop.call_soon_threadsafe(queue.put_nowait, task)

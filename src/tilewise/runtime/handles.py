@@ -110,5 +110,5 @@ class TaskHandle(Task):
 
 def wake_loop(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
     """Called by whichever thread completed the task."""
-    with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+    with suppress(RuntimeError):  # the loop has been closed: no coroutine waits any more
         loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(None))

@@ -24,6 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from tilewise._native.tasks import Core, Operand, Param
 from tilewise.core.errors import ConfigError, PeerLost, TaskFailed
+from tilewise.observe.stats import RuntimeStats
 from tilewise.runtime import checks
 from tilewise.runtime.buffers import Buffer, Region
 from tilewise.runtime.events import Event
@@ -35,7 +36,6 @@ from tilewise.runtime.params import TaskExecutionHints
 from tilewise.runtime.python_tasks import PythonTask
 from tilewise.runtime.recordings import Recording
 from tilewise.runtime.registry import Registry
-from tilewise.runtime.stats import RuntimeStats
 from tilewise.runtime.tracing import GraphLog, Tracing
 from tilewise.runtime.views import views_of
 
@@ -108,10 +108,15 @@ class Runtime:
         checks.integer("Runtime", "heap_bytes", heap_bytes, 1, checks.MAX_BYTES)
         path = None if shared_path is None else checks.path("Runtime", shared_path)
         self._core = Core(
-            TaskHandle, self.num_workers, window, max_lanes, max_handles, max_regions, max_events, heap_bytes,
-            masks or [], checks.truth("Runtime", "pin", pin), path,
-            checks.patience("Runtime", "peer_timeout_s", peer_timeout_s),
-        )  # fmt: skip
+            TaskHandle,
+            num_workers=self.num_workers,
+            **counts,
+            heap_bytes=heap_bytes,
+            worker_types=masks or [],
+            pin=checks.truth("Runtime", "pin", pin),
+            shared_path=path,
+            peer_timeout_s=checks.patience("Runtime", "peer_timeout_s", peer_timeout_s),
+        )
         native: Any = self._core
         self._native_submit: Callable[..., TaskHandle] = native.submit
         self._native_submit_python: Callable[..., TaskHandle] = native.submit_python
@@ -123,7 +128,7 @@ class Runtime:
         _open.add(self)
 
     def close(self) -> None:
-        """Wait for every task and stop the workers. Failures that nobody waited for are not raised here.
+        """Wait for every task and stop the workers. Failures of tasks without a wait are not raised here.
 
         Arrays on the runtime's own memory stay readable (their values are over with their scope): the last of them
         ends the workers then. Must not be called from inside a task.

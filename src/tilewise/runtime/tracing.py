@@ -19,12 +19,12 @@ from types import TracebackType
 
 from tilewise._native.tasks import Core
 from tilewise.core.errors import TaskFailed
+from tilewise.observe.dependency_graph import DependencyGraph, read_graph
+from tilewise.observe.graph_picture import write_graph_html
+from tilewise.observe.perfetto import write_perfetto
+from tilewise.observe.trace import STALL_CAUSES, Stall, TaskSpan, Trace
+from tilewise.observe.trace_report import write_report
 from tilewise.runtime import checks
-from tilewise.runtime.graph import DependencyGraph, read_graph
-from tilewise.runtime.graph_picture import write_graph_html
-from tilewise.runtime.perfetto import write_perfetto
-from tilewise.runtime.report import write_html
-from tilewise.runtime.trace import STALL_CAUSES, Stall, TaskSpan, Trace
 
 __all__ = ["GraphLog", "Tracing"]
 
@@ -91,7 +91,7 @@ class Tracing:
             self._log.__exit__(kind, error, traceback)
             self.trace = _with_producers(self.trace, self._log.graph)
         for path in self._paths:
-            (write_html if path.suffix == ".html" else write_perfetto)(path, self.trace)
+            (write_report if path.suffix == ".html" else write_perfetto)(path, self.trace)
 
 
 class GraphLog:

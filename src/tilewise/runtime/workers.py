@@ -1,6 +1,6 @@
 """The workers' process of a runtime in two processes: `python -m tilewise.runtime.workers PATH --library LIB`.
 
-Attaches to the region that `Runtime(shared_path=PATH)` made in another process and runs its tasks until that process
+Attaches to the file that `Runtime(shared_path=PATH)` made in another process and runs its tasks until that process
 closes the runtime (exit code 0) or dies (exit code 1). Kernels are found by name in the libraries given.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve one orchestrator; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tilewise.runtime.workers", description=__doc__)
-    parser.add_argument("path", type=Path, help="the region's file, as given to Runtime(shared_path=...)")
+    parser.add_argument("path", type=Path, help="the shared file, as given to Runtime(shared_path=...)")
     parser.add_argument(
         "--library", action="append", default=[], help="a shared library with kernels; repeatable"
     )
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     while not options.path.exists():
         if time.monotonic() > deadline:
             print(
-                f"[runtime.workers] the orchestrator must make the region's file; got none at '{options.path}' after "
+                f"[runtime.workers] the orchestrator must make the shared file; got none at '{options.path}' after "
                 f"{options.timeout} s; start it first",
                 file=sys.stderr,
             )

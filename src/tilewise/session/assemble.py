@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tilewise.core.dtypes import dtype
-from tilewise.ir.program import Extent, Instruction
 from tilewise.plan import Plan
 from tilewise.runtime import Executor, Program, device_overhead
 
@@ -18,19 +16,15 @@ def make_executor(plan: Plan, memory_limit_bytes: int, deadline_s: float) -> Exe
     """
     devices = plan.mesh.num_devices
     return Executor(
-        devices,
-        plan.settings.workers_per_device,
-        [max(plan.arena_bytes, 64)] * devices,
-        plan.builder.num_signals,
-        plan.builder.num_handles,
+        num_devices=devices,
+        workers_per_device=plan.settings.workers_per_device,
+        arena_bytes=[max(plan.arena_bytes, 64)] * devices,
+        num_signals=plan.builder.num_signals,
+        num_handles=plan.builder.num_handles,
         scratch_bytes=plan.builder.scratch_bytes,
         memory_limit_bytes=memory_limit_bytes,
         deadline_s=deadline_s,
     )
-
-
-def _extent(extent: Extent) -> tuple[int, int, int]:
-    return extent.constant, extent.symbol, extent.multiple
 
 
 def assemble_program(plan: Plan, name: str) -> Program:
@@ -38,46 +32,16 @@ def assemble_program(plan: Plan, name: str) -> Program:
     native = Program(plan.mesh.num_devices)
     first_signals = plan.builder.first_signals()
     for device, program in enumerate(plan.programs[name]):
-        for i, e in enumerate(program.entries):
-            native.add_tensor(
-                device,
-                e.offset,
-                _extent(e.extent),
-                e.cols,
-                e.stride,
-                dtype(e.dtype).code,
-                e.tile_rows,
-                e.first_handle,
-                list(program.aliases.get(i, ())),
-            )
+        for i, entry in enumerate(program.entries):
+            native.add_tensor(device, entry, program.aliases.get(i, ()))
         used = {c.template for c in program.calls}
         numbers = {}
         for index, template in enumerate(program.templates):
             if index in used:
                 numbers[index] = native.add_template(device, template.name)
                 for instruction in template.instructions:
-                    _add(native, device, numbers[index], instruction, first_signals[index])
+                    native.add_instr(device, numbers[index], instruction, first_signals[index])
         for call in program.calls:
-            native.add_call(device, numbers[call.template], list(call.binding))
+            native.add_call(device, numbers[call.template], call.binding)
     native.finish(list(plan.builder.symbol_bounds))
     return native
-
-
-def _add(native: Program, device: int, template: int, i: Instruction, first_signal: int) -> None:
-    waits = [(w.signal_base + first_signal, w.per_index, w.increment) for w in i.waits]
-    notifies = [(n.device, n.signal_base + first_signal, n.per_index) for n in i.notifies]
-    operands = list(i.operands)
-    native.add_instr(
-        device,
-        template,
-        i.kernel,
-        i.label,
-        _extent(i.extent),
-        i.step,
-        operands,
-        i.ints,
-        i.floats,
-        waits,
-        notifies,
-        i.priority,
-    )

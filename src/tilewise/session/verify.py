@@ -78,8 +78,10 @@ def verify_strategy(
         LayoutError, PlanError: the mesh cannot take this graph.
     """
     _border.instance("verify", "a graph", graph, ComputeGraph, "pass a ComputeGraph with loss and optimizer")
-    if not isinstance(batches, Sequence) or len(batches) == 0:
-        _border.refuse("verify", "batches must be a sequence of one or more", shown(batches), "pass a list")
+    if len(_border.sequence("verify", "batches", batches, "batches")) == 0:
+        _border.refuse("verify", "batches must be one or more", shown(batches), "pass a list of them")
+    for batch in batches:
+        _border.mapping("verify", "a batch", batch, "inputs by name")
     given = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
     _border.instance("verify", "a mesh", given, DeviceMesh, "pass {'dp': 2} or a DeviceMesh")
     _border.integer("verify", "seed", seed, 0, (1 << 64) - 1)

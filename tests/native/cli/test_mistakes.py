@@ -71,6 +71,17 @@ def _json(name, **changes):
     return change
 
 
+def _twice(name, key):
+    """Put a key of a JSON file there a second time."""
+
+    def change(directory):
+        path = directory / name
+        content = json.loads(path.read_text())
+        path.write_text(f'{{"{key}": {json.dumps(content[key])}, {json.dumps(content)[1:]}')
+
+    return change
+
+
 def _write(name, content):
     """Put other bytes in the place of a file."""
     return lambda directory: (directory / name).write_bytes(content)
@@ -149,7 +160,7 @@ MODELS = {
     "config: binary": (_write("config.json", bytes(range(256))), "not JSON"),
     "config: nested": (_write("config.json", b'{"a":' * 10**5), "not JSON"),
     "config: byte order mark": (_write("config.json", b"\xef\xbb\xbf{}"), "byte order mark"),
-    "config: a key twice": (_write("config.json", b'{"a": 1, "a": 2}'), "must be there"),
+    "config: a key twice": (_twice("config.json", "hidden_size"), "'hidden_size' stands twice"),
     "config: empty": (_write("config.json", b"{}"), "vocab_size must be there"),
     "config: pipe": (_instead("config.json", os.mkfifo), "named pipe"),
     "config: directory": (_instead("config.json", os.mkdir), "a directory"),

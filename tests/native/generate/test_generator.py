@@ -1,5 +1,6 @@
 """Writing with a model directory: the text depends on model, prompt and sampling only."""
 
+import itertools
 import os
 import signal
 import time
@@ -8,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from pure.graph.test_hostile_calls import HOSTILE
+from pure.hostile import HOSTILE
 from tilewise.checkpoint import open_weights, save_pretrained, write_weights
 from tilewise.core import (
     CheckpointError,
@@ -19,7 +20,9 @@ from tilewise.core import (
     TilewiseError,
 )
 from tilewise.data import train_tokenizer
-from tilewise.generate import Generator, Sampling
+from tilewise.generate import BlockTable, Generator, Sampling
+from tilewise.generate import generator as generator_module
+from tilewise.generate.generator import _Call
 from tilewise.models.llama import LlamaConfig
 from tilewise.models.llama.weights import file_name, parameter_shapes
 
@@ -119,7 +122,8 @@ def test_no_more_than_the_cache_holds(model_dir):
         with pytest.raises(ResourceError, match="1 beside 1 of other iterators"):
             next(generator.generate(PROMPTS[:1], SAMPLING))
         first.close()
-        assert len(list(generator.generate(PROMPTS[:1], SAMPLING))) > 0
+        written = [piece.token for piece in generator.generate(PROMPTS[:1], SAMPLING)]
+    assert [written] == _tokens(model_dir, PROMPTS[:1])
 
 
 def test_a_forked_child_is_refused_at_once(model_dir):
@@ -175,12 +179,15 @@ def test_text_that_ends_within_a_character_shows_it(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["tp", "dtype", "max_sequences", "max_context", "max_tokens_per_call"])
 def test_settings_are_refused_in_their_own_words(model_dir, name):
-    """Every setting of a generator, before a model is loaded, or as a whole number of NumPy's."""
-    for value in HOSTILE:
+    """Every setting of a generator, before a model is loaded; only the context may be None, for the model's own."""
+    taken = set()
+    for label, value in HOSTILE.items():
         try:
             Generator(model_dir, **{name: value}).close()
         except TilewiseError:
             continue
+        taken.add(label)
+    assert taken == ({"None"} if name == "max_context" else set())
 
 
 def test_small_integers_of_numpy_are_integers(model_dir):
@@ -206,6 +213,28 @@ def test_chunks_of_the_prompt_change_nothing(model_dir):
     assert _tokens(model_dir, PROMPTS, max_tokens_per_call=7) == _tokens(model_dir, PROMPTS)
 
 
+@pytest.mark.parametrize("fault", ["page", "position", "draw"])
+def test_planted_faults_change_the_text(model_dir, monkeypatch, fault):
+    """The comparisons above can fail: with a page of the cache that two texts share, positions that begin anew with
+    every chunk, or draws that hang on the place in a batch, texts are others than alone."""
+    alone = [_tokens(model_dir, [prompt])[0] for prompt in PROMPTS]
+    assert _tokens(model_dir, PROMPTS, max_tokens_per_call=7) == alone
+    if fault == "page":
+        grow = BlockTable.grow
+        monkeypatch.setattr(BlockTable, "grow", lambda table, _, size: grow(table, 0, size))
+    elif fault == "position":
+        add = _Call.add
+        monkeypatch.setattr(_Call, "add", lambda call, ids, first, blocks: add(call, ids, 0, blocks))
+    else:
+        draw, count = generator_module.pick_token, itertools.count()
+        monkeypatch.setattr(
+            generator_module,
+            "pick_token",
+            lambda row, way, position: draw(row, way, position + next(count) % 3),
+        )
+    assert _tokens(model_dir, PROMPTS, max_tokens_per_call=7) != alone
+
+
 def test_the_same_seed_writes_the_same(model_dir):
     """Seeds decide what is drawn."""
     assert _tokens(model_dir, PROMPTS[:1]) == _tokens(model_dir, PROMPTS[:1])
@@ -220,7 +249,7 @@ def test_writing_ends_at_the_limits(model_dir):
         assert [p.finish_reason for p in pieces] == [None] * 4 + ["length"]
         length = len(generator.tokenizer.encode(PROMPTS[0]).ids)
         pieces = list(generator.generate(PROMPTS[:1], Sampling(max_tokens=500)))
-        assert pieces[-1].finish_reason in ("length", "stop") and len(pieces) <= 64 - length
+        assert pieces[-1].finish_reason == "length" and len(pieces) == 64 - length
 
 
 def test_writing_ends_at_every_end_token(model_dir, tmp_path):
@@ -246,21 +275,21 @@ def test_generator_is_reusable(model_dir):
 def test_impossible_requests_are_refused(model_dir):
     """Too many prompts, too long a prompt and an impossible width are clear errors."""
     with Generator(model_dir) as generator:
-        with pytest.raises(ConfigError, match="max_sequences"):
-            generator.generate(PROMPTS, SAMPLING)
+        with pytest.raises(ConfigError, match="max_sequences=1 prompts"):
+            generator.generate(PROMPTS[:2], SAMPLING)
         with pytest.raises(ConfigError, match="must leave room"):
             generator.generate(["x = 1\n" * 500], SAMPLING)
-        for prompts, sampling in (
-            ("text", SAMPLING),
-            ([b"x"], SAMPLING),
-            ([None], SAMPLING),
-            (["x"], None),
-            (["x"], [SAMPLING, SAMPLING]),
-            (["x"], ["hot"]),
+        for prompts, sampling, words in (
+            ("text", SAMPLING, "prompts must be a sequence"),
+            ([b"x"], SAMPLING, "a prompt must be a str"),
+            ([None], SAMPLING, "a prompt must be a str"),
+            (["x"], None, "sampling must be a sequence"),
+            (["x"], [SAMPLING, SAMPLING], "one for all or one per prompt"),
+            (["x"], ["hot"], "sampling must be a Sampling"),
         ):
-            with pytest.raises(ConfigError):
+            with pytest.raises(ConfigError, match=words):
                 generator.generate(prompts, sampling)
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match="power of two"):
         Generator(model_dir, tp=3)
     with pytest.raises(ConfigError, match="dtype must be one of auto, bf16"):
         Generator(model_dir, dtype="i32")

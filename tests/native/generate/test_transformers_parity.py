@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -14,6 +14,7 @@ from tilewise.checkpoint import open_weights, save_pretrained
 from tilewise.data import train_tokenizer
 from tilewise.generate import Generator, Sampling
 from tilewise.models.llama import LlamaConfig
+from tilewise.session import assemble
 
 PROMPTS = [
     "def main(argv):\n    ",
@@ -119,8 +120,6 @@ def test_our_directory_there(tmp_path, tokenizer, dtype):
     theirs = write_theirs(tmp_path / "theirs", tokenizer)
     config = LlamaConfig.from_pretrained(tmp_path / "theirs")
     weights = open_weights(tmp_path / "theirs")
-    import ml_dtypes
-
     as_stored = ml_dtypes.bfloat16 if dtype == "bf16" else dtype
     save_pretrained(
         tmp_path / "ours",
@@ -152,23 +151,19 @@ def test_text_does_not_depend_on_batch_width_or_chunks(tmp_path, tokenizer, dtyp
     assert wide == together
 
 
-def test_a_planted_fault_changes_the_bits(tmp_path, tokenizer):
+def test_a_planted_fault_changes_the_bits(tmp_path, tokenizer, monkeypatch):
     """The comparison of widths can fail: a dropped partial on one device is seen in the logits."""
     write_theirs(tmp_path / "model", tokenizer)
     _, bits = our_tokens(tmp_path / "model", [PROMPTS[0]], dtype="f32")
-    from tilewise.session import assemble
+    dropped = []
 
-    real = assemble._add
+    class Dropping(assemble.Program):
+        def add_instr(self, device, template, instruction, first_signal):
+            if instruction.label == "linear:self_attn.o_proj.weight/reduce_scatter" and device == 0:
+                instruction.operands[3] = instruction.operands[2]
+                dropped.append(instruction)
+            super().add_instr(device, template, instruction, first_signal)
 
-    def dropping(native, device, template, instruction, first_signal):
-        if instruction.label == "linear:self_attn.o_proj.weight/reduce_scatter" and device == 0:
-            instruction.operands[3] = instruction.operands[2]
-        real(native, device, template, instruction, first_signal)
-
-    assemble._add = dropping
-    try:
-        _, other = our_tokens(tmp_path / "model", [PROMPTS[0]], dtype="f32", tp=2)
-    finally:
-        assemble._add = real
-    assert not np.array_equal(other, bits)
-    assert "tilewise" in sys.modules
+    monkeypatch.setattr(assemble, "Program", Dropping)
+    _, other = our_tokens(tmp_path / "model", [PROMPTS[0]], dtype="f32", tp=2)
+    assert dropped and not np.array_equal(other, bits)

@@ -8,6 +8,7 @@ from kernel_checks import (
     array,
     assert_close,
     assert_same_bits,
+    bits,
     empty,
     every_dtype,
     every_level,
@@ -138,6 +139,18 @@ def test_bits_of_a_prefix_do_not_depend_on_what_follows(isa, dt, length):
         assert_same_bits(whole[:length], prefix)
 
 
+@every_dtype
+def test_comparisons_of_rows_can_fail(dt):
+    """Two sequences taken for one, and later rows that are not masked, change the bits of rows that were compared."""
+    q, k, v = operands((70, 2, 4, 2, 24), dt)
+    both, _ = forward((70, 2, 4, 2, 24), dt, q, k, v, "")
+    one, _ = forward((140, 1, 4, 2, 24), dt, q, k, v, "")
+    assert_same_bits(one[:70], both[:70])
+    assert (bits(one[70:]) != bits(both[70:])).any()
+    seeing, _ = forward((140, 1, 4, 2, 24), dt, q, k, v, "", causal=False)
+    assert (bits(seeing[:70]) != bits(one[:70])).any()
+
+
 def paged(dt, k, v, block_size, gen):
     """A cache of shuffled pages full of NaN outside the sequence, and its block table."""
     blocks = -(-len(k) // block_size) + 3
@@ -165,6 +178,9 @@ def test_paged_equals_dense_to_the_bit(isa, dt, block_size):
         tiles = [out, q[rows], k_cache, v_cache, positions, np.zeros_like(positions), table]
         run(f"attention_paged_{dt}", tiles, [block_size, 4, 2, 32], [32**-0.5], isa=isa)
         assert_same_bits(out, dense[rows])
+    table[0, [0, 1]] = table[0, [1, 0]]
+    run(f"attention_paged_{dt}", tiles, [block_size, 4, 2, 32], [32**-0.5], isa=isa)
+    assert (bits(out) != bits(dense[rows])).any(), "pages that changed places must show"
 
 
 @every_dtype

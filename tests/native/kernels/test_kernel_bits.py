@@ -117,6 +117,8 @@ def test_bits_of_a_row_are_equal_at_every_height(isa, dt, name):
     whole = matmul(dt, a, w, ranges, isa, name=name)
     for begin, end in ((0, 1), (76, 77), (3, 5), (10, 26), (13, 64)):
         assert_same_bits(matmul(dt, a[begin:end], w, ranges, isa, name=name), whole[begin:end])
+    moved = matmul(dt, a, w, even_chunks(130, CHUNKS // 2), isa, name=name)
+    assert (bits(moved) != bits(whole)).any(), "other chunks must show"
 
 
 @every_dtype
@@ -128,6 +130,8 @@ def test_bits_do_not_depend_on_windows_and_panel_groups(dt):
     whole = matmul(dt, a, w, ranges, name="matmul_dx")
     part = matmul(dt, a, w[:, 32:64].copy(), ranges, name="matmul_dx")
     assert_same_bits(part, whole[:, 32:64])
+    moved = matmul(dt, a, w[:, 32:64].copy(), even_chunks(2600, CHUNKS // 2), name="matmul_dx")
+    assert (bits(moved) != bits(part)).any(), "other chunks must show"
 
 
 def subtrees(dt, a, w, devices, chunks=CHUNKS):

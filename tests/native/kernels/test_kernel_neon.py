@@ -1,4 +1,4 @@
-"""aarch64 on this machine: the native core cross-compiled and emulated. Its C++ tests run, and this folder's kernel
+"""aarch64 on this machine: the native code cross-compiled and emulated. Its C++ tests run, and this folder's kernel
 tests run at the level `neon`, whose bits must be those of avx2."""
 
 from __future__ import annotations

@@ -4,7 +4,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from kernel_checks import assert_close, assert_same_bits, empty, every_level, packed, random, rng, tensor
+from kernel_checks import (
+    assert_close,
+    assert_same_bits,
+    bits,
+    empty,
+    every_level,
+    packed,
+    random,
+    rng,
+    tensor,
+)
 
 from tilewise.kernels import pack_weight, reference, unpack_weight
 from tilewise.kernels.isa import run
@@ -88,6 +98,8 @@ def test_square_sum_of_a_chunk_depends_on_its_contents_only(isa):
     run("square_sum_f32", [whole, packed(grad, "f32")], [1, 1, 1, 7, 31], isa=isa)
     run("square_sum_f32", [columns, packed(grad[:, 7:31], "f32")], [1, 1, 1, 0, 24], isa=isa)
     assert_same_bits(whole, columns)
+    run("square_sum_f32", [columns, packed(grad[:, 8:32], "f32")], [1, 1, 1, 0, 24], isa=isa)
+    assert (bits(whole) != bits(columns)).any(), "another chunk must show"
 
 
 @every_level

@@ -1,7 +1,5 @@
 """Norms, softmax, row sums, RoPE and cross-entropy against fp64 and PyTorch."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
@@ -9,6 +7,7 @@ from kernel_checks import (
     array,
     assert_close,
     assert_same_bits,
+    bits,
     empty,
     every_dtype,
     every_level,
@@ -60,12 +59,14 @@ def test_dgamma_accumulates_across_tasks_of_a_leaf(dt):
     gen = rng(3)
     x, dy, gamma = random(gen, 24, 33, dt), random(gen, 24, 33, dt), random(gen, 1, 33, dt)
     rstd = reference.rms_norm(x, gamma, 1e-5)[1].astype(np.float32)
-    whole, parts = empty(1, 33), empty(1, 33)
-    for leaf, cuts in ((whole, [0, 24]), (parts, [0, 5, 6, 24])):
-        for a, b in pairwise(cuts):
+    whole, parts, reordered = empty(1, 33), empty(1, 33), empty(1, 33)
+    tasks = [(0, 5), (5, 6), (6, 24)]
+    for leaf, cuts in ((whole, [(0, 24)]), (parts, tasks), (reordered, [tasks[0], tasks[2], tasks[1]])):
+        for a, b in cuts:
             tiles = [empty(b - a, 33, dt), leaf, dy[a:b], x[a:b], rstd[a:b], gamma, None]
             run(f"rms_norm_backward_{dt}", tiles, [24], row_begin=48 + a)
     assert_same_bits(whole, parts)
+    assert (bits(whole) != bits(reordered)).any(), "tasks in another order must show"
 
 
 @every_level
@@ -175,6 +176,11 @@ def test_cross_entropy_over_shards(dt):
     total = empty(6, 1)
     run("tree_add_f32", [total, None, *parts])
     assert_same_bits(total, sums)
+    run(f"cross_entropy_sum_{dt}", [parts[1], halves[1][1], stats[1]], [2, 0, 32, 32, 64])
+    run("tree_add_f32", [total, None, *parts])
+    assert (bits(total) != bits(sums)).any(), "a shard that keeps to its own maximum must show"
+    run(f"cross_entropy_sum_{dt}", [parts[1], halves[1][1], top], [2, 0, 32, 32, 64])
+    run("tree_add_f32", [total, None, *parts])
     for begin, part in halves:
         own_loss, own_grad = empty(6, 1), empty(6, 64, dt)
         tiles = [own_grad, own_loss, part, top, total, labels, inv_count]

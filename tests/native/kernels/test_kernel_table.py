@@ -27,12 +27,28 @@ def test_every_kernel_has_a_reference():
     assert set(REFERENCES) <= set(KERNELS)
 
 
+MOVES = {
+    "kv_write",
+    "copy",
+    "copy_pairs",
+    "cast_f32_bf16",
+    "cast_bf16_f32",
+    "embedding",
+    "gather_rows",
+    "tree_or",
+}
+
+
 @pytest.mark.parametrize("spec", KERNELS.values(), ids=lambda s: s.base)
 def test_costs_are_counted_from_the_named_dims(spec):
-    """FLOPs and bytes need no other dim than those the table names."""
-    sizes = dict.fromkeys(spec.dims, 4)
-    assert spec.flops(sizes) >= 0
-    assert spec.bytes(sizes) >= 0
+    """FLOPs and bytes need no other dim than those the table names, and grow with them; a move has no FLOPs."""
+    few, many = (dict.fromkeys(spec.dims, size) for size in (4, 8))
+    flops, moved = (spec.flops(few), spec.flops(many)), (spec.bytes(few), spec.bytes(many))
+    if spec.base == "peak":
+        assert (*flops, *moved) == (0, 0, 0, 0)
+        return
+    assert 0 < 2 * moved[0] <= moved[1]
+    assert (0 < 2 * flops[0] <= flops[1]) if spec.base not in MOVES else flops == (0, 0)
 
 
 def test_matmul_costs():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from tilewise.comm import Notify, Wait
+from tilewise.ir.program import Instruction, TensorEntry
 from tilewise.runtime import Access, Executor, Extent, Mode, Operand, Program
 
-F32 = 0
 ROWS, COLS, TILE_ROWS = 24, 8, 4
 TENSOR_BYTES = 4096
 TILES = ROWS // TILE_ROWS
@@ -16,9 +16,16 @@ TILES = ROWS // TILE_ROWS
 def add_tensors(program: Program, device: int, count: int) -> list[int]:
     """`count` fp32 tensors of ROWS x COLS, one after the other."""
     return [
-        program.add_tensor(device, n * TENSOR_BYTES, Extent(ROWS), COLS, COLS, F32, TILE_ROWS, n * TILES, [])
+        program.add_tensor(
+            device, tensor_entry(n * TENSOR_BYTES, ROWS, COLS, TILE_ROWS, first_handle=n * TILES)
+        )
         for n in range(count)
     ]
+
+
+def tensor_entry(offset: int, rows: int, cols: int, tile_rows: int, first_handle: int = 0) -> TensorEntry:
+    """An fp32 tensor without gaps between its rows."""
+    return TensorEntry((), offset, Extent(rows), cols, cols, "f32", tile_rows, first_handle)
 
 
 def view(executor: Executor, device: int, tensor: int) -> np.ndarray:
@@ -29,7 +36,7 @@ def view(executor: Executor, device: int, tensor: int) -> np.ndarray:
 
 def add_loop(program: Program, device: int, template: int, kernel: str, label: str, operands, **rest) -> None:
     """An instruction over all tiles of ROWS rows."""
-    program.add_instr(device, template, kernel, label, Extent(ROWS), TILE_ROWS, operands, **rest)
+    program.add_instr(device, template, Instruction(kernel, label, Extent(ROWS), TILE_ROWS, operands, **rest))
 
 
 def row(slot: int, access: Access = Access.IN) -> Operand:

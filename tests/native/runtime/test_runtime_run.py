@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +18,12 @@ from native.runtime.programs import (
     add_tensors,
     all_reduce_program,
     row,
+    tensor_entry,
     view,
 )
+from tilewise.comm import Notify, Wait
 from tilewise.core.errors import PlanError, ResourceError
+from tilewise.ir.program import Instruction
 from tilewise.runtime import Access, Executor, Extent, Mode, Operand, Program, device_overhead
 
 
@@ -28,7 +34,7 @@ def one_device(symbolic: bool = False) -> Program:
     template = program.add_template(0, "sum")
     extent = Extent(0, 0, 1) if symbolic else Extent(ROWS)
     operands = [row(2, Access.OUT), row(0), row(1)]
-    program.add_instr(0, template, "add_f32", "add", extent, TILE_ROWS, operands, [], [], [], [], 0)
+    program.add_instr(0, template, Instruction("add_f32", "add", extent, TILE_ROWS, operands))
     program.add_call(0, template, tensors)
     program.finish([ROWS] if symbolic else [])
     return program
@@ -87,19 +93,26 @@ def test_memory_limit(make_executor):
     own = device_overhead(workers=1, signals=3, handles=5, scratch_bytes=1 << 16)
     assert own["scratch"] == 1 << 16 and own["signals"] == 3 * 128 and own["engine"] > 0
     need = 2 * (4096 + sum(own.values()))
+    offered = {
+        "num_devices": 2,
+        "arena_bytes": [4096, 4096],
+        "num_signals": 3,
+        "num_handles": 5,
+        "scratch_bytes": 1 << 16,
+    }
     with pytest.raises(ResourceError, match=f"{need} bytes against {need - 1}") as caught:
-        Executor(2, 1, [4096, 4096], 3, 5, scratch_bytes=1 << 16, memory_limit_bytes=need - 1)
+        Executor(**offered, memory_limit_bytes=need - 1)
     assert isinstance(caught.value, MemoryError)
-    executor = Executor(2, 1, [4096, 4096], 3, 5, scratch_bytes=1 << 16, memory_limit_bytes=need)
+    executor = Executor(**offered, memory_limit_bytes=need)
     assert sum(executor.allocated_bytes()) == need
     executor.close()
     with pytest.raises(ResourceError, match="map"):
-        Executor(1, 1, [1 << 60], 0, 0)
+        Executor(arena_bytes=[1 << 60])
 
 
 def test_buffers_outlive_the_executor():
     """A buffer keeps its memory alive after close and collection."""
-    executor = Executor(1, 1, [4096], 0, 0)
+    executor = Executor(arena_bytes=[4096])
     memory = executor.buffer(0, 64, 128)
     executor.close()
     del executor
@@ -110,7 +123,7 @@ def test_buffers_outlive_the_executor():
 
 def test_buffer_stays_inside():
     """A buffer outside the arena is refused."""
-    executor = Executor(1, 1, [4096], 0, 0)
+    executor = Executor(arena_bytes=[4096])
     with pytest.raises(PlanError, match="inside the device's arena"):
         executor.buffer(0, 4000, 97)
     executor.close()
@@ -137,15 +150,54 @@ def test_malformed_programs_are_refused(operand, message):
         program.finish([])
 
 
-def test_unknown_kernels_and_wrong_tuples_are_refused():
-    """A kernel that is not in the native table is named; a tuple of the wrong form is a TypeError."""
+def test_an_unknown_kernel_is_refused():
+    """A kernel that is not in the native table is named."""
     program = Program(1)
     template = program.add_template(0, "t")
-    with pytest.raises(TypeError):
-        program.add_instr(0, template, "", "op", (1, 2), 1, [])
-    program.add_instr(0, template, "no_such_kernel", "op", (1, -1, 0), 1, [])
+    program.add_instr(0, template, Instruction("no_such_kernel", "op", Extent(1), 1, []))
     with pytest.raises(PlanError, match="'no_such_kernel'"):
         program.finish([])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"extent": (1, 2)},
+        {"kernel": 3},
+        {"operands": [(0,)]},
+        {"waits": [(0, False)]},
+        {"notifies": 1},
+        {"priority": "x"},
+    ],
+)
+def test_a_field_of_another_type_is_named(wrong):
+    """A TypeError says which field of an instruction it is."""
+    program = Program(1)
+    template = program.add_template(0, "t")
+    fields = {"kernel": "", "label": "op", "extent": Extent(1), "step": 1, "operands": [], **wrong}
+    with pytest.raises(TypeError, match=f"{next(iter(wrong))} has a value of another type"):
+        program.add_instr(0, template, Instruction(**fields))
+
+
+def test_what_lacks_a_field_or_has_another_name_is_refused():
+    """Fields and options go by their names: none is taken for its neighbour."""
+    program = Program(1)
+    with pytest.raises(AttributeError, match="kernel"):
+        program.add_instr(0, program.add_template(0, "t"), object())
+    with pytest.raises(PlanError, match=r"f32, bf16, i32 or f64; got 'f16'"):
+        program.add_tensor(0, replace(tensor_entry(0, 1, 1, 1), dtype="f16"))
+    with pytest.raises(TypeError, match=r"unknown; known are num_devices, .*deadline_s"):
+        Executor(arena_bytes=[64], deadline=1.0)
+    with pytest.raises(TypeError, match="window has a value of another type; got str"):
+        Executor(arena_bytes=[64], window="512")
+
+
+@pytest.mark.parametrize("struct", [Extent, Operand, Wait, Notify], ids=lambda struct: struct.__name__)
+def test_named_tuples_have_the_order_of_their_native_structs(struct):
+    """The border reads them by place, so places and names are one list in native/runtime/program.h."""
+    text = (Path(__file__).parents[3] / "native" / "runtime" / "program.h").read_text()
+    body = re.search(rf"^struct {struct.__name__} \{{\n(.*?)^\}};", text, re.M | re.S)[1]
+    assert re.findall(r"^  (?:\w+) (\w+)(?: = [^;(]*)?;", body, re.M) == list(struct._fields)
 
 
 def test_deadlocks_are_refused():
@@ -153,8 +205,9 @@ def test_deadlocks_are_refused():
     program = Program(2)
     for d in range(2):
         template = program.add_template(d, "t")
-        program.add_instr(d, template, "", "wait", (1, -1, 0), 0, [], waits=[(0, False, 1)])
-        program.add_instr(d, template, "", "raise", (1, -1, 0), 0, [], notifies=[(1 - d, 0, False)])
+        program.add_instr(d, template, Instruction("", "wait", Extent(1), 0, [], waits=[Wait(0, False, 1)]))
+        raises = [Notify(1 - d, 0, False)]
+        program.add_instr(d, template, Instruction("", "raise", Extent(1), 0, [], notifies=raises))
         program.add_call(d, template, [])
     with pytest.raises(PlanError, match=r"device 0 waiting for ever in 'wait'\[0\] for signal 0 to reach 1"):
         program.finish([])

@@ -1,18 +1,11 @@
-"""Timelines: what the runtime records, the trace file, the share of a step in which all devices work."""
+"""Timelines of tile programs: what the runtime records, and the trace file."""
 
 from __future__ import annotations
 
 import json
 
-import pytest
-
 from native.runtime.programs import TILES, all_reduce_program
-from tilewise.runtime import TaskRecord, busy_overlap, write_trace
-
-
-def record(device: int, start: int, end: int, worker: int = 0) -> tuple[object, ...]:
-    """A record of which only place and time matter."""
-    return (device, worker, "task", 0, start, start, start, end)
+from tilewise.observe import TaskRecord, write_trace
 
 
 def test_a_traced_run_has_every_task(make_executor):
@@ -43,23 +36,17 @@ def test_trace_file(make_executor, tmp_path):
     path = tmp_path / "trace.json"
     write_trace(path, executor.timeline())
     events = json.loads(path.read_text())["traceEvents"]
-    slices = [e for e in events if e["ph"] == "X"]
-    assert len(slices) == len(executor.timeline())
-    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"device 0", "device 1"}
-    assert min(e["ts"] for e in slices) == 0 and all(e["dur"] >= 0 for e in slices)
-
-
-@pytest.mark.parametrize(
-    ("records", "share"),
-    [
-        ([], 0.0),
-        ([record(0, 0, 10)], 1.0),
-        ([record(0, 0, 10), record(1, 0, 10)], 1.0),
-        ([record(0, 0, 5), record(1, 5, 10)], 0.0),
-        ([record(0, 0, 8), record(1, 4, 10)], 0.4),
-        ([record(0, 0, 6), record(0, 2, 8, 1), record(1, 0, 4), record(1, 6, 10)], 0.6),
-    ],
-)
-def test_busy_overlap(records, share):
-    """The overlap figure is the share of the step in which every device runs some task."""
-    assert busy_overlap(records) == pytest.approx(share)
+    records = [TaskRecord(*entry) for entry in executor.timeline()]
+    first = min(r.start_ns for r in records)
+    slices = [(e["name"], e["pid"], e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
+    assert len(slices) == program.num_tasks(0, []) + program.num_tasks(1, [])
+    assert sorted(slices) == sorted(
+        (r.label, r.device, r.worker, (r.start_ns - first) / 1e3, (r.end_ns - r.start_ns) / 1e3)
+        for r in records
+    )
+    names = {(e["name"], e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M"}
+    assert names == {
+        (f"{kind}_name", device, 0): f"{called} {device if kind == 'process' else 0}"
+        for device in (0, 1)
+        for kind, called in (("process", "device"), ("thread", "worker"))
+    }

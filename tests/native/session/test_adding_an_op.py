@@ -51,6 +51,26 @@ def test_result_on_a_mesh(page, axes):
     assert results[0].tobytes() == results[1].tobytes()
 
 
+def test_a_wrong_shard_is_noticed(page):
+    """The comparison with one device tells when a device of the mesh mixes in other shares than the others."""
+    results = []
+    for fault in (0.0, 0.01):
+        graph = page["build"]()
+        plan = graph.plan({"dp": 2})
+        mixes = [
+            i
+            for t in plan.programs["forward"][1].templates
+            for i in t.instructions
+            if i.kernel == "scale_f32"
+        ]
+        mixes[0].floats = [mixes[0].floats[0] + fault]
+        with graph.instantiate(plan) as model:
+            model.initialize(seed=3, scale=0.5)
+            model.forward(**page["data"])
+            results.append(model.get_tensor("y"))
+    assert results[0].tobytes() != results[1].tobytes()
+
+
 def test_a_wrong_gradient_is_noticed(page, monkeypatch):
     """The page's finite differences tell shares that changed places."""
 

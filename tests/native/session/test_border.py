@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
-from small_llama import batches, config, training_graph
+from small_llama import batches, change_first, config, drop_partial, merge_chunks, training_graph
 
 import tilewise as tw
 from tilewise.core import CheckpointError, PlanError, ResourceError, ShapeError
@@ -32,7 +32,7 @@ def model():
     "change,words",
     [
         (lambda b: {"tokens": b["tokens"]}, "labels"),
-        (lambda b: {}, "tokens"),
+        (lambda b: {}, "got none with 'tokens' missing"),
         (lambda b: {**b, "tokens": b["tokens"].astype(np.float32)}, "takes i32"),
         (lambda b: {**b, "tokens": b["tokens"] + np.int64(1 << 40)}, "lie in"),
         (
@@ -102,9 +102,23 @@ def test_loading_is_all_or_nothing(model):
     wrong["layers.1.mlp.up_proj.weight"] = wrong["layers.1.mlp.up_proj.weight"][:-1]
     with pytest.raises(CheckpointError, match=r"layers.1.mlp.up_proj.weight.*nothing was changed"):
         model.load_parameters(wrong)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError, match=r"layers.1.mlp.up_proj.weight.*nothing was changed"):
         model.load_state_dict({**model.state_dict(), **wrong})
     assert all(np.array_equal(before[n], model.get_tensor(n)) for n in before)
+
+
+def test_a_model_without_an_optimizer_has_a_state(model):
+    """Its parameters and a step count of zero; loading it gives the same bits."""
+    graph = tw.ComputeGraph("llama")
+    llama.build_training_graph(graph, MODEL, 4, 8, "f32")
+    with graph.instantiate() as running:
+        running.initialize(3)
+        state = running.state_dict()
+        assert set(state) == {*running.parameter_names(), "optimizer.step"}
+        running.initialize(4)
+        assert any(running.get_tensor(n).tobytes() != state[n].tobytes() for n in running.parameter_names())
+        running.load_state_dict(state)
+        assert all(running.get_tensor(n).tobytes() == state[n].tobytes() for n in running.parameter_names())
 
 
 def test_each_backward_needs_a_forward(model):
@@ -149,6 +163,18 @@ def test_more_than_the_machine_has():
         graph.instantiate(plan)
 
 
+def logits_and_losses(axes, accumulation, dtype, change=lambda plan: None):
+    """Both, whole, after one step over a mesh."""
+    graph = training_graph(MODEL, dtype)
+    graph.output(graph.draft.tensors[graph.draft.ops[-1].inputs[0]], "logits")
+    plan = graph.plan(axes, accumulation=accumulation)
+    change(plan)
+    with graph.instantiate(plan) as running:
+        running.initialize(0)
+        running.step(batches(MODEL, 1)[0], 1e-3)
+        return [np.ascontiguousarray(running.get_tensor(name)) for name in ("logits", "loss_rows")]
+
+
 @pytest.mark.parametrize(
     "axes,accumulation",
     [({}, 4), ({"dp": 2}, 1), ({"dp": 2}, 4), ({"tp": 4}, 1), ({"dp": 2, "tp": 2}, 2)],
@@ -156,19 +182,25 @@ def test_more_than_the_machine_has():
 )
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_logits_of_a_training_step(axes, accumulation, dtype):
-    """Read whole after a step, equal to the bit over every mesh and accumulation; one other bit would be seen."""
-    batch = batches(MODEL, 1)[0]
-    found = []
-    for mesh, parts in (({}, 1), (axes, accumulation)):
-        graph = training_graph(MODEL, dtype)
-        graph.output(graph.draft.tensors[graph.draft.ops[-1].inputs[0]], "logits")
-        with graph.instantiate(graph.plan(mesh, accumulation=parts)) as running:
-            running.initialize(0)
-            running.step(batch, 1e-3)
-            found.append((running.get_tensor("logits"), running.get_tensor("loss_rows")))
-    for a, b in zip(*found):
-        assert np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
-        assert np.count_nonzero(np.asarray(a, np.float32).reshape(len(a), -1).any(axis=1)) == len(a)
+    """Read whole after a step, equal to the bit over every mesh and accumulation."""
+    one, other = logits_and_losses({}, 1, dtype), logits_and_losses(axes, accumulation, dtype)
+    assert [x.tobytes() for x in one] == [x.tobytes() for x in other]
+    assert all(np.asarray(x, np.float32).reshape(len(x), -1).any(axis=1).all() for x in one)
+
+
+@pytest.mark.parametrize(
+    "axes,accumulation,fault",
+    [
+        ({}, 4, change_first("linear:mlp.down_proj", merge_chunks)),
+        ({"dp": 2}, 1, change_first("linear:mlp.down_proj", merge_chunks, device=-1)),
+        ({"tp": 4}, 1, change_first("o_proj.weight/reduce_scatter", drop_partial)),
+    ],
+    ids=["accumulation", "dp", "tp"],
+)
+def test_logits_of_a_faulty_step_differ(axes, accumulation, fault):
+    """The comparison can fail: a dropped partial, or another order of additions, is seen in logits and losses."""
+    one, other = logits_and_losses({}, 1, "f32"), logits_and_losses(axes, accumulation, "f32", fault)
+    assert all(a.tobytes() != b.tobytes() for a, b in zip(one, other))
 
 
 @pytest.mark.parametrize("rows,index", [(8, 8), (8, -1), (tw.Dim("rows", 2, 8), 2)])

@@ -77,7 +77,7 @@ PTO_CALL int nap(void* const*, const uint64_t* scalars) {
   return PTO_OK;
 }
 
-/// Somebody will complete it.
+/// Another thread will complete it.
 PTO_CALL int later(void* const*, const uint64_t*) { return PTO_LATER; }
 
 /// buffers[0][0] = buffers[1][0] + 1, as int64.

@@ -294,7 +294,7 @@ class _Writes:
     group: list[tuple[np.ndarray, bool]] | None = None  # commuting tasks since the last other access
 
     def close_group(self):
-        """Commuting tasks do not wait for each other: their failures count for whoever comes after them."""
+        """Commuting tasks do not wait for each other: their failures count for the tasks after them."""
         for where, is_failed in self.group or []:
             self.bytes_failed |= where & is_failed
             self.pieces.append((where, is_failed))

@@ -245,6 +245,7 @@ def test_outputs_of_the_runtime(runtime):
         x, y = task.result()
         assert x.shape == (2, 3) and x.dtype == np.int32 and (x == 3).all() and (y == 4).all()
         assert not x.flags.writeable
+        assert runtime.submit(lambda x: x.fill(7), [Output(bytes=1)]).result().tolist() == [7]
         total = runtime.submit(lambda a, out: out.fill(a.sum()), [Input(task.outputs[0]), Output(shape=1)])
         assert total.result() == [18]
         assert runtime.submit(None).result() is None

@@ -357,9 +357,9 @@ def test_record_and_replay(runtime, kernels):
         assert runtime.read(hy)[0] == 5
         recording.replay({hx: hz})
         assert runtime.read(hy)[0] == 2 and runtime.read(hz)[0] == 1
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="must stay apart"):
             recording.replay({hx: hy})
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="got 8 bytes for 16"):
             recording.replay({hx: hs})
         recording.free()
         with pytest.raises(ValueError, match="not been freed"):

@@ -162,7 +162,7 @@ def test_killed_workers(kernels, tmp_path):
 
 
 def test_workers_without_orchestrator(tmp_path):
-    """The workers' process gives up when nobody makes the region."""
+    """The workers' process gives up when no orchestrator makes the shared file."""
     command = [sys.executable, "-m", "tilewise.runtime.workers", str(tmp_path / "none"), "--timeout", "0.1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2 and "start it first" in done.stderr

@@ -7,12 +7,14 @@ import threading
 import time
 from concurrent.futures import CancelledError
 
+import numba
 import numpy as np
 import pytest
+from numba import types
 
 from tilewise.core.errors import ConfigError, TaskFailed
-from tilewise.runtime import InOut, Input, Output, Reduce, Runtime, TaskGroup, should_stop
-from tilewise.runtime.graph import read_graph
+from tilewise.observe import read_graph
+from tilewise.runtime import InOut, Input, Output, Reduce, Runtime, TaskExecutionHints, TaskGroup, should_stop
 
 
 @pytest.fixture
@@ -40,8 +42,6 @@ def test_native_kernels_see_boxes(runtime, scale):
 
 def test_numba_kernels_see_boxes(runtime):
     """A numba cfunc reads a strided tile through its view."""
-    numba = pytest.importorskip("numba")
-    from numba import types
 
     @numba.extending.intrinsic
     def pointer(_, address):
@@ -118,7 +118,7 @@ def test_names(runtime, tmp_path):
         bad = runtime.submit(fail, [InOut(bx)], name="trsm('a', 1)")
         with pytest.raises(TaskFailed, match=r"planted.*'trsm\('a', 1\)'") as failed:
             bad.wait()
-    assert failed.value.op.endswith("fail") and failed.value.worker != -2
+    assert failed.value.op.endswith("fail") and -1 <= failed.value.worker <= 1
     assert sorted(task.name or "" for task in tracing.trace.tasks) == ["", "potrf(3)"]
     assert "potrf(3)" in (tmp_path / "run.html").read_text()
     assert "potrf(4) (fill)" in (tmp_path / "graph.html").read_text()
@@ -200,8 +200,6 @@ def test_timeouts_are_said_as_they_were_given(runtime):
 
 def test_refusals_name_what_was_given(runtime):
     """A worker's number is not changed on its way into the sentence."""
-    from tilewise.runtime import TaskExecutionHints
-
     with pytest.raises(ConfigError, match="got worker 7 of 2"):
         runtime.submit(None, hints=TaskExecutionHints(target_worker=7))
 

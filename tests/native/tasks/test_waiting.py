@@ -55,7 +55,7 @@ def test_failure_reaches_successors(runtime):
 
 
 def test_unheard_failure_is_raised_at_the_end():
-    """The end of the block raises a failure that nobody has heard of, and not one that somebody has."""
+    """The end of the block raises a failure that the program has not seen, and not one that it has."""
     with pytest.raises(TaskFailed, match="boom"), Runtime(num_workers=1) as rt:
         rt.submit(fail)
     with Runtime(num_workers=1) as rt:
@@ -97,13 +97,29 @@ def test_after_and_priority_and_target(runtime):
     """Explicit edges hold; hints that can be honoured are."""
     seen = []
     event = runtime.event()
-    first = runtime.submit(lambda: seen.append(1), wait_for=[(event, 1)])
-    hints = TaskExecutionHints(target_node=0, target_worker=1, priority=3, prefetch_inputs=True)
-    second = runtime.submit(lambda: seen.append(threading.current_thread().ident), after=[first], hints=hints)
-    assert not second.is_complete()
-    event.raise_()
-    second.wait()
-    assert seen[0] == 1 and seen[1] != threading.get_ident()
+    with runtime.trace() as tracing:
+        first = runtime.submit(lambda: seen.append(1), wait_for=[(event, 1)])
+        for worker in (1, 0) * 5:
+            hints = TaskExecutionHints(target_node=0, target_worker=worker, priority=3, prefetch_inputs=True)
+            second = runtime.submit(lambda worker=worker: seen.append(worker), after=[first], hints=hints)
+        assert not second.is_complete()
+        event.raise_()
+    assert seen[0] == 1 and sorted(seen[1:]) == [0] * 5 + [1] * 5
+    assert [task.worker for task in tracing.trace.tasks[1:]] == [1, 0] * 5
+    assert {task.priority for task in tracing.trace.tasks[1:]} == {3}
+
+
+def test_priorities_decide_what_runs_first():
+    """Of the tasks that are ready the most urgent runs first; equal ones run as they were submitted."""
+    seen = []
+    with Runtime(num_workers=0) as rt:
+        event = rt.event()
+        for number, priority in enumerate((0, 2, -1, 2, 0)):
+            hints = TaskExecutionHints(priority=priority)
+            rt.submit(lambda number=number: seen.append(number), wait_for=[(event, 1)], hints=hints)
+        event.raise_()
+        rt.wait_all()
+    assert seen == [1, 3, 0, 4, 2]
 
 
 def test_predicate(runtime):
@@ -121,7 +137,14 @@ def test_worker_types():
     """A type that no worker serves is an error; one that some serve runs there."""
     with Runtime(worker_types=[[WorkerType.CUBE], [WorkerType.VECTOR, WorkerType.AI_CPU]]) as rt:
         assert rt.num_workers == 2
-        rt.submit(None, worker_type=WorkerType.CUBE).wait()
+        kinds = [WorkerType.CUBE, WorkerType.VECTOR, WorkerType.AI_CPU] * 5
+        with rt.trace() as tracing:
+            tasks = [rt.submit(None, worker_type=kind) for kind in kinds]
+            end = time.monotonic() + 30
+            while not all(task.is_complete() for task in tasks) and time.monotonic() < end:
+                time.sleep(0.001)  # a wait would help
+        for kind, task in zip(kinds, tracing.trace.tasks, strict=True):
+            assert task.worker == (0 if kind == WorkerType.CUBE else 1), kind
         with pytest.raises(ValueError, match="none serves"):
             rt.submit(None, worker_type=WorkerType.ACCELERATOR)
 
@@ -209,7 +232,7 @@ def test_group_block(runtime):
     event = runtime.event()
     with pytest.raises(KeyError), TaskGroup() as group:
         group.add(runtime.submit(lambda: seen.append(9), wait_for=[(event, 1)]))
-        raise KeyError  # nobody will raise the event
+        raise KeyError  # no thread will raise the event
     assert 9 not in seen
     with pytest.raises(TimeoutError):
         TaskGroup([runtime.submit(None, wait_for=[(event, 5)])]).wait_any(0.05)
@@ -328,7 +351,7 @@ def test_asyncio(runtime):
 
 
 def test_await_needs_workers():
-    """Without workers nobody would run an awaited task: it is refused; wait() runs it."""
+    """Without workers no thread would run an awaited task: it is refused; wait() runs it."""
     with Runtime(num_workers=0) as rt:
         task = rt.submit(None)
         with pytest.raises(ValueError, match="needs a worker"):

@@ -73,7 +73,7 @@ def write_toml(config: TrainConfig, path: Path) -> Path:
 
 
 def silent() -> Console:
-    """A console that nobody reads."""
+    """A console without a reader."""
     return Console(file=io.StringIO(), width=120)
 
 

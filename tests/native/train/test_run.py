@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import random
 import re
@@ -19,6 +20,7 @@ from rich.console import Console
 from safetensors.numpy import load_file
 
 from native.train.small_run import (
+    MODEL,
     STEPS,
     command,
     is_same,
@@ -36,10 +38,12 @@ from tilewise.checkpoint import (
     load_checkpoint,
     lock_directory,
     save_checkpoint,
+    write_weights,
 )
 from tilewise.core import CheckpointError, ConfigError, NotFinite
 from tilewise.train import (
     Trainer,
+    evaluate_model,
     make_plan,
     plan_run,
     prepare_data,
@@ -66,7 +70,11 @@ def test_run_leaves_what_it_promises(whole_run):
     """Checkpoints, metrics, picture and a model directory stand in the output."""
     names = {path.name for path in whole_run.iterdir()}
     assert names == {"checkpoints", "metrics.jsonl", "loss.png", "model"}
-    assert [line["step"] for line in read_metrics(whole_run / "metrics.jsonl")] == list(range(STEPS))
+    lines = read_metrics(whole_run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(STEPS))
+    assert all(line["loss"] > 0 and line["grad_norm"] > 0 for line in lines)
+    seconds = [0.0, *(line["seconds"] for line in lines)]  # since the first step began
+    assert all(a < b for a, b in pairwise(seconds)) and seconds[-1] < 600
     config = json.loads((whole_run / "model" / "config.json").read_text())
     assert (
         config["architectures"] == ["LlamaForCausalLM"] and (whole_run / "model" / "tokenizer.json").is_file()
@@ -135,6 +143,19 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(texts, whole_run,
     assert re.search(r"checkpoint step-00000004 is damaged \(tensor .* does not have its checksum\)", text)
     assert "going on from step-00000002 instead" in text and "going on after step 2" in text
     assert is_same(weights(tmp_path / "out"), weights(whole_run))
+
+
+def test_held_out_files_are_judged_by_the_saved_model(texts, whole_run, tmp_path):
+    """Where all weights are zero every token is as likely as any other; the trained model needs fewer bits."""
+    config = make_config(texts, tmp_path)
+    data = prepare_data(config, silent())
+    shutil.copytree(whole_run / "model", tmp_path / "zero")
+    write_weights(tmp_path / "zero", [(name, np.zeros_like(w)) for name, w in weights(whole_run).items()])
+    tokens = sum(len(data.tokenizer.encode(file.text).ids) + 1 for file in data.corpus.held_out)
+    num_bytes = sum(file.num_bytes for file in data.corpus.held_out)
+    guessed = evaluate_model(config, data, tmp_path / "zero", silent())
+    assert guessed == pytest.approx(tokens * math.log2(MODEL["vocab_size"]) / num_bytes, rel=1e-5)
+    assert 0 < evaluate_model(config, data, whole_run / "model", silent()) < 0.99 * guessed
 
 
 def test_a_directory_in_use_is_refused(texts, tmp_path):

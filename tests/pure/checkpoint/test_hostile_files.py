@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pure.graph.test_hostile_calls import HOSTILE
+from pure.hostile import accepted
 from tilewise.checkpoint import (
     TrainingState,
     has_checkpoints,
@@ -19,10 +19,12 @@ from tilewise.checkpoint import (
     save_pretrained,
     write_weights,
 )
-from tilewise.core import CheckpointError, TilewiseError
+from tilewise.core import CheckpointError
+from tilewise.data import train_tokenizer
 from tilewise.models.llama import LlamaConfig
 
 TENSORS = {"w": np.zeros(3, np.float32)}
+CONFIG = LlamaConfig(300, 32, 48, 1, 4, 2)
 
 
 def _save(step, tensors):
@@ -30,15 +32,15 @@ def _save(step, tensors):
 
 
 CALLS = {
-    "open_weights": (open_weights, {"path": "none"}),
-    "has_checkpoints": (has_checkpoints, {"directory": "none"}),
-    "latest_checkpoint": (latest_checkpoint, {"directory": "none"}),
-    "load_checkpoint": (load_checkpoint, {"path": "none", "config": {}}),
-    "load_latest": (load_latest, {"directory": "none", "config": {}, "report": print}),
-    "load_tokenizer": (load_tokenizer, {"directory": "none", "vocab_size": 300}),
-    "load_generation_config": (load_generation_config, {"directory": "none", "vocab_size": 300}),
-    "from_pretrained": (LlamaConfig.from_pretrained, {"model_dir": "none"}),
-    "from_dict": (LlamaConfig.from_dict, {"data": {}}),
+    "open_weights": (open_weights, {"path": "whole"}),
+    "has_checkpoints": (has_checkpoints, {"directory": "saved"}),
+    "latest_checkpoint": (latest_checkpoint, {"directory": "saved"}),
+    "load_checkpoint": (load_checkpoint, {"path": "saved/step-00000007", "config": {}}),
+    "load_latest": (load_latest, {"directory": "saved", "config": {}, "report": print}),
+    "load_tokenizer": (load_tokenizer, {"directory": "whole", "vocab_size": 300}),
+    "load_generation_config": (load_generation_config, {"directory": "whole", "vocab_size": 300}),
+    "from_pretrained": (LlamaConfig.from_pretrained, {"model_dir": "whole"}),
+    "from_dict": (LlamaConfig.from_dict, {"data": CONFIG.to_dict()}),
     "save_checkpoint": (
         save_checkpoint,
         {"directory": "out", "state": TrainingState(3, TENSORS), "config": {"a": 1.5}, "keep_last": 2},
@@ -66,17 +68,44 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_calls_refuse_in_their_own_words(name, tmp_path, monkeypatch):
-    """Every argument of every call, of its own kind too small, too large or none."""
+TEXTS = {"''", "'name'", "'x\\0y'"}
+NOWHERE = {"''", "'name'"}  # a directory without checkpoints, or none
+TAKEN: dict[str, dict[str, set[str]]] = {
+    "has_checkpoints": {"directory": NOWHERE},
+    "latest_checkpoint": {"directory": NOWHERE},
+    "load_checkpoint": {"config": {"{}"}},
+    "load_latest": {"config": {"{}"}, "report": {"class", "function"}},
+    "load_generation_config": {"directory": NOWHERE},
+    "save_checkpoint": {"directory": NOWHERE, "config": {"{}", "{'a': 1}"}},
+    "TrainingState": {"step": {"0"}, "tensors": {"{}"}},
+    "tensor": {"tensor": {"array"}},
+    "setting": {
+        "setting": {"None", "True", "-1", "0", "2**70", "2.5", "[]", "[[1], 2]", "{}", "{'a': 1}", *TEXTS}
+    },
+    "write_weights": {"tensors": {"()", "[]"}},
+    "pair": {"name": {"'name'"}, "tensor": {"array"}},
+    "save_pretrained": {
+        "config": {"{}", "{'a': 1}"},
+        "generation_config": {"None", "{}", "{'a': 1}"},
+        "tokenizer": {"None"},
+    },
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """The current directory, with a model in `whole` and a checkpoint in `saved`."""
     monkeypatch.chdir(tmp_path)
-    call, given = CALLS[name]
-    for argument in given:
-        for value in HOSTILE:
-            try:
-                call(**{**given, argument: value})
-            except TilewiseError as error:
-                assert "\n" not in str(error)
+    tokenizer = train_tokenizer(["a"], vocab_size=300)
+    save_pretrained("whole", CONFIG.to_dict(), TENSORS.items(), tokenizer, {"eos_token_id": 0})
+    save_checkpoint("saved", TrainingState(7, TENSORS), {})
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_refuse_in_their_own_words(name, place):
+    """Every argument of every call, of its own kind too small, too large or none; what is taken stands in the table."""
+    assert accepted(*CALLS[name]) == TAKEN.get(name, {})
 
 
 @pytest.mark.parametrize("tensor", [np.zeros(3, np.complex64), np.array(["a"]), np.zeros(3, "M8[s]")])

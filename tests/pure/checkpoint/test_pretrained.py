@@ -37,7 +37,7 @@ def test_failed_save_leaves_the_old_directory(tmp_path):
         yield "w", np.ones(3, np.float32)
         raise RuntimeError("device gone")
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="device gone"):
         save_pretrained(target, {"a": 2}, broken())
     assert json.loads((target / "config.json").read_text()) == {"a": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -129,18 +129,33 @@ def _template(content):
         lambda content: content["model"].update(vocab={"a": 0, "b": 0}, merges=["a b"]),
         lambda content: content["model"].update(vocab={"a": -1}, merges=[]),
         lambda content: content["model"].update(type="Other"),
+        lambda content: content["model"].update(continuing_subword_prefix="xx"),
+        lambda content: content["model"].update(continuing_subword_prefix="x"),
         lambda content: content.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
         _template,
     ],
 )
 def test_a_spoilt_tokenizer_is_one_error(tmp_path, content):
-    """What the library refuses, or panics over when loading or encoding, is a CheckpointError with the file's name."""
+    """What the library refuses, or panics over when loading or encoding, is a CheckpointError with the file's name. So
+    is a prefix that merges lack, for the library would end the process over it."""
     if isinstance(content, bytes):
         (tmp_path / "tokenizer.json").write_bytes(content)
     else:
         _save_tokenizer(tmp_path, content)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json must be readable; got '.*tokenizer\.json'"):
         load_tokenizer(tmp_path, SIZE)
+
+
+@pytest.mark.parametrize("form", [list, " ".join])
+def test_merges_that_go_on_with_the_prefix_are_used(tmp_path, form):
+    """The twin of the missing prefix: merges of both spellings whose right sides have it."""
+    merges = [form(["a", "##b"]), form(["ab", "##b"])]
+    model = {"type": "BPE", "vocab": {"a": 0, "##b": 1, "ab": 2, "abb": 3}, "merges": merges}
+    model["continuing_subword_prefix"] = "##"
+    _save_tokenizer(
+        tmp_path, lambda content: content.update(model=model, pre_tokenizer=None, added_tokens=[])
+    )
+    assert load_tokenizer(tmp_path, SIZE).encode("abb").ids == [3]
 
 
 def test_a_template_of_known_tokens_is_used(tmp_path):

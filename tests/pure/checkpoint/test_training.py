@@ -195,6 +195,15 @@ def test_a_newer_damaged_checkpoint_costs_no_good_one(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
 
 
+def test_damaged_checkpoints_are_not_among_those_kept(tmp_path):
+    """Of three to keep, a damaged one goes and an older whole one stays."""
+    for step in (1, 2, 3):
+        save_checkpoint(tmp_path, _state(step), CONFIG, keep_last=4)
+    (tmp_path / "step-00000002" / "checkpoint.json").unlink()
+    save_checkpoint(tmp_path, _state(4), CONFIG, keep_last=3)
+    assert sorted(path.name[-1] for path in tmp_path.iterdir()) == ["1", "3", "4"]
+
+
 def test_a_whole_checkpoint_is_not_written_again(tmp_path):
     """Saving what stands there keeps it; other content of that step replaces it."""
     path = save_checkpoint(tmp_path, _state(1), CONFIG)

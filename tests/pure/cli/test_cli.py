@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,6 +109,29 @@ def test_what_is_too_large_is_refused_before_work(arguments, planner, capsys, mo
     monkeypatch.setattr(tilewise.cli.demo, "prepare_data", lambda *_: pytest.fail("data was read"))
     code, out, err = _run(arguments, capsys)
     assert code == 2 and out == "" and "must fit" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("is_equal", "code"), [(True, 0), (False, 1)])
+def test_verify_says_what_it_found(is_equal, code, capsys, monkeypatch):
+    """The report's text on standard output; a difference is exit code 1."""
+    report = SimpleNamespace(equal=is_equal, text="what was compared")
+    monkeypatch.setattr("tilewise.train.load_config", lambda *_: None)
+    monkeypatch.setattr("tilewise.train.compare_strategy", lambda *_: report)
+    assert _run(["verify", "x.toml", "--mesh", "dp=2"], capsys)[:2] == (code, "what was compared\n")
+
+
+@pytest.mark.parametrize(
+    ("again", "said"), [([1, 2], "the same 3 tokens: yes"), ([1, 4], "NO, please report this")]
+)
+def test_the_demo_says_whether_one_device_writes_the_same(again, said, capsys):
+    """One other token is said aloud."""
+    from rich.console import Console
+
+    from tilewise.cli.demo import _say_whether_equal
+
+    several, one = ([SimpleNamespace(tokens=[7]), SimpleNamespace(tokens=ids)] for ids in ([1, 2], again))
+    _say_whether_equal(several, one, Console())
+    assert said in capsys.readouterr().out
 
 
 def test_version(capsys):

@@ -51,8 +51,12 @@ def test_widths_are_powers_of_two(shards):
 
 def test_kv_heads_that_straddle():
     """Three KV heads over two devices cannot be spread evenly."""
-    with pytest.raises(LayoutError, match="KV heads"):
+    with pytest.raises(
+        LayoutError, match=r"got 3 KV heads with 2 query heads each over 2 devices; choose 1$"
+    ):
         shard_range(DimLabel("kv_heads", 16, group=2), 48, 8, 2, 0)
+    with pytest.raises(LayoutError, match=r"over 8 devices; choose 1, 2$"):
+        shard_range(DimLabel("kv_heads", 16, group=6), 32, 8, 8, 0)
 
 
 def test_mesh_coordinates_and_teams():
@@ -60,16 +64,19 @@ def test_mesh_coordinates_and_teams():
     mesh = DeviceMesh.parse("dp=2,tp=4")
     assert mesh.num_devices == 8 and mesh.coordinate(6, "dp") == 1 and mesh.coordinate(6, "tp") == 2
     assert mesh.team(6, "tp") == [4, 5, 6, 7] and mesh.team(6, "dp") == [2, 6] and mesh.team(6, "pp") == [6]
-    for text in ("dp", "dp=x", "dp=2,dp=2", "dp=0", "", "dp=²", "dp=٢", f"dp={'9' * 5000}", f"dp={1 << 17}"):
-        with pytest.raises(LayoutError):
+    for text in ("dp", "dp=x", "dp=2,dp=2", "", "dp=²", "dp=٢", f"dp={'9' * 5000}"):
+        with pytest.raises(LayoutError, match="a mesh reads axis=size"):
             DeviceMesh.parse(text)
+    for size in (0, 1 << 17):
+        with pytest.raises(LayoutError, match=rf"the size of axis 'dp' must lie in \[1, 1024\]; got {size}"):
+            DeviceMesh.parse(f"dp={size}")
     with pytest.raises(LayoutError, match="at most 1024 devices"):
         DeviceMesh({"dp": 64, "tp": 64})
 
 
 def test_bounds_of_symbols():
     """A symbol's bounds are ordered."""
-    with pytest.raises(ShapeError):
+    with pytest.raises(ShapeError, match="max of 'tokens' must lie in"):
         Dim("tokens", 4, 2)
 
 

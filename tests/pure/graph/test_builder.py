@@ -28,23 +28,23 @@ def test_wrong_shapes_fail_at_the_call():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "words"),
     [
-        lambda g: g.input([4], name="x"),
-        lambda g: g.parameter([2, 3, 4], name="w"),
-        lambda g: g.input([0, 4], name="y"),
-        lambda g: g.input([4], "f8", name="y"),
-        lambda g: g.constant(np.zeros(3), name="c"),
-        lambda g: g.input([4], name=""),
-        lambda g: g.loss(g.find("x")),
-        lambda g: g.find("nonsense"),
+        (lambda g: g.input([4], name="x"), "names must be unique; got 'x'"),
+        (lambda g: g.parameter([2, 3, 4], name="w"), "one or two fixed dims"),
+        (lambda g: g.input([0, 4], name="y"), "a size must lie in"),
+        (lambda g: g.input([4], "f8", name="y"), "a dtype must be one of .*; got 'f8'"),
+        (lambda g: g.constant(np.zeros(3), name="c"), "an array of float32 or int32"),
+        (lambda g: g.input([4], name=""), "a name must be printable"),
+        (lambda g: g.loss(g.find("x")), "a loss comes from cross_entropy"),
+        (lambda g: g.find("nonsense"), "must have the tensor; got 'nonsense'"),
     ],
 )
-def test_wrong_declarations(make):
-    """Taken names, ranks, sizes, dtypes and missing names are refused."""
+def test_wrong_declarations(make, words):
+    """Taken names, ranks, sizes, dtypes and missing names are refused, each for its own reason."""
     g = GraphBuilder()
     g.input([4], name="x")
-    with pytest.raises(ShapeError):
+    with pytest.raises(ShapeError, match=words):
         make(g)
 
 
@@ -84,7 +84,7 @@ def test_equal_nodes_are_one():
 
 
 def test_fusion_and_dead_code():
-    """silu * up and linear + residual become one op each; what nobody reads goes; results keep their ids."""
+    """silu * up and linear + residual become one op each; what no op reads goes; results keep their ids."""
     g = GraphBuilder()
     x = g.input([4, 6], name="x")
     w = g.parameter([6, 6], name="w")

@@ -59,18 +59,24 @@ def test_what_an_op_needs_whole():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "words"),
     [
-        lambda: DistributionStrategy.ddp(3),
-        lambda: DistributionStrategy.tensor_parallel(0),
-        lambda: DistributionStrategy.hybrid(dp=2, tp=6),
-        lambda: DistributionStrategy.for_mesh(DeviceMesh({"x": 2})),
+        (lambda: DistributionStrategy.ddp(3), "power of two.*; got dp=3"),
+        (lambda: DistributionStrategy.tensor_parallel(0), "the size of axis 'tp' must lie in"),
+        (lambda: DistributionStrategy.hybrid(dp=2, tp=6), "power of two.*; got tp=6"),
+        (lambda: DistributionStrategy.for_mesh(DeviceMesh({"x": 2})), "mesh axes are dp and tp; got x"),
     ],
 )
-def test_impossible_strategies(make):
+def test_impossible_strategies(make, words):
     """Sizes and axis names are checked when a strategy is declared."""
-    with pytest.raises(LayoutError):
+    with pytest.raises(LayoutError, match=words):
         make()
+
+
+def test_an_axis_that_is_not_named_has_one_device():
+    """A hybrid over one axis leaves the other at one device."""
+    assert DistributionStrategy.hybrid(tp=2).mesh() == DeviceMesh({"dp": 1, "tp": 2})
+    assert DistributionStrategy.hybrid(dp=2).mesh() == DeviceMesh({"dp": 2, "tp": 1})
 
 
 def test_a_strategy_keeps_what_it_was_made_of():

@@ -1,17 +1,20 @@
 """The parts of training that need no model: schedule, windows, metrics, the live line."""
 
+import io
 import math
 import os
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from tilewise.core import ConfigError, ResourceError
-from tilewise.data import TextFile
-from tilewise.train.evaluation import IGNORED, compress_files, sliding_windows
+from tilewise.data import TextFile, train_tokenizer
+from tilewise.train import progress
+from tilewise.train.evaluation import IGNORED, bits_per_byte, compress_files, sliding_windows
 from tilewise.train.metrics import MetricsFile, draw_loss_curve, read_metrics
-from tilewise.train.progress import describe_step, format_duration
+from tilewise.train.progress import StepProgress, describe_step, format_duration
 from tilewise.train.schedule import learning_rate
 
 
@@ -27,11 +30,21 @@ def test_schedule_rises_then_falls_to_its_floor():
     assert rates[-1] == pytest.approx(1e-4)
 
 
-@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (1, 5), (3, 3), (2, 0)])
-def test_schedule_of_short_runs(steps, warmup):
-    """No run is too short for the schedule."""
-    for step in range(steps):
-        assert 0 < learning_rate(step, steps, 1.0, warmup, 0.0) <= 1.0 or step == steps - 1
+@pytest.mark.parametrize(
+    ("steps", "warmup", "rates"),
+    [
+        (1, 0, [1.0]),
+        (1, 5, [0.2]),
+        (3, 3, [1 / 3, 2 / 3, 1.0]),
+        (2, 0, [1.0, 0.1]),
+        (3, 1, [1.0, 1.0, 0.1]),
+        (4, 2, [0.5, 1.0, 1.0, 0.1]),
+    ],
+)
+def test_schedule_of_short_runs(steps, warmup, rates):
+    """No run is too short for the schedule: it rises while it warms up, then falls to the floor of 0.1."""
+    found = [learning_rate(step, steps, 1.0, warmup, 0.1) for step in range(steps)]
+    assert found == pytest.approx(rates)
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 12, 13, 16, 100, 101])
@@ -50,6 +63,30 @@ def test_no_window_is_empty():
     for length in range(1, 60):
         _, labels = sliding_windows(range(length), 16, start=0)
         assert (labels != IGNORED).any(axis=1).all()
+
+
+class Guessing:
+    """A model that finds every token of 512 equally likely, and notes what it was asked."""
+
+    def __init__(self):
+        self.scored = []
+
+    def forward(self, tokens, labels):
+        self.scored.append(int((labels != IGNORED).sum()))
+
+    def get_tensor(self, name):
+        return {"loss": np.array([math.log(512)], np.float32)}[name]
+
+
+def test_a_model_that_guesses_needs_nine_bits_per_token():
+    """Every token and each file's end count once, over the bytes of all files; the last batch is filled up."""
+    tokenizer = train_tokenizer(["a"], vocab_size=300)
+    files = [TextFile("a.txt", "\N{EURO SIGN}" * 21), TextFile("b.txt", "b" * 5)]
+    tokens = sum(len(tokenizer.encode(file.text).ids) + 1 for file in files)
+    model, shown = Guessing(), []
+    bits = bits_per_byte(model, tokenizer, files, 4, 16, lambda *counts: shown.append(counts))
+    assert bits == pytest.approx(9 * tokens / (63 + 5), rel=1e-6)
+    assert sum(model.scored) == tokens and shown == [(4, 8), (8, 8)]
 
 
 def test_compressors_profit_from_joining():
@@ -135,6 +172,24 @@ def test_loss_curve_is_a_picture(tmp_path):
     path = tmp_path / "loss.png"
     draw_loss_curve(path, [math.exp(-step / 20) for step in range(100)], "loss")
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_log_gets_a_line_now_and_then(monkeypatch):
+    """Where no terminal is: the first step, one in ten seconds, the last; speed and time left since the run began."""
+    clock, lines = [0.0], io.StringIO()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    with StepProgress(Console(file=lines, width=120), 30, 10, 100) as shown:
+        for step in range(10, 30):
+            clock[0] += 3.0
+            shown.step_done(step, 1.5)
+    assert lines.getvalue().splitlines() == [
+        "step 11/30  loss 1.500  33 tokens/s  0:57 left",
+        "step 15/30  loss 1.500  33 tokens/s  0:45 left",
+        "step 19/30  loss 1.500  33 tokens/s  0:33 left",
+        "step 23/30  loss 1.500  33 tokens/s  0:21 left",
+        "step 27/30  loss 1.500  33 tokens/s  0:09 left",
+        "step 30/30  loss 1.500  33 tokens/s  0:00 left",
+    ]
 
 
 def test_live_line_says_it_all():

@@ -1,0 +1,74 @@
+// Structs that cross the border by the names of their members, instead of as a row of positional arguments.
+//
+// `read` takes an attribute of a Python object (a dataclass that the planner made), `Keywords` the keyword arguments of
+// a call. Both refuse a value of another type by the member's name, Keywords also names that no member has; ranges are
+// the native package's to check. Called under the GIL. Names are made into Python strings once, so that reading an
+// attribute costs no more than in Python.
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include <algorithm>
+#include <string>
+
+namespace tilewise::bind {
+
+/// A member's name as a template argument.
+template <size_t kSize>
+struct FieldName {
+  char text[kSize]{};
+  consteval FieldName(const char (&given)[kSize]) {
+    std::copy_n(given, kSize, text);
+  }  // NOLINT(google-explicit-constructor): a literal is one
+};
+
+template <FieldName kName>
+nanobind::handle interned() {
+  static PyObject* const name = PyUnicode_InternFromString(kName.text);
+  return name;
+}
+
+/// `value` as a T; a TypeError that names the member when it is none.
+template <class T>
+T field_value(const char* name, nanobind::handle value) {
+  T converted{};
+  if (!nanobind::try_cast(value, converted)) {
+    const std::string got = nanobind::type_name(value.type()).c_str();
+    throw nanobind::type_error((std::string(name) + " has a value of another type; got " + got).c_str());
+  }
+  return converted;
+}
+
+/// The attribute of that name of a Python object.
+template <FieldName kName, class T>
+T read(nanobind::handle object) {
+  return field_value<T>(kName.text, nanobind::getattr(object, interned<kName>()));
+}
+
+/// Keyword arguments of one call; what is not given keeps the struct's default.
+class Keywords {
+ public:
+  explicit Keywords(const nanobind::kwargs& given) : given_(given) {}
+
+  template <FieldName kName, class T>
+  Keywords& set(T& member) {
+    if (PyObject* value = PyDict_GetItemWithError(given_.ptr(), interned<kName>().ptr())) {
+      member = field_value<T>(kName.text, value);
+      ++num_known_;
+    }
+    known_ += std::string(known_.empty() ? "" : ", ") + kName.text;
+    return *this;
+  }
+
+  /// Refuses names that were not asked for.
+  void done() const {
+    if (num_known_ == given_.size()) return;
+    throw nanobind::type_error(("a keyword argument is unknown; known are " + known_).c_str());
+  }
+
+ private:
+  const nanobind::kwargs& given_;
+  size_t num_known_ = 0;
+  std::string known_;
+};
+
+}  // namespace tilewise::bind

@@ -1,0 +1,222 @@
+// Checks concurrent code: runs its threads in every order, with every outcome that the C++ memory model permits.
+//
+// A scenario is a class. Its constructor makes the shared state from Atomic and Plain (memory.h has the policy by which
+// the protocols of native/protocols are instantiated with them); `void run(int thread)` is what each of `kNumThreads`
+// threads does, `const char* thread_name(int)` what the report calls it, `void end()` looks at the result. explore()
+// calls them once per execution and returns how many there were and the first failure: a failed expect(), a data race
+// on a Plain, a deadlock, a thread that spins for ever; with the trace of its steps.
+//
+// Each operation on an Atomic is one step. What lies between two steps is invisible to other threads, so it must touch
+// only Plain and Atomic and what is the thread's own. relax() says that a loop looks again and again at the same: the
+// look that fails is not repeated until something newer can be read. It belongs into loops that only look.
+//
+// Executions that differ only in the order of independent steps are explored once (sleep sets, source sets: Abdulla et
+// al., POPL 2014; the write that a load reads is part of its step, so a load and a store are independent but for the
+// choices that the store adds).
+//
+// What the memory model covers stands in model.h. Who may call: tests, from one thread. Not under sanitizers: they do
+// not know the stacks between which this switches, and there is one real thread, so they would find nothing.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <type_traits>
+
+#include "checker/model.h"
+
+namespace tilewise::checker {
+
+struct Options {
+  int64_t max_executions = 2'000'000;  // then the result is not complete
+  bool reduces = true;  // false: every order of all steps, for tests of the reduction
+  bool weak_compares_fail = false;  // compare_exchange_weak may fail for no reason, once per thread
+};
+
+struct Result {
+  int64_t num_executions = 0;
+  int64_t num_abandoned = 0;  // of further ones: equal to some other
+  bool is_complete = false;  // everything was explored
+  std::string failure;  // empty: none found
+  std::string trace;  // its steps
+  double seconds = 0;  // of the processor
+  bool holds() const { return is_complete && failure.empty(); }
+};
+
+/// A scenario without its type.
+struct Program {
+  int num_threads;
+  void* (*make)();
+  void (*run)(void* scenario, int thread);
+  void (*end)(void* scenario);
+  void (*destroy)(void* scenario);
+  const char* (*thread_name)(void* scenario, int thread);
+};
+
+Result explore(const Program& program, const Options& options);
+
+template <class Scenario>
+Result explore(const Options& options = {}) {
+  static_assert(Scenario::kNumThreads <= kMaxThreads);
+  return explore(
+      Program{Scenario::kNumThreads, [] { return static_cast<void*>(new Scenario()); },
+              [](void* scenario, int thread) { static_cast<Scenario*>(scenario)->run(thread); },
+              [](void* scenario) { static_cast<Scenario*>(scenario)->end(); },
+              [](void* scenario) { delete static_cast<Scenario*>(scenario); },
+              [](void* scenario, int thread) { return static_cast<Scenario*>(scenario)->thread_name(thread); }},
+      options);
+}
+
+/// In a scenario's run() or end(): what must hold.
+void expect(bool holds, const char* what);
+/// The thread looks once more at what it has read since it last wrote.
+void relax();
+void fence(std::memory_order order);
+/// The asymmetric pair: see model.h.
+void heavy_fence();
+void light_fence();
+
+/// The border to the explorer; everything is a step of the calling thread. Not for tests.
+int add_location(uint64_t value);
+uint64_t perform(Op& op);
+void name_location(int location, const char* name, int index);
+void pin_location(int location);
+const Clock* own_clock(int* thread);  // nullptr: before the threads or after them
+[[gnu::cold]] void report_race(const char* what, const void* name);
+void sleep_on(int location, uint64_t expected);
+void wake(int location, int count);
+
+/// std::atomic as far as the protocols use it.
+template <class T>
+class Atomic {
+  static_assert(sizeof(T) <= sizeof(uint64_t) && std::is_trivially_copyable_v<T>);
+
+ public:
+  Atomic(T value = {}) : location_(add_location(bits(value))) {}  // NOLINT: as std::atomic
+  Atomic(const Atomic&) = delete;
+  Atomic& operator=(const Atomic&) = delete;
+
+  T load(std::memory_order order = std::memory_order_seq_cst) const {
+    Op op{.kind = Kind::kLoad, .location = location_, .order = order};
+    return value_of(perform(op));
+  }
+  void store(T value, std::memory_order order = std::memory_order_seq_cst) {
+    Op op{.kind = Kind::kStore, .location = location_, .order = order, .operand = bits(value)};
+    perform(op);
+  }
+  T exchange(T value, std::memory_order order = std::memory_order_seq_cst) {
+    return change(value, order, [](uint64_t, uint64_t operand) { return operand; });
+  }
+  T fetch_add(T value, std::memory_order order = std::memory_order_seq_cst) {
+    return change(value, order, [](uint64_t old, uint64_t operand) {
+      return bits(static_cast<T>(value_of(old) + value_of(operand)));
+    });
+  }
+  T fetch_sub(T value, std::memory_order order = std::memory_order_seq_cst) {
+    return change(value, order, [](uint64_t old, uint64_t operand) {
+      return bits(static_cast<T>(value_of(old) - value_of(operand)));
+    });
+  }
+  bool compare_exchange_strong(T& expected, T value, std::memory_order order, std::memory_order failure) {
+    return compare(expected, value, order, failure, false);
+  }
+  bool compare_exchange_strong(T& expected, T value, std::memory_order order = std::memory_order_seq_cst) {
+    return compare(expected, value, order, weaker(order), false);
+  }
+  bool compare_exchange_weak(T& expected, T value, std::memory_order order, std::memory_order failure) {
+    return compare(expected, value, order, failure, true);
+  }
+  bool compare_exchange_weak(T& expected, T value, std::memory_order order = std::memory_order_seq_cst) {
+    return compare(expected, value, order, weaker(order), true);
+  }
+  /// futex_wait and futex_wake.
+  void sleep(T expected) { sleep_on(location_, bits(expected)); }
+  void wake_sleepers(int count) { wake(location_, count); }
+
+  void set_name(const char* name, int index = -1) { name_location(location_, name, index); }
+  /// The thread's last read of it has counted: no store that comes later may be able to reach it. A guard against load
+  /// buffering, which is not explored.
+  void pin() const { pin_location(location_); }
+
+ private:
+  static uint64_t bits(T value) {
+    uint64_t all = 0;
+    std::memcpy(&all, &value, sizeof(T));
+    return all;
+  }
+  static T value_of(uint64_t all) {
+    T value;
+    std::memcpy(&value, &all, sizeof(T));
+    return value;
+  }
+  static std::memory_order weaker(std::memory_order order) {
+    return order == std::memory_order_acq_rel   ? std::memory_order_acquire
+           : order == std::memory_order_release ? std::memory_order_relaxed
+                                                : order;
+  }
+  T change(T value, std::memory_order order, uint64_t (*function)(uint64_t, uint64_t)) {
+    Op op{.kind = Kind::kChange, .location = location_, .order = order, .operand = bits(value), .change = function};
+    return value_of(perform(op));
+  }
+  bool compare(T& expected, T value, std::memory_order order, std::memory_order failure, bool may_fail) {
+    Op op{.kind = Kind::kCompare,
+          .location = location_,
+          .order = order,
+          .failure = failure,
+          .operand = bits(value),
+          .expected = bits(expected),
+          .may_fail = may_fail};
+    expected = value_of(perform(op));
+    return op.has_succeeded;
+  }
+
+  int location_;
+};
+
+/// A variable that its protocol orders: two accesses of which one writes, and neither happens before the other, fail.
+template <class T>
+class Plain {
+ public:
+  Plain(T value = {}) : value_(value) {}  // NOLINT: as a T
+  Plain(const Plain& other) : value_(other.read()) {}
+  Plain& operator=(const Plain& other) { return *this = other.read(); }
+  Plain& operator=(T value) {
+    note_write();
+    value_ = value;
+    return *this;
+  }
+  operator T() const { return read(); }  // NOLINT: as a T
+  Plain& operator++() { return *this = read() + 1; }
+  Plain& operator--() { return *this = read() - 1; }
+  Plain& operator+=(T value) { return *this = read() + value; }
+  Plain& operator-=(T value) { return *this = read() - value; }
+  Plain& operator|=(T value) { return *this = read() | value; }
+
+ private:
+  T read() const {
+    int thread = 0;
+    if (const Clock* clock = own_clock(&thread)) {
+      if (writer_ >= 0 && !has_seen(*clock, writer_, written_)) report_race("a read beside a write", this);
+      read_[thread] = (*clock)[thread];
+    }
+    return value_;
+  }
+  void note_write() {
+    int thread = 0;
+    const Clock* clock = own_clock(&thread);
+    if (clock == nullptr) return;
+    if (writer_ >= 0 && !has_seen(*clock, writer_, written_)) report_race("a write beside a write", this);
+    for (int t = 0; t < kMaxThreads; ++t) {
+      if (!has_seen(*clock, t, read_[t])) report_race("a write beside a read", this);
+    }
+    writer_ = thread;
+    written_ = (*clock)[thread];
+  }
+
+  T value_;
+  int writer_ = -1;
+  uint32_t written_ = 0;
+  mutable Clock read_{};
+};
+
+}  // namespace tilewise::checker

@@ -1,0 +1,97 @@
+// The biased lock in every execution: its owner and one or two newcomers are never inside together.
+#include "checker/testing.h"
+#include "protocols/biased_lock.h"
+
+using namespace tilewise::checker;
+using tilewise::protocols::BiasedLock;
+using tilewise::protocols::BiasedLockOrders;
+
+namespace {
+
+/// The owner takes the lock kTimes, every other thread once.
+template <class Orders, int kNewcomers, int kTimes, bool kFences = false>
+struct Sharing {
+  static constexpr int kNumThreads = 1 + kNewcomers;
+  BiasedLock<CheckedMemory, Orders> lock;
+  Plain<int> count = 0;
+
+  Sharing() {
+    lock.is_owner_inside.set_name("is_owner_inside");
+    lock.sharing.set_name("sharing");
+  }
+  void take(bool is_owner) {
+    const bool is_light = is_owner && lock.enter_lightly(kFences);
+    if (!is_light) {
+      lock.enter(kFences, [](auto&& done) {
+        while (!done()) relax();
+      });
+    }
+    ++count;
+    if (is_light) {
+      lock.leave_lightly();
+    } else {
+      lock.leave();
+    }
+  }
+  void run(int thread) {
+    for (int n = 0; n < (thread == 0 ? kTimes : 1); ++n) take(thread == 0);
+  }
+  void end() { expect(count == kTimes + kNewcomers, "every increment"); }
+  static const char* thread_name(int thread) {
+    static constexpr const char* kNames[] = {"owner", "newcomer", "second newcomer"};
+    return kNames[thread];
+  }
+};
+
+struct LeavesRelaxed : BiasedLockOrders {
+  static constexpr auto kLeave = std::memory_order_relaxed;
+};
+struct BacksOutRelaxed : BiasedLockOrders {
+  static constexpr auto kBackOut = std::memory_order_relaxed;
+};
+struct SeesLeftRelaxed : BiasedLockOrders {
+  static constexpr auto kSeeLeft = std::memory_order_relaxed;
+};
+struct SeesSettledRelaxed : BiasedLockOrders {
+  static constexpr auto kSeeSettled = std::memory_order_relaxed;
+};
+struct OwnerWithoutBarrier : BiasedLockOrders {
+  static constexpr bool kOwnerHasBarrier = false;
+};
+struct OthersWithoutBarrier : BiasedLockOrders {
+  static constexpr bool kOthersHaveBarrier = false;
+};
+struct OwnerLooksOnce : BiasedLockOrders {
+  static constexpr bool kOwnerLooksAgain = false;
+};
+struct OthersDoNotWait : BiasedLockOrders {
+  static constexpr bool kOthersWaitForOwner = false;
+};
+struct SettlesBeforeBarrier : BiasedLockOrders {
+  static constexpr bool kSettlesAfterBarrier = false;
+};
+
+}  // namespace
+
+CASE("the biased lock lets one in at a time, with a barrier of one side or with fences on both") {
+  HOLDS(Sharing<BiasedLockOrders, 1, 2>);
+  HOLDS(Sharing<BiasedLockOrders, 2, 1>);
+  HOLDS(Sharing<BiasedLockOrders, 1, 2, true>);
+}
+
+CASE("every order and step of the biased lock is needed") {
+  FOUND(Sharing<LeavesRelaxed, 1, 2>);
+  FOUND(Sharing<BacksOutRelaxed, 1, 2>);
+  FOUND(Sharing<SeesLeftRelaxed, 1, 2>);
+  FOUND(Sharing<SeesSettledRelaxed, 2, 1>);
+  FOUND(Sharing<OwnerWithoutBarrier, 1, 1>);
+  FOUND(Sharing<OthersWithoutBarrier, 1, 1>);
+  FOUND(Sharing<OwnerLooksOnce, 1, 1>);
+  FOUND(Sharing<OthersDoNotWait, 1, 1>);
+}
+
+CASE("a newcomer that passes by while another's barrier is still on its way is found") {
+  FOUND(Sharing<SettlesBeforeBarrier, 2, 1>);
+}
+
+TILEWISE_TEST_MAIN

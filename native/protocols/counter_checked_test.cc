@@ -1,0 +1,215 @@
+// Counters with waiters in every execution: a task that waits for two becomes ready exactly once, behind both raises;
+// and what docs/memory_model.md promises of looking at signals, by wait() and by load().
+#include <set>
+#include <vector>
+
+#include "checker/testing.h"
+#include "protocols/counter.h"
+
+using namespace tilewise::checker;
+using tilewise::protocols::ask_in_turn;
+using tilewise::protocols::Counter;
+using tilewise::protocols::CounterOrders;
+
+namespace {
+
+/// Tasks wait for both counters, each raised by one thread; the first thread asks for them. The others may come on to
+/// ask when they have raised: a task waits in its second counter where its first one's raiser has put it.
+template <class Orders, int kTasks>
+struct Waiting {
+  static constexpr int kNumThreads = 3;
+  struct Task {
+    Plain<int> next = 0;
+    Plain<int> num_asked = 0;
+    Plain<int> num_ready = 0;
+  };
+  Counter<CheckedMemory, int, Orders> counters[2];
+  Plain<int> written[2] = {0, 0};
+  Task tasks[kTasks];
+
+  Waiting() {
+    for (int c = 0; c < 2; ++c) counters[c].value.set_name("value", c);
+  }
+  void ask(int task) {
+    Task& own = tasks[task];
+    const bool is_ready = ask_in_turn<Orders>(own.num_asked, 2, [&](int which) {
+      return counters[which].wait(
+          task + 1, [](uint64_t value) { return value >= 1; }, [&](int first) { own.next = first; });
+    });
+    if (!is_ready) return;
+    ++own.num_ready;
+    expect(written[0] == 1 && written[1] == 1, "what was written before the raises");
+    own.next = 77;  // it is used for something else
+  }
+  void run(int thread) {
+    if (thread == 0) {
+      for (int t = 0; t < kTasks; ++t) ask(t);
+      return;
+    }
+    const int which = thread - 1;
+    written[which] = 1;
+    const auto next = [&](int task) -> Plain<int>& { return tasks[task - 1].next; };
+    const int due = counters[which].raise([](uint64_t value) { return value + 1; },
+                                          [](int, uint64_t value) { return value >= 1; }, next);
+    counters[which].wake_all(due, next, [&](int task) { ask(task - 1); });
+  }
+  void end() {
+    for (const Task& task : tasks) expect(task.num_ready == 1, "every task ready once");
+  }
+  static const char* thread_name(int thread) {
+    static constexpr const char* kNames[] = {"asker", "raiser", "second raiser"};
+    return kNames[thread];
+  }
+};
+
+struct ComparesOutside : CounterOrders {
+  static constexpr bool kComparesInSection = false;
+};
+struct RaisesInTwoSections : CounterOrders {
+  static constexpr bool kRaisesInOneSection = false;
+};
+struct ReadsNextLate : CounterOrders {
+  static constexpr bool kReadsNextFirst = false;
+};
+struct CountsLate : CounterOrders {
+  static constexpr bool kCountsBeforeAsking = false;
+};
+struct PublishesRelaxed : CounterOrders {
+  static constexpr auto kPublish = std::memory_order_relaxed;
+};
+struct LooksRelaxed : CounterOrders {
+  static constexpr auto kLook = std::memory_order_relaxed;
+};
+
+// --- looks at signals --------------------------------------------------------------------------------------------
+
+enum class Shape { kMessage, kThirdDevice, kReuse, kReuseWithoutAck, kTwoRaisers, kTwoRaisersInOrder };
+enum class Look { kWait, kLoad };
+
+constexpr int kS = 0, kT = 1, kAck = 2;
+
+template <class Orders>
+struct Signals {
+  Counter<CheckedMemory, int, Orders> signals[3];
+  Plain<int> tile = 0;
+
+  void raise(int signal) {
+    signals[signal].raise([](uint64_t value) { return value + 1; }, [](int, uint64_t) { return false; },
+                          [&](int) -> Plain<int>& { return unused; });
+  }
+  bool is_raised(int signal, Look look) {
+    if (look == Look::kLoad) return signals[signal].load() >= 1;
+    return signals[signal].wait(1, [](uint64_t value) { return value >= 1; }, [](int) {});
+  }
+  Plain<int> unused = 0;
+  static const char* thread_name(int thread) {
+    static constexpr const char* kNames[] = {"device 0", "device 1", "device 2", "device 3"};
+    return kNames[thread];
+  }
+};
+
+/// A tile is plain memory: what is read too early, or overwritten too early, is a race. A device goes on only when it
+/// has seen the signal: executions in which it looks too early say nothing.
+template <class Orders, Shape kShape, Look kLook>
+struct Passing : Signals<Orders> {
+  static constexpr int kNumThreads =
+      kShape == Shape::kMessage || kShape == Shape::kReuse || kShape == Shape::kReuseWithoutAck ? 2 : 3;
+  bool sees(int signal) { return this->is_raised(signal, kLook); }
+  void run(int device) {
+    const bool is_reuse = kShape == Shape::kReuse || kShape == Shape::kReuseWithoutAck;
+    const bool are_two = kShape == Shape::kTwoRaisers || kShape == Shape::kTwoRaisersInOrder;
+    if (device == 0) {
+      this->tile = 1;
+      this->raise(kS);
+      if (are_two) this->raise(kAck);
+      if (is_reuse && (kShape == Shape::kReuseWithoutAck || sees(kAck))) this->tile = 2;
+    } else if (device == kNumThreads - 1) {
+      if (!sees(kShape == Shape::kThirdDevice ? kT : kS)) return;
+      expect(this->tile == 1, "the tile of its raise");
+      if (is_reuse) this->raise(kAck);
+    } else if (are_two) {
+      if (kShape == Shape::kTwoRaisers || sees(kAck)) this->raise(kS);
+    } else if (sees(kS)) {
+      this->raise(kT);
+    }
+  }
+  void end() {}
+};
+
+/// What looks can find, over all executions.
+std::set<std::vector<int>> found;
+
+template <Look kLook>
+struct StoreBuffering : Signals<CounterOrders> {
+  static constexpr int kNumThreads = 2;
+  int saw[2] = {0, 0};
+  void run(int device) {
+    raise(device);
+    saw[device] = is_raised(1 - device, kLook);
+  }
+  void end() { found.insert({saw[0], saw[1]}); }
+};
+
+template <Look kLook>
+struct OppositeOrders : Signals<CounterOrders> {
+  static constexpr int kNumThreads = 4;
+  int saw[4] = {};
+  void run(int device) {
+    if (device < 2) return raise(device);
+    const int first = device - 2;
+    saw[2 * first] = is_raised(first, kLook);
+    saw[2 * first + 1] = is_raised(1 - first, kLook);
+  }
+  void end() { found.insert({saw[0], saw[1], saw[2], saw[3]}); }
+};
+
+}  // namespace
+
+CASE("a task that waits for two counters becomes ready once, behind both raises") {
+  HOLDS(Waiting<CounterOrders, 1>);
+  HOLDS(Waiting<CounterOrders, 2>);
+}
+
+CASE("every step of waiting and raising is needed (mistake: lost wake-ups)") {
+  FOUND(Waiting<ComparesOutside, 1>);
+  FOUND(Waiting<RaisesInTwoSections, 1>);
+  FOUND(Waiting<ReadsNextLate, 2>);
+  FOUND(Waiting<CountsLate, 1>);
+}
+
+CASE("message passing, reuse and ISA2 hold for looks by wait() and by load()") {
+  HOLDS(Passing<CounterOrders, Shape::kMessage, Look::kWait>);
+  HOLDS(Passing<CounterOrders, Shape::kMessage, Look::kLoad>);
+  HOLDS(Passing<CounterOrders, Shape::kReuse, Look::kWait>);
+  HOLDS(Passing<CounterOrders, Shape::kReuse, Look::kLoad>);
+  HOLDS(Passing<CounterOrders, Shape::kThirdDevice, Look::kWait>);
+  HOLDS(Passing<CounterOrders, Shape::kThirdDevice, Look::kLoad>);
+}
+
+CASE("a relaxed raise and a relaxed look are found, and memory that is reused without acknowledgement") {
+  FOUND(Passing<PublishesRelaxed, Shape::kMessage, Look::kLoad>);
+  FOUND(Passing<LooksRelaxed, Shape::kMessage, Look::kLoad>);
+  FOUND(Passing<CounterOrders, Shape::kReuseWithoutAck, Look::kWait>);
+}
+
+CASE("an epoch stands for its own raise when a device raises a signal in order, and only then") {
+  HOLDS(Passing<CounterOrders, Shape::kTwoRaisersInOrder, Look::kWait>);
+  FOUND(Passing<CounterOrders, Shape::kTwoRaisers, Look::kWait>);
+}
+
+CASE("store buffering and IRIW are weak for load(), not for wait()") {
+  found.clear();
+  HOLDS(StoreBuffering<Look::kLoad>);
+  EXPECT(found.count({0, 0}) == 1);
+  found.clear();
+  HOLDS(StoreBuffering<Look::kWait>);
+  EXPECT(found.count({0, 0}) == 0 && found.size() == 3);
+  found.clear();
+  HOLDS(OppositeOrders<Look::kLoad>);
+  EXPECT(found.count({1, 0, 1, 0}) == 1);
+  found.clear();
+  HOLDS(OppositeOrders<Look::kWait>);
+  EXPECT(found.count({1, 0, 1, 0}) == 0 && found.count({1, 1, 1, 0}) == 1);
+}
+
+TILEWISE_TEST_MAIN

@@ -1,0 +1,104 @@
+// The ring of ready tasks in every execution: one owner and two takers, one of them in batches, lose and duplicate
+// nothing, and who takes a task sees what was written before it was pushed.
+#include "checker/testing.h"
+#include "protocols/ready_ring.h"
+
+using namespace tilewise::checker;
+using tilewise::protocols::ReadyRing;
+using tilewise::protocols::RingOrders;
+
+namespace {
+
+constexpr uint32_t kNothing = 99;
+
+/// The owner pushes kTasks tasks into two cells; when they are full it takes one itself.
+template <class Orders, int kTakers, int kTasks>
+struct Stealing {
+  static constexpr int kNumThreads = 1 + kTakers;
+  ReadyRing<CheckedMemory, 2, 4, kNothing, Orders> ring;
+  Plain<uint32_t> payload[kTasks];
+  int num_taken[kTasks] = {};
+  bool has_own = false;
+
+  Stealing() {
+    ring.head.set_name("head");
+    ring.tail.set_name("tail");
+    for (int c = 0; c < 2; ++c) ring.cells[c].set_name("cell", c);
+  }
+  void note(uint32_t task) {
+    expect(task < kTasks, "a task that was pushed");
+    expect(payload[task] == task + 7, "what was written before the push");
+    expect(num_taken[task]++ == 0, "every task taken once");
+  }
+  void run(int thread) {
+    if (thread == 0) {
+      for (uint32_t task = 0; task < kTasks; ++task) {
+        payload[task] = task + 7;
+        while (!ring.push(task)) {
+          const uint32_t oldest = ring.take_one();
+          if (oldest != kNothing) note(oldest);
+        }
+      }
+      return;
+    }
+    for (int look = 0; look < 2; ++look) {
+      uint32_t tasks[2];
+      const uint32_t count = ring.take_half(tasks, thread == 1 ? 1 : 2);
+      for (uint32_t t = 0; t < count; ++t) note(tasks[t]);
+    }
+  }
+  void end() {
+    for (uint32_t task = ring.take_one(); task != kNothing; task = ring.take_one()) note(task);
+    for (const int taken : num_taken) expect(taken == 1, "every task taken once");
+  }
+  static const char* thread_name(int thread) {
+    static constexpr const char* kNames[] = {"owner", "taker", "batch taker"};
+    return kNames[thread];
+  }
+};
+
+struct PublishesRelaxed : RingOrders {
+  static constexpr auto kPublish = std::memory_order_relaxed;
+};
+struct SeesTailRelaxed : RingOrders {
+  static constexpr auto kSeeTail = std::memory_order_relaxed;
+};
+struct TakesRelaxed : RingOrders {
+  static constexpr auto kTake = std::memory_order_relaxed;
+};
+struct SeesTakenRelaxed : RingOrders {
+  static constexpr auto kSeeTaken = std::memory_order_relaxed;
+};
+struct SeesHeadRelaxed : RingOrders {
+  static constexpr auto kSeeHead = std::memory_order_relaxed;
+};
+struct MissesRelaxed : RingOrders {
+  static constexpr auto kMiss = std::memory_order_relaxed;
+};
+struct ReadsLate : RingOrders {
+  static constexpr bool kReadsBeforeTaking = false;
+};
+struct NewestOfAnotherLook : RingOrders {
+  static constexpr bool kNewestOfSameLook = false;
+};
+
+}  // namespace
+
+CASE("one owner and two takers lose and duplicate nothing") {
+  HOLDS(Stealing<RingOrders, 1, 5>);
+  HOLDS(Stealing<RingOrders, 2, 3>);
+  HOLDS_WITH(weak_compares(), Stealing<RingOrders, 2, 2>);
+}
+
+CASE("every order of the ring is needed") {
+  FOUND(Stealing<PublishesRelaxed, 1, 3>);
+  FOUND(Stealing<SeesTailRelaxed, 1, 3>);
+  FOUND(Stealing<TakesRelaxed, 1, 3>);
+  FOUND(Stealing<SeesTakenRelaxed, 1, 3>);
+  FOUND(Stealing<SeesHeadRelaxed, 2, 2>);
+  FOUND(Stealing<MissesRelaxed, 2, 2>);
+  FOUND(Stealing<ReadsLate, 1, 3>);
+  FOUND(Stealing<NewestOfAnotherLook, 2, 3>);
+}
+
+TILEWISE_TEST_MAIN

@@ -1,0 +1,91 @@
+// Tokens of commuting tasks in every execution: each task runs once, one at a time.
+#include "checker/testing.h"
+#include "protocols/token.h"
+
+using namespace tilewise::checker;
+using tilewise::protocols::TokenOrders;
+using tilewise::protocols::Tokens;
+
+namespace {
+
+/// Each thread submits one task; the thread that gives a token up runs those that get it then.
+template <class Orders, int kTasks>
+struct Commuting {
+  static constexpr int kNumThreads = kTasks;
+  using Own = Tokens<CheckedMemory, Orders>;
+  struct Task {
+    Plain<uint32_t> next = 0;
+    Plain<int> num_runs = 0;
+  };
+  typename Own::Token token{0};
+  Plain<int> bytes = 0;
+  Task tasks[kTasks];
+
+  Commuting() { token.set_name("token"); }
+  bool take(uint32_t number) {
+    Task& me = tasks[number];
+    return Own::take(token, number + 1, [&](uint32_t first) { me.next = first; });
+  }
+  void run(int thread) {
+    uint32_t ready[kTasks];
+    int num_ready = 0;
+    if (take(thread)) ready[num_ready++] = thread;
+    while (num_ready > 0) {
+      Task& task = tasks[ready[--num_ready]];
+      ++task.num_runs;
+      ++bytes;
+      task.next = 77;  // it is in another list
+      Own::give(
+          token, [&](uint32_t waiter) -> Plain<uint32_t>& { return tasks[waiter - 1].next; },
+          [&](uint32_t waiter) {
+            if (take(waiter - 1)) ready[num_ready++] = waiter - 1;
+          });
+    }
+  }
+  void end() {
+    for (const Task& task : tasks) expect(task.num_runs == 1, "every task run once");
+    expect(bytes == kTasks, "every task's addition");
+  }
+  static const char* thread_name(int thread) {
+    static constexpr const char* kNames[] = {"first", "second", "third"};
+    return kNames[thread];
+  }
+};
+
+struct TakesRelaxed : TokenOrders {
+  static constexpr auto kTake = std::memory_order_relaxed;
+};
+struct StandsRelaxed : TokenOrders {
+  static constexpr auto kStand = std::memory_order_relaxed;
+};
+struct GivesWithoutRelease : TokenOrders {
+  static constexpr auto kGive = std::memory_order_acquire;
+};
+struct GivesWithoutAcquire : TokenOrders {
+  static constexpr auto kGive = std::memory_order_release;
+};
+struct ForgetsWaiters : TokenOrders {
+  static constexpr bool kWakesWaiters = false;
+};
+struct ReadsNextLate : TokenOrders {
+  static constexpr bool kReadsNextFirst = false;
+};
+
+}  // namespace
+
+CASE("commuting tasks run once each, one at a time") {
+  HOLDS(Commuting<TokenOrders, 2>);
+  HOLDS(Commuting<TokenOrders, 3>);
+  HOLDS_WITH(weak_compares(), Commuting<TokenOrders, 2>);
+}
+
+CASE("every order and step of the tokens is needed") {
+  FOUND(Commuting<TakesRelaxed, 2>);
+  FOUND(Commuting<StandsRelaxed, 2>);
+  FOUND(Commuting<GivesWithoutRelease, 2>);
+  FOUND(Commuting<GivesWithoutAcquire, 2>);
+  FOUND(Commuting<ForgetsWaiters, 2>);
+  FOUND(Commuting<ReadsNextLate, 3>);
+}
+
+TILEWISE_TEST_MAIN

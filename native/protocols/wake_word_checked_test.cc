@@ -1,0 +1,150 @@
+// Wake words in every execution: consumers behind two producers become ready exactly once and see what these wrote,
+// while one producer's slot is used again.
+#include "checker/testing.h"
+#include "protocols/wake_word.h"
+
+using namespace tilewise::checker;
+using tilewise::protocols::WakeWordOrders;
+using tilewise::protocols::WakeWords;
+
+namespace {
+
+/// The submitter puts kConsumers tasks behind both producers, which two workers complete; then, if it can, it uses the
+/// second producer's slot again.
+template <class Orders, int kConsumers, bool kReuses>
+struct Slots {
+  static constexpr int kNumThreads = 3;
+  using Wake = WakeWords<CheckedMemory, Orders>;
+  struct Consumer {
+    Plain<uint32_t> next = 0;
+    Plain<int> left = 2;
+    Plain<int> num_ready = 0;
+  };
+  typename Wake::Word wake[2] = {Wake::of_generation(1), Wake::of_generation(1)};
+  Plain<int> kernel[2] = {5, 5};   // of the task in the slot
+  Plain<int> written[2] = {0, 0};  // by that task
+  Consumer consumers[kConsumers];
+
+  Slots() {
+    for (int p = 0; p < 2; ++p) wake[p].set_name("wake", p);
+  }
+  void advance(uint32_t number) {
+    Consumer& me = consumers[number];
+    while (me.left > 0) {
+      const int producer = me.left - 1;
+      if (Wake::stand_behind(wake[producer], 1, number + 1, [&](uint32_t first) { me.next = first; })) return;
+      --me.left;
+    }
+    ++me.num_ready;
+    me.next = 77;  // it is in another list
+    expect(written[0] == 1 && written[1] == 1, "what both producers wrote");
+  }
+  void run(int thread) {
+    if (thread == 0) {
+      for (uint32_t c = 0; c < kConsumers; ++c) advance(c);
+      if (!kReuses) return;
+      const typename Wake::Bits seen = Wake::look(wake[1]);
+      if (Wake::is_live(seen)) return;
+      kernel[1] = 6;
+      Wake::begin(wake[1], seen);
+      return;
+    }
+    const int producer = thread - 1;
+    expect(kernel[producer] == 5, "the kernel of the task that runs");
+    written[producer] = 1;
+    const typename Wake::Bits bits = Wake::complete(wake[producer], 2);
+    const uint32_t first = Wake::first_waiter(bits);
+    if (first == 0) return;
+    Wake::for_each_waiter(
+        first, [&](uint32_t waiter) -> Plain<uint32_t>& { return consumers[waiter - 1].next; },
+        [&](uint32_t waiter) { advance(waiter - 1); });
+  }
+  void end() {
+    for (const Consumer& consumer : consumers) expect(consumer.num_ready == 1, "every consumer ready once");
+  }
+  static const char* thread_name(int thread) {
+    static constexpr const char* kNames[] = {"submitter", "worker", "second worker"};
+    return kNames[thread];
+  }
+};
+
+struct SeesFreeRelaxed : WakeWordOrders {
+  static constexpr auto kSeeFree = std::memory_order_relaxed;
+};
+struct SeesEndedRelaxed : WakeWordOrders {
+  static constexpr auto kSeeEnded = std::memory_order_relaxed;
+};
+struct MissesRelaxed : WakeWordOrders {
+  static constexpr auto kMiss = std::memory_order_relaxed;
+};
+struct StandsRelaxed : WakeWordOrders {
+  static constexpr auto kStand = std::memory_order_relaxed;
+};
+struct CompletesWithoutRelease : WakeWordOrders {
+  static constexpr auto kComplete = std::memory_order_acquire;
+};
+struct CompletesWithoutAcquire : WakeWordOrders {
+  static constexpr auto kComplete = std::memory_order_release;
+};
+struct ComparesNoGeneration : WakeWordOrders {
+  static constexpr bool kComparesGeneration = false;
+};
+struct StoresWithoutComparing : WakeWordOrders {
+  static constexpr bool kComparesWord = false;
+};
+struct MarksAfterTaking : WakeWordOrders {
+  static constexpr bool kMarksWithExchange = false;
+};
+struct ReadsNextLate : WakeWordOrders {
+  static constexpr bool kReadsNextFirst = false;
+};
+
+/// A second consumer that another thread submits, when the slot may have been used again.
+template <class Orders>
+struct Reuse {
+  static constexpr int kNumThreads = 3;
+  using Wake = WakeWords<CheckedMemory, Orders>;
+  typename Wake::Word wake{Wake::of_generation(1)};
+  Plain<uint32_t> next = 0;
+  bool is_ready = false;
+
+  void run(int thread) {
+    if (thread == 0) {  // the consumer's submitter knows generation 1
+      is_ready = !Wake::stand_behind(wake, 1, 1, [&](uint32_t first) { next = first; });
+    } else if (thread == 1) {
+      if (Wake::first_waiter(Wake::complete(wake, 2)) == 1) is_ready = true;
+    } else {
+      const typename Wake::Bits seen = Wake::look(wake);
+      if (!Wake::is_live(seen)) Wake::begin(wake, seen);
+    }
+  }
+  void end() { expect(is_ready, "the consumer ready, though the slot has another task"); }
+  static const char* thread_name(int thread) {
+    static constexpr const char* kNames[] = {"submitter", "worker", "lane"};
+    return kNames[thread];
+  }
+};
+
+}  // namespace
+
+CASE("every consumer becomes ready exactly once, behind two producers, one slot used again") {
+  HOLDS(Slots<WakeWordOrders, 1, true>);
+  HOLDS(Slots<WakeWordOrders, 2, true>);
+  HOLDS_WITH(weak_compares(), Slots<WakeWordOrders, 2, true>);
+  HOLDS(Reuse<WakeWordOrders>);
+}
+
+CASE("every order and step of the wake word is needed") {
+  FOUND(Slots<SeesFreeRelaxed, 1, true>);
+  FOUND(Slots<SeesEndedRelaxed, 1, false>);
+  FOUND(Slots<MissesRelaxed, 1, false>);
+  FOUND(Slots<StandsRelaxed, 1, false>);
+  FOUND(Slots<CompletesWithoutRelease, 1, false>);
+  FOUND(Slots<CompletesWithoutAcquire, 1, false>);
+  FOUND(Slots<StoresWithoutComparing, 1, false>);
+  FOUND(Slots<MarksAfterTaking, 1, false>);
+  FOUND(Slots<ReadsNextLate, 2, false>);
+  FOUND(Reuse<ComparesNoGeneration>);
+}
+
+TILEWISE_TEST_MAIN

@@ -1,0 +1,79 @@
+// A run that several workers submit, one at a time, and that ends behind its last task.
+//
+// Purpose: a device's workers take turns at walking its program; `turn` says whether one does. `unfinished` counts
+// tasks that have not ended, by batches, plus kOpen while the walk is not over: so it cannot reach zero before, and the
+// thread that takes it there ends the run. The walk is closed before that, because the next run may open it at once.
+// Who may call: open between runs; take, pause and close the walking worker; left any worker. Blocks: never; hold
+// spins. Memory: two words, lines of their own.
+//
+// Memory order: a pause releases what the walk has done to the next worker that takes it; leaving releases what a task
+// did to the thread that ends the run.
+#pragma once
+#include <cstdint>
+
+#include "protocols/memory.h"
+
+namespace tilewise::protocols {
+
+struct WalkOrders {
+  static constexpr auto kOpenWalk = std::memory_order_release;
+  static constexpr auto kTakeTurn = std::memory_order_acquire;
+  static constexpr auto kPause = std::memory_order_release;
+  static constexpr auto kClose = std::memory_order_release;  // to a thread that holds the walk
+  static constexpr auto kLeave = std::memory_order_acq_rel;
+  static constexpr bool kClosesBeforeCounting = true;
+  static constexpr bool kTakesByCompare = true;
+};
+
+template <class Memory, class Orders = WalkOrders>
+struct Walk {
+  enum Turn : uint32_t { kClosed, kFree, kTaken };
+  static constexpr int64_t kOpen = int64_t{1} << 40;
+
+  /// Between runs.
+  void open() {
+    unfinished.store(kOpen, std::memory_order_relaxed);
+    turn.store(kFree, Orders::kOpenWalk);
+  }
+  /// While it is open.
+  int64_t num_live() const { return unfinished.load(std::memory_order_relaxed) - kOpen; }
+  bool is_free() const { return turn.load(std::memory_order_relaxed) == kFree; }
+  /// True: this worker walks until it pauses or closes.
+  bool take() {
+    Turn free = kFree;
+    if constexpr (!Orders::kTakesByCompare) {
+      if (turn.load(std::memory_order_acquire) != kFree) return false;
+      turn.store(kTaken, std::memory_order_relaxed);
+      return true;
+    }
+    return turn.compare_exchange_strong(free, kTaken, Orders::kTakeTurn, std::memory_order_relaxed);
+  }
+  /// There is more to submit; `count` tasks have been.
+  void pause(int64_t count) {
+    unfinished.fetch_add(count, std::memory_order_relaxed);
+    turn.store(kFree, Orders::kPause);
+  }
+  /// The program is over; `count` tasks more have been submitted. True: all have ended, and so has the run.
+  bool close(int64_t count) {
+    if constexpr (Orders::kClosesBeforeCounting) turn.store(kClosed, Orders::kClose);
+    const int64_t change = count - kOpen;
+    const bool is_over = unfinished.fetch_add(change, Orders::kLeave) + change == 0;
+    if constexpr (!Orders::kClosesBeforeCounting) turn.store(kClosed, Orders::kClose);
+    return is_over;
+  }
+  /// A task has ended. True: it was the last.
+  bool left() { return unfinished.fetch_sub(1, Orders::kLeave) == 1; }
+
+  /// Keeps workers from walking until let_go(); returns what it was.
+  Turn hold() {
+    Turn before = turn.exchange(kTaken, Orders::kTakeTurn);
+    for (; before == kTaken; before = turn.exchange(kTaken, Orders::kTakeTurn)) Memory::relax();
+    return before;
+  }
+  void let_go(Turn before) { turn.store(before, Orders::kPause); }
+
+  alignas(128) typename Memory::template Atomic<Turn> turn{kClosed};
+  alignas(128) typename Memory::template Atomic<int64_t> unfinished{0};
+};
+
+}  // namespace tilewise::protocols

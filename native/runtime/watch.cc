@@ -1,0 +1,73 @@
+// Waiting for the end of a run: the poll of its caller, and the deadline. See team.h.
+#include <algorithm>
+#include <chrono>
+
+#include "runtime/errors.h"
+#include "runtime/team.h"
+
+namespace tilewise::runtime {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kPoll{50};
+constexpr double kKernelPatience_s = 1800;   // a worker inside a kernel is at work: it gets so long for one task
+constexpr milliseconds kDrainLimit{10'000};  // a cancelled run that still runs a kernel after this is broken
+
+int64_t in_ns(milliseconds time) { return std::chrono::nanoseconds(time).count(); }
+
+bool is_inside_kernel(const Team& team) {
+  for (const auto& device : team.devices) {
+    for (int64_t w = 0; w < device->options().num_workers; ++w) {
+      const WorkerStatus status = device->status(w);
+      if (status.instr != nullptr && !status.stalled) return true;
+    }
+  }
+  return false;
+}
+
+void cancel(Team& team) {
+  team.core->fail(std::make_exception_ptr(
+      Interrupted("[runtime.Executor.run] the run was cancelled by its caller; tasks not started were skipped")));
+}
+
+}  // namespace
+
+int64_t num_completed(const Team& team) {
+  int64_t total = 0;
+  for (const auto& device : team.devices) total += device->num_completed();
+  return total;
+}
+
+// The deadline counts time in which this thread itself was awake, so a stopped process does not run into it. A run that
+// had already failed raises that failure: a device that then does not drain is broken all the same.
+bool watch_run(Team& team, double deadline_s, const Poll& poll) {
+  int64_t seen = num_completed(team);
+  int64_t quiet_ns = 0;
+  int64_t last_ns = now_ns();
+  bool cancelled = false;
+  while (!team.core->wait_finished(kPoll)) {
+    if (!cancelled && poll && poll()) {
+      cancel(team);
+      cancelled = true;
+      quiet_ns = 0;
+    }
+    const int64_t now = now_ns();
+    quiet_ns += std::min(now - last_ns, 4 * in_ns(kPoll));
+    last_ns = now;
+    if (const int64_t completed = num_completed(team); completed != seen) {
+      seen = completed;
+      quiet_ns = 0;
+    }
+    if (cancelled && quiet_ns > in_ns(kDrainLimit)) return false;
+    const auto quiet = static_cast<double>(quiet_ns);
+    if (cancelled || quiet <= deadline_s * 1e9) continue;
+    if (is_inside_kernel(team) && quiet <= kKernelPatience_s * 1e9) continue;
+    team.core->fail(std::make_exception_ptr(CommTimeout(describe_timeout(*team.program, team.devices, deadline_s))));
+    return false;
+  }
+  return true;
+}
+
+}  // namespace tilewise::runtime

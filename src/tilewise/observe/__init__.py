@@ -1,0 +1,38 @@
+"""What shows and checks runs: figures and reports of traces, files for Perfetto, dependency graphs and their check.
+
+Pure functions over records that the runtimes write; nothing here knows the native module or starts a task. The offline
+check recomputes the order of tasks from their accesses alone, so that it can judge the runtime. `Trace`, `TaskSpan` and
+`RuntimeStats`, which a `Runtime` hands out, are exported by `tilewise.runtime`.
+"""
+
+from tilewise.observe.dependency_graph import (
+    DependencyGraph,
+    GraphParam,
+    GraphRegion,
+    GraphTask,
+    read_graph,
+    write_graph,
+)
+from tilewise.observe.graph_check import GraphCheck, check_graph
+from tilewise.observe.graph_picture import write_graph_html, write_graph_svg
+from tilewise.observe.perfetto import write_perfetto
+from tilewise.observe.timeline import TaskRecord, busy_overlap, write_trace
+from tilewise.observe.trace_report import write_report
+
+__all__ = [
+    "DependencyGraph",
+    "GraphCheck",
+    "GraphParam",
+    "GraphRegion",
+    "GraphTask",
+    "TaskRecord",
+    "busy_overlap",
+    "check_graph",
+    "read_graph",
+    "write_graph",
+    "write_graph_html",
+    "write_graph_svg",
+    "write_perfetto",
+    "write_report",
+    "write_trace",
+]

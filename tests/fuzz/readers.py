@@ -1,0 +1,430 @@
+"""Every reader of bytes that may have been written by any program, as a function of a folder and the bytes.
+
+A reader gets a valid file of its kind made wrong, puts it where the product would find it, reads it as the product
+does, and uses what came out. It may succeed, or raise one of our own errors in one line; whatever else it raises is a
+finding. Where a result can be judged (by another library, by writing it and reading it again) it is. The valid files
+are made here, by code from fixed seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+from ml_dtypes import bfloat16
+
+from fuzz.mutate import Mutation, mutate, mutate_json, mutate_safetensors
+from tilewise.checkpoint import (
+    TrainingState,
+    load_generation_config,
+    load_latest,
+    load_tokenizer,
+    open_weights,
+    save_checkpoint,
+)
+from tilewise.checkpoint.header import dtype_name, parse_header
+from tilewise.checkpoint.training import _describe, _digest, _Meta
+from tilewise.checkpoint.weights import WeightsFile
+from tilewise.core import CheckpointError, TilewiseError
+from tilewise.core.reading import Unreadable
+from tilewise.data import END_OF_TEXT, load_corpus, train_tokenizer
+from tilewise.generate.detokenizer import Detokenizer
+from tilewise.generate.prompts import encode_prompt
+from tilewise.models.llama import LlamaConfig
+from tilewise.observe import (
+    DependencyGraph,
+    GraphParam,
+    GraphRegion,
+    GraphTask,
+    check_graph,
+    read_graph,
+    write_graph,
+    write_graph_html,
+    write_graph_svg,
+)
+from tilewise.train.config import TrainConfig, load_config, make_optimizer
+from tilewise.train.metrics import MetricsFile, read_metrics
+
+VOCABULARY = 300
+SETTINGS = {"model": {"hidden_size": 32}, "train": {"seed": 0}}
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader and what to throw at it.
+
+    Attributes:
+        read: takes a folder of its own, empty but for what it left there, and the bytes.
+        seeds: valid files.
+        mutation: makes one of them wrong.
+        num_in_ci: inputs that `make test-slow` tries: for all readers 20 seconds together.
+    """
+
+    read: Callable[[Path, bytes], None]
+    seeds: Callable[[], list[bytes]]
+    num_in_ci: int
+    mutation: Mutation = mutate
+
+
+def read_safetensors(folder: Path, data: bytes) -> None:
+    """Weights: what is accepted, the safetensors library reads as the same arrays."""
+    file = folder / "model.safetensors"
+    file.write_bytes(data)
+    weights = {name: np.array(tensor) for name, tensor in open_weights(file).items()}
+    found = {name: (dtype_name(t.dtype), list(t.shape), t.tobytes()) for name, t in weights.items()}
+    expected = {name: (t["dtype"], t["shape"], bytes(t["data"])) for name, t in safetensors.deserialize(data)}
+    assert found == expected
+
+
+def _safetensors() -> list[bytes]:
+    rng = np.random.default_rng(0)
+    tensors = {
+        "model.embed_tokens.weight": rng.standard_normal((3, 4)).astype(np.float32),
+        "model.norm.weight": rng.standard_normal(4).astype(bfloat16),
+        "empty": np.zeros((2, 0), np.int64),
+        "scalar": np.array(7, np.uint8),
+    }
+    return [
+        safetensors.numpy.save(tensors, metadata={"format": "pt"}),
+        safetensors.numpy.save({"flags": np.array([True, False]), "half": np.ones((1, 2, 2), np.float16)}),
+        safetensors.numpy.save({}),
+    ]
+
+
+def read_weights_index(folder: Path, data: bytes) -> None:
+    """The index of weights in two files."""
+    for number in (1, 2):
+        name = folder / f"model-0000{number}-of-00002.safetensors"
+        if not name.exists():
+            safetensors.numpy.save_file({f"t{number}": np.arange(number), f"u{number}": np.ones(2)}, name)
+    (folder / "model.safetensors.index.json").write_bytes(data)
+    sizes = {name: tensor.size for name, tensor in open_weights(folder).items()}
+    assert (
+        sizes.items() <= {"t1": 1, "u1": 2, "t2": 2, "u2": 2}.items()
+    )  # an index may name some of the files
+
+
+def _weights_index() -> list[bytes]:
+    files = {name: f"model-0000{name[1]}-of-00002.safetensors" for name in ("t1", "u1", "t2", "u2")}
+    return [_json({"metadata": {"total_size": 56}, "weight_map": files}), _json({"weight_map": files})]
+
+
+def read_model_config(folder: Path, data: bytes) -> None:
+    """config.json: what is accepted, is the same after being written and read again."""
+    (folder / "config.json").write_bytes(data)
+    config = LlamaConfig.from_pretrained(folder)
+    assert config.num_parameters() > 0
+    assert LlamaConfig.from_dict(json.loads(json.dumps(config.to_dict(), allow_nan=False))) == config
+
+
+def _model_config() -> list[bytes]:
+    plain = LlamaConfig(VOCABULARY, 32, 64, 2, 4, 2, bos_token_id=1, eos_token_ids=(2, 3), dtype="bfloat16")
+    scaling = {
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 64,
+    }
+    llama3 = {**plain.to_dict(), "rope_scaling": {"rope_type": "llama3", **scaling}, "eos_token_id": 2}
+    new = {**plain.to_dict(), "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **scaling}}
+    del new["rope_scaling"], new["rope_theta"]
+    return [_json(plain.to_dict()), _json(llama3), _json(new)]
+
+
+def read_generation_config(folder: Path, data: bytes) -> None:
+    """generation_config.json."""
+    (folder / "generation_config.json").write_bytes(data)
+    assert load_generation_config(folder, VOCABULARY).keys() <= {"bos_token_id", "eos_token_id"}
+
+
+def _generation_config() -> list[bytes]:
+    known = {
+        "bos_token_id": 1,
+        "eos_token_id": [2, 3],
+        "max_length": 64,
+        "temperature": 0.6,
+        "do_sample": True,
+    }
+    return [_json(known), _json({"eos_token_id": 2}), _json({})]
+
+
+def read_tokenizer(folder: Path, data: bytes) -> None:
+    """tokenizer.json: what is accepted encodes a prompt or refuses it, and every id of it has a text."""
+    (folder / "tokenizer.json").write_bytes(data)
+    tokenizer = load_tokenizer(folder, 1 << 20)
+    ids = encode_prompt(tokenizer, "def f(x):\n    return 'Grüße' + \"日本\"\U0001f600")
+    text = Detokenizer(tokenizer, ids[:2])
+    for token in (*ids, 0, 299, (1 << 20) - 1):
+        text.add(token)
+    text.finish()
+
+
+def _tokenizer() -> list[bytes]:
+    trained = train_tokenizer([f"def f{i}(x):\n    return x + {i}\n" for i in range(20)], 262)
+    content = json.loads(trained.to_str())
+    padded = {"direction": "Left", "pad_to_multiple_of": 8, "strategy": {"Fixed": 9}}
+    more = {
+        "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+        "padding": {**padded, "pad_id": 0, "pad_type_id": 0, "pad_token": END_OF_TEXT},
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]},
+    }
+    unknown = {"unk_token": "[UNK]"}
+    words = {"type": "WordLevel", "vocab": {"def": 0, "f": 1, "[UNK]": 2}, **unknown}
+    pieces = {
+        "type": "WordPiece",
+        "vocab": {"de": 0, "##f": 1, "[UNK]": 2},
+        "max_input_chars_per_word": 9,
+        **unknown,
+    }
+    pieces["continuing_subword_prefix"] = "##"
+    scored = {
+        "type": "Unigram",
+        "unk_id": 2,
+        "vocab": [["d", -1.0], ["ef", -2.0], ["<unk>", 0.0]],
+        "byte_fallback": True,
+    }
+    merging = {
+        "type": "BPE",
+        "vocab": {"a": 0, "##b": 1, "ab": 2, "de": 3, "d": 4, "##e": 5},
+        "merges": ["a ##b", "d ##e"],
+    }
+    merging |= {
+        "continuing_subword_prefix": "##",
+        "end_of_word_suffix": "",
+        "dropout": 0.0,
+        "ignore_merges": True,
+    }
+    plain = {**content, "added_tokens": [], "decoder": None, "post_processor": None}
+    sequence = [{"SpecialToken": {"id": "[UNK]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    known = {"[UNK]": {"id": "[UNK]", "ids": [2], "tokens": ["[UNK]"]}}
+    template = {"type": "TemplateProcessing", "single": sequence, "pair": sequence, "special_tokens": known}
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "_"}
+    split = {"type": "Split", "pattern": {"Regex": r"\w+|\s"}, "behavior": "Isolated", "invert": False}
+    metaspace = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True}
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    decoders = {"type": "Sequence", "decoders": [replace, {"type": "ByteFallback"}, {"type": "Fuse"}, strip]}
+    return [
+        _json(content),
+        _json({**content, **more}),
+        _json({**plain, "model": words, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": template}),
+        _json(
+            {
+                **plain,
+                "model": pieces,
+                "pre_tokenizer": split,
+                "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+            }
+        ),
+        _json(
+            {**plain, "model": scored, "normalizer": replace, "pre_tokenizer": metaspace, "decoder": decoders}
+        ),
+        _json({**plain, "model": merging, "pre_tokenizer": {"type": "Digits", "individual_digits": True}}),
+    ]
+
+
+def read_checkpoint_metadata(folder: Path, data: bytes) -> None:
+    """checkpoint.json beside a state that it fits; its own checksum is made right, so that the rest is reached."""
+    checkpoint = _fresh_checkpoint(folder)
+    try:
+        meta = _Meta.model_validate_json(data)
+        data = meta.model_copy(update={"digest": _digest(meta)}).model_dump_json().encode()
+    except ValueError:  # also of a text that UTF-8 cannot hold
+        pass
+    (checkpoint / "checkpoint.json").write_bytes(data)
+    _resume(folder)
+
+
+def _checkpoint_metadata() -> list[bytes]:
+    return [_json(_meta_of(_STATE))]
+
+
+def read_checkpoint_state(folder: Path, data: bytes) -> None:
+    """state.safetensors; where it is whole, checkpoint.json is made to fit it, so that the rest is reached."""
+    checkpoint = _fresh_checkpoint(folder)
+    (checkpoint / "state.safetensors").write_bytes(data)
+    try:
+        parse_header(data)
+        tensors = {
+            name: np.array(tensor) for name, tensor in WeightsFile(checkpoint / "state.safetensors").items()
+        }
+        (checkpoint / "checkpoint.json").write_bytes(_json(_meta_of(tensors)))
+    except Unreadable:
+        pass
+    _resume(folder)
+
+
+_STATE = {
+    "w": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "optimizer.exp_avg.w": np.ones((2, 3), bfloat16),
+    "optimizer.step": np.array([3], np.int64),
+}
+
+
+def _checkpoint_state() -> list[bytes]:
+    return [safetensors.numpy.save(_STATE), safetensors.numpy.save({"w": _STATE["w"]})]
+
+
+def _fresh_checkpoint(folder: Path) -> Path:
+    """A whole checkpoint of step 2 and one of step 3, which is to be made wrong."""
+    for step in (2, 3):
+        state = {**_STATE, "optimizer.step": np.array([step], np.int64)}
+        if not (folder / f"step-0000000{step}").exists():
+            save_checkpoint(folder, TrainingState(step, state), SETTINGS)
+        elif step == 3:
+            (folder / "step-00000003" / "state.safetensors").write_bytes(safetensors.numpy.save(state))
+    return folder / "step-00000003"
+
+
+def _meta_of(tensors: dict[str, np.ndarray]) -> dict[str, object]:
+    return _describe(3, SETTINGS, tensors).model_dump()
+
+
+def _resume(folder: Path) -> None:
+    """What a resumed run does; a damaged newest checkpoint is named, and the one before it is used."""
+    told: list[str] = []
+    try:
+        path, state = load_latest(folder, SETTINGS, told.append)
+    except CheckpointError as error:
+        assert "must be those the checkpoint was made with" in str(error), error  # another configuration
+        return
+    assert (path.name, state.step) in (("step-00000002", 2), ("step-00000003", 3))
+    assert len(told) == (state.step == 2) and all("\n" not in text for text in told)
+    sum(np.array(tensor).size for tensor in state.tensors.values())
+
+
+def read_train_config(folder: Path, data: bytes) -> None:
+    """The TOML file of a training run: what is accepted, is the same after being checked again."""
+    file = folder / "train.toml"
+    file.write_bytes(data)
+    config = load_config(file)
+    assert TrainConfig.model_validate(config.model_dump()) == config
+    make_optimizer(config)
+    json.dumps(config.what_must_match(), allow_nan=False)
+
+
+def _train_config() -> list[bytes]:
+    text = (Path(__file__).parents[2] / "examples" / "train.toml").read_bytes()
+    short = b'[model]\nhidden_size = 64\n[distribution]\nstrategy = "hybrid"\nmesh = { dp = 2, tp = 2 }\n'
+    return [text, short, b'train.steps = 7\noutput.directory = """out"""\n\n[data]\npath = \'stdlib\'\n']
+
+
+def read_dependency_graph(folder: Path, data: bytes) -> None:
+    """A recorded graph: what is accepted, is the same after being written, and can be checked and drawn."""
+    file = folder / "graph.json"
+    file.write_bytes(data)
+    graph = read_graph(file)
+    write_graph(file, graph)
+    assert read_graph(file) == graph
+    found = check_graph(graph)
+    write_graph_html(folder / "graph.html", graph, found)
+    write_graph_svg(folder / "graph.svg", graph, found)
+
+
+def _dependency_graph() -> list[bytes]:
+    rows = GraphRegion(64, (3, 16), (32, 1))
+    tasks = (
+        GraphTask(id=1, kernel="fill", params=(GraphParam("output", 1, 256),), submit_ns=5, end_ns=9),
+        GraphTask(id=2, kernel="add", name="n", params=(GraphParam("inout", 1, 256, rows),), producers=(1,)),
+        GraphTask(
+            id=4, kernel="sum", domain=2, scope=1, depth=1, params=(GraphParam("input", 1, 256),), after=(2,)
+        ),
+        GraphTask(
+            id=5, kernel="sum", lane=1, params=(GraphParam("reduce", 2, 64, GraphRegion(0, (8,), (8,))),)
+        ),
+    )
+    graph = DependencyGraph(tasks)
+    one = asdict(tasks[1])
+    return [
+        _json({"version": 1, "tasks": [asdict(task) for task in graph.tasks]}),
+        _json({"version": 1, "tasks": [one, {**one, "id": 3, "params": one["params"] * 3}]}),
+        _json({"version": 1, "tasks": []}),
+    ]
+
+
+def read_metrics_file(folder: Path, data: bytes) -> None:
+    """metrics.jsonl: what a resumed run keeps of it, it keeps the next time too."""
+    file = folder / "metrics.jsonl"
+    file.write_bytes(data)
+    found = read_metrics(file)
+    MetricsFile(file, 3).close()
+    kept = [line for line in found if line["step"] < 3]
+    assert read_metrics(file) == kept
+
+
+def _metrics() -> list[bytes]:
+    lines = [{"step": i, "loss": 2.5 - i, "grad_norm": 1.0, "seconds": 0.25 * i} for i in range(4)]
+    skipped = {"step": 4, "loss": None, "seconds": 1.5}
+    return [
+        b"".join(_json(line) + b"\n" for line in (*lines, skipped)),
+        _json(lines[0]) + b'\n{"step": 1, "lo',
+    ]
+
+
+def read_texts(folder: Path, data: bytes) -> None:
+    """A file of text, alone and in a folder: pieces and whole files hold the text, whatever it is."""
+    texts = folder / "texts"
+    texts.mkdir(exist_ok=True)
+    (texts / "a.txt").write_bytes(data)
+    (texts / "b.txt").write_bytes(b"some text\n")
+    (texts / "c.txt").write_bytes(b"other text\n")
+    for path in (texts, texts / "a.txt"):
+        corpus = load_corpus(path, 0.0)
+        found = "".join(file.text for file in corpus.train if file.name.startswith("a.txt"))
+        assert found in ("", data.decode("utf-8", "replace"))
+
+
+def _texts() -> list[bytes]:
+    line = "x = 1  # ünïcode 日本 \U0001f600\r\n"
+    return [line.encode() * 30, (line * 20 + "\n\n").encode() * 40, b"a" * 20000, b""]
+
+
+def _json(content: object) -> bytes:
+    return json.dumps(content).encode()
+
+
+READERS = {
+    "safetensors": Reader(read_safetensors, cache(_safetensors), 1500, mutate_safetensors),
+    "weights index": Reader(read_weights_index, cache(_weights_index), 1400, mutate_json),
+    "config.json": Reader(read_model_config, cache(_model_config), 1500, mutate_json),
+    "generation_config.json": Reader(read_generation_config, cache(_generation_config), 1500, mutate_json),
+    "tokenizer.json": Reader(read_tokenizer, cache(_tokenizer), 1300, mutate_json),
+    "checkpoint.json": Reader(read_checkpoint_metadata, cache(_checkpoint_metadata), 750, mutate_json),
+    "state.safetensors": Reader(read_checkpoint_state, cache(_checkpoint_state), 700, mutate_safetensors),
+    "train.toml": Reader(read_train_config, cache(_train_config), 1200),
+    "dependency graph": Reader(read_dependency_graph, cache(_dependency_graph), 900, mutate_json),
+    "metrics.jsonl": Reader(read_metrics_file, cache(_metrics), 1000, mutate_json),
+    "texts": Reader(read_texts, cache(_texts), 450),
+}
+
+
+def _read_planted(folder: Path, data: bytes) -> None:
+    """A fault that a search finds: four bytes, one after the other."""
+    if b"9" in data and b"99" in data and b"999" in data and b"9999" in data:
+        raise KeyError("planted")
+
+
+PLANTED = Reader(_read_planted, lambda: [b'{"a": 1}'], 0, mutate_json)
+
+
+def attempt(reader: Reader, folder: Path, data: bytes) -> bool:
+    """Read; whether it was accepted. What is refused is refused in one line."""
+    try:
+        reader.read(folder, data)
+    except TilewiseError as error:
+        assert "\n" not in str(error), repr(error)
+        return False
+    return True
+
+
+def inputs(reader: Reader, count: int) -> Iterator[bytes]:
+    """The valid files, then `count` of them made wrong, the same ones each time."""
+    seeds, rng = reader.seeds(), random.Random(0)
+    yield from seeds
+    for _ in range(count):
+        yield reader.mutation(rng, rng.choice(seeds), seeds)

@@ -1,0 +1,79 @@
+"""Training that is killed around its checkpoints and its model's files goes on as if it had not been."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from native.train.kills import (
+    LEFTOVERS_KEPT,
+    NON_ATOMIC_WRITER,
+    REMOVED_IN_PLACE,
+    KilledRun,
+    is_equal,
+)
+from native.train.small_run import make_config, run, write_texts, write_toml
+from tilewise.core import CheckpointError
+
+NUM_KILLS = 200
+
+
+def _runs(folder, steps, fault=""):
+    """A run that is left alone, finished, and one to be killed."""
+    texts = write_texts(folder / "texts")
+    settings = {"steps": steps, "output": {"checkpoint_every": 1}}
+    run(make_config(texts, folder / "alone", **settings))
+    file = write_toml(make_config(texts, folder / "killed", **settings), folder / "train.toml")
+    return folder / "alone", KilledRun(file, folder / "killed", fault)
+
+
+@pytest.mark.soak
+def test_200_kills_change_no_bit(tmp_path):
+    """SIGKILL 200 times: before single operations on files, from outside while a checkpoint is written, and around the
+    finished model. After each, what has a name is whole; in the end weights, state, metrics and names are those of a
+    run left alone."""
+    rng = random.Random(7)
+    alone, killed = _runs(tmp_path, 1000)
+    while killed.num_kills < 100:
+        assert killed.kill_at(rng.randint(1, 60))
+    while killed.num_kills < 170:
+        assert killed.kill_while_writing(rng)
+    assert 0 < killed.newest < 1000, "the run has ended too early to be killed as often"
+    assert killed.num_in_writing > 60
+    while killed.num_kills < NUM_KILLS:
+        killed.kill_at(
+            rng.randint(1, 16), rng.choice(("", ".tilewise-tmp-model", "loss.png", ".tilewise-tmp-loss"))
+        )
+    killed.finish()
+    assert is_equal(killed.out, alone)
+
+
+@pytest.mark.slow
+def test_kills_at_every_kind_of_operation_change_no_bit(tmp_path):
+    """A state begun, no metadata yet, before and after the rename, an older checkpoint half removed, half a model."""
+    alone, killed = _runs(tmp_path, 16)
+    for operation in (2, 4, 8, 9):
+        assert killed.kill_at(operation, "checkpoints/.tilewise-tmp-step-0000000")
+    assert killed.kill_at(2, "a tree") and killed.kill_at(3, ".tilewise-tmp-model")
+    assert killed.num_in_writing >= 4
+    killed.finish()
+    assert is_equal(killed.out, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "place", "what"),
+    [
+        (NON_ATOMIC_WRITER, (4, "checkpoints/step-00000001"), "a checkpoint must be whole"),
+        (REMOVED_IN_PLACE, (2, "a tree"), "a checkpoint must be whole"),
+        (LEFTOVERS_KEPT, (4, "checkpoints/.tilewise-tmp-step"), "tilewise-tmp-step"),
+    ],
+    ids=["non-atomic writer", "removed in place", "leftovers kept"],
+)
+def test_a_planted_fault_shows_after_a_kill(tmp_path, fault, place, what):
+    """The twin: writers that leave half a checkpoint under its name, and leftovers that stay, do not pass."""
+    _, killed = _runs(tmp_path, 16, fault)
+    with pytest.raises((AssertionError, CheckpointError), match=what):
+        for _ in range(2):
+            killed.kill_at(*place)

@@ -1,0 +1,57 @@
+"""Values that an argument should hardly ever be, by name, and which of them a call takes after all.
+
+Used by the tests that try every argument of every public call: what is refused must be refused with the project's own
+error, and what is taken stands in a table of the test, so that a check that is lost shows as a value that is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tilewise.core.dims import Dim, DimLabel
+from tilewise.core.errors import TilewiseError
+from tilewise.graph import GraphBuilder
+
+
+class Odd:
+    """An object whose text cannot be made and that compares with nothing."""
+
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+    def __eq__(self, other):
+        raise TypeError("no comparison")
+
+    __hash__ = None
+
+
+HOSTILE: dict[str, Any] = {
+    "None": None, "True": True, "-1": -1, "0": 0, "2**70": 1 << 70, "2.5": 2.5, "nan": float("nan"),
+    "inf": float("inf"), "1j": 1j, "''": "", "'x\\0y'": "x\0y", "'name'": "name", "bytes": b"bytes", "()": (), "[]": [],
+    "[[1], 2]": [[1], 2], "{}": {}, "{'a': 1}": {"a": 1}, "object": object(), "odd": Odd(), "float32": np.float32(2),
+    "array": np.zeros(3), "objects": np.zeros((2, 2), object), "class": int, "function": lambda: None,
+    "Dim": Dim("n", 1, 4), "DimLabel": DimLabel("mlp"),
+    "their tensor": GraphBuilder("other").input([4, 8], name="theirs"),
+}  # fmt: skip
+
+
+def accepted(call: Callable[..., object], given: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Which hostile values a call takes in the place of each argument; arguments that take none are left out.
+
+    Raises:
+        Exception: any error of the call that is not one of the project's.
+    """
+    call(**given)  # the call is right but for what is replaced
+    taken = {argument: set() for argument in given}
+    for argument in given:
+        for name, value in HOSTILE.items():
+            try:
+                call(**{**given, argument: value})
+            except TilewiseError as error:
+                assert "\n" not in str(error), (argument, name)
+            else:
+                taken[argument].add(name)
+    return {argument: names for argument, names in taken.items() if names}
