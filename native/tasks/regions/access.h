@@ -31,7 +31,7 @@ enum class Kind : uint8_t { kNothing = 0, kRead, kWrite, kCommute };
 /// Who accesses a buffer now, and whom the members of `now` that come later must wait for.
 /// now: the newest group (readers, one writer, or commuting tasks). before: the group that `now` waits for; only kept
 /// while `now` can grow. Completed writers stay until they are replaced, so that their failure is still found.
-/// Members of `before` carry kCarriesPoison where they wrote. All zero: nobody. Chunk links count from 1.
+/// Members of `before` carry kCarriesPoison where they wrote. All zero: no access yet. Chunk links count from 1.
 struct AccessState {
   TaskRef now[3] = {0, 0, 0};  // filled from the front
   TaskRef before = 0;

@@ -352,7 +352,9 @@ CASE("tiles at the edges are smaller and still isolated; a box across tiles ends
   EXPECT(!pool.index->isolated(tree, inside));
 }
 
-CASE("tiles are listed until somebody asks; then each is found, in the pages promised, whatever their order") {
+CASE(
+    "tiles are listed until the first question about overlaps; then each is found, in the pages promised, whatever "
+    "their order") {
   Random random(7);
   for (const uint64_t num_tiles : {1, 2, 16, 17, 256, 257, 1100}) {
     for (const int order : {0, 1, 2}) {  // rising, falling, any
