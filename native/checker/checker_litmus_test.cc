@@ -357,7 +357,7 @@ CASE("spinning: a thread that looks until it sees a store ends, and one whose st
   EXPECT(spin(2).failure.find("deadlock: second looks") == 0);  // it may miss the middle one
 }
 
-CASE("sleeping: whoever compares in the futex is not lost, whoever compares before it is") {
+CASE("sleeping: a sleeper that compares in the futex is not lost, one that is woken before the change is") {
   const auto sleep = [](bool changes_first) {
     return run<2>(
         [=](Shared& s, int thread) {

@@ -6,14 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#if !defined(__x86_64__)
-#include <ucontext.h>
-#endif
 
 namespace tilewise::checker {
 
-#if defined(__x86_64__)
 // Saves what a call preserves on this stack, and goes on from where another stack was left.
+#if defined(__x86_64__)
+inline constexpr int kSavedWords = 7;
+inline constexpr int kReturnWord = 6;
 asm(R"(
 .pushsection .text
 .p2align 4
@@ -37,6 +36,46 @@ tilewise_checker_switch:
 .size tilewise_checker_switch, . - tilewise_checker_switch
 .popsection
 )");
+#elif defined(__aarch64__)
+inline constexpr int kSavedWords = 20;
+inline constexpr int kReturnWord = 11;
+asm(R"(
+.pushsection .text
+.p2align 4
+.type tilewise_checker_switch, %function
+tilewise_checker_switch:
+  sub sp, sp, #160
+  stp x19, x20, [sp]
+  stp x21, x22, [sp, #16]
+  stp x23, x24, [sp, #32]
+  stp x25, x26, [sp, #48]
+  stp x27, x28, [sp, #64]
+  stp x29, x30, [sp, #80]
+  stp d8, d9, [sp, #96]
+  stp d10, d11, [sp, #112]
+  stp d12, d13, [sp, #128]
+  stp d14, d15, [sp, #144]
+  mov x9, sp
+  str x9, [x0]
+  mov sp, x1
+  ldp x19, x20, [sp]
+  ldp x21, x22, [sp, #16]
+  ldp x23, x24, [sp, #32]
+  ldp x25, x26, [sp, #48]
+  ldp x27, x28, [sp, #64]
+  ldp x29, x30, [sp, #80]
+  ldp d8, d9, [sp, #96]
+  ldp d10, d11, [sp, #112]
+  ldp d12, d13, [sp, #128]
+  ldp d14, d15, [sp, #144]
+  add sp, sp, #160
+  ret
+.size tilewise_checker_switch, . - tilewise_checker_switch
+.popsection
+)");
+#else
+#error "the checker switches stacks on x86-64 and aarch64"
+#endif
 extern "C" void tilewise_checker_switch(void** save, void* load) asm("tilewise_checker_switch");
 
 /// A stack and a place on it. The first switch to it calls `entry`, which never returns.
@@ -44,11 +83,10 @@ class Fiber {
  public:
   void begin(void (*entry)()) {
     if (stack_ == nullptr) stack_ = std::make_unique<std::byte[]>(kBytes);
-    auto top = (reinterpret_cast<uintptr_t>(stack_.get()) + kBytes) & ~uintptr_t{15};
-    auto* words = reinterpret_cast<void**>(top) - 2;
-    words[0] = reinterpret_cast<void*>(entry);
-    words[1] = nullptr;
-    place_ = words - 6;
+    const auto top = (reinterpret_cast<uintptr_t>(stack_.get()) + kBytes) & ~uintptr_t{15};
+    auto** const words = reinterpret_cast<void**>(top) - 2 - kSavedWords + kSavedWords % 2;
+    words[kReturnWord] = reinterpret_cast<void*>(entry);
+    place_ = words;
   }
   void switch_to(Fiber& other) { tilewise_checker_switch(&place_, other.place_); }
 
@@ -57,24 +95,5 @@ class Fiber {
   std::unique_ptr<std::byte[]> stack_;
   void* place_ = nullptr;
 };
-#else
-class Fiber {
- public:
-  void begin(void (*entry)()) {
-    if (stack_ == nullptr) stack_ = std::make_unique<std::byte[]>(kBytes);
-    getcontext(&place_);
-    place_.uc_stack.ss_sp = stack_.get();
-    place_.uc_stack.ss_size = kBytes;
-    place_.uc_link = nullptr;
-    makecontext(&place_, entry, 0);
-  }
-  void switch_to(Fiber& other) { swapcontext(&place_, &other.place_); }
-
- private:
-  static constexpr size_t kBytes = 128 << 10;
-  std::unique_ptr<std::byte[]> stack_;
-  ucontext_t place_{};
-};
-#endif
 
 }  // namespace tilewise::checker
