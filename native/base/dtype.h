@@ -1,4 +1,4 @@
-// Element types of tiles. Python calls them by names, which stand in bind/bind_runtime.cc in the order of these
+// Element types of tiles. Python calls them by names, which stand in bind/bind_programs.cc in the order of these
 // numbers.
 #pragma once
 #include <cstdint>

@@ -21,44 +21,44 @@ namespace tilewise::bind {
 namespace {
 
 /// The place of a task that has completed; None when the time is over.
-std::optional<uint32_t> wait_any(Core& core, std::vector<uint64_t> tasks, nb::handle timeout) {
+std::optional<uint32_t> wait_any(OpenRuntime& rt, std::vector<uint64_t> tasks, nb::handle timeout) {
   const double seconds = seconds_of(timeout);
-  const Call call(core);
+  const Call call(rt);
   uint32_t first = 0;
   const int status = without_gil(
-      [&] { return pto_wait_any(core.runtime, tasks.data(), static_cast<uint32_t>(tasks.size()), seconds, &first); });
+      [&] { return pto_wait_any(rt.runtime, tasks.data(), static_cast<uint32_t>(tasks.size()), seconds, &first); });
   drop_finished_records();
   if (status == PTO_TIMEOUT) return std::nullopt;
   if (status != PTO_TASK_FAILED && status != PTO_CANCELLED) check_status(status);
   return first;
 }
 
-void wait_all(Core& core, nb::handle timeout) {
+void wait_all(OpenRuntime& rt, nb::handle timeout) {
   const double seconds = seconds_of(timeout);
-  const Call call(core);
-  const int status = without_gil([&] { return pto_wait_all(core.runtime, seconds); });
+  const Call call(rt);
+  const int status = without_gil([&] { return pto_wait_all(rt.runtime, seconds); });
   drop_finished_records();
   if (status == PTO_TIMEOUT) {
     raise_status(status,
                  "[runtime.wait_all] this thread's tasks must end within the time given; got some that still run; "
                  "wait longer, or cancel them");
   }
-  if (status == PTO_TASK_FAILED || status == PTO_CANCELLED || status == PTO_PEER_LOST) core.has_told_failure = true;
+  if (status == PTO_TASK_FAILED || status == PTO_CANCELLED || status == PTO_PEER_LOST) rt.has_told_failure = true;
   check_status(status);
 }
 
 /// Bytes of the runtime's own memory, or of a kernel's operand, as an array that keeps the memory mapped.
-nb::object view(CoreRef self, uint64_t address, uint64_t bytes) {
+nb::object view(OpenRuntimeRef self, uint64_t address, uint64_t bytes) {
   struct Held {
-    Core* core;
+    OpenRuntime* rt;
     PyObject* object;
   };
-  Core& core = *self.p;
-  auto* held = new Held{&core, self.h.inc_ref().ptr()};
-  ++core.num_views;
+  OpenRuntime& rt = *self.p;
+  auto* held = new Held{&rt, self.h.inc_ref().ptr()};
+  ++rt.num_views;
   nb::capsule owner(held, [](void* context) noexcept {
     auto* dropped = static_cast<Held*>(context);
-    if (--dropped->core->num_views == 0 && dropped->core->is_waiting) dropped->core->close_now();
+    if (--dropped->rt->num_views == 0 && dropped->rt->is_waiting) dropped->rt->close_now();
     Py_DECREF(dropped->object);
     delete dropped;
   });
@@ -74,7 +74,7 @@ nb::list addresses(uint64_t pointer, size_t count) {
   return result;
 }
 
-void open(Core* self, nb::object task_type, const nb::kwargs& options) {
+void open(OpenRuntime* self, nb::object task_type, const nb::kwargs& options) {
   std::optional<uint32_t> num_workers;
   std::vector<uint8_t> worker_types;
   std::optional<std::string> shared_path;
@@ -101,49 +101,48 @@ void open(Core* self, nb::object task_type, const nb::kwargs& options) {
   PTORuntime* runtime = nullptr;
   const int status = without_gil([&] { return pto_runtime_open(&config, &runtime); });
   check_status(status);
-  new (self) Core{};
+  new (self) OpenRuntime{};
   self->runtime = runtime;
   self->num_workers = num_workers.value_or(1);
   self->task_type = std::move(task_type);
   self->keep_alive = nb::none();
 }
 
-pto_kernel add_kernel(Core& core, const std::string& name, uint64_t address, uint32_t flags) {
-  const Call call(core);
+pto_kernel add_kernel(OpenRuntime& rt, const std::string& name, uint64_t address, uint32_t flags) {
+  const Call call(rt);
   const pto_kernel_fn function =
       address == 0 ? run_python_kernel : reinterpret_cast<pto_kernel_fn>(static_cast<uintptr_t>(address));
-  const pto_kernel kernel = pto_kernel_add(core.runtime, name.c_str(), function, flags);
+  const pto_kernel kernel = pto_kernel_add(rt.runtime, name.c_str(), function, flags);
   check_status(kernel);
   return kernel;
 }
 
 template <class Result, Result (*function)(PTORuntime*, pto_handle, const pto_region*, double)>
-uint64_t wait_for_buffer(Core& core, const Operand& operand, nb::handle timeout) {
+uint64_t wait_for_buffer(OpenRuntime& rt, const Operand& operand, nb::handle timeout) {
   const double seconds = seconds_of(timeout);
-  const Call call(core);
+  const Call call(rt);
   const pto_region* region = operand.has_region ? &operand.region : nullptr;
-  const Result address = without_gil([&] { return function(core.runtime, operand.handle, region, seconds); });
+  const Result address = without_gil([&] { return function(rt.runtime, operand.handle, region, seconds); });
   drop_finished_records();
   if (address == nullptr) {
-    core.has_told_failure = true;
+    rt.has_told_failure = true;
     raise_status(pto_last_status());
   }
   return reinterpret_cast<uintptr_t>(address);
 }
 
-void replay(Core& core, pto_recording recording, std::vector<uint64_t> from, std::vector<uint64_t> to) {
-  const Call call(core);
+void replay(OpenRuntime& rt, pto_recording recording, std::vector<uint64_t> from, std::vector<uint64_t> to) {
+  const Call call(rt);
   check_status(without_gil(
-      [&] { return pto_replay(core.runtime, recording, from.data(), to.data(), static_cast<uint32_t>(from.size())); }));
+      [&] { return pto_replay(rt.runtime, recording, from.data(), to.data(), static_cast<uint32_t>(from.size())); }));
 }
 
-void run_orchestration(Core& core, const std::string& path, const std::string& name, const nb::sequence& values) {
-  const Call call(core);
+void run_orchestration(OpenRuntime& rt, const std::string& path, const std::string& name, const nb::sequence& values) {
+  const Call call(rt);
   std::vector<uint64_t> args;
   for (nb::handle value : values) args.push_back(bits_of("run_orchestration", value));
   args.push_back(0);  // an address to pass also when there are none
-  check_status(
-      without_gil([&] { return pto_run_orchestration(core.runtime, path.c_str(), name.c_str(), args.data()); }));
+  check_status(without_gil([&] { return pto_run_orchestration(rt.runtime, path.c_str(), name.c_str(), args.data()); }));
 }
 
 int run_workers(const std::string& path, const std::vector<std::string>& libraries) {
@@ -155,16 +154,18 @@ int run_workers(const std::string& path, const std::vector<std::string>& librari
   return status;
 }
 
-void bind_core(nb::class_<Core>& core) {
-  core.def("__init__", &open, nb::arg("task_type"), nb::arg("options"), "Keyword arguments: members of pto_config.")
-      .def("close", &Core::close, nb::arg("cancels") = false, "Wait for every task, or cancel what has not started.")
-      .def("close_at_exit", &Core::close_at_exit, nb::arg("patience_s"), "False: tasks are left that do not end.")
+void bind_open_runtime(nb::class_<OpenRuntime>& rt) {
+  rt.def("__init__", &open, nb::arg("task_type"), nb::arg("options"), "Keyword arguments: members of pto_config.")
+      .def("close", &OpenRuntime::close, nb::arg("cancels") = false,
+           "Wait for every task, or cancel what has not started.")
+      .def("close_at_exit", &OpenRuntime::close_at_exit, nb::arg("patience_s"),
+           "False: tasks are left that do not end.")
       .def_prop_ro("is_open",
-                   [](const Core& core) { return core.runtime != nullptr && !core.is_closing && !core.is_inherited(); })
-      .def_ro("has_told_failure", &Core::has_told_failure, "A wait or a read has raised a task's failure.")
+                   [](const OpenRuntime& rt) { return rt.runtime != nullptr && !rt.is_closing && !rt.is_inherited(); })
+      .def_ro("has_told_failure", &OpenRuntime::has_told_failure, "A wait or a read has raised a task's failure.")
       .def_prop_rw(
-          "keep_alive", [](const Core& core) { return core.keep_alive; },
-          [](Core& core, nb::object value) { core.keep_alive = std::move(value); })
+          "keep_alive", [](const OpenRuntime& rt) { return rt.keep_alive; },
+          [](OpenRuntime& rt, nb::object value) { rt.keep_alive = std::move(value); })
       .def("submit", &submit, nb::arg("kernel"), nb::arg("worker_type").none(), nb::arg("params").none(),
            nb::arg("scalars").none(), nb::arg("extras").none(), "Submit a task; returns its handle.")
       .def("submit_python", &submit_python, nb::arg("kernel"), nb::arg("worker_type").none(), nb::arg("params"),
@@ -174,64 +175,64 @@ void bind_core(nb::class_<Core>& core) {
       .def("add_kernel", &add_kernel, "Address 0: the kernel that runs Python records.")
       .def(
           "find_kernel",
-          [](Core& core, const std::string& name, uint32_t flags) {
-            const Call call(core);
-            const pto_kernel kernel = pto_kernel_find_as(core.runtime, name.c_str(), flags);
+          [](OpenRuntime& rt, const std::string& name, uint32_t flags) {
+            const Call call(rt);
+            const pto_kernel kernel = pto_kernel_find_as(rt.runtime, name.c_str(), flags);
             check_status(kernel);
             return kernel;
           },
           nb::arg("name"), nb::arg("flags") = 0)
       .def("load_library", checked<pto_library_load, const char*>())
       .def("register",
-           [](Core& core, uint64_t address, uint64_t bytes) {
-             const Call call(core);
+           [](OpenRuntime& rt, uint64_t address, uint64_t bytes) {
+             const Call call(rt);
              return id_or_raise(
-                 pto_register(core.runtime, reinterpret_cast<void*>(static_cast<uintptr_t>(address)), bytes));
+                 pto_register(rt.runtime, reinterpret_cast<void*>(static_cast<uintptr_t>(address)), bytes));
            })
       .def("alloc", made<pto_alloc, uint64_t>())
       .def(
           "unregister",
-          [](Core& core, pto_handle handle, nb::handle timeout) {
+          [](OpenRuntime& rt, pto_handle handle, nb::handle timeout) {
             const double seconds = seconds_of(timeout);
-            const Call call(core);
-            check_status(without_gil([&] { return pto_unregister(core.runtime, handle, seconds); }));
+            const Call call(rt);
+            check_status(without_gil([&] { return pto_unregister(rt.runtime, handle, seconds); }));
           },
           nb::arg("handle"), nb::arg("timeout").none())
       .def("freeze",
-           [](Core& core, pto_handle handle, bool frozen) {
-             const Call call(core);
-             check_status(without_gil([&] { return pto_freeze(core.runtime, handle, frozen ? 1 : 0); }));
+           [](OpenRuntime& rt, pto_handle handle, bool frozen) {
+             const Call call(rt);
+             check_status(without_gil([&] { return pto_freeze(rt.runtime, handle, frozen ? 1 : 0); }));
            })
       .def("address",
-           [](Core& core, pto_handle handle) {
-             const Call call(core);
-             return id_or_raise(reinterpret_cast<uintptr_t>(pto_address(core.runtime, handle)));
+           [](OpenRuntime& rt, pto_handle handle) {
+             const Call call(rt);
+             return id_or_raise(reinterpret_cast<uintptr_t>(pto_address(rt.runtime, handle)));
            })
       .def("read", &wait_for_buffer<const void*, pto_read>, nb::arg("operand"), nb::arg("timeout").none())
       .def("write", &wait_for_buffer<void*, pto_write>, nb::arg("operand"), nb::arg("timeout").none())
       .def("scope_begin",
-           [](Core& core) {
-             const Call call(core);
-             pto_scope_begin(core.runtime);
+           [](OpenRuntime& rt) {
+             const Call call(rt);
+             pto_scope_begin(rt.runtime);
              check_status(pto_last_status());
            })
       .def("scope_end", checked<pto_scope_end>())
       .def("task_complete",
-           [](Core& core, pto_task task, int status) {
-             const Call call(core, true);
-             check_status(pto_task_complete(core.runtime, task, status));
+           [](OpenRuntime& rt, pto_task task, int status) {
+             const Call call(rt, true);
+             check_status(pto_task_complete(rt.runtime, task, status));
            })
       .def("cancel_all", checked<pto_cancel_all>())
       .def("event_open", made<pto_event_open>())
       .def("event_raise",
-           [](Core& core, pto_event event, uint64_t add) {
-             const Call call(core, true);
-             check_status(pto_event_raise(core.runtime, event, add));
+           [](OpenRuntime& rt, pto_event event, uint64_t add) {
+             const Call call(rt, true);
+             check_status(pto_event_raise(rt.runtime, event, add));
            })
       .def("event_value",
-           [](Core& core, pto_event event) {
-             const Call call(core, true);
-             return pto_event_value(core.runtime, event);
+           [](OpenRuntime& rt, pto_event event) {
+             const Call call(rt, true);
+             return pto_event_value(rt.runtime, event);
            })
       .def("record_begin", checked<pto_record_begin>())
       .def("record_end", made<pto_record_end>())
@@ -246,9 +247,9 @@ void bind_core(nb::class_<Core>& core) {
 void bind_tasks(nb::module_& m) {
   nb::module_ tasks = m.def_submodule("tasks", "The task runtime's C interface.");
   install_hooks();
-  nb::class_<Core> core(tasks, "Core", "An open runtime.");
-  bind_core(core);
-  bind_trace(core);
+  nb::class_<OpenRuntime> rt(tasks, "OpenRuntime", "An open runtime.");
+  bind_open_runtime(rt);
+  bind_trace(rt);
   bind_params(tasks);
   bind_regions(tasks);
   bind_handles(tasks);

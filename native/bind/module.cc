@@ -9,6 +9,6 @@ NB_MODULE(_native, m) {
   nanobind::set_leak_warnings(false);
   m.doc() = "Native module of Tilewise. Private: use tilewise.kernels and tilewise.runtime.";
   tilewise::bind::bind_kernels(m);
-  tilewise::bind::bind_runtime(m);
+  tilewise::bind::bind_programs(m);
   tilewise::bind::bind_tasks(m);
 }

@@ -167,8 +167,8 @@ int run_python_kernel(void* const* buffers, const uint64_t* scalars) {
   return status;
 }
 
-void keep_until_done(Core& core, pto_task task, nb::object record) {
-  check_status(pto_notify(core.runtime, task, finish_record, record.release().ptr()));
+void keep_until_done(OpenRuntime& rt, pto_task task, nb::object record) {
+  check_status(pto_notify(rt.runtime, task, finish_record, record.release().ptr()));
 }
 
 void drop_finished_records() {
@@ -182,9 +182,9 @@ void drop_finished_records() {
   for (PyObject* record : dropped) Py_DECREF(record);
 }
 
-void notify(Core& core, pto_task task, nb::object callback) {
+void notify(OpenRuntime& rt, pto_task task, nb::object callback) {
   PyObject* function = callback.release().ptr();
-  const int status = pto_notify(core.runtime, task, call_back, function);
+  const int status = pto_notify(rt.runtime, task, call_back, function);
   if (status < 0) {
     Py_DECREF(function);
     raise_status(status);

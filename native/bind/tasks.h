@@ -15,7 +15,7 @@ namespace tilewise::bind {
 extern uint64_t num_forks;  // between this process and the one that loaded the module
 
 /// An open runtime. Its memory stays mapped for as long as arrays on it live: the last of them closes it then.
-struct Core {
+struct OpenRuntime {
   PTORuntime* runtime = nullptr;
   nanobind::object task_type;    // the Python class of task handles
   nanobind::object keep_alive;   // what must outlive the runtime: registered arrays, kernels
@@ -37,7 +37,7 @@ struct Core {
 
 /// A buffer, or a box of one, as a parameter can name it. Subclassed in Python.
 struct Operand {
-  Core* core = nullptr;
+  OpenRuntime* rt = nullptr;
   pto_handle handle = 0;
   bool has_region = false;
   pto_region region{};
@@ -45,7 +45,7 @@ struct Operand {
 
 /// One parameter of a task. `target` is for Python kernels: the operand, or what an output looks like.
 struct Param {
-  Core* core = nullptr;  // nullptr: belongs to any runtime
+  OpenRuntime* rt = nullptr;  // nullptr: belongs to any runtime
   pto_param native{};
   bool has_region = false;
   pto_region region{};
@@ -54,8 +54,8 @@ struct Param {
 
 /// A submitted task, as its handle in Python keeps it. Dropping it never blocks.
 struct Task {
-  Core* core = nullptr;
-  nanobind::object owner;    // the Core's object
+  OpenRuntime* rt = nullptr;
+  nanobind::object owner;    // the OpenRuntime's object
   nanobind::object outputs;  // handles of the outputs that the runtime made; None: it made none
   pto_task id = 0;
   ~Task();
@@ -65,13 +65,13 @@ struct Task {
 class Call {
  public:
   /// is_late: the call may be what the last tasks wait for. It keeps the GIL to its end.
-  explicit Call(Core& core, bool is_late = false);
+  explicit Call(OpenRuntime& rt, bool is_late = false);
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
  private:
-  Core& core_;
+  OpenRuntime& rt_;
   bool is_counted_;
 };
 
@@ -89,18 +89,18 @@ inline uint64_t id_or_raise(uint64_t id) {
 /// A method that calls pto_*(runtime, args...) with the GIL held and checks the status.
 template <auto function, class... Args>
 auto checked() {
-  return [](Core& core, Args... args) {
-    const Call call(core);
-    check_status(function(core.runtime, args...));
+  return [](OpenRuntime& rt, Args... args) {
+    const Call call(rt);
+    check_status(function(rt.runtime, args...));
   };
 }
 
 /// The same for calls that make an id.
 template <auto function, class... Args>
 auto made() {
-  return [](Core& core, Args... args) {
-    const Call call(core);
-    return id_or_raise(function(core.runtime, args...));
+  return [](OpenRuntime& rt, Args... args) {
+    const Call call(rt);
+    return id_or_raise(function(rt.runtime, args...));
   };
 }
 
@@ -122,22 +122,22 @@ auto without_gil(Body&& body) {
   return result;
 }
 
-// tasks_core.cc
+// tasks_runtime.cc
 double seconds_of(nanobind::handle timeout);  // as the C interface takes it
 
 // tasks_params.cc, tasks_regions.cc, tasks_handles.cc, tasks_trace.cc
 void bind_params(nanobind::module_& m);
 void bind_regions(nanobind::module_& m);
 void bind_handles(nanobind::module_& m);
-void bind_trace(nanobind::class_<Core>& core);
+void bind_trace(nanobind::class_<OpenRuntime>& rt);
 
-using CoreRef = nanobind::pointer_and_handle<Core>;
+using OpenRuntimeRef = nanobind::pointer_and_handle<OpenRuntime>;
 
 // tasks_submit.cc
 uint64_t bits_of(const char* call, nanobind::handle value);  // of an integer, or of a float as a double
-nanobind::object submit(CoreRef self, pto_kernel kernel, nanobind::handle worker_type, nanobind::handle params,
+nanobind::object submit(OpenRuntimeRef self, pto_kernel kernel, nanobind::handle worker_type, nanobind::handle params,
                         nanobind::handle scalars, nanobind::handle extras);
-nanobind::object submit_python(CoreRef self, pto_kernel kernel, nanobind::handle worker_type,
+nanobind::object submit_python(OpenRuntimeRef self, pto_kernel kernel, nanobind::handle worker_type,
                                const nanobind::tuple& params, nanobind::handle record, nanobind::handle extras);
 
 // python_kernels.cc
@@ -146,8 +146,8 @@ bool is_inside_python_kernel();
 void install_hooks();
 void note_interrupt();              // a Python kernel has been ended by KeyboardInterrupt
 void ask_to_leave(bool is_leaving);  // at exit: every wait of the main thread ends after a while
-void keep_until_done(Core& core, pto_task task, nanobind::object record);
+void keep_until_done(OpenRuntime& rt, pto_task task, nanobind::object record);
 void drop_finished_records();
-void notify(Core& core, pto_task task, nanobind::object callback);
+void notify(OpenRuntime& rt, pto_task task, nanobind::object callback);
 
 }  // namespace tilewise::bind

@@ -10,17 +10,17 @@ namespace tilewise::bind {
 namespace {
 
 void raise_task_error(const Task& task, int status) {
-  task.core->has_told_failure = true;
+  task.rt->has_told_failure = true;
   char text[512];
-  pto_task_error(task.core->runtime, task.id, text, sizeof(text));
+  pto_task_error(task.rt->runtime, task.id, text, sizeof(text));
   raise_status(status, text);
 }
 
 void wait_task(const Task& task, nb::handle timeout) {
   const double seconds = seconds_of(timeout);
-  const Call call(*task.core);
+  const Call call(*task.rt);
   drop_finished_records();
-  PTORuntime* runtime = task.core->runtime;
+  PTORuntime* runtime = task.rt->runtime;
   const int status = pto_is_complete(runtime, task.id) == 1
                          ? pto_wait(runtime, task.id, 0)
                          : without_gil([&] { return pto_wait(runtime, task.id, seconds); });
@@ -32,13 +32,13 @@ void wait_task(const Task& task, nb::handle timeout) {
         nb::repr(timeout).c_str() + " s; wait longer, or cancel it";
     raise_status(status, text.c_str());
   }
-  if (status == PTO_PEER_LOST) task.core->has_told_failure = true;
+  if (status == PTO_PEER_LOST) task.rt->has_told_failure = true;
   check_status(status);
 }
 
 bool is_complete(const Task& task) {
-  const Call call(*task.core);
-  const int done = pto_is_complete(task.core->runtime, task.id);
+  const Call call(*task.rt);
+  const int done = pto_is_complete(task.rt->runtime, task.id);
   check_status(done);
   return done == 1;
 }
@@ -48,7 +48,7 @@ bool is_complete(const Task& task) {
 void bind_handles(nb::module_& m) {
   nb::class_<Task>(m, "Task", nb::is_weak_referenceable(), "A submitted task; base of TaskHandle.")
       .def_ro("id", &Task::id, "The runtime's id of the task; never used again.")
-      .def_ro("core", &Task::owner, "The runtime's native object.")
+      .def_ro("native", &Task::owner, "The runtime's native object.")
       .def_ro("output_handles", &Task::outputs, "Of the outputs that the runtime made; None without any.")
       .def("wait", &wait_task, nb::arg("timeout") = nb::none(),
            "Wait until the task has ended; `timeout` in seconds, None for ever. Without one, the caller helps to run "
@@ -58,8 +58,8 @@ void bind_handles(nb::module_& m) {
       .def(
           "cancel",
           [](const Task& task) {
-            const Call call(*task.core);
-            check_status(pto_cancel(task.core->runtime, task.id));
+            const Call call(*task.rt);
+            check_status(pto_cancel(task.rt->runtime, task.id));
           },
           "Skip the task if it has not started; tasks that depend on it are cancelled with it. It waits for no event "
           "any "
@@ -67,21 +67,21 @@ void bind_handles(nb::module_& m) {
       .def(
           "detach",
           [](const Task& task) {
-            const Call call(*task.core);
-            pto_task_release(task.core->runtime, task.id);
+            const Call call(*task.rt);
+            pto_task_release(task.rt->runtime, task.id);
           },
           "The handle is gone: the runtime may forget the task's error.")
       .def(
           "notify",
           [](const Task& task, nb::object callback) {
             if (PyCallable_Check(callback.ptr()) == 0) checked_in_python("callback")("notify", callback);
-            const Call call(*task.core);
-            if (task.core->num_workers == 0) {
+            const Call call(*task.rt);
+            if (task.rt->num_workers == 0) {
               raise_status(PTO_BAD_ARGUMENT,
                            "[runtime.await] an awaited task needs a worker to run it; got a runtime with none; "
                            "open it with workers, or use wait()");
             }
-            notify(*task.core, task.id, std::move(callback));
+            notify(*task.rt, task.id, std::move(callback));
           },
           nb::arg("callback").none(),
           "Call back once, from whichever thread ends the task, at once if it has ended. The callback must be short.");

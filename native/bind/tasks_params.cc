@@ -14,7 +14,7 @@ void init_param(Param* self, const char* call, nb::handle x, pto_mode mode, pto_
   if (!nb::isinstance<Operand>(x) || !nb::inst_ready(x)) checked_in_python("operand")(call, x);
   const Operand& operand = *nb::inst_ptr<Operand>(x);
   new (self) Param{};
-  self->core = operand.core;
+  self->rt = operand.rt;
   self->native.mode = mode;
   self->native.combine = combine;
   self->native.handle = operand.handle;

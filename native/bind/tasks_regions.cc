@@ -21,7 +21,7 @@ constexpr uint64_t kMaxTiles = uint64_t{1} << 24;
 
 /// A buffer with the shape by which it is indexed.
 struct BufferBase : Operand {
-  nb::object owner;  // the Core's object
+  nb::object owner;  // the OpenRuntime's object
   std::vector<int64_t> lengths;  // per dimension
   std::vector<int64_t> strides;  // bytes
   int64_t item = 1;  // bytes of an element
@@ -100,7 +100,7 @@ Region* new_region(nb::handle buffer, nb::object& made) {
   auto* region = new (nb::inst_ptr<Region>(made)) Region{};
   nb::inst_mark_ready(made);
   const BufferBase& base = base_of(buffer);
-  region->core = base.core;
+  region->rt = base.rt;
   region->handle = base.handle;
   region->has_region = true;
   region->buffer = nb::borrow(buffer);
@@ -209,10 +209,10 @@ nb::object byte_region(BufferRef self, uint64_t offset, const std::vector<uint64
   return made;
 }
 
-void init_buffer(BufferBase* self, CoreRef core, pto_handle handle, std::vector<int64_t> shape, int64_t item) {
+void init_buffer(BufferBase* self, OpenRuntimeRef rt, pto_handle handle, std::vector<int64_t> shape, int64_t item) {
   new (self) BufferBase{};
-  self->core = core.p;
-  self->owner = nb::borrow(core.h);
+  self->rt = rt.p;
+  self->owner = nb::borrow(rt.h);
   self->handle = handle;
   self->item = item;
   self->lengths = std::move(shape);
@@ -356,11 +356,11 @@ nb::object of_region(const char* function, nb::handle region) {
 
 void bind_regions(nb::module_& m) {
   nb::class_<BufferBase, Operand>(m, "BufferBase", "The native part of Buffer.")
-      .def("__init__", &init_buffer, nb::arg("core"), nb::arg("handle"), nb::arg("shape"), nb::arg("item_bytes"))
+      .def("__init__", &init_buffer, nb::arg("native"), nb::arg("handle"), nb::arg("shape"), nb::arg("item_bytes"))
       .def_prop_ro(
           "shape", [](const BufferBase& buffer) { return tuple_of(buffer.lengths.data(), buffer.lengths.size()); },
           "Elements per dimension.", nb::sig("def shape(self) -> tuple[int, ...]"))
-      .def_ro("core", &BufferBase::owner, "The runtime's native object.")
+      .def_ro("native", &BufferBase::owner, "The runtime's native object.")
       .def_ro("num_bytes", &BufferBase::num_bytes, "Size in bytes.")
       .def("__getitem__", &index_buffer, nb::arg("index").none(),
            "A box of the buffer, by a NumPy index of integers and slices.",
@@ -377,7 +377,7 @@ void bind_regions(nb::module_& m) {
       .def_ro("buffer", &Region::buffer, "The buffer that it is a box of.")
       .def_ro("index", &Region::index, "What the buffer was indexed with; None: the box was given in bytes.")
       .def_prop_ro(
-          "core", [](const Region& region) { return base_of(region.buffer).owner; }, "The runtime's native object.")
+          "native", [](const Region& region) { return base_of(region.buffer).owner; }, "The runtime's native object.")
       .def_prop_ro(
           "offset", [](const Region& region) { return region.region.offset; }, "Bytes from the buffer's start.")
       .def_prop_ro(

@@ -86,7 +86,7 @@ nb::object list_of(nb::handle values, const char* name, const char* what) {
   return list;
 }
 
-void read_params(const Core& core, nb::handle values, pto_task_spec& spec, Arguments& args) {
+void read_params(const OpenRuntime& rt, nb::handle values, pto_task_spec& spec, Arguments& args) {
   static PyTypeObject* const param_type = reinterpret_cast<PyTypeObject*>(nb::type<Param>().ptr());
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(values.ptr());
   PyObject** items = PySequence_Fast_ITEMS(values.ptr());
@@ -95,7 +95,7 @@ void read_params(const Core& core, nb::handle values, pto_task_spec& spec, Argum
   for (Py_ssize_t p = 0; p < count; ++p) {
     if (!PyObject_TypeCheck(items[p], param_type)) checked_in_python("parameter")("submit", nb::handle(items[p]));
     const Param& param = *nb::inst_ptr<Param>(nb::handle(items[p]));
-    if (param.core != nullptr && param.core != &core) {
+    if (param.rt != nullptr && param.rt != &rt) {
       const std::string text =
           "[runtime.submit] a buffer must belong to the runtime of the task; got one of another "
           "runtime in parameter " +
@@ -174,10 +174,10 @@ struct Submission {
   nb::handle record;
 };
 
-[[gnu::always_inline]] inline nb::object submit_task(CoreRef self, const Submission& given) {
+[[gnu::always_inline]] inline nb::object submit_task(OpenRuntimeRef self, const Submission& given) {
   const auto& [kernel, worker_type, params, scalars, extras, record] = given;
-  Core& core = *self.p;
-  const Call call(core);
+  OpenRuntime& rt = *self.p;
+  const Call call(rt);
   drop_finished_records();
   pto_task_spec spec;
   std::memset(&spec, 0, sizeof(spec));
@@ -187,7 +187,7 @@ struct Submission {
   if (type < PTO_CUBE || type > PTO_ACCELERATOR) checked_in_python("worker_type")("submit", worker_type);
   spec.worker_type = static_cast<pto_worker_type>(type);
   spec.flags = PTO_KEEP;
-  read_params(core, params, spec, args);
+  read_params(rt, params, spec, args);
   if (record.is_valid()) {
     args.scalars[0] = reinterpret_cast<uintptr_t>(record.ptr());
     spec.scalars = args.scalars;
@@ -197,14 +197,14 @@ struct Submission {
   }
   if (!extras.is_none()) [[unlikely]]
     read_extras(extras, spec, args);
-  const pto_task task = pto_submit(core.runtime, &spec);
+  const pto_task task = pto_submit(rt.runtime, &spec);
   if (task == 0) raise_status(pto_last_status());
-  if (record.is_valid()) keep_until_done(core, task, nb::borrow(record));
+  if (record.is_valid()) keep_until_done(rt, task, nb::borrow(record));
   raise_interrupt();  // it may have waited for room, and helped meanwhile
-  nb::object handle = nb::inst_alloc(core.task_type);
+  nb::object handle = nb::inst_alloc(rt.task_type);
   Task* made = new (nb::inst_ptr<Task>(handle)) Task{};
   nb::inst_mark_ready(handle);
-  made->core = &core;
+  made->rt = &rt;
   made->owner = nb::borrow(self.h);
   made->id = task;
   made->outputs = nb::none();
@@ -219,7 +219,7 @@ struct Submission {
 
 }  // namespace
 
-nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::handle params, nb::handle scalars,
+nb::object submit(OpenRuntimeRef self, pto_kernel kernel, nb::handle worker_type, nb::handle params, nb::handle scalars,
                   nb::handle extras) {
   if (!is_list(params) || !is_list(scalars)) [[unlikely]] {
     return submit(self, kernel, worker_type, list_of(params, "params", "parameters"),
@@ -228,7 +228,7 @@ nb::object submit(CoreRef self, pto_kernel kernel, nb::handle worker_type, nb::h
   return submit_task(self, {kernel, worker_type, params, scalars, extras, nb::handle()});
 }
 
-nb::object submit_python(CoreRef self, pto_kernel kernel, nb::handle worker_type, const nb::tuple& params,
+nb::object submit_python(OpenRuntimeRef self, pto_kernel kernel, nb::handle worker_type, const nb::tuple& params,
                          nb::handle record, nb::handle extras) {
   return submit_task(self, {kernel, worker_type, params, nb::handle(), extras, record});
 }

@@ -10,10 +10,10 @@ namespace tilewise::bind {
 
 namespace {
 
-nb::dict stats(Core& core) {
-  const Call call(core);
+nb::dict stats(OpenRuntime& rt) {
+  const Call call(rt);
   pto_stats s;
-  check_status(pto_get_stats(core.runtime, &s));
+  check_status(pto_get_stats(rt.runtime, &s));
   nb::dict d;
   d["num_submitted"] = s.num_submitted;
   d["num_completed"] = s.num_completed;
@@ -33,23 +33,23 @@ nb::dict stats(Core& core) {
   return d;
 }
 
-nb::list trace_tasks(Core& core) {
-  const Call call(core);
-  std::vector<pto_trace_task> records(pto_trace_tasks(core.runtime, nullptr, 0));
-  records.resize(std::min<uint64_t>(records.size(), pto_trace_tasks(core.runtime, records.data(), records.size())));
+nb::list trace_tasks(OpenRuntime& rt) {
+  const Call call(rt);
+  std::vector<pto_trace_task> records(pto_trace_tasks(rt.runtime, nullptr, 0));
+  records.resize(std::min<uint64_t>(records.size(), pto_trace_tasks(rt.runtime, records.data(), records.size())));
   nb::list result;
   for (const pto_trace_task& r : records) {
-    result.append(nb::make_tuple(r.task, pto_kernel_name(core.runtime, r.kernel), r.worker, r.lane, r.scope_depth,
+    result.append(nb::make_tuple(r.task, pto_kernel_name(rt.runtime, r.kernel), r.worker, r.lane, r.scope_depth,
                                  r.status, r.priority, r.submit_ns, r.ready_ns, r.start_ns, r.end_ns,
                                  r.name[0] != 0 ? nb::object(nb::str(r.name)) : nb::none()));
   }
   return result;
 }
 
-nb::list trace_stalls(Core& core) {
-  const Call call(core);
-  std::vector<pto_trace_stall> records(pto_trace_stalls(core.runtime, nullptr, 0));
-  records.resize(std::min<uint64_t>(records.size(), pto_trace_stalls(core.runtime, records.data(), records.size())));
+nb::list trace_stalls(OpenRuntime& rt) {
+  const Call call(rt);
+  std::vector<pto_trace_stall> records(pto_trace_stalls(rt.runtime, nullptr, 0));
+  records.resize(std::min<uint64_t>(records.size(), pto_trace_stalls(rt.runtime, records.data(), records.size())));
   nb::list result;
   for (const pto_trace_stall& r : records) {
     result.append(nb::make_tuple(r.lane, r.cause, r.begin_ns, r.end_ns, r.live_tasks, r.heap_used_bytes));
@@ -59,8 +59,8 @@ nb::list trace_stalls(Core& core) {
 
 }  // namespace
 
-void bind_trace(nb::class_<Core>& core) {
-  core.def("stats", &stats)
+void bind_trace(nb::class_<OpenRuntime>& rt) {
+  rt.def("stats", &stats)
       .def("trace_enable", checked<pto_trace_enable, uint32_t>())
       .def("trace_tasks", &trace_tasks)
       .def("trace_stalls", &trace_stalls)

@@ -121,9 +121,10 @@ void run_row_product(const KernelArgs& args, int64_t window_steps) {
   for (int64_t i = 0; i < num_chunks * num_terms; ++i)
     total += divide_up(larger(int64_t{0}, ranges[2 * i + 1] - ranges[2 * i]), D::kPerStep);
   Carver carver(args.scratch);
-  Plan plan(carver, Op<D>::kLayout, D::kPerStep, window_steps, !Op<D>::kPacksPanels, total, num_chunks * num_terms);
-  add_chunks(plan, num_chunks, num_terms, range);
-  run_product(op, plan, carver);
+  Blocking blocking(carver, Op<D>::kLayout, D::kPerStep, window_steps, !Op<D>::kPacksPanels, total,
+                    num_chunks * num_terms);
+  add_chunks(blocking, num_chunks, num_terms, range);
+  run_product(op, blocking, carver);
 }
 
 template <class D>
@@ -193,9 +194,9 @@ void run_gemm(const KernelArgs& args, int64_t k) {
   op.rows = args.tiles[0].rows;
   op.lanes = args.tiles[0].cols;
   Carver carver(args.scratch);
-  Plan plan(carver, L, D::kPerStep, L == ALayout::kRows ? 512 : 256, false, divide_up(k, D::kPerStep), 1);
-  add_chunks(plan, 1, 1, [k](int64_t, int64_t) { return Copy{0, k, 0, 0, 0}; });
-  run_product(op, plan, carver);
+  Blocking blocking(carver, L, D::kPerStep, L == ALayout::kRows ? 512 : 256, false, divide_up(k, D::kPerStep), 1);
+  add_chunks(blocking, 1, 1, [k](int64_t, int64_t) { return Copy{0, k, 0, 0, 0}; });
+  run_product(op, blocking, carver);
 }
 
 template <class D>

@@ -1,4 +1,4 @@
-// The driver of every contraction: cuts it into segments and windows (Plan), packs, and runs register blocks.
+// The driver of every contraction: cuts it into segments and windows (Blocking), packs, and runs register blocks.
 //
 // A product supplies packing, panel addresses and what to do with a finished block; see Matmul in matmul.cc. A window
 // is the stretch of the contraction that is packed at a time; between windows a block's accumulators and stack wait in
@@ -28,10 +28,10 @@ struct Window {
 };
 
 /// Segments, copies and windows of one contraction, in scratch.
-class Plan {
+class Blocking {
  public:
-  Plan(Carver& carver, ALayout layout, int per_step, int64_t window_steps, bool direct, int64_t total_steps,
-       int64_t num_ranges)
+  Blocking(Carver& carver, ALayout layout, int per_step, int64_t window_steps, bool direct, int64_t total_steps,
+           int64_t num_ranges)
       : layout_(layout), per_step_(per_step), window_steps_(window_steps), direct_(direct) {
     const int64_t cuts = total_steps / smaller(kBlockSteps, window_steps) + 1;
     segments = carver.take<Segment>(2 * cuts + 4 * num_ranges + 8);
@@ -117,7 +117,7 @@ class Plan {
 
 /// Adds the chunks that `range(chunk, term) -> Copy{begin, end}` describes; empty ones are skipped.
 template <class Ranges>
-void add_chunks(Plan& plan, int64_t num_chunks, int64_t num_terms, const Ranges& range) {
+void add_chunks(Blocking& blocking, int64_t num_chunks, int64_t num_terms, const Ranges& range) {
   ChunkTree tree;
   const auto is_empty = [&](int64_t c) {
     for (int64_t t = 0; t < num_terms; ++t)
@@ -130,35 +130,36 @@ void add_chunks(Plan& plan, int64_t num_chunks, int64_t num_terms, const Ranges&
     int64_t next = chunk + 1;
     while (next < num_chunks && is_empty(next)) ++next;
     for (int64_t t = 0; t < num_terms; ++t)
-      plan.add(static_cast<int32_t>(t), range(chunk, t).begin, range(chunk, t).end);
+      blocking.add(static_cast<int32_t>(t), range(chunk, t).begin, range(chunk, t).end);
     int pops = tree.add(chunk, next);
     if (next == num_chunks) pops += tree.finish();
-    plan.end_chunk(pops, next == num_chunks);
+    blocking.end_chunk(pops, next == num_chunks);
     chunk = next;
   }
-  plan.close();
+  blocking.close();
 }
 
 inline constexpr int64_t kMaxTerms = 16;
 
 /// Runs the product over rows [0, op.rows) and lanes [0, op.lanes).
 template <class Op>
-void run_product(Op& op, const Plan& plan, Carver carver) {
+void run_product(Op& op, const Blocking& blocking, Carver carver) {
   constexpr int64_t kEntry = kMaxRows * kPanel;
   const int64_t panels = divide_up(op.lanes, kPanel);
-  const bool kept = plan.num_windows > 1;
-  const int64_t entries = 1 + plan.max_depth;
+  const bool kept = blocking.num_windows > 1;
+  const int64_t entries = 1 + blocking.max_depth;
   const int64_t super = smaller(op.rows, kSuperRows);
   const int64_t state_per_panel = kept ? divide_up(super, kMaxRows) * entries * kEntry * 4 : 0;
   int64_t group = panels;
-  if (Op::kPacksPanels) group = larger(int64_t{1}, kPanelGroupBytes / larger(int64_t{1}, plan.max_steps * kPanel * 4));
+  if (Op::kPacksPanels)
+    group = larger(int64_t{1}, kPanelGroupBytes / larger(int64_t{1}, blocking.max_steps * kPanel * 4));
   if (kept) group = smaller(group, larger(int64_t{1}, kStateBytes / state_per_panel));
   group = smaller(smaller(group, panels), op.max_group);
-  const int64_t a_words =
-      Op::kLayout == ALayout::kRows ? divide_up(plan.max_steps, kBlockSteps) * kBlockWords : plan.max_steps * 16 + 16;
+  const int64_t a_words = Op::kLayout == ALayout::kRows ? divide_up(blocking.max_steps, kBlockSteps) * kBlockWords
+                                                        : blocking.max_steps * 16 + 16;
   const int64_t batch = larger(int64_t{1}, smaller(divide_up(super, kMaxRows), kRowBatchBytes / (a_words * 4 + 1)));
   uint32_t* a_pack = carver.take<uint32_t>(batch * a_words);
-  const int64_t panel_words = plan.max_steps * kPanel + 32;
+  const int64_t panel_words = blocking.max_steps * kPanel + 32;
   uint32_t* b_pack = carver.take<uint32_t>(Op::kPacksPanels ? group * panel_words : 0);
   float* state = carver.take<float>(kept ? group * state_per_panel / 4 : entries * kEntry);
 
@@ -169,10 +170,11 @@ void run_product(Op& op, const Plan& plan, Carver carver) {
     for (int64_t first = 0; first < panels; first += group) {
       const int64_t count = smaller(group, panels - first);
       op.begin_group(first, count);
-      for (int64_t w = 0; w < plan.num_windows; ++w) {
-        const Window& window = plan.windows[w];
-        const bool keeps = w + 1 == plan.num_windows || plan.windows[w + 1].resumes;  // else all is on the stack
-        const Copy* copies = plan.copies + window.first_copy;
+      for (int64_t w = 0; w < blocking.num_windows; ++w) {
+        const Window& window = blocking.windows[w];
+        const bool keeps =
+            w + 1 == blocking.num_windows || blocking.windows[w + 1].resumes;  // else all is on the stack
+        const Copy* copies = blocking.copies + window.first_copy;
         if constexpr (Op::kPacksPanels)
           for (int64_t c = 0; c < window.num_copies; ++c)
             op.pack_panels(b_pack + copies[c].b, panel_words, first, count, copies[c]);
@@ -194,10 +196,10 @@ void run_product(Op& op, const Plan& plan, Carver carver) {
               float* own = state + (kept ? (p * blocks + b) * entries * kEntry : 0);
               const float* init = w == 0 ? op.initial(row, height, first + p, own) : window.resumes ? own : nullptr;
               micro_for<typename Op::Dot, Op::kLayout>(height)(
-                  {plan.segments + window.first_segment, window.num_segments, a_pack + (b - block0) * a_words, bases,
-                   own + kEntry + window.depth * height * kPanel, init, nullptr, op.addend(row, p),
+                  {blocking.segments + window.first_segment, window.num_segments, a_pack + (b - block0) * a_words,
+                   bases, own + kEntry + window.depth * height * kPanel, init, nullptr, op.addend(row, p),
                    keeps ? own : nullptr});
-              if (w + 1 == plan.num_windows) op.finish(row, height, first + p, own);
+              if (w + 1 == blocking.num_windows) op.finish(row, height, first + p, own);
             }
           }
         }

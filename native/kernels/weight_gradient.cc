@@ -105,8 +105,8 @@ void matmul_dw(const KernelArgs& args) {
   op.num_leaves = divide_up(tokens, op.leaf_rows);
 
   Carver carver(args.scratch);
-  Plan plan(carver, ALayout::kSteps16, D::kPerStep, 128, false, contracts ? divide_up(tokens, D::kPerStep) : 0,
-            op.num_leaves + 1);
+  Blocking blocking(carver, ALayout::kSteps16, D::kPerStep, 128, false, contracts ? divide_up(tokens, D::kPerStep) : 0,
+                    op.num_leaves + 1);
   const int64_t widest = smaller(op.out.cols, kMaxColumns);
   int64_t columns = widest;
   if (op.ids.data) {
@@ -116,11 +116,11 @@ void matmul_dw(const KernelArgs& args) {
   ChunkTree tree;
   for (int64_t leaf = 0; leaf < op.num_leaves; ++leaf) {
     const bool last = leaf + 1 == op.num_leaves;
-    if (contracts) plan.add(0, leaf * op.leaf_rows, smaller((leaf + 1) * op.leaf_rows, tokens));
+    if (contracts) blocking.add(0, leaf * op.leaf_rows, smaller((leaf + 1) * op.leaf_rows, tokens));
     const int pops = tree.add(leaf, leaf + 1) + (last ? tree.finish() : 0);
-    plan.end_chunk(pops, last, op.ids.data ? leaf * columns * kPanel : -1);
+    blocking.end_chunk(pops, last, op.ids.data ? leaf * columns * kPanel : -1);
   }
-  plan.close();
+  blocking.close();
 
   op.columns = columns;
   op.max_group = 8;
@@ -131,7 +131,7 @@ void matmul_dw(const KernelArgs& args) {
   }
   for (op.column = 0; op.column < op.out.cols; op.column += columns) {
     op.rows = smaller(columns, op.out.cols - op.column);
-    run_product(op, plan, carver);
+    run_product(op, blocking, carver);
   }
 }
 

@@ -39,8 +39,8 @@ NATIVE_ALLOWED = {
     "comm": "base protocols memory",
     "tasks": "base protocols tilewise",
     "include": "tilewise",  # the public headers
-    "runtime": "base protocols memory kernels comm tasks",
-    "bind": "base protocols memory kernels comm runtime tilewise",
+    "programs": "base protocols memory kernels comm tasks",
+    "bind": "base protocols memory kernels comm programs tilewise",
 }
 # Rooms of native/tasks; `tasks` stands for the files at its root.
 ROOMS_ALLOWED = {
@@ -114,7 +114,7 @@ def test_every_package_is_in_the_table():
 
 
 def test_native_folders_include_only_what_stands_before_them():
-    """base <- {protocols, memory} <- {kernels, comm} <- runtime <- bind; only tests include checker."""
+    """base <- {protocols, memory} <- {kernels, comm, tasks} <- programs <- bind; only tests include checker."""
     bad = []
     for path in native_files():
         me = path.relative_to(NATIVE).parts[0]

@@ -1,6 +1,6 @@
 // A task engine inside other native code, which submits from its own workers and runs its own bodies.
 //
-// Purpose: the planner's tile programs order and run their tasks here; see runtime/device.h. A Host gives the bodies
+// Purpose: the planner's tile programs order and run their tasks here; see programs/device.h. A Host gives the bodies
 // and makes tasks when few are ready; no thread of its own submits. Refuses what a stand-alone engine has beyond that:
 // kernels by name, registered buffers, heap, scopes, failures (the host keeps its own). Who may call: take_task and
 // submit by one worker at a time, inside Host::submit_more; resume, the questions and close by any thread.

@@ -1,4 +1,4 @@
-"""The tile program as data: what the planner makes and the native walker executes (native/runtime/program.h).
+"""The tile program as data: what the planner makes and the native walker executes (native/programs/program.h).
 
 A program is, per device, a table of tensors and a list of calls of templates. A template is a list of instructions; an
 instruction is a kernel over the row tiles of its loop. Bindings map a template's slots to tensors.

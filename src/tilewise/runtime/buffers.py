@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from tilewise._native.tasks import BufferBase, Core, Region, TileGrid
+from tilewise._native.tasks import BufferBase, OpenRuntime, Region, TileGrid
 from tilewise.runtime import checks
 
 __all__ = ["Buffer", "Region", "TileGrid", "array_of", "array_of_region", "iterate_grid", "text_of_region"]
@@ -55,7 +55,7 @@ class Buffer(BufferBase):
 
     def __init__(
         self,
-        core: Core,
+        native: OpenRuntime,
         handle: int,
         array: Array | None,
         shape: tuple[int, ...] = (),
@@ -64,20 +64,20 @@ class Buffer(BufferBase):
         self._array = array
         self.dtype: np.dtype[Any] = array.dtype if array is not None else np.dtype(dtype)
         self._grids: dict[tuple[int, ...], TileGrid] = {}
-        super().__init__(core, handle, shape if array is None else array.shape, self.dtype.itemsize)
+        super().__init__(native, handle, shape if array is None else array.shape, self.dtype.itemsize)
 
     @property
     def array(self) -> Array:
         """The memory as an array. Does not wait: for a finished value use `Runtime.read`."""
         if self._array is not None:
             return self._array
-        core: Any = self.core
-        return self.view_at(core.address(self.handle))
+        native: Any = self.native
+        return self.view_at(native.address(self.handle))
 
     def view_at(self, address: int) -> Array:
         """An array of this shape elsewhere: where the runtime put an output or a partial of a reduction."""
-        core: Any = self.core
-        flat: Any = core.view(address, self.num_bytes)
+        native: Any = self.native
+        flat: Any = native.view(address, self.num_bytes)
         array: Array = flat.view(self.dtype).reshape(self.shape)
         return array
 

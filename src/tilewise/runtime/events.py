@@ -5,7 +5,7 @@ Made by `Runtime.event`; raised by any thread: one of the program, a callback of
 
 from __future__ import annotations
 
-from tilewise._native.tasks import Core
+from tilewise._native.tasks import OpenRuntime
 from tilewise.runtime import checks
 
 __all__ = ["Event"]
@@ -14,18 +14,18 @@ __all__ = ["Event"]
 class Event:
     """A counter that rises from 0. `submit(..., wait_for=[(event, 3)])` waits until it has reached 3."""
 
-    __slots__ = ("_core", "id")
+    __slots__ = ("_native", "id")
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self.id = core.event_open()
+    def __init__(self, native: OpenRuntime) -> None:
+        self._native = native
+        self.id = native.event_open()
 
     def raise_(self, by: int = 1) -> None:
         """Count up; tasks that waited for the value it reaches become ready."""
         by = checks.integer("Event.raise_", "an event must only rise: the step", by, 0, (1 << 63) - 1)
-        self._core.event_raise(self.id, by)
+        self._native.event_raise(self.id, by)
 
     @property
     def value(self) -> int:
         """How far it has been raised."""
-        return int(self._core.event_value(self.id))
+        return int(self._native.event_value(self.id))

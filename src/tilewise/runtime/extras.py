@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewise._native.tasks import Core
+from tilewise._native.tasks import OpenRuntime
 from tilewise.runtime import checks
 from tilewise.runtime.buffers import Buffer, Region
 from tilewise.runtime.events import Event
@@ -22,23 +22,23 @@ Extras = tuple[list[int], list[tuple[int, int]], int, int, int, str, float, View
 
 
 def own_buffer(
-    core: Core, buffer: object, call: str, kinds: tuple[type[Buffer | Region], ...] = (Buffer,)
+    native: OpenRuntime, buffer: object, call: str, kinds: tuple[type[Buffer | Region], ...] = (Buffer,)
 ) -> None:
     """Refuse what is no buffer of this runtime."""
     if not isinstance(buffer, kinds):
         names = " or a ".join(kind.__name__ for kind in kinds)
         checks.refuse(call, f"memory must be given as a {names}", checks.shown(buffer), "register it first")
-    _check_owner(core, buffer, buffer.core, call)
+    _check_owner(native, buffer, buffer.native, call)
 
 
-def own_task(core: Core, task: object, call: str) -> None:
+def own_task(native: OpenRuntime, task: object, call: str) -> None:
     """Refuse what is no task of this runtime."""
     handle = checks.instance(call, "a task", task, TaskHandle, "pass what submit returned")
-    _check_owner(core, handle, handle.core, call)
+    _check_owner(native, handle, handle.native, call)
 
 
 def extras_of(
-    core: Core,
+    native: OpenRuntime,
     after: Sequence[TaskHandle] | None,
     wait_for: Sequence[tuple[Event, int]] | None,
     hints: TaskExecutionHints | None,
@@ -53,23 +53,23 @@ def extras_of(
     """
     tasks = checks.sequence("submit", "after", () if after is None else after, "tasks")
     for task in tasks:
-        own_task(core, task, "submit")
+        own_task(native, task, "submit")
     pairs = checks.sequence("submit", "wait_for", () if wait_for is None else wait_for, "pairs")
-    waits = [_wait_of(core, pair) for pair in pairs]
+    waits = [_wait_of(native, pair) for pair in pairs]
     priority, worker = 0, 0
     if hints is not None:
         checks.instance("submit", "hints", hints, TaskExecutionHints, "pass TaskExecutionHints(...)")
-        hints.check_handles(core)
+        hints.check_handles(native)
         priority, worker = hints.priority, 0 if hints.target_worker is None else hints.target_worker + 1
     if predicate is not None:
-        own_buffer(core, predicate, "submit")
+        own_buffer(native, predicate, "submit")
     handle = 0 if predicate is None else predicate.handle
     title = "" if name is None else checks.text("submit", "a task's name", name)
     limit = 0.0 if deadline is None else checks.patience("submit", "deadline", deadline)
     return [task.id for task in tasks], waits, priority, worker, handle, title, limit, views
 
 
-def _wait_of(core: Core, pair: object) -> tuple[int, int]:
+def _wait_of(native: OpenRuntime, pair: object) -> tuple[int, int]:
     if not isinstance(pair, Sequence) or len(pair) != 2 or not isinstance(pair[0], Event):
         checks.refuse(
             "submit",
@@ -78,12 +78,12 @@ def _wait_of(core: Core, pair: object) -> tuple[int, int]:
             "pass (event, value)",
         )
     event, value = pair
-    _check_owner(core, event, event._core, "submit")
+    _check_owner(native, event, event._native, "submit")
     return event.id, checks.integer("submit", "a value to wait for", value, 0, (1 << 64) - 1)
 
 
-def _check_owner(core: Core, thing: object, owner: object, call: str) -> None:
-    if owner is not core:
+def _check_owner(native: OpenRuntime, thing: object, owner: object, call: str) -> None:
+    if owner is not native:
         checks.refuse(
             call,
             "tasks, buffers and events must belong to the runtime they are used with",

@@ -168,7 +168,7 @@ class TaskGroup:
                 await ended
 
     def _check_runtime(self, task: TaskHandle) -> None:
-        if self._tasks and self._tasks[0].core is not task.core:  # ids of two runtimes may be equal
+        if self._tasks and self._tasks[0].native is not task.native:  # ids of two runtimes may be equal
             checks.refuse(
                 "TaskGroup.add",
                 "a group's tasks must belong to one runtime",
@@ -199,8 +199,8 @@ class TaskGroup:
     def _take(self, tasks: list[TaskHandle], deadline: float | None) -> TaskHandle | None:
         """One of these that has ended, removed from the pending ones; None after a while."""
         alone = None if deadline is None else min(SLICE_S, max(0.0, deadline - time.monotonic()))
-        core: Any = tasks[0].core
-        place = core.wait_any([task.id for task in tasks], alone)
+        native: Any = tasks[0].native
+        place = native.wait_any([task.id for task in tasks], alone)
         if place is None:
             return None
         with self._lock:  # another thread may have been quicker

@@ -36,10 +36,10 @@ class TaskHandle(Task):
     def _take_outputs(self, params: Sequence[Param]) -> None:
         """Called by `submit` when the runtime has made some: they become buffers of the shapes that were asked for."""
         looks = [param.target for param in params if isinstance(param.target, NewOutput)]
-        core: Any = self.core
+        native: Any = self.native
         handles: Any = self.output_handles
         self._buffers = tuple(
-            Buffer(core, handle, None, look.shape, look.dtype) for handle, look in zip(handles, looks)
+            Buffer(native, handle, None, look.shape, look.dtype) for handle, look in zip(handles, looks)
         )
 
     @property

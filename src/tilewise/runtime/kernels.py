@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum, IntEnum
 from typing import Any
 
-from tilewise._native.tasks import Core
+from tilewise._native.tasks import OpenRuntime
 from tilewise.runtime import checks
 
 __all__ = ["LATER", "Kernel", "KernelTable", "Later", "WorkerType", "type_masks"]
@@ -64,12 +64,18 @@ def type_masks(worker_types: object) -> list[int]:
 class Kernel:
     """A kernel that a runtime knows. `function` is the Python callable, or what keeps native code loaded."""
 
-    __slots__ = ("core", "function", "has_views", "id", "is_python", "name")
+    __slots__ = ("function", "has_views", "id", "is_python", "name", "native")
 
     def __init__(
-        self, core: Core, id: int, name: str, function: object, is_python: bool, has_views: bool = False
+        self,
+        native: OpenRuntime,
+        id: int,
+        name: str,
+        function: object,
+        is_python: bool,
+        has_views: bool = False,
     ) -> None:
-        self.core = core
+        self.native = native
         self.id = id
         self.name = name
         self.function = function
@@ -83,8 +89,8 @@ class Kernel:
 class KernelTable:
     """The kernels of one runtime."""
 
-    def __init__(self, core: Core, is_shared: bool) -> None:
-        self._core = core
+    def __init__(self, native: OpenRuntime, is_shared: bool) -> None:
+        self._native = native
         self._is_shared = is_shared
         self._by_name: dict[tuple[str, int], Kernel] = {}
         self._by_address: dict[tuple[int, int], Kernel] = {}
@@ -97,7 +103,7 @@ class KernelTable:
         if name is not None:
             checks.text("kernel", "a kernel's name", name)
         if isinstance(kernel, Kernel):
-            if kernel.core is not self._core:
+            if kernel.native is not self._native:
                 checks.refuse(
                     "kernel",
                     "a kernel must be one of this runtime's",
@@ -135,8 +141,8 @@ class KernelTable:
 
     def _named(self, name: str, flags: int) -> Kernel:
         if (name, flags) not in self._by_name:
-            id = self._core.find_kernel(checks.text("kernel", "a kernel's name", name), flags)
-            self._by_name[name, flags] = Kernel(self._core, id, name, None, False, bool(flags & VIEWS))
+            id = self._native.find_kernel(checks.text("kernel", "a kernel's name", name), flags)
+            self._by_name[name, flags] = Kernel(self._native, id, name, None, False, bool(flags & VIEWS))
         return self._by_name[name, flags]
 
     def _addressed(self, address: int, kernel: object, flags: int, name: str | None) -> Kernel:
@@ -144,9 +150,9 @@ class KernelTable:
         if known is None:
             _check_signature(kernel)
             title = str(name or getattr(kernel, "__name__", f"kernel at {address:#x}"))
-            id = self._core.add_kernel(_shortened(title), address, flags)
+            id = self._native.add_kernel(_shortened(title), address, flags)
             known = self._by_address[address, flags] = Kernel(
-                self._core, id, title, kernel, False, bool(flags & VIEWS)
+                self._native, id, title, kernel, False, bool(flags & VIEWS)
             )
         return known
 
@@ -156,8 +162,8 @@ class KernelTable:
             if len(self._python_ids) >= MAX_PYTHON_NAMES:
                 title = "python"
             if title not in self._python_ids:
-                self._python_ids[title] = self._core.add_kernel(title, 0, SUBMITS)
-        return Kernel(self._core, self._python_ids[title], title, function, True)
+                self._python_ids[title] = self._native.add_kernel(title, 0, SUBMITS)
+        return Kernel(self._native, self._python_ids[title], title, function, True)
 
 
 def _shortened(name: str) -> str:

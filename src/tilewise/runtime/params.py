@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from tilewise._native.tasks import Commute, Core, InOut, Input, Operand, Output, Param
+from tilewise._native.tasks import Commute, InOut, Input, OpenRuntime, Operand, Output, Param
 from tilewise.runtime import checks
 from tilewise.runtime.buffers import Buffer, Region
 from tilewise.runtime.kernels import Kernel
@@ -104,7 +104,7 @@ class Reduce(Param):
 
 
 def _combine_id(x: Buffer, combine: Any) -> int:
-    core: Any = x.core
+    native: Any = x.native
     if combine is None:
         combine = SUMS.get(x.dtype)
         if combine is None:
@@ -115,8 +115,8 @@ def _combine_id(x: Buffer, combine: Any) -> int:
                 'pass combine="sum_f32" for its bytes as such, or a native kernel',
             )
     if isinstance(combine, str):
-        return int(core.find_kernel(checks.text("Reduce", "a kernel's name", combine)))
-    if not isinstance(combine, Kernel) or combine.core is not core or combine.is_python:
+        return int(native.find_kernel(checks.text("Reduce", "a kernel's name", combine)))
+    if not isinstance(combine, Kernel) or combine.native is not native or combine.is_python:
         checks.refuse(
             "Reduce",
             "combine must be the name of a kernel, or a native kernel of the buffer's runtime",
@@ -187,14 +187,14 @@ class TaskExecutionHints:
             if not isinstance(buffer, (Buffer, Region)):
                 checks.operand("hints", buffer)
 
-    def check_handles(self, core: Core) -> None:
+    def check_handles(self, native: OpenRuntime) -> None:
         """Raise ConfigError when a buffer to prefetch is another runtime's, or no longer alive."""
         for buffer in self.prefetch_handles:
-            if buffer.core is not core:
+            if buffer.native is not native:
                 checks.refuse(
                     "hints",
                     "buffers to prefetch must be the runtime's own",
                     f"{buffer!r} of another",
                     "drop it",
                 )
-            core.address(buffer.handle)
+            native.address(buffer.handle)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilewise._native.tasks import Core, Param, addresses, note_interrupt
+from tilewise._native.tasks import OpenRuntime, Param, addresses, note_interrupt
 from tilewise.runtime import checks
 from tilewise.runtime.failures import describe_exception
 from tilewise.runtime.kernels import LATER
@@ -24,12 +24,16 @@ PTO_LATER = 1  # the status by which a kernel says it
 class PythonTask:
     """One submission of a Python kernel."""
 
-    __slots__ = ("_core", "_function", "_params", "_scalars")
+    __slots__ = ("_function", "_native", "_params", "_scalars")
 
     def __init__(
-        self, core: Core, function: Callable[..., object], params: Sequence[Param], scalars: Sequence[Any]
+        self,
+        native: OpenRuntime,
+        function: Callable[..., object],
+        params: Sequence[Param],
+        scalars: Sequence[Any],
     ) -> None:
-        self._core = core
+        self._native = native
         self._function: Callable[..., object] | None = function
         self._params = tuple(params)
         self._scalars = tuple(scalars)
@@ -59,7 +63,7 @@ class PythonTask:
     def _array(self, param: Param, address: int) -> Any:
         target: Any = param.target
         if isinstance(target, NewOutput):
-            memory: Any = self._core.view(address, target.num_bytes)
+            memory: Any = self._native.view(address, target.num_bytes)
             return memory.view(target.dtype).reshape(target.shape)
         if param.mode == Mode.NO_DEP and not hasattr(target, "array"):
             return target

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilewise._native.tasks import Core
+from tilewise._native.tasks import OpenRuntime
 from tilewise.runtime import checks
 from tilewise.runtime.buffers import Buffer
 
@@ -18,8 +18,8 @@ __all__ = ["Recording"]
 class Recording:
     """Recorded tasks. It can be replayed once the `with rt.record()` block has ended."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, native: OpenRuntime) -> None:
+        self._native = native
         self._id = 0
 
     def replay(self, bind: Mapping[Buffer, Buffer] | None = None) -> None:
@@ -47,23 +47,23 @@ class Recording:
             checks.instance(
                 "Recording.replay", "what is bound", buffer, Buffer, "pass buffers, not regions or arrays"
             )
-            if buffer.core is not self._core:
+            if buffer.native is not self._native:
                 checks.refuse(
                     "Recording.replay",
                     "buffers must belong to the recording's runtime",
                     f"{buffer!r} of another",
                     "register them there",
                 )
-        self._core.replay(self._id, [old.handle for old, _ in pairs], [new.handle for _, new in pairs])
+        self._native.replay(self._id, [old.handle for old, _ in pairs], [new.handle for _, new in pairs])
 
     def free(self) -> None:
         """Forget the recorded tasks."""
         if self._id != 0:
-            self._core.recording_free(self._id)
+            self._native.recording_free(self._id)
             self._id = 0
 
     def _begin(self) -> None:
-        self._core.record_begin()
+        self._native.record_begin()
 
     def _end(self) -> None:
-        self._id = self._core.record_end()
+        self._id = self._native.record_end()

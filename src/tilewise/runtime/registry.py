@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from tilewise._native.tasks import Core
+from tilewise._native.tasks import OpenRuntime
 from tilewise.runtime import checks
 from tilewise.runtime.buffers import Buffer, array_of
 
@@ -21,8 +21,8 @@ __all__ = ["Registry"]
 class Registry:
     """The registered arrays of one runtime."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, native: OpenRuntime) -> None:
+        self._native = native
         self._held: dict[int, tuple[object, NDArray[Any]]] = {}  # handle -> what holds its memory
         self._ranges: list[tuple[int, int]] = []  # first and last byte of registered memory, ascending
 
@@ -42,12 +42,12 @@ class Registry:
                 "an array that shares bytes with a registered one",
                 "use that buffer, and regions of it",
             )
-        handle = self._core.register(address, array.nbytes)
+        handle = self._native.register(address, array.nbytes)
         self._held[handle] = (source, array)
         insort(self._ranges, (address, address + array.nbytes))
         if not array.flags.writeable:
-            self._core.freeze(handle, True)
-        return Buffer(self._core, handle, array)
+            self._native.freeze(handle, True)
+        return Buffer(self._native, handle, array)
 
     def remove(self, buffer: Buffer, timeout: float | None) -> None:
         """Wait for the buffer's tasks, then forget it and let go of its memory."""
@@ -58,7 +58,7 @@ class Registry:
                 "one of the runtime's own",
                 "it ends with its scope",
             )
-        self._core.unregister(buffer.handle, timeout)
+        self._native.unregister(buffer.handle, timeout)
         self._held.pop(buffer.handle)
         address = buffer.array.__array_interface__["data"][0]
         self._ranges.remove((address, address + buffer.num_bytes))

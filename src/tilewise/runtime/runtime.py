@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from tilewise._native.tasks import Core, Operand, Param
+from tilewise._native.tasks import OpenRuntime, Operand, Param
 from tilewise.core.errors import ConfigError, PeerLost, TaskFailed
 from tilewise.observe.stats import RuntimeStats
 from tilewise.runtime import checks
@@ -107,7 +107,7 @@ class Runtime:
             checks.integer("Runtime", name, count, 1, MAX_COUNT)
         checks.integer("Runtime", "heap_bytes", heap_bytes, 1, checks.MAX_BYTES)
         path = None if shared_path is None else checks.path("Runtime", shared_path)
-        self._core = Core(
+        self._native = OpenRuntime(
             TaskHandle,
             num_workers=self.num_workers,
             **counts,
@@ -117,14 +117,14 @@ class Runtime:
             shared_path=path,
             peer_timeout_s=checks.patience("Runtime", "peer_timeout_s", peer_timeout_s),
         )
-        native: Any = self._core
+        native: Any = self._native
         self._native_submit: Callable[..., TaskHandle] = native.submit
         self._native_submit_python: Callable[..., TaskHandle] = native.submit_python
-        self._kernels = KernelTable(self._core, path is not None)
-        self._empty = Kernel(self._core, -1, "empty", None, False)
-        self._registry = Registry(self._core)
+        self._kernels = KernelTable(self._native, path is not None)
+        self._empty = Kernel(self._native, -1, "empty", None, False)
+        self._registry = Registry(self._native)
         self._recording_threads: set[int] = set()
-        self._core.keep_alive = (self._registry, self._kernels)
+        self._native.keep_alive = (self._registry, self._kernels)
         _open.add(self)
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class Runtime:
         self._close(cancels=False)
 
     def _close(self, cancels: bool) -> None:
-        self._core.close(cancels)
+        self._native.close(cancels)
         _open.discard(self)
         if not _open:
             forget_exceptions()
@@ -147,11 +147,11 @@ class Runtime:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        told = self._core.has_told_failure
+        told = self._native.has_told_failure
         has_ended = False
         try:
-            if error is None and self._core.is_open:
-                self._core.wait_all(None)
+            if error is None and self._native.is_open:
+                self._native.wait_all(None)
             has_ended = error is None
         except (TaskFailed, CancelledError, PeerLost):
             has_ended = True
@@ -185,7 +185,7 @@ class Runtime:
 
     def load_library(self, path: str | Path) -> None:
         """Load a shared library whose exported functions are kernels by name."""
-        self._core.load_library(checks.path("load_library", path))
+        self._native.load_library(checks.path("load_library", path))
 
     # Buffers.
 
@@ -208,7 +208,7 @@ class Runtime:
         Raises:
             TimeoutError: its tasks still run after `timeout` seconds; the buffer is still known and held.
         """
-        own_buffer(self._core, buffer, "unregister")
+        own_buffer(self._native, buffer, "unregister")
         self._registry.remove(buffer, timeout)
 
     @contextmanager
@@ -223,22 +223,22 @@ class Runtime:
             buffers.clear()
             raise
         finally:
-            for buffer in buffers if self._core.is_open else ():
+            for buffer in buffers if self._native.is_open else ():
                 self.unregister(buffer)
 
     def alloc(self, shape: int | Sequence[int], dtype: DTypeLike = np.uint8) -> Buffer:
         """A buffer in the runtime's own memory; lives as long as the scope. Its first value is arbitrary."""
         sizes = checks.shape("alloc", shape)
         kind = checks.dtype("alloc", dtype, sizes)
-        handle = self._core.alloc(math.prod(sizes) * kind.itemsize)
-        return Buffer(self._core, handle, None, sizes, kind)
+        handle = self._native.alloc(math.prod(sizes) * kind.itemsize)
+        return Buffer(self._native, handle, None, sizes, kind)
 
     def freeze(self, buffer: Buffer, frozen: bool = True) -> None:
         """Frozen: the buffer is only read and its readers are not tracked (weights). Waits for its writers."""
-        own_buffer(self._core, buffer, "freeze")
+        own_buffer(self._native, buffer, "freeze")
         if not checks.truth("freeze", "frozen", frozen):
             _check_writeable(buffer, "freeze")
-        self._core.freeze(buffer.handle, bool(frozen))
+        self._native.freeze(buffer.handle, bool(frozen))
 
     def read(self, buffer: Buffer | Region, timeout: float | None = None) -> Array:
         """Wait for the writers of a buffer or of a region, then its value as a read-only array that shares its memory.
@@ -249,8 +249,8 @@ class Runtime:
             TaskFailed: the task that should have written it failed.
             TimeoutError: a writer still runs after `timeout` seconds.
         """
-        own_buffer(self._core, buffer, "read", (Buffer, Region))
-        self._core.read(buffer, timeout)
+        own_buffer(self._native, buffer, "read", (Buffer, Region))
+        self._native.read(buffer, timeout)
         array: Array = buffer.array.view()
         array.flags.writeable = False
         return array
@@ -261,30 +261,30 @@ class Runtime:
 
         What is written counts as all of the buffer or region: failures of earlier writers of these bytes end here.
         """
-        own_buffer(self._core, buffer, "write", (Buffer, Region))
+        own_buffer(self._native, buffer, "write", (Buffer, Region))
         _check_writeable(buffer, "write")
-        self._core.write(buffer, timeout)
+        self._native.write(buffer, timeout)
         return buffer.array
 
     # Tasks.
 
     def scope_begin(self) -> None:
         """Begin a scope of this thread: what the runtime allocates in it lives until its end."""
-        self._core.scope_begin()
+        self._native.scope_begin()
 
     def scope_end(self) -> None:
         """End this thread's innermost scope. Does not wait; memory is freed when its last task is done."""
-        self._core.scope_end()
+        self._native.scope_end()
 
     @contextmanager
     def scope(self) -> Iterator[None]:
         """A scope as a `with` block."""
-        self._core.scope_begin()
+        self._native.scope_begin()
         try:
             yield
         finally:
-            if self._core.is_open:  # else its scopes have ended, or are those of this process's parent
-                self._core.scope_end()
+            if self._native.is_open:  # else its scopes have ended, or are those of this process's parent
+                self._native.scope_end()
 
     def submit(
         self,
@@ -323,21 +323,21 @@ class Runtime:
             ConfigError: something is wrong with the arguments; nothing was submitted.
             ResourceError: no task can ever free what this one needs; names the resource and the knob.
         """
-        if type(kernel) is not Kernel or kernel.core is not self._core:
+        if type(kernel) is not Kernel or kernel.native is not self._native:
             kernel = self._empty if kernel is None else self._kernels.find(kernel, False, None)
         extras = None
         asks_more = after is not None or wait_for is not None or hints is not None or predicate is not None
         if asks_more or name is not None or deadline is not None or kernel.has_views:
             views = views_of(params) if kernel.has_views else []
-            extras = extras_of(self._core, after, wait_for, hints, predicate, name, deadline, views)
+            extras = extras_of(self._native, after, wait_for, hints, predicate, name, deadline, views)
         if kernel.is_python:
             return self._submit_python(kernel, params, scalars, worker_type, extras)
         return self._native_submit(kernel.id, worker_type, params, scalars, extras)
 
     def task_complete(self, task: TaskHandle, status: int = 0) -> None:
         """End a task whose kernel returned `LATER`: 0: it succeeded; anything else: it failed. Once, any thread."""
-        own_task(self._core, task, "task_complete")
-        self._core.task_complete(
+        own_task(self._native, task, "task_complete")
+        self._native.task_complete(
             task.id, checks.integer("task_complete", "status", status, -(1 << 31), (1 << 31) - 1)
         )
 
@@ -348,34 +348,34 @@ class Runtime:
             TaskFailed, CancelledError: the first failure since the last `wait_all`, once.
             TimeoutError: some still run after `timeout` seconds.
         """
-        self._core.wait_all(timeout)
+        self._native.wait_all(timeout)
 
     def cancel_all(self) -> None:
         """Cancel everything that was submitted so far and has not started; it waits for no event any more."""
-        self._core.cancel_all()
+        self._native.cancel_all()
 
     def event(self) -> Event:
         """A new event; see `submit(wait_for=...)`."""
-        return Event(self._core)
+        return Event(self._native)
 
     # Recordings, orchestrations, seeing inside.
 
     @contextmanager
     def record(self) -> Iterator[Recording]:
         """Record the tasks that this thread submits in the block, while they run."""
-        recording = Recording(self._core)
+        recording = Recording(self._native)
         recording._begin()
         self._recording_threads.add(threading.get_ident())
         try:
             yield recording
         except BaseException:
             self._recording_threads.discard(threading.get_ident())
-            if self._core.is_open:
+            if self._native.is_open:
                 with suppress(ConfigError):  # the runtime may have ended it: the error in flight says why
                     recording._end()
             raise
         self._recording_threads.discard(threading.get_ident())
-        if self._core.is_open:
+        if self._native.is_open:
             recording._end()
 
     def run_orchestration(self, path: str | Path, name: str, args: Sequence[Any] = ()) -> None:
@@ -387,15 +387,15 @@ class Runtime:
             args: integers, floats (bits of a double), buffers (their handles), arrays (their addresses).
         """
         values = [
-            _argument(self._core, value)
+            _argument(self._native, value)
             for value in checks.sequence("run_orchestration", "args", args, "values")
         ]
         checks.text("run_orchestration", "the function's name", name)
-        self._core.run_orchestration(checks.path("run_orchestration", path), name, values)
+        self._native.run_orchestration(checks.path("run_orchestration", path), name, values)
 
     def stats(self) -> RuntimeStats:
         """Counters and high-water marks; `stats().advice()` says how to size the runtime."""
-        return RuntimeStats(**self._core.stats())
+        return RuntimeStats(**self._native.stats())
 
     def trace(
         self,
@@ -411,7 +411,7 @@ class Runtime:
                 what each task waited for, and its critical path follows that.
             max_records_per_thread: the newest are kept.
         """
-        return Tracing(self._core, self.num_workers, paths, max_records_per_thread, graph)
+        return Tracing(self._native, self.num_workers, paths, max_records_per_thread, graph)
 
     def graph(self, *paths: str | Path) -> GraphLog:
         """A `with` block whose tasks' dependency graph is kept; `.graph` afterwards, and the files of the paths given.
@@ -419,7 +419,7 @@ class Runtime:
         Args:
             paths: `.html` for a picture, anything else for JSON; any number of them.
         """
-        return GraphLog(self._core, paths)
+        return GraphLog(self._native, paths)
 
     def _submit_python(
         self,
@@ -439,7 +439,7 @@ class Runtime:
         params = checks.sequence("submit", "params", params, "parameters")
         scalars = checks.sequence("submit", "scalars", scalars, "values")
         function: Any = kernel.function
-        record = PythonTask(self._core, function, params, scalars)
+        record = PythonTask(self._native, function, params, scalars)
         return self._native_submit_python(kernel.id, worker_type, tuple(params), record, extras)
 
 
@@ -450,9 +450,9 @@ def _check_writeable(buffer: Buffer | Region, call: str) -> None:
         )
 
 
-def _argument(core: Core, value: Any) -> Any:
+def _argument(native: OpenRuntime, value: Any) -> Any:
     if isinstance(value, Operand):  # a handle names the whole buffer, and may be equal to another runtime's
-        own_buffer(core, value, "run_orchestration")
+        own_buffer(native, value, "run_orchestration")
         return value.handle
     return value.ctypes.data if isinstance(value, np.ndarray) else value
 
@@ -462,7 +462,7 @@ os.register_at_fork(after_in_child=_open.clear)  # a child has none of the threa
 
 @atexit.register
 def _close_all() -> None:
-    has_ended = [runtime._core.close_at_exit(_EXIT_PATIENCE_S) for runtime in list(_open)]
+    has_ended = [runtime._native.close_at_exit(_EXIT_PATIENCE_S) for runtime in list(_open)]
     if all(has_ended):
         return
     for stream in (sys.stdout, sys.stderr):

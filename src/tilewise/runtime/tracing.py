@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from tilewise._native.tasks import Core
+from tilewise._native.tasks import OpenRuntime
 from tilewise.core.errors import TaskFailed
 from tilewise.observe.dependency_graph import DependencyGraph, read_graph
 from tilewise.observe.graph_picture import write_graph_html
@@ -39,19 +39,19 @@ class Tracing:
 
     def __init__(
         self,
-        core: Core,
+        native: OpenRuntime,
         num_workers: int,
         paths: Sequence[str | Path],
         max_records_per_thread: int,
         graph: str | Path | None,
     ) -> None:
-        self._core = core
+        self._native = native
         self._num_workers = num_workers
         self._paths = [checks.output_path("trace", path) for path in paths]
         self._max_records = checks.integer(
             "trace", "max_records_per_thread", max_records_per_thread, 1, 1 << 28
         )
-        self._log = None if graph is None else GraphLog(core, [graph])
+        self._log = None if graph is None else GraphLog(native, [graph])
         self.trace = Trace((), (), 0)
 
     @property
@@ -64,29 +64,29 @@ class Tracing:
         return self._log.graph
 
     def __enter__(self) -> Tracing:
-        _settle(self._core)
-        self._core.trace_enable(self._max_records)
+        _settle(self._native)
+        self._native.trace_enable(self._max_records)
         if self._log is not None:
             try:
                 self._log.__enter__()
             except BaseException:
-                self._core.trace_enable(0)
+                self._native.trace_enable(0)
                 raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._core.is_open:  # a forked child leaves its parent's block
+        if not self._native.is_open:  # a forked child leaves its parent's block
             return
         if _is_interrupt(error):
-            self._core.trace_enable(0)
+            self._native.trace_enable(0)
             if self._log is not None:
                 self._log.__exit__(kind, error, traceback)
             return
-        _settle(self._core)
-        self._core.trace_enable(0)
-        self.trace = _trace_of(self._core, self._num_workers)
+        _settle(self._native)
+        self._native.trace_enable(0)
+        self.trace = _trace_of(self._native, self._num_workers)
         if self._log is not None:
             self._log.__exit__(kind, error, traceback)
             self.trace = _with_producers(self.trace, self._log.graph)
@@ -97,27 +97,27 @@ class Tracing:
 class GraphLog:
     """`with rt.graph(path) as log:`; afterwards `log.graph` has the dependency graph."""
 
-    def __init__(self, core: Core, paths: Sequence[str | Path]) -> None:
-        self._core = core
+    def __init__(self, native: OpenRuntime, paths: Sequence[str | Path]) -> None:
+        self._native = native
         self._paths = [checks.output_path("graph", path) for path in paths]
         self.graph = DependencyGraph(())
 
     def __enter__(self) -> GraphLog:
-        self._core.graph_begin()
+        self._native.graph_begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._core.is_open:
+        if not self._native.is_open:
             return
         if _is_interrupt(error):
-            self._core.graph_end(os.devnull)
+            self._native.graph_end(os.devnull)
             return
-        _settle(self._core)
+        _settle(self._native)
         with tempfile.TemporaryDirectory() as folder:
             written = Path(folder) / "graph.json"
-            self._core.graph_end(str(written))
+            self._native.graph_end(str(written))
             self.graph = read_graph(written)
             for path in self._paths:
                 if path.suffix == ".html":
@@ -138,18 +138,18 @@ def _is_interrupt(error: BaseException | None) -> bool:
     return error is not None and not isinstance(error, Exception)
 
 
-def _settle(core: Core) -> None:
+def _settle(native: OpenRuntime) -> None:
     """Records are read and switched while nothing runs."""
     with suppress(TaskFailed, CancelledError):  # told by their handles
-        core.wait_all(None)
+        native.wait_all(None)
 
 
-def _trace_of(core: Core, num_workers: int) -> Trace:
+def _trace_of(native: OpenRuntime, num_workers: int) -> Trace:
     names = (
         "task", "kernel", "worker", "lane", "scope_depth", "status", "priority", "submit_ns", "ready_ns", "start_ns",
         "end_ns", "name",
     )  # fmt: skip
-    rows = core.trace_tasks()
+    rows = native.trace_tasks()
     tasks = [TaskSpan(**dict(zip(names, row))) for row in rows]
     stalls = [
         Stall(
@@ -160,7 +160,7 @@ def _trace_of(core: Core, num_workers: int) -> Trace:
             live_tasks=live,
             heap_used_bytes=used,
         )
-        for lane, cause, begin, end, live, used in core.trace_stalls()
+        for lane, cause, begin, end, live, used in native.trace_stalls()
     ]
     order = sorted(tasks, key=lambda task: (task.submit_ns, task.task))
     return Trace(tuple(order), tuple(stalls), num_workers)

@@ -255,7 +255,7 @@ def test_results_outlive_the_runtime():
     """An array on the runtime's memory stays readable after close."""
     with Runtime(num_workers=1) as rt:
         kept = rt.submit(lambda x: x.fill(2), [Output(shape=4)]).result()
-    assert kept.sum() == 8.0 and not rt._core.is_open
+    assert kept.sum() == 8.0 and not rt._native.is_open
 
 
 def test_alloc_read_write(runtime):

@@ -398,5 +398,5 @@ def test_collections_of_other_kinds(w):
 def test_record_tells_the_first_error(w):
     """An error in the block is the one that is raised, also when the runtime has ended the recording."""
     with pytest.raises(RuntimeError, match="mine"), w.rt.record():
-        w.rt._core.record_end()
+        w.rt._native.record_end()
         raise RuntimeError("mine")

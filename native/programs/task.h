@@ -10,9 +10,9 @@
 
 #include "comm/signal.h"
 #include "kernels/kernel.h"
-#include "runtime/program.h"
+#include "programs/program.h"
 
-namespace tilewise::runtime {
+namespace tilewise::programs {
 
 inline constexpr int64_t kInlineViews = 24;
 
@@ -56,4 +56,4 @@ struct Task {
   std::vector<kernels::TileView> more_;
 };
 
-}  // namespace tilewise::runtime
+}  // namespace tilewise::programs

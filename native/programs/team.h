@@ -8,14 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "runtime/core.h"
-#include "runtime/device.h"
-#include "runtime/program.h"
+#include "programs/device.h"
+#include "programs/program.h"
+#include "programs/run_state.h"
 
-namespace tilewise::runtime {
+namespace tilewise::programs {
 
 struct Team {
-  std::shared_ptr<Core> core = std::make_shared<Core>();
+  std::shared_ptr<RunState> state = std::make_shared<RunState>();
   std::vector<std::unique_ptr<Device>> devices;
   std::vector<std::byte*> arenas;
   std::shared_ptr<const Program> program;  // of the last run
@@ -35,4 +35,4 @@ bool watch_run(Team& team, double deadline_s, const Poll& poll);
 std::string describe_timeout(const Program& program, const std::vector<std::unique_ptr<Device>>& devices,
                              double deadline_s);
 
-}  // namespace tilewise::runtime
+}  // namespace tilewise::programs

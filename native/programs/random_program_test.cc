@@ -2,11 +2,11 @@
 // Devices, workers, windows, tile sizes, modes, aliases and delays are drawn at random from a printed seed.
 #include <random>
 
-#include "runtime/testing_programs.h"
+#include "programs/testing_programs.h"
 
 using namespace tilewise;
-using namespace tilewise::runtime;
-using namespace tilewise::runtime::testing;
+using namespace tilewise::programs;
+using namespace tilewise::programs::testing;
 
 namespace {
 

@@ -1,5 +1,5 @@
 // See executor.h.
-#include "runtime/executor.h"
+#include "programs/executor.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -11,7 +11,7 @@
 
 #include "base/quiet_thread.h"
 
-namespace tilewise::runtime {
+namespace tilewise::programs {
 
 namespace {
 
@@ -25,10 +25,10 @@ Executor::Executor(const ExecutorOptions& options)
     : options_(options), team_(std::make_shared<Team>()), process_(getpid()) {
   check_options();
   for (int64_t d = 0; d < options.num_devices; ++d) {
-    team_->devices.push_back(std::make_unique<Device>(team_->core, device_options(d)));
+    team_->devices.push_back(std::make_unique<Device>(team_->state, device_options(d)));
     team_->arenas.push_back(team_->devices.back()->arena()->data());
   }
-  team_->core->set_workers(options.num_devices * options.workers_per_device);
+  team_->state->set_workers(options.num_devices * options.workers_per_device);
   try {
     for (int64_t d = 0; d < options.num_devices; ++d) {
       for (int64_t w = 0; w < options.workers_per_device; ++w) start_worker(d, w);
@@ -46,7 +46,7 @@ void Executor::start_worker(int64_t device, int64_t worker) {
     const std::string name = "tw-d" + std::to_string(device) + "-w" + std::to_string(worker);
     pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
     team->devices[device]->worker_loop(worker);
-    team->core->worker_exited();
+    team->state->worker_exited();
   }));
 }
 
@@ -138,10 +138,10 @@ void Executor::run(std::shared_ptr<const Program> program, std::vector<int64_t> 
   begin_run(std::move(program), std::move(symbols));
   if (!watch_run(*team_, options_.deadline_s, poll)) {
     broken_ = true;
-    std::rethrow_exception(team_->core->first_error());
+    std::rethrow_exception(team_->state->first_error());
   }
   count_transfers();
-  const std::exception_ptr error = team_->core->first_error();
+  const std::exception_ptr error = team_->state->first_error();
   failed_ = error != nullptr;
   if (error) std::rethrow_exception(error);
 }
@@ -150,7 +150,7 @@ void Executor::begin_run(std::shared_ptr<const Program> program, std::vector<int
   Team& team = *team_;
   team.program = std::move(program);
   team.symbols = std::move(symbols);
-  team.core->begin_run(options_.num_devices);
+  team.state->begin_run(options_.num_devices);
   ++num_runs_;
   const std::vector<std::string>& labels = team.program->labels();
   const RunContext run{team.program.get(), &team.symbols, &team.arenas, &team.devices, tracing_};
@@ -192,9 +192,9 @@ void Executor::close() {
   }
   check_idle("close");
   closed_ = true;
-  team_->core->close();
+  team_->state->close();
   for (auto& device : team_->devices) device->close();
-  const bool all_left = !broken_ || team_->core->wait_exited(kBrokenExit);
+  const bool all_left = !broken_ || team_->state->wait_exited(kBrokenExit);
   for (std::thread& thread : threads_) {
     if (all_left) {
       thread.join();
@@ -282,4 +282,4 @@ void Executor::inject(Injected kind, int64_t device, std::string label, int64_t 
   injections_.push_back({kind, device, std::move(label), index});
 }
 
-}  // namespace tilewise::runtime
+}  // namespace tilewise::programs

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <sstream>
 
-#include "runtime/team.h"
+#include "programs/team.h"
 
-namespace tilewise::runtime {
+namespace tilewise::programs {
 
 namespace {
 
@@ -80,4 +80,4 @@ std::string describe_timeout(const Program& program, const Devices& devices, dou
   return text.str();
 }
 
-}  // namespace tilewise::runtime
+}  // namespace tilewise::programs

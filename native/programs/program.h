@@ -14,7 +14,7 @@
 #include "base/dtype.h"
 #include "kernels/kernel.h"
 
-namespace tilewise::runtime {
+namespace tilewise::programs {
 
 /// constant + multiple * symbols[symbol]; symbol -1: constant alone.
 struct Extent {
@@ -149,7 +149,7 @@ class Program {
   bool finished_ = false;
 };
 
-/// Raises ArgumentError when the devices' submission orders and signals block each other (see verify.cc).
+/// Raises ArgumentError when the devices' submission orders and signals block each other (see deadlock.cc).
 void check_no_deadlock(const Program& program);
 
-}  // namespace tilewise::runtime
+}  // namespace tilewise::programs

@@ -1,5 +1,5 @@
 // See device.h.
-#include "runtime/device.h"
+#include "programs/device.h"
 
 #include <algorithm>
 #include <bit>
@@ -7,10 +7,10 @@
 #include <sstream>
 #include <thread>
 
+#include "programs/errors.h"
 #include "protocols/spin_lock.h"
-#include "runtime/errors.h"
 
-namespace tilewise::runtime {
+namespace tilewise::programs {
 
 namespace {
 
@@ -19,8 +19,8 @@ constexpr uint32_t kTimelineRecords = 1 << 16;
 
 }  // namespace
 
-Device::Device(std::shared_ptr<Core> core, const DeviceOptions& options)
-    : core_(std::move(core)),
+Device::Device(std::shared_ptr<RunState> state, const DeviceOptions& options)
+    : state_(std::move(state)),
       options_(options),
       arena_(std::make_shared<memory::Arena>(options.arena_bytes)),
       signals_(options.num_signals),
@@ -104,7 +104,7 @@ void Device::walk(uint32_t worker) {
     walk_.pause(count);
     return;
   }
-  if (walk_.close(count)) core_->device_finished();
+  if (walk_.close(count)) state_->device_finished();
 }
 
 void Device::submit(uint32_t number, uint32_t worker) {
@@ -140,7 +140,7 @@ void Device::execute(uint32_t task_number, uint32_t number) {
   worker.since_ns.store(now_ns(), std::memory_order_relaxed);
   worker.instr.store(task.instr, std::memory_order_release);
   if (task.injected == Injected::kStall) stall(worker);
-  uint64_t poison = task.poison != 0 ? task.poison : core_->stopped();
+  uint64_t poison = task.poison != 0 ? task.poison : state_->stopped();
   if (poison == 0) poison = run_kernel(worker, number, task);
   raise_signals(task, poison);
   worker.instr.store(nullptr, std::memory_order_relaxed);
@@ -152,7 +152,7 @@ tasks::TraceLabel Device::label_of(uint32_t number) const {
 }
 
 void Device::completed() {
-  if (walk_.left()) core_->device_finished();
+  if (walk_.left()) state_->device_finished();
 }
 
 uint64_t Device::run_kernel(Worker& worker, int64_t number, Task& task) {
@@ -164,7 +164,7 @@ uint64_t Device::run_kernel(Worker& worker, int64_t number, Task& task) {
          << "' in '" << label << "'[" << task.index << "] on device " << options_.index << ", worker " << number
          << "; check its operands, or the kernel";
     const TaskFailed error(text.str(), label, task.index, number, options_.index);
-    return core_->fail(std::make_exception_ptr(error));
+    return state_->fail(std::make_exception_ptr(error));
   };
   try {
     if (task.injected == Injected::kThrow) throw std::runtime_error("injected failure");
@@ -189,7 +189,7 @@ uint64_t Device::run_kernel(Worker& worker, int64_t number, Task& task) {
 // A planted fault: this worker takes no further task until the run is given up.
 void Device::stall(Worker& worker) {
   worker.stalled.store(true, std::memory_order_relaxed);
-  while (core_->stopped() == 0 && !core_->closing()) {
+  while (state_->stopped() == 0 && !state_->closing()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   worker.stalled.store(false, std::memory_order_relaxed);
@@ -223,4 +223,4 @@ WorkerStatus Device::status(int64_t number) const {
           worker.since_ns.load(std::memory_order_relaxed), worker.stalled.load(std::memory_order_relaxed)};
 }
 
-}  // namespace tilewise::runtime
+}  // namespace tilewise::programs

@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <chrono>
 
-#include "runtime/errors.h"
-#include "runtime/team.h"
+#include "programs/errors.h"
+#include "programs/team.h"
 
-namespace tilewise::runtime {
+namespace tilewise::programs {
 
 namespace {
 
@@ -28,7 +28,7 @@ bool is_inside_kernel(const Team& team) {
 }
 
 void cancel(Team& team) {
-  team.core->fail(std::make_exception_ptr(
+  team.state->fail(std::make_exception_ptr(
       Interrupted("[runtime.Executor.run] the run was cancelled by its caller; tasks not started were skipped")));
 }
 
@@ -47,7 +47,7 @@ bool watch_run(Team& team, double deadline_s, const Poll& poll) {
   int64_t quiet_ns = 0;
   int64_t last_ns = now_ns();
   bool cancelled = false;
-  while (!team.core->wait_finished(kPoll)) {
+  while (!team.state->wait_finished(kPoll)) {
     if (!cancelled && poll && poll()) {
       cancel(team);
       cancelled = true;
@@ -64,10 +64,10 @@ bool watch_run(Team& team, double deadline_s, const Poll& poll) {
     const auto quiet = static_cast<double>(quiet_ns);
     if (cancelled || quiet <= deadline_s * 1e9) continue;
     if (is_inside_kernel(team) && quiet <= kKernelPatience_s * 1e9) continue;
-    team.core->fail(std::make_exception_ptr(CommTimeout(describe_timeout(*team.program, team.devices, deadline_s))));
+    team.state->fail(std::make_exception_ptr(CommTimeout(describe_timeout(*team.program, team.devices, deadline_s))));
     return false;
   }
   return true;
 }
 
-}  // namespace tilewise::runtime
+}  // namespace tilewise::programs

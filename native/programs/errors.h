@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace tilewise::runtime {
+namespace tilewise::programs {
 
 /// A kernel threw. Raised once, by the run in which it happened; the executor stays usable.
 struct TaskFailed : std::runtime_error {
@@ -26,4 +26,4 @@ struct Interrupted : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-}  // namespace tilewise::runtime
+}  // namespace tilewise::programs

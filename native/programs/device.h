@@ -24,12 +24,12 @@
 #include <vector>
 
 #include "memory/arena.h"
+#include "programs/run_state.h"
+#include "programs/walker.h"
 #include "protocols/walk.h"
-#include "runtime/core.h"
-#include "runtime/walker.h"
 #include "tasks/embed/embedded.h"
 
-namespace tilewise::runtime {
+namespace tilewise::programs {
 
 /// What a worker does now, for the report of a deadline.
 struct WorkerStatus {
@@ -77,7 +77,7 @@ struct RunContext {
 
 class Device final : private tasks::Host {
  public:
-  Device(std::shared_ptr<Core> core, const DeviceOptions& options);
+  Device(std::shared_ptr<RunState> state, const DeviceOptions& options);
 
   void begin(const RunContext& run, std::vector<Injection> injections);
   /// After a run that failed: nothing of it may reach the next.
@@ -128,7 +128,7 @@ class Device final : private tasks::Host {
   void stall(Worker& worker);
   void raise_signals(const Task& task, uint64_t poison);
 
-  std::shared_ptr<Core> core_;
+  std::shared_ptr<RunState> state_;
   DeviceOptions options_;
   std::shared_ptr<memory::Arena> arena_;  // outlives the device while Python holds a view of it
   comm::SignalBoard signals_;
@@ -143,4 +143,4 @@ class Device final : private tasks::Host {
   protocols::Walk<protocols::StdMemory> walk_;
 };
 
-}  // namespace tilewise::runtime
+}  // namespace tilewise::programs

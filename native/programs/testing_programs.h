@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "base/testing.h"
-#include "runtime/executor.h"
+#include "programs/executor.h"
 
-namespace tilewise::runtime::testing {
+namespace tilewise::programs::testing {
 
 inline uint64_t mix(uint64_t a, uint64_t b) {
   uint64_t x = a * 0x9E3779B97F4A7C15u + b + 0x7F4A7C15u;
@@ -224,4 +224,4 @@ inline bool same_memory(Executor& executor, Oracle& oracle, int64_t num_devices)
   return true;
 }
 
-}  // namespace tilewise::runtime::testing
+}  // namespace tilewise::programs::testing

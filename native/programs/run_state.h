@@ -14,14 +14,14 @@
 #include <mutex>
 #include <vector>
 
-namespace tilewise::runtime {
+namespace tilewise::programs {
 
 inline int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
 
-class Core {
+class RunState {
  public:
   // Workers.
 
@@ -79,4 +79,4 @@ class Core {
   std::atomic<bool> closing_{false};
 };
 
-}  // namespace tilewise::runtime
+}  // namespace tilewise::programs

@@ -1,9 +1,9 @@
 // What goes wrong: kernels that throw, cancelled runs, workers that stop, deadlines.
-#include "runtime/testing_programs.h"
+#include "programs/testing_programs.h"
 
 using namespace tilewise;
-using namespace tilewise::runtime;
-using namespace tilewise::runtime::testing;
+using namespace tilewise::programs;
+using namespace tilewise::programs::testing;
 
 namespace {
 

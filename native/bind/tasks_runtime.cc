@@ -34,22 +34,22 @@ nb::object error_of(int status, const std::string& sentence) {
 }  // namespace
 
 Task::~Task() {
-  if (core != nullptr && core->runtime != nullptr) pto_task_release(core->runtime, id);
+  if (rt != nullptr && rt->runtime != nullptr) pto_task_release(rt->runtime, id);
 }
 
-Call::Call(Core& core, bool is_late) : core_(core), is_counted_(!is_late && !is_inside_python_kernel()) {
-  if (core.runtime == nullptr || core.is_drained || (core.is_closing && is_counted_)) {
+Call::Call(OpenRuntime& rt, bool is_late) : rt_(rt), is_counted_(!is_late && !is_inside_python_kernel()) {
+  if (rt.runtime == nullptr || rt.is_drained || (rt.is_closing && is_counted_)) {
     raise_status(PTO_CLOSED, "[runtime] the runtime must be open; got a call after its close; open a new one");
   }
-  if (is_counted_) ++core_.num_calls;
+  if (is_counted_) ++rt_.num_calls;
 }
 
 Call::~Call() {
-  if (is_counted_) --core_.num_calls;
+  if (is_counted_) --rt_.num_calls;
 }
 
 // New calls are refused but for those that end tasks; threads inside leave; the tasks end; then all calls are refused.
-void Core::close(bool cancels) {
+void OpenRuntime::close(bool cancels) {
   if (runtime == nullptr || is_closing) return;
   if (is_inside_python_kernel()) {
     raise_status(PTO_BAD_ARGUMENT,
@@ -76,7 +76,7 @@ void Core::close(bool cancels) {
 // cancelled: threads that would raise it have ended. A first signal cancels what has not started, a second one leaves.
 // False: some task has not ended, and none has for `patience_s`; the process must end without going through its
 // threads.
-bool Core::close_at_exit(double patience_s) {
+bool OpenRuntime::close_at_exit(double patience_s) {
   if (runtime == nullptr || is_closing || is_inherited()) return true;
   is_closing = true;
   using Clock = std::chrono::steady_clock;
@@ -142,7 +142,7 @@ bool Core::close_at_exit(double patience_s) {
 }
 
 // cancels: what has not started, and what running tasks still submit, is cancelled. Else it is waited for.
-void Core::drain(bool cancels) {
+void OpenRuntime::drain(bool cancels) {
   const auto is_busy = [&] {
     pto_stats stats;
     pto_get_stats(runtime, &stats);
@@ -164,7 +164,7 @@ void Core::drain(bool cancels) {
   }
 }
 
-void Core::close_now() {
+void OpenRuntime::close_now() {
   PTORuntime* closed = runtime;
   runtime = nullptr;  // before the GIL is let go: a handle that is dropped meanwhile must not ask a closed runtime
   is_waiting = false;

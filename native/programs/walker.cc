@@ -1,7 +1,7 @@
 // See walker.h.
-#include "runtime/walker.h"
+#include "programs/walker.h"
 
-namespace tilewise::runtime {
+namespace tilewise::programs {
 
 void Walker::begin(const ExpandContext& context, const comm::SignalBoard& signals, std::vector<Injection> injections) {
   context_ = context;
@@ -62,4 +62,4 @@ Injected Walker::injected(const Instr& instr) {
   return Injected::kNothing;
 }
 
-}  // namespace tilewise::runtime
+}  // namespace tilewise::programs

@@ -6,9 +6,9 @@
 // device (so the window has room and it is submitted), all it depends on, and all raisers it waits for: it can run.
 #include <vector>
 
-#include "runtime/program.h"
+#include "programs/program.h"
 
-namespace tilewise::runtime {
+namespace tilewise::programs {
 
 namespace {
 
@@ -119,4 +119,4 @@ class Simulation {
 
 void check_no_deadlock(const Program& program) { Simulation(program).run(); }
 
-}  // namespace tilewise::runtime
+}  // namespace tilewise::programs

@@ -1,9 +1,9 @@
 // See expand.h.
-#include "runtime/expand.h"
+#include "programs/expand.h"
 
 #include <algorithm>
 
-namespace tilewise::runtime {
+namespace tilewise::programs {
 
 namespace {
 
@@ -119,4 +119,4 @@ void expand(const ExpandContext& context, const Iteration& iteration, Task& task
   order_raises(context, instr, index, accesses);
 }
 
-}  // namespace tilewise::runtime
+}  // namespace tilewise::programs

@@ -1,11 +1,11 @@
 // Tile programs: what finish() refuses, which rows each mode views, symbols, aliases.
-#include "runtime/program.h"
+#include "programs/program.h"
 
-#include "runtime/testing_programs.h"
+#include "programs/testing_programs.h"
 
 using namespace tilewise;
-using namespace tilewise::runtime;
-using namespace tilewise::runtime::testing;
+using namespace tilewise::programs;
+using namespace tilewise::programs::testing;
 
 namespace {
 

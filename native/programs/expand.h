@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "runtime/task.h"
+#include "programs/task.h"
 #include "tasks/embed/embedded.h"
 
-namespace tilewise::runtime {
+namespace tilewise::programs {
 
 /// Everything an expansion reads that stays the same during a run.
 struct ExpandContext {
@@ -41,4 +41,4 @@ struct Iteration {
 /// Fills views, row_begin, index and transfers; appends the accesses.
 void expand(const ExpandContext& context, const Iteration& iteration, Task& task, std::vector<tasks::Access>& accesses);
 
-}  // namespace tilewise::runtime
+}  // namespace tilewise::programs

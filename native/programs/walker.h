@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "comm/signal.h"
-#include "runtime/expand.h"
+#include "programs/expand.h"
 
-namespace tilewise::runtime {
+namespace tilewise::programs {
 
 /// A planted fault: the `index`-th task of that label (in submission order of one run) misbehaves.
 struct Injection {
@@ -48,4 +48,4 @@ class Walker {
   std::vector<int64_t> label_counts_;
 };
 
-}  // namespace tilewise::runtime
+}  // namespace tilewise::programs

@@ -1,11 +1,11 @@
 // Executors end to end: results, tiny windows, signals and acknowledgements between devices, timeline, transfers.
-#include "runtime/executor.h"
+#include "programs/executor.h"
 
-#include "runtime/testing_programs.h"
+#include "programs/testing_programs.h"
 
 using namespace tilewise;
-using namespace tilewise::runtime;
-using namespace tilewise::runtime::testing;
+using namespace tilewise::programs;
+using namespace tilewise::programs::testing;
 
 namespace {
 

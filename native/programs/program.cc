@@ -1,10 +1,10 @@
-// See program.h. Every check that needs no thread stands here or in verify.cc.
-#include "runtime/program.h"
+// See program.h. Every check that needs no thread stands here or in deadlock.cc.
+#include "programs/program.h"
 
 #include <algorithm>
 #include <set>
 
-namespace tilewise::runtime {
+namespace tilewise::programs {
 
 Program::Program(int64_t num_devices) {
   check<ArgumentError>(num_devices >= 1 && num_devices <= 1024,
@@ -230,4 +230,4 @@ std::vector<int64_t> Program::raisers(int64_t device, int64_t signal) const {
   return found;
 }
 
-}  // namespace tilewise::runtime
+}  // namespace tilewise::programs

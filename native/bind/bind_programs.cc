@@ -1,4 +1,4 @@
-// The Python face of native/runtime: Program, Executor and their errors, as submodule `runtime`.
+// The Python face of native/programs: Program, Executor and their errors, as submodule `runtime`.
 //
 // Checks nothing that the native side checks itself; turns the planner's dataclasses into tensors and instructions.
 // run() releases the GIL and asks Python for pending signals every 50 ms. Each native error class has its Python class
@@ -18,7 +18,7 @@
 
 #include "bind/bind.h"
 #include "bind/fields.h"
-#include "runtime/executor.h"
+#include "programs/executor.h"
 
 namespace nb = nanobind;
 
@@ -26,11 +26,11 @@ namespace tilewise::bind {
 
 namespace {
 
-using namespace tilewise::runtime;
+using namespace tilewise::programs;
 
 constexpr std::array<std::string_view, 4> kDTypeNames = {"f32", "bf16", "i32", "f64"};  // in DType's order
 
-// tilewise.ir.program's named tuples, whose fields stand in the order of the structs in runtime/program.h.
+// tilewise.ir.program's named tuples, whose fields stand in the order of the structs in programs/program.h.
 using ExtentTuple = std::tuple<int64_t, int64_t, int64_t>;
 using OperandTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool>;
 using WaitTuple = std::tuple<int64_t, bool, int64_t>;
@@ -158,7 +158,7 @@ void inject(Executor& executor, const std::string& kind, int64_t device, std::st
   executor.inject(kind == "throw" ? Injected::kThrow : Injected::kStall, device, std::move(label), index);
 }
 
-nb::object error_class(const char* name) { return nb::module_::import_("tilewise.core.errors").attr(name); }
+nb::object error_class(const char* name) { return nb::module_::import_("tilewise.state.errors").attr(name); }
 
 void translate(const std::exception_ptr& error, void*) {
   try {
@@ -252,7 +252,7 @@ void bind_executor(nb::module_& m) {
 
 }  // namespace
 
-void bind_runtime(nb::module_& m) {
+void bind_programs(nb::module_& m) {
   nb::register_exception_translator(translate);
   nb::module_ runtime = m.def_submodule("runtime", "Tile programs and the executor that runs them.");
   bind_program(runtime);

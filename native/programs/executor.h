@@ -16,11 +16,11 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/errors.h"
-#include "runtime/program.h"
-#include "runtime/team.h"
+#include "programs/errors.h"
+#include "programs/program.h"
+#include "programs/team.h"
 
-namespace tilewise::runtime {
+namespace tilewise::programs {
 
 struct ExecutorOptions {
   int64_t num_devices = 1;
@@ -49,7 +49,7 @@ struct ExecutorStats {
 
 class Executor {
  public:
-  using Poll = runtime::Poll;
+  using Poll = programs::Poll;
 
   explicit Executor(const ExecutorOptions& options);
   ~Executor();
@@ -103,4 +103,4 @@ class Executor {
   int64_t num_runs_ = 0;
 };
 
-}  // namespace tilewise::runtime
+}  // namespace tilewise::programs
