@@ -37,7 +37,7 @@ Device::Device(std::shared_ptr<RunState> state, const DeviceOptions& options)
     };
   }
   for (int64_t w = 0; w < options.num_workers; ++w) {
-    workers_.push_back(std::make_unique<Worker>(options.scratch_bytes));
+    workers_.push_back(std::make_unique<Worker>(w, options.scratch_bytes));
   }
 }
 
@@ -52,7 +52,7 @@ DeviceBytes Device::bytes_needed(const DeviceOptions& options) {
 
 int64_t Device::bytes() const {
   int64_t total = arena_->bytes() + signals_.bytes() + static_cast<int64_t>(engine_.bytes());
-  for (const auto& worker : workers_) total += worker->scratch.bytes() + static_cast<int64_t>(sizeof(Worker));
+  for (const auto& worker : workers_) total += worker->bytes();
   return total + static_cast<int64_t>(tasks_.size() * sizeof(Task));
 }
 
@@ -136,14 +136,18 @@ void Device::signal_raised(uint32_t number, uint64_t poison) {
 void Device::execute(uint32_t task_number, uint32_t number) {
   Task& task = tasks_[task_number];
   Worker& worker = *workers_[number];
-  worker.index.store(task.index, std::memory_order_relaxed);
-  worker.since_ns.store(now_ns(), std::memory_order_relaxed);
-  worker.instr.store(task.instr, std::memory_order_release);
-  if (task.injected == Injected::kStall) stall(worker);
+  worker.begin(task);
+  if (task.injected == Injected::kStall) worker.stall(*state_);
   uint64_t poison = task.poison != 0 ? task.poison : state_->stopped();
-  if (poison == 0) poison = run_kernel(worker, number, task);
+  if (poison == 0) {
+    const std::string& label = run_.program->labels()[task.instr->label];
+    poison = worker.run_kernel(task, label, options_.index, *state_);
+    if (poison == 0 && task.transfers > 0) {
+      transfers_[task.instr->label].fetch_add(task.transfers, std::memory_order_relaxed);
+    }
+  }
   raise_signals(task, poison);
-  worker.instr.store(nullptr, std::memory_order_relaxed);
+  worker.end();
 }
 
 tasks::TraceLabel Device::label_of(uint32_t number) const {
@@ -153,46 +157,6 @@ tasks::TraceLabel Device::label_of(uint32_t number) const {
 
 void Device::completed() {
   if (walk_.left()) state_->device_finished();
-}
-
-uint64_t Device::run_kernel(Worker& worker, int64_t number, Task& task) {
-  const Instr& instr = *task.instr;
-  const std::string& label = run_.program->labels()[instr.label];
-  const auto failed = [&](const char* what) {
-    std::ostringstream text;
-    text << "[runtime.Executor.run] a task must not fail; got '" << what << "' from kernel '" << instr.kernel
-         << "' in '" << label << "'[" << task.index << "] on device " << options_.index << ", worker " << number
-         << "; check its operands, or the kernel";
-    const TaskFailed error(text.str(), label, task.index, number, options_.index);
-    return state_->fail(std::make_exception_ptr(error));
-  };
-  try {
-    if (task.injected == Injected::kThrow) throw std::runtime_error("injected failure");
-    if (instr.fn == nullptr) return 0;
-    instr.fn({task.views(),
-              task.num_views(),
-              instr.ints.data(),
-              static_cast<int64_t>(instr.ints.size()),
-              instr.floats.data(),
-              static_cast<int64_t>(instr.floats.size()),
-              task.row_begin,
-              {worker.scratch.data(), worker.scratch.bytes()}});
-  } catch (const std::exception& error) {
-    return failed(error.what());
-  } catch (...) {
-    return failed("an unknown exception");
-  }
-  if (task.transfers > 0) transfers_[instr.label].fetch_add(task.transfers, std::memory_order_relaxed);
-  return 0;
-}
-
-// A planted fault: this worker takes no further task until the run is given up.
-void Device::stall(Worker& worker) {
-  worker.stalled.store(true, std::memory_order_relaxed);
-  while (state_->stopped() == 0 && !state_->closing()) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  worker.stalled.store(false, std::memory_order_relaxed);
 }
 
 void Device::raise_signals(const Task& task, uint64_t poison) {
@@ -215,12 +179,6 @@ std::vector<BlockedWait> Device::blocked() {
   walk_.let_go(before);
   std::sort(found.begin(), found.end(), [](auto& a, auto& b) { return a.sequence < b.sequence; });
   return found;
-}
-
-WorkerStatus Device::status(int64_t number) const {
-  const Worker& worker = *workers_[number];
-  return {worker.instr.load(std::memory_order_acquire), worker.index.load(std::memory_order_relaxed),
-          worker.since_ns.load(std::memory_order_relaxed), worker.stalled.load(std::memory_order_relaxed)};
 }
 
 }  // namespace tilewise::programs

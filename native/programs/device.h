@@ -26,18 +26,11 @@
 #include "memory/arena.h"
 #include "programs/run_state.h"
 #include "programs/walker.h"
+#include "programs/worker.h"
 #include "protocols/walk.h"
 #include "tasks/embed/embedded.h"
 
 namespace tilewise::programs {
-
-/// What a worker does now, for the report of a deadline.
-struct WorkerStatus {
-  const Instr* instr;  // nullptr: idle
-  int64_t index;
-  int64_t since_ns;
-  bool stalled;
-};
 
 /// A task that waits for a signal, as the deadline's report needs it.
 struct BlockedWait {
@@ -84,9 +77,6 @@ class Device final : private tasks::Host {
   void clear_poison();
   /// Wakes workers for the run; after begin() of every device.
   void start();
-  void worker_loop(int64_t worker) { engine_.worker_loop(static_cast<uint32_t>(worker)); }
-  /// Lets the workers leave.
-  void close() { engine_.close(); }
 
   const DeviceOptions& options() const { return options_; }
   static DeviceBytes bytes_needed(const DeviceOptions& options);
@@ -94,26 +84,17 @@ class Device final : private tasks::Host {
   int64_t bytes() const;
   const std::shared_ptr<memory::Arena>& arena() const { return arena_; }
   comm::SignalBoard& signals() { return signals_; }
-  int64_t num_completed() const { return static_cast<int64_t>(engine_.num_completed()); }
+  /// Its loop of workers, its counts, its timeline.
+  tasks::Embedded& engine() { return engine_; }
+  const tasks::Embedded& engine() const { return engine_; }
   int64_t window_high_water() const { return window_high_water_; }
   /// Tasks that wait for a signal, oldest first. Keeps the walker from moving meanwhile.
   std::vector<BlockedWait> blocked();
-  WorkerStatus status(int64_t worker) const;
+  WorkerStatus status(int64_t worker) const { return workers_[worker]->status(); }
   int64_t transfers(int64_t label) const { return transfers_[label].load(std::memory_order_relaxed); }
   void enable_trace(bool enable);
-  std::vector<tasks::TimelineRecord> timeline() const { return engine_.timeline(); }
-  int64_t timeline_dropped() const { return engine_.timeline_dropped(); }
 
  private:
-  struct alignas(128) Worker {
-    explicit Worker(int64_t scratch_bytes) : scratch(scratch_bytes) {}
-    memory::Arena scratch;
-    std::atomic<const Instr*> instr{nullptr};
-    std::atomic<int64_t> index{0};
-    std::atomic<int64_t> since_ns{0};
-    std::atomic<bool> stalled{false};
-  };
-
   bool submit_more(uint32_t worker) override;
   bool has_more() const override;
   bool admit(uint32_t task) override;
@@ -124,8 +105,6 @@ class Device final : private tasks::Host {
   void walk(uint32_t worker);
   void submit(uint32_t task, uint32_t worker);
   void signal_raised(uint32_t task, uint64_t poison);
-  uint64_t run_kernel(Worker& worker, int64_t number, Task& task);
-  void stall(Worker& worker);
   void raise_signals(const Task& task, uint64_t poison);
 
   std::shared_ptr<RunState> state_;

@@ -45,7 +45,7 @@ void Executor::start_worker(int64_t device, int64_t worker) {
   threads_.push_back(quiet_thread([team = team_, device, worker] {
     const std::string name = "tw-d" + std::to_string(device) + "-w" + std::to_string(worker);
     pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
-    team->devices[device]->worker_loop(worker);
+    team->devices[device]->engine().worker_loop(static_cast<uint32_t>(worker));
     team->state->worker_exited();
   }));
 }
@@ -193,7 +193,7 @@ void Executor::close() {
   check_idle("close");
   closed_ = true;
   team_->state->close();
-  for (auto& device : team_->devices) device->close();
+  for (auto& device : team_->devices) device->engine().close();
   const bool all_left = !broken_ || team_->state->wait_exited(kBrokenExit);
   for (std::thread& thread : threads_) {
     if (all_left) {
@@ -237,7 +237,7 @@ std::vector<TimelineEntry> Executor::timeline() const {
   std::vector<TimelineEntry> entries;
   if (broken_) return entries;  // a hung worker may still write
   for (int64_t d = 0; d < options_.num_devices; ++d) {
-    for (const tasks::TimelineRecord& record : team_->devices[d]->timeline()) entries.push_back({d, record});
+    for (const tasks::TimelineRecord& record : team_->devices[d]->engine().timeline()) entries.push_back({d, record});
   }
   std::sort(entries.begin(), entries.end(),
             [](const auto& a, const auto& b) { return a.record.start_ns < b.record.start_ns; });
@@ -271,7 +271,7 @@ ExecutorStats Executor::stats() const {
   if (broken_) return stats;
   for (const auto& device : team_->devices) {
     stats.window_high_water = std::max(stats.window_high_water, device->window_high_water());
-    stats.timeline_dropped += device->timeline_dropped();
+    stats.timeline_dropped += device->engine().timeline_dropped();
   }
   return stats;
 }

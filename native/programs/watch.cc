@@ -36,7 +36,7 @@ void cancel(Team& team) {
 
 int64_t num_completed(const Team& team) {
   int64_t total = 0;
-  for (const auto& device : team.devices) total += device->num_completed();
+  for (const auto& device : team.devices) total += static_cast<int64_t>(device->engine().num_completed());
   return total;
 }
 

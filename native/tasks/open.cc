@@ -69,7 +69,7 @@ void wait_for_workers(Engine& engine, double timeout_s) {
   Header& header = *engine.store.header;
   const int64_t deadline = now_ns() + static_cast<int64_t>(timeout_s * 1e9);
   Blocking let_others_run;
-  while (header.workers_pid.load(std::memory_order_acquire) == 0) {
+  while (header.processes.workers.load(std::memory_order_acquire) == 0) {
     if (now_ns() > deadline) {
       unlink(engine.peer.path.c_str());
       engine.is_closed = true;  // nothing has begun
@@ -79,7 +79,7 @@ void wait_for_workers(Engine& engine, double timeout_s) {
     timespec nap{0, 2'000'000};
     nanosleep(&nap, nullptr);
   }
-  engine.peer.fd = static_cast<int>(syscall(SYS_pidfd_open, header.workers_pid.load(), 0));
+  engine.peer.fd = static_cast<int>(syscall(SYS_pidfd_open, header.processes.workers.load(), 0));
   if (engine.peer.fd < 0) engine.peer.is_lost.store(true);
   unlink(engine.peer.path.c_str());  // both have it mapped; no third process can come
 }
@@ -104,7 +104,7 @@ OpenEngine open_engine(const Options& options) {
   if (options.shared_path != nullptr) engine->peer.path = options.shared_path;
   Header& header = *engine->store.header;
   header.seats_in_use.store(header.num_workers, std::memory_order_release);
-  header.owner_pid.store(getpid());
+  header.processes.owner.store(getpid());
   for (uint32_t s = 0; s < header.num_seats; ++s) {
     Seat& seat = engine->store.seats[s];
     seat.classes = header.helper_classes;
@@ -136,9 +136,9 @@ int run_workers(const char* path, const std::vector<std::string>& libraries) {
   for (const std::string& library : libraries) engine.kernels.load(library);
   engine.kernels.expect_names();
   engine.replays = std::make_unique<Recordings>(engine);
-  engine.peer.fd = static_cast<int>(syscall(SYS_pidfd_open, header.owner_pid.load(), 0));
+  engine.peer.fd = static_cast<int>(syscall(SYS_pidfd_open, header.processes.owner.load(), 0));
   if (engine.peer.fd < 0) raise(PTO_PEER_LOST, "[runtime.workers_run] the orchestrator must live; got its death");
-  header.workers_pid.store(getpid(), std::memory_order_release);
+  header.processes.workers.store(getpid(), std::memory_order_release);
   Blocking let_others_run;
   for (uint32_t w = 1; w < header.num_workers; ++w) start_worker(engine, w, false);
   worker_loop(engine, 0);

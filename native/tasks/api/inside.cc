@@ -27,11 +27,11 @@ void stats(Engine& engine, pto_stats* stats) {
   stats->num_completed = num_completed(engine);
   stats->window = header.window;
   stats->heap_bytes = uint64_t{header.num_segments} * kSegmentBytes;
-  stats->heap_high_bytes = uint64_t{header.segments_high.load()} * kSegmentBytes;
-  stats->handles_high = header.fresh_handles.load(std::memory_order_relaxed);
+  stats->heap_high_bytes = uint64_t{header.heap_use.high.load()} * kSegmentBytes;
+  stats->handles_high = header.pools.fresh_handles.load(std::memory_order_relaxed);
   {
-    std::lock_guard guard(engine.store.header->pool_lock);
-    stats->handles = stats->handles_high - stocked - header.num_free_handles;
+    std::lock_guard guard(engine.store.header->pools.lock);
+    stats->handles = stats->handles_high - stocked - header.pools.num_free_handles;
   }
   std::lock_guard guard(engine.store.header->boxes_lock);
   stats->regions = engine.boxes.num_live();

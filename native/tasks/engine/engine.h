@@ -48,7 +48,7 @@ struct Engine {
   Engine& operator=(const Engine&) = delete;
 
   Seat& seat(uint32_t index) const { return store.seats[index]; }
-  bool has_failures() const { return store.header->num_failed.load(std::memory_order_acquire) != 0; }
+  bool has_failures() const { return store.header->failures.num_failed.load(std::memory_order_acquire) != 0; }
 
   const Store store;
   RegionIndex boxes;  // under boxes_lock

@@ -20,8 +20,8 @@ uint64_t hash_of(TaskRef task) { return (task >> kFlagBits) * 0x9E3779B97F4A7C15
 uint32_t record_error(Engine& engine, uint32_t slot, uint32_t seat_index, int status, const std::string& reason) {
   Header& header = *engine.store.header;
   const Slot& task = engine.store.slots[slot];
-  std::lock_guard guard(header.failed_lock);
-  const uint32_t number = header.num_errors.load(std::memory_order_relaxed) + 1;
+  std::lock_guard guard(header.failures.lock);
+  const uint32_t number = header.failures.num_errors.load(std::memory_order_relaxed) + 1;
   ErrorRecord& record = engine.store.errors[number % kMaxErrors];
   record.task = engine.store.name_at(slot);
   record.kernel = task.kernel;
@@ -33,17 +33,17 @@ uint32_t record_error(Engine& engine, uint32_t slot, uint32_t seat_index, int st
   const size_t length = std::min(reason.size(), sizeof(record.text) - 1);
   std::memcpy(record.text, reason.data(), length);
   record.text[length] = 0;
-  header.num_errors.store(number, std::memory_order_release);
+  header.failures.num_errors.store(number, std::memory_order_release);
   return number;
 }
 
 void mark_failed(Engine& engine, TaskRef task, uint32_t error, bool is_pinned) {
   Header& header = *engine.store.header;
-  std::lock_guard guard(header.failed_lock);
+  std::lock_guard guard(header.failures.lock);
   const uint32_t mask = header.failed_capacity - 1;
-  const uint32_t count = header.num_failed.load(std::memory_order_relaxed);
+  const uint32_t count = header.failures.num_failed.load(std::memory_order_relaxed);
   if (count >= header.failed_capacity / 4 * 3) {
-    header.failed_overflow.store(error, std::memory_order_release);
+    header.failures.overflow.store(error, std::memory_order_release);
     return;
   }
   uint64_t at = hash_of(task) & mask;
@@ -55,7 +55,7 @@ void mark_failed(Engine& engine, TaskRef task, uint32_t error, bool is_pinned) {
                   : make_ref(Wake::generation_in(engine.store.slots[parent - 1].wake.load(std::memory_order_relaxed)),
                              parent - 1);
   engine.store.failed[at] = {task, error, is_pinned ? 1u : 0u, submitted_at, parent_name, 0};
-  header.num_failed.store(count + 1, std::memory_order_seq_cst);
+  header.failures.num_failed.store(count + 1, std::memory_order_seq_cst);
   // Its owner may have let go of it before: either it sees this entry, or its word is seen here.
   const auto generation = static_cast<uint32_t>(generation_of(task));
   const Slot& slot = engine.store.slots[slot_of(task)];
@@ -78,7 +78,7 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
   };
   std::unique_lock boxes_guard(header.boxes_lock, std::defer_lock);
   if (!holds_boxes_lock) boxes_guard.lock();
-  for (uint32_t h = 0; h < header.fresh_handles.load(std::memory_order_relaxed); ++h) {
+  for (uint32_t h = 0; h < header.pools.fresh_handles.load(std::memory_order_relaxed); ++h) {
     Handle& handle = engine.store.handles[h];
     if ((handle.flags & kHasOwner) != 0) continue;  // a task's own, which changes without the submission lock
     if ((handle.flags & kHasRegions) != 0) {
@@ -108,7 +108,7 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
     return entry.parent != 0 &&
            !Wake::has_ended(engine.store.slots[slot_of(entry.parent)].wake, generation_of(entry.parent));
   };
-  std::lock_guard guard(header.failed_lock);
+  std::lock_guard guard(header.failures.lock);
   std::vector<FailedTask> kept;
   for (uint32_t at = 0; at < header.failed_capacity; ++at) {
     FailedTask& entry = engine.store.failed[at];
@@ -128,9 +128,9 @@ void sweep_failures(Engine& engine, bool holds_boxes_lock) {
     while (engine.store.failed[at].key != 0) at = (at + 1) & mask;
     engine.store.failed[at] = entry;
   }
-  header.num_failed.store(static_cast<uint32_t>(kept.size()), std::memory_order_release);
-  if (kept.size() < header.failed_capacity / 4) header.failed_overflow.store(0, std::memory_order_release);
-  header.sweep_at = static_cast<uint32_t>(2 * kept.size());
+  header.failures.num_failed.store(static_cast<uint32_t>(kept.size()), std::memory_order_release);
+  if (kept.size() < header.failed_capacity / 4) header.failures.overflow.store(0, std::memory_order_release);
+  header.failures.sweep_at = static_cast<uint32_t>(2 * kept.size());
 }
 
 }  // namespace
@@ -179,12 +179,12 @@ void fail(Engine& engine, uint32_t slot, uint32_t seat_index, int status) {
 // A full table makes every task that might have failed count as failed: wrong results never look right.
 uint32_t find_error(Engine& engine, TaskRef task) {
   Header& header = *engine.store.header;
-  std::lock_guard guard(header.failed_lock);
+  std::lock_guard guard(header.failures.lock);
   const uint32_t mask = header.failed_capacity - 1;
   for (uint64_t at = hash_of(task) & mask; engine.store.failed[at].key != 0; at = (at + 1) & mask) {
     if (engine.store.failed[at].key == task) return engine.store.failed[at].error;
   }
-  return header.failed_overflow.load(std::memory_order_acquire);
+  return header.failures.overflow.load(std::memory_order_acquire);
 }
 
 void inherit(Engine& engine, Slot& task, TaskRef producer) {
@@ -194,12 +194,12 @@ void inherit(Engine& engine, Slot& task, TaskRef producer) {
 void sweep_failures_if_many(Engine& engine, bool holds_boxes_lock) {
   const Header& header = *engine.store.header;
   // Not before a sixteenth of the table is full: a sweep walks all of it.
-  const uint32_t limit = std::max(header.sweep_at, header.failed_capacity / 16);
-  if (header.num_failed.load(std::memory_order_relaxed) >= limit) sweep_failures(engine, holds_boxes_lock);
+  const uint32_t limit = std::max(header.failures.sweep_at, header.failed_capacity / 16);
+  if (header.failures.num_failed.load(std::memory_order_relaxed) >= limit) sweep_failures(engine, holds_boxes_lock);
 }
 
 std::string error_text(const Engine& engine, uint32_t error) {
-  std::lock_guard guard(engine.store.header->failed_lock);
+  std::lock_guard guard(engine.store.header->failures.lock);
   const ErrorRecord& record = engine.store.errors[error % kMaxErrors];
   std::ostringstream text;
   if (record.number != error) {
@@ -224,7 +224,7 @@ std::string error_text(const Engine& engine, uint32_t error) {
 }
 
 int error_status(const Engine& engine, uint32_t error) {
-  std::lock_guard guard(engine.store.header->failed_lock);
+  std::lock_guard guard(engine.store.header->failures.lock);
   const ErrorRecord& record = engine.store.errors[error % kMaxErrors];
   return record.number == error ? record.status : PTO_TASK_FAILED;
 }
@@ -246,9 +246,9 @@ void release(Engine& engine, pto_task task) {
     engine.store.slots[slot_of(task)].released.store(static_cast<uint32_t>(generation_of(task)),
                                                      std::memory_order_seq_cst);
   }
-  if (engine.store.header->num_failed.load(std::memory_order_seq_cst) == 0) return;
+  if (engine.store.header->failures.num_failed.load(std::memory_order_seq_cst) == 0) return;
   Header& header = *engine.store.header;
-  std::lock_guard guard(header.failed_lock);
+  std::lock_guard guard(header.failures.lock);
   const uint32_t mask = header.failed_capacity - 1;
   for (uint64_t at = hash_of(task) & mask; engine.store.failed[at].key != 0; at = (at + 1) & mask) {
     if (engine.store.failed[at].key == task) engine.store.failed[at].is_pinned = 0;

@@ -2,7 +2,8 @@
 //
 // A failed task is remembered by name until no thread can ask for it: no buffer's newest writers name it, and no task
 // that was submitted before it failed is still alive. Consumers find their producers here, and only when anything
-// failed. Who may call: any thread. Blocks: for failed_lock; a sweep needs the submission lock. Memory: the store.
+// failed. Who may call: any thread. Blocks: for the lock of the failures; a sweep needs the submission lock. Memory:
+// the store.
 #pragma once
 #include "tasks/engine/engine.h"
 

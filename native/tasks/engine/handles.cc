@@ -19,17 +19,17 @@ constexpr uint32_t kHandleStock = 32;
 void refill_handles(Engine& engine, uint32_t seat_index) {
   Seat& me = engine.seat(seat_index);
   Header& header = *engine.store.header;
-  std::lock_guard guard(header.pool_lock);
+  std::lock_guard guard(header.pools.lock);
   // Near the end only one at a time, so that no stock keeps what another thread waits for.
-  const uint32_t fresh = header.fresh_handles.load(std::memory_order_relaxed);
+  const uint32_t fresh = header.pools.fresh_handles.load(std::memory_order_relaxed);
   const uint32_t wanted = header.max_handles - fresh >= 8 * kHandleStock ? kHandleStock : 1;
   for (uint32_t n = 0; n < wanted; ++n) {
-    uint32_t index = header.free_handles;
+    uint32_t index = header.pools.free_handles;
     if (index != 0) {
-      header.free_handles = engine.store.handles[index - 1].next;
-      --header.num_free_handles;
-    } else if (header.fresh_handles.load(std::memory_order_relaxed) < header.max_handles) {
-      index = header.fresh_handles.fetch_add(1, std::memory_order_relaxed) + 1;
+      header.pools.free_handles = engine.store.handles[index - 1].next;
+      --header.pools.num_free_handles;
+    } else if (header.pools.fresh_handles.load(std::memory_order_relaxed) < header.max_handles) {
+      index = header.pools.fresh_handles.fetch_add(1, std::memory_order_relaxed) + 1;
     } else {
       return;
     }
@@ -93,18 +93,19 @@ void give_handle(Engine& engine, uint32_t index, uint32_t seat_index) {
   handle.next = me.free_handles;
   me.free_handles = index + 1;
   ++me.num_free_handles;
-  const bool is_short = header.fresh_handles.load(std::memory_order_relaxed) + 8 * kHandleStock > header.max_handles;
+  const bool is_short =
+      header.pools.fresh_handles.load(std::memory_order_relaxed) + 8 * kHandleStock > header.max_handles;
   if (me.num_free_handles <= (is_short ? 0 : 2 * kHandleStock)) return;
   {
-    std::lock_guard guard(header.pool_lock);
+    std::lock_guard guard(header.pools.lock);
     const uint32_t keep = is_short ? 0 : kHandleStock;
     while (me.num_free_handles > keep) {
       const uint32_t given = me.free_handles;
       me.free_handles = engine.store.handles[given - 1].next;
       --me.num_free_handles;
-      engine.store.handles[given - 1].next = header.free_handles;
-      header.free_handles = given;
-      ++header.num_free_handles;
+      engine.store.handles[given - 1].next = header.pools.free_handles;
+      header.pools.free_handles = given;
+      ++header.pools.num_free_handles;
     }
   }
   if (is_short) wake_waiters(engine);

@@ -1,7 +1,7 @@
 // Handles of buffers, and the scopes in which they live.
 //
-// Who may call: the thread of the seat. Blocks: for pool_lock, and for the submission lock where others may look at the
-// buffer's state. Memory: the store; each seat keeps a stock of free handles.
+// Who may call: the thread of the seat. Blocks: for the lock of the pools, and for the submission lock where others may
+// look at the buffer's state. Memory: the store; each seat keeps a stock of free handles.
 #pragma once
 #include "tasks/engine/engine.h"
 #include "tasks/engine/pool.h"

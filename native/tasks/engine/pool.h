@@ -1,6 +1,7 @@
 // Chunks of references as one thread takes and gives them: from its seat's stock, refilled from the shared one.
 //
-// Who may call: the thread of the seat. Blocks: for pool_lock when the stock is empty or too large. Memory: the store.
+// Who may call: the thread of the seat. Blocks: for the lock of the pools when the stock is empty or too large. Memory:
+// the store.
 #pragma once
 #include <mutex>
 
@@ -42,13 +43,13 @@ struct SeatPool {
 
   [[gnu::noinline]] void refill() {
     Header& header = *engine.store.header;
-    std::lock_guard guard(header.pool_lock);
+    std::lock_guard guard(header.pools.lock);
     for (uint32_t n = 0; n < kStock; ++n) {
-      uint32_t index = header.free_chunks;
+      uint32_t index = header.pools.free_chunks;
       if (index != 0) {
-        header.free_chunks = chunk(index).next;
-      } else if (header.fresh_chunks < header.max_chunks) {
-        index = ++header.fresh_chunks;
+        header.pools.free_chunks = chunk(index).next;
+      } else if (header.pools.fresh_chunks < header.max_chunks) {
+        index = ++header.pools.fresh_chunks;
       } else {
         break;
       }
@@ -65,13 +66,13 @@ struct SeatPool {
 
   [[gnu::noinline]] void shrink() {
     Header& header = *engine.store.header;
-    std::lock_guard guard(header.pool_lock);
+    std::lock_guard guard(header.pools.lock);
     while (seat.num_free_chunks > kStock) {
       const uint32_t index = seat.free_chunks;
       seat.free_chunks = chunk(index).next;
       --seat.num_free_chunks;
-      chunk(index).next = header.free_chunks;
-      header.free_chunks = index;
+      chunk(index).next = header.pools.free_chunks;
+      header.pools.free_chunks = index;
     }
   }
 };

@@ -15,11 +15,11 @@ uint32_t num_segments_for(uint64_t bytes) {
 }
 
 // The first free run from the bottom: memory that was used a moment ago is still in the cache, and pages that are never
-// reached cost nothing. segment_cursor: no free segment lies below it. Under heap_lock.
+// reached cost nothing. Under the lock of HeapUse.
 uint32_t find_run(const Store& store, uint32_t count) {
   const Header& header = *store.header;
   uint32_t length = 0;
-  for (uint32_t at = header.segment_cursor; at < header.num_segments; ++at) {
+  for (uint32_t at = header.heap_use.cursor; at < header.num_segments; ++at) {
     length = store.segments[at].is_used != 0 ? 0 : length + 1;
     if (length == count) return at + 1 - count;
   }
@@ -28,7 +28,7 @@ uint32_t find_run(const Store& store, uint32_t count) {
 
 uint32_t take_run(const Store& store, uint32_t count) {
   Header& header = *store.header;
-  std::lock_guard guard(header.heap_lock);
+  std::lock_guard guard(header.heap_use.lock);
   const uint32_t first = find_run(store, count);
   if (first == kNone) return kNone;
   for (uint32_t s = first; s < first + count; ++s) {
@@ -36,22 +36,22 @@ uint32_t take_run(const Store& store, uint32_t count) {
     store.segments[s].first = first;
   }
   store.segments[first].run = count;
-  if (first == header.segment_cursor) header.segment_cursor = first + count;
-  const uint32_t used = header.segments_used.load(std::memory_order_relaxed) + count;
-  header.segments_used.store(used, std::memory_order_relaxed);
-  if (used > header.segments_high.load(std::memory_order_relaxed)) {
-    header.segments_high.store(used, std::memory_order_relaxed);
+  if (first == header.heap_use.cursor) header.heap_use.cursor = first + count;
+  const uint32_t used = header.heap_use.used.load(std::memory_order_relaxed) + count;
+  header.heap_use.used.store(used, std::memory_order_relaxed);
+  if (used > header.heap_use.high.load(std::memory_order_relaxed)) {
+    header.heap_use.high.store(used, std::memory_order_relaxed);
   }
   return first;
 }
 
 void give_run(const Store& store, uint32_t first) {
   Header& header = *store.header;
-  std::lock_guard guard(header.heap_lock);
+  std::lock_guard guard(header.heap_use.lock);
   const uint32_t count = store.segments[first].run;
   for (uint32_t s = first; s < first + count; ++s) store.segments[s].is_used = 0;
-  header.segment_cursor = std::min(header.segment_cursor, first);
-  header.segments_used.store(header.segments_used.load(std::memory_order_relaxed) - count, std::memory_order_relaxed);
+  header.heap_use.cursor = std::min(header.heap_use.cursor, first);
+  header.heap_use.used.store(header.heap_use.used.load(std::memory_order_relaxed) - count, std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -81,7 +81,7 @@ uint64_t heap_in_new_run(const Store& store, Scope& scope, uint32_t seat, uint64
 }
 
 bool has_run(const Store& store, uint64_t bytes) {
-  std::lock_guard guard(store.header->heap_lock);
+  std::lock_guard guard(store.header->heap_use.lock);
   return find_run(store, num_segments_for(bytes)) != kNone;
 }
 

@@ -2,7 +2,7 @@
 //
 // Purpose: one addition for most allocations; memory comes back when its scope has ended and every task that uses it.
 // Who may call: allocating and use_heap, the thread of the seat; releasing, the thread that ends the task or the scope.
-// Blocks: for heap_lock, when a run begins or ends. Memory: the store. What waits for room stands in wait/room.h.
+// Blocks: for the heap's lock, when a run begins or ends. Memory: the store. What waits for room stands in wait/room.h.
 #pragma once
 #include "tasks/store/layout.h"
 

@@ -64,7 +64,7 @@ struct alignas(64) Segment {
   uint32_t run;  // segments of the run, in its first
   uint32_t next;  // + 1: next run of the scope
   uint32_t owner;  // seat
-  uint32_t is_used;  // guarded by heap_lock
+  uint32_t is_used;  // guarded by the lock of HeapUse
   uint32_t first;  // first segment of the run this one belongs to
 };
 
@@ -140,6 +140,45 @@ struct KernelName {
 };
 
 /// Sizes, and where everything begins. Constant after creation, except the second part.
+/// Where the structs begin, as distances from the store's base.
+struct Offsets {
+  uint64_t seats, slots, args, handles, regions, chunks, declared, notes, rings, queues, entries, events, segments,
+      errors, failed, kernels, traces;
+};
+
+/// What seats refill their stocks from.
+struct alignas(128) Pools {
+  protocols::SpinLock lock;
+  uint32_t free_handles;  // + 1
+  uint32_t num_free_handles;
+  std::atomic<uint32_t> fresh_handles;  // ever taken: the high-water mark
+  uint32_t free_chunks;  // + 1
+  uint32_t fresh_chunks;
+};
+
+/// Which segments of the heap are used; see heap.h.
+struct alignas(128) HeapUse {
+  protocols::SpinLock lock;
+  uint32_t cursor;  // no free segment lies below it
+  std::atomic<uint32_t> used;
+  std::atomic<uint32_t> high;
+};
+
+/// Tasks that have failed; see engine/failures.h.
+struct alignas(128) Failures {
+  protocols::SpinLock lock;
+  std::atomic<uint32_t> num_failed;
+  std::atomic<uint32_t> num_errors;
+  std::atomic<uint32_t> overflow;  // an error: the table was full when it came
+  uint32_t sweep_at;  // written under submit_lock
+};
+
+/// The two processes of a shared file, by their ids; 0: not there yet.
+struct Processes {
+  std::atomic<int32_t> workers;
+  std::atomic<int32_t> owner;
+};
+
 struct Header {
   uint64_t magic;
   uint64_t total_bytes;
@@ -160,27 +199,15 @@ struct Header {
   uint32_t num_segments;
   uint32_t failed_capacity;
   uint32_t is_shared;
-  uint64_t seats, slots, args, handles, regions, chunks, declared, notes, rings, queues, entries, events, segments,
-      errors, failed, kernels, traces, heap;
+  uint64_t heap;
+  Offsets at;
 
   alignas(128) protocols::BiasedLock<protocols::StdMemory> submit_lock;  // owner: the first lane
   std::atomic<uint64_t> sequence;  // written under submit_lock
   protocols::SpinLock boxes_lock;  // the RegionIndex; taken after submit_lock, or alone by a task's children
-  alignas(128) protocols::SpinLock pool_lock;
-  uint32_t free_handles;  // + 1
-  uint32_t num_free_handles;
-  std::atomic<uint32_t> fresh_handles;  // ever taken: the high-water mark
-  uint32_t free_chunks;  // + 1
-  uint32_t fresh_chunks;
-  alignas(128) protocols::SpinLock heap_lock;
-  uint32_t segment_cursor;
-  std::atomic<uint32_t> segments_used;
-  std::atomic<uint32_t> segments_high;
-  alignas(128) protocols::SpinLock failed_lock;
-  std::atomic<uint32_t> num_failed;
-  std::atomic<uint32_t> num_errors;
-  std::atomic<uint32_t> failed_overflow;  // an error: the table was full when it came
-  uint32_t sweep_at;  // written under submit_lock
+  Pools pools;
+  HeapUse heap_use;
+  Failures failures;
   alignas(128) Sleepers parked;  // workers
   Sleepers waiting;  // threads that wait for tasks or for room
   std::atomic<int64_t> next_deadline_ns;  // of the tasks that wait for events; 0: none has one
@@ -192,8 +219,7 @@ struct Header {
   std::atomic<uint32_t> num_kernels;
   std::atomic<uint32_t> trace_limit;  // two processes: the workers record while it is not 0; changed while nothing runs
   std::atomic<uint32_t> closing;
-  std::atomic<int32_t> workers_pid;
-  std::atomic<int32_t> owner_pid;
+  Processes processes;
   protocols::SpinLock kernel_lock;
 };
 

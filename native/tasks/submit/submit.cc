@@ -137,7 +137,7 @@ bool prepare_boxes(Engine& engine, const SlotArgs& args, const pto_task_spec& sp
   };
   if (prepare()) return true;
   uint32_t freed = 0;
-  for (uint32_t h = 0; h < engine.store.header->fresh_handles.load(std::memory_order_relaxed); ++h) {
+  for (uint32_t h = 0; h < engine.store.header->pools.fresh_handles.load(std::memory_order_relaxed); ++h) {
     Handle& handle = engine.store.handles[h];
     if ((handle.flags & kHasRegions) != 0)
       freed += sweep_boxes(engine.boxes, engine.store.index_of(handle), handle, pool, false);

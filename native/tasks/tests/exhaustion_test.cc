@@ -140,7 +140,7 @@ CASE("three readers of a buffer, and a writer that finds its producers twice, ta
       submit_to(*engine, held, params, {of_gate});
     }
   }
-  EXPECT_EQ(engine->store.header->fresh_chunks, 0u);
+  EXPECT_EQ(engine->store.header->pools.fresh_chunks, 0u);
   gate.open();
   EXPECT_EQ(wait_all(*engine, 20, false), int{PTO_OK});
 }

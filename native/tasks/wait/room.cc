@@ -23,7 +23,7 @@ void note_stall(Engine& engine, uint32_t seat_index, Resource cause, int64_t beg
   if (Trace* trace = engine.active_trace.load(std::memory_order_relaxed)) {
     trace->stall(seat_index, static_cast<int32_t>(cause), begin_ns, end_ns,
                  num_submitted(engine) - num_completed(engine),
-                 engine.store.header->segments_used.load(std::memory_order_relaxed) * kSegmentBytes);
+                 engine.store.header->heap_use.used.load(std::memory_order_relaxed) * kSegmentBytes);
   }
 }
 
@@ -40,8 +40,9 @@ bool has_room(const Engine& engine, uint32_t seat_index, Resource resource, uint
     case Resource::kHeap:
       return has_run(engine.store, size);
     case Resource::kHandles: {
-      std::lock_guard guard(engine.store.header->pool_lock);
-      return header.free_handles != 0 || header.fresh_handles.load(std::memory_order_relaxed) < header.max_handles;
+      std::lock_guard guard(engine.store.header->pools.lock);
+      return header.pools.free_handles != 0 ||
+             header.pools.fresh_handles.load(std::memory_order_relaxed) < header.max_handles;
     }
     default:
       return false;

@@ -94,7 +94,7 @@ void check_open(const Engine& engine) {
   check_process(engine);
   if (engine.peer.is_lost.load(std::memory_order_relaxed)) {
     raise(PTO_PEER_LOST, "[runtime] the workers' process must live; got its death (process ",
-          engine.store.header->workers_pid.load(), "); close this runtime and start again");
+          engine.store.header->processes.workers.load(), "); close this runtime and start again");
   }
 }
 

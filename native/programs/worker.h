@@ -1,0 +1,47 @@
+// One worker of a device: its scratch memory, what it does now, and running a task's kernel.
+//
+// Who may call: run_kernel and stall, the thread that is this worker; status any thread. Blocks: for the kernel.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "memory/arena.h"
+#include "programs/run_state.h"
+#include "programs/task.h"
+
+namespace tilewise::programs {
+
+/// What a worker does now, for the report of a deadline.
+struct WorkerStatus {
+  const Instr* instr;  // nullptr: idle
+  int64_t index;
+  int64_t since_ns;
+  bool stalled;
+};
+
+class alignas(128) Worker {
+ public:
+  Worker(int64_t number, int64_t scratch_bytes) : number_(number), scratch_(scratch_bytes) {}
+
+  /// What it does until end(); for status().
+  void begin(const Task& task);
+  void end() { instr_.store(nullptr, std::memory_order_relaxed); }
+  /// Returns the poison for what stands behind the task: 0, or the id of its error.
+  uint64_t run_kernel(Task& task, const std::string& label, int64_t device, RunState& state);
+  /// A planted fault: this worker takes no further task until the run is given up.
+  void stall(const RunState& state);
+
+  WorkerStatus status() const;
+  int64_t bytes() const { return scratch_.bytes() + static_cast<int64_t>(sizeof(Worker)); }
+
+ private:
+  const int64_t number_;
+  memory::Arena scratch_;
+  std::atomic<const Instr*> instr_{nullptr};
+  std::atomic<int64_t> index_{0};
+  std::atomic<int64_t> since_ns_{0};
+  std::atomic<bool> stalled_{false};
+};
+
+}  // namespace tilewise::programs
