@@ -1,7 +1,8 @@
 // HOLDS(Scenario), HOLDS_WITH(options, Scenario) and FOUND(Scenario): a test's words for "no execution fails" and "the
-// planted mistake is seen".
+// planted mistake is seen". DEEP_HOLDS(Scenario) is for what takes minutes.
 #pragma once
 #include <cstdio>
+#include <cstring>
 
 #include "base/testing.h"
 #include "checker/memory.h"
@@ -31,10 +32,32 @@ inline void report(const Result& result, bool should_hold, const char* scenario,
 
 }  // namespace tilewise::checker
 
+namespace tilewise::checker {
+
+/// `NAME_checked_test deep` explores what takes minutes too: make soak.
+inline bool is_deep = false;
+
+inline int run(int argc, char** argv) {
+  is_deep = argc > 1 && std::strcmp(argv[1], "deep") == 0;
+  return is_deep ? testing::run(argc - 1, argv + 1) : testing::run(argc, argv);
+}
+
+inline Options without_limit() {
+  Options options;
+  options.max_executions = INT64_MAX;
+  return options;
+}
+
+}  // namespace tilewise::checker
+
+#define CHECKED_TEST_MAIN \
+  int main(int argc, char** argv) { return ::tilewise::checker::run(argc, argv); }
 #define HOLDS(...) \
   ::tilewise::checker::report(::tilewise::checker::explore<__VA_ARGS__>(), true, #__VA_ARGS__, __FILE__, __LINE__)
 #define HOLDS_WITH(options, ...)                                                                                \
   ::tilewise::checker::report(::tilewise::checker::explore<__VA_ARGS__>(options), true, #__VA_ARGS__, __FILE__, \
                               __LINE__)
+#define DEEP_HOLDS(...) \
+  if (::tilewise::checker::is_deep) HOLDS_WITH(::tilewise::checker::without_limit(), __VA_ARGS__)
 #define FOUND(...) \
   ::tilewise::checker::report(::tilewise::checker::explore<__VA_ARGS__>(), false, #__VA_ARGS__, __FILE__, __LINE__)

@@ -77,6 +77,8 @@ CASE("the biased lock lets one in at a time, with a barrier of one side or with 
   HOLDS(Sharing<BiasedLockOrders, 1, 2>);
   HOLDS(Sharing<BiasedLockOrders, 2, 1>);
   HOLDS(Sharing<BiasedLockOrders, 1, 2, true>);
+  HOLDS(Sharing<BiasedLockOrders, 1, 4>);
+  DEEP_HOLDS(Sharing<BiasedLockOrders, 2, 1, true>);
 }
 
 CASE("every order and step of the biased lock is needed") {
@@ -94,4 +96,4 @@ CASE("a newcomer that passes by while another's barrier is still on its way is f
   FOUND(Sharing<SettlesBeforeBarrier, 2, 1>);
 }
 
-TILEWISE_TEST_MAIN
+CHECKED_TEST_MAIN

@@ -145,4 +145,4 @@ CASE("every order and step of the countdowns is needed") {
 
 CASE("a child that starts before it is counted is found") { FOUND(Family<CountdownOrders, true>); }
 
-TILEWISE_TEST_MAIN
+CHECKED_TEST_MAIN

@@ -168,6 +168,7 @@ struct OppositeOrders : Signals<CounterOrders> {
 CASE("a task that waits for two counters becomes ready once, behind both raises") {
   HOLDS(Waiting<CounterOrders, 1>);
   HOLDS(Waiting<CounterOrders, 2>);
+  HOLDS(Waiting<CounterOrders, 3>);
 }
 
 CASE("every step of waiting and raising is needed (mistake: lost wake-ups)") {
@@ -212,4 +213,4 @@ CASE("store buffering and IRIW are weak for load(), not for wait()") {
   EXPECT(found.count({1, 0, 1, 0}) == 0 && found.count({1, 1, 1, 0}) == 1);
 }
 
-TILEWISE_TEST_MAIN
+CHECKED_TEST_MAIN

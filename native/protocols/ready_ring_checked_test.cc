@@ -88,6 +88,7 @@ CASE("one owner and two takers lose and duplicate nothing") {
   HOLDS(Stealing<RingOrders, 1, 5>);
   HOLDS(Stealing<RingOrders, 2, 3>);
   HOLDS_WITH(weak_compares(), Stealing<RingOrders, 2, 2>);
+  DEEP_HOLDS(Stealing<RingOrders, 2, 4>);
 }
 
 CASE("every order of the ring is needed") {
@@ -101,4 +102,4 @@ CASE("every order of the ring is needed") {
   FOUND(Stealing<NewestOfAnotherLook, 2, 3>);
 }
 
-TILEWISE_TEST_MAIN
+CHECKED_TEST_MAIN

@@ -103,6 +103,7 @@ struct LastAlone : RoundOrders {
 
 CASE("every task runs once in each round, and no round begins before the last has ended") {
   HOLDS(Replaying<RoundOrders, 2>);
+  HOLDS(Replaying<RoundOrders, 4>);
 }
 
 CASE("every order and step of the rounds is needed") {
@@ -113,4 +114,4 @@ CASE("every order and step of the rounds is needed") {
   FOUND(Replaying<LastAlone, 2>);
 }
 
-TILEWISE_TEST_MAIN
+CHECKED_TEST_MAIN

@@ -142,6 +142,7 @@ CASE("no worker sleeps over work, with a barrier of one side or with fences on b
   HOLDS(Working<SleepersOrders, 1, 1, true>);
   HOLDS(Working<SleepersOrders, 2, 1, false>);
   HOLDS(Working<SleepersOrders, 2, 1, true>);
+  DEEP_HOLDS(Working<SleepersOrders, 2, 2, false>);
 }
 
 CASE("no thread sleeps over the end of the task that it waits for, none over the end of everything") {
@@ -163,4 +164,4 @@ CASE("every order and step of sleeping and waking is needed") {
   FOUND(Awaiting<WakerWithoutBarrier, 2, false>);
 }
 
-TILEWISE_TEST_MAIN
+CHECKED_TEST_MAIN

@@ -131,6 +131,7 @@ CASE("every consumer becomes ready exactly once, behind two producers, one slot 
   HOLDS(Slots<WakeWordOrders, 1, true>);
   HOLDS(Slots<WakeWordOrders, 2, true>);
   HOLDS_WITH(weak_compares(), Slots<WakeWordOrders, 2, true>);
+  HOLDS(Slots<WakeWordOrders, 5, true>);
   HOLDS(Reuse<WakeWordOrders>);
 }
 
@@ -147,4 +148,4 @@ CASE("every order and step of the wake word is needed") {
   FOUND(Reuse<ComparesNoGeneration>);
 }
 
-TILEWISE_TEST_MAIN
+CHECKED_TEST_MAIN

@@ -101,6 +101,7 @@ CASE("every task is submitted once and every run ends once, behind all of its ta
   HOLDS(Walking<WalkOrders, 1, 2>);
   HOLDS(Walking<WalkOrders, 2, 1>);
   HOLDS(Walking<WalkOrders, 1, 2, true>);
+  DEEP_HOLDS(Walking<WalkOrders, 2, 2>);
 }
 
 CASE("every order and step of the walk is needed") {
@@ -114,4 +115,4 @@ CASE("every order and step of the walk is needed") {
   FOUND(Walking<TakesWithoutComparing, 1, 2>);
 }
 
-TILEWISE_TEST_MAIN
+CHECKED_TEST_MAIN
