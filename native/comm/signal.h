@@ -1,7 +1,7 @@
 // Signals: 64-bit counters between devices, and tasks that wait for them without holding a worker.
 //
 // A signal counts up and never falls. raise() is the notifier's last act: everything it did before is visible to
-// whoever is told (release; wait() and on_raised acquire through the signal's lock).
+// the waiter that is told (release; wait() and on_raised acquire through the signal's lock).
 //
 // No wake-up can be lost: protocols/counter.h says why. on_raised runs outside the lock, once per waiter, in the
 // raising thread; the waiter's memory may be reused by then. No other lock is taken while a signal's lock is held.

@@ -25,8 +25,8 @@ inline uint64_t ticks() {
 }
 
 /// How an idle thread passes time: it spins briefly, looks and yields for a millisecond, then says that it should
-/// sleep. A yield that comes back at once says that nobody else wants the processor: then it yields less and less
-/// often, because whoever submits meanwhile waits for it.
+/// sleep. A yield that comes back at once says that no other thread wants the processor: then it yields less and less
+/// often, because a submitter meanwhile waits for it.
 class Idle {
  public:
   void reset() { rounds_ = 0; }
@@ -52,7 +52,7 @@ class Idle {
   static constexpr uint32_t kSpins = 64;
   static constexpr uint32_t kLooks = 16;
   static constexpr uint32_t kMaxLooks = 512;
-  static constexpr uint64_t kAloneTicks = 4000;  // a yield to nobody, several times over
+  static constexpr uint64_t kAloneTicks = 4000;  // a yield to no other thread, several times over
   static constexpr int64_t kYieldNs = 1'000'000;
   uint32_t rounds_ = 0;
   uint32_t looks_ = kLooks;  // until the next yield; kept from one idle time to the next
@@ -65,13 +65,13 @@ class Idle {
 /// A worker faster than its submitter would fetch every task alone, and every line of the task would cross between the
 /// cores twice: both then run at the speed of the transfers. So when it runs dry after a few short tasks while
 /// submissions go on, it lets some gather before it looks again; when tasks are long it looks at once, and when few are
-/// submitted it soon stops waiting: somebody may wait for one of them. (Lines that have come to rest in the other
+/// submitted it soon stops waiting: a thread may wait for one of them. (Lines that have come to rest in the other
 /// core's cache cross in the background; those that the other still writes cost a round trip each: benchmarks/runtime
 /// times both as chain and wavefront.)
 class Pace {
  public:
   void found() { begin_ticks_ = ticks(); }
-  /// It runs dry after tasks that nobody submitted one by one.
+  /// It runs dry after tasks that were not submitted one by one.
   void ran_dry_of_rounds(uint64_t num_completed) {
     completed_ = num_completed;
     delay_ = 0;
