@@ -158,7 +158,7 @@ void inject(Executor& executor, const std::string& kind, int64_t device, std::st
   executor.inject(kind == "throw" ? Injected::kThrow : Injected::kStall, device, std::move(label), index);
 }
 
-nb::object error_class(const char* name) { return nb::module_::import_("tilewise.state.errors").attr(name); }
+nb::object error_class(const char* name) { return nb::module_::import_("tilewise.core.errors").attr(name); }
 
 void translate(const std::exception_ptr& error, void*) {
   try {

@@ -7,6 +7,7 @@
 // read: two readings of both clocks, far apart, tell how long a tick is.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -70,7 +71,7 @@ class Trace {
 
   /// Copies up to `capacity` records, their times in ns; returns how many there are.
   uint64_t tasks(pto_trace_task* records, uint64_t capacity) const {
-    const double ns_per_tick = static_cast<double>(now_ns() - first_ns_) / static_cast<double>(ticks() - first_ticks_);
+    const double ns_per_tick = tick_ns();
     const auto to_ns = [&](int64_t& time) {
       if (time == 0) return;  // never happened
       const auto passed = static_cast<double>(static_cast<int64_t>(static_cast<uint64_t>(time) - first_ticks_));
@@ -133,9 +134,21 @@ class Trace {
     }
   }
 
+  /// How long a tick is, found once, so that whatever is read twice reads the same.
+  double tick_ns() const {
+    double found = tick_ns_.load(std::memory_order_relaxed);
+    if (found != 0) return found;
+    while (now_ns() - first_ns_ < kCalibrationNs) sched_yield();
+    found = static_cast<double>(now_ns() - first_ns_) / static_cast<double>(ticks() - first_ticks_);
+    double none = 0;
+    return tick_ns_.compare_exchange_strong(none, found) ? found : none;
+  }
+
+  static constexpr int64_t kCalibrationNs = 10'000'000;
   uint64_t capacity_;
   uint64_t first_ticks_;
   int64_t first_ns_;
+  mutable std::atomic<double> tick_ns_{0};
   std::vector<std::unique_ptr<PerSeat>> seats_;
 };
 

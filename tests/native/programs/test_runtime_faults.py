@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from native.runtime.programs import COLS, ROWS, all_reduce_program, tensor_entry, view
+from native.programs.sample_programs import COLS, ROWS, all_reduce_program, tensor_entry, view
 from tilewise.core.errors import CommTimeout, PlanError, TaskFailed
 from tilewise.ir.program import Instruction
 from tilewise.runtime import Access, Extent, Mode, Operand, Program

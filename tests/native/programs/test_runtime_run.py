@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from native.runtime.programs import (
+from native.programs.sample_programs import (
     COLS,
     ROWS,
     TILE_ROWS,
@@ -195,7 +195,7 @@ def test_what_lacks_a_field_or_has_another_name_is_refused():
 @pytest.mark.parametrize("struct", [Extent, Operand, Wait, Notify], ids=lambda struct: struct.__name__)
 def test_named_tuples_have_the_order_of_their_native_structs(struct):
     """The border reads them by place, so places and names are one list in native/programs/program.h."""
-    text = (Path(__file__).parents[3] / "native" / "runtime" / "program.h").read_text()
+    text = (Path(__file__).parents[3] / "native" / "programs" / "program.h").read_text()
     body = re.search(rf"^struct {struct.__name__} \{{\n(.*?)^\}};", text, re.M | re.S)[1]
     assert re.findall(r"^  (?:\w+) (\w+)(?: = [^;(]*)?;", body, re.M) == list(struct._fields)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from native.runtime.programs import TILES, all_reduce_program
+from native.programs.sample_programs import TILES, all_reduce_program
 from tilewise.observe import TaskRecord, write_trace
 
 

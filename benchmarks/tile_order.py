@@ -1,0 +1,99 @@
+"""In which order a device's workers take the tasks of a tile program that are ready.
+
+Claim: none; it says which of two ways the planner should ask for. In order: every task has a priority above 0, so all
+ready ones stand in one queue, the more urgent (collectives) first, then in the order of submission; devices that
+exchange data go through their programs in step. From rings: only collectives have a priority; the others stand in the
+ring of the worker that made them ready, and mostly run right behind the task they waited for, whose data are in its
+cache. Both models live in one process; their steps take turns, and paired ratios are compared. The results must have
+the same bits.
+
+Run: python benchmarks/tile_order.py [--steps 30] [--dtypes bf16 f32]
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+
+from demo_step import BATCH, CONTEXT, MODEL, batch_of
+
+import tilewise as tw
+from tilewise.models import llama
+from tilewise.plan import Plan
+
+MESHES = {"one device, two workers": ({}, 2), "dp=2": ({"dp": 2}, 1), "tp=2": ({"tp": 2}, 1)}
+
+
+def use_rings(plan: Plan) -> None:
+    """Take the priority of all but collectives away."""
+    for programs in plan.programs.values():
+        seen: set[int] = set()
+        for program in programs:
+            for template in program.templates:
+                for instruction in template.instructions:
+                    if id(instruction) not in seen:
+                        seen.add(id(instruction))
+                        instruction.priority = max(0, instruction.priority - 1)
+
+
+def make_model(axes: dict[str, int], workers: int, dtype: str, *, rings: bool) -> tw.GraphInstance:
+    """The demo's model, ready for its first step."""
+    graph = tw.ComputeGraph("llama")
+    llama.build_training_graph(graph, llama.LlamaConfig(**MODEL), BATCH, CONTEXT, dtype=dtype)
+    graph.optimize(tw.optim.AdamW())
+    plan = graph.plan(axes, workers_per_device=workers)
+    if rings:
+        use_rings(plan)
+    model = graph.instantiate(plan)
+    model.initialize(seed=0)
+    return model
+
+
+def step_of(model: tw.GraphInstance, number: int) -> tuple[float, float]:
+    """Seconds and loss of one step."""
+    tokens, labels = batch_of(number)
+    started = time.perf_counter()
+    loss = float(model.step({"tokens": tokens, "labels": labels}, lr=3e-4).loss)
+    return time.perf_counter() - started, loss
+
+
+def compare(axes: dict[str, int], workers: int, dtype: str, num_steps: int) -> tuple[list[float], list[float]]:
+    """Seconds of all steps in order and from rings; they must agree to the bit."""
+    ordered = make_model(axes, workers, dtype, rings=False)
+    ringed = make_model(axes, workers, dtype, rings=True)
+    seconds: tuple[list[float], list[float]] = ([], [])
+    with ordered, ringed:
+        for number in range(num_steps + 2):
+            turns = [(0, ordered), (1, ringed)]
+            results = {which: step_of(model, number) for which, model in turns[:: 1 if number % 2 else -1]}
+            if results[0][1] != results[1][1]:
+                raise SystemExit(f"step {number}: the losses differ: {results[0][1]} and {results[1][1]}")
+            if number >= 2:
+                seconds[0].append(results[0][0])
+                seconds[1].append(results[1][0])
+    return seconds
+
+
+def main() -> None:
+    """Print one line per mesh and dtype."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--dtypes", nargs="+", default=["bf16", "f32"])
+    options = parser.parse_args()
+    print(f"{platform.processor() or platform.machine()}, {options.steps} pairs of steps, two threads")
+    for dtype in options.dtypes:
+        for name, (axes, workers) in MESHES.items():
+            ordered, ringed = compare(axes, workers, dtype, options.steps)
+            ratios = [b / a for a, b in zip(ordered, ringed, strict=True)]
+            print(
+                f"{dtype:5} {name:24} in order {statistics.median(ordered) * 1e3:7.1f} ms, from rings "
+                f"{statistics.median(ringed) * 1e3:7.1f} ms; ratio {statistics.median(ratios):.3f} paired, "
+                f"{min(ringed) / min(ordered):.3f} of the quickest",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
