@@ -138,6 +138,7 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t seat
 }
 
 [[gnu::noinline]] void tell_watchers(Engine& engine, TaskRef task) {
+  if (engine.host != nullptr) return engine.host->completed();  // which watches every task, alone
   wake_waiters(engine);
   if (engine.callbacks.has_any()) engine.callbacks.run(task);
 }
@@ -246,7 +247,7 @@ uint32_t complete(Engine& engine, uint32_t slot, uint32_t seat_index, int status
     trace_end(engine, slot, seat_index, self, status);
   me.num_completed.store(me.num_completed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   const uint32_t flags = task.flags;
-  if ((flags & (kIsReplayed | kUsesTokens | kUsesHeap)) != 0) {
+  if ((flags & (kIsReplayed | kUsesTokens | kUsesHeap)) != 0) [[unlikely]] {
     if ((flags & kIsReplayed) != 0) return complete_replayed(engine, slot, seat_index, self, is_worker);
     if ((flags & kUsesTokens) != 0) release_tokens(engine, slot, seat_index);
     if ((flags & kUsesHeap) != 0 && release_heap(engine.store, task, engine.store.args[slot])) wake_waiters(engine);
@@ -258,8 +259,6 @@ uint32_t complete(Engine& engine, uint32_t slot, uint32_t seat_index, int status
   if ((word & Wake::kWatched) != 0) [[unlikely]]
     tell_watchers(engine, self);
   if (parent != 0) child_ended(engine, parent - 1, seat_index);
-  if ((flags & kIsEmbedded) != 0) [[unlikely]]
-    engine.host->completed();
   return next;
 }
 

@@ -128,11 +128,10 @@ uint32_t take_slot_slowly(Engine& engine, uint32_t seat_index) {
 
 }  // namespace
 
-uint64_t allocate_heap(Engine& engine, uint32_t seat_index, uint64_t bytes) {
+uint64_t allocate_heap_slowly(Engine& engine, uint32_t seat_index, uint64_t bytes) {
   Seat& me = engine.seat(seat_index);
   Scope& scope = me.scopes[me.depth];
-  uint64_t found = heap_in_scope(engine.store, scope, bytes);
-  if (found == 0) found = heap_in_new_run(engine.store, scope, seat_index, bytes);
+  uint64_t found = heap_in_new_run(engine.store, scope, seat_index, bytes);
   while (found == 0) {
     wait_for_room(engine, seat_index, Resource::kHeap, bytes);
     found = heap_in_new_run(engine.store, scope, seat_index, bytes);

@@ -21,8 +21,16 @@ void raise_deadlock(Engine& engine, uint32_t seat_index, Resource resource, uint
 uint32_t take_slot_carefully(Engine& engine, uint32_t seat_index);
 /// Any slot of the lane in which no task lives; kNone: there is none.
 uint32_t find_free_slot(Engine& engine, uint32_t seat_index);
+/// The same of allocate_heap, when the scope's run has no room.
+uint64_t allocate_heap_slowly(Engine& engine, uint32_t seat_index, uint64_t bytes);
+
 /// Distance of as many bytes of the heap, for the open scope.
-uint64_t allocate_heap(Engine& engine, uint32_t seat_index, uint64_t bytes);
+inline uint64_t allocate_heap(Engine& engine, uint32_t seat_index, uint64_t bytes) {
+  const Seat& me = engine.seat(seat_index);
+  const uint64_t found = heap_in_scope(engine.store, engine.seat(seat_index).scopes[me.depth], bytes);
+  return found != 0 ? found : allocate_heap_slowly(engine, seat_index, bytes);
+}
+
 /// The index of a handle for a new buffer.
 uint32_t take_handle(Engine& engine, uint32_t seat_index);
 
