@@ -13,6 +13,7 @@ namespace {
 
 constexpr size_t kMaxSteps = 3000;
 constexpr int kMaxIdlePauses = 1000;
+constexpr int kMaxPlain = 100'000;  // accesses between two steps
 
 /// Whether two steps of different threads, each with its outcome, may not change places. A store may with nearly all: a
 /// load or a read-modify-write reads what it reads, before the store or behind it, and of two stores each can come
@@ -65,9 +66,9 @@ struct Look {
 struct Thread {
   Status status = Status::kReady;
   Op* pending = nullptr;
-  std::vector<Look> looks;   // since it last wrote or paused
+  std::vector<Look> looks;  // since it last wrote or paused
   std::vector<Look> before;  // when it last paused
-  Clock clock{};            // of dependence
+  Clock clock{};  // of dependence
   int num_idle_pauses = 0;
   bool has_failed = false;  // a weak compare, for no reason
 };
@@ -78,13 +79,16 @@ class Explorer {
   Result explore();
 
   // On fibers, and for end() on the explorer's own stack.
-  bool is_in_thread() const { return running_ >= 0; }
   Model& model() { return model_; }
+  bool is_in_thread() const { return running_ >= 0; }
   int running() const { return running_; }
   void take_step(Op& op);
   void apply_alone(Op& op);
   void relax();
   void fail(const std::string& what);
+  void count_plain() {
+    if (++num_plain_ > kMaxPlain) fail("a thread goes on for ever without a step");
+  }
   void name(int location, const std::string& name) { names_[location] = name; }
   void thread_main();
 
@@ -116,12 +120,11 @@ class Explorer {
   std::array<std::string, kMaxLocations> names_;
   void* scenario_ = nullptr;
   int running_ = -1;
+  int num_plain_ = 0;
   bool is_abandoned_ = false;
 };
 
 Explorer* current = nullptr;
-
-// --- on fibers ---------------------------------------------------------------------------------------------------
 
 void Explorer::thread_main() {
   program_.run(scenario_, running_);
@@ -181,10 +184,9 @@ void Explorer::fail(const std::string& what) {
   if (running_ >= 0) fibers_[running_].switch_to(scheduler_);
 }
 
-// --- one execution -----------------------------------------------------------------------------------------------
-
 void Explorer::resume(int thread) {
   running_ = thread;
+  num_plain_ = 0;
   scheduler_.switch_to(fibers_[thread]);
   running_ = -1;
 }
@@ -364,8 +366,6 @@ void Explorer::judge_end() {
   }
 }
 
-// --- what to explore ---------------------------------------------------------------------------------------------
-
 /// Orders the event behind those that it depends on; where another order is possible, asks for it.
 void Explorer::note_races(size_t which) {
   Event& event = events_[which];
@@ -386,9 +386,8 @@ void Explorer::note_races(size_t which) {
     if (depends || static_cast<int>(e) == writer) join(clock, earlier.clock);
   }
   event.clock = threads_[event.thread].clock = clock;
-  if (!options_.reduces) return;
   for (const size_t earlier : races) {
-    if (events_[earlier].thread != event.thread) want_before(earlier, which);
+    if (options_.reduces && events_[earlier].thread != event.thread) want_before(earlier, which);
   }
 }
 
@@ -542,6 +541,7 @@ void pin_location(int location) {
 
 const Clock* own_clock(int* thread) {
   *thread = current->running();
+  current->count_plain();
   return *thread < 0 ? nullptr : &current->model().clock(*thread);
 }
 

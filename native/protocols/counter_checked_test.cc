@@ -30,6 +30,10 @@ struct Waiting {
   Waiting() {
     for (int c = 0; c < 2; ++c) counters[c].value.set_name("value", c);
   }
+  Task& waiter(int task) {
+    expect(task >= 1 && task <= kTasks, "a waiter in the list");
+    return tasks[task - 1];
+  }
   void ask(int task) {
     Task& own = tasks[task];
     const bool is_ready = ask_in_turn<Orders>(own.num_asked, 2, [&](int which) {
@@ -48,7 +52,7 @@ struct Waiting {
     }
     const int which = thread - 1;
     written[which] = 1;
-    const auto next = [&](int task) -> Plain<int>& { return tasks[task - 1].next; };
+    const auto next = [&](int task) -> Plain<int>& { return waiter(task).next; };
     const int due = counters[which].raise([](uint64_t value) { return value + 1; },
                                           [](int, uint64_t value) { return value >= 1; }, next);
     counters[which].wake_all(due, next, [&](int task) { ask(task - 1); });

@@ -22,6 +22,10 @@ struct Commuting {
   Task tasks[kTasks];
 
   Commuting() { token.set_name("token"); }
+  Task& waiting(uint32_t waiter) {
+    expect(waiter >= 1 && waiter <= kTasks, "a waiter in the list");
+    return tasks[waiter - 1];
+  }
   bool take(uint32_t number) {
     Task& me = tasks[number];
     return Own::take(token, number + 1, [&](uint32_t first) { me.next = first; });
@@ -36,7 +40,7 @@ struct Commuting {
       ++bytes;
       task.next = 77;  // it is in another list
       Own::give(
-          token, [&](uint32_t waiter) -> Plain<uint32_t>& { return tasks[waiter - 1].next; },
+          token, [&](uint32_t waiter) -> Plain<uint32_t>& { return waiting(waiter).next; },
           [&](uint32_t waiter) {
             if (take(waiter - 1)) ready[num_ready++] = waiter - 1;
           });

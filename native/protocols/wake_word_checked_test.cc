@@ -28,6 +28,10 @@ struct Slots {
   Slots() {
     for (int p = 0; p < 2; ++p) wake[p].set_name("wake", p);
   }
+  Consumer& consumer(uint32_t waiter) {
+    expect(waiter >= 1 && waiter <= kConsumers, "a waiter in the list");
+    return consumers[waiter - 1];
+  }
   void advance(uint32_t number) {
     Consumer& me = consumers[number];
     while (me.left > 0) {
@@ -56,7 +60,7 @@ struct Slots {
     const uint32_t first = Wake::first_waiter(bits);
     if (first == 0) return;
     Wake::for_each_waiter(
-        first, [&](uint32_t waiter) -> Plain<uint32_t>& { return consumers[waiter - 1].next; },
+        first, [&](uint32_t waiter) -> Plain<uint32_t>& { return consumer(waiter).next; },
         [&](uint32_t waiter) { advance(waiter - 1); });
   }
   void end() {
