@@ -256,7 +256,7 @@ class TemplateLowering(Collectives):
         *,
         ints: Sequence[int] = (),
         floats: Sequence[float] = (),
-        priority: int = 1,
+        priority: int = 0,
         label: str = "",
     ) -> Instruction:
         """Append an instruction."""
