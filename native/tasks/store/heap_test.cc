@@ -107,7 +107,8 @@ CASE("memory of a closed scope stays until its last task: values survive thousan
   }
   EXPECT(pto_read(runtime, h, nullptr, PTO_FOREVER) != nullptr);
   EXPECT_EQ(total, expected);
-  EXPECT(runtime.stats().heap_high_bytes <= 4 * kSegment);
+  const uint64_t high = runtime.stats().heap_high_bytes;
+  EXPECT(high >= 2 * kSegment && high <= 4 * kSegment);
 }
 
 CASE("two lanes share the heap and give each other room") {
