@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "tasks/engine/handles.h"
 #include "tasks/order/boxes.h"
 #include "tasks/replay/kept_recording.h"
 #include "tasks/store/status.h"
@@ -25,7 +26,7 @@ Recording::~Recording() = default;
 
 uint32_t Recording::buffer_of(const Store& store, uint32_t index, bool is_new) {
   const Handle& handle = store.handles[index];
-  const uint64_t name = uint64_t{handle.generation.load()} << 32 | (index + 1);
+  const uint64_t name = handle_name(handle, index);
   const auto [found, is_first] = buffer_by_name_.try_emplace(name, static_cast<uint32_t>(buffers.size()));
   if (is_first) {
     Buffer buffer{};

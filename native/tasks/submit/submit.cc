@@ -62,7 +62,7 @@ void allocate_outputs(Engine& engine, const pto_task_spec& spec, uint32_t seat_i
     Scope& scope = me.scopes[me.depth];
     handle.next = scope.first_handle;
     scope.first_handle = index + 1;
-    param.handle = uint64_t{handle.generation.load(std::memory_order_relaxed)} << 32 | (index + 1);
+    param.handle = handle_name(handle, index);
     next += aligned(param.bytes);
     buffers.handles[p] = &handle;
     buffers.fresh |= 1u << p;
