@@ -55,7 +55,7 @@ void Recording::add(const Store& store, uint32_t slot, const pto_task_spec& spec
           "record a smaller part");
   }
   const TaskRef self = make_ref(1, number);
-  task_by_name_[make_ref(Wake::generation_in(live.wake.load(std::memory_order_relaxed)), slot)] = number;
+  task_by_name_[store.name_at(slot)] = number;
   Task task{};
   task.kernel = spec.kernel;
   task.priority = spec.priority;
