@@ -254,10 +254,10 @@ void bind_executor(nb::module_& m) {
 
 void bind_programs(nb::module_& m) {
   nb::register_exception_translator(translate);
-  nb::module_ runtime = m.def_submodule("runtime", "Tile programs and the executor that runs them.");
-  bind_program(runtime);
-  bind_executor(runtime);
-  runtime.def("device_overhead", &device_overhead, nb::arg("workers"), nb::arg("signals"), nb::arg("handles"),
+  nb::module_ programs = m.def_submodule("programs", "Tile programs and the executor that runs them.");
+  bind_program(programs);
+  bind_executor(programs);
+  programs.def("device_overhead", &device_overhead, nb::arg("workers"), nb::arg("signals"), nb::arg("handles"),
               nb::arg("scratch_bytes"), "Bytes that a device reserves besides its arena, by what they are for.");
 }
 

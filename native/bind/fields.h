@@ -1,9 +1,9 @@
 // Structs that cross the border by the names of their members, instead of as a row of positional arguments.
 //
 // `read` takes an attribute of a Python object (a dataclass that the planner made), `Keywords` the keyword arguments of
-// a call. Both refuse a value of another type by the member's name, Keywords also names that no member has; ranges are
-// the native package's to check. Called under the GIL. Names are made into Python strings once, so that reading an
-// attribute costs no more than in Python.
+// a call. Both refuse by the member's name a value that its type cannot hold, Keywords also names that no member has;
+// what else a value must be is the native package's to check. Called under the GIL. Names are made into Python strings
+// once, so that reading an attribute costs no more than in Python.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -27,13 +27,14 @@ nanobind::handle interned() {
   return name;
 }
 
-/// `value` as a T; a TypeError that names the member when it is none.
+/// `value` as a T; a TypeError that names the member when it cannot be one.
 template <class T>
 T field_value(const char* name, nanobind::handle value) {
   T converted{};
   if (!nanobind::try_cast(value, converted)) {
     const std::string got = nanobind::type_name(value.type()).c_str();
-    throw nanobind::type_error((std::string(name) + " has a value of another type; got " + got).c_str());
+    throw nanobind::type_error(
+        (std::string(name) + " has a value of another type or out of its range; got " + got).c_str());
   }
   return converted;
 }

@@ -13,8 +13,6 @@ TILEWISE_INLINE void copy_words(uint32_t* to, const void* from, int64_t words) {
   for (; i < words; ++i) __builtin_memcpy(to + i, source + 4 * i, 4);
 }
 
-TILEWISE_INLINE int64_t steps_of(int64_t length, int per_step) { return divide_up(length, per_step); }
-
 /// Elements [begin, end) of a row as words; an odd last bf16 element is paired with zero.
 template <class D>
 TILEWISE_INLINE void pack_row(uint32_t* to, const typename D::T* row, int64_t begin, int64_t end) {

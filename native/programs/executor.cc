@@ -72,10 +72,12 @@ void Executor::check_options() const {
     check<ArgumentError>(bytes >= 0, "[runtime.Executor] arena_bytes must not be negative; got ", bytes,
                          "; pass the plan's sizes");
   }
-  check<ArgumentError>(options_.num_signals >= 0 && options_.num_handles >= 0 && options_.deadline_s > 0,
-                       "[runtime.Executor] num_signals and num_handles must be >= 0 and deadline_s > 0; got ",
-                       options_.num_signals, ", ", options_.num_handles, ", ", options_.deadline_s,
-                       "; correct the argument");
+  constexpr int64_t kMostObjects = INT32_MAX;  // the engine counts both together in 32 bits
+  check<ArgumentError>(options_.num_signals >= 0 && options_.num_handles >= 0 && options_.num_signals <= kMostObjects &&
+                           options_.num_handles <= kMostObjects && options_.deadline_s > 0,
+                       "[runtime.Executor] num_signals and num_handles must lie in [0, ", kMostObjects,
+                       "] and deadline_s be > 0; got ", options_.num_signals, ", ", options_.num_handles, ", ",
+                       options_.deadline_s, "; correct the argument");
   check<ArgumentError>(options_.scratch_bytes >= 0, "[runtime.Executor] scratch_bytes must not be negative; got ",
                        options_.scratch_bytes, "; pass the plan's size");
   int64_t total = std::accumulate(options_.arena_bytes.begin(), options_.arena_bytes.end(), int64_t{0});

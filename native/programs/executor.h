@@ -3,7 +3,7 @@
 // Purpose: runs a finished tile program on every device at once and returns when all are done, failed, cancelled or
 // late. Who may call: one thread at a time (a second run() at once is refused). Blocks: run() until the end, asking
 // its poll every 50 ms; close() until the workers have left. Everything but memory() and allocated_bytes() is
-// refused while a run goes on. Memory: arenas live as long as someone holds them.
+// refused while a run goes on. Memory: arenas live as long as the executor, or a view of theirs.
 //
 // After a failure or a cancel every device walks its program to the end without running kernels, so that signals and
 // expected values stay consistent and the next run starts clean. After a deadline that cannot be relied on (a worker

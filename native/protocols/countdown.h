@@ -15,7 +15,7 @@ namespace tilewise::protocols {
 
 struct CountdownOrders {
   static constexpr auto kLeave = std::memory_order_acq_rel;
-  static constexpr auto kSeeLast = std::memory_order_acquire;  // arrive(): when one is left, to look is enough
+  static constexpr auto kSeeLast = std::memory_order_acquire;  // when one is left, to look is enough
   static constexpr bool kLeavesInOneStep = true;
   static constexpr bool kClosesInOneStep = true;
 };
@@ -40,10 +40,15 @@ struct Countdowns {
     }
     return left.fetch_sub(count, Orders::kLeave) == count;
   }
-  /// The same where none joins: when one is left no other can come, and the count may stay as it is.
+  /// One more must leave; what the others did is seen.
+  template <class T>
+  static bool is_one_left(const Atomic<T>& left) {
+    return left.load(Orders::kSeeLast) == 1;
+  }
+  /// leave() where none joins: when one is left no other can come, and the count may stay as it is.
   template <class T>
   static bool arrive(Atomic<T>& left) {
-    return left.load(Orders::kSeeLast) == 1 || leave(left);
+    return is_one_left(left) || leave(left);
   }
 
   static constexpr int64_t kOpen = int64_t{1} << 40;

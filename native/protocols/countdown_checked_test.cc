@@ -53,8 +53,9 @@ struct Lending {
   }
 };
 
-/// A parent that submits two children; the count begins at 1, for its kernel. The last completes the parent.
-template <class Orders, bool kCountsLate = false>
+/// A parent that submits two children; the count begins at 1, for its kernel. The last completes the parent. kWaits:
+/// its kernel waits for them.
+template <class Orders, bool kCountsLate = false, bool kWaits = false>
 struct Family {
   static constexpr int kNumThreads = 3;
   using Own = Countdowns<CheckedMemory, Orders>;
@@ -78,6 +79,10 @@ struct Family {
       if (!kCountsLate) Own::join(left);
       child.store(1, std::memory_order_release);
       if (kCountsLate) Own::join(left);
+    }
+    if (kWaits) {
+      while (!Own::is_one_left(left)) relax();
+      expect(written[1] == 1 && written[2] == 1, "what the children wrote");
     }
     drop(0);
   }
@@ -130,6 +135,7 @@ struct ClosesInTwoSteps : CountdownOrders {
 
 CASE("a piece of the heap is freed exactly once, after its scope and every task") { HOLDS(Lending<CountdownOrders>); }
 CASE("a parent completes once, after its kernel and every child") { HOLDS(Family<CountdownOrders>); }
+CASE("a parent that waits for its children sees what they wrote") { HOLDS(Family<CountdownOrders, false, true>); }
 CASE("a task becomes ready once, behind all of its producers") { HOLDS(Arrivals<CountdownOrders>); }
 
 CASE("every order and step of the countdowns is needed") {
@@ -139,6 +145,7 @@ CASE("every order and step of the countdowns is needed") {
   FOUND(Family<LeavesWithoutAcquire>);
   FOUND(Family<LeavesWithoutRelease>);
   FOUND(Family<LeavesInTwoSteps>);
+  FOUND(Family<SeesLastRelaxed, false, true>);
   FOUND(Arrivals<SeesLastRelaxed>);
   FOUND(Arrivals<LeavesInTwoSteps>);
 }

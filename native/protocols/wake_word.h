@@ -38,6 +38,11 @@ struct WakeWords {
   static constexpr uint32_t first_waiter(Bits bits) { return static_cast<uint32_t>(bits & (kWatched - 1)); }
   static constexpr Bits of_generation(uint64_t generation) { return generation << 24; }
 
+  /// Of a task that the caller knows to live, or for a look that orders nothing.
+  [[gnu::always_inline]] static uint64_t generation(const Word& word) {
+    return generation_in(word.load(std::memory_order_relaxed));
+  }
+
   /// What the lane sees of a slot that it may use again when no task lives in it.
   [[gnu::always_inline]] static Bits look(const Word& word) { return word.load(Orders::kSeeFree); }
   /// A new task in a free slot. seen: by look().

@@ -104,7 +104,7 @@ void Embedded::submit(uint32_t task_index, const std::vector<Access>& accesses, 
   const uint64_t sequence = ++objects.num_submitted;
   const uint32_t slot = first_slot_ + task_index;
   Slot& task = engine.store.slots[slot];
-  const TaskRef self = make_ref(Wake::generation_in(task.wake.load(std::memory_order_relaxed)), slot);
+  const TaskRef self = engine.store.name_at(slot);
   task.begin(kernel_, priority, 0, kIsEmbedded);
   task.sequence.store(sequence, std::memory_order_relaxed);
   Wake::watch(task.wake, generation_of(self));  // so that its completion is told to the host

@@ -2,7 +2,7 @@
 //
 // Each takes (target, source) and the number of bytes as its first scalar; fill takes (target) and (bytes, value of
 // each byte). Plain loops: the compiler makes vectors of them. No order of additions is changed by that, because every
-// element is its own sum. They check nothing: Engine::check_builtin does, when a task is submitted.
+// element is its own sum. They check nothing: check_builtin (submit/checks.h) does, when a task is submitted.
 #pragma once
 #include <span>
 

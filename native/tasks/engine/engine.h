@@ -41,7 +41,7 @@ struct Peer {
 };
 
 struct Engine {
-  /// Takes the region; knows of no thread yet. api/open.h opens a whole runtime.
+  /// Takes the store; knows of no thread yet. tasks/open.h opens a whole runtime.
   explicit Engine(const Store& its_store);
   ~Engine();
   Engine(const Engine&) = delete;

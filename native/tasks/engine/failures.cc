@@ -50,10 +50,7 @@ void mark_failed(Engine& engine, TaskRef task, uint32_t error, bool is_pinned) {
   while (engine.store.failed[at].key != 0) at = (at + 1) & mask;
   const uint64_t submitted_at = sequence_of(engine, slot_of(task));
   const uint32_t parent = engine.store.slots[slot_of(task)].parent;
-  const TaskRef parent_name =
-      parent == 0 ? 0
-                  : make_ref(Wake::generation_in(engine.store.slots[parent - 1].wake.load(std::memory_order_relaxed)),
-                             parent - 1);
+  const TaskRef parent_name = parent == 0 ? 0 : engine.store.name_at(parent - 1);
   engine.store.failed[at] = {task, error, is_pinned ? 1u : 0u, submitted_at, parent_name, 0};
   header.failures.num_failed.store(count + 1, std::memory_order_seq_cst);
   // Its owner may have let go of it before: either it sees this entry, or its word is seen here.

@@ -38,7 +38,7 @@ class KeptRecording : public Round {
     // counters would.
     const uint32_t last = first_slot + num_tasks() - 1;
     const auto has_last_ended = [&] {
-      return Wake::generation_in(slots_[last].wake.load(std::memory_order_relaxed)) != generation;
+      return Wake::generation(slots_[last].wake) != generation;
     };
     return Rounds::is_over(has_last_ended, target.load(std::memory_order_relaxed), num_seats,
                            [this](uint32_t seat) -> const Rounds::Count& { return done[seat].count; });

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "tasks/engine/handles.h"
 #include "tasks/order/boxes.h"
 #include "tasks/replay/kept_recording.h"
 #include "tasks/store/status.h"
@@ -25,7 +26,7 @@ Recording::~Recording() = default;
 
 uint32_t Recording::buffer_of(const Store& store, uint32_t index, bool is_new) {
   const Handle& handle = store.handles[index];
-  const uint64_t name = uint64_t{handle.generation.load()} << 32 | (index + 1);
+  const uint64_t name = handle_name(handle, index);
   const auto [found, is_first] = buffer_by_name_.try_emplace(name, static_cast<uint32_t>(buffers.size()));
   if (is_first) {
     Buffer buffer{};
@@ -54,7 +55,7 @@ void Recording::add(const Store& store, uint32_t slot, const pto_task_spec& spec
           "record a smaller part");
   }
   const TaskRef self = make_ref(1, number);
-  task_by_name_[make_ref(Wake::generation_in(live.wake.load(std::memory_order_relaxed)), slot)] = number;
+  task_by_name_[store.name_at(slot)] = number;
   Task task{};
   task.kernel = spec.kernel;
   task.priority = spec.priority;

@@ -196,6 +196,45 @@ CASE("a kernel that submits may return PTO_LATER: the task ends after its childr
   EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
 }
 
+CASE("an end from outside that is refused changes nothing: of a task whose children run, and of one ended before") {
+  Runtime runtime(2, 16);
+  prepare(runtime);
+  static pto_event event;
+  event = pto_event_open(runtime);
+  const pto_kernel parent = runtime.kernel(
+      "parent",
+      [](void* const*, const uint64_t*) -> int {
+        const pto_wait_for wait{event, 1};
+        pto_task_spec spec{};
+        spec.kernel = PTO_NO_KERNEL;
+        spec.waits = &wait;
+        spec.num_waits = 1;
+        return pto_submit(shared.runtime, &spec) == 0 ? PTO_TASK_FAILED : PTO_OK;
+      },
+      PTO_SUBMITS);
+  const pto_task with_child = runtime.submit(parent, {});
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // its kernel has returned, its child waits
+  EXPECT_EQ(pto_task_complete(runtime, with_child, 7), PTO_BAD_ARGUMENT);
+  EXPECT_EQ(pto_event_raise(runtime, event, 1), 0);
+  EXPECT_EQ(pto_wait(runtime, with_child, PTO_FOREVER), 0);
+
+  static std::atomic<bool> has_entered, may_leave;
+  has_entered = may_leave = false;
+  const pto_kernel later = runtime.kernel("later", [](void* const*, const uint64_t*) -> int {
+    has_entered = true;
+    while (!may_leave) std::this_thread::yield();
+    return PTO_LATER;
+  });
+  const pto_task task = runtime.submit(later, {});
+  while (!has_entered) std::this_thread::yield();
+  EXPECT_EQ(pto_task_complete(runtime, task, PTO_OK), 0);
+  EXPECT_EQ(pto_task_complete(runtime, task, 7), PTO_BAD_ARGUMENT);
+  EXPECT(std::string(pto_last_error()).find("has been ended") != std::string::npos);
+  may_leave = true;
+  EXPECT_EQ(pto_wait(runtime, task, PTO_FOREVER), 0);
+  EXPECT_EQ(pto_wait_all(runtime, PTO_FOREVER), 0);
+}
+
 CASE("children are ordered by explicit edges and boxes of what the parent declared") {
   Runtime runtime(3, 32);
   prepare(runtime);

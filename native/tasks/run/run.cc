@@ -218,8 +218,7 @@ void child_ended(Engine& engine, uint32_t parent, uint32_t seat_index) {
 uint32_t finish(Engine& engine, uint32_t slot, uint32_t seat_index, int status, bool is_worker) {
   Slot& task = engine.store.slots[slot];
   if (status == PTO_LATER) {
-    SlotState expected = SlotState::kRunning;
-    if (task.state.compare_exchange_strong(expected, SlotState::kExternal, std::memory_order_acq_rel)) return kNone;
+    if (Ending::return_later(task.state)) return kNone;
     status = status_of(engine, slot);  // it was ended before its kernel returned
   }
   const bool has_children = !is_leaf(task) && task.kernel >= 0 && task.poison == 0 && task.children.load() != 0;
@@ -290,12 +289,17 @@ void complete_external(Engine& engine, pto_task name, int status) {
   }
   Slot& task = engine.store.slots[slot];
   const uint32_t seat_index = running.engine == &engine ? running.seat : seat_here(engine);
-  status_of(engine, slot) = status;
-  SlotState expected = SlotState::kRunning;
-  if (task.state.compare_exchange_strong(expected, SlotState::kEnded, std::memory_order_acq_rel)) return;
-  if (expected != SlotState::kExternal) {
+  SlotState found = SlotState::kRunning;
+  const protocols::Told told = Ending::end(task.state, &found, [&] { status_of(engine, slot) = status; });
+  if (told == protocols::Told::kKernelCompletes) return;
+  if (told == protocols::Told::kRefused && found < SlotState::kRunning) {
     raise(PTO_BAD_ARGUMENT, "[runtime.task_complete] a task is ended after its kernel has begun; got one that has not ",
           "started; let the kernel hand out its id");
+  }
+  if (told == protocols::Told::kRefused) {
+    raise(PTO_BAD_ARGUMENT,
+          "[runtime.task_complete] a task is ended once, by a kernel that returned PTO_LATER; got one ",
+          "that has been ended; check who ends it");
   }
   if (!is_leaf(task)) {  // its children may still run
     task.state.store(SlotState::kChildren, std::memory_order_relaxed);

@@ -251,9 +251,7 @@ struct Store {
   /// Of a task that was submitted, not replayed.
   uint32_t lane_of(uint32_t slot) const { return slot / header->window; }
   /// The task that lives in a slot now.
-  TaskRef name_at(uint32_t slot) const {
-    return make_ref(Wake::generation_in(slots[slot].wake.load(std::memory_order_relaxed)), slot);
-  }
+  TaskRef name_at(uint32_t slot) const { return make_ref(Wake::generation(slots[slot].wake), slot); }
   uint32_t index_of(const Handle& handle) const { return static_cast<uint32_t>(&handle - handles); }
   bool lies_in_heap(uint64_t address) const {
     return address - header->heap < uint64_t{header->num_segments} * kSegmentBytes;

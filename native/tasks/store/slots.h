@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "protocols/countdown.h"
+#include "protocols/ending.h"
 #include "protocols/token.h"
 #include "protocols/wake_word.h"
 #include "tasks/regions/access.h"
@@ -55,8 +56,8 @@ struct Replayed {
   int32_t status;  // of a task that is ended from outside
 };
 
-/// kExternal: its kernel returned PTO_LATER. kEnded: pto_task_complete came before the kernel returned. kChildren: its
-/// kernel has returned, its children have not.
+/// kExternal, kEnding, kEnded, kLeft: of a task that is ended from outside; see protocols/ending.h. kChildren: its kernel
+/// has returned, its children have not.
 enum class SlotState : uint8_t {
   kFilling = 0,
   kPending,
@@ -64,9 +65,12 @@ enum class SlotState : uint8_t {
   kReady,
   kRunning,
   kExternal,
+  kEnding,
   kEnded,
+  kLeft,
   kChildren
 };
+using Ending = protocols::Endings<protocols::StdMemory, SlotState>;
 
 /// What every thread reads of a task. Two cache lines. Written by its submitter, then by the threads that
 /// advance it (one at a time), then by the one that runs it; `wake` by any thread.

@@ -42,7 +42,7 @@ pto_handle register_buffer(Engine& engine, void* address, uint64_t bytes) {
   Handle& handle = engine.store.handles[index];
   handle.address = distance;
   handle.bytes = bytes;
-  return uint64_t{handle.generation.load(std::memory_order_relaxed)} << 32 | (index + 1);
+  return handle_name(handle, index);
 }
 
 void unregister(Engine& engine, pto_handle name, double timeout_s, bool helps) {
@@ -77,7 +77,7 @@ pto_handle allocate(Engine& engine, uint64_t bytes) {
   Scope& scope = engine.seat(seat_index).scopes[engine.seat(seat_index).depth];
   handle.next = scope.first_handle;
   scope.first_handle = index + 1;
-  return uint64_t{handle.generation.load(std::memory_order_relaxed)} << 32 | (index + 1);
+  return handle_name(handle, index);
 }
 
 void* address_of(Engine& engine, pto_handle name) { return engine.store.at(resolve(engine, name, "address").address); }

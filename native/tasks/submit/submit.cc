@@ -62,7 +62,7 @@ void allocate_outputs(Engine& engine, const pto_task_spec& spec, uint32_t seat_i
     Scope& scope = me.scopes[me.depth];
     handle.next = scope.first_handle;
     scope.first_handle = index + 1;
-    param.handle = uint64_t{handle.generation.load(std::memory_order_relaxed)} << 32 | (index + 1);
+    param.handle = handle_name(handle, index);
     next += aligned(param.bytes);
     buffers.handles[p] = &handle;
     buffers.fresh |= 1u << p;
@@ -272,7 +272,7 @@ pto_task submit_reduction(Engine& engine, const pto_task_spec& spec) {
 // Nothing of it is visible yet.
 void abandon(Engine& engine, uint32_t slot) {
   Slot& task = engine.store.slots[slot];
-  const uint64_t generation = Wake::generation_in(task.wake.load(std::memory_order_relaxed));
+  const uint64_t generation = Wake::generation(task.wake);
   if ((task.flags & kUsesHeap) != 0) {
     if (release_heap(engine.store, task, engine.store.args[slot])) wake_waiters(engine);
   }

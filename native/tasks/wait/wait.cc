@@ -17,8 +17,7 @@ int waited(int status) { return status == PTO_TIMEOUT ? PTO_TASK_FAILED : status
 void check_not_inside(const Engine& engine, pto_task task) {
   uint32_t outer = running.engine == &engine ? running.parent : 0;
   for (; outer != 0; outer = engine.store.slots[outer - 1].parent) {
-    const WakeWord word = engine.store.slots[outer - 1].wake.load(std::memory_order_relaxed);
-    if (make_ref(Wake::generation_in(word), outer - 1) != task) continue;
+    if (engine.store.name_at(outer - 1) != task) continue;
     raise(PTO_DEADLOCK,
           "[runtime.wait] a task must not wait for itself or for a task that it is a child of; got such a wait; ",
           "wait from outside");
@@ -165,7 +164,7 @@ int wait_all(Engine& engine, double timeout_s, bool helps) {
   if (running.engine == &engine) {
     Slot& parent = engine.store.slots[running.parent - 1];
     done = wait_until(
-        engine, [&] { return parent.children.load(std::memory_order_acquire) == 1; },
+        engine, [&] { return Countdown::is_one_left(parent.children); },
         [&] {
           for (uint32_t s = 0; s < engine.store.seats_in_use(); ++s) watch_lane(engine, s);
         },

@@ -1,7 +1,8 @@
 """The workers' process of a runtime in two processes: `python -m tilewise.runtime.workers PATH --library LIB`.
 
 Attaches to the file that `Runtime(shared_path=PATH)` made in another process and runs its tasks until that process
-closes the runtime (exit code 0) or dies (exit code 1). Kernels are found by name in the libraries given.
+closes the runtime (exit code 0) or dies (exit code 1). Kernels are found by name in the libraries given. What cannot
+be served, a file of another kind or a library that does not load, is one line on standard error and exit code 2.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tilewise._native.tasks import run_workers
+from tilewise.core import TilewiseError
 
 __all__ = ["main"]
 
@@ -36,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             return 2
         time.sleep(0.005)
-    return 1 if run_workers(str(options.path), options.library) < 0 else 0
+    try:
+        return 1 if run_workers(str(options.path), options.library) < 0 else 0
+    except TilewiseError as error:
+        print(error, file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -188,8 +188,12 @@ def test_what_lacks_a_field_or_has_another_name_is_refused():
         program.add_tensor(0, replace(tensor_entry(0, 1, 1, 1), dtype="f16"))
     with pytest.raises(TypeError, match=r"unknown; known are num_devices, .*deadline_s"):
         Executor(arena_bytes=[64], deadline=1.0)
-    with pytest.raises(TypeError, match="window has a value of another type; got str"):
+    with pytest.raises(TypeError, match="window has a value of another type or out of its range; got str"):
         Executor(arena_bytes=[64], window="512")
+    with pytest.raises(TypeError, match="window has .* out of its range; got int"):
+        Executor(arena_bytes=[64], window=1 << 64)
+    with pytest.raises(PlanError, match="num_signals and num_handles"):  # indices of 32 bits
+        Executor(arena_bytes=[64], num_handles=1 << 32)
 
 
 @pytest.mark.parametrize("struct", [Extent, Operand, Wait, Notify], ids=lambda struct: struct.__name__)

@@ -120,7 +120,7 @@ def start_workers(path, *libraries):
 
 def test_two_processes(kernels, tmp_path):
     """Tasks submitted here run there, on memory that both share."""
-    path = tmp_path / "region"
+    path = tmp_path / "shared"
     workers = start_workers(path, kernels)
     try:
         with Runtime(shared_path=path, num_workers=2, window=16) as rt, rt.scope():
@@ -144,7 +144,7 @@ def test_two_processes(kernels, tmp_path):
 
 def test_killed_workers(kernels, tmp_path):
     """Killing the workers' process in the middle gives PeerLost within a second; the runtime can be closed."""
-    path = tmp_path / "region"
+    path = tmp_path / "shared"
     workers = start_workers(path, kernels)
     try:
         with Runtime(shared_path=path, num_workers=1) as rt:
@@ -168,10 +168,21 @@ def test_workers_without_orchestrator(tmp_path):
     assert done.returncode == 2 and "start it first" in done.stderr
 
 
+def test_what_workers_cannot_serve_is_one_line(tmp_path):
+    """A file that no runtime made is refused in one sentence, with an exit code of its own."""
+    (tmp_path / "other").write_bytes(bytes(1 << 16))
+    command = [sys.executable, "-m", "tilewise.runtime.workers", str(tmp_path / "other")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2 and done.stdout == ""
+    assert re.fullmatch(
+        r"\[runtime.workers_run\] the path must be a runtime's shared file; got .*\n", done.stderr
+    )
+
+
 def test_missing_workers(tmp_path):
     """A runtime whose workers do not come is an error after the time given."""
     with pytest.raises(TimeoutError, match="must attach"):
-        Runtime(shared_path=tmp_path / "region", num_workers=1, peer_timeout_s=0.1)
+        Runtime(shared_path=tmp_path / "shared", num_workers=1, peer_timeout_s=0.1)
 
 
 def test_matmul_orchestration_example(runtime, tmp_path):
