@@ -160,9 +160,34 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t seat
             task.priority, before, status);
 }
 
+// The last of a parent's kernel and children: what its children knew of its buffers goes, then it completes.
+void end_parent(Engine& engine, uint32_t slot, uint32_t seat_index) {
+  Slot& task = engine.store.slots[slot];
+  SlotArgs& args = engine.store.args[slot];
+  for (uint32_t p = 0; p < task.num_params; ++p) {
+    if (args.params[p].shadow == 0) continue;
+    give_handle(engine, args.params[p].shadow - 1, seat_index);
+    args.params[p].shadow = 0;
+  }
+  int status = args.status;
+  const uint32_t error = task.child_error.load(std::memory_order_relaxed);
+  if (status == PTO_OK && error != 0) {
+    task.poison = error;
+    status = PTO_TASK_FAILED;
+  }
+  const uint32_t next = complete(engine, slot, seat_index, status, false);
+  if (next == kNone) return;
+  push_ready(engine, next, seat_index);
+  wake_worker(engine);
+}
+
+void child_ended(Engine& engine, uint32_t parent, uint32_t seat_index) {
+  if (Countdown::leave(engine.store.slots[parent].children)) end_parent(engine, parent, seat_index);
+}
+
 // The same for a task of a kept recording, which waits in its place for the next round. A round ends when all have
 // counted themselves; nothing of the kept recording is touched after that.
-uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t seat_index, TaskRef self, bool is_worker) {
+inline uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t seat_index, TaskRef self, bool is_worker) {
   Slot& task = engine.store.slots[slot];
   const Replayed& own = task.replayed;
   Rounds::Count& done = own.round->done[seat_index].count;
@@ -189,29 +214,42 @@ uint32_t complete_replayed(Engine& engine, uint32_t slot, uint32_t seat_index, T
   return next;
 }
 
-// The last of a parent's kernel and children: what its children knew of its buffers goes, then it completes.
-void end_parent(Engine& engine, uint32_t slot, uint32_t seat_index) {
-  Slot& task = engine.store.slots[slot];
-  SlotArgs& args = engine.store.args[slot];
-  for (uint32_t p = 0; p < task.num_params; ++p) {
-    if (args.params[p].shadow == 0) continue;
-    give_handle(engine, args.params[p].shadow - 1, seat_index);
-    args.params[p].shadow = 0;
-  }
-  int status = args.status;
-  const uint32_t error = task.child_error.load(std::memory_order_relaxed);
-  if (status == PTO_OK && error != 0) {
-    task.poison = error;
-    status = PTO_TASK_FAILED;
-  }
-  const uint32_t next = complete(engine, slot, seat_index, status, false);
-  if (next == kNone) return;
-  push_ready(engine, next, seat_index);
-  wake_worker(engine);
+[[gnu::noinline]] uint32_t complete_replayed_apart(Engine& engine, uint32_t slot, uint32_t seat_index, TaskRef self,
+                                                   bool is_worker) {
+  return complete_replayed(engine, slot, seat_index, self, is_worker);
 }
 
-void child_ended(Engine& engine, uint32_t parent, uint32_t seat_index) {
-  if (Countdown::leave(engine.store.slots[parent].children)) end_parent(engine, parent, seat_index);
+// The exchange of the wake word is the completion: it publishes the task's writes, frees the slot for its lane and
+// takes the waiters. Nothing of the slot is read after it. Returns a successor for this thread to run next.
+// is_flat: all of it inline, for run(); elsewhere what a round needs stands apart, and the rest is quicker.
+template <bool is_flat>
+[[gnu::always_inline]] inline uint32_t complete_as(Engine& engine, uint32_t slot, uint32_t seat_index, int status,
+                                                   bool is_worker) {
+  Slot& task = engine.store.slots[slot];
+  Seat& me = engine.seat(seat_index);
+  if (status != PTO_OK) [[unlikely]]
+    fail(engine, slot, seat_index, status);
+  const TaskRef self = engine.store.name_at(slot);
+  if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
+    trace_end(engine, slot, seat_index, self, status);
+  me.num_completed.store(me.num_completed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  const uint32_t flags = task.flags;
+  if ((flags & (kIsReplayed | kUsesTokens | kUsesHeap)) != 0) [[unlikely]] {
+    if ((flags & kIsReplayed) != 0) {
+      return is_flat ? complete_replayed(engine, slot, seat_index, self, is_worker)
+                     : complete_replayed_apart(engine, slot, seat_index, self, is_worker);
+    }
+    if ((flags & kUsesTokens) != 0) release_tokens(engine, slot, seat_index);
+    if ((flags & kUsesHeap) != 0 && release_heap(engine.store, task, engine.store.args[slot])) wake_waiters(engine);
+  }
+  const uint32_t parent = task.parent;
+  const WakeWord word = Wake::complete(task.wake, generation_of(self) + 1);
+  uint32_t next = kNone;
+  if (Wake::first_waiter(word) != 0) next = wake_list(engine, Wake::first_waiter(word), next, seat_index, is_worker);
+  if ((word & Wake::kWatched) != 0) [[unlikely]]
+    tell_watchers(engine, self);
+  if (parent != 0) child_ended(engine, parent - 1, seat_index);
+  return next;
 }
 
 // After the kernel: a task may still wait for its children, or for the thread that ends it from outside.
@@ -229,36 +267,13 @@ uint32_t finish(Engine& engine, uint32_t slot, uint32_t seat_index, int status, 
     end_parent(engine, slot, seat_index);
     return kNone;
   }
-  return complete(engine, slot, seat_index, status, is_worker);
+  return complete_as<true>(engine, slot, seat_index, status, is_worker);
 }
 
 }  // namespace
 
-// The exchange of the wake word is the completion: it publishes the task's writes, frees the slot for its lane and
-// takes the waiters. Nothing of the slot is read after it. Returns a successor for this thread to run next.
 uint32_t complete(Engine& engine, uint32_t slot, uint32_t seat_index, int status, bool is_worker) {
-  Slot& task = engine.store.slots[slot];
-  Seat& me = engine.seat(seat_index);
-  if (status != PTO_OK) [[unlikely]]
-    fail(engine, slot, seat_index, status);
-  const TaskRef self = engine.store.name_at(slot);
-  if (engine.active_trace.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
-    trace_end(engine, slot, seat_index, self, status);
-  me.num_completed.store(me.num_completed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  const uint32_t flags = task.flags;
-  if ((flags & (kIsReplayed | kUsesTokens | kUsesHeap)) != 0) [[unlikely]] {
-    if ((flags & kIsReplayed) != 0) return complete_replayed(engine, slot, seat_index, self, is_worker);
-    if ((flags & kUsesTokens) != 0) release_tokens(engine, slot, seat_index);
-    if ((flags & kUsesHeap) != 0 && release_heap(engine.store, task, engine.store.args[slot])) wake_waiters(engine);
-  }
-  const uint32_t parent = task.parent;
-  const WakeWord word = Wake::complete(task.wake, generation_of(self) + 1);
-  uint32_t next = kNone;
-  if (Wake::first_waiter(word) != 0) next = wake_list(engine, Wake::first_waiter(word), next, seat_index, is_worker);
-  if ((word & Wake::kWatched) != 0) [[unlikely]]
-    tell_watchers(engine, self);
-  if (parent != 0) child_ended(engine, parent - 1, seat_index);
-  return next;
+  return complete_as<false>(engine, slot, seat_index, status, is_worker);
 }
 
 // Runs a task, and then successor after successor that its completion made ready. Returns how many. Nested: inside a
