@@ -86,7 +86,7 @@ class Fiber {
     const auto top = (reinterpret_cast<uintptr_t>(stack_.get()) + kBytes) & ~uintptr_t{15};
     auto** const words = reinterpret_cast<void**>(top) - 2 - kSavedWords + kSavedWords % 2;
     words[kReturnWord] = reinterpret_cast<void*>(entry);
-    place_ = words;
+    place_ = static_cast<void*>(words);
   }
   void switch_to(Fiber& other) { tilewise_checker_switch(&place_, other.place_); }
 
