@@ -258,7 +258,7 @@ void bind_programs(nb::module_& m) {
   bind_program(programs);
   bind_executor(programs);
   programs.def("device_overhead", &device_overhead, nb::arg("workers"), nb::arg("signals"), nb::arg("handles"),
-              nb::arg("scratch_bytes"), "Bytes that a device reserves besides its arena, by what they are for.");
+               nb::arg("scratch_bytes"), "Bytes that a device reserves besides its arena, by what they are for.");
 }
 
 }  // namespace tilewise::bind

@@ -13,7 +13,7 @@ RowRange touched_rows(const Operand& operand, RowRange range, int64_t rows) {
   return view_rows(operand, range, rows);
 }
 
-/// A write also waits for everyone who still uses the same bytes under another tensor.
+/// A write also waits for every task that still uses the same bytes under another tensor.
 void reuse_accesses(const ExpandContext& context, const Tensor& tensor, int64_t rows, RowRange tiles,
                     std::vector<tasks::Access>& accesses) {
   const int64_t low = tensor.offset + tiles.begin * tensor.tile_rows * tensor.row_bytes();

@@ -2,7 +2,7 @@
 //
 // Countdown: a task and its children, the tasks of a run. Loan: a piece of memory with an owner, which lends it to
 // others and keeps its own account of how often, so that the common case costs no atomic addition: while the loan is
-// open, kOpen stands in `state`, and everyone else's uses and all returns count there; closing takes kOpen away and
+// open, kOpen stands in `state`, and the uses of all others and all returns count there; closing takes kOpen away and
 // adds the owner's account, in one step. Who may call: as the functions say. Blocks: never. Memory: one or two words.
 //
 // Memory order: leaving releases what was done in the lifetime, to the thread that finds zero and acquires it all.

@@ -1,4 +1,4 @@
-// Ready tasks of one thread: it pushes, everyone takes, several at once.
+// Ready tasks of one thread: it pushes, every thread takes, several at once.
 //
 // Purpose: a ring of numbers below 2^kBits, first in, first out; kNothing is none of them. Who may call: push and
 // is_full by its owner alone, the rest by any thread. Blocks: never. Memory: wherever it lies; all-zero bytes are an

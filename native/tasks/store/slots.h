@@ -56,8 +56,8 @@ struct Replayed {
   int32_t status;  // of a task that is ended from outside
 };
 
-/// kExternal, kEnding, kEnded, kLeft: of a task that is ended from outside; see protocols/ending.h. kChildren: its kernel
-/// has returned, its children have not.
+/// kExternal, kEnding, kEnded, kLeft: of a task that is ended from outside; see protocols/ending.h. kChildren: its
+/// kernel has returned, its children have not.
 enum class SlotState : uint8_t {
   kFilling = 0,
   kPending,

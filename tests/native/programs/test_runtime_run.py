@@ -190,7 +190,7 @@ def test_what_lacks_a_field_or_has_another_name_is_refused():
         Executor(arena_bytes=[64], deadline=1.0)
     with pytest.raises(TypeError, match="window has a value of another type or out of its range; got str"):
         Executor(arena_bytes=[64], window="512")
-    with pytest.raises(TypeError, match="window has .* out of its range; got int"):
+    with pytest.raises(TypeError, match=r"window has .* out of its range; got int"):
         Executor(arena_bytes=[64], window=1 << 64)
     with pytest.raises(PlanError, match="num_signals and num_handles"):  # indices of 32 bits
         Executor(arena_bytes=[64], num_handles=1 << 32)
