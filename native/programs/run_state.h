@@ -14,12 +14,9 @@
 #include <mutex>
 #include <vector>
 
-namespace tilewise::programs {
+#include "base/clock.h"
 
-inline int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
+namespace tilewise::programs {
 
 class RunState {
  public:

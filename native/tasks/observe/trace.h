@@ -56,7 +56,7 @@ class Trace {
                           static_cast<int64_t>(mine.start_ticks),
                           static_cast<int64_t>(ticks()),
                           {}};
-    if (before.name[0] != 0) std::strncpy(record.name, before.name, sizeof(record.name) - 1);
+    std::memcpy(record.name, before.name, strnlen(before.name, sizeof(record.name) - 1));
     if (mine.shared == nullptr) return push(mine.tasks, mine.num_tasks++, capacity_, record);
     const uint64_t number = mine.shared->num_tasks.load(std::memory_order_relaxed);
     mine.shared->tasks[number % kSharedTraceTasks] = record;

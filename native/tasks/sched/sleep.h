@@ -9,11 +9,10 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/clock.h"
 #include "protocols/memory.h"
 
 namespace tilewise::tasks {
-
-int64_t now_ns();
 
 /// A cheap clock for durations of well under a microsecond: the time-stamp counter where there is one.
 inline uint64_t ticks() {

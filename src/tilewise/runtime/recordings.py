@@ -35,8 +35,8 @@ class Recording:
             checks.refuse(
                 "Recording.replay",
                 "a recording must have ended and not been freed",
-                "one that has not",
-                "replay after the block",
+                "one that is open or freed",
+                "replay after the block, before free()",
             )
         if bind is not None and not isinstance(bind, Mapping):
             checks.refuse(
@@ -58,9 +58,14 @@ class Recording:
 
     def free(self) -> None:
         """Forget the recorded tasks."""
-        if self._id != 0:
-            self._native.recording_free(self._id)
-            self._id = 0
+        freed, self._id = self._id, 0  # two threads may free it at once
+        if freed == 0:
+            return
+        try:
+            self._native.recording_free(freed)
+        except BaseException:
+            self._id = freed
+            raise
 
     def _begin(self) -> None:
         self._native.record_begin()
