@@ -124,12 +124,13 @@ inline void follow_up(Engine& engine, uint32_t& next, uint32_t slot, uint32_t se
 uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t seat_index, bool is_worker) {
   protocols::prefetch_for_write(&engine.store.slots[waiter - 1]);
   protocols::prefetch_for_write(&engine.store.slots[waiter - 1].producers);
+  const bool is_alone = engine.store.slots[waiter - 1].next_waiter == 0;
   Wake::for_each_waiter(
       waiter, [&](uint32_t number) -> uint32_t& { return engine.store.slots[number - 1].next_waiter; },
       [&](uint32_t woken) {
         if (advance(engine, woken - 1, seat_index)) follow_up(engine, next, woken - 1, seat_index, is_worker);
       });
-  if (next != kNone && engine.store.header->num_urgent.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+  if (!is_alone && next != kNone && engine.store.header->num_urgent.load(std::memory_order_relaxed) != 0) [[unlikely]] {
     push_ready(engine, next, seat_index);  // a more urgent one has become ready after it
     wake_worker(engine);
     return kNone;
