@@ -70,7 +70,6 @@ class Model {
   /// A new execution: no locations; the scenario's constructor makes them.
   void reset(int num_threads);
   int add_location(uint64_t value);
-  int num_locations() const { return num_locations_; }
 
   /// Before the threads and after them: one thread alone, which reads what was written last.
   uint64_t peek(int location) const;

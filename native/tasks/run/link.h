@@ -120,7 +120,7 @@ inline bool advance(Engine& engine, uint32_t slot, uint32_t seat_index) {
   if ((task.flags & (kUsesTokens | kIsEmbedded | kIsReplayed)) == 0) [[likely]]
     return true;
   if ((task.flags & kIsReplayed) != 0) return arrive(engine, slot);
-  if ((task.flags & kIsEmbedded) != 0) return engine.host->admit(slot & (engine.store.header->window - 1));
+  if ((task.flags & kIsEmbedded) != 0) return engine.host->admit(engine.store.place_of(slot));
   return take_tokens(engine, slot);
 }
 

@@ -155,7 +155,7 @@ uint32_t wake_list(Engine& engine, uint32_t waiter, uint32_t next, uint32_t seat
     before.submit_ticks = engine.store.args[slot].submit_ticks;
   }
   TraceLabel label{task.kernel, static_cast<int64_t>(self)};
-  if ((task.flags & kIsEmbedded) != 0) label = engine.host->label_of(slot & (engine.store.header->window - 1));
+  if ((task.flags & kIsEmbedded) != 0) label = engine.host->label_of(engine.store.place_of(slot));
   engine.active_trace.load(std::memory_order_relaxed)
       ->end(seat_index, engine.store.header->num_workers, static_cast<TaskRef>(label.row_begin), label.label,
             task.priority, before, status);

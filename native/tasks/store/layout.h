@@ -250,6 +250,8 @@ struct Store {
   }
   /// Of a task that was submitted, not replayed.
   uint32_t lane_of(uint32_t slot) const { return slot / header->window; }
+  /// Which of its lane's slots it is.
+  uint32_t place_of(uint32_t slot) const { return slot & (header->window - 1); }
   /// The task that lives in a slot now.
   TaskRef name_at(uint32_t slot) const { return make_ref(Wake::generation(slots[slot].wake), slot); }
   uint32_t index_of(const Handle& handle) const { return static_cast<uint32_t>(&handle - handles); }
