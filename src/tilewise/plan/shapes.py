@@ -11,11 +11,11 @@ from math import prod
 from tilewise.core.dims import Dim, chunk_range, shard_range, upper_bound
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.mesh import DeviceMesh
-from tilewise.ir.graph import TensorSpec
+from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.layout import TensorLayout
 from tilewise.ir.program import Extent
 
-__all__ = ["LocalShapes", "PlanSettings", "round_up"]
+__all__ = ["LocalShapes", "PlanSettings", "round_up", "symbols_of"]
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -79,6 +79,16 @@ class LocalShapes:
         return shard_range(
             label, size, self.chunks, self.mesh.size(axis), self.mesh.coordinate(self.device, axis)
         )
+
+    def holder(self, spec: TensorSpec, layout: TensorLayout, device: int) -> int:
+        """The first device that holds the same part of a tensor as `device`."""
+        fixed = [dim for dim, size in enumerate(spec.shape) if not isinstance(size, Dim)]
+
+        def part(of: int) -> list[tuple[int, int]]:
+            return [self.on(of).range(spec, layout, dim) for dim in fixed]
+
+        mine = part(device)
+        return next(d for d in range(device + 1) if part(d) == mine)
 
     def sizes(self, spec: TensorSpec, layout: TensorLayout) -> list[int | Dim]:
         """Local sizes of all dims."""
@@ -167,6 +177,22 @@ class LocalShapes:
         run = self.chunks // shards
         cuts = [chunk_range(label, size, self.chunks, c) for c in range(shard * run, (shard + 1) * run)]
         return [(b - begin, e - begin) if e > b else (0, 0) for b, e in cuts]
+
+
+def symbols_of(graph: Graph) -> tuple[Dim, ...]:
+    """The symbolic sizes of a graph, in order of appearance.
+
+    Raises:
+        PlanError: one name stands for two pairs of bounds.
+    """
+    symbols: dict[str, Dim] = {}
+    for t in graph.tensors:
+        for size in t.spec.shape:
+            if isinstance(size, Dim) and symbols.setdefault(size.name, size) != size:
+                raise PlanError(
+                    f"[plan.make_plan] a symbol has one pair of bounds; got two for {size.name!r}; rename one"
+                )
+    return tuple(symbols.values())
 
 
 def _what(spec: TensorSpec, dim: int) -> str:

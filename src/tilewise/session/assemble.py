@@ -18,10 +18,10 @@ def make_executor(plan: Plan, memory_limit_bytes: int, deadline_s: float) -> Exe
     return Executor(
         num_devices=devices,
         workers_per_device=plan.settings.workers_per_device,
-        arena_bytes=[max(plan.arena_bytes, 64)] * devices,
-        num_signals=plan.builder.num_signals,
-        num_handles=plan.builder.num_handles,
-        scratch_bytes=plan.builder.scratch_bytes,
+        arena_bytes=[plan.arena_bytes] * devices,
+        num_signals=plan.num_signals,
+        num_handles=plan.num_handles,
+        scratch_bytes=plan.scratch_bytes,
         memory_limit_bytes=memory_limit_bytes,
         deadline_s=deadline_s,
     )
@@ -30,7 +30,7 @@ def make_executor(plan: Plan, memory_limit_bytes: int, deadline_s: float) -> Exe
 def assemble_program(plan: Plan, name: str) -> Program:
     """The native form of one of a plan's programs, checked for deadlock at the symbols' upper bounds."""
     native = Program(plan.mesh.num_devices)
-    first_signals = plan.builder.first_signals()
+    first_signals = plan.first_signals
     for device, program in enumerate(plan.programs[name]):
         for i, entry in enumerate(program.entries):
             native.add_tensor(device, entry, program.aliases.get(i, ()))
@@ -43,5 +43,5 @@ def assemble_program(plan: Plan, name: str) -> Program:
                     native.add_instr(device, numbers[index], instruction, first_signals[index])
         for call in program.calls:
             native.add_call(device, numbers[call.template], call.binding)
-    native.finish(list(plan.builder.symbol_bounds))
+    native.finish(list(plan.symbol_bounds))
     return native

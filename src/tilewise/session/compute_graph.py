@@ -18,7 +18,7 @@ from tilewise.plan import Plan, make_plan, settings_for
 from tilewise.session.assemble import device_overhead
 from tilewise.session.inputs import check_constants
 from tilewise.session.instance import GraphInstance
-from tilewise.strategy import DistributionStrategy, propagate_layouts
+from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
 
 __all__ = ["ComputeGraph"]
 
@@ -118,7 +118,7 @@ class ComputeGraph(GraphBuilder):
         check_constants(graph)
         layout = propagate_layouts(graph, used, strategy)
         settings = settings_for(graph, layout, used, accumulation, leaves, workers_per_device)
-        return make_plan(graph, layout, used, settings, self._optimizer, device_overhead)
+        return make_plan(graph, layout, used, settings, one_stage, self._optimizer, device_overhead)
 
     def estimate_memory_usage(
         self, mesh: DeviceMesh | Mapping[str, int] | None = None, **options: Any

@@ -12,7 +12,7 @@ from tilewise.ir.counts import counts
 from tilewise.models.llama import LlamaConfig, build_training_graph
 from tilewise.optim import AdamW
 from tilewise.plan import make_plan, settings_for
-from tilewise.strategy import DistributionStrategy, propagate_layouts
+from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
 
 
 def plan_llama(layers, axes, accumulation=1):
@@ -33,7 +33,8 @@ def plan_llama(layers, axes, accumulation=1):
     AdamW().add_to(thawed, gradients)
     graph, mesh = thawed.freeze(), DeviceMesh(axes)
     layout = propagate_layouts(graph, mesh, DistributionStrategy.for_mesh(mesh))
-    return make_plan(graph, layout, mesh, settings_for(graph, layout, mesh, accumulation, None, 1))
+    settings = settings_for(graph, layout, mesh, accumulation, None, 1)
+    return make_plan(graph, layout, mesh, settings, one_stage)
 
 
 @pytest.mark.parametrize("layers", [1, 7])
