@@ -1,4 +1,4 @@
-"""The tensor table of every device: one entry per way in which a program sees a buffer, and the handles of its tiles."""
+"""The tensor table of every device: an entry per way in which a program sees a buffer, and the handles of its tiles."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _place_by_time(buffers: Sequence[Buffer], sizes: Sequence[int]) -> tuple[lis
 
 
 class _Gaps:
-    """What is free below the end of a region, as disjoint ranges in order; the region grows when none is large enough."""
+    """What is free below the end of a region, as disjoint ranges in order; the region grows when none is large."""
 
     def __init__(self) -> None:
         self.ranges: list[tuple[int, int]] = []

@@ -14,7 +14,7 @@ from tilewise.ir.layout import GraphLayout
 from tilewise.ir.verify_layout import verify_layout, verify_microbatches
 from tilewise.plan.explain import explain_plan, explain_tensor
 from tilewise.plan.memory import memory_of_machine
-from tilewise.plan.shapes import PlanSettings, round_up
+from tilewise.plan.shapes import PlanSettings
 from tilewise.plan.tables import PlanTables
 from tilewise.plan.traffic import count_traffic
 
