@@ -26,7 +26,7 @@ class GraphDraft:
     """What a graph consists of so far. Ids are positions: of `tensors`, of `ops`.
 
     Attributes:
-        layers: per template its function and attributes.
+        layers: per template its function, what of the operands it depends on, and attributes.
         phase: of the ops that are appended now: forward, backward or update.
         names: ids of the tensors from outside, by name.
     """
@@ -37,7 +37,7 @@ class GraphDraft:
         self.outputs: dict[str, int] = {}
         self.constant_values: dict[int, Any] = {}
         self.templates: dict[str, Template] = {}
-        self.layers: dict[str, tuple[object, Mapping[str, Any]]] = {}
+        self.layers: dict[str, tuple[object, tuple[object, ...], Mapping[str, Any]]] = {}
         self.phase = "forward"
         self.loss_id: int | None = None
         self.names: dict[str, int] = {}

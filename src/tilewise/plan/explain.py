@@ -85,9 +85,9 @@ def _largest(plan: PlanTables) -> DeviceProgram:
 
 
 def _title(template: LoweredTemplate) -> str:
-    """A layer's function without its signature; `backward` where it is one."""
-    name, _, rest = template.name.partition("(")
-    return name.rpartition(".")[2] + (".backward" if rest.endswith(".backward") else "")
+    """A layer's function without its module; `backward` where it is one."""
+    name, dot, backward = template.name.partition(".backward")
+    return name.rpartition(".")[2] + dot + backward
 
 
 def _num_tasks(template: LoweredTemplate, bounds: tuple[int, ...]) -> int:
