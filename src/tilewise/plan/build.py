@@ -15,7 +15,7 @@ from tilewise.ir.graph import Graph, OpNode, TensorSpec
 from tilewise.ir.layout import GraphLayout, TensorLayout
 from tilewise.ir.op import op_named
 from tilewise.ir.program import Call, DeviceProgram, Extent, LoweredTemplate, Slot, TensorEntry
-from tilewise.ir.verify_program import verify_acknowledgements
+from tilewise.ir.validate import validate_acknowledgements
 from tilewise.plan.collectives import broadcast_instructions, place_signals
 from tilewise.plan.lower import Ref, TemplateLowering, alias_roots, flat_view
 from tilewise.plan.memory import Buffer, place_buffers, place_in_sequence, shared_bytes
@@ -146,7 +146,7 @@ class PlanBuilder:
                 for d in range(self.num_devices)
             ]
             per_device = place_signals([low.run() for low in lowerings])
-            verify_acknowledgements(per_device)
+            validate_acknowledgements(per_device)
             self._lowered[key] = _Lowered(name, per_device, lowerings, self.num_signals, interface)
             self.num_signals += per_device[0].num_signals
             self._order.append(key)
@@ -173,7 +173,7 @@ class PlanBuilder:
         self._sharing = [*results, *temporaries]
 
     def _bytes(self, tensor: int) -> int:
-        return self.shapes.bytes_max(self.graph.spec(tensor), self.layout.tensors[tensor])
+        return self.shapes.bytes_max(self.graph.spec(tensor), self.layout.use[tensor])
 
     def _lasting_buffers(self) -> list[Buffer]:
         """Parameters, optimizer state, constants, inputs of all microbatches, gradients, carries, outputs."""
@@ -200,7 +200,7 @@ class PlanBuilder:
         lasting = node.kind in ("input", "constant") or (
             tensor in self.keep and tensor not in self.accumulated
         )
-        return lasting and label is not None and label.is_batch
+        return lasting and label is not None and label.is_summed_by_leaves
 
     def _result_buffers(self) -> list[Buffer]:
         """Results that travel between segments, with the segments in which they live."""
@@ -234,7 +234,7 @@ class PlanBuilder:
                     ):
                         lives.setdefault(root, []).append(n)
             for t, where in lives.items():
-                size = low.shapes.bytes_max(low.graph.spec(t), low.graph_layout.tensors[t])
+                size = low.shapes.bytes_max(low.graph.spec(t), low.graph_layout.use[t])
                 made.append(Buffer(("inner", key, t), size, "temporaries", min(where), max(where)))
         for i, temp in enumerate(low.temps):
             sizes = [other.temps[i].max_bytes for other in lowered.lowerings]
@@ -276,7 +276,7 @@ class PlanBuilder:
     def tensor_entry(self, tensor: int, microbatch: int = 0, flat: bool = False) -> int:
         """Entry of a root tensor (of its part for one microbatch, where it has parts)."""
         root = self.roots.get(tensor, tensor)
-        spec, layout = self.graph.spec(root), self.layout.tensors[root]
+        spec, layout = self.graph.spec(root), self.layout.use[root]
         part = microbatch if self.is_batched(root) else 0
         refs, strides = [], []
         for device in range(self.num_devices):
@@ -349,7 +349,7 @@ class PlanBuilder:
 
     def holder(self, tensor: int, device: int) -> int:
         """The first device that holds the same part of a tensor as `device`."""
-        spec, layout = self.graph.spec(tensor), self.layout.tensors[tensor]
+        spec, layout = self.graph.spec(tensor), self.layout.use[tensor]
         ranges = [
             [self.shapes.on(d).range(spec, layout, i) for i in range(len(spec.shape))]
             for d in range(device + 1)
