@@ -17,7 +17,7 @@ BATCH, INNER, OUTER = 64, 32, 96
 def describe() -> tw.ComputeGraph:
     """y = silu(x A^T) B^T, with the names that arrays go by later; weights are `[out, in]`."""
     graph = tw.ComputeGraph("two layers")
-    x = graph.input([BATCH, INNER], "f32", name="x", labels=[tw.DimLabel("batch"), None])
+    x = graph.input([BATCH, INNER], "f32", name="x", labels=[tw.BATCH, None])
     a = graph.parameter([OUTER, INNER], name="a")
     b = graph.parameter([INNER, OUTER], name="b")
     hidden = graph.silu(graph.matmul(x, a, transpose_b=True))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tilewise import models, optim
-    from tilewise.core.dims import Dim, DimLabel
+    from tilewise.core.dims import BATCH, Dim, DimLabel
     from tilewise.core.errors import TilewiseError
     from tilewise.core.mesh import DeviceMesh
     from tilewise.graph import GraphBuilder, layer
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tilewise.strategy import DistributionStrategy, ParallelismMode
 
 _HOMES = {
+    "BATCH": "tilewise.core.dims",
     "ComputeGraph": "tilewise.session",
     "DeviceMesh": "tilewise.core.mesh",
     "Dim": "tilewise.core.dims",
@@ -37,6 +38,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BATCH",
     "ComputeGraph",
     "DeviceMesh",
     "Dim",

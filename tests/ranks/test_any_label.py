@@ -21,9 +21,14 @@ X = RNG.standard_normal((BATCH, SEQ, WIDTH)).astype(np.float32)
 Y = RNG.integers(0, CLASSES, (BATCH, SEQ)).astype(np.int32)
 
 
+def label_of(name):
+    """The role of the batch goes with one of the names."""
+    return tw.DimLabel(name, is_summed_by_leaves=name == "batch")
+
+
 def build(labels):
     """Norm, product, silu, product, loss; `labels` names what batch, rows, width, inner and classes count."""
-    kinds = {dim: tw.DimLabel(name) if name else None for dim, name in labels.items()}
+    kinds = {dim: label_of(name) if name else None for dim, name in labels.items()}
     graph = tw.ComputeGraph("net")
     outer = [kinds["batch"], kinds["rows"]]
     x = graph.input([BATCH, SEQ, WIDTH], name="x", labels=[*outer, kinds["width"]])
@@ -118,7 +123,7 @@ def test_what_can_be_shared_is_shared_under_any_name(labels, axis, label):
     "labels,label,words",
     [
         ({"batch": "batch", "rows": "rows"}, "rows", "dim 1 .'rows', as in x, y. of result"),
-        ({"batch": "rows"}, "rows", "dim 0 .'rows', as in x, y. of result"),
+        ({"batch": "rows"}, "rows", "which one label must count; got only rows"),
         (
             {"batch": "batch", "inner": "mlp", "classes": "words"},
             "mlp",
@@ -134,7 +139,7 @@ def test_sums_that_no_reduction_covers_are_refused(labels, label, words):
 
 def test_the_comparison_can_fail(monkeypatch):
     """Without the rule, rows on an axis plan and train on partial gradients, and the comparison says so."""
-    monkeypatch.setattr("tilewise.plan.plan.verify_layout", lambda graph, layout: None)
+    monkeypatch.setattr("tilewise.plan.plan.validate_layout", lambda graph, layout: None)
     monkeypatch.setattr("tilewise.plan.lower.contracted_axes", lambda *given: set())
     assert is_equal_or_refused({**NONE, "batch": "batch", "rows": "rows"}, "tp", 2, "rows") is False
 
@@ -142,7 +147,7 @@ def test_the_comparison_can_fail(monkeypatch):
 def test_operands_count_the_batch_alike():
     """Accumulation cuts what counts the batch; an operand that does not say so is refused."""
     graph = tw.ComputeGraph("mixed")
-    x = graph.input([4, 8], name="x", labels=[tw.DimLabel("batch"), None])
+    x = graph.input([4, 8], name="x", labels=[tw.BATCH, None])
     other = graph.input([4, 8], name="other")
     graph.output(graph.add(x, other), "y")
     with pytest.raises(LayoutError, match="x and other"):

@@ -100,10 +100,10 @@ def test_nothing_is_left_behind():
 @pytest.mark.parametrize(
     "axes,options,error,words",
     [
-        ({"dp": 3}, {}, LayoutError, "power of two"),
+        ({"dp": 3}, {}, LayoutError, "3 devices x 1 microbatches; choose a batch that is a multiple of 3"),
         ({"tp": 16}, {}, LayoutError, "16 devices"),
         ({"pp": 2}, {}, LayoutError, "dp and tp"),
-        ({}, {"accumulation": 3}, PlanError, "power of two"),
+        ({}, {"accumulation": 3}, LayoutError, "1 devices x 3 microbatches"),
         ({"dp": 2}, {"leaves": 1}, LayoutError, "leaves"),
         ({}, {"leaves": 12}, PlanError, "leaves"),
     ],

@@ -6,11 +6,11 @@ Owns no state. Imports nothing of Tilewise.
 
 from tilewise.core.border import Border, shown
 from tilewise.core.dims import (
+    BATCH,
     Dim,
     DimLabel,
     Size,
     chunk_range,
-    is_power_of_two,
     shard_range,
     upper_bound,
 )
@@ -32,13 +32,16 @@ from tilewise.core.errors import (
     TilewiseError,
 )
 from tilewise.core.log import configure_logging, get_logger
-from tilewise.core.mesh import MAX_DEVICES, DeviceMesh
+from tilewise.core.mesh import MAX_DEVICES, MICRO, Axes, DeviceMesh
 
 __all__ = [
+    "BATCH",
     "DTYPES",
     "MAX_DEVICES",
+    "MICRO",
     "MODEL_DTYPES",
     "VARIABLES",
+    "Axes",
     "Border",
     "CheckpointError",
     "CommError",
@@ -64,7 +67,6 @@ __all__ = [
     "dtype",
     "get_logger",
     "is_float",
-    "is_power_of_two",
     "model_dtype",
     "read",
     "shard_range",

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 from tilewise.core.border import Border
 from tilewise.core.errors import LayoutError, ShapeError
+from tilewise.core.tree import allowed_widths, is_power_of_two, share_of, widths_in_words
 
 _border = Border("core", ShapeError)
 MAX_SIZE = (1 << 40) - 1  # of one dim: offsets and extents stay far from 63 bits
-_BATCH = "batch"
 
 __all__ = [
+    "BATCH",
     "MAX_SIZE",
     "Dim",
     "DimLabel",
     "Size",
     "chunk_range",
-    "is_power_of_two",
     "shard_range",
     "upper_bound",
 ]
@@ -60,18 +60,21 @@ class DimLabel:
     """What a tensor dim counts.
 
     Attributes:
-        name: for example `heads`, `kv_heads`, `mlp`, `vocab`; `batch` is the dim that sums over the step run along.
+        name: for example `heads`, `kv_heads`, `mlp`, `vocab`; strategies map names to mesh axes.
         atom: elements that stay together (the head size, 64 rows of a vocabulary, 2 otherwise).
         group: for `kv_heads`: query heads per KV head. A KV head belongs to the chunk of its group's first query head
             and lives on every device that holds one of the group's query heads.
+        is_summed_by_leaves: the dim counts the sequences of a step: losses and gradients are sums over it, along the
+            tree over the batch's leaves (docs/numerics.md, rule 5), and microbatches cut it. `BATCH` is such a label.
 
     Raises:
-        ShapeError: the name is no text, or atom or group are no positive integers.
+        ShapeError: the name is no text, atom or group are no positive integers, or the role is no truth value.
     """
 
     name: str
     atom: int = 2
     group: int = 1
+    is_summed_by_leaves: bool = False
 
     def __post_init__(self) -> None:
         _border.text("dims", "the name of a label", self.name)
@@ -80,16 +83,10 @@ class DimLabel:
                 "dims", f"the {field} of {self.name!r}", getattr(self, field), 1, MAX_SIZE
             )
             object.__setattr__(self, field, value)
-
-    @property
-    def is_batch(self) -> bool:
-        """Whether the dim counts the sequences of a step, over which gradients are sums."""
-        return self.name == _BATCH
+        _border.truth("dims", f"is_summed_by_leaves of {self.name!r}", self.is_summed_by_leaves)
 
 
-def is_power_of_two(value: int) -> bool:
-    """Whether `value` is 1, 2, 4, …"""
-    return value >= 1 and value & (value - 1) == 0
+BATCH = DimLabel("batch", 1, is_summed_by_leaves=True)
 
 
 def upper_bound(size: Size) -> int:
@@ -112,40 +109,44 @@ def chunk_range(label: DimLabel, size: int, chunks: int, chunk: int) -> tuple[in
     return min(begin * label.atom, size), min(end * label.atom, size)
 
 
-def _can_spread(kv_heads: int, group: int, shards: int) -> bool:
+def _atom_cuts(atoms: int, chunks: int, shards: int) -> list[int]:
+    """Where the atoms of a dim are cut between devices."""
+    return [share_of(chunks, shards, s)[0] * atoms // chunks for s in range(1, shards)]
+
+
+def _keeps_groups(atoms: int, group: int, chunks: int, shards: int) -> bool:
     """Whether the sum over a group's query heads is one tree however it is spread (docs/numerics.md, rule 4).
 
-    A group lies on one device, or on r devices with a power of two of its query heads each.
+    Every group lies on one device, or every one on r devices with a power of two of its query heads each.
     """
-    if kv_heads % shards == 0:
+    if all(cut % group == 0 for cut in _atom_cuts(atoms, chunks, shards)):
         return True
-    spread = shards // kv_heads
-    return shards % kv_heads == 0 and group % spread == 0 and is_power_of_two(group // spread)
+    spread = shards * group // atoms
+    return (shards * group) % atoms == 0 and group % spread == 0 and is_power_of_two(group // spread)
 
 
 def shard_range(label: DimLabel, size: int, chunks: int, shards: int, shard: int) -> tuple[int, int]:
-    """Elements `[begin, end)` of a dim of `size` elements that device `shard` of `shards` on an axis holds.
+    """Elements `[begin, end)` of a dim of `size` elements that device `shard` of `shards` holds.
 
-    A device holds an aligned run of chunks. KV heads are replicated where their group's query heads are spread.
+    A device holds an aligned run of chunks, also where atoms do not divide: 8 heads in 12 chunks over 3 devices are
+    2, 3 and 3. KV heads are replicated where their group's query heads are spread.
 
     Raises:
-        LayoutError: `shards` is no power of two up to `chunks`, or KV heads would straddle devices unevenly.
+        LayoutError: runs of chunks would be no nodes of their tree, or KV heads would straddle devices unevenly.
     """
-    if not is_power_of_two(shards) or shards > chunks:
+    if shards not in allowed_widths(chunks):
         raise LayoutError(
-            f"[core.dims] a dim is shared by a power of two of devices, up to its {chunks} chunks; "
-            f"got {shards} devices for {label.name!r}; choose 1, 2, 4, … {chunks} or raise graph.reduction_chunks"
+            f"[core.dims] devices share {label.name!r} in runs of its {chunks} chunks that are nodes of one tree; got "
+            f"{shards} devices; {widths_in_words(shards, chunks, 'graph.reduction_chunks')}"
         )
     atoms = _atoms(label, size)
-    run = chunks // shards
-    first, last = shard * run * atoms // chunks, (shard + 1) * run * atoms // chunks
-    kv_heads = atoms // label.group
-    if label.group > 1 and not _can_spread(kv_heads, label.group, shards):
-        good = [str(1 << i) for i in range(chunks.bit_length()) if _can_spread(kv_heads, label.group, 1 << i)]
+    first, last = (c * atoms // chunks for c in share_of(chunks, shards, shard))
+    if not _keeps_groups(atoms, label.group, chunks, shards):
+        good = [w for w in allowed_widths(chunks) if _keeps_groups(atoms, label.group, chunks, w)]
         raise LayoutError(
             "[core.dims] devices must hold whole KV heads, or share one so that its group of query heads halves "
-            f"evenly; got {kv_heads} KV heads with {label.group} query heads each over {shards} devices; choose "
-            f"{', '.join(good)}"
+            f"evenly; got {atoms // label.group} KV heads with {label.group} query heads each over {shards} devices; "
+            f"choose {', '.join(str(w) for w in good)}"
         )
     begin, end = first // label.group, -(-last // label.group)
     return min(begin * label.atom, size), min(end * label.atom, size)

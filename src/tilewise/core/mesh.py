@@ -1,9 +1,14 @@
-"""Devices on named axes. A mesh knows coordinates only; who computes what is the strategy's business."""
+"""Devices on named axes. A mesh knows coordinates only; who computes what is the strategy's business.
+
+`Axes` is how a dim, or a team, names several of them: a tuple, major first. `MICRO` may stand among them: microbatches
+cut a dim in time as an axis cuts it in space. No axis of a mesh has that name, so in space it counts one device.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 from tilewise.core.border import Border, shown
@@ -11,8 +16,11 @@ from tilewise.core.errors import LayoutError
 
 _border = Border("core", LayoutError)
 MAX_DEVICES = 1024
+MICRO = "micro"
 
-__all__ = ["MAX_DEVICES", "DeviceMesh"]
+__all__ = ["MAX_DEVICES", "MICRO", "Axes", "DeviceMesh"]
+
+Axes = tuple[str, ...]
 
 
 @dataclass(frozen=True, init=False)
@@ -23,7 +31,8 @@ class DeviceMesh:
         axes: size per axis name, in order, for example `{"dp": 2, "tp": 4}`.
 
     Raises:
-        LayoutError: an axis has no name or no size of at least one, or there are more than 1,024 devices.
+        LayoutError: an axis has no name, that of time or no size of at least one, or there are more than 1,024
+            devices.
     """
 
     names: tuple[str, ...]
@@ -34,6 +43,8 @@ class DeviceMesh:
         sizes: list[int] = []
         for name, size in axes.items():
             _border.text("mesh", "the name of an axis", name)
+            if name == MICRO:
+                _border.refuse("mesh", f"{MICRO!r} is the axis of time", "an axis of devices", "rename it")
             sizes.append(_border.integer("mesh", f"the size of axis {name!r}", size, 1, MAX_DEVICES))
         if prod(sizes) > MAX_DEVICES:
             _border.refuse("mesh", f"a mesh has at most {MAX_DEVICES} devices", str(dict(axes)), "drop some")
@@ -60,29 +71,33 @@ class DeviceMesh:
         """Product of all axis sizes."""
         return prod(self.sizes)
 
-    def size(self, axis: str) -> int:
-        """Size of an axis; 1 for one the mesh does not have."""
-        return self.sizes[self.names.index(axis)] if axis in self.names else 1
+    def size(self, *axes: str) -> int:
+        """Devices along the product of some axes; an axis the mesh does not have has one."""
+        return prod(self.sizes[self.names.index(axis)] for axis in axes if axis in self.names)
 
-    def coordinate(self, device: int, axis: str) -> int:
-        """Position of `device` on `axis`; 0 for an axis the mesh does not have.
+    def coordinate(self, device: int, *axes: str) -> int:
+        """Position of `device` on the product of some axes, the first of them major.
 
         Raises:
             LayoutError: there is no such device.
         """
         _border.integer("mesh", "a device", device, 0, self.num_devices - 1)
-        if axis not in self.names:
-            return 0
-        index = self.names.index(axis)
-        return device // prod(self.sizes[index + 1 :]) % self.sizes[index]
+        position = 0
+        for axis in axes:
+            if axis in self.names:
+                position = position * self.size(axis) + device // self._stride(axis) % self.size(axis)
+        return position
 
-    def team(self, device: int, axis: str) -> list[int]:
-        """The devices that differ from `device` on `axis` only, in the order of that axis (`device` among them)."""
-        if axis not in self.names:
-            return [device]
-        stride = prod(self.sizes[self.names.index(axis) + 1 :])
-        first = device - self.coordinate(device, axis) * stride
-        return [first + i * stride for i in range(self.size(axis))]
+    def team(self, device: int, *axes: str) -> list[int]:
+        """The devices that differ from `device` on these axes only (`device` among them), by their `coordinate`."""
+        known = [axis for axis in axes if axis in self.names]
+        first = device - sum(self.coordinate(device, axis) * self._stride(axis) for axis in known)
+        steps = product(*(range(self.size(axis)) for axis in known))
+        return [first + sum(i * self._stride(axis) for i, axis in zip(step, known)) for step in steps]
+
+    def _stride(self, axis: str) -> int:
+        """Devices between neighbours on an axis."""
+        return prod(self.sizes[self.names.index(axis) + 1 :])
 
     def __str__(self) -> str:
         return ",".join(f"{n}={s}" for n, s in zip(self.names, self.sizes)) or "one device"

@@ -15,9 +15,10 @@ import numpy as np
 
 import tilewise.graph.ops  # noqa: F401  (registers the ops)
 from tilewise.core.border import Border, shown
-from tilewise.core.dims import DimLabel, Size, is_power_of_two
+from tilewise.core.dims import DimLabel, Size
 from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
+from tilewise.core.tree import MAX_COUNT
 from tilewise.graph.draft import GraphDraft
 from tilewise.ir.graph import Graph, TensorNode, TensorSpec
 from tilewise.ir.op import check_call
@@ -25,7 +26,6 @@ from tilewise.ir.op import check_call
 __all__ = ["INV_COUNT", "GraphBuilder"]
 
 INV_COUNT = "loss.inv_count"
-MAX_CHUNKS = 1024
 
 _border = Border("graph", ShapeError)
 
@@ -37,8 +37,8 @@ class GraphBuilder:
 
     Args:
         name: for messages and pictures.
-        reduction_chunks: C, the number of chunks that contractions over labelled dims are cut into: a power of two,
-            and the largest number of devices that may share such a dim in exact mode.
+        reduction_chunks: C, the number of chunks that contractions over labelled dims are cut into. n devices may
+            share such a dim if n is 1 or C / n a power of two: with 8 chunks 1, 2, 4, 8; with 12 chunks 1, 3, 6, 12.
 
     Shapes: sizes are `int` or `Dim`; row-major, last dim fastest. Every operation raises ShapeError at the call, with
     the operands' shapes, when they do not fit, are of another type, or belong to another graph.
@@ -47,12 +47,8 @@ class GraphBuilder:
     def __init__(self, name: str = "graph", *, reduction_chunks: int = 8) -> None:
         self.name = _border.text("GraphBuilder", "a graph's name", name)
         self.reduction_chunks = _border.integer(
-            "GraphBuilder", "reduction_chunks", reduction_chunks, 1, MAX_CHUNKS
+            "GraphBuilder", "reduction_chunks", reduction_chunks, 1, MAX_COUNT
         )
-        if not is_power_of_two(self.reduction_chunks):
-            _border.refuse(
-                "GraphBuilder", "reduction_chunks must be a power of two", str(reduction_chunks), "choose 8"
-            )
         self.draft = GraphDraft()
 
     def all_or_nothing(self) -> AbstractContextManager[None]:

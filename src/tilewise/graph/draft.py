@@ -68,7 +68,11 @@ class GraphDraft:
         if spec.name.startswith(OPTIMIZER) and self.phase != "update":
             _border.refuse(kind, f"names in {OPTIMIZER!r} are the optimizer's", repr(spec.name), "rename it")
         for dim, label in enumerate(spec.labels):
-            if label is not None and label.is_batch and (dim > 0 or kind not in ("input", "constant")):
+            if (
+                label is not None
+                and label.is_summed_by_leaves
+                and (dim > 0 or kind not in ("input", "constant"))
+            ):
                 _border.refuse(
                     kind,
                     f"{label.name!r} labels dim 0 of inputs and constants",

@@ -44,7 +44,7 @@ class Factors:
     """Einsum-style names of the dims of every operand, for one mesh axis; expansion to a mesh is generic.
 
     A factor of the inputs that an output lacks is contracted there: sharding it leaves a partial result on every
-    device. `ir.verify` refuses that unless the op says that its lowering combines the partials.
+    device. `ir.validate` refuses that unless the op says that its lowering combines the partials.
 
     Attributes:
         inputs, outputs: names per dim; None for an absent operand.

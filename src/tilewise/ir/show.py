@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from tilewise.core.dims import Dim
+from tilewise.core.dims import Dim, DimLabel
 from tilewise.ir.graph import Graph, TensorNode
 
 __all__ = ["show_graph", "to_mermaid"]
@@ -32,9 +32,15 @@ def show_graph(graph: Graph) -> str:
 
 
 def _labels(tensor: TensorNode) -> str:
-    return (
-        "(" + ", ".join(f"{label.name}/{label.atom}" if label else "-" for label in tensor.spec.labels) + ")"
-    )
+    return f"({', '.join(_label(label) for label in tensor.spec.labels)})"
+
+
+def _label(label: DimLabel | None) -> str:
+    """All of a label that decides where sums are cut."""
+    if label is None:
+        return "-"
+    group = f"/{label.group}" if label.group > 1 else ""
+    return f"{label.name}/{label.atom}{group}{'*' if label.is_summed_by_leaves else ''}"
 
 
 def _value(graph: Graph, tensor: TensorNode) -> str:

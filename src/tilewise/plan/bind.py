@@ -41,7 +41,7 @@ class Binder:
         if key in self.table.numbers:
             return self.table.numbers[key]
         node = self.tensors.graph.tensors[root]
-        layout = self.tensors.layout.tensors[root]
+        layout = self.tensors.layout.use[root]
         is_vector = node.spec.storage == "vector"
         views, strides = [], []
         for device in range(len(self.table.tables)):
@@ -104,7 +104,7 @@ class Binder:
         for device, table in enumerate(self.table.tables):
             copied = []
             for slot, t in enumerate(lasting):
-                e, source = table[binding[slot]], shapes.holder(t.spec, layout.tensors[t.id], device)
+                e, source = table[binding[slot]], shapes.holder(t.spec, layout.use[t.id], device)
                 if source != device:
                     copied.append((t.spec.name, Ref(slot, e.extent, e.cols, e.dtype, e.tile_rows), source))
             template = LoweredTemplate("broadcast", broadcast_instructions(copied), slots, ())

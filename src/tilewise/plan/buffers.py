@@ -38,7 +38,7 @@ class RootTensors:
 
     def bytes(self, tensor: int) -> int:
         """Of its part on the device that holds most; of one microbatch."""
-        return self.shapes.bytes_max(self.graph.spec(tensor), self.layout.tensors[tensor])
+        return self.shapes.bytes_max(self.graph.spec(tensor), self.layout.use[tensor])
 
     def num_parts(self, tensor: int) -> int:
         """Parts that others read or write on their own: one per microbatch, where it counts the batch."""
@@ -47,7 +47,11 @@ class RootTensors:
         lasting = node.kind in ("input", "constant") or (
             tensor in self.keep and tensor not in self.accumulated
         )
-        return self.shapes.settings.accumulation if lasting and label is not None and label.is_batch else 1
+        return (
+            self.shapes.settings.accumulation
+            if lasting and label is not None and label.is_summed_by_leaves
+            else 1
+        )
 
     def part_bytes(self, tensor: int) -> int:
         """From the beginning of one part to that of the next."""
@@ -105,7 +109,7 @@ def template_buffers(variant: Variant, shapes: LocalShapes) -> list[Buffer]:
     made = [
         Buffer(
             ("inner", variant.number, t),
-            shapes.bytes_max(variant.graph.spec(t), variant.layout.tensors[t]),
+            shapes.bytes_max(variant.graph.spec(t), variant.layout.use[t]),
             "temporaries",
             first,
             last,

@@ -26,7 +26,7 @@ from tilewise.ir.graph import OpNode
 from tilewise.ir.program import Access, Extent, Instruction, LoweredTemplate, Mode, Notify, Operand, Wait
 
 if TYPE_CHECKING:
-    from tilewise.core.mesh import DeviceMesh
+    from tilewise.core.mesh import Axes, DeviceMesh
     from tilewise.plan.lower import Ref
     from tilewise.plan.shapes import LocalShapes
 
@@ -84,7 +84,7 @@ class Collectives:
     signal_sites: list[int]
     instructions: list[Instruction]
     one: Extent
-    completed_axes: set[str]
+    completed_axes: set[Axes]
 
     def _signals(self, count: int) -> int:
         """Reserve signals; numbered within their site until `place_signals` knows every device's need."""
@@ -94,11 +94,11 @@ class Collectives:
     def replicas(self, kv: int, dim: int) -> list[int]:
         """Devices that hold the same KV heads of tensor `kv` (this one among them), in mesh order."""
         low: Any = self
-        axis = low.layout(kv)[dim]
-        if not axis:
+        axes = low.layout(kv)[dim]
+        if not axes:
             return [self.device]
         mine = low.local_range(low.spec(kv), low.layout(kv), dim)
-        team = self.mesh.team(self.device, axis)
+        team = self.mesh.team(self.device, *axes)
         return [d for d in team if self.shapes.on(d).range(low.spec(kv), low.layout(kv), dim) == mine]
 
     def all_reduce(
@@ -107,7 +107,7 @@ class Collectives:
         source: int | Ref,
         target: int | Ref,
         residual: int | Ref | None,
-        axis: str,
+        axes: Axes,
         kind: str,
         *,
         team: Sequence[int] | None = None,
@@ -120,25 +120,25 @@ class Collectives:
         tiles.
         """
         low: Any = self
-        self.completed_axes.add(axis)
+        self.completed_axes.add(axes)
         src, dst = low.tensor(source), low.tensor(target)
         if src.packed:
             src, dst = low.flat(src), low.flat(dst)
         if residual is not None:
             residual = low.tensor(residual)
         step = low.row_step(src) if step is None else step
-        devices = list(team) if team is not None else self.mesh.team(self.device, axis)
+        devices = list(team) if team is not None else self.mesh.team(self.device, *axes)
         producer = producer or self.instructions[-1]
         self._reduce_scatter(op, producer, src, dst, residual, kind, devices, step)
         self._all_gather(op, dst, devices, step)
 
-    def all_reduce_in_place(self, op: OpNode, ref: Ref, axis: str) -> None:
+    def all_reduce_in_place(self, op: OpNode, ref: Ref, axes: Axes) -> None:
         """Sum a gradient over a team, in place: every device reduces its part into itself and fetches the others'."""
         low: Any = self
         flat = low.flat(ref)
         producer = self.instructions[-1]
         step = producer.step if flat.packed else 0
-        devices = self.mesh.team(self.device, axis)
+        devices = self.mesh.team(self.device, *axes)
         self._reduce_scatter(op, producer, flat, flat, None, "sum", devices, step)
         self._all_gather(op, flat, devices, step)
 
@@ -213,12 +213,12 @@ class Collectives:
 
     _done: int = 0
 
-    def gather(self, op: OpNode, source: int, target: int, axis: str) -> None:
-        """Bring the column shards of `source` together in `target` on the first device of the axis."""
+    def gather(self, op: OpNode, source: int, target: int, axes: Axes) -> None:
+        """Bring the column shards of `source` together in `target` on the first device of the axes."""
         low: Any = self
-        self.completed_axes.add(axis)
+        self.completed_axes.add(axes)
         src, dst = low.tensor(source), low.tensor(target)
-        devices, step = self.mesh.team(self.device, axis), low.row_step(src)
+        devices, step = self.mesh.team(self.device, *axes), low.row_step(src)
         n, me, tiles = len(devices), devices.index(self.device), self._tiles(src.extent, step)
         ready, ack = self._signals(n * tiles), self._signals(tiles)
         held = Operand(src.slot, Mode.ROW, Access.IN)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from tilewise.core.border import Border
 from tilewise.core.errors import PlanError
+from tilewise.ir.layout import show_axes
 from tilewise.ir.program import DeviceProgram, Instruction, LoweredTemplate
 from tilewise.plan.tables import PlanTables
 from tilewise.plan.traffic import count_traffic
@@ -109,10 +110,10 @@ def explain_tensor(plan: PlanTables, name: str) -> str:
     found = next((t for t in plan.graph.tensors if t.spec.name == name), None)
     if found is None:
         _border.refuse("why", "the tensor must be in the graph", repr(name), "see the names in print(graph)")
-    layout = plan.layout.tensors[found.id]
+    layout = plan.layout.use[found.id]
     entry = plan.entry(0, found.id)
     homes = [
-        f"dim {d} ({s.name if s else 'unlabelled'}) on {a!r}"
+        f"dim {d} ({s.name if s else 'unlabelled'}) on {show_axes(a)}"
         for d, (a, s) in enumerate(zip(layout, found.spec.labels))
         if a
     ]

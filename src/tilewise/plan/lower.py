@@ -14,11 +14,12 @@ from typing import Any
 from tilewise.core.dims import Dim, DimLabel
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import InternalError, PlanError
+from tilewise.core.mesh import Axes
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
-from tilewise.ir.layout import GraphLayout, TensorLayout
+from tilewise.ir.layout import GraphLayout, TensorLayout, in_space
 from tilewise.ir.op import Factors, op_named
 from tilewise.ir.program import Access, Extent, Instruction, LoweredTemplate, Mode, Operand, Slot, TempSpec
-from tilewise.ir.verify_layout import contracted_axes
+from tilewise.ir.validate import contracted_axes
 from tilewise.kernels.scratch import scratch_bytes
 from tilewise.plan.collectives import Collectives
 from tilewise.plan.shapes import LocalShapes, round_up
@@ -112,7 +113,7 @@ class TemplateLowering(Collectives):
         self.one = Extent(1)
         self.reduction_chunks = graph.reduction_chunks
         self._op_index = 0
-        self.completed_axes: set[str] = set()  # over which the current op has combined its partial results
+        self.completed_axes: set[Axes] = set()  # over which the current op has combined its partial results
         self.refs: dict[Slot, Ref] = {}
         self.scratch_bytes = 0  # what the largest call of a kernel takes from its worker
 
@@ -122,7 +123,7 @@ class TemplateLowering(Collectives):
     def num_leaves(self) -> int:
         """Leaves that this device has in one microbatch."""
         s = self.shapes.settings
-        return s.leaves // (s.accumulation * self.mesh.size(s.batch_axis))
+        return s.leaves // (s.accumulation * self.mesh.size(*s.batch_axes))
 
     @property
     def leaf_rows(self) -> int:
@@ -142,18 +143,18 @@ class TemplateLowering(Collectives):
 
     def layout(self, tensor: int) -> TensorLayout:
         """Layout of a tensor."""
-        return self.graph_layout.tensors[tensor]
+        return self.graph_layout.use[tensor]
 
     def local_range(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> tuple[int, int]:
         """Global elements of a dim that this device holds."""
         return self.shapes.range(spec, layout, dim)
 
-    def factor_axis(self, op: OpNode, factor: str) -> str | None:
-        """The mesh axis that shards a factor of an op, if any."""
+    def factor_axis(self, op: OpNode, factor: str) -> Axes:
+        """The mesh axes that shard a factor of an op."""
         for tensor, dims in zip(op.inputs, self._factors(op).inputs):
             if tensor is not None and dims is not None and factor in dims:
-                return self.layout(tensor)[dims.index(factor)]
-        return None
+                return in_space(self.layout(tensor)[dims.index(factor)])
+        return ()
 
     def _factors(self, op: OpNode) -> Factors:
         return op_named(op.op).factors([None if i is None else self.spec(i) for i in op.inputs], op.attrs)
@@ -283,18 +284,18 @@ class TemplateLowering(Collectives):
         return [(0, 0) if ref is None else (ref.extent.upper(bounds), ref.cols) for ref in whole]
 
     def contraction_chunks(
-        self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], axis: str | None
+        self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], axes: Axes
     ) -> list[list[tuple[int, int]]]:
         """Per chunk, per term, the local range of the contracted dim (`dim` of each weight)."""
         if all(label is None for _, label, _ in terms):
             return [[(0, _fixed(spec.shape[dim])) for spec, _, dim in terms]]
-        columns = [self.shapes.chunk_ranges(spec, dim, axis) for spec, _, dim in terms]
+        columns = [self.shapes.chunk_ranges(spec, dim, axes) for spec, _, dim in terms]
         return [list(rows) for rows in zip(*columns)]
 
-    def label_chunks(self, label: DimLabel | None, size: int, axis: str | None) -> list[tuple[int, int]]:
+    def label_chunks(self, label: DimLabel | None, size: int, axes: Axes) -> list[tuple[int, int]]:
         """Local ranges of the chunks of a labelled dim."""
         spec = TensorSpec((size,), dtype_named("f32"), (label,))
-        return self.shapes.chunk_ranges(spec, 0, axis)
+        return self.shapes.chunk_ranges(spec, 0, axes)
 
     # ---- sums over the batch ------------------------------------------------------------------------------
 
@@ -302,7 +303,8 @@ class TemplateLowering(Collectives):
         """Where output number `output` of `op` goes in this microbatch.
 
         Microbatch j folds in as many carries as j has trailing ones, lowest level first, and leaves its own at the
-        next level: the carries of a binary counter, so the tree over leaves does not depend on the accumulation.
+        next level: the carries of a binary counter, so the tree over leaves does not depend on the accumulation. The
+        last one folds in all that are left.
         """
         tensor = op.outputs[output]
         base = self.tensor(tensor)
@@ -316,16 +318,17 @@ class TemplateLowering(Collectives):
             )
 
         target = base if last else carry(level)
-        return Accumulator(target, tuple(carry(i) for i in range(level)), tensor, last)
+        held = [i for i in range(self.microbatch.bit_length()) if self.microbatch >> i & 1]
+        return Accumulator(target, tuple(carry(i) for i in (held if last else range(level))), tensor, last)
 
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
         """After the last microbatch: the sum over the devices that share the batch."""
-        axis = next((a for f in sorted(self._factors(op).by_leaves) if (a := self.factor_axis(op, f))), None)
-        if axis is None:
+        axes = next((a for f in sorted(self._factors(op).by_leaves) if (a := self.factor_axis(op, f))), ())
+        if not axes:
             return
-        self.completed_axes.add(axis)
+        self.completed_axes.add(axes)
         if target.is_last:
-            self.all_reduce_in_place(op, target.ref, axis)
+            self.all_reduce_in_place(op, target.ref, axes)
 
     def leaf_tree(self, op: OpNode, output: int, leaves: Ref) -> None:
         """Combine one row per leaf (and carries) into output number `output`; then over devices."""
@@ -351,11 +354,11 @@ class TemplateLowering(Collectives):
             self.completed_axes = set()
             self._check_leaves(op)
             op_named(op.op).lower(self, op)
-            left = contracted_axes(self.graph, op, self.graph_layout.tensors) - self.completed_axes
+            left = contracted_axes(self.graph, op, self.graph_layout.use) - self.completed_axes
             if left:
                 raise InternalError(
                     f"[plan.lower] an op combines the partial results that its factors say it does; got {op.op!r} of "
-                    f"{op.label!r}, which left those over axis {min(left)!r}; please report the op"
+                    f"{op.label!r}, which left those over {', '.join(min(left))}; please report the op"
                 )
         by_index = sorted(self.slots, key=self.slots.__getitem__)
         return LoweredTemplate(
@@ -368,11 +371,11 @@ class TemplateLowering(Collectives):
             return
         for tensor, dims in zip(op.inputs, factors.inputs):
             for factor, label in zip(dims or (), self.spec(tensor).labels if tensor is not None else ()):
-                if factor in factors.by_leaves and label is not None and label.is_batch:
+                if factor in factors.by_leaves and label is not None and label.is_summed_by_leaves:
                     return
         raise PlanError(
             f"[plan.lower] in a graph with a batch, gradients and losses are sums over the batch; got {op.label!r} "
-            f"({op.op}), whose rows do not count it; label dim 0 of its inputs 'batch'"
+            f"({op.op}), whose rows do not count it; label dim 0 of its inputs tw.BATCH"
         )
 
 

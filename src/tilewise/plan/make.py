@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import Call, DeviceProgram
@@ -32,7 +31,6 @@ def _no_overhead(workers: int, signals: int, handles: int, scratch: int) -> Mapp
 def make_plan(
     graph: Graph,
     layout: GraphLayout,
-    mesh: DeviceMesh,
     settings: PlanSettings,
     schedule: MakeSchedule,
     optimizer: object = None,
@@ -48,7 +46,7 @@ def make_plan(
     Raises:
         LayoutError: a device would get no part of a tensor, or sizes do not divide as the strategy needs.
     """
-    shapes = LocalShapes(mesh, settings, graph.reduction_chunks, symbols_of(graph))
+    shapes = LocalShapes(layout.mesh, settings, graph.reduction_chunks, symbols_of(graph))
     graph, layout = gather_outputs(graph, layout)
     accumulated = accumulated_tensors(graph)
     roots = alias_roots(graph, graph.ops, frozenset(graph.outputs.values()) | accumulated)
@@ -68,7 +66,6 @@ def make_plan(
     return Plan(
         graph,
         layout,
-        mesh,
         settings,
         programs,
         tuple(tuple(entries) for entries in table.tables),

@@ -13,7 +13,7 @@ __all__ = ["gather_outputs"]
 
 def gather_outputs(graph: Graph, layout: GraphLayout) -> tuple[Graph, GraphLayout]:
     """Put a `gather` behind every output whose last dim is sharded; sums over the batch stay as they are."""
-    tensors, ops, layouts = list(graph.tensors), list(graph.ops), list(layout.tensors)
+    tensors, ops, layouts = list(graph.tensors), list(graph.ops), list(layout.use)
     outputs = dict(graph.outputs)
     for name, tensor in graph.outputs.items():
         node = graph.tensors[tensor]
@@ -23,7 +23,7 @@ def gather_outputs(graph: Graph, layout: GraphLayout) -> tuple[Graph, GraphLayou
         tensors.append(TensorNode(len(tensors), spec, "result", len(ops)))
         phase = graph.ops[node.producer].phase if node.producer is not None else "forward"
         ops.append(OpNode(len(ops), "gather", (tensor,), (len(tensors) - 1,), {}, phase, f"gather:{name}"))
-        layouts.append((*layouts[tensor][:-1], None))
+        layouts.append((*layouts[tensor][:-1], ()))
         outputs[name] = len(tensors) - 1
     gathered = replace(graph, tensors=tuple(tensors), ops=tuple(ops), outputs=outputs)
-    return gathered, replace(layout, tensors=tuple(layouts))
+    return gathered, replace(layout, home=tuple(layouts), use=tuple(layouts))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from math import lcm, prod
+from math import lcm
 
 from tilewise.core.border import Border
-from tilewise.core.dims import is_power_of_two
 from tilewise.core.errors import LayoutError, PlanError, ResourceError
-from tilewise.core.mesh import DeviceMesh
-from tilewise.ir.graph import Graph, TensorNode
+from tilewise.core.mesh import Axes, DeviceMesh
+from tilewise.core.tree import MAX_COUNT, allowed_widths
+from tilewise.ir.batch import BatchCut
+from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
-from tilewise.ir.verify_layout import verify_layout, verify_microbatches
+from tilewise.ir.validate import validate_layout
 from tilewise.plan.explain import explain_plan, explain_tensor
 from tilewise.plan.memory import memory_of_machine
 from tilewise.plan.shapes import PlanSettings
@@ -21,7 +22,6 @@ from tilewise.plan.traffic import count_traffic
 __all__ = ["Plan", "settings_for"]
 
 MAX_WORKERS = 255  # per device, of one task engine (native/tasks/embed/embedded.h)
-MAX_PARTS = 1 << 20
 _MAX_BYTES = 1 << 62
 _ROWS_PER_TILE = 512
 _ROWS_WITHOUT_BATCH = 128
@@ -68,59 +68,45 @@ class Plan(PlanTables):
 
 
 def settings_for(
-    graph: Graph,
-    layout: GraphLayout,
-    mesh: DeviceMesh,
-    accumulation: int,
-    leaves: int | None,
-    workers_per_device: int | None,
+    graph: Graph, layout: GraphLayout, batch: BatchCut, workers_per_device: int | None
 ) -> PlanSettings:
-    """Check the batch against devices, accumulation and leaves, and choose the row tile.
+    """Check the batch against devices, microbatches and leaves, and choose the row tile.
 
     Raises:
-        PlanError: accumulation, leaves or workers are out of range, or do not fit.
+        PlanError: workers are out of range.
         LayoutError: the batch does not divide, or an axis has nothing to share.
     """
+    mesh = layout.mesh
     workers = _workers(mesh, workers_per_device)
-    accumulation = _border.integer("settings", "accumulation", accumulation, 1, MAX_PARTS)
-    if not is_power_of_two(accumulation):
-        _border.refuse(
-            "settings", "accumulation must be a power of two", str(accumulation), "choose 1, 2, 4, …"
-        )
-    verify_layout(graph, layout)
+    validate_layout(graph, layout)
     _require_used_axes(graph, layout, mesh)
-    found = _batch_and_rows(graph)
-    if found is None:
-        if accumulation > 1:
-            raise LayoutError(
-                f"[plan.settings] accumulation needs inputs labelled 'batch'; got none in {graph.name!r}; label dim 0 "
-                "of its inputs"
-            )
+    if not batch.size:
         return PlanSettings(row_tile=_row_tile_unbatched(graph), workers_per_device=workers)
-    if accumulation > 1:
-        verify_microbatches(graph)
-    batch, seq = found
-    axis = _batch_axis(graph, layout)
-    share = accumulation * mesh.size(axis)
-    leaves = min(16, batch & -batch) if leaves is None else leaves
-    leaves = _border.integer("settings", "leaves", leaves, 1, MAX_PARTS)
-    if not is_power_of_two(leaves) or batch % leaves:
-        _border.refuse(
-            "settings",
-            "leaves must be a power of two that divides the batch",
-            f"{leaves} for {batch}",
-            "correct it",
-        )
-    if leaves % share:
+    axes = _batch_axes(graph, layout)
+    share = mesh.size(*axes) * batch.microbatches
+    if share not in allowed_widths(batch.leaves):
         raise LayoutError(
-            f"[plan.settings] the batch's {leaves} leaves must divide by {axis or 'devices'} x accumulation; got "
-            f"{mesh.size(axis)} x {accumulation}; use a batch or leaves that are a multiple of {share}"
+            f"[plan.settings] the batch's {batch.leaves} leaves are shared in runs that are nodes of one tree; got "
+            f"{mesh.size(*axes)} devices x {batch.microbatches} microbatches; "
+            f"{_batch_advice(batch, share)}"
         )
-    per_leaf = batch // leaves
+    per_leaf = batch.size // batch.leaves
     sequences = max(
-        k for k in range(1, per_leaf + 1) if per_leaf % k == 0 and (k == 1 or k * seq <= _ROWS_PER_TILE)
+        k
+        for k in range(1, per_leaf + 1)
+        if per_leaf % k == 0 and (k == 1 or k * batch.rows <= _ROWS_PER_TILE)
     )
-    return PlanSettings(accumulation, leaves, batch, seq, sequences * seq, workers, axis)
+    return PlanSettings(
+        batch.microbatches, batch.leaves, batch.size, batch.rows, sequences * batch.rows, workers, axes
+    )
+
+
+def _batch_advice(batch: BatchCut, share: int) -> str:
+    """What to change so that so many blocks fit: the leaves, or the batch."""
+    good = [n for n in range(share, MAX_COUNT + 1) if batch.size % n == 0 and share in allowed_widths(n)]
+    if good:
+        return f"set leaves to {', '.join(str(n) for n in good[:4])} (part of the result's bits)"
+    return f"choose a batch that is a multiple of {share}"
 
 
 def _workers(mesh: DeviceMesh, given: int | None) -> int:
@@ -131,7 +117,7 @@ def _workers(mesh: DeviceMesh, given: int | None) -> int:
 
 def _require_used_axes(graph: Graph, layout: GraphLayout, mesh: DeviceMesh) -> None:
     """Devices along an axis that shards nothing would all compute the same."""
-    used = {axis for t in graph.tensors for axis in layout.tensors[t.id] if axis}
+    used = {axis for tensor in layout.use for axes in tensor for axis in axes}
     for axis in mesh.names:
         if mesh.size(axis) > 1 and axis not in used:
             raise LayoutError(
@@ -140,36 +126,13 @@ def _require_used_axes(graph: Graph, layout: GraphLayout, mesh: DeviceMesh) -> N
             )
 
 
-def _batched(graph: Graph) -> list[TensorNode]:
-    """What comes from outside and has a part for every sequence of the step."""
-    nodes = (*graph.of_kind("input"), *graph.of_kind("constant"))
-    return [t for t in nodes if (label := t.spec.labels[0]) is not None and label.is_batch]
-
-
-def _batch_axis(graph: Graph, layout: GraphLayout) -> str:
-    """The axis that shards the batch; empty when none does. One strategy maps a label to one axis."""
-    return next((axis for t in _batched(graph) if (axis := layout.tensors[t.id][0])), "")
-
-
-def _batch_and_rows(graph: Graph) -> tuple[int, int] | None:
-    """Size of the batch, and rows per element of it, which all batched inputs share; None without any."""
-    found = {}
-    for t in _batched(graph):
-        lead = len(t.spec.shape) - (t.spec.storage == "rows" and len(t.spec.shape) > 1)
-        sizes = t.spec.shape[:lead]
-        if not all(isinstance(s, int) for s in sizes):
-            _border.refuse(
-                "settings", "the batch has a fixed size", f"{t.spec} {t.spec.name!r}", "fix its dims"
-            )
-        found[t.spec.name] = (sizes[0], prod(s for s in sizes[1:] if isinstance(s, int)))
-    if len(set(found.values())) > 1:
-        words = ", ".join(f"{name} {batch} x {rows}" for name, (batch, rows) in found.items())
-        raise PlanError(
-            f"[plan.settings] batched inputs must have one batch and one number of rows per element; got {words}; "
-            "give them the same leading dims"
-        )
-    batch, rows = next(iter(found.values()), (0, 0))
-    return (batch, rows) if isinstance(batch, int) and batch else None
+def _batch_axes(graph: Graph, layout: GraphLayout) -> Axes:
+    """How axes and microbatches cut the batch."""
+    for t in graph.tensors:
+        for label, axes in zip(t.spec.labels, layout.use[t.id]):
+            if axes and label is not None and label.is_summed_by_leaves:
+                return axes
+    return ()
 
 
 def _row_tile_unbatched(graph: Graph) -> int:

@@ -10,7 +10,7 @@ from math import prod
 
 from tilewise.core.dims import Dim, chunk_range, shard_range, upper_bound
 from tilewise.core.errors import LayoutError, PlanError
-from tilewise.core.mesh import DeviceMesh
+from tilewise.core.mesh import MICRO, Axes, DeviceMesh
 from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.layout import TensorLayout
 from tilewise.ir.program import Extent
@@ -29,10 +29,10 @@ class PlanSettings:
 
     Attributes:
         accumulation: microbatches per step.
-        leaves: G, parts the global batch is cut into for sums over tokens; a power of two.
-        batch: global batch of a step (what dims labelled `batch` count); 0 for graphs without one.
+        leaves: G, parts the global batch is cut into for sums over tokens.
+        batch: global batch of a step (what dims count whose label `is_summed_by_leaves`); 0 for graphs without one.
         seq: rows per batch element.
-        batch_axis: the mesh axis that shards the batch; empty when none does.
+        batch_axes: how axes and microbatches cut the batch.
         row_tile: rows per tile of activations.
         workers_per_device: worker threads of every device.
     """
@@ -43,7 +43,7 @@ class PlanSettings:
     seq: int = 0
     row_tile: int = 128
     workers_per_device: int = 1
-    batch_axis: str = ""
+    batch_axes: Axes = ()
 
 
 @dataclass(frozen=True)
@@ -61,23 +61,23 @@ class LocalShapes:
         """The same for another device."""
         return LocalShapes(self.mesh, self.settings, self.chunks, self.symbols, device)
 
-    def range(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> tuple[int, int]:
-        """Global elements `[begin, end)` of a fixed dim that this device holds (per microbatch for the batch)."""
-        size, label, axis = spec.shape[dim], spec.labels[dim], layout[dim]
+    def range(self, spec: TensorSpec, layout: TensorLayout, dim: int, microbatch: int = 0) -> tuple[int, int]:
+        """Global elements `[begin, end)` of a fixed dim that this device holds (of the batch: in one microbatch)."""
+        size, label, axes = spec.shape[dim], spec.labels[dim], layout[dim]
         assert isinstance(size, int)
-        if label is not None and label.is_batch:
-            parts = self.settings.accumulation * (self.mesh.size(axis) if axis else 1)
+        if label is not None and label.is_summed_by_leaves:
+            parts = self.settings.accumulation * self.mesh.size(*axes)
             if size % parts:
                 raise LayoutError(
                     f"[plan.shapes] the batch must divide by devices times accumulation; got {size} over {parts}; "
                     f"choose a batch that is a multiple of {parts}"
                 )
-            first = (self.mesh.coordinate(self.device, axis) if axis else 0) * (size // parts)
+            first = self.block(axes, microbatch) * (size // parts)
             return first, first + size // parts
-        if not axis or label is None:
+        if not axes or label is None:
             return 0, size
         return shard_range(
-            label, size, self.chunks, self.mesh.size(axis), self.mesh.coordinate(self.device, axis)
+            label, size, self.chunks, self.mesh.size(*axes), self.mesh.coordinate(self.device, *axes)
         )
 
     def holder(self, spec: TensorSpec, layout: TensorLayout, device: int) -> int:
@@ -90,6 +90,15 @@ class LocalShapes:
         mine = part(device)
         return next(d for d in range(device + 1) if part(d) == mine)
 
+    def block(self, axes: Axes, microbatch: int) -> int:
+        """Which of the batch's parts this device has in a microbatch: its axes' coordinates, time among them."""
+        position = 0
+        for axis in axes if MICRO in axes else (*axes, MICRO):
+            is_time = axis == MICRO
+            size = self.settings.accumulation if is_time else self.mesh.size(axis)
+            position = position * size + (microbatch if is_time else self.mesh.coordinate(self.device, axis))
+        return position
+
     def sizes(self, spec: TensorSpec, layout: TensorLayout) -> list[int | Dim]:
         """Local sizes of all dims."""
         result: list[int | Dim] = []
@@ -101,7 +110,7 @@ class LocalShapes:
             if end <= begin:
                 raise LayoutError(
                     f"[plan.shapes] every device needs a part; got {size} ({_what(spec, d)}) over "
-                    f"{self.mesh.size(layout[d] or '')} devices for {spec.name or 'a result'}; choose fewer devices"
+                    f"{self.mesh.size(*layout[d])} devices for {spec.name or 'a result'}; choose fewer devices"
                 )
             result.append(end - begin)
         return result
@@ -165,14 +174,13 @@ class LocalShapes:
             return max(extent.constant, 1)
         return self.settings.row_tile
 
-    def chunk_ranges(self, spec: TensorSpec, dim: int, axis: str | None) -> list[tuple[int, int]]:
+    def chunk_ranges(self, spec: TensorSpec, dim: int, axes: Axes) -> list[tuple[int, int]]:
         """Local element ranges of the chunks of a labelled dim that this device sums: its aligned run of chunks."""
         size, label = spec.shape[dim], spec.labels[dim]
         assert isinstance(size, int)
-        if label is None or label.is_batch:
+        if label is None or label.is_summed_by_leaves:
             return [(0, size)]
-        shards = self.mesh.size(axis) if axis else 1
-        shard = self.mesh.coordinate(self.device, axis) if axis else 0
+        shards, shard = self.mesh.size(*axes), self.mesh.coordinate(self.device, *axes)
         begin = shard_range(label, size, self.chunks, shards, shard)[0]
         run = self.chunks // shards
         cuts = [chunk_range(label, size, self.chunks, c) for c in range(shard * run, (shard + 1) * run)]

@@ -42,7 +42,6 @@ class PlanTables:
     Attributes:
         graph: the graph with backward pass and update.
         layout: layouts of all tensors.
-        mesh: the devices.
         settings: what was asked for.
         programs: per program name one tile program per device.
         entries: per device, every view of memory that programs bind.
@@ -58,7 +57,6 @@ class PlanTables:
 
     graph: Graph
     layout: GraphLayout
-    mesh: DeviceMesh
     settings: PlanSettings
     programs: Mapping[str, tuple[DeviceProgram, ...]]
     entries: tuple[tuple[TensorEntry, ...], ...]
@@ -71,6 +69,11 @@ class PlanTables:
     scratch_bytes: int
     optimizer: object
     overhead: Mapping[str, int]
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The devices."""
+        return self.layout.mesh
 
     @cached_property
     def shapes(self) -> LocalShapes:
@@ -98,7 +101,7 @@ class PlanTables:
 
     def holder(self, tensor: int, device: int) -> int:
         """The first device that holds the same part of a tensor as `device`."""
-        return self.shapes.holder(self.graph.spec(tensor), self.layout.tensors[tensor], device)
+        return self.shapes.holder(self.graph.spec(tensor), self.layout.use[tensor], device)
 
     def estimate_memory_usage(self) -> list[dict[str, int]]:
         """Bytes per device and category; `total` is what a device reserves when instantiated, to the byte.

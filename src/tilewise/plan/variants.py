@@ -10,7 +10,7 @@ from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import LoweredTemplate, Slot
 from tilewise.ir.schedule import Schedule
-from tilewise.ir.verify_program import verify_acknowledgements
+from tilewise.ir.validate import validate_acknowledgements
 from tilewise.plan.collectives import place_signals
 from tilewise.plan.lower import Ref, TemplateLowering, alias_roots
 from tilewise.plan.segments import Segment, accumulated_tensors
@@ -119,7 +119,7 @@ def lower_variants(
                 for d in range(shapes.mesh.num_devices)
             ]
             templates = tuple(place_signals([low.run() for low in lowerings]))
-            verify_acknowledgements(templates)
+            validate_acknowledgements(templates)
             outside = keep | frozenset(template.arguments) if call is not None else None
             made[key] = Variant(
                 len(made),

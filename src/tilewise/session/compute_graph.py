@@ -10,9 +10,10 @@ from tilewise.core.border import Border
 from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import GraphBuilder, differentiate, simplify
+from tilewise.ir.batch import cut_batch
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.show import show_graph, to_mermaid
-from tilewise.ir.verify import verify_graph
+from tilewise.ir.validate import validate_graph
 from tilewise.optim import AdamW
 from tilewise.plan import Plan, make_plan, settings_for
 from tilewise.session.assemble import device_overhead
@@ -73,16 +74,16 @@ class ComputeGraph(GraphBuilder):
     def complete(self) -> Graph:
         """The graph with its backward pass and update, after all passes."""
         graph = simplify(self.freeze())
-        verify_graph(graph)
+        validate_graph(graph)
         if self.draft.loss_id is None:
             return graph
         graph, gradients = differentiate(graph, self.draft.loss_id)
-        verify_graph(graph)
+        validate_graph(graph)
         if self._optimizer is not None:
             builder = GraphBuilder.thaw(graph)
             self._optimizer.add_to(builder, gradients)
             graph = builder.freeze()
-            verify_graph(graph)
+            validate_graph(graph)
         return graph
 
     def plan(
@@ -98,9 +99,10 @@ class ComputeGraph(GraphBuilder):
         Args:
             mesh: the devices; by default those of the strategy (`set_distribution`). With a mesh and no strategy, its
                 axis names (`dp`, `tp`) say what it shards.
-            accumulation: microbatches per step, a power of two.
-            leaves: parts the batch is cut into for sums over tokens; by default the largest power of two up to 16 that
-                divides the batch. Part of the result's bits: keep it when devices change.
+            accumulation: microbatches per step.
+            leaves: G, parts the batch is cut into for sums over tokens; by default the largest power of two up to 16
+                that divides the batch. Part of the result's bits: keep it when devices change. n blocks (devices of the
+                batch x microbatches) fit if n is 1 or G / n a power of two: 12 leaves for 3 devices.
             workers_per_device: threads per device; by default cores / devices.
 
         Raises:
@@ -116,9 +118,10 @@ class ComputeGraph(GraphBuilder):
         used = given if given is not None else strategy.mesh()
         graph = self.complete()
         check_constants(graph)
-        layout = propagate_layouts(graph, used, strategy)
-        settings = settings_for(graph, layout, used, accumulation, leaves, workers_per_device)
-        return make_plan(graph, layout, used, settings, one_stage, self._optimizer, device_overhead)
+        batch = cut_batch(graph, accumulation, leaves)
+        layout = propagate_layouts(graph, used, strategy, batch)
+        settings = settings_for(graph, layout, batch, workers_per_device)
+        return make_plan(graph, layout, settings, one_stage, self._optimizer, device_overhead)
 
     def estimate_memory_usage(
         self, mesh: DeviceMesh | Mapping[str, int] | None = None, **options: Any

@@ -37,20 +37,13 @@ class TensorStore:
         self, shapes: LocalShapes, spec: TensorSpec, tensor: int, part: int
     ) -> tuple[list[int], Slices]:
         """Local sizes now, and the slices of the whole that a device's part covers."""
-        layout = self.plan.layout.tensors[tensor]
+        layout = self.plan.layout.use[tensor]
         sizes, slices = [], []
         for dim, size in enumerate(spec.shape):
             if isinstance(size, Dim):
                 begin, end = 0, self.symbols[self.plan.shapes.symbols.index(size)]
             else:
-                begin, end = shapes.range(spec, layout, dim)
-                label = spec.labels[dim]
-                if label is not None and label.is_batch:
-                    # a device holds a contiguous run of the batch; its microbatches follow each other in it
-                    length = end - begin
-                    coordinate = begin // length
-                    begin = (coordinate * self.plan.settings.accumulation + part) * length
-                    end = begin + length
+                begin, end = shapes.range(spec, layout, dim, part)
             sizes.append(end - begin)
             slices.append(slice(begin, end))
         return sizes, tuple(slices)

@@ -6,33 +6,54 @@ conflict is an error that names the op, both layouts and where each came from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tilewise.core.errors import LayoutError
-from tilewise.core.mesh import DeviceMesh
+from tilewise.core.mesh import MICRO, Axes, DeviceMesh
+from tilewise.core.tree import allowed_widths
+from tilewise.ir.batch import BatchCut
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
-from tilewise.ir.layout import GraphLayout, TensorLayout
+from tilewise.ir.layout import GraphLayout, TensorLayout, show_axes, show_layout
 from tilewise.ir.op import op_named
 from tilewise.strategy.strategy import DistributionStrategy
 
 __all__ = ["propagate_layouts"]
 
 
-def propagate_layouts(graph: Graph, mesh: DeviceMesh, strategy: DistributionStrategy) -> GraphLayout:
+def propagate_layouts(
+    graph: Graph, mesh: DeviceMesh, strategy: DistributionStrategy, batch: BatchCut
+) -> GraphLayout:
     """Layouts of a whole graph; every template is laid out once per distinct layout of its arguments.
 
     Raises:
         LayoutError: operands of an op disagree, or a strategy shards what an op needs whole.
     """
     cache: dict[tuple[str, tuple[TensorLayout, ...]], GraphLayout] = {}
-    outside = {t.id: _from_labels(t.spec, mesh, strategy) for t in graph.tensors if t.kind != "result"}
+    outside = {t.id: _from_labels(t.spec, mesh, strategy, batch) for t in graph.tensors if t.kind != "result"}
     return _propagate(graph, mesh, outside, cache)
 
 
-def _from_labels(spec: TensorSpec, mesh: DeviceMesh, strategy: DistributionStrategy) -> TensorLayout:
-    axes = [strategy.rules.get(label.name) if label else None for label in spec.labels]
-    return _unique(spec.name, tuple(axis if axis and mesh.size(axis) > 1 else None for axis in axes))
+def _from_labels(
+    spec: TensorSpec, mesh: DeviceMesh, strategy: DistributionStrategy, batch: BatchCut
+) -> TensorLayout:
+    layout = []
+    for label in spec.labels:
+        given = strategy.axes_for(label.name) if label is not None else ()
+        axes = tuple(axis for axis in given if mesh.size(axis) > 1)
+        is_cut = label is not None and label.is_summed_by_leaves and batch.microbatches > 1
+        layout.append(place_time(axes, mesh, batch) if is_cut else axes)
+    return _unique(spec.name, tuple(layout))
+
+
+def place_time(axes: Axes, mesh: DeviceMesh, batch: BatchCut) -> Axes:
+    """Where microbatches stand among the axes that share the batch.
+
+    Outside, so that sums are completed once per step, are as many axes as hold nodes of the tree over leaves: those
+    whose devices the leaves allow. The others share every microbatch, and sums are completed once per microbatch.
+    """
+    outside = max(n for n in range(len(axes) + 1) if mesh.size(*axes[:n]) in allowed_widths(batch.leaves))
+    return (*axes[:outside], MICRO, *axes[outside:])
 
 
 def _propagate(
@@ -55,16 +76,17 @@ def _propagate(
             cache[key] = _propagate(template.graph, mesh, dict(zip(template.arguments, given)), cache)
         calls[op.id] = cache[key]
         inner = (*template.results, *op.attrs["saved"])
-        layouts.update(zip(op.outputs, (cache[key].tensors[t] for t in inner)))
+        layouts.update(zip(op.outputs, (cache[key].use[t] for t in inner)))
     unknown: TensorLayout = ()
-    return GraphLayout(mesh, tuple(layouts.get(t.id, unknown) for t in graph.tensors), calls)
+    every = tuple(layouts.get(t.id, unknown) for t in graph.tensors)
+    return GraphLayout(mesh, every, every, calls)
 
 
 def _through(graph: Graph, op: OpNode, layouts: Mapping[int, TensorLayout]) -> list[TensorLayout]:
     """Layouts of an op's outputs from those of its inputs."""
     specs = [None if i is None else graph.spec(i) for i in op.inputs]
     factors = op_named(op.op).factors(specs, op.attrs)
-    axis_of: dict[str, tuple[str | None, int]] = {}
+    axis_of: dict[str, tuple[Axes, int]] = {}
     for tensor, names in zip(op.inputs, factors.inputs):
         if tensor is None or names is None:
             continue
@@ -72,31 +94,28 @@ def _through(graph: Graph, op: OpNode, layouts: Mapping[int, TensorLayout]) -> l
             seen = axis_of.setdefault(name, (axis, tensor))
             if seen[0] != axis:
                 raise LayoutError(_conflict(graph, op, name, seen, (axis, tensor)))
-            if axis is not None and name in factors.whole:
+            if axis and name in factors.whole:
                 raise LayoutError(
                     f"[strategy.propagate] {op.op} needs a dim whole; got {graph.spec(tensor)} of {op.label!r} sharded "
-                    f"on {axis!r}; take the label off that dim"
+                    f"on {show_axes(axis)}; take the label off that dim"
                 )
-    return [
-        _unique(op.label, tuple(axis_of.get(n, (None, -1))[0] for n in names)) for names in factors.outputs
-    ]
+    return [_unique(op.label, tuple(axis_of.get(n, ((), -1))[0] for n in names)) for names in factors.outputs]
 
 
 def _unique(name: str, layout: TensorLayout) -> TensorLayout:
-    used = [a for a in layout if a]
+    used = [a for axes in layout for a in axes]
     if len(set(used)) != len(used):
         raise LayoutError(
-            f"[strategy.propagate] an axis can shard one dim of a tensor; got {layout} of {name!r}; label its dims "
-            "differently"
+            f"[strategy.propagate] an axis can shard one dim of a tensor; got {show_layout(layout)} of {name!r}; "
+            "label its dims differently"
         )
     return layout
 
 
-def _conflict(graph: Graph, op: OpNode, factor: str, *sides: Sequence[object]) -> str:
-    (axis_a, a), (axis_b, b) = ((s[0], s[1]) for s in sides)
-    assert isinstance(a, int) and isinstance(b, int)
+def _conflict(graph: Graph, op: OpNode, factor: str, *sides: tuple[Axes, int]) -> str:
+    (axis_a, a), (axis_b, b) = sides
     name_a, name_b = graph.spec(a).name or f"result {a}", graph.spec(b).name or f"result {b}"
     return (
         f"[strategy.propagate] operands of {op.label!r} must agree on factor {factor!r}; got {name_a} {graph.spec(a)} "
-        f"on {axis_a!r} and {name_b} {graph.spec(b)} on {axis_b!r}; label both dims alike"
+        f"on {show_axes(axis_a)} and {name_b} {graph.spec(b)} on {show_axes(axis_b)}; label both dims alike"
     )

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilewise.core.border import Border, shown
-from tilewise.core.dims import is_power_of_two
+from tilewise.core.dims import BATCH
 from tilewise.core.errors import LayoutError
-from tilewise.core.mesh import DeviceMesh
+from tilewise.core.mesh import Axes, DeviceMesh
 
 __all__ = ["DistributionStrategy", "ParallelismMode"]
 
 _border = Border("strategy", LayoutError)
-_DATA = {"batch": "dp"}
+_DATA: Mapping[str, str] = {BATCH.name: "dp"}
 _TENSOR = {"heads": "tp", "kv_heads": "tp", "mlp": "tp", "vocab": "tp"}
 
 
@@ -34,39 +34,35 @@ class DistributionStrategy:
     Attributes:
         mode: its kind.
         axes: mesh axis -> size, in mesh order.
-        rules: label name -> mesh axis that shards dims so labelled; everything else is replicated.
+        rules: label name -> the mesh axis that shards dims so labelled, or several, major first; everything else is
+            replicated.
+
+    Which sizes fit is the graph's: its `reduction_chunks` and the leaves of its batch decide (docs/numerics.md, rules 2
+    and 5).
 
     Raises:
-        LayoutError: an axis has no size that is a power of two, or a rule names no axis.
+        LayoutError: an axis has no size, or a rule names no axis, or one twice.
     """
 
     mode: ParallelismMode
     axes: Mapping[str, int]
-    rules: Mapping[str, str] = field(default_factory=dict)
+    rules: Mapping[str, str | Axes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _border.instance(
             "strategy", "mode", self.mode, ParallelismMode, "pass ParallelismMode.HYBRID, for example"
         )
         mesh = DeviceMesh(self.axes)
-        for name, size in zip(mesh.names, mesh.sizes):
-            if not is_power_of_two(size):
-                _border.refuse(
-                    name,
-                    "the number of devices must be a power of two, so that sums keep one tree",
-                    f"{name}={size}",
-                    "choose 1, 2, 4 or 8",
-                )
-        for label, axis in _border.mapping("strategy", "rules", self.rules, "axes").items():
-            if not isinstance(axis, str) or axis not in mesh.names:
-                _border.refuse(
-                    "strategy",
-                    "a rule must map a label to an axis of the strategy",
-                    f"{label!r} to {shown(axis)} over {mesh}",
-                    "name one of its axes",
-                )
+        rules = {
+            label: _axes_of(label, given, mesh)
+            for label, given in _border.mapping("strategy", "rules", self.rules, "axes").items()
+        }
         object.__setattr__(self, "axes", dict(zip(mesh.names, mesh.sizes)))  # the caller may change its own
-        object.__setattr__(self, "rules", dict(self.rules))
+        object.__setattr__(self, "rules", rules)
+
+    def axes_for(self, label: str) -> Axes:
+        """The axes that shard dims of that label."""
+        return self.rules.get(label, ())  # type: ignore[return-value]  # checked and made tuples when it was declared
 
     @classmethod
     def single(cls) -> DistributionStrategy:
@@ -75,30 +71,18 @@ class DistributionStrategy:
 
     @classmethod
     def ddp(cls, world_size: int) -> DistributionStrategy:
-        """Batch sharded on `dp`, parameters replicated, gradient tiles reduced as they appear.
-
-        Raises:
-            LayoutError: `world_size` is no power of two.
-        """
+        """Batch sharded on `dp`, parameters replicated, gradient tiles reduced as they appear."""
         return cls(ParallelismMode.DDP, {"dp": world_size}, _DATA)
 
     @classmethod
     def tensor_parallel(cls, world_size: int) -> DistributionStrategy:
         """Megatron's plan on `tp`: column and row weights, vocabulary-parallel embedding, head and loss; KV heads
-        replicated when there are more devices than heads.
-
-        Raises:
-            LayoutError: `world_size` is no power of two.
-        """
+        replicated when there are more devices than heads."""
         return cls(ParallelismMode.TENSOR_PARALLEL, {"tp": world_size}, _TENSOR)
 
     @classmethod
     def hybrid(cls, *, dp: int = 1, tp: int = 1) -> DistributionStrategy:
-        """The product of data and tensor parallelism on a two-axis mesh.
-
-        Raises:
-            LayoutError: a size is no power of two.
-        """
+        """The product of data and tensor parallelism on a two-axis mesh."""
         return cls(ParallelismMode.HYBRID, {"dp": dp, "tp": tp}, {**_DATA, **_TENSOR})
 
     @classmethod
@@ -119,3 +103,16 @@ class DistributionStrategy:
     def mesh(self) -> DeviceMesh:
         """The mesh a strategy makes when none is given."""
         return DeviceMesh(self.axes)
+
+
+def _axes_of(label: object, given: object, mesh: DeviceMesh) -> Axes:
+    """A rule's axes as a tuple."""
+    axes = (given,) if isinstance(given, str) else given if isinstance(given, tuple) else (None,)
+    if not all(isinstance(a, str) and a in mesh.names for a in axes) or len(set(axes)) != len(axes):
+        _border.refuse(
+            "strategy",
+            "a rule must map a label to an axis of the strategy, or to a tuple of several",
+            f"{label!r} to {shown(given)} over {mesh}",
+            "name its axes, each once",
+        )
+    return tuple(str(axis) for axis in axes)

@@ -23,9 +23,9 @@ def build(**changes):
     """Two independent branches from one input, mixed, then a layer used twice."""
     c = {**BASE, **changes}
     graph = tw.ComputeGraph(c["name"], reduction_chunks=c["chunks"])
-    x = graph.input(
-        [c["rows"], 8], name="x", labels=[tw.DimLabel(c.get("label", "batch"), group=c.get("group", 1)), None]
-    )
+    role = c.get("role", True)
+    label = tw.DimLabel(c.get("label", "batch"), group=c.get("group", 1), is_summed_by_leaves=role)
+    x = graph.input([c["rows"], 8], name="x", labels=[label, None])
     names = [c["first"], "up"]
     branches = {n: linear(graph, x, n, c["inner"]) for n in (names[::-1] if c["swap"] else names)}
     y = linear(graph, graph.multiply(graph.silu(branches[names[0]]), branches[names[1]]), "down", 8)
@@ -55,6 +55,7 @@ def test_planning_leaves_the_digest_alone():
 CHANGES = {
     "chunk count": {"chunks": 4},
     "rows": {"rows": 12},
+    "what is summed by leaves": {"role": False},
     "inner size": {"inner": 64},
     "graph name": {"name": "other"},
     "parameter name": {"first": "gating"},
@@ -106,7 +107,7 @@ def test_print_has_the_essentials():
     assert text.startswith("graph mlp chunks=8\n")
     for part in (
         "input x f32[6, 8]",
-        "(batch/2, -)",
+        "(batch/2*, -)",
         "parameter gate f32[32, 8]",
         "parameter blocks.1.weight",
         "linear:down",

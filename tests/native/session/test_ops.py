@@ -210,7 +210,7 @@ def test_attention_without_a_batch_label(in_layer):
 def test_sequences_that_tiles_would_cut_are_refused():
     """Batched inputs of different sequence lengths: the plan says so before anything runs."""
     g = tw.ComputeGraph("attention")
-    batch = tw.DimLabel("batch", 1)
+    batch = tw.BATCH
     g.output(g.scale(g.input([4, 6, 8], name="x", labels=[batch, None, None]), 2.0), "scaled")
     q = g.input([4, 9, 8], name="q", labels=[batch, None, None])
     g.output(g.scaled_dot_product_attention(q, q, q, head_dim=8), "y")

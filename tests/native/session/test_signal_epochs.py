@@ -20,7 +20,7 @@ from tilewise.core import CommTimeout
 from tilewise.nn import linear
 
 BATCH, SEQ, WIDTH, CLASSES, DEPTH = 16, 32, 256, 16, 6
-ROWS = tw.DimLabel("batch")
+ROWS = tw.BATCH
 
 
 @tw.layer

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tilewise.core.dims import Dim, DimLabel, chunk_range, shard_range
 from tilewise.core.errors import LayoutError, ShapeError
-from tilewise.core.mesh import DeviceMesh
+from tilewise.core.mesh import MICRO, DeviceMesh
 
 
-@given(st.integers(1, 700), st.sampled_from([1, 2, 16, 64]), st.sampled_from([1, 2, 8, 16]))
+@given(st.integers(1, 700), st.sampled_from([1, 2, 16, 64]), st.sampled_from([1, 2, 7, 8, 12, 16]))
 def test_chunks_cover_a_dim_once(size, atom, chunks):
     """Ascending, without gaps, cut at atoms only."""
     cuts = [chunk_range(DimLabel("mlp", atom), size, chunks, c) for c in range(chunks)]
@@ -23,15 +23,31 @@ def test_chunks_cover_a_dim_once(size, atom, chunks):
     assert all(b % atom == 0 for b, _ in cuts if b < size)
 
 
-@given(st.integers(1, 700), st.sampled_from([1, 2, 64]), st.sampled_from([1, 2, 4, 8]))
-def test_shards_are_runs_of_chunks(size, atom, shards):
+@given(
+    st.integers(1, 700),
+    st.sampled_from([1, 2, 64]),
+    st.sampled_from([(8, 1), (8, 2), (8, 4), (8, 8), (12, 3), (12, 6), (12, 12), (5, 5), (10, 5), (7, 1)]),
+)
+def test_shards_are_runs_of_chunks(size, atom, width):
     """A shard begins and ends where its chunks do."""
     label = DimLabel("mlp", atom)
+    chunks, shards = width
     for s in range(shards):
-        run = 8 // shards
-        begin, end = shard_range(label, size, 8, shards, s)
-        assert begin == chunk_range(label, size, 8, s * run)[0]
-        assert end == chunk_range(label, size, 8, (s + 1) * run - 1)[1]
+        run = chunks // shards
+        begin, end = shard_range(label, size, chunks, shards, s)
+        assert begin == chunk_range(label, size, chunks, s * run)[0]
+        assert end == chunk_range(label, size, chunks, (s + 1) * run - 1)[1]
+
+
+def test_shares_may_be_unequal():
+    """Eight heads in twelve chunks over three devices, and four blocks of a vocabulary."""
+    heads = DimLabel("heads", 16)
+    assert [shard_range(heads, 128, 12, 3, s) for s in range(3)] == [(0, 32), (32, 80), (80, 128)]
+    assert [shard_range(DimLabel("vocab", 64), 200, 12, 3, s) for s in range(3)] == [
+        (0, 64),
+        (64, 128),
+        (128, 200),
+    ]
 
 
 def test_kv_heads_follow_their_query_heads():
@@ -42,11 +58,18 @@ def test_kv_heads_follow_their_query_heads():
     assert held == [0, 4]
 
 
-@pytest.mark.parametrize("shards", [3, 6, 16])
-def test_widths_are_powers_of_two(shards):
-    """Anything else would need another tree."""
-    with pytest.raises(LayoutError, match="power of two"):
-        shard_range(DimLabel("mlp"), 96, 8, shards, 0)
+@pytest.mark.parametrize(
+    ("chunks", "shards", "words"),
+    [
+        (8, 3, "got 3 devices; choose 1, 2, 4, 8, or set graph.reduction_chunks to 3, 6, 12, 24"),
+        (8, 16, "set graph.reduction_chunks to 16, 32, 64, 128"),
+        (12, 2, "choose 1, 3, 6, 12, or set graph.reduction_chunks to 2, 4, 8, 16"),
+    ],
+)
+def test_widths_whose_runs_are_no_nodes(chunks, shards, words):
+    """Refused with the widths that the chunks allow, and the chunks that allow the width."""
+    with pytest.raises(LayoutError, match=f"its {chunks} chunks that are nodes of one tree; {words}|{words}"):
+        shard_range(DimLabel("mlp"), 96, chunks, shards, 0)
 
 
 def test_kv_heads_that_straddle():
@@ -57,13 +80,32 @@ def test_kv_heads_that_straddle():
         shard_range(DimLabel("kv_heads", 16, group=2), 48, 8, 2, 0)
     with pytest.raises(LayoutError, match=r"over 8 devices; choose 1, 2$"):
         shard_range(DimLabel("kv_heads", 16, group=6), 32, 8, 8, 0)
+    with pytest.raises(
+        LayoutError, match=r"got 4 KV heads with 2 query heads each over 3 devices; choose 1$"
+    ):
+        shard_range(DimLabel("kv_heads", 16, group=2), 64, 12, 3, 0)
+
+
+def test_whole_kv_heads_in_unequal_shares():
+    """Groups that no cut divides stay whole: 8 KV heads of one query head each over three devices."""
+    label = DimLabel("kv_heads", 16, group=1)
+    assert [shard_range(label, 128, 12, 3, s) for s in range(3)] == [(0, 32), (32, 80), (80, 128)]
+    spread = DimLabel("kv_heads", 16, group=4)
+    assert [shard_range(spread, 48, 12, 6, s) for s in range(6)] == [
+        (0, 16), (0, 16), (16, 32), (16, 32), (32, 48), (32, 48)
+    ]  # fmt: skip
 
 
 def test_mesh_coordinates_and_teams():
-    """Row-major; a team differs on one axis only."""
+    """Row-major; a team differs on its axes only, of which the first is major."""
     mesh = DeviceMesh.parse("dp=2,tp=4")
     assert mesh.num_devices == 8 and mesh.coordinate(6, "dp") == 1 and mesh.coordinate(6, "tp") == 2
     assert mesh.team(6, "tp") == [4, 5, 6, 7] and mesh.team(6, "dp") == [2, 6] and mesh.team(6, "pp") == [6]
+    assert mesh.team(6, "tp", "dp") == [0, 4, 1, 5, 2, 6, 3, 7] and mesh.team(6) == [6]
+    assert mesh.coordinate(6, "tp", "dp") == 5 and mesh.team(6, "tp", "dp").index(6) == 5
+    assert mesh.coordinate(6, MICRO, "dp") == 1 and mesh.size("dp", MICRO, "tp") == 8 and mesh.size() == 1
+    with pytest.raises(LayoutError, match="'micro' is the axis of time"):
+        DeviceMesh({"micro": 2})
     for text in ("dp", "dp=x", "dp=2,dp=2", "", "dp=²", "dp=٢", f"dp={'9' * 5000}"):
         with pytest.raises(LayoutError, match="a mesh reads axis=size"):
             DeviceMesh.parse(text)

@@ -9,7 +9,7 @@ from tilewise.core.errors import InternalError, PlanError, ShapeError
 from tilewise.graph import GraphBuilder, differentiate, layer, simplify
 from tilewise.ir.graph import TensorSpec
 from tilewise.ir.show import show_graph, to_mermaid
-from tilewise.ir.verify import verify_graph
+from tilewise.ir.validate import validate_graph
 from tilewise.nn import linear
 
 
@@ -93,7 +93,7 @@ def test_fusion_and_dead_code():
     g.scale(out, 7.0)
     g.output(out, "out")
     graph = simplify(g.freeze())
-    verify_graph(graph)
+    validate_graph(graph)
     assert [op.op for op in graph.ops] == ["silu_gate", "linear"]
     assert graph.ops[1].attrs["residual"] and graph.outputs["out"] == out.id
 
@@ -130,11 +130,11 @@ def test_verify_finds_broken_rules():
     graph = g.freeze()
     swapped = type(graph)(graph.name, graph.tensors, graph.ops[::-1], {})
     with pytest.raises(InternalError, match="ids are dense"):
-        verify_graph(swapped)
+        validate_graph(swapped)
     tensors = list(graph.tensors)
     tensors[1] = type(tensors[1])(1, TensorSpec((5, 6), "f32"), "result", 0)
     with pytest.raises(InternalError, match="specs their op infers"):
-        verify_graph(type(graph)(graph.name, tuple(tensors), graph.ops, {}))
+        validate_graph(type(graph)(graph.name, tuple(tensors), graph.ops, {}))
 
 
 def test_gradient_needs_a_path():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pure.hostile import HOSTILE, accepted
-from tilewise.core.dims import Dim, DimLabel
+from tilewise.core.dims import BATCH, Dim, DimLabel
 from tilewise.core.errors import TilewiseError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import GraphBuilder, layer
@@ -29,7 +29,7 @@ def block(graph, x, *, width):
 def described():
     """A graph with a tensor of every kind that calls need."""
     graph = GraphBuilder("g")
-    batch = DimLabel("batch", 1)
+    batch = BATCH
     outside = {
         "x": graph.input([2, 4, 8], name="x", labels=[batch, None, None]),
         "rows": graph.input([4, 8], name="rows"),
@@ -272,6 +272,7 @@ TAKEN_BY_MAKERS: dict[str, dict[str, set[str]]] = {
     "DeviceMesh": {"axes": {"{}", "{'a': 1}"}},
     "coordinate": {"device": {"0"}},
     "team": {"device": {"0"}},
+    "rule": {"axis": {"()"}},  # no axis: replicated
     "layer": {"function": {"class", "function"}},
     "TensorSpec": {"labels": {"()", "[]"}, "name": {"''", "'name'", "'x\\0y'"}, "tile_hint": {"None"}},
     "GraphBuilder": {"name": {"'name'"}},

@@ -7,7 +7,7 @@ import pytest
 from pure.plan.test_templates import plan_llama
 from tilewise.core.errors import InternalError
 from tilewise.ir.program import Extent, Instruction, LoweredTemplate, Notify, Wait
-from tilewise.ir.verify_program import verify_acknowledgements
+from tilewise.ir.validate import validate_acknowledgements
 from tilewise.plan.collectives import place_signals
 
 
@@ -42,18 +42,18 @@ def test_every_read_of_a_peer_is_acknowledged(axes):
     devices = lowered(axes)
     broken = unread = 0
     for templates in zip(*devices):
-        verify_acknowledgements(templates)
+        validate_acknowledgements(templates)
         for instruction in templates[0].instructions:
             if instruction.label.endswith("/ack"):
                 waits, instruction.waits = instruction.waits, []
                 with pytest.raises(InternalError, match="acknowledged"):
-                    verify_acknowledgements(templates)
+                    validate_acknowledgements(templates)
                 instruction.waits = waits
                 broken += 1
             if any(o.peer >= 0 for o in instruction.operands):
                 notifies, instruction.notifies = instruction.notifies, []
                 with pytest.raises(InternalError, match=instruction.label):
-                    verify_acknowledgements(templates)
+                    validate_acknowledgements(templates)
                 instruction.notifies = notifies
                 unread += 1
     assert broken > 3 and unread > 3

@@ -8,6 +8,7 @@ import pytest
 
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import GraphBuilder, differentiate, simplify
+from tilewise.ir.batch import cut_batch
 from tilewise.ir.counts import counts
 from tilewise.models.llama import LlamaConfig, build_training_graph
 from tilewise.optim import AdamW
@@ -32,9 +33,9 @@ def plan_llama(layers, axes, accumulation=1):
     thawed = GraphBuilder.thaw(graph)
     AdamW().add_to(thawed, gradients)
     graph, mesh = thawed.freeze(), DeviceMesh(axes)
-    layout = propagate_layouts(graph, mesh, DistributionStrategy.for_mesh(mesh))
-    settings = settings_for(graph, layout, mesh, accumulation, None, 1)
-    return make_plan(graph, layout, mesh, settings, one_stage)
+    batch = cut_batch(graph, accumulation)
+    layout = propagate_layouts(graph, mesh, DistributionStrategy.for_mesh(mesh), batch)
+    return make_plan(graph, layout, settings_for(graph, layout, batch, 1), one_stage)
 
 
 @pytest.mark.parametrize("layers", [1, 7])
@@ -70,6 +71,6 @@ def test_explain_and_why():
     assert re.search(r"device 0, 1, 2, 3: \d+ tiles of \d+ tensors", text)
     assert re.search(r"decoder_layer: 2 uses of \d+ instructions, \d+ tasks each", text)
     assert re.search(r"decoder_layer.backward: 2 uses", text)
-    assert "'tp'" in plan.why("layers.1.mlp.up_proj.weight") and "replicated" in plan.why("norm.weight")
+    assert "on tp" in plan.why("layers.1.mlp.up_proj.weight") and "replicated" in plan.why("norm.weight")
     with pytest.raises(ValueError, match="nonsense"):
         plan.why("nonsense")

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from tilewise.core.dims import DimLabel
+from tilewise.core.dims import BATCH, DimLabel
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import GraphBuilder
+from tilewise.ir.batch import cut_batch
 from tilewise.strategy import DistributionStrategy, ParallelismMode, propagate_layouts
 
 MESH = DeviceMesh({"dp": 2, "tp": 2})
 BOTH = DistributionStrategy.hybrid(dp=2, tp=2)
-BATCH, MLP = DimLabel("batch", 1), DimLabel("mlp", 2)
+MLP = DimLabel("mlp", 2)
+
+
+def laid_out(builder, mesh, strategy, **cut):
+    """Layouts of a builder's tensors."""
+    graph = builder.freeze()
+    return propagate_layouts(graph, mesh, strategy, cut_batch(graph, **cut)).use
+
+
+def spread(rules):
+    """A strategy with rules of a test's own."""
+    return DistributionStrategy(ParallelismMode.HYBRID, {"data": 2, "more": 3}, rules)
 
 
 def test_column_then_row():
@@ -25,19 +37,17 @@ def test_column_then_row():
     )
     h = g.matmul(x, up, transpose_b=True)
     y = g.matmul(h, down, transpose_b=True, residual=x)
-    layout = propagate_layouts(g.freeze(), MESH, BOTH).tensors
-    assert (layout[up.id], layout[down.id]) == (("tp", None), (None, "tp"))
-    assert (layout[h.id], layout[y.id]) == (("dp", "tp"), ("dp", None))
+    layout = laid_out(g, MESH, BOTH)
+    assert (layout[up.id], layout[down.id]) == ((("tp",), ()), ((), ("tp",)))
+    assert (layout[h.id], layout[y.id]) == ((("dp",), ("tp",)), (("dp",), ()))
 
 
 def test_axes_of_size_one_shard_nothing():
     """A mesh without an axis, or with one device on it, replicates."""
     g = GraphBuilder()
     g.input([4, 8], name="x", labels=[BATCH, MLP])
-    assert propagate_layouts(g.freeze(), DeviceMesh({"dp": 2}), BOTH).tensors == (("dp", None),)
-    assert propagate_layouts(g.freeze(), DeviceMesh({}), DistributionStrategy.single()).tensors == (
-        (None, None),
-    )
+    assert laid_out(g, DeviceMesh({"dp": 2}), BOTH) == ((("dp",), ()),)
+    assert laid_out(g, DeviceMesh({}), DistributionStrategy.single()) == (((), ()),)
 
 
 def test_conflicts_name_both_sides():
@@ -45,8 +55,8 @@ def test_conflicts_name_both_sides():
     g = GraphBuilder()
     x = g.input([4, 6], name="x")
     g.matmul(x, g.parameter([8, 6], name="w", labels=[None, MLP]), transpose_b=True)
-    with pytest.raises(LayoutError, match=r"factor 'k'; got x f32\[4, 6\] on None and w f32\[8, 6\] on 'tp'"):
-        propagate_layouts(g.freeze(), MESH, BOTH)
+    with pytest.raises(LayoutError, match=r"factor 'k'; got x f32\[4, 6\] on - and w f32\[8, 6\] on tp"):
+        laid_out(g, MESH, BOTH)
 
 
 def test_what_an_op_needs_whole():
@@ -55,15 +65,19 @@ def test_what_an_op_needs_whole():
     x = g.input([4, 6], name="x", labels=[None, MLP])
     g.rms_norm(x, g.parameter([6], name="gamma", labels=[MLP]))
     with pytest.raises(LayoutError, match="whole"):
-        propagate_layouts(g.freeze(), MESH, BOTH)
+        laid_out(g, MESH, BOTH)
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: DistributionStrategy.ddp(3), "power of two.*; got dp=3"),
         (lambda: DistributionStrategy.tensor_parallel(0), "the size of axis 'tp' must lie in"),
-        (lambda: DistributionStrategy.hybrid(dp=2, tp=6), "power of two.*; got tp=6"),
+        (lambda: spread({"mlp": 3}), r"tuple of several; got 'mlp' to 3 over data=2,more=3; name its axes"),
+        (
+            lambda: spread({"mlp": ("data", "tp")}),
+            r"several; got 'mlp' to \('data', 'tp'\) over data=2,more=3",
+        ),
+        (lambda: spread({"mlp": ("data", "data")}), "each once"),
         (lambda: DistributionStrategy.for_mesh(DeviceMesh({"x": 2})), "mesh axes are dp and tp; got x"),
     ],
 )
@@ -83,5 +97,6 @@ def test_a_strategy_keeps_what_it_was_made_of():
     """What the caller does to its dictionaries afterwards changes no strategy."""
     axes, rules = {"data": 2}, {"batch": "data"}
     strategy = DistributionStrategy(ParallelismMode.DDP, axes, rules)
+    assert strategy.axes_for("batch") == ("data",) and strategy.axes_for("mlp") == ()
     axes["data"], rules["batch"] = 3, "nowhere"
     assert strategy == DistributionStrategy(ParallelismMode.DDP, {"data": 2}, {"batch": "data"})

@@ -222,7 +222,7 @@ class AttentionBackward:
         )
         if len(team) > 1:
             for partial, out in zip(targets[1:], op.outputs[1:]):
-                low.all_reduce(op, partial, out, None, "", "sum", team=team, producer=backward)
+                low.all_reduce(op, partial, out, None, (), "sum", team=team, producer=backward)
 
 
 @register

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from tilewise.core.dims import DimLabel
+from tilewise.core.dims import BATCH, DimLabel
 from tilewise.models.llama.config import LlamaConfig
 
 __all__ = ["BATCH", "MLP", "VOCAB", "heads_label", "kv_heads_label"]
 
-BATCH = DimLabel("batch", 1)
 MLP = DimLabel("mlp", 2)
 VOCAB = DimLabel("vocab", 64)
 

@@ -6,10 +6,10 @@ from tilewise.core.errors import InternalError
 from tilewise.ir.graph import Graph
 from tilewise.ir.op import op_named
 
-__all__ = ["verify_graph"]
+__all__ = ["validate_graph"]
 
 
-def verify_graph(graph: Graph) -> None:
+def validate_graph(graph: Graph) -> None:
     """Dense ids; every operand exists before its use; every result has one producer, which agrees; op outputs have the
     specs their op infers; calls fit their templates; outputs exist.
 
@@ -32,7 +32,7 @@ def verify_graph(graph: Graph) -> None:
         )
         known.update(op.outputs)
         if op.op == "call":
-            _verify_call(graph, where, op.inputs, op.outputs, op.attrs["template"], op.attrs["saved"])
+            _validate_call(graph, where, op.inputs, op.outputs, op.attrs["template"], op.attrs["saved"])
         else:
             specs = op_named(op.op).infer([None if i is None else graph.spec(i) for i in op.inputs], op.attrs)
             same = [(s.shape, s.dtype) for s in specs] == [
@@ -41,10 +41,10 @@ def verify_graph(graph: Graph) -> None:
             _hold(same, graph, f"results have the specs their op infers, at {where}")
     _hold(all(t in known for t in graph.outputs.values()), graph, "outputs exist")
     for template in graph.templates.values():
-        verify_graph(template.graph)
+        validate_graph(template.graph)
 
 
-def _verify_call(
+def _validate_call(
     graph: Graph,
     where: str,
     inputs: tuple[int | None, ...],
@@ -66,5 +66,5 @@ def _verify_call(
 def _hold(holds: bool, graph: Graph, rule: str) -> None:
     if not holds:
         raise InternalError(
-            f"[ir.verify] {rule}; it does not hold in {graph.name!r}; please report the graph's print"
+            f"[ir.validate] {rule}; it does not hold in {graph.name!r}; please report the graph's print"
         )

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from tilewise.core.errors import InternalError
 from tilewise.ir.program import Access, Instruction, LoweredTemplate
 
-__all__ = ["verify_acknowledgements"]
+__all__ = ["validate_acknowledgements"]
 
 
-def verify_acknowledgements(templates: Sequence[LoweredTemplate]) -> None:
+def validate_acknowledgements(templates: Sequence[LoweredTemplate]) -> None:
     """In one template, given for all devices: every read of a peer's tensor raises a signal that a task of the peer
     waits for while it holds the same tensor. So the tensor's next writer waits for the reader.
 
@@ -28,7 +28,7 @@ def verify_acknowledgements(templates: Sequence[LoweredTemplate]) -> None:
                 key = template.slots[operand.slot]
                 if not _is_awaited(reader, operand.peer, templates[operand.peer], key):
                     raise InternalError(
-                        f"[ir.verify] a peer's tile is acknowledged when it has been read; got none for {key} of "
+                        f"[ir.validate] a peer's tile is acknowledged when it has been read; got none for {key} of "
                         f"device {operand.peer}, read by {reader.label!r} on device {device}; please report the plan"
                     )
 

@@ -1,0 +1,133 @@
+"""How the batch of a step is cut: into leaves, which fix the bits of sums over it, and into microbatches, which do not.
+
+Which dims count the batch is a role on their labels (`DimLabel.is_summed_by_leaves`), never a name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tilewise.core.border import Border
+from tilewise.core.errors import LayoutError, PlanError
+from tilewise.core.tree import MAX_COUNT
+from tilewise.ir.graph import Graph, OpNode, TensorNode
+from tilewise.ir.op import op_named
+from tilewise.ir.validate import validate_microbatches
+
+__all__ = ["BatchCut", "cut_batch", "default_leaves"]
+
+MAX_DEFAULT_LEAVES = 16
+_border = Border("ir", PlanError)
+
+
+@dataclass(frozen=True)
+class BatchCut:
+    """The batch of a step and its parts.
+
+    Attributes:
+        size: sequences of a step over all devices and microbatches; 0 for graphs without a batch.
+        rows: rows per sequence.
+        leaves: G, the parts that sums over the batch are made of (docs/numerics.md, rule 5).
+        microbatches: parts of a step that follow each other in time.
+    """
+
+    size: int = 0
+    rows: int = 0
+    leaves: int = 1
+    microbatches: int = 1
+
+
+def default_leaves(batch: int) -> int:
+    """G if the user names none: the largest power of two that divides the batch, at most 16.
+
+    It is part of the bits, so it follows from the batch alone, never from the devices: 12 sequences have 4 leaves, for
+    1, 2 or 4 devices. Three devices need 3, 6 or 12 leaves, which exclude two and four; that choice is the user's.
+    """
+    return min(MAX_DEFAULT_LEAVES, batch & -batch)
+
+
+def cut_batch(graph: Graph, microbatches: int = 1, leaves: int | None = None) -> BatchCut:
+    """Cut the batch that a graph's inputs have.
+
+    Raises:
+        PlanError: counts are out of range, leaves do not divide the batch, or inputs disagree about it.
+        LayoutError: inputs count something and nothing counts the batch; there is none to cut into microbatches, or
+            an op's operands count it differently.
+    """
+    microbatches = _border.integer("cut_batch", "accumulation", microbatches, 1, MAX_COUNT)
+    found = _batch_and_rows(graph)
+    if leaves is not None:
+        leaves = _border.integer("cut_batch", "leaves", leaves, 1, MAX_COUNT)
+    if found is None:
+        _require_role(graph)
+        if microbatches > 1:
+            raise LayoutError(
+                f"[ir.cut_batch] accumulation needs inputs that count the batch; got none in {graph.name!r}; label dim "
+                "0 of its inputs tw.BATCH"
+            )
+        return BatchCut()
+    if microbatches > 1:
+        validate_microbatches(graph)
+    batch, rows = found
+    leaves = default_leaves(batch) if leaves is None else leaves
+    if batch % leaves:
+        _border.refuse(
+            "cut_batch",
+            "leaves are equal parts of the batch",
+            f"{leaves} for {batch}",
+            "choose a divisor of the batch",
+        )
+    return BatchCut(batch, rows, leaves, microbatches)
+
+
+def _require_role(graph: Graph) -> None:
+    """A graph whose inputs count something, and which sums over it, says that it is the batch. One whose inputs are not
+    labelled is one leaf."""
+    counted = sorted({t.spec.labels[0].name for t in graph.of_kind("input") if t.spec.labels[0] is not None})
+    summed = _summed_by_leaves(graph)
+    if counted and summed is not None:
+        raise LayoutError(
+            "[ir.cut_batch] losses and gradients are sums over the batch, which one label must count; got only "
+            f"{', '.join(counted)} on inputs of {graph.name!r}, and {summed.label!r} ({summed.op}); label their dim 0 "
+            "tw.BATCH, or DimLabel(..., is_summed_by_leaves=True)"
+        )
+
+
+def _summed_by_leaves(graph: Graph) -> OpNode | None:
+    """The first op that sums over the batch, in layers too."""
+    for op in graph.ops:
+        if op.op == "call":
+            found = _summed_by_leaves(graph.templates[op.attrs["template"]].graph)
+        else:
+            found = op if getattr(op_named(op.op), "accumulates", ()) else None
+        if found is not None:
+            return found
+    return None
+
+
+def _batched(graph: Graph) -> list[TensorNode]:
+    """What comes from outside and has a part for every sequence of the step."""
+    nodes = (*graph.of_kind("input"), *graph.of_kind("constant"))
+    return [t for t in nodes if (label := t.spec.labels[0]) is not None and label.is_summed_by_leaves]
+
+
+def _batch_and_rows(graph: Graph) -> tuple[int, int] | None:
+    """Size of the batch, and rows per element of it, which all batched inputs share; None without any."""
+    found = {}
+    for t in _batched(graph):
+        lead = len(t.spec.shape) - (t.spec.storage == "rows" and len(t.spec.shape) > 1)
+        sizes = t.spec.shape[:lead]
+        if not all(isinstance(s, int) for s in sizes):
+            _border.refuse(
+                "cut_batch", "the batch has a fixed size", f"{t.spec} {t.spec.name!r}", "fix its dims"
+            )
+        found[t.spec.name] = (sizes[0], prod(s for s in sizes[1:] if isinstance(s, int)))
+    if len(set(found.values())) > 1:
+        words = ", ".join(f"{name} {batch} x {rows}" for name, (batch, rows) in found.items())
+        raise PlanError(
+            f"[ir.cut_batch] batched inputs must have one batch and one number of rows per element; got {words}; "
+            "give them the same leading dims"
+        )
+    batch, rows = next(iter(found.values()), (0, 0))
+    return (batch, rows) if isinstance(batch, int) and batch else None

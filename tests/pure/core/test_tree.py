@@ -1,0 +1,108 @@
+"""Trees over any count of leaves: nodes, joins, folds and the widths a count allows, against trees built by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewise.core.tree import (
+    MAX_COUNT,
+    allowed_widths,
+    fitting_counts,
+    fold_intervals,
+    is_node,
+    is_power_of_two,
+    join_nodes,
+    share_of,
+    widths_in_words,
+)
+
+COUNTS = st.integers(1, MAX_COUNT)
+
+
+def built(count):
+    """Nodes of the tree and the parent of each pair of children, by pairing neighbours level by level."""
+    level = [(i, i + 1) for i in range(count)]
+    nodes, parents = set(level), {}
+    while len(level) > 1:
+        paired = [(a[0], b[1]) for a, b in zip(level[::2], level[1::2])]
+        parents.update(zip(zip(level[::2], level[1::2]), paired))
+        level = paired + level[len(paired) * 2 :]
+        nodes.update(level)
+    return nodes, parents
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 6, 7, 8, 11, 12, 13, 16, 21])
+def test_nodes_and_joins_are_those_of_the_tree(count):
+    """Every interval and every pair of nodes, against a tree made by hand."""
+    nodes, parents = built(count)
+    every = [(a, b) for a in range(-1, count + 2) for b in range(-1, count + 2)]
+    assert {i for i in every if is_node(i, count)} == nodes
+    for left in nodes:
+        for right in nodes:
+            assert join_nodes(left, right, count) == parents.get((left, right))
+
+
+@given(COUNTS)
+def test_widths_are_those_whose_runs_are_nodes(count):
+    """One holder, or n where count / n is a power of two; exactly there all equal runs are nodes."""
+    good = [n for n in range(1, count + 1) if n == 1 or (count % n == 0 and is_power_of_two(count // n))]
+    assert allowed_widths(count) == good
+    for n in (w for w in range(1, min(count, 40) + 1) if count % w == 0):
+        runs = [share_of(count, n, i) for i in range(n)]
+        assert (fold_intervals(runs, count) == "") == (n in good)
+
+
+@st.composite
+def cuts_of_a_tree(draw):
+    """A count of leaves and nodes that make it up, from left to right."""
+    count = draw(st.integers(2, 60))
+    _, parents = built(count)
+    children = {node: pair for pair, node in parents.items()}
+    held = [(0, count)]
+    for _ in range(draw(st.integers(1, 12))):
+        place = draw(st.integers(0, len(held) - 1))
+        held[place : place + 1] = children.get(held[place], (held[place],))
+    return count, held
+
+
+@given(cuts_of_a_tree(), st.data())
+def test_a_fold_reaches_the_root_or_says_why(cut, data):
+    """Nodes in order fold, however unequal; a dropped, doubled, swapped or moved one does not."""
+    count, held = cut
+    assert fold_intervals(held, count) == ""
+    place = data.draw(st.integers(0, len(held) - 1))
+    dropped = held[:place] + held[place + 1 :]
+    assert "missing" in fold_intervals(dropped, count)
+    assert "held twice or out of order" in fold_intervals([*held[: place + 1], *held[place:]], count)
+    if len(held) > 1:
+        other = data.draw(st.integers(0, len(held) - 1).filter(lambda i: i != place))
+        swapped = list(held)
+        swapped[place], swapped[other] = held[other], held[place]
+        assert fold_intervals(swapped, count)
+
+
+def test_what_is_no_node():
+    """Leaves that fill no node, though nothing is missing or doubled."""
+    assert fold_intervals([(0, 3), (3, 8)], 8) == "[0, 3) is no node of the tree over 8"
+    assert fold_intervals([(0, 6), (6, 12)], 12) == "[0, 6) is no node of the tree over 12"
+    assert fold_intervals([], 4) == "[0, 4) of 4 is missing"
+
+
+def test_counts_that_fit():
+    """The nearest counts that allow all widths; two and three together have none."""
+    assert fitting_counts([3], 8) == [3, 6, 12, 24]
+    assert fitting_counts([2, 4], 8) == [4, 8, 16, 32]
+    assert fitting_counts([2, 3], 8) == [] and fitting_counts([MAX_COUNT + 1], 8) == []
+    assert widths_in_words(3, 8, "C") == "choose 1, 2, 4, 8, or set C to 3, 6, 12, 24"
+    assert widths_in_words(2000, 12, "C") == "choose 1, 3, 6, 12"
+
+
+@given(COUNTS, st.integers(1, 40), st.data())
+def test_shares_cover_the_leaves_once(count, width, data):
+    """Ascending and without gaps, also where the width does not divide."""
+    place = data.draw(st.integers(0, width - 1))
+    begin, end = share_of(count, width, place)
+    assert 0 <= begin <= end <= count
+    assert end == (share_of(count, width, place + 1)[0] if place + 1 < width else count)
