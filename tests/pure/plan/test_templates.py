@@ -31,7 +31,12 @@ def plan_llama(layers, axes, accumulation=1):
     graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
     thawed = GraphBuilder.thaw(graph)
     AdamW().add_to(thawed, gradients)
-    graph, mesh = thawed.freeze(), DeviceMesh(axes)
+    return plan_graph(thawed.freeze(), axes, accumulation)
+
+
+def plan_graph(graph, axes, accumulation=1):
+    """The plan of a complete graph, without native code."""
+    mesh = DeviceMesh(axes)
     layout = propagate_layouts(graph, mesh, DistributionStrategy.for_mesh(mesh))
     return make_plan(graph, layout, mesh, settings_for(graph, layout, mesh, accumulation, None, 1))
 
