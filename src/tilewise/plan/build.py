@@ -6,37 +6,25 @@ backward, and then the update. Offsets, handles and signals are equal on all dev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
 from tilewise.ir.layout import GraphLayout, TensorLayout
-from tilewise.ir.op import op_named
+from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Call, DeviceProgram, Extent, LoweredTemplate, Slot, TensorEntry
 from tilewise.ir.validate import validate_acknowledgements
+from tilewise.plan.accumulation import BatchSums, find_batch_sums, require_whole_batch
 from tilewise.plan.collectives import broadcast_instructions, place_signals
-from tilewise.plan.lower import Ref, TemplateLowering, alias_roots, flat_view
+from tilewise.plan.lower import TemplateLowering, alias_roots, flat_view
 from tilewise.plan.memory import Buffer, place_buffers, place_in_sequence, shared_bytes
 from tilewise.plan.shapes import LocalShapes, round_up
 
-__all__ = ["PlanBuilder", "Segment", "accumulated_tensors"]
+__all__ = ["PlanBuilder", "Segment"]
 
 Key = tuple[object, ...]
-
-
-def accumulated_tensors(graph: Graph) -> set[int]:
-    """Tensors that are sums over the whole batch: complete only after the last microbatch."""
-    found: set[int] = set()
-    for op in graph.ops:
-        if op.op == "call":
-            template = graph.templates[op.attrs["template"]]
-            inner = accumulated_tensors(template.graph)
-            found.update(o for o, r in zip(op.outputs, template.results) if r in inner)
-        else:
-            found.update(op.outputs[i] for i in getattr(op_named(op.op), "accumulates", ()))
-    return found
 
 
 @dataclass(frozen=True)
@@ -76,8 +64,11 @@ class PlanBuilder:
     def __init__(self, graph: Graph, layout: GraphLayout, shapes: LocalShapes) -> None:
         self.graph, self.layout, self.shapes = graph, layout, shapes
         self.num_devices = shapes.mesh.num_devices
-        self.accumulated = accumulated_tensors(graph)
-        self.keep = frozenset(graph.outputs.values()) | frozenset(self.accumulated)
+        self.batch_sums = find_batch_sums(graph)
+        if shapes.settings.accumulation > 1:
+            require_whole_batch(graph, self.batch_sums)
+        self.accumulated = self.batch_sums.complete_last
+        self.keep = frozenset(graph.outputs.values())
         self.roots = alias_roots(graph, graph.ops, self.keep)
         self.buffers: dict[Key, Buffer] = {}
         self.entries: list[list[TensorEntry]] = [[] for _ in range(self.num_devices)]
@@ -131,18 +122,20 @@ class PlanBuilder:
             ops: tuple[OpNode, ...] = graph.ops
             keep = frozenset((*template.results, *call.attrs["saved"]))
             interface = keep | frozenset(template.arguments)
-            identity: Key = (name, id(layout), call.attrs["saved"])
+            sums: BatchSums = self.batch_sums.calls[call.id]
+            identity: Key = (name, id(layout), call.attrs["saved"], sums.late_ops)
             roots = alias_roots(graph, ops, keep)
         else:
             graph, ops, layout, name = self.graph, segment.ops, self.layout, f"segment{segment.index}"
-            identity, roots, interface = (name,), self.roots, frozenset()
-        sums = accumulated_tensors(graph)
-        varies = any(o in sums for op in ops for o in op.outputs)
+            identity, roots, interface, sums = (name,), self.roots, frozenset(), self.batch_sums
+        varies = any(o in sums.complete_last for op in ops for o in op.outputs)
         key = (*identity, microbatch if varies else 0)
         if key not in self._lowered:
             counts.lowered += call is not None
             lowerings = [
-                TemplateLowering(name, graph, ops, layout, self.shapes.on(d), roots, microbatch)
+                TemplateLowering(
+                    name, graph, ops, layout, self.shapes.on(d), roots, microbatch, sums.late_ops
+                )
                 for d in range(self.num_devices)
             ]
             per_device = place_signals([low.run() for low in lowerings])
@@ -178,7 +171,7 @@ class PlanBuilder:
     def _lasting_buffers(self) -> list[Buffer]:
         """Parameters, optimizer state, constants, inputs of all microbatches, gradients, carries, outputs."""
         total = self.shapes.settings.accumulation
-        buffers = []
+        buffers = [Buffer(("carry", *of), size, "carries") for of, size in self._carries()]
         for t in self.graph.tensors:
             if t.kind == "result" and (t.id in self.roots or t.id not in self.keep):
                 continue
@@ -188,10 +181,23 @@ class PlanBuilder:
             if self.is_batched(t.id):
                 size = round_up(size, 64) * total
             buffers.append(Buffer(("tensor", t.id), size, category))
-            if t.id in self.accumulated:
-                levels = (total - 1).bit_length()
-                buffers += [Buffer(("carry", t.id, i), self._bytes(t.id), "carries") for i in range(levels)]
         return buffers
+
+    def _carries(self) -> Iterator[tuple[Key, int]]:
+        """Call (None for root ops), tensor and level of every carry between microbatches, and its bytes."""
+        levels = (self.shapes.settings.accumulation - 1).bit_length()
+        for level in range(levels):
+            for tensor in sorted(self.batch_sums.sums):
+                yield (None, tensor, level), self._bytes(tensor)
+            for segment in self.segments:
+                if segment.call is None:
+                    continue
+                call = segment.call
+                template, layouts = self.graph.templates[call.attrs["template"]], self.layout.calls[call.id]
+                inner = self.batch_sums.calls[call.id].sums
+                for tensor in sorted(inner.difference(template.results, call.attrs["saved"])):
+                    spec = template.graph.spec(tensor)
+                    yield (call.id, tensor, level), self.shapes.bytes_max(spec, layouts.use[tensor])
 
     def is_batched(self, tensor: int) -> bool:
         """Whether a tensor that others read or write has a part of its own for every microbatch."""
@@ -305,6 +311,8 @@ class PlanBuilder:
             template = self.graph.templates[call.attrs["template"]]
             names = (*template.arguments, *template.results, *call.attrs["saved"])
             actual = dict(zip(names, (*call.inputs, *call.outputs)))
+            if tensor not in actual and slot.kind in ("carry", "carry_flat"):
+                return self._carry_entry((call.id, tensor, slot.level), slot, lowered)
             if tensor not in actual:
                 refs = [other.refs[slot] for other in lowered.lowerings]
                 buffer = self.buffers["inner", key, tensor]
@@ -312,12 +320,15 @@ class PlanBuilder:
                 return self._entry((slot.kind, key, tensor), buffer, refs, strides)
             tensor = actual[tensor]
         if slot.kind in ("carry", "carry_flat"):
-            refs = [other.refs[slot] for other in lowered.lowerings]
-            strides = [_stride(r, self.graph.spec(tensor).storage) for r in refs]
-            return self._entry(
-                (slot.kind, tensor, slot.level), self.buffers["carry", tensor, slot.level], refs, strides
-            )
+            return self._carry_entry((None, tensor, slot.level), slot, lowered)
         return self.tensor_entry(tensor, microbatch, flat=slot.kind == "flat")
+
+    def _carry_entry(self, of: Key, slot: Slot, lowered: _Lowered) -> int:
+        """The entry of a carry, as `_carries` names it."""
+        refs = [other.refs[slot] for other in lowered.lowerings]
+        storage = lowered.lowerings[0].graph.spec(slot.id).storage
+        strides = [_stride(r, storage) for r in refs]
+        return self._entry((slot.kind, *of), self.buffers[("carry", *of)], refs, strides)
 
     # ---- programs -----------------------------------------------------------------------------------------
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tilewise.core.dims import Size
-from tilewise.graph.ops.common import require, require_floats, require_indices
-from tilewise.graph.ops.linear import EmbeddingTerm
+from tilewise.core.dtypes import DTYPES
+from tilewise.graph.ops.common import incoming, leading, require, require_floats, require_indices
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.op import Factors, Signature, register
+from tilewise.ir.lowering import Lowering
+from tilewise.ir.op import Factors, Op, Signature, register
+from tilewise.ir.tape import Gradient, Tape
 
 __all__: list[str] = []
 
 
 @register
-class Embedding:
+class Embedding(Op):
     """Rows of the table: inputs ids, table `[vocab, hidden]`. A sharded vocabulary selects rows, it never adds them."""
 
     name = "embedding"
@@ -53,25 +56,72 @@ class Embedding:
         rows = tuple(f"b{i}" for i in range(len(inputs[0].shape)))
         return Factors((rows, ("v", "d")), ((*rows, "d"),), whole=frozenset("d"), reduced=frozenset("v"))
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """Rows of dy added at the ids."""
-        return [None, EmbeddingTerm(tape.use(op.inputs[0]), grads[0])]
+        ids, table = (tape.use(i) for i in op.given)
+        return [None, tape.later("embedding_dw", [table, ids, incoming(op, grads)])]
 
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile, then the selection over the vocabulary's devices."""
-        ids, table = op.inputs
+        ids, table = op.given
         out = low.tensor(op.outputs[0])
-        axis = low.factor_axis(op, "v")
-        target = low.temp_like(out, dtype=out.dtype, name="rows") if axis else op.outputs[0]
+        axes = low.factor_axes(op, "v")
+        target = low.temp_like(out, dtype=out.dtype, name="rows") if axes else op.outputs[0]
         begin = low.local_range(low.spec(table), low.layout(table), 0)[0]
         operands = [low.row(target, "w"), low.row(ids, "r"), low.whole(table, "r")]
         low.emit(f"embedding_{out.dtype}", op, out.extent, low.row_step(out), operands, ints=[begin])
-        if axis:
-            low.all_reduce(op, target, op.outputs[0], None, axis, "or")
+        if axes:
+            low.all_reduce(op, target, op.outputs[0], None, axes, "or")
 
 
 @register
-class GatherRows:
+class EmbeddingWeightGradient(Op):
+    """Gradient of a table in fp32: rows scatter-added in token order within a leaf, then the tree over leaves.
+
+    Inputs: the table (for its shape), ids, and the rows' gradient `[..., hidden]`.
+    """
+
+    name = "embedding_dw"
+    accumulates = (0,)
+    signature = Signature(3)
+
+    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
+        """The table."""
+        return position == 0
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """fp32 in the table's shape."""
+        table = inputs[0]
+        assert table is not None
+        return [replace(table, dtype=DTYPES["f32"], name="")]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """Tokens are contracted; the table's dims stay."""
+        assert inputs[2] is not None
+        tokens = leading(inputs[2])
+        return Factors((("n", "k"), tokens, (*tokens, "k")), (("n", "k"),), by_leaves=frozenset({"b0"}))
+
+    def lower(self, low: Lowering, op: OpNode) -> None:
+        """One task per block of table rows over all leaves at hand, then the reduction over the batch's devices."""
+        table, ids, grad = op.given
+        t = low.tensor(table)
+        target = low.accumulator(op, 0)
+        operands = [
+            low.row(target.ref, "w"),
+            low.null(),
+            low.null(),
+            low.whole(ids, "r"),
+            low.whole(grad, "r"),
+            *(low.row(c, "r") for c in target.carries),
+        ]
+        begin = low.local_range(low.spec(table), low.layout(table), 0)[0]
+        ints = [low.leaf_rows, len(target.carries), begin]
+        low.emit(f"matmul_dw_{t.dtype}", op, t.extent, t.tile_rows, operands, ints=ints, priority=-1)
+        low.finish_accumulation(op, target)
+
+
+@register
+class GatherRows(Op):
     """Rows of x by index: inputs x `[T, d]`, index `[S]`."""
 
     name = "gather_rows"
@@ -97,13 +147,9 @@ class GatherRows:
         """Rows of x stay whole."""
         return Factors((("t", "d"), ("s",)), (("s", "d"),), whole=frozenset("t"))
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
-        """For generation only."""
-        return [None, None]
-
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile of the result."""
-        x, index = op.inputs
+        x, index = op.given
         out = low.tensor(op.outputs[0])
         operands = [low.row(op.outputs[0], "w"), low.whole(x, "r"), low.row(index, "r")]
         low.emit(f"gather_rows_{out.dtype}", op, out.extent, low.row_step(out), operands)
