@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tilewise.core.dims import DimLabel
-from tilewise.core.mesh import Axes
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.layout import TensorLayout
+from tilewise.ir.layout import Record, TensorLayout
 from tilewise.ir.program import Extent, Instruction, Operand
 
 __all__ = ["Accumulator", "Lowering", "Ref"]
@@ -78,8 +77,11 @@ class Lowering(Protocol):
     def local_range(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> tuple[int, int]:
         """Global elements of a dim that this device holds."""
 
-    def factor_axes(self, op: OpNode, factor: str) -> Axes:
-        """The mesh axes that shard a factor of an op."""
+    def records(self, op: OpNode, partial: str) -> tuple[Record, ...]:
+        """What becomes of a value of which this op makes parts: a record per team, none where it is not shared."""
+
+    def record(self, op: OpNode, partial: str) -> Record | None:
+        """The one record of a partial value; None where it is not shared."""
 
     def tensor(self, tensor: int | Ref) -> Ref:
         """The local view of a tensor."""
@@ -138,11 +140,11 @@ class Lowering(Protocol):
         """Append an instruction."""
 
     def contraction_chunks(
-        self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], axes: Axes
+        self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], record: Record | None
     ) -> list[list[tuple[int, int]]]:
         """Per chunk, per term, the local range of the contracted dim (`dim` of each weight)."""
 
-    def label_chunks(self, label: DimLabel | None, size: int, axes: Axes) -> list[tuple[int, int]]:
+    def label_chunks(self, label: DimLabel | None, size: int, record: Record | None) -> list[tuple[int, int]]:
         """Local ranges of the chunks of a labelled dim."""
 
     def accumulator(self, op: OpNode, output: int) -> Accumulator:
@@ -156,23 +158,18 @@ class Lowering(Protocol):
 
     # ---- collectives --------------------------------------------------------------------------------------
 
-    def replicas(self, tensor: int, dim: int) -> list[int]:
-        """Devices that hold the same part of a tensor's dim (this one among them), in mesh order."""
-
     def all_reduce(
         self,
         op: OpNode,
         source: int | Ref,
         target: int | Ref,
         residual: int | Ref | None,
-        axes: Axes,
-        kind: str,
+        record: Record,
         *,
-        team: Sequence[int] | None = None,
         step: int | None = None,
         producer: Instruction | None = None,
     ) -> None:
-        """Combine `source` over a team into `target` (plus a residual), tile by tile."""
+        """Combine `source` over a record's team into `target` (plus a residual), tile by tile."""
 
-    def gather(self, op: OpNode, source: int, target: int, axes: Axes) -> None:
-        """Bring the column shards of `source` together in `target` on the first device of the axes."""
+    def gather(self, op: OpNode, source: int, target: int) -> None:
+        """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""

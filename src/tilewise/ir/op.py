@@ -16,10 +16,11 @@ from tilewise.core.border import Border, shown
 from tilewise.core.dims import Size
 from tilewise.core.errors import InternalError, PlanError, ShapeError
 from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.layout import CHUNKS
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.tape import Gradient, Tape, Term
 
-__all__ = ["Factors", "Op", "Signature", "check_call", "op_named", "register"]
+__all__ = ["Factors", "Op", "Partial", "Signature", "check_call", "op_named", "register"]
 
 _border = Border("graph", ShapeError)
 _author = Border("ir", InternalError)
@@ -41,24 +42,44 @@ class Signature:
 
 
 @dataclass(frozen=True)
+class Partial:
+    """A value of which an op makes a part only, where one of its factors is shared: what the lowering completes.
+
+    Attributes:
+        name: by which the lowering asks for its record (`Lowering.records`).
+        factors: contracted factors that leave a part each on those who share them.
+        outputs: positions of the outputs that stand behind the complete value.
+        combine: `sum`, `max`, or `or` (all but one holder have zeros).
+        tree: along which parts are combined: `CHUNKS` of a labelled dim, `LEAVES` of the batch, or `GROUPS` of query
+            heads. A dim is summed by leaves or by chunks as its label's role says, never its name.
+    """
+
+    name: str
+    factors: tuple[str, ...]
+    outputs: tuple[int, ...]
+    combine: str = "sum"
+    tree: str = CHUNKS
+
+
+@dataclass(frozen=True)
 class Factors:
     """Einsum-style names of the dims of every operand, for one mesh axis; expansion to a mesh is generic.
 
-    A factor of the inputs that an output lacks is contracted there: sharding it leaves a partial result on every
-    device. `ir.validate` refuses that unless the op says that its lowering combines the partials.
+    A factor of the inputs that an output lacks is contracted there: sharing it leaves a partial value. `ir.validate`
+    refuses that unless a partial says that the op's lowering completes it.
 
     Attributes:
         inputs, outputs: names per dim; None for an absent operand.
         whole: factors that cannot be sharded.
-        reduced: contracted factors whose partials the lowering combines over the devices that shard them.
-        by_leaves: the same along the tree over the batch's leaves, so only for dims that count the batch.
+        partials: values that are partial where their factors are shared.
+        moved: factors whose axes may differ between inputs and outputs: the op changes the layout.
     """
 
     inputs: tuple[tuple[str, ...] | None, ...]
     outputs: tuple[tuple[str, ...], ...]
     whole: frozenset[str] = frozenset()
-    reduced: frozenset[str] = frozenset()
-    by_leaves: frozenset[str] = frozenset()
+    partials: tuple[Partial, ...] = ()
+    moved: frozenset[str] = frozenset()
 
 
 class Op(ABC):

@@ -22,8 +22,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from tilewise.core.mesh import Axes, DeviceMesh
+from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.graph import OpNode
+from tilewise.ir.layout import Record
 from tilewise.ir.lowering import Lowering, Ref
 from tilewise.ir.program import Access, Extent, Instruction, LoweredTemplate, Mode, Notify, Operand, Wait
 from tilewise.plan.shapes import LocalShapes
@@ -37,8 +38,8 @@ __all__ = [
     "gather_label",
     "place_signals",
     "reduce_label",
-    "replicas",
     "signal_site",
+    "team_of",
 ]
 
 _SITE_SHIFT = 24
@@ -97,27 +98,25 @@ class DeviceLowering(Lowering, Protocol):
         device: this one.
         shapes: local sizes, of any device.
         instructions: what has been emitted.
-        completed_axes: over which the current op has combined its partial results.
+        completed: what the current op has combined.
     """
 
     mesh: DeviceMesh
     device: int
     shapes: LocalShapes
     instructions: list[Instruction]
-    completed_axes: set[Axes]
+    completed: set[Record]
 
     def signals(self, count: int) -> int:
         """Reserve signals; numbered within their site until `place_signals` knows every device's need."""
 
 
-def replicas(low: DeviceLowering, tensor: int, dim: int) -> list[int]:
-    """Devices that hold the same part of a tensor's dim (this one among them), in mesh order."""
-    axes = low.layout(tensor)[dim]
-    if not axes:
-        return [low.device]
-    mine = low.local_range(low.spec(tensor), low.layout(tensor), dim)
-    team = low.mesh.team(low.device, *axes)
-    return [d for d in team if low.shapes.on(d).range(low.spec(tensor), low.layout(tensor), dim) == mine]
+def team_of(low: DeviceLowering, record: Record) -> list[int]:
+    """The devices that complete a value together (this one among them), in the order of its tree."""
+    devices = low.mesh.team(low.device, *record.team)
+    size = len(devices) // len(record.held)
+    first = devices.index(low.device) // size * size
+    return devices[first : first + size]
 
 
 def all_reduce(
@@ -126,37 +125,35 @@ def all_reduce(
     source: int | Ref,
     target: int | Ref,
     residual: int | Ref | None,
-    axes: Axes,
-    kind: str,
+    record: Record,
     *,
-    team: Sequence[int] | None = None,
     step: int | None = None,
     producer: Instruction | None = None,
 ) -> None:
-    """Combine `source` over a team into `target` (plus a residual), tile by tile.
+    """Combine `source` over a record's team into `target` (plus a residual), tile by tile.
 
     `producer` is the instruction that writes `source`, by default the last one emitted; it loops over the same
     tiles.
     """
-    low.completed_axes.add(axes)
+    low.completed.add(record)
     src, dst = low.tensor(source), low.tensor(target)
     if src.packed:
         src, dst = low.flat(src), low.flat(dst)
     beside = None if residual is None else low.tensor(residual)
     step = low.row_step(src) if step is None else step
-    devices = list(team) if team is not None else low.mesh.team(low.device, *axes)
+    devices = team_of(low, record)
     producer = producer or low.instructions[-1]
-    done = _reduce_scatter(low, op, producer, src, dst, beside, kind, devices, step)
+    done = _reduce_scatter(low, op, producer, src, dst, beside, record.combine, devices, step)
     _all_gather(low, op, dst, done, devices, step)
 
 
-def all_reduce_in_place(low: DeviceLowering, op: OpNode, ref: Ref, axes: Axes) -> None:
+def all_reduce_in_place(low: DeviceLowering, op: OpNode, ref: Ref, record: Record) -> None:
     """Sum a gradient over a team, in place: every device reduces its part into itself and fetches the others'."""
     flat = low.flat(ref)
     producer = low.instructions[-1]
     step = producer.step if flat.packed else 0
-    devices = low.mesh.team(low.device, *axes)
-    done = _reduce_scatter(low, op, producer, flat, flat, None, "sum", devices, step)
+    devices = team_of(low, record)
+    done = _reduce_scatter(low, op, producer, flat, flat, None, record.combine, devices, step)
     _all_gather(low, op, flat, done, devices, step)
 
 
@@ -231,11 +228,10 @@ def _all_gather(low: DeviceLowering, op: OpNode, dst: Ref, done: int, devices: l
     _acknowledge(low, op, dst, ack, peers, step)
 
 
-def gather(low: DeviceLowering, op: OpNode, source: int, target: int, axes: Axes) -> None:
-    """Bring the column shards of `source` together in `target` on the first device of the axes."""
-    low.completed_axes.add(axes)
+def gather(low: DeviceLowering, op: OpNode, source: int, target: int) -> None:
+    """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""
     src, dst = low.tensor(source), low.tensor(target)
-    devices, step = low.mesh.team(low.device, *axes), low.row_step(src)
+    devices, step = low.mesh.team(low.device, *low.layout(source)[-1]), low.row_step(src)
     n, me, tiles = len(devices), devices.index(low.device), _tiles(low, src.extent, step)
     ready, ack = low.signals(n * tiles), low.signals(tiles)
     held = Operand(src.slot, Mode.ROW, Access.IN)

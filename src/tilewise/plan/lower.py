@@ -13,12 +13,12 @@ from tilewise.core.dims import Dim, DimLabel
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import InternalError, PlanError
 from tilewise.core.mesh import Axes
+from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
-from tilewise.ir.layout import GraphLayout, TensorLayout, in_space
+from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, show_axes
 from tilewise.ir.lowering import Accumulator, Ref
-from tilewise.ir.op import Factors, op_named
+from tilewise.ir.op import op_named
 from tilewise.ir.program import Access, Extent, Instruction, LoweredTemplate, Mode, Operand, Slot, TempSpec
-from tilewise.ir.validate import contracted_axes
 from tilewise.kernels.scratch import scratch_bytes
 from tilewise.plan import collectives
 from tilewise.plan.shapes import LocalShapes, round_up
@@ -95,7 +95,7 @@ class TemplateLowering:
         self.reduction_chunks = graph.reduction_chunks
         self._op_index = 0
         self._accumulated: set[int] = set()  # outputs of the current op that are summed over the batch
-        self.completed_axes: set[Axes] = set()  # over which the current op has combined its partial results
+        self.completed: set[Record] = set()  # what the current op has combined
         self.refs: dict[Slot, Ref] = {}
         self.scratch_bytes = 0  # what the largest call of a kernel takes from its worker
 
@@ -131,15 +131,14 @@ class TemplateLowering:
         """Global elements of a dim that this device holds."""
         return self.shapes.range(spec, layout, dim)
 
-    def factor_axes(self, op: OpNode, factor: str) -> Axes:
-        """The mesh axes that shard a factor of an op."""
-        for tensor, dims in zip(op.inputs, self._factors(op).inputs):
-            if tensor is not None and dims is not None and factor in dims:
-                return in_space(self.layout(tensor)[dims.index(factor)])
-        return ()
+    def records(self, op: OpNode, partial: str) -> tuple[Record, ...]:
+        """What becomes of a value of which this op makes parts: a record per team, none where it is not shared."""
+        return self.graph_layout.records.get((op.id, partial), ())
 
-    def _factors(self, op: OpNode) -> Factors:
-        return op_named(op.op).factors([None if i is None else self.spec(i) for i in op.inputs], op.attrs)
+    def record(self, op: OpNode, partial: str) -> Record | None:
+        """The one record of a partial value; None where it is not shared."""
+        (record,) = self.records(op, partial) or (None,)
+        return record
 
     def _ref(self, slot: Slot, make: Callable[[int], Ref]) -> Ref:
         if slot not in self.refs:
@@ -266,18 +265,18 @@ class TemplateLowering:
         return [(0, 0) if ref is None else (ref.extent.upper(bounds), ref.cols) for ref in whole]
 
     def contraction_chunks(
-        self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], axes: Axes
+        self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], record: Record | None
     ) -> list[list[tuple[int, int]]]:
         """Per chunk, per term, the local range of the contracted dim (`dim` of each weight)."""
         if all(label is None for _, label, _ in terms):
             return [[(0, _fixed(spec.shape[dim])) for spec, _, dim in terms]]
-        columns = [self.shapes.chunk_ranges(spec, dim, axes) for spec, _, dim in terms]
+        columns = [self.shapes.chunk_ranges(spec, dim, _team(record)) for spec, _, dim in terms]
         return [list(rows) for rows in zip(*columns)]
 
-    def label_chunks(self, label: DimLabel | None, size: int, axes: Axes) -> list[tuple[int, int]]:
+    def label_chunks(self, label: DimLabel | None, size: int, record: Record | None) -> list[tuple[int, int]]:
         """Local ranges of the chunks of a labelled dim."""
         spec = TensorSpec((size,), dtype_named("f32"), (label,))
-        return self.shapes.chunk_ranges(spec, 0, axes)
+        return self.shapes.chunk_ranges(spec, 0, _team(record))
 
     # ---- sums over the batch ------------------------------------------------------------------------------
 
@@ -311,13 +310,24 @@ class TemplateLowering:
         return Accumulator(target, tuple(carry(i) for i in (held if last else range(level))), tensor, last)
 
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
-        """After the last microbatch: the sum over the devices that share the batch."""
-        axes = next((a for f in sorted(self._factors(op).by_leaves) if (a := self.factor_axes(op, f))), ())
-        if not axes:
-            return
-        self.completed_axes.add(axes)
-        if target.is_last:
-            collectives.all_reduce_in_place(self, op, target.ref, axes)
+        """After the last microbatch: the sum over the devices that share the batch.
+
+        Raises:
+            PlanError: devices share each microbatch, so that the sum were due in every one.
+        """
+        number = op.outputs.index(target.output)
+        for record in self._records_of(op):
+            if record.tree != LEAVES or number not in record.outputs:
+                continue
+            if record.is_completed_per_microbatch:
+                raise PlanError(
+                    "[plan.lower] devices of the batch hold nodes of the tree over its leaves for the whole step; got "
+                    f"{show_axes(record.axes)} with {record.count} leaves; choose leaves that are devices times a "
+                    "power of two"
+                )
+            self.completed.add(record)
+            if target.is_last and record.team:
+                collectives.all_reduce_in_place(self, op, target.ref, record)
 
     def leaf_tree(self, op: OpNode, output: int, leaves: Ref) -> None:
         """Combine one row per leaf (and carries) into output number `output`; then over devices."""
@@ -337,46 +347,33 @@ class TemplateLowering:
         self.signal_sites.append(count)
         return collectives.signal_site(len(self.signal_sites) - 1)
 
-    def replicas(self, tensor: int, dim: int) -> list[int]:
-        """Devices that hold the same part of a tensor's dim (this one among them), in mesh order."""
-        return collectives.replicas(self, tensor, dim)
-
     def all_reduce(
         self,
         op: OpNode,
         source: int | Ref,
         target: int | Ref,
         residual: int | Ref | None,
-        axes: Axes,
-        kind: str,
+        record: Record,
         *,
-        team: Sequence[int] | None = None,
         step: int | None = None,
         producer: Instruction | None = None,
     ) -> None:
-        """Combine `source` over a team into `target` (plus a residual), tile by tile."""
-        collectives.all_reduce(
-            self, op, source, target, residual, axes, kind, team=team, step=step, producer=producer
-        )
+        """Combine `source` over a record's team into `target` (plus a residual), tile by tile."""
+        collectives.all_reduce(self, op, source, target, residual, record, step=step, producer=producer)
 
-    def gather(self, op: OpNode, source: int, target: int, axes: Axes) -> None:
-        """Bring the column shards of `source` together in `target` on the first device of the axes."""
-        collectives.gather(self, op, source, target, axes)
+    def gather(self, op: OpNode, source: int, target: int) -> None:
+        """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""
+        collectives.gather(self, op, source, target)
 
     # ---- all ops ------------------------------------------------------------------------------------------
 
     def run(self) -> LoweredTemplate:
-        """Lower every op.
-
-        Raises:
-            PlanError: an op sums over rows that do not count the batch, in a graph that has one.
-        """
+        """Lower every op."""
         for index, op in enumerate(self.ops):
             self._op_index = index
-            self.completed_axes = set()
+            self.completed = set()
             if op.id in self.late and self.microbatch < self.shapes.settings.accumulation - 1:
                 continue
-            self._check_leaves(op)
             self._accumulated = set()
             rule = op_named(op.op)
             rule.lower(self, op)
@@ -386,29 +383,24 @@ class TemplateLowering:
                     f"{op.op!r}, which writes {sorted(self._accumulated)} of {rule.accumulates} so; correct "
                     f"{type(rule).__name__}"
                 )
-            left = contracted_axes(self.graph, op, self.graph_layout.use) - self.completed_axes
+            left = [r for r in self._records_of(op) if r not in self.completed]
             if left:
                 raise InternalError(
-                    f"[plan.lower] an op combines the partial results that its factors say it does; got {op.op!r} of "
-                    f"{op.label!r}, which left those over {', '.join(min(left))}; please report the op"
+                    f"[plan.lower] an op completes every value that it makes in parts; got {op.op!r} of {op.label!r}, "
+                    f"which left {left[0].partial!r} over {show_axes(left[0].axes)}; please report the op"
                 )
         by_index = sorted(self.slots, key=self.slots.__getitem__)
         return LoweredTemplate(
             self.name, tuple(self.instructions), tuple(by_index), tuple(self.temps), tuple(self.signal_sites)
         )
 
-    def _check_leaves(self, op: OpNode) -> None:
-        factors = self._factors(op)
-        if not factors.by_leaves or not self.shapes.settings.batch:
-            return
-        for tensor, dims in zip(op.inputs, factors.inputs):
-            for factor, label in zip(dims or (), self.spec(tensor).labels if tensor is not None else ()):
-                if factor in factors.by_leaves and label is not None and label.is_summed_by_leaves:
-                    return
-        raise PlanError(
-            f"[plan.lower] in a graph with a batch, gradients and losses are sums over the batch; got {op.label!r} "
-            f"({op.op}), whose rows do not count it; label dim 0 of its inputs tw.BATCH"
-        )
+    def _records_of(self, op: OpNode) -> list[Record]:
+        partials = {p.name: None for p in factors_of(self.graph, op).partials}
+        return [record for name in partials for record in self.records(op, name)]
+
+
+def _team(record: Record | None) -> Axes:
+    return record.team if record is not None else ()
 
 
 def flat_view(base: Ref, slot: int, vector: bool) -> Ref:

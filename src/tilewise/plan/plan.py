@@ -16,7 +16,7 @@ from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import DeviceProgram
-from tilewise.ir.validate import validate_layout
+from tilewise.ir.validate import validate_records
 from tilewise.plan.build import PlanBuilder
 from tilewise.plan.explain import explain_plan, explain_tensor
 from tilewise.plan.memory import Buffer, memory_of_machine
@@ -152,7 +152,7 @@ def settings_for(
     """
     mesh = layout.mesh
     workers = _workers(mesh, workers_per_device)
-    validate_layout(graph, layout)
+    validate_records(graph, layout)
     _require_used_axes(graph, layout, mesh)
     if not batch.size:
         return PlanSettings(row_tile=_row_tile_unbatched(graph), workers_per_device=workers)

@@ -22,8 +22,9 @@ from tilewise.graph.ops.common import (
     require_positive,
 )
 from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.layout import GROUPS
 from tilewise.ir.lowering import Lowering, Ref
-from tilewise.ir.op import Factors, Op, Signature, register
+from tilewise.ir.op import Factors, Op, Partial, Signature, register
 from tilewise.ir.tape import Gradient, Tape
 
 __all__: list[str] = []
@@ -206,22 +207,23 @@ class AttentionBackward(Op):
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """As forward."""
         x = ("b", "s", "h")
-        return Factors((x,) * 6, (x,) * 3, whole=frozenset("s"))
+        heads = Partial("heads", ("h",), (1, 2), tree=GROUPS)
+        return Factors((x,) * 6, (x,) * 3, whole=frozenset("s"), partials=(heads,))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per block of whole sequences, then the sum over replicas of a KV head."""
         q, k = op.given[3], op.given[4]
         t = low.tensor(q)
-        team = low.replicas(k, 2)
+        spread = low.record(op, "heads")
         targets: list[int | Ref] = list(op.outputs)
-        if len(team) > 1:
+        if spread is not None:
             targets[1:] = [low.temp_like(low.tensor(o), dtype="f32", name="partial") for o in op.outputs[1:]]
         operands = [low.row(o, "w") for o in targets] + [low.row(i, "r") for i in op.given]
         ints = [
             fixed(low.spec(q).shape[1]),
             *_head_ints(low, op, q, k),
             int(op.attrs["causal"]),
-            int(len(team) > 1),
+            int(spread is not None),
         ]
         backward = low.emit(
             f"attention_backward_{t.dtype}",
@@ -232,9 +234,9 @@ class AttentionBackward(Op):
             ints=ints,
             floats=[op.attrs["scale"]],
         )
-        if len(team) > 1:
+        if spread is not None:
             for partial, out in zip(targets[1:], op.outputs[1:]):
-                low.all_reduce(op, partial, out, None, (), "sum", team=team, producer=backward)
+                low.all_reduce(op, partial, out, None, spread, producer=backward)
 
 
 @register

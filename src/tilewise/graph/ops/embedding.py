@@ -10,8 +10,9 @@ from tilewise.core.dims import Size
 from tilewise.core.dtypes import DTYPES
 from tilewise.graph.ops.common import incoming, leading, require, require_floats, require_indices
 from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.layout import LEAVES
 from tilewise.ir.lowering import Lowering
-from tilewise.ir.op import Factors, Op, Signature, register
+from tilewise.ir.op import Factors, Op, Partial, Signature, register
 from tilewise.ir.tape import Gradient, Tape
 
 __all__: list[str] = []
@@ -54,7 +55,8 @@ class Embedding(Op):
         """The vocabulary is contracted by selection."""
         assert inputs[0] is not None
         rows = tuple(f"b{i}" for i in range(len(inputs[0].shape)))
-        return Factors((rows, ("v", "d")), ((*rows, "d"),), whole=frozenset("d"), reduced=frozenset("v"))
+        selected = Partial("selected", ("v",), (0,), "or")
+        return Factors((rows, ("v", "d")), ((*rows, "d"),), whole=frozenset("d"), partials=(selected,))
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """Rows of dy added at the ids."""
@@ -65,13 +67,13 @@ class Embedding(Op):
         """One task per row tile, then the selection over the vocabulary's devices."""
         ids, table = op.given
         out = low.tensor(op.outputs[0])
-        axes = low.factor_axes(op, "v")
-        target = low.temp_like(out, dtype=out.dtype, name="rows") if axes else op.outputs[0]
+        record = low.record(op, "selected")
+        target = low.temp_like(out, dtype=out.dtype, name="rows") if record else op.outputs[0]
         begin = low.local_range(low.spec(table), low.layout(table), 0)[0]
         operands = [low.row(target, "w"), low.row(ids, "r"), low.whole(table, "r")]
         low.emit(f"embedding_{out.dtype}", op, out.extent, low.row_step(out), operands, ints=[begin])
-        if axes:
-            low.all_reduce(op, target, op.outputs[0], None, axes, "or")
+        if record:
+            low.all_reduce(op, target, op.outputs[0], None, record)
 
 
 @register
@@ -99,7 +101,8 @@ class EmbeddingWeightGradient(Op):
         """Tokens are contracted; the table's dims stay."""
         assert inputs[2] is not None
         tokens = leading(inputs[2])
-        return Factors((("n", "k"), tokens, (*tokens, "k")), (("n", "k"),), by_leaves=frozenset({"b0"}))
+        names = (("n", "k"), tokens, (*tokens, "k"))
+        return Factors(names, (("n", "k"),), partials=(Partial("tokens", tokens, (0,), tree=LEAVES),))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per block of table rows over all leaves at hand, then the reduction over the batch's devices."""

@@ -31,8 +31,9 @@ class Gather(Op):
         (x,) = inputs
         assert x is not None
         rows = leading(x)
-        return Factors(((*rows, "parts"),), ((*rows, "whole"),), reduced=frozenset({"parts"}))
+        names = ((*rows, "parts"),)
+        return Factors(names, names, moved=frozenset({"parts"}))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile on the first device."""
-        low.gather(op, op.given[0], op.outputs[0], low.factor_axes(op, "parts"))
+        low.gather(op, op.given[0], op.outputs[0])

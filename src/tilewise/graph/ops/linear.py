@@ -16,8 +16,9 @@ from tilewise.core.dims import DimLabel
 from tilewise.core.dtypes import DTYPES
 from tilewise.graph.ops.common import incoming, leading, require, require_floats, same_shape
 from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.layout import LEAVES
 from tilewise.ir.lowering import Lowering
-from tilewise.ir.op import Factors, Op, Signature, register
+from tilewise.ir.op import Factors, Op, Partial, Signature, register
 from tilewise.ir.tape import Gradient, Tape, Term, terms_of
 
 __all__ = ["LinearTerm", "contraction_label"]
@@ -109,7 +110,7 @@ class Linear(Op):
             names += [(*rows, "k"), weight]
         if attrs["residual"]:
             names.append((*rows, "n"))
-        return Factors(tuple(names), ((*rows, "n"),), reduced=frozenset("k"))
+        return Factors(tuple(names), ((*rows, "n"),), partials=(Partial("product", ("k",), (0,)),))
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """dx = dy·w, dw = dyᵀ·x, and dy itself for the residual."""
@@ -141,26 +142,26 @@ class Linear(Op):
         out = low.tensor(op.outputs[0])
         residual = op.given[2 * terms] if op.attrs["residual"] else None
         pairs = [(op.given[2 * t], op.given[2 * t + 1]) for t in range(terms)]
-        axes = low.factor_axes(op, "k")
+        record = low.record(op, "product")
         chunks = low.contraction_chunks(
             [
                 (low.spec(w), contraction_label(low.spec(w), transpose), 1 if transpose else 0)
                 for _, w in pairs
             ],
-            axes,
+            record,
         )
-        target = low.temp_like(out, dtype="f32", name="partial") if axes else op.outputs[0]
+        target = low.temp_like(out, dtype="f32", name="partial") if record else op.outputs[0]
         operands = [
             low.row(target, "w"),
-            low.row(residual, "r") if residual is not None and not axes else low.null(),
+            low.row(residual, "r") if residual is not None and not record else low.null(),
         ]
         for x, w in pairs:
             operands += [low.row(x, "r"), low.whole(w, "r")]
         kernel = f"{'matmul' if transpose else 'matmul_dx'}_{out.dtype}"
-        ints = [int(bool(axes)), terms, len(chunks), *(v for c in chunks for r in c for v in r)]
+        ints = [int(record is not None), terms, len(chunks), *(v for c in chunks for r in c for v in r)]
         low.emit(kernel, op, out.extent, low.row_step(out), operands, ints=ints)
-        if axes:
-            low.all_reduce(op, target, op.outputs[0], residual, axes, "sum")
+        if record:
+            low.all_reduce(op, target, op.outputs[0], residual, record)
 
 
 @register
@@ -189,7 +190,7 @@ class LinearWeightGradient(Op):
         assert inputs[1] is not None
         tokens = leading(inputs[1])
         names = (("n", "k"), (*tokens, "n"), (*tokens, "k"))
-        return Factors(names, (("n", "k"),), by_leaves=frozenset({"b0"}))
+        return Factors(names, (("n", "k"),), partials=(Partial("tokens", tokens, (0,), tree=LEAVES),))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per block of weight rows over all leaves at hand, then the reduction over the batch's devices."""

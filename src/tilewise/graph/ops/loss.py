@@ -13,8 +13,9 @@ from tilewise.core.dims import Size
 from tilewise.core.dtypes import DTYPES
 from tilewise.graph.ops.common import fixed, incoming, leading, require, require_floats, require_indices
 from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.layout import LEAVES
 from tilewise.ir.lowering import Lowering
-from tilewise.ir.op import Factors, Op, Signature, register
+from tilewise.ir.op import Factors, Op, Partial, Signature, register
 from tilewise.ir.tape import Gradient, Tape
 
 __all__: list[str] = []
@@ -69,8 +70,11 @@ class CrossEntropy(Op):
         return Factors(
             ((*rows, "v"), rows, ("o",)),
             (("o",), rows, (*rows, "t"), rows),
-            reduced=frozenset("v"),
-            by_leaves=frozenset({"b0"}),
+            partials=(
+                Partial("max", ("v",), (0, 1, 2, 3), "max"),
+                Partial("sums", ("v",), (0, 1, 3)),
+                Partial("loss", rows, (0,), tree=LEAVES),
+            ),
         )
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
@@ -86,22 +90,22 @@ class CrossEntropy(Op):
         _, rows, stats, sums = op.outputs
         t = low.tensor(logits)
         step = low.row_step(t)
-        axes = low.factor_axes(op, "v")
+        largest, total = low.record(op, "max"), low.record(op, "sums")
         spec = low.spec(logits)
         begin = low.local_range(spec, low.layout(logits), len(spec.shape) - 1)[0]
         ignore = op.attrs["ignore_index"]
-        stats_target = low.temp_like(low.tensor(stats), dtype="f32", name="max") if axes else stats
+        stats_target = low.temp_like(low.tensor(stats), dtype="f32", name="max") if largest else stats
         operands = [low.row(stats_target, "w"), low.row(logits, "r"), low.row(labels, "r")]
         low.emit(f"cross_entropy_max_{t.dtype}", op, t.extent, step, operands, ints=[begin, ignore])
-        if axes:
-            low.all_reduce(op, stats_target, stats, None, axes, "max")
-        chunks = low.label_chunks(spec.labels[-1], fixed(spec.shape[-1]), axes)
-        sums_target = low.temp_like(low.tensor(sums), dtype="f32", name="sums") if axes else sums
+        if largest:
+            low.all_reduce(op, stats_target, stats, None, largest)
+        chunks = low.label_chunks(spec.labels[-1], fixed(spec.shape[-1]), total)
+        sums_target = low.temp_like(low.tensor(sums), dtype="f32", name="sums") if total else sums
         operands = [low.row(sums_target, "w"), low.row(logits, "r"), low.row(stats, "r")]
         ints = [len(chunks), *(v for c in chunks for v in c)]
         low.emit(f"cross_entropy_sum_{t.dtype}", op, t.extent, step, operands, ints=ints)
-        if axes:
-            low.all_reduce(op, sums_target, sums, None, axes, "sum")
+        if total:
+            low.all_reduce(op, sums_target, sums, None, total)
         low.emit(
             f"cross_entropy_grad_{t.dtype}",
             op,

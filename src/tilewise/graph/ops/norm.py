@@ -9,8 +9,9 @@ from typing import Any
 from tilewise.core.dtypes import DTYPES
 from tilewise.graph.ops.common import incoming, leading, require, require_floats, require_positive
 from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.layout import LEAVES
 from tilewise.ir.lowering import Lowering
-from tilewise.ir.op import Factors, Op, Signature, register
+from tilewise.ir.op import Factors, Op, Partial, Signature, register
 from tilewise.ir.tape import Gradient, Tape, Term, terms_of
 
 __all__ = ["NormTerm"]
@@ -102,7 +103,7 @@ class RmsNormBackward(Op):
             (x, x, rows, ("d",), x if inputs[4] is not None else None),
             (x, ("d",)),
             whole=frozenset("d"),
-            by_leaves=frozenset({"b0"}),
+            partials=(Partial("dgamma", rows, (1,), tree=LEAVES),),
         )
 
     def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:

@@ -14,7 +14,7 @@ from tilewise.core.dtypes import DTYPES
 from tilewise.graph.ops.common import fixed, require
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.lowering import Lowering
-from tilewise.ir.op import Factors, Op, Signature, register
+from tilewise.ir.op import Factors, Op, Partial, Signature, register
 
 __all__: list[str] = []
 
@@ -51,15 +51,14 @@ class GlobalNorm(Op):
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """A gradient may be sharded along the dim whose chunks it is summed by."""
-        chunked = {f"g{i}_{_chunked_dim(s)}" for i, s in enumerate(inputs) if s is not None}
+        chunked = tuple(f"g{i}_{_chunked_dim(s)}" for i, s in enumerate(inputs) if s is not None)
         names = tuple(_whole(s, f"g{i}_") for i, s in enumerate(inputs))
-        return Factors(names, (("o",),), reduced=frozenset(chunked))
+        return Factors(names, (("o",),), partials=(Partial("squares", chunked, (0,), "or"),))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per gradient, one exchange of the sums, one task for the total."""
         chunks = low.reduction_chunks
         loss, *grads = op.given
-        teams = sorted({axes for g in grads for axes in low.layout(g) if axes})
         partials = low.temp(len(grads), chunks, "f64", tile_rows=1, name="squares")
         for i, grad in enumerate(grads):
             split, ranges = _chunk_ranges(low, grad, chunks)
@@ -68,9 +67,9 @@ class GlobalNorm(Op):
             ints = [packed, chunks, split, *(v for r in ranges for v in r)]
             low.emit("square_sum_f32", op, partials.extent, 0, operands, ints=ints)
         # every square_sum writes the table's tiles, so they run one after the other and the last stands for all
-        for axes in teams:
+        for record in low.records(op, "squares"):
             shared = low.temp(len(grads), chunks, "f64", tile_rows=1, name="squares_shared")
-            low.all_reduce(op, partials, shared, None, axes, "or", step=0)
+            low.all_reduce(op, partials, shared, None, record, step=0)
             partials = shared
         operands = [low.whole(op.outputs[0], "w"), low.whole(partials, "r"), low.whole(loss, "r")]
         low.emit("norm_scale", op, low.one, 0, operands, floats=[op.attrs["max_norm"]])
