@@ -13,15 +13,25 @@ RowRange touched_rows(const Operand& operand, RowRange range, int64_t rows) {
   return view_rows(operand, range, rows);
 }
 
+constexpr int64_t kPanelRows = 32;  // of a packed weight, whose last panel is padded (native/kernels/microkernel.h)
+
+/// Rows that a tensor may fill in memory: a packed weight's padding is written with it. For other tensors that end
+/// inside a tile this is up to a panel too many, which costs an edge between tasks at most.
+int64_t rows_in_memory(const Tensor& tensor, int64_t rows) {
+  const int64_t tiles = (rows + tensor.tile_rows - 1) / tensor.tile_rows * tensor.tile_rows;
+  return std::min(tiles, (rows + kPanelRows - 1) / kPanelRows * kPanelRows);
+}
+
 /// A write also waits for every task that still uses the same bytes under another tensor.
 void reuse_accesses(const ExpandContext& context, const Tensor& tensor, int64_t rows, RowRange tiles,
                     std::vector<tasks::Access>& accesses) {
   const int64_t low = tensor.offset + tiles.begin * tensor.tile_rows * tensor.row_bytes();
-  const int64_t high = tensor.offset + std::min(tiles.end * tensor.tile_rows, rows) * tensor.row_bytes();
+  const int64_t last_row = std::min(tiles.end * tensor.tile_rows, rows_in_memory(tensor, rows));
+  const int64_t high = tensor.offset + last_row * tensor.row_bytes();
   const std::vector<Tensor>& tensors = context.program->device(context.device).tensors;
   for (int64_t id : tensor.aliases) {
     const Tensor& other = tensors[id];
-    const int64_t other_rows = other.rows.at(*context.symbols);
+    const int64_t other_rows = rows_in_memory(other, other.rows.at(*context.symbols));
     const int64_t tile_bytes = other.tile_rows * other.row_bytes();
     const int64_t other_high = other.offset + other_rows * other.row_bytes();
     if (tile_bytes == 0 || low >= other_high || high <= other.offset) continue;

@@ -32,12 +32,14 @@ def test_counted_transfers_equal_the_plan(axes):
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_data_parallel_traffic(n):
-    """2 Ψ (n - 1) / n elements per device, Ψ parameters (and one loss value)."""
+    """2 Ψ (n - 1) / n elements per device, Ψ parameters, the tied table once per use (and one loss value)."""
     plan, counted, _ = run_step({"dp": n})
     parameters = sum(
         s.shape[0] * (s.shape[1] if len(s.shape) == 2 else 1)
         for s in (t.spec for t in plan.graph.of_kind("parameter"))
     )
+    assert config().tie_word_embeddings
+    parameters += config().vocab_size * config().hidden_size
     total = sum(sum(v) for label, v in counted.items() if "cross_entropy" not in label)
     assert total == 2 * parameters * (n - 1)
     assert sum(sum(v) for label, v in counted.items() if "cross_entropy" in label) == 2 * (n - 1)

@@ -166,7 +166,7 @@ class GraphDraft:
 
 def _refuse_packed(name: str, given: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> None:
     """Weights lie in panels; only ops that say so can read them."""
-    takes = getattr(op_named(name), "takes_packed", lambda position, attrs: False)
+    takes = op_named(name).takes_packed
     for position, spec in enumerate(given):
         if spec is not None and spec.storage == "packed" and not takes(position, attrs):
             raise ShapeError(

@@ -2,7 +2,8 @@
 
 A template is differentiated once; its backward template takes the tensors saved between the two, the gradients of its
 results and what it needs of its arguments, and yields the gradients of its arguments. Contributions to one tensor are
-collected before anything is emitted, so that sums become one op in one fixed order (docs/numerics.md, rule 3).
+collected before anything is emitted, so that sums are formed in one fixed order (ir/tape.py). No op is known by name
+here: a contribution names the op that combines it with its like.
 """
 
 from __future__ import annotations
@@ -11,110 +12,139 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilewise.core.errors import PlanError
+from tilewise.core.border import Border, shown
+from tilewise.core.errors import InternalError, PlanError
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.draft import GraphDraft
-from tilewise.graph.ops.linear import EmbeddingTerm, LinearTerm, WeightTerm
-from tilewise.graph.ops.norm import NormTerm
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph, OpNode, Template
-from tilewise.ir.op import op_named
+from tilewise.ir.op import Op, op_named
+from tilewise.ir.tape import Gradient, Later, Term
 
-__all__ = ["Tape", "differentiate"]
+__all__ = ["differentiate"]
+
+_author = Border("graph", InternalError)
 
 
-class Tape:
-    """Where gradient rules write: `use` brings a forward tensor into the backward graph, `op` appends to it."""
+class _Tape:
+    """`ir.tape.Tape` over a draft of the backward graph."""
 
-    def __init__(self, draft: GraphDraft, use: Callable[[int], int]) -> None:
+    def __init__(self, graph: Graph, draft: GraphDraft, use: Callable[[int], int]) -> None:
         self.draft = draft
         self.use = use
+        self.flow = _Contributions(graph, self)
 
     def op(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> list[int]:
-        """Append an op; returns the ids of its outputs."""
         return list(self.draft.op(name, tuple(inputs), attrs))
 
+    def later(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> Later:
+        return Later(name, tuple(inputs), attrs)
+
+    def contribute(self, tensor: int, contribution: Gradient) -> None:
+        self.flow.add(tensor, contribution)
+
     def add(self, a: int, b: int) -> int:
-        """`a + b`."""
         return self.op("add", [a, b])[0]
 
     def multiply(self, a: int, b: int) -> int:
-        """`a * b`."""
         return self.op("multiply", [a, b])[0]
 
     def scale(self, x: int, factor: float) -> int:
-        """`factor * x`."""
         return self.op("scale", [x], factor=factor)[0]
 
     def matmul(self, a: int, b: int, transpose_a: bool, transpose_b: bool) -> int:
-        """`a @ b`."""
         return self.op("matmul", [a, b], transpose_a=transpose_a, transpose_b=transpose_b)[0]
 
 
 class _Contributions:
     """Gradient contributions per forward tensor, turned into one tensor when asked for."""
 
-    def __init__(self, graph: Graph, tape: Tape) -> None:
+    def __init__(self, graph: Graph, tape: _Tape) -> None:
         self.graph, self.tape = graph, tape
-        self.lists: dict[int, list[Any]] = {}
+        self.lists: dict[int, list[Gradient]] = {}
         self.done: dict[int, int | None] = {}
 
-    def add(self, tensor: int, contribution: Any) -> None:
+    def add(self, tensor: int, contribution: Gradient) -> None:
+        """One more contribution to the gradient of a tensor, which must not have been asked for yet."""
+        if tensor in self.done:
+            _author.refuse(
+                "gradients",
+                "a contribution comes before the gradient is used",
+                f"one more for {self.graph.spec(tensor)} {self.graph.spec(tensor).name!r}",
+                "let Op.combine contribute to parameters only",
+            )
         self.lists.setdefault(tensor, []).append(contribution)
 
     def total(self, tensor: int) -> int | None:
         """The gradient of a tensor; None when nothing flows there."""
         if tensor not in self.done:
-            given = self.lists.get(tensor, [])
-            weight = [c for c in given if isinstance(c, WeightTerm | EmbeddingTerm)]
-            self.done[tensor] = self._weight(tensor, weight) if weight else self._sum(given)
+            self.done[tensor] = None  # no contribution may come while its own terms are combined
+            self.done[tensor] = self._sum(self.lists.get(tensor, []))
         return self.done[tensor]
 
-    def _sum(self, given: list[Any]) -> int | None:
-        """Plain gradients first, then the contraction over all linear terms, then the norm: a fixed order."""
+    def _sum(self, given: list[Gradient]) -> int | None:
+        """Tensors in reverse order of use, then the terms, op by op."""
         total: int | None = None
         for c in given:
+            if isinstance(c, Later):
+                c = self.tape.op(c.op, c.inputs, **c.attrs)[0]
             if isinstance(c, int):
                 total = c if total is None else self.tape.add(total, c)
-        for transpose in (False, True):
-            terms = [c for c in given if isinstance(c, LinearTerm) and c.transpose == transpose]
-            if terms:
-                inputs: list[int | None] = [v for t in terms for v in (t.dy, t.weight)]
-                inputs += [] if total is None else [total]
-                attrs = {"num_terms": len(terms), "transpose": transpose, "residual": total is not None}
-                total = self.tape.op("linear", inputs, **attrs)[0]
+        terms: dict[str, list[Term]] = {}
         for c in given:
-            if isinstance(c, NormTerm):
-                total, dgamma = self.tape.op("rms_norm_backward", [c.dy, c.x, c.rstd, c.gamma, total])
-                self.add(c.weight, dgamma)
+            if isinstance(c, Term):
+                terms.setdefault(c.combined_by, []).append(c)
+        for op in sorted((op_named(name) for name in terms), key=lambda op: (op.combine_rank, op.name)):
+            total = op.combine(self.tape, terms[op.name], total)
         return total
-
-    def _weight(self, tensor: int, terms: list[Any]) -> int:
-        products = [t for t in terms if isinstance(t, WeightTerm)]
-        lookups = [t for t in terms if isinstance(t, EmbeddingTerm)]
-        if len(products) > 1 or len(lookups) > 1 or len(terms) != len(self.lists[tensor]):
-            name = self.graph.spec(tensor).name
-            raise PlanError(
-                f"[graph.gradients] a weight may be used by one product and one embedding; got {len(products)} "
-                f"products and {len(lookups)} embeddings of {name!r}; declare a second parameter"
-            )
-        rows, cols = (products[0].rows, products[0].cols) if products else (None, None)
-        ids, grad = (lookups[0].ids, lookups[0].grad) if lookups else (None, None)
-        return self.tape.op("linear_dw", [self.tape.use(tensor), rows, cols, ids, grad])[0]
 
 
 def _run_backward(
-    ops: Sequence[OpNode], flow: _Contributions, on_call: Callable[[OpNode, list[int | None]], Any]
+    ops: Sequence[OpNode],
+    tape: _Tape,
+    on_call: Callable[[OpNode, list[int | None]], Sequence[Gradient]],
 ) -> None:
     """Walk ops in reverse and collect what each contributes."""
     for op in reversed(ops):
-        grads = [flow.total(o) for o in op.outputs]
+        grads = [tape.flow.total(o) for o in op.outputs]
         if all(g is None for g in grads):
             continue
-        given = on_call(op, grads) if op.op == "call" else op_named(op.op).gradient(flow.tape, op, grads)
+        if op.op == "call":
+            given = on_call(op, grads)
+        else:
+            rule = op_named(op.op)
+            given = rule.gradient(tape, op, grads)
+            _check_contributions(rule, tape, op, given)
         for tensor, contribution in zip(op.inputs, given):
             if tensor is not None and contribution is not None:
-                flow.add(tensor, contribution)
+                tape.flow.add(tensor, contribution)
+
+
+def _check_contributions(rule: Op, tape: _Tape, op: OpNode, given: object) -> None:
+    """Hold what a gradient rule returned to the contract.
+
+    Raises:
+        InternalError: names the op and what its author must correct.
+    """
+    advice = f"correct {type(rule).__name__}.gradient"
+    if not isinstance(given, list | tuple) or len(given) != len(op.inputs):
+        got = f"{len(given)} for {len(op.inputs)} inputs" if isinstance(given, list | tuple) else shown(given)
+        _author.refuse(
+            rule.name, "a gradient has one contribution per input, None where nothing flows", got, advice
+        )
+    for position, (tensor, c) in enumerate(zip(op.inputs, given)):
+        if c is None or isinstance(c, Later | Term):
+            continue
+        where = f"{shown(c)} for input {position}"
+        known = tape.draft.tensors
+        if type(c) is not int or not 0 <= c < len(known):
+            _author.refuse(
+                rule.name, "a contribution is a tensor's id, a Later, a Term or None", where, advice
+            )
+        wanted = tape.flow.graph.spec(tensor) if tensor is not None else None
+        if wanted is None or known[c].spec.shape != wanted.shape:
+            got = f"{known[c].spec} for input {position}, {wanted}"
+            _author.refuse(rule.name, "a gradient has the shape of its tensor", got, advice)
 
 
 @dataclass(frozen=True)
@@ -146,10 +176,11 @@ def _differentiate_template(forward: Template) -> _Backward:
             ).id
         return imported[tensor]
 
-    flow = _Contributions(graph, Tape(builder.draft, use))
+    tape = _Tape(graph, builder.draft, use)
+    flow = tape.flow
     for r, seed in seeds.items():
         flow.add(r, seed)
-    _run_backward(graph.ops, flow, _no_nested_call)
+    _run_backward(graph.ops, tape, _no_nested_call)
     # inputs before parameters: a norm's dgamma appears when its input's gradient is emitted
     order = sorted(forward.arguments, key=lambda a: graph.tensors[a].kind == "parameter")
     totals = {a: flow.total(a) for a in order if graph.spec(a).dtype.name in ("f32", "bf16")}
@@ -166,7 +197,7 @@ def _differentiate_template(forward: Template) -> _Backward:
     )
 
 
-def _no_nested_call(op: OpNode, grads: list[int | None]) -> Any:
+def _no_nested_call(op: OpNode, grads: list[int | None]) -> Sequence[Gradient]:
     raise PlanError(
         f"[graph.gradients] layers inside layers have no gradient; got {op.label!r}; inline the inner one"
     )
@@ -181,7 +212,8 @@ def differentiate(graph: Graph, loss: int) -> tuple[Graph, dict[str, int]]:
     builder = GraphBuilder.thaw(graph)
     builder.draft.phase = "backward"
     cache: dict[str, _Backward] = {}
-    flow = _Contributions(graph, Tape(builder.draft, lambda tensor: tensor))
+    tape = _Tape(graph, builder.draft, lambda tensor: tensor)
+    flow = tape.flow
 
     def on_call(op: OpNode, grads: list[int | None]) -> list[int | None]:
         forward = graph.templates[op.attrs["template"]]
@@ -190,7 +222,7 @@ def differentiate(graph: Graph, loss: int) -> tuple[Graph, dict[str, int]]:
         return _call_backward(builder.draft, op, forward, cache[forward.key], grads)
 
     flow.add(loss, loss)  # the seed: a loss op computes the gradient of itself
-    _run_backward(graph.ops, flow, on_call)
+    _run_backward(graph.ops, tape, on_call)
     for t in graph.of_kind("input"):
         if t.spec.dtype.name != "i32":
             flow.total(t.id)

@@ -13,7 +13,7 @@ from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.tree import MAX_COUNT
 from tilewise.ir.graph import Graph, OpNode, TensorNode
 from tilewise.ir.op import op_named
-from tilewise.ir.validate import validate_microbatches
+from tilewise.ir.validate import validate_batch_sums, validate_microbatches
 
 __all__ = ["BatchCut", "cut_batch", "default_leaves"]
 
@@ -67,6 +67,7 @@ def cut_batch(graph: Graph, microbatches: int = 1, leaves: int | None = None) ->
                 "0 of its inputs tw.BATCH"
             )
         return BatchCut()
+    validate_batch_sums(graph)
     if microbatches > 1:
         validate_microbatches(graph)
     batch, rows = found

@@ -138,6 +138,11 @@ class OpNode:
     phase: str = "forward"
     label: str = ""
 
+    @property
+    def given(self) -> tuple[int, ...]:
+        """The inputs of an op none of whose inputs may be absent."""
+        return tuple(i for i in self.inputs if i is not None)
+
 
 @dataclass(frozen=True)
 class Graph:

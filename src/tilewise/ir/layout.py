@@ -12,10 +12,65 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilewise.core.mesh import MICRO, Axes, DeviceMesh
+from tilewise.core.tree import Interval
 
-__all__ = ["GraphLayout", "TensorLayout", "in_space", "show_axes", "show_layout"]
+__all__ = [
+    "CHUNKS",
+    "GROUPS",
+    "LEAVES",
+    "GraphLayout",
+    "Record",
+    "TensorLayout",
+    "in_space",
+    "show_axes",
+    "show_layout",
+]
 
 TensorLayout = tuple[Axes, ...]
+
+# What the leaves of a record's tree are (docs/numerics.md, rules 2, 5 and 4).
+CHUNKS = "chunks"  # of a labelled dim: C, `Graph.reduction_chunks`
+LEAVES = "leaves"  # of the batch: G
+GROUPS = "groups"  # the query heads that share a KV head
+
+
+@dataclass(frozen=True)
+class Record:
+    """A value of which several devices, or several microbatches, hold a part each, and what becomes of it.
+
+    Attributes:
+        op: id of the op that produces the parts.
+        partial: its name for the value (`Factors.partials`).
+        combine: how parts are combined: `sum`, `max` or `or`.
+        outputs: positions of the op's outputs that stand behind the complete value.
+        tree: what the tree's leaves are: `CHUNKS`, `LEAVES` or `GROUPS`.
+        count: how many.
+        axes: the team's axes, major first, and `MICRO` where microbatches hold parts.
+        held: per team that completes a value of its own, the leaves `[begin, end)` of each member, in the order of
+            `axes`. One team holds all, except of groups: the holders of one KV head are one.
+        arrives: layouts in which the outputs must arrive: without the team's axes on every member (an all-reduce), with
+            them in shards (a reduce-scatter).
+    """
+
+    op: int
+    partial: str
+    combine: str
+    outputs: tuple[int, ...]
+    tree: str
+    count: int
+    axes: Axes
+    held: tuple[tuple[Interval, ...], ...]
+    arrives: tuple[TensorLayout, ...]
+
+    @property
+    def team(self) -> Axes:
+        """The mesh axes of those who complete the value together."""
+        return in_space(self.axes)
+
+    @property
+    def is_completed_per_microbatch(self) -> bool:
+        """Whether axes inside of time share each microbatch, so that parts are combined before the next one's."""
+        return MICRO in self.axes[:-1]
 
 
 @dataclass(frozen=True)
@@ -28,12 +83,15 @@ class GraphLayout:
         use: layout per tensor id as ops read and write it. No tensor is partial: an op that contracts a sharded dim
             finishes the reduction itself, so partial values never meet another op (docs/numerics.md, rule 3).
         calls: layouts of the templates called, by the call's op id.
+        records: what becomes of partial values, by op id and the partial's name. Several records of one name are of
+            several teams, completed one after the other.
     """
 
     mesh: DeviceMesh
     home: tuple[TensorLayout, ...]
     use: tuple[TensorLayout, ...]
     calls: Mapping[int, GraphLayout] = field(default_factory=dict)
+    records: Mapping[tuple[int, str], tuple[Record, ...]] = field(default_factory=dict)
 
 
 def in_space(axes: Axes) -> Axes:

@@ -1,27 +1,29 @@
-"""What an op must say about itself. Strategy and plan see ops through this interface only.
+"""What an op must say about itself, and what it may. Strategy and plan see ops through this interface only.
 
-An op is one small class in `graph/ops/<family>.py`; `register` puts one instance of it into the table.
+An op is one small class in `graph/ops/<family>.py` that derives from `Op`; `register` puts one instance of it into the
+table. A gradient rule writes to a `Tape` (ir/tape.py), a lowering to a `Lowering` (ir/lowering.py).
 """
 
 from __future__ import annotations
 
+import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, TypeVar
 
 from tilewise.core.border import Border, shown
-from tilewise.core.errors import InternalError, ShapeError
+from tilewise.core.dims import Size
+from tilewise.core.errors import InternalError, PlanError, ShapeError
 from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.layout import CHUNKS
+from tilewise.ir.lowering import Lowering
+from tilewise.ir.tape import Gradient, Tape, Term
 
-__all__ = ["Factors", "Op", "Signature", "check_call", "op_named", "register"]
+__all__ = ["Factors", "Op", "Partial", "Signature", "check_call", "op_named", "register"]
 
 _border = Border("graph", ShapeError)
-
-# Optional parts of an op, with their meaning when absent:
-#   takes_packed(position, attrs)  whether an operand may be a weight in panels (no)
-#   index_bounds(inputs, attrs)    position -> (low, high, other allowed value) of operands that hold indices (none)
-#   accumulates                    outputs that are sums over the whole batch (none)
-#   in_place, must_alias           (output, input) pairs that may, or must, share memory (none)
+_author = Border("ir", InternalError)
 
 
 @dataclass(frozen=True)
@@ -40,56 +42,160 @@ class Signature:
 
 
 @dataclass(frozen=True)
+class Partial:
+    """A value of which an op makes a part only, where one of its factors is shared: what the lowering completes.
+
+    Attributes:
+        name: by which the lowering asks for its record (`Lowering.records`).
+        factors: contracted factors that leave a part each on those who share them.
+        outputs: positions of the outputs that stand behind the complete value.
+        combine: `sum`, `max`, or `or` (all but one holder have zeros).
+        tree: along which parts are combined: `CHUNKS` of a labelled dim, `LEAVES` of the batch, or `GROUPS` of query
+            heads. A dim is summed by leaves or by chunks as its label's role says, never its name.
+    """
+
+    name: str
+    factors: tuple[str, ...]
+    outputs: tuple[int, ...]
+    combine: str = "sum"
+    tree: str = CHUNKS
+
+
+@dataclass(frozen=True)
 class Factors:
     """Einsum-style names of the dims of every operand, for one mesh axis; expansion to a mesh is generic.
 
-    A factor of the inputs that an output lacks is contracted there: sharding it leaves a partial result on every
-    device. `ir.validate` refuses that unless the op says that its lowering combines the partials.
+    A factor of the inputs that an output lacks is contracted there: sharing it leaves a partial value. `ir.validate`
+    refuses that unless a partial says that the op's lowering completes it.
 
     Attributes:
         inputs, outputs: names per dim; None for an absent operand.
         whole: factors that cannot be sharded.
-        reduced: contracted factors whose partials the lowering combines over the devices that shard them.
-        by_leaves: the same along the tree over the batch's leaves, so only for dims that count the batch.
+        partials: values that are partial where their factors are shared.
+        moved: factors whose axes may differ between inputs and outputs: the op changes the layout.
     """
 
     inputs: tuple[tuple[str, ...] | None, ...]
     outputs: tuple[tuple[str, ...], ...]
     whole: frozenset[str] = frozenset()
-    reduced: frozenset[str] = frozenset()
-    by_leaves: frozenset[str] = frozenset()
+    partials: tuple[Partial, ...] = ()
+    moved: frozenset[str] = frozenset()
 
 
-class Op(Protocol):
-    """One op, one place: how it is called, shape rule, gradient, factors, lowering."""
+class Op(ABC):
+    """One op, one place: how it is called, shape rule, factors, lowering; gradient and more where it has them.
 
-    name: str
+    What an op must say: `name`, `signature`, `infer`, `factors`, `lower`. All else is optional:
+
+    | member | what it says | without it |
+    |---|---|---|
+    | `gradient` | contributions to the gradients of the inputs | a loss that depends on the op is refused |
+    | `combine`, `combine_rank` | how terms that name this op become one gradient, and when | terms are refused |
+    | `takes_packed` | which operands may be weights in panels | none may |
+    | `index_bounds` | which operands hold indices, and their range | none does |
+    | `accumulates` | which outputs are sums over the whole batch | none is: each microbatch has its own |
+    | `in_place` | which outputs may lie in the memory of which input, if nothing reads that later | none may |
+    | `must_alias` | that they must | they need not |
+
+    Attributes:
+        name: the op's name in graphs and messages.
+        accumulates: numbers of outputs that `lower` writes through `low.accumulator` or `low.leaf_tree`.
+        in_place: pairs (output, input).
+        must_alias: outputs in `in_place` always lie in their input's memory: the op writes on it.
+        combine_rank: terms of ops with a lower rank are combined first (ir/tape.py).
+    """
+
+    name: ClassVar[str] = ""
+    accumulates: ClassVar[tuple[int, ...]] = ()
+    in_place: ClassVar[tuple[tuple[int, int], ...]] = ()
+    must_alias: ClassVar[bool] = False
+    combine_rank: ClassVar[int] = 0
 
     @property
+    @abstractmethod
     def signature(self) -> Signature:
         """How it is called."""
 
+    @abstractmethod
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """Specs of the outputs. Raises ShapeError for operands that do not fit."""
 
+    @abstractmethod
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """Names of the operands' dims."""
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
-        """Contributions to the gradients of the inputs (None where there is none)."""
-
-    def lower(self, low: Any, op: OpNode) -> None:
+    @abstractmethod
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """Emit the instructions of this op."""
+
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+        """One contribution per input, None where nothing flows; `grads` has one gradient per output or None.
+
+        Raises:
+            PlanError: the op has no gradient.
+        """
+        raise PlanError(
+            f"[graph.gradients] a loss depends only on ops that have a gradient; got {op.label!r} ({self.name}); "
+            "leave it out of the way from the parameters to the loss"
+        )
+
+    def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
+        """The gradient of one tensor from all terms that name this op, plus `total`, what was summed before.
+
+        Raises:
+            InternalError: the op combines no terms.
+        """
+        _author.refuse(
+            "combine",
+            f"an op that terms name must combine them; {self.name!r} does not",
+            f"{len(terms)} terms of {type(terms[0]).__name__}",
+            f"write {type(self).__name__}.combine, or correct `combined_by`",
+        )
+
+    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
+        """Whether that operand may be a weight in panels."""
+        return False
+
+    def index_bounds(
+        self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
+    ) -> dict[int, tuple[int, Size, int | None]]:
+        """Position -> (low, high, other allowed value) of operands that hold indices."""
+        return {}
 
 
 _OPS: dict[str, Op] = {}
 _MAX_INT = (1 << 31) - 1
+AnyOp = TypeVar("AnyOp", bound=type)
 
 
-def register(cls: type) -> type:
-    """Class decorator: one instance of `cls` becomes the op of its name."""
-    instance = cls()
-    _OPS[instance.name] = instance
+def register(cls: AnyOp) -> AnyOp:
+    """Class decorator: one instance of `cls` becomes the op of its name.
+
+    Raises:
+        InternalError: it is no `Op`, lacks a name or a part that every op has, or its name is taken.
+    """
+    title = shown(cls)
+    if not isinstance(cls, type) or not issubclass(cls, Op):
+        _author.refuse("register", "an op is a class that derives from ir.op.Op", title, "derive it from Op")
+    title = cls.__name__
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(cls.__abstractmethods__))
+        _author.refuse(
+            "register",
+            "an op has signature, infer, factors and lower",
+            f"{title} without {missing}",
+            "write it",
+        )
+    if not isinstance(cls.name, str) or not cls.name:
+        _author.refuse("register", "an op has a name", f"{title} with {shown(cls.name)}", "set `name`")
+    if cls.name in _OPS or cls.name == "call":
+        _author.refuse(
+            "register",
+            "an op's name is its own",
+            f"{cls.name!r} of {title}, which is taken",
+            "choose another name",
+        )
+    _OPS[cls.name] = cls()
     return cls
 
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from tilewise.ir.graph import TensorSpec
 from tilewise.ir.layout import TensorLayout
+from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Call, DeviceProgram, Extent, LoweredTemplate, Slot
 from tilewise.plan.buffers import RootTensors, category_of
 from tilewise.plan.collectives import broadcast_instructions
 from tilewise.plan.entries import EntryTable
-from tilewise.plan.lower import Ref, flat_view
+from tilewise.plan.lower import flat_view
 from tilewise.plan.memory import Buffer
 from tilewise.plan.shapes import LocalShapes, round_up
 from tilewise.plan.variants import Use, Variant, Variants
@@ -61,28 +62,32 @@ class Binder:
             names = (*template.arguments, *template.results, *call.attrs["saved"])
             actual = {n: t for n, t in zip(names, (*call.inputs, *call.outputs)) if t is not None}
         binding = tuple(
-            self._slot(variant, position, slot, use.microbatch, actual)
-            for position, slot in enumerate(variant.slots)
+            self._slot(variant, position, slot, use, actual) for position, slot in enumerate(variant.slots)
         )
         return Call(use.variant, binding)
 
     def _slot(
-        self, variant: Variant, position: int, slot: Slot, microbatch: int, actual: Mapping[int, int] | None
+        self, variant: Variant, position: int, slot: Slot, use: Use, actual: Mapping[int, int] | None
     ) -> int:
         if slot.kind in ("temp", "temp_flat"):
             return self._own(variant, position, (slot.kind, variant.number, slot.id), "temp", "rows")
-        tensor = slot.id
-        if actual is not None:
-            if tensor not in actual:
-                storage = variant.graph.spec(tensor).storage
-                return self._own(variant, position, (slot.kind, variant.number, tensor), "inner", storage)
+        tensor, call = slot.id, use.segment.call
+        is_inner = actual is not None and tensor not in actual
+        if actual is not None and not is_inner:
             tensor = actual[tensor]
         if slot.kind in ("carry", "carry_flat"):
-            views = [v[position] for v in variant.views]
-            strides = [_stride(v, self.tensors.graph.spec(tensor).storage) for v in views]
-            buffer = self.buffers["carry", tensor, slot.level]
-            return self.table.add((slot.kind, tensor, slot.level), buffer, views, strides)
-        return self.tensor(tensor, microbatch, flat=slot.kind == "flat")
+            of = (call.id if is_inner and call is not None else None, tensor, slot.level)
+            return self._carry(variant, position, slot, of)
+        if is_inner:
+            storage = variant.graph.spec(tensor).storage
+            return self._own(variant, position, (slot.kind, variant.number, tensor), "inner", storage)
+        return self.tensor(tensor, use.microbatch, flat=slot.kind == "flat")
+
+    def _carry(self, variant: Variant, position: int, slot: Slot, of: Key) -> int:
+        """Entry of what is kept of a sum between microbatches, as `carry_buffers` names it."""
+        views = [v[position] for v in variant.views]
+        strides = [_stride(v, variant.graph.spec(slot.id).storage) for v in views]
+        return self.table.add((slot.kind, *of), self.buffers[("carry", *of)], views, strides)
 
     def _own(self, variant: Variant, position: int, key: Key, kind: str, storage: str) -> int:
         """Entry of what lives inside a template."""

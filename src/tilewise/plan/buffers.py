@@ -7,12 +7,20 @@ from collections.abc import Sequence
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import TempSpec
+from tilewise.plan.accumulation import BatchSums
 from tilewise.plan.memory import Buffer
 from tilewise.plan.segments import Segment
 from tilewise.plan.shapes import LocalShapes, round_up
 from tilewise.plan.variants import Variant
 
-__all__ = ["RootTensors", "category_of", "lasting_buffers", "result_buffers", "template_buffers"]
+__all__ = [
+    "RootTensors",
+    "carry_buffers",
+    "category_of",
+    "lasting_buffers",
+    "result_buffers",
+    "template_buffers",
+]
 
 
 class RootTensors:
@@ -20,7 +28,7 @@ class RootTensors:
 
     Args:
         graph, layout, shapes: of the plan.
-        accumulated: sums over the whole batch.
+        sums: what is complete only after the last microbatch.
         roots: tensor -> tensor whose memory it shares.
     """
 
@@ -29,12 +37,12 @@ class RootTensors:
         graph: Graph,
         layout: GraphLayout,
         shapes: LocalShapes,
-        accumulated: frozenset[int],
+        sums: BatchSums,
         roots: dict[int, int],
     ) -> None:
         self.graph, self.layout, self.shapes = graph, layout, shapes
-        self.accumulated, self.roots = accumulated, roots
-        self.keep = frozenset(graph.outputs.values()) | accumulated
+        self.sums, self.roots = sums, roots
+        self.keep = frozenset(graph.outputs.values())
 
     def bytes(self, tensor: int) -> int:
         """Of its part on the device that holds most; of one microbatch."""
@@ -45,7 +53,7 @@ class RootTensors:
         node = self.graph.tensors[tensor]
         label = node.spec.labels[0]
         lasting = node.kind in ("input", "constant") or (
-            tensor in self.keep and tensor not in self.accumulated
+            tensor in self.keep and tensor not in self.sums.complete_last
         )
         return (
             self.shapes.settings.accumulation
@@ -72,7 +80,6 @@ def category_of(kind: str, name: str) -> str:
 
 def lasting_buffers(tensors: RootTensors) -> list[Buffer]:
     """Parameters, optimizer state, constants, inputs of all microbatches, gradients, carries, outputs."""
-    levels = (tensors.shapes.settings.accumulation - 1).bit_length()
     buffers = []
     for t in tensors.graph.tensors:
         if not tensors.is_lasting(t.id):
@@ -80,13 +87,31 @@ def lasting_buffers(tensors: RootTensors) -> list[Buffer]:
         size, parts = tensors.bytes(t.id), tensors.num_parts(t.id)
         category = category_of(t.kind, t.spec.name)
         if t.kind == "result":
-            category = "gradients" if t.id in tensors.accumulated else "outputs"
+            category = "gradients" if t.id in tensors.sums.complete_last else "outputs"
         buffers.append(
             Buffer(("tensor", t.id), size if parts == 1 else tensors.part_bytes(t.id) * parts, category)
         )
-        if t.id in tensors.accumulated:
-            buffers += [Buffer(("carry", t.id, i), size, "carries") for i in range(levels)]
     return buffers
+
+
+def carry_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Buffer]:
+    """What is kept of sums between microbatches: per call (None for root ops), tensor and level of the tree."""
+    levels = range((tensors.shapes.settings.accumulation - 1).bit_length())
+    made = [
+        Buffer(("carry", None, t, level), tensors.bytes(t), "carries")
+        for level in levels
+        for t in sorted(tensors.sums.sums)
+    ]
+    for call in (s.call for s in segments if levels):
+        if call is None:
+            continue
+        template = tensors.graph.templates[call.attrs["template"]]
+        layouts = tensors.layout.calls[call.id]
+        inner = tensors.sums.calls[call.id].sums.difference(template.results, call.attrs["saved"])
+        for t in sorted(inner):
+            size = tensors.shapes.bytes_max(template.graph.spec(t), layouts.use[t])
+            made += [Buffer(("carry", call.id, t, level), size, "carries") for level in levels]
+    return made
 
 
 def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Buffer]:

@@ -20,17 +20,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
+from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.graph import OpNode
+from tilewise.ir.layout import Record
+from tilewise.ir.lowering import Lowering, Ref
 from tilewise.ir.program import Access, Extent, Instruction, LoweredTemplate, Mode, Notify, Operand, Wait
+from tilewise.plan.shapes import LocalShapes
 
-if TYPE_CHECKING:
-    from tilewise.core.mesh import Axes, DeviceMesh
-    from tilewise.plan.lower import Ref
-    from tilewise.plan.shapes import LocalShapes
-
-__all__ = ["Collectives", "broadcast_instructions", "gather_label", "place_signals", "reduce_label"]
+__all__ = [
+    "DeviceLowering",
+    "all_reduce",
+    "all_reduce_in_place",
+    "broadcast_instructions",
+    "gather",
+    "gather_label",
+    "place_signals",
+    "reduce_label",
+    "signal_site",
+    "team_of",
+]
 
 _SITE_SHIFT = 24
 _TREE = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}
@@ -60,6 +70,11 @@ def gather_label(label: str) -> str:
     return f"{label}/all_gather"
 
 
+def signal_site(number: int) -> int:
+    """Where the signals of a site begin until `place_signals` knows every device's need."""
+    return number << _SITE_SHIFT
+
+
 def place_signals(templates: Sequence[LoweredTemplate]) -> list[LoweredTemplate]:
     """Number the signals of one template alike on all devices, though shards of unequal size need unequal counts."""
     sizes: list[int] = [max(column) for column in zip(*(t.signal_sites for t in templates))]
@@ -75,190 +90,188 @@ def place_signals(templates: Sequence[LoweredTemplate]) -> list[LoweredTemplate]
     return [replace(t, signal_sites=tuple(sizes)) for t in templates]
 
 
-class Collectives:
-    """The part of a lowering that makes devices exchange tiles. Mixed into `TemplateLowering`."""
+class DeviceLowering(Lowering, Protocol):
+    """A lowering as collectives see it: that of one device among others.
+
+    Attributes:
+        mesh: all devices.
+        device: this one.
+        shapes: local sizes, of any device.
+        instructions: what has been emitted.
+        completed: what the current op has combined.
+    """
 
     mesh: DeviceMesh
     device: int
     shapes: LocalShapes
-    signal_sites: list[int]
     instructions: list[Instruction]
-    one: Extent
-    completed_axes: set[Axes]
+    completed: set[Record]
 
-    def _signals(self, count: int) -> int:
+    def signals(self, count: int) -> int:
         """Reserve signals; numbered within their site until `place_signals` knows every device's need."""
-        self.signal_sites.append(count)
-        return (len(self.signal_sites) - 1) << _SITE_SHIFT
 
-    def replicas(self, kv: int, dim: int) -> list[int]:
-        """Devices that hold the same KV heads of tensor `kv` (this one among them), in mesh order."""
-        low: Any = self
-        axes = low.layout(kv)[dim]
-        if not axes:
-            return [self.device]
-        mine = low.local_range(low.spec(kv), low.layout(kv), dim)
-        team = self.mesh.team(self.device, *axes)
-        return [d for d in team if self.shapes.on(d).range(low.spec(kv), low.layout(kv), dim) == mine]
 
-    def all_reduce(
-        self,
-        op: OpNode,
-        source: int | Ref,
-        target: int | Ref,
-        residual: int | Ref | None,
-        axes: Axes,
-        kind: str,
-        *,
-        team: Sequence[int] | None = None,
-        step: int | None = None,
-        producer: Instruction | None = None,
-    ) -> None:
-        """Combine `source` over a team into `target` (plus a residual), tile by tile.
+def team_of(low: DeviceLowering, record: Record) -> list[int]:
+    """The devices that complete a value together (this one among them), in the order of its tree."""
+    devices = low.mesh.team(low.device, *record.team)
+    size = len(devices) // len(record.held)
+    first = devices.index(low.device) // size * size
+    return devices[first : first + size]
 
-        `producer` is the instruction that writes `source`, by default the last one emitted; it loops over the same
-        tiles.
-        """
-        low: Any = self
-        self.completed_axes.add(axes)
-        src, dst = low.tensor(source), low.tensor(target)
-        if src.packed:
-            src, dst = low.flat(src), low.flat(dst)
-        if residual is not None:
-            residual = low.tensor(residual)
-        step = low.row_step(src) if step is None else step
-        devices = list(team) if team is not None else self.mesh.team(self.device, *axes)
-        producer = producer or self.instructions[-1]
-        self._reduce_scatter(op, producer, src, dst, residual, kind, devices, step)
-        self._all_gather(op, dst, devices, step)
 
-    def all_reduce_in_place(self, op: OpNode, ref: Ref, axes: Axes) -> None:
-        """Sum a gradient over a team, in place: every device reduces its part into itself and fetches the others'."""
-        low: Any = self
-        flat = low.flat(ref)
-        producer = self.instructions[-1]
-        step = producer.step if flat.packed else 0
-        devices = self.mesh.team(self.device, *axes)
-        self._reduce_scatter(op, producer, flat, flat, None, "sum", devices, step)
-        self._all_gather(op, flat, devices, step)
+def all_reduce(
+    low: DeviceLowering,
+    op: OpNode,
+    source: int | Ref,
+    target: int | Ref,
+    residual: int | Ref | None,
+    record: Record,
+    *,
+    step: int | None = None,
+    producer: Instruction | None = None,
+) -> None:
+    """Combine `source` over a record's team into `target` (plus a residual), tile by tile.
 
-    def _tiles(self, extent: Extent, step: int) -> int:
-        bounds = tuple(s.max for s in self.shapes.symbols)
-        return 1 if step <= 0 else max(1, -(-extent.upper(bounds) // step))
+    `producer` is the instruction that writes `source`, by default the last one emitted; it loops over the same
+    tiles.
+    """
+    low.completed.add(record)
+    src, dst = low.tensor(source), low.tensor(target)
+    if src.packed:
+        src, dst = low.flat(src), low.flat(dst)
+    beside = None if residual is None else low.tensor(residual)
+    step = low.row_step(src) if step is None else step
+    devices = team_of(low, record)
+    producer = producer or low.instructions[-1]
+    done = _reduce_scatter(low, op, producer, src, dst, beside, record.combine, devices, step)
+    _all_gather(low, op, dst, done, devices, step)
 
-    def _reduce_scatter(
-        self,
-        op: OpNode,
-        producer: Instruction,
-        src: Ref,
-        dst: Ref,
-        residual: Any,
-        kind: str,
-        devices: list[int],
-        step: int,
-    ) -> None:
-        low: Any = self
-        n, me, tiles = len(devices), devices.index(self.device), self._tiles(src.extent, step)
-        peers = [q for q in range(n) if q != me]
-        ready = self._signals(n * tiles)
-        done = self._done = self._signals(n * tiles)
-        per_index = step > 0
-        producer.notifies += [Notify(devices[q], ready + me * tiles, per_index) for q in peers]
 
-        def part(ref: Any, access: int, peer: int = -1) -> Operand:
-            return Operand(ref.slot, Mode.ROWPART, access, peer, part=me, parts=n)
+def all_reduce_in_place(low: DeviceLowering, op: OpNode, ref: Ref, record: Record) -> None:
+    """Sum a gradient over a team, in place: every device reduces its part into itself and fetches the others'."""
+    flat = low.flat(ref)
+    producer = low.instructions[-1]
+    step = producer.step if flat.packed else 0
+    devices = team_of(low, record)
+    done = _reduce_scatter(low, op, producer, flat, flat, None, record.combine, devices, step)
+    _all_gather(low, op, flat, done, devices, step)
 
-        in_place = src.slot == dst.slot
-        operands = [part(dst, Access.INOUT if in_place else Access.OUT)]
-        operands.append(part(residual, Access.IN) if residual is not None else low.null())
-        operands += [
-            part(src, Access.IN if not in_place else Access.NONE)
-            if q == me
-            else part(src, Access.NONE, devices[q])
-            for q in range(n)
-        ]
-        kernel = f"{_TREE[kind]}_{dst.dtype}"
-        reduce = low.emit(kernel, op, src.extent, step, operands, priority=2, label=reduce_label(op.label))
-        reduce.waits += [Wait(ready + q * tiles, per_index, 1) for q in peers]
-        reduce.notifies += [Notify(devices[q], done + me * tiles, per_index) for q in peers]
-        if (
-            not in_place
-        ):  # in place, `done` of a peer says that it has read the part the gather will overwrite
-            ack = self._signals(n * tiles)
-            reduce.notifies += [Notify(devices[q], ack + me * tiles, per_index) for q in peers]
-            self._acknowledge(op, src, ack, peers, step)
 
-    def _all_gather(self, op: OpNode, dst: Ref, devices: list[int], step: int) -> None:
-        low: Any = self
-        n, me, tiles = len(devices), devices.index(self.device), self._tiles(dst.extent, step)
-        peers = [q for q in range(n) if q != me]
-        done, ack, per_index = self._done, self._signals(n * tiles), step > 0
-        operands = []
-        for i, q in enumerate(peers):
-            access = Access.INOUT if i == 0 else Access.NONE
-            operands.append(Operand(dst.slot, Mode.ROWPART, access, part=q, parts=n))
-            operands.append(Operand(dst.slot, Mode.ROWPART, Access.NONE, devices[q], part=q, parts=n))
-        gather = low.emit(
-            f"copy_pairs_{dst.dtype}",
-            op,
-            dst.extent,
-            step,
-            operands,
-            priority=2,
-            label=gather_label(op.label),
-        )
-        gather.waits += [Wait(done + q * tiles, per_index, 1) for q in peers]
-        gather.notifies += [Notify(devices[q], ack + me * tiles, per_index) for q in peers]
-        self._acknowledge(op, dst, ack, peers, step)
+def _tiles(low: DeviceLowering, extent: Extent, step: int) -> int:
+    bounds = tuple(s.max for s in low.shapes.symbols)
+    return 1 if step <= 0 else max(1, -(-extent.upper(bounds) // step))
 
-    _done: int = 0
 
-    def gather(self, op: OpNode, source: int, target: int, axes: Axes) -> None:
-        """Bring the column shards of `source` together in `target` on the first device of the axes."""
-        low: Any = self
-        self.completed_axes.add(axes)
-        src, dst = low.tensor(source), low.tensor(target)
-        devices, step = self.mesh.team(self.device, *axes), low.row_step(src)
-        n, me, tiles = len(devices), devices.index(self.device), self._tiles(src.extent, step)
-        ready, ack = self._signals(n * tiles), self._signals(tiles)
-        held = Operand(src.slot, Mode.ROW, Access.IN)
-        if me > 0:
-            offer = low.emit("", op, src.extent, step, [held], priority=2, label=f"{op.label}/offer")
-            offer.notifies.append(Notify(devices[0], ready + me * tiles, True))
-            task = low.emit("", op, src.extent, step, [held], priority=2, label=f"{op.label}/ack")
-            task.waits.append(Wait(ack, True, 1))
-            return
-        spec, layout = low.spec(source), low.layout(source)
-        operands = []
-        for q, device in enumerate(devices):
-            begin, end = self.shapes.on(device).range(spec, layout, len(spec.shape) - 1)
-            access = Access.OUT if q == 0 else Access.NONE
-            operands.append(Operand(dst.slot, Mode.ROWCOLS, access, part=begin, parts=end - begin))
-            operands.append(held if q == 0 else Operand(src.slot, Mode.ROW, Access.NONE, device))
-        copy = low.emit(
-            f"copy_pairs_{dst.dtype}",
-            op,
-            src.extent,
-            step,
-            operands,
-            priority=2,
-            label=gather_label(op.label),
-        )
-        copy.waits += [Wait(ready + q * tiles, True, 1) for q in range(1, n)]
-        copy.notifies += [Notify(device, ack, True) for device in devices[1:]]
+def _reduce_scatter(
+    low: DeviceLowering,
+    op: OpNode,
+    producer: Instruction,
+    src: Ref,
+    dst: Ref,
+    residual: Ref | None,
+    kind: str,
+    devices: list[int],
+    step: int,
+) -> int:
+    """Every device combines its part; returns the signals that say so."""
+    n, me, tiles = len(devices), devices.index(low.device), _tiles(low, src.extent, step)
+    peers = [q for q in range(n) if q != me]
+    ready = low.signals(n * tiles)
+    done = low.signals(n * tiles)
+    per_index = step > 0
+    producer.notifies += [Notify(devices[q], ready + me * tiles, per_index) for q in peers]
 
-    def _acknowledge(self, op: OpNode, ref: Ref, ack: int, peers: list[int], step: int) -> None:
-        """An empty task that reads the tile as long as peers do."""
-        low: Any = self
-        mode = Mode.ROW if step > 0 else Mode.WHOLE
-        task = low.emit(
-            "",
-            op,
-            ref.extent,
-            step,
-            [Operand(ref.slot, mode, Access.IN)],
-            priority=2,
-            label=f"{op.label}/ack",
-        )
-        tiles = self._tiles(ref.extent, step)
-        task.waits += [Wait(ack + q * tiles, step > 0, 1) for q in peers]
+    def part(ref: Ref, access: int, peer: int = -1) -> Operand:
+        return Operand(ref.slot, Mode.ROWPART, access, peer, part=me, parts=n)
+
+    in_place = src.slot == dst.slot
+    operands = [part(dst, Access.INOUT if in_place else Access.OUT)]
+    operands.append(part(residual, Access.IN) if residual is not None else low.null())
+    operands += [
+        part(src, Access.IN if not in_place else Access.NONE)
+        if q == me
+        else part(src, Access.NONE, devices[q])
+        for q in range(n)
+    ]
+    kernel = f"{_TREE[kind]}_{dst.dtype}"
+    reduce = low.emit(kernel, op, src.extent, step, operands, priority=2, label=reduce_label(op.label))
+    reduce.waits += [Wait(ready + q * tiles, per_index, 1) for q in peers]
+    reduce.notifies += [Notify(devices[q], done + me * tiles, per_index) for q in peers]
+    if not in_place:  # there, `done` of a peer says that it has read the part the gather will overwrite
+        ack = low.signals(n * tiles)
+        reduce.notifies += [Notify(devices[q], ack + me * tiles, per_index) for q in peers]
+        _acknowledge(low, op, src, ack, peers, step)
+    return done
+
+
+def _all_gather(low: DeviceLowering, op: OpNode, dst: Ref, done: int, devices: list[int], step: int) -> None:
+    """Every device copies the parts that its peers have combined, as `done` says."""
+    n, me, tiles = len(devices), devices.index(low.device), _tiles(low, dst.extent, step)
+    peers = [q for q in range(n) if q != me]
+    ack, per_index = low.signals(n * tiles), step > 0
+    operands = []
+    for i, q in enumerate(peers):
+        access = Access.INOUT if i == 0 else Access.NONE
+        operands.append(Operand(dst.slot, Mode.ROWPART, access, part=q, parts=n))
+        operands.append(Operand(dst.slot, Mode.ROWPART, Access.NONE, devices[q], part=q, parts=n))
+    gather = low.emit(
+        f"copy_pairs_{dst.dtype}",
+        op,
+        dst.extent,
+        step,
+        operands,
+        priority=2,
+        label=gather_label(op.label),
+    )
+    gather.waits += [Wait(done + q * tiles, per_index, 1) for q in peers]
+    gather.notifies += [Notify(devices[q], ack + me * tiles, per_index) for q in peers]
+    _acknowledge(low, op, dst, ack, peers, step)
+
+
+def gather(low: DeviceLowering, op: OpNode, source: int, target: int) -> None:
+    """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""
+    src, dst = low.tensor(source), low.tensor(target)
+    devices, step = low.mesh.team(low.device, *low.layout(source)[-1]), low.row_step(src)
+    n, me, tiles = len(devices), devices.index(low.device), _tiles(low, src.extent, step)
+    ready, ack = low.signals(n * tiles), low.signals(tiles)
+    held = Operand(src.slot, Mode.ROW, Access.IN)
+    if me > 0:
+        offer = low.emit("", op, src.extent, step, [held], priority=2, label=f"{op.label}/offer")
+        offer.notifies.append(Notify(devices[0], ready + me * tiles, True))
+        task = low.emit("", op, src.extent, step, [held], priority=2, label=f"{op.label}/ack")
+        task.waits.append(Wait(ack, True, 1))
+        return
+    spec, layout = low.spec(source), low.layout(source)
+    operands = []
+    for q, device in enumerate(devices):
+        begin, end = low.shapes.on(device).range(spec, layout, len(spec.shape) - 1)
+        access = Access.OUT if q == 0 else Access.NONE
+        operands.append(Operand(dst.slot, Mode.ROWCOLS, access, part=begin, parts=end - begin))
+        operands.append(held if q == 0 else Operand(src.slot, Mode.ROW, Access.NONE, device))
+    copy = low.emit(
+        f"copy_pairs_{dst.dtype}",
+        op,
+        src.extent,
+        step,
+        operands,
+        priority=2,
+        label=gather_label(op.label),
+    )
+    copy.waits += [Wait(ready + q * tiles, True, 1) for q in range(1, n)]
+    copy.notifies += [Notify(device, ack, True) for device in devices[1:]]
+
+
+def _acknowledge(low: DeviceLowering, op: OpNode, ref: Ref, ack: int, peers: list[int], step: int) -> None:
+    """An empty task that reads the tile as long as peers do."""
+    mode = Mode.ROW if step > 0 else Mode.WHOLE
+    task = low.emit(
+        "",
+        op,
+        ref.extent,
+        step,
+        [Operand(ref.slot, mode, Access.IN)],
+        priority=2,
+        label=f"{op.label}/ack",
+    )
+    tiles = _tiles(low, ref.extent, step)
+    task.waits += [Wait(ack + q * tiles, step > 0, 1) for q in peers]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tilewise.ir.lowering import Ref
 from tilewise.ir.program import TensorEntry
-from tilewise.plan.lower import Ref
 from tilewise.plan.memory import Buffer, shared_bytes
 
 __all__ = ["EntryTable"]

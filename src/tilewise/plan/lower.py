@@ -7,24 +7,23 @@ memory later, once per use of the template.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from tilewise.core.dims import Dim, DimLabel
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import InternalError, PlanError
 from tilewise.core.mesh import Axes
+from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
-from tilewise.ir.layout import GraphLayout, TensorLayout, in_space
-from tilewise.ir.op import Factors, op_named
+from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, show_axes
+from tilewise.ir.lowering import Accumulator, Ref
+from tilewise.ir.op import op_named
 from tilewise.ir.program import Access, Extent, Instruction, LoweredTemplate, Mode, Operand, Slot, TempSpec
-from tilewise.ir.validate import contracted_axes
 from tilewise.kernels.scratch import scratch_bytes
-from tilewise.plan.collectives import Collectives
+from tilewise.plan import collectives
 from tilewise.plan.shapes import LocalShapes, round_up
 
-__all__ = ["Accumulator", "Ref", "TemplateLowering", "alias_roots", "trailing_ones"]
+__all__ = ["TemplateLowering", "alias_roots", "trailing_ones"]
 
 ALL_ROWS = 1 << 40
 _ACCESS = {"r": Access.IN, "w": Access.OUT, "rw": Access.INOUT}
@@ -33,28 +32,6 @@ _ACCESS = {"r": Access.IN, "w": Access.OUT, "rw": Access.INOUT}
 def trailing_ones(value: int) -> int:
     """Set bits at the low end: how many carries microbatch number `value` folds in."""
     return (value ^ (value + 1)).bit_length() - 1
-
-
-@dataclass(frozen=True)
-class Ref:
-    """A tensor inside a template on this device."""
-
-    slot: int
-    extent: Extent
-    cols: int
-    dtype: str
-    tile_rows: int
-    packed: bool = False
-
-
-@dataclass(frozen=True)
-class Accumulator:
-    """Where a sum over the batch goes in this microbatch: target, carries to fold in, and whether it is complete."""
-
-    ref: Ref
-    carries: tuple[Ref, ...]
-    output: int
-    is_last: bool
 
 
 def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> dict[int, int]:
@@ -75,22 +52,24 @@ def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> di
         return tensor
 
     for n, op in enumerate(ops):
-        rule = op_named(op.op) if op.op != "call" else None
-        for result, given in getattr(rule, "in_place", ()):
+        if op.op == "call":
+            continue
+        rule = op_named(op.op)
+        for result, given in rule.in_place:
             source, out = op.inputs[given], op.outputs[result]
             if source is None:
                 continue
             free = (
                 source in made and last[source] == n and source not in keep and op.inputs.count(source) == 1
             )
-            if getattr(rule, "must_alias", False) or (free and out not in keep):
+            if rule.must_alias or (free and out not in keep):
                 roots[out] = root(source)
             elif free and root(source) not in keep:  # the memory is that of the tensor others will read
                 roots[root(source)] = out
     return {tensor: root(tensor) for tensor in roots}
 
 
-class TemplateLowering(Collectives):
+class TemplateLowering:
     """Lowers the ops of one template (or of a run of root ops) for one device and one microbatch position."""
 
     def __init__(
@@ -102,7 +81,9 @@ class TemplateLowering(Collectives):
         shapes: LocalShapes,
         roots: dict[int, int],
         microbatch: int,
+        late: frozenset[int] = frozenset(),
     ) -> None:
+        self.late = late  # ops that run after the last microbatch only
         self.name, self.graph, self.ops, self.graph_layout, self.shapes = name, graph, ops, layout, shapes
         self.mesh, self.device = shapes.mesh, shapes.device
         self.roots, self.microbatch = roots, microbatch
@@ -113,7 +94,8 @@ class TemplateLowering(Collectives):
         self.one = Extent(1)
         self.reduction_chunks = graph.reduction_chunks
         self._op_index = 0
-        self.completed_axes: set[Axes] = set()  # over which the current op has combined its partial results
+        self._accumulated: set[int] = set()  # outputs of the current op that are summed over the batch
+        self.completed: set[Record] = set()  # what the current op has combined
         self.refs: dict[Slot, Ref] = {}
         self.scratch_bytes = 0  # what the largest call of a kernel takes from its worker
 
@@ -149,17 +131,16 @@ class TemplateLowering(Collectives):
         """Global elements of a dim that this device holds."""
         return self.shapes.range(spec, layout, dim)
 
-    def factor_axis(self, op: OpNode, factor: str) -> Axes:
-        """The mesh axes that shard a factor of an op."""
-        for tensor, dims in zip(op.inputs, self._factors(op).inputs):
-            if tensor is not None and dims is not None and factor in dims:
-                return in_space(self.layout(tensor)[dims.index(factor)])
-        return ()
+    def records(self, op: OpNode, partial: str) -> tuple[Record, ...]:
+        """What becomes of a value of which this op makes parts: a record per team, none where it is not shared."""
+        return self.graph_layout.records.get((op.id, partial), ())
 
-    def _factors(self, op: OpNode) -> Factors:
-        return op_named(op.op).factors([None if i is None else self.spec(i) for i in op.inputs], op.attrs)
+    def record(self, op: OpNode, partial: str) -> Record | None:
+        """The one record of a partial value; None where it is not shared."""
+        (record,) = self.records(op, partial) or (None,)
+        return record
 
-    def _ref(self, slot: Slot, make: Any) -> Ref:
+    def _ref(self, slot: Slot, make: Callable[[int], Ref]) -> Ref:
         if slot not in self.refs:
             self.slots[slot] = len(self.slots)
             self.refs[slot] = make(self.slots[slot])
@@ -284,18 +265,18 @@ class TemplateLowering(Collectives):
         return [(0, 0) if ref is None else (ref.extent.upper(bounds), ref.cols) for ref in whole]
 
     def contraction_chunks(
-        self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], axes: Axes
+        self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], record: Record | None
     ) -> list[list[tuple[int, int]]]:
         """Per chunk, per term, the local range of the contracted dim (`dim` of each weight)."""
         if all(label is None for _, label, _ in terms):
             return [[(0, _fixed(spec.shape[dim])) for spec, _, dim in terms]]
-        columns = [self.shapes.chunk_ranges(spec, dim, axes) for spec, _, dim in terms]
+        columns = [self.shapes.chunk_ranges(spec, dim, _team(record)) for spec, _, dim in terms]
         return [list(rows) for rows in zip(*columns)]
 
-    def label_chunks(self, label: DimLabel | None, size: int, axes: Axes) -> list[tuple[int, int]]:
+    def label_chunks(self, label: DimLabel | None, size: int, record: Record | None) -> list[tuple[int, int]]:
         """Local ranges of the chunks of a labelled dim."""
         spec = TensorSpec((size,), dtype_named("f32"), (label,))
-        return self.shapes.chunk_ranges(spec, 0, axes)
+        return self.shapes.chunk_ranges(spec, 0, _team(record))
 
     # ---- sums over the batch ------------------------------------------------------------------------------
 
@@ -306,6 +287,13 @@ class TemplateLowering(Collectives):
         next level: the carries of a binary counter, so the tree over leaves does not depend on the accumulation. The
         last one folds in all that are left.
         """
+        rule = op_named(op.op)
+        if output not in rule.accumulates:
+            raise InternalError(
+                f"[plan.lower] an output that is summed over the batch stands in `accumulates`; got output {output} of "
+                f"{op.op!r}, which has {rule.accumulates}; correct {type(rule).__name__}.accumulates"
+            )
+        self._accumulated.add(output)
         tensor = op.outputs[output]
         base = self.tensor(tensor)
         total = self.shapes.settings.accumulation
@@ -322,13 +310,24 @@ class TemplateLowering(Collectives):
         return Accumulator(target, tuple(carry(i) for i in (held if last else range(level))), tensor, last)
 
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
-        """After the last microbatch: the sum over the devices that share the batch."""
-        axes = next((a for f in sorted(self._factors(op).by_leaves) if (a := self.factor_axis(op, f))), ())
-        if not axes:
-            return
-        self.completed_axes.add(axes)
-        if target.is_last:
-            self.all_reduce_in_place(op, target.ref, axes)
+        """After the last microbatch: the sum over the devices that share the batch.
+
+        Raises:
+            PlanError: devices share each microbatch, so that the sum were due in every one.
+        """
+        number = op.outputs.index(target.output)
+        for record in self._records_of(op):
+            if record.tree != LEAVES or number not in record.outputs:
+                continue
+            if record.is_completed_per_microbatch:
+                raise PlanError(
+                    "[plan.lower] devices of the batch hold nodes of the tree over its leaves for the whole step; got "
+                    f"{show_axes(record.axes)} with {record.count} leaves; choose leaves that are devices times a "
+                    "power of two"
+                )
+            self.completed.add(record)
+            if target.is_last and record.team:
+                collectives.all_reduce_in_place(self, op, target.ref, record)
 
     def leaf_tree(self, op: OpNode, output: int, leaves: Ref) -> None:
         """Combine one row per leaf (and carries) into output number `output`; then over devices."""
@@ -341,42 +340,67 @@ class TemplateLowering(Collectives):
         self.emit("leaf_tree_f32", op, self.one, 0, operands, ints=[len(target.carries)])
         self.finish_accumulation(op, target)
 
+    # ---- collectives --------------------------------------------------------------------------------------
+
+    def signals(self, count: int) -> int:
+        """Reserve signals; numbered within their site until every device's need is known."""
+        self.signal_sites.append(count)
+        return collectives.signal_site(len(self.signal_sites) - 1)
+
+    def all_reduce(
+        self,
+        op: OpNode,
+        source: int | Ref,
+        target: int | Ref,
+        residual: int | Ref | None,
+        record: Record,
+        *,
+        step: int | None = None,
+        producer: Instruction | None = None,
+    ) -> None:
+        """Combine `source` over a record's team into `target` (plus a residual), tile by tile."""
+        collectives.all_reduce(self, op, source, target, residual, record, step=step, producer=producer)
+
+    def gather(self, op: OpNode, source: int, target: int) -> None:
+        """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""
+        collectives.gather(self, op, source, target)
+
     # ---- all ops ------------------------------------------------------------------------------------------
 
     def run(self) -> LoweredTemplate:
-        """Lower every op.
-
-        Raises:
-            PlanError: an op sums over rows that do not count the batch, in a graph that has one.
-        """
+        """Lower every op."""
         for index, op in enumerate(self.ops):
             self._op_index = index
-            self.completed_axes = set()
-            self._check_leaves(op)
-            op_named(op.op).lower(self, op)
-            left = contracted_axes(self.graph, op, self.graph_layout.use) - self.completed_axes
+            self.completed = set()
+            if op.id in self.late and self.microbatch < self.shapes.settings.accumulation - 1:
+                continue
+            self._accumulated = set()
+            rule = op_named(op.op)
+            rule.lower(self, op)
+            if self._accumulated != {*rule.accumulates}:
+                raise InternalError(
+                    f"[plan.lower] an output in `accumulates` is written through low.accumulator or low.leaf_tree; got "
+                    f"{op.op!r}, which writes {sorted(self._accumulated)} of {rule.accumulates} so; correct "
+                    f"{type(rule).__name__}"
+                )
+            left = [r for r in self._records_of(op) if r not in self.completed]
             if left:
                 raise InternalError(
-                    f"[plan.lower] an op combines the partial results that its factors say it does; got {op.op!r} of "
-                    f"{op.label!r}, which left those over {', '.join(min(left))}; please report the op"
+                    f"[plan.lower] an op completes every value that it makes in parts; got {op.op!r} of {op.label!r}, "
+                    f"which left {left[0].partial!r} over {show_axes(left[0].axes)}; please report the op"
                 )
         by_index = sorted(self.slots, key=self.slots.__getitem__)
         return LoweredTemplate(
             self.name, tuple(self.instructions), tuple(by_index), tuple(self.temps), tuple(self.signal_sites)
         )
 
-    def _check_leaves(self, op: OpNode) -> None:
-        factors = self._factors(op)
-        if not factors.by_leaves or not self.shapes.settings.batch:
-            return
-        for tensor, dims in zip(op.inputs, factors.inputs):
-            for factor, label in zip(dims or (), self.spec(tensor).labels if tensor is not None else ()):
-                if factor in factors.by_leaves and label is not None and label.is_summed_by_leaves:
-                    return
-        raise PlanError(
-            f"[plan.lower] in a graph with a batch, gradients and losses are sums over the batch; got {op.label!r} "
-            f"({op.op}), whose rows do not count it; label dim 0 of its inputs tw.BATCH"
-        )
+    def _records_of(self, op: OpNode) -> list[Record]:
+        partials = {p.name: None for p in factors_of(self.graph, op).partials}
+        return [record for name in partials for record in self.records(op, name)]
+
+
+def _team(record: Record | None) -> Axes:
+    return record.team if record is not None else ()
 
 
 def flat_view(base: Ref, slot: int, vector: bool) -> Ref:

@@ -8,13 +8,20 @@ from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import Call, DeviceProgram
 from tilewise.ir.schedule import Schedule
+from tilewise.plan.accumulation import find_batch_sums, require_whole_batch
 from tilewise.plan.bind import Binder
-from tilewise.plan.buffers import RootTensors, lasting_buffers, result_buffers, template_buffers
+from tilewise.plan.buffers import (
+    RootTensors,
+    carry_buffers,
+    lasting_buffers,
+    result_buffers,
+    template_buffers,
+)
 from tilewise.plan.lower import alias_roots
 from tilewise.plan.memory import Buffer, place_buffers, place_in_sequence
 from tilewise.plan.outputs import gather_outputs
 from tilewise.plan.plan import Plan
-from tilewise.plan.segments import Segment, accumulated_tensors, cut_segments
+from tilewise.plan.segments import Segment, cut_segments
 from tilewise.plan.shapes import LocalShapes, PlanSettings, symbols_of
 from tilewise.plan.variants import Variants, lower_variants
 
@@ -48,12 +55,14 @@ def make_plan(
     """
     shapes = LocalShapes(layout.mesh, settings, graph.reduction_chunks, symbols_of(graph))
     graph, layout = gather_outputs(graph, layout)
-    accumulated = accumulated_tensors(graph)
-    roots = alias_roots(graph, graph.ops, frozenset(graph.outputs.values()) | accumulated)
-    tensors = RootTensors(graph, layout, shapes, accumulated, roots)
+    sums = find_batch_sums(graph)
+    if settings.accumulation > 1:
+        require_whole_batch(graph, sums)
+    roots = alias_roots(graph, graph.ops, frozenset(graph.outputs.values()))
+    tensors = RootTensors(graph, layout, shapes, sums, roots)
     segments = cut_segments(graph)
     order = schedule([s.phase for s in segments], settings.accumulation)
-    variants = lower_variants(graph, layout, shapes, segments, order, roots)
+    variants = lower_variants(graph, layout, shapes, segments, order, sums, roots)
     buffers, regions = _place(tensors, segments, variants)
     binder = Binder(tensors, variants, {b.key: b for b in buffers})
     outside = {
@@ -87,7 +96,7 @@ def _place(
     tensors: RootTensors, segments: Sequence[Segment], variants: Variants
 ) -> tuple[list[Buffer], Mapping[str, int]]:
     """Offsets of all buffers: what lives on first, then results by lifetime, then temporaries; bytes per region."""
-    lasting = lasting_buffers(tensors)
+    lasting = [*carry_buffers(tensors, segments), *lasting_buffers(tensors)]
     results = result_buffers(tensors, segments)
     lasting_end = place_in_sequence(lasting, 0)
     end = workspace_end = place_buffers(results, lasting_end)

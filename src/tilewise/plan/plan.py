@@ -12,7 +12,7 @@ from tilewise.core.tree import MAX_COUNT, allowed_widths
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
-from tilewise.ir.validate import validate_layout
+from tilewise.ir.validate import validate_records
 from tilewise.plan.explain import explain_plan, explain_tensor
 from tilewise.plan.memory import memory_of_machine
 from tilewise.plan.shapes import PlanSettings
@@ -78,7 +78,7 @@ def settings_for(
     """
     mesh = layout.mesh
     workers = _workers(mesh, workers_per_device)
-    validate_layout(graph, layout)
+    validate_records(graph, layout)
     _require_used_axes(graph, layout, mesh)
     if not batch.size:
         return PlanSettings(row_tile=_row_tile_unbatched(graph), workers_per_device=workers)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.op import op_named
 
-__all__ = ["Segment", "accumulated_tensors", "cut_segments"]
+__all__ = ["Segment", "cut_segments"]
 
 
 @dataclass(frozen=True)
@@ -34,19 +33,3 @@ def cut_segments(graph: Graph) -> tuple[Segment, ...]:
         else:
             runs[-1].append(op)
     return tuple(Segment(i, ops[0].phase, tuple(ops)) for i, ops in enumerate(runs))
-
-
-def accumulated_tensors(graph: Graph) -> frozenset[int]:
-    """Tensors that are sums over the whole batch: complete only after the last microbatch."""
-    inner: dict[str, frozenset[int]] = {}
-    found: set[int] = set()
-    for op in graph.ops:
-        if op.op == "call":
-            key = op.attrs["template"]
-            template = graph.templates[key]
-            if key not in inner:
-                inner[key] = accumulated_tensors(template.graph)
-            found.update(o for o, r in zip(op.outputs, template.results) if r in inner[key])
-        else:
-            found.update(op.outputs[i] for i in getattr(op_named(op.op), "accumulates", ()))
-    return frozenset(found)

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
+from tilewise.ir.lowering import Ref
 from tilewise.ir.program import LoweredTemplate, Slot
 from tilewise.ir.schedule import Schedule
 from tilewise.ir.validate import validate_acknowledgements
+from tilewise.plan.accumulation import BatchSums
 from tilewise.plan.collectives import place_signals
-from tilewise.plan.lower import Ref, TemplateLowering, alias_roots
-from tilewise.plan.segments import Segment, accumulated_tensors
+from tilewise.plan.lower import TemplateLowering, alias_roots
+from tilewise.plan.segments import Segment
 from tilewise.plan.shapes import LocalShapes
 
 __all__ = ["Use", "Variant", "Variants", "lower_variants"]
@@ -84,15 +86,16 @@ def lower_variants(
     shapes: LocalShapes,
     segments: Sequence[Segment],
     schedule: Schedule,
+    sums: BatchSums,
     roots: dict[int, int],
 ) -> Variants:
     """Walk the schedule and lower what has not been lowered yet.
 
     Args:
+        sums: what waits for the last microbatch.
         roots: of the root graph's tensors.
     """
     made: dict[tuple[object, ...], Variant] = {}
-    sums: dict[int, frozenset[int]] = {}
     uses = []
     num_signals = 0
     for turn in schedule:
@@ -101,21 +104,22 @@ def lower_variants(
         if call is not None:
             template = graph.templates[call.attrs["template"]]
             inside, inner_layout, name = template.graph, layout.calls[call.id], template.key
-            identity: tuple[object, ...] = (name, id(inner_layout), call.attrs["saved"])
+            late = sums.calls[call.id]
+            identity: tuple[object, ...] = (name, id(inner_layout), call.attrs["saved"], late.late_ops)
         else:
-            inside, inner_layout, name = graph, layout, f"segment{segment.index}"
+            inside, inner_layout, name, late = graph, layout, f"segment{segment.index}", sums
             identity = (name,)
-        if id(inside) not in sums:
-            sums[id(inside)] = accumulated_tensors(inside)
         ops = inside.ops if call is not None else segment.ops
-        varies = any(o in sums[id(inside)] for op in ops for o in op.outputs)
+        varies = any(o in late.complete_last for op in ops for o in op.outputs)
         key = (*identity, turn.microbatch if varies else 0)
         if key not in made:
             counts.lowered += call is not None
             keep = frozenset((*template.results, *call.attrs["saved"])) if call is not None else frozenset()
             own_roots = roots if call is None else alias_roots(inside, ops, keep)
             lowerings = [
-                TemplateLowering(name, inside, ops, inner_layout, shapes.on(d), own_roots, turn.microbatch)
+                TemplateLowering(
+                    name, inside, ops, inner_layout, shapes.on(d), own_roots, turn.microbatch, late.late_ops
+                )
                 for d in range(shapes.mesh.num_devices)
             ]
             templates = tuple(place_signals([low.run() for low in lowerings]))

@@ -51,13 +51,11 @@ def index_bounds(graph: Graph) -> dict[str, Bounds]:
                 if bound:
                     walk(template.graph, bound)
                 continue
-            asked = getattr(op_named(op.op), "index_bounds", None)
-            if asked is not None:
-                specs = [None if i is None else inside.spec(i) for i in op.inputs]
-                for position, limits in asked(specs, op.attrs).items():
-                    tensor = op.inputs[position]
-                    if tensor in names and limits not in found.setdefault(names[tensor], []):
-                        found[names[tensor]].append(limits)
+            specs = [None if i is None else inside.spec(i) for i in op.inputs]
+            for position, limits in op_named(op.op).index_bounds(specs, op.attrs).items():
+                tensor = op.inputs[position]
+                if tensor in names and limits not in found.setdefault(names[tensor], []):
+                    found[names[tensor]].append(limits)
 
     walk(graph, {t.id: t.spec.name for t in graph.tensors if t.kind != "result"})
     return found

@@ -12,10 +12,11 @@ from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import MICRO, Axes, DeviceMesh
 from tilewise.core.tree import allowed_widths
 from tilewise.ir.batch import BatchCut
+from tilewise.ir.contractions import factors_of
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
-from tilewise.ir.layout import GraphLayout, TensorLayout, show_axes, show_layout
-from tilewise.ir.op import op_named
+from tilewise.ir.layout import GraphLayout, Record, TensorLayout, show_axes, show_layout
+from tilewise.strategy.records import make_records
 from tilewise.strategy.strategy import DistributionStrategy
 
 __all__ = ["propagate_layouts"]
@@ -31,7 +32,7 @@ def propagate_layouts(
     """
     cache: dict[tuple[str, tuple[TensorLayout, ...]], GraphLayout] = {}
     outside = {t.id: _from_labels(t.spec, mesh, strategy, batch) for t in graph.tensors if t.kind != "result"}
-    return _propagate(graph, mesh, outside, cache)
+    return _propagate(graph, mesh, outside, batch, cache)
 
 
 def _from_labels(
@@ -60,10 +61,12 @@ def _propagate(
     graph: Graph,
     mesh: DeviceMesh,
     known: Mapping[int, TensorLayout],
+    batch: BatchCut,
     cache: dict[tuple[str, tuple[TensorLayout, ...]], GraphLayout],
 ) -> GraphLayout:
     layouts: dict[int, TensorLayout] = dict(known)
     calls: dict[int, GraphLayout] = {}
+    records: dict[tuple[int, str], tuple[Record, ...]] = {}
     for op in graph.ops:
         if op.op != "call":
             layouts.update(zip(op.outputs, _through(graph, op, layouts)))
@@ -73,19 +76,21 @@ def _propagate(
         key = (template.key, given)
         if key not in cache:
             counts.sharded += 1
-            cache[key] = _propagate(template.graph, mesh, dict(zip(template.arguments, given)), cache)
+            cache[key] = _propagate(template.graph, mesh, dict(zip(template.arguments, given)), batch, cache)
         calls[op.id] = cache[key]
         inner = (*template.results, *op.attrs["saved"])
         layouts.update(zip(op.outputs, (cache[key].use[t] for t in inner)))
     unknown: TensorLayout = ()
     every = tuple(layouts.get(t.id, unknown) for t in graph.tensors)
-    return GraphLayout(mesh, every, every, calls)
+    for op in graph.ops:
+        if op.op != "call":
+            records |= make_records(graph, op, factors_of(graph, op), mesh, every, batch)
+    return GraphLayout(mesh, every, every, calls, records)
 
 
 def _through(graph: Graph, op: OpNode, layouts: Mapping[int, TensorLayout]) -> list[TensorLayout]:
     """Layouts of an op's outputs from those of its inputs."""
-    specs = [None if i is None else graph.spec(i) for i in op.inputs]
-    factors = op_named(op.op).factors(specs, op.attrs)
+    factors = factors_of(graph, op)
     axis_of: dict[str, tuple[Axes, int]] = {}
     for tensor, names in zip(op.inputs, factors.inputs):
         if tensor is None or names is None:

@@ -32,7 +32,12 @@ def plan_llama(layers, axes, accumulation=1):
     graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
     thawed = GraphBuilder.thaw(graph)
     AdamW().add_to(thawed, gradients)
-    graph, mesh = thawed.freeze(), DeviceMesh(axes)
+    return plan_graph(thawed.freeze(), axes, accumulation)
+
+
+def plan_graph(graph, axes, accumulation=1):
+    """The plan of a complete graph, without native code."""
+    mesh = DeviceMesh(axes)
     batch = cut_batch(graph, accumulation)
     layout = propagate_layouts(graph, mesh, DistributionStrategy.for_mesh(mesh), batch)
     return make_plan(graph, layout, settings_for(graph, layout, batch, 1), one_stage)

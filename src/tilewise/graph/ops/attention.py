@@ -12,9 +12,20 @@ from typing import Any
 from tilewise.core.dims import DimLabel, Size
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import PlanError
-from tilewise.graph.ops.common import leading, require, require_floats, require_indices, require_positive
+from tilewise.graph.ops.common import (
+    fixed,
+    incoming,
+    leading,
+    require,
+    require_floats,
+    require_indices,
+    require_positive,
+)
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.op import Factors, Signature, register
+from tilewise.ir.layout import GROUPS
+from tilewise.ir.lowering import Lowering, Ref
+from tilewise.ir.op import Factors, Op, Partial, Signature, register
+from tilewise.ir.tape import Gradient, Tape
 
 __all__: list[str] = []
 
@@ -40,7 +51,7 @@ def _heads(spec: TensorSpec, head_dim: int, op: str) -> int:
 
 
 @register
-class Rope:
+class Rope(Op):
     """Rotary embedding, halves paired: inputs x, positions, table (`[max, head_dim]`: cosines, then sines)."""
 
     name = "rope"
@@ -79,15 +90,16 @@ class Rope:
         rows = leading(inputs[0])
         return Factors(((*rows, "h"), rows, ("p", "e")), ((*rows, "h"),), whole=frozenset("pe"))
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """The inverse rotation of dy."""
-        _, positions, table = op.inputs
+        _, positions, table = op.given
         attrs = {**op.attrs, "inverse": not op.attrs["inverse"]}
-        return [*tape.op("rope", [grads[0], tape.use(positions), tape.use(table)], **attrs), None, None]
+        dy = incoming(op, grads)
+        return [*tape.op("rope", [dy, tape.use(positions), tape.use(table)], **attrs), None, None]
 
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile."""
-        x, positions, table = op.inputs
+        x, positions, table = op.given
         t = low.tensor(x)
         operands = [
             low.row(op.outputs[0], "w"),
@@ -100,7 +112,7 @@ class Rope:
 
 
 @register
-class Attention:
+class Attention(Op):
     """Causal self-attention with grouped heads on `[batch, seq, heads * head_dim]`; outputs the result and the
     logarithm of each row's softmax sum (kept for the backward pass)."""
 
@@ -138,19 +150,19 @@ class Attention:
         x = ("b", "s", "h")
         return Factors((x, x, x), (x, x), whole=frozenset("s"))
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """One op for dq, dk and dv."""
-        q, k, v = (tape.use(i) for i in op.inputs)
+        q, k, v = (tape.use(i) for i in op.given)
         out, lse = (tape.use(o) for o in op.outputs)
-        return list(tape.op("attention_backward", [grads[0], out, lse, q, k, v], **op.attrs))
+        return list(tape.op("attention_backward", [incoming(op, grads), out, lse, q, k, v], **op.attrs))
 
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per block of whole sequences."""
-        q, k, v = op.inputs
+        q, k, v = op.given
         t = low.tensor(q)
         _require_whole_sequences(low, op, q)
         operands = [low.row(o, "w") for o in op.outputs] + [low.row(i, "r") for i in (q, k, v)]
-        seq = low.spec(q).shape[1]
+        seq = fixed(low.spec(q).shape[1])
         ints = [seq, *_head_ints(low, op, q, k), int(op.attrs["causal"])]
         low.emit(
             f"attention_{t.dtype}",
@@ -163,24 +175,24 @@ class Attention:
         )
 
 
-def _require_whole_sequences(low: Any, op: OpNode, q: int | None) -> None:
+def _require_whole_sequences(low: Lowering, op: OpNode, q: int) -> None:
     """A task sees whole sequences only if the row tile, which the batch's inputs decide, is made of them."""
     spec = low.spec(q)
-    if low.row_step(low.tensor(q)) % spec.shape[1]:
+    if low.row_step(low.tensor(q)) % fixed(spec.shape[1]):
         raise PlanError(
             f"[graph.attention] the rows of a tile must be whole sequences; got tiles of {low.row_step(low.tensor(q))} "
             f"rows for {spec} in {op.label!r}; give all batched inputs the same sequence length"
         )
 
 
-def _head_ints(low: Any, op: OpNode, q: int | None, k: int | None) -> list[int]:
+def _head_ints(low: Lowering, op: OpNode, q: int, k: int) -> list[int]:
     """Local query heads, local KV heads, head size."""
     size = op.attrs["head_dim"]
     return [low.tensor(q).cols // size, low.tensor(k).cols // size, size]
 
 
 @register
-class AttentionBackward:
+class AttentionBackward(Op):
     """Inputs dout, out, lse, q, k, v; outputs dq, dk, dv. Where KV heads are replicated, dk and dv are summed over the
     replicas in fp32 along the tree over the group's query heads before anything else happens to them."""
 
@@ -195,22 +207,24 @@ class AttentionBackward:
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """As forward."""
         x = ("b", "s", "h")
-        return Factors((x,) * 6, (x,) * 3, whole=frozenset("s"))
+        heads = Partial("heads", ("h",), (1, 2), tree=GROUPS)
+        return Factors((x,) * 6, (x,) * 3, whole=frozenset("s"), partials=(heads,))
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
-        """Second derivatives are not defined."""
-        return [None] * len(op.inputs)
-
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per block of whole sequences, then the sum over replicas of a KV head."""
-        q, k = op.inputs[3], op.inputs[4]
+        q, k = op.given[3], op.given[4]
         t = low.tensor(q)
-        team = low.replicas(k, 2)
-        targets = list(op.outputs)
-        if len(team) > 1:
+        spread = low.record(op, "heads")
+        targets: list[int | Ref] = list(op.outputs)
+        if spread is not None:
             targets[1:] = [low.temp_like(low.tensor(o), dtype="f32", name="partial") for o in op.outputs[1:]]
-        operands = [low.row(o, "w") for o in targets] + [low.row(i, "r") for i in op.inputs]
-        ints = [low.spec(q).shape[1], *_head_ints(low, op, q, k), int(op.attrs["causal"]), int(len(team) > 1)]
+        operands = [low.row(o, "w") for o in targets] + [low.row(i, "r") for i in op.given]
+        ints = [
+            fixed(low.spec(q).shape[1]),
+            *_head_ints(low, op, q, k),
+            int(op.attrs["causal"]),
+            int(spread is not None),
+        ]
         backward = low.emit(
             f"attention_backward_{t.dtype}",
             op,
@@ -220,13 +234,13 @@ class AttentionBackward:
             ints=ints,
             floats=[op.attrs["scale"]],
         )
-        if len(team) > 1:
+        if spread is not None:
             for partial, out in zip(targets[1:], op.outputs[1:]):
-                low.all_reduce(op, partial, out, None, (), "sum", team=team, producer=backward)
+                low.all_reduce(op, partial, out, None, spread, producer=backward)
 
 
 @register
-class KvWrite:
+class KvWrite(Op):
     """Rows of x written into the cache at `slots`, in place: inputs cache, x, slots; the output is the cache after."""
 
     name = "kv_write"
@@ -263,20 +277,16 @@ class KvWrite:
         """Heads may be sharded."""
         return Factors((("c", "h"), ("t", "h"), ("t",)), (("c", "h"),), whole=frozenset("ct"))
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
-        """A cache takes no gradient."""
-        return [None] * len(op.inputs)
-
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile."""
-        _cache, x, slots = op.inputs
+        _cache, x, slots = op.given
         t = low.tensor(x)
         operands = [low.whole(op.outputs[0], "rw"), low.row(x, "r"), low.row(slots, "r")]
         low.emit(f"kv_write_{t.dtype}", op, t.extent, low.row_step(t), operands)
 
 
 @register
-class AttentionPaged:
+class AttentionPaged(Op):
     """Attention of flattened tokens over a paged cache.
 
     Inputs q, k_cache, v_cache, positions, sequence, block_table.
@@ -324,13 +334,9 @@ class AttentionPaged:
         cache, t = ("c", "h"), ("t",)
         return Factors((("t", "h"), cache, cache, t, t, ("s", "m")), (("t", "h"),), whole=frozenset("ctsm"))
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
-        """For generation only."""
-        return [None] * len(op.inputs)
-
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile."""
-        q, k_cache, v_cache, positions, sequence, table = op.inputs
+        q, k_cache, v_cache, positions, sequence, table = op.given
         t = low.tensor(q)
         operands = [
             low.row(op.outputs[0], "w"),

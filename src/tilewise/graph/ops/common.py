@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
-from tilewise.core.errors import ShapeError
-from tilewise.ir.graph import TensorSpec
-from tilewise.ir.op import Factors, Signature
+from tilewise.core.dims import Size
+from tilewise.core.errors import PlanError, ShapeError
+from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.lowering import Lowering
+from tilewise.ir.op import Factors, Op, Signature
 
 __all__ = [
     "FLOATS",
     "Elementwise",
+    "fixed",
+    "incoming",
     "leading",
     "require",
     "require_floats",
@@ -81,18 +85,39 @@ def same_shape(op: str, *specs: TensorSpec | None) -> None:
     )
 
 
-class Elementwise:
+def fixed(size: Size) -> int:
+    """A size that `infer` has seen to be no symbol."""
+    assert isinstance(size, int)
+    return size
+
+
+def incoming(op: OpNode, grads: Sequence[int | None]) -> int:
+    """The gradient of an op's first output, for ops whose other outputs are by-products without a gradient.
+
+    Raises:
+        PlanError: the loss depends on one of those.
+    """
+    first, *others = grads
+    if first is None or any(g is not None for g in others):
+        number = next((i for i, g in enumerate(others, 1) if g is not None), 0)
+        raise PlanError(
+            f"[graph.gradients] a loss depends on the first output of {op.op!r} only; got one that depends on output "
+            f"{number} of {op.label!r}; compute it by other ops"
+        )
+    return first
+
+
+class Elementwise(Op):
     """Base of ops that treat every element alone: all operands share shape, dtype and factors.
 
     Subclasses set `name`, `num_inputs`, `attributes` with their types where there are any, and `kernel`, whose operands
     are the outputs and then the inputs.
     """
 
-    name = ""
-    num_inputs = 1
-    num_outputs = 1
-    attributes: Mapping[str, type] = MappingProxyType({})
-    kernel = ""
+    num_inputs: ClassVar[int] = 1
+    num_outputs: ClassVar[int] = 1
+    attributes: ClassVar[Mapping[str, type]] = MappingProxyType({})
+    kernel: ClassVar[str] = ""
 
     @property
     def signature(self) -> Signature:
@@ -121,11 +146,12 @@ class Elementwise:
         """Attributes the kernel takes as floats."""
         return []
 
-    def lower(self, low: Any, op: Any) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile, or per block of panels."""
-        is_packed = low.spec(op.inputs[0]).storage == "packed"
+        first = op.given[0]
+        is_packed = low.spec(first).storage == "packed"
         view = low.flat if is_packed else low.tensor
-        x = view(op.inputs[0])
+        x = view(first)
         step = x.tile_rows if is_packed else low.row_step(x)
-        operands = [low.row(view(o), "w") for o in op.outputs] + [low.row(view(i), "r") for i in op.inputs]
+        operands = [low.row(view(o), "w") for o in op.outputs] + [low.row(view(i), "r") for i in op.given]
         low.emit(f"{self.kernel}_{x.dtype}", op, x.extent, step, operands, floats=self.floats(op.attrs))

@@ -7,9 +7,11 @@ from types import MappingProxyType
 from typing import Any
 
 from tilewise.core.dtypes import dtype
-from tilewise.graph.ops.common import Elementwise, require
+from tilewise.graph.ops.common import Elementwise, incoming, require
 from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.lowering import Lowering
 from tilewise.ir.op import Factors, register
+from tilewise.ir.tape import Gradient, Tape
 
 __all__: list[str] = []
 
@@ -20,10 +22,12 @@ class Add(Elementwise):
 
     name = kernel = "add"
     num_inputs = 2
+    in_place = ((0, 0),)
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """dy for both."""
-        return [grads[0], grads[0]]
+        dy = incoming(op, grads)
+        return [dy, dy]
 
 
 @register
@@ -33,10 +37,11 @@ class Multiply(Elementwise):
     name = kernel = "multiply"
     num_inputs = 2
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """dy times the other."""
-        a, b = (tape.use(i) for i in op.inputs)
-        return [tape.multiply(grads[0], b), tape.multiply(grads[0], a)]
+        dy = incoming(op, grads)
+        a, b = (tape.use(i) for i in op.given)
+        return [tape.multiply(dy, b), tape.multiply(dy, a)]
 
 
 @register
@@ -50,9 +55,9 @@ class Scale(Elementwise):
         """The factor."""
         return [attrs["factor"]]
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """`factor * dy`."""
-        return [tape.scale(grads[0], op.attrs["factor"])]
+        return [tape.scale(incoming(op, grads), op.attrs["factor"])]
 
 
 @register
@@ -61,9 +66,9 @@ class Silu(Elementwise):
 
     name = kernel = "silu"
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """From the input."""
-        return list(tape.op("silu_backward", [grads[0], tape.use(op.inputs[0])]))
+        return list(tape.op("silu_backward", [incoming(op, grads), tape.use(op.given[0])]))
 
 
 @register
@@ -81,10 +86,10 @@ class SiluGate(Elementwise):
     name = kernel = "silu_gate"
     num_inputs = 2
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """Both gradients in one pass."""
-        gate, up = (tape.use(i) for i in op.inputs)
-        return list(tape.op("silu_gate_backward", [grads[0], gate, up]))
+        gate, up = (tape.use(i) for i in op.given)
+        return list(tape.op("silu_gate_backward", [incoming(op, grads), gate, up]))
 
 
 @register
@@ -116,9 +121,9 @@ class Softmax(_Row):
 
     name = kernel = "softmax"
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """From the result."""
-        return list(tape.op("softmax_backward", [grads[0], tape.use(op.outputs[0])]))
+        return list(tape.op("softmax_backward", [incoming(op, grads), tape.use(op.outputs[0])]))
 
 
 @register
@@ -152,13 +157,13 @@ class Cast(Elementwise):
         """Panels of the two types are interleaved differently."""
         return False
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """dy cast back."""
         back = "bf16" if op.attrs["dtype"] == "f32" else "f32"
-        return list(tape.op("cast", [grads[0]], dtype=back))
+        return list(tape.op("cast", [incoming(op, grads)], dtype=back))
 
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile."""
-        x, out = low.tensor(op.inputs[0]), low.tensor(op.outputs[0])
-        operands = [low.row(op.outputs[0], "w"), low.row(op.inputs[0], "r")]
+        x, out = low.tensor(op.given[0]), low.tensor(op.outputs[0])
+        operands = [low.row(op.outputs[0], "w"), low.row(op.given[0], "r")]
         low.emit(f"cast_{x.dtype}_{out.dtype}", op, x.extent, low.row_step(x), operands)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tilewise.core.dims import Size
-from tilewise.graph.ops.common import require, require_floats, require_indices
-from tilewise.graph.ops.linear import EmbeddingTerm
+from tilewise.core.dtypes import DTYPES
+from tilewise.graph.ops.common import incoming, leading, require, require_floats, require_indices
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.op import Factors, Signature, register
+from tilewise.ir.layout import LEAVES
+from tilewise.ir.lowering import Lowering
+from tilewise.ir.op import Factors, Op, Partial, Signature, register
+from tilewise.ir.tape import Gradient, Tape
 
 __all__: list[str] = []
 
 
 @register
-class Embedding:
+class Embedding(Op):
     """Rows of the table: inputs ids, table `[vocab, hidden]`. A sharded vocabulary selects rows, it never adds them."""
 
     name = "embedding"
@@ -51,27 +55,76 @@ class Embedding:
         """The vocabulary is contracted by selection."""
         assert inputs[0] is not None
         rows = tuple(f"b{i}" for i in range(len(inputs[0].shape)))
-        return Factors((rows, ("v", "d")), ((*rows, "d"),), whole=frozenset("d"), reduced=frozenset("v"))
+        selected = Partial("selected", ("v",), (0,), "or")
+        return Factors((rows, ("v", "d")), ((*rows, "d"),), whole=frozenset("d"), partials=(selected,))
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """Rows of dy added at the ids."""
-        return [None, EmbeddingTerm(tape.use(op.inputs[0]), grads[0])]
+        ids, table = (tape.use(i) for i in op.given)
+        return [None, tape.later("embedding_dw", [table, ids, incoming(op, grads)])]
 
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile, then the selection over the vocabulary's devices."""
-        ids, table = op.inputs
+        ids, table = op.given
         out = low.tensor(op.outputs[0])
-        axis = low.factor_axis(op, "v")
-        target = low.temp_like(out, dtype=out.dtype, name="rows") if axis else op.outputs[0]
+        record = low.record(op, "selected")
+        target = low.temp_like(out, dtype=out.dtype, name="rows") if record else op.outputs[0]
         begin = low.local_range(low.spec(table), low.layout(table), 0)[0]
         operands = [low.row(target, "w"), low.row(ids, "r"), low.whole(table, "r")]
         low.emit(f"embedding_{out.dtype}", op, out.extent, low.row_step(out), operands, ints=[begin])
-        if axis:
-            low.all_reduce(op, target, op.outputs[0], None, axis, "or")
+        if record:
+            low.all_reduce(op, target, op.outputs[0], None, record)
 
 
 @register
-class GatherRows:
+class EmbeddingWeightGradient(Op):
+    """Gradient of a table in fp32: rows scatter-added in token order within a leaf, then the tree over leaves.
+
+    Inputs: the table (for its shape), ids, and the rows' gradient `[..., hidden]`.
+    """
+
+    name = "embedding_dw"
+    accumulates = (0,)
+    signature = Signature(3)
+
+    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
+        """The table."""
+        return position == 0
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """fp32 in the table's shape."""
+        table = inputs[0]
+        assert table is not None
+        return [replace(table, dtype=DTYPES["f32"], name="")]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """Tokens are contracted; the table's dims stay."""
+        assert inputs[2] is not None
+        tokens = leading(inputs[2])
+        names = (("n", "k"), tokens, (*tokens, "k"))
+        return Factors(names, (("n", "k"),), partials=(Partial("tokens", tokens, (0,), tree=LEAVES),))
+
+    def lower(self, low: Lowering, op: OpNode) -> None:
+        """One task per block of table rows over all leaves at hand, then the reduction over the batch's devices."""
+        table, ids, grad = op.given
+        t = low.tensor(table)
+        target = low.accumulator(op, 0)
+        operands = [
+            low.row(target.ref, "w"),
+            low.null(),
+            low.null(),
+            low.whole(ids, "r"),
+            low.whole(grad, "r"),
+            *(low.row(c, "r") for c in target.carries),
+        ]
+        begin = low.local_range(low.spec(table), low.layout(table), 0)[0]
+        ints = [low.leaf_rows, len(target.carries), begin]
+        low.emit(f"matmul_dw_{t.dtype}", op, t.extent, t.tile_rows, operands, ints=ints, priority=-1)
+        low.finish_accumulation(op, target)
+
+
+@register
+class GatherRows(Op):
     """Rows of x by index: inputs x `[T, d]`, index `[S]`."""
 
     name = "gather_rows"
@@ -97,13 +150,9 @@ class GatherRows:
         """Rows of x stay whole."""
         return Factors((("t", "d"), ("s",)), (("s", "d"),), whole=frozenset("t"))
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
-        """For generation only."""
-        return [None, None]
-
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile of the result."""
-        x, index = op.inputs
+        x, index = op.given
         out = low.tensor(op.outputs[0])
         operands = [low.row(op.outputs[0], "w"), low.whole(x, "r"), low.row(index, "r")]
         low.emit(f"gather_rows_{out.dtype}", op, out.extent, low.row_step(out), operands)

@@ -7,14 +7,15 @@ from typing import Any
 
 from tilewise.graph.ops.common import leading
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.op import Factors, Signature, register
+from tilewise.ir.lowering import Lowering
+from tilewise.ir.op import Factors, Op, Signature, register
 
 __all__: list[str] = []
 
 
 @register
-class Gather:
-    """The whole of a tensor whose last dim is sharded, on the first device of the axis that shards it."""
+class Gather(Op):
+    """The whole of a tensor whose last dim is sharded, on the first device of the axes that shard it."""
 
     name = "gather"
     signature = Signature(1)
@@ -30,12 +31,9 @@ class Gather:
         (x,) = inputs
         assert x is not None
         rows = leading(x)
-        return Factors(((*rows, "parts"),), ((*rows, "whole"),), reduced=frozenset({"parts"}))
+        names = ((*rows, "parts"),)
+        return Factors(names, names, moved=frozenset({"parts"}))
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
-        """Outputs that are read take no gradient."""
-        return [None]
-
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile on the first device."""
-        low.gather(op, op.inputs[0], op.outputs[0], low.factor_axis(op, "parts"))
+        low.gather(op, op.given[0], op.outputs[0])

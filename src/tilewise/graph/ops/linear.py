@@ -14,38 +14,27 @@ from typing import Any
 
 from tilewise.core.dims import DimLabel
 from tilewise.core.dtypes import DTYPES
-from tilewise.graph.ops.common import leading, require, require_floats, same_shape
+from tilewise.graph.ops.common import incoming, leading, require, require_floats, same_shape
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.op import Factors, Signature, register
+from tilewise.ir.layout import LEAVES
+from tilewise.ir.lowering import Lowering
+from tilewise.ir.op import Factors, Op, Partial, Signature, register
+from tilewise.ir.tape import Gradient, Tape, Term, terms_of
 
-__all__ = ["EmbeddingTerm", "LinearTerm", "WeightTerm", "contraction_label"]
+__all__ = ["LinearTerm", "contraction_label"]
 
 MAX_TERMS = 16  # kMaxTerms of native/kernels/product.h
 
 
 @dataclass(frozen=True)
-class LinearTerm:
+class LinearTerm(Term):
     """A summand `dy · w` of an input gradient; terms of one tensor become one `linear`."""
+
+    combined_by = "linear"
 
     dy: int
     weight: int
     transpose: bool
-
-
-@dataclass(frozen=True)
-class WeightTerm:
-    """A summand `rowsᵀ · cols` of a weight gradient (rows: what the weight's first dim counts)."""
-
-    rows: int
-    cols: int
-
-
-@dataclass(frozen=True)
-class EmbeddingTerm:
-    """Rows of `grad` scatter-added at `ids`: a summand of an embedding table's gradient."""
-
-    ids: int
-    grad: int
 
 
 def contraction_label(weight: TensorSpec, transpose: bool) -> DimLabel | None:
@@ -54,7 +43,7 @@ def contraction_label(weight: TensorSpec, transpose: bool) -> DimLabel | None:
 
 
 @register
-class Linear:
+class Linear(Op):
     """`out = Σ_t x_t w_tᵀ (+ residual)`; inputs x_0, w_0, x_1, w_1, …, and the residual when there is one."""
 
     name = "linear"
@@ -121,57 +110,70 @@ class Linear:
             names += [(*rows, "k"), weight]
         if attrs["residual"]:
             names.append((*rows, "n"))
-        return Factors(tuple(names), ((*rows, "n"),), reduced=frozenset("k"))
+        return Factors(tuple(names), ((*rows, "n"),), partials=(Partial("product", ("k",), (0,)),))
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """dx = dy·w, dw = dyᵀ·x, and dy itself for the residual."""
-        (dy,) = grads
+        dy = incoming(op, grads)
         transpose = op.attrs["transpose"]
-        result: list[Any] = []
+        result: list[Gradient] = []
         for t in range(op.attrs["num_terms"]):
-            x, w = op.inputs[2 * t], op.inputs[2 * t + 1]
-            result.append(LinearTerm(dy, tape.use(w), not transpose))
-            result.append(WeightTerm(dy, tape.use(x)) if transpose else WeightTerm(tape.use(x), dy))
+            x, w = tape.use(op.given[2 * t]), tape.use(op.given[2 * t + 1])
+            result.append(LinearTerm(dy, w, not transpose))
+            result.append(tape.later("linear_dw", [w, dy, x] if transpose else [w, x, dy]))
         return [*result, dy] if op.attrs["residual"] else result
 
-    def lower(self, low: Any, op: OpNode) -> None:
+    def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
+        """One contraction over all terms, with what was summed before as its residual."""
+        every = terms_of(LinearTerm, terms)
+        for transpose in (False, True):
+            alike = [t for t in every if t.transpose == transpose]
+            for first in range(0, len(alike), MAX_TERMS):
+                group = alike[first : first + MAX_TERMS]
+                inputs = [i for t in group for i in (t.dy, t.weight)] + ([] if total is None else [total])
+                attrs = {"num_terms": len(group), "transpose": transpose, "residual": total is not None}
+                total = tape.op("linear", inputs, **attrs)[0]
+        assert total is not None
+        return total
+
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile; over a sharded contraction the fp32 partial is reduced first."""
         terms, transpose = op.attrs["num_terms"], op.attrs["transpose"]
         out = low.tensor(op.outputs[0])
-        residual = op.inputs[2 * terms] if op.attrs["residual"] else None
-        pairs = [(op.inputs[2 * t], op.inputs[2 * t + 1]) for t in range(terms)]
-        axis = low.factor_axis(op, "k")
+        residual = op.given[2 * terms] if op.attrs["residual"] else None
+        pairs = [(op.given[2 * t], op.given[2 * t + 1]) for t in range(terms)]
+        record = low.record(op, "product")
         chunks = low.contraction_chunks(
             [
                 (low.spec(w), contraction_label(low.spec(w), transpose), 1 if transpose else 0)
                 for _, w in pairs
             ],
-            axis,
+            record,
         )
-        target = low.temp_like(out, dtype="f32", name="partial") if axis else op.outputs[0]
+        target = low.temp_like(out, dtype="f32", name="partial") if record else op.outputs[0]
         operands = [
             low.row(target, "w"),
-            low.row(residual, "r") if residual is not None and not axis else low.null(),
+            low.row(residual, "r") if residual is not None and not record else low.null(),
         ]
         for x, w in pairs:
             operands += [low.row(x, "r"), low.whole(w, "r")]
         kernel = f"{'matmul' if transpose else 'matmul_dx'}_{out.dtype}"
-        ints = [int(bool(axis)), terms, len(chunks), *(v for c in chunks for r in c for v in r)]
+        ints = [int(record is not None), terms, len(chunks), *(v for c in chunks for r in c for v in r)]
         low.emit(kernel, op, out.extent, low.row_step(out), operands, ints=ints)
-        if axis:
-            low.all_reduce(op, target, op.outputs[0], residual, axis, "sum")
+        if record:
+            low.all_reduce(op, target, op.outputs[0], residual, record)
 
 
 @register
-class LinearWeightGradient:
-    """Gradient of a weight in fp32: contraction over tokens, leaf by leaf, plus embedding rows.
+class LinearWeightGradient(Op):
+    """Gradient of a weight in fp32, `rowsᵀ · cols`: contraction over tokens, leaf by leaf.
 
-    Inputs: the weight (for its shape), rows, cols, ids, grad; the pairs may be absent (None).
+    Inputs: the weight (for its shape), rows (what its first dim counts) and cols.
     """
 
     name = "linear_dw"
     accumulates = (0,)
-    signature = Signature(5, absent=frozenset({1, 2, 3, 4}))
+    signature = Signature(3)
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
         """The weight."""
@@ -185,37 +187,31 @@ class LinearWeightGradient:
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """Tokens are contracted; the weight's dims stay."""
-        tokens = leading(next(s for s in inputs[1:] if s is not None and len(s.shape) > 1))
-        tokens = tokens if inputs[1] is not None or inputs[4] is None else leading(inputs[4])
-        wanted = [("n", "k"), (*tokens, "n"), (*tokens, "k"), tokens, (*tokens, "k")]
-        names = tuple(f if s is not None else None for f, s in zip(wanted, inputs))
-        return Factors(names, (("n", "k"),), by_leaves=frozenset({"b0"}))
+        assert inputs[1] is not None
+        tokens = leading(inputs[1])
+        names = (("n", "k"), (*tokens, "n"), (*tokens, "k"))
+        return Factors(names, (("n", "k"),), partials=(Partial("tokens", tokens, (0,), tree=LEAVES),))
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
-        """Second derivatives are not defined."""
-        return [None] * len(op.inputs)
-
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per block of weight rows over all leaves at hand, then the reduction over the batch's devices."""
-        weight, rows, cols, ids, grad = op.inputs
+        weight, rows, cols = op.given
         w = low.tensor(weight)
         target = low.accumulator(op, 0)
         operands = [
             low.row(target.ref, "w"),
-            low.col(rows, "r") if rows is not None else low.null(),
-            low.whole(cols, "r") if cols is not None else low.null(),
-            low.whole(ids, "r") if ids is not None else low.null(),
-            low.whole(grad, "r") if grad is not None else low.null(),
+            low.col(rows, "r"),
+            low.whole(cols, "r"),
+            low.null(),
+            low.null(),
             *(low.row(c, "r") for c in target.carries),
         ]
-        begin = low.local_range(low.spec(weight), low.layout(weight), 0)[0]
-        ints = [low.leaf_rows, len(target.carries), begin]
+        ints = [low.leaf_rows, len(target.carries), 0]
         low.emit(f"matmul_dw_{w.dtype}", op, w.extent, w.tile_rows, operands, ints=ints, priority=-1)
         low.finish_accumulation(op, target)
 
 
 @register
-class Matmul:
+class Matmul(Op):
     """Product of two 2-D results, with transposes; for graphs by hand. Weights go through `linear`."""
 
     name = "matmul"
@@ -240,18 +236,18 @@ class Matmul:
         b = ("n", "k") if attrs["transpose_b"] else ("k", "n")
         return Factors((a, b), (("m", "n"),), whole=frozenset("k"))
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """Products of dy with the other operand, in the transpose form that fits."""
-        (dy,) = grads
-        a, b = (tape.use(i) for i in op.inputs)
+        dy = incoming(op, grads)
+        a, b = (tape.use(i) for i in op.given)
         ta, tb = op.attrs["transpose_a"], op.attrs["transpose_b"]
         da = tape.matmul(b, dy, tb, True) if ta else tape.matmul(dy, b, False, not tb)
         db = tape.matmul(dy, a, True, ta) if tb else tape.matmul(a, dy, not ta, False)
         return [da, db]
 
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile; the whole when the first operand is transposed."""
-        a, b = op.inputs
+        a, b = op.given
         out = low.tensor(op.outputs[0])
         transposed = op.attrs["transpose_a"]
         first = low.whole(a, "r") if transposed else low.row(a, "r")

@@ -11,15 +11,18 @@ from typing import Any
 
 from tilewise.core.dims import Size
 from tilewise.core.dtypes import DTYPES
-from tilewise.graph.ops.common import leading, require, require_floats, require_indices
+from tilewise.graph.ops.common import fixed, incoming, leading, require, require_floats, require_indices
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.op import Factors, Signature, register
+from tilewise.ir.layout import LEAVES
+from tilewise.ir.lowering import Lowering
+from tilewise.ir.op import Factors, Op, Partial, Signature, register
+from tilewise.ir.tape import Gradient, Tape
 
 __all__: list[str] = []
 
 
 @register
-class CrossEntropy:
+class CrossEntropy(Op):
     """Outputs the mean loss `[1]`, each row's share of it, and what the backward pass needs: (max, target) and sums."""
 
     name = "cross_entropy"
@@ -67,37 +70,42 @@ class CrossEntropy:
         return Factors(
             ((*rows, "v"), rows, ("o",)),
             (("o",), rows, (*rows, "t"), rows),
-            reduced=frozenset("v"),
-            by_leaves=frozenset({"b0"}),
+            partials=(
+                Partial("max", ("v",), (0, 1, 2, 3), "max"),
+                Partial("sums", ("v",), (0, 1, 3)),
+                Partial("loss", rows, (0,), tree=LEAVES),
+            ),
         )
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """The gradient of the loss itself (the seed is one)."""
-        used = [tape.use(i) for i in (*op.inputs[:2], op.outputs[2], op.outputs[3], op.inputs[2])]
+        incoming(op, grads)
+        logits, labels, inv_count = op.given
+        used = [tape.use(i) for i in (logits, labels, op.outputs[2], op.outputs[3], inv_count)]
         return [*tape.op("cross_entropy_backward", used, **op.attrs), None, None]
 
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """Maximum, sums, row losses; then the sum over rows, leaf by leaf."""
-        logits, labels, inv_count = op.inputs
+        logits, labels, inv_count = op.given
         _, rows, stats, sums = op.outputs
         t = low.tensor(logits)
         step = low.row_step(t)
-        axis = low.factor_axis(op, "v")
+        largest, total = low.record(op, "max"), low.record(op, "sums")
         spec = low.spec(logits)
         begin = low.local_range(spec, low.layout(logits), len(spec.shape) - 1)[0]
         ignore = op.attrs["ignore_index"]
-        stats_target = low.temp_like(low.tensor(stats), dtype="f32", name="max") if axis else stats
+        stats_target = low.temp_like(low.tensor(stats), dtype="f32", name="max") if largest else stats
         operands = [low.row(stats_target, "w"), low.row(logits, "r"), low.row(labels, "r")]
         low.emit(f"cross_entropy_max_{t.dtype}", op, t.extent, step, operands, ints=[begin, ignore])
-        if axis:
-            low.all_reduce(op, stats_target, stats, None, axis, "max")
-        chunks = low.label_chunks(spec.labels[-1], spec.shape[-1], axis)
-        sums_target = low.temp_like(low.tensor(sums), dtype="f32", name="sums") if axis else sums
+        if largest:
+            low.all_reduce(op, stats_target, stats, None, largest)
+        chunks = low.label_chunks(spec.labels[-1], fixed(spec.shape[-1]), total)
+        sums_target = low.temp_like(low.tensor(sums), dtype="f32", name="sums") if total else sums
         operands = [low.row(sums_target, "w"), low.row(logits, "r"), low.row(stats, "r")]
         ints = [len(chunks), *(v for c in chunks for v in c)]
         low.emit(f"cross_entropy_sum_{t.dtype}", op, t.extent, step, operands, ints=ints)
-        if axis:
-            low.all_reduce(op, sums_target, sums, None, axis, "sum")
+        if total:
+            low.all_reduce(op, sums_target, sums, None, total)
         low.emit(
             f"cross_entropy_grad_{t.dtype}",
             op,
@@ -127,7 +135,7 @@ class CrossEntropy:
 
 
 @register
-class CrossEntropyBackward:
+class CrossEntropyBackward(Op):
     """Inputs logits, labels, stats, sums, inv_count; the output is the gradient, written over the logits."""
 
     name = "cross_entropy_backward"
@@ -147,13 +155,9 @@ class CrossEntropyBackward:
         logits = (*rows, "v")
         return Factors((logits, rows, (*rows, "t"), rows, ("o",)), (logits,))
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
-        """Second derivatives are not defined."""
-        return [None] * len(op.inputs)
-
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile."""
-        logits, labels, stats, sums, inv_count = op.inputs
+        logits, labels, stats, sums, inv_count = op.given
         t = low.tensor(logits)
         spec = low.spec(logits)
         begin = low.local_range(spec, low.layout(logits), len(spec.shape) - 1)[0]

@@ -7,18 +7,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewise.core.dtypes import DTYPES
-from tilewise.graph.ops.common import leading, require, require_floats, require_positive
+from tilewise.graph.ops.common import incoming, leading, require, require_floats, require_positive
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.op import Factors, Signature, register
+from tilewise.ir.layout import LEAVES
+from tilewise.ir.lowering import Lowering
+from tilewise.ir.op import Factors, Op, Partial, Signature, register
+from tilewise.ir.tape import Gradient, Tape, Term, terms_of
 
 __all__ = ["NormTerm"]
 
 
 @dataclass(frozen=True)
-class NormTerm:
+class NormTerm(Term):
     """The input gradient of a norm, still to be emitted so that a residual's gradient can ride along.
 
-    `rows` are the ids of dy, x, rstd and gamma; `weight` is the gamma of the forward graph.
+    `dy`, `x`, `rstd` and `gamma` are ids of the backward graph; `weight` is the gamma of the forward graph.
     """
 
     dy: int
@@ -27,9 +30,11 @@ class NormTerm:
     gamma: int
     weight: int
 
+    combined_by = "rms_norm_backward"
+
 
 @register
-class RmsNorm:
+class RmsNorm(Op):
     """`x * rstd * gamma`; outputs y and rstd (kept for the backward pass)."""
 
     name = "rms_norm"
@@ -54,15 +59,15 @@ class RmsNorm:
         rows = leading(inputs[0])
         return Factors(((*rows, "d"), ("d",)), ((*rows, "d"), rows), whole=frozenset("d"))
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """One fused op gives dx (plus what flows past the norm) and dgamma."""
-        x, gamma = op.inputs
-        term = NormTerm(grads[0], tape.use(x), tape.use(op.outputs[1]), tape.use(gamma), gamma)  # type: ignore[arg-type]
-        return [term, None]
+        x, gamma = op.given
+        dy, rstd = incoming(op, grads), tape.use(op.outputs[1])
+        return [NormTerm(dy, tape.use(x), rstd, tape.use(gamma), gamma), None]
 
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile."""
-        x, gamma = op.inputs
+        x, gamma = op.given
         t = low.tensor(x)
         operands = [
             low.row(op.outputs[0], "w"),
@@ -74,10 +79,11 @@ class RmsNorm:
 
 
 @register
-class RmsNormBackward:
+class RmsNormBackward(Op):
     """Inputs dy, x, rstd, gamma, dresidual (or None); outputs dx and dgamma (fp32)."""
 
     name = "rms_norm_backward"
+    combine_rank = 1  # behind the contractions: their sum is the residual that rides along
     accumulates = (1,)
     in_place = ((0, 0),)
     signature = Signature(5, absent=frozenset({4}))
@@ -97,16 +103,21 @@ class RmsNormBackward:
             (x, x, rows, ("d",), x if inputs[4] is not None else None),
             (x, ("d",)),
             whole=frozenset("d"),
-            by_leaves=frozenset({"b0"}),
+            partials=(Partial("dgamma", rows, (1,), tree=LEAVES),),
         )
 
-    def gradient(self, tape: Any, op: OpNode, grads: Sequence[Any]) -> Sequence[Any]:
-        """Second derivatives are not defined."""
-        return [None] * len(op.inputs)
+    def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
+        """Norm by norm, each adding what was summed before it; gamma gets its gradient on the way."""
+        for t in terms_of(NormTerm, terms):
+            total, dgamma = tape.op(self.name, [t.dy, t.x, t.rstd, t.gamma, total])
+            tape.contribute(t.weight, dgamma)
+        assert total is not None
+        return total
 
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """dx and the leaf's partial of dgamma per row tile; then the tree over leaves and the reduction."""
-        dy, x, rstd, gamma, residual = op.inputs
+        dy, x, rstd, gamma = op.given[:4]
+        residual = op.inputs[4]
         t = low.tensor(x)
         leaf = low.temp(low.num_leaves, t.cols, "f32", tile_rows=1, name="dgamma_leaves")
         operands = [

@@ -11,9 +11,10 @@ from typing import Any
 
 from tilewise.core.dims import chunk_range
 from tilewise.core.dtypes import DTYPES
-from tilewise.graph.ops.common import require
+from tilewise.graph.ops.common import fixed, require
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.op import Factors, Signature, register
+from tilewise.ir.lowering import Lowering
+from tilewise.ir.op import Factors, Op, Partial, Signature, register
 
 __all__: list[str] = []
 
@@ -23,7 +24,7 @@ def _whole(spec: TensorSpec | None, prefix: str) -> tuple[str, ...] | None:
 
 
 @register
-class GlobalNorm:
+class GlobalNorm(Op):
     """Norm of all gradients and the scale that clips it: inputs the loss, then the gradients; output `[2]` fp32 (norm,
     scale). The scale is NaN when loss or norm is not finite.
 
@@ -50,15 +51,14 @@ class GlobalNorm:
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """A gradient may be sharded along the dim whose chunks it is summed by."""
-        chunked = {f"g{i}_{_chunked_dim(s)}" for i, s in enumerate(inputs) if s is not None}
+        chunked = tuple(f"g{i}_{_chunked_dim(s)}" for i, s in enumerate(inputs) if s is not None)
         names = tuple(_whole(s, f"g{i}_") for i, s in enumerate(inputs))
-        return Factors(names, (("o",),), reduced=frozenset(chunked))
+        return Factors(names, (("o",),), partials=(Partial("squares", chunked, (0,), "or"),))
 
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per gradient, one exchange of the sums, one task for the total."""
         chunks = low.reduction_chunks
-        loss, *grads = op.inputs
-        axes = sorted({a for g in grads for a in low.layout(g) if a})
+        loss, *grads = op.given
         partials = low.temp(len(grads), chunks, "f64", tile_rows=1, name="squares")
         for i, grad in enumerate(grads):
             split, ranges = _chunk_ranges(low, grad, chunks)
@@ -67,9 +67,9 @@ class GlobalNorm:
             ints = [packed, chunks, split, *(v for r in ranges for v in r)]
             low.emit("square_sum_f32", op, partials.extent, 0, operands, ints=ints)
         # every square_sum writes the table's tiles, so they run one after the other and the last stands for all
-        for axis in axes:
+        for record in low.records(op, "squares"):
             shared = low.temp(len(grads), chunks, "f64", tile_rows=1, name="squares_shared")
-            low.all_reduce(op, partials, shared, None, axis, "or", step=0)
+            low.all_reduce(op, partials, shared, None, record, step=0)
             partials = shared
         operands = [low.whole(op.outputs[0], "w"), low.whole(partials, "r"), low.whole(loss, "r")]
         low.emit("norm_scale", op, low.one, 0, operands, floats=[op.attrs["max_norm"]])
@@ -80,14 +80,15 @@ def _chunked_dim(spec: TensorSpec) -> int | None:
     return next((d for d, label in enumerate(spec.labels) if label is not None), None)
 
 
-def _chunk_ranges(low: Any, grad: int | None, chunks: int) -> tuple[int, list[tuple[int, int]]]:
+def _chunk_ranges(low: Lowering, grad: int, chunks: int) -> tuple[int, list[tuple[int, int]]]:
     """The dim that is cut and, per (global) chunk, the local elements of it that this device holds."""
     spec, layout = low.spec(grad), low.layout(grad)
     dim = _chunked_dim(spec)
     if dim is None:
-        rows = 1 if spec.storage == "vector" else spec.shape[0]
+        rows = 1 if spec.storage == "vector" else fixed(spec.shape[0])
         return 0, [(0, rows)] + [(0, 0)] * (chunks - 1)
-    label, size = spec.labels[dim], spec.shape[dim]
+    label, size = spec.labels[dim], fixed(spec.shape[dim])
+    assert label is not None
     begin, end = low.local_range(spec, layout, dim)
     cuts = [chunk_range(label, size, chunks, c) for c in range(chunks)]
     local = [(max(b, begin) - begin, min(e, end) - begin) for b, e in cuts]
@@ -95,7 +96,7 @@ def _chunk_ranges(low: Any, grad: int | None, chunks: int) -> tuple[int, list[tu
 
 
 @register
-class AdamW:
+class AdamW(Op):
     """Adam with decoupled weight decay: inputs weight, master (None in fp32), m, v, grad, hyper, clip; no output."""
 
     name = "adamw"
@@ -116,9 +117,10 @@ class AdamW:
             (names, names if inputs[1] is not None else None, names, names, names, ("h",), ("c",)), ()
         )
 
-    def lower(self, low: Any, op: OpNode) -> None:
+    def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per block of rows, elementwise over the weight's storage."""
-        weight, master, m, v, grad, hyper, clip = op.inputs
+        weight, *others = op.given
+        master, (m, v, grad, hyper, clip) = op.inputs[1], others[-5:]
         dtype = low.tensor(weight).dtype
         flat = low.flat(weight)
         copy = low.null() if master is None else low.row(flat, "rw")

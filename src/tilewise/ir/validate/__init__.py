@@ -3,14 +3,15 @@
 *Verify* means something else here: comparing with one device (`session.verify`).
 """
 
+from tilewise.ir.validate.batch import validate_batch_sums, validate_microbatches
 from tilewise.ir.validate.graph import validate_graph
-from tilewise.ir.validate.layout import contracted_axes, validate_layout, validate_microbatches
 from tilewise.ir.validate.program import validate_acknowledgements
+from tilewise.ir.validate.records import validate_records
 
 __all__ = [
-    "contracted_axes",
     "validate_acknowledgements",
+    "validate_batch_sums",
     "validate_graph",
-    "validate_layout",
     "validate_microbatches",
+    "validate_records",
 ]

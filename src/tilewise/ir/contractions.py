@@ -1,0 +1,100 @@
+"""Where an op contracts: the factors of its inputs that an output lacks, or has in coarser pieces, and who shares them.
+
+Sharing such a factor, in space or in time, leaves partial values. Strategy makes a record of each, `ir.validate` asks
+that each has one; both read contractions here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tilewise.core.dims import DimLabel, upper_bound
+from tilewise.core.mesh import Axes
+from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.layout import CHUNKS, GROUPS, LEAVES, TensorLayout
+from tilewise.ir.op import Factors, Partial, op_named
+
+__all__ = ["Contraction", "factors_of", "find_contractions", "group_of", "is_covered_by", "tree_of"]
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """One factor that is shared and contracted.
+
+    Attributes:
+        factor: its name in the op's factors.
+        tensor, dim: an input's dim that it names.
+        axes: who shares it, time among them.
+        label: what the dim counts.
+        outputs: positions of the outputs that are partial.
+        tree: along which their parts are combined.
+    """
+
+    factor: str
+    tensor: int
+    dim: int
+    axes: Axes
+    label: DimLabel | None
+    outputs: tuple[int, ...]
+    tree: str
+
+
+def factors_of(graph: Graph, op: OpNode) -> Factors:
+    """What an op says of its dims."""
+    return op_named(op.op).factors([None if i is None else graph.spec(i) for i in op.inputs], op.attrs)
+
+
+def tree_of(label: DimLabel | None) -> str:
+    """The tree along which sums over a dim are combined: its label's role decides."""
+    return LEAVES if label is not None and label.is_summed_by_leaves else CHUNKS
+
+
+def is_covered_by(contraction: Contraction, output: int, partial: Partial) -> bool:
+    """Whether a partial that the op declares is that of a contraction, for one of its outputs."""
+    return (
+        contraction.factor in partial.factors
+        and contraction.tree == partial.tree
+        and output in partial.outputs
+    )
+
+
+def find_contractions(
+    graph: Graph, op: OpNode, factors: Factors, layouts: Sequence[TensorLayout]
+) -> Iterator[Contraction]:
+    """Every shared factor of an op's inputs over which some output is partial."""
+    seen: set[tuple[str, Axes, str]] = set()
+    for tensor, names in zip(op.inputs, factors.inputs):
+        if tensor is None or names is None:
+            continue
+        for dim, (factor, axes) in enumerate(zip(names, layouts[tensor])):
+            if not axes or factor in factors.moved:
+                continue
+            label = graph.spec(tensor).labels[dim]
+            lacking = tuple(i for i, names in enumerate(factors.outputs) if factor not in names)
+            coarse = _coarser_outputs(graph, op, factors, factor, label)
+            for outputs, tree in ((lacking, tree_of(label)), (coarse, GROUPS)):
+                if outputs and (factor, axes, tree) not in seen:
+                    seen.add((factor, axes, tree))
+                    yield Contraction(factor, tensor, dim, axes, label, outputs, tree)
+
+
+def group_of(graph: Graph, op: OpNode, contraction: Contraction) -> tuple[int, int]:
+    """Of a contraction within groups: how many groups there are (KV heads), and members of each (query heads)."""
+    spec = graph.spec(op.outputs[contraction.outputs[0]])
+    for label, size in zip(spec.labels, spec.shape):
+        if label is not None and label.group > 1:
+            return upper_bound(size) // label.atom, label.group
+    return 1, 1
+
+
+def _coarser_outputs(
+    graph: Graph, op: OpNode, factors: Factors, factor: str, label: DimLabel | None
+) -> tuple[int, ...]:
+    """Outputs that count whole groups of what an input counts one by one: gradients of KV heads, from query heads."""
+    found = []
+    for position, (tensor, names) in enumerate(zip(op.outputs, factors.outputs)):
+        own = graph.spec(tensor).labels[names.index(factor)] if factor in names else None
+        if own is not None and own.group > (label.group if label is not None else own.group):
+            found.append(position)
+    return tuple(found)

@@ -1,0 +1,175 @@
+"""What `Op.lower` writes to: the views, settings and instructions that a lowering offers to ops.
+
+`plan` implements the protocol; ops and collectives know nothing else of it. A tensor is named by its id in the graph or
+by the `Ref` that a method returned; an operand is a part of it under the loop of one instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tilewise.core.dims import DimLabel
+from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.layout import Record, TensorLayout
+from tilewise.ir.program import Extent, Instruction, Operand
+
+__all__ = ["Accumulator", "Lowering", "Ref"]
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor inside a template on this device.
+
+    Attributes:
+        slot: its number in the template.
+        extent: its rows.
+        cols: its columns.
+        dtype: name of its element type.
+        tile_rows: rows per tile.
+        packed: lies in panels.
+    """
+
+    slot: int
+    extent: Extent
+    cols: int
+    dtype: str
+    tile_rows: int
+    packed: bool = False
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """Where a sum over the batch goes in this microbatch: target, carries to fold in, and whether it is complete."""
+
+    ref: Ref
+    carries: tuple[Ref, ...]
+    output: int
+    is_last: bool
+
+
+class Lowering(Protocol):
+    """One op's way to instructions on one device, in one microbatch."""
+
+    one: Extent
+    reduction_chunks: int
+
+    @property
+    def num_leaves(self) -> int:
+        """Leaves that this device has in one microbatch."""
+
+    @property
+    def leaf_rows(self) -> int:
+        """Tokens per leaf; without a batch, all rows are one leaf."""
+
+    def row_step(self, ref: Ref) -> int:
+        """Rows per task of a loop over activation rows."""
+
+    # ---- tensors ------------------------------------------------------------------------------------------
+
+    def spec(self, tensor: int) -> TensorSpec:
+        """Spec of a tensor: its global shape."""
+
+    def layout(self, tensor: int) -> TensorLayout:
+        """Layout of a tensor."""
+
+    def local_range(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> tuple[int, int]:
+        """Global elements of a dim that this device holds."""
+
+    def records(self, op: OpNode, partial: str) -> tuple[Record, ...]:
+        """What becomes of a value of which this op makes parts: a record per team, none where it is not shared."""
+
+    def record(self, op: OpNode, partial: str) -> Record | None:
+        """The one record of a partial value; None where it is not shared."""
+
+    def tensor(self, tensor: int | Ref) -> Ref:
+        """The local view of a tensor."""
+
+    def flat(self, tensor: int | Ref) -> Ref:
+        """The same memory as rows of plain elements: panels padded, a vector as a column."""
+
+    def temp(
+        self,
+        rows: int | Extent,
+        cols: int,
+        dtype: str,
+        *,
+        tile_rows: int,
+        name: str,
+        packed: bool = False,
+        max_bytes: int = 0,
+    ) -> Ref:
+        """A temporary that lives while this op runs."""
+
+    def temp_like(self, ref: Ref, *, dtype: str, name: str) -> Ref:
+        """A temporary with the rows and columns of another tensor."""
+
+    # ---- operands -----------------------------------------------------------------------------------------
+
+    def row(self, tensor: int | Ref, access: str, div: int = 1) -> Operand:
+        """The rows of the loop's current tile (divided by `div`)."""
+
+    def whole(self, tensor: int | Ref, access: str) -> Operand:
+        """All rows."""
+
+    def col(self, tensor: int | Ref, access: str) -> Operand:
+        """All rows, the columns of the loop's current range."""
+
+    def row_at(self, ref: Ref, row: int, access: str) -> Operand:
+        """One fixed row, in an instruction whose loop is one range over all rows of `ref`."""
+
+    def null(self) -> Operand:
+        """An absent operand."""
+
+    # ---- instructions -------------------------------------------------------------------------------------
+
+    def emit(
+        self,
+        kernel: str,
+        op: OpNode,
+        extent: Extent,
+        step: int,
+        operands: list[Operand],
+        *,
+        ints: Sequence[int] = (),
+        floats: Sequence[float] = (),
+        priority: int = 0,
+        label: str = "",
+    ) -> Instruction:
+        """Append an instruction."""
+
+    def contraction_chunks(
+        self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], record: Record | None
+    ) -> list[list[tuple[int, int]]]:
+        """Per chunk, per term, the local range of the contracted dim (`dim` of each weight)."""
+
+    def label_chunks(self, label: DimLabel | None, size: int, record: Record | None) -> list[tuple[int, int]]:
+        """Local ranges of the chunks of a labelled dim."""
+
+    def accumulator(self, op: OpNode, output: int) -> Accumulator:
+        """Where output number `output` of `op`, a sum over the batch, goes in this microbatch."""
+
+    def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
+        """After the last microbatch: the sum over the devices that share the batch."""
+
+    def leaf_tree(self, op: OpNode, output: int, leaves: Ref) -> None:
+        """Combine one row per leaf (and carries) into output number `output`; then over devices."""
+
+    # ---- collectives --------------------------------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        op: OpNode,
+        source: int | Ref,
+        target: int | Ref,
+        residual: int | Ref | None,
+        record: Record,
+        *,
+        step: int | None = None,
+        producer: Instruction | None = None,
+    ) -> None:
+        """Combine `source` over a record's team into `target` (plus a residual), tile by tile."""
+
+    def gather(self, op: OpNode, source: int, target: int) -> None:
+        """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""

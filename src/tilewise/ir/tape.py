@@ -1,0 +1,84 @@
+"""What a gradient rule writes to, and what it may return: the contributions to the gradients of an op's inputs.
+
+A contribution is a tensor's id, or an op that is appended only when the sum is asked for (`Later`), or a `Term` that
+one op combines with its like. Whatever the graph, the gradient of a tensor is formed in one order:
+
+1. ids and `Later`s, in reverse order of use: what the last op that used the tensor contributed comes first;
+2. terms, op by op (`Op.combine`): ops of lower `combine_rank` first, those of equal rank in the order of their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from tilewise.core.errors import InternalError
+
+__all__ = ["Gradient", "Later", "Tape", "Term", "terms_of"]
+
+
+@dataclass(frozen=True)
+class Later:
+    """The only output of an op that is appended when the gradient is asked for, behind what is needed sooner."""
+
+    op: str
+    inputs: tuple[int | None, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Term:
+    """A summand that is no tensor yet: the op named `combined_by` turns all of its terms for a tensor into one."""
+
+    combined_by: ClassVar[str] = ""
+
+
+Gradient = int | Later | Term | None
+"""What an op returns for one of its inputs; None where nothing flows."""
+
+
+class Tape(Protocol):
+    """The backward graph as gradient rules see it. Tensors are ids; every method appends at once unless it says so."""
+
+    def use(self, tensor: int) -> int:
+        """A tensor of the forward graph, brought in; that is what makes it saved."""
+
+    def op(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> list[int]:
+        """Append an op; the ids of its outputs."""
+
+    def later(self, name: str, inputs: Sequence[int | None], **attrs: Any) -> Later:
+        """A contribution whose op is appended once the sum is asked for: for what nothing else waits for."""
+
+    def contribute(self, tensor: int, contribution: Gradient) -> None:
+        """A contribution to another tensor of the forward graph; for `Op.combine`, whose result belongs to one."""
+
+    def add(self, a: int, b: int) -> int:
+        """`a + b`."""
+
+    def multiply(self, a: int, b: int) -> int:
+        """`a * b`."""
+
+    def scale(self, x: int, factor: float) -> int:
+        """`factor * x`."""
+
+    def matmul(self, a: int, b: int, transpose_a: bool, transpose_b: bool) -> int:
+        """`a @ b`, with either transposed."""
+
+
+AnyTerm = TypeVar("AnyTerm", bound=Term)
+
+
+def terms_of(kind: type[AnyTerm], terms: Sequence[Term]) -> list[AnyTerm]:
+    """The terms, all of which must be of that kind.
+
+    Raises:
+        InternalError: one is of another kind, though it names the same op.
+    """
+    found = [t for t in terms if isinstance(t, kind)]
+    if len(found) != len(terms):
+        other = next(t for t in terms if not isinstance(t, kind))
+        raise InternalError(
+            f"[ir.tape] all terms of {kind.combined_by!r} are of one class; got {type(other).__name__} beside "
+            f"{kind.__name__}; correct `combined_by`"
+        )
+    return found

@@ -1,0 +1,67 @@
+"""The rules of a batch: what shares rows is cut alike, and what sums over the batch counts it.
+
+Microbatches cut the batch in time as devices cut it in space, so operands of one op must count the batch along the same
+dims, and gradients and losses must run along them.
+"""
+
+from __future__ import annotations
+
+from tilewise.core.errors import LayoutError
+from tilewise.ir.contractions import factors_of
+from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.layout import LEAVES
+
+__all__ = ["validate_batch_sums", "validate_microbatches"]
+
+
+def validate_microbatches(graph: Graph) -> None:
+    """Operands that share a dim's factor all count the batch there, or none does; in layers too.
+
+    Raises:
+        LayoutError: names the op and both operands.
+    """
+    for op in graph.ops:
+        if op.op == "call":
+            validate_microbatches(graph.templates[op.attrs["template"]].graph)
+            continue
+        first: dict[str, tuple[int, bool]] = {}
+        for tensor, names in zip(op.inputs, factors_of(graph, op).inputs):
+            for factor, label in zip(names or (), graph.spec(tensor).labels if tensor is not None else ()):
+                is_batch = label is not None and label.is_summed_by_leaves
+                other, was_batch = first.setdefault(factor, (tensor or 0, is_batch))
+                if was_batch != is_batch:
+                    a, b = (graph.spec(t).name or f"result {t}" for t in (other, tensor or 0))
+                    raise LayoutError(
+                        "[ir.validate] accumulation cuts the batch, so operands must be labelled alike; got "
+                        f"{a} and {b} in {op.label!r}, of which one counts the batch along {factor!r}; label both dims "
+                        "tw.BATCH"
+                    )
+
+
+def validate_batch_sums(graph: Graph) -> None:
+    """In a graph with a batch, every op that sums over the batch is given a dim that counts it; in layers too.
+
+    Raises:
+        LayoutError: names the op.
+    """
+    for op in graph.ops:
+        if op.op == "call":
+            validate_batch_sums(graph.templates[op.attrs["template"]].graph)
+        elif not _counts_what_it_sums(graph, op):
+            raise LayoutError(
+                "[ir.validate] in a graph with a batch, gradients and losses are sums over the batch; got "
+                f"{op.label!r} ({op.op}), whose rows do not count it; label dim 0 of its inputs tw.BATCH"
+            )
+
+
+def _counts_what_it_sums(graph: Graph, op: OpNode) -> bool:
+    factors = factors_of(graph, op)
+    summed = {f for partial in factors.partials if partial.tree == LEAVES for f in partial.factors}
+    labels = [
+        label
+        for tensor, names in zip(op.inputs, factors.inputs)
+        if tensor is not None and names is not None
+        for factor, label in zip(names, graph.spec(tensor).labels)
+        if factor in summed
+    ]
+    return not summed or any(label is not None and label.is_summed_by_leaves for label in labels)

@@ -1,0 +1,100 @@
+"""The rules of partial values: each has a record, and the parts of each record make up its tree.
+
+A contraction over a dim that several devices or microbatches share gives each of them a part only. Which parts an op
+completes stands in its factors; everything else is refused here, whatever op, label or axis are called. The intervals
+of a record are folded up to the root: what is missing, held twice, out of order or no node of the tree is found, on all
+devices alike or on one.
+"""
+
+from __future__ import annotations
+
+from tilewise.core.errors import LayoutError
+from tilewise.core.tree import fold_intervals, widths_in_words
+from tilewise.ir.contractions import Contraction, factors_of, find_contractions, group_of, is_covered_by
+from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.layout import GROUPS, LEAVES, GraphLayout, Record, in_space, show_axes
+from tilewise.ir.op import Factors
+
+__all__ = ["validate_records"]
+
+_SETTINGS = {LEAVES: "leaves", GROUPS: "the number of query heads per KV head"}
+
+
+def validate_records(graph: Graph, layout: GraphLayout) -> None:
+    """Every shared contraction has its records, in layers too, and every record folds to the root of its tree.
+
+    Raises:
+        LayoutError: names the op, the dim and the axes, or the interval and the widths that would fit.
+    """
+    seen: set[int] = set()
+    _validate(graph, layout, seen)
+
+
+def _validate(graph: Graph, layout: GraphLayout, seen: set[int]) -> None:
+    if id(layout) in seen:
+        return
+    seen.add(id(layout))
+    for op in graph.ops:
+        if op.op == "call":
+            _validate(graph.templates[op.attrs["template"]].graph, layout.calls[op.id], seen)
+            continue
+        factors = factors_of(graph, op)
+        for contraction in find_contractions(graph, op, factors, layout.use):
+            _require_record(graph, op, factors, contraction, layout)
+    for records in layout.records.values():
+        for record in records:
+            _fold(graph, layout, record)
+
+
+def _require_record(
+    graph: Graph, op: OpNode, factors: Factors, contraction: Contraction, layout: GraphLayout
+) -> None:
+    for output in contraction.outputs:
+        covering = [p for p in factors.partials if is_covered_by(contraction, output, p)]
+        if not covering:
+            raise LayoutError(_refusal(graph, op, contraction))
+        for partial in covering:
+            records = layout.records.get((op.id, partial.name), ())
+            is_whole = contraction.tree == GROUPS and group_of(graph, op, contraction)[0] >= layout.mesh.size(
+                *contraction.axes
+            )
+            if not is_whole and not any(r.axes == contraction.axes for r in records):
+                raise LayoutError(
+                    f"[ir.validate] a value of which devices or microbatches hold parts has a record; got none of "
+                    f"{partial.name!r} of {op.label!r} ({op.op}) on {show_axes(contraction.axes)}; please report the "
+                    "layout"
+                )
+
+
+def _fold(graph: Graph, layout: GraphLayout, record: Record) -> None:
+    op = graph.ops[record.op]
+    where = f"{record.partial!r} of {op.label!r} ({op.op}) on {show_axes(record.axes)}"
+    parts = {len(held) for held in record.held}
+    devices = layout.mesh.size(*record.axes)
+    if len(parts) != 1 or (sum(len(held) for held in record.held) % devices):
+        raise LayoutError(
+            f"[ir.validate] every member of a team holds a part; got {record.held} for {devices} devices in {where}; "
+            "please report the layout"
+        )
+    for held in record.held:
+        problem = fold_intervals(held, record.count)
+        if problem:
+            setting = _SETTINGS.get(record.tree, "graph.reduction_chunks")
+            raise LayoutError(
+                f"[ir.validate] parts of a value make up the tree over its {record.count} {record.tree}; got "
+                f"{problem}, of {len(held)} parts, in {where}; {widths_in_words(len(held), record.count, setting)}"
+            )
+
+
+def _refusal(graph: Graph, op: OpNode, contraction: Contraction) -> str:
+    spec, label = graph.spec(contraction.tensor), contraction.label
+    name = spec.name or f"result {contraction.tensor}"
+    kinds = ("input", "parameter", "constant")
+    outside = [t.spec.name for t in graph.tensors if t.kind in kinds and label in t.spec.labels][:4]
+    who = f"axes {show_axes(in_space(contraction.axes))}" if in_space(contraction.axes) else "microbatches"
+    return (
+        "[ir.validate] a sum over a dim that devices or microbatches share must be completed among them; got dim "
+        f"{contraction.dim} ({label.name if label else 'unlabelled'!r}, as in {', '.join(outside) or 'no input'}) of "
+        f"{name} {spec} on {who}, over which {op.op!r} of {op.label!r} completes no sum over {contraction.tree}; take "
+        "the label off that dim, or map it to no axis"
+    )

@@ -1,0 +1,89 @@
+"""Which tensors are complete only after the last microbatch, and so which ops run once, behind it.
+
+Sums over the batch are added up microbatch by microbatch; what is computed from them (the sum of several totals of one
+weight, a loss made of several) waits for the last. An op that needs such a total and a part of the batch as well can
+only run when all of the batch is one microbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilewise.core.errors import PlanError
+from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.op import op_named
+
+__all__ = ["BatchSums", "find_batch_sums", "require_whole_batch"]
+
+
+@dataclass(frozen=True)
+class BatchSums:
+    """What of one graph or template waits for the last microbatch.
+
+    Attributes:
+        sums: tensors that are summed over the batch, with carries between microbatches.
+        late: tensors computed from those.
+        late_ops: ids of the ops that compute them.
+        calls: the same for the templates that its calls use, by the call's op id.
+    """
+
+    sums: frozenset[int]
+    late: frozenset[int]
+    late_ops: frozenset[int]
+    calls: Mapping[int, BatchSums]
+
+    @property
+    def complete_last(self) -> frozenset[int]:
+        """Tensors that no microbatch but the last completes."""
+        return self.sums | self.late
+
+
+def find_batch_sums(graph: Graph, complete: frozenset[int] = frozenset()) -> BatchSums:
+    """The sums over the batch of a graph, and what depends on them; `complete` are tensors from outside that do."""
+    known: dict[tuple[str, frozenset[int]], BatchSums] = {}
+    sums: set[int] = set()
+    late: set[int] = set()
+    late_ops: set[int] = set()
+    calls: dict[int, BatchSums] = {}
+    for op in graph.ops:
+        given = {i for i in op.inputs if i is not None and (i in sums or i in late or i in complete)}
+        if op.op == "call":
+            template = graph.templates[op.attrs["template"]]
+            inside = frozenset(a for a, i in zip(template.arguments, op.inputs) if i in given)
+            key = template.key, inside
+            if key not in known:
+                known[key] = find_batch_sums(template.graph, inside)
+            calls[op.id] = inner = known[key]
+            for output, result in zip(op.outputs, (*template.results, *op.attrs["saved"])):
+                sums.update([output] if result in inner.sums else [])
+                late.update([output] if result in inner.late else [])
+            continue
+        sums.update(op.outputs[i] for i in op_named(op.op).accumulates)
+        if given and op.phase != "update":
+            late.update(op.outputs)
+            late_ops.add(op.id)
+    return BatchSums(frozenset(sums), frozenset(late), frozenset(late_ops), calls)
+
+
+def require_whole_batch(graph: Graph, found: BatchSums) -> None:
+    """Refuse, for several microbatches, ops that need a total of the batch before its last microbatch.
+
+    Raises:
+        PlanError: names the op.
+    """
+    for op in graph.ops:
+        if op.op == "call":
+            require_whole_batch(graph.templates[op.attrs["template"]].graph, found.calls[op.id])
+        elif op.id in found.late_ops and (op_named(op.op).accumulates or _counts_the_batch(graph, op)):
+            raise PlanError(
+                "[plan.accumulation] with several microbatches, no part of the batch may depend on a total over all "
+                f"of it, known after the last; got {op.label!r} ({op.op}); use accumulation=1, or a loss whose "
+                "gradient does not depend on its own value"
+            )
+
+
+def _counts_the_batch(graph: Graph, op: OpNode) -> bool:
+    tensors = (*(i for i in op.inputs if i is not None), *op.outputs)
+    labels = [label for t in tensors for label in graph.spec(t).labels]
+    return any(label is not None and label.is_summed_by_leaves for label in labels)

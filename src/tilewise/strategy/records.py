@@ -1,0 +1,95 @@
+"""From laid-out ops to records: what is partial, who holds which leaves of its tree, where it must arrive.
+
+A record is made of every value that an op declares as partial and whose factor is shared, in space or in time. Whether
+its intervals make up the tree is not decided here: `ir.validate.validate_records` folds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewise.core.errors import LayoutError
+from tilewise.core.mesh import MICRO, DeviceMesh
+from tilewise.core.tree import Interval, share_of, widths_in_words
+from tilewise.ir.batch import BatchCut
+from tilewise.ir.contractions import Contraction, find_contractions, group_of, is_covered_by
+from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.layout import GROUPS, LEAVES, Record, TensorLayout, show_axes
+from tilewise.ir.op import Factors, Partial
+
+__all__ = ["make_records"]
+
+
+def make_records(
+    graph: Graph,
+    op: OpNode,
+    factors: Factors,
+    mesh: DeviceMesh,
+    layouts: Sequence[TensorLayout],
+    batch: BatchCut,
+) -> dict[tuple[int, str], tuple[Record, ...]]:
+    """The records of one op.
+
+    Raises:
+        LayoutError: two dims of one sum are shared, or there are more parts than leaves.
+    """
+    found: dict[tuple[int, str], list[Record]] = {}
+    for contraction in find_contractions(graph, op, factors, layouts):
+        for partial in factors.partials:
+            if not any(is_covered_by(contraction, output, partial) for output in contraction.outputs):
+                continue
+            record = _record(graph, op, partial, contraction, mesh, layouts, batch)
+            mine = found.setdefault((op.id, partial.name), [])
+            if record is None or any(r.axes == record.axes for r in mine):
+                continue
+            if mine and partial.combine == "sum":
+                raise LayoutError(
+                    f"[strategy.records] a sum is shared along one of its dims; got {partial.name!r} of {op.label!r} "
+                    f"({op.op}) on {show_axes(mine[0].axes)} and {show_axes(record.axes)}; take one of the labels off"
+                )
+            mine.append(record)
+    return {key: tuple(records) for key, records in found.items() if records}
+
+
+def _record(
+    graph: Graph,
+    op: OpNode,
+    partial: Partial,
+    contraction: Contraction,
+    mesh: DeviceMesh,
+    layouts: Sequence[TensorLayout],
+    batch: BatchCut,
+) -> Record | None:
+    axes, teams = contraction.axes, 1
+    parts = mesh.size(*axes) * (batch.microbatches if MICRO in axes else 1)
+    count, setting = graph.reduction_chunks, "graph.reduction_chunks"
+    if partial.tree == LEAVES:
+        count, setting = batch.leaves, "leaves"
+    elif partial.tree == GROUPS:
+        heads, count = group_of(graph, op, contraction)
+        teams, setting = min(heads, parts), "the number of query heads per KV head"
+    if parts // teams > count:
+        raise LayoutError(
+            f"[strategy.records] each part of a sum is a node of its tree; got {parts} parts of {partial.name!r} of "
+            f"{op.label!r} ({op.op}) on {show_axes(axes)}, for {count} {partial.tree}; "
+            f"{widths_in_words(parts // teams, count, setting)}"
+        )
+    if parts == teams:
+        return None  # every KV head lies on one device with all its query heads
+    held = _held(count, parts // teams)
+    arrives = tuple(layouts[op.outputs[o]] for o in partial.outputs)
+    return Record(
+        op.id,
+        partial.name,
+        partial.combine,
+        partial.outputs,
+        partial.tree,
+        count,
+        axes,
+        (held,) * teams,
+        arrives,
+    )
+
+
+def _held(count: int, parts: int) -> tuple[Interval, ...]:
+    return tuple(share_of(count, parts, i) for i in range(parts))

@@ -1,0 +1,223 @@
+"""What an op's author does wrong is refused in words that name the op and the duty, not the user of the op."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from pure.plan.test_templates import plan_graph
+from tilewise.core.dims import BATCH
+from tilewise.core.errors import InternalError, PlanError
+from tilewise.graph import GraphBuilder, differentiate
+from tilewise.graph.ops.common import Elementwise
+from tilewise.graph.ops.linear import LinearTerm, LinearWeightGradient
+from tilewise.graph.ops.loss import CrossEntropy
+from tilewise.ir import op as op_table
+from tilewise.ir.op import Op, Signature, op_named, register
+from tilewise.ir.tape import Later, Term, terms_of
+from tilewise.nn import linear
+
+
+@pytest.fixture(autouse=True)
+def same_ops():
+    """Ops that a test registers are gone after it."""
+    before = dict(op_table._OPS)
+    yield
+    op_table._OPS.clear()
+    op_table._OPS.update(before)
+
+
+def make(name="odd", **members):
+    """An elementwise op of one operand that runs as `scale` by one would."""
+    return register(type("Odd", (Elementwise,), {"name": name, "kernel": "copy", **members}))
+
+
+def trained(name="odd"):
+    """A loss through the op, and the graph with its gradients."""
+    batch = BATCH
+    graph = GraphBuilder("g")
+    x = graph.input([4, 3, 8], name="x", labels=[batch, None, None])
+    labels = graph.input([4, 3], "i32", name="labels", labels=[batch, None], storage="scalars")
+    y = linear(graph, x, "w", 8)
+    if name:
+        (y,) = graph.op(name, [y])
+    loss, _ = graph.mean_cross_entropy(linear(graph, y, "head", 5), labels)
+    graph.loss(loss)
+    return differentiate(graph.freeze(), graph.draft.loss_id)[0]
+
+
+@pytest.mark.parametrize(
+    "cls,rule",
+    [
+        (type("Plain", (), {"name": "plain"}), "derives from ir.op.Op"),
+        (lambda: None, "derives from ir.op.Op"),
+        (type("Bare", (Op,), {"name": "bare"}), "Bare without factors, infer, lower, signature"),
+        (type("Nameless", (Elementwise,), {}), "an op has a name; got Nameless"),
+        (type("Again", (Elementwise,), {"name": "add"}), "'add' of Again, which is taken"),
+        (type("Call", (Elementwise,), {"name": "call"}), "'call' of Call, which is taken"),
+    ],
+)
+def test_what_cannot_be_registered(cls, rule):
+    """A class that is no op, lacks a part or a name, or takes a name that is taken; the table stays as it was."""
+    before = dict(op_table._OPS)
+    with pytest.raises(InternalError, match=rf"\[ir.register\].*{rule}"):
+        register(cls)
+    assert before == op_table._OPS
+
+
+def test_what_is_optional_has_defaults():
+    """An op that says only what it must."""
+    made = make()()
+    assert (made.accumulates, made.in_place, made.must_alias, made.combine_rank) == ((), (), False, 0)
+    plain = type("Plain", (Op,), dict.fromkeys(("signature", "infer", "factors", "lower")))()
+    assert plain.takes_packed(0, {}) is False and plain.index_bounds([], {}) == {}
+
+
+@pytest.mark.parametrize(
+    "given,words",
+    [
+        ([], r"one contribution per input.*got 0 for 1 inputs"),
+        ([None, None], r"one contribution per input.*got 2 for 1 inputs"),
+        (None, r"one contribution per input.*got None"),
+        (["dy"], r"a tensor's id, a Later, a Term or None; got 'dy' for input 0"),
+        ([10**6], r"a tensor's id, a Later, a Term or None; got 1000000 for input 0"),
+        ([True], r"a tensor's id.*got True"),
+        ([1], r"the shape of its tensor; got i32\[4, 3\] for input 0, f32\[4, 3, 8\]"),
+    ],
+)
+def test_contributions_that_break_the_contract(given, words):
+    """Too few, too many, of a wrong kind or shape: the op is named, and what to correct in it."""
+    make(gradient=lambda self, tape, op, grads: given)
+    with pytest.raises(InternalError, match=rf"\[graph.odd\].*{words}.*; correct Odd.gradient"):
+        trained()
+
+
+def test_an_op_without_a_gradient():
+    """A loss that depends on it is refused; nothing is silently left out of the gradient."""
+    make()
+    with pytest.raises(PlanError, match=r"ops that have a gradient; got 'odd' \(odd\)"):
+        trained()
+
+
+def test_a_by_product_has_no_gradient():
+    """A loss through the second output of an op is refused, not ignored."""
+    graph = GraphBuilder("g")
+    x = graph.input([4, 8], name="x")
+    labels = graph.input([4], "i32", name="labels", storage="scalars")
+    _, rows = graph.mean_cross_entropy(linear(graph, x, "w", 8), labels)
+    frozen = graph.freeze()
+    with pytest.raises(PlanError, match=r"on the first output of 'cross_entropy' only.*output 1"):
+        differentiate(frozen, rows.id)
+
+
+class OwnTerm(Term):
+    """A term of the op `odd`."""
+
+    combined_by: ClassVar[str] = "odd"
+
+
+def test_terms_need_an_op_that_combines_them():
+    """An op that terms name without combining them is told to."""
+    make(gradient=lambda self, tape, op, grads: [OwnTerm()])
+    with pytest.raises(InternalError, match=r"'odd' does not; got 1 terms of OwnTerm; write Odd.combine"):
+        trained()
+
+
+def test_terms_are_combined_behind_tensors_by_rank_then_name():
+    """The order in which contributions become one gradient: ids and Laters, then ops by rank and name."""
+    seen = []
+
+    def combine(self, tape, terms, total):
+        seen.append((self.name, len(terms), total is not None))
+        return tape.scale(total, 1.0)
+
+    for name, rank in (("z", 0), ("a", 0), ("b", -1)):
+        make(name, combine=combine, combine_rank=rank)
+    terms = [type("T", (Term,), {"combined_by": n})() for n in ("z", "a", "b", "z")]
+    given = iter([*terms, None])
+
+    def gradient(self, tape, op, grads):
+        term = next(given)
+        return [tape.later("scale", [grads[0]], factor=2.0) if term is None else term]
+
+    make("many", num_inputs=1, gradient=gradient)
+    graph = GraphBuilder("g")
+    x = graph.input([4, 8], name="x")
+    labels = graph.input([4], "i32", name="labels", storage="scalars")
+    y = linear(graph, x, "w", 8)
+    sums = None
+    for _ in range(5):
+        (made,) = _again(graph, y)
+        sums = made if sums is None else graph.add(sums, made)
+    loss, _ = graph.mean_cross_entropy(sums, labels)
+    differentiate(graph.freeze(), loss.id)
+    assert seen == [("b", 1, True), ("a", 1, True), ("z", 2, True)]
+
+
+def _again(graph, y):
+    """The same op once more: equal ops on equal operands are one, so it is appended by hand."""
+    ids = graph.draft.append("many", (y.id,), [y.spec], {})
+    return [graph.draft.tensors[i] for i in ids]
+
+
+def test_terms_of_one_op_have_one_class():
+    """A term of another class that names the same op is refused."""
+    term = LinearTerm(0, 1, True)
+    assert terms_of(LinearTerm, [term]) == [term]
+    with pytest.raises(
+        InternalError, match="all terms of 'linear' are of one class; got OwnTerm beside LinearTerm"
+    ):
+        terms_of(LinearTerm, [term, OwnTerm()])
+
+
+def test_more_terms_than_one_contraction_takes():
+    """A tensor that goes into twenty products has a gradient: two contractions, one after the other."""
+    graph = GraphBuilder("g")
+    x = graph.input([4, 8], name="x")
+    labels = graph.input([4], "i32", name="labels", storage="scalars")
+    h = linear(graph, x, "first", 8)
+    total = linear(graph, h, "w0", 8)
+    for i in range(1, 20):
+        total = graph.add(total, linear(graph, h, f"w{i}", 8))
+    loss, _ = graph.mean_cross_entropy(total, labels)
+    made, _ = differentiate(graph.freeze(), loss.id)
+    terms = [op.attrs["num_terms"] for op in made.ops if op.op == "linear" and op.phase == "backward"]
+    assert terms == [16, 4, 1]  # and the gradient of x
+
+
+def test_a_contribution_that_comes_too_late():
+    """`combine` may not contribute to a tensor whose gradient has been used."""
+
+    def combine(self, tape, terms, total):
+        tape.contribute(x_id, total or seen[0])
+        return seen[0]
+
+    seen = []
+
+    def gradient(self, tape, op, grads):
+        seen.append(grads[0])
+        return [OwnTerm()]
+
+    make(gradient=gradient, combine=combine)
+    x_id = 4  # the result of the product in front of the op
+    with pytest.raises(InternalError, match=r"before the gradient is used.*parameters only"):
+        trained()
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("rule,declared", [(LinearWeightGradient, ()), (CrossEntropy, (0, 1))])
+def test_accumulates_agrees_with_lower(rule, declared, accumulation, monkeypatch):
+    """A sum over the batch that is not declared, or declared and not written, is refused for any accumulation."""
+    monkeypatch.setattr(rule, "accumulates", declared)
+    with pytest.raises(InternalError, match=f"`accumulates`.*correct {rule.__name__}"):
+        plan_graph(trained(""), {}, accumulation)
+
+
+def test_a_later_contribution_is_a_tensor():
+    """`Later` is appended when the sum is asked for: the op's weight gradient stands behind the input gradients."""
+    made = trained("")
+    backward = [op.op for op in made.ops if op.phase == "backward"]
+    assert backward.index("linear_dw") > max(i for i, name in enumerate(backward) if name == "linear")
+    assert isinstance(Later("scale", (1,), {"factor": 2.0}), Later)
+    assert op_named("linear_dw").signature == Signature(3)

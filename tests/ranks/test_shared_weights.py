@@ -1,0 +1,152 @@
+"""A weight used many times: every use has its own tree over the batch, the totals are added last, head first."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from small_llama import change_first, halve_leaves
+
+import tilewise as tw
+from tilewise.core.mesh import DeviceMesh
+from tilewise.session import verify_strategy
+
+BATCH, SEQ, VOCAB, WIDTH = 8, 6, 72, 20
+MESHES = [({}, 2), ({"dp": 2}, 1), ({"dp": 2}, 2), ({"tp": 2}, 1), ({"dp": 2, "tp": 2}, 2)]
+
+
+@tw.layer
+def twice(graph, x, *, width):
+    """Both weight and gamma are used twice in one layer."""
+    w = graph.parameter([width, width], name="w")
+    gamma = graph.parameter([width], name="gamma")
+    y = graph.matmul(graph.rms_norm(x, gamma, eps=1e-5), w, transpose_b=True)
+    return graph.add(x, graph.matmul(graph.rms_norm(y, gamma, eps=1e-5), w, transpose_b=True))
+
+
+def build(dtype="f32"):
+    """Three products and two embeddings with one table, and two layers that use their weights twice."""
+    batch, vocab = tw.BATCH, tw.DimLabel("vocab")
+    graph = tw.ComputeGraph("shared")
+    ids, more, labels = (
+        graph.input([BATCH, SEQ], "i32", name=n, labels=[batch, None], storage="scalars")
+        for n in ("ids", "more", "labels")
+    )
+    table = graph.parameter([VOCAB, WIDTH], dtype, name="table", labels=[vocab, None])
+    h = graph.add(graph.embedding(ids, table), graph.embedding(more, table))
+    if dtype == "f32":  # the layer's own parameters are fp32
+        h = twice(graph, twice(graph, h, path="one", width=WIDTH), path="two", width=WIDTH)
+    inner = graph.silu(graph.matmul(h, table, transpose_b=True))
+    h = graph.add(h, graph.matmul(inner, table))
+    loss, _ = graph.mean_cross_entropy(graph.matmul(h, table, transpose_b=True), labels)
+    graph.loss(loss)
+    graph.optimize(tw.optim.AdamW())
+    return graph
+
+
+def batches(steps):
+    """Random ids."""
+    rng = np.random.default_rng(4)
+    names = ("ids", "more", "labels")
+    return [{n: rng.integers(0, VOCAB, (BATCH, SEQ)).astype(np.int32) for n in names} for _ in range(steps)]
+
+
+def torch_loss(p, data):
+    """The same in PyTorch."""
+
+    def norm(t, gamma):
+        return t * (t.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gamma
+
+    ids, more, labels = (torch.tensor(data[n]).long() for n in ("ids", "more", "labels"))
+    h = p["table"][ids] + p["table"][more]
+    for layer in ("one", "two"):
+        w, gamma = p[f"{layer}.w"], p[f"{layer}.gamma"]
+        h = h + norm(norm(h, gamma) @ w.T, gamma) @ w.T
+    h = h + torch.nn.functional.silu(h @ p["table"].T) @ p["table"]
+    return torch.nn.functional.cross_entropy((h @ p["table"].T).flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize("axes,accumulation", [({}, 1), *MESHES], ids=str)
+def test_gradients_against_pytorch(axes, accumulation):
+    """Every gradient within 1e-5 of its largest element."""
+    graph, (data,) = build(), batches(1)
+    with graph.instantiate(graph.plan(axes, accumulation=accumulation)) as model:
+        model.initialize(seed=1, scale=0.5)
+        leaves = {n: torch.tensor(model.get_tensor(n), requires_grad=True) for n in model.parameter_names()}
+        loss = torch_loss(leaves, data)
+        loss.backward()
+        assert abs(model.step(data, 0.0).loss - loss.item()) < 1e-5 * abs(loss.item())
+        for n, leaf in leaves.items():
+            expected = leaf.grad.numpy()
+            assert np.abs(model.get_tensor(f"{n}.grad") - expected).max() <= 1e-5 * np.abs(expected).max(), n
+
+
+def test_gradients_against_finite_differences():
+    """The slope of the loss along every gradient is its length."""
+    graph, (data,) = build(), batches(1)
+    with graph.instantiate() as model:
+        model.initialize(seed=1, scale=0.3)
+        model.forward(**data)
+        model.backward()
+        gradients = {n: model.get_tensor(f"{n}.grad") for n in model.parameter_names()}
+        for name, gradient in gradients.items():
+            value, length, losses = model.get_tensor(name), float(np.linalg.norm(gradient)), []
+            for sign in (1, -1):
+                model.set_tensor(name, value + np.float32(sign * 1e-2 / length) * gradient)
+                model.forward(**data)
+                losses.append(float(model.get_tensor("loss")[0]))
+            model.set_tensor(name, value)
+            assert abs((losses[0] - losses[1]) / 2e-2 - length) < 0.01 * length, name
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("axes,accumulation", MESHES, ids=str)
+def test_equal_to_one_device(axes, accumulation, dtype):
+    """Three steps over meshes and microbatches have the bits of one device."""
+    report = verify_strategy(build(dtype), DeviceMesh(axes), batches(3), accumulation=accumulation)
+    assert report.equal, report.text
+
+
+@pytest.mark.parametrize("label", ["linear_dw:table", "embedding_dw:table", "linear_dw:w"])
+def test_another_tree_is_noticed(label):
+    """A use whose leaves are cut otherwise on one device is found."""
+    change = change_first(label, halve_leaves)
+    assert not verify_strategy(build(), DeviceMesh({"dp": 2}), batches(2), change=change).equal
+
+
+def test_totals_are_added_head_first():
+    """The sums stand behind all totals, in reverse order of use, and write over the first."""
+    graph = build().complete()
+    totals = [op for op in graph.ops if op.op in ("linear_dw", "embedding_dw")]
+    assert [op.op for op in totals] == ["linear_dw"] * 3 + ["embedding_dw"] * 2
+    adds = [op for op in graph.ops if op.phase == "backward" and op.op == "add"][-4:]
+    assert adds[0].inputs == (totals[0].outputs[0], totals[1].outputs[0])
+    for add, total, before in zip(adds[1:], totals[2:], adds):
+        assert add.inputs == (before.outputs[0], total.outputs[0])
+    assert graph.outputs["table.grad"] == adds[-1].outputs[0]
+    plan = build().plan({"dp": 2}, accumulation=2)
+    root = plan.builder.roots
+    assert root[totals[0].outputs[0]] == root[adds[0].outputs[0]] == adds[-1].outputs[0]
+
+
+def test_sums_of_totals_run_once():
+    """With four microbatches, four additions of totals run once each; the carries of every use are its own."""
+    plan = build().plan({}, accumulation=4)
+    program = plan.programs["step"][0]
+    runs = [
+        i.label
+        for call in program.calls
+        for i in program.templates[call.template].instructions
+        if i.kernel == "add_f32" and i.priority == 0 and i.label == "add"
+    ]
+    once = build().plan({}, accumulation=1).programs["step"][0]
+    whole = [
+        i.label
+        for call in once.calls
+        for i in once.templates[call.template].instructions
+        if i.kernel == "add_f32" and i.label == "add"
+    ]
+    late = 4 + 2 * 2  # of the table, and of weight and gamma in two layers
+    assert len(runs) == 4 * (len(whole) - late) + late
+    carries = [b for b in plan.buffers if b.key[0] == "carry"]
+    assert len({b.key[1:3] for b in carries}) == 5 + 2 * 4 + 1  # uses of the table; of layers; the loss
