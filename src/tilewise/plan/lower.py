@@ -7,7 +7,7 @@ memory later, once per use of the template.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tilewise.core.dims import Dim, DimLabel
 from tilewise.core.dtypes import dtype as dtype_named
@@ -16,17 +16,17 @@ from tilewise.core.mesh import Axes
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
 from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, show_axes
-from tilewise.ir.lowering import Accumulator, Ref
+from tilewise.ir.lowering import Accumulator, Ref, Tiles
 from tilewise.ir.op import op_named
 from tilewise.ir.program import Access, Extent, Instruction, LoweredTemplate, Mode, Operand, Slot, TempSpec
 from tilewise.kernels.scratch import scratch_bytes
 from tilewise.plan import collectives
+from tilewise.plan.emission import make_instruction
 from tilewise.plan.shapes import LocalShapes, round_up
 
 __all__ = ["TemplateLowering", "alias_roots", "trailing_ones"]
 
 ALL_ROWS = 1 << 40
-_ACCESS = {"r": Access.IN, "w": Access.OUT, "rw": Access.INOUT}
 
 
 def trailing_ones(value: int) -> int:
@@ -206,25 +206,21 @@ class TemplateLowering:
 
     # ---- operands -----------------------------------------------------------------------------------------
 
-    def row(self, tensor: int | Ref, access: str, div: int = 1) -> Operand:
+    def row(self, tensor: int | Ref, div: int = 1) -> Operand:
         """The rows of the loop's current tile (divided by `div`)."""
-        return Operand(self.tensor(tensor).slot, Mode.ROW, _ACCESS[access], div=div)
+        return Operand(self.tensor(tensor).slot, Mode.ROW, div=div)
 
-    def whole(self, tensor: int | Ref, access: str) -> Operand:
+    def whole(self, tensor: int | Ref) -> Operand:
         """All rows."""
-        return Operand(self.tensor(tensor).slot, Mode.WHOLE, _ACCESS[access])
+        return Operand(self.tensor(tensor).slot, Mode.WHOLE)
 
-    def col(self, tensor: int | Ref, access: str) -> Operand:
+    def col(self, tensor: int | Ref) -> Operand:
         """All rows, the columns of the loop's current range."""
-        return Operand(self.tensor(tensor).slot, Mode.COL, _ACCESS[access])
+        return Operand(self.tensor(tensor).slot, Mode.COL)
 
-    def row_at(self, ref: Ref, row: int, access: str) -> Operand:
+    def row_at(self, ref: Ref, row: int) -> Operand:
         """One fixed row, in an instruction whose loop is one range over all rows of `ref`."""
-        return Operand(ref.slot, Mode.ROWPART, _ACCESS[access], part=row, parts=ref.extent.constant)
-
-    def null(self) -> Operand:
-        """An absent operand."""
-        return Operand(0, null=True)
+        return Operand(ref.slot, Mode.ROWPART, part=row, parts=ref.extent.constant)
 
     # ---- emission -----------------------------------------------------------------------------------------
 
@@ -232,37 +228,47 @@ class TemplateLowering:
         self,
         kernel: str,
         op: OpNode,
-        extent: Extent,
-        step: int,
-        operands: list[Operand],
         *,
-        ints: Sequence[int] = (),
-        floats: Sequence[float] = (),
+        over: Ref | Extent,
+        tiles: Tiles,
+        dtype: str | None = None,
+        step: int | None = None,
+        ints: Mapping[str, int | Sequence[int]] | None = None,
+        floats: Mapping[str, float] | None = None,
         priority: int = 0,
         label: str = "",
     ) -> Instruction:
-        """Append an instruction."""
-        instruction = Instruction(
+        """Append an instruction, held to the kernel table (see `ir.lowering.Lowering.emit`)."""
+        by_slot = list(self.refs.values())  # slots are numbered in the order in which they were asked for
+        instruction = make_instruction(
             kernel,
-            label or op.label or op.op,
-            extent,
-            step,
-            operands,
-            list(ints),
-            list(floats),
+            maker=f"op {op.op!r} ({op.label})",
+            label=label or op.label or op.op,
+            extent=over.extent if isinstance(over, Ref) else over,
+            step=self.shapes.settings.row_tile if step is None else step,
+            tiles=tiles,
+            ref_of=by_slot.__getitem__,
+            dtype=dtype,
+            ints=ints,
+            floats=floats,
             priority=priority,
         )
         self.instructions.append(instruction)
-        shapes = self._largest_shapes(operands)
-        self.scratch_bytes = max(self.scratch_bytes, scratch_bytes(kernel, instruction.ints, shapes))
+        bounds = tuple(s.max for s in self.shapes.symbols)
+        shapes = [
+            (0, 0) if o.null else (by_slot[o.slot].extent.upper(bounds), by_slot[o.slot].cols)
+            for o in instruction.operands
+        ]
+        self.scratch_bytes = max(
+            self.scratch_bytes, scratch_bytes(instruction.kernel, instruction.ints, shapes)
+        )
         return instruction
 
-    def _largest_shapes(self, operands: Sequence[Operand]) -> list[tuple[int, int]]:
-        """Rows and columns of the tensors behind operands, symbols at their bounds."""
-        bounds = tuple(s.max for s in self.shapes.symbols)
-        by_index = {ref.slot: ref for ref in self.refs.values()}
-        whole = [None if o.null else by_index[o.slot] for o in operands]
-        return [(0, 0) if ref is None else (ref.extent.upper(bounds), ref.cols) for ref in whole]
+    def hold(self, op: OpNode, over: Extent, step: int, operand: Operand, label: str) -> Instruction:
+        """Append an empty task per tile that reads the tile: it orders and acknowledges."""
+        held = operand._replace(access=Access.IN)
+        self.instructions.append(Instruction("", label, over, step, [held], priority=2))
+        return self.instructions[-1]
 
     def contraction_chunks(
         self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], record: Record | None
@@ -332,12 +338,12 @@ class TemplateLowering:
     def leaf_tree(self, op: OpNode, output: int, leaves: Ref) -> None:
         """Combine one row per leaf (and carries) into output number `output`; then over devices."""
         target = self.accumulator(op, output)
-        operands = [
-            self.whole(target.ref, "w"),
-            self.whole(leaves, "r"),
-            *(self.whole(c, "r") for c in target.carries),
-        ]
-        self.emit("leaf_tree_f32", op, self.one, 0, operands, ints=[len(target.carries)])
+        tiles: Tiles = {
+            "out": self.whole(target.ref),
+            "partials": self.whole(leaves),
+            "carry": [self.whole(c) for c in target.carries],
+        }
+        self.emit("leaf_tree", op, over=self.one, step=0, tiles=tiles)
         self.finish_accumulation(op, target)
 
     # ---- collectives --------------------------------------------------------------------------------------
@@ -410,7 +416,7 @@ def flat_view(base: Ref, slot: int, vector: bool) -> Ref:
     if not base.packed:
         return Ref(slot, base.extent, base.cols, base.dtype, base.tile_rows)
     rows, cols = round_up(base.extent.constant, 32), round_up(base.cols, 2)
-    return Ref(slot, Extent(rows), cols, base.dtype, base.tile_rows, packed=True)
+    return Ref(slot, Extent(rows), cols, base.dtype, base.tile_rows)
 
 
 def _fixed(size: int | Dim) -> int:
