@@ -6,7 +6,7 @@
 // device (so the window has room and it is submitted), all it depends on, and all raisers it waits for: it can run.
 #include <vector>
 
-#include "programs/program.h"
+#include "programs/bound.h"
 
 namespace tilewise::programs {
 
@@ -14,6 +14,8 @@ namespace {
 
 /// One device's position in its submission order.
 struct Cursor {
+  const Bound* templates = nullptr;
+  const std::vector<Call>* calls = nullptr;
   size_t call = 0;
   size_t instr = 0;
   int64_t index = 0;
@@ -24,11 +26,13 @@ struct Cursor {
 
 class Simulation {
  public:
-  explicit Simulation(const Program& program) : program_(program), cursors_(program.num_devices()) {
-    values_.resize(program.num_devices());
+  Simulation(const Program& program, int64_t list)
+      : program_(program), cursors_(program.num_devices()), values_(program.num_devices()) {
     for (int64_t d = 0; d < program.num_devices(); ++d) {
       values_[d].assign(program.needs(d).num_signals, 0);
       cursors_[d].expected.assign(program.needs(d).num_signals, 0);
+      cursors_[d].templates = &program.bound(d);
+      cursors_[d].calls = &program.list_of(d, list).calls;
     }
   }
 
@@ -43,16 +47,15 @@ class Simulation {
   }
 
  private:
-  const Instr* current(int64_t device) {
+  const BoundInstr* current(int64_t device) {
     Cursor& at = cursors_[device];
-    const DeviceProgram& program = program_.device(device);
-    while (at.call < program.calls.size()) {
-      const Template& plan = program.templates[program.calls[at.call].template_id];
+    while (at.call < at.calls->size()) {
+      const BoundTemplate& plan = (*at.templates)[(*at.calls)[at.call].template_id];
       for (; at.instr < plan.instrs.size(); ++at.instr, at.index = 0) {
-        const Instr& instr = plan.instrs[at.instr];
-        const int64_t count = instr.num_iterations(instr.extent.at(program_.symbols_max()));
+        const BoundInstr& instr = plan.instrs[at.instr];
         if (instr.waits.empty() && instr.notifies.empty()) continue;
-        if (at.index < count) return &instr;
+        const Values values = values_of(device);
+        if (at.index < num_iterations(instr.source->extent.at(values), instr.source->step_at(values))) return &instr;
       }
       at.instr = 0;
       ++at.call;
@@ -60,49 +63,54 @@ class Simulation {
     return nullptr;
   }
 
+  Values values_of(int64_t device) const {
+    const Cursor& at = cursors_[device];
+    return {program_.symbols_max().data(), nullptr, (*at.calls)[at.call].numbers.data()};
+  }
+
   bool step(int64_t device) {
-    const Instr* instr = current(device);
+    const BoundInstr* instr = current(device);
     if (instr == nullptr) return false;
     Cursor& at = cursors_[device];
+    const Values values = values_of(device);
     if (!at.armed) {
       at.thresholds.clear();
-      for (const Wait& wait : instr->waits) {
-        uint64_t& expected = at.expected[signal_of(wait, at.index)];
-        expected += wait.increment;
+      for (const BoundWait& wait : instr->waits) {
+        uint64_t& expected = at.expected[wait.signal.at(values, at.index)];
+        expected += wait.increment.at(values);
         at.thresholds.push_back(expected);
       }
       at.armed = true;
     }
     if (unmet(device, *instr) >= 0) return false;
-    for (const Notify& notify : instr->notifies) {
-      ++values_[notify.device][notify.signal_base + (notify.per_index ? at.index : 0)];
-    }
+    for (const BoundNotify& notify : instr->notifies) ++values_[notify.device][notify.signal.at(values, at.index)];
     at.armed = false;
     ++at.index;
     return true;
   }
 
-  static int64_t signal_of(const Wait& wait, int64_t index) { return wait.signal_base + (wait.per_index ? index : 0); }
-
-  int64_t unmet(int64_t device, const Instr& instr) const {
+  int64_t unmet(int64_t device, const BoundInstr& instr) const {
     const Cursor& at = cursors_[device];
+    const Values values = values_of(device);
     for (size_t w = 0; w < instr.waits.size(); ++w) {
-      if (values_[device][signal_of(instr.waits[w], at.index)] < at.thresholds[w]) return static_cast<int64_t>(w);
+      if (values_[device][instr.waits[w].signal.at(values, at.index)] < at.thresholds[w])
+        return static_cast<int64_t>(w);
     }
     return -1;
   }
 
   void report_if_stuck(int64_t device) {
-    const Instr* instr = current(device);
+    const BoundInstr* instr = current(device);
     if (instr == nullptr) return;
     const Cursor& at = cursors_[device];
+    const Values values = values_of(device);
     const int64_t w = unmet(device, *instr);
-    const int64_t signal = signal_of(instr->waits[w], at.index);
+    const int64_t signal = instr->waits[w].signal.at(values, at.index);
     throw_deadlock(device, *instr, at.index, signal, at.thresholds[w], values_[device][signal]);
   }
 
-  [[noreturn]] void throw_deadlock(int64_t device, const Instr& instr, int64_t index, int64_t signal, uint64_t expected,
-                                   uint64_t seen) const {
+  [[noreturn]] void throw_deadlock(int64_t device, const BoundInstr& instr, int64_t index, int64_t signal,
+                                   uint64_t expected, uint64_t seen) const {
     std::ostringstream text;
     text << "[runtime.Program.finish] the devices' orders must not block each other; got device " << device
          << " waiting for ever in '" << program_.labels()[instr.label] << "'[" << index << "] for signal " << signal
@@ -117,6 +125,6 @@ class Simulation {
 
 }  // namespace
 
-void check_no_deadlock(const Program& program) { Simulation(program).run(); }
+void check_no_deadlock(const Program& program, int64_t list) { Simulation(program, list).run(); }
 
 }  // namespace tilewise::programs

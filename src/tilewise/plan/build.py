@@ -14,7 +14,7 @@ from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
 from tilewise.ir.layout import GraphLayout, TensorLayout
 from tilewise.ir.op import op_named
-from tilewise.ir.program import Call, DeviceProgram, Extent, LoweredTemplate, Slot, TensorEntry
+from tilewise.ir.program import Call, DeviceProgram, LoweredTemplate, Number, Slot, TensorEntry, upper
 from tilewise.ir.verify_program import verify_acknowledgements
 from tilewise.plan.collectives import broadcast_instructions, place_signals
 from tilewise.plan.lower import Ref, TemplateLowering, alias_roots, flat_view
@@ -369,7 +369,9 @@ class PlanBuilder:
             for slot, t in enumerate(lasting):
                 e, source = self.entries[device][binding[slot]], self.holder(t.id, device)
                 if source != device:
-                    copied.append((t.spec.name, Ref(slot, e.extent, e.cols, e.dtype, e.tile_rows), source))
+                    copied.append(
+                        (t.spec.name, Ref(slot, e.extent, e.cols, e.dtype, upper(e.tile_rows)), source)
+                    )
             template = LoweredTemplate("broadcast", broadcast_instructions(copied), slots, ())
             programs.append(DeviceProgram((template,), (Call(0, binding),), tuple(self.entries[device])))
         return programs
@@ -418,8 +420,8 @@ def _stride(ref: Ref, storage: str = "rows") -> int:
 
 
 def local_view(shapes: LocalShapes, spec: TensorSpec, layout: TensorLayout, kind: str) -> tuple[Ref, int]:
-    """Extent, columns, tile and stride of a root tensor on one device."""
-    extent = shapes.extent(spec, layout) if spec.storage != "vector" else Extent(1)
+    """Number, columns, tile and stride of a root tensor on one device."""
+    extent = shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
     cols = shapes.cols(spec, layout)
     tile = shapes.tile_rows(spec, kind, extent)
     packed = spec.storage == "packed"

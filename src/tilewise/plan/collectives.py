@@ -23,7 +23,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tilewise.ir.graph import OpNode
-from tilewise.ir.program import Access, Extent, Instruction, LoweredTemplate, Mode, Notify, Operand, Wait
+from tilewise.ir.program import (
+    Access,
+    Instruction,
+    LoweredTemplate,
+    Mode,
+    Notify,
+    Number,
+    Operand,
+    Wait,
+    upper,
+)
 
 if TYPE_CHECKING:
     from tilewise.core.mesh import DeviceMesh
@@ -49,7 +59,7 @@ def broadcast_instructions(tensors: Sequence[tuple[str, Ref, int]]) -> tuple[Ins
             f"broadcast:{name}",
             ref.extent,
             ref.tile_rows,
-            [Operand(ref.slot, Mode.ROW, Access.OUT), Operand(ref.slot, Mode.ROW, Access.NONE, source)],
+            [Operand(ref.slot, Mode.ROW, Access.OUT), Operand(ref.slot, Mode.ROW, Access.NONE, 0, source)],
         )
         for name, ref, source in tensors
     )
@@ -70,8 +80,8 @@ def place_signals(templates: Sequence[LoweredTemplate]) -> list[LoweredTemplate]
 
     for template in templates:
         for i in template.instructions:
-            i.waits = [w._replace(signal_base=number(w.signal_base)) for w in i.waits]
-            i.notifies = [n._replace(signal_base=number(n.signal_base)) for n in i.notifies]
+            i.waits = [w._replace(signal_base=number(upper(w.signal_base))) for w in i.waits]
+            i.notifies = [n._replace(signal_base=number(upper(n.signal_base))) for n in i.notifies]
     return [replace(t, signal_sites=tuple(sizes)) for t in templates]
 
 
@@ -83,7 +93,7 @@ class Collectives:
     shapes: LocalShapes
     signal_sites: list[int]
     instructions: list[Instruction]
-    one: Extent
+    one: Number
     completed_axes: set[str]
 
     def _signals(self, count: int) -> int:
@@ -137,12 +147,12 @@ class Collectives:
         low: Any = self
         flat = low.flat(ref)
         producer = self.instructions[-1]
-        step = producer.step if flat.packed else 0
+        step = upper(producer.step) if flat.packed else 0
         devices = self.mesh.team(self.device, axis)
         self._reduce_scatter(op, producer, flat, flat, None, "sum", devices, step)
         self._all_gather(op, flat, devices, step)
 
-    def _tiles(self, extent: Extent, step: int) -> int:
+    def _tiles(self, extent: Number, step: int) -> int:
         bounds = tuple(s.max for s in self.shapes.symbols)
         return 1 if step <= 0 else max(1, -(-extent.upper(bounds) // step))
 
@@ -163,10 +173,10 @@ class Collectives:
         ready = self._signals(n * tiles)
         done = self._done = self._signals(n * tiles)
         per_index = step > 0
-        producer.notifies += [Notify(devices[q], ready + me * tiles, per_index) for q in peers]
+        producer.notifies += [Notify(0, devices[q], ready + me * tiles, per_index) for q in peers]
 
         def part(ref: Any, access: int, peer: int = -1) -> Operand:
-            return Operand(ref.slot, Mode.ROWPART, access, peer, part=me, parts=n)
+            return Operand(ref.slot, Mode.ROWPART, access, min(peer, 0), max(peer, 0), part=me, parts=n)
 
         in_place = src.slot == dst.slot
         operands = [part(dst, Access.INOUT if in_place else Access.OUT)]
@@ -180,12 +190,12 @@ class Collectives:
         kernel = f"{_TREE[kind]}_{dst.dtype}"
         reduce = low.emit(kernel, op, src.extent, step, operands, priority=2, label=reduce_label(op.label))
         reduce.waits += [Wait(ready + q * tiles, per_index, 1) for q in peers]
-        reduce.notifies += [Notify(devices[q], done + me * tiles, per_index) for q in peers]
+        reduce.notifies += [Notify(0, devices[q], done + me * tiles, per_index) for q in peers]
         if (
             not in_place
         ):  # in place, `done` of a peer says that it has read the part the gather will overwrite
             ack = self._signals(n * tiles)
-            reduce.notifies += [Notify(devices[q], ack + me * tiles, per_index) for q in peers]
+            reduce.notifies += [Notify(0, devices[q], ack + me * tiles, per_index) for q in peers]
             self._acknowledge(op, src, ack, peers, step)
 
     def _all_gather(self, op: OpNode, dst: Ref, devices: list[int], step: int) -> None:
@@ -197,7 +207,7 @@ class Collectives:
         for i, q in enumerate(peers):
             access = Access.INOUT if i == 0 else Access.NONE
             operands.append(Operand(dst.slot, Mode.ROWPART, access, part=q, parts=n))
-            operands.append(Operand(dst.slot, Mode.ROWPART, Access.NONE, devices[q], part=q, parts=n))
+            operands.append(Operand(dst.slot, Mode.ROWPART, Access.NONE, 0, devices[q], part=q, parts=n))
         gather = low.emit(
             f"copy_pairs_{dst.dtype}",
             op,
@@ -208,7 +218,7 @@ class Collectives:
             label=gather_label(op.label),
         )
         gather.waits += [Wait(done + q * tiles, per_index, 1) for q in peers]
-        gather.notifies += [Notify(devices[q], ack + me * tiles, per_index) for q in peers]
+        gather.notifies += [Notify(0, devices[q], ack + me * tiles, per_index) for q in peers]
         self._acknowledge(op, dst, ack, peers, step)
 
     _done: int = 0
@@ -224,7 +234,7 @@ class Collectives:
         held = Operand(src.slot, Mode.ROW, Access.IN)
         if me > 0:
             offer = low.emit("", op, src.extent, step, [held], priority=2, label=f"{op.label}/offer")
-            offer.notifies.append(Notify(devices[0], ready + me * tiles, True))
+            offer.notifies.append(Notify(0, devices[0], ready + me * tiles, True))
             task = low.emit("", op, src.extent, step, [held], priority=2, label=f"{op.label}/ack")
             task.waits.append(Wait(ack, True, 1))
             return
@@ -234,7 +244,7 @@ class Collectives:
             begin, end = self.shapes.on(device).range(spec, layout, len(spec.shape) - 1)
             access = Access.OUT if q == 0 else Access.NONE
             operands.append(Operand(dst.slot, Mode.ROWCOLS, access, part=begin, parts=end - begin))
-            operands.append(held if q == 0 else Operand(src.slot, Mode.ROW, Access.NONE, device))
+            operands.append(held if q == 0 else Operand(src.slot, Mode.ROW, Access.NONE, 0, device))
         copy = low.emit(
             f"copy_pairs_{dst.dtype}",
             op,
@@ -245,7 +255,7 @@ class Collectives:
             label=gather_label(op.label),
         )
         copy.waits += [Wait(ready + q * tiles, True, 1) for q in range(1, n)]
-        copy.notifies += [Notify(device, ack, True) for device in devices[1:]]
+        copy.notifies += [Notify(0, device, ack, True) for device in devices[1:]]
 
     def _acknowledge(self, op: OpNode, ref: Ref, ack: int, peers: list[int], step: int) -> None:
         """An empty task that reads the tile as long as peers do."""

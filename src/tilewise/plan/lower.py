@@ -17,7 +17,7 @@ from tilewise.core.errors import InternalError, PlanError
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
 from tilewise.ir.layout import GraphLayout, TensorLayout
 from tilewise.ir.op import Factors, op_named
-from tilewise.ir.program import Access, Extent, Instruction, LoweredTemplate, Mode, Operand, Slot, TempSpec
+from tilewise.ir.program import Access, Instruction, LoweredTemplate, Mode, Number, Operand, Slot, TempSpec
 from tilewise.ir.verify_layout import contracted_axes
 from tilewise.kernels.scratch import scratch_bytes
 from tilewise.plan.collectives import Collectives
@@ -39,7 +39,7 @@ class Ref:
     """A tensor inside a template on this device."""
 
     slot: int
-    extent: Extent
+    extent: Number
     cols: int
     dtype: str
     tile_rows: int
@@ -109,7 +109,7 @@ class TemplateLowering(Collectives):
         self.slots: dict[Slot, int] = {}
         self.temps: list[TempSpec] = []
         self.signal_sites: list[int] = []
-        self.one = Extent(1)
+        self.one = Number(1)
         self.reduction_chunks = graph.reduction_chunks
         self._op_index = 0
         self.completed_axes: set[str] = set()  # over which the current op has combined its partial results
@@ -172,7 +172,7 @@ class TemplateLowering(Collectives):
         spec, layout = self.spec(root), self.layout(root)
 
         def make(index: int) -> Ref:
-            extent = self.shapes.extent(spec, layout) if spec.storage != "vector" else Extent(1)
+            extent = self.shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
             tile = self.shapes.tile_rows(spec, self.graph.tensors[root].kind, extent)
             cols = self.shapes.cols(spec, layout)
             return Ref(index, extent, cols, spec.dtype.name, tile, spec.storage == "packed")
@@ -196,7 +196,7 @@ class TemplateLowering(Collectives):
 
     def temp(
         self,
-        rows: int | Extent,
+        rows: int | Number,
         cols: int,
         dtype: str,
         *,
@@ -206,7 +206,7 @@ class TemplateLowering(Collectives):
         max_bytes: int = 0,
     ) -> Ref:
         """A temporary that lives while this op runs."""
-        extent = rows if isinstance(rows, Extent) else Extent(rows)
+        extent = rows if isinstance(rows, Number) else Number(rows)
         bounds = tuple(s.max for s in self.shapes.symbols)
         size = max_bytes or extent.upper(bounds) * cols * dtype_named(dtype).itemsize
         self.temps.append(TempSpec(name, extent, cols, dtype, tile_rows, packed, size, self._op_index))
@@ -250,7 +250,7 @@ class TemplateLowering(Collectives):
         self,
         kernel: str,
         op: OpNode,
-        extent: Extent,
+        extent: Number,
         step: int,
         operands: list[Operand],
         *,
@@ -272,7 +272,7 @@ class TemplateLowering(Collectives):
         )
         self.instructions.append(instruction)
         shapes = self._largest_shapes(operands)
-        self.scratch_bytes = max(self.scratch_bytes, scratch_bytes(kernel, instruction.ints, shapes))
+        self.scratch_bytes = max(self.scratch_bytes, scratch_bytes(kernel, list(ints), shapes))
         return instruction
 
     def _largest_shapes(self, operands: Sequence[Operand]) -> list[tuple[int, int]]:
@@ -379,11 +379,11 @@ class TemplateLowering(Collectives):
 def flat_view(base: Ref, slot: int, vector: bool) -> Ref:
     """Packed rows padded to whole panels; a vector as a column of elements."""
     if vector:
-        return Ref(slot, Extent(base.cols), 1, base.dtype, base.cols)
+        return Ref(slot, Number(base.cols), 1, base.dtype, base.cols)
     if not base.packed:
         return Ref(slot, base.extent, base.cols, base.dtype, base.tile_rows)
     rows, cols = round_up(base.extent.constant, 32), round_up(base.cols, 2)
-    return Ref(slot, Extent(rows), cols, base.dtype, base.tile_rows, packed=True)
+    return Ref(slot, Number(rows), cols, base.dtype, base.tile_rows, packed=True)
 
 
 def _fixed(size: int | Dim) -> int:
