@@ -201,7 +201,11 @@ class Program {
 /// Refuses what is malformed and says what each class needs (see check.cc).
 std::vector<Needs> check_program(const Program& program);
 
-/// Raises ArgumentError when the devices' submission orders and signals block each other (see deadlock.cc).
-void check_no_deadlock(const Program& program, int64_t list);
+/// Refuses a program, which is checked otherwise, when submission orders and signals of its devices block each other in
+/// one of its lists, or when a wait and its raise are about different things (see deadlock.cc): with a cursor per
+/// device, with one per class of devices, or with whichever suits the number of devices.
+void check_signals_by_device(const Program& program);
+void check_signals_by_class(const Program& program);
+void check_signals(const Program& program);
 
 }  // namespace tilewise::programs
