@@ -13,7 +13,7 @@ from typing import Protocol
 from tilewise.core.dims import DimLabel
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import Record, TensorLayout
-from tilewise.ir.program import Extent, Instruction, Operand
+from tilewise.ir.program import Instruction, Number, Operand
 
 __all__ = ["Accumulator", "Lowering", "Ref", "Tiles"]
 
@@ -35,7 +35,7 @@ class Ref:
     """
 
     slot: int
-    extent: Extent
+    extent: Number
     cols: int
     dtype: str
     tile_rows: int
@@ -55,7 +55,7 @@ class Accumulator:
 class Lowering(Protocol):
     """One op's way to instructions on one device, in one microbatch."""
 
-    one: Extent
+    one: Number
     reduction_chunks: int
 
     @property
@@ -94,7 +94,7 @@ class Lowering(Protocol):
 
     def temp(
         self,
-        rows: int | Extent,
+        rows: int | Number,
         cols: int,
         dtype: str,
         *,
@@ -129,7 +129,7 @@ class Lowering(Protocol):
         kernel: str,
         op: OpNode,
         *,
-        over: Ref | Extent,
+        over: Ref | Number,
         tiles: Tiles,
         dtype: str | None = None,
         step: int | None = None,

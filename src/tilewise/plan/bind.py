@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tilewise.ir.graph import TensorSpec
 from tilewise.ir.layout import TensorLayout
 from tilewise.ir.lowering import Ref
-from tilewise.ir.program import Call, DeviceProgram, Extent, LoweredTemplate, Slot
+from tilewise.ir.program import Call, DeviceProgram, LoweredTemplate, Number, Slot, upper
 from tilewise.plan.buffers import RootTensors, category_of
 from tilewise.plan.collectives import broadcast_instructions
 from tilewise.plan.entries import EntryTable
@@ -111,7 +111,9 @@ class Binder:
             for slot, t in enumerate(lasting):
                 e, source = table[binding[slot]], shapes.holder(t.spec, layout.use[t.id], device)
                 if source != device:
-                    copied.append((t.spec.name, Ref(slot, e.extent, e.cols, e.dtype, e.tile_rows), source))
+                    copied.append(
+                        (t.spec.name, Ref(slot, e.extent, e.cols, e.dtype, upper(e.tile_rows)), source)
+                    )
             template = LoweredTemplate("broadcast", broadcast_instructions(copied), slots, ())
             programs.append(DeviceProgram((template,), (Call(0, binding),), tuple(table)))
         return programs
@@ -123,6 +125,6 @@ def _stride(view: Ref, storage: str) -> int:
 
 def _local_view(shapes: LocalShapes, spec: TensorSpec, layout: TensorLayout, kind: str) -> Ref:
     """A root tensor on one device."""
-    extent = shapes.extent(spec, layout) if spec.storage != "vector" else Extent(1)
+    extent = shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
     tile = shapes.tile_rows(spec, kind, extent)
     return Ref(0, extent, shapes.cols(spec, layout), spec.dtype.name, tile, spec.storage == "packed")

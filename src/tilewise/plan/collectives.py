@@ -26,7 +26,7 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import Record
 from tilewise.ir.lowering import Lowering, Ref, Tiles
-from tilewise.ir.program import Extent, Instruction, LoweredTemplate, Mode, Notify, Operand, Wait
+from tilewise.ir.program import Instruction, LoweredTemplate, Mode, Notify, Number, Operand, Wait, upper
 from tilewise.plan.emission import make_instruction
 from tilewise.plan.shapes import LocalShapes
 
@@ -65,7 +65,7 @@ def broadcast_instructions(tensors: Sequence[tuple[str, Ref, int]]) -> tuple[Ins
             dtype=ref.dtype,
             tiles={
                 "dst": [Operand(ref.slot, Mode.ROW)],
-                "src": [Operand(ref.slot, Mode.ROW, peer=source)],
+                "src": [Operand(ref.slot, Mode.ROW, team=0, member=source)],
             },
             ref_of=refs.__getitem__,
         )
@@ -93,8 +93,8 @@ def place_signals(templates: Sequence[LoweredTemplate]) -> list[LoweredTemplate]
 
     for template in templates:
         for i in template.instructions:
-            i.waits = [w._replace(signal_base=number(w.signal_base)) for w in i.waits]
-            i.notifies = [n._replace(signal_base=number(n.signal_base)) for n in i.notifies]
+            i.waits = [w._replace(signal_base=number(upper(w.signal_base))) for w in i.waits]
+            i.notifies = [n._replace(signal_base=number(upper(n.signal_base))) for n in i.notifies]
     return [replace(t, signal_sites=tuple(sizes)) for t in templates]
 
 
@@ -118,7 +118,7 @@ class DeviceLowering(Lowering, Protocol):
     def signals(self, count: int) -> int:
         """Reserve signals; numbered within their site until `place_signals` knows every device's need."""
 
-    def hold(self, op: OpNode, over: Extent, step: int, operand: Operand, label: str) -> Instruction:
+    def hold(self, op: OpNode, over: Number, step: int, operand: Operand, label: str) -> Instruction:
         """Append an empty task per tile that reads the tile: it orders and acknowledges."""
 
 
@@ -162,13 +162,13 @@ def all_reduce_in_place(low: DeviceLowering, op: OpNode, ref: Ref, record: Recor
     """Sum a gradient over a team, in place: every device reduces its part into itself and fetches the others'."""
     flat = low.flat(ref)
     producer = low.instructions[-1]
-    step = producer.step if ref.packed else 0
+    step = upper(producer.step) if ref.packed else 0
     devices = team_of(low, record)
     done = _reduce_scatter(low, op, producer, flat, flat, None, record.combine, devices, step)
     _all_gather(low, op, flat, done, devices, step)
 
 
-def _tiles(low: DeviceLowering, extent: Extent, step: int) -> int:
+def _tiles(low: DeviceLowering, extent: Number, step: int) -> int:
     bounds = tuple(s.max for s in low.shapes.symbols)
     return 1 if step <= 0 else max(1, -(-extent.upper(bounds) // step))
 
@@ -190,10 +190,10 @@ def _reduce_scatter(
     ready = low.signals(n * tiles)
     done = low.signals(n * tiles)
     per_index = step > 0
-    producer.notifies += [Notify(devices[q], ready + me * tiles, per_index) for q in peers]
+    producer.notifies += [Notify(0, devices[q], ready + me * tiles, per_index) for q in peers]
 
     def part(ref: Ref, peer: int = -1) -> Operand:
-        return Operand(ref.slot, Mode.ROWPART, peer=peer, part=me, parts=n)
+        return Operand(ref.slot, Mode.ROWPART, team=min(peer, 0), member=max(peer, 0), part=me, parts=n)
 
     in_place = src.slot == dst.slot
     views: Tiles = {
@@ -212,10 +212,10 @@ def _reduce_scatter(
         label=reduce_label(op.label),
     )
     reduce.waits += [Wait(ready + q * tiles, per_index, 1) for q in peers]
-    reduce.notifies += [Notify(devices[q], done + me * tiles, per_index) for q in peers]
+    reduce.notifies += [Notify(0, devices[q], done + me * tiles, per_index) for q in peers]
     if not in_place:  # there, `done` of a peer says that it has read the part the gather will overwrite
         ack = low.signals(n * tiles)
-        reduce.notifies += [Notify(devices[q], ack + me * tiles, per_index) for q in peers]
+        reduce.notifies += [Notify(0, devices[q], ack + me * tiles, per_index) for q in peers]
         _acknowledge(low, op, src, ack, peers, step)
     return done
 
@@ -227,7 +227,7 @@ def _all_gather(low: DeviceLowering, op: OpNode, dst: Ref, done: int, devices: l
     ack, per_index = low.signals(n * tiles), step > 0
     views: Tiles = {
         "dst": [Operand(dst.slot, Mode.ROWPART, part=q, parts=n) for q in peers],
-        "src": [Operand(dst.slot, Mode.ROWPART, peer=devices[q], part=q, parts=n) for q in peers],
+        "src": [Operand(dst.slot, Mode.ROWPART, team=0, member=devices[q], part=q, parts=n) for q in peers],
     }
     gather = low.emit(
         "copy_pairs",
@@ -240,7 +240,7 @@ def _all_gather(low: DeviceLowering, op: OpNode, dst: Ref, done: int, devices: l
         label=gather_label(op.label),
     )
     gather.waits += [Wait(done + q * tiles, per_index, 1) for q in peers]
-    gather.notifies += [Notify(devices[q], ack + me * tiles, per_index) for q in peers]
+    gather.notifies += [Notify(0, devices[q], ack + me * tiles, per_index) for q in peers]
     _acknowledge(low, op, dst, ack, peers, step)
 
 
@@ -253,7 +253,7 @@ def gather(low: DeviceLowering, op: OpNode, source: int, target: int) -> None:
     held = Operand(src.slot, Mode.ROW)
     if me > 0:
         offer = low.hold(op, src.extent, step, held, f"{op.label}/offer")
-        offer.notifies.append(Notify(devices[0], ready + me * tiles, True))
+        offer.notifies.append(Notify(0, devices[0], ready + me * tiles, True))
         task = low.hold(op, src.extent, step, held, f"{op.label}/ack")
         task.waits.append(Wait(ack, True, 1))
         return
@@ -261,7 +261,7 @@ def gather(low: DeviceLowering, op: OpNode, source: int, target: int) -> None:
     ranges = [low.shapes.on(device).range(spec, layout, len(spec.shape) - 1) for device in devices]
     pairs: Tiles = {
         "dst": [Operand(dst.slot, Mode.ROWCOLS, part=begin, parts=end - begin) for begin, end in ranges],
-        "src": [held, *(held._replace(peer=device) for device in devices[1:])],
+        "src": [held, *(held._replace(team=0, member=device) for device in devices[1:])],
     }
     copy = low.emit(
         "copy_pairs",
@@ -274,7 +274,7 @@ def gather(low: DeviceLowering, op: OpNode, source: int, target: int) -> None:
         label=gather_label(op.label),
     )
     copy.waits += [Wait(ready + q * tiles, True, 1) for q in range(1, n)]
-    copy.notifies += [Notify(device, ack, True) for device in devices[1:]]
+    copy.notifies += [Notify(0, device, ack, True) for device in devices[1:]]
 
 
 def _acknowledge(low: DeviceLowering, op: OpNode, ref: Ref, ack: int, peers: list[int], step: int) -> None:

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from tilewise.core.errors import InternalError
 from tilewise.ir.lowering import Ref, Tiles
-from tilewise.ir.program import Access, Extent, Instruction, Mode, Operand
+from tilewise.ir.program import Access, Instruction, Mode, Number, Operand, Source, upper
 from tilewise.kernels.table import KERNELS, IntSpec, KernelSpec, OperandSpec
 
 __all__ = ["make_instruction"]
@@ -31,7 +31,7 @@ class _Call:
 
     spec: KernelSpec
     maker: str
-    extent: Extent
+    extent: Number
     step: int
     ref_of: Callable[[int], Ref]
 
@@ -47,7 +47,7 @@ def make_instruction(
     *,
     maker: str,
     label: str,
-    extent: Extent,
+    extent: Number,
     step: int,
     tiles: Tiles,
     ref_of: Callable[[int], Ref],
@@ -160,7 +160,7 @@ def _check_operand(call: _Call, spec: OperandSpec, operand: Operand, dtype: str)
             ("panels", "rows") if spec.packed else ("rows", "panels: take low.flat or low.whole of a copy")
         )
         call.refuse(f"operand {spec.name!r} lies in {wanted}", got)
-    if operand.peer >= 0:
+    if operand.team >= 0:
         if spec.role != "in":
             call.refuse("a task writes its own device's memory", f"a peer's tile for operand {spec.name!r}")
     elif operand.mode == Mode.ROW and operand.div == 1 and ref.extent != call.extent:
@@ -170,11 +170,11 @@ def _check_operand(call: _Call, spec: OperandSpec, operand: Operand, dtype: str)
         )
 
 
-def _rows(extent: Extent) -> str:
-    return f"{extent.constant} rows" if extent.symbol < 0 else f"{extent} rows"
+def _rows(extent: Number) -> str:
+    return f"{extent.constant} rows" if extent.source == Source.NOTHING else f"{extent} rows"
 
 
-_Size = str | int | Extent
+_Size = str | int | Number
 
 
 def _check_sizes(call: _Call, placed: Sequence[Placed]) -> None:
@@ -183,7 +183,7 @@ def _check_sizes(call: _Call, placed: Sequence[Placed]) -> None:
     number: dict[str, int] = {}
     for spec, operand in placed:
         number[spec.name] = number.get(spec.name, -1) + 1
-        if operand is None or operand.peer >= 0 or not spec.sizes:
+        if operand is None or operand.team >= 0 or not spec.sizes:
             continue
         for name, size in zip(spec.sizes, _sizes(call, operand)):
             if name == "_" or size is None:
@@ -211,12 +211,12 @@ def _sizes(call: _Call, operand: Operand) -> tuple[_Size | None, _Size | None]:
         case Mode.COL:
             return _plain(ref.extent), loop
         case Mode.ROWCOLS:
-            return None, operand.parts
+            return None, upper(operand.parts)
     return None, ref.cols
 
 
-def _plain(extent: Extent) -> _Size:
-    return extent.constant if extent.symbol < 0 else extent
+def _plain(extent: Number) -> _Size:
+    return extent.constant if extent.source == Source.NOTHING else extent
 
 
 def _with_access(placed: Sequence[Placed]) -> list[Operand]:
@@ -224,7 +224,7 @@ def _with_access(placed: Sequence[Placed]) -> list[Operand]:
     uses: dict[tuple[int, int], list[int]] = {}
     result = [Operand(0, null=True) if o is None else o for _, o in placed]
     for i, (_, operand) in enumerate(placed):
-        if operand is not None and operand.peer < 0:
+        if operand is not None and operand.team < 0:
             uses.setdefault((operand.slot, _touched(operand)), []).append(i)
     for members in uses.values():
         access = 0
@@ -251,7 +251,7 @@ def _touched(operand: Operand) -> int:
 
 def _integers(
     call: _Call, placed: Sequence[Placed], tiles: Tiles, given: Mapping[str, int | Sequence[int]]
-) -> list[int]:
+) -> list[NumberLike]:
     specs = call.spec.ints
     _check_names(call, "integers", given, {i.name for i in specs if i.source is None})
     known = {i.name: _filled_in(call, i.source, placed) for i in specs if i.source is not None}

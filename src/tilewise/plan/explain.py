@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from tilewise.core.border import Border
 from tilewise.core.errors import PlanError
 from tilewise.ir.layout import show_axes
-from tilewise.ir.program import DeviceProgram, Instruction, LoweredTemplate
+from tilewise.ir.program import DeviceProgram, Instruction, LoweredTemplate, Source, upper
 from tilewise.plan.tables import PlanTables
 from tilewise.plan.traffic import count_traffic
 
@@ -41,7 +41,7 @@ def _tiles(plan: PlanTables) -> Iterator[str]:
     yield f"  tiles: activations in {plan.settings.row_tile} rows, weights in up to 512 rows"
     said = []
     for entries in plan.entries:
-        tiles = [max(1, -(-e.extent.upper(bounds) // e.tile_rows)) for e in entries]
+        tiles = [max(1, -(-e.extent.upper(bounds) // upper(e.tile_rows, bounds))) for e in entries]
         said.append(f"{sum(tiles):,} tiles of {len(entries):,} tensors")
     yield from _per_device(said)
 
@@ -97,7 +97,8 @@ def _num_tasks(template: LoweredTemplate, bounds: tuple[int, ...]) -> int:
 
 def _num_steps(instruction: Instruction, bounds: tuple[int, ...]) -> int:
     rows = instruction.extent.upper(bounds)
-    return 1 if instruction.step <= 0 else -(-rows // instruction.step)
+    step = upper(instruction.step, bounds)
+    return 1 if step <= 0 else -(-rows // step)
 
 
 def explain_tensor(plan: PlanTables, name: str) -> str:
@@ -119,7 +120,8 @@ def explain_tensor(plan: PlanTables, name: str) -> str:
     ]
     where = "; ".join(homes) if homes else "replicated: no axis of the mesh shards its labels"
     rows = entry.extent.upper(plan.symbol_bounds)
+    bound = "up to " if entry.extent.source == Source.SYMBOL else ""
     return (
-        f"{name} {found.spec}: {where}. Device 0 holds {'up to ' if entry.extent.symbol >= 0 else ''}{rows} rows x "
+        f"{name} {found.spec}: {where}. Device 0 holds {bound}{rows} rows x "
         f"{entry.cols} columns in tiles of {entry.tile_rows} rows ({found.spec.storage} storage)."
     )

@@ -18,7 +18,17 @@ from tilewise.ir.graph import Graph, OpNode, TensorSpec
 from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, show_axes
 from tilewise.ir.lowering import Accumulator, Ref, Tiles
 from tilewise.ir.op import op_named
-from tilewise.ir.program import Access, Extent, Instruction, LoweredTemplate, Mode, Operand, Slot, TempSpec
+from tilewise.ir.program import (
+    Access,
+    Instruction,
+    LoweredTemplate,
+    Mode,
+    Number,
+    Operand,
+    Slot,
+    TempSpec,
+    upper,
+)
 from tilewise.kernels.scratch import scratch_bytes
 from tilewise.plan import collectives
 from tilewise.plan.emission import make_instruction
@@ -91,12 +101,14 @@ class TemplateLowering:
         self.slots: dict[Slot, int] = {}
         self.temps: list[TempSpec] = []
         self.signal_sites: list[int] = []
-        self.one = Extent(1)
+        self.one = Number(1)
         self.reduction_chunks = graph.reduction_chunks
         self._op_index = 0
         self._accumulated: set[int] = set()  # outputs of the current op that are summed over the batch
         self.completed: set[Record] = set()  # what the current op has combined
         self.refs: dict[Slot, Ref] = {}
+        self.keys: list[Slot] = []  # by number
+        self.views: list[Ref] = []
         self.scratch_bytes = 0  # what the largest call of a kernel takes from its worker
 
     # ---- the settings that ops ask for --------------------------------------------------------------------
@@ -144,6 +156,8 @@ class TemplateLowering:
         if slot not in self.refs:
             self.slots[slot] = len(self.slots)
             self.refs[slot] = make(self.slots[slot])
+            self.keys.append(slot)
+            self.views.append(self.refs[slot])
         return self.refs[slot]
 
     def tensor(self, tensor: int | Ref) -> Ref:
@@ -154,7 +168,7 @@ class TemplateLowering:
         spec, layout = self.spec(root), self.layout(root)
 
         def make(index: int) -> Ref:
-            extent = self.shapes.extent(spec, layout) if spec.storage != "vector" else Extent(1)
+            extent = self.shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
             tile = self.shapes.tile_rows(spec, self.graph.tensors[root].kind, extent)
             cols = self.shapes.cols(spec, layout)
             return Ref(index, extent, cols, spec.dtype.name, tile, spec.storage == "packed")
@@ -165,7 +179,7 @@ class TemplateLowering:
         """The same memory as rows of plain elements: panels padded, a vector as a column."""
         if isinstance(tensor, Ref):
             base = tensor
-            key = next(s for s, i in self.slots.items() if i == base.slot)
+            key = self.keys[base.slot]
             slot = Slot(
                 {"tensor": "flat", "temp": "temp_flat", "carry": "carry_flat"}[key.kind], key.id, key.level
             )
@@ -178,7 +192,7 @@ class TemplateLowering:
 
     def temp(
         self,
-        rows: int | Extent,
+        rows: int | Number,
         cols: int,
         dtype: str,
         *,
@@ -188,7 +202,7 @@ class TemplateLowering:
         max_bytes: int = 0,
     ) -> Ref:
         """A temporary that lives while this op runs."""
-        extent = rows if isinstance(rows, Extent) else Extent(rows)
+        extent = rows if isinstance(rows, Number) else Number(rows)
         bounds = tuple(s.max for s in self.shapes.symbols)
         size = max_bytes or extent.upper(bounds) * cols * dtype_named(dtype).itemsize
         self.temps.append(TempSpec(name, extent, cols, dtype, tile_rows, packed, size, self._op_index))
@@ -197,7 +211,7 @@ class TemplateLowering:
 
     def temp_like(self, ref: Ref, *, dtype: str, name: str) -> Ref:
         """A temporary with the rows and columns of another tensor."""
-        key = next(s for s, i in self.slots.items() if i == ref.slot)
+        key = self.keys[ref.slot]
         spec, layout = self.spec(key.id), self.layout(key.id)
         size = self.shapes.bytes_max(spec, layout) // spec.dtype.itemsize * dtype_named(dtype).itemsize
         return self.temp(
@@ -229,7 +243,7 @@ class TemplateLowering:
         kernel: str,
         op: OpNode,
         *,
-        over: Ref | Extent,
+        over: Ref | Number,
         tiles: Tiles,
         dtype: str | None = None,
         step: int | None = None,
@@ -239,7 +253,6 @@ class TemplateLowering:
         label: str = "",
     ) -> Instruction:
         """Append an instruction, held to the kernel table (see `ir.lowering.Lowering.emit`)."""
-        by_slot = list(self.refs.values())  # slots are numbered in the order in which they were asked for
         instruction = make_instruction(
             kernel,
             maker=f"op {op.op!r} ({op.label})",
@@ -247,7 +260,7 @@ class TemplateLowering:
             extent=over.extent if isinstance(over, Ref) else over,
             step=self.shapes.settings.row_tile if step is None else step,
             tiles=tiles,
-            ref_of=by_slot.__getitem__,
+            ref_of=self.views.__getitem__,
             dtype=dtype,
             ints=ints,
             floats=floats,
@@ -256,15 +269,16 @@ class TemplateLowering:
         self.instructions.append(instruction)
         bounds = tuple(s.max for s in self.shapes.symbols)
         shapes = [
-            (0, 0) if o.null else (by_slot[o.slot].extent.upper(bounds), by_slot[o.slot].cols)
+            (0, 0) if o.null else (self.views[o.slot].extent.upper(bounds), self.views[o.slot].cols)
             for o in instruction.operands
         ]
         self.scratch_bytes = max(
-            self.scratch_bytes, scratch_bytes(instruction.kernel, instruction.ints, shapes)
+            self.scratch_bytes,
+            scratch_bytes(instruction.kernel, [upper(i, bounds) for i in instruction.ints], shapes),
         )
         return instruction
 
-    def hold(self, op: OpNode, over: Extent, step: int, operand: Operand, label: str) -> Instruction:
+    def hold(self, op: OpNode, over: Number, step: int, operand: Operand, label: str) -> Instruction:
         """Append an empty task per tile that reads the tile: it orders and acknowledges."""
         held = operand._replace(access=Access.IN)
         self.instructions.append(Instruction("", label, over, step, [held], priority=2))
@@ -412,11 +426,11 @@ def _team(record: Record | None) -> Axes:
 def flat_view(base: Ref, slot: int, vector: bool) -> Ref:
     """Packed rows padded to whole panels; a vector as a column of elements."""
     if vector:
-        return Ref(slot, Extent(base.cols), 1, base.dtype, base.cols)
+        return Ref(slot, Number(base.cols), 1, base.dtype, base.cols)
     if not base.packed:
         return Ref(slot, base.extent, base.cols, base.dtype, base.tile_rows)
     rows, cols = round_up(base.extent.constant, 32), round_up(base.cols, 2)
-    return Ref(slot, Extent(rows), cols, base.dtype, base.tile_rows)
+    return Ref(slot, Number(rows), cols, base.dtype, base.tile_rows)
 
 
 def _fixed(size: int | Dim) -> int:

@@ -13,7 +13,7 @@ from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.mesh import MICRO, Axes, DeviceMesh
 from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.layout import TensorLayout
-from tilewise.ir.program import Extent
+from tilewise.ir.program import Number
 
 __all__ = ["LocalShapes", "PlanSettings", "round_up", "symbols_of"]
 
@@ -130,18 +130,18 @@ class LocalShapes:
             "rows": (max(n - 1, 1), min(n - 1, 1)),
         }[spec.storage]
 
-    def extent(self, spec: TensorSpec, layout: TensorLayout) -> Extent:
+    def extent(self, spec: TensorSpec, layout: TensorLayout) -> Number:
         """Rows of a tensor."""
         lead = self.sizes(spec, layout)[: self.split(spec)[0]]
         symbolic = [s for s in lead if isinstance(s, Dim)]
         fixed = prod(s for s in lead if isinstance(s, int))
         if not symbolic:
-            return Extent(fixed)
+            return Number(fixed)
         if len(symbolic) > 1:
             raise PlanError(
                 f"[plan.shapes] at most one symbolic size may count rows; got {spec}; fix the others"
             )
-        return Extent(0, self.symbols.index(symbolic[0]), fixed)
+        return Number.of_symbol(self.symbols.index(symbolic[0]), fixed)
 
     def cols(self, spec: TensorSpec, layout: TensorLayout) -> int:
         """Columns of a tensor."""
@@ -163,7 +163,7 @@ class LocalShapes:
             rows, cols = round_up(rows, 32), round_up(cols, 2)
         return rows * cols * spec.dtype.itemsize
 
-    def tile_rows(self, spec: TensorSpec, kind: str, extent: Extent) -> int:
+    def tile_rows(self, spec: TensorSpec, kind: str, extent: Number) -> int:
         """Rows per tile: weights by blocks of panels, states and constants whole, activations by the row tile."""
         if spec.tile_hint:
             return spec.tile_hint

@@ -13,23 +13,23 @@ from tilewise.graph import GraphBuilder
 from tilewise.ir import op as op_table
 from tilewise.ir.lowering import Ref
 from tilewise.ir.op import op_named
-from tilewise.ir.program import Access, Extent, Mode, Operand
+from tilewise.ir.program import Access, Mode, Number, Operand
 from tilewise.kernels import KERNELS
 from tilewise.plan.emission import make_instruction
 
 ROWS, D, V = 10, 6, 12
 REFS = [
-    Ref(0, Extent(ROWS), D, "f32", 4),  # x and the like
-    Ref(1, Extent(ROWS), D, "f32", 4),
-    Ref(2, Extent(ROWS), 1, "f32", 4),  # a number per row
-    Ref(3, Extent(1), D, "f32", 1),  # a vector
-    Ref(4, Extent(V), D, "f32", 32, packed=True),  # a weight
-    Ref(5, Extent(ROWS), V, "f32", 4),
-    Ref(6, Extent(ROWS), 1, "i32", 4),
-    Ref(7, Extent(V), D, "f32", 32, packed=True),
-    Ref(8, Extent(ROWS), D, "bf16", 4),
-    Ref(9, Extent(7), D, "f32", 4),
-    Ref(10, Extent(0, 0, 1), D, "f32", 4),  # as many rows as a symbol says
+    Ref(0, Number(ROWS), D, "f32", 4),  # x and the like
+    Ref(1, Number(ROWS), D, "f32", 4),
+    Ref(2, Number(ROWS), 1, "f32", 4),  # a number per row
+    Ref(3, Number(1), D, "f32", 1),  # a vector
+    Ref(4, Number(V), D, "f32", 32, packed=True),  # a weight
+    Ref(5, Number(ROWS), V, "f32", 4),
+    Ref(6, Number(ROWS), 1, "i32", 4),
+    Ref(7, Number(V), D, "f32", 32, packed=True),
+    Ref(8, Number(ROWS), D, "bf16", 4),
+    Ref(9, Number(7), D, "f32", 4),
+    Ref(10, Number(0, 0, 1), D, "f32", 4),  # as many rows as a symbol says
 ]
 
 
@@ -62,7 +62,7 @@ def make(kernel, base, **changes):
             call[what] = {k: v for k, v in merged.items() if v is not None or what == "tiles"}
         else:
             call[what] = named
-    options = {"extent": Extent(ROWS), "step": 4, **call}
+    options = {"extent": Number(ROWS), "step": 4, **call}
     return make_instruction(kernel, maker="op 'mine' (l)", label="l", ref_of=REFS.__getitem__, **options)
 
 
@@ -122,7 +122,7 @@ REFUSED = [
     (
         "rms_norm",
         NORM,
-        {"tiles": {"y": row(0, peer=1)}},
+        {"tiles": {"y": row(0, team=0, member=1)}},
         r"its own device's memory; got a peer's tile for operand 'y'",
     ),
     ("matmul", PRODUCT, {"tiles": {"w": [whole(4)]}}, r"equally many; got 2 of 'a', 1 of 'w'"),
@@ -176,7 +176,7 @@ def test_one_access_per_tile():
     twice = {"dtype": "f32", "tiles": {"out": row(0), "a": row(1), "b": row(1)}}
     assert accesses(make("add", twice)) == ["OUT", "IN", "NONE"]
     part = [Operand(0, Mode.ROWPART, part=i, parts=3) for i in (1, 2)]
-    peers = [o._replace(peer=o.part) for o in part]
+    peers = [o._replace(team=0, member=o.part) for o in part]
     copied = make("copy_pairs", {"dtype": "f32", "tiles": {"dst": part, "src": peers}})
     assert accesses(copied) == ["INOUT", "NONE", "NONE", "NONE"]
 
@@ -184,9 +184,9 @@ def test_one_access_per_tile():
 def test_symbolic_rows_are_compared_as_such():
     """A tensor with a symbol's rows fits a loop over them, and no other."""
     tiles = {"out": row(10), "x": row(10)}
-    make("silu", {"dtype": "f32", "tiles": tiles, "extent": Extent(0, 0, 1)})
+    make("silu", {"dtype": "f32", "tiles": tiles, "extent": Number(0, 0, 1)})
     with pytest.raises(InternalError, match="cut from as many rows"):
-        make("silu", {"dtype": "f32", "tiles": tiles, "extent": Extent(0, 0, 2)})
+        make("silu", {"dtype": "f32", "tiles": tiles, "extent": Number(0, 0, 2)})
 
 
 def test_every_kernel_can_be_written_from_its_table_line():
