@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from tilewise.core.errors import InternalError
 from tilewise.ir.lowering import Ref, Tiles
-from tilewise.ir.program import Access, Instruction, Mode, Number, Operand, Source, upper
+from tilewise.ir.program import Access, Instruction, Mode, Number, NumberLike, Operand, Source, upper
 from tilewise.kernels.table import KERNELS, IntSpec, KernelSpec, OperandSpec
 
 __all__ = ["make_instruction"]
@@ -53,7 +53,7 @@ def make_instruction(
     ref_of: Callable[[int], Ref],
     dtype: str | None = None,
     ints: Mapping[str, int | Sequence[int]] | None = None,
-    floats: Mapping[str, float] | None = None,
+    floats: Mapping[str, float | Sequence[float]] | None = None,
     priority: int = 0,
 ) -> Instruction:
     """One instruction, as the table says.
@@ -246,7 +246,7 @@ def _touched(operand: Operand) -> int:
     """What of a tensor's tiles an operand depends on: 0 all, -1 those of the iteration, else every so many rows."""
     if operand.mode in (Mode.WHOLE, Mode.COL):
         return 0
-    return -1 if operand.div == 1 else operand.div
+    return -1 if operand.div == 1 else upper(operand.div)
 
 
 def _integers(
@@ -255,7 +255,7 @@ def _integers(
     specs = call.spec.ints
     _check_names(call, "integers", given, {i.name for i in specs if i.source is None})
     known = {i.name: _filled_in(call, i.source, placed) for i in specs if i.source is not None}
-    result: list[int] = []
+    result: list[NumberLike] = []
     for spec in specs:
         if spec.source is not None:
             result.append(known[spec.name])
@@ -294,14 +294,21 @@ def _integer(call: _Call, name: str, value: object) -> int:
     return int(value)
 
 
-def _floats(call: _Call, given: Mapping[str, float]) -> list[float]:
-    _check_names(call, "floats", given, set(call.spec.floats))
+def _floats(call: _Call, given: Mapping[str, float | Sequence[float]]) -> list[float]:
+    names = [name.removesuffix("...") for name in call.spec.floats]
+    _check_names(call, "floats", given, set(names))
     result = []
-    for name in call.spec.floats:
+    for spec, name in zip(call.spec.floats, names):
         if name not in given:
             call.refuse("every float is given", f"none for {name!r}")
         value = given[name]
-        if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
-            call.refuse("a float is a finite number", f"{value!r} for {name!r}")
-        result.append(float(value))
+        if isinstance(value, list | tuple) != (spec != name):
+            call.refuse("a list of floats is a list, and a float is none", f"{value!r} for {name!r}")
+        result += [_float(call, name, v) for v in (value if isinstance(value, list | tuple) else [value])]
     return result
+
+
+def _float(call: _Call, name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
+        call.refuse("a float is a finite number", f"{value!r} for {name!r}")
+    return float(value)
