@@ -322,8 +322,8 @@ class TemplateLowering:
             if record.is_completed_per_microbatch:
                 raise PlanError(
                     "[plan.lower] devices of the batch hold nodes of the tree over its leaves for the whole step; got "
-                    f"{show_axes(record.axes)} with {record.count} leaves; choose leaves that are devices times a "
-                    "power of two"
+                    f"{show_axes(record.axes)} with {record.count} leaves; choose a power of two of "
+                    "microbatches"
                 )
             self.completed.add(record)
             if target.is_last and record.team:
