@@ -20,7 +20,7 @@ from tilewise.ir.lowering import Accumulator, Ref
 from tilewise.ir.op import op_named
 from tilewise.ir.program import Access, Extent, Instruction, LoweredTemplate, Mode, Operand, Slot, TempSpec
 from tilewise.kernels.scratch import scratch_bytes
-from tilewise.plan import collectives
+from tilewise.plan import collectives, reshards
 from tilewise.plan.shapes import LocalShapes, round_up
 
 __all__ = ["TemplateLowering", "alias_roots", "trailing_ones"]
@@ -360,6 +360,14 @@ class TemplateLowering:
     ) -> None:
         """Combine `source` over a record's team into `target` (plus a residual), tile by tile."""
         collectives.all_reduce(self, op, source, target, residual, record, step=step, producer=producer)
+
+    def all_gather(self, op: OpNode, source: int, target: int) -> None:
+        """Bring the shards of `source` together on every device, along the axes that `target` lacks."""
+        reshards.all_gather_columns(self, op, source, target)
+
+    def slice(self, op: OpNode, source: int, target: int) -> None:
+        """Keep this device's part of `source`, along the axes that `target` has more."""
+        reshards.slice_columns(self, op, source, target)
 
     def gather(self, op: OpNode, source: int, target: int) -> None:
         """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""

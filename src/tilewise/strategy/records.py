@@ -7,7 +7,7 @@ records say, wherever they come from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import MICRO, DeviceMesh
@@ -26,7 +26,7 @@ def make_records(
     op: OpNode,
     factors: Factors,
     mesh: DeviceMesh,
-    layouts: Sequence[TensorLayout],
+    layouts: Sequence[TensorLayout] | Mapping[int, TensorLayout],
     batch: BatchCut,
 ) -> dict[tuple[int, str], tuple[Record, ...]]:
     """The records of one op.
@@ -58,7 +58,7 @@ def _record(
     partial: Partial,
     contraction: Contraction,
     mesh: DeviceMesh,
-    layouts: Sequence[TensorLayout],
+    layouts: Sequence[TensorLayout] | Mapping[int, TensorLayout],
     batch: BatchCut,
 ) -> Record | None:
     axes, teams, count = contraction.axes, 1, graph.reduction_chunks
@@ -72,7 +72,8 @@ def _record(
     if width not in allowed_widths(count) or parts % teams:
         advice = {
             LEAVES: leaves_in_words(batch, width),
-            GROUPS: f"choose {', '.join(str(w) for w in allowed_widths(count))} devices per KV head",
+            GROUPS: "a group of query heads halves evenly among "
+            f"{', '.join(str(w) for w in allowed_widths(count))} devices",
         }
         raise LayoutError(
             f"[strategy.records] parts of a sum are nodes of its tree; got {width} parts of {partial.name!r} of "
