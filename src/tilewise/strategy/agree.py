@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilewise.core.dims import DimLabel
+from tilewise.core.dims import DimLabel, Size
 from tilewise.core.mesh import MICRO, Axes
-from tilewise.ir.contractions import tree_of
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
-from tilewise.ir.layout import in_space
-from tilewise.ir.op import Factors, op_named
+from tilewise.ir.layout import CHUNKS, LEAVES, in_space
+from tilewise.ir.op import Factors, Partial, op_named
 from tilewise.strategy.choice import CONTRACTED, FREE, PASSED, Choice, Choices
 
-__all__ = ["Agreement", "agree", "behind", "labels_of"]
+__all__ = ["Agreement", "agree", "behind", "label_for"]
 
 Agreement = Mapping[str, Choice]
 
@@ -90,33 +89,40 @@ def _candidates(
 
 
 def _pinned(graph: Graph, op: OpNode, factors: Factors, choices: Mapping[int, Choices]) -> dict[str, Choice]:
-    """Factors of states that the op writes on: these stay where they are."""
+    """Factors of what stays where it is: states that the op writes on, weights whose gradient it makes."""
     rule, found = op_named(op.op), dict[str, Choice]()
     written = {i for _, i in rule.in_place} if rule.must_alias else set()
     for position, (tensor, dims) in enumerate(zip(op.inputs, factors.inputs)):
         if tensor is None or dims is None or graph.tensors[tensor].kind not in ("parameter", "state"):
             continue
-        if position in written or not op.outputs:
+        is_gradient = bool(rule.accumulates) and dims in factors.outputs
+        if position in written or not op.outputs or is_gradient:
             for name, choice in zip(dims, choices[tensor]):
                 found.setdefault(name, choice)
     return found
 
 
 def _may_share(graph: Graph, op: OpNode, factors: Factors, name: str) -> bool:
-    """Whether a contraction may be shared: all that have the dim cut it alike, and a partial covers every output."""
+    """Whether a contraction may be shared: partials cover every output, and what cuts their trees is labelled, alike
+    where sizes are."""
+    lacking = {i for i, dims in enumerate(factors.outputs) if name not in dims}
+    for tree in (CHUNKS, LEAVES):
+        partials = [p for p in factors.partials if name in p.factors and p.tree == tree]
+        if lacking <= {o for p in partials for o in p.outputs} and all(
+            _is_cut_alike(graph, op, factors, name, p) for p in partials
+        ):
+            return True
+    return False
+
+
+def _is_cut_alike(graph: Graph, op: OpNode, factors: Factors, name: str, partial: Partial) -> bool:
     cuts = {
         (spec.shape[dims.index(name)], _cut(spec, dims.index(name)))
-        for spec, dims in _operands(graph, op, factors)
-        if name in dims
+        for position, spec, dims in _operands(graph, op, factors)
+        if name in dims and (partial.cut_by is None or position in partial.cut_by)
     }
-    by_size = {size for size, _ in cuts}
-    if any(cut is None for _, cut in cuts) or len(by_size) != len(cuts):
-        return False
-    labels = [spec.labels[dims.index(name)] for spec, dims in _operands(graph, op, factors) if name in dims]
-    trees = {tree_of(label) for label in labels}
-    lacking = [i for i, dims in enumerate(factors.outputs) if name not in dims]
-    covered = {o for p in factors.partials if name in p.factors and {p.tree} == trees for o in p.outputs}
-    return covered.issuperset(lacking)
+    labelled = all(cut is not None and cut[-1] == (partial.tree == LEAVES) for _, cut in cuts)
+    return labelled and len({size for size, _ in cuts}) == len(cuts)
 
 
 def _cut(spec: TensorSpec, dim: int) -> tuple[int, int, bool] | None:
@@ -124,10 +130,10 @@ def _cut(spec: TensorSpec, dim: int) -> tuple[int, int, bool] | None:
     return None if label is None else (label.atom, label.group, label.is_summed_by_leaves)
 
 
-def _operands(graph: Graph, op: OpNode, factors: Factors) -> list[tuple[TensorSpec, tuple[str, ...]]]:
+def _operands(graph: Graph, op: OpNode, factors: Factors) -> list[tuple[int, TensorSpec, tuple[str, ...]]]:
     return [
-        (graph.spec(tensor), dims)
-        for tensor, dims in zip(op.inputs, factors.inputs)
+        (position, graph.spec(tensor), dims)
+        for position, (tensor, dims) in enumerate(zip(op.inputs, factors.inputs))
         if tensor is not None and dims is not None
     ]
 
@@ -143,15 +149,17 @@ def _without(axes: Axes, taken: set[str]) -> Axes:
     return tuple(axis for i, axis in enumerate(axes) if i < free or axis == MICRO)
 
 
-def labels_of(
-    graph: Graph, op: OpNode, factors: Factors, choices: Mapping[int, Choices], name: str
+def label_for(
+    graph: Graph, op: OpNode, factors: Factors, choices: Mapping[int, Choices], name: str, size: Size
 ) -> DimLabel | None:
-    """The label of the operand whose choice a factor follows."""
+    """The label of the operand whose choice a factor follows, among dims of that size; None if it has none."""
     ranked = [
-        (choices[tensor][dim].rank, label)
-        for tensor, dims in zip(op.inputs, factors.inputs)
-        if tensor is not None and dims is not None
-        for dim, (factor, label) in enumerate(zip(dims, graph.spec(tensor).labels))
-        if factor == name
+        (choices[tensor][dim].rank, dim, spec.labels[dim])
+        for (_, spec, dims), tensor in zip(
+            _operands(graph, op, factors),
+            (t for t, d in zip(op.inputs, factors.inputs) if t is not None and d is not None),
+        )
+        for dim, factor in enumerate(dims)
+        if factor == name and spec.shape[dim] == size
     ]
-    return min(ranked, key=lambda r: r[0], default=(FREE, None))[1]
+    return min(ranked, key=lambda r: r[0], default=(FREE, 0, None))[2]

@@ -21,7 +21,7 @@ from tilewise.ir.graph import Graph, OpNode, TensorNode
 from tilewise.ir.hints import as_tensor_layout
 from tilewise.ir.layout import GraphLayout, Record, Reshard, TensorLayout, in_space
 from tilewise.ir.op import Factors
-from tilewise.strategy.agree import agree, behind, labels_of
+from tilewise.strategy.agree import agree, behind, label_for
 from tilewise.strategy.choice import (
     ASKED,
     FREE,
@@ -184,9 +184,10 @@ def _through(
         wanted = tuple(have if n in factors.moved else agreed[n] for n, have in zip(dims, choices[tensor]))
         if as_layout(wanted) == as_layout(choices[tensor]):
             continue
+        spec = graph.spec(tensor)
         labels = tuple(
-            own if choice.axes == have.axes else labels_of(graph, op, factors, choices, name) or own
-            for name, own, have, choice in zip(dims, graph.spec(tensor).labels, choices[tensor], wanted)
+            own if choice.axes == have.axes else label_for(graph, op, factors, choices, name, size) or own
+            for name, size, own, have, choice in zip(dims, spec.shape, spec.labels, choices[tensor], wanted)
         )
         found.append(_reshard(op, position, tensor, choices[tensor], wanted, labels))
     rank = behind(factors)

@@ -70,14 +70,34 @@ def test_what_agrees_is_left_alone():
     assert spread(graph, strict=True)[0] is graph
 
 
-def test_a_contraction_that_is_not_labelled_everywhere_is_gathered():
-    """A product cuts its sum where all operands are labelled alike; else the shared one comes together."""
-    for in_label, given_label in ((A, None), (None, A), (A, B)):
-        g = GraphBuilder()
-        x = g.input([4, 16], name="x", labels=[None, given_label])
-        g.output(linear(g, x, "w", 8, in_label=in_label), "y")
-        graph, layout = spread(g.freeze())
-        assert [name for name, _ in ops_of(graph)] == ["all_gather"] and not layout.records
+@pytest.mark.parametrize(
+    ("in_label", "given", "made", "is_shared"),
+    [
+        (A, None, ["slice"], True),  # the weight says where the sum is cut; rows follow
+        (A, B, ["slice"], True),
+        (None, A, ["all_gather"], False),  # one chunk: rows come together
+        (A, A, [], True),
+    ],
+)
+def test_a_sum_is_shared_only_where_it_is_cut(in_label, given, made, is_shared):
+    """A product's chunks are those of its weight's label; without one, the shared operand is gathered."""
+    g = GraphBuilder()
+    x = g.input([4, 16], name="x", labels=[None, given])
+    g.output(linear(g, x, "w", 8, in_label=in_label), "y")
+    graph, layout = spread(g.freeze())
+    assert [name for name, _ in ops_of(graph)] == made and bool(layout.records) == is_shared
+
+
+def test_terms_are_cut_each_by_its_own_weight():
+    """Two terms of one sum with dims of other sizes: each operand is sliced as its own weight is cut."""
+    g = GraphBuilder()
+    x, z = g.input([4, 16], name="x"), g.input([4, 48], name="z")
+    w = [g.parameter([8, 16], name="w", labels=[None, A]), g.parameter([8, 48], name="v", labels=[None, B])]
+    attrs = {"num_terms": 2, "transpose": True, "residual": False}
+    g.output(g.op("linear", [x, w[0], z, w[1]], **attrs)[0], "y")
+    graph, _ = spread(g.freeze(), rules={A.name: "b", B.name: "b"})
+    cut = [graph.spec(op.outputs[0]).labels for op in graph.ops if op.op == "slice"]
+    assert cut == [(None, A), (None, B)]
 
 
 def test_what_an_op_needs_whole_is_gathered():
@@ -183,7 +203,7 @@ def gated(graph, x, *, width):
 
 
 def test_layers_get_a_copy_per_layout():
-    """The first layer's operand is whole, the others' are shared: these have reshards inside and a name of their own."""
+    """The first layer's operand is whole, the others' are shared: these have reshards inside and another name."""
     g = GraphBuilder()
     x = g.input([4, 16], name="x")
     for i in range(3):
