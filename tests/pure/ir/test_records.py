@@ -150,7 +150,7 @@ def test_shared_kv_heads_are_sums_over_their_query_heads(kv_heads, group, chunks
     assert all(r.tree == GROUPS and r.count == group and r.outputs == (1, 2) for r in found)
     validate_records(graph, layout)
     if found:
-        with pytest.raises(LayoutError, match="got none of 'heads' of 'attention_backward'"):
+        with pytest.raises(LayoutError, match="got none of 'group' of 'attention_backward'"):
             validate_records(graph, replace(layout, records=without(layout.records, found[0])))
 
 
