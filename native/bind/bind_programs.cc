@@ -22,6 +22,26 @@
 
 namespace nb = nanobind;
 
+/// An integer, or a tilewise.ir.program.Number: constant, multiple, source, which.
+template <>
+struct nb::detail::type_caster<tilewise::programs::Number> {
+  NB_TYPE_CASTER(tilewise::programs::Number, const_name("Number"))
+
+  bool from_python(handle given, uint8_t flags, cleanup_list* cleanup) noexcept {
+    if (PyLong_Check(given.ptr())) {
+      make_caster<int64_t> constant;
+      if (!constant.from_python(given, flags, cleanup)) return false;
+      value = tilewise::programs::Number(constant.value);
+      return true;
+    }
+    make_caster<std::tuple<int64_t, int64_t, int32_t, int32_t>> fields;
+    if (!PyTuple_Check(given.ptr()) || !fields.from_python(given, flags, cleanup)) return false;
+    const auto [constant, multiple, source, which] = std::tuple<int64_t, int64_t, int32_t, int32_t>(fields);
+    value = {constant, multiple, static_cast<tilewise::programs::Source>(source), which};
+    return true;
+  }
+};
+
 namespace tilewise::bind {
 
 namespace {
@@ -31,14 +51,13 @@ using namespace tilewise::programs;
 constexpr std::array<std::string_view, 4> kDTypeNames = {"f32", "bf16", "i32", "f64"};  // in DType's order
 
 // tilewise.ir.program's named tuples, whose fields stand in the order of the structs in programs/program.h.
-using ExtentTuple = std::tuple<int64_t, int64_t, int64_t>;
-using OperandTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool>;
-using WaitTuple = std::tuple<int64_t, bool, int64_t>;
-using NotifyTuple = std::tuple<int64_t, int64_t, bool>;
+using OperandTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, Number, Number, Number, Number, bool>;
+using WaitTuple = std::tuple<Number, bool, Number, int64_t, Number, int64_t, Number>;
+using NotifyTuple = std::tuple<int64_t, Number, Number, bool, int64_t, Number>;
 
-Extent extent_of(const ExtentTuple& tuple) {
-  const auto& [constant, symbol, multiple] = tuple;
-  return {constant, symbol, multiple};
+Number behind(Number signal, int64_t first_signal) {
+  signal.constant += first_signal;
+  return signal;
 }
 
 DType dtype_of(const std::string& name) {
@@ -50,39 +69,41 @@ DType dtype_of(const std::string& name) {
 }
 
 /// entry: a tilewise.ir.program.TensorEntry, or what has its attributes.
-int64_t add_tensor(Program& program, int64_t device, nb::handle entry, std::vector<int64_t> aliases) {
+int64_t add_tensor(Program& program, int64_t class_id, nb::handle entry, std::vector<int64_t> aliases) {
   Tensor tensor;
   tensor.offset = read<"offset", int64_t>(entry);
-  tensor.rows = extent_of(read<"extent", ExtentTuple>(entry));
+  tensor.rows = read<"extent", Number>(entry);
   tensor.cols = read<"cols", int64_t>(entry);
   tensor.stride = read<"stride", int64_t>(entry);
   tensor.dtype = dtype_of(read<"dtype", std::string>(entry));
-  tensor.tile_rows = read<"tile_rows", int64_t>(entry);
+  tensor.tile_rows = read<"tile_rows", Number>(entry);
   tensor.first_handle = read<"first_handle", int64_t>(entry);
   tensor.aliases = std::move(aliases);
-  return program.add_tensor(device, std::move(tensor));
+  return program.add_tensor(class_id, std::move(tensor));
 }
 
 /// instruction: a tilewise.ir.program.Instruction, or what has its attributes. Its signals count from first_signal on.
-void add_instr(Program& program, int64_t device, int64_t template_id, nb::handle instruction, int64_t first_signal) {
+void add_instr(Program& program, int64_t class_id, int64_t template_id, nb::handle instruction, int64_t first_signal) {
   Instr instr;
   instr.kernel = read<"kernel", std::string>(instruction);
-  instr.extent = extent_of(read<"extent", ExtentTuple>(instruction));
-  instr.step = read<"step", int64_t>(instruction);
-  for (const auto& [slot, mode, access, peer, div, part, parts, null] :
+  instr.extent = read<"extent", Number>(instruction);
+  instr.step = read<"step", Number>(instruction);
+  for (const auto& [slot, mode, access, team, member, div, part, parts, null] :
        read<"operands", std::vector<OperandTuple>>(instruction)) {
-    instr.operands.push_back({slot, static_cast<Mode>(mode), access, peer, div, part, parts, null});
+    instr.operands.push_back({slot, static_cast<Mode>(mode), access, team, member, div, part, parts, null});
   }
-  instr.ints = read<"ints", std::vector<int64_t>>(instruction);
+  instr.ints = read<"ints", std::vector<Number>>(instruction);
   instr.floats = read<"floats", std::vector<double>>(instruction);
-  for (const auto& [base, per_index, increment] : read<"waits", std::vector<WaitTuple>>(instruction)) {
-    instr.waits.push_back({base + first_signal, per_index, increment});
+  for (const auto& [base, per_index, increment, team, member, slot, use] :
+       read<"waits", std::vector<WaitTuple>>(instruction)) {
+    instr.waits.push_back({behind(base, first_signal), per_index, increment, team, member, slot, use});
   }
-  for (const auto& [target, base, per_index] : read<"notifies", std::vector<NotifyTuple>>(instruction)) {
-    instr.notifies.push_back({target, base + first_signal, per_index});
+  for (const auto& [team, member, base, per_index, slot, use] :
+       read<"notifies", std::vector<NotifyTuple>>(instruction)) {
+    instr.notifies.push_back({team, member, behind(base, first_signal), per_index, slot, use});
   }
   instr.priority = read<"priority", int64_t>(instruction);
-  program.add_instr(device, template_id, std::move(instr), read<"label", std::string>(instruction));
+  program.add_instr(class_id, template_id, std::move(instr), read<"label", std::string>(instruction));
 }
 
 void finish(Program& program, std::vector<int64_t> symbols_max) {
@@ -106,7 +127,8 @@ ExecutorOptions executor_options(const nb::kwargs& given) {
 }
 
 /// Runs with the GIL released; a pending Python exception (Ctrl-C) cancels and is raised once the devices are quiet.
-void run(Executor& executor, std::shared_ptr<const Program> program, std::vector<int64_t> symbols) {
+void run(Executor& executor, std::shared_ptr<const Program> program, std::vector<int64_t> symbols,
+         const std::string& name) {
   std::optional<nb::python_error> pending;
   const auto poll = [&pending] {
     nb::gil_scoped_acquire hold;
@@ -116,7 +138,7 @@ void run(Executor& executor, std::shared_ptr<const Program> program, std::vector
   };
   try {
     nb::gil_scoped_release release;
-    executor.run(std::move(program), std::move(symbols), poll);
+    executor.run(std::move(program), std::move(symbols), name, poll);
   } catch (...) {
     if (pending) throw std::move(*pending);  // Ctrl-C is never swallowed by an error that came first
     throw;
@@ -189,33 +211,74 @@ nb::dict device_overhead(int64_t workers, int64_t signals, int64_t handles, int6
   return result;
 }
 
+void check_device(const Program& program, int64_t device, const char* where) {
+  check<ArgumentError>(program.finished() && device >= 0 && device < program.num_devices(), "[runtime.Program.", where,
+                       "] a finished program and one of its devices are needed; got device ", device,
+                       "; call finish() first");
+}
+
+int64_t list_named(const Program& program, const std::string& name, const char* where) {
+  const int64_t list = program.find_list(name);
+  check<ArgumentError>(list >= 0, "[runtime.Program.", where, "] the program must have calls under the name; got '",
+                       name, "'; pass a name that was given to add_call()");
+  return list;
+}
+
+int64_t num_tasks(const Program& program, int64_t device, const std::vector<int64_t>& symbols,
+                  const std::string& name) {
+  check_device(program, device, "num_tasks");
+  check<ArgumentError>(symbols.size() == program.symbols_max().size(),
+                       "[runtime.Program.num_tasks] every symbol needs a value; got ", symbols.size(), " for ",
+                       program.symbols_max().size(), "; pass one per symbol");
+  return program.num_tasks(device, list_named(program, name, "num_tasks"), symbols);
+}
+
 void bind_program(nb::module_& m) {
-  nb::class_<Program>(m, "Program", "Builder of a tile program: instructions per device, checked by finish().")
-      .def(nb::init<int64_t>(), nb::arg("num_devices"))
-      .def("add_tensor", &add_tensor, nb::arg("device"), nb::arg("entry"), nb::arg("aliases") = std::vector<int64_t>{},
-           "Add the tensor that an `ir.program.TensorEntry` describes; returns its number on the device.")
-      .def("add_template", &Program::add_template, nb::arg("device"), nb::arg("name"),
-           "Open a list of instructions; returns its number on the device.")
-      .def("add_instr", &add_instr, nb::arg("device"), nb::arg("template"), nb::arg("instruction"),
+  nb::class_<Program>(m, "Program",
+                      "Builder of a tile program: classes of devices and the devices, checked by finish().")
+      .def(nb::init<>())
+      .def("add_class", &Program::add_class, "Open a class of devices; returns its number.")
+      .def("add_tensor", &add_tensor, nb::arg("class_id"), nb::arg("entry"),
+           nb::arg("aliases") = std::vector<int64_t>{},
+           "Add the tensor that an `ir.program.TensorEntry` describes; returns its number in the class.")
+      .def("add_template", &Program::add_template, nb::arg("class_id"), nb::arg("name"),
+           "Open a list of instructions; returns its number in the class.")
+      .def("add_instr", &add_instr, nb::arg("class_id"), nb::arg("template"), nb::arg("instruction"),
            nb::arg("first_signal") = 0, "Add an `ir.program.Instruction`, whose signals count from `first_signal` on.")
       .def(
           "add_call",
-          [](Program& program, int64_t device, int64_t template_id, std::vector<int64_t> binding) {
-            program.add_call(device, {template_id, std::move(binding)});
+          [](Program& program, int64_t class_id, int64_t template_id, std::vector<int64_t> binding,
+             std::vector<int64_t> numbers, const std::string& name) {
+            program.add_call(class_id, {template_id, std::move(binding), std::move(numbers)}, name);
           },
-          nb::arg("device"), nb::arg("template"), nb::arg("binding"),
-          "Run a template with binding[slot] = tensor; calls run in the order of this method's calls.")
+          nb::arg("class_id"), nb::arg("template"), nb::arg("binding"), nb::arg("numbers") = std::vector<int64_t>{},
+          nb::arg("name") = "",
+          "Run a template with binding[slot] = tensor and the call's numbers, in the list of that name; the calls of a "
+          "list run in the order in which they were added.")
+      .def(
+          "add_device",
+          [](Program& program, int64_t class_id, std::vector<int64_t> numbers,
+             std::vector<std::vector<int64_t>> teams) {
+            return program.add_device({class_id, std::move(numbers), std::move(teams)});
+          },
+          nb::arg("class_id"), nb::arg("numbers") = std::vector<int64_t>{},
+          nb::arg("teams") = std::vector<std::vector<int64_t>>{},
+          "Add a device of a class with its numbers and its teams of devices; returns its number.")
       .def("finish", &finish, nb::arg("symbols_max") = std::vector<int64_t>{},
            "Check the whole program at the symbols' upper bounds (kernels, ranges, no deadlock) and freeze it.")
-      .def("num_tasks", &Program::num_tasks, nb::arg("device"), nb::arg("symbols") = std::vector<int64_t>{},
-           "Tasks of one run on a device.")
+      .def(
+          "bind",
+          [](const Program& program, int64_t device) {
+            check_device(program, device, "bind");
+            program.bound(device);
+          },
+          nb::arg("device"), "Fill in a device's numbers and peers now, rather than when it first runs.")
+      .def("num_tasks", &num_tasks, nb::arg("device"), nb::arg("symbols") = std::vector<int64_t>{},
+           nb::arg("name") = "", "Tasks of one run of a list on a device.")
       .def(
           "needs",
           [](const Program& program, int64_t device) {
-            check<ArgumentError>(program.finished() && device >= 0 && device < program.num_devices(),
-                                 "[runtime.Program.needs] a finished program and one of its devices are needed; got "
-                                 "device ",
-                                 device, "; call finish() first");
+            check_device(program, device, "needs");
             const Needs& needs = program.needs(device);
             return std::tuple(needs.arena_bytes, needs.num_handles, needs.num_signals);
           },
@@ -233,8 +296,8 @@ void bind_executor(nb::module_& m) {
           "scratch_bytes, memory_limit_bytes (0: none), deadline_s.")
       .def("buffer", &buffer, nb::arg("device"), nb::arg("offset"), nb::arg("bytes"),
            "Writable uint8 array on a device's memory; keeps that memory alive.")
-      .def("run", &run, nb::arg("program"), nb::arg("symbols") = std::vector<int64_t>{},
-           "Run a finished program on all devices and wait for its end.")
+      .def("run", &run, nb::arg("program"), nb::arg("symbols") = std::vector<int64_t>{}, nb::arg("name") = "",
+           "Run a finished program's list of calls of that name on all devices and wait for its end.")
       .def("trace", &Executor::trace, nb::arg("enable"), "Switch the task timeline on or off.")
       .def("timeline", &timeline,
            "Tasks of the last traced run, by start: (device, worker, label, row_begin, submit_ns, ready_ns, start_ns, "

@@ -18,6 +18,7 @@
   EntryList rows_entries();               \
   EntryList elementwise_entries();        \
   EntryList reductions_entries();         \
+  EntryList update_entries();             \
   }
 #if defined(__aarch64__)
 TILEWISE_DECLARE_LEVEL(neon)
@@ -41,10 +42,10 @@ struct Level {
   Table table;
 };
 
-#define TILEWISE_LEVEL_TABLE(ns)                                                             \
-  table_of({ns::matmul_entries(), ns::weight_gradient_entries(), ns::attention_entries(),    \
-            ns::attention_backward_entries(), ns::rows_entries(), ns::elementwise_entries(), \
-            ns::reductions_entries()})
+#define TILEWISE_LEVEL_TABLE(ns)                                                                                       \
+  table_of({ns::matmul_entries(), ns::weight_gradient_entries(), ns::attention_entries(),                              \
+            ns::attention_backward_entries(), ns::rows_entries(), ns::elementwise_entries(), ns::reductions_entries(), \
+            ns::update_entries()})
 
 Table table_of(std::initializer_list<EntryList> lists) {
   Table table;

@@ -1,4 +1,4 @@
-// Trees over leaves, the gradient norm in fp64, and AdamW over flat arrays.
+// Trees over leaves, and the gradient norm in fp64.
 #include "kernels/math.h"
 #include "kernels/registry.h"
 #include "kernels/tree.h"
@@ -108,69 +108,10 @@ void norm_scale(const KernelArgs& args) {
   out[1] = !is_finite ? __builtin_nanf("") : limit <= 0.0 || factor >= 1.0 ? 1.0f : static_cast<float>(factor);
 }
 
-/// Hyperparameters of one step, spread over lanes.
-struct AdamW {
-  Lanes keep, step, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, root_correction2, clip;
-
-  AdamW(const float* hyper, const float* clip_scale, float weight_decay)
-      : keep(set(1.0f - hyper[0] * weight_decay)),
-        step(set(hyper[0] / hyper[4])),
-        beta1(set(hyper[1])),
-        beta2(set(hyper[2])),
-        one_minus_beta1(set(1.0f - hyper[1])),
-        one_minus_beta2(set(1.0f - hyper[2])),
-        eps(set(hyper[3])),
-        root_correction2(set(__builtin_sqrtf(hyper[5]))),
-        clip(set(clip_scale[1])) {}
-
-  Lanes update(float* w, float* m, float* v, const float* grad, int64_t n) const {
-    const Lanes g = load(grad, n) * clip;
-    const Lanes first = fused(load(m, n), beta1, one_minus_beta1 * g);
-    const Lanes second = fused(load(v, n), beta2, one_minus_beta2 * g * g);
-    const Lanes change = first / (square_root(second) / root_correction2 + eps);
-    const Lanes weight = fused(negate(step), change, load(w, n) * keep);
-    store(m, first, n);
-    store(v, second, n);
-    store(w, weight, n);
-    return weight;
-  }
-};
-
-/// Flat over whole panels, or over one vector; the bf16 copy of a panel pairs neighbours along k. Nothing is written
-/// when the clipping scale is NaN.
-template <class T>
-void adamw(const KernelArgs& args) {
-  const TileView &copy = args.tiles[0], &master = args.tiles[1];
-  const float scale = static_cast<const float*>(args.tiles[6].data)[1];
-  if (master.rows == 0 || master.cols == 0 || scale != scale) return;
-  const AdamW adam(static_cast<const float*>(args.tiles[5].data), static_cast<const float*>(args.tiles[6].data),
-                   static_cast<float>(args.floats[0]));
-  float *w = static_cast<float*>(master.data), *m = static_cast<float*>(args.tiles[2].data);
-  float* v = static_cast<float*>(args.tiles[3].data);
-  const float* grad = static_cast<const float*>(args.tiles[4].data);
-  auto* to = static_cast<T*>(copy.data);
-  if (args.ints[0] == 0) {
-    const int64_t count = (master.rows - 1) * master.stride + master.cols;
-    for (int64_t i = 0; i < count; i += kLanes) {
-      const Lanes weight = adam.update(w + i, m + i, v + i, grad + i, count - i);
-      if (to) store(to + i, weight, count - i);
-    }
-    return;
-  }
-  const int64_t count = round_up(master.rows, 32) * master.stride;
-  for (int64_t i = 0; i < count; i += 64)
-    for (int64_t j = i; j < i + 32; j += kLanes) {
-      const Lanes even = adam.update(w + j, m + j, v + j, grad + j, kLanes);
-      const Lanes odd = adam.update(w + j + 32, m + j + 32, v + j + 32, grad + j + 32, kLanes);
-      if constexpr (sizeof(T) == 2) {
-        if (to) store_int(to + i + 2 * (j - i), round_to_bf16(even) | shift_left<16>(round_to_bf16(odd)));
-      }
-    }
-}
-
 constexpr Entry kEntries[] = {
-    {"leaf_tree_f32", leaf_tree}, {"square_sum_f32", square_sum}, {"norm_scale", norm_scale},
-    {"adamw_f32", adamw<float>},  {"adamw_bf16", adamw<bf16>},
+    {"leaf_tree_f32", leaf_tree},
+    {"square_sum_f32", square_sum},
+    {"norm_scale", norm_scale},
 };
 
 }  // namespace

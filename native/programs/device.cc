@@ -59,7 +59,7 @@ int64_t Device::bytes() const {
 void Device::begin(const RunContext& run, std::vector<Injection> injections) {
   run_ = run;
   const ExpandContext context{run.program, options_.index, run.symbols, run.arenas, options_.num_handles};
-  walker_.begin(context, signals_, std::move(injections));
+  walker_.begin(context, run.list, signals_, std::move(injections));
   transfers_ = std::vector<std::atomic<int64_t>>(run.program->labels().size());
   if (run.tracing) enable_trace(true);
 }
@@ -160,9 +160,10 @@ void Device::completed() {
 }
 
 void Device::raise_signals(const Task& task, uint64_t poison) {
-  for (const Notify& notify : task.instr->notifies) {
+  const Values values{run_.symbols->data(), nullptr, task.call->numbers.data()};
+  for (const BoundNotify& notify : task.instr->notifies) {
     Device& target = *(*run_.devices)[notify.device];
-    target.signals()[notify.signal_base + (notify.per_index ? task.index : 0)].raise(poison);
+    target.signals()[notify.signal.at(values, task.index)].raise(poison);
   }
 }
 

@@ -35,7 +35,7 @@ namespace tilewise::programs {
 /// A task that waits for a signal, as the deadline's report needs it.
 struct BlockedWait {
   uint64_t sequence;
-  const Instr* instr;
+  const BoundInstr* instr;
   int64_t index;
   int64_t signal;
   uint64_t expected;
@@ -62,6 +62,7 @@ struct DeviceBytes {
 /// Everything of one run that a device reads.
 struct RunContext {
   const Program* program = nullptr;
+  int64_t list = 0;  // of the program's lists of calls
   const std::vector<int64_t>* symbols = nullptr;
   const std::vector<std::byte*>* arenas = nullptr;
   const std::vector<std::unique_ptr<Device>>* devices = nullptr;

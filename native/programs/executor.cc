@@ -98,7 +98,7 @@ DeviceOptions Executor::device_options(int64_t device) const {
           options_.scratch_bytes};
 }
 
-void Executor::check_run(const Program& program, const std::vector<int64_t>& symbols) const {
+void Executor::check_run(const Program& program, const std::string& name, const std::vector<int64_t>& symbols) const {
   check<ArgumentError>(!closed_, "[runtime.Executor.run] the executor must be open; got a closed one; make a new one");
   check<ArgumentError>(
       process_ == getpid(),
@@ -120,6 +120,8 @@ void Executor::check_run(const Program& program, const std::vector<int64_t>& sym
                          options_.arena_bytes[d], ", ", options_.num_handles, ", ", options_.num_signals,
                          "; make the executor with the plan's sizes");
   }
+  check<ArgumentError>(program.find_list(name) >= 0, "[runtime.Executor.run] the program must have calls to run; got ",
+                       "none under the name '", name, "'; pass a name that was given to add_call()");
   const std::vector<int64_t>& bounds = program.symbols_max();
   check<ArgumentError>(symbols.size() == bounds.size(), "[runtime.Executor.run] every symbol needs a value; got ",
                        symbols.size(), " for ", bounds.size(), "; pass one per symbol");
@@ -129,15 +131,17 @@ void Executor::check_run(const Program& program, const std::vector<int64_t>& sym
   }
 }
 
-void Executor::run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols, const Poll& poll) {
+void Executor::run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols, const std::string& name,
+                   const Poll& poll) {
   check<ArgumentError>(!running_.exchange(true), "[runtime.Executor.run] one run at a time; got a second from another",
                        " thread; wait for the first");
   struct Leave {
     std::atomic<bool>& running;
     ~Leave() { running.store(false); }
   } leave{running_};
-  check_run(*program, symbols);
-  begin_run(std::move(program), std::move(symbols));
+  check_run(*program, name, symbols);
+  const int64_t list = program->find_list(name);
+  begin_run(std::move(program), list, std::move(symbols));
   if (!watch_run(*team_, options_.deadline_s, poll)) {
     broken_ = true;
     std::rethrow_exception(team_->state->first_error());
@@ -148,14 +152,14 @@ void Executor::run(std::shared_ptr<const Program> program, std::vector<int64_t> 
   if (error) std::rethrow_exception(error);
 }
 
-void Executor::begin_run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols) {
+void Executor::begin_run(std::shared_ptr<const Program> program, int64_t list, std::vector<int64_t> symbols) {
   Team& team = *team_;
   team.program = std::move(program);
   team.symbols = std::move(symbols);
   team.state->begin_run(options_.num_devices);
   ++num_runs_;
   const std::vector<std::string>& labels = team.program->labels();
-  const RunContext run{team.program.get(), &team.symbols, &team.arenas, &team.devices, tracing_};
+  const RunContext run{team.program.get(), list, &team.symbols, &team.arenas, &team.devices, tracing_};
   for (int64_t d = 0; d < options_.num_devices; ++d) {
     std::vector<Injection> planted;
     for (const PlannedInjection& fault : injections_) {

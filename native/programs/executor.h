@@ -56,7 +56,9 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  void run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols, const Poll& poll = {});
+  /// Runs the program's list of that name on every device.
+  void run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols, const std::string& name = "",
+           const Poll& poll = {});
   void close();
 
   std::byte* memory(int64_t device, int64_t offset, int64_t bytes) const;
@@ -83,8 +85,8 @@ class Executor {
   void check_options() const;
   DeviceOptions device_options(int64_t device) const;
   void start_worker(int64_t device, int64_t worker);
-  void check_run(const Program& program, const std::vector<int64_t>& symbols) const;
-  void begin_run(std::shared_ptr<const Program> program, std::vector<int64_t> symbols);
+  void check_run(const Program& program, const std::string& name, const std::vector<int64_t>& symbols) const;
+  void begin_run(std::shared_ptr<const Program> program, int64_t list, std::vector<int64_t> symbols);
   void count_transfers();
   void check_device(int64_t device, const char* where) const;
   void check_idle(const char* where) const;

@@ -11,7 +11,7 @@ namespace {
 
 /// `calls` times: every tile of one tensor is incremented in place.
 std::shared_ptr<Program> counting_program(int64_t calls, int64_t rows = 8, int64_t tile_rows = 2) {
-  auto program = std::make_shared<Program>(1);
+  auto program = program_of(1);
   program->add_tensor(0, tensor(0, rows, 1, tile_rows, 0));
   const int64_t plan = program->add_template(0, "t");
   program->add_instr(0, plan, instr("increment", rows, tile_rows, {by_row(0, kInOut)}), "count");
@@ -23,7 +23,7 @@ std::shared_ptr<Program> counting_program(int64_t calls, int64_t rows = 8, int64
 /// A ring of devices: each epoch a device hashes its own tile with its left neighbour's of the same epoch (double
 /// buffered by parity), with acknowledgement before a tile that the neighbour reads is overwritten.
 std::shared_ptr<Program> ring_program(int64_t num_devices, int64_t epochs, int64_t delay) {
-  auto program = std::make_shared<Program>(num_devices);
+  auto program = program_of(num_devices);
   constexpr int64_t kRows = 6;
   for (int64_t d = 0; d < num_devices; ++d) {
     const int64_t left = (d + num_devices - 1) % num_devices;
@@ -33,14 +33,14 @@ std::shared_ptr<Program> ring_program(int64_t num_devices, int64_t epochs, int64
     const int64_t plan = program->add_template(d, "epoch");
     // Signals 0..2: left neighbour's tile is there. Signals 3..5: right neighbour has read mine.
     program->add_instr(
-        d, plan, instr("hash", kRows, 2, {by_row(0, kInOut), by_row(1, kIn)}, {1, d, delay}, {}, {{right, 0, true}}),
+        d, plan, instr("hash", kRows, 2, {by_row(0, kInOut), by_row(1, kIn)}, {1, d, delay}, {}, {{0, right, 0, true}}),
         "show");
     program->add_instr(d, plan,
                        instr("hash", kRows, 2, {by_row(1, kInOut), peer_row(0, left)}, {1, d + 50, delay},
-                             {{0, true, 1}}, {{left, 3, true}}),
+                             {{0, true, 1}}, {{0, left, 3, true}}),
                        "look");
     program->add_instr(d, plan, instr("", kRows, 2, {by_row(0, kIn)}, {}, {{3, true, 1}}), "acknowledged");
-    for (int64_t e = 0; e < epochs; ++e) program->add_call(d, {plan, {0, 1}});
+    for (int64_t e = 0; e < epochs; ++e) program->add_call(d, {plan, {0, 1}, {}});
   }
   program->finish({}, resolve);
   return program;
@@ -79,7 +79,7 @@ CASE("windows of 1 to 8 wrap thousands of times (mistakes: arrays by raw id, exa
 }
 
 CASE("several workers of one device run independent tasks at once") {
-  auto program = std::make_shared<Program>(1);
+  auto program = program_of(1);
   const int64_t plan = program->add_template(0, "t");
   program->add_instr(0, plan, instr("slow", 40, 1, {}), "slow");
   program->add_call(0, {plan, {}});
@@ -103,17 +103,17 @@ CASE("four devices, more threads than cores") { expect_ring(4, 2, 64, 300, 200);
 
 CASE("an acknowledgement holds the writer back until the reader is done (write-after-read between devices)") {
   // Device 1 reads slowly; without the acknowledgement device 0 would overwrite 40 times meanwhile.
-  auto program = std::make_shared<Program>(2);
+  auto program = program_of(2);
   for (int64_t d = 0; d < 2; ++d) {
     program->add_tensor(d, tensor(0, 1, 1, 1, 0));
     const int64_t plan = program->add_template(d, "t");
     if (d == 0) {
-      program->add_instr(0, plan, instr("increment", 1, 1, {by_row(0, kInOut)}, {}, {}, {{1, 0, false}}), "write");
+      program->add_instr(0, plan, instr("increment", 1, 1, {by_row(0, kInOut)}, {}, {}, {{0, 1, 0, false}}), "write");
       program->add_instr(0, plan, instr("", 1, 1, {by_row(0, kIn)}, {}, {{0, false, 1}}), "acknowledged");
     } else {
       program->add_instr(
           1, plan,
-          instr("hash", 1, 1, {by_row(0, kInOut), peer_row(0, 0)}, {1, 9, 20000}, {{0, false, 1}}, {{0, 0, false}}),
+          instr("hash", 1, 1, {by_row(0, kInOut), peer_row(0, 0)}, {1, 9, 20000}, {{0, false, 1}}, {{0, 0, 0, false}}),
           "read");
     }
     for (int c = 0; c < 200; ++c) program->add_call(d, {plan, {0}});
@@ -128,15 +128,15 @@ CASE("an acknowledgement holds the writer back until the reader is done (write-a
 
 CASE("a waiting task holds no worker: what is independent of it goes on") {
   // Device 0 waits for device 1, whose raise depends on device 0's LAST task; one worker each.
-  auto program = std::make_shared<Program>(2);
+  auto program = program_of(2);
   const int64_t here = program->add_template(0, "t");
   program->add_tensor(0, tensor(0, 4, 1, 1, 0));
-  program->add_instr(0, here, instr("increment", 4, 1, {by_row(0, kInOut)}, {}, {}, {{1, 0, false}}), "go");
+  program->add_instr(0, here, instr("increment", 4, 1, {by_row(0, kInOut)}, {}, {}, {{0, 1, 0, false}}), "go");
   program->add_instr(0, here, instr("", 1, 1, {}, {}, {{0, false, 1}}), "wait");
   program->add_instr(0, here, instr("increment", 4, 1, {by_row(0, kInOut)}), "after");
   program->add_call(0, {here, {0}});
   const int64_t there = program->add_template(1, "t");
-  program->add_instr(1, there, instr("slow", 1, 1, {}, {}, {{0, false, 4}}, {{0, 0, false}}), "answer");
+  program->add_instr(1, there, instr("slow", 1, 1, {}, {}, {{0, false, 4}}, {{0, 0, 0, false}}), "answer");
   program->add_call(1, {there, {}});
   program->finish({}, resolve);
   auto executor = executor_for(*program);
@@ -154,7 +154,7 @@ CASE("a waiting task holds no worker: what is independent of it goes on") {
 
 CASE("tensors that share bytes take turns: reuse waits for readers of the former contents") {
   // 0 and 1 lie in the same bytes with different tiles; 2 collects what was read.
-  auto program = std::make_shared<Program>(1);
+  auto program = program_of(1);
   Tensor second = tensor(0, 4, 2, 4, 4);
   second.aliases = {0};
   program->add_tensor(0, tensor(0, 8, 1, 2, 0));
@@ -176,14 +176,14 @@ CASE("tensors that share bytes take turns: reuse waits for readers of the former
 }
 
 CASE("priority: of the ready tasks the most urgent starts first") {
-  auto program = std::make_shared<Program>(1);
+  auto program = program_of(1);
   const int64_t plan = program->add_template(0, "t");
   program->add_tensor(0, tensor(0, 1, 1, 1, 0));
   program->add_instr(0, plan, instr("slow", 1, 1, {by_row(0, kOut)}), "gate");
   Instr late = instr("recording", 3, 1, {whole(0, kIn)}, {});
   late.priority = 1;
   Instr urgent = instr("recording", 2, 1, {whole(0, kIn)}, {});
-  urgent.extent = rows_of(100);
+  urgent.extent = 100;
   urgent.step = 99;
   urgent.priority = 5;
   program->add_instr(0, plan, late, "late");

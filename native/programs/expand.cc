@@ -7,32 +7,69 @@ namespace tilewise::programs {
 
 namespace {
 
-/// The rows whose tiles an operand depends on: what it views, and the whole iteration for a part of it.
-RowRange touched_rows(const Operand& operand, RowRange range, int64_t rows) {
-  if (operand.mode == Mode::kRowPart) return {std::min(range.begin, rows), std::min(range.end, rows)};
-  return view_rows(operand, range, rows);
+/// The rows that an operand views in iteration [begin, end), clipped to the tensor's rows.
+RowRange view_rows(const BoundOperand& operand, RowRange range, int64_t rows, const Values& values) {
+  int64_t begin = 0;
+  int64_t end = rows;
+  switch (operand.mode) {
+    case Mode::kRow:
+    case Mode::kRowCols: {
+      const int64_t div = std::max<int64_t>(operand.div.at(values), 1);
+      begin = range.begin / div;
+      end = (range.end + div - 1) / div;
+      break;
+    }
+    case Mode::kRowPart: {
+      const int64_t length = range.end - range.begin;
+      const int64_t part = operand.part.at(values);
+      const int64_t parts = std::max<int64_t>(operand.parts.at(values), 1);
+      begin = range.begin + length * part / parts;
+      end = range.begin + length * (part + 1) / parts;
+      break;
+    }
+    case Mode::kRows:
+      begin = operand.part.at(values);
+      end = begin + operand.parts.at(values);
+      break;
+    case Mode::kWhole:
+    case Mode::kCol:
+      break;
+  }
+  return {std::min(begin, rows), std::min(end, rows)};
+}
+
+/// A tensor with the sizes that it has in this run.
+struct Sized {
+  const Tensor& tensor;
+  int64_t rows;
+  int64_t tile_rows;
+};
+
+Sized sized(const Tensor& tensor, const Values& values) {
+  return {tensor, tensor.rows.at(values), tensor.rows_per_tile(values)};
 }
 
 constexpr int64_t kPanelRows = 32;  // of a packed weight, whose last panel is padded (native/kernels/microkernel.h)
 
 /// Rows that a tensor may fill in memory: a packed weight's padding is written with it. For other tensors that end
 /// inside a tile this is up to a panel too many, which costs an edge between tasks at most.
-int64_t rows_in_memory(const Tensor& tensor, int64_t rows) {
-  const int64_t tiles = (rows + tensor.tile_rows - 1) / tensor.tile_rows * tensor.tile_rows;
-  return std::min(tiles, (rows + kPanelRows - 1) / kPanelRows * kPanelRows);
+int64_t rows_in_memory(const Sized& size) {
+  const int64_t tiles = (size.rows + size.tile_rows - 1) / size.tile_rows * size.tile_rows;
+  return std::min(tiles, (size.rows + kPanelRows - 1) / kPanelRows * kPanelRows);
 }
 
 /// A write also waits for every task that still uses the same bytes under another tensor.
-void reuse_accesses(const ExpandContext& context, const Tensor& tensor, int64_t rows, RowRange tiles,
+void reuse_accesses(const std::vector<Tensor>& tensors, const Values& values, const Sized& written, RowRange tiles,
                     std::vector<tasks::Access>& accesses) {
-  const int64_t low = tensor.offset + tiles.begin * tensor.tile_rows * tensor.row_bytes();
-  const int64_t last_row = std::min(tiles.end * tensor.tile_rows, rows_in_memory(tensor, rows));
+  const Tensor& tensor = written.tensor;
+  const int64_t low = tensor.offset + tiles.begin * written.tile_rows * tensor.row_bytes();
+  const int64_t last_row = std::min(tiles.end * written.tile_rows, rows_in_memory(written));
   const int64_t high = tensor.offset + last_row * tensor.row_bytes();
-  const std::vector<Tensor>& tensors = context.program->device(context.device).tensors;
   for (int64_t id : tensor.aliases) {
     const Tensor& other = tensors[id];
-    const int64_t other_rows = rows_in_memory(other, other.rows.at(*context.symbols));
-    const int64_t tile_bytes = other.tile_rows * other.row_bytes();
+    const Sized size = sized(other, values);
+    const int64_t other_rows = rows_in_memory(size);
+    const int64_t tile_bytes = size.tile_rows * other.row_bytes();
     const int64_t other_high = other.offset + other_rows * other.row_bytes();
     if (tile_bytes == 0 || low >= other_high || high <= other.offset) continue;
     const int64_t first = (std::max(low, other.offset) - other.offset) / tile_bytes;
@@ -43,26 +80,31 @@ void reuse_accesses(const ExpandContext& context, const Tensor& tensor, int64_t 
   }
 }
 
-void tile_accesses(const ExpandContext& context, const Operand& operand, const Tensor& tensor, RowRange range,
-                   int64_t rows, std::vector<tasks::Access>& accesses) {
-  const RowRange touched = touched_rows(operand, range, rows);
+/// An operand depends on the tiles of what it views; a part of an iteration on the whole iteration's.
+void tile_accesses(const ExpandContext& context, const BoundOperand& operand, const Sized& sized, RowRange range,
+                   RowRange viewed, const Values& values, std::vector<tasks::Access>& accesses) {
+  const Tensor& tensor = sized.tensor;
+  const RowRange touched = operand.mode == Mode::kRowPart
+                               ? RowRange{std::min(range.begin, sized.rows), std::min(range.end, sized.rows)}
+                               : viewed;
   if (touched.begin >= touched.end) return;
-  const RowRange tiles{touched.begin / tensor.tile_rows, (touched.end - 1) / tensor.tile_rows + 1};
+  const RowRange tiles{touched.begin / sized.tile_rows, (touched.end - 1) / sized.tile_rows + 1};
   const bool is_write = (operand.access & kOut) != 0;
   for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
     accesses.push_back(
         {static_cast<uint32_t>(tensor.first_handle + tile), is_write ? tasks::Use::kWrite : tasks::Use::kRead});
   }
-  if (is_write && !tensor.aliases.empty()) reuse_accesses(context, tensor, rows, tiles, accesses);
+  if (!is_write || tensor.aliases.empty()) return;
+  reuse_accesses(context.program->class_of(context.device).tensors, values, sized, tiles, accesses);
 }
 
 /// A signal counts epochs, so this device's tasks that raise it do so in the order of submission: a later layer's task
 /// that is done first must not stand for an earlier layer's. The signal is a handle that they write.
-void order_raises(const ExpandContext& context, const Instr& instr, int64_t index,
+void order_raises(const ExpandContext& context, const BoundInstr& instr, int64_t index, const Values& values,
                   std::vector<tasks::Access>& accesses) {
   int64_t last = -1;
-  for (const Notify& notify : instr.notifies) {
-    const int64_t signal = notify.signal_base + (notify.per_index ? index : 0);
+  for (const BoundNotify& notify : instr.notifies) {
+    const int64_t signal = notify.signal.at(values, index);
     if (signal != last) {
       accesses.push_back({static_cast<uint32_t>(context.first_order_handle + signal), tasks::Use::kWrite});
     }
@@ -70,63 +112,51 @@ void order_raises(const ExpandContext& context, const Instr& instr, int64_t inde
   }
 }
 
-kernels::TileView view_of(const Operand& operand, const Tensor& tensor, std::byte* arena, RowRange range,
-                          int64_t rows) {
-  const RowRange part = view_rows(operand, range, rows);
+kernels::TileView view_of(const BoundOperand& operand, const Tensor& tensor, std::byte* arena, RowRange range,
+                          RowRange viewed, const Values& values) {
   int64_t first_col = 0;
   int64_t cols = tensor.cols;
   if (operand.mode == Mode::kCol) {
     first_col = std::min(range.begin, tensor.cols);
     cols = std::min(range.end, tensor.cols) - first_col;
   } else if (operand.mode == Mode::kRowCols) {
-    first_col = std::min(operand.part, tensor.cols);
-    cols = std::min(operand.part + operand.parts, tensor.cols) - first_col;
+    const int64_t begin = operand.part.at(values);
+    first_col = std::min(begin, tensor.cols);
+    cols = std::min(begin + operand.parts.at(values), tensor.cols) - first_col;
   }
-  std::byte* data = arena + tensor.offset + part.begin * tensor.row_bytes() + first_col * size_of(tensor.dtype);
-  return {data, part.end - part.begin, cols, tensor.stride};
+  std::byte* data = arena + tensor.offset + viewed.begin * tensor.row_bytes() + first_col * size_of(tensor.dtype);
+  return {data, viewed.end - viewed.begin, cols, tensor.stride};
 }
 
 }  // namespace
 
-RowRange view_rows(const Operand& operand, RowRange range, int64_t rows) {
-  int64_t begin = 0;
-  int64_t end = rows;
-  if (operand.mode == Mode::kRow || operand.mode == Mode::kRowCols) {
-    begin = range.begin / operand.div;
-    end = (range.end + operand.div - 1) / operand.div;
-  } else if (operand.mode == Mode::kRowPart) {
-    const int64_t length = range.end - range.begin;
-    begin = range.begin + length * operand.part / operand.parts;
-    end = range.begin + length * (operand.part + 1) / operand.parts;
-  }
-  return {std::min(begin, rows), std::min(end, rows)};
-}
-
 void expand(const ExpandContext& context, const Iteration& iteration, Task& task,
             std::vector<tasks::Access>& accesses) {
-  const auto& [call, instr, index, extent] = iteration;
-  const RowRange range =
-      instr.step <= 0 ? RowRange{0, extent} : RowRange{index * instr.step, std::min((index + 1) * instr.step, extent)};
+  const auto& [call, instr, ints, index, extent, step] = iteration;
+  const Values values{context.symbols->data(), nullptr, call.numbers.data()};
+  const RowRange range = step <= 0 ? RowRange{0, extent} : RowRange{index * step, std::min((index + 1) * step, extent)};
   task.instr = &instr;
+  task.call = &call;
+  task.ints = ints;
   task.index = index;
   task.row_begin = range.begin;
   task.transfers = 0;
-  task.set_num_views(static_cast<int64_t>(instr.operands.size()));
+  task.set_num_views(std::ssize(instr.operands));
   kernels::TileView* view = task.views();
-  for (const Operand& operand : instr.operands) {
+  for (const BoundOperand& operand : instr.operands) {
     if (operand.null) {
       *view++ = {nullptr, 0, 0, 0};
       continue;
     }
-    const int64_t owner = operand.peer < 0 ? context.device : operand.peer;
-    const Tensor& tensor = context.program->device(owner).tensors[call.binding[operand.slot]];
-    const int64_t rows = tensor.rows.at(*context.symbols);
-    *view = view_of(operand, tensor, (*context.arenas)[owner], range, rows);
-    if (owner != context.device) task.transfers += view->rows * view->cols;
-    if (operand.access != kNoAccess) tile_accesses(context, operand, tensor, range, rows, accesses);
+    const Tensor& tensor = context.program->class_of(operand.owner).tensors[call.binding[operand.slot]];
+    const Sized now = sized(tensor, values);
+    const RowRange viewed = view_rows(operand, range, now.rows, values);
+    *view = view_of(operand, tensor, (*context.arenas)[operand.owner], range, viewed, values);
+    if (operand.owner != context.device) task.transfers += view->rows * view->cols;
+    if (operand.access != kNoAccess) tile_accesses(context, operand, now, range, viewed, values, accesses);
     ++view;
   }
-  order_raises(context, instr, index, accesses);
+  order_raises(context, instr, index, values, accesses);
 }
 
 }  // namespace tilewise::programs

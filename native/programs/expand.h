@@ -27,18 +27,17 @@ struct RowRange {
   int64_t end;
 };
 
-/// The rows of `operand` that iteration [begin, end) views, clipped to the tensor's rows.
-RowRange view_rows(const Operand& operand, RowRange range, int64_t rows);
-
-/// One iteration of an instruction of a call, over an extent of so many rows.
+/// One iteration of an instruction of a call, over an extent of so many rows in steps (0: one of all rows).
 struct Iteration {
   const Call& call;
-  const Instr& instr;
+  const BoundInstr& instr;
+  const int64_t* ints;
   int64_t index;
   int64_t extent;
+  int64_t step;
 };
 
-/// Fills views, row_begin, index and transfers; appends the accesses.
+/// Fills all of the task but its waits and what it is injected with; appends the accesses.
 void expand(const ExpandContext& context, const Iteration& iteration, Task& task, std::vector<tasks::Access>& accesses);
 
 }  // namespace tilewise::programs

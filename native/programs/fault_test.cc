@@ -9,19 +9,19 @@ namespace {
 
 /// Devices exchange `epochs` times: "show" raises to the peer, "look" waits for it and acknowledges.
 std::shared_ptr<Program> exchange(int64_t epochs, const std::string& kernel = "increment",
-                                  const std::vector<int64_t>& ints = {}) {
-  auto program = std::make_shared<Program>(2);
+                                  const std::vector<Number>& ints = {}) {
+  auto program = program_of(2);
   for (int64_t d = 0; d < 2; ++d) {
     program->add_tensor(d, tensor(0, 4, 1, 1, 0));
     program->add_tensor(d, tensor(256, 4, 1, 1, 4));
     const int64_t plan = program->add_template(d, "epoch");
-    program->add_instr(d, plan, instr(kernel, 4, 1, {by_row(0, kInOut)}, ints, {}, {{1 - d, 0, true}}), "show");
+    program->add_instr(d, plan, instr(kernel, 4, 1, {by_row(0, kInOut)}, ints, {}, {{0, 1 - d, 0, true}}), "show");
     program->add_instr(
         d, plan,
-        instr("hash", 4, 1, {by_row(1, kInOut), peer_row(0, 1 - d)}, {1, d, 0}, {{0, true, 1}}, {{1 - d, 4, true}}),
+        instr("hash", 4, 1, {by_row(1, kInOut), peer_row(0, 1 - d)}, {1, d, 0}, {{0, true, 1}}, {{0, 1 - d, 4, true}}),
         "look");
     program->add_instr(d, plan, instr("", 4, 1, {by_row(0, kIn)}, {}, {{4, true, 1}}), "acknowledged");
-    for (int64_t e = 0; e < epochs; ++e) program->add_call(d, {plan, {0, 1}});
+    for (int64_t e = 0; e < epochs; ++e) program->add_call(d, {plan, {0, 1}, {}});
   }
   program->finish({}, resolve);
   return program;
@@ -67,7 +67,7 @@ CASE("cancel: tasks not started are skipped, signals are sent, the next run is c
   auto program = exchange(2000, "slow");
   auto executor = executor_for(*program);
   const int64_t start = now_ns();
-  EXPECT(contains(message_of<Interrupted>([&] { executor->run(program, {}, [] { return true; }); }), "cancelled"));
+  EXPECT(contains(message_of<Interrupted>([&] { executor->run(program, {}, "", [] { return true; }); }), "cancelled"));
   EXPECT(now_ns() - start < 3'000'000'000);  // in full it would take 40 s
   auto quick = exchange(10);
   for (int64_t d = 0; d < 2; ++d) std::memset(words(*executor, d), 0, quick->needs(d).arena_bytes);
@@ -91,7 +91,7 @@ CASE("a stopped worker: the deadline names wait, signal, values, the late device
 }
 
 CASE("a stopped worker whose signals no task waits for is reported as well") {
-  auto program = std::make_shared<Program>(1);
+  auto program = program_of(1);
   const int64_t plan = program->add_template(0, "t");
   program->add_instr(0, plan, instr("slow", 3, 1, {}), "alone");
   program->add_call(0, {plan, {}});
@@ -104,12 +104,12 @@ CASE("a stopped worker whose signals no task waits for is reported as well") {
 
 CASE("a chain of waits is reported at its beginning") {
   // 2 waits for 1, 1 waits for 0, 0 has stopped.
-  auto program = std::make_shared<Program>(3);
+  auto program = program_of(3);
   for (int64_t d = 0; d < 3; ++d) {
     const int64_t plan = program->add_template(d, "t");
     Instr link = instr("", 1, 1, {});
     if (d > 0) link.waits = {{0, false, 1}};
-    if (d < 2) link.notifies = {{d + 1, 0, false}};
+    if (d < 2) link.notifies = {{0, d + 1, 0, false}};
     program->add_instr(d, plan, link, "link");
     program->add_call(d, {plan, {}});
   }
@@ -131,10 +131,11 @@ CASE("with a second worker a stopped one delays only its own task") {
 }
 
 CASE("a long kernel within the deadline is no timeout") {
-  auto program = std::make_shared<Program>(2);
+  auto program = program_of(2);
   for (int64_t d = 0; d < 2; ++d) {
     const int64_t plan = program->add_template(d, "t");
-    Instr step = d == 0 ? instr("slow", 60, 1, {}, {}, {}, {{1, 0, false}}) : instr("", 1, 0, {}, {}, {{0, false, 60}});
+    Instr step =
+        d == 0 ? instr("slow", 60, 1, {}, {}, {}, {{0, 1, 0, false}}) : instr("", 1, 0, {}, {}, {{0, false, 60}});
     program->add_instr(d, plan, step, "step");
     program->add_call(d, {plan, {}});
   }
@@ -143,11 +144,11 @@ CASE("a long kernel within the deadline is no timeout") {
 }
 
 CASE("a kernel that takes longer than the deadline is at work, and no timeout") {
-  auto program = std::make_shared<Program>(2);
+  auto program = program_of(2);
   for (int64_t d = 0; d < 2; ++d) {
     const int64_t plan = program->add_template(d, "t");
     Instr step =
-        d == 0 ? instr("slow", 1, 1, {}, {400}, {}, {{1, 0, false}}) : instr("", 1, 0, {}, {}, {{0, false, 1}});
+        d == 0 ? instr("slow", 1, 1, {}, {400}, {}, {{0, 1, 0, false}}) : instr("", 1, 0, {}, {}, {{0, false, 1}});
     program->add_instr(d, plan, step, "step");
     program->add_call(d, {plan, {}});
   }
@@ -169,7 +170,7 @@ CASE("two runs at once: the second is refused, and so is whatever looks into a r
   auto executor = executor_for(*program);
   std::atomic<bool> entered{false};
   std::thread first([&] {
-    executor->run(program, {}, [&] {
+    executor->run(program, {}, "", [&] {
       entered = true;
       return false;
     });

@@ -1,11 +1,19 @@
-// The tile program: what the planner made, per device, as plain data.
+// The tile program: what the planner made, as plain data.
 //
-// Owns tensors (tiles -> dependency handles), templates of instructions and the calls that bind them. Built once at
-// plan time, checked by finish(), then frozen and walked by every run. Refuses anything finish() cannot show to be
-// well formed and free of deadlock. Knows no thread, no Python and no graph.
+// A program is made of classes of devices. A class has tensors (tiles -> dependency handles), templates of instructions
+// and lists of calls, each under a name; the calls of all its lists bind the same templates to tensors. A device is a
+// class, its numbers and its teams (ordered lists of devices): what an instruction says of a peer is a team and a
+// member of it, and a member that is the device itself is no peer. A run executes one list on every device.
+//
+// Built once at plan time, checked by finish(), then frozen; bound() is a device's part with its numbers and peers
+// filled in (bound.h), which every run walks. Refuses anything finish() cannot show to be well formed and free of
+// deadlock. Knows no thread but those that ask for bound(), no Python and no graph.
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,93 +21,118 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "kernels/kernel.h"
+#include "programs/number.h"
 
 namespace tilewise::programs {
 
-/// constant + multiple * symbols[symbol]; symbol -1: constant alone.
-struct Extent {
-  int64_t constant = 0;
-  int64_t symbol = -1;
-  int64_t multiple = 0;
-
-  int64_t at(const std::vector<int64_t>& symbols) const {
-    return symbol < 0 ? constant : constant + multiple * symbols[symbol];
-  }
-};
+struct BoundTemplate;
+using Bound = std::vector<BoundTemplate>;  // of one device, by template id
 
 struct Tensor {
   int64_t offset = 0;  // bytes into the device's arena
-  Extent rows;
+  Number rows = 0;  // of symbols
   int64_t cols = 0;
   int64_t stride = 0;  // elements between rows
   DType dtype = DType::kF32;
-  int64_t tile_rows = 1;
-  int64_t first_handle = 0;       // tile t has handle first_handle + t
-  std::vector<int64_t> aliases;   // tensors that use the same bytes at other times
+  Number tile_rows = 1;  // of symbols; 0 where the symbol is 0 counts as 1
+  int64_t first_handle = 0;  // tile t has handle first_handle + t
+  std::vector<int64_t> aliases;  // tensors that use the same bytes at other times
 
   int64_t row_bytes() const { return stride * size_of(dtype); }
-  int64_t num_tiles(int64_t num_rows) const { return (num_rows + tile_rows - 1) / tile_rows; }
+  int64_t rows_per_tile(const Values& values) const { return std::max<int64_t>(tile_rows.at(values), 1); }
 };
 
-enum class Mode : int64_t { kWhole = 0, kRow = 1, kCol = 2, kRowPart = 3, kRowCols = 4 };
+enum class Mode : int64_t { kWhole = 0, kRow = 1, kCol = 2, kRowPart = 3, kRowCols = 4, kRows = 5 };
 
-/// Bits: reads, writes. Peer operands and constants take none.
+/// Bits: reads, writes. Constants take none; what may be a peer's is at most read, and takes none where it is.
 enum AccessBits : int64_t { kNoAccess = 0, kIn = 1, kOut = 2, kInOut = 3 };
 
+/// Its numbers are of symbols, of the device or of the call, but the member: of the device.
 struct Operand {
   int64_t slot = 0;  // which tensor of the call's binding
   Mode mode = Mode::kWhole;
   int64_t access = kNoAccess;
-  int64_t peer = -1;  // device whose memory holds it; -1: this one
-  int64_t div = 1;
-  int64_t part = 0;   // kRowCols: the first column
-  int64_t parts = 1;  // kRowCols: the number of columns
+  int64_t team = -1;  // -1: this device's memory
+  Number member = 0;
+  Number div = 1;
+  Number part = 0;  // kRowCols: the first column; kRows: the first row
+  Number parts = 1;  // kRowCols: the number of columns; kRows: the number of rows
   bool null = false;
 };
 
+/// On the member itself it disappears.
 struct Wait {
-  int64_t signal_base = 0;
+  Number signal_base = 0;  // of the device or of the call
   bool per_index = false;
-  int64_t increment = 0;  // 0: the epoch that an earlier wait of this signal asked for
+  Number increment = 0;  // of the call; 0: the epoch that an earlier wait of this signal asked for
+  int64_t team = -1;  // with the member: the device that raises it; -1: not said
+  Number member = 0;
+  int64_t slot = -1;  // the tensor it is about; -1: not said
+  Number use = {0, 1, Source::kPosition};  // and which use of it: of the call, or the call's position
 };
 
+/// To the member itself it disappears.
 struct Notify {
-  int64_t device = 0;
-  int64_t signal_base = 0;
+  int64_t team = -1;
+  Number member = 0;
+  Number signal_base = 0;
   bool per_index = false;
+  int64_t slot = -1;
+  Number use = {0, 1, Source::kPosition};
 };
 
 struct Instr {
   std::string kernel;  // "": an empty task
   kernels::KernelFn fn = nullptr;
   int64_t label = 0;
-  Extent extent;
-  int64_t step = 0;  // <= 0: one iteration over the whole extent
+  Number extent = 0;  // of symbols or of the call
+  Number step = 0;  // likewise; a constant <= 0: one iteration over the whole extent
   std::vector<Operand> operands;
-  std::vector<int64_t> ints;
+  std::vector<Number> ints;  // of anything
   std::vector<double> floats;
   std::vector<Wait> waits;
   std::vector<Notify> notifies;
   int64_t priority = 0;
+  int64_t first_int = -1;  // its ints in a call's row of late ones; -1: none waits for a symbol or a call
 
-  /// Iterations over an extent. step <= 0 makes exactly one, also over an extent of 0.
-  int64_t num_iterations(int64_t rows) const { return step <= 0 ? 1 : (rows + step - 1) / step; }
+  bool is_single() const { return step.is_constant() && step.constant <= 0; }
+  /// Rows of an iteration; 0: all.
+  int64_t step_at(const Values& values) const { return is_single() ? 0 : std::max<int64_t>(step.at(values), 1); }
 };
+
+/// Iterations over an extent. A step of 0 makes exactly one, also over an extent of 0.
+inline int64_t num_iterations(int64_t rows, int64_t step) { return step <= 0 ? 1 : (rows + step - 1) / step; }
 
 struct Template {
   std::string name;
   std::vector<Instr> instrs;
+  int64_t num_late_ints = 0;  // of all its instructions
 };
 
 struct Call {
   int64_t template_id = 0;
   std::vector<int64_t> binding;  // tensor per slot, on this device and on peers
+  std::vector<int64_t> numbers = {};
+  int64_t first_int = 0;  // its late ints, among those of its list
 };
 
-struct DeviceProgram {
+/// What one run executes on every device of a class, in order.
+struct CallList {
+  std::vector<Call> calls;
+  int64_t num_late_ints = 0;
+};
+
+struct DeviceClass {
   std::vector<Tensor> tensors;
   std::vector<Template> templates;
-  std::vector<Call> calls;
+  std::vector<CallList> lists;  // by the number of their name; may end early
+};
+
+/// One device: its class, the numbers that its templates ask for, and its teams of devices.
+struct DeviceEntry {
+  int64_t class_id = 0;
+  std::vector<int64_t> numbers;
+  std::vector<std::vector<int64_t>> teams;
 };
 
 /// What a device must offer to run a program.
@@ -113,43 +146,66 @@ using KernelResolver = std::function<kernels::KernelFn(std::string_view)>;
 
 class Program {
  public:
-  explicit Program(int64_t num_devices);
+  Program();
+  ~Program();
 
-  int64_t add_tensor(int64_t device, Tensor tensor);
-  int64_t add_template(int64_t device, std::string name);
-  void add_instr(int64_t device, int64_t template_id, Instr instr, const std::string& label);
-  void add_call(int64_t device, Call call);
+  int64_t add_class();
+  int64_t add_tensor(int64_t class_id, Tensor tensor);
+  int64_t add_template(int64_t class_id, std::string name);
+  void add_instr(int64_t class_id, int64_t template_id, Instr instr, const std::string& label);
+  /// To the class's list of that name.
+  void add_call(int64_t class_id, Call call, const std::string& name = "");
+  int64_t add_device(DeviceEntry device);
 
-  /// Checks the whole program at the symbols' upper bounds, finds its kernels, shows that it cannot deadlock.
+  /// Checks the whole program at the symbols' upper bounds, finds its kernels, shows that no list can deadlock.
   void finish(std::vector<int64_t> symbols_max, const KernelResolver& resolve);
 
   bool finished() const { return finished_; }
-  int64_t num_devices() const { return static_cast<int64_t>(devices_.size()); }
-  const DeviceProgram& device(int64_t index) const { return devices_[index]; }
+  int64_t num_devices() const { return std::ssize(devices_); }
+  int64_t num_classes() const { return std::ssize(classes_); }
+  int64_t num_lists() const { return std::ssize(names_); }
+  const DeviceEntry& device(int64_t index) const { return devices_[index]; }
+  const DeviceClass& class_at(int64_t index) const { return classes_[index]; }
+  const DeviceClass& class_of(int64_t device) const { return classes_[devices_[device].class_id]; }
   const std::vector<std::string>& labels() const { return labels_; }
   const std::vector<int64_t>& symbols_max() const { return symbols_max_; }
-  const Needs& needs(int64_t device) const { return needs_[device]; }
-  /// Tasks of one run on a device with these symbols.
-  int64_t num_tasks(int64_t device, const std::vector<int64_t>& symbols) const;
+  /// The number of the list of that name; -1: no class has one.
+  int64_t find_list(const std::string& name) const;
+  const CallList& list_of(int64_t device, int64_t list) const;
+  const Needs& needs(int64_t device) const { return needs_[devices_[device].class_id]; }
+  /// The device's templates with its numbers and peers; made when first asked for, from any thread.
+  const Bound& bound(int64_t device) const;
+  /// Tasks of one run of a list on a device with these symbols.
+  int64_t num_tasks(int64_t device, int64_t list, const std::vector<int64_t>& symbols) const;
   /// Devices with an instruction that raises this signal of `device`.
   std::vector<int64_t> raisers(int64_t device, int64_t signal) const;
 
  private:
-  DeviceProgram& open(int64_t device, const char* where);
-  void check_tensor(int64_t device, int64_t id, const Tensor& tensor) const;
-  void check_instr(int64_t device, const Instr& instr) const;
-  void check_call(int64_t device, const Call& call);
-  void mirror_aliases(DeviceProgram& program);
-  void need_signals(int64_t device, int64_t base, bool per_index, int64_t iterations);
+  DeviceClass& open(int64_t class_id, const char* where);
+  void check_open(const char* where) const;
+  void place_late_ints(DeviceClass& of);
+  Bound bind(int64_t device) const;
 
-  std::vector<DeviceProgram> devices_;
+  std::vector<DeviceClass> classes_;
+  std::vector<DeviceEntry> devices_;
+  std::vector<std::string> names_;  // of lists
   std::vector<std::string> labels_;
-  std::vector<Needs> needs_;
+  std::map<std::string, int64_t, std::less<>> label_ids_;
+  std::vector<Needs> needs_;  // per class
   std::vector<int64_t> symbols_max_;
   bool finished_ = false;
+  mutable std::mutex binding_;
+  mutable std::vector<std::unique_ptr<Bound>> bound_;
 };
 
-/// Raises ArgumentError when the devices' submission orders and signals block each other (see deadlock.cc).
-void check_no_deadlock(const Program& program);
+/// Refuses what is malformed and says what each class needs (see check.cc).
+std::vector<Needs> check_program(const Program& program);
+
+/// Refuses a program, which is checked otherwise, when submission orders and signals of its devices block each other in
+/// one of its lists, or when a wait and its raise are about different things (see deadlock.cc): with a cursor per
+/// device, with one per class of devices, or with whichever suits the number of devices.
+void check_signals_by_device(const Program& program);
+void check_signals_by_class(const Program& program);
+void check_signals(const Program& program);
 
 }  // namespace tilewise::programs

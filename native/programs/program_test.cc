@@ -10,8 +10,8 @@ using namespace tilewise::programs::testing;
 namespace {
 
 /// One device, one 10 x 4 tensor with tiles of 4 rows, one instruction.
-std::unique_ptr<Program> program_with(Instr instruction, std::vector<int64_t> symbols_max = {}) {
-  auto program = std::make_unique<Program>(1);
+std::shared_ptr<Program> program_with(Instr instruction, std::vector<int64_t> symbols_max = {}) {
+  auto program = program_of(1);
   program->add_tensor(0, tensor(0, 10, 4, 4, 0));
   const int64_t plan = program->add_template(0, "t");
   program->add_instr(0, plan, std::move(instruction), "op");
@@ -24,19 +24,27 @@ std::string refusal(Instr instruction) {
   return message_of<ArgumentError>([&] { program_with(std::move(instruction)); });
 }
 
+/// The only instruction's task number `index`, and its accesses.
+void expand_at(const Program& program, const std::vector<int64_t>& symbols, std::byte* arena, int64_t index, Task& task,
+               std::vector<tasks::Access>& accesses) {
+  const std::vector<std::byte*> arenas{arena};
+  const Call& call = program.list_of(0, 0).calls[0];
+  const BoundInstr& made = program.bound(0)[0].instrs[0];
+  const Values values{symbols.data(), nullptr, call.numbers.data()};
+  expand({&program, 0, &symbols, &arenas},
+         {call, made, made.ints.data(), index, made.source->extent.at(values), made.source->step_at(values)}, task,
+         accesses);
+}
+
 /// Views that one operand gives over all iterations, as text "begin+rows x cols".
 std::string views(Operand operand, int64_t extent, int64_t step) {
   auto program = program_with(instr("recording", extent, step, {operand}));
-  const std::vector<int64_t> symbols;
   std::vector<std::byte> arena(program->needs(0).arena_bytes + 64);
-  const std::vector<std::byte*> arenas{arena.data()};
-  const Call& call = program->device(0).calls[0];
-  const Instr& made = program->device(0).templates[0].instrs[0];
   std::ostringstream text;
-  for (int64_t i = 0; i < made.num_iterations(extent); ++i) {
+  for (int64_t i = 0; i < num_iterations(extent, step); ++i) {
     Task task;
     std::vector<tasks::Access> accesses;
-    expand({program.get(), 0, &symbols, &arenas}, {call, made, i, extent}, task, accesses);
+    expand_at(*program, {}, arena.data(), i, task, accesses);
     const kernels::TileView view = task.views()[0];
     const int64_t element = (static_cast<std::byte*>(view.data) - arena.data()) / 8;
     text << element / 4 << "." << element % 4 << "+" << view.rows << "x" << view.cols << "@" << task.row_begin << " ";
@@ -44,18 +52,18 @@ std::string views(Operand operand, int64_t extent, int64_t step) {
   return text.str();
 }
 
-std::string handles(Operand operand, int64_t extent, int64_t step, int64_t index) {
-  auto program = program_with(instr("recording", extent, step, {operand}));
-  const std::vector<int64_t> symbols;
-  const std::vector<std::byte*> arenas{nullptr};
+std::string accesses_of(const Program& program, int64_t index) {
   Task task;
   std::vector<tasks::Access> accesses;
-  expand({program.get(), 0, &symbols, &arenas},
-         {program->device(0).calls[0], program->device(0).templates[0].instrs[0], index, extent}, task, accesses);
+  expand_at(program, {}, nullptr, index, task, accesses);
   std::ostringstream text;
   for (const tasks::Access& access : accesses)
     text << access.object << ":" << "rwa"[static_cast<int>(access.use)] << " ";
   return text.str();
+}
+
+std::string handles(Operand operand, int64_t extent, int64_t step, int64_t index) {
+  return accesses_of(*program_with(instr("recording", extent, step, {operand})), index);
 }
 
 }  // namespace
@@ -65,20 +73,20 @@ CASE("ROW views the iteration's rows, the last one smaller") {
 }
 
 CASE("ROW with div views rows [b / div, ceil(e / div)), clipped to the tensor") {
-  EXPECT_EQ(views({0, Mode::kRow, 0, -1, 2}, 20, 8), "0.0+4x4@0 4.0+4x4@8 8.0+2x4@16 ");
-  EXPECT_EQ(views({0, Mode::kRow, 0, -1, 8}, 20, 8), "0.0+1x4@0 1.0+1x4@8 2.0+1x4@16 ");
+  EXPECT_EQ(views({0, Mode::kRow, 0, -1, 0, 2}, 20, 8), "0.0+4x4@0 4.0+4x4@8 8.0+2x4@16 ");
+  EXPECT_EQ(views({0, Mode::kRow, 0, -1, 0, 8}, 20, 8), "0.0+1x4@0 1.0+1x4@8 2.0+1x4@16 ");
   EXPECT_EQ(views({0, Mode::kRow}, 16, 8), "0.0+8x4@0 8.0+2x4@8 ");
 }
 
 CASE("COL views all rows and the iteration's columns") {
   EXPECT_EQ(views({0, Mode::kCol}, 4, 3), "0.0+10x3@0 0.3+10x1@3 ");
-  EXPECT_EQ(views({0, Mode::kRowCols, 0, -1, 1, 1, 2}, 10, 5), "0.1+5x2@0 5.1+5x2@5 ");
-  EXPECT_EQ(views({0, Mode::kRowCols, 0, -1, 1, 3, 9}, 10, 5), "0.3+5x1@0 5.3+5x1@5 ");
+  EXPECT_EQ(views({0, Mode::kRowCols, 0, -1, 0, 1, 1, 2}, 10, 5), "0.1+5x2@0 5.1+5x2@5 ");
+  EXPECT_EQ(views({0, Mode::kRowCols, 0, -1, 0, 1, 3, 9}, 10, 5), "0.3+5x1@0 5.3+5x1@5 ");
 }
 
 CASE("ROWPART views a share of the iteration's rows") {
-  EXPECT_EQ(views({0, Mode::kRowPart, 0, -1, 1, 0, 3}, 10, 5), "0.0+1x4@0 5.0+1x4@5 ");
-  EXPECT_EQ(views({0, Mode::kRowPart, 0, -1, 1, 2, 3}, 10, 5), "3.0+2x4@0 8.0+2x4@5 ");
+  EXPECT_EQ(views({0, Mode::kRowPart, 0, -1, 0, 1, 0, 3}, 10, 5), "0.0+1x4@0 5.0+1x4@5 ");
+  EXPECT_EQ(views({0, Mode::kRowPart, 0, -1, 0, 1, 2, 3}, 10, 5), "3.0+2x4@0 8.0+2x4@5 ");
 }
 
 CASE("WHOLE views everything; step 0 makes one iteration, an extent of 0 with a step none") {
@@ -91,12 +99,13 @@ CASE("accesses name the tiles that the row range touches; parts name the whole i
   EXPECT_EQ(handles({0, Mode::kRow, kIn}, 10, 5, 0), "0:r 1:r ");
   EXPECT_EQ(handles({0, Mode::kRow, kIn}, 10, 5, 1), "1:r 2:r ");
   EXPECT_EQ(handles({0, Mode::kWhole, kOut}, 10, 5, 1), "0:w 1:w 2:w ");
-  EXPECT_EQ(handles({0, Mode::kRowPart, kInOut, -1, 1, 0, 8}, 10, 4, 1), "1:w ");
+  EXPECT_EQ(handles({0, Mode::kRowPart, kInOut, -1, 0, 1, 0, 8}, 10, 4, 1), "1:w ");
   EXPECT_EQ(handles({0, Mode::kCol, kIn}, 4, 2, 1), "0:r 1:r 2:r ");
 }
 
 CASE("a write takes reuse accesses on aliases whose bytes overlap, known from either side") {
-  Program program(1);
+  Program program;
+  add_devices(program, 1);
   Tensor second = tensor(64, 8, 4, 2, 10);  // bytes 64..320: rows 2..9 of the first
   second.aliases = {0};
   program.add_tensor(0, tensor(0, 8, 4, 4, 0));
@@ -105,20 +114,8 @@ CASE("a write takes reuse accesses on aliases whose bytes overlap, known from ei
   program.add_instr(0, plan, instr("recording", 8, 4, {by_row(0, kOut)}), "op");
   program.add_call(0, {plan, {0}});
   program.finish({}, resolve);
-  const std::vector<int64_t> symbols;
-  const std::vector<std::byte*> arenas{nullptr};
-  const auto accesses_of = [&](int64_t index) {
-    Task task;
-    std::vector<tasks::Access> accesses;
-    expand({&program, 0, &symbols, &arenas},
-           {program.device(0).calls[0], program.device(0).templates[0].instrs[0], index, 8}, task, accesses);
-    std::ostringstream text;
-    for (const tasks::Access& access : accesses)
-      text << access.object << ":" << "rwa"[static_cast<int>(access.use)] << " ";
-    return text.str();
-  };
-  EXPECT_EQ(accesses_of(0), "0:w 10:a ");
-  EXPECT_EQ(accesses_of(1), "1:w 11:a 12:a ");
+  EXPECT_EQ(accesses_of(program, 0), "0:w 10:a ");
+  EXPECT_EQ(accesses_of(program, 1), "1:w 11:a 12:a ");
 }
 
 CASE("a packed weight's padding is reused as its rows are") {
@@ -160,19 +157,19 @@ CASE("more operands than fit inline go to side storage") {
 
 CASE("finish refuses unknown kernels, modes, accesses, slots and peers") {
   EXPECT(contains(refusal(instr("nowhere", 4, 4, {})), "'nowhere'"));
-  EXPECT(contains(refusal(instr("hash", 4, 4, {{0, static_cast<Mode>(5)}})), "mode"));
+  EXPECT(contains(refusal(instr("hash", 4, 4, {{0, static_cast<Mode>(6)}})), "mode"));
   EXPECT(contains(refusal(instr("hash", 4, 4, {{0, Mode::kRow, 4}})), "access"));
   EXPECT(contains(refusal(instr("hash", 4, 4, {{1, Mode::kRow}})), "slot 1 of 1"));
   EXPECT(contains(refusal(instr("hash", 4, 4, {{0, Mode::kRow, 0, 1}})), "peer"));
-  EXPECT(contains(refusal(instr("hash", 4, 4, {{0, Mode::kRow, 0, -1, 0}})), "div"));
-  EXPECT(contains(refusal(instr("hash", 4, 4, {{0, Mode::kRowPart, 0, -1, 1, 2, 2}})), "part"));
+  EXPECT(contains(refusal(instr("hash", 4, 4, {{0, Mode::kRow, 0, -1, 0, 0}})), "div"));
+  EXPECT(contains(refusal(instr("hash", 4, 4, {{0, Mode::kRowPart, 0, -1, 0, 1, 2, 2}})), "part"));
   EXPECT(contains(refusal(instr("", 4, 4, {}, {}, {{-1, false, 1}})), "signal"));
-  EXPECT(contains(refusal(instr("", 4, 4, {}, {}, {}, {{3, 0, false}})), "notify"));
+  EXPECT(contains(refusal(instr("", 4, 4, {}, {}, {}, {{0, 3, 0, false}})), "notify"));
 }
 
 CASE("finish refuses symbols without a bound, and run values above it") {
   Instr symbolic = instr("increment", 0, 4, {by_row(0, kInOut)});
-  symbolic.extent = {0, 0, 2};
+  symbolic.extent = {0, 2, Source::kSymbol, 0};
   EXPECT(contains(refusal(symbolic), "symbol"));
   std::shared_ptr<Program> program = program_with(symbolic, {5});
   auto executor = executor_for(*program);
@@ -182,15 +179,16 @@ CASE("finish refuses symbols without a bound, and run values above it") {
   EXPECT_EQ(words(*executor, 0)[0], 3u);       // row 0: in extents 6, 10, 2
   EXPECT_EQ(words(*executor, 0)[5 * 4], 2u);   // row 5: in 6 and 10
   EXPECT_EQ(words(*executor, 0)[9 * 4], 1u);   // row 9: in 10
-  EXPECT_EQ(program->num_tasks(0, {3}), 2);
+  EXPECT_EQ(program->num_tasks(0, 0, {3}), 2);
 }
 
 CASE("finish refuses a program whose devices wait for each other, naming device, label, index, signal") {
-  Program program(2);
+  Program program;
+  add_devices(program, 2);
   for (int64_t d = 0; d < 2; ++d) {
     const int64_t plan = program.add_template(d, "t");
     program.add_instr(d, plan, instr("", 3, 1, {}, {}, {{4, true, 1}}), "wait here");
-    program.add_instr(d, plan, instr("", 3, 1, {}, {}, {}, {{1 - d, 4, true}}), "raise there");
+    program.add_instr(d, plan, instr("", 3, 1, {}, {}, {}, {{0, 1 - d, 4, true}}), "raise there");
     program.add_call(d, {plan, {}});
   }
   const std::string message = message_of<ArgumentError>([&] { program.finish({}, resolve); });
@@ -198,10 +196,11 @@ CASE("finish refuses a program whose devices wait for each other, naming device,
 }
 
 CASE("finish accepts the same program once the raise comes first") {
-  Program program(2);
+  Program program;
+  add_devices(program, 2);
   for (int64_t d = 0; d < 2; ++d) {
     const int64_t plan = program.add_template(d, "t");
-    program.add_instr(d, plan, instr("", 3, 1, {}, {}, {}, {{1 - d, 4, true}}), "raise there");
+    program.add_instr(d, plan, instr("", 3, 1, {}, {}, {}, {{0, 1 - d, 4, true}}), "raise there");
     program.add_instr(d, plan, instr("", 3, 1, {}, {}, {{4, true, 1}}), "wait here");
     program.add_call(d, {plan, {}});
   }
@@ -212,12 +211,12 @@ CASE("finish accepts the same program once the raise comes first") {
 }
 
 CASE("a finished program is frozen, an unfinished one is not run") {
-  auto open = std::make_shared<Program>(1);
+  auto open = program_of(1);
   Executor executor({1, 1, {64}, 0, 0});
   EXPECT(contains(message_of<ArgumentError>([&] { executor.run(open, {}); }), "finish()"));
   open->finish({}, resolve);
   EXPECT(contains(message_of<ArgumentError>([&] { open->add_template(0, "x"); }), "frozen"));
-  executor.run(open, {});  // an empty program ends at once
+  EXPECT(contains(message_of<ArgumentError>([&] { executor.run(open, {}); }), "under the name ''"));
 }
 
 CASE("a program larger than the executor is refused") {

@@ -27,7 +27,7 @@ class Generator {
   int64_t draw(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random_); }
 
   std::shared_ptr<Program> make(int64_t num_devices) {
-    auto program = std::make_shared<Program>(num_devices);
+    auto program = program_of(num_devices);
     for (int64_t d = 0; d < num_devices; ++d) add_tensors(*program, d);
     const int64_t num_templates = draw(1, 3);
     for (int64_t t = 0; t < num_templates; ++t) add_template(*program);
@@ -38,7 +38,7 @@ class Generator {
       for (int64_t slot = 0; slot < kPlain; ++slot) binding.push_back(draw(0, kPlain - 1));
       binding.push_back(draw(kPlain, kShown - 1));
       binding.push_back(kShown);
-      for (int64_t d = 0; d < num_devices; ++d) program->add_call(d, {t, binding});
+      for (int64_t d = 0; d < num_devices; ++d) program->add_call(d, {t, binding, {}});
     }
     program->finish({}, resolve);
     return program;
@@ -58,7 +58,7 @@ class Generator {
         made.offset -= 2 * kBytes - kCols * 8;
         made.aliases = {kPlain};
       }
-      handle += made.num_tiles(kRows);
+      handle += num_iterations(kRows, made.tile_rows.constant);
       program.add_tensor(device, made);
     }
   }
@@ -105,11 +105,11 @@ class Generator {
       const int64_t kind = draw(0, 5);
       if (kind == 0) operand.mode = Mode::kWhole;
       if (kind == 1) operand.div = draw(1, 3);
-      if (kind == 2) operand = {operand.slot, Mode::kRowPart, operand.access, -1, 1, draw(0, 1), 2};
+      if (kind == 2) operand = {operand.slot, Mode::kRowPart, operand.access, -1, 0, 1, draw(0, 1), 2};
       made.operands.push_back(operand);
     }
     made.priority = draw(-1, 1);
-    if (is_faulty_) ++made.ints[1];
+    if (is_faulty_) ++made.ints[1].constant;
     return made;
   }
 
@@ -120,10 +120,10 @@ class Generator {
     Instr acknowledged = instr("", kRows, step, {by_row(kShownSlot, kIn)});
     for (int64_t p = 0; p < program.num_devices(); ++p) {
       if (p == device) continue;
-      show.notifies.push_back({p, device * 2 * kRows, true});
+      show.notifies.push_back({0, p, device * 2 * kRows, true});
       look.waits.push_back({p * 2 * kRows, true, 1});
       look.operands.push_back(peer_row(kShownSlot, p));
-      look.notifies.push_back({p, device * 2 * kRows + kRows, true});
+      look.notifies.push_back({0, p, device * 2 * kRows + kRows, true});
       acknowledged.waits.push_back({p * 2 * kRows + kRows, true, 1});
     }
     look.priority = 1;

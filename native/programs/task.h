@@ -10,7 +10,7 @@
 
 #include "comm/signal.h"
 #include "kernels/kernel.h"
-#include "programs/program.h"
+#include "programs/bound.h"
 
 namespace tilewise::programs {
 
@@ -33,7 +33,9 @@ struct TaskWaiter : comm::Waiter {
 enum class Injected : uint8_t { kNothing, kThrow, kStall };
 
 struct Task {
-  const Instr* instr = nullptr;
+  const BoundInstr* instr = nullptr;
+  const Call* call = nullptr;
+  const int64_t* ints = nullptr;
   int64_t index = 0;      // iteration of the instruction
   int64_t row_begin = 0;
   int64_t transfers = 0;  // elements read from other devices' memory

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -88,21 +89,32 @@ inline kernels::KernelFn resolve(std::string_view name) {
   return nullptr;
 }
 
-inline Extent rows_of(int64_t rows) { return {rows, -1, 0}; }
+/// Devices of a class each, which has their number; their team 0 is all of them.
+inline void add_devices(Program& program, int64_t count) {
+  std::vector<int64_t> all(count);
+  std::iota(all.begin(), all.end(), 0);
+  for (int64_t d = 0; d < count; ++d) program.add_device({program.add_class(), {}, {all}});
+}
+
+inline std::shared_ptr<Program> program_of(int64_t num_devices) {
+  auto program = std::make_shared<Program>();
+  add_devices(*program, num_devices);
+  return program;
+}
 
 inline Tensor tensor(int64_t offset, int64_t rows, int64_t cols, int64_t tile_rows, int64_t first_handle) {
-  return {offset, rows_of(rows), cols, cols, DType::kF64, tile_rows, first_handle, {}};
+  return {offset, rows, cols, cols, DType::kF64, tile_rows, first_handle, {}};
 }
 
 inline Operand whole(int64_t slot, int64_t access) { return {slot, Mode::kWhole, access}; }
 inline Operand by_row(int64_t slot, int64_t access) { return {slot, Mode::kRow, access}; }
-inline Operand peer_row(int64_t slot, int64_t peer) { return {slot, Mode::kRow, kNoAccess, peer}; }
+inline Operand peer_row(int64_t slot, int64_t peer) { return {slot, Mode::kRow, kNoAccess, 0, peer}; }
 
 inline Instr instr(const std::string& kernel, int64_t rows, int64_t step, std::vector<Operand> operands,
-                   std::vector<int64_t> ints = {}, std::vector<Wait> waits = {}, std::vector<Notify> notifies = {}) {
+                   std::vector<Number> ints = {}, std::vector<Wait> waits = {}, std::vector<Notify> notifies = {}) {
   Instr made;
   made.kernel = kernel;
-  made.extent = rows_of(rows);
+  made.extent = rows;
   made.step = step;
   made.operands = std::move(operands);
   made.ints = std::move(ints);
@@ -114,8 +126,11 @@ inline Instr instr(const std::string& kernel, int64_t rows, int64_t step, std::v
 /// An executor that fits the program.
 inline std::unique_ptr<Executor> executor_for(const Program& program, int64_t workers = 1, int64_t window = 512,
                                               double deadline_s = 30) {
-  ExecutorOptions options{
-      .num_devices = program.num_devices(), .workers_per_device = workers, .window = window, .deadline_s = deadline_s};
+  ExecutorOptions options{.num_devices = program.num_devices(),
+                          .workers_per_device = workers,
+                          .arena_bytes = {},
+                          .window = window,
+                          .deadline_s = deadline_s};
   for (int64_t d = 0; d < program.num_devices(); ++d) {
     options.arena_bytes.push_back(program.needs(d).arena_bytes);
     options.num_signals = std::max(options.num_signals, program.needs(d).num_signals);
@@ -143,8 +158,8 @@ inline bool contains(const std::string& text, const std::string& part) { return 
 
 class Oracle {
  public:
-  explicit Oracle(const Program& program, std::vector<int64_t> symbols = {})
-      : program_(program), symbols_(std::move(symbols)) {
+  explicit Oracle(const Program& program, std::vector<int64_t> symbols = {}, const std::string& name = "")
+      : program_(program), symbols_(std::move(symbols)), list_(program.find_list(name)) {
     for (int64_t d = 0; d < program.num_devices(); ++d) {
       memory_.emplace_back(program.needs(d).arena_bytes);
       arenas_.push_back(memory_.back().data());
@@ -168,49 +183,59 @@ class Oracle {
 
  private:
   bool step(int64_t device, size_t& call, size_t& at, int64_t& index, std::vector<uint64_t>& expected) {
-    const DeviceProgram& plan = program_.device(device);
-    if (call >= plan.calls.size()) return false;
-    const std::vector<Instr>& instrs = plan.templates[plan.calls[call].template_id].instrs;
+    const std::vector<Call>& calls = program_.list_of(device, list_).calls;
+    if (call >= calls.size()) return false;
+    const std::vector<BoundInstr>& instrs = program_.bound(device)[calls[call].template_id].instrs;
     if (at >= instrs.size()) {
       ++call;
       at = 0;
       return true;
     }
-    const Instr& now = instrs[at];
-    const int64_t extent = now.extent.at(symbols_);
-    if (index >= now.num_iterations(extent)) {
+    const BoundInstr& now = instrs[at];
+    const Values values{symbols_.data(), nullptr, calls[call].numbers.data()};
+    const int64_t extent = now.source->extent.at(values);
+    const int64_t rows = now.source->step_at(values);
+    if (index >= num_iterations(extent, rows)) {
       ++at;
       index = 0;
       return true;
     }
-    for (const Wait& wait : now.waits) {
-      const int64_t s = wait.signal_base + (wait.per_index ? index : 0);
-      if (values_[device][s] < expected[s] + wait.increment) return false;
+    for (const BoundWait& wait : now.waits) {
+      const int64_t s = wait.signal.at(values, index);
+      if (values_[device][s] < expected[s] + wait.increment.at(values)) return false;
     }
-    for (const Wait& wait : now.waits) expected[wait.signal_base + (wait.per_index ? index : 0)] += wait.increment;
-    execute(device, plan.calls[call], now, index, extent);
-    for (const Notify& n : now.notifies) ++values_[n.device][n.signal_base + (n.per_index ? index : 0)];
+    for (const BoundWait& wait : now.waits) expected[wait.signal.at(values, index)] += wait.increment.at(values);
+    execute(device, calls[call], now, values, {index, extent, rows});
+    for (const BoundNotify& n : now.notifies) ++values_[n.device][n.signal.at(values, index)];
     ++index;
     return true;
   }
 
-  void execute(int64_t device, const Call& call, const Instr& now, int64_t index, int64_t extent) {
+  struct Loop {
+    int64_t index, extent, step;
+  };
+
+  void execute(int64_t device, const Call& call, const BoundInstr& now, const Values& values, const Loop& loop) {
     if (now.fn == nullptr) return;
     Task task;
     std::vector<tasks::Access> accesses;
-    expand({&program_, device, &symbols_, &arenas_}, {call, now, index, extent}, task, accesses);
+    std::vector<int64_t> ints;
+    for (const Number& n : now.source->ints) ints.push_back(n.on(program_.device(device).numbers).at(values));
+    expand({&program_, device, &symbols_, &arenas_}, {call, now, ints.data(), loop.index, loop.extent, loop.step}, task,
+           accesses);
     now.fn({task.views(),
             task.num_views(),
-            now.ints.data(),
-            static_cast<int64_t>(now.ints.size()),
-            now.floats.data(),
-            static_cast<int64_t>(now.floats.size()),
+            ints.data(),
+            static_cast<int64_t>(ints.size()),
+            now.source->floats.data(),
+            static_cast<int64_t>(now.source->floats.size()),
             task.row_begin,
             {nullptr, 0}});
   }
 
   const Program& program_;
   std::vector<int64_t> symbols_;
+  int64_t list_;
   std::vector<std::vector<std::byte>> memory_;
   std::vector<std::byte*> arenas_;
   std::vector<std::vector<uint64_t>> values_;

@@ -3,14 +3,17 @@
 
 namespace tilewise::programs {
 
-void Walker::begin(const ExpandContext& context, const comm::SignalBoard& signals, std::vector<Injection> injections) {
+void Walker::begin(const ExpandContext& context, int64_t list, const comm::SignalBoard& signals,
+                   std::vector<Injection> injections) {
   context_ = context;
-  program_ = &context.program->device(context.device);
+  templates_ = &context.program->bound(context.device);
+  list_ = &context.program->list_of(context.device, list);
   instr_ = nullptr;
   call_ = 0;
   next_instr_ = 0;
   index_ = 0;
   count_ = 0;
+  late_ints_.resize(list_->num_late_ints);
   expected_.resize(context.program->needs(context.device).num_signals);
   for (int64_t s = 0; s < std::ssize(expected_); ++s) expected_[s] = signals[s].value();
   injections_ = std::move(injections);
@@ -19,42 +22,56 @@ void Walker::begin(const ExpandContext& context, const comm::SignalBoard& signal
 
 bool Walker::prepare() {
   while (index_ >= count_) {
-    if (call_ >= program_->calls.size()) return false;
-    const Template& plan = program_->templates[program_->calls[call_].template_id];
+    if (call_ >= list_->calls.size()) return false;
+    const Call& call = list_->calls[call_];
+    const BoundTemplate& plan = (*templates_)[call.template_id];
     if (next_instr_ >= plan.instrs.size()) {
       next_instr_ = 0;
       ++call_;
       continue;
     }
     instr_ = &plan.instrs[next_instr_++];
-    extent_ = instr_->extent.at(*context_.symbols);
-    count_ = instr_->num_iterations(extent_);
-    index_ = 0;
+    prepare_instr(call);
   }
   return true;
 }
 
+void Walker::prepare_instr(const Call& call) {
+  const Values values{context_.symbols->data(), nullptr, call.numbers.data()};
+  const Instr& source = *instr_->source;
+  extent_ = source.extent.at(values);
+  step_ = source.step_at(values);
+  count_ = num_iterations(extent_, step_);
+  index_ = 0;
+  ints_ = instr_->ints.data();
+  if (source.first_int < 0) return;
+  int64_t* late = late_ints_.data() + call.first_int + source.first_int;
+  ints_ = late;
+  for (const Number& n : instr_->late_ints) *late++ = n.at(values);
+}
+
 void Walker::fill(Task& task, std::vector<tasks::Access>& accesses) {
   accesses.clear();
-  expand(context_, {program_->calls[call_], *instr_, index_, extent_}, task, accesses);
-  fill_waits(*instr_, task);
+  expand(context_, {list_->calls[call_], *instr_, ints_, index_, extent_, step_}, task, accesses);
+  fill_waits(task);
   task.injected = injections_.empty() ? Injected::kNothing : injected(*instr_);
   ++index_;
 }
 
-void Walker::fill_waits(const Instr& instr, Task& task) {
-  task.waits.resize(instr.waits.size());
-  for (size_t w = 0; w < instr.waits.size(); ++w) {
-    const Wait& wait = instr.waits[w];
-    const int64_t signal = wait.signal_base + (wait.per_index ? index_ : 0);
-    expected_[signal] += wait.increment;
+void Walker::fill_waits(Task& task) {
+  const Values values{context_.symbols->data(), nullptr, task.call->numbers.data()};
+  const std::vector<BoundWait>& waits = instr_->waits;
+  task.waits.resize(waits.size());
+  for (size_t w = 0; w < waits.size(); ++w) {
+    const int64_t signal = waits[w].signal.at(values, index_);
+    expected_[signal] += waits[w].increment.at(values);
     task.waits[w] = {signal, expected_[signal]};
   }
   task.num_asked = 0;
   task.poison = 0;
 }
 
-Injected Walker::injected(const Instr& instr) {
+Injected Walker::injected(const BoundInstr& instr) {
   const int64_t ordinal = label_counts_[instr.label]++;
   for (const Injection& fault : injections_) {
     if (fault.label == instr.label && fault.index == ordinal) return fault.kind;

@@ -23,7 +23,8 @@ struct Injection {
 class Walker {
  public:
   /// Starts at the first task. Signals count on from where they stand.
-  void begin(const ExpandContext& context, const comm::SignalBoard& signals, std::vector<Injection> injections);
+  void begin(const ExpandContext& context, int64_t list, const comm::SignalBoard& signals,
+             std::vector<Injection> injections);
 
   /// Moves to the next task; false at the end.
   bool prepare();
@@ -32,17 +33,22 @@ class Walker {
   void fill(Task& task, std::vector<tasks::Access>& accesses);
 
  private:
-  void fill_waits(const Instr& instr, Task& task);
-  Injected injected(const Instr& instr);
+  void prepare_instr(const Call& call);
+  void fill_waits(Task& task);
+  Injected injected(const BoundInstr& instr);
 
   ExpandContext context_;
-  const DeviceProgram* program_ = nullptr;
-  const Instr* instr_ = nullptr;  // prepared instruction
+  const Bound* templates_ = nullptr;
+  const CallList* list_ = nullptr;
+  const BoundInstr* instr_ = nullptr;  // prepared instruction
+  const int64_t* ints_ = nullptr;      // its integers
   size_t call_ = 0;
   size_t next_instr_ = 0;
   int64_t index_ = 0;
   int64_t count_ = 0;
   int64_t extent_ = 0;
+  int64_t step_ = 0;
+  std::vector<int64_t> late_ints_;  // of this run, with a place for every call
   std::vector<uint64_t> expected_;  // per signal of this device
   std::vector<Injection> injections_;
   std::vector<int64_t> label_counts_;

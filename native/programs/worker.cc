@@ -16,10 +16,10 @@ void Worker::begin(const Task& task) {
 }
 
 uint64_t Worker::run_kernel(Task& task, const std::string& label, int64_t device, RunState& state) {
-  const Instr& instr = *task.instr;
+  const BoundInstr& instr = *task.instr;
   const auto failed = [&](const char* what) {
     std::ostringstream text;
-    text << "[runtime.Executor.run] a task must not fail; got '" << what << "' from kernel '" << instr.kernel
+    text << "[runtime.Executor.run] a task must not fail; got '" << what << "' from kernel '" << instr.source->kernel
          << "' in '" << label << "'[" << task.index << "] on device " << device << ", worker " << number_
          << "; check its operands, or the kernel";
     const TaskFailed error(text.str(), label, task.index, number_, device);
@@ -30,10 +30,10 @@ uint64_t Worker::run_kernel(Task& task, const std::string& label, int64_t device
     if (instr.fn == nullptr) return 0;
     instr.fn({task.views(),
               task.num_views(),
-              instr.ints.data(),
+              task.ints,
               static_cast<int64_t>(instr.ints.size()),
-              instr.floats.data(),
-              static_cast<int64_t>(instr.floats.size()),
+              instr.source->floats.data(),
+              static_cast<int64_t>(instr.source->floats.size()),
               task.row_begin,
               {scratch_.data(), scratch_.bytes()}});
   } catch (const std::exception& error) {

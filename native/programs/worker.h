@@ -14,7 +14,7 @@ namespace tilewise::programs {
 
 /// What a worker does now, for the report of a deadline.
 struct WorkerStatus {
-  const Instr* instr;  // nullptr: idle
+  const BoundInstr* instr;  // nullptr: idle
   int64_t index;
   int64_t since_ns;
   bool stalled;
@@ -38,7 +38,7 @@ class alignas(128) Worker {
  private:
   const int64_t number_;
   memory::Arena scratch_;
-  std::atomic<const Instr*> instr_{nullptr};
+  std::atomic<const BoundInstr*> instr_{nullptr};
   std::atomic<int64_t> index_{0};
   std::atomic<int64_t> since_ns_{0};
   std::atomic<bool> stalled_{false};

@@ -9,7 +9,7 @@ STAGES = "core ir graph strategy plan kernels comm observe runtime checkpoint se
 ALLOWED = {
     "core": "",
     "ir": "core",
-    "graph": "core ir",
+    "graph": "core ir kernels",  # elementwise ops are what the table of kernels says
     "strategy": "core ir",
     "plan": "core ir kernels",  # what a kernel needs and costs stands in its table
     "kernels": "core ir",

@@ -73,8 +73,8 @@ def change_first(
 
 def drop_partial(instruction: Instruction) -> None:
     """The peer's partial is replaced by the device's own."""
-    own = next(i for i, o in enumerate(instruction.operands) if i >= 2 and o.peer < 0)
-    peer = next(i for i, o in enumerate(instruction.operands) if o.peer >= 0)
+    own = next(i for i, o in enumerate(instruction.operands) if i >= 2 and o.team < 0)
+    peer = next(i for i, o in enumerate(instruction.operands) if o.team >= 0)
     instruction.operands[peer] = instruction.operands[own]
 
 

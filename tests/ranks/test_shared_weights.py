@@ -45,10 +45,13 @@ def build(dtype="f32"):
 
 
 def batches(steps):
-    """Random ids."""
+    """Random labels, and few different ids: a leaf adds several rows to one of the table."""
     rng = np.random.default_rng(4)
-    names = ("ids", "more", "labels")
-    return [{n: rng.integers(0, VOCAB, (BATCH, SEQ)).astype(np.int32) for n in names} for _ in range(steps)]
+    bounds = {"ids": 3, "more": 2, "labels": VOCAB}
+    return [
+        {n: rng.integers(0, high, (BATCH, SEQ)).astype(np.int32) for n, high in bounds.items()}
+        for _ in range(steps)
+    ]
 
 
 def torch_loss(p, data):

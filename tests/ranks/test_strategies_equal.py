@@ -169,7 +169,7 @@ def test_planted_faults_are_found(dtype, axes, accumulation, label, fault):
 
 def gather_own(instruction):
     """A device keeps its own part where it should fetch the peer's."""
-    instruction.operands[1] = instruction.operands[1]._replace(peer=1)
+    instruction.operands[1] = instruction.operands[1]._replace(member=1)
 
 
 def skip(instruction):

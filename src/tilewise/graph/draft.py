@@ -27,7 +27,7 @@ class GraphDraft:
     """What a graph consists of so far. Ids are positions: of `tensors`, of `ops`.
 
     Attributes:
-        layers: per template its function and attributes.
+        layers: per template its function, what of the operands it depends on, and attributes.
         hints: layouts that users ask for, by tensor id.
         phase: of the ops that are appended now: forward, backward or update.
         names: ids of the tensors from outside, by name.
@@ -40,7 +40,7 @@ class GraphDraft:
         self.constant_values: dict[int, Any] = {}
         self.templates: dict[str, Template] = {}
         self.hints: dict[int, tuple[Axes, ...]] = {}
-        self.layers: dict[str, tuple[object, Mapping[str, Any]]] = {}
+        self.layers: dict[str, tuple[object, tuple[object, ...], Mapping[str, Any]]] = {}
         self.phase = "forward"
         self.loss_id: int | None = None
         self.names: dict[str, int] = {}

@@ -45,26 +45,27 @@ class LayerFunction:
         for t in operands:
             graph.draft.own("layer", t)
         with graph.all_or_nothing():
-            key = self._key(graph, operands, static)
+            key = self._name(graph, operands, static)
             if key not in graph.draft.templates:
-                graph.draft.layers[key] = self, static
+                graph.draft.layers[key] = self, _signature(operands), static
                 graph.draft.templates[key] = self._trace(graph, key, operands, static)
             return _record_call(graph, graph.draft.templates[key], operands, path)
 
-    def _key(self, graph: GraphBuilder, operands: tuple[TensorNode, ...], static: dict[str, Any]) -> str:
-        """Name and signature; another function of that name, or attributes that only look alike, get a number behind
-        it, in order of first use."""
+    def _name(self, graph: GraphBuilder, operands: tuple[TensorNode, ...], static: dict[str, Any]) -> str:
+        """The function's own name; in one graph, every further signature gets a number behind it, in order of first
+        use, and so does another function of that name."""
         for name, value in static.items():
             if not _is_equal(value, value):
                 _border.refuse(
                     "layer", f"attribute {name!r} must be comparable as a whole", shown(value), "pass a tuple"
                 )
-        specs = tuple((str(t.spec), t.spec.labels, t.spec.storage, t.spec.tile_hint) for t in operands)
-        base = f"{self.function.__module__}.{self.__name__}({specs!r}, {sorted(static.items())!r})"
+        wanted = _signature(operands)
+        base = key = f"{self.function.__module__}.{self.__name__}"
         number = 1
-        key = base
-        layers = graph.draft.layers
-        while key in layers and not (layers[key][0] is self and _is_equal(layers[key][1], static)):
+        while key in graph.draft.layers:
+            function, signature, attributes = graph.draft.layers[key]
+            if function is self and signature == wanted and _is_equal(attributes, static):
+                break
             number += 1
             key = f"{base}#{number}"
         return key
@@ -90,6 +91,12 @@ class LayerFunction:
         frozen = simplify(inner.freeze())
         outside = [t.id for t in frozen.tensors if t.kind in ("parameter", "state", "constant")]
         return Template(key, frozen, (*(t.id for t in formal), *outside), (result.id,))
+
+
+def _signature(operands: tuple[TensorNode, ...]) -> tuple[object, ...]:
+    """What a template's trace depends on, of its operands."""
+    specs = (t.spec for t in operands)
+    return tuple((s.shape, s.dtype, s.labels, s.storage, s.tile_hint) for s in specs)
 
 
 def _is_equal(a: object, b: object) -> bool:

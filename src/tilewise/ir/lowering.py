@@ -6,16 +6,19 @@ by the `Ref` that a method returned; an operand is a part of it under the loop o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from tilewise.core.dims import DimLabel
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import Record, TensorLayout
-from tilewise.ir.program import Extent, Instruction, Operand
+from tilewise.ir.program import Instruction, Number, Operand
 
-__all__ = ["Accumulator", "Lowering", "Ref"]
+__all__ = ["Accumulator", "Lowering", "Ref", "Tiles"]
+
+Tiles = Mapping[str, Operand | Sequence[Operand] | None]
+"""Operands of a kernel by the table's names."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,11 @@ class Ref:
         cols: its columns.
         dtype: name of its element type.
         tile_rows: rows per tile.
-        packed: lies in panels.
+        packed: lies in panels; the flat view of panels (`Lowering.flat`) does not.
     """
 
     slot: int
-    extent: Extent
+    extent: Number
     cols: int
     dtype: str
     tile_rows: int
@@ -52,7 +55,7 @@ class Accumulator:
 class Lowering(Protocol):
     """One op's way to instructions on one device, in one microbatch."""
 
-    one: Extent
+    one: Number
     reduction_chunks: int
 
     @property
@@ -91,7 +94,7 @@ class Lowering(Protocol):
 
     def temp(
         self,
-        rows: int | Extent,
+        rows: int | Number,
         cols: int,
         dtype: str,
         *,
@@ -107,20 +110,17 @@ class Lowering(Protocol):
 
     # ---- operands -----------------------------------------------------------------------------------------
 
-    def row(self, tensor: int | Ref, access: str, div: int = 1) -> Operand:
+    def row(self, tensor: int | Ref, div: int = 1) -> Operand:
         """The rows of the loop's current tile (divided by `div`)."""
 
-    def whole(self, tensor: int | Ref, access: str) -> Operand:
+    def whole(self, tensor: int | Ref) -> Operand:
         """All rows."""
 
-    def col(self, tensor: int | Ref, access: str) -> Operand:
+    def col(self, tensor: int | Ref) -> Operand:
         """All rows, the columns of the loop's current range."""
 
-    def row_at(self, ref: Ref, row: int, access: str) -> Operand:
+    def row_at(self, ref: Ref, row: int) -> Operand:
         """One fixed row, in an instruction whose loop is one range over all rows of `ref`."""
-
-    def null(self) -> Operand:
-        """An absent operand."""
 
     # ---- instructions -------------------------------------------------------------------------------------
 
@@ -128,16 +128,34 @@ class Lowering(Protocol):
         self,
         kernel: str,
         op: OpNode,
-        extent: Extent,
-        step: int,
-        operands: list[Operand],
         *,
-        ints: Sequence[int] = (),
-        floats: Sequence[float] = (),
+        over: Ref | Number,
+        tiles: Tiles,
+        dtype: str | None = None,
+        step: int | None = None,
+        ints: Mapping[str, int | Sequence[int]] | None = None,
+        floats: Mapping[str, float] | None = None,
         priority: int = 0,
         label: str = "",
     ) -> Instruction:
-        """Append an instruction."""
+        """Append an instruction: a kernel over the tiles of a loop, as the kernel table says.
+
+        Args:
+            kernel: base name in the table.
+            op: for whom; names the instruction.
+            over: the rows of the loop.
+            tiles: operands by the table's names; lists for lists. Absent ones may be left out or None. How a task uses
+                them (reads, writes) stands in the table.
+            dtype: the kernel's element type, where it has several.
+            step: rows per task; by default those of a tile of activations; 0 for one task over all rows.
+            ints, floats: by the table's names. What the table fills in by itself (counts, whether an operand is f32 or
+                packed) is not given.
+            priority: of the tasks.
+            label: the instruction's name, instead of the op's.
+
+        Raises:
+            InternalError: something is missing, unknown, or of another kind or size than the table says.
+        """
 
     def contraction_chunks(
         self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], record: Record | None

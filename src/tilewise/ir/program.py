@@ -1,43 +1,94 @@
 """The tile program as data: what the planner makes and the native walker executes (native/programs/program.h).
 
-A program is, per device, a table of tensors and a list of calls of templates. A template is a list of instructions; an
-instruction is a kernel over the row tiles of its loop. Bindings map a template's slots to tensors.
+A program is made of classes of devices: a table of tensors, templates, and calls of templates under a name each. A
+template is a list of instructions; an instruction is a kernel over the row tiles of its loop. Bindings map a template's
+slots to tensors. What devices of a class differ in are their numbers and their teams: a peer is a member of a team.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 __all__ = [
+    "POSITION",
     "Access",
     "Call",
+    "DeviceBinding",
+    "DeviceClass",
     "DeviceProgram",
-    "Extent",
     "Instruction",
     "LoweredTemplate",
     "Mode",
     "Notify",
+    "Number",
+    "NumberLike",
     "Operand",
     "Slot",
+    "Source",
     "TempSpec",
     "TensorEntry",
+    "TileProgram",
     "Wait",
+    "upper",
 ]
 
 
-class Extent(NamedTuple):
-    """A number of rows: `constant + multiple * symbols[symbol]` (`symbol` -1: the constant alone)."""
+class Source(enum.IntEnum):
+    """What a `Number` multiplies."""
+
+    NOTHING = 0
+    SYMBOL = 1  # of the run
+    DEVICE = 2  # a number of the device
+    CALL = 3  # a number of the call
+    POSITION = 4  # of the call in its list
+
+
+class Number(NamedTuple):
+    """A number that is known late: `constant + multiple * value`, of what `source` says and `which` counts.
+
+    A plain `int` may stand wherever one is wanted. Not every field takes every source; each says which.
+    """
 
     constant: int
-    symbol: int = -1
     multiple: int = 0
+    source: int = Source.NOTHING
+    which: int = 0
+
+    @classmethod
+    def of_symbol(cls, which: int, multiple: int = 1, constant: int = 0) -> Number:
+        """Of a symbol, whose value every run brings."""
+        return cls(constant, multiple, Source.SYMBOL, which)
+
+    @classmethod
+    def of_device(cls, which: int, multiple: int = 1, constant: int = 0) -> Number:
+        """Of a number of the device, such as its first row."""
+        return cls(constant, multiple, Source.DEVICE, which)
+
+    @classmethod
+    def of_call(cls, which: int, multiple: int = 1, constant: int = 0) -> Number:
+        """Of a number of the call, such as its microbatch."""
+        return cls(constant, multiple, Source.CALL, which)
 
     def upper(self, bounds: tuple[int, ...]) -> int:
-        """Its value with every symbol at its bound."""
-        return self.constant + (self.multiple * bounds[self.symbol] if self.symbol >= 0 else 0)
+        """Its value with every symbol at its bound, for a constant or one of a symbol."""
+        assert self.source in (Source.NOTHING, Source.SYMBOL), self
+        return self.constant + (self.multiple * bounds[self.which] if self.source == Source.SYMBOL else 0)
+
+
+NumberLike = int | Number
+"""What a field that wants a `Number` takes."""
+
+
+def upper(number: NumberLike, bounds: tuple[int, ...] = ()) -> int:
+    """The value of a constant or, with every symbol at its bound, of a number of a symbol."""
+    return number if isinstance(number, int) else number.upper(bounds)
+
+
+POSITION = Number(0, 1, Source.POSITION)
+"""The call's position in its list."""
 
 
 class Mode(enum.IntEnum):
@@ -48,10 +99,14 @@ class Mode(enum.IntEnum):
     COL = 2  # all rows, columns [b, e)
     ROWPART = 3  # the part-th of `parts` equal shares of rows [b, e)
     ROWCOLS = 4  # rows as in ROW, columns [part, part + parts)
+    ROWS = 5  # rows [part, part + parts), whatever the loop; only the tiles of those rows are touched
 
 
 class Access(enum.IntEnum):
-    """How a task uses the tiles that an operand touches. Peers' tiles and constants take NONE."""
+    """How a task uses the tiles that an operand touches. Constants take NONE.
+
+    What may be a peer's takes at most IN, and none where it is a peer's: signals order that.
+    """
 
     NONE = 0
     IN = 1
@@ -70,53 +125,74 @@ class Slot(NamedTuple):
 class Operand(NamedTuple):
     """One tile operand of an instruction.
 
-    `peer` is the device whose memory is read (-1: its own); `null` passes an absent operand to the kernel.
+    A `team` >= 0 is one of the device's teams: the operand is the memory of its member number `member`, a constant or a
+    number of the device; where the member is the device itself, the operand is its own. `div`, `part` and `parts` may
+    be of symbols, of the device or of the call. `null` passes an absent operand to the kernel.
     """
 
     slot: int
     mode: int = Mode.WHOLE
     access: int = Access.NONE
-    peer: int = -1
-    div: int = 1
-    part: int = 0
-    parts: int = 1
+    team: int = -1
+    member: NumberLike = 0
+    div: NumberLike = 1
+    part: NumberLike = 0
+    parts: NumberLike = 1
     null: bool = False
 
 
 class Wait(NamedTuple):
     """A task is not ready before a signal of its own device has counted `increment` further.
 
-    Iteration i looks at signal `signal_base + i` if `per_index`, else at `signal_base`. The device keeps count of what
-    it expects of each signal, so repeated waits speak of successive epochs; an increment of 0 waits for the epoch that
-    an earlier wait asked for. No worker is held meanwhile.
+    Iteration i looks at signal `signal_base + i` if `per_index`, else at `signal_base` (of the device or of the call).
+    The device keeps count of what it expects of each signal, so repeated waits speak of successive epochs; an increment
+    of 0 (a constant or of the call) waits for the epoch that an earlier wait asked for. No worker is held meanwhile.
+
+    `team` and `member` name the device that raises the signal (team -1: not said); a wait for the device itself
+    disappears. `slot` (-1: not said) and `use` (of the call) say which tensor and which use of it the signal is about:
+    `Program.finish` compares them with those of the raise that ends the wait.
     """
 
-    signal_base: int
+    signal_base: NumberLike
     per_index: bool
-    increment: int
+    increment: NumberLike
+    team: int = -1
+    member: NumberLike = 0
+    slot: int = -1
+    use: NumberLike = POSITION
 
 
 class Notify(NamedTuple):
-    """Add one to a signal of `device` once the task is complete (or skipped: then with the error's id).
+    """Add one to a signal of a member of a team once the task is complete (or skipped: then with the error's id).
 
-    A task that sees the new value also sees everything that this task and its predecessors wrote.
+    A task that sees the new value also sees everything that this task and its predecessors wrote. One to the device
+    itself disappears. `slot` and `use` as in `Wait`.
     """
 
-    device: int
-    signal_base: int
+    team: int
+    member: NumberLike
+    signal_base: NumberLike
     per_index: bool
+    slot: int = -1
+    use: NumberLike = POSITION
 
 
 @dataclass
 class Instruction:
-    """A kernel over the tiles of a loop. `kernel` may be empty: then it only orders and acknowledges."""
+    """A kernel over the tiles of a loop. `kernel` may be empty: then it only orders and acknowledges.
+
+    Attributes:
+        extent: rows of the loop; of symbols or of the call.
+        step: rows per task, likewise; a constant 0 makes one task of all rows.
+        ints: of anything.
+    """
 
     kernel: str
     label: str
-    extent: Extent
-    step: int
+    extent: Number
+    step: NumberLike
     operands: list[Operand]
-    ints: list[int] = field(default_factory=list)
+    ints: Sequence[NumberLike] = field(default_factory=list)
     floats: list[float] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     notifies: list[Notify] = field(default_factory=list)
@@ -128,7 +204,7 @@ class TempSpec:
     """A temporary of a template: its local shape and the op that makes and uses it."""
 
     name: str
-    extent: Extent
+    extent: Number
     cols: int
     dtype: str
     tile_rows: int
@@ -139,13 +215,14 @@ class TempSpec:
 
 @dataclass(frozen=True)
 class LoweredTemplate:
-    """Instructions of one template for one device, its slots, and its temporaries."""
+    """Instructions of one template, its slots, and its temporaries. Its signals count from `first_signal` on."""
 
     name: str
     instructions: tuple[Instruction, ...]
     slots: tuple[Slot, ...]
     temps: tuple[TempSpec, ...]
     signal_sites: tuple[int, ...] = ()
+    first_signal: int = 0
 
     @property
     def num_signals(self) -> int:
@@ -155,24 +232,58 @@ class LoweredTemplate:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor as the walker sees it: where it lies, how it is cut, which handles guard its tiles."""
+    """A tensor as the walker sees it: where it lies, how it is cut, which handles guard its tiles.
+
+    Rows and rows per tile may be of symbols.
+    """
 
     key: tuple[object, ...]
     offset: int
-    extent: Extent
+    extent: Number
     cols: int
     stride: int
     dtype: str
-    tile_rows: int
+    tile_rows: NumberLike
     first_handle: int
 
 
 @dataclass(frozen=True)
 class Call:
-    """One use of a lowered template: an entry per slot."""
+    """One use of a lowered template: an entry per slot, and the numbers that its instructions ask for."""
 
     template: int
     binding: tuple[int, ...]
+    numbers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeviceClass:
+    """What devices of one class share: templates, entries with those that share their bytes, calls under a name each.
+
+    A run executes the calls of one name, in order.
+    """
+
+    templates: tuple[LoweredTemplate, ...]
+    entries: tuple[TensorEntry, ...]
+    aliases: Mapping[int, tuple[int, ...]]
+    calls: Mapping[str, tuple[Call, ...]]
+
+
+@dataclass(frozen=True)
+class DeviceBinding:
+    """One device: its class, the numbers that the class's instructions ask for, and its teams of devices."""
+
+    class_id: int
+    numbers: tuple[int, ...] = ()
+    teams: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class TileProgram:
+    """Everything that the devices execute; a device's number is its place."""
+
+    classes: tuple[DeviceClass, ...]
+    devices: tuple[DeviceBinding, ...]
 
 
 @dataclass(frozen=True)

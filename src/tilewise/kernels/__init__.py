@@ -6,13 +6,14 @@ works without one.
 """
 
 from tilewise.kernels.packing import PANEL_ROWS, pack_weight, packed_elements, padded_columns, unpack_weight
-from tilewise.kernels.table import KERNELS, KernelSpec, Operand, kernel_spec
+from tilewise.kernels.table import KERNELS, IntSpec, KernelSpec, OperandSpec, kernel_spec
 
 __all__ = [
     "KERNELS",
     "PANEL_ROWS",
+    "IntSpec",
     "KernelSpec",
-    "Operand",
+    "OperandSpec",
     "kernel_spec",
     "pack_weight",
     "packed_elements",

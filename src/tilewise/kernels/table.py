@@ -1,40 +1,75 @@
 """The table of native kernels: what each is called, its operands and attributes in order, and what it costs.
 
-This is the contract between the tile program (`plan`), the native sources (native/kernels) and the cost
-model. A test compares the names with the native registry. Sizes are given as a mapping of the dims named in
-`KernelSpec.dims`; `item` is the element size of the kernel's dtype in bytes. FLOPs count a multiply-add as
-two and an exp or a division as one.
+This is the contract between the tile program (`plan`), the native sources (native/kernels) and the cost model.
+Planning holds every instruction to it (`plan.emission`); tests hold the native registry, and what kernels write, to it.
+Sizes for costs are given as a mapping of the dims named in `KernelSpec.dims`; `item` is the element size of the dtype.
+FLOPs count a multiply-add as two and an exp or a division as one.
+
+An operand is written `role name[:dtype][!|~][...][?][[rows cols]]`, as in `in residual?[m n]` and `in w!...[n k*]`:
+
+    :dtype     element type: the kernel's own (`dt`, when nothing is written), `f32`, `f64`, `i32`, `bf16`, or `dt|f32`
+    ! ~        lies in panels; may lie in panels or in rows
+    ...        a list of operands; lists that stand side by side take turns: a0, w0, a1, w1
+    ?          may be absent
+    [m n]      rows and columns; what bears one name has one size, a number is that size, `_` is any, and `k*` is a size
+               of its own for every member of a list
+
+An integer is written `name`; `name=count(a)` is the length of list a, `name=f32(out)` whether operand out has elements
+of f32, `name=packed(grad)` whether it lies in panels: these are filled in, never given. `range...(2*n)` is a list of so
+many integers.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tilewise.core import InternalError
 
-__all__ = ["KERNELS", "KernelSpec", "Operand", "kernel_spec"]
+__all__ = ["KERNELS", "IntSpec", "KernelSpec", "OperandSpec", "kernel_spec"]
 
 Sizes = Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Operand:
+class OperandSpec:
     """One operand.
 
     Attributes:
-        name: as the native source calls it; a trailing `...` marks a list of operands.
+        name: as the native source calls it.
         role: `in`, `out` or `inout`.
-        dtype: `dt` (the kernel's), `f32`, `f64`, `i32`, or `dt|f32`.
-        packed: lies in panels.
+        dtypes: the element types it may have; `dt` is the kernel's.
+        packed: lies in panels; None where it may.
         optional: may be absent.
+        is_list: any number of operands.
+        sizes: names of rows and columns, or empty.
     """
 
     name: str
     role: str
-    dtype: str = "dt"
-    packed: bool = False
+    dtypes: tuple[str, ...] = ("dt",)
+    packed: bool | None = False
     optional: bool = False
+    is_list: bool = False
+    sizes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class IntSpec:
+    """One integer attribute.
+
+    Attributes:
+        name: as the native source calls it.
+        source: (`count`, `f32` or `packed`, operand) for what is filled in.
+        is_list: any number of integers.
+        length: what the length of a list is the product of: numbers and names of integers.
+    """
+
+    name: str
+    source: tuple[str, str] | None = None
+    is_list: bool = False
+    length: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,7 +80,7 @@ class KernelSpec:
         base: name without the dtype suffix.
         names: full names, one per dtype.
         operands: in order.
-        ints: integer attributes in order; a trailing `...` marks a list.
+        ints: integer attributes in order.
         floats: floating attributes in order.
         dims: dims that `flops` and `bytes` read from their argument.
         flops: operations of one call.
@@ -54,21 +89,39 @@ class KernelSpec:
 
     base: str
     names: tuple[str, ...]
-    operands: tuple[Operand, ...]
-    ints: tuple[str, ...]
+    operands: tuple[OperandSpec, ...]
+    ints: tuple[IntSpec, ...]
     floats: tuple[str, ...]
     dims: tuple[str, ...]
     flops: Callable[[Sizes], int]
     bytes: Callable[[Sizes], int]
 
 
-def _operand(text: str) -> Operand:
-    """`role name[:dtype][!packed][?optional]`, for example `in residual?`, `out rstd:f32`, `in w!`."""
-    role, name = text.split()
-    optional, packed = name.endswith("?"), "!" in name
-    name = name.rstrip("?").replace("!", "")
-    name, _, dtype = name.partition(":")
-    return Operand(name, role, dtype or "dt", packed, optional)
+_OPERAND = re.compile(r"(in|out|inout) (\w+)(?::([\w|]+))?([!~])?(\.\.\.)?(\?)?(?:\[(.+)\])?")
+_INT = re.compile(r"(\w+)(?:=(count|f32|packed)\((\w+)\)|(\.\.\.)(?:\((.+)\))?)?")
+
+
+def _operand(text: str) -> OperandSpec:
+    found = _OPERAND.fullmatch(text)
+    assert found is not None, text
+    role, name, dtypes, packed, dots, optional, sizes = found.groups()
+    return OperandSpec(
+        name,
+        role,
+        tuple((dtypes or "dt").split("|")),
+        {"!": True, "~": None}.get(packed, False),
+        optional is not None,
+        dots is not None,
+        tuple((sizes or "").split()),
+    )
+
+
+def _integer(text: str) -> IntSpec:
+    found = _INT.fullmatch(text)
+    assert found is not None, text
+    name, kind, operand, dots, length = found.groups()
+    source = (kind, operand) if kind else None
+    return IntSpec(name, source, dots is not None, tuple((length or "").split("*")) if length else ())
 
 
 Cost = Callable[[Sizes], int]
@@ -91,7 +144,7 @@ def _spec(
         base,
         names,
         parsed,
-        tuple(ints.split()),
+        tuple(_integer(i) for i in ints.split()),
         tuple(floats.split()),
         (*dims.split(), "item"),
         flops,
@@ -103,7 +156,7 @@ def _map(base: str, operands: str, per_element: int, *, floats: str = "") -> Ker
     arrays = len(operands.split(","))
     return _spec(
         base,
-        operands,
+        ", ".join(f"{o.strip()}[m d]" for o in operands.split(",")),
         "m d",
         lambda s: per_element * s["m"] * s["d"],
         lambda s: arrays * s["m"] * s["d"] * s["item"],
@@ -125,7 +178,7 @@ def _attention_rows(s: Sizes) -> int:
     return s["m"] * s["head_dim"] * s["item"] * (s["heads"] + s["kv_heads"])
 
 
-_RANGES = "out_is_f32 num_terms num_chunks range..."
+_RANGES = "out_is_f32=f32(out) num_terms=count(a) num_chunks range...(2*num_chunks*num_terms)"
 _HEADS = "heads kv_heads head_dim"
 _VOCAB = "vocab_begin ignore_index"
 _F32, _NONE = ("f32",), ()
@@ -133,7 +186,7 @@ _F32, _NONE = ("f32",), ()
 _SPECS = [
     _spec(
         "matmul",
-        "out out:dt|f32, in residual?, in a..., in w!...",
+        "out out:dt|f32[m n], in residual?[m n], in a...[m k*], in w!...[n k*]",
         "m n k",
         _product,
         lambda s: s["item"] * (s["m"] * (s["n"] + s["k"]) + s["n"] * s["k"]),
@@ -141,7 +194,7 @@ _SPECS = [
     ),
     _spec(
         "matmul_dx",
-        "out out:dt|f32, in residual?, in a..., in w!...",
+        "out out:dt|f32[m n], in residual?[m n], in a...[m k*], in w!...[k* n]",
         "m n k",
         _product,
         lambda s: s["item"] * (s["m"] * (s["n"] + s["k"]) + s["n"] * s["k"]),
@@ -149,23 +202,23 @@ _SPECS = [
     ),
     _spec(
         "matmul_dw",
-        "out out:f32!, in dy?, in x?, in ids:i32?, in de?, in carry:f32!...",
+        "out out:f32![n k], in dy?[t n], in x?[t k], in ids:i32?[t 1], in de?[t k], in carry:f32!...[n k]",
         "m n k",
         _product,
         lambda s: s["item"] * s["m"] * (s["n"] + s["k"]) + 4 * s["n"] * s["k"],
-        ints="leaf_rows num_carries vocab_begin",
+        ints="leaf_rows num_carries=count(carry) vocab_begin",
     ),
     _spec(
         "gemm",
-        "inout out:dt|f32, in a, in b",
+        "inout out:dt|f32[m n], in a, in b",
         "m n k",
         _product,
         lambda s: s["item"] * (s["m"] * (s["n"] + s["k"]) + s["n"] * s["k"]),
-        ints="trans_a trans_b out_is_f32 accumulate",
+        ints="trans_a trans_b out_is_f32=f32(out) accumulate",
     ),
     _spec(
         "rms_norm",
-        "out y, out rstd:f32, in x, in gamma",
+        "out y[m d], out rstd:f32[m 1], in x[m d], in gamma[1 d]",
         "m d",
         lambda s: 4 * s["m"] * s["d"],
         lambda s: 2 * s["item"] * s["m"] * s["d"],
@@ -173,7 +226,8 @@ _SPECS = [
     ),
     _spec(
         "rms_norm_backward",
-        "out dx, inout dgamma_leaf:f32, in dy, in x, in rstd:f32, in gamma, in dresidual?",
+        "out dx[m d], inout dgamma_leaf:f32[_ d], in dy[m d], in x[m d], in rstd:f32[m 1], in gamma[1 d], "
+        "in dresidual?[m d]",
         "m d",
         lambda s: 11 * s["m"] * s["d"],
         lambda s: 4 * s["item"] * s["m"] * s["d"],
@@ -181,16 +235,16 @@ _SPECS = [
     ),
     _spec(
         "leaf_tree",
-        "out out:f32, in partials:f32, in carry:f32...",
+        "out out:f32[1 d], in partials:f32[_ d], in carry:f32...[1 d]",
         "m d",
         lambda s: s["m"] * s["d"],
         lambda s: 4 * s["m"] * s["d"],
-        ints="num_carries",
+        ints="num_carries=count(carry)",
         dtypes=_F32,
     ),
     _spec(
         "row_sum_leaf",
-        "inout leaf:f32, in x:f32",
+        "inout leaf:f32[_ 1], in x:f32[m 1]",
         "m",
         lambda s: s["m"],
         lambda s: 4 * s["m"],
@@ -199,7 +253,7 @@ _SPECS = [
     ),
     _spec(
         "rope",
-        "out out, in x, in positions:i32, in table:f32",
+        "out out[m d], in x[m d], in positions:i32[m 1], in table:f32[_ _]",
         "m d",
         lambda s: 3 * s["m"] * s["d"],
         lambda s: 2 * s["item"] * s["m"] * s["d"],
@@ -207,7 +261,7 @@ _SPECS = [
     ),
     _spec(
         "attention",
-        "out out, out lse:f32, in q, in k, in v",
+        "out out[m q], out lse:f32[m _], in q[m q], in k[m kv], in v[m kv]",
         "m seq heads kv_heads head_dim causal",
         lambda s: _attended(s) * (4 * s["head_dim"] + 4),
         lambda s: 2 * _attention_rows(s),
@@ -216,16 +270,18 @@ _SPECS = [
     ),
     _spec(
         "attention_backward",
-        "out dq, out dk:dt|f32, out dv:dt|f32, in dout, in out, in lse:f32, in q, in k, in v",
+        "out dq[m q], out dk:dt|f32[m kv], out dv:dt|f32[m kv], in dout[m q], in out[m q], in lse:f32[m _], in q[m q], "
+        "in k[m kv], in v[m kv]",
         "m seq heads kv_heads head_dim causal",
         lambda s: _attended(s) * (10 * s["head_dim"] + 8),
         lambda s: 4 * _attention_rows(s),
-        ints=f"seq_len {_HEADS} causal dkv_is_f32",
+        ints=f"seq_len {_HEADS} causal dkv_is_f32=f32(dk)",
         floats="scale",
     ),
     _spec(
         "attention_paged",
-        "out out, in q, in k_cache, in v_cache, in positions:i32, in sequence:i32, in block_table:i32",
+        "out out[m q], in q[m q], in k_cache[c kv], in v_cache[c kv], in positions:i32[m 1], in sequence:i32[m 1], "
+        "in block_table:i32[_ _]",
         "m length heads kv_heads head_dim",
         lambda s: s["m"] * s["length"] * s["heads"] * (4 * s["head_dim"] + 4),
         lambda s: 2 * s["item"] * s["m"] * s["head_dim"] * (s["heads"] + s["length"] * s["kv_heads"]),
@@ -234,7 +290,7 @@ _SPECS = [
     ),
     _spec(
         "kv_write",
-        "inout cache, in x, in slots:i32",
+        "inout cache[_ d], in x[m d], in slots:i32[m 1]",
         "m d",
         lambda s: 0,
         lambda s: 2 * s["item"] * s["m"] * s["d"],
@@ -243,7 +299,7 @@ _SPECS = [
     _map("silu_gate_backward", "out dg, out du, in dh, in g, in u", 10),
     _map("add", "out out, in a, in b", 1),
     _map("multiply", "out out, in a, in b", 1),
-    _map("scale", "out out, in x", 1, floats="s"),
+    _map("scale", "out out, in x", 1, floats="factor"),
     _map("silu", "out out, in x", 4),
     _map("silu_backward", "out dx, in dy, in x", 8),
     _map("copy", "out out, in x", 0),
@@ -251,20 +307,30 @@ _SPECS = [
     _map("softmax_backward", "out dx, in dy, in y", 4),
     _spec(
         "row_sum",
-        "out out:f32, in x",
+        "out out:f32[m 1], in x[m d]",
         "m d",
         lambda s: s["m"] * s["d"],
         lambda s: s["item"] * s["m"] * s["d"],
     ),
     _spec(
-        "exp", "out out, in x", "m d", lambda s: s["m"] * s["d"], lambda s: 8 * s["m"] * s["d"], dtypes=_F32
+        "exp",
+        "out out[m d], in x[m d]",
+        "m d",
+        lambda s: s["m"] * s["d"],
+        lambda s: 8 * s["m"] * s["d"],
+        dtypes=_F32,
     ),
     _spec(
-        "log", "out out, in x", "m d", lambda s: s["m"] * s["d"], lambda s: 8 * s["m"] * s["d"], dtypes=_F32
+        "log",
+        "out out[m d], in x[m d]",
+        "m d",
+        lambda s: s["m"] * s["d"],
+        lambda s: 8 * s["m"] * s["d"],
+        dtypes=_F32,
     ),
     _spec(
         "cast_f32_bf16",
-        "out out:bf16, in x:f32",
+        "out out:bf16[m d], in x:f32[m d]",
         "m d",
         lambda s: 0,
         lambda s: 6 * s["m"] * s["d"],
@@ -272,7 +338,7 @@ _SPECS = [
     ),
     _spec(
         "cast_bf16_f32",
-        "out out:f32, in x:bf16",
+        "out out:f32[m d], in x:bf16[m d]",
         "m d",
         lambda s: 0,
         lambda s: 6 * s["m"] * s["d"],
@@ -280,7 +346,7 @@ _SPECS = [
     ),
     _spec(
         "embedding",
-        "out out, in ids:i32, in table!",
+        "out out[m d], in ids:i32[m 1], in table![_ d]",
         "m d",
         lambda s: 0,
         lambda s: 2 * s["item"] * s["m"] * s["d"],
@@ -288,14 +354,14 @@ _SPECS = [
     ),
     _spec(
         "gather_rows",
-        "out out, in x, in index:i32",
+        "out out[m d], in x[_ d], in index:i32[m 1]",
         "m d",
         lambda s: 0,
         lambda s: 2 * s["item"] * s["m"] * s["d"],
     ),
     _spec(
         "cross_entropy_max",
-        "out stats:f32, in logits, in labels:i32",
+        "out stats:f32[m 2], in logits[m v], in labels:i32[m 1]",
         "m d",
         lambda s: s["m"] * s["d"],
         lambda s: s["item"] * s["m"] * s["d"],
@@ -303,15 +369,16 @@ _SPECS = [
     ),
     _spec(
         "cross_entropy_sum",
-        "out sums:f32, in logits, in stats:f32",
+        "out sums:f32[m 1], in logits[m v], in stats:f32[m 2]",
         "m d",
         lambda s: 3 * s["m"] * s["d"],
         lambda s: s["item"] * s["m"] * s["d"],
-        ints="num_chunks range...",
+        ints="num_chunks range...(2*num_chunks)",
     ),
     _spec(
         "cross_entropy_grad",
-        "out dlogits?, out loss_rows:f32, in logits, in stats:f32, in sums:f32, in labels:i32, in inv_count:f32",
+        "out dlogits?[m v], out loss_rows:f32[m 1], in logits[m v], in stats:f32[m 2], in sums:f32[m 1], "
+        "in labels:i32[m 1], in inv_count:f32[1 1]",
         "m d",
         lambda s: 4 * s["m"] * s["d"],
         lambda s: 2 * s["item"] * s["m"] * s["d"],
@@ -319,7 +386,8 @@ _SPECS = [
     ),
     _spec(
         "adamw",
-        "out weight?, inout master:f32, inout m:f32, inout v:f32, in grad:f32, in hyper:f32, in clip:f32",
+        "out weight?[m d], inout master:f32[m d], inout m:f32[m d], inout v:f32[m d], in grad:f32[m d], "
+        "in hyper:f32[1 8], in clip:f32[1 2]",
         "m d",
         lambda s: 14 * s["m"] * s["d"],
         lambda s: (28 + s["item"] % 4) * s["m"] * s["d"],
@@ -328,16 +396,16 @@ _SPECS = [
     ),
     _spec(
         "square_sum",
-        "out out:f64, in grad:f32",
+        "out out:f64[_ _], in grad:f32~[_ _]",
         "m d",
         lambda s: 2 * s["m"] * s["d"],
         lambda s: 4 * s["m"] * s["d"],
-        ints="packed num_chunks split_dim range...",
+        ints="packed=packed(grad) num_chunks split_dim range...(2*num_chunks)",
         dtypes=_F32,
     ),
     _spec(
         "norm_scale",
-        "out out:f32, in partials:f64, in loss:f32",
+        "out out:f32[1 2], in partials:f64[_ _], in loss:f32[1 1]",
         "m d",
         lambda s: s["m"] * s["d"],
         lambda s: 8 * s["m"] * s["d"],
@@ -346,14 +414,14 @@ _SPECS = [
     ),
     _spec(
         "tree_add",
-        "out out, in residual?, in x:f32...",
+        "out out[m d], in residual?[m d], in x:f32...[m d]",
         "m d inputs",
         lambda s: s["m"] * s["d"] * s["inputs"],
         lambda s: s["m"] * s["d"] * (4 * s["inputs"] + s["item"]),
     ),
     _spec(
         "tree_max",
-        "out out:f32, in none?, in x:f32...",
+        "out out:f32[m d], in none?[m d], in x:f32...[m d]",
         "m d inputs",
         lambda s: s["m"] * s["d"] * s["inputs"],
         lambda s: 4 * s["m"] * s["d"] * (s["inputs"] + 1),
@@ -361,7 +429,7 @@ _SPECS = [
     ),
     _spec(
         "tree_or",
-        "out out, in none?, in x...",
+        "out out[m d], in none?[m d], in x...[m d]",
         "m d inputs",
         lambda s: 0,
         lambda s: s["item"] * s["m"] * s["d"] * (s["inputs"] + 1),
@@ -369,7 +437,7 @@ _SPECS = [
     ),
     _spec(
         "copy_pairs",
-        "out dst..., in src...",
+        "out dst...[m* d*], in src...[m* d*]",
         "m d",
         lambda s: 0,
         lambda s: 2 * s["item"] * s["m"] * s["d"],

@@ -1,5 +1,6 @@
 """Deciding before running: tiles, memory, order, communication."""
 
-from tilewise.plan.plan import Plan, make_plan, settings_for
+from tilewise.plan.make import make_plan
+from tilewise.plan.plan import Plan, settings_for
 
 __all__ = ["Plan", "make_plan", "settings_for"]

@@ -26,8 +26,9 @@ from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import Record, show_axes, show_layout
-from tilewise.ir.lowering import Lowering, Ref
-from tilewise.ir.program import Access, Extent, Instruction, LoweredTemplate, Mode, Notify, Operand, Wait
+from tilewise.ir.lowering import Lowering, Ref, Tiles
+from tilewise.ir.program import Instruction, LoweredTemplate, Mode, Notify, Number, Operand, Wait, upper
+from tilewise.plan.emission import make_instruction
 from tilewise.plan.shapes import LocalShapes
 
 __all__ = [
@@ -54,13 +55,20 @@ def reduce_label(label: str) -> str:
 
 def broadcast_instructions(tensors: Sequence[tuple[str, Ref, int]]) -> tuple[Instruction, ...]:
     """Copies of whole tensors from other devices: (name, view with its slot, source device)."""
+    refs = {ref.slot: ref for _, ref, _ in tensors}
     return tuple(
-        Instruction(
-            f"copy_pairs_{ref.dtype}",
-            f"broadcast:{name}",
-            ref.extent,
-            ref.tile_rows,
-            [Operand(ref.slot, Mode.ROW, Access.OUT), Operand(ref.slot, Mode.ROW, Access.NONE, source)],
+        make_instruction(
+            "copy_pairs",
+            maker="the broadcast",
+            label=f"broadcast:{name}",
+            extent=ref.extent,
+            step=ref.tile_rows,
+            dtype=ref.dtype,
+            tiles={
+                "dst": [Operand(ref.slot, Mode.ROW)],
+                "src": [Operand(ref.slot, Mode.ROW, team=0, member=source)],
+            },
+            ref_of=refs.__getitem__,
         )
         for name, ref, source in tensors
     )
@@ -86,8 +94,8 @@ def place_signals(templates: Sequence[LoweredTemplate]) -> list[LoweredTemplate]
 
     for template in templates:
         for i in template.instructions:
-            i.waits = [w._replace(signal_base=number(w.signal_base)) for w in i.waits]
-            i.notifies = [n._replace(signal_base=number(n.signal_base)) for n in i.notifies]
+            i.waits = [w._replace(signal_base=number(upper(w.signal_base))) for w in i.waits]
+            i.notifies = [n._replace(signal_base=number(upper(n.signal_base))) for n in i.notifies]
     return [replace(t, signal_sites=tuple(sizes)) for t in templates]
 
 
@@ -110,6 +118,9 @@ class DeviceLowering(Lowering, Protocol):
 
     def signals(self, count: int) -> int:
         """Reserve signals; numbered within their site until `place_signals` knows every device's need."""
+
+    def hold(self, op: OpNode, over: Number, step: int, operand: Operand, label: str) -> Instruction:
+        """Append an empty task per tile that reads the tile: it orders and acknowledges."""
 
 
 def team_of(low: DeviceLowering, record: Record) -> list[int]:
@@ -157,13 +168,13 @@ def all_reduce_in_place(low: DeviceLowering, op: OpNode, ref: Ref, record: Recor
     """Sum a gradient over a team, in place: every device reduces its part into itself and fetches the others'."""
     flat = low.flat(ref)
     producer = low.instructions[-1]
-    step = producer.step if flat.packed else 0
+    step = upper(producer.step) if ref.packed else 0
     devices = team_of(low, record)
     done = _reduce_scatter(low, op, producer, flat, flat, None, record.combine, devices, step)
     _all_gather(low, op, flat, done, devices, step)
 
 
-def _tiles(low: DeviceLowering, extent: Extent, step: int) -> int:
+def _tiles(low: DeviceLowering, extent: Number, step: int) -> int:
     bounds = tuple(s.max for s in low.shapes.symbols)
     return 1 if step <= 0 else max(1, -(-extent.upper(bounds) // step))
 
@@ -185,27 +196,32 @@ def _reduce_scatter(
     ready = low.signals(n * tiles)
     done = low.signals(n * tiles)
     per_index = step > 0
-    producer.notifies += [Notify(devices[q], ready + me * tiles, per_index) for q in peers]
+    producer.notifies += [Notify(0, devices[q], ready + me * tiles, per_index) for q in peers]
 
-    def part(ref: Ref, access: int, peer: int = -1) -> Operand:
-        return Operand(ref.slot, Mode.ROWPART, access, peer, part=me, parts=n)
+    def part(ref: Ref, peer: int = -1) -> Operand:
+        return Operand(ref.slot, Mode.ROWPART, team=min(peer, 0), member=max(peer, 0), part=me, parts=n)
 
     in_place = src.slot == dst.slot
-    operands = [part(dst, Access.INOUT if in_place else Access.OUT)]
-    operands.append(part(residual, Access.IN) if residual is not None else low.null())
-    operands += [
-        part(src, Access.IN if not in_place else Access.NONE)
-        if q == me
-        else part(src, Access.NONE, devices[q])
-        for q in range(n)
-    ]
-    kernel = f"{_TREE[kind]}_{dst.dtype}"
-    reduce = low.emit(kernel, op, src.extent, step, operands, priority=2, label=reduce_label(op.label))
+    views: Tiles = {
+        "out": part(dst),
+        "x": [part(src, -1 if q == me else devices[q]) for q in range(n)],
+        **({"residual": part(residual)} if residual is not None else {}),
+    }
+    reduce = low.emit(
+        _TREE[kind],
+        op,
+        over=src,
+        step=step,
+        dtype=dst.dtype,
+        tiles=views,
+        priority=2,
+        label=reduce_label(op.label),
+    )
     reduce.waits += [Wait(ready + q * tiles, per_index, 1) for q in peers]
-    reduce.notifies += [Notify(devices[q], done + me * tiles, per_index) for q in peers]
+    reduce.notifies += [Notify(0, devices[q], done + me * tiles, per_index) for q in peers]
     if not in_place:  # there, `done` of a peer says that it has read the part the gather will overwrite
         ack = low.signals(n * tiles)
-        reduce.notifies += [Notify(devices[q], ack + me * tiles, per_index) for q in peers]
+        reduce.notifies += [Notify(0, devices[q], ack + me * tiles, per_index) for q in peers]
         _acknowledge(low, op, src, ack, peers, step)
     return done
 
@@ -215,22 +231,22 @@ def _all_gather(low: DeviceLowering, op: OpNode, dst: Ref, done: int, devices: l
     n, me, tiles = len(devices), devices.index(low.device), _tiles(low, dst.extent, step)
     peers = [q for q in range(n) if q != me]
     ack, per_index = low.signals(n * tiles), step > 0
-    operands = []
-    for i, q in enumerate(peers):
-        access = Access.INOUT if i == 0 else Access.NONE
-        operands.append(Operand(dst.slot, Mode.ROWPART, access, part=q, parts=n))
-        operands.append(Operand(dst.slot, Mode.ROWPART, Access.NONE, devices[q], part=q, parts=n))
+    views: Tiles = {
+        "dst": [Operand(dst.slot, Mode.ROWPART, part=q, parts=n) for q in peers],
+        "src": [Operand(dst.slot, Mode.ROWPART, team=0, member=devices[q], part=q, parts=n) for q in peers],
+    }
     gather = low.emit(
-        f"copy_pairs_{dst.dtype}",
+        "copy_pairs",
         op,
-        dst.extent,
-        step,
-        operands,
+        over=dst,
+        step=step,
+        dtype=dst.dtype,
+        tiles=views,
         priority=2,
         label=gather_label(op.label),
     )
     gather.waits += [Wait(done + q * tiles, per_index, 1) for q in peers]
-    gather.notifies += [Notify(devices[q], ack + me * tiles, per_index) for q in peers]
+    gather.notifies += [Notify(0, devices[q], ack + me * tiles, per_index) for q in peers]
     _acknowledge(low, op, dst, ack, peers, step)
 
 
@@ -240,44 +256,36 @@ def gather(low: DeviceLowering, op: OpNode, source: int, target: int) -> None:
     devices, step = low.mesh.team(low.device, *low.layout(source)[-1]), low.row_step(src)
     n, me, tiles = len(devices), devices.index(low.device), _tiles(low, src.extent, step)
     ready, ack = low.signals(n * tiles), low.signals(tiles)
-    held = Operand(src.slot, Mode.ROW, Access.IN)
+    held = Operand(src.slot, Mode.ROW)
     if me > 0:
-        offer = low.emit("", op, src.extent, step, [held], priority=2, label=f"{op.label}/offer")
-        offer.notifies.append(Notify(devices[0], ready + me * tiles, True))
-        task = low.emit("", op, src.extent, step, [held], priority=2, label=f"{op.label}/ack")
+        offer = low.hold(op, src.extent, step, held, f"{op.label}/offer")
+        offer.notifies.append(Notify(0, devices[0], ready + me * tiles, True))
+        task = low.hold(op, src.extent, step, held, f"{op.label}/ack")
         task.waits.append(Wait(ack, True, 1))
         return
     spec, layout = low.spec(source), low.layout(source)
-    operands = []
-    for q, device in enumerate(devices):
-        begin, end = low.shapes.on(device).range(spec, layout, len(spec.shape) - 1)
-        access = Access.OUT if q == 0 else Access.NONE
-        operands.append(Operand(dst.slot, Mode.ROWCOLS, access, part=begin, parts=end - begin))
-        operands.append(held if q == 0 else Operand(src.slot, Mode.ROW, Access.NONE, device))
+    ranges = [low.shapes.on(device).range(spec, layout, len(spec.shape) - 1) for device in devices]
+    pairs: Tiles = {
+        "dst": [Operand(dst.slot, Mode.ROWCOLS, part=begin, parts=end - begin) for begin, end in ranges],
+        "src": [held, *(held._replace(team=0, member=device) for device in devices[1:])],
+    }
     copy = low.emit(
-        f"copy_pairs_{dst.dtype}",
+        "copy_pairs",
         op,
-        src.extent,
-        step,
-        operands,
+        over=src,
+        step=step,
+        dtype=dst.dtype,
+        tiles=pairs,
         priority=2,
         label=gather_label(op.label),
     )
     copy.waits += [Wait(ready + q * tiles, True, 1) for q in range(1, n)]
-    copy.notifies += [Notify(device, ack, True) for device in devices[1:]]
+    copy.notifies += [Notify(0, device, ack, True) for device in devices[1:]]
 
 
 def _acknowledge(low: DeviceLowering, op: OpNode, ref: Ref, ack: int, peers: list[int], step: int) -> None:
     """An empty task that reads the tile as long as peers do."""
     mode = Mode.ROW if step > 0 else Mode.WHOLE
-    task = low.emit(
-        "",
-        op,
-        ref.extent,
-        step,
-        [Operand(ref.slot, mode, Access.IN)],
-        priority=2,
-        label=f"{op.label}/ack",
-    )
+    task = low.hold(op, ref.extent, step, Operand(ref.slot, mode), f"{op.label}/ack")
     tiles = _tiles(low, ref.extent, step)
     task.waits += [Wait(ack + q * tiles, step > 0, 1) for q in peers]

@@ -7,23 +7,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from tilewise.core.border import Border
 from tilewise.core.errors import PlanError
 from tilewise.ir.layout import show_axes
-from tilewise.ir.program import DeviceProgram, Instruction, LoweredTemplate
+from tilewise.ir.program import DeviceProgram, Instruction, LoweredTemplate, Source, upper
+from tilewise.plan.tables import PlanTables
 from tilewise.plan.traffic import count_traffic
-
-if TYPE_CHECKING:
-    from tilewise.plan.plan import Plan
 
 __all__ = ["explain_plan", "explain_tensor"]
 
 _border = Border("plan", PlanError)
 
 
-def explain_plan(plan: Plan) -> str:
+def explain_plan(plan: PlanTables) -> str:
     """Mesh, memory, tiles, tasks, traffic and templates."""
     settings = plan.settings
     lines = [
@@ -38,13 +35,13 @@ def explain_plan(plan: Plan) -> str:
     return "\n".join([*lines, *_tiles(plan), *_programs(plan), *_templates(plan)])
 
 
-def _tiles(plan: Plan) -> Iterator[str]:
+def _tiles(plan: PlanTables) -> Iterator[str]:
     """How the tensors of every device are cut."""
-    bounds = plan.builder.symbol_bounds
+    bounds = plan.symbol_bounds
     yield f"  tiles: activations in {plan.settings.row_tile} rows, weights in up to 512 rows"
     said = []
-    for entries in plan.builder.entries:
-        tiles = [max(1, -(-e.extent.upper(bounds) // e.tile_rows)) for e in entries]
+    for entries in plan.entries:
+        tiles = [max(1, -(-e.extent.upper(bounds) // upper(e.tile_rows, bounds))) for e in entries]
         said.append(f"{sum(tiles):,} tiles of {len(entries):,} tensors")
     yield from _per_device(said)
 
@@ -58,8 +55,8 @@ def _per_device(said: Sequence[str]) -> Iterator[str]:
         yield f"    device {', '.join(map(str, numbers))}: {text}"
 
 
-def _programs(plan: Plan) -> Iterator[str]:
-    bounds = plan.builder.symbol_bounds
+def _programs(plan: PlanTables) -> Iterator[str]:
+    bounds = plan.symbol_bounds
     for name, programs in plan.programs.items():
         traffic = count_traffic(programs, bounds)
         yield f"  {name}: {len(programs[0].calls)} calls of templates"
@@ -71,27 +68,27 @@ def _programs(plan: Plan) -> Iterator[str]:
         yield from _per_device(said)
 
 
-def _templates(plan: Plan) -> Iterator[str]:
+def _templates(plan: PlanTables) -> Iterator[str]:
     """Every distinct template of the largest program, with its uses there."""
     program = _largest(plan)
     uses = Counter(call.template for call in program.calls)
     yield "  templates (on device 0):"
     for index, count in uses.items():
         template = program.templates[index]
-        tasks = _num_tasks(template, plan.builder.symbol_bounds)
+        tasks = _num_tasks(template, plan.symbol_bounds)
         yield (
             f"    {_title(template)}: {count} uses of {len(template.instructions)} instructions, {tasks:,} tasks each"
         )
 
 
-def _largest(plan: Plan) -> DeviceProgram:
+def _largest(plan: PlanTables) -> DeviceProgram:
     return max((programs[0] for programs in plan.programs.values()), key=lambda program: len(program.calls))
 
 
 def _title(template: LoweredTemplate) -> str:
-    """A layer's function without its signature; `backward` where it is one."""
-    name, _, rest = template.name.partition("(")
-    return name.rpartition(".")[2] + (".backward" if rest.endswith(".backward") else "")
+    """A layer's function without its module; `backward` where it is one."""
+    name, dot, backward = template.name.partition(".backward")
+    return name.rpartition(".")[2] + dot + backward
 
 
 def _num_tasks(template: LoweredTemplate, bounds: tuple[int, ...]) -> int:
@@ -100,10 +97,11 @@ def _num_tasks(template: LoweredTemplate, bounds: tuple[int, ...]) -> int:
 
 def _num_steps(instruction: Instruction, bounds: tuple[int, ...]) -> int:
     rows = instruction.extent.upper(bounds)
-    return 1 if instruction.step <= 0 else -(-rows // instruction.step)
+    step = upper(instruction.step, bounds)
+    return 1 if step <= 0 else -(-rows // step)
 
 
-def explain_tensor(plan: Plan, name: str) -> str:
+def explain_tensor(plan: PlanTables, name: str) -> str:
     """Why a named tensor has its tile shape and its home.
 
     Raises:
@@ -114,15 +112,16 @@ def explain_tensor(plan: Plan, name: str) -> str:
     if found is None:
         _border.refuse("why", "the tensor must be in the graph", repr(name), "see the names in print(graph)")
     layout = plan.layout.use[found.id]
-    entry = next(iter(plan.programs.values()))[0].entries[plan.builder.tensor_entry(found.id)]
+    entry = plan.entry(0, found.id)
     homes = [
         f"dim {d} ({s.name if s else 'unlabelled'}) on {show_axes(a)}"
         for d, (a, s) in enumerate(zip(layout, found.spec.labels))
         if a
     ]
     where = "; ".join(homes) if homes else "replicated: no axis of the mesh shards its labels"
-    rows = entry.extent.upper(plan.builder.symbol_bounds)
+    rows = entry.extent.upper(plan.symbol_bounds)
+    bound = "up to " if entry.extent.source == Source.SYMBOL else ""
     return (
-        f"{name} {found.spec}: {where}. Device 0 holds {'up to ' if entry.extent.symbol >= 0 else ''}{rows} rows x "
+        f"{name} {found.spec}: {where}. Device 0 holds {bound}{rows} rows x "
         f"{entry.cols} columns in tiles of {entry.tile_rows} rows ({found.spec.storage} storage)."
     )

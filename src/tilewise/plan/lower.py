@@ -7,7 +7,7 @@ memory later, once per use of the template.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tilewise.core.dims import Dim, DimLabel
 from tilewise.core.dtypes import dtype as dtype_named
@@ -16,17 +16,27 @@ from tilewise.core.mesh import Axes
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
 from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, show_axes
-from tilewise.ir.lowering import Accumulator, Ref
+from tilewise.ir.lowering import Accumulator, Ref, Tiles
 from tilewise.ir.op import op_named
-from tilewise.ir.program import Access, Extent, Instruction, LoweredTemplate, Mode, Operand, Slot, TempSpec
+from tilewise.ir.program import (
+    Access,
+    Instruction,
+    LoweredTemplate,
+    Mode,
+    Number,
+    Operand,
+    Slot,
+    TempSpec,
+    upper,
+)
 from tilewise.kernels.scratch import scratch_bytes
 from tilewise.plan import collectives, reshards
+from tilewise.plan.emission import make_instruction
 from tilewise.plan.shapes import LocalShapes, round_up
 
 __all__ = ["TemplateLowering", "alias_roots", "trailing_ones"]
 
 ALL_ROWS = 1 << 40
-_ACCESS = {"r": Access.IN, "w": Access.OUT, "rw": Access.INOUT}
 
 
 def trailing_ones(value: int) -> int:
@@ -91,12 +101,14 @@ class TemplateLowering:
         self.slots: dict[Slot, int] = {}
         self.temps: list[TempSpec] = []
         self.signal_sites: list[int] = []
-        self.one = Extent(1)
+        self.one = Number(1)
         self.reduction_chunks = graph.reduction_chunks
         self._op_index = 0
         self._accumulated: set[int] = set()  # outputs of the current op that are summed over the batch
         self.completed: set[Record] = set()  # what the current op has combined
         self.refs: dict[Slot, Ref] = {}
+        self.keys: list[Slot] = []  # by number
+        self.views: list[Ref] = []
         self.scratch_bytes = 0  # what the largest call of a kernel takes from its worker
 
     # ---- the settings that ops ask for --------------------------------------------------------------------
@@ -144,6 +156,8 @@ class TemplateLowering:
         if slot not in self.refs:
             self.slots[slot] = len(self.slots)
             self.refs[slot] = make(self.slots[slot])
+            self.keys.append(slot)
+            self.views.append(self.refs[slot])
         return self.refs[slot]
 
     def tensor(self, tensor: int | Ref) -> Ref:
@@ -154,7 +168,7 @@ class TemplateLowering:
         spec, layout = self.spec(root), self.layout(root)
 
         def make(index: int) -> Ref:
-            extent = self.shapes.extent(spec, layout) if spec.storage != "vector" else Extent(1)
+            extent = self.shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
             tile = self.shapes.tile_rows(spec, self.graph.tensors[root].kind, extent)
             cols = self.shapes.cols(spec, layout)
             return Ref(index, extent, cols, spec.dtype.name, tile, spec.storage == "packed")
@@ -165,7 +179,7 @@ class TemplateLowering:
         """The same memory as rows of plain elements: panels padded, a vector as a column."""
         if isinstance(tensor, Ref):
             base = tensor
-            key = next(s for s, i in self.slots.items() if i == base.slot)
+            key = self.keys[base.slot]
             slot = Slot(
                 {"tensor": "flat", "temp": "temp_flat", "carry": "carry_flat"}[key.kind], key.id, key.level
             )
@@ -178,7 +192,7 @@ class TemplateLowering:
 
     def temp(
         self,
-        rows: int | Extent,
+        rows: int | Number,
         cols: int,
         dtype: str,
         *,
@@ -188,7 +202,7 @@ class TemplateLowering:
         max_bytes: int = 0,
     ) -> Ref:
         """A temporary that lives while this op runs."""
-        extent = rows if isinstance(rows, Extent) else Extent(rows)
+        extent = rows if isinstance(rows, Number) else Number(rows)
         bounds = tuple(s.max for s in self.shapes.symbols)
         size = max_bytes or extent.upper(bounds) * cols * dtype_named(dtype).itemsize
         self.temps.append(TempSpec(name, extent, cols, dtype, tile_rows, packed, size, self._op_index))
@@ -197,7 +211,7 @@ class TemplateLowering:
 
     def temp_like(self, ref: Ref, *, dtype: str, name: str) -> Ref:
         """A temporary with the rows and columns of another tensor."""
-        key = next(s for s, i in self.slots.items() if i == ref.slot)
+        key = self.keys[ref.slot]
         spec, layout = self.spec(key.id), self.layout(key.id)
         size = self.shapes.bytes_max(spec, layout) // spec.dtype.itemsize * dtype_named(dtype).itemsize
         return self.temp(
@@ -206,25 +220,21 @@ class TemplateLowering:
 
     # ---- operands -----------------------------------------------------------------------------------------
 
-    def row(self, tensor: int | Ref, access: str, div: int = 1) -> Operand:
+    def row(self, tensor: int | Ref, div: int = 1) -> Operand:
         """The rows of the loop's current tile (divided by `div`)."""
-        return Operand(self.tensor(tensor).slot, Mode.ROW, _ACCESS[access], div=div)
+        return Operand(self.tensor(tensor).slot, Mode.ROW, div=div)
 
-    def whole(self, tensor: int | Ref, access: str) -> Operand:
+    def whole(self, tensor: int | Ref) -> Operand:
         """All rows."""
-        return Operand(self.tensor(tensor).slot, Mode.WHOLE, _ACCESS[access])
+        return Operand(self.tensor(tensor).slot, Mode.WHOLE)
 
-    def col(self, tensor: int | Ref, access: str) -> Operand:
+    def col(self, tensor: int | Ref) -> Operand:
         """All rows, the columns of the loop's current range."""
-        return Operand(self.tensor(tensor).slot, Mode.COL, _ACCESS[access])
+        return Operand(self.tensor(tensor).slot, Mode.COL)
 
-    def row_at(self, ref: Ref, row: int, access: str) -> Operand:
+    def row_at(self, ref: Ref, row: int) -> Operand:
         """One fixed row, in an instruction whose loop is one range over all rows of `ref`."""
-        return Operand(ref.slot, Mode.ROWPART, _ACCESS[access], part=row, parts=ref.extent.constant)
-
-    def null(self) -> Operand:
-        """An absent operand."""
-        return Operand(0, null=True)
+        return Operand(ref.slot, Mode.ROWPART, part=row, parts=ref.extent.constant)
 
     # ---- emission -----------------------------------------------------------------------------------------
 
@@ -232,37 +242,47 @@ class TemplateLowering:
         self,
         kernel: str,
         op: OpNode,
-        extent: Extent,
-        step: int,
-        operands: list[Operand],
         *,
-        ints: Sequence[int] = (),
-        floats: Sequence[float] = (),
+        over: Ref | Number,
+        tiles: Tiles,
+        dtype: str | None = None,
+        step: int | None = None,
+        ints: Mapping[str, int | Sequence[int]] | None = None,
+        floats: Mapping[str, float] | None = None,
         priority: int = 0,
         label: str = "",
     ) -> Instruction:
-        """Append an instruction."""
-        instruction = Instruction(
+        """Append an instruction, held to the kernel table (see `ir.lowering.Lowering.emit`)."""
+        instruction = make_instruction(
             kernel,
-            label or op.label or op.op,
-            extent,
-            step,
-            operands,
-            list(ints),
-            list(floats),
+            maker=f"op {op.op!r} ({op.label})",
+            label=label or op.label or op.op,
+            extent=over.extent if isinstance(over, Ref) else over,
+            step=self.shapes.settings.row_tile if step is None else step,
+            tiles=tiles,
+            ref_of=self.views.__getitem__,
+            dtype=dtype,
+            ints=ints,
+            floats=floats,
             priority=priority,
         )
         self.instructions.append(instruction)
-        shapes = self._largest_shapes(operands)
-        self.scratch_bytes = max(self.scratch_bytes, scratch_bytes(kernel, instruction.ints, shapes))
+        bounds = tuple(s.max for s in self.shapes.symbols)
+        shapes = [
+            (0, 0) if o.null else (self.views[o.slot].extent.upper(bounds), self.views[o.slot].cols)
+            for o in instruction.operands
+        ]
+        self.scratch_bytes = max(
+            self.scratch_bytes,
+            scratch_bytes(instruction.kernel, [upper(i, bounds) for i in instruction.ints], shapes),
+        )
         return instruction
 
-    def _largest_shapes(self, operands: Sequence[Operand]) -> list[tuple[int, int]]:
-        """Rows and columns of the tensors behind operands, symbols at their bounds."""
-        bounds = tuple(s.max for s in self.shapes.symbols)
-        by_index = {ref.slot: ref for ref in self.refs.values()}
-        whole = [None if o.null else by_index[o.slot] for o in operands]
-        return [(0, 0) if ref is None else (ref.extent.upper(bounds), ref.cols) for ref in whole]
+    def hold(self, op: OpNode, over: Number, step: int, operand: Operand, label: str) -> Instruction:
+        """Append an empty task per tile that reads the tile: it orders and acknowledges."""
+        held = operand._replace(access=Access.IN)
+        self.instructions.append(Instruction("", label, over, step, [held], priority=2))
+        return self.instructions[-1]
 
     def contraction_chunks(
         self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], record: Record | None
@@ -332,12 +352,12 @@ class TemplateLowering:
     def leaf_tree(self, op: OpNode, output: int, leaves: Ref) -> None:
         """Combine one row per leaf (and carries) into output number `output`; then over devices."""
         target = self.accumulator(op, output)
-        operands = [
-            self.whole(target.ref, "w"),
-            self.whole(leaves, "r"),
-            *(self.whole(c, "r") for c in target.carries),
-        ]
-        self.emit("leaf_tree_f32", op, self.one, 0, operands, ints=[len(target.carries)])
+        tiles: Tiles = {
+            "out": self.whole(target.ref),
+            "partials": self.whole(leaves),
+            "carry": [self.whole(c) for c in target.carries],
+        }
+        self.emit("leaf_tree", op, over=self.one, step=0, tiles=tiles)
         self.finish_accumulation(op, target)
 
     # ---- collectives --------------------------------------------------------------------------------------
@@ -414,11 +434,11 @@ def _team(record: Record | None) -> Axes:
 def flat_view(base: Ref, slot: int, vector: bool) -> Ref:
     """Packed rows padded to whole panels; a vector as a column of elements."""
     if vector:
-        return Ref(slot, Extent(base.cols), 1, base.dtype, base.cols)
+        return Ref(slot, Number(base.cols), 1, base.dtype, base.cols)
     if not base.packed:
         return Ref(slot, base.extent, base.cols, base.dtype, base.tile_rows)
     rows, cols = round_up(base.extent.constant, 32), round_up(base.cols, 2)
-    return Ref(slot, Extent(rows), cols, base.dtype, base.tile_rows, packed=True)
+    return Ref(slot, Number(rows), cols, base.dtype, base.tile_rows)
 
 
 def _fixed(size: int | Dim) -> int:

@@ -3,45 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from math import lcm
 
 from tilewise.core.border import Border
-from tilewise.core.dims import Dim
 from tilewise.core.errors import LayoutError, PlanError, ResourceError
 from tilewise.core.mesh import Axes, DeviceMesh
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
-from tilewise.ir.program import DeviceProgram
 from tilewise.ir.validate import validate_records
-from tilewise.plan.build import PlanBuilder
 from tilewise.plan.explain import explain_plan, explain_tensor
-from tilewise.plan.memory import Buffer, memory_of_machine
-from tilewise.plan.outputs import gather_outputs
-from tilewise.plan.shapes import LocalShapes, PlanSettings, round_up
+from tilewise.plan.memory import memory_of_machine
+from tilewise.plan.shapes import PlanSettings
+from tilewise.plan.tables import PlanTables
 from tilewise.plan.traffic import count_traffic
 
-__all__ = ["CATEGORIES", "Plan", "make_plan", "settings_for"]
+__all__ = ["Plan", "settings_for"]
 
-CATEGORIES = (
-    "parameters",
-    "gradients",
-    "carries",
-    "optimizer",
-    "state",
-    "inputs",
-    "outputs",
-    "activations",
-    "temporaries",
-    "scratch",
-    "signals",
-    "engine",
-)
-_OWN_REGIONS = ("activations", "temporaries")
-
-Overhead = Callable[[int, int, int, int], Mapping[str, int]]
 MAX_WORKERS = 255  # per device, of one task engine (native/tasks/embed/embedded.h)
 _MAX_BYTES = 1 << 62
 _ROWS_PER_TILE = 512
@@ -49,60 +27,8 @@ _ROWS_WITHOUT_BATCH = 128
 _border = Border("plan", PlanError)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A graph laid out on a mesh, cut into tiles, placed in memory and ordered.
-
-    Attributes:
-        graph: the graph with backward pass and update.
-        layout: layouts of all tensors.
-        programs: per program name one tile program per device.
-        builder: entries and buffers by name, for the session.
-        settings: what was asked for.
-        optimizer: the optimizer whose update is in the graph, if any.
-        overhead: bytes per device besides its arena: `scratch` of the workers, `signals`, the task `engine`.
-    """
-
-    graph: Graph
-    layout: GraphLayout
-    mesh: DeviceMesh
-    settings: PlanSettings
-    shapes: LocalShapes
-    programs: Mapping[str, list[DeviceProgram]]
-    builder: PlanBuilder
-    optimizer: object = None
-    overhead: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def arena_bytes(self) -> int:
-        """Bytes of every device's arena."""
-        return self.builder.arena_bytes
-
-    @property
-    def device_bytes(self) -> int:
-        """All that a device reserves: its arena, and what its workers and its task engine need."""
-        return max(self.arena_bytes, 64) + sum(self.overhead.values())
-
-    @property
-    def buffers(self) -> list[Buffer]:
-        """All buffers with their offsets."""
-        return list(self.builder.buffers.values())
-
-    def estimate_memory_usage(self) -> list[dict[str, int]]:
-        """Bytes per device and category; `total` is what a device reserves when instantiated, to the byte.
-
-        Pages that no task touches cost nothing, so a limit on resident memory sees at most this much; the interpreter,
-        its libraries and the plan itself come on top.
-        """
-        usage = dict.fromkeys(CATEGORIES, 0)
-        lasting = [b for b in self.buffers if b.first < 0]
-        for b in lasting:
-            usage[b.category] += round_up(b.bytes, 64)
-        for name in _OWN_REGIONS:
-            usage[name] += self.builder.regions[name]
-        usage |= self.overhead
-        usage["total"] = self.device_bytes
-        return [dict(usage) for _ in range(self.mesh.num_devices)]
+class Plan(PlanTables):
+    """A plan's tables, and what can be asked of them before anything runs."""
 
     def require_memory(self, limit_bytes: int = 0) -> None:
         """Refuse a plan that cannot be allocated, before anything is.
@@ -125,7 +51,7 @@ class Plan:
     def traffic(self, program: str = "step") -> dict[str, list[int]]:
         """Elements each device reads from others' memory in one run of a program, per label."""
         _border.choice("traffic", "program", program, list(self.programs))
-        return count_traffic(self.programs[program], self.builder.symbol_bounds)
+        return count_traffic(self.programs[program], self.symbol_bounds)
 
     def explain(self) -> str:
         """Mesh, memory, tiles, tasks, traffic and templates in words, before anything runs."""
@@ -209,39 +135,3 @@ def _sequences(graph: Graph) -> set[int]:
         if op.op == "attention" and op.inputs[0] is not None
     ]
     return {s for s in sizes if isinstance(s, int)}
-
-
-def make_plan(
-    graph: Graph,
-    layout: GraphLayout,
-    mesh: DeviceMesh,
-    settings: PlanSettings,
-    optimizer: object = None,
-    overhead: Overhead = lambda workers, signals, handles, scratch: {},
-) -> Plan:
-    """Lower, place and order a laid-out graph.
-
-    Args:
-        overhead: bytes that a device with so many workers, signals and handles, and so much scratch per worker, needs
-            besides its arena, by category.
-
-    Raises:
-        LayoutError: a device would get no part of a tensor, or sizes do not divide as the strategy needs.
-    """
-    symbols: dict[str, Dim] = {}
-    for t in graph.tensors:
-        for size in t.spec.shape:
-            if isinstance(size, Dim) and symbols.setdefault(size.name, size) != size:
-                raise PlanError(
-                    f"[plan.make_plan] a symbol has one pair of bounds; got two for {size.name!r}; rename one"
-                )
-    shapes = LocalShapes(mesh, settings, graph.reduction_chunks, tuple(symbols.values()))
-    graph, layout = gather_outputs(graph, layout)
-    builder = PlanBuilder(graph, layout, shapes)
-    builder.lower_all()
-    builder.plan_memory()
-    programs = builder.programs()
-    own = overhead(
-        settings.workers_per_device, builder.num_signals, builder.num_handles, builder.scratch_bytes
-    )
-    return Plan(graph, layout, mesh, settings, shapes, programs, builder, optimizer, own)

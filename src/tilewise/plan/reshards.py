@@ -11,7 +11,8 @@ from tilewise.core.errors import PlanError
 from tilewise.core.mesh import Axes
 from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import show_layout
-from tilewise.ir.program import Access, Mode, Notify, Operand, Wait
+from tilewise.ir.lowering import Tiles
+from tilewise.ir.program import Mode, Notify, Operand, Wait
 from tilewise.plan.collectives import DeviceLowering, gather_label
 
 __all__ = ["all_gather_columns", "slice_columns"]
@@ -29,11 +30,9 @@ def slice_columns(low: DeviceLowering, op: OpNode, source: int, target: int) -> 
     src, dst = low.tensor(source), low.tensor(target)
     begin, end = _range(low, target, low.device)
     first = _range(low, source, low.device)[0]
-    operands = [
-        Operand(dst.slot, Mode.ROW, Access.OUT),
-        Operand(src.slot, Mode.ROWCOLS, Access.IN, part=begin - first, parts=end - begin),
-    ]
-    low.emit(f"copy_pairs_{dst.dtype}", op, dst.extent, low.row_step(dst), operands)
+    part = Operand(src.slot, Mode.ROWCOLS, part=begin - first, parts=end - begin)
+    tiles: Tiles = {"dst": [Operand(dst.slot, Mode.ROW)], "src": [part]}
+    low.emit("copy_pairs", op, over=dst, step=low.row_step(dst), dtype=dst.dtype, tiles=tiles)
 
 
 def all_gather_columns(low: DeviceLowering, op: OpNode, source: int, target: int) -> None:
@@ -49,20 +48,21 @@ def all_gather_columns(low: DeviceLowering, op: OpNode, source: int, target: int
     n, me, tiles = len(devices), devices.index(low.device), max(1, -(-src.extent.upper(bounds) // step))
     peers = [q for q in range(n) if q != me]
     ready, ack = low.signals(n * tiles), low.signals(n * tiles)
-    held, first = Operand(src.slot, Mode.ROW, Access.IN), _range(low, target, low.device)[0]
-    offer = low.emit("", op, src.extent, step, [held], priority=2, label=f"{op.label}/offer")
-    offer.notifies += [Notify(devices[q], ready + me * tiles, True) for q in peers]
-    operands = []
-    for q, device in enumerate(devices):
-        begin, end = _range(low, source, device)
-        access = Access.OUT if q == 0 else Access.NONE
-        operands.append(Operand(dst.slot, Mode.ROWCOLS, access, part=begin - first, parts=end - begin))
-        operands.append(held if q == me else Operand(src.slot, Mode.ROW, Access.NONE, device))
-    kernel, label = f"copy_pairs_{dst.dtype}", gather_label(op.label)
-    copy = low.emit(kernel, op, src.extent, step, operands, priority=2, label=label)
+    held, first = Operand(src.slot, Mode.ROW), _range(low, target, low.device)[0]
+    offer = low.hold(op, src.extent, step, held, f"{op.label}/offer")
+    offer.notifies += [Notify(0, devices[q], ready + me * tiles, True) for q in peers]
+    ranges = [_range(low, source, device) for device in devices]
+    pairs: Tiles = {
+        "dst": [Operand(dst.slot, Mode.ROWCOLS, part=b - first, parts=e - b) for b, e in ranges],
+        "src": [held if q == me else held._replace(team=0, member=d) for q, d in enumerate(devices)],
+    }
+    label = gather_label(op.label)
+    copy = low.emit(
+        "copy_pairs", op, over=src, step=step, dtype=dst.dtype, tiles=pairs, priority=2, label=label
+    )
     copy.waits += [Wait(ready + q * tiles, True, 1) for q in peers]
-    copy.notifies += [Notify(devices[q], ack + me * tiles, True) for q in peers]
-    done = low.emit("", op, src.extent, step, [held], priority=2, label=f"{op.label}/ack")
+    copy.notifies += [Notify(0, devices[q], ack + me * tiles, True) for q in peers]
+    done = low.hold(op, src.extent, step, held, f"{op.label}/ack")
     done.waits += [Wait(ack + q * tiles, True, 1) for q in peers]
 
 

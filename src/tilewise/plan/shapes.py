@@ -11,13 +11,13 @@ from math import prod
 from tilewise.core.dims import Dim, DimLabel, chunk_range, shard_range, upper_bound
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.mesh import MICRO, Axes, DeviceMesh
-from tilewise.ir.graph import TensorSpec
+from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.layout import TensorLayout
-from tilewise.ir.program import Extent
+from tilewise.ir.program import Number
 
 _EVEN = DimLabel("an unlabelled dim", 2)  # how a dim that only a hint shares is cut
 
-__all__ = ["LocalShapes", "PlanSettings", "round_up"]
+__all__ = ["LocalShapes", "PlanSettings", "round_up", "symbols_of"]
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -82,6 +82,16 @@ class LocalShapes:
             label or _EVEN, size, self.chunks, self.mesh.size(*axes), self.mesh.coordinate(self.device, *axes)
         )
 
+    def holder(self, spec: TensorSpec, layout: TensorLayout, device: int) -> int:
+        """The first device that holds the same part of a tensor as `device`."""
+        fixed = [dim for dim, size in enumerate(spec.shape) if not isinstance(size, Dim)]
+
+        def part(of: int) -> list[tuple[int, int]]:
+            return [self.on(of).range(spec, layout, dim) for dim in fixed]
+
+        mine = part(device)
+        return next(d for d in range(device + 1) if part(d) == mine)
+
     def block(self, axes: Axes, microbatch: int) -> int:
         """Which of the batch's parts this device has in a microbatch: its axes' coordinates, time among them."""
         position = 0
@@ -122,18 +132,18 @@ class LocalShapes:
             "rows": (max(n - 1, 1), min(n - 1, 1)),
         }[spec.storage]
 
-    def extent(self, spec: TensorSpec, layout: TensorLayout) -> Extent:
+    def extent(self, spec: TensorSpec, layout: TensorLayout) -> Number:
         """Rows of a tensor."""
         lead = self.sizes(spec, layout)[: self.split(spec)[0]]
         symbolic = [s for s in lead if isinstance(s, Dim)]
         fixed = prod(s for s in lead if isinstance(s, int))
         if not symbolic:
-            return Extent(fixed)
+            return Number(fixed)
         if len(symbolic) > 1:
             raise PlanError(
                 f"[plan.shapes] at most one symbolic size may count rows; got {spec}; fix the others"
             )
-        return Extent(0, self.symbols.index(symbolic[0]), fixed)
+        return Number.of_symbol(self.symbols.index(symbolic[0]), fixed)
 
     def cols(self, spec: TensorSpec, layout: TensorLayout) -> int:
         """Columns of a tensor."""
@@ -155,7 +165,7 @@ class LocalShapes:
             rows, cols = round_up(rows, 32), round_up(cols, 2)
         return rows * cols * spec.dtype.itemsize
 
-    def tile_rows(self, spec: TensorSpec, kind: str, extent: Extent) -> int:
+    def tile_rows(self, spec: TensorSpec, kind: str, extent: Number) -> int:
         """Rows per tile: weights by blocks of panels, states and constants whole, activations by the row tile."""
         if spec.tile_hint:
             return spec.tile_hint
@@ -177,6 +187,22 @@ class LocalShapes:
         run = self.chunks // shards
         cuts = [chunk_range(label, size, self.chunks, c) for c in range(shard * run, (shard + 1) * run)]
         return [(b - begin, e - begin) if e > b else (0, 0) for b, e in cuts]
+
+
+def symbols_of(graph: Graph) -> tuple[Dim, ...]:
+    """The symbolic sizes of a graph, in order of appearance.
+
+    Raises:
+        PlanError: one name stands for two pairs of bounds.
+    """
+    symbols: dict[str, Dim] = {}
+    for t in graph.tensors:
+        for size in t.spec.shape:
+            if isinstance(size, Dim) and symbols.setdefault(size.name, size) != size:
+                raise PlanError(
+                    f"[plan.make_plan] a symbol has one pair of bounds; got two for {size.name!r}; rename one"
+                )
+    return tuple(symbols.values())
 
 
 def _what(spec: TensorSpec, dim: int) -> str:

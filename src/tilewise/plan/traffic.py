@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewise.ir.program import DeviceProgram, Instruction, Mode, Operand, TensorEntry
+from tilewise.ir.program import DeviceProgram, Instruction, Mode, Operand, TensorEntry, upper
 
 __all__ = ["Traffic", "count_traffic"]
 
@@ -18,9 +18,9 @@ def count_traffic(programs: Sequence[DeviceProgram], bounds: tuple[int, ...]) ->
         for call in program.calls:
             for instruction in program.templates[call.template].instructions:
                 moved = sum(
-                    _elements(instruction, o, programs[o.peer].entries[call.binding[o.slot]], bounds)
+                    _elements(instruction, o, programs[upper(o.member)].entries[call.binding[o.slot]], bounds)
                     for o in instruction.operands
-                    if o.peer >= 0
+                    if o.team >= 0
                 )
                 if moved:
                     total.setdefault(instruction.label, [0] * len(programs))[device] += moved
@@ -31,12 +31,13 @@ def _elements(instruction: Instruction, operand: Operand, entry: TensorEntry, bo
     extent = instruction.extent.upper(bounds)
     if operand.mode == Mode.WHOLE:
         return entry.extent.upper(bounds) * entry.cols
-    step = instruction.step if instruction.step > 0 else extent
+    step = upper(instruction.step, bounds) or extent
     rows = 0
     for begin in range(0, extent, max(step, 1)):
         length = min(step, extent - begin)
         if operand.mode == Mode.ROWPART:
-            rows += length * (operand.part + 1) // operand.parts - length * operand.part // operand.parts
+            part, parts = upper(operand.part), upper(operand.parts)
+            rows += length * (part + 1) // parts - length * part // parts
         else:
             rows += length
     return rows * entry.cols

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tilewise._native.programs import Executor, Program, device_overhead
 from tilewise._native.tasks import should_stop
-from tilewise.ir.program import Access, Extent, Mode, Operand
+from tilewise.ir.program import Access, Mode, Number, Operand, Source
 from tilewise.observe.stats import RuntimeStats
 from tilewise.observe.trace import TaskSpan, Trace
 from tilewise.runtime.buffers import Buffer, Region, TileGrid
@@ -28,12 +28,12 @@ __all__ = [
     "Commute",
     "Event",
     "Executor",
-    "Extent",
     "InOut",
     "Input",
     "Kernel",
     "Mode",
     "NoDep",
+    "Number",
     "Operand",
     "Output",
     "Program",
@@ -42,6 +42,7 @@ __all__ = [
     "Region",
     "Runtime",
     "RuntimeStats",
+    "Source",
     "TaskExecutionHints",
     "TaskGroup",
     "TaskHandle",

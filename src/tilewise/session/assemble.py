@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilewise.ir.program import DeviceBinding, DeviceClass, LoweredTemplate, TileProgram
 from tilewise.plan import Plan
 from tilewise.runtime import Executor, Program, device_overhead
 
-__all__ = ["assemble_program", "device_overhead", "make_executor"]
+__all__ = ["assemble_program", "device_overhead", "make_executor", "native_program"]
 
 
 def make_executor(plan: Plan, memory_limit_bytes: int, deadline_s: float) -> Executor:
@@ -18,30 +22,65 @@ def make_executor(plan: Plan, memory_limit_bytes: int, deadline_s: float) -> Exe
     return Executor(
         num_devices=devices,
         workers_per_device=plan.settings.workers_per_device,
-        arena_bytes=[max(plan.arena_bytes, 64)] * devices,
-        num_signals=plan.builder.num_signals,
-        num_handles=plan.builder.num_handles,
-        scratch_bytes=plan.builder.scratch_bytes,
+        arena_bytes=[plan.arena_bytes] * devices,
+        num_signals=plan.num_signals,
+        num_handles=plan.num_handles,
+        scratch_bytes=plan.scratch_bytes,
         memory_limit_bytes=memory_limit_bytes,
         deadline_s=deadline_s,
     )
 
 
-def assemble_program(plan: Plan, name: str) -> Program:
-    """The native form of one of a plan's programs, checked for deadlock at the symbols' upper bounds."""
-    native = Program(plan.mesh.num_devices)
-    first_signals = plan.builder.first_signals()
-    for device, program in enumerate(plan.programs[name]):
-        for i, entry in enumerate(program.entries):
-            native.add_tensor(device, entry, program.aliases.get(i, ()))
-        used = {c.template for c in program.calls}
-        numbers = {}
-        for index, template in enumerate(program.templates):
-            if index in used:
-                numbers[index] = native.add_template(device, template.name)
-                for instruction in template.instructions:
-                    native.add_instr(device, numbers[index], instruction, first_signals[index])
-        for call in program.calls:
-            native.add_call(device, numbers[call.template], call.binding)
-    native.finish(list(plan.builder.symbol_bounds))
+def assemble_program(plan: Plan) -> Program:
+    """The native form of a plan's programs, each a list of calls under its name."""
+    return native_program(tile_program(plan), list(plan.symbol_bounds))
+
+
+def tile_program(plan: Plan) -> TileProgram:
+    """A plan's programs, with a class for every device. Team 0 is all devices."""
+    everyone = tuple(range(plan.mesh.num_devices))
+    first_signals = plan.first_signals
+    classes = []
+    for device in everyone:
+        templates: dict[int, LoweredTemplate] = {}
+        numbers: dict[int, int] = {}
+        calls = {}
+        for name, programs in plan.programs.items():
+            program = programs[device]
+            for call in program.calls:
+                template = program.templates[call.template]
+                if id(template) not in numbers:
+                    first = 0 if name == "broadcast" else first_signals[call.template]
+                    numbers[id(template)] = len(numbers)
+                    templates[id(template)] = replace(template, first_signal=first)
+            calls[name] = tuple(
+                replace(c, template=numbers[id(program.templates[c.template])]) for c in program.calls
+            )
+        whole = next(p[device] for name, p in plan.programs.items() if name != "broadcast")
+        classes.append(DeviceClass(tuple(templates.values()), whole.entries, whole.aliases, calls))
+    devices = tuple(DeviceBinding(device, (), (everyone,)) for device in everyone)
+    return TileProgram(tuple(classes), devices)
+
+
+def native_program(program: TileProgram, symbol_bounds: Sequence[int]) -> Program:
+    """The native form of a tile program, checked for deadlock at the symbols' upper bounds.
+
+    Raises:
+        PlanError: the program is malformed, or its devices would block each other.
+    """
+    native = Program()
+    for of in program.classes:
+        class_id = native.add_class()
+        for i, entry in enumerate(of.entries):
+            native.add_tensor(class_id, entry, of.aliases.get(i, ()))
+        for index, template in enumerate(of.templates):
+            native.add_template(class_id, template.name)
+            for instruction in template.instructions:
+                native.add_instr(class_id, index, instruction, template.first_signal)
+        for name, calls in of.calls.items():
+            for call in calls:
+                native.add_call(class_id, call.template, call.binding, call.numbers, name)
+    for device in program.devices:
+        native.add_device(device.class_id, device.numbers, device.teams)
+    native.finish(list(symbol_bounds))
     return native

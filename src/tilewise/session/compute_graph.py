@@ -19,7 +19,7 @@ from tilewise.plan import Plan, make_plan, settings_for
 from tilewise.session.assemble import device_overhead
 from tilewise.session.inputs import check_constants
 from tilewise.session.instance import GraphInstance
-from tilewise.strategy import DistributionStrategy, insert_reshards, propagate_layouts
+from tilewise.strategy import DistributionStrategy, insert_reshards, one_stage, propagate_layouts
 
 __all__ = ["ComputeGraph"]
 
@@ -125,7 +125,7 @@ class ComputeGraph(GraphBuilder):
         layout = propagate_layouts(graph, used, strategy, batch)
         graph, layout = insert_reshards(graph, layout, strict=strict)
         settings = settings_for(graph, layout, batch, workers_per_device)
-        return make_plan(graph, layout, used, settings, self._optimizer, device_overhead)
+        return make_plan(graph, layout, settings, one_stage, self._optimizer, device_overhead)
 
     def estimate_memory_usage(
         self, mesh: DeviceMesh | Mapping[str, int] | None = None, **options: Any

@@ -66,7 +66,7 @@ class GraphInstance:
 
     def __init__(self, plan: Plan, memory_limit_bytes: int, deadline_s: float) -> None:
         self.plan = plan
-        self._programs = {name: assemble_program(plan, name) for name in plan.programs}
+        self._program = assemble_program(plan)
         self._executor = make_executor(plan, memory_limit_bytes, deadline_s)
         self._tensors = NamedTensors(plan, self._executor)
         self.step_count = 0
@@ -134,7 +134,7 @@ class GraphInstance:
         """Many parameters and states: each part is laid out once and broadcast to the devices that share it."""
         for name, value in values:
             self._tensors.write(name, value, once=True)
-        if "broadcast" in self._programs:
+        if "broadcast" in self.plan.programs:
             self._run("broadcast")
 
     def initialize(self, seed: int = 0, scale: float = 0.02) -> None:
@@ -220,14 +220,14 @@ class GraphInstance:
     # ---- running ------------------------------------------------------------------------------------------
 
     def _require_program(self, name: str) -> None:
-        if name not in self._programs:
+        if name not in self.plan.programs:
             raise PlanError(
-                f"[session.{name}] this plan has no such program; got programs {', '.join(self._programs)}; "
+                f"[session.{name}] this plan has no such program; got programs {', '.join(self.plan.programs)}; "
                 "a step needs a loss and an optimizer, forward and backward alone need accumulation 1"
             )
 
     def _run(self, name: str) -> None:
-        self._executor.run(self._programs[name], self._tensors.store.symbols)
+        self._executor.run(self._program, self._tensors.store.symbols, name)
 
     def step(self, batch: Mapping[str, Array], lr: float, *, on_nonfinite: str = "stop") -> StepResult:
         """One training step: all microbatches, reductions, clipping, update.
@@ -353,7 +353,7 @@ class GraphInstance:
         with self._alone("close"):
             self._executor.close()
             self._is_closed = True
-            del self._executor, self._programs, self._tensors.store
+            del self._executor, self._program, self._tensors.store
 
     def __enter__(self) -> GraphInstance:
         return self

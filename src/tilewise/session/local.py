@@ -31,8 +31,7 @@ class TensorStore:
         self.symbols = [s.max for s in plan.shapes.symbols]
 
     def _parts(self, tensor: int) -> range:
-        batched = self.plan.builder.is_batched(tensor)
-        return range(self.plan.settings.accumulation if batched else 1)
+        return range(len(self.plan.outside[tensor]))
 
     def _local(
         self, shapes: LocalShapes, spec: TensorSpec, tensor: int, part: int
@@ -51,7 +50,7 @@ class TensorStore:
 
     def _array(self, device: int, tensor: int, part: int, sizes: list[int], spec: TensorSpec) -> np.ndarray:
         """The flat elements of a device's part, as they lie."""
-        entry = self.plan.builder.entries[device][self.plan.builder.tensor_entry(tensor, part)]
+        entry = self.plan.entry(device, tensor, part)
         count = packed_elements(*sizes) if spec.storage == "packed" else prod(sizes)
         raw = self.executor.buffer(device, entry.offset, count * spec.dtype.itemsize)
         return np.asarray(raw).view(spec.dtype.numpy)
@@ -60,7 +59,7 @@ class TensorStore:
         """Every device's part from the whole; with `once` only on the first device that holds a part."""
         spec = self.plan.graph.spec(tensor)
         for device in range(self.plan.mesh.num_devices):
-            if once and self.plan.builder.holder(tensor, device) != device:
+            if once and self.plan.holder(tensor, device) != device:
                 continue
             for part in self._parts(tensor):
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
@@ -88,7 +87,7 @@ class TensorStore:
         """Two devices that should hold the same part and do not, to the bit; None when all agree."""
         spec = self.plan.graph.spec(tensor)
         for device in range(self.plan.mesh.num_devices):
-            holder = self.plan.builder.holder(tensor, device)
+            holder = self.plan.holder(tensor, device)
             for part in self._parts(tensor) if holder != device else ():
                 copies = []
                 for d in (holder, device):

@@ -1,14 +1,16 @@
-"""A pytest plugin: every operand of every kernel ends at a page that cannot be touched, so reading or writing past an
-end kills the process instead of passing unseen. `test_kernel_bounds.py` runs this folder's tests with it."""
+"""A pytest plugin: every operand of every kernel ends at a page that cannot be touched, and what the table calls `in`
+lies on pages that cannot be written, so reading or writing past an end, or writing what is only read, kills the
+process instead of passing unseen. `test_kernel_bounds.py` runs this folder's tests with it."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+from itertools import chain, cycle
 
 import numpy as np
 
-from tilewise.kernels import isa
+from tilewise.kernels import isa, kernel_spec
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -34,17 +36,31 @@ class _Guarded:
         self.array = np.ndarray(array.shape, array.dtype, raw, strides=array.strides)
         self.array[...] = array
 
+    def protect(self) -> None:
+        """No more writes."""
+        assert _libc.mprotect(self.base, self.bytes - _PAGE, mmap.PROT_READ) == 0
+
     def free(self) -> None:
         """Return the memory."""
         _libc.munmap(self.base, self.bytes)
+
+
+def _is_read_only(name, count):
+    """Per operand of a call, whether the table calls it `in`; lists stand last and take turns."""
+    operands = kernel_spec(name).operands
+    order = chain(
+        (o for o in operands if not o.is_list), cycle([o for o in operands if o.is_list] or operands)
+    )
+    return [o.role == "in" for _, o in zip(range(count), order)]
 
 
 def _guard(run):
     def guarded(name, tiles, *rest, **options):
         global moved
         copies = {}
+        written = set()
 
-        def place(tile):
+        def place(tile, is_read_only):
             array = tile[0] if isinstance(tile, tuple) else tile
             if array is None or array.size == 0:
                 return tile
@@ -52,12 +68,18 @@ def _guard(run):
             if key not in copies:
                 copies[key] = array, _Guarded(array)
             inside = copies[key][1].array
+            if not is_read_only:
+                written.add(key)
             return (inside, *tile[1:]) if isinstance(tile, tuple) else inside
 
         try:
-            result = run(name, [place(t) for t in tiles], *rest, **options)
-            for array, copy in copies.values():
-                if array.flags.writeable:
+            placed = [place(t, only) for t, only in zip(tiles, _is_read_only(name, len(tiles)))]
+            for key, (_, copy) in copies.items():
+                if key not in written:
+                    copy.protect()
+            result = run(name, placed, *rest, **options)
+            for key, (array, copy) in copies.items():
+                if key in written and array.flags.writeable:
                     array[...] = copy.array
         finally:
             moved += len(copies)

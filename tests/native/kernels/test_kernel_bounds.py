@@ -1,4 +1,4 @@
-"""No kernel touches memory past the end of an operand: this folder's tests once more, with forbidden pages behind."""
+"""No kernel touches memory past an operand's end or writes what it only reads: these tests, on guarded pages."""
 
 from __future__ import annotations
 

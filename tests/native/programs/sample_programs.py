@@ -6,11 +6,19 @@ import numpy as np
 
 from tilewise.comm import Notify, Wait
 from tilewise.ir.program import Instruction, TensorEntry
-from tilewise.runtime import Access, Executor, Extent, Mode, Operand, Program
+from tilewise.runtime import Access, Executor, Mode, Number, Operand, Program
 
 ROWS, COLS, TILE_ROWS = 24, 8, 4
 TENSOR_BYTES = 4096
 TILES = ROWS // TILE_ROWS
+
+
+def program_of(num_devices: int) -> Program:
+    """Devices of a class each, which has their number; their team 0 is all of them."""
+    program = Program()
+    for _ in range(num_devices):
+        program.add_device(program.add_class(), teams=[list(range(num_devices))])
+    return program
 
 
 def add_tensors(program: Program, device: int, count: int) -> list[int]:
@@ -25,7 +33,7 @@ def add_tensors(program: Program, device: int, count: int) -> list[int]:
 
 def tensor_entry(offset: int, rows: int, cols: int, tile_rows: int, first_handle: int = 0) -> TensorEntry:
     """An fp32 tensor without gaps between its rows."""
-    return TensorEntry((), offset, Extent(rows), cols, cols, "f32", tile_rows, first_handle)
+    return TensorEntry((), offset, Number(rows), cols, cols, "f32", tile_rows, first_handle)
 
 
 def view(executor: Executor, device: int, tensor: int) -> np.ndarray:
@@ -36,7 +44,7 @@ def view(executor: Executor, device: int, tensor: int) -> np.ndarray:
 
 def add_loop(program: Program, device: int, template: int, kernel: str, label: str, operands, **rest) -> None:
     """An instruction over all tiles of ROWS rows."""
-    program.add_instr(device, template, Instruction(kernel, label, Extent(ROWS), TILE_ROWS, operands, **rest))
+    program.add_instr(device, template, Instruction(kernel, label, Number(ROWS), TILE_ROWS, operands, **rest))
 
 
 def row(slot: int, access: Access = Access.IN) -> Operand:
@@ -46,7 +54,8 @@ def row(slot: int, access: Access = Access.IN) -> Operand:
 
 def share(slot: int, access: Access, part: int, peer: int = -1) -> Operand:
     """One of two shares of a tile's rows."""
-    return Operand(slot, Mode.ROWPART, access, peer, 1, part, 2)
+    team, member = (-1, 0) if peer < 0 else (0, peer)
+    return Operand(slot, Mode.ROWPART, access, team, member, 1, part, 2)
 
 
 def all_reduce_program(epochs: int) -> Program:
@@ -55,26 +64,26 @@ def all_reduce_program(epochs: int) -> Program:
     Tensors: 0 own input, 1 partial, 2 sum. Signals per tile: 0 partial is there, 1 share is reduced (and the
     partial read), 2 share is read.
     """
-    program = Program(2)
+    program = program_of(2)
     for me in range(2):
         peer = 1 - me
         tensors = add_tensors(program, me, 3)
         template = program.add_template(me, "all_reduce")
         add_loop(
             program, me, template, "add_f32", "produce",
-            [row(1, Access.OUT), row(1), row(0)], notifies=[Notify(peer, 0, True)],
+            [row(1, Access.OUT), row(1), row(0)], notifies=[Notify(0, peer, 0, True)],
         )  # fmt: skip
         partials = [share(1, Access.NONE, me, peer=d) for d in range(2)]
         partials[me] = share(1, Access.IN, me)
         add_loop(
             program, me, template, "tree_add_f32", "reduce",
             [share(2, Access.OUT, me), Operand(0, null=True), *partials],
-            waits=[Wait(0, True, 1)], notifies=[Notify(peer, TILES, True)], priority=1,
+            waits=[Wait(0, True, 1)], notifies=[Notify(0, peer, TILES, True)], priority=1,
         )  # fmt: skip
         add_loop(
             program, me, template, "copy_pairs_f32", "gather",
             [share(2, Access.OUT, peer), share(2, Access.NONE, peer, peer=peer)],
-            waits=[Wait(TILES, True, 1)], notifies=[Notify(peer, 2 * TILES, True)], priority=1,
+            waits=[Wait(TILES, True, 1)], notifies=[Notify(0, peer, 2 * TILES, True)], priority=1,
         )  # fmt: skip
         add_loop(program, me, template, "", "partial read", [row(1)], waits=[Wait(TILES, True, 0)])
         add_loop(program, me, template, "", "share read", [row(2)], waits=[Wait(2 * TILES, True, 1)])

@@ -11,10 +11,10 @@ import time
 import numpy as np
 import pytest
 
-from native.programs.sample_programs import COLS, ROWS, all_reduce_program, tensor_entry, view
+from native.programs.sample_programs import COLS, ROWS, all_reduce_program, program_of, tensor_entry, view
 from tilewise.core.errors import CommTimeout, PlanError, TaskFailed
 from tilewise.ir.program import Instruction
-from tilewise.runtime import Access, Extent, Mode, Operand, Program
+from tilewise.runtime import Access, Mode, Operand, Program
 
 
 def expect_right(executor, program, epochs: int) -> None:
@@ -59,11 +59,11 @@ def test_a_worker_that_stops(make_executor):
 
 def long_program(num_tasks: int) -> Program:
     """Additions of a million elements each on one device: about a millisecond per task."""
-    program = Program(1)
+    program = program_of(1)
     tensor = program.add_tensor(0, tensor_entry(0, 1024, 1024, 1024))
     template = program.add_template(0, "long")
     operands = [Operand(0, Mode.WHOLE, Access.INOUT), Operand(0), Operand(0)]
-    program.add_instr(0, template, Instruction("add_f32", "long", Extent(num_tasks), 1, operands))
+    program.add_instr(0, template, Instruction("add_f32", "long", num_tasks, 1, operands))
     program.add_call(0, template, [tensor])
     program.finish([])
     return program

@@ -17,6 +17,7 @@ from native.programs.sample_programs import (
     add_loop,
     add_tensors,
     all_reduce_program,
+    program_of,
     row,
     tensor_entry,
     view,
@@ -24,15 +25,15 @@ from native.programs.sample_programs import (
 from tilewise.comm import Notify, Wait
 from tilewise.core.errors import PlanError, ResourceError
 from tilewise.ir.program import Instruction
-from tilewise.runtime import Access, Executor, Extent, Mode, Operand, Program, device_overhead
+from tilewise.runtime import Access, Executor, Mode, Number, Operand, Program, device_overhead
 
 
 def one_device(symbolic: bool = False) -> Program:
     """tensor 2 = tensor 0 + tensor 1, tile by tile; with `symbolic` only the first symbols[0] rows."""
-    program = Program(1)
+    program = program_of(1)
     tensors = add_tensors(program, 0, 3)
     template = program.add_template(0, "sum")
-    extent = Extent(0, 0, 1) if symbolic else Extent(ROWS)
+    extent = Number.of_symbol(0) if symbolic else ROWS
     operands = [row(2, Access.OUT), row(0), row(1)]
     program.add_instr(0, template, Instruction("add_f32", "add", extent, TILE_ROWS, operands))
     program.add_call(0, template, tensors)
@@ -133,14 +134,28 @@ def test_buffer_stays_inside():
     ("operand", "message"),
     [
         (Operand(9, Mode.ROW), "slot 9 of 3"),
-        (Operand(0, 7), "mode must be 0 to 4; got 7"),
-        (Operand(0, Mode.ROW, Access.IN, 1), "ordered by signals"),
-        (Operand(0, Mode.ROW, 0, 5), "peer"),
+        (Operand(0, 7), "mode must be 0 to 5; got 7"),
+        (Operand(0, Mode.ROW, Access.OUT, 0, 1), "ordered by signals"),
+        (Operand(0, Mode.ROW, 0, 5), "an operand's peer must be in a team of its device; got team 5 of 1"),
+        (Operand(0, Mode.ROW, 0, 0, 2), "an operand's peer must be a member of its team; got member 2 of 2"),
+        (
+            Operand(0, Mode.ROW, 0, 0, Number.of_device(0)),
+            "number of the device must be one of its class's 0; got 0",
+        ),
+        (
+            Operand(0, Mode.ROW, 0, 0, Number.of_symbol(0)),
+            "a member must have a source that fits it; got source 1",
+        ),
+        (
+            Operand(0, Mode.ROWS, part=Number.of_call(2)),
+            "must have the numbers that its template asks for; got 0 of 3",
+        ),
+        (Operand(0, Mode.ROWS, part=-1), "0 <= part"),
     ],
 )
 def test_malformed_programs_are_refused(operand, message):
     """finish() names what is wrong with an operand."""
-    program = Program(2)
+    program = program_of(2)
     tensors = add_tensors(program, 0, 3)
     add_tensors(program, 1, 3)
     template = program.add_template(0, "t")
@@ -152,9 +167,9 @@ def test_malformed_programs_are_refused(operand, message):
 
 def test_an_unknown_kernel_is_refused():
     """A kernel that is not in the native table is named."""
-    program = Program(1)
+    program = program_of(1)
     template = program.add_template(0, "t")
-    program.add_instr(0, template, Instruction("no_such_kernel", "op", Extent(1), 1, []))
+    program.add_instr(0, template, Instruction("no_such_kernel", "op", 1, 1, []))
     with pytest.raises(PlanError, match="'no_such_kernel'"):
         program.finish([])
 
@@ -163,6 +178,8 @@ def test_an_unknown_kernel_is_refused():
     "wrong",
     [
         {"extent": (1, 2)},
+        {"step": "1"},
+        {"ints": [1, (1, 2, 3)]},
         {"kernel": 3},
         {"operands": [(0,)]},
         {"waits": [(0, False)]},
@@ -172,16 +189,16 @@ def test_an_unknown_kernel_is_refused():
 )
 def test_a_field_of_another_type_is_named(wrong):
     """A TypeError says which field of an instruction it is."""
-    program = Program(1)
+    program = program_of(1)
     template = program.add_template(0, "t")
-    fields = {"kernel": "", "label": "op", "extent": Extent(1), "step": 1, "operands": [], **wrong}
+    fields = {"kernel": "", "label": "op", "extent": 1, "step": 1, "operands": [], **wrong}
     with pytest.raises(TypeError, match=f"{next(iter(wrong))} has a value of another type"):
         program.add_instr(0, template, Instruction(**fields))
 
 
 def test_what_lacks_a_field_or_has_another_name_is_refused():
     """Fields and options go by their names: none is taken for its neighbour."""
-    program = Program(1)
+    program = program_of(1)
     with pytest.raises(AttributeError, match="kernel"):
         program.add_instr(0, program.add_template(0, "t"), object())
     with pytest.raises(PlanError, match=r"f32, bf16, i32 or f64; got 'f16'"):
@@ -196,22 +213,24 @@ def test_what_lacks_a_field_or_has_another_name_is_refused():
         Executor(arena_bytes=[64], num_handles=1 << 32)
 
 
-@pytest.mark.parametrize("struct", [Extent, Operand, Wait, Notify], ids=lambda struct: struct.__name__)
+@pytest.mark.parametrize("struct", [Number, Operand, Wait, Notify], ids=lambda struct: struct.__name__)
 def test_named_tuples_have_the_order_of_their_native_structs(struct):
     """The border reads them by place, so places and names are one list in native/programs/program.h."""
-    text = (Path(__file__).parents[3] / "native" / "programs" / "program.h").read_text()
+    text = (
+        Path(__file__).parents[3] / "native" / "programs" / ("number.h" if struct is Number else "program.h")
+    ).read_text()
     body = re.search(rf"^struct {struct.__name__} \{{\n(.*?)^\}};", text, re.M | re.S)[1]
     assert re.findall(r"^  (?:\w+) (\w+)(?: = [^;(]*)?;", body, re.M) == list(struct._fields)
 
 
 def test_deadlocks_are_refused():
     """Devices that wait for each other are named before anything runs."""
-    program = Program(2)
+    program = program_of(2)
     for d in range(2):
         template = program.add_template(d, "t")
-        program.add_instr(d, template, Instruction("", "wait", Extent(1), 0, [], waits=[Wait(0, False, 1)]))
-        raises = [Notify(1 - d, 0, False)]
-        program.add_instr(d, template, Instruction("", "raise", Extent(1), 0, [], notifies=raises))
+        program.add_instr(d, template, Instruction("", "wait", 1, 0, [], waits=[Wait(0, False, 1)]))
+        raises = [Notify(0, 1 - d, 0, False)]
+        program.add_instr(d, template, Instruction("", "raise", 1, 0, [], notifies=raises))
         program.add_call(d, template, [])
     with pytest.raises(PlanError, match=r"device 0 waiting for ever in 'wait'\[0\] for signal 0 to reach 1"):
         program.finish([])

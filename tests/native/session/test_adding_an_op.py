@@ -1,8 +1,12 @@
-"""docs/adding_an_op.md cannot rot: its Python blocks run in order, and what they claim is looked at from outside."""
+"""docs/adding_an_op.md cannot rot: its Python runs in order, its C++ is compiled and run, its claims are looked at."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,10 @@ import numpy as np
 import pytest
 
 from tilewise.core import ShapeError
+from tilewise.graph.ops.common import Elementwise
 from tilewise.ir import op as op_table
-from tilewise.kernels import KERNELS
+from tilewise.kernels import KERNELS, table
+from tilewise.kernels.isa import isa_levels
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "adding_an_op.md"
@@ -89,6 +95,71 @@ def test_a_wrong_share_is_refused_at_the_call(page):
     x = graph.find("x")
     with pytest.raises(ShapeError, match=r"\[graph.mix\] share must lie in \[0, 1\], not at 1.5.*; clip it"):
         graph.op("mix", [x, x], share=1.5)
+
+
+def blocks(language):
+    """The page's indented blocks of a language, without their indent."""
+    text = PAGE.read_text(encoding="utf-8")
+    found = re.findall(rf"^   ```{language}\n(.*?)^   ```", text, re.DOTALL | re.MULTILINE)
+    return [re.sub(r"^   ", "", block, flags=re.MULTILINE) for block in found]
+
+
+HARNESS = """
+extern "C" int mix_on(const char* name, float* out, float* a, float* b, long rows, long cols, double share) {
+  using namespace tilewise::kernels;
+  const TileView tiles[] = {{out, rows, cols, cols}, {a, rows, cols, cols}, {b, rows, cols, cols}};
+  const KernelArgs args = {tiles, 3, nullptr, 0, &share, 1, 0, {nullptr, 0}};
+  const EntryList list = TILEWISE_ISA_NS::elementwise_entries();
+  for (int i = 0; i < list.count; ++i)
+    if (std::string_view(list.entries[i].name) == name) return list.entries[i].fn(args), 0;
+  return 1;
+}
+"""
+
+
+def compiled(folder, level):
+    """The kernels of the op's family with the page's lines in them, as a library of one instruction-set level."""
+    kernel, entries = blocks("cpp")
+    source = (ROOT / "native" / "kernels" / "elementwise.cc").read_text(encoding="utf-8")
+    head, mark, tail = source.partition("constexpr Entry kEntries[] = {")
+    assert mark and "}  // namespace" in tail
+    path = folder / "elementwise.cc"
+    path.write_text(head + kernel + mark + "\n" + entries + tail + HARNESS, encoding="utf-8")
+    cmake = (ROOT / "native" / "kernels" / "CMakeLists.txt").read_text(encoding="utf-8")
+    (flags,) = re.findall(rf"tilewise_level\({level}([^)]*)\)", cmake)[:1]
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or "clang++"
+    library = folder / "mix.so"
+    options = ["-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-psabi", *flags.split()]
+    command = [compiler, *options, f"-DTILEWISE_ISA_NS={level}", "-I", str(ROOT / "native"), str(path)]
+    done = subprocess.run([*command, "-o", str(library)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return ctypes.CDLL(str(library))
+
+
+@pytest.mark.slow
+def test_the_native_source_compiles_and_agrees(tmp_path):
+    """The page's C++, in the file and with the flags that it names, computes what the page says."""
+    library = compiled(tmp_path, isa_levels()[-1])
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((5, 37), np.float32) for _ in range(2))
+    out = np.full_like(a, np.nan)
+    pointers = [x.ctypes.data_as(ctypes.c_void_p) for x in (out, a, b)]
+    sizes = [ctypes.c_long(5), ctypes.c_long(37), ctypes.c_double(0.25)]
+    assert library.mix_on(b"mix_f32", *pointers, *sizes) == 0
+    expected = 0.75 * a.astype(np.float64) + 0.25 * b
+    assert np.abs(out - expected).max() <= 1e-6 * np.abs(expected).max()
+    assert library.mix_on(b"mix_f16", *pointers, *sizes) == 1
+
+
+def test_the_table_line_makes_the_op(page, monkeypatch):
+    """With the page's line in the table, a class with a name has operands, attributes and lowering."""
+    (line,) = blocks("text")
+    (spec,) = eval(line, vars(table))
+    monkeypatch.setitem(KERNELS, "mix", spec)
+    made = type("Mix", (Elementwise,), {"name": "mix"})()
+    wanted = page["Mix"]().signature
+    assert made.signature.operands == wanted.operands == 2
+    assert dict(made.signature.attributes) == dict(wanted.attributes) == {"share": float}
 
 
 def test_what_the_page_names_exists():

@@ -272,7 +272,7 @@ model.forward(x=x)
 child = os.fork()
 if child == 0:
     try:
-        model._executor.run(model._programs["forward"], [])
+        model._executor.run(model._program, [], "forward")
     except tw.TilewiseError as error:
         assert "forked child" in str(error), error
     else:

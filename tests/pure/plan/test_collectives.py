@@ -6,7 +6,7 @@ import pytest
 
 from pure.plan.test_templates import plan_llama
 from tilewise.core.errors import InternalError
-from tilewise.ir.program import Extent, Instruction, LoweredTemplate, Notify, Wait
+from tilewise.ir.program import Instruction, LoweredTemplate, Notify, Number, Wait
 from tilewise.ir.validate import validate_acknowledgements
 from tilewise.plan.collectives import place_signals
 
@@ -15,8 +15,8 @@ def template(sites):
     """A template that raises the last signal of every site and waits for the first."""
     starts = [i << 24 for i in range(len(sites))]
     waits = [Wait(s, True, 1) for s in starts]
-    notifies = [Notify(0, s + n - 1, True) for s, n in zip(starts, sites)]
-    instruction = Instruction("", "x", Extent(1), 0, [], waits=waits, notifies=notifies)
+    notifies = [Notify(0, 0, s + n - 1, True) for s, n in zip(starts, sites)]
+    instruction = Instruction("", "x", Number(1), 0, [], waits=waits, notifies=notifies)
     return LoweredTemplate("t", (instruction,), (), (), tuple(sites))
 
 
@@ -50,7 +50,7 @@ def test_every_read_of_a_peer_is_acknowledged(axes):
                     validate_acknowledgements(templates)
                 instruction.waits = waits
                 broken += 1
-            if any(o.peer >= 0 for o in instruction.operands):
+            if any(o.team >= 0 for o in instruction.operands):
                 notifies, instruction.notifies = instruction.notifies, []
                 with pytest.raises(InternalError, match=instruction.label):
                     validate_acknowledgements(templates)

@@ -13,7 +13,7 @@ from tilewise.ir.counts import counts
 from tilewise.models.llama import LlamaConfig, build_training_graph
 from tilewise.optim import AdamW
 from tilewise.plan import make_plan, settings_for
-from tilewise.strategy import DistributionStrategy, propagate_layouts
+from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
 
 
 def plan_llama(layers, axes, accumulation=1):
@@ -40,7 +40,7 @@ def plan_graph(graph, axes, accumulation=1):
     mesh = DeviceMesh(axes)
     batch = cut_batch(graph, accumulation)
     layout = propagate_layouts(graph, mesh, DistributionStrategy.for_mesh(mesh), batch)
-    return make_plan(graph, layout, mesh, settings_for(graph, layout, batch, 1))
+    return make_plan(graph, layout, settings_for(graph, layout, batch, 1), one_stage)
 
 
 @pytest.mark.parametrize("layers", [1, 7])

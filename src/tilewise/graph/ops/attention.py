@@ -101,14 +101,19 @@ class Rope(Op):
         """One task per row tile."""
         x, positions, table = op.given
         t = low.tensor(x)
-        operands = [
-            low.row(op.outputs[0], "w"),
-            low.row(x, "r"),
-            low.row(positions, "r"),
-            low.whole(table, "r"),
-        ]
-        ints = [op.attrs["head_dim"], int(op.attrs["inverse"])]
-        low.emit(f"rope_{t.dtype}", op, t.extent, low.row_step(t), operands, ints=ints)
+        low.emit(
+            "rope",
+            op,
+            over=t,
+            dtype=t.dtype,
+            tiles={
+                "out": low.row(op.outputs[0]),
+                "x": low.row(x),
+                "positions": low.row(positions),
+                "table": low.whole(table),
+            },
+            ints={"head_dim": op.attrs["head_dim"], "inverse": op.attrs["inverse"]},
+        )
 
 
 @register
@@ -161,17 +166,20 @@ class Attention(Op):
         q, k, v = op.given
         t = low.tensor(q)
         _require_whole_sequences(low, op, q)
-        operands = [low.row(o, "w") for o in op.outputs] + [low.row(i, "r") for i in (q, k, v)]
-        seq = fixed(low.spec(q).shape[1])
-        ints = [seq, *_head_ints(low, op, q, k), int(op.attrs["causal"])]
+        out, lse = op.outputs
+        tiles = {"out": out, "lse": lse, "q": q, "k": k, "v": v}
         low.emit(
-            f"attention_{t.dtype}",
+            "attention",
             op,
-            t.extent,
-            low.row_step(t),
-            operands,
-            ints=ints,
-            floats=[op.attrs["scale"]],
+            over=t,
+            dtype=t.dtype,
+            tiles={name: low.row(tensor) for name, tensor in tiles.items()},
+            ints={
+                "seq_len": fixed(low.spec(q).shape[1]),
+                "causal": op.attrs["causal"],
+                **_heads_of(low, op, q, k),
+            },
+            floats={"scale": op.attrs["scale"]},
         )
 
 
@@ -185,10 +193,10 @@ def _require_whole_sequences(low: Lowering, op: OpNode, q: int) -> None:
         )
 
 
-def _head_ints(low: Lowering, op: OpNode, q: int, k: int) -> list[int]:
+def _heads_of(low: Lowering, op: OpNode, q: int, k: int) -> dict[str, int]:
     """Local query heads, local KV heads, head size."""
     size = op.attrs["head_dim"]
-    return [low.tensor(q).cols // size, low.tensor(k).cols // size, size]
+    return {"heads": low.tensor(q).cols // size, "kv_heads": low.tensor(k).cols // size, "head_dim": size}
 
 
 @register
@@ -218,21 +226,19 @@ class AttentionBackward(Op):
         targets: list[int | Ref] = list(op.outputs)
         if spread is not None:
             targets[1:] = [low.temp_like(low.tensor(o), dtype="f32", name="partial") for o in op.outputs[1:]]
-        operands = [low.row(o, "w") for o in targets] + [low.row(i, "r") for i in op.given]
-        ints = [
-            fixed(low.spec(q).shape[1]),
-            *_head_ints(low, op, q, k),
-            int(op.attrs["causal"]),
-            int(spread is not None),
-        ]
+        names = ("dq", "dk", "dv", "dout", "out", "lse", "q", "k", "v")
         backward = low.emit(
-            f"attention_backward_{t.dtype}",
+            "attention_backward",
             op,
-            t.extent,
-            low.row_step(t),
-            operands,
-            ints=ints,
-            floats=[op.attrs["scale"]],
+            over=t,
+            dtype=t.dtype,
+            tiles={name: low.row(tensor) for name, tensor in zip(names, (*targets, *op.given))},
+            ints={
+                "seq_len": fixed(low.spec(q).shape[1]),
+                "causal": op.attrs["causal"],
+                **_heads_of(low, op, q, k),
+            },
+            floats={"scale": op.attrs["scale"]},
         )
         if spread is not None:
             for partial, out in zip(targets[1:], op.outputs[1:]):
@@ -281,8 +287,8 @@ class KvWrite(Op):
         """One task per row tile."""
         _cache, x, slots = op.given
         t = low.tensor(x)
-        operands = [low.whole(op.outputs[0], "rw"), low.row(x, "r"), low.row(slots, "r")]
-        low.emit(f"kv_write_{t.dtype}", op, t.extent, low.row_step(t), operands)
+        tiles = {"cache": low.whole(op.outputs[0]), "x": low.row(x), "slots": low.row(slots)}
+        low.emit("kv_write", op, over=t, dtype=t.dtype, tiles=tiles)
 
 
 @register
@@ -338,22 +344,20 @@ class AttentionPaged(Op):
         """One task per row tile."""
         q, k_cache, v_cache, positions, sequence, table = op.given
         t = low.tensor(q)
-        operands = [
-            low.row(op.outputs[0], "w"),
-            low.row(q, "r"),
-            low.whole(k_cache, "r"),
-            low.whole(v_cache, "r"),
-            low.row(positions, "r"),
-            low.row(sequence, "r"),
-            low.whole(table, "r"),
-        ]
-        ints = [op.attrs["block_size"], *_head_ints(low, op, q, k_cache)]
         low.emit(
-            f"attention_paged_{t.dtype}",
+            "attention_paged",
             op,
-            t.extent,
-            low.row_step(t),
-            operands,
-            ints=ints,
-            floats=[op.attrs["scale"]],
+            over=t,
+            dtype=t.dtype,
+            tiles={
+                "out": low.row(op.outputs[0]),
+                "q": low.row(q),
+                "k_cache": low.whole(k_cache),
+                "v_cache": low.whole(v_cache),
+                "positions": low.row(positions),
+                "sequence": low.row(sequence),
+                "block_table": low.whole(table),
+            },
+            ints={"block_size": op.attrs["block_size"], **_heads_of(low, op, q, k_cache)},
+            floats={"scale": op.attrs["scale"]},
         )

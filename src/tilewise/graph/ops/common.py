@@ -11,6 +11,7 @@ from tilewise.core.errors import PlanError, ShapeError
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.op import Factors, Op, Signature
+from tilewise.kernels.table import KERNELS
 
 __all__ = [
     "FLOATS",
@@ -110,14 +111,22 @@ def incoming(op: OpNode, grads: Sequence[int | None]) -> int:
 class Elementwise(Op):
     """Base of ops that treat every element alone: all operands share shape, dtype and factors.
 
-    Subclasses set `name`, `num_inputs`, `attributes` with their types where there are any, and `kernel`, whose operands
-    are the outputs and then the inputs.
+    The kernel of the op's name says all the rest (kernels/table.py): its `in` operands are the inputs, its `out`
+    operands the outputs, its floats the attributes. A subclass sets `name` and writes `gradient`. An op whose name is
+    no kernel's sets `num_inputs` and `attributes` itself and writes `lower`.
     """
 
     num_inputs: ClassVar[int] = 1
     num_outputs: ClassVar[int] = 1
     attributes: ClassVar[Mapping[str, type]] = MappingProxyType({})
-    kernel: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.name in KERNELS:
+            kernel = KERNELS[cls.name]
+            cls.num_inputs = sum(o.role == "in" for o in kernel.operands)
+            cls.num_outputs = sum(o.role == "out" for o in kernel.operands)
+            cls.attributes = MappingProxyType(dict.fromkeys(kernel.floats, float))
 
     @property
     def signature(self) -> Signature:
@@ -142,16 +151,17 @@ class Elementwise(Op):
         dims = tuple(f"d{i}" for i in range(len(inputs[0].shape)))
         return Factors((dims,) * self.num_inputs, (dims,) * self.num_outputs)
 
-    def floats(self, attrs: Mapping[str, Any]) -> list[float]:
-        """Attributes the kernel takes as floats."""
-        return []
-
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile, or per block of panels."""
-        first = op.given[0]
-        is_packed = low.spec(first).storage == "packed"
-        view = low.flat if is_packed else low.tensor
-        x = view(first)
-        step = x.tile_rows if is_packed else low.row_step(x)
-        operands = [low.row(view(o), "w") for o in op.outputs] + [low.row(view(i), "r") for i in op.given]
-        low.emit(f"{self.kernel}_{x.dtype}", op, x.extent, step, operands, floats=self.floats(op.attrs))
+        is_packed = low.spec(op.given[0]).storage == "packed"
+        views = [low.flat(t) if is_packed else low.tensor(t) for t in (*op.outputs, *op.given)]
+        x = views[-1]
+        low.emit(
+            self.name,
+            op,
+            over=x,
+            step=x.tile_rows if is_packed else None,
+            dtype=x.dtype,
+            tiles={o.name: low.row(v) for o, v in zip(KERNELS[self.name].operands, views)},
+            floats=op.attrs,
+        )

@@ -20,8 +20,7 @@ __all__: list[str] = []
 class Add(Elementwise):
     """`a + b`."""
 
-    name = kernel = "add"
-    num_inputs = 2
+    name = "add"
     in_place = ((0, 0),)
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
@@ -34,8 +33,7 @@ class Add(Elementwise):
 class Multiply(Elementwise):
     """`a * b`."""
 
-    name = kernel = "multiply"
-    num_inputs = 2
+    name = "multiply"
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """dy times the other."""
@@ -48,12 +46,7 @@ class Multiply(Elementwise):
 class Scale(Elementwise):
     """`factor * x`."""
 
-    name = kernel = "scale"
-    attributes = MappingProxyType({"factor": float})
-
-    def floats(self, attrs: Mapping[str, Any]) -> list[float]:
-        """The factor."""
-        return [attrs["factor"]]
+    name = "scale"
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """`factor * dy`."""
@@ -64,7 +57,7 @@ class Scale(Elementwise):
 class Silu(Elementwise):
     """`x * sigmoid(x)`."""
 
-    name = kernel = "silu"
+    name = "silu"
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """From the input."""
@@ -75,16 +68,14 @@ class Silu(Elementwise):
 class SiluBackward(Elementwise):
     """Gradient of `silu`: inputs dy, x."""
 
-    name = kernel = "silu_backward"
-    num_inputs = 2
+    name = "silu_backward"
 
 
 @register
 class SiluGate(Elementwise):
     """`silu(gate) * up` in one pass; made from `silu` and `multiply` by `graph.passes.fuse_silu_gate`."""
 
-    name = kernel = "silu_gate"
-    num_inputs = 2
+    name = "silu_gate"
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """Both gradients in one pass."""
@@ -96,9 +87,7 @@ class SiluGate(Elementwise):
 class SiluGateBackward(Elementwise):
     """Gradients of `silu_gate`: inputs dh, gate, up; outputs dgate, dup."""
 
-    name = kernel = "silu_gate_backward"
-    num_inputs = 3
-    num_outputs = 2
+    name = "silu_gate_backward"
     in_place = ((0, 1), (1, 2))
 
 
@@ -119,7 +108,7 @@ class _Row(Elementwise):
 class Softmax(_Row):
     """`exp(x - max) / sum` over the last dim."""
 
-    name = kernel = "softmax"
+    name = "softmax"
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """From the result."""
@@ -130,8 +119,7 @@ class Softmax(_Row):
 class SoftmaxBackward(_Row):
     """Gradient of `softmax`: inputs dy, y."""
 
-    name = kernel = "softmax_backward"
-    num_inputs = 2
+    name = "softmax_backward"
 
 
 @register
@@ -165,5 +153,4 @@ class Cast(Elementwise):
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile."""
         x, out = low.tensor(op.given[0]), low.tensor(op.outputs[0])
-        operands = [low.row(op.outputs[0], "w"), low.row(op.given[0], "r")]
-        low.emit(f"cast_{x.dtype}_{out.dtype}", op, x.extent, low.row_step(x), operands)
+        low.emit(f"cast_{x.dtype}_{out.dtype}", op, over=x, tiles={"out": low.row(out), "x": low.row(x)})

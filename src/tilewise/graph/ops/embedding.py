@@ -70,8 +70,14 @@ class Embedding(Op):
         record = low.record(op, "selected")
         target = low.temp_like(out, dtype=out.dtype, name="rows") if record else op.outputs[0]
         begin = low.local_range(low.spec(table), low.layout(table), 0)[0]
-        operands = [low.row(target, "w"), low.row(ids, "r"), low.whole(table, "r")]
-        low.emit(f"embedding_{out.dtype}", op, out.extent, low.row_step(out), operands, ints=[begin])
+        low.emit(
+            "embedding",
+            op,
+            over=out,
+            dtype=out.dtype,
+            tiles={"out": low.row(target), "ids": low.row(ids), "table": low.whole(table)},
+            ints={"vocab_begin": begin},
+        )
         if record:
             low.all_reduce(op, target, op.outputs[0], None, record)
 
@@ -109,17 +115,22 @@ class EmbeddingWeightGradient(Op):
         table, ids, grad = op.given
         t = low.tensor(table)
         target = low.accumulator(op, 0)
-        operands = [
-            low.row(target.ref, "w"),
-            low.null(),
-            low.null(),
-            low.whole(ids, "r"),
-            low.whole(grad, "r"),
-            *(low.row(c, "r") for c in target.carries),
-        ]
         begin = low.local_range(low.spec(table), low.layout(table), 0)[0]
-        ints = [low.leaf_rows, len(target.carries), begin]
-        low.emit(f"matmul_dw_{t.dtype}", op, t.extent, t.tile_rows, operands, ints=ints, priority=-1)
+        low.emit(
+            "matmul_dw",
+            op,
+            over=t,
+            step=t.tile_rows,
+            dtype=t.dtype,
+            tiles={
+                "out": low.row(target.ref),
+                "ids": low.whole(ids),
+                "de": low.whole(grad),
+                "carry": [low.row(c) for c in target.carries],
+            },
+            ints={"leaf_rows": low.leaf_rows, "vocab_begin": begin},
+            priority=-1,
+        )
         low.finish_accumulation(op, target)
 
 
@@ -154,5 +165,5 @@ class GatherRows(Op):
         """One task per row tile of the result."""
         x, index = op.given
         out = low.tensor(op.outputs[0])
-        operands = [low.row(op.outputs[0], "w"), low.whole(x, "r"), low.row(index, "r")]
-        low.emit(f"gather_rows_{out.dtype}", op, out.extent, low.row_step(out), operands)
+        tiles = {"out": low.row(out), "x": low.whole(x), "index": low.row(index)}
+        low.emit("gather_rows", op, over=out, dtype=out.dtype, tiles=tiles)

@@ -152,15 +152,19 @@ class Linear(Op):
             record,
         )
         target = low.temp_like(out, dtype="f32", name="partial") if record else op.outputs[0]
-        operands = [
-            low.row(target, "w"),
-            low.row(residual, "r") if residual is not None and not record else low.null(),
-        ]
-        for x, w in pairs:
-            operands += [low.row(x, "r"), low.whole(w, "r")]
-        kernel = f"{'matmul' if transpose else 'matmul_dx'}_{out.dtype}"
-        ints = [int(record is not None), terms, len(chunks), *(v for c in chunks for r in c for v in r)]
-        low.emit(kernel, op, out.extent, low.row_step(out), operands, ints=ints)
+        low.emit(
+            "matmul" if transpose else "matmul_dx",
+            op,
+            over=out,
+            dtype=out.dtype,
+            tiles={
+                "out": low.row(target),
+                "residual": low.row(residual) if residual is not None and not record else None,
+                "a": [low.row(x) for x, _ in pairs],
+                "w": [low.whole(w) for _, w in pairs],
+            },
+            ints={"num_chunks": len(chunks), "range": [v for c in chunks for r in c for v in r]},
+        )
         if record:
             low.all_reduce(op, target, op.outputs[0], residual, record)
 
@@ -198,16 +202,21 @@ class LinearWeightGradient(Op):
         weight, rows, cols = op.given
         w = low.tensor(weight)
         target = low.accumulator(op, 0)
-        operands = [
-            low.row(target.ref, "w"),
-            low.col(rows, "r"),
-            low.whole(cols, "r"),
-            low.null(),
-            low.null(),
-            *(low.row(c, "r") for c in target.carries),
-        ]
-        ints = [low.leaf_rows, len(target.carries), 0]
-        low.emit(f"matmul_dw_{w.dtype}", op, w.extent, w.tile_rows, operands, ints=ints, priority=-1)
+        low.emit(
+            "matmul_dw",
+            op,
+            over=w,
+            step=w.tile_rows,
+            dtype=w.dtype,
+            tiles={
+                "out": low.row(target.ref),
+                "dy": low.col(rows),
+                "x": low.whole(cols),
+                "carry": [low.row(c) for c in target.carries],
+            },
+            ints={"leaf_rows": low.leaf_rows, "vocab_begin": 0},
+            priority=-1,
+        )
         low.finish_accumulation(op, target)
 
 
@@ -251,8 +260,13 @@ class Matmul(Op):
         a, b = op.given
         out = low.tensor(op.outputs[0])
         transposed = op.attrs["transpose_a"]
-        first = low.whole(a, "r") if transposed else low.row(a, "r")
-        target = low.whole(op.outputs[0], "w") if transposed else low.row(op.outputs[0], "w")
-        ints = [int(transposed), int(op.attrs["transpose_b"]), 0, 0]
-        step = 0 if transposed else low.row_step(out)
-        low.emit(f"gemm_{out.dtype}", op, out.extent, step, [target, first, low.whole(b, "r")], ints=ints)
+        view = low.whole if transposed else low.row
+        low.emit(
+            "gemm",
+            op,
+            over=out,
+            step=0 if transposed else None,
+            dtype=out.dtype,
+            tiles={"out": view(out), "a": view(a), "b": low.whole(b)},
+            ints={"trans_a": transposed, "trans_b": op.attrs["transpose_b"], "accumulate": 0},
+        )

@@ -89,48 +89,51 @@ class CrossEntropy(Op):
         logits, labels, inv_count = op.given
         _, rows, stats, sums = op.outputs
         t = low.tensor(logits)
-        step = low.row_step(t)
         largest, total = low.record(op, "max"), low.record(op, "sums")
         spec = low.spec(logits)
         begin = low.local_range(spec, low.layout(logits), len(spec.shape) - 1)[0]
-        ignore = op.attrs["ignore_index"]
         stats_target = low.temp_like(low.tensor(stats), dtype="f32", name="max") if largest else stats
-        operands = [low.row(stats_target, "w"), low.row(logits, "r"), low.row(labels, "r")]
-        low.emit(f"cross_entropy_max_{t.dtype}", op, t.extent, step, operands, ints=[begin, ignore])
+        place = {"vocab_begin": begin, "ignore_index": op.attrs["ignore_index"]}
+        low.emit(
+            "cross_entropy_max",
+            op,
+            over=t,
+            dtype=t.dtype,
+            tiles={"stats": low.row(stats_target), "logits": low.row(logits), "labels": low.row(labels)},
+            ints=place,
+        )
         if largest:
             low.all_reduce(op, stats_target, stats, None, largest)
         chunks = low.label_chunks(spec.labels[-1], fixed(spec.shape[-1]), total)
         sums_target = low.temp_like(low.tensor(sums), dtype="f32", name="sums") if total else sums
-        operands = [low.row(sums_target, "w"), low.row(logits, "r"), low.row(stats, "r")]
-        ints = [len(chunks), *(v for c in chunks for v in c)]
-        low.emit(f"cross_entropy_sum_{t.dtype}", op, t.extent, step, operands, ints=ints)
+        low.emit(
+            "cross_entropy_sum",
+            op,
+            over=t,
+            dtype=t.dtype,
+            tiles={"sums": low.row(sums_target), "logits": low.row(logits), "stats": low.row(stats)},
+            ints={"num_chunks": len(chunks), "range": [v for c in chunks for v in c]},
+        )
         if total:
             low.all_reduce(op, sums_target, sums, None, total)
         low.emit(
-            f"cross_entropy_grad_{t.dtype}",
+            "cross_entropy_grad",
             op,
-            t.extent,
-            step,
-            [
-                low.null(),
-                low.row(rows, "w"),
-                low.row(logits, "r"),
-                low.row(stats, "r"),
-                low.row(sums, "r"),
-                low.row(labels, "r"),
-                low.whole(inv_count, "r"),
-            ],
-            ints=[begin, ignore],
+            over=t,
+            dtype=t.dtype,
+            tiles={
+                "loss_rows": low.row(rows),
+                "logits": low.row(logits),
+                "stats": low.row(stats),
+                "sums": low.row(sums),
+                "labels": low.row(labels),
+                "inv_count": low.whole(inv_count),
+            },
+            ints=place,
         )
         leaf = low.temp(low.num_leaves, 1, "f32", tile_rows=1, name="loss_leaves")
-        low.emit(
-            "row_sum_leaf_f32",
-            op,
-            t.extent,
-            step,
-            [low.row(leaf, "rw", div=low.leaf_rows), low.row(rows, "r")],
-            ints=[low.leaf_rows],
-        )
+        tiles = {"leaf": low.row(leaf, div=low.leaf_rows), "x": low.row(rows)}
+        low.emit("row_sum_leaf", op, over=t, tiles=tiles, ints={"leaf_rows": low.leaf_rows})
         low.leaf_tree(op, 0, leaf)
 
 
@@ -162,14 +165,19 @@ class CrossEntropyBackward(Op):
         spec = low.spec(logits)
         begin = low.local_range(spec, low.layout(logits), len(spec.shape) - 1)[0]
         rows = low.temp_like(low.tensor(sums), dtype="f32", name="loss_rows")
-        operands = [
-            low.row(op.outputs[0], "w"),
-            low.row(rows, "w"),
-            low.row(logits, "r"),
-            low.row(stats, "r"),
-            low.row(sums, "r"),
-            low.row(labels, "r"),
-            low.whole(inv_count, "r"),
-        ]
-        ints = [begin, op.attrs["ignore_index"]]
-        low.emit(f"cross_entropy_grad_{t.dtype}", op, t.extent, low.row_step(t), operands, ints=ints)
+        low.emit(
+            "cross_entropy_grad",
+            op,
+            over=t,
+            dtype=t.dtype,
+            tiles={
+                "dlogits": low.row(op.outputs[0]),
+                "loss_rows": low.row(rows),
+                "logits": low.row(logits),
+                "stats": low.row(stats),
+                "sums": low.row(sums),
+                "labels": low.row(labels),
+                "inv_count": low.whole(inv_count),
+            },
+            ints={"vocab_begin": begin, "ignore_index": op.attrs["ignore_index"]},
+        )

@@ -69,13 +69,15 @@ class RmsNorm(Op):
         """One task per row tile."""
         x, gamma = op.given
         t = low.tensor(x)
-        operands = [
-            low.row(op.outputs[0], "w"),
-            low.row(op.outputs[1], "w"),
-            low.row(x, "r"),
-            low.whole(gamma, "r"),
-        ]
-        low.emit(f"rms_norm_{t.dtype}", op, t.extent, low.row_step(t), operands, floats=[op.attrs["eps"]])
+        y, rstd = op.outputs
+        low.emit(
+            "rms_norm",
+            op,
+            over=t,
+            dtype=t.dtype,
+            tiles={"y": low.row(y), "rstd": low.row(rstd), "x": low.row(x), "gamma": low.whole(gamma)},
+            floats={"eps": op.attrs["eps"]},
+        )
 
 
 @register
@@ -120,16 +122,20 @@ class RmsNormBackward(Op):
         residual = op.inputs[4]
         t = low.tensor(x)
         leaf = low.temp(low.num_leaves, t.cols, "f32", tile_rows=1, name="dgamma_leaves")
-        operands = [
-            low.row(op.outputs[0], "w"),
-            low.row(leaf, "rw", div=low.leaf_rows),
-            low.row(dy, "r"),
-            low.row(x, "r"),
-            low.row(rstd, "r"),
-            low.whole(gamma, "r"),
-            low.row(residual, "r") if residual is not None else low.null(),
-        ]
         low.emit(
-            f"rms_norm_backward_{t.dtype}", op, t.extent, low.row_step(t), operands, ints=[low.leaf_rows]
+            "rms_norm_backward",
+            op,
+            over=t,
+            dtype=t.dtype,
+            tiles={
+                "dx": low.row(op.outputs[0]),
+                "dgamma_leaf": low.row(leaf, div=low.leaf_rows),
+                "dy": low.row(dy),
+                "x": low.row(x),
+                "rstd": low.row(rstd),
+                "gamma": low.whole(gamma),
+                "dresidual": low.row(residual) if residual is not None else None,
+            },
+            ints={"leaf_rows": low.leaf_rows},
         )
         low.leaf_tree(op, 1, leaf)

@@ -62,17 +62,27 @@ class GlobalNorm(Op):
         partials = low.temp(len(grads), chunks, "f64", tile_rows=1, name="squares")
         for i, grad in enumerate(grads):
             split, ranges = _chunk_ranges(low, grad, chunks)
-            packed = int(low.spec(grad).storage == "packed")
-            operands = [low.row_at(partials, i, "w"), low.whole(grad, "r")]
-            ints = [packed, chunks, split, *(v for r in ranges for v in r)]
-            low.emit("square_sum_f32", op, partials.extent, 0, operands, ints=ints)
+            low.emit(
+                "square_sum",
+                op,
+                over=partials,
+                step=0,
+                tiles={"out": low.row_at(partials, i), "grad": low.whole(grad)},
+                ints={"num_chunks": chunks, "split_dim": split, "range": [v for r in ranges for v in r]},
+            )
         # every square_sum writes the table's tiles, so they run one after the other and the last stands for all
         for record in low.records(op, "squares"):
             shared = low.temp(len(grads), chunks, "f64", tile_rows=1, name="squares_shared")
             low.all_reduce(op, partials, shared, None, record, step=0)
             partials = shared
-        operands = [low.whole(op.outputs[0], "w"), low.whole(partials, "r"), low.whole(loss, "r")]
-        low.emit("norm_scale", op, low.one, 0, operands, floats=[op.attrs["max_norm"]])
+        low.emit(
+            "norm_scale",
+            op,
+            over=low.one,
+            step=0,
+            tiles={"out": low.whole(op.outputs[0]), "partials": low.whole(partials), "loss": low.whole(loss)},
+            floats={"max_norm": op.attrs["max_norm"]},
+        )
 
 
 def _chunked_dim(spec: TensorSpec) -> int | None:
@@ -121,26 +131,22 @@ class AdamW(Op):
         """One task per block of rows, elementwise over the weight's storage."""
         weight, *others = op.given
         master, (m, v, grad, hyper, clip) = op.inputs[1], others[-5:]
-        dtype = low.tensor(weight).dtype
         flat = low.flat(weight)
-        copy = low.null() if master is None else low.row(flat, "rw")
-        state = flat if master is None else low.flat(master)
-        operands = [
-            copy,
-            low.row(state, "rw"),
-            low.row(low.flat(m), "rw"),
-            low.row(low.flat(v), "rw"),
-            low.row(low.flat(grad), "r"),
-            low.whole(hyper, "r"),
-            low.whole(clip, "r"),
-        ]
-        packed = int(low.spec(weight).storage == "packed")
         low.emit(
-            f"adamw_{dtype}",
+            "adamw",
             op,
-            flat.extent,
-            flat.tile_rows,
-            operands,
-            ints=[packed],
-            floats=[op.attrs["weight_decay"]],
+            over=flat,
+            step=flat.tile_rows,
+            dtype=flat.dtype,
+            tiles={
+                "weight": low.row(flat) if master is not None else None,
+                "master": low.row(low.flat(master)) if master is not None else low.row(flat),
+                "m": low.row(low.flat(m)),
+                "v": low.row(low.flat(v)),
+                "grad": low.row(low.flat(grad)),
+                "hyper": low.whole(hyper),
+                "clip": low.whole(clip),
+            },
+            ints={"packed": low.spec(weight).storage == "packed"},
+            floats={"weight_decay": op.attrs["weight_decay"]},
         )

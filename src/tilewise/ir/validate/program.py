@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewise.core.errors import InternalError
-from tilewise.ir.program import Access, Instruction, LoweredTemplate
+from tilewise.ir.program import Access, Instruction, LoweredTemplate, upper
 
 __all__ = ["validate_acknowledgements"]
 
@@ -23,22 +23,23 @@ def validate_acknowledgements(templates: Sequence[LoweredTemplate]) -> None:
     for device, template in enumerate(templates):
         for reader in template.instructions:
             for operand in reader.operands:
-                if operand.peer < 0 or operand.peer == device or operand.null:
+                peer = upper(operand.member)
+                if operand.team < 0 or peer == device or operand.null:
                     continue
                 key = template.slots[operand.slot]
-                if not _is_awaited(reader, operand.peer, templates[operand.peer], key):
+                if not _is_awaited(reader, peer, templates[peer], key):
                     raise InternalError(
                         f"[ir.validate] a peer's tile is acknowledged when it has been read; got none for {key} of "
-                        f"device {operand.peer}, read by {reader.label!r} on device {device}; please report the plan"
+                        f"device {peer}, read by {reader.label!r} on device {device}; please report the plan"
                     )
 
 
 def _is_awaited(reader: Instruction, peer: int, template: LoweredTemplate, key: object) -> bool:
-    raised = {(n.signal_base, n.per_index) for n in reader.notifies if n.device == peer}
+    raised = {(n.signal_base, n.per_index) for n in reader.notifies if n.member == peer}
     for task in template.instructions:
-        waits = any((w.signal_base, w.per_index) in raised and w.increment > 0 for w in task.waits)
+        waits = any((w.signal_base, w.per_index) in raised and upper(w.increment) > 0 for w in task.waits)
         holds = any(
-            template.slots[o.slot] == key and o.peer < 0 and o.access != Access.NONE for o in task.operands
+            template.slots[o.slot] == key and o.team < 0 and o.access != Access.NONE for o in task.operands
         )
         if waits and holds:
             return True

@@ -1,0 +1,81 @@
+// See bound.h.
+#include "programs/bound.h"
+
+namespace tilewise::programs {
+
+namespace {
+
+/// Binds instructions to one device.
+class Binding {
+ public:
+  Binding(const DeviceEntry& device, int64_t number) : device_(device), number_(number) {}
+
+  BoundInstr instr(const Instr& given) const {
+    BoundInstr made{&given, given.fn, given.label, given.priority, {}, {}, {}, {}, {}};
+    made.operands.reserve(given.operands.size());
+    for (const Operand& o : given.operands) made.operands.push_back(operand(o));
+    made.ints.reserve(given.ints.size());
+    for (const Number& n : given.ints) made.ints.push_back(n.on(device_.numbers).constant);
+    if (given.first_int >= 0) {
+      for (const Number& n : given.ints) made.late_ints.push_back(n.on(device_.numbers));
+    }
+    made.waits.reserve(given.waits.size());
+    for (const Wait& w : given.waits) {
+      const int64_t raiser = w.team < 0 ? -1 : peer(w.team, w.member);
+      if (raiser == number_) continue;
+      made.waits.push_back({signal(w.signal_base, w.per_index), w.increment, raiser, w.slot, w.use});
+    }
+    made.notifies.reserve(given.notifies.size());
+    for (const Notify& n : given.notifies) {
+      const int64_t target = peer(n.team, n.member);
+      if (target == number_) continue;
+      made.notifies.push_back({target, signal(n.signal_base, n.per_index), n.slot, n.use});
+    }
+    return made;
+  }
+
+ private:
+  int64_t peer(int64_t team, const Number& member) const {
+    return device_.teams[team][member.on(device_.numbers).constant];
+  }
+  BoundSignal signal(const Number& base, bool per_index) const { return {base.on(device_.numbers), per_index}; }
+
+  BoundOperand operand(const Operand& o) const {
+    if (o.null) return {o.slot, number_, o.mode, kNoAccess, 1, 0, 1, true};
+    const int64_t owner = o.team < 0 ? number_ : peer(o.team, o.member);
+    const auto& numbers = device_.numbers;
+    return {o.slot,
+            owner,
+            o.mode,
+            owner == number_ ? o.access : kNoAccess,
+            o.div.on(numbers),
+            o.part.on(numbers),
+            o.parts.on(numbers),
+            false};
+  }
+
+  const DeviceEntry& device_;
+  int64_t number_;
+};
+
+}  // namespace
+
+Bound Program::bind(int64_t device) const {
+  const Binding binding(devices_[device], device);
+  const DeviceClass& of = class_of(device);
+  Bound made(of.templates.size());
+  for (size_t t = 0; t < made.size(); ++t) {
+    made[t].instrs.reserve(of.templates[t].instrs.size());
+    for (const Instr& instr : of.templates[t].instrs) made[t].instrs.push_back(binding.instr(instr));
+  }
+  return made;
+}
+
+const Bound& Program::bound(int64_t device) const {
+  const std::scoped_lock guard(binding_);
+  std::unique_ptr<Bound>& made = bound_[device];
+  if (made == nullptr) made = std::make_unique<Bound>(bind(device));
+  return *made;
+}
+
+}  // namespace tilewise::programs

@@ -1,0 +1,62 @@
+// A device's templates as its walker executes them: numbers of the device filled in, teams and members resolved.
+//
+// What remains open are symbols and numbers of the call. Operands of the device itself have lost their team, waits for
+// and notifies to itself are gone. Made by Program::bound, frozen, read by every thread of the device.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "programs/program.h"
+
+namespace tilewise::programs {
+
+struct BoundOperand {
+  int64_t slot = 0;
+  int64_t owner = 0;  // the device whose memory it views
+  Mode mode = Mode::kWhole;
+  int64_t access = kNoAccess;  // none where the owner is a peer
+  Number div;
+  Number part;
+  Number parts;
+  bool null = false;
+};
+
+struct BoundSignal {
+  Number base;
+  bool per_index = false;
+
+  int64_t at(const Values& values, int64_t index) const { return base.at(values) + (per_index ? index : 0); }
+};
+
+struct BoundWait {
+  BoundSignal signal;
+  Number increment;
+  int64_t raiser = -1;  // -1: not said
+  int64_t slot = -1;
+  Number use;
+};
+
+struct BoundNotify {
+  int64_t device = 0;
+  BoundSignal signal;
+  int64_t slot = -1;
+  Number use;
+};
+
+struct BoundInstr {
+  const Instr* source = nullptr;  // kernel name and floats
+  kernels::KernelFn fn = nullptr;
+  int64_t label = 0;
+  int64_t priority = 0;
+  std::vector<BoundOperand> operands;
+  std::vector<int64_t> ints;           // final but for late ones
+  std::vector<Number> late_ints;       // empty, or all ints anew for every call and run
+  std::vector<BoundWait> waits;
+  std::vector<BoundNotify> notifies;
+};
+
+struct BoundTemplate {
+  std::vector<BoundInstr> instrs;
+};
+
+}  // namespace tilewise::programs

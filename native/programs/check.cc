@@ -1,0 +1,361 @@
+// What Program::finish refuses, and what a program needs of its devices.
+//
+// Devices are checked one by one, everything else once per class: a number stands for the range of its values over the
+// class's devices, and over symbols from 0 to their bounds. A number of a call is checked with every call's own.
+#include <algorithm>
+#include <optional>
+
+#include "programs/program.h"
+
+namespace tilewise::programs {
+
+namespace {
+
+/// Least and greatest value of a number.
+struct Range {
+  int64_t low;
+  int64_t high;
+};
+
+/// What is the same for all devices of a class, and the ranges of what is not.
+struct ClassFacts {
+  bool is_used = false;
+  std::vector<Range> numbers;
+  std::vector<int64_t> team_sizes;
+  std::vector<int64_t> fewest_tensors;  // per team: among its devices' classes
+};
+
+enum Allowed : int64_t { kSymbols = 1, kDevices = 2, kCalls = 4, kPositions = 8 };
+
+class Checks {
+ public:
+  explicit Checks(const Program& program)
+      : program_(program), facts_(program.num_classes()), needs_(program.num_classes()), scratch_(bounds()) {}
+
+  std::vector<Needs> run() {
+    for (int64_t bound : bounds()) {
+      check<ArgumentError>(bound >= 0, "[runtime.Program.finish] a symbol's bound must be >= 0; got ", bound,
+                           "; correct the plan");
+    }
+    check<ArgumentError>(program_.num_devices() >= 1,
+                         "[runtime.Program.finish] a program needs 1 device or more; got none; add_device first");
+    for (int64_t d = 0; d < program_.num_devices(); ++d) check_device(d);
+    for (int64_t c = 0; c < program_.num_classes(); ++c) check_class(c);
+    for (Needs& needs : needs_) needs.num_signals = num_signals_;
+    return needs_;
+  }
+
+ private:
+  const std::vector<int64_t>& bounds() const { return program_.symbols_max(); }
+
+  // ---- devices ----
+
+  void check_device(int64_t number) {
+    const DeviceEntry& device = program_.device(number);
+    ClassFacts& facts = facts_[device.class_id];
+    if (!facts.is_used) {
+      facts.is_used = true;
+      for (int64_t value : device.numbers) facts.numbers.push_back({value, value});
+      for (const auto& team : device.teams) facts.team_sizes.push_back(std::ssize(team));
+      facts.fewest_tensors.assign(device.teams.size(), INT64_MAX);
+    }
+    bool is_alike = device.numbers.size() == facts.numbers.size() && device.teams.size() == facts.team_sizes.size();
+    for (size_t t = 0; is_alike && t < device.teams.size(); ++t) {
+      is_alike = std::ssize(device.teams[t]) == facts.team_sizes[t];
+    }
+    check<ArgumentError>(is_alike,
+                         "[runtime.Program.finish] devices of one class must have as many numbers, and teams of the "
+                         "same sizes; got others on device ",
+                         number, "; correct the plan, or make it another class");
+    for (size_t n = 0; n < device.numbers.size(); ++n) {
+      facts.numbers[n].low = std::min(facts.numbers[n].low, device.numbers[n]);
+      facts.numbers[n].high = std::max(facts.numbers[n].high, device.numbers[n]);
+    }
+    for (size_t t = 0; t < device.teams.size(); ++t) check_team(number, device.teams[t], facts.fewest_tensors[t]);
+  }
+
+  void check_team(int64_t number, const std::vector<int64_t>& team, int64_t& fewest_tensors) {
+    std::vector<bool> is_member(program_.num_devices());
+    for (int64_t member : team) {
+      check<ArgumentError>(member >= 0 && member < program_.num_devices() && !is_member[member],
+                           "[runtime.Program.finish] a team must be different devices of the program's ",
+                           program_.num_devices(), "; got ", member, " in one of device ", number,
+                           "; correct the plan");
+      is_member[member] = true;
+      fewest_tensors = std::min(fewest_tensors, std::ssize(program_.class_of(member).tensors));
+    }
+  }
+
+  // ---- classes ----
+
+  void check_class(int64_t class_id) {
+    class_ = class_id;
+    check<ArgumentError>(facts().is_used, "[runtime.Program.finish] every class needs a device; got none for class ",
+                         class_id, " of ", program_.num_classes(), "; add_device");
+    const DeviceClass& of = program_.class_at(class_id);
+    for (size_t t = 0; t < of.tensors.size(); ++t) check_tensor(static_cast<int64_t>(t), of.tensors[t]);
+    call_numbers_.assign(of.templates.size(), 0);
+    late_.assign(of.templates.size(), {});
+    for (size_t t = 0; t < of.templates.size(); ++t) {
+      for (const Instr& instr : of.templates[t].instrs) {
+        num_call_numbers_ = 0;
+        check_instr(instr);
+        check_values(instr, nullptr);
+        if (num_call_numbers_ > 0) late_[t].push_back(&instr);
+        call_numbers_[t] = std::max(call_numbers_[t], num_call_numbers_);
+      }
+    }
+    for (const CallList& list : of.lists) {
+      for (const Call& call : list.calls) check_call(of, call);
+    }
+  }
+
+  const ClassFacts& facts() const { return facts_[class_]; }
+
+  void check_tensor(int64_t id, const Tensor& tensor) {
+    std::ostringstream words;
+    words << "tensor " << id << " of class " << class_;
+    const std::string name = words.str();
+    check_number(tensor.rows, kSymbols, "rows", name);
+    check_number(tensor.tile_rows, kSymbols, "tile_rows", name);
+    check_extent(tensor.rows, nullptr, name);
+    check<ArgumentError>(
+        tensor.offset >= 0 && tensor.cols >= 0 && least_above_0(tensor.tile_rows) >= 1 && tensor.first_handle >= 0,
+        "[runtime.Program.finish] offset, cols and first_handle must be >= 0 and tile_rows >= 1; got ", tensor.offset,
+        ", ", tensor.cols, ", ", tensor.first_handle, ", ", least_above_0(tensor.tile_rows), " in ", name,
+        "; correct the plan");
+    check<ArgumentError>(tensor.stride >= tensor.cols && size_of(tensor.dtype) > 0,
+                         "[runtime.Program.finish] stride must be >= cols and the dtype known; got stride ",
+                         tensor.stride, ", cols ", tensor.cols, ", dtype ", static_cast<int>(tensor.dtype), " in ",
+                         name, "; correct the plan");
+    const int64_t num_tensors = std::ssize(program_.class_at(class_).tensors);
+    for (int64_t alias : tensor.aliases) {
+      check<ArgumentError>(alias >= 0 && alias < num_tensors, "[runtime.Program.finish] an alias must be a tensor of ",
+                           "the same class (0 to ", num_tensors - 1, "); got ", alias, " in ", name,
+                           "; correct the plan");
+    }
+    Needs& needs = needs_[class_];
+    const int64_t tiles = most_steps(tensor.rows, tensor.tile_rows, nullptr);
+    needs.num_handles = std::max(needs.num_handles, tensor.first_handle + tiles);
+    const int64_t rows = range(tensor.rows, nullptr)->high;
+    if (rows == 0) return;
+    const int64_t elements = (rows - 1) * tensor.stride + tensor.cols;
+    needs.arena_bytes = std::max(needs.arena_bytes, tensor.offset + elements * size_of(tensor.dtype));
+  }
+
+  // ---- instructions ----
+
+  const std::string& label_of(const Instr& instr) const { return program_.labels()[instr.label]; }
+
+  /// What does not depend on calls: sources, modes, accesses, teams.
+  void check_instr(const Instr& instr) {
+    const std::string& label = label_of(instr);
+    const std::string place = "'" + label + "'";
+    constexpr int64_t kAll = kSymbols | kDevices | kCalls;
+    check_number(instr.extent, kSymbols | kCalls, "an extent", place);
+    check_number(instr.step, kSymbols | kCalls, "a step", place);
+    for (const Number& n : instr.ints) check_number(n, kAll, "an integer", place);
+    for (const Operand& operand : instr.operands) {
+      const auto mode = static_cast<int64_t>(operand.mode);
+      check<ArgumentError>(mode >= 0 && mode <= 5, "[runtime.Program.finish] mode must be 0 to 5; got ", mode, " in '",
+                           label, "'; see runtime.Mode");
+      check<ArgumentError>(operand.access >= kNoAccess && operand.access <= kInOut,
+                           "[runtime.Program.finish] access must be 0 to 3; got ", operand.access, " in '", label,
+                           "'; see runtime.Access");
+      if (operand.team != -1) check_peer(operand.team, operand.member, "an operand's", label);
+      check<ArgumentError>(operand.team < 0 || operand.access <= kIn,
+                           "[runtime.Program.finish] a peer's tile is only read, and ordered by signals; got access ",
+                           operand.access, " on a member of team ", operand.team, " in '", label,
+                           "'; pass access 0 or 1");
+      for (const Number* n : {&operand.div, &operand.part, &operand.parts}) {
+        check_number(*n, kAll, "div, part and parts", place);
+      }
+    }
+    for (const Wait& wait : instr.waits) {
+      if (wait.team != -1) check_peer(wait.team, wait.member, "a wait's", label);
+      check_number(wait.signal_base, kDevices | kCalls, "a signal", place);
+      check_number(wait.increment, kCalls, "an increment", place);
+      check_number(wait.use, kCalls | kPositions, "a use", place);
+    }
+    for (const Notify& notify : instr.notifies) {
+      check_peer(notify.team, notify.member, "a notify's", label);
+      check_number(notify.signal_base, kDevices | kCalls, "a signal", place);
+      check_number(notify.use, kCalls | kPositions, "a use", place);
+    }
+  }
+
+  void check_peer(int64_t team, const Number& member, const char* whose, const std::string& label) {
+    const int64_t num_teams = std::ssize(facts().team_sizes);
+    check<ArgumentError>(team >= 0 && team < num_teams, "[runtime.Program.finish] ", whose,
+                         " peer must be in a team of its device; got team ", team, " of ", num_teams, " in '", label,
+                         "'; pass the team to add_device");
+    check_number(member, kDevices, "a member", "'" + label + "'");
+    const Range members = *range(member, nullptr);
+    check<ArgumentError>(members.low >= 0 && members.high < facts().team_sizes[team], "[runtime.Program.finish] ",
+                         whose, " peer must be a member of its team; got member ",
+                         members.low < 0 ? members.low : members.high, " of ", facts().team_sizes[team], " in '", label,
+                         "'; correct the plan");
+  }
+
+  void check_number(const Number& n, int64_t allowed, const char* what, const std::string& place) {
+    const auto source = static_cast<int64_t>(n.source);
+    const bool is_known = source >= 0 && source <= static_cast<int64_t>(Source::kPosition);
+    check<ArgumentError>(is_known && (n.is_constant() || (allowed >> (source - 1) & 1) != 0),
+                         "[runtime.Program.finish] ", what, " must have a source that fits it; got source ", source,
+                         " in ", place, "; see ir.program.Source");
+    const auto num_symbols = std::ssize(bounds());
+    check<ArgumentError>(n.source != Source::kSymbol || (n.which >= 0 && n.which < num_symbols),
+                         "[runtime.Program.finish] a symbol must be one of the ", num_symbols, " given; got ", n.which,
+                         " in ", place, "; pass an upper bound for it to finish()");
+    const auto num_numbers = std::ssize(facts().numbers);
+    check<ArgumentError>(n.source != Source::kDevice || (n.which >= 0 && n.which < num_numbers),
+                         "[runtime.Program.finish] a number of the device must be one of its class's ", num_numbers,
+                         "; got ", n.which, " in ", place, "; pass it to add_device");
+    if (n.source != Source::kCall) return;
+    check<ArgumentError>(n.which >= 0, "[runtime.Program.finish] a number of the call must be one of its own; got ",
+                         n.which, " in ", place, "; count from 0");
+    num_call_numbers_ = std::max<int64_t>(num_call_numbers_, n.which + 1);
+  }
+
+  // ---- values ----
+
+  void check_extent(const Number& extent, const Call* call, const std::string& place) const {
+    const auto values = range(extent, call);
+    check<ArgumentError>(!values || values->low >= 0, "[runtime.Program.finish] an extent must not be negative; got ",
+                         extent.constant, " + ", extent.multiple, " * what it names in ", place, "; correct the plan");
+  }
+
+  /// Values over all devices and symbols; those of a call's numbers only with a call.
+  void check_values(const Instr& instr, const Call* call) const {
+    const std::string& label = label_of(instr);
+    const auto least = [&](const Number& n) { return least_of(n, call); };
+    check_extent(instr.extent, call, "'" + label + "'");
+    check<ArgumentError>(instr.is_single() || least_above_0(instr.step, call) >= 1,
+                         "[runtime.Program.finish] a step that is no constant must be >= 1; got ",
+                         least_above_0(instr.step, call), " in '", label, "'; correct the plan");
+    for (const Operand& operand : instr.operands) {
+      const bool is_range = operand.mode == Mode::kRowCols || operand.mode == Mode::kRows;  // of columns or rows
+      const auto part = range(operand.part, call);
+      check<ArgumentError>(
+          least_above_0(operand.div, call) >= 1 && least_above_0(operand.parts, call) >= 1 &&
+              (!part || (part->low >= 0 && (is_range || part->high < least_above_0(operand.parts, call)))),
+          "[runtime.Program.finish] div and parts must be >= 1 and 0 <= part < parts; got div ",
+          least_above_0(operand.div, call), ", part ", part ? part->high : 0, " of ",
+          least_above_0(operand.parts, call), " in '", label, "'; correct the plan");
+    }
+    for (const Wait& wait : instr.waits) {
+      check<ArgumentError>(least(wait.signal_base) >= 0 && least(wait.increment) >= 0,
+                           "[runtime.Program.finish] a wait's signal and increment must be >= 0; got ",
+                           least(wait.signal_base), ", ", least(wait.increment), " in '", label, "'; correct the plan");
+    }
+    for (const Notify& notify : instr.notifies) {
+      check<ArgumentError>(least(notify.signal_base) >= 0, "[runtime.Program.finish] a notify's signal must be >= 0; ",
+                           "got ", least(notify.signal_base), " in '", label, "'; correct the plan");
+    }
+  }
+
+  /// Nothing for a number of the call without a call.
+  std::optional<Range> range(const Number& n, const Call* call) const {
+    Range values{0, 0};
+    if (n.source == Source::kSymbol) values.high = bounds()[n.which];
+    if (n.source == Source::kDevice) values = facts().numbers[n.which];
+    if (n.source == Source::kCall) {
+      if (call == nullptr) return std::nullopt;
+      values = {call->numbers[n.which], call->numbers[n.which]};
+    }
+    const int64_t ends[] = {n.constant + n.multiple * values.low, n.constant + n.multiple * values.high};
+    return Range{std::min(ends[0], ends[1]), std::max(ends[0], ends[1])};
+  }
+
+  int64_t least_of(const Number& n, const Call* call) const {
+    const auto values = range(n, call);
+    return values ? values->low : INT64_MAX;
+  }
+
+  /// The least value where symbols are not 0: what divides rows is not asked for where there are none.
+  int64_t least_above_0(const Number& n, const Call* call = nullptr) const {
+    if (n.source != Source::kSymbol) return least_of(n, call);
+    return n.constant + std::min(n.multiple, n.multiple * std::max<int64_t>(bounds()[n.which], 1));
+  }
+
+  /// The most steps that rows make, over all values of symbols. Where both grow with one symbol, their quotient grows
+  /// or falls with it, so it is largest at 1 or at the bound; at 0 a step counts as 1.
+  int64_t most_steps(const Number& rows, const Number& step, const Call* call) {
+    const Values values{scratch_.data(), nullptr, call == nullptr ? nullptr : call->numbers.data()};
+    const auto steps = [&] { return num_iterations(rows.at(values), std::max<int64_t>(step.at(values), 1)); };
+    const auto over = [&](const Number& n, const auto& body) {
+      if (n.source != Source::kSymbol) return body();
+      const int64_t bound = bounds()[n.which];
+      int64_t most = 0;
+      for (int64_t value : {int64_t{0}, std::min<int64_t>(1, bound), bound}) {
+        scratch_[n.which] = value;
+        most = std::max(most, body());
+      }
+      return most;
+    };
+    const bool is_one = rows.source == Source::kSymbol && step.source == Source::kSymbol && rows.which == step.which;
+    return over(rows, [&] { return is_one ? steps() : over(step, steps); });
+  }
+
+  // ---- calls ----
+
+  void check_call(const DeviceClass& of, const Call& call) {
+    const Template& plan = of.templates[call.template_id];
+    const int64_t num_slots = std::ssize(call.binding);
+    check<ArgumentError>(std::ssize(call.numbers) >= call_numbers_[call.template_id],
+                         "[runtime.Program.finish] a call must have the numbers that its template asks for; got ",
+                         call.numbers.size(), " of ", call_numbers_[call.template_id], " for template '", plan.name,
+                         "'; pass them to add_call");
+    for (const Instr* instr : late_[call.template_id]) check_values(*instr, &call);
+    for (const Instr& instr : plan.instrs) {
+      const auto check_slot = [&](int64_t slot, const char* what) {
+        check<ArgumentError>(slot >= 0 && slot < num_slots, "[runtime.Program.finish] every ", what,
+                             " slot must be bound; got slot ", slot, " of ", num_slots, " in '", label_of(instr),
+                             "' of template '", plan.name, "'; bind it in add_call");
+      };
+      for (const Operand& operand : instr.operands) {
+        if (operand.null) continue;
+        check_slot(operand.slot, "operand's");
+        const int64_t num_tensors = operand.team < 0 ? std::ssize(of.tensors) : facts().fewest_tensors[operand.team];
+        const int64_t tensor = call.binding[operand.slot];
+        check<ArgumentError>(tensor >= 0 && tensor < num_tensors,
+                             "[runtime.Program.finish] a bound tensor must exist on its device; got tensor ", tensor,
+                             " of ", num_tensors, " in '", label_of(instr), "' of class ", class_,
+                             "; add_tensor to every class");
+      }
+      if (instr.waits.empty() && instr.notifies.empty()) continue;
+      const int64_t iterations = instr.is_single() ? 1 : most_steps(instr.extent, instr.step, &call);
+      for (const Wait& wait : instr.waits) {
+        if (wait.slot != -1) check_slot(wait.slot, "wait's");
+        need_signals(wait.signal_base, wait.per_index, call, iterations);
+      }
+      for (const Notify& notify : instr.notifies) {
+        if (notify.slot != -1) check_slot(notify.slot, "notify's");
+        need_signals(notify.signal_base, notify.per_index, call, iterations);
+      }
+    }
+  }
+
+  /// Signals have the same numbers on every device.
+  void need_signals(const Number& base, bool per_index, const Call& call, int64_t iterations) {
+    if (iterations == 0) return;
+    num_signals_ = std::max(num_signals_, range(base, &call)->high + (per_index ? iterations : 1));
+  }
+
+  const Program& program_;
+  std::vector<ClassFacts> facts_;
+  std::vector<Needs> needs_;
+  std::vector<int64_t> scratch_;  // values of symbols
+  int64_t num_signals_ = 0;
+  // Of the class at hand.
+  int64_t class_ = 0;
+  int64_t num_call_numbers_ = 0;                 // that the instruction at hand asks for
+  std::vector<int64_t> call_numbers_;            // that each template asks for
+  std::vector<std::vector<const Instr*>> late_;  // per template, those with numbers of the call
+};
+
+}  // namespace
+
+std::vector<Needs> check_program(const Program& program) { return Checks(program).run(); }
+
+}  // namespace tilewise::programs

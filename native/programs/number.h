@@ -1,0 +1,57 @@
+// A number of a program that is known late: a constant plus a multiple of what a run, a device or a call brings.
+//
+// Devices of one class share their templates, so what differs between them is a number of the device; what differs
+// between uses of one template is a number of the call; what changes from run to run is a symbol. Which of them a field
+// may take is stated at the field (program.h) and checked by Program::finish.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace tilewise::programs {
+
+enum class Source : int32_t { kNothing = 0, kSymbol = 1, kDevice = 2, kCall = 3, kPosition = 4 };
+
+/// Where numbers are taken from. What a number does not name may be absent.
+struct Values {
+  const int64_t* symbols = nullptr;
+  const int64_t* device = nullptr;  // the device's numbers
+  const int64_t* call = nullptr;  // the call's numbers
+  int64_t position = 0;  // of the call in its list
+};
+
+/// constant + multiple * the value that source and which name.
+struct Number {
+  int64_t constant = 0;
+  int64_t multiple = 0;
+  Source source = Source::kNothing;
+  int32_t which = 0;
+
+  Number(int64_t constant = 0, int64_t multiple = 0, Source source = Source::kNothing, int32_t which = 0)
+      : constant(constant), multiple(multiple), source(source), which(which) {}  // NOLINT(google-explicit-constructor)
+
+  bool is_constant() const { return source == Source::kNothing; }
+  int64_t at(const Values& values) const { return is_constant() ? constant : constant + multiple * taken(values); }
+  /// The same once the device is known.
+  Number on(const std::vector<int64_t>& device_numbers) const {
+    return source == Source::kDevice ? Number(constant + multiple * device_numbers[which]) : *this;
+  }
+
+ private:
+  int64_t taken(const Values& values) const {
+    switch (source) {
+      case Source::kSymbol:
+        return values.symbols[which];
+      case Source::kDevice:
+        return values.device[which];
+      case Source::kCall:
+        return values.call[which];
+      case Source::kPosition:
+        return values.position;
+      case Source::kNothing:
+        break;
+    }
+    return 0;
+  }
+};
+
+}  // namespace tilewise::programs

@@ -1,0 +1,130 @@
+"""From slots of templates to entries: which memory each use of a template works on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilewise.ir.graph import TensorSpec
+from tilewise.ir.layout import TensorLayout
+from tilewise.ir.lowering import Ref
+from tilewise.ir.program import Call, DeviceProgram, LoweredTemplate, Number, Slot, upper
+from tilewise.plan.buffers import RootTensors, category_of
+from tilewise.plan.collectives import broadcast_instructions
+from tilewise.plan.entries import EntryTable
+from tilewise.plan.lower import flat_view
+from tilewise.plan.memory import Buffer
+from tilewise.plan.shapes import LocalShapes, round_up
+from tilewise.plan.variants import Use, Variant, Variants
+
+__all__ = ["Binder"]
+
+Key = tuple[object, ...]
+
+
+class Binder:
+    """Fills an entry table and binds templates to it.
+
+    Args:
+        tensors: the root graph's.
+        buffers: by key, with their offsets.
+    """
+
+    def __init__(self, tensors: RootTensors, variants: Variants, buffers: Mapping[Key, Buffer]) -> None:
+        self.tensors, self.variants, self.buffers = tensors, variants.variants, buffers
+        bounds = tuple(s.max for s in tensors.shapes.symbols)
+        self.table = EntryTable(tensors.shapes.mesh.num_devices, bounds)
+
+    def tensor(self, tensor: int, microbatch: int = 0, *, flat: bool = False) -> int:
+        """Entry of a root tensor; of its part for one microbatch, where it has parts."""
+        root = self.tensors.roots.get(tensor, tensor)
+        part = microbatch if self.tensors.num_parts(root) > 1 else 0
+        key = ("flat" if flat else "tensor", root, part)
+        if key in self.table.numbers:
+            return self.table.numbers[key]
+        node = self.tensors.graph.tensors[root]
+        layout = self.tensors.layout.use[root]
+        is_vector = node.spec.storage == "vector"
+        views, strides = [], []
+        for device in range(len(self.table.tables)):
+            view = _local_view(self.tensors.shapes.on(device), node.spec, layout, node.kind)
+            strides.append(1 if flat and is_vector else _stride(view, node.spec.storage))
+            views.append(flat_view(view, 0, is_vector) if flat else view)
+        shift = part * self.tensors.part_bytes(root) if part else 0
+        return self.table.add(key, self.buffers["tensor", root], views, strides, shift)
+
+    def use(self, use: Use) -> Call:
+        """One use of a variant: the entry of each of its slots."""
+        variant = self.variants[use.variant]
+        call = use.segment.call
+        actual: Mapping[int, int] | None = None
+        if call is not None:
+            template = self.tensors.graph.templates[call.attrs["template"]]
+            names = (*template.arguments, *template.results, *call.attrs["saved"])
+            actual = {n: t for n, t in zip(names, (*call.inputs, *call.outputs)) if t is not None}
+        binding = tuple(
+            self._slot(variant, position, slot, use, actual) for position, slot in enumerate(variant.slots)
+        )
+        return Call(use.variant, binding)
+
+    def _slot(
+        self, variant: Variant, position: int, slot: Slot, use: Use, actual: Mapping[int, int] | None
+    ) -> int:
+        if slot.kind in ("temp", "temp_flat"):
+            return self._own(variant, position, (slot.kind, variant.number, slot.id), "temp", "rows")
+        tensor, call = slot.id, use.segment.call
+        is_inner = actual is not None and tensor not in actual
+        if actual is not None and not is_inner:
+            tensor = actual[tensor]
+        if slot.kind in ("carry", "carry_flat"):
+            of = (call.id if is_inner and call is not None else None, tensor, slot.level)
+            return self._carry(variant, position, slot, of)
+        if is_inner:
+            storage = variant.graph.spec(tensor).storage
+            return self._own(variant, position, (slot.kind, variant.number, tensor), "inner", storage)
+        return self.tensor(tensor, use.microbatch, flat=slot.kind == "flat")
+
+    def _carry(self, variant: Variant, position: int, slot: Slot, of: Key) -> int:
+        """Entry of what is kept of a sum between microbatches, as `carry_buffers` names it."""
+        views = [v[position] for v in variant.views]
+        strides = [_stride(v, variant.graph.spec(slot.id).storage) for v in views]
+        return self.table.add((slot.kind, *of), self.buffers[("carry", *of)], views, strides)
+
+    def _own(self, variant: Variant, position: int, key: Key, kind: str, storage: str) -> int:
+        """Entry of what lives inside a template."""
+        if key in self.table.numbers:
+            return self.table.numbers[key]
+        views = [v[position] for v in variant.views]
+        buffer = self.buffers[kind, variant.number, key[2]]
+        return self.table.add(key, buffer, views, [_stride(v, storage) for v in views])
+
+    def broadcast(self) -> list[DeviceProgram]:
+        """Per device, copies of every parameter and optimizer state that an earlier device holds as well."""
+        graph, layout, shapes = self.tensors.graph, self.tensors.layout, self.tensors.shapes
+        lasting = [
+            t for t in graph.tensors if category_of(t.kind, t.spec.name) in ("parameters", "optimizer")
+        ]
+        binding = tuple(self.tensor(t.id, flat=True) for t in lasting)
+        slots = tuple(Slot("flat", t.id) for t in lasting)
+        programs = []
+        for device, table in enumerate(self.table.tables):
+            copied = []
+            for slot, t in enumerate(lasting):
+                e, source = table[binding[slot]], shapes.holder(t.spec, layout.use[t.id], device)
+                if source != device:
+                    copied.append(
+                        (t.spec.name, Ref(slot, e.extent, e.cols, e.dtype, upper(e.tile_rows)), source)
+                    )
+            template = LoweredTemplate("broadcast", broadcast_instructions(copied), slots, ())
+            programs.append(DeviceProgram((template,), (Call(0, binding),), tuple(table)))
+        return programs
+
+
+def _stride(view: Ref, storage: str) -> int:
+    return round_up(view.cols, 2) if view.packed or storage == "packed" else view.cols
+
+
+def _local_view(shapes: LocalShapes, spec: TensorSpec, layout: TensorLayout, kind: str) -> Ref:
+    """A root tensor on one device."""
+    extent = shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
+    tile = shapes.tile_rows(spec, kind, extent)
+    return Ref(0, extent, shapes.cols(spec, layout), spec.dtype.name, tile, spec.storage == "packed")

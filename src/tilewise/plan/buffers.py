@@ -1,0 +1,151 @@
+"""What needs memory on a device: what lives through a run, results by the time they live, temporaries of templates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewise.ir.graph import Graph
+from tilewise.ir.layout import GraphLayout
+from tilewise.ir.program import TempSpec
+from tilewise.plan.accumulation import BatchSums
+from tilewise.plan.memory import Buffer
+from tilewise.plan.segments import Segment
+from tilewise.plan.shapes import LocalShapes, round_up
+from tilewise.plan.variants import Variant
+
+__all__ = [
+    "RootTensors",
+    "carry_buffers",
+    "category_of",
+    "lasting_buffers",
+    "result_buffers",
+    "template_buffers",
+]
+
+
+class RootTensors:
+    """The tensors of the root graph: whose memory each has, and what of them lives on.
+
+    Args:
+        graph, layout, shapes: of the plan.
+        sums: what is complete only after the last microbatch.
+        roots: tensor -> tensor whose memory it shares.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        layout: GraphLayout,
+        shapes: LocalShapes,
+        sums: BatchSums,
+        roots: dict[int, int],
+    ) -> None:
+        self.graph, self.layout, self.shapes = graph, layout, shapes
+        self.sums, self.roots = sums, roots
+        self.keep = frozenset(graph.outputs.values())
+
+    def bytes(self, tensor: int) -> int:
+        """Of its part on the device that holds most; of one microbatch."""
+        return self.shapes.bytes_max(self.graph.spec(tensor), self.layout.use[tensor])
+
+    def num_parts(self, tensor: int) -> int:
+        """Parts that others read or write on their own: one per microbatch, where it counts the batch."""
+        node = self.graph.tensors[tensor]
+        label = node.spec.labels[0]
+        lasting = node.kind in ("input", "constant") or (
+            tensor in self.keep and tensor not in self.sums.complete_last
+        )
+        return (
+            self.shapes.settings.accumulation
+            if lasting and label is not None and label.is_summed_by_leaves
+            else 1
+        )
+
+    def part_bytes(self, tensor: int) -> int:
+        """From the beginning of one part to that of the next."""
+        return round_up(self.bytes(tensor), 64)
+
+    def is_lasting(self, tensor: int) -> bool:
+        """Whether it has memory of its own through a run."""
+        node = self.graph.tensors[tensor]
+        return node.kind != "result" or (tensor in self.keep and tensor not in self.roots)
+
+
+def category_of(kind: str, name: str) -> str:
+    """Under which heading a tensor from outside is counted."""
+    if kind == "state":
+        return "optimizer" if name.startswith("optimizer.") else "state"
+    return {"parameter": "parameters", "constant": "inputs", "input": "inputs"}.get(kind, "activations")
+
+
+def lasting_buffers(tensors: RootTensors) -> list[Buffer]:
+    """Parameters, optimizer state, constants, inputs of all microbatches, gradients, carries, outputs."""
+    buffers = []
+    for t in tensors.graph.tensors:
+        if not tensors.is_lasting(t.id):
+            continue
+        size, parts = tensors.bytes(t.id), tensors.num_parts(t.id)
+        category = category_of(t.kind, t.spec.name)
+        if t.kind == "result":
+            category = "gradients" if t.id in tensors.sums.complete_last else "outputs"
+        buffers.append(
+            Buffer(("tensor", t.id), size if parts == 1 else tensors.part_bytes(t.id) * parts, category)
+        )
+    return buffers
+
+
+def carry_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Buffer]:
+    """What is kept of sums between microbatches: per call (None for root ops), tensor and level of the tree."""
+    levels = range((tensors.shapes.settings.accumulation - 1).bit_length())
+    made = [
+        Buffer(("carry", None, t, level), tensors.bytes(t), "carries")
+        for level in levels
+        for t in sorted(tensors.sums.sums)
+    ]
+    for call in (s.call for s in segments if levels):
+        if call is None:
+            continue
+        template = tensors.graph.templates[call.attrs["template"]]
+        layouts = tensors.layout.calls[call.id]
+        inner = tensors.sums.calls[call.id].sums.difference(template.results, call.attrs["saved"])
+        for t in sorted(inner):
+            size = tensors.shapes.bytes_max(template.graph.spec(t), layouts.use[t])
+            made += [Buffer(("carry", call.id, t, level), size, "carries") for level in levels]
+    return made
+
+
+def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Buffer]:
+    """Results that travel between segments, with the segments in which they live."""
+    lives: dict[int, tuple[int, int]] = {}
+    for segment in segments:
+        for op in segment.ops:
+            for t in (*op.inputs, *op.outputs):
+                root = None if t is None else tensors.roots.get(t, t)
+                if root is not None and not tensors.is_lasting(root):
+                    lives[root] = (lives.get(root, (segment.index, 0))[0], segment.index)
+    return [
+        Buffer(("tensor", t), tensors.bytes(t), "activations", first, last)
+        for t, (first, last) in lives.items()
+    ]
+
+
+def template_buffers(variant: Variant, shapes: LocalShapes) -> list[Buffer]:
+    """Temporaries of one template: inner results and what ops asked for, with the ops in which they live."""
+    made = [
+        Buffer(
+            ("inner", variant.number, t),
+            shapes.bytes_max(variant.graph.spec(t), variant.layout.use[t]),
+            "temporaries",
+            first,
+            last,
+        )
+        for t, (first, last) in variant.inner.items()
+    ]
+    for i, temps in enumerate(zip(*(t.temps for t in variant.templates))):
+        made.append(_temporary(variant, i, temps))
+    return made
+
+
+def _temporary(variant: Variant, number: int, temps: Sequence[TempSpec]) -> Buffer:
+    op = temps[0].op
+    return Buffer(("temp", variant.number, number), max(t.max_bytes for t in temps), "temporaries", op, op)

@@ -1,0 +1,307 @@
+"""From what an op says to an instruction: operands, integers and floats by name, held to the kernel table.
+
+An op names a kernel and gives its operands, integers and floats by the table's names. Here they are put in the table's
+order, access is taken from the table's roles, what can be known is filled in, and everything that the table says is
+checked: a forgotten operand is an error when planning, never memory read at random. A task has one access to a tile;
+operands that view the same tile share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import isfinite, prod
+from typing import NoReturn
+
+from tilewise.core.errors import InternalError
+from tilewise.ir.lowering import Ref, Tiles
+from tilewise.ir.program import Access, Instruction, Mode, Number, Operand, Source, upper
+from tilewise.kernels.table import KERNELS, IntSpec, KernelSpec, OperandSpec
+
+__all__ = ["make_instruction"]
+
+_INT64 = 1 << 63
+Placed = tuple[OperandSpec, Operand | None]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of a kernel under examination: who makes it, and the loop over which it runs."""
+
+    spec: KernelSpec
+    maker: str
+    extent: Number
+    step: int
+    ref_of: Callable[[int], Ref]
+
+    def refuse(self, rule: str, got: str) -> NoReturn:
+        """Raise an error that names the kernel and the op that calls it."""
+        raise InternalError(
+            f"[plan.emission] {rule}; got {got} for kernel {self.spec.base!r} in {self.maker}; correct what it emits"
+        )
+
+
+def make_instruction(
+    kernel: str,
+    *,
+    maker: str,
+    label: str,
+    extent: Number,
+    step: int,
+    tiles: Tiles,
+    ref_of: Callable[[int], Ref],
+    dtype: str | None = None,
+    ints: Mapping[str, int | Sequence[int]] | None = None,
+    floats: Mapping[str, float] | None = None,
+    priority: int = 0,
+) -> Instruction:
+    """One instruction, as the table says.
+
+    Args:
+        kernel: base name in the table.
+        maker: who asks, for messages.
+        label: its name in traces.
+        extent, step: rows of its loop, and rows per task (0: one task for all).
+        tiles: operands by name; lists for lists. Absent ones may be left out or None.
+        ref_of: the tensor behind a slot.
+        dtype: the kernel's, where it has several.
+        ints, floats: by name; those that the table fills in are not given.
+        priority: of its tasks.
+
+    Raises:
+        InternalError: something is missing, unknown, or of another kind than the table says.
+    """
+    if kernel not in KERNELS:
+        raise InternalError(
+            f"[plan.emission] a kernel stands in the table; got {kernel!r} in {maker}; add it to kernels/table.py"
+        )
+    call = _Call(KERNELS[kernel], maker, extent, step, ref_of)
+    name = _full_name(call, dtype)
+    _check_names(call, "operands", tiles, {o.name for o in call.spec.operands})
+    placed = _place(call, tiles)
+    for operand_spec, operand in placed:
+        if operand is not None:
+            _check_operand(call, operand_spec, operand, dtype or _suffix(call.spec, name))
+    _check_sizes(call, placed)
+    return Instruction(
+        name,
+        label,
+        extent,
+        step,
+        _with_access(placed),
+        _integers(call, placed, tiles, ints or {}),
+        _floats(call, floats or {}),
+        priority=priority,
+    )
+
+
+def _full_name(call: _Call, dtype: str | None) -> str:
+    names = call.spec.names
+    name = names[0] if dtype is None and len(names) == 1 else f"{call.spec.base}_{dtype}"
+    if name not in names:
+        call.refuse(f"a kernel's dtype is one of {', '.join(names)}", repr(dtype))
+    return name
+
+
+def _suffix(spec: KernelSpec, name: str) -> str:
+    return name[len(spec.base) + 1 :]
+
+
+def _check_names(call: _Call, what: str, given: Mapping[str, object], known: set[str]) -> None:
+    odd = sorted(set(given) - known)
+    if odd:
+        call.refuse(f"{what} are {', '.join(sorted(known)) or 'none'}", repr(odd[0]))
+
+
+def _place(call: _Call, tiles: Tiles) -> list[Placed]:
+    """Operands in the table's order; neighbouring lists take turns, so they are equally long."""
+    placed: list[Placed] = []
+    for is_list, group in groupby(call.spec.operands, key=lambda o: o.is_list):
+        if not is_list:
+            placed += [(spec, _single(call, spec, tiles.get(spec.name))) for spec in group]
+            continue
+        specs = list(group)
+        lists = [_several(call, spec, tiles.get(spec.name, ())) for spec in specs]
+        if len({len(members) for members in lists}) > 1:
+            lengths = ", ".join(f"{len(m)} of {s.name!r}" for s, m in zip(specs, lists))
+            call.refuse("operands that take turns are equally many", lengths)
+        placed += [(spec, member) for members in zip(*lists) for spec, member in zip(specs, members)]
+    return placed
+
+
+def _single(call: _Call, spec: OperandSpec, given: object) -> Operand | None:
+    if given is None and not spec.optional:
+        call.refuse("every operand that is not optional is given", f"none for operand {spec.name!r}")
+    if given is not None and not isinstance(given, Operand):
+        call.refuse("an operand is what low.row, low.whole or low.col return", f"{given!r} for {spec.name!r}")
+    return given
+
+
+def _several(call: _Call, spec: OperandSpec, given: object) -> Sequence[Operand]:
+    if isinstance(given, Operand) or not isinstance(given, list | tuple):
+        call.refuse("a list of operands is a list", f"{given!r} for operand {spec.name!r}")
+    for member in given:
+        if not isinstance(member, Operand):
+            call.refuse(
+                "an operand is what low.row, low.whole or low.col return", f"{member!r} in {spec.name!r}"
+            )
+    return given
+
+
+def _check_operand(call: _Call, spec: OperandSpec, operand: Operand, dtype: str) -> None:
+    """Element type, panels, and that tiles of the loop are tiles of what the loop runs over."""
+    ref = call.ref_of(operand.slot)
+    dtypes = [dtype if d == "dt" else d for d in spec.dtypes]
+    if ref.dtype not in dtypes:
+        call.refuse(f"operand {spec.name!r} has elements of {' or '.join(dtypes)}", ref.dtype)
+    if spec.packed is not None and ref.packed != spec.packed:
+        wanted, got = (
+            ("panels", "rows") if spec.packed else ("rows", "panels: take low.flat or low.whole of a copy")
+        )
+        call.refuse(f"operand {spec.name!r} lies in {wanted}", got)
+    if operand.team >= 0:
+        if spec.role != "in":
+            call.refuse("a task writes its own device's memory", f"a peer's tile for operand {spec.name!r}")
+    elif operand.mode == Mode.ROW and operand.div == 1 and ref.extent != call.extent:
+        call.refuse(
+            f"a tile of operand {spec.name!r} is cut from as many rows as the loop runs over",
+            f"{_rows(ref.extent)} under a loop over {_rows(call.extent)}",
+        )
+
+
+def _rows(extent: Number) -> str:
+    return f"{extent.constant} rows" if extent.source == Source.NOTHING else f"{extent} rows"
+
+
+_Size = str | int | Number
+
+
+def _check_sizes(call: _Call, placed: Sequence[Placed]) -> None:
+    """Rows and columns that bear one name in the table are equal, as far as they are known when planning."""
+    known: dict[object, tuple[_Size, str]] = {}
+    number: dict[str, int] = {}
+    for spec, operand in placed:
+        number[spec.name] = number.get(spec.name, -1) + 1
+        if operand is None or operand.team >= 0 or not spec.sizes:
+            continue
+        for name, size in zip(spec.sizes, _sizes(call, operand)):
+            if name == "_" or size is None:
+                continue
+            if name.isdigit():
+                if size != int(name):
+                    call.refuse(f"operand {spec.name!r} is [{' '.join(spec.sizes)}]", f"{name} as {size}")
+                continue
+            key = (name, number[spec.name]) if name.endswith("*") else name
+            first, where = known.setdefault(key, (size, spec.name))
+            if first != size:
+                got = f"{first} in operand {where!r} and {size} in operand {spec.name!r}"
+                call.refuse(f"{name.rstrip('*')!r} is one size", got)
+
+
+def _sizes(call: _Call, operand: Operand) -> tuple[_Size | None, _Size | None]:
+    """Rows and columns of a task's view: a number, `a tile of the loop`, or None where the table cannot tell."""
+    ref = call.ref_of(operand.slot)
+    loop: _Size = "a tile of the loop" if call.step > 0 else _plain(call.extent)
+    match operand.mode:
+        case Mode.ROW:
+            return (loop if operand.div == 1 else None), ref.cols
+        case Mode.WHOLE:
+            return _plain(ref.extent), ref.cols
+        case Mode.COL:
+            return _plain(ref.extent), loop
+        case Mode.ROWCOLS:
+            return None, upper(operand.parts)
+    return None, ref.cols
+
+
+def _plain(extent: Number) -> _Size:
+    return extent.constant if extent.source == Source.NOTHING else extent
+
+
+def _with_access(placed: Sequence[Placed]) -> list[Operand]:
+    """The table's roles as access to tiles: the first operand that writes a tile speaks for all that view it."""
+    uses: dict[tuple[int, int], list[int]] = {}
+    result = [Operand(0, null=True) if o is None else o for _, o in placed]
+    for i, (_, operand) in enumerate(placed):
+        if operand is not None and operand.team < 0:
+            uses.setdefault((operand.slot, _touched(operand)), []).append(i)
+    for members in uses.values():
+        access = 0
+        for i in members:
+            spec, operand = placed[i]
+            is_part = operand is not None and operand.mode in (Mode.ROWPART, Mode.ROWCOLS)
+            access |= _ACCESS["inout" if is_part and spec.role == "out" else spec.role]
+        writers = [i for i in members if placed[i][0].role != "in"]
+        speaker = (writers or members)[0]
+        for i in members:
+            result[i] = result[i]._replace(access=Access(access) if i == speaker else Access.NONE)
+    return result
+
+
+_ACCESS = {"in": Access.IN, "out": Access.OUT, "inout": Access.INOUT}
+
+
+def _touched(operand: Operand) -> int:
+    """What of a tensor's tiles an operand depends on: 0 all, -1 those of the iteration, else every so many rows."""
+    if operand.mode in (Mode.WHOLE, Mode.COL):
+        return 0
+    return -1 if operand.div == 1 else operand.div
+
+
+def _integers(
+    call: _Call, placed: Sequence[Placed], tiles: Tiles, given: Mapping[str, int | Sequence[int]]
+) -> list[NumberLike]:
+    specs = call.spec.ints
+    _check_names(call, "integers", given, {i.name for i in specs if i.source is None})
+    known = {i.name: _filled_in(call, i.source, placed) for i in specs if i.source is not None}
+    result: list[int] = []
+    for spec in specs:
+        if spec.source is not None:
+            result.append(known[spec.name])
+        elif spec.name not in given:
+            call.refuse("every integer is given", f"none for {spec.name!r}")
+        elif spec.is_list:
+            values = given[spec.name]
+            if not isinstance(values, list | tuple):
+                call.refuse("a list of integers is a list", f"{values!r} for {spec.name!r}")
+            _check_length(call, spec, len(values), known)
+            result += [_integer(call, spec.name, v) for v in values]
+        else:
+            known[spec.name] = _integer(call, spec.name, given[spec.name])
+            result.append(known[spec.name])
+    return result
+
+
+def _filled_in(call: _Call, source: tuple[str, str], placed: Sequence[Placed]) -> int:
+    kind, name = source
+    members = [o for spec, o in placed if spec.name == name and o is not None]
+    if kind == "count":
+        return len(members)
+    ref = call.ref_of(members[0].slot)
+    return int(ref.dtype == "f32" if kind == "f32" else ref.packed)
+
+
+def _check_length(call: _Call, spec: IntSpec, length: int, known: Mapping[str, int]) -> None:
+    wanted = prod(int(f) if f.isdigit() else known[f] for f in spec.length)
+    if spec.length and length != wanted:
+        call.refuse(f"list {spec.name!r} has {'*'.join(spec.length)} = {wanted} integers", str(length))
+
+
+def _integer(call: _Call, name: str, value: object) -> int:
+    if not isinstance(value, int) or not -_INT64 <= value < _INT64:
+        call.refuse("an integer is one of 64 bits", f"{value!r} for {name!r}")
+    return int(value)
+
+
+def _floats(call: _Call, given: Mapping[str, float]) -> list[float]:
+    _check_names(call, "floats", given, set(call.spec.floats))
+    result = []
+    for name in call.spec.floats:
+        if name not in given:
+            call.refuse("every float is given", f"none for {name!r}")
+        value = given[name]
+        if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
+            call.refuse("a float is a finite number", f"{value!r} for {name!r}")
+        result.append(float(value))
+    return result

@@ -1,0 +1,135 @@
+"""From a laid-out graph to a plan: segments and schedule, lowering, memory, tables, programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tilewise.ir.graph import Graph
+from tilewise.ir.layout import GraphLayout
+from tilewise.ir.program import Call, DeviceProgram
+from tilewise.ir.schedule import Schedule
+from tilewise.plan.accumulation import find_batch_sums, require_whole_batch
+from tilewise.plan.bind import Binder
+from tilewise.plan.buffers import (
+    RootTensors,
+    carry_buffers,
+    lasting_buffers,
+    result_buffers,
+    template_buffers,
+)
+from tilewise.plan.lower import alias_roots
+from tilewise.plan.memory import Buffer, place_buffers, place_in_sequence
+from tilewise.plan.outputs import gather_outputs
+from tilewise.plan.plan import Plan
+from tilewise.plan.segments import Segment, cut_segments
+from tilewise.plan.shapes import LocalShapes, PlanSettings, symbols_of
+from tilewise.plan.variants import Variants, lower_variants
+
+__all__ = ["make_plan"]
+
+Overhead = Callable[[int, int, int, int], Mapping[str, int]]
+MakeSchedule = Callable[[Sequence[str], int], Schedule]
+
+
+def _no_overhead(workers: int, signals: int, handles: int, scratch: int) -> Mapping[str, int]:
+    return {}
+
+
+def make_plan(
+    graph: Graph,
+    layout: GraphLayout,
+    settings: PlanSettings,
+    schedule: MakeSchedule,
+    optimizer: object = None,
+    overhead: Overhead = _no_overhead,
+) -> Plan:
+    """Lower, place and order a laid-out graph.
+
+    Args:
+        schedule: from the phases of all segments and the number of microbatches to the order of a step.
+        overhead: bytes that a device with so many workers, signals and handles, and so much scratch per worker, needs
+            besides its arena, by category.
+
+    Raises:
+        LayoutError: a device would get no part of a tensor, or sizes do not divide as the strategy needs.
+    """
+    shapes = LocalShapes(layout.mesh, settings, graph.reduction_chunks, symbols_of(graph))
+    graph, layout = gather_outputs(graph, layout)
+    sums = find_batch_sums(graph)
+    if settings.accumulation > 1:
+        require_whole_batch(graph, sums)
+    roots = alias_roots(graph, graph.ops, frozenset(graph.outputs.values()))
+    tensors = RootTensors(graph, layout, shapes, sums, roots)
+    segments = cut_segments(graph)
+    order = schedule([s.phase for s in segments], settings.accumulation)
+    variants = lower_variants(graph, layout, shapes, segments, order, sums, roots)
+    buffers, regions = _place(tensors, segments, variants)
+    binder = Binder(tensors, variants, {b.key: b for b in buffers})
+    outside = {
+        t.id: tuple(binder.tensor(t.id, m) for m in range(tensors.num_parts(t.id)))
+        for t in graph.tensors
+        if t.kind != "result" or t.id in tensors.keep
+    }
+    programs = _programs(binder, variants, settings.accumulation, [b for b in buffers if b.first >= 0])
+    table = binder.table
+    return Plan(
+        graph,
+        layout,
+        settings,
+        programs,
+        tuple(tuple(entries) for entries in table.tables),
+        outside,
+        tuple(buffers),
+        regions,
+        tuple(v.first_signal for v in variants.variants),
+        variants.num_signals,
+        table.num_handles,
+        variants.scratch_bytes,
+        optimizer,
+        overhead(
+            settings.workers_per_device, variants.num_signals, table.num_handles, variants.scratch_bytes
+        ),
+    )
+
+
+def _place(
+    tensors: RootTensors, segments: Sequence[Segment], variants: Variants
+) -> tuple[list[Buffer], Mapping[str, int]]:
+    """Offsets of all buffers: what lives on first, then results by lifetime, then temporaries; bytes per region."""
+    lasting = [*carry_buffers(tensors, segments), *lasting_buffers(tensors)]
+    results = result_buffers(tensors, segments)
+    lasting_end = place_in_sequence(lasting, 0)
+    end = workspace_end = place_buffers(results, lasting_end)
+    temporaries: list[Buffer] = []
+    for variant in variants.variants:
+        own = template_buffers(variant, tensors.shapes)
+        workspace_end = max(workspace_end, place_buffers(own, end))
+        temporaries += own
+    regions = {"lasting": lasting_end, "activations": end - lasting_end, "temporaries": workspace_end - end}
+    return [*lasting, *results, *temporaries], regions
+
+
+def _programs(
+    binder: Binder, variants: Variants, microbatches: int, sharing: Sequence[Buffer]
+) -> dict[str, tuple[DeviceProgram, ...]]:
+    """The programs a graph can run, per device: `forward`, and with a loss `backward` and `step`."""
+    bound: list[tuple[str, Call]] = [(use.segment.phase, binder.use(use)) for use in variants.uses]
+    phases = {phase for phase, _ in bound}
+    wanted: dict[str, tuple[str, ...]] = {"forward": ("forward",)}
+    if "backward" in phases:
+        wanted["backward"] = ("backward",)
+        wanted["step"] = ("forward", "backward", "update")
+    num_devices = len(binder.table.tables)
+    broadcast = binder.broadcast() if num_devices > 1 else []
+    aliases = binder.table.aliases(sharing)
+    templates = [tuple(v.templates[d] for v in variants.variants) for d in range(num_devices)]
+    entries = [tuple(table) for table in binder.table.tables]
+    result = {"broadcast": tuple(broadcast)} if broadcast else {}
+    for name, included in wanted.items():
+        if name != "step" and microbatches > 1:
+            continue
+        calls = tuple(call for phase, call in bound if phase in included)
+        result[name] = tuple(
+            DeviceProgram(templates[d], calls, entries[d], aliases) for d in range(num_devices)
+        )
+    return result

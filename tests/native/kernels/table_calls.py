@@ -1,0 +1,159 @@
+"""One small call of every kernel, made from its line of the table: an operand of the right sizes and type per name.
+
+As a program (`test_kernel_read_only.py` starts it) it runs such calls with every operand that is only read, or with the
+one that is named, on pages that cannot be written. It says what it runs before it does, so the last line before the end
+of a killed process names the kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import sys
+from math import prod
+
+import ml_dtypes
+import numpy as np
+
+from tilewise.kernels import KERNELS
+from tilewise.kernels.isa import run
+from tilewise.kernels.packing import packed_elements
+
+M, D, HEADS, KV_HEADS, HEAD_DIM = 6, 38, 4, 2, 6
+SIZES = {
+    "m": M,
+    "t": M,
+    "n": 40,
+    "k": D,
+    "d": D,
+    "v": 40,
+    "q": HEADS * HEAD_DIM,
+    "kv": KV_HEADS * HEAD_DIM,
+    "c": 8,
+}
+ANY = {  # sizes that the table leaves open
+    ("gemm", "a"): (M, D),
+    ("gemm", "b"): (D, 40),
+    ("attention", "lse"): (M, HEADS),
+    ("attention_backward", "lse"): (M, HEADS),
+    ("attention_paged", "block_table"): (2, 2),
+    ("rope", "table"): (8, D),
+    ("square_sum", "out"): (1, 2),
+    ("square_sum", "grad"): (M, D),
+    ("norm_scale", "partials"): (2, 2),
+    ("peak", "ops_per_step"): (1, 1),
+}
+INTS = {
+    "num_chunks": 2,
+    "leaf_rows": 3,
+    "head_dim": HEAD_DIM,
+    "heads": HEADS,
+    "kv_heads": KV_HEADS,
+    "seq_len": M,
+    "causal": 1,
+    "block_size": 4,
+    "ignore_index": -100,
+    "steps": 2,
+}
+NUMPY = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "bf16": ml_dtypes.bfloat16}
+MEMBERS = 2  # of every list
+
+
+def sizes_of(spec, operand):
+    """Rows and columns."""
+    if (spec.base, operand.name) in ANY:
+        return ANY[spec.base, operand.name]
+    open_rows = 8 if operand.role == "in" else 2  # tables that are looked up in; rows of leaves
+    if spec.base == "kv_write":
+        open_rows = 8
+    named = {**SIZES, "_": open_rows}
+    return tuple(int(n) if n.isdigit() else named[n.rstrip("*")] for n in operand.sizes)
+
+
+def operands_of(spec, name):
+    """(name, role, rows, columns, element type, packed) of every operand of a full call."""
+    own = name[len(spec.base) + 1 :]
+    lists = [o for o in spec.operands if o.is_list]
+    plain = [o for o in spec.operands if not o.is_list]
+    for operand in plain + lists * MEMBERS:  # lists stand last and take turns
+        rows, cols = sizes_of(spec, operand)
+        dtype = own if operand.dtypes[0] == "dt" else operand.dtypes[0]
+        yield operand.name, operand.role, rows, cols, dtype, bool(operand.packed)
+
+
+def integers_of(spec, name):
+    """Integers that fit those operands."""
+    made = list(operands_of(spec, name))
+    known, result = dict(INTS), []
+    if spec.base == "rope":
+        known["head_dim"] = D
+    for i in spec.ints:
+        if i.source is not None:
+            kind, of = i.source
+            members = [o for o in made if o[0] == of]
+            known[i.name] = {"count": len(members), "f32": members[0][4] == "f32", "packed": members[0][5]}[
+                kind
+            ]
+        if not i.is_list:
+            result.append(int(known.get(i.name, 0)))
+            continue
+        terms, end = known.get("num_terms", 1), M if spec.base == "square_sum" else SIZES["d"]
+        values = [v for begin in (0, end // 2) for _ in range(terms) for v in (begin, begin + end // 2)]
+        assert len(values) == prod(int(f) if f.isdigit() else known[f] for f in i.length)
+        result += values
+    return result
+
+
+class Page:
+    """An operand in pages of its own, which can be closed to writing."""
+
+    def __init__(self, rows, cols, dtype, packed):
+        count = packed_elements(rows, cols) if packed else rows * cols
+        kind = np.dtype(NUMPY[dtype])
+        self.memory = mmap.mmap(-1, -(-count * kind.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE)
+        array = np.frombuffer(self.memory, kind, count)
+        array[:] = (np.arange(count) % 2).astype(kind) if dtype == "i32" else np.linspace(0.1, 0.9, count)
+        self.address = array.__array_interface__["data"][0]
+        self.tile = (array, rows, cols) if packed else array.reshape(rows, cols)
+
+    def close(self):
+        """A write kills the process from here on."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        assert libc.mprotect(self.address, len(self.memory), mmap.PROT_READ) == 0
+
+    def open(self):
+        """As it was."""
+        ctypes.CDLL(None).mprotect(
+            ctypes.c_void_p(self.address), ctypes.c_size_t(len(self.memory)), mmap.PROT_READ | mmap.PROT_WRITE
+        )
+
+
+def run_closed(spec, name, isa, closed):
+    """One call; `closed` says which operands cannot be written, None: those that are only read."""
+    operands = list(operands_of(spec, name))
+    pages = [Page(*shape) for _, _, *shape in operands]
+    shut = [
+        p
+        for p, (operand, role, *_) in zip(pages, operands)
+        if (role == "in" if closed is None else operand == closed)
+    ]
+    for page in shut:
+        page.close()
+    run(name, [p.tile for p in pages], integers_of(spec, name), [0.5] * len(spec.floats), isa=isa)
+    for page in shut:
+        page.open()
+
+
+def main(calls):
+    """Run the calls: (kernel's full name, level, operand or None)."""
+    for name, isa, closed in calls:
+        print(name, isa, closed or "", flush=True)
+        spec = next(s for s in KERNELS.values() if name in s.names)
+        run_closed(spec, name, isa, closed)
+    print("all returned", flush=True)
+
+
+if __name__ == "__main__":
+    main(json.load(sys.stdin))

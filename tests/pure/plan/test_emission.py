@@ -1,0 +1,253 @@
+"""What an op emits is held to the kernel table when planning: each mistake is an error that names op and kernel."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from pure.plan.test_templates import plan_graph
+from tilewise.core.dims import DimLabel
+from tilewise.core.errors import InternalError
+from tilewise.graph import GraphBuilder
+from tilewise.ir import op as op_table
+from tilewise.ir.lowering import Ref
+from tilewise.ir.op import op_named
+from tilewise.ir.program import Access, Mode, Number, Operand
+from tilewise.kernels import KERNELS
+from tilewise.plan.emission import make_instruction
+
+ROWS, D, V = 10, 6, 12
+REFS = [
+    Ref(0, Number(ROWS), D, "f32", 4),  # x and the like
+    Ref(1, Number(ROWS), D, "f32", 4),
+    Ref(2, Number(ROWS), 1, "f32", 4),  # a number per row
+    Ref(3, Number(1), D, "f32", 1),  # a vector
+    Ref(4, Number(V), D, "f32", 32, packed=True),  # a weight
+    Ref(5, Number(ROWS), V, "f32", 4),
+    Ref(6, Number(ROWS), 1, "i32", 4),
+    Ref(7, Number(V), D, "f32", 32, packed=True),
+    Ref(8, Number(ROWS), D, "bf16", 4),
+    Ref(9, Number(7), D, "f32", 4),
+    Ref(10, Number(0, 0, 1), D, "f32", 4),  # as many rows as a symbol says
+]
+
+
+def row(slot, **changes):
+    return Operand(slot, Mode.ROW, **changes)
+
+
+def whole(slot):
+    return Operand(slot, Mode.WHOLE)
+
+
+NORM = {
+    "dtype": "f32",
+    "tiles": {"y": row(0), "rstd": row(2), "x": row(1), "gamma": whole(3)},
+    "floats": {"eps": 1e-5},
+}
+PRODUCT = {
+    "dtype": "f32",
+    "tiles": {"out": row(5), "a": [row(0), row(1)], "w": [whole(4), whole(7)]},
+    "ints": {"num_chunks": 2, "range": [0, 2, 0, 2, 2, 6, 2, 6]},
+}
+
+
+def make(kernel, base, **changes):
+    """An instruction of a base call, with changes to its named parts; None takes a part away."""
+    call = {"ints": {}, "floats": {}, **base}
+    for what, named in changes.items():
+        if isinstance(named, dict):
+            merged = {**call[what], **named}
+            call[what] = {k: v for k, v in merged.items() if v is not None or what == "tiles"}
+        else:
+            call[what] = named
+    options = {"extent": Number(ROWS), "step": 4, **call}
+    return make_instruction(kernel, maker="op 'mine' (l)", label="l", ref_of=REFS.__getitem__, **options)
+
+
+def accesses(instruction):
+    return [Access(o.access).name for o in instruction.operands]
+
+
+def test_a_call_as_the_table_says():
+    """Order, access and name come from the table; lists take turns; counts and types are filled in."""
+    norm = make("rms_norm", NORM)
+    assert (norm.kernel, [o.slot for o in norm.operands]) == ("rms_norm_f32", [0, 2, 1, 3])
+    assert accesses(norm) == ["OUT", "OUT", "IN", "IN"] and norm.floats == [1e-5]
+    product = make("matmul", PRODUCT)
+    assert [None if o.null else o.slot for o in product.operands] == [5, None, 0, 4, 1, 7]
+    assert product.ints == [1, 2, 2, 0, 2, 0, 2, 2, 6, 2, 6]
+
+
+REFUSED = [
+    ("rms_norm", NORM, {"tiles": {"gamma": None}}, r"not optional is given; got none for operand 'gamma'"),
+    ("rms_norm", NORM, {"tiles": {"beta": whole(3)}}, r"operands are gamma, rstd, x, y; got 'beta'"),
+    ("rms_norm", NORM, {"tiles": {"x": 1}}, r"low.row, low.whole or low.col return; got 1 for 'x'"),
+    ("rms_norm", NORM, {"floats": {"eps": None}}, r"every float is given; got none for 'eps'"),
+    ("rms_norm", NORM, {"floats": {"eps": float("inf")}}, r"finite number; got inf for 'eps'"),
+    ("rms_norm", NORM, {"floats": {"eps": True}}, r"finite number; got True for 'eps'"),
+    ("rms_norm", NORM, {"floats": {"scale": 1.0}}, r"floats are eps; got 'scale'"),
+    ("rms_norm", NORM, {"ints": {"rows": 1}}, r"integers are none; got 'rows'"),
+    ("rms_norm", NORM, {"dtype": None}, r"dtype is one of rms_norm_f32, rms_norm_bf16; got None"),
+    ("rms_norm", NORM, {"dtype": "f64"}, r"dtype is one of .*; got 'f64'"),
+    ("rms_norm", NORM, {"tiles": {"x": row(8)}}, r"operand 'x' has elements of f32; got bf16"),
+    ("rms_norm", NORM, {"tiles": {"rstd": row(6)}}, r"operand 'rstd' has elements of f32; got i32"),
+    ("rms_norm", NORM, {"tiles": {"x": row(4)}}, r"operand 'x' lies in rows; got panels"),
+    (
+        "rms_norm",
+        NORM,
+        {"tiles": {"x": row(9)}},
+        r"'x' is cut from as many rows.*; got 7 rows under a loop over 10",
+    ),
+    (
+        "rms_norm",
+        NORM,
+        {"tiles": {"x": row(5)}},
+        r"'d' is one size; got 6 in operand 'y' and 12 in operand 'x'",
+    ),
+    ("rms_norm", NORM, {"tiles": {"gamma": whole(9)}}, r"operand 'gamma' is \[1 d\]; got 1 as 7"),
+    (
+        "rms_norm",
+        NORM,
+        {"tiles": {"gamma": row(0)}},
+        r"operand 'gamma' is \[1 d\]; got 1 as a tile of the loop",
+    ),
+    (
+        "rms_norm",
+        NORM,
+        {"tiles": {"x": whole(1)}},
+        r"'m' is one size; got a tile of the loop in operand 'y' and 10",
+    ),
+    (
+        "rms_norm",
+        NORM,
+        {"tiles": {"y": row(0, team=0, member=1)}},
+        r"its own device's memory; got a peer's tile for operand 'y'",
+    ),
+    ("matmul", PRODUCT, {"tiles": {"w": [whole(4)]}}, r"equally many; got 2 of 'a', 1 of 'w'"),
+    ("matmul", PRODUCT, {"tiles": {"w": None}}, r"a list of operands is a list; got None for operand 'w'"),
+    ("matmul", PRODUCT, {"tiles": {"a": row(0)}}, r"a list of operands is a list; got .* for operand 'a'"),
+    ("matmul", PRODUCT, {"tiles": {"w": [whole(4), row(0)]}}, r"operand 'w' lies in panels; got rows"),
+    (
+        "matmul",
+        PRODUCT,
+        {"tiles": {"a": [row(0), row(5)]}},
+        r"'k' is one size; got 12 in operand 'a' and 6 in .* 'w'",
+    ),
+    (
+        "matmul",
+        PRODUCT,
+        {"ints": {"range": [0, 6]}},
+        r"'range' has 2\*num_chunks\*num_terms = 8 integers; got 2",
+    ),
+    ("matmul", PRODUCT, {"ints": {"num_chunks": None}}, r"every integer is given; got none for 'num_chunks'"),
+    (
+        "matmul",
+        PRODUCT,
+        {"ints": {"num_chunks": 2**63}},
+        r"64 bits; got 9223372036854775808 for 'num_chunks'",
+    ),
+    ("matmul", PRODUCT, {"ints": {"num_chunks": 2.0}}, r"64 bits; got 2.0 for 'num_chunks'"),
+    ("matmul", PRODUCT, {"ints": {"num_terms": 2}}, r"integers are num_chunks, range; got 'num_terms'"),
+]
+
+
+@pytest.mark.parametrize("kernel,base,change,words", REFUSED, ids=lambda v: v if isinstance(v, str) else "")
+def test_what_is_refused(kernel, base, change, words):
+    """Each rule of the table by itself; the call is right without the change, so the check can pass."""
+    make(kernel, base)
+    with pytest.raises(InternalError) as error:
+        make(kernel, base, **change)
+    assert re.search(words, str(error.value)), error.value
+    assert f"for kernel '{kernel}' in op 'mine' (l); correct what it emits" in str(error.value)
+
+
+def test_an_unknown_kernel():
+    """A kernel that no table knows."""
+    with pytest.raises(InternalError, match="a kernel stands in the table; got 'rms' in op 'mine'"):
+        make("rms", NORM)
+
+
+def test_one_access_per_tile():
+    """In place, a task's reads and writes of a tile are one access; parts of a tile keep the rest of it."""
+    silu = {"dtype": "f32", "tiles": {"out": row(0), "x": row(0)}}
+    assert accesses(make("silu", silu)) == ["INOUT", "NONE"]
+    twice = {"dtype": "f32", "tiles": {"out": row(0), "a": row(1), "b": row(1)}}
+    assert accesses(make("add", twice)) == ["OUT", "IN", "NONE"]
+    part = [Operand(0, Mode.ROWPART, part=i, parts=3) for i in (1, 2)]
+    peers = [o._replace(team=0, member=o.part) for o in part]
+    copied = make("copy_pairs", {"dtype": "f32", "tiles": {"dst": part, "src": peers}})
+    assert accesses(copied) == ["INOUT", "NONE", "NONE", "NONE"]
+
+
+def test_symbolic_rows_are_compared_as_such():
+    """A tensor with a symbol's rows fits a loop over them, and no other."""
+    tiles = {"out": row(10), "x": row(10)}
+    make("silu", {"dtype": "f32", "tiles": tiles, "extent": Number(0, 0, 1)})
+    with pytest.raises(InternalError, match="cut from as many rows"):
+        make("silu", {"dtype": "f32", "tiles": tiles, "extent": Number(0, 0, 2)})
+
+
+def test_every_kernel_can_be_written_from_its_table_line():
+    """The line of every kernel parses into operands with roles that are known, and ints that name operands of it."""
+    for spec in KERNELS.values():
+        names = {o.name for o in spec.operands}
+        assert names and {o.role for o in spec.operands} <= {"in", "out", "inout"}, spec.base
+        assert all(i.source is None or i.source[1] in names for i in spec.ints), spec.base
+        known = {i.name for i in spec.ints}
+        assert all(f.isdigit() or f in known for i in spec.ints for f in i.length), spec.base
+
+
+class Forgetful:
+    """A lowering that changes what an op says on its way."""
+
+    def __init__(self, low, change):
+        self.low, self.change = low, change
+
+    def __getattr__(self, name):
+        return getattr(self.low, name)
+
+    def emit(self, kernel, op, **given):
+        return self.low.emit(kernel, op, **self.change(given))
+
+
+@pytest.mark.parametrize(
+    "name,what,left_out,words",
+    [
+        (
+            "rms_norm",
+            "floats",
+            "eps",
+            r"none for 'eps' for kernel 'rms_norm' in op 'rms_norm' \(rms_norm:gamma\)",
+        ),
+        ("rms_norm", "tiles", "rstd", r"none for operand 'rstd' for kernel 'rms_norm'"),
+        ("linear", "ints", "range", r"none for 'range' for kernel 'matmul"),
+    ],
+)
+def test_a_forgetful_op_is_found_when_planning(name, what, left_out, words, monkeypatch):
+    """An operand, a float or an integer left out of a real op, which was memory read at random when it ran."""
+    rule = type(op_named(name))
+    lower = rule.lower
+
+    def forget(given):
+        return {**given, what: {k: v for k, v in given[what].items() if k != left_out}}
+
+    monkeypatch.setattr(rule, "lower", lambda self, low, op: lower(self, Forgetful(low, forget), op))
+    graph = GraphBuilder("g")
+    x = graph.input([4, 3, 8], name="x", labels=[DimLabel("batch"), None, None])
+    y = graph.rms_norm(x, graph.parameter([8], name="gamma"))
+    graph.output(graph.matmul(y, graph.parameter([5, 8], name="w"), transpose_b=True), "y")
+    with pytest.raises(InternalError, match=words):
+        plan_graph(graph.freeze(), {})
+
+
+def test_elementwise_ops_are_what_the_table_says():
+    """Arity, outputs and attributes of every elementwise op with a kernel of its name."""
+    found = {name: op for name, op in op_table._OPS.items() if name in KERNELS and hasattr(op, "num_inputs")}
+    assert {"add", "multiply", "scale", "silu", "silu_gate_backward", "softmax"} <= set(found)
+    assert found["silu_gate_backward"].num_inputs == 3 and found["silu_gate_backward"].num_outputs == 2
+    assert dict(found["scale"].signature.attributes) == {"factor": float}
+    for name, op in found.items():
+        roles = [o.role for o in KERNELS[name].operands]
+        assert op.signature.operands == roles.count("in") and op.num_outputs == roles.count("out")
