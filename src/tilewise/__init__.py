@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tilewise.core.mesh import DeviceMesh
     from tilewise.graph import GraphBuilder, layer
     from tilewise.ir.graph import TensorSpec
+    from tilewise.ir.hints import Replicate, Shard
     from tilewise.session import ComputeGraph, GraphInstance, StepResult
     from tilewise.strategy import DistributionStrategy, ParallelismMode
 
@@ -31,6 +32,8 @@ _HOMES = {
     "GraphBuilder": "tilewise.graph",
     "GraphInstance": "tilewise.session",
     "ParallelismMode": "tilewise.strategy",
+    "Replicate": "tilewise.ir.hints",
+    "Shard": "tilewise.ir.hints",
     "StepResult": "tilewise.session",
     "TensorSpec": "tilewise.ir.graph",
     "TilewiseError": "tilewise.core.errors",
@@ -47,6 +50,8 @@ __all__ = [
     "GraphBuilder",
     "GraphInstance",
     "ParallelismMode",
+    "Replicate",
+    "Shard",
     "StepResult",
     "TensorSpec",
     "TilewiseError",

@@ -21,6 +21,7 @@ from tilewise.core.errors import ShapeError
 from tilewise.core.tree import MAX_COUNT
 from tilewise.graph.draft import GraphDraft
 from tilewise.ir.graph import Graph, TensorNode, TensorSpec
+from tilewise.ir.hints import Hint, as_tensor_layout
 from tilewise.ir.op import check_call
 
 __all__ = ["INV_COUNT", "GraphBuilder"]
@@ -65,9 +66,13 @@ class GraphBuilder:
         name: str,
         labels: Labels = (),
         storage: str = "rows",
+        layout: Hint | None = None,
     ) -> TensorNode:
-        """A tensor given at every call; `storage="scalars"` for one number per row (ids, labels, positions)."""
-        return self.draft.declare("input", _spec("input", shape, dtype, labels, name, storage))
+        """A tensor given at every call; `storage="scalars"` for one number per row (ids, labels, positions).
+
+        `layout` is which mesh axes share its dims (ir/hints.py), where a strategy's rules shall not decide.
+        """
+        return self._declare("input", _spec("input", shape, dtype, labels, name, storage), layout)
 
     def parameter(
         self,
@@ -77,6 +82,7 @@ class GraphBuilder:
         name: str,
         labels: Labels = (),
         init_scale: float = 1.0,
+        layout: Hint | None = None,
     ) -> TensorNode:
         """A trained tensor: a vector, or a weight `[out, in]` or `[in, out]`, which is kept in packed panels.
 
@@ -86,6 +92,7 @@ class GraphBuilder:
             name: its path.
             labels: per dim what it counts, or None.
             init_scale: of a weight: how far its random values spread, as a multiple of the other weights' spread.
+            layout: which mesh axes share its dims (ir/hints.py), where a strategy's rules shall not decide.
         """
         spec = _spec("parameter", shape, dtype, labels, name, "rows")
         if len(spec.shape) > 2 or not all(isinstance(s, int) for s in spec.shape) or spec.dtype.name == "i32":
@@ -95,10 +102,8 @@ class GraphBuilder:
                 f"{spec} {name!r}",
                 "reshape it",
             )
-        return self.draft.declare(
-            "parameter",
-            replace(spec, storage="packed" if len(spec.shape) == 2 else "vector", init_scale=init_scale),
-        )
+        storage = "packed" if len(spec.shape) == 2 else "vector"
+        return self._declare("parameter", replace(spec, storage=storage, init_scale=init_scale), layout)
 
     def state(
         self,
@@ -108,14 +113,16 @@ class GraphBuilder:
         name: str,
         labels: Labels = (),
         storage: str = "rows",
+        layout: Hint | None = None,
     ) -> TensorNode:
-        """A tensor that lives on between calls and is written in place (a KV cache, optimizer moments)."""
+        """A tensor that lives on between calls and is written in place (a KV cache, optimizer moments); `layout` as in
+        `input`."""
         spec = _spec("state", shape, dtype, labels, name, storage)
         if not all(isinstance(s, int) for s in spec.shape):
             _border.refuse(
                 "state", "a state has fixed dims", f"{spec} for {name!r}", "give it its largest size"
             )
-        return self.draft.declare("state", spec)
+        return self._declare("state", spec, layout)
 
     def constant(
         self, value: np.ndarray, *, name: str, labels: Labels = (), storage: str = "rows"
@@ -134,6 +141,27 @@ class GraphBuilder:
         )
         self.draft.constant_values[node.id] = value.copy()  # the caller may go on with its own
         return node
+
+    def constrain(self, tensor: TensorNode, layout: Hint) -> TensorNode:
+        """Ask for a layout of a tensor; returns it. No result changes, only where it is computed and what moves.
+
+        Args:
+            layout: `("dp", None, "tp")`, or `{"dp": Shard(0), "tp": Replicate()}` (ir/hints.py). Axes that a mesh does
+                not have share nothing.
+
+        Raises:
+            LayoutError: it is no layout of the tensor.
+            ShapeError: the tensor is another graph's.
+        """
+        self.draft.own("constrain", tensor)
+        name = tensor.spec.name or f"result {tensor.id}"
+        self.draft.hints[tensor.id] = as_tensor_layout("constrain", layout, len(tensor.shape), name)
+        return tensor
+
+    def _declare(self, kind: str, spec: TensorSpec, layout: Hint | None) -> TensorNode:
+        with self.all_or_nothing():
+            node = self.draft.declare(kind, spec)
+            return node if layout is None else self.constrain(node, layout)
 
     def output(self, tensor: TensorNode, name: str) -> TensorNode:
         """Make a result readable by name after a run."""

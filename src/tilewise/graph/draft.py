@@ -12,6 +12,7 @@ from typing import Any
 
 from tilewise.core.border import Border
 from tilewise.core.errors import ShapeError
+from tilewise.core.mesh import Axes
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.op import op_named
 
@@ -28,6 +29,7 @@ class GraphDraft:
     Attributes:
         layers: per template its function, what of the operands it depends on, and attributes.
         outlined: names of the templates that single ops share, by all that they depend on.
+        hints: layouts that users ask for, by tensor id.
         phase: of the ops that are appended now: forward, backward or update.
         names: ids of the tensors from outside, by name.
     """
@@ -38,6 +40,7 @@ class GraphDraft:
         self.outputs: dict[str, int] = {}
         self.constant_values: dict[int, Any] = {}
         self.templates: dict[str, Template] = {}
+        self.hints: dict[int, tuple[Axes, ...]] = {}
         self.layers: dict[str, tuple[object, tuple[object, ...], Mapping[str, Any]]] = {}
         self.outlined: dict[object, str] = {}
         self.phase = "forward"
@@ -50,13 +53,13 @@ class GraphDraft:
         """A block whose declarations and ops stay together: when it raises, none of them has happened."""
         tensors, ops = len(self.tensors), len(self.ops)
         outputs, templates, layers = dict(self.outputs), dict(self.templates), dict(self.layers)
-        loss_id = self.loss_id
+        loss_id, hints = self.loss_id, dict(self.hints)
         try:
             yield
         except BaseException:
             del self.tensors[tensors:], self.ops[ops:]
             self.outputs, self.templates, self.layers = outputs, templates, layers
-            self.loss_id = loss_id
+            self.loss_id, self.hints = loss_id, hints
             self.names = {name: i for name, i in self.names.items() if i < tensors}
             self.constant_values = {i: v for i, v in self.constant_values.items() if i < tensors}
             self._cache = {key: ids for key, ids in self._cache.items() if all(i < tensors for i in ids)}
@@ -153,6 +156,7 @@ class GraphDraft:
             reduction_chunks,
             dict(self.constant_values),
             dict(self.templates),
+            dict(self.hints),
         )
 
     @classmethod
@@ -161,7 +165,7 @@ class GraphDraft:
         draft = cls()
         draft.tensors, draft.ops = list(graph.tensors), list(graph.ops)
         draft.outputs, draft.constant_values = dict(graph.outputs), dict(graph.constant_values)
-        draft.templates = dict(graph.templates)
+        draft.templates, draft.hints = dict(graph.templates), dict(graph.hints)
         draft.names = {t.spec.name: t.id for t in graph.tensors if t.spec.name}
         return draft
 

@@ -6,16 +6,17 @@ Which dims count the batch is a role on their labels (`DimLabel.is_summed_by_lea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from math import prod
 
 from tilewise.core.border import Border
 from tilewise.core.errors import LayoutError, PlanError
-from tilewise.core.tree import MAX_COUNT
+from tilewise.core.tree import MAX_COUNT, allowed_widths
 from tilewise.ir.graph import Graph, OpNode, TensorNode
 from tilewise.ir.op import op_named
 from tilewise.ir.validate import validate_batch_sums, validate_microbatches
 
-__all__ = ["BatchCut", "cut_batch", "default_leaves"]
+__all__ = ["BatchCut", "cut_batch", "default_leaves", "leaves_in_words"]
 
 MAX_DEFAULT_LEAVES = 16
 _border = Border("ir", PlanError)
@@ -80,6 +81,16 @@ def cut_batch(graph: Graph, microbatches: int = 1, leaves: int | None = None) ->
             "choose a divisor of the batch",
         )
     return BatchCut(batch, rows, leaves, microbatches)
+
+
+def leaves_in_words(batch: BatchCut, blocks: int) -> str:
+    """What to change so that devices x microbatches fit: the leaves, or the batch."""
+    fits = (n for n in range(blocks, MAX_COUNT + 1) if batch.size % n == 0 and blocks in allowed_widths(n))
+    good = ", ".join(str(n) for n in islice(fits, 4))
+    if not good:
+        return f"choose a batch that is a multiple of {blocks}"
+    widths = ", ".join(str(w) for w in allowed_widths(batch.leaves))
+    return f"choose {widths} devices x microbatches, or set leaves to {good} (part of the result's bits)"
 
 
 def _require_role(graph: Graph) -> None:

@@ -6,7 +6,7 @@ that each has one; both read contractions here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewise.core.dims import DimLabel, upper_bound
@@ -60,7 +60,10 @@ def is_covered_by(contraction: Contraction, output: int, partial: Partial) -> bo
 
 
 def find_contractions(
-    graph: Graph, op: OpNode, factors: Factors, layouts: Sequence[TensorLayout]
+    graph: Graph,
+    op: OpNode,
+    factors: Factors,
+    layouts: Sequence[TensorLayout] | Mapping[int, TensorLayout] | Mapping[int, TensorLayout],
 ) -> Iterator[Contraction]:
     """Every shared factor of an op's inputs over which some output is partial."""
     seen: set[tuple[str, Axes, str]] = set()

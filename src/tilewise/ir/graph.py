@@ -15,6 +15,7 @@ from tilewise.core.border import Border, shown
 from tilewise.core.dims import MAX_SIZE, Dim, DimLabel, Size, upper_bound
 from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
+from tilewise.core.mesh import Axes
 
 __all__ = ["Graph", "OpNode", "Template", "TensorNode", "TensorSpec"]
 
@@ -154,6 +155,7 @@ class Graph:
         reduction_chunks: C of docs/numerics.md rule 2.
         constant_values: what constants hold (NumPy arrays), by tensor id.
         templates: templates that `call` ops of this graph use, by key.
+        hints: layouts that users ask for, by tensor id: mesh axes per dim, major first. They change no bit.
     """
 
     name: str
@@ -163,6 +165,7 @@ class Graph:
     reduction_chunks: int = 8
     constant_values: Mapping[int, Any] = field(default_factory=dict)
     templates: Mapping[str, Template] = field(default_factory=dict)
+    hints: Mapping[int, tuple[Axes, ...]] = field(default_factory=dict)
 
     def of_kind(self, kind: str) -> list[TensorNode]:
         """Tensors of one kind, in order of declaration."""

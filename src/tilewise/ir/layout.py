@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tilewise.core.dims import DimLabel
 from tilewise.core.mesh import MICRO, Axes, DeviceMesh
 from tilewise.core.tree import Interval
 
@@ -20,6 +21,7 @@ __all__ = [
     "LEAVES",
     "GraphLayout",
     "Record",
+    "Reshard",
     "TensorLayout",
     "in_space",
     "show_axes",
@@ -74,6 +76,30 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Reshard:
+    """A disagreement between who makes a tensor and who reads it, until `strategy.insert_reshards` makes it ops.
+
+    Attributes:
+        op: id of the reader; for what a hint asks of a result, of its producer.
+        position: of the reader's operand; None for a result, which then all readers take resharded.
+        tensor: its id.
+        before, after: its layouts.
+        labels: what its dims count afterwards, as its reader has them cut.
+        origins: in words, where each of the layouts came from.
+        is_asked_for: a user's hint wants it.
+    """
+
+    op: int
+    position: int | None
+    tensor: int
+    before: TensorLayout
+    after: TensorLayout
+    labels: tuple[DimLabel | None, ...]
+    origins: tuple[str, str]
+    is_asked_for: bool
+
+
+@dataclass(frozen=True)
 class GraphLayout:
     """Layouts of one graph or template on a mesh.
 
@@ -85,6 +111,7 @@ class GraphLayout:
         calls: layouts of the templates called, by the call's op id.
         records: what becomes of partial values, by op id and the partial's name. Several records of one name are of
             several teams, completed one after the other.
+        reshards: what producers and readers do not agree on; none once they are ops.
     """
 
     mesh: DeviceMesh
@@ -92,6 +119,7 @@ class GraphLayout:
     use: tuple[TensorLayout, ...]
     calls: Mapping[int, GraphLayout] = field(default_factory=dict)
     records: Mapping[tuple[int, str], tuple[Record, ...]] = field(default_factory=dict)
+    reshards: tuple[Reshard, ...] = ()
 
 
 def in_space(axes: Axes) -> Axes:

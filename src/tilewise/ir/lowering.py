@@ -189,5 +189,11 @@ class Lowering(Protocol):
     ) -> None:
         """Combine `source` over a record's team into `target` (plus a residual), tile by tile."""
 
+    def all_gather(self, op: OpNode, source: int, target: int) -> None:
+        """Bring the shards of `source` together on every device, along the axes that `target` lacks."""
+
+    def slice(self, op: OpNode, source: int, target: int) -> None:
+        """Keep this device's part of `source`, along the axes that `target` has more."""
+
     def gather(self, op: OpNode, source: int, target: int) -> None:
         """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""

@@ -52,6 +52,8 @@ class Partial:
         combine: `sum`, `max`, or `or` (all but one holder have zeros).
         tree: along which parts are combined: `CHUNKS` of a labelled dim, `LEAVES` of the batch, or `GROUPS` of query
             heads. A dim is summed by leaves or by chunks as its label's role says, never its name.
+        cut_by: positions of the operands whose labels say where the tree is cut; what the others have may be sliced
+            to fit. None: all that have the factors.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Partial:
     outputs: tuple[int, ...]
     combine: str = "sum"
     tree: str = CHUNKS
+    cut_by: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.graph import OpNode
-from tilewise.ir.layout import Record
+from tilewise.ir.layout import Record, show_axes, show_layout
 from tilewise.ir.lowering import Lowering, Ref, Tiles
 from tilewise.ir.program import Instruction, LoweredTemplate, Mode, Notify, Number, Operand, Wait, upper
 from tilewise.plan.emission import make_instruction
@@ -146,6 +147,11 @@ def all_reduce(
     `producer` is the instruction that writes `source`, by default the last one emitted; it loops over the same
     tiles.
     """
+    if any(set(record.team) & set(axes) for layout in record.arrives for axes in layout):
+        raise PlanError(
+            f"[plan.collectives] a sum arrives whole on every device that shares it; got {record.partial!r} of "
+            f"{op.label!r} asked for as {show_layout(record.arrives[0])} over {show_axes(record.team)}; drop the hint"
+        )
     low.completed.add(record)
     src, dst = low.tensor(source), low.tensor(target)
     if src.packed:

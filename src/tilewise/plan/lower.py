@@ -30,7 +30,7 @@ from tilewise.ir.program import (
     upper,
 )
 from tilewise.kernels.scratch import scratch_bytes
-from tilewise.plan import collectives
+from tilewise.plan import collectives, reshards
 from tilewise.plan.emission import make_instruction
 from tilewise.plan.shapes import LocalShapes, round_up
 
@@ -342,8 +342,8 @@ class TemplateLowering:
             if record.is_completed_per_microbatch:
                 raise PlanError(
                     "[plan.lower] devices of the batch hold nodes of the tree over its leaves for the whole step; got "
-                    f"{show_axes(record.axes)} with {record.count} leaves; choose leaves that are devices times a "
-                    "power of two"
+                    f"{show_axes(record.axes)} with {record.count} leaves; choose a power of two of "
+                    "microbatches"
                 )
             self.completed.add(record)
             if target.is_last and record.team:
@@ -380,6 +380,14 @@ class TemplateLowering:
     ) -> None:
         """Combine `source` over a record's team into `target` (plus a residual), tile by tile."""
         collectives.all_reduce(self, op, source, target, residual, record, step=step, producer=producer)
+
+    def all_gather(self, op: OpNode, source: int, target: int) -> None:
+        """Bring the shards of `source` together on every device, along the axes that `target` lacks."""
+        reshards.all_gather_columns(self, op, source, target)
+
+    def slice(self, op: OpNode, source: int, target: int) -> None:
+        """Keep this device's part of `source`, along the axes that `target` has more."""
+        reshards.slice_columns(self, op, source, target)
 
     def gather(self, op: OpNode, source: int, target: int) -> None:
         """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""

@@ -8,7 +8,6 @@ from math import lcm
 from tilewise.core.border import Border
 from tilewise.core.errors import LayoutError, PlanError, ResourceError
 from tilewise.core.mesh import Axes, DeviceMesh
-from tilewise.core.tree import MAX_COUNT, allowed_widths
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
@@ -70,11 +69,11 @@ class Plan(PlanTables):
 def settings_for(
     graph: Graph, layout: GraphLayout, batch: BatchCut, workers_per_device: int | None
 ) -> PlanSettings:
-    """Check the batch against devices, microbatches and leaves, and choose the row tile.
+    """Check what a layout says, and choose the row tile.
 
     Raises:
         PlanError: workers are out of range.
-        LayoutError: the batch does not divide, or an axis has nothing to share.
+        LayoutError: a value stays partial, or an axis has nothing to share.
     """
     mesh = layout.mesh
     workers = _workers(mesh, workers_per_device)
@@ -83,13 +82,6 @@ def settings_for(
     if not batch.size:
         return PlanSettings(row_tile=_row_tile_unbatched(graph), workers_per_device=workers)
     axes = _batch_axes(graph, layout)
-    share = mesh.size(*axes) * batch.microbatches
-    if share not in allowed_widths(batch.leaves):
-        raise LayoutError(
-            f"[plan.settings] the batch's {batch.leaves} leaves are shared in runs that are nodes of one tree; got "
-            f"{mesh.size(*axes)} devices x {batch.microbatches} microbatches; "
-            f"{_batch_advice(batch, share)}"
-        )
     per_leaf = batch.size // batch.leaves
     sequences = max(
         k
@@ -99,14 +91,6 @@ def settings_for(
     return PlanSettings(
         batch.microbatches, batch.leaves, batch.size, batch.rows, sequences * batch.rows, workers, axes
     )
-
-
-def _batch_advice(batch: BatchCut, share: int) -> str:
-    """What to change so that so many blocks fit: the leaves, or the batch."""
-    good = [n for n in range(share, MAX_COUNT + 1) if batch.size % n == 0 and share in allowed_widths(n)]
-    if good:
-        return f"set leaves to {', '.join(str(n) for n in good[:4])} (part of the result's bits)"
-    return f"choose a batch that is a multiple of {share}"
 
 
 def _workers(mesh: DeviceMesh, given: int | None) -> int:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from tilewise.core.dims import Dim, chunk_range, shard_range, upper_bound
+from tilewise.core.dims import Dim, DimLabel, chunk_range, shard_range, upper_bound
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.mesh import MICRO, Axes, DeviceMesh
 from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.layout import TensorLayout
 from tilewise.ir.program import Number
+
+_EVEN = DimLabel("an unlabelled dim", 2)  # how a dim that only a hint shares is cut
 
 __all__ = ["LocalShapes", "PlanSettings", "round_up", "symbols_of"]
 
@@ -74,10 +76,10 @@ class LocalShapes:
                 )
             first = self.block(axes, microbatch) * (size // parts)
             return first, first + size // parts
-        if not axes or label is None:
+        if not axes:
             return 0, size
         return shard_range(
-            label, size, self.chunks, self.mesh.size(*axes), self.mesh.coordinate(self.device, *axes)
+            label or _EVEN, size, self.chunks, self.mesh.size(*axes), self.mesh.coordinate(self.device, *axes)
         )
 
     def holder(self, spec: TensorSpec, layout: TensorLayout, device: int) -> int:
@@ -178,8 +180,8 @@ class LocalShapes:
         """Local element ranges of the chunks of a labelled dim that this device sums: its aligned run of chunks."""
         size, label = spec.shape[dim], spec.labels[dim]
         assert isinstance(size, int)
-        if label is None or label.is_summed_by_leaves:
-            return [(0, size)]
+        if label is None or label.is_summed_by_leaves:  # not cut: all of it stands in the first chunk
+            return [(0, size)] + [(0, 0)] * (self.chunks - 1)
         shards, shard = self.mesh.size(*axes), self.mesh.coordinate(self.device, *axes)
         begin = shard_range(label, size, self.chunks, shards, shard)[0]
         run = self.chunks // shards

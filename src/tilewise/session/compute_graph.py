@@ -19,7 +19,7 @@ from tilewise.plan import Plan, make_plan, settings_for
 from tilewise.session.assemble import device_overhead
 from tilewise.session.inputs import check_constants
 from tilewise.session.instance import GraphInstance
-from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
+from tilewise.strategy import DistributionStrategy, insert_reshards, one_stage, propagate_layouts
 
 __all__ = ["ComputeGraph"]
 
@@ -99,6 +99,7 @@ class ComputeGraph(GraphBuilder):
         accumulation: int = 1,
         leaves: int | None = None,
         workers_per_device: int | None = None,
+        strict: bool = False,
     ) -> Plan:
         """Decide tiles, placement, order, memory and communication. Nothing runs.
 
@@ -110,11 +111,13 @@ class ComputeGraph(GraphBuilder):
                 that divides the batch. Part of the result's bits: keep it when devices change. n blocks (devices of the
                 batch x microbatches) fit if n is 1 or G / n a power of two: 12 leaves for 3 devices.
             workers_per_device: threads per device; by default cores / devices.
+            strict: refuse changes of layout between ops that no hint asks for.
 
         Raises:
             LayoutError, PlanError: the strategy does not fit the graph, or the batch does not divide.
             ShapeError: a constant is used as an index and names nothing.
         """
+        _border.truth("plan", "strict", strict)
         given = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
         if given is not None:
             _border.instance("plan", "a mesh", given, DeviceMesh, "pass {'dp': 2} or a DeviceMesh")
@@ -126,6 +129,7 @@ class ComputeGraph(GraphBuilder):
         check_constants(graph)
         batch = cut_batch(graph, accumulation, leaves)
         layout = propagate_layouts(graph, used, strategy, batch)
+        graph, layout = insert_reshards(graph, layout, strict=strict)
         settings = settings_for(graph, layout, batch, workers_per_device)
         return make_plan(graph, layout, settings, one_stage, self._optimizer, device_overhead)
 

@@ -1,7 +1,8 @@
 """How a model is spread: declared strategies and the layouts that follow from them."""
 
 from tilewise.strategy.propagate import propagate_layouts
+from tilewise.strategy.reshard import insert_reshards
 from tilewise.strategy.schedule import one_stage
 from tilewise.strategy.strategy import DistributionStrategy, ParallelismMode
 
-__all__ = ["DistributionStrategy", "ParallelismMode", "one_stage", "propagate_layouts"]
+__all__ = ["DistributionStrategy", "ParallelismMode", "insert_reshards", "one_stage", "propagate_layouts"]

@@ -1,21 +1,38 @@
 """From a graph, a mesh and a strategy to a layout of every tensor.
 
-What comes from outside is laid out by its labels; results follow the factors of the ops, one axis at a time. A
-conflict is an error that names the op, both layouts and where each came from.
+What comes from outside has the layout that a hint, or a rule for its labels, gives it. Hints on results go backwards
+through ops that contract nothing; then ops are walked forwards, and each agrees on the axes of its factors
+(`strategy.agree`): hints first, then rules, then what passes through ops, then what comes out of contractions. An
+operand that has it otherwise is a reshard, and so is a result whose hint its op cannot meet. A hint that asks a sum to
+arrive in shards is met by the sum itself. Every template is laid out once per distinct layout of its arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
-from tilewise.core.errors import LayoutError
-from tilewise.core.mesh import MICRO, Axes, DeviceMesh
-from tilewise.core.tree import allowed_widths
+from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.counts import counts
-from tilewise.ir.graph import Graph, OpNode, TensorSpec
-from tilewise.ir.layout import GraphLayout, Record, TensorLayout, show_axes, show_layout
+from tilewise.ir.graph import Graph, OpNode, TensorNode
+from tilewise.ir.hints import as_tensor_layout
+from tilewise.ir.layout import GraphLayout, Record, Reshard, TensorLayout, in_space
+from tilewise.ir.op import Factors
+from tilewise.strategy.agree import agree, behind, label_for
+from tilewise.strategy.choice import (
+    ASKED,
+    FREE,
+    PASSED,
+    RULED,
+    Choice,
+    Choices,
+    as_layout,
+    place_time,
+    require_unique,
+)
 from tilewise.strategy.records import make_records
 from tilewise.strategy.strategy import DistributionStrategy
 
@@ -25,102 +42,219 @@ __all__ = ["propagate_layouts"]
 def propagate_layouts(
     graph: Graph, mesh: DeviceMesh, strategy: DistributionStrategy, batch: BatchCut
 ) -> GraphLayout:
-    """Layouts of a whole graph; every template is laid out once per distinct layout of its arguments.
+    """Layouts of a whole graph, with the reshards that make its ops agree.
 
     Raises:
-        LayoutError: operands of an op disagree, or a strategy shards what an op needs whole.
+        LayoutError: an axis shares two dims of a tensor, or a sum has parts that are no nodes of its tree.
     """
-    cache: dict[tuple[str, tuple[TensorLayout, ...]], GraphLayout] = {}
-    outside = {t.id: _from_labels(t.spec, mesh, strategy, batch) for t in graph.tensors if t.kind != "result"}
-    return _propagate(graph, mesh, outside, batch, cache)
+    every = _Propagation(mesh, strategy, batch)
+    hints = {t.id: hint for t in graph.tensors if (hint := every.hint(graph, t)) is not None}
+    outside = {t.id: hints.get(t.id) or every.ruled(t) for t in graph.tensors if t.kind != "result"}
+    _share_updates(graph, outside)
+    return every.lay_out(graph, outside, hints)[0]
 
 
-def _from_labels(
-    spec: TensorSpec, mesh: DeviceMesh, strategy: DistributionStrategy, batch: BatchCut
-) -> TensorLayout:
-    layout = []
-    for label in spec.labels:
-        given = strategy.axes_for(label.name) if label is not None else ()
-        axes = tuple(axis for axis in given if mesh.size(axis) > 1)
-        is_cut = label is not None and label.is_summed_by_leaves and batch.microbatches > 1
-        layout.append(place_time(axes, mesh, batch) if is_cut else axes)
-    return _unique(spec.name, tuple(layout))
-
-
-def place_time(axes: Axes, mesh: DeviceMesh, batch: BatchCut) -> Axes:
-    """Where microbatches stand among the axes that share the batch.
-
-    Outside, so that sums are completed once per step, are as many axes as hold nodes of the tree over leaves: those
-    whose devices the leaves allow. The others share every microbatch, and sums are completed once per microbatch.
-    """
-    outside = max(n for n in range(len(axes) + 1) if mesh.size(*axes[:n]) in allowed_widths(batch.leaves))
-    return (*axes[:outside], MICRO, *axes[outside:])
-
-
-def _propagate(
-    graph: Graph,
-    mesh: DeviceMesh,
-    known: Mapping[int, TensorLayout],
-    batch: BatchCut,
-    cache: dict[tuple[str, tuple[TensorLayout, ...]], GraphLayout],
-) -> GraphLayout:
-    layouts: dict[int, TensorLayout] = dict(known)
-    calls: dict[int, GraphLayout] = {}
-    records: dict[tuple[int, str], tuple[Record, ...]] = {}
+def _share_updates(graph: Graph, outside: dict[int, Choices]) -> None:
+    """What an update writes on lies alike: the strongest choice of a dim is that of all its states."""
     for op in graph.ops:
-        if op.op != "call":
-            layouts.update(zip(op.outputs, _through(graph, op, layouts)))
+        if op.outputs or op.op == "call":
             continue
+        factors, best = factors_of(graph, op), dict[str, Choice]()
+        mine = [(t, dims) for t, dims in zip(op.inputs, factors.inputs) if t in outside and dims is not None]
+        for tensor, dims in mine:
+            for name, choice in zip(dims, outside[tensor or 0]):
+                best[name] = min(best.get(name, choice), choice, key=lambda c: c.rank)
+        for tensor, dims in mine:
+            outside[tensor or 0] = tuple(best[name] for name in dims)
+
+
+@dataclass
+class _Propagation:
+    """What holds for all templates, and those that are laid out."""
+
+    mesh: DeviceMesh
+    strategy: DistributionStrategy
+    batch: BatchCut
+    cache: dict[object, tuple[GraphLayout, dict[int, Choices]]] = field(default_factory=dict)
+
+    def hint(self, graph: Graph, tensor: TensorNode) -> Choices | None:
+        """What a user asks of a tensor: in the graph, or by name in the strategy."""
+        name = tensor.spec.name or next((n for n, t in graph.outputs.items() if t == tensor.id), "")
+        asked = graph.hints.get(tensor.id)
+        for pattern, layout in self.strategy.layouts.items():
+            if asked is None and name and fnmatchcase(name, pattern):
+                asked = as_tensor_layout("strategy", layout, len(tensor.shape), name)
+        if asked is None:
+            return None
+        placed = [
+            place_time(label, axes, self.mesh, self.batch) for label, axes in zip(tensor.spec.labels, asked)
+        ]
+        origin = f"the hint on {name or f'result {tensor.id}'}"
+        return tuple(Choice(axes, ASKED, origin) for axes in require_unique(name, tuple(placed)))
+
+    def ruled(self, tensor: TensorNode) -> Choices:
+        """What the strategy's rules give a tensor from outside."""
+        found = []
+        for label in tensor.spec.labels:
+            given = self.strategy.axes_for(label.name) if label is not None else ()
+            axes = place_time(label, given, self.mesh, self.batch)
+            is_ruled = label is not None and bool(in_space(axes))
+            origin = f"the rule for {label.name if label is not None else '-'!r} of {tensor.spec.name}"
+            found.append(Choice(axes, RULED if is_ruled else FREE, origin if is_ruled else "no rule"))
+        require_unique(tensor.spec.name, as_layout(found))
+        return tuple(found)
+
+    def lay_out(
+        self, graph: Graph, outside: Mapping[int, Choices], hints: Mapping[int, Choices]
+    ) -> tuple[GraphLayout, dict[int, Choices]]:
+        """Layout of one graph or template, and the choices of its tensors."""
+        choices: dict[int, Choices] = dict(outside)
+        calls: dict[int, GraphLayout] = {}
+        reshards: list[Reshard] = []
+        wishes = _backwards(graph, hints)
+        for op in graph.ops:
+            if op.op == "call":
+                calls[op.id] = self._call(graph, op, choices, hints)
+            else:
+                reshards += _through(graph, op, choices, wishes)
+            for tensor in op.outputs:
+                if tensor in hints:
+                    reshards += _asked(graph, op, tensor, choices, hints[tensor])
+        layouts = tuple(as_layout(choices.get(t.id, ())) for t in graph.tensors)
+        records: dict[tuple[int, str], tuple[Record, ...]] = {}
+        for op in graph.ops:
+            if op.op != "call":
+                read = _as_read(op, layouts, reshards)
+                records |= make_records(graph, op, factors_of(graph, op), self.mesh, read, self.batch)
+        layout = GraphLayout(self.mesh, layouts, layouts, calls, records, tuple(reshards))
+        return layout, choices
+
+    def _call(
+        self, graph: Graph, op: OpNode, choices: dict[int, Choices], hints: Mapping[int, Choices]
+    ) -> GraphLayout:
         template = graph.templates[op.attrs["template"]]
-        given = tuple(layouts[i] for i in op.inputs if i is not None)
-        key = (template.key, given)
-        if key not in cache:
+        given = tuple(choices[i] for i in op.inputs if i is not None)
+        key = (template.key, tuple((c.axes, c.rank) for tensor in given for c in tensor))
+        if key not in self.cache:
             counts.sharded += 1
-            cache[key] = _propagate(template.graph, mesh, dict(zip(template.arguments, given)), batch, cache)
-        calls[op.id] = cache[key]
-        inner = (*template.results, *op.attrs["saved"])
-        layouts.update(zip(op.outputs, (cache[key].use[t] for t in inner)))
-    unknown: TensorLayout = ()
-    every = tuple(layouts.get(t.id, unknown) for t in graph.tensors)
-    for op in graph.ops:
-        if op.op != "call":
-            records |= make_records(graph, op, factors_of(graph, op), mesh, every, batch)
-    return GraphLayout(mesh, every, every, calls, records)
-
-
-def _through(graph: Graph, op: OpNode, layouts: Mapping[int, TensorLayout]) -> list[TensorLayout]:
-    """Layouts of an op's outputs from those of its inputs."""
-    factors = factors_of(graph, op)
-    axis_of: dict[str, tuple[Axes, int]] = {}
-    for tensor, names in zip(op.inputs, factors.inputs):
-        if tensor is None or names is None:
-            continue
-        for name, axis in zip(names, layouts[tensor]):
-            seen = axis_of.setdefault(name, (axis, tensor))
-            if seen[0] != axis:
-                raise LayoutError(_conflict(graph, op, name, seen, (axis, tensor)))
-            if axis and name in factors.whole:
-                raise LayoutError(
-                    f"[strategy.propagate] {op.op} needs a dim whole; got {graph.spec(tensor)} of {op.label!r} sharded "
-                    f"on {show_axes(axis)}; take the label off that dim"
-                )
-    return [_unique(op.label, tuple(axis_of.get(n, ((), -1))[0] for n in names)) for names in factors.outputs]
-
-
-def _unique(name: str, layout: TensorLayout) -> TensorLayout:
-    used = [a for axes in layout for a in axes]
-    if len(set(used)) != len(used):
-        raise LayoutError(
-            f"[strategy.propagate] an axis can shard one dim of a tensor; got {show_layout(layout)} of {name!r}; "
-            "label its dims differently"
+            inner = {t.id: h for t in template.graph.tensors if (h := self.hint(template.graph, t))}
+            inner = {t: h for t, h in inner.items() if t not in template.arguments}
+            arguments = dict(zip(template.arguments, given))
+            self.cache[key] = self.lay_out(template.graph, arguments, inner)
+        layout, found = self.cache[key]
+        choices.update(
+            (o, tuple(c.through(PASSED) for c in found[t]))
+            for o, t in zip(op.outputs, (*template.results, *op.attrs["saved"]))
         )
-    return layout
+        return layout
 
 
-def _conflict(graph: Graph, op: OpNode, factor: str, *sides: tuple[Axes, int]) -> str:
-    (axis_a, a), (axis_b, b) = sides
-    name_a, name_b = graph.spec(a).name or f"result {a}", graph.spec(b).name or f"result {b}"
-    return (
-        f"[strategy.propagate] operands of {op.label!r} must agree on factor {factor!r}; got {name_a} {graph.spec(a)} "
-        f"on {show_axes(axis_a)} and {name_b} {graph.spec(b)} on {show_axes(axis_b)}; label both dims alike"
+def _backwards(graph: Graph, hints: Mapping[int, Choices]) -> dict[int, Choices]:
+    """What results should have: hints, and what they ask of the results before them, through ops that contract
+    nothing."""
+    wishes = {t: hint for t, hint in hints.items() if graph.tensors[t].kind == "result"}
+    for op in reversed(graph.ops):
+        if op.op == "call" or not wishes.keys() & {*op.outputs}:
+            continue
+        factors = factors_of(graph, op)
+        if factors.partials or factors.moved:
+            continue
+        wanted = {
+            name: wish.through(PASSED)
+            for tensor, dims in zip(op.outputs, factors.outputs)
+            for name, wish in zip(dims, wishes.get(tensor, ()))
+        }
+        for tensor, dims in zip(op.inputs, factors.inputs):
+            is_result = tensor is not None and dims is not None and graph.tensors[tensor].kind == "result"
+            if is_result and tensor not in wishes and all(name in wanted for name in dims or ()):
+                wishes[tensor or 0] = tuple(wanted[name] for name in dims or ())
+    return wishes
+
+
+def _through(
+    graph: Graph, op: OpNode, choices: dict[int, Choices], wishes: Mapping[int, Choices]
+) -> list[Reshard]:
+    """Settle an op: choices of its outputs, and the operands that have to be resharded for it."""
+    factors = factors_of(graph, op)
+    agreed = agree(graph, op, factors, choices, wishes)
+    found = []
+    for position, (tensor, dims) in enumerate(zip(op.inputs, factors.inputs)):
+        if tensor is None or dims is None:
+            continue
+        wanted = tuple(have if n in factors.moved else agreed[n] for n, have in zip(dims, choices[tensor]))
+        if as_layout(wanted) == as_layout(choices[tensor]):
+            continue
+        spec = graph.spec(tensor)
+        labels = tuple(
+            own if choice.axes == have.axes else label_for(graph, op, factors, choices, name, size) or own
+            for name, size, own, have, choice in zip(dims, spec.shape, spec.labels, choices[tensor], wanted)
+        )
+        found.append(_reshard(op, position, tensor, choices[tensor], wanted, labels))
+    rank = behind(factors)
+    for tensor, dims in zip(op.outputs, factors.outputs):
+        natural = tuple(agreed[name].through(rank) for name in dims)
+        choices[tensor] = _arrival(op, factors, tensor, natural, agreed, wishes.get(tensor))
+        require_unique(op.label, as_layout(choices[tensor]))
+    return found
+
+
+def _arrival(
+    op: OpNode,
+    factors: Factors,
+    tensor: int,
+    natural: Choices,
+    agreed: Mapping[str, Choice],
+    wish: Choices | None,
+) -> Choices:
+    """A sum may arrive in the shards that a wish asks for: those of its own team, on one more dim."""
+    if wish is None:
+        return natural
+    number = op.outputs.index(tensor)
+    sums = [p for p in factors.partials if number in p.outputs and p.combine == "sum"]
+    teams = {
+        in_space(agreed[f].axes)
+        for p in sums
+        for f in p.factors
+        if f in agreed and f not in factors.outputs[number]
+    }
+    changed = [d for d, (have, want) in enumerate(zip(natural, wish)) if have.axes != want.axes]
+    if len(changed) == 1 and len(sums) == 1:
+        (dim,) = changed
+        have, want = natural[dim].axes, wish[dim].axes
+        if want[: len(have)] == have and want[len(have) :] in teams:
+            return (*natural[:dim], wish[dim], *natural[dim + 1 :])
+    return natural
+
+
+def _asked(
+    graph: Graph, op: OpNode, tensor: int, choices: dict[int, Choices], hint: Choices
+) -> list[Reshard]:
+    """Meet the hint on a result: with a reshard behind its producer, unless it already has the layout."""
+    have = choices[tensor]
+    choices[tensor] = hint
+    if as_layout(have) == as_layout(hint):
+        return []
+    return [_reshard(op, None, tensor, have, hint, graph.spec(tensor).labels)]
+
+
+def _reshard(
+    op: OpNode, position: int | None, tensor: int, have: Choices, want: Choices, labels: Sequence[object]
+) -> Reshard:
+    changed = [(a, b) for a, b in zip(have, want) if a.axes != b.axes]
+    origins = (
+        "; ".join(dict.fromkeys(a.origin for a, _ in changed)),
+        "; ".join(dict.fromkeys(b.origin for _, b in changed)),
     )
+    asked = all(ASKED in (a.rank, b.rank) for a, b in changed)
+    return Reshard(op.id, position, tensor, as_layout(have), as_layout(want), tuple(labels), origins, asked)  # type: ignore[arg-type]
+
+
+def _as_read(
+    op: OpNode, layouts: Sequence[TensorLayout], reshards: Sequence[Reshard]
+) -> Mapping[int, TensorLayout]:
+    """Layouts of an op's tensors as it sees them: operands resharded, results before a hint reshards them."""
+    seen = {t: layouts[t] for t in (*op.inputs, *op.outputs) if t is not None}
+    for reshard in reshards:
+        if reshard.op == op.id:
+            seen[reshard.tensor] = reshard.after if reshard.position is not None else reshard.before
+    return seen

@@ -1,17 +1,18 @@
 """From laid-out ops to records: what is partial, who holds which leaves of its tree, where it must arrive.
 
-A record is made of every value that an op declares as partial and whose factor is shared, in space or in time. Whether
-its intervals make up the tree is not decided here: `ir.validate.validate_records` folds them.
+A record is made of every value that an op declares as partial and whose factor is shared, in space or in time. Widths
+whose parts would be no nodes are refused with the chunks or leaves that fit; `ir.validate.validate_records` folds what
+records say, wherever they come from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import MICRO, DeviceMesh
-from tilewise.core.tree import Interval, share_of, widths_in_words
-from tilewise.ir.batch import BatchCut
+from tilewise.core.tree import allowed_widths, share_of, widths_in_words
+from tilewise.ir.batch import BatchCut, leaves_in_words
 from tilewise.ir.contractions import Contraction, find_contractions, group_of, is_covered_by
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import GROUPS, LEAVES, Record, TensorLayout, show_axes
@@ -25,13 +26,13 @@ def make_records(
     op: OpNode,
     factors: Factors,
     mesh: DeviceMesh,
-    layouts: Sequence[TensorLayout],
+    layouts: Sequence[TensorLayout] | Mapping[int, TensorLayout],
     batch: BatchCut,
 ) -> dict[tuple[int, str], tuple[Record, ...]]:
     """The records of one op.
 
     Raises:
-        LayoutError: two dims of one sum are shared, or there are more parts than leaves.
+        LayoutError: two dims of one sum are shared, or its parts would be no nodes: names the C or G that fits.
     """
     found: dict[tuple[int, str], list[Record]] = {}
     for contraction in find_contractions(graph, op, factors, layouts):
@@ -57,26 +58,31 @@ def _record(
     partial: Partial,
     contraction: Contraction,
     mesh: DeviceMesh,
-    layouts: Sequence[TensorLayout],
+    layouts: Sequence[TensorLayout] | Mapping[int, TensorLayout],
     batch: BatchCut,
 ) -> Record | None:
-    axes, teams = contraction.axes, 1
+    axes, teams, count = contraction.axes, 1, graph.reduction_chunks
     parts = mesh.size(*axes) * (batch.microbatches if MICRO in axes else 1)
-    count, setting = graph.reduction_chunks, "graph.reduction_chunks"
     if partial.tree == LEAVES:
-        count, setting = batch.leaves, "leaves"
+        count = batch.leaves
     elif partial.tree == GROUPS:
         heads, count = group_of(graph, op, contraction)
-        teams, setting = min(heads, parts), "the number of query heads per KV head"
-    if parts // teams > count:
+        teams = min(heads, parts)
+    width = parts // teams
+    if width not in allowed_widths(count) or parts % teams:
+        advice = {
+            LEAVES: leaves_in_words(batch, width),
+            GROUPS: "a group of query heads halves evenly among "
+            f"{', '.join(str(w) for w in allowed_widths(count))} devices",
+        }
         raise LayoutError(
-            f"[strategy.records] each part of a sum is a node of its tree; got {parts} parts of {partial.name!r} of "
+            f"[strategy.records] parts of a sum are nodes of its tree; got {width} parts of {partial.name!r} of "
             f"{op.label!r} ({op.op}) on {show_axes(axes)}, for {count} {partial.tree}; "
-            f"{widths_in_words(parts // teams, count, setting)}"
+            + advice.get(partial.tree, widths_in_words(width, count, "graph.reduction_chunks"))
         )
     if parts == teams:
         return None  # every KV head lies on one device with all its query heads
-    held = _held(count, parts // teams)
+    held = tuple(share_of(count, width, i) for i in range(width))
     arrives = tuple(layouts[op.outputs[o]] for o in partial.outputs)
     return Record(
         op.id,
@@ -89,7 +95,3 @@ def _record(
         (held,) * teams,
         arrives,
     )
-
-
-def _held(count: int, parts: int) -> tuple[Interval, ...]:
-    return tuple(share_of(count, parts, i) for i in range(parts))

@@ -10,6 +10,7 @@ from tilewise.core.border import Border, shown
 from tilewise.core.dims import BATCH
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import Axes, DeviceMesh
+from tilewise.ir.hints import Hint, axes_in
 
 __all__ = ["DistributionStrategy", "ParallelismMode"]
 
@@ -36,17 +37,20 @@ class DistributionStrategy:
         axes: mesh axis -> size, in mesh order.
         rules: label name -> the mesh axis that shards dims so labelled, or several, major first; everything else is
             replicated.
+        layouts: name pattern (`layers.*.mlp.up_proj.weight`) -> layout (ir/hints.py) of the tensors from outside and of
+            the outputs so named, which goes before rules. The first pattern that fits decides.
 
     Which sizes fit is the graph's: its `reduction_chunks` and the leaves of its batch decide (docs/numerics.md, rules 2
     and 5).
 
     Raises:
-        LayoutError: an axis has no size, or a rule names no axis, or one twice.
+        LayoutError: an axis has no size, or a rule or a layout names no axis, or one twice.
     """
 
     mode: ParallelismMode
     axes: Mapping[str, int]
     rules: Mapping[str, str | Axes] = field(default_factory=dict)
+    layouts: Mapping[str, Hint] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _border.instance(
@@ -59,6 +63,18 @@ class DistributionStrategy:
         }
         object.__setattr__(self, "axes", dict(zip(mesh.names, mesh.sizes)))  # the caller may change its own
         object.__setattr__(self, "rules", rules)
+        layouts = dict(_border.mapping("strategy", "layouts", self.layouts, "layouts by name"))
+        for pattern, hint in layouts.items():
+            _border.text("strategy", "a pattern of names", pattern)
+            unknown = sorted(axes_in("strategy", hint, pattern) - {*mesh.names})
+            if unknown:
+                _border.refuse(
+                    "strategy",
+                    "a layout names axes of the strategy",
+                    f"{unknown[0]!r} for {pattern!r} over {mesh}",
+                    "name its axes",
+                )
+        object.__setattr__(self, "layouts", layouts)
 
     def axes_for(self, label: str) -> Axes:
         """The axes that shard dims of that label."""

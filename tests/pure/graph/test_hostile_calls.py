@@ -52,6 +52,7 @@ CALLS = {
     "state": lambda g, t: (g.state, [[3]], {"dtype": "f32", "name": "n", "labels": [], "storage": "rows"}),
     "constant": lambda g, t: (g.constant, [np.zeros(3, np.float32)], {"name": "n", "labels": (), "storage": "rows"}),
     "output": lambda g, t: (g.output, [t["x"], "out"], {}),
+    "constrain": lambda g, t: (g.constrain, [t["x"], ("dp", None)], {}),
     "op": lambda g, t: (g.op, ["scale", [t["x"]]], {"factor": 2.0}),
     "add": lambda g, t: (g.add, [t["x"], t["x"]], {}),
     "multiply": lambda g, t: (g.multiply, [t["x"], t["x"]], {}),
@@ -96,6 +97,7 @@ TAKEN: dict[str, dict[int | str, set[str]]] = {  # besides what an argument is m
     "state": NAMED,
     "constant": NAMED,
     "output": {1: {"'name'"}},
+    "constrain": {1: {"()", "[]", "{}"}},  # replicated
     "op": {"factor": NUMBERS},
     "scale": {1: NUMBERS},
     "matmul": {"transpose_b": {"True"}, "residual": {"None"}},

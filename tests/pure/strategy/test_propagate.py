@@ -50,24 +50,6 @@ def test_axes_of_size_one_shard_nothing():
     assert laid_out(g, DeviceMesh({}), DistributionStrategy.single()) == (((), ()),)
 
 
-def test_conflicts_name_both_sides():
-    """One operand sharded on a factor and the other not."""
-    g = GraphBuilder()
-    x = g.input([4, 6], name="x")
-    g.matmul(x, g.parameter([8, 6], name="w", labels=[None, MLP]), transpose_b=True)
-    with pytest.raises(LayoutError, match=r"factor 'k'; got x f32\[4, 6\] on - and w f32\[8, 6\] on tp"):
-        laid_out(g, MESH, BOTH)
-
-
-def test_what_an_op_needs_whole():
-    """A norm's dim cannot be sharded."""
-    g = GraphBuilder()
-    x = g.input([4, 6], name="x", labels=[None, MLP])
-    g.rms_norm(x, g.parameter([6], name="gamma", labels=[MLP]))
-    with pytest.raises(LayoutError, match="whole"):
-        laid_out(g, MESH, BOTH)
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [

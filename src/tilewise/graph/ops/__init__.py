@@ -9,7 +9,19 @@ from tilewise.graph.ops import (
     loss,
     norm,
     optimizer,
+    reshard,
     update,
 )
 
-__all__ = ["attention", "elementwise", "embedding", "gather", "linear", "loss", "norm", "optimizer", "update"]
+__all__ = [
+    "attention",
+    "elementwise",
+    "embedding",
+    "gather",
+    "linear",
+    "loss",
+    "norm",
+    "optimizer",
+    "reshard",
+    "update",
+]

@@ -215,14 +215,14 @@ class AttentionBackward(Op):
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """As forward."""
         x = ("b", "s", "h")
-        heads = Partial("heads", ("h",), (1, 2), tree=GROUPS)
-        return Factors((x,) * 6, (x,) * 3, whole=frozenset("s"), partials=(heads,))
+        group = Partial("group", ("h",), (1, 2), tree=GROUPS)
+        return Factors((x,) * 6, (x,) * 3, whole=frozenset("s"), partials=(group,))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per block of whole sequences, then the sum over replicas of a KV head."""
         q, k = op.given[3], op.given[4]
         t = low.tensor(q)
-        spread = low.record(op, "heads")
+        spread = low.record(op, "group")
         targets: list[int | Ref] = list(op.outputs)
         if spread is not None:
             targets[1:] = [low.temp_like(low.tensor(o), dtype="f32", name="partial") for o in op.outputs[1:]]

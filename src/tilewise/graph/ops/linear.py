@@ -110,7 +110,8 @@ class Linear(Op):
             names += [(*rows, "k"), weight]
         if attrs["residual"]:
             names.append((*rows, "n"))
-        return Factors(tuple(names), ((*rows, "n"),), partials=(Partial("product", ("k",), (0,)),))
+        product = Partial("product", ("k",), (0,), cut_by=tuple(range(1, 2 * attrs["num_terms"], 2)))
+        return Factors(tuple(names), ((*rows, "n"),), partials=(product,))
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """dx = dy·w, dw = dyᵀ·x, and dy itself for the residual."""

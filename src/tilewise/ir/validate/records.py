@@ -9,22 +9,20 @@ devices alike or on one.
 from __future__ import annotations
 
 from tilewise.core.errors import LayoutError
-from tilewise.core.tree import fold_intervals, widths_in_words
+from tilewise.core.tree import fold_intervals
 from tilewise.ir.contractions import Contraction, factors_of, find_contractions, group_of, is_covered_by
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.layout import GROUPS, LEAVES, GraphLayout, Record, in_space, show_axes
+from tilewise.ir.layout import GROUPS, GraphLayout, Record, in_space, show_axes
 from tilewise.ir.op import Factors
 
 __all__ = ["validate_records"]
-
-_SETTINGS = {LEAVES: "leaves", GROUPS: "the number of query heads per KV head"}
 
 
 def validate_records(graph: Graph, layout: GraphLayout) -> None:
     """Every shared contraction has its records, in layers too, and every record folds to the root of its tree.
 
     Raises:
-        LayoutError: names the op, the dim and the axes, or the interval and the widths that would fit.
+        LayoutError: names the op, the dim and the axes, or the interval that breaks the tree.
     """
     seen: set[int] = set()
     _validate(graph, layout, seen)
@@ -79,10 +77,9 @@ def _fold(graph: Graph, layout: GraphLayout, record: Record) -> None:
     for held in record.held:
         problem = fold_intervals(held, record.count)
         if problem:
-            setting = _SETTINGS.get(record.tree, "graph.reduction_chunks")
             raise LayoutError(
                 f"[ir.validate] parts of a value make up the tree over its {record.count} {record.tree}; got "
-                f"{problem}, of {len(held)} parts, in {where}; {widths_in_words(len(held), record.count, setting)}"
+                f"{problem}, of {len(held)} parts, in {where}; please report the layout"
             )
 
 

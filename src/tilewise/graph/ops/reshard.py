@@ -1,0 +1,61 @@
+"""Changes of layout as ops: `strategy.insert_reshards` puts them between a tensor and who reads it otherwise.
+
+Their layouts say what they do; values, shape and dtype stay. Layouts are decided behind differentiation, so they need
+no gradient. There is no third op for sums: a sum arrives in shards by its own record (a reduce-scatter).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.lowering import Lowering
+from tilewise.ir.op import Factors, Op, Signature, register
+
+__all__: list[str] = []
+
+
+class Reshard(Op):
+    """Base of both: one operand, any storage, every dim under a name of its own whose axes may change."""
+
+    signature = Signature(1)
+
+    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
+        """Weights are resharded as they lie."""
+        return True
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """As x."""
+        (x,) = inputs
+        assert x is not None
+        return [TensorSpec(x.shape, x.dtype, x.labels, storage=x.storage)]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """All dims stay, all may move."""
+        (x,) = inputs
+        assert x is not None
+        dims = tuple(f"d{i}" for i in range(len(x.shape)))
+        return Factors((dims,), (dims,), moved=frozenset(dims))
+
+
+@register
+class AllGather(Reshard):
+    """The parts along the axes that the result's layout lacks come together on every device."""
+
+    name = "all_gather"
+
+    def lower(self, low: Lowering, op: OpNode) -> None:
+        """One task per row tile, once all peers have their parts."""
+        low.all_gather(op, op.given[0], op.outputs[0])
+
+
+@register
+class Slice(Reshard):
+    """Every device keeps its part along the axes that the result's layout has more; nothing moves between devices."""
+
+    name = "slice"
+
+    def lower(self, low: Lowering, op: OpNode) -> None:
+        """One task per row tile."""
+        low.slice(op, op.given[0], op.outputs[0])

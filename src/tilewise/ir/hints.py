@@ -1,0 +1,102 @@
+"""Layouts as users write them, in either of the two usual spellings, and the one form that is used inside.
+
+Per dim, as JAX's PartitionSpec: `("dp", None, ("tp", "cp"))`, with `None` for whole dims and a tuple for several axes,
+major first; dims that are left out are whole. Or per mesh axis, as torch.distributed.tensor: `{"dp": Shard(0), "tp":
+Replicate()}`; axes that share one dim stand in the order of the mapping, major first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tilewise.core.border import Border, shown
+from tilewise.core.errors import LayoutError
+from tilewise.core.mesh import MICRO, Axes
+
+__all__ = ["Hint", "Replicate", "Shard", "as_tensor_layout", "axes_in"]
+
+_border = Border("ir", LayoutError)
+_ADVICE = 'write ("dp", None, "tp"), or {"dp": Shard(0), "tp": Replicate()}'
+
+
+@dataclass(frozen=True)
+class Shard:
+    """An axis shares the elements of one dim.
+
+    Args:
+        dim: which, from 0.
+
+    Raises:
+        LayoutError: it is no dim's number.
+    """
+
+    dim: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dim", _border.integer("Shard", "dim", self.dim, 0, 63))
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """Every device along an axis holds all of a tensor."""
+
+
+Hint = Sequence[str | Axes | None] | Mapping[str, Shard | Replicate]
+
+
+def as_tensor_layout(call: str, hint: object, rank: int, name: str) -> tuple[Axes, ...]:
+    """A user's layout of a tensor with `rank` dims.
+
+    Raises:
+        LayoutError: it has neither form, names a dim that the tensor does not have, or an axis twice.
+    """
+    dims = _by_axis(call, hint, name) if isinstance(hint, Mapping) else _by_dim(call, hint, name)
+    if len(dims) > rank:
+        _border.refuse(
+            call,
+            f"a layout has at most one entry per dim of {name!r}",
+            f"{shown(hint)} for {rank} dims",
+            _ADVICE,
+        )
+    used = [axis for axes in dims for axis in axes]
+    if len(set(used)) != len(used) or MICRO in used:
+        _border.refuse(
+            call,
+            "a layout names each axis of devices once",
+            f"{shown(hint)} for {name!r}",
+            "drop one of them",
+        )
+    return (*dims, *((),) * (rank - len(dims)))
+
+
+def axes_in(call: str, hint: object, name: str) -> set[str]:
+    """The axes that a layout names.
+
+    Raises:
+        LayoutError: it has neither form.
+    """
+    dims = _by_axis(call, hint, name) if isinstance(hint, Mapping) else _by_dim(call, hint, name)
+    return {axis for axes in dims for axis in axes}
+
+
+def _by_dim(call: str, hint: object, name: str) -> list[Axes]:
+    if not isinstance(hint, Sequence) or isinstance(hint, str | bytes):
+        _border.refuse(call, f"a layout of {name!r} has one of two forms", shown(hint), _ADVICE)
+    found: list[Axes] = []
+    for entry in hint:
+        axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
+        if not isinstance(axes, tuple) or not all(isinstance(a, str) and a for a in axes):
+            _border.refuse(call, f"a layout of {name!r} has one of two forms", shown(hint), _ADVICE)
+        found.append(axes)
+    return found
+
+
+def _by_axis(call: str, hint: Mapping[object, object], name: str) -> list[Axes]:
+    found: dict[int, Axes] = {}
+    for axis, placed in hint.items():
+        if not isinstance(axis, str) or not axis or not isinstance(placed, Shard | Replicate):
+            _border.refuse(call, f"a layout of {name!r} has one of two forms", shown(hint), _ADVICE)
+        if isinstance(placed, Shard):
+            found[placed.dim] = (*found.get(placed.dim, ()), axis)
+    return [found.get(d, ()) for d in range(max(found, default=-1) + 1)]

@@ -1,0 +1,83 @@
+"""What one dim's layout is, how strongly that is wanted, and why: the values that propagation weighs.
+
+Axes of several dims of a tensor must differ. A dim that counts the batch has time among its axes when a step has
+several microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tilewise.core.dims import DimLabel
+from tilewise.core.errors import LayoutError
+from tilewise.core.mesh import MICRO, Axes, DeviceMesh
+from tilewise.core.tree import allowed_widths
+from tilewise.ir.batch import BatchCut
+from tilewise.ir.layout import TensorLayout, show_layout
+
+__all__ = [
+    "ASKED",
+    "CONTRACTED",
+    "FREE",
+    "PASSED",
+    "RULED",
+    "Choice",
+    "Choices",
+    "as_layout",
+    "place_time",
+    "require_unique",
+]
+
+# Who is heard first: users' hints, a strategy's rules, what passes through an op, what comes out of a contraction. A
+# dim that is free is whole, and takes what its neighbours have.
+ASKED, RULED, PASSED, CONTRACTED, FREE = range(5)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One dim's axes, the rank of who chose them, and in words where they came from."""
+
+    axes: Axes
+    rank: int
+    origin: str
+
+    def through(self, rank: int) -> Choice:
+        """The same behind an op: no stronger than what passes through it."""
+        return self if self.rank == FREE else replace(self, rank=max(self.rank, rank))
+
+
+Choices = tuple[Choice, ...]
+
+
+def as_layout(choices: Sequence[Choice]) -> TensorLayout:
+    """The layout that choices make up."""
+    return tuple(choice.axes for choice in choices)
+
+
+def require_unique(name: str, layout: TensorLayout) -> TensorLayout:
+    """A layout in which no axis stands twice.
+
+    Raises:
+        LayoutError: one does.
+    """
+    used = [axis for axes in layout for axis in axes]
+    if len(set(used)) != len(used):
+        raise LayoutError(
+            f"[strategy.propagate] an axis can shard one dim of a tensor; got {show_layout(layout)} of {name!r}; "
+            "label its dims differently"
+        )
+    return layout
+
+
+def place_time(label: DimLabel | None, axes: Axes, mesh: DeviceMesh, batch: BatchCut) -> Axes:
+    """A dim's axes that have a device to share with and, where it counts the batch, microbatches among them.
+
+    Outside of time, so that sums are completed once per step, are as many axes as hold nodes of the tree over leaves:
+    those whose devices the leaves allow. The others share every microbatch, and sums are completed once in each.
+    """
+    axes = tuple(axis for axis in axes if mesh.size(axis) > 1)
+    if label is None or not label.is_summed_by_leaves or batch.microbatches == 1:
+        return axes
+    outside = max(n for n in range(len(axes) + 1) if mesh.size(*axes[:n]) in allowed_widths(batch.leaves))
+    return (*axes[:outside], MICRO, *axes[outside:])

@@ -1,0 +1,180 @@
+"""Making every disagreement about a layout an op, behind which operands agree everywhere.
+
+A dim that loses axes is gathered to what both layouts begin with, a dim that gains axes is sliced; a change takes at
+most one op of each kind. Readers in one phase that want the same share it. Templates whose layers need reshards get a
+copy per layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from tilewise.core.dims import DimLabel
+from tilewise.core.errors import LayoutError
+from tilewise.core.mesh import Axes
+from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
+from tilewise.ir.layout import GraphLayout, Reshard, TensorLayout, show_layout
+
+__all__ = ["insert_reshards"]
+
+
+def insert_reshards(graph: Graph, layout: GraphLayout, *, strict: bool = False) -> tuple[Graph, GraphLayout]:
+    """The graph with its reshards as ops `all_gather` and `slice`, and its layout.
+
+    Args:
+        strict: refuse reshards that no hint asks for.
+
+    Raises:
+        LayoutError: the batch is shared in two ways; with `strict`, an op's operands disagree.
+    """
+    return _Inserting(strict).insert(graph, layout)
+
+
+@dataclass
+class _Inserting:
+    strict: bool
+    done: dict[tuple[str, int], tuple[Template, GraphLayout]] = field(default_factory=dict)
+
+    def insert(self, graph: Graph, layout: GraphLayout) -> tuple[Graph, GraphLayout]:
+        """One graph, and the templates that it calls."""
+        if not _has_reshards(layout):
+            return graph, layout
+        for reshard in layout.reshards:
+            self._check(graph, reshard)
+        return _Rewrite(self, graph, layout).run()
+
+    def template(self, template: Template, layout: GraphLayout) -> tuple[Template, GraphLayout]:
+        """A template with its reshards, under a name of its own where it has any."""
+        key = template.key, id(layout)
+        if key not in self.done:
+            if not _has_reshards(layout):
+                self.done[key] = template, layout
+            else:
+                rewrite = _Rewrite(self, template.graph, layout)
+                for reshard in layout.reshards:
+                    self._check(template.graph, reshard)
+                graph, inner = rewrite.run()
+                number = sum(k == template.key for k, _ in self.done) + 1
+                results = tuple(rewrite.now.get(r, r) for r in template.results)
+                renamed = Template(f"{template.key}+reshards{number}", graph, template.arguments, results)
+                self.done[key] = renamed, inner
+        return self.done[key]
+
+    def _check(self, graph: Graph, reshard: Reshard) -> None:
+        op, spec = graph.ops[reshard.op], graph.spec(reshard.tensor)
+        what = "result" if reshard.position is None else f"operand {reshard.position}"
+        got = (
+            f"{what} of {op.label!r} ({op.op}), {spec.name or f'result {reshard.tensor}'} {spec}, as "
+            f"{show_layout(reshard.before)} from {reshard.origins[0]} and as {show_layout(reshard.after)} from "
+            f"{reshard.origins[1]}"
+        )
+        for label, before, after in zip(spec.labels, reshard.before, reshard.after):
+            if label is not None and label.is_summed_by_leaves and before != after:
+                raise LayoutError(
+                    f"[strategy.insert_reshards] all that counts the batch is shared alike; got {got}; drop the hint "
+                    "on one of them"
+                )
+        if self.strict and not reshard.is_asked_for:
+            raise LayoutError(
+                f"[strategy.insert_reshards] strict=True takes only reshards that a hint asks for; got {got}; label "
+                "both dims alike, or ask for one of the layouts"
+            )
+
+
+def _has_reshards(layout: GraphLayout) -> bool:
+    return bool(layout.reshards) or any(_has_reshards(inner) for inner in layout.calls.values())
+
+
+class _Rewrite:
+    """A graph as it is written anew, op by op; `now` says which tensor stands for one that a hint has resharded."""
+
+    def __init__(self, owner: _Inserting, graph: Graph, layout: GraphLayout) -> None:
+        self.owner, self.graph, self.layout = owner, graph, layout
+        self.tensors = list(graph.tensors)
+        self.use = list(layout.use)
+        self.ops: list[OpNode] = []
+        self.now: dict[int, int] = {}
+        self.templates = dict(graph.templates)
+        self.made: dict[tuple[int, TensorLayout, tuple[DimLabel | None, ...], str], int] = {}
+
+    def run(self) -> tuple[Graph, GraphLayout]:
+        """All ops, each behind the reshards of its operands and before those of its results."""
+        wanted: dict[tuple[int, int | None, int], Reshard] = {
+            (r.op, r.position, r.tensor): r for r in self.layout.reshards
+        }
+        calls: dict[int, GraphLayout] = {}
+        numbers: dict[int, int] = {}
+        for op in self.graph.ops:
+            inputs = list(op.inputs)
+            for position, tensor in enumerate(op.inputs):
+                if tensor is not None:
+                    reshard = wanted.get((op.id, position, tensor))
+                    source = self.now.get(tensor, tensor)
+                    inputs[position] = source if reshard is None else self._reshard(source, reshard, op)
+            new = replace(op, id=len(self.ops), inputs=tuple(inputs))
+            if op.op == "call":
+                new, calls[new.id] = self._call(op, new)
+            numbers[op.id] = new.id
+            self.ops.append(new)
+            for tensor in op.outputs:
+                reshard = wanted.get((op.id, None, tensor))
+                if reshard is not None:
+                    self.use[tensor] = reshard.before
+                    self.now[tensor] = self._reshard(tensor, reshard, op)
+        return self._frozen(numbers), self._laid_out(calls, numbers)
+
+    def _call(self, op: OpNode, new: OpNode) -> tuple[OpNode, GraphLayout]:
+        template, inner = self.owner.template(
+            self.graph.templates[op.attrs["template"]], self.layout.calls[op.id]
+        )
+        self.templates[template.key] = template
+        return replace(new, attrs={**new.attrs, "template": template.key}), inner
+
+    def _reshard(self, source: int, reshard: Reshard, op: OpNode) -> int:
+        """The tensor in the layout that is wanted."""
+        spec = self.graph.spec(reshard.tensor)
+        relabelled = (a is not b for a, b in zip(spec.labels, reshard.labels))
+        shared = tuple(
+            () if other else _common(a, b) for a, b, other in zip(reshard.before, reshard.after, relabelled)
+        )
+        for name, after, labels in (
+            ("all_gather", shared, spec.labels),
+            ("slice", reshard.after, reshard.labels),
+        ):
+            if after == self.use[source]:
+                continue
+            key = source, after, labels, op.phase
+            if key not in self.made:
+                own = replace(spec, labels=labels, name="")
+                self.made[key] = len(self.tensors)
+                self.tensors.append(TensorNode(len(self.tensors), own, "result", len(self.ops)))
+                label = f"{name}:{spec.name or op.label}"
+                self.ops.append(
+                    OpNode(len(self.ops), name, (source,), (self.made[key],), {}, op.phase, label)
+                )
+                self.use.append(after)
+            source = self.made[key]
+        return source
+
+    def _frozen(self, numbers: Mapping[int, int]) -> Graph:
+        producer = {o: op.id for op in self.ops for o in op.outputs}
+        tensors = tuple(replace(t, producer=producer.get(t.id)) for t in self.tensors)
+        outputs = {name: self.now.get(t, t) for name, t in self.graph.outputs.items()}
+        used = {op.attrs["template"] for op in self.ops if op.op == "call"}
+        templates = {key: t for key, t in self.templates.items() if key in used}
+        return replace(self.graph, tensors=tensors, ops=tuple(self.ops), outputs=outputs, templates=templates)
+
+    def _laid_out(self, calls: Mapping[int, GraphLayout], numbers: Mapping[int, int]) -> GraphLayout:
+        records = {
+            (numbers[op], name): tuple(replace(r, op=numbers[op]) for r in found)
+            for (op, name), found in self.layout.records.items()
+        }
+        use = tuple(self.use)
+        return GraphLayout(self.layout.mesh, use, use, calls, records)
+
+
+def _common(a: Axes, b: Axes) -> Axes:
+    """What two dims' axes begin with."""
+    count = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+    return a[:count]

@@ -1,0 +1,80 @@
+"""Layouts as users write them: two spellings, one form; what is none is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tilewise.core.errors import LayoutError
+from tilewise.graph import GraphBuilder, simplify
+from tilewise.ir.hints import Replicate, Shard, as_tensor_layout
+from tilewise.strategy import DistributionStrategy, ParallelismMode
+
+
+@pytest.mark.parametrize(
+    ("hint", "layout"),
+    [
+        (("dp", None, "tp"), (("dp",), (), ("tp",))),
+        ([("dp", "fsdp"), "tp"], (("dp", "fsdp"), ("tp",), ())),
+        ((), ((), (), ())),
+        ({"dp": Shard(0), "tp": Replicate(), "cp": Shard(2)}, (("dp",), (), ("cp",))),
+        ({"fsdp": Shard(1), "dp": Shard(1)}, ((), ("fsdp", "dp"), ())),
+        ({}, ((), (), ())),
+    ],
+)
+def test_two_spellings_have_one_form(hint, layout):
+    """Per dim as a PartitionSpec, or per mesh axis; several axes of a dim are major first."""
+    assert as_tensor_layout("test", hint, 3, "x") == layout
+
+
+@pytest.mark.parametrize(
+    ("hint", "words"),
+    [
+        (("a", "b", "c", "d"), "at most one entry per dim of 'x'"),
+        ({"a": Shard(3)}, "at most one entry per dim"),
+        (("a", "a"), "names each axis of devices once"),
+        ((("a", "b"), "b"), "names each axis of devices once"),
+        (("micro",), "names each axis of devices once"),
+        ("dp", "one of two forms"),
+        (7, "one of two forms"),
+        ((1,), "one of two forms"),
+        ((["a"],), "one of two forms"),
+        ({"a": 0}, "one of two forms"),
+        ({1: Shard(0)}, "one of two forms"),
+    ],
+)
+def test_what_is_no_layout(hint, words):
+    """Refused at the border, with both spellings shown."""
+    with pytest.raises(LayoutError, match=words):
+        as_tensor_layout("test", hint, 3, "x")
+    with pytest.raises(LayoutError, match=r"dim must lie in \[0, 63\]"):
+        Shard(-1)
+
+
+def test_hints_stay_with_their_tensors():
+    """Declared with a tensor or asked for later, through passes and thawing; a refused one leaves nothing."""
+    g = GraphBuilder("g")
+    x = g.input([4, 8], name="x", layout=("a", None))
+    w = g.parameter([6, 8], name="w", layout={"b": Shard(0)})
+    y = g.output(g.constrain(g.matmul(x, w, transpose_b=True), (None, "b")), "y")
+    with pytest.raises(LayoutError):
+        g.input([4], name="z", layout=("a", "b"))
+    assert not g.has("z")
+    hints = {x.id: (("a",), ()), w.id: (("b",), ()), y.id: ((), ("b",))}
+    assert (
+        g.freeze().hints
+        == simplify(g.freeze()).hints
+        == GraphBuilder.thaw(g.freeze()).freeze().hints
+        == hints
+    )
+
+
+def test_layouts_of_a_strategy_name_its_axes():
+    """A pattern's layout is checked when the strategy is declared."""
+    for layouts, words in (
+        ({"w*": ("c",)}, "names axes of the strategy; got 'c' for 'w"),
+        ({"w*": "a"}, "one of two forms"),
+        ({"": ("a",)}, "a pattern of names"),
+        ([], "layouts"),
+    ):
+        with pytest.raises(LayoutError, match=words):
+            DistributionStrategy(ParallelismMode.HYBRID, {"a": 2}, {}, layouts)

@@ -1,0 +1,219 @@
+"""Partial values: every shared contraction has a record, and validation finds what does not make up its tree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewise.core.dims import BATCH, DimLabel
+from tilewise.core.errors import LayoutError
+from tilewise.core.mesh import MICRO, DeviceMesh
+from tilewise.graph import GraphBuilder, differentiate
+from tilewise.ir.batch import cut_batch
+from tilewise.ir.layout import CHUNKS, GROUPS, LEAVES
+from tilewise.ir.validate import validate_records
+from tilewise.nn import linear, rms_norm
+from tilewise.strategy import DistributionStrategy, ParallelismMode, propagate_layouts
+
+X, Y = DimLabel("x"), DimLabel("y", 64)
+RULES = {BATCH.name: "a", X.name: "b", Y.name: "b", "q": "b", "kv": "b"}
+
+
+def training(chunks=8, batch=12, seq=4):
+    """Norm, two products and a loss over shared classes, with gradients; labels and axes have names of no meaning."""
+    g = GraphBuilder("net", reduction_chunks=chunks)
+    x = g.input([batch, seq, 64], name="x", labels=[BATCH, None, None])
+    y = g.input([batch, seq], "i32", name="y", labels=[BATCH, None], storage="scalars")
+    h = linear(g, rms_norm(g, x, "gamma", eps=1e-5), "up", 192, out_label=X)
+    logits = linear(g, g.silu(h), "down", 832, in_label=X, out_label=None)
+    logits = linear(g, logits, "head", 1024, out_label=Y)
+    g.loss(g.mean_cross_entropy(logits, y)[0])
+    return differentiate(g.freeze(), g.draft.loss_id)[0]
+
+
+def laid_out(graph, a, b, microbatches=1, leaves=None):
+    """The layout of a graph over two axes."""
+    strategy = DistributionStrategy(ParallelismMode.HYBRID, {"a": a, "b": b}, RULES)
+    return propagate_layouts(graph, strategy.mesh(), strategy, cut_batch(graph, microbatches, leaves))
+
+
+def records_of(graph, layout):
+    """(op, partial) -> record, for ops by name."""
+    return [(graph.ops[op].op, name, r) for (op, name), found in layout.records.items() for r in found]
+
+
+def test_each_partial_value_has_its_record():
+    """Products over shared chunks, the loss's three values, gradients over the leaves of the batch."""
+    graph = training()
+    layout = laid_out(graph, 2, 4, microbatches=2)
+    found = {(op, name): r for op, name, r in records_of(graph, layout)}
+    product = found["linear", "product"]
+    assert (product.tree, product.count, product.axes, product.combine) == (CHUNKS, 8, ("b",), "sum")
+    assert product.held == (((0, 2), (2, 4), (4, 6), (6, 8)),)
+    assert product.arrives == ((("a", MICRO), (), ()),)
+    assert found["cross_entropy", "max"].combine == "max" and found["cross_entropy", "sums"].combine == "sum"
+    loss = found["cross_entropy", "loss"]
+    assert (loss.tree, loss.count, loss.axes, loss.team) == (LEAVES, 4, ("a", MICRO), ("a",))
+    assert loss.held == (((0, 1), (1, 2), (2, 3), (3, 4)),) and not loss.is_completed_per_microbatch
+    assert {op for op, name, r in records_of(graph, layout) if r.tree == LEAVES} == {
+        "cross_entropy", "linear_dw", "rms_norm_backward"
+    }  # fmt: skip
+    validate_records(graph, layout)
+
+
+def test_time_alone_is_shared_too():
+    """Microbatches of one device hold parts of the sums over the batch, and of nothing else."""
+    graph = training()
+    layout = laid_out(graph, 1, 1, microbatches=4)
+    assert {(r.tree, r.axes, r.team) for _, _, r in records_of(graph, layout)} == {(LEAVES, (MICRO,), ())}
+    validate_records(graph, layout)
+
+
+@pytest.mark.parametrize(
+    ("a", "microbatches", "leaves", "axes"),
+    [
+        (3, 4, 12, ("a", MICRO)),  # nodes for the whole step: completed once
+        (6, 2, 12, ("a", MICRO)),
+        (2, 3, 12, (MICRO, "a")),  # shared in every microbatch
+        (2, 2, 4, ("a", MICRO)),
+    ],
+)
+def test_where_time_stands(a, microbatches, leaves, axes):
+    """Devices stand outside of time where their part of a step is a node of the tree over leaves."""
+    graph = training()
+    layout = laid_out(graph, a, 1, microbatches, leaves)
+    loss = next(r for op, name, r in records_of(graph, layout) if name == "loss")
+    assert loss.axes == axes and loss.is_completed_per_microbatch == (axes[0] == MICRO)
+    validate_records(graph, layout)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (
+            {"a": 3, "b": 1, "leaves": 4},
+            "got 3 parts of 'loss' .* on a, for 4 leaves; choose 1, 2, 4 dev.*, or set leaves to 3, 6, 12",
+        ),
+        (
+            {"a": 1, "b": 3},
+            "got 3 parts of 'product' .* on b, for 8 chunks; choose 1, 2, 4, 8, or set graph.reduction_chunks to 3, 6",
+        ),
+        (
+            {"a": 2, "b": 1, "leaves": 12},
+            "got 2 parts of 'loss' .* for 12 leaves; choose 1, 3, 6, 12 dev.* to 2, 4",
+        ),
+        (
+            {"a": 2, "b": 1, "microbatches": 4},
+            "got 8 parts .* on a.micro, .* a batch that is a multiple of 8",
+        ),
+    ],
+)
+def test_widths_that_do_not_fit(case, words):
+    """Refused with the widths, the chunks or the leaves that would."""
+    graph = training()
+    with pytest.raises(LayoutError, match=words):
+        validate_records(graph, laid_out(graph, **case))
+
+
+def grouped(kv_heads, group, chunks=8):
+    """Attention with grouped heads, with its gradient."""
+    g = GraphBuilder("attention", reduction_chunks=chunks)
+    x = g.input([4, 8, 32], name="x", labels=[BATCH, None, None])
+    y = g.input([4, 8], "i32", name="y", labels=[BATCH, None], storage="scalars")
+    heads, kv = DimLabel("q", 16), DimLabel("kv", 16, group)
+    q = linear(g, x, "q", 16 * kv_heads * group, out_label=heads)
+    k, v = (linear(g, x, n, 16 * kv_heads, out_label=kv) for n in ("k", "v"))
+    out = linear(g, g.scaled_dot_product_attention(q, k, v, head_dim=16), "o", 64, in_label=heads)
+    g.loss(g.mean_cross_entropy(out, y)[0])
+    return differentiate(g.freeze(), g.draft.loss_id)[0]
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "chunks", "b", "held"),
+    [
+        (2, 4, 8, 4, (((0, 2), (2, 4)),) * 2),
+        (3, 4, 12, 6, (((0, 2), (2, 4)),) * 3),
+        (1, 8, 8, 8, (tuple((i, i + 1) for i in range(8)),)),
+        (4, 2, 8, 4, None),
+        (4, 2, 8, 2, None),
+    ],
+)
+def test_shared_kv_heads_are_sums_over_their_query_heads(kv_heads, group, chunks, b, held):
+    """Holders of one KV head are a team; where heads lie whole on devices, nothing is partial."""
+    graph = grouped(kv_heads, group, chunks)
+    layout = laid_out(graph, 1, b)
+    found = [r for op, name, r in records_of(graph, layout) if op == "attention_backward"]
+    assert [r.held for r in found] == ([] if held is None else [held])
+    assert all(r.tree == GROUPS and r.count == group and r.outputs == (1, 2) for r in found)
+    validate_records(graph, layout)
+    if found:
+        with pytest.raises(LayoutError, match="got none of 'group' of 'attention_backward'"):
+            validate_records(graph, replace(layout, records=without(layout.records, found[0])))
+
+
+def without(records, dropped):
+    """Records without one of them."""
+    return {key: tuple(r for r in found if r is not dropped) for key, found in records.items()}
+
+
+GRAPH = training(chunks=12)
+LAYOUT = laid_out(GRAPH, 3, 6, 2, 12)
+RECORDS = [r for _, _, r in records_of(GRAPH, LAYOUT)]
+
+
+def changed(record, held):
+    """The layout with another record in the place of one."""
+    other = replace(record, held=(tuple(held),))
+    return replace(
+        LAYOUT,
+        records={k: tuple(other if r is record else r for r in v) for k, v in LAYOUT.records.items()},
+    )
+
+
+@given(st.sampled_from(RECORDS), st.data())
+def test_faults_in_any_record_are_found(record, data):
+    """A record dropped on all devices alike; a part dropped, doubled, swapped, moved by a leaf."""
+    validate_records(GRAPH, LAYOUT)
+    (held,) = record.held
+    i = data.draw(st.integers(0, len(held) - 1))
+    j = data.draw(st.integers(0, len(held) - 1).filter(lambda j: j != i))
+    swapped = list(held)
+    swapped[i], swapped[j] = held[j], held[i]
+    doubled = list(held)
+    doubled[i] = held[j]
+    begin, end = held[i]
+    moved = [*held[:i], (begin + 1, end + 1), *held[i + 1 :]]
+    faults = [changed(record, h) for h in (held[:i] + held[i + 1 :], swapped, doubled, moved)]
+    for layout in (*faults, replace(LAYOUT, records=without(LAYOUT.records, record))):
+        with pytest.raises(LayoutError, match=rf"\[ir.validate\] .*{record.partial}"):
+            validate_records(GRAPH, layout)
+
+
+def test_a_sum_that_no_partial_covers():
+    """Rows shared under a gradient, by devices: named with op, dim and what they count."""
+    g = GraphBuilder("rows")
+    x = g.input([4, 8, 16], name="x", labels=[BATCH, X, None])
+    y = g.input([4, 8], "i32", name="y", labels=[BATCH, X], storage="scalars")
+    g.loss(g.mean_cross_entropy(linear(g, x, "w", 32), y)[0])
+    graph = differentiate(g.freeze(), g.draft.loss_id)[0]
+    with pytest.raises(
+        LayoutError,
+        match=r"dim 1 .'x', as in x, y. .* on axes b, over which 'cross_entropy' .* sum over chunks",
+    ):
+        validate_records(graph, laid_out(graph, 1, 2))
+
+
+def test_two_dims_of_one_sum():
+    """A sum shared along two of its dims would be a tree in a tree, which no product completes."""
+    g = GraphBuilder("two")
+    x = g.input([4, 16], name="x", labels=[BATCH, X])
+    g.output(linear(g, x, "w", 8, in_label=X), "y")
+    graph = g.freeze()
+    strategy = DistributionStrategy(ParallelismMode.HYBRID, {"a": 2, "b": 2}, {X.name: ("a", "b")})
+    layout = propagate_layouts(graph, DeviceMesh({"a": 2, "b": 2}), strategy, cut_batch(graph))
+    ((_, _, record),) = records_of(graph, layout)
+    assert record.axes == ("a", "b") and record.held == (((0, 2), (2, 4), (4, 6), (6, 8)),)
+    validate_records(graph, layout)

@@ -1,0 +1,98 @@
+"""Numbers of devices and microbatches that are no powers of two: equal to one device where C and G allow them."""
+
+from __future__ import annotations
+
+import pytest
+from small_llama import batches, change_first, config, drop_partial
+
+import tilewise as tw
+from tilewise.core.errors import LayoutError
+from tilewise.models import llama
+from tilewise.session import verify_strategy
+
+SEQ = 16
+KV8 = {"num_key_value_heads": 8}
+
+
+def training(chunks, batch, **sizes):
+    """A small Llama's training graph with so many chunks."""
+    model = config(**sizes)
+    graph = tw.ComputeGraph("llama", reduction_chunks=chunks)
+    llama.build_training_graph(graph, model, batch, SEQ, "f32")
+    graph.optimize(tw.optim.AdamW())
+    return model, graph
+
+
+@pytest.mark.parametrize(
+    ("mesh", "batch", "leaves", "accumulation"),
+    [
+        ({"dp": 3}, 12, 12, 1),
+        ({"dp": 3}, 12, 3, 1),
+        ({"dp": 3}, 12, 12, 2),
+        ({"dp": 6}, 12, 12, 1),
+        ({"dp": 5}, 10, 10, 1),
+        ({}, 12, 12, 3),
+        ({}, 10, 5, 5),
+    ],
+    ids=str,
+)
+def test_widths_of_the_batch(mesh, batch, leaves, accumulation):
+    """Three, five and six devices; three and five microbatches: a choice of G."""
+    model, graph = training(8, batch)
+    steps = batches(model, 2, batch, SEQ)
+    report = verify_strategy(graph, mesh, steps, leaves=leaves, accumulation=accumulation)
+    assert report.equal, report.text
+
+
+@pytest.mark.parametrize(
+    ("mesh", "chunks", "sizes"),
+    [
+        ({"tp": 3}, 12, KV8),  # heads 2, 3, 3; eight blocks of the vocabulary likewise
+        ({"tp": 3}, 12, {"num_attention_heads": 4}),
+        ({"tp": 6}, 12, {"num_attention_heads": 12, "num_key_value_heads": 3}),  # shared KV heads
+        ({"tp": 5}, 10, KV8),
+        ({"dp": 2, "tp": 3}, 6, KV8),
+    ],
+    ids=str,
+)
+def test_widths_of_chunks(mesh, chunks, sizes):
+    """Three, five and six devices with shares of unequal size: a choice of C."""
+    model, graph = training(chunks, 4, **sizes)
+    report = verify_strategy(graph, mesh, batches(model, 2, 4, SEQ))
+    assert report.equal, report.text
+
+
+def swap_last(instruction):
+    """The last two of three partials change places in the tree."""
+    instruction.operands[3], instruction.operands[4] = instruction.operands[4], instruction.operands[3]
+
+
+@pytest.mark.parametrize("fault", [drop_partial, swap_last])
+def test_a_fault_among_three_is_seen(fault):
+    """The comparison notices a dropped and a swapped partial of three."""
+    model, graph = training(8, 12)
+    change = change_first("linear_dw:mlp.up_proj.weight/reduce_scatter", fault)
+    report = verify_strategy(graph, {"dp": 3}, batches(model, 3, 12, SEQ), leaves=12, change=change)
+    assert not report.equal
+
+
+@pytest.mark.parametrize(
+    ("mesh", "chunks", "batch", "words"),
+    [
+        (
+            {"dp": 3},
+            8,
+            12,
+            "got 3 parts .* on dp, for 4 leaves; choose 1, 2, 4 .*, or set leaves to 3, 6, 12",
+        ),
+        ({"tp": 3}, 8, 12, "choose 1, 2, 4, 8, or set graph.reduction_chunks to 3, 6, 12, 24"),
+        ({"tp": 2}, 12, 12, "choose 1, 3, 6, 12, or set graph.reduction_chunks to"),
+        ({"tp": 3}, 12, 12, "4 KV heads with 2 query heads each over 3 devices; choose 1$"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused_beforehand(mesh, chunks, batch, words):
+    """Nothing is allocated; the message names the C or G that would fit."""
+    _, graph = training(chunks, batch)
+    with pytest.raises(LayoutError, match=words):
+        graph.plan(mesh)
