@@ -360,6 +360,13 @@ _SPECS = [
         lambda s: 2 * s["item"] * s["m"] * s["d"],
     ),
     _spec(
+        "spread",
+        "out out[m d], in x:f32[1 1]",
+        "m d",
+        lambda s: 0,
+        lambda s: s["item"] * s["m"] * s["d"],
+    ),
+    _spec(
         "cross_entropy_max",
         "out stats:f32[m 2], in logits[m v], in labels:i32[m 1]",
         "m d",

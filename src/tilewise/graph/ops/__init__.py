@@ -1,5 +1,15 @@
 """Op families. Importing this package registers every op (ir.op.op_named finds them)."""
 
-from tilewise.graph.ops import attention, elementwise, embedding, gather, linear, loss, norm, optimizer
+from tilewise.graph.ops import (
+    attention,
+    elementwise,
+    embedding,
+    gather,
+    linear,
+    loss,
+    norm,
+    optimizer,
+    reduce,
+)
 
-__all__ = ["attention", "elementwise", "embedding", "gather", "linear", "loss", "norm", "optimizer"]
+__all__ = ["attention", "elementwise", "embedding", "gather", "linear", "loss", "norm", "optimizer", "reduce"]
