@@ -75,8 +75,8 @@ def build(name, dtype="f32"):
     x = g.input([BATCH, SEQ, WIDTH], dtype, name="x", labels=[batch, None, None])
     target = g.input([BATCH, SEQ, WIDTH], dtype, name="target", labels=[batch, None, None])
     labels = g.input([BATCH, SEQ], "i32", name="labels", labels=[batch, None], storage="scalars")
-    h = g.silu(linear(g, x, "up", 32, dtype=dtype, out_label=tw.DimLabel("mlp")))
-    y = linear(g, h, "down", WIDTH, dtype=dtype, in_label=tw.DimLabel("mlp"))
+    h = g.silu(linear(g, x, "up", 32, out_label=tw.DimLabel("mlp")))
+    y = linear(g, h, "down", WIDTH, in_label=tw.DimLabel("mlp"))
     g.loss(LOSSES[name][0](g, y, target, labels))
     g.optimize(tw.optim.AdamW())
     return g
@@ -165,7 +165,7 @@ def test_the_slope_along_the_gradient():
 
 
 def test_sums_of_one_number_per_row():
-    """`sum` takes numbers per row too, such as every row's share of a cross-entropy: their sum is the loss, to the bit."""
+    """`sum` takes numbers per row: those of a cross-entropy add up to its loss, to the bit."""
     g = tw.ComputeGraph("rows")
     logits = g.input([BATCH, SEQ, CLASSES], name="logits", labels=[batch, None, None])
     labels = g.input([BATCH, SEQ], "i32", name="labels", labels=[batch, None], storage="scalars")
@@ -182,7 +182,7 @@ def test_sums_of_one_number_per_row():
 
 
 def test_what_is_no_loss():
-    """An input, several numbers, or another type are refused; so are sums of weights and of a dim that devices share."""
+    """An input and several numbers are refused; so are sums of weights and of a dim that devices share."""
     g = tw.ComputeGraph("none")
     x = g.input([4, 6], name="x", labels=[batch, tw.DimLabel("mlp")])
     one = g.input([1], name="one", storage="vector")
@@ -191,7 +191,7 @@ def test_what_is_no_loss():
             g.loss(bad)
     with pytest.raises(ShapeError, match="not a weight"):
         g.sum(g.parameter([4, 6], name="w"))
-    with pytest.raises(ShapeError, match="'loss.seed' is a loss's own"):
+    with pytest.raises(ShapeError, match=r"'loss.seed' is a loss's own"):
         g.input([1], name="loss.seed", storage="vector")
     g.output(g.sum(x), "total")
     with pytest.raises(LayoutError):
