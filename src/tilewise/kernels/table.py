@@ -24,6 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from tilewise.core import InternalError
 
@@ -95,6 +96,21 @@ class KernelSpec:
     dims: tuple[str, ...]
     flops: Callable[[Sizes], int]
     bytes: Callable[[Sizes], int]
+
+    @cached_property
+    def operand_names(self) -> frozenset[str]:
+        """Names of the operands."""
+        return frozenset(o.name for o in self.operands)
+
+    @cached_property
+    def int_names(self) -> frozenset[str]:
+        """Names of the integers that a call gives."""
+        return frozenset(i.name for i in self.ints if i.source is None)
+
+    @cached_property
+    def float_names(self) -> frozenset[str]:
+        """Names of the floats."""
+        return frozenset(self.floats)
 
 
 _OPERAND = re.compile(r"(in|out|inout) (\w+)(?::([\w|]+))?([!~])?(\.\.\.)?(\?)?(?:\[(.+)\])?")

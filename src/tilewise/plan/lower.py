@@ -96,6 +96,7 @@ class TemplateLowering:
         self._accumulated: set[int] = set()  # outputs of the current op that are summed over the batch
         self.completed_axes: set[str] = set()  # over which the current op has combined its partial results
         self.refs: dict[Slot, Ref] = {}
+        self._by_slot: list[Ref] = []
         self.scratch_bytes = 0  # what the largest call of a kernel takes from its worker
 
     # ---- the settings that ops ask for --------------------------------------------------------------------
@@ -144,6 +145,7 @@ class TemplateLowering:
         if slot not in self.refs:
             self.slots[slot] = len(self.slots)
             self.refs[slot] = make(self.slots[slot])
+            self._by_slot.append(self.refs[slot])
         return self.refs[slot]
 
     def tensor(self, tensor: int | Ref) -> Ref:
@@ -239,7 +241,6 @@ class TemplateLowering:
         label: str = "",
     ) -> Instruction:
         """Append an instruction, held to the kernel table (see `ir.lowering.Lowering.emit`)."""
-        by_slot = list(self.refs.values())  # slots are numbered in the order in which they were asked for
         instruction = make_instruction(
             kernel,
             maker=f"op {op.op!r} ({op.label})",
@@ -247,7 +248,7 @@ class TemplateLowering:
             extent=over.extent if isinstance(over, Ref) else over,
             step=self.shapes.settings.row_tile if step is None else step,
             tiles=tiles,
-            ref_of=by_slot.__getitem__,
+            ref_of=self._by_slot.__getitem__,
             dtype=dtype,
             ints=ints,
             floats=floats,
@@ -256,7 +257,7 @@ class TemplateLowering:
         self.instructions.append(instruction)
         bounds = tuple(s.max for s in self.shapes.symbols)
         shapes = [
-            (0, 0) if o.null else (by_slot[o.slot].extent.upper(bounds), by_slot[o.slot].cols)
+            (0, 0) if o.null else (self._by_slot[o.slot].extent.upper(bounds), self._by_slot[o.slot].cols)
             for o in instruction.operands
         ]
         self.scratch_bytes = max(
