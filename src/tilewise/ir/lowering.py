@@ -48,7 +48,6 @@ class Accumulator:
 
     ref: Ref
     carries: tuple[Ref, ...]
-    output: int
     is_last: bool
 
 

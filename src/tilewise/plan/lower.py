@@ -312,7 +312,7 @@ class TemplateLowering:
             )
 
         target = base if last else carry(level)
-        return Accumulator(target, tuple(carry(i) for i in range(level)), tensor, last)
+        return Accumulator(target, tuple(carry(i) for i in range(level)), last)
 
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
         """After the last microbatch: the sum over the devices that share the batch."""
