@@ -389,6 +389,7 @@ REFERENCES: dict[str, Any] = {
     "row_sum": lambda x: _f64(x).sum(1, keepdims=True),
     "cast_f32_bf16": _f64,
     "cast_bf16_f32": _f64,
+    "spread": lambda x, rows, cols: np.full((rows, cols), _f64(x).item()),
     "embedding": embedding,
     "gather_rows": gather_rows,
     "cross_entropy_max": cross_entropy_max,

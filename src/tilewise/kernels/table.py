@@ -24,6 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from tilewise.core import InternalError
 
@@ -95,6 +96,21 @@ class KernelSpec:
     dims: tuple[str, ...]
     flops: Callable[[Sizes], int]
     bytes: Callable[[Sizes], int]
+
+    @cached_property
+    def operand_names(self) -> frozenset[str]:
+        """Names of the operands."""
+        return frozenset(o.name for o in self.operands)
+
+    @cached_property
+    def int_names(self) -> frozenset[str]:
+        """Names of the integers that a call gives."""
+        return frozenset(i.name for i in self.ints if i.source is None)
+
+    @cached_property
+    def float_names(self) -> frozenset[str]:
+        """Names of the floats."""
+        return frozenset(f.removesuffix("...") for f in self.floats)
 
 
 _OPERAND = re.compile(r"(in|out|inout) (\w+)(?::([\w|]+))?([!~])?(\.\.\.)?(\?)?(?:\[(.+)\])?")
@@ -358,6 +374,13 @@ _SPECS = [
         "m d",
         lambda s: 0,
         lambda s: 2 * s["item"] * s["m"] * s["d"],
+    ),
+    _spec(
+        "spread",
+        "out out[m d], in x:f32[1 1]",
+        "m d",
+        lambda s: 0,
+        lambda s: s["item"] * s["m"] * s["d"],
     ),
     _spec(
         "cross_entropy_max",

@@ -35,6 +35,7 @@ MOVES = {
     "cast_bf16_f32",
     "embedding",
     "gather_rows",
+    "spread",
     "tree_or",
 }
 

@@ -9,6 +9,7 @@ from tilewise.graph.ops import (
     loss,
     norm,
     optimizer,
+    reduce,
     reshard,
     update,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "loss",
     "norm",
     "optimizer",
+    "reduce",
     "reshard",
     "update",
 ]
