@@ -6,9 +6,9 @@
 // device (so the window has room and it is submitted), all it depends on, and all raisers it waits for: it can run.
 //
 // With few devices there is a cursor per device. With more there is one per class, that of its first device, and a
-// step of a class raises what the step raises on all its devices: a wait for a peer is a wait for the peer's class. That
-// is the same proof where a class's devices are in lockstep: each gets from every instruction of every class as many
-// raises, and has in every instruction as many waits, as the first. Then a schedule of classes that ends is one of
+// step of a class raises what the step raises on all its devices: a wait for a peer is a wait for the peer's class.
+// That is the same proof where a class's devices are in lockstep: each gets from every instruction of every class as
+// many raises, and has in every instruction as many waits, as the first. Then a schedule of classes that ends is one of
 // devices (let all devices of a class take a step at once: what lets the first go on lets every other). And where the
 // devices' schedule ends, so does the classes': order the steps of classes by when the first device of each took them;
 // it waited for devices that had taken theirs, so their classes stand before it. What is not in lockstep is refused: it
@@ -38,7 +38,7 @@ struct Raise {
 
 /// Whose steps are taken, and what each step raises at which cursor.
 struct Cast {
-  std::vector<int64_t> devices;                                // of each cursor
+  std::vector<int64_t> devices;  // of each cursor
   std::vector<std::vector<std::vector<std::vector<Raise>>>> raises;  // per cursor, template, instruction
 };
 
@@ -145,7 +145,7 @@ class Classes {
   }
 
   const Program& program_;
-  std::vector<int64_t> first_;                            // device of each class
+  std::vector<int64_t> first_;  // device of each class
   std::vector<std::vector<std::vector<int64_t>>> sites_;  // per class, template and instruction
   std::vector<int64_t> site_labels_;
   // Per device whose class has several: for each site, the raises that it gets from it and the waits it has in it.
@@ -184,7 +184,7 @@ struct Cursor {
   size_t call = 0;
   size_t instr = 0;
   int64_t index = 0;
-  bool armed = false;                // expected values already raised for this iteration
+  bool armed = false;  // expected values already raised for this iteration
   std::vector<Counter> signals;
   std::vector<uint64_t> thresholds;  // of this iteration's waits
 
