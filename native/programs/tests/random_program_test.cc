@@ -199,6 +199,7 @@ CASE("two devices") {
 CASE("the comparison sees a program that hashes another number") {
   for (uint64_t seed = 3000; seed < 3010; ++seed) {
     EXPECT(!agrees(seed, 1 + static_cast<int64_t>(seed % 2), 2, Form::kDevices, true));
+    EXPECT(!agrees(seed, 1 + static_cast<int64_t>(seed % 2), 2, Form::kOneClass, true));
   }
 }
 
