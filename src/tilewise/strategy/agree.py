@@ -36,20 +36,23 @@ def agree(
     )
     pinned = _pinned(graph, op, factors, choices)
     found: dict[str, Choice] = {}
-    candidates = {name: _candidates(op, factors, choices, wishes, name, contracted) for name in names}
+    candidates = _candidates(op, factors, choices, wishes, contracted)
+    operands = _operands_by_factor(graph, op, factors)
+    beside: dict[str, set[str]] = {name: set() for name in names}  # factors that stand in one tensor
+    for dims in (*factors.inputs, *factors.outputs):
+        for name in dims or ():
+            beside[name].update(dims or ())
     ordered = sorted(
         dict.fromkeys(names), key=lambda n: (n not in pinned, n not in contracted, _best(candidates[n]).rank)
     )
     for name in ordered:
         choice = pinned.get(name) or _best(candidates[name])
         must_be_whole = name in factors.whole or (
-            name in contracted and not _may_share(graph, op, factors, name)
+            name in contracted and not _may_share(factors, operands.get(name, ()), name)
         )
         if must_be_whole and in_space(choice.axes):
             choice = Choice(_without(choice.axes, {*choice.axes}), FREE, f"what {op.op} needs whole")
-        taken = {
-            a for other, given in found.items() for a in in_space(given.axes) if _meet(factors, name, other)
-        }
+        taken = {a for other in beside[name] if other in found for a in in_space(found[other].axes)}
         if taken & set(choice.axes):
             choice = Choice(_without(choice.axes, taken), FREE, f"an axis that shares another dim of {op.op}")
         found[name] = choice
@@ -70,21 +73,22 @@ def _candidates(
     factors: Factors,
     choices: Mapping[int, Choices],
     wishes: Mapping[int, Choices],
-    name: str,
     contracted: set[str],
-) -> list[Choice]:
-    """What operands have for a factor, in their order; then what a result should have, if the op contracts nothing."""
-    found = [
-        choice
-        for tensor, dims in zip(op.inputs, factors.inputs)
-        if tensor is not None and dims is not None
-        for factor, choice in zip(dims, choices[tensor])
-        if factor == name
-    ]
-    if name not in contracted and name not in factors.moved:
-        for tensor, dims in zip(op.outputs, factors.outputs):
-            if tensor in wishes and not factors.partials:
-                found += [wish for factor, wish in zip(dims, wishes[tensor]) if factor == name]
+) -> dict[str, list[Choice]]:
+    """Per factor what operands have, in their order; then what a result should have, if the op contracts nothing."""
+    found: dict[str, list[Choice]] = {}
+    for tensor, dims in zip(op.inputs, factors.inputs):
+        if tensor is not None:
+            for name, choice in zip(dims or (), choices[tensor]):
+                found.setdefault(name, []).append(choice)
+    for tensor, dims in zip(op.outputs, factors.outputs):
+        for name, wish in zip(dims, wishes.get(tensor, ())):
+            own = found.setdefault(name, [])
+            if name not in contracted and name not in factors.moved and not factors.partials:
+                own.append(wish)
+    for dims in factors.outputs:
+        for name in dims:
+            found.setdefault(name, [])
     return found
 
 
@@ -102,24 +106,35 @@ def _pinned(graph: Graph, op: OpNode, factors: Factors, choices: Mapping[int, Ch
     return found
 
 
-def _may_share(graph: Graph, op: OpNode, factors: Factors, name: str) -> bool:
+_Operand = tuple[int, TensorSpec, tuple[str, ...]]
+
+
+def _operands_by_factor(graph: Graph, op: OpNode, factors: Factors) -> dict[str, list[_Operand]]:
+    found: dict[str, list[_Operand]] = {}
+    for operand in _operands(graph, op, factors):
+        for name in dict.fromkeys(operand[2]):
+            found.setdefault(name, []).append(operand)
+    return found
+
+
+def _may_share(factors: Factors, operands: Sequence[_Operand], name: str) -> bool:
     """Whether a contraction may be shared: partials cover every output, and what cuts their trees is labelled, alike
     where sizes are."""
     lacking = {i for i, dims in enumerate(factors.outputs) if name not in dims}
     for tree in (CHUNKS, LEAVES):
-        partials = [p for p in factors.partials if name in p.factors and p.tree == tree]
+        partials = [p for p in factors.partials if p.tree == tree and name in p.factors]
         if lacking <= {o for p in partials for o in p.outputs} and all(
-            _is_cut_alike(graph, op, factors, name, p) for p in partials
+            _is_cut_alike(operands, name, p) for p in partials
         ):
             return True
     return False
 
 
-def _is_cut_alike(graph: Graph, op: OpNode, factors: Factors, name: str, partial: Partial) -> bool:
+def _is_cut_alike(operands: Sequence[_Operand], name: str, partial: Partial) -> bool:
     cuts = {
         (spec.shape[dims.index(name)], _cut(spec, dims.index(name)))
-        for position, spec, dims in _operands(graph, op, factors)
-        if name in dims and (partial.cut_by is None or position in partial.cut_by)
+        for position, spec, dims in operands
+        if partial.cut_by is None or position in partial.cut_by
     }
     labelled = all(cut is not None and cut[-1] == (partial.tree == LEAVES) for _, cut in cuts)
     return labelled and len({size for size, _ in cuts}) == len(cuts)
@@ -130,17 +145,12 @@ def _cut(spec: TensorSpec, dim: int) -> tuple[int, int, bool] | None:
     return None if label is None else (label.atom, label.group, label.is_summed_by_leaves)
 
 
-def _operands(graph: Graph, op: OpNode, factors: Factors) -> list[tuple[int, TensorSpec, tuple[str, ...]]]:
+def _operands(graph: Graph, op: OpNode, factors: Factors) -> list[_Operand]:
     return [
         (position, graph.spec(tensor), dims)
         for position, (tensor, dims) in enumerate(zip(op.inputs, factors.inputs))
         if tensor is not None and dims is not None
     ]
-
-
-def _meet(factors: Factors, a: str, b: str) -> bool:
-    """Whether two factors stand in one tensor."""
-    return any(dims is not None and a in dims and b in dims for dims in (*factors.inputs, *factors.outputs))
 
 
 def _without(axes: Axes, taken: set[str]) -> Axes:
