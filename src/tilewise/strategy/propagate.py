@@ -9,7 +9,7 @@ arrive in shards is met by the sum itself. Every template is laid out once per d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -56,16 +56,32 @@ def propagate_layouts(
 
 def _share_updates(graph: Graph, outside: dict[int, Choices]) -> None:
     """What an update writes on lies alike: the strongest choice of a dim is that of all its states."""
-    for op in graph.ops:
-        if op.outputs or op.op == "call":
-            continue
-        factors, best = factors_of(graph, op), dict[str, Choice]()
-        mine = [(t, dims) for t, dims in zip(op.inputs, factors.inputs) if t in outside and dims is not None]
+    for inside, op, names in _updates(graph):
+        factors, best = factors_of(inside, op), dict[str, Choice]()
+        mine = [
+            (names[t], dims)
+            for t, dims in zip(op.inputs, factors.inputs)
+            if t is not None and dims is not None
+        ]
+        mine = [(t, dims) for t, dims in mine if t in outside]
         for tensor, dims in mine:
-            for name, choice in zip(dims, outside[tensor or 0]):
+            for name, choice in zip(dims, outside[tensor]):
                 best[name] = min(best.get(name, choice), choice, key=lambda c: c.rank)
         for tensor, dims in mine:
-            outside[tensor or 0] = tuple(best[name] for name in dims)
+            outside[tensor] = tuple(best[name] for name in dims)
+
+
+def _updates(graph: Graph) -> Iterator[tuple[Graph, OpNode, Mapping[int, int]]]:
+    """Ops that write on what they are given alone: the graph that they stand in, and from its tensors to the root's."""
+    for op in graph.ops:
+        if op.outputs:
+            continue
+        if op.op != "call":
+            yield graph, op, {i: i for i in op.inputs if i is not None}
+            continue
+        template = graph.templates[op.attrs["template"]]
+        actual = {a: i for a, i in zip(template.arguments, op.inputs) if i is not None}
+        yield from ((template.graph, inner, actual) for inner in template.graph.ops if not inner.outputs)
 
 
 @dataclass
