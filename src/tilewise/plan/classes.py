@@ -100,6 +100,7 @@ class DeviceNumbers:
         self._values: list[Callable[[int], int]] = []
         self._teams: dict[Axes, int] = {}
         self._known: dict[tuple[Axes, int], Team] = {}
+        self._tables: dict[tuple[Axes, int], tuple[int, ...]] = {}
 
     def place(self, key: object, value: Callable[[int], int]) -> Number:
         """The number that `value` gives for each device; equal keys are one."""
@@ -157,5 +158,10 @@ class DeviceNumbers:
 
     def binding(self, device: int, class_id: int) -> DeviceBinding:
         """All that is a device's own."""
-        teams = tuple(tuple(self.shapes.mesh.team(device, *axes)) for axes in self._teams)
+        mesh = self.shapes.mesh
+        for axes in self._teams:
+            first = mesh.first(device, *axes)
+            if (axes, first) not in self._tables:
+                self._tables[axes, first] = tuple(mesh.team(first, *axes))
+        teams = tuple(self._tables[axes, mesh.first(device, *axes)] for axes in self._teams)
         return DeviceBinding(class_id, tuple(value(device) for value in self._values), teams)

@@ -162,8 +162,13 @@ class TemplateLowering:
             return [v for pair in self.shapes.held_chunks(spec, layout, dim) for v in pair]
         key = "held", spec.shape[dim], spec.labels[dim], axes
 
+        shares: dict[int, list[tuple[int, int]]] = {}  # by the coordinate that they depend on
+
         def held(i: int, device: int) -> int:
-            return self.shapes.on(device).held_chunks(spec, layout, dim)[i // 2][i % 2]
+            place = self.mesh.coordinate(device, *axes)
+            if place not in shares:
+                shares[place] = self.shapes.on(device).held_chunks(spec, layout, dim)
+            return shares[place][i // 2][i % 2]
 
         return [self.numbers.place((*key, i), partial(held, i)) for i in range(2 * chunks)]
 

@@ -87,8 +87,13 @@ class LocalShapes:
         """The first device that holds the same part of a tensor as `device`."""
         cut = [d for d, size in enumerate(spec.shape) if layout[d] and not isinstance(size, Dim)]
         used = {axis for d in cut for axis in layout[d]}
-        device = self.mesh.team(device, *(axis for axis in self.mesh.names if axis not in used))[0]
+        device = self.mesh.first(device, *(axis for axis in self.mesh.names if axis not in used))
         for d in cut:
+            label = spec.labels[d]
+            if (
+                label is None or label.group == 1
+            ):  # only KV heads are held by several devices of an axis that cuts them
+                continue
             mine = self.on(device).range(spec, layout, d)
             team = self.mesh.team(device, *in_space(layout[d]))
             device = next(other for other in team if self.on(other).range(spec, layout, d) == mine)
