@@ -18,7 +18,8 @@
 
 #include "bind/bind.h"
 #include "bind/fields.h"
-#include "programs/executor.h"
+#include "programs/run/executor.h"
+#include "programs/run/inspect.h"
 
 namespace nb = nanobind;
 
@@ -51,7 +52,7 @@ using namespace tilewise::programs;
 constexpr std::array<std::string_view, 4> kDTypeNames = {"f32", "bf16", "i32", "f64"};  // in DType's order
 
 // tilewise.ir.program's named tuples, whose fields stand in the order of the structs in programs/program.h.
-using OperandTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, Number, Number, Number, Number, bool>;
+using OperandTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, Number, Number, Number, Number, bool, int64_t>;
 using WaitTuple = std::tuple<Number, bool, Number, int64_t, Number, int64_t, Number>;
 using NotifyTuple = std::tuple<int64_t, Number, Number, bool, int64_t, Number>;
 
@@ -88,9 +89,9 @@ void add_instr(Program& program, int64_t class_id, int64_t template_id, nb::hand
   instr.kernel = read<"kernel", std::string>(instruction);
   instr.extent = read<"extent", Number>(instruction);
   instr.step = read<"step", Number>(instruction);
-  for (const auto& [slot, mode, access, team, member, div, part, parts, null] :
+  for (const auto& [slot, mode, access, team, member, div, part, parts, null, role] :
        read<"operands", std::vector<OperandTuple>>(instruction)) {
-    instr.operands.push_back({slot, static_cast<Mode>(mode), access, team, member, div, part, parts, null});
+    instr.operands.push_back({slot, static_cast<Mode>(mode), access, team, member, div, part, parts, null, role});
   }
   instr.ints = read<"ints", std::vector<Number>>(instruction);
   instr.floats = read<"floats", std::vector<double>>(instruction);
@@ -224,13 +225,40 @@ int64_t list_named(const Program& program, const std::string& name, const char* 
   return list;
 }
 
+void check_symbols(const Program& program, const std::vector<int64_t>& symbols, const char* where) {
+  const std::vector<int64_t>& bounds = program.symbols_max();
+  bool holds = symbols.size() == bounds.size();
+  for (size_t s = 0; holds && s < symbols.size(); ++s) holds = symbols[s] >= 0 && symbols[s] <= bounds[s];
+  check<ArgumentError>(holds, "[runtime.Program.", where, "] every symbol needs a value within its bound; got ",
+                       symbols.size(), " for ", bounds.size(), "; pass one per symbol");
+}
+
 int64_t num_tasks(const Program& program, int64_t device, const std::vector<int64_t>& symbols,
                   const std::string& name) {
   check_device(program, device, "num_tasks");
-  check<ArgumentError>(symbols.size() == program.symbols_max().size(),
-                       "[runtime.Program.num_tasks] every symbol needs a value; got ", symbols.size(), " for ",
-                       program.symbols_max().size(), "; pass one per symbol");
+  check_symbols(program, symbols, "num_tasks");
   return program.num_tasks(device, list_named(program, name, "num_tasks"), symbols);
+}
+
+template <size_t kColumns>
+nb::object array_of(Table<kColumns> table) {
+  auto* held = new Table<kColumns>(std::move(table));
+  nb::capsule owner(held, [](void* kept) noexcept { delete static_cast<Table<kColumns>*>(kept); });
+  return nb::cast(nb::ndarray<nb::numpy, int64_t, nb::ndim<2>>(held->data(), {held->size(), kColumns}, owner));
+}
+
+nb::dict tasks_of(const Program& program, int64_t device, const std::vector<int64_t>& symbols,
+                  const std::string& name) {
+  check_device(program, device, "tasks");
+  check_symbols(program, symbols, "tasks");
+  TaskTables tables = list_tasks(program, device, list_named(program, name, "tasks"), symbols);
+  nb::dict result;
+  result["tasks"] = array_of(std::move(tables.tasks));
+  result["accesses"] = array_of(std::move(tables.accesses));
+  result["views"] = array_of(std::move(tables.views));
+  result["waits"] = array_of(std::move(tables.waits));
+  result["raises"] = array_of(std::move(tables.raises));
+  return result;
 }
 
 void bind_program(nb::module_& m) {
@@ -275,6 +303,14 @@ void bind_program(nb::module_& m) {
           nb::arg("device"), "Fill in a device's numbers and peers now, rather than when it first runs.")
       .def("num_tasks", &num_tasks, nb::arg("device"), nb::arg("symbols") = std::vector<int64_t>{},
            nb::arg("name") = "", "Tasks of one run of a list on a device.")
+      .def("labels", &Program::labels, "Labels of instructions, by the number that `tasks` gives.")
+      .def("tasks", &tasks_of, nb::arg("device"), nb::arg("symbols") = std::vector<int64_t>{}, nb::arg("name") = "",
+           "What one run of a list does on a device, task by task in the order of submission, as int64 arrays with a "
+           "row each: `tasks` (call, template, instruction, iteration, label); then, behind the task's number, "
+           "`accesses` (handle, use: 0 reads, 1 writes, 2 comes after all; handles from the device's `needs` on order "
+           "raises), `views` (operand, owner, begin, end, rows, bytes between rows, role as `Access`; bytes of the "
+           "owner's arena), `waits` (signal, threshold if all signals began at 0, raiser or -1), `raises` (device, "
+           "signal).")
       .def(
           "needs",
           [](const Program& program, int64_t device) {

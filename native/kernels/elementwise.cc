@@ -95,6 +95,15 @@ void kv_write(const KernelArgs& args) {
   }
 }
 
+/// One number everywhere.
+template <class T>
+void spread(const KernelArgs& args) {
+  const TileView& out = args.tiles[0];
+  const Lanes x = set(*row_of<const float>(args.tiles[1], 0));
+  for (int64_t r = 0; r < out.rows; ++r)
+    for (int64_t c = 0; c < out.cols; c += kLanes) store(row_of<T>(out, r) + c, x, out.cols - c);
+}
+
 template <class T>
 void gather_rows(const KernelArgs& args) {
   const TileView &out = args.tiles[0], &x = args.tiles[1];
@@ -196,6 +205,8 @@ constexpr Entry kEntries[] = {
     {"cast_bf16_f32", cast_bf16_f32},
     {"embedding_f32", embedding<float>},
     {"embedding_bf16", embedding<bf16>},
+    {"spread_f32", spread<float>},
+    {"spread_bf16", spread<bf16>},
     {"gather_rows_f32", gather_rows<float>},
     {"gather_rows_bf16", gather_rows<bf16>},
     {"kv_write_f32", kv_write<float>},

@@ -41,17 +41,13 @@ class Binding {
   BoundSignal signal(const Number& base, bool per_index) const { return {base.on(device_.numbers), per_index}; }
 
   BoundOperand operand(const Operand& o) const {
-    if (o.null) return {o.slot, number_, o.mode, kNoAccess, 1, 0, 1, true};
+    if (o.null) return {o.slot, number_, o.mode, kNoAccess, 1, 0, 1, true, kNoAccess};
     const int64_t owner = o.team < 0 ? number_ : peer(o.team, o.member);
-    const auto& numbers = device_.numbers;
-    return {o.slot,
-            owner,
-            o.mode,
-            owner == number_ ? o.access : kNoAccess,
-            o.div.on(numbers),
-            o.part.on(numbers),
-            o.parts.on(numbers),
-            false};
+    const bool is_own = owner == number_;
+    const int64_t role = o.role != kNoAccess ? o.role : (o.access != kNoAccess && is_own ? o.access : int64_t{kIn});
+    const auto at = [&](const Number& n) { return n.on(device_.numbers); };
+    return {o.slot,      owner, o.mode, is_own ? o.access : int64_t{kNoAccess}, at(o.div), at(o.part),
+            at(o.parts), false, role};
   }
 
   const DeviceEntry& device_;

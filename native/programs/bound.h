@@ -19,6 +19,7 @@ struct BoundOperand {
   Number part;
   Number parts;
   bool null = false;
+  int64_t role = kIn;  // for those who look at programs: what the kernel does with it
 };
 
 struct BoundSignal {

@@ -162,11 +162,14 @@ class Checks {
       check<ArgumentError>(operand.access >= kNoAccess && operand.access <= kInOut,
                            "[runtime.Program.finish] access must be 0 to 3; got ", operand.access, " in '", label,
                            "'; see runtime.Access");
+      check<ArgumentError>(operand.role >= kNoAccess && operand.role <= kInOut,
+                           "[runtime.Program.finish] role must be 0 to 3; got ", operand.role, " in '", label,
+                           "'; see runtime.Access");
       if (operand.team != -1) check_peer(operand.team, operand.member, "an operand's", label);
-      check<ArgumentError>(operand.team < 0 || operand.access <= kIn,
+      check<ArgumentError>(operand.team < 0 || (operand.access <= kIn && operand.role <= kIn),
                            "[runtime.Program.finish] a peer's tile is only read, and ordered by signals; got access ",
-                           operand.access, " on a member of team ", operand.team, " in '", label,
-                           "'; pass access 0 or 1");
+                           operand.access, ", role ", operand.role, " on a member of team ", operand.team, " in '",
+                           label, "'; pass 0 or 1");
       for (const Number* n : {&operand.div, &operand.part, &operand.parts}) {
         check_number(*n, kAll, "div, part and parts", place);
       }

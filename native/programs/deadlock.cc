@@ -6,9 +6,9 @@
 // device (so the window has room and it is submitted), all it depends on, and all raisers it waits for: it can run.
 //
 // With few devices there is a cursor per device. With more there is one per class, that of its first device, and a
-// step of a class raises what the step raises on all its devices: a wait for a peer is a wait for the peer's class. That
-// is the same proof where a class's devices are in lockstep: each gets from every instruction of every class as many
-// raises, and has in every instruction as many waits, as the first. Then a schedule of classes that ends is one of
+// step of a class raises what the step raises on all its devices: a wait for a peer is a wait for the peer's class.
+// That is the same proof where a class's devices are in lockstep: each gets from every instruction of every class as
+// many raises, and has in every instruction as many waits, as the first. Then a schedule of classes that ends is one of
 // devices (let all devices of a class take a step at once: what lets the first go on lets every other). And where the
 // devices' schedule ends, so does the classes': order the steps of classes by when the first device of each took them;
 // it waited for devices that had taken theirs, so their classes stand before it. What is not in lockstep is refused: it
@@ -38,7 +38,7 @@ struct Raise {
 
 /// Whose steps are taken, and what each step raises at which cursor.
 struct Cast {
-  std::vector<int64_t> devices;                                // of each cursor
+  std::vector<int64_t> devices;  // of each cursor
   std::vector<std::vector<std::vector<std::vector<Raise>>>> raises;  // per cursor, template, instruction
 };
 
@@ -74,14 +74,15 @@ class Classes {
   explicit Classes(const Program& program) : program_(program), first_(program.num_classes(), -1) {
     std::vector<bool> has_several(program.num_classes());
     for (int64_t d = 0; d < program.num_devices(); ++d) {
-      int64_t& first = first_[program.device(d).class_id];
-      has_several[program.device(d).class_id] = first >= 0;
-      if (first < 0) first = d;
+      const int64_t of = program.device(d).class_id;
+      has_several[of] = first_[of] >= 0;
+      if (first_[of] < 0) first_[of] = d;
+    }
+    for (int64_t d = 0; d < program.num_devices(); ++d) {
+      columns_.push_back(has_several[program.device(d).class_id] ? num_columns_++ : -1);
     }
     for (int64_t c = 0; c < program.num_classes(); ++c) number_sites(c);
-    for (int64_t d = 0; d < program.num_devices(); ++d) {
-      if (has_several[program.device(d).class_id]) counts_[d].resize(2 * site_labels_.size());
-    }
+    counts_.resize(2 * site_labels_.size() * num_columns_);
   }
 
   Cast cast() {
@@ -113,12 +114,12 @@ class Classes {
         const Instr& instr = templates[t].instrs[i];
         const int64_t site = sites_[device.class_id][t][i];
         for (const Wait& wait : instr.waits) {
-          if (wait.team < 0 || member_of(device, wait.team, wait.member) != number) count(number, 2 * site + 1);
+          if (wait.team < 0 || member_of(device, wait.team, wait.member) != number) count(2 * site + 1, number);
         }
         for (const Notify& n : instr.notifies) {
           const int64_t target = member_of(device, n.team, n.member);
           if (target == number) continue;
-          count(target, 2 * site);
+          count(2 * site, target);
           const int64_t target_class = program_.device(target).class_id;
           if (first_[target_class] != target) continue;
           const BoundSignal signal{n.signal_base.on(device.numbers), n.per_index};
@@ -128,28 +129,34 @@ class Classes {
     }
   }
 
-  void count(int64_t device, int64_t place) {
-    if (!counts_[device].empty()) ++counts_[device][place];
+  void count(int64_t row, int64_t device) {
+    if (columns_[device] >= 0) ++counts_[row * num_columns_ + columns_[device]];
   }
 
   void check_lockstep(int64_t device) const {
     const int64_t first = first_[program_.device(device).class_id];
-    const std::vector<int32_t>& mine = counts_[device];
-    const auto [at, other] = std::mismatch(mine.begin(), mine.end(), counts_[first].begin());
-    if (at == mine.end()) return;
-    const int64_t place = at - mine.begin();
-    check<ArgumentError>(false, "[runtime.Program.finish] devices of one class must wait for each other in lockstep; ",
-                         "got device ", device, " with ", *at, place % 2 == 0 ? " raises from '" : " waits in '",
-                         program_.labels()[site_labels_[place / 2]], "' and device ", first, " of its class with ",
-                         *other, "; correct its teams, or make it another class");
+    if (columns_[device] < 0) return;
+    for (int64_t row = 0; row < 2 * std::ssize(site_labels_); ++row) {
+      const int64_t mine = counts_[row * num_columns_ + columns_[device]];
+      const int64_t other = counts_[row * num_columns_ + columns_[first]];
+      if (mine == other) continue;
+      check<ArgumentError>(
+          false, "[runtime.Program.finish] devices of one class must wait for each other in lockstep; got device ",
+          device, " with ", mine, row % 2 == 0 ? " raises from '" : " waits in '",
+          program_.labels()[site_labels_[row / 2]], "' and device ", first, " of its class with ", other,
+          "; correct its teams, or make it another class");
+    }
   }
 
   const Program& program_;
-  std::vector<int64_t> first_;                            // device of each class
+  std::vector<int64_t> first_;  // device of each class
   std::vector<std::vector<std::vector<int64_t>>> sites_;  // per class, template and instruction
   std::vector<int64_t> site_labels_;
-  // Per device whose class has several: for each site, the raises that it gets from it and the waits it has in it.
-  std::vector<std::vector<int32_t>> counts_ = std::vector<std::vector<int32_t>>(program_.num_devices());
+  // A row per site of the raises that each device gets from it, and one of the waits that each has in it. Devices that
+  // are alone in their class have no column.
+  std::vector<int64_t> columns_;
+  int64_t num_columns_ = 0;
+  std::vector<int32_t> counts_;
 };
 
 /// What a raise is about, and where it comes from.
@@ -184,7 +191,7 @@ struct Cursor {
   size_t call = 0;
   size_t instr = 0;
   int64_t index = 0;
-  bool armed = false;                // expected values already raised for this iteration
+  bool armed = false;  // expected values already raised for this iteration
   std::vector<Counter> signals;
   std::vector<uint64_t> thresholds;  // of this iteration's waits
 

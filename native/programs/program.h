@@ -58,6 +58,7 @@ struct Operand {
   Number part = 0;  // kRowCols: the first column; kRows: the first row
   Number parts = 1;  // kRowCols: the number of columns; kRows: the number of rows
   bool null = false;
+  int64_t role = kNoAccess;  // what the kernel does with it; kNoAccess: what access says, or reads
 };
 
 /// On the member itself it disappears.

@@ -20,7 +20,7 @@ ALLOWED = {
     # a session completes a graph with its optimizer's update, so it knows what an optimizer is
     "session": "core ir graph strategy plan kernels comm runtime checkpoint optim",
     "nn": "core ir graph",
-    "optim": "core ir graph",
+    "optim": "core ir graph kernels",  # what steps of an update compute
     "models": "core ir nn strategy",
     "data": f"{STAGES} tilewise",
     "generate": f"{STAGES} data tilewise",

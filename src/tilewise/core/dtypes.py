@@ -10,7 +10,7 @@ import numpy as np
 from tilewise.core.border import shown
 from tilewise.core.errors import ConfigError, ShapeError
 
-__all__ = ["DTYPES", "MODEL_DTYPES", "DType", "choose_dtype", "dtype", "is_float", "model_dtype"]
+__all__ = ["DTYPES", "MAX_F32", "MODEL_DTYPES", "DType", "choose_dtype", "dtype", "is_float", "model_dtype"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ DTYPES = {
     "i32": DType("i32", np.dtype(np.int32)),
     "f64": DType("f64", np.dtype(np.float64)),
 }
+MAX_F32 = float(np.finfo(np.float32).max)
 _SPELLINGS = {
     "float32": "f32",
     "fp32": "f32",

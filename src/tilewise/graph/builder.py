@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,10 @@ from tilewise.ir.graph import Graph, TensorNode, TensorSpec
 from tilewise.ir.hints import Hint, as_tensor_layout
 from tilewise.ir.op import check_call
 
-__all__ = ["INV_COUNT", "GraphBuilder"]
+__all__ = ["INV_COUNT", "SEED", "GraphBuilder"]
 
 INV_COUNT = "loss.inv_count"
+SEED = "loss.seed"  # the gradient of the loss by itself: one
 
 _border = Border("graph", ShapeError)
 
@@ -317,17 +319,29 @@ class GraphBuilder:
             inv_count = self.draft.declare("input", spec)
             return self.cross_entropy(logits, labels, inv_count, ignore_index=ignore_index)
 
+    def sum(self, x: TensorNode) -> TensorNode:
+        """The sum of all elements, over the whole batch: `[1]` in f32, which may be scaled, added, and be a loss."""
+        return self.op("sum", [x])[0]
+
+    def mean(self, x: TensorNode) -> TensorNode:
+        """The mean of all elements, over the whole batch: `[1]` in f32."""
+        sizes = self.draft.own("mean", x).shape
+        count = prod(s for s in sizes if isinstance(s, int))
+        if not all(isinstance(s, int) for s in sizes):
+            _border.refuse("mean", "a mean is over fixed sizes", f"{x.spec}", "sum it, and scale the sum")
+        return self.scale(self.sum(x), 1.0 / count)
+
     def loss(self, tensor: TensorNode) -> TensorNode:
-        """Declare the loss `[1]`; planning appends its backward pass. It is read as output `loss`.
+        """Declare the loss, any result that is one f32; planning appends its backward pass. It is read as `loss`.
 
         Raises:
-            ShapeError: the tensor is no loss.
+            ShapeError: the tensor is no result, or not one f32.
         """
         self.draft.own("loss", tensor)
-        producer = self.draft.ops[tensor.producer].op if tensor.producer is not None else tensor.kind
-        if producer != "cross_entropy" or tensor.shape != (1,):
+        if tensor.kind != "result" or tensor.shape != (1,) or tensor.spec.dtype.name != "f32":
             raise ShapeError(
-                f"[graph.loss] a loss comes from cross_entropy; got {tensor.spec} from {producer}; call it"
+                f"[graph.loss] a loss is one f32, computed by the graph; got a {tensor.kind} {tensor.spec}; take "
+                "cross_entropy, mean or sum"
             )
         self.draft.loss_id = tensor.id
         return self.output(tensor, "loss")
@@ -370,10 +384,8 @@ _dtype = dtype
 def _spec(
     call: str, shape: Sequence[Size], dtype: str | DType, labels: Labels, name: str, storage: str
 ) -> TensorSpec:
-    if isinstance(name, str) and name == INV_COUNT:
-        _border.refuse(
-            call, f"{INV_COUNT!r} is mean_cross_entropy's own", "another of that name", "rename it"
-        )
+    if isinstance(name, str) and name in (INV_COUNT, SEED):
+        _border.refuse(call, f"{name!r} is a loss's own", "another of that name", "rename it")
     sizes = tuple(_border.sequence(call, "a shape", shape, "sizes"))
     kinds = tuple(_border.sequence(call, "labels", labels, "labels"))
     return TensorSpec(sizes, _dtype(dtype), kinds, name, storage=storage)

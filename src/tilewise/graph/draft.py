@@ -28,6 +28,7 @@ class GraphDraft:
 
     Attributes:
         layers: per template its function, what of the operands it depends on, and attributes.
+        outlined: names of the templates that single ops share, by all that they depend on.
         hints: layouts that users ask for, by tensor id.
         phase: of the ops that are appended now: forward, backward or update.
         names: ids of the tensors from outside, by name.
@@ -41,6 +42,7 @@ class GraphDraft:
         self.templates: dict[str, Template] = {}
         self.hints: dict[int, tuple[Axes, ...]] = {}
         self.layers: dict[str, tuple[object, tuple[object, ...], Mapping[str, Any]]] = {}
+        self.outlined: dict[object, str] = {}
         self.phase = "forward"
         self.loss_id: int | None = None
         self.names: dict[str, int] = {}

@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from tilewise.core.border import Border, shown
+from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import InternalError, PlanError
-from tilewise.graph.builder import GraphBuilder
+from tilewise.graph.builder import SEED, GraphBuilder
 from tilewise.graph.draft import GraphDraft
 from tilewise.ir.counts import counts
-from tilewise.ir.graph import Graph, OpNode, Template
+from tilewise.ir.graph import Graph, OpNode, Template, TensorSpec
 from tilewise.ir.op import Op, op_named
 from tilewise.ir.tape import Gradient, Later, Term
 
@@ -221,7 +224,11 @@ def differentiate(graph: Graph, loss: int) -> tuple[Graph, dict[str, int]]:
             cache[forward.key] = _differentiate_template(forward)
         return _call_backward(builder.draft, op, forward, cache[forward.key], grads)
 
-    flow.add(loss, loss)  # the seed: a loss op computes the gradient of itself
+    one = builder.draft.declare(
+        "constant", TensorSpec((1,), DTYPES["f32"], name=SEED, storage=graph.spec(loss).storage)
+    )
+    builder.draft.constant_values[one.id] = np.ones(1, np.float32)
+    flow.add(loss, one.id)
     _run_backward(graph.ops, tape, on_call)
     for t in graph.of_kind("input"):
         if t.spec.dtype.name != "i32":

@@ -6,7 +6,7 @@ records bindings only: which parameters of the calling graph stand for the templ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tilewise.core.border import Border, shown
@@ -16,7 +16,7 @@ from tilewise.graph.passes import simplify
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Template, TensorNode
 
-__all__ = ["LayerFunction", "layer"]
+__all__ = ["LayerFunction", "call_outlined", "layer"]
 
 _border = Border("graph", ShapeError)
 
@@ -93,7 +93,7 @@ class LayerFunction:
         return Template(key, frozen, (*(t.id for t in formal), *outside), (result.id,))
 
 
-def _signature(operands: tuple[TensorNode, ...]) -> tuple[object, ...]:
+def _signature(operands: Sequence[TensorNode]) -> tuple[object, ...]:
     """What a template's trace depends on, of its operands."""
     specs = (t.spec for t in operands)
     return tuple((s.shape, s.dtype, s.labels, s.storage, s.tile_hint) for s in specs)
@@ -128,6 +128,36 @@ def _record_call(
         "call", tuple(arguments), specs, {"template": template.key, "saved": ()}, label=path
     )
     return graph.draft.tensors[out]
+
+
+def call_outlined(
+    graph: GraphBuilder, op: str, operands: Sequence[TensorNode | None], attrs: Mapping[str, Any], label: str
+) -> None:
+    """Append an op without outputs as the call of a template, which equal ops on operands of equal specs share: it is
+    laid out and lowered once."""
+    draft = graph.draft
+    given = [t for t in operands if t is not None]
+    kinds = tuple(None if t is None else t.kind for t in operands)
+    key = (op, kinds, _signature(given), tuple(sorted(attrs.items())))
+    if key not in draft.outlined:
+        inner = GraphBuilder(op, reduction_chunks=graph.reduction_chunks)
+        inner.draft.phase = draft.phase
+        formal = [
+            None
+            if t is None
+            else inner.draft.declare(
+                t.kind if t.kind in ("parameter", "state") else "input", t.spec.renamed(f"operand{i}")
+            )
+            for i, t in enumerate(operands)
+        ]
+        inner.op(op, formal, **attrs)
+        name = op if op not in draft.templates else f"{op}#{len(draft.outlined) + 1}"
+        draft.outlined[key] = name
+        draft.templates[name] = Template(
+            name, inner.freeze(), tuple(t.id for t in formal if t is not None), ()
+        )
+    template = {"template": draft.outlined[key], "saved": ()}
+    draft.append("call", tuple(t.id for t in given), [], template, label=label)
 
 
 def layer(function: Callable[..., TensorNode]) -> LayerFunction:

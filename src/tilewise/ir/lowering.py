@@ -134,7 +134,7 @@ class Lowering(Protocol):
         dtype: str | None = None,
         step: int | None = None,
         ints: Mapping[str, int | Sequence[int]] | None = None,
-        floats: Mapping[str, float] | None = None,
+        floats: Mapping[str, float | Sequence[float]] | None = None,
         priority: int = 0,
         label: str = "",
     ) -> Instruction:

@@ -127,7 +127,8 @@ class Operand(NamedTuple):
 
     A `team` >= 0 is one of the device's teams: the operand is the memory of its member number `member`, a constant or a
     number of the device; where the member is the device itself, the operand is its own. `div`, `part` and `parts` may
-    be of symbols, of the device or of the call. `null` passes an absent operand to the kernel.
+    be of symbols, of the device or of the call. `null` passes an absent operand to the kernel. `role` is what the
+    kernel does with it where `access` does not say so (NONE: what `access` says, else it reads); runs do not look at it.
     """
 
     slot: int
@@ -139,6 +140,7 @@ class Operand(NamedTuple):
     part: NumberLike = 0
     parts: NumberLike = 1
     null: bool = False
+    role: int = Access.NONE
 
 
 class Wait(NamedTuple):

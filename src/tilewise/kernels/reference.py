@@ -7,7 +7,7 @@ compared on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -294,18 +294,41 @@ def cross_entropy_grad(
     return p * weight, np.where(ignored, 0.0, loss) * weight
 
 
-def adamw(
-    master: Array, m: Array, v: Array, grad: Array, hyper: Array, clip: Array, weight_decay: float
-) -> tuple[F64, F64, F64]:
-    """Weights, first and second moments after one step of decoupled AdamW; as they were when the scale is NaN."""
-    if np.isnan(clip.reshape(-1)[1]):
-        return _f64(master), _f64(m), _f64(v)
-    lr, beta1, beta2, eps, correction1, correction2 = (float(h) for h in hyper.reshape(-1)[:6])
-    g = _f64(grad) * float(clip.reshape(-1)[1])
-    first = _f64(m) * beta1 + (1 - beta1) * g
-    second = _f64(v) * beta2 + (1 - beta2) * g * g
-    change = first / (np.sqrt(second) / np.sqrt(correction2) + eps)
-    return _f64(master) * (1 - lr * weight_decay) - lr / correction1 * change, first, second
+UPDATE_STEPS: dict[str, Callable[[F64, F64, F64], F64]] = {
+    "add": lambda x, y, z: x + y,
+    "subtract": lambda x, y, z: x - y,
+    "multiply": lambda x, y, z: x * y,
+    "divide": lambda x, y, z: x / y,
+    "fused": lambda x, y, z: x * y + z,
+    "sqrt": lambda x, y, z: np.sqrt(x),
+    "negate": lambda x, y, z: -x,
+    "absolute": lambda x, y, z: np.abs(x),
+    "sign": lambda x, y, z: np.sign(x),
+    "maximum": lambda x, y, z: np.maximum(x, y),
+    "minimum": lambda x, y, z: np.minimum(x, y),
+}
+"""What a step of an update computes of three values; its number is its place (native/kernels/update.cc)."""
+
+
+def update(
+    arrays: Sequence[Array],
+    hyper: Array,
+    scale: float,
+    steps: Sequence[int],
+    constants: Sequence[float],
+    left: Sequence[int],
+) -> list[F64]:
+    """Weight and states (of weight, states, gradient) after a program of steps; as they were when the scale is NaN."""
+    *kept, gradient = (_f64(a) for a in arrays)
+    if np.isnan(scale):
+        return kept
+    values = [*kept, gradient * scale]
+    values += [np.full_like(gradient, float(v)) for v in (*hyper.reshape(-1), *constants)]
+    compute = list(UPDATE_STEPS.values())
+    with np.errstate(all="ignore"):
+        for kind, a, b, c in zip(*(steps[i::4] for i in range(4)), strict=True):
+            values.append(compute[kind](values[a], values[b], values[c]))
+    return [values[v] for v in left]
 
 
 def square_sum(grad: Array, chunks: Sequence[tuple[int, int]], split_dim: int) -> F64:
@@ -366,12 +389,13 @@ REFERENCES: dict[str, Any] = {
     "row_sum": lambda x: _f64(x).sum(1, keepdims=True),
     "cast_f32_bf16": _f64,
     "cast_bf16_f32": _f64,
+    "spread": lambda x, rows, cols: np.full((rows, cols), _f64(x).item()),
     "embedding": embedding,
     "gather_rows": gather_rows,
     "cross_entropy_max": cross_entropy_max,
     "cross_entropy_sum": cross_entropy_sum,
     "cross_entropy_grad": cross_entropy_grad,
-    "adamw": adamw,
+    "update": update,
     "square_sum": square_sum,
     "norm_scale": norm_scale,
     "tree_add": tree_add,

@@ -17,6 +17,7 @@ _PANEL, _LANES, _GRANULE = 32, 16, 64
 _BLOCK_STEPS, _ROW_STRIDE = 128, 144
 _ROUNDING = 1 << 14  # every piece begins at a cache line
 _PRODUCT = 5 << 20  # packs, and the state of blocks between windows: bounded by constants of product.h
+_UPDATE_BLOCK, _CACHE_LINE = 128, 64  # of update.cc
 _PER_STEP, _PER_RANGE = 4, 512  # bytes of segments, copies and windows
 
 Shape = tuple[int, int]
@@ -43,6 +44,9 @@ def scratch_bytes(kernel: str, ints: Sequence[int], shapes: Sequence[Shape]) -> 
         return _product(tokens, leaves + 1) + (1 << 20) + leaves * _PANEL * 4
     if base in ("attention", "attention_paged"):
         return _attention(heads=ints[1], kv_heads=ints[2], dim=ints[3])
+    if base == "update":
+        values = sum(shape[1] for shape in shapes[-2:]) + len(shapes) + len(ints)  # no fewer than there are
+        return values * (_UPDATE_BLOCK * 4 + _CACHE_LINE) + _ROUNDING
     if base == "attention_backward":
         return _attention_backward(seq=ints[0], heads=ints[1], kv_heads=ints[2], dim=ints[3])
     return 0

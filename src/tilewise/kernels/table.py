@@ -16,7 +16,7 @@ An operand is written `role name[:dtype][!|~][...][?][[rows cols]]`, as in `in r
 
 An integer is written `name`; `name=count(a)` is the length of list a, `name=f32(out)` whether operand out has elements
 of f32, `name=packed(grad)` whether it lies in panels: these are filled in, never given. `range...(2*n)` is a list of so
-many integers.
+many integers. Floats are names, the last perhaps a list `constant...`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from tilewise.core import InternalError
 
@@ -81,7 +82,7 @@ class KernelSpec:
         names: full names, one per dtype.
         operands: in order.
         ints: integer attributes in order.
-        floats: floating attributes in order.
+        floats: floating attributes in order; a trailing `...` marks a list of any length.
         dims: dims that `flops` and `bytes` read from their argument.
         flops: operations of one call.
         bytes: bytes read and written at least once by one call.
@@ -95,6 +96,21 @@ class KernelSpec:
     dims: tuple[str, ...]
     flops: Callable[[Sizes], int]
     bytes: Callable[[Sizes], int]
+
+    @cached_property
+    def operand_names(self) -> frozenset[str]:
+        """Names of the operands."""
+        return frozenset(o.name for o in self.operands)
+
+    @cached_property
+    def int_names(self) -> frozenset[str]:
+        """Names of the integers that a call gives."""
+        return frozenset(i.name for i in self.ints if i.source is None)
+
+    @cached_property
+    def float_names(self) -> frozenset[str]:
+        """Names of the floats."""
+        return frozenset(f.removesuffix("...") for f in self.floats)
 
 
 _OPERAND = re.compile(r"(in|out|inout) (\w+)(?::([\w|]+))?([!~])?(\.\.\.)?(\?)?(?:\[(.+)\])?")
@@ -360,6 +376,13 @@ _SPECS = [
         lambda s: 2 * s["item"] * s["m"] * s["d"],
     ),
     _spec(
+        "spread",
+        "out out[m d], in x:f32[1 1]",
+        "m d",
+        lambda s: 0,
+        lambda s: s["item"] * s["m"] * s["d"],
+    ),
+    _spec(
         "cross_entropy_max",
         "out stats:f32[m 2], in logits[m v], in labels:i32[m 1]",
         "m d",
@@ -385,14 +408,14 @@ _SPECS = [
         ints=_VOCAB,
     ),
     _spec(
-        "adamw",
-        "out weight?[m d], inout master:f32[m d], inout m:f32[m d], inout v:f32[m d], in grad:f32[m d], "
-        "in hyper:f32[1 8], in clip:f32[1 2]",
-        "m d",
-        lambda s: 14 * s["m"] * s["d"],
-        lambda s: (28 + s["item"] % 4) * s["m"] * s["d"],
-        ints="packed",
-        floats="weight_decay",
+        "update",
+        "out weight?[m d], inout master:f32[m d], inout state:f32...[m d], in grad:f32[m d], in hyper:f32[1 _], "
+        "in clip:f32[1 2]",
+        "m d states steps",
+        lambda s: s["steps"] * s["m"] * s["d"],
+        lambda s: (8 * s["states"] + 12 + s["item"] % 4) * s["m"] * s["d"],
+        ints="packed num_states=count(state) num_steps step...(4*num_steps) left...",
+        floats="constant...",
     ),
     _spec(
         "square_sum",

@@ -1,5 +1,8 @@
-"""Optimizers as parts of the graph."""
+"""Optimizers as parts of a graph."""
 
 from tilewise.optim.adamw import AdamW
+from tilewise.optim.lion import Lion
+from tilewise.optim.optimizer import Optimizer, ParameterGroup
+from tilewise.optim.sgd import SGD
 
-__all__ = ["AdamW"]
+__all__ = ["SGD", "AdamW", "Lion", "Optimizer", "ParameterGroup"]

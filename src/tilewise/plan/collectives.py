@@ -13,7 +13,7 @@ A gather brings shards together on one device under the same signals; a broadcas
 the host has written on one device of a team to the others, and needs none: no device writes what others read.
 
 Elements read per device: (n-1)/n of the tile in reduce and as much in gather, 2(n-1)/n in all. Signals count up and
-are never reset; one device raises each, and its tasks do so in the order of submission (native/programs/expand.cc).
+are never reset; one device raises each, and its tasks do so in the order of submission (native/programs/run/expand.cc).
 """
 
 from __future__ import annotations

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import groupby
 from math import isfinite, prod
+from operator import or_
 from typing import NoReturn
 
 from tilewise.core.errors import InternalError
 from tilewise.ir.lowering import Ref, Tiles
-from tilewise.ir.program import Access, Instruction, Mode, Number, Operand, Source, upper
+from tilewise.ir.program import Access, Instruction, Mode, Number, NumberLike, Operand, Source, upper
 from tilewise.kernels.table import KERNELS, IntSpec, KernelSpec, OperandSpec
 
 __all__ = ["make_instruction"]
@@ -53,7 +55,7 @@ def make_instruction(
     ref_of: Callable[[int], Ref],
     dtype: str | None = None,
     ints: Mapping[str, int | Sequence[int]] | None = None,
-    floats: Mapping[str, float] | None = None,
+    floats: Mapping[str, float | Sequence[float]] | None = None,
     priority: int = 0,
 ) -> Instruction:
     """One instruction, as the table says.
@@ -78,7 +80,7 @@ def make_instruction(
         )
     call = _Call(KERNELS[kernel], maker, extent, step, ref_of)
     name = _full_name(call, dtype)
-    _check_names(call, "operands", tiles, {o.name for o in call.spec.operands})
+    _check_names(call, "operands", tiles, call.spec.operand_names)
     placed = _place(call, tiles)
     for operand_spec, operand in placed:
         if operand is not None:
@@ -108,9 +110,9 @@ def _suffix(spec: KernelSpec, name: str) -> str:
     return name[len(spec.base) + 1 :]
 
 
-def _check_names(call: _Call, what: str, given: Mapping[str, object], known: set[str]) -> None:
-    odd = sorted(set(given) - known)
-    if odd:
+def _check_names(call: _Call, what: str, given: Mapping[str, object], known: frozenset[str]) -> None:
+    if not given.keys() <= known:
+        odd = sorted(set(given) - known)
         call.refuse(f"{what} are {', '.join(sorted(known)) or 'none'}", repr(odd[0]))
 
 
@@ -220,42 +222,47 @@ def _plain(extent: Number) -> _Size:
 
 
 def _with_access(placed: Sequence[Placed]) -> list[Operand]:
-    """The table's roles as access to tiles: the first operand that writes a tile speaks for all that view it."""
-    uses: dict[tuple[int, int], list[int]] = {}
-    result = [Operand(0, null=True) if o is None else o for _, o in placed]
-    for i, (_, operand) in enumerate(placed):
-        if operand is not None and operand.team < 0:
-            uses.setdefault((operand.slot, _touched(operand)), []).append(i)
-    for members in uses.values():
-        access = 0
-        for i in members:
-            spec, operand = placed[i]
-            is_part = operand is not None and operand.mode in (Mode.ROWPART, Mode.ROWCOLS)
-            access |= _ACCESS["inout" if is_part and spec.role == "out" else spec.role]
-        writers = [i for i in members if placed[i][0].role != "in"]
-        speaker = (writers or members)[0]
-        for i in members:
-            result[i] = result[i]._replace(access=Access(access) if i == speaker else Access.NONE)
+    """The table's roles as access to tiles; among operands that view the same tile, the first that writes it, or the
+    first, speaks for all. A write to a part of a tile keeps the rest of it."""
+    result: list[Operand] = []
+    views: dict[tuple[int, int], list[int]] = {}
+    for i, (spec, operand) in enumerate(placed):
+        if operand is None:
+            result.append(_ABSENT)
+            continue
+        if operand.team < 0:
+            is_part = operand.mode in (Mode.ROWPART, Mode.ROWCOLS)
+            access = Access.INOUT if is_part and spec.role == "out" else _ACCESS[spec.role]
+            views.setdefault((operand.slot, _touched(operand)), []).append(i)
+            operand = operand._replace(access=access)
+        result.append(operand)
+    for members in views.values():
+        if len(members) > 1:
+            access = Access(reduce(or_, (result[i].access for i in members)))
+            speaker = next((i for i in members if result[i].access & Access.OUT), members[0])
+            for i in members:
+                result[i] = result[i]._replace(access=access if i == speaker else Access.NONE)
     return result
 
 
 _ACCESS = {"in": Access.IN, "out": Access.OUT, "inout": Access.INOUT}
+_ABSENT = Operand(0, null=True)
 
 
 def _touched(operand: Operand) -> int:
     """What of a tensor's tiles an operand depends on: 0 all, -1 those of the iteration, else every so many rows."""
     if operand.mode in (Mode.WHOLE, Mode.COL):
         return 0
-    return -1 if operand.div == 1 else operand.div
+    return -1 if operand.div == 1 else upper(operand.div)
 
 
 def _integers(
     call: _Call, placed: Sequence[Placed], tiles: Tiles, given: Mapping[str, int | Sequence[int]]
 ) -> list[NumberLike]:
     specs = call.spec.ints
-    _check_names(call, "integers", given, {i.name for i in specs if i.source is None})
+    _check_names(call, "integers", given, call.spec.int_names)
     known = {i.name: _filled_in(call, i.source, placed) for i in specs if i.source is not None}
-    result: list[int] = []
+    result: list[NumberLike] = []
     for spec in specs:
         if spec.source is not None:
             result.append(known[spec.name])
@@ -266,7 +273,8 @@ def _integers(
             if not isinstance(values, list | tuple):
                 call.refuse("a list of integers is a list", f"{values!r} for {spec.name!r}")
             _check_length(call, spec, len(values), known)
-            result += [_integer(call, spec.name, v) for v in values]
+            small = all(type(v) is int for v in values) and max(map(abs, values), default=0) < _INT64
+            result += values if small else [_integer(call, spec.name, v) for v in values]
         else:
             known[spec.name] = _integer(call, spec.name, given[spec.name])
             result.append(known[spec.name])
@@ -294,14 +302,21 @@ def _integer(call: _Call, name: str, value: object) -> int:
     return int(value)
 
 
-def _floats(call: _Call, given: Mapping[str, float]) -> list[float]:
-    _check_names(call, "floats", given, set(call.spec.floats))
+def _floats(call: _Call, given: Mapping[str, float | Sequence[float]]) -> list[float]:
+    names = [name.removesuffix("...") for name in call.spec.floats]
+    _check_names(call, "floats", given, call.spec.float_names)
     result = []
-    for name in call.spec.floats:
+    for spec, name in zip(call.spec.floats, names):
         if name not in given:
             call.refuse("every float is given", f"none for {name!r}")
         value = given[name]
-        if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
-            call.refuse("a float is a finite number", f"{value!r} for {name!r}")
-        result.append(float(value))
+        if isinstance(value, list | tuple) != (spec != name):
+            call.refuse("a list of floats is a list, and a float is none", f"{value!r} for {name!r}")
+        result += [_float(call, name, v) for v in (value if isinstance(value, list | tuple) else [value])]
     return result
+
+
+def _float(call: _Call, name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value):
+        call.refuse("a float is a finite number", f"{value!r} for {name!r}")
+    return float(value)

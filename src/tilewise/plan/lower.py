@@ -248,7 +248,7 @@ class TemplateLowering:
         dtype: str | None = None,
         step: int | None = None,
         ints: Mapping[str, int | Sequence[int]] | None = None,
-        floats: Mapping[str, float] | None = None,
+        floats: Mapping[str, float | Sequence[float]] | None = None,
         priority: int = 0,
         label: str = "",
     ) -> Instruction:
@@ -327,7 +327,7 @@ class TemplateLowering:
 
         target = base if last else carry(level)
         held = [i for i in range(self.microbatch.bit_length()) if self.microbatch >> i & 1]
-        return Accumulator(target, tuple(carry(i) for i in (held if last else range(level))), tensor, last)
+        return Accumulator(target, tuple(carry(i) for i in (held if last else range(level))), output, last)
 
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
         """After the last microbatch: the sum over the devices that share the batch.
@@ -335,9 +335,8 @@ class TemplateLowering:
         Raises:
             PlanError: devices share each microbatch, so that the sum were due in every one.
         """
-        number = op.outputs.index(target.output)
         for record in self._records_of(op):
-            if record.tree != LEAVES or number not in record.outputs:
+            if record.tree != LEAVES or target.output not in record.outputs:
                 continue
             if record.is_completed_per_microbatch:
                 raise PlanError(

@@ -14,7 +14,7 @@ from tilewise.ir.batch import cut_batch
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.show import show_graph, to_mermaid
 from tilewise.ir.validate import validate_graph
-from tilewise.optim import AdamW
+from tilewise.optim import Optimizer
 from tilewise.plan import Plan, make_plan, settings_for
 from tilewise.session.assemble import device_overhead
 from tilewise.session.inputs import check_constants
@@ -42,7 +42,7 @@ class ComputeGraph(GraphBuilder):
     def __init__(self, name: str = "graph", *, reduction_chunks: int = 8) -> None:
         super().__init__(name, reduction_chunks=reduction_chunks)
         self._strategy = DistributionStrategy.single()
-        self._optimizer: AdamW | None = None
+        self._optimizer: Optimizer | None = None
 
     def set_distribution(self, strategy: DistributionStrategy) -> None:
         """Choose how the graph is spread."""
@@ -54,13 +54,19 @@ class ComputeGraph(GraphBuilder):
             "pass DistributionStrategy.ddp(2)",
         )
 
-    def optimize(self, optimizer: AdamW) -> None:
+    def optimize(self, optimizer: Optimizer) -> None:
         """Make the update of all parameters part of the graph.
 
         Raises:
             PlanError: the graph has no loss.
         """
-        _border.instance("optimize", "an optimizer", optimizer, AdamW, "pass optim.AdamW()")
+        _border.instance(
+            "optimize",
+            "an optimizer",
+            optimizer,
+            Optimizer,  # type: ignore[type-abstract]
+            "pass optim.AdamW()",
+        )
         if self.draft.loss_id is None:
             raise PlanError(
                 f"[session.optimize] the graph needs a loss first; got none in {self.name!r}; call graph.loss"

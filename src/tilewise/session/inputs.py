@@ -18,7 +18,7 @@ from tilewise.core.errors import ShapeError
 from tilewise.graph.builder import INV_COUNT
 from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.op import op_named
-from tilewise.optim.adamw import HYPER
+from tilewise.optim.optimizer import is_hyper
 
 __all__ = [
     "Bounds",
@@ -33,7 +33,6 @@ __all__ = [
 
 Bounds = list[tuple[int, Size, int | None]]
 Symbols = Mapping[Dim, int]
-_OWN = (INV_COUNT, HYPER)  # filled in by the instance itself
 _border = Border("session", ShapeError)
 
 
@@ -95,7 +94,7 @@ def check_inputs(
         ShapeError: an input is missing, unknown, of another shape or kind, or holds an index that names nothing.
     """
     _border.mapping("run", "inputs", inputs, "arrays")
-    specs = {t.spec.name: t.spec for t in graph.of_kind("input") if t.spec.name not in _OWN}
+    specs = {t.spec.name: t.spec for t in graph.of_kind("input") if not _is_own(t.spec.name)}
     odd = [*(n for n in specs if n not in inputs), *(n for n in inputs if n not in specs)]
     if odd:
         raise ShapeError(
@@ -107,6 +106,11 @@ def check_inputs(
     for name, value in arrays.items():
         check_value("run", specs[name], value, bounds.get(name, []), values)
     return arrays, values
+
+
+def _is_own(name: str) -> bool:
+    """Whether the instance fills in an input itself."""
+    return name == INV_COUNT or is_hyper(name)
 
 
 def as_array(call: str, name: str, value: object) -> NDArray[np.generic]:

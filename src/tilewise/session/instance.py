@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.border import Border, shown
+from tilewise.core.dtypes import MAX_F32
 from tilewise.core.errors import CheckpointError, NotFinite, PlanError
 from tilewise.ir.graph import TensorSpec
-from tilewise.optim import AdamW
-from tilewise.optim.adamw import HYPER, MAX_FLOAT, moment_names
+from tilewise.optim import Optimizer
 from tilewise.plan import Plan
 from tilewise.session.assemble import assemble_program, make_executor
 from tilewise.session.inputs import as_array
@@ -103,7 +103,7 @@ class GraphInstance:
         return self._tensors.parameter_names()
 
     def lasting_names(self) -> list[str]:
-        """Names of everything a step updates: weights, masters, moments."""
+        """Names of everything a step updates: weights, masters, optimizer states."""
         return self._tensors.lasting_names()
 
     def differing_replicas(self, name: str) -> tuple[int, int] | None:
@@ -145,7 +145,7 @@ class GraphInstance:
             scale: the weights' standard deviation, times each one's `init_scale` (`GraphBuilder.parameter`).
         """
         _border.integer("initialize", "seed", seed, 0, (1 << 64) - 1)
-        _border.number("initialize", "scale", scale, 0.0, MAX_FLOAT)
+        _border.number("initialize", "scale", scale, 0.0, MAX_F32)
         with self._alone("initialize"):
             self._write_all(
                 (t.spec.name, _random(t.spec, seed, scale)) for t in self.plan.graph.of_kind("parameter")
@@ -189,12 +189,12 @@ class GraphInstance:
         self._write_all((name, np.asarray(stored[key])) for name, key in found.items())
 
     def state_dict(self) -> dict[str, Array]:
-        """Parameters in fp32, optimizer moments and the step count, by name: all that resuming needs."""
+        """Parameters in fp32, optimizer states and the step count, by name: all that resuming needs."""
         with self._alone("state_dict"):
             tensors = self._tensors
             names = tensors.parameter_names()
             state = {name: tensors.read(name).astype(np.float32) for name in names}
-            state |= {m: tensors.read(m) for name in names for m in moment_names(name) if m in tensors.ids}
+            state |= {s: tensors.read(s) for name in names for s in tensors.state_names(name)}
             state[_STEP] = np.array([self.step_count], np.int64)
             return state
 
@@ -213,7 +213,7 @@ class GraphInstance:
                     "changed"
                 )
             names = self._tensors.parameter_names()
-            wanted = [n for p in names for n in (p, *moment_names(p)) if n in self._tensors.ids]
+            wanted = [n for p in names for n in (p, *self._tensors.state_names(p))]
             self._load("load_state_dict", state, {name: name for name in wanted})
             self.step_count = int(count[0])
 
@@ -232,7 +232,7 @@ class GraphInstance:
     def step(self, batch: Mapping[str, Array], lr: float, *, on_nonfinite: str = "stop") -> StepResult:
         """One training step: all microbatches, reductions, clipping, update.
 
-        A step whose loss or gradient norm is not a finite number changes neither weights nor moments.
+        A step whose loss or gradient norm is not a finite number changes neither weights nor optimizer states.
 
         Args:
             batch: inputs by name; the whole global batch.
@@ -247,15 +247,14 @@ class GraphInstance:
             TaskFailed: a task failed; parameters may be partly updated.
         """
         _border.choice("step", "on_nonfinite", on_nonfinite, ("stop", "skip"))
-        rate = _border.number("step", "lr", lr, 0.0, MAX_FLOAT)
+        rate = _border.number("step", "lr", lr, 0.0, MAX_F32)
         with self._alone("step"):
             optimizer = self._optimizer()
             self._require_program("step")
             self._tensors.feed(batch)
             t = self.step_count + 1
-            corrections = 1 - optimizer.beta1**t, 1 - optimizer.beta2**t
-            hyper = [rate, optimizer.beta1, optimizer.beta2, optimizer.eps, *corrections, 0, 0]
-            self._tensors.write(HYPER, np.array(hyper, np.float32))
+            for name, value in optimizer.inputs(self._tensors.parameter_specs(), t, rate).items():
+                self._tensors.write(name, value)
             self._run("step")
             loss, norm = (float(self._tensors.read(name)[0]) for name in ("loss", "grad_norm"))
             is_lost = not np.isfinite([loss, norm]).all()
@@ -269,8 +268,8 @@ class GraphInstance:
             self.step_count = t
             return StepResult(loss, norm, is_lost)
 
-    def _optimizer(self) -> AdamW:
-        if not isinstance(self.plan.optimizer, AdamW):
+    def _optimizer(self) -> Optimizer:
+        if not isinstance(self.plan.optimizer, Optimizer):
             raise PlanError(
                 "[session.step] a step needs an optimizer; got none; call graph.optimize before planning"
             )

@@ -16,7 +16,8 @@ from tilewise.core.border import Border
 from tilewise.core.dtypes import is_float
 from tilewise.core.errors import CheckpointError, PlanError, ShapeError
 from tilewise.graph.builder import INV_COUNT
-from tilewise.optim.adamw import master_name, moment_names
+from tilewise.ir.graph import TensorSpec
+from tilewise.optim.optimizer import Optimizer, master_name, state_name
 from tilewise.plan import Plan
 from tilewise.runtime import Executor
 from tilewise.session.inputs import (
@@ -62,9 +63,20 @@ class NamedTensors:
         return [t.spec.name for t in self.plan.graph.of_kind("parameter")]
 
     def lasting_names(self) -> list[str]:
-        """Names of everything a step updates: weights, masters, moments."""
-        names = [n for p in self.parameter_names() for n in (p, master_name(p), *moment_names(p))]
+        """Names of everything a step updates: weights, masters, optimizer states."""
+        names = [n for p in self.parameter_names() for n in (p, master_name(p), *self.state_names(p))]
         return [n for n in names if n in self.ids]
+
+    def parameter_specs(self) -> dict[str, TensorSpec]:
+        """Every parameter by name, in order of declaration."""
+        return {t.spec.name: t.spec for t in self.plan.graph.of_kind("parameter")}
+
+    def state_names(self, parameter: str) -> list[str]:
+        """Names of a parameter's optimizer states; none without an optimizer."""
+        optimizer = self.plan.optimizer
+        return (
+            [state_name(s, parameter) for s in optimizer.states] if isinstance(optimizer, Optimizer) else []
+        )
 
     def _id(self, call: str, name: str) -> int:
         _border.text(call, "a tensor's name", name)

@@ -1,7 +1,7 @@
 """A strategy put to the test: the same steps on one device and over a mesh, compared to the bit.
 
 What is compared: loss and gradient norm of every step, every gradient of every step, and after the last step every
-parameter and optimizer moment; and that devices which hold the same part hold the same bits. The report says equal, or
+parameter and optimizer state; and that devices which hold the same part hold the same bits. The report says equal, or
 names the first difference. It speaks of the sizes and steps that were run, on this machine's instruction set.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewise.core.border import Border, shown
+from tilewise.core.dtypes import MAX_F32
 from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
-from tilewise.optim.adamw import MAX_FLOAT
 from tilewise.plan import Plan
 from tilewise.session.compute_graph import ComputeGraph
 from tilewise.session.instance import GraphInstance
@@ -85,7 +85,7 @@ def verify_strategy(
     given = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
     _border.instance("verify", "a mesh", given, DeviceMesh, "pass {'dp': 2} or a DeviceMesh")
     _border.integer("verify", "seed", seed, 0, (1 << 64) - 1)
-    _border.number("verify", "lr", lr, 0.0, MAX_FLOAT)
+    _border.number("verify", "lr", lr, 0.0, MAX_F32)
     for name, function in (("report", report), ("change", change)):
         if not callable(function):
             _border.refuse("verify", f"{name} must be callable", shown(function), "leave it out")

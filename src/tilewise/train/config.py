@@ -27,9 +27,9 @@ from pydantic import (
 import tilewise as tw
 from tilewise.core import MODEL_DTYPES, Border, ConfigError, model_dtype
 from tilewise.core.border import shown
+from tilewise.core.dtypes import MAX_F32
 from tilewise.core.reading import Unreadable, decode_text, first_problem, read_whole
 from tilewise.models.llama.config import LlamaConfig
-from tilewise.optim.adamw import MAX_FLOAT
 
 if TYPE_CHECKING:
     from tilewise.optim import AdamW
@@ -118,7 +118,7 @@ class TrainSection(_Section):
 class OptimizerSection(_Section):
     """`[optimizer]`: AdamW, linear warm-up, cosine decay to `min_lr_ratio` of the top rate, clipping."""
 
-    lr: float = Field(default=3e-3, gt=0, le=MAX_FLOAT)
+    lr: float = Field(default=3e-3, gt=0, le=MAX_F32)
     warmup_steps: int = Field(default=50, ge=0, le=10**9)
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     beta1: float = Field(default=0.9, ge=0, lt=1)

@@ -47,6 +47,8 @@ class _Guarded:
 
 def _is_read_only(name, count):
     """Per operand of a call, whether the table calls it `in`; lists stand last and take turns."""
+    if name not in isa.kernel_names():
+        return [False] * count
     operands = kernel_spec(name).operands
     order = chain(
         (o for o in operands if not o.is_list), cycle([o for o in operands if o.is_list] or operands)

@@ -18,6 +18,7 @@ from kernel_checks import (
     random,
     rng,
 )
+from update_calls import ADAMW, run_update
 
 from tilewise.kernels.isa import run
 
@@ -78,8 +79,7 @@ def everything_in_fp32(isa):
     run("attention_backward_f32", [*grads, q, out, lse, q, k, v], [100, 2, 1, 32, 1, 1], [0.2], isa=isa)
     w, m, g = (random(gen, 1, 100).copy() for _ in range(3))
     state = [w, m, np.abs(w), g]
-    hyper = np.array([[1e-3, 0.9, 0.95, 1e-8, 0.1, 0.05, 0, 0]], np.float32)
-    run("adamw_f32", [None, *state, hyper, np.ones((1, 2), np.float32)], [0], [0.1], isa=isa)
+    run_update(ADAMW, None, state, np.ones((1, 2), np.float32), isa=isa)
     return [*results, y, rstd, soft, gate, log, out, lse, *grads, *state]
 
 

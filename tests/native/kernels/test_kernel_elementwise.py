@@ -191,6 +191,15 @@ def test_embedding_of_a_shard(dt, d):
     assert_same_bits(out, reference.embedding(ids, table, 100))
 
 
+@every_level
+@every_dtype
+def test_spread(isa, dt):
+    """One number in every element, rounded once."""
+    x, out = np.array([[1 / 3]], np.float32), empty(5, 37, dt)
+    run(f"spread_{dt}", [out, x], isa=isa)
+    assert_same_bits(out, reference.REFERENCES["spread"](x, 5, 37).astype(np.float32).astype(NUMPY[dt]))
+
+
 @every_dtype
 def test_gather_rows_and_kv_write(dt):
     """Rows are picked and placed by index; negative slots are skipped."""

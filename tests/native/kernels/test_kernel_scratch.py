@@ -125,7 +125,7 @@ def test_a_long_sequence_needs_memory_not_luck():
     graph.optimize(tw.optim.AdamW())
     plan = graph.plan(workers_per_device=2)
     backward = scratch_bytes("attention_backward_bf16", [32_000, 8, 1, 64, 1, 0], [])
-    assert plan.builder.scratch_bytes == backward > 100 << 20
+    assert plan.scratch_bytes == backward > 100 << 20
     usage = plan.estimate_memory_usage()[0]
     assert usage["scratch"] == 2 * backward
     assert usage["total"] == plan.arena_bytes + usage["scratch"] + usage["signals"] + usage["engine"]

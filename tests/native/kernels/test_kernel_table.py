@@ -35,6 +35,7 @@ MOVES = {
     "cast_bf16_f32",
     "embedding",
     "gather_rows",
+    "spread",
     "tree_or",
 }
 
@@ -95,7 +96,7 @@ def test_run_refuses_what_cannot_be_a_tile():
     with pytest.raises(ValueError, match="must be contiguous"):
         run("add_f32", [x, x.T, x])
     with pytest.raises(ValueError, match="needs 128 elements"):
-        run("adamw_f32", [(np.zeros(64, np.float32), 4, 4)])
+        run("update_f32", [(np.zeros(64, np.float32), 4, 4)])
 
 
 def _level_in_new_process(level):

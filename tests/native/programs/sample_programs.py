@@ -52,42 +52,47 @@ def row(slot: int, access: Access = Access.IN) -> Operand:
     return Operand(slot, Mode.ROW, access)
 
 
-def share(slot: int, access: Access, part: int, peer: int = -1) -> Operand:
-    """One of two shares of a tile's rows."""
-    team, member = (-1, 0) if peer < 0 else (0, peer)
-    return Operand(slot, Mode.ROWPART, access, team, member, 1, part, 2)
-
-
 def all_reduce_program(epochs: int) -> Program:
-    """Two devices: partial = partial + own; sum = partial of device 0 + partial of device 1, `epochs` times.
+    """Two devices of one class: partial = partial + own; sum = partial of device 0 + partial of device 1.
 
-    Tensors: 0 own input, 1 partial, 2 sum. Signals per tile: 0 partial is there, 1 share is reduced (and the
-    partial read), 2 share is read.
+    `epochs` times. Tensors: 0 own input, 1 partial, 2 sum. Signals per tile: 0 partial is there, 1 share is reduced
+    (and the partial read), 2 share is read. Number 0 of a device is its place in the team, number 1 its peer's.
     """
-    program = program_of(2)
-    for me in range(2):
-        peer = 1 - me
-        tensors = add_tensors(program, me, 3)
-        template = program.add_template(me, "all_reduce")
-        add_loop(
-            program, me, template, "add_f32", "produce",
-            [row(1, Access.OUT), row(1), row(0)], notifies=[Notify(0, peer, 0, True)],
-        )  # fmt: skip
-        partials = [share(1, Access.NONE, me, peer=d) for d in range(2)]
-        partials[me] = share(1, Access.IN, me)
-        add_loop(
-            program, me, template, "tree_add_f32", "reduce",
-            [share(2, Access.OUT, me), Operand(0, null=True), *partials],
-            waits=[Wait(0, True, 1)], notifies=[Notify(0, peer, TILES, True)], priority=1,
-        )  # fmt: skip
-        add_loop(
-            program, me, template, "copy_pairs_f32", "gather",
-            [share(2, Access.OUT, peer), share(2, Access.NONE, peer, peer=peer)],
-            waits=[Wait(TILES, True, 1)], notifies=[Notify(0, peer, 2 * TILES, True)], priority=1,
-        )  # fmt: skip
-        add_loop(program, me, template, "", "partial read", [row(1)], waits=[Wait(TILES, True, 0)])
-        add_loop(program, me, template, "", "share read", [row(2)], waits=[Wait(2 * TILES, True, 1)])
-        for _ in range(epochs):
-            program.add_call(me, template, tensors)
+    program = Program()
+    one = program.add_class()
+    me, peer = Number.of_device(0), Number.of_device(1)
+    tensors = add_tensors(program, one, 3)
+    template = program.add_template(one, "all_reduce")
+
+    def share(slot: int, access: Access, part: Number, team: int = -1, member: int | Number = 0) -> Operand:
+        return Operand(slot, Mode.ROWPART, access, team, member, 1, part, 2)
+
+    def told(signal: int) -> list[Notify]:
+        return [Notify(0, member, signal, True) for member in range(2)]
+
+    def awaited(signal: int, increment: int = 1) -> list[Wait]:
+        return [Wait(signal, True, increment, 0, member) for member in range(2)]
+
+    add_loop(
+        program, one, template, "add_f32", "produce",
+        [row(1, Access.OUT), row(1), row(0)], notifies=told(0),
+    )  # fmt: skip
+    partials = [share(1, Access.IN, me, 0, member) for member in range(2)]
+    add_loop(
+        program, one, template, "tree_add_f32", "reduce",
+        [share(2, Access.OUT, me), Operand(0, null=True), *partials],
+        waits=awaited(0), notifies=told(TILES), priority=1,
+    )  # fmt: skip
+    add_loop(
+        program, one, template, "copy_pairs_f32", "gather",
+        [share(2, Access.OUT, peer), share(2, Access.NONE, peer, 0, peer)],
+        waits=awaited(TILES), notifies=told(2 * TILES), priority=1,
+    )  # fmt: skip
+    add_loop(program, one, template, "", "partial read", [row(1)], waits=awaited(TILES, 0))
+    add_loop(program, one, template, "", "share read", [row(2)], waits=awaited(2 * TILES))
+    for _ in range(epochs):
+        program.add_call(one, template, tensors)
+    for place in range(2):
+        program.add_device(one, [place, 1 - place], [[0, 1]])
     program.finish([])
     return program

@@ -58,6 +58,8 @@ CALLS = {
     "multiply": lambda g, t: (g.multiply, [t["x"], t["x"]], {}),
     "scale": lambda g, t: (g.scale, [t["x"], 2.0], {}),
     "silu": lambda g, t: (g.silu, [t["x"]], {}),
+    "sum": lambda g, t: (g.sum, [t["x"]], {}),
+    "mean": lambda g, t: (g.mean, [t["x"]], {}),
     "softmax": lambda g, t: (g.softmax, [t["x"]], {}),
     "cast": lambda g, t: (g.cast, [t["x"], "bf16"], {}),
     "matmul": lambda g, t: (

@@ -29,8 +29,8 @@ def same_ops():
 
 
 def make(name="odd", **members):
-    """An elementwise op of one operand that runs as `scale` by one would."""
-    return register(type("Odd", (Elementwise,), {"name": name, "kernel": "copy", **members}))
+    """An elementwise op of one operand whose name is no kernel's."""
+    return register(type("Odd", (Elementwise,), {"name": name, **members}))
 
 
 def trained(name="odd"):
@@ -212,6 +212,17 @@ def test_accumulates_agrees_with_lower(rule, declared, accumulation, monkeypatch
     monkeypatch.setattr(rule, "accumulates", declared)
     with pytest.raises(InternalError, match=f"`accumulates`.*correct {rule.__name__}"):
         plan_graph(trained(""), {}, accumulation)
+
+
+def test_an_elementwise_op_without_a_kernel():
+    """Its name is no kernel's and it has no lowering of its own: planning says where the kernel is missing."""
+    make()
+    graph = GraphBuilder("g")
+    graph.output(graph.op("odd", [graph.input([4, 8], name="x")])[0], "y")
+    with pytest.raises(
+        InternalError, match=r"a kernel stands in the table; got 'odd' in op 'odd' \(odd\); add it"
+    ):
+        plan_graph(graph.freeze(), {})
 
 
 def test_a_later_contribution_is_a_tensor():

@@ -9,7 +9,9 @@ from tilewise.graph.ops import (
     loss,
     norm,
     optimizer,
+    reduce,
     reshard,
+    update,
 )
 
 __all__ = [
@@ -21,5 +23,7 @@ __all__ = [
     "loss",
     "norm",
     "optimizer",
+    "reduce",
     "reshard",
+    "update",
 ]

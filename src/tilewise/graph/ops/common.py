@@ -156,12 +156,13 @@ class Elementwise(Op):
         is_packed = low.spec(op.given[0]).storage == "packed"
         views = [low.flat(t) if is_packed else low.tensor(t) for t in (*op.outputs, *op.given)]
         x = views[-1]
+        operands = KERNELS[self.name].operands if self.name in KERNELS else ()
         low.emit(
             self.name,
             op,
             over=x,
             step=x.tile_rows if is_packed else None,
             dtype=x.dtype,
-            tiles={o.name: low.row(v) for o, v in zip(KERNELS[self.name].operands, views)},
+            tiles={o.name: low.row(v) for o, v in zip(operands, views)},
             floats=op.attrs,
         )

@@ -50,10 +50,11 @@ class CrossEntropy(Op):
         )
         require_indices(self.name, "labels", labels)
         require(
-            inv_count.shape == (1,) and inv_count.dtype.name == "f32",
+            inv_count.shape == (1,) and inv_count.dtype.name == "f32" and inv_count.storage == "vector",
             self.name,
             "the inverse count must be one f32",
             inv_count,
+            advice='declare it with storage="vector"',
         )
         f32, rows = DTYPES["f32"], labels.shape
         return [
@@ -78,10 +79,10 @@ class CrossEntropy(Op):
         )
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """The gradient of the loss itself (the seed is one)."""
-        incoming(op, grads)
+        """Every row's share, times dy."""
         logits, labels, inv_count = op.given
-        used = [tape.use(i) for i in (logits, labels, op.outputs[2], op.outputs[3], inv_count)]
+        factor = tape.multiply(tape.use(inv_count), incoming(op, grads))
+        used = [*(tape.use(i) for i in (logits, labels, op.outputs[2], op.outputs[3])), factor]
         return [*tape.op("cross_entropy_backward", used, **op.attrs), None, None]
 
     def lower(self, low: Lowering, op: OpNode) -> None:
@@ -139,7 +140,8 @@ class CrossEntropy(Op):
 
 @register
 class CrossEntropyBackward(Op):
-    """Inputs logits, labels, stats, sums, inv_count; the output is the gradient, written over the logits."""
+    """Inputs logits, labels, stats, sums, and the inverse count times the loss's gradient; the output is the gradient,
+    written over the logits."""
 
     name = "cross_entropy_backward"
     in_place = ((0, 0),)

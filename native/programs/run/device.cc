@@ -1,5 +1,5 @@
 // See device.h.
-#include "programs/device.h"
+#include "programs/run/device.h"
 
 #include <algorithm>
 #include <bit>
@@ -7,7 +7,7 @@
 #include <sstream>
 #include <thread>
 
-#include "programs/errors.h"
+#include "programs/run/errors.h"
 #include "protocols/spin_lock.h"
 
 namespace tilewise::programs {

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <chrono>
 
-#include "programs/errors.h"
-#include "programs/team.h"
+#include "programs/run/errors.h"
+#include "programs/run/team.h"
 
 namespace tilewise::programs {
 

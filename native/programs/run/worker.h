@@ -7,8 +7,8 @@
 #include <string>
 
 #include "memory/arena.h"
-#include "programs/run_state.h"
-#include "programs/task.h"
+#include "programs/run/run_state.h"
+#include "programs/run/task.h"
 
 namespace tilewise::programs {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/signal.h"
-#include "programs/expand.h"
+#include "programs/run/expand.h"
 
 namespace tilewise::programs {
 

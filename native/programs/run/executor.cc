@@ -1,5 +1,5 @@
 // See executor.h.
-#include "programs/executor.h"
+#include "programs/run/executor.h"
 
 #include <pthread.h>
 #include <signal.h>

@@ -24,9 +24,9 @@
 #include <vector>
 
 #include "memory/arena.h"
-#include "programs/run_state.h"
-#include "programs/walker.h"
-#include "programs/worker.h"
+#include "programs/run/run_state.h"
+#include "programs/run/walker.h"
+#include "programs/run/worker.h"
 #include "protocols/walk.h"
 #include "tasks/embed/embedded.h"
 

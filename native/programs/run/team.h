@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "programs/device.h"
 #include "programs/program.h"
-#include "programs/run_state.h"
+#include "programs/run/device.h"
+#include "programs/run/run_state.h"
 
 namespace tilewise::programs {
 

@@ -1,11 +1,11 @@
 // See worker.h.
-#include "programs/worker.h"
+#include "programs/run/worker.h"
 
 #include <chrono>
 #include <sstream>
 #include <thread>
 
-#include "programs/errors.h"
+#include "programs/run/errors.h"
 
 namespace tilewise::programs {
 

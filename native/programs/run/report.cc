@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "programs/team.h"
+#include "programs/run/team.h"
 
 namespace tilewise::programs {
 

@@ -1,5 +1,5 @@
 // What goes wrong: kernels that throw, cancelled runs, workers that stop, deadlines.
-#include "programs/testing_programs.h"
+#include "programs/tests/testing_programs.h"
 
 using namespace tilewise;
 using namespace tilewise::programs;

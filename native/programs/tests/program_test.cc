@@ -1,7 +1,7 @@
 // Tile programs: what finish() refuses, which rows each mode views, symbols, aliases.
 #include "programs/program.h"
 
-#include "programs/testing_programs.h"
+#include "programs/tests/testing_programs.h"
 
 using namespace tilewise;
 using namespace tilewise::programs;

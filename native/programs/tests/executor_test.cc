@@ -1,7 +1,7 @@
 // Executors end to end: results, tiny windows, signals and acknowledgements between devices, timeline, transfers.
-#include "programs/executor.h"
+#include "programs/run/executor.h"
 
-#include "programs/testing_programs.h"
+#include "programs/tests/testing_programs.h"
 
 using namespace tilewise;
 using namespace tilewise::programs;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/testing.h"
-#include "programs/executor.h"
+#include "programs/run/executor.h"
 
 namespace tilewise::programs::testing {
 
@@ -80,12 +80,21 @@ inline void recording_kernel(const kernels::KernelArgs& args) {
   recorded.push_back({{args.tiles, args.tiles + args.num_tiles}, args.row_begin});
 }
 
+/// Integers of every task of note_kernel.
+inline std::vector<std::vector<int64_t>> noted;
+
+inline void note_kernel(const kernels::KernelArgs& args) {
+  std::lock_guard guard(recorded_mutex);
+  noted.emplace_back(args.ints, args.ints + args.num_ints);
+}
+
 inline kernels::KernelFn resolve(std::string_view name) {
   if (name == "hash") return hash_kernel;
   if (name == "increment") return increment_kernel;
   if (name == "throwing") return throwing_kernel;
   if (name == "slow") return slow_kernel;
   if (name == "recording") return recording_kernel;
+  if (name == "note") return note_kernel;
   return nullptr;
 }
 
@@ -102,7 +111,7 @@ inline std::shared_ptr<Program> program_of(int64_t num_devices) {
   return program;
 }
 
-inline Tensor tensor(int64_t offset, int64_t rows, int64_t cols, int64_t tile_rows, int64_t first_handle) {
+inline Tensor tensor(int64_t offset, const Number& rows, int64_t cols, int64_t tile_rows, int64_t first_handle) {
   return {offset, rows, cols, cols, DType::kF64, tile_rows, first_handle, {}};
 }
 
@@ -110,7 +119,7 @@ inline Operand whole(int64_t slot, int64_t access) { return {slot, Mode::kWhole,
 inline Operand by_row(int64_t slot, int64_t access) { return {slot, Mode::kRow, access}; }
 inline Operand peer_row(int64_t slot, int64_t peer) { return {slot, Mode::kRow, kNoAccess, 0, peer}; }
 
-inline Instr instr(const std::string& kernel, int64_t rows, int64_t step, std::vector<Operand> operands,
+inline Instr instr(const std::string& kernel, int64_t rows, const Number& step, std::vector<Operand> operands,
                    std::vector<Number> ints = {}, std::vector<Wait> waits = {}, std::vector<Notify> notifies = {}) {
   Instr made;
   made.kernel = kernel;

@@ -1,5 +1,5 @@
 // See walker.h.
-#include "programs/walker.h"
+#include "programs/run/walker.h"
 
 namespace tilewise::programs {
 

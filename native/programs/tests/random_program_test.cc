@@ -2,7 +2,7 @@
 // Devices, workers, windows, tile sizes, modes, aliases and delays are drawn at random from a printed seed.
 #include <random>
 
-#include "programs/testing_programs.h"
+#include "programs/tests/testing_programs.h"
 
 using namespace tilewise;
 using namespace tilewise::programs;
@@ -20,15 +20,27 @@ constexpr int64_t kShown = kPlain + kShared;
 constexpr int64_t kSharedSlot = 4;
 constexpr int64_t kShownSlot = 5;
 
+/// Devices of a class each, with their numbers and peers written out; or of one class, which finds them at binding.
+enum class Form { kDevices, kOneClass };
+
 class Generator {
  public:
-  explicit Generator(uint64_t seed, bool is_faulty = false) : random_(seed), is_faulty_(is_faulty) {}
+  explicit Generator(uint64_t seed, Form form = Form::kDevices, bool is_faulty = false)
+      : random_(seed), form_(form), is_faulty_(is_faulty) {}
 
   int64_t draw(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random_); }
 
   std::shared_ptr<Program> make(int64_t num_devices) {
-    auto program = program_of(num_devices);
-    for (int64_t d = 0; d < num_devices; ++d) add_tensors(*program, d);
+    auto program = std::make_shared<Program>();
+    if (form_ == Form::kDevices) add_devices(*program, num_devices);
+    if (form_ == Form::kOneClass) {
+      std::vector<int64_t> all(num_devices);
+      std::iota(all.begin(), all.end(), 0);
+      program->add_class();
+      for (int64_t d = 0; d < num_devices; ++d) program->add_device({0, {d}, {all}});
+    }
+    num_devices_ = num_devices;
+    add_tensors(*program);
     const int64_t num_templates = draw(1, 3);
     for (int64_t t = 0; t < num_templates; ++t) add_template(*program);
     std::vector<int64_t> order(draw(3, 8));
@@ -38,34 +50,39 @@ class Generator {
       for (int64_t slot = 0; slot < kPlain; ++slot) binding.push_back(draw(0, kPlain - 1));
       binding.push_back(draw(kPlain, kShown - 1));
       binding.push_back(kShown);
-      for (int64_t d = 0; d < num_devices; ++d) program->add_call(d, {t, binding, {}});
+      const int64_t number = draw(0, 1000);
+      for (int64_t c = 0; c < program->num_classes(); ++c) program->add_call(c, {t, binding, {number}});
     }
     program->finish({}, resolve);
     return program;
   }
 
  private:
-  void add_tensors(Program& program, int64_t device) {
+  void add_tensors(Program& program) {
     constexpr int64_t kBytes = kRows * kCols * 8;
-    int64_t handle = 0;
-    for (int64_t t = 0; t <= kShown; ++t) {
-      Tensor made = tensor(t * kBytes, kRows, kCols, draw(1, 5), handle);
-      if (t == kPlain + 1) {
-        made.offset -= kBytes / 2;
-        made.aliases = {kPlain, kPlain + 2};
+    std::vector<int64_t> tiles;
+    for (int64_t t = 0; t <= kShown; ++t) tiles.push_back(draw(0, 4));
+    for (int64_t c = 0; c < program.num_classes(); ++c) {
+      int64_t handle = 0;
+      for (int64_t t = 0; t <= kShown; ++t) {
+        Tensor made = tensor(t * kBytes, kRows, kCols, 1 + (tiles[t] + c) % 5, handle);
+        if (t == kPlain + 1) {
+          made.offset -= kBytes / 2;
+          made.aliases = {kPlain, kPlain + 2};
+        }
+        if (t == kPlain + 2) {
+          made.offset -= 2 * kBytes - kCols * 8;
+          made.aliases = {kPlain};
+        }
+        handle += num_iterations(kRows, made.tile_rows.constant);
+        program.add_tensor(c, made);
       }
-      if (t == kPlain + 2) {
-        made.offset -= 2 * kBytes - kCols * 8;
-        made.aliases = {kPlain};
-      }
-      handle += num_iterations(kRows, made.tile_rows.constant);
-      program.add_tensor(device, made);
     }
   }
 
   void add_template(Program& program) {
     const int64_t num_instrs = draw(2, 6);
-    const bool exchanges = program.num_devices() > 1 && draw(0, 3) > 0;
+    const bool exchanges = num_devices_ > 1 && draw(0, 3) > 0;
     const int64_t place = draw(0, num_instrs - 1);
     const int64_t step = draw(1, 6);
     std::vector<Instr> common;
@@ -76,11 +93,11 @@ class Generator {
         common.push_back(local_instr());
       }
     }
-    for (int64_t d = 0; d < program.num_devices(); ++d) {
-      const int64_t plan = program.add_template(d, "t");
+    for (int64_t c = 0; c < program.num_classes(); ++c) {
+      const int64_t plan = program.add_template(c, "t");
       for (int64_t n = 0; n < static_cast<int64_t>(common.size()); ++n) {
-        if (exchanges && n == place) add_exchange(program, d, plan, step);
-        program.add_instr(d, plan, common[n], "local");
+        if (exchanges && n == place) add_exchange(program, c, plan, step);
+        program.add_instr(c, plan, common[n], "local");
       }
     }
   }
@@ -108,41 +125,53 @@ class Generator {
       if (kind == 2) operand = {operand.slot, Mode::kRowPart, operand.access, -1, 0, 1, draw(0, 1), 2};
       made.operands.push_back(operand);
     }
+    if (draw(0, 2) == 0) made.operands.push_back({draw(0, kPlain - 1), Mode::kRows, kIn, -1, 0, 1, draw(0, kRows), 2});
+    if (draw(0, 2) == 0) made.ints[1] = {made.ints[1].constant, 1, Source::kCall, 0};
     made.priority = draw(-1, 1);
     if (is_faulty_) ++made.ints[1].constant;
     return made;
   }
 
   // Signals from each peer p: p * 2 * kRows + (0..): p's tile is there; + kRows: p has read mine.
-  void add_exchange(Program& program, int64_t device, int64_t plan, int64_t step) {
-    Instr show = instr("hash", kRows, step, {by_row(kShownSlot, kInOut), by_row(0, kIn)}, {1, device, 1000});
-    Instr look = instr("hash", kRows, step, {by_row(1, kInOut)}, {1, device + 7, 1000});
+  void add_exchange(Program& program, int64_t class_id, int64_t plan, int64_t step) {
+    const bool is_written_out = form_ == Form::kDevices;  // then class_id is the device
+    const auto of_device = [&](int64_t constant, int64_t multiple) {
+      return is_written_out ? Number(constant + multiple * class_id) : Number(constant, multiple, Source::kDevice, 0);
+    };
+    Instr show = instr("hash", kRows, step, {by_row(kShownSlot, kInOut), by_row(0, kIn)}, {1, of_device(0, 1), 1000});
+    Instr look = instr("hash", kRows, step, {by_row(1, kInOut)}, {1, of_device(7, 1), 1000});
     Instr acknowledged = instr("", kRows, step, {by_row(kShownSlot, kIn)});
-    for (int64_t p = 0; p < program.num_devices(); ++p) {
-      if (p == device) continue;
-      show.notifies.push_back({0, p, device * 2 * kRows, true});
-      look.waits.push_back({p * 2 * kRows, true, 1});
-      look.operands.push_back(peer_row(kShownSlot, p));
-      look.notifies.push_back({0, p, device * 2 * kRows + kRows, true});
-      acknowledged.waits.push_back({p * 2 * kRows + kRows, true, 1});
+    for (int64_t p = 0; p < num_devices_; ++p) {
+      if (is_written_out && p == class_id) {
+        look.operands.push_back(by_row(kShownSlot, kIn));
+        continue;
+      }
+      show.notifies.push_back({0, p, of_device(0, 2 * kRows), true, kShownSlot});
+      look.waits.push_back({p * 2 * kRows, true, 1, 0, p, kShownSlot});
+      look.operands.push_back({kShownSlot, Mode::kRow, kIn, 0, p});
+      look.notifies.push_back({0, p, of_device(kRows, 2 * kRows), true, kShownSlot});
+      acknowledged.waits.push_back({p * 2 * kRows + kRows, true, 1, 0, p, kShownSlot});
     }
     look.priority = 1;
-    program.add_instr(device, plan, show, "show");
-    program.add_instr(device, plan, look, "look");
-    program.add_instr(device, plan, acknowledged, "acknowledged");
+    program.add_instr(class_id, plan, show, "show");
+    program.add_instr(class_id, plan, look, "look");
+    program.add_instr(class_id, plan, acknowledged, "acknowledged");
   }
 
   std::mt19937_64 random_;
+  Form form_;
+  int64_t num_devices_ = 0;
   bool is_faulty_;
 };
 
-/// is_faulty: what runs is the same program but for the last number that a task hashes.
-bool agrees(uint64_t seed, int64_t num_devices, int64_t workers, bool is_faulty = false) {
-  Generator generator(seed, is_faulty);
+/// What runs is in the given form, the sequential run that it must equal in that of devices written out. is_faulty:
+/// what runs is the same program but for the last number that a task hashes.
+bool agrees(uint64_t seed, int64_t num_devices, int64_t workers, Form form = Form::kDevices, bool is_faulty = false) {
+  Generator generator(seed, form, is_faulty);
   auto program = generator.make(num_devices);
   const int64_t window = generator.draw(1, 24);
   auto executor = executor_for(*program, workers, window);
-  const auto wanted = is_faulty ? Generator(seed, false).make(num_devices) : program;
+  const auto wanted = Generator(seed).make(num_devices);
   Oracle oracle(*wanted);
   for (int round = 0; round < 3; ++round) {
     executor->run(program, {});
@@ -168,11 +197,20 @@ CASE("two devices") {
 }
 
 CASE("the comparison sees a program that hashes another number") {
-  for (uint64_t seed = 3000; seed < 3010; ++seed) EXPECT(!agrees(seed, 1 + static_cast<int64_t>(seed % 2), 2, true));
+  for (uint64_t seed = 3000; seed < 3010; ++seed) {
+    EXPECT(!agrees(seed, 1 + static_cast<int64_t>(seed % 2), 2, Form::kDevices, true));
+    EXPECT(!agrees(seed, 1 + static_cast<int64_t>(seed % 2), 2, Form::kOneClass, true));
+  }
 }
 
 CASE("three and four devices") {
   for (uint64_t seed = 2000; seed < 2040; ++seed) EXPECT(agrees(seed, 3 + static_cast<int64_t>(seed % 2), 1));
+}
+
+CASE("devices of one class, bound by their numbers and teams, are what is written out for each") {
+  for (uint64_t seed = 4000; seed < 4080; ++seed) {
+    EXPECT(agrees(seed, 1 + static_cast<int64_t>(seed % 4), 1 + static_cast<int64_t>(seed % 2), Form::kOneClass));
+  }
 }
 
 TILEWISE_TEST_MAIN

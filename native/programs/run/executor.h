@@ -16,9 +16,9 @@
 #include <thread>
 #include <vector>
 
-#include "programs/errors.h"
 #include "programs/program.h"
-#include "programs/team.h"
+#include "programs/run/errors.h"
+#include "programs/run/team.h"
 
 namespace tilewise::programs {
 

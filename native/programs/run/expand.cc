@@ -1,5 +1,5 @@
 // See expand.h.
-#include "programs/expand.h"
+#include "programs/run/expand.h"
 
 #include <algorithm>
 

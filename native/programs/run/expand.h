@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "programs/task.h"
+#include "programs/run/task.h"
 #include "tasks/embed/embedded.h"
 
 namespace tilewise::programs {

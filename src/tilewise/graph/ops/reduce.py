@@ -1,0 +1,95 @@
+"""Sums over a whole tensor, to one number, and the way back: one number over a whole tensor.
+
+A sum over a tensor with a batch adds rows leaf by leaf, as the loss does (docs/numerics.md, rule 5), so it is equal on
+every mesh and complete after the last microbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilewise.core.dtypes import DTYPES
+from tilewise.graph.ops.common import incoming, require, require_floats
+from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.layout import LEAVES
+from tilewise.ir.lowering import Lowering
+from tilewise.ir.op import Factors, Op, Partial, Signature, register
+from tilewise.ir.tape import Gradient, Tape
+
+__all__: list[str] = []
+
+
+def _dims(spec: TensorSpec) -> tuple[str, ...]:
+    """Factor names: rows `b0`, `b1`, …, and `d` for the elements of a row."""
+    num_rows = len(spec.shape) - (spec.storage == "rows" and len(spec.shape) > 1)
+    return tuple(f"b{i}" for i in range(num_rows)) + ("d",) * (len(spec.shape) - num_rows)
+
+
+@register
+class Sum(Op):
+    """The sum of all elements, `[1]` in fp32: within a row first, then over the rows of a leaf, then over leaves."""
+
+    name = "sum"
+    accumulates = (0,)
+    signature = Signature(1)
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """`[1]` fp32."""
+        (x,) = inputs
+        assert x is not None
+        require_floats(self.name, x)
+        require(x.storage in ("rows", "scalars"), self.name, "sums rows of elements", x)
+        return [TensorSpec((1,), DTYPES["f32"], storage="vector")]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """All is contracted, the batch along its leaves; a row stays whole."""
+        assert inputs[0] is not None
+        dims = _dims(inputs[0])
+        rows = tuple(d for d in dims if d != "d")
+        partials = (Partial("total", rows, (0,), tree=LEAVES),)
+        return Factors((dims,), (("o",),), whole=frozenset("d"), partials=partials)
+
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+        """dy everywhere."""
+        return list(tape.op("spread", [incoming(op, grads), tape.use(op.given[0])]))
+
+    def lower(self, low: Lowering, op: OpNode) -> None:
+        """Row sums per row tile, added up per leaf; then the tree over leaves and the reduction."""
+        x = low.tensor(op.given[0])
+        rows = low.temp(x.extent, 1, "f32", tile_rows=x.tile_rows, name="row_sums")
+        low.emit("row_sum", op, over=x, dtype=x.dtype, tiles={"out": low.row(rows), "x": low.row(x)})
+        leaf = low.temp(low.num_leaves, 1, "f32", tile_rows=1, name="leaf_sums")
+        tiles = {"leaf": low.row(leaf, div=low.leaf_rows), "x": low.row(rows)}
+        low.emit("row_sum_leaf", op, over=x, tiles=tiles, ints={"leaf_rows": low.leaf_rows})
+        low.leaf_tree(op, 0, leaf)
+
+
+@register
+class Spread(Op):
+    """One number everywhere: inputs the number `[1]` in fp32, and a tensor x for its shape; the output is as x."""
+
+    name = "spread"
+    in_place = ((0, 1),)
+    signature = Signature(2)
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """As x."""
+        number, x = inputs
+        assert number is not None and x is not None
+        require_floats(self.name, x)
+        is_number = number.shape == (1,) and number.dtype.name == "f32"
+        require(is_number, self.name, "spreads one f32", number, x)
+        return [TensorSpec(x.shape, x.dtype, x.labels, storage=x.storage)]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """The output lies as x."""
+        assert inputs[1] is not None
+        dims = _dims(inputs[1])
+        return Factors((("o",), dims), (dims,))
+
+    def lower(self, low: Lowering, op: OpNode) -> None:
+        """One task per row tile; of x only the shape is used."""
+        out = low.tensor(op.outputs[0])
+        tiles = {"out": low.row(out), "x": low.whole(op.given[0])}
+        low.emit("spread", op, over=out, dtype=out.dtype, tiles=tiles)

@@ -1,0 +1,116 @@
+"""The update of one parameter by an optimizer, element by element, as a program of steps.
+
+`optim.rule` writes the program; the op and its kernel (native/kernels/update.cc) know no optimizer. It runs once per
+step, after all microbatches, writes weight and states in place and has no gradient. Where the clipping scale is NaN
+(`global_norm`), it leaves every tensor as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tilewise.graph.ops.common import require
+from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.lowering import Lowering
+from tilewise.ir.op import Factors, Op, Signature, register
+
+__all__: list[str] = []
+
+
+def _num_operands(attrs: Mapping[str, Any]) -> int:
+    return 5 + int(attrs["num_states"])
+
+
+@register
+class Update(Op):
+    """Inputs weight, master (None where the weight is fp32), states, gradient, hyper-parameters, clip; no output.
+
+    Attributes of a call: `steps`, four integers each (kind and three values); `constants`; `left`, the value that the
+    weight and each state is left with. Values are numbered: weight, states, gradient, hyper-parameters, constants,
+    results of steps.
+    """
+
+    name = "update"
+    signature = Signature(
+        _num_operands,
+        absent=frozenset({1}),
+        attributes={"num_states": int, "steps": tuple, "constants": tuple, "left": tuple},
+    )
+
+    def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
+        """All state lies as the weight does."""
+        return True
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """Nothing: weight and states are written in place."""
+        weight, master, *rest = inputs
+        assert weight is not None
+        states, gradient, hyper = rest[: attrs["num_states"]], rest[-3], rest[-2]
+        alike = [s for s in (weight, master, *states, gradient) if s is not None]
+        require(
+            all(s.shape == weight.shape and s.storage == weight.storage for s in alike),
+            self.name,
+            "weight, states and gradient lie alike",
+            *alike,
+        )
+        require(
+            all(s.dtype.name == "f32" for s in (*alike[1:], *([weight] if master is None else []))),
+            self.name,
+            "the weight or its master, states and gradient are f32",
+            *alike,
+        )
+        num_hyper = hyper.shape[0] if hyper is not None else 0
+        assert isinstance(num_hyper, int)
+        first = attrs["num_states"] + 2 + num_hyper + len(attrs["constants"])
+        steps, left = attrs["steps"], attrs["left"]
+        known = all(
+            0 <= value < first + position // 4 for position, value in enumerate(steps) if position % 4 != 0
+        )
+        require(
+            len(steps) % 4 == 0
+            and known
+            and len(left) == attrs["num_states"] + 1
+            and all(0 <= value < first + len(steps) // 4 for value in left),
+            self.name,
+            "a step takes values that exist before it",
+            advice="write the program with optim.rule",
+        )
+        return []
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """State is laid out as its weight."""
+        assert inputs[0] is not None
+        names = tuple(f"w{i}" for i in range(len(inputs[0].shape)))
+        every = tuple(names if spec is not None else None for spec in inputs[:-2])
+        return Factors((*every, ("h",), ("c",)), ())
+
+    def lower(self, low: Lowering, op: OpNode) -> None:
+        """One task per block of rows, elementwise over the weight's storage."""
+        weight, master, *rest = op.inputs
+        *states, gradient, hyper, clip = (i for i in rest if i is not None)
+        assert weight is not None
+        flat = low.flat(weight)
+        attrs = op.attrs
+        low.emit(
+            "update",
+            op,
+            over=flat,
+            step=flat.tile_rows,
+            dtype=low.tensor(weight).dtype,
+            tiles={
+                "weight": None if master is None else low.row(flat),
+                "master": low.row(flat if master is None else low.flat(master)),
+                "state": [low.row(low.flat(s)) for s in states],
+                "grad": low.row(low.flat(gradient)),
+                "hyper": low.whole(hyper),
+                "clip": low.whole(clip),
+            },
+            ints={
+                "packed": int(low.spec(weight).storage == "packed"),
+                "num_steps": len(attrs["steps"]) // 4,
+                "step": attrs["steps"],
+                "left": attrs["left"],
+            },
+            floats={"constant": attrs["constants"]},
+        )

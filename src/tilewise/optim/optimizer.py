@@ -1,0 +1,197 @@
+"""What every optimizer is: states per parameter, hyper-parameters per step, an update; groups of parameters.
+
+A new optimizer is one file with one class (`lion.py`, say). Session and plan know none of them by name. Weights in bf16
+get fp32 masters; in fp32 the weight is its own master. All state has the weight's layout and storage.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.core.border import Border, shown
+from tilewise.core.dtypes import MAX_F32
+from tilewise.graph.builder import GraphBuilder
+from tilewise.graph.templates import call_outlined
+from tilewise.ir.graph import TensorNode, TensorSpec
+from tilewise.optim.rule import Parameter, take_down
+
+__all__ = ["HYPER", "Optimizer", "ParameterGroup", "is_hyper", "master_name", "state_name"]
+
+_border = Border("optim")
+HYPER = "optimizer.hyper"
+
+
+def master_name(parameter: str) -> str:
+    """Name of the fp32 master of a parameter."""
+    return state_name("master", parameter)
+
+
+def state_name(state: str, parameter: str) -> str:
+    """Name of the tensor that holds one state of a parameter."""
+    return f"optimizer.{state}.{parameter}"
+
+
+def is_hyper(name: str) -> bool:
+    """Whether an input of that name holds hyper-parameters, which the session fills in."""
+    return name == HYPER or name.startswith(f"{HYPER}.")
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters with settings of their own.
+
+    Args:
+        names: patterns of parameter names, for example `*norm.weight`; the first group that matches counts.
+        lr: factor on every step's learning rate.
+        changes: settings of the optimizer that differ here, for example `{"weight_decay": 0.0}`.
+
+    Raises:
+        ConfigError: no pattern, or a factor that is none.
+    """
+
+    names: str | tuple[str, ...]
+    lr: float = 1.0
+    changes: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = (self.names,) if isinstance(self.names, str) else self.names
+        if not names or not all(isinstance(n, str) for n in names):
+            _border.refuse("ParameterGroup", "names are patterns", shown(self.names), 'pass "*norm.weight"')
+        object.__setattr__(self, "names", tuple(names))
+        object.__setattr__(self, "lr", _border.number("ParameterGroup", "lr", self.lr, 0.0, MAX_F32))
+        object.__setattr__(
+            self, "changes", dict(_border.mapping("ParameterGroup", "changes", self.changes, "settings"))
+        )
+
+    def matches(self, name: str) -> bool:
+        """Whether a parameter belongs to the group."""
+        return any(fnmatchcase(name, pattern) for pattern in self.names)
+
+    def __hash__(self) -> int:
+        return hash((self.names, self.lr, tuple(sorted(self.changes.items()))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer(ABC):
+    """Base of optimizers. A subclass is a frozen dataclass of its settings, with `states`, `per_step` and two methods.
+
+    Args:
+        weight_decay: decoupled, for weights; vectors (norms, biases) are not decayed unless a group says so.
+        max_grad_norm: gradients are scaled down to this global norm; 0 leaves them as they are.
+        groups: parameters with settings of their own.
+
+    A step whose loss or gradient norm is not finite leaves weights and states as they were.
+
+    Raises:
+        ConfigError: a setting is out of range, or a group changes what the optimizer has not.
+    """
+
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    groups: tuple[ParameterGroup, ...] = ()
+
+    states: ClassVar[tuple[str, ...]] = ()
+    per_step: ClassVar[tuple[str, ...]] = ("lr",)
+
+    def __post_init__(self) -> None:
+        kind = type(self).__name__
+        for setting in self._settings():
+            value = _border.number(kind, setting, getattr(self, setting), 0.0, MAX_F32)
+            object.__setattr__(self, setting, value)
+        groups = tuple(_border.sequence(kind, "groups", self.groups, "parameter groups"))
+        object.__setattr__(self, "groups", groups)
+        for group in groups:
+            _border.instance(kind, "a group", group, ParameterGroup, 'pass ParameterGroup("*norm.weight")')
+            for setting in group.changes:
+                _border.choice(
+                    kind, "a group's setting", setting, sorted(self._settings() - {"max_grad_norm"})
+                )
+            replace(self, groups=(), **dict[str, Any](group.changes))  # refuses values out of range
+
+    def _settings(self) -> set[str]:
+        return {f.name for f in fields(self)} - {"groups"}
+
+    def values(self, step: int, lr: float) -> Sequence[float]:
+        """The numbers of `per_step` in training step `step` (from 1 on) at learning rate `lr`."""
+        return (lr,)
+
+    @abstractmethod
+    def update(self, parameter: Parameter) -> None:
+        """What happens to one parameter: assign `weight` and every state."""
+
+    # ---- what plan and session ask ------------------------------------------------------------------------
+
+    def add_to(self, graph: GraphBuilder, gradients: Mapping[str, int]) -> TensorNode:
+        """Append norm and update of every parameter; returns (norm, scale)."""
+        graph.draft.phase = "update"
+        tensors = graph.draft.tensors
+        loss = tensors[graph.draft.outputs["loss"]]
+        norm = [loss, *(tensors[g] for g in gradients.values())]
+        clip = graph.op("global_norm", norm, max_norm=self.max_grad_norm)[0]
+        graph.output(clip, "grad_norm")
+        hyper: dict[tuple[Optimizer, float], TensorNode] = {}
+        for name, gradient in gradients.items():
+            weight = graph.find(name)
+            setting = self._setting_of(name, weight.spec)
+            if setting not in hyper:
+                hyper[setting] = graph.input(
+                    [len(self.per_step)], "f32", name=_hyper_name(len(hyper)), storage="vector"
+                )
+            setting[0]._add_update(graph, weight, tensors[gradient], hyper[setting], clip)
+        return clip
+
+    def _setting_of(self, name: str, spec: TensorSpec) -> tuple[Optimizer, float]:
+        """The optimizer of one parameter, and its factor on the learning rate."""
+        own: Optimizer = replace(self, groups=())
+        if len(spec.shape) == 1:
+            own = replace(own, weight_decay=0.0)
+        group = next((g for g in self.groups if g.matches(name)), None)
+        return (own, 1.0) if group is None else (replace(own, **dict[str, Any](group.changes)), group.lr)
+
+    def _add_update(
+        self,
+        graph: GraphBuilder,
+        weight: TensorNode,
+        gradient: TensorNode,
+        hyper: TensorNode,
+        clip: TensorNode,
+    ) -> None:
+        def state(name: str) -> TensorNode:
+            spec = weight.spec
+            full = state_name(name, spec.name)
+            return graph.state(spec.shape, "f32", name=full, labels=spec.labels, storage=spec.storage)
+
+        master = state("master") if weight.spec.dtype.name == "bf16" else None
+        states = [state(name) for name in self.states]
+        program = take_down(self.update, self.states, self.per_step)
+        attrs: dict[str, Any] = {
+            "num_states": len(states),
+            "steps": program.steps,
+            "constants": program.constants,
+            "left": program.left,
+        }
+        call_outlined(
+            graph, "update", [weight, master, *states, gradient, hyper, clip], attrs, weight.spec.name
+        )
+
+    def inputs(
+        self, parameters: Mapping[str, TensorSpec], step: int, lr: float
+    ) -> dict[str, NDArray[np.float32]]:
+        """Every input of hyper-parameters, by name, for one training step."""
+        found: dict[tuple[Optimizer, float], str] = {}
+        for name, spec in parameters.items():
+            found.setdefault(self._setting_of(name, spec), _hyper_name(len(found)))
+        return {
+            name: np.array(own.values(step, lr * factor), np.float32) for (own, factor), name in found.items()
+        }
+
+
+def _hyper_name(number: int) -> str:
+    return HYPER if number == 0 else f"{HYPER}.{number}"

@@ -1,0 +1,213 @@
+"""How an optimizer says what it does to one parameter: arithmetic on values, taken down as a program.
+
+`take_down` hands an optimizer's `update` symbolic values; what it computes with them becomes the `update` op's program
+(`graph.ops.update`), which native code runs in one pass over weight, states and gradient. All arithmetic is fp32, one
+rounding per operation; `fused(a, b, c)` is `a * b + c` with a single one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewise.core.border import Border, shown
+from tilewise.kernels.reference import UPDATE_STEPS
+from tilewise.kernels.reference import update as update_reference
+
+__all__ = [
+    "Parameter",
+    "Program",
+    "Value",
+    "absolute",
+    "fused",
+    "maximum",
+    "minimum",
+    "sign",
+    "sqrt",
+    "take_down",
+]
+
+KINDS = (
+    "add",
+    "subtract",
+    "multiply",
+    "divide",
+    "fused",
+    "sqrt",
+    "negate",
+    "absolute",
+    "sign",
+    "maximum",
+    "minimum",
+)
+_KINDS = list(UPDATE_STEPS)
+_MAX_STEPS = 256
+_border = Border("optim")
+
+
+@dataclass(frozen=True)
+class Program:
+    """What happens to a parameter, as the `update` op takes it.
+
+    Attributes:
+        steps: four integers each: position in `kernels.reference.UPDATE_STEPS`, three values.
+        constants: numbers that are the same in every step of training.
+        left: the value that the weight and each state is left with.
+    """
+
+    steps: tuple[int, ...]
+    constants: tuple[float, ...]
+    left: tuple[int, ...]
+
+
+class _Tape:
+    def __init__(self, num_given: int) -> None:
+        self.num_given = num_given  # weight, states, gradient, hyper-parameters
+        self.constants: list[float] = []
+        self.steps: list[tuple[int, tuple[object, ...]]] = []
+
+    def number(self, value: Value) -> int:
+        kind, index = value.place
+        first = {"given": 0, "constant": self.num_given, "step": self.num_given + len(self.constants)}[kind]
+        return first + index
+
+    def append(self, kind: str, *operands: Value | float) -> Value:
+        values = [self.value(o) for o in operands]
+        if len(self.steps) >= _MAX_STEPS:
+            _border.refuse("rule", f"an update has at most {_MAX_STEPS} steps", "more", "simplify it")
+        self.steps.append((_KINDS.index(kind), (*values, *[values[0]] * (3 - len(values)))))
+        return Value(self, ("step", len(self.steps) - 1))
+
+    def value(self, given: Value | float) -> Value:
+        if isinstance(given, Value):
+            if given.tape is not self:
+                _border.refuse("rule", "values belong to one parameter", "another's", "use this update's own")
+            return given
+        number = _border.number("rule", "a constant", given)
+        if number not in self.constants:
+            self.constants.append(number)
+        return Value(self, ("constant", self.constants.index(number)))
+
+
+class Value:
+    """A number per element of the parameter; operators and the functions of this module make new ones."""
+
+    def __init__(self, tape: _Tape, place: tuple[str, int]) -> None:
+        self.tape, self.place = tape, place
+
+    def __add__(self, other: Value | float) -> Value:
+        return self.tape.append("add", self, other)
+
+    def __radd__(self, other: float) -> Value:
+        return self.tape.append("add", other, self)
+
+    def __sub__(self, other: Value | float) -> Value:
+        return self.tape.append("subtract", self, other)
+
+    def __rsub__(self, other: float) -> Value:
+        return self.tape.append("subtract", other, self)
+
+    def __mul__(self, other: Value | float) -> Value:
+        return self.tape.append("multiply", self, other)
+
+    def __rmul__(self, other: float) -> Value:
+        return self.tape.append("multiply", other, self)
+
+    def __truediv__(self, other: Value | float) -> Value:
+        return self.tape.append("divide", self, other)
+
+    def __rtruediv__(self, other: float) -> Value:
+        return self.tape.append("divide", other, self)
+
+    def __neg__(self) -> Value:
+        return self.tape.append("negate", self)
+
+    def __bool__(self) -> bool:
+        _border.refuse(
+            "rule",
+            "an update is the same for every element",
+            "a condition on one",
+            "use maximum, minimum or sign",
+        )
+
+
+def fused(a: Value, b: Value | float, c: Value | float) -> Value:
+    """`a * b + c`, rounded once."""
+    return a.tape.append("fused", a, b, c)
+
+
+def sqrt(x: Value) -> Value:
+    """The square root."""
+    return x.tape.append("sqrt", x)
+
+
+def absolute(x: Value) -> Value:
+    """`|x|`."""
+    return x.tape.append("absolute", x)
+
+
+def sign(x: Value) -> Value:
+    """-1, 0 or 1; NaN stays."""
+    return x.tape.append("sign", x)
+
+
+def maximum(a: Value, b: Value | float) -> Value:
+    """The larger of two."""
+    return a.tape.append("maximum", a, b)
+
+
+def minimum(a: Value, b: Value | float) -> Value:
+    """The smaller of two."""
+    return a.tape.append("minimum", a, b)
+
+
+class Parameter:
+    """What an optimizer's `update` works on: one parameter with its gradient and states.
+
+    Attributes:
+        weight: before the step; assign what it becomes.
+        gradient: of the loss, scaled down by clipping.
+        states: by name; assign what each becomes.
+        hyper: what changes from step to step, by name.
+    """
+
+    def __init__(self, tape: _Tape, states: Sequence[str], hyper: Sequence[str]) -> None:
+        given = iter(Value(tape, ("given", i)) for i in range(tape.num_given))
+        self.weight = next(given)
+        self.states = {name: next(given) for name in states}
+        self.gradient = next(given)
+        self.hyper = {name: next(given) for name in hyper}
+
+
+def take_down(update: Callable[[Parameter], None], states: Sequence[str], hyper: Sequence[str]) -> Program:
+    """The program of an update.
+
+    Raises:
+        ConfigError: it does what no program can, or would change elements that are zero and have no gradient: padding
+            must stay zero.
+    """
+    tape = _Tape(2 + len(states) + len(hyper))
+    parameter = Parameter(tape, states, hyper)
+    update(parameter)
+    left = [parameter.weight, *parameter.states.values()]
+    if list(parameter.states) != list(states) or not all(isinstance(v, Value) for v in left):
+        _border.refuse(
+            "rule", "an update leaves a value in the weight and every state", shown(left), "assign them"
+        )
+    values = [tape.value(v) for v in left]
+    steps = [n for kind, operands in tape.steps for n in (kind, *(tape.number(o) for o in operands))]  # type: ignore[arg-type]
+    program = Program(tuple(steps), tuple(tape.constants), tuple(tape.number(v) for v in values))
+    zeros = [np.zeros((1, 1))] * (len(states) + 2)
+    moved = update_reference(
+        zeros, np.full((1, len(hyper)), 0.5), 1.0, program.steps, program.constants, program.left
+    )
+    if any(float(array[0, 0]) != 0.0 for array in moved):
+        _border.refuse(
+            "rule",
+            "a weight of zero without gradient and states stays zero, as padding must",
+            "an update that moves it",
+            "let it depend on them",
+        )
+    return program

@@ -1,0 +1,46 @@
+"""Stochastic gradient descent with momentum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tilewise.core.border import Border
+from tilewise.optim.optimizer import Optimizer
+from tilewise.optim.rule import Parameter, fused
+
+__all__ = ["SGD"]
+
+_border = Border("optim")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(Optimizer):
+    """Gradient descent with momentum: as `torch.optim.SGD` without dampening, with decoupled weight decay.
+
+    Args:
+        momentum: share of the last change that is kept, in [0, 1).
+
+    Settings of all optimizers: `Optimizer`.
+
+    Raises:
+        ConfigError: a value is out of range.
+
+    Source: Sutskever et al. 2013.
+    """
+
+    momentum: float = 0.9
+
+    states: ClassVar[tuple[str, ...]] = ("momentum",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.momentum >= 1:
+            _border.refuse("SGD", "momentum lies in [0, 1)", str(self), "correct it")
+
+    def update(self, parameter: Parameter) -> None:
+        """The momentum, then the weight: decayed, and moved against it."""
+        lr = parameter.hyper["lr"]
+        momentum = fused(parameter.states["momentum"], self.momentum, parameter.gradient)
+        parameter.weight = fused(momentum, -lr, parameter.weight * (1 - lr * self.weight_decay))
+        parameter.states["momentum"] = momentum

@@ -1,0 +1,34 @@
+"""Calls of the `update` kernel: one step of an optimizer on one parameter."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewise.kernels.isa import run
+from tilewise.optim import AdamW, Optimizer
+from tilewise.optim.rule import Program, take_down
+
+ADAMW = AdamW(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
+
+
+def program_of(optimizer: Optimizer) -> Program:
+    """What an optimizer does to one parameter."""
+    return take_down(optimizer.update, optimizer.states, optimizer.per_step)
+
+
+def ints_of(program: Program, states: int, *, packed: bool = False) -> list[int]:
+    """The kernel's integers."""
+    return [int(packed), states, len(program.steps) // 4, *program.steps, *program.left]
+
+
+def hyper_of(optimizer: Optimizer, step: int = 3, lr: float = 3e-4) -> np.ndarray:
+    """What changes from step to step."""
+    return np.array([optimizer.values(step, lr)], np.float32)
+
+
+def run_update(optimizer, copy, arrays, clip, dtype="f32", *, step=3, lr=3e-4, packed=False, isa=""):
+    """One step in place: `arrays` are weight, states and gradient."""
+    program = program_of(optimizer)
+    operands = [copy, *arrays, hyper_of(optimizer, step, lr), clip]
+    ints = ints_of(program, len(optimizer.states), packed=packed)
+    run(f"update_{dtype}", operands, ints, list(program.constants), isa=isa)
