@@ -141,9 +141,12 @@ class _Propagation:
                     reshards += _asked(graph, op, tensor, choices, hints[tensor])
         layouts = tuple(as_layout(choices.get(t.id, ())) for t in graph.tensors)
         records: dict[tuple[int, str], tuple[Record, ...]] = {}
+        changed: dict[int, list[Reshard]] = {}
+        for reshard in reshards:
+            changed.setdefault(reshard.op, []).append(reshard)
         for op in graph.ops:
             if op.op != "call":
-                read = _as_read(op, layouts, reshards)
+                read = _as_read(op, layouts, changed.get(op.id, ()))
                 records |= make_records(graph, op, factors_of(graph, op), self.mesh, read, self.batch)
         layout = GraphLayout(self.mesh, layouts, layouts, calls, records, tuple(reshards))
         return layout, choices
@@ -272,9 +275,8 @@ def _reshard(
 def _as_read(
     op: OpNode, layouts: Sequence[TensorLayout], reshards: Sequence[Reshard]
 ) -> Mapping[int, TensorLayout]:
-    """Layouts of an op's tensors as it sees them: operands resharded, results before a hint reshards them."""
+    """Layouts of an op's tensors as it sees them, given its own reshards: operands resharded, results before a hint reshards them."""
     seen = {t: layouts[t] for t in (*op.inputs, *op.outputs) if t is not None}
     for reshard in reshards:
-        if reshard.op == op.id:
-            seen[reshard.tensor] = reshard.after if reshard.position is not None else reshard.before
+        seen[reshard.tensor] = reshard.after if reshard.position is not None else reshard.before
     return seen
