@@ -1,6 +1,7 @@
 """Axes and labels have the names that users give them: no stage behind the strategy knows one."""
 
 import ast
+from functools import cache
 
 from policy.source import PACKAGE, python_files, relative, tree_of
 
@@ -9,12 +10,23 @@ ROOMS = ("core/mesh.py", "core/tree.py", "graph", "ir", "optim", "plan", "runtim
 COMING = {"fsdp", "pp", "cp", "ep", "stage", "seq", "experts"}
 
 
+@cache
+def _named_by_kernels():
+    """Names of operands and integers in the kernel table."""
+    table = tree_of(PACKAGE / "kernels" / "table.py")
+    return {node.value for node in ast.walk(table) if isinstance(node, ast.Constant)}
+
+
 def _literals(path):
-    """String literals of a file that stand for values: no docstrings, no pieces of f-strings."""
+    """String literals of a file that stand for values: no docstrings, pieces of f-strings, integers of kernels."""
     skipped = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             skipped.add(node.value)
+        elif isinstance(node, ast.Dict):  # what a kernel is given has the names of its table
+            skipped.update(
+                k for k in node.keys if isinstance(k, ast.Constant) and k.value in _named_by_kernels()
+            )
         elif isinstance(node, ast.JoinedStr):
             skipped.update(node.values)
     for node in ast.walk(tree_of(path)):

@@ -53,7 +53,7 @@ def tree_of(label: DimLabel | None) -> str:
 def is_covered_by(contraction: Contraction, output: int, partial: Partial) -> bool:
     """Whether a partial that the op declares is that of a contraction, for one of its outputs."""
     return (
-        contraction.factor in partial.factors
+        contraction.factor in partial.contracts
         and contraction.tree == partial.tree
         and output in partial.outputs
     )

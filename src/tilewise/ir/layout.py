@@ -70,6 +70,12 @@ class Record:
         return in_space(self.axes)
 
     @property
+    def arrives_in_shards(self) -> bool:
+        """Whether members keep a shard each of the complete value. Who shares a KV head has it whole."""
+        dims = [axes for layout in self.arrives for axes in layout]
+        return self.tree != GROUPS and any(set(self.team) & set(axes) for axes in dims)
+
+    @property
     def is_completed_per_microbatch(self) -> bool:
         """Whether axes inside of time share each microbatch, so that parts are combined before the next one's."""
         return MICRO in self.axes[:-1]

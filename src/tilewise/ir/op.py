@@ -10,6 +10,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 from tilewise.core.border import Border, shown
@@ -62,6 +63,11 @@ class Partial:
     combine: str = "sum"
     tree: str = CHUNKS
     cut_by: tuple[int, ...] | None = None
+
+    @cached_property
+    def contracts(self) -> frozenset[str]:
+        """Its factors, for asking: an op over all gradients has thousands."""
+        return frozenset(self.factors)
 
 
 @dataclass(frozen=True)

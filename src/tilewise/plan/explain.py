@@ -12,6 +12,7 @@ from tilewise.core.border import Border
 from tilewise.core.errors import PlanError
 from tilewise.ir.layout import show_axes
 from tilewise.ir.program import Instruction, LoweredTemplate, Source, upper
+from tilewise.ir.reshards import explain_reshards
 from tilewise.plan.tables import PlanTables
 from tilewise.plan.traffic import count_device_traffic
 
@@ -28,8 +29,12 @@ def explain_plan(plan: PlanTables) -> str:
         f"{settings.workers_per_device} workers each)",
         f"  numerics: exact, {plan.graph.reduction_chunks} chunks, {settings.leaves} leaves, "
         f"{settings.accumulation} microbatches",
-        "  memory per device:",
     ]
+    changes = explain_reshards(plan.graph, plan.layout, settings.accumulation)
+    lines += (
+        ["  changes of layout, per device and microbatch:", *(f"    {c}" for c in changes)] if changes else []
+    )
+    lines.append("  memory per device:")
     usage = plan.estimate_memory_usage()[0]
     lines += [f"    {name:12s} {value / 2**20:10.2f} MiB" for name, value in usage.items() if value]
     return "\n".join([*lines, *_tiles(plan), *_programs(plan), *_templates(plan)])

@@ -7,54 +7,81 @@ op. What is written on a state follows the state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from tilewise.core.dims import DimLabel, Size
 from tilewise.core.mesh import MICRO, Axes
-from tilewise.ir.graph import Graph, OpNode, TensorSpec
+from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import CHUNKS, LEAVES, in_space
 from tilewise.ir.op import Factors, Partial, op_named
 from tilewise.strategy.choice import CONTRACTED, FREE, PASSED, Choice, Choices
 
-__all__ = ["Agreement", "agree", "behind", "label_for"]
+__all__ = ["OpDims", "agree", "behind", "label_for"]
 
-Agreement = Mapping[str, Choice]
+_NONE = Choice((), FREE, "nothing that is shared")
 
 
-def agree(
-    graph: Graph, op: OpNode, factors: Factors, choices: Mapping[int, Choices], wishes: Mapping[int, Choices]
-) -> Agreement:
+@dataclass(frozen=True)
+class OpDims:
+    """An op's factors by name: where each stands, in linear time however many operands there are.
+
+    Attributes:
+        inputs: per factor, (position, tensor, dim) of the operands' dims that it names.
+        outputs: per factor, (number, dim) of the results' dims.
+    """
+
+    graph: Graph
+    op: OpNode
+    factors: Factors
+    inputs: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
+    outputs: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for position, (tensor, dims) in enumerate(zip(self.op.inputs, self.factors.inputs)):
+            for dim, name in enumerate(dims or ()):
+                if tensor is not None:
+                    self.inputs.setdefault(name, []).append((position, tensor, dim))
+        for number, names in enumerate(self.factors.outputs):
+            for dim, name in enumerate(names):
+                self.outputs.setdefault(name, []).append((number, dim))
+
+    def lacking(self, name: str) -> set[int]:
+        """Numbers of the results that do not have a factor: it is contracted there."""
+        return {*range(len(self.factors.outputs))} - {n for n, _ in self.outputs.get(name, ())}
+
+    def places(self, name: str) -> Iterator[int]:
+        """Numbers of the tensors that have a factor: operands from 0, results from -1 down."""
+        yield from (position for position, _, _ in self.inputs.get(name, ()))
+        yield from (-1 - number for number, _ in self.outputs.get(name, ()))
+
+
+def agree(dims: OpDims, choices: Mapping[int, Choices], wishes: Mapping[int, Choices]) -> dict[str, Choice]:
     """The choice for every factor of an op.
 
     Args:
+        dims: of the op.
         choices: of the inputs, by tensor id.
-        wishes: what results should have, by tensor id, where anyone said so.
+        wishes: what results should have, by tensor id, where a hint says so.
     """
-    names = [n for dims in (*factors.inputs, *factors.outputs) for n in dims or ()]
-    contracted = (
-        {n for n in names if any(n not in dims for dims in factors.outputs)} if factors.outputs else set()
-    )
-    pinned = _pinned(graph, op, factors, choices)
+    op, factors = dims.op, dims.factors
+    pinned = _pinned(dims, choices)
+    names = [*dims.inputs, *(n for n in dims.outputs if n not in dims.inputs)]
+    contracted = {n for n in dims.inputs if dims.lacking(n)}
+    best = {n: pinned.get(n) or _strongest(dims, choices, wishes, n, n in contracted) for n in names}
+    used: dict[int, set[str]] = {}
     found: dict[str, Choice] = {}
-    candidates = _candidates(op, factors, choices, wishes, contracted)
-    operands = _operands_by_factor(graph, op, factors)
-    beside: dict[str, set[str]] = {name: set() for name in names}  # factors that stand in one tensor
-    for dims in (*factors.inputs, *factors.outputs):
-        for name in dims or ():
-            beside[name].update(dims or ())
-    ordered = sorted(
-        dict.fromkeys(names), key=lambda n: (n not in pinned, n not in contracted, _best(candidates[n]).rank)
-    )
-    for name in ordered:
-        choice = pinned.get(name) or _best(candidates[name])
-        must_be_whole = name in factors.whole or (
-            name in contracted and not _may_share(factors, operands.get(name, ()), name)
-        )
-        if must_be_whole and in_space(choice.axes):
-            choice = Choice(_without(choice.axes, {*choice.axes}), FREE, f"what {op.op} needs whole")
-        taken = {a for other in beside[name] if other in found for a in in_space(found[other].axes)}
-        if taken & set(choice.axes):
-            choice = Choice(_without(choice.axes, taken), FREE, f"an axis that shares another dim of {op.op}")
+    for name in sorted(names, key=lambda n: (n not in pinned, n not in contracted, best[n].rank)):
+        choice = best[name]
+        if in_space(choice.axes):
+            if name in factors.whole or (name in contracted and not _may_share(dims, name)):
+                choice = Choice(_without(choice.axes, {*choice.axes}), FREE, f"what {op.op} needs whole")
+            taken = {axis for place in dims.places(name) for axis in used.get(place, ())}
+            if taken & {*choice.axes}:
+                axes = _without(choice.axes, taken)
+                choice = Choice(axes, FREE, f"an axis that shares another dim of {op.op}")
+            for place in dims.places(name):
+                used.setdefault(place, set()).update(in_space(choice.axes))
         found[name] = choice
     return found
 
@@ -64,112 +91,77 @@ def behind(factors: Factors) -> int:
     return CONTRACTED if factors.partials else PASSED
 
 
-def _best(candidates: Sequence[Choice]) -> Choice:
-    return min(candidates, key=lambda c: c.rank, default=Choice((), FREE, "nothing that is shared"))
+def label_for(dims: OpDims, choices: Mapping[int, Choices], name: str, size: Size) -> DimLabel | None:
+    """The label of the operand whose choice a factor follows, among dims of that size; None if it has none."""
+    ranked = [
+        (choices[tensor][dim].rank, spec.labels[dim])
+        for _, tensor, dim in dims.inputs[name]
+        if (spec := dims.graph.spec(tensor)).shape[dim] == size
+    ]
+    return min(ranked, key=lambda r: r[0], default=(FREE, None))[1]
 
 
-def _candidates(
-    op: OpNode,
-    factors: Factors,
+def _strongest(
+    dims: OpDims,
     choices: Mapping[int, Choices],
     wishes: Mapping[int, Choices],
-    contracted: set[str],
-) -> dict[str, list[Choice]]:
-    """Per factor what operands have, in their order; then what a result should have, if the op contracts nothing."""
-    found: dict[str, list[Choice]] = {}
-    for tensor, dims in zip(op.inputs, factors.inputs):
-        if tensor is not None:
-            for name, choice in zip(dims or (), choices[tensor]):
-                found.setdefault(name, []).append(choice)
-    for tensor, dims in zip(op.outputs, factors.outputs):
-        for name, wish in zip(dims, wishes.get(tensor, ())):
-            own = found.setdefault(name, [])
-            if name not in contracted and name not in factors.moved and not factors.partials:
-                own.append(wish)
-    for dims in factors.outputs:
-        for name in dims:
-            found.setdefault(name, [])
-    return found
+    name: str,
+    is_contracted: bool,
+) -> Choice:
+    """The best ranked of what operands have for a factor, in their order, and then of what results should have, if the
+    op contracts nothing."""
+    found = [choices[tensor][dim] for _, tensor, dim in dims.inputs.get(name, ())]
+    if wishes and not is_contracted and not dims.factors.partials and name not in dims.factors.moved:
+        results = ((dims.op.outputs[number], dim) for number, dim in dims.outputs[name])
+        found += [wishes[tensor][dim] for tensor, dim in results if tensor in wishes]
+    return min(found, key=lambda c: c.rank, default=_NONE)
 
 
-def _pinned(graph: Graph, op: OpNode, factors: Factors, choices: Mapping[int, Choices]) -> dict[str, Choice]:
+def _pinned(dims: OpDims, choices: Mapping[int, Choices]) -> dict[str, Choice]:
     """Factors of what stays where it is: states that the op writes on, weights whose gradient it makes."""
+    op, factors = dims.op, dims.factors
     rule, found = op_named(op.op), dict[str, Choice]()
     written = {i for _, i in rule.in_place} if rule.must_alias else set()
-    for position, (tensor, dims) in enumerate(zip(op.inputs, factors.inputs)):
-        if tensor is None or dims is None or graph.tensors[tensor].kind not in ("parameter", "state"):
+    if op.outputs and not written and not rule.accumulates:
+        return found
+    for position, (tensor, names) in enumerate(zip(op.inputs, factors.inputs)):
+        if tensor is None or names is None or dims.graph.tensors[tensor].kind not in ("parameter", "state"):
             continue
-        is_gradient = bool(rule.accumulates) and dims in factors.outputs
+        is_gradient = bool(rule.accumulates) and names in factors.outputs
         if position in written or not op.outputs or is_gradient:
-            for name, choice in zip(dims, choices[tensor]):
+            for name, choice in zip(names, choices[tensor]):
                 found.setdefault(name, choice)
     return found
 
 
-_Operand = tuple[int, TensorSpec, tuple[str, ...]]
-
-
-def _operands_by_factor(graph: Graph, op: OpNode, factors: Factors) -> dict[str, list[_Operand]]:
-    found: dict[str, list[_Operand]] = {}
-    for operand in _operands(graph, op, factors):
-        for name in dict.fromkeys(operand[2]):
-            found.setdefault(name, []).append(operand)
-    return found
-
-
-def _may_share(factors: Factors, operands: Sequence[_Operand], name: str) -> bool:
+def _may_share(dims: OpDims, name: str) -> bool:
     """Whether a contraction may be shared: partials cover every output, and what cuts their trees is labelled, alike
     where sizes are."""
-    lacking = {i for i, dims in enumerate(factors.outputs) if name not in dims}
+    lacking = dims.lacking(name)
     for tree in (CHUNKS, LEAVES):
-        partials = [p for p in factors.partials if p.tree == tree and name in p.factors]
+        partials = [p for p in dims.factors.partials if p.tree == tree and name in p.contracts]
         if lacking <= {o for p in partials for o in p.outputs} and all(
-            _is_cut_alike(operands, name, p) for p in partials
+            _is_cut_alike(dims, name, p) for p in partials
         ):
             return True
     return False
 
 
-def _is_cut_alike(operands: Sequence[_Operand], name: str, partial: Partial) -> bool:
-    cuts = {
-        (spec.shape[dims.index(name)], _cut(spec, dims.index(name)))
-        for position, spec, dims in operands
-        if partial.cut_by is None or position in partial.cut_by
-    }
-    labelled = all(cut is not None and cut[-1] == (partial.tree == LEAVES) for _, cut in cuts)
-    return labelled and len({size for size, _ in cuts}) == len(cuts)
-
-
-def _cut(spec: TensorSpec, dim: int) -> tuple[int, int, bool] | None:
-    label = spec.labels[dim]
-    return None if label is None else (label.atom, label.group, label.is_summed_by_leaves)
-
-
-def _operands(graph: Graph, op: OpNode, factors: Factors) -> list[_Operand]:
-    return [
-        (position, graph.spec(tensor), dims)
-        for position, (tensor, dims) in enumerate(zip(op.inputs, factors.inputs))
-        if tensor is not None and dims is not None
-    ]
+def _is_cut_alike(dims: OpDims, name: str, partial: Partial) -> bool:
+    cuts: dict[Size, tuple[int, int]] = {}
+    for position, tensor, dim in dims.inputs[name]:
+        if partial.cut_by is None or position in partial.cut_by:
+            spec = dims.graph.spec(tensor)
+            label = spec.labels[dim]
+            if label is None or label.is_summed_by_leaves != (partial.tree == LEAVES):
+                return False
+            cut = label.atom, label.group
+            if cuts.setdefault(spec.shape[dim], cut) != cut:
+                return False
+    return True
 
 
 def _without(axes: Axes, taken: set[str]) -> Axes:
     """The major axes up to the first that is taken, since what follows would be cut out of order; and time."""
     free = next((i for i, axis in enumerate(axes) if axis in taken and axis != MICRO), len(axes))
     return tuple(axis for i, axis in enumerate(axes) if i < free or axis == MICRO)
-
-
-def label_for(
-    graph: Graph, op: OpNode, factors: Factors, choices: Mapping[int, Choices], name: str, size: Size
-) -> DimLabel | None:
-    """The label of the operand whose choice a factor follows, among dims of that size; None if it has none."""
-    ranked = [
-        (choices[tensor][dim].rank, dim, spec.labels[dim])
-        for (_, spec, dims), tensor in zip(
-            _operands(graph, op, factors),
-            (t for t, d in zip(op.inputs, factors.inputs) if t is not None and d is not None),
-        )
-        for dim, factor in enumerate(dims)
-        if factor == name and spec.shape[dim] == size
-    ]
-    return min(ranked, key=lambda r: r[0], default=(FREE, 0, None))[2]

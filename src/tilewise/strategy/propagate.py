@@ -9,7 +9,7 @@ arrive in shards is met by the sum itself. Every template is laid out once per d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -21,7 +21,7 @@ from tilewise.ir.graph import Graph, OpNode, TensorNode
 from tilewise.ir.hints import as_tensor_layout
 from tilewise.ir.layout import GraphLayout, Record, Reshard, TensorLayout, in_space
 from tilewise.ir.op import Factors
-from tilewise.strategy.agree import agree, behind, label_for
+from tilewise.strategy.agree import OpDims, agree, behind, label_for
 from tilewise.strategy.choice import (
     ASKED,
     FREE,
@@ -48,40 +48,36 @@ def propagate_layouts(
         LayoutError: an axis shares two dims of a tensor, or a sum has parts that are no nodes of its tree.
     """
     every = _Propagation(mesh, strategy, batch)
-    hints = {t.id: hint for t in graph.tensors if (hint := every.hint(graph, t)) is not None}
+    hints = every.hints(graph)
     outside = {t.id: hints.get(t.id) or every.ruled(t) for t in graph.tensors if t.kind != "result"}
     _share_updates(graph, outside)
     return every.lay_out(graph, outside, hints)[0]
 
 
-def _share_updates(graph: Graph, outside: dict[int, Choices]) -> None:
-    """What an update writes on lies alike: the strongest choice of a dim is that of all its states."""
-    for inside, op, names in _updates(graph):
-        factors, best = factors_of(inside, op), dict[str, Choice]()
-        mine = [
-            (names[t], dims)
-            for t, dims in zip(op.inputs, factors.inputs)
-            if t is not None and dims is not None
-        ]
-        mine = [(t, dims) for t, dims in mine if t in outside]
-        for tensor, dims in mine:
-            for name, choice in zip(dims, outside[tensor]):
-                best[name] = min(best.get(name, choice), choice, key=lambda c: c.rank)
-        for tensor, dims in mine:
-            outside[tensor] = tuple(best[name] for name in dims)
+def _share_updates(
+    graph: Graph, outside: dict[int, Choices], names: Mapping[int | None, int] | None = None
+) -> None:
+    """What an update writes on lies alike, in templates too: the strongest choice of a dim is that of all its states.
 
-
-def _updates(graph: Graph) -> Iterator[tuple[Graph, OpNode, Mapping[int, int]]]:
-    """Ops that write on what they are given alone: the graph that they stand in, and from its tensors to the root's."""
+    `names` are the tensors of `outside` that those of a template stand for.
+    """
+    names = {t: t for t in outside} if names is None else names
     for op in graph.ops:
-        if op.outputs:
-            continue
-        if op.op != "call":
-            yield graph, op, {i: i for i in op.inputs if i is not None}
-            continue
-        template = graph.templates[op.attrs["template"]]
-        actual = {a: i for a, i in zip(template.arguments, op.inputs) if i is not None}
-        yield from ((template.graph, inner, actual) for inner in template.graph.ops if not inner.outputs)
+        if op.op == "call":
+            template = graph.templates[op.attrs["template"]]
+            if op.phase == "update":
+                bound: dict[int | None, int] = {
+                    a: names[i] for a, i in zip(template.arguments, op.inputs) if i in names
+                }
+                _share_updates(template.graph, outside, bound)
+        elif not op.outputs:
+            factors, best = factors_of(graph, op), dict[str, Choice]()
+            mine = [(names[t], dims) for t, dims in zip(op.inputs, factors.inputs) if t in names and dims]
+            for tensor, dims in mine:
+                for name, choice in zip(dims, outside[tensor]):
+                    best[name] = min(best.get(name, choice), choice, key=lambda c: c.rank)
+            for tensor, dims in mine:
+                outside[tensor] = tuple(best[name] for name in dims)
 
 
 @dataclass
@@ -93,19 +89,26 @@ class _Propagation:
     batch: BatchCut
     cache: dict[object, tuple[GraphLayout, dict[int, Choices]]] = field(default_factory=dict)
 
-    def hint(self, graph: Graph, tensor: TensorNode) -> Choices | None:
-        """What a user asks of a tensor: in the graph, or by name in the strategy."""
-        name = tensor.spec.name or next((n for n, t in graph.outputs.items() if t == tensor.id), "")
-        asked = graph.hints.get(tensor.id)
-        for pattern, layout in self.strategy.layouts.items():
-            if asked is None and name and fnmatchcase(name, pattern):
-                asked = as_tensor_layout("strategy", layout, len(tensor.shape), name)
-        if asked is None:
-            return None
-        placed = [
-            place_time(label, axes, self.mesh, self.batch) for label, axes in zip(tensor.spec.labels, asked)
-        ]
-        origin = f"the hint on {name or f'result {tensor.id}'}"
+    def hints(self, graph: Graph) -> dict[int, Choices]:
+        """What a user asks of tensors: in the graph, or by name in the strategy."""
+        if not graph.hints and not self.strategy.layouts:
+            return {}
+        names = {t: n for n, t in graph.outputs.items()}
+        found = {}
+        for tensor in graph.tensors:
+            name = tensor.spec.name or names.get(tensor.id, "")
+            asked = graph.hints.get(tensor.id)
+            for pattern, layout in self.strategy.layouts.items():
+                if asked is None and name and fnmatchcase(name, pattern):
+                    asked = as_tensor_layout("strategy", layout, len(tensor.shape), name)
+            if asked is not None:
+                found[tensor.id] = self._placed(tensor, asked, name or f"result {tensor.id}")
+        return found
+
+    def _placed(self, tensor: TensorNode, asked: TensorLayout, name: str) -> Choices:
+        labels = tensor.spec.labels
+        placed = [place_time(label, axes, self.mesh, self.batch) for label, axes in zip(labels, asked)]
+        origin = f"the hint on {name}"
         return tuple(Choice(axes, ASKED, origin) for axes in require_unique(name, tuple(placed)))
 
     def ruled(self, tensor: TensorNode) -> Choices:
@@ -130,7 +133,7 @@ class _Propagation:
         wishes = _backwards(graph, hints)
         for op in graph.ops:
             if op.op == "call":
-                calls[op.id] = self._call(graph, op, choices, hints)
+                calls[op.id] = self._call(graph, op, choices)
             else:
                 reshards += _through(graph, op, choices, wishes)
             for tensor in op.outputs:
@@ -138,23 +141,24 @@ class _Propagation:
                     reshards += _asked(graph, op, tensor, choices, hints[tensor])
         layouts = tuple(as_layout(choices.get(t.id, ())) for t in graph.tensors)
         records: dict[tuple[int, str], tuple[Record, ...]] = {}
+        changed: dict[int, list[Reshard]] = {}
+        for reshard in reshards:
+            changed.setdefault(reshard.op, []).append(reshard)
         for op in graph.ops:
             if op.op != "call":
-                read = _as_read(op, layouts, reshards)
+                read = _as_read(op, layouts, changed.get(op.id, ()))
                 records |= make_records(graph, op, factors_of(graph, op), self.mesh, read, self.batch)
         layout = GraphLayout(self.mesh, layouts, layouts, calls, records, tuple(reshards))
         return layout, choices
 
-    def _call(
-        self, graph: Graph, op: OpNode, choices: dict[int, Choices], hints: Mapping[int, Choices]
-    ) -> GraphLayout:
+    def _call(self, graph: Graph, op: OpNode, choices: dict[int, Choices]) -> GraphLayout:
         template = graph.templates[op.attrs["template"]]
         given = tuple(choices[i] for i in op.inputs if i is not None)
         key = (template.key, tuple((c.axes, c.rank) for tensor in given for c in tensor))
         if key not in self.cache:
             counts.sharded += 1
-            inner = {t.id: h for t in template.graph.tensors if (h := self.hint(template.graph, t))}
-            inner = {t: h for t, h in inner.items() if t not in template.arguments}
+            hints = self.hints(template.graph)
+            inner = {t: h for t, h in hints.items() if t not in template.arguments}
             arguments = dict(zip(template.arguments, given))
             self.cache[key] = self.lay_out(template.graph, arguments, inner)
         layout, found = self.cache[key]
@@ -169,6 +173,8 @@ def _backwards(graph: Graph, hints: Mapping[int, Choices]) -> dict[int, Choices]
     """What results should have: hints, and what they ask of the results before them, through ops that contract
     nothing."""
     wishes = {t: hint for t, hint in hints.items() if graph.tensors[t].kind == "result"}
+    if not wishes:
+        return wishes
     for op in reversed(graph.ops):
         if op.op == "call" or not wishes.keys() & {*op.outputs}:
             continue
@@ -192,7 +198,8 @@ def _through(
 ) -> list[Reshard]:
     """Settle an op: choices of its outputs, and the operands that have to be resharded for it."""
     factors = factors_of(graph, op)
-    agreed = agree(graph, op, factors, choices, wishes)
+    op_dims = OpDims(graph, op, factors)
+    agreed = agree(op_dims, choices, wishes)
     found = []
     for position, (tensor, dims) in enumerate(zip(op.inputs, factors.inputs)):
         if tensor is None or dims is None:
@@ -202,7 +209,7 @@ def _through(
             continue
         spec = graph.spec(tensor)
         labels = tuple(
-            own if choice.axes == have.axes else label_for(graph, op, factors, choices, name, size) or own
+            own if choice.axes == have.axes else label_for(op_dims, choices, name, size) or own
             for name, size, own, have, choice in zip(dims, spec.shape, spec.labels, choices[tensor], wanted)
         )
         found.append(_reshard(op, position, tensor, choices[tensor], wanted, labels))
@@ -268,9 +275,8 @@ def _reshard(
 def _as_read(
     op: OpNode, layouts: Sequence[TensorLayout], reshards: Sequence[Reshard]
 ) -> Mapping[int, TensorLayout]:
-    """Layouts of an op's tensors as it sees them: operands resharded, results before a hint reshards them."""
+    """Layouts of an op's tensors as it sees them, given its own reshards: operands resharded, results before a hint reshards them."""
     seen = {t: layouts[t] for t in (*op.inputs, *op.outputs) if t is not None}
     for reshard in reshards:
-        if reshard.op == op.id:
-            seen[reshard.tensor] = reshard.after if reshard.position is not None else reshard.before
+        seen[reshard.tensor] = reshard.after if reshard.position is not None else reshard.before
     return seen

@@ -11,6 +11,7 @@ from tilewise.core.errors import LayoutError
 from tilewise.graph import GraphBuilder, differentiate, layer
 from tilewise.ir.batch import cut_batch
 from tilewise.ir.contractions import factors_of
+from tilewise.ir.reshards import explain_reshards
 from tilewise.ir.validate import validate_graph, validate_records
 from tilewise.nn import linear, rms_norm
 from tilewise.strategy import DistributionStrategy, ParallelismMode, insert_reshards, propagate_layouts
@@ -230,6 +231,25 @@ def test_states_follow_what_they_belong_to():
     graph, layout = spread(thawed.freeze(), layouts={"w": (None, None)})
     held = {t.spec.name: layout.use[t.id] for t in graph.tensors if t.spec.name.endswith("w")}
     assert len(held) >= 3 and set(held.values()) == {((), ())}
+
+
+def test_changes_are_explained_with_their_cost():
+    """What reads most stands first; layers that change the same are one line."""
+    g = GraphBuilder()
+    x = g.input([4, 16], name="x")
+    for i in range(3):
+        x = gated(g, x, path=f"layers.{i}", width=16)
+    g.output(g.add(g.constrain(x, (None, None)), g.input([4, 16], name="z", layout=("a",))), "y")
+    graph, layout = spread(g.freeze())
+    lines = explain_reshards(graph, layout, 1)
+    assert lines[0] == "all_gather:operand0 f32[4, 16] from (-, b) to (-, -): reads 32 elements, 2 times"
+    assert len(lines) == 3 and all(line.endswith("reads 32 elements") for line in lines[1:])
+    g = GraphBuilder()
+    x = g.input([4, 16], name="x")
+    g.output(g.constrain(g.silu(x), (None, "a")), "y")
+    assert explain_reshards(*spread(g.freeze()), 1) == [
+        "slice:x f32[4, 16] from (-, -) to (-, a): moves nothing"
+    ]
 
 
 HINTS = st.sampled_from(

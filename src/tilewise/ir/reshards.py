@@ -1,0 +1,53 @@
+"""What changes of layout between ops cost, in words: what heads a plan's explanation.
+
+A slice is free. A gather reads, per device and microbatch, what its result has and its own part has not.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilewise.core.dims import upper_bound
+from tilewise.core.mesh import MICRO
+from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.layout import GraphLayout, TensorLayout, show_layout
+
+__all__ = ["explain_reshards"]
+
+_CHANGES = ("all_gather", "slice")
+
+
+def explain_reshards(graph: Graph, layout: GraphLayout, microbatches: int) -> list[str]:
+    """A line per change of layout that a step makes, those that read most first; equal ones of layers are one."""
+    found: dict[str, tuple[int, int]] = {}
+    _collect(graph, layout, microbatches, found)
+    lines = []
+    for text, (elements, uses) in sorted(found.items(), key=lambda f: (-f[1][0] * f[1][1], f[0])):
+        cost = f"reads {elements:,} elements" if elements else "moves nothing"
+        lines.append(f"{text}: {cost}{f', {uses} times' if uses > 1 else ''}")
+    return lines
+
+
+def _collect(graph: Graph, layout: GraphLayout, microbatches: int, found: dict[str, tuple[int, int]]) -> None:
+    for op in graph.ops:
+        if op.op == "call":
+            inner = graph.templates[op.attrs["template"]].graph
+            _collect(inner, layout.calls[op.id], microbatches, found)
+        elif op.op in _CHANGES:
+            text, elements = _change(graph, layout, microbatches, op)
+            found[text] = elements, found.get(text, (0, 0))[1] + 1
+
+
+def _change(graph: Graph, layout: GraphLayout, microbatches: int, op: OpNode) -> tuple[str, int]:
+    (result,), spec = op.outputs, graph.spec(op.outputs[0])
+    before, after = layout.use[op.given[0]], layout.use[result]
+    size = prod(upper_bound(s) for s in spec.shape)
+    parts = [size // _parts(layout, shares, microbatches) for shares in (before, after)]
+    text = f"{op.label} {spec} from {show_layout(before)} to {show_layout(after)}"
+    return text, max(parts[1] - parts[0], 0)
+
+
+def _parts(layout: GraphLayout, shares: TensorLayout, microbatches: int) -> int:
+    """How many parts a layout cuts a tensor into, in space and time."""
+    axes = [axis for dim in shares for axis in dim]
+    return layout.mesh.size(*axes) * (microbatches if MICRO in axes else 1)
