@@ -3,7 +3,6 @@
 // Devices are checked one by one, everything else once per class: a number stands for the range of its values over the
 // class's devices, and over symbols from 0 to their bounds. A number of a call is checked with every call's own.
 #include <algorithm>
-#include <optional>
 
 #include "programs/program.h"
 
@@ -137,7 +136,7 @@ class Checks {
     Needs& needs = needs_[class_];
     const int64_t tiles = most_steps(tensor.rows, tensor.tile_rows, nullptr);
     needs.num_handles = std::max(needs.num_handles, tensor.first_handle + tiles);
-    const int64_t rows = range(tensor.rows, nullptr)->high;
+    const int64_t rows = range(tensor.rows, nullptr).high;
     if (rows == 0) return;
     const int64_t elements = (rows - 1) * tensor.stride + tensor.cols;
     needs.arena_bytes = std::max(needs.arena_bytes, tensor.offset + elements * size_of(tensor.dtype));
@@ -193,7 +192,7 @@ class Checks {
                          " peer must be in a team of its device; got team ", team, " of ", num_teams, " in '", label,
                          "'; pass the team to add_device");
     check_number(member, kDevices, "a member", "'" + label + "'");
-    const Range members = *range(member, nullptr);
+    const Range members = range(member, nullptr);
     check<ArgumentError>(members.low >= 0 && members.high < facts().team_sizes[team], "[runtime.Program.finish] ",
                          whose, " peer must be a member of its team; got member ",
                          members.low < 0 ? members.low : members.high, " of ", facts().team_sizes[team], " in '", label,
@@ -223,8 +222,7 @@ class Checks {
   // ---- values ----
 
   void check_extent(const Number& extent, const Call* call, const std::string& place) const {
-    const auto values = range(extent, call);
-    check<ArgumentError>(!values || values->low >= 0, "[runtime.Program.finish] an extent must not be negative; got ",
+    check<ArgumentError>(least_of(extent, call) >= 0, "[runtime.Program.finish] an extent must not be negative; got ",
                          extent.constant, " + ", extent.multiple, " * what it names in ", place, "; correct the plan");
   }
 
@@ -238,13 +236,14 @@ class Checks {
                          least_above_0(instr.step, call), " in '", label, "'; correct the plan");
     for (const Operand& operand : instr.operands) {
       const bool is_range = operand.mode == Mode::kRowCols || operand.mode == Mode::kRows;  // of columns or rows
-      const auto part = range(operand.part, call);
+      const Range part = range(operand.part, call);
+      const bool is_known = is_known_with(operand.part, call);
       check<ArgumentError>(
           least_above_0(operand.div, call) >= 1 && least_above_0(operand.parts, call) >= 1 &&
-              (!part || (part->low >= 0 && (is_range || part->high < least_above_0(operand.parts, call)))),
+              (!is_known || (part.low >= 0 && (is_range || part.high < least_above_0(operand.parts, call)))),
           "[runtime.Program.finish] div and parts must be >= 1 and 0 <= part < parts; got div ",
-          least_above_0(operand.div, call), ", part ", part ? part->high : 0, " of ",
-          least_above_0(operand.parts, call), " in '", label, "'; correct the plan");
+          least_above_0(operand.div, call), ", part ", part.high, " of ", least_above_0(operand.parts, call), " in '",
+          label, "'; correct the plan");
     }
     for (const Wait& wait : instr.waits) {
       check<ArgumentError>(least(wait.signal_base) >= 0 && least(wait.increment) >= 0,
@@ -257,22 +256,20 @@ class Checks {
     }
   }
 
-  /// Nothing for a number of the call without a call.
-  std::optional<Range> range(const Number& n, const Call* call) const {
+  static bool is_known_with(const Number& n, const Call* call) { return n.source != Source::kCall || call != nullptr; }
+
+  /// Of a number of the call, without a call, the constant alone.
+  Range range(const Number& n, const Call* call) const {
     Range values{0, 0};
     if (n.source == Source::kSymbol) values.high = bounds()[n.which];
     if (n.source == Source::kDevice) values = facts().numbers[n.which];
-    if (n.source == Source::kCall) {
-      if (call == nullptr) return std::nullopt;
-      values = {call->numbers[n.which], call->numbers[n.which]};
-    }
+    if (n.source == Source::kCall && call != nullptr) values = {call->numbers[n.which], call->numbers[n.which]};
     const int64_t ends[] = {n.constant + n.multiple * values.low, n.constant + n.multiple * values.high};
     return Range{std::min(ends[0], ends[1]), std::max(ends[0], ends[1])};
   }
 
   int64_t least_of(const Number& n, const Call* call) const {
-    const auto values = range(n, call);
-    return values ? values->low : INT64_MAX;
+    return is_known_with(n, call) ? range(n, call).low : INT64_MAX;
   }
 
   /// The least value where symbols are not 0: what divides rows is not asked for where there are none.
@@ -342,7 +339,7 @@ class Checks {
   /// Signals have the same numbers on every device.
   void need_signals(const Number& base, bool per_index, const Call& call, int64_t iterations) {
     if (iterations == 0) return;
-    num_signals_ = std::max(num_signals_, range(base, &call)->high + (per_index ? iterations : 1));
+    num_signals_ = std::max(num_signals_, range(base, &call).high + (per_index ? iterations : 1));
   }
 
   const Program& program_;

@@ -35,10 +35,7 @@ class Exchanges {
       if (c == odd) std::shuffle(own.begin(), own.end(), random_);
       for (size_t n = 0; n < own.size(); ++n) program->add_call(c, {own[n], {draw(0, 0)}, {static_cast<int64_t>(n)}});
     }
-    try {
-      program->finish({}, resolve);
-    } catch (const ArgumentError&) {
-    }
+    message_of<ArgumentError>([&] { program->finish({}, resolve); });
     return program;
   }
 

@@ -9,6 +9,7 @@ bits of a sum are the same however many devices share it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tilewise.core.border import Border
 from tilewise.core.errors import LayoutError, ShapeError
@@ -98,6 +99,7 @@ def _atoms(label: DimLabel, size: int) -> int:
     return -(-size // label.atom) * label.group
 
 
+@lru_cache(maxsize=1 << 16)
 def chunk_range(label: DimLabel, size: int, chunks: int, chunk: int) -> tuple[int, int]:
     """Elements `[begin, end)` of a dim of `size` elements that chunk number `chunk` of `chunks` holds.
 
@@ -125,6 +127,7 @@ def _keeps_groups(atoms: int, group: int, chunks: int, shards: int) -> bool:
     return (shards * group) % atoms == 0 and group % spread == 0 and is_power_of_two(group // spread)
 
 
+@lru_cache(maxsize=1 << 16)
 def shard_range(label: DimLabel, size: int, chunks: int, shards: int, shard: int) -> tuple[int, int]:
     """Elements `[begin, end)` of a dim of `size` elements that device `shard` of `shards` holds.
 

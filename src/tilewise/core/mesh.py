@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
+from functools import cached_property
 from math import prod
 
 from tilewise.core.border import Border, shown
@@ -66,14 +66,22 @@ class DeviceMesh:
             axes[name] = int(size)
         return cls(axes)
 
-    @property
+    @cached_property
     def num_devices(self) -> int:
         """Product of all axis sizes."""
         return prod(self.sizes)
 
+    @cached_property
+    def _axes(self) -> dict[str, tuple[int, int]]:
+        """Per axis its size, and the devices between neighbours on it."""
+        return {
+            name: (size, prod(self.sizes[i + 1 :]))
+            for i, (name, size) in enumerate(zip(self.names, self.sizes))
+        }
+
     def size(self, *axes: str) -> int:
         """Devices along the product of some axes; an axis the mesh does not have has one."""
-        return prod(self.sizes[self.names.index(axis)] for axis in axes if axis in self.names)
+        return prod(self._axes[axis][0] for axis in axes if axis in self._axes)
 
     def coordinate(self, device: int, *axes: str) -> int:
         """Position of `device` on the product of some axes, the first of them major.
@@ -84,20 +92,24 @@ class DeviceMesh:
         _border.integer("mesh", "a device", device, 0, self.num_devices - 1)
         position = 0
         for axis in axes:
-            if axis in self.names:
-                position = position * self.size(axis) + device // self._stride(axis) % self.size(axis)
+            if axis in self._axes:
+                size, stride = self._axes[axis]
+                position = position * size + device // stride % size
         return position
+
+    def first(self, device: int, *axes: str) -> int:
+        """The device at the beginning of these axes that differs from `device` on them only."""
+        known = [self._axes[axis] for axis in axes if axis in self._axes]
+        return device - sum(device // stride % size * stride for size, stride in known)
 
     def team(self, device: int, *axes: str) -> list[int]:
         """The devices that differ from `device` on these axes only (`device` among them), by their `coordinate`."""
-        known = [axis for axis in axes if axis in self.names]
-        first = device - sum(self.coordinate(device, axis) * self._stride(axis) for axis in known)
-        steps = product(*(range(self.size(axis)) for axis in known))
-        return [first + sum(i * self._stride(axis) for i, axis in zip(step, known)) for step in steps]
-
-    def _stride(self, axis: str) -> int:
-        """Devices between neighbours on an axis."""
-        return prod(self.sizes[self.names.index(axis) + 1 :])
+        found = [self.first(device, *axes)]
+        for axis in axes:
+            if axis in self._axes:
+                size, stride = self._axes[axis]
+                found = [at + i * stride for at in found for i in range(size)]
+        return found
 
     def __str__(self) -> str:
         return ",".join(f"{n}={s}" for n, s in zip(self.names, self.sizes)) or "one device"

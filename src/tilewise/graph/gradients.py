@@ -2,8 +2,8 @@
 
 A template is differentiated once; its backward template takes the tensors saved between the two, the gradients of its
 results and what it needs of its arguments, and yields the gradients of its arguments. Contributions to one tensor are
-collected before anything is emitted, so that sums are formed in one fixed order (ir/tape.py). No op is known by name
-here: a contribution names the op that combines it with its like.
+collected before anything is emitted, so that sums are formed in one fixed order (ir/tape.py). No op but the `add` of
+sums is known here: a contribution names the op that combines it with its like.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Protocol
 from tilewise.core.dims import DimLabel
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import Record, TensorLayout
-from tilewise.ir.program import Instruction, Number, Operand
+from tilewise.ir.program import Instruction, Number, NumberLike, Operand
 
 __all__ = ["Accumulator", "Lowering", "Ref", "Tiles"]
 
@@ -77,8 +77,12 @@ class Lowering(Protocol):
     def layout(self, tensor: int) -> TensorLayout:
         """Layout of a tensor."""
 
-    def local_range(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> tuple[int, int]:
-        """Global elements of a dim that this device holds."""
+    def first_element(self, tensor: int, dim: int) -> NumberLike:
+        """The first global element of a dim that this device holds."""
+
+    def local_chunks(self, tensor: int, dim: int) -> list[NumberLike]:
+        """Of every chunk of a labelled dim, the local elements that this device holds: begin and end, one after the
+        other."""
 
     def records(self, op: OpNode, partial: str) -> tuple[Record, ...]:
         """What becomes of a value of which this op makes parts: a record per team, none where it is not shared."""
@@ -133,7 +137,7 @@ class Lowering(Protocol):
         tiles: Tiles,
         dtype: str | None = None,
         step: int | None = None,
-        ints: Mapping[str, int | Sequence[int]] | None = None,
+        ints: Mapping[str, NumberLike | Sequence[NumberLike]] | None = None,
         floats: Mapping[str, float | Sequence[float]] | None = None,
         priority: int = 0,
         label: str = "",

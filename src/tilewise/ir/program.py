@@ -18,7 +18,6 @@ __all__ = [
     "Call",
     "DeviceBinding",
     "DeviceClass",
-    "DeviceProgram",
     "Instruction",
     "LoweredTemplate",
     "Mode",
@@ -32,7 +31,9 @@ __all__ = [
     "TensorEntry",
     "TileProgram",
     "Wait",
+    "known_part",
     "upper",
+    "value_on",
 ]
 
 
@@ -87,6 +88,21 @@ def upper(number: NumberLike, bounds: tuple[int, ...] = ()) -> int:
     return number if isinstance(number, int) else number.upper(bounds)
 
 
+def known_part(number: NumberLike, bounds: tuple[int, ...] = ()) -> int:
+    """As `upper`; of a number of the device or of the call, what is known of it: its constant."""
+    if isinstance(number, int) or number.source in (Source.NOTHING, Source.SYMBOL):
+        return upper(number, bounds)
+    return number.constant
+
+
+def value_on(number: NumberLike, device: DeviceBinding) -> int:
+    """The value on one device of a constant or a number of the device."""
+    if isinstance(number, int):
+        return number
+    assert number.source in (Source.NOTHING, Source.DEVICE), number
+    return number.constant + (number.multiple * device.numbers[number.which] if number.source else 0)
+
+
 POSITION = Number(0, 1, Source.POSITION)
 """The call's position in its list."""
 
@@ -128,7 +144,7 @@ class Operand(NamedTuple):
     A `team` >= 0 is one of the device's teams: the operand is the memory of its member number `member`, a constant or a
     number of the device; where the member is the device itself, the operand is its own. `div`, `part` and `parts` may
     be of symbols, of the device or of the call. `null` passes an absent operand to the kernel. `role` is what the
-    kernel does with it where `access` does not say so (NONE: what `access` says, else it reads); runs do not look at it.
+    kernel does with it where `access` does not say so (NONE: what `access` says, else it reads); no run looks at it.
     """
 
     slot: int
@@ -286,13 +302,3 @@ class TileProgram:
 
     classes: tuple[DeviceClass, ...]
     devices: tuple[DeviceBinding, ...]
-
-
-@dataclass(frozen=True)
-class DeviceProgram:
-    """Everything one device executes, in order."""
-
-    templates: tuple[LoweredTemplate, ...]
-    calls: tuple[Call, ...]
-    entries: tuple[TensorEntry, ...]
-    aliases: Mapping[int, tuple[int, ...]] = field(default_factory=dict)

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from tilewise.ir.graph import TensorSpec
 from tilewise.ir.layout import TensorLayout
 from tilewise.ir.lowering import Ref
-from tilewise.ir.program import Call, DeviceProgram, LoweredTemplate, Number, Slot, upper
+from tilewise.ir.program import Call, LoweredTemplate, Number, Slot, upper
 from tilewise.plan.buffers import RootTensors, category_of
+from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.collectives import broadcast_instructions
 from tilewise.plan.entries import EntryTable
 from tilewise.plan.lower import flat_view
@@ -32,7 +33,7 @@ class Binder:
     def __init__(self, tensors: RootTensors, variants: Variants, buffers: Mapping[Key, Buffer]) -> None:
         self.tensors, self.variants, self.buffers = tensors, variants.variants, buffers
         bounds = tuple(s.max for s in tensors.shapes.symbols)
-        self.table = EntryTable(tensors.shapes.mesh.num_devices, bounds)
+        self.table = EntryTable(len(tensors.shapes.kinds), bounds)
 
     def tensor(self, tensor: int, microbatch: int = 0, *, flat: bool = False) -> int:
         """Entry of a root tensor; of its part for one microbatch, where it has parts."""
@@ -45,7 +46,7 @@ class Binder:
         layout = self.tensors.layout.use[root]
         is_vector = node.spec.storage == "vector"
         views, strides = [], []
-        for device in range(len(self.table.tables)):
+        for device in self.tensors.shapes.kinds:
             view = _local_view(self.tensors.shapes.on(device), node.spec, layout, node.kind)
             strides.append(1 if flat and is_vector else _stride(view, node.spec.storage))
             views.append(flat_view(view, 0, is_vector) if flat else view)
@@ -97,26 +98,33 @@ class Binder:
         buffer = self.buffers[kind, variant.number, key[2]]
         return self.table.add(key, buffer, views, [_stride(v, storage) for v in views])
 
-    def broadcast(self) -> list[DeviceProgram]:
-        """Per device, copies of every parameter and optimizer state that an earlier device holds as well."""
+    def broadcast(self, numbers: DeviceNumbers) -> tuple[list[LoweredTemplate], Call]:
+        """Per class, copies of every parameter and optimizer state that an earlier device holds as well."""
         graph, layout, shapes = self.tensors.graph, self.tensors.layout, self.tensors.shapes
         lasting = [
             t for t in graph.tensors if category_of(t.kind, t.spec.name) in ("parameters", "optimizer")
         ]
         binding = tuple(self.tensor(t.id, flat=True) for t in lasting)
         slots = tuple(Slot("flat", t.id) for t in lasting)
-        programs = []
-        for device, table in enumerate(self.table.tables):
+        everyone = numbers.number_of_team(shapes.mesh.names)
+        templates = []
+        for device, table in zip(shapes.kinds, self.table.tables):
             copied = []
             for slot, t in enumerate(lasting):
-                e, source = table[binding[slot]], shapes.holder(t.spec, layout.use[t.id], device)
-                if source != device:
-                    copied.append(
-                        (t.spec.name, Ref(slot, e.extent, e.cols, e.dtype, upper(e.tile_rows)), source)
-                    )
-            template = LoweredTemplate("broadcast", broadcast_instructions(copied), slots, ())
-            programs.append(DeviceProgram((template,), (Call(0, binding),), tuple(table)))
-        return programs
+                at = layout.home[t.id]
+                if shapes.holder(t.spec, at, device) != device:
+                    e = table[binding[slot]]
+                    view = Ref(slot, e.extent, e.cols, e.dtype, upper(e.tile_rows))
+                    copied.append((t.spec.name, view, self._holder(numbers, t.spec, at)))
+            instructions = broadcast_instructions(copied, everyone)
+            templates.append(LoweredTemplate("broadcast", instructions, slots, ()))
+        return templates, Call(len(self.variants), binding)
+
+    def _holder(self, numbers: DeviceNumbers, spec: TensorSpec, layout: TensorLayout) -> Number:
+        """The device that a part is copied from."""
+        shapes = self.tensors.shapes
+        key = "holder", tuple(zip(spec.shape, spec.labels, layout))
+        return numbers.place(key, lambda device: shapes.holder(spec, layout, device))
 
 
 def _stride(view: Ref, storage: str) -> int:

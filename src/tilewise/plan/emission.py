@@ -54,7 +54,7 @@ def make_instruction(
     tiles: Tiles,
     ref_of: Callable[[int], Ref],
     dtype: str | None = None,
-    ints: Mapping[str, int | Sequence[int]] | None = None,
+    ints: Mapping[str, NumberLike | Sequence[NumberLike]] | None = None,
     floats: Mapping[str, float | Sequence[float]] | None = None,
     priority: int = 0,
 ) -> Instruction:
@@ -236,6 +236,10 @@ def _with_access(placed: Sequence[Placed]) -> list[Operand]:
             views.setdefault((operand.slot, _touched(operand)), []).append(i)
             operand = operand._replace(access=access)
         result.append(operand)
+    own = {slot for slot, _ in views}
+    for i, operand in enumerate(result):  # where a team's member is the device itself, it reads its own tile
+        if operand.team >= 0 and operand.slot not in own:
+            result[i] = operand._replace(access=Access.IN)
     for members in views.values():
         if len(members) > 1:
             access = Access(reduce(or_, (result[i].access for i in members)))
@@ -257,11 +261,16 @@ def _touched(operand: Operand) -> int:
 
 
 def _integers(
-    call: _Call, placed: Sequence[Placed], tiles: Tiles, given: Mapping[str, int | Sequence[int]]
+    call: _Call,
+    placed: Sequence[Placed],
+    tiles: Tiles,
+    given: Mapping[str, NumberLike | Sequence[NumberLike]],
 ) -> list[NumberLike]:
     specs = call.spec.ints
     _check_names(call, "integers", given, call.spec.int_names)
-    known = {i.name: _filled_in(call, i.source, placed) for i in specs if i.source is not None}
+    known: dict[str, NumberLike] = {
+        i.name: _filled_in(call, i.source, placed) for i in specs if i.source is not None
+    }
     result: list[NumberLike] = []
     for spec in specs:
         if spec.source is not None:
@@ -290,13 +299,15 @@ def _filled_in(call: _Call, source: tuple[str, str], placed: Sequence[Placed]) -
     return int(ref.dtype == "f32" if kind == "f32" else ref.packed)
 
 
-def _check_length(call: _Call, spec: IntSpec, length: int, known: Mapping[str, int]) -> None:
-    wanted = prod(int(f) if f.isdigit() else known[f] for f in spec.length)
+def _check_length(call: _Call, spec: IntSpec, length: int, known: Mapping[str, NumberLike]) -> None:
+    wanted = prod(int(f) if f.isdigit() else upper(known[f]) for f in spec.length)
     if spec.length and length != wanted:
         call.refuse(f"list {spec.name!r} has {'*'.join(spec.length)} = {wanted} integers", str(length))
 
 
-def _integer(call: _Call, name: str, value: object) -> int:
+def _integer(call: _Call, name: str, value: object) -> NumberLike:
+    if isinstance(value, Number):
+        return value
     if not isinstance(value, int) or not -_INT64 <= value < _INT64:
         call.refuse("an integer is one of 64 bits", f"{value!r} for {name!r}")
     return int(value)

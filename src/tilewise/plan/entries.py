@@ -1,4 +1,4 @@
-"""The tensor table of every device: an entry per way in which a program sees a buffer, and the handles of its tiles."""
+"""The tensor table of every class of devices: an entry per way in which a program sees a buffer, and its handles."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Key = tuple[object, ...]
 
 
 class EntryTable:
-    """Entries under construction. An entry has one number on all devices.
+    """Entries under construction. An entry has one number in all classes.
 
-    Entries of one buffer share its handles. So do buffers that lie at one place and are cut alike on all devices: then
+    Entries of one buffer share its handles. So do buffers that lie at one place and are cut alike in all classes: then
     the order of their uses follows from the handles, and they need not know each other as aliases.
 
     Args:
-        num_devices: tables to fill.
+        num_classes: tables to fill.
         bounds: the upper bound of every symbol.
     """
 
-    def __init__(self, num_devices: int, bounds: tuple[int, ...]) -> None:
-        self.tables: list[list[TensorEntry]] = [[] for _ in range(num_devices)]
+    def __init__(self, num_classes: int, bounds: tuple[int, ...]) -> None:
+        self.tables: list[list[TensorEntry]] = [[] for _ in range(num_classes)]
         self.numbers: dict[Key, int] = {}
         self.num_handles = 0
         self._bounds = bounds
@@ -36,7 +36,7 @@ class EntryTable:
     def add(
         self, key: Key, buffer: Buffer, views: Sequence[Ref], strides: Sequence[int], shift: int = 0
     ) -> int:
-        """The number of the entry for `key`: the part of `buffer` from byte `shift` on, seen as `views` per device."""
+        """The number of the entry for `key`: the part of `buffer` from byte `shift` on, seen as `views` per class."""
         if key in self.numbers:
             return self.numbers[key]
         part = (*buffer.key, shift)

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from tilewise.core.border import Border
 from tilewise.core.errors import PlanError
 from tilewise.ir.layout import show_axes
-from tilewise.ir.program import DeviceProgram, Instruction, LoweredTemplate, Source, upper
+from tilewise.ir.program import Instruction, LoweredTemplate, Source, upper
 from tilewise.ir.reshards import explain_reshards
 from tilewise.plan.tables import PlanTables
-from tilewise.plan.traffic import count_traffic
+from tilewise.plan.traffic import count_device_traffic
 
 __all__ = ["explain_plan", "explain_tensor"]
 
@@ -45,49 +45,55 @@ def _tiles(plan: PlanTables) -> Iterator[str]:
     bounds = plan.symbol_bounds
     yield f"  tiles: activations in {plan.settings.row_tile} rows, weights in up to 512 rows"
     said = []
-    for entries in plan.entries:
-        tiles = [max(1, -(-e.extent.upper(bounds) // upper(e.tile_rows, bounds))) for e in entries]
-        said.append(f"{sum(tiles):,} tiles of {len(entries):,} tensors")
-    yield from _per_device(said)
+    for of in plan.program.classes:
+        tiles = [max(1, -(-e.extent.upper(bounds) // upper(e.tile_rows, bounds))) for e in of.entries]
+        said.append(f"{sum(tiles):,} tiles of {len(of.entries):,} tensors")
+    yield from _per_device(plan, said)
 
 
-def _per_device(said: Sequence[str]) -> Iterator[str]:
-    """A line for all devices of which the same is said."""
+def _per_device(plan: PlanTables, said: Sequence[str]) -> Iterator[str]:
+    """A line for all devices of which the same is said; `said` is per class."""
     devices: dict[str, list[int]] = {}
-    for device, text in enumerate(said):
-        devices.setdefault(text, []).append(device)
+    for device, own in enumerate(plan.program.devices):
+        devices.setdefault(said[own.class_id], []).append(device)
     for text, numbers in devices.items():
-        yield f"    device {', '.join(map(str, numbers))}: {text}"
+        yield f"    device {_runs(numbers)}: {text}"
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """`0, 1, 4 to 9`."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and runs[-1][-1] == n - 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 4 else ", ".join(map(str, run)) for run in runs)
 
 
 def _programs(plan: PlanTables) -> Iterator[str]:
     bounds = plan.symbol_bounds
-    for name, programs in plan.programs.items():
-        traffic = count_traffic(programs, bounds)
-        yield f"  {name}: {len(programs[0].calls)} calls of templates"
+    for name in plan.programs:
+        yield f"  {name}: {len(plan.program.classes[0].calls[name])} calls of templates"
         said = []
-        for device, program in enumerate(programs):
-            moved = sum(counts[device] for counts in traffic.values())
-            tasks = sum(_num_tasks(program.templates[c.template], bounds) for c in program.calls)
+        for device, of in zip(plan.kinds, plan.program.classes):
+            moved = sum(count_device_traffic(plan.program, device, name, bounds).values())
+            tasks = sum(_num_tasks(of.templates[c.template], bounds) for c in of.calls[name])
             said.append(f"{tasks:,} tasks, reads {moved:,} elements from peers")
-        yield from _per_device(said)
+        yield from _per_device(plan, said)
 
 
 def _templates(plan: PlanTables) -> Iterator[str]:
     """Every distinct template of the largest program, with its uses there."""
-    program = _largest(plan)
-    uses = Counter(call.template for call in program.calls)
+    of = plan.program.classes[0]
+    uses = Counter(call.template for call in max(of.calls.values(), key=len))
     yield "  templates (on device 0):"
     for index, count in uses.items():
-        template = program.templates[index]
+        template = of.templates[index]
         tasks = _num_tasks(template, plan.symbol_bounds)
         yield (
             f"    {_title(template)}: {count} uses of {len(template.instructions)} instructions, {tasks:,} tasks each"
         )
-
-
-def _largest(plan: PlanTables) -> DeviceProgram:
-    return max((programs[0] for programs in plan.programs.values()), key=lambda program: len(program.calls))
 
 
 def _title(template: LoweredTemplate) -> str:

@@ -8,6 +8,7 @@ memory later, once per use of the template.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from tilewise.core.dims import Dim, DimLabel
 from tilewise.core.dtypes import dtype as dtype_named
@@ -15,7 +16,7 @@ from tilewise.core.errors import InternalError, PlanError
 from tilewise.core.mesh import Axes
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
-from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, show_axes
+from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, in_space, show_axes
 from tilewise.ir.lowering import Accumulator, Ref, Tiles
 from tilewise.ir.op import op_named
 from tilewise.ir.program import (
@@ -24,13 +25,15 @@ from tilewise.ir.program import (
     LoweredTemplate,
     Mode,
     Number,
+    NumberLike,
     Operand,
     Slot,
     TempSpec,
-    upper,
+    known_part,
 )
 from tilewise.kernels.scratch import scratch_bytes
-from tilewise.plan import collectives, reshards
+from tilewise.plan import collectives
+from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.emission import make_instruction
 from tilewise.plan.shapes import LocalShapes, round_up
 
@@ -80,7 +83,13 @@ def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> di
 
 
 class TemplateLowering:
-    """Lowers the ops of one template (or of a run of root ops) for one device and one microbatch position."""
+    """Lowers the ops of one template (or of a run of root ops) for one class of devices and one microbatch position.
+
+    Args:
+        shapes: of a device that stands for its class.
+        numbers: in which the devices of a class differ.
+        late: ops that run after the last microbatch only.
+    """
 
     def __init__(
         self,
@@ -91,11 +100,12 @@ class TemplateLowering:
         shapes: LocalShapes,
         roots: dict[int, int],
         microbatch: int,
+        numbers: DeviceNumbers,
         late: frozenset[int] = frozenset(),
     ) -> None:
-        self.late = late  # ops that run after the last microbatch only
+        self.late = late
         self.name, self.graph, self.ops, self.graph_layout, self.shapes = name, graph, ops, layout, shapes
-        self.mesh, self.device = shapes.mesh, shapes.device
+        self.mesh, self.numbers = shapes.mesh, numbers
         self.roots, self.microbatch = roots, microbatch
         self.instructions: list[Instruction] = []
         self.slots: dict[Slot, int] = {}
@@ -139,9 +149,28 @@ class TemplateLowering:
         """Layout of a tensor."""
         return self.graph_layout.use[tensor]
 
-    def local_range(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> tuple[int, int]:
-        """Global elements of a dim that this device holds."""
-        return self.shapes.range(spec, layout, dim)
+    def first_element(self, tensor: int, dim: int) -> NumberLike:
+        """The first global element of a dim that this device holds."""
+        return self.numbers.first(self.spec(tensor), self.layout(tensor), dim)
+
+    def local_chunks(self, tensor: int, dim: int) -> list[NumberLike]:
+        """Of every chunk of a labelled dim, the local elements that this device holds: begin and end, one after the
+        other."""
+        spec, layout = self.spec(tensor), self.layout(tensor)
+        axes, chunks = in_space(layout[dim]), self.reduction_chunks
+        if not axes:
+            return [v for pair in self.shapes.held_chunks(spec, layout, dim) for v in pair]
+        key = "held", spec.shape[dim], spec.labels[dim], axes
+
+        shares: dict[int, list[tuple[int, int]]] = {}  # by the coordinate that they depend on
+
+        def held(i: int, device: int) -> int:
+            place = self.mesh.coordinate(device, *axes)
+            if place not in shares:
+                shares[place] = self.shapes.on(device).held_chunks(spec, layout, dim)
+            return shares[place][i // 2][i % 2]
+
+        return [self.numbers.place((*key, i), partial(held, i)) for i in range(2 * chunks)]
 
     def records(self, op: OpNode, partial: str) -> tuple[Record, ...]:
         """What becomes of a value of which this op makes parts: a record per team, none where it is not shared."""
@@ -247,7 +276,7 @@ class TemplateLowering:
         tiles: Tiles,
         dtype: str | None = None,
         step: int | None = None,
-        ints: Mapping[str, int | Sequence[int]] | None = None,
+        ints: Mapping[str, NumberLike | Sequence[NumberLike]] | None = None,
         floats: Mapping[str, float | Sequence[float]] | None = None,
         priority: int = 0,
         label: str = "",
@@ -274,7 +303,7 @@ class TemplateLowering:
         ]
         self.scratch_bytes = max(
             self.scratch_bytes,
-            scratch_bytes(instruction.kernel, [upper(i, bounds) for i in instruction.ints], shapes),
+            scratch_bytes(instruction.kernel, [known_part(i, bounds) for i in instruction.ints], shapes),
         )
         return instruction
 
@@ -382,11 +411,11 @@ class TemplateLowering:
 
     def all_gather(self, op: OpNode, source: int, target: int) -> None:
         """Bring the shards of `source` together on every device, along the axes that `target` lacks."""
-        reshards.all_gather_columns(self, op, source, target)
+        collectives.all_gather_columns(self, op, source, target)
 
     def slice(self, op: OpNode, source: int, target: int) -> None:
         """Keep this device's part of `source`, along the axes that `target` has more."""
-        reshards.slice_columns(self, op, source, target)
+        collectives.slice_columns(self, op, source, target)
 
     def gather(self, op: OpNode, source: int, target: int) -> None:
         """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
-from tilewise.ir.program import Call, DeviceProgram
+from tilewise.ir.program import Call, DeviceClass, TileProgram
 from tilewise.ir.schedule import Schedule
+from tilewise.ir.validate import validate_acknowledgements
 from tilewise.plan.accumulation import find_batch_sums, require_whole_batch
 from tilewise.plan.bind import Binder
 from tilewise.plan.buffers import (
@@ -17,6 +19,7 @@ from tilewise.plan.buffers import (
     result_buffers,
     template_buffers,
 )
+from tilewise.plan.classes import DeviceNumbers, classes_of
 from tilewise.plan.lower import alias_roots
 from tilewise.plan.memory import Buffer, place_buffers, place_in_sequence
 from tilewise.plan.outputs import gather_outputs
@@ -53,8 +56,10 @@ def make_plan(
     Raises:
         LayoutError: a device would get no part of a tensor, or sizes do not divide as the strategy needs.
     """
-    shapes = LocalShapes(layout.mesh, settings, graph.reduction_chunks, symbols_of(graph))
     graph, layout = gather_outputs(graph, layout)
+    shapes = LocalShapes(layout.mesh, settings, graph.reduction_chunks, symbols_of(graph))
+    classes = classes_of(graph, layout, shapes)
+    shapes = replace(shapes, kinds=tuple(devices[0] for devices in classes))
     sums = find_batch_sums(graph)
     if settings.accumulation > 1:
         require_whole_batch(graph, sums)
@@ -62,7 +67,8 @@ def make_plan(
     tensors = RootTensors(graph, layout, shapes, sums, roots)
     segments = cut_segments(graph)
     order = schedule([s.phase for s in segments], settings.accumulation)
-    variants = lower_variants(graph, layout, shapes, segments, order, sums, roots)
+    numbers = DeviceNumbers(shapes)
+    variants = lower_variants(graph, layout, shapes, segments, order, sums, roots, numbers)
     buffers, regions = _place(tensors, segments, variants)
     binder = Binder(tensors, variants, {b.key: b for b in buffers})
     outside = {
@@ -70,25 +76,26 @@ def make_plan(
         for t in graph.tensors
         if t.kind != "result" or t.id in tensors.keep
     }
-    programs = _programs(binder, variants, settings.accumulation, [b for b in buffers if b.first >= 0])
-    table = binder.table
+    program = _program(binder, variants, numbers, classes, [b for b in buffers if b.first >= 0])
+    validate_acknowledgements(program)
+    needs = (
+        settings.workers_per_device,
+        variants.num_signals,
+        binder.table.num_handles,
+        variants.scratch_bytes,
+    )
     return Plan(
         graph,
         layout,
         settings,
-        programs,
-        tuple(tuple(entries) for entries in table.tables),
+        shapes.kinds,
+        program,
         outside,
         tuple(buffers),
         regions,
-        tuple(v.first_signal for v in variants.variants),
-        variants.num_signals,
-        table.num_handles,
-        variants.scratch_bytes,
+        *needs[1:],
         optimizer,
-        overhead(
-            settings.workers_per_device, variants.num_signals, table.num_handles, variants.scratch_bytes
-        ),
+        overhead(*needs),
     )
 
 
@@ -109,27 +116,37 @@ def _place(
     return [*lasting, *results, *temporaries], regions
 
 
-def _programs(
-    binder: Binder, variants: Variants, microbatches: int, sharing: Sequence[Buffer]
-) -> dict[str, tuple[DeviceProgram, ...]]:
-    """The programs a graph can run, per device: `forward`, and with a loss `backward` and `step`."""
+def _program(
+    binder: Binder,
+    variants: Variants,
+    numbers: DeviceNumbers,
+    classes: Sequence[Sequence[int]],
+    sharing: Sequence[Buffer],
+) -> TileProgram:
+    """What a graph can run: `forward`, and with a loss `backward` and `step`; on several devices `broadcast`."""
+    shapes = binder.tensors.shapes
     bound: list[tuple[str, Call]] = [(use.segment.phase, binder.use(use)) for use in variants.uses]
     phases = {phase for phase, _ in bound}
     wanted: dict[str, tuple[str, ...]] = {"forward": ("forward",)}
     if "backward" in phases:
         wanted["backward"] = ("backward",)
         wanted["step"] = ("forward", "backward", "update")
-    num_devices = len(binder.table.tables)
-    broadcast = binder.broadcast() if num_devices > 1 else []
+    if shapes.settings.accumulation > 1:
+        wanted = {name: included for name, included in wanted.items() if name == "step"}
+    calls = {
+        name: tuple(call for phase, call in bound if phase in included) for name, included in wanted.items()
+    }
+    templates = [[v.templates[c] for v in variants.variants] for c in range(len(classes))]
+    if shapes.mesh.num_devices > 1:
+        copies, call = binder.broadcast(numbers)
+        calls["broadcast"] = (call,)
+        templates = [[*of, copy] for of, copy in zip(templates, copies)]
     aliases = binder.table.aliases(sharing)
-    templates = [tuple(v.templates[d] for v in variants.variants) for d in range(num_devices)]
-    entries = [tuple(table) for table in binder.table.tables]
-    result = {"broadcast": tuple(broadcast)} if broadcast else {}
-    for name, included in wanted.items():
-        if name != "step" and microbatches > 1:
-            continue
-        calls = tuple(call for phase, call in bound if phase in included)
-        result[name] = tuple(
-            DeviceProgram(templates[d], calls, entries[d], aliases) for d in range(num_devices)
-        )
-    return result
+    class_of = {device: c for c, devices in enumerate(classes) for device in devices}
+    return TileProgram(
+        tuple(
+            DeviceClass(tuple(of), tuple(entries), aliases, calls)
+            for of, entries in zip(templates, binder.table.tables)
+        ),
+        tuple(numbers.binding(device, class_of[device]) for device in range(shapes.mesh.num_devices)),
+    )

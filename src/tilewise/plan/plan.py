@@ -51,7 +51,7 @@ class Plan(PlanTables):
     def traffic(self, program: str = "step") -> dict[str, list[int]]:
         """Elements each device reads from others' memory in one run of a program, per label."""
         _border.choice("traffic", "program", program, list(self.programs))
-        return count_traffic(self.programs[program], self.symbol_bounds)
+        return count_traffic(self.program, program, self.symbol_bounds)
 
     def explain(self) -> str:
         """Mesh, memory, tiles, tasks, traffic and templates in words, before anything runs."""

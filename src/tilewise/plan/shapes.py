@@ -12,7 +12,7 @@ from tilewise.core.dims import Dim, DimLabel, chunk_range, shard_range, upper_bo
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.mesh import MICRO, Axes, DeviceMesh
 from tilewise.ir.graph import Graph, TensorSpec
-from tilewise.ir.layout import TensorLayout
+from tilewise.ir.layout import TensorLayout, in_space
 from tilewise.ir.program import Number
 
 _EVEN = DimLabel("an unlabelled dim", 2)  # how a dim that only a hint shares is cut
@@ -51,17 +51,18 @@ class PlanSettings:
 @dataclass(frozen=True)
 class LocalShapes:
     """Sizes on one device. Methods ending in `_max` give the largest over all devices: memory is planned with those,
-    so that every device has the same offsets."""
+    so that every device has the same offsets. `kinds` are devices that stand for all others; empty: all are asked."""
 
     mesh: DeviceMesh
     settings: PlanSettings
     chunks: int
     symbols: tuple[Dim, ...]
     device: int = 0
+    kinds: tuple[int, ...] = ()
 
     def on(self, device: int) -> LocalShapes:
         """The same for another device."""
-        return LocalShapes(self.mesh, self.settings, self.chunks, self.symbols, device)
+        return LocalShapes(self.mesh, self.settings, self.chunks, self.symbols, device, self.kinds)
 
     def range(self, spec: TensorSpec, layout: TensorLayout, dim: int, microbatch: int = 0) -> tuple[int, int]:
         """Global elements `[begin, end)` of a fixed dim that this device holds (of the batch: in one microbatch)."""
@@ -84,13 +85,19 @@ class LocalShapes:
 
     def holder(self, spec: TensorSpec, layout: TensorLayout, device: int) -> int:
         """The first device that holds the same part of a tensor as `device`."""
-        fixed = [dim for dim, size in enumerate(spec.shape) if not isinstance(size, Dim)]
-
-        def part(of: int) -> list[tuple[int, int]]:
-            return [self.on(of).range(spec, layout, dim) for dim in fixed]
-
-        mine = part(device)
-        return next(d for d in range(device + 1) if part(d) == mine)
+        cut = [d for d, size in enumerate(spec.shape) if layout[d] and not isinstance(size, Dim)]
+        used = {axis for d in cut for axis in layout[d]}
+        device = self.mesh.first(device, *(axis for axis in self.mesh.names if axis not in used))
+        for d in cut:
+            label = spec.labels[d]
+            if (
+                label is None or label.group == 1
+            ):  # only KV heads are held by several devices of an axis that cuts them
+                continue
+            mine = self.on(device).range(spec, layout, d)
+            team = self.mesh.team(device, *in_space(layout[d]))
+            device = next(other for other in team if self.on(other).range(spec, layout, d) == mine)
+        return device
 
     def block(self, axes: Axes, microbatch: int) -> int:
         """Which of the batch's parts this device has in a microbatch: its axes' coordinates, time among them."""
@@ -119,7 +126,7 @@ class LocalShapes:
 
     def sizes_max(self, spec: TensorSpec, layout: TensorLayout) -> list[int]:
         """Largest local sizes over all devices, symbols at their bounds."""
-        every = [self.on(d).sizes(spec, layout) for d in range(self.mesh.num_devices)]
+        every = [self.on(d).sizes(spec, layout) for d in self.kinds or range(self.mesh.num_devices)]
         return [max(upper_bound(s) for s in column) for column in zip(*every)]
 
     def split(self, spec: TensorSpec) -> tuple[int, int]:
@@ -175,6 +182,15 @@ class LocalShapes:
         if spec.storage == "vector" or kind in ("state", "constant"):
             return max(extent.constant, 1)
         return self.settings.row_tile
+
+    def held_chunks(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> list[tuple[int, int]]:
+        """Of every chunk of a labelled dim, the local elements that this device holds; (0, 0) for none."""
+        size, label = spec.shape[dim], spec.labels[dim]
+        assert isinstance(size, int) and label is not None
+        begin, end = self.range(spec, layout, dim)
+        cuts = [chunk_range(label, size, self.chunks, c) for c in range(self.chunks)]
+        local = [(max(b, begin) - begin, min(e, end) - begin) for b, e in cuts]
+        return [(b, e) if e > b else (0, 0) for b, e in local]
 
     def chunk_ranges(self, spec: TensorSpec, dim: int, axes: Axes) -> list[tuple[int, int]]:
         """Local element ranges of the chunks of a labelled dim that this device sums: its aligned run of chunks."""

@@ -12,7 +12,7 @@ from functools import cached_property
 from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
-from tilewise.ir.program import DeviceProgram, TensorEntry
+from tilewise.ir.program import DeviceClass, TensorEntry, TileProgram
 from tilewise.plan.memory import Buffer
 from tilewise.plan.shapes import LocalShapes, PlanSettings, round_up, symbols_of
 
@@ -43,12 +43,11 @@ class PlanTables:
         graph: the graph with backward pass and update.
         layout: layouts of all tensors.
         settings: what was asked for.
-        programs: per program name one tile program per device.
-        entries: per device, every view of memory that programs bind.
+        kinds: a device of each class.
+        program: what the devices execute: templates, entries and calls per class, and each device's own numbers.
         outside: per tensor that users read or write, its entries: one, or one per microbatch.
         buffers: ranges of the arena, equal on all devices.
         regions: bytes of the arena's regions: what lasts, activations, temporaries.
-        first_signals: per template, where its signals begin.
         num_signals, num_handles: that every device needs.
         scratch_bytes: working memory of every worker.
         optimizer: the optimizer whose update is in the graph, if any.
@@ -58,12 +57,11 @@ class PlanTables:
     graph: Graph
     layout: GraphLayout
     settings: PlanSettings
-    programs: Mapping[str, tuple[DeviceProgram, ...]]
-    entries: tuple[tuple[TensorEntry, ...], ...]
+    kinds: tuple[int, ...]
+    program: TileProgram
     outside: Mapping[int, tuple[int, ...]]
     buffers: tuple[Buffer, ...]
     regions: Mapping[str, int]
-    first_signals: tuple[int, ...]
     num_signals: int
     num_handles: int
     scratch_bytes: int
@@ -78,7 +76,13 @@ class PlanTables:
     @cached_property
     def shapes(self) -> LocalShapes:
         """Local sizes of any tensor on any device."""
-        return LocalShapes(self.mesh, self.settings, self.graph.reduction_chunks, symbols_of(self.graph))
+        return LocalShapes(
+            self.mesh,
+            self.settings,
+            self.graph.reduction_chunks,
+            symbols_of(self.graph),
+            kinds=self.kinds,
+        )
 
     @property
     def symbol_bounds(self) -> tuple[int, ...]:
@@ -95,13 +99,22 @@ class PlanTables:
         """All that a device reserves: its arena, and what its workers and its task engine need."""
         return self.arena_bytes + sum(self.overhead.values())
 
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """Names of what can be run."""
+        return tuple(self.program.classes[0].calls)
+
+    def class_of(self, device: int) -> DeviceClass:
+        """What a device shares with others of its kind."""
+        return self.program.classes[self.program.devices[device].class_id]
+
     def entry(self, device: int, tensor: int, part: int = 0) -> TensorEntry:
         """Where a tensor that users read or write lies on a device; its part for one microbatch."""
-        return self.entries[device][self.outside[tensor][part]]
+        return self.class_of(device).entries[self.outside[tensor][part]]
 
     def holder(self, tensor: int, device: int) -> int:
         """The first device that holds the same part of a tensor as `device`."""
-        return self.shapes.holder(self.graph.spec(tensor), self.layout.use[tensor], device)
+        return self.shapes.holder(self.graph.spec(tensor), self.layout.home[tensor], device)
 
     def estimate_memory_usage(self) -> list[dict[str, int]]:
         """Bytes per device and category; `total` is what a device reserves when instantiated, to the byte.

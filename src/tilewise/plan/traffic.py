@@ -2,32 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from tilewise.ir.program import (
+    DeviceBinding,
+    Instruction,
+    Mode,
+    Operand,
+    TensorEntry,
+    TileProgram,
+    upper,
+    value_on,
+)
 
-from tilewise.ir.program import DeviceProgram, Instruction, Mode, Operand, TensorEntry, upper
-
-__all__ = ["Traffic", "count_traffic"]
+__all__ = ["Traffic", "count_device_traffic", "count_traffic", "peer_of"]
 
 Traffic = dict[str, list[int]]
 
 
-def count_traffic(programs: Sequence[DeviceProgram], bounds: tuple[int, ...]) -> Traffic:
+def count_traffic(program: TileProgram, name: str, bounds: tuple[int, ...]) -> Traffic:
     """Elements read from peers per label and device, with every symbol at its bound."""
     total: Traffic = {}
-    for device, program in enumerate(programs):
-        for call in program.calls:
-            for instruction in program.templates[call.template].instructions:
-                moved = sum(
-                    _elements(instruction, o, programs[upper(o.member)].entries[call.binding[o.slot]], bounds)
-                    for o in instruction.operands
-                    if o.team >= 0
-                )
-                if moved:
-                    total.setdefault(instruction.label, [0] * len(programs))[device] += moved
+    for device in range(len(program.devices)):
+        for label, moved in count_device_traffic(program, device, name, bounds).items():
+            total.setdefault(label, [0] * len(program.devices))[device] = moved
     return total
 
 
-def _elements(instruction: Instruction, operand: Operand, entry: TensorEntry, bounds: tuple[int, ...]) -> int:
+def count_device_traffic(
+    program: TileProgram, device: int, name: str, bounds: tuple[int, ...]
+) -> dict[str, int]:
+    """The same of one device; equal for all devices of its class."""
+    total: dict[str, int] = {}
+    own = program.devices[device]
+    of = program.classes[own.class_id]
+    for call in of.calls[name]:
+        for instruction in of.templates[call.template].instructions:
+            for operand in instruction.operands:
+                peer = peer_of(operand, own, device)
+                if peer is not None:
+                    theirs = program.classes[program.devices[peer].class_id]
+                    moved = _elements(
+                        instruction, operand, theirs.entries[call.binding[operand.slot]], own, bounds
+                    )
+                    total[instruction.label] = total.get(instruction.label, 0) + moved
+    return total
+
+
+def peer_of(operand: Operand, own: DeviceBinding, device: int) -> int | None:
+    """The other device whose memory an operand is; None where it is the device's own."""
+    if operand.team < 0:
+        return None
+    peer = own.teams[operand.team][value_on(operand.member, own)]
+    return None if peer == device else peer
+
+
+def _elements(
+    instruction: Instruction,
+    operand: Operand,
+    entry: TensorEntry,
+    own: DeviceBinding,
+    bounds: tuple[int, ...],
+) -> int:
     extent = instruction.extent.upper(bounds)
     if operand.mode == Mode.WHOLE:
         return entry.extent.upper(bounds) * entry.cols
@@ -36,7 +70,7 @@ def _elements(instruction: Instruction, operand: Operand, entry: TensorEntry, bo
     for begin in range(0, extent, max(step, 1)):
         length = min(step, extent - begin)
         if operand.mode == Mode.ROWPART:
-            part, parts = upper(operand.part), upper(operand.parts)
+            part, parts = value_on(operand.part, own), value_on(operand.parts, own)
             rows += length * (part + 1) // parts - length * part // parts
         else:
             rows += length

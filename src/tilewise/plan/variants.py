@@ -1,9 +1,9 @@
-"""Lowering every distinct template once per device class and microbatch position that makes a difference."""
+"""Lowering every distinct template once per class of devices and microbatch position that makes a difference."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph
@@ -11,8 +11,8 @@ from tilewise.ir.layout import GraphLayout
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import LoweredTemplate, Slot
 from tilewise.ir.schedule import Schedule
-from tilewise.ir.validate import validate_acknowledgements
 from tilewise.plan.accumulation import BatchSums
+from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.collectives import place_signals
 from tilewise.plan.lower import TemplateLowering, alias_roots
 from tilewise.plan.segments import Segment
@@ -27,9 +27,8 @@ class Variant:
 
     Attributes:
         number: its position among all variants; programs refer to it.
-        templates: instructions per device.
-        views: per device, what every slot stands for, in the order of the slots.
-        first_signal: where its signals begin, on every device.
+        templates: instructions per class of devices.
+        views: per class, what every slot stands for, in the order of the slots.
         inner: tensors of the template's graph that live inside it, with the positions of the ops that use them first
             and last.
         graph, layout: the template's, or the whole graph's for a run of root ops.
@@ -39,7 +38,6 @@ class Variant:
     number: int
     templates: tuple[LoweredTemplate, ...]
     views: tuple[tuple[Ref, ...], ...]
-    first_signal: int
     inner: dict[int, tuple[int, int]]
     graph: Graph
     layout: GraphLayout
@@ -48,7 +46,7 @@ class Variant:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """What the template's operands stand for, on all devices alike."""
+        """What the template's operands stand for, in all classes alike."""
         return self.templates[0].slots
 
 
@@ -72,7 +70,7 @@ class Variants:
     def num_signals(self) -> int:
         """Signals of all templates together."""
         last = self.variants[-1] if self.variants else None
-        return 0 if last is None else last.first_signal + last.templates[0].num_signals
+        return 0 if last is None else last.templates[0].first_signal + last.templates[0].num_signals
 
     @property
     def scratch_bytes(self) -> int:
@@ -88,12 +86,15 @@ def lower_variants(
     schedule: Schedule,
     sums: BatchSums,
     roots: dict[int, int],
+    numbers: DeviceNumbers,
 ) -> Variants:
     """Walk the schedule and lower what has not been lowered yet.
 
     Args:
+        shapes: of all devices; one of each class is asked (`LocalShapes.kinds`).
         sums: what waits for the last microbatch.
         roots: of the root graph's tensors.
+        numbers: in which the devices of a class differ.
     """
     made: dict[tuple[object, ...], Variant] = {}
     uses = []
@@ -118,18 +119,25 @@ def lower_variants(
             own_roots = roots if call is None else alias_roots(inside, ops, keep)
             lowerings = [
                 TemplateLowering(
-                    name, inside, ops, inner_layout, shapes.on(d), own_roots, turn.microbatch, late.late_ops
+                    name,
+                    inside,
+                    ops,
+                    inner_layout,
+                    shapes.on(d),
+                    own_roots,
+                    turn.microbatch,
+                    numbers,
+                    late.late_ops,
                 )
-                for d in range(shapes.mesh.num_devices)
+                for d in shapes.kinds
             ]
-            templates = tuple(place_signals([low.run() for low in lowerings]))
-            validate_acknowledgements(templates)
+            placed = place_signals([low.run() for low in lowerings])
+            templates = tuple(replace(t, first_signal=num_signals) for t in placed)
             outside = keep | frozenset(template.arguments) if call is not None else None
             made[key] = Variant(
                 len(made),
                 templates,
                 tuple(tuple(low.refs[s] for s in templates[0].slots) for low in lowerings),
-                num_signals,
                 {} if outside is None else _lives(lowerings[0], outside),
                 inside,
                 inner_layout,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from tilewise.ir.program import DeviceBinding, DeviceClass, LoweredTemplate, TileProgram
+from tilewise.ir.program import TileProgram
 from tilewise.plan import Plan
 from tilewise.runtime import Executor, Program, device_overhead
 
@@ -33,33 +32,7 @@ def make_executor(plan: Plan, memory_limit_bytes: int, deadline_s: float) -> Exe
 
 def assemble_program(plan: Plan) -> Program:
     """The native form of a plan's programs, each a list of calls under its name."""
-    return native_program(tile_program(plan), list(plan.symbol_bounds))
-
-
-def tile_program(plan: Plan) -> TileProgram:
-    """A plan's programs, with a class for every device. Team 0 is all devices."""
-    everyone = tuple(range(plan.mesh.num_devices))
-    first_signals = plan.first_signals
-    classes = []
-    for device in everyone:
-        templates: dict[int, LoweredTemplate] = {}
-        numbers: dict[int, int] = {}
-        calls = {}
-        for name, programs in plan.programs.items():
-            program = programs[device]
-            for call in program.calls:
-                template = program.templates[call.template]
-                if id(template) not in numbers:
-                    first = 0 if name == "broadcast" else first_signals[call.template]
-                    numbers[id(template)] = len(numbers)
-                    templates[id(template)] = replace(template, first_signal=first)
-            calls[name] = tuple(
-                replace(c, template=numbers[id(program.templates[c.template])]) for c in program.calls
-            )
-        whole = next(p[device] for name, p in plan.programs.items() if name != "broadcast")
-        classes.append(DeviceClass(tuple(templates.values()), whole.entries, whole.aliases, calls))
-    devices = tuple(DeviceBinding(device, (), (everyone,)) for device in everyone)
-    return TileProgram(tuple(classes), devices)
+    return native_program(plan.program, plan.symbol_bounds)
 
 
 def native_program(program: TileProgram, symbol_bounds: Sequence[int]) -> Program:

@@ -69,7 +69,7 @@ class Embedding(Op):
         out = low.tensor(op.outputs[0])
         record = low.record(op, "selected")
         target = low.temp_like(out, dtype=out.dtype, name="rows") if record else op.outputs[0]
-        begin = low.local_range(low.spec(table), low.layout(table), 0)[0]
+        begin = low.first_element(table, 0)
         low.emit(
             "embedding",
             op,
@@ -115,7 +115,7 @@ class EmbeddingWeightGradient(Op):
         table, ids, grad = op.given
         t = low.tensor(table)
         target = low.accumulator(op, 0)
-        begin = low.local_range(low.spec(table), low.layout(table), 0)[0]
+        begin = low.first_element(table, 0)
         low.emit(
             "matmul_dw",
             op,

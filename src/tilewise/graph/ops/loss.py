@@ -92,7 +92,7 @@ class CrossEntropy(Op):
         t = low.tensor(logits)
         largest, total = low.record(op, "max"), low.record(op, "sums")
         spec = low.spec(logits)
-        begin = low.local_range(spec, low.layout(logits), len(spec.shape) - 1)[0]
+        begin = low.first_element(logits, len(spec.shape) - 1)
         stats_target = low.temp_like(low.tensor(stats), dtype="f32", name="max") if largest else stats
         place = {"vocab_begin": begin, "ignore_index": op.attrs["ignore_index"]}
         low.emit(
@@ -165,7 +165,7 @@ class CrossEntropyBackward(Op):
         logits, labels, stats, sums, inv_count = op.given
         t = low.tensor(logits)
         spec = low.spec(logits)
-        begin = low.local_range(spec, low.layout(logits), len(spec.shape) - 1)[0]
+        begin = low.first_element(logits, len(spec.shape) - 1)
         rows = low.temp_like(low.tensor(sums), dtype="f32", name="loss_rows")
         low.emit(
             "cross_entropy_grad",

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilewise.core.dims import chunk_range
 from tilewise.core.dtypes import DTYPES
 from tilewise.graph.ops.common import fixed, require
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.op import Factors, Op, Partial, Signature, register
+from tilewise.ir.program import NumberLike
 
 __all__: list[str] = []
 
@@ -61,14 +61,13 @@ class GlobalNorm(Op):
         loss, *grads = op.given
         partials = low.temp(len(grads), chunks, "f64", tile_rows=1, name="squares")
         for i, grad in enumerate(grads):
-            split, ranges = _chunk_ranges(low, grad, chunks)
             low.emit(
                 "square_sum",
                 op,
                 over=partials,
                 step=0,
                 tiles={"out": low.row_at(partials, i), "grad": low.whole(grad)},
-                ints={"num_chunks": chunks, "split_dim": split, "range": [v for r in ranges for v in r]},
+                ints={"num_chunks": chunks, **_chunks_of(low, grad, chunks)},
             )
         # every square_sum writes the table's tiles, so they run one after the other and the last stands for all
         for record in low.records(op, "squares"):
@@ -90,16 +89,11 @@ def _chunked_dim(spec: TensorSpec) -> int | None:
     return next((d for d, label in enumerate(spec.labels) if label is not None), None)
 
 
-def _chunk_ranges(low: Lowering, grad: int, chunks: int) -> tuple[int, list[tuple[int, int]]]:
+def _chunks_of(low: Lowering, grad: int, chunks: int) -> dict[str, NumberLike | Sequence[NumberLike]]:
     """The dim that is cut and, per (global) chunk, the local elements of it that this device holds."""
-    spec, layout = low.spec(grad), low.layout(grad)
+    spec = low.spec(grad)
     dim = _chunked_dim(spec)
-    if dim is None:
-        rows = 1 if spec.storage == "vector" else fixed(spec.shape[0])
-        return 0, [(0, rows)] + [(0, 0)] * (chunks - 1)
-    label, size = spec.labels[dim], fixed(spec.shape[dim])
-    assert label is not None
-    begin, end = low.local_range(spec, layout, dim)
-    cuts = [chunk_range(label, size, chunks, c) for c in range(chunks)]
-    local = [(max(b, begin) - begin, min(e, end) - begin) for b, e in cuts]
-    return dim, [(b, e) if e > b else (0, 0) for b, e in local]
+    if dim is not None:
+        return {"split_dim": dim, "range": low.local_chunks(grad, dim)}
+    rows = 1 if spec.storage == "vector" else fixed(spec.shape[0])
+    return {"split_dim": 0, "range": [0, rows, *[0, 0] * (chunks - 1)]}

@@ -1,0 +1,167 @@
+"""Classes of devices, and the numbers in which the devices of one class differ.
+
+Devices share one lowered template when all that lowering asks of shapes is equal relative to first elements: the sizes
+of their parts, the inner cuts of these, and whether they come first on an axis (they gather, and hold what others
+copy). What is left differs in numbers alone: a coordinate, a first row, a peer's place in its team. Instructions refer
+to such a number by its place in `DeviceBinding.numbers`; `DeviceNumbers` hands the places out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from tilewise.core.dims import DimLabel
+from tilewise.core.dtypes import DTYPES
+from tilewise.core.mesh import Axes
+from tilewise.ir.graph import Graph, TensorSpec
+from tilewise.ir.layout import GraphLayout, TensorLayout, in_space
+from tilewise.ir.program import DeviceBinding, Number, NumberLike
+from tilewise.plan.shapes import LocalShapes
+
+__all__ = ["DeviceNumbers", "Team", "classes_of"]
+
+_Cut = tuple[int, DimLabel | None, Axes]
+
+
+def classes_of(graph: Graph, layout: GraphLayout, shapes: LocalShapes) -> tuple[tuple[int, ...], ...]:
+    """The devices of every class, in order of their first."""
+    cuts = sorted(set(_cuts(graph, layout)), key=repr)
+    known: dict[tuple[_Cut, int], object] = {}
+    found: dict[tuple[object, ...], list[int]] = {}
+    for device in range(shapes.mesh.num_devices):
+        key: list[object] = [shapes.mesh.coordinate(device, axis) == 0 for axis in shapes.mesh.names]
+        for cut in cuts:
+            place = cut, shapes.mesh.coordinate(device, *cut[2])
+            if place not in known:
+                known[place] = _relative(cut, shapes.on(device))
+            key.append(known[place])
+        found.setdefault(tuple(key), []).append(device)
+    return tuple(tuple(devices) for devices in found.values())
+
+
+def _cuts(graph: Graph, layout: GraphLayout) -> Iterator[_Cut]:
+    """Every dim that devices share: its size, its label, the axes."""
+    seen: set[int] = set()
+    for inside, of in _graphs(graph, layout):
+        if id(of) in seen:
+            continue
+        seen.add(id(of))
+        for t in inside.tensors:
+            for size, label, axes in zip(t.spec.shape, t.spec.labels, of.use[t.id]):
+                if in_space(axes) and isinstance(size, int) and not (label and label.is_summed_by_leaves):
+                    yield size, label, in_space(axes)
+
+
+def _graphs(graph: Graph, layout: GraphLayout) -> Iterator[tuple[Graph, GraphLayout]]:
+    yield graph, layout
+    for op in graph.ops:
+        if op.op == "call":
+            yield graph.templates[op.attrs["template"]].graph, layout.calls[op.id]
+
+
+def _relative(cut: _Cut, shapes: LocalShapes) -> object:
+    """What a device's part of a dim looks like from its first element; and whether another one before it has it too."""
+    size, label, axes = cut
+    spec = TensorSpec((size,), DTYPES["f32"], (label,))
+    begin, end = shapes.range(spec, (axes,), 0)
+    before = shapes.mesh.team(shapes.device, *axes)[: shapes.mesh.coordinate(shapes.device, *axes)]
+    is_copy = any(shapes.on(other).range(spec, (axes,), 0) == (begin, end) for other in before)
+    return end - begin, tuple(shapes.chunk_ranges(spec, 0, axes)), is_copy
+
+
+@dataclass(frozen=True)
+class Team:
+    """Devices that communicate, as one of them sees it.
+
+    Attributes:
+        number: of the table of teams.
+        size: how many communicate: all members of the team's axes, or a run of them.
+        members: their places in the table, in order.
+        me: this device's place among them.
+        peers: the places of all others among them, in order; `peer_members` their places in the table.
+    """
+
+    number: int
+    size: int
+    members: tuple[NumberLike, ...]
+    me: Number
+    peers: tuple[Number, ...]
+    peer_members: tuple[Number, ...]
+
+
+class DeviceNumbers:
+    """Places of numbers and teams in the bindings of a plan's devices."""
+
+    def __init__(self, shapes: LocalShapes) -> None:
+        self.shapes = shapes
+        self._places: dict[object, int] = {}
+        self._values: list[Callable[[int], int]] = []
+        self._teams: dict[Axes, int] = {}
+        self._known: dict[tuple[Axes, int], Team] = {}
+        self._tables: dict[tuple[Axes, int], tuple[int, ...]] = {}
+
+    def place(self, key: object, value: Callable[[int], int]) -> Number:
+        """The number that `value` gives for each device; equal keys are one."""
+        if key not in self._places:
+            self._places[key] = len(self._values)
+            self._values.append(value)
+        return Number.of_device(self._places[key])
+
+    def first(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> NumberLike:
+        """The first global element of a dim that the device holds."""
+        axes = in_space(layout[dim])
+        if not axes:
+            return 0
+        key = "first", spec.shape[dim], spec.labels[dim], axes
+        return self.place(key, lambda device: self.shapes.on(device).range(spec, layout, dim)[0])
+
+    def team(self, axes: Axes, size: int = 0) -> Team:
+        """The devices along some axes; with a size, the aligned run of so many among whom the device is."""
+        mesh = self.shapes.mesh
+        whole = mesh.size(*axes)
+        size = size or whole
+        if (axes, size) not in self._known:
+
+            def me(device: int) -> int:
+                return mesh.coordinate(device, *axes) % size
+
+            def peer(i: int, device: int) -> int:
+                return i + (i >= me(device))
+
+            def run(device: int) -> int:
+                return mesh.coordinate(device, *axes) - me(device)
+
+            def member(i: int, device: int) -> int:
+                return run(device) + peer(i, device)
+
+            first = self.place(("run", axes, size), run) if size < whole else Number(0)
+            places = [self.place(("peer", axes, size, i), partial(peer, i)) for i in range(size - 1)]
+            members = [
+                self.place(("member", axes, size, i), partial(member, i)) if size < whole else place
+                for i, place in enumerate(places)
+            ]
+            self._known[axes, size] = Team(
+                self.number_of_team(axes),
+                size,
+                tuple(first._replace(constant=i) if size < whole else i for i in range(size)),
+                self.place(("me", axes, size), me),
+                tuple(places),
+                tuple(members),
+            )
+        return self._known[axes, size]
+
+    def number_of_team(self, axes: Axes) -> int:
+        """The place of a team in the tables."""
+        return self._teams.setdefault(axes, len(self._teams))
+
+    def binding(self, device: int, class_id: int) -> DeviceBinding:
+        """All that is a device's own."""
+        mesh = self.shapes.mesh
+        for axes in self._teams:
+            first = mesh.first(device, *axes)
+            if (axes, first) not in self._tables:
+                self._tables[axes, first] = tuple(mesh.team(first, *axes))
+        teams = tuple(self._tables[axes, mesh.first(device, *axes)] for axes in self._teams)
+        return DeviceBinding(class_id, tuple(value(device) for value in self._values), teams)

@@ -1,0 +1,41 @@
+"""Collectives as tile tasks, a free function and a file each, over what a lowering offers.
+
+Devices read each other's tiles in place. For every tile of a team of n devices:
+
+    producer     writes its partial tile, then raises `ready` on every peer
+    reduce       waits for `ready` of every peer; combines the n partials of ITS part of the rows along the fixed tree,
+                 adds the residual, rounds once; then raises `done` and `ack partial` on every peer
+    gather       waits for `done` of every peer; copies their parts; then raises `ack result` on them
+    ack tasks    hold the partial and the result as readers until all peers have read them, so that reusing the memory
+                 waits for peers as for any other reader
+
+Elements read per device: (n-1)/n of the tile in reduce and as much in gather, 2(n-1)/n in all. Signals count up and
+are never reset; one device raises each, and its tasks do so in the order of submission (native/programs/run/expand.cc).
+A peer is a place in a team, so that one lowering serves all devices of a class.
+"""
+
+from tilewise.plan.collectives.all_reduce import all_reduce, all_reduce_in_place
+from tilewise.plan.collectives.broadcast import broadcast_instructions
+from tilewise.plan.collectives.columns import all_gather_columns, slice_columns
+from tilewise.plan.collectives.gather import gather
+from tilewise.plan.collectives.handshake import (
+    ClassLowering,
+    gather_label,
+    place_signals,
+    reduce_label,
+    signal_site,
+)
+
+__all__ = [
+    "ClassLowering",
+    "all_gather_columns",
+    "all_reduce",
+    "all_reduce_in_place",
+    "broadcast_instructions",
+    "gather",
+    "gather_label",
+    "place_signals",
+    "reduce_label",
+    "signal_site",
+    "slice_columns",
+]

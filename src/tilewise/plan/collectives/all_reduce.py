@@ -1,0 +1,58 @@
+"""All-reduce: every device combines its part of a tile's rows, then copies the parts that its peers have combined."""
+
+from __future__ import annotations
+
+from tilewise.core.errors import PlanError
+from tilewise.ir.graph import OpNode
+from tilewise.ir.layout import Record, show_axes, show_layout
+from tilewise.ir.lowering import Ref
+from tilewise.ir.program import Instruction, upper
+from tilewise.plan.collectives.all_gather import all_gather_rows
+from tilewise.plan.collectives.handshake import ClassLowering, team_of
+from tilewise.plan.collectives.reduce_scatter import reduce_scatter_rows
+
+__all__ = ["all_reduce", "all_reduce_in_place"]
+
+
+def all_reduce(
+    low: ClassLowering,
+    op: OpNode,
+    source: int | Ref,
+    target: int | Ref,
+    residual: int | Ref | None,
+    record: Record,
+    *,
+    step: int | None = None,
+    producer: Instruction | None = None,
+) -> None:
+    """Combine `source` over a record's team into `target` (plus a residual), tile by tile.
+
+    `producer` is the instruction that writes `source`, by default the last one emitted; it loops over the same
+    tiles.
+    """
+    if any(set(record.team) & set(axes) for layout in record.arrives for axes in layout):
+        raise PlanError(
+            f"[plan.collectives] a sum arrives whole on every device that shares it; got {record.partial!r} of "
+            f"{op.label!r} asked for as {show_layout(record.arrives[0])} over {show_axes(record.team)}; drop the hint"
+        )
+    low.completed.add(record)
+    src, dst = low.tensor(source), low.tensor(target)
+    if src.packed:
+        src, dst = low.flat(src), low.flat(dst)
+    beside = None if residual is None else low.tensor(residual)
+    step = low.row_step(src) if step is None else step
+    team = team_of(low, record)
+    done = reduce_scatter_rows(
+        low, op, producer or low.instructions[-1], src, dst, beside, record.combine, team, step
+    )
+    all_gather_rows(low, op, dst, done, team, step)
+
+
+def all_reduce_in_place(low: ClassLowering, op: OpNode, ref: Ref, record: Record) -> None:
+    """Sum a gradient over a team, in place: every device reduces its part into itself and fetches the others'."""
+    flat = low.flat(ref)
+    producer = low.instructions[-1]
+    step = upper(producer.step) if ref.packed else 0
+    team = team_of(low, record)
+    done = reduce_scatter_rows(low, op, producer, flat, flat, None, record.combine, team, step)
+    all_gather_rows(low, op, flat, done, team, step)

@@ -1,0 +1,90 @@
+"""Changes of layout along columns: row tiles gathered from peers on every device, or sliced at home.
+
+`offer` holds a part and raises `ready` on every peer, the copy waits for `ready` of all and raises `ack`, and an empty
+task holds the part until all peers have read it. A slice moves nothing between devices. Elements read per device: what
+its result has and its own part has not.
+"""
+
+from __future__ import annotations
+
+from tilewise.core.errors import PlanError
+from tilewise.core.mesh import Axes
+from tilewise.ir.graph import OpNode
+from tilewise.ir.layout import show_layout
+from tilewise.ir.lowering import Tiles
+from tilewise.ir.program import Mode, Operand
+from tilewise.plan.collectives.handshake import (
+    ClassLowering,
+    acknowledge,
+    await_peers,
+    gather_label,
+    num_tiles,
+    raise_on_peers,
+)
+
+__all__ = ["all_gather_columns", "slice_columns"]
+
+_COPIED = ("f32", "bf16")
+
+
+def slice_columns(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
+    """Copy this device's columns of every row tile.
+
+    Raises:
+        PlanError: more than columns of rows would change.
+    """
+    _columns(low, op, source, target)
+    src, dst = low.tensor(source), low.tensor(target)
+    begin, end = _range(low, target, low.shapes.device)
+    spec = low.spec(source)
+    key = "slice", spec.shape[-1], spec.labels[-1], low.layout(source)[-1], low.layout(target)[-1]
+    skipped = low.numbers.place(key, lambda d: _range(low, target, d)[0] - _range(low, source, d)[0])
+    part = Operand(src.slot, Mode.ROWCOLS, part=skipped, parts=end - begin)
+    tiles: Tiles = {"dst": [Operand(dst.slot, Mode.ROW)], "src": [part]}
+    low.emit("copy_pairs", op, over=dst, step=low.row_step(dst), dtype=dst.dtype, tiles=tiles)
+
+
+def all_gather_columns(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
+    """Copy the columns of all devices that share a row tile.
+
+    Raises:
+        PlanError: more than columns of rows would change.
+    """
+    axes = _columns(low, op, source, target)
+    src, dst = low.tensor(source), low.tensor(target)
+    team, step = low.numbers.team(axes), low.row_step(src)
+    tiles = num_tiles(low, src.extent, step)
+    ready, ack = low.signals(team.size * tiles), low.signals(team.size * tiles)
+    held = Operand(src.slot, Mode.ROW)
+    offer = low.hold(op, src.extent, step, held, f"{op.label}/offer")
+    raise_on_peers(offer, team, ready, tiles, src, per_index=True)
+    first = _range(low, target, low.shapes.device)[0]
+    ranges = [_range(low, source, device) for device in low.mesh.team(low.shapes.device, *axes)]
+    pairs: Tiles = {
+        "dst": [Operand(dst.slot, Mode.ROWCOLS, part=b - first, parts=e - b) for b, e in ranges],
+        "src": [held._replace(team=team.number, member=q) for q in range(team.size)],
+    }
+    label = gather_label(op.label)
+    copy = low.emit(
+        "copy_pairs", op, over=src, step=step, dtype=dst.dtype, tiles=pairs, priority=2, label=label
+    )
+    await_peers(copy, team, ready, tiles, src, per_index=True)
+    raise_on_peers(copy, team, ack, tiles, src, per_index=True)
+    acknowledge(low, op, src, team, ack, tiles, step)
+
+
+def _columns(low: ClassLowering, op: OpNode, source: int, target: int) -> Axes:
+    """The axes along which the last dim changes."""
+    spec, before, after = low.spec(source), low.layout(source), low.layout(target)
+    short, long = sorted((before[-1], after[-1]), key=len)
+    if spec.storage != "rows" or spec.dtype.name not in _COPIED or before[:-1] != after[:-1]:
+        raise PlanError(
+            f"[plan.reshards] layouts change along the last dim of rows in f32 or bf16; got {spec.storage} {spec} from "
+            f"{show_layout(before)} to {show_layout(after)} at {op.label!r}; lay out both sides alike"
+        )
+    return long[len(short) :]
+
+
+def _range(low: ClassLowering, tensor: int, device: int) -> tuple[int, int]:
+    spec = low.spec(tensor)
+    return low.shapes.on(device).range(spec, low.layout(tensor), len(spec.shape) - 1)

@@ -1,0 +1,131 @@
+"""What all collectives are made of: signals of a site, raises to peers, waits for them, acknowledgements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from tilewise.core.mesh import DeviceMesh
+from tilewise.ir.graph import OpNode
+from tilewise.ir.layout import Record
+from tilewise.ir.lowering import Lowering, Ref
+from tilewise.ir.program import (
+    Instruction,
+    LoweredTemplate,
+    Mode,
+    Notify,
+    Number,
+    NumberLike,
+    Operand,
+    Wait,
+)
+from tilewise.plan.classes import DeviceNumbers, Team
+from tilewise.plan.shapes import LocalShapes
+
+__all__ = [
+    "ClassLowering",
+    "acknowledge",
+    "await_peers",
+    "gather_label",
+    "num_tiles",
+    "place_signals",
+    "raise_on_peers",
+    "reduce_label",
+    "signal_site",
+    "team_of",
+]
+
+_SITE_SHIFT = 24
+
+
+class ClassLowering(Lowering, Protocol):
+    """A lowering as collectives see it: that of a class of devices.
+
+    Attributes:
+        mesh: all devices.
+        shapes: local sizes, of any device.
+        numbers: in which the devices of the class differ.
+        instructions: what has been emitted.
+        completed: what the current op has combined.
+    """
+
+    mesh: DeviceMesh
+    shapes: LocalShapes
+    numbers: DeviceNumbers
+    instructions: list[Instruction]
+    completed: set[Record]
+
+    def signals(self, count: int) -> int:
+        """Reserve signals; numbered within their site until `place_signals` knows every class's need."""
+
+    def hold(self, op: OpNode, over: Number, step: int, operand: Operand, label: str) -> Instruction:
+        """Append an empty task per tile that reads the tile: it orders and acknowledges."""
+
+
+def reduce_label(label: str) -> str:
+    """Label of the reduce-scatter half of a collective of the op with that label."""
+    return f"{label}/reduce_scatter"
+
+
+def gather_label(label: str) -> str:
+    """Label of the all-gather half."""
+    return f"{label}/all_gather"
+
+
+def signal_site(number: int) -> int:
+    """Where the signals of a site begin until `place_signals` knows every class's need."""
+    return number << _SITE_SHIFT
+
+
+def place_signals(templates: Sequence[LoweredTemplate]) -> list[LoweredTemplate]:
+    """Number the signals of one template alike in all classes, though shards of unequal size need unequal counts."""
+    sizes: list[int] = [max(column) for column in zip(*(t.signal_sites for t in templates))]
+    first = [sum(sizes[:i]) for i in range(len(sizes))]
+
+    def place(signal: NumberLike) -> NumberLike:
+        constant = signal if isinstance(signal, int) else signal.constant
+        constant = first[constant >> _SITE_SHIFT] + (constant & ((1 << _SITE_SHIFT) - 1))
+        return constant if isinstance(signal, int) else signal._replace(constant=constant)
+
+    for template in templates:
+        for i in template.instructions:
+            i.waits = [w._replace(signal_base=place(w.signal_base)) for w in i.waits]
+            i.notifies = [n._replace(signal_base=place(n.signal_base)) for n in i.notifies]
+    return [replace(t, signal_sites=tuple(sizes)) for t in templates]
+
+
+def team_of(low: ClassLowering, record: Record) -> Team:
+    """The devices that complete a value together, in the order of its tree."""
+    return low.numbers.team(record.team, low.mesh.size(*record.team) // len(record.held))
+
+
+def num_tiles(low: ClassLowering, extent: Number, step: int) -> int:
+    """Iterations of a loop, symbols at their bounds."""
+    bounds = tuple(s.max for s in low.shapes.symbols)
+    return 1 if step <= 0 else max(1, -(-extent.upper(bounds) // step))
+
+
+def raise_on_peers(
+    task: Instruction, team: Team, site: int, tiles: int, about: Ref, *, per_index: bool
+) -> None:
+    """Tell every peer; a device's own signals at a site are those of its place."""
+    mine = Number(site, tiles * team.me.multiple, team.me.source, team.me.which)
+    task.notifies += [Notify(team.number, m, mine, per_index, about.slot) for m in team.peer_members]
+
+
+def await_peers(task: Instruction, team: Team, site: int, tiles: int, about: Ref, *, per_index: bool) -> None:
+    """Wait for every peer."""
+    task.waits += [
+        Wait(p._replace(constant=site, multiple=tiles), per_index, 1, team.number, m, about.slot)
+        for p, m in zip(team.peers, team.peer_members)
+    ]
+
+
+def acknowledge(
+    low: ClassLowering, op: OpNode, about: Ref, team: Team, site: int, tiles: int, step: int
+) -> None:
+    """An empty task that reads the tile as long as peers do."""
+    mode = Mode.ROW if step > 0 else Mode.WHOLE
+    task = low.hold(op, about.extent, step, Operand(about.slot, mode), f"{op.label}/ack")
+    await_peers(task, team, site, tiles, about, per_index=step > 0)

@@ -1,0 +1,62 @@
+"""Reduce-scatter along rows: every device combines the partials of its part of a tile."""
+
+from __future__ import annotations
+
+from tilewise.ir.graph import OpNode
+from tilewise.ir.lowering import Ref, Tiles
+from tilewise.ir.program import Instruction, Mode, Operand
+from tilewise.plan.classes import Team
+from tilewise.plan.collectives.handshake import (
+    ClassLowering,
+    acknowledge,
+    await_peers,
+    num_tiles,
+    raise_on_peers,
+    reduce_label,
+)
+
+__all__ = ["reduce_scatter_rows"]
+
+_TREE = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}
+
+
+def reduce_scatter_rows(
+    low: ClassLowering,
+    op: OpNode,
+    producer: Instruction,
+    src: Ref,
+    dst: Ref,
+    residual: Ref | None,
+    combine: str,
+    team: Team,
+    step: int,
+) -> int:
+    """Combine partials in the order of the team; returns the site of the signals that say so.
+
+    Args:
+        producer: the instruction that writes `src`, over the same tiles.
+        combine: `sum`, `max` or `or`.
+    """
+    tiles, per_index = num_tiles(low, src.extent, step), step > 0
+    ready, done = low.signals(team.size * tiles), low.signals(team.size * tiles)
+    raise_on_peers(producer, team, ready, tiles, src, per_index=per_index)
+
+    part = Operand(dst.slot, Mode.ROWPART, part=team.me, parts=team.size)
+    views: Tiles = {
+        "out": part,
+        "x": [part._replace(slot=src.slot, team=team.number, member=m) for m in team.members],
+        **({"residual": part._replace(slot=residual.slot)} if residual is not None else {}),
+    }
+    label = reduce_label(op.label)
+    reduce = low.emit(
+        _TREE[combine], op, over=src, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label
+    )
+    await_peers(reduce, team, ready, tiles, src, per_index=per_index)
+    raise_on_peers(reduce, team, done, tiles, dst, per_index=per_index)
+    if (
+        src.slot != dst.slot
+    ):  # in place, `done` of a peer says that it has read the part the gather will overwrite
+        ack = low.signals(team.size * tiles)
+        raise_on_peers(reduce, team, ack, tiles, src, per_index=per_index)
+        acknowledge(low, op, src, team, ack, tiles, step)
+    return done
