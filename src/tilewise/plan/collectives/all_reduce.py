@@ -30,7 +30,7 @@ def all_reduce(
     `producer` is the instruction that writes `source`, by default the last one emitted; it loops over the same
     tiles.
     """
-    if any(set(record.team) & set(axes) for layout in record.arrives for axes in layout):
+    if record.arrives_in_shards:
         raise PlanError(
             f"[plan.collectives] a sum arrives whole on every device that shares it; got {record.partial!r} of "
             f"{op.label!r} asked for as {show_layout(record.arrives[0])} over {show_axes(record.team)}; drop the hint"
