@@ -177,7 +177,7 @@ def test_sums_of_one_number_per_row():
 
 
 def test_what_is_no_loss():
-    """An input and several numbers are refused; so are sums of weights. A dim that devices share is gathered, or refused."""
+    """An input and several numbers are refused; so are sums of weights. A dim that devices share is gathered."""
     g = tw.ComputeGraph("none")
     x = g.input([4, 6], name="x", labels=[batch, tw.DimLabel("mlp")])
     one = g.input([1], name="one", storage="vector")
