@@ -52,7 +52,6 @@ ANY = {  # sizes that the table leaves open
 INTS = {
     "num_chunks": 2,
     "leaf_rows": 3,
-    "seq_len": 3,
     "rows": M,
     "slot": 1,
     "head_dim": HEAD_DIM,
