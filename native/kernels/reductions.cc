@@ -1,4 +1,4 @@
-// Trees over leaves, and the gradient norm in fp64.
+// Trees over leaves, of one call or resumed over several, and the gradient norm in fp64.
 #include "kernels/math.h"
 #include "kernels/registry.h"
 #include "kernels/tree.h"
@@ -6,24 +6,48 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-/// tiles: out[1, D], partials[L, D], carries...; the tree over the L rows, then each carry in front.
+/// tiles: out[1, D], partials[L, P * D], carries...; ints: number of carries, sequence length, C.
+/// Inner first: the tree over the sequence chunks of every leaf, then over the L leaves, then each carry in front.
 void leaf_tree(const KernelArgs& args) {
   const TileView &out = args.tiles[0], &partials = args.tiles[1];
+  const SequenceChunks chunks{args.ints[1], args.ints[2]};
   for (int64_t c = 0; c < out.cols; c += kLanes) {
     const int64_t n = out.cols - c;
-    Lanes stack[64], sum = set(0.0f);
-    int depth = 0;
-    ChunkTree tree;
+    TreeStack leaves;
+    Lanes sum = set(0.0f);
     for (int64_t leaf = 0; leaf < partials.rows; ++leaf) {
-      sum = load(row_of<const float>(partials, leaf) + c, n);
-      int pops = tree.add(leaf, leaf + 1);
-      if (leaf + 1 == partials.rows) pops += tree.finish();
-      for (; pops > 0; --pops) sum = stack[--depth] + sum;
-      stack[depth++] = sum;
+      const float* row = row_of<const float>(partials, leaf) + c;
+      TreeStack inner;
+      for (int64_t p = 0; p < chunks.kept(); ++p)
+        sum = inner.add(load(row + p * out.cols, n), chunks.slot(p), p + 1 < chunks.kept() ? chunks.slot(p + 1) : 0);
+      sum = leaves.add(sum, leaf, leaf + 1 < partials.rows ? leaf + 1 : 0);
     }
     for (int64_t i = 0; i < args.ints[0]; ++i) sum = load(row_of<const float>(args.tiles[2 + i], 0) + c, n) + sum;
     store(row_of<float>(out, 0) + c, sum, n);
   }
+}
+
+/// tiles: left[m, levels * D], carries[m, levels * D] (or absent), x[m, D]...; ints: slot s, number of x, whether to
+/// finish. The sums of slots s, s + 1, … go onto the stack of a binary counter that holds s; left is the stack of the
+/// counter afterwards, or its root. A stack's levels lie side by side, the oldest first. left may be carries.
+void tree_resume(const KernelArgs& args) {
+  const TileView &left = args.tiles[0], &carries = args.tiles[1], &first = args.tiles[2];
+  const int64_t begin = args.ints[0], count = args.ints[1], d = first.cols;
+  const int held = __builtin_popcountll(static_cast<uint64_t>(begin));
+  for (int64_t r = 0; r < first.rows; ++r)
+    for (int64_t c = 0; c < d; c += kLanes) {
+      const int64_t n = d - c;
+      Lanes stack[64];
+      int depth = 0;
+      for (; depth < held; ++depth) stack[depth] = load(row_of<const float>(carries, r) + depth * d + c, n);
+      for (int64_t i = 0; i < count; ++i) {
+        Lanes sum = load(row_of<const float>(args.tiles[2 + i], r) + c, n);
+        for (int64_t slot = begin + i; slot & 1; slot >>= 1) sum = stack[--depth] + sum;
+        stack[depth++] = sum;
+      }
+      for (; args.ints[2] && depth > 1; --depth) stack[depth - 2] = stack[depth - 2] + stack[depth - 1];
+      for (int level = 0; level < depth; ++level) store(row_of<float>(left, r) + level * d + c, stack[level], n);
+    }
 }
 
 /// Squares of W's row `r` over columns [begin, end), ascending, one fp64 accumulator.
@@ -50,55 +74,54 @@ TILEWISE_INLINE void panel_squares(double* to, const float* panel, int64_t begin
   for (int r = 0; r < 32; ++r) to[r] = sums[r];
 }
 
-/// Binary counter in fp64.
-class SumTree {
- public:
-  void add(double value) {
-    for (int64_t slot = count_++; slot & 1; slot >>= 1) value = stack_[--depth_] + value;
-    stack_[depth_++] = value;
+/// The left-complete tree in fp64 over entries in order: full groups of eight at once, then a binary counter.
+double tree_of(const double* x, int64_t count) {
+  double stack[64], rest = 0.0;
+  int depth = 0;
+  for (int64_t i = 0; i + 8 <= count; i += 8, x += 8) {
+    double sum = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+    for (int64_t slot = i / 8; slot & 1; slot >>= 1) sum = stack[--depth] + sum;
+    stack[depth++] = sum;
   }
-  double total() {
-    if (depth_ == 0) return 0.0;
-    double value = stack_[--depth_];
-    while (depth_ > 0) value = stack_[--depth_] + value;
-    return value;
+  for (int64_t i = 0; i < count % 8; ++i) {
+    double sum = x[i];
+    for (int64_t slot = i; slot & 1; slot >>= 1) sum = stack[--depth] + sum;
+    stack[depth++] = sum;
   }
+  if (depth > 0) rest = stack[--depth];
+  while (depth > 0) rest = stack[--depth] + rest;
+  return rest;
+}
 
- private:
-  double stack_[64];
-  int depth_ = 0;
-  int64_t count_ = 0;
-};
-
+/// tiles: out[N, 1], the gradient's local rows; ints: packed, rows R of the whole gradient, its row where the local
+/// ones begin, its entry where out begins, C, and per chunk of columns the local ones. Entry (c, r), number c * R + r,
+/// is the sum of squares of one row × chunk; what is not held here is zero.
 void square_sum(const KernelArgs& args) {
-  const TileView& w = args.tiles[1];
-  const bool packed = args.ints[0] != 0, by_rows = args.ints[2] == 0;
-  for (int64_t c = 0; c < args.ints[1]; ++c) {
-    const int64_t begin = args.ints[3 + 2 * c], end = args.ints[4 + 2 * c];
-    const int64_t row_begin = by_rows ? begin : 0, row_end = by_rows ? end : w.rows;
-    const int64_t k_begin = by_rows ? 0 : begin, k_end = by_rows ? w.cols : end;
-    SumTree tree;
-    for (int64_t r = row_begin; r < row_end;) {
-      if (packed && r % 32 == 0 && r + 32 <= row_end) {
-        double rows[32];
-        panel_squares(rows, static_cast<const float*>(w.data) + r * w.stride, k_begin, k_end);
-        for (double row : rows) tree.add(row);
+  const TileView &out = args.tiles[0], &w = args.tiles[1];
+  const bool packed = args.ints[0] != 0;
+  auto* to = static_cast<double*>(out.data);
+  for (int64_t i = 0; i < out.rows; ++i) to[i] = 0.0;
+  for (int64_t c = 0; c < args.ints[4]; ++c) {
+    const int64_t begin = args.ints[5 + 2 * c], end = args.ints[6 + 2 * c];
+    if (begin >= end) continue;
+    const int64_t first = c * args.ints[1] + args.ints[2] - args.ints[3];  // place of local row 0 in out
+    const int64_t last = smaller(w.rows, out.rows - first);
+    for (int64_t r = first < 0 ? -first : 0; r < last;) {
+      if (packed && r % 32 == 0 && r + 32 <= last) {
+        panel_squares(to + first + r, static_cast<const float*>(w.data) + r * w.stride, begin, end);
         r += 32;
       } else {
-        tree.add(row_squares(w, packed, r, k_begin, k_end));
+        to[first + r] = row_squares(w, packed, r, begin, end);
         ++r;
       }
     }
-    static_cast<double*>(args.tiles[0].data)[c] = tree.total();
   }
 }
 
 void norm_scale(const KernelArgs& args) {
-  const TileView& partials = args.tiles[1];
-  SumTree tree;
-  for (int64_t p = 0; p < partials.rows; ++p)
-    for (int64_t c = 0; c < partials.cols; ++c) tree.add(row_of<const double>(partials, p)[c]);
-  const double norm = __builtin_sqrt(tree.total()), limit = args.floats[0];
+  const TileView& squares = args.tiles[1];
+  const double norm = __builtin_sqrt(tree_of(static_cast<const double*>(squares.data), squares.rows)),
+               limit = args.floats[0];
   const double factor = limit / (norm + 1e-6);
   auto* out = static_cast<float*>(args.tiles[0].data);
   out[0] = static_cast<float>(norm);
@@ -110,6 +133,7 @@ void norm_scale(const KernelArgs& args) {
 
 constexpr Entry kEntries[] = {
     {"leaf_tree_f32", leaf_tree},
+    {"tree_resume_f32", tree_resume},
     {"square_sum_f32", square_sum},
     {"norm_scale", norm_scale},
 };

@@ -28,12 +28,14 @@ void rms_norm(const KernelArgs& args) {
   }
 }
 
-/// The leaf's row that token `row` (absolute) adds to, set to zero where the leaf starts.
-TILEWISE_INLINE float* leaf_row(const TileView& leaf, int64_t row_begin, int64_t row, int64_t leaf_rows) {
-  float* to = row_of<float>(leaf, row / leaf_rows - row_begin / leaf_rows);
+/// Where token `row` (absolute) adds to: the `cols` columns of its sequence chunk in the row of its leaf, which is set
+/// to zero where the leaf starts. ints: rows per leaf, sequence length, C.
+TILEWISE_INLINE float* leaf_row(const KernelArgs& args, const TileView& leaf, int64_t row, int64_t cols) {
+  const int64_t leaf_rows = args.ints[0], length = args.ints[1];
+  float* to = row_of<float>(leaf, row / leaf_rows - args.row_begin / leaf_rows);
   if (row % leaf_rows == 0)
     for (int64_t c = 0; c < leaf.cols; ++c) to[c] = 0.0f;
-  return to;
+  return to + SequenceChunks{length, args.ints[2]}.place_of(row % length) * cols;
 }
 
 template <class T>
@@ -43,7 +45,7 @@ void rms_norm_backward(const KernelArgs& args) {
   const int64_t d = x.cols;
   for (int64_t r = 0; r < x.rows; ++r) {
     const T *gradient = row_of<const T>(dy, r), *value = row_of<const T>(x, r);
-    float* leaf = leaf_row(t[1], args.row_begin, args.row_begin + r, args.ints[0]);
+    float* leaf = leaf_row(args, t[1], args.row_begin + r, d);
     const float scale = *row_of<const float>(t[4], r);
     Lanes dot = set(0.0f);
     for (int64_t c = 0; c < d; c += kLanes)
@@ -63,7 +65,7 @@ void rms_norm_backward(const KernelArgs& args) {
 void row_sum_leaf(const KernelArgs& args) {
   const TileView& x = args.tiles[1];
   for (int64_t r = 0; r < x.rows; ++r) {
-    float* leaf = leaf_row(args.tiles[0], args.row_begin, args.row_begin + r, args.ints[0]);
+    float* leaf = leaf_row(args, args.tiles[0], args.row_begin + r, 1);
     *leaf = *leaf + *row_of<const float>(x, r);
   }
 }

@@ -36,6 +36,39 @@ class ChunkTree {
   uint64_t levels_ = 0;  // occupied levels of the binary counter
 };
 
+/// The same with its stack, for one block of lanes.
+class TreeStack {
+ public:
+  /// Adds the sum of a slot and returns the sum that it became; `next` is the next non-empty slot, 0: this was the last
+  /// and what is returned is the root.
+  Lanes add(Lanes sum, int64_t slot, int64_t next) {
+    int pops = tree_.add(slot, next ? next : slot + 1);
+    if (!next) pops += tree_.finish();
+    for (; pops > 0; --pops) sum = stack_[--depth_] + sum;
+    return stack_[depth_++] = sum;
+  }
+
+ private:
+  Lanes stack_[64];
+  int depth_ = 0;
+  ChunkTree tree_;
+};
+
+/// How the positions of a sequence are cut (docs/numerics.md, rule 5): A atoms of 64, chunk c of C holds atoms
+/// ⌊cA/C⌋ to ⌊(c+1)A/C⌋. Only chunks that are not empty are kept: the smaller of A and C.
+struct SequenceChunks {
+  int64_t length, chunks;
+
+  int64_t atoms() const { return (length + 63) / 64; }
+  int64_t kept() const { return smaller(atoms(), chunks); }
+  /// The chunk that holds an atom.
+  int64_t chunk_of(int64_t atom) const { return ((atom + 1) * chunks - 1) / atoms(); }
+  /// The number, among all, of a chunk that is kept.
+  int64_t slot(int64_t place) const { return atoms() < chunks ? chunk_of(place) : place; }
+  /// The place, among those that are kept, of a position's chunk.
+  int64_t place_of(int64_t position) const { return atoms() < chunks ? position / 64 : chunk_of(position / 64); }
+};
+
 /// Hands out 64-byte aligned pieces of the worker's scratch; kernels bound their loops so that it never runs out.
 class Carver {
  public:

@@ -89,6 +89,13 @@ class Lowering(Protocol):
     def leaf_rows(self) -> int:
         """Tokens per leaf; without a batch, all rows are one leaf."""
 
+    @property
+    def leaf_cut(self) -> dict[str, int]:
+        """How rows fall on leaves and sequence chunks: the integers of kernels that add up rows of a leaf."""
+
+    def leaf_temp(self, cols: int, name: str) -> Ref:
+        """A row per leaf: a partial of so many columns for every sequence chunk that is not empty, side by side."""
+
     def row_step(self, ref: Ref) -> int:
         """Rows per task of a loop over activation rows."""
 
@@ -146,8 +153,8 @@ class Lowering(Protocol):
     def col(self, tensor: int | Ref) -> Operand:
         """All rows, the columns of the loop's current range."""
 
-    def row_at(self, ref: Ref, row: int) -> Operand:
-        """One fixed row, in an instruction whose loop is one range over all rows of `ref`."""
+    def rows_at(self, ref: Ref, first: int, count: int) -> Operand:
+        """Fixed rows, whatever the loop."""
 
     # ---- instructions -------------------------------------------------------------------------------------
 
@@ -184,6 +191,9 @@ class Lowering(Protocol):
             InternalError: something is missing, unknown, or of another kind or size than the table says.
         """
 
+    def hold(self, op: OpNode, over: Number, step: int, operand: Operand, label: str) -> Draft:
+        """Append an empty task per tile that reads the tile: it orders and acknowledges."""
+
     def contraction_chunks(
         self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], record: Record | None
     ) -> list[list[tuple[int, int]]]:
@@ -199,7 +209,7 @@ class Lowering(Protocol):
         """After the last microbatch: the sum over the devices that share the batch."""
 
     def leaf_tree(self, op: OpNode, output: int, leaves: Ref) -> None:
-        """Combine one row per leaf (and carries) into output number `output`; then over devices."""
+        """Combine a row per leaf, of `leaf_temp`, and carries into output number `output`; then over devices."""
 
     # ---- collectives --------------------------------------------------------------------------------------
 

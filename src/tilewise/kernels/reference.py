@@ -81,27 +81,69 @@ def rms_norm(x: Array, gamma: Array, eps: float) -> tuple[F64, F64]:
     return _f64(x) * rstd * _f64(gamma), rstd
 
 
-def rms_norm_backward(
-    dy: Array, x: Array, rstd: Array, gamma: Array, residual: Array | None, leaf_rows: int
-) -> tuple[F64, F64]:
-    """dx, and dgamma of every leaf."""
-    g, v, s = _f64(gamma) * _f64(dy), _f64(x), _f64(rstd)
-    dx = s * g - v * s**3 / v.shape[1] * (g * v).sum(1, keepdims=True)
-    per_token = _f64(dy) * v * s
-    leaves = [per_token[i : i + leaf_rows].sum(0) for i in range(0, len(v), leaf_rows)]
-    return _plus(dx, residual), np.array(leaves)
+def sequence_chunks(seq_len: int, chunks: int) -> list[tuple[int, int, int]]:
+    """Number, first and end position of every chunk of a sequence that is not empty: atoms of 64, cut `chunks` ways."""
+    atoms = -(-seq_len // 64)
+    cuts = [(c, c * atoms // chunks, (c + 1) * atoms // chunks) for c in range(chunks)]
+    return [(c, 64 * begin, min(64 * end, seq_len)) for c, begin, end in cuts if end > begin]
 
 
-def leaf_tree(partials: Array, carries: Sequence[Array]) -> F64:
-    """The sum over leaves and carries."""
-    return np.asarray(
-        _f64(partials).sum(0, keepdims=True) + sum((_f64(c) for c in carries), start=np.zeros(1))
+def _leaf_sums(per_token: F64, leaf_rows: int, seq_len: int, chunks: int) -> F64:
+    """A row per leaf: the sums of its sequence chunks, side by side."""
+    position = np.arange(leaf_rows) % seq_len
+    return np.array(
+        [
+            np.concatenate(
+                [
+                    per_token[i : i + leaf_rows][(begin <= position) & (position < end)].sum(0)
+                    for _, begin, end in sequence_chunks(seq_len, chunks)
+                ]
+            )
+            for i in range(0, len(per_token), leaf_rows)
+        ]
     )
 
 
-def row_sum_leaf(x: Array, leaf_rows: int) -> F64:
-    """The sum of every leaf."""
-    return np.array([[_f64(x)[i : i + leaf_rows].sum()] for i in range(0, len(x), leaf_rows)])
+def rms_norm_backward(
+    dy: Array,
+    x: Array,
+    rstd: Array,
+    gamma: Array,
+    residual: Array | None,
+    leaf_rows: int,
+    seq_len: int = 1,
+    chunks: int = 1,
+) -> tuple[F64, F64]:
+    """dx, and dgamma of every sequence chunk of every leaf."""
+    g, v, s = _f64(gamma) * _f64(dy), _f64(x), _f64(rstd)
+    dx = s * g - v * s**3 / v.shape[1] * (g * v).sum(1, keepdims=True)
+    return _plus(dx, residual), _leaf_sums(_f64(dy) * v * s, leaf_rows, seq_len, chunks)
+
+
+def leaf_tree(partials: Array, carries: Sequence[Array], kept: int = 1) -> F64:
+    """The sum over leaves, their `kept` sequence chunks, and carries."""
+    leaves = _f64(partials).reshape(len(partials), kept, -1).sum((0, 1))[None]
+    return np.asarray(leaves + sum((_f64(c) for c in carries), start=np.zeros(1)))
+
+
+def tree_resume(carries: Array | None, slot: int, partials: Sequence[Array], finish: bool) -> F64:
+    """The stack of a binary counter that held `slot` after the partials, or its root; levels side by side."""
+    levels = slot.bit_count()
+    stack = [] if carries is None or not levels else list(np.split(_f64(carries), levels, axis=1))
+    for number, partial in enumerate(partials, slot):
+        value = _f64(partial)
+        while number & 1:
+            value, number = stack.pop() + value, number >> 1
+        stack.append(value)
+    while finish and len(stack) > 1:
+        value = stack.pop()
+        stack.append(stack.pop() + value)
+    return np.concatenate(stack, axis=1)
+
+
+def row_sum_leaf(x: Array, leaf_rows: int, seq_len: int = 1, chunks: int = 1) -> F64:
+    """The sum of every sequence chunk of every leaf."""
+    return _leaf_sums(_f64(x), leaf_rows, seq_len, chunks)
 
 
 def rope(x: Array, positions: Array, table: Array, head_dim: int, inverse: bool = False) -> F64:
@@ -331,15 +373,22 @@ def update(
     return [values[v] for v in left]
 
 
-def square_sum(grad: Array, chunks: Sequence[tuple[int, int]], split_dim: int) -> F64:
-    """Sum of squares of every chunk of rows (0) or columns (1)."""
-    g = _f64(grad) ** 2
-    return np.array([[(g[a:b] if split_dim == 0 else g[:, a:b]).sum() for a, b in chunks]])
+def square_sum(
+    grad: Array, rows: int, first_row: int, first_entry: int, size: int, chunks: Sequence[tuple[int, int]]
+) -> F64:
+    """Entries [first_entry, first_entry + size) of a gradient of `rows` rows, of which `grad` holds some from
+    `first_row` on: entry c * rows + r is the sum of squares of row r over the columns of chunk c."""
+    table = np.zeros(max(len(chunks) * rows, first_entry + size))
+    for c, (begin, end) in enumerate(chunks):
+        first = c * rows + first_row
+        if end > begin:
+            table[first : first + len(grad)] = (_f64(grad)[:, begin:end] ** 2).sum(1)
+    return table[first_entry : first_entry + size, None]
 
 
-def norm_scale(partials: Array, loss: Array, max_norm: float) -> F64:
+def norm_scale(squares: Array, loss: Array, max_norm: float) -> F64:
     """The norm and the factor that clips it, which is NaN when norm (in fp32) or loss is not finite."""
-    norm = float(np.sqrt(_f64(partials).sum()))
+    norm = float(np.sqrt(_f64(squares).sum()))
     if not (norm <= float(np.finfo(np.float32).max) and np.isfinite(loss).all()):
         return np.array([norm, np.nan])
     return np.array([norm, 1.0 if max_norm <= 0 else min(1.0, max_norm / (norm + 1e-6))])
@@ -368,6 +417,7 @@ REFERENCES: dict[str, Any] = {
     "rms_norm": rms_norm,
     "rms_norm_backward": rms_norm_backward,
     "leaf_tree": leaf_tree,
+    "tree_resume": tree_resume,
     "row_sum_leaf": row_sum_leaf,
     "rope": rope,
     "attention": attention,

@@ -196,6 +196,7 @@ def _attention_rows(s: Sizes) -> int:
 
 _RANGES = "out_is_f32=f32(out) num_terms=count(a) num_chunks range...(2*num_chunks*num_terms)"
 _HEADS = "heads kv_heads head_dim"
+_LEAVES = "leaf_rows seq_len num_chunks"
 _VOCAB = "vocab_begin ignore_index"
 _F32, _NONE = ("f32",), ()
 
@@ -242,29 +243,38 @@ _SPECS = [
     ),
     _spec(
         "rms_norm_backward",
-        "out dx[m d], inout dgamma_leaf:f32[_ d], in dy[m d], in x[m d], in rstd:f32[m 1], in gamma[1 d], "
+        "out dx[m d], inout dgamma_leaf:f32[_ _], in dy[m d], in x[m d], in rstd:f32[m 1], in gamma[1 d], "
         "in dresidual?[m d]",
         "m d",
         lambda s: 11 * s["m"] * s["d"],
         lambda s: 4 * s["item"] * s["m"] * s["d"],
-        ints="leaf_rows",
+        ints=_LEAVES,
     ),
     _spec(
         "leaf_tree",
-        "out out:f32[1 d], in partials:f32[_ d], in carry:f32...[1 d]",
+        "out out:f32[1 d], in partials:f32[_ _], in carry:f32...[1 d]",
         "m d",
         lambda s: s["m"] * s["d"],
         lambda s: 4 * s["m"] * s["d"],
-        ints="num_carries=count(carry)",
+        ints="num_carries=count(carry) seq_len num_chunks",
+        dtypes=_F32,
+    ),
+    _spec(
+        "tree_resume",
+        "out left:f32[m _], in carries:f32?[m _], in x:f32...[m d]",
+        "m d inputs",
+        lambda s: s["m"] * s["d"] * s["inputs"],
+        lambda s: 4 * s["m"] * s["d"] * (s["inputs"] + 2),
+        ints="slot num_inputs=count(x) finish",
         dtypes=_F32,
     ),
     _spec(
         "row_sum_leaf",
-        "inout leaf:f32[_ 1], in x:f32[m 1]",
+        "inout leaf:f32[_ _], in x:f32[m 1]",
         "m",
         lambda s: s["m"],
         lambda s: 4 * s["m"],
-        ints="leaf_rows",
+        ints=_LEAVES,
         dtypes=_F32,
     ),
     _spec(
@@ -419,19 +429,19 @@ _SPECS = [
     ),
     _spec(
         "square_sum",
-        "out out:f64[_ _], in grad:f32~[_ _]",
+        "out out:f64[_ 1], in grad:f32~[_ _]",
         "m d",
         lambda s: 2 * s["m"] * s["d"],
         lambda s: 4 * s["m"] * s["d"],
-        ints="packed=packed(grad) num_chunks split_dim range...(2*num_chunks)",
+        ints="packed=packed(grad) rows first_row first_entry num_chunks range...(2*num_chunks)",
         dtypes=_F32,
     ),
     _spec(
         "norm_scale",
-        "out out:f32[1 2], in partials:f64[_ _], in loss:f32[1 1]",
-        "m d",
-        lambda s: s["m"] * s["d"],
-        lambda s: 8 * s["m"] * s["d"],
+        "out out:f32[1 2], in squares:f64[m 1], in loss:f32[1 1]",
+        "m",
+        lambda s: s["m"],
+        lambda s: 8 * s["m"],
         floats="max_norm",
         dtypes=_NONE,
     ),

@@ -40,6 +40,7 @@ from tilewise.plan.shapes import LocalShapes, round_up
 __all__ = ["TemplateLowering", "alias_roots", "trailing_ones"]
 
 ALL_ROWS = 1 << 40
+_SEQUENCE_ATOM = 64  # positions that no cut of a sequence separates (docs/numerics.md, rule 5)
 
 
 def trailing_ones(value: int) -> int:
@@ -134,6 +135,19 @@ class TemplateLowering:
         """Tokens per leaf; without a batch, all rows are one leaf."""
         s = self.shapes.settings
         return s.batch * s.seq // s.leaves if s.batch else ALL_ROWS
+
+    @property
+    def leaf_cut(self) -> dict[str, int]:
+        """How rows fall on leaves and sequence chunks; without a batch there is one of each."""
+        s = self.shapes.settings
+        seq_len = s.seq if s.batch else 1
+        return {"leaf_rows": self.leaf_rows, "seq_len": seq_len, "num_chunks": self.reduction_chunks}
+
+    def leaf_temp(self, cols: int, name: str) -> Ref:
+        """A row per leaf: a partial of so many columns for every sequence chunk that is not empty, side by side."""
+        atoms = round_up(self.leaf_cut["seq_len"], _SEQUENCE_ATOM) // _SEQUENCE_ATOM
+        kept = min(atoms, self.reduction_chunks)
+        return self.temp(self.num_leaves, kept * cols, "f32", tile_rows=1, name=name)
 
     def row_step(self, ref: Ref) -> int:
         """Rows per task of a loop over activation rows."""
@@ -261,9 +275,9 @@ class TemplateLowering:
         """All rows, the columns of the loop's current range."""
         return Operand(self.tensor(tensor).slot, Mode.COL)
 
-    def row_at(self, ref: Ref, row: int) -> Operand:
-        """One fixed row, in an instruction whose loop is one range over all rows of `ref`."""
-        return Operand(ref.slot, Mode.ROWPART, part=row, parts=ref.extent.constant)
+    def rows_at(self, ref: Ref, first: int, count: int) -> Operand:
+        """Fixed rows, whatever the loop."""
+        return Operand(ref.slot, Mode.ROWS, part=first, parts=count)
 
     # ---- emission -----------------------------------------------------------------------------------------
 
@@ -379,14 +393,15 @@ class TemplateLowering:
                 collectives.all_reduce_in_place(self, op, target.ref, record)
 
     def leaf_tree(self, op: OpNode, output: int, leaves: Ref) -> None:
-        """Combine one row per leaf (and carries) into output number `output`; then over devices."""
+        """Combine a row per leaf, of `leaf_temp`, and carries into output number `output`; then over devices."""
         target = self.accumulator(op, output)
         tiles: Tiles = {
             "out": self.whole(target.ref),
             "partials": self.whole(leaves),
             "carry": [self.whole(c) for c in target.carries],
         }
-        self.emit("leaf_tree", op, over=self.one, step=0, tiles=tiles)
+        cut = {name: self.leaf_cut[name] for name in ("seq_len", "num_chunks")}
+        self.emit("leaf_tree", op, over=self.one, step=0, tiles=tiles, ints=cut)
         self.finish_accumulation(op, target)
 
     # ---- collectives --------------------------------------------------------------------------------------

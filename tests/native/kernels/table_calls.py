@@ -11,6 +11,7 @@ import ctypes
 import json
 import mmap
 import sys
+from itertools import groupby
 from math import prod
 
 import ml_dtypes
@@ -39,14 +40,20 @@ ANY = {  # sizes that the table leaves open
     ("attention_backward", "lse"): (M, HEADS),
     ("attention_paged", "block_table"): (2, 2),
     ("rope", "table"): (8, D),
-    ("square_sum", "out"): (1, 2),
+    ("square_sum", "out"): (2 * M, 1),
     ("square_sum", "grad"): (M, D),
-    ("norm_scale", "partials"): (2, 2),
+    ("tree_resume", "left"): (M, D),
+    ("tree_resume", "carries"): (M, D),
+    ("leaf_tree", "partials"): (8, D),
+    ("rms_norm_backward", "dgamma_leaf"): (2, D),
+    ("row_sum_leaf", "leaf"): (2, 1),
     ("peak", "ops_per_step"): (1, 1),
 }
 INTS = {
     "num_chunks": 2,
     "leaf_rows": 3,
+    "rows": M,
+    "slot": 1,
     "head_dim": HEAD_DIM,
     "heads": HEADS,
     "kv_heads": KV_HEADS,
@@ -74,9 +81,10 @@ def sizes_of(spec, operand):
 def operands_of(spec, name):
     """(name, role, rows, columns, element type, packed) of every operand of a full call."""
     own = name[len(spec.base) + 1 :]
-    lists = [o for o in spec.operands if o.is_list]
-    plain = [o for o in spec.operands if not o.is_list]
-    for operand in plain + lists * MEMBERS:  # lists stand last and take turns
+    members: list = []
+    for is_list, group in groupby(spec.operands, lambda o: o.is_list):
+        members += list(group) * (MEMBERS if is_list else 1)  # lists side by side take turns
+    for operand in members:
         rows, cols = sizes_of(spec, operand)
         dtype = own if operand.dtypes[0] == "dt" else operand.dtypes[0]
         yield operand.name, operand.role, rows, cols, dtype, bool(operand.packed)
@@ -98,7 +106,10 @@ def integers_of(spec, name):
         if not i.is_list:
             result.append(int(known.get(i.name, 0)))
             continue
-        terms, end = known.get("num_terms", 1), M if spec.base == "square_sum" else SIZES["d"]
+        if spec.base == "update":  # no steps: every array is left with itself
+            result += range(1 + MEMBERS) if i.name == "left" else ()
+            continue
+        terms, end = known.get("num_terms", 1), SIZES["d"]
         values = [v for begin in (0, end // 2) for _ in range(terms) for v in (begin, begin + end // 2)]
         assert len(values) == prod(int(f) if f.isdigit() else known[f] for f in i.length)
         result += values

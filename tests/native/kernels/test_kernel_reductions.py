@@ -17,50 +17,160 @@ from tilewise.kernels import reference
 from tilewise.kernels.isa import run
 
 
+def tree(rows):
+    """The left-complete tree over a list in which None is an empty slot, as it is defined: from the top."""
+    if len(rows) == 1:
+        return rows[0]
+    half = 1 << (len(rows) - 1).bit_length() - 1
+    left, right = tree(rows[:half]), tree(rows[half:])
+    return right if left is None else left if right is None else left + right
+
+
 @every_level
 @pytest.mark.parametrize("leaves", [1, 3, 8])
-def test_leaf_tree(isa, leaves):
-    """Leaves by the fixed tree, then each carry in front."""
+@pytest.mark.parametrize("seq_len,chunks", [(1, 8), (192, 8), (300, 12), (1000, 3)])
+def test_leaf_tree(isa, leaves, seq_len, chunks):
+    """To the bit: the tree over the sequence chunks of a leaf, empty ones skipped; over leaves; each carry in front."""
+    kept = [c for c, _, _ in reference.sequence_chunks(seq_len, chunks)]
     gen = rng(leaves)
-    partials, carries, out = random(gen, leaves, 37), [random(gen, 1, 37) for _ in range(2)], empty(1, 37)
-    run("leaf_tree_f32", [out, partials, *carries], [2], isa=isa)
-    assert_close(out, reference.leaf_tree(partials, carries), "f32")
+    partials, carries = random(gen, leaves, 37 * len(kept)), [random(gen, 1, 37) for _ in range(2)]
+    out = empty(1, 37)
+    run("leaf_tree_f32", [out, partials, *carries], [2, seq_len, chunks], isa=isa)
+    assert_close(out, reference.leaf_tree(partials, carries, len(kept)), "f32")
+
+    def expected(order):
+        sums = []
+        for leaf in partials.reshape(leaves, len(kept), 37):
+            slots = [None] * chunks
+            for place, c in enumerate(kept):
+                slots[c] = leaf[order[place]]
+            sums.append(tree(slots))
+        return carries[1] + (carries[0] + tree(sums))
+
+    assert_same_bits(out, expected(range(len(kept))))
+    if len(kept) > 2:
+        swapped = [0, *reversed(range(1, len(kept) - 1)), len(kept) - 1]
+        swapped[0], swapped[-1] = swapped[-1], swapped[0]
+        assert (bits(out) != bits(expected(swapped))).any(), "chunks in another order must show"
 
 
 @every_level
-@pytest.mark.parametrize("split_dim", [0, 1])
-def test_square_sum(isa, split_dim):
-    """Chunks of rows or columns, packed or plain, to the same fp64 bits."""
-    grad = random(rng(9), 70, 50)
-    chunks = [(0, 10), (10, 10), (10, 50)] if split_dim else [(0, 64), (64, 64), (64, 70)]
-    ints = [3, split_dim, *(x for c in chunks for x in c)]
-    plain, panels = np.empty((1, 3)), np.empty((1, 3))
-    run("square_sum_f32", [plain, grad], [0, *ints], isa=isa)
-    run("square_sum_f32", [panels, packed(grad, "f32")], [1, *ints], isa=isa)
-    assert_same_bits(plain, panels)
-    np.testing.assert_allclose(plain, reference.square_sum(grad, chunks, split_dim), rtol=1e-14)
+@pytest.mark.parametrize("slots", [1, 2, 3, 5, 8, 12, 13])
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_tree_resume(isa, slots, width):
+    """Runs of any length, one after the other from the stack that the last one left, give the one tree to the bit."""
+    partials = [random(rng(s), 3, 21) for s in range(slots)]
+
+    def resumed(order):
+        stack = None
+        for begin in range(0, slots, width):
+            run_now = [partials[order[s]] for s in range(begin, min(begin + width, slots))]
+            end = begin + len(run_now)
+            left = empty(3, 21 * (1 if end == slots else end.bit_count()))
+            run("tree_resume_f32", [left, stack, *run_now], [begin, len(run_now), int(end == slots)], isa=isa)
+            exact = reference.tree_resume(stack, begin, run_now, end == slots)
+            assert_close(left, exact, "f32")
+            stack = left
+        return stack
+
+    root = resumed(range(slots))
+    assert_same_bits(root, tree(partials))
+    if slots > 2:
+        swapped = [slots - 1, *range(1, slots - 1), 0]
+        assert (bits(root) != bits(resumed(swapped))).any(), "a swapped child must show"
+
+
+def test_tree_resume_in_place():
+    """The stack that a run leaves may lie where it found the last one."""
+    partials = [random(rng(s), 2, 40) for s in range(3)]
+    stack, root = empty(2, 80), empty(2, 40)
+    run("tree_resume_f32", [stack[:, :40], None, partials[0]], [0, 1, 0])
+    run("tree_resume_f32", [stack, stack, partials[1]], [1, 1, 0])
+    run("tree_resume_f32", [root, stack, partials[2]], [2, 1, 1])
+    assert_same_bits(root, tree(partials))
+
+
+def square_sums(
+    grad, part, chunks, first_row=0, *, rows=None, first_entry=0, size=None, is_packed=False, isa=""
+):
+    """The entries that a call fills in, of a gradient of which `part` is held."""
+    rows = len(grad) if rows is None else rows
+    out = np.full((len(chunks) * rows if size is None else size, 1), 7.0)
+    ints = [int(is_packed), rows, first_row, first_entry, len(chunks), *(x for c in chunks for x in c)]
+    run("square_sum_f32", [out, packed(part, "f32") if is_packed else part], ints, isa=isa)
+    exact = reference.square_sum(part, rows, first_row, first_entry, len(out), chunks)
+    np.testing.assert_allclose(out, exact, rtol=1e-14, atol=0)
+    return out
 
 
 @every_level
-def test_square_sum_of_a_chunk_depends_on_its_contents_only(isa):
-    """A shard that holds only the chunk, at another offset, gives the same bits."""
-    grad = random(rng(10), 70, 50)
-    whole, rows, columns = np.empty((1, 1)), np.empty((1, 1)), np.empty((1, 1))
-    run("square_sum_f32", [whole, packed(grad, "f32")], [1, 1, 0, 40, 70], isa=isa)
-    run("square_sum_f32", [rows, packed(grad[40:], "f32")], [1, 1, 0, 0, 30], isa=isa)
-    assert_same_bits(whole, rows)
-    run("square_sum_f32", [whole, packed(grad, "f32")], [1, 1, 1, 7, 31], isa=isa)
-    run("square_sum_f32", [columns, packed(grad[:, 7:31], "f32")], [1, 1, 1, 0, 24], isa=isa)
-    assert_same_bits(whole, columns)
-    run("square_sum_f32", [columns, packed(grad[:, 8:32], "f32")], [1, 1, 1, 0, 24], isa=isa)
-    assert (bits(whole) != bits(columns)).any(), "another chunk must show"
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_square_sum(isa, is_packed):
+    """An entry per row and chunk has the same fp64 bits, whatever rows and columns a device and entries a call hold."""
+    grad = random(rng(9), 150, 50)
+    cuts = [(0, 10), (10, 10), (10, 36), (36, 50)]
+    whole = square_sums(grad, grad, cuts, isa=isa)
+    assert_same_bits(whole, square_sums(grad, grad, cuts, is_packed=not is_packed, isa=isa))
+    pieces = [
+        (rows, columns) for rows in ((0, 7), (7, 96), (96, 150)) for columns in (slice(0, 2), slice(2, 4))
+    ]
+
+    def assembled(shift):
+        total = np.zeros_like(whole)
+        for (a, b), columns in pieces:
+            begin, end = cuts[columns][0][0], cuts[columns][-1][1]
+            held = [
+                (max(x - begin, 0), min(y, end) - begin) if begin <= x < y <= end else (0, 0) for x, y in cuts
+            ]
+            part = grad[a + shift : b + shift, begin:end]
+            for first in range(0, len(whole), 64):
+                size = min(64, len(whole) - first)
+                entries = square_sums(
+                    grad, part, held, a, first_entry=first, size=size, is_packed=is_packed, isa=isa
+                )
+                assert not (total[first : first + size] * entries).any(), "an entry that two hold"
+                total[first : first + size] += entries
+        return total
+
+    assert_same_bits(whole, assembled(0))
+    pieces = pieces[:-2]
+    assert (bits(whole) != bits(assembled(0))).any(), "a part that is left out must show"
+    assert (bits(whole) != bits(assembled(1))).any(), "another row must show"
+
+
+@every_level
+def test_entries_past_the_last_are_zero(isa):
+    """A vector gives an entry per element; what a gradient's region has more is zero."""
+    vector = random(rng(4), 5, 1)
+    out = square_sums(vector, vector, [(0, 1)], size=9, isa=isa)
+    assert_same_bits(out[:5], vector.astype(np.float64) ** 2)
+    assert not out[5:].any()
+
+
+@every_level
+@pytest.mark.parametrize("entries", [1, 7, 8, 40, 77])
+def test_norm_adds_one_tree(isa, entries):
+    """The left-complete tree over all entries, in fp64 to the bit; its square root as fp32."""
+    squares = rng(entries).standard_normal((entries, 1)) ** 2 * 10.0 ** rng(1).integers(-9, 9, (entries, 1))
+    out, loss = np.empty((1, 2), np.float32), np.ones((1, 1), np.float32)
+    run("norm_scale", [out, squares, loss], floats=[0.0], isa=isa)
+    assert out[0, 0] == np.float32(np.sqrt(tree(list(squares[:, 0]))))
+
+
+def test_another_order_of_the_norm_shows():
+    """Entries that overflow unless they meet in the tree's order: what the tree adds first decides."""
+    huge = float(np.finfo(np.float64).max)
+    out, loss = np.empty((1, 2), np.float32), np.ones((1, 1), np.float32)
+    for order, is_finite in (([huge, -huge, huge, -huge], True), ([huge, huge, -huge, -huge], False)):
+        run("norm_scale", [out, np.array([[v] for v in order]), loss], floats=[0.0])
+        assert np.isfinite(out[0, 0]) == is_finite
 
 
 @every_level
 @pytest.mark.parametrize("max_norm", [0.0, 1.0, 1e6])
 def test_norm_scale(isa, max_norm):
     """The norm and its clipping factor; the factor is NaN when the norm or the loss is no finite fp32 number."""
-    partials = np.abs(rng(11).standard_normal((5, 8)))
+    partials = np.abs(rng(11).standard_normal((40, 1)))
     out, loss = np.empty((1, 2), np.float32), np.ones((1, 1), np.float32)
     for bad_square, bad_loss in (
         (None, 1),
@@ -72,7 +182,7 @@ def test_norm_scale(isa, max_norm):
     ):
         squares = partials.copy()
         if bad_square is not None:
-            squares[3, 3] = bad_square
+            squares[27, 0] = bad_square
         loss[0, 0] = bad_loss
         run("norm_scale", [out, squares, loss], floats=[max_norm], isa=isa)
         expected = reference.norm_scale(squares, loss, max_norm)

@@ -132,9 +132,9 @@ class CrossEntropy(Op):
             },
             ints=place,
         )
-        leaf = low.temp(low.num_leaves, 1, "f32", tile_rows=1, name="loss_leaves")
+        leaf = low.leaf_temp(1, "loss_leaves")
         tiles = {"leaf": low.row(leaf, div=low.leaf_rows), "x": low.row(rows)}
-        low.emit("row_sum_leaf", op, over=t, tiles=tiles, ints={"leaf_rows": low.leaf_rows})
+        low.emit("row_sum_leaf", op, over=t, tiles=tiles, ints=low.leaf_cut)
         low.leaf_tree(op, 0, leaf)
 
 

@@ -121,7 +121,7 @@ class RmsNormBackward(Op):
         dy, x, rstd, gamma = op.given[:4]
         residual = op.inputs[4]
         t = low.tensor(x)
-        leaf = low.temp(low.num_leaves, t.cols, "f32", tile_rows=1, name="dgamma_leaves")
+        leaf = low.leaf_temp(t.cols, "dgamma_leaves")
         low.emit(
             "rms_norm_backward",
             op,
@@ -136,6 +136,6 @@ class RmsNormBackward(Op):
                 "gamma": low.whole(gamma),
                 "dresidual": low.row(residual) if residual is not None else None,
             },
-            ints={"leaf_rows": low.leaf_rows},
+            ints=low.leaf_cut,
         )
         low.leaf_tree(op, 1, leaf)

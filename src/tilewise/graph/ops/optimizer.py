@@ -7,20 +7,22 @@ or norm is not finite changes nothing: the scale is NaN then, and the update lea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from tilewise.core.dtypes import DTYPES
 from tilewise.graph.ops.common import fixed, require
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.lowering import Lowering
+from tilewise.ir.lowering import Lowering, Ref
 from tilewise.ir.op import Factors, Op, Partial, Signature, register
 from tilewise.ir.program import NumberLike
 
 __all__: list[str] = []
 
 
-def _whole(spec: TensorSpec | None, prefix: str) -> tuple[str, ...] | None:
-    return tuple(f"{prefix}{i}" for i in range(len(spec.shape))) if spec is not None else None
+_TILE_ROWS = 512  # of the table: every gradient begins at a tile, so that tasks of two never meet
+_TASK_ROWS = 8192  # entries of one task, whole tiles
 
 
 @register
@@ -28,8 +30,8 @@ class GlobalNorm(Op):
     """Norm of all gradients and the scale that clips it: inputs the loss, then the gradients; output `[2]` fp32 (norm,
     scale). The scale is NaN when loss or norm is not finite.
 
-    Every gradient gives one fp64 sum of squares per chunk of its labelled dim; devices that share a gradient fill in
-    their chunks, all add all of them in one fixed tree.
+    A table in fp64 has an entry per row and column chunk of every gradient (of a vector: per element), wherever a shard
+    begins. Every device fills in what it holds, devices exchange what they lack, and all add one tree over the table.
     """
 
     name = "global_norm"
@@ -50,50 +52,97 @@ class GlobalNorm(Op):
         return [TensorSpec((2,), DTYPES["f32"], storage="vector")]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """A gradient may be sharded along the dim whose chunks it is summed by."""
-        chunked = tuple(f"g{i}_{_chunked_dim(s)}" for i, s in enumerate(inputs) if s is not None)
-        names = tuple(_whole(s, f"g{i}_") for i, s in enumerate(inputs))
-        return Factors(names, (("o",),), partials=(Partial("squares", chunked, (0,), "or"),))
+        """A gradient may be sharded along its rows, and along its columns if a label cuts them in chunks."""
+        names = tuple(_names(s, f"g{i}_") for i, s in enumerate(inputs))
+        held = [d for s, dims in zip(inputs, names) if s is not None for d in _divisible(s, dims)]
+        return Factors(names, (("o",),), partials=(Partial("squares", tuple(held), (0,), "or"),))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
-        """One task per gradient, one exchange of the sums, one task for the total."""
-        chunks = low.reduction_chunks
+        """Tasks for runs of entries, one exchange of the table, one task for the total."""
         loss, *grads = op.given
-        partials = low.temp(len(grads), chunks, "f64", tile_rows=1, name="squares")
-        for i, grad in enumerate(grads):
-            low.emit(
-                "square_sum",
-                op,
-                over=partials,
-                step=0,
-                tiles={"out": low.row_at(partials, i), "grad": low.whole(grad)},
-                ints={"num_chunks": chunks, **_chunks_of(low, grad, chunks)},
-            )
-        # every square_sum writes the table's tiles, so they run one after the other and the last stands for all
+        parts = [_Part.of(low, grad) for grad in grads]
+        size = sum(part.reserved for part in parts)
+        table = low.temp(size, 1, "f64", tile_rows=_TILE_ROWS, name="squares")
+        base = 0
+        for part in parts:
+            for first in range(0, part.reserved, _TASK_ROWS):
+                count = min(_TASK_ROWS, part.reserved - first)
+                low.emit(
+                    "square_sum",
+                    op,
+                    over=low.one,
+                    step=0,
+                    tiles={"out": low.rows_at(table, base + first, count), "grad": low.whole(part.ref)},
+                    ints={**part.ints, "first_entry": first},
+                )
+            base += part.reserved
         for record in low.records(op, "squares"):
-            shared = low.temp(len(grads), chunks, "f64", tile_rows=1, name="squares_shared")
-            low.all_reduce(op, partials, shared, None, record, step=0)
-            partials = shared
+            whole = low.hold(op, table.extent, 0, low.whole(table), f"{op.label}/squares")
+            shared = low.temp(size, 1, "f64", tile_rows=_TILE_ROWS, name="squares_shared")
+            low.all_reduce(op, table, shared, None, record, step=0, producer=whole)
+            table = shared
         low.emit(
             "norm_scale",
             op,
             over=low.one,
             step=0,
-            tiles={"out": low.whole(op.outputs[0]), "partials": low.whole(partials), "loss": low.whole(loss)},
+            tiles={"out": low.whole(op.outputs[0]), "squares": low.whole(table), "loss": low.whole(loss)},
             floats={"max_norm": op.attrs["max_norm"]},
         )
 
 
-def _chunked_dim(spec: TensorSpec) -> int | None:
-    """The dim of a gradient that its sum of squares is cut along; None: it is not cut."""
-    return next((d for d, label in enumerate(spec.labels) if label is not None), None)
+def _names(spec: TensorSpec | None, prefix: str) -> tuple[str, ...] | None:
+    return tuple(f"{prefix}{i}" for i in range(len(spec.shape))) if spec is not None else None
 
 
-def _chunks_of(low: Lowering, grad: int, chunks: int) -> dict[str, NumberLike | Sequence[NumberLike]]:
-    """The dim that is cut and, per (global) chunk, the local elements of it that this device holds."""
-    spec = low.spec(grad)
-    dim = _chunked_dim(spec)
-    if dim is not None:
-        return {"split_dim": dim, "range": low.local_chunks(grad, dim)}
-    rows = 1 if spec.storage == "vector" else fixed(spec.shape[0])
-    return {"split_dim": 0, "range": [0, rows, *[0, 0] * (chunks - 1)]}
+def _column_dim(spec: TensorSpec) -> int | None:
+    """The dim that counts columns; None for vectors and the like, whose elements are entries."""
+    return len(spec.shape) - 1 if spec.storage in ("packed", "rows") and len(spec.shape) > 1 else None
+
+
+def _divisible(spec: TensorSpec, dims: tuple[str, ...] | None) -> list[str]:
+    """The dims, by name, that devices may share: the first, and the columns if they have chunks."""
+    assert dims is not None
+    column = _column_dim(spec)
+    return [name for d, name in enumerate(dims) if d == 0 or (d == column and spec.labels[d] is not None)]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A gradient's part of the table.
+
+    Attributes:
+        ref: the gradient; a vector as a column.
+        reserved: entries, up to a whole tile.
+        ints: where the entries stand that this device holds.
+    """
+
+    ref: Ref
+    reserved: int
+    ints: Mapping[str, NumberLike | Sequence[NumberLike]]
+
+    @classmethod
+    def of(cls, low: Lowering, grad: int) -> _Part:
+        """Of a gradient."""
+        spec = low.spec(grad)
+        column = _column_dim(spec)
+        inner = prod(fixed(size) for size in spec.shape[1:column])
+        rows = fixed(spec.shape[0]) * inner
+        ref = low.tensor(grad) if column is not None else low.flat(grad)
+        ranges: Sequence[NumberLike] = [0, ref.cols]
+        if column is not None and spec.labels[column] is not None:
+            ranges = low.local_chunks(grad, column)
+        chunks = len(ranges) // 2
+        ints = {
+            "rows": rows,
+            "first_row": _times(low.first_element(grad, 0), inner),
+            "num_chunks": chunks,
+            "range": ranges,
+        }
+        return cls(ref, -(-rows * chunks // _TILE_ROWS) * _TILE_ROWS, ints)
+
+
+def _times(number: NumberLike, factor: int) -> NumberLike:
+    if isinstance(number, int):
+        return number * factor
+    return number._replace(constant=number.constant * factor, multiple=number.multiple * factor)

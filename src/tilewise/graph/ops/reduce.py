@@ -59,9 +59,9 @@ class Sum(Op):
         x = low.tensor(op.given[0])
         rows = low.temp(x.extent, 1, "f32", tile_rows=x.tile_rows, name="row_sums")
         low.emit("row_sum", op, over=x, dtype=x.dtype, tiles={"out": low.row(rows), "x": low.row(x)})
-        leaf = low.temp(low.num_leaves, 1, "f32", tile_rows=1, name="leaf_sums")
+        leaf = low.leaf_temp(1, "leaf_sums")
         tiles = {"leaf": low.row(leaf, div=low.leaf_rows), "x": low.row(rows)}
-        low.emit("row_sum_leaf", op, over=x, tiles=tiles, ints={"leaf_rows": low.leaf_rows})
+        low.emit("row_sum_leaf", op, over=x, tiles=tiles, ints=low.leaf_cut)
         low.leaf_tree(op, 0, leaf)
 
 

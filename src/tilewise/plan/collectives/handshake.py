@@ -59,9 +59,6 @@ class ClassLowering(Lowering, Protocol):
     def signals(self, count: int) -> int:
         """Reserve signals; numbered within their site until `place_signals` knows every class's need."""
 
-    def hold(self, op: OpNode, over: Number, step: int, operand: Operand, label: str) -> Draft:
-        """Append an empty task per tile that reads the tile: it orders and acknowledges."""
-
 
 def reduce_label(label: str) -> str:
     """Label of the reduce-scatter half of a collective of the op with that label."""
