@@ -93,6 +93,11 @@ class TensorSpec:
         """A computed tensor."""
         return cls(shape, _dtype(dtype), **kw)
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        """All of it that says how it lies and is cut: everything but its name and first values."""
+        return self.shape, self.dtype, self.labels, self.storage, self.tile_hint
+
     def renamed(self, name: str) -> TensorSpec:
         """The same under another name."""
         return replace(self, name=name)
