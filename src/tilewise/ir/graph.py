@@ -17,7 +17,7 @@ from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
 from tilewise.core.mesh import Axes
 
-__all__ = ["Graph", "OpNode", "Template", "TensorNode", "TensorSpec"]
+__all__ = ["Graph", "OpNode", "Template", "TensorNode", "TensorSpec", "called_templates"]
 
 Label = DimLabel | None
 STORAGES = ("rows", "scalars", "packed", "vector")
@@ -100,7 +100,10 @@ class TensorSpec:
 
     def renamed(self, name: str) -> TensorSpec:
         """The same under another name."""
-        return replace(self, name=name)
+        _border.text("TensorSpec", "a name", name)
+        other = object.__new__(TensorSpec)  # all else has been checked
+        other.__dict__.update(self.__dict__, name=name)
+        return other
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(str(s) for s in self.shape)}]"
@@ -193,3 +196,9 @@ class Template:
     graph: Graph
     arguments: tuple[int, ...]
     results: tuple[int, ...]
+
+
+def called_templates(graph: Graph) -> list[Template]:
+    """The templates that a graph calls, each once, in order of first use."""
+    keys = dict.fromkeys(op.attrs["template"] for op in graph.ops if op.op == "call")
+    return [graph.templates[key] for key in keys]

@@ -120,16 +120,22 @@ class Binder:
         ]
         binding = tuple(self.tensor(t.id, flat=True) for t in lasting)
         slots = tuple(Slot("flat", t.id) for t in lasting)
+        holders = {self.tensors.form(t.id): t for t in lasting}  # one of each form is asked
         everyone = numbers.number_of_team(shapes.mesh.names)
         templates = []
         for device, table in zip(shapes.kinds, self.table.tables):
+            sources = {
+                form: self._holder(numbers, t.spec, layout.home[t.id])
+                for form, t in holders.items()
+                if shapes.holder(t.spec, layout.home[t.id], device) != device
+            }
             copied = []
             for slot, t in enumerate(lasting):
-                at = layout.home[t.id]
-                if shapes.holder(t.spec, at, device) != device:
+                source = sources.get(self.tensors.form(t.id))
+                if source is not None:
                     e = table[binding[slot]]
                     view = Ref(slot, e.extent, e.cols, e.dtype, upper(e.tile_rows))
-                    copied.append((t.spec.name, view, self._holder(numbers, t.spec, at)))
+                    copied.append((t.spec.name, view, source))
             instructions = broadcast_instructions(copied, everyone)
             templates.append(LoweredTemplate("broadcast", instructions, slots, ()))
         return templates, Call(len(self.variants), binding)

@@ -45,8 +45,8 @@ class RootTensors:
         self.keep = frozenset(graph.outputs.values())
         numbers: dict[object, int] = {}
         self._forms = [
-            numbers.setdefault((t.spec.form, t.kind, at), len(numbers))
-            for t, at in zip(graph.tensors, layout.use)
+            numbers.setdefault((t.spec.form, t.kind, use, home), len(numbers))
+            for t, use, home in zip(graph.tensors, layout.use, layout.home)
         ]
         self._bytes: dict[int, int] = {}
 

@@ -86,12 +86,12 @@ def place_signals(templates: Sequence[LoweredTemplate]) -> list[LoweredTemplate]
     def place(signal: NumberLike) -> NumberLike:
         constant = signal if isinstance(signal, int) else signal.constant
         constant = first[constant >> _SITE_SHIFT] + (constant & ((1 << _SITE_SHIFT) - 1))
-        return constant if isinstance(signal, int) else signal._replace(constant=constant)
+        return constant if isinstance(signal, int) else Number(constant, *signal[1:])
 
     for template in templates:
         for i in template.instructions:
-            i.waits = [w._replace(signal_base=place(w.signal_base)) for w in i.waits]
-            i.notifies = [n._replace(signal_base=place(n.signal_base)) for n in i.notifies]
+            i.waits = [Wait(place(w[0]), *w[1:]) for w in i.waits]
+            i.notifies = [Notify(n[0], n[1], place(n[2]), *n[3:]) for n in i.notifies]
     return [replace(t, signal_sites=tuple(sizes)) for t in templates]
 
 
@@ -117,7 +117,7 @@ def raise_on_peers(
 def await_peers(task: Instruction, team: Team, site: int, tiles: int, about: Ref, *, per_index: bool) -> None:
     """Wait for every peer."""
     task.waits += [
-        Wait(p._replace(constant=site, multiple=tiles), per_index, 1, team.number, m, about.slot)
+        Wait(Number(site, tiles, *p[2:]), per_index, 1, team.number, m, about.slot)
         for p, m in zip(team.peers, team.peer_members)
     ]
 
