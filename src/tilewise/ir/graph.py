@@ -17,9 +17,10 @@ from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
 from tilewise.core.mesh import Axes
 
-__all__ = ["Graph", "OpNode", "Template", "TensorNode", "TensorSpec", "called_templates"]
+__all__ = ["Graph", "OpNode", "Template", "TensorForm", "TensorNode", "TensorSpec", "called_templates"]
 
 Label = DimLabel | None
+TensorForm = tuple[tuple[Size, ...], DType, tuple[Label, ...], str, int | None]
 STORAGES = ("rows", "scalars", "packed", "vector")
 MAX_BYTES = 1 << 60
 
@@ -94,7 +95,7 @@ class TensorSpec:
         return cls(shape, _dtype(dtype), **kw)
 
     @property
-    def form(self) -> tuple[object, ...]:
+    def form(self) -> TensorForm:
         """All of it that says how it lies and is cut: everything but its name and first values."""
         return self.shape, self.dtype, self.labels, self.storage, self.tile_hint
 

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.border import Border, shown
-from tilewise.core.dtypes import MAX_F32
+from tilewise.core.dtypes import DTYPES, MAX_F32
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.templates import call_outlined
-from tilewise.ir.graph import TensorNode, TensorSpec
+from tilewise.ir.graph import TensorForm, TensorNode, TensorSpec
 from tilewise.optim.rule import Parameter, Program, take_down
 
 __all__ = ["HYPER", "Optimizer", "ParameterGroup", "is_hyper", "master_name", "state_name"]
@@ -163,10 +163,10 @@ class Optimizer(ABC):
         hyper: TensorNode,
         program: Program,
     ) -> None:
+        alike = _spec_of_states(weight.spec.form)
+
         def state(name: str) -> TensorNode:
-            spec = weight.spec
-            full = state_name(name, spec.name)
-            return graph.state(spec.shape, "f32", name=full, labels=spec.labels, storage=spec.storage)
+            return graph.draft.declare("state", alike.renamed(state_name(name, weight.spec.name)))
 
         master = state("master") if weight.spec.dtype.name == "bf16" else None
         states = [state(name) for name in self.states]
@@ -190,6 +190,13 @@ class Optimizer(ABC):
         return {
             name: np.array(own.values(step, lr * factor), np.float32) for (own, factor), name in found.items()
         }
+
+
+@lru_cache(maxsize=256)
+def _spec_of_states(form: TensorForm) -> TensorSpec:
+    """What the states of weights of that form are, but for their names."""
+    shape, _, labels, storage, _ = form
+    return TensorSpec(shape, DTYPES["f32"], labels, storage=storage)
 
 
 @lru_cache(maxsize=256)

@@ -63,6 +63,8 @@ class RootTensors:
 
     def num_parts(self, tensor: int) -> int:
         """Parts that others read or write on their own: one per microbatch, where it counts the batch."""
+        if self.shapes.settings.accumulation == 1:
+            return 1
         node = self.graph.tensors[tensor]
         label = node.spec.labels[0]
         if label is None or not label.is_summed_by_leaves:
