@@ -52,13 +52,15 @@ class GraphDraft:
     def all_or_nothing(self) -> Iterator[None]:
         """A block whose declarations and ops stay together: when it raises, none of them has happened."""
         tensors, ops = len(self.tensors), len(self.ops)
-        outputs, templates, layers = dict(self.outputs), dict(self.templates), dict(self.layers)
+        grown = [(d, len(d)) for d in (self.outputs, self.templates, self.layers)]  # what is in them stays
         loss_id, hints = self.loss_id, dict(self.hints)
         try:
             yield
         except BaseException:
             del self.tensors[tensors:], self.ops[ops:]
-            self.outputs, self.templates, self.layers = outputs, templates, layers
+            for names, count in grown:
+                while len(names) > count:
+                    names.popitem()
             self.loss_id, self.hints = loss_id, hints
             self.names = {name: i for name, i in self.names.items() if i < tensors}
             self.constant_values = {i: v for i, v in self.constant_values.items() if i < tensors}

@@ -23,9 +23,12 @@ def _uses(graph: Graph) -> Counter[int | None]:
 
 def _with_ops(graph: Graph, ops: list[OpNode]) -> Graph:
     """The graph with these ops, renumbered, and producers brought up to date."""
-    numbered = tuple(replace(op, id=i) for i, op in enumerate(ops))
+    numbered = tuple(op if op.id == i else replace(op, id=i) for i, op in enumerate(ops))
     producer = {o: op.id for op in numbered for o in op.outputs}
-    tensors = tuple(replace(t, producer=producer.get(t.id)) for t in graph.tensors)
+    tensors = tuple(
+        t if t.producer == producer.get(t.id) else replace(t, producer=producer.get(t.id))
+        for t in graph.tensors
+    )
     return replace(graph, ops=numbered, tensors=tensors)
 
 

@@ -95,8 +95,7 @@ class LayerFunction:
 
 def _signature(operands: Sequence[TensorNode]) -> tuple[object, ...]:
     """What a template's trace depends on, of its operands."""
-    specs = (t.spec for t in operands)
-    return tuple((s.shape, s.dtype, s.labels, s.storage, s.tile_hint) for s in specs)
+    return tuple(t.spec.form for t in operands)
 
 
 def _is_equal(a: object, b: object) -> bool:

@@ -7,7 +7,7 @@ in topological order by construction, so nothing walks it recursively.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -17,9 +17,10 @@ from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
 from tilewise.core.mesh import Axes
 
-__all__ = ["Graph", "OpNode", "Template", "TensorNode", "TensorSpec"]
+__all__ = ["Graph", "OpNode", "Template", "TensorForm", "TensorNode", "TensorSpec", "called_templates"]
 
 Label = DimLabel | None
+TensorForm = tuple[tuple[Size, ...], DType, tuple[Label, ...], str, int | None]
 STORAGES = ("rows", "scalars", "packed", "vector")
 MAX_BYTES = 1 << 60
 
@@ -93,9 +94,17 @@ class TensorSpec:
         """A computed tensor."""
         return cls(shape, _dtype(dtype), **kw)
 
+    @property
+    def form(self) -> TensorForm:
+        """All of it that says how it lies and is cut: everything but its name and first values."""
+        return self.shape, self.dtype, self.labels, self.storage, self.tile_hint
+
     def renamed(self, name: str) -> TensorSpec:
         """The same under another name."""
-        return replace(self, name=name)
+        _border.text("TensorSpec", "a name", name)
+        other = object.__new__(TensorSpec)  # all else has been checked
+        other.__dict__.update(self.__dict__, name=name)
+        return other
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(str(s) for s in self.shape)}]"
@@ -188,3 +197,9 @@ class Template:
     graph: Graph
     arguments: tuple[int, ...]
     results: tuple[int, ...]
+
+
+def called_templates(graph: Graph) -> list[Template]:
+    """The templates that a graph calls, each once, in order of first use."""
+    keys = dict.fromkeys(op.attrs["template"] for op in graph.ops if op.op == "call")
+    return [graph.templates[key] for key in keys]

@@ -10,17 +10,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.border import Border, shown
-from tilewise.core.dtypes import MAX_F32
+from tilewise.core.dtypes import DTYPES, MAX_F32
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.templates import call_outlined
-from tilewise.ir.graph import TensorNode, TensorSpec
-from tilewise.optim.rule import Parameter, take_down
+from tilewise.ir.graph import TensorForm, TensorNode, TensorSpec
+from tilewise.optim.rule import Parameter, Program, take_down
 
 __all__ = ["HYPER", "Optimizer", "ParameterGroup", "is_hyper", "master_name", "state_name"]
 
@@ -136,41 +137,39 @@ class Optimizer(ABC):
         norm = [loss, *(tensors[g] for g in gradients.values())]
         clip = graph.op("global_norm", norm, max_norm=self.max_grad_norm)[0]
         graph.output(clip, "grad_norm")
-        hyper: dict[tuple[Optimizer, float], TensorNode] = {}
+        known: dict[tuple[Optimizer, float], tuple[TensorNode, Program]] = {}
         for name, gradient in gradients.items():
             weight = graph.find(name)
-            setting = self._setting_of(name, weight.spec)
-            if setting not in hyper:
-                hyper[setting] = graph.input(
-                    [len(self.per_step)], "f32", name=_hyper_name(len(hyper)), storage="vector"
+            own, _ = setting = self._setting_of(name, weight.spec)
+            if setting not in known:
+                hyper = graph.input(
+                    [len(self.per_step)], "f32", name=_hyper_name(len(known)), storage="vector"
                 )
-            setting[0]._add_update(graph, weight, tensors[gradient], hyper[setting], clip)
+                known[setting] = hyper, take_down(own.update, own.states, own.per_step)
+            own._add_update(graph, weight, tensors[gradient], clip, *known[setting])
         return clip
 
     def _setting_of(self, name: str, spec: TensorSpec) -> tuple[Optimizer, float]:
         """The optimizer of one parameter, and its factor on the learning rate."""
-        own: Optimizer = replace(self, groups=())
-        if len(spec.shape) == 1:
-            own = replace(own, weight_decay=0.0)
         group = next((g for g in self.groups if g.matches(name)), None)
-        return (own, 1.0) if group is None else (replace(own, **dict[str, Any](group.changes)), group.lr)
+        return _setting(self, len(spec.shape) == 1, group)
 
     def _add_update(
         self,
         graph: GraphBuilder,
         weight: TensorNode,
         gradient: TensorNode,
-        hyper: TensorNode,
         clip: TensorNode,
+        hyper: TensorNode,
+        program: Program,
     ) -> None:
+        alike = _spec_of_states(weight.spec.form)
+
         def state(name: str) -> TensorNode:
-            spec = weight.spec
-            full = state_name(name, spec.name)
-            return graph.state(spec.shape, "f32", name=full, labels=spec.labels, storage=spec.storage)
+            return graph.draft.declare("state", alike.renamed(state_name(name, weight.spec.name)))
 
         master = state("master") if weight.spec.dtype.name == "bf16" else None
         states = [state(name) for name in self.states]
-        program = take_down(self.update, self.states, self.per_step)
         attrs: dict[str, Any] = {
             "num_states": len(states),
             "steps": program.steps,
@@ -191,6 +190,22 @@ class Optimizer(ABC):
         return {
             name: np.array(own.values(step, lr * factor), np.float32) for (own, factor), name in found.items()
         }
+
+
+@lru_cache(maxsize=256)
+def _spec_of_states(form: TensorForm) -> TensorSpec:
+    """What the states of weights of that form are, but for their names."""
+    shape, _, labels, storage, _ = form
+    return TensorSpec(shape, DTYPES["f32"], labels, storage=storage)
+
+
+@lru_cache(maxsize=256)
+def _setting(optimizer: Optimizer, is_vector: bool, group: ParameterGroup | None) -> tuple[Optimizer, float]:
+    """An optimizer for the parameters of one group, and their factor on the learning rate."""
+    own: Optimizer = replace(optimizer, groups=())
+    if is_vector:
+        own = replace(own, weight_decay=0.0)
+    return (own, 1.0) if group is None else (replace(own, **dict[str, Any](group.changes)), group.lr)
 
 
 def _hyper_name(number: int) -> str:

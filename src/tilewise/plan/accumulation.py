@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from tilewise.core.errors import PlanError
 from tilewise.ir.graph import Graph, OpNode
@@ -33,7 +34,7 @@ class BatchSums:
     late_ops: frozenset[int]
     calls: Mapping[int, BatchSums]
 
-    @property
+    @cached_property
     def complete_last(self) -> frozenset[int]:
         """Tensors that no microbatch but the last completes."""
         return self.sums | self.late

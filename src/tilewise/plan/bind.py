@@ -11,7 +11,7 @@ from tilewise.ir.program import Call, LoweredTemplate, Number, Slot, upper
 from tilewise.plan.buffers import RootTensors, category_of
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.collectives import broadcast_instructions
-from tilewise.plan.entries import EntryTable
+from tilewise.plan.entries import Cut, EntryTable
 from tilewise.plan.lower import flat_view
 from tilewise.plan.memory import Buffer
 from tilewise.plan.shapes import LocalShapes, round_up
@@ -34,6 +34,8 @@ class Binder:
         self.tensors, self.variants, self.buffers = tensors, variants.variants, buffers
         bounds = tuple(s.max for s in tensors.shapes.symbols)
         self.table = EntryTable(len(tensors.shapes.kinds), bounds)
+        self._cuts: dict[tuple[int, bool], Cut] = {}  # by form
+        self._slot_cuts: dict[tuple[int, int], Cut] = {}  # by variant and slot
 
     def tensor(self, tensor: int, microbatch: int = 0, *, flat: bool = False) -> int:
         """Entry of a root tensor; of its part for one microbatch, where it has parts."""
@@ -42,16 +44,23 @@ class Binder:
         key = ("flat" if flat else "tensor", root, part)
         if key in self.table.numbers:
             return self.table.numbers[key]
-        node = self.tensors.graph.tensors[root]
-        layout = self.tensors.layout.use[root]
+        form = self.tensors.form(root), flat
+        if form not in self._cuts:
+            self._cuts[form] = self._cut(root, flat)
+        shift = part * self.tensors.part_bytes(root) if part else 0
+        return self.table.add(key, self.buffers["tensor", root], self._cuts[form], shift)
+
+    def _cut(self, tensor: int, flat: bool) -> Cut:
+        """What every class sees of a tensor."""
+        node = self.tensors.graph.tensors[tensor]
+        layout = self.tensors.layout.use[tensor]
         is_vector = node.spec.storage == "vector"
         views, strides = [], []
         for device in self.tensors.shapes.kinds:
             view = _local_view(self.tensors.shapes.on(device), node.spec, layout, node.kind)
             strides.append(1 if flat and is_vector else _stride(view, node.spec.storage))
             views.append(flat_view(view, 0, is_vector) if flat else view)
-        shift = part * self.tensors.part_bytes(root) if part else 0
-        return self.table.add(key, self.buffers["tensor", root], views, strides, shift)
+        return self.table.cut(views, strides)
 
     def use(self, use: Use) -> Call:
         """One use of a variant: the entry of each of its slots."""
@@ -86,17 +95,22 @@ class Binder:
 
     def _carry(self, variant: Variant, position: int, slot: Slot, of: Key) -> int:
         """Entry of what is kept of a sum between microbatches, as `carry_buffers` names it."""
-        views = [v[position] for v in variant.views]
-        strides = [_stride(v, variant.graph.spec(slot.id).storage) for v in views]
-        return self.table.add((slot.kind, *of), self.buffers[("carry", *of)], views, strides)
+        cut = self._cut_of_slot(variant, position, variant.graph.spec(slot.id).storage)
+        return self.table.add((slot.kind, *of), self.buffers[("carry", *of)], cut)
 
     def _own(self, variant: Variant, position: int, key: Key, kind: str, storage: str) -> int:
         """Entry of what lives inside a template."""
         if key in self.table.numbers:
             return self.table.numbers[key]
-        views = [v[position] for v in variant.views]
         buffer = self.buffers[kind, variant.number, key[2]]
-        return self.table.add(key, buffer, views, [_stride(v, storage) for v in views])
+        return self.table.add(key, buffer, self._cut_of_slot(variant, position, storage))
+
+    def _cut_of_slot(self, variant: Variant, position: int, storage: str) -> Cut:
+        slot = variant.number, position
+        if slot not in self._slot_cuts:
+            views = [v[position] for v in variant.views]
+            self._slot_cuts[slot] = self.table.cut(views, [_stride(v, storage) for v in views])
+        return self._slot_cuts[slot]
 
     def broadcast(self, numbers: DeviceNumbers) -> tuple[list[LoweredTemplate], Call]:
         """Per class, copies of every parameter and optimizer state that an earlier device holds as well."""
@@ -106,16 +120,22 @@ class Binder:
         ]
         binding = tuple(self.tensor(t.id, flat=True) for t in lasting)
         slots = tuple(Slot("flat", t.id) for t in lasting)
+        holders = {self.tensors.form(t.id): t for t in lasting}  # one of each form is asked
         everyone = numbers.number_of_team(shapes.mesh.names)
         templates = []
         for device, table in zip(shapes.kinds, self.table.tables):
+            sources = {
+                form: self._holder(numbers, t.spec, layout.home[t.id])
+                for form, t in holders.items()
+                if shapes.holder(t.spec, layout.home[t.id], device) != device
+            }
             copied = []
             for slot, t in enumerate(lasting):
-                at = layout.home[t.id]
-                if shapes.holder(t.spec, at, device) != device:
+                source = sources.get(self.tensors.form(t.id))
+                if source is not None:
                     e = table[binding[slot]]
                     view = Ref(slot, e.extent, e.cols, e.dtype, upper(e.tile_rows))
-                    copied.append((t.spec.name, view, self._holder(numbers, t.spec, at)))
+                    copied.append((t.spec.name, view, source))
             instructions = broadcast_instructions(copied, everyone)
             templates.append(LoweredTemplate("broadcast", instructions, slots, ()))
         return templates, Call(len(self.variants), binding)

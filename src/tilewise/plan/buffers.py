@@ -43,23 +43,36 @@ class RootTensors:
         self.graph, self.layout, self.shapes = graph, layout, shapes
         self.sums, self.roots = sums, roots
         self.keep = frozenset(graph.outputs.values())
+        numbers: dict[object, int] = {}
+        self._forms = [
+            numbers.setdefault((t.spec.form, t.kind, use, home), len(numbers))
+            for t, use, home in zip(graph.tensors, layout.use, layout.home)
+        ]
+        self._bytes: dict[int, int] = {}
+
+    def form(self, tensor: int) -> int:
+        """A number that tensors share which differ in nothing but their names: shape, kind and layout."""
+        return self._forms[tensor]
 
     def bytes(self, tensor: int) -> int:
         """Of its part on the device that holds most; of one microbatch."""
-        return self.shapes.bytes_max(self.graph.spec(tensor), self.layout.use[tensor])
+        form = self._forms[tensor]
+        if form not in self._bytes:
+            self._bytes[form] = self.shapes.bytes_max(self.graph.spec(tensor), self.layout.use[tensor])
+        return self._bytes[form]
 
     def num_parts(self, tensor: int) -> int:
         """Parts that others read or write on their own: one per microbatch, where it counts the batch."""
+        if self.shapes.settings.accumulation == 1:
+            return 1
         node = self.graph.tensors[tensor]
         label = node.spec.labels[0]
+        if label is None or not label.is_summed_by_leaves:
+            return 1
         lasting = node.kind in ("input", "constant") or (
             tensor in self.keep and tensor not in self.sums.complete_last
         )
-        return (
-            self.shapes.settings.accumulation
-            if lasting and label is not None and label.is_summed_by_leaves
-            else 1
-        )
+        return self.shapes.settings.accumulation if lasting else 1
 
     def part_bytes(self, tensor: int) -> int:
         """From the beginning of one part to that of the next."""

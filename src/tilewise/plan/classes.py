@@ -8,9 +8,10 @@ to such a number by its place in `DeviceBinding.numbers`; `DeviceNumbers` hands 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 
 from tilewise.core.dims import DimLabel
 from tilewise.core.dtypes import DTYPES
@@ -97,16 +98,15 @@ class DeviceNumbers:
     def __init__(self, shapes: LocalShapes) -> None:
         self.shapes = shapes
         self._places: dict[object, int] = {}
-        self._values: list[Callable[[int], int]] = []
+        self._values: list[list[int]] = []  # per place, of every device
         self._teams: dict[Axes, int] = {}
         self._known: dict[tuple[Axes, int], Team] = {}
-        self._tables: dict[tuple[Axes, int], tuple[int, ...]] = {}
 
     def place(self, key: object, value: Callable[[int], int]) -> Number:
         """The number that `value` gives for each device; equal keys are one."""
         if key not in self._places:
             self._places[key] = len(self._values)
-            self._values.append(value)
+            self._values.append([value(d) for d in range(self.shapes.mesh.num_devices)])
         return Number.of_device(self._places[key])
 
     def first(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> NumberLike:
@@ -123,20 +123,17 @@ class DeviceNumbers:
         whole = mesh.size(*axes)
         size = size or whole
         if (axes, size) not in self._known:
-
-            def me(device: int) -> int:
-                return mesh.coordinate(device, *axes) % size
+            coordinates = [mesh.coordinate(device, *axes) for device in range(mesh.num_devices)]
+            me = [c % size for c in coordinates]
+            run = [c - m for c, m in zip(coordinates, me)]
 
             def peer(i: int, device: int) -> int:
-                return i + (i >= me(device))
-
-            def run(device: int) -> int:
-                return mesh.coordinate(device, *axes) - me(device)
+                return i + (i >= me[device])
 
             def member(i: int, device: int) -> int:
-                return run(device) + peer(i, device)
+                return run[device] + peer(i, device)
 
-            first = self.place(("run", axes, size), run) if size < whole else Number(0)
+            first = self.place(("run", axes, size), run.__getitem__) if size < whole else Number(0)
             places = [self.place(("peer", axes, size, i), partial(peer, i)) for i in range(size - 1)]
             members = [
                 self.place(("member", axes, size, i), partial(member, i)) if size < whole else place
@@ -146,7 +143,7 @@ class DeviceNumbers:
                 self.number_of_team(axes),
                 size,
                 tuple(first._replace(constant=i) if size < whole else i for i in range(size)),
-                self.place(("me", axes, size), me),
+                self.place(("me", axes, size), me.__getitem__),
                 tuple(places),
                 tuple(members),
             )
@@ -156,12 +153,16 @@ class DeviceNumbers:
         """The place of a team in the tables."""
         return self._teams.setdefault(axes, len(self._teams))
 
-    def binding(self, device: int, class_id: int) -> DeviceBinding:
-        """All that is a device's own."""
-        mesh = self.shapes.mesh
+    def bindings(self, class_of: Mapping[int, int]) -> tuple[DeviceBinding, ...]:
+        """All that is a device's own, of every device."""
+        mesh, devices = self.shapes.mesh, range(self.shapes.mesh.num_devices)
+        numbers = zip(*self._values) if self._values else repeat(())
+        columns = []
         for axes in self._teams:
-            first = mesh.first(device, *axes)
-            if (axes, first) not in self._tables:
-                self._tables[axes, first] = tuple(mesh.team(first, *axes))
-        teams = tuple(self._tables[axes, mesh.first(device, *axes)] for axes in self._teams)
-        return DeviceBinding(class_id, tuple(value(device) for value in self._values), teams)
+            tables: dict[int, tuple[int, ...]] = {}  # by the first member
+            firsts = [mesh.first(device, *axes) for device in devices]
+            columns.append(
+                [tables.get(f) or tables.setdefault(f, tuple(mesh.team(f, *axes))) for f in firsts]
+            )
+        teams = zip(*columns) if columns else repeat(())
+        return tuple(DeviceBinding(class_of[d], n, t) for d, n, t in zip(devices, numbers, teams))

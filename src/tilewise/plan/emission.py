@@ -235,7 +235,7 @@ def _with_access(placed: Sequence[Placed]) -> list[Operand]:
             is_part = operand.mode in (Mode.ROWPART, Mode.ROWCOLS)
             access = Access.INOUT if is_part and spec.role == "out" else _ACCESS[spec.role]
             views.setdefault((operand.slot, _touched(operand)), []).append(i)
-            operand = operand._replace(access=access)
+            operand = Operand(operand[0], operand[1], access, *operand[3:])
         result.append(operand)
     own = {slot for slot, _ in views}
     for i, operand in enumerate(result):  # where a team's member is the device itself, it reads its own tile

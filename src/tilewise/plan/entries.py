@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from tilewise.ir.lowering import Ref
-from tilewise.ir.program import TensorEntry
+from tilewise.ir.program import Number, NumberLike, TensorEntry
 from tilewise.plan.memory import Buffer, shared_bytes
 
-__all__ = ["EntryTable"]
+__all__ = ["Cut", "EntryTable"]
 
 Key = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a buffer is seen: per class rows, columns, stride, dtype and rows per tile.
+
+    Attributes:
+        number: equal for equal ones.
+        num_handles: tiles, where there are most.
+    """
+
+    number: int
+    num_handles: int
+    views: tuple[tuple[Number, int, int, str, NumberLike], ...]
 
 
 class EntryTable:
@@ -29,39 +44,36 @@ class EntryTable:
         self.numbers: dict[Key, int] = {}
         self.num_handles = 0
         self._bounds = bounds
-        self._handles: dict[Key, int] = {}  # first handle per place and cut
-        self._place_of: dict[Key, Key] = {}  # per buffer and part
+        self._cuts: dict[Key, Cut] = {}
+        self._handles: dict[tuple[int, int], int] = {}  # first handle per place and cut
+        self._place_of: dict[Key, tuple[int, int]] = {}  # per buffer and part
         self._by_buffer: dict[Key, list[int]] = {}
 
-    def add(
-        self, key: Key, buffer: Buffer, views: Sequence[Ref], strides: Sequence[int], shift: int = 0
-    ) -> int:
-        """The number of the entry for `key`: the part of `buffer` from byte `shift` on, seen as `views` per class."""
+    def cut(self, views: Sequence[Ref], strides: Sequence[int]) -> Cut:
+        """A view and a stride per class, for `add`."""
+        seen = tuple((v.extent, v.cols, s, v.dtype, v.tile_rows) for v, s in zip(views, strides))
+        if seen not in self._cuts:
+            tiles = max(max(1, -(-v.extent.upper(self._bounds) // v.tile_rows)) for v in views)
+            self._cuts[seen] = Cut(len(self._cuts), tiles, seen)
+        return self._cuts[seen]
+
+    def add(self, key: Key, buffer: Buffer, cut: Cut, shift: int = 0) -> int:
+        """The number of the entry for `key`: the part of `buffer` from byte `shift` on, seen as `cut` says."""
         if key in self.numbers:
             return self.numbers[key]
         part = (*buffer.key, shift)
-        if part not in self._place_of:
-            cut = tuple((v.extent, v.cols, s, v.dtype, v.tile_rows) for v, s in zip(views, strides))
-            self._place_of[part] = (buffer.offset + shift, cut)
-        place = self._place_of[part]
-        if place not in self._handles:
-            self._handles[place] = self.num_handles
-            self.num_handles += max(max(1, -(-v.extent.upper(self._bounds) // v.tile_rows)) for v in views)
-        first = self._handles[place]
+        offset = buffer.offset + shift
+        place = self._place_of.setdefault(part, (offset, cut.number))
+        first = self._handles.get(place)
+        if first is None:
+            first = self._handles[place] = self.num_handles
+            self.num_handles += cut.num_handles
         number = self.numbers[key] = len(self.tables[0])
-        for table, view, stride in zip(self.tables, views, strides):
-            table.append(
-                TensorEntry(
-                    key,
-                    buffer.offset + shift,
-                    view.extent,
-                    view.cols,
-                    stride,
-                    view.dtype,
-                    view.tile_rows,
-                    first,
-                )
-            )
+        entry, before = None, None
+        for table, view in zip(self.tables, cut.views):
+            if entry is None or view != before:
+                entry, before = TensorEntry(key, offset, *view, first), view
+            table.append(entry)
         self._by_buffer.setdefault(buffer.key, []).append(number)
         return number
 

@@ -148,5 +148,5 @@ def _program(
             DeviceClass(tuple(of), tuple(entries), aliases, calls)
             for of, entries in zip(templates, binder.table.tables)
         ),
-        tuple(numbers.binding(device, class_of[device]) for device in range(shapes.mesh.num_devices)),
+        numbers.bindings(class_of),
     )

@@ -5,7 +5,7 @@ All the arithmetic that turns a layout into numbers stands here; nothing else di
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from tilewise.core.dims import Dim, DimLabel, chunk_range, shard_range, upper_bound
@@ -15,6 +15,7 @@ from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.layout import TensorLayout, in_space
 from tilewise.ir.program import Number
 
+LocalSizes = tuple[int | Dim, ...]
 _EVEN = DimLabel("an unlabelled dim", 2)  # how a dim that only a hint shares is cut
 
 __all__ = ["LocalShapes", "PlanSettings", "round_up", "symbols_of"]
@@ -59,10 +60,17 @@ class LocalShapes:
     symbols: tuple[Dim, ...]
     device: int = 0
     kinds: tuple[int, ...] = ()
+    _devices: dict[int, LocalShapes] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _known: dict[object, LocalSizes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def on(self, device: int) -> LocalShapes:
         """The same for another device."""
-        return LocalShapes(self.mesh, self.settings, self.chunks, self.symbols, device, self.kinds)
+        other = self._devices.get(device)
+        if other is None:
+            other = LocalShapes(self.mesh, self.settings, self.chunks, self.symbols, device, self.kinds)
+            object.__setattr__(other, "_devices", self._devices)
+            self._devices[device] = other
+        return other
 
     def range(self, spec: TensorSpec, layout: TensorLayout, dim: int, microbatch: int = 0) -> tuple[int, int]:
         """Global elements `[begin, end)` of a fixed dim that this device holds (of the batch: in one microbatch)."""
@@ -108,8 +116,15 @@ class LocalShapes:
             position = position * size + (microbatch if is_time else self.mesh.coordinate(self.device, axis))
         return position
 
-    def sizes(self, spec: TensorSpec, layout: TensorLayout) -> list[int | Dim]:
-        """Local sizes of all dims."""
+    def sizes(self, spec: TensorSpec, layout: TensorLayout) -> LocalSizes:
+        """Local sizes of all dims. Tensors of equal shape, labels and layout are asked once."""
+        key = spec.shape, spec.labels, layout
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._sizes(spec, layout)
+        return found
+
+    def _sizes(self, spec: TensorSpec, layout: TensorLayout) -> LocalSizes:
         result: list[int | Dim] = []
         for d, size in enumerate(spec.shape):
             if isinstance(size, Dim):
@@ -122,7 +137,7 @@ class LocalShapes:
                     f"{self.mesh.size(*layout[d])} devices for {spec.name or 'a result'}; choose fewer devices"
                 )
             result.append(end - begin)
-        return result
+        return tuple(result)
 
     def sizes_max(self, spec: TensorSpec, layout: TensorLayout) -> list[int]:
         """Largest local sizes over all devices, symbols at their bounds."""

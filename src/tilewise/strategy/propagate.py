@@ -10,9 +10,10 @@ arrive in shards is met by the sum itself. Every template is laid out once per d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
+from tilewise.core.dims import DimLabel
 from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.contractions import factors_of
@@ -89,6 +90,7 @@ class _Propagation:
     batch: BatchCut
     cache: dict[object, tuple[GraphLayout, dict[int, Choices]]] = field(default_factory=dict)
     layouts: dict[str, list[GraphLayout]] = field(default_factory=dict)
+    rules: dict[DimLabel | None, Choice] = field(default_factory=dict)
 
     def hints(self, graph: Graph) -> dict[int, Choices]:
         """What a user asks of tensors: in the graph, or by name in the strategy."""
@@ -114,15 +116,20 @@ class _Propagation:
 
     def ruled(self, tensor: TensorNode) -> Choices:
         """What the strategy's rules give a tensor from outside."""
-        found = []
-        for label in tensor.spec.labels:
+        found = tuple(self._rule(label, tensor.spec.name) for label in tensor.spec.labels)
+        require_unique(tensor.spec.name, as_layout(found))
+        return found
+
+    def _rule(self, label: DimLabel | None, name: str) -> Choice:
+        if label not in self.rules:
             given = self.strategy.axes_for(label.name) if label is not None else ()
             axes = place_time(label, given, self.mesh, self.batch)
             is_ruled = label is not None and bool(in_space(axes))
-            origin = f"the rule for {label.name if label is not None else '-'!r} of {tensor.spec.name}"
-            found.append(Choice(axes, RULED if is_ruled else FREE, origin if is_ruled else "no rule"))
-        require_unique(tensor.spec.name, as_layout(found))
-        return tuple(found)
+            self.rules[label] = Choice(axes, RULED if is_ruled else FREE, "no rule")
+        rule = self.rules[label]
+        if rule.rank == FREE or label is None:
+            return rule
+        return replace(rule, origin=f"the rule for {label.name!r} of {name}")
 
     def lay_out(
         self, graph: Graph, outside: Mapping[int, Choices], hints: Mapping[int, Choices]

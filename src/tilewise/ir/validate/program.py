@@ -6,9 +6,21 @@ Deadlock is checked natively (`Program.finish`); this is the other half, that me
 from __future__ import annotations
 
 from tilewise.core.errors import InternalError
-from tilewise.ir.program import Access, DeviceBinding, Instruction, LoweredTemplate, TileProgram, value_on
+from tilewise.ir.program import (
+    Access,
+    DeviceBinding,
+    Instruction,
+    LoweredTemplate,
+    Slot,
+    TileProgram,
+    Wait,
+    value_on,
+)
 
 __all__ = ["validate_acknowledgements"]
+
+_Signals = set[tuple[int, bool]]
+_Waits = dict[Slot, list[Wait]]
 
 
 def validate_acknowledgements(program: TileProgram) -> None:
@@ -34,6 +46,8 @@ def validate_acknowledgements(program: TileProgram) -> None:
 def _validate_template(program: TileProgram, device: int, number: int) -> None:
     own = program.devices[device]
     template = program.classes[own.class_id].templates[number]
+    held: dict[int, _Waits] = {}  # per class of peers
+    awaited: dict[tuple[int, Slot], _Signals] = {}  # per peer
     for reader in template.instructions:
         known: set[tuple[int, int]] = set()
         for operand in reader.operands:
@@ -45,34 +59,34 @@ def _validate_template(program: TileProgram, device: int, number: int) -> None:
                 continue
             known.add((theirs.class_id, operand.slot))
             key = template.slots[operand.slot]
-            other = program.classes[theirs.class_id].templates[number]
-            if not _is_awaited(reader, own, peer, theirs, other, key):
+            if theirs.class_id not in held:
+                held[theirs.class_id] = _waits_of(program.classes[theirs.class_id].templates[number])
+            if (peer, key) not in awaited:
+                waits = held[theirs.class_id].get(key, ())
+                awaited[peer, key] = {(value_on(w.signal_base, theirs), w.per_index) for w in waits}
+            if awaited[peer, key].isdisjoint(_raised(reader, own, peer)):
                 raise InternalError(
                     f"[ir.validate] a peer's tile is acknowledged when it has been read; got none for {key} of "
                     f"device {peer}, read by {reader.label!r} on device {device}; please report the plan"
                 )
 
 
-def _is_awaited(
-    reader: Instruction,
-    own: DeviceBinding,
-    peer: int,
-    theirs: DeviceBinding,
-    template: LoweredTemplate,
-    key: object,
-) -> bool:
-    raised = {
+def _raised(reader: Instruction, own: DeviceBinding, peer: int) -> _Signals:
+    """Signals that an instruction of a device raises on a peer, and whether one per iteration."""
+    return {
         (value_on(n.signal_base, own), n.per_index)
         for n in reader.notifies
         if own.teams[n.team][value_on(n.member, own)] == peer
     }
+
+
+def _waits_of(template: LoweredTemplate) -> _Waits:
+    """Per tensor, what the tasks wait for that hold it; they are few where a template is long."""
+    found: _Waits = {}
     for task in template.instructions:
-        waits = any(
-            (value_on(w.signal_base, theirs), w.per_index) in raised and w.increment != 0 for w in task.waits
-        )
-        holds = any(
-            template.slots[o.slot] == key and o.team < 0 and o.access != Access.NONE for o in task.operands
-        )
-        if waits and holds:
-            return True
-    return False
+        waits = [w for w in task.waits if w.increment != 0]
+        if waits:
+            held = {template.slots[o.slot] for o in task.operands if o.team < 0 and o.access != Access.NONE}
+            for slot in held:
+                found.setdefault(slot, []).extend(waits)
+    return found

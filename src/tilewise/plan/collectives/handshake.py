@@ -83,17 +83,14 @@ def place_signals(templates: Sequence[LoweredTemplate]) -> list[LoweredTemplate]
     def place(signal: NumberLike) -> NumberLike:
         constant = signal if isinstance(signal, int) else signal.constant
         constant = first[constant >> _SITE_SHIFT] + (constant & ((1 << _SITE_SHIFT) - 1))
-        return constant if isinstance(signal, int) else signal._replace(constant=constant)
+        return constant if isinstance(signal, int) else Number(constant, *signal[1:])
 
     def placed(i: Instruction) -> Instruction:
         if not i.waits and not i.notifies:
             return i
-        waits = tuple(w._replace(signal_base=place(w.signal_base)) for w in i.waits)
-        return replace(
-            i,
-            waits=waits,
-            notifies=tuple(n._replace(signal_base=place(n.signal_base)) for n in i.notifies),
-        )
+        waits = tuple(Wait(place(w[0]), *w[1:]) for w in i.waits)
+        notifies = tuple(Notify(n[0], n[1], place(n[2]), *n[3:]) for n in i.notifies)
+        return replace(i, waits=waits, notifies=notifies)
 
     return [
         replace(t, instructions=tuple(placed(i) for i in t.instructions), signal_sites=tuple(sizes))
@@ -121,7 +118,7 @@ def raise_on_peers(task: Draft, team: Team, site: int, tiles: int, about: Ref, *
 def await_peers(task: Draft, team: Team, site: int, tiles: int, about: Ref, *, per_index: bool) -> None:
     """Wait for every peer."""
     task.waits += [
-        Wait(p._replace(constant=site, multiple=tiles), per_index, 1, team.number, m, about.slot)
+        Wait(Number(site, tiles, *p[2:]), per_index, 1, team.number, m, about.slot)
         for p, m in zip(team.peers, team.peer_members)
     ]
 
