@@ -21,6 +21,7 @@ from tilewise.ir.lowering import Accumulator, Ref, Tiles
 from tilewise.ir.op import op_named
 from tilewise.ir.program import (
     Access,
+    Completion,
     Instruction,
     LoweredTemplate,
     Mode,
@@ -116,6 +117,7 @@ class TemplateLowering:
         self._op_index = 0
         self._accumulated: set[int] = set()  # outputs of the current op that are summed over the batch
         self.completed: set[Record] = set()  # what the current op has combined
+        self.completions: list[Completion] = []  # where each shared value lies before and after
         self.refs: dict[Slot, Ref] = {}
         self.keys: list[Slot] = []  # by number
         self.views: list[Ref] = []
@@ -447,7 +449,12 @@ class TemplateLowering:
                 )
         by_index = sorted(self.slots, key=self.slots.__getitem__)
         return LoweredTemplate(
-            self.name, tuple(self.instructions), tuple(by_index), tuple(self.temps), tuple(self.signal_sites)
+            self.name,
+            tuple(self.instructions),
+            tuple(by_index),
+            tuple(self.temps),
+            tuple(self.signal_sites),
+            tuple(self.completions),
         )
 
     def _records_of(self, op: OpNode) -> list[Record]:

@@ -8,7 +8,7 @@ from tilewise.ir.layout import Record, show_axes, show_layout
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Instruction, upper
 from tilewise.plan.collectives.all_gather import all_gather_rows
-from tilewise.plan.collectives.handshake import ClassLowering, team_of
+from tilewise.plan.collectives.handshake import ClassLowering, note_completion, team_of
 from tilewise.plan.collectives.reduce_scatter import reduce_scatter_rows
 
 __all__ = ["all_reduce", "all_reduce_in_place"]
@@ -30,7 +30,7 @@ def all_reduce(
     `producer` is the instruction that writes `source`, by default the last one emitted; it loops over the same
     tiles.
     """
-    if any(set(record.team) & set(axes) for layout in record.arrives for axes in layout):
+    if record.arrives_in_shards:
         raise PlanError(
             f"[plan.collectives] a sum arrives whole on every device that shares it; got {record.partial!r} of "
             f"{op.label!r} asked for as {show_layout(record.arrives[0])} over {show_axes(record.team)}; drop the hint"
@@ -42,6 +42,7 @@ def all_reduce(
     beside = None if residual is None else low.tensor(residual)
     step = low.row_step(src) if step is None else step
     team = team_of(low, record)
+    note_completion(low, op, record, src, dst, beside)
     done = reduce_scatter_rows(
         low, op, producer or low.instructions[-1], src, dst, beside, record.combine, team, step
     )
@@ -54,5 +55,6 @@ def all_reduce_in_place(low: ClassLowering, op: OpNode, ref: Ref, record: Record
     producer = low.instructions[-1]
     step = upper(producer.step) if ref.packed else 0
     team = team_of(low, record)
+    note_completion(low, op, record, flat, flat)
     done = reduce_scatter_rows(low, op, producer, flat, flat, None, record.combine, team, step)
     all_gather_rows(low, op, flat, done, team, step)
