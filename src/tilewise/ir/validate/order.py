@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -212,8 +211,8 @@ def pieces(
 
 def _widths(shapes: Table) -> Table:
     """Bytes of a row of each view."""
-    width: Any = shapes[:, 1] - shapes[:, 0] - (shapes[:, 2] - 1) * shapes[:, 3]
-    return width
+    begins, ends, rows, strides = shapes.T
+    return np.asarray(ends - begins - (rows - 1) * strides, np.int64)
 
 
 def _runs(shapes: Table) -> tuple[Table, Table, Table]:

@@ -12,8 +12,8 @@ So a reduction that is missing (on all devices alike, too), doubled, swapped, of
 and so is a reader that comes too early or takes a part for the whole. Copies of columns between layouts name every
 member once, side by side. Along the calls of a list, what is read has been given from outside or was written before.
 
-Not shown: that kernels compute what they say, and that what they update was begun (some begin it themselves), when tasks run (`validate_order`), which of several tensors of one shape
-a call means, and what a broadcast copies.
+Not shown: that kernels compute what they say, and that what they update was begun (some begin it themselves); when
+tasks run (`validate_order`); which of several tensors of one shape a call means; what a broadcast copies.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Exchange(NamedTuple):
     Attributes:
         axes: of the team.
         held: per team of a record, the leaves of each member; empty for copies.
-        count: leaves of the tree.
+        leaves: of the tree.
         mine: the share of the rows that this device combines.
         peers: whose memory is read; of the copy, with the share of each.
         shares: of how many members the rows are cut into.
@@ -61,7 +61,7 @@ class _Exchange(NamedTuple):
 
     axes: Axes
     held: tuple[tuple[Interval, ...], ...]
-    count: int
+    leaves: int
     mine: NumberLike
     peers: tuple[_Peer, ...]
     parts: tuple[NumberLike, ...]
@@ -278,7 +278,7 @@ def _confirm(
             elif exchange.held:
                 held = dict(zip(run, _per_device(exchange.held[first // size], size)))
                 good = read == run and value_on(exchange.mine, own) == run.index(device)
-                good = good and not fold_intervals([held[d] for d in read], exchange.count)
+                good = good and not fold_intervals([held[d] for d in read], exchange.leaves)
             else:
                 good = read == run
             if not good or exchange.shares != size:
