@@ -7,15 +7,15 @@ by the `Ref` that a method returned; an operand is a part of it under the loop o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tilewise.core.dims import DimLabel
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import Record, TensorLayout
-from tilewise.ir.program import Instruction, Number, NumberLike, Operand
+from tilewise.ir.program import Instruction, Notify, Number, NumberLike, Operand, Wait
 
-__all__ = ["Accumulator", "Lowering", "Ref", "Tiles"]
+__all__ = ["Accumulator", "Draft", "Lowering", "Ref", "Tiles"]
 
 Tiles = Mapping[str, Operand | Sequence[Operand] | None]
 """Operands of a kernel by the table's names."""
@@ -50,6 +50,29 @@ class Accumulator:
     carries: tuple[Ref, ...]
     output: int
     is_last: bool
+
+
+@dataclass
+class Draft:
+    """An instruction while its template is lowered: collectives add waits and raises to it.
+
+    Attributes:
+        instruction: all but those.
+        waits, notifies: so far.
+    """
+
+    instruction: Instruction
+    waits: list[Wait] = field(default_factory=list)
+    notifies: list[Notify] = field(default_factory=list)
+
+    @property
+    def step(self) -> NumberLike:
+        """Rows per task."""
+        return self.instruction.step
+
+    def freeze(self) -> Instruction:
+        """What the template will hold."""
+        return replace(self.instruction, waits=tuple(self.waits), notifies=tuple(self.notifies))
 
 
 class Lowering(Protocol):
@@ -141,7 +164,7 @@ class Lowering(Protocol):
         floats: Mapping[str, float | Sequence[float]] | None = None,
         priority: int = 0,
         label: str = "",
-    ) -> Instruction:
+    ) -> Draft:
         """Append an instruction: a kernel over the tiles of a loop, as the kernel table says.
 
         Args:
@@ -189,7 +212,7 @@ class Lowering(Protocol):
         record: Record,
         *,
         step: int | None = None,
-        producer: Instruction | None = None,
+        producer: Draft | None = None,
     ) -> None:
         """Combine `source` over a record's team into `target` (plus a residual), tile by tile."""
 

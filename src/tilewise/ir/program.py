@@ -8,8 +8,8 @@ slots to tensors. What devices of a class differ in are their numbers and their 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 __all__ = [
@@ -196,7 +196,7 @@ class Notify(NamedTuple):
     use: NumberLike = POSITION
 
 
-@dataclass
+@dataclass(frozen=True)
 class Instruction:
     """A kernel over the tiles of a loop. `kernel` may be empty: then it only orders and acknowledges.
 
@@ -210,11 +210,11 @@ class Instruction:
     label: str
     extent: Number
     step: NumberLike
-    operands: list[Operand]
-    ints: Sequence[NumberLike] = field(default_factory=list)
-    floats: list[float] = field(default_factory=list)
-    waits: list[Wait] = field(default_factory=list)
-    notifies: list[Notify] = field(default_factory=list)
+    operands: tuple[Operand, ...]
+    ints: tuple[NumberLike, ...] = ()
+    floats: tuple[float, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    notifies: tuple[Notify, ...] = ()
     priority: int = 0
 
 

@@ -17,7 +17,7 @@ from operator import or_
 from typing import NoReturn
 
 from tilewise.core.errors import InternalError
-from tilewise.ir.lowering import Ref, Tiles
+from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import Access, Instruction, Mode, Number, NumberLike, Operand, Source, upper
 from tilewise.kernels.table import KERNELS, IntSpec, KernelSpec, OperandSpec
 
@@ -57,7 +57,7 @@ def make_instruction(
     ints: Mapping[str, NumberLike | Sequence[NumberLike]] | None = None,
     floats: Mapping[str, float | Sequence[float]] | None = None,
     priority: int = 0,
-) -> Instruction:
+) -> Draft:
     """One instruction, as the table says.
 
     Args:
@@ -86,16 +86,17 @@ def make_instruction(
         if operand is not None:
             _check_operand(call, operand_spec, operand, dtype or _suffix(call.spec, name))
     _check_sizes(call, placed)
-    return Instruction(
+    instruction = Instruction(
         name,
         label,
         extent,
         step,
-        _with_access(placed),
-        _integers(call, placed, tiles, ints or {}),
-        _floats(call, floats or {}),
+        tuple(_with_access(placed)),
+        tuple(_integers(call, placed, tiles, ints or {})),
+        tuple(_floats(call, floats or {})),
         priority=priority,
     )
+    return Draft(instruction)
 
 
 def _full_name(call: _Call, dtype: str | None) -> str:

@@ -17,7 +17,7 @@ from tilewise.core.mesh import Axes
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
 from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, in_space, show_axes
-from tilewise.ir.lowering import Accumulator, Ref, Tiles
+from tilewise.ir.lowering import Accumulator, Draft, Ref, Tiles
 from tilewise.ir.op import op_named
 from tilewise.ir.program import (
     Access,
@@ -108,7 +108,7 @@ class TemplateLowering:
         self.name, self.graph, self.ops, self.graph_layout, self.shapes = name, graph, ops, layout, shapes
         self.mesh, self.numbers = shapes.mesh, numbers
         self.roots, self.microbatch = roots, microbatch
-        self.instructions: list[Instruction] = []
+        self.instructions: list[Draft] = []
         self.slots: dict[Slot, int] = {}
         self.temps: list[TempSpec] = []
         self.signal_sites: list[int] = []
@@ -282,9 +282,9 @@ class TemplateLowering:
         floats: Mapping[str, float | Sequence[float]] | None = None,
         priority: int = 0,
         label: str = "",
-    ) -> Instruction:
+    ) -> Draft:
         """Append an instruction, held to the kernel table (see `ir.lowering.Lowering.emit`)."""
-        instruction = make_instruction(
+        draft = make_instruction(
             kernel,
             maker=f"op {op.op!r} ({op.label})",
             label=label or op.label or op.op,
@@ -297,7 +297,8 @@ class TemplateLowering:
             floats=floats,
             priority=priority,
         )
-        self.instructions.append(instruction)
+        self.instructions.append(draft)
+        instruction = draft.instruction
         bounds = tuple(s.max for s in self.shapes.symbols)
         shapes = [
             (0, 0) if o.null else (self.views[o.slot].extent.upper(bounds), self.views[o.slot].cols)
@@ -307,12 +308,12 @@ class TemplateLowering:
             self.scratch_bytes,
             scratch_bytes(instruction.kernel, [known_part(i, bounds) for i in instruction.ints], shapes),
         )
-        return instruction
+        return draft
 
-    def hold(self, op: OpNode, over: Number, step: int, operand: Operand, label: str) -> Instruction:
+    def hold(self, op: OpNode, over: Number, step: int, operand: Operand, label: str) -> Draft:
         """Append an empty task per tile that reads the tile: it orders and acknowledges."""
         held = operand._replace(access=Access.IN)
-        self.instructions.append(Instruction("", label, over, step, [held], priority=2))
+        self.instructions.append(Draft(Instruction("", label, over, step, (held,), priority=2)))
         return self.instructions[-1]
 
     def contraction_chunks(
@@ -406,7 +407,7 @@ class TemplateLowering:
         record: Record,
         *,
         step: int | None = None,
-        producer: Instruction | None = None,
+        producer: Draft | None = None,
     ) -> None:
         """Combine `source` over a record's team into `target` (plus a residual), tile by tile."""
         collectives.all_reduce(self, op, source, target, residual, record, step=step, producer=producer)
@@ -450,7 +451,7 @@ class TemplateLowering:
         by_index = sorted(self.slots, key=self.slots.__getitem__)
         return LoweredTemplate(
             self.name,
-            tuple(self.instructions),
+            tuple(d.freeze() for d in self.instructions),
             tuple(by_index),
             tuple(self.temps),
             tuple(self.signal_sites),

@@ -60,7 +60,7 @@ def verify_strategy(
     seed: int = 0,
     lr: float = 1e-3,
     report: Callable[[str], None] = lambda text: None,
-    change: Callable[[Plan], None] = lambda plan: None,
+    change: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> VerifyReport:
     """Run the same steps on one device and over `mesh`, and compare every bit.
 
@@ -72,7 +72,7 @@ def verify_strategy(
         leaves: as in `ComputeGraph.plan`.
         seed, lr: of the weights, of every step.
         report: told what is being done.
-        change: may alter the plan over the mesh; a test plants a fault with it.
+        change: from the plan over the mesh to the one that runs; a test plants a fault with it.
 
     Raises:
         LayoutError, PlanError: the mesh cannot take this graph.
@@ -90,8 +90,7 @@ def verify_strategy(
         if not callable(function):
             _border.refuse("verify", f"{name} must be callable", shown(function), "leave it out")
     one = graph.plan({}, leaves=leaves)
-    spread = graph.plan(given, accumulation=accumulation, leaves=leaves)
-    change(spread)
+    spread = change(graph.plan(given, accumulation=accumulation, leaves=leaves))
     compared = 0
     with graph.instantiate(one) as expected, graph.instantiate(spread) as found:
         expected.initialize(seed, _SPREAD)

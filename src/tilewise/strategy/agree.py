@@ -112,7 +112,7 @@ def _strongest(
     op contracts nothing."""
     found = [choices[tensor][dim] for _, tensor, dim in dims.inputs.get(name, ())]
     if wishes and not is_contracted and not dims.factors.partials and name not in dims.factors.moved:
-        results = ((dims.op.outputs[number], dim) for number, dim in dims.outputs[name])
+        results = ((dims.op.outputs[number], dim) for number, dim in dims.outputs.get(name, ()))
         found += [wishes[tensor][dim] for tensor, dim in results if tensor in wishes]
     return min(found, key=lambda c: c.rank, default=_NONE)
 

@@ -275,7 +275,7 @@ def _reshard(
 def _as_read(
     op: OpNode, layouts: Sequence[TensorLayout], reshards: Sequence[Reshard]
 ) -> Mapping[int, TensorLayout]:
-    """Layouts of an op's tensors as it sees them: operands once resharded, results before a hint reshards them."""
+    """Layouts of an op's tensors as it sees them: operands behind its reshards, results before a hint's."""
     seen = {t: layouts[t] for t in (*op.inputs, *op.outputs) if t is not None}
     for reshard in reshards:
         seen[reshard.tensor] = reshard.after if reshard.position is not None else reshard.before

@@ -107,7 +107,7 @@ def change_list(dice: random.Random, program: TileProgram) -> tuple[str, TilePro
             items[n]._replace(signal_base=items[m].signal_base),
             items[m]._replace(signal_base=items[n].signal_base),
         )
-    return f"{how} {name} {n} of {instruction.label}", _changed(program, at, **{name: items})
+    return f"{how} {name} {n} of {instruction.label}", _changed(program, at, **{name: tuple(items)})
 
 
 def change_operand(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:
@@ -136,7 +136,7 @@ def change_operand(dice: random.Random, program: TileProgram) -> tuple[str, Tile
         if how == "out":
             n = next(i for i, o in enumerate(operands) if (o.access | o.role) & Access.OUT)
         operands[n] = operands[n]._replace(part=_shifted(dice, operands[n].part))
-    return f"{how} operand {n} of {instruction.label}", _changed(program, at, operands=operands)
+    return f"{how} operand {n} of {instruction.label}", _changed(program, at, operands=tuple(operands))
 
 
 def change_instruction(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:

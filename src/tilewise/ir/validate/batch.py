@@ -20,9 +20,10 @@ def validate_microbatches(graph: Graph) -> None:
     Raises:
         LayoutError: names the op and both operands.
     """
+    for template in graph.templates.values():
+        validate_microbatches(template.graph)
     for op in graph.ops:
         if op.op == "call":
-            validate_microbatches(graph.templates[op.attrs["template"]].graph)
             continue
         first: dict[str, tuple[int, bool]] = {}
         for tensor, names in zip(op.inputs, factors_of(graph, op).inputs):
@@ -44,10 +45,10 @@ def validate_batch_sums(graph: Graph) -> None:
     Raises:
         LayoutError: names the op.
     """
+    for template in graph.templates.values():
+        validate_batch_sums(template.graph)
     for op in graph.ops:
-        if op.op == "call":
-            validate_batch_sums(graph.templates[op.attrs["template"]].graph)
-        elif not _counts_what_it_sums(graph, op):
+        if op.op != "call" and not _counts_what_it_sums(graph, op):
             raise LayoutError(
                 "[ir.validate] in a graph with a batch, gradients and losses are sums over the batch; got "
                 f"{op.label!r} ({op.op}), whose rows do not count it; label dim 0 of its inputs tw.BATCH"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tilewise.core.errors import PlanError
 from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import Record, show_axes, show_layout
-from tilewise.ir.lowering import Ref
-from tilewise.ir.program import Instruction, upper
+from tilewise.ir.lowering import Draft, Ref
+from tilewise.ir.program import upper
 from tilewise.plan.collectives.all_gather import all_gather_rows
 from tilewise.plan.collectives.handshake import ClassLowering, note_completion, team_of
 from tilewise.plan.collectives.reduce_scatter import reduce_scatter_rows
@@ -23,7 +23,7 @@ def all_reduce(
     record: Record,
     *,
     step: int | None = None,
-    producer: Instruction | None = None,
+    producer: Draft | None = None,
 ) -> None:
     """Combine `source` over a record's team into `target` (plus a residual), tile by tile.
 

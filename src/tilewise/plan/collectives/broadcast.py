@@ -32,6 +32,6 @@ def broadcast_instructions(
                 "src": [Operand(ref.slot, Mode.ROW, team=team, member=source)],
             },
             ref_of=refs.__getitem__,
-        )
+        ).freeze()
         for name, ref, source in tensors
     )

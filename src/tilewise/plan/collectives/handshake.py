@@ -9,7 +9,7 @@ from typing import Protocol
 from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import Record
-from tilewise.ir.lowering import Lowering, Ref
+from tilewise.ir.lowering import Draft, Lowering, Ref
 from tilewise.ir.program import (
     Completion,
     Instruction,
@@ -56,14 +56,14 @@ class ClassLowering(Lowering, Protocol):
     mesh: DeviceMesh
     shapes: LocalShapes
     numbers: DeviceNumbers
-    instructions: list[Instruction]
+    instructions: list[Draft]
     completed: set[Record]
     completions: list[Completion]
 
     def signals(self, count: int) -> int:
         """Reserve signals; numbered within their site until `place_signals` knows every class's need."""
 
-    def hold(self, op: OpNode, over: Number, step: int, operand: Operand, label: str) -> Instruction:
+    def hold(self, op: OpNode, over: Number, step: int, operand: Operand, label: str) -> Draft:
         """Append an empty task per tile that reads the tile: it orders and acknowledges."""
 
 
@@ -92,11 +92,20 @@ def place_signals(templates: Sequence[LoweredTemplate]) -> list[LoweredTemplate]
         constant = first[constant >> _SITE_SHIFT] + (constant & ((1 << _SITE_SHIFT) - 1))
         return constant if isinstance(signal, int) else signal._replace(constant=constant)
 
-    for template in templates:
-        for i in template.instructions:
-            i.waits = [w._replace(signal_base=place(w.signal_base)) for w in i.waits]
-            i.notifies = [n._replace(signal_base=place(n.signal_base)) for n in i.notifies]
-    return [replace(t, signal_sites=tuple(sizes)) for t in templates]
+    def placed(i: Instruction) -> Instruction:
+        if not i.waits and not i.notifies:
+            return i
+        waits = tuple(w._replace(signal_base=place(w.signal_base)) for w in i.waits)
+        return replace(
+            i,
+            waits=waits,
+            notifies=tuple(n._replace(signal_base=place(n.signal_base)) for n in i.notifies),
+        )
+
+    return [
+        replace(t, instructions=tuple(placed(i) for i in t.instructions), signal_sites=tuple(sizes))
+        for t in templates
+    ]
 
 
 def team_of(low: ClassLowering, record: Record) -> Team:
@@ -119,15 +128,13 @@ def num_tiles(low: ClassLowering, extent: Number, step: int) -> int:
     return 1 if step <= 0 else max(1, -(-extent.upper(bounds) // step))
 
 
-def raise_on_peers(
-    task: Instruction, team: Team, site: int, tiles: int, about: Ref, *, per_index: bool
-) -> None:
+def raise_on_peers(task: Draft, team: Team, site: int, tiles: int, about: Ref, *, per_index: bool) -> None:
     """Tell every peer; a device's own signals at a site are those of its place."""
     mine = Number(site, tiles * team.me.multiple, team.me.source, team.me.which)
     task.notifies += [Notify(team.number, m, mine, per_index, about.slot) for m in team.peer_members]
 
 
-def await_peers(task: Instruction, team: Team, site: int, tiles: int, about: Ref, *, per_index: bool) -> None:
+def await_peers(task: Draft, team: Team, site: int, tiles: int, about: Ref, *, per_index: bool) -> None:
     """Wait for every peer."""
     task.waits += [
         Wait(p._replace(constant=site, multiple=tiles), per_index, 1, team.number, m, about.slot)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tilewise.ir.graph import OpNode
-from tilewise.ir.lowering import Ref, Tiles
-from tilewise.ir.program import Instruction, Mode, Operand
+from tilewise.ir.lowering import Draft, Ref, Tiles
+from tilewise.ir.program import Mode, Operand
 from tilewise.plan.classes import Team
 from tilewise.plan.collectives.handshake import (
     ClassLowering,
@@ -23,7 +23,7 @@ _TREE = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}
 def reduce_scatter_rows(
     low: ClassLowering,
     op: OpNode,
-    producer: Instruction,
+    producer: Draft,
     src: Ref,
     dst: Ref,
     residual: Ref | None,
