@@ -33,9 +33,7 @@ def with_instructions(
     return with_template(program, class_id, number, template)
 
 
-def with_template(
-    program: TileProgram, class_id: int, number: int, template: LoweredTemplate
-) -> TileProgram:
+def with_template(program: TileProgram, class_id: int, number: int, template: LoweredTemplate) -> TileProgram:
     """The program with another template in one class."""
     of = program.classes[class_id]
     templates = (*of.templates[:number], template, *of.templates[number + 1 :])

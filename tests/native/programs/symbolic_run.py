@@ -42,7 +42,8 @@ def final_memory(program: TileProgram, name: str, words: int, lasting: int, seed
             continue
         read = [_cells(memory, v).tobytes() for v in used if v[6] & Access.IN]
         ints = [
-            i if isinstance(i, int) else (i, program.devices[device].numbers[i.which]) for i in instruction.ints
+            i if isinstance(i, int) else (i, program.devices[device].numbers[i.which])
+            for i in instruction.ints
         ]
         made = hash((instruction.kernel, instruction.label, index, str(ints), *read))
         for v in used:

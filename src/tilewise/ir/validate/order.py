@@ -184,7 +184,9 @@ def pieces(
     which = which.reshape(-1)
     begins, ends, owners = _runs(shapes)
     cuts = np.unique(np.concatenate([begins, ends]))
-    marks = np.random.default_rng(0).integers(1, 1 << 62, len(shapes))  # a piece is known by the sum of its views'
+    marks = np.random.default_rng(0).integers(
+        1, 1 << 62, len(shapes)
+    )  # a piece is known by the sum of its views'
     sums = np.zeros(len(cuts), np.int64)
     np.add.at(sums, np.searchsorted(cuts, begins), marks[owners])
     np.add.at(sums, np.searchsorted(cuts, ends), -marks[owners])

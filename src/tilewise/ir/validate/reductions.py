@@ -43,7 +43,12 @@ __all__ = ["validate_reductions"]
 
 _KERNELS = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}
 _COPY = "copy_pairs"
-_PARTIAL, _SHARE, _SPENT, _COMPLETE = "one device's part", "one member's share", "a part, already used", "complete"
+_PARTIAL, _SHARE, _SPENT, _COMPLETE = (
+    "one device's part",
+    "one member's share",
+    "a part, already used",
+    "complete",
+)
 _Peer = tuple[int, NumberLike]  # team and member
 
 
@@ -136,7 +141,9 @@ class _Flow:
             first.setdefault(s._replace(kind=_kind(s.kind)), i) for i, s in enumerate(template.slots)
         ]
         self._state: dict[int, str] = {}
-        self._open = {self._same[c.source]: c for c in template.completions}  # parts that are not combined yet
+        self._open = {
+            self._same[c.source]: c for c in template.completions
+        }  # parts that are not combined yet
         self._halves: dict[int, Completion] = {}  # combined, not copied yet
 
     def run(self) -> None:
@@ -233,7 +240,12 @@ class _Flow:
         """Columns of all members, one after the other."""
         pairs, end = _pairs(instruction), 0
         for dst, src in pairs:
-            if dst.mode != Mode.ROWCOLS or dst.part != end or not isinstance(dst.parts, int) or src.mode != Mode.ROW:
+            if (
+                dst.mode != Mode.ROWCOLS
+                or dst.part != end
+                or not isinstance(dst.parts, int)
+                or src.mode != Mode.ROW
+            ):
                 self._wrong(instruction, "members' columns stand side by side")
             end += dst.parts
         slots = {(d.slot, s.slot) for d, s in pairs}
