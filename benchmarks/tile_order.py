@@ -16,27 +16,30 @@ import argparse
 import platform
 import statistics
 import time
+from dataclasses import replace
 
 from demo_step import BATCH, CONTEXT, MODEL, batch_of
 
 import tilewise as tw
+from tilewise.ir.program import LoweredTemplate
 from tilewise.models import llama
 from tilewise.plan import Plan
 
 MESHES = {"one device, two workers": ({}, 2), "dp=2": ({"dp": 2}, 1), "tp=2": ({"tp": 2}, 1)}
 
 
-def put_in_order(plan: Plan) -> None:
-    """Give every task a priority, one more than it has."""
-    templates = {
-        id(template): template
-        for programs in plan.programs.values()
-        for program in programs
-        for template in program.templates
-    }
-    for template in templates.values():
-        for instruction in template.instructions:
-            instruction.priority += 1
+def in_order(plan: Plan) -> Plan:
+    """The plan with a priority for every task, one more than it has."""
+
+    def raised(template: LoweredTemplate) -> LoweredTemplate:
+        listed = (replace(i, priority=i.priority + 1) for i in template.instructions)
+        return replace(template, instructions=tuple(listed))
+
+    classes = (
+        replace(of, templates=tuple(raised(template) for template in of.templates))
+        for of in plan.program.classes
+    )
+    return replace(plan, program=replace(plan.program, classes=tuple(classes)))
 
 
 def make_model(axes: dict[str, int], workers: int, dtype: str, *, rings: bool) -> tw.GraphInstance:
@@ -45,9 +48,7 @@ def make_model(axes: dict[str, int], workers: int, dtype: str, *, rings: bool) -
     llama.build_training_graph(graph, llama.LlamaConfig(**MODEL), BATCH, CONTEXT, dtype=dtype)
     graph.optimize(tw.optim.AdamW())
     plan = graph.plan(axes, workers_per_device=workers)
-    if not rings:
-        put_in_order(plan)
-    model = graph.instantiate(plan)
+    model = graph.instantiate(plan if rings else in_order(plan))
     model.initialize(seed=0)
     return model
 

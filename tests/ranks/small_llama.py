@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 import tilewise as tw
-from tilewise.ir.program import Instruction
+from tilewise.ir.program import Instruction, TileProgram
 from tilewise.models import llama
 from tilewise.plan import Plan
 
@@ -53,52 +54,75 @@ def batches(
     return result
 
 
-def instructions(plan: Plan, device: int, label: str, program: str = "step") -> list:
-    """Instructions of a device whose label contains `label`, over a program's templates (shared between programs)."""
-    return [i for t in plan.programs[program][device].templates for i in t.instructions if label in i.label]
+def templates_of(plan: Plan, device: int, program: str = "step") -> list[int]:
+    """Numbers of the templates that a device's program uses, in order of first use."""
+    return list(dict.fromkeys(call.template for call in plan.class_of(device).calls[program]))
 
 
 def change_first(
-    label: str, change: Callable, device: int = 0, program: str = "step"
-) -> Callable[[Plan], None]:
-    """A fault: `change` applied to the first instruction on a device (-1: the last) whose label contains `label`."""
+    label: str,
+    change: Callable[[Instruction], Instruction],
+    device: int = 0,
+    program: str = "step",
+    kernel: str | None = None,
+) -> Callable[[Plan], Plan]:
+    """A fault: `change` applied to the first instruction on one device (-1: the last) whose label contains `label`, of
+    one kernel if it is named."""
 
-    def apply(plan: Plan) -> None:
-        found = instructions(plan, device, label, program)
-        assert found, f"no instruction is labelled {label!r}"
-        change(found[0])
+    def apply(plan: Plan) -> Plan:
+        at = device % plan.mesh.num_devices
+        of = plan.class_of(at)
+        places = (
+            (t, i)
+            for t in templates_of(plan, at, program)
+            for i, instruction in enumerate(of.templates[t].instructions)
+            if label in instruction.label and kernel in (None, instruction.kernel)
+        )
+        found = next(places, None)
+        assert found is not None, f"no instruction is labelled {label!r}"
+        number, place = found
+        listed = list(of.templates[number].instructions)
+        listed[place] = change(listed[place])
+        template = replace(of.templates[number], instructions=tuple(listed))
+        templates = (*of.templates[:number], template, *of.templates[number + 1 :])
+        classes, devices = list(plan.program.classes), list(plan.program.devices)
+        if sum(d.class_id == devices[at].class_id for d in devices) > 1:  # now alone in a class of its own
+            devices[at] = replace(devices[at], class_id=len(classes))
+            classes.append(of)
+        classes[devices[at].class_id] = replace(of, templates=templates)
+        return replace(plan, program=TileProgram(tuple(classes), tuple(devices)))
 
     return apply
 
 
-def drop_partial(instruction: Instruction) -> None:
-    """The peer's partial is replaced by the device's own."""
-    own = next(i for i, o in enumerate(instruction.operands) if i >= 2 and o.team < 0)
-    peer = next(i for i, o in enumerate(instruction.operands) if o.team >= 0)
-    instruction.operands[peer] = instruction.operands[own]
+def drop_partial(instruction: Instruction) -> Instruction:
+    """One partial is counted twice, in another's place."""
+    operands = list(instruction.operands)
+    partials = [i for i, o in enumerate(operands) if o.team >= 0]
+    operands[partials[0]] = operands[partials[1]]
+    return replace(instruction, operands=tuple(operands))
 
 
-def swap_partials(instruction: Instruction) -> None:
+def swap_partials(instruction: Instruction) -> Instruction:
     """Two partials change places in the tree."""
-    instruction.operands[3], instruction.operands[4] = instruction.operands[4], instruction.operands[3]
+    operands = list(instruction.operands)
+    operands[3], operands[4] = operands[4], operands[3]
+    return replace(instruction, operands=tuple(operands))
 
 
-def merge_chunks(instruction: Instruction) -> None:
+def merge_chunks(instruction: Instruction) -> Instruction:
     """The first two chunks are summed as one: another order of the same additions."""
-    _, terms, chunks, *ranges = instruction.ints
+    first, terms, chunks, *ranges = instruction.ints
     assert terms == 1 and chunks > 1 and ranges[1] == ranges[2]
-    instruction.ints = [
-        instruction.ints[0],
-        1,
-        chunks,
-        ranges[0],
-        ranges[3],
-        ranges[3],
-        ranges[3],
-        *ranges[4:],
-    ]
+    ints = (first, 1, chunks, ranges[0], ranges[3], ranges[3], ranges[3], *ranges[4:])
+    return replace(instruction, ints=ints)
 
 
-def halve_leaves(instruction: Instruction) -> None:
+def halve_leaves(instruction: Instruction) -> Instruction:
     """A leaf is cut in two: the tree over tokens gets another shape."""
-    instruction.ints = [instruction.ints[0] // 2, *instruction.ints[1:]]
+    return replace(instruction, ints=(instruction.ints[0] // 2, *instruction.ints[1:]))
+
+
+def skip(instruction: Instruction) -> Instruction:
+    """The instruction does nothing."""
+    return replace(instruction, kernel="")

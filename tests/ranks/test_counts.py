@@ -53,7 +53,7 @@ def test_tensor_parallel_traffic(t):
     one = BATCH * SEQ * model.hidden_size * (t - 1)  # over all devices, one half of an all-reduce
     in_layers = {k: sum(v) for k, v in counted.items() if "self_attn" in k or "mlp" in k}
     assert len(in_layers) == 8 and set(in_layers.values()) == {one * model.num_hidden_layers}
-    layer = plan.programs["step"][0].templates
+    layer = plan.class_of(0).templates
     forward = [i for i in layer[1].instructions if i.label.endswith("/reduce_scatter")]
     assert [i.label for i in forward] == [
         reduce_label(f"linear:{n}.weight") for n in ("self_attn.o_proj", "mlp.down_proj")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from small_llama import (
@@ -11,6 +13,7 @@ from small_llama import (
     drop_partial,
     halve_leaves,
     merge_chunks,
+    skip,
     swap_partials,
     training_graph,
 )
@@ -106,12 +109,11 @@ def test_odd_sizes_with_a_fault(dtype):
     assert not report.equal
 
 
-def states_with_workers(dtype, axes, workers, change=lambda plan: None):
+def states_with_workers(dtype, axes, workers, change=lambda plan: plan):
     """State after three steps."""
     model = config()
     graph = training_graph(model, dtype)
-    plan = graph.plan(axes, workers_per_device=workers)
-    change(plan)
+    plan = change(graph.plan(axes, workers_per_device=workers))
     with graph.instantiate(plan) as running:
         running.initialize(0)
         for batch in batches(model, 3):
@@ -169,19 +171,15 @@ def test_planted_faults_are_found(dtype, axes, accumulation, label, fault):
 
 def gather_own(instruction):
     """A device keeps its own part where it should fetch the peer's."""
-    instruction.operands[1] = instruction.operands[1]._replace(member=1)
-
-
-def skip(instruction):
-    """The instruction does nothing."""
-    instruction.kernel = ""
+    mine, theirs, *rest = instruction.operands
+    return replace(instruction, operands=(mine, theirs._replace(team=-1, member=0), *rest))
 
 
 REPLICA_FAULTS = [
     ({"dp": 2}, "linear_dw:mlp.up_proj.weight/all_gather", gather_own),
     ({"dp": 4}, "linear_dw:mlp.up_proj.weight/all_gather", skip),
     ({"tp": 4}, "rms_norm_backward:norm.weight", skip),
-    ({"dp": 2, "tp": 2}, "adamw:norm.weight", skip),
+    ({"dp": 2, "tp": 2}, "update", skip),
 ]
 
 
@@ -203,9 +201,7 @@ def test_a_forgotten_broadcast_is_found(axes):
     """Loading lays a part out once; a device that does not get its copy is noticed."""
     model = config()
 
-    def forget(plan):
-        skip(plan.programs["broadcast"][-1].templates[0].instructions[0])
-
+    forget = change_first("broadcast", skip, -1, "broadcast")
     report = verify_strategy(training_graph(model, "f32"), DeviceMesh(axes), batches(model, 1), change=forget)
     assert not report.equal
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from small_llama import batches, change_first, config, drop_partial
 
@@ -64,7 +66,9 @@ def test_widths_of_chunks(mesh, chunks, sizes):
 
 def swap_last(instruction):
     """The last two of three partials change places in the tree."""
-    instruction.operands[3], instruction.operands[4] = instruction.operands[4], instruction.operands[3]
+    operands = list(instruction.operands)
+    operands[3], operands[4] = operands[4], operands[3]
+    return replace(instruction, operands=tuple(operands))
 
 
 @pytest.mark.parametrize("fault", [drop_partial, swap_last])

@@ -98,7 +98,12 @@ class DeviceMesh:
         return position
 
     def first(self, device: int, *axes: str) -> int:
-        """The device at the beginning of these axes that differs from `device` on them only."""
+        """The device at the beginning of these axes that differs from `device` on them only.
+
+        Raises:
+            LayoutError: there is no such device.
+        """
+        _border.integer("mesh", "a device", device, 0, self.num_devices - 1)
         known = [self._axes[axis] for axis in axes if axis in self._axes]
         return device - sum(device // stride % size * stride for size, stride in known)
 

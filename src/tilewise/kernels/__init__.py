@@ -6,11 +6,14 @@ works without one.
 """
 
 from tilewise.kernels.packing import PANEL_ROWS, pack_weight, packed_elements, padded_columns, unpack_weight
+from tilewise.kernels.reference import REFERENCES, UPDATE_STEPS
 from tilewise.kernels.table import KERNELS, IntSpec, KernelSpec, OperandSpec, kernel_spec
 
 __all__ = [
     "KERNELS",
     "PANEL_ROWS",
+    "REFERENCES",
+    "UPDATE_STEPS",
     "IntSpec",
     "KernelSpec",
     "OperandSpec",

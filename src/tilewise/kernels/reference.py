@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["REFERENCES"]
+__all__ = ["REFERENCES", "UPDATE_STEPS"]
 
 F64 = NDArray[np.float64]
 Array = NDArray[Any]

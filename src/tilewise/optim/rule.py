@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewise.core.border import Border, shown
-from tilewise.kernels.reference import UPDATE_STEPS
-from tilewise.kernels.reference import update as update_reference
+from tilewise.kernels import REFERENCES, UPDATE_STEPS
 
 __all__ = [
     "Parameter",
@@ -52,7 +51,7 @@ class Program:
     """What happens to a parameter, as the `update` op takes it.
 
     Attributes:
-        steps: four integers each: position in `kernels.reference.UPDATE_STEPS`, three values.
+        steps: four integers each: position in `kernels.UPDATE_STEPS`, three values.
         constants: numbers that are the same in every step of training.
         left: the value that the weight and each state is left with.
     """
@@ -200,7 +199,7 @@ def take_down(update: Callable[[Parameter], None], states: Sequence[str], hyper:
     steps = [n for kind, operands in tape.steps for n in (kind, *(tape.number(o) for o in operands))]  # type: ignore[arg-type]
     program = Program(tuple(steps), tuple(tape.constants), tuple(tape.number(v) for v in values))
     zeros = [np.zeros((1, 1))] * (len(states) + 2)
-    moved = update_reference(
+    moved = REFERENCES["update"](
         zeros, np.full((1, len(hyper)), 0.5), 1.0, program.steps, program.constants, program.left
     )
     if any(float(array[0, 0]) != 0.0 for array in moved):

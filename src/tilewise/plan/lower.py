@@ -16,7 +16,7 @@ from tilewise.core.errors import InternalError, PlanError
 from tilewise.core.mesh import Axes
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode, TensorSpec
-from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, in_space, show_axes
+from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, in_space, show_axes, show_layout
 from tilewise.ir.lowering import Accumulator, Draft, Ref, Tiles
 from tilewise.ir.op import op_named
 from tilewise.ir.program import (
@@ -434,6 +434,7 @@ class TemplateLowering:
             if op.id in self.late and self.microbatch < self.shapes.settings.accumulation - 1:
                 continue
             self._accumulated = set()
+            self._refuse_sums_in_shards(op)
             rule = op_named(op.op)
             rule.lower(self, op)
             if self._accumulated != {*rule.accumulates}:
@@ -457,6 +458,15 @@ class TemplateLowering:
             tuple(self.signal_sites),
             tuple(self.completions),
         )
+
+    def _refuse_sums_in_shards(self, op: OpNode) -> None:
+        for record in self._records_of(op):
+            if record.arrives_in_shards:
+                raise PlanError(
+                    f"[plan.lower] a sum arrives whole on every device that shares it; got {record.partial!r} of "
+                    f"{op.label!r} asked for as {show_layout(record.arrives[0])} over {show_axes(record.team)}; drop "
+                    "the hint"
+                )
 
     def _records_of(self, op: OpNode) -> list[Record]:
         partials = {p.name: None for p in factors_of(self.graph, op).partials}

@@ -88,6 +88,7 @@ class _Propagation:
     strategy: DistributionStrategy
     batch: BatchCut
     cache: dict[object, tuple[GraphLayout, dict[int, Choices]]] = field(default_factory=dict)
+    layouts: dict[str, list[GraphLayout]] = field(default_factory=dict)
 
     def hints(self, graph: Graph) -> dict[int, Choices]:
         """What a user asks of tensors: in the graph, or by name in the strategy."""
@@ -160,7 +161,11 @@ class _Propagation:
             hints = self.hints(template.graph)
             inner = {t: h for t, h in hints.items() if t not in template.arguments}
             arguments = dict(zip(template.arguments, given))
-            self.cache[key] = self.lay_out(template.graph, arguments, inner)
+            layout, found = self.lay_out(template.graph, arguments, inner)
+            known = self.layouts.setdefault(template.key, [])  # equal layouts are one, and so lowered once
+            layout = next((other for other in known if other == layout), layout)
+            known.append(layout)
+            self.cache[key] = layout, found
         layout, found = self.cache[key]
         choices.update(
             (o, tuple(c.through(PASSED) for c in found[t]))

@@ -85,7 +85,7 @@ def test_impossible_strategy_is_one_line_before_any_work(demo):
     ("text", "words"),
     [
         ("[data]\npath = 'nowhere'\n", "nowhere"),
-        ("[distribution]\nstrategy = 'ddp'\nmesh = { dp = 3 }\n", "power of two"),
+        ("[distribution]\nstrategy = 'ddp'\nmesh = { dp = 3 }\n", "nodes of its tree"),
         ("[distribution]\nstrategy = 'ddp'\nmesh = { dp = 16 }\n", "batch"),
     ],
 )

@@ -400,7 +400,7 @@ def test_a_spoilt_configuration_is_refused(tmp_path, run, case):
         *((text, "name of an axis must be printable") for text in ("=2", "\udcff=2", "dp=2,\x1b[2J=2")),
         *((text, "must lie in [1, 1024]") for text in ("dp=0", "tp=9999", f"dp={1 << 20}")),
         ("xx=2", "mesh axes are dp and tp"),
-        *((text, "power of two") for text in ("dp=3", "tp=1024")),
+        *((text, "nodes of its tree") for text in ("dp=3", "tp=1024")),
         ("dp=64,tp=64", "at most 1024 devices"),
     ],
 )
@@ -432,7 +432,7 @@ def test_wrong_arguments_of_the_demo_are_refused(tmp_path, texts, run):
         ((*out, "--data", tmp_path / "empty"), "must hold UTF-8 text"),
         ((*out, "--data", NOT_UTF8), "must be a file or a directory"),
         ((*out, "--data", ""), "data"),
-        ((*out, "--dp", 3), "power of two"),
+        ((*out, "--dp", 3), "nodes of its tree"),
         (("--out", tmp_path / "taken", "--data", texts), "called 'timeline.json'"),
         (("--out", tmp_path / "taken2", "--data", texts), "called 'untrained'"),
         ((*out, "--minutes", "1e400"), "--minutes"),

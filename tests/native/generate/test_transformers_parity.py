@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -160,7 +161,8 @@ def test_a_planted_fault_changes_the_bits(tmp_path, tokenizer, monkeypatch):
     class Dropping(assemble.Program):
         def add_instr(self, device, template, instruction, first_signal):
             if instruction.label == "linear:self_attn.o_proj.weight/reduce_scatter" and device == 0:
-                instruction.operands[3] = instruction.operands[2]
+                *others, last, _ = instruction.operands
+                instruction = replace(instruction, operands=(*others, last, last))
                 dropped.append(instruction)
             super().add_instr(device, template, instruction, first_signal)
 

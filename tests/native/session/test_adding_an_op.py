@@ -7,11 +7,16 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
+from small_llama import change_first
 
 from tilewise.core import ShapeError
 from tilewise.graph.ops.common import Elementwise
@@ -62,14 +67,14 @@ def test_a_wrong_shard_is_noticed(page):
     results = []
     for fault in (0.0, 0.01):
         graph = page["build"]()
-        plan = graph.plan({"dp": 2})
-        mixes = [
-            i
-            for t in plan.programs["forward"][1].templates
-            for i in t.instructions
-            if i.kernel == "scale_f32"
-        ]
-        mixes[0].floats = [mixes[0].floats[0] + fault]
+        more = change_first(
+            "",
+            lambda i, by=fault: replace(i, floats=(i.floats[0] + by,)),
+            device=1,
+            program="forward",
+            kernel="scale_f32",
+        )
+        plan = more(graph.plan({"dp": 2}))
         with graph.instantiate(plan) as model:
             model.initialize(seed=3, scale=0.5)
             model.forward(**page["data"])

@@ -163,12 +163,11 @@ def test_more_than_the_machine_has():
         graph.instantiate(plan)
 
 
-def logits_and_losses(axes, accumulation, dtype, change=lambda plan: None):
+def logits_and_losses(axes, accumulation, dtype, change=lambda plan: plan):
     """Both, whole, after one step over a mesh."""
     graph = training_graph(MODEL, dtype)
     graph.output(graph.draft.tensors[graph.draft.ops[-1].inputs[0]], "logits")
-    plan = graph.plan(axes, accumulation=accumulation)
-    change(plan)
+    plan = change(graph.plan(axes, accumulation=accumulation))
     with graph.instantiate(plan) as running:
         running.initialize(0)
         running.step(batches(MODEL, 1)[0], 1e-3)

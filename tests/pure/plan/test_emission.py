@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pure.plan.test_templates import plan_graph
-from tilewise.core.dims import DimLabel
+from tilewise.core.dims import BATCH
 from tilewise.core.errors import InternalError
 from tilewise.graph import GraphBuilder
 from tilewise.ir import op as op_table
@@ -63,7 +63,9 @@ def make(kernel, base, **changes):
         else:
             call[what] = named
     options = {"extent": Number(ROWS), "step": 4, **call}
-    return make_instruction(kernel, maker="op 'mine' (l)", label="l", ref_of=REFS.__getitem__, **options)
+    return make_instruction(
+        kernel, maker="op 'mine' (l)", label="l", ref_of=REFS.__getitem__, **options
+    ).freeze()
 
 
 def accesses(instruction):
@@ -74,10 +76,10 @@ def test_a_call_as_the_table_says():
     """Order, access and name come from the table; lists take turns; counts and types are filled in."""
     norm = make("rms_norm", NORM)
     assert (norm.kernel, [o.slot for o in norm.operands]) == ("rms_norm_f32", [0, 2, 1, 3])
-    assert accesses(norm) == ["OUT", "OUT", "IN", "IN"] and norm.floats == [1e-5]
+    assert accesses(norm) == ["OUT", "OUT", "IN", "IN"] and norm.floats == (1e-5,)
     product = make("matmul", PRODUCT)
     assert [None if o.null else o.slot for o in product.operands] == [5, None, 0, 4, 1, 7]
-    assert product.ints == [1, 2, 2, 0, 2, 0, 2, 2, 6, 2, 6]
+    assert product.ints == (1, 2, 2, 0, 2, 0, 2, 2, 6, 2, 6)
 
 
 REFUSED = [
@@ -235,7 +237,7 @@ def test_a_forgetful_op_is_found_when_planning(name, what, left_out, words, monk
 
     monkeypatch.setattr(rule, "lower", lambda self, low, op: lower(self, Forgetful(low, forget), op))
     graph = GraphBuilder("g")
-    x = graph.input([4, 3, 8], name="x", labels=[DimLabel("batch"), None, None])
+    x = graph.input([4, 3, 8], name="x", labels=[BATCH, None, None])
     y = graph.rms_norm(x, graph.parameter([8], name="gamma"))
     graph.output(graph.matmul(y, graph.parameter([5, 8], name="w"), transpose_b=True), "y")
     with pytest.raises(InternalError, match=words):

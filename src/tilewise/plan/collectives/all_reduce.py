@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tilewise.core.errors import PlanError
 from tilewise.ir.graph import OpNode
-from tilewise.ir.layout import Record, show_axes, show_layout
+from tilewise.ir.layout import Record
 from tilewise.ir.lowering import Draft, Ref
 from tilewise.ir.program import upper
 from tilewise.plan.collectives.all_gather import all_gather_rows
@@ -30,11 +29,6 @@ def all_reduce(
     `producer` is the instruction that writes `source`, by default the last one emitted; it loops over the same
     tiles.
     """
-    if record.arrives_in_shards:
-        raise PlanError(
-            f"[plan.collectives] a sum arrives whole on every device that shares it; got {record.partial!r} of "
-            f"{op.label!r} asked for as {show_layout(record.arrives[0])} over {show_axes(record.team)}; drop the hint"
-        )
     low.completed.add(record)
     src, dst = low.tensor(source), low.tensor(target)
     if src.packed:
