@@ -16,6 +16,7 @@ __all__ = [
     "POSITION",
     "Access",
     "Call",
+    "Completion",
     "DeviceBinding",
     "DeviceClass",
     "Instruction",
@@ -231,15 +232,31 @@ class TempSpec:
     op: int
 
 
+class Completion(NamedTuple):
+    """What a template says of a value that devices hold parts of: slot `source` has this device's part, slot `target`
+    the whole afterwards, with slot `residual` (-1: none) added. The record is number `number` of those of the op's
+    `partial`. One slot for both is completed in place. No run looks at it.
+    """
+
+    op: int
+    partial: str
+    number: int
+    source: int
+    target: int
+    residual: int = -1
+
+
 @dataclass(frozen=True)
 class LoweredTemplate:
-    """Instructions of one template, its slots, and its temporaries. Its signals count from `first_signal` on."""
+    """Instructions of one template, its slots, its temporaries, and the shared values that it completes. Its signals
+    count from `first_signal` on."""
 
     name: str
     instructions: tuple[Instruction, ...]
     slots: tuple[Slot, ...]
     temps: tuple[TempSpec, ...]
     signal_sites: tuple[int, ...] = ()
+    completions: tuple[Completion, ...] = ()
     first_signal: int = 0
 
     @property

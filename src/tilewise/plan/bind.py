@@ -90,7 +90,8 @@ class Binder:
             return self._carry(variant, position, slot, of)
         if is_inner:
             storage = variant.graph.spec(tensor).storage
-            return self._own(variant, position, (slot.kind, variant.number, tensor), "inner", storage)
+            key = "inner_flat" if slot.kind == "flat" else "inner", variant.number, tensor
+            return self._own(variant, position, key, "inner", storage)
         return self.tensor(tensor, use.microbatch, flat=slot.kind == "flat")
 
     def _carry(self, variant: Variant, position: int, slot: Slot, of: Key) -> int:

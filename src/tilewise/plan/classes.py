@@ -8,7 +8,7 @@ to such a number by its place in `DeviceBinding.numbers`; `DeviceNumbers` hands 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -39,7 +39,40 @@ def classes_of(graph: Graph, layout: GraphLayout, shapes: LocalShapes) -> tuple[
                 known[place] = _relative(cut, shapes.on(device))
             key.append(known[place])
         found.setdefault(tuple(key), []).append(device)
-    return tuple(tuple(devices) for devices in found.values())
+    return _in_lockstep([tuple(devices) for devices in found.values()], cuts, shapes)
+
+
+def _in_lockstep(
+    classes: Sequence[tuple[int, ...]], cuts: Sequence[_Cut], shapes: LocalShapes
+) -> tuple[tuple[int, ...], ...]:
+    """Classes whose devices share what they hold with devices of the same classes: those who hold one KV head wait for
+    each other, so where one of them comes first on an axis, or has another inner cut, the others are told apart."""
+    sharing = [groups for cut in cuts if (groups := _holders(cut, shapes))]
+    while True:
+        class_of = {device: c for c, devices in enumerate(classes) for device in devices}
+        finer: dict[tuple[object, ...], list[int]] = {}
+        for device in range(shapes.mesh.num_devices):
+            beside = [tuple(class_of[d] for d in groups[device]) for groups in sharing]
+            finer.setdefault((class_of[device], *beside), []).append(device)
+        if len(finer) == len(classes):
+            return tuple(classes)
+        classes = [tuple(devices) for devices in finer.values()]
+
+
+def _holders(cut: _Cut, shapes: LocalShapes) -> dict[int, list[int]]:
+    """Per device, those that hold the same part of a dim, where some part has several holders."""
+    size, label, axes = cut
+    spec = TensorSpec((size,), DTYPES["f32"], (label,))
+    mesh = shapes.mesh
+    ranges = [shapes.on(d).range(spec, (axes,), 0) for d in mesh.team(0, *axes)]
+    if len(set(ranges)) == len(ranges):
+        return {}
+    places = {r: [i for i, other in enumerate(ranges) if other == r] for r in ranges}
+    found = {}
+    for device in range(mesh.num_devices):
+        team = mesh.team(device, *axes)
+        found[device] = [team[i] for i in places[ranges[mesh.coordinate(device, *axes)]]]
+    return found
 
 
 def _cuts(graph: Graph, layout: GraphLayout) -> Iterator[_Cut]:

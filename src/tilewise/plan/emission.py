@@ -224,7 +224,8 @@ def _plain(extent: Number) -> _Size:
 
 def _with_access(placed: Sequence[Placed]) -> list[Operand]:
     """The table's roles as access to tiles; among operands that view the same tile, the first that writes it, or the
-    first, speaks for all. A write to a part of a tile keeps the rest of it."""
+    first, speaks for all. A write to a part of a tile keeps the rest of it. Where access differs from what the kernel
+    does, the operand's role says that."""
     result: list[Operand] = []
     views: dict[tuple[int, int], list[int]] = {}
     for i, (spec, operand) in enumerate(placed):
@@ -247,7 +248,13 @@ def _with_access(placed: Sequence[Placed]) -> list[Operand]:
             speaker = next((i for i in members if result[i].access & Access.OUT), members[0])
             for i in members:
                 result[i] = result[i]._replace(access=access if i == speaker else Access.NONE)
-    return result
+    return [_with_role(spec, operand) for (spec, _), operand in zip(placed, result)]
+
+
+def _with_role(spec: OperandSpec, operand: Operand) -> Operand:
+    role = _ACCESS[spec.role]
+    said = operand.access or Access.IN  # what a reader of the operand takes it for
+    return operand if operand.null or said == role else operand._replace(role=role)
 
 
 _ACCESS = {"in": Access.IN, "out": Access.OUT, "inout": Access.INOUT}

@@ -21,6 +21,7 @@ from tilewise.ir.lowering import Accumulator, Draft, Ref, Tiles
 from tilewise.ir.op import op_named
 from tilewise.ir.program import (
     Access,
+    Completion,
     Instruction,
     LoweredTemplate,
     Mode,
@@ -117,6 +118,7 @@ class TemplateLowering:
         self._op_index = 0
         self._accumulated: set[int] = set()  # outputs of the current op that are summed over the batch
         self.completed: set[Record] = set()  # what the current op has combined
+        self.completions: list[Completion] = []  # where each shared value lies before and after
         self.refs: dict[Slot, Ref] = {}
         self.keys: list[Slot] = []  # by number
         self.views: list[Ref] = []
@@ -469,6 +471,7 @@ class TemplateLowering:
             tuple(by_index),
             tuple(self.temps),
             tuple(self.signal_sites),
+            tuple(self.completions),
         )
 
     def _refuse_sums_in_shards(self, op: OpNode) -> None:

@@ -9,7 +9,7 @@ from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import Call, DeviceClass, TileProgram
 from tilewise.ir.schedule import Schedule
-from tilewise.ir.validate import validate_acknowledgements
+from tilewise.ir.validate import validate_acknowledgements, validate_reductions
 from tilewise.plan.accumulation import find_batch_sums, require_whole_batch
 from tilewise.plan.bind import Binder
 from tilewise.plan.buffers import (
@@ -78,6 +78,7 @@ def make_plan(
     }
     program = _program(binder, variants, numbers, classes, [b for b in buffers if b.first >= 0])
     validate_acknowledgements(program)
+    _validate_flow(program, variants, tensors, outside)
     needs = (
         settings.workers_per_device,
         variants.num_signals,
@@ -97,6 +98,16 @@ def make_plan(
         optimizer,
         overhead(*needs),
     )
+
+
+def _validate_flow(
+    program: TileProgram, variants: Variants, tensors: RootTensors, outside: Mapping[int, Sequence[int]]
+) -> None:
+    """Hold the program to the layouts' records; what users write, and what steps keep, is there beforehand."""
+    kinds = {t.id: t.kind for t in tensors.graph.tensors}
+    given = frozenset(e for t, entries in outside.items() if kinds[t] != "result" for e in entries)
+    layouts = [variant.layout for variant in variants.variants]
+    validate_reductions(program, layouts, given, {"backward": ("forward",)})
 
 
 def _place(

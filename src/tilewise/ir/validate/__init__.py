@@ -5,13 +5,17 @@
 
 from tilewise.ir.validate.batch import validate_batch_sums, validate_microbatches
 from tilewise.ir.validate.graph import validate_graph
+from tilewise.ir.validate.order import validate_order
 from tilewise.ir.validate.program import validate_acknowledgements
 from tilewise.ir.validate.records import validate_records
+from tilewise.ir.validate.reductions import validate_reductions
 
 __all__ = [
     "validate_acknowledgements",
     "validate_batch_sums",
     "validate_graph",
     "validate_microbatches",
+    "validate_order",
     "validate_records",
+    "validate_reductions",
 ]

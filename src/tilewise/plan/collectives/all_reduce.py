@@ -7,7 +7,7 @@ from tilewise.ir.layout import Record
 from tilewise.ir.lowering import Draft, Ref
 from tilewise.ir.program import upper
 from tilewise.plan.collectives.all_gather import all_gather_rows
-from tilewise.plan.collectives.handshake import ClassLowering, team_of
+from tilewise.plan.collectives.handshake import ClassLowering, note_completion, team_of
 from tilewise.plan.collectives.reduce_scatter import reduce_scatter_rows
 
 __all__ = ["all_reduce", "all_reduce_in_place"]
@@ -36,6 +36,7 @@ def all_reduce(
     beside = None if residual is None else low.tensor(residual)
     step = low.row_step(src) if step is None else step
     team = team_of(low, record)
+    note_completion(low, op, record, src, dst, beside)
     done = reduce_scatter_rows(
         low, op, producer or low.instructions[-1], src, dst, beside, record.combine, team, step
     )
@@ -48,5 +49,6 @@ def all_reduce_in_place(low: ClassLowering, op: OpNode, ref: Ref, record: Record
     producer = low.instructions[-1]
     step = upper(producer.step) if ref.packed else 0
     team = team_of(low, record)
+    note_completion(low, op, record, flat, flat)
     done = reduce_scatter_rows(low, op, producer, flat, flat, None, record.combine, team, step)
     all_gather_rows(low, op, flat, done, team, step)

@@ -11,6 +11,7 @@ from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import Record
 from tilewise.ir.lowering import Draft, Lowering, Ref
 from tilewise.ir.program import (
+    Completion,
     Instruction,
     LoweredTemplate,
     Mode,
@@ -28,6 +29,7 @@ __all__ = [
     "acknowledge",
     "await_peers",
     "gather_label",
+    "note_completion",
     "num_tiles",
     "place_signals",
     "raise_on_peers",
@@ -48,6 +50,7 @@ class ClassLowering(Lowering, Protocol):
         numbers: in which the devices of the class differ.
         instructions: what has been emitted.
         completed: what the current op has combined.
+        completions: where each shared value lies before and after.
     """
 
     mesh: DeviceMesh
@@ -55,6 +58,7 @@ class ClassLowering(Lowering, Protocol):
     numbers: DeviceNumbers
     instructions: list[Draft]
     completed: set[Record]
+    completions: list[Completion]
 
     def signals(self, count: int) -> int:
         """Reserve signals; numbered within their site until `place_signals` knows every class's need."""
@@ -101,6 +105,15 @@ def place_signals(templates: Sequence[LoweredTemplate]) -> list[LoweredTemplate]
 def team_of(low: ClassLowering, record: Record) -> Team:
     """The devices that complete a value together, in the order of its tree."""
     return low.numbers.team(record.team, low.mesh.size(*record.team) // len(record.held))
+
+
+def note_completion(
+    low: ClassLowering, op: OpNode, record: Record, src: Ref, dst: Ref, residual: Ref | None = None
+) -> None:
+    """Say which slots hold a shared value before and after it is completed."""
+    number = low.records(op, record.partial).index(record)
+    beside = -1 if residual is None else residual.slot
+    low.completions.append(Completion(op.id, record.partial, number, src.slot, dst.slot, beside))
 
 
 def num_tiles(low: ClassLowering, extent: Number, step: int) -> int:

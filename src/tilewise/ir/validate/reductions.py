@@ -1,0 +1,351 @@
+"""What flows through a tile program: a shared value is completed once, in the order of its tree, and read afterwards.
+
+A template says which slots hold a shared value before and after (`Completion`); layouts say who holds which part of it
+(`Record`). Here the instructions are read in order, each slot's value being one device's part, this device's share of
+the rows, or complete:
+
+    partial  written by producers; read by one reduction alone, of the parts of all members in the tree's order
+    share    what the reduction leaves: this member's rows; then one copy brings every other member's
+    complete anything may read it
+
+So a reduction that is missing (on all devices alike, too), doubled, swapped, of another team or other rows is found,
+and so is a reader that comes too early or takes a part for the whole. Copies of columns between layouts name every
+member once, side by side. Along the calls of a list, what is read has been given from outside or was written before.
+
+Not shown: that kernels compute what they say, and that what they update was begun (some begin it themselves); when
+tasks run (`validate_order`); which of several tensors of one shape a call means; what a broadcast copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, NoReturn
+
+from tilewise.core.errors import InternalError
+from tilewise.core.mesh import Axes, DeviceMesh
+from tilewise.core.tree import Interval, fold_intervals
+from tilewise.ir.layout import GraphLayout, Record
+from tilewise.ir.program import (
+    Access,
+    Completion,
+    DeviceClass,
+    Instruction,
+    LoweredTemplate,
+    Mode,
+    NumberLike,
+    Operand,
+    Slot,
+    TileProgram,
+    value_on,
+)
+
+__all__ = ["validate_reductions"]
+
+_KERNELS = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}
+_COPY = "copy_pairs"
+_PARTIAL, _SHARE, _SPENT, _COMPLETE = (
+    "one device's part",
+    "one member's share",
+    "a part, already used",
+    "complete",
+)
+_Peer = tuple[int, NumberLike]  # team and member
+
+
+class _Exchange(NamedTuple):
+    """What every device of a class confirms: whose memory an instruction reads, in order.
+
+    Attributes:
+        axes: of the team.
+        held: per team of a record, the leaves of each member; empty for copies.
+        leaves: of the tree.
+        mine: the share of the rows that this device combines.
+        peers: whose memory is read; of the copy, with the share of each.
+        shares: of how many members the rows are cut into.
+    """
+
+    axes: Axes
+    held: tuple[tuple[Interval, ...], ...]
+    leaves: int
+    mine: NumberLike
+    peers: tuple[_Peer, ...]
+    parts: tuple[NumberLike, ...]
+    shares: int
+
+
+def validate_reductions(
+    program: TileProgram,
+    layouts: Sequence[GraphLayout],
+    given: frozenset[int],
+    behind: Mapping[str, Sequence[str]],
+) -> None:
+    """Every record is completed once and rightly, and every value is written before it is read.
+
+    Args:
+        layouts: of the graph that each template lowers; templates without come last.
+        given: entries that hold a value from outside before any list runs.
+        behind: lists that have run before a list.
+
+    Raises:
+        InternalError: names the op or instruction, and what it reads.
+    """
+    for number, layout in enumerate(layouts):
+        _require_all_records(program, layouts, number, layout)
+    for class_id, of in enumerate(program.classes):
+        exchanges: dict[_Exchange, str] = {}
+        flows = []
+        for number, template in enumerate(of.templates):
+            flow = _Flow(template, layouts[number] if number < len(layouts) else None)
+            flow.run()
+            flows.append(flow)
+            exchanges.update(flow.exchanges)
+        _confirm(program, class_id, exchanges, layouts[0].mesh)
+        for name in of.calls:
+            _follow_calls(of, flows, name, given, behind.get(name, ()))
+
+
+def _require_all_records(
+    program: TileProgram, layouts: Sequence[GraphLayout], number: int, layout: GraphLayout
+) -> None:
+    """Some template of a graph completes each of its records."""
+    if any(layout is other for other in layouts[:number]):
+        return
+    for of in program.classes:
+        done = {
+            (c.op, c.partial, c.number)
+            for template, other in zip(of.templates, layouts)
+            if other is layout
+            for c in template.completions
+        }
+        for (op, partial), records in layout.records.items():
+            for i, record in enumerate(records):
+                if record.team and (op, partial, i) not in done:
+                    _refuse("a shared value is completed", f"none of {partial!r} of op {op}")
+
+
+class _Flow:
+    """One template of one class, instruction by instruction.
+
+    Attributes:
+        needs, makes: slots whose value is read from outside, and those that are written.
+        exchanges: what devices confirm, with the label of an instruction that wants it.
+    """
+
+    def __init__(self, template: LoweredTemplate, layout: GraphLayout | None) -> None:
+        self.template, self.layout = template, layout
+        self.needs: set[int] = set()
+        self.makes: set[int] = set()
+        self.exchanges: dict[_Exchange, str] = {}
+        first: dict[Slot, int] = {}
+        self._same = [
+            first.setdefault(s._replace(kind=_kind(s.kind)), i) for i, s in enumerate(template.slots)
+        ]
+        self._state: dict[int, str] = {}
+        self._open = {
+            self._same[c.source]: c for c in template.completions
+        }  # parts that are not combined yet
+        self._halves: dict[int, Completion] = {}  # combined, not copied yet
+
+    def run(self) -> None:
+        """Read all instructions.
+
+        Raises:
+            InternalError: a value is read that is not complete, or stays so.
+        """
+        if len(self._open) < len(self.template.completions):
+            _refuse("a part belongs to one value", f"two for a slot of template {self.template.name!r}")
+        for instruction in self.template.instructions:
+            if instruction.kernel and not (self._reduces(instruction) or self._gathers(instruction)):
+                self._other(instruction)
+        for slot, completion in (*self._open.items(), *self._halves.items()):
+            _refuse(
+                "a shared value is completed once",
+                f"{completion.partial!r} of op {completion.op} left as {self._state.get(slot, 'nothing')} in template "
+                f"{self.template.name!r}",
+            )
+
+    def _reduces(self, instruction: Instruction) -> bool:
+        if not instruction.kernel.startswith(tuple(_KERNELS.values())):
+            return False
+        out, residual, *parts = instruction.operands
+        completion = self._open.get(self._same[parts[0].slot]) if parts else None
+        if completion is None or self.layout is None:
+            self._wrong(instruction, "it combines parts of no value that is due")
+        record = self.layout.records[completion.op, completion.partial][completion.number]
+        source, target = self._same[completion.source], self._same[completion.target]
+        beside = -1 if residual.null else residual.slot
+        rows = out._replace(access=Access.NONE, role=Access.NONE, slot=0, team=-1, member=0)
+        own = [residual] if beside >= 0 else []
+        fits = (
+            instruction.kernel.startswith(_KERNELS[record.combine])
+            and (self._same[out.slot], beside, out.mode) == (target, completion.residual, Mode.ROWPART)
+            and all(self._same[p.slot] == source for p in parts)
+            and all(_rows(p) == rows for p in (*parts, *own))
+            and all(o.team < 0 for o in own)
+        )
+        if not fits or self._state.get(source) != _PARTIAL:
+            self._wrong(instruction, f"it does not combine {completion.partial!r} of op {completion.op}")
+        if beside >= 0:
+            self._read(instruction, beside)
+        self._add(instruction, record, out, parts)
+        del self._open[source]
+        self._state[source] = _SPENT
+        self._state[target] = _SHARE
+        self._halves[target] = completion
+        return True
+
+    def _gathers(self, instruction: Instruction) -> bool:
+        pairs = _pairs(instruction)
+        completion = self._halves.get(self._same[pairs[0][0].slot]) if pairs else None
+        if completion is None or self.layout is None:
+            return False
+        record = self.layout.records[completion.op, completion.partial][completion.number]
+        target = self._same[completion.target]
+        for dst, src in pairs:
+            fits = self._same[dst.slot] == self._same[src.slot] == target and dst.mode == Mode.ROWPART
+            if not fits or _rows(dst) != _rows(src) or dst.team >= 0:
+                self._wrong(instruction, "a member's share is copied to its own rows")
+        self._add(instruction, record, None, [src for _, src in pairs])
+        del self._halves[target]
+        self._write(target)
+        return True
+
+    def _add(
+        self, instruction: Instruction, record: Record, out: Operand | None, read: Sequence[Operand]
+    ) -> None:
+        shares = (read[0] if out is None else out).parts
+        mine = -1 if out is None else out.part
+        peers = tuple((o.team, o.member) for o in read)
+        parts = tuple(o.part for o in read) if out is None else ()
+        if not isinstance(shares, int):
+            self._wrong(instruction, "the number of members is a constant")
+        exchange = _Exchange(record.team, record.held, record.count, mine, peers, parts, shares)
+        self.exchanges.setdefault(exchange, instruction.label)
+
+    def _other(self, instruction: Instruction) -> None:
+        writes = {self._same[o.slot] for o in instruction.operands if not o.null and _role(o) & Access.OUT}
+        for o in instruction.operands:
+            if not o.null and _role(o) & Access.IN:
+                slot = self._same[o.slot]
+                if slot not in writes or self._state.get(slot, _PARTIAL) != _PARTIAL:
+                    self._read(instruction, slot)
+        if self.layout is not None and any(o.team >= 0 for o in instruction.operands):
+            self._columns(instruction, self.layout)
+        for slot in writes:
+            if self._state.get(slot) == _SHARE:
+                self._wrong(instruction, f"it writes {self.template.slots[slot]} between its two halves")
+            self._write(slot)
+
+    def _columns(self, instruction: Instruction, layout: GraphLayout) -> None:
+        """Columns of all members, one after the other."""
+        pairs, end = _pairs(instruction), 0
+        for dst, src in pairs:
+            if (
+                dst.mode != Mode.ROWCOLS
+                or dst.part != end
+                or not isinstance(dst.parts, int)
+                or src.mode != Mode.ROW
+            ):
+                self._wrong(instruction, "members' columns stand side by side")
+            end += dst.parts
+        slots = {(d.slot, s.slot) for d, s in pairs}
+        if len(slots) != 1:
+            self._wrong(instruction, "it reads peers for no value that they share")
+        after, before = (layout.use[self.template.slots[s].id][-1] for s in slots.pop())
+        peers = tuple((s.team, s.member) for _, s in pairs)
+        exchange = _Exchange(before[len(after) :], (), 0, 0, peers, (), len(pairs))
+        self.exchanges.setdefault(exchange, instruction.label)
+
+    def _read(self, instruction: Instruction, slot: int) -> None:
+        slot = self._same[slot]
+        if self._state.get(slot, _COMPLETE) != _COMPLETE:
+            self._wrong(instruction, f"it reads {self.template.slots[slot]}, {self._state[slot]}")
+        if slot not in self.makes:
+            self.needs.add(slot)
+
+    def _write(self, slot: int) -> None:
+        self._state[slot] = _PARTIAL if slot in self._open else _COMPLETE
+        self.makes.add(slot)
+
+    def _wrong(self, instruction: Instruction, what: str) -> NoReturn:
+        _refuse("values are complete when they are read", f"{instruction.label!r}: {what}")
+
+
+def _confirm(
+    program: TileProgram, class_id: int, exchanges: Mapping[_Exchange, str], mesh: DeviceMesh
+) -> None:
+    """On every device of a class, the members are those of the team, in order, with a share each."""
+    for device, own in enumerate(program.devices):
+        if own.class_id != class_id:
+            continue
+        for exchange, label in exchanges.items():
+            team = mesh.team(device, *exchange.axes)
+            size = len(team) // max(len(exchange.held), 1)
+            first = team.index(device) // size * size
+            run = team[first : first + size]
+            read = [device if t < 0 else own.teams[t][value_on(m, own)] for t, m in exchange.peers]
+            if exchange.parts:  # a copy of shares
+                copied = sorted(zip(read, (value_on(p, own) for p in exchange.parts)))
+                good = copied == [(other, i) for i, other in enumerate(run) if other != device]
+            elif exchange.held:
+                held = dict(zip(run, _per_device(exchange.held[first // size], size)))
+                good = read == run and value_on(exchange.mine, own) == run.index(device)
+                good = good and not fold_intervals([held[d] for d in read], exchange.leaves)
+            else:
+                good = read == run
+            if not good or exchange.shares != size:
+                _refuse(
+                    "devices complete a value with their team, a share each, in the order of its tree",
+                    f"devices {read} read by {label!r} on device {device} of team {run}",
+                )
+
+
+def _per_device(held: Sequence[Interval], devices: int) -> list[Interval]:
+    """The leaves of every device: those of its microbatches together, which follow each other."""
+    width = len(held) // devices
+    return [(held[i * width][0], held[(i + 1) * width - 1][1]) for i in range(devices)]
+
+
+def _follow_calls(
+    of: DeviceClass, flows: Sequence[_Flow], name: str, given: frozenset[int], behind: Sequence[str]
+) -> None:
+    """What calls read has been written by calls before."""
+    keys = [(_kind(str(e.key[0])), *e.key[1:]) for e in of.entries]
+    known = {keys[e] for e in given}
+    for earlier in behind:
+        known |= {
+            keys[call.binding[s]] for call in of.calls.get(earlier, ()) for s in flows[call.template].makes
+        }
+    for call in of.calls[name]:
+        flow = flows[call.template]
+        for slot in flow.needs:
+            if keys[call.binding[slot]] not in known:
+                _refuse(
+                    "a value is written before it is read",
+                    f"{keys[call.binding[slot]]} read by template {flow.template.name!r} in {name!r}",
+                )
+        known |= {keys[call.binding[s]] for s in flow.makes}
+
+
+def _pairs(instruction: Instruction) -> list[tuple[Operand, Operand]]:
+    """Destinations and sources of a copy."""
+    if not instruction.kernel.startswith(_COPY):
+        return []
+    return list(zip(instruction.operands[::2], instruction.operands[1::2]))
+
+
+def _rows(operand: Operand) -> Operand:
+    return operand._replace(access=Access.NONE, role=Access.NONE, slot=0, team=-1, member=0)
+
+
+def _role(operand: Operand) -> int:
+    return operand.role or operand.access or Access.IN
+
+
+def _kind(kind: str) -> str:
+    """Of a slot or entry, whatever it is seen as."""
+    return "tensor" if kind == "flat" else kind.removesuffix("_flat")
+
+
+def _refuse(rule: str, got: str) -> NoReturn:
+    raise InternalError(f"[ir.validate] {rule}; got {got}; please report the plan")

@@ -1,0 +1,160 @@
+"""Exchanges of real plans with something dropped, doubled, swapped or misdirected: found, or shown to be harmless."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
+from small_llama import config, training_graph
+
+from native.programs.plan_mutations import mutate, with_instructions
+from native.programs.symbolic_run import final_memory
+from tilewise.core.errors import InternalError, PlanError
+from tilewise.ir.program import TileProgram
+from tilewise.ir.validate import validate_acknowledgements, validate_order, validate_reductions
+from tilewise.plan import Plan
+from tilewise.session.assemble import native_program
+
+PLANS = {
+    "dp2": ({"dp": 2}, {}, {}),
+    "tp2": ({"tp": 2}, {}, {}),
+    "dp2tp2": ({"dp": 2, "tp": 2}, {}, {}),
+    "shared_kv": ({"tp": 4}, {}, {"num_key_value_heads": 2}),
+    "accumulated": ({"dp": 2}, {"accumulation": 2}, {}),
+}
+
+
+@cache
+def planned(name: str) -> tuple[Plan, tuple]:
+    """A plan of a small Llama with two layers, and what planning hands to `validate_reductions` besides."""
+    axes, options, changes = PLANS[name]
+    model = config(tie_word_embeddings=False, **changes)
+    graph = training_graph(model, "f32", 4, 8)
+    with mock.patch("tilewise.plan.make.validate_reductions") as check:
+        plan = graph.plan(axes, leaves=4, **options)
+    return plan, check.call_args.args[1:]
+
+
+def found_by(name: str, program: TileProgram) -> str:
+    """Which check refuses a program; empty if none does."""
+    plan, context = planned(name)
+    try:
+        validate_acknowledgements(program)
+    except InternalError:
+        return "acknowledgements"
+    try:
+        validate_reductions(program, *context)
+    except InternalError:
+        return "reductions"
+    try:
+        native = native_program(program, plan.symbol_bounds)
+    except PlanError:
+        return "finish"
+    try:
+        for calls in plan.programs:
+            validate_order([native.tasks(d, [], calls) for d in range(plan.mesh.num_devices)])
+    except InternalError:
+        return "order"
+    return ""
+
+
+@cache
+def memory_of(name: str) -> Mapping[str, list[bytes]]:
+    """What a plan leaves in memory, per list."""
+    plan, _ = planned(name)
+    return {p: run(plan, plan.program, p, 0) for p in plan.programs}
+
+
+def run(plan: Plan, program: TileProgram, name: str, seed: int) -> list[bytes]:
+    """What a list of a program leaves in memory."""
+    return final_memory(program, name, plan.arena_bytes // 2, plan.regions["lasting"], seed)
+
+
+def is_harmless(name: str, program: TileProgram) -> bool:
+    """Three random orders of all tasks leave what the plan leaves."""
+    plan, _ = planned(name)
+    return all(
+        run(plan, program, p, seed) == expected
+        for p, expected in memory_of(name).items()
+        for seed in range(3)
+    )
+
+
+def kill(name: str, seeds: range) -> Counter:
+    """How many mutants each check found; all others are harmless."""
+    plan, found = planned(name)[0], Counter()
+    for seed in seeds:
+        what, program = mutate(seed, plan.program)
+        by = found_by(name, program)
+        assert by or is_harmless(name, program), f"seed {seed} of {name}: {what} is not found"
+        found[by or "harmless"] += 1
+    print(name, dict(found))
+    return found
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_real_plans_pass(name):
+    """Nothing is found in a plan itself, and every order of its tasks leaves the same."""
+    assert found_by(name, planned(name)[0].program) == ""
+    plan, _ = planned(name)
+    assert all(run(plan, plan.program, p, 1) == expected for p, expected in memory_of(name).items())
+
+
+def test_a_reduction_dropped_on_all_devices_is_found():
+    """Each of them, with its copies and acknowledgements: nothing waits for ever, and all devices agree."""
+    plan, context = planned("dp2")
+    dropped = 0
+    for number, template in enumerate(plan.program.classes[0].templates):
+        for label in {
+            i.label.split("/")[0] for i in template.instructions if i.label.endswith("/reduce_scatter")
+        }:
+            program = plan.program
+            for c, of in enumerate(program.classes):
+                kept = [
+                    replace(i, notifies=()) if i.label == label else i
+                    for i in of.templates[number].instructions
+                    if not i.label.startswith(f"{label}/")
+                ]
+                program = with_instructions(program, c, number, tuple(kept))
+            native_program(program, plan.symbol_bounds)
+            with pytest.raises(
+                InternalError, match=r"a shared value is completed once|complete when they are read"
+            ):
+                validate_reductions(program, *context)
+            dropped += 1
+    assert dropped >= 8
+
+
+def test_a_write_that_waits_for_no_reader_is_found():
+    """Without acknowledgements, a tile of a peer may be written while it is read; the message names both tasks."""
+    plan, _ = planned("tp2")
+    program = plan.program
+    for c, of in enumerate(program.classes):
+        for number, template in enumerate(of.templates):
+            kept = tuple(i for i in template.instructions if not i.label.endswith("/ack"))
+            program = with_instructions(program, c, number, kept)
+    native = native_program(program, plan.symbol_bounds)
+    with pytest.raises(InternalError, match=r"got '.*of call \d+ on device \d and '.*over bytes"):
+        validate_order([native.tasks(d, [], "step") for d in range(2)], native.labels())
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_mutants_are_found(name):
+    """Twelve mutants of each plan."""
+    assert kill(name, range(12))["harmless"] < 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANS)
+def test_a_thousand_mutants_are_found(name):
+    """Two hundred of each plan; each check finds some that no other is asked about."""
+    found = kill(name, range(100, 300))
+    assert found["harmless"] < 60
