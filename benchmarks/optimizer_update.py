@@ -1,9 +1,9 @@
-"""Claim: an optimizer's update, though its program comes with the call, runs at the pace of memory.
+"""Question: how far from the pace of memory is an optimizer's update, whose program comes with the call?
 
 Prints milliseconds of one AdamW step on arrays as large as GPT-2 small has them, the share of the memory limit that it
 reaches, and the peer's time. The limit is the bytes moved (weight, two moments and gradient read, weight and moments
-written, and the bf16 copy) over the bandwidth of `copy` on arrays as large, counted alike. The peer is PyTorch's fused
-AdamW on one thread, in fp32.
+written, and the bf16 copy) over the bandwidth of `copy` on an array as large, reads and writes counted. The peer is
+PyTorch's fused AdamW on one thread, in fp32.
 
     python benchmarks/optimizer_update.py [--seconds 0.5]
 """

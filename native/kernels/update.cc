@@ -10,7 +10,7 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-constexpr int64_t kBlock = 128;  // values per step: whole pairs of panel rows
+constexpr int64_t kBlock = 64;  // values per step: whole pairs of panel rows
 
 enum class Step : int64_t {
   kAdd,
@@ -59,7 +59,8 @@ TILEWISE_INLINE Lanes sign_of(const Lanes& x) {
 }
 
 template <class F>
-TILEWISE_INLINE void each(float* to, const float* a, const float* b, const float* c, F f) {
+TILEWISE_INLINE void each(float* __restrict to, const float* a, const float* b, const float* c, F f) {
+#pragma GCC unroll 4
   for (int64_t i = 0; i < kBlock; i += kLanes) store(to + i, f(load(a + i), load(b + i), load(c + i)));
 }
 
@@ -97,10 +98,20 @@ TILEWISE_INLINE void fill(float* to, float value) {
 
 /// `count` of a block's values from memory; the rest is zero.
 TILEWISE_INLINE void fetch(float* to, const float* from, int64_t count) {
+  if (count == kBlock) {
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < kBlock; i += kLanes) store(to + i, load(from + i));
+    return;
+  }
   for (int64_t i = 0; i < kBlock; i += kLanes) store(to + i, i < count ? load(from + i, count - i) : set(0.0f));
 }
 
 void put_copy(float* to, const float* values, int64_t count, bool) {
+  if (count == kBlock) {
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < kBlock; i += kLanes) store(to + i, load(values + i));
+    return;
+  }
   for (int64_t i = 0; i < count; i += kLanes) store(to + i, load(values + i), count - i);
 }
 /// bf16 panels pair neighbours along k: a row of 32 and the next one.

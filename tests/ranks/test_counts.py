@@ -61,6 +61,25 @@ def test_tensor_parallel_traffic(t):
     assert gather_label("linear:mlp.down_proj.weight") in in_layers
 
 
+def norm_entries(plan, tile=512):
+    """Rows of the table of squares: rows times column chunks of every gradient, each up to whole tiles."""
+    total = 0
+    for t in plan.graph.of_kind("parameter"):
+        shape, labels = t.spec.shape, t.spec.labels
+        chunks = plan.graph.reduction_chunks if len(shape) == 2 and labels[1] is not None else 1
+        total += -(-shape[0] * chunks // tile) * tile
+    return total
+
+
+@pytest.mark.parametrize("t", [2, 4])
+def test_traffic_of_the_gradient_norm(t):
+    """The table of squares crosses once: 2 (t - 1) / t of its entries per device; devices of the batch send none."""
+    plan, counted, _ = run_step({"tp": t})
+    assert sum(sum(v) for k, v in counted.items() if "global_norm" in k) == 2 * (t - 1) * norm_entries(plan)
+    _, counted, _ = run_step({"dp": t})
+    assert not any("global_norm" in k for k in counted)
+
+
 @pytest.mark.parametrize("axes", [{}, {"dp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}], ids=str)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_planned_bytes_are_allocated_bytes(axes, dtype):
