@@ -7,7 +7,7 @@ in topological order by construction, so nothing walks it recursively.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 

@@ -200,9 +200,7 @@ def _spec_of_states(form: TensorForm) -> TensorSpec:
 
 
 @lru_cache(maxsize=256)
-def _setting(
-    optimizer: Optimizer, is_vector: bool, group: ParameterGroup | None
-) -> tuple[Optimizer, float]:
+def _setting(optimizer: Optimizer, is_vector: bool, group: ParameterGroup | None) -> tuple[Optimizer, float]:
     """An optimizer for the parameters of one group, and their factor on the learning rate."""
     own: Optimizer = replace(optimizer, groups=())
     if is_vector:

@@ -123,7 +123,6 @@ class DeviceNumbers:
         whole = mesh.size(*axes)
         size = size or whole
         if (axes, size) not in self._known:
-
             coordinates = [mesh.coordinate(device, *axes) for device in range(mesh.num_devices)]
             me = [c % size for c in coordinates]
             run = [c - m for c, m in zip(coordinates, me)]
@@ -162,6 +161,8 @@ class DeviceNumbers:
         for axes in self._teams:
             tables: dict[int, tuple[int, ...]] = {}  # by the first member
             firsts = [mesh.first(device, *axes) for device in devices]
-            columns.append([tables.get(f) or tables.setdefault(f, tuple(mesh.team(f, *axes))) for f in firsts])
+            columns.append(
+                [tables.get(f) or tables.setdefault(f, tuple(mesh.team(f, *axes))) for f in firsts]
+            )
         teams = zip(*columns) if columns else repeat(())
         return tuple(DeviceBinding(class_of[d], n, t) for d, n, t in zip(devices, numbers, teams))
