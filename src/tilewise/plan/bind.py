@@ -42,8 +42,9 @@ class Binder:
         root = self.tensors.roots.get(tensor, tensor)
         part = microbatch if self.tensors.num_parts(root) > 1 else 0
         key = ("flat" if flat else "tensor", root, part)
-        if key in self.table.numbers:
-            return self.table.numbers[key]
+        number = self.table.numbers.get(key)
+        if number is not None:
+            return number
         form = self.tensors.form(root), flat
         if form not in self._cuts:
             self._cuts[form] = self._cut(root, flat)
@@ -79,7 +80,7 @@ class Binder:
     def _slot(
         self, variant: Variant, position: int, slot: Slot, use: Use, actual: Mapping[int, int] | None
     ) -> int:
-        if slot.kind in ("temp", "temp_flat"):
+        if slot.kind == "temp" or slot.kind == "temp_flat":
             return self._own(variant, position, (slot.kind, variant.number, slot.id), "temp", "rows")
         tensor, call = slot.id, use.segment.call
         is_inner = actual is not None and tensor not in actual

@@ -56,12 +56,16 @@ def propagate_layouts(
 
 
 def _share_updates(
-    graph: Graph, outside: dict[int, Choices], names: Mapping[int | None, int] | None = None
+    graph: Graph,
+    outside: dict[int, Choices],
+    names: Mapping[int | None, int] | None = None,
+    known: dict[tuple[int, int], Factors] | None = None,
 ) -> None:
     """What an update writes on lies alike, in templates too: the strongest choice of a dim is that of all its states.
 
-    `names` are the tensors of `outside` that those of a template stand for.
+    `names` are the tensors of `outside` that those of a template stand for, `known` the factors of ops in templates.
     """
+    known = {} if known is None else known
     names = {t: t for t in outside} if names is None else names
     for op in graph.ops:
         if op.op == "call":
@@ -70,9 +74,12 @@ def _share_updates(
                 bound: dict[int | None, int] = {
                     a: names[i] for a, i in zip(template.arguments, op.inputs) if i in names
                 }
-                _share_updates(template.graph, outside, bound)
+                _share_updates(template.graph, outside, bound, known)
         elif not op.outputs:
-            factors, best = factors_of(graph, op), dict[str, Choice]()
+            key, best = (id(graph), op.id), dict[str, Choice]()
+            if key not in known:
+                known[key] = factors_of(graph, op)
+            factors = known[key]
             mine = [(names[t], dims) for t, dims in zip(op.inputs, factors.inputs) if t in names and dims]
             for tensor, dims in mine:
                 for name, choice in zip(dims, outside[tensor]):

@@ -1,0 +1,218 @@
+"""Seconds to plan a training step, from a defined graph to its plan, and to bind one device's program of a large one.
+
+Claims (issue figures; "must" and "goal" are printed beside each): 36 layers with gradients and optimizer on 1, 16 and
+512 devices in 0.2, 0.4 and 1 s; 1,000 layers on one device in 1 s, 10,000 in ten times that within 5%; one device's
+program of a plan for 512 in 10 ms. Medians of several runs, wall time. What differs between equal layers are names and
+entries of tables, so the bound of deep plans is making those: the time to make as many dataclass objects as the plan of
+1,000 layers has tensors, entries and buffers is printed beside. Where PyTorch is importable, so is the time in which it
+makes modules of the same widths and depth on its meta device, with an optimizer: no gradient, no memory, no order.
+
+Run: python benchmarks/planning.py [--runs 5] [--seconds 100] [--layers 10000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tilewise as tw
+from tilewise import optim
+from tilewise.models.llama import LlamaConfig, build_training_graph
+from tilewise.models.llama.model import decoder_layer, rope_table
+from tilewise.nn import linear, rms_norm
+from tilewise.plan import Plan
+from tilewise.session.assemble import native_program
+
+LAYERS, BATCH, SEQ = 36, 1024, 128
+WIDTHS = {"vocab_size": 32000, "hidden_size": 512, "intermediate_size": 1376}
+MESHES: dict[str, tuple[dict[str, int], float, float]] = {
+    "1 device": ({}, 0.4, 0.2),
+    "16 devices": ({"dp": 4, "tp": 4}, 0.8, 0.4),
+    "512 devices": ({"dp": 64, "tp": 8}, 2.0, 1.0),
+}
+
+
+def config_of(layers: int) -> LlamaConfig:
+    """The model of all runs."""
+    return LlamaConfig(**WIDTHS, num_hidden_layers=layers, num_attention_heads=8, num_key_value_heads=8)
+
+
+def llama(layers: int) -> tw.ComputeGraph:
+    """A training step of as many layers as a configuration may have."""
+    graph = tw.ComputeGraph("planning")
+    build_training_graph(graph, config_of(layers), BATCH, SEQ, dtype="f32")
+    graph.optimize(optim.AdamW())
+    return graph
+
+
+def stack(layers: int) -> tw.ComputeGraph:
+    """The same layers, as many as wanted, between an embedding's and a head's shapes of one small vocabulary."""
+    config, graph = config_of(1), tw.ComputeGraph("planning")
+    tokens, labels = (
+        graph.input([BATCH, SEQ], "i32", name=name, labels=[tw.BATCH, None], storage="scalars")
+        for name in ("tokens", "labels")
+    )
+    rows = np.tile(np.arange(SEQ, dtype=np.int32), (BATCH, 1))
+    positions = graph.constant(rows, name="positions", labels=[tw.BATCH, None], storage="scalars")
+    table = graph.constant(rope_table(config), name="rope_table")
+    weight = graph.parameter([256, config.hidden_size], "f32", name="embed.weight")
+    x = graph.embedding(tokens, weight)
+    for i in range(layers):
+        x = decoder_layer(graph, x, positions, table, path=f"layers.{i}", config=config)
+    logits = linear(graph, rms_norm(graph, x, "norm.weight", eps=1e-5), "head.weight", 256)
+    graph.loss(graph.mean_cross_entropy(logits, labels)[0])
+    graph.optimize(optim.AdamW())
+    return graph
+
+
+def seconds_of(work: Callable[[], Any]) -> float:
+    """Wall time of one call."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def median_of(runs: int, work: Callable[[], Any]) -> float:
+    """Median wall time of some calls, after one that is not counted."""
+    work()
+    return statistics.median(seconds_of(work) for _ in range(runs))
+
+
+def show(what: str, seconds: float, must: float, goal: float) -> None:
+    """One line of the table; ratios above 1 are quicker than asked."""
+    print(
+        f"{what:42} {seconds * 1e3:10.1f} ms   must {must:g} s: {must / seconds:5.2f}   "
+        f"goal {goal:g} s: {goal / seconds:5.2f}",
+        flush=True,
+    )
+
+
+@dataclass(frozen=True)
+class _Object:
+    key: tuple[str, int]
+    offset: int
+    size: int
+    kind: str
+
+
+def seconds_to_make(count: int) -> float:
+    """Time to make so many small frozen objects with a key each and to find them by it."""
+    return seconds_of(lambda: {(o := _Object(("tensor", i), i, i, "rows")).key: o for i in range(count)})
+
+
+def seconds_of_torch(layers: int, runs: int) -> float | None:
+    """Modules of the same widths and depth on PyTorch's meta device, and AdamW over them; None without PyTorch."""
+    try:
+        import torch
+    except ImportError:
+        return None
+
+    def build() -> None:
+        d, f = WIDTHS["hidden_size"], WIDTHS["intermediate_size"]
+        sizes = [(d, d)] * 4 + [(d, f)] * 2 + [(f, d)]
+        with torch.device("meta"):
+            every = torch.nn.ModuleList(
+                torch.nn.ModuleList(
+                    [
+                        *(torch.nn.Linear(a, b, bias=False) for a, b in sizes),
+                        *(torch.nn.RMSNorm(d) for _ in "12"),
+                    ]
+                )
+                for _ in range(layers)
+            )
+        torch.optim.AdamW(every.parameters())
+
+    return median_of(runs, build)
+
+
+def cpu_name() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def versions() -> str:
+    """Of the interpreter and of all packages that are compared."""
+    found = [f"Python {platform.python_version()}", f"tilewise {version('tilewise')}"]
+    try:
+        found.append(f"torch {version('torch')}")
+    except ImportError:
+        found.append("no torch")
+    return ", ".join(found)
+
+
+def measure_meshes(runs: int) -> Plan:
+    """36 layers on each mesh; returns the plan of the last."""
+    plans: list[Plan] = []
+    for name, (mesh, must, goal) in MESHES.items():
+        graph = llama(LAYERS)
+
+        def plan(graph: tw.ComputeGraph = graph, mesh: dict[str, int] = mesh) -> None:
+            plans[:] = [graph.plan(mesh, leaves=64)]
+
+        show(f"{LAYERS} layers, {name}", median_of(runs, plan), must, goal)
+    return plans[0]
+
+
+def measure_binding(plan: Plan) -> None:
+    """Each device once, in a program that is made for it: the slowest of some devices counts."""
+    devices = plan.mesh.num_devices
+    native = native_program(plan.program, plan.symbol_bounds)
+    picked = [1, devices // 2, devices - 1]
+    show("bind one device of 512", max(seconds_of(lambda d=d: native.bind(d)) for d in picked), 0.05, 0.01)  # type: ignore[misc]
+
+
+def measure_depth(layers: int, runs: int, ends_at: float) -> None:
+    """1,000 layers, and as many as asked for; fewer when time is short."""
+    graph, plans = stack(1000), []
+    one = median_of(max(runs // 2, 1), lambda: plans.append(graph.plan({})))
+    show("1,000 layers, 1 device", one, 2.0, 1.0)
+    plan = plans[-1]
+    count = len(plan.graph.tensors) + len(plan.program.classes[0].entries) + len(plan.buffers)
+    made = seconds_to_make(count)
+    print(f"  bound: {count:,} small objects made in {made * 1e3:.0f} ms, {made / one:.1%} of that")
+    plans.clear()
+    time_left = ends_at - time.monotonic()
+    fits = int(time_left / (one * 1.3)) * 1000
+    if fits < layers:
+        print(f"{layers:,} layers would take longer than the time that is left; {fits:,} are taken instead")
+    layers = min(layers, fits)
+    if layers > 1000:
+        deep = stack(layers)
+        seconds = seconds_of(lambda: deep.plan({}))
+        growth = seconds / one / (layers / 1000)
+        print(f"{layers:,} layers, 1 device: {seconds:.1f} s, {growth:.3f} of linear (must 1.10, goal 1.05)")
+
+
+def main() -> None:
+    """Print the machine and the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=100, help="the deepest graph shrinks to fit")
+    parser.add_argument("--layers", type=int, default=10_000)
+    options = parser.parse_args()
+    ends_at = time.monotonic() + options.seconds
+    print(f"machine: {cpu_name()}, {os.cpu_count()} CPUs, one thread; {versions()}")
+    measure_binding(measure_meshes(options.runs))
+    peer = seconds_of_torch(LAYERS, options.runs)
+    if peer is not None:
+        print(f"beside: PyTorch makes {LAYERS} layers and AdamW on its meta device in {peer * 1e3:.0f} ms")
+    measure_depth(options.layers, options.runs, ends_at)
+
+
+if __name__ == "__main__":
+    main()
