@@ -57,7 +57,8 @@ class AdamW(Optimizer):
         g, lr = parameter.gradient, parameter.hyper["lr"]
         first = fused(parameter.states["exp_avg"], self.beta1, (1 - self.beta1) * g)
         second = fused(parameter.states["exp_avg_sq"], self.beta2, (1 - self.beta2) * g * g)
-        change = first / (sqrt(second) / sqrt(parameter.hyper["correction2"]) + self.eps)
+        root = 1 / sqrt(parameter.hyper["correction2"])  # of the step, not of an element
+        change = first / fused(sqrt(second), root, self.eps)
         kept = parameter.weight * (1 - lr * self.weight_decay)
         parameter.weight = fused(change, -(lr / parameter.hyper["correction1"]), kept)
         parameter.states["exp_avg"], parameter.states["exp_avg_sq"] = first, second
