@@ -62,6 +62,7 @@ def test_groups_that_do_not_halve_are_refused(heads, kv_heads, tp, monkeypatch):
         monkeypatch.setattr(tilewise.core.dims, "_keeps_groups", lambda *given: True)
         monkeypatch.setattr("tilewise.strategy.records.allowed_widths", lambda count: range(1, count + 1))
         monkeypatch.setattr("tilewise.plan.plan.validate_records", lambda *given: None)
+        monkeypatch.setattr("tilewise.plan.make.validate_reductions", lambda *given: None)
         model = config(num_attention_heads=heads, num_key_value_heads=kv_heads)
         report = verify_strategy(graph, DeviceMesh({"tp": tp}), batches(model, 1, 8, 8))
         assert not report.equal
