@@ -119,29 +119,22 @@ CASE("a write takes reuse accesses on aliases whose bytes overlap, known from ei
 }
 
 CASE("a packed weight's padding is reused as its rows are") {
-  Program program(1);
-  Tensor weight = tensor(0, 40, 4, 64, 0);     // 64 rows of 16 bytes in memory
-  Tensor other = tensor(50 * 16, 4, 4, 4, 10);  // lies in the padding
+  const Tensor weight = tensor(0, 40, 4, 64, 0);  // 64 rows of 16 bytes in memory
+  Tensor other = tensor(50 * 16, 4, 4, 4, 10);    // lies in the padding
   other.aliases = {0};
-  program.add_tensor(0, weight);
-  program.add_tensor(0, other);
-  const int64_t plan = program.add_template(0, "t");
-  program.add_instr(0, plan, instr("recording", 40, 64, {by_row(0, kOut)}), "op");
-  program.add_instr(0, plan, instr("recording", 4, 4, {by_row(1, kOut)}), "op");
-  program.add_call(0, {plan, {0, 1}});
-  program.finish({}, resolve);
-  const std::vector<int64_t> symbols;
-  const std::vector<std::byte*> arenas{nullptr};
-  for (const auto& [index, extent, expected] : {std::tuple{0, 40, "0:w 10:a "}, std::tuple{1, 4, "10:w 0:a "}}) {
-    Task task;
-    std::vector<tasks::Access> accesses;
-    expand({&program, 0, &symbols, &arenas},
-           {program.device(0).calls[0], program.device(0).templates[0].instrs[index], 0, extent}, task, accesses);
-    std::ostringstream text;
-    for (const tasks::Access& access : accesses)
-      text << access.object << ":" << "rwa"[static_cast<int>(access.use)] << " ";
-    EXPECT_EQ(text.str(), expected);
-  }
+  const auto writes = [&](int64_t slot, int64_t extent, int64_t step) {
+    Program program;
+    add_devices(program, 1);
+    program.add_tensor(0, weight);
+    program.add_tensor(0, other);
+    const int64_t plan = program.add_template(0, "t");
+    program.add_instr(0, plan, instr("recording", extent, step, {by_row(slot, kOut)}), "op");
+    program.add_call(0, {plan, {0, 1}});
+    program.finish({}, resolve);
+    return accesses_of(program, 0);
+  };
+  EXPECT_EQ(writes(0, 40, 64), "0:w 10:a ");
+  EXPECT_EQ(writes(1, 4, 4), "10:w 0:a ");
 }
 
 CASE("more operands than fit inline go to side storage") {
