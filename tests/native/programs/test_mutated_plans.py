@@ -152,7 +152,7 @@ def test_mutants_are_found(name):
     assert kill(name, range(12))["harmless"] < 6
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("name", PLANS)
 def test_a_thousand_mutants_are_found(name):
     """Two hundred of each plan; each check finds some that no other is asked about."""
