@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from itertools import chain, cycle
+from itertools import cycle, groupby, islice
 
 import numpy as np
 
@@ -46,14 +46,16 @@ class _Guarded:
 
 
 def _is_read_only(name, count):
-    """Per operand of a call, whether the table calls it `in`; lists stand last and take turns."""
+    """Per operand of a call, whether the table calls it `in`; members of neighbouring lists take turns."""
     if name not in isa.kernel_names():
         return [False] * count
     operands = kernel_spec(name).operands
-    order = chain(
-        (o for o in operands if not o.is_list), cycle([o for o in operands if o.is_list] or operands)
-    )
-    return [o.role == "in" for _, o in zip(range(count), order)]
+    members = count - sum(not o.is_list for o in operands)
+    order = []
+    for is_list, group in groupby(operands, key=lambda o: o.is_list):
+        specs = list(group)
+        order += islice(cycle(specs), members) if is_list else specs
+    return [o.role == "in" for o in order]
 
 
 def _guard(run):
