@@ -22,7 +22,8 @@ class AdamW(Optimizer):
     """Adam with decoupled weight decay, as `torch.optim.AdamW`.
 
     Args:
-        beta1, beta2: decay of the first and second moment, in [0, 1).
+        beta1: decay of the first moment, in [0, 1).
+        beta2: decay of the second moment, in [0, 1).
         eps: added to the root of the second moment; above 0 in fp32.
 
     Settings of all optimizers: `Optimizer`.

@@ -50,12 +50,12 @@ def _is_read_only(name, count):
     if name not in isa.kernel_names():
         return [False] * count
     operands = kernel_spec(name).operands
-    members = count - sum(not o.is_list for o in operands)
+    members = max(0, count - sum(not o.is_list for o in operands))
     order = []
     for is_list, group in groupby(operands, key=lambda o: o.is_list):
         specs = list(group)
         order += islice(cycle(specs), members) if is_list else specs
-    return [o.role == "in" for o in order]
+    return [o.role == "in" for o in order][:count]
 
 
 def _guard(run):
