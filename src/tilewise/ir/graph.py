@@ -17,7 +17,7 @@ from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
 from tilewise.core.mesh import Axes
 
-__all__ = ["Graph", "OpNode", "Template", "TensorForm", "TensorNode", "TensorSpec", "called_templates"]
+__all__ = ["Graph", "OpNode", "Template", "TensorForm", "TensorNode", "TensorSpec"]
 
 Label = DimLabel | None
 TensorForm = tuple[tuple[Size, ...], DType, tuple[Label, ...], str, int | None]
@@ -197,9 +197,3 @@ class Template:
     graph: Graph
     arguments: tuple[int, ...]
     results: tuple[int, ...]
-
-
-def called_templates(graph: Graph) -> list[Template]:
-    """The templates that a graph calls, each once, in order of first use."""
-    keys = dict.fromkeys(op.attrs["template"] for op in graph.ops if op.op == "call")
-    return [graph.templates[key] for key in keys]

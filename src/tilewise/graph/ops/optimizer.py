@@ -1,7 +1,7 @@
-"""The update of parameters as ops: the global gradient norm with its clipping scale, and AdamW.
+"""The global gradient norm with the scale that clips it.
 
-Both run once per step, after all microbatches. They write their state in place and have no gradient. A step whose loss
-or norm is not finite changes nothing: the scale is NaN then, and the update leaves every tensor as it is.
+It runs once per step, after all microbatches, and has no gradient. A step whose loss or norm is not finite changes
+nothing: the scale is NaN then, and the `update` op leaves every tensor as it is.
 """
 
 from __future__ import annotations

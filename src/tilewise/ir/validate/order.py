@@ -48,10 +48,6 @@ class Before:
     place: tuple[int, ...]
     masks: tuple[int, ...]
 
-    def is_before(self, task: int, other: int) -> bool:
-        """Whether `task` is complete when `other` begins."""
-        return bool(self.masks[self.place[other]] >> self.place[task] & 1)
-
 
 def validate_order(devices: Sequence[Tables], labels: Labels = ()) -> None:
     """Show that every conflicting pair is ordered.
