@@ -38,7 +38,7 @@ def planned(name: str) -> tuple[Plan, tuple]:
     axes, options, changes = PLANS[name]
     model = config(tie_word_embeddings=False, **changes)
     graph = training_graph(model, "f32", 4, 8)
-    with mock.patch("tilewise.plan.make.validate_reductions") as check:
+    with mock.patch("tilewise.plan.validate.validate_reductions") as check:
         plan = graph.plan(axes, leaves=4, **options)
     return plan, check.call_args.args[1:]
 
