@@ -23,11 +23,12 @@ class Segment:
         return self.ops[0] if self.ops[0].op == "call" else None
 
 
-def tensors_of_call(graph: Graph, call: OpNode) -> dict[int, int]:
-    """Tensors of a layer that its caller sees, by their ids inside: the caller's."""
+def tensors_seen(graph: Graph, call: OpNode) -> dict[int, int]:
+    """Tensors of a layer that its caller sees, by their ids inside: which operand or result of the call each is."""
     template = graph.templates[call.attrs["template"]]
     names = (*template.arguments, *template.results, *call.attrs["saved"])
-    return {n: t for n, t in zip(names, (*call.inputs, *call.outputs)) if t is not None}
+    outside = (*call.inputs, *call.outputs)
+    return {n: i for i, (n, t) in enumerate(zip(names, outside)) if t is not None}
 
 
 def cut_segments(graph: Graph) -> tuple[Segment, ...]:

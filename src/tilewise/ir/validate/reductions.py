@@ -119,8 +119,10 @@ def validate_reductions(
             flows.append(flow)
             exchanges.update(flow.exchanges)
         _confirm(program, class_id, exchanges, layouts[0].mesh)
+        first: dict[object, int] = {}
+        same = [first.setdefault((_kind(str(e.key[0])), *e.key[1:]), i) for i, e in enumerate(of.entries)]
         for name in of.calls:
-            _follow_calls(of, flows, name, given, behind.get(name, ()))
+            _follow_calls(of, flows, same, name, given, behind.get(name, ()))
         every.append(flows)
     _confirm_columns(program, every, layouts[0].mesh)
 
@@ -440,36 +442,42 @@ def _per_device(held: Sequence[Interval], devices: int) -> list[Interval]:
 
 
 def _follow_calls(
-    of: DeviceClass, flows: Sequence[_Flow], name: str, given: frozenset[int], behind: Sequence[str]
+    of: DeviceClass,
+    flows: Sequence[_Flow],
+    same: Sequence[int],
+    name: str,
+    given: frozenset[int],
+    behind: Sequence[str],
 ) -> None:
-    """What calls read has been written by calls before."""
-    keys = [(_kind(str(e.key[0])), *e.key[1:]) for e in of.entries]
-    known = {keys[e] for e in given}
+    """What calls read has been written by calls before; `same` is the first entry of each one's memory."""
+    known = {same[e] for e in given}
     for earlier in behind:
         known |= {
-            keys[call.binding[s]] for call in of.calls.get(earlier, ()) for s in flows[call.template].makes
+            same[call.binding[s]] for call in of.calls.get(earlier, ()) for s in flows[call.template].makes
         }
-    taken: dict[tuple[object, ...], tuple[int, int]] = {}  # per stack, microbatches so far and of how many
+    taken: dict[int, tuple[int, int]] = {}  # per stack, microbatches so far and of how many
     for call in of.calls[name]:
         flow = flows[call.template]
         for slot, (microbatch, count) in flow.stacks.items():
-            key = keys[call.binding[slot]]
-            if taken.get(key, (0, count)) != (microbatch, count):
+            entry = same[call.binding[slot]]
+            before = taken.get(entry, (0, count))
+            if before != (microbatch, count):
                 _refuse(
                     "a stack takes the microbatches in order",
-                    f"number {microbatch} of {count} behind {taken.get(key, (0, count))[0]} for {key} in {name!r}",
+                    f"number {microbatch} of {count} behind {before[0]} for {of.entries[entry].key} in {name!r}",
                 )
-            taken[key] = microbatch + 1, count
+            taken[entry] = microbatch + 1, count
         for slot in flow.needs:
-            if keys[call.binding[slot]] not in known:
+            if same[call.binding[slot]] not in known:
                 _refuse(
                     "a value is written before it is read",
-                    f"{keys[call.binding[slot]]} read by template {flow.template.name!r} in {name!r}",
+                    f"{of.entries[call.binding[slot]].key} read by template {flow.template.name!r} in {name!r}",
                 )
-        known |= {keys[call.binding[s]] for s in flow.makes}
-    for key, (microbatch, count) in taken.items():
+        known |= {same[call.binding[s]] for s in flow.makes}
+    for entry, (microbatch, count) in taken.items():
         if microbatch < count:
-            _refuse("a stack takes all microbatches", f"{microbatch} of {count} for {key} in {name!r}")
+            what = f"{microbatch} of {count} for {of.entries[entry].key} in {name!r}"
+            _refuse("a stack takes all microbatches", what)
 
 
 def _pairs(instruction: Instruction) -> list[tuple[Operand, Operand]]:
