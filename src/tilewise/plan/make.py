@@ -9,7 +9,7 @@ from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import Call, DeviceClass, TileProgram
 from tilewise.ir.schedule import Schedule
-from tilewise.ir.validate import validate_acknowledgements, validate_reductions
+from tilewise.ir.validate import Work, validate_acknowledgements, validate_bindings, validate_reductions
 from tilewise.plan.accumulation import find_batch_sums, require_whole_batch
 from tilewise.plan.bind import Binder
 from tilewise.plan.buffers import (
@@ -79,6 +79,7 @@ def make_plan(
     program = _program(binder, variants, numbers, classes, [b for b in buffers if b.first >= 0])
     validate_acknowledgements(program)
     _validate_flow(program, variants, tensors, outside)
+    _validate_bindings(program, variants, tensors)
     needs = (
         settings.workers_per_device,
         variants.num_signals,
@@ -110,6 +111,18 @@ def _validate_flow(
     validate_reductions(program, layouts, given, {"backward": ("forward",)})
 
 
+def _validate_bindings(program: TileProgram, variants: Variants, tensors: RootTensors) -> None:
+    """Hold the calls to the graph's ops."""
+    graph = tensors.graph
+    bound = [(u, Work(u.segment.name(graph), u.segment.call, u.microbatch)) for u in variants.uses]
+    work = {
+        name: tuple(w for use, w in bound if use.segment.phase in included)
+        for name, included in _lists(variants, tensors.shapes).items()
+    }
+    work["broadcast"] = (Work("broadcast"),)
+    validate_bindings(program, graph, work, tensors.roots, tensors.num_parts)
+
+
 def _place(
     tensors: RootTensors, segments: Sequence[Segment], variants: Variants
 ) -> tuple[list[Buffer], Mapping[str, int]]:
@@ -127,6 +140,17 @@ def _place(
     return [*lasting, *results, *temporaries], regions
 
 
+def _lists(variants: Variants, shapes: LocalShapes) -> Mapping[str, tuple[str, ...]]:
+    """What a graph can run, and the phases that belong to it: `forward`, and with a loss `backward` and `step`."""
+    wanted: dict[str, tuple[str, ...]] = {"forward": ("forward",)}
+    if any(use.segment.phase == "backward" for use in variants.uses):
+        wanted["backward"] = ("backward",)
+        wanted["step"] = ("forward", "backward", "update")
+    if shapes.settings.accumulation > 1:
+        wanted = {name: included for name, included in wanted.items() if name == "step"}
+    return wanted
+
+
 def _program(
     binder: Binder,
     variants: Variants,
@@ -134,18 +158,12 @@ def _program(
     classes: Sequence[Sequence[int]],
     sharing: Sequence[Buffer],
 ) -> TileProgram:
-    """What a graph can run: `forward`, and with a loss `backward` and `step`; on several devices `broadcast`."""
+    """The lists of calls; on several devices `broadcast` as well."""
     shapes = binder.tensors.shapes
     bound: list[tuple[str, Call]] = [(use.segment.phase, binder.use(use)) for use in variants.uses]
-    phases = {phase for phase, _ in bound}
-    wanted: dict[str, tuple[str, ...]] = {"forward": ("forward",)}
-    if "backward" in phases:
-        wanted["backward"] = ("backward",)
-        wanted["step"] = ("forward", "backward", "update")
-    if shapes.settings.accumulation > 1:
-        wanted = {name: included for name, included in wanted.items() if name == "step"}
     calls = {
-        name: tuple(call for phase, call in bound if phase in included) for name, included in wanted.items()
+        name: tuple(call for phase, call in bound if phase in included)
+        for name, included in _lists(variants, shapes).items()
     }
     templates = [[v.templates[c] for v in variants.variants] for c in range(len(classes))]
     if shapes.mesh.num_devices > 1:

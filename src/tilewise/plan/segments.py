@@ -22,6 +22,12 @@ class Segment:
         """The call op, for a layer."""
         return self.ops[0] if self.ops[0].op == "call" else None
 
+    def name(self, graph: Graph) -> str:
+        """Of the template that it is lowered to."""
+        return (
+            f"segment{self.index}" if self.call is None else graph.templates[self.call.attrs["template"]].key
+        )
+
 
 def cut_segments(graph: Graph) -> tuple[Segment, ...]:
     """Root ops in order, cut at calls and where the phase changes."""
