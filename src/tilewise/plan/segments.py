@@ -22,6 +22,12 @@ class Segment:
         """The call op, for a layer."""
         return self.ops[0] if self.ops[0].op == "call" else None
 
+    def name(self, graph: Graph) -> str:
+        """Of the template that it is lowered to."""
+        return (
+            f"segment{self.index}" if self.call is None else graph.templates[self.call.attrs["template"]].key
+        )
+
 
 def tensors_seen(graph: Graph, call: OpNode) -> dict[int, int]:
     """Tensors of a layer that its caller sees, by their ids inside: which operand or result of the call each is."""

@@ -19,7 +19,8 @@ and so is a reader that comes too early or takes a part for the whole. Copies of
 member once, side by side. Along the calls of a list, what is read has been given from outside or was written before.
 
 Not shown: that kernels compute what they say, and that what they update was begun (some begin it themselves); when
-tasks run (`validate_order`); which of several tensors of one shape a call means; what a broadcast copies.
+tasks run (`validate_order`); which of several tensors of one shape a call means (`validate_bindings`); what a broadcast
+copies.
 """
 
 from __future__ import annotations
