@@ -19,6 +19,7 @@ tasks run (`validate_order`); which of several tensors of one shape a call means
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple, NoReturn
 
 from tilewise.core.errors import InternalError
@@ -290,7 +291,7 @@ def _confirm(
             elif exchange.held:
                 held = dict(zip(run, _per_device(exchange.held[first // size], size)))
                 good = read == run and value_on(exchange.mine, own) == run.index(device)
-                good = good and not fold_intervals([held[d] for d in read], exchange.leaves)
+                good = good and not _fold(tuple(held[d] for d in read), exchange.leaves)
             else:
                 good = read == run
             if not good or exchange.shares != size:
@@ -298,6 +299,12 @@ def _confirm(
                     "devices complete a value with their team, a share each, in the order of its tree",
                     f"devices {read} read by {label!r} on device {device} of team {run}",
                 )
+
+
+@lru_cache(maxsize=256)
+def _fold(held: tuple[Interval, ...], count: int) -> str:
+    """`fold_intervals`; all teams along some axes ask the same."""
+    return fold_intervals(held, count)
 
 
 def _per_device(held: Sequence[Interval], devices: int) -> list[Interval]:
