@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple, NoReturn
 
@@ -391,7 +392,7 @@ def _confirm(
                 held = dict(zip(run, _per_device(exchange.held[first // size], size)))
                 good = read == run
                 good = good and (exchange.mine == -1 or value_on(exchange.mine, own) == run.index(device))
-                good = good and not fold_intervals([held[d] for d in read], exchange.leaves)
+                good = good and not _fold(tuple(held[d] for d in read), exchange.leaves)
             else:
                 good = read == run
             if not good or exchange.shares != size:
@@ -434,6 +435,12 @@ def _columns_of(program: TileProgram, class_id: int, number: int, slot: int) -> 
     calls = (call for calls in of.calls.values() for call in calls if call.template == number)
     call = next(calls, None)
     return None if call is None else of.entries[call.binding[slot]].cols
+
+
+@lru_cache(maxsize=256)
+def _fold(held: tuple[Interval, ...], count: int) -> str:
+    """`fold_intervals`; all teams along some axes ask the same."""
+    return fold_intervals(held, count)
 
 
 def _per_device(held: Sequence[Interval], devices: int) -> list[Interval]:
