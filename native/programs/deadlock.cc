@@ -376,6 +376,7 @@ class Simulation {
       }
     }
     for (Cursor& at : cursors_) report_if_stuck(at);
+    for (const Cursor& at : cursors_) report_leftover(at);
   }
 
  private:
@@ -461,6 +462,19 @@ class Simulation {
 
   static std::string raiser_named(int64_t device) {
     return device < 0 ? "" : " of device " + std::to_string(device) + ",";
+  }
+
+  /// A raise that nothing waits for would stand for one of the next run.
+  void report_leftover(const Cursor& at) const {
+    for (int64_t signal = 0; signal < std::ssize(at.signals); ++signal) {
+      const Counter& counter = at.signals[signal];
+      if (counter.value() == counter.expected) continue;
+      const Mark& mark = counter.at(counter.expected);
+      check<ArgumentError>(false, "[runtime.Program.finish] every raise must be waited for; got ", counter.value(),
+                           " of signal ", signal, " of device ", at.device, ", of which it waits for ",
+                           counter.expected, ", the next in '", program_.labels()[mark.label], "'[", mark.index,
+                           "] of device ", mark.raiser, "; add the wait or drop the raise");
+    }
   }
 
   void report_if_stuck(Cursor& at) const {

@@ -185,8 +185,8 @@ CASE("a raise and its wait are about one use of one tensor, by the device that t
   EXPECT(contains(pairing(0, {0, 1, Source::kPosition}, 2), "of device 2, and raise 1 in 'tell'[0] of device 0"));
 }
 
-CASE("a credit pairs use u with use u - depth, and the first uses wait for none") {
-  const auto ring = [](int64_t depth, int64_t lag) {
+CASE("a credit pairs use u with use u - depth; the first uses wait for none, and at the end all have been waited for") {
+  const auto ring = [](int64_t depth, int64_t lag, int64_t drained) {
     Program program;
     add_devices(program, 2);
     for (int64_t d = 0; d < 2; ++d) {
@@ -201,12 +201,17 @@ CASE("a credit pairs use u with use u - depth, and the first uses wait for none"
       if (d == 1)
         program.add_instr(1, plan, instr("", 1, 0, {}, {}, {filled}, {{0, 0, signal, false, 0, use}}), "read");
       for (int64_t u = 0; u < 9; ++u) program.add_call(d, {plan, {0}, {u, u < depth ? 0 : 1, u % depth}});
+      if (d == 1) continue;
+      const int64_t drain = program.add_template(0, "drain");
+      program.add_instr(0, drain, instr("", 1, 0, {}, {}, {{signal, false, 1, 0, 1, 0, use}}), "drain");
+      for (int64_t u = 9 - drained; u < 9; ++u) program.add_call(0, {drain, {0}, {u, 1, u % depth}});
     }
     return message_of<ArgumentError>([&] { program.finish({}, resolve); });
   };
-  EXPECT_EQ(ring(1, 1), "");
-  EXPECT_EQ(ring(3, 3), "");
-  EXPECT(contains(ring(3, 2), "device 0 waiting in 'write'[0]"));
+  EXPECT_EQ(ring(1, 1, 1), "");
+  EXPECT_EQ(ring(3, 3, 3), "");
+  EXPECT(contains(ring(3, 2, 3), "device 0 waiting in 'write'[0]"));
+  EXPECT(contains(ring(3, 3, 0), "every raise must be waited for; got 3 of signal 0 of device 0"));
 }
 
 CASE("numbers of device, call and symbol reach kernels; a list of calls runs under its name") {
