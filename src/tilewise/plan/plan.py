@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from math import lcm
 
 from tilewise.core.border import Border
@@ -11,10 +12,11 @@ from tilewise.core.mesh import Axes, DeviceMesh
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
+from tilewise.ir.program import Number, NumberLike, times
 from tilewise.ir.validate import validate_records
 from tilewise.plan.explain import explain_plan, explain_tensor
 from tilewise.plan.memory import memory_of_machine
-from tilewise.plan.shapes import PlanSettings
+from tilewise.plan.shapes import PlanSettings, check_sizes, symbols_of
 from tilewise.plan.tables import PlanTables
 from tilewise.plan.traffic import count_traffic
 
@@ -48,10 +50,19 @@ class Plan(PlanTables):
                 f"{self.mesh.num_devices} devices of {self.device_bytes}; take a smaller batch or model, or accumulate"
             )
 
-    def traffic(self, program: str = "step") -> dict[str, list[int]]:
-        """Elements each device reads from others' memory in one run of a program, per label."""
+    def traffic(self, program: str = "step", sizes: Mapping[str, int] | None = None) -> dict[str, list[int]]:
+        """Elements each device reads from others' memory in one run of a program, per label.
+
+        Args:
+            program: its name.
+            sizes: values of symbolic sizes by name; those that are left out stand at their bounds.
+
+        Raises:
+            PlanError: no such program or symbol, or a value out of its bounds.
+        """
         _border.choice("traffic", "program", program, list(self.programs))
-        return count_traffic(self.program, program, self.symbol_bounds)
+        values = check_sizes("traffic", self.shapes.symbols, sizes or {})
+        return count_traffic(self.program, program, tuple(values.get(s, s.max) for s in self.shapes.symbols))
 
     def explain(self) -> str:
         """Mesh, memory, tiles, tasks, traffic and templates in words, before anything runs."""
@@ -82,6 +93,7 @@ def settings_for(
     if not batch.size:
         return PlanSettings(row_tile=_row_tile_unbatched(graph), workers_per_device=workers)
     axes = _batch_axes(graph, layout)
+    rows = _rows_per_sequence(graph, batch)
     per_leaf = batch.size // batch.leaves
     sequences = max(
         k
@@ -89,8 +101,15 @@ def settings_for(
         if per_leaf % k == 0 and (k == 1 or k * batch.rows <= _ROWS_PER_TILE)
     )
     return PlanSettings(
-        batch.microbatches, batch.leaves, batch.size, batch.rows, sequences * batch.rows, workers, axes
+        batch.microbatches, batch.leaves, batch.size, rows, times(rows, sequences), workers, axes, batch.bound
     )
+
+
+def _rows_per_sequence(graph: Graph, batch: BatchCut) -> NumberLike:
+    length = batch.length
+    if length is None:
+        return batch.rows
+    return Number.of_symbol(symbols_of(graph).index(length), batch.rows // length.max)
 
 
 def _workers(mesh: DeviceMesh, given: int | None) -> int:

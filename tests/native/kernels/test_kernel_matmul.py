@@ -114,7 +114,7 @@ def test_matmul_dw(isa, dt, tokens, leaf_rows, n, k):
     carries = [random(gen, n, k) for _ in range(2)]
     out = packed_out(n, k)
     tiles = [out, dy, x, ids, de, *(packed(c, "f32") for c in carries)]
-    run(f"matmul_dw_{dt}", tiles, [leaf_rows, 2, 60], row_begin=40, isa=isa)
+    run(f"matmul_dw_{dt}", tiles, [leaf_rows, 2, 60, 0], row_begin=40, isa=isa)
     exact = reference.matmul_dw(n, dy, x, ids, de, carries, 100)
     assert_close(unpack_weight(out[0], n, k), exact, "f32", bound=bound(tokens))
     padding = out[0].reshape(-1, k + k % 2, 32)
@@ -130,7 +130,7 @@ def test_matmul_dw_of_embedding_only(isa, dt, n, k):
     gen = rng(4)
     ids = gen.integers(0, n, (50, 1)).astype(np.int32)
     de, out = random(gen, 50, k, dt), packed_out(n, k)
-    run(f"matmul_dw_{dt}", [out, None, None, ids, de], [5, 0, 0], isa=isa)
+    run(f"matmul_dw_{dt}", [out, None, None, ids, de], [5, 0, 0, 0], isa=isa)
     assert_close(
         unpack_weight(out[0], n, k), reference.matmul_dw(n, None, None, ids, de, [], 0), "f32", bound=2e-6
     )
@@ -165,7 +165,7 @@ def test_nothing_to_do(isa, dt):
     run(f"matmul_{dt}", [empty(0, 8, dt), None, empty(0, 6, dt), w], [0, 1, 1, 0, 6], isa=isa)
     run(f"matmul_dx_{dt}", [empty(0, 6, dt), None, empty(0, 8, dt), w], [0, 1, 1, 0, 8], isa=isa)
     out = packed_out(8, 6)
-    run(f"matmul_dw_{dt}", [out, empty(0, 8, dt), empty(0, 6, dt), None, None], [4, 0, 0], isa=isa)
+    run(f"matmul_dw_{dt}", [out, empty(0, 8, dt), empty(0, 6, dt), None, None], [4, 0, 0, 0], isa=isa)
     assert not out[0].any()
 
 

@@ -35,7 +35,7 @@ def test_leaf_tree(isa, leaves, seq_len, chunks):
     gen = rng(leaves)
     partials, carries = random(gen, leaves, 37 * len(kept)), [random(gen, 1, 37) for _ in range(2)]
     out = empty(1, 37)
-    run("leaf_tree_f32", [out, partials, *carries], [2, seq_len, chunks], isa=isa)
+    run("leaf_tree_f32", [out, partials, *carries], [2, seq_len, chunks, 0], isa=isa)
     assert_close(out, reference.leaf_tree(partials, carries, len(kept)), "f32")
 
     def expected(order):

@@ -47,7 +47,9 @@ def test_rms_norm_backward(isa, dt, d, with_residual):
     gamma, dx, leaves = random(gen, 1, d, dt), empty(12, d, dt), empty(3, d)
     rstd = reference.rms_norm(x, gamma, 1e-5)[1].astype(np.float32)
     extra = residual if with_residual else None
-    run(f"rms_norm_backward_{dt}", [dx, leaves, dy, x, rstd, gamma, extra], [4, 2, 8], row_begin=8, isa=isa)
+    run(
+        f"rms_norm_backward_{dt}", [dx, leaves, dy, x, rstd, gamma, extra], [4, 2, 8, 2], row_begin=8, isa=isa
+    )
     exact, exact_leaves = reference.rms_norm_backward(dy, x, rstd, gamma, extra, 4)
     assert_close(dx, exact, dt, bound=2e-6)
     assert_close(leaves, exact_leaves, "f32")
@@ -64,7 +66,7 @@ def test_dgamma_accumulates_across_tasks_of_a_leaf(dt):
     for leaf, cuts in ((whole, [(0, 24)]), (parts, tasks), (reordered, [tasks[0], tasks[2], tasks[1]])):
         for a, b in cuts:
             tiles = [empty(b - a, 33, dt), leaf, dy[a:b], x[a:b], rstd[a:b], gamma, None]
-            run(f"rms_norm_backward_{dt}", tiles, [24, 12, 8], row_begin=48 + a)
+            run(f"rms_norm_backward_{dt}", tiles, [24, 12, 8, 12], row_begin=48 + a)
     assert_same_bits(whole, parts)
     assert (bits(whole) != bits(reordered)).any(), "tasks in another order must show"
 
@@ -92,7 +94,7 @@ def test_sequence_chunks_of_a_leaf(isa, seq_len, chunks):
         for a in range(0, 3 * rows, step):
             b = min(a + step, 3 * rows)
             held = slice(a // rows, -(-b // rows))
-            ints = [rows, seq_len, chunks]
+            ints = [rows, seq_len, chunks, seq_len]
             run("row_sum_leaf_f32", [sums[held], x[a:b]], ints, row_begin=a, isa=isa)
             ones = np.ones((b - a, 1), np.float32)
             tiles = [empty(b - a, 1), dgamma[held], x[a:b], ones, ones, gamma, None]
@@ -108,9 +110,9 @@ def test_sequence_chunks_of_a_leaf(isa, seq_len, chunks):
 def test_row_sum_leaf(isa):
     """Losses add up per leaf in token order, on from an earlier task."""
     x, leaf = random(rng(), 20, 1), empty(2, 1)
-    run("row_sum_leaf_f32", [leaf[:1], x[:7]], [10, 5, 8], row_begin=0, isa=isa)
-    run("row_sum_leaf_f32", [leaf[:1], x[7:10]], [10, 5, 8], row_begin=7, isa=isa)
-    run("row_sum_leaf_f32", [leaf[1:], x[10:]], [10, 5, 8], row_begin=10, isa=isa)
+    run("row_sum_leaf_f32", [leaf[:1], x[:7]], [10, 5, 8, 5], row_begin=0, isa=isa)
+    run("row_sum_leaf_f32", [leaf[:1], x[7:10]], [10, 5, 8, 5], row_begin=7, isa=isa)
+    run("row_sum_leaf_f32", [leaf[1:], x[10:]], [10, 5, 8, 5], row_begin=10, isa=isa)
     assert_close(leaf, reference.row_sum_leaf(x, 10), "f32", bound=2e-6)
 
 

@@ -20,6 +20,8 @@ from tilewise.ir.program import (
     NumberLike,
     Operand,
     Wait,
+    is_single,
+    upper,
 )
 from tilewise.plan.classes import DeviceNumbers, Team
 from tilewise.plan.shapes import LocalShapes
@@ -116,10 +118,10 @@ def note_completion(
     low.completions.append(Completion(op.id, record.partial, number, src.slot, dst.slot, beside))
 
 
-def num_tiles(low: ClassLowering, extent: Number, step: int) -> int:
+def num_tiles(low: ClassLowering, extent: Number, step: NumberLike) -> int:
     """Iterations of a loop, symbols at their bounds."""
-    bounds = tuple(s.max for s in low.shapes.symbols)
-    return 1 if step <= 0 else max(1, -(-extent.upper(bounds) // step))
+    bounds = low.shapes.bounds
+    return 1 if is_single(step) else max(1, -(-extent.upper(bounds) // upper(step, bounds)))
 
 
 def raise_on_peers(task: Draft, team: Team, site: int, tiles: int, about: Ref, *, per_index: bool) -> None:
@@ -137,9 +139,9 @@ def await_peers(task: Draft, team: Team, site: int, tiles: int, about: Ref, *, p
 
 
 def acknowledge(
-    low: ClassLowering, op: OpNode, about: Ref, team: Team, site: int, tiles: int, step: int
+    low: ClassLowering, op: OpNode, about: Ref, team: Team, site: int, tiles: int, step: NumberLike
 ) -> None:
     """An empty task that reads the tile as long as peers do."""
-    mode = Mode.ROW if step > 0 else Mode.WHOLE
+    mode = Mode.WHOLE if is_single(step) else Mode.ROW
     task = low.hold(op, about.extent, step, Operand(about.slot, mode), f"{op.label}/ack")
-    await_peers(task, team, site, tiles, about, per_index=step > 0)
+    await_peers(task, team, site, tiles, about, per_index=not is_single(step))
