@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise.data.batches import IGNORED
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CompressionReport", "bits_per_byte", "compress_files", "sliding_windows"]
 
-IGNORED = -100
 _Ids = NDArray[np.int32]
 
 

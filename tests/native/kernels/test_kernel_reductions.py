@@ -55,6 +55,17 @@ def test_leaf_tree(isa, leaves, seq_len, chunks):
 
 
 @every_level
+def test_a_sum_over_padded_rows_has_no_sign_where_it_is_zero(isa):
+    """Zeros added to -0 leave -0 or +0, by their signs; with padding the sum is +0 in any case."""
+    for is_padded, sign in ((0, True), (1, False)):
+        out = empty(1, 3)
+        partials = np.full((2, 3), [-0.0, 2.5, -1e-42], np.float32)
+        run("leaf_tree_f32", [out, partials], [0, 1, 8, is_padded], isa=isa)
+        assert np.signbit(out).tolist() == [[sign, False, True]]
+        np.testing.assert_array_equal(out, 2 * partials[:1])
+
+
+@every_level
 @pytest.mark.parametrize("slots", [1, 2, 3, 5, 8, 12, 13])
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 def test_tree_resume(isa, slots, width):

@@ -107,6 +107,32 @@ def test_sequence_chunks_of_a_leaf(isa, seq_len, chunks):
 
 
 @every_level
+@pytest.mark.parametrize("chunks", [2, 8])
+def test_padding_moves_no_cut_of_a_sequence(isa, chunks):
+    """Leaves of sequences of 150 tokens, as they are and padded, with chunks counted over 300: equal to the bit."""
+    gen, bound = rng(chunks), 300
+    tokens, kept = random(gen, 4, 150), len(reference.sequence_chunks(bound, chunks))
+
+    def sums(width, chunked_len):
+        x = np.zeros((4, width), np.float32)
+        x[:, :150] = tokens
+        x, leaf, dgamma = x.reshape(-1, 1), empty(2, kept), empty(2, kept)
+        ints, ones = [2 * width, width, chunks, chunked_len], np.ones((4 * width, 1), np.float32)
+        run("row_sum_leaf_f32", [leaf, x], ints, isa=isa)
+        tiles = [empty(4 * width, 1), dgamma, x, ones, ones, np.ones((1, 1), np.float32), None]
+        run("rms_norm_backward_f32", tiles, ints, isa=isa)
+        return np.concatenate([leaf, dgamma])
+
+    assert_close(
+        sums(150, bound)[:2].sum(1), tokens.reshape(2, -1).sum(1, dtype=np.float64), "f32", bound=2e-6
+    )
+    for width in (151, 256, 300):
+        assert_same_bits(sums(150, bound), sums(width, bound))
+    if chunks == 2:  # of several atoms each
+        assert (bits(sums(150, 150)) != bits(sums(150, bound))).any(), "cuts counted over the width must show"
+
+
+@every_level
 def test_row_sum_leaf(isa):
     """Losses add up per leaf in token order, on from an earlier task."""
     x, leaf = random(rng(), 20, 1), empty(2, 1)

@@ -178,10 +178,10 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch):
     """Where no terminal is: the first step, one in ten seconds, the last; speed and time left since the run began."""
     clock, lines = [0.0], io.StringIO()
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    with StepProgress(Console(file=lines, width=120), 30, 10, 100) as shown:
+    with StepProgress(Console(file=lines, width=120), 30, 10) as shown:
         for step in range(10, 30):
             clock[0] += 3.0
-            shown.step_done(step, 1.5)
+            shown.step_done(step, 1.5, 100)
     assert lines.getvalue().splitlines() == [
         "step 11/30  loss 1.500  33 tokens/s  0:57 left",
         "step 15/30  loss 1.500  33 tokens/s  0:45 left",
