@@ -103,6 +103,10 @@ class PaddedBatches(Batches):
 
     end: int = 0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "end", _border.integer("batches", "end", self.end, 0, _MOST))
+        super().__post_init__()
+
     @property
     def _least(self) -> str:
         return "1 token"
