@@ -7,8 +7,9 @@ namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
 /// tiles: out[1, D], partials[L, P * D], carries...; ints: number of carries, the length that chunks are counted over,
-/// C, whether rows may be padding. Inner first: the tree over the sequence chunks of every leaf, then over the L leaves,
-/// then each carry in front. Padding adds zeros, which leave no trace but in the sign of a zero; + 0 takes that away.
+/// C, whether rows may be padding. Inner first: the tree over the sequence chunks of every leaf, then over the L
+/// leaves, then each carry in front. Padding adds zeros, which leave no trace but in the sign of a zero; + 0 takes that
+/// away.
 void leaf_tree(const KernelArgs& args) {
   const TileView &out = args.tiles[0], &partials = args.tiles[1];
   const SequenceChunks chunks{args.ints[1], args.ints[2]};

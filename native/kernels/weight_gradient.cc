@@ -23,8 +23,8 @@ struct WeightGradient {
   int64_t num_carries, leaf_rows, num_leaves, first_id;
   int64_t column;  // first column of k in this pass
   int64_t columns;  // columns of a full pass
-  float* scatter;   // [panel of the group][leaf][columns][32]
-  float zero;       // added at the end: -0, which changes nothing, or +0
+  float* scatter;  // [panel of the group][leaf][columns][32]
+  float zero;  // added at the end: -0, which changes nothing, or +0
   int64_t rows, lanes;
   int64_t num_terms = 1;
   int64_t max_group;

@@ -339,7 +339,10 @@ class GraphBuilder:
             return self.cross_entropy(logits, labels, inv_count, ignore_index=ignore_index)
 
     def sum(self, x: TensorNode) -> TensorNode:
-        """The sum of all elements, over the whole batch: `[1]` in f32, which may be scaled, added, and be a loss."""
+        """The sum of all elements, over the whole batch: `[1]` in f32, which may be scaled, added, and be a loss.
+
+        It counts every row. Where sequences are padded, only cross-entropy leaves padding out.
+        """
         return self.op("sum", [x])[0]
 
     def mean(self, x: TensorNode) -> TensorNode:
