@@ -35,6 +35,10 @@ def training(chunks, batch, **sizes):
         ({"dp": 5}, 10, 10, 1),
         ({}, 12, 12, 3),
         ({}, 10, 5, 5),
+        ({"dp": 2}, 12, 12, 3),  # devices share every microbatch: sums go home in each
+        ({"dp": 2}, 10, 10, 5),
+        ({"dp": 4}, 24, 12, 3),
+        ({"dp": 2, "tp": 2}, 6, 6, 3),
     ],
     ids=str,
 )
@@ -78,6 +82,68 @@ def test_a_fault_among_three_is_seen(fault):
     change = change_first("linear_dw:mlp.up_proj.weight/reduce_scatter", fault)
     report = verify_strategy(graph, {"dp": 3}, batches(model, 3, 12, SEQ), leaves=12, change=change)
     assert not report.equal
+
+
+def lose_carry(instruction):
+    """The stack of the microbatches before is left aside."""
+    operands = list(instruction.operands)
+    operands[1] = operands[1]._replace(null=True)
+    ints = (0, *instruction.ints[1:])
+    return replace(instruction, operands=tuple(operands), ints=ints)
+
+
+def other_team(instruction):
+    """A device's own part in the place of its peer's."""
+    operands = list(instruction.operands)
+    operands[3] = operands[2]
+    return replace(instruction, operands=tuple(operands))
+
+
+@pytest.mark.parametrize("fault", [lose_carry, other_team])
+def test_a_fault_among_shared_microbatches_is_seen(fault):
+    """The comparison notices a lost carry and a part of the wrong device."""
+    _, graph = training(8, 12)
+    plan = graph.plan({"dp": 2}, leaves=12, accumulation=3)
+    label = "linear_dw:mlp.up_proj.weight/reduce_scatter"
+    of = plan.class_of(0)
+    late = [
+        (number, i)
+        for number, template in enumerate(of.templates)
+        for i, instruction in enumerate(template.instructions)
+        if instruction.label == label and instruction.ints[0] > 0
+    ]
+    assert late
+    number, i = late[0]
+
+    def change(given):
+        classes = list(given.program.classes)
+        templates = list(classes[0].templates)
+        instructions = list(templates[number].instructions)
+        instructions[i] = fault(instructions[i])
+        templates[number] = replace(templates[number], instructions=tuple(instructions))
+        classes[0] = replace(classes[0], templates=tuple(templates))
+        return replace(given, program=replace(given.program, classes=tuple(classes)))
+
+    steps = batches(config(), 3, 12, SEQ)
+    report = verify_strategy(graph, {"dp": 2}, steps, leaves=12, accumulation=3, change=change)
+    assert not report.equal
+
+
+def test_shared_microbatches_move_what_theory_says():
+    """Two devices, three microbatches: each reads half of every gradient in each microbatch, and half once at the end.
+
+    Parts are rounded to whole rows, and odd ones are counted exactly.
+    """
+    _, graph = training(8, 12)
+    plan = graph.plan({"dp": 2}, leaves=12, accumulation=3)
+    moved = plan.traffic()
+    once = graph.plan({"dp": 2}, leaves=4).traffic()
+    summed = [label for label in moved if label.endswith("/reduce_scatter") and label in once]
+    assert len(summed) >= 10
+    for label in summed:
+        gathered = label.replace("/reduce_scatter", "/all_gather")
+        assert moved[label] == [3 * v for v in once[label]], label
+        assert moved[gathered] == once[gathered], gathered
 
 
 @pytest.mark.parametrize(

@@ -146,11 +146,20 @@ class Access(enum.IntEnum):
 
 
 class Slot(NamedTuple):
-    """What a template operand stands for: `kind` is `tensor`, `flat`, `carry`, `temp` or `temp_flat`."""
+    """What a template operand stands for: `kind` is `tensor`, `carry`, `stack`, `ring` or `temp`; or `flat`,
+    `carry_flat`, `ring_flat`, `temp_flat`, the same memory as plain rows.
+
+    A carry's `level` is that of the tree. A ring's is the age of a use: 0 for this one's place, 1 for the one before.
+    """
 
     kind: str
     id: int
     level: int = 0
+
+    @property
+    def memory(self) -> Slot:
+        """The slot of the same memory as it was made, whatever this one sees it as."""
+        return Slot("tensor" if self.kind == "flat" else self.kind.removesuffix("_flat"), self.id, self.level)
 
 
 class Operand(NamedTuple):
@@ -250,6 +259,9 @@ class Completion(NamedTuple):
     """What a template says of a value that devices hold parts of: slot `source` has this device's part, slot `target`
     the whole afterwards, with slot `residual` (-1: none) added. The record is number `number` of those of the op's
     `partial`. One slot for both is completed in place. No run looks at it.
+
+    Where parts are combined per microbatch, `microbatch` says which this is (-1: all in one): it goes onto the stack
+    that slot `stack` keeps on each owner's share, and `target` has the whole after the last.
     """
 
     op: int
@@ -258,18 +270,21 @@ class Completion(NamedTuple):
     source: int
     target: int
     residual: int = -1
+    stack: int = -1
+    microbatch: int = -1
 
 
 @dataclass(frozen=True)
 class LoweredTemplate:
     """Instructions of one template, its slots, its temporaries, and the shared values that it completes. Its signals
-    count from `first_signal` on."""
+    count from `first_signal` on; before them lie those of its rings, which all its variants share."""
 
     name: str
     instructions: tuple[Instruction, ...]
     slots: tuple[Slot, ...]
     temps: tuple[TempSpec, ...]
     signal_sites: tuple[int, ...] = ()
+    ring_sites: tuple[int, ...] = ()
     completions: tuple[Completion, ...] = ()
     first_signal: int = 0
 

@@ -8,12 +8,13 @@ from tilewise.ir.graph import TensorSpec
 from tilewise.ir.layout import TensorLayout
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Call, LoweredTemplate, Number, Slot, upper
-from tilewise.plan.buffers import RootTensors, category_of
+from tilewise.plan.buffers import RootTensors, category_of, kept_key
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.collectives import broadcast_instructions
 from tilewise.plan.entries import Cut, EntryTable
 from tilewise.plan.lower import flat_view
 from tilewise.plan.memory import Buffer
+from tilewise.plan.segments import tensors_of_call
 from tilewise.plan.shapes import LocalShapes, round_up
 from tilewise.plan.variants import Use, Variant, Variants
 
@@ -68,36 +69,34 @@ class Binder:
         call = use.segment.call
         actual: Mapping[int, int] | None = None
         if call is not None:
-            template = self.tensors.graph.templates[call.attrs["template"]]
-            names = (*template.arguments, *template.results, *call.attrs["saved"])
-            actual = {n: t for n, t in zip(names, (*call.inputs, *call.outputs)) if t is not None}
+            actual = tensors_of_call(self.tensors.graph, call)
         binding = tuple(
             self._slot(variant, position, slot, use, actual) for position, slot in enumerate(variant.slots)
         )
-        return Call(use.variant, binding)
+        return Call(use.variant, binding, use.numbers)
 
     def _slot(
         self, variant: Variant, position: int, slot: Slot, use: Use, actual: Mapping[int, int] | None
     ) -> int:
         if slot.kind == "temp" or slot.kind == "temp_flat":
             return self._own(variant, position, (slot.kind, variant.number, slot.id), "temp", "rows")
-        tensor, call = slot.id, use.segment.call
+        if slot.kind not in ("tensor", "flat"):
+            return self._kept(variant, position, slot, kept_key(self.tensors.graph, variant, use, slot))
+        tensor = slot.id
         is_inner = actual is not None and tensor not in actual
         if actual is not None and not is_inner:
             tensor = actual[tensor]
-        if slot.kind in ("carry", "carry_flat"):
-            of = (call.id if is_inner and call is not None else None, tensor, slot.level)
-            return self._carry(variant, position, slot, of)
         if is_inner:
             storage = variant.graph.spec(tensor).storage
             key = "inner_flat" if slot.kind == "flat" else "inner", variant.number, tensor
             return self._own(variant, position, key, "inner", storage)
         return self.tensor(tensor, use.microbatch, flat=slot.kind == "flat")
 
-    def _carry(self, variant: Variant, position: int, slot: Slot, of: Key) -> int:
-        """Entry of what is kept of a sum between microbatches, as `carry_buffers` names it."""
-        cut = self._cut_of_slot(variant, position, variant.graph.spec(slot.id).storage)
-        return self.table.add((slot.kind, *of), self.buffers[("carry", *of)], cut)
+    def _kept(self, variant: Variant, position: int, slot: Slot, key: Key) -> int:
+        """Entry of what is kept of a sum between microbatches, or of a place in a ring."""
+        storage = variant.graph.spec(slot.id).storage if slot.kind != "stack" else "rows"
+        cut = self._cut_of_slot(variant, position, storage)
+        return self.table.add((slot.kind, *key[1:]), self.buffers[key], cut)
 
     def _own(self, variant: Variant, position: int, key: Key, kind: str, storage: str) -> int:
         """Entry of what lives inside a template."""

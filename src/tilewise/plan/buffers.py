@@ -6,21 +6,26 @@ from collections.abc import Sequence
 
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
-from tilewise.ir.program import TempSpec
+from tilewise.ir.program import Slot, TempSpec
 from tilewise.plan.accumulation import BatchSums
 from tilewise.plan.memory import Buffer
-from tilewise.plan.segments import Segment
-from tilewise.plan.shapes import LocalShapes, round_up
-from tilewise.plan.variants import Variant
+from tilewise.plan.rings import place_of_use
+from tilewise.plan.segments import Segment, tensors_of_call
+from tilewise.plan.shapes import LocalShapes, bytes_of, round_up
+from tilewise.plan.variants import Use, Variant, Variants
 
 __all__ = [
     "RootTensors",
-    "carry_buffers",
     "category_of",
+    "kept_buffers",
+    "kept_key",
     "lasting_buffers",
     "result_buffers",
     "template_buffers",
 ]
+
+Key = tuple[object, ...]
+_KEPT = {"carry": "carries", "stack": "carries", "ring": "rings"}  # category by kind of slot
 
 
 class RootTensors:
@@ -92,7 +97,7 @@ def category_of(kind: str, name: str) -> str:
 
 
 def lasting_buffers(tensors: RootTensors) -> list[Buffer]:
-    """Parameters, optimizer state, constants, inputs of all microbatches, gradients, carries, outputs."""
+    """Parameters, optimizer state, constants, inputs of all microbatches, gradients, outputs."""
     buffers = []
     for t in tensors.graph.tensors:
         if not tensors.is_lasting(t.id):
@@ -107,24 +112,36 @@ def lasting_buffers(tensors: RootTensors) -> list[Buffer]:
     return buffers
 
 
-def carry_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Buffer]:
-    """What is kept of sums between microbatches: per call (None for root ops), tensor and level of the tree."""
-    levels = range((tensors.shapes.settings.accumulation - 1).bit_length())
-    made = [
-        Buffer(("carry", None, t, level), tensors.bytes(t), "carries")
-        for level in levels
-        for t in sorted(tensors.sums.sums)
+def kept_buffers(tensors: RootTensors, variants: Variants) -> list[Buffer]:
+    """What is kept of sums between microbatches, and rings, as the variants ask for it."""
+    bounds = tensors.shapes.bounds
+    sizes: dict[Key, int] = {}
+    kept = [
+        [
+            (slot, max(bytes_of(views[i], bounds) for views in variant.views))
+            for i, slot in enumerate(variant.slots)
+            if slot.memory.kind in _KEPT
+        ]
+        for variant in variants.variants
     ]
-    for call in (s.call for s in segments if levels):
-        if call is None:
-            continue
-        template = tensors.graph.templates[call.attrs["template"]]
-        layouts = tensors.layout.calls[call.id]
-        inner = tensors.sums.calls[call.id].sums.difference(template.results, call.attrs["saved"])
-        for t in sorted(inner):
-            size = tensors.shapes.bytes_max(template.graph.spec(t), layouts.use[t])
-            made += [Buffer(("carry", call.id, t, level), size, "carries") for level in levels]
-    return made
+    for use in variants.uses:
+        for slot, size in kept[use.variant]:
+            key = kept_key(tensors.graph, variants.variants[use.variant], use, slot)
+            sizes[key] = max(size, sizes.get(key, 0))
+    return [Buffer(key, size, _KEPT[str(key[0])]) for key, size in sizes.items()]
+
+
+def kept_key(graph: Graph, variant: Variant, use: Use, slot: Slot) -> Key:
+    """The buffer of a carry, a stack or a place in a ring. Calls share a ring; what is kept of a sum is of one tensor:
+    a root tensor, or one inside of a call."""
+    kind, tensor, level = slot.memory
+    if kind == "ring":
+        return kind, variant.rings, tensor, place_of_use(use.ring_use, level)
+    call = use.segment.call
+    if call is None:
+        return kind, None, tensor, level
+    outside = tensors_of_call(graph, call)
+    return (kind, call.id, tensor, level) if tensor not in outside else (kind, None, outside[tensor], level)
 
 
 def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Buffer]:

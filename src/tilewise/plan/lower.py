@@ -8,6 +8,7 @@ memory later, once per use of the template.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from tilewise.core.dims import Dim, DimLabel, Size
@@ -115,6 +116,7 @@ class TemplateLowering:
         self.slots: dict[Slot, int] = {}
         self.temps: list[TempSpec] = []
         self.signal_sites: list[int] = []
+        self.ring_sites: list[int] = []
         self.one = Number(1)
         self.reduction_chunks = graph.reduction_chunks
         self._op_index = 0
@@ -247,9 +249,7 @@ class TemplateLowering:
         if isinstance(tensor, Ref):
             base = tensor
             key = self.keys[base.slot]
-            slot = Slot(
-                {"tensor": "flat", "temp": "temp_flat", "carry": "carry_flat"}[key.kind], key.id, key.level
-            )
+            slot = Slot("flat" if key.kind == "tensor" else f"{key.kind}_flat", key.id, key.level)
             vector = key.kind != "temp" and self.spec(key.id).storage == "vector"
         else:
             root = self.roots.get(tensor, tensor)
@@ -373,7 +373,8 @@ class TemplateLowering:
 
         Microbatch j folds in as many carries as j has trailing ones, lowest level first, and leaves its own at the
         next level: the carries of a binary counter, so the tree over leaves does not depend on the accumulation. The
-        last one folds in all that are left.
+        last one folds in all that are left. Where devices share every microbatch, what they make of it goes into a
+        ring, and its owners keep the carries.
         """
         rule = op_named(op.op)
         if output not in rule.accumulates:
@@ -386,35 +387,34 @@ class TemplateLowering:
         base = self.tensor(tensor)
         total = self.shapes.settings.accumulation
         level, last = trailing_ones(self.microbatch), self.microbatch == total - 1
+        if any(r.is_completed_per_microbatch for r in self._records_of_sum(op, output)):
+            return Accumulator(self.ring(tensor), (), output, last)
 
         def carry(number: int) -> Ref:
-            return self._ref(
-                Slot("carry", tensor, number),
-                lambda i: Ref(i, base.extent, base.cols, base.dtype, base.tile_rows, base.packed),
-            )
+            return self._ref(Slot("carry", tensor, number), lambda slot: replace(base, slot=slot))
 
         target = base if last else carry(level)
         held = [i for i in range(self.microbatch.bit_length()) if self.microbatch >> i & 1]
         return Accumulator(target, tuple(carry(i) for i in (held if last else range(level))), output, last)
 
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
-        """After the last microbatch: the sum over the devices that share the batch.
-
-        Raises:
-            PlanError: devices share each microbatch, so that the sum were due in every one.
-        """
-        for record in self._records_of(op):
-            if record.tree != LEAVES or target.output not in record.outputs:
-                continue
+        """The sum over the devices that share the batch: after the last microbatch, or in each that they share."""
+        for record in self._records_of_sum(op, target.output):
             if record.is_completed_per_microbatch:
-                raise PlanError(
-                    "[plan.lower] devices of the batch hold nodes of the tree over its leaves for the whole step; got "
-                    f"{show_axes(record.axes)} with {record.count} leaves; choose a power of two of "
-                    "microbatches"
-                )
+                collectives.add_microbatch(self, op, target.output, record)
+                continue
             self.completed.add(record)
             if target.is_last and record.team:
                 collectives.all_reduce_in_place(self, op, target.ref, record)
+
+    def ring(self, tensor: int, age: int = 0) -> Ref:
+        """What has the shape of a tensor and lies in a ring: in this use's place, or that of the use `age` before."""
+        base = self.tensor(tensor)
+        return self._ref(Slot("ring", tensor, age), lambda slot: replace(base, slot=slot))
+
+    def stack(self, tensor: int, rows: Number, cols: int, tile_rows: int) -> Ref:
+        """What an owner keeps of a sum between microbatches, in f32."""
+        return self._ref(Slot("stack", tensor), lambda slot: Ref(slot, rows, cols, "f32", tile_rows))
 
     def leaf_tree(self, op: OpNode, output: int, leaves: Ref) -> None:
         """Combine a row per leaf, of `leaf_temp`, and carries into output number `output`; then over devices."""
@@ -438,6 +438,11 @@ class TemplateLowering:
         """Reserve signals; numbered within their site until every device's need is known."""
         self.signal_sites.append(count)
         return collectives.signal_site(len(self.signal_sites) - 1)
+
+    def ring_signals(self, count: int) -> int:
+        """The same for a ring, whose signals all variants of the template share."""
+        self.ring_sites.append(count)
+        return collectives.ring_site(len(self.ring_sites) - 1)
 
     def all_reduce(
         self,
@@ -497,6 +502,7 @@ class TemplateLowering:
             tuple(by_index),
             tuple(self.temps),
             tuple(self.signal_sites),
+            tuple(self.ring_sites),
             tuple(self.completions),
         )
 
@@ -512,6 +518,10 @@ class TemplateLowering:
     def _records_of(self, op: OpNode) -> list[Record]:
         partials = {p.name: None for p in factors_of(self.graph, op).partials}
         return [record for name in partials for record in self.records(op, name)]
+
+    def _records_of_sum(self, op: OpNode, output: int) -> list[Record]:
+        """Those of an output that is summed over the batch."""
+        return [r for r in self._records_of(op) if r.tree == LEAVES and output in r.outputs]
 
 
 def _team(record: Record | None) -> Axes:

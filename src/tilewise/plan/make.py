@@ -14,7 +14,7 @@ from tilewise.plan.accumulation import find_batch_sums, require_whole_batch
 from tilewise.plan.bind import Binder
 from tilewise.plan.buffers import (
     RootTensors,
-    carry_buffers,
+    kept_buffers,
     lasting_buffers,
     result_buffers,
     template_buffers,
@@ -114,7 +114,7 @@ def _place(
     tensors: RootTensors, segments: Sequence[Segment], variants: Variants
 ) -> tuple[list[Buffer], Mapping[str, int]]:
     """Offsets of all buffers: what lives on first, then results by lifetime, then temporaries; bytes per region."""
-    lasting = [*carry_buffers(tensors, segments), *lasting_buffers(tensors)]
+    lasting = [*kept_buffers(tensors, variants), *lasting_buffers(tensors)]
     results = result_buffers(tensors, segments)
     lasting_end = place_in_sequence(lasting, 0)
     end = workspace_end = place_buffers(results, lasting_end)

@@ -46,7 +46,7 @@ class Buffer:
     Attributes:
         key: what it holds.
         bytes: its size, before alignment.
-        category: parameters, gradients, carries, optimizer, activations, temporaries, communication or inputs.
+        category: parameters, gradients, carries, rings, optimizer, activations, temporaries or inputs.
         first, last: positions of the first and last use; buffers that live through a run have none.
         offset: filled in by `place_buffers`.
     """

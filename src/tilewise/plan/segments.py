@@ -23,6 +23,13 @@ class Segment:
         return self.ops[0] if self.ops[0].op == "call" else None
 
 
+def tensors_of_call(graph: Graph, call: OpNode) -> dict[int, int]:
+    """Tensors of a layer that its caller sees, by their ids inside: the caller's."""
+    template = graph.templates[call.attrs["template"]]
+    names = (*template.arguments, *template.results, *call.attrs["saved"])
+    return {n: t for n, t in zip(names, (*call.inputs, *call.outputs)) if t is not None}
+
+
 def cut_segments(graph: Graph) -> tuple[Segment, ...]:
     """Root ops in order, cut at calls and where the phase changes."""
     runs: list[list[OpNode]] = []

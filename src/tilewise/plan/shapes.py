@@ -11,10 +11,12 @@ from math import prod
 
 from tilewise.core.border import Border
 from tilewise.core.dims import Dim, DimLabel, chunk_range, shard_range, upper_bound
+from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.mesh import MICRO, Axes, DeviceMesh
 from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.layout import TensorLayout, in_space
+from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Number, NumberLike
 
 LocalSizes = tuple[int | Dim, ...]
@@ -22,12 +24,20 @@ _EVEN = DimLabel("an unlabelled dim", 2)  # how a dim that only a hint shares is
 
 _border = Border("plan", PlanError)
 
-__all__ = ["LocalShapes", "PlanSettings", "check_sizes", "round_up", "symbols_of"]
+__all__ = ["LocalShapes", "PlanSettings", "bytes_of", "check_sizes", "round_up", "symbols_of"]
 
 
 def round_up(value: int, multiple: int) -> int:
     """The next multiple at or above `value`."""
     return -(-value // multiple) * multiple
+
+
+def bytes_of(ref: Ref, bounds: tuple[int, ...]) -> int:
+    """Bytes that a view takes with every symbol at its bound; panels are padded."""
+    rows, cols = ref.extent.upper(bounds), ref.cols
+    if ref.packed:
+        rows, cols = round_up(rows, 32), round_up(cols, 2)
+    return rows * cols * dtype_named(ref.dtype).itemsize
 
 
 @dataclass(frozen=True)

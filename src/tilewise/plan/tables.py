@@ -22,6 +22,7 @@ CATEGORIES = (
     "parameters",
     "gradients",
     "carries",
+    "rings",
     "optimizer",
     "state",
     "inputs",

@@ -15,6 +15,7 @@ from tilewise.plan.accumulation import BatchSums
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.collectives import place_signals
 from tilewise.plan.lower import TemplateLowering, alias_roots
+from tilewise.plan.rings import credits_of_uses
 from tilewise.plan.segments import Segment
 from tilewise.plan.shapes import LocalShapes
 
@@ -33,6 +34,7 @@ class Variant:
             and last.
         graph, layout: the template's, or the whole graph's for a run of root ops.
         roots: tensor -> tensor whose memory it shares.
+        rings: number of the variant whose rings it uses too: the first of the same template.
     """
 
     number: int
@@ -43,6 +45,7 @@ class Variant:
     layout: GraphLayout
     roots: dict[int, int]
     scratch_bytes: int
+    rings: int
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -52,11 +55,18 @@ class Variant:
 
 @dataclass(frozen=True)
 class Use:
-    """One entry of a schedule with the variant that does it."""
+    """One entry of a schedule with the variant that does it.
+
+    Attributes:
+        ring_use: how many uses of its rings come before it in a step.
+        numbers: that the call's instructions ask for (`plan.rings`).
+    """
 
     segment: Segment
     microbatch: int
     variant: int
+    ring_use: int = 0
+    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,9 @@ def lower_variants(
     made: dict[tuple[object, ...], Variant] = {}
     uses = []
     num_signals = 0
+    rings: dict[
+        tuple[object, ...], tuple[int, int]
+    ] = {}  # the first variant of a template, and its rings' signals
     for turn in schedule:
         segment = segments[turn.segment]
         call = segment.call
@@ -131,8 +144,14 @@ def lower_variants(
                 )
                 for d in shapes.kinds
             ]
-            placed = place_signals([low.run() for low in lowerings])
-            templates = tuple(replace(t, first_signal=num_signals) for t in placed)
+            lowered = [low.run() for low in lowerings]
+            first_of_rings = num_signals
+            if identity in rings:
+                first_of_rings = rings[identity][1]
+            else:
+                rings[identity] = len(made), num_signals
+                num_signals += sum(max(sites) for sites in zip(*(t.ring_sites for t in lowered)))
+            templates = tuple(place_signals(lowered, num_signals, first_of_rings))
             outside = keep | frozenset(template.arguments) if call is not None else None
             made[key] = Variant(
                 len(made),
@@ -143,10 +162,25 @@ def lower_variants(
                 inner_layout,
                 own_roots,
                 max(low.scratch_bytes for low in lowerings),
+                rings[identity][0],
             )
             num_signals += templates[0].num_signals
         uses.append(Use(segment, turn.microbatch, made[key].number))
-    return Variants(tuple(made.values()), tuple(uses))
+    variants = tuple(made.values())
+    return Variants(variants, _with_credits(variants, uses))
+
+
+def _with_credits(variants: Sequence[Variant], uses: Sequence[Use]) -> tuple[Use, ...]:
+    """Uses of rings with their numbers."""
+    positions: dict[int, list[int]] = {}
+    for position, use in enumerate(uses):
+        if variants[use.variant].templates[0].ring_sites:
+            positions.setdefault(variants[use.variant].rings, []).append(position)
+    result = list(uses)
+    for of in positions.values():
+        for number, (position, numbers) in enumerate(zip(of, credits_of_uses(of))):
+            result[position] = replace(uses[position], ring_use=number, numbers=numbers)
+    return tuple(result)
 
 
 def _lives(low: TemplateLowering, outside: frozenset[int]) -> dict[int, tuple[int, int]]:

@@ -182,4 +182,30 @@ def change_template(dice: random.Random, program: TileProgram) -> tuple[str, Til
     return f"{name} of {template.name}", with_template(program, class_id, number, template)
 
 
-CHANGES: list[Change] = [change_list, change_list, change_operand, change_instruction, change_template]
+def change_numbers(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:
+    """A number of a call, such as the credits that a ring waits for, or the use that they are of."""
+    class_id = dice.randrange(len(program.classes))
+    of = program.classes[class_id]
+    name = dice.choice(list(of.calls))
+    found = [i for i, call in enumerate(of.calls[name]) if call.numbers]
+    if not found:
+        return None
+    at = dice.choice(found)
+    numbers = list(of.calls[name][at].numbers)
+    n = dice.randrange(len(numbers))
+    numbers[n] = dice.choice([0, 1, 2, numbers[n] + 1, max(0, numbers[n] - 1)])
+    calls = list(of.calls[name])
+    calls[at] = replace(calls[at], numbers=tuple(numbers))
+    classes = list(program.classes)
+    classes[class_id] = replace(of, calls={**of.calls, name: tuple(calls)})
+    return f"number {n} of call {at} of {name}", replace(program, classes=tuple(classes))
+
+
+CHANGES: list[Change] = [
+    change_list,
+    change_list,
+    change_operand,
+    change_instruction,
+    change_template,
+    change_numbers,
+]

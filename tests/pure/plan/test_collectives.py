@@ -10,7 +10,8 @@ from pure.plan.test_templates import plan_llama
 from tilewise.core.errors import InternalError
 from tilewise.ir.program import Instruction, LoweredTemplate, Notify, Number, Wait
 from tilewise.ir.validate import validate_acknowledgements
-from tilewise.plan.collectives import place_signals
+from tilewise.plan.collectives import place_signals, ring_site
+from tilewise.plan.rings import credits_of_uses, place_of_use
 
 
 def template(sites):
@@ -24,12 +25,33 @@ def template(sites):
 
 def test_sites_begin_at_the_same_signal():
     """A site is as large as its largest need; numbers within it stay."""
-    placed = place_signals([template([3, 1, 4]), template([1, 5, 2])])
+    placed = place_signals([template([3, 1, 4]), template([1, 5, 2])], 100, 0)
     for t, sites in zip(placed, ([3, 1, 4], [1, 5, 2])):
         (i,) = t.instructions
         assert [w.signal_base for w in i.waits] == [0, 3, 8]
         assert [n.signal_base for n in i.notifies] == [sites[0] - 1, 3 + sites[1] - 1, 8 + sites[2] - 1]
         assert t.num_signals == 12
+        assert t.first_signal == 100
+
+
+def test_signals_of_rings_are_the_same_in_all_variants():
+    """A variant's own signals lie elsewhere, those of its rings where the first variant has them."""
+    ring = ring_site(1)
+    instruction = Instruction("", "x", Number(1), 0, (), waits=(Wait(ring + 2, True, 1), Wait(1, True, 1)))
+    made = LoweredTemplate("t", (instruction,), (), (), (4,), (5, 3))
+    for first_signal in (50, 70):
+        (placed,) = place_signals([made], first_signal, 30)
+        waits = placed.instructions[0].waits
+        assert [first_signal + w.signal_base for w in waits] == [30 + 5 + 2, first_signal + 1]
+
+
+def test_credits_of_a_ring():
+    """A use waits for the one that had its place before; the last use waits for all that are left."""
+    assert [place_of_use(u, 0) for u in range(4)] == [0, 1, 0, 1]
+    assert place_of_use(0, 1) == 1
+    numbers = credits_of_uses([7, 9, 12])
+    assert numbers == [(0, 7, 0, 7, 0, 7), (0, 9, 0, 9, 0, 9), (1, 7, 1, 12, 1, 9)]
+    assert sum(n[0] + n[2] + n[4] for n in numbers) == 3
 
 
 def without(program, number, place, field):

@@ -58,7 +58,7 @@ def _validate_template(program: TileProgram, device: int, number: int) -> None:
             if peer == device or (theirs.class_id, operand.slot) in known:
                 continue
             known.add((theirs.class_id, operand.slot))
-            key = template.slots[operand.slot]
+            key = template.slots[operand.slot].memory
             if theirs.class_id not in held:
                 held[theirs.class_id] = _waits_of(program.classes[theirs.class_id].templates[number])
             if (peer, key) not in awaited:
@@ -81,12 +81,13 @@ def _raised(reader: Instruction, own: DeviceBinding, peer: int) -> _Signals:
 
 
 def _waits_of(template: LoweredTemplate) -> _Waits:
-    """Per tensor, what the tasks wait for that hold it; they are few where a template is long."""
+    """Per tensor, what the tasks wait for that hold or write it; they are few where a template is long."""
     found: _Waits = {}
     for task in template.instructions:
         waits = [w for w in task.waits if w.increment != 0]
         if waits:
-            held = {template.slots[o.slot] for o in task.operands if o.team < 0 and o.access != Access.NONE}
+            own = [o for o in task.operands if o.team < 0 and o.access != Access.NONE]
+            held = {template.slots[o.slot].memory for o in own}
             for slot in held:
                 found.setdefault(slot, []).extend(waits)
     return found

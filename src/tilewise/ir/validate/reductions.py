@@ -8,6 +8,9 @@ the rows, or complete:
     share    what the reduction leaves: this member's rows; then one copy brings every other member's
     complete anything may read it
 
+Where parts are combined per microbatch, the reduction leaves a stack on this member's share instead, and the result's
+share after the last; along the calls of a list every stack takes the microbatches in order, each once, to the last.
+
 So a reduction that is missing (on all devices alike, too), doubled, swapped, of another team or other rows is found,
 and so is a reader that comes too early or takes a part for the whole. Copies of columns between layouts name every
 member once, side by side. Along the calls of a list, what is read has been given from outside or was written before.
@@ -19,6 +22,7 @@ tasks run (`validate_order`); which of several tensors of one shape a call means
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, NoReturn
 
 from tilewise.core.errors import InternalError
@@ -42,6 +46,7 @@ from tilewise.ir.program import (
 __all__ = ["validate_reductions"]
 
 _KERNELS = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}
+_RESUME = "tree_resume"
 _COPY = "copy_pairs"
 _PARTIAL, _SHARE, _SPENT, _COMPLETE = (
     "one device's part",
@@ -129,6 +134,7 @@ class _Flow:
     Attributes:
         needs, makes: slots whose value is read from outside, and those that are written.
         exchanges: what devices confirm, with the label of an instruction that wants it.
+        stacks: slots that take a microbatch: which, and of how many.
     """
 
     def __init__(self, template: LoweredTemplate, layout: GraphLayout | None) -> None:
@@ -136,10 +142,9 @@ class _Flow:
         self.needs: set[int] = set()
         self.makes: set[int] = set()
         self.exchanges: dict[_Exchange, str] = {}
+        self.stacks: dict[int, tuple[int, int]] = {}
         first: dict[Slot, int] = {}
-        self._same = [
-            first.setdefault(s._replace(kind=_kind(s.kind)), i) for i, s in enumerate(template.slots)
-        ]
+        self._same = [first.setdefault(s.memory, i) for i, s in enumerate(template.slots)]
         self._state: dict[int, str] = {}
         self._open = {
             self._same[c.source]: c for c in template.completions
@@ -165,6 +170,8 @@ class _Flow:
             )
 
     def _reduces(self, instruction: Instruction) -> bool:
+        if instruction.kernel.startswith(_RESUME):
+            return self._resumes(instruction)
         if not instruction.kernel.startswith(tuple(_KERNELS.values())):
             return False
         out, residual, *parts = instruction.operands
@@ -173,6 +180,8 @@ class _Flow:
             self._wrong(instruction, "it combines parts of no value that is due")
         record = self.layout.records[completion.op, completion.partial][completion.number]
         source, target = self._same[completion.source], self._same[completion.target]
+        if completion.microbatch >= 0 or record.is_completed_per_microbatch:
+            self._wrong(instruction, "its parts go onto a stack in every microbatch")
         beside = -1 if residual.null else residual.slot
         rows = out._replace(access=Access.NONE, role=Access.NONE, slot=0, team=-1, member=0)
         own = [residual] if beside >= 0 else []
@@ -194,6 +203,54 @@ class _Flow:
         self._halves[target] = completion
         return True
 
+    def _resumes(self, instruction: Instruction) -> bool:
+        """The parts of one microbatch, onto the stack of this member's share."""
+        left, carries, *parts = instruction.operands
+        completion = self._open.get(self._same[parts[0].slot]) if parts else None
+        if completion is None or self.layout is None or completion.microbatch < 0:
+            self._wrong(instruction, "it combines parts of no value that is due")
+        record = self.layout.records[completion.op, completion.partial][completion.number]
+        members, held = len(parts), len(record.held[0])
+        source, target = self._same[completion.source], self._same[completion.target]
+        stack, last = self._same[completion.stack], completion.microbatch == held // members - 1
+        rows = parts[0]._replace(access=Access.NONE, role=Access.NONE, slot=0, team=-1, member=0)
+        begin = completion.microbatch * members
+        on_stack = carries if last else left
+        fits = (
+            record.is_completed_per_microbatch
+            and record.combine == "sum"
+            and rows.mode == Mode.ROWPART
+            and all(self._same[p.slot] == source and _rows(p) == rows for p in parts)
+            and instruction.ints == (begin, members, int(last))
+            and carries.null == (begin == 0)
+            and all(self._same[o.slot] == stack and o.team < 0 for o in (on_stack, carries) if not o.null)
+            and (begin == 0 or _rows(carries) == _rows(on_stack))
+            and (self._same[left.slot] == target and _rows(left) == rows if last else True)
+            and ((on_stack.mode == Mode.ROW and on_stack.div == rows.parts) or _rows(on_stack) == rows)
+        )
+        if not fits or self._state.get(source) != _PARTIAL:
+            self._wrong(instruction, f"it does not resume {completion.partial!r} of op {completion.op}")
+        self.stacks[stack] = completion.microbatch, held // members
+        self._add_parts(instruction, record, rows.part, parts)
+        del self._open[source]
+        self._state[source] = _SPENT
+        if last:
+            self._state[target] = _SHARE
+            self._halves[target] = completion
+        return True
+
+    def _add_parts(
+        self, instruction: Instruction, record: Record, mine: NumberLike, parts: Sequence[Operand]
+    ) -> None:
+        """A microbatch's parts are leaves of a tree of their own: one per member, in order."""
+        members = len(parts)
+        own = tuple((i, i + 1) for i in range(members))
+        peers = tuple((p.team, p.member) for p in parts)
+        exchange = _Exchange(record.team, (own,), members, mine, peers, (), members)
+        if parts[0].parts != members:
+            self._wrong(instruction, "every member has a share")
+        self.exchanges.setdefault(exchange, instruction.label)
+
     def _gathers(self, instruction: Instruction) -> bool:
         pairs = _pairs(instruction)
         completion = self._halves.get(self._same[pairs[0][0].slot]) if pairs else None
@@ -213,6 +270,9 @@ class _Flow:
     def _add(
         self, instruction: Instruction, record: Record, out: Operand | None, read: Sequence[Operand]
     ) -> None:
+        if record.is_completed_per_microbatch:  # the shares of one microbatch after another
+            one_each = tuple((i, i + 1) for i in range(len(read) + 1))
+            record = replace(record, held=(one_each,), count=len(one_each))
         shares = (read[0] if out is None else out).parts
         mine = -1 if out is None else out.part
         peers = tuple((o.team, o.member) for o in read)
@@ -316,8 +376,17 @@ def _follow_calls(
         known |= {
             keys[call.binding[s]] for call in of.calls.get(earlier, ()) for s in flows[call.template].makes
         }
+    taken: dict[tuple[object, ...], tuple[int, int]] = {}  # per stack, microbatches so far and of how many
     for call in of.calls[name]:
         flow = flows[call.template]
+        for slot, (microbatch, count) in flow.stacks.items():
+            key = keys[call.binding[slot]]
+            if taken.get(key, (0, count)) != (microbatch, count):
+                _refuse(
+                    "a stack takes the microbatches in order",
+                    f"number {microbatch} of {count} behind {taken.get(key, (0, count))[0]} for {key} in {name!r}",
+                )
+            taken[key] = microbatch + 1, count
         for slot in flow.needs:
             if keys[call.binding[slot]] not in known:
                 _refuse(
@@ -325,6 +394,9 @@ def _follow_calls(
                     f"{keys[call.binding[slot]]} read by template {flow.template.name!r} in {name!r}",
                 )
         known |= {keys[call.binding[s]] for s in flow.makes}
+    for key, (microbatch, count) in taken.items():
+        if microbatch < count:
+            _refuse("a stack takes all microbatches", f"{microbatch} of {count} for {key} in {name!r}")
 
 
 def _pairs(instruction: Instruction) -> list[tuple[Operand, Operand]]:

@@ -23,11 +23,14 @@ from tilewise.plan.collectives.handshake import (
     gather_label,
     place_signals,
     reduce_label,
+    ring_site,
     signal_site,
 )
+from tilewise.plan.collectives.over_time import add_microbatch
 
 __all__ = [
     "ClassLowering",
+    "add_microbatch",
     "all_gather_columns",
     "all_reduce",
     "all_reduce_in_place",
@@ -36,6 +39,7 @@ __all__ = [
     "gather_label",
     "place_signals",
     "reduce_label",
+    "ring_site",
     "signal_site",
     "slice_columns",
 ]

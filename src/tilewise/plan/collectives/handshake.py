@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Protocol
 
 from tilewise.core.mesh import DeviceMesh
@@ -11,6 +12,7 @@ from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import Record
 from tilewise.ir.lowering import Draft, Lowering, Ref
 from tilewise.ir.program import (
+    POSITION,
     Completion,
     Instruction,
     LoweredTemplate,
@@ -36,6 +38,7 @@ __all__ = [
     "place_signals",
     "raise_on_peers",
     "reduce_label",
+    "ring_site",
     "signal_site",
     "team_of",
 ]
@@ -53,6 +56,7 @@ class ClassLowering(Lowering, Protocol):
         instructions: what has been emitted.
         completed: what the current op has combined.
         completions: where each shared value lies before and after.
+        microbatch: which part of the batch is lowered.
     """
 
     mesh: DeviceMesh
@@ -61,9 +65,19 @@ class ClassLowering(Lowering, Protocol):
     instructions: list[Draft]
     completed: set[Record]
     completions: list[Completion]
+    microbatch: int
 
     def signals(self, count: int) -> int:
         """Reserve signals; numbered within their site until `place_signals` knows every class's need."""
+
+    def ring_signals(self, count: int) -> int:
+        """The same for a ring, whose signals all variants of the template share."""
+
+    def ring(self, tensor: int, age: int = 0) -> Ref:
+        """What has the shape of a tensor and lies in a ring: in this use's place, or that of the use `age` before."""
+
+    def stack(self, tensor: int, rows: Number, cols: int, tile_rows: int) -> Ref:
+        """What an owner keeps of a sum between microbatches, in f32."""
 
 
 def reduce_label(label: str) -> str:
@@ -77,14 +91,32 @@ def gather_label(label: str) -> str:
 
 
 def signal_site(number: int) -> int:
-    """Where the signals of a site begin until `place_signals` knows every class's need."""
+    """Where the signals of a site begin until `place_signals` knows every class's need; below 0 are those of rings."""
     return number << _SITE_SHIFT
 
 
-def place_signals(templates: Sequence[LoweredTemplate]) -> list[LoweredTemplate]:
-    """Number the signals of one template alike in all classes, though shards of unequal size need unequal counts."""
-    sizes: list[int] = [max(column) for column in zip(*(t.signal_sites for t in templates))]
-    first = [sum(sizes[:i]) for i in range(len(sizes))]
+def ring_site(number: int) -> int:
+    """The same of the site of a ring."""
+    return signal_site(-1 - number)
+
+
+def place_signals(
+    templates: Sequence[LoweredTemplate], first_signal: int, first_of_rings: int
+) -> list[LoweredTemplate]:
+    """Number the signals of one template alike in all classes, though shards of unequal size need unequal counts.
+
+    Args:
+        templates: of all classes.
+        first_signal: where the template's own begin.
+        first_of_rings: where those of its rings begin, which all its variants share.
+    """
+    sizes, rings = (
+        [max(column) for column in zip(*sites)]
+        for sites in ((t.signal_sites for t in templates), (t.ring_sites for t in templates))
+    )
+    first = dict(enumerate(accumulate(sizes, initial=0)))
+    before = first_of_rings - first_signal
+    first |= {-1 - i: before + begin for i, begin in enumerate(accumulate(rings, initial=0))}
 
     def place(signal: NumberLike) -> NumberLike:
         constant = signal if isinstance(signal, int) else signal.constant
@@ -99,7 +131,13 @@ def place_signals(templates: Sequence[LoweredTemplate]) -> list[LoweredTemplate]
         return replace(i, waits=waits, notifies=notifies)
 
     return [
-        replace(t, instructions=tuple(placed(i) for i in t.instructions), signal_sites=tuple(sizes))
+        replace(
+            t,
+            instructions=tuple(placed(i) for i in t.instructions),
+            signal_sites=tuple(sizes),
+            ring_sites=tuple(rings),
+            first_signal=first_signal,
+        )
         for t in templates
     ]
 
@@ -130,18 +168,37 @@ def raise_on_peers(task: Draft, team: Team, site: int, tiles: int, about: Ref, *
     task.notifies += [Notify(team.number, m, mine, per_index, about.slot) for m in team.peer_members]
 
 
-def await_peers(task: Draft, team: Team, site: int, tiles: int, about: Ref, *, per_index: bool) -> None:
-    """Wait for every peer."""
+def await_peers(
+    task: Draft,
+    team: Team,
+    site: int,
+    tiles: int,
+    about: Ref,
+    *,
+    per_index: bool,
+    increment: NumberLike = 1,
+    use: NumberLike = POSITION,
+) -> None:
+    """Wait for every peer, once or as often as the call says, for what it did in this use or in another one."""
     task.waits += [
-        Wait(Number(site, tiles, *p[2:]), per_index, 1, team.number, m, about.slot)
+        Wait(Number(site, tiles, *p[2:]), per_index, increment, team.number, m, about.slot, use)
         for p, m in zip(team.peers, team.peer_members)
     ]
 
 
 def acknowledge(
-    low: ClassLowering, op: OpNode, about: Ref, team: Team, site: int, tiles: int, step: NumberLike
+    low: ClassLowering,
+    op: OpNode,
+    about: Ref,
+    team: Team,
+    site: int,
+    tiles: int,
+    step: NumberLike,
+    *,
+    increment: NumberLike = 1,
+    use: NumberLike = POSITION,
 ) -> None:
     """An empty task that reads the tile as long as peers do."""
     mode = Mode.WHOLE if is_single(step) else Mode.ROW
     task = low.hold(op, about.extent, step, Operand(about.slot, mode), f"{op.label}/ack")
-    await_peers(task, team, site, tiles, about, per_index=not is_single(step))
+    await_peers(task, team, site, tiles, about, per_index=not is_single(step), increment=increment, use=use)

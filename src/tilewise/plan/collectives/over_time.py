@@ -1,0 +1,110 @@
+"""Sums that devices complete in every microbatch: parts travel to their owners, who keep the tree's carries.
+
+Where the devices of a team share each microbatch, what they hold in a step is no node of the tree over leaves, but
+what they hold in one microbatch is. So in every microbatch the owner of some rows adds the parts of all members to the
+stack of a binary counter (`tree_resume`), kept on its own share, and after the last one everyone gathers the shares.
+
+    producer     waits until what it wrote into this place of the ring two uses ago has been read; writes its part into
+                 the ring, then raises `ready` on every peer
+    reduce       waits for `ready` of every peer; puts the n parts of ITS rows onto its stack, then raises `credit` on
+                 every peer; after the last microbatch it leaves the root in the result and raises `done`
+    gather       as in an all-reduce
+    drain        in the last use of a step: reads the ring until all credits of the step have come
+
+No task holds a part while peers read it: the next writer waits for credits. How many belongs to the call, because the
+first uses of a ring in a step have nothing to wait for.
+"""
+
+from __future__ import annotations
+
+from tilewise.ir.graph import OpNode
+from tilewise.ir.layout import Record
+from tilewise.ir.lowering import Ref, Tiles
+from tilewise.ir.program import Completion, Mode, Number, Operand, upper
+from tilewise.plan.collectives.all_gather import all_gather_rows
+from tilewise.plan.collectives.handshake import (
+    ClassLowering,
+    acknowledge,
+    await_peers,
+    num_tiles,
+    raise_on_peers,
+    reduce_label,
+    team_of,
+)
+from tilewise.plan.rings import RING_DEPTH, credit_of_drain, credit_of_write
+
+__all__ = ["add_microbatch"]
+
+
+def add_microbatch(low: ClassLowering, op: OpNode, output: int, record: Record) -> None:
+    """Add every member's part of output number `output`, in the ring, to its owners' stacks.
+
+    The last instruction emitted is the one that writes the part.
+    """
+    low.completed.add(record)
+    tensor = op.outputs[output]
+    producer, part = low.instructions[-1], low.flat(low.ring(tensor))
+    total = low.flat(tensor)
+    team, microbatch = team_of(low, record), low.microbatch
+    is_last = microbatch == low.shapes.settings.accumulation - 1
+    step = upper(producer.step) if low.tensor(tensor).packed else 0
+    tiles, per_index = num_tiles(low, part.extent, step), step > 0
+    begin = microbatch * team.size  # parts that the stack holds already
+
+    ready, credit = low.signals(team.size * tiles), low.ring_signals(team.size * tiles)
+    increment, use = credit_of_write()
+    await_peers(producer, team, credit, tiles, part, per_index=per_index, increment=increment, use=use)
+    raise_on_peers(producer, team, ready, tiles, part, per_index=per_index)
+
+    mine = Operand(total.slot, Mode.ROWPART, part=team.me, parts=team.size)
+    stack, on_stack = _stack(low, tensor, part, mine, step)
+    views: Tiles = {
+        "left": mine if is_last else on_stack,
+        "carries": on_stack if begin else None,
+        "x": [mine._replace(slot=part.slot, team=team.number, member=m) for m in team.members],
+    }
+    reduce = low.emit(
+        "tree_resume",
+        op,
+        over=part,
+        step=step,
+        dtype="f32",
+        tiles=views,
+        ints={"slot": begin, "finish": int(is_last)},
+        priority=2,
+        label=reduce_label(op.label),
+    )
+    await_peers(reduce, team, ready, tiles, part, per_index=per_index)
+    raise_on_peers(reduce, team, credit, tiles, part, per_index=per_index)
+    number = low.records(op, record.partial).index(record)
+    low.completions.append(
+        Completion(
+            op.id, record.partial, number, part.slot, total.slot, stack=stack.slot, microbatch=microbatch
+        )
+    )
+    if not is_last:
+        return
+    done = low.signals(team.size * tiles)
+    raise_on_peers(reduce, team, done, tiles, total, per_index=per_index)
+    all_gather_rows(low, op, total, done, team, step)
+    for age in reversed(range(RING_DEPTH)):
+        about = low.flat(low.ring(tensor, age))
+        increment, use = credit_of_drain(age)
+        acknowledge(low, op, about, team, credit, tiles, step, increment=increment, use=use)
+
+
+def _stack(low: ClassLowering, tensor: int, part: Ref, mine: Operand, step: int) -> tuple[Ref, Operand]:
+    """The stack of a binary counter over this device's share, levels side by side, and a task's view of it.
+
+    Shares of tiles that the team cuts evenly lie one behind the other; others lie where they lie in the result.
+    """
+    members = upper(mine.parts)
+    microbatches = low.shapes.settings.accumulation
+    levels = max((j * members).bit_count() for j in range(1, microbatches))
+    rows = part.extent.constant
+    if step == 0 or rows <= step or step % members == 0:
+        tile = max(-(-(step or rows) // members), 1)
+        stack = low.stack(tensor, Number(-(-rows // members)), levels * part.cols, tile)
+        return stack, Operand(stack.slot, Mode.ROW, div=members)
+    stack = low.stack(tensor, part.extent, levels * part.cols, step)
+    return stack, mine._replace(slot=stack.slot)

@@ -1,0 +1,171 @@
+"""Ten steps over a mesh equal one device to the bit, over pairs of everything that a user can choose.
+
+Chunks and tensor parallelism, data parallelism, microbatches, workers, dtype, tied weights, KV heads and lengths: a
+seeded choice of combinations in which every pair of values occurs, some every day and all in `test-slow`; the whole
+product in `soak`.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from itertools import combinations, product
+
+import pytest
+from small_llama import batches, change_first, config, drop_partial
+
+import tilewise as tw
+from tilewise.core.errors import LayoutError
+from tilewise.models import llama
+from tilewise.session import verify_strategy
+
+STEPS, MAX_DEVICES = 10, 12
+CHOICES = {
+    "chunks_and_tp": [(8, 1), (8, 2), (8, 4), (8, 8), (12, 1), (12, 3)],
+    "dp": [1, 2, 3, 4, 5, 6],
+    "microbatches": [1, 2, 3, 4, 5],
+    "workers": [1, 2, 3],
+    "dtype": ["f32", "bf16"],
+    "tied": [True, False],
+    "kv_heads": [8, 4, 2],
+    "length": [8, 21, 70],
+}
+Case = tuple[object, ...]
+
+
+def devices(case: Case) -> int:
+    """Devices of its mesh."""
+    return case[0][1] * case[1]  # type: ignore[index, operator]
+
+
+def is_small(case: Case) -> bool:
+    """Whether the machine that tests is asked for not too many threads."""
+    return devices(case) <= MAX_DEVICES and devices(case) * case[3] <= 2 * MAX_DEVICES  # type: ignore[operator]
+
+
+def training(case: Case) -> tuple[llama.LlamaConfig, tw.ComputeGraph, dict[str, int], int]:
+    """Model, graph, mesh and leaves of a case: as many leaves as devices times microbatches, or twice."""
+    (chunks, tp), dp, microbatches, _, dtype, tied, kv_heads, length = case
+    model = config(
+        tie_word_embeddings=tied,
+        num_key_value_heads=kv_heads,
+        hidden_size=32,
+        intermediate_size=48,
+        head_dim=4,
+        num_hidden_layers=1,
+        vocab_size=512,
+    )
+    leaves = dp * microbatches * (2 if dp * microbatches <= 4 else 1)
+    graph = tw.ComputeGraph("llama", reduction_chunks=chunks)
+    llama.build_training_graph(graph, model, leaves, length, dtype)
+    graph.optimize(tw.optim.AdamW())
+    mesh = {name: n for name, n in (("dp", dp), ("tp", tp)) if n > 1}
+    return model, graph, mesh, leaves
+
+
+@cache
+def pairwise() -> list[Case]:
+    """Few cases with every pair of values that the rules allow: of those drawn, the one that brings most new pairs."""
+    dice = random.Random(0)
+    drawn = {tuple(dice.choice(values) for values in CHOICES.values()): None for _ in range(1200)}
+    pairs_of = {
+        case: set(combinations(enumerate(case), 2))
+        for case in drawn
+        if is_small(case) and refusal(case) is None
+    }
+    missing = set().union(*pairs_of.values())
+    chosen = []
+    while missing:
+        best = max(pairs_of, key=lambda case: len(pairs_of[case] & missing))
+        chosen.append(best)
+        missing -= pairs_of[best]
+    return chosen
+
+
+@cache
+def _layouts(chunks_and_tp: tuple[int, int], kv_heads: int, tied: bool) -> str | None:
+    """What the rules say against a width of tensor parallelism."""
+    case = (chunks_and_tp, 1, 1, 1, "f32", tied, kv_heads, 8)
+    _, graph, mesh, leaves = training(case)
+    try:
+        graph.plan(mesh, leaves=leaves)
+    except LayoutError as error:
+        return str(error)
+    return None
+
+
+def refusal(case: Case) -> str | None:
+    """What the rules say against a case: data parallelism always fits these leaves, and tensor parallelism some."""
+    return _layouts(case[0], case[6], case[5])  # type: ignore[arg-type]
+
+
+def compare(case: Case, **options: object) -> tuple[bool, str]:
+    """Whether ten steps equal one device, and what was found."""
+    model, graph, mesh, leaves = training(case)
+    length, microbatches, workers = case[7], case[2], case[3]
+
+    def change(plan: tw.Plan) -> tw.Plan:
+        settings = replace(plan.settings, workers_per_device=workers)  # type: ignore[arg-type]
+        return options.get("change", lambda p: p)(replace(plan, settings=settings))  # type: ignore[operator]
+
+    report = verify_strategy(
+        graph,
+        mesh,
+        batches(model, STEPS, leaves, length),  # type: ignore[arg-type]
+        leaves=leaves,
+        accumulation=microbatches,  # type: ignore[arg-type]
+        change=change,
+    )
+    return report.equal, report.text
+
+
+def named(case: Case) -> str:
+    """Of a case, for the report."""
+    (chunks, tp), dp, microbatches, workers, dtype, tied, kv_heads, length = case
+    words = f"C{chunks}-tp{tp}-dp{dp}-m{microbatches}-w{workers}-{dtype}-kv{kv_heads}-s{length}"
+    return f"{words}-tied" if tied else words
+
+
+def everyday() -> list[Case]:
+    """Of the pairwise cases, those that bring most."""
+    return pairwise()[:8]
+
+
+@pytest.mark.parametrize("case", everyday(), ids=named)
+def test_pairs_that_bring_most_are_equal(case):
+    """Eight cases hold about half of all pairs."""
+    equal, text = compare(case)
+    assert equal, text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", pairwise()[8:], ids=named)
+def test_all_pairs_are_equal(case):
+    """With the everyday ones, every pair of values."""
+    equal, text = compare(case)
+    assert equal, text
+
+
+@pytest.mark.soak
+def test_the_whole_product_is_equal():
+    """Every combination on at most twelve devices that the rules allow."""
+    compared = 0
+    for case in product(*CHOICES.values()):
+        if is_small(case) and refusal(case) is None:
+            equal, text = compare(case)
+            assert equal, f"{named(case)}: {text}"
+            compared += 1
+    print(f"{compared} combinations")
+    assert compared > 1000
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["linear_dw:mlp.up_proj.weight", "rms_norm_backward:norm.weight", "embedding_dw:embed_tokens.weight"],
+)
+def test_a_fault_in_any_pair_is_seen(label):
+    """With a part of the wrong device, the same comparison fails."""
+    case = ((8, 2), 3, 1, 1, "f32", True, 8, 8)
+    assert compare(case)[0]
+    assert not compare(case, change=change_first(f"{label}/reduce_scatter", drop_partial))[0]
