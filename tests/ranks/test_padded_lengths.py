@@ -62,6 +62,21 @@ def test_padding_changes_no_bit_of_ten_steps(exact, dtype, width, leaves, axes, 
     assert differing(exact(dtype, leaves), found) == []
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_sums_that_owners_keep_between_microbatches(dtype):
+    """Two devices share each of three microbatches: the same bits as one device and the exact length."""
+    lengths = tuple(range(2, 86, 7))
+    longest = max(lengths)
+    graph = graph_for(tw.Dim("seq", 1, 90), dtype, batch=len(lengths))
+    expected = steps(
+        graph,
+        graph.plan({}, leaves=12, sizes={"seq": longest}),
+        [padded(lengths, longest, s) for s in range(3)],
+    )
+    plan = graph.plan({"dp": 2}, leaves=12, accumulation=3)
+    assert differing(expected, steps(graph, plan, [padded(lengths, longest + s, s) for s in range(3)])) == []
+
+
 def test_what_stands_in_padding_plays_no_role(exact):
     """Another token there changes nothing; a label that is counted there changes everything."""
     graph = graph_for(tw.Dim("seq", 1, BOUND))
