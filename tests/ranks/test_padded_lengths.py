@@ -17,6 +17,7 @@ import tilewise as tw
 from tilewise.core import DeviceMesh
 from tilewise.core.errors import LayoutError, PlanError, ShapeError
 from tilewise.kernels.isa import isa_in_use
+from tilewise.nn import linear, rms_norm
 from tilewise.session import verify_strategy
 
 LENGTHS = (150, 70, 187, 3)
@@ -170,6 +171,38 @@ def test_verify_takes_batches_of_different_lengths():
 
 def _less_one(number):
     return number._replace(constant=number.constant - 1)
+
+
+def by_hand(seq):
+    """Layouts that change, a sum beside cross-entropy, and an output that devices share."""
+    g, mlp = tw.ComputeGraph("by hand"), tw.DimLabel("mlp")
+    x = g.input([4, seq, 16], name="x", labels=[tw.BATCH, None, None])
+    labels = g.input([4, seq], "i32", name="labels", labels=[tw.BATCH, None], storage="scalars")
+    a = g.output(linear(g, x, "a", 32, out_label=mlp), "a.out")
+    h = rms_norm(g, g.add(g.softmax(a), g.silu(a)), "norm", eps=1e-5)
+    y = g.add(x, linear(g, h, "b", 16))
+    loss, _ = g.mean_cross_entropy(linear(g, y, "head", 12), labels)
+    g.loss(g.add(loss, g.scale(g.sum(g.multiply(y, y)), 0.01)))
+    g.optimize(tw.optim.AdamW())
+    return g
+
+
+def test_any_graph_may_have_a_symbolic_length():
+    """Gathered columns, norms, sums and outputs over devices, lengths in any order; as graphs of those lengths."""
+    graph, generator = by_hand(tw.Dim("seq", 1, 70)), np.random.default_rng(0)
+    batches = [
+        {
+            "x": generator.standard_normal((4, length, 16), np.float32),
+            "labels": generator.integers(0, 12, (4, length)).astype(np.int32),
+        }
+        for length in (70, 3, 65, 1)
+    ]
+    for mesh in ({"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}):
+        report = verify_strategy(graph, mesh, batches)
+        assert report.equal, report.text
+    for batch in batches:
+        fixed = by_hand(batch["x"].shape[1])
+        assert differing(steps(fixed, fixed.plan({}), [batch]), steps(graph, graph.plan({}), [batch])) == []
 
 
 # ---- what a plan says --------------------------------------------------------------------------------------
