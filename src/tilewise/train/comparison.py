@@ -32,7 +32,7 @@ class _RandomBatches(Sequence[Mapping[str, NDArray[np.int32]]]):
         self._seed = config.train.seed
         self._vocab_size = config.model.vocab_size
         self._shape = config.train.batch, config.data.context + 1
-        self._is_padded = config.data.documents == "padded"
+        self._is_padded = config.data.is_padded
         self._num_steps = num_steps
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ def compare_strategy(
     from tilewise.session.verify import verify_strategy
 
     num_steps = Border("train").integer("compare", "steps", num_steps, 1, _MOST_STEPS)
-    graph = make_graph(config)
+    graph = make_graph(config, is_padded=config.data.is_padded)
     graph.optimize(make_optimizer(config))
     return verify_strategy(
         graph,

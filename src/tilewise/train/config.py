@@ -96,6 +96,11 @@ class DataSection(_Section):
     context: int = Field(default=256, ge=8, le=1 << 17)
     documents: Literal["packed", "padded"] = "packed"
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether sequences are of different lengths."""
+        return self.documents == "padded"
+
 
 class TrainSection(_Section):
     """`[train]`: length, batch and precision. One step sees `batch` sequences, whatever the devices."""

@@ -84,16 +84,20 @@ def prepare_data(config: TrainConfig, console: Console) -> TrainingData:
     with track_work(console, "encoding") as progress:
         stream = encode_files(tokenizer, [file.text for file in corpus.train], progress.show)
     cut = (stream, config.train.batch, config.data.context, config.train.seed)
-    batches = PaddedBatches(*cut, end) if config.data.documents == "padded" else Batches(*cut)
+    batches = PaddedBatches(*cut, end) if config.data.is_padded else Batches(*cut)
     return TrainingData(corpus, tokenizer, batches, hashlib.sha256(stream.tobytes()).hexdigest())
 
 
-def make_graph(config: TrainConfig) -> ComputeGraph:
-    """The training graph, with its loss and without an optimizer or a strategy."""
+def make_graph(config: TrainConfig, *, is_padded: bool) -> ComputeGraph:
+    """The training graph, with its loss and without an optimizer or a strategy.
+
+    Args:
+        is_padded: whether a step brings its own length, up to the context.
+    """
     graph = tw.ComputeGraph("llama")
     model, train = make_model_config(config), config.train
     context = config.data.context
-    length = tw.Dim("seq", 1, context) if config.data.documents == "padded" else context
+    length = tw.Dim("seq", 1, context) if is_padded else context
     llama.build_training_graph(graph, model, train.batch, length, train.dtype)
     return graph
 
@@ -105,7 +109,7 @@ def make_plan(config: TrainConfig) -> tuple[ComputeGraph, Plan]:
         LayoutError, PlanError: the strategy cannot spread this model.
         ResourceError: the plan needs more memory than the machine has.
     """
-    graph = make_graph(config)
+    graph = make_graph(config, is_padded=config.data.is_padded)
     graph.optimize(make_optimizer(config))
     graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(config.distribution.mesh)))
     plan = graph.plan(
@@ -125,7 +129,7 @@ def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, con
         CheckpointError: `model_dir` holds another model.
     """
     batch, context = config.train.batch, config.data.context
-    graph = make_graph(config)
+    graph = make_graph(config, is_padded=True)
     graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(config.distribution.mesh)))
     plan = graph.plan(workers_per_device=config.distribution.workers_per_device)
     with graph.instantiate(plan) as model, track_work(console, "held-out files") as progress:
