@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from small_llama import config, training_graph
 
 import tilewise as tw
+from tilewise.models import llama
 from tilewise.plan import Plan
 
 VOCAB, PAD = 96, 3
 
 
-def model(positions: int = 512):
+def small_model() -> llama.LlamaConfig:
     """One small layer: what sums over rows stands in it once."""
     return config(
         vocab_size=VOCAB,
@@ -23,13 +25,13 @@ def model(positions: int = 512):
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
-        max_position_embeddings=positions,
+        max_position_embeddings=512,
     )
 
 
 def graph_for(seq: int | tw.Dim, dtype: str = "f32", batch: int = 4) -> tw.ComputeGraph:
     """A training graph of one length, or of any up to a bound."""
-    return training_graph(model(), dtype, batch, seq)
+    return training_graph(small_model(), dtype, batch, seq)
 
 
 def padded(lengths: Sequence[int], width: int, seed: int = 0, pad: int = PAD) -> dict[str, np.ndarray]:
@@ -66,7 +68,6 @@ def differing(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> list[
 
 def change_ints(plan: Plan, kernel: str, change: Callable[[list], list]) -> Plan:
     """A fault: other integers in every instruction of a kernel."""
-    from dataclasses import replace
 
     def changed(instruction):
         if not instruction.kernel.startswith(kernel):

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from padded_batches import change_ints, differing, graph_for, padded, steps
+from padded_batches import change_ints, differing, graph_for, padded, small_model, steps
 
 import tilewise as tw
 from tilewise.core import DeviceMesh
 from tilewise.core.errors import LayoutError, PlanError, ShapeError
 from tilewise.kernels.isa import isa_in_use
+from tilewise.models import llama
 from tilewise.nn import linear, rms_norm
 from tilewise.session import verify_strategy
 
@@ -155,6 +156,33 @@ def test_any_lengths_with_any_padding(running, lengths, extra, seed):
         assert not wider[row, length:].view(np.int32).any()
 
 
+@pytest.mark.slow
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.integers(1, 330), min_size=8, max_size=8),
+    st.integers(0, 70),
+    st.sampled_from([{}, {"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}, {"dp": 4}]),
+    st.sampled_from([1, 2]),
+    st.sampled_from([2, 3, 8, 12]),
+    st.sampled_from(["f32", "bf16"]),
+)
+def test_random_lengths_on_random_meshes(lengths, extra, axes, accumulation, chunks, dtype):
+    """Two steps over a mesh, padded, against one device and the exact length, for several numbers of chunks."""
+    graph = tw.ComputeGraph("llama", reduction_chunks=chunks)
+    llama.build_training_graph(graph, small_model(), 8, tw.Dim("seq", 1, 400), dtype)
+    graph.optimize(tw.optim.AdamW())
+    longest = max(lengths)
+    try:
+        plan = graph.plan(axes, accumulation=accumulation)
+    except LayoutError:
+        assume(False)
+    expected = steps(
+        graph, graph.plan({}, sizes={"seq": longest}), [padded(lengths, longest, s) for s in range(2)]
+    )
+    found = steps(graph, plan, [padded(lengths, longest + extra, s) for s in range(2)])
+    assert differing(expected, found) == []
+
+
 def test_verify_takes_batches_of_different_lengths():
     """The comparison of a strategy with one device, each step of another length; a dropped row of a leaf shows."""
     graph = graph_for(tw.Dim("seq", 1, 90))
@@ -243,6 +271,24 @@ def test_memory_is_reserved_for_the_bound_or_for_a_given_length():
         "seq up to 256; all figures are for the largest" in said and "activations in up to 256 rows" in said
     )
     assert "activations in 256 rows" in graph_for(256).plan({}).explain()
+
+
+def test_generation_may_be_planned_for_one_size():
+    """The same option on a graph of another kind: fewer tokens at a time need less memory, and the text is the same."""
+    graph = tw.ComputeGraph()
+    llama.build_decoding_graph(
+        graph, small_model(), max_tokens=64, max_sequences=2, num_blocks=2, dtype="f32"
+    )
+    batch = {n: np.arange(3, dtype=np.int32) for n in ("tokens", "positions", "slots")}
+    batch |= {"sequence": np.zeros(3, np.int32), "block_table": np.zeros((1, 2), np.int32)}
+    found = []
+    for plan in (graph.plan({}), graph.plan({"tp": 2}, sizes={"tokens": 3, "sequences": 1})):
+        with graph.instantiate(plan) as model:
+            model.initialize(0, 0.1)
+            model.forward(**batch, rows=np.array([2], np.int32))
+            found.append((model.get_tensor("logits"), plan.regions["activations"]))
+    assert found[0][0].tobytes() == found[1][0].tobytes()
+    assert found[1][1] < found[0][1] / 8
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------
