@@ -1,30 +1,17 @@
-// An optimizer's update of one parameter: a straight-line program of element-wise steps, run block by block.
+// An optimizer's update of one parameter: a straight-line program of element-wise steps.
 //
 // The program comes with the call (src/tilewise/optim/rule.py writes it): the weight, its states and its gradient in,
-// the weight and its states out, in one pass over memory. A block of values stays in the first-level cache, so a
-// step's dispatch is paid once per block and memory sets the pace. Nothing is written when the clipping scale is NaN.
-#include "kernels/math.h"
+// the weight and its states out, in one pass over memory. A program of a known shape (update_shapes.h) is one loop in
+// registers; any other is run block by block: a block of values stays in the first-level cache, so a step's dispatch is
+// paid once per block. Nothing is written when the clipping scale is NaN.
 #include "kernels/registry.h"
 #include "kernels/tree.h"
+#include "kernels/update_shapes.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
 constexpr int64_t kBlock = 64;  // values per step: whole pairs of panel rows
-
-enum class Step : int64_t {
-  kAdd,
-  kSubtract,
-  kMultiply,
-  kDivide,
-  kFused,
-  kRoot,
-  kNegate,
-  kAbsolute,
-  kSign,
-  kMaximum,
-  kMinimum
-};
 
 /// Operand layout: weight copy (or absent), weight, states..., gradient, hyper, clip.
 /// Integers: packed, number of states, number of steps, then per step its kind and three operands, then per array
@@ -46,54 +33,121 @@ struct Call {
 
   const TileView& tile(int64_t index) const { return args.tiles[index]; }
   const int64_t* step(int64_t index) const { return args.ints + 3 + 4 * index; }
+  Step kind(int64_t index) const { return static_cast<Step>(step(index)[0]); }
   int64_t left(int64_t array) const { return args.ints[3 + 4 * num_steps + array]; }
   const float* hyper() const { return static_cast<const float*>(tile(num_arrays + 2).data); }
   float clip() const { return static_cast<const float*>(tile(num_arrays + 3).data)[1]; }
+  bool packed() const { return args.ints[0] != 0; }
+  float* array(int64_t index) const { return static_cast<float*>(tile(1 + index).data); }
+  const float* gradient() const { return array(num_arrays); }
+  /// Elements in memory, padding of panels and rows among them.
+  int64_t count() const {
+    const TileView& weight = tile(1);
+    return packed() ? round_up(weight.rows, 32) * weight.stride : (weight.rows - 1) * weight.stride + weight.cols;
+  }
 };
 
-TILEWISE_INLINE Lanes sign_of(const Lanes& x) {
-  const Lanes zero = set(0.0f);
-  Lanes r = select(greater(x, zero), set(1.0f), select(greater(zero, x), set(-1.0f), zero));
-  TILEWISE_EACH_PART r.part[p] = x.part[p] == x.part[p] ? r.part[p] : x.part[p];
-  return r;
+/// bf16 panels pair neighbours along k: a row of 32 and the next one.
+TILEWISE_INLINE void put_pair(bf16* to, const Lanes& even, const Lanes& odd) {
+  store_int(to, round_to_bf16(even) | shift_left<16>(round_to_bf16(odd)));
 }
 
-template <class F>
-TILEWISE_INLINE void each(float* __restrict to, const float* a, const float* b, const float* c, F f) {
-#pragma GCC unroll 4
-  for (int64_t i = 0; i < kBlock; i += kLanes) store(to + i, f(load(a + i), load(b + i), load(c + i)));
+/// Values that no element changes: hyper-parameters, constants, and results of steps on such alone. `places` says which
+/// they are, and numbers the others as a shape does.
+struct Prepared {
+  Lanes* uniform;
+  int64_t* places;
+
+  Prepared(const Call& call, Carver& carver)
+      : uniform(carver.take<Lanes>(call.num_values)), places(carver.take<int64_t>(call.num_values)) {
+    for (int64_t v = 0; v < call.num_values; ++v) places[v] = v <= call.num_arrays ? v : kUniform;
+    for (int64_t h = 0; h < call.num_hyper; ++h) uniform[call.num_arrays + 1 + h] = set(call.hyper()[h]);
+    for (int64_t f = 0; f < call.args.num_floats; ++f)
+      uniform[call.first_constant + f] = set(static_cast<float>(call.args.floats[f]));
+    int64_t next = call.num_arrays + 1;
+    for (int64_t s = 0; s < call.num_steps; ++s) {
+      const int64_t *step = call.step(s), v = call.first_result + s;
+      if (is_uniform(step[1]) && is_uniform(step[2]) && is_uniform(step[3])) {
+        with_kind(call.kind(s), [&]<Step kKind>() {
+          uniform[v] = apply<kKind>(uniform[step[1]], uniform[step[2]], uniform[step[3]]);
+        });
+      } else {
+        places[v] = next++;
+      }
+    }
+  }
+
+  bool is_uniform(int64_t value) const { return places[value] == kUniform; }
+};
+
+template <class AShape>
+bool has_shape(const AShape& shape, const Call& call, const Prepared& ready) {
+  if (call.num_states != shape.num_states) return false;
+  int n = 0;
+  for (int64_t s = 0; s < call.num_steps; ++s) {
+    if (ready.is_uniform(call.first_result + s)) continue;
+    if (n == shape.num_steps || shape.steps[n].kind != call.kind(s)) return false;
+    for (int o = 0; o < num_operands(call.kind(s)); ++o)
+      if (ready.places[call.step(s)[1 + o]] != shape.steps[n].operands[o]) return false;
+    ++n;
+  }
+  for (int64_t a = 0; a < call.num_arrays; ++a)
+    if (ready.places[call.left(a)] != shape.left[a]) return false;
+  return n == shape.num_steps;
 }
 
-void run_step(Step kind, float* to, const float* a, const float* b, const float* c) {
-  using L = const Lanes&;
-  switch (kind) {
-    case Step::kAdd:
-      return each(to, a, b, c, [](L x, L y, L) { return x + y; });
-    case Step::kSubtract:
-      return each(to, a, b, c, [](L x, L y, L) { return x - y; });
-    case Step::kMultiply:
-      return each(to, a, b, c, [](L x, L y, L) { return x * y; });
-    case Step::kDivide:
-      return each(to, a, b, c, [](L x, L y, L) { return x / y; });
-    case Step::kFused:
-      return each(to, a, b, c, [](L x, L y, L z) { return fused(x, y, z); });
-    case Step::kRoot:
-      return each(to, a, b, c, [](L x, L, L) { return square_root(x); });
-    case Step::kNegate:
-      return each(to, a, b, c, [](L x, L, L) { return negate(x); });
-    case Step::kAbsolute:
-      return each(to, a, b, c, [](L x, L, L) { return maximum(x, negate(x)); });
-    case Step::kSign:
-      return each(to, a, b, c, [](L x, L, L) { return sign_of(x); });
-    case Step::kMaximum:
-      return each(to, a, b, c, [](L x, L y, L) { return maximum(x, y); });
-    case Step::kMinimum:
-      return each(to, a, b, c, [](L x, L y, L) { return minimum(x, y); });
+/// A program of that shape, 16 elements at a time.
+template <const auto& kShape, class T>
+void run_shape(const Call& call, const Prepared& ready) {
+  constexpr int kArrays = kShape.num_states + 1;
+  Lanes uniforms[kShape.num_uniforms()];
+  for (int64_t s = 0, n = 0; s < call.num_steps; ++s) {
+    if (ready.is_uniform(call.first_result + s)) continue;
+    for (int o = 0; o < num_operands(call.kind(s)); ++o)
+      if (const int64_t v = call.step(s)[1 + o]; ready.is_uniform(v)) uniforms[n++] = ready.uniform[v];
+  }
+  float* arrays[kArrays];
+  for (int a = 0; a < kArrays; ++a) arrays[a] = call.array(a);
+  const float* gradient = call.gradient();
+  const Lanes clip = set(call.clip());
+  const auto element = [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+    Lanes values[kShape.num_values];
+#pragma GCC unroll 8
+    for (int a = 0; a < kArrays; ++a) values[a] = load(arrays[a] + i, n);
+    values[kArrays] = load(gradient + i, n) * clip;
+    run_steps<kShape>(values, uniforms);
+#pragma GCC unroll 8
+    for (int a = 0; a < kArrays; ++a) store(arrays[a] + i, values[kShape.left[a]], n);
+    return values[kShape.left[0]];
+  };
+  auto* copy = static_cast<T*>(call.tile(0).data);
+  const int64_t count = call.count();
+  if constexpr (sizeof(T) == 2) {
+    if (copy && call.packed()) {
+      for (int64_t i = 0; i < count; i += 64)
+        for (int64_t j = i; j < i + 32; j += kLanes) {
+          const Lanes even = element(j, kLanes), odd = element(j + 32, kLanes);
+          put_pair(copy + 2 * j - i, even, odd);
+        }
+      return;
+    }
+  }
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Lanes weight = element(i, count - i);
+    if (copy) store(copy + i, weight, count - i);
   }
 }
 
-TILEWISE_INLINE void fill(float* to, float value) {
-  for (int64_t i = 0; i < kBlock; i += kLanes) store(to + i, set(value));
+template <class T, const auto&... kShapes>
+bool run_if_known(const Call& call, const Prepared& ready) {
+  return ((has_shape(kShapes, call, ready) && (run_shape<kShapes, T>(call, ready), true)) || ...);
+}
+
+void run_step(Step kind, float* __restrict to, const float* a, const float* b, const float* c) {
+  with_kind(kind, [&]<Step kKind>() __attribute__((always_inline)) {
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < kBlock; i += kLanes) store(to + i, apply<kKind>(load(a + i), load(b + i), load(c + i)));
+  });
 }
 
 /// `count` of a block's values from memory; the rest is zero.
@@ -114,32 +168,39 @@ void put_copy(float* to, const float* values, int64_t count, bool) {
   }
   for (int64_t i = 0; i < count; i += kLanes) store(to + i, load(values + i), count - i);
 }
-/// bf16 panels pair neighbours along k: a row of 32 and the next one.
 void put_copy(bf16* to, const float* values, int64_t count, bool packed) {
   if (!packed) {
     for (int64_t i = 0; i < count; i += kLanes) store(to + i, load(values + i), count - i);
     return;
   }
   for (int64_t i = 0; i < count; i += 64)
-    for (int64_t j = i; j < i + 32; j += kLanes) {
-      const IntLanes even = round_to_bf16(load(values + j)), odd = round_to_bf16(load(values + j + 32));
-      store_int(to + i + 2 * (j - i), even | shift_left<16>(odd));
-    }
+    for (int64_t j = i; j < i + 32; j += kLanes) put_pair(to + 2 * j - i, load(values + j), load(values + j + 32));
 }
 
-/// Values that no element changes: hyper-parameters, constants, and steps on such alone. Marks the others.
-void prepare(const Call& call, float* const* values, bool* is_uniform) {
-  for (int64_t v = 0; v <= call.num_arrays; ++v) is_uniform[v] = false;
-  for (int64_t h = 0; h < call.num_hyper; ++h) fill(values[call.num_arrays + 1 + h], call.hyper()[h]);
-  for (int64_t f = 0; f < call.args.num_floats; ++f)
-    fill(values[call.first_constant + f], static_cast<float>(call.args.floats[f]));
-  for (int64_t v = call.num_arrays + 1; v < call.first_result; ++v) is_uniform[v] = true;
-  for (int64_t s = 0; s < call.num_steps; ++s) {
-    const int64_t* step = call.step(s);
-    const int64_t v = call.first_result + s;
-    is_uniform[v] = is_uniform[step[1]] && is_uniform[step[2]] && is_uniform[step[3]];
-    if (is_uniform[v])
-      run_step(static_cast<Step>(step[0]), values[v], values[step[1]], values[step[2]], values[step[3]]);
+/// Any program, block by block.
+template <class T>
+void run_blocks(const Call& call, const Prepared& ready, Carver& carver) {
+  float** values = carver.take<float*>(call.num_values);
+  for (int64_t v = 0; v < call.num_values; ++v) {
+    values[v] = carver.take<float>(kBlock);
+    if (ready.is_uniform(v))
+      for (int64_t i = 0; i < kBlock; i += kLanes) store(values[v] + i, ready.uniform[v]);
+  }
+  const Lanes clip = set(call.clip());
+  auto* copy = static_cast<T*>(call.tile(0).data);
+  float* const scaled = values[call.num_arrays];
+  const int64_t count = call.count();
+  for (int64_t i = 0; i < count; i += kBlock) {
+    const int64_t n = smaller(kBlock, count - i);
+    for (int64_t a = 0; a < call.num_arrays; ++a) fetch(values[a], call.array(a) + i, n);
+    fetch(scaled, call.gradient() + i, n);
+    for (int64_t j = 0; j < kBlock; j += kLanes) store(scaled + j, load(scaled + j) * clip);
+    for (int64_t s = 0; s < call.num_steps; ++s) {
+      const int64_t *step = call.step(s), v = call.first_result + s;
+      if (!ready.is_uniform(v)) run_step(call.kind(s), values[v], values[step[1]], values[step[2]], values[step[3]]);
+    }
+    for (int64_t a = 0; a < call.num_arrays; ++a) put_copy(call.array(a) + i, values[call.left(a)], n, call.packed());
+    if (copy) put_copy(copy + i, values[call.left(0)], n, call.packed());
   }
 }
 
@@ -150,31 +211,8 @@ void update(const KernelArgs& args) {
   const float clip = call.clip();
   if (weight.rows == 0 || weight.cols == 0 || clip != clip) return;
   Carver carver(args.scratch);
-  float** values = carver.take<float*>(call.num_values);
-  bool* is_uniform = carver.take<bool>(call.num_values);
-  for (int64_t v = 0; v < call.num_values; ++v) values[v] = carver.take<float>(kBlock);
-  prepare(call, values, is_uniform);
-  const bool packed = args.ints[0] != 0;
-  const int64_t count =
-      packed ? round_up(weight.rows, 32) * weight.stride : (weight.rows - 1) * weight.stride + weight.cols;
-  auto* copy = static_cast<T*>(call.tile(0).data);
-  const auto* gradient = static_cast<const float*>(call.tile(call.num_arrays + 1).data);
-  float* const scaled = values[call.num_arrays];
-  for (int64_t i = 0; i < count; i += kBlock) {
-    const int64_t n = smaller(kBlock, count - i);
-    for (int64_t a = 0; a < call.num_arrays; ++a) fetch(values[a], static_cast<float*>(call.tile(1 + a).data) + i, n);
-    fetch(scaled, gradient + i, n);
-    for (int64_t j = 0; j < kBlock; j += kLanes) store(scaled + j, load(scaled + j) * set(clip));
-    for (int64_t s = 0; s < call.num_steps; ++s) {
-      const int64_t v = call.first_result + s;
-      const int64_t* step = call.step(s);
-      if (!is_uniform[v])
-        run_step(static_cast<Step>(step[0]), values[v], values[step[1]], values[step[2]], values[step[3]]);
-    }
-    for (int64_t a = 0; a < call.num_arrays; ++a)
-      put_copy(static_cast<float*>(call.tile(1 + a).data) + i, values[call.left(a)], n, packed);
-    if (copy) put_copy(copy + i, values[call.left(0)], n, packed);
-  }
+  const Prepared ready(call, carver);
+  if (!run_if_known<T, kMomentum, kSignOfMean, kTwoMoments>(call, ready)) run_blocks<T>(call, ready, carver);
 }
 
 constexpr Entry kEntries[] = {{"update_f32", update<float>}, {"update_bf16", update<bf16>}};

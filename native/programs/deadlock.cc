@@ -7,16 +7,17 @@
 //
 // With few devices there is a cursor per device. With more there is one per class, that of its first device, and a
 // step of a class raises what the step raises on all its devices: a wait for a peer is a wait for the peer's class.
-// That is the same proof where a class's devices are in lockstep: each gets from every instruction of every class as
-// many raises, and has in every instruction as many waits, as the first. Then a schedule of classes that ends is one of
-// devices (let all devices of a class take a step at once: what lets the first go on lets every other). And where the
-// devices' schedule ends, so does the classes': order the steps of classes by when the first device of each took them;
-// it waited for devices that had taken theirs, so their classes stand before it. What is not in lockstep is refused: it
-// is another class.
+// That is the same proof where a class's devices are in lockstep: but for the names of signals and peers, each has the
+// waits of the first in every instruction, and gets from every instruction of every class the raises that the first
+// gets. Then a schedule of classes that ends is one of devices (let all devices of a class take a step at once: what
+// lets the first go on lets every other). And where the devices' schedule ends, so does the classes': order the steps
+// of classes by when the first device of each took them; it waited for devices that had taken theirs, so their classes
+// stand before it. What is not in lockstep is refused: it is another class.
 //
 // Signals only count, so the proof also pairs the n-th raise of a signal with the n-th that is waited for, and refuses
 // a pair about different tensors or uses, or from another raiser than the wait names.
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "programs/bound.h"
@@ -68,42 +69,122 @@ Cast cast_of_devices(const Program& program) {
   return cast;
 }
 
+/// What the signals of a device are called on the first of its class, and who is waited for at each.
+class Renaming {
+ public:
+  explicit Renaming(int64_t num_signals) : image_(num_signals), origin_(num_signals), raiser_(num_signals) {}
+
+  void forget() {
+    for (auto* of : {&image_, &origin_, &raiser_}) std::fill(of->begin(), of->end(), kUnheard);
+  }
+
+  /// Waits in `num` iterations; false if one of their signals has another name, or another raiser, elsewhere.
+  bool hear(int64_t signal_of_first, int64_t signal, int64_t num, int64_t raiser) {
+    for (int64_t i = 0; i < num; ++i) {
+      const bool is_same = set(image_[signal_of_first + i], signal + i) &&
+                           set(origin_[signal + i], signal_of_first + i) && set(raiser_[signal + i], raiser);
+      if (!is_same) return false;
+    }
+    return true;
+  }
+
+  /// A raise as the first device sees it: its first signal there, how many of its iterations are waited for, and how
+  /// many by waits that name its raiser or none. False if it runs into signals that lie otherwise there.
+  bool rename(int64_t num, int64_t raiser, int64_t& signal, int64_t& num_heard, int64_t& num_named) const {
+    const int64_t own = signal;
+    signal = num_heard = num_named = 0;
+    for (int64_t i = 0; i < num; ++i) {
+      if (origin_[own + i] == kUnheard) continue;
+      if (num_heard > 0 && signal != origin_[own + i] - i) return false;
+      signal = origin_[own + i] - i;
+      ++num_heard;
+      num_named += raiser_[own + i] < 0 || raiser_[own + i] == raiser;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr int64_t kUnheard = -2;  // -1: by a wait that names no raiser
+
+  static bool set(int64_t& kept, int64_t value) {
+    if (kept == kUnheard) kept = value;
+    return kept == value;
+  }
+
+  std::vector<int64_t> image_;
+  std::vector<int64_t> origin_;
+  std::vector<int64_t> raiser_;
+};
+
 /// Classes with one cursor each; refuses devices that are not in lockstep.
 class Classes {
  public:
-  explicit Classes(const Program& program) : program_(program), first_(program.num_classes(), -1) {
-    std::vector<bool> has_several(program.num_classes());
-    for (int64_t d = 0; d < program.num_devices(); ++d) {
-      const int64_t of = program.device(d).class_id;
-      has_several[of] = first_[of] >= 0;
-      if (first_[of] < 0) first_[of] = d;
-    }
-    for (int64_t d = 0; d < program.num_devices(); ++d) {
-      columns_.push_back(has_several[program.device(d).class_id] ? num_columns_++ : -1);
-    }
+  explicit Classes(const Program& program)
+      : program_(program), members_(program.num_classes()), received_(program.num_devices()) {
+    for (int64_t d = 0; d < program.num_devices(); ++d) members_[program.device(d).class_id].push_back(d);
     for (int64_t c = 0; c < program.num_classes(); ++c) number_sites(c);
-    counts_.resize(2 * site_labels_.size() * num_columns_);
   }
 
   Cast cast() {
     Cast cast;
-    for (int64_t d : first_) make_room(program_, d, cast);
+    for (const auto& members : members_) make_room(program_, members.front(), cast);
     for (int64_t d = 0; d < program_.num_devices(); ++d) add_device(d, cast);
-    for (int64_t d = 0; d < program_.num_devices(); ++d) check_lockstep(d);
+    for (const auto& members : members_) {
+      if (members.size() > 1) check_lockstep(members);
+    }
     return cast;
   }
 
  private:
-  /// Instructions that wait or raise.
+  /// An instruction of a class.
+  struct Site {
+    int64_t label;
+    int64_t num_iterations = 0;  // at most
+    std::vector<Notify> kinds = {};  // of raises, as they differ in more than names
+  };
+
+  /// A raise that a device gets from a peer.
+  struct Received {
+    int32_t site;
+    int32_t kind;
+    int64_t raiser;
+    int64_t signal;
+  };
+
+  /// A wait of a device for a peer.
+  struct Heard {
+    int64_t site;
+    int64_t raiser;
+    int64_t signal;
+    const Wait* wait;
+  };
+
+  /// A received raise without the names of its device.
+  using Nameless = std::array<int64_t, 5>;
+
   void number_sites(int64_t class_id) {
-    auto& of_class = sites_.emplace_back();
-    for (const Template& plan : program_.class_at(class_id).templates) {
-      auto& of_template = of_class.emplace_back();
-      for (const Instr& instr : plan.instrs) {
-        of_template.push_back(std::ssize(site_labels_));
-        if (!instr.waits.empty() || !instr.notifies.empty()) site_labels_.push_back(instr.label);
+    const DeviceClass& of = program_.class_at(class_id);
+    auto& first_sites = first_sites_.emplace_back();
+    for (const Template& plan : of.templates) {
+      first_sites.push_back(std::ssize(sites_));
+      for (const Instr& instr : plan.instrs) sites_.push_back({instr.label});
+    }
+    for (const CallList& list : of.lists) {
+      for (int64_t n = 0; n < std::ssize(list.calls); ++n) {
+        const Call& call = list.calls[n];
+        const Values values{program_.symbols_max().data(), nullptr, call.numbers.data(), n};
+        Site* site = &sites_[first_sites[call.template_id]];
+        for (const Instr& instr : of.templates[call.template_id].instrs) {
+          const int64_t iterations = num_iterations(instr.extent.at(values), instr.step_at(values));
+          site->num_iterations = std::max(site->num_iterations, iterations);
+          ++site;
+        }
       }
     }
+  }
+
+  int64_t num_signals_of(int64_t site, bool per_index) const {
+    return per_index ? sites_[site].num_iterations : std::min<int64_t>(sites_[site].num_iterations, 1);
   }
 
   void add_device(int64_t number, Cast& cast) {
@@ -111,52 +192,129 @@ class Classes {
     const std::vector<Template>& templates = program_.class_of(number).templates;
     for (size_t t = 0; t < templates.size(); ++t) {
       for (size_t i = 0; i < templates[t].instrs.size(); ++i) {
-        const Instr& instr = templates[t].instrs[i];
-        const int64_t site = sites_[device.class_id][t][i];
-        for (const Wait& wait : instr.waits) {
-          if (wait.team < 0 || member_of(device, wait.team, wait.member) != number) count(2 * site + 1, number);
-        }
-        for (const Notify& n : instr.notifies) {
+        const int64_t site = first_sites_[device.class_id][t] + static_cast<int64_t>(i);
+        for (const Notify& n : templates[t].instrs[i].notifies) {
           const int64_t target = member_of(device, n.team, n.member);
           if (target == number) continue;
-          count(2 * site, target);
-          const int64_t target_class = program_.device(target).class_id;
-          if (first_[target_class] != target) continue;
           const BoundSignal signal{n.signal_base.on(device.numbers), n.per_index};
-          cast.raises[device.class_id][t][i].push_back({target_class, number, signal, n.slot, n.use});
+          const std::vector<int64_t>& alike = members_[program_.device(target).class_id];
+          if (alike.size() > 1) {
+            check_signal(signal.base, site);
+            received_[target].push_back({static_cast<int32_t>(site), kind_of(site, n), number, signal.base.constant});
+          }
+          if (alike.front() != target) continue;
+          cast.raises[device.class_id][t][i].push_back(
+              {program_.device(target).class_id, number, signal, n.slot, n.use});
         }
       }
     }
   }
 
-  void count(int64_t row, int64_t device) {
-    if (columns_[device] >= 0) ++counts_[row * num_columns_ + columns_[device]];
+  void check_signal(const Number& signal, int64_t site) const {
+    check<ArgumentError>(signal.is_constant(),
+                         "[runtime.Program.finish] signals of a class of several devices must not change from call to "
+                         "call; got one that does in '",
+                         program_.labels()[sites_[site].label], "'; give each device a class of its own");
   }
 
-  void check_lockstep(int64_t device) const {
-    const int64_t first = first_[program_.device(device).class_id];
-    if (columns_[device] < 0) return;
-    for (int64_t row = 0; row < 2 * std::ssize(site_labels_); ++row) {
-      const int64_t mine = counts_[row * num_columns_ + columns_[device]];
-      const int64_t other = counts_[row * num_columns_ + columns_[first]];
-      if (mine == other) continue;
-      check<ArgumentError>(
-          false, "[runtime.Program.finish] devices of one class must wait for each other in lockstep; got device ",
-          device, " with ", mine, row % 2 == 0 ? " raises from '" : " waits in '",
-          program_.labels()[site_labels_[row / 2]], "' and device ", first, " of its class with ", other,
-          "; correct its teams, or make it another class");
+  int32_t kind_of(int64_t site, const Notify& raise) {
+    std::vector<Notify>& kinds = sites_[site].kinds;
+    const auto found = std::find_if(kinds.begin(), kinds.end(), [&](const Notify& kind) {
+      return kind.per_index == raise.per_index && kind.slot == raise.slot && kind.use == raise.use;
+    });
+    const auto kind = static_cast<int32_t>(found - kinds.begin());
+    if (found == kinds.end()) kinds.push_back(raise);
+    return kind;
+  }
+
+  /// Every device's waits and raises against those of the first, under its names.
+  void check_lockstep(const std::vector<int64_t>& members) const {
+    Renaming names(program_.needs(members.front()).num_signals);
+    const std::vector<Heard> expected = waits_of(members.front());
+    std::vector<Nameless> raises;
+    for (int64_t d : members) {
+      names.forget();
+      check_waits(waits_of(d), expected, d, names);
+      std::vector<Nameless> own = raises_of(d, names);
+      if (d == members.front()) raises = own;
+      const auto [other, mine] = std::mismatch(raises.begin(), raises.end(), own.begin(), own.end());
+      if (mine != own.end() || other != raises.end()) {
+        refuse(d, "other raises from", mine != own.end() ? mine->front() : other->front());
+      }
     }
   }
 
+  /// In the order of instructions, in each by the class that is waited for.
+  std::vector<Heard> waits_of(int64_t number) const {
+    const DeviceEntry& device = program_.device(number);
+    const std::vector<Template>& templates = program_.class_of(number).templates;
+    std::vector<Heard> waits;
+    for (size_t t = 0; t < templates.size(); ++t) {
+      int64_t site = first_sites_[device.class_id][t];
+      for (const Instr& instr : templates[t].instrs) {
+        const int64_t begin = std::ssize(waits);
+        for (const Wait& wait : instr.waits) {
+          const int64_t raiser = wait.team < 0 ? -1 : member_of(device, wait.team, wait.member);
+          const Number signal = wait.signal_base.on(device.numbers);
+          if (raiser == number) continue;
+          check_signal(signal, site);
+          waits.push_back({site, raiser, signal.constant, &wait});
+        }
+        std::stable_sort(waits.begin() + begin, waits.end(),
+                         [&](const Heard& a, const Heard& b) { return class_of(a.raiser) < class_of(b.raiser); });
+        ++site;
+      }
+    }
+    return waits;
+  }
+
+  int64_t class_of(int64_t raiser) const { return raiser < 0 ? -1 : program_.device(raiser).class_id; }
+
+  void check_waits(const std::vector<Heard>& waits, const std::vector<Heard>& expected, int64_t device,
+                   Renaming& names) const {
+    for (size_t w = 0; w < std::max(waits.size(), expected.size()); ++w) {
+      if (w == waits.size() || w == expected.size()) {
+        refuse(device, "other waits in", w == waits.size() ? expected[w].site : waits[w].site);
+      }
+      const Heard &mine = waits[w], &other = expected[w];
+      const bool is_alike = mine.site == other.site && class_of(mine.raiser) == class_of(other.raiser) &&
+                            mine.wait->per_index == other.wait->per_index &&
+                            mine.wait->increment == other.wait->increment && mine.wait->slot == other.wait->slot &&
+                            mine.wait->use == other.wait->use;
+      if (!is_alike) refuse(device, "other waits in", mine.site);
+      const int64_t num = num_signals_of(mine.site, mine.wait->per_index);
+      if (!names.hear(other.signal, mine.signal, num, mine.raiser)) refuse(device, "other signals in", mine.site);
+    }
+  }
+
+  /// Sorted.
+  std::vector<Nameless> raises_of(int64_t device, const Renaming& names) const {
+    std::vector<Nameless> raises;
+    for (const Received& raise : received_[device]) {
+      const int64_t num = num_signals_of(raise.site, sites_[raise.site].kinds[raise.kind].per_index);
+      int64_t signal = raise.signal, num_heard = 0, num_named = 0;
+      if (!names.rename(num, raise.raiser, signal, num_heard, num_named)) {
+        refuse(device, "other signals raised from", raise.site);
+      }
+      raises.push_back({raise.site, raise.kind, signal, num_heard, num_named});
+    }
+    std::sort(raises.begin(), raises.end());
+    return raises;
+  }
+
+  void refuse(int64_t device, const char* what, int64_t site) const {
+    check<ArgumentError>(
+        false, "[runtime.Program.finish] devices of one class must wait for each other in lockstep; got device ",
+        device, " with ", what, " '", program_.labels()[sites_[site].label], "' than device ",
+        members_[program_.device(device).class_id].front(),
+        " of its class; correct its teams, or make it another class");
+  }
+
   const Program& program_;
-  std::vector<int64_t> first_;  // device of each class
-  std::vector<std::vector<std::vector<int64_t>>> sites_;  // per class, template and instruction
-  std::vector<int64_t> site_labels_;
-  // A row per site of the raises that each device gets from it, and one of the waits that each has in it. Devices that
-  // are alone in their class have no column.
-  std::vector<int64_t> columns_;
-  int64_t num_columns_ = 0;
-  std::vector<int32_t> counts_;
+  std::vector<std::vector<int64_t>> members_;  // devices of each class
+  std::vector<std::vector<int64_t>> first_sites_;  // per class and template
+  std::vector<Site> sites_;
+  std::vector<std::vector<Received>> received_;  // per device, where its class has several
 };
 
 /// What a raise is about, and where it comes from.

@@ -29,6 +29,7 @@ struct Number {
   Number(int64_t constant = 0, int64_t multiple = 0, Source source = Source::kNothing, int32_t which = 0)
       : constant(constant), multiple(multiple), source(source), which(which) {}  // NOLINT(google-explicit-constructor)
 
+  bool operator==(const Number&) const = default;
   bool is_constant() const { return source == Source::kNothing; }
   int64_t at(const Values& values) const { return is_constant() ? constant : constant + multiple * taken(values); }
   /// The same once the device is known.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tilewise.graph import GraphBuilder, layer
     from tilewise.ir.graph import TensorSpec
     from tilewise.ir.hints import Replicate, Shard
-    from tilewise.session import ComputeGraph, GraphInstance, StepResult
+    from tilewise.session import ComputeGraph, GraphInstance, Plan, StepResult
     from tilewise.strategy import DistributionStrategy, ParallelismMode
 
 _HOMES = {
@@ -32,6 +32,7 @@ _HOMES = {
     "GraphBuilder": "tilewise.graph",
     "GraphInstance": "tilewise.session",
     "ParallelismMode": "tilewise.strategy",
+    "Plan": "tilewise.session",  # with all ops and optimizers that a saved plan may name
     "Replicate": "tilewise.ir.hints",
     "Shard": "tilewise.ir.hints",
     "StepResult": "tilewise.session",
@@ -50,6 +51,7 @@ __all__ = [
     "GraphBuilder",
     "GraphInstance",
     "ParallelismMode",
+    "Plan",
     "Replicate",
     "Shard",
     "StepResult",

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_llama import change_first, drop_partial
 
 import tilewise as tw
-from tilewise.core.errors import LayoutError, PlanError
+from tilewise.core.errors import InternalError, LayoutError, PlanError
+from tilewise.ir.program import Mode
+from tilewise.ir.validate import validate_reductions
 from tilewise.nn import linear, rms_norm
 from tilewise.strategy import ParallelismMode
 
 A, B = tw.DimLabel("x"), tw.DimLabel("y", 4)
+HEADS, SHARED_HEADS = tw.DimLabel("h", 8), tw.DimLabel("k", 8, 2)
+AXIS_OF = {tw.BATCH.name: "a", A.name: "b", B.name: "b", HEADS.name: "b", SHARED_HEADS.name: "b"}
 RNG = np.random.default_rng(3)
-X, Z = RNG.standard_normal((2, 8, 32)).astype(np.float32)
-T = RNG.integers(0, 32, 8).astype(np.int32)
-WIDTH = 32
+BATCH, SEQ, WIDTH = 4, 3, 32
+X, Z = RNG.standard_normal((2, BATCH, SEQ, WIDTH)).astype(np.float32)
+T = RNG.integers(0, WIDTH, (BATCH, SEQ)).astype(np.int32)
+ANGLES = RNG.standard_normal((SEQ, 4))
+TABLE = np.concatenate([np.cos(ANGLES), np.sin(ANGLES)], 1).astype(np.float32)
 
 
-def run(graph, axes):
+def run(graph, axes, microbatches=1, change=lambda plan: plan):
     """Output, loss and gradients of one step, as bytes."""
-    graph.set_distribution(
-        tw.DistributionStrategy(
-            ParallelismMode.HYBRID, axes, {tw.BATCH.name: "a", A.name: "b", B.name: "b"} if axes else {}
-        )
-    )
-    with graph.instantiate(graph.plan(leaves=4, workers_per_device=1)) as model:
+    graph.set_distribution(tw.DistributionStrategy(ParallelismMode.HYBRID, axes, AXIS_OF if axes else {}))
+    plan = graph.plan(leaves=4, workers_per_device=1, accumulation=microbatches)
+    with graph.instantiate(change(plan)) as model:
         model.initialize(1, 0.5)
         result = model.step({"x": X, "z": Z, "t": T}, 1e-2)
         seen = [np.float32([result.loss, result.grad_norm]).tobytes()]
@@ -36,9 +43,10 @@ def run(graph, axes):
     return seen
 
 
-HINTS = st.sampled_from([None, None, ("a",), ("a", "b"), {"a": tw.Shard(0), "b": tw.Shard(1)}])
+HINTS = st.sampled_from([None, None, ("a",), ("a", None, "b"), {"a": tw.Shard(0), "b": tw.Shard(2)}])
 LABELS = st.sampled_from([None, A, B])
-KINDS = st.sampled_from(["linear", "linear", "add", "norm", "silu", "softmax"])
+SIMPLE = ["add", "multiply", "scale", "silu", "softmax", "cast"]
+KINDS = st.sampled_from(["linear", "linear", "norm", "gate", "embedding", "attention", *SIMPLE])
 
 
 @st.composite
@@ -46,53 +54,100 @@ def recipes(draw):
     """What a small trained graph is made of: kinds, operands, labels and hints of its ops."""
     number = st.integers(0, 5)
     ops = st.tuples(KINDS, number, number, st.booleans(), LABELS, HINTS)
-    return draw(LABELS), draw(LABELS), draw(st.lists(ops, min_size=1, max_size=4))
+    return draw(LABELS), draw(LABELS), draw(st.lists(ops, min_size=1, max_size=4)), draw(st.booleans())
+
+
+def attend(g, x, i, groups):
+    """Attention with rotated heads, two query heads for a KV head or one."""
+    label = SHARED_HEADS if groups == 2 else HEADS
+    q = linear(g, x, f"q{i}", WIDTH, out_label=HEADS)
+    k, v = (linear(g, x, f"{name}{i}", WIDTH // groups, out_label=label) for name in "kv")
+    if not g.has("positions"):
+        numbers = np.tile(np.arange(SEQ, dtype=np.int32), (BATCH, 1))
+        g.constant(numbers, name="positions", labels=[tw.BATCH, None], storage="scalars")
+        g.constant(TABLE, name="table")
+    where = g.find("positions"), g.find("table")
+    q, k = (g.rope(y, *where, head_dim=8) for y in (q, k))
+    return g.scaled_dot_product_attention(q, k, v, head_dim=8)
+
+
+def apply(g, kind, one, other, i, is_cut, label, t):
+    """One op of a recipe."""
+    if kind == "linear":
+        in_label = one.spec.labels[-1] if is_cut else None
+        return linear(g, one, f"w{i}", WIDTH, in_label=in_label, out_label=None if in_label else label)
+    if kind == "gate":
+        return g.op("silu_gate", [one, other])[0]
+    if kind == "cast":
+        return g.cast(g.cast(one, "bf16"), "f32")
+    if kind == "embedding":
+        return g.embedding(t, g.parameter([WIDTH, WIDTH], name=f"e{i}", labels=[label, None]))
+    if kind == "attention":
+        return attend(g, one, i, 1 + is_cut)
+    if kind == "norm":
+        return rms_norm(g, one, f"gamma{i}", eps=1e-5)
+    if kind in ("add", "multiply"):
+        return getattr(g, kind)(one, other)
+    return g.scale(one, 0.75) if kind == "scale" else getattr(g, kind)(one)
 
 
 def build(recipe):
-    """The graph of a recipe: the last result times a head, and a loss."""
-    first, second, ops = recipe
+    """The graph of a recipe: all results added, a head, and a loss; some with a term of another kind."""
+    first, second, ops, has_mean = recipe
     g = tw.ComputeGraph("net")
-    x = g.input([8, WIDTH], name="x", labels=[tw.BATCH, first])
-    z = g.input([8, WIDTH], name="z", labels=[tw.BATCH, second])
-    t = g.input([8], "i32", name="t", labels=[tw.BATCH], storage="scalars")
+    x = g.input([BATCH, SEQ, WIDTH], name="x", labels=[tw.BATCH, None, first])
+    z = g.input([BATCH, SEQ, WIDTH], name="z", labels=[tw.BATCH, None, second])
+    t = g.input([BATCH, SEQ], "i32", name="t", labels=[tw.BATCH, None], storage="scalars")
     tensors = [linear(g, x, "first", WIDTH, in_label=first), linear(g, z, "second", WIDTH)]
-    for i, (kind, a, b, is_cut, out_label, hint) in enumerate(ops):
-        one, other = tensors[a % len(tensors)], tensors[b % len(tensors)]
-        if kind == "linear":
-            in_label = one.spec.labels[-1] if is_cut else None
-            y = linear(g, one, f"w{i}", WIDTH, in_label=in_label, out_label=None if in_label else out_label)
-            hint = None
-        elif kind == "norm":
-            y = rms_norm(g, one, f"gamma{i}", eps=1e-5)
-        else:
-            y = g.add(one, other) if kind == "add" else g.silu(one) if kind == "silu" else g.softmax(one)
-        tensors.append(y if hint is None else g.constrain(y, hint))
+    for i, (kind, a, b, is_cut, label, hint) in enumerate(ops):
+        y = apply(g, kind, tensors[a % len(tensors)], tensors[b % len(tensors)], i, is_cut, label, t)
+        takes_hint = hint is not None and kind not in ("linear", "attention", "embedding")
+        tensors.append(g.constrain(y, hint) if takes_hint else y)
     total = tensors[0]
     for y in tensors[1:]:
         total = g.add(total, y)
-    g.loss(g.mean_cross_entropy(linear(g, total, "head", WIDTH), t)[0])
+    loss = g.mean_cross_entropy(linear(g, total, "head", WIDTH), t)[0]
+    g.loss(g.add(loss, g.scale(g.mean(g.multiply(total, total)), 0.125)) if has_mean else loss)
     g.optimize(tw.optim.AdamW())
     return g
 
 
-def test_any_layouts_are_equal_or_refused():
-    """Random graphs with labels that meet and labels that do not, and hints: equal to one device, or refused."""
-    outcomes = Counter()
+MESHES = st.sampled_from([{"a": 1, "b": 2}, {"a": 2, "b": 2}, {"a": 1, "b": 4}, {"a": 2, "b": 1}])
 
-    @settings(max_examples=60, suppress_health_check=list(HealthCheck), deadline=None)
-    @given(recipes(), st.sampled_from([{"a": 1, "b": 2}, {"a": 2, "b": 2}, {"a": 1, "b": 4}]))
-    def hold(recipe, axes):
+
+def hold_layouts(examples):
+    """What came out of so many random graphs."""
+    outcomes, kinds = Counter(), Counter()
+
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck), deadline=None)
+    @given(recipes(), MESHES, st.sampled_from([1, 1, 2]))
+    def hold(recipe, axes, microbatches):
         try:
-            found = run(build(recipe), axes)
+            found = run(build(recipe), axes, microbatches)
         except (LayoutError, PlanError) as error:
-            outcomes[str(error)[:40]] += 1
+            outcomes[str(error)[:400]] += 1
             return
         outcomes["equal"] += 1
+        kinds.update(op[0] for op in recipe[2])
         assert found == run(build(recipe), {})
 
     hold()
+    return outcomes, kinds
+
+
+def test_any_layouts_are_equal_or_refused():
+    """Random graphs with labels that meet and labels that do not, and hints: equal to one device, or refused."""
+    outcomes, kinds = hold_layouts(50)
     assert outcomes["equal"] >= 15, outcomes
+    assert len(kinds) >= 8, kinds
+
+
+@pytest.mark.slow
+def test_any_layouts_of_all_ops_are_equal_or_refused():
+    """More of them, every kind of op among those that ran."""
+    outcomes, kinds = hold_layouts(400)
+    assert outcomes["equal"] >= 150, outcomes
+    assert {"linear", "norm", "gate", "embedding", "attention", *SIMPLE} <= {*kinds}, kinds
 
 
 def test_terms_with_and_without_a_label():
@@ -100,9 +155,9 @@ def test_terms_with_and_without_a_label():
     gradients = []
     for label in (A, None):
         g = tw.ComputeGraph("terms")
-        x = g.input([8, WIDTH], name="x", labels=[tw.BATCH, None])
-        z = g.input([8, WIDTH], name="z", labels=[tw.BATCH, None])
-        t = g.input([8], "i32", name="t", labels=[tw.BATCH], storage="scalars")
+        x = g.input([BATCH, SEQ, WIDTH], name="x", labels=[tw.BATCH, None, None])
+        z = g.input([BATCH, SEQ, WIDTH], name="z", labels=[tw.BATCH, None, None])
+        t = g.input([BATCH, SEQ], "i32", name="t", labels=[tw.BATCH, None], storage="scalars")
         h = linear(g, g.add(x, z), "first", WIDTH)
         both = g.add(linear(g, h, "cut", WIDTH, out_label=label), linear(g, h, "whole", WIDTH))
         g.loss(g.mean_cross_entropy(both, t)[0])
@@ -112,3 +167,78 @@ def test_terms_with_and_without_a_label():
             model.step({"x": X, "z": Z, "t": T}, 0.0)
             gradients.append(model.get_tensor("first.grad"))
     np.testing.assert_allclose(gradients[0], gradients[1], rtol=1e-5, atol=1e-6)
+
+
+def in_shards(is_asked):
+    """A graph in which the first op's sum is asked for in shards, or not."""
+    g = tw.ComputeGraph("net")
+    x = g.input([BATCH, SEQ, WIDTH], name="x", labels=[tw.BATCH, None, A])
+    g.input([BATCH, SEQ, WIDTH], name="z", labels=[tw.BATCH, None, None])
+    t = g.input([BATCH, SEQ], "i32", name="t", labels=[tw.BATCH, None], storage="scalars")
+    y = linear(g, x, "first", WIDTH, in_label=A)
+    y = g.silu(g.constrain(y, {"b": tw.Shard(2)}) if is_asked else y)
+    g.loss(g.mean_cross_entropy(linear(g, y, "head", WIDTH), t)[0])
+    g.optimize(tw.optim.AdamW())
+    g.set_distribution(tw.DistributionStrategy(ParallelismMode.HYBRID, {"a": 1, "b": 4}, AXIS_OF))
+    return g
+
+
+def reductions(plan):
+    """Elements that the forward reduction of the first op reads, and its gather."""
+    moved = plan.traffic("forward")
+    return [sum(moved.get(f"linear:first/{half}", [0])) for half in ("reduce_scatter", "all_gather")]
+
+
+def test_a_sum_in_shards_moves_half():
+    """A reduce-scatter reads three quarters of a tile on each of four devices; nothing is gathered behind it."""
+    rows = BATCH * SEQ * WIDTH
+    assert reductions(in_shards(False).plan(leaves=4)) == [3 * rows, 3 * rows]
+    assert reductions(in_shards(True).plan(leaves=4)) == [3 * rows, 0]
+    found = run(in_shards(True), {"a": 1, "b": 4})
+    assert found == run(in_shards(True), {})
+    fault = change_first("linear:first/reduce_scatter", drop_partial)
+    assert found != run(in_shards(True), {"a": 1, "b": 4}, change=fault)
+
+
+@pytest.mark.parametrize("kernel", ["tree_add", "copy_pairs"])
+def test_other_columns_than_the_teams_are_found(kernel):
+    """A reduction in shards, or a slice, of columns that leave some out is refused when planning."""
+
+    def shift(instruction):
+        moved = [
+            o._replace(part=0) if o.mode == Mode.ROWCOLS and not isinstance(o.part, int) else o
+            for o in instruction.operands
+        ]
+        return replace(instruction, operands=tuple(moved))
+
+    recipe = (None, None, [("silu", 0, 0, False, None, ("a", None, "b"))], False)
+    g = in_shards(True) if kernel == "tree_add" else build(recipe)
+    axes = {"a": 1, "b": 4} if kernel == "tree_add" else {"a": 1, "b": 2}
+    g.set_distribution(tw.DistributionStrategy(ParallelismMode.HYBRID, axes, AXIS_OF))
+    with mock.patch("tilewise.plan.validate.validate_reductions") as check:
+        plan = g.plan(leaves=4)
+    context = check.call_args.args[1:]
+    validate_reductions(plan.program, *context)
+    places = [
+        (c, number, i)
+        for c, of in enumerate(plan.program.classes)
+        for number, template in enumerate(of.templates)
+        for i, instruction in enumerate(template.instructions)
+        if instruction.kernel.startswith(kernel) and shift(instruction) != instruction
+    ]
+    assert places
+    c, number, i = places[-1]  # of a class without the first device, which has the first columns
+    of = plan.program.classes[c]
+    instructions = list(of.templates[number].instructions)
+    instructions[i] = shift(instructions[i])
+    template = replace(of.templates[number], instructions=tuple(instructions))
+    classes = list(plan.program.classes)
+    classes[c] = replace(of, templates=(*of.templates[:number], template, *of.templates[number + 1 :]))
+    with pytest.raises(InternalError, match="side by side"):
+        validate_reductions(replace(plan.program, classes=tuple(classes)), *context)
+
+
+def test_one_tensor_may_be_read_in_two_layouts():
+    """A gradient that is both contracted whole and added in shards: its record follows each reading."""
+    recipe = (None, None, [("linear", 0, 0, False, A, None), ("linear", 2, 0, True, None, None)], False)
+    assert run(build(recipe), {"a": 1, "b": 2}) == run(build(recipe), {})

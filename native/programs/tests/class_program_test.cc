@@ -95,7 +95,7 @@ class Exchanges {
 
   static void spoil(std::vector<Instr>& instrs, uint64_t fault) {
     Instr& one = instrs[fault / 16 % instrs.size()];
-    switch (fault % 8) {
+    switch (fault % 11) {
       case 0:
         std::swap(instrs[fault / 16 % instrs.size()], instrs[fault / 64 % instrs.size()]);
         break;
@@ -117,8 +117,17 @@ class Exchanges {
       case 6:
         one.notifies.insert(one.notifies.end(), one.notifies.begin(), one.notifies.end());
         break;
-      default:
+      case 7:
         for (Wait& wait : one.waits) wait.increment = 0;
+        break;
+      case 8:  // this and what follows may concern one device of a class, and not the first
+        if (!one.notifies.empty()) one.notifies[fault / 64 % one.notifies.size()].per_index = false;
+        break;
+      case 9:
+        if (!one.notifies.empty()) ++one.notifies[fault / 64 % one.notifies.size()].signal_base.constant;
+        break;
+      default:
+        if (one.waits.size() > 1) std::swap(one.waits.front().member, one.waits.back().member);
     }
   }
 

@@ -8,9 +8,6 @@ from tilewise.checkpoint.files import (
     check_replaceable,
     check_writable,
     remove_leftovers,
-    replace_file,
-    replace_text,
-    writing,
 )
 from tilewise.checkpoint.lock import lock_directory
 from tilewise.checkpoint.pretrained import load_generation_config, load_tokenizer, save_pretrained
@@ -39,10 +36,7 @@ __all__ = [
     "lock_directory",
     "open_weights",
     "remove_leftovers",
-    "replace_file",
-    "replace_text",
     "save_checkpoint",
     "save_pretrained",
     "write_weights",
-    "writing",
 ]

@@ -1,10 +1,8 @@
-"""Writing and removing so that a reader sees the old file or the new one, never half of either.
+"""Replacing and removing directories so that a reader sees the old one or the new one, never half of either.
 
-Everything goes to a hidden temporary name beside the target, is forced to the disk, and is renamed; then the
-directory is forced to the disk too, so that the rename itself survives a power cut. A directory that is replaced or
-removed goes to a hidden name first; between the two renames of a replacement there is none of its name. What the
-system refuses (a full disk, a missing permission) is one error, and leaves what stood there before. Refuses, when asked
-beforehand, places that cannot be written to; knows no formats.
+As `core.writing` does with files. A directory that is replaced or removed goes to a hidden name first; between the two
+renames of a replacement there is none of its name. Refuses, when asked beforehand, places that cannot be written to;
+knows no formats.
 """
 
 from __future__ import annotations
@@ -12,11 +10,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from tilewise.core import ConfigError, ResourceError
+from tilewise.core import ConfigError
+from tilewise.core.writing import HIDDEN, sync_directory, sync_file, writing
 
 __all__ = [
     "check_replaceable",
@@ -24,12 +23,7 @@ __all__ = [
     "remove_directory",
     "remove_leftovers",
     "replace_directory",
-    "replace_file",
-    "replace_text",
-    "writing",
 ]
-
-_HIDDEN = ".tilewise-tmp-"
 
 
 def check_writable(directory: Path) -> None:
@@ -75,63 +69,6 @@ def _nearest_existing(path: Path) -> Path:
     return Path()
 
 
-def _sync_file(path: Path) -> None:
-    """Force a file's content to the disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    """Force a directory's entries to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """What the system refuses while `path` is written becomes one kind of error.
-
-    Raises:
-        ResourceError: names the path and what the system said.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise ResourceError(
-            f"[checkpoint.files] output must be writable to the end; got {str(path)!r}: {error.strerror or error}; "
-            "make room or check permissions; what stood there before is kept"
-        ) from error
-
-
-def replace_file(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file, then put it at `path` in one step.
-
-    Raises:
-        ResourceError: it cannot be written; what stood there is kept.
-    """
-    temporary = path.with_name(f"{_HIDDEN}{path.name}-{os.getpid()}")
-    with writing(path):
-        try:
-            write(temporary)
-            _sync_file(temporary)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        _sync_directory(path.parent)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Put a text file at `path` in one step; errors as in `replace_file`."""
-
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
-
-    replace_file(path, write)
-
-
 def replace_directory(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary directory, then put it at `path` in one step.
 
@@ -140,15 +77,15 @@ def replace_directory(path: Path, write: Callable[[Path], None]) -> None:
     Raises:
         ResourceError: it cannot be written; what stood there is kept.
     """
-    temporary = path.with_name(f"{_HIDDEN}{path.name}-{os.getpid()}")
+    temporary = path.with_name(f"{HIDDEN}{path.name}-{os.getpid()}")
     with writing(path):
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
             write(temporary)
             for file in temporary.iterdir():
-                _sync_file(file)
-            _sync_directory(temporary)
+                sync_file(file)
+            sync_directory(temporary)
             _put_in_place(temporary, path)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -156,7 +93,7 @@ def replace_directory(path: Path, write: Callable[[Path], None]) -> None:
 
 def _put_in_place(temporary: Path, path: Path) -> None:
     """Rename a finished directory; one that stood there comes back when that fails."""
-    aside = path.with_name(f"{_HIDDEN}{path.name}-old-{os.getpid()}")
+    aside = path.with_name(f"{HIDDEN}{path.name}-old-{os.getpid()}")
     stood_there = path.exists()
     if stood_there:
         os.rename(path, aside)
@@ -166,14 +103,14 @@ def _put_in_place(temporary: Path, path: Path) -> None:
         if stood_there:
             os.rename(aside, path)
         raise
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_directory(path: Path) -> None:
     """Remove a directory; what has its name is whole until it is gone, also when the process is killed meanwhile. One
     that the system keeps stays."""
-    aside = path.with_name(f"{_HIDDEN}{path.name}-old-{os.getpid()}")
+    aside = path.with_name(f"{HIDDEN}{path.name}-old-{os.getpid()}")
     with suppress(OSError):
         os.rename(path, aside)
         shutil.rmtree(aside, ignore_errors=True)
@@ -181,7 +118,7 @@ def remove_directory(path: Path) -> None:
 
 def remove_leftovers(directory: Path) -> None:
     """Remove what killed writers left in `directory`."""
-    for path in directory.glob(f"{_HIDDEN}*"):
+    for path in directory.glob(f"{HIDDEN}*"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

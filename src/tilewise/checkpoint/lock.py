@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tilewise.checkpoint.files import writing
 from tilewise.core import ConfigError, get_logger
+from tilewise.core.writing import writing
 
 __all__ = ["lock_directory"]
 

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from tilewise.checkpoint.files import replace_directory, writing
+from tilewise.checkpoint.files import replace_directory
 from tilewise.checkpoint.weights import write_weights
 from tilewise.core import Border, CheckpointError
 from tilewise.core.border import shown
 from tilewise.core.reading import Unreadable, parse_json, read_json, read_whole, refusals_of, validate_json
+from tilewise.core.writing import writing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -23,12 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from tilewise.checkpoint.files import remove_directory, remove_leftovers, replace_directory, writing
+from tilewise.checkpoint.files import remove_directory, remove_leftovers, replace_directory
 from tilewise.checkpoint.header import dtype_name, is_storable
 from tilewise.checkpoint.weights import WeightsFile, save_tensors
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
 from tilewise.core.reading import Unreadable, read_json
+from tilewise.core.writing import writing
 
 __all__ = [
     "DamagedCheckpoint",

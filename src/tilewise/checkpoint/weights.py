@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from tilewise.checkpoint.files import replace_file, replace_text
 from tilewise.checkpoint.header import TensorEntry, is_storable, parse_header
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
 from tilewise.core.reading import Unreadable, open_regular, read_json
+from tilewise.core.writing import replace_file, replace_text
 
 __all__ = ["WeightsFile", "open_weights", "save_tensors", "write_weights"]
 

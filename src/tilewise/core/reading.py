@@ -29,6 +29,7 @@ __all__ = [
     "first_problem",
     "open_regular",
     "parse_json",
+    "plain_json",
     "read_json",
     "read_whole",
     "refusals_of",
@@ -127,18 +128,29 @@ def parse_json(content: bytes, model: type[Model]) -> Model:
         Unreadable: see there.
     """
     found = validate_json(content, model)
+    plain_json(content)
+    return found
+
+
+def plain_json(content: bytes) -> Any:
+    """JSON as lists, dictionaries and plain values: no key stands twice, all numbers are finite.
+
+    Raises:
+        Unreadable: it is not such JSON.
+    """
     try:
-        json.loads(
-            content.decode("utf-8"),
+        return json.loads(
+            decode_text(content),
             object_pairs_hook=_unique_keys,
             parse_constant=_refuse_constant,
             parse_float=_finite,
         )
     except Unreadable:
         raise
-    except (ValueError, RecursionError) as error:  # not expected after `validate_json`
-        raise Unreadable(str(error)) from None
-    return found
+    except RecursionError:
+        raise Unreadable("it is not JSON: it is nested too deeply") from None
+    except ValueError as error:
+        raise Unreadable(f"it is not JSON: {error}") from None
 
 
 @contextmanager
@@ -189,12 +201,13 @@ def _reason(error: Exception) -> str:
     return words or str(error)
 
 
-def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> None:
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
+def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
             raise Unreadable(f"key {shown(key)} stands twice")
-        seen.add(key)
+        found[key] = value
+    return found
 
 
 def _refuse_constant(text: str) -> NoReturn:

@@ -6,8 +6,9 @@ that each has one; both read contractions here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tilewise.core.dims import DimLabel, upper_bound
 from tilewise.core.mesh import Axes
@@ -15,7 +16,28 @@ from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import CHUNKS, GROUPS, LEAVES, TensorLayout
 from tilewise.ir.op import Factors, Partial, op_named
 
-__all__ = ["Contraction", "factors_of", "find_contractions", "group_of", "is_covered_by", "tree_of"]
+__all__ = [
+    "Contraction",
+    "SeenLayouts",
+    "factors_of",
+    "find_contractions",
+    "group_of",
+    "is_covered_by",
+    "tree_of",
+]
+
+
+class SeenLayouts(NamedTuple):
+    """Layouts of an op's operands and results as it sees them. An operand that stands twice may have two."""
+
+    inputs: tuple[TensorLayout | None, ...]
+    outputs: tuple[TensorLayout, ...]
+
+    @classmethod
+    def of(cls, op: OpNode, layouts: Sequence[TensorLayout]) -> SeenLayouts:
+        """Those of a graph whose reshards are ops."""
+        inputs = tuple(None if t is None else layouts[t] for t in op.inputs)
+        return cls(inputs, tuple(layouts[t] for t in op.outputs))
 
 
 @dataclass(frozen=True)
@@ -63,14 +85,14 @@ def find_contractions(
     graph: Graph,
     op: OpNode,
     factors: Factors,
-    layouts: Sequence[TensorLayout] | Mapping[int, TensorLayout] | Mapping[int, TensorLayout],
+    seen_layouts: SeenLayouts,
 ) -> Iterator[Contraction]:
     """Every shared factor of an op's inputs over which some output is partial."""
     seen: set[tuple[str, Axes, str]] = set()
-    for tensor, names in zip(op.inputs, factors.inputs):
-        if tensor is None or names is None:
+    for tensor, names, layout in zip(op.inputs, factors.inputs, seen_layouts.inputs):
+        if tensor is None or names is None or layout is None:
             continue
-        for dim, (factor, axes) in enumerate(zip(names, layouts[tensor])):
+        for dim, (factor, axes) in enumerate(zip(names, layout)):
             if not axes or factor in factors.moved:
                 continue
             label = graph.spec(tensor).labels[dim]

@@ -146,8 +146,8 @@ class Lowering(Protocol):
     ) -> Ref:
         """A temporary that lives while this op runs."""
 
-    def temp_like(self, ref: Ref, *, dtype: str, name: str) -> Ref:
-        """A temporary with the rows and columns of another tensor."""
+    def temp_like(self, ref: Ref, *, dtype: str, name: str, record: Record | None = None) -> Ref:
+        """A temporary with the rows and columns of another tensor; with a record, of all its team's shards."""
 
     # ---- operands -----------------------------------------------------------------------------------------
 

@@ -20,7 +20,8 @@ from tilewise.core.border import Border, shown
 from tilewise.core.dtypes import DTYPES, MAX_F32
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.templates import call_outlined
-from tilewise.ir.graph import TensorForm, TensorNode, TensorSpec
+from tilewise.ir.graph import Graph, TensorForm, TensorNode, TensorSpec
+from tilewise.ir.kinds import Kind
 from tilewise.optim.rule import Parameter, Program, take_down
 
 __all__ = ["HYPER", "Optimizer", "ParameterGroup", "is_hyper", "master_name", "state_name"]
@@ -45,7 +46,7 @@ def is_hyper(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class ParameterGroup:
+class ParameterGroup(Kind):
     """Parameters with settings of their own.
 
     Args:
@@ -80,7 +81,7 @@ class ParameterGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimizer(ABC):
+class Optimizer(Kind, ABC):
     """Base of optimizers. A subclass is a frozen dataclass of its settings, with `states`, `per_step` and two methods.
 
     Args:
@@ -190,6 +191,24 @@ class Optimizer(ABC):
         return {
             name: np.array(own.values(step, lr * factor), np.float32) for (own, factor), name in found.items()
         }
+
+    def problems_in(self, graph: Graph) -> Sequence[str]:
+        """Inputs of hyper-parameters and states that the graph's update lacks, or has in another shape."""
+        given = {t.spec.name: t.spec for t in graph.tensors if t.kind in ("input", "state")}
+        parameters = {t.spec.name: t.spec for t in graph.of_kind("parameter")}
+        hyper = self.inputs(parameters, 1, 0.0)
+        found = [
+            f"no input {name!r} of {value.size} hyper-parameters"
+            for name, value in hyper.items()
+            if name not in given or given[name].shape != value.shape
+        ]
+        wanted = ((state_name(s, name), spec) for name, spec in parameters.items() for s in self.states)
+        found += [
+            f"no state {name!r} of the weight's shape"
+            for name, spec in wanted
+            if name not in given or given[name].shape != spec.shape
+        ]
+        return found
 
 
 @lru_cache(maxsize=256)

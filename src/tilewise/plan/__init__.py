@@ -1,7 +1,8 @@
 """Deciding before running: tiles, memory, order, communication."""
 
 from tilewise.plan.make import make_plan
-from tilewise.plan.plan import Plan, settings_for
+from tilewise.plan.plan import Plan
+from tilewise.plan.settings import settings_for
 from tilewise.plan.shapes import check_sizes, symbols_of
 
 __all__ = ["Plan", "check_sizes", "make_plan", "settings_for", "symbols_of"]

@@ -275,13 +275,17 @@ class TemplateLowering:
         slot = Slot("temp", len(self.temps) - 1)
         return self._ref(slot, lambda index: Ref(index, extent, cols, dtype, tile_rows, packed))
 
-    def temp_like(self, ref: Ref, *, dtype: str, name: str) -> Ref:
-        """A temporary with the rows and columns of another tensor."""
+    def temp_like(self, ref: Ref, *, dtype: str, name: str, record: Record | None = None) -> Ref:
+        """A temporary with the rows and columns of another tensor; with a record, of all its team's shards."""
         key = self.keys[ref.slot]
         spec, layout = self.spec(key.id), self.layout(key.id)
+        cols = ref.cols
+        if record is not None:
+            layout = tuple(tuple(axis for axis in axes if axis not in record.team) for axes in layout)
+            cols = self.shapes.cols(spec, layout)
         size = self.shapes.bytes_max(spec, layout) // spec.dtype.itemsize * dtype_named(dtype).itemsize
         return self.temp(
-            ref.extent, ref.cols, dtype, tile_rows=ref.tile_rows, name=name, packed=ref.packed, max_bytes=size
+            ref.extent, cols, dtype, tile_rows=ref.tile_rows, name=name, packed=ref.packed, max_bytes=size
         )
 
     # ---- operands -----------------------------------------------------------------------------------------
@@ -508,9 +512,9 @@ class TemplateLowering:
 
     def _refuse_sums_in_shards(self, op: OpNode) -> None:
         for record in self._records_of(op):
-            if record.arrives_in_shards:
+            if record.arrives_in_shards and record.tree == LEAVES:
                 raise PlanError(
-                    f"[plan.lower] a sum arrives whole on every device that shares it; got {record.partial!r} of "
+                    f"[plan.lower] a sum over the batch arrives whole on its devices; got {record.partial!r} of "
                     f"{op.label!r} asked for as {show_layout(record.arrives[0])} over {show_axes(record.team)}; drop "
                     "the hint"
                 )

@@ -9,7 +9,6 @@ from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import Call, DeviceClass, TileProgram
 from tilewise.ir.schedule import Schedule
-from tilewise.ir.validate import validate_acknowledgements, validate_reductions
 from tilewise.plan.accumulation import find_batch_sums, require_whole_batch
 from tilewise.plan.bind import Binder
 from tilewise.plan.buffers import (
@@ -26,6 +25,7 @@ from tilewise.plan.outputs import gather_outputs
 from tilewise.plan.plan import Plan
 from tilewise.plan.segments import Segment, cut_segments
 from tilewise.plan.shapes import LocalShapes, PlanSettings, symbols_of
+from tilewise.plan.validate import validate_plan
 from tilewise.plan.variants import Variants, lower_variants
 
 __all__ = ["make_plan"]
@@ -77,15 +77,13 @@ def make_plan(
         if t.kind != "result" or t.id in tensors.keep
     }
     program = _program(binder, variants, numbers, classes, [b for b in buffers if b.first >= 0])
-    validate_acknowledgements(program)
-    _validate_flow(program, variants, tensors, outside)
     needs = (
         settings.workers_per_device,
         variants.num_signals,
         binder.table.num_handles,
         variants.scratch_bytes,
     )
-    return Plan(
+    plan = Plan(
         graph,
         layout,
         settings,
@@ -95,19 +93,12 @@ def make_plan(
         tuple(buffers),
         regions,
         *needs[1:],
+        tuple(variant.layout for variant in variants.variants),
         optimizer,
         overhead(*needs),
     )
-
-
-def _validate_flow(
-    program: TileProgram, variants: Variants, tensors: RootTensors, outside: Mapping[int, Sequence[int]]
-) -> None:
-    """Hold the program to the layouts' records; what users write, and what steps keep, is there beforehand."""
-    kinds = {t.id: t.kind for t in tensors.graph.tensors}
-    given = frozenset(e for t, entries in outside.items() if kinds[t] != "result" for e in entries)
-    layouts = [variant.layout for variant in variants.variants]
-    validate_reductions(program, layouts, given, {"backward": ("forward",)})
+    validate_plan(plan)
+    return plan
 
 
 def _place(

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from math import lcm
+from pathlib import Path
 
 from tilewise.core.border import Border
-from tilewise.core.errors import LayoutError, PlanError, ResourceError
-from tilewise.core.mesh import Axes, DeviceMesh
-from tilewise.ir.batch import BatchCut
-from tilewise.ir.graph import Graph
-from tilewise.ir.layout import GraphLayout
-from tilewise.ir.program import Number, NumberLike, times
-from tilewise.ir.validate import validate_records
+from tilewise.core.errors import PlanError, ResourceError
+from tilewise.core.reading import Unreadable
+from tilewise.core.writing import replace_file
 from tilewise.plan.explain import explain_plan, explain_tensor
+from tilewise.plan.file import Unwritable, decode_plan, digest_of, encode_plan, read_content, require_fit
 from tilewise.plan.memory import memory_of_machine
-from tilewise.plan.shapes import PlanSettings, check_sizes, symbols_of
+from tilewise.plan.shapes import check_sizes
 from tilewise.plan.tables import PlanTables
 from tilewise.plan.traffic import count_traffic
 
-__all__ = ["Plan", "settings_for"]
+__all__ = ["Plan"]
 
-MAX_WORKERS = 255  # per device, of one task engine (native/tasks/embed/embedded.h)
 _MAX_BYTES = 1 << 62
-_ROWS_PER_TILE = 512
-_ROWS_WITHOUT_BATCH = 128
 _border = Border("plan", PlanError)
 
 
@@ -76,81 +69,59 @@ class Plan(PlanTables):
         """
         return explain_tensor(self, name)
 
+    # ---- files ----------------------------------------------------------------------------------------------
 
-def settings_for(
-    graph: Graph, layout: GraphLayout, batch: BatchCut, workers_per_device: int | None
-) -> PlanSettings:
-    """Check what a layout says, and choose the row tile.
+    def save(self, path: str | Path) -> None:
+        """Write the plan to a file, whole or not at all. Equal plans give equal files; weights are not in it.
 
-    Raises:
-        PlanError: workers are out of range.
-        LayoutError: a value stays partial, or an axis has nothing to share.
-    """
-    mesh = layout.mesh
-    workers = _workers(mesh, workers_per_device)
-    validate_records(graph, layout)
-    _require_used_axes(graph, layout, mesh)
-    if not batch.size:
-        return PlanSettings(row_tile=_row_tile_unbatched(graph), workers_per_device=workers)
-    axes = _batch_axes(graph, layout)
-    rows = _rows_per_sequence(graph, batch)
-    per_leaf = batch.size // batch.leaves
-    sequences = max(
-        k
-        for k in range(1, per_leaf + 1)
-        if per_leaf % k == 0 and (k == 1 or k * batch.rows <= _ROWS_PER_TILE)
-    )
-    return PlanSettings(
-        batch.microbatches, batch.leaves, batch.size, rows, times(rows, sequences), workers, axes, batch.bound
-    )
+        Raises:
+            PlanError: the path is none, or something in the plan has no place in a file: an attribute of an op that is
+                no plain data, an optimizer whose name another class has taken.
+            ResourceError: it cannot be written; what stood there is kept.
+        """
+        where = _border.path("save", "path", path)
+        try:
+            content = encode_plan(self)
+        except Unwritable as error:
+            _border.refuse("save", str(error), f"the plan of {self.graph.name!r}", "make it plain")
+        replace_file(where, lambda temporary: _write(temporary, content))
 
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan that `save` wrote, here or in another process; it runs to the same bits.
 
-def _rows_per_sequence(graph: Graph, batch: BatchCut) -> NumberLike:
-    length = batch.length
-    if length is None:
-        return batch.rows
-    return Number.of_symbol(symbols_of(graph).index(length), batch.rows // length.max)
+        Nothing in the file is believed: it is held to its digest, to the types of all its fields and to the rules that
+        planning ends with. Ops and optimizers of your own are looked up by name among those that this process has
+        defined; a file imports nothing.
 
-
-def _workers(mesh: DeviceMesh, given: int | None) -> int:
-    if given is None:
-        return min(MAX_WORKERS, max(1, (os.cpu_count() or 1) // mesh.num_devices))
-    return _border.integer("settings", "workers_per_device", given, 1, MAX_WORKERS)
-
-
-def _require_used_axes(graph: Graph, layout: GraphLayout, mesh: DeviceMesh) -> None:
-    """Devices along an axis that shards nothing would all compute the same."""
-    used = {axis for tensor in layout.use for axes in tensor for axis in axes}
-    for axis in mesh.names:
-        if mesh.size(axis) > 1 and axis not in used:
-            raise LayoutError(
-                f"[plan.settings] every axis of the mesh must have something to share; got {axis}={mesh.size(axis)}, "
-                f"which shards no tensor of {graph.name!r}; label the dims it is meant for, or drop the axis"
+        Raises:
+            PlanError: it is no plan, is damaged, was changed or written by another version, or names an op or optimizer
+                that is not defined here.
+        """
+        where = _border.path("load", "path", path)
+        try:
+            plan = decode_plan(read_content(where), cls)
+            require_fit(plan)
+        except Unreadable as error:
+            _border.refuse(
+                "load",
+                "a plan file must be one that Plan.save wrote",
+                f"{str(where)!r}: {error}",
+                "plan again",
             )
+        return plan
+
+    def digest(self) -> str:
+        """SHA-256 of all that the plan says: equal inputs have equal digests, in any process.
+
+        Raises:
+            PlanError: as `save`.
+        """
+        try:
+            return digest_of(self)
+        except Unwritable as error:
+            _border.refuse("digest", str(error), f"the plan of {self.graph.name!r}", "make it plain")
 
 
-def _batch_axes(graph: Graph, layout: GraphLayout) -> Axes:
-    """How axes and microbatches cut the batch."""
-    for t in graph.tensors:
-        for label, axes in zip(t.spec.labels, layout.use[t.id]):
-            if axes and label is not None and label.is_summed_by_leaves:
-                return axes
-    return ()
-
-
-def _row_tile_unbatched(graph: Graph) -> int:
-    """Whole sequences for attention over [batch, seq, ...], in layers too; otherwise a fixed number of rows."""
-    lengths = {
-        length for g in (graph, *(t.graph for t in graph.templates.values())) for length in _sequences(g)
-    }
-    return lcm(*lengths) if lengths else _ROWS_WITHOUT_BATCH
-
-
-def _sequences(graph: Graph) -> set[int]:
-    """Lengths of the sequences that attention ops see."""
-    sizes = [
-        graph.spec(op.inputs[0]).shape[1]
-        for op in graph.ops
-        if op.op == "attention" and op.inputs[0] is not None
-    ]
-    return {s for s in sizes if isinstance(s, int)}
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

@@ -16,7 +16,7 @@ from tilewise.ir.program import DeviceClass, TensorEntry, TileProgram
 from tilewise.plan.memory import Buffer
 from tilewise.plan.shapes import LocalShapes, PlanSettings, round_up, symbols_of
 
-__all__ = ["CATEGORIES", "PlanTables"]
+__all__ = ["CATEGORIES", "REGIONS", "PlanTables"]
 
 CATEGORIES = (
     "parameters",
@@ -33,7 +33,7 @@ CATEGORIES = (
     "signals",
     "engine",
 )
-_OWN_REGIONS = ("activations", "temporaries")
+REGIONS = ("lasting", "activations", "temporaries")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class PlanTables:
         regions: bytes of the arena's regions: what lasts, activations, temporaries.
         num_signals, num_handles: that every device needs.
         scratch_bytes: working memory of every worker.
+        layouts: per template, from the first, the layout of the graph that it lowers; a last one of copies has none.
         optimizer: the optimizer whose update is in the graph, if any.
         overhead: bytes per device besides its arena: `scratch` of the workers, `signals`, the task `engine`.
     """
@@ -66,6 +67,7 @@ class PlanTables:
     num_signals: int
     num_handles: int
     scratch_bytes: int
+    layouts: tuple[GraphLayout, ...]
     optimizer: object
     overhead: Mapping[str, int]
 
@@ -127,7 +129,7 @@ class PlanTables:
         lasting = [b for b in self.buffers if b.first < 0]
         for b in lasting:
             usage[b.category] += round_up(b.bytes, 64)
-        for name in _OWN_REGIONS:
+        for name in REGIONS[1:]:
             usage[name] += self.regions[name]
         usage |= self.overhead
         usage["total"] = self.device_bytes

@@ -74,4 +74,4 @@ def _elements(
             rows += length * (part + 1) // parts - length * part // parts
         else:
             rows += length
-    return rows * entry.cols
+    return rows * (value_on(operand.parts, own) if operand.mode == Mode.ROWCOLS else entry.cols)

@@ -1,8 +1,9 @@
 """Where all stages meet: a graph that can be planned and run, its running instance, and the comparison
 of a strategy with one device."""
 
+from tilewise.plan import Plan
 from tilewise.session.compute_graph import ComputeGraph
 from tilewise.session.instance import GraphInstance, StepResult
 from tilewise.session.verify import VerifyReport, verify_strategy
 
-__all__ = ["ComputeGraph", "GraphInstance", "StepResult", "VerifyReport", "verify_strategy"]
+__all__ = ["ComputeGraph", "GraphInstance", "Plan", "StepResult", "VerifyReport", "verify_strategy"]

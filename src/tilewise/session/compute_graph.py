@@ -25,8 +25,6 @@ from tilewise.strategy import DistributionStrategy, insert_reshards, one_stage, 
 __all__ = ["ComputeGraph"]
 
 _border = Border("session", PlanError)
-_MAX_BYTES = 1 << 62
-_LONGEST_S = 1e9
 
 
 class ComputeGraph(GraphBuilder):
@@ -149,7 +147,7 @@ class ComputeGraph(GraphBuilder):
     def instantiate(
         self, plan: Plan | None = None, *, memory_limit_bytes: int = 0, deadline_s: float = 60.0
     ) -> GraphInstance:
-        """Allocate a plan's devices and make its programs runnable.
+        """Allocate a plan's devices and make its programs runnable; as `GraphInstance(plan)`.
 
         Args:
             plan: by default `self.plan()`.
@@ -160,12 +158,8 @@ class ComputeGraph(GraphBuilder):
             ResourceError: not enough memory.
             PlanError: no plan, or a limit or deadline that is none.
         """
-        plan = self.plan() if plan is None else plan
-        _border.instance("instantiate", "a plan", plan, Plan, "pass what graph.plan() returned")
-        _border.integer("instantiate", "memory_limit_bytes", memory_limit_bytes, 0, _MAX_BYTES)
-        _border.number("instantiate", "deadline_s", deadline_s, 1e-3, _LONGEST_S)
-        plan.require_memory(memory_limit_bytes)
-        return GraphInstance(plan, memory_limit_bytes, deadline_s)
+        chosen = self.plan() if plan is None else plan
+        return GraphInstance(chosen, memory_limit_bytes=memory_limit_bytes, deadline_s=deadline_s)
 
     def digest(self) -> str:
         """SHA-256 over structure, shapes, names and chunks; equal graphs have equal digests."""

@@ -26,7 +26,7 @@ from tilewise.ir.graph import TensorSpec
 from tilewise.optim import Optimizer
 from tilewise.plan import Plan
 from tilewise.session.assemble import assemble_program, make_executor
-from tilewise.session.inputs import as_array
+from tilewise.session.inputs import as_array, check_constants
 from tilewise.session.tensors import NamedTensors
 
 __all__ = ["GraphInstance", "StepResult"]
@@ -34,6 +34,8 @@ __all__ = ["GraphInstance", "StepResult"]
 Array = NDArray[Any]
 _STEP = "optimizer.step"
 _MAX_STEPS = 1 << 53
+_MAX_BYTES = 1 << 62
+_LONGEST_S = 1e9
 _border = Border("session", PlanError)
 
 
@@ -53,18 +55,29 @@ class StepResult:
 
 
 class GraphInstance:
-    """A running model. Made by `ComputeGraph.instantiate`; close it, or use it with `with`.
+    """A running model; close it, or use it with `with`.
 
-    It belongs to the process that made it, and takes one call at a time: any other raises PlanError and changes
-    nothing.
+    A plan is all it needs: `ComputeGraph.instantiate` makes one from the graph's own, `GraphInstance(Plan.load(path))`
+    from a file, in a process that has never seen the graph. It belongs to the process that made it, and takes one call
+    at a time: any other raises PlanError and changes nothing.
 
     Args:
         plan: what to run.
-        memory_limit_bytes: as in `ComputeGraph.instantiate`.
-        deadline_s: the same.
+        memory_limit_bytes: over all devices; 0 for the machine's own limit.
+        deadline_s: longest wait without progress before a run is given up.
+
+    Raises:
+        ResourceError: not enough memory.
+        PlanError: no plan, a limit or deadline that is none, or a program whose devices would block each other.
+        ShapeError: a constant is used as an index and names nothing.
     """
 
-    def __init__(self, plan: Plan, memory_limit_bytes: int, deadline_s: float) -> None:
+    def __init__(self, plan: Plan, *, memory_limit_bytes: int = 0, deadline_s: float = 60.0) -> None:
+        _border.instance("instantiate", "a plan", plan, Plan, "pass what graph.plan() returned")
+        _border.integer("instantiate", "memory_limit_bytes", memory_limit_bytes, 0, _MAX_BYTES)
+        _border.number("instantiate", "deadline_s", deadline_s, 1e-3, _LONGEST_S)
+        plan.require_memory(memory_limit_bytes)
+        check_constants(plan.graph)
         self.plan = plan
         self._program = assemble_program(plan)
         self._executor = make_executor(plan, memory_limit_bytes, deadline_s)

@@ -118,17 +118,17 @@ def _strongest(
 
 
 def _pinned(dims: OpDims, choices: Mapping[int, Choices]) -> dict[str, Choice]:
-    """Factors of what stays where it is: states that the op writes on, weights whose gradient it makes."""
+    """Factors of what stays where it is: states that the op writes on, weights whose gradient it makes, and weights in
+    panels, which no reshard cuts or brings together: rows of activations change their layout instead."""
     op, factors = dims.op, dims.factors
     rule, found = op_named(op.op), dict[str, Choice]()
     written = {i for _, i in rule.in_place} if rule.must_alias else set()
-    if op.outputs and not written and not rule.accumulates:
-        return found
     for position, (tensor, names) in enumerate(zip(op.inputs, factors.inputs)):
         if tensor is None or names is None or dims.graph.tensors[tensor].kind not in ("parameter", "state"):
             continue
         is_gradient = bool(rule.accumulates) and names in factors.outputs
-        if position in written or not op.outputs or is_gradient:
+        is_packed = dims.graph.spec(tensor).storage == "packed"
+        if position in written or not op.outputs or is_gradient or is_packed:
             for name, choice in zip(names, choices[tensor]):
                 found.setdefault(name, choice)
     return found

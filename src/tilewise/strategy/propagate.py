@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from tilewise.core.dims import DimLabel
 from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.batch import BatchCut
-from tilewise.ir.contractions import factors_of
+from tilewise.ir.contractions import SeenLayouts, factors_of
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph, OpNode, TensorNode
 from tilewise.ir.hints import as_tensor_layout
@@ -291,11 +291,13 @@ def _reshard(
     return Reshard(op.id, position, tensor, as_layout(have), as_layout(want), tuple(labels), origins, asked)  # type: ignore[arg-type]
 
 
-def _as_read(
-    op: OpNode, layouts: Sequence[TensorLayout], reshards: Sequence[Reshard]
-) -> Mapping[int, TensorLayout]:
-    """Layouts of an op's tensors as it sees them: operands behind its reshards, results before a hint's."""
-    seen = {t: layouts[t] for t in (*op.inputs, *op.outputs) if t is not None}
+def _as_read(op: OpNode, layouts: Sequence[TensorLayout], reshards: Sequence[Reshard]) -> SeenLayouts:
+    """Layouts of an op's operands behind its reshards, of its results before a hint's."""
+    inputs = [None if t is None else layouts[t] for t in op.inputs]
+    outputs = [layouts[t] for t in op.outputs]
     for reshard in reshards:
-        seen[reshard.tensor] = reshard.after if reshard.position is not None else reshard.before
-    return seen
+        if reshard.position is not None:
+            inputs[reshard.position] = reshard.after
+        else:
+            outputs[op.outputs.index(reshard.tensor)] = reshard.before
+    return SeenLayouts(tuple(inputs), tuple(outputs))

@@ -7,15 +7,13 @@ records say, wherever they come from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import MICRO, DeviceMesh
 from tilewise.core.tree import allowed_widths, share_of, widths_in_words
 from tilewise.ir.batch import BatchCut, leaves_in_words
-from tilewise.ir.contractions import Contraction, find_contractions, group_of, is_covered_by
+from tilewise.ir.contractions import Contraction, SeenLayouts, find_contractions, group_of, is_covered_by
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.layout import GROUPS, LEAVES, Record, TensorLayout, show_axes
+from tilewise.ir.layout import GROUPS, LEAVES, Record, show_axes
 from tilewise.ir.op import Factors, Partial
 
 __all__ = ["make_records"]
@@ -26,7 +24,7 @@ def make_records(
     op: OpNode,
     factors: Factors,
     mesh: DeviceMesh,
-    layouts: Sequence[TensorLayout] | Mapping[int, TensorLayout],
+    layouts: SeenLayouts,
     batch: BatchCut,
 ) -> dict[tuple[int, str], tuple[Record, ...]]:
     """The records of one op.
@@ -58,7 +56,7 @@ def _record(
     partial: Partial,
     contraction: Contraction,
     mesh: DeviceMesh,
-    layouts: Sequence[TensorLayout] | Mapping[int, TensorLayout],
+    layouts: SeenLayouts,
     batch: BatchCut,
 ) -> Record | None:
     axes, teams, count = contraction.axes, 1, graph.reduction_chunks
@@ -83,7 +81,7 @@ def _record(
     if parts == teams:
         return None  # every KV head lies on one device with all its query heads
     held = tuple(share_of(count, width, i) for i in range(width))
-    arrives = tuple(layouts[op.outputs[o]] for o in partial.outputs)
+    arrives = tuple(layouts.outputs[o] for o in partial.outputs)
     return Record(
         op.id,
         partial.name,

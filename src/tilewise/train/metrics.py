@@ -15,9 +15,9 @@ from typing import IO, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tilewise.checkpoint import replace_file, replace_text, writing
 from tilewise.core import ConfigError, get_logger
 from tilewise.core.reading import Unreadable, open_regular, parse_json
+from tilewise.core.writing import replace_file, replace_text, writing
 
 __all__ = ["MetricsFile", "draw_loss_curve", "read_metrics"]
 

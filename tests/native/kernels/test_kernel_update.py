@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 import torch
 from kernel_checks import assert_close, assert_same_bits, every_level, packed, random, rng, tensor
-from update_calls import ADAMW, hyper_of, ints_of, program_of, run_update
+from update_calls import ADAMW, hyper_of, ints_of, program_of, run_update, step_by_step
 
+from tilewise.core import ResourceError
 from tilewise.kernels import pack_weight, reference, unpack_weight
 from tilewise.kernels.isa import run
 from tilewise.optim import SGD, AdamW, Lion
 
 CLIP = np.array([[2.0, 0.5]], np.float32)
 OPTIMIZERS = [ADAMW, SGD(momentum=0.9, weight_decay=0.1), Lion(weight_decay=0.1)]
+TOO_LITTLE_FOR_BLOCKS = 4096
 
 
 def arrays_for(optimizer, shape, seed):
@@ -24,22 +26,28 @@ def arrays_for(optimizer, shape, seed):
     return [random(gen, *shape).copy(), *states, random(gen, *shape).copy()]
 
 
+every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+every_way = pytest.mark.parametrize("way", [lambda p: p, step_by_step], ids=["shape", "blocks"])
+
+
 @every_level
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+@every_way
+@every_optimizer
 @pytest.mark.parametrize("shape", [(1, 37), (33, 20), (64, 33), (1, 300)], ids=str)
-def test_one_step(isa, shape, optimizer):
+def test_one_step(isa, shape, optimizer, way):
     """Weight and states after one step, in fp32 and with a bf16 copy, packed and flat; padding stays zero."""
     given = arrays_for(optimizer, shape, shape[1])
-    program = program_of(optimizer)
+    program = way(program_of(optimizer))
+    how = {"program": program, "isa": isa}
     hyper = hyper_of(optimizer)
     exact = reference.update(given, hyper, 0.5, program.steps, program.constants, program.left)
     plain = [x.copy() for x in given]
-    run_update(optimizer, None, plain, CLIP, isa=isa)
+    run_update(optimizer, None, plain, CLIP, **how)
     panels = [packed(x, "f32") for x in given]
     copy = packed(np.zeros(shape, np.float32), "bf16")
-    run_update(optimizer, copy, panels, CLIP, "bf16", packed=True, isa=isa)
+    run_update(optimizer, copy, panels, CLIP, "bf16", packed=True, **how)
     rounded, vector = np.empty(shape, ml_dtypes.bfloat16), [x.copy() for x in given]
-    run_update(optimizer, rounded, vector, CLIP, "bf16", isa=isa)
+    run_update(optimizer, rounded, vector, CLIP, "bf16", **how)
     for got, panel, flat, want in zip(plain, panels, vector, exact, strict=False):
         assert_close(got, want, "f32")
         assert_same_bits(unpack_weight(panel[0], *shape), got)
@@ -47,6 +55,54 @@ def test_one_step(isa, shape, optimizer):
         assert_same_bits(flat, got)
     assert_same_bits(unpack_weight(copy[0], *shape), plain[0].astype(ml_dtypes.bfloat16))
     assert_same_bits(rounded, plain[0].astype(ml_dtypes.bfloat16))
+
+
+@every_level
+@every_optimizer
+@pytest.mark.parametrize("shape", [(1, 37), (33, 20), (70, 301)], ids=str)
+def test_a_known_shape_gives_the_bits_of_its_steps(isa, shape, optimizer):
+    """One loop in registers, or blocks step by step: the same; and another clipping factor shows."""
+    given = arrays_for(optimizer, shape, 7)
+    results = []
+    for program, scale in (
+        (program_of(optimizer), 0.7),
+        (step_by_step(program_of(optimizer)), 0.7),
+        (program_of(optimizer), np.nextafter(np.float32(0.7), np.float32(0))),
+    ):
+        arrays, clip = [x.copy() for x in given], np.array([[2.0, scale]], np.float32)
+        run_update(optimizer, None, arrays, clip, program=program, isa=isa)
+        results.append(np.stack(arrays[:-1]))
+    assert_same_bits(results[0], results[1])
+    assert (results[0] != results[2]).any()
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        *OPTIMIZERS,
+        AdamW(beta1=0.9, beta2=0.9, eps=0.1, weight_decay=0),
+        SGD(momentum=0, weight_decay=0),
+        Lion(beta2=0.9),
+    ],
+    ids=repr,
+)
+def test_optimizers_have_known_shapes(optimizer):
+    """Whatever their numbers, equal ones too: they take no scratch for blocks, as a program of another shape does."""
+    arrays = arrays_for(optimizer, (3, 20), 5)
+    run_update(optimizer, None, arrays, CLIP, scratch_bytes=TOO_LITTLE_FOR_BLOCKS)
+    with pytest.raises(ResourceError):
+        other = step_by_step(program_of(optimizer))
+        run_update(optimizer, None, arrays, CLIP, program=other, scratch_bytes=TOO_LITTLE_FOR_BLOCKS)
+
+
+@every_level
+def test_arrays_may_be_exchanged(isa):
+    """What a step leaves in one array may be what stood in another."""
+    w, m, g = (random(rng(3), 5, 40).copy() for _ in range(3))
+    got = [w.copy(), m.copy()]
+    run("update_f32", [None, *got, g, np.ones((1, 1), np.float32), CLIP], [0, 1, 0, 1, 0], isa=isa)
+    assert_same_bits(got[0], m)
+    assert_same_bits(got[1], w)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
@@ -86,7 +142,8 @@ def test_lion_follows_its_paper():
 
 
 @every_level
-def test_a_lost_step_changes_nothing(isa):
+@every_way
+def test_a_lost_step_changes_nothing(isa, way):
     """A clipping factor of NaN leaves weights, states and the bf16 copy as they are; any other writes all of them."""
     gen = rng(12)
     shape = (33, 20)
@@ -97,7 +154,7 @@ def test_a_lost_step_changes_nothing(isa):
         written = [copy, *arrays[:3]]
         before = [np.array(x[0] if packs else x) for x in written]
         clip = np.array([[2.0, scale]], np.float32)
-        run_update(ADAMW, copy, arrays, clip, "bf16", packed=packs, isa=isa)
+        run_update(ADAMW, copy, arrays, clip, "bf16", program=way(program_of(ADAMW)), packed=packs, isa=isa)
         after = [np.array(x[0] if packs else x) for x in written]
         same = [a.tobytes() == b.tobytes() for a, b in zip(before, after)]
         assert all(same) if np.isnan(scale) else not any(same)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from tilewise.kernels import UPDATE_STEPS
 from tilewise.kernels.isa import run
 from tilewise.optim import AdamW, Optimizer
 from tilewise.optim.rule import Program, take_down
@@ -21,14 +24,22 @@ def ints_of(program: Program, states: int, *, packed: bool = False) -> list[int]
     return [int(packed), states, len(program.steps) // 4, *program.steps, *program.left]
 
 
+def step_by_step(program: Program) -> Program:
+    """The same with a step that nothing reads, which no known shape has: it runs block by block."""
+    unread = (list(UPDATE_STEPS).index("negate"), 0, 0, 0)
+    return replace(program, steps=(*program.steps, *unread))
+
+
 def hyper_of(optimizer: Optimizer, step: int = 3, lr: float = 3e-4) -> np.ndarray:
     """What changes from step to step."""
     return np.array([optimizer.values(step, lr)], np.float32)
 
 
-def run_update(optimizer, copy, arrays, clip, dtype="f32", *, step=3, lr=3e-4, packed=False, isa=""):
-    """One step in place: `arrays` are weight, states and gradient."""
-    program = program_of(optimizer)
+def run_update(
+    optimizer, copy, arrays, clip, dtype="f32", *, program=None, step=3, lr=3e-4, packed=False, **how
+):
+    """One step in place: `arrays` are weight, states and gradient; `program`, if given, instead of the optimizer's."""
+    program = program or program_of(optimizer)
     operands = [copy, *arrays, hyper_of(optimizer, step, lr), clip]
     ints = ints_of(program, len(optimizer.states), packed=packed)
-    run(f"update_{dtype}", operands, ints, list(program.constants), isa=isa)
+    run(f"update_{dtype}", operands, ints, list(program.constants), **how)

@@ -40,7 +40,7 @@ def planned(name: str) -> tuple[Plan, tuple]:
     model = config(tie_word_embeddings=False, **changes)
     leaves = options.get("leaves", 4)
     graph = training_graph(model, "f32", leaves, 8)
-    with mock.patch("tilewise.plan.make.validate_reductions") as check:
+    with mock.patch("tilewise.plan.validate.validate_reductions") as check:
         plan = graph.plan(axes, **{"leaves": leaves, **options})
     return plan, check.call_args.args[1:]
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tilewise.checkpoint import check_replaceable, lock_directory, replace_file, replace_text
+from tilewise.checkpoint import check_replaceable, lock_directory
 from tilewise.checkpoint.files import replace_directory
 from tilewise.core import ConfigError, ResourceError
+from tilewise.core.writing import replace_file, replace_text
 
 
 def _fill(directory):

@@ -151,7 +151,7 @@ class Linear(Op):
             ],
             record,
         )
-        target = low.temp_like(out, dtype="f32", name="partial") if record else op.outputs[0]
+        target = low.temp_like(out, dtype="f32", name="partial", record=record) if record else op.outputs[0]
         low.emit(
             "matmul" if transpose else "matmul_dx",
             op,

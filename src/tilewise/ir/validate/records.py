@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from tilewise.core.errors import LayoutError
 from tilewise.core.tree import fold_intervals
-from tilewise.ir.contractions import Contraction, factors_of, find_contractions, group_of, is_covered_by
+from tilewise.ir.contractions import (
+    Contraction,
+    SeenLayouts,
+    factors_of,
+    find_contractions,
+    group_of,
+    is_covered_by,
+)
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import GROUPS, GraphLayout, Record, in_space, show_axes
 from tilewise.ir.op import Factors
@@ -37,7 +44,7 @@ def _validate(graph: Graph, layout: GraphLayout, seen: set[int]) -> None:
             _validate(graph.templates[op.attrs["template"]].graph, layout.calls[op.id], seen)
             continue
         factors = factors_of(graph, op)
-        for contraction in find_contractions(graph, op, factors, layout.use):
+        for contraction in find_contractions(graph, op, factors, SeenLayouts.of(op, layout.use)):
             _require_record(graph, op, factors, contraction, layout)
     for records in layout.records.values():
         for record in records:

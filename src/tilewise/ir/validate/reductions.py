@@ -11,6 +11,9 @@ the rows, or complete:
 Where parts are combined per microbatch, the reduction leaves a stack on this member's share instead, and the result's
 share after the last; along the calls of a list every stack takes the microbatches in order, each once, to the last.
 
+A sum that arrives in shards is complete after its reduction, of this member's columns. Columns that are cut, in a sum
+or a slice, follow each other along the team and are all there.
+
 So a reduction that is missing (on all devices alike, too), doubled, swapped, of another team or other rows is found,
 and so is a reader that comes too early or takes a part for the whole. Copies of columns between layouts name every
 member once, side by side. Along the calls of a list, what is read has been given from outside or was written before.
@@ -23,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple, NoReturn
 
 from tilewise.core.errors import InternalError
@@ -57,6 +61,15 @@ _PARTIAL, _SHARE, _SPENT, _COMPLETE = (
 _Peer = tuple[int, NumberLike]  # team and member
 
 
+class _Columns(NamedTuple):
+    """Columns that devices cut out of what lies in a slot: the team's axes, the first, how many."""
+
+    axes: Axes
+    source: int
+    first: NumberLike
+    width: NumberLike
+
+
 class _Exchange(NamedTuple):
     """What every device of a class confirms: whose memory an instruction reads, in order.
 
@@ -64,7 +77,7 @@ class _Exchange(NamedTuple):
         axes: of the team.
         held: per team of a record, the leaves of each member; empty for copies.
         leaves: of the tree.
-        mine: the share of the rows that this device combines.
+        mine: the share of the rows that this device combines; -1 where it combines columns of all.
         peers: whose memory is read; of the copy, with the share of each.
         shares: of how many members the rows are cut into.
     """
@@ -96,6 +109,7 @@ def validate_reductions(
     """
     for number, layout in enumerate(layouts):
         _require_all_records(program, layouts, number, layout)
+    every: list[list[_Flow]] = []
     for class_id, of in enumerate(program.classes):
         exchanges: dict[_Exchange, str] = {}
         flows = []
@@ -107,6 +121,8 @@ def validate_reductions(
         _confirm(program, class_id, exchanges, layouts[0].mesh)
         for name in of.calls:
             _follow_calls(of, flows, name, given, behind.get(name, ()))
+        every.append(flows)
+    _confirm_columns(program, every, layouts[0].mesh)
 
 
 def _require_all_records(
@@ -135,6 +151,7 @@ class _Flow:
         needs, makes: slots whose value is read from outside, and those that are written.
         exchanges: what devices confirm, with the label of an instruction that wants it.
         stacks: slots that take a microbatch: which, and of how many.
+        columns: what is cut into columns for the value of a slot.
     """
 
     def __init__(self, template: LoweredTemplate, layout: GraphLayout | None) -> None:
@@ -143,6 +160,7 @@ class _Flow:
         self.makes: set[int] = set()
         self.exchanges: dict[_Exchange, str] = {}
         self.stacks: dict[int, tuple[int, int]] = {}
+        self.columns: dict[int, _Columns] = {}
         first: dict[Slot, int] = {}
         self._same = [first.setdefault(s.memory, i) for i, s in enumerate(template.slots)]
         self._state: dict[int, str] = {}
@@ -183,14 +201,16 @@ class _Flow:
         if completion.microbatch >= 0 or record.is_completed_per_microbatch:
             self._wrong(instruction, "its parts go onto a stack in every microbatch")
         beside = -1 if residual.null else residual.slot
-        rows = out._replace(access=Access.NONE, role=Access.NONE, slot=0, team=-1, member=0)
         own = [residual] if beside >= 0 else []
+        mode = Mode.ROWCOLS if record.arrives_in_shards else Mode.ROWPART
         fits = (
             instruction.kernel.startswith(_KERNELS[record.combine])
-            and (self._same[out.slot], beside, out.mode) == (target, completion.residual, Mode.ROWPART)
-            and all(self._same[p.slot] == source for p in parts)
-            and all(_rows(p) == rows for p in (*parts, *own))
-            and all(o.team < 0 for o in own)
+            and (self._same[out.slot], beside) == (target, completion.residual)
+            and all(self._same[p.slot] == source and p.mode == mode for p in parts)
+            and all(_rows(p) == _rows(parts[0]) for p in parts)
+            and (mode == Mode.ROWCOLS or _rows(out) == _rows(parts[0]))
+            and (mode == Mode.ROWPART or out.mode in (Mode.ROW, Mode.WHOLE))
+            and all(o.team < 0 and _rows(o) == _rows(out) for o in own)
         )
         if not fits or self._state.get(source) != _PARTIAL:
             self._wrong(instruction, f"it does not combine {completion.partial!r} of op {completion.op}")
@@ -199,6 +219,10 @@ class _Flow:
         self._add(instruction, record, out, parts)
         del self._open[source]
         self._state[source] = _SPENT
+        if record.arrives_in_shards:
+            self.columns[target] = _Columns(record.team, source, parts[0].part, parts[0].parts)
+            self._write(target)
+            return True
         self._state[target] = _SHARE
         self._halves[target] = completion
         return True
@@ -273,8 +297,9 @@ class _Flow:
         if record.is_completed_per_microbatch:  # the shares of one microbatch after another
             one_each = tuple((i, i + 1) for i in range(len(read) + 1))
             record = replace(record, held=(one_each,), count=len(one_each))
-        shares = (read[0] if out is None else out).parts
-        mine = -1 if out is None else out.part
+        is_cut = read[0].mode == Mode.ROWCOLS
+        shares = len(read) if is_cut else read[0].parts
+        mine = -1 if out is None or is_cut else out.part
         peers = tuple((o.team, o.member) for o in read)
         parts = tuple(o.part for o in read) if out is None else ()
         if not isinstance(shares, int):
@@ -291,6 +316,8 @@ class _Flow:
                     self._read(instruction, slot)
         if self.layout is not None and any(o.team >= 0 for o in instruction.operands):
             self._columns(instruction, self.layout)
+        elif self.layout is not None:
+            self._slices(instruction, self.layout)
         for slot in writes:
             if self._state.get(slot) == _SHARE:
                 self._wrong(instruction, f"it writes {self.template.slots[slot]} between its two halves")
@@ -315,6 +342,16 @@ class _Flow:
         peers = tuple((s.team, s.member) for _, s in pairs)
         exchange = _Exchange(before[len(after) :], (), 0, 0, peers, (), len(pairs))
         self.exchanges.setdefault(exchange, instruction.label)
+
+    def _slices(self, instruction: Instruction, layout: GraphLayout) -> None:
+        """This device's columns of a value that it has more of."""
+        for dst, src in _pairs(instruction):
+            if src.mode == Mode.ROWCOLS and {"tensor"} == {
+                self.template.slots[o.slot].kind for o in (dst, src)
+            }:
+                before, after = (layout.use[self.template.slots[o.slot].id][-1] for o in (src, dst))
+                cut = _Columns(after[len(before) :], self._same[src.slot], src.part, src.parts)
+                self.columns[self._same[dst.slot]] = cut
 
     def _read(self, instruction: Instruction, slot: int) -> None:
         slot = self._same[slot]
@@ -349,7 +386,8 @@ def _confirm(
                 good = copied == [(other, i) for i, other in enumerate(run) if other != device]
             elif exchange.held:
                 held = dict(zip(run, _per_device(exchange.held[first // size], size)))
-                good = read == run and value_on(exchange.mine, own) == run.index(device)
+                good = read == run
+                good = good and (exchange.mine == -1 or value_on(exchange.mine, own) == run.index(device))
                 good = good and not fold_intervals([held[d] for d in read], exchange.leaves)
             else:
                 good = read == run
@@ -358,6 +396,41 @@ def _confirm(
                     "devices complete a value with their team, a share each, in the order of its tree",
                     f"devices {read} read by {label!r} on device {device} of team {run}",
                 )
+
+
+def _confirm_columns(program: TileProgram, flows: Sequence[Sequence[_Flow]], mesh: DeviceMesh) -> None:
+    """The columns of all members of a team stand side by side, from the first of the value to its last. Members that
+    hold one KV head have the same ones."""
+    cuts: dict[tuple[int, int], dict[int, _Columns]] = {}  # per template and slot, by class
+    for class_id, of in enumerate(flows):
+        for number, flow in enumerate(of):
+            for slot, cut in flow.columns.items():
+                cuts.setdefault((number, slot), {})[class_id] = cut
+    for (number, slot), by_class in cuts.items():
+        ranges, axes = [], next(iter(by_class.values())).axes
+        for own in program.devices:
+            mine = by_class.get(own.class_id)
+            begin = -1 if mine is None else value_on(mine.first, own)
+            ranges.append((begin, -1 if mine is None else begin + value_on(mine.width, own)))
+        for first in {mesh.first(device, *axes) for device in range(len(program.devices))}:
+            held = [ranges[d] for d in mesh.team(first, *axes)]
+            joined = all(b == (a[1], b[1]) or b == a for a, b in pairwise(held))
+            there = by_class.get(program.devices[first].class_id)
+            size = there and _columns_of(program, program.devices[first].class_id, number, there.source)
+            if not joined or held[0][0] != 0 or (size is not None and held[-1][1] != size):
+                name = flows[program.devices[first].class_id][number].template.name
+                _refuse(
+                    "columns that a team cuts are all there, side by side",
+                    f"{held} of {size} for slot {slot} of template {name!r} on the team of device {first}",
+                )
+
+
+def _columns_of(program: TileProgram, class_id: int, number: int, slot: int) -> int | None:
+    """Columns of what a template's slot is bound to; None if nothing calls it."""
+    of = program.classes[class_id]
+    calls = (call for calls in of.calls.values() for call in calls if call.template == number)
+    call = next(calls, None)
+    return None if call is None else of.entries[call.binding[slot]].cols
 
 
 def _per_device(held: Sequence[Interval], devices: int) -> list[Interval]:

@@ -7,6 +7,7 @@ from tilewise.ir.layout import Record
 from tilewise.ir.lowering import Draft, Ref
 from tilewise.ir.program import NumberLike, upper
 from tilewise.plan.collectives.all_gather import all_gather_rows
+from tilewise.plan.collectives.columns import reduce_scatter_columns
 from tilewise.plan.collectives.handshake import ClassLowering, note_completion, team_of
 from tilewise.plan.collectives.reduce_scatter import reduce_scatter_rows
 
@@ -26,8 +27,8 @@ def all_reduce(
 ) -> None:
     """Combine `source` over a record's team into `target` (plus a residual), tile by tile.
 
-    `producer` is the instruction that writes `source`, by default the last one emitted; it loops over the same
-    tiles.
+    Where the sum arrives in shards, each device has its columns of it and nothing is gathered. `producer` is the
+    instruction that writes `source`, by default the last one emitted; it loops over the same tiles.
     """
     low.completed.add(record)
     src, dst = low.tensor(source), low.tensor(target)
@@ -37,9 +38,12 @@ def all_reduce(
     step = low.row_step(src) if step is None else step
     team = team_of(low, record)
     note_completion(low, op, record, src, dst, beside)
-    done = reduce_scatter_rows(
-        low, op, producer or low.instructions[-1], src, dst, beside, record.combine, team, step
-    )
+    producer = producer or low.instructions[-1]
+    if record.arrives_in_shards:
+        assert isinstance(target, int)
+        reduce_scatter_columns(low, op, target, src, dst, beside, record, producer, step)
+        return
+    done = reduce_scatter_rows(low, op, producer, src, dst, beside, record.combine, team, step)
     all_gather_rows(low, op, dst, done, team, step)
 
 

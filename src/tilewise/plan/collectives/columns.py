@@ -1,8 +1,9 @@
-"""Changes of layout along columns: row tiles gathered from peers on every device, or sliced at home.
+"""Exchanges along columns: row tiles gathered from peers on every device, sliced at home, or summed in shards.
 
 `offer` holds a part and raises `ready` on every peer, the copy waits for `ready` of all and raises `ack`, and an empty
 task holds the part until all peers have read it. A slice moves nothing between devices. Elements read per device: what
-its result has and its own part has not.
+its result has and its own part has not. A sum that arrives in shards is combined by each device for its own columns,
+which reads (n - 1)/n of a tile: half of an all-reduce.
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ from __future__ import annotations
 from tilewise.core.errors import PlanError
 from tilewise.core.mesh import Axes
 from tilewise.ir.graph import OpNode
-from tilewise.ir.layout import show_layout
-from tilewise.ir.lowering import Tiles
-from tilewise.ir.program import Mode, Operand
+from tilewise.ir.layout import Record, show_layout
+from tilewise.ir.lowering import Draft, Ref, Tiles
+from tilewise.ir.program import Mode, NumberLike, Operand, is_single
 from tilewise.plan.collectives.handshake import (
+    TREES,
     ClassLowering,
     acknowledge,
     await_peers,
     gather_label,
     num_tiles,
     raise_on_peers,
+    reduce_label,
+    team_of,
 )
 
-__all__ = ["all_gather_columns", "slice_columns"]
+__all__ = ["all_gather_columns", "reduce_scatter_columns", "slice_columns"]
 
 _COPIED = ("f32", "bf16")
 
@@ -70,6 +74,46 @@ def all_gather_columns(low: ClassLowering, op: OpNode, source: int, target: int)
     )
     await_peers(copy, team, ready, tiles, src, per_index=True)
     raise_on_peers(copy, team, ack, tiles, src, per_index=True)
+    acknowledge(low, op, src, team, ack, tiles, step)
+
+
+def reduce_scatter_columns(
+    low: ClassLowering,
+    op: OpNode,
+    target: int,
+    src: Ref,
+    dst: Ref,
+    residual: Ref | None,
+    record: Record,
+    producer: Draft,
+    step: NumberLike,
+) -> None:
+    """Combine this device's columns of the parts of a record's team, tile by tile."""
+    team = team_of(low, record)
+    tiles, per_index = num_tiles(low, src.extent, step), not is_single(step)
+    ready, ack = low.signals(team.size * tiles), low.signals(team.size * tiles)
+    raise_on_peers(producer, team, ready, tiles, src, per_index=per_index)
+
+    spec, layout = low.spec(target), low.layout(target)
+    begin, end = _range(low, target, low.shapes.device)
+    whole = tuple(axis for axis in layout[-1] if axis not in record.team)
+
+    def skipped(device: int) -> int:
+        shapes, dim = low.shapes.on(device), len(spec.shape) - 1
+        return shapes.range(spec, layout, dim)[0] - shapes.range(spec, (*layout[:-1], whole), dim)[0]
+
+    first = low.numbers.place(("shard", spec.shape[-1], spec.labels[-1], layout[-1], whole), skipped)
+    part = Operand(src.slot, Mode.ROWCOLS, part=first, parts=end - begin, team=team.number)
+    tile_mode = Mode.ROW if per_index else Mode.WHOLE
+    views: Tiles = {
+        "out": Operand(dst.slot, tile_mode),
+        "x": [part._replace(member=m) for m in team.members],
+        **({"residual": Operand(residual.slot, tile_mode)} if residual is not None else {}),
+    }
+    kernel, label = TREES[record.combine], reduce_label(op.label)
+    reduce = low.emit(kernel, op, over=src, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label)
+    await_peers(reduce, team, ready, tiles, src, per_index=per_index)
+    raise_on_peers(reduce, team, ack, tiles, src, per_index=per_index)
     acknowledge(low, op, src, team, ack, tiles, step)
 
 

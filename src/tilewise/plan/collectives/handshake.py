@@ -29,6 +29,7 @@ from tilewise.plan.classes import DeviceNumbers, Team
 from tilewise.plan.shapes import LocalShapes
 
 __all__ = [
+    "TREES",
     "ClassLowering",
     "acknowledge",
     "await_peers",
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 _SITE_SHIFT = 24
+TREES = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}  # the kernel that combines parts
 
 
 class ClassLowering(Lowering, Protocol):

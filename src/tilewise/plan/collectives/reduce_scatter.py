@@ -7,6 +7,7 @@ from tilewise.ir.lowering import Draft, Ref, Tiles
 from tilewise.ir.program import Mode, NumberLike, Operand, is_single
 from tilewise.plan.classes import Team
 from tilewise.plan.collectives.handshake import (
+    TREES,
     ClassLowering,
     acknowledge,
     await_peers,
@@ -16,8 +17,6 @@ from tilewise.plan.collectives.handshake import (
 )
 
 __all__ = ["reduce_scatter_rows"]
-
-_TREE = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}
 
 
 def reduce_scatter_rows(
@@ -49,7 +48,7 @@ def reduce_scatter_rows(
     }
     label = reduce_label(op.label)
     reduce = low.emit(
-        _TREE[combine], op, over=src, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label
+        TREES[combine], op, over=src, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label
     )
     await_peers(reduce, team, ready, tiles, src, per_index=per_index)
     raise_on_peers(reduce, team, done, tiles, dst, per_index=per_index)

@@ -1,0 +1,78 @@
+"""Writing a file so that a reader sees the old one or the new one, never half of either.
+
+Everything goes to a hidden temporary name beside the target, is forced to the disk, and is renamed; then the
+directory is forced to the disk too, so that the rename itself survives a power cut. What the system refuses (a full
+disk, a missing permission) is one error, and leaves what stood there before. Knows no formats; directories are
+replaced in `checkpoint.files`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tilewise.core.errors import ResourceError
+
+__all__ = ["HIDDEN", "replace_file", "replace_text", "sync_directory", "sync_file", "writing"]
+
+HIDDEN = ".tilewise-tmp-"
+"""How the name of what is not finished begins."""
+
+
+def sync_file(path: Path) -> None:
+    """Force a file's content to the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Force a directory's entries to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system refuses while `path` is written becomes one kind of error.
+
+    Raises:
+        ResourceError: names the path and what the system said.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(
+            f"[core.writing] output must be writable to the end; got {str(path)!r}: {error.strerror or error}; "
+            "make room or check permissions; what stood there before is kept"
+        ) from error
+
+
+def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file, then put it at `path` in one step.
+
+    Raises:
+        ResourceError: it cannot be written; what stood there is kept.
+    """
+    temporary = path.with_name(f"{HIDDEN}{path.name}-{os.getpid()}")
+    with writing(path):
+        try:
+            write(temporary)
+            sync_file(temporary)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_directory(path.parent)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Put a text file at `path` in one step; errors as in `replace_file`."""
+
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    replace_file(path, write)

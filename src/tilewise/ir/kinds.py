@@ -1,0 +1,34 @@
+"""Kinds: classes whose objects a plan carries without knowing them, such as optimizers; found by name in a file.
+
+A kind is a frozen dataclass that derives from `Kind`; deriving puts it under its name, and a class that is defined
+again takes the name over. A file says a name, which is looked up here: nothing is ever imported because a file says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakValueDictionary
+
+from tilewise.ir.graph import Graph
+
+__all__ = ["Kind", "kind_named"]
+
+
+class Kind:
+    """Base of what a plan carries by name."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        _KINDS[cls.__name__] = cls
+
+    def problems_in(self, graph: Graph) -> Sequence[str]:
+        """In words, what of this does not fit a graph that should have been made with it."""
+        return ()
+
+
+_KINDS: WeakValueDictionary[str, type[Kind]] = WeakValueDictionary()
+
+
+def kind_named(name: str) -> type[Kind] | None:
+    """The class that has a name now; None if there is none."""
+    return _KINDS.get(name)

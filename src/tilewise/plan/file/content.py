@@ -1,0 +1,142 @@
+"""The bytes of a plan file: a line that names format and digest, JSON with all rows, then the arrays' bytes.
+
+    tilewise plan 1 SHA-256-of-all-that-follows
+    length of the JSON, 8 bytes, little-endian
+    {"records": [[name, [field, ...]], ...], "arrays": [[dtype, [size, ...]], ...], "rows": [[class, value, ...], ...]}
+    the arrays, row-major, one after the other
+
+Nothing is compressed, so a small file cannot become a large one. Pure functions of bytes; equal plans give equal bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from math import prod
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.core.border import shown
+from tilewise.core.dtypes import DTYPES, dtype
+from tilewise.core.reading import MAX_JSON_BYTES, Unreadable, open_regular, plain_json, read_whole
+from tilewise.plan.file.fields import fields_of
+from tilewise.plan.file.read_rows import RowReader
+from tilewise.plan.file.write_rows import RowWriter, Unwritable
+
+__all__ = ["MAX_BYTES", "decode_plan", "digest_of", "encode_plan", "read_content"]
+
+MAX_BYTES = 1 << 30  # of a file; its constants are most of it
+_MAX_ROWS_BYTES = 4 * MAX_JSON_BYTES
+_VERSION = 1
+_LINE = re.compile(rb"tilewise plan ([0-9]{1,9}) ([0-9a-f]{64})\n")
+_LONGEST_LINE = 100
+_LENGTH_BYTES = 8
+_MAX_DIMS = 32  # what every NumPy can hold
+_KEYS = ["records", "arrays", "rows"]
+
+T = TypeVar("T")
+
+
+def encode_plan(plan: object) -> bytes:
+    """The file of a plan.
+
+    Raises:
+        Unwritable: something in it has no place in a file, or there is too much.
+    """
+    body = _body(plan)
+    content = f"tilewise plan {_VERSION} {hashlib.sha256(body).hexdigest()}\n".encode() + body
+    if len(content) > MAX_BYTES:
+        raise Unwritable(f"a file has at most {MAX_BYTES} bytes; got {len(content)}")
+    return content
+
+
+def digest_of(plan: object) -> str:
+    """SHA-256 of what a plan's file holds.
+
+    Raises:
+        Unwritable: as `encode_plan`.
+    """
+    return hashlib.sha256(_body(plan)).hexdigest()
+
+
+def _body(plan: object) -> bytes:
+    writer = RowWriter()
+    writer.add(plan)
+    records = [[record.__name__, list(fields_of(record))] for record in writer.classes]
+    arrays = [[dtype_name(array), list(array.shape)] for array in writer.arrays]
+    text = json.dumps(dict(zip(_KEYS, (records, arrays, writer.rows))), separators=(",", ":"))
+    rows = text.encode("ascii")
+    return len(rows).to_bytes(_LENGTH_BYTES, "little") + rows + b"".join(a.tobytes() for a in writer.arrays)
+
+
+def dtype_name(array: NDArray[Any]) -> str:
+    """The name of an array's element type."""
+    return next(name for name, kind in DTYPES.items() if kind.numpy == array.dtype)
+
+
+def decode_plan(content: bytes, root: type[T]) -> T:
+    """The plan in a file's bytes, of class `root`. Its records are whole; whether they fit each other is another
+    question (`require_fit`).
+
+    Raises:
+        Unreadable: it is no file of a plan, is damaged, or was written by another version.
+    """
+    line = _LINE.match(content[:_LONGEST_LINE])
+    if line is None:
+        raise Unreadable("it does not begin with a plan's line")
+    if int(line[1]) != _VERSION:
+        raise Unreadable(f"it has format {int(line[1])}, and this version of Tilewise reads {_VERSION}")
+    body = content[line.end() :]
+    if hashlib.sha256(body).hexdigest().encode() != line[2]:
+        raise Unreadable("it is damaged or was changed: its digest is another one")
+    end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
+    if len(body) < _LENGTH_BYTES or end > len(body) or end > _MAX_ROWS_BYTES:
+        raise Unreadable(f"its rows should take {end - _LENGTH_BYTES} bytes, the file has {len(body)}")
+    found = plain_json(body[_LENGTH_BYTES:end])
+    if type(found) is not dict or list(found) != _KEYS:
+        raise Unreadable(f"it holds {', '.join(_KEYS)}; got {shown(found)}")
+    plan = RowReader(root, found["records"], _arrays(found["arrays"], body[end:])).read(found["rows"])
+    if type(plan) is not root:
+        raise Unreadable(f"its last row is the {root.__name__}; got a {type(plan).__name__}")
+    return plan
+
+
+def read_content(path: Path) -> bytes:
+    """All bytes of a plan's file.
+
+    Raises:
+        Unreadable: it is no regular file, or is larger than a plan may be.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+    return read_whole(path, min(size, MAX_BYTES))
+
+
+def _arrays(described: object, content: bytes) -> list[NDArray[Any]]:
+    """The arrays; they are read-only."""
+    found: list[NDArray[Any]] = []
+    position = 0
+    for entry in described if type(described) is list else [described]:
+        name, shape = entry if type(entry) is list and len(entry) == 2 else ("", [-1])
+        is_shape = type(shape) is list and len(shape) <= _MAX_DIMS
+        sizes: list[int] = shape if is_shape else [-1]
+        if name not in _NAMES or not all(type(s) is int and 0 <= s < 1 << 40 for s in sizes):
+            raise Unreadable(f"an array is described by its dtype and shape; got {shown(entry)}")
+        kind, count = dtype(name).numpy, prod(sizes)
+        end = position + count * kind.itemsize
+        if end > len(content):
+            raise Unreadable(f"array {len(found)} should end at byte {end} of {len(content)}")
+        array = np.frombuffer(content[position:end], kind).reshape(sizes)
+        found.append(array)
+        position = end
+    if position != len(content):
+        raise Unreadable(f"its arrays end at byte {position} of {len(content)}")
+    return found
+
+
+_NAMES = list(DTYPES)

@@ -1,0 +1,81 @@
+"""Which records a file of one class may hold, and what types their fields have: read off the classes themselves.
+
+A record is a dataclass or a named tuple. The set is closed: what is reachable from the class by its fields' types, and
+what stands in attributes of ops. A file names records of that set; no name in a file is ever looked up elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from tilewise.core.dims import Dim, DimLabel
+from tilewise.core.dtypes import DType
+from tilewise.ir.graph import Graph
+from tilewise.ir.program import DeviceBinding
+
+__all__ = ["IN_ATTRIBUTES", "SharedInts", "fields_of", "is_record", "records_of"]
+
+
+class SharedInts(NamedTuple):
+    """Integers that many records have: a row of their own, a plain tuple in the record."""
+
+    items: tuple[int, ...]
+
+
+IN_ATTRIBUTES = (Dim, DimLabel)
+"""Records that fields without a type of their own may hold: attributes of ops, keys."""
+_SPECIAL: Mapping[tuple[type, str], Any] = {
+    (Graph, "constant_values"): Mapping[int, np.ndarray],
+    (DeviceBinding, "teams"): tuple[SharedInts, ...],
+}
+
+
+def is_record(hint: Any) -> bool:
+    """Whether a type is stored as rows. Element types are stored by name."""
+    if not isinstance(hint, type) or hint is DType:
+        return False
+    return is_dataclass(hint) or (issubclass(hint, tuple) and hasattr(hint, "_fields"))
+
+
+def fields_of(record: type) -> Mapping[str, Any]:
+    """Type per field, in order."""
+    known = _known.get(record)
+    return known if known is not None else _known.setdefault(record, _fields_of(record))
+
+
+_known: WeakKeyDictionary[type, Mapping[str, Any]] = WeakKeyDictionary()
+
+
+def _fields_of(record: type) -> Mapping[str, Any]:
+    hints = get_type_hints(record)
+    named = getattr(record, "_fields", None)
+    names = named if named is not None else [f.name for f in fields(record) if f.init]
+    return {name: _SPECIAL.get((record, name), hints[name]) for name in names}
+
+
+@lru_cache(maxsize=8)
+def records_of(root: type) -> Mapping[str, type]:
+    """By name, all records that a file of one class may hold."""
+    found: dict[str, type] = {}
+    open_ends: list[type] = [root, *IN_ATTRIBUTES]
+    while open_ends:
+        record = open_ends.pop()
+        if found.setdefault(record.__name__, record) is not record:
+            raise TypeError(f"two records are called {record.__name__}")
+        for hint in fields_of(record).values():
+            open_ends += [r for r in _records_in(hint) if r.__name__ not in found]
+    return found
+
+
+def _records_in(hint: Any) -> Iterator[type]:
+    if is_record(hint):
+        yield hint
+    elif get_origin(hint) is not None or get_args(hint):
+        for part in get_args(hint):
+            yield from _records_in(part)

@@ -1,0 +1,291 @@
+"""What is asked of a plan from a file before it is used: its tables fit each other, and keep the rules of planning.
+
+Types and ranges of single fields are `read_rows`' business. Here numbers that name something are held to what they
+name, the settings and classes of devices to what planning would choose for this graph and layout, memory to the arena;
+then comes what made plans are held to as well (`ir.validate`). The native program checks the rest, signals and
+deadlock, when it is assembled. Refuses in one sentence, whatever breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilewise.core.border import shown
+from tilewise.core.errors import TilewiseError
+from tilewise.core.mesh import MICRO, DeviceMesh
+from tilewise.core.reading import Unreadable
+from tilewise.core.tree import MAX_COUNT
+from tilewise.ir.batch import cut_batch
+from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.kinds import Kind
+from tilewise.ir.layout import CHUNKS, GROUPS, LEAVES, GraphLayout
+from tilewise.ir.op import check_call, op_named
+from tilewise.ir.validate import validate_graph
+from tilewise.plan.classes import classes_of
+from tilewise.plan.file.fit_program import hold, require_program
+from tilewise.plan.settings import MAX_WORKERS, settings_for
+from tilewise.plan.shapes import LocalShapes, symbols_of
+from tilewise.plan.tables import CATEGORIES, REGIONS, PlanTables
+from tilewise.plan.validate import validate_plan
+
+__all__ = ["require_fit"]
+
+_KINDS = ("input", "parameter", "state", "constant", "result")
+_PHASES = ("forward", "backward", "update")
+_COMBINES = ("sum", "max", "or")
+_MAX_BYTES = 1 << 62
+_MAX_COUNT = 1 << 40
+_MAX_WALK = 1 << 21  # graphs, counted as often as calls lead to them
+
+
+def require_fit(plan: PlanTables) -> None:
+    """Refuse a plan whose parts do not belong together.
+
+    Raises:
+        Unreadable: says what does not fit.
+    """
+    try:
+        _require_counts(plan)
+        _require_graph(plan.graph, {})
+        _require_root(plan.graph)
+        _require_layout(plan.graph, plan.layout, plan.mesh, {})
+        validate_graph(plan.graph)
+        _require_choices(plan)
+        require_program(plan)
+        _require_outside(plan)
+        validate_plan(plan)
+        _require_optimizer(plan)
+    except Unreadable:
+        raise
+    except TilewiseError as error:
+        words = str(error).rpartition(";")[0] or str(error)
+        raise Unreadable(f"it breaks a rule: {words}") from None
+    except Exception as error:  # what the stages take for granted among themselves, a file need not keep
+        raise Unreadable(f"its tables do not fit each other: {type(error).__name__} {shown(error)}") from None
+
+
+def _require_counts(plan: PlanTables) -> None:
+    s = plan.settings
+    hold(1 <= s.workers_per_device <= MAX_WORKERS, "it asks for {} workers", s.workers_per_device)
+    hold(
+        all(1 <= n <= MAX_COUNT for n in (s.accumulation, s.leaves, plan.graph.reduction_chunks)),
+        f"chunks, leaves and microbatches lie in [1, {MAX_COUNT}]",
+    )
+    rows = s.seq if isinstance(s.seq, int) else s.seq.multiple
+    counts = (s.batch, rows, s.padded_bound, plan.num_signals, plan.num_handles, plan.scratch_bytes)
+    hold(all(0 <= n <= _MAX_COUNT for n in counts), "counts lie in [0, {}]; got {}", _MAX_COUNT, counts)
+    hold(tuple(plan.regions) == REGIONS, "the arena has the regions {}", ", ".join(REGIONS))
+    hold(set(plan.overhead) <= set(CATEGORIES), "overhead has other names: {}", ", ".join(plan.overhead))
+    sizes = [*plan.regions.values(), *plan.overhead.values()]
+    hold(min(sizes) >= 0 and sum(sizes) <= _MAX_BYTES, "a device's memory has {} bytes", sum(sizes))
+    for buffer in plan.buffers:
+        hold(
+            buffer.category in CATEGORIES and buffer.bytes >= 0 and buffer.offset >= 0,
+            "{} is no buffer",
+            buffer,
+        )
+        hold(
+            buffer.offset + buffer.bytes <= plan.arena_bytes,
+            "{} lies outside of the arena",
+            buffer,
+        )
+
+
+# ---- the graph --------------------------------------------------------------------------------------------------
+
+
+def _require_graph(graph: Graph, walked: dict[int, int]) -> int:
+    """Hold a graph's ids to its tables, its templates' too; returns how many graphs a walk along calls meets."""
+    if id(graph) in walked:
+        return walked[id(graph)]
+    for i, t in enumerate(graph.tensors):
+        # a result that passes left behind has no producer
+        fits = t.producer is None or (t.kind == "result" and 0 <= t.producer < len(graph.ops))
+        hold(
+            t.id == i and t.kind in _KINDS and fits,
+            "tensor {} of {!r} is {}",
+            i,
+            graph.name,
+            t,
+        )
+    known = range(len(graph.tensors))
+    weight = 1 + sum(_require_graph(t.graph, walked) for t in graph.templates.values())
+    for op in graph.ops:
+        ids = (*(i for i in op.inputs if i is not None), *op.outputs)
+        hold(all(i in known for i in ids), "op {!r} names tensors that {!r} has not", op.label, graph.name)
+        hold(op.phase in _PHASES, "op {!r} stands in phase {!r}", op.label, op.phase)
+        weight += _require_op(graph, op, walked)
+        hold(weight <= _MAX_WALK, "its templates call each other too often")
+    for key, template in graph.templates.items():
+        inside = range(len(template.graph.tensors))
+        ends = (*template.arguments, *template.results)
+        hold(
+            key == template.key and all(i in inside for i in ends),
+            "template {!r} is called otherwise",
+            key,
+        )
+    for tensor, value in graph.constant_values.items():
+        hold(tensor in known, "constant {} is no tensor", tensor)
+        node = graph.tensors[tensor]
+        fits = node.kind == "constant" and value.shape == node.shape and value.dtype == node.spec.dtype.numpy
+        hold(
+            fits,
+            "constant {!r} {} is an array {}{}",
+            node.spec.name,
+            node.spec,
+            value.dtype,
+            list(value.shape),
+        )
+    hold(all(t in known for t in (*graph.hints, *graph.outputs.values())), "hints and outputs are tensors")
+    walked[id(graph)] = weight
+    return weight
+
+
+def _require_op(graph: Graph, op: OpNode, walked: dict[int, int]) -> int:
+    if op.op != "call":
+        op_named(op.op)
+        checked = check_call(op.op, op.inputs, op.attrs)
+        same = all(type(checked[name]) is type(value) for name, value in op.attrs.items())
+        hold(same and checked == dict(op.attrs), "op {!r} has other attributes", op.label)
+        return 0
+    template = graph.templates.get(op.attrs.get("template", ""))
+    hold(
+        template is not None and set(op.attrs) == {"template", "saved"},
+        "op {!r} calls nothing",
+        op.label,
+    )
+    assert template is not None
+    inside, saved = range(len(template.graph.tensors)), op.attrs["saved"]
+    hold(
+        isinstance(saved, tuple) and all(s in inside for s in saved),
+        "op {!r} saves no tensors",
+        op.label,
+    )
+    return walked[id(template.graph)]
+
+
+def _require_root(graph: Graph) -> None:
+    """What stands for the whole: values of all constants, and names that are one tensor's."""
+    hold(
+        graph.constant_values.keys() == {t.id for t in graph.of_kind("constant")},
+        "every constant has a value",
+    )
+    names = [t.spec.name for t in graph.tensors if t.kind != "result"]
+    hold(all(names) and len(set(names)) == len(names), "what comes from outside has a name of its own")
+
+
+# ---- layouts ------------------------------------------------------------------------------------------------------
+
+
+def _require_layout(
+    graph: Graph, layout: GraphLayout, mesh: DeviceMesh, seen: dict[tuple[int, int], bool]
+) -> None:
+    """A layout has a place for every tensor and call of its graph, on axes of the mesh."""
+    if seen.setdefault((id(graph), id(layout)), False):
+        return
+    seen[id(graph), id(layout)] = True
+    axes_known = {*mesh.names, MICRO}
+    hold(layout.mesh == mesh, "{!r} is laid out on {}, the plan on {}", graph.name, layout.mesh, mesh)
+    hold(not layout.reshards, "{!r} has changes of layout that are no ops", graph.name)
+    for of in (layout.home, layout.use):
+        hold(
+            len(of) == len(graph.tensors),
+            "{!r} has {} tensors, its layout {}",
+            graph.name,
+            len(graph.tensors),
+            len(of),
+        )
+        for tensor, dims in zip(graph.tensors, of):
+            axes = [axis for dim in dims for axis in dim]
+            is_left = tensor.kind == "result" and tensor.producer is None
+            hold(
+                (len(dims) == len(tensor.shape) or (is_left and not dims))
+                and set(axes) <= axes_known
+                and len(set(axes)) == len(axes),
+                "tensor {} of {!r} has the layout {}",
+                tensor.id,
+                graph.name,
+                dims,
+            )
+    calls = {op.id: op for op in graph.ops if op.op == "call"}
+    hold(layout.calls.keys() == calls.keys(), "the layouts of calls of {!r} are others", graph.name)
+    for number, op in calls.items():
+        _require_layout(graph.templates[op.attrs["template"]].graph, layout.calls[number], mesh, seen)
+    for (number, partial), records in layout.records.items():
+        hold(0 <= number < len(graph.ops), "a record names op {} of {}", number, len(graph.ops))
+        for record in records:
+            fits = (record.op, record.partial) == (number, partial) and set(record.axes) <= axes_known
+            fits = fits and all(0 <= o < len(graph.ops[number].outputs) for o in record.outputs)
+            fits = fits and record.combine in _COMBINES and record.tree in (CHUNKS, GROUPS, LEAVES)
+            hold(fits and 1 <= record.count <= _MAX_COUNT, "{} is no record", record)
+
+
+def _require_choices(plan: PlanTables) -> None:
+    """Settings and classes of devices are those that planning chooses for this graph and layout."""
+    s = plan.settings
+    batch = cut_batch(plan.graph, s.accumulation, s.leaves if s.batch else None)
+    if (
+        batch.length is None and s.padded_bound
+    ):  # a plan for one of the lengths that the user's graph may have
+        hold(batch.rows <= s.padded_bound, "{} rows are padded to {}", batch.rows, s.padded_bound)
+        batch = replace(batch, bound=s.padded_bound)
+    chosen = settings_for(plan.graph, plan.layout, batch, s.workers_per_device)
+    hold(chosen == s, "planning would choose {}; it has {}", chosen, s)
+    shapes = LocalShapes(plan.mesh, s, plan.graph.reduction_chunks, symbols_of(plan.graph))
+    classes = classes_of(plan.graph, plan.layout, shapes)
+    class_of = {device: c for c, devices in enumerate(classes) for device in devices}
+    hold(
+        plan.kinds == tuple(devices[0] for devices in classes),
+        "its classes are those of {}",
+        plan.kinds,
+    )
+    hold(
+        [d.class_id for d in plan.program.devices] == [class_of[d] for d in range(plan.mesh.num_devices)],
+        "its devices are of other classes",
+    )
+
+
+def _require_outside(plan: PlanTables) -> None:
+    """Every tensor that users read or write has an entry per part, as large as its part on every class of devices."""
+    kept = set(plan.graph.outputs.values())
+    wanted = {t.id for t in plan.graph.tensors if t.kind != "result" or t.id in kept}
+    hold(plan.outside.keys() == wanted, "tensors from outside have entries, and no others")
+    fit: set[tuple[object, ...]] = set()
+    for tensor, entries in plan.outside.items():
+        node = plan.graph.tensors[tensor]
+        layout = plan.layout.use[tensor]
+        hold(
+            len(entries) in (1, plan.settings.accumulation),
+            "{!r} has {} parts",
+            node.spec.name,
+            len(entries),
+        )
+        for of, device in zip(plan.program.classes, plan.kinds):
+            for number in entries:
+                hold(0 <= number < len(of.entries), "{!r} has no entry {}", node.spec.name, number)
+                e = of.entries[number]
+                key = device, node.spec.form, layout, e.extent, e.cols, e.stride, e.dtype
+                if key in fit:
+                    continue
+                shapes = plan.shapes.on(device)
+                is_vector = node.spec.storage == "vector"
+                rows = 1 if is_vector else _rows(shapes.extent(node.spec, layout), plan.symbol_bounds)
+                cols = shapes.cols(node.spec, layout)
+                found = _rows(e.extent, plan.symbol_bounds), e.cols, e.stride, e.dtype
+                expected = rows, cols, shapes.stride(node.spec, cols), node.spec.dtype.name
+                hold(found == expected, "{!r} is {}, its entry {}", node.spec.name, expected, found)
+                fit.add(key)
+
+
+def _rows(extent: object, bounds: Sequence[int]) -> int:
+    return extent.upper(tuple(bounds))  # type: ignore[attr-defined, no-any-return]
+
+
+def _require_optimizer(plan: PlanTables) -> None:
+    if plan.optimizer is None:
+        return
+    hold(isinstance(plan.optimizer, Kind), "{} is no optimizer", plan.optimizer)
+    assert isinstance(plan.optimizer, Kind)
+    for problem in plan.optimizer.problems_in(plan.graph)[:1]:
+        raise Unreadable(f"{type(plan.optimizer).__name__} does not fit its graph: {problem}")

@@ -1,0 +1,220 @@
+"""The tile program of a plan from a file: numbers name what is there, memory lies in the arena, loops end.
+
+Entries, calls and instructions are shared by classes and by calls, so each object is looked at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+
+from tilewise.core.border import shown
+from tilewise.core.dtypes import DTYPES
+from tilewise.core.reading import Unreadable
+from tilewise.ir.program import (
+    Call,
+    DeviceClass,
+    Instruction,
+    LoweredTemplate,
+    Number,
+    NumberLike,
+    Source,
+    TensorEntry,
+    TileProgram,
+)
+from tilewise.kernels.table import kernel_spec
+from tilewise.plan.tables import PlanTables
+
+__all__ = ["hold", "require_program"]
+
+_MOST = 1 << 40  # of a constant, a factor, a value: their products stay within 62 bits where they are used
+_MOST_PRODUCT = 1 << 61
+_MOST_TASKS = 1 << 24  # of one instruction
+
+
+def require_program(plan: PlanTables) -> None:
+    """Refuse a program whose numbers lead out of its tables.
+
+    Raises:
+        Unreadable: names the table and the number.
+    """
+    program, mesh = plan.program, plan.mesh
+    hold(len(program.devices) == mesh.num_devices, f"it has {len(program.devices)} devices on {mesh}")
+    hold(1 <= len(program.classes) <= mesh.num_devices, f"it has {len(program.classes)} classes of devices")
+    first = program.classes[0]
+    names = list(first.calls)
+    hold(bool(names), "it has no calls")
+    for of in program.classes:
+        alike = (len(of.templates), len(of.entries), list(of.calls))
+        hold(alike == (len(first.templates), len(first.entries), names), "its classes have other tables")
+    sizes = (
+        {len(first.templates), len(first.templates) - 1} if mesh.num_devices > 1 else {len(first.templates)}
+    )
+    hold(
+        len(plan.layouts) in sizes, f"it has {len(plan.layouts)} layouts for {len(first.templates)} templates"
+    )
+    checks = _Checks(plan)
+    for of in program.classes:
+        checks.require_class(of)
+
+
+def hold(holds: bool, what: str, *values: object) -> None:
+    """Refuse what does not hold.
+
+    Args:
+        what: the refusal, with a place for each of the values.
+
+    Raises:
+        Unreadable: it does not hold.
+    """
+    if not holds:
+        words = [v if isinstance(v, str | int) else shown(v) for v in values]
+        raise Unreadable(what.format(*words) if words else what)
+
+
+class _Checks:
+    """What has been looked at, and the values that numbers may take."""
+
+    def __init__(self, plan: PlanTables) -> None:
+        self.plan = plan
+        self.bounds = plan.symbol_bounds
+        self.seen: set[int] = set()
+        self.most = _most_values(plan.program, self.bounds)
+
+    def is_new(self, thing: object) -> bool:
+        """Whether a part of the plan, which lives as long as this, has not been looked at."""
+        if id(thing) in self.seen:
+            return False
+        self.seen.add(id(thing))
+        return True
+
+    def require_class(self, of: DeviceClass) -> None:
+        """Entries, aliases, templates and calls of one class."""
+        for number, entry in enumerate(of.entries):
+            if self.is_new(entry):
+                self._require_entry(number, entry)
+        known = range(len(of.entries))
+        if self.is_new(of.aliases):
+            for number, others in of.aliases.items():
+                hold(
+                    number in known and all(o in known for o in others),
+                    "entry {} has other aliases",
+                    number,
+                )
+        for template in of.templates:
+            if self.is_new(template):
+                self._require_template(template)
+        for name, calls in of.calls.items():
+            for call in calls:
+                self._require_call(name, call, of)
+
+    def _require_call(self, name: str, call: Call, of: DeviceClass) -> None:
+        hold(0 <= call.template < len(of.templates), f"a call in {name!r} names template {call.template}")
+        slots, bound = of.templates[call.template].slots, call.binding
+        fits = len(bound) == len(slots) and (not bound or (min(bound) >= 0 and max(bound) < len(of.entries)))
+        hold(fits, f"a call of {of.templates[call.template].name!r} in {name!r} binds other slots")
+
+    def _require_entry(self, number: int, entry: TensorEntry) -> None:
+        where = "entry", number, entry.key
+        hold(entry.dtype in DTYPES and bool(entry.key), "{} has elements of {!r}", where, entry.dtype)
+        hold(isinstance(entry.key[0], str), "{} says no kind", where)
+        rows, step = self._symbolic(where, entry.extent), self._symbolic(where, entry.tile_rows)
+        sizes = (entry.offset, entry.cols, entry.stride, entry.first_handle, rows, step - 1)
+        hold(all(0 <= s <= _MOST_PRODUCT for s in sizes), "{} has sizes out of range", where)
+        elements = (rows - 1) * entry.stride + entry.cols if rows else 0
+        end = entry.offset + elements * DTYPES[entry.dtype].itemsize
+        hold(end <= self.plan.arena_bytes, "{} ends at byte {} of {}", where, end, self.plan.arena_bytes)
+        tiles = entry.first_handle + -(-rows // step)
+        hold(
+            tiles <= self.plan.num_handles,
+            "{} asks for {} handles of {}",
+            where,
+            tiles,
+            self.plan.num_handles,
+        )
+
+    def _symbolic(self, where: object, number: NumberLike) -> int:
+        """A number of symbols at their bounds."""
+        if isinstance(number, int):
+            return number
+        is_known = number.source == Source.NOTHING or (
+            number.source == Source.SYMBOL and 0 <= number.which < len(self.bounds)
+        )
+        hold(is_known, "{} depends on {}", where, number)
+        return number.upper(self.bounds)
+
+    def _require_template(self, template: LoweredTemplate) -> None:
+        slots = range(len(template.slots))
+        counts = (*template.signal_sites, template.first_signal)
+        hold(
+            all(0 <= n <= _MOST for n in counts),
+            "template {!r} has signals out of range",
+            template.name,
+        )
+        for c in template.completions:
+            ends = (c.source, c.target, *(() if c.residual == -1 else (c.residual,)))
+            hold(all(s in slots for s in ends), "{} of {!r} names other slots", c, template.name)
+        for instruction in template.instructions:
+            if self.is_new(instruction):
+                self._require_instruction(instruction)
+            used = [o.slot for o in instruction.operands if not o.null]
+            used += [w.slot for w in instruction.waits if w.slot != -1]
+            used += [n.slot for n in instruction.notifies if n.slot != -1]
+            hold(all(s in slots for s in used), "{!r} names other slots", instruction.label)
+
+    def _require_instruction(self, instruction: Instruction) -> None:
+        where = repr(instruction.label)
+        if instruction.kernel:
+            kernel_spec(instruction.kernel)
+        hold(abs(instruction.priority) <= 1 << 20, "{} has priority {}", where, instruction.priority)
+        hold(all(map(isfinite, instruction.floats)), "{} has floats that are not finite", where)
+        numbers: list[NumberLike] = [instruction.extent, instruction.step, *instruction.ints]
+        for o in instruction.operands:
+            numbers += (o.member, o.div, o.part, o.parts)
+        for w in instruction.waits:
+            numbers += (w.member, w.signal_base, w.increment, w.use)
+        for n in instruction.notifies:
+            numbers += (n.member, n.signal_base, n.use)
+        for number in numbers:
+            if not isinstance(number, int):
+                self._require_number(where, number)
+        rows, step = self._most(instruction.extent), self._least(instruction.step)
+        tasks = 1 if step == 0 else -(-rows // max(step, 1))
+        hold(tasks <= _MOST_TASKS, "{} is {} tasks", where, tasks)
+
+    def _require_number(self, where: str, number: Number) -> None:
+        hold(
+            0 <= number.source < len(self.most) and number.which >= 0,
+            "{} depends on {}",
+            where,
+            number,
+        )
+        product = abs(number.multiple) * self.most[number.source]
+        hold(
+            abs(number.constant) <= _MOST_PRODUCT and product <= _MOST_PRODUCT,
+            "{} has {}, out of range",
+            where,
+            number,
+        )
+
+    def _most(self, number: NumberLike) -> int:
+        if isinstance(number, int):
+            return number
+        return number.constant + abs(number.multiple) * self.most[number.source]
+
+    def _least(self, number: NumberLike) -> int:
+        return number if isinstance(number, int) else max(number.constant, 1)
+
+
+def _most_values(program: TileProgram, bounds: Sequence[int]) -> list[int]:
+    """Per source of numbers, the largest that any value of it can be."""
+    calls = [call for of in program.classes for calls in of.calls.values() for call in calls]
+    most = [
+        0,
+        max(bounds, default=0),
+        max((abs(n) for d in program.devices for n in d.numbers), default=0),
+        max((abs(n) for c in calls for n in c.numbers), default=0),
+        len(calls),
+    ]
+    hold(max(most) <= _MOST, f"its devices and calls have numbers up to {max(most)}")
+    return most

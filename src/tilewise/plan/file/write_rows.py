@@ -1,0 +1,276 @@
+"""Frozen records to rows of plain values: the first half of a file.
+
+Every record becomes one row, behind the rows that it names; equal records are one row, so what a plan says often is
+written once. A row is the number of its class and its fields: integers and texts as they are, truth values as 0 and 1,
+floats in hexadecimal (every bit, and no rounding of any reader), records by row number, mappings as pairs in order.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
+from types import NoneType
+from typing import Any, get_args, get_origin
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.core.border import shown
+from tilewise.core.dtypes import DTYPES, DType
+from tilewise.ir.kinds import Kind, kind_named
+from tilewise.ir.program import Instruction
+from tilewise.plan.file.fields import IN_ATTRIBUTES, SharedInts, fields_of, is_record
+
+__all__ = ["RowWriter", "Unwritable"]
+
+Plain = Any  # integers, texts, None, and tuples of them
+_Encode = Callable[[Any], Plain]
+_INT64 = 1 << 63
+_STORED = {kind.numpy: name for name, kind in DTYPES.items()}
+
+
+class Unwritable(ValueError):
+    """A value that no file can hold; says which."""
+
+
+class RowWriter:
+    """Rows under construction.
+
+    Attributes:
+        classes: number of each class that has rows.
+        rows: so far.
+        arrays: what rows name by number.
+    """
+
+    def __init__(self) -> None:
+        self.classes: dict[type, int] = {}
+        self.rows: list[tuple[Plain, ...]] = []
+        self.arrays: list[NDArray[Any]] = []
+        self._numbers: dict[tuple[Plain, ...], int] = {}
+        self._known: dict[
+            int, tuple[object, int]
+        ] = {}  # by identity; the object is kept, so that its id stays its own
+        self._encoders: dict[Any, _Encode] = {}
+        self._array_numbers: dict[tuple[str, tuple[int, ...], bytes], int] = {}
+
+    def add(self, record: object) -> int:
+        """The number of a record's row, which is written if there is none.
+
+        Raises:
+            Unwritable: something in it has no place in a file.
+        """
+        return self._encoder(type(record))(record)  # type: ignore[no-any-return]
+
+    def _encoder(self, hint: Any) -> _Encode:
+        if hint not in self._encoders:
+            self._encoders[hint] = self._make(hint)
+        return self._encoders[hint]
+
+    def _make(self, hint: Any) -> _Encode:
+        if hint is SharedInts:
+            return self._shared_ints
+        if hint is Instruction:
+            return self._of_instruction()
+        if is_record(hint):
+            return self._of_record(hint)
+        if hint in _SIMPLE:
+            return _SIMPLE[hint]
+        if hint is np.ndarray:
+            return self._array
+        if hint is Any or hint is object:
+            return self._anything
+        origin, parts = get_origin(hint), get_args(hint)
+        if origin is tuple and parts[-1:] == (...,):
+            return _ints if parts[0] is int else self._of_items(parts[0])
+        if origin is tuple:
+            encoders = [self._encoder(part) for part in parts]
+            return lambda value: tuple(e(v) for e, v in zip(encoders, value, strict=True))
+        if isinstance(origin, type) and issubclass(origin, Mapping):
+            key, item = (self._encoder(part) for part in parts)
+            return lambda value: tuple((key(k), item(v)) for k, v in value.items())
+        return self._of_union(parts)
+
+    def _of_record(self, record: type) -> _Encode:
+        known = self._known
+        names = list(fields_of(record))
+        fields_in: Callable[[Any], Iterable[Any]] = (
+            iter if issubclass(record, tuple) else attrgetter(*names) if len(names) > 1 else _field(*names)
+        )
+        encoders: list[_Encode] = []
+
+        def encode(value: Any) -> int:
+            seen = known.get(id(value))
+            if seen is not None:
+                return seen[1]
+            if type(value) is not record:
+                raise Unwritable(f"a {record.__name__} must stand there; got {shown(value)}")
+            if not encoders:  # not before: records may hold records of their own class
+                encoders.extend(self._encoder(hint) for hint in fields_of(record).values())
+            try:
+                row = tuple([e(v) for e, v in zip(encoders, fields_in(value))])
+            except Unwritable as error:
+                raise Unwritable(f"{error}{_owner(value)}") from None
+            number = self._number(record, row)
+            known[id(value)] = value, number
+            return number
+
+        return encode
+
+    def _of_instruction(self) -> _Encode:
+        """Most instructions of a class of devices are equal to another's: they are compared before they are written."""
+        encode, known = self._of_record(Instruction), self._known
+        likely: dict[tuple[object, ...], list[Instruction]] = {}
+
+        def encode_instruction(value: Any) -> int:
+            if type(value) is not Instruction or id(value) in known:
+                return encode(value)  # type: ignore[no-any-return]
+            alike = likely.setdefault((value.label, value.ints, repr(value.floats)), [])
+            for other in alike:
+                if other == value:
+                    known[id(value)] = value, known[id(other)][1]
+                    return known[id(other)][1]
+            alike.append(value)
+            return encode(value)  # type: ignore[no-any-return]
+
+        return encode_instruction
+
+    def _number(self, record: type, values: tuple[Plain, ...]) -> int:
+        row = (self.classes.setdefault(record, len(self.classes)), *values)
+        number = self._numbers.setdefault(row, len(self.rows))
+        if number == len(self.rows):
+            self.rows.append(row)
+        return number
+
+    def _shared_ints(self, value: Any) -> int:
+        seen = self._known.get(id(value))
+        if seen is None:
+            seen = self._known[id(value)] = value, self._number(SharedInts, (_ints(value),))
+        return seen[1]
+
+    def _of_items(self, item: Any) -> _Encode:
+        encode = self._encoder(item)
+        if int not in get_args(item):
+            return lambda value: tuple(map(encode, value))
+        return lambda value: tuple(value) if _are_ints(value) else tuple(map(encode, value))
+
+    def _of_union(self, members: tuple[Any, ...]) -> _Encode:
+        """One of None, an integer and a record; a record beside integers is the number of its row in a list."""
+        rest = [m for m in members if m is not NoneType]
+        record = next((m for m in rest if is_record(m)), None)
+        if record is None:
+            (only,) = rest
+            encode = self._encoder(only)
+            return lambda value: None if value is None else encode(value)
+        number = self._encoder(record)
+        if int not in rest:
+            return lambda value: None if value is None else number(value)
+
+        def encode_union(value: Any) -> Plain:
+            if type(value) is int and -_INT64 <= value < _INT64:
+                return value
+            if value is None or isinstance(value, int):
+                return None if value is None else _int(value)
+            return (number(value),)
+
+        return encode_union
+
+    def _array(self, value: Any) -> int:
+        if not isinstance(value, np.ndarray) or value.dtype not in _STORED:
+            raise Unwritable(
+                f"an array of {', '.join(_STORED.values())} must stand there; got {shown(value)}"
+            )
+        content = np.ascontiguousarray(value)
+        key = _STORED[value.dtype], value.shape, content.tobytes()
+        number = self._array_numbers.setdefault(key, len(self.arrays))
+        if number == len(self.arrays):
+            self.arrays.append(content)
+        return number
+
+    def _anything(self, value: Any) -> Plain:
+        """A value whose field does not say its type: it is written with a mark."""
+        if value is None or type(value) is int:
+            return value if value is None else _int(value)
+        if isinstance(value, str):
+            return _text(value)
+        if isinstance(value, bool | np.bool_):
+            return "b", int(value)
+        if isinstance(value, float):
+            return "f", _float(value)
+        if isinstance(value, IN_ATTRIBUTES):
+            return "r", self._encoder(type(value))(value)
+        if isinstance(value, DType):
+            return "d", _dtype(value)
+        if isinstance(value, Kind):
+            return self._kind(value)
+        if isinstance(value, tuple):
+            return "t", tuple(map(self._anything, value))
+        if isinstance(value, Mapping):
+            return "m", tuple((self._anything(k), self._anything(v)) for k, v in value.items())
+        return _int(value)
+
+    def _kind(self, value: Kind) -> Plain:
+        name = type(value).__name__
+        if kind_named(name) is not type(value):
+            raise Unwritable(f"a name must stand for one class; got {name!r}, which another class has taken")
+        return "k", name, tuple((n, self._anything(getattr(value, n))) for n in fields_of(type(value)))
+
+
+def _owner(value: Any) -> str:
+    """Where something stands, for those records that users know."""
+    name = type(value).__name__
+    known = {"OpNode": "op", "TensorSpec": "name", "Instruction": "label"}
+    return f", in {name} {getattr(value, known[name])!r}" if name in known else ""
+
+
+def _field(name: str) -> Callable[[Any], tuple[Any]]:
+    return lambda value: (getattr(value, name),)
+
+
+def _int(value: Any) -> int:
+    if type(value) is int and -_INT64 <= value < _INT64:
+        return value
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise Unwritable(f"plain data must stand there; got {shown(value)}") from None
+    if not -_INT64 <= number < _INT64:
+        raise Unwritable(f"an integer must have 64 bits; got {shown(value)}")
+    return int(number)  # of an enumeration the number
+
+
+def _ints(value: Any) -> Plain:
+    return tuple(value) if _are_ints(value) else tuple(map(_int, value))
+
+
+def _are_ints(value: Any) -> bool:
+    """Whether nothing else is among them, in the time of three looks."""
+    return {*map(type, value)} == {int} and min(value) >= -_INT64 and max(value) < _INT64
+
+
+def _truth(value: Any) -> int:
+    if not isinstance(value, bool | np.bool_):
+        raise Unwritable(f"True or False must stand there; got {shown(value)}")
+    return int(value)
+
+
+def _float(value: Any) -> str:
+    if not isinstance(value, float) or not math.isfinite(value):
+        raise Unwritable(f"a finite float must stand there; got {shown(value)}")
+    return float(value).hex()
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise Unwritable(f"printable text must stand there; got {shown(value)}")
+    return str(value)
+
+
+def _dtype(value: Any) -> str:
+    if not isinstance(value, DType) or DTYPES.get(value.name) != value:
+        raise Unwritable(f"an element type must stand there; got {shown(value)}")
+    return value.name
+
+
+_SIMPLE: dict[Any, _Encode] = {int: _int, bool: _truth, float: _float, str: _text, DType: _dtype}

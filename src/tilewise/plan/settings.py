@@ -1,0 +1,102 @@
+"""From what was asked for to a plan's settings: checks of the layout, workers, the row tile."""
+
+from __future__ import annotations
+
+import os
+from math import lcm
+
+from tilewise.core.border import Border
+from tilewise.core.errors import LayoutError, PlanError
+from tilewise.core.mesh import Axes, DeviceMesh
+from tilewise.ir.batch import BatchCut
+from tilewise.ir.graph import Graph
+from tilewise.ir.layout import GraphLayout
+from tilewise.ir.program import Number, NumberLike, times
+from tilewise.ir.validate import validate_records
+from tilewise.plan.shapes import PlanSettings, symbols_of
+
+__all__ = ["MAX_WORKERS", "settings_for"]
+
+MAX_WORKERS = 255  # per device, of one task engine (native/tasks/embed/embedded.h)
+_ROWS_PER_TILE = 512
+_ROWS_WITHOUT_BATCH = 128
+_border = Border("plan", PlanError)
+
+
+def settings_for(
+    graph: Graph, layout: GraphLayout, batch: BatchCut, workers_per_device: int | None
+) -> PlanSettings:
+    """Check what a layout says, and choose the row tile.
+
+    Raises:
+        PlanError: workers are out of range.
+        LayoutError: a value stays partial, or an axis has nothing to share.
+    """
+    mesh = layout.mesh
+    workers = _workers(mesh, workers_per_device)
+    validate_records(graph, layout)
+    _require_used_axes(graph, layout, mesh)
+    if not batch.size:
+        return PlanSettings(row_tile=_row_tile_unbatched(graph), workers_per_device=workers)
+    axes = _batch_axes(graph, layout)
+    rows = _rows_per_sequence(graph, batch)
+    per_leaf = batch.size // batch.leaves
+    sequences = max(
+        k
+        for k in range(1, per_leaf + 1)
+        if per_leaf % k == 0 and (k == 1 or k * batch.rows <= _ROWS_PER_TILE)
+    )
+    return PlanSettings(
+        batch.microbatches, batch.leaves, batch.size, rows, times(rows, sequences), workers, axes, batch.bound
+    )
+
+
+def _rows_per_sequence(graph: Graph, batch: BatchCut) -> NumberLike:
+    length = batch.length
+    if length is None:
+        return batch.rows
+    return Number.of_symbol(symbols_of(graph).index(length), batch.rows // length.max)
+
+
+def _workers(mesh: DeviceMesh, given: int | None) -> int:
+    if given is None:
+        return min(MAX_WORKERS, max(1, (os.cpu_count() or 1) // mesh.num_devices))
+    return _border.integer("settings", "workers_per_device", given, 1, MAX_WORKERS)
+
+
+def _require_used_axes(graph: Graph, layout: GraphLayout, mesh: DeviceMesh) -> None:
+    """Devices along an axis that shards nothing would all compute the same."""
+    used = {axis for tensor in layout.use for axes in tensor for axis in axes}
+    for axis in mesh.names:
+        if mesh.size(axis) > 1 and axis not in used:
+            raise LayoutError(
+                f"[plan.settings] every axis of the mesh must have something to share; got {axis}={mesh.size(axis)}, "
+                f"which shards no tensor of {graph.name!r}; label the dims it is meant for, or drop the axis"
+            )
+
+
+def _batch_axes(graph: Graph, layout: GraphLayout) -> Axes:
+    """How axes and microbatches cut the batch."""
+    for t in graph.tensors:
+        for label, axes in zip(t.spec.labels, layout.use[t.id]):
+            if axes and label is not None and label.is_summed_by_leaves:
+                return axes
+    return ()
+
+
+def _row_tile_unbatched(graph: Graph) -> int:
+    """Whole sequences for attention over [batch, seq, ...], in layers too; otherwise a fixed number of rows."""
+    lengths = {
+        length for g in (graph, *(t.graph for t in graph.templates.values())) for length in _sequences(g)
+    }
+    return lcm(*lengths) if lengths else _ROWS_WITHOUT_BATCH
+
+
+def _sequences(graph: Graph) -> set[int]:
+    """Lengths of the sequences that attention ops see."""
+    sizes = [
+        graph.spec(op.inputs[0]).shape[1]
+        for op in graph.ops
+        if op.op == "attention" and op.inputs[0] is not None
+    ]
+    return {s for s in sizes if isinstance(s, int)}

@@ -1,0 +1,108 @@
+"""A small plan without native code, and plan files with something changed: shared by the tests of plan files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from tilewise.core.mesh import DeviceMesh
+from tilewise.graph import GraphBuilder, differentiate, simplify
+from tilewise.ir.batch import cut_batch
+from tilewise.models.llama import LlamaConfig, build_training_graph
+from tilewise.optim import AdamW, Optimizer, ParameterGroup
+from tilewise.plan import Plan, make_plan, settings_for
+from tilewise.plan.file import encode_plan
+from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
+
+GROUPS = (ParameterGroup("*norm.weight", lr=0.5, changes={"eps": 1e-6}),)
+
+
+def make(
+    *,
+    layers: int = 1,
+    mesh: dict[str, int] | None = None,
+    accumulation: int = 1,
+    leaves: int = 4,
+    workers: int = 1,
+    optimizer: Optimizer | None = None,
+    name: str = "llama",
+    seq: int = 8,
+) -> Plan:
+    """A training step of a tiny Llama."""
+    config = LlamaConfig(
+        vocab_size=128,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=16,
+    )
+    builder = GraphBuilder(name)
+    build_training_graph(builder, config, 4, seq, "f32")
+    graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
+    thawed = GraphBuilder.thaw(graph)
+    optimizer = AdamW(groups=GROUPS) if optimizer is None else optimizer
+    optimizer.add_to(thawed, gradients)
+    graph = thawed.freeze()
+    devices = DeviceMesh(mesh or {"dp": 2})
+    batch = cut_batch(graph, accumulation, leaves)
+    layout = propagate_layouts(graph, devices, DistributionStrategy.for_mesh(devices), batch)
+    return make_plan(graph, layout, settings_for(graph, layout, batch, workers), one_stage, optimizer)
+
+
+@cache
+def small() -> Plan:
+    """The plan that most tests change."""
+    return make()
+
+
+@cache
+def small_file() -> bytes:
+    """Its file."""
+    return encode_plan(small())
+
+
+def sealed(body: bytes, version: int = 1) -> bytes:
+    """A file around a body, with the digest that fits it."""
+    return f"tilewise plan {version} {hashlib.sha256(body).hexdigest()}\n".encode() + body
+
+
+def parts(content: bytes) -> tuple[dict[str, Any], bytes]:
+    """What a file's JSON holds, and its arrays."""
+    body = content[content.index(b"\n") + 1 :]
+    end = 8 + int.from_bytes(body[:8], "little")
+    return json.loads(body[8:end]), body[end:]
+
+
+def packed(rows: bytes, arrays: bytes) -> bytes:
+    """The file of some JSON and arrays."""
+    return sealed(len(rows).to_bytes(8, "little") + rows + arrays)
+
+
+def edited(change: Callable[[dict[str, Any]], object], content: bytes | None = None) -> bytes:
+    """The small plan's file with its JSON changed in place, and a digest that fits."""
+    found, arrays = parts(small_file() if content is None else content)
+    change(found)
+    return packed(json.dumps(found).encode(), arrays)
+
+
+def place(found: dict[str, Any], record: str, field: str) -> tuple[int, int]:
+    """Numbers of a class and, in its rows, of a field."""
+    names = [name for name, _ in found["records"]]
+    number = names.index(record)
+    return number, found["records"][number][1].index(field) + 1
+
+
+def set_field(record: str, field: str, value: Any, which: int = 0) -> Callable[[dict[str, Any]], object]:
+    """A change of one field of the which-th row of a class; a callable gets what stands there."""
+
+    def change(found: dict[str, Any]) -> None:
+        number, at = place(found, record, field)
+        row = [r for r in found["rows"] if r[0] == number][which]
+        row[at] = value(row[at]) if callable(value) else value
+
+    return change

@@ -1,0 +1,283 @@
+"""Files of plans that are damaged, changed or made to harm: one sentence of ours, before anything is used."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import pytest
+
+from pure.plan.plan_bytes import edited, packed, parts, place, sealed, set_field, small, small_file
+from tilewise.core.errors import PlanError
+from tilewise.ir import op as ops
+from tilewise.ir.op import op_named
+from tilewise.plan import Plan
+from tilewise.plan.file import content as file_content
+
+
+def refusal(path, content=None):
+    """What `Plan.load` says about a file; it is one line, and nothing else is raised."""
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(PlanError) as caught:
+        Plan.load(path)
+    words = str(caught.value)
+    assert "\n" not in words and words.startswith(
+        "[plan.load] a plan file must be one that Plan.save wrote; got "
+    )
+    assert repr(str(path)) in words and words.endswith("; plan again")
+    return words
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where the file goes."""
+    return tmp_path / "step.plan"
+
+
+def test_files_cut_short_are_refused(path):
+    """At any byte of the first hundreds, and at many of the others."""
+    whole = small_file()
+    for end in [*range(0, 200, 7), *range(200, len(whole), 4001), len(whole) - 1]:
+        refusal(path, whole[:end])
+    refusal(path, whole + b"\0")
+
+
+def test_any_bit_counts(path):
+    """A digest is over everything behind the first line, and the line has one form."""
+    whole = small_file()
+    for at in [*range(0, 100, 3), *range(100, len(whole), 5003)]:
+        changed = bytearray(whole)
+        changed[at] ^= 1 << at % 8
+        refusal(path, bytes(changed))
+
+
+def test_what_is_no_file_of_ours_is_refused(path):
+    """A missing file, a directory, a pipe, other formats."""
+    assert "no such file" in refusal(path)
+    path.mkdir()
+    assert "a directory" in refusal(path)
+    path.rmdir()
+    os.mkfifo(path)
+    assert "a named pipe" in refusal(path)
+    path.unlink()
+    for other in (b"", b"PK\x03\x04" + b"\0" * 100, b"\x80\x05N.", b"{}", b"\xef\xbb\xbf" + small_file()):
+        assert "does not begin with a plan's line" in refusal(path, other)
+
+
+def test_a_file_of_the_future_says_so(path):
+    """Another number of format, and records with other fields, are what another version writes."""
+    body = small_file()[small_file().index(b"\n") + 1 :]
+    assert "it has format 2, and this version of Tilewise reads 1" in refusal(path, sealed(body, 2))
+
+    def more(found):
+        number, _ = place(found, "PlanSettings", "seq")
+        found["records"][number][1].append("speed")
+
+    assert "a PlanSettings has the fields" in refusal(path, edited(more))
+    assert "there are no records called 'Popen'" in refusal(
+        path, edited(lambda found: found["records"][0].__setitem__(0, "Popen"))
+    )
+
+
+def test_large_files_are_not_read(path, monkeypatch):
+    """What is larger than a plan may be is refused before it is read; a plan that would be so is not written."""
+    path.write_bytes(small_file())
+    monkeypatch.setattr(file_content, "MAX_BYTES", len(small_file()) - 1)
+    assert "larger than" in refusal(path)
+    with pytest.raises(PlanError, match="at most"):
+        small().save(path)
+
+
+def test_sizes_that_lie_are_refused(path):
+    """Lengths and shapes beyond the file, and arrays that nothing describes."""
+    rows, arrays = parts(small_file())
+    text = json.dumps(rows).encode()
+    assert "its rows should take" in refusal(path, sealed((1 << 62).to_bytes(8, "little") + text))
+    assert "its arrays end" in refusal(path, packed(text, arrays + b"\0"))
+    assert "should end at byte" in refusal(path, packed(text, arrays[:-1]))
+    for entry in (
+        ["f32", [1 << 39]],
+        ["f32", [-1]],
+        ["f32", [True]],
+        ["O", [1]],
+        ["f32", [0] * 33],
+        [],
+        None,
+    ):
+        refusal(path, edited(lambda found, e=entry: found["arrays"].__setitem__(0, e)))
+
+
+def test_json_that_readers_disagree_on_is_refused(path):
+    """Keys that stand twice, NaN, endless nesting, numbers without end, texts that are none."""
+    rows, arrays = parts(small_file())
+    text = json.dumps(rows)
+    twice = text.replace('"arrays"', '"records": [], "arrays"')
+    assert "stands twice" in refusal(path, packed(twice.encode(), arrays))
+    for odd in ("NaN", "Infinity", "1e999", "[" * 200_000, "9" * 5000, '"\\ud800"', "\xff"):
+        changed = text.replace('"rows": [', f'"rows": [{odd}, ', 1)
+        refusal(path, packed(changed.encode("latin-1"), arrays))
+
+
+def no_completions(found):
+    """No template says of a value that it completes it."""
+    number, at = place(found, "LoweredTemplate", "completions")
+    for row in found["rows"]:
+        if row[0] == number:
+            row[at] = []
+
+
+FIELDS = {
+    "a truth value for a number": (set_field("Plan", "num_signals", True), "integer of 64 bits"),
+    "a float for a number": (set_field("Plan", "num_signals", 1.5), "integer of 64 bits"),
+    "a number beyond 64 bits": (set_field("Plan", "num_signals", 1 << 64), "integer of 64 bits"),
+    "a negative count": (set_field("Plan", "num_signals", -1), "counts lie in"),
+    "a row that comes later": (set_field("Template", "graph", 10**6), "number of an earlier Graph"),
+    "a row of another class": (set_field("Plan", "graph", 0), "number of an earlier Graph"),
+    "itself": (set_field("GraphLayout", "calls", [[0, -1]]), "number of an earlier GraphLayout"),
+    "a key twice": (set_field("Graph", "outputs", [["a", 0], ["a", 0]]), "stands twice"),
+    "no list": (set_field("Plan", "kinds", {"0": 0}), "must be a list"),
+    "text that shows nothing": (set_field("Graph", "name", "a\nb"), "printable text"),
+    "no element type": (set_field("TensorSpec", "dtype", "f8"), "must be one of f32"),
+    "a shape out of range": (set_field("TensorSpec", "shape", [1 << 60]), "must lie in"),
+    "decimal floats": (set_field("TensorSpec", "init_scale", "1.0"), "in hexadecimal"),
+    "floats without end": (set_field("TensorSpec", "init_scale", "inf"), "in hexadecimal"),
+    "too many devices": (set_field("DeviceMesh", "sizes", [1 << 20, 1]), "row"),
+    "an axis twice": (set_field("DeviceMesh", "names", ["dp", "dp"]), "row"),
+    "an optimizer of another name": (
+        set_field("Plan", "optimizer", lambda was: ["k", "os.system", was[2]]),
+        "there is no class called 'os.system' here",
+    ),
+    "settings of another optimizer": (
+        set_field("Plan", "optimizer", lambda was: ["k", "Lion", was[2]]),
+        "a Lion has other settings",
+    ),
+    "settings out of range": (
+        set_field("Plan", "optimizer", lambda was: ["k", was[1], [[was[2][0][0], ["f", "-0x1.0000000000000p+0"]], *was[2][1:]]]),
+        "must lie in",
+    ),
+    "another optimizer": (
+        set_field("Plan", "optimizer", ["k", "Optimizer", []]),
+        "Optimizer",
+    ),
+    "what is no optimizer": (set_field("Plan", "optimizer", ["t", []]), "is no optimizer"),
+    "an op that nobody defined": (set_field("OpNode", "op", "conv9"), "got 'conv9'"),
+    "an attribute of another type": (
+        set_field("OpNode", "attrs", [["head_dim", ["f", "0x1.0000000000000p+3"]]]),
+        "attributes",
+    ),
+    "a tensor that is not there": (set_field("OpNode", "inputs", [10**9]), "names tensors that"),
+    "another result": (set_field("TensorNode", "id", 7), "tensor 0 of"),
+    "a layout on no axis": (set_field("GraphLayout", "use", lambda was: [[["xx"]], *was[1:]]), "has the layout"),
+    "a missing layout": (set_field("GraphLayout", "home", lambda was: was[1:]), "its layout"),
+    "other settings": (set_field("PlanSettings", "row_tile", 1), "planning would choose"),
+    "workers without end": (set_field("PlanSettings", "workers_per_device", 1 << 40), "workers"),
+    "microbatches without end": (set_field("PlanSettings", "accumulation", 1 << 40), "microbatches lie in"),
+    "chunks without end": (set_field("Graph", "reduction_chunks", 1 << 40, -1), "chunks"),
+    "an entry outside of the arena": (set_field("TensorEntry", "offset", 1 << 40), "ends at byte"),
+    "an entry before it": (set_field("TensorEntry", "offset", -64), "sizes out of range"),
+    "an entry of other columns": (set_field("TensorEntry", "cols", 3), "its entry"),
+    "handles out of range": (set_field("TensorEntry", "first_handle", 1 << 30), "handles of"),
+    "a loop of no rows": (set_field("TensorEntry", "tile_rows", 0), "sizes out of range"),
+    "a number of no source": (set_field("Number", "source", 9), "depends on"),
+    "a device of another class": (set_field("DeviceBinding", "class_id", 1), "other classes"),
+    "a peer that is not there": (set_field("SharedInts", "items", [0, 5]), ""),
+    "a slot that is not there": (set_field("Operand", "slot", 10**6, -1), "names other slots"),
+    "a kernel that is not there": (set_field("Instruction", "kernel", "execute"), "got 'execute'"),
+    "a call of no template": (set_field("Call", "template", 99), "names template 99"),
+    "a call that binds less": (set_field("Call", "binding", [0], -1), "binds other slots"),
+    "no calls": (set_field("DeviceClass", "calls", []), "no calls"),
+    "missing completions": (no_completions, "completed"),
+    "another record": (set_field("Record", "held", [[[0, 1], [1, 4]]]), ""),
+    "no entries for users": (set_field("Plan", "outside", []), "tensors from outside"),
+    "arenas without end": (set_field("Plan", "regions", [["lasting", 1 << 62]]), "regions"),
+    "memory below nothing": (
+        set_field("Plan", "regions", [["lasting", -1], ["activations", 0], ["temporaries", 0]]),
+        "memory",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FIELDS)
+def test_changed_fields_are_refused(what, path):
+    """A file that was changed by hand, with a digest that fits, names what does not."""
+    change, words = FIELDS[what]
+    found = refusal(path, edited(change))
+    assert words in found, found
+
+
+def test_what_every_row_refers_to_is_looked_at(path):
+    """Whatever number in the rows is made larger than all others, the file is refused, or the number names nothing."""
+    found, arrays = parts(small_file())
+    kept = []
+    for number, (name, fields) in enumerate(found["records"]):
+        rows = [row for row in found["rows"] if row[0] == number]
+        for at, field in enumerate(fields, 1):
+            row = next((r for r in rows if type(r[at]) is int), None)
+            if row is None:
+                continue
+            was, row[at] = row[at], (1 << 41) + 1
+            path.write_bytes(packed(json.dumps(found).encode(), arrays))
+            row[at] = was
+            try:
+                Plan.load(path)
+            except PlanError as error:
+                assert "\n" not in str(error)
+            else:
+                kept.append(f"{name}.{field}")
+    assert kept == ["Slot.level", "Buffer.first", "Buffer.last"], kept  # nothing is looked up with these
+
+
+def test_templates_that_call_each_other_without_end_are_refused(path):
+    """Forty layouts that each call the one before twice would be walked a trillion times."""
+
+    def doubled(found):
+        graphs, layouts = (
+            place(found, name, "name" if name == "Graph" else "calls")[0] for name in ("Graph", "GraphLayout")
+        )
+        template = place(found, "Template", "key")[0]
+        names = dict(found["records"])
+        graph = next(r for r in found["rows"] if r[0] == graphs)
+        base, rows = found["rows"][:-1], []
+        last = len(base)
+        empty = [graphs, *graph[1:]]
+        at = {f: i for i, f in enumerate(names["Graph"], 1)}
+        op = place(found, "OpNode", "op")[0]
+        rows.append(empty)
+        for depth in range(40):
+            inner = last + len(rows) - 1
+            rows.append(
+                [
+                    template,
+                    *(
+                        {"key": "t", "graph": inner, "arguments": [], "results": []}[f]
+                        for f in names["Template"]
+                    ),
+                ]
+            )
+            call = {"id": 0, "op": "call", "inputs": [], "outputs": [], "phase": "forward", "label": "c"}
+            call["attrs"] = [["template", "t"], ["saved", ["t", []]]]
+            first = len(rows)
+            for i in range(2):
+                rows.append([op, *({**call, "id": i}[f] for f in names["OpNode"])])
+            outer = list(empty)
+            outer[at["name"]], outer[at["ops"]] = f"g{depth}", [last + first, last + first + 1]
+            outer[at["tensors"]], outer[at["outputs"]] = [], []
+            outer[at["constant_values"]], outer[at["hints"]] = [], []
+            outer[at["templates"]] = [["t", last + first - 1]]
+            rows.append(outer)
+        plan = list(found["rows"][-1])
+        plan[1 + list(names["Plan"]).index("graph")] = last + len(rows) - 1
+        found["rows"] = [*base, *rows, plan]
+        assert layouts != graphs
+
+    assert "call each other too often" in refusal(path, edited(doubled))
+
+
+def test_an_op_of_a_user_must_be_defined_where_a_plan_is_read(path, monkeypatch):
+    """A file names ops; it imports nothing. The error says which op is missing."""
+    small().save(path)
+    assert Plan.load(path).digest() == small().digest()
+    monkeypatch.delitem(ops._OPS, op_named("rope").name)
+    assert re.search(r"ops must be registered before use; got 'rope'", refusal(path))

@@ -1,0 +1,224 @@
+"""Files of plans: equal plans have equal files, every field counts, and what was read is what was written."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, fields, is_dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+from pure.plan.plan_bytes import make, parts, small, small_file
+from tilewise.core.errors import PlanError, ResourceError
+from tilewise.graph import GraphBuilder
+from tilewise.optim import SGD, AdamW, Optimizer
+from tilewise.plan import Plan
+from tilewise.plan.file import encode_plan
+from tilewise.plan.file.fields import SharedInts, fields_of, records_of
+
+
+def count_rows(content):
+    """Rows per class of records."""
+    found, _ = parts(content)
+    return Counter(found["records"][row[0]][0] for row in found["rows"])
+
+
+MESHES = {
+    "one": {"mesh": {"dp": 1}},
+    "dp2tp2": {"mesh": {"dp": 2, "tp": 2}},
+    "accumulated": {"mesh": {"dp": 2}, "accumulation": 2},
+    "three": {"mesh": {"dp": 1}, "layers": 3},
+}
+
+
+def same(first, second):
+    """Equality of two parts of plans; arrays by their bits, floats with their sign, types too."""
+    if isinstance(first, np.ndarray):
+        return first.dtype == second.dtype and first.tobytes() == second.tobytes()
+    if is_dataclass(first):
+        return type(first) is type(second) and all(
+            same(getattr(first, f.name), getattr(second, f.name)) for f in fields(first) if f.init
+        )
+    if isinstance(first, tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    if hasattr(first, "items"):
+        return list(first) == list(second) and all(same(v, second[k]) for k, v in first.items())
+    if type(first) is not bool and isinstance(first, int):  # enumerations come back as their numbers
+        return first == second and type(second) is int
+    return type(first) is type(second) and repr(first) == repr(second)
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_a_loaded_plan_is_the_saved_one(name, tmp_path):
+    """Every field of every record comes back, bit for bit and in order."""
+    plan = make(**MESHES[name])
+    plan.save(tmp_path / "step.plan")
+    loaded = Plan.load(tmp_path / "step.plan")
+    assert all(same(getattr(plan, f.name), getattr(loaded, f.name)) for f in fields(plan))
+    assert loaded.digest() == plan.digest() and loaded.explain() == plan.explain()
+    assert loaded.traffic() == plan.traffic()
+    assert os.listdir(tmp_path) == ["step.plan"]
+
+
+def test_equal_plans_have_equal_files():
+    """Planning again gives the same bytes, whatever was planned in between."""
+    make(layers=2)
+    assert encode_plan(make()) == small_file()
+
+
+def test_the_first_line_says_the_digest():
+    """`head -1` of a file tells which plan it is."""
+    assert small_file().split(b"\n")[0].decode() == f"tilewise plan 1 {small().digest()}"
+
+
+def test_every_field_is_written():
+    """No field of a record that a plan holds is left out, but what is computed from others."""
+    for record in records_of(Plan).values():
+        own = record._fields if hasattr(record, "_fields") else [f.name for f in fields(record) if f.init]
+        assert list(fields_of(record)) == list(own)
+    names = {name for name, _ in parts(small_file())[0]["records"]}
+    assert {"Plan", "Graph", "GraphLayout", "Record", "Completion", "Instruction", "Buffer"} <= names
+    assert names <= set(records_of(Plan)) | {SharedInts.__name__}
+
+
+def _with_constant(plan, change):
+    values = {t: change(v.copy()) for t, v in plan.graph.constant_values.items()}
+    return replace(plan, graph=replace(plan.graph, constant_values=values))
+
+
+def _with_float(plan, value):
+    """The first float of an op's attributes is another one."""
+    ops = list(plan.graph.ops)
+    at = next(i for i, op in enumerate(ops) if any(isinstance(v, float) for v in op.attrs.values()))
+    attrs = {k: value if isinstance(v, float) else v for k, v in ops[at].attrs.items()}
+    ops[at] = replace(ops[at], attrs=attrs)
+    return replace(plan, graph=replace(plan.graph, ops=tuple(ops)))
+
+
+CHANGES = {
+    "layers": lambda: make(layers=2),
+    "mesh": lambda: make(mesh={"dp": 1, "tp": 2}),
+    "names of axes": lambda: make(mesh={"dp": 2, "tp": 1}),
+    "microbatches": lambda: make(accumulation=2),
+    "leaves": lambda: make(leaves=2),
+    "workers": lambda: make(workers=2),
+    "graph name": lambda: make(name="other"),
+    "sequence": lambda: make(seq=4),
+    "optimizer": lambda: make(optimizer=SGD()),
+    "a setting of it": lambda: make(optimizer=AdamW(beta1=0.8)),
+    "one that only runs see": lambda: replace(small(), optimizer=replace(small().optimizer, beta1=0.8)),
+    "no optimizer": lambda: replace(small(), optimizer=None),
+    "a bit of a constant": lambda: _with_constant(
+        small(), lambda v: np.nextafter(v, 9) if v.dtype.kind == "f" else v
+    ),
+    "the sign of zero": lambda: _with_float(small(), -0.0),
+    "an entry": lambda: replace(small(), outside={**small().outside, 0: (1,)}),
+    "order of outputs": lambda: replace(
+        small(), graph=replace(small().graph, outputs=dict(reversed(small().graph.outputs.items())))
+    ),
+    "overhead": lambda: replace(small(), overhead={"scratch": 1}),
+    "signals": lambda: replace(small(), num_signals=small().num_signals + 1),
+    "a layout": lambda: replace(small(), layouts=small().layouts[1:]),
+    "a buffer": lambda: replace(small(), buffers=small().buffers[:-1]),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_differs_has_another_digest(what):
+    """Inputs of planning, and every part of a plan."""
+    digests = {small().digest(), _with_float(small(), 0.0).digest(), CHANGES[what]().digest()}
+    assert len(digests) == 3
+
+
+def test_mappings_of_other_kinds_are_the_same():
+    """A digest is of what a plan says, not of the types that say it."""
+    proxied = replace(small(), outside=MappingProxyType(dict(small().outside)))
+    assert proxied.digest() == small().digest()
+
+
+def test_a_deep_model_is_a_small_file():
+    """What a layer adds are its tensors' names and entries: templates are written once."""
+    files = [encode_plan(make(layers=n)) for n in (2, 12, 22)]
+    sizes = [len(content) for content in files]
+    assert sizes[2] - sizes[1] < 1.2 * (sizes[1] - sizes[0])
+    counts = [count_rows(content) for content in files[:2]]
+    once = ("LoweredTemplate", "TempSpec", "Completion", "Graph", "Template", "GraphLayout")
+    assert {n: counts[0][n] for n in once} == {n: counts[1][n] for n in once}
+
+
+def test_names_are_only_names(tmp_path):
+    """A tensor may be called like a path: nothing is written where it points."""
+    builder = GraphBuilder("../graph")
+    x = builder.input([4, 8], "f32", name="../../escaped")
+    builder.output(builder.scale(x, 2.0), "/y")
+    assert x.spec.name == "../../escaped"
+    plan = replace(small(), graph=replace(small().graph, name="../../escaped"))
+    (tmp_path / "in").mkdir()
+    plan.save(tmp_path / "in" / "a.plan")
+    assert [p.name for p in tmp_path.rglob("*")] == ["in", "a.plan"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Momentum(Optimizer):
+    """An optimizer of a user's."""
+
+    decay: float = 0.9
+    states = ("velocity",)
+
+    def update(self, parameter):
+        """Plain momentum."""
+        velocity = self.decay * parameter.states["velocity"] + parameter.gradient
+        parameter.weight = parameter.weight - parameter.hyper["lr"] * velocity
+        parameter.states["velocity"] = velocity
+
+
+def test_an_optimizer_of_a_user_comes_back(tmp_path):
+    """It is found by name among the classes of this process."""
+    plan = make(optimizer=Momentum(decay=0.8))
+    plan.save(tmp_path / "a.plan")
+    assert Plan.load(tmp_path / "a.plan").optimizer == Momentum(decay=0.8)
+
+
+def test_a_name_that_another_class_has_taken_is_refused(tmp_path):
+    """Two classes of one name cannot be told apart in a file; the later one has it."""
+    taken = type("Taken", (Momentum,), {})
+    plan = replace(small(), optimizer=taken())
+    type("Taken", (Momentum,), {})
+    again = type("Taken", (Momentum,), {})
+    with pytest.raises(PlanError, match=r"\[plan.save\] a name must stand for one class; got 'Taken'"):
+        plan.save(tmp_path / "a.plan")
+    assert replace(small(), optimizer=again()).digest() != small().digest()
+
+
+def _with_attribute(value):
+    ops = list(small().graph.ops)
+    ops[0] = replace(ops[0], attrs={**ops[0].attrs, "mine": value})
+    return replace(small(), graph=replace(small().graph, ops=tuple(ops)))
+
+
+@pytest.mark.parametrize("value", [object(), 1 << 64, float("nan"), [1], {1}, "a\nb", np.ones(2)], ids=repr)
+def test_what_is_no_plain_data_is_refused_with_its_op(value, tmp_path):
+    """An attribute of a user's op that no file can hold; what stood there is kept."""
+    small().save(tmp_path / "a.plan")
+    op = small().graph.ops[0].op
+    with pytest.raises(
+        PlanError, match=rf"^\[plan.save\] .* must .*; got .*, in OpNode '{op}'; got the plan of 'llama'"
+    ):
+        _with_attribute(value).save(tmp_path / "a.plan")
+    assert Plan.load(tmp_path / "a.plan").digest() == small().digest()
+    with pytest.raises(PlanError, match=r"\[plan.digest\]"):
+        _with_attribute(value).digest()
+
+
+def test_what_cannot_be_written_is_one_error(tmp_path):
+    """A missing directory, a directory in the way, no path."""
+    with pytest.raises(ResourceError, match="writable"):
+        small().save(tmp_path / "missing" / "a.plan")
+    (tmp_path / "a.plan").mkdir()
+    with pytest.raises(ResourceError, match="writable"):
+        small().save(tmp_path / "a.plan")
+    with pytest.raises(PlanError, match="path must be a path"):
+        small().save(b"a")
+    assert os.listdir(tmp_path) == ["a.plan"]

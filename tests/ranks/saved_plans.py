@@ -1,0 +1,92 @@
+"""Plans in processes of their own: `python saved_plans.py make|load|fault FOLDER` prints what they come to, as JSON.
+
+`make` plans, saves and runs; `load` plans for the digest alone, and runs what lies in the folder; `fault` does so with
+one instruction changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from ranks.small_llama import batches, change_first, config, training_graph
+from tilewise import ComputeGraph, DistributionStrategy, GraphInstance, Plan
+from tilewise.ir.program import Instruction
+from tilewise.models import llama
+
+MODEL = config(num_hidden_layers=2)
+NAMES = ("training", "training_dp2tp2", "generation", "generation_tp2")
+
+
+def make(name: str) -> Plan:
+    """The plan of one of the runs."""
+    if name.startswith("training"):
+        mesh = {"dp": 2, "tp": 2} if name.endswith("dp2tp2") else {}
+        return training_graph(MODEL, "f32").plan(
+            mesh, accumulation=2 if mesh else 1, leaves=8, workers_per_device=1
+        )
+    graph = ComputeGraph("decoding")
+    llama.build_decoding_graph(graph, MODEL, 16, 2, 2, "f32")
+    if name.endswith("tp2"):
+        graph.set_distribution(DistributionStrategy.tensor_parallel(2))
+    return graph.plan(workers_per_device=1)
+
+
+def run(name: str, plan: Plan) -> str:
+    """Digest of all that a run computes: losses and states of three steps, or logits of a prompt and of new tokens."""
+    found = hashlib.sha256()
+    with GraphInstance(plan) as model:
+        model.initialize(seed=3)
+        if name.startswith("training"):
+            for batch in batches(MODEL, 3):
+                result = model.step(batch, 1e-2)
+                found.update(np.array([result.loss, result.grad_norm]).tobytes())
+            for value in model.state_dict().values():
+                found.update(value.tobytes())
+            return found.hexdigest()
+        tokens = list(range(5, 12))
+        for first, last in ((0, 5), (5, 6), (6, 7)):
+            span = np.arange(first, last, dtype=np.int32)
+            given = {"tokens": np.array(tokens[first:last], np.int32), "positions": span, "slots": span}
+            given |= {"sequence": np.zeros_like(span), "rows": np.array([last - first - 1], np.int32)}
+            model.forward(block_table=np.array([[0, 1]], np.int32), **given)
+            found.update(model.get_tensor("logits").tobytes())
+    return found.hexdigest()
+
+
+def merge_terms(instruction: Instruction) -> Instruction:
+    """The first two ranges of a contraction are summed as one: another order of the same additions."""
+    first, terms, chunks, begin, middle, other, end, *ranges = instruction.ints
+    assert terms == 1 and chunks > 1 and middle == other
+    return replace(instruction, ints=(first, 1, chunks, begin, end, end, end, *ranges))
+
+
+def main() -> None:
+    """Do what the first argument says."""
+    task, folder = sys.argv[1], Path(sys.argv[2])
+    found = {}
+    for name in NAMES:
+        path = folder / f"{name}.plan"
+        plan = make(name)
+        digest = plan.digest()
+        if task == "make":
+            plan.save(path)
+        else:
+            plan = Plan.load(path)
+            assert plan.digest() == digest
+        if task == "fault":
+            program = "step" if name.startswith("training") else "forward"
+            plan = change_first("down", merge_terms, program=program)(plan)
+        found[name] = [digest, run(name, plan)]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
