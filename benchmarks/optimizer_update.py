@@ -1,17 +1,22 @@
 """Question: how far from the pace of memory is an optimizer's update, whose program comes with the call?
 
-Prints milliseconds of one AdamW step on arrays as large as GPT-2 small has them, the share of the memory limit that it
-reaches, and the peer's time. The limit is the bytes moved (weight, two moments and gradient read, weight and moments
-written, and the bf16 copy) over the bandwidth of `copy` on an array as large, reads and writes counted. The peer is
-PyTorch's fused AdamW on one thread, in fp32.
+Prints nanoseconds per element of one AdamW step, on arrays in the caches and as large as GPT-2 small has them: by the
+loop that its shape has, block by block (as an optimizer of another shape runs), the limit of memory, and the peers. The
+limit is the bytes moved (weight, two moments and gradient read, weight and moments written, and the bf16 copy) over the
+bandwidth of `copy` on an array as large, reads and writes counted; beyond the caches a copy also reads what it
+overwrites, which an update has read anyway, so the update may be faster. The peers are PyTorch's fused and foreach AdamW on
+one thread, in fp32. All take turns, round by round; medians over the rounds are printed, and of the ratios.
 
-    python benchmarks/optimizer_update.py [--seconds 0.5]
+    python benchmarks/optimizer_update.py [--seconds 0.1] [--rounds 7]
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -19,13 +24,20 @@ import numpy as np
 import torch
 from kernels_matmul import NUMPY, aligned, best_seconds
 
+from tilewise.kernels import UPDATE_STEPS
 from tilewise.kernels.isa import isa_in_use, run
 from tilewise.optim import AdamW
-from tilewise.optim.rule import take_down
+from tilewise.optim.rule import Program, take_down
 
-SHAPES = {"wte (50,257 x 768)": (50257, 768), "mlp (3,072 x 768)": (3072, 768), "norm (768)": (1, 768)}
+SHAPES = {
+    "norm (768)": (1, 768),
+    "in cache (64 x 768)": (64, 768),
+    "mlp (3,072 x 768)": (3072, 768),
+    "wte (50,257 x 768)": (50257, 768),
+}
 ADAMW = AdamW(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
 STEP, RATE = 3, 3e-4
+Call = Callable[[int], object]
 
 
 def arrays(shape: tuple[int, int]) -> list[np.ndarray]:
@@ -34,57 +46,77 @@ def arrays(shape: tuple[int, int]) -> list[np.ndarray]:
     return [aligned(np.abs(generator.standard_normal(shape, np.float32))) for _ in range(4)]
 
 
-def ours(shape: tuple[int, int], dt: str, seconds: float) -> float:
-    """Seconds of one step of the kernel."""
-    program = take_down(ADAMW.update, ADAMW.states, ADAMW.per_step)
+def ours(shape: tuple[int, int], dt: str, program: Program) -> Call:
+    """Steps of the kernel."""
     hyper = np.array([ADAMW.values(STEP, RATE)], np.float32)
     clip = np.array([[1.0, 0.5]], np.float32)
     copy = None if dt == "f32" else aligned(np.zeros(shape, NUMPY[dt]))
     tiles = [copy, *arrays(shape), hyper, clip]
     ints = [0, len(ADAMW.states), len(program.steps) // 4, *program.steps, *program.left]
     constants = list(program.constants)
-    return best_seconds(lambda n: run(f"update_{dt}", tiles, ints, constants, repeat=n), seconds)
+    return lambda n: run(f"update_{dt}", tiles, ints, constants, repeat=n)
 
 
-def limit(shape: tuple[int, int], dt: str, seconds: float) -> float:
-    """Seconds in which memory moves the bytes of one step."""
+def copying(shape: tuple[int, int]) -> Call:
+    """Copies of an array as large."""
     source, target, *_ = arrays(shape)
-    copied = best_seconds(lambda n: run("copy_f32", [target, source], repeat=n), seconds)
-    return copied * (28 if dt == "f32" else 30) / 8
+    return lambda n: run("copy_f32", [target, source], repeat=n)
 
 
-def theirs(shape: tuple[int, int], seconds: float) -> float:
-    """Seconds of one fused step of PyTorch."""
+def theirs(shape: tuple[int, int], how: str) -> Call:
+    """Steps of PyTorch."""
     weight, _, _, gradient = (torch.from_numpy(x) for x in arrays(shape))
     weight.grad = gradient
-    peer = torch.optim.AdamW([weight], lr=RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
+    peer = torch.optim.AdamW([weight], lr=RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, **{how: True})
 
     def many(count: int) -> None:
         for _ in range(count):
             peer.step()
 
-    return best_seconds(many, seconds)
+    return many
+
+
+def measure(shape: tuple[int, int], dt: str, rounds: int, seconds: float) -> None:
+    """One line."""
+    known = take_down(ADAMW.update, ADAMW.states, ADAMW.per_step)
+    unread = (list(UPDATE_STEPS).index("negate"), 0, 0, 0)  # nothing reads it, but no known shape has it
+    calls = {
+        "loop": ours(shape, dt, known),
+        "blocks": ours(shape, dt, replace(known, steps=(*known.steps, *unread))),
+        "limit": copying(shape),
+        "fused": theirs(shape, "fused"),
+        "foreach": theirs(shape, "foreach"),
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            share = (28 if dt == "f32" else 30) / 8 if name == "limit" else 1.0
+            times[name].append(best_seconds(call, seconds) * share)
+    size = shape[0] * shape[1]
+    columns = "".join(f"{statistics.median(t) / size * 1e9:>9.3f}" for t in times.values())
+    own = times.pop("loop")
+    ratios = [statistics.median(b / a for a, b in zip(own, times[name])) for name in times]
+    print(f"{'none' if dt == 'f32' else dt:>6}{columns}  " + "".join(f"{r:>9.2f}x" for r in ratios))
 
 
 def main() -> None:
-    """Print one line per shape and element type."""
+    """Print a line per array and element type of the copy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=0.5, help="of each measurement")
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--seconds", type=float, default=0.1, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"instruction set {isa_in_use()}; one AdamW step, one thread")
+    print(f"instruction set {isa_in_use()}; one AdamW step, one thread; PyTorch {torch.__version__}")
+    print(f"{'':<22}{'':>6}{'nanoseconds per element':^45}  {'times those of the loop':^40}")
+    names = ("blocks", "limit", "fused", "foreach")
     print(
-        f"{'array':<22}{'copy':>6}{'ms':>10}{'limit ms':>10}{'of limit':>10}{'PyTorch ms':>12}{'speedup':>9}"
+        f"{'array':<22}{'copy':>6}{'loop':>9}" + "".join(f"{n:>9}" for n in names) + "  "
+        "" + "".join(f"{n:>10}" for n in names)
     )
     for name, shape in SHAPES.items():
-        peer = theirs(shape, seconds)
         for dt in ("f32", "bf16"):
-            own, least = ours(shape, dt, seconds), limit(shape, dt, seconds)
-            kind = "none" if dt == "f32" else dt
-            print(
-                f"{name:<22}{kind:>6}{own * 1e3:>10.4f}{least * 1e3:>10.4f}{least / own:>10.2f}{peer * 1e3:>12.4f}"
-                f"{peer / own:>8.2f}x"
-            )
+            print(f"{name:<22}", end="")
+            measure(shape, dt, options.rounds, options.seconds)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 `mutate` works on the words of a text (numbers, strings, names, brackets) and on bytes; `mutate_json` mostly on the
 values of a JSON file, so that what comes out is JSON; `mutate_safetensors` does so with the header and gives it a
-length that fits. Pure functions of their arguments: a seed gives the same input on every machine. Knows no reader.
+length that fits; `mutate_plan` with the rows of a plan, and makes the digest right as well. Pure functions of their
+arguments: a seed gives the same input on every machine. Knows no reader.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import re
@@ -64,6 +66,18 @@ def mutate_safetensors(rng: random.Random, data: bytes, others: list[bytes]) -> 
     header = mutate_json(rng, data[_LENGTH_BYTES:end], headers)
     body = data[end:] if rng.random() < 0.8 else mutate(rng, data[end:], others)
     return len(header).to_bytes(_LENGTH_BYTES, "little") + header + body
+
+
+def mutate_plan(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+    """As `mutate_safetensors`, of what follows the first line; mostly the line's digest is made right."""
+    line, _, body = data.partition(b"\n")
+    if rng.random() < 0.1:
+        return mutate(rng, data, others)
+    bodies = [other.partition(b"\n")[2] for other in others]
+    body = mutate_safetensors(rng, body, bodies)
+    if rng.random() < 0.9:
+        line = b"tilewise plan 1 " + hashlib.sha256(body).hexdigest().encode()
+    return line + b"\n" + body
 
 
 def _change_inside(rng: random.Random, content: Any) -> Any:

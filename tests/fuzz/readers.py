@@ -19,7 +19,8 @@ import numpy as np
 import safetensors.numpy
 from ml_dtypes import bfloat16
 
-from fuzz.mutate import Mutation, mutate, mutate_json, mutate_safetensors
+import tilewise as tw
+from fuzz.mutate import Mutation, mutate, mutate_json, mutate_plan, mutate_safetensors
 from tilewise.checkpoint import (
     TrainingState,
     load_generation_config,
@@ -37,6 +38,7 @@ from tilewise.data import END_OF_TEXT, load_corpus, train_tokenizer
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.prompts import encode_prompt
 from tilewise.models.llama import LlamaConfig
+from tilewise.nn import linear
 from tilewise.observe import (
     DependencyGraph,
     GraphParam,
@@ -48,6 +50,7 @@ from tilewise.observe import (
     write_graph_html,
     write_graph_svg,
 )
+from tilewise.plan.file import encode_plan
 from tilewise.train.config import TrainConfig, load_config, make_optimizer
 from tilewise.train.metrics import MetricsFile, read_metrics
 
@@ -379,6 +382,37 @@ def read_texts(folder: Path, data: bytes) -> None:
         assert found in ("", data.decode("utf-8", "replace"))
 
 
+def read_plan(folder: Path, data: bytes) -> None:
+    """A plan: what is accepted is the same after being written again, can be explained, and is a program that native
+    code takes."""
+    file = folder / "step.plan"
+    file.write_bytes(data)
+    plan = tw.Plan.load(file)
+    plan.save(file)
+    assert tw.Plan.load(file).digest() == plan.digest()
+    plan.explain()
+    plan.estimate_memory_usage()
+    for program in plan.programs:
+        plan.traffic(program)
+    with tw.GraphInstance(plan, memory_limit_bytes=1 << 26):
+        pass
+
+
+def _plans() -> list[bytes]:
+    plans = []
+    for mesh, trains in (({}, False), ({"dp": 2}, True)):
+        graph = tw.ComputeGraph("tiny")
+        y = linear(graph, graph.input([4, 8], "f32", name="x", labels=[tw.BATCH, None]), "w", 4)
+        if trains:
+            graph.loss(graph.mean(y))
+            graph.optimize(tw.optim.SGD())
+        else:
+            table = graph.constant(np.arange(16, dtype=np.float32).reshape(4, 4), name="table")
+            graph.output(graph.add(y, table), "y")
+        plans.append(encode_plan(graph.plan(mesh, leaves=2, workers_per_device=1)))
+    return plans
+
+
 def _texts() -> list[bytes]:
     line = "x = 1  # ünïcode 日本 \U0001f600\r\n"
     return [line.encode() * 30, (line * 20 + "\n\n").encode() * 40, b"a" * 20000, b""]
@@ -399,6 +433,7 @@ READERS = {
     "train.toml": Reader(read_train_config, cache(_train_config), 1200),
     "dependency graph": Reader(read_dependency_graph, cache(_dependency_graph), 900, mutate_json),
     "metrics.jsonl": Reader(read_metrics_file, cache(_metrics), 1000, mutate_json),
+    "plan": Reader(read_plan, cache(_plans), 600, mutate_plan),
     "texts": Reader(read_texts, cache(_texts), 450),
 }
 

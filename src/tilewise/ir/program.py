@@ -294,8 +294,7 @@ class LoweredTemplate:
         return sum(self.signal_sites)
 
 
-@dataclass(frozen=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """A tensor as the walker sees it: where it lies, how it is cut, which handles guard its tiles.
 
     Rows and rows per tile may be of symbols.

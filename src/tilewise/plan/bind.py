@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from tilewise.ir.graph import TensorSpec
+from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import TensorLayout
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Call, LoweredTemplate, Number, Slot, upper
@@ -14,13 +15,23 @@ from tilewise.plan.collectives import broadcast_instructions
 from tilewise.plan.entries import Cut, EntryTable
 from tilewise.plan.lower import flat_view
 from tilewise.plan.memory import Buffer
-from tilewise.plan.segments import tensors_of_call
+from tilewise.plan.segments import tensors_seen
 from tilewise.plan.shapes import LocalShapes, round_up
 from tilewise.plan.variants import Use, Variant, Variants
 
 __all__ = ["Binder"]
 
 Key = tuple[object, ...]
+
+
+class _Seen(NamedTuple):
+    """The tensor that a caller sees as number so many of its operands and results; of a run of root ops, its id."""
+
+    number: int
+    flat: bool
+
+
+_Place = int | Slot | _Seen
 
 
 class Binder:
@@ -36,9 +47,17 @@ class Binder:
         self.table = EntryTable(len(tensors.shapes.kinds), tensors.shapes.bounds)
         self._cuts: dict[tuple[int, bool], Cut] = {}  # by form
         self._slot_cuts: dict[tuple[int, int], Cut] = {}  # by variant and slot
+        self._places: dict[int, list[_Place]] = {}  # by variant
+        self._known: dict[tuple[int, int, bool], int] = {}  # entries of root tensors
 
     def tensor(self, tensor: int, microbatch: int = 0, *, flat: bool = False) -> int:
         """Entry of a root tensor; of its part for one microbatch, where it has parts."""
+        asked = tensor, microbatch, flat
+        if asked not in self._known:
+            self._known[asked] = self._tensor(tensor, microbatch, flat)
+        return self._known[asked]
+
+    def _tensor(self, tensor: int, microbatch: int, flat: bool) -> int:
         root = self.tensors.roots.get(tensor, tensor)
         part = microbatch if self.tensors.num_parts(root) > 1 else 0
         key = ("flat" if flat else "tensor", root, part)
@@ -65,35 +84,44 @@ class Binder:
 
     def use(self, use: Use) -> Call:
         """One use of a variant: the entry of each of its slots."""
-        variant = self.variants[use.variant]
-        call = use.segment.call
-        actual: Mapping[int, int] | None = None
-        if call is not None:
-            actual = tensors_of_call(self.tensors.graph, call)
-        binding = tuple(
-            self._slot(variant, position, slot, use, actual) for position, slot in enumerate(variant.slots)
-        )
-        return Call(use.variant, binding, use.numbers)
+        variant, call, microbatch = self.variants[use.variant], use.segment.call, use.microbatch
+        if variant.number not in self._places:
+            self._places[variant.number] = [
+                self._place(variant, position, slot, call) for position, slot in enumerate(variant.slots)
+            ]
+        seen = None if call is None else (*call.inputs, *call.outputs)
+        binding = []
+        for position, place in enumerate(self._places[variant.number]):
+            if isinstance(place, int):
+                binding.append(place)
+            elif isinstance(place, Slot):
+                binding.append(self._kept(variant, position, place, use))
+            else:
+                tensor = place.number if seen is None else seen[place.number]
+                assert tensor is not None
+                binding.append(self.tensor(tensor, microbatch, flat=place.flat))
+        return Call(use.variant, tuple(binding), use.numbers)
 
-    def _slot(
-        self, variant: Variant, position: int, slot: Slot, use: Use, actual: Mapping[int, int] | None
-    ) -> int:
+    def _place(self, variant: Variant, position: int, slot: Slot, call: OpNode | None) -> _Place:
+        """Where every use finds the entry of a slot: the entry, where it is the variant's own; the slot of what each
+        use has of its own; or which of the tensors that the caller sees it is."""
         if slot.kind == "temp" or slot.kind == "temp_flat":
             return self._own(variant, position, (slot.kind, variant.number, slot.id), "temp", "rows")
         if slot.kind not in ("tensor", "flat"):
-            return self._kept(variant, position, slot, kept_key(self.tensors.graph, variant, use, slot))
-        tensor = slot.id
-        is_inner = actual is not None and tensor not in actual
-        if actual is not None and not is_inner:
-            tensor = actual[tensor]
-        if is_inner:
-            storage = variant.graph.spec(tensor).storage
-            key = "inner_flat" if slot.kind == "flat" else "inner", variant.number, tensor
-            return self._own(variant, position, key, "inner", storage)
-        return self.tensor(tensor, use.microbatch, flat=slot.kind == "flat")
+            return slot
+        flat = slot.kind == "flat"
+        if call is None:
+            return _Seen(slot.id, flat)
+        seen = tensors_seen(self.tensors.graph, call)
+        if slot.id in seen:
+            return _Seen(seen[slot.id], flat)
+        storage = variant.graph.spec(slot.id).storage
+        key = "inner_flat" if flat else "inner", variant.number, slot.id
+        return self._own(variant, position, key, "inner", storage)
 
-    def _kept(self, variant: Variant, position: int, slot: Slot, key: Key) -> int:
+    def _kept(self, variant: Variant, position: int, slot: Slot, use: Use) -> int:
         """Entry of what is kept of a sum between microbatches, or of a place in a ring."""
+        key = kept_key(self.tensors.graph, variant, use, slot)
         storage = variant.graph.spec(slot.id).storage if slot.kind != "stack" else "rows"
         cut = self._cut_of_slot(variant, position, storage)
         return self.table.add((slot.kind, *key[1:]), self.buffers[key], cut)

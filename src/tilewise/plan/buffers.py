@@ -10,7 +10,7 @@ from tilewise.ir.program import Slot, TempSpec
 from tilewise.plan.accumulation import BatchSums
 from tilewise.plan.memory import Buffer
 from tilewise.plan.rings import place_of_use
-from tilewise.plan.segments import Segment, tensors_of_call
+from tilewise.plan.segments import Segment, tensors_seen
 from tilewise.plan.shapes import LocalShapes, bytes_of, round_up
 from tilewise.plan.variants import Use, Variant, Variants
 
@@ -140,8 +140,10 @@ def kept_key(graph: Graph, variant: Variant, use: Use, slot: Slot) -> Key:
     call = use.segment.call
     if call is None:
         return kind, None, tensor, level
-    outside = tensors_of_call(graph, call)
-    return (kind, call.id, tensor, level) if tensor not in outside else (kind, None, outside[tensor], level)
+    seen = tensors_seen(graph, call)
+    if tensor not in seen:
+        return kind, call.id, tensor, level
+    return kind, None, (*call.inputs, *call.outputs)[seen[tensor]], level
 
 
 def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Buffer]:

@@ -9,6 +9,7 @@ from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import Call, DeviceClass, TileProgram
 from tilewise.ir.schedule import Schedule
+from tilewise.ir.validate import Work, validate_bindings
 from tilewise.plan.accumulation import find_batch_sums, require_whole_batch
 from tilewise.plan.bind import Binder
 from tilewise.plan.buffers import (
@@ -23,10 +24,11 @@ from tilewise.plan.lower import alias_roots
 from tilewise.plan.memory import Buffer, place_buffers, place_in_sequence
 from tilewise.plan.outputs import gather_outputs
 from tilewise.plan.plan import Plan
+from tilewise.plan.rings import RING_DEPTH, place_of_use
 from tilewise.plan.segments import Segment, cut_segments
 from tilewise.plan.shapes import LocalShapes, PlanSettings, symbols_of
 from tilewise.plan.validate import validate_plan
-from tilewise.plan.variants import Variants, lower_variants
+from tilewise.plan.variants import Use, Variants, lower_variants
 
 __all__ = ["make_plan"]
 
@@ -77,6 +79,7 @@ def make_plan(
         if t.kind != "result" or t.id in tensors.keep
     }
     program = _program(binder, variants, numbers, classes, [b for b in buffers if b.first >= 0])
+    _validate_bindings(program, variants, tensors)
     needs = (
         settings.workers_per_device,
         variants.num_signals,
@@ -101,6 +104,24 @@ def make_plan(
     return plan
 
 
+def _work_of(graph: Graph, variants: Variants, use: Use) -> Work:
+    segment, rings = use.segment, variants.variants[use.variant].rings
+    places = tuple(place_of_use(use.ring_use, age) for age in range(RING_DEPTH))
+    return Work(segment.name(graph), segment.call, use.microbatch, rings, places)
+
+
+def _validate_bindings(program: TileProgram, variants: Variants, tensors: RootTensors) -> None:
+    """Hold the calls to the graph's ops."""
+    graph = tensors.graph
+    bound = [(u, _work_of(graph, variants, u)) for u in variants.uses]
+    work = {
+        name: tuple(w for use, w in bound if use.segment.phase in included)
+        for name, included in _lists(variants, tensors.shapes).items()
+    }
+    work["broadcast"] = (Work("broadcast"),)
+    validate_bindings(program, graph, work, tensors.roots, tensors.num_parts)
+
+
 def _place(
     tensors: RootTensors, segments: Sequence[Segment], variants: Variants
 ) -> tuple[list[Buffer], Mapping[str, int]]:
@@ -118,6 +139,17 @@ def _place(
     return [*lasting, *results, *temporaries], regions
 
 
+def _lists(variants: Variants, shapes: LocalShapes) -> Mapping[str, tuple[str, ...]]:
+    """What a graph can run, and the phases that belong to it: `forward`, and with a loss `backward` and `step`."""
+    wanted: dict[str, tuple[str, ...]] = {"forward": ("forward",)}
+    if any(use.segment.phase == "backward" for use in variants.uses):
+        wanted["backward"] = ("backward",)
+        wanted["step"] = ("forward", "backward", "update")
+    if shapes.settings.accumulation > 1:
+        wanted = {name: included for name, included in wanted.items() if name == "step"}
+    return wanted
+
+
 def _program(
     binder: Binder,
     variants: Variants,
@@ -125,18 +157,12 @@ def _program(
     classes: Sequence[Sequence[int]],
     sharing: Sequence[Buffer],
 ) -> TileProgram:
-    """What a graph can run: `forward`, and with a loss `backward` and `step`; on several devices `broadcast`."""
+    """The lists of calls; on several devices `broadcast` as well."""
     shapes = binder.tensors.shapes
     bound: list[tuple[str, Call]] = [(use.segment.phase, binder.use(use)) for use in variants.uses]
-    phases = {phase for phase, _ in bound}
-    wanted: dict[str, tuple[str, ...]] = {"forward": ("forward",)}
-    if "backward" in phases:
-        wanted["backward"] = ("backward",)
-        wanted["step"] = ("forward", "backward", "update")
-    if shapes.settings.accumulation > 1:
-        wanted = {name: included for name, included in wanted.items() if name == "step"}
     calls = {
-        name: tuple(call for phase, call in bound if phase in included) for name, included in wanted.items()
+        name: tuple(call for phase, call in bound if phase in included)
+        for name, included in _lists(variants, shapes).items()
     }
     templates = [[v.templates[c] for v in variants.variants] for c in range(len(classes))]
     if shapes.mesh.num_devices > 1:

@@ -22,12 +22,19 @@ class Segment:
         """The call op, for a layer."""
         return self.ops[0] if self.ops[0].op == "call" else None
 
+    def name(self, graph: Graph) -> str:
+        """Of the template that it is lowered to."""
+        return (
+            f"segment{self.index}" if self.call is None else graph.templates[self.call.attrs["template"]].key
+        )
 
-def tensors_of_call(graph: Graph, call: OpNode) -> dict[int, int]:
-    """Tensors of a layer that its caller sees, by their ids inside: the caller's."""
+
+def tensors_seen(graph: Graph, call: OpNode) -> dict[int, int]:
+    """Tensors of a layer that its caller sees, by their ids inside: which operand or result of the call each is."""
     template = graph.templates[call.attrs["template"]]
     names = (*template.arguments, *template.results, *call.attrs["saved"])
-    return {n: t for n, t in zip(names, (*call.inputs, *call.outputs)) if t is not None}
+    outside = (*call.inputs, *call.outputs)
+    return {n: i for i, (n, t) in enumerate(zip(names, outside)) if t is not None}
 
 
 def cut_segments(graph: Graph) -> tuple[Segment, ...]:

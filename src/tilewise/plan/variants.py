@@ -114,14 +114,14 @@ def lower_variants(
     ] = {}  # the first variant of a template, and its rings' signals
     for turn in schedule:
         segment = segments[turn.segment]
-        call = segment.call
+        call, name = segment.call, segment.name(graph)
         if call is not None:
             template = graph.templates[call.attrs["template"]]
-            inside, inner_layout, name = template.graph, layout.calls[call.id], template.key
+            inside, inner_layout = template.graph, layout.calls[call.id]
             late = sums.calls[call.id]
             identity: tuple[object, ...] = (name, id(inner_layout), call.attrs["saved"], late.late_ops)
         else:
-            inside, inner_layout, name, late = graph, layout, f"segment{segment.index}", sums
+            inside, inner_layout, late = graph, layout, sums
             identity = (name,)
         ops = inside.ops if call is not None else segment.ops
         varies = any(o in late.complete_last for op in ops for o in op.outputs)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tilewise.core.border import Border
+from tilewise.core.collector import collector_paused
 from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import GraphBuilder, differentiate, fix_sizes, simplify
@@ -127,16 +128,17 @@ class ComputeGraph(GraphBuilder):
         if given is not None and not strategy.axes:
             strategy = DistributionStrategy.for_mesh(given)
         used = given if given is not None else strategy.mesh()
-        graph = self.complete()
-        check_constants(graph)
-        fixed = check_sizes("plan", symbols_of(graph), sizes or {})
-        bound = cut_batch(graph, accumulation, leaves).bound
-        graph = fix_sizes(graph, fixed)
-        batch = replace(cut_batch(graph, accumulation, leaves), bound=bound)
-        layout = propagate_layouts(graph, used, strategy, batch)
-        graph, layout = insert_reshards(graph, layout, strict=strict)
-        settings = settings_for(graph, layout, batch, workers_per_device)
-        return make_plan(graph, layout, settings, one_stage, self._optimizer, device_overhead)
+        with collector_paused():
+            graph = self.complete()
+            check_constants(graph)
+            fixed = check_sizes("plan", symbols_of(graph), sizes or {})
+            bound = cut_batch(graph, accumulation, leaves).bound
+            graph = fix_sizes(graph, fixed)
+            batch = replace(cut_batch(graph, accumulation, leaves), bound=bound)
+            layout = propagate_layouts(graph, used, strategy, batch)
+            graph, layout = insert_reshards(graph, layout, strict=strict)
+            settings = settings_for(graph, layout, batch, workers_per_device)
+            return make_plan(graph, layout, settings, one_stage, self._optimizer, device_overhead)
 
     def estimate_memory_usage(
         self, mesh: DeviceMesh | Mapping[str, int] | None = None, **options: Any

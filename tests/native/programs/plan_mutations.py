@@ -1,4 +1,5 @@
-"""Seeded changes of a tile program's exchanges: something dropped, doubled, swapped or sent elsewhere."""
+"""Seeded changes of a tile program: of exchanges something dropped, doubled, swapped or sent elsewhere; of bindings two
+tensors of one shape, or two devices, exchanged."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from tilewise.ir.program import Access, Instruction, LoweredTemplate, NumberLike, TileProgram
+from tilewise.ir.program import Access, Instruction, LoweredTemplate, NumberLike, TensorEntry, TileProgram
 
 Chosen = tuple[int, int, int]  # class, template, instruction
 Change = Callable[[random.Random, TileProgram], tuple[str, TileProgram] | None]
@@ -201,6 +202,47 @@ def change_numbers(dice: random.Random, program: TileProgram) -> tuple[str, Tile
     return f"number {n} of call {at} of {name}", replace(program, classes=tuple(classes))
 
 
+def _form(entry: TensorEntry) -> TensorEntry:
+    """What tells entries of one shape apart, left out."""
+    return entry._replace(key=(), offset=0, first_handle=0)
+
+
+def change_call(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:
+    """Two tensors of one shape exchanged in a call, in one class or in all, or two calls of one template exchanged."""
+    class_id, everywhere = dice.randrange(len(program.classes)), dice.random() < 0.5
+    of = program.classes[class_id]
+    name = dice.choice([n for n in of.calls if of.calls[n] and n != "broadcast"])
+    calls = list(of.calls[name])
+    n, m = dice.randrange(len(calls)), dice.randrange(len(calls))
+    if calls[n].template == calls[m].template and n != m:
+        what = f"calls {n} and {m}"
+        calls[n], calls[m] = calls[m], calls[n]
+    else:
+        binding = list(calls[n].binding)
+        forms = [_form(of.entries[e]) for e in binding]
+        a = dice.randrange(len(binding))
+        alike = [b for b, form in enumerate(forms) if form == forms[a] and binding[b] != binding[a]]
+        if not alike:
+            return None
+        b = dice.choice(alike)
+        binding[a], binding[b] = binding[b], binding[a]
+        calls[n] = replace(calls[n], binding=tuple(binding))
+        what = f"slots {a} and {b} of call {n}"
+    changed = [
+        replace(c, calls={**c.calls, name: tuple(calls)}) if everywhere or c is of else c
+        for c in program.classes
+    ]
+    return f"{what} of {name!r} exchanged", replace(program, classes=tuple(changed))
+
+
+def change_devices(dice: random.Random, program: TileProgram) -> tuple[str, TileProgram] | None:
+    """Two devices exchanged."""
+    devices = list(program.devices)
+    n, m = dice.randrange(len(devices)), dice.randrange(len(devices))
+    devices[n], devices[m] = devices[m], devices[n]
+    return f"devices {n} and {m} exchanged", replace(program, devices=tuple(devices))
+
+
 CHANGES: list[Change] = [
     change_list,
     change_list,
@@ -208,4 +250,6 @@ CHANGES: list[Change] = [
     change_instruction,
     change_template,
     change_numbers,
+    change_call,
+    change_devices,
 ]

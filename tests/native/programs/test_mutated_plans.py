@@ -1,7 +1,8 @@
-"""Exchanges of real plans with something dropped, doubled, swapped or misdirected: found, or shown to be harmless."""
+"""Real plans with something dropped, doubled, swapped or misdirected: found, or shown to be harmless."""
 
 from __future__ import annotations
 
+import random
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -15,11 +16,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
 from small_llama import config, training_graph
 
-from native.programs.plan_mutations import mutate, with_instructions
+from native.programs.plan_mutations import change_call, mutate, with_instructions
 from native.programs.symbolic_run import final_memory
 from tilewise.core.errors import InternalError, PlanError
 from tilewise.ir.program import TileProgram
-from tilewise.ir.validate import validate_acknowledgements, validate_order, validate_reductions
+from tilewise.ir.validate import (
+    validate_acknowledgements,
+    validate_bindings,
+    validate_order,
+    validate_reductions,
+)
 from tilewise.plan import Plan
 from tilewise.session.assemble import native_program
 
@@ -34,24 +40,32 @@ PLANS = {
 
 
 @cache
-def planned(name: str) -> tuple[Plan, tuple]:
-    """A plan of a small Llama with two layers, and what planning hands to `validate_reductions` besides."""
+def planned(name: str) -> tuple[Plan, tuple, tuple]:
+    """A plan of a small Llama with two layers, and what planning hands to `validate_reductions` and to
+    `validate_bindings` besides."""
     axes, options, changes = PLANS[name]
     model = config(tie_word_embeddings=False, **changes)
     leaves = options.get("leaves", 4)
     graph = training_graph(model, "f32", leaves, 8)
-    with mock.patch("tilewise.plan.validate.validate_reductions") as check:
+    with (
+        mock.patch("tilewise.plan.validate.validate_reductions") as flow,
+        mock.patch("tilewise.plan.make.validate_bindings") as bindings,
+    ):
         plan = graph.plan(axes, **{"leaves": leaves, **options})
-    return plan, check.call_args.args[1:]
+    return plan, flow.call_args.args[1:], bindings.call_args.args[1:]
 
 
 def found_by(name: str, program: TileProgram) -> str:
     """Which check refuses a program; empty if none does."""
-    plan, context = planned(name)
+    plan, context, meant = planned(name)
     try:
         validate_acknowledgements(program)
     except InternalError:
         return "acknowledgements"
+    try:
+        validate_bindings(program, *meant)
+    except InternalError:
+        return "bindings"
     try:
         validate_reductions(program, *context)
     except InternalError:
@@ -71,7 +85,7 @@ def found_by(name: str, program: TileProgram) -> str:
 @cache
 def memory_of(name: str) -> Mapping[str, list[bytes]]:
     """What a plan leaves in memory, per list."""
-    plan, _ = planned(name)
+    plan, *_ = planned(name)
     return {p: run(plan, plan.program, p, 0) for p in plan.programs}
 
 
@@ -82,7 +96,7 @@ def run(plan: Plan, program: TileProgram, name: str, seed: int) -> list[bytes]:
 
 def is_harmless(name: str, program: TileProgram) -> bool:
     """Three random orders of all tasks leave what the plan leaves."""
-    plan, _ = planned(name)
+    plan, *_ = planned(name)
     return all(
         run(plan, program, p, seed) == expected
         for p, expected in memory_of(name).items()
@@ -106,13 +120,13 @@ def kill(name: str, seeds: range) -> Counter:
 def test_real_plans_pass(name):
     """Nothing is found in a plan itself, and every order of its tasks leaves the same."""
     assert found_by(name, planned(name)[0].program) == ""
-    plan, _ = planned(name)
+    plan, *_ = planned(name)
     assert all(run(plan, plan.program, p, 1) == expected for p, expected in memory_of(name).items())
 
 
 def test_a_reduction_dropped_on_all_devices_is_found():
     """Each of them, with its copies and acknowledgements: nothing waits for ever, and all devices agree."""
-    plan, context = planned("dp2")
+    plan, context, _ = planned("dp2")
     dropped = 0
     for number, template in enumerate(plan.program.classes[0].templates):
         for label in {
@@ -137,7 +151,7 @@ def test_a_reduction_dropped_on_all_devices_is_found():
 
 def test_a_write_that_waits_for_no_reader_is_found():
     """Without acknowledgements, a tile of a peer may be written while it is read; the message names both tasks."""
-    plan, _ = planned("tp2")
+    plan, *_ = planned("tp2")
     program = plan.program
     for c, of in enumerate(program.classes):
         for number, template in enumerate(of.templates):
@@ -146,6 +160,18 @@ def test_a_write_that_waits_for_no_reader_is_found():
     native = native_program(program, plan.symbol_bounds)
     with pytest.raises(InternalError, match=r"got '.*of call \d+ on device \d and '.*over bytes"):
         validate_order([native.tasks(d, [], "step") for d in range(2)], native.labels())
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_exchanged_bindings_are_found(name):
+    """Two tensors of one shape in a call, or two calls: no other check asks which tensor is meant."""
+    program, found = planned(name)[0].program, 0
+    for seed in range(30):
+        made = change_call(random.Random(seed), program)
+        if made is not None and made[1] != program:
+            assert found_by(name, made[1]) == "bindings", made[0]
+            found += 1
+    assert found >= 10
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -202,7 +201,7 @@ def test_what_lacks_a_field_or_has_another_name_is_refused():
     with pytest.raises(AttributeError, match="kernel"):
         program.add_instr(0, program.add_template(0, "t"), object())
     with pytest.raises(PlanError, match=r"f32, bf16, i32 or f64; got 'f16'"):
-        program.add_tensor(0, replace(tensor_entry(0, 1, 1, 1), dtype="f16"))
+        program.add_tensor(0, tensor_entry(0, 1, 1, 1)._replace(dtype="f16"))
     with pytest.raises(TypeError, match=r"unknown; known are num_devices, .*deadline_s"):
         Executor(arena_bytes=[64], deadline=1.0)
     with pytest.raises(TypeError, match="window has a value of another type or out of its range; got str"):

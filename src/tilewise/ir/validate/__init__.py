@@ -4,6 +4,7 @@
 """
 
 from tilewise.ir.validate.batch import validate_batch_sums, validate_microbatches
+from tilewise.ir.validate.bindings import Work, validate_bindings
 from tilewise.ir.validate.graph import validate_graph
 from tilewise.ir.validate.order import validate_order
 from tilewise.ir.validate.program import validate_acknowledgements
@@ -11,8 +12,10 @@ from tilewise.ir.validate.records import validate_records
 from tilewise.ir.validate.reductions import validate_reductions
 
 __all__ = [
+    "Work",
     "validate_acknowledgements",
     "validate_batch_sums",
+    "validate_bindings",
     "validate_graph",
     "validate_microbatches",
     "validate_order",

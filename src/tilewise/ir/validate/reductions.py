@@ -19,13 +19,15 @@ and so is a reader that comes too early or takes a part for the whole. Copies of
 member once, side by side. Along the calls of a list, what is read has been given from outside or was written before.
 
 Not shown: that kernels compute what they say, and that what they update was begun (some begin it themselves); when
-tasks run (`validate_order`); which of several tensors of one shape a call means; what a broadcast copies.
+tasks run (`validate_order`); which of several tensors of one shape a call means (`validate_bindings`); what a broadcast
+copies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple, NoReturn
 
@@ -119,8 +121,10 @@ def validate_reductions(
             flows.append(flow)
             exchanges.update(flow.exchanges)
         _confirm(program, class_id, exchanges, layouts[0].mesh)
+        first: dict[object, int] = {}
+        same = [first.setdefault((_kind(str(e.key[0])), *e.key[1:]), i) for i, e in enumerate(of.entries)]
         for name in of.calls:
-            _follow_calls(of, flows, name, given, behind.get(name, ()))
+            _follow_calls(of, flows, same, name, given, behind.get(name, ()))
         every.append(flows)
     _confirm_columns(program, every, layouts[0].mesh)
 
@@ -388,7 +392,7 @@ def _confirm(
                 held = dict(zip(run, _per_device(exchange.held[first // size], size)))
                 good = read == run
                 good = good and (exchange.mine == -1 or value_on(exchange.mine, own) == run.index(device))
-                good = good and not fold_intervals([held[d] for d in read], exchange.leaves)
+                good = good and not _fold(tuple(held[d] for d in read), exchange.leaves)
             else:
                 good = read == run
             if not good or exchange.shares != size:
@@ -433,6 +437,12 @@ def _columns_of(program: TileProgram, class_id: int, number: int, slot: int) -> 
     return None if call is None else of.entries[call.binding[slot]].cols
 
 
+@lru_cache(maxsize=256)
+def _fold(held: tuple[Interval, ...], count: int) -> str:
+    """`fold_intervals`; all teams along some axes ask the same."""
+    return fold_intervals(held, count)
+
+
 def _per_device(held: Sequence[Interval], devices: int) -> list[Interval]:
     """The leaves of every device: those of its microbatches together, which follow each other."""
     width = len(held) // devices
@@ -440,36 +450,42 @@ def _per_device(held: Sequence[Interval], devices: int) -> list[Interval]:
 
 
 def _follow_calls(
-    of: DeviceClass, flows: Sequence[_Flow], name: str, given: frozenset[int], behind: Sequence[str]
+    of: DeviceClass,
+    flows: Sequence[_Flow],
+    same: Sequence[int],
+    name: str,
+    given: frozenset[int],
+    behind: Sequence[str],
 ) -> None:
-    """What calls read has been written by calls before."""
-    keys = [(_kind(str(e.key[0])), *e.key[1:]) for e in of.entries]
-    known = {keys[e] for e in given}
+    """What calls read has been written by calls before; `same` is the first entry of each one's memory."""
+    known = {same[e] for e in given}
     for earlier in behind:
         known |= {
-            keys[call.binding[s]] for call in of.calls.get(earlier, ()) for s in flows[call.template].makes
+            same[call.binding[s]] for call in of.calls.get(earlier, ()) for s in flows[call.template].makes
         }
-    taken: dict[tuple[object, ...], tuple[int, int]] = {}  # per stack, microbatches so far and of how many
+    taken: dict[int, tuple[int, int]] = {}  # per stack, microbatches so far and of how many
     for call in of.calls[name]:
         flow = flows[call.template]
         for slot, (microbatch, count) in flow.stacks.items():
-            key = keys[call.binding[slot]]
-            if taken.get(key, (0, count)) != (microbatch, count):
+            entry = same[call.binding[slot]]
+            before = taken.get(entry, (0, count))
+            if before != (microbatch, count):
                 _refuse(
                     "a stack takes the microbatches in order",
-                    f"number {microbatch} of {count} behind {taken.get(key, (0, count))[0]} for {key} in {name!r}",
+                    f"number {microbatch} of {count} behind {before[0]} for {of.entries[entry].key} in {name!r}",
                 )
-            taken[key] = microbatch + 1, count
+            taken[entry] = microbatch + 1, count
         for slot in flow.needs:
-            if keys[call.binding[slot]] not in known:
+            if same[call.binding[slot]] not in known:
                 _refuse(
                     "a value is written before it is read",
-                    f"{keys[call.binding[slot]]} read by template {flow.template.name!r} in {name!r}",
+                    f"{of.entries[call.binding[slot]].key} read by template {flow.template.name!r} in {name!r}",
                 )
-        known |= {keys[call.binding[s]] for s in flow.makes}
-    for key, (microbatch, count) in taken.items():
+        known |= {same[call.binding[s]] for s in flow.makes}
+    for entry, (microbatch, count) in taken.items():
         if microbatch < count:
-            _refuse("a stack takes all microbatches", f"{microbatch} of {count} for {key} in {name!r}")
+            what = f"{microbatch} of {count} for {of.entries[entry].key} in {name!r}"
+            _refuse("a stack takes all microbatches", what)
 
 
 def _pairs(instruction: Instruction) -> list[tuple[Operand, Operand]]:

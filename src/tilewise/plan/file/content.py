@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tilewise.core.border import shown
 from tilewise.core.dtypes import DTYPES, dtype
-from tilewise.core.reading import MAX_JSON_BYTES, Unreadable, open_regular, plain_json, read_whole
+from tilewise.core.reading import Unreadable, open_regular, plain_json, read_whole
 from tilewise.plan.file.fields import fields_of
 from tilewise.plan.file.read_rows import RowReader
 from tilewise.plan.file.write_rows import RowWriter, Unwritable
@@ -31,7 +31,7 @@ from tilewise.plan.file.write_rows import RowWriter, Unwritable
 __all__ = ["MAX_BYTES", "decode_plan", "digest_of", "encode_plan", "read_content"]
 
 MAX_BYTES = 1 << 30  # of a file; its constants are most of it
-_MAX_ROWS_BYTES = 4 * MAX_JSON_BYTES
+_MAX_ROWS_BYTES = 256 << 20
 _VERSION = 1
 _LINE = re.compile(rb"tilewise plan ([0-9]{1,9}) ([0-9a-f]{64})\n")
 _LONGEST_LINE = 100

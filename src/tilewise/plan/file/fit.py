@@ -23,6 +23,7 @@ from tilewise.ir.layout import CHUNKS, GROUPS, LEAVES, GraphLayout
 from tilewise.ir.op import check_call, op_named
 from tilewise.ir.validate import validate_graph
 from tilewise.plan.classes import classes_of
+from tilewise.plan.file.fit_kernels import require_kernels
 from tilewise.plan.file.fit_program import hold, require_program
 from tilewise.plan.settings import MAX_WORKERS, settings_for
 from tilewise.plan.shapes import LocalShapes, symbols_of
@@ -53,6 +54,7 @@ def require_fit(plan: PlanTables) -> None:
         validate_graph(plan.graph)
         _require_choices(plan)
         require_program(plan)
+        require_kernels(plan)
         _require_outside(plan)
         validate_plan(plan)
         _require_optimizer(plan)
@@ -118,6 +120,12 @@ def _require_graph(graph: Graph, walked: dict[int, int]) -> int:
         weight += _require_op(graph, op, walked)
         hold(weight <= _MAX_WALK, "its templates call each other too often")
     for key, template in graph.templates.items():
+        hold(
+            template.graph.reduction_chunks == graph.reduction_chunks,
+            "template {!r} has {} chunks",
+            key,
+            template.graph.reduction_chunks,
+        )
         inside = range(len(template.graph.tensors))
         ends = (*template.arguments, *template.results)
         hold(

@@ -16,6 +16,7 @@ from tilewise.ir.program import (
     DeviceClass,
     Instruction,
     LoweredTemplate,
+    Mode,
     Number,
     NumberLike,
     Source,
@@ -30,6 +31,7 @@ __all__ = ["hold", "require_program"]
 _MOST = 1 << 40  # of a constant, a factor, a value: their products stay within 62 bits where they are used
 _MOST_PRODUCT = 1 << 61
 _MOST_TASKS = 1 << 24  # of one instruction
+_MODES = range(len(Mode))
 
 
 def require_program(plan: PlanTables) -> None:
@@ -170,6 +172,7 @@ class _Checks:
         hold(all(map(isfinite, instruction.floats)), "{} has floats that are not finite", where)
         numbers: list[NumberLike] = [instruction.extent, instruction.step, *instruction.ints]
         for o in instruction.operands:
+            hold(o.mode in _MODES, "{} has an operand of mode {}", where, o.mode)
             numbers += (o.member, o.div, o.part, o.parts)
         for w in instruction.waits:
             numbers += (w.member, w.signal_base, w.increment, w.use)

@@ -1,0 +1,176 @@
+"""Instructions of a plan from a file, held to the kernel table as planning holds those that it makes.
+
+What an op would have said is read back from an instruction: operands, integers and floats by the table's names. Emitted
+again, over the tensors that its calls bind, it must be the same instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from math import prod
+
+from tilewise.core.reading import Unreadable
+from tilewise.ir.graph import Graph
+from tilewise.ir.lowering import Ref
+from tilewise.ir.program import (
+    Access,
+    DeviceClass,
+    Instruction,
+    LoweredTemplate,
+    NumberLike,
+    Operand,
+    Slot,
+    TensorEntry,
+    known_part,
+    upper,
+)
+from tilewise.kernels.scratch import scratch_bytes
+from tilewise.kernels.table import KernelSpec, kernel_spec
+from tilewise.plan.emission import make_instruction
+from tilewise.plan.file.fit_program import hold
+from tilewise.plan.tables import PlanTables
+
+__all__ = ["require_kernels"]
+
+_FLAT = ("flat", "temp_flat", "carry_flat")
+
+
+def require_kernels(plan: PlanTables) -> None:
+    """Refuse instructions that no op could have emitted.
+
+    Raises:
+        Unreadable: names the instruction.
+        InternalError: the same, in the words of planning.
+    """
+    seen: set[tuple[int, ...]] = set()
+    for of in plan.program.classes:
+        bound = _bound(of)
+        for number, template in enumerate(of.templates):
+            if number not in bound:  # nothing calls it, on no device
+                continue
+            refs = _refs(plan.graph, template, bound[number])
+            for instruction in template.instructions:
+                if not instruction.kernel:
+                    continue
+                entries = (bound[number][o.slot] for o in instruction.operands if not o.null)
+                key = (id(instruction), *map(id, entries))
+                if key not in seen:
+                    seen.add(key)
+                    _require_emitted(template.name, instruction, refs)
+                    _require_scratch(plan, instruction, refs)
+
+
+def _bound(of: DeviceClass) -> dict[int, list[TensorEntry]]:
+    """Per template that is called, the entry of each slot; all calls bind entries that are cut alike."""
+    found: dict[int, list[TensorEntry]] = {}
+    for calls in of.calls.values():
+        for call in calls:
+            entries = [of.entries[e] for e in call.binding]
+            first = found.setdefault(call.template, entries)
+            alike = first is entries or all(map(_are_alike, first, entries))
+            hold(alike, "calls of {!r} bind tensors of other shapes", of.templates[call.template].name)
+    return found
+
+
+def _are_alike(first: TensorEntry, other: TensorEntry) -> bool:
+    return first is other or (
+        (first.extent, first.cols, first.stride, first.dtype, first.tile_rows)
+        == (other.extent, other.cols, other.stride, other.dtype, other.tile_rows)
+    )
+
+
+def _refs(root: Graph, template: LoweredTemplate, entries: Sequence[TensorEntry]) -> list[Ref]:
+    """What an op sees of each slot."""
+    known = root.templates.get(template.name)
+    graph = root if known is None else known.graph
+    return [
+        Ref(i, e.extent, e.cols, e.dtype, e.tile_rows, _is_packed(graph, template, slot))
+        for i, (slot, e) in enumerate(zip(template.slots, entries))
+    ]
+
+
+def _is_packed(graph: Graph, template: LoweredTemplate, slot: Slot) -> bool:
+    if slot.kind in _FLAT:
+        return False
+    if slot.kind == "temp":
+        return template.temps[slot.id].packed
+    return graph.spec(slot.id).storage == "packed"
+
+
+def _require_emitted(maker: str, instruction: Instruction, refs: Sequence[Ref]) -> None:
+    spec = kernel_spec(instruction.kernel)
+    suffix = instruction.kernel.removeprefix(spec.base).removeprefix("_")
+    emitted = make_instruction(
+        spec.base,
+        maker=f"template {maker!r}",
+        label=instruction.label,
+        extent=instruction.extent,
+        step=instruction.step,
+        tiles=dict(_operands(spec, instruction)),
+        ref_of=refs.__getitem__,
+        dtype=suffix or None,
+        ints=dict(_integers(spec, instruction)),
+        floats=dict(_floats(spec, instruction)),
+        priority=instruction.priority,
+    ).instruction
+    for name in ("kernel", "operands", "ints", "floats"):
+        if getattr(emitted, name) != getattr(instruction, name):
+            raise Unreadable(f"{instruction.label!r} has other {name} than its kernel's table says")
+
+
+def _require_scratch(plan: PlanTables, instruction: Instruction, refs: Sequence[Ref]) -> None:
+    """A kernel takes what it needs from its worker without asking how much there is."""
+    bounds = plan.symbol_bounds
+    shapes = [
+        (0, 0) if o.null else (refs[o.slot].extent.upper(bounds), refs[o.slot].cols)
+        for o in instruction.operands
+    ]
+    need = scratch_bytes(instruction.kernel, [known_part(i, bounds) for i in instruction.ints], shapes)
+    hold(need <= plan.scratch_bytes, "{!r} needs {} bytes of its worker", instruction.label, need)
+
+
+def _operands(
+    spec: KernelSpec, instruction: Instruction
+) -> Iterator[tuple[str, Operand | list[Operand] | None]]:
+    """By name; one run of lists stands among single operands."""
+    given = [
+        None if o.null else o._replace(access=Access.NONE, role=Access.NONE) for o in instruction.operands
+    ]
+    num_single = sum(not o.is_list for o in spec.operands)
+    for is_list, group in groupby(spec.operands, key=lambda o: o.is_list):
+        names = [o.name for o in group]
+        count = len(instruction.operands) - num_single if is_list else len(names)
+        taken, given = given[:count], given[count:]
+        for i, name in enumerate(names):
+            members = [o for o in taken[i :: len(names)] if o is not None]
+            yield name, members if is_list else taken[i]
+
+
+def _integers(
+    spec: KernelSpec, instruction: Instruction
+) -> Iterator[tuple[str, NumberLike | list[NumberLike]]]:
+    known: dict[str, NumberLike] = {}
+    given = list(instruction.ints)
+    for i in spec.ints:
+        if not i.is_list:
+            known[i.name] = given.pop(0)
+            if i.source is None:
+                yield i.name, known[i.name]
+            continue
+        length = (
+            prod(int(f) if f.isdigit() else upper(known[f]) for f in i.length) if i.length else len(given)
+        )
+        yield i.name, given[: max(length, 0)]
+        given = given[max(length, 0) :]
+    hold(not given, "{!r} has {} integers too many", instruction.label, len(given))
+
+
+def _floats(spec: KernelSpec, instruction: Instruction) -> Iterator[tuple[str, float | list[float]]]:
+    given = list(instruction.floats)
+    for name in spec.floats:
+        if name.endswith("..."):
+            yield name.removesuffix("..."), given
+            return
+        yield name, given.pop(0)
+    hold(not given, "{!r} has {} floats too many", instruction.label, len(given))
