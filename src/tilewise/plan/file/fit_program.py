@@ -147,15 +147,16 @@ class _Checks:
 
     def _require_template(self, template: LoweredTemplate) -> None:
         slots = range(len(template.slots))
-        counts = (*template.signal_sites, template.first_signal)
+        counts = (*template.signal_sites, *template.ring_sites, template.first_signal)
         hold(
             all(0 <= n <= _MOST for n in counts),
             "template {!r} has signals out of range",
             template.name,
         )
         for c in template.completions:
-            ends = (c.source, c.target, *(() if c.residual == -1 else (c.residual,)))
+            ends = (c.source, c.target, *(s for s in (c.residual, c.stack) if s != -1))
             hold(all(s in slots for s in ends), "{} of {!r} names other slots", c, template.name)
+            hold((c.stack == -1) == (c.microbatch == -1), "{} of {!r} has half a stack", c, template.name)
         for instruction in template.instructions:
             if self.is_new(instruction):
                 self._require_instruction(instruction)
