@@ -107,7 +107,7 @@ def measure(dt: str, shape: tuple[int, int, int], seconds: float) -> dict[str, f
         ),
         "dw": (
             2 * TOKENS * n * k,
-            lambda r: run(f"matmul_dw_{dt}", [dw, dy, x, None, None], [LEAF_ROWS, 0, 0], repeat=r),
+            lambda r: run(f"matmul_dw_{dt}", [dw, dy, x, None, None], [LEAF_ROWS, 0, 0, 0], repeat=r),
         ),
         "torch.mm": (flops, torch_mm),
     }

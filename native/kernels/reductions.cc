@@ -6,11 +6,14 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-/// tiles: out[1, D], partials[L, P * D], carries...; ints: number of carries, sequence length, C.
-/// Inner first: the tree over the sequence chunks of every leaf, then over the L leaves, then each carry in front.
+/// tiles: out[1, D], partials[L, P * D], carries...; ints: number of carries, the length that chunks are counted over,
+/// C, whether rows may be padding. Inner first: the tree over the sequence chunks of every leaf, then over the L
+/// leaves, then each carry in front. Padding adds zeros, which leave no trace but in the sign of a zero; + 0 takes that
+/// away.
 void leaf_tree(const KernelArgs& args) {
   const TileView &out = args.tiles[0], &partials = args.tiles[1];
   const SequenceChunks chunks{args.ints[1], args.ints[2]};
+  const Lanes zero = set(args.ints[3] ? 0.0f : -0.0f);
   for (int64_t c = 0; c < out.cols; c += kLanes) {
     const int64_t n = out.cols - c;
     TreeStack leaves;
@@ -23,7 +26,7 @@ void leaf_tree(const KernelArgs& args) {
       sum = leaves.add(sum, leaf, leaf + 1 < partials.rows ? leaf + 1 : 0);
     }
     for (int64_t i = 0; i < args.ints[0]; ++i) sum = load(row_of<const float>(args.tiles[2 + i], 0) + c, n) + sum;
-    store(row_of<float>(out, 0) + c, sum, n);
+    store(row_of<float>(out, 0) + c, sum + zero, n);
   }
 }
 

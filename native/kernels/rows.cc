@@ -29,13 +29,13 @@ void rms_norm(const KernelArgs& args) {
 }
 
 /// Where token `row` (absolute) adds to: the `cols` columns of its sequence chunk in the row of its leaf, which is set
-/// to zero where the leaf starts. ints: rows per leaf, sequence length, C.
+/// to zero where the leaf starts. ints: rows per leaf, sequence length, C, the length that chunks are counted over.
 TILEWISE_INLINE float* leaf_row(const KernelArgs& args, const TileView& leaf, int64_t row, int64_t cols) {
   const int64_t leaf_rows = args.ints[0], length = args.ints[1];
   float* to = row_of<float>(leaf, row / leaf_rows - args.row_begin / leaf_rows);
   if (row % leaf_rows == 0)
     for (int64_t c = 0; c < leaf.cols; ++c) to[c] = 0.0f;
-  return to + SequenceChunks{length, args.ints[2]}.place_of(row % length) * cols;
+  return to + SequenceChunks{args.ints[3], args.ints[2]}.place_of(row % length) * cols;
 }
 
 template <class T>

@@ -1,6 +1,8 @@
 // matmul_dw: packed weight gradients over token leaves, the embedding's scatter-add and earlier carries included.
 //
-// Lanes run along n, so finished blocks are panel rows as they stand. Rows of a block are columns of X.
+// Lanes run along n, so finished blocks are panel rows as they stand. Rows of a block are columns of X. Where sequences
+// may end in padding, whose rows of dY are zeros, every sequence begins a step of its own (a step of bf16 takes two
+// tokens at once), and + 0 takes the sign of a zero away: then padding leaves no trace.
 #include "kernels/product.h"
 #include "kernels/registry.h"
 
@@ -21,7 +23,8 @@ struct WeightGradient {
   int64_t num_carries, leaf_rows, num_leaves, first_id;
   int64_t column;  // first column of k in this pass
   int64_t columns;  // columns of a full pass
-  float* scatter;   // [panel of the group][leaf][columns][32]
+  float* scatter;  // [panel of the group][leaf][columns][32]
+  float zero;  // added at the end: -0, which changes nothing, or +0
   int64_t rows, lanes;
   int64_t num_terms = 1;
   int64_t max_group;
@@ -75,7 +78,7 @@ struct WeightGradient {
     for (int64_t i = 0; i < count * kPanel; i += kLanes) {
       Lanes v = load(block + i);
       for (int64_t c = 0; c < num_carries; ++c) v = load(static_cast<const float*>(carries[c].data) + offset + i) + v;
-      store(to + i, v);
+      store(to + i, v + set(zero));
     }
     const int64_t width = lanes - panel * kPanel;
     if (width < kPanel)
@@ -103,10 +106,12 @@ void matmul_dw(const KernelArgs& args) {
   const bool contracts = op.dy.data != nullptr;
   const int64_t tokens = contracts ? op.dy.rows : op.ids.data ? op.ids.rows : 0;
   op.num_leaves = divide_up(tokens, op.leaf_rows);
+  op.zero = args.ints[3] ? 0.0f : -0.0f;
+  const int64_t run = args.ints[3] ? args.ints[3] : op.leaf_rows;  // tokens whose steps follow each other
 
   Carver carver(args.scratch);
   Blocking blocking(carver, ALayout::kSteps16, D::kPerStep, 128, false, contracts ? divide_up(tokens, D::kPerStep) : 0,
-                    op.num_leaves + 1);
+                    (contracts ? divide_up(tokens, run) : op.num_leaves) + 1);
   const int64_t widest = smaller(op.out.cols, kMaxColumns);
   int64_t columns = widest;
   if (op.ids.data) {
@@ -116,7 +121,8 @@ void matmul_dw(const KernelArgs& args) {
   ChunkTree tree;
   for (int64_t leaf = 0; leaf < op.num_leaves; ++leaf) {
     const bool last = leaf + 1 == op.num_leaves;
-    if (contracts) blocking.add(0, leaf * op.leaf_rows, smaller((leaf + 1) * op.leaf_rows, tokens));
+    const int64_t end = contracts ? smaller((leaf + 1) * op.leaf_rows, tokens) : 0;
+    for (int64_t t = leaf * op.leaf_rows; t < end; t += run) blocking.add(0, t, smaller(t + run, end));
     const int pops = tree.add(leaf, leaf + 1) + (last ? tree.finish() : 0);
     blocking.end_chunk(pops, last, op.ids.data ? leaf * columns * kPanel : -1);
   }

@@ -186,7 +186,7 @@ def test_what_is_no_loss():
             g.loss(bad)
     with pytest.raises(ShapeError, match="not a weight"):
         g.sum(g.parameter([4, 6], name="w"))
-    with pytest.raises(ShapeError, match=r"'loss.seed' is a loss's own"):
+    with pytest.raises(ShapeError, match=r"'loss.seed' is the graph's own"):
         g.input([1], name="loss.seed", storage="vector")
     g.output(g.sum(x), "total")
     g.plan({"tp": 2})  # what the sum needs whole is gathered

@@ -1,22 +1,25 @@
 """Batches by step number: a pure function of (stream, seed, step).
 
-The stream is cut into windows of context + 1 tokens at a stride of the context; every epoch visits all
-windows once, in an order that Philox draws from (seed, epoch). Step s takes windows s*batch to (s+1)*batch of
-that endless sequence. Nothing is remembered between calls, so resuming needs the step number only, and
-devices play no role.
+The stream is cut into windows: packed, of context + 1 tokens at a stride of the context, wherever documents end; or
+padded, of one document each, a longer one in several. Every epoch visits all windows once, in an order that Philox
+draws from (seed, epoch). Step s takes windows s*batch to (s+1)*batch of that endless sequence. Nothing is remembered
+between calls, so resuming needs the step number only, and devices play no role.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core import Border, ConfigError, shown
 
-__all__ = ["Batches"]
+__all__ = ["IGNORED", "Batches", "PaddedBatches"]
 
+IGNORED = -100  # the label of what is not counted
 _MOST = (1 << 63) - 1
 _border = Border("data")
 
@@ -49,9 +52,13 @@ class Batches:
             object.__setattr__(self, name, value)
         if self.num_windows < 1:
             raise ConfigError(
-                f"[data.batches] the data must hold at least context + 1 = {self.context + 1} tokens; "
-                f"got {len(self.stream)}; give more text"
+                f"[data.batches] the data must hold at least {self._least}; got {len(self.stream)}; give more text"
             )
+
+    @property
+    def _least(self) -> str:
+        """How much text makes a window, in words."""
+        return f"context + 1 = {self.context + 1} tokens"
 
     @property
     def num_windows(self) -> int:
@@ -60,17 +67,73 @@ class Batches:
 
     def at(self, step: int) -> dict[str, NDArray[np.int32]]:
         """Tokens and labels `[batch, context]` of a step; labels are the tokens one place on."""
-        step = _border.integer("batches", "a step", step, 0, _MOST // self.batch)
-        rows = [self._window(step * self.batch + i) for i in range(self.batch)]
+        rows = self._windows(step)
         both = np.stack([self.stream[w * self.context : (w + 1) * self.context + 1] for w in rows])
         return {
             "tokens": np.ascontiguousarray(both[:, :-1]),
             "labels": np.ascontiguousarray(both[:, 1:]),
         }
 
+    def _windows(self, step: int) -> list[int]:
+        """The numbers of a step's windows."""
+        step = _border.integer("batches", "a step", step, 0, _MOST // self.batch)
+        return [self._window(step * self.batch + i) for i in range(self.batch)]
+
     def _window(self, index: int) -> int:
         epoch, position = divmod(index, self.num_windows)
         return int(_epoch_order(self.num_windows, self.seed, epoch)[position])
+
+
+@dataclass(frozen=True)
+class PaddedBatches(Batches):
+    """Training batches of documents, one per sequence: as wide as the longest of a batch, shorter ones padded.
+
+    Every token of a document is predicted once per epoch, the first one from the mark that ends the document before.
+
+    Args:
+        stream: ids, `[N]`; a mark ends each document.
+        batch: sequences per step.
+        context: the most tokens per sequence; longer documents are cut.
+        seed: of the order.
+        end: the id of the mark, which also stands where padding does; its label there is `IGNORED`.
+
+    Raises:
+        ConfigError: the stream is empty.
+    """
+
+    end: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "end", _border.integer("batches", "end", self.end, 0, _MOST))
+        super().__post_init__()
+
+    @property
+    def _least(self) -> str:
+        return "1 token"
+
+    @cached_property
+    def _cuts(self) -> NDArray[np.int64]:
+        """Where windows begin, and the end of the last."""
+        behind = np.flatnonzero(self.stream == self.end) + 1
+        borders = np.unique([0, *behind, len(self.stream)])
+        windows = [np.arange(a, b, self.context) for a, b in pairwise(borders)]
+        return np.concatenate([*windows, borders[-1:]]).astype(np.int64)
+
+    @property
+    def num_windows(self) -> int:
+        """Windows per epoch."""
+        return len(self._cuts) - 1
+
+    def at(self, step: int) -> dict[str, NDArray[np.int32]]:
+        """Tokens and labels `[batch, longest]` of a step."""
+        spans = [(self._cuts[w], self._cuts[w + 1]) for w in self._windows(step)]
+        shape = self.batch, max(stop - begin for begin, stop in spans)
+        tokens, labels = np.full(shape, self.end, np.int32), np.full(shape, IGNORED, np.int32)
+        for row, (begin, stop) in enumerate(spans):
+            first = self.stream[begin - 1] if begin else self.end
+            tokens[row, : stop - begin] = [first, *self.stream[begin : stop - 1]]
+            labels[row, : stop - begin] = self.stream[begin:stop]
+        return {"tokens": tokens, "labels": labels}
 
 
 _ORDERS: dict[tuple[int, int, int], NDArray[np.int64]] = {}

@@ -2,7 +2,7 @@
 
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.gradients import differentiate
-from tilewise.graph.passes import simplify
+from tilewise.graph.passes import fix_sizes, simplify
 from tilewise.graph.templates import LayerFunction, layer
 
-__all__ = ["GraphBuilder", "LayerFunction", "differentiate", "layer", "simplify"]
+__all__ = ["GraphBuilder", "LayerFunction", "differentiate", "fix_sizes", "layer", "simplify"]

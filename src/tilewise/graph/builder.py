@@ -16,7 +16,7 @@ import numpy as np
 
 import tilewise.graph.ops  # noqa: F401  (registers the ops)
 from tilewise.core.border import Border, shown
-from tilewise.core.dims import DimLabel, Size
+from tilewise.core.dims import Dim, DimLabel, Size
 from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
 from tilewise.core.tree import MAX_COUNT
@@ -25,10 +25,11 @@ from tilewise.ir.graph import Graph, TensorNode, TensorSpec
 from tilewise.ir.hints import Hint, as_tensor_layout
 from tilewise.ir.op import check_call
 
-__all__ = ["INV_COUNT", "SEED", "GraphBuilder"]
+__all__ = ["INV_COUNT", "POSITIONS", "SEED", "GraphBuilder"]
 
 INV_COUNT = "loss.inv_count"
 SEED = "loss.seed"  # the gradient of the loss by itself: one
+POSITIONS = "rows.positions"  # each row's place in its sequence, where every run brings the sequences' length
 
 _border = Border("graph", ShapeError)
 
@@ -143,6 +144,24 @@ class GraphBuilder:
         )
         self.draft.constant_values[node.id] = value.copy()  # the caller may go on with its own
         return node
+
+    def positions(self, tokens: TensorNode) -> TensorNode:
+        """Each row's place in its sequence, counted from 0: i32, of the shape `[batch, seq]` of the tokens.
+
+        With a fixed `seq` it is a constant; with a symbolic one the instance fills it in at every run.
+
+        Raises:
+            ShapeError: the tokens are another graph's, or have another number of dims.
+        """
+        spec = self.draft.own("positions", tokens).spec
+        batch, length = (*spec.shape, 1, 1)[:2]
+        if len(spec.shape) != 2 or isinstance(batch, Dim):
+            _border.refuse("positions", "tokens are [batch, seq]", f"{spec}", "reshape them")
+        if not isinstance(length, Dim):
+            value = np.tile(np.arange(length, dtype=np.int32), (batch, 1))
+            return self.constant(value, name="positions", labels=spec.labels, storage="scalars")
+        own = TensorSpec(spec.shape, _dtype("i32"), spec.labels, POSITIONS, storage="scalars")
+        return self.draft.declare("input", own)
 
     def constrain(self, tensor: TensorNode, layout: Hint) -> TensorNode:
         """Ask for a layout of a tensor; returns it. No result changes, only where it is computed and what moves.
@@ -320,7 +339,10 @@ class GraphBuilder:
             return self.cross_entropy(logits, labels, inv_count, ignore_index=ignore_index)
 
     def sum(self, x: TensorNode) -> TensorNode:
-        """The sum of all elements, over the whole batch: `[1]` in f32, which may be scaled, added, and be a loss."""
+        """The sum of all elements, over the whole batch: `[1]` in f32, which may be scaled, added, and be a loss.
+
+        It counts every row. Where sequences are padded, only cross-entropy leaves padding out.
+        """
         return self.op("sum", [x])[0]
 
     def mean(self, x: TensorNode) -> TensorNode:
@@ -384,8 +406,8 @@ _dtype = dtype
 def _spec(
     call: str, shape: Sequence[Size], dtype: str | DType, labels: Labels, name: str, storage: str
 ) -> TensorSpec:
-    if isinstance(name, str) and name in (INV_COUNT, SEED):
-        _border.refuse(call, f"{name!r} is a loss's own", "another of that name", "rename it")
+    if isinstance(name, str) and name in (INV_COUNT, SEED, POSITIONS):
+        _border.refuse(call, f"{name!r} is the graph's own", "another of that name", "rename it")
     sizes = tuple(_border.sequence(call, "a shape", shape, "sizes"))
     kinds = tuple(_border.sequence(call, "labels", labels, "labels"))
     return TensorSpec(sizes, _dtype(dtype), kinds, name, storage=storage)

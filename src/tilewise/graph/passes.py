@@ -1,13 +1,16 @@
-"""Passes: pure functions from a graph to an equivalent one. Tensor ids stay, so interfaces keep their meaning."""
+"""Passes: pure functions from a graph to an equivalent one, or to one for fewer sizes. Tensor ids stay, so interfaces
+keep their meaning."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
-from tilewise.ir.graph import Graph, OpNode
+from tilewise.core.dims import Dim
+from tilewise.ir.graph import Graph, OpNode, TensorNode
 
-__all__ = ["drop_dead_ops", "fuse_residual", "fuse_silu_gate", "simplify"]
+__all__ = ["drop_dead_ops", "fix_sizes", "fuse_residual", "fuse_silu_gate", "simplify"]
 
 
 def simplify(graph: Graph) -> Graph:
@@ -74,3 +77,19 @@ def drop_dead_ops(graph: Graph) -> Graph:
             kept.append(op)
             needed.update(i for i in op.inputs if i is not None)
     return _with_ops(graph, kept[::-1])
+
+
+def fix_sizes(graph: Graph, sizes: Mapping[Dim, int]) -> Graph:
+    """The graph with some of its symbolic sizes as numbers, in layers too."""
+    if not sizes:
+        return graph
+
+    def fixed(t: TensorNode) -> TensorNode:
+        shape = tuple(sizes.get(s, s) if isinstance(s, Dim) else s for s in t.shape)
+        return t if shape == t.shape else replace(t, spec=replace(t.spec, shape=shape))
+
+    templates = {
+        key: replace(template, graph=fix_sizes(template.graph, sizes))
+        for key, template in graph.templates.items()
+    }
+    return replace(graph, tensors=tuple(fixed(t) for t in graph.tensors), templates=templates)

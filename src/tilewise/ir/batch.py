@@ -10,6 +10,7 @@ from itertools import islice
 from math import prod
 
 from tilewise.core.border import Border
+from tilewise.core.dims import Dim, upper_bound
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.tree import MAX_COUNT, allowed_widths
 from tilewise.ir.graph import Graph, OpNode, TensorNode
@@ -28,15 +29,20 @@ class BatchCut:
 
     Attributes:
         size: sequences of a step over all devices and microbatches; 0 for graphs without a batch.
-        rows: rows per sequence.
+        rows: rows per sequence; with a symbolic length, at its bound.
         leaves: G, the parts that sums over the batch are made of (docs/numerics.md, rule 5).
         microbatches: parts of a step that follow each other in time.
+        length: the symbolic length of sequences, which every step brings; None where they have a fixed one.
+        bound: the most rows per sequence where the graph has their number as a symbol, so that some may be padding,
+            also where a plan fixes it; 0 where the graph does.
     """
 
     size: int = 0
     rows: int = 0
     leaves: int = 1
     microbatches: int = 1
+    length: Dim | None = None
+    bound: int = 0
 
 
 def default_leaves(batch: int) -> int:
@@ -71,7 +77,7 @@ def cut_batch(graph: Graph, microbatches: int = 1, leaves: int | None = None) ->
     validate_batch_sums(graph)
     if microbatches > 1:
         validate_microbatches(graph)
-    batch, rows = found
+    batch, rows, length = found
     leaves = default_leaves(batch) if leaves is None else leaves
     if batch % leaves:
         _border.refuse(
@@ -80,7 +86,7 @@ def cut_batch(graph: Graph, microbatches: int = 1, leaves: int | None = None) ->
             f"{leaves} for {batch}",
             "choose a divisor of the batch",
         )
-    return BatchCut(batch, rows, leaves, microbatches)
+    return BatchCut(batch, rows, leaves, microbatches, length, rows if length is not None else 0)
 
 
 def leaves_in_words(batch: BatchCut, blocks: int) -> str:
@@ -124,22 +130,28 @@ def _batched(graph: Graph) -> list[TensorNode]:
     return [t for t in nodes if (label := t.spec.labels[0]) is not None and label.is_summed_by_leaves]
 
 
-def _batch_and_rows(graph: Graph) -> tuple[int, int] | None:
-    """Size of the batch, and rows per element of it, which all batched inputs share; None without any."""
+def _batch_and_rows(graph: Graph) -> tuple[int, int, Dim | None] | None:
+    """Size of the batch, rows per element of it and their symbol, which all batched inputs share; None without any."""
     found = {}
     for t in _batched(graph):
         lead = len(t.spec.shape) - (t.spec.storage == "rows" and len(t.spec.shape) > 1)
-        sizes = t.spec.shape[:lead]
-        if not all(isinstance(s, int) for s in sizes):
+        batch, *sizes = t.spec.shape[:lead]
+        lengths = [s for s in sizes if isinstance(s, Dim)]
+        if isinstance(batch, Dim) or len(lengths) > 1 or any(s.min < 1 for s in lengths):
             _border.refuse(
-                "cut_batch", "the batch has a fixed size", f"{t.spec} {t.spec.name!r}", "fix its dims"
+                "cut_batch",
+                "the batch has a fixed size, and its sequences at most one symbolic one, from 1 on",
+                f"{t.spec} {t.spec.name!r}",
+                "fix the others",
             )
-        found[t.spec.name] = (sizes[0], prod(s for s in sizes[1:] if isinstance(s, int)))
+        found[t.spec.name] = (batch, prod(upper_bound(s) for s in sizes), lengths[0] if lengths else None)
     if len(set(found.values())) > 1:
-        words = ", ".join(f"{name} {batch} x {rows}" for name, (batch, rows) in found.items())
+        words = ", ".join(
+            f"{name} {batch} x {rows if length is None else f'up to {rows}'}"
+            for name, (batch, rows, length) in found.items()
+        )
         raise PlanError(
             f"[ir.cut_batch] batched inputs must have one batch and one number of rows per element; got {words}; "
             "give them the same leading dims"
         )
-    batch, rows = next(iter(found.values()), (0, 0))
-    return (batch, rows) if isinstance(batch, int) and batch else None
+    return next(iter(found.values()), None)

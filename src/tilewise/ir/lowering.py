@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from tilewise.core.dims import DimLabel
+from tilewise.core.dims import DimLabel, Size
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import Record, TensorLayout
 from tilewise.ir.program import Instruction, Notify, Number, NumberLike, Operand, Wait
@@ -38,7 +38,7 @@ class Ref:
     extent: Number
     cols: int
     dtype: str
-    tile_rows: int
+    tile_rows: NumberLike
     packed: bool = False
 
 
@@ -86,18 +86,25 @@ class Lowering(Protocol):
         """Leaves that this device has in one microbatch."""
 
     @property
-    def leaf_rows(self) -> int:
+    def leaf_rows(self) -> NumberLike:
         """Tokens per leaf; without a batch, all rows are one leaf."""
 
     @property
-    def leaf_cut(self) -> dict[str, int]:
+    def leaf_cut(self) -> dict[str, NumberLike]:
         """How rows fall on leaves and sequence chunks: the integers of kernels that add up rows of a leaf."""
+
+    @property
+    def padded_len(self) -> NumberLike:
+        """Rows per sequence where sequences may end in padding; 0 where they do not."""
 
     def leaf_temp(self, cols: int, name: str) -> Ref:
         """A row per leaf: a partial of so many columns for every sequence chunk that is not empty, side by side."""
 
-    def row_step(self, ref: Ref) -> int:
+    def row_step(self, ref: Ref) -> NumberLike:
         """Rows per task of a loop over activation rows."""
+
+    def size(self, size: Size) -> NumberLike:
+        """A size, which may be a symbol, as instructions say it."""
 
     # ---- tensors ------------------------------------------------------------------------------------------
 
@@ -132,7 +139,7 @@ class Lowering(Protocol):
         cols: int,
         dtype: str,
         *,
-        tile_rows: int,
+        tile_rows: NumberLike,
         name: str,
         packed: bool = False,
         max_bytes: int = 0,
@@ -144,7 +151,7 @@ class Lowering(Protocol):
 
     # ---- operands -----------------------------------------------------------------------------------------
 
-    def row(self, tensor: int | Ref, div: int = 1) -> Operand:
+    def row(self, tensor: int | Ref, div: NumberLike = 1) -> Operand:
         """The rows of the loop's current tile (divided by `div`)."""
 
     def whole(self, tensor: int | Ref) -> Operand:
@@ -166,7 +173,7 @@ class Lowering(Protocol):
         over: Ref | Number,
         tiles: Tiles,
         dtype: str | None = None,
-        step: int | None = None,
+        step: NumberLike | None = None,
         ints: Mapping[str, NumberLike | Sequence[NumberLike]] | None = None,
         floats: Mapping[str, float | Sequence[float]] | None = None,
         priority: int = 0,
@@ -191,7 +198,7 @@ class Lowering(Protocol):
             InternalError: something is missing, unknown, or of another kind or size than the table says.
         """
 
-    def hold(self, op: OpNode, over: Number, step: int, operand: Operand, label: str) -> Draft:
+    def hold(self, op: OpNode, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:
         """Append an empty task per tile that reads the tile: it orders and acknowledges."""
 
     def contraction_chunks(
@@ -221,7 +228,7 @@ class Lowering(Protocol):
         residual: int | Ref | None,
         record: Record,
         *,
-        step: int | None = None,
+        step: NumberLike | None = None,
         producer: Draft | None = None,
     ) -> None:
         """Combine `source` over a record's team into `target` (plus a residual), tile by tile."""

@@ -32,7 +32,9 @@ __all__ = [
     "TensorEntry",
     "TileProgram",
     "Wait",
+    "is_single",
     "known_part",
+    "times",
     "upper",
     "value_on",
 ]
@@ -87,6 +89,18 @@ NumberLike = int | Number
 def upper(number: NumberLike, bounds: tuple[int, ...] = ()) -> int:
     """The value of a constant or, with every symbol at its bound, of a number of a symbol."""
     return number if isinstance(number, int) else number.upper(bounds)
+
+
+def times(number: NumberLike, factor: int) -> NumberLike:
+    """So many times a number."""
+    if isinstance(number, int):
+        return number * factor
+    return number._replace(constant=number.constant * factor, multiple=number.multiple * factor)
+
+
+def is_single(step: NumberLike) -> bool:
+    """Whether a loop with that many rows per task is one task over all rows."""
+    return isinstance(step, int) and step <= 0
 
 
 def known_part(number: NumberLike, bounds: tuple[int, ...] = ()) -> int:
@@ -235,7 +249,7 @@ class TempSpec:
     extent: Number
     cols: int
     dtype: str
-    tile_rows: int
+    tile_rows: NumberLike
     packed: bool
     max_bytes: int
     op: int

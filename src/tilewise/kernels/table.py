@@ -196,7 +196,7 @@ def _attention_rows(s: Sizes) -> int:
 
 _RANGES = "out_is_f32=f32(out) num_terms=count(a) num_chunks range...(2*num_chunks*num_terms)"
 _HEADS = "heads kv_heads head_dim"
-_LEAVES = "leaf_rows seq_len num_chunks"
+_LEAVES = "leaf_rows seq_len num_chunks chunked_len"
 _VOCAB = "vocab_begin ignore_index"
 _F32, _NONE = ("f32",), ()
 
@@ -223,7 +223,7 @@ _SPECS = [
         "m n k",
         _product,
         lambda s: s["item"] * s["m"] * (s["n"] + s["k"]) + 4 * s["n"] * s["k"],
-        ints="leaf_rows num_carries=count(carry) vocab_begin",
+        ints="leaf_rows num_carries=count(carry) vocab_begin padded_len",
     ),
     _spec(
         "gemm",
@@ -256,7 +256,7 @@ _SPECS = [
         "m d",
         lambda s: s["m"] * s["d"],
         lambda s: 4 * s["m"] * s["d"],
-        ints="num_carries=count(carry) seq_len num_chunks",
+        ints="num_carries=count(carry) chunked_len num_chunks is_padded",
         dtypes=_F32,
     ),
     _spec(

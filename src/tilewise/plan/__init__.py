@@ -3,5 +3,6 @@
 from tilewise.plan.make import make_plan
 from tilewise.plan.plan import Plan
 from tilewise.plan.settings import settings_for
+from tilewise.plan.shapes import check_sizes, symbols_of
 
-__all__ = ["Plan", "make_plan", "settings_for"]
+__all__ = ["Plan", "check_sizes", "make_plan", "settings_for", "symbols_of"]

@@ -44,8 +44,7 @@ class Binder:
 
     def __init__(self, tensors: RootTensors, variants: Variants, buffers: Mapping[Key, Buffer]) -> None:
         self.tensors, self.variants, self.buffers = tensors, variants.variants, buffers
-        bounds = tuple(s.max for s in tensors.shapes.symbols)
-        self.table = EntryTable(len(tensors.shapes.kinds), bounds)
+        self.table = EntryTable(len(tensors.shapes.kinds), tensors.shapes.bounds)
         self._cuts: dict[tuple[int, bool], Cut] = {}  # by form
         self._slot_cuts: dict[tuple[int, int], Cut] = {}  # by variant and slot
         self._places: dict[int, list[_Place]] = {}  # by variant

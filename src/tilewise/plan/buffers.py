@@ -114,7 +114,7 @@ def lasting_buffers(tensors: RootTensors) -> list[Buffer]:
 
 def kept_buffers(tensors: RootTensors, variants: Variants) -> list[Buffer]:
     """What is kept of sums between microbatches, and rings, as the variants ask for it."""
-    bounds = tuple(s.max for s in tensors.shapes.symbols)
+    bounds = tensors.shapes.bounds
     sizes: dict[Key, int] = {}
     kept = [
         [

@@ -18,7 +18,17 @@ from typing import NoReturn
 
 from tilewise.core.errors import InternalError
 from tilewise.ir.lowering import Draft, Ref, Tiles
-from tilewise.ir.program import Access, Instruction, Mode, Number, NumberLike, Operand, Source, upper
+from tilewise.ir.program import (
+    Access,
+    Instruction,
+    Mode,
+    Number,
+    NumberLike,
+    Operand,
+    Source,
+    is_single,
+    upper,
+)
 from tilewise.kernels.table import KERNELS, IntSpec, KernelSpec, OperandSpec
 
 __all__ = ["make_instruction"]
@@ -34,7 +44,7 @@ class _Call:
     spec: KernelSpec
     maker: str
     extent: Number
-    step: int
+    step: NumberLike
     ref_of: Callable[[int], Ref]
 
     def refuse(self, rule: str, got: str) -> NoReturn:
@@ -50,7 +60,7 @@ def make_instruction(
     maker: str,
     label: str,
     extent: Number,
-    step: int,
+    step: NumberLike,
     tiles: Tiles,
     ref_of: Callable[[int], Ref],
     dtype: str | None = None,
@@ -205,7 +215,7 @@ def _check_sizes(call: _Call, placed: Sequence[Placed]) -> None:
 def _sizes(call: _Call, operand: Operand) -> tuple[_Size | None, _Size | None]:
     """Rows and columns of a task's view: a number, `a tile of the loop`, or None where the table cannot tell."""
     ref = call.ref_of(operand.slot)
-    loop: _Size = "a tile of the loop" if call.step > 0 else _plain(call.extent)
+    loop: _Size = _plain(call.extent) if is_single(call.step) else "a tile of the loop"
     match operand.mode:
         case Mode.ROW:
             return (loop if operand.div == 1 else None), ref.cols
@@ -227,7 +237,7 @@ def _with_access(placed: Sequence[Placed]) -> list[Operand]:
     first, speaks for all. A write to a part of a tile keeps the rest of it. Where access differs from what the kernel
     does, the operand's role says that."""
     result: list[Operand] = []
-    views: dict[tuple[int, int], list[int]] = {}
+    views: dict[tuple[int, NumberLike], list[int]] = {}
     for i, (spec, operand) in enumerate(placed):
         if operand is None:
             result.append(_ABSENT)
@@ -261,11 +271,11 @@ _ACCESS = {"in": Access.IN, "out": Access.OUT, "inout": Access.INOUT}
 _ABSENT = Operand(0, null=True)
 
 
-def _touched(operand: Operand) -> int:
+def _touched(operand: Operand) -> NumberLike:
     """What of a tensor's tiles an operand depends on: 0 all, -1 those of the iteration, else every so many rows."""
     if operand.mode in (Mode.WHOLE, Mode.COL):
         return 0
-    return -1 if operand.div == 1 else upper(operand.div)
+    return -1 if operand.div == 1 else operand.div
 
 
 def _integers(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewise.ir.lowering import Ref
-from tilewise.ir.program import Number, NumberLike, TensorEntry
+from tilewise.ir.program import Number, NumberLike, TensorEntry, upper
 from tilewise.plan.memory import Buffer, shared_bytes
 
 __all__ = ["Cut", "EntryTable"]
@@ -53,7 +53,9 @@ class EntryTable:
         """A view and a stride per class, for `add`."""
         seen = tuple((v.extent, v.cols, s, v.dtype, v.tile_rows) for v, s in zip(views, strides))
         if seen not in self._cuts:
-            tiles = max(max(1, -(-v.extent.upper(self._bounds) // v.tile_rows)) for v in views)
+            tiles = max(
+                max(1, -(-v.extent.upper(self._bounds) // upper(v.tile_rows, self._bounds))) for v in views
+            )
             self._cuts[seen] = Cut(len(self._cuts), tiles, seen)
         return self._cuts[seen]
 

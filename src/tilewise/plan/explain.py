@@ -43,7 +43,11 @@ def explain_plan(plan: PlanTables) -> str:
 def _tiles(plan: PlanTables) -> Iterator[str]:
     """How the tensors of every device are cut."""
     bounds = plan.symbol_bounds
-    yield f"  tiles: activations in {plan.settings.row_tile} rows, weights in up to 512 rows"
+    symbols = ", ".join(f"{s} up to {s.max}" for s in plan.shapes.symbols)
+    yield from [f"  sizes of a run: {symbols}; all figures are for the largest"] if symbols else []
+    rows = upper(plan.settings.row_tile, bounds)
+    up_to = "" if isinstance(plan.settings.row_tile, int) else "up to "
+    yield f"  tiles: activations in {up_to}{rows} rows, weights in up to 512 rows"
     said = []
     for of in plan.program.classes:
         tiles = [max(1, -(-e.extent.upper(bounds) // upper(e.tile_rows, bounds))) for e in of.entries]
@@ -132,7 +136,9 @@ def explain_tensor(plan: PlanTables, name: str) -> str:
     where = "; ".join(homes) if homes else "replicated: no axis of the mesh shards its labels"
     rows = entry.extent.upper(plan.symbol_bounds)
     bound = "up to " if entry.extent.source == Source.SYMBOL else ""
+    tile = upper(entry.tile_rows, plan.symbol_bounds)
+    up_to = "" if isinstance(entry.tile_rows, int) else "up to "
     return (
         f"{name} {found.spec}: {where}. Device 0 holds {bound}{rows} rows x "
-        f"{entry.cols} columns in tiles of {entry.tile_rows} rows ({found.spec.storage} storage)."
+        f"{entry.cols} columns in tiles of {up_to}{tile} rows ({found.spec.storage} storage)."
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from tilewise.core.dims import Dim, DimLabel
+from tilewise.core.dims import Dim, DimLabel, Size
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import InternalError, PlanError
 from tilewise.core.mesh import Axes
@@ -32,6 +32,8 @@ from tilewise.ir.program import (
     Slot,
     TempSpec,
     known_part,
+    times,
+    upper,
 )
 from tilewise.kernels.scratch import scratch_bytes
 from tilewise.plan import collectives
@@ -135,27 +137,47 @@ class TemplateLowering:
         return s.leaves // (s.accumulation * self.mesh.size(*s.batch_axes))
 
     @property
-    def leaf_rows(self) -> int:
+    def leaf_rows(self) -> NumberLike:
         """Tokens per leaf; without a batch, all rows are one leaf."""
         s = self.shapes.settings
-        return s.batch * s.seq // s.leaves if s.batch else ALL_ROWS
+        return times(s.seq, s.batch // s.leaves) if s.batch else ALL_ROWS
 
     @property
-    def leaf_cut(self) -> dict[str, int]:
+    def leaf_cut(self) -> dict[str, NumberLike]:
         """How rows fall on leaves and sequence chunks; without a batch there is one of each."""
         s = self.shapes.settings
-        seq_len = s.seq if s.batch else 1
-        return {"leaf_rows": self.leaf_rows, "seq_len": seq_len, "num_chunks": self.reduction_chunks}
+        return {
+            "leaf_rows": self.leaf_rows,
+            "seq_len": s.seq if s.batch else 1,
+            "num_chunks": self.reduction_chunks,
+            "chunked_len": self._chunked_len,
+        }
+
+    @property
+    def _chunked_len(self) -> int:
+        """Over how many positions a sequence's chunks are counted: padding moves no cut."""
+        s = self.shapes.settings
+        return s.padded_bound or (upper(s.seq) if s.batch else 1)
+
+    @property
+    def padded_len(self) -> NumberLike:
+        """Rows per sequence where sequences may end in padding; 0 where they do not."""
+        s = self.shapes.settings
+        return s.seq if s.padded_bound else 0
 
     def leaf_temp(self, cols: int, name: str) -> Ref:
         """A row per leaf: a partial of so many columns for every sequence chunk that is not empty, side by side."""
-        atoms = round_up(self.leaf_cut["seq_len"], _SEQUENCE_ATOM) // _SEQUENCE_ATOM
+        atoms = round_up(self._chunked_len, _SEQUENCE_ATOM) // _SEQUENCE_ATOM
         kept = min(atoms, self.reduction_chunks)
         return self.temp(self.num_leaves, kept * cols, "f32", tile_rows=1, name=name)
 
-    def row_step(self, ref: Ref) -> int:
+    def row_step(self, ref: Ref) -> NumberLike:
         """Rows per task of a loop over activation rows."""
-        return self.shapes.settings.row_tile
+        return self.shapes.row_step(ref.extent)
+
+    def size(self, size: Size) -> NumberLike:
+        """A size as instructions say it: a number of its symbol where it is one."""
+        return Number.of_symbol(self.shapes.symbols.index(size)) if isinstance(size, Dim) else size
 
     # ---- tensors ------------------------------------------------------------------------------------------
 
@@ -241,15 +263,14 @@ class TemplateLowering:
         cols: int,
         dtype: str,
         *,
-        tile_rows: int,
+        tile_rows: NumberLike,
         name: str,
         packed: bool = False,
         max_bytes: int = 0,
     ) -> Ref:
         """A temporary that lives while this op runs."""
         extent = rows if isinstance(rows, Number) else Number(rows)
-        bounds = tuple(s.max for s in self.shapes.symbols)
-        size = max_bytes or extent.upper(bounds) * cols * dtype_named(dtype).itemsize
+        size = max_bytes or extent.upper(self.shapes.bounds) * cols * dtype_named(dtype).itemsize
         self.temps.append(TempSpec(name, extent, cols, dtype, tile_rows, packed, size, self._op_index))
         slot = Slot("temp", len(self.temps) - 1)
         return self._ref(slot, lambda index: Ref(index, extent, cols, dtype, tile_rows, packed))
@@ -269,7 +290,7 @@ class TemplateLowering:
 
     # ---- operands -----------------------------------------------------------------------------------------
 
-    def row(self, tensor: int | Ref, div: int = 1) -> Operand:
+    def row(self, tensor: int | Ref, div: NumberLike = 1) -> Operand:
         """The rows of the loop's current tile (divided by `div`)."""
         return Operand(self.tensor(tensor).slot, Mode.ROW, div=div)
 
@@ -295,19 +316,20 @@ class TemplateLowering:
         over: Ref | Number,
         tiles: Tiles,
         dtype: str | None = None,
-        step: int | None = None,
+        step: NumberLike | None = None,
         ints: Mapping[str, NumberLike | Sequence[NumberLike]] | None = None,
         floats: Mapping[str, float | Sequence[float]] | None = None,
         priority: int = 0,
         label: str = "",
     ) -> Draft:
         """Append an instruction, held to the kernel table (see `ir.lowering.Lowering.emit`)."""
+        extent = over.extent if isinstance(over, Ref) else over
         draft = make_instruction(
             kernel,
             maker=f"op {op.op!r} ({op.label})",
             label=label or op.label or op.op,
-            extent=over.extent if isinstance(over, Ref) else over,
-            step=self.shapes.settings.row_tile if step is None else step,
+            extent=extent,
+            step=self.shapes.row_step(extent) if step is None else step,
             tiles=tiles,
             ref_of=self.views.__getitem__,
             dtype=dtype,
@@ -317,7 +339,7 @@ class TemplateLowering:
         )
         self.instructions.append(draft)
         instruction = draft.instruction
-        bounds = tuple(s.max for s in self.shapes.symbols)
+        bounds = self.shapes.bounds
         shapes = [
             (0, 0) if o.null else (self.views[o.slot].extent.upper(bounds), self.views[o.slot].cols)
             for o in instruction.operands
@@ -328,7 +350,7 @@ class TemplateLowering:
         )
         return draft
 
-    def hold(self, op: OpNode, over: Number, step: int, operand: Operand, label: str) -> Draft:
+    def hold(self, op: OpNode, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:
         """Append an empty task per tile that reads the tile: it orders and acknowledges."""
         held = operand._replace(access=Access.IN)
         self.instructions.append(Draft(Instruction("", label, over, step, (held,), priority=2)))
@@ -406,7 +428,11 @@ class TemplateLowering:
             "partials": self.whole(leaves),
             "carry": [self.whole(c) for c in target.carries],
         }
-        cut = {name: self.leaf_cut[name] for name in ("seq_len", "num_chunks")}
+        cut = {
+            "chunked_len": self._chunked_len,
+            "num_chunks": self.reduction_chunks,
+            "is_padded": int(self.shapes.settings.padded_bound > 0),
+        }
         self.emit("leaf_tree", op, over=self.one, step=0, tiles=tiles, ints=cut)
         self.finish_accumulation(op, target)
 
@@ -430,7 +456,7 @@ class TemplateLowering:
         residual: int | Ref | None,
         record: Record,
         *,
-        step: int | None = None,
+        step: NumberLike | None = None,
         producer: Draft | None = None,
     ) -> None:
         """Combine `source` over a record's team into `target` (plus a residual), tile by tile."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from tilewise.core.border import Border
@@ -11,6 +12,7 @@ from tilewise.core.writing import replace_file
 from tilewise.plan.explain import explain_plan, explain_tensor
 from tilewise.plan.file import Unwritable, decode_plan, digest_of, encode_plan, read_content, require_fit
 from tilewise.plan.memory import memory_of_machine
+from tilewise.plan.shapes import check_sizes
 from tilewise.plan.tables import PlanTables
 from tilewise.plan.traffic import count_traffic
 
@@ -41,10 +43,19 @@ class Plan(PlanTables):
                 f"{self.mesh.num_devices} devices of {self.device_bytes}; take a smaller batch or model, or accumulate"
             )
 
-    def traffic(self, program: str = "step") -> dict[str, list[int]]:
-        """Elements each device reads from others' memory in one run of a program, per label."""
+    def traffic(self, program: str = "step", sizes: Mapping[str, int] | None = None) -> dict[str, list[int]]:
+        """Elements each device reads from others' memory in one run of a program, per label.
+
+        Args:
+            program: its name.
+            sizes: values of symbolic sizes by name; those that are left out stand at their bounds.
+
+        Raises:
+            PlanError: no such program or symbol, or a value out of its bounds.
+        """
         _border.choice("traffic", "program", program, list(self.programs))
-        return count_traffic(self.program, program, self.symbol_bounds)
+        values = check_sizes("traffic", self.shapes.symbols, sizes or {})
+        return count_traffic(self.program, program, tuple(values.get(s, s.max) for s in self.shapes.symbols))
 
     def explain(self) -> str:
         """Mesh, memory, tiles, tasks, traffic and templates in words, before anything runs."""

@@ -11,8 +11,9 @@ from tilewise.core.mesh import Axes, DeviceMesh
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
+from tilewise.ir.program import Number, NumberLike, times
 from tilewise.ir.validate import validate_records
-from tilewise.plan.shapes import PlanSettings
+from tilewise.plan.shapes import PlanSettings, symbols_of
 
 __all__ = ["MAX_WORKERS", "settings_for"]
 
@@ -38,6 +39,7 @@ def settings_for(
     if not batch.size:
         return PlanSettings(row_tile=_row_tile_unbatched(graph), workers_per_device=workers)
     axes = _batch_axes(graph, layout)
+    rows = _rows_per_sequence(graph, batch)
     per_leaf = batch.size // batch.leaves
     sequences = max(
         k
@@ -45,8 +47,15 @@ def settings_for(
         if per_leaf % k == 0 and (k == 1 or k * batch.rows <= _ROWS_PER_TILE)
     )
     return PlanSettings(
-        batch.microbatches, batch.leaves, batch.size, batch.rows, sequences * batch.rows, workers, axes
+        batch.microbatches, batch.leaves, batch.size, rows, times(rows, sequences), workers, axes, batch.bound
     )
+
+
+def _rows_per_sequence(graph: Graph, batch: BatchCut) -> NumberLike:
+    length = batch.length
+    if length is None:
+        return batch.rows
+    return Number.of_symbol(symbols_of(graph).index(length), batch.rows // length.max)
 
 
 def _workers(mesh: DeviceMesh, given: int | None) -> int:

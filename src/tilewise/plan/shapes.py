@@ -5,9 +5,11 @@ All the arithmetic that turns a layout into numbers stands here; nothing else di
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from tilewise.core.border import Border
 from tilewise.core.dims import Dim, DimLabel, chunk_range, shard_range, upper_bound
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import LayoutError, PlanError
@@ -15,12 +17,14 @@ from tilewise.core.mesh import MICRO, Axes, DeviceMesh
 from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.layout import TensorLayout, in_space
 from tilewise.ir.lowering import Ref
-from tilewise.ir.program import Number
+from tilewise.ir.program import Number, NumberLike
 
 LocalSizes = tuple[int | Dim, ...]
 _EVEN = DimLabel("an unlabelled dim", 2)  # how a dim that only a hint shares is cut
 
-__all__ = ["LocalShapes", "PlanSettings", "bytes_of", "round_up", "symbols_of"]
+_border = Border("plan", PlanError)
+
+__all__ = ["LocalShapes", "PlanSettings", "bytes_of", "check_sizes", "round_up", "symbols_of"]
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -44,19 +48,22 @@ class PlanSettings:
         accumulation: microbatches per step.
         leaves: G, parts the global batch is cut into for sums over tokens.
         batch: global batch of a step (what dims count whose label `is_summed_by_leaves`); 0 for graphs without one.
-        seq: rows per batch element.
+        seq: rows per batch element; of a symbol where every step brings their number.
         batch_axes: how axes and microbatches cut the batch.
-        row_tile: rows per tile of activations.
+        row_tile: rows per tile of activations, likewise.
         workers_per_device: worker threads of every device.
+        padded_bound: the most rows per batch element where the graph has them as a symbol, so that some may be padding;
+            sequence chunks are counted over it. 0 where the graph fixes their number.
     """
 
     accumulation: int = 1
     leaves: int = 1
     batch: int = 0
-    seq: int = 0
-    row_tile: int = 128
+    seq: NumberLike = 0
+    row_tile: NumberLike = 128
     workers_per_device: int = 1
     batch_axes: Axes = ()
+    padded_bound: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,11 @@ class LocalShapes:
     kinds: tuple[int, ...] = ()
     _devices: dict[int, LocalShapes] = field(default_factory=dict, init=False, repr=False, compare=False)
     _known: dict[object, LocalSizes] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """The upper bound of every symbol."""
+        return tuple(s.max for s in self.symbols)
 
     def on(self, device: int) -> LocalShapes:
         """The same for another device."""
@@ -138,6 +150,12 @@ class LocalShapes:
         result: list[int | Dim] = []
         for d, size in enumerate(spec.shape):
             if isinstance(size, Dim):
+                if in_space(layout[d]):
+                    raise LayoutError(
+                        f"[plan.shapes] devices share sizes that are known when planning; got the symbol {size} over "
+                        f"{self.mesh.size(*layout[d])} devices for {spec.name or 'a result'}; share another dim, or "
+                        "fix the size"
+                    )
                 result.append(size)
                 continue
             begin, end = self.range(spec, layout, d)
@@ -197,7 +215,14 @@ class LocalShapes:
             rows, cols = round_up(rows, 32), round_up(cols, 2)
         return rows * cols * spec.dtype.itemsize
 
-    def tile_rows(self, spec: TensorSpec, kind: str, extent: Number) -> int:
+    def row_step(self, extent: Number) -> NumberLike:
+        """Rows per tile of activations with so many rows: whole sequences where both grow with their length."""
+        tile = self.settings.row_tile
+        if isinstance(tile, Number) and extent[2:] != tile[2:]:
+            return tile.upper(self.bounds)
+        return tile
+
+    def tile_rows(self, spec: TensorSpec, kind: str, extent: Number) -> NumberLike:
         """Rows per tile: weights by blocks of panels, states and constants whole, activations by the row tile."""
         if spec.tile_hint:
             return spec.tile_hint
@@ -206,7 +231,7 @@ class LocalShapes:
             return round_up(rows, 32) if rows <= 1024 else 512
         if spec.storage == "vector" or kind in ("state", "constant"):
             return max(extent.constant, 1)
-        return self.settings.row_tile
+        return self.row_step(extent)
 
     def held_chunks(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> list[tuple[int, int]]:
         """Of every chunk of a labelled dim, the local elements that this device holds; (0, 0) for none."""
@@ -244,6 +269,20 @@ def symbols_of(graph: Graph) -> tuple[Dim, ...]:
                     f"[plan.make_plan] a symbol has one pair of bounds; got two for {size.name!r}; rename one"
                 )
     return tuple(symbols.values())
+
+
+def check_sizes(call: str, symbols: Sequence[Dim], sizes: Mapping[str, int]) -> dict[Dim, int]:
+    """The symbols that a user gives values for by name, with these.
+
+    Raises:
+        PlanError: there is no such symbol, or the value lies out of its bounds.
+    """
+    by_name = {s.name: s for s in symbols}
+    values = {}
+    for name, value in _border.mapping(call, "sizes", sizes, "numbers by a symbol's name").items():
+        symbol = by_name[_border.choice(call, "a size", name, list(by_name))]
+        values[symbol] = _border.integer(call, f"the size {name!r}", value, symbol.min, symbol.max)
+    return values
 
 
 def _what(spec: TensorSpec, dim: int) -> str:

@@ -90,7 +90,7 @@ class PlanTables:
     @property
     def symbol_bounds(self) -> tuple[int, ...]:
         """The upper bound of every symbol."""
-        return tuple(s.max for s in self.shapes.symbols)
+        return self.shapes.bounds
 
     @property
     def arena_bytes(self) -> int:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tilewise.core.border import Border
 from tilewise.core.collector import collector_paused
 from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
-from tilewise.graph import GraphBuilder, differentiate, simplify
+from tilewise.graph import GraphBuilder, differentiate, fix_sizes, simplify
 from tilewise.ir.batch import cut_batch
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.show import show_graph, to_mermaid
 from tilewise.ir.validate import validate_graph
 from tilewise.optim import Optimizer
-from tilewise.plan import Plan, make_plan, settings_for
+from tilewise.plan import Plan, check_sizes, make_plan, settings_for, symbols_of
 from tilewise.session.assemble import device_overhead
 from tilewise.session.inputs import check_constants
 from tilewise.session.instance import GraphInstance
@@ -98,6 +99,7 @@ class ComputeGraph(GraphBuilder):
         accumulation: int = 1,
         leaves: int | None = None,
         workers_per_device: int | None = None,
+        sizes: Mapping[str, int] | None = None,
         strict: bool = False,
     ) -> Plan:
         """Decide tiles, placement, order, memory and communication. Nothing runs.
@@ -110,6 +112,8 @@ class ComputeGraph(GraphBuilder):
                 that divides the batch. Part of the result's bits: keep it when devices change. n blocks (devices of the
                 batch x microbatches) fit if n is 1 or G / n a power of two: 12 leaves for 3 devices.
             workers_per_device: threads per device; by default cores / devices.
+            sizes: numbers for symbolic sizes by name, such as `{"seq": 40}`: a plan for these alone, with the memory
+                that they need. No result changes.
             strict: refuse changes of layout between ops that no hint asks for.
 
         Raises:
@@ -127,7 +131,10 @@ class ComputeGraph(GraphBuilder):
         with collector_paused():
             graph = self.complete()
             check_constants(graph)
-            batch = cut_batch(graph, accumulation, leaves)
+            fixed = check_sizes("plan", symbols_of(graph), sizes or {})
+            bound = cut_batch(graph, accumulation, leaves).bound
+            graph = fix_sizes(graph, fixed)
+            batch = replace(cut_batch(graph, accumulation, leaves), bound=bound)
             layout = propagate_layouts(graph, used, strategy, batch)
             graph, layout = insert_reshards(graph, layout, strict=strict)
             settings = settings_for(graph, layout, batch, workers_per_device)

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.border import Border, shown
-from tilewise.core.dims import Dim, Size
+from tilewise.core.dims import Dim, Size, upper_bound
 from tilewise.core.dtypes import DTYPES, DType, is_float
 from tilewise.core.errors import ShapeError
-from tilewise.graph.builder import INV_COUNT
+from tilewise.graph.builder import INV_COUNT, POSITIONS
 from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.op import op_named
 from tilewise.optim.optimizer import is_hyper
@@ -75,10 +75,13 @@ def check_constants(graph: Graph) -> None:
         ShapeError: one does not.
     """
     bounds = index_bounds(graph)
-    for tensor, value in graph.constant_values.items():
-        spec = graph.spec(tensor)
-        for low, high, other in bounds.get(spec.name, []):
-            _check_indices("constant", spec.name, value, low, _smallest(high), other)
+    named = {graph.spec(tensor).name: value for tensor, value in graph.constant_values.items()}
+    own = next((t for t in graph.of_kind("input") if t.spec.name == POSITIONS), None)
+    if own is not None:
+        named[POSITIONS] = np.arange(upper_bound(own.shape[-1]), dtype=np.int32)
+    for name, value in named.items():
+        for low, high, other in bounds.get(name, []):
+            _check_indices("constant", name, value, low, _smallest(high), other)
 
 
 def _smallest(size: Size) -> int:
@@ -110,7 +113,7 @@ def check_inputs(
 
 def _is_own(name: str) -> bool:
     """Whether the instance fills in an input itself."""
-    return name == INV_COUNT or is_hyper(name)
+    return name in (INV_COUNT, POSITIONS) or is_hyper(name)
 
 
 def as_array(call: str, name: str, value: object) -> NDArray[np.generic]:
@@ -133,7 +136,7 @@ def _symbol_values(
             ):
                 raise ShapeError(
                     f"[session.run] {size} must lie in [{size.min}, {size.max}] and be one number; got {given} in "
-                    f"{name!r}; split the call"
+                    f"{name!r}; split the call, or give inputs of one size"
                 )
     return values
 

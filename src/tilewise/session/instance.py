@@ -248,7 +248,7 @@ class GraphInstance:
         A step whose loss or gradient norm is not a finite number changes neither weights nor optimizer states.
 
         Args:
-            batch: inputs by name; the whole global batch.
+            batch: inputs by name; the whole global batch. Symbolic sizes have any value within their bounds.
             lr: learning rate of this step; finite in fp32, at least 0.
             on_nonfinite: what such a step does: `stop` raises, and the step does not count; `skip` counts it and says
                 so in the result.

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.border import Border
+from tilewise.core.dims import Dim
 from tilewise.core.dtypes import is_float
 from tilewise.core.errors import CheckpointError, PlanError, ShapeError
-from tilewise.graph.builder import INV_COUNT
+from tilewise.graph.builder import INV_COUNT, POSITIONS
 from tilewise.ir.graph import TensorSpec
 from tilewise.optim.optimizer import Optimizer, master_name, state_name
 from tilewise.plan import Plan
@@ -128,10 +129,20 @@ class NamedTensors:
             self.store.symbols[self.plan.shapes.symbols.index(size)] = given
         for name, value in arrays.items():
             self.write(name, value)
+        if POSITIONS in self.ids:
+            shape = self._shape(POSITIONS)
+            self.write(POSITIONS, np.broadcast_to(np.arange(shape[-1], dtype=np.int32), shape))
         if self._counted is not None:
             labels, ignored = self._counted
             count = int(np.count_nonzero(arrays[labels] != ignored))
             self.write(INV_COUNT, np.array([1.0 / max(count, 1)], np.float32))
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """Sizes of a tensor in this run."""
+        symbols = dict(zip(self.plan.shapes.symbols, self.store.symbols))
+        return tuple(
+            symbols[s] if isinstance(s, Dim) else s for s in self.plan.graph.spec(self.ids[name]).shape
+        )
 
     def check_stored(self, call: str, name: str, value: Array) -> None:
         """Whether a value from a file or a state fits its tensor.

@@ -1,6 +1,7 @@
 """A strategy put to the test for a configuration: its model, batch and optimizer on one device and over a mesh.
 
-Tokens are drawn at random, for equality does not depend on what they are; so no data is read.
+Tokens, and lengths where documents are padded, are drawn at random, for equality does not depend on what they are; so
+no data is read.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core import Border, DeviceMesh
+from tilewise.data import IGNORED
 from tilewise.train.config import TrainConfig, make_optimizer
 from tilewise.train.trainer import make_graph
 
@@ -30,6 +32,7 @@ class _RandomBatches(Sequence[Mapping[str, NDArray[np.int32]]]):
         self._seed = config.train.seed
         self._vocab_size = config.model.vocab_size
         self._shape = config.train.batch, config.data.context + 1
+        self._is_padded = config.data.is_padded
         self._num_steps = num_steps
 
     def __len__(self) -> int:
@@ -40,7 +43,13 @@ class _RandomBatches(Sequence[Mapping[str, NDArray[np.int32]]]):
             raise IndexError(step)
         generator = np.random.Generator(np.random.Philox(key=np.array([self._seed, step], np.uint64)))
         ids = generator.integers(0, self._vocab_size, self._shape, dtype=np.int32)
-        return {"tokens": np.ascontiguousarray(ids[:, :-1]), "labels": np.ascontiguousarray(ids[:, 1:])}
+        tokens, labels = np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])
+        if not self._is_padded:
+            return {"tokens": tokens, "labels": labels}
+        lengths = generator.integers(1, tokens.shape[1], len(tokens), endpoint=True)
+        labels[np.arange(tokens.shape[1]) >= lengths[:, None]] = IGNORED
+        longest = lengths.max()
+        return {"tokens": tokens[:, :longest], "labels": labels[:, :longest]}
 
 
 def compare_strategy(
@@ -57,7 +66,7 @@ def compare_strategy(
     from tilewise.session.verify import verify_strategy
 
     num_steps = Border("train").integer("compare", "steps", num_steps, 1, _MOST_STEPS)
-    graph = make_graph(config)
+    graph = make_graph(config, is_padded=config.data.is_padded)
     graph.optimize(make_optimizer(config))
     return verify_strategy(
         graph,

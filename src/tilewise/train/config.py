@@ -88,11 +88,18 @@ class ModelSection(_Section):
 
 class DataSection(_Section):
     """`[data]`: text to learn from. `path` is a file, a directory, or `stdlib` for this Python's own
-    sources."""
+    sources. `documents` says how they become sequences: `packed` one after the other, so that every sequence has
+    `context` tokens, or `padded`, each in a sequence of its own, which is as long as the longest of its batch."""
 
     path: _Path = "stdlib"
     held_out_percent: float = Field(default=5.0, ge=0, lt=100)
     context: int = Field(default=256, ge=8, le=1 << 17)
+    documents: Literal["packed", "padded"] = "packed"
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether sequences are of different lengths."""
+        return self.documents == "padded"
 
 
 class TrainSection(_Section):

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise.data.batches import IGNORED
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CompressionReport", "bits_per_byte", "compress_files", "sliding_windows"]
 
-IGNORED = -100
 _Ids = NDArray[np.int32]
 
 
@@ -95,7 +96,7 @@ def bits_per_byte(
     """Bits the model needs per UTF-8 byte of the files, end marks included.
 
     Args:
-        model: an instance of a training graph over `[batch, context]`.
+        model: an instance of a training graph over `batch` sequences of any length up to the context.
         show: called with done and all windows after each forward pass.
     """
     from tilewise.data import end_of_text_id
@@ -119,9 +120,11 @@ def _sum_of_losses(model: GraphInstance, tokens: _Ids, labels: _Ids) -> float:
 
 
 def _in_batches(tokens: _Ids, labels: _Ids, batch: int) -> Iterator[tuple[_Ids, _Ids]]:
-    """Batches of `batch` windows; the last is filled up with windows that score nothing."""
+    """Batches of `batch` windows, as wide as what they score; the last is filled up with windows that score nothing."""
     for first in range(0, len(tokens), batch):
         part_tokens, part_labels = tokens[first : first + batch], labels[first : first + batch]
+        width = np.flatnonzero((part_labels != IGNORED).any(0))[-1] + 1
+        part_tokens, part_labels = part_tokens[:, :width], part_labels[:, :width]
         missing = batch - len(part_tokens)
         yield (
             np.pad(part_tokens, ((0, missing), (0, 0))),

@@ -25,16 +25,15 @@ class StepProgress:
         console: where to write.
         num_steps: of the whole run.
         first_step: where this run starts.
-        tokens_per_step: to turn steps into tokens per second.
     """
 
-    def __init__(self, console: Console, num_steps: int, first_step: int, tokens_per_step: int) -> None:
+    def __init__(self, console: Console, num_steps: int, first_step: int) -> None:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
         self._console = console
         self._num_steps = num_steps
         self._first = first_step
-        self._tokens_per_step = tokens_per_step
+        self._num_tokens = 0
         self._started = self._last_plain = time.monotonic()
         self._bar = (
             Progress(
@@ -70,17 +69,18 @@ class StepProgress:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, total=num_steps)
 
-    def step_done(self, step: int, loss: float) -> None:
-        """Show that `step` (0 for the first) is done."""
+    def step_done(self, step: int, loss: float, num_tokens: int) -> None:
+        """Show that `step` (0 for the first), of so many tokens, is done."""
         now = time.monotonic()
         done = step + 1 - self._first
-        per_step_s = (now - self._started) / done
+        elapsed_s = now - self._started
+        self._num_tokens += num_tokens
         line = describe_step(
             step + 1,
             self._num_steps,
             loss,
-            self._tokens_per_step / per_step_s,
-            per_step_s * (self._num_steps - step - 1),
+            self._num_tokens / elapsed_s,
+            elapsed_s / done * (self._num_steps - step - 1),
         )
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=step + 1, line=line)

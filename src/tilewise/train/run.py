@@ -197,11 +197,11 @@ def train_steps(
     started = time.perf_counter()
     with (
         stop_on_interrupt() as request,
-        StepProgress(console, config.train.steps, first_step, trainer.tokens_per_step) as progress,
+        StepProgress(console, config.train.steps, first_step) as progress,
     ):
 
         def on_step(number: int, result: StepResult) -> bool:
-            progress.step_done(number, result.loss)
+            progress.step_done(number, result.loss, trainer.num_tokens)
             seconds = time.perf_counter() - started
             if result.is_skipped:
                 console.print(

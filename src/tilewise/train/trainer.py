@@ -24,8 +24,10 @@ from tilewise.checkpoint import (
 )
 from tilewise.core import DeviceMesh, NotFinite
 from tilewise.data import (
+    IGNORED,
     Batches,
     Corpus,
+    PaddedBatches,
     encode_files,
     end_of_text_id,
     load_corpus,
@@ -78,18 +80,25 @@ def prepare_data(config: TrainConfig, console: Console) -> TrainingData:
     is_stdlib = config.data.path == "stdlib"
     corpus = load_standard_library(percent) if is_stdlib else load_corpus(config.data.path, percent)
     tokenizer = train_tokenizer((file.text for file in corpus.train), config.model.vocab_size)
-    end_of_text_id(tokenizer)
+    end = end_of_text_id(tokenizer)
     with track_work(console, "encoding") as progress:
         stream = encode_files(tokenizer, [file.text for file in corpus.train], progress.show)
-    batches = Batches(stream, config.train.batch, config.data.context, config.train.seed)
+    cut = (stream, config.train.batch, config.data.context, config.train.seed)
+    batches = PaddedBatches(*cut, end) if config.data.is_padded else Batches(*cut)
     return TrainingData(corpus, tokenizer, batches, hashlib.sha256(stream.tobytes()).hexdigest())
 
 
-def make_graph(config: TrainConfig) -> ComputeGraph:
-    """The training graph, with its loss and without an optimizer or a strategy."""
+def make_graph(config: TrainConfig, *, is_padded: bool) -> ComputeGraph:
+    """The training graph, with its loss and without an optimizer or a strategy.
+
+    Args:
+        is_padded: whether a step brings its own length, up to the context.
+    """
     graph = tw.ComputeGraph("llama")
     model, train = make_model_config(config), config.train
-    llama.build_training_graph(graph, model, train.batch, config.data.context, train.dtype)
+    context = config.data.context
+    length = tw.Dim("seq", 1, context) if is_padded else context
+    llama.build_training_graph(graph, model, train.batch, length, train.dtype)
     return graph
 
 
@@ -100,7 +109,7 @@ def make_plan(config: TrainConfig) -> tuple[ComputeGraph, Plan]:
         LayoutError, PlanError: the strategy cannot spread this model.
         ResourceError: the plan needs more memory than the machine has.
     """
-    graph = make_graph(config)
+    graph = make_graph(config, is_padded=config.data.is_padded)
     graph.optimize(make_optimizer(config))
     graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(config.distribution.mesh)))
     plan = graph.plan(
@@ -120,7 +129,7 @@ def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, con
         CheckpointError: `model_dir` holds another model.
     """
     batch, context = config.train.batch, config.data.context
-    graph = make_graph(config)
+    graph = make_graph(config, is_padded=True)
     graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(config.distribution.mesh)))
     plan = graph.plan(workers_per_device=config.distribution.workers_per_device)
     with graph.instantiate(plan) as model, track_work(console, "held-out files") as progress:
@@ -137,6 +146,9 @@ class Trainer:
         graph: from `make_plan`.
         plan: the same.
 
+    Attributes:
+        num_tokens: that the last step predicted, padding aside.
+
     Raises:
         ResourceError: the plan needs more memory than there is.
     """
@@ -144,6 +156,7 @@ class Trainer:
     def __init__(self, config: TrainConfig, data: TrainingData, graph: ComputeGraph, plan: Plan) -> None:
         self.config = config
         self.data = data
+        self.num_tokens = 0
         self._num_skipped = 0  # steps one after the other that were not finite
         self.instance: GraphInstance = graph.instantiate(plan)
         spread = make_model_config(config).initializer_range
@@ -159,11 +172,6 @@ class Trainer:
         """Stop the devices and free their memory."""
         self.instance.close()
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of one step's batch."""
-        return self.config.train.batch * self.config.data.context
-
     def step(self, number: int) -> StepResult:
         """Do step `number`.
 
@@ -176,6 +184,7 @@ class Trainer:
         batch = self.data.batches.at(number)
         result = self.instance.step(batch, lr=self._rate(number), on_nonfinite=on_nonfinite)
         self._num_skipped = self._num_skipped + 1 if result.is_skipped else 0
+        self.num_tokens = int((batch["labels"] != IGNORED).sum())
         return result
 
     def set_num_steps(self, num_steps: int) -> None:

@@ -58,6 +58,7 @@ INTS = {
     "heads": HEADS,
     "kv_heads": KV_HEADS,
     "seq_len": M,
+    "chunked_len": M,
     "causal": 1,
     "block_size": 4,
     "ignore_index": -100,

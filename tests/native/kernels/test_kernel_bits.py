@@ -38,7 +38,7 @@ def weight_gradient(dt, dy, x, ids, de, leaf_rows, carries=(), isa=""):
     n, k = 40, de.shape[1]
     out = packed_out(n, k)
     tiles = [out, dy, x, ids, de, *((c, n, k) for c in carries)]
-    run(f"matmul_dw_{dt}", tiles, [leaf_rows, len(carries), 0], isa=isa)
+    run(f"matmul_dw_{dt}", tiles, [leaf_rows, len(carries), 0, 0], isa=isa)
     return out[0]
 
 
@@ -249,6 +249,6 @@ def test_weight_gradient_of_row_blocks(dt):
     dy, x = random(gen, 64, 100, dt), random(gen, 64, 40, dt)
     ids, de = gen.integers(0, 100, (64, 1)).astype(np.int32), random(gen, 64, 40, dt)
     whole, part = packed_out(100, 40), packed_out(36, 40)
-    run(f"matmul_dw_{dt}", [whole, dy, x, ids, de], [16, 0, 0])
-    run(f"matmul_dw_{dt}", [part, dy[:, 64:], x, ids, de], [16, 0, 0], row_begin=64)
+    run(f"matmul_dw_{dt}", [whole, dy, x, ids, de], [16, 0, 0, 0])
+    run(f"matmul_dw_{dt}", [part, dy[:, 64:], x, ids, de], [16, 0, 0, 0], row_begin=64)
     assert_same_bits(part[0], whole[0][64 * 40 :])

@@ -35,7 +35,7 @@ def test_leaf_tree(isa, leaves, seq_len, chunks):
     gen = rng(leaves)
     partials, carries = random(gen, leaves, 37 * len(kept)), [random(gen, 1, 37) for _ in range(2)]
     out = empty(1, 37)
-    run("leaf_tree_f32", [out, partials, *carries], [2, seq_len, chunks], isa=isa)
+    run("leaf_tree_f32", [out, partials, *carries], [2, seq_len, chunks, 0], isa=isa)
     assert_close(out, reference.leaf_tree(partials, carries, len(kept)), "f32")
 
     def expected(order):
@@ -52,6 +52,17 @@ def test_leaf_tree(isa, leaves, seq_len, chunks):
         swapped = [0, *reversed(range(1, len(kept) - 1)), len(kept) - 1]
         swapped[0], swapped[-1] = swapped[-1], swapped[0]
         assert (bits(out) != bits(expected(swapped))).any(), "chunks in another order must show"
+
+
+@every_level
+def test_a_sum_over_padded_rows_has_no_sign_where_it_is_zero(isa):
+    """Zeros added to -0 leave -0 or +0, by their signs; with padding the sum is +0 in any case."""
+    for is_padded, sign in ((0, True), (1, False)):
+        out = empty(1, 3)
+        partials = np.full((2, 3), [-0.0, 2.5, -1e-42], np.float32)
+        run("leaf_tree_f32", [out, partials], [0, 1, 8, is_padded], isa=isa)
+        assert np.signbit(out).tolist() == [[sign, False, True]]
+        np.testing.assert_array_equal(out, 2 * partials[:1])
 
 
 @every_level

@@ -47,7 +47,9 @@ def test_rms_norm_backward(isa, dt, d, with_residual):
     gamma, dx, leaves = random(gen, 1, d, dt), empty(12, d, dt), empty(3, d)
     rstd = reference.rms_norm(x, gamma, 1e-5)[1].astype(np.float32)
     extra = residual if with_residual else None
-    run(f"rms_norm_backward_{dt}", [dx, leaves, dy, x, rstd, gamma, extra], [4, 2, 8], row_begin=8, isa=isa)
+    run(
+        f"rms_norm_backward_{dt}", [dx, leaves, dy, x, rstd, gamma, extra], [4, 2, 8, 2], row_begin=8, isa=isa
+    )
     exact, exact_leaves = reference.rms_norm_backward(dy, x, rstd, gamma, extra, 4)
     assert_close(dx, exact, dt, bound=2e-6)
     assert_close(leaves, exact_leaves, "f32")
@@ -64,7 +66,7 @@ def test_dgamma_accumulates_across_tasks_of_a_leaf(dt):
     for leaf, cuts in ((whole, [(0, 24)]), (parts, tasks), (reordered, [tasks[0], tasks[2], tasks[1]])):
         for a, b in cuts:
             tiles = [empty(b - a, 33, dt), leaf, dy[a:b], x[a:b], rstd[a:b], gamma, None]
-            run(f"rms_norm_backward_{dt}", tiles, [24, 12, 8], row_begin=48 + a)
+            run(f"rms_norm_backward_{dt}", tiles, [24, 12, 8, 12], row_begin=48 + a)
     assert_same_bits(whole, parts)
     assert (bits(whole) != bits(reordered)).any(), "tasks in another order must show"
 
@@ -92,7 +94,7 @@ def test_sequence_chunks_of_a_leaf(isa, seq_len, chunks):
         for a in range(0, 3 * rows, step):
             b = min(a + step, 3 * rows)
             held = slice(a // rows, -(-b // rows))
-            ints = [rows, seq_len, chunks]
+            ints = [rows, seq_len, chunks, seq_len]
             run("row_sum_leaf_f32", [sums[held], x[a:b]], ints, row_begin=a, isa=isa)
             ones = np.ones((b - a, 1), np.float32)
             tiles = [empty(b - a, 1), dgamma[held], x[a:b], ones, ones, gamma, None]
@@ -105,12 +107,38 @@ def test_sequence_chunks_of_a_leaf(isa, seq_len, chunks):
 
 
 @every_level
+@pytest.mark.parametrize("chunks", [2, 8])
+def test_padding_moves_no_cut_of_a_sequence(isa, chunks):
+    """Leaves of sequences of 150 tokens, as they are and padded, with chunks counted over 300: equal to the bit."""
+    gen, bound = rng(chunks), 300
+    tokens, kept = random(gen, 4, 150), len(reference.sequence_chunks(bound, chunks))
+
+    def sums(width, chunked_len):
+        x = np.zeros((4, width), np.float32)
+        x[:, :150] = tokens
+        x, leaf, dgamma = x.reshape(-1, 1), empty(2, kept), empty(2, kept)
+        ints, ones = [2 * width, width, chunks, chunked_len], np.ones((4 * width, 1), np.float32)
+        run("row_sum_leaf_f32", [leaf, x], ints, isa=isa)
+        tiles = [empty(4 * width, 1), dgamma, x, ones, ones, np.ones((1, 1), np.float32), None]
+        run("rms_norm_backward_f32", tiles, ints, isa=isa)
+        return np.concatenate([leaf, dgamma])
+
+    assert_close(
+        sums(150, bound)[:2].sum(1), tokens.reshape(2, -1).sum(1, dtype=np.float64), "f32", bound=2e-6
+    )
+    for width in (151, 256, 300):
+        assert_same_bits(sums(150, bound), sums(width, bound))
+    if chunks == 2:  # of several atoms each
+        assert (bits(sums(150, 150)) != bits(sums(150, bound))).any(), "cuts counted over the width must show"
+
+
+@every_level
 def test_row_sum_leaf(isa):
     """Losses add up per leaf in token order, on from an earlier task."""
     x, leaf = random(rng(), 20, 1), empty(2, 1)
-    run("row_sum_leaf_f32", [leaf[:1], x[:7]], [10, 5, 8], row_begin=0, isa=isa)
-    run("row_sum_leaf_f32", [leaf[:1], x[7:10]], [10, 5, 8], row_begin=7, isa=isa)
-    run("row_sum_leaf_f32", [leaf[1:], x[10:]], [10, 5, 8], row_begin=10, isa=isa)
+    run("row_sum_leaf_f32", [leaf[:1], x[:7]], [10, 5, 8, 5], row_begin=0, isa=isa)
+    run("row_sum_leaf_f32", [leaf[:1], x[7:10]], [10, 5, 8, 5], row_begin=7, isa=isa)
+    run("row_sum_leaf_f32", [leaf[1:], x[10:]], [10, 5, 8, 5], row_begin=10, isa=isa)
     assert_close(leaf, reference.row_sum_leaf(x, 10), "f32", bound=2e-6)
 
 

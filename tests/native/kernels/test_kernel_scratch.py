@@ -65,7 +65,7 @@ def weight_gradient(dt, tokens, rows, cols, leaves):
     out = packed(np.zeros((rows, cols), np.float32), "f32")
     ids = (np.arange(tokens, dtype=np.int32) % rows)[:, None]
     tiles = [out, array(dt, tokens, rows), array(dt, tokens, cols), ids, array(dt, tokens, cols)]
-    return "matmul_dw", tiles, [tokens // leaves, 0, 0], []
+    return "matmul_dw", tiles, [tokens // leaves, 0, 0, 0], []
 
 
 def plain(dt, rows, width, inner):

@@ -29,10 +29,10 @@ def sizes(**changes):
     return llama.LlamaConfig(**{**base, **changes})
 
 
-def peers(model, dtype, **optimizer):
+def peers(model, dtype, seq=SEQ, **optimizer):
     """The same model in PyTorch and here, equal weights."""
     graph = tw.ComputeGraph("llama")
-    llama.build_training_graph(graph, model, BATCH, SEQ, dtype)
+    llama.build_training_graph(graph, model, BATCH, seq, dtype)
     graph.optimize(tw.optim.AdamW(**optimizer))
     ours = graph.instantiate()
     ours.initialize(3, scale=0.1)
@@ -77,6 +77,32 @@ def test_loss_and_every_gradient(tied):
         error = np.abs(ours.get_tensor(f"{names[name]}.grad") - expected).max() / np.abs(expected).max()
         assert error < 5e-6, (name, error)
     assert abs(result.grad_norm - squares**0.5) < 1e-5 * squares**0.5
+    ours.close()
+
+
+@pytest.mark.parametrize("width", [17, 31])
+def test_padded_sequences(width):
+    """fp32: a padded batch is to PyTorch what its sequences are one by one, and what it is with `ignore_index`."""
+    model = sizes()
+    ours, theirs, names = peers(model, "f32", tw.Dim("seq", 1, 40), max_grad_norm=0.0)
+    lengths = (17, 1, 9, 16, 2, 11, 5, 17)
+    generator = np.random.default_rng(5)
+    tokens = generator.integers(0, model.vocab_size, (BATCH, width)).astype(np.int32)
+    labels = np.where(np.arange(width) < np.array(lengths)[:, None], np.roll(tokens, -1, 1), -100).astype(
+        np.int32
+    )
+    batch_loss = torch_loss(theirs, tokens, labels)
+    loss = sum(
+        torch_loss(theirs, tokens[i : i + 1, :length], labels[i : i + 1, :length]) * length
+        for i, length in enumerate(lengths)
+    ) / sum(lengths)
+    loss.backward()
+    result = ours.step({"tokens": tokens, "labels": labels}, 1e-3)
+    assert abs(result.loss - loss.item()) < 2e-6 and abs(result.loss - batch_loss.item()) < 2e-6
+    for name, parameter in theirs.named_parameters():
+        expected = parameter.grad.numpy()
+        error = np.abs(ours.get_tensor(f"{names[name]}.grad") - expected).max() / np.abs(expected).max()
+        assert error < 5e-6, (name, error)
     ours.close()
 
 

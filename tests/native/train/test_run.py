@@ -40,9 +40,10 @@ from tilewise.checkpoint import (
     save_checkpoint,
     write_weights,
 )
-from tilewise.core import CheckpointError, ConfigError, NotFinite
+from tilewise.core import CheckpointError, ConfigError, DeviceMesh, NotFinite
 from tilewise.train import (
     Trainer,
+    compare_strategy,
     evaluate_model,
     make_plan,
     plan_run,
@@ -111,6 +112,48 @@ def test_stopped_and_resumed_equals_never_stopped(texts, whole_run, tmp_path, be
     assert is_same(weights(tmp_path), weights(whole_run))
     whole = [line["loss"] for line in read_metrics(whole_run / "metrics.jsonl")]
     assert [line["loss"] for line in read_metrics(tmp_path / "metrics.jsonl")] == whole[3:]
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory):
+    """Texts of many lengths."""
+    root = tmp_path_factory.mktemp("documents")
+    for i in range(30):
+        (root / f"module_{i}.py").write_text(f"x_{i} = {i} * {i + 1}\n" * (1 + i * 7 % 11))
+    return root
+
+
+def test_padded_documents_are_trained_on_alike_everywhere(documents, tmp_path):
+    """A document per sequence, steps of many widths: equal to the bit over meshes, and after a stop."""
+    padded = {"context": 128, "documents": "padded"}
+    whole = make_config(documents, tmp_path / "whole", data=padded, accumulation=2)
+    run(whole)
+    _stop_after_three(make_config(documents, tmp_path / "parts", TP, data=padded))
+    run(make_config(documents, tmp_path / "parts", DP, data=padded), resume=True)
+    assert is_same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+    data = prepare_data(whole, silent())
+    widths = {data.batches.at(step)["tokens"].shape[1] for step in range(STEPS)}
+    assert len(widths) > 2 and max(widths) <= 128
+    with pytest.raises(CheckpointError, match="documents"):
+        run(make_config(documents, tmp_path / "parts", data={"context": 128}), resume=True)
+
+
+def test_padded_configurations_are_verified(documents, tmp_path):
+    """What `tilewise verify` runs for one: random sequences of random lengths, over a mesh as on one device."""
+    config = make_config(documents, tmp_path, data={"documents": "padded"}, accumulation=2, dtype="f32")
+    said = []
+    report = compare_strategy(config, DeviceMesh({"dp": 2}), 3, said.append)
+    assert report.equal and "3 steps" in report.text
+
+
+def test_speed_counts_tokens_without_padding(documents, tmp_path):
+    """A step's tokens are its counted labels, so padding does not make a run look faster."""
+    config = make_config(documents, tmp_path, data={"context": 128, "documents": "padded"})
+    data = prepare_data(config, silent())
+    with Trainer(config, data, *make_plan(config)) as trainer:
+        trainer.step(0)
+        batch = data.batches.at(0)
+        assert trainer.num_tokens == (batch["labels"] >= 0).sum() < batch["tokens"].size
 
 
 def test_one_wrong_bit_in_a_checkpoint_shows(texts, whole_run, tmp_path):

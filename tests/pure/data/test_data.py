@@ -13,7 +13,9 @@ from pure.hostile import accepted
 from tilewise.core import ConfigError
 from tilewise.data import (
     END_OF_TEXT,
+    IGNORED,
     Batches,
+    PaddedBatches,
     encode_files,
     end_of_text_id,
     is_held_out,
@@ -252,6 +254,53 @@ def test_batches_depend_on_step_and_seed_only():
     assert not np.array_equal(Batches(stream, 4, 16, seed=1).at(0)["tokens"], forward[0])
 
 
+def documents(lengths, end=0):
+    """Ids that count upwards from 1, a mark behind each document."""
+    ids = iter(range(1, 10_000))
+    return np.array([i for n in lengths for i in (*(next(ids) for _ in range(n)), end)], np.int32)
+
+
+def scored(data, steps):
+    """Every counted pair of token and label, step after step."""
+    pairs = []
+    for step in steps:
+        batch = data.at(step)
+        counted = batch["labels"] != IGNORED
+        pairs += zip(batch["tokens"][counted].tolist(), batch["labels"][counted].tolist())
+    return pairs
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 23), min_size=1, max_size=12), st.integers(1, 9), st.booleans())
+def test_padded_documents_are_predicted_once_an_epoch(lengths, context, is_whole):
+    """Each token from the one before it, the first of a document from the mark; no more tokens than the context."""
+    stream = documents(lengths)[: None if is_whole or sum(lengths) == 0 else -1]
+    data = PaddedBatches(stream, 1, context)
+    before = np.concatenate([[0], stream[:-1]])
+    found = scored(data, range(data.num_windows))
+    assert sorted(found) == sorted(zip(before.tolist(), stream.tolist()))
+    assert max(data.at(step)["tokens"].shape[1] for step in range(data.num_windows)) <= context
+
+
+def test_a_padded_batch_is_as_wide_as_its_longest():
+    """Behind a document stand marks whose labels are not counted; a sequence holds one document."""
+    data = PaddedBatches(documents([3, 1, 7, 2]), batch=4, context=6, seed=1)
+    assert data.num_windows == 5  # the longest is cut
+    batch = data.at(0)
+    lengths = (batch["labels"] != IGNORED).sum(1)
+    assert (
+        batch["tokens"].shape == batch["labels"].shape == (4, lengths.max()) and lengths.min() < lengths.max()
+    )
+    for row, length in enumerate(lengths):
+        assert not batch["tokens"][row, length:].any() and (batch["labels"][row, length:] == IGNORED).all()
+        np.testing.assert_array_equal(batch["tokens"][row, 1:length], batch["labels"][row, : length - 1])
+    widths = {data.at(step)["tokens"].shape[1] for step in range(10)}
+    assert len(widths) > 1
+    np.testing.assert_array_equal(data.at(7)["tokens"], PaddedBatches(data.stream, 4, 6, 1).at(7)["tokens"])
+    with pytest.raises(ConfigError, match="at least 1 token"):
+        PaddedBatches(np.zeros(0, np.int32), 1, 4)
+
+
 @pytest.mark.parametrize("stream", [np.zeros((40, 2), np.int32), np.zeros(40), np.array(3)], ids=str)
 def test_a_stream_is_one_row_of_ids(stream):
     """Tables and fractions are refused for what they are."""
@@ -272,6 +321,10 @@ CALLS = {
         lambda **given: Batches(**given).at(3),
         {"stream": np.arange(40, dtype=np.int32), "batch": 2, "context": 8, "seed": 0},
     ),
+    "PaddedBatches": (
+        lambda **given: PaddedBatches(**given).at(3),
+        {"stream": np.arange(40, dtype=np.int32), "batch": 2, "context": 8, "seed": 0, "end": 0},
+    ),
     "at": (Batches(np.arange(40, dtype=np.int32), 2, 8).at, {"step": 3}),
     "train_tokenizer": (train_tokenizer, {"texts": ["a"], "vocab_size": 300}),
 }
@@ -281,6 +334,7 @@ TAKEN = {
     "is_held_out": {"name": {"''", "'name'", "'x\\0y'"}, "percent": {"0", "2.5", "float32"}},
     "load_corpus": {"path": {"''"}, "held_out_percent": {"0", "2.5", "float32"}},
     "Batches": {"seed": {"0"}},
+    "PaddedBatches": {"seed": {"0"}, "end": {"0"}},
     "at": {"step": {"0"}},
     "train_tokenizer": {"texts": {"()", "[]", "{}", "{'a': 1}"}},
 }

@@ -42,6 +42,7 @@ def described():
         "cache": graph.state([128, 8], name="cache"),
         "table": graph.constant(np.zeros((16, 4), np.float32), name="table"),
         "blocks": graph.input([1, 2], "i32", name="blocks"),
+        "grid": graph.input([2, Dim("seq", 1, 4)], "i32", name="grid", storage="scalars"),
     }
     return graph, outside
 
@@ -52,6 +53,7 @@ CALLS = {
     "state": lambda g, t: (g.state, [[3]], {"dtype": "f32", "name": "n", "labels": [], "storage": "rows"}),
     "constant": lambda g, t: (g.constant, [np.zeros(3, np.float32)], {"name": "n", "labels": (), "storage": "rows"}),
     "output": lambda g, t: (g.output, [t["x"], "out"], {}),
+    "positions": lambda g, t: (g.positions, [t["grid"]], {}),
     "constrain": lambda g, t: (g.constrain, [t["x"], ("dp", None)], {}),
     "op": lambda g, t: (g.op, ["scale", [t["x"]]], {"factor": 2.0}),
     "add": lambda g, t: (g.add, [t["x"], t["x"]], {}),
@@ -285,6 +287,7 @@ TAKEN_BY_MAKERS: dict[str, dict[str, set[str]]] = {
         "weight_decay": {"0", "2.5", "2**70", "float32"}, "max_grad_norm": {"0", "2.5", "2**70", "float32"},
     },
     "strategy": {"rules": {"{}"}},
+    "training": {"seq": {"Dim"}},
 }  # fmt: skip
 
 

@@ -44,6 +44,7 @@ def test_example_is_valid_and_complete():
         ("[model]\nrope_theta = inf\n", "model.rope_theta"),
         ("[data]\nheld_out_percent = nan\n", "data.held_out_percent"),
         ("[data]\ncontext = 100000000\n", "data.context"),
+        ("[data]\ndocuments = 'cut'\n", "data.documents"),
         ("[data]\ncontext = 131072\n[train]\nbatch = 65536\n", "batch x data.context must be at most"),
         ("[model]\nhidden_size = 100000000\n", "model.hidden_size"),
         ("[model]\nvocab_size = 100000000\n", "model.vocab_size"),

@@ -69,10 +69,12 @@ class Guessing:
     """A model that finds every token of 512 equally likely, and notes what it was asked."""
 
     def __init__(self):
-        self.scored = []
+        self.scored, self.shapes = [], []
 
     def forward(self, tokens, labels):
         self.scored.append(int((labels != IGNORED).sum()))
+        assert (labels[:, -1] != IGNORED).any()
+        self.shapes.append(tokens.shape)
 
     def get_tensor(self, name):
         return {"loss": np.array([math.log(512)], np.float32)}[name]
@@ -87,6 +89,10 @@ def test_a_model_that_guesses_needs_nine_bits_per_token():
     bits = bits_per_byte(model, tokenizer, files, 4, 16, lambda *counts: shown.append(counts))
     assert bits == pytest.approx(9 * tokens / (63 + 5), rel=1e-6)
     assert sum(model.scored) == tokens and shown == [(4, 8), (8, 8)]
+    assert all(batch == 4 and width <= 16 for batch, width in model.shapes)
+    short = Guessing()
+    bits_per_byte(short, tokenizer, files[1:], 2, 16)
+    assert short.shapes == [(2, 6)]  # five letters and the end, no wider than that
 
 
 def test_compressors_profit_from_joining():
@@ -178,10 +184,10 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch):
     """Where no terminal is: the first step, one in ten seconds, the last; speed and time left since the run began."""
     clock, lines = [0.0], io.StringIO()
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    with StepProgress(Console(file=lines, width=120), 30, 10, 100) as shown:
+    with StepProgress(Console(file=lines, width=120), 30, 10) as shown:
         for step in range(10, 30):
             clock[0] += 3.0
-            shown.step_done(step, 1.5)
+            shown.step_done(step, 1.5, 100)
     assert lines.getvalue().splitlines() == [
         "step 11/30  loss 1.500  33 tokens/s  0:57 left",
         "step 15/30  loss 1.500  33 tokens/s  0:45 left",

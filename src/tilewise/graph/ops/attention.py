@@ -13,7 +13,6 @@ from tilewise.core.dims import DimLabel, Size
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import PlanError
 from tilewise.graph.ops.common import (
-    fixed,
     incoming,
     leading,
     require,
@@ -25,6 +24,7 @@ from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import GROUPS
 from tilewise.ir.lowering import Lowering, Ref
 from tilewise.ir.op import Factors, Op, Partial, Signature, register
+from tilewise.ir.program import NumberLike
 from tilewise.ir.tape import Gradient, Tape
 
 __all__: list[str] = []
@@ -128,9 +128,13 @@ class Attention(Op):
         """As q, and fp32 `[batch, seq, heads]`."""
         q, k, v = inputs
         assert q is not None and k is not None and v is not None
-        is_cut = len(q.shape) == 3 and isinstance(q.shape[1], int)
+        require(len(q.shape) == 3, "attention", "operands must be [batch, seq, heads * head_dim]", q, k, v)
         require(
-            is_cut, "attention", "operands must be [batch, seq, heads * head_dim] with a fixed seq", q, k, v
+            attrs["causal"] or isinstance(q.shape[1], int),
+            "attention",
+            "a symbolic seq must be causal, or tokens would see the padding behind them",
+            q,
+            advice="fix the size, or pass causal=True",
         )
         require_floats("attention", q, k, v)
         heads, kv_heads = _heads(q, attrs["head_dim"], "attention"), _heads(k, attrs["head_dim"], "attention")
@@ -175,7 +179,7 @@ class Attention(Op):
             dtype=t.dtype,
             tiles={name: low.row(tensor) for name, tensor in tiles.items()},
             ints={
-                "seq_len": fixed(low.spec(q).shape[1]),
+                "seq_len": low.size(low.spec(q).shape[1]),
                 "causal": op.attrs["causal"],
                 **_heads_of(low, op, q, k),
             },
@@ -185,12 +189,20 @@ class Attention(Op):
 
 def _require_whole_sequences(low: Lowering, op: OpNode, q: int) -> None:
     """A task sees whole sequences only if the row tile, which the batch's inputs decide, is made of them."""
-    spec = low.spec(q)
-    if low.row_step(low.tensor(q)) % fixed(spec.shape[1]):
+    spec, step = low.spec(q), low.row_step(low.tensor(q))
+    length = low.size(spec.shape[1])
+    if not _is_multiple(step, length):
         raise PlanError(
-            f"[graph.attention] the rows of a tile must be whole sequences; got tiles of {low.row_step(low.tensor(q))} "
-            f"rows for {spec} in {op.label!r}; give all batched inputs the same sequence length"
+            f"[graph.attention] the rows of a tile must be whole sequences; got tiles of {step} rows for {spec} in "
+            f"{op.label!r}; give all batched inputs the same sequence length"
         )
+
+
+def _is_multiple(step: NumberLike, length: NumberLike) -> bool:
+    """Whether so many rows are whole sequences; of a symbol, whatever its value."""
+    if isinstance(step, int) or isinstance(length, int):
+        return isinstance(step, int) and isinstance(length, int) and step % length == 0
+    return step[2:] == length[2:] and step.multiple % length.multiple == 0
 
 
 def _heads_of(low: Lowering, op: OpNode, q: int, k: int) -> dict[str, int]:
@@ -234,7 +246,7 @@ class AttentionBackward(Op):
             dtype=t.dtype,
             tiles={name: low.row(tensor) for name, tensor in zip(names, (*targets, *op.given))},
             ints={
-                "seq_len": fixed(low.spec(q).shape[1]),
+                "seq_len": low.size(low.spec(q).shape[1]),
                 "causal": op.attrs["causal"],
                 **_heads_of(low, op, q, k),
             },

@@ -128,7 +128,7 @@ class EmbeddingWeightGradient(Op):
                 "de": low.whole(grad),
                 "carry": [low.row(c) for c in target.carries],
             },
-            ints={"leaf_rows": low.leaf_rows, "vocab_begin": begin},
+            ints={"leaf_rows": low.leaf_rows, "vocab_begin": begin, "padded_len": low.padded_len},
             priority=-1,
         )
         low.finish_accumulation(op, target)

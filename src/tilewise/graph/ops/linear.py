@@ -214,7 +214,7 @@ class LinearWeightGradient(Op):
                 "x": low.whole(cols),
                 "carry": [low.row(c) for c in target.carries],
             },
-            ints={"leaf_rows": low.leaf_rows, "vocab_begin": 0},
+            ints={"leaf_rows": low.leaf_rows, "vocab_begin": 0, "padded_len": low.padded_len},
             priority=-1,
         )
         low.finish_accumulation(op, target)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.core.border import Border
-from tilewise.core.dims import MAX_SIZE, Dim
+from tilewise.core.dims import MAX_SIZE, Dim, Size, upper_bound
 from tilewise.core.errors import ShapeError
 from tilewise.ir.graph import TensorNode
 from tilewise.models.llama.config import LlamaConfig
@@ -150,7 +150,7 @@ def _head(graph: GraphBuilder, config: LlamaConfig, x: TensorNode, embedding: Te
 
 
 def build_training_graph(
-    graph: GraphBuilder, config: LlamaConfig, batch: int, seq: int, dtype: str = "bf16"
+    graph: GraphBuilder, config: LlamaConfig, batch: int, seq: Size, dtype: str = "bf16"
 ) -> None:
     """Describe one training step in an empty graph.
 
@@ -158,17 +158,19 @@ def build_training_graph(
         graph: written to.
         config: the model.
         batch: sequences per step, over all devices and microbatches.
-        seq: tokens per sequence.
+        seq: tokens per sequence; a `Dim("seq", 1, 512)` for batches of any length up to its bound, whose shorter
+            sequences end in padding: any token, with a label that is not counted.
         dtype: of weights and activations, `bf16` or `f32`; sums, gradients and optimizer state are fp32.
 
     Inputs: tokens and labels `[B, S]` i32 (-100 is not counted). Outputs: loss `[1]`, loss_rows `[B, S]`.
 
     Raises:
-        ShapeError: `seq` exceeds the model's positions.
+        ShapeError: `seq`, or its bound, exceeds the model's positions.
     """
     _check("build_training_graph", graph, config)
     _border.integer("build_training_graph", "batch", batch, 1, MAX_SIZE)
-    _border.integer("build_training_graph", "seq", seq, 1, config.max_position_embeddings)
+    longest = upper_bound(seq) if isinstance(seq, Dim) else seq
+    _border.integer("build_training_graph", "seq", longest, 1, config.max_position_embeddings)
     with graph.all_or_nothing():
         _describe_training(graph, config, batch, seq, dtype)
 
@@ -178,15 +180,10 @@ def _check(call: str, graph: GraphBuilder, config: LlamaConfig) -> None:
     _border.instance(call, "config", config, LlamaConfig, "pass a LlamaConfig")
 
 
-def _describe_training(graph: GraphBuilder, config: LlamaConfig, batch: int, seq: int, dtype: str) -> None:
+def _describe_training(graph: GraphBuilder, config: LlamaConfig, batch: int, seq: Size, dtype: str) -> None:
     tokens = graph.input([batch, seq], "i32", name="tokens", labels=[BATCH, None], storage="scalars")
     labels = graph.input([batch, seq], "i32", name="labels", labels=[BATCH, None], storage="scalars")
-    positions = graph.constant(
-        np.tile(np.arange(seq, dtype=np.int32), (batch, 1)),
-        name="positions",
-        labels=[BATCH, None],
-        storage="scalars",
-    )
+    positions = graph.positions(tokens)
     table = graph.constant(rope_table(config), name="rope_table")
     x, embedding = _embed(graph, config, tokens, dtype)
     for i in range(config.num_hidden_layers):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewise.ir.graph import OpNode
 from tilewise.ir.lowering import Ref, Tiles
-from tilewise.ir.program import Mode, Operand
+from tilewise.ir.program import Mode, NumberLike, Operand, is_single
 from tilewise.plan.classes import Team
 from tilewise.plan.collectives.handshake import (
     ClassLowering,
@@ -18,9 +18,11 @@ from tilewise.plan.collectives.handshake import (
 __all__ = ["all_gather_rows"]
 
 
-def all_gather_rows(low: ClassLowering, op: OpNode, dst: Ref, done: int, team: Team, step: int) -> None:
+def all_gather_rows(
+    low: ClassLowering, op: OpNode, dst: Ref, done: int, team: Team, step: NumberLike
+) -> None:
     """Fetch every peer's part once its signal at site `done` says that it is there."""
-    tiles, per_index = num_tiles(low, dst.extent, step), step > 0
+    tiles, per_index = num_tiles(low, dst.extent, step), not is_single(step)
     ack = low.signals(team.size * tiles)
     own = [Operand(dst.slot, Mode.ROWPART, part=p, parts=team.size) for p in team.peers]
     views: Tiles = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import Record
 from tilewise.ir.lowering import Draft, Ref
-from tilewise.ir.program import upper
+from tilewise.ir.program import NumberLike, upper
 from tilewise.plan.collectives.all_gather import all_gather_rows
 from tilewise.plan.collectives.columns import reduce_scatter_columns
 from tilewise.plan.collectives.handshake import ClassLowering, note_completion, team_of
@@ -22,7 +22,7 @@ def all_reduce(
     residual: int | Ref | None,
     record: Record,
     *,
-    step: int | None = None,
+    step: NumberLike | None = None,
     producer: Draft | None = None,
 ) -> None:
     """Combine `source` over a record's team into `target` (plus a residual), tile by tile.

@@ -13,7 +13,7 @@ from tilewise.core.mesh import Axes
 from tilewise.ir.graph import OpNode
 from tilewise.ir.layout import Record, show_layout
 from tilewise.ir.lowering import Draft, Ref, Tiles
-from tilewise.ir.program import Mode, Operand
+from tilewise.ir.program import Mode, NumberLike, Operand, is_single
 from tilewise.plan.collectives.handshake import (
     TREES,
     ClassLowering,
@@ -86,11 +86,11 @@ def reduce_scatter_columns(
     residual: Ref | None,
     record: Record,
     producer: Draft,
-    step: int,
+    step: NumberLike,
 ) -> None:
     """Combine this device's columns of the parts of a record's team, tile by tile."""
     team = team_of(low, record)
-    tiles, per_index = num_tiles(low, src.extent, step), step > 0
+    tiles, per_index = num_tiles(low, src.extent, step), not is_single(step)
     ready, ack = low.signals(team.size * tiles), low.signals(team.size * tiles)
     raise_on_peers(producer, team, ready, tiles, src, per_index=per_index)
 

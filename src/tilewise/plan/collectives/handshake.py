@@ -22,6 +22,8 @@ from tilewise.ir.program import (
     NumberLike,
     Operand,
     Wait,
+    is_single,
+    upper,
 )
 from tilewise.plan.classes import DeviceNumbers, Team
 from tilewise.plan.shapes import LocalShapes
@@ -156,10 +158,10 @@ def note_completion(
     low.completions.append(Completion(op.id, record.partial, number, src.slot, dst.slot, beside))
 
 
-def num_tiles(low: ClassLowering, extent: Number, step: int) -> int:
+def num_tiles(low: ClassLowering, extent: Number, step: NumberLike) -> int:
     """Iterations of a loop, symbols at their bounds."""
-    bounds = tuple(s.max for s in low.shapes.symbols)
-    return 1 if step <= 0 else max(1, -(-extent.upper(bounds) // step))
+    bounds = low.shapes.bounds
+    return 1 if is_single(step) else max(1, -(-extent.upper(bounds) // upper(step, bounds)))
 
 
 def raise_on_peers(task: Draft, team: Team, site: int, tiles: int, about: Ref, *, per_index: bool) -> None:
@@ -193,12 +195,12 @@ def acknowledge(
     team: Team,
     site: int,
     tiles: int,
-    step: int,
+    step: NumberLike,
     *,
     increment: NumberLike = 1,
     use: NumberLike = POSITION,
 ) -> None:
     """An empty task that reads the tile as long as peers do."""
-    mode = Mode.ROW if step > 0 else Mode.WHOLE
+    mode = Mode.WHOLE if is_single(step) else Mode.ROW
     task = low.hold(op, about.extent, step, Operand(about.slot, mode), f"{op.label}/ack")
-    await_peers(task, team, site, tiles, about, per_index=step > 0, increment=increment, use=use)
+    await_peers(task, team, site, tiles, about, per_index=not is_single(step), increment=increment, use=use)

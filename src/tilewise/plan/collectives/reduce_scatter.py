@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewise.ir.graph import OpNode
 from tilewise.ir.lowering import Draft, Ref, Tiles
-from tilewise.ir.program import Mode, Operand
+from tilewise.ir.program import Mode, NumberLike, Operand, is_single
 from tilewise.plan.classes import Team
 from tilewise.plan.collectives.handshake import (
     TREES,
@@ -28,7 +28,7 @@ def reduce_scatter_rows(
     residual: Ref | None,
     combine: str,
     team: Team,
-    step: int,
+    step: NumberLike,
 ) -> int:
     """Combine partials in the order of the team; returns the site of the signals that say so.
 
@@ -36,7 +36,7 @@ def reduce_scatter_rows(
         producer: the instruction that writes `src`, over the same tiles.
         combine: `sum`, `max` or `or`.
     """
-    tiles, per_index = num_tiles(low, src.extent, step), step > 0
+    tiles, per_index = num_tiles(low, src.extent, step), not is_single(step)
     ready, done = low.signals(team.size * tiles), low.signals(team.size * tiles)
     raise_on_peers(producer, team, ready, tiles, src, per_index=per_index)
 

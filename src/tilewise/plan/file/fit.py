@@ -9,6 +9,7 @@ deadlock, when it is assembled. Refuses in one sentence, whatever breaks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tilewise.core.border import shown
 from tilewise.core.errors import TilewiseError
@@ -73,7 +74,8 @@ def _require_counts(plan: PlanTables) -> None:
         all(1 <= n <= MAX_COUNT for n in (s.accumulation, s.leaves, plan.graph.reduction_chunks)),
         f"chunks, leaves and microbatches lie in [1, {MAX_COUNT}]",
     )
-    counts = (s.batch, s.seq, plan.num_signals, plan.num_handles, plan.scratch_bytes)
+    rows = s.seq if isinstance(s.seq, int) else s.seq.multiple
+    counts = (s.batch, rows, s.padded_bound, plan.num_signals, plan.num_handles, plan.scratch_bytes)
     hold(all(0 <= n <= _MAX_COUNT for n in counts), "counts lie in [0, {}]; got {}", _MAX_COUNT, counts)
     hold(tuple(plan.regions) == REGIONS, "the arena has the regions {}", ", ".join(REGIONS))
     hold(set(plan.overhead) <= set(CATEGORIES), "overhead has other names: {}", ", ".join(plan.overhead))
@@ -231,6 +233,11 @@ def _require_choices(plan: PlanTables) -> None:
     """Settings and classes of devices are those that planning chooses for this graph and layout."""
     s = plan.settings
     batch = cut_batch(plan.graph, s.accumulation, s.leaves if s.batch else None)
+    if (
+        batch.length is None and s.padded_bound
+    ):  # a plan for one of the lengths that the user's graph may have
+        hold(batch.rows <= s.padded_bound, "{} rows are padded to {}", batch.rows, s.padded_bound)
+        batch = replace(batch, bound=s.padded_bound)
     chosen = settings_for(plan.graph, plan.layout, batch, s.workers_per_device)
     hold(chosen == s, "planning would choose {}; it has {}", chosen, s)
     shapes = LocalShapes(plan.mesh, s, plan.graph.reduction_chunks, symbols_of(plan.graph))

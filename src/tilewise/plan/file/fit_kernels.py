@@ -85,7 +85,7 @@ def _refs(root: Graph, template: LoweredTemplate, entries: Sequence[TensorEntry]
     known = root.templates.get(template.name)
     graph = root if known is None else known.graph
     return [
-        Ref(i, e.extent, e.cols, e.dtype, upper(e.tile_rows), _is_packed(graph, template, slot))
+        Ref(i, e.extent, e.cols, e.dtype, e.tile_rows, _is_packed(graph, template, slot))
         for i, (slot, e) in enumerate(zip(template.slots, entries))
     ]
 
@@ -106,7 +106,7 @@ def _require_emitted(maker: str, instruction: Instruction, refs: Sequence[Ref]) 
         maker=f"template {maker!r}",
         label=instruction.label,
         extent=instruction.extent,
-        step=upper(instruction.step),
+        step=instruction.step,
         tiles=dict(_operands(spec, instruction)),
         ref_of=refs.__getitem__,
         dtype=suffix or None,
