@@ -126,6 +126,12 @@ def below_zero(was):
     return [mark, name, [[first, ["f", "-0x1.0000000000000p+0"]], *others]]
 
 
+def other_rate(was):
+    """The same optimizer with its first float another one, so that it says 0.5."""
+    mark, name, ((first, _), *others) = was
+    return [mark, name, [[first, ["f", "0x1.0000000000000p-1"]], *others]]
+
+
 def no_completions(found):
     """No template says of a value that it completes it."""
     number, at = place(found, "LoweredTemplate", "completions")
@@ -166,6 +172,10 @@ FIELDS = {
     "another optimizer": (
         set_field("Plan", "optimizer", ["k", "Optimizer", []]),
         "Optimizer",
+    ),
+    "another of its settings": (
+        set_field("Plan", "optimizer", other_rate),
+        "AdamW does not fit its graph: another update of",
     ),
     "what is no optimizer": (set_field("Plan", "optimizer", ["t", []]), "is no optimizer"),
     "an op that is not defined": (set_field("OpNode", "op", "conv9"), "got 'conv9'"),
