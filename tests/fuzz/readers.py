@@ -50,7 +50,9 @@ from tilewise.observe import (
     write_graph_html,
     write_graph_svg,
 )
+from tilewise.optim.optimizer import is_hyper
 from tilewise.plan.file import encode_plan
+from tilewise.session import require_origin
 from tilewise.train.config import TrainConfig, load_config, make_optimizer
 from tilewise.train.metrics import MetricsFile, read_metrics
 
@@ -383,8 +385,8 @@ def read_texts(folder: Path, data: bytes) -> None:
 
 
 def read_plan(folder: Path, data: bytes) -> None:
-    """A plan: what is accepted is the same after being written again, can be explained, and is a program that native
-    code takes."""
+    """A plan: what is accepted is the same after being written again, can be explained, and native code takes it; what
+    planning makes of its graph too, runs."""
     file = folder / "step.plan"
     file.write_bytes(data)
     plan = tw.Plan.load(file)
@@ -394,8 +396,11 @@ def read_plan(folder: Path, data: bytes) -> None:
     plan.estimate_memory_usage()
     for program in plan.programs:
         plan.traffic(program)
-    with tw.GraphInstance(plan, memory_limit_bytes=1 << 26):
-        pass
+    with tw.GraphInstance(plan, memory_limit_bytes=1 << 26) as model:
+        require_origin(plan)
+        inputs = {t.spec.name: np.ones(t.shape, np.float32) for t in plan.graph.of_kind("input")}
+        given = {name: value for name, value in inputs.items() if not is_hyper(name)}
+        model.step(given, 0.1) if "step" in plan.programs else model.forward(**given)
 
 
 def _plans() -> list[bytes]:

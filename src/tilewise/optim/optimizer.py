@@ -193,22 +193,35 @@ class Optimizer(Kind, ABC):
         }
 
     def problems_in(self, graph: Graph) -> Sequence[str]:
-        """Inputs of hyper-parameters and states that the graph's update lacks, or has in another shape."""
-        given = {t.spec.name: t.spec for t in graph.tensors if t.kind in ("input", "state")}
+        """What this optimizer would have added to a graph and is not there: inputs, states, updates, the norm."""
+        given = {t.spec.name: t.spec.shape for t in graph.tensors if t.kind in ("input", "state")}
         parameters = {t.spec.name: t.spec for t in graph.of_kind("parameter")}
-        hyper = self.inputs(parameters, 1, 0.0)
+        updates = _updates_in(graph)
+        programs: dict[tuple[Optimizer, float], Program] = {}
+        wanted = {name: value.shape for name, value in self.inputs(parameters, 1, 0.0).items()}
+        wanted |= {state_name(s, name): spec.shape for name, spec in parameters.items() for s in self.states}
         found = [
-            f"no input {name!r} of {value.size} hyper-parameters"
-            for name, value in hyper.items()
-            if name not in given or given[name].shape != value.shape
+            f"no {name!r} of shape {shape}" for name, shape in wanted.items() if given.get(name) != shape
         ]
-        wanted = ((state_name(s, name), spec) for name, spec in parameters.items() for s in self.states)
-        found += [
-            f"no state {name!r} of the weight's shape"
-            for name, spec in wanted
-            if name not in given or given[name].shape != spec.shape
-        ]
-        return found
+        for name, spec in parameters.items():
+            own, _ = setting = self._setting_of(name, spec)
+            if setting not in programs:
+                programs[setting] = take_down(own.update, own.states, own.per_step)
+            if updates.get(name) != programs[setting]:
+                found.append(f"another update of {name!r}")
+        norms = [op.attrs["max_norm"] for op in graph.ops if op.op == "global_norm"]
+        return found if norms == [self.max_grad_norm] else [*found, "another norm of gradients"]
+
+
+def _updates_in(graph: Graph) -> dict[str, Program]:
+    """What a graph's updates do, by the parameter's name."""
+    found = {}
+    for op in graph.ops:
+        done = graph.templates[op.attrs["template"]].graph.ops[-1] if op.op == "call" else op
+        if done.op == "update":
+            attrs = done.attrs
+            found[graph.spec(op.given[0]).name] = Program(attrs["steps"], attrs["constants"], attrs["left"])
+    return found
 
 
 @lru_cache(maxsize=256)

@@ -126,6 +126,12 @@ def below_zero(was):
     return [mark, name, [[first, ["f", "-0x1.0000000000000p+0"]], *others]]
 
 
+def other_rate(was):
+    """The same optimizer with its first float another one, so that it says 0.5."""
+    mark, name, ((first, _), *others) = was
+    return [mark, name, [[first, ["f", "0x1.0000000000000p-1"]], *others]]
+
+
 def no_completions(found):
     """No template says of a value that it completes it."""
     number, at = place(found, "LoweredTemplate", "completions")
@@ -167,6 +173,10 @@ FIELDS = {
         set_field("Plan", "optimizer", ["k", "Optimizer", []]),
         "Optimizer",
     ),
+    "another of its settings": (
+        set_field("Plan", "optimizer", other_rate),
+        "AdamW does not fit its graph: another update of",
+    ),
     "what is no optimizer": (set_field("Plan", "optimizer", ["t", []]), "is no optimizer"),
     "an op that is not defined": (set_field("OpNode", "op", "conv9"), "got 'conv9'"),
     "an attribute of another type": (
@@ -189,6 +199,9 @@ FIELDS = {
     "a number of no source": (set_field("Number", "source", 9), "depends on"),
     "a device of another class": (set_field("DeviceBinding", "class_id", 1), "other classes"),
     "a peer that is not there": (set_field("SharedInts", "items", [0, 5]), ""),
+    "signals without end": (set_field("Notify", "signal_base", 1 << 62), "out of range"),
+    "signals beyond the plan's": (set_field("Notify", "signal_base", 1 << 20), "signals of"),
+    "fewer signals than are raised": (set_field("Plan", "num_signals", lambda was: was // 2), "signals of"),
     "a slot that is not there": (set_field("Operand", "slot", 10**6, -1), "names other slots"),
     "a kernel that is not there": (set_field("Instruction", "kernel", "execute"), "got 'execute'"),
     "a call of no template": (set_field("Call", "template", 99), "names template 99"),
@@ -218,12 +231,11 @@ def test_changed_fields_are_refused(what, path):
 
 UNUSED = {  # nothing is looked up, reserved or counted with these
     "Number.multiple", "Number.which",  # of a constant
-    "Operand.member", "Operand.div", "Operand.part", "Operand.parts",  # of an operand of the device's own, whole
-    "Instruction.step", "TensorEntry.tile_rows",  # more rows than there are are all rows
+    "TensorEntry.tile_rows",  # more rows than there are are all rows
     "Slot.level", "Buffer.first", "Buffer.last", "TempSpec.cols", "TempSpec.tile_rows", "TempSpec.max_bytes",
     "TempSpec.op",  # what planning went by
 }  # fmt: skip
-NATIVE = {"Notify.team", "Wait.team", "Wait.increment"}  # the native program refuses these
+NATIVE = {"Notify.team", "Wait.team"}  # the native program refuses these
 
 
 def test_what_every_number_leads_to_is_looked_at(path):

@@ -6,6 +6,7 @@ Entries, calls and instructions are shared by classes and by calls, so each obje
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from math import isfinite
 
 from tilewise.core.border import shown
@@ -171,7 +172,7 @@ class _Checks:
             kernel_spec(instruction.kernel)
         hold(abs(instruction.priority) <= 1 << 20, "{} has priority {}", where, instruction.priority)
         hold(all(map(isfinite, instruction.floats)), "{} has floats that are not finite", where)
-        numbers: list[NumberLike] = [instruction.extent, instruction.step, *instruction.ints]
+        numbers: list[NumberLike] = [instruction.extent, instruction.step]
         for o in instruction.operands:
             hold(o.mode in _MODES, "{} has an operand of mode {}", where, o.mode)
             numbers += (o.member, o.div, o.part, o.parts)
@@ -180,45 +181,55 @@ class _Checks:
         for n in instruction.notifies:
             numbers += (n.member, n.signal_base, n.use)
         for number in numbers:
-            if not isinstance(number, int):
-                self._require_number(where, number)
+            self._require_number(where, number, _MOST)
+        for number in instruction.ints:
+            self._require_number(where, number, _MOST_PRODUCT)
         rows, step = self._most(instruction.extent), self._least(instruction.step)
         tasks = 1 if step == 0 else -(-rows // max(step, 1))
         hold(tasks <= _MOST_TASKS, "{} is {} tasks", where, tasks)
+        bases = (
+            *((w.signal_base, w.per_index) for w in instruction.waits),
+            *((n.signal_base, n.per_index) for n in instruction.notifies),
+        )
+        for base, per_index in bases:
+            last = self._most(base) + (tasks if per_index else 1)
+            hold(
+                last <= self.plan.num_signals, "{} uses {} signals of {}", where, last, self.plan.num_signals
+            )
 
-    def _require_number(self, where: str, number: Number) -> None:
-        hold(
-            0 <= number.source < len(self.most) and number.which >= 0,
-            "{} depends on {}",
-            where,
-            number,
-        )
-        product = abs(number.multiple) * self.most[number.source]
-        hold(
-            abs(number.constant) <= _MOST_PRODUCT and product <= _MOST_PRODUCT,
-            "{} has {}, out of range",
-            where,
-            number,
-        )
+    def _require_number(self, where: str, number: NumberLike, most: int) -> None:
+        """Constants and products stay where sums of them fit 64 bits."""
+        if isinstance(number, int):
+            hold(abs(number) <= most, "{} has {}, out of range", where, number)
+            return
+        hold(0 <= number.source < len(self.most) and number.which >= 0, "{} depends on {}", where, number)
+        fits = abs(number.constant) <= most and abs(number.multiple) * self._value(number) <= most
+        hold(fits, "{} has {}, out of range", where, number)
+
+    def _value(self, number: Number) -> int:
+        """The largest that what a number depends on can be."""
+        of = self.most[number.source]
+        return of[number.which] if number.which < len(of) else 0
 
     def _most(self, number: NumberLike) -> int:
         if isinstance(number, int):
             return number
-        return number.constant + abs(number.multiple) * self.most[number.source]
+        return number.constant + abs(number.multiple) * self._value(number)
 
     def _least(self, number: NumberLike) -> int:
         return number if isinstance(number, int) else max(number.constant, 1)
 
 
-def _most_values(program: TileProgram, bounds: Sequence[int]) -> list[int]:
-    """Per source of numbers, the largest that any value of it can be."""
+def _most_values(program: TileProgram, bounds: Sequence[int]) -> list[list[int]]:
+    """Per source of numbers, and per number of it, the largest value on any device and in any call."""
     calls = [call for of in program.classes for calls in of.calls.values() for call in calls]
     most = [
-        0,
-        max(bounds, default=0),
-        max((abs(n) for d in program.devices for n in d.numbers), default=0),
-        max((abs(n) for c in calls for n in c.numbers), default=0),
-        len(calls),
+        [0],
+        list(bounds),
+        [max(map(abs, values)) for values in zip_longest(*(d.numbers for d in program.devices), fillvalue=0)],
+        [max(map(abs, values)) for values in zip_longest(*(c.numbers for c in calls), fillvalue=0)],
+        [len(calls)],
     ]
-    hold(max(most) <= _MOST, f"its devices and calls have numbers up to {max(most)}")
+    top = max((max(values, default=0) for values in most), default=0)
+    hold(top <= _MOST, "its devices and calls have numbers up to {}", top)
     return most

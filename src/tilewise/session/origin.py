@@ -1,0 +1,42 @@
+"""Whether a plan is what planning makes of its graph and layout: the proof that a file's checks cannot give.
+
+`Plan.load` holds tables to rules; what every integer of a kernel means no rule says but lowering. So here a plan is
+made again from the graph, layout and settings that it holds, and the two must be one.
+"""
+
+from __future__ import annotations
+
+from tilewise.core.border import Border, shown
+from tilewise.core.errors import PlanError, TilewiseError
+from tilewise.plan import Plan, make_plan
+from tilewise.session.assemble import device_overhead
+from tilewise.strategy import one_stage
+
+__all__ = ["require_origin"]
+
+_border = Border("session", PlanError)
+
+
+def require_origin(plan: Plan) -> None:
+    """Refuse a plan whose program planning would not have made: for files of authors you do not trust.
+
+    Takes as long as planning, less the gradients and the layout.
+
+    Args:
+        plan: as `Plan.load` gave it, for example.
+
+    Raises:
+        PlanError: no plan, another program than its graph, layout and settings lead to, or none that can be made of
+            them.
+    """
+    _border.instance("require_origin", "a plan", plan, Plan, "pass what Plan.load returned")
+    rule, advice = "a plan must be what planning makes of its graph and layout", "plan the graph again"
+    try:
+        made = make_plan(plan.graph, plan.layout, plan.settings, one_stage, plan.optimizer, device_overhead)
+        is_same = made.digest() == plan.digest()
+    except TilewiseError as error:
+        _border.refuse("require_origin", rule, f"none: {error}", advice)
+    except Exception as error:  # a layout that no strategy would give
+        _border.refuse("require_origin", rule, f"none: {type(error).__name__} {shown(error)}", advice)
+    if not is_same:
+        _border.refuse("require_origin", rule, f"another one for {plan.graph.name!r}", advice)
