@@ -18,6 +18,27 @@ MESHES = [({}, 1), ({}, 2), ({"dp": 2}, 1), ({"dp": 2}, 2), ({"tp": 2}, 1)]
 batch = tw.BATCH
 
 
+def test_a_graph_has_one_loss():
+    """A second is refused, and the first stays what is trained."""
+    g = tw.ComputeGraph("n")
+    y = linear(g, g.input([BATCH, WIDTH], name="x", labels=[batch, None]), "w", CLASSES)
+    first = g.loss(g.mean(y))
+    with pytest.raises(ShapeError, match=r"\[graph.loss\] a graph has one loss; got a second in 'n'"):
+        g.loss(g.sum(y))
+    assert g.draft.loss_id == first.id == g.draft.outputs["loss"]
+
+
+@pytest.mark.parametrize("axes", [{}, {"dp": 2}], ids=str)
+def test_a_graph_that_computes_nothing(axes):
+    """Refused in words, also where an input is an output."""
+    g = tw.ComputeGraph("n")
+    g.output(g.input([BATCH, WIDTH], name="x", labels=[batch, None]), "y")
+    with pytest.raises(PlanError, match=r"a graph computes something; got no op in 'n'"):
+        g.plan(axes)
+    with pytest.raises(PlanError, match=r"sizes are of symbols; got 'seq', and the graph has none"):
+        g.plan(axes, sizes={"seq": 3})
+
+
 def square(g, x):
     return g.multiply(x, x)
 

@@ -238,6 +238,18 @@ def test_other_columns_than_the_teams_are_found(kernel):
         validate_reductions(replace(plan.program, classes=tuple(classes)), *context)
 
 
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_axes_of_a_dim_in_any_order(order):
+    """Major first is the layout's order, not the mesh's; the batch and a contraction over both axes, each way."""
+    recipe = (B, None, [("linear", 0, 0, False, B, None), ("linear", 1, 0, False, None, None)], False)
+    alone = run(build(recipe), {})
+    for name in (tw.BATCH.name, B.name):
+        with mock.patch.dict(AXIS_OF, dict.fromkeys(AXIS_OF, ()) | {name: order}):
+            assert run(build(recipe), {"a": 2, "b": 2}) == alone
+            fault = change_first("/reduce_scatter", drop_partial, device=-1)
+            assert run(build(recipe), {"a": 2, "b": 2}, change=fault) != alone
+
+
 def test_one_tensor_may_be_read_in_two_layouts():
     """A gradient that is both contracted whole and added in shards: its record follows each reading."""
     recipe = (None, None, [("linear", 0, 0, False, A, None), ("linear", 2, 0, True, None, None)], False)

@@ -357,9 +357,13 @@ class GraphBuilder:
         """Declare the loss, any result that is one f32; planning appends its backward pass. It is read as `loss`.
 
         Raises:
-            ShapeError: the tensor is no result, or not one f32.
+            ShapeError: the tensor is no result, or not one f32; the graph has a loss already.
         """
         self.draft.own("loss", tensor)
+        if self.draft.loss_id is not None:
+            raise ShapeError(
+                f"[graph.loss] a graph has one loss; got a second in {self.name!r}; add them, and declare the sum"
+            )
         if tensor.kind != "result" or tensor.shape != (1,) or tensor.spec.dtype.name != "f32":
             raise ShapeError(
                 f"[graph.loss] a loss is one f32, computed by the graph; got a {tensor.kind} {tensor.spec}; take "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from tilewise.core.errors import PlanError
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import Call, DeviceClass, TileProgram
@@ -57,8 +58,11 @@ def make_plan(
 
     Raises:
         LayoutError: a device would get no part of a tensor, or sizes do not divide as the strategy needs.
+        PlanError: the graph computes nothing.
     """
     graph, layout = gather_outputs(graph, layout)
+    if not graph.ops:
+        raise PlanError(f"[plan.make_plan] a graph computes something; got no op in {graph.name!r}; add one")
     shapes = LocalShapes(layout.mesh, settings, graph.reduction_chunks, symbols_of(graph))
     classes = classes_of(graph, layout, shapes)
     shapes = replace(shapes, kinds=tuple(devices[0] for devices in classes))

@@ -280,6 +280,8 @@ def check_sizes(call: str, symbols: Sequence[Dim], sizes: Mapping[str, int]) -> 
     by_name = {s.name: s for s in symbols}
     values = {}
     for name, value in _border.mapping(call, "sizes", sizes, "numbers by a symbol's name").items():
+        if not by_name:
+            _border.refuse(call, "sizes are of symbols", f"{name!r}, and the graph has none", "drop it")
         symbol = by_name[_border.choice(call, "a size", name, list(by_name))]
         values[symbol] = _border.integer(call, f"the size {name!r}", value, symbol.min, symbol.max)
     return values

@@ -109,6 +109,8 @@ def validate_reductions(
     Raises:
         InternalError: names the op or instruction, and what it reads.
     """
+    if not layouts:
+        _refuse("a program lowers a graph", "no layout of one")
     for number, layout in enumerate(layouts):
         _require_all_records(program, layouts, number, layout)
     every: list[list[_Flow]] = []
@@ -386,8 +388,8 @@ def _confirm(
             run = team[first : first + size]
             read = [device if t < 0 else own.teams[t][value_on(m, own)] for t, m in exchange.peers]
             if exchange.parts:  # a copy of shares
-                copied = sorted(zip(read, (value_on(p, own) for p in exchange.parts)))
-                good = copied == [(other, i) for i, other in enumerate(run) if other != device]
+                copied = sorted((value_on(p, own), other) for p, other in zip(exchange.parts, read))
+                good = copied == [(i, other) for i, other in enumerate(run) if other != device]
             elif exchange.held:
                 held = dict(zip(run, _per_device(exchange.held[first // size], size)))
                 good = read == run
