@@ -56,8 +56,13 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary file, then put it at `path` in one step.
 
     Raises:
-        ResourceError: it cannot be written; what stood there is kept.
+        ResourceError: it cannot be written, or is a directory, a device or no name at all; what stood there is kept.
     """
+    if not path.name or (os.path.lexists(path) and not path.is_file()):
+        raise ResourceError(
+            f"[core.writing] output must be writable as a file; got {str(path)!r}, which is something else; "
+            "choose another name"
+        )
     temporary = path.with_name(f"{HIDDEN}{path.name}-{os.getpid()}")
     with writing(path):
         try:

@@ -55,6 +55,22 @@ def test_a_directory_that_cannot_take_its_place_leaves_the_old_one(tmp_path, mon
     assert os.listdir(tmp_path) == ["folder"] and os.listdir(tmp_path / "folder") == ["old"]
 
 
+def test_only_files_are_replaced(tmp_path):
+    """A directory, a pipe, a link to one and no name at all are refused and stay what they are; a link to a file is
+    replaced."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link to a pipe").symlink_to("pipe")
+    for path in (*(tmp_path / name for name in ("folder", "pipe", "link to a pipe")), Path(), Path("/")):
+        with pytest.raises(ResourceError, match=r"writable as a file; got .* is something else"):
+            replace_text(path, "new")
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "folder").is_dir()
+    replace_text(tmp_path / "link", "new")
+    assert (tmp_path / "file").read_text() == "old" and (tmp_path / "link").read_text() == "new"
+
+
 def test_a_name_of_another_kind_is_refused(tmp_path):
     """A directory where a file shall be written, and the reverse, are errors beforehand; a link is what it leads to."""
     (tmp_path / "folder").mkdir()
