@@ -7,7 +7,7 @@ in topological order by construction, so nothing walks it recursively.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import prod
 from typing import Any
 
@@ -175,6 +175,18 @@ class Graph:
     constant_values: Mapping[int, Any] = field(default_factory=dict)
     templates: Mapping[str, Template] = field(default_factory=dict)
     hints: Mapping[int, tuple[Axes, ...]] = field(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Graph):
+            return NotImplemented
+        plain = (f.name for f in fields(self) if f.name != "constant_values")
+        return self._constant_bits() == other._constant_bits() and all(
+            getattr(self, name) == getattr(other, name) for name in plain
+        )
+
+    def _constant_bits(self) -> dict[int, tuple[object, ...]]:
+        """What constants hold, to compare: arrays have no single truth value."""
+        return {t: (v.dtype, v.shape, v.tobytes()) for t, v in self.constant_values.items()}
 
     def of_kind(self, kind: str) -> list[TensorNode]:
         """Tensors of one kind, in order of declaration."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from tilewise.core.border import Border
@@ -22,6 +23,7 @@ _MAX_BYTES = 1 << 62
 _border = Border("plan", PlanError)
 
 
+@dataclass(frozen=True)
 class Plan(PlanTables):
     """A plan's tables, and what can be asked of them before anything runs."""
 
@@ -54,7 +56,7 @@ class Plan(PlanTables):
             PlanError: no such program or symbol, or a value out of its bounds.
         """
         _border.choice("traffic", "program", program, list(self.programs))
-        values = check_sizes("traffic", self.shapes.symbols, sizes or {})
+        values = check_sizes("traffic", self.shapes.symbols, {} if sizes is None else sizes)
         return count_traffic(self.program, program, tuple(values.get(s, s.max) for s in self.shapes.symbols))
 
     def explain(self) -> str:

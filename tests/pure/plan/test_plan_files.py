@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import FrozenInstanceError, dataclass, fields, is_dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -130,6 +130,17 @@ def test_what_differs_has_another_digest(what):
     """Inputs of planning, and every part of a plan."""
     digests = {small().digest(), _with_float(small(), 0.0).digest(), CHANGES[what]().digest()}
     assert len(digests) == 3
+
+
+def test_plans_compare_by_all_they_say(tmp_path):
+    """A plan with constants equals the one that comes back from its file, and no other; nothing is set on it."""
+    plan = small()
+    assert any(value.size > 1 for value in plan.graph.constant_values.values())
+    plan.save(tmp_path / "a.plan")
+    assert Plan.load(tmp_path / "a.plan") == plan != CHANGES["a bit of a constant"]()
+    assert plan.graph != plan
+    with pytest.raises(FrozenInstanceError):
+        plan.note = 1
 
 
 def test_mappings_of_other_kinds_are_the_same():
