@@ -106,10 +106,10 @@ class Border:
         return value
 
     def sequence(self, call: str, name: str, value: Any, what: str) -> Sequence[Any]:
-        """A list, a tuple or what is as good: it can be walked more than once."""
+        """A list, a tuple or what is as good: it can be walked more than once, in one order in every process."""
         if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
             return value
-        if isinstance(value, Collection) and not isinstance(value, (str, bytes, Mapping)):
+        if isinstance(value, Collection) and not isinstance(value, (str, bytes, Mapping, set, frozenset)):
             with suppress(TypeError):  # an array without dimensions
                 return list(value)
         self.refuse(call, f"{name} must be a sequence of {what}", shown(value), "pass a list or a tuple")

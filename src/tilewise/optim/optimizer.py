@@ -28,11 +28,12 @@ __all__ = ["HYPER", "Optimizer", "ParameterGroup", "is_hyper", "master_name", "s
 
 _border = Border("optim")
 HYPER = "optimizer.hyper"
+MASTER = "master"  # the state that every optimizer has of weights in bf16
 
 
 def master_name(parameter: str) -> str:
     """Name of the fp32 master of a parameter."""
-    return state_name("master", parameter)
+    return state_name(MASTER, parameter)
 
 
 def state_name(state: str, parameter: str) -> str:
@@ -64,9 +65,10 @@ class ParameterGroup(Kind):
 
     def __post_init__(self) -> None:
         names = (self.names,) if isinstance(self.names, str) else self.names
-        if not names or not all(isinstance(n, str) for n in names):
+        names = tuple(_border.sequence("ParameterGroup", "names", names, "patterns"))
+        if not names or not all(isinstance(n, str) and n for n in names):
             _border.refuse("ParameterGroup", "names are patterns", shown(self.names), 'pass "*norm.weight"')
-        object.__setattr__(self, "names", tuple(names))
+        object.__setattr__(self, "names", names)
         object.__setattr__(self, "lr", _border.number("ParameterGroup", "lr", self.lr, 0.0, MAX_F32))
         object.__setattr__(
             self, "changes", dict(_border.mapping("ParameterGroup", "changes", self.changes, "settings"))
@@ -104,6 +106,13 @@ class Optimizer(Kind, ABC):
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
+        for what, names in (("states", self.states), ("per_step", self.per_step)):
+            own = _border.sequence(kind, what, names, "names")
+            is_taken = what == "states" and MASTER in own
+            if is_taken or len({*own}) != len(own) or not all(isinstance(n, str) and n for n in own):
+                _border.refuse(
+                    kind, f"{what} are names, each once, and none is {MASTER!r}", shown(names), "rename them"
+                )
         for setting in self._settings():
             value = _border.number(kind, setting, getattr(self, setting), 0.0, MAX_F32)
             object.__setattr__(self, setting, value)
@@ -169,7 +178,7 @@ class Optimizer(Kind, ABC):
         def state(name: str) -> TensorNode:
             return graph.draft.declare("state", alike.renamed(state_name(name, weight.spec.name)))
 
-        master = state("master") if weight.spec.dtype.name == "bf16" else None
+        master = state(MASTER) if weight.spec.dtype.name == "bf16" else None
         states = [state(name) for name in self.states]
         attrs: dict[str, Any] = {
             "num_states": len(states),
@@ -184,13 +193,27 @@ class Optimizer(Kind, ABC):
     def inputs(
         self, parameters: Mapping[str, TensorSpec], step: int, lr: float
     ) -> dict[str, NDArray[np.float32]]:
-        """Every input of hyper-parameters, by name, for one training step."""
+        """Every input of hyper-parameters, by name, for one training step.
+
+        Raises:
+            ConfigError: `values` does not give a finite number for each name of `per_step`.
+        """
         found: dict[tuple[Optimizer, float], str] = {}
         for name, spec in parameters.items():
             found.setdefault(self._setting_of(name, spec), _hyper_name(len(found)))
-        return {
-            name: np.array(own.values(step, lr * factor), np.float32) for (own, factor), name in found.items()
-        }
+        return {name: own._hyper_values(step, lr * factor) for (own, factor), name in found.items()}
+
+    def _hyper_values(self, step: int, lr: float) -> NDArray[np.float32]:
+        """A number for each name of `per_step`."""
+        kind, values = type(self).__name__, self.values(step, lr)
+        if len(_border.sequence(kind, "values", values, "numbers")) != len(self.per_step):
+            _border.refuse(
+                kind,
+                f"values are a number for each of {', '.join(self.per_step)}",
+                shown(values),
+                "correct values or per_step",
+            )
+        return np.array([_border.number(kind, "a value", v, -MAX_F32, MAX_F32) for v in values], np.float32)
 
     def problems_in(self, graph: Graph) -> Sequence[str]:
         """What this optimizer would have added to a graph and is not there: inputs, states, updates, the norm."""

@@ -132,34 +132,51 @@ class Value:
         )
 
 
-def fused(a: Value, b: Value | float, c: Value | float) -> Value:
-    """`a * b + c`, rounded once."""
-    return a.tape.append("fused", a, b, c)
+def _append(kind: str, *operands: Value | float) -> Value:
+    """A step of the program that one of the operands belongs to."""
+    for operand in operands:
+        if isinstance(operand, Value):
+            return operand.tape.append(kind, *operands)
+    _border.refuse(
+        "rule",
+        f"{kind} takes a value of the update's parameter",
+        ", ".join(shown(o) for o in operands),
+        "compute constants with math",
+    )
+
+
+def fused(a: Value | float, b: Value | float, c: Value | float) -> Value:
+    """`a * b + c`, rounded once.
+
+    Raises:
+        ConfigError: none of them is a value; so for all functions here.
+    """
+    return _append("fused", a, b, c)
 
 
 def sqrt(x: Value) -> Value:
     """The square root."""
-    return x.tape.append("sqrt", x)
+    return _append("sqrt", x)
 
 
 def absolute(x: Value) -> Value:
     """`|x|`."""
-    return x.tape.append("absolute", x)
+    return _append("absolute", x)
 
 
 def sign(x: Value) -> Value:
     """-1, 0 or 1; NaN stays."""
-    return x.tape.append("sign", x)
+    return _append("sign", x)
 
 
-def maximum(a: Value, b: Value | float) -> Value:
+def maximum(a: Value | float, b: Value | float) -> Value:
     """The larger of two."""
-    return a.tape.append("maximum", a, b)
+    return _append("maximum", a, b)
 
 
-def minimum(a: Value, b: Value | float) -> Value:
+def minimum(a: Value | float, b: Value | float) -> Value:
     """The smaller of two."""
-    return a.tape.append("minimum", a, b)
+    return _append("minimum", a, b)
 
 
 class Parameter:
