@@ -49,7 +49,7 @@ def as_tensor_layout(call: str, hint: object, rank: int, name: str) -> tuple[Axe
     """A user's layout of a tensor with `rank` dims.
 
     Raises:
-        LayoutError: it has neither form, names a dim that the tensor does not have, or an axis twice.
+        LayoutError: it has neither form, or names a dim that the tensor does not have, time, or an axis twice.
     """
     dims = _by_axis(call, hint, name) if isinstance(hint, Mapping) else _by_dim(call, hint, name)
     if len(dims) > rank:
@@ -60,7 +60,14 @@ def as_tensor_layout(call: str, hint: object, rank: int, name: str) -> tuple[Axe
             _ADVICE,
         )
     used = [axis for axes in dims for axis in axes]
-    if len(set(used)) != len(used) or MICRO in used:
+    if MICRO in used:
+        _border.refuse(
+            call,
+            f"microbatches follow from the batch, and a layout does not name {MICRO!r}",
+            f"{shown(hint)} for {name!r}",
+            "drop it",
+        )
+    if len(set(used)) != len(used):
         _border.refuse(
             call,
             "a layout names each axis of devices once",

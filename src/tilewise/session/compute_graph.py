@@ -131,7 +131,7 @@ class ComputeGraph(GraphBuilder):
         with collector_paused():
             graph = self.complete()
             check_constants(graph)
-            fixed = check_sizes("plan", symbols_of(graph), sizes or {})
+            fixed = check_sizes("plan", symbols_of(graph), {} if sizes is None else sizes)
             bound = cut_batch(graph, accumulation, leaves).bound
             graph = fix_sizes(graph, fixed)
             batch = replace(cut_batch(graph, accumulation, leaves), bound=bound)

@@ -26,13 +26,16 @@ def _instantiate(**given):
 
 
 CALLS = {
-    "plan": (GRAPH.plan, {"mesh": {}, "accumulation": 1, "leaves": 4, "workers_per_device": 1}),
+    "plan": (
+        GRAPH.plan,
+        {"mesh": {}, "accumulation": 1, "leaves": 4, "workers_per_device": 1, "sizes": {}, "strict": False},
+    ),
     "estimate_memory_usage": (GRAPH.estimate_memory_usage, {"mesh": {}}),
     "instantiate": (_instantiate, {"plan": GRAPH.plan(), "memory_limit_bytes": 0, "deadline_s": 60.0}),
     "optimize": (training_graph(MODEL, "f32").optimize, {"optimizer": GRAPH._optimizer}),
     "set_distribution": (training_graph(MODEL, "f32").set_distribution, {"strategy": GRAPH._strategy}),
     "why": (GRAPH.plan().why, {"name": "norm.weight"}),
-    "traffic": (GRAPH.plan().traffic, {"program": "step"}),
+    "traffic": (GRAPH.plan().traffic, {"program": "step", "sizes": {}}),
     "require_memory": (GRAPH.plan().require_memory, {"limit_bytes": 0}),
 }
 
@@ -60,10 +63,17 @@ RUNNING = {
 
 
 TAKEN: dict[str, dict[str, set[str]]] = {  # besides what an argument is meant to be
-    "plan": {"mesh": {"None", "{}"}, "leaves": {"None"}, "workers_per_device": {"None"}},
+    "plan": {
+        "mesh": {"None", "{}"},
+        "leaves": {"None"},
+        "workers_per_device": {"None"},
+        "sizes": {"None", "{}"},
+        "strict": {"True"},
+    },
     "estimate_memory_usage": {"mesh": {"None", "{}"}},
     "instantiate": {"plan": {"None"}, "memory_limit_bytes": {"0"}, "deadline_s": {"2.5", "float32"}},
     "require_memory": {"limit_bytes": {"0"}},
+    "traffic": {"sizes": {"None", "{}"}},
     "step": {"lr": {"0", "2**70"}},
     "initialize": {"seed": {"0"}, "scale": {"0", "2.5", "2**70", "float32"}},
     "trace": {"enable": {"True"}},

@@ -13,10 +13,11 @@ from tilewise.core.errors import TilewiseError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import GraphBuilder, layer
 from tilewise.ir.graph import TensorSpec
+from tilewise.ir.hints import Shard
 from tilewise.ir.show import show_graph
 from tilewise.models import llama
 from tilewise.nn import linear, rms_norm
-from tilewise.optim import AdamW
+from tilewise.optim import SGD, AdamW, Lion, ParameterGroup
 from tilewise.strategy import DistributionStrategy, ParallelismMode
 
 
@@ -234,7 +235,8 @@ def test_attributes_that_look_alike_are_two_templates():
 SMALL = llama.LlamaConfig(64, 32, 48, 1, 2, 1, max_position_embeddings=16)
 MAKERS = {
     "Dim": (Dim, {"name": "n", "min": 1, "max": 4}),
-    "DimLabel": (DimLabel, {"name": "n", "atom": 2, "group": 1}),
+    "DimLabel": (DimLabel, {"name": "n", "atom": 2, "group": 1, "is_summed_by_leaves": False}),
+    "Shard": (Shard, {"dim": 1}),
     "DeviceMesh": (DeviceMesh, {"axes": {"dp": 2}}),
     "parse": (DeviceMesh.parse, {"text": "dp=2"}),
     "coordinate": (lambda device: DeviceMesh({"dp": 2}).coordinate(device, "dp"), {"device": 1}),
@@ -246,16 +248,27 @@ MAKERS = {
     ),
     "TensorSpec": (
         TensorSpec,
-        {"shape": (2, 3), "dtype": "f32", "labels": (), "name": "n", "tile_hint": 32, "storage": "rows"},
+        {
+            "shape": (2, 3),
+            "dtype": "f32",
+            "labels": (),
+            "name": "n",
+            "tile_hint": 32,
+            "storage": "rows",
+            "init_scale": 1.0,
+        },
     ),
     "GraphBuilder": (GraphBuilder, {"name": "n", "reduction_chunks": 8}),
     "AdamW": (
         AdamW,
-        {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "max_grad_norm": 1.0},
+        {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "max_grad_norm": 1.0, "groups": ()},
     ),
+    "SGD": (SGD, {"momentum": 0.9}),
+    "Lion": (Lion, {"beta1": 0.9, "beta2": 0.95}),
+    "ParameterGroup": (ParameterGroup, {"names": "*norm*", "lr": 0.5, "changes": {}}),
     "strategy": (
         DistributionStrategy,
-        {"mode": ParallelismMode.HYBRID, "axes": {"dp": 2}, "rules": {"batch": "dp"}},
+        {"mode": ParallelismMode.HYBRID, "axes": {"dp": 2}, "rules": {"batch": "dp"}, "layouts": {}},
     ),
     "ddp": (DistributionStrategy.ddp, {"world_size": 2}),
     "tensor_parallel": (DistributionStrategy.tensor_parallel, {"world_size": 2}),
@@ -274,19 +287,27 @@ MAKERS = {
 
 TAKEN_BY_MAKERS: dict[str, dict[str, set[str]]] = {
     "Dim": {"name": {"'name'"}, "min": {"0"}},
-    "DimLabel": {"name": {"'name'"}},
+    "DimLabel": {"name": {"'name'"}, "is_summed_by_leaves": {"True"}},
+    "Shard": {"dim": {"0"}},
     "DeviceMesh": {"axes": {"{}", "{'a': 1}"}},
     "coordinate": {"device": {"0"}},
     "team": {"device": {"0"}},
     "rule": {"axis": {"()"}},  # no axis: replicated
     "layer": {"function": {"class", "function"}},
-    "TensorSpec": {"labels": {"()", "[]"}, "name": {"''", "'name'", "'x\\0y'"}, "tile_hint": {"None"}},
+    "TensorSpec": {"labels": {"()", "[]"}, "name": {"''", "'name'", "'x\\0y'"}, "tile_hint": {"None"},
+                   "init_scale": {"0", "2.5", "float32"}},
     "GraphBuilder": {"name": {"'name'"}},
     "AdamW": {
         "beta1": {"0"}, "beta2": {"0"}, "eps": {"2.5", "2**70", "float32"},
         "weight_decay": {"0", "2.5", "2**70", "float32"}, "max_grad_norm": {"0", "2.5", "2**70", "float32"},
+        "groups": {"()", "[]"},
     },
-    "strategy": {"rules": {"{}"}},
+    "SGD": {"momentum": {"0"}},
+    "Lion": {"beta1": {"0"}, "beta2": {"0"}},
+    "ParameterGroup": {
+        "names": {"'name'", "'x\\0y'"}, "lr": {"0", "2.5", "2**70", "float32"}, "changes": {"{}", "{'a': 1}"},
+    },
+    "strategy": {"rules": {"{}"}, "layouts": {"{}"}},
     "training": {"seq": {"Dim"}},
 }  # fmt: skip
 

@@ -33,7 +33,7 @@ def test_two_spellings_have_one_form(hint, layout):
         ({"a": Shard(3)}, "at most one entry per dim"),
         (("a", "a"), "names each axis of devices once"),
         ((("a", "b"), "b"), "names each axis of devices once"),
-        (("micro",), "names each axis of devices once"),
+        (("micro",), "does not name 'micro'"),
         ("dp", "one of two forms"),
         (7, "one of two forms"),
         ((1,), "one of two forms"),
