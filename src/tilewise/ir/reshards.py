@@ -1,6 +1,7 @@
 """What changes of layout between ops cost, in words: what heads a plan's explanation.
 
-A slice is free. A gather reads, per device and microbatch, what its result has and its own part has not.
+A slice is free. A gather reads what its result has and its own part has not, a sum that arrives in shards the peers'
+parts of its own shard. Figures are for one microbatch, and where shares are unequal the mean of all devices.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from math import prod
 from tilewise.core.dims import upper_bound
 from tilewise.core.mesh import MICRO
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.layout import GraphLayout, TensorLayout, show_layout
+from tilewise.ir.layout import GraphLayout, Record, TensorLayout, show_layout
 
 __all__ = ["explain_reshards"]
 
@@ -36,6 +37,11 @@ def _collect(graph: Graph, layout: GraphLayout, microbatches: int, found: dict[s
         elif op.op in _CHANGES:
             text, elements = _change(graph, layout, microbatches, op)
             found[text] = elements, found.get(text, (0, 0))[1] + 1
+    for records in layout.records.values():
+        for record in records:
+            if record.arrives_in_shards:
+                text, elements = _sum_in_shards(graph, layout, microbatches, record)
+                found[text] = elements, found.get(text, (0, 0))[1] + 1
 
 
 def _change(graph: Graph, layout: GraphLayout, microbatches: int, op: OpNode) -> tuple[str, int]:
@@ -45,6 +51,14 @@ def _change(graph: Graph, layout: GraphLayout, microbatches: int, op: OpNode) ->
     parts = [size // _parts(layout, shares, microbatches) for shares in (before, after)]
     text = f"{op.label} {spec} from {show_layout(before)} to {show_layout(after)}"
     return text, max(parts[1] - parts[0], 0)
+
+
+def _sum_in_shards(graph: Graph, layout: GraphLayout, microbatches: int, record: Record) -> tuple[str, int]:
+    op, (after, *_) = graph.ops[record.op], record.arrives
+    spec = graph.spec(op.outputs[record.outputs[0]])
+    shard = prod(upper_bound(s) for s in spec.shape) // _parts(layout, after, microbatches)
+    text = f"reduce_scatter:{op.label} {spec} to {show_layout(after)}"
+    return text, shard * (layout.mesh.size(*record.team) - 1)
 
 
 def _parts(layout: GraphLayout, shares: TensorLayout, microbatches: int) -> int:

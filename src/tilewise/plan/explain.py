@@ -32,7 +32,9 @@ def explain_plan(plan: PlanTables) -> str:
     ]
     changes = explain_reshards(plan.graph, plan.layout, settings.accumulation)
     lines += (
-        ["  changes of layout, per device and microbatch:", *(f"    {c}" for c in changes)] if changes else []
+        ["  changes of layout, per device (mean) and microbatch:", *(f"    {c}" for c in changes)]
+        if changes
+        else []
     )
     lines.append("  memory per device:")
     usage = plan.estimate_memory_usage()[0]
