@@ -14,6 +14,7 @@ from tilewise.core.dtypes import DTYPES
 from tilewise.core.reading import Unreadable
 from tilewise.ir.program import (
     Call,
+    DeviceBinding,
     DeviceClass,
     Instruction,
     LoweredTemplate,
@@ -23,6 +24,7 @@ from tilewise.ir.program import (
     Source,
     TensorEntry,
     TileProgram,
+    value_on,
 )
 from tilewise.kernels.table import kernel_spec
 from tilewise.plan.tables import PlanTables
@@ -33,6 +35,7 @@ _MOST = 1 << 40  # of a constant, a factor, a value: their products stay within 
 _MOST_PRODUCT = 1 << 61
 _MOST_TASKS = 1 << 24  # of one instruction
 _MODES = range(len(Mode))
+_KNOWN = (Source.NOTHING, Source.SYMBOL)  # before a run
 
 
 def require_program(plan: PlanTables) -> None:
@@ -57,8 +60,12 @@ def require_program(plan: PlanTables) -> None:
         len(plan.layouts) in sizes, f"it has {len(plan.layouts)} layouts for {len(first.templates)} templates"
     )
     checks = _Checks(plan)
-    for of in program.classes:
+    for class_id, of in enumerate(program.classes):
         checks.require_class(of)
+        asked = _asked_of_devices(of)
+        for device in program.devices:
+            if device.class_id == class_id:
+                checks.require_device(device, *asked)
 
 
 def hold(holds: bool, what: str, *values: object) -> None:
@@ -110,6 +117,22 @@ class _Checks:
         for name, calls in of.calls.items():
             for call in calls:
                 self._require_call(name, call, of)
+
+    def require_device(
+        self, device: DeviceBinding, peers: set[tuple[int, NumberLike]], positive: set[NumberLike]
+    ) -> None:
+        """The teams of one device, and what its class's instructions make of its numbers."""
+        devices = range(len(self.plan.program.devices))
+        for team in device.teams:
+            if self.is_new(team):
+                fits = all(d in devices for d in team) and len(set(team)) == len(team)
+                hold(fits, "{} is no team of its {} devices", team, len(devices))
+        for team_number, member in peers:
+            fits = 0 <= team_number < len(device.teams)
+            fits = fits and 0 <= value_on(member, device) < len(device.teams[team_number])
+            hold(fits, "a device has no member {} in team {}", member, team_number)
+        for number in positive:
+            hold(value_on(number, device) >= 1, "a device divides by {}", number)
 
     def _require_call(self, name: str, call: Call, of: DeviceClass) -> None:
         hold(0 <= call.template < len(of.templates), f"a call in {name!r} names template {call.template}")
@@ -181,6 +204,8 @@ class _Checks:
             numbers += (n.member, n.signal_base, n.use)
         for number in numbers:
             self._require_number(where, number, _MOST)
+        for number in (instruction.extent, instruction.step):
+            hold(isinstance(number, int) or number.source in _KNOWN, "{} runs over {}", where, number)
         for number in instruction.ints:
             self._require_number(where, number, _MOST_PRODUCT)
         rows, step = self._most(instruction.extent), self._least(instruction.step)
@@ -217,6 +242,21 @@ class _Checks:
 
     def _least(self, number: NumberLike) -> int:
         return number if isinstance(number, int) else max(number.constant, 1)
+
+
+def _asked_of_devices(of: DeviceClass) -> tuple[set[tuple[int, NumberLike]], set[NumberLike]]:
+    """Peers, as team and member, that a class's instructions name; and what they divide peers' rows by."""
+    peers: set[tuple[int, NumberLike]] = set()
+    positive: set[NumberLike] = set()
+    for template in of.templates:
+        for instruction in template.instructions:
+            for o in instruction.operands:
+                if o.team != -1:
+                    peers.add((o.team, o.member))
+                    positive |= {o.div, o.parts} if o.mode == Mode.ROWPART else set()
+            peers.update((w.team, w.member) for w in instruction.waits if w.team != -1)
+            peers.update((n.team, n.member) for n in instruction.notifies)
+    return peers, positive
 
 
 def _most_values(program: TileProgram, bounds: Sequence[int]) -> list[list[int]]:
