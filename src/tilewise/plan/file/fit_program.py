@@ -24,7 +24,6 @@ from tilewise.ir.program import (
     Source,
     TensorEntry,
     TileProgram,
-    value_on,
 )
 from tilewise.kernels.table import kernel_spec
 from tilewise.plan.tables import PlanTables
@@ -62,10 +61,7 @@ def require_program(plan: PlanTables) -> None:
     checks = _Checks(plan)
     for class_id, of in enumerate(program.classes):
         checks.require_class(of)
-        asked = _asked_of_devices(of)
-        for device in program.devices:
-            if device.class_id == class_id:
-                checks.require_device(device, *asked)
+        checks.require_devices(of, [d for d in program.devices if d.class_id == class_id])
 
 
 def hold(holds: bool, what: str, *values: object) -> None:
@@ -118,21 +114,24 @@ class _Checks:
             for call in calls:
                 self._require_call(name, call, of)
 
-    def require_device(
-        self, device: DeviceBinding, peers: set[tuple[int, NumberLike]], positive: set[NumberLike]
-    ) -> None:
-        """The teams of one device, and what its class's instructions make of its numbers."""
-        devices = range(len(self.plan.program.devices))
-        for team in device.teams:
+    def require_devices(self, of: DeviceClass, devices: Sequence[DeviceBinding]) -> None:
+        """The teams of a class's devices, and what its instructions make of their numbers."""
+        known = range(len(self.plan.program.devices))
+        sizes = {(len(d.numbers), *map(len, d.teams)) for d in devices}
+        hold(len(sizes) == 1, "devices of one class have other numbers and teams")
+        for team in (team for d in devices for team in d.teams):
             if self.is_new(team):
-                fits = all(d in devices for d in team) and len(set(team)) == len(team)
-                hold(fits, "{} is no team of its {} devices", team, len(devices))
-        for team_number, member in peers:
-            fits = 0 <= team_number < len(device.teams)
-            fits = fits and 0 <= value_on(member, device) < len(device.teams[team_number])
-            hold(fits, "a device has no member {} in team {}", member, team_number)
-        for number in positive:
-            hold(value_on(number, device) >= 1, "a device divides by {}", number)
+                fits = all(d in known for d in team) and len(set(team)) == len(team)
+                hold(fits, "{} is no team of its {} devices", team, len(known))
+        (_, *teams) = sizes.pop()
+        ranges = [(min(values), max(values)) for values in zip(*(d.numbers for d in devices))]
+        peers, divisors = _asked_of_devices(of)
+        for number, member in peers:
+            low, high = _range(member, ranges)
+            fits = 0 <= number < len(teams) and low >= 0 and high < teams[number]
+            hold(fits, "a device has no member {} in team {}", member, number)
+        for divisor in divisors:
+            hold(_range(divisor, ranges)[0] >= 1, "a device divides by {}", divisor)
 
     def _require_call(self, name: str, call: Call, of: DeviceClass) -> None:
         hold(0 <= call.template < len(of.templates), f"a call in {name!r} names template {call.template}")
@@ -257,6 +256,17 @@ def _asked_of_devices(of: DeviceClass) -> tuple[set[tuple[int, NumberLike]], set
             peers.update((w.team, w.member) for w in instruction.waits if w.team != -1)
             peers.update((n.team, n.member) for n in instruction.notifies)
     return peers, positive
+
+
+def _range(number: NumberLike, ranges: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Least and greatest value of a number over the devices of a class, given those of their own numbers."""
+    if isinstance(number, int) or number.source == Source.NOTHING:
+        value = number if isinstance(number, int) else number.constant
+        return value, value
+    fits = number.source == Source.DEVICE and number.which < len(ranges)
+    hold(fits, "{} is no number of the device", number)
+    low, high = sorted(number.constant + number.multiple * value for value in ranges[number.which])
+    return low, high
 
 
 def _most_values(program: TileProgram, bounds: Sequence[int]) -> list[list[int]]:
