@@ -4,8 +4,8 @@ Prints nanoseconds per element of one AdamW step, on arrays in the caches and as
 loop that its shape has, block by block (as an optimizer of another shape runs), the limit of memory, and the peers. The
 limit is the bytes moved (weight, two moments and gradient read, weight and moments written, and the bf16 copy) over the
 bandwidth of `copy` on an array as large, reads and writes counted; beyond the caches a copy also reads what it
-overwrites, which an update has read anyway, so the update may be faster. The peers are PyTorch's fused and foreach AdamW on
-one thread, in fp32. All take turns, round by round; medians over the rounds are printed, and of the ratios.
+overwrites, which an update has read anyway, so the update may be faster. The peers are PyTorch's fused and foreach
+AdamW on one thread, in fp32. All take turns, round by round; medians over the rounds are printed, and of the ratios.
 
     python benchmarks/optimizer_update.py [--seconds 0.1] [--rounds 7]
 """
@@ -110,8 +110,10 @@ def main() -> None:
     print(f"{'':<22}{'':>6}{'nanoseconds per element':^45}  {'times those of the loop':^40}")
     names = ("blocks", "limit", "fused", "foreach")
     print(
-        f"{'array':<22}{'copy':>6}{'loop':>9}" + "".join(f"{n:>9}" for n in names) + "  "
-        "" + "".join(f"{n:>10}" for n in names)
+        f"{'array':<22}{'copy':>6}{'loop':>9}"
+        + "".join(f"{n:>9}" for n in names)
+        + "  "
+        + "".join(f"{n:>10}" for n in names)
     )
     for name, shape in SHAPES.items():
         for dt in ("f32", "bf16"):

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from dataclasses import FrozenInstanceError, dataclass, fields, is_dataclass, replace
 from types import MappingProxyType
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -190,6 +191,21 @@ def test_an_optimizer_of_a_user_comes_back(tmp_path):
     plan = make(optimizer=Momentum(decay=0.8))
     plan.save(tmp_path / "a.plan")
     assert Plan.load(tmp_path / "a.plan").optimizer == Momentum(decay=0.8)
+
+
+def test_names_that_only_a_function_knows_do_no_harm(tmp_path):
+    """A class whose annotations cannot be looked up later is found by its name all the same."""
+
+    class Local:
+        pass
+
+    @dataclass(frozen=True, kw_only=True)
+    class Remembering(Momentum):
+        seen: ClassVar[Local | None] = None
+
+    plan = make(optimizer=Remembering())
+    plan.save(tmp_path / "a.plan")
+    assert type(Plan.load(tmp_path / "a.plan").optimizer) is Remembering
 
 
 def test_a_name_that_another_class_has_taken_is_refused(tmp_path):

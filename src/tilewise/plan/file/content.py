@@ -10,10 +10,13 @@ Nothing is compressed, so a small file cannot become a large one. Pure functions
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -97,13 +100,26 @@ def decode_plan(content: bytes, root: type[T]) -> T:
     end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
     if len(body) < _LENGTH_BYTES or end > len(body) or end > _MAX_ROWS_BYTES:
         raise Unreadable(f"its rows should take {end - _LENGTH_BYTES} bytes, the file has {len(body)}")
-    found = plain_json(body[_LENGTH_BYTES:end])
-    if type(found) is not dict or list(found) != _KEYS:
-        raise Unreadable(f"it holds {', '.join(_KEYS)}; got {shown(found)}")
-    plan = RowReader(root, found["records"], _arrays(found["arrays"], body[end:])).read(found["rows"])
+    with _without_collections():
+        found = plain_json(body[_LENGTH_BYTES:end])
+        if type(found) is not dict or list(found) != _KEYS:
+            raise Unreadable(f"it holds {', '.join(_KEYS)}; got {shown(found)}")
+        plan = RowReader(root, found["records"], _arrays(found["arrays"], body[end:])).read(found["rows"])
     if type(plan) is not root:
         raise Unreadable(f"its last row is the {root.__name__}; got a {type(plan).__name__}")
     return plan
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """A plan is many small objects that all stay; looking for garbage among them takes longer than making them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def read_content(path: Path) -> bytes:

@@ -17,9 +17,10 @@ import numpy as np
 from tilewise.core.dims import Dim, DimLabel
 from tilewise.core.dtypes import DType
 from tilewise.ir.graph import Graph
+from tilewise.ir.kinds import Kind
 from tilewise.ir.program import DeviceBinding
 
-__all__ = ["IN_ATTRIBUTES", "SharedInts", "fields_of", "is_record", "records_of"]
+__all__ = ["IN_ATTRIBUTES", "SharedInts", "fields_of", "is_record", "records_of", "settings_of"]
 
 
 class SharedInts(NamedTuple):
@@ -57,6 +58,11 @@ def _fields_of(record: type) -> Mapping[str, Any]:
     named = getattr(record, "_fields", None)
     names = named if named is not None else [f.name for f in fields(record) if f.init]
     return {name: _SPECIAL.get((record, name), hints[name]) for name in names}
+
+
+def settings_of(kind: type[Kind]) -> list[str]:
+    """Names of what an object of a kind is made of. Their types are its own business: it checks its values."""
+    return [f.name for f in fields(kind) if f.init] if is_dataclass(kind) else []
 
 
 @lru_cache(maxsize=8)

@@ -14,6 +14,7 @@ from tilewise.core.dtypes import DTYPES
 from tilewise.core.reading import Unreadable
 from tilewise.ir.program import (
     Call,
+    DeviceBinding,
     DeviceClass,
     Instruction,
     LoweredTemplate,
@@ -33,6 +34,7 @@ _MOST = 1 << 40  # of a constant, a factor, a value: their products stay within 
 _MOST_PRODUCT = 1 << 61
 _MOST_TASKS = 1 << 24  # of one instruction
 _MODES = range(len(Mode))
+_KNOWN = (Source.NOTHING, Source.SYMBOL)  # before a run
 
 
 def require_program(plan: PlanTables) -> None:
@@ -57,8 +59,9 @@ def require_program(plan: PlanTables) -> None:
         len(plan.layouts) in sizes, f"it has {len(plan.layouts)} layouts for {len(first.templates)} templates"
     )
     checks = _Checks(plan)
-    for of in program.classes:
+    for class_id, of in enumerate(program.classes):
         checks.require_class(of)
+        checks.require_devices(of, [d for d in program.devices if d.class_id == class_id])
 
 
 def hold(holds: bool, what: str, *values: object) -> None:
@@ -110,6 +113,25 @@ class _Checks:
         for name, calls in of.calls.items():
             for call in calls:
                 self._require_call(name, call, of)
+
+    def require_devices(self, of: DeviceClass, devices: Sequence[DeviceBinding]) -> None:
+        """The teams of a class's devices, and what its instructions make of their numbers."""
+        known = range(len(self.plan.program.devices))
+        sizes = {(len(d.numbers), *map(len, d.teams)) for d in devices}
+        hold(len(sizes) == 1, "devices of one class have other numbers and teams")
+        for team in (team for d in devices for team in d.teams):
+            if self.is_new(team):
+                fits = all(d in known for d in team) and len(set(team)) == len(team)
+                hold(fits, "{} is no team of its {} devices", team, len(known))
+        (_, *teams) = sizes.pop()
+        ranges = [(min(values), max(values)) for values in zip(*(d.numbers for d in devices))]
+        peers, divisors = _asked_of_devices(of)
+        for number, member in peers:
+            low, high = _range(member, ranges)
+            fits = 0 <= number < len(teams) and low >= 0 and high < teams[number]
+            hold(fits, "a device has no member {} in team {}", member, number)
+        for divisor in divisors:
+            hold(_range(divisor, ranges)[0] >= 1, "a device divides by {}", divisor)
 
     def _require_call(self, name: str, call: Call, of: DeviceClass) -> None:
         hold(0 <= call.template < len(of.templates), f"a call in {name!r} names template {call.template}")
@@ -182,6 +204,8 @@ class _Checks:
             numbers += (n.member, n.signal_base, n.use)
         for number in numbers:
             self._require_number(where, number, _MOST)
+        for number in (instruction.extent, instruction.step):
+            hold(isinstance(number, int) or number.source in _KNOWN, "{} runs over {}", where, number)
         for number in instruction.ints:
             self._require_number(where, number, _MOST_PRODUCT)
         rows, step = self._most(instruction.extent), self._least(instruction.step)
@@ -218,6 +242,32 @@ class _Checks:
 
     def _least(self, number: NumberLike) -> int:
         return number if isinstance(number, int) else max(number.constant, 1)
+
+
+def _asked_of_devices(of: DeviceClass) -> tuple[set[tuple[int, NumberLike]], set[NumberLike]]:
+    """Peers, as team and member, that a class's instructions name; and what they divide peers' rows by."""
+    peers: set[tuple[int, NumberLike]] = set()
+    positive: set[NumberLike] = set()
+    for template in of.templates:
+        for instruction in template.instructions:
+            for o in instruction.operands:
+                if o.team != -1:
+                    peers.add((o.team, o.member))
+                    positive |= {o.div, o.parts} if o.mode == Mode.ROWPART else set()
+            peers.update((w.team, w.member) for w in instruction.waits if w.team != -1)
+            peers.update((n.team, n.member) for n in instruction.notifies)
+    return peers, positive
+
+
+def _range(number: NumberLike, ranges: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Least and greatest value of a number over the devices of a class, given those of their own numbers."""
+    if isinstance(number, int) or number.source == Source.NOTHING:
+        value = number if isinstance(number, int) else number.constant
+        return value, value
+    fits = number.source == Source.DEVICE and number.which < len(ranges)
+    hold(fits, "{} is no number of the device", number)
+    low, high = sorted(number.constant + number.multiple * value for value in ranges[number.which])
+    return low, high
 
 
 def _most_values(program: TileProgram, bounds: Sequence[int]) -> list[list[int]]:

@@ -20,7 +20,7 @@ from tilewise.core.errors import TilewiseError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.reading import Unreadable
 from tilewise.ir.kinds import kind_named
-from tilewise.plan.file.fields import IN_ATTRIBUTES, SharedInts, fields_of, is_record, records_of
+from tilewise.plan.file.fields import IN_ATTRIBUTES, SharedInts, fields_of, is_record, records_of, settings_of
 
 __all__ = ["RowReader"]
 
@@ -195,8 +195,8 @@ class RowReader:
         found = kind_named(_text(name))
         if found is None:
             raise Unreadable(f"there is no class called {shown(name)} here; import what defines it first")
-        if list(values) != list(fields_of(found)):
-            raise Unreadable(f"a {name} has other settings here: {', '.join(fields_of(found))}")
+        if list(values) != settings_of(found):
+            raise Unreadable(f"a {name} has other settings here: {', '.join(settings_of(found))}")
         try:
             return found(**values)
         except TilewiseError:

@@ -21,7 +21,7 @@ from tilewise.core.border import shown
 from tilewise.core.dtypes import DTYPES, DType
 from tilewise.ir.kinds import Kind, kind_named
 from tilewise.ir.program import Instruction
-from tilewise.plan.file.fields import IN_ATTRIBUTES, SharedInts, fields_of, is_record
+from tilewise.plan.file.fields import IN_ATTRIBUTES, SharedInts, fields_of, is_record, settings_of
 
 __all__ = ["RowWriter", "Unwritable"]
 
@@ -214,7 +214,7 @@ class RowWriter:
         name = type(value).__name__
         if kind_named(name) is not type(value):
             raise Unwritable(f"a name must stand for one class; got {name!r}, which another class has taken")
-        return "k", name, tuple((n, self._anything(getattr(value, n))) for n in fields_of(type(value)))
+        return "k", name, tuple((n, self._anything(getattr(value, n))) for n in settings_of(type(value)))
 
 
 def _owner(value: Any) -> str:

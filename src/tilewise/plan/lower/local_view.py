@@ -1,0 +1,153 @@
+"""What an op may ask about its tensors on one device: sizes, chunks, leaves, records. Nothing is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from tilewise.core.dims import Dim, DimLabel, Size
+from tilewise.core.dtypes import dtype as dtype_named
+from tilewise.core.mesh import Axes
+from tilewise.ir.contractions import factors_of
+from tilewise.ir.graph import Graph, OpNode, TensorSpec
+from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, in_space
+from tilewise.ir.lowering import Ref
+from tilewise.ir.program import Number, NumberLike, times, upper
+from tilewise.plan.classes import DeviceNumbers
+from tilewise.plan.shapes import LocalShapes
+
+__all__ = ["LocalView"]
+
+ALL_ROWS = 1 << 40
+
+
+class LocalView:
+    """A graph or template as a device of a class has it.
+
+    Args:
+        graph, layout: what is lowered, and where its tensors lie.
+        shapes: of a device that stands for its class.
+        numbers: in which the devices of a class differ.
+    """
+
+    def __init__(
+        self, graph: Graph, layout: GraphLayout, shapes: LocalShapes, numbers: DeviceNumbers
+    ) -> None:
+        self.graph, self.graph_layout, self.shapes = graph, layout, shapes
+        self.mesh, self.numbers = shapes.mesh, numbers
+        self.one = Number(1)
+        self.reduction_chunks = graph.reduction_chunks
+
+    @property
+    def num_leaves(self) -> int:
+        """Leaves that this device has in one microbatch."""
+        s = self.shapes.settings
+        return s.leaves // (s.accumulation * self.mesh.size(*s.batch_axes))
+
+    @property
+    def leaf_rows(self) -> NumberLike:
+        """Tokens per leaf; without a batch, all rows are one leaf."""
+        s = self.shapes.settings
+        return times(s.seq, s.batch // s.leaves) if s.batch else ALL_ROWS
+
+    @property
+    def leaf_cut(self) -> dict[str, NumberLike]:
+        """How rows fall on leaves and sequence chunks; without a batch there is one of each."""
+        s = self.shapes.settings
+        return {
+            "leaf_rows": self.leaf_rows,
+            "seq_len": s.seq if s.batch else 1,
+            "num_chunks": self.reduction_chunks,
+            "chunked_len": self.chunked_len,
+        }
+
+    @property
+    def chunked_len(self) -> int:
+        """Over how many positions a sequence's chunks are counted: padding moves no cut."""
+        s = self.shapes.settings
+        return s.padded_bound or (upper(s.seq) if s.batch else 1)
+
+    @property
+    def padded_len(self) -> NumberLike:
+        """Rows per sequence where sequences may end in padding; 0 where they do not."""
+        s = self.shapes.settings
+        return s.seq if s.padded_bound else 0
+
+    def row_step(self, ref: Ref) -> NumberLike:
+        """Rows per task of a loop over activation rows."""
+        return self.shapes.row_step(ref.extent)
+
+    def size(self, size: Size) -> NumberLike:
+        """A size as instructions say it: a number of its symbol where it is one."""
+        return Number.of_symbol(self.shapes.symbols.index(size)) if isinstance(size, Dim) else size
+
+    def spec(self, tensor: int) -> TensorSpec:
+        """Spec of a tensor."""
+        return self.graph.spec(tensor)
+
+    def layout(self, tensor: int) -> TensorLayout:
+        """Layout of a tensor."""
+        return self.graph_layout.use[tensor]
+
+    def first_element(self, tensor: int, dim: int) -> NumberLike:
+        """The first global element of a dim that this device holds."""
+        return self.numbers.first(self.spec(tensor), self.layout(tensor), dim)
+
+    def local_chunks(self, tensor: int, dim: int) -> list[NumberLike]:
+        """Of every chunk of a labelled dim, the local elements that this device holds: begin and end, one after the
+        other."""
+        spec, layout = self.spec(tensor), self.layout(tensor)
+        axes, chunks = in_space(layout[dim]), self.reduction_chunks
+        if not axes:
+            return [v for pair in self.shapes.held_chunks(spec, layout, dim) for v in pair]
+        key = "held", spec.shape[dim], spec.labels[dim], axes
+
+        shares: dict[int, list[tuple[int, int]]] = {}  # by the coordinate that they depend on
+
+        def held(i: int, device: int) -> int:
+            place = self.mesh.coordinate(device, *axes)
+            if place not in shares:
+                shares[place] = self.shapes.on(device).held_chunks(spec, layout, dim)
+            return shares[place][i // 2][i % 2]
+
+        return [self.numbers.place((*key, i), partial(held, i)) for i in range(2 * chunks)]
+
+    def contraction_chunks(
+        self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], record: Record | None
+    ) -> list[list[tuple[int, int]]]:
+        """Per chunk, per term, the local range of the contracted dim (`dim` of each weight)."""
+        if all(label is None for _, label, _ in terms):
+            return [[(0, _fixed(spec.shape[dim])) for spec, _, dim in terms]]
+        columns = [self.shapes.chunk_ranges(spec, dim, _team(record)) for spec, _, dim in terms]
+        return [list(rows) for rows in zip(*columns)]
+
+    def label_chunks(self, label: DimLabel | None, size: int, record: Record | None) -> list[tuple[int, int]]:
+        """Local ranges of the chunks of a labelled dim."""
+        spec = TensorSpec((size,), dtype_named("f32"), (label,))
+        return self.shapes.chunk_ranges(spec, 0, _team(record))
+
+    def records(self, op: OpNode, partial: str) -> tuple[Record, ...]:
+        """What becomes of a value of which this op makes parts: a record per team, none where it is not shared."""
+        return self.graph_layout.records.get((op.id, partial), ())
+
+    def record(self, op: OpNode, partial: str) -> Record | None:
+        """The one record of a partial value; None where it is not shared."""
+        (record,) = self.records(op, partial) or (None,)
+        return record
+
+    def records_of(self, op: OpNode) -> list[Record]:
+        partials = {p.name: None for p in factors_of(self.graph, op).partials}
+        return [record for name in partials for record in self.records(op, name)]
+
+    def records_of_sum(self, op: OpNode, output: int) -> list[Record]:
+        """Those of an output that is summed over the batch."""
+        return [r for r in self.records_of(op) if r.tree == LEAVES and output in r.outputs]
+
+
+def _team(record: Record | None) -> Axes:
+    return record.team if record is not None else ()
+
+
+def _fixed(size: int | Dim) -> int:
+    assert isinstance(size, int)
+    return size

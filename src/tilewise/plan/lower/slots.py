@@ -1,0 +1,161 @@
+"""The slots of a template under construction: what its operands stand for, and its temporaries.
+
+Nothing here knows offsets: slots are bound to memory later, once per use of the template (`plan.bind`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tilewise.core.dtypes import dtype as dtype_named
+from tilewise.ir.graph import Graph
+from tilewise.ir.layout import GraphLayout, Record
+from tilewise.ir.lowering import Ref
+from tilewise.ir.program import Mode, Number, NumberLike, Operand, Slot, TempSpec
+from tilewise.plan.classes import DeviceNumbers
+from tilewise.plan.lower.local_view import LocalView
+from tilewise.plan.shapes import LocalShapes, round_up
+
+__all__ = ["SlotTable", "flat_view"]
+
+_SEQUENCE_ATOM = 64  # positions that no cut of a sequence separates (docs/numerics.md, rule 5)
+
+
+class SlotTable(LocalView):
+    """Hands out views of tensors and temporaries, each with a slot of its own.
+
+    Args:
+        roots: tensor -> tensor whose memory it shares.
+
+    Attributes:
+        slots: numbers by what they stand for.
+        refs: views by the same; `views` and `keys` have both by number.
+        temps: temporaries so far.
+        op_index: position of the op that is lowered; its temporaries live as long as it runs.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        layout: GraphLayout,
+        shapes: LocalShapes,
+        numbers: DeviceNumbers,
+        roots: dict[int, int],
+    ) -> None:
+        super().__init__(graph, layout, shapes, numbers)
+        self.roots = roots
+        self.slots: dict[Slot, int] = {}
+        self.refs: dict[Slot, Ref] = {}
+        self.keys: list[Slot] = []
+        self.views: list[Ref] = []
+        self.temps: list[TempSpec] = []
+        self.op_index = 0
+
+    def tensor(self, tensor: int | Ref) -> Ref:
+        """The local view of a tensor."""
+        if isinstance(tensor, Ref):
+            return tensor
+        root = self.roots.get(tensor, tensor)
+        spec, layout = self.spec(root), self.layout(root)
+
+        def make(index: int) -> Ref:
+            extent = self.shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
+            tile = self.shapes.tile_rows(spec, self.graph.tensors[root].kind, extent)
+            cols = self.shapes.cols(spec, layout)
+            return Ref(index, extent, cols, spec.dtype.name, tile, spec.storage == "packed")
+
+        return self.slot(Slot("tensor", root), make)
+
+    def flat(self, tensor: int | Ref) -> Ref:
+        """The same memory as rows of plain elements: panels padded, a vector as a column."""
+        if isinstance(tensor, Ref):
+            base = tensor
+            key = self.keys[base.slot]
+            slot = Slot("flat" if key.kind == "tensor" else f"{key.kind}_flat", key.id, key.level)
+            vector = key.kind != "temp" and self.spec(key.id).storage == "vector"
+        else:
+            root = self.roots.get(tensor, tensor)
+            base, slot = self.tensor(tensor), Slot("flat", root)
+            vector = self.spec(root).storage == "vector"
+        return self.slot(slot, lambda index: flat_view(base, index, vector))
+
+    def temp(
+        self,
+        rows: int | Number,
+        cols: int,
+        dtype: str,
+        *,
+        tile_rows: NumberLike,
+        name: str,
+        packed: bool = False,
+        max_bytes: int = 0,
+    ) -> Ref:
+        """A temporary that lives while this op runs."""
+        extent = rows if isinstance(rows, Number) else Number(rows)
+        size = max_bytes or extent.upper(self.shapes.bounds) * cols * dtype_named(dtype).itemsize
+        self.temps.append(TempSpec(name, extent, cols, dtype, tile_rows, packed, size, self.op_index))
+        slot = Slot("temp", len(self.temps) - 1)
+        return self.slot(slot, lambda index: Ref(index, extent, cols, dtype, tile_rows, packed))
+
+    def temp_like(self, ref: Ref, *, dtype: str, name: str, record: Record | None = None) -> Ref:
+        """A temporary with the rows and columns of another tensor; with a record, of all its team's shards."""
+        key = self.keys[ref.slot]
+        spec, layout = self.spec(key.id), self.layout(key.id)
+        cols = ref.cols
+        if record is not None:
+            layout = tuple(tuple(axis for axis in axes if axis not in record.team) for axes in layout)
+            cols = self.shapes.cols(spec, layout)
+        size = self.shapes.bytes_max(spec, layout) // spec.dtype.itemsize * dtype_named(dtype).itemsize
+        return self.temp(
+            ref.extent, cols, dtype, tile_rows=ref.tile_rows, name=name, packed=ref.packed, max_bytes=size
+        )
+
+    def leaf_temp(self, cols: int, name: str) -> Ref:
+        """A row per leaf: a partial of so many columns for every sequence chunk that is not empty, side by side."""
+        atoms = round_up(self.chunked_len, _SEQUENCE_ATOM) // _SEQUENCE_ATOM
+        kept = min(atoms, self.reduction_chunks)
+        return self.temp(self.num_leaves, kept * cols, "f32", tile_rows=1, name=name)
+
+    def ring(self, tensor: int, age: int = 0) -> Ref:
+        """What has the shape of a tensor and lies in a ring: in this use's place, or that of the use `age` before."""
+        base = self.tensor(tensor)
+        return self.slot(Slot("ring", tensor, age), lambda slot: replace(base, slot=slot))
+
+    def stack(self, tensor: int, rows: Number, cols: int, tile_rows: int) -> Ref:
+        """What an owner keeps of a sum between microbatches, in f32."""
+        return self.slot(Slot("stack", tensor), lambda slot: Ref(slot, rows, cols, "f32", tile_rows))
+
+    def slot(self, slot: Slot, make: Callable[[int], Ref]) -> Ref:
+        if slot not in self.refs:
+            self.slots[slot] = len(self.slots)
+            self.refs[slot] = make(self.slots[slot])
+            self.keys.append(slot)
+            self.views.append(self.refs[slot])
+        return self.refs[slot]
+
+    def row(self, tensor: int | Ref, div: NumberLike = 1) -> Operand:
+        """The rows of the loop's current tile (divided by `div`)."""
+        return Operand(self.tensor(tensor).slot, Mode.ROW, div=div)
+
+    def whole(self, tensor: int | Ref) -> Operand:
+        """All rows."""
+        return Operand(self.tensor(tensor).slot, Mode.WHOLE)
+
+    def col(self, tensor: int | Ref) -> Operand:
+        """All rows, the columns of the loop's current range."""
+        return Operand(self.tensor(tensor).slot, Mode.COL)
+
+    def rows_at(self, ref: Ref, first: int, count: int) -> Operand:
+        """Fixed rows, whatever the loop."""
+        return Operand(ref.slot, Mode.ROWS, part=first, parts=count)
+
+
+def flat_view(base: Ref, slot: int, vector: bool) -> Ref:
+    """Packed rows padded to whole panels; a vector as a column of elements."""
+    if vector:
+        return Ref(slot, Number(base.cols), 1, base.dtype, base.cols)
+    if not base.packed:
+        return Ref(slot, base.extent, base.cols, base.dtype, base.tile_rows)
+    rows, cols = round_up(base.extent.constant, 32), round_up(base.cols, 2)
+    return Ref(slot, Number(rows), cols, base.dtype, base.tile_rows)

@@ -1,0 +1,265 @@
+"""From a template's ops to instructions, for one device.
+
+`TemplateLowering` is what `Op.lower` writes to: instructions held to the kernel table, accumulation over microbatches.
+Collectives are in `plan.collectives`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tilewise.core.errors import InternalError, PlanError
+from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.layout import LEAVES, GraphLayout, Record, show_axes, show_layout
+from tilewise.ir.lowering import Accumulator, Draft, Ref, Tiles
+from tilewise.ir.op import op_named
+from tilewise.ir.program import (
+    Access,
+    Completion,
+    Instruction,
+    LoweredTemplate,
+    Number,
+    NumberLike,
+    Operand,
+    Slot,
+    known_part,
+)
+from tilewise.kernels.scratch import scratch_bytes
+from tilewise.plan import collectives
+from tilewise.plan.classes import DeviceNumbers
+from tilewise.plan.emission import make_instruction
+from tilewise.plan.lower.slots import SlotTable
+from tilewise.plan.shapes import LocalShapes
+
+__all__ = ["TemplateLowering", "trailing_ones"]
+
+
+def trailing_ones(value: int) -> int:
+    """Set bits at the low end: how many carries microbatch number `value` folds in."""
+    return (value ^ (value + 1)).bit_length() - 1
+
+
+class TemplateLowering(SlotTable):
+    """Lowers the ops of one template (or of a run of root ops) for one class of devices and one microbatch position.
+
+    Args:
+        shapes: of a device that stands for its class.
+        numbers: in which the devices of a class differ.
+        late: ops that run after the last microbatch only.
+
+    Attributes:
+        completed: what the current op has combined.
+        completions: where each shared value lies before and after.
+        scratch_bytes: what the largest call of a kernel takes from its worker.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        graph: Graph,
+        ops: Sequence[OpNode],
+        layout: GraphLayout,
+        shapes: LocalShapes,
+        roots: dict[int, int],
+        microbatch: int,
+        numbers: DeviceNumbers,
+        late: frozenset[int] = frozenset(),
+    ) -> None:
+        super().__init__(graph, layout, shapes, numbers, roots)
+        self.name, self.ops, self.late, self.microbatch = name, ops, late, microbatch
+        self.instructions: list[Draft] = []
+        self.signal_sites: list[int] = []
+        self.ring_sites: list[int] = []
+        self.completed: set[Record] = set()
+        self.completions: list[Completion] = []
+        self.scratch_bytes = 0
+        self._accumulated: set[int] = set()  # outputs of the current op that are summed over the batch
+
+    def emit(
+        self,
+        kernel: str,
+        op: OpNode,
+        *,
+        over: Ref | Number,
+        tiles: Tiles,
+        dtype: str | None = None,
+        step: NumberLike | None = None,
+        ints: Mapping[str, NumberLike | Sequence[NumberLike]] | None = None,
+        floats: Mapping[str, float | Sequence[float]] | None = None,
+        priority: int = 0,
+        label: str = "",
+    ) -> Draft:
+        """Append an instruction, held to the kernel table (see `ir.lowering.Lowering.emit`)."""
+        extent = over.extent if isinstance(over, Ref) else over
+        draft = make_instruction(
+            kernel,
+            maker=f"op {op.op!r} ({op.label})",
+            label=label or op.label or op.op,
+            extent=extent,
+            step=self.shapes.row_step(extent) if step is None else step,
+            tiles=tiles,
+            ref_of=self.views.__getitem__,
+            dtype=dtype,
+            ints=ints,
+            floats=floats,
+            priority=priority,
+        )
+        self.instructions.append(draft)
+        instruction = draft.instruction
+        bounds = self.shapes.bounds
+        shapes = [
+            (0, 0) if o.null else (self.views[o.slot].extent.upper(bounds), self.views[o.slot].cols)
+            for o in instruction.operands
+        ]
+        self.scratch_bytes = max(
+            self.scratch_bytes,
+            scratch_bytes(instruction.kernel, [known_part(i, bounds) for i in instruction.ints], shapes),
+        )
+        return draft
+
+    def hold(self, op: OpNode, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:
+        """Append an empty task per tile that reads the tile: it orders and acknowledges."""
+        held = operand._replace(access=Access.IN)
+        self.instructions.append(Draft(Instruction("", label, over, step, (held,), priority=2)))
+        return self.instructions[-1]
+
+    # ---- sums over the batch ------------------------------------------------------------------------------
+
+    def accumulator(self, op: OpNode, output: int) -> Accumulator:
+        """Where output number `output` of `op` goes in this microbatch.
+
+        Microbatch j folds in as many carries as j has trailing ones, lowest level first, and leaves its own at the
+        next level: the carries of a binary counter, so the tree over leaves does not depend on the accumulation. The
+        last one folds in all that are left. Where devices share every microbatch, what they make of it goes into a
+        ring, and its owners keep the carries.
+        """
+        rule = op_named(op.op)
+        if output not in rule.accumulates:
+            raise InternalError(
+                f"[plan.lower] an output that is summed over the batch stands in `accumulates`; got output {output} of "
+                f"{op.op!r}, which has {rule.accumulates}; correct {type(rule).__name__}.accumulates"
+            )
+        self._accumulated.add(output)
+        tensor = op.outputs[output]
+        base = self.tensor(tensor)
+        total = self.shapes.settings.accumulation
+        level, last = trailing_ones(self.microbatch), self.microbatch == total - 1
+        if any(r.is_completed_per_microbatch for r in self.records_of_sum(op, output)):
+            return Accumulator(self.ring(tensor), (), output, last)
+
+        def carry(number: int) -> Ref:
+            return self.slot(Slot("carry", tensor, number), lambda slot: replace(base, slot=slot))
+
+        target = base if last else carry(level)
+        held = [i for i in range(self.microbatch.bit_length()) if self.microbatch >> i & 1]
+        return Accumulator(target, tuple(carry(i) for i in (held if last else range(level))), output, last)
+
+    def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
+        """The sum over the devices that share the batch: after the last microbatch, or in each that they share."""
+        for record in self.records_of_sum(op, target.output):
+            if record.is_completed_per_microbatch:
+                collectives.add_microbatch(self, op, target.output, record)
+                continue
+            self.completed.add(record)
+            if target.is_last and record.team:
+                collectives.all_reduce_in_place(self, op, target.ref, record)
+
+    def leaf_tree(self, op: OpNode, output: int, leaves: Ref) -> None:
+        """Combine a row per leaf, of `leaf_temp`, and carries into output number `output`; then over devices."""
+        target = self.accumulator(op, output)
+        tiles: Tiles = {
+            "out": self.whole(target.ref),
+            "partials": self.whole(leaves),
+            "carry": [self.whole(c) for c in target.carries],
+        }
+        cut = {
+            "chunked_len": self.chunked_len,
+            "num_chunks": self.reduction_chunks,
+            "is_padded": int(self.shapes.settings.padded_bound > 0),
+        }
+        self.emit("leaf_tree", op, over=self.one, step=0, tiles=tiles, ints=cut)
+        self.finish_accumulation(op, target)
+
+    # ---- collectives --------------------------------------------------------------------------------------
+
+    def signals(self, count: int) -> int:
+        """Reserve signals; numbered within their site until every device's need is known."""
+        self.signal_sites.append(count)
+        return collectives.signal_site(len(self.signal_sites) - 1)
+
+    def ring_signals(self, count: int) -> int:
+        """The same for a ring, whose signals all variants of the template share."""
+        self.ring_sites.append(count)
+        return collectives.ring_site(len(self.ring_sites) - 1)
+
+    def all_reduce(
+        self,
+        op: OpNode,
+        source: int | Ref,
+        target: int | Ref,
+        residual: int | Ref | None,
+        record: Record,
+        *,
+        step: NumberLike | None = None,
+        producer: Draft | None = None,
+    ) -> None:
+        """Combine `source` over a record's team into `target` (plus a residual), tile by tile."""
+        collectives.all_reduce(self, op, source, target, residual, record, step=step, producer=producer)
+
+    def all_gather(self, op: OpNode, source: int, target: int) -> None:
+        """Bring the shards of `source` together on every device, along the axes that `target` lacks."""
+        collectives.all_gather_columns(self, op, source, target)
+
+    def slice(self, op: OpNode, source: int, target: int) -> None:
+        """Keep this device's part of `source`, along the axes that `target` has more."""
+        collectives.slice_columns(self, op, source, target)
+
+    def gather(self, op: OpNode, source: int, target: int) -> None:
+        """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""
+        collectives.gather(self, op, source, target)
+
+    # ---- all ops ------------------------------------------------------------------------------------------
+
+    def run(self) -> LoweredTemplate:
+        """Lower every op."""
+        for index, op in enumerate(self.ops):
+            self.op_index = index
+            self.completed = set()
+            if op.id in self.late and self.microbatch < self.shapes.settings.accumulation - 1:
+                continue
+            self._accumulated = set()
+            self._refuse_sums_in_shards(op)
+            rule = op_named(op.op)
+            rule.lower(self, op)
+            if self._accumulated != {*rule.accumulates}:
+                raise InternalError(
+                    f"[plan.lower] an output in `accumulates` is written through low.accumulator or low.leaf_tree; got "
+                    f"{op.op!r}, which writes {sorted(self._accumulated)} of {rule.accumulates} so; correct "
+                    f"{type(rule).__name__}"
+                )
+            left = [r for r in self.records_of(op) if r not in self.completed]
+            if left:
+                raise InternalError(
+                    f"[plan.lower] an op completes every value that it makes in parts; got {op.op!r} of {op.label!r}, "
+                    f"which left {left[0].partial!r} over {show_axes(left[0].axes)}; please report the op"
+                )
+        by_index = sorted(self.slots, key=self.slots.__getitem__)
+        return LoweredTemplate(
+            self.name,
+            tuple(d.freeze() for d in self.instructions),
+            tuple(by_index),
+            tuple(self.temps),
+            tuple(self.signal_sites),
+            tuple(self.ring_sites),
+            tuple(self.completions),
+        )
+
+    def _refuse_sums_in_shards(self, op: OpNode) -> None:
+        for record in self.records_of(op):
+            if record.arrives_in_shards and record.tree == LEAVES:
+                raise PlanError(
+                    f"[plan.lower] a sum over the batch arrives whole on its devices; got {record.partial!r} of "
+                    f"{op.label!r} asked for as {show_layout(record.arrives[0])} over {show_axes(record.team)}; drop "
+                    "the hint"
+                )
