@@ -23,6 +23,7 @@ from tilewise.checkpoint import (
     save_pretrained,
 )
 from tilewise.core import DeviceMesh, NotFinite
+from tilewise.core.tree import allowed_widths
 from tilewise.data import (
     IGNORED,
     Batches,
@@ -122,16 +123,21 @@ def make_plan(config: TrainConfig) -> tuple[ComputeGraph, Plan]:
 
 
 def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, console: Console) -> float:
-    """Bits per byte that a saved model needs for the held-out files, in the configuration's dtype and
-    strategy.
+    """Bits per byte that a saved model needs for the held-out files, in the configuration's dtype and leaves.
+
+    Its batches are not accumulated. Where the leaves fit the devices of the batch only together with microbatches (two
+    devices and three microbatches of six leaves), the batch is not shared here.
 
     Raises:
         CheckpointError: `model_dir` holds another model.
     """
     batch, context = config.train.batch, config.data.context
+    leaves, mesh = config.train.leaves, dict(config.distribution.mesh)
+    if mesh.get("dp", 1) not in allowed_widths(leaves):
+        mesh["dp"] = 1
     graph = make_graph(config, is_padded=True)
-    graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(config.distribution.mesh)))
-    plan = graph.plan(workers_per_device=config.distribution.workers_per_device)
+    graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(mesh)))
+    plan = graph.plan(leaves=leaves, workers_per_device=config.distribution.workers_per_device)
     with graph.instantiate(plan) as model, track_work(console, "held-out files") as progress:
         model.load_parameters(model_dir)
         return bits_per_byte(model, data.tokenizer, data.corpus.held_out, batch, context, progress.show)

@@ -201,6 +201,18 @@ def test_held_out_files_are_judged_by_the_saved_model(texts, whole_run, tmp_path
     assert 0 < evaluate_model(config, data, whole_run / "model", silent()) < 0.99 * guessed
 
 
+@pytest.mark.parametrize(("devices", "microbatches", "leaves"), [(3, 1, 12), (2, 3, 6)], ids=str)
+def test_held_out_files_are_judged_at_every_width(texts, tmp_path, devices, microbatches, leaves):
+    """Also where the batch's default leaves do not fit the devices, or any leaves without microbatches."""
+    counts = {"batch": 12, "leaves": leaves, "accumulation": microbatches, "steps": 1}
+    config = make_config(texts, tmp_path, {"dp": devices}, **counts)
+    run(config)
+    data = prepare_data(config, silent())
+    alone = make_config(texts, tmp_path, **counts)
+    bits = [evaluate_model(c, data, tmp_path / "model", silent()) for c in (config, alone)]
+    assert bits[0] == bits[1]
+
+
 def test_a_directory_in_use_is_refused(texts, tmp_path):
     """While another run holds the output directory, planning refuses it, and so does a run that was planned before."""
     config = make_config(texts, tmp_path / "out")
