@@ -51,7 +51,8 @@ class ParameterGroup(Kind):
     """Parameters with settings of their own.
 
     Args:
-        names: patterns of parameter names, for example `*norm.weight`; the first group that matches counts.
+        names: patterns of parameter names, for example `*norm.weight`; the first group that matches counts. A graph
+            without any such parameter is refused.
         lr: factor on every step's learning rate.
         changes: settings of the optimizer that differ here, for example `{"weight_decay": 0.0}`.
 
@@ -140,7 +141,19 @@ class Optimizer(Kind, ABC):
     # ---- what plan and session ask ------------------------------------------------------------------------
 
     def add_to(self, graph: GraphBuilder, gradients: Mapping[str, int]) -> TensorNode:
-        """Append norm and update of every parameter; returns (norm, scale)."""
+        """Append norm and update of every parameter; returns (norm, scale).
+
+        Raises:
+            ConfigError: a group's patterns fit no parameter, or `update` is none.
+        """
+        for group in self.groups:
+            if not any(group.matches(name) for name in gradients):
+                _border.refuse(
+                    type(self).__name__,
+                    "a group has parameters",
+                    f"{shown(group.names)}, which fit none in {graph.name!r}",
+                    "see the names in print(graph), or drop the group",
+                )
         graph.draft.phase = "update"
         tensors = graph.draft.tensors
         loss = tensors[graph.draft.outputs["loss"]]

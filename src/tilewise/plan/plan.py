@@ -94,8 +94,8 @@ class Plan(PlanTables):
 
         Nothing in the file is believed: it is held to its digest, to the types of all its fields and to the rules that
         planning ends with. Ops and optimizers of your own are looked up by name among those that this process has
-        defined; a file imports nothing. What kernels do with their integers is not proven; for files of authors you do
-        not trust there is `tilewise.session.require_origin`.
+        defined; a file imports nothing. What kernels do with their integers, and which of several like tensors a call
+        names, is not proven; for files of authors you do not trust there is `tilewise.session.require_origin`.
 
         Raises:
             PlanError: it is no plan, is damaged, was changed or written by another version, or names an op or optimizer

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from tilewise.core.dims import DimLabel
+from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.contractions import SeenLayouts, factors_of
@@ -46,13 +47,21 @@ def propagate_layouts(
     """Layouts of a whole graph, with the reshards that make its ops agree.
 
     Raises:
-        LayoutError: an axis shares two dims of a tensor, or a sum has parts that are no nodes of its tree.
+        LayoutError: an axis shares two dims of a tensor, a sum has parts that are no nodes of its tree, or a layout by
+            name fits nothing.
     """
     every = _Propagation(mesh, strategy, batch)
     hints = every.hints(graph)
     outside = {t.id: hints.get(t.id) or every.ruled(t) for t in graph.tensors if t.kind != "result"}
     _share_updates(graph, outside)
-    return every.lay_out(graph, outside, hints)[0]
+    layout, _ = every.lay_out(graph, outside, hints)
+    for pattern in strategy.layouts:
+        if pattern not in every.fitting:
+            raise LayoutError(
+                "[strategy.propagate] a layout by name is for what comes from outside or is an output; got "
+                f"{pattern!r}, which fits none in {graph.name!r}; see the names in print(graph), or drop it"
+            )
+    return layout
 
 
 def _share_updates(
@@ -98,6 +107,7 @@ class _Propagation:
     cache: dict[object, tuple[GraphLayout, dict[int, Choices]]] = field(default_factory=dict)
     layouts: dict[str, list[GraphLayout]] = field(default_factory=dict)
     rules: dict[DimLabel | None, Choice] = field(default_factory=dict)
+    fitting: set[str] = field(default_factory=set)  # patterns of the strategy's layouts that fit some name
 
     def hints(self, graph: Graph) -> dict[int, Choices]:
         """What a user asks of tensors: in the graph, or by name in the strategy."""
@@ -109,8 +119,10 @@ class _Propagation:
             name = tensor.spec.name or names.get(tensor.id, "")
             asked = graph.hints.get(tensor.id)
             for pattern, layout in self.strategy.layouts.items():
-                if asked is None and name and fnmatchcase(name, pattern):
-                    asked = as_tensor_layout("strategy", layout, len(tensor.shape), name)
+                if name and fnmatchcase(name, pattern):
+                    self.fitting.add(pattern)
+                    if asked is None:
+                        asked = as_tensor_layout("strategy", layout, len(tensor.shape), name)
             if asked is not None:
                 found[tensor.id] = self._placed(tensor, asked, name or f"result {tensor.id}")
         return found

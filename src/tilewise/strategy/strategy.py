@@ -38,7 +38,8 @@ class DistributionStrategy:
         rules: label name -> the mesh axis that shards dims so labelled, or several, major first; everything else is
             replicated.
         layouts: name pattern (`layers.*.mlp.up_proj.weight`) -> layout (ir/hints.py) of the tensors from outside and of
-            the outputs so named, which goes before rules. The first pattern that fits decides.
+            the outputs so named, which goes before rules. The first pattern that fits decides; planning refuses one
+            that fits no name.
 
     Which sizes fit is the graph's: its `reduction_chunks` and the leaves of its batch decide (docs/numerics.md, rules 2
     and 5).

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tilewise.core.dims import BATCH
 from tilewise.core.errors import ConfigError
-from tilewise.optim import Optimizer, ParameterGroup
+from tilewise.graph import GraphBuilder, differentiate
+from tilewise.nn import linear
+from tilewise.optim import SGD, Optimizer, ParameterGroup
 from tilewise.optim.rule import fused, maximum, sqrt, take_down
 
 
@@ -39,6 +42,19 @@ def test_a_group_has_patterns(names):
     """Text, or a sequence of texts that are not empty."""
     with pytest.raises(ConfigError, match=r"\[optim.ParameterGroup\] names"):
         ParameterGroup(names)
+
+
+def test_a_group_without_parameters_is_refused():
+    """A slip in a pattern is no silent change of settings."""
+    graph = GraphBuilder("g")
+    x = graph.input([4, 8], name="x", labels=[BATCH, None])
+    graph.loss(graph.sum(linear(graph, x, "w", 8)))
+    described, gradients = differentiate(graph.freeze(), graph.draft.loss_id)
+    SGD(groups=(ParameterGroup("w"),)).add_to(GraphBuilder.thaw(described), gradients)
+    with pytest.raises(
+        ConfigError, match=r"a group has parameters; got \('w\.weight',\), which fit none in 'g'"
+    ):
+        SGD(groups=(ParameterGroup("w.weight"),)).add_to(GraphBuilder.thaw(described), gradients)
 
 
 def test_functions_of_an_update_take_values_and_numbers():

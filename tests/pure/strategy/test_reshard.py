@@ -128,7 +128,7 @@ def test_hints_go_before_rules():
         ({}, (None, "a"), ("a",)),
         ({}, (None, None), ()),
         ({"x": (None, "a")}, None, ("a",)),
-        ({"z": (None, "a"), "*": ()}, None, ()),
+        ({"*": (), "x": (None, "a")}, None, ()),
         ({"x": (None, "a")}, (None, None), ()),
     ):
         g = GraphBuilder()
@@ -136,6 +136,15 @@ def test_hints_go_before_rules():
         g.output(g.silu(x), "y")
         graph, layout = spread(g.freeze(), layouts=layouts)
         assert layout.use[x.id][1] == expected == layout.use[graph.outputs["y"]][1] and not ops_of(graph)
+
+
+def test_a_layout_by_name_that_fits_nothing_is_refused():
+    """A slip in a pattern is no silent loss of a layout."""
+    g = GraphBuilder("g")
+    g.output(g.silu(g.input([4, 16], name="x", labels=[None, A])), "y")
+    for layouts in ({"x.weight": (None, "a")}, {"*": (), "z": ()}):
+        with pytest.raises(LayoutError, match=r"'(x\.weight|z)', which fits none in 'g'"):
+            spread(g.freeze(), layouts=layouts)
 
 
 def test_a_hint_on_a_result_goes_back_to_where_it_costs_nothing():
