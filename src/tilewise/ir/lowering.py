@@ -144,10 +144,27 @@ class Lowering(Protocol):
         packed: bool = False,
         max_bytes: int = 0,
     ) -> Ref:
-        """A temporary that lives while this op runs."""
+        """A temporary that lives while this op runs.
+
+        Args:
+            rows: of this device; of a symbol where they depend on a run.
+            cols: elements per row.
+            dtype: of the elements.
+            tile_rows: rows per tile, which is what tasks wait for.
+            name: in explanations.
+            packed: in panels, as weights are.
+            max_bytes: room for it; by default what rows and columns at their bounds take.
+        """
 
     def temp_like(self, ref: Ref, *, dtype: str, name: str, record: Record | None = None) -> Ref:
-        """A temporary with the rows and columns of another tensor; with a record, of all its team's shards."""
+        """A temporary shaped as this device's part of a tensor.
+
+        Args:
+            ref: of the tensor.
+            dtype: of the elements.
+            name: in explanations.
+            record: with one, as wide as the shards of all its team together.
+        """
 
     # ---- operands -----------------------------------------------------------------------------------------
 
@@ -199,7 +216,15 @@ class Lowering(Protocol):
         """
 
     def hold(self, op: OpNode, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:
-        """Append an empty task per tile that reads the tile: it orders and acknowledges."""
+        """Append an empty task per tile that reads the tile: it orders and acknowledges.
+
+        Args:
+            op: for whom.
+            over: the rows of the loop.
+            step: rows per task; 0 for one task over all.
+            operand: what a task reads.
+            label: the instruction's name.
+        """
 
     def contraction_chunks(
         self, terms: Sequence[tuple[TensorSpec, DimLabel | None, int]], record: Record | None
@@ -231,7 +256,17 @@ class Lowering(Protocol):
         step: NumberLike | None = None,
         producer: Draft | None = None,
     ) -> None:
-        """Combine `source` over a record's team into `target` (plus a residual), tile by tile."""
+        """Combine `source` over a record's team into `target`, tile by tile.
+
+        Args:
+            op: for whom.
+            source: `[rows, cols]`, a partial value on every member.
+            target: the complete value; where the record arrives in shards, this device's columns of it.
+            residual: added behind the tree's root, shaped like `target`; or None.
+            record: tree, team and layout of arrival.
+            step: rows per task; by default those of a tile of `source`.
+            producer: the instruction that writes `source`, over the same tiles; by default the last one emitted.
+        """
 
     def all_gather(self, op: OpNode, source: int, target: int) -> None:
         """Bring the shards of `source` together on every device, along the axes that `target` lacks."""

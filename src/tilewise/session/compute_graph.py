@@ -45,7 +45,11 @@ class ComputeGraph(GraphBuilder):
         self._optimizer: Optimizer | None = None
 
     def set_distribution(self, strategy: DistributionStrategy) -> None:
-        """Choose how the graph is spread."""
+        """Choose how the graph is spread.
+
+        Raises:
+            PlanError: it is no strategy.
+        """
         self._strategy = _border.instance(
             "set_distribution",
             "a strategy",

@@ -156,6 +156,9 @@ class GraphInstance:
         Args:
             seed: of the generator.
             scale: the weights' standard deviation, times each one's `init_scale` (`GraphBuilder.parameter`).
+
+        Raises:
+            PlanError: seed or scale is none; a call of another thread is under way.
         """
         _border.integer("initialize", "seed", seed, 0, (1 << 64) - 1)
         _border.number("initialize", "scale", scale, 0.0, MAX_F32)
@@ -289,7 +292,17 @@ class GraphInstance:
         return self.plan.optimizer
 
     def forward(self, **inputs: Array) -> None:
-        """Run the forward pass; read results with `get_tensor`."""
+        """Run the forward pass; read results with `get_tensor`.
+
+        Args:
+            inputs: by name, the whole batch each. Symbolic sizes have any value within their bounds.
+
+        Raises:
+            PlanError: the plan accumulates microbatches, so it has only whole steps; a call of another thread is under
+                way.
+            ShapeError: an input has another shape, or names what does not exist.
+            TaskFailed: a task failed.
+        """
         with self._alone("forward"):
             self._require_program("forward")
             self._tensors.feed(inputs)
@@ -323,7 +336,11 @@ class GraphInstance:
             return usage
 
     def trace(self, enable: bool) -> None:
-        """Record the timeline of the following runs."""
+        """Record the timeline of the following runs, or stop.
+
+        Raises:
+            PlanError: `enable` is neither True nor False; a call of another thread is under way.
+        """
         with self._alone("trace"):
             self._executor.trace(_border.truth("trace", "enable", enable))
 
@@ -343,7 +360,17 @@ class GraphInstance:
             self._executor.reset_transfers()
 
     def inject(self, kind: str, device: int, label: str, index: int) -> None:
-        """For tests: make a task `throw` or its worker `stall` in the next run."""
+        """For tests: make a task fail in the next run.
+
+        Args:
+            kind: `throw`, or `stall` for its worker.
+            device: whose task.
+            label: of its instruction.
+            index: which of the instruction's tasks.
+
+        Raises:
+            PlanError: one of them is none; a call of another thread is under way.
+        """
         _border.choice("inject", "kind", kind, ("throw", "stall"))
         _border.integer("inject", "device", device, 0, self.plan.mesh.num_devices - 1)
         _border.text("inject", "label", label)

@@ -21,7 +21,16 @@ __all__ = ["all_gather_rows"]
 def all_gather_rows(
     low: ClassLowering, op: OpNode, dst: Ref, done: int, team: Team, step: NumberLike
 ) -> None:
-    """Fetch every peer's part once its signal at site `done` says that it is there."""
+    """Copy every peer's part of each tile, once its signal says that it is there.
+
+    Args:
+        low: takes the instructions.
+        op: for whom.
+        dst: `[rows, cols]`; member k of the team has made part k of the rows of every tile, on its own device.
+        done: site of the signals that say so, one raised by each member.
+        team: the members.
+        step: rows per task; 0 for one task over all.
+    """
     tiles, per_index = num_tiles(low, dst.extent, step), not is_single(step)
     ack = low.signals(team.size * tiles)
     own = [Operand(dst.slot, Mode.ROWPART, part=p, parts=team.size) for p in team.peers]

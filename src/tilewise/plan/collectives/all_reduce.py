@@ -27,8 +27,17 @@ def all_reduce(
 ) -> None:
     """Combine `source` over a record's team into `target` (plus a residual), tile by tile.
 
-    Where the sum arrives in shards, each device has its columns of it and nothing is gathered. `producer` is the
-    instruction that writes `source`, by default the last one emitted; it loops over the same tiles.
+    Where the sum arrives in shards, each device has its columns of it and nothing is gathered.
+
+    Args:
+        low: takes the instructions.
+        op: for whom.
+        source: `[rows, cols]`, a partial value on every member.
+        target: the complete value, or this device's columns of it.
+        residual: added behind the tree's root, shaped like `target`; or None.
+        record: tree, team and layout of arrival.
+        step: rows per task; by default those of a tile of `source`.
+        producer: the instruction that writes `source`, over the same tiles; by default the last one emitted.
     """
     low.completed.add(record)
     src, dst = low.tensor(source), low.tensor(target)

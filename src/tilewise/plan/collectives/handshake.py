@@ -1,4 +1,16 @@
-"""What all collectives are made of: signals of a site, raises to peers, waits for them, acknowledgements."""
+"""What all collectives are made of: signals, raises to peers, waits for them, acknowledgements.
+
+A *site* is the signals of one half of an exchange, on every member of a team: a run of `tiles` signals for each member,
+who alone raises those of its place. Where a loop has several tasks, tile i has its own signal (`per_index`). Arguments
+that several functions share:
+
+    team        who communicates, as one of them sees it
+    site        where the signals begin, as `ClassLowering.signals` gave it
+    tiles       tasks of the loop (`num_tiles`)
+    about       what the signal says something of: its slot stands in waits and raises, and `ir.validate` compares them
+    increment   how often the peer raises; 0 or 1 by the call where the wait is for a credit (plan/rings.py)
+    use         the call that the signal is about: this one, or one before it in a ring
+"""
 
 from __future__ import annotations
 
@@ -165,7 +177,16 @@ def num_tiles(low: ClassLowering, extent: Number, step: NumberLike) -> int:
 
 
 def raise_on_peers(task: Draft, team: Team, site: int, tiles: int, about: Ref, *, per_index: bool) -> None:
-    """Tell every peer; a device's own signals at a site are those of its place."""
+    """Let a task tell every peer, tile by tile or once.
+
+    Args:
+        task: raises when it is complete.
+        team: who is told; on each of them this device raises the signals of its own place.
+        site: where the signals begin.
+        tiles: tasks of the loop.
+        about: what can be read, or has been read.
+        per_index: a signal per tile; else one for all.
+    """
     mine = Number(site, tiles * team.me.multiple, team.me.source, team.me.which)
     task.notifies += [Notify(team.number, m, mine, per_index, about.slot) for m in team.peer_members]
 
@@ -181,7 +202,18 @@ def await_peers(
     increment: NumberLike = 1,
     use: NumberLike = POSITION,
 ) -> None:
-    """Wait for every peer, once or as often as the call says, for what it did in this use or in another one."""
+    """Let a task wait for every peer.
+
+    Args:
+        task: becomes ready after the raises.
+        team: who is waited for.
+        site: where the signals begin.
+        tiles: tasks of the loop.
+        about: what the raises speak of.
+        per_index: a signal per tile; else one for all.
+        increment: of each signal; a number of the call where only some uses wait.
+        use: the call whose raise is waited for.
+    """
     task.waits += [
         Wait(Number(site, tiles, *p[2:]), per_index, increment, team.number, m, about.slot, use)
         for p, m in zip(team.peers, team.peer_members)
@@ -200,7 +232,19 @@ def acknowledge(
     increment: NumberLike = 1,
     use: NumberLike = POSITION,
 ) -> None:
-    """An empty task that reads the tile as long as peers do."""
+    """Append an empty task that reads each tile until all peers have: so who writes there next waits for them too.
+
+    Args:
+        low: takes the instruction.
+        op: for whom.
+        about: what peers read.
+        team: who reads it.
+        site: of the signals that say that they have.
+        tiles: tasks of the loop.
+        step: rows per task.
+        increment: as in `await_peers`.
+        use: likewise.
+    """
     mode = Mode.WHOLE if is_single(step) else Mode.ROW
     task = low.hold(op, about.extent, step, Operand(about.slot, mode), f"{op.label}/ack")
     await_peers(task, team, site, tiles, about, per_index=not is_single(step), increment=increment, use=use)

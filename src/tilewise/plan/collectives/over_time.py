@@ -37,9 +37,15 @@ __all__ = ["add_microbatch"]
 
 
 def add_microbatch(low: ClassLowering, op: OpNode, output: int, record: Record) -> None:
-    """Add every member's part of output number `output`, in the ring, to its owners' stacks.
+    """Add every member's part of one sum, for one microbatch, to the stacks of those who own its rows.
 
-    The last instruction emitted is the one that writes the part.
+    The last instruction emitted is the one that writes the part, `[rows, cols]` in f32, into the ring.
+
+    Args:
+        low: takes the instructions; its microbatch says which this is.
+        op: whose sum it is.
+        output: number of the op's output.
+        record: its team, and a tree over leaves of which a member holds one node per microbatch.
     """
     low.completed.add(record)
     tensor = op.outputs[output]

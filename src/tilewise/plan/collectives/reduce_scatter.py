@@ -30,11 +30,21 @@ def reduce_scatter_rows(
     team: Team,
     step: NumberLike,
 ) -> int:
-    """Combine partials in the order of the team; returns the site of the signals that say so.
+    """Combine this device's part of the rows of every tile, from the parts of all members in the team's order.
 
     Args:
+        low: takes the instructions.
+        op: for whom.
         producer: the instruction that writes `src`, over the same tiles.
+        src: `[rows, cols]`, a partial value on every member.
+        dst: the same rows and columns, of which this device's part is written; may be `src`.
+        residual: added behind the tree's root, shaped like `dst`; or None.
         combine: `sum`, `max` or `or`.
+        team: the members.
+        step: rows per task; 0 for one task over all.
+
+    Returns:
+        The site of the signals that say that a member's part is there.
     """
     tiles, per_index = num_tiles(low, src.extent, step), not is_single(step)
     ready, done = low.signals(team.size * tiles), low.signals(team.size * tiles)
