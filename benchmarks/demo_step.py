@@ -47,9 +47,11 @@ COMPILING_SHARE = 0.5  # of the time; what is left belongs to the rounds
 OVERRIDE = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"
 
 
-def batch_of(step: int) -> tuple[np.ndarray, np.ndarray]:
+def batch_of(
+    step: int, vocab_size: int = MODEL["vocab_size"], batch: int = BATCH
+) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and labels of a step, the same for all."""
-    ids = np.random.default_rng(step).integers(0, MODEL["vocab_size"], (BATCH, CONTEXT + 1), dtype=np.int32)
+    ids = np.random.default_rng(step).integers(0, vocab_size, (batch, CONTEXT + 1), dtype=np.int32)
     return np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])
 
 
@@ -129,18 +131,19 @@ def serve(mode: str, threads: int) -> None:
 
 
 class Contestant:
-    """The process of one mode."""
+    """The process of one mode: of this file, or of another that answers alike."""
 
-    def __init__(self, mode: str, threads: int, preload: Path | None) -> None:
+    def __init__(self, mode: str, threads: int, preload: Path | None, script: str = __file__) -> None:
         self.mode = mode
         self.preload = preload
         self.seconds: list[float] = []
+        self.answer: dict[str, Any] = {}
         self.last_s = 0.0
         self.loss = 0.0
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         if preload is not None:
             environment["LD_PRELOAD"] = str(preload)
-        command = [sys.executable, __file__, "--serve", mode, "--threads", str(threads)]
+        command = [sys.executable, script, "--serve", mode, "--threads", str(threads)]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (lives as long as the process)
         self._process = subprocess.Popen(
             command,
@@ -158,7 +161,7 @@ class Contestant:
         try:
             process.stdin.write(f"{num_steps}\n")
             process.stdin.flush()
-            answer: dict[str, Any] = json.loads(process.stdout.readline())
+            answer = self.answer = json.loads(process.stdout.readline())
         except (OSError, ValueError):
             self._errors.seek(0)
             reason = self._errors.read().strip().splitlines()[-1:] or [f"exit status {process.wait()}"]

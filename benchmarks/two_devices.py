@@ -1,0 +1,413 @@
+"""A training step of GPT-2 small's shape on two devices, beside PyTorch's DDP and tensor parallelism on two processes.
+
+Claims (issue figures; "must" and "goal" are printed beside each): 1.5 and 1.9 times PyTorch's best mode in fp32, 2.3
+and 2.8 times in bf16, by data and by tensor parallelism; and a step takes hardly longer than its bound: the share is
+95% and 98%. Two devices of one worker here, two processes of one thread there; the global batch is 4 sequences of 256
+tokens, in one microbatch. Ours is the Llama family with GPT-2 small's widths and its 124 million parameters.
+
+The bound of a step is, of the device that needs longest, the larger of its kernels' time over its workers and the bytes
+that it reads from its peer over the bandwidth of copying, both devices at once, measured in the same run. Kernels' time
+is the sum of all tasks in the trace of that very step (tracing stays on: two clock reads a task), so a worker that
+another program drives off its core makes step and bound longer. Beside it: what the mean device is busy with, which
+also shows waiting that an uneven bound hides, how much of that are collectives, and what the rest is: waiting for
+tasks of the peer, or time between tasks that could have run. Accumulation over two microbatches is measured too.
+
+Peers run `transformers`' LlamaForCausalLM with an equal configuration, eager, fp32 and bf16 autocast (fp32 parameters,
+as ours), as it is and with a preloaded library that tells MKL to use AVX-512 on processors that are not Intel's.
+Tensor parallelism (DTensor) shards q, k, v, o and the MLP, with embedding and head replicated or by vocabulary.
+Modes of a comparison are processes that take turns; medians are compared. A comparison begins only while there is time,
+and its first round is always whole. Without PyTorch peers are left out.
+
+Run: python benchmarks/two_devices.py [--rounds 3] [--steps 2] [--minutes 10] [--only f32:dp ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from demo_step import CONTEXT, Contestant, batch_of, build_override, cpu_name
+
+BATCH, DEVICES, WORKERS = 4, 2, 1
+MODEL = {
+    "vocab_size": 50257,
+    "hidden_size": 768,
+    "intermediate_size": 2048,  # of three matrices: as many weights as GPT-2's two of 3072
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": True,
+}
+COMPARISONS = ("f32:dp", "f32:tp", "bf16:dp", "bf16:tp")
+TIMES_PEERS = {"f32": (1.5, 1.9), "bf16": (2.3, 2.8)}  # must and goal
+SHARE_OF_BOUND = (0.95, 0.98)
+COPIED_BYTES = 256 << 20
+
+Step = Callable[[int], dict[str, float]]
+
+
+# ---- one mode, in a process of its own -------------------------------------------------------------------
+
+
+def tilewise_step(dtype: str, axis: str, microbatches: int) -> Step:
+    """A function that does one step of ours and says how long it took and its devices were busy."""
+    import tilewise as tw
+    from tilewise.models import llama
+
+    graph = tw.ComputeGraph("llama")
+    llama.build_training_graph(graph, llama.LlamaConfig(**MODEL), BATCH, CONTEXT, dtype=dtype)
+    graph.optimize(tw.optim.AdamW())
+    plan = graph.plan({axis: DEVICES}, accumulation=microbatches, workers_per_device=WORKERS)
+    model = graph.instantiate(plan)
+    model.initialize(seed=0)
+    model.trace(True)
+    bandwidth = copy_bandwidth()
+
+    def step(number: int) -> dict[str, float]:
+        tokens, labels = batch_of(number, MODEL["vocab_size"], BATCH)
+        model.reset_transfers()
+        started = time.perf_counter()
+        loss = float(model.step({"tokens": tokens, "labels": labels}, lr=3e-4).loss)
+        seconds = time.perf_counter() - started
+        # what moves is fp32 or smaller
+        moved = max(sum(4 * of[d] for of in model.transfers().values()) for d in range(DEVICES))
+        figures = figures_of(model.timeline(), seconds)
+        return {"seconds": seconds, "loss": loss, "moving_s": moved / bandwidth, "moved": moved} | figures
+
+    return step
+
+
+def figures_of(timeline: list[tuple[Any, ...]], seconds: float) -> dict[str, float]:
+    """From the trace of a step: seconds of kernels on the busiest device, and shares of the step on the mean one."""
+    from tilewise.observe import TaskRecord
+
+    records = sorted((TaskRecord(*entry) for entry in timeline), key=lambda r: r.start_ns)
+    kernels = [sum(r.end_ns - r.start_ns for r in records if r.device == d) for d in range(DEVICES)]
+    collectives = sum(r.end_ns - r.start_ns for r in records if "/" in r.label)
+    blocked = 0
+    for device in range(DEVICES):
+        own = [r for r in records if r.device == device]
+        # a worker idle until its next task became ready had to wait; the remainder is between tasks
+        blocked += sum(max(0, min(b.ready_ns, b.start_ns) - a.end_ns) for a, b in pairwise(own))
+    whole = seconds * 1e9 * DEVICES * WORKERS
+    return {
+        "kernels_s": max(kernels) / 1e9 / WORKERS,
+        "busy": sum(kernels) / whole,
+        "collectives": collectives / whole,
+        "blocked": blocked / whole,
+    }
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second that a thread copies from memory while as many others as there are devices do so too."""
+    pairs = [(np.ones(COPIED_BYTES, np.uint8), np.zeros(COPIED_BYTES, np.uint8)) for _ in range(DEVICES)]
+    rates = []
+    with ThreadPoolExecutor(DEVICES) as pool:
+        for _ in range(5):
+            started = time.perf_counter()
+            list(pool.map(lambda pair: np.copyto(pair[1], pair[0]), pairs))
+            rates.append(COPIED_BYTES / (time.perf_counter() - started))
+    return max(rates)
+
+
+def torch_step(precision: str, axis: str, head: str, rank: int) -> Step:
+    """A function that does one process's part of a step of PyTorch."""
+    import torch
+    from torch.distributed.tensor.parallel import loss_parallel
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.set_num_threads(WORKERS)
+    torch.manual_seed(0)
+    config = LlamaConfig(**MODEL, rms_norm_eps=1e-5, rope_theta=10000.0, use_cache=False)
+    model = LlamaForCausalLM(config).train()
+    if axis == "dp":
+        forward = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        own = slice(rank * BATCH // DEVICES, (rank + 1) * BATCH // DEVICES)
+    else:
+        forward, own = model, slice(None)
+        shard_model(model, head)
+    groups = parameter_groups(model)
+    optimizers = [torch.optim.AdamW(g, lr=3e-4, weight_decay=0.1, fused=True) for g in groups]
+
+    def train(tokens: Any, labels: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            logits = forward(input_ids=tokens).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        loss.backward()
+        return loss
+
+    def step(number: int) -> dict[str, float]:
+        tokens, labels = (
+            torch.from_numpy(a[own]).long() for a in batch_of(number, MODEL["vocab_size"], BATCH)
+        )
+        started = time.perf_counter()
+        if head == "vocab":
+            with loss_parallel():
+                loss = train(tokens, labels).full_tensor()
+        else:
+            loss = train(tokens, labels)
+        clip(groups)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        return {"seconds": time.perf_counter() - started, "loss": float(loss.detach())}
+
+    return step
+
+
+def shard_model(model: Any, head: str) -> None:
+    """Megatron's plan by DTensor; embedding and head replicated, or both by vocabulary and still tied."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (DEVICES,))
+    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+    rows = ("self_attn.o_proj", "mlp.down_proj")
+    for layer in model.model.layers:
+        plan = {name: ColwiseParallel() for name in columns} | {name: RowwiseParallel() for name in rows}
+        parallelize_module(layer, mesh, plan)
+    if head == "vocab":
+        by_vocabulary = {
+            "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
+            "lm_head": ColwiseParallel(use_local_output=False),
+        }
+        parallelize_module(model, mesh, by_vocabulary)
+        model.lm_head.weight = model.model.embed_tokens.weight
+
+
+def parameter_groups(model: Any) -> list[list[Any]]:
+    """Parameters that are sharded and those that are not: fused updates and norms take one kind at a time."""
+    from torch.distributed.tensor import DTensor
+
+    parameters = list(model.parameters())
+    kinds = [[p for p in parameters if isinstance(p, DTensor) == is_sharded] for is_sharded in (True, False)]
+    return [kind for kind in kinds if kind]
+
+
+def clip(groups: list[list[Any]]) -> None:
+    """Scale all gradients so that their norm is at most 1."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    norms = [torch.nn.utils.get_total_norm([p.grad for p in group]) for group in groups]
+    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    total = torch.linalg.vector_norm(torch.stack(whole))
+    factor = float((1.0 / (total + 1e-6)).clamp(max=1.0))
+    for group in groups:
+        torch._foreach_mul_([p.grad for p in group], factor)
+
+
+def serve_torch(mode: str, rank: int, meeting: str) -> None:
+    """Be one of the two processes; the first starts the other, and tells it how many steps to do."""
+    import torch
+    import torch.distributed as dist
+
+    _, precision, axis, head, *_ = mode.split(":")
+    if rank == 0:
+        meeting = tempfile.mktemp(prefix="two_devices_")
+        subprocess.Popen(
+            [sys.executable, __file__, "--serve", mode, "--rank", "1", "--meeting", meeting],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=DEVICES)
+    step, number = torch_step(precision, axis, head, rank), 0
+    for line in sys.stdin if rank == 0 else iter(lambda: "0", None):
+        count = torch.tensor(int(line))
+        try:
+            dist.broadcast(count, 0)
+        except RuntimeError:  # the first has ended, and with it the comparison
+            return
+        rows = [step(number + i) for i in range(int(count))]
+        number += int(count)
+        if rank == 0:
+            answer(rows)
+
+
+def serve_tilewise(mode: str) -> None:
+    """Do as many steps as each line of standard input says."""
+    _, dtype, axis, microbatches = mode.split(":")
+    step, number = tilewise_step(dtype, axis, int(microbatches)), 0
+    for line in sys.stdin:
+        answer([step(number + i) for i in range(int(line))])
+        number += int(line)
+
+
+def answer(rows: list[dict[str, float]]) -> None:
+    """All steps of a turn as a JSON line."""
+    seconds = [row["seconds"] for row in rows]
+    print(json.dumps({"seconds": seconds, "loss": rows[-1]["loss"], "rows": rows}), flush=True)
+
+
+# ---- all modes, turn by turn -----------------------------------------------------------------------------
+
+
+class Side(Contestant):
+    """A mode that takes turns; it keeps the figures of every counted step."""
+
+    def __init__(self, mode: str, preload: Path | None) -> None:
+        super().__init__(mode, WORKERS, preload, __file__)
+        self.rows: list[dict[str, float]] = []
+
+    def play(self, num_steps: int) -> bool:
+        """A turn: a step that wakes threads and caches up, then those that count."""
+        if not (self.take_turn(1, is_counted=False) and self.take_turn(num_steps, is_counted=True)):
+            return False
+        self.rows += self.answer["rows"]
+        return True
+
+    def median(self, what: str = "seconds") -> float:
+        """Of a figure over all counted steps."""
+        return statistics.median(row[what] for row in self.rows)
+
+
+def modes(comparison: str, has_torch: bool, override: Path | None) -> Iterator[tuple[str, Path | None]]:
+    """Ours and every mode of the peer, with what it preloads."""
+    dtype, axis = comparison.split(":")
+    yield f"tilewise:{dtype}:{axis}:1", None
+    for head in ("whole", "vocab") if axis == "tp" else ("whole",):
+        for name, preload in (("stock", None), ("override", override)) if has_torch else ():
+            if name == "stock" or preload is not None:
+                yield f"torch:{dtype}:{axis}:{head}:{name}", preload
+
+
+def compete(
+    entries: list[tuple[str, Path | None]], options: argparse.Namespace, ends_at: float
+) -> list[Side]:
+    """Start and warm up modes, let them take turns, end them; those that could not are left out."""
+    sides = []
+    for mode, preload in entries:
+        side, started = Side(mode, preload), time.monotonic()
+        if side.take_turn(1, is_counted=False):
+            sides.append(side)
+            print(
+                f"ready: {mode:32} after {time.monotonic() - started:.1f} s (loss {side.loss:.4f})",
+                flush=True,
+            )
+    for number in range(options.rounds):
+        for side in list(sides):
+            if number and time.monotonic() > ends_at:
+                continue
+            if side.play(options.steps):
+                print(f"round {number + 1}: {side.mode:32} {side.last_s * 1e3:9.1f} ms", flush=True)
+            else:
+                sides.remove(side)
+    for side in sides:
+        side.close()
+    return sides
+
+
+def show(sides: list[Side], dtype: str) -> None:
+    """Every mode, the ratio to the best peer, and the share of the bound."""
+    for side in sides:
+        rate = BATCH * CONTEXT / side.median()
+        print(f"  {side.mode:32} {side.median() * 1e3:9.1f} ms/step {rate:8,.0f} tokens/s")
+    ours = [side for side in sides if side.mode.startswith("tilewise")]
+    peers = [side for side in sides if side.mode.startswith("torch")]
+    if ours and peers:
+        best, (must, goal) = min(peers, key=lambda side: side.median()), TIMES_PEERS[dtype]
+        ratio = best.median() / ours[0].median()
+        print(
+            f"  {ratio:.2f} times the best of PyTorch, {best.mode} (must {must:g}: {ratio / must:.2f}, "
+            f"goal {goal:g}: {ratio / goal:.2f})",
+            flush=True,
+        )
+    for side in ours:
+        show_share(side)
+
+
+def show_share(side: Side) -> None:
+    """The bound of a step beside its time, and what the rest is."""
+    must, goal = SHARE_OF_BOUND
+    for row in side.rows:
+        row["share"] = max(row["kernels_s"], row["moving_s"]) / row["seconds"]
+    rest = 1 - side.median("busy") - side.median("blocked")
+    print(
+        f"  share of the bound: {side.median('share'):.1%} (must {must:.0%}, goal {goal:.0%}); batch {BATCH}, "
+        f"{side.mode.rpartition(':')[2]} microbatches; kernels of the busiest device "
+        f"{side.median('kernels_s') * 1e3:.1f} ms, reading at most {side.median('moved') / 1e6:.1f} MB from the peer "
+        f"{side.median('moving_s') * 1e3:.1f} ms\n"
+        f"  the mean device: kernels {side.median('busy'):.1%} (collectives {side.median('collectives'):.1%}), "
+        f"waiting for tasks {side.median('blocked'):.1%}, between tasks, before and after them {rest:.1%}",
+        flush=True,
+    )
+
+
+def compare_all(options: argparse.Namespace) -> None:
+    """All comparisons, then accumulation, as far as there is time."""
+    ends_at = time.monotonic() + options.minutes * 60
+    has_torch = find_spec("torch") is not None and find_spec("transformers") is not None
+    if not has_torch:
+        print("peers are left out: PyTorch or transformers is not installed")
+    with tempfile.TemporaryDirectory() as scratch:
+        override = build_override(Path(scratch)) if has_torch else None
+        for number, comparison in enumerate(options.only):
+            if time.monotonic() > ends_at:
+                print(f"{comparison} is left out: it would take too long; raise --minutes")
+                continue
+            # what is left is shared evenly by what is to come
+            left = ends_at - time.monotonic()
+            until = time.monotonic() + left / (len(options.only) - number)
+            print(f"{comparison}, batch {BATCH}, 1 microbatch")
+            show(
+                compete(list(modes(comparison, has_torch, override)), options, until),
+                comparison.split(":")[0],
+            )
+            mode = f"tilewise:{comparison}:2"
+            print(f"{comparison}, batch {BATCH}, 2 microbatches")
+            show(compete([(mode, None)], options, until), comparison.split(":")[0])
+
+
+def packages() -> str:
+    """Versions of all that is compared."""
+    found = []
+    for name in ("tilewise", "numpy", "torch", "transformers"):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"no {name}")
+    return ", ".join(found)
+
+
+def main() -> None:
+    """Parse arguments; be a mode or compare them all."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=10.0, help="no further round begins after so long")
+    parser.add_argument("--only", nargs="+", choices=COMPARISONS, default=COMPARISONS)
+    parser.add_argument("--serve", metavar="MODE", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--threads", type=int, help=argparse.SUPPRESS
+    )  # as other benchmarks are asked to serve
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--meeting", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve and options.serve.startswith("tilewise"):
+        serve_tilewise(options.serve)
+    elif options.serve:
+        serve_torch(options.serve, options.rank, options.meeting)
+    else:
+        print(f"machine: {cpu_name()}, {os.cpu_count()} CPUs; {DEVICES} x {WORKERS} threads; {packages()}")
+        print(f"load before the run: {os.getloadavg()[0]:.1f}")
+        compare_all(options)
+
+
+if __name__ == "__main__":
+    main()
