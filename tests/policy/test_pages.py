@@ -7,6 +7,7 @@ import textwrap
 from policy.source import ROOT, python_files, relative, tracked_files, tree_of
 
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+PATH = re.compile(r"`([a-z_]+/[a-z_0-9/]*(?:\.(?:py|h|cc))?)`")
 
 
 def _pages():
@@ -23,6 +24,24 @@ def test_every_link_leads_somewhere():
         f"{relative(page)}: {target}" for page in _pages() for target in _targets(page) if not target.exists()
     ]
     assert not bad
+
+
+def _lost_paths(text):
+    """Files and folders in backticks that are not there, written from the root or from inside a room."""
+    rooms = [ROOT, *(ROOT / r for r in ("src/tilewise", "native", "native/tasks", "native/include"))]
+    found = PATH.findall(text)
+    return [p for p in found if "." in p or p.endswith("/") if not any((room / p).exists() for room in rooms)]
+
+
+def test_every_path_on_a_page_exists():
+    """What pages name, a reader finds; the changelog speaks of versions, and a user's own files are not ours."""
+    theirs = {"build/", "pydoc_data/topics.py"}
+    pages = [page for page in _pages() if page.name != "CHANGELOG.md"]
+    texts = {relative(page): page.read_text("utf-8") for page in pages}
+    assert sum(len(PATH.findall(text)) for text in texts.values()) > 150
+    lost = {name: left for name, text in texts.items() if (left := {*_lost_paths(text)} - theirs)}
+    assert not lost
+    assert _lost_paths("`plan/collectives.py`, `plan/rings.py`, `plan/`, `a/b`") == ["plan/collectives.py"]
 
 
 def test_every_page_is_linked_from_the_readme_or_from_a_page_that_is():
