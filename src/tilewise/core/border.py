@@ -105,11 +105,15 @@ class Border:
             self.refuse(call, f"{name} must be a {kind.__name__}", shown(value), advice)
         return value
 
-    def sequence(self, call: str, name: str, value: Any, what: str) -> Sequence[Any]:
-        """A list, a tuple or what is as good: it can be walked more than once, in one order in every process."""
+    def sequence(
+        self, call: str, name: str, value: Any, what: str, *, in_any_order: bool = False
+    ) -> Sequence[Any]:
+        """A list, a tuple or what is as good: it can be walked more than once, in one order in every process. A set
+        will do where order does not count."""
         if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
             return value
-        if isinstance(value, Collection) and not isinstance(value, (str, bytes, Mapping, set, frozenset)):
+        is_set = isinstance(value, (set, frozenset)) and not in_any_order
+        if isinstance(value, Collection) and not is_set and not isinstance(value, (str, bytes, Mapping)):
             with suppress(TypeError):  # an array without dimensions
                 return list(value)
         self.refuse(call, f"{name} must be a sequence of {what}", shown(value), "pass a list or a tuple")

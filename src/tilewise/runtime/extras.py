@@ -51,10 +51,12 @@ def extras_of(
 
     Ids of tasks, of events with values, priority, 1 + worker or 0, predicate or 0, name or "", deadline or 0, views.
     """
-    tasks = checks.sequence("submit", "after", () if after is None else after, "tasks")
+    tasks = checks.sequence("submit", "after", () if after is None else after, "tasks", in_any_order=True)
     for task in tasks:
         own_task(native, task, "submit")
-    pairs = checks.sequence("submit", "wait_for", () if wait_for is None else wait_for, "pairs")
+    pairs = checks.sequence(
+        "submit", "wait_for", () if wait_for is None else wait_for, "pairs", in_any_order=True
+    )
     waits = [_wait_of(native, pair) for pair in pairs]
     priority, worker = 0, 0
     if hints is not None:

@@ -183,7 +183,8 @@ class TaskExecutionHints:
             checks.integer("hints", "target_worker", self.target_worker, 0, MAX_INT - 1)
         checks.integer("hints", "priority", self.priority, -MAX_INT - 1, MAX_INT)
         checks.truth("hints", "prefetch_inputs", self.prefetch_inputs)
-        for buffer in checks.sequence("hints", "prefetch_handles", self.prefetch_handles, "buffers"):
+        given = self.prefetch_handles
+        for buffer in checks.sequence("hints", "prefetch_handles", given, "buffers", in_any_order=True):
             if not isinstance(buffer, (Buffer, Region)):
                 checks.operand("hints", buffer)
 
