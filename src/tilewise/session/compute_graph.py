@@ -19,7 +19,7 @@ from tilewise.ir.validate import validate_graph
 from tilewise.optim import Optimizer
 from tilewise.plan import Plan, check_sizes, make_plan, settings_for, symbols_of
 from tilewise.session.assemble import device_overhead
-from tilewise.session.inputs import check_constants
+from tilewise.session.inputs import check_constants, is_own_input
 from tilewise.session.instance import GraphInstance
 from tilewise.strategy import DistributionStrategy, insert_reshards, one_stage, propagate_layouts
 
@@ -118,7 +118,8 @@ class ComputeGraph(GraphBuilder):
             workers_per_device: threads per device; by default cores / devices.
             sizes: numbers for symbolic sizes by name, such as `{"seq": 40}`: a plan for these alone, with the memory
                 that they need. No result changes.
-            strict: refuse changes of layout between ops that no hint asks for.
+            strict: refuse changes of layout between ops that no hint asks for. Outputs are gathered for the host in any
+                case.
 
         Raises:
             LayoutError, PlanError: the strategy does not fit the graph, or the batch does not divide.
@@ -162,10 +163,29 @@ class ComputeGraph(GraphBuilder):
 
         Raises:
             ResourceError: not enough memory.
-            PlanError: no plan, or a limit or deadline that is none.
+            PlanError: no plan, the plan of a graph with other inputs or parameters, or a limit or deadline that is none.
         """
-        chosen = self.plan() if plan is None else plan
-        return GraphInstance(chosen, memory_limit_bytes=memory_limit_bytes, deadline_s=deadline_s)
+        if plan is None:
+            plan = self.plan()
+        elif isinstance(plan, Plan):
+            self._require_own(plan)
+        return GraphInstance(plan, memory_limit_bytes=memory_limit_bytes, deadline_s=deadline_s)
+
+    def _require_own(self, plan: Plan) -> None:
+        """Refuse the plan of a graph that has an input or parameter which this one has not; it would run as this one's."""
+        mine, theirs = (
+            {(t.kind, t.spec.name, t.spec.dtype.name) for t in g.tensors if t.kind in ("input", "parameter")}
+            for g in (self.draft, plan.graph)
+        )
+        odd = sorted(t for t in theirs - mine if not is_own_input(t[1]))
+        if odd:
+            kind, name, dtype = odd[0]
+            _border.refuse(
+                "instantiate",
+                "a plan must be one of this graph",
+                f"that of {plan.graph.name!r} with {kind} {name!r} in {dtype}, which {self.name!r} has not",
+                "pass what this graph's plan() returned, or run another graph's with GraphInstance(plan)",
+            )
 
     def digest(self) -> str:
         """SHA-256 over structure, shapes, names and chunks; equal graphs have equal digests."""

@@ -29,6 +29,7 @@ __all__ = [
     "counted_labels",
     "index_bounds",
     "is_finite",
+    "is_own_input",
 ]
 
 Bounds = list[tuple[int, Size, int | None]]
@@ -97,7 +98,7 @@ def check_inputs(
         ShapeError: an input is missing, unknown, of another shape or kind, or holds an index that names nothing.
     """
     _border.mapping("run", "inputs", inputs, "arrays")
-    specs = {t.spec.name: t.spec for t in graph.of_kind("input") if not _is_own(t.spec.name)}
+    specs = {t.spec.name: t.spec for t in graph.of_kind("input") if not is_own_input(t.spec.name)}
     odd = [*(n for n in specs if n not in inputs), *(n for n in inputs if n not in specs)]
     if odd:
         raise ShapeError(
@@ -111,7 +112,7 @@ def check_inputs(
     return arrays, values
 
 
-def _is_own(name: str) -> bool:
+def is_own_input(name: str) -> bool:
     """Whether the instance fills in an input itself."""
     return name in (INV_COUNT, POSITIONS) or is_hyper(name)
 

@@ -12,8 +12,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
 from small_llama import batches, config, training_graph
 
+import tilewise as tw
 from pure.hostile import HOSTILE, accepted
-from tilewise.core import TilewiseError
+from tilewise.core import PlanError, TilewiseError
+from tilewise.nn import linear
 from tilewise.session import verify_strategy
 
 MODEL = config(num_hidden_layers=1)
@@ -130,3 +132,20 @@ def test_integers_of_numpy_plan_what_integers_plan():
         two, eight, one = (kind(n) for n in (2, 8, 1))
         plan = GRAPH.plan({"dp": two}, accumulation=two, leaves=eight, workers_per_device=one)
         assert plan.explain() == plain.explain() and plan.settings == plain.settings
+
+
+def test_a_plan_of_another_graph_is_refused():
+    """A plan runs as what it was made of; a graph takes only its own, also after a file."""
+
+    def graph_with(name):
+        g = tw.ComputeGraph(name)
+        x = g.input([4, 8], name="x", labels=[tw.BATCH, None])
+        g.loss(g.mean(linear(g, x, f"{name}.weight", 8)))
+        return g
+
+    one, other = graph_with("one"), graph_with("other")
+    with pytest.raises(
+        PlanError, match=r"plan must be one of this graph; got that of 'other' with parameter"
+    ):
+        one.instantiate(other.plan({}))
+    one.instantiate(one.plan({})).close()
