@@ -163,7 +163,7 @@ class ComputeGraph(GraphBuilder):
 
         Raises:
             ResourceError: not enough memory.
-            PlanError: no plan, the plan of a graph with other inputs or parameters, or a limit or deadline that is none.
+            PlanError: no plan, that of a graph with other inputs or parameters, or a limit or deadline that is none.
         """
         if plan is None:
             plan = self.plan()
@@ -172,7 +172,7 @@ class ComputeGraph(GraphBuilder):
         return GraphInstance(plan, memory_limit_bytes=memory_limit_bytes, deadline_s=deadline_s)
 
     def _require_own(self, plan: Plan) -> None:
-        """Refuse the plan of a graph that has an input or parameter which this one has not; it would run as this one's."""
+        """Refuse the plan of a graph with an input or parameter that this one has not; it would run as this one's."""
         mine, theirs = (
             {(t.kind, t.spec.name, t.spec.dtype.name) for t in g.tensors if t.kind in ("input", "parameter")}
             for g in (self.draft, plan.graph)
