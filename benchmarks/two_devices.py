@@ -213,20 +213,20 @@ def clip(groups: list[list[Any]]) -> None:
         torch._foreach_mul_([p.grad for p in group], factor)
 
 
-def serve_torch(mode: str, rank: int, meeting: str) -> None:
+def serve_torch(mode: str, rank: int, port: int) -> None:
     """Be one of the two processes; the first starts the other, and tells it how many steps to do."""
     import torch
     import torch.distributed as dist
 
     _, precision, axis, head, *_ = mode.split(":")
+    store = dist.TCPStore("127.0.0.1", port, DEVICES, is_master=rank == 0, wait_for_workers=False)
     if rank == 0:
-        meeting = tempfile.mktemp(prefix="two_devices_")
         subprocess.Popen(
-            [sys.executable, __file__, "--serve", mode, "--rank", "1", "--meeting", meeting],
+            [sys.executable, __file__, "--serve", mode, "--rank", "1", "--port", str(store.port)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=DEVICES)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=DEVICES)
     step, number = torch_step(precision, axis, head, rank), 0
     for line in sys.stdin if rank == 0 else iter(lambda: "0", None):
         count = torch.tensor(int(line))
@@ -397,12 +397,12 @@ def main() -> None:
         "--threads", type=int, help=argparse.SUPPRESS
     )  # as other benchmarks are asked to serve
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--meeting", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve and options.serve.startswith("tilewise"):
         serve_tilewise(options.serve)
     elif options.serve:
-        serve_torch(options.serve, options.rank, options.meeting)
+        serve_torch(options.serve, options.rank, options.port)
     else:
         print(f"machine: {cpu_name()}, {os.cpu_count()} CPUs; {DEVICES} x {WORKERS} threads; {packages()}")
         print(f"load before the run: {os.getloadavg()[0]:.1f}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Wait",
     "is_single",
     "known_part",
+    "memory_kind",
     "times",
     "upper",
     "value_on",
@@ -145,6 +147,12 @@ class Access(enum.IntEnum):
     INOUT = 3
 
 
+@cache
+def memory_kind(kind: str) -> str:
+    """The kind of the slot by which memory was made, from that of any slot that sees it; there are a dozen kinds."""
+    return "tensor" if kind == "flat" else kind.removesuffix("_flat")
+
+
 class Slot(NamedTuple):
     """What a template operand stands for: `kind` is `tensor`, `carry`, `stack`, `ring` or `temp`; or `flat`,
     `carry_flat`, `ring_flat`, `temp_flat`, the same memory as plain rows.
@@ -159,7 +167,7 @@ class Slot(NamedTuple):
     @property
     def memory(self) -> Slot:
         """The slot of the same memory as it was made, whatever this one sees it as."""
-        return Slot("tensor" if self.kind == "flat" else self.kind.removesuffix("_flat"), self.id, self.level)
+        return Slot(memory_kind(self.kind), self.id, self.level)
 
 
 class Operand(NamedTuple):

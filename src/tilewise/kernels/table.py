@@ -25,6 +25,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 from tilewise.core import InternalError
 
@@ -96,6 +97,12 @@ class KernelSpec:
     dims: tuple[str, ...]
     flops: Callable[[Sizes], int]
     bytes: Callable[[Sizes], int]
+
+    @cached_property
+    def operand_groups(self) -> tuple[tuple[bool, tuple[OperandSpec, ...]], ...]:
+        """Neighbours that are lists, or are none, in order: lists beside each other take turns in a call."""
+        groups = groupby(self.operands, key=lambda o: o.is_list)
+        return tuple((is_list, tuple(group)) for is_list, group in groups)
 
     @cached_property
     def operand_names(self) -> frozenset[str]:

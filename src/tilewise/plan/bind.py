@@ -53,13 +53,14 @@ class Binder:
     def tensor(self, tensor: int, microbatch: int = 0, *, flat: bool = False) -> int:
         """Entry of a root tensor; of its part for one microbatch, where it has parts."""
         asked = tensor, microbatch, flat
-        if asked not in self._known:
-            self._known[asked] = self._tensor(tensor, microbatch, flat)
-        return self._known[asked]
+        number = self._known.get(asked)
+        if number is None:
+            number = self._known[asked] = self._tensor(tensor, microbatch, flat)
+        return number
 
     def _tensor(self, tensor: int, microbatch: int, flat: bool) -> int:
         root = self.tensors.roots.get(tensor, tensor)
-        part = microbatch if self.tensors.num_parts(root) > 1 else 0
+        part = microbatch if microbatch and self.tensors.num_parts(root) > 1 else 0
         key = ("flat" if flat else "tensor", root, part)
         number = self.table.numbers.get(key)
         if number is not None:
@@ -90,7 +91,7 @@ class Binder:
                 self._place(variant, position, slot, call) for position, slot in enumerate(variant.slots)
             ]
         seen = None if call is None else (*call.inputs, *call.outputs)
-        binding = []
+        known, binding = self._known, []
         for position, place in enumerate(self._places[variant.number]):
             if isinstance(place, int):
                 binding.append(place)
@@ -99,7 +100,8 @@ class Binder:
             else:
                 tensor = place.number if seen is None else seen[place.number]
                 assert tensor is not None
-                binding.append(self.tensor(tensor, microbatch, flat=place.flat))
+                number = known.get((tensor, microbatch, place.flat))
+                binding.append(self.tensor(tensor, microbatch, flat=place.flat) if number is None else number)
         return Call(use.variant, tuple(binding), use.numbers)
 
     def _place(self, variant: Variant, position: int, slot: Slot, call: OpNode | None) -> _Place:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import groupby
 from math import isfinite, prod
 from operator import or_
 from typing import NoReturn
@@ -130,11 +129,10 @@ def _check_names(call: _Call, what: str, given: Mapping[str, object], known: fro
 def _place(call: _Call, tiles: Tiles) -> list[Placed]:
     """Operands in the table's order; neighbouring lists take turns, so they are equally long."""
     placed: list[Placed] = []
-    for is_list, group in groupby(call.spec.operands, key=lambda o: o.is_list):
+    for is_list, specs in call.spec.operand_groups:
         if not is_list:
-            placed += [(spec, _single(call, spec, tiles.get(spec.name))) for spec in group]
+            placed += [(spec, _single(call, spec, tiles.get(spec.name))) for spec in specs]
             continue
-        specs = list(group)
         lists = [_several(call, spec, tiles.get(spec.name, ())) for spec in specs]
         if len({len(members) for members in lists}) > 1:
             lengths = ", ".join(f"{len(m)} of {s.name!r}" for s, m in zip(specs, lists))

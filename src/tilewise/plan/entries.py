@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,8 +47,8 @@ class EntryTable:
         self._bounds = bounds
         self._cuts: dict[Key, Cut] = {}
         self._handles: dict[tuple[int, int], int] = {}  # first handle per place and cut
-        self._place_of: dict[Key, tuple[int, int]] = {}  # per buffer and part
-        self._by_buffer: dict[Key, list[int]] = {}
+        self._place_of: dict[tuple[Key, int], tuple[int, int]] = {}  # per buffer and part
+        self._by_buffer: defaultdict[Key, list[int]] = defaultdict(list)
 
     def cut(self, views: Sequence[Ref], strides: Sequence[int]) -> Cut:
         """A view and a stride per class, for `add`."""
@@ -61,11 +62,11 @@ class EntryTable:
 
     def add(self, key: Key, buffer: Buffer, cut: Cut, shift: int = 0) -> int:
         """The number of the entry for `key`: the part of `buffer` from byte `shift` on, seen as `cut` says."""
-        if key in self.numbers:
-            return self.numbers[key]
-        part = (*buffer.key, shift)
+        number = self.numbers.get(key)
+        if number is not None:
+            return number
         offset = buffer.offset + shift
-        place = self._place_of.setdefault(part, (offset, cut.number))
+        place = self._place_of.setdefault((buffer.key, shift), (offset, cut.number))
         first = self._handles.get(place)
         if first is None:
             first = self._handles[place] = self.num_handles
@@ -76,7 +77,7 @@ class EntryTable:
             if entry is None or view != before:
                 entry, before = TensorEntry(key, offset, *view, first), view
             table.append(entry)
-        self._by_buffer.setdefault(buffer.key, []).append(number)
+        self._by_buffer[buffer.key].append(number)
         return number
 
     def aliases(self, buffers: Sequence[Buffer]) -> Mapping[int, tuple[int, ...]]:

@@ -54,7 +54,7 @@ class GlobalNorm(Op):
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """A gradient may be sharded along its rows, and along its columns if a label cuts them in chunks."""
         names = tuple(_names(s, f"g{i}_") for i, s in enumerate(inputs))
-        held = [d for s, dims in zip(inputs, names) if s is not None for d in _divisible(s, dims)]
+        held = [d for s, dims in zip(inputs, names) if s is not None and dims for d in _divisible(s, dims)]
         return Factors(names, (("o",),), partials=(Partial("squares", tuple(held), (0,), "or"),))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
@@ -92,7 +92,7 @@ class GlobalNorm(Op):
 
 
 def _names(spec: TensorSpec | None, prefix: str) -> tuple[str, ...] | None:
-    return tuple(f"{prefix}{i}" for i in range(len(spec.shape))) if spec is not None else None
+    return tuple([f"{prefix}{i}" for i in range(len(spec.shape))]) if spec is not None else None
 
 
 def _column_dim(spec: TensorSpec) -> int | None:
@@ -100,11 +100,10 @@ def _column_dim(spec: TensorSpec) -> int | None:
     return len(spec.shape) - 1 if spec.storage in ("packed", "rows") and len(spec.shape) > 1 else None
 
 
-def _divisible(spec: TensorSpec, dims: tuple[str, ...] | None) -> list[str]:
+def _divisible(spec: TensorSpec, dims: tuple[str, ...]) -> list[str]:
     """The dims, by name, that devices may share: the first, and the columns if they have chunks."""
-    assert dims is not None
     column = _column_dim(spec)
-    return [name for d, name in enumerate(dims) if d == 0 or (d == column and spec.labels[d] is not None)]
+    return [dims[0]] if column is None or spec.labels[column] is None else [dims[0], dims[column]]
 
 
 @dataclass(frozen=True)

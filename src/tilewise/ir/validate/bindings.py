@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tilewise.core.errors import InternalError
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.program import Call, LoweredTemplate, Slot, TileProgram
+from tilewise.ir.program import Call, LoweredTemplate, Slot, TileProgram, memory_kind
 
 __all__ = ["Work", "validate_bindings"]
 
@@ -59,11 +59,12 @@ def validate_bindings(
         keys = [entry.key for entry in of.entries]
         if keys not in known:
             known.append(keys)
+        form = known.index(keys)
         for name, calls in of.calls.items():
             if len(calls) != len(work[name]):
                 _refuse("a list has a call per segment", f"{len(calls)} of {len(work[name])} in {name!r}")
             for call, own in zip(calls, work[name]):
-                mark = id(call), id(own), known.index(keys)
+                mark = id(call), id(own), form
                 if mark not in seen:
                     seen.add(mark)
                     meant = _Meaning(graph, roots, num_parts, own, call)
@@ -93,17 +94,19 @@ class _Meaning:
         """The key of the entry that it must be bound to."""
         if slot.kind in ("temp", "temp_flat"):
             return slot.kind, self.number, slot.id
-        if slot.memory.kind == "ring":
+        kind = memory_kind(slot.kind)
+        if kind == "ring":
             return slot.kind, self.work.rings, slot.id, self.work.places[slot.level]
         tensor = slot.id if self.actual is None else self.actual.get(slot.id)
-        if slot.memory.kind in ("carry", "stack"):
+        if kind in ("carry", "stack"):
             if tensor is None and self.work.layer is not None:
                 return slot.kind, self.work.layer.id, slot.id, slot.level
             return slot.kind, None, tensor, slot.level
         if tensor is None:
             return "inner_flat" if slot.kind == "flat" else "inner", self.number, slot.id
         root = self.roots.get(tensor, tensor)
-        return slot.kind, root, self.work.microbatch if self.num_parts(root) > 1 else 0
+        microbatch = self.work.microbatch
+        return slot.kind, root, microbatch if microbatch and self.num_parts(root) > 1 else 0
 
 
 def _validate_call(
