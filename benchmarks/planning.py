@@ -203,7 +203,7 @@ def measure_depth(layers: int, runs: int, ends_at: float) -> None:
     print(f"  bound: {count:,} small objects made in {made * 1e3:.0f} ms, {made / one:.1%} of that")
     plans.clear()
     time_left = ends_at - time.monotonic()
-    fits = int(time_left / (one * 1.3)) * 1000
+    fits = max(0, int(time_left / (one * 1.3))) * 1000
     if fits < layers:
         print(f"{layers:,} layers would take longer than the time that is left; {fits:,} are taken instead")
     layers = min(layers, fits)
