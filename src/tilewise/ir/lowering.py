@@ -41,6 +41,11 @@ class Ref:
     tile_rows: NumberLike
     packed: bool = False
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        """All but which tensor it is."""
+        return self.extent, self.cols, self.dtype, self.tile_rows, self.packed
+
 
 @dataclass(frozen=True)
 class Accumulator:
@@ -213,6 +218,18 @@ class Lowering(Protocol):
 
         Raises:
             InternalError: something is missing, unknown, or of another kind or size than the table says.
+        """
+
+    def repeat(self, like: Draft, tiles: Mapping[str, Operand]) -> Draft:
+        """Append an instruction like one that `emit` returned, on other tensors of the same form: thousands of equal
+        ones are held to the table once.
+
+        Args:
+            like: of a kernel without lists of operands.
+            tiles: the operands that differ, by the table's names.
+
+        Raises:
+            InternalError: an operand is unknown, or its tensor has another form than the one that it replaces.
         """
 
     def hold(self, op: OpNode, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:

@@ -9,7 +9,7 @@ operands that view the same tile share it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from math import isfinite, prod
 from operator import or_
@@ -28,9 +28,9 @@ from tilewise.ir.program import (
     is_single,
     upper,
 )
-from tilewise.kernels.table import KERNELS, IntSpec, KernelSpec, OperandSpec
+from tilewise.kernels.table import KERNELS, IntSpec, KernelSpec, OperandSpec, kernel_spec
 
-__all__ = ["make_instruction"]
+__all__ = ["make_instruction", "repeat_instruction"]
 
 _INT64 = 1 << 63
 Placed = tuple[OperandSpec, Operand | None]
@@ -106,6 +106,37 @@ def make_instruction(
         priority=priority,
     )
     return Draft(instruction)
+
+
+def repeat_instruction(like: Draft, tiles: Mapping[str, Operand], ref_of: Callable[[int], Ref]) -> Draft:
+    """An instruction like one that was held to the table, with other operands of the same form in some places.
+
+    Args:
+        like: made by `make_instruction`, of a kernel without lists of operands.
+        tiles: operands by name, each in the mode of the one that it replaces, on a tensor of the same form.
+        ref_of: the tensor behind a slot.
+
+    Raises:
+        InternalError: an operand is unknown, or has another form.
+    """
+    instruction = like.instruction
+    names = [spec.name for spec in kernel_spec(instruction.kernel).operands]
+    operands = list(instruction.operands)
+    for name, new in tiles.items():
+        place = names.index(name) if name in names and len(names) == len(operands) else -1
+        old = operands[place]
+        if place < 0 or new.mode != old.mode or ref_of(new.slot).form != ref_of(old.slot).form:
+            raise InternalError(
+                f"[plan.emission] an instruction is repeated on operands of the same form; got another for {name!r} of "
+                f"{instruction.kernel!r} in {instruction.label!r}; emit it"
+            )
+        operands[place] = old._replace(slot=new.slot, part=new.part, parts=new.parts)
+    if len({o.slot for o in operands}) != len({o.slot for o in instruction.operands}):
+        raise InternalError(
+            f"[plan.emission] operands of a repeated instruction are as many tensors as before; got {operands} for "
+            f"{instruction.label!r}; emit it"
+        )
+    return Draft(replace(instruction, operands=tuple(operands)))
 
 
 def _full_name(call: _Call, dtype: str | None) -> str:

@@ -53,7 +53,8 @@ def propagate_layouts(
     every = _Propagation(mesh, strategy, batch)
     hints = every.hints(graph)
     outside = {t.id: hints.get(t.id) or every.ruled(t) for t in graph.tensors if t.kind != "result"}
-    _share_updates(graph, outside)
+    if mesh.num_devices > 1:
+        _share_updates(graph, outside)
     layout, _ = every.lay_out(graph, outside, hints)
     for pattern in strategy.layouts:
         if pattern not in every.fitting:

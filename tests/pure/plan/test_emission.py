@@ -13,9 +13,9 @@ from tilewise.graph import GraphBuilder
 from tilewise.ir import op as op_table
 from tilewise.ir.lowering import Ref
 from tilewise.ir.op import op_named
-from tilewise.ir.program import Access, Mode, Number, Operand
+from tilewise.ir.program import Access, Mode, Number, Operand, Wait
 from tilewise.kernels import KERNELS
-from tilewise.plan.emission import make_instruction
+from tilewise.plan.emission import make_instruction, repeat_instruction
 
 ROWS, D, V = 10, 6, 12
 REFS = [
@@ -30,6 +30,7 @@ REFS = [
     Ref(8, Number(ROWS), D, "bf16", 4),
     Ref(9, Number(7), D, "f32", 4),
     Ref(10, Number(0, 0, 1), D, "f32", 4),  # as many rows as a symbol says
+    Ref(11, Number(ROWS), D, "f32", 4),
 ]
 
 
@@ -169,6 +170,48 @@ def test_an_unknown_kernel():
     """A kernel that no table knows."""
     with pytest.raises(InternalError, match="a kernel stands in the table; got 'rms' in op 'mine'"):
         make("rms", NORM)
+
+
+NORM_OF_AN_EQUAL = {**NORM, "tiles": {**NORM["tiles"], "x": row(11)}}
+
+
+def norm_draft(call):
+    """A draft of a norm."""
+    options = {"extent": Number(ROWS), "step": 4, **call}
+    return make_instruction("rms_norm", maker="op 'mine' (l)", label="l", ref_of=REFS.__getitem__, **options)
+
+
+def test_a_repeated_instruction_is_the_one_that_would_be_emitted():
+    """On tensors of equal form; waits of the first are not repeated."""
+    draft = norm_draft(NORM)
+    draft.waits.append(Wait(0, True, 1))
+    again = repeat_instruction(draft, {"x": row(11)}, REFS.__getitem__)
+    assert again.freeze() == norm_draft(NORM_OF_AN_EQUAL).freeze() != norm_draft(NORM).freeze()
+
+
+@pytest.mark.parametrize(
+    ("tiles", "words"),
+    [
+        ({"x": row(8)}, "operands of the same form; got another for 'x'"),  # bf16
+        ({"x": row(9)}, "operands of the same form"),  # fewer rows
+        ({"x": row(4)}, "operands of the same form"),  # panels
+        ({"x": whole(11)}, "operands of the same form"),
+        ({"beta": row(11)}, "got another for 'beta'"),
+        ({"x": row(0)}, "as many tensors as before"),
+    ],
+)
+def test_a_repetition_of_another_form_is_refused(tiles, words):
+    """What was held to the table for one tensor does not hold for another kind of tensor."""
+    with pytest.raises(InternalError, match=words):
+        repeat_instruction(norm_draft(NORM), tiles, REFS.__getitem__)
+
+
+def test_a_repetition_knows_no_lists():
+    """Places of a list's members are not names."""
+    options = {"extent": Number(ROWS), "step": 4, "ints": {}, "floats": {}, **PRODUCT}
+    draft = make_instruction("matmul", maker="op 'm' (l)", label="l", ref_of=REFS.__getitem__, **options)
+    with pytest.raises(InternalError, match="got another for 'out'"):
+        repeat_instruction(draft, {"out": row(5)}, REFS.__getitem__)
 
 
 def test_one_access_per_tile():

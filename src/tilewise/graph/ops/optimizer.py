@@ -14,7 +14,7 @@ from typing import Any
 from tilewise.core.dtypes import DTYPES
 from tilewise.graph.ops.common import fixed, require
 from tilewise.ir.graph import OpNode, TensorSpec
-from tilewise.ir.lowering import Lowering, Ref
+from tilewise.ir.lowering import Draft, Lowering
 from tilewise.ir.op import Factors, Op, Partial, Signature, register
 from tilewise.ir.program import NumberLike
 
@@ -60,26 +60,34 @@ class GlobalNorm(Op):
     def lower(self, low: Lowering, op: OpNode) -> None:
         """Tasks for runs of entries, one exchange of the table, one task for the total."""
         loss, *grads = op.given
-        parts = [_Part.of(low, grad) for grad in grads]
-        size = sum(part.reserved for part in parts)
+        parts: dict[object, _Part] = {}  # by form: equal layers have equal gradients
+        views = []
+        for grad in grads:
+            form = low.spec(grad).form, low.layout(grad)
+            if form not in parts:
+                parts[form] = _Part.of(low, grad)
+            views.append((form, low.whole(low.flat(grad) if parts[form].is_flat else grad)))
+        size = sum(parts[form].reserved for form, _ in views)
         table = low.temp(size, 1, "f64", tile_rows=_TILE_ROWS, name="squares")
         base = 0
-        for part in parts:
+        emitted: dict[object, Draft] = {}
+        for form, view in views:
+            part = parts[form]
             for first in range(0, part.reserved, _TASK_ROWS):
                 count = min(_TASK_ROWS, part.reserved - first)
-                low.emit(
-                    "square_sum",
-                    op,
-                    over=low.one,
-                    step=0,
-                    tiles={"out": low.rows_at(table, base + first, count), "grad": low.whole(part.ref)},
-                    ints={**part.ints, "first_entry": first},
+                tiles = {"out": low.rows_at(table, base + first, count), "grad": view}
+                if (form, first) in emitted:
+                    low.repeat(emitted[form, first], tiles)
+                    continue
+                ints = {**part.ints, "first_entry": first}
+                emitted[form, first] = low.emit(
+                    "square_sum", op, over=low.one, step=0, tiles=tiles, ints=ints
                 )
             base += part.reserved
         for record in low.records(op, "squares"):
-            whole = low.hold(op, table.extent, 0, low.whole(table), f"{op.label}/squares")
+            held = low.hold(op, table.extent, 0, low.whole(table), f"{op.label}/squares")
             shared = low.temp(size, 1, "f64", tile_rows=_TILE_ROWS, name="squares_shared")
-            low.all_reduce(op, table, shared, None, record, step=0, producer=whole)
+            low.all_reduce(op, table, shared, None, record, step=0, producer=held)
             table = shared
         low.emit(
             "norm_scale",
@@ -108,21 +116,21 @@ def _divisible(spec: TensorSpec, dims: tuple[str, ...]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Part:
-    """A gradient's part of the table.
+    """What gradients of one form have of the table.
 
     Attributes:
-        ref: the gradient; a vector as a column.
+        is_flat: a vector, taken as a column.
         reserved: entries, up to a whole tile.
         ints: where the entries stand that this device holds.
     """
 
-    ref: Ref
+    is_flat: bool
     reserved: int
     ints: Mapping[str, NumberLike | Sequence[NumberLike]]
 
     @classmethod
     def of(cls, low: Lowering, grad: int) -> _Part:
-        """Of a gradient."""
+        """Of a gradient and all like it."""
         spec = low.spec(grad)
         column = _column_dim(spec)
         inner = prod(fixed(size) for size in spec.shape[1:column])
@@ -138,7 +146,7 @@ class _Part:
             "num_chunks": chunks,
             "range": ranges,
         }
-        return cls(ref, -(-rows * chunks // _TILE_ROWS) * _TILE_ROWS, ints)
+        return cls(column is None, -(-rows * chunks // _TILE_ROWS) * _TILE_ROWS, ints)
 
 
 def _times(number: NumberLike, factor: int) -> NumberLike:

@@ -28,7 +28,7 @@ from tilewise.ir.program import (
 from tilewise.kernels.scratch import scratch_bytes
 from tilewise.plan import collectives
 from tilewise.plan.classes import DeviceNumbers
-from tilewise.plan.emission import make_instruction
+from tilewise.plan.emission import make_instruction, repeat_instruction
 from tilewise.plan.lower.slots import SlotTable
 from tilewise.plan.shapes import LocalShapes
 
@@ -117,6 +117,11 @@ class TemplateLowering(SlotTable):
             scratch_bytes(instruction.kernel, [known_part(i, bounds) for i in instruction.ints], shapes),
         )
         return draft
+
+    def repeat(self, like: Draft, tiles: Mapping[str, Operand]) -> Draft:
+        """Append an instruction like another one (see `ir.lowering.Lowering.repeat`)."""
+        self.instructions.append(repeat_instruction(like, tiles, self.views.__getitem__))
+        return self.instructions[-1]
 
     def hold(self, op: OpNode, over: Number, step: NumberLike, operand: Operand, label: str) -> Draft:
         """Append an empty task per tile that reads the tile: it orders and acknowledges."""
