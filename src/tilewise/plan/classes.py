@@ -28,6 +28,8 @@ _Cut = tuple[int, DimLabel | None, Axes]
 
 def classes_of(graph: Graph, layout: GraphLayout, shapes: LocalShapes) -> tuple[tuple[int, ...], ...]:
     """The devices of every class, in order of their first."""
+    if shapes.mesh.num_devices == 1:
+        return ((0,),)
     cuts = sorted(set(_cuts(graph, layout)), key=repr)
     known: dict[tuple[_Cut, int], object] = {}
     found: dict[tuple[object, ...], list[int]] = {}

@@ -88,12 +88,11 @@ class ComputeGraph(GraphBuilder):
         if self.draft.loss_id is None:
             return graph
         graph, gradients = differentiate(graph, self.draft.loss_id)
-        validate_graph(graph)
         if self._optimizer is not None:
             builder = GraphBuilder.thaw(graph)
             self._optimizer.add_to(builder, gradients)
             graph = builder.freeze()
-            validate_graph(graph)
+        validate_graph(graph)
         return graph
 
     def plan(
