@@ -53,7 +53,7 @@ def propagate_layouts(
     every = _Propagation(mesh, strategy, batch)
     hints = every.hints(graph)
     outside = {t.id: hints.get(t.id) or every.ruled(t) for t in graph.tensors if t.kind != "result"}
-    if mesh.num_devices > 1:
+    if mesh.num_devices > 1:  # else there is nothing to share
         _share_updates(graph, outside)
     layout, _ = every.lay_out(graph, outside, hints)
     for pattern in strategy.layouts:

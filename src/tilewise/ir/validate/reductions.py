@@ -261,25 +261,13 @@ class _Flow:
         if not fits or self._state.get(source) != _PARTIAL:
             self._wrong(instruction, f"it does not resume {completion.partial!r} of op {completion.op}")
         self.stacks[stack] = completion.microbatch, held // members
-        self._add_parts(instruction, record, rows.part, parts)
+        self._add(instruction, record, parts[0], parts)
         del self._open[source]
         self._state[source] = _SPENT
         if last:
             self._state[target] = _SHARE
             self._halves[target] = completion
         return True
-
-    def _add_parts(
-        self, instruction: Instruction, record: Record, mine: NumberLike, parts: Sequence[Operand]
-    ) -> None:
-        """A microbatch's parts are leaves of a tree of their own: one per member, in order."""
-        members = len(parts)
-        own = tuple((i, i + 1) for i in range(members))
-        peers = tuple((p.team, p.member) for p in parts)
-        exchange = _Exchange(record.team, (own,), members, mine, peers, (), members)
-        if parts[0].parts != members:
-            self._wrong(instruction, "every member has a share")
-        self.exchanges.setdefault(exchange, instruction.label)
 
     def _gathers(self, instruction: Instruction) -> bool:
         pairs = _pairs(instruction)
@@ -300,9 +288,10 @@ class _Flow:
     def _add(
         self, instruction: Instruction, record: Record, out: Operand | None, read: Sequence[Operand]
     ) -> None:
-        if record.is_completed_per_microbatch:  # the shares of one microbatch after another
-            one_each = tuple((i, i + 1) for i in range(len(read) + 1))
-            record = replace(record, held=(one_each,), count=len(one_each))
+        if record.is_completed_per_microbatch:  # the parts of one microbatch: a leaf per member, in order
+            members = len(read) + (out is None)  # a copy reads all but the own one
+            one_each = tuple((i, i + 1) for i in range(members))
+            record = replace(record, held=(one_each,), count=members)
         is_cut = read[0].mode == Mode.ROWCOLS
         shares = len(read) if is_cut else read[0].parts
         mine = -1 if out is None or is_cut else out.part
