@@ -21,7 +21,7 @@ ALLOWED = {
     "session": "core ir graph strategy plan kernels comm runtime checkpoint optim",
     "nn": "core ir graph",
     "optim": "core ir graph kernels",  # what steps of an update compute
-    "models": "core ir nn strategy",
+    "models": "core ir nn strategy checkpoint",  # a family says how files hold its parameters
     "data": f"{STAGES} tilewise",
     "generate": f"{STAGES} data tilewise",
     "train": f"{STAGES} data generate tilewise",

@@ -8,8 +8,7 @@ import torch
 
 import tilewise as tw
 from tilewise.core.errors import PlanError, ShapeError
-from tilewise.models.llama import LlamaConfig
-from tilewise.models.llama.model import rope_table
+from tilewise.models.decoder.rope import Rope, rope_table
 
 BATCH, SEQ, WIDTH, CLASSES, HEAD = 3, 7, 20, 37, 4
 T = BATCH * SEQ
@@ -17,16 +16,7 @@ T = BATCH * SEQ
 
 def rotate(x, seq):
     """RoPE in PyTorch with halves paired."""
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=WIDTH,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=WIDTH // HEAD,
-        head_dim=HEAD,
-        max_position_embeddings=seq,
-    )
-    table = torch.tensor(rope_table(config))
+    table = torch.tensor(rope_table(Rope(10000.0, seq), HEAD, seq))
     cos, sin = table[:, : HEAD // 2], table[:, HEAD // 2 :]
     heads = x.view(BATCH, seq, -1, HEAD)
     a, b = heads[..., : HEAD // 2], heads[..., HEAD // 2 :]

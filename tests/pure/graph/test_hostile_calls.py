@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pure.hostile import HOSTILE, accepted
+from tilewise import models
 from tilewise.core.dims import BATCH, Dim, DimLabel
 from tilewise.core.errors import TilewiseError
 from tilewise.core.mesh import DeviceMesh
@@ -275,11 +276,11 @@ MAKERS = {
     "hybrid": (DistributionStrategy.hybrid, {"dp": 2, "tp": 2}),
     "for_mesh": (DistributionStrategy.for_mesh, {"mesh": DeviceMesh({"dp": 2})}),
     "training": (
-        lambda **given: llama.build_training_graph(GraphBuilder("llama"), **given),
+        lambda **given: models.build_training_graph(GraphBuilder("llama"), **given),
         {"config": SMALL, "batch": 2, "seq": 8, "dtype": "bf16"},
     ),
     "decoding": (
-        lambda **given: llama.build_decoding_graph(GraphBuilder("llama"), **given),
+        lambda **given: models.build_decoding_graph(GraphBuilder("llama"), **given),
         {"config": SMALL, "max_tokens": 8, "max_sequences": 2, "num_blocks": 4, "dtype": "bf16"},
     ),
 }
