@@ -62,6 +62,17 @@ void rms_norm_backward(const KernelArgs& args) {
   }
 }
 
+/// Column sums: every element of a row goes to its own column of the leaf.
+template <class T>
+void column_sum_leaf(const KernelArgs& args) {
+  const TileView& x = args.tiles[1];
+  for (int64_t r = 0; r < x.rows; ++r) {
+    const T* row = row_of<const T>(x, r);
+    float* leaf = leaf_row(args, args.tiles[0], args.row_begin + r, x.cols);
+    each_column(x.cols, [&](auto at) { at.store(leaf, at.load(leaf) + at.load(row)); });
+  }
+}
+
 void row_sum_leaf(const KernelArgs& args) {
   const TileView& x = args.tiles[1];
   for (int64_t r = 0; r < x.rows; ++r) {
@@ -226,6 +237,8 @@ constexpr Entry kEntries[] = {
     {"rms_norm_bf16", rms_norm<bf16>},
     {"rms_norm_backward_f32", rms_norm_backward<float>},
     {"rms_norm_backward_bf16", rms_norm_backward<bf16>},
+    {"column_sum_leaf_f32", column_sum_leaf<float>},
+    {"column_sum_leaf_bf16", column_sum_leaf<bf16>},
     {"row_sum_leaf_f32", row_sum_leaf},
     {"rope_f32", rope<float>},
     {"rope_bf16", rope<bf16>},

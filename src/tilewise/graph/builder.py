@@ -84,6 +84,7 @@ class GraphBuilder:
         *,
         name: str,
         labels: Labels = (),
+        init: str | None = None,
         init_scale: float = 1.0,
         layout: Hint | None = None,
     ) -> TensorNode:
@@ -94,7 +95,9 @@ class GraphBuilder:
             dtype: of its elements.
             name: its path.
             labels: per dim what it counts, or None.
-            init_scale: of a weight: how far its random values spread, as a multiple of the other weights' spread.
+            init: what `initialize` makes of it, `normal`, `ones` or `zeros`; by default random weights, and ones for
+                vectors.
+            init_scale: how far random values spread, as a multiple of the other weights' spread.
             layout: which mesh axes share its dims (ir/hints.py), where a strategy's rules shall not decide.
         """
         spec = _spec("parameter", shape, dtype, labels, name, "rows")
@@ -106,7 +109,9 @@ class GraphBuilder:
                 "reshape it",
             )
         storage = "packed" if len(spec.shape) == 2 else "vector"
-        return self._declare("parameter", replace(spec, storage=storage, init_scale=init_scale), layout)
+        first = init if init is not None else {"packed": "normal", "vector": "ones"}[storage]
+        spec = replace(spec, storage=storage, init=first, init_scale=init_scale)
+        return self._declare("parameter", spec, layout)
 
     def state(
         self,
@@ -242,6 +247,10 @@ class GraphBuilder:
     def add(self, a: TensorNode, b: TensorNode) -> TensorNode:
         """`a + b`."""
         return self.op("add", [a, b])[0]
+
+    def add_bias(self, x: TensorNode, bias: TensorNode) -> TensorNode:
+        """`x + bias`, the vector `[n]` on every row of `x` `[..., n]`."""
+        return self.op("add_bias", [x, bias])[0]
 
     def multiply(self, a: TensorNode, b: TensorNode) -> TensorNode:
         """`a * b`."""

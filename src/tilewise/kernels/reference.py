@@ -146,6 +146,11 @@ def row_sum_leaf(x: Array, leaf_rows: int, seq_len: int = 1, chunks: int = 1) ->
     return _leaf_sums(_f64(x), leaf_rows, seq_len, chunks)
 
 
+def column_sum_leaf(x: Array, leaf_rows: int, seq_len: int = 1, chunks: int = 1) -> F64:
+    """The same of every column."""
+    return _leaf_sums(_f64(x), leaf_rows, seq_len, chunks)
+
+
 def rope(x: Array, positions: Array, table: Array, head_dim: int, inverse: bool = False) -> F64:
     """Rotation of the two halves of every head by the angles of its position."""
     half = head_dim // 2
@@ -419,6 +424,7 @@ REFERENCES: dict[str, Any] = {
     "leaf_tree": leaf_tree,
     "tree_resume": tree_resume,
     "row_sum_leaf": row_sum_leaf,
+    "column_sum_leaf": column_sum_leaf,
     "rope": rope,
     "attention": attention,
     "attention_backward": attention_backward,
@@ -431,6 +437,7 @@ REFERENCES: dict[str, Any] = {
     "softmax": softmax,
     "softmax_backward": softmax_backward,
     "add": lambda a, b: _f64(a) + _f64(b),
+    "add_bias": lambda x, bias: _f64(x) + _f64(bias),
     "multiply": lambda a, b: _f64(a) * _f64(b),
     "scale": lambda x, s: _f64(x) * s,
     "copy": _f64,

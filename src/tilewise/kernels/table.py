@@ -285,6 +285,14 @@ _SPECS = [
         dtypes=_F32,
     ),
     _spec(
+        "column_sum_leaf",
+        "inout leaf:f32[_ _], in x[m d]",
+        "m d",
+        lambda s: s["m"] * s["d"],
+        lambda s: s["item"] * s["m"] * s["d"],
+        ints=_LEAVES,
+    ),
+    _spec(
         "rope",
         "out out[m d], in x[m d], in positions:i32[m 1], in table:f32[_ _]",
         "m d",
@@ -331,6 +339,13 @@ _SPECS = [
     _map("silu_gate", "out h, in g, in u", 5),
     _map("silu_gate_backward", "out dg, out du, in dh, in g, in u", 10),
     _map("add", "out out, in a, in b", 1),
+    _spec(
+        "add_bias",
+        "out out[m d], in x[m d], in bias[1 d]",
+        "m d",
+        lambda s: s["m"] * s["d"],
+        lambda s: 2 * s["item"] * s["m"] * s["d"],
+    ),
     _map("multiply", "out out, in a, in b", 1),
     _map("scale", "out out, in x", 1, floats="factor"),
     _map("silu", "out out, in x", 4),

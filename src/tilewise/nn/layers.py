@@ -22,16 +22,21 @@ def linear(
     in_label: DimLabel | None = None,
     out_label: DimLabel | None = None,
     init_scale: float = 1.0,
+    bias: bool = False,
 ) -> TensorNode:
-    """`x · wᵀ` with a new weight `[out_features, last dim of x]` in the dtype of x.
+    """`x · wᵀ`, or `x · wᵀ + b`, with a new weight `[out_features, last dim of x]` in the dtype of x.
 
     Args:
         in_label, out_label: what the weight's dims count, for strategies.
         init_scale: see `GraphBuilder.parameter`.
+        bias: add a new vector `[out_features]`, of zeros at first, whose name ends in `.bias` where that of the weight
+            ends in `.weight`.
 
     Raises:
-        ShapeError: the last dim of x has no fixed size, or x cannot be multiplied; nothing is declared then.
+        ShapeError: the last dim of x has no fixed size, x cannot be multiplied, or the weight's name does not end so;
+            nothing is declared then.
     """
+    _border.truth("linear", "bias", bias)
     inner = _operand("linear", graph, x).shape[-1]
     if not isinstance(inner, int):
         _border.refuse(
@@ -45,7 +50,13 @@ def linear(
             labels=[out_label, in_label],
             init_scale=init_scale,
         )
-        return graph.matmul(x, weight, transpose_b=True)
+        y = graph.matmul(x, weight, transpose_b=True)
+        if not bias:
+            return y
+        vector = graph.parameter(
+            [out_features], x.spec.dtype, name=_bias_of("linear", name), labels=[out_label], init="zeros"
+        )
+        return graph.add_bias(y, vector)
 
 
 def rms_norm(graph: GraphBuilder, x: TensorNode, name: str, *, eps: float) -> TensorNode:
@@ -53,6 +64,15 @@ def rms_norm(graph: GraphBuilder, x: TensorNode, name: str, *, eps: float) -> Te
     width = _operand("rms_norm", graph, x).shape[-1]
     with graph.all_or_nothing():
         return graph.rms_norm(x, graph.parameter([width], x.spec.dtype, name=name), eps=eps)
+
+
+def _bias_of(call: str, name: str) -> str:
+    """The name of the vector that goes with a weight."""
+    if not name.endswith(".weight"):
+        _border.refuse(
+            call, "a weight with a bias is named so", f"{name!r} without '.weight' at its end", "append it"
+        )
+    return f"{name.removesuffix('.weight')}.bias"
 
 
 def _operand(call: str, graph: GraphBuilder, x: TensorNode) -> TensorNode:

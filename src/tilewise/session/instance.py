@@ -151,7 +151,7 @@ class GraphInstance:
             self._run("broadcast")
 
     def initialize(self, seed: int = 0, scale: float = 0.02) -> None:
-        """Random weights, ones for vectors; a function of seed and name alone.
+        """Random weights, ones or zeros for vectors (`GraphBuilder.parameter`); a function of seed and name alone.
 
         Args:
             seed: of the generator.
@@ -406,7 +406,7 @@ class GraphInstance:
 def _random(spec: TensorSpec, seed: int, scale: float) -> np.ndarray:
     """First value of a parameter: a function of seed, name and element, never of placement."""
     shape = tuple(s for s in spec.shape if isinstance(s, int))
-    if spec.storage == "vector":
-        return np.ones(shape, np.float32)
+    if spec.init != "normal":
+        return np.full(shape, {"ones": 1, "zeros": 0}[spec.init], np.float32)
     generator = np.random.Generator(np.random.Philox(key=[seed, crc32(spec.name.encode())]))
     return generator.standard_normal(shape, np.float32) * np.float32(scale * spec.init_scale)

@@ -90,17 +90,19 @@ def test_sequence_chunks_of_a_leaf(isa, seq_len, chunks):
     x, gamma = random(gen, 3 * rows, 1), np.ones((1, 1), np.float32)
     expected = [in_chunks(x[a : a + rows], seq_len, chunks) for a in range(0, 3 * rows, rows)]
     for step in (50, rows, 3 * rows):
-        sums, dgamma = empty(3, len(cuts)), empty(3, len(cuts))
+        sums, dgamma, columns = (empty(3, len(cuts)) for _ in range(3))
         for a in range(0, 3 * rows, step):
             b = min(a + step, 3 * rows)
             held = slice(a // rows, -(-b // rows))
             ints = [rows, seq_len, chunks, seq_len]
             run("row_sum_leaf_f32", [sums[held], x[a:b]], ints, row_begin=a, isa=isa)
+            run("column_sum_leaf_f32", [columns[held], x[a:b]], ints, row_begin=a, isa=isa)
             ones = np.ones((b - a, 1), np.float32)
             tiles = [empty(b - a, 1), dgamma[held], x[a:b], ones, ones, gamma, None]
             run("rms_norm_backward_f32", tiles, ints, row_begin=a, isa=isa)
         assert_same_bits(sums, np.concatenate(expected))
         assert_same_bits(dgamma, sums)
+        assert_same_bits(columns, sums)
     if len(cuts) > 1:
         other = in_chunks(x[:rows], seq_len + 1, chunks)
         assert (bits(other) != bits(expected[0])).any(), "a cut at another position must show"
@@ -140,6 +142,17 @@ def test_row_sum_leaf(isa):
     run("row_sum_leaf_f32", [leaf[:1], x[7:10]], [10, 5, 8, 5], row_begin=7, isa=isa)
     run("row_sum_leaf_f32", [leaf[1:], x[10:]], [10, 5, 8, 5], row_begin=10, isa=isa)
     assert_close(leaf, reference.row_sum_leaf(x, 10), "f32", bound=2e-6)
+
+
+@every_level
+@every_dtype
+@every_width
+def test_column_sum_leaf(isa, dt, d):
+    """Columns add up per leaf and chunk in token order, on from an earlier task."""
+    x, leaf = random(rng(d), 300, d, dt), empty(2, 2 * d)
+    for a, b in ((0, 37), (37, 150), (150, 300)):
+        run(f"column_sum_leaf_{dt}", [leaf[a // 150 :], x[a:b]], [150, 75, 8, 75], row_begin=a, isa=isa)
+    assert_close(leaf, reference.column_sum_leaf(x, 150, 75, 8), "f32", bound=2e-6)
 
 
 @every_level

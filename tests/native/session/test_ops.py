@@ -34,6 +34,10 @@ def build_rope(g, a, b):
 
 OPS = {
     "add": (lambda g, a, b: g.add(a, b), lambda a, b: a + b),
+    "add_bias": (
+        lambda g, a, b: g.add_bias(a, g.parameter([WIDTH], name="bias")),
+        lambda a, b, bias: a + bias,
+    ),
     "multiply": (lambda g, a, b: g.multiply(a, b), lambda a, b: a * b),
     "scale": (lambda g, a, b: g.scale(a, -1.5), lambda a, b: -1.5 * a),
     "silu": (lambda g, a, b: g.silu(a), lambda a, b: torch.nn.functional.silu(a)),
@@ -74,7 +78,7 @@ def run_both(op, torch_op):
     names = ["wa", "wb"]
     a, b = (g.matmul(x, g.parameter([WIDTH, WIDTH], name=n), transpose_b=True) for n in names)
     y = build(g, a, b)
-    names += [n for n in ("gamma", "w") if g.has(n)]
+    names += [n for n in ("gamma", "bias", "w") if g.has(n)]
     loss, _ = g.mean_cross_entropy(
         g.matmul(y, g.parameter([CLASSES, y.shape[-1]], name="head"), transpose_b=True), labels
     )

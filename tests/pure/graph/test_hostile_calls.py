@@ -51,7 +51,7 @@ def described():
 
 CALLS = {
     "input": lambda g, t: (g.input, [[3]], {"dtype": "f32", "name": "n", "labels": [None], "storage": "rows"}),
-    "parameter": lambda g, t: (g.parameter, [[3, 3]], {"dtype": "f32", "name": "n", "labels": []}),
+    "parameter": lambda g, t: (g.parameter, [[3, 3]], {"dtype": "f32", "name": "n", "labels": [], "init": "zeros"}),
     "state": lambda g, t: (g.state, [[3]], {"dtype": "f32", "name": "n", "labels": [], "storage": "rows"}),
     "constant": lambda g, t: (g.constant, [np.zeros(3, np.float32)], {"name": "n", "labels": (), "storage": "rows"}),
     "output": lambda g, t: (g.output, [t["x"], "out"], {}),
@@ -59,6 +59,7 @@ CALLS = {
     "constrain": lambda g, t: (g.constrain, [t["x"], ("dp", None)], {}),
     "op": lambda g, t: (g.op, ["scale", [t["x"]]], {"factor": 2.0}),
     "add": lambda g, t: (g.add, [t["x"], t["x"]], {}),
+    "add_bias": lambda g, t: (g.add_bias, [t["x"], t["gamma"]], {}),
     "multiply": lambda g, t: (g.multiply, [t["x"], t["x"]], {}),
     "scale": lambda g, t: (g.scale, [t["x"], 2.0], {}),
     "silu": lambda g, t: (g.silu, [t["x"]], {}),
@@ -89,7 +90,9 @@ CALLS = {
     "find": lambda g, t: (g.find, ["x"], {}),
     "has": lambda g, t: (g.has, ["x"], {}),
     "layer": lambda g, t: (block, [g, t["x"]], {"path": "layers.0", "width": 8}),
-    "linear": lambda g, t: (linear, [g, t["x"], "up", 6], {"in_label": None, "out_label": DimLabel("mlp")}),
+    "linear": lambda g, t: (
+        linear, [g, t["x"], "up.weight", 6], {"in_label": None, "out_label": DimLabel("mlp"), "bias": True}
+    ),
     "nn.rms_norm": lambda g, t: (rms_norm, [g, t["x"], "norm"], {"eps": 1e-5}),
 }  # fmt: skip
 
@@ -99,7 +102,7 @@ POSITIVE = {"2.5", "2**70", "float32"}
 NUMBERS = {"-1", "0", *POSITIVE}
 TAKEN: dict[str, dict[int | str, set[str]]] = {  # besides what an argument is meant to be
     "input": NAMED,
-    "parameter": NAMED,
+    "parameter": {**NAMED, "init": {"None"}},
     "state": NAMED,
     "constant": NAMED,
     "output": {1: {"'name'"}},
@@ -115,7 +118,7 @@ TAKEN: dict[str, dict[int | str, set[str]]] = {  # besides what an argument is m
     "output_id": {0: {"0"}, 1: {"'name'"}},
     "has": {0: set(HOSTILE)},  # whatever is asked for: it is not there
     "layer": {"path": {"'name'"}},
-    "linear": {2: {"'name'"}, "in_label": {"None", "DimLabel"}, "out_label": {"None", "DimLabel"}},
+    "linear": {"in_label": {"None", "DimLabel"}, "out_label": {"None", "DimLabel"}, "bias": {"True"}},
     "nn.rms_norm": {2: {"'name'"}, "eps": POSITIVE},
 }
 
@@ -256,6 +259,7 @@ MAKERS = {
             "name": "n",
             "tile_hint": 32,
             "storage": "rows",
+            "init": "zeros",
             "init_scale": 1.0,
         },
     ),
