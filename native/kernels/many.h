@@ -36,6 +36,7 @@ TILEWISE_MANY_BINARY(Many, operator*, a.at[i] * b.at[i])
 TILEWISE_MANY_BINARY(Many, operator/, a.at[i] / b.at[i])
 TILEWISE_MANY_BINARY(Many, maximum, maximum(a.at[i], b.at[i]))
 TILEWISE_MANY_BINARY(Many, minimum, minimum(a.at[i], b.at[i]))
+TILEWISE_MANY_BINARY(Many, with_sign_of, with_sign_of(a.at[i], b.at[i]))
 
 template <int N>
 TILEWISE_INLINE Many<N> fused(Many<N> a, const Many<N>& b, const Many<N>& c) {
@@ -46,6 +47,16 @@ template <int N>
 TILEWISE_INLINE Many<N> negate(Many<N> a) {
   TILEWISE_EACH_OF a.at[i] = negate(a.at[i]);
   return a;
+}
+template <int N>
+TILEWISE_INLINE Many<N> magnitude(Many<N> a) {
+  TILEWISE_EACH_OF a.at[i] = magnitude(a.at[i]);
+  return a;
+}
+template <int N>
+TILEWISE_INLINE Many<N> select_above(const Many<N>& a, float limit, Many<N> yes, const Many<N>& no) {
+  TILEWISE_EACH_OF yes.at[i] = select_above(a.at[i], limit, yes.at[i], no.at[i]);
+  return yes;
 }
 
 /// The same value in every lane of a V, which is Lanes or Many.

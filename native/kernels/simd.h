@@ -209,6 +209,15 @@ TILEWISE_INLINE Lanes select(const IntLanes& mask, const Lanes& yes, const Lanes
   TILEWISE_EACH_PART r.part[p] = mask.part[p] ? yes.part[p] : no.part[p];
   return r;
 }
+/// `yes` where a > limit, `no` elsewhere and where a is NaN.
+TILEWISE_INLINE Lanes select_above(const Lanes& a, float limit, const Lanes& yes, const Lanes& no) {
+  return select(greater(a, set(limit)), yes, no);
+}
+TILEWISE_INLINE Lanes magnitude(const Lanes& a) { return as_float(as_int(a) & set_int(0x7fffffff)); }
+/// a, which has no sign, with that of b.
+TILEWISE_INLINE Lanes with_sign_of(const Lanes& a, const Lanes& b) {
+  return as_float(as_int(a) | (as_int(b) & set_int(INT32_MIN)));
+}
 TILEWISE_INLINE Lanes maximum(Lanes a, const Lanes& b) {
   TILEWISE_EACH_PART a.part[p] = native_max(a.part[p], b.part[p]);
   return a;

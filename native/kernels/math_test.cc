@@ -1,0 +1,160 @@
+// The functions of math.h at every level that this machine has: their error, their bits, their values at the edges.
+//
+// Compiled once per level with its TILEWISE_ISA_NS, which makes `apply`, and once without, which makes the program.
+#if defined(TILEWISE_ISA_NS)
+#include "kernels/math.h"
+
+namespace tilewise::kernels::TILEWISE_ISA_NS {
+
+/// y = function of x, 16 at a time: e(xp), l(og), t(anh) or (er)f. With `many`, side by side.
+void apply(char function, bool many, const float* x, float* y, int64_t n) {
+  const auto each = [&](const auto& of) {
+    if (many) {
+      each_column(n, [&](auto at) { at.store(y, of(at.load(x))); });
+    } else {
+      for (int64_t i = 0; i < n; i += kLanes) store(y + i, of(load(x + i, n - i)), n - i);
+    }
+  };
+  if (function == 'e') each([](const auto& v) { return exponential(v); });
+  if (function == 'l') each([](const auto& v) { return logarithm(v); });
+  if (function == 't') each([](const auto& v) { return tanh(v); });
+  if (function == 'f') each([](const auto& v) { return erf(v); });
+}
+
+}  // namespace tilewise::kernels::TILEWISE_ISA_NS
+#else
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "base/testing.h"
+
+#define TILEWISE_DECLARE_APPLY(ns)                                           \
+  namespace tilewise::kernels::ns {                                          \
+  void apply(char function, bool many, const float* x, float* y, int64_t n); \
+  }
+#if defined(__aarch64__)
+TILEWISE_DECLARE_APPLY(neon)
+#else
+TILEWISE_DECLARE_APPLY(baseline)
+#endif
+#if defined(__x86_64__)
+TILEWISE_DECLARE_APPLY(avx2)
+TILEWISE_DECLARE_APPLY(avx512)
+TILEWISE_DECLARE_APPLY(avx512_bf16)
+#endif
+
+namespace {
+
+namespace kernels = tilewise::kernels;
+using Apply = void (*)(char, bool, const float*, float*, int64_t);
+
+struct Level {
+  Apply apply;
+  bool has_fma;
+};
+
+std::vector<Level> levels() {
+#if defined(__aarch64__)
+  return {{kernels::neon::apply, true}};
+#else
+  std::vector<Level> all = {{kernels::baseline::apply, false}};
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all.push_back({kernels::avx2::apply, true});
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    all.push_back({kernels::avx512::apply, true});
+    if (__builtin_cpu_supports("avx512bf16")) all.push_back({kernels::avx512_bf16::apply, true});
+  }
+#endif
+  return all;
+#endif
+}
+
+struct Function {
+  char name;
+  double (*exact)(double);
+  float begin, end;
+};
+const Function kFunctions[] = {{'e', std::exp, -87.0f, 88.7f},
+                               {'l', std::log, 1e-6f, 40.0f},
+                               {'t', std::tanh, -11.0f, 11.0f},
+                               {'f', std::erf, -5.0f, 5.0f}};
+
+/// Evenly spaced values of [begin, end] and values that come ever closer to 0.
+std::vector<float> inputs(const Function& f) {
+  std::vector<float> x;
+  for (int i = 0; i <= 200000; ++i) x.push_back(f.begin + (f.end - f.begin) * (static_cast<float>(i) / 200000.0f));
+  for (float tiny = 1.0f; tiny > 1e-37f; tiny *= 0.97f) {
+    x.push_back(tiny);
+    if (f.begin < 0) x.push_back(-tiny);
+  }
+  return x;
+}
+
+std::vector<float> values(const Level& level, char function, bool many, const std::vector<float>& x) {
+  std::vector<float> y(x.size());
+  level.apply(function, many, x.data(), y.data(), static_cast<int64_t>(x.size()));
+  return y;
+}
+
+/// The largest distance from the exact value in units of the last place of fp32.
+double worst_ulps(const Function& f, const std::vector<float>& x, const std::vector<float>& y) {
+  double worst = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double exact = f.exact(x[i]);
+    const auto near = std::fabs(static_cast<float>(exact));
+    const double place = std::nextafter(near, std::numeric_limits<float>::infinity()) - near;
+    worst = std::fmax(worst, std::fabs(y[i] - exact) / place);
+  }
+  return worst;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+CASE("the error is at most 2 ulp at every level, alone and side by side") {
+  for (const Level& level : levels())
+    for (const Function& f : kFunctions) {
+      const std::vector<float> x = inputs(f), y = values(level, f.name, false, x);
+      const double worst = worst_ulps(f, x, y);
+      EXPECT(worst <= (level.has_fma ? 2.0 : 3.0));
+      if (worst > 2.0) std::printf("%c: %.3f ulp\n", f.name, worst);
+      EXPECT(same_bits(y, values(level, f.name, true, x)));
+    }
+}
+
+CASE("levels with fused multiply-add give the same bits") {
+  const Level* first = nullptr;
+  const std::vector<Level> all = levels();
+  for (const Level& level : all) {
+    if (!level.has_fma) continue;
+    if (first == nullptr) first = &level;
+    for (const Function& f : kFunctions) {
+      const std::vector<float> x = inputs(f);
+      EXPECT(same_bits(values(*first, f.name, true, x), values(level, f.name, true, x)));
+    }
+  }
+}
+
+CASE("tanh and erf are odd, keep the sign of zero, end at one and keep NaN") {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> x = {0.0f, 1e-45f, 0.3f, 2.0f, 20.0f, 1e20f, 3e38f, infinity};
+  std::vector<float> negative = x;
+  for (float& v : negative) v = -v;
+  for (const Level& level : levels())
+    for (const char name : {'t', 'f'}) {
+      const std::vector<float> up = values(level, name, false, x), down = values(level, name, false, negative);
+      for (size_t i = 0; i < x.size(); ++i) {
+        EXPECT_EQ(up[i], -down[i]);
+        EXPECT(std::signbit(down[i]) && !std::signbit(up[i]));
+        if (x[i] >= 20.0f) EXPECT_EQ(up[i], 1.0f);
+      }
+      EXPECT(std::isnan(values(level, name, false, {std::nanf("")})[0]));
+    }
+}
+
+}  // namespace
+
+TILEWISE_TEST_MAIN
+#endif
