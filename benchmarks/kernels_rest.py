@@ -44,11 +44,11 @@ def kernels(dt: str) -> dict[str, Call]:
 
     q, k, v = (values(ROWS, heads * DIM, dt) for heads in (HEADS, KV_HEADS, KV_HEADS))
     out, lse, dout = values(ROWS, HEADS * DIM, dt), values(ROWS, HEADS, "f32"), values(ROWS, HEADS * DIM, dt)
-    shape, scale = [SEQ, HEADS, KV_HEADS, DIM, 1], [DIM**-0.5]
-    add("attention", "attention", [out, lse, q, k, v], shape, scale)
+    shape, scale = [SEQ, HEADS, KV_HEADS, DIM, 1], [DIM**-0.5, 0.0]
+    add("attention", "attention", [out, lse, q, k, v, None], [*shape, 0], scale)
     grads = [np.empty_like(x) for x in (q, k, v)]
-    tiles = [*grads, dout, out, lse, q, k, v]
-    add("attention_backward", "attention_backward", tiles, [*shape, 0], scale)
+    tiles = [*grads, dout, out, lse, q, k, v, None]
+    add("attention_backward", "attention_backward", tiles, [*shape, 0, 0], scale)
     h, g, u, dg, du = (values(ROWS, WIDTH, dt) for _ in range(5))
     add("silu_gate", "silu_gate", [h, g, u], [], [])
     add("silu_gate_backward", "silu_gate_backward", [dg, du, h, g, u], [], [])

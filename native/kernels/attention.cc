@@ -2,7 +2,7 @@
 //
 // A query row walks the granules from position 0 upwards; which other rows share its block changes no bit of it.
 // Masked scores are -inf, and +0 is added to the output before each granule and at the end, so masked lanes leave no
-// trace, whether they are computed or skipped.
+// trace, whether they are computed or skipped: those behind a row, before its window, or behind its sequence's length.
 #include "kernels/attention.h"
 
 #include "kernels/math.h"
@@ -16,6 +16,8 @@ struct Heads {
   int64_t heads, kv_heads, dim;
   bool causal;
   float scale;
+  int64_t window = 0;    // positions that a causal row sees at most; 0: all before it
+  float softcap = 0.0f;  // scores become softcap tanh(score / softcap); 0: as they are
 };
 
 /// KV rows of one sequence: contiguous, or blocks looked up in a table.
@@ -38,7 +40,7 @@ struct QueryRun {
   int64_t first_row, count;
   const int32_t* positions;  // per row; nullptr: row i of the run is position i
   int64_t position_stride;
-  int64_t length;  // positions of a sequence that is not causal
+  int64_t length;  // of a sequence that is not causal: the positions that are seen
 
   int64_t last_position(int64_t i, bool causal) const {
     if (!causal) return length - 1;
@@ -88,21 +90,29 @@ class Forward {
   void run_head(const Pass& pass, const KvRows<T>& kv) {
     const int64_t group = h_.heads / h_.kv_heads, rows = group * pass.count, blocks = divide_up(rows, kMaxRows);
     const auto start = [&](int64_t b) { return rows / blocks * b + smaller(b, rows % blocks); };
-    int64_t last = 0;
-    for (int64_t i = 0; i < pass.count; ++i) last = larger(last, pass.run.last_position(pass.first + i, h_.causal));
+    int64_t last = 0, lowest = pass.run.last_position(pass.first, h_.causal);
+    for (int64_t i = 0; i < pass.count; ++i) {
+      const int64_t position = pass.run.last_position(pass.first + i, h_.causal);
+      last = larger(last, position);
+      lowest = smaller(lowest, first_position(position));
+    }
+    lowest -= lowest % kGranule;
     for (int64_t b = 0; b < blocks; ++b) {
       store(top_ + b * kLanes, set(-kInfinity));
       store(total_ + b * kLanes, set(0.0f));
       for (int64_t c = 0; c < block_floats_; c += kLanes) store(sums_ + b * block_floats_ + c, set(0.0f));
     }
-    for (int64_t span = 0; span <= last; span += kSpan) {
+    for (int64_t span = lowest - lowest % kSpan; span <= last; span += kSpan) {
       const int64_t end = smaller(span + kSpan, last + 1);
-      for (int64_t granule = span; granule < end; granule += kGranule)
+      for (int64_t granule = larger(span, lowest); granule < end; granule += kGranule)
         pack_granule(kv, pass.kv_head, granule, smaller(kGranule, end - granule));
       for (int64_t b = 0; b < blocks; ++b) run_block(pass, b, start(b), start(b + 1) - start(b), span, end);
     }
     for (int64_t b = 0; b < blocks; ++b) write(pass, b, start(b), start(b + 1) - start(b));
   }
+
+  /// The first position that a row sees whose last is `last`.
+  int64_t first_position(int64_t last) const { return h_.window > 0 ? larger(last - h_.window + 1, int64_t{0}) : 0; }
 
   void pack_granule(const KvRows<T>& kv, int64_t kv_head, int64_t granule, int64_t count) {
     const int64_t row = kv.row(granule), column = kv_head * h_.dim, slot = granule % kSpan / kGranule;
@@ -117,18 +127,23 @@ class Forward {
   /// One block of rows over the granules packed, [span, end).
   void run_block(const Pass& pass, int64_t block, int64_t first, int64_t rows, int64_t span, int64_t end) {
     const int64_t group = h_.heads / h_.kv_heads;
-    int64_t furthest = 0;
+    int64_t furthest = 0, lowest = end;
+    latest_first_ = 0;
     for (int64_t r = 0; r < rows; ++r) {
       last_[r] = pass.run.last_position(pass.first + (first + r) / group, h_.causal);
+      first_[r] = first_position(last_[r]);
       furthest = larger(furthest, last_[r]);
+      lowest = smaller(lowest, first_[r]);
+      latest_first_ = larger(latest_first_, first_[r]);
     }
-    if (furthest < span) return;
+    if (furthest < span || lowest == end) return;
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t query = pass.first + (first + r) / group, head = pass.kv_head * group + (first + r) % group;
       shape_.pack_row_blocks(q_ + r * kRowStride, row_of<const T>(pass.q, pass.run.first_row + query) + head * h_.dim,
                              h_.dim);
     }
-    for (int64_t granule = span; granule < smaller(end, furthest + 1); granule += kGranule)
+    for (int64_t granule = larger(span, lowest - lowest % kGranule); granule < smaller(end, furthest + 1);
+         granule += kGranule)
       run_granule(block, rows, granule, smaller(kGranule, furthest + 1 - granule));
   }
 
@@ -136,12 +151,13 @@ class Forward {
   void run_granule(int64_t block, int64_t rows, int64_t granule, int64_t visible) {
     const int64_t slot = granule % kSpan / kGranule;
     const uint32_t* k = k_panels_ + slot * k_words_;
+    const bool is_plain = h_.softcap == 0.0f && latest_first_ <= granule;
     shape_.across_dim(rows, q_, k, scores_);
     if (visible > kPanel) {
       shape_.across_dim(rows, q_, k + kPanel * shape_.dim_steps, scores_ + kMaxRows * kPanel);
-      soften<2>(block, rows, granule);
+      soften<2>(block, rows, granule, is_plain ? h_.scale : shape<2>(rows, granule));
     } else {
-      soften<1>(block, rows, granule);
+      soften<1>(block, rows, granule, is_plain ? h_.scale : shape<1>(rows, granule));
     }
     const MicroFn micro = micro_for<typename D::Dot, ALayout::kRows>(rows);
     const Segment segment = {0, 0, -1, 0, static_cast<int32_t>(divide_up(visible, D::kPerStep)), 0, 0, 0};
@@ -152,16 +168,33 @@ class Forward {
     }
   }
 
+  /// Vector i of a row's scores.
+  float* score(int64_t r, int i) { return scores_ + (i / 2 * kMaxRows + r) * kPanel + i % 2 * kLanes; }
+
+  /// Scores of a block's rows scaled, capped, and -inf before the rows' windows; what is left to scale them by.
+  template <int Halves>
+  float shape(int64_t rows, int64_t granule) {
+    constexpr int kVectors = 2 * Halves;
+    using V = Many<kVectors>;
+    for (int64_t r = 0; r < rows; ++r) {
+      V s;
+      for (int i = 0; i < kVectors; ++i) s.at[i] = load(score(r, i)) * set(h_.scale);
+      if (h_.softcap > 0.0f) s = splat<V>(h_.softcap) * tanh(s / splat<V>(h_.softcap));
+      for (int i = 0; i < kVectors; ++i)
+        store(score(r, i), mask_before(s.at[i], first_[r] - granule - i * kLanes, -kInfinity));
+    }
+    return 1.0f;
+  }
+
   /// Scores of a block's rows to probabilities in p_, over `Halves` panels of positions; maxima and totals move on.
   template <int Halves>
-  void soften(int64_t block, int64_t rows, int64_t granule) {
+  void soften(int64_t block, int64_t rows, int64_t granule, float scale) {
     constexpr int kVectors = 2 * Halves;
-    const auto score = [this](int64_t r, int i) { return scores_ + (i / 2 * kMaxRows + r) * kPanel + i % 2 * kLanes; };
     Lanes of_row[kLanes] = {};
     for (int64_t r = 0; r < rows; ++r) {
       Lanes s[kVectors];
       for (int i = 0; i < kVectors; ++i) {
-        s[i] = mask_scores(load(score(r, i)) * set(h_.scale), last_[r] - granule - i * kLanes, -kInfinity);
+        s[i] = mask_scores(load(score(r, i)) * set(scale), last_[r] - granule - i * kLanes, -kInfinity);
         store(score(r, i), s[i]);
       }
       of_row[r] = maximum(s[0], s[1]);
@@ -211,20 +244,29 @@ class Forward {
   uint32_t *q_, *k_panels_, *v_panels_, *p_;
   float* scores_;
   float shift_[kLanes], correction_[kLanes];
-  int64_t last_[kLanes];  // last visible position of the block's rows
+  int64_t first_[kLanes], last_[kLanes];  // visible positions of the block's rows
+  int64_t latest_first_ = 0;
 };
 
 template <class D>
 void attention(const KernelArgs& args) {
   using T = typename D::T;
   const TileView &out = args.tiles[0], &q = args.tiles[2], &k = args.tiles[3], &v = args.tiles[4];
+  const TileView& lengths = args.tiles[5];
   const int64_t seq = args.ints[0];
-  const Heads heads = {args.ints[1], args.ints[2], args.ints[3], args.ints[4] != 0, static_cast<float>(args.floats[0])};
+  const Heads heads = {args.ints[1],
+                       args.ints[2],
+                       args.ints[3],
+                       args.ints[4] != 0,
+                       static_cast<float>(args.floats[0]),
+                       args.ints[5],
+                       static_cast<float>(args.floats[1])};
   if (out.rows == 0) return;
   Forward<D> forward(heads, args.scratch);
   for (int64_t row = 0; row < out.rows; row += seq) {
     const KvRows<T> kv = {row_of<const T>(k, row), row_of<const T>(v, row), k.stride, v.stride, nullptr, 0};
-    forward.run(out, args.tiles[1], q, kv, {row, seq, nullptr, 0, seq});
+    const int64_t length = lengths.data ? *row_of<const int32_t>(lengths, row / seq) : seq;
+    forward.run(out, args.tiles[1], q, kv, {row, seq, nullptr, 0, length});
   }
 }
 
@@ -233,7 +275,13 @@ void attention_paged(const KernelArgs& args) {
   using T = typename D::T;
   const TileView &out = args.tiles[0], &q = args.tiles[1], &k = args.tiles[2], &v = args.tiles[3];
   const TileView &positions = args.tiles[4], &sequence = args.tiles[5], &table = args.tiles[6];
-  const Heads heads = {args.ints[1], args.ints[2], args.ints[3], true, static_cast<float>(args.floats[0])};
+  const Heads heads = {args.ints[1],
+                       args.ints[2],
+                       args.ints[3],
+                       true,
+                       static_cast<float>(args.floats[0]),
+                       args.ints[4],
+                       static_cast<float>(args.floats[1])};
   if (out.rows == 0) return;
   Forward<D> forward(heads, args.scratch);
   for (int64_t row = 0; row < out.rows;) {

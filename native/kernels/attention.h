@@ -15,6 +15,13 @@ TILEWISE_INLINE Lanes mask_scores(const Lanes& s, int64_t limit, float fill) {
   return select(greater(lane_index(), set_int(bound)), set(fill), s);
 }
 
+/// Lanes before `begin` become `fill`.
+TILEWISE_INLINE Lanes mask_before(const Lanes& s, int64_t begin, float fill) {
+  if (begin <= 0) return s;
+  const int32_t bound = static_cast<int32_t>(smaller(begin, kLanes));
+  return select(greater(set_int(bound), lane_index()), set(fill), s);
+}
+
 /// Sum of the lanes of up to 16 vectors, each by sum_lanes' tree; lane r belongs to vector r.
 struct SumOfLanes {
   static TILEWISE_MEMBER Lanes join(const Lanes& a, const Lanes& b) { return a + b; }

@@ -15,10 +15,33 @@ inline constexpr int64_t kRowBlocks = (kGranule + kMaxRows - 1) / kMaxRows;
 constexpr int64_t block_start(int64_t b) { return b * kGranule / kRowBlocks; }
 
 struct Call {
-  TileView dq, dk, dv, dout, out, lse, q, k, v;
+  TileView dq, dk, dv, dout, out, lse, q, k, v, lengths;
   int64_t seq, heads, kv_heads, dim;
   bool causal, dkv_is_f32;
-  float scale;
+  int64_t window;  // as in attention.cc, like softcap
+  float scale, softcap;
+};
+
+/// What queries of a sequence see of it, granule by granule.
+struct Sight {
+  int64_t seq, length;  // positions there are, and those that queries see if not causal
+  int64_t window;       // of causal queries; 0: none
+  bool causal;
+
+  /// Queries of granule g.
+  int64_t queries(int64_t g) const { return smaller(kGranule, seq - g * kGranule); }
+  /// Positions of granule kv that queries see at all.
+  int64_t positions(int64_t kv) const { return smaller(kGranule, length - kv * kGranule); }
+  /// Positions of granule kv that the first `rows` queries of granule g see between them, but for windows.
+  int64_t end(int64_t g, int64_t kv, int64_t rows) const {
+    return causal ? smaller(positions(kv), (g - kv) * kGranule + rows) : positions(kv);
+  }
+  /// The first position that query r of granule g sees, counted from the first of granule kv.
+  int64_t begin(int64_t g, int64_t kv, int64_t r) const {
+    return window > 0 ? (g - kv) * kGranule + r - window + 1 : 0;
+  }
+  int64_t first_granule(int64_t g) const { return larger(begin(g, 0, 0), int64_t{0}) / kGranule; }
+  int64_t last_granule(int64_t g) const { return causal ? g : (length - 1) / kGranule; }
 };
 
 /// One step of P or dS as the products read it.
@@ -71,9 +94,12 @@ class Backward {
 
   void run(int64_t first_row, int64_t kv_head) {
     row0_ = first_row;
+    const bool has_length = c_.lengths.data && !c_.causal;
+    const int64_t length = has_length ? *row_of<const int32_t>(c_.lengths, first_row / c_.seq) : c_.seq;
+    sight_ = {c_.seq, length, c_.window, c_.causal};
     const int64_t column = kv_head * c_.dim;
-    for (int64_t g = 0; g < granules_; ++g) {
-      const int64_t row = row0_ + g * kGranule, count = granule_rows(g);
+    for (int64_t g = 0; g * kGranule < length; ++g) {
+      const int64_t row = row0_ + g * kGranule, count = sight_.positions(g);
       pack_across(k_across_ + g * across_words_, c_.k, row, column, count);
       pack_across(v_across_ + g * across_words_, c_.v, row, column, count);
       shape_.pack_along(k_along_ + g * along_words_, row_of<const T>(c_.k, row) + column, c_.k.stride, c_.dim, count);
@@ -97,7 +123,6 @@ class Backward {
 
  private:
   int64_t entry_floats() const { return 2 * granules_ * block_floats_; }  // dK, then dV
-  int64_t granule_rows(int64_t g) const { return smaller(kGranule, c_.seq - g * kGranule); }
 
   void pack_across(uint32_t* to, const TileView& tile, int64_t row, int64_t column, int64_t count) {
     for (int64_t half = 0; half < 2; ++half) {
@@ -110,11 +135,10 @@ class Backward {
   void run_head(int64_t head, float* sums) {
     for (int64_t i = 0; i < entry_floats(); i += kLanes) store(sums + i, set(0.0f));
     for (int64_t g = 0; g < granules_; ++g) {
-      const int64_t count = granule_rows(g);
+      const int64_t count = sight_.queries(g);
       load_queries(head, g, count);
       for (int64_t i = 0; i < block_floats_; i += kLanes) store(dq_ + i, set(0.0f));
-      const int64_t last = c_.causal ? g : granules_ - 1;
-      for (int64_t kv = 0; kv <= last; ++kv) {
+      for (int64_t kv = sight_.first_granule(g); kv <= sight_.last_granule(g); ++kv) {
         rebuild(g, kv, count);
         float* dk = sums + kv * block_floats_;
         accumulate_kv(dk, ds_steps_, q_along_, c_.causal && kv == g, count);
@@ -146,49 +170,62 @@ class Backward {
     }
   }
 
-  /// Positions of granule kv that the first `rows` queries of granule g see between them.
-  int64_t visible(int64_t g, int64_t kv, int64_t rows) const {
-    const int64_t all = granule_rows(kv);
-    return c_.causal ? smaller(all, (g - kv) * kGranule + rows) : all;
-  }
-
   /// P and dS of queries of granule g against positions of granule kv, in the orders that the products read.
   void rebuild(int64_t g, int64_t kv, int64_t count) {
     for (int64_t b = 0; b < kRowBlocks && block_start(b) < count; ++b) {
       const int64_t first = block_start(b), rows = smaller(count, block_start(b + 1)) - first;
-      for (int64_t half = 0; half * kPanel < visible(g, kv, first + rows); ++half) {
+      for (int64_t half = 0; half * kPanel < sight_.end(g, kv, first + rows); ++half) {
         const int64_t panel = kv * across_words_ + half * kPanel * shape_.dim_steps;
         const int64_t to = (half * kGranule + first) * kPanel;
         shape_.across_dim(rows, q_rows_ + b * row_words_, k_across_ + panel, s_ + to);
         shape_.across_dim(rows, do_rows_ + b * row_words_, v_across_ + panel, dp_ + to);
       }
     }
+    const bool is_plain = c_.softcap == 0.0f && sight_.begin(g, kv, count - 1) <= 0;
     for (int64_t r = 0; r < count; r += D::kPerStep)
       for (int64_t i = 0; i < kGranule; i += kColumns * kLanes) {
         int64_t limits[D::kPerStep];
-        for (int64_t j = 0; j < D::kPerStep; ++j) limits[j] = r + j < count ? visible(g, kv, r + j + 1) - 1 - i : -1;
-        elements(r, i, limits);
+        for (int64_t j = 0; j < D::kPerStep; ++j) limits[j] = r + j < count ? sight_.end(g, kv, r + j + 1) - 1 - i : -1;
+        if (is_plain) {
+          elements<true>(r, i, limits, 0);
+        } else {
+          elements<false>(r, i, limits, sight_.begin(g, kv, r) - i);
+        }
       }
   }
 
-  /// One step's queries against kColumns vectors of positions, of which those up to `limits` per query are seen.
-  void elements(int64_t r, int64_t i, const int64_t* limits) {
+  /// One step's queries against kColumns vectors of positions, of which those up to `limits` per query are seen. Where
+  /// scores are not plain, they are capped, and the first query sees positions from `begin` on, each further one later.
+  template <bool kIsPlain>
+  void elements(int64_t r, int64_t i, const int64_t* limits, int64_t begin) {
     constexpr int J = D::kPerStep;
-    Many<kColumns * J> p = splat<Many<kColumns * J>>(0.0f), ds = p;
+    using V = Many<kColumns * J>;
+    V p = splat<V>(0.0f), ds = p;
     if (larger(limits[0], limits[J - 1]) >= 0) {
-      Many<kColumns * J> slope;
+      V slope;
       for (int c = 0; c < kColumns; ++c)
         for (int j = 0; j < J; ++j) {
           const int64_t column = i + c * kLanes, at = (column / kPanel * kGranule + r + j) * kPanel + column % kPanel;
-          p.at[c * J + j] = load(s_ + at) * set(c_.scale) - set(lse_[r + j]);
+          p.at[c * J + j] = load(s_ + at) * set(c_.scale);
           slope.at[c * J + j] = load(dp_ + at) - set(delta_[r + j]);
         }
+      if (!kIsPlain && c_.softcap > 0.0f) {
+        const V t = tanh(p / splat<V>(c_.softcap));
+        p = splat<V>(c_.softcap) * t;
+        slope = slope * fused(negate(t), t, splat<V>(1.0f));
+      }
+      for (int c = 0; c < kColumns; ++c)
+        for (int j = 0; j < J; ++j) p.at[c * J + j] = p.at[c * J + j] - set(lse_[r + j]);
       p = exponential(p);
-      ds = p * slope * splat<Many<kColumns * J>>(c_.scale);
+      ds = p * slope * splat<V>(c_.scale);
       for (int c = 0; c < kColumns; ++c)
         for (int j = 0; j < J; ++j) {
           p.at[c * J + j] = mask_scores(p.at[c * J + j], limits[j] - c * kLanes, 0.0f);
           ds.at[c * J + j] = mask_scores(ds.at[c * J + j], limits[j] - c * kLanes, 0.0f);
+          if constexpr (!kIsPlain) {
+            p.at[c * J + j] = mask_before(p.at[c * J + j], begin + j - c * kLanes, 0.0f);
+            ds.at[c * J + j] = mask_before(ds.at[c * J + j], begin + j - c * kLanes, 0.0f);
+          }
         }
     }
     for (int c = 0; c < kColumns; ++c) {
@@ -215,7 +252,7 @@ class Backward {
   /// dQ of granule g: contracted with the positions of granule kv that a block's queries see.
   void accumulate_q(int64_t g, int64_t kv, int64_t count) {
     for (int64_t b = 0; b < kRowBlocks && block_start(b) < count; ++b) {
-      const int64_t steps = divide_up(visible(g, kv, smaller(count, block_start(b + 1))), D::kPerStep);
+      const int64_t steps = divide_up(sight_.end(g, kv, smaller(count, block_start(b + 1))), D::kPerStep);
       accumulate<ALayout::kRows>(dq_, b, ds_rows_ + block_start(b) * kRowStride, k_along_ + kv * along_words_, steps);
     }
   }
@@ -246,6 +283,7 @@ class Backward {
   Call c_;
   GranuleShape<D> shape_;
   int64_t granules_, across_words_, along_words_, row_words_, block_floats_, row0_ = 0;
+  Sight sight_ = {};
   uint32_t *k_across_, *v_across_, *k_along_, *q_rows_, *do_rows_, *q_along_, *do_along_;
   uint32_t *p_steps_, *ds_steps_, *ds_rows_;
   float *s_, *dp_, *dq_, *stack_;
@@ -257,8 +295,25 @@ void attention_backward(const KernelArgs& args) {
   const TileView* t = args.tiles;
   const int64_t* n = args.ints;
   if (t[0].rows == 0) return;
-  const Call call = {t[0], t[1], t[2], t[3], t[4], t[5],      t[6],      t[7],
-                     t[8], n[0], n[1], n[2], n[3], n[4] != 0, n[5] != 0, static_cast<float>(args.floats[0])};
+  const Call call = {t[0],
+                     t[1],
+                     t[2],
+                     t[3],
+                     t[4],
+                     t[5],
+                     t[6],
+                     t[7],
+                     t[8],
+                     t[9],
+                     n[0],
+                     n[1],
+                     n[2],
+                     n[3],
+                     n[4] != 0,
+                     n[5] != 0,
+                     n[6],
+                     static_cast<float>(args.floats[0]),
+                     static_cast<float>(args.floats[1])};
   Backward<D> backward(call, args.scratch);
   for (int64_t row = 0; row < t[0].rows; row += call.seq)
     for (int64_t head = 0; head < call.kv_heads; ++head) backward.run(row, head);

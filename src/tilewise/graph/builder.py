@@ -21,6 +21,7 @@ from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
 from tilewise.core.tree import MAX_COUNT
 from tilewise.graph.draft import GraphDraft
+from tilewise.graph.ops.attention import SOFTCAPS
 from tilewise.ir.graph import Graph, TensorNode, TensorSpec
 from tilewise.ir.hints import Hint, as_tensor_layout
 from tilewise.ir.op import check_call
@@ -293,10 +294,30 @@ class GraphBuilder:
         head_dim: int,
         causal: bool = True,
         scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        lengths: TensorNode | None = None,
     ) -> TensorNode:
-        """Self-attention on `[batch, seq, heads * head_dim]`; grouped when k and v have fewer heads."""
-        attrs = {"head_dim": head_dim, "causal": causal, "scale": _attention_scale(scale, head_dim)}
-        return self.op("attention", [q, k, v], **attrs)[0]
+        """Self-attention on `[batch, seq, heads * head_dim]`; grouped when k and v have fewer heads.
+
+        Args:
+            q: queries.
+            k: keys.
+            v: values.
+            head_dim: elements of a head.
+            causal: a token sees itself and what stands before it; otherwise every token of its sequence.
+            scale: of scores; by default one over the root of `head_dim`.
+            window: positions that a token sees at most, itself among them; needs `causal`.
+            softcap: scores s become `softcap * tanh(s / softcap)`.
+            lengths: i32 `[batch]` in [1, seq], without `causal`: positions from a length on are padding,
+                which no token of the sequence sees. Rows there have finite values.
+        """
+        attrs = {
+            "head_dim": head_dim,
+            "causal": causal,
+            **_scores("attention", scale, head_dim, window, softcap),
+        }
+        return self.op("attention", [q, k, v, lengths], **attrs)[0]
 
     def paged_attention(
         self,
@@ -310,9 +331,13 @@ class GraphBuilder:
         head_dim: int,
         block_size: int = 64,
         scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> TensorNode:
-        """Causal attention of flattened tokens over a KV cache in blocks."""
-        attrs = {"head_dim": head_dim, "block_size": block_size, "scale": _attention_scale(scale, head_dim)}
+        """Causal attention of flattened tokens over a KV cache in blocks; all else as
+        `scaled_dot_product_attention` has it."""
+        scores = _scores("paged_attention", scale, head_dim, window, softcap)
+        attrs = {"head_dim": head_dim, "block_size": block_size, **scores}
         return self.op("attention_paged", [q, k_cache, v_cache, positions, sequence, block_table], **attrs)[0]
 
     def kv_write(self, cache: TensorNode, x: TensorNode, slots: TensorNode) -> TensorNode:
@@ -426,8 +451,15 @@ def _spec(
     return TensorSpec(sizes, _dtype(dtype), kinds, name, storage=storage)
 
 
-def _attention_scale(scale: float | None, head_dim: int) -> float:
-    """What scores are multiplied by: one over the root of the head size unless something else is asked for."""
-    if scale is not None:
-        return _border.number("attention", "scale", scale)
-    return float(_border.integer("attention", "head_dim", head_dim, 1, 1 << 20) ** -0.5)
+def _scores(
+    call: str, scale: float | None, head_dim: int, window: int | None, softcap: float | None
+) -> dict[str, float]:
+    """What happens to scores, as attributes: scaled by one over the root of the head size unless something else is
+    asked for, capped, seen in a window; 0 for a cap or window that is not asked for."""
+    if scale is None:
+        scale = float(_border.integer(call, "head_dim", head_dim, 1, 1 << 20) ** -0.5)
+    return {
+        "scale": _border.number(call, "scale", scale),
+        "window": 0 if window is None else _border.integer(call, "window", window, 1, (1 << 31) - 1),
+        "softcap": 0.0 if softcap is None else _border.number(call, "softcap", softcap, *SOFTCAPS),
+    }

@@ -21,6 +21,7 @@ __all__ = ["BatchCut", "cut_batch", "default_leaves", "leaves_in_words"]
 
 MAX_DEFAULT_LEAVES = 16
 _border = Border("ir", PlanError)
+_Rows = tuple[int, int, Dim | None]
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,9 @@ def _batched(graph: Graph) -> list[TensorNode]:
     return [t for t in nodes if (label := t.spec.labels[0]) is not None and label.is_summed_by_leaves]
 
 
-def _batch_and_rows(graph: Graph) -> tuple[int, int, Dim | None] | None:
+def _batch_and_rows(graph: Graph) -> _Rows | None:
     """Size of the batch, rows per element of it and their symbol, which all batched inputs share; None without any."""
-    found = {}
+    found: dict[str, _Rows] = {}
     for t in _batched(graph):
         lead = len(t.spec.shape) - (t.spec.storage == "rows" and len(t.spec.shape) > 1)
         batch, *sizes = t.spec.shape[:lead]
@@ -145,6 +146,7 @@ def _batch_and_rows(graph: Graph) -> tuple[int, int, Dim | None] | None:
                 "fix the others",
             )
         found[t.spec.name] = (batch, prod(upper_bound(s) for s in sizes), lengths[0] if lengths else None)
+    found = _without_numbers(graph, found)
     if len(set(found.values())) > 1:
         words = ", ".join(
             f"{name} {batch} x {rows if length is None else f'up to {rows}'}"
@@ -155,3 +157,11 @@ def _batch_and_rows(graph: Graph) -> tuple[int, int, Dim | None] | None:
             "give them the same leading dims"
         )
     return next(iter(found.values()), None)
+
+
+def _without_numbers(graph: Graph, found: dict[str, _Rows]) -> dict[str, _Rows]:
+    """Without inputs of one integer per sequence, such as its length, where others of that batch have its rows."""
+    numbers = {t.spec.name for t in _batched(graph) if t.spec.dtype.name == "i32" and len(t.spec.shape) == 1}
+    rest = {name: rows for name, rows in found.items() if name not in numbers}
+    batches = {batch for batch, _, _ in rest.values()}
+    return {n: rows for n, rows in found.items() if n not in numbers or {rows[0]} != batches}

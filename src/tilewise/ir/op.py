@@ -167,8 +167,9 @@ class Op(ABC):
 
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
-    ) -> dict[int, tuple[int, Size, int | None]]:
-        """Position -> (low, high, other allowed value) of operands that hold indices."""
+    ) -> dict[int, tuple[int, Size, Size | None]]:
+        """Position -> (low, high, other allowed value) of operands that hold indices or lengths: [low, high) is
+        allowed, and the other value, which is high where that itself is."""
         return {}
 
 

@@ -173,10 +173,24 @@ def softmax_backward(dy: Array, y: Array) -> F64:
     return np.asarray(_f64(y) * (_f64(dy) - mean))
 
 
-def _scores(q: F64, k: F64, causal: bool, scale: float) -> F64:
-    scores = q @ k.T * scale
-    hidden = np.arange(len(k))[None, :] > np.arange(len(q))[:, None]
-    return np.where(hidden, -np.inf, scores) if causal else scores
+def _capped(scores: F64, softcap: float) -> tuple[F64, F64]:
+    """Scores after the cap (0: none), and their slope."""
+    if not softcap:
+        return scores, np.ones_like(scores)
+    bent = np.tanh(scores / softcap)
+    return softcap * bent, 1 - bent**2
+
+
+def _hidden(count: int, causal: bool, window: int, length: int) -> NDArray[np.bool_]:
+    """Which positions of a sequence a query does not see."""
+    query, position = np.arange(count)[:, None], np.arange(count)[None, :]
+    if not causal:
+        return np.broadcast_to(position >= length, (count, count))
+    return (position > query) | (position <= query - window if window else position < 0)
+
+
+def _length(lengths: Array | None, seq_len: int, row: int) -> int:
+    return seq_len if lengths is None else int(lengths.reshape(-1)[row // seq_len])
 
 
 def _head(x: Array, row: int, seq_len: int, head: int, dim: int) -> F64:
@@ -193,6 +207,9 @@ def attention(
     dim: int,
     causal: bool,
     scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    lengths: Array | None = None,
 ) -> tuple[F64, F64]:
     """The output and lse of self-attention inside each sequence."""
     out, lse = np.zeros((len(q), heads * dim)), np.zeros((len(q), heads))
@@ -200,7 +217,9 @@ def attention(
         for h in range(heads):
             kv = h * kv_heads // heads
             keys, values = _head(k, row, seq_len, kv, dim), _head(v, row, seq_len, kv, dim)
-            scores = _scores(_head(q, row, seq_len, h, dim), keys, causal, scale)
+            scores, _ = _capped(_head(q, row, seq_len, h, dim) @ keys.T * scale, softcap)
+            hidden = _hidden(seq_len, causal, window, _length(lengths, seq_len, row))
+            scores = np.where(hidden, -np.inf, scores)
             top = scores.max(1, keepdims=True)
             lse[row : row + seq_len, h] = (np.log(np.exp(scores - top).sum(1, keepdims=True)) + top)[:, 0]
             out[row : row + seq_len, h * dim : (h + 1) * dim] = softmax(scores) @ values
@@ -218,6 +237,9 @@ def attention_backward(
     dim: int,
     causal: bool,
     scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    lengths: Array | None = None,
 ) -> tuple[F64, F64, F64]:
     """dq, dk and dv; the softmax is rebuilt here, so out and lse are no operands."""
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
@@ -227,9 +249,11 @@ def attention_backward(
             kv = h * kv_heads // heads
             own, shared = slice(h * dim, (h + 1) * dim), slice(kv * dim, (kv + 1) * dim)
             query, key = _head(q, row, seq_len, h, dim), _head(k, row, seq_len, kv, dim)
-            p = softmax(_scores(query, key, causal, scale))
+            scores, slope = _capped(query @ key.T * scale, softcap)
+            hidden = _hidden(seq_len, causal, window, _length(lengths, seq_len, row))
+            p = softmax(np.where(hidden, -np.inf, scores))
             gradient = _head(dout, row, seq_len, h, dim)
-            ds = softmax_backward(gradient @ _head(v, row, seq_len, kv, dim).T, p) * scale
+            ds = softmax_backward(gradient @ _head(v, row, seq_len, kv, dim).T, p) * slope * scale
             dq[rows, own] = ds @ key
             dk[rows, shared] += ds.T @ query
             dv[rows, shared] += p.T @ gradient
@@ -248,16 +272,19 @@ def attention_paged(
     kv_heads: int,
     dim: int,
     scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> F64:
     """Attention of single tokens over the pages of their sequences."""
     out = np.zeros(q.shape)
     for t, (position, owner) in enumerate(zip(positions.reshape(-1), sequence.reshape(-1), strict=True)):
-        seen = np.arange(position + 1)
+        seen = np.arange(max(0, position + 1 - window) if window else 0, position + 1)
         slots = block_table[owner][seen // block_size] * block_size + seen % block_size
         for h in range(heads):
             kv = h * kv_heads // heads
             query = _f64(q)[t : t + 1, h * dim : (h + 1) * dim]
-            p = softmax(query @ _f64(k_cache)[slots, kv * dim : (kv + 1) * dim].T * scale)
+            keys = _f64(k_cache)[slots, kv * dim : (kv + 1) * dim]
+            p = softmax(_capped(query @ keys.T * scale, softcap)[0])
             out[t, h * dim : (h + 1) * dim] = (p @ _f64(v_cache)[slots, kv * dim : (kv + 1) * dim])[0]
     return out
 

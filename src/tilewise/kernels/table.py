@@ -192,9 +192,15 @@ def _product(s: Sizes) -> int:
 
 
 def _attended(s: Sizes) -> int:
-    """Pairs of query and visible position over all heads."""
-    pairs = s["seq"] * (s["seq"] + 1) // 2 if s["causal"] else s["seq"] ** 2
-    return s["m"] // s["seq"] * pairs * s["heads"]
+    """Pairs of query and visible position over all heads; a window of 0 is none."""
+    seq, window = s["seq"], min(s["window"] or s["seq"], s["seq"])
+    pairs = seq * window - window * (window - 1) // 2 if s["causal"] else seq**2
+    return s["m"] // seq * pairs * s["heads"]
+
+
+def _paged_length(s: Sizes) -> int:
+    """Positions that a token sees."""
+    return min(s["length"], s["window"] or s["length"])
 
 
 def _attention_rows(s: Sizes) -> int:
@@ -302,32 +308,32 @@ _SPECS = [
     ),
     _spec(
         "attention",
-        "out out[m q], out lse:f32[m _], in q[m q], in k[m kv], in v[m kv]",
-        "m seq heads kv_heads head_dim causal",
+        "out out[m q], out lse:f32[m _], in q[m q], in k[m kv], in v[m kv], in lengths:i32?[_ 1]",
+        "m seq heads kv_heads head_dim causal window",
         lambda s: _attended(s) * (4 * s["head_dim"] + 4),
         lambda s: 2 * _attention_rows(s),
-        ints=f"seq_len {_HEADS} causal",
-        floats="scale",
+        ints=f"seq_len {_HEADS} causal window",
+        floats="scale softcap",
     ),
     _spec(
         "attention_backward",
         "out dq[m q], out dk:dt|f32[m kv], out dv:dt|f32[m kv], in dout[m q], in out[m q], in lse:f32[m _], in q[m q], "
-        "in k[m kv], in v[m kv]",
-        "m seq heads kv_heads head_dim causal",
+        "in k[m kv], in v[m kv], in lengths:i32?[_ 1]",
+        "m seq heads kv_heads head_dim causal window",
         lambda s: _attended(s) * (10 * s["head_dim"] + 8),
         lambda s: 4 * _attention_rows(s),
-        ints=f"seq_len {_HEADS} causal dkv_is_f32=f32(dk)",
-        floats="scale",
+        ints=f"seq_len {_HEADS} causal dkv_is_f32=f32(dk) window",
+        floats="scale softcap",
     ),
     _spec(
         "attention_paged",
         "out out[m q], in q[m q], in k_cache[c kv], in v_cache[c kv], in positions:i32[m 1], in sequence:i32[m 1], "
         "in block_table:i32[_ _]",
-        "m length heads kv_heads head_dim",
-        lambda s: s["m"] * s["length"] * s["heads"] * (4 * s["head_dim"] + 4),
-        lambda s: 2 * s["item"] * s["m"] * s["head_dim"] * (s["heads"] + s["length"] * s["kv_heads"]),
-        ints=f"block_size {_HEADS}",
-        floats="scale",
+        "m length heads kv_heads head_dim window",
+        lambda s: s["m"] * _paged_length(s) * s["heads"] * (4 * s["head_dim"] + 4),
+        lambda s: 2 * s["item"] * s["m"] * s["head_dim"] * (s["heads"] + _paged_length(s) * s["kv_heads"]),
+        ints=f"block_size {_HEADS} window",
+        floats="scale softcap",
     ),
     _spec(
         "kv_write",

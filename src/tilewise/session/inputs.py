@@ -32,7 +32,7 @@ __all__ = [
     "is_own_input",
 ]
 
-Bounds = list[tuple[int, Size, int | None]]
+Bounds = list[tuple[int, Size, Size | None]]
 Symbols = Mapping[Dim, int]
 _border = Border("session", ShapeError)
 
@@ -82,7 +82,9 @@ def check_constants(graph: Graph) -> None:
         named[POSITIONS] = np.arange(upper_bound(own.shape[-1]), dtype=np.int32)
     for name, value in named.items():
         for low, high, other in bounds.get(name, []):
-            _check_indices("constant", name, value, low, _smallest(high), other)
+            _check_indices(
+                "constant", name, value, low, _smallest(high), None if other is None else _smallest(other)
+            )
 
 
 def _smallest(size: Size) -> int:
@@ -164,7 +166,12 @@ def check_value(
     elif value.size and not is_finite(value, spec.dtype) and is_finite(value, None):
         _border.refuse(call, f"{name!r} must fit {spec.dtype}", "numbers beyond its range", "scale them down")
     for low, high, other in bounds:
-        _check_indices(call, name, value, low, symbols[high] if isinstance(high, Dim) else high, other)
+        also = None if other is None else _known(other, symbols)
+        _check_indices(call, name, value, low, _known(high, symbols), also)
+
+
+def _known(size: Size, symbols: Symbols) -> int:
+    return symbols[size] if isinstance(size, Dim) else size
 
 
 def _is_kind(given: np.dtype[np.generic], wanted: DType) -> bool:
@@ -191,7 +198,8 @@ def _check_indices(call: str, name: str, value: NDArray[Any], low: int, high: in
         wrong &= value != other
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        also = "" if other is None else f" or be {other}"
+        ranged = f"[{low}, {high}]" if other == high else f"[{low}, {high})"
+        also = "" if other in (None, high) else f" or be {other}"
         raise ShapeError(
-            f"[session.{call}] {name!r} must lie in [{low}, {high}){also}; got {value[at]} at {list(at)}; correct it"
+            f"[session.{call}] {name!r} must lie in {ranged}{also}; got {value[at]} at {list(at)}; correct it"
         )

@@ -61,6 +61,7 @@ INTS = {
     "seq_len": M,
     "chunked_len": M,
     "causal": 1,
+    "window": 3,
     "block_size": 4,
     "ignore_index": -100,
     "steps": 2,

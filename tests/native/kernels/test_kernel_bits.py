@@ -4,6 +4,7 @@ fault.
 
 import numpy as np
 import pytest
+from attention_calls import Scores, both_ways
 from kernel_checks import (
     FMA_LEVELS,
     LEVELS,
@@ -73,14 +74,15 @@ def everything_in_fp32(isa):
     log = empty(37, 130)
     run("log_f32", [log, positive], isa=isa)
     q, k, v = random(gen, 100, 64), random(gen, 100, 32), random(gen, 100, 32)
-    out, lse = empty(100, 64), empty(100, 2)
-    run("attention_f32", [out, lse, q, k, v], [100, 2, 1, 32, 1], [0.2], isa=isa)
-    grads = [empty(100, 64), empty(100, 32), empty(100, 32)]
-    run("attention_backward_f32", [*grads, q, out, lse, q, k, v], [100, 2, 1, 32, 1, 1], [0.2], isa=isa)
+    attended = [
+        x
+        for scores in (Scores(), Scores(window=70, softcap=2.0), Scores(causal=False, lengths=(67,)))
+        for x in both_ways((100, 1, 2, 1, 32), "f32", q, k, v, q, isa, scores)
+    ]
     w, m, g = (random(gen, 1, 100).copy() for _ in range(3))
     state = [w, m, np.abs(w), g]
     run_update(ADAMW, None, state, np.ones((1, 2), np.float32), isa=isa)
-    return [*results, y, rstd, soft, gate, log, out, lse, *grads, *state]
+    return [*results, y, rstd, soft, gate, log, *attended, *state]
 
 
 @pytest.mark.parametrize("isa", FMA_LEVELS[1:])

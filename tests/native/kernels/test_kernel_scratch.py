@@ -36,14 +36,19 @@ def backward(dt, seq, heads, kv_heads, dim):
     )
     lse = np.zeros((seq, heads), np.float32)
     outs = [np.empty_like(q[0]), *(np.empty_like(k) for k in kv)]
-    return "attention_backward", [*outs, q[0], q[1], lse, q[2], *kv], [seq, heads, kv_heads, dim, 1, 0], [0.1]
+    return (
+        "attention_backward",
+        [*outs, q[0], q[1], lse, q[2], *kv, None],
+        [seq, heads, kv_heads, dim, 1, 0, 0],
+        [0.1, 0.0],
+    )
 
 
 def forward(dt, seq, heads, kv_heads, dim):
     """An attention over one sequence."""
     q, kv = array(dt, seq, heads * dim), [array(dt, seq, kv_heads * dim) for _ in range(2)]
     outs = [np.empty_like(q), np.empty((seq, heads), np.float32)]
-    return "attention", [*outs, q, *kv], [seq, heads, kv_heads, dim, 1], [0.1]
+    return "attention", [*outs, q, *kv, None], [seq, heads, kv_heads, dim, 1, 0], [0.1, 0.0]
 
 
 def product(dt, rows, width, inner, chunks):
@@ -125,7 +130,7 @@ def test_a_long_sequence_needs_memory_not_luck():
     models.build_training_graph(graph, model, 1, 32_000, "bf16")
     graph.optimize(tw.optim.AdamW())
     plan = graph.plan(workers_per_device=2)
-    backward = scratch_bytes("attention_backward_bf16", [32_000, 8, 1, 64, 1, 0], [])
+    backward = scratch_bytes("attention_backward_bf16", [32_000, 8, 1, 64, 1, 0, 0], [])
     assert plan.scratch_bytes == backward > 100 << 20
     usage = plan.estimate_memory_usage()[0]
     assert usage["scratch"] == 2 * backward

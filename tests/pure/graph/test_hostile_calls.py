@@ -44,6 +44,7 @@ def described():
         "cache": graph.state([128, 8], name="cache"),
         "table": graph.constant(np.zeros((16, 4), np.float32), name="table"),
         "blocks": graph.input([1, 2], "i32", name="blocks"),
+        "lengths": graph.input([2], "i32", name="lengths", labels=[batch], storage="scalars"),
         "grid": graph.input([2, Dim("seq", 1, 4)], "i32", name="grid", storage="scalars"),
     }
     return graph, outside
@@ -74,12 +75,17 @@ CALLS = {
     "embedding": lambda g, t: (g.embedding, [t["ids"], t["w"]], {}),
     "rope": lambda g, t: (g.rope, [t["x"], t["positions"], t["table"]], {"head_dim": 4}),
     "attention": lambda g, t: (
-        g.scaled_dot_product_attention, [t["x"]] * 3, {"head_dim": 4, "causal": True, "scale": 0.5}
+        g.scaled_dot_product_attention,
+        [t["x"]] * 3,
+        {"head_dim": 4, "causal": True, "scale": 0.5, "window": 2, "softcap": 3.0},
+    ),
+    "attention_with_lengths": lambda g, t: (
+        g.scaled_dot_product_attention, [t["x"]] * 3, {"head_dim": 4, "causal": False, "lengths": t["lengths"]}
     ),
     "paged_attention": lambda g, t: (
         g.paged_attention,
         [t["rows"], t["cache"], t["cache"], t["ids"], t["ids"], t["blocks"]],
-        {"head_dim": 4, "block_size": 64, "scale": 0.5},
+        {"head_dim": 4, "block_size": 64, "scale": 0.5, "window": 2, "softcap": 3.0},
     ),
     "kv_write": lambda g, t: (g.kv_write, [t["cache"], t["rows"], t["ids"]], {}),
     "gather_rows": lambda g, t: (g.gather_rows, [t["rows"], t["ids"]], {}),
@@ -100,6 +106,7 @@ CALLS = {
 NAMED = {"name": {"'name'"}, "labels": {"()", "[]"}}
 POSITIVE = {"2.5", "2**70", "float32"}
 NUMBERS = {"-1", "0", *POSITIVE}
+SHAPED = {"window": {"None"}, "softcap": {"None", "2.5", "float32"}}
 TAKEN: dict[str, dict[int | str, set[str]]] = {  # besides what an argument is meant to be
     "input": NAMED,
     "parameter": {**NAMED, "init": {"None"}},
@@ -111,8 +118,9 @@ TAKEN: dict[str, dict[int | str, set[str]]] = {  # besides what an argument is m
     "scale": {1: NUMBERS},
     "matmul": {"transpose_b": {"True"}, "residual": {"None"}},
     "rms_norm": {"eps": POSITIVE},
-    "attention": {"causal": {"True"}, "scale": {"None", *NUMBERS}},
-    "paged_attention": {"scale": {"None", *NUMBERS}},
+    "attention": {"causal": {"True"}, "scale": {"None", *NUMBERS}, **SHAPED},
+    "attention_with_lengths": {"lengths": {"None"}},
+    "paged_attention": {"scale": {"None", *NUMBERS}, **SHAPED},
     "cross_entropy": {"ignore_index": {"-1", "0"}},
     "mean_cross_entropy": {"ignore_index": {"-1", "0"}},
     "output_id": {0: {"0"}, 1: {"'name'"}},

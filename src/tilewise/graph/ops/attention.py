@@ -24,12 +24,13 @@ from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import GROUPS
 from tilewise.ir.lowering import Lowering, Ref
 from tilewise.ir.op import Factors, Op, Partial, Signature, register
-from tilewise.ir.program import NumberLike
+from tilewise.ir.program import NumberLike, Operand
 from tilewise.ir.tape import Gradient, Tape
 
-__all__: list[str] = []
+__all__ = ["SOFTCAPS"]
 
 MAX_HEAD_DIM = 1024
+SOFTCAPS = 1e-6, 1e6
 
 
 def _heads(spec: TensorSpec, head_dim: int, op: str) -> int:
@@ -60,7 +61,7 @@ class Rope(Op):
 
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
-    ) -> dict[int, tuple[int, Size, int | None]]:
+    ) -> dict[int, tuple[int, Size, Size | None]]:
         """Positions name rows of the table."""
         assert inputs[2] is not None
         return {1: (0, inputs[2].shape[0], None)}
@@ -118,24 +119,50 @@ class Rope(Op):
 
 @register
 class Attention(Op):
-    """Causal self-attention with grouped heads on `[batch, seq, heads * head_dim]`; outputs the result and the
-    logarithm of each row's softmax sum (kept for the backward pass)."""
+    """Self-attention with grouped heads on `[batch, seq, heads * head_dim]`; outputs the result and the logarithm of
+    each row's softmax sum (kept for the backward pass).
+
+    Inputs q, k, v and, where it is not causal, the lengths of the sequences (i32, one each) or None. A window of 0 is
+    none, and so is a softcap of 0.
+    """
 
     name = "attention"
-    signature = Signature(3, attributes={"head_dim": int, "causal": bool, "scale": float})
+    signature = Signature(
+        4,
+        absent=frozenset({3}),
+        attributes={"head_dim": int, "causal": bool, "scale": float, "window": int, "softcap": float},
+    )
+
+    def index_bounds(
+        self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
+    ) -> dict[int, tuple[int, Size, Size | None]]:
+        """A length lies in [1, seq], seq itself being the other value that it may have."""
+        q, lengths = inputs[0], inputs[3]
+        assert q is not None
+        return {3: (1, q.shape[1], q.shape[1])} if lengths is not None else {}
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """As q, and fp32 `[batch, seq, heads]`."""
-        q, k, v = inputs
+        q, k, v, lengths = inputs
         assert q is not None and k is not None and v is not None
         require(len(q.shape) == 3, "attention", "operands must be [batch, seq, heads * head_dim]", q, k, v)
         require(
-            attrs["causal"] or isinstance(q.shape[1], int),
+            attrs["causal"] or lengths is not None or isinstance(q.shape[1], int),
             "attention",
-            "a symbolic seq must be causal, or tokens would see the padding behind them",
+            "a symbolic seq must be causal or have lengths, or tokens would see the padding behind them",
             q,
-            advice="fix the size, or pass causal=True",
+            advice="fix the size, or pass causal=True or lengths",
         )
+        _require_shaped_scores("attention", attrs)
+        require(
+            attrs["causal"] or not attrs["window"],
+            "attention",
+            f"a window ends at its token, so it must be causal, not a window of {attrs['window']} both ways",
+            q,
+            advice="pass causal=True, or no window",
+        )
+        if lengths is not None:
+            _require_lengths(q, lengths, attrs["causal"])
         require_floats("attention", q, k, v)
         heads, kv_heads = _heads(q, attrs["head_dim"], "attention"), _heads(k, attrs["head_dim"], "attention")
         require(
@@ -157,17 +184,17 @@ class Attention(Op):
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """Batch and heads; a KV head goes with its query heads."""
         x = ("b", "s", "h")
-        return Factors((x, x, x), (x, x), whole=frozenset("s"))
+        return Factors((x, x, x, ("b",) if inputs[3] is not None else None), (x, x), whole=frozenset("s"))
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """One op for dq, dk and dv."""
-        q, k, v = (tape.use(i) for i in op.given)
+        inputs = [None if i is None else tape.use(i) for i in op.inputs]
         out, lse = (tape.use(o) for o in op.outputs)
-        return list(tape.op("attention_backward", [incoming(op, grads), out, lse, q, k, v], **op.attrs))
+        return [*tape.op("attention_backward", [incoming(op, grads), out, lse, *inputs], **op.attrs), None]
 
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per block of whole sequences."""
-        q, k, v = op.given
+        q, k, v = op.given[:3]
         t = low.tensor(q)
         _require_whole_sequences(low, op, q)
         out, lse = op.outputs
@@ -177,14 +204,46 @@ class Attention(Op):
             op,
             over=t,
             dtype=t.dtype,
-            tiles={name: low.row(tensor) for name, tensor in tiles.items()},
+            tiles={
+                **{name: low.row(tensor) for name, tensor in tiles.items()},
+                "lengths": _lengths_of(low, op.inputs[3], q),
+            },
             ints={
                 "seq_len": low.size(low.spec(q).shape[1]),
                 "causal": op.attrs["causal"],
+                "window": op.attrs["window"],
                 **_heads_of(low, op, q, k),
             },
-            floats={"scale": op.attrs["scale"]},
+            floats={name: op.attrs[name] for name in ("scale", "softcap")},
         )
+
+
+def _require_shaped_scores(op: str, attrs: Mapping[str, Any]) -> None:
+    window, softcap = attrs["window"], attrs["softcap"]
+    require(window >= 0, op, f"a window must be 1 or more positions, not {window}", advice="0 is none")
+    low, high = SOFTCAPS
+    in_range = softcap == 0 or low <= softcap <= high
+    require(
+        in_range, op, f"a softcap must lie in [{low:g}, {high:g}], not at {softcap:g}", advice="0 is none"
+    )
+
+
+def _require_lengths(q: TensorSpec, lengths: TensorSpec, causal: bool) -> None:
+    require_indices("attention", "lengths", lengths, q)
+    require(lengths.shape == q.shape[:1], "attention", "one length per sequence", q, lengths)
+    require(
+        not causal,
+        "attention",
+        "lengths are of attention that is not causal: causal tokens see nothing behind them",
+        q,
+        lengths,
+        advice="drop them, or pass causal=False",
+    )
+
+
+def _lengths_of(low: Lowering, lengths: int | None, q: int) -> Operand | None:
+    """Those of a tile's sequences: a row for every seq rows."""
+    return None if lengths is None else low.row(lengths, div=low.size(low.spec(q).shape[1]))
 
 
 def _require_whole_sequences(low: Lowering, op: OpNode, q: int) -> None:
@@ -213,11 +272,11 @@ def _heads_of(low: Lowering, op: OpNode, q: int, k: int) -> dict[str, int]:
 
 @register
 class AttentionBackward(Op):
-    """Inputs dout, out, lse, q, k, v; outputs dq, dk, dv. Where KV heads are replicated, dk and dv are summed over the
-    replicas in fp32 along the tree over the group's query heads before anything else happens to them."""
+    """Inputs dout, out, lse, q, k, v, lengths; outputs dq, dk, dv. Where KV heads are replicated, dk and dv are summed
+    over the replicas in fp32 along the tree over the group's query heads before anything else happens to them."""
 
     name = "attention_backward"
-    signature = Signature(6, attributes=Attention.signature.attributes)
+    signature = Signature(7, absent=frozenset({6}), attributes=Attention.signature.attributes)
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
         """As q, k and v."""
@@ -228,7 +287,8 @@ class AttentionBackward(Op):
         """As forward."""
         x = ("b", "s", "h")
         group = Partial("group", ("h",), (1, 2), tree=GROUPS)
-        return Factors((x,) * 6, (x,) * 3, whole=frozenset("s"), partials=(group,))
+        lengths = ("b",) if inputs[6] is not None else None
+        return Factors((*(x,) * 6, lengths), (x,) * 3, whole=frozenset("s"), partials=(group,))
 
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per block of whole sequences, then the sum over replicas of a KV head."""
@@ -244,13 +304,17 @@ class AttentionBackward(Op):
             op,
             over=t,
             dtype=t.dtype,
-            tiles={name: low.row(tensor) for name, tensor in zip(names, (*targets, *op.given))},
+            tiles={
+                **{name: low.row(tensor) for name, tensor in zip(names, (*targets, *op.given))},
+                "lengths": _lengths_of(low, op.inputs[6], q),
+            },
             ints={
                 "seq_len": low.size(low.spec(q).shape[1]),
                 "causal": op.attrs["causal"],
+                "window": op.attrs["window"],
                 **_heads_of(low, op, q, k),
             },
-            floats={"scale": op.attrs["scale"]},
+            floats={name: op.attrs[name] for name in ("scale", "softcap")},
         )
         if spread is not None:
             for partial, out in zip(targets[1:], op.outputs[1:]):
@@ -268,7 +332,7 @@ class KvWrite(Op):
 
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
-    ) -> dict[int, tuple[int, Size, int | None]]:
+    ) -> dict[int, tuple[int, Size, Size | None]]:
         """Slots name rows of the cache; -1 writes nothing."""
         assert inputs[0] is not None
         return {2: (0, inputs[0].shape[0], -1)}
@@ -307,15 +371,18 @@ class KvWrite(Op):
 class AttentionPaged(Op):
     """Attention of flattened tokens over a paged cache.
 
-    Inputs q, k_cache, v_cache, positions, sequence, block_table.
+    Inputs q, k_cache, v_cache, positions, sequence, block_table. A window or softcap of 0 is none.
     """
 
     name = "attention_paged"
-    signature = Signature(6, attributes={"head_dim": int, "block_size": int, "scale": float})
+    signature = Signature(
+        6,
+        attributes={"head_dim": int, "block_size": int, "scale": float, "window": int, "softcap": float},
+    )
 
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
-    ) -> dict[int, tuple[int, Size, int | None]]:
+    ) -> dict[int, tuple[int, Size, Size | None]]:
         """Positions lie in the blocks a sequence may have, sequences in the table, blocks in the cache."""
         cache, table = inputs[1], inputs[5]
         assert cache is not None and table is not None
@@ -330,6 +397,7 @@ class AttentionPaged(Op):
         heads, kv_heads = _heads(q, attrs["head_dim"], self.name), _heads(k, attrs["head_dim"], self.name)
         require(heads % kv_heads == 0, self.name, "query heads must divide by KV heads", q, k)
         require_positive(self.name, block_size=attrs["block_size"])
+        _require_shaped_scores(self.name, attrs)
         require_floats(self.name, q, k, v)
         caches = (
             len(q.shape) == 2 and k.shape == v.shape and len(k.shape) == 2 and isinstance(k.shape[0], int)
@@ -370,6 +438,10 @@ class AttentionPaged(Op):
                 "sequence": low.row(sequence),
                 "block_table": low.whole(table),
             },
-            ints={"block_size": op.attrs["block_size"], **_heads_of(low, op, q, k_cache)},
-            floats={"scale": op.attrs["scale"]},
+            ints={
+                "block_size": op.attrs["block_size"],
+                "window": op.attrs["window"],
+                **_heads_of(low, op, q, k_cache),
+            },
+            floats={name: op.attrs[name] for name in ("scale", "softcap")},
         )

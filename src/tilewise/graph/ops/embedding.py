@@ -31,7 +31,7 @@ class Embedding(Op):
 
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
-    ) -> dict[int, tuple[int, Size, int | None]]:
+    ) -> dict[int, tuple[int, Size, Size | None]]:
         """Ids name rows of the table."""
         assert inputs[1] is not None
         return {0: (0, inputs[1].shape[0], None)}
@@ -143,7 +143,7 @@ class GatherRows(Op):
 
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
-    ) -> dict[int, tuple[int, Size, int | None]]:
+    ) -> dict[int, tuple[int, Size, Size | None]]:
         """The index names rows of x."""
         assert inputs[0] is not None
         return {1: (0, inputs[0].shape[0], None)}

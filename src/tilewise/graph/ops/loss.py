@@ -31,7 +31,7 @@ class CrossEntropy(Op):
 
     def index_bounds(
         self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]
-    ) -> dict[int, tuple[int, Size, int | None]]:
+    ) -> dict[int, tuple[int, Size, Size | None]]:
         """Labels name columns of the logits, or are not counted."""
         assert inputs[0] is not None
         return {1: (0, inputs[0].shape[-1], attrs["ignore_index"])}

@@ -1,0 +1,140 @@
+"""Calls of the attention kernels, of their references, and of PyTorch with the mask and the cap written out.
+
+A shape is (positions of a sequence, sequences, query heads, KV heads, head size).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from kernel_checks import NUMPY, empty, random, rng, tensor
+
+from tilewise.kernels import reference
+from tilewise.kernels.isa import run
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What happens to scores; 0 and None are nothing."""
+
+    causal: bool = True
+    window: int = 0
+    softcap: float = 0.0
+    lengths: tuple[int, ...] | None = None
+
+    @property
+    def tile(self):
+        """The lengths as an operand."""
+        return None if self.lengths is None else np.array(self.lengths, np.int32)[:, None]
+
+    @property
+    def named(self):
+        """As the reference takes them."""
+        return {"window": self.window, "softcap": self.softcap, "lengths": self.tile}
+
+    def seen(self, seq, count):
+        """[sequences, 1, queries, positions]: what is seen."""
+        query, position = torch.arange(seq)[:, None], torch.arange(seq)[None, :]
+        if self.causal:
+            mask = (position <= query) & (position > query - (self.window or seq))
+            return mask.expand(count, 1, seq, seq)
+        lengths = torch.tensor(self.lengths or (seq,) * count)
+        return (position[None] < lengths[:, None, None]).expand(count, seq, seq)[:, None]
+
+
+CAUSAL = Scores()
+
+
+def operands(shape, dt, seed=0, scale=1.0):
+    """q, k, v of a shape."""
+    seq, count, heads, kv_heads, dim = shape
+    gen = rng(seed)
+    return tuple(random(gen, seq * count, width * dim, dt, scale) for width in (heads, kv_heads, kv_heads))
+
+
+def forward(shape, dt, q, k, v, isa="", scores=CAUSAL):
+    """out and lse of the kernel."""
+    seq, _, heads, kv_heads, dim = shape
+    out, lse = empty(len(q), heads * dim, dt), empty(len(q), heads)
+    run(
+        f"attention_{dt}",
+        [out, lse, q, k, v, scores.tile],
+        [seq, heads, kv_heads, dim, scores.causal, scores.window],
+        [dim**-0.5, scores.softcap],
+        isa=isa,
+    )
+    return out, lse
+
+
+def backward(shape, dt, dout, out, lse, q, k, v, isa="", scores=CAUSAL, dkv_is_f32=False):
+    """dq, dk and dv of the kernel."""
+    seq, _, heads, kv_heads, dim = shape
+    kind = "f32" if dkv_is_f32 else dt
+    grads = [empty(*q.shape, dt), empty(*k.shape, kind), empty(*v.shape, kind)]
+    run(
+        f"attention_backward_{dt}",
+        [*grads, dout, out, lse, q, k, v, scores.tile],
+        [seq, heads, kv_heads, dim, scores.causal, dkv_is_f32, scores.window],
+        [dim**-0.5, scores.softcap],
+        isa=isa,
+    )
+    return grads
+
+
+def both_ways(shape, dt, q, k, v, dout, isa="", scores=CAUSAL):
+    """out, lse and the three gradients of the kernels."""
+    out, lse = forward(shape, dt, q, k, v, isa, scores)
+    return [out, lse, *backward(shape, dt, dout, out, lse, q, k, v, isa, scores)]
+
+
+def exact(shape, q, k, v, dout, scores=CAUSAL):
+    """The same in fp64."""
+    seq, _, heads, kv_heads, dim = shape
+    sizes = seq, heads, kv_heads, dim, scores.causal, dim**-0.5
+    results = reference.attention(q, k, v, *sizes, **scores.named)
+    return [*results, *reference.attention_backward(dout, q, k, v, *sizes, **scores.named)]
+
+
+def torch_attention(shape, q, k, v, scores=CAUSAL):
+    """PyTorch in the operands' dtype: its own op under an explicit mask, or with a cap step by step; the output and
+    its leaves."""
+    seq, count, heads, kv_heads, dim = shape
+    leaves = [tensor(x).requires_grad_() for x in (q, k, v)]
+    widths = (heads, kv_heads, kv_heads)
+    split = [x.view(count, seq, w, dim).transpose(1, 2) for x, w in zip(leaves, widths, strict=True)]
+    split[1:] = [x.repeat_interleave(heads // kv_heads, 1) for x in split[1:]]
+    seen = scores.seen(seq, count)
+    if scores.softcap:
+        bent = scores.softcap * torch.tanh(split[0] @ split[1].mT * dim**-0.5 / scores.softcap)
+        out = bent.masked_fill(~seen, -torch.inf).softmax(-1) @ split[2]
+    else:
+        out = torch.nn.functional.scaled_dot_product_attention(*split, attn_mask=seen)
+    return out.transpose(1, 2).reshape(count * seq, heads * dim), leaves
+
+
+def paged(dt, k, v, block_size, gen):
+    """A cache of shuffled pages full of NaN outside the sequence, and its block table."""
+    blocks = -(-len(k) // block_size) + 3
+    order = gen.permutation(blocks)
+    caches = [np.full((blocks * block_size, x.shape[1]), np.nan).astype(NUMPY[dt]) for x in (k, v)]
+    for cache, x in zip(caches, (k, v), strict=True):
+        for p, row in enumerate(x):
+            cache[order[p // block_size] * block_size + p % block_size] = row
+    return caches, order[None, :].astype(np.int32)
+
+
+def run_paged(shape, dt, q, caches, table, positions, isa="", scores=CAUSAL, block_size=64, sequence=None):
+    """Attention of queries at some positions over a cache."""
+    _, _, heads, kv_heads, dim = shape
+    out, positions = empty(*q.shape, dt), np.asarray(positions, np.int32)[:, None]
+    owner = np.zeros_like(positions) if sequence is None else np.asarray(sequence, np.int32)[:, None]
+    run(
+        f"attention_paged_{dt}",
+        [out, q, *caches, positions, owner, table],
+        [block_size, heads, kv_heads, dim, scores.window],
+        [dim**-0.5, scores.softcap],
+        isa=isa,
+    )
+    return out
