@@ -1,4 +1,4 @@
-"""Biases on every strategy: equal to one device to the bit, and against faults planted in them.
+"""Biases and norms of heads on every strategy: equal to one device to the bit, and against faults planted in them.
 
 The model is one block as families have it: attention with fewer KV heads than query heads, and an MLP.
 """
@@ -6,6 +6,7 @@ The model is one block as families have it: attention with fewer KV heads than q
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -36,7 +37,18 @@ def biased(g, x):
     return g.add(x, linear(g, up, "down.weight", WIDTH, in_label=MLP, bias=True))
 
 
-BLOCKS = {"biased": biased}
+def normed_heads(g, x):
+    """Queries and keys are normalised head by head, as in Qwen3 and Gemma 3; gains are counted from 1."""
+    h = rms_norm(g, x, "norm.weight", eps=1e-5, offset=1.0)
+    q = linear(g, h, "q.weight", HEADS * HEAD_DIM, out_label=HEADS_LABEL)
+    k, v = (linear(g, h, f"{n}.weight", KV_HEADS * HEAD_DIM, out_label=KV_LABEL) for n in "kv")
+    q = rms_norm(g, q, "q_norm.weight", eps=1e-5, offset=1.0, head_dim=HEAD_DIM)
+    k = rms_norm(g, k, "k_norm.weight", eps=1e-5, head_dim=HEAD_DIM)
+    out = g.scaled_dot_product_attention(q, k, v, head_dim=HEAD_DIM)
+    return g.add(x, linear(g, out, "o.weight", WIDTH, in_label=HEADS_LABEL))
+
+
+BLOCKS = {"biased": biased, "normed_heads": normed_heads}
 
 
 def build(name: str, dtype: str = "f32", seq: int | tw.Dim = SEQ, batch: int = BATCH) -> tw.ComputeGraph:
@@ -86,16 +98,25 @@ def test_equal_to_one_device(name, dtype, axes, accumulation):
     assert report.equal, report.text
 
 
+def merge_chunks_of_heads(instruction):
+    """All heads that a device has are added in order, instead of along the tree."""
+    chunks, *ranges = instruction.ints
+    return replace(instruction, ints=(chunks, 0, max(ranges), *[0] * (2 * chunks - 2)))
+
+
 FAULTS = [
     ("biased", {}, 4, "bias_gradient:q.bias", halve_leaves),
     ("biased", {"dp": 4}, 1, "bias_gradient:up.bias/reduce_scatter", drop_partial),
+    ("normed_heads", {}, 4, "rms_norm_backward:k_norm.weight", halve_leaves),
+    ("normed_heads", {"tp": 4}, 1, "head_sum/reduce_scatter", drop_partial),
+    ("normed_heads", {"tp": 2}, 1, "head_sum", merge_chunks_of_heads),
 ]
 
 
 @pytest.mark.parametrize("name,axes,accumulation,label,fault", FAULTS, ids=str)
 def test_planted_faults_are_found(name, axes, accumulation, label, fault):
     """A moved border and a dropped partial."""
-    assert not compare(name, "f32", axes, accumulation, change=change_first(label, fault)).equal
+    assert not compare(name, "f32", axes, accumulation, change=change_first(label, fault, -1)).equal
 
 
 def test_a_bias_without_a_label():

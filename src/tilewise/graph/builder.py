@@ -16,7 +16,7 @@ import numpy as np
 
 import tilewise.graph.ops  # noqa: F401  (registers the ops)
 from tilewise.core.border import Border, shown
-from tilewise.core.dims import Dim, DimLabel, Size
+from tilewise.core.dims import MAX_SIZE, Dim, DimLabel, Size
 from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
 from tilewise.core.tree import MAX_COUNT
@@ -273,9 +273,26 @@ class GraphBuilder:
         """`x` as `f32` or `bf16`."""
         return self.op("cast", [x], dtype=_dtype(dtype).name)[0]
 
-    def rms_norm(self, x: TensorNode, gamma: TensorNode, *, eps: float = 1e-6) -> TensorNode:
-        """`x / sqrt(mean(x²) + eps) * gamma` over the last dim."""
-        return self.op("rms_norm", [x, gamma], eps=eps)[0]
+    def rms_norm(
+        self,
+        x: TensorNode,
+        gamma: TensorNode,
+        *,
+        eps: float = 1e-6,
+        offset: float = 0.0,
+        head_dim: int | None = None,
+    ) -> TensorNode:
+        """`x / sqrt(mean(x²) + eps) * (gamma + offset)` over the last dim, rounded once.
+
+        Args:
+            x: `[..., n]`.
+            gamma: `[n]`, or `[head_dim]`.
+            eps: above 0.
+            offset: what is added to gamma; 1 in Gemma.
+            head_dim: the last dim holds heads of that size side by side. Each is normalised alone, with one gamma.
+        """
+        size = 0 if head_dim is None else _border.integer("rms_norm", "head_dim", head_dim, 1, MAX_SIZE)
+        return self.op("rms_norm", [x, gamma], eps=eps, offset=offset, head_dim=size)[0]
 
     def embedding(self, ids: TensorNode, table: TensorNode) -> TensorNode:
         """Rows of `table` `[vocab, hidden]` at `ids` (i32)."""

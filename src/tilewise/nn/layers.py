@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewise.core.border import Border
-from tilewise.core.dims import DimLabel
+from tilewise.core.dims import MAX_SIZE, DimLabel
 from tilewise.core.errors import ShapeError
 from tilewise.graph import GraphBuilder
 from tilewise.ir.graph import TensorNode
@@ -59,11 +59,29 @@ def linear(
         return graph.add_bias(y, vector)
 
 
-def rms_norm(graph: GraphBuilder, x: TensorNode, name: str, *, eps: float) -> TensorNode:
-    """Root-mean-square norm over the last dim with a new vector of that size."""
+def rms_norm(
+    graph: GraphBuilder,
+    x: TensorNode,
+    name: str,
+    *,
+    eps: float,
+    offset: float = 0.0,
+    head_dim: int | None = None,
+) -> TensorNode:
+    """Root-mean-square norm over the last dim, or every head of it, with a new vector of that size as its gain.
+
+    Args:
+        eps: see `GraphBuilder.rms_norm`.
+        offset: likewise; the vector is ones at first, or zeros where there is an offset.
+        head_dim: likewise.
+    """
     width = _operand("rms_norm", graph, x).shape[-1]
+    if head_dim is not None:
+        width = _border.integer("rms_norm", "head_dim", head_dim, 1, MAX_SIZE)
+    init = "zeros" if _border.number("rms_norm", "offset", offset) else "ones"
     with graph.all_or_nothing():
-        return graph.rms_norm(x, graph.parameter([width], x.spec.dtype, name=name), eps=eps)
+        gamma = graph.parameter([width], x.spec.dtype, name=name, init=init)
+        return graph.rms_norm(x, gamma, eps=eps, offset=offset, head_dim=head_dim)
 
 
 def _bias_of(call: str, name: str) -> str:

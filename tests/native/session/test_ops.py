@@ -24,6 +24,12 @@ def rotate(x, seq):
     return torch.cat([a * c - b * s, b * c + a * s], dim=-1).view(x.shape), table.numpy()
 
 
+def norm_of_heads(x, gamma):
+    """The norm of every head in PyTorch."""
+    heads = x.unflatten(-1, (-1, HEAD))
+    return (heads * (heads.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gamma).flatten(-2)
+
+
 def build_rope(g, a, b):
     positions = g.constant(
         np.tile(np.arange(SEQ, dtype=np.int32), (BATCH, 1)), name="positions", storage="scalars"
@@ -46,6 +52,14 @@ OPS = {
     "rms_norm": (
         lambda g, a, b: g.rms_norm(a, g.parameter([WIDTH], name="gamma"), eps=1e-5),
         lambda a, b, gamma: a * (a.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gamma,
+    ),
+    "rms_norm_with_an_offset": (
+        lambda g, a, b: g.rms_norm(a, g.parameter([WIDTH], name="gamma"), eps=1e-5, offset=1.0),
+        lambda a, b, gamma: a * (a.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * (1 + gamma),
+    ),
+    "rms_norm_of_heads": (
+        lambda g, a, b: g.rms_norm(a, g.parameter([HEAD], name="gamma"), eps=1e-5, offset=0.5, head_dim=HEAD),
+        lambda a, b, gamma: norm_of_heads(a, gamma + 0.5),
     ),
     "residual": (
         lambda g, a, b: g.add(a, g.matmul(b, g.parameter([WIDTH, WIDTH], name="w"), transpose_b=True)),

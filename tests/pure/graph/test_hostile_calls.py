@@ -71,7 +71,7 @@ CALLS = {
     "matmul": lambda g, t: (
         g.matmul, [t["rows"], t["w"]], {"transpose_a": False, "transpose_b": True, "residual": t["rows"]}
     ),
-    "rms_norm": lambda g, t: (g.rms_norm, [t["x"], t["gamma"]], {"eps": 1e-5}),
+    "rms_norm": lambda g, t: (g.rms_norm, [t["x"], t["gamma"]], {"eps": 1e-5, "offset": 1.0, "head_dim": 8}),
     "embedding": lambda g, t: (g.embedding, [t["ids"], t["w"]], {}),
     "rope": lambda g, t: (g.rope, [t["x"], t["positions"], t["table"]], {"head_dim": 4}),
     "attention": lambda g, t: (
@@ -99,7 +99,7 @@ CALLS = {
     "linear": lambda g, t: (
         linear, [g, t["x"], "up.weight", 6], {"in_label": None, "out_label": DimLabel("mlp"), "bias": True}
     ),
-    "nn.rms_norm": lambda g, t: (rms_norm, [g, t["x"], "norm"], {"eps": 1e-5}),
+    "nn.rms_norm": lambda g, t: (rms_norm, [g, t["x"], "norm"], {"eps": 1e-5, "offset": 1.0, "head_dim": 4}),
 }  # fmt: skip
 
 
@@ -117,7 +117,7 @@ TAKEN: dict[str, dict[int | str, set[str]]] = {  # besides what an argument is m
     "op": {"factor": NUMBERS},
     "scale": {1: NUMBERS},
     "matmul": {"transpose_b": {"True"}, "residual": {"None"}},
-    "rms_norm": {"eps": POSITIVE},
+    "rms_norm": {"eps": POSITIVE, "offset": NUMBERS, "head_dim": {"None"}},
     "attention": {"causal": {"True"}, "scale": {"None", *NUMBERS}, **SHAPED},
     "attention_with_lengths": {"lengths": {"None"}},
     "paged_attention": {"scale": {"None", *NUMBERS}, **SHAPED},
@@ -127,7 +127,7 @@ TAKEN: dict[str, dict[int | str, set[str]]] = {  # besides what an argument is m
     "has": {0: set(HOSTILE)},  # whatever is asked for: it is not there
     "layer": {"path": {"'name'"}},
     "linear": {"in_label": {"None", "DimLabel"}, "out_label": {"None", "DimLabel"}, "bias": {"True"}},
-    "nn.rms_norm": {2: {"'name'"}, "eps": POSITIVE},
+    "nn.rms_norm": {2: {"'name'"}, "eps": POSITIVE, "offset": NUMBERS, "head_dim": {"None"}},
 }
 
 
