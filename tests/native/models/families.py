@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ LONGROPE = {
 _GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": 256, "vocab_size": 131}
 _NONE = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 _GEMMA = {"query_pre_attn_scalar": 20, "sliding_window": 9}
+_PHI3 = {"num_attention_heads": 3, "num_key_value_heads": 1}
 _CLASSES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
@@ -75,7 +77,7 @@ class Case:
             if self.family == "gpt2"
             else {**SIZES, **(_GEMMA if "gemma" in self.family else {})}
         )
-        return of(**{**base, **self.changes, **more})
+        return of(**deepcopy({**base, **self.changes, **more}))  # which it writes to
 
     def model(self, seed: int = 1, **more: Any) -> Any:
         """Written by transformers' own code; weights large enough that the top two logits differ clearly."""
@@ -120,8 +122,8 @@ CASES = [
         "gemma3",
         {"num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
     ),
-    Case("phi3", "phi3", {}),
-    Case("phi3-longrope", "phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 24}),
+    Case("phi3", "phi3", _PHI3),
+    Case("phi3-longrope", "phi3", {**_PHI3, "rope_parameters": LONGROPE, "original_max_position_embeddings": 24}),
     Case("gpt2", "gpt2", {}),
 ]
 
