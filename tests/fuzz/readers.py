@@ -31,8 +31,8 @@ from tilewise.checkpoint import (
     save_checkpoint,
 )
 from tilewise.checkpoint.header import dtype_name, parse_header
+from tilewise.checkpoint.tensors import WeightsFile
 from tilewise.checkpoint.training import _describe, _digest, _Meta
-from tilewise.checkpoint.weights import WeightsFile
 from tilewise.core import CheckpointError, TilewiseError
 from tilewise.core.reading import Unreadable
 from tilewise.data import END_OF_TEXT, load_corpus, train_tokenizer

@@ -37,10 +37,11 @@ NATIVE_ALLOWED = {
     "memory": "base",
     "kernels": "base protocols memory",
     "comm": "base protocols memory",
+    "weights": "base kernels",
     "tasks": "base protocols tilewise",
     "include": "tilewise",  # the public headers
     "programs": "base protocols memory kernels comm tasks",
-    "bind": "base protocols memory kernels comm programs tilewise",
+    "bind": "base protocols memory kernels weights comm programs tilewise",
 }
 # Rooms of native/tasks; `tasks` stands for the files at its root.
 ROOMS_ALLOWED = {

@@ -123,7 +123,11 @@ CASES = [
         {"num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
     ),
     Case("phi3", "phi3", _PHI3),
-    Case("phi3-longrope", "phi3", {**_PHI3, "rope_parameters": LONGROPE, "original_max_position_embeddings": 24}),
+    Case(
+        "phi3-longrope",
+        "phi3",
+        {**_PHI3, "rope_parameters": LONGROPE, "original_max_position_embeddings": 24},
+    ),
     Case("gpt2", "gpt2", {}),
 ]
 

@@ -41,20 +41,22 @@ def test_logits(case: Case, tmp_path):
 
 @every_case
 def test_bf16_logits(case: Case, tmp_path):
-    """bf16 logits err from fp32 ones no more than transformers' own in bf16: mean within 1.25 times, largest twice."""
+    """bf16 logits err from fp32 ones as transformers' own do in bf16: on average at most 1.1 times as much, at most twice
+    as much anywhere in four texts."""
     model = case.model()
     model.save_pretrained(tmp_path)
     exact = case.model()
-    model.to(torch.bfloat16)
-    rounded = {name: p.detach().float() for name, p in model.named_parameters()}
     with torch.no_grad():
-        for name, p in exact.named_parameters():
-            p.copy_(rounded[name])
-    ids = ids_of(40)
-    reference = their_logits(exact, ids)
-    theirs = np.abs(their_logits(model, ids, torch.bfloat16) - reference)
-    ours = np.abs(our_logits(tmp_path, ids, "bf16") - reference)
-    assert ours.mean() <= 1.25 * theirs.mean() and ours.max() <= 2 * theirs.max()
+        for p in exact.parameters():
+            p.copy_(p.bfloat16())
+    model.to(torch.bfloat16)
+    ours, theirs = [], []
+    for seed in range(4):
+        ids = ids_of(40, seed=seed)
+        reference = their_logits(exact, ids)
+        theirs.append(np.abs(their_logits(model, ids, torch.bfloat16) - reference))
+        ours.append(np.abs(our_logits(tmp_path, ids, "bf16") - reference))
+    assert np.mean(ours) <= 1.1 * np.mean(theirs) and np.max(ours) <= 2 * np.max(theirs)
 
 
 @every_case
