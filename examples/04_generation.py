@@ -23,12 +23,10 @@ PROMPTS = ["def add(a, b):", "import os", "class Stack:"]
 def make_model(directory: Path) -> Path:
     """A model directory with random weights."""
     tokenizer = train_tokenizer(PROMPTS * 10, vocab_size=300)
-    config = llama.LlamaConfig(tokenizer.get_vocab_size(), 64, 128, 2, 4, 2, max_position_embeddings=128)
-    rng = np.random.default_rng(0)
-    shapes = models.parameter_shapes(config)
+    config = llama.LlamaConfig(tokenizer.get_vocab_size(), 64, 128, 2, 4, max_position_embeddings=128)
+    rng, shapes = np.random.default_rng(0), models.parameter_shapes(config)
     weights = {name: rng.normal(0, 0.5, shape).astype(np.float32) for name, shape in shapes}
-    tensors = models.stored_tensors(config, weights)
-    save_pretrained(directory, config.to_dict(), tensors, tokenizer)
+    save_pretrained(directory, config.to_dict(), models.stored_tensors(config, weights), tokenizer)
     return directory
 
 

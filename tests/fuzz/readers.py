@@ -130,7 +130,17 @@ def read_model_config(folder: Path, data: bytes) -> None:
 
 
 def _model_config() -> list[bytes]:
-    plain = LlamaConfig(VOCABULARY, 32, 64, 2, 4, 2, bos_token_id=1, eos_token_ids=(2, 3), dtype="bfloat16")
+    plain = LlamaConfig(
+        VOCABULARY,
+        32,
+        64,
+        2,
+        4,
+        num_key_value_heads=2,
+        bos_token_id=1,
+        eos_token_ids=(2, 3),
+        dtype="bfloat16",
+    )
     scaling = {
         "factor": 8.0,
         "high_freq_factor": 4.0,

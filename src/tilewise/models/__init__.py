@@ -18,11 +18,11 @@ from tilewise.models.registry import (
     is_encoder,
     max_context,
     num_parameters,
+    open,
     open_weights,
     parameter_shapes,
     stored_tensors,
 )
-from tilewise.models.registry import open_config as open
 
 __all__ = [
     "BLOCK_SIZE",

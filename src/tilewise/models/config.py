@@ -41,7 +41,7 @@ _UNUSED = """
 _name_or_path _attn_implementation _attn_implementation_autoset _commit_hash transformers_version use_cache
 cache_implementation pretraining_tp attention_dropout hidden_dropout hidden_dropout_prob
 attention_probs_dropout_prob embd_pdrop resid_pdrop attn_pdrop classifier_dropout initializer_range
-pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id decoder_start_token_id tokenizer_class
+sep_token_id cls_token_id mask_token_id unk_token_id decoder_start_token_id tokenizer_class
 max_length min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups diversity_penalty
 temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
 encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate
@@ -107,6 +107,7 @@ class ModelConfig:
         tie_word_embeddings: the head is the embedding.
         bos_token_id: begins a text; None when nothing does.
         eos_token_ids: generation stops at any of them.
+        pad_token_id: fills up shorter texts in other programs; decides nothing here.
         dtype: what the weights are stored in, as config.json spells it; None when it does not say.
 
     Raises:
@@ -122,6 +123,7 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    pad_token_id: int | None = None
     dtype: str | None = None
 
     # Of a family: its name in files, the class that files name, others that hold the same; fields that it spells in

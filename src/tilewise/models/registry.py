@@ -31,7 +31,7 @@ __all__ = [
     "is_encoder",
     "max_context",
     "num_parameters",
-    "open_config",
+    "open",
     "open_weights",
     "parameter_shapes",
     "stored_tensors",
@@ -44,7 +44,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def open_config(model_dir: str | Path) -> ModelConfig:
+def open(model_dir: str | Path) -> ModelConfig:
     """The configuration of a Hugging Face directory, of whichever family it is.
 
     Raises:
@@ -57,7 +57,7 @@ def config_from_dict(data: Mapping[str, Any]) -> ModelConfig:
     """The configuration that a parsed config.json describes.
 
     Raises:
-        ConfigError: as `open_config`.
+        ConfigError: as `open`.
     """
     given = _border.mapping("open", "a configuration", data, "values")
     kind, names = given.get("model_type"), given.get("architectures")

@@ -24,7 +24,9 @@ def save_model(directory, **changes):
     """A small model with random weights in fp32, and a context of 64."""
     tokenizer = train_tokenizer(["def f(x):\n    return x\n" * 9], vocab_size=300)
     sizes = {"max_position_embeddings": 64, "eos_token_ids": (0,), "bos_token_id": 0, "dtype": "float32"}
-    config = LlamaConfig(tokenizer.get_vocab_size(), 32, 48, 2, 4, 2, **{**sizes, **changes})
+    config = LlamaConfig(
+        tokenizer.get_vocab_size(), 32, 48, 2, 4, num_key_value_heads=2, **{**sizes, **changes}
+    )
     rng = np.random.default_rng(0)
     shapes = models.parameter_shapes(config)
     weights = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes}
@@ -135,7 +137,7 @@ def _index(weight_map):
 
 
 def _everything_in(part):
-    layout = models.file_layout(LlamaConfig(271, 32, 48, 2, 4, 2))
+    layout = models.file_layout(LlamaConfig(271, 32, 48, 2, 4, num_key_value_heads=2))
     return {tensor.name: part for tensor in layout.table}
 
 

@@ -38,7 +38,7 @@ def _save(directory, **settings):
         96,
         2,
         4,
-        2,
+        num_key_value_heads=2,
         max_position_embeddings=192,
         eos_token_ids=(0,),
         **settings,

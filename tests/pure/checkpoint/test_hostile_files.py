@@ -24,7 +24,7 @@ from tilewise.data import train_tokenizer
 from tilewise.models.llama import LlamaConfig
 
 TENSORS = {"w": np.zeros(3, np.float32)}
-CONFIG = LlamaConfig(300, 32, 48, 1, 4, 2)
+CONFIG = LlamaConfig(300, 32, 48, 1, 4, num_key_value_heads=2)
 
 
 def _save(step, tensors):

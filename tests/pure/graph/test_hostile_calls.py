@@ -244,7 +244,7 @@ def test_attributes_that_look_alike_are_two_templates():
     assert sizes == [3, 5] and len(graph.draft.templates) == 2
 
 
-SMALL = llama.LlamaConfig(64, 32, 48, 1, 2, 1, max_position_embeddings=16)
+SMALL = llama.LlamaConfig(64, 32, 48, 1, 2, num_key_value_heads=1, max_position_embeddings=16)
 MAKERS = {
     "Dim": (Dim, {"name": "n", "min": 1, "max": 4}),
     "DimLabel": (DimLabel, {"name": "n", "atom": 2, "group": 1, "is_summed_by_leaves": False}),

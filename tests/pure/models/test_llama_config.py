@@ -175,7 +175,7 @@ def test_missing_and_broken_files(tmp_path):
     ):
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(
-            ConfigError, match=rf"config\.json must be JSON as a Llama's; got '.*config\.json': .*{words}"
+            ConfigError, match=rf"config\.json must be JSON; got '.*config\.json': .*{words}"
         ):
             LlamaConfig.from_pretrained(tmp_path)
     (tmp_path / "config.json").unlink()

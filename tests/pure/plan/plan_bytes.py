@@ -11,7 +11,8 @@ from typing import Any
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import GraphBuilder, differentiate, simplify
 from tilewise.ir.batch import cut_batch
-from tilewise.models.llama import LlamaConfig, build_training_graph
+from tilewise.models import build_training_graph
+from tilewise.models.llama import LlamaConfig
 from tilewise.optim import AdamW, Optimizer, ParameterGroup
 from tilewise.plan import Plan, make_plan, settings_for
 from tilewise.plan.file import encode_plan

@@ -10,7 +10,8 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import GraphBuilder, differentiate, simplify
 from tilewise.ir.batch import cut_batch
 from tilewise.ir.counts import counts
-from tilewise.models.llama import LlamaConfig, build_training_graph
+from tilewise.models import build_training_graph
+from tilewise.models.llama import LlamaConfig
 from tilewise.optim import AdamW
 from tilewise.plan import make_plan, settings_for
 from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts

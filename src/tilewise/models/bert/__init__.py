@@ -5,7 +5,14 @@ from tilewise.models.bert.model import build_encoding_graph, build_training_grap
 from tilewise.models.bert.weights import file_layout, parameter_shapes
 from tilewise.models.family import Family
 
-__all__ = ["FAMILY", "BertConfig"]
+__all__ = [
+    "FAMILY",
+    "BertConfig",
+    "build_encoding_graph",
+    "build_training_graph",
+    "file_layout",
+    "parameter_shapes",
+]
 
 FAMILY = Family(
     BertConfig,

@@ -4,7 +4,7 @@ from tilewise.models.family import decoder_family
 from tilewise.models.gpt2.config import GPT2Config
 from tilewise.models.gpt2.weights import DERIVED, stored_conv
 
-__all__ = ["FAMILY", "GPT2Config"]
+__all__ = ["DERIVED", "FAMILY", "GPT2Config", "stored_conv"]
 
 FAMILY = decoder_family(
     GPT2Config, stored_conv, prefix="transformer.", derived=DERIVED, embedding="transformer.wte.weight"

@@ -4,6 +4,6 @@ from tilewise.models.family import decoder_family
 from tilewise.models.phi3.config import Phi3Config
 from tilewise.models.phi3.weights import stored_fused
 
-__all__ = ["FAMILY", "Phi3Config"]
+__all__ = ["FAMILY", "Phi3Config", "stored_fused"]
 
 FAMILY = decoder_family(Phi3Config, stored_fused)
