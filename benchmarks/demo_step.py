@@ -61,10 +61,11 @@ def batch_of(
 def tilewise_step(dtype: str, devices: int, threads: int) -> Callable[[int], float]:
     """A function that does one step of ours and returns the loss."""
     import tilewise as tw
+    from tilewise import models
     from tilewise.models import llama
 
     graph = tw.ComputeGraph("llama")
-    llama.build_training_graph(graph, llama.LlamaConfig(**MODEL), BATCH, CONTEXT, dtype=dtype)
+    models.build_training_graph(graph, llama.LlamaConfig(**MODEL), BATCH, CONTEXT, dtype=dtype)
     graph.optimize(tw.optim.AdamW())
     graph.set_distribution(
         tw.DistributionStrategy.ddp(devices) if devices > 1 else tw.DistributionStrategy.single()

@@ -17,6 +17,7 @@ import time
 from demo_step import BATCH, CONTEXT, MODEL, batch_of
 
 import tilewise as tw
+from tilewise import models
 from tilewise.models import llama
 
 LENGTHS = (CONTEXT, CONTEXT // 2, CONTEXT // 4, CONTEXT // 8)
@@ -25,7 +26,7 @@ LENGTHS = (CONTEXT, CONTEXT // 2, CONTEXT // 4, CONTEXT // 8)
 def make_model(length: int | tw.Dim, dtype: str) -> tw.GraphInstance:
     """The demo's model, ready for its first step."""
     graph = tw.ComputeGraph("llama")
-    llama.build_training_graph(graph, llama.LlamaConfig(**MODEL), BATCH, length, dtype=dtype)
+    models.build_training_graph(graph, llama.LlamaConfig(**MODEL), BATCH, length, dtype=dtype)
     graph.optimize(tw.optim.AdamW())
     model = graph.instantiate()
     model.initialize(seed=0)

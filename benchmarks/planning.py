@@ -31,8 +31,10 @@ import numpy as np
 
 import tilewise as tw
 from tilewise import optim
-from tilewise.models.llama import LlamaConfig, build_training_graph
-from tilewise.models.llama.model import decoder_layer, rope_table
+from tilewise.models import build_training_graph
+from tilewise.models.decoder.model import decoder_layer
+from tilewise.models.decoder.rope import rope_table
+from tilewise.models.llama import LlamaConfig
 from tilewise.nn import linear, rms_norm
 from tilewise.plan import Plan
 from tilewise.session.assemble import native_program
@@ -61,18 +63,20 @@ def llama(layers: int) -> tw.ComputeGraph:
 
 def stack(layers: int) -> tw.ComputeGraph:
     """The same layers, as many as wanted, between an embedding's and a head's shapes of one small vocabulary."""
-    config, graph = config_of(1), tw.ComputeGraph("planning")
+    decoder, graph = config_of(1).decoder, tw.ComputeGraph("planning")
     tokens, labels = (
         graph.input([BATCH, SEQ], "i32", name=name, labels=[tw.BATCH, None], storage="scalars")
         for name in ("tokens", "labels")
     )
     rows = np.tile(np.arange(SEQ, dtype=np.int32), (BATCH, 1))
     positions = graph.constant(rows, name="positions", labels=[tw.BATCH, None], storage="scalars")
-    table = graph.constant(rope_table(config), name="rope_table")
-    weight = graph.parameter([256, config.hidden_size], "f32", name="embed.weight")
+    table = graph.constant(rope_table(decoder.ropes[0], decoder.head_dim, SEQ), name="rope_table")
+    weight = graph.parameter([256, decoder.hidden_size], "f32", name="embed.weight")
     x = graph.embedding(tokens, weight)
     for i in range(layers):
-        x = decoder_layer(graph, x, positions, table, path=f"layers.{i}", config=config)
+        x = decoder_layer(
+            graph, x, positions, table, path=f"layers.{i}", decoder=decoder, kind=decoder.layers[0]
+        )
     logits = linear(graph, rms_norm(graph, x, "norm.weight", eps=1e-5), "head.weight", 256)
     graph.loss(graph.mean_cross_entropy(logits, labels)[0])
     graph.optimize(optim.AdamW())

@@ -21,6 +21,7 @@ from dataclasses import replace
 from demo_step import BATCH, CONTEXT, MODEL, batch_of
 
 import tilewise as tw
+from tilewise import models
 from tilewise.ir.program import LoweredTemplate
 from tilewise.models import llama
 from tilewise.plan import Plan
@@ -45,7 +46,7 @@ def in_order(plan: Plan) -> Plan:
 def make_model(axes: dict[str, int], workers: int, dtype: str, *, rings: bool) -> tw.GraphInstance:
     """The demo's model, ready for its first step."""
     graph = tw.ComputeGraph("llama")
-    llama.build_training_graph(graph, llama.LlamaConfig(**MODEL), BATCH, CONTEXT, dtype=dtype)
+    models.build_training_graph(graph, llama.LlamaConfig(**MODEL), BATCH, CONTEXT, dtype=dtype)
     graph.optimize(tw.optim.AdamW())
     plan = graph.plan(axes, workers_per_device=workers)
     model = graph.instantiate(plan if rings else in_order(plan))

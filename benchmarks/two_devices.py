@@ -67,10 +67,11 @@ Step = Callable[[int], dict[str, float]]
 def tilewise_step(dtype: str, axis: str, microbatches: int) -> Step:
     """A function that does one step of ours and says how long it took and its devices were busy."""
     import tilewise as tw
+    from tilewise import models
     from tilewise.models import llama
 
     graph = tw.ComputeGraph("llama")
-    llama.build_training_graph(graph, llama.LlamaConfig(**MODEL), BATCH, CONTEXT, dtype=dtype)
+    models.build_training_graph(graph, llama.LlamaConfig(**MODEL), BATCH, CONTEXT, dtype=dtype)
     graph.optimize(tw.optim.AdamW())
     plan = graph.plan({axis: DEVICES}, accumulation=microbatches, workers_per_device=WORKERS)
     model = graph.instantiate(plan)

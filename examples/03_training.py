@@ -7,6 +7,7 @@ tolerance: the arithmetic is fixed by the graph, and a strategy only places it.
 import numpy as np
 
 import tilewise as tw
+from tilewise import models
 from tilewise.models import llama
 
 BATCH, CONTEXT, STEPS = 8, 32, 30
@@ -32,7 +33,7 @@ def batch(step: int) -> dict[str, np.ndarray]:
 def train(strategy: tw.DistributionStrategy) -> list[float]:
     """The losses of all steps under a strategy."""
     graph = tw.ComputeGraph("llama")
-    llama.build_training_graph(graph, CONFIG, BATCH, CONTEXT, dtype="f32")
+    models.build_training_graph(graph, CONFIG, BATCH, CONTEXT, dtype="f32")
     graph.optimize(tw.optim.AdamW())
     graph.set_distribution(strategy)
     model = graph.instantiate(graph.plan(leaves=8))

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from tilewise import models
 from tilewise.checkpoint import save_pretrained
 from tilewise.data import train_tokenizer
 from tilewise.generate import Generator, Sampling
 from tilewise.models import llama
-from tilewise.models.llama.weights import file_name, parameter_shapes
 
 PROMPTS = ["def add(a, b):", "import os", "class Stack:"]
 
@@ -25,10 +25,9 @@ def make_model(directory: Path) -> Path:
     tokenizer = train_tokenizer(PROMPTS * 10, vocab_size=300)
     config = llama.LlamaConfig(tokenizer.get_vocab_size(), 64, 128, 2, 4, 2, max_position_embeddings=128)
     rng = np.random.default_rng(0)
-    tensors = (
-        (file_name(name), rng.normal(0, 0.5, shape).astype(np.float32))
-        for name, shape in parameter_shapes(config)
-    )
+    shapes = models.parameter_shapes(config)
+    weights = {name: rng.normal(0, 0.5, shape).astype(np.float32) for name, shape in shapes}
+    tensors = models.stored_tensors(config, weights)
     save_pretrained(directory, config.to_dict(), tensors, tokenizer)
     return directory
 

@@ -11,4 +11,5 @@ NB_MODULE(_native, m) {
   tilewise::bind::bind_kernels(m);
   tilewise::bind::bind_programs(m);
   tilewise::bind::bind_tasks(m);
+  tilewise::bind::bind_weights(m);
 }

@@ -46,6 +46,18 @@ void scale(const KernelArgs& args) {
   map_rows<T, T, 1>(args.tiles[0], args.tiles + 1, [s](const auto* x) { return x[0] * splat_like(x[0], s); });
 }
 
+/// The same vector added to every row.
+template <class T>
+void add_bias(const KernelArgs& args) {
+  const TileView &out = args.tiles[0], &x = args.tiles[1];
+  const T* bias = static_cast<const T*>(args.tiles[2].data);
+  for (int64_t r = 0; r < out.rows; ++r) {
+    const T* from = row_of<const T>(x, r);
+    T* to = row_of<T>(out, r);
+    each_column(out.cols, [&](auto at) { at.store(to, at.load(from) + at.load(bias)); });
+  }
+}
+
 template <class T>
 void silu_gate_backward(const KernelArgs& args) {
   const TileView* t = args.tiles;
@@ -185,6 +197,8 @@ void tree_or(const KernelArgs& args) {
 constexpr Entry kEntries[] = {
     {"add_f32", add<float>},
     {"add_bf16", add<bf16>},
+    {"add_bias_f32", add_bias<float>},
+    {"add_bias_bf16", add_bias<bf16>},
     {"multiply_f32", multiply<float>},
     {"multiply_bf16", multiply<bf16>},
     {"scale_f32", scale<float>},

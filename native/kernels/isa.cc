@@ -8,7 +8,10 @@
 
 #include "base/check.h"
 #include "kernels/registry.h"
+#include "kernels/weights.h"
 
+#define TILEWISE_DECLARE_STORE \
+  bool store_weights(const StoredBlock& block, const WeightPart& part, int64_t row, int64_t col, bool transposed);
 #define TILEWISE_DECLARE_LEVEL(ns)        \
   namespace tilewise::kernels::ns {       \
   EntryList matmul_entries();             \
@@ -19,6 +22,7 @@
   EntryList elementwise_entries();        \
   EntryList reductions_entries();         \
   EntryList update_entries();             \
+  TILEWISE_DECLARE_STORE                  \
   }
 #if defined(__aarch64__)
 TILEWISE_DECLARE_LEVEL(neon)
@@ -39,6 +43,7 @@ using Table = std::unordered_map<std::string_view, KernelFn>;
 struct Level {
   std::string_view name;
   bool available;
+  StoreFn store;
   Table table;
 };
 
@@ -57,9 +62,9 @@ Table table_of(std::initializer_list<EntryList> lists) {
 std::vector<Level> make_levels() {
   std::vector<Level> levels;
 #if defined(__aarch64__)
-  levels.push_back({"neon", true, TILEWISE_LEVEL_TABLE(neon)});  // part of every aarch64
+  levels.push_back({"neon", true, neon::store_weights, TILEWISE_LEVEL_TABLE(neon)});  // part of every aarch64
 #else
-  levels.push_back({"baseline", true, TILEWISE_LEVEL_TABLE(baseline)});
+  levels.push_back({"baseline", true, baseline::store_weights, TILEWISE_LEVEL_TABLE(baseline)});
 #endif
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -67,9 +72,9 @@ std::vector<Level> make_levels() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool dot = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-  levels.push_back({"avx2", avx2, TILEWISE_LEVEL_TABLE(avx2)});
-  levels.push_back({"avx512", avx512, TILEWISE_LEVEL_TABLE(avx512)});
-  levels.push_back({"avx512_bf16", dot, TILEWISE_LEVEL_TABLE(avx512_bf16)});
+  levels.push_back({"avx2", avx2, avx2::store_weights, TILEWISE_LEVEL_TABLE(avx2)});
+  levels.push_back({"avx512", avx512, avx512::store_weights, TILEWISE_LEVEL_TABLE(avx512)});
+  levels.push_back({"avx512_bf16", dot, avx512_bf16::store_weights, TILEWISE_LEVEL_TABLE(avx512_bf16)});
 #endif
   return levels;
 }
@@ -135,6 +140,10 @@ KernelFn find_kernel(std::string_view name) { return find_in(level_of_process(),
 KernelFn find_kernel_at(std::string_view level, std::string_view name) {
   return find_in(level_named(level, "isa"), name);
 }
+
+StoreFn find_store() { return level_of_process().store; }
+
+StoreFn find_store_at(std::string_view level) { return level_named(level, "isa").store; }
 
 std::vector<std::string_view> kernel_names() {
   std::vector<std::string_view> names;

@@ -30,6 +30,34 @@ void leaf_tree(const KernelArgs& args) {
   }
 }
 
+/// tiles: out[1, D], x[1, heads * D]; ints: C, and per chunk the heads' elements [begin, end), empty for those that are
+/// held elsewhere. Heads of a chunk add up in order, then the tree over chunks. Without any the sum is -0, which
+/// changes no number that it is added to.
+void head_sum(const KernelArgs& args) {
+  const TileView& out = args.tiles[0];
+  const auto* x = static_cast<const float*>(args.tiles[1].data);
+  const int64_t chunks = args.ints[0], d = out.cols;
+  const int64_t* ranges = args.ints + 1;
+  const auto next_held = [&](int64_t chunk) {
+    while (chunk < chunks && ranges[2 * chunk] >= ranges[2 * chunk + 1]) ++chunk;
+    return chunk;
+  };
+  for (int64_t c = 0; c < d; c += kLanes) {
+    const int64_t n = d - c;
+    TreeStack tree;
+    Lanes total = set(-0.0f);
+    for (int64_t chunk = next_held(0); chunk < chunks;) {
+      const int64_t next = next_held(chunk + 1);
+      Lanes sum = load(x + ranges[2 * chunk] + c, n);
+      for (int64_t head = ranges[2 * chunk] + d; head < ranges[2 * chunk + 1]; head += d)
+        sum = sum + load(x + head + c, n);
+      total = tree.add(sum, chunk, next < chunks ? next : 0);
+      chunk = next;
+    }
+    store(static_cast<float*>(out.data) + c, total, n);
+  }
+}
+
 /// tiles: left[m, levels * D], carries[m, levels * D] (or absent), x[m, D]...; ints: slot s, number of x, whether to
 /// finish. The sums of slots s, s + 1, … go onto the stack of a binary counter that holds s; left is the stack of the
 /// counter afterwards, or its root. A stack's levels lie side by side, the oldest first. left may be carries.
@@ -135,10 +163,8 @@ void norm_scale(const KernelArgs& args) {
 }
 
 constexpr Entry kEntries[] = {
-    {"leaf_tree_f32", leaf_tree},
-    {"tree_resume_f32", tree_resume},
-    {"square_sum_f32", square_sum},
-    {"norm_scale", norm_scale},
+    {"leaf_tree_f32", leaf_tree},   {"head_sum_f32", head_sum}, {"tree_resume_f32", tree_resume},
+    {"square_sum_f32", square_sum}, {"norm_scale", norm_scale},
 };
 
 }  // namespace

@@ -8,24 +8,31 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
+/// What gamma is loaded with: an offset added to it. -0 leaves every number as it is, zeros among them.
+TILEWISE_INLINE Lanes gain_offset(double offset) { return set(offset == 0.0 ? -0.0f : static_cast<float>(offset)); }
+
+/// A row is as many groups as rstd has columns, each normalised alone and as wide as gamma: the row, or its heads.
 template <class T>
 void rms_norm(const KernelArgs& args) {
   const TileView &y = args.tiles[0], &rstd = args.tiles[1], &x = args.tiles[2];
   const T* gamma = static_cast<const T*>(args.tiles[3].data);
-  const int64_t d = x.cols;
-  for (int64_t r = 0; r < x.rows; ++r) {
-    const T* from = row_of<const T>(x, r);
-    Lanes squares = set(0.0f);
-    for (int64_t c = 0; c < d; c += kLanes) {
-      const Lanes v = load(from + c, d - c);
-      squares = fused(v, v, squares);
+  const int64_t d = args.tiles[3].cols, groups = smaller(rstd.cols, x.cols / d);
+  const Lanes offset = gain_offset(args.floats[1]);
+  for (int64_t r = 0; r < x.rows; ++r)
+    for (int64_t group = 0; group < groups; ++group) {
+      const T* from = row_of<const T>(x, r) + group * d;
+      T* to = row_of<T>(y, r) + group * d;
+      Lanes squares = set(0.0f);
+      for (int64_t c = 0; c < d; c += kLanes) {
+        const Lanes v = load(from + c, d - c);
+        squares = fused(v, v, squares);
+      }
+      const float mean = sum_lanes(squares) / static_cast<float>(d);
+      const float scale = 1.0f / __builtin_sqrtf(mean + static_cast<float>(args.floats[0]));
+      row_of<float>(rstd, r)[group] = scale;
+      for (int64_t c = 0; c < d; c += kLanes)
+        store(to + c, load(from + c, d - c) * set(scale) * (load(gamma + c, d - c) + offset), d - c);
     }
-    const float mean = sum_lanes(squares) / static_cast<float>(d);
-    const float scale = 1.0f / __builtin_sqrtf(mean + static_cast<float>(args.floats[0]));
-    *row_of<float>(rstd, r) = scale;
-    for (int64_t c = 0; c < d; c += kLanes)
-      store(row_of<T>(y, r) + c, load(from + c, d - c) * set(scale) * load(gamma + c, d - c), d - c);
-  }
 }
 
 /// Where token `row` (absolute) adds to: the `cols` columns of its sequence chunk in the row of its leaf, which is set
@@ -40,25 +47,45 @@ TILEWISE_INLINE float* leaf_row(const KernelArgs& args, const TileView& leaf, in
 
 template <class T>
 void rms_norm_backward(const KernelArgs& args) {
-  const TileView *t = args.tiles, &dy = t[2], &x = t[3], &residual = t[6];
+  const TileView *t = args.tiles, &dy = t[2], &x = t[3], &rstd = t[4], &residual = t[6];
   const T* gamma = static_cast<const T*>(t[5].data);
-  const int64_t d = x.cols;
+  const int64_t d = t[5].cols, groups = smaller(rstd.cols, x.cols / d);
+  const Lanes offset = gain_offset(args.floats[0]);
   for (int64_t r = 0; r < x.rows; ++r) {
-    const T *gradient = row_of<const T>(dy, r), *value = row_of<const T>(x, r);
-    float* leaf = leaf_row(args, t[1], args.row_begin + r, d);
-    const float scale = *row_of<const float>(t[4], r);
-    Lanes dot = set(0.0f);
-    for (int64_t c = 0; c < d; c += kLanes)
-      dot = fused(load(gamma + c, d - c) * load(gradient + c, d - c), load(value + c, d - c), dot);
-    const float shrink = scale * scale * scale / static_cast<float>(d) * sum_lanes(dot);
-    for (int64_t c = 0; c < d; c += kLanes) {
-      const int64_t n = d - c;
-      const Lanes g = load(gradient + c, n), v = load(value + c, n);
-      store(leaf + c, fused(g, v * set(scale), load(leaf + c, n)), n);
-      Lanes dx = fused(v, set(-shrink), set(scale) * (load(gamma + c, n) * g));
-      if (residual.data) dx = dx + load(row_of<const T>(residual, r) + c, n);
-      store(row_of<T>(t[0], r) + c, dx, n);
+    float* leaves = leaf_row(args, t[1], args.row_begin + r, x.cols);
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t first = group * d;
+      const T *gradient = row_of<const T>(dy, r) + first, *value = row_of<const T>(x, r) + first;
+      const T* beside = residual.data ? row_of<const T>(residual, r) + first : nullptr;
+      T* to = row_of<T>(t[0], r) + first;
+      float* leaf = leaves + first;
+      const float scale = row_of<const float>(rstd, r)[group];
+      Lanes dot = set(0.0f);
+      for (int64_t c = 0; c < d; c += kLanes) {
+        const int64_t n = d - c;
+        dot = fused((load(gamma + c, n) + offset) * load(gradient + c, n), load(value + c, n), dot);
+      }
+      const float shrink = scale * scale * scale / static_cast<float>(d) * sum_lanes(dot);
+      for (int64_t c = 0; c < d; c += kLanes) {
+        const int64_t n = d - c;
+        const Lanes g = load(gradient + c, n), v = load(value + c, n);
+        store(leaf + c, fused(g, v * set(scale), load(leaf + c, n)), n);
+        Lanes dx = fused(v, set(-shrink), set(scale) * ((load(gamma + c, n) + offset) * g));
+        if (beside) dx = dx + load(beside + c, n);
+        store(to + c, dx, n);
+      }
     }
+  }
+}
+
+/// Column sums: every element of a row goes to its own column of the leaf.
+template <class T>
+void column_sum_leaf(const KernelArgs& args) {
+  const TileView& x = args.tiles[1];
+  for (int64_t r = 0; r < x.rows; ++r) {
+    const T* row = row_of<const T>(x, r);
+    float* leaf = leaf_row(args, args.tiles[0], args.row_begin + r, x.cols);
+    each_column(x.cols, [&](auto at) { at.store(leaf, at.load(leaf) + at.load(row)); });
   }
 }
 
@@ -226,6 +253,8 @@ constexpr Entry kEntries[] = {
     {"rms_norm_bf16", rms_norm<bf16>},
     {"rms_norm_backward_f32", rms_norm_backward<float>},
     {"rms_norm_backward_bf16", rms_norm_backward<bf16>},
+    {"column_sum_leaf_f32", column_sum_leaf<float>},
+    {"column_sum_leaf_bf16", column_sum_leaf<bf16>},
     {"row_sum_leaf_f32", row_sum_leaf},
     {"rope_f32", rope<float>},
     {"rope_bf16", rope<bf16>},

@@ -21,6 +21,7 @@ from ml_dtypes import bfloat16
 
 import tilewise as tw
 from fuzz.mutate import Mutation, mutate, mutate_json, mutate_plan, mutate_safetensors
+from tilewise import models
 from tilewise.checkpoint import (
     TrainingState,
     load_generation_config,
@@ -30,8 +31,8 @@ from tilewise.checkpoint import (
     save_checkpoint,
 )
 from tilewise.checkpoint.header import dtype_name, parse_header
+from tilewise.checkpoint.tensors import WeightsFile
 from tilewise.checkpoint.training import _describe, _digest, _Meta
-from tilewise.checkpoint.weights import WeightsFile
 from tilewise.core import CheckpointError, TilewiseError
 from tilewise.core.reading import Unreadable
 from tilewise.data import END_OF_TEXT, load_corpus, train_tokenizer
@@ -123,9 +124,9 @@ def _weights_index() -> list[bytes]:
 def read_model_config(folder: Path, data: bytes) -> None:
     """config.json: what is accepted, is the same after being written and read again."""
     (folder / "config.json").write_bytes(data)
-    config = LlamaConfig.from_pretrained(folder)
-    assert config.num_parameters() > 0
-    assert LlamaConfig.from_dict(json.loads(json.dumps(config.to_dict(), allow_nan=False))) == config
+    config = models.open(folder)
+    assert models.num_parameters(config) > 0
+    assert models.config_from_dict(json.loads(json.dumps(config.to_dict(), allow_nan=False))) == config
 
 
 def _model_config() -> list[bytes]:

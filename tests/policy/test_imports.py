@@ -21,7 +21,7 @@ ALLOWED = {
     "session": "core ir graph strategy plan kernels comm runtime checkpoint optim",
     "nn": "core ir graph",
     "optim": "core ir graph kernels",  # what steps of an update compute
-    "models": "core ir nn strategy",
+    "models": "core ir nn strategy checkpoint",  # a family says how files hold its parameters
     "data": f"{STAGES} tilewise",
     "generate": f"{STAGES} data tilewise",
     "train": f"{STAGES} data generate tilewise",
@@ -37,10 +37,11 @@ NATIVE_ALLOWED = {
     "memory": "base",
     "kernels": "base protocols memory",
     "comm": "base protocols memory",
+    "weights": "base kernels",
     "tasks": "base protocols tilewise",
     "include": "tilewise",  # the public headers
     "programs": "base protocols memory kernels comm tasks",
-    "bind": "base protocols memory kernels comm programs tilewise",
+    "bind": "base protocols memory kernels weights comm programs tilewise",
 }
 # Rooms of native/tasks; `tasks` stands for the files at its root.
 ROOMS_ALLOWED = {

@@ -17,9 +17,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ranks.small_llama import batches, change_first, config, training_graph
-from tilewise import ComputeGraph, DistributionStrategy, GraphInstance, Plan
+from tilewise import ComputeGraph, DistributionStrategy, GraphInstance, Plan, models
 from tilewise.ir.program import Instruction
-from tilewise.models import llama
 
 MODEL = config(num_hidden_layers=2)
 NAMES = ("training", "training_dp2tp2", "generation", "generation_tp2")
@@ -33,7 +32,7 @@ def make(name: str) -> Plan:
             mesh, accumulation=2 if mesh else 1, leaves=8, workers_per_device=1
         )
     graph = ComputeGraph("decoding")
-    llama.build_decoding_graph(graph, MODEL, 16, 2, 2, "f32")
+    models.build_decoding_graph(graph, MODEL, 16, 2, 2, "f32")
     if name.endswith("tp2"):
         graph.set_distribution(DistributionStrategy.tensor_parallel(2))
     return graph.plan(workers_per_device=1)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 import tilewise as tw
+from tilewise import models
 from tilewise.ir.program import Instruction, TileProgram
 from tilewise.models import llama
 from tilewise.plan import Plan
@@ -36,7 +37,7 @@ def training_graph(
 ) -> tw.ComputeGraph:
     """A training graph with AdamW and clipping."""
     graph = tw.ComputeGraph("llama")
-    llama.build_training_graph(graph, model, batch, seq, dtype)
+    models.build_training_graph(graph, model, batch, seq, dtype)
     graph.optimize(tw.optim.AdamW())
     return graph
 

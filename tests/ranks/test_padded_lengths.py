@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from padded_batches import change_ints, differing, graph_for, padded, small_model, steps
 
 import tilewise as tw
+from tilewise import models
 from tilewise.core import DeviceMesh
 from tilewise.core.errors import LayoutError, PlanError, ShapeError
 from tilewise.kernels.isa import isa_in_use
-from tilewise.models import llama
 from tilewise.nn import linear, rms_norm
 from tilewise.session import verify_strategy
 
@@ -171,7 +171,7 @@ def test_any_lengths_with_any_padding(running, lengths, extra, seed):
 def test_random_lengths_on_random_meshes(lengths, extra, axes, accumulation, chunks, dtype):
     """Two steps over a mesh, padded, against one device and the exact length, for several numbers of chunks."""
     graph = tw.ComputeGraph("llama", reduction_chunks=chunks)
-    llama.build_training_graph(graph, small_model(), 8, tw.Dim("seq", 1, 400), dtype)
+    models.build_training_graph(graph, small_model(), 8, tw.Dim("seq", 1, 400), dtype)
     graph.optimize(tw.optim.AdamW())
     longest = max(lengths)
     try:
@@ -297,7 +297,7 @@ def test_saved_plans_keep_their_lengths(tmp_path, sizes):
 def test_generation_may_be_planned_for_one_size():
     """The same option on a graph of another kind: fewer tokens at a time need less memory, and the text is the same."""
     graph = tw.ComputeGraph()
-    llama.build_decoding_graph(
+    models.build_decoding_graph(
         graph, small_model(), max_tokens=64, max_sequences=2, num_blocks=2, dtype="f32"
     )
     batch = {n: np.arange(3, dtype=np.int32) for n in ("tokens", "positions", "slots")}

@@ -16,6 +16,7 @@ import pytest
 from small_llama import batches, change_first, config, drop_partial
 
 import tilewise as tw
+from tilewise import models
 from tilewise.core.errors import LayoutError
 from tilewise.models import llama
 from tilewise.session import verify_strategy
@@ -58,7 +59,7 @@ def training(case: Case) -> tuple[llama.LlamaConfig, tw.ComputeGraph, dict[str, 
     )
     leaves = dp * microbatches * (2 if dp * microbatches <= 4 else 1)
     graph = tw.ComputeGraph("llama", reduction_chunks=chunks)
-    llama.build_training_graph(graph, model, leaves, length, dtype)
+    models.build_training_graph(graph, model, leaves, length, dtype)
     graph.optimize(tw.optim.AdamW())
     mesh = {name: n for name, n in (("dp", dp), ("tp", tp)) if n > 1}
     return model, graph, mesh, leaves

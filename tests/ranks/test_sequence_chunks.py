@@ -7,6 +7,7 @@ import pytest
 from small_llama import batches, config, training_graph
 
 import tilewise as tw
+from tilewise import models
 from tilewise.core.mesh import DeviceMesh
 from tilewise.session import verify_strategy
 
@@ -83,7 +84,7 @@ def test_another_cut_of_the_sequence_shows():
 def one_chunk(model):
     """The same graph with sums that are not cut."""
     graph = tw.ComputeGraph("llama", reduction_chunks=1)
-    tw.models.llama.build_training_graph(graph, model, BATCH, SEQ, "f32")
+    models.build_training_graph(graph, model, BATCH, SEQ, "f32")
     graph.optimize(tw.optim.AdamW())
     return graph
 

@@ -8,8 +8,8 @@ import pytest
 from small_llama import batches, change_first, config, drop_partial
 
 import tilewise as tw
+from tilewise import models
 from tilewise.core.errors import LayoutError
-from tilewise.models import llama
 from tilewise.session import verify_strategy
 
 SEQ = 16
@@ -20,7 +20,7 @@ def training(chunks, batch, **sizes):
     """A small Llama's training graph with so many chunks."""
     model = config(**sizes)
     graph = tw.ComputeGraph("llama", reduction_chunks=chunks)
-    llama.build_training_graph(graph, model, batch, SEQ, "f32")
+    models.build_training_graph(graph, model, batch, SEQ, "f32")
     graph.optimize(tw.optim.AdamW())
     return model, graph
 

@@ -1,7 +1,7 @@
 """Files: weights in safetensors, Hugging Face directories, training checkpoints.
 
 Owns formats, the checks of everything that comes in, and atomic replacement. Knows tensors by name only: no models,
-no strategies. Weights are read lazily through memory maps, so a device that needs some rows reads those rows.
+no strategies. Weights are read lazily, so a device that needs some rows reads those rows.
 """
 
 from tilewise.checkpoint.files import (
@@ -11,6 +11,9 @@ from tilewise.checkpoint.files import (
 )
 from tilewise.checkpoint.lock import lock_directory
 from tilewise.checkpoint.pretrained import load_generation_config, load_tokenizer, save_pretrained
+from tilewise.checkpoint.shards import write_weights
+from tilewise.checkpoint.stored import StoredTensor, StoredWeights, store_parameters
+from tilewise.checkpoint.tensors import FileTensor, LazyTensor, Tensor
 from tilewise.checkpoint.training import (
     DamagedCheckpoint,
     TrainingState,
@@ -20,10 +23,15 @@ from tilewise.checkpoint.training import (
     load_latest,
     save_checkpoint,
 )
-from tilewise.checkpoint.weights import open_weights, write_weights
+from tilewise.checkpoint.weights import open_weights
 
 __all__ = [
     "DamagedCheckpoint",
+    "FileTensor",
+    "LazyTensor",
+    "StoredTensor",
+    "StoredWeights",
+    "Tensor",
     "TrainingState",
     "check_replaceable",
     "check_writable",
@@ -38,5 +46,6 @@ __all__ = [
     "remove_leftovers",
     "save_checkpoint",
     "save_pretrained",
+    "store_parameters",
     "write_weights",
 ]

@@ -2,14 +2,13 @@
 
 Owns the format's rules: eight bytes of length, a JSON object of tensors, then their bytes, which cover the rest of the
 file once, without holes and without overlaps. Refuses everything else, naming the tensor and the rule, so that what is
-read later is what was written. A pure function of the file's bytes; `checkpoint.weights` maps files and asks it.
+read later is what was written. A pure function of the file's bytes; `checkpoint.tensors` opens files and asks it.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from mmap import mmap
 from typing import Annotated, Any
 
 import ml_dtypes
@@ -19,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tilewise.core.border import shown
 from tilewise.core.reading import Unreadable, parse_json
 
-__all__ = ["TensorEntry", "dtype_name", "is_storable", "parse_header"]
+__all__ = ["TensorEntry", "dtype_name", "header_end", "is_storable", "parse_header"]
 
 _DTYPES: dict[str, Any] = {
     "F64": np.float64,
@@ -86,27 +85,42 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     return next(name for name, kind in _DTYPES.items() if np.dtype(kind) == dtype)
 
 
-def parse_header(data: bytes | mmap) -> dict[str, TensorEntry]:
+def header_end(data: bytes, size: int) -> int:
+    """Where a header ends and tensors begin, counted from the file's start.
+
+    Args:
+        data: the file's first bytes, eight at least if it has so many.
+        size: of the whole file.
+
+    Raises:
+        Unreadable: there is no room for a header of that length.
+    """
+    if size < _LENGTH_BYTES or len(data) < _LENGTH_BYTES:
+        raise Unreadable(f"it has {size} bytes, less than the length of a header takes")
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    if length > _MAX_HEADER_BYTES or _LENGTH_BYTES + length > size:
+        raise Unreadable(f"its header should take {length} bytes, the file has {size}")
+    return _LENGTH_BYTES + length
+
+
+def parse_header(data: bytes, size: int | None = None) -> dict[str, TensorEntry]:
     """All tensors of a safetensors file, by name.
 
     Args:
-        data: the whole file; only its header is looked at.
+        data: the file's first bytes, its header at least.
+        size: of the whole file; None: `data` is the whole file.
 
     Raises:
         Unreadable: the header breaks a rule of the format, or does not fit the file.
     """
-    if len(data) < _LENGTH_BYTES:
-        raise Unreadable(f"it has {len(data)} bytes, less than the length of a header takes")
-    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
-    start = _LENGTH_BYTES + length
-    if length > _MAX_HEADER_BYTES or start > len(data):
-        raise Unreadable(f"its header should take {length} bytes, the file has {len(data)}")
+    size = len(data) if size is None else size
+    start = header_end(data, size)
     content = data[_LENGTH_BYTES:start]
     if not content.startswith(b"{"):
         raise Unreadable("its header does not begin with '{'")
     stored = parse_json(content, _Header).__pydantic_extra__
     entries = {name: _entry(name, tensor, start) for name, tensor in stored.items()}
-    _check_covering(entries, start, len(data))
+    _check_covering(entries, start, size)
     return entries
 
 

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from tilewise.checkpoint.files import replace_directory
-from tilewise.checkpoint.weights import write_weights
+from tilewise.checkpoint.shards import MAX_SHARD_BYTES, write_weights
+from tilewise.checkpoint.tensors import Tensor
 from tilewise.core import Border, CheckpointError
 from tilewise.core.border import shown
 from tilewise.core.reading import Unreadable, parse_json, read_json, read_whole, refusals_of, validate_json
@@ -73,18 +73,21 @@ class _GenerationConfig(BaseModel):
 def save_pretrained(
     directory: str | Path,
     config: Mapping[str, Any],
-    tensors: Iterable[tuple[str, NDArray[Any]]],
+    tensors: Iterable[tuple[str, Tensor]],
     tokenizer: Tokenizer | None = None,
     generation_config: Mapping[str, Any] | None = None,
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Write a model so that `transformers` and Tilewise can open it; an older directory of that name is
     replaced.
 
     Args:
         config: content of config.json.
-        tensors: names as files spell them, and arrays; consumed one after the other.
+        tensors: names as files spell them, and arrays; lazy ones (`store_parameters`) are fetched one after the other.
         tokenizer: written as tokenizer.json with a tokenizer_config.json.
         generation_config: defaults of generation, for example `{"eos_token_id": 0}`.
+        max_shard_bytes: of a file of weights; more are spread over several with an index.
 
     Raises:
         ResourceError: it cannot be written; what stood there is kept.
@@ -97,7 +100,7 @@ def save_pretrained(
         if tokenizer is not None:
             (temporary / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
             _write_json(temporary / "tokenizer_config.json", _tokenizer_config(config, tokenizer))
-        write_weights(temporary, tensors)
+        write_weights(temporary, tensors, max_shard_bytes)
 
     path = _border.path("save_pretrained", "a directory", directory)
     _border.json("save_pretrained", "config", config)

@@ -25,7 +25,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tilewise.checkpoint.files import remove_directory, remove_leftovers, replace_directory
 from tilewise.checkpoint.header import dtype_name, is_storable
-from tilewise.checkpoint.weights import WeightsFile, save_tensors
+from tilewise.checkpoint.shards import save_tensors
+from tilewise.checkpoint.tensors import ArraysOfFile
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
 from tilewise.core.reading import Unreadable, read_json
@@ -255,7 +256,7 @@ def _digest(meta: _Meta) -> str:
     return hashlib.sha256(content.encode("utf-8")).hexdigest()
 
 
-def _open(path: Path) -> tuple[_Meta, WeightsFile]:
+def _open(path: Path) -> tuple[_Meta, ArraysOfFile]:
     """Metadata and tensors of a checkpoint, everything checked but the tensors' bytes.
 
     Raises:
@@ -268,7 +269,7 @@ def _open(path: Path) -> tuple[_Meta, WeightsFile]:
     if _digest(meta) != meta.digest:
         raise DamagedCheckpoint(path, f"{_META} does not have its own checksum")
     try:
-        tensors = WeightsFile(path / _STATE)
+        tensors = ArraysOfFile(path / _STATE)
     except CheckpointError as error:
         raise DamagedCheckpoint(path, str(error)) from None
     found = {name: (dtype_name(entry.dtype), list(entry.shape)) for name, entry in tensors.entries.items()}

@@ -1,35 +1,32 @@
-"""Weights in safetensors files: opened lazily, written atomically.
+"""Weights in safetensors files: opened lazily.
 
-`open_weights` maps the files into memory; a tensor costs nothing until its elements are read, and
-`weights[name][a:b]` reads those rows only. bf16 comes and goes as `ml_dtypes.bfloat16`. Refuses files that break a rule
-of the format (`checkpoint.header`) and indexes that name anything but the tensors of files beside them. Data comes
-from a Hugging Face directory or a single file and goes to `GraphInstance.load_parameters`.
+`open_weights` reads headers; a tensor costs nothing until its elements are read, and `weights[name][a:b]` reads those
+rows only. bf16 comes as `ml_dtypes.bfloat16`. Refuses files that break a rule of the format (`checkpoint.header`),
+indexes that name anything but the tensors of files beside them, and pickled weights. Data comes from a Hugging Face
+directory or a single file and goes to `GraphInstance.load_parameters`; what writes such files is `checkpoint.shards`.
 """
 
 from __future__ import annotations
 
-import json
-import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from tilewise.checkpoint.header import TensorEntry, is_storable, parse_header
+from tilewise.checkpoint.tensors import FileTensor, WeightsFile
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
-from tilewise.core.reading import Unreadable, open_regular, read_json
-from tilewise.core.writing import replace_file, replace_text
+from tilewise.core.reading import Unreadable, read_json
 
-__all__ = ["WeightsFile", "open_weights", "save_tensors", "write_weights"]
+__all__ = ["INDEX", "SINGLE", "open_weights"]
 
 _border = Border("checkpoint", CheckpointError)
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_PICKLED = re.compile(r".*\.(bin|pt|pth|pkl|ckpt)")
 
 
 class _Index(BaseModel):
@@ -40,155 +37,43 @@ class _Index(BaseModel):
     weight_map: dict[str, str]
 
 
-def open_weights(path: str | Path) -> Mapping[str, NDArray[Any]]:
+def open_weights(path: str | Path) -> Mapping[str, FileTensor]:
     """The tensors of a safetensors file, or of a Hugging Face directory with one or several of them.
 
     Returns:
-        A mapping from name to a read-only array that lies in the file; nothing is read until it is used.
+        A mapping from name to what NumPy takes for an array; nothing is read until it is used.
 
     Raises:
-        CheckpointError: no such file, a broken header, an index that names absent tensors.
+        CheckpointError: no such file, a broken header, an index that names absent tensors, pickled weights alone.
     """
     path = _border.path("open_weights", "weights", path)
     if not os.path.isdir(path):
         return WeightsFile(path)
     if os.path.lexists(path / INDEX):
         return _open_indexed(path)
+    if not os.path.lexists(path / SINGLE):
+        _refuse_pickled(path)
     return WeightsFile(path / SINGLE)
 
 
-def write_weights(
-    directory: str | Path, tensors: Iterable[tuple[str, NDArray[Any]]], max_shard_bytes: int = 4 << 30
-) -> None:
-    """Write tensors as `model.safetensors`, or as numbered files with an index when they exceed one shard.
-
-    At most one shard is held in memory. Each file is replaced atomically; the index comes last.
+def _refuse_pickled(directory: Path) -> None:
+    """Say what is wrong with a directory whose weights are pickled.
 
     Raises:
-        CheckpointError: what is given are no arrays by name.
-        ResourceError: a file cannot be written.
+        CheckpointError: there are such files.
     """
-    directory = _border.path("write_weights", "a directory", directory)
-    max_shard_bytes = _border.integer("write_weights", "max_shard_bytes", max_shard_bytes, 1, 1 << 62)
-    shards: list[list[str]] = []
-    try:
-        total_bytes, part = _write_all_but_last(directory, shards, tensors, max_shard_bytes)
-        if not shards:
-            _write_file(directory / SINGLE, part)
-            (directory / INDEX).unlink(missing_ok=True)  # of an older model in several files
-            return
-        shards.append(_write_part(directory, len(shards), part))
-        _number_parts(directory, shards, total_bytes)
-    finally:
-        for i in range(len(shards)):
-            (directory / _part_name(i)).unlink(missing_ok=True)
+    names: list[str] = []
+    with suppress(OSError):
+        names = sorted(name for name in os.listdir(directory) if _PICKLED.fullmatch(name))
+    if names:
+        raise CheckpointError(
+            f"[checkpoint.open_weights] weights must be safetensors, pickled files may run any code; got {names[0]!r} "
+            f"and no {SINGLE} in {str(directory)!r}; convert them where you trust them, with save_pretrained of "
+            "transformers, or download a revision that has safetensors"
+        )
 
 
-def _write_all_but_last(
-    directory: Path,
-    shards: list[list[str]],
-    tensors: Iterable[tuple[str, NDArray[Any]]],
-    max_shard_bytes: int,
-) -> tuple[int, dict[str, NDArray[Any]]]:
-    """Write every shard that is full, adding its names to `shards`; returns all bytes, and what is left."""
-    total_bytes = 0
-    part: dict[str, NDArray[Any]] = {}
-    for name, tensor in _named(tensors):
-        if part and sum(t.nbytes for t in part.values()) + tensor.nbytes > max_shard_bytes:
-            shards.append(_write_part(directory, len(shards), part))
-            part = {}
-        part[name] = np.ascontiguousarray(tensor)
-        total_bytes += tensor.nbytes
-    return total_bytes, part
-
-
-def _named(tensors: Iterable[tuple[str, NDArray[Any]]]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Names and arrays, one by one, each held to what a file can store.
-
-    Raises:
-        CheckpointError: something else, or a name that comes twice.
-    """
-    if isinstance(tensors, (str, Mapping, np.ndarray)) or not isinstance(tensors, Iterable):
-        _border.refuse("write_weights", "tensors are pairs of name and array", shown(tensors), "pass a list")
-    seen: set[str] = set()
-    for pair in tensors:
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            _border.refuse("write_weights", "tensors are pairs of name and array", shown(pair), "pass tuples")
-        name, tensor = pair
-        _border.text("write_weights", "a tensor's name", name)
-        if name in seen or not isinstance(tensor, np.ndarray) or not is_storable(tensor.dtype):
-            _border.refuse(
-                "write_weights",
-                "every name comes once, with an array of numbers that safetensors can hold",
-                f"{shown(tensor)} for {shown(name)}",
-                "correct it",
-            )
-        seen.add(name)
-        yield name, tensor
-
-
-class WeightsFile(Mapping[str, NDArray[Any]]):
-    """One safetensors file in memory; the map lives as long as an array that points into it.
-
-    Attributes:
-        entries: what its header says, by name.
-
-    Raises:
-        CheckpointError: it is not whole safetensors; names the rule it breaks.
-    """
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self._map = _map_file(path)
-            self.entries: Mapping[str, TensorEntry] = parse_header(self._map)
-        except Unreadable as error:
-            raise CheckpointError(
-                f"[checkpoint.open_weights] weights must be a whole safetensors file; got {str(path)!r}: {error}; "
-                "check the path, download or write it again"
-            ) from None
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        entry = self.entries[name]
-        bytes_ = np.frombuffer(self._map, np.uint8, entry.end - entry.begin, entry.begin)
-        if bytes_.ctypes.data % entry.dtype.alignment:  # the format does not ask writers to align tensors
-            bytes_ = bytes_.copy()
-        return bytes_.view(entry.dtype).reshape(entry.shape)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-
-def _map_file(path: Path) -> mmap.mmap | bytes:
-    """A regular file's bytes, mapped; none can be mapped of an empty one."""
-    with open_regular(path) as file:
-        try:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:  # an empty file has nothing to map
-            return b""
-        except OSError as error:
-            raise Unreadable(error.strerror or str(error)) from None
-
-
-class _IndexedFiles(Mapping[str, NDArray[Any]]):
-    """Several files behind one index."""
-
-    def __init__(self, files: Mapping[str, WeightsFile]) -> None:
-        self._files = files
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        return self._files[name][name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-
-def _open_indexed(directory: Path) -> Mapping[str, NDArray[Any]]:
+def _open_indexed(directory: Path) -> Mapping[str, FileTensor]:
     """The files that an index names, each tensor from the file that it says."""
     try:
         weight_map = read_json(directory / INDEX, _Index).weight_map
@@ -210,7 +95,7 @@ def _open_indexed(directory: Path) -> Mapping[str, NDArray[Any]]:
         for tensor in opened[name]:
             if weight_map.get(tensor) != name:
                 raise _index_error(directory, f"it does not say that {shown(name)} holds {shown(tensor)}")
-    return _IndexedFiles({tensor: opened[name] for tensor, name in weight_map.items()})
+    return {tensor: opened[name][tensor] for tensor, name in weight_map.items()}
 
 
 def _index_error(directory: Path, reason: str) -> CheckpointError:
@@ -218,48 +103,3 @@ def _index_error(directory: Path, reason: str) -> CheckpointError:
         f"[checkpoint.open_weights] {INDEX} must map every tensor to its file; got {str(directory)!r}: {reason}; "
         "download it again"
     )
-
-
-def save_tensors(
-    path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
-) -> None:
-    """Write one safetensors file, with the mode that files of this process have.
-
-    Raises:
-        OSError: it cannot be written, for example because the disk is full.
-    """
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
-    path.touch()
-    mode = path.stat().st_mode & 0o777
-    try:
-        save_file(dict(tensors), str(path), metadata=None if metadata is None else dict(metadata))
-    except SafetensorError as error:  # the library's own kind for what the system refused
-        raise OSError(str(error)) from None
-    path.chmod(mode)  # the library makes a file that only its owner can read
-
-
-def _write_file(path: Path, tensors: dict[str, NDArray[Any]]) -> None:
-    replace_file(path, lambda temporary: save_tensors(temporary, tensors, {"format": "pt"}))
-
-
-def _part_name(index: int) -> str:
-    return f".part-{index + 1:05d}.safetensors"
-
-
-def _write_part(directory: Path, index: int, tensors: dict[str, NDArray[Any]]) -> list[str]:
-    _write_file(directory / _part_name(index), tensors)
-    return list(tensors)
-
-
-def _number_parts(directory: Path, shards: list[list[str]], total_bytes: int) -> None:
-    """Give the parts their final names, known only now that their number is, and write the index."""
-    weight_map: dict[str, str] = {}
-    for i, names in enumerate(shards):
-        final = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
-        (directory / _part_name(i)).replace(directory / final)
-        weight_map.update(dict.fromkeys(names, final))
-    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
-    replace_text(directory / INDEX, json.dumps(index, indent=2, sort_keys=True))
-    (directory / SINGLE).unlink(missing_ok=True)  # of an older model in one file

@@ -143,22 +143,24 @@ def _configure(dp: int, out: Path, data: str, steps: int) -> TrainConfig:
 
 def _check_tensor_parallel(config: TrainConfig) -> None:
     import tilewise as tw
-    from tilewise.models import llama
+    from tilewise import models
 
-    graph = tw.ComputeGraph("llama")
-    llama.build_decoding_graph(graph, make_model_config(config), 64, 1, 4, "bf16")
+    graph = tw.ComputeGraph("demo")
+    models.build_decoding_graph(graph, make_model_config(config), 64, 1, 4, "bf16")
     graph.set_distribution(tw.DistributionStrategy.tensor_parallel(_TP))
     graph.plan()
 
 
 def _describe(config: TrainConfig, data: TrainingData, console: Console) -> None:
+    from tilewise.models import num_parameters
+
     corpus, model = data.corpus, make_model_config(config)
     console.print(
         f"data: {len(corpus.train):,} files, {corpus.num_bytes / 1e6:.1f} MB, "
         f"{len(data.batches.stream):,} tokens of "
         f"{data.tokenizer.get_vocab_size():,} kinds; {len(corpus.held_out)} files held out\n"
         f"model: {model.num_hidden_layers} layers x {model.hidden_size}, "
-        f"{model.num_parameters() / 1e6:.2f} million "
+        f"{num_parameters(model) / 1e6:.2f} million "
         f"parameters; {config.train.dtype} with fp32 masters; {config.train.batch} x "
         f"{config.data.context} tokens a step"
         f" over dp={config.distribution.mesh.get('dp', 1)}",

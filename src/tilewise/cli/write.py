@@ -80,19 +80,20 @@ def write_text(
     Raises:
         ConfigError, CheckpointError, LayoutError: before any work.
     """
+    from tilewise import models
     from tilewise.checkpoint import load_tokenizer
     from tilewise.generate import Generator, check_prompt, encode_prompt
-    from tilewise.models.llama import LlamaConfig
 
     started = time.perf_counter()
-    model = LlamaConfig.from_pretrained(model_dir)
+    model = models.open(model_dir)
+    limit = models.max_context(model)
     # an empty prompt begins with one token of the generator's own
     num_tokens = max(1, len(encode_prompt(load_tokenizer(model_dir, model.vocab_size), prompt)))
-    check_prompt(num_tokens, model.max_position_embeddings)
-    room = model.max_position_embeddings - num_tokens
+    check_prompt(num_tokens, limit)
+    room = limit - num_tokens
     if max_tokens is not None and max_tokens > room:
         raise ConfigError(
-            f"[cli.generate] prompt and --max-tokens must fit the model's context of {model.max_position_embeddings} "
+            f"[cli.generate] prompt and --max-tokens must fit the model's context of {limit} "
             f"tokens; got {num_tokens} and {max_tokens}; ask for at most {room}"
         )
     sampling = replace(sampling, max_tokens=min(max_tokens or sampling.max_tokens, room))

@@ -6,19 +6,22 @@ to.
 
 from tilewise.data.batches import IGNORED, Batches, PaddedBatches
 from tilewise.data.corpus import Corpus, TextFile, is_held_out, load_corpus, load_standard_library
-from tilewise.data.tokenizer import END_OF_TEXT, encode_files, end_of_text_id, train_tokenizer
+from tilewise.data.masked import MaskedBatches
+from tilewise.data.tokenizer import END_OF_TEXT, MASK, encode_files, special_id, train_tokenizer
 
 __all__ = [
     "END_OF_TEXT",
     "IGNORED",
+    "MASK",
     "Batches",
     "Corpus",
+    "MaskedBatches",
     "PaddedBatches",
     "TextFile",
     "encode_files",
-    "end_of_text_id",
     "is_held_out",
     "load_corpus",
     "load_standard_library",
+    "special_id",
     "train_tokenizer",
 ]

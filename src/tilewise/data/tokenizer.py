@@ -1,6 +1,7 @@
 """A byte-level BPE tokenizer, trained on the corpus at hand, and texts turned into token streams.
 
-Any byte string survives encoding and decoding. The one special token ends a document. Training and encoding
+Any byte string survives encoding and decoding. A special token ends a document; encoders' have one that hides another.
+Training and encoding
 are the `tokenizers` library's; this file fixes the settings, so that equal texts give equal tokenizers.
 """
 
@@ -17,35 +18,43 @@ from tilewise.core import Border, ConfigError, shown
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["END_OF_TEXT", "encode_files", "end_of_text_id", "train_tokenizer"]
+__all__ = ["END_OF_TEXT", "MASK", "encode_files", "special_id", "train_tokenizer"]
 
 END_OF_TEXT = "<|endoftext|>"
+MASK = "[MASK]"
 _BATCH = 64
 _border = Border("data")
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Tokenizer:
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int = 4096, *, special_tokens: Sequence[str] = (END_OF_TEXT,)
+) -> Tokenizer:
     """A byte-level BPE tokenizer with `<|endoftext|>` as id 0.
 
+    Args:
+        texts: to learn from.
+        vocab_size: most ids.
+        special_tokens: from id 0 on.
+
     Raises:
-        ConfigError: a vocabulary too small for all bytes and the special token.
+        ConfigError: a vocabulary too small for all bytes and the special tokens.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if isinstance(texts, (str, bytes, np.ndarray)) or not isinstance(texts, Iterable):
         _border.refuse("tokenizer", "texts must be an iterable of them", shown(texts), "pass a list")
     vocab_size = _border.integer("tokenizer", "vocab_size", vocab_size, 0, 1 << 31)
-    if vocab_size < 257:
+    if vocab_size < 256 + len(special_tokens):
         raise ConfigError(
-            f"[data.tokenizer] a vocabulary must hold 256 bytes and {END_OF_TEXT}; got "
-            f"{vocab_size}; use at least 257"
+            f"[data.tokenizer] a vocabulary must hold 256 bytes and {' and '.join(special_tokens)}; got "
+            f"{vocab_size}; use at least {256 + len(special_tokens)}"
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=list(special_tokens),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -59,32 +68,40 @@ def _each_text(texts: Iterable[str]) -> Iterator[str]:
         yield _border.instance("tokenizer", "a text", text, str, "decode it")
 
 
-def end_of_text_id(tokenizer: Tokenizer) -> int:
-    """The id of `<|endoftext|>`.
+def special_id(tokenizer: Tokenizer, *tokens: str) -> int:
+    """The id of the first of some special tokens that a tokenizer knows.
 
     Raises:
-        ConfigError: this tokenizer has none.
+        ConfigError: it knows none.
     """
-    found = tokenizer.token_to_id(END_OF_TEXT)
+    found = next((i for i in map(tokenizer.token_to_id, tokens) if i is not None), None)
     if found is None:
         raise ConfigError(
-            f"[data.tokenizer] the tokenizer must know {END_OF_TEXT}; got none; use the one made by train"
+            f"[data.tokenizer] the tokenizer must know {' or '.join(tokens)}; got none; use another model's"
         )
     return int(found)
 
 
 def encode_files(
-    tokenizer: Tokenizer, texts: Sequence[str], show: Callable[[int, int], None] = lambda done, total: None
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    end: int,
+    show: Callable[[int, int], None] = lambda done, total: None,
 ) -> NDArray[np.int32]:
-    """All texts as one stream of ids, each followed by `<|endoftext|>`.
+    """All texts as one stream of ids, each followed by one that ends it.
 
     Args:
+        tokenizer: makes ids; its own additions (an id that begins a text) are left out.
+        texts: to encode.
+        end: id behind each.
         show: called with the files done and all files, now and then.
     """
-    end = end_of_text_id(tokenizer)
     parts: list[NDArray[np.int32]] = []
     for first in range(0, len(texts), _BATCH):
         batch = list(texts[first : first + _BATCH])
-        parts += [np.array([*encoded.ids, end], np.int32) for encoded in tokenizer.encode_batch(batch)]
+        parts += [
+            np.array([*encoded.ids, end], np.int32)
+            for encoded in tokenizer.encode_batch(batch, add_special_tokens=False)
+        ]
         show(min(first + _BATCH, len(texts)), len(texts))
     return np.concatenate(parts) if parts else np.empty(0, np.int32)

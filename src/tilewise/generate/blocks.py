@@ -7,7 +7,7 @@ hand out what is not there.
 from __future__ import annotations
 
 from tilewise.core import Border, ResourceError
-from tilewise.models.llama.model import BLOCK_SIZE
+from tilewise.models import BLOCK_SIZE
 
 __all__ = ["BlockTable", "num_blocks_for"]
 

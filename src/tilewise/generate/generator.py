@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,18 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tilewise as tw
-from tilewise.checkpoint import load_generation_config, load_tokenizer, open_weights
+from tilewise import models
+from tilewise.checkpoint import load_generation_config, load_tokenizer
 from tilewise.core import MAX_DEVICES, Border, ConfigError, PlanError, ResourceError, choose_dtype
 from tilewise.generate.blocks import BlockTable, num_blocks_for
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.prompts import encode_prompt
 from tilewise.generate.sampling import Sampling, pick_token
-from tilewise.models import llama
-from tilewise.models.llama.model import BLOCK_SIZE
-from tilewise.models.llama.weights import rename_from_files
+from tilewise.models import BLOCK_SIZE
 
 if TYPE_CHECKING:
-    from tilewise.models.llama import LlamaConfig
+    from tilewise.models import ModelConfig
     from tilewise.session import GraphInstance
 
 __all__ = ["Generator", "Piece", "check_prompt"]
@@ -138,11 +137,11 @@ class Generator:
         tp = _border.integer("generator", "tp", tp, 1, MAX_DEVICES)
         max_sequences = _border.integer("generator", "max_sequences", max_sequences, 1, _MOST)
         max_tokens = _border.integer("generator", "max_tokens_per_call", max_tokens_per_call, 1, _MOST)
-        self.config: LlamaConfig = llama.LlamaConfig.from_pretrained(model_dir)
+        self.config: ModelConfig = models.open(model_dir)
         dtype = choose_dtype(dtype, self.config.dtype)
         self.tokenizer = load_tokenizer(model_dir, self.config.vocab_size)
         self._end_ids = _end_ids(load_generation_config(model_dir, self.config.vocab_size), self.config)
-        limit = self.config.max_position_embeddings
+        limit = models.max_context(self.config)
         wanted = limit if max_context is None else max_context
         self.max_context = _border.integer("generator", "max_context", wanted, 1, limit)
         blocks_each = num_blocks_for(self.max_context)
@@ -150,10 +149,10 @@ class Generator:
         self._chunk = max(max_tokens, max_sequences)
         self._num_blocks = max_sequences * blocks_each
         self._max_blocks = min(self._num_blocks, blocks_each)
-        weights = rename_from_files(open_weights(model_dir), self.config)
-        graph = tw.ComputeGraph("llama")
-        shorter = replace(self.config, max_position_embeddings=self.max_context)  # its table of angles, too
-        llama.build_decoding_graph(graph, shorter, self._chunk, max_sequences, self._num_blocks, dtype)
+        weights = models.open_weights(model_dir, self.config)
+        graph = tw.ComputeGraph(self.config.model_type)
+        sizes = (self._chunk, max_sequences, self._num_blocks)
+        models.build_decoding_graph(graph, self.config, *sizes, dtype, context=self.max_context)
         strategy = tw.DistributionStrategy.tensor_parallel(tp) if tp > 1 else tw.DistributionStrategy.single()
         graph.set_distribution(strategy)
         self.instance: GraphInstance = graph.instantiate(graph.plan())
@@ -313,7 +312,7 @@ def check_prompt(num_tokens: int, max_context: int) -> None:
         )
 
 
-def _end_ids(generation_config: dict[str, Any], config: LlamaConfig) -> frozenset[int]:
+def _end_ids(generation_config: dict[str, Any], config: ModelConfig) -> frozenset[int]:
     """End tokens: those of generation_config.json, else those of config.json."""
     eos = generation_config.get("eos_token_id")
     if eos is None:

@@ -16,7 +16,7 @@ import numpy as np
 
 import tilewise.graph.ops  # noqa: F401  (registers the ops)
 from tilewise.core.border import Border, shown
-from tilewise.core.dims import Dim, DimLabel, Size
+from tilewise.core.dims import MAX_SIZE, Dim, DimLabel, Size
 from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
 from tilewise.core.tree import MAX_COUNT
@@ -85,6 +85,7 @@ class GraphBuilder:
         *,
         name: str,
         labels: Labels = (),
+        init: str | None = None,
         init_scale: float = 1.0,
         layout: Hint | None = None,
     ) -> TensorNode:
@@ -95,7 +96,9 @@ class GraphBuilder:
             dtype: of its elements.
             name: its path.
             labels: per dim what it counts, or None.
-            init_scale: of a weight: how far its random values spread, as a multiple of the other weights' spread.
+            init: what `initialize` makes of it, `normal`, `ones` or `zeros`; by default random weights, and ones for
+                vectors.
+            init_scale: how far random values spread, as a multiple of the other weights' spread.
             layout: which mesh axes share its dims (ir/hints.py), where a strategy's rules shall not decide.
         """
         spec = _spec("parameter", shape, dtype, labels, name, "rows")
@@ -107,7 +110,9 @@ class GraphBuilder:
                 "reshape it",
             )
         storage = "packed" if len(spec.shape) == 2 else "vector"
-        return self._declare("parameter", replace(spec, storage=storage, init_scale=init_scale), layout)
+        first = init if init is not None else {"packed": "normal", "vector": "ones"}[storage]
+        spec = replace(spec, storage=storage, init=first, init_scale=init_scale)
+        return self._declare("parameter", spec, layout)
 
     def state(
         self,
@@ -244,6 +249,10 @@ class GraphBuilder:
         """`a + b`."""
         return self.op("add", [a, b])[0]
 
+    def add_bias(self, x: TensorNode, bias: TensorNode) -> TensorNode:
+        """`x + bias`, the vector `[n]` on every row of `x` `[..., n]`."""
+        return self.op("add_bias", [x, bias])[0]
+
     def multiply(self, a: TensorNode, b: TensorNode) -> TensorNode:
         """`a * b`."""
         return self.op("multiply", [a, b])[0]
@@ -264,9 +273,26 @@ class GraphBuilder:
         """`x` as `f32` or `bf16`."""
         return self.op("cast", [x], dtype=_dtype(dtype).name)[0]
 
-    def rms_norm(self, x: TensorNode, gamma: TensorNode, *, eps: float = 1e-6) -> TensorNode:
-        """`x / sqrt(mean(x²) + eps) * gamma` over the last dim."""
-        return self.op("rms_norm", [x, gamma], eps=eps)[0]
+    def rms_norm(
+        self,
+        x: TensorNode,
+        gamma: TensorNode,
+        *,
+        eps: float = 1e-6,
+        offset: float = 0.0,
+        head_dim: int | None = None,
+    ) -> TensorNode:
+        """`x / sqrt(mean(x²) + eps) * (gamma + offset)` over the last dim, rounded once.
+
+        Args:
+            x: `[..., n]`.
+            gamma: `[n]`, or `[head_dim]`.
+            eps: above 0.
+            offset: what is added to gamma; 1 in Gemma.
+            head_dim: the last dim holds heads of that size side by side. Each is normalised alone, with one gamma.
+        """
+        size = 0 if head_dim is None else _border.integer("rms_norm", "head_dim", head_dim, 1, MAX_SIZE)
+        return self.op("rms_norm", [x, gamma], eps=eps, offset=offset, head_dim=size)[0]
 
     def embedding(self, ids: TensorNode, table: TensorNode) -> TensorNode:
         """Rows of `table` `[vocab, hidden]` at `ids` (i32)."""

@@ -22,6 +22,7 @@ __all__ = ["Graph", "OpNode", "Template", "TensorForm", "TensorNode", "TensorSpe
 Label = DimLabel | None
 TensorForm = tuple[tuple[Size, ...], DType, tuple[Label, ...], str, int | None]
 STORAGES = ("rows", "scalars", "packed", "vector")
+INITS = ("normal", "ones", "zeros")
 MAX_BYTES = 1 << 60
 
 _border = Border("ir", ShapeError)
@@ -39,7 +40,8 @@ class TensorSpec:
         tile_hint: rows per tile, or None for the planner's choice.
         storage: how elements lie: `rows` (row-major, all dims but the last count rows), `scalars` (all dims count rows
             of one element), `packed` (a weight's panels) or `vector` (one row).
-        init_scale: of a weight: its random values' standard deviation, as a multiple of what `initialize` is given.
+        init: a parameter's first values: `normal` for random ones, `ones` or `zeros`.
+        init_scale: the standard deviation of random ones, as a multiple of what `initialize` is given.
 
     Raises:
         ShapeError: something of it is of another type or out of range.
@@ -51,6 +53,7 @@ class TensorSpec:
     name: str = ""
     tile_hint: int | None = None
     storage: str = "rows"
+    init: str = "normal"
     init_scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -78,6 +81,7 @@ class TensorSpec:
             hint = _border.integer("TensorSpec", "tile_hint", self.tile_hint, 1, MAX_SIZE)
             object.__setattr__(self, "tile_hint", hint)
         _border.choice("TensorSpec", "storage", self.storage, STORAGES)
+        _border.choice("TensorSpec", "init", self.init, INITS)
         _border.number("TensorSpec", "init_scale", self.init_scale, 0.0, 1e6)
         if prod(upper_bound(size) for size in self.shape) * self.dtype.itemsize > MAX_BYTES:
             _border.refuse(

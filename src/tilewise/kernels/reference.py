@@ -75,10 +75,11 @@ def gemm(a: Array, b: Array, *, trans_a: bool = False, trans_b: bool = False, c:
     return _plus((_f64(a).T if trans_a else _f64(a)) @ (_f64(b).T if trans_b else _f64(b)), c)
 
 
-def rms_norm(x: Array, gamma: Array, eps: float) -> tuple[F64, F64]:
-    """y and rstd."""
-    rstd = 1 / np.sqrt((_f64(x) ** 2).mean(1, keepdims=True) + eps)
-    return _f64(x) * rstd * _f64(gamma), rstd
+def rms_norm(x: Array, gamma: Array, eps: float, offset: float = 0.0) -> tuple[F64, F64]:
+    """y and rstd, a column per group of as many columns as gamma has."""
+    groups = _f64(x).reshape(len(x), -1, gamma.size)
+    rstd = 1 / np.sqrt((groups**2).mean(2, keepdims=True) + eps)
+    return (groups * rstd * (_f64(gamma) + offset)).reshape(x.shape), rstd[:, :, 0]
 
 
 def sequence_chunks(seq_len: int, chunks: int) -> list[tuple[int, int, int]]:
@@ -113,11 +114,21 @@ def rms_norm_backward(
     leaf_rows: int,
     seq_len: int = 1,
     chunks: int = 1,
+    offset: float = 0.0,
 ) -> tuple[F64, F64]:
-    """dx, and dgamma of every sequence chunk of every leaf."""
-    g, v, s = _f64(gamma) * _f64(dy), _f64(x), _f64(rstd)
-    dx = s * g - v * s**3 / v.shape[1] * (g * v).sum(1, keepdims=True)
-    return _plus(dx, residual), _leaf_sums(_f64(dy) * v * s, leaf_rows, seq_len, chunks)
+    """dx, and of every sequence chunk of every leaf dgamma, of every group on its own."""
+    shape = (len(x), -1, gamma.size)
+    d, v, s = _f64(dy).reshape(shape), _f64(x).reshape(shape), _f64(rstd)[:, :, None]
+    g = (_f64(gamma) + offset) * d
+    dx = s * g - v * s**3 / gamma.size * (g * v).sum(2, keepdims=True)
+    sums = _leaf_sums((d * v * s).reshape(x.shape), leaf_rows, seq_len, chunks)
+    return _plus(dx.reshape(x.shape), residual), sums
+
+
+def head_sum(x: Array, ranges: Sequence[tuple[int, int]], head_dim: int) -> F64:
+    """The sum of the heads in the ranges."""
+    kept = [_f64(x)[0, begin:end].reshape(-1, head_dim) for begin, end in ranges]
+    return np.asarray(np.concatenate(kept).sum(0, keepdims=True))
 
 
 def leaf_tree(partials: Array, carries: Sequence[Array], kept: int = 1) -> F64:
@@ -143,6 +154,11 @@ def tree_resume(carries: Array | None, slot: int, partials: Sequence[Array], fin
 
 def row_sum_leaf(x: Array, leaf_rows: int, seq_len: int = 1, chunks: int = 1) -> F64:
     """The sum of every sequence chunk of every leaf."""
+    return _leaf_sums(_f64(x), leaf_rows, seq_len, chunks)
+
+
+def column_sum_leaf(x: Array, leaf_rows: int, seq_len: int = 1, chunks: int = 1) -> F64:
+    """The same of every column."""
     return _leaf_sums(_f64(x), leaf_rows, seq_len, chunks)
 
 
@@ -444,8 +460,10 @@ REFERENCES: dict[str, Any] = {
     "rms_norm": rms_norm,
     "rms_norm_backward": rms_norm_backward,
     "leaf_tree": leaf_tree,
+    "head_sum": head_sum,
     "tree_resume": tree_resume,
     "row_sum_leaf": row_sum_leaf,
+    "column_sum_leaf": column_sum_leaf,
     "rope": rope,
     "attention": attention,
     "attention_backward": attention_backward,
@@ -458,6 +476,7 @@ REFERENCES: dict[str, Any] = {
     "softmax": softmax,
     "softmax_backward": softmax_backward,
     "add": lambda a, b: _f64(a) + _f64(b),
+    "add_bias": lambda x, bias: _f64(x) + _f64(bias),
     "multiply": lambda a, b: _f64(a) * _f64(b),
     "scale": lambda x, s: _f64(x) * s,
     "copy": _f64,

@@ -248,20 +248,21 @@ _SPECS = [
     ),
     _spec(
         "rms_norm",
-        "out y[m d], out rstd:f32[m 1], in x[m d], in gamma[1 d]",
+        "out y[m d], out rstd:f32[m h], in x[m d], in gamma[1 g]",
         "m d",
         lambda s: 4 * s["m"] * s["d"],
         lambda s: 2 * s["item"] * s["m"] * s["d"],
-        floats="eps",
+        floats="eps offset",
     ),
     _spec(
         "rms_norm_backward",
-        "out dx[m d], inout dgamma_leaf:f32[_ _], in dy[m d], in x[m d], in rstd:f32[m 1], in gamma[1 d], "
+        "out dx[m d], inout dgamma_leaf:f32[_ _], in dy[m d], in x[m d], in rstd:f32[m h], in gamma[1 g], "
         "in dresidual?[m d]",
         "m d",
         lambda s: 11 * s["m"] * s["d"],
         lambda s: 4 * s["item"] * s["m"] * s["d"],
         ints=_LEAVES,
+        floats="offset",
     ),
     _spec(
         "leaf_tree",
@@ -270,6 +271,15 @@ _SPECS = [
         lambda s: s["m"] * s["d"],
         lambda s: 4 * s["m"] * s["d"],
         ints="num_carries=count(carry) chunked_len num_chunks is_padded",
+        dtypes=_F32,
+    ),
+    _spec(
+        "head_sum",
+        "out out:f32[1 d], in x:f32[1 _]",
+        "m d",
+        lambda s: s["m"] * s["d"],
+        lambda s: 4 * s["m"] * s["d"],
+        ints="num_chunks range...(2*num_chunks)",
         dtypes=_F32,
     ),
     _spec(
@@ -289,6 +299,14 @@ _SPECS = [
         lambda s: 4 * s["m"],
         ints=_LEAVES,
         dtypes=_F32,
+    ),
+    _spec(
+        "column_sum_leaf",
+        "inout leaf:f32[_ _], in x[m d]",
+        "m d",
+        lambda s: s["m"] * s["d"],
+        lambda s: s["item"] * s["m"] * s["d"],
+        ints=_LEAVES,
     ),
     _spec(
         "rope",
@@ -337,6 +355,13 @@ _SPECS = [
     _map("silu_gate", "out h, in g, in u", 5),
     _map("silu_gate_backward", "out dg, out du, in dh, in g, in u", 10),
     _map("add", "out out, in a, in b", 1),
+    _spec(
+        "add_bias",
+        "out out[m d], in x[m d], in bias[1 d]",
+        "m d",
+        lambda s: s["m"] * s["d"],
+        lambda s: 2 * s["item"] * s["m"] * s["d"],
+    ),
     _map("multiply", "out out, in a, in b", 1),
     _map("scale", "out out, in x", 1, floats="factor"),
     _map("silu", "out out, in x", 4),

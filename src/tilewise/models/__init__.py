@@ -1,8 +1,44 @@
-"""Model families. One folder each with fixed roles: config, model, sharding, weights, README.
+"""Model families, one folder each. `open(directory)` says what a Hugging Face directory holds, of whichever family.
 
-A family's folder says everything about it: what its configuration file may ask for, its graph, how tensor
-parallelism cuts it, and what its tensors are called in files. Nothing outside the folder knows the family's
-names.
+A family's folder says everything about it: what its configuration file may ask for, what its tensors are called in
+files. All decoders share one graph (`models/decoder/`), made from what a configuration chooses; a family that computes
+something else has a graph of its own. Nothing outside the folder knows the family's names.
 """
 
-__all__ = ["llama"]
+from tilewise.models.config import ModelConfig
+from tilewise.models.decoder.model import BLOCK_SIZE
+from tilewise.models.layout import FileLayout
+from tilewise.models.registry import (
+    FAMILIES,
+    build_decoding_graph,
+    build_encoding_graph,
+    build_training_graph,
+    config_from_dict,
+    file_layout,
+    is_encoder,
+    max_context,
+    num_parameters,
+    open_weights,
+    parameter_shapes,
+    stored_tensors,
+)
+from tilewise.models.registry import open_config as open
+
+__all__ = [
+    "BLOCK_SIZE",
+    "FAMILIES",
+    "FileLayout",
+    "ModelConfig",
+    "build_decoding_graph",
+    "build_encoding_graph",
+    "build_training_graph",
+    "config_from_dict",
+    "file_layout",
+    "is_encoder",
+    "max_context",
+    "num_parameters",
+    "open",
+    "open_weights",
+    "parameter_shapes",
+    "stored_tensors",
+]

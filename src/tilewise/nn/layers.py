@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewise.core.border import Border
-from tilewise.core.dims import DimLabel
+from tilewise.core.dims import MAX_SIZE, DimLabel
 from tilewise.core.errors import ShapeError
 from tilewise.graph import GraphBuilder
 from tilewise.ir.graph import TensorNode
@@ -22,16 +22,21 @@ def linear(
     in_label: DimLabel | None = None,
     out_label: DimLabel | None = None,
     init_scale: float = 1.0,
+    bias: bool = False,
 ) -> TensorNode:
-    """`x · wᵀ` with a new weight `[out_features, last dim of x]` in the dtype of x.
+    """`x · wᵀ`, or `x · wᵀ + b`, with a new weight `[out_features, last dim of x]` in the dtype of x.
 
     Args:
         in_label, out_label: what the weight's dims count, for strategies.
         init_scale: see `GraphBuilder.parameter`.
+        bias: add a new vector `[out_features]`, of zeros at first, whose name ends in `.bias` where that of the weight
+            ends in `.weight`.
 
     Raises:
-        ShapeError: the last dim of x has no fixed size, or x cannot be multiplied; nothing is declared then.
+        ShapeError: the last dim of x has no fixed size, x cannot be multiplied, or the weight's name does not end so;
+            nothing is declared then.
     """
+    _border.truth("linear", "bias", bias)
     inner = _operand("linear", graph, x).shape[-1]
     if not isinstance(inner, int):
         _border.refuse(
@@ -45,14 +50,47 @@ def linear(
             labels=[out_label, in_label],
             init_scale=init_scale,
         )
-        return graph.matmul(x, weight, transpose_b=True)
+        y = graph.matmul(x, weight, transpose_b=True)
+        if not bias:
+            return y
+        vector = graph.parameter(
+            [out_features], x.spec.dtype, name=_bias_of("linear", name), labels=[out_label], init="zeros"
+        )
+        return graph.add_bias(y, vector)
 
 
-def rms_norm(graph: GraphBuilder, x: TensorNode, name: str, *, eps: float) -> TensorNode:
-    """Root-mean-square norm over the last dim with a new vector of that size."""
+def rms_norm(
+    graph: GraphBuilder,
+    x: TensorNode,
+    name: str,
+    *,
+    eps: float,
+    offset: float = 0.0,
+    head_dim: int | None = None,
+) -> TensorNode:
+    """Root-mean-square norm over the last dim, or every head of it, with a new vector of that size as its gain.
+
+    Args:
+        eps: see `GraphBuilder.rms_norm`.
+        offset: likewise; the vector is ones at first, or zeros where there is an offset.
+        head_dim: likewise.
+    """
     width = _operand("rms_norm", graph, x).shape[-1]
+    if head_dim is not None:
+        width = _border.integer("rms_norm", "head_dim", head_dim, 1, MAX_SIZE)
+    init = "zeros" if _border.number("rms_norm", "offset", offset) else "ones"
     with graph.all_or_nothing():
-        return graph.rms_norm(x, graph.parameter([width], x.spec.dtype, name=name), eps=eps)
+        gamma = graph.parameter([width], x.spec.dtype, name=name, init=init)
+        return graph.rms_norm(x, gamma, eps=eps, offset=offset, head_dim=head_dim)
+
+
+def _bias_of(call: str, name: str) -> str:
+    """The name of the vector that goes with a weight."""
+    if not name.endswith(".weight"):
+        _border.refuse(
+            call, "a weight with a bias is named so", f"{name!r} without '.weight' at its end", "append it"
+        )
+    return f"{name.removesuffix('.weight')}.bias"
 
 
 def _operand(call: str, graph: GraphBuilder, x: TensorNode) -> TensorNode:

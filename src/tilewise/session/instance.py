@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +20,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise.checkpoint import FileTensor, LazyTensor, open_weights
 from tilewise.core.border import Border, shown
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.errors import CheckpointError, NotFinite, PlanError
@@ -27,6 +29,7 @@ from tilewise.optim import Optimizer
 from tilewise.plan import Plan
 from tilewise.session.assemble import assemble_program, make_executor
 from tilewise.session.inputs import as_array, check_constants
+from tilewise.session.loading import LoadReport, Progress, load_tensors
 from tilewise.session.tensors import NamedTensors
 
 __all__ = ["GraphInstance", "StepResult"]
@@ -36,6 +39,7 @@ _STEP = "optimizer.step"
 _MAX_STEPS = 1 << 53
 _MAX_BYTES = 1 << 62
 _LONGEST_S = 1e9
+_MENDING = ("load_parameters", "load_state_dict", "initialize", "memory_usage", "close")
 _border = Border("session", PlanError)
 
 
@@ -87,6 +91,7 @@ class GraphInstance:
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._writes_at_forward: int | None = None
+        self._is_torn = False  # weights are being written, or were not to the end
 
     @contextmanager
     def _alone(self, call: str) -> Iterator[None]:
@@ -99,6 +104,13 @@ class GraphInstance:
                 "a model belongs to the process that made it",
                 "a call in a forked one",
                 "instantiate it there",
+            )
+        if self._is_torn and call not in _MENDING:
+            _border.refuse(
+                call,
+                "a model whose weights were not loaded to the end must be loaded again",
+                "it after a load that failed midway",
+                "call load_parameters, load_state_dict or initialize",
             )
         if not self._lock.acquire(blocking=False):
             _border.refuse(
@@ -143,15 +155,20 @@ class GraphInstance:
         with self._alone("set_tensor"):
             self._tensors.set(name, value)
 
-    def _write_all(self, values: Iterable[tuple[str, Array]]) -> None:
-        """Many parameters and states: each part is laid out once and broadcast to the devices that share it."""
-        for name, value in values:
-            self._tensors.write(name, value, once=True)
+    def _write_all(
+        self, values: Mapping[str, Array | FileTensor], on_progress: Progress | None = None
+    ) -> LoadReport:
+        """Many parameters and states: each part is laid out once and broadcast to the devices that share it. What ends
+        this midway leaves a model that only another call of its kind mends."""
+        self._is_torn = True
+        report = load_tensors(self._tensors, values, on_progress)
         if "broadcast" in self.plan.programs:
             self._run("broadcast")
+        self._is_torn = False
+        return report
 
     def initialize(self, seed: int = 0, scale: float = 0.02) -> None:
-        """Random weights, ones for vectors; a function of seed and name alone.
+        """Random weights, ones or zeros for vectors (`GraphBuilder.parameter`); a function of seed and name alone.
 
         Args:
             seed: of the generator.
@@ -163,46 +180,82 @@ class GraphInstance:
         _border.integer("initialize", "seed", seed, 0, (1 << 64) - 1)
         _border.number("initialize", "scale", scale, 0.0, MAX_F32)
         with self._alone("initialize"):
-            self._write_all(
-                (t.spec.name, _random(t.spec, seed, scale)) for t in self.plan.graph.of_kind("parameter")
-            )
+            specs = self._tensors.parameter_specs().values()
+            self._write_all(_Random({spec.name: spec for spec in specs}, seed, scale))
 
-    def load_parameters(self, source: str | Path | Mapping[str, Array]) -> None:
-        """All parameters from a safetensors file, a Hugging Face directory, or arrays by name (with or without the
-        prefix `model.`).
+    def load_parameters(
+        self,
+        source: str | Path | Mapping[str, Array | FileTensor],
+        *,
+        on_progress: Progress | None = None,
+    ) -> LoadReport:
+        """All parameters from a safetensors file, a Hugging Face directory, or arrays or tensors of files by name (with
+        or without the prefix `model.`), for example `StoredWeights`.
+
+        Names, shapes and element types of all are checked before anything is changed, and so are the numbers of arrays.
+        Those of files are looked at while they are read into place; where one is not finite, or reading fails, the
+        model refuses everything until its parameters are loaded or initialized again.
+
+        Args:
+            source: fp32, bf16, fp16 or fp64; rounded to the parameter's dtype.
+            on_progress: called with the bytes read so far and in all.
+
+        Returns:
+            The bytes that each device has read.
 
         Raises:
             CheckpointError: a parameter is missing, has another shape, is no floating-point array or holds what is no
                 finite number in the parameter's dtype; or something is stored that the graph has no parameter for.
-                Nothing is changed then.
         """
-        from tilewise.checkpoint import open_weights
-
         if not isinstance(source, (str, Path, Mapping)):
             _border.refuse(
                 "load_parameters", "weights come from a path or a dictionary", shown(source), "pass one"
+            )
+        if on_progress is not None and not callable(on_progress):
+            _border.refuse(
+                "load_parameters",
+                "on_progress must be a function",
+                shown(on_progress),
+                "pass one of two numbers",
             )
         with self._alone("load_parameters"):
             weights = source if isinstance(source, Mapping) else open_weights(Path(source))
             names = self.parameter_names()
             found = {name: name if name in weights else f"model.{name}" for name in names}
-            odd = [name for name in weights if name not in set(found.values())]
+            known = set(found.values())
+            odd = [name for name in weights if name not in known]
             if odd:
                 raise CheckpointError(
                     f"[session.load_parameters] what is stored must be the graph's parameters; got {odd[0]!r} besides; "
                     "load the model it belongs to, or drop it"
                 )
-            self._load("load_parameters", weights, found)
+            return self._load("load_parameters", weights, found, on_progress)
 
-    def _load(self, call: str, stored: Mapping[str, Array], found: Mapping[str, str]) -> None:
+    def _load(
+        self,
+        call: str,
+        stored: Mapping[str, Array | FileTensor],
+        found: Mapping[str, str],
+        on_progress: Progress | None = None,
+    ) -> LoadReport:
         """Check everything, then write everything."""
         for name, key in found.items():
             if key not in stored:
                 raise CheckpointError(
                     f"[session.{call}] every entry is needed; got none for {name!r}; add it"
                 )
-            self._tensors.check_stored(call, name, as_array(call, key, stored[key]))
-        self._write_all((name, np.asarray(stored[key])) for name, key in found.items())
+            value = stored[key]
+            is_file = isinstance(value, FileTensor)
+            self._tensors.check_stored(call, name, value if is_file else as_array(call, key, value))
+        return self._write_all(_Renamed(stored, found), on_progress)
+
+    def parameters(self) -> dict[str, LazyTensor]:
+        """All parameters (masters in fp32, in training) by name, each brought together when it is made an array: for
+        saving a model that no device could hold."""
+        return {
+            name: LazyTensor(_fixed_shape(spec), spec.dtype.numpy, partial(self.get_tensor, name))
+            for name, spec in self._tensors.kept_specs().items()
+        }
 
     def state_dict(self) -> dict[str, Array]:
         """Parameters in fp32, optimizer states and the step count, by name: all that resuming needs."""
@@ -403,10 +456,46 @@ class GraphInstance:
         self.close()
 
 
+def _fixed_shape(spec: TensorSpec) -> tuple[int, ...]:
+    return tuple(s for s in spec.shape if isinstance(s, int))
+
+
+class _Random(Mapping[str, Array]):
+    """First values of parameters; each is made when it is asked for."""
+
+    def __init__(self, specs: Mapping[str, TensorSpec], seed: int, scale: float) -> None:
+        self._specs, self._seed, self._scale = specs, seed, scale
+
+    def __getitem__(self, name: str) -> Array:
+        return _random(self._specs[name], self._seed, self._scale)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+
+class _Renamed(Mapping[str, Any]):
+    """Stored values under the graph's names; each is fetched when it is asked for."""
+
+    def __init__(self, stored: Mapping[str, Array | FileTensor], names: Mapping[str, str]) -> None:
+        self._stored, self._names = stored, names
+
+    def __getitem__(self, name: str) -> Any:
+        return self._stored[self._names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 def _random(spec: TensorSpec, seed: int, scale: float) -> np.ndarray:
     """First value of a parameter: a function of seed, name and element, never of placement."""
-    shape = tuple(s for s in spec.shape if isinstance(s, int))
-    if spec.storage == "vector":
-        return np.ones(shape, np.float32)
+    shape = _fixed_shape(spec)
+    if spec.init != "normal":
+        return np.full(shape, {"ones": 1, "zeros": 0}[spec.init], np.float32)
     generator = np.random.Generator(np.random.Philox(key=[seed, crc32(spec.name.encode())]))
     return generator.standard_normal(shape, np.float32) * np.float32(scale * spec.init_scale)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tilewise.core.dims import Dim
 from tilewise.ir.graph import TensorSpec
@@ -13,9 +16,28 @@ from tilewise.plan import Plan
 from tilewise.plan.shapes import LocalShapes
 from tilewise.runtime import Executor
 
-__all__ = ["TensorStore"]
+__all__ = ["Place", "TensorStore"]
 
 Slices = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A part of a tensor on a device.
+
+    Attributes:
+        device: that holds it.
+        sizes: of the part.
+        slices: of the whole that it covers.
+        memory: all its bytes.
+        spec: of the tensor.
+    """
+
+    device: int
+    sizes: list[int]
+    slices: Slices
+    memory: NDArray[np.uint8]
+    spec: TensorSpec
 
 
 class TensorStore:
@@ -48,12 +70,25 @@ class TensorStore:
             slices.append(slice(begin, end))
         return sizes, tuple(slices)
 
-    def _array(self, device: int, tensor: int, part: int, sizes: list[int], spec: TensorSpec) -> np.ndarray:
-        """The flat elements of a device's part, as they lie."""
+    def _bytes(
+        self, device: int, tensor: int, part: int, sizes: list[int], spec: TensorSpec
+    ) -> NDArray[np.uint8]:
+        """A device's part, as it lies."""
         entry = self.plan.entry(device, tensor, part)
         count = packed_elements(*sizes) if spec.storage == "packed" else prod(sizes)
-        raw = self.executor.buffer(device, entry.offset, count * spec.dtype.itemsize)
-        return np.asarray(raw).view(spec.dtype.numpy)
+        return np.asarray(self.executor.buffer(device, entry.offset, count * spec.dtype.itemsize))
+
+    def _array(self, device: int, tensor: int, part: int, sizes: list[int], spec: TensorSpec) -> np.ndarray:
+        """The flat elements of a device's part, as they lie."""
+        return self._bytes(device, tensor, part, sizes, spec).view(spec.dtype.numpy)
+
+    def places(self, tensor: int) -> Iterator[Place]:
+        """Every part once: on the first device that holds it."""
+        spec = self.plan.graph.spec(tensor)
+        for device in range(self.plan.mesh.num_devices):
+            for part in self._parts(tensor) if self.plan.holder(tensor, device) == device else ():
+                sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
+                yield Place(device, sizes, slices, self._bytes(device, tensor, part, sizes, spec), spec)
 
     def write(self, tensor: int, value: np.ndarray, *, once: bool = False) -> None:
         """Every device's part from the whole; with `once` only on the first device that holds a part."""

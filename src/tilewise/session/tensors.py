@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise.checkpoint import FileTensor
 from tilewise.core.border import Border
 from tilewise.core.dims import Dim
 from tilewise.core.dtypes import is_float
@@ -29,7 +30,7 @@ from tilewise.session.inputs import (
     index_bounds,
     is_finite,
 )
-from tilewise.session.local import TensorStore
+from tilewise.session.local import Place, TensorStore
 
 __all__ = ["NamedTensors"]
 
@@ -72,6 +73,11 @@ class NamedTensors:
         """Every parameter by name, in order of declaration."""
         return {t.spec.name: t.spec for t in self.plan.graph.of_kind("parameter")}
 
+    def kept_specs(self) -> dict[str, TensorSpec]:
+        """What `read` returns of every parameter: of its master, where there is one."""
+        masters = {name: self.ids.get(master_name(name), self.ids[name]) for name in self.parameter_names()}
+        return {name: self.plan.graph.spec(tensor) for name, tensor in masters.items()}
+
     def state_names(self, parameter: str) -> list[str]:
         """Names of a parameter's optimizer states; none without an optimizer."""
         optimizer = self.plan.optimizer
@@ -105,6 +111,20 @@ class NamedTensors:
         self.store.write(self.ids[name], value, once=once)
         if master_name(name) in self.ids:
             self.store.write(self.ids[master_name(name)], value, once=once)
+
+    def places(self, name: str) -> list[list[Place]]:
+        """The parts of a tensor, each on the first device that holds it; one of its master that covers the same goes
+        with it."""
+        found = [[place] for place in self.store.places(self.ids[name])]
+        master = self.ids.get(master_name(name))
+        for place in () if master is None else self.store.places(master):
+            like = (p for p in found if (p[0].device, p[0].slices) == (place.device, place.slices))
+            beside = next(like, None)
+            if beside is None:
+                found.append([place])
+            else:
+                beside.append(place)
+        return found
 
     def set(self, name: str, value: object) -> None:
         """Check a user's value for an input, parameter or state, and write it."""
@@ -144,8 +164,8 @@ class NamedTensors:
             symbols[s] if isinstance(s, Dim) else s for s in self.plan.graph.spec(self.ids[name]).shape
         )
 
-    def check_stored(self, call: str, name: str, value: Array) -> None:
-        """Whether a value from a file or a state fits its tensor.
+    def check_stored(self, call: str, name: str, value: Array | FileTensor) -> None:
+        """Whether a value from a file or a state fits its tensor; the elements of a file are looked at when it is read.
 
         Raises:
             CheckpointError: it has another shape or kind, or is not finite.
@@ -156,7 +176,7 @@ class NamedTensors:
             problem = f"shapes must agree; got {value.shape} for {name!r} {spec.shape}"
         elif not is_float(value.dtype):
             problem = f"weights are floating-point numbers; got {value.dtype} for {name!r}"
-        elif not is_finite(value, spec.dtype):
+        elif not isinstance(value, FileTensor) and not is_finite(value, spec.dtype):
             problem = f"weights must be finite in {spec.dtype}; got others in {name!r}"
         if problem:
             raise CheckpointError(f"[session.{call}] {problem}; nothing was changed")

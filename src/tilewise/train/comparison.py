@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise import models
 from tilewise.core import Border, DeviceMesh
 from tilewise.data import IGNORED
-from tilewise.train.config import TrainConfig, make_optimizer
+from tilewise.train.config import TrainConfig, make_model_config, make_optimizer
 from tilewise.train.trainer import make_graph
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["compare_strategy"]
 
 _MOST_STEPS = 10**9
+_Ids = NDArray[np.int32]
 
 
 class _RandomBatches(Sequence[Mapping[str, NDArray[np.int32]]]):
@@ -30,7 +32,8 @@ class _RandomBatches(Sequence[Mapping[str, NDArray[np.int32]]]):
 
     def __init__(self, config: TrainConfig, num_steps: int) -> None:
         self._seed = config.train.seed
-        self._vocab_size = config.model.vocab_size
+        model = make_model_config(config)
+        self._vocab_size, self._is_encoder = model.vocab_size, models.is_encoder(model)
         self._shape = config.train.batch, config.data.context + 1
         self._is_padded = config.data.is_padded
         self._num_steps = num_steps
@@ -45,11 +48,17 @@ class _RandomBatches(Sequence[Mapping[str, NDArray[np.int32]]]):
         ids = generator.integers(0, self._vocab_size, self._shape, dtype=np.int32)
         tokens, labels = np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])
         if not self._is_padded:
-            return {"tokens": tokens, "labels": labels}
+            return self._with_inputs(tokens, labels, np.full(len(tokens), tokens.shape[1], np.int32))
         lengths = generator.integers(1, tokens.shape[1], len(tokens), endpoint=True)
         labels[np.arange(tokens.shape[1]) >= lengths[:, None]] = IGNORED
         longest = lengths.max()
-        return {"tokens": tokens[:, :longest], "labels": labels[:, :longest]}
+        return self._with_inputs(tokens[:, :longest], labels[:, :longest], lengths.astype(np.int32))
+
+    def _with_inputs(self, tokens: _Ids, labels: _Ids, lengths: _Ids) -> dict[str, _Ids]:
+        batch = {"tokens": tokens, "labels": labels}
+        if not self._is_encoder:
+            return batch
+        return {**batch, "token_types": np.zeros_like(tokens), "lengths": lengths}
 
 
 def compare_strategy(

@@ -2,14 +2,15 @@
 
 Every key is known, typed (nothing is coerced: `true` is no number of steps) and bounded (far above what one machine can
 hold, so that a slip is refused before memory is touched); a wrong one is one line that says where it stands and what is
-wrong with it. Turns into a `LlamaConfig`, a strategy with its mesh, and an optimizer; nothing else in `train` reads
-files of settings.
+wrong with it. Turns into a model's configuration, a strategy with its mesh, and an optimizer; nothing else in `train`
+reads files of settings.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,11 +26,12 @@ from pydantic import (
 )
 
 import tilewise as tw
+from tilewise import models
 from tilewise.core import MODEL_DTYPES, Border, ConfigError, model_dtype
 from tilewise.core.border import shown
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.reading import Unreadable, decode_text, first_problem, read_whole
-from tilewise.models.llama.config import LlamaConfig
+from tilewise.models import ModelConfig
 
 if TYPE_CHECKING:
     from tilewise.optim import AdamW
@@ -54,6 +56,7 @@ _MAX_AXIS = 1024
 _MAX_TOKENS_PER_STEP = 1 << 24
 _MAX_WORKERS = 255  # tasks::Embedded::kMaxWorkers
 _MAX_FILE_BYTES = 1 << 16
+_LEAST_VOCABULARY = 257
 _MAX_LINE_CHARS = 4096  # TOML's parser takes a time that is quadratic in the length of a dotted key
 
 
@@ -72,29 +75,40 @@ class _Section(BaseModel):
 
 
 class ModelSection(_Section):
-    """`[model]`: a Llama model; the names are those of Hugging Face's config.json."""
+    """`[model]`: what is trained. Other keys than these are the family's own, as in Hugging Face's config.json; without
+    them the model is small.
 
-    vocab_size: int = Field(default=4096, ge=257, le=1 << 20)
-    hidden_size: int = Field(default=256, ge=2, le=1 << 16)
-    intermediate_size: int = Field(default=768, ge=2, le=1 << 18)
-    num_hidden_layers: int = Field(default=6, ge=1, le=1024)
-    num_attention_heads: int = Field(default=8, ge=1, le=1024)
-    num_key_value_heads: int = Field(default=4, ge=1, le=1024)
-    head_dim: int = Field(default=0, ge=0, le=1024)
-    rms_norm_eps: float = Field(default=1e-5, gt=0)
-    rope_theta: float = Field(default=10000.0, gt=0)
-    tie_word_embeddings: bool = True
+    Attributes:
+        model_type: the family of a new model.
+        path: a model directory whose weights and tokenizer training starts from; it says everything else.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
+
+    model_type: str = "llama"
+    path: _Path | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        others = [*self.model_fields_set - {"path"}, *(self.model_extra or {})]
+        if self.path is not None and others:
+            raise ValueError(
+                f"a model that starts from path has no settings of its own, got {shown(min(others))}"
+            )
+        return self
 
 
 class DataSection(_Section):
     """`[data]`: text to learn from. `path` is a file, a directory, or `stdlib` for this Python's own
     sources. `documents` says how they become sequences: `packed` one after the other, so that every sequence has
-    `context` tokens, or `padded`, each in a sequence of its own, which is as long as the longest of its batch."""
+    `context` tokens, or `padded`, each in a sequence of its own, which is as long as the longest of its batch.
+    `masked_percent` is of the tokens that an encoder learns to predict."""
 
     path: _Path = "stdlib"
     held_out_percent: float = Field(default=5.0, ge=0, lt=100)
     context: int = Field(default=256, ge=8, le=1 << 17)
     documents: Literal["packed", "padded"] = "packed"
+    masked_percent: float = Field(default=15.0, gt=0, lt=100)
 
     @property
     def is_padded(self) -> bool:
@@ -188,7 +202,10 @@ class TrainConfig(_Section):
     def what_must_match(self) -> dict[str, Any]:
         """Everything that decides the result: all but output and distribution, which change no bit of it, and
         where the data lies, for what it says is compared by content."""
-        return self.model_dump(exclude={"output": True, "distribution": True, "data": {"path"}})
+        sections = self.model_dump(
+            exclude={"model": True, "output": True, "distribution": True, "data": {"path"}}
+        )
+        return {"model": make_model_config(self).to_dict(), **sections}
 
 
 def load_config(path: str | Path) -> TrainConfig:
@@ -205,9 +222,9 @@ def load_config(path: str | Path) -> TrainConfig:
             f"[train.load_config] the configuration must be a readable TOML file; got {str(path)!r}: {error}; "
             "check the path, or repair it"
         ) from None
-    config = check_config(content, repr(str(path)))
+    config = _with_paths_from(check_config(content, repr(str(path))), path.parent)
     make_model_config(config)
-    return _with_paths_from(config, path.parent)
+    return config
 
 
 def check_config(content: Mapping[str, Any], where: str) -> TrainConfig:
@@ -225,19 +242,57 @@ def check_config(content: Mapping[str, Any], where: str) -> TrainConfig:
         raise ConfigError(f"[train.config] {first_problem(error)} in {where}; correct it") from None
 
 
-def make_model_config(config: TrainConfig) -> LlamaConfig:
-    """The model; `<|endoftext|>` has id 0 and both starts and ends a document.
+# Sizes of a model that the file does not name: of the demo.
+_SMALL = {
+    "vocab_size": 4096,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": True,
+}
+
+
+def make_model_config(config: TrainConfig) -> ModelConfig:
+    """The model; in a new one `<|endoftext|>` has id 0 and both starts and ends a document.
 
     Raises:
-        ConfigError: sizes that do not fit together.
+        ConfigError: sizes that do not fit together, an unknown key, or no model at `model.path`.
     """
     _border.instance("config", "a configuration", config, TrainConfig, "pass what load_config returned")
-    return LlamaConfig(
-        **config.model.model_dump(),
-        max_position_embeddings=config.data.context,
-        bos_token_id=0,
-        eos_token_ids=(0,),
-    )
+    if config.model.path is not None:
+        return models.open(config.model.path)
+    family = models.FAMILIES.get(config.model.model_type)
+    if family is None:
+        _border.refuse(
+            "config",
+            f"model.model_type must be one of {', '.join(models.FAMILIES)}",
+            shown(config.model.model_type),
+            "choose one",
+        )
+    known = {field.name for field in fields(family.config)}
+    defaults = {
+        **_SMALL,
+        "max_position_embeddings": config.data.context,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    defaults = {
+        family.config.spelled(name): value
+        for name, value in defaults.items()
+        if name in known or name == "eos_token_id"
+    }
+    given = {**defaults, **(config.model.model_extra or {}), "model_type": family.name}
+    model = models.config_from_dict(given)
+    if model.vocab_size < _LEAST_VOCABULARY:
+        _border.refuse(
+            "config",
+            f"model.vocab_size must hold 256 bytes and the special tokens, at least {_LEAST_VOCABULARY}",
+            str(model.vocab_size),
+            "choose a larger one",
+        )
+    return model
 
 
 def make_optimizer(config: TrainConfig) -> AdamW:
@@ -269,6 +324,9 @@ def _with_paths_from(config: TrainConfig, directory: Path) -> TrainConfig:
     """Relative paths of a file, joined to its directory; an absolute one stays as it is."""
     output = config.output.model_copy(update={"directory": str(directory / config.output.directory)})
     config = config.model_copy(update={"output": output})
+    if config.model.path is not None:
+        model = config.model.model_copy(update={"path": str(directory / config.model.path)})
+        config = config.model_copy(update={"model": model})
     if config.data.path == "stdlib":
         return config
     data = config.data.model_copy(update={"path": str(directory / config.data.path)})

@@ -91,18 +91,17 @@ def bits_per_byte(
     files: Sequence[TextFile],
     batch: int,
     context: int,
+    end: int,
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> float:
     """Bits the model needs per UTF-8 byte of the files, end marks included.
 
     Args:
+        end: the id of the mark that ends a file.
         model: an instance of a training graph over `batch` sequences of any length up to the context.
         show: called with done and all windows after each forward pass.
     """
-    from tilewise.data import end_of_text_id
-
-    end = end_of_text_id(tokenizer)
-    encoded = tokenizer.encode_batch([file.text for file in files])
+    encoded = tokenizer.encode_batch([file.text for file in files], add_special_tokens=False)
     windows = [sliding_windows([*e.ids, end], context, end) for e in encoded]
     tokens = np.concatenate([w[0] for w in windows])
     labels = np.concatenate([w[1] for w in windows])

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from tilewise import models
 from tilewise.checkpoint import (
     check_replaceable,
     check_writable,
@@ -27,7 +28,7 @@ from tilewise.checkpoint import (
     remove_leftovers,
 )
 from tilewise.core import Border, CheckpointError, ConfigError
-from tilewise.train.config import TrainConfig
+from tilewise.train.config import TrainConfig, make_model_config
 from tilewise.train.metrics import MetricsFile, draw_loss_curve, read_metrics
 from tilewise.train.pacing import TimeBudget
 from tilewise.train.progress import StepProgress, format_duration
@@ -168,7 +169,7 @@ def _run_alone(run: PlannedRun, output: Path, console: Console) -> RunResult:
             return RunResult(num_steps, True, None)
         trainer.save_model(output / _MODEL)
         _say(console, f"model in {output / _MODEL}, loss curve in {output / _CURVE}")
-        if data.corpus.held_out:
+        if data.corpus.held_out and not models.is_encoder(make_model_config(config)):
             bits = evaluate_model(config, data, output / _MODEL, console)
             _say(console, f"held-out files: {bits:.3f} bits per byte")
     return RunResult(num_steps, False, output / _MODEL)

@@ -8,35 +8,37 @@ configuration. Finished weights leave as a Hugging Face directory.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import tilewise as tw
+from tilewise import models
 from tilewise.checkpoint import (
     TrainingState,
+    load_tokenizer,
     save_checkpoint,
     save_pretrained,
 )
 from tilewise.core import DeviceMesh, NotFinite
 from tilewise.core.tree import allowed_widths
 from tilewise.data import (
+    END_OF_TEXT,
     IGNORED,
+    MASK,
     Batches,
     Corpus,
+    MaskedBatches,
     PaddedBatches,
     encode_files,
-    end_of_text_id,
     load_corpus,
     load_standard_library,
+    special_id,
     train_tokenizer,
 )
-from tilewise.models import llama
-from tilewise.models.llama.weights import file_name
 from tilewise.train.config import TrainConfig, make_model_config, make_optimizer
 from tilewise.train.evaluation import bits_per_byte
 from tilewise.train.progress import track_work
@@ -63,30 +65,46 @@ MOST_SKIPPED = 10  # steps in a row: then the weights are lost, and skipping wou
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What training reads: files, their tokenizer, batches by step, and a digest of the token stream."""
+    """What training reads: files, their tokenizer, batches by step, the id that ends a file, and a digest of the token
+    stream."""
 
     corpus: Corpus
     tokenizer: Tokenizer
-    batches: Batches
+    batches: Batches | MaskedBatches
+    end: int
     digest: str
 
 
 def prepare_data(config: TrainConfig, console: Console) -> TrainingData:
-    """Read the corpus, train its tokenizer, encode it, with progress on `console`.
+    """Read the corpus, train its tokenizer (or take that of the model that training starts from), encode it, with
+    progress on `console`.
 
     Raises:
         ConfigError: no text where the configuration says, or too little.
+        CheckpointError: no tokenizer in the directory that training starts from.
     """
     percent = config.data.held_out_percent
     is_stdlib = config.data.path == "stdlib"
     corpus = load_standard_library(percent) if is_stdlib else load_corpus(config.data.path, percent)
-    tokenizer = train_tokenizer((file.text for file in corpus.train), config.model.vocab_size)
-    end = end_of_text_id(tokenizer)
+    model = make_model_config(config)
+    is_encoder = models.is_encoder(model)
+    if config.model.path is not None:
+        tokenizer = load_tokenizer(config.model.path, model.vocab_size)
+    else:
+        special = (END_OF_TEXT, MASK) if is_encoder else (END_OF_TEXT,)
+        texts = (file.text for file in corpus.train)
+        tokenizer = train_tokenizer(texts, model.vocab_size, special_tokens=special)
+    end = (
+        model.eos_token_ids[0] if model.eos_token_ids else special_id(tokenizer, END_OF_TEXT, "[SEP]", "</s>")
+    )
     with track_work(console, "encoding") as progress:
-        stream = encode_files(tokenizer, [file.text for file in corpus.train], progress.show)
+        stream = encode_files(tokenizer, [file.text for file in corpus.train], end, progress.show)
     cut = (stream, config.train.batch, config.data.context, config.train.seed)
-    batches = PaddedBatches(*cut, end) if config.data.is_padded else Batches(*cut)
-    return TrainingData(corpus, tokenizer, batches, hashlib.sha256(stream.tobytes()).hexdigest())
+    batches: Batches | MaskedBatches = PaddedBatches(*cut, end) if config.data.is_padded else Batches(*cut)
+    if is_encoder:
+        mask = special_id(tokenizer, MASK, "<mask>")
+        batches = MaskedBatches(batches, mask, model.vocab_size, config.data.masked_percent)
+    return TrainingData(corpus, tokenizer, batches, end, hashlib.sha256(stream.tobytes()).hexdigest())
 
 
 def make_graph(config: TrainConfig, *, is_padded: bool) -> ComputeGraph:
@@ -95,11 +113,11 @@ def make_graph(config: TrainConfig, *, is_padded: bool) -> ComputeGraph:
     Args:
         is_padded: whether a step brings its own length, up to the context.
     """
-    graph = tw.ComputeGraph("llama")
     model, train = make_model_config(config), config.train
+    graph = tw.ComputeGraph(model.model_type)
     context = config.data.context
     length = tw.Dim("seq", 1, context) if is_padded else context
-    llama.build_training_graph(graph, model, train.batch, length, train.dtype)
+    models.build_training_graph(graph, model, train.batch, length, train.dtype)
     return graph
 
 
@@ -139,8 +157,9 @@ def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, con
     graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(mesh)))
     plan = graph.plan(leaves=leaves, workers_per_device=config.distribution.workers_per_device)
     with graph.instantiate(plan) as model, track_work(console, "held-out files") as progress:
-        model.load_parameters(model_dir)
-        return bits_per_byte(model, data.tokenizer, data.corpus.held_out, batch, context, progress.show)
+        model.load_parameters(models.open_weights(model_dir, make_model_config(config)))
+        files = data.corpus.held_out
+        return bits_per_byte(model, data.tokenizer, files, batch, context, data.end, progress.show)
 
 
 class Trainer:
@@ -165,8 +184,11 @@ class Trainer:
         self.num_tokens = 0
         self._num_skipped = 0  # steps one after the other that were not finite
         self.instance: GraphInstance = graph.instantiate(plan)
-        spread = make_model_config(config).initializer_range
-        self.instance.initialize(seed=config.train.seed, scale=spread)
+        model = make_model_config(config)
+        if config.model.path is None:
+            self.instance.initialize(seed=config.train.seed, scale=model.initializer_range)
+        else:
+            self.instance.load_parameters(models.open_weights(config.model.path, model))
 
     def __enter__(self) -> Trainer:
         return self
@@ -245,13 +267,11 @@ class Trainer:
 
     def save_model(self, directory: Path) -> None:
         """Write the fp32 weights as a Hugging Face directory with the tokenizer."""
-        config = {**make_model_config(self.config).to_dict(), "torch_dtype": "float32"}
+        model = make_model_config(self.config)
+        config = {**model.to_dict(), "torch_dtype": "float32"}
         eos = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
-        save_pretrained(directory, config, self._parameters(), self.data.tokenizer, eos)
-
-    def _parameters(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        for name in self.instance.parameter_names():
-            yield file_name(name), self.instance.get_tensor(name)
+        tensors = models.stored_tensors(model, self.instance.parameters())
+        save_pretrained(directory, config, tensors, self.data.tokenizer, eos)
 
     def _rate(self, number: int) -> float:
         settings = self.config.optimizer

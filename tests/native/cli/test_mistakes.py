@@ -10,11 +10,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from native.train.small_run import make_config, tilewise, write_texts, write_toml
+from tilewise import models
 from tilewise.checkpoint import save_pretrained
 from tilewise.cli.main import _run
 from tilewise.data import train_tokenizer
 from tilewise.models.llama import LlamaConfig
-from tilewise.models.llama.weights import file_name, parameter_shapes
 
 WEIGHTS = "model.safetensors"
 NOT_UTF8 = os.fsdecode(b"\xff")
@@ -26,7 +26,9 @@ def save_model(directory, **changes):
     sizes = {"max_position_embeddings": 64, "eos_token_ids": (0,), "bos_token_id": 0, "dtype": "float32"}
     config = LlamaConfig(tokenizer.get_vocab_size(), 32, 48, 2, 4, 2, **{**sizes, **changes})
     rng = np.random.default_rng(0)
-    tensors = [(file_name(n), rng.normal(0, 0.3, s).astype(np.float32)) for n, s in parameter_shapes(config)]
+    shapes = models.parameter_shapes(config)
+    weights = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes}
+    tensors = models.stored_tensors(config, weights)
     save_pretrained(directory, config.to_dict(), tensors, tokenizer, {"eos_token_id": 0})
     return directory
 
@@ -133,8 +135,8 @@ def _index(weight_map):
 
 
 def _everything_in(part):
-    names = dict(parameter_shapes(LlamaConfig(271, 32, 48, 2, 4, 2)))
-    return {file_name(name): part for name in names}
+    layout = models.file_layout(LlamaConfig(271, 32, 48, 2, 4, 2))
+    return {tensor.name: part for tensor in layout.table}
 
 
 def _as_integers(tensors):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pure.hostile import HOSTILE
+from tilewise import models
 from tilewise.checkpoint import open_weights, save_pretrained, write_weights
 from tilewise.core import (
     CheckpointError,
@@ -24,7 +25,6 @@ from tilewise.generate import BlockTable, Generator, Sampling
 from tilewise.generate import generator as generator_module
 from tilewise.generate.generator import _Call
 from tilewise.models.llama import LlamaConfig
-from tilewise.models.llama.weights import file_name, parameter_shapes
 
 PROMPTS = ["def f(x):\n    return", "class Stack:\n    pass\n" * 8, "import"]
 SAMPLING = Sampling(max_tokens=20, temperature=0.9, top_p=0.95, seed=3)
@@ -44,7 +44,9 @@ def _save(directory, **settings):
         **settings,
     )
     rng = np.random.default_rng(1)
-    tensors = [(file_name(n), rng.normal(0, 0.3, s).astype(np.float32)) for n, s in parameter_shapes(config)]
+    shapes = models.parameter_shapes(config)
+    weights = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes}
+    tensors = models.stored_tensors(config, weights)
     save_pretrained(directory, config.to_dict(), tensors, tokenizer)
     return directory
 

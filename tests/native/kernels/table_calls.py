@@ -28,6 +28,8 @@ SIZES = {
     "n": 40,
     "k": D,
     "d": D,
+    "h": 2,
+    "g": D // 2,
     "v": 40,
     "q": HEADS * HEAD_DIM,
     "kv": KV_HEADS * HEAD_DIM,
@@ -45,8 +47,10 @@ ANY = {  # sizes that the table leaves open
     ("tree_resume", "left"): (M, D),
     ("tree_resume", "carries"): (M, D),
     ("leaf_tree", "partials"): (8, D),
+    ("head_sum", "x"): (1, 4 * D),
     ("rms_norm_backward", "dgamma_leaf"): (2, D),
     ("row_sum_leaf", "leaf"): (2, 1),
+    ("column_sum_leaf", "leaf"): (2, D),
     ("peak", "ops_per_step"): (1, 1),
 }
 INTS = {

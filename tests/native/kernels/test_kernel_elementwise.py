@@ -98,6 +98,19 @@ def test_maps(isa, dt, d):
         assert_close(got, want, dt, bound=1e-6)
 
 
+@every_level
+@every_dtype
+@every_width
+def test_add_bias(isa, dt, d):
+    """One vector on every row, in place too."""
+    gen = rng(d)
+    x, bias, out = random(gen, 6, d, dt, 3.0), random(gen, 1, d, dt), empty(6, d, dt)
+    run(f"add_bias_{dt}", [out, x, bias], isa=isa)
+    assert_close(out, reference.REFERENCES["add_bias"](x, bias), dt, array(tensor(x) + tensor(bias)))
+    run(f"add_bias_{dt}", [x, x, bias], isa=isa)
+    assert_same_bits(x, out)
+
+
 @every_dtype
 def test_silu_gate_against_pytorch(dt):
     """Forward and gradients of silu(g) * u are no worse than PyTorch's."""

@@ -55,6 +55,53 @@ def test_leaf_tree(isa, leaves, seq_len, chunks):
 
 
 @every_level
+@pytest.mark.parametrize("heads,chunks", [(8, 8), (3, 8), (20, 6), (2, 1)])
+def test_head_sum(isa, heads, chunks):
+    """To the bit: heads of a chunk in order, then the tree; devices with a run of chunks each make its subtrees."""
+    size, x = 21, random(rng(heads), 1, 21 * heads)
+    cuts = [(c * heads // chunks, (c + 1) * heads // chunks) for c in range(chunks)]
+
+    def expected(order):
+        sums = [None] * chunks
+        for c, (begin, end) in enumerate(cuts):
+            for head in order[begin:end]:
+                value = x[:, head * size : (head + 1) * size]
+                sums[c] = value if sums[c] is None else sums[c] + value
+        return tree(sums)
+
+    def run_on(held, begin=0):
+        out, ranges = (
+            empty(1, size),
+            [(size * (b - begin), size * (e - begin)) if e > b else (0, 0) for b, e in held],
+        )
+        held_x = np.ascontiguousarray(x[:, size * begin :])
+        run("head_sum_f32", [out, held_x], [len(ranges), *(v for r in ranges for v in r)], isa=isa)
+        return out
+
+    whole = run_on(cuts)
+    ranges = [(size * b, size * e) for b, e in cuts]
+    assert_close(whole, reference.head_sum(x, ranges, size), "f32")
+    assert_same_bits(whole, expected(range(heads)))
+    if heads > 2:
+        assert (bits(whole) != bits(expected([*range(1, heads), 0]))).any(), (
+            "heads in another order must show"
+        )
+    if chunks == 8:
+        parts = [run_on(cuts[c : c + 2], cuts[c][0]) for c in range(0, 8, 2)]
+        total = empty(1, size)
+        run("tree_add_f32", [total, None, *parts], isa=isa)
+        assert_same_bits(total, whole)
+
+
+@every_level
+def test_a_device_without_a_head_adds_nothing(isa):
+    """Its sum is -0, which changes no sign."""
+    out = empty(1, 5)
+    run("head_sum_f32", [out, np.ones((1, 5), np.float32)], [2, 0, 0, 0, 0], isa=isa)
+    assert_same_bits(out, np.full((1, 5), -0.0, np.float32))
+
+
+@every_level
 def test_a_sum_over_padded_rows_has_no_sign_where_it_is_zero(isa):
     """Zeros added to -0 leave -0 or +0, by their signs; with padding the sum is +0 in any case."""
     for is_padded, sign in ((0, True), (1, False)):

@@ -22,16 +22,23 @@ from tilewise.kernels.isa import run
 every_width = pytest.mark.parametrize("d", [1, 15, 16, 70, 257])
 
 
+every_grouping = pytest.mark.parametrize("groups,offset", [(1, 0.0), (1, 1.0), (3, 0.0), (2, 1.0)])
+
+
 @every_level
 @every_dtype
 @every_width
-def test_rms_norm(isa, dt, d):
-    """y and rstd on odd widths."""
+@every_grouping
+def test_rms_norm(isa, dt, d, groups, offset):
+    """y and rstd on odd widths, of whole rows and of heads."""
     gen = rng(d)
-    x, gamma, y, rstd = random(gen, 9, d, dt, 3.0), random(gen, 1, d, dt), empty(9, d, dt), empty(9, 1)
-    run(f"rms_norm_{dt}", [y, rstd, x, gamma], floats=[1e-5], isa=isa)
-    exact, exact_rstd = reference.rms_norm(x, gamma, 1e-5)
-    peer = torch.nn.functional.rms_norm(tensor(x), (d,), tensor(gamma[0]), 1e-5)
+    x, gamma = random(gen, 9, groups * d, dt, 3.0), random(gen, 1, d, dt)
+    y, rstd = empty(9, groups * d, dt), empty(9, groups)
+    run(f"rms_norm_{dt}", [y, rstd, x, gamma], floats=[1e-5, offset], isa=isa)
+    exact, exact_rstd = reference.rms_norm(x, gamma, 1e-5, offset)
+    heads = tensor(x).unflatten(1, (groups, d))
+    gain = tensor(gamma[0]) + offset if offset == 0 else (tensor(gamma[0]).float() + offset).to(heads.dtype)
+    peer = torch.nn.functional.rms_norm(heads, (d,), gain, 1e-5).flatten(1)
     assert_close(y, exact, dt, array(peer), 1e-6)
     assert_close(rstd, exact_rstd, "f32")
 
@@ -39,20 +46,36 @@ def test_rms_norm(isa, dt, d):
 @every_level
 @every_dtype
 @every_width
+@every_grouping
 @pytest.mark.parametrize("with_residual", [True, False])
-def test_rms_norm_backward(isa, dt, d, with_residual):
+def test_rms_norm_backward(isa, dt, d, groups, offset, with_residual):
     """dx, and dgamma per leaf when a task holds whole leaves."""
     gen = rng(d)
-    x, dy, residual = (random(gen, 12, d, dt) for _ in range(3))
-    gamma, dx, leaves = random(gen, 1, d, dt), empty(12, d, dt), empty(3, d)
+    x, dy, residual = (random(gen, 12, groups * d, dt) for _ in range(3))
+    gamma, dx, leaves = random(gen, 1, d, dt), empty(12, groups * d, dt), empty(3, groups * d)
     rstd = reference.rms_norm(x, gamma, 1e-5)[1].astype(np.float32)
     extra = residual if with_residual else None
-    run(
-        f"rms_norm_backward_{dt}", [dx, leaves, dy, x, rstd, gamma, extra], [4, 2, 8, 2], row_begin=8, isa=isa
-    )
-    exact, exact_leaves = reference.rms_norm_backward(dy, x, rstd, gamma, extra, 4)
-    assert_close(dx, exact, dt, bound=2e-6)
+    tiles = [dx, leaves, dy, x, rstd, gamma, extra]
+    run(f"rms_norm_backward_{dt}", tiles, [4, 2, 8, 2], [offset], row_begin=8, isa=isa)
+    exact, exact_leaves = reference.rms_norm_backward(dy, x, rstd, gamma, extra, 4, offset=offset)
+    assert_close(dx, exact, dt, bound=5e-6)
     assert_close(leaves, exact_leaves, "f32")
+
+
+@every_level
+@every_dtype
+def test_norms_of_heads_are_norms(isa, dt):
+    """To the bit: heads side by side are as many rows; an offset of 0 is none, also for gains of -0."""
+    gen = rng(5)
+    x, gamma = random(gen, 8, 60, dt).copy(), random(gen, 1, 20, dt).copy()
+    gamma[0, 3] = -0.0
+    y, rstd, wide, alone = empty(8, 60, dt), empty(8, 3), empty(24, 20, dt), empty(24, 1)
+    run(f"rms_norm_{dt}", [y, rstd, x, gamma], floats=[1e-5, 0.0], isa=isa)
+    run(f"rms_norm_{dt}", [wide, alone, x.reshape(24, 20), gamma], floats=[1e-5, 0.0], isa=isa)
+    assert_same_bits(y.reshape(24, 20), wide)
+    assert_same_bits(rstd.reshape(24, 1), alone)
+    exact = (x.reshape(24, 20).astype(np.float32) * alone * gamma.astype(np.float32)).astype(x.dtype)
+    assert_same_bits(wide, exact)
 
 
 @every_dtype
@@ -66,7 +89,7 @@ def test_dgamma_accumulates_across_tasks_of_a_leaf(dt):
     for leaf, cuts in ((whole, [(0, 24)]), (parts, tasks), (reordered, [tasks[0], tasks[2], tasks[1]])):
         for a, b in cuts:
             tiles = [empty(b - a, 33, dt), leaf, dy[a:b], x[a:b], rstd[a:b], gamma, None]
-            run(f"rms_norm_backward_{dt}", tiles, [24, 12, 8, 12], row_begin=48 + a)
+            run(f"rms_norm_backward_{dt}", tiles, [24, 12, 8, 12], [0.0], row_begin=48 + a)
     assert_same_bits(whole, parts)
     assert (bits(whole) != bits(reordered)).any(), "tasks in another order must show"
 
@@ -90,17 +113,19 @@ def test_sequence_chunks_of_a_leaf(isa, seq_len, chunks):
     x, gamma = random(gen, 3 * rows, 1), np.ones((1, 1), np.float32)
     expected = [in_chunks(x[a : a + rows], seq_len, chunks) for a in range(0, 3 * rows, rows)]
     for step in (50, rows, 3 * rows):
-        sums, dgamma = empty(3, len(cuts)), empty(3, len(cuts))
+        sums, dgamma, columns = (empty(3, len(cuts)) for _ in range(3))
         for a in range(0, 3 * rows, step):
             b = min(a + step, 3 * rows)
             held = slice(a // rows, -(-b // rows))
             ints = [rows, seq_len, chunks, seq_len]
             run("row_sum_leaf_f32", [sums[held], x[a:b]], ints, row_begin=a, isa=isa)
+            run("column_sum_leaf_f32", [columns[held], x[a:b]], ints, row_begin=a, isa=isa)
             ones = np.ones((b - a, 1), np.float32)
             tiles = [empty(b - a, 1), dgamma[held], x[a:b], ones, ones, gamma, None]
-            run("rms_norm_backward_f32", tiles, ints, row_begin=a, isa=isa)
+            run("rms_norm_backward_f32", tiles, ints, [0.0], row_begin=a, isa=isa)
         assert_same_bits(sums, np.concatenate(expected))
         assert_same_bits(dgamma, sums)
+        assert_same_bits(columns, sums)
     if len(cuts) > 1:
         other = in_chunks(x[:rows], seq_len + 1, chunks)
         assert (bits(other) != bits(expected[0])).any(), "a cut at another position must show"
@@ -120,7 +145,7 @@ def test_padding_moves_no_cut_of_a_sequence(isa, chunks):
         ints, ones = [2 * width, width, chunks, chunked_len], np.ones((4 * width, 1), np.float32)
         run("row_sum_leaf_f32", [leaf, x], ints, isa=isa)
         tiles = [empty(4 * width, 1), dgamma, x, ones, ones, np.ones((1, 1), np.float32), None]
-        run("rms_norm_backward_f32", tiles, ints, isa=isa)
+        run("rms_norm_backward_f32", tiles, ints, [0.0], isa=isa)
         return np.concatenate([leaf, dgamma])
 
     assert_close(
@@ -140,6 +165,17 @@ def test_row_sum_leaf(isa):
     run("row_sum_leaf_f32", [leaf[:1], x[7:10]], [10, 5, 8, 5], row_begin=7, isa=isa)
     run("row_sum_leaf_f32", [leaf[1:], x[10:]], [10, 5, 8, 5], row_begin=10, isa=isa)
     assert_close(leaf, reference.row_sum_leaf(x, 10), "f32", bound=2e-6)
+
+
+@every_level
+@every_dtype
+@every_width
+def test_column_sum_leaf(isa, dt, d):
+    """Columns add up per leaf and chunk in token order, on from an earlier task."""
+    x, leaf = random(rng(d), 300, d, dt), empty(2, 2 * d)
+    for a, b in ((0, 37), (37, 150), (150, 300)):
+        run(f"column_sum_leaf_{dt}", [leaf[a // 150 :], x[a:b]], [150, 75, 8, 75], row_begin=a, isa=isa)
+    assert_close(leaf, reference.column_sum_leaf(x, 150, 75, 8), "f32", bound=2e-6)
 
 
 @every_level
@@ -260,7 +296,7 @@ def test_nan_stays_in_its_row(isa, dt):
     x = random(gen, 5, 40, dt).copy()
     x[3, 17] = np.nan
     gamma, y, rstd, total = random(gen, 1, 40, dt), empty(5, 40, dt), empty(5, 1), empty(5, 1)
-    run(f"rms_norm_{dt}", [y, rstd, x, gamma], floats=[1e-5], isa=isa)
+    run(f"rms_norm_{dt}", [y, rstd, x, gamma], floats=[1e-5, 0.0], isa=isa)
     outputs = [y.copy()]
     run(f"softmax_{dt}", [y, x], isa=isa)
     run(f"row_sum_{dt}", [total, x], isa=isa)

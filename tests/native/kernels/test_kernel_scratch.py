@@ -9,6 +9,7 @@ import pytest
 from kernel_checks import NUMPY, every_dtype, every_level, packed, rng
 
 import tilewise as tw
+from tilewise import models
 from tilewise.core import ResourceError
 from tilewise.kernels.isa import run
 from tilewise.kernels.scratch import scratch_bytes
@@ -126,7 +127,7 @@ def test_a_long_sequence_needs_memory_not_luck():
         max_position_embeddings=32_000,
     )
     graph = tw.ComputeGraph("long")
-    llama.build_training_graph(graph, model, 1, 32_000, "bf16")
+    models.build_training_graph(graph, model, 1, 32_000, "bf16")
     graph.optimize(tw.optim.AdamW())
     plan = graph.plan(workers_per_device=2)
     backward = scratch_bytes("attention_backward_bf16", [32_000, 8, 1, 64, 1, 0, 0], [])

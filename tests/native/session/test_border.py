@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "ranks"))
 from small_llama import batches, change_first, config, drop_partial, merge_chunks, training_graph
 
 import tilewise as tw
+from tilewise import models
 from tilewise.core import CheckpointError, PlanError, ResourceError, ShapeError
-from tilewise.models import llama
 
 MODEL = config()
 
@@ -79,7 +79,7 @@ def test_a_state_of_indices_holds_for_every_size():
 def test_wrong_indices_when_decoding(name, value, words):
     """Positions, slots, sequences, blocks and rows are checked before a kernel follows them."""
     graph = tw.ComputeGraph("decoding")
-    llama.build_decoding_graph(graph, MODEL, 8, 1, 4, "f32")
+    models.build_decoding_graph(graph, MODEL, 8, 1, 4, "f32")
     inputs = {
         "tokens": [1, 2],
         "positions": [0, 1],
@@ -110,7 +110,7 @@ def test_loading_is_all_or_nothing(model):
 def test_a_model_without_an_optimizer_has_a_state(model):
     """Its parameters and a step count of zero; loading it gives the same bits."""
     graph = tw.ComputeGraph("llama")
-    llama.build_training_graph(graph, MODEL, 4, 8, "f32")
+    models.build_training_graph(graph, MODEL, 4, 8, "f32")
     with graph.instantiate() as running:
         running.initialize(3)
         state = running.state_dict()

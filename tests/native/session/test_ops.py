@@ -8,8 +8,7 @@ import torch
 
 import tilewise as tw
 from tilewise.core.errors import PlanError, ShapeError
-from tilewise.models.llama import LlamaConfig
-from tilewise.models.llama.model import rope_table
+from tilewise.models.decoder.rope import Rope, rope_table
 
 BATCH, SEQ, WIDTH, CLASSES, HEAD = 3, 7, 20, 37, 4
 T = BATCH * SEQ
@@ -17,21 +16,18 @@ T = BATCH * SEQ
 
 def rotate(x, seq):
     """RoPE in PyTorch with halves paired."""
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=WIDTH,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=WIDTH // HEAD,
-        head_dim=HEAD,
-        max_position_embeddings=seq,
-    )
-    table = torch.tensor(rope_table(config))
+    table = torch.tensor(rope_table(Rope(10000.0, seq), HEAD, seq))
     cos, sin = table[:, : HEAD // 2], table[:, HEAD // 2 :]
     heads = x.view(BATCH, seq, -1, HEAD)
     a, b = heads[..., : HEAD // 2], heads[..., HEAD // 2 :]
     c, s = cos[None, :, None], sin[None, :, None]
     return torch.cat([a * c - b * s, b * c + a * s], dim=-1).view(x.shape), table.numpy()
+
+
+def norm_of_heads(x, gamma):
+    """The norm of every head in PyTorch."""
+    heads = x.unflatten(-1, (-1, HEAD))
+    return (heads * (heads.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gamma).flatten(-2)
 
 
 def build_rope(g, a, b):
@@ -79,6 +75,10 @@ OPS = {
     "softcap": (attend(window=4, softcap=0.8), torch_attend(0.8, 4)),
     "lengths": (attend_to_lengths, torch_attend(2.0, lengths=LENGTHS)),
     "add": (lambda g, a, b: g.add(a, b), lambda a, b: a + b),
+    "add_bias": (
+        lambda g, a, b: g.add_bias(a, g.parameter([WIDTH], name="bias")),
+        lambda a, b, bias: a + bias,
+    ),
     "multiply": (lambda g, a, b: g.multiply(a, b), lambda a, b: a * b),
     "scale": (lambda g, a, b: g.scale(a, -1.5), lambda a, b: -1.5 * a),
     "silu": (lambda g, a, b: g.silu(a), lambda a, b: torch.nn.functional.silu(a)),
@@ -87,6 +87,14 @@ OPS = {
     "rms_norm": (
         lambda g, a, b: g.rms_norm(a, g.parameter([WIDTH], name="gamma"), eps=1e-5),
         lambda a, b, gamma: a * (a.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gamma,
+    ),
+    "rms_norm_with_an_offset": (
+        lambda g, a, b: g.rms_norm(a, g.parameter([WIDTH], name="gamma"), eps=1e-5, offset=1.0),
+        lambda a, b, gamma: a * (a.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * (1 + gamma),
+    ),
+    "rms_norm_of_heads": (
+        lambda g, a, b: g.rms_norm(a, g.parameter([HEAD], name="gamma"), eps=1e-5, offset=0.5, head_dim=HEAD),
+        lambda a, b, gamma: norm_of_heads(a, gamma + 0.5),
     ),
     "residual": (
         lambda g, a, b: g.add(a, g.matmul(b, g.parameter([WIDTH, WIDTH], name="w"), transpose_b=True)),
@@ -119,7 +127,7 @@ def run_both(op, torch_op):
     names = ["wa", "wb"]
     a, b = (g.matmul(x, g.parameter([WIDTH, WIDTH], name=n), transpose_b=True) for n in names)
     y = build(g, a, b)
-    names += [n for n in ("gamma", "w") if g.has(n)]
+    names += [n for n in ("gamma", "bias", "w") if g.has(n)]
     loss, _ = g.mean_cross_entropy(
         g.matmul(y, g.parameter([CLASSES, y.shape[-1]], name="head"), transpose_b=True), labels
     )

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import tilewise as tw
+from tilewise import models
 from tilewise.checkpoint import save_pretrained
 from tilewise.models import llama
-from tilewise.models.llama.weights import file_name
 
 README = Path(__file__).parents[3] / "README.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
@@ -31,11 +31,11 @@ def demo_model(tmp_path, monkeypatch):
         tie_word_embeddings=True,
     )
     graph = tw.ComputeGraph("llama")
-    llama.build_training_graph(graph, config, 1, 8, dtype="f32")
+    models.build_training_graph(graph, config, 1, 8, dtype="f32")
     with graph.instantiate() as model:
         model.initialize(seed=0)
-        tensors = [(file_name(name), model.get_tensor(name)) for name in model.parameter_names()]
-    save_pretrained(tmp_path / "demo" / "model", config.to_dict(), tensors)
+        tensors = models.stored_tensors(config, model.parameters())
+        save_pretrained(tmp_path / "demo" / "model", config.to_dict(), tensors)
     monkeypatch.chdir(tmp_path)
 
 

@@ -8,6 +8,7 @@ import torch
 import transformers
 
 import tilewise as tw
+from tilewise import models
 from tilewise.models import llama
 
 BATCH, SEQ = 8, 24
@@ -32,7 +33,7 @@ def sizes(**changes):
 def peers(model, dtype, seq=SEQ, **optimizer):
     """The same model in PyTorch and here, equal weights."""
     graph = tw.ComputeGraph("llama")
-    llama.build_training_graph(graph, model, BATCH, seq, dtype)
+    models.build_training_graph(graph, model, BATCH, seq, dtype)
     graph.optimize(tw.optim.AdamW(**optimizer))
     ours = graph.instantiate()
     ours.initialize(3, scale=0.1)
@@ -183,7 +184,7 @@ def test_random_weights_spread_by_width_and_depth():
     """What is added to the residual stream spreads less, by the number of layers; the rest as it is asked for."""
     model = sizes(num_hidden_layers=2)
     graph = tw.ComputeGraph("llama")
-    llama.build_training_graph(graph, model, BATCH, SEQ, "f32")
+    models.build_training_graph(graph, model, BATCH, SEQ, "f32")
     with graph.instantiate() as running:
         running.initialize(0, model.initializer_range)
         for name in running.parameter_names():

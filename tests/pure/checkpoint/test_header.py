@@ -107,7 +107,7 @@ def test_a_header_that_breaks_a_rule_is_refused(data, words, tmp_path):
 
 def _arrays(data, path):
     path.write_bytes(data)
-    return dict(open_weights(path))
+    return {name: tensor.read() for name, tensor in open_weights(path).items()}
 
 
 def _same(ours, theirs):

@@ -17,10 +17,10 @@ from tilewise.data import (
     Batches,
     PaddedBatches,
     encode_files,
-    end_of_text_id,
     is_held_out,
     load_corpus,
     load_standard_library,
+    special_id,
     text_files,
     train_tokenizer,
 )
@@ -205,13 +205,13 @@ def test_tokenizer_is_deterministic(tokenizer):
     """Training twice gives the same tokenizer; the end of a document is id 0."""
     again = train_tokenizer(["def f(x):\n    return x\n" * 20, "class A:\n    pass\n"], vocab_size=300)
     assert again.to_str() == tokenizer.to_str()
-    assert end_of_text_id(tokenizer) == 0 and tokenizer.get_vocab_size() <= 300
+    assert special_id(tokenizer, END_OF_TEXT) == 0 and tokenizer.get_vocab_size() <= 300
 
 
 def test_a_tokenizer_without_an_end_of_text_is_refused():
     """Documents could not be told apart."""
     with pytest.raises(ConfigError, match=re.escape("must know <|endoftext|>")):
-        encode_files(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), ["a"])
+        special_id(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), END_OF_TEXT)
 
 
 def test_small_vocabulary_is_refused():
@@ -223,7 +223,7 @@ def test_small_vocabulary_is_refused():
 def test_stream_ends_every_file(tokenizer):
     """Each file is followed by the end token, and progress counts files."""
     seen = []
-    stream = encode_files(tokenizer, ["a", "bc"] * 50, lambda done, total: seen.append((done, total)))
+    stream = encode_files(tokenizer, ["a", "bc"] * 50, 0, lambda done, total: seen.append((done, total)))
     assert stream.dtype == np.int32 and (stream == 0).sum() == 100 and seen[-1] == (100, 100)
     assert tokenizer.id_to_token(int(stream[-1])) == END_OF_TEXT
 

@@ -13,7 +13,7 @@ from tilewise.generate import check_prompt, encode_prompt
 from tilewise.generate.blocks import BlockTable, num_blocks_for
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.sampling import Sampling, pick_token
-from tilewise.models.llama.model import BLOCK_SIZE
+from tilewise.models import BLOCK_SIZE
 
 LOGITS = np.random.default_rng(0).standard_normal(100).astype(np.float32)
 TOKENIZER = train_tokenizer(["hello world ä€😀 " * 10], vocab_size=280)

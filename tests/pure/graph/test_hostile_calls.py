@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pure.hostile import HOSTILE, accepted
+from tilewise import models
 from tilewise.core.dims import BATCH, Dim, DimLabel
 from tilewise.core.errors import TilewiseError
 from tilewise.core.mesh import DeviceMesh
@@ -51,7 +52,7 @@ def described():
 
 CALLS = {
     "input": lambda g, t: (g.input, [[3]], {"dtype": "f32", "name": "n", "labels": [None], "storage": "rows"}),
-    "parameter": lambda g, t: (g.parameter, [[3, 3]], {"dtype": "f32", "name": "n", "labels": []}),
+    "parameter": lambda g, t: (g.parameter, [[3, 3]], {"dtype": "f32", "name": "n", "labels": [], "init": "zeros"}),
     "state": lambda g, t: (g.state, [[3]], {"dtype": "f32", "name": "n", "labels": [], "storage": "rows"}),
     "constant": lambda g, t: (g.constant, [np.zeros(3, np.float32)], {"name": "n", "labels": (), "storage": "rows"}),
     "output": lambda g, t: (g.output, [t["x"], "out"], {}),
@@ -59,6 +60,7 @@ CALLS = {
     "constrain": lambda g, t: (g.constrain, [t["x"], ("dp", None)], {}),
     "op": lambda g, t: (g.op, ["scale", [t["x"]]], {"factor": 2.0}),
     "add": lambda g, t: (g.add, [t["x"], t["x"]], {}),
+    "add_bias": lambda g, t: (g.add_bias, [t["x"], t["gamma"]], {}),
     "multiply": lambda g, t: (g.multiply, [t["x"], t["x"]], {}),
     "scale": lambda g, t: (g.scale, [t["x"], 2.0], {}),
     "silu": lambda g, t: (g.silu, [t["x"]], {}),
@@ -69,7 +71,7 @@ CALLS = {
     "matmul": lambda g, t: (
         g.matmul, [t["rows"], t["w"]], {"transpose_a": False, "transpose_b": True, "residual": t["rows"]}
     ),
-    "rms_norm": lambda g, t: (g.rms_norm, [t["x"], t["gamma"]], {"eps": 1e-5}),
+    "rms_norm": lambda g, t: (g.rms_norm, [t["x"], t["gamma"]], {"eps": 1e-5, "offset": 1.0, "head_dim": 8}),
     "embedding": lambda g, t: (g.embedding, [t["ids"], t["w"]], {}),
     "rope": lambda g, t: (g.rope, [t["x"], t["positions"], t["table"]], {"head_dim": 4}),
     "attention": lambda g, t: (
@@ -94,8 +96,10 @@ CALLS = {
     "find": lambda g, t: (g.find, ["x"], {}),
     "has": lambda g, t: (g.has, ["x"], {}),
     "layer": lambda g, t: (block, [g, t["x"]], {"path": "layers.0", "width": 8}),
-    "linear": lambda g, t: (linear, [g, t["x"], "up", 6], {"in_label": None, "out_label": DimLabel("mlp")}),
-    "nn.rms_norm": lambda g, t: (rms_norm, [g, t["x"], "norm"], {"eps": 1e-5}),
+    "linear": lambda g, t: (
+        linear, [g, t["x"], "up.weight", 6], {"in_label": None, "out_label": DimLabel("mlp"), "bias": True}
+    ),
+    "nn.rms_norm": lambda g, t: (rms_norm, [g, t["x"], "norm"], {"eps": 1e-5, "offset": 1.0, "head_dim": 4}),
 }  # fmt: skip
 
 
@@ -105,7 +109,7 @@ NUMBERS = {"-1", "0", *POSITIVE}
 SHAPED = {"window": {"None"}, "softcap": {"None", "2.5", "float32"}}
 TAKEN: dict[str, dict[int | str, set[str]]] = {  # besides what an argument is meant to be
     "input": NAMED,
-    "parameter": NAMED,
+    "parameter": {**NAMED, "init": {"None"}},
     "state": NAMED,
     "constant": NAMED,
     "output": {1: {"'name'"}},
@@ -113,7 +117,7 @@ TAKEN: dict[str, dict[int | str, set[str]]] = {  # besides what an argument is m
     "op": {"factor": NUMBERS},
     "scale": {1: NUMBERS},
     "matmul": {"transpose_b": {"True"}, "residual": {"None"}},
-    "rms_norm": {"eps": POSITIVE},
+    "rms_norm": {"eps": POSITIVE, "offset": NUMBERS, "head_dim": {"None"}},
     "attention": {"causal": {"True"}, "scale": {"None", *NUMBERS}, **SHAPED},
     "attention_with_lengths": {"lengths": {"None"}},
     "paged_attention": {"scale": {"None", *NUMBERS}, **SHAPED},
@@ -122,8 +126,8 @@ TAKEN: dict[str, dict[int | str, set[str]]] = {  # besides what an argument is m
     "output_id": {0: {"0"}, 1: {"'name'"}},
     "has": {0: set(HOSTILE)},  # whatever is asked for: it is not there
     "layer": {"path": {"'name'"}},
-    "linear": {2: {"'name'"}, "in_label": {"None", "DimLabel"}, "out_label": {"None", "DimLabel"}},
-    "nn.rms_norm": {2: {"'name'"}, "eps": POSITIVE},
+    "linear": {"in_label": {"None", "DimLabel"}, "out_label": {"None", "DimLabel"}, "bias": {"True"}},
+    "nn.rms_norm": {2: {"'name'"}, "eps": POSITIVE, "offset": NUMBERS, "head_dim": {"None"}},
 }
 
 
@@ -263,6 +267,7 @@ MAKERS = {
             "name": "n",
             "tile_hint": 32,
             "storage": "rows",
+            "init": "zeros",
             "init_scale": 1.0,
         },
     ),
@@ -283,11 +288,11 @@ MAKERS = {
     "hybrid": (DistributionStrategy.hybrid, {"dp": 2, "tp": 2}),
     "for_mesh": (DistributionStrategy.for_mesh, {"mesh": DeviceMesh({"dp": 2})}),
     "training": (
-        lambda **given: llama.build_training_graph(GraphBuilder("llama"), **given),
+        lambda **given: models.build_training_graph(GraphBuilder("llama"), **given),
         {"config": SMALL, "batch": 2, "seq": 8, "dtype": "bf16"},
     ),
     "decoding": (
-        lambda **given: llama.build_decoding_graph(GraphBuilder("llama"), **given),
+        lambda **given: models.build_decoding_graph(GraphBuilder("llama"), **given),
         {"config": SMALL, "max_tokens": 8, "max_sequences": 2, "num_blocks": 4, "dtype": "bf16"},
     ),
 }

@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tilewise import models
 from tilewise.core import CheckpointError, ConfigError
-from tilewise.models.llama.config import LlamaConfig
-from tilewise.models.llama.weights import file_name, parameter_shapes, rename_from_files
+from tilewise.models.llama import LlamaConfig
 
 SIZES = {
     "vocab_size": 128,
@@ -52,11 +52,12 @@ def test_both_spellings_of_rope():
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"attention_bias": True}, "attention_bias"),
-        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"hidden_act": "relu6"}, "hidden_act"),
+        ({"hidden_acts": "silu"}, "hidden_acts must be a field"),
+        ({"auto_map": {"AutoModel": "m.py"}}, "auto_map"),
         ({"architectures": ["MistralForCausalLM"]}, "architectures"),
         ({"model_type": "qwen2"}, "architectures"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling"),
+        ({"rope_scaling": {"rope_type": "nope", "factor": 2.0}}, "rope_scaling"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "factor"),
         ({"num_key_value_heads": 3}, "num_attention_heads"),
         ({"hidden_size": None}, "hidden_size"),
@@ -195,20 +196,24 @@ def test_the_stored_dtype_is_known():
 def test_num_parameters_equals_sum_of_shapes(tied):
     """The count is that of all shapes."""
     config = LlamaConfig(**SIZES, tie_word_embeddings=tied)
-    assert config.num_parameters() == sum(int(np.prod(shape)) for _, shape in parameter_shapes(config))
-    assert ("lm_head.weight" in dict(parameter_shapes(config))) is not tied
+    assert models.num_parameters(config) == sum(
+        int(np.prod(shape)) for _, shape in models.parameter_shapes(config)
+    )
+    assert ("lm_head.weight" in dict(models.parameter_shapes(config))) is not tied
 
 
 def test_names_in_files():
     """Files put `model.` before every name but that of the head."""
-    names = {name: file_name(name) for name, _ in parameter_shapes(LlamaConfig(**SIZES))}
+    table = models.file_layout(LlamaConfig(**SIZES)).table
+    names = {name: tensor.name for tensor in table for name, _ in tensor.parameters}
     assert names.pop("lm_head.weight") == "lm_head.weight"
     assert all(stored == f"model.{name}" for name, stored in names.items())
 
 
 def _stored(config, dtype=np.float32):
     """A file of zeros for a configuration."""
-    return {file_name(n): np.zeros(s, dtype) for n, s in parameter_shapes(config)}
+    zeros = {n: np.zeros(s, dtype) for n, s in models.parameter_shapes(config)}
+    return {n: np.asarray(t) for n, t in models.stored_tensors(config, zeros)}
 
 
 def test_renaming_checks_names_and_shapes():
@@ -216,15 +221,15 @@ def test_renaming_checks_names_and_shapes():
     config = LlamaConfig(**SIZES, tie_word_embeddings=True)
     stored = _stored(config)
     stored["lm_head.weight"] = stored["model.embed_tokens.weight"]
-    renamed = rename_from_files(stored, config)
-    assert list(renamed) == [name for name, _ in parameter_shapes(config)]
+    renamed = models.file_layout(config).weights(stored)
+    assert list(renamed) == [name for name, _ in models.parameter_shapes(config)]
     with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj"):
-        rename_from_files(
-            {k: v for k, v in stored.items() if k != "model.layers.1.mlp.up_proj.weight"}, config
+        models.file_layout(config).weights(
+            {k: v for k, v in stored.items() if k != "model.layers.1.mlp.up_proj.weight"}
         )
     stored["model.norm.weight"] = np.zeros(3, np.float32)
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight"):
-        rename_from_files(stored, config)
+        models.file_layout(config).weights(stored)
 
 
 @pytest.mark.parametrize(
@@ -241,16 +246,16 @@ def test_tensors_beyond_the_configuration_are_refused(name):
     """Layers, biases and scales that config.json does not describe, and a parameter under both spellings, are named."""
     config = LlamaConfig(**SIZES)
     stored = _stored(config)
-    rename_from_files(stored, config)
+    models.file_layout(config).weights(stored)
     with pytest.raises(CheckpointError, match=f"'{re.escape(name)}'"):
-        rename_from_files({**stored, name: np.zeros((2, 2), np.float32)}, config)
+        models.file_layout(config).weights({**stored, name: np.zeros((2, 2), np.float32)})
 
 
 def test_fewer_layers_than_stored_are_refused():
     """A config.json with a smaller num_hidden_layers is not a smaller model."""
     stored = _stored(LlamaConfig(**SIZES))
     with pytest.raises(CheckpointError, match=r"layers\.1\..*num_hidden_layers"):
-        rename_from_files(stored, LlamaConfig(**{**SIZES, "num_hidden_layers": 1}))
+        models.file_layout(LlamaConfig(**{**SIZES, "num_hidden_layers": 1})).weights(stored)
 
 
 def test_frequencies_that_older_files_hold_are_left_aside():
@@ -258,7 +263,7 @@ def test_frequencies_that_older_files_hold_are_left_aside():
     config = LlamaConfig(**SIZES)
     buffers = ("model.layers.1.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq")
     stored = {**_stored(config), **{name: np.zeros(4, np.int64) for name in buffers}}
-    assert len(rename_from_files(stored, config)) == len(stored) - 2
+    assert len(models.file_layout(config).weights(stored)) == len(stored) - 2
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int8, np.uint8, np.bool_])
@@ -266,13 +271,11 @@ def test_integers_are_no_weights(dtype):
     """A parameter stored as integers or flags is refused by name; every floating type is a weight's."""
     config = LlamaConfig(**SIZES)
     for good in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16):
-        rename_from_files(_stored(config, good), config)
+        models.file_layout(config).weights(_stored(config, good))
     stored = _stored(config)
     stored["model.norm.weight"] = stored["model.norm.weight"].astype(dtype)
-    with pytest.raises(
-        CheckpointError, match=r"'model\.norm\.weight' must be stored as floating-point numbers; got"
-    ):
-        rename_from_files(stored, config)
+    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight' as floating-point numbers; got"):
+        models.file_layout(config).weights(stored)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
@@ -281,10 +284,10 @@ def test_a_tied_head_must_be_the_embedding(dtype):
     config = LlamaConfig(**{**SIZES, "vocab_size": 10_000}, tie_word_embeddings=True)
     stored = _stored(config, dtype)
     stored["lm_head.weight"] = stored["model.embed_tokens.weight"].copy()
-    rename_from_files(stored, config)
+    models.file_layout(config).weights(stored)
     stored["lm_head.weight"][9_999, 31] = 1
-    with pytest.raises(CheckpointError, match="tie_word_embeddings"):
-        rename_from_files(stored, config)
+    with pytest.raises(CheckpointError, match="which the configuration ties it to"):
+        models.file_layout(config).weights(stored)
     stored["lm_head.weight"] = stored["model.embed_tokens.weight"][:-1]
-    with pytest.raises(CheckpointError, match="tie_word_embeddings"):
-        rename_from_files(stored, config)
+    with pytest.raises(CheckpointError, match="which the configuration ties it to"):
+        models.file_layout(config).weights(stored)

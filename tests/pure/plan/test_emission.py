@@ -45,7 +45,7 @@ def whole(slot):
 NORM = {
     "dtype": "f32",
     "tiles": {"y": row(0), "rstd": row(2), "x": row(1), "gamma": whole(3)},
-    "floats": {"eps": 1e-5},
+    "floats": {"eps": 1e-5, "offset": 0.0},
 }
 PRODUCT = {
     "dtype": "f32",
@@ -77,7 +77,7 @@ def test_a_call_as_the_table_says():
     """Order, access and name come from the table; lists take turns; counts and types are filled in."""
     norm = make("rms_norm", NORM)
     assert (norm.kernel, [o.slot for o in norm.operands]) == ("rms_norm_f32", [0, 2, 1, 3])
-    assert accesses(norm) == ["OUT", "OUT", "IN", "IN"] and norm.floats == (1e-5,)
+    assert accesses(norm) == ["OUT", "OUT", "IN", "IN"] and norm.floats == (1e-5, 0.0)
     product = make("matmul", PRODUCT)
     assert [None if o.null else o.slot for o in product.operands] == [5, None, 0, 4, 1, 7]
     assert product.ints == (1, 2, 2, 0, 2, 0, 2, 2, 6, 2, 6)
@@ -90,7 +90,7 @@ REFUSED = [
     ("rms_norm", NORM, {"floats": {"eps": None}}, r"every float is given; got none for 'eps'"),
     ("rms_norm", NORM, {"floats": {"eps": float("inf")}}, r"finite number; got inf for 'eps'"),
     ("rms_norm", NORM, {"floats": {"eps": True}}, r"finite number; got True for 'eps'"),
-    ("rms_norm", NORM, {"floats": {"scale": 1.0}}, r"floats are eps; got 'scale'"),
+    ("rms_norm", NORM, {"floats": {"scale": 1.0}}, r"floats are eps, offset; got 'scale'"),
     ("rms_norm", NORM, {"ints": {"rows": 1}}, r"integers are none; got 'rows'"),
     ("rms_norm", NORM, {"dtype": None}, r"dtype is one of rms_norm_f32, rms_norm_bf16; got None"),
     ("rms_norm", NORM, {"dtype": "f64"}, r"dtype is one of .*; got 'f64'"),
@@ -109,12 +109,12 @@ REFUSED = [
         {"tiles": {"x": row(5)}},
         r"'d' is one size; got 6 in operand 'y' and 12 in operand 'x'",
     ),
-    ("rms_norm", NORM, {"tiles": {"gamma": whole(9)}}, r"operand 'gamma' is \[1 d\]; got 1 as 7"),
+    ("rms_norm", NORM, {"tiles": {"gamma": whole(9)}}, r"operand 'gamma' is \[1 g\]; got 1 as 7"),
     (
         "rms_norm",
         NORM,
         {"tiles": {"gamma": row(0)}},
-        r"operand 'gamma' is \[1 d\]; got 1 as a tile of the loop",
+        r"operand 'gamma' is \[1 g\]; got 1 as a tile of the loop",
     ),
     (
         "rms_norm",

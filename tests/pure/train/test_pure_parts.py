@@ -86,12 +86,12 @@ def test_a_model_that_guesses_needs_nine_bits_per_token():
     files = [TextFile("a.txt", "\N{EURO SIGN}" * 21), TextFile("b.txt", "b" * 5)]
     tokens = sum(len(tokenizer.encode(file.text).ids) + 1 for file in files)
     model, shown = Guessing(), []
-    bits = bits_per_byte(model, tokenizer, files, 4, 16, lambda *counts: shown.append(counts))
+    bits = bits_per_byte(model, tokenizer, files, 4, 16, 0, lambda *counts: shown.append(counts))
     assert bits == pytest.approx(9 * tokens / (63 + 5), rel=1e-6)
     assert sum(model.scored) == tokens and shown == [(4, 8), (8, 8)]
     assert all(batch == 4 and width <= 16 for batch, width in model.shapes)
     short = Guessing()
-    bits_per_byte(short, tokenizer, files[1:], 2, 16)
+    bits_per_byte(short, tokenizer, files[1:], 2, 16, 0)
     assert short.shapes == [(2, 6)]  # five letters and the end, no wider than that
 
 

@@ -2,6 +2,7 @@
 
 from tilewise.graph.ops import (
     attention,
+    bias,
     elementwise,
     embedding,
     gather,
@@ -16,6 +17,7 @@ from tilewise.graph.ops import (
 
 __all__ = [
     "attention",
+    "bias",
     "elementwise",
     "embedding",
     "gather",

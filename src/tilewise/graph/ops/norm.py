@@ -1,4 +1,8 @@
-"""Root-mean-square norm over the last dim, forward and backward."""
+"""Root-mean-square norm over the last dim, or over every head of it, forward and backward.
+
+Heads lie side by side in the last dim and share one gamma. Its gradient is a sum over rows, as of any norm, of every
+head on its own, and then over the heads: along the chunks of their label, since strategies share them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewise.core.dtypes import DTYPES
-from tilewise.graph.ops.common import incoming, leading, require, require_floats, require_positive
+from tilewise.graph.ops.common import fixed, incoming, leading, require, require_floats, require_positive
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import LEAVES
 from tilewise.ir.lowering import Lowering
@@ -21,7 +25,8 @@ __all__ = ["NormTerm"]
 class NormTerm(Term):
     """The input gradient of a norm, still to be emitted so that a residual's gradient can ride along.
 
-    `dy`, `x`, `rstd` and `gamma` are ids of the backward graph; `weight` is the gamma of the forward graph.
+    `dy`, `x`, `rstd` and `gamma` are ids of the backward graph; `weight` is the gamma of the forward graph; `offset`
+    and `head_dim` are the norm's.
     """
 
     dy: int
@@ -29,41 +34,67 @@ class NormTerm(Term):
     rstd: int
     gamma: int
     weight: int
+    offset: float
+    head_dim: int
 
     combined_by = "rms_norm_backward"
 
 
 @register
 class RmsNorm(Op):
-    """`x * rstd * gamma`; outputs y and rstd (kept for the backward pass)."""
+    """`x * rstd * (gamma + offset)`; outputs y and rstd (kept for the backward pass). With a `head_dim` that is not 0
+    the last dim holds heads of that size, each normalised alone, and gamma is as wide as one."""
 
     name = "rms_norm"
-    signature = Signature(2, attributes={"eps": float})
+    signature = Signature(2, attributes={"eps": float, "offset": float, "head_dim": int})
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """y as x, rstd `[...]` in fp32."""
+        """y as x, rstd `[...]` in fp32, or `[..., heads]`."""
         x, gamma = inputs
         assert x is not None and gamma is not None
         require_floats("rms_norm", x, gamma)
         require_positive("rms_norm", eps=attrs["eps"])
         require(len(x.shape) > 1 and x.storage == "rows", "rms_norm", "x must be rows of elements", x, gamma)
-        require(gamma.shape == x.shape[-1:], "rms_norm", "gamma must have the size of the last dim", x, gamma)
-        return [
-            TensorSpec(x.shape, x.dtype, x.labels),
-            TensorSpec(x.shape[:-1], DTYPES["f32"], x.labels[:-1], storage="scalars"),
-        ]
+        y, f32 = TensorSpec(x.shape, x.dtype, x.labels), DTYPES["f32"]
+        if not attrs["head_dim"]:
+            require(
+                gamma.shape == x.shape[-1:], "rms_norm", "gamma must have the size of the last dim", x, gamma
+            )
+            return [y, TensorSpec(x.shape[:-1], f32, x.labels[:-1], storage="scalars")]
+        size, width = attrs["head_dim"], x.shape[-1]
+        require(
+            isinstance(width, int) and size > 0 and width % size == 0,
+            "rms_norm",
+            f"the last dim must hold heads of {size}",
+            x,
+        )
+        require(gamma.shape == (size,), "rms_norm", f"gamma must have the size of a head, {size}", x, gamma)
+        label = x.labels[-1]
+        require(
+            label is None or label.atom % size == 0,
+            "rms_norm",
+            f"the label of the last dim must keep heads of {size} whole",
+            x,
+            advice="make its atom a multiple",
+        )
+        count = replace(label, atom=label.atom // size) if label is not None else None
+        return [y, TensorSpec((*x.shape[:-1], fixed(width) // size), f32, (*x.labels[:-1], count))]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
-        """The normalised dim stays whole."""
+        """The normalised dim stays whole; heads may be shared."""
         assert inputs[0] is not None
         rows = leading(inputs[0])
+        if attrs["head_dim"]:
+            x = (*rows, "h")
+            return Factors((x, ("d",)), (x, x), whole=frozenset("d"))
         return Factors(((*rows, "d"), ("d",)), ((*rows, "d"), rows), whole=frozenset("d"))
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
         """One fused op gives dx (plus what flows past the norm) and dgamma."""
         x, gamma = op.given
         dy, rstd = incoming(op, grads), tape.use(op.outputs[1])
-        return [NormTerm(dy, tape.use(x), rstd, tape.use(gamma), gamma), None]
+        offset, head_dim = op.attrs["offset"], op.attrs["head_dim"]
+        return [NormTerm(dy, tape.use(x), rstd, tape.use(gamma), gamma, offset, head_dim), None]
 
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile."""
@@ -76,34 +107,38 @@ class RmsNorm(Op):
             over=t,
             dtype=t.dtype,
             tiles={"y": low.row(y), "rstd": low.row(rstd), "x": low.row(x), "gamma": low.whole(gamma)},
-            floats={"eps": op.attrs["eps"]},
+            floats={"eps": op.attrs["eps"], "offset": op.attrs["offset"]},
         )
 
 
 @register
 class RmsNormBackward(Op):
-    """Inputs dy, x, rstd, gamma, dresidual (or None); outputs dx and dgamma (fp32)."""
+    """Inputs dy, x, rstd, gamma, dresidual (or None); outputs dx and dgamma (fp32), of every head on its own."""
 
     name = "rms_norm_backward"
     combine_rank = 1  # behind the contractions: their sum is the residual that rides along
     accumulates = (1,)
     in_place = ((0, 0),)
-    signature = Signature(5, absent=frozenset({4}))
+    signature = Signature(5, absent=frozenset({4}), attributes={"offset": float, "head_dim": int})
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
-        """dx as x, dgamma as gamma in fp32."""
+        """dx as x, dgamma in fp32: as gamma, or as wide as x."""
         _, x, _, gamma, _ = inputs
         assert x is not None and gamma is not None
-        return [TensorSpec(x.shape, x.dtype, x.labels), replace(gamma, dtype=DTYPES["f32"], name="")]
+        dgamma = replace(gamma, dtype=DTYPES["f32"], name="")
+        if attrs["head_dim"]:
+            dgamma = TensorSpec(x.shape[-1:], DTYPES["f32"], x.labels[-1:], storage="vector")
+        return [TensorSpec(x.shape, x.dtype, x.labels), dgamma]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
         """dgamma contracts the rows."""
         assert inputs[1] is not None
         rows = leading(inputs[1])
-        x = (*rows, "d")
+        x = (*rows, "h" if attrs["head_dim"] else "d")
+        rstd = x if attrs["head_dim"] else rows
         return Factors(
-            (x, x, rows, ("d",), x if inputs[4] is not None else None),
-            (x, ("d",)),
+            (x, x, rstd, ("d",), x if inputs[4] is not None else None),
+            (x, x[-1:]),
             whole=frozenset("d"),
             partials=(Partial("dgamma", rows, (1,), tree=LEAVES),),
         )
@@ -111,8 +146,11 @@ class RmsNormBackward(Op):
     def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
         """Norm by norm, each adding what was summed before it; gamma gets its gradient on the way."""
         for t in terms_of(NormTerm, terms):
-            total, dgamma = tape.op(self.name, [t.dy, t.x, t.rstd, t.gamma, total])
-            tape.contribute(t.weight, dgamma)
+            attrs = {"offset": t.offset, "head_dim": t.head_dim}
+            total, dgamma = tape.op(self.name, [t.dy, t.x, t.rstd, t.gamma, total], **attrs)
+            tape.contribute(
+                t.weight, tape.later("head_sum", [dgamma], head_dim=t.head_dim) if t.head_dim else dgamma
+            )
         assert total is not None
         return total
 
@@ -137,5 +175,52 @@ class RmsNormBackward(Op):
                 "dresidual": low.row(residual) if residual is not None else None,
             },
             ints=low.leaf_cut,
+            floats={"offset": op.attrs["offset"]},
         )
         low.leaf_tree(op, 1, leaf)
+
+
+@register
+class HeadSum(Op):
+    """The sum `[head_dim]` over the heads that lie side by side in a vector, in fp32, along the chunks of its label."""
+
+    name = "head_sum"
+    signature = Signature(1, attributes={"head_dim": int})
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """One head."""
+        (x,) = inputs
+        assert x is not None
+        size, width = attrs["head_dim"], x.shape[0]
+        is_vector = x.storage == "vector" and x.dtype.name == "f32"
+        label = x.labels[0]
+        require(
+            is_vector and size > 0 and fixed(width) % size == 0 and (label is None or label.atom % size == 0),
+            self.name,
+            f"takes a vector of f32 with heads of {size} that its label keeps whole",
+            x,
+        )
+        return [TensorSpec((size,), DTYPES["f32"], storage="vector")]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """The heads are contracted."""
+        return Factors((("h",),), (("d",),), partials=(Partial("gain", ("h",), (0,)),))
+
+    def lower(self, low: Lowering, op: OpNode) -> None:
+        """One task; over shared heads the partial is reduced."""
+        (x,) = op.given
+        spec, out = low.spec(x), low.tensor(op.outputs[0])
+        record = low.record(op, "gain")
+        chunks = low.label_chunks(spec.labels[0], fixed(spec.shape[0]), record)
+        target = low.temp_like(out, dtype="f32", name="gain") if record else op.outputs[0]
+        low.emit(
+            "head_sum",
+            op,
+            over=low.one,
+            step=0,
+            dtype="f32",
+            tiles={"out": low.whole(target), "x": low.whole(x)},
+            ints={"num_chunks": len(chunks), "range": [v for c in chunks for v in c]},
+        )
+        if record:
+            low.all_reduce(op, target, op.outputs[0], None, record, step=0)

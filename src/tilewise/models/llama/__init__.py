@@ -1,6 +1,8 @@
-"""Llama: configuration, graph, sharding, weight names."""
+"""Llama: what its configurations ask for; its graph is the one of all decoders."""
 
+from tilewise.models.family import decoder_family
 from tilewise.models.llama.config import LlamaConfig
-from tilewise.models.llama.model import build_decoding_graph, build_training_graph
 
-__all__ = ["LlamaConfig", "build_decoding_graph", "build_training_graph"]
+__all__ = ["FAMILY", "LlamaConfig"]
+
+FAMILY = decoder_family(LlamaConfig)

@@ -121,10 +121,11 @@ def _columns(low: ClassLowering, op: OpNode, source: int, target: int) -> Axes:
     """The axes along which the last dim changes."""
     spec, before, after = low.spec(source), low.layout(source), low.layout(target)
     short, long = sorted((before[-1], after[-1]), key=len)
-    if spec.storage != "rows" or spec.dtype.name not in _COPIED or before[:-1] != after[:-1]:
+    if spec.storage not in ("rows", "vector") or spec.dtype.name not in _COPIED or before[:-1] != after[:-1]:
         raise PlanError(
-            f"[plan.reshards] layouts change along the last dim of rows in f32 or bf16; got {spec.storage} {spec} from "
-            f"{show_layout(before)} to {show_layout(after)} at {op.label!r}; lay out both sides alike"
+            "[plan.reshards] layouts change along the last dim of rows and vectors in f32 or bf16; got "
+            f"{spec.storage} {spec} from {show_layout(before)} to {show_layout(after)} at "
+            f"{op.label!r}; lay out both sides alike"
         )
     return long[len(short) :]
 

@@ -1,4 +1,4 @@
-"""What Llama's dims count: the declaration that strategies shard by. Model code only mentions these labels.
+"""What a decoder's dims count: the declaration that strategies shard by. Model code only mentions these labels.
 
 `heads` and `kv_heads` stay whole per head, `vocab` moves in blocks of 64 rows, `mlp` in pairs.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from tilewise.core.dims import BATCH, DimLabel
-from tilewise.models.llama.config import LlamaConfig
+from tilewise.models.decoder.architecture import Decoder
 
 __all__ = ["BATCH", "MLP", "VOCAB", "heads_label", "kv_heads_label"]
 
@@ -14,11 +14,11 @@ MLP = DimLabel("mlp", 2)
 VOCAB = DimLabel("vocab", 64)
 
 
-def heads_label(config: LlamaConfig) -> DimLabel:
+def heads_label(decoder: Decoder) -> DimLabel:
     """Query heads side by side."""
-    return DimLabel("heads", config.head_dim)
+    return DimLabel("heads", decoder.head_dim)
 
 
-def kv_heads_label(config: LlamaConfig) -> DimLabel:
+def kv_heads_label(decoder: Decoder) -> DimLabel:
     """KV heads side by side; each goes with its group of query heads."""
-    return DimLabel("kv_heads", config.head_dim, config.num_attention_heads // config.num_key_value_heads)
+    return DimLabel("kv_heads", decoder.head_dim, decoder.num_heads // decoder.num_kv_heads)

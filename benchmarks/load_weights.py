@@ -1,0 +1,233 @@
+"""Loading a model's weights from the page cache, beside a plain read of the files, safetensors and transformers.
+
+Claims (issue figures): the shape of TinyLlama-1.1B (2.2 GB of bf16) loads in at most 1.5 s, goal 0.7 s, on two cores; at
+80% of the speed of a plain read of the same files in the same state of the cache or better; and the peak of resident
+memory is at most the weights plus 10%. Each device reads what it holds and no more.
+
+The weights are made once, seeded, in the folder that is given, and read once before anything is measured. Contestants
+are processes that take turns; the least time of each counts, the first round warms up. A plain read is one thread's
+`readinto` of the files into memory of its own. safetensors is `safetensors.torch.load_file` of all files with every
+tensor copied out of the map, as a model's parameters are; transformers is `from_pretrained` in
+bf16, copied out likewise. Both are left out
+where they are not installed. Ours is `load_parameters` with the files opened anew; planning and allocating are timed
+apart.
+
+Run: python benchmarks/load_weights.py [--folder /tmp/tilewise-weights] [--shape tinyllama|mistral-7b] [--rounds 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from zlib import crc32
+
+import ml_dtypes
+import numpy as np
+from demo_step import cpu_name
+
+SHAPES = {
+    "tinyllama": {
+        "vocab_size": 32000,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+    },
+    "mistral-7b": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+}
+MUST_S = {"tinyllama": (1.5, 0.7)}  # must and goal
+MUST_SHARE_OF_READ, MUST_RESIDENT = 0.8, 1.1
+CONTEXT, BLOCKS = 256, 16
+
+
+def resident_peak() -> int:
+    """Bytes: the most that this process had in memory at one time."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmHWM:")[1].split()[0]) << 10
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files with weights."""
+    return sorted(folder.glob("*.safetensors"))
+
+
+def make_weights(folder: Path, shape: str) -> None:
+    """Write a model of that shape with seeded weights, one tensor in memory at a time."""
+    from tilewise.checkpoint import LazyTensor, save_pretrained
+    from tilewise.models.llama import LlamaConfig, weights
+
+    def random(name: str, size: tuple[int, ...]) -> np.ndarray:
+        bits = np.random.default_rng(crc32(name.encode())).integers(0, 1 << 16, size, np.uint16)
+        return ((bits & 0x81FF) | 0x3C00).view(ml_dtypes.bfloat16)  # of both signs, 2**-7 to 2**-3
+
+    config = LlamaConfig(**SHAPES[shape], max_position_embeddings=2048)
+    tensors = (
+        (
+            weights.file_name(name),
+            LazyTensor(size, np.dtype(ml_dtypes.bfloat16), lambda name=name, size=size: random(name, size)),
+        )
+        for name, size in weights.parameter_shapes(config)
+    )
+    save_pretrained(folder, {**config.to_dict(), "torch_dtype": "bfloat16"}, tensors)
+
+
+# ---- contestants, each in a process of its own -------------------------------------------------------------
+
+
+def plain_read(folder: Path) -> dict[str, object]:
+    """`readinto` of the files."""
+    started = time.perf_counter()
+    kept = []
+    for path in files_of(folder):
+        with path.open("rb", buffering=0) as file:
+            buffer = np.empty(path.stat().st_size, np.uint8)
+            filled = 0
+            while filled < buffer.size:
+                filled += file.readinto(buffer[filled:].data)
+            kept.append(buffer)
+    return {"load_s": time.perf_counter() - started}
+
+
+def safetensors_load(folder: Path) -> dict[str, object]:
+    """safetensors' own reader for PyTorch."""
+    from safetensors.torch import load_file
+
+    started = time.perf_counter()
+    kept = [{name: tensor.clone() for name, tensor in load_file(path).items()} for path in files_of(folder)]
+    return {"load_s": time.perf_counter() - started, "tensors": sum(len(k) for k in kept)}
+
+
+def transformers_load(folder: Path) -> dict[str, object]:
+    """`from_pretrained`."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    started = time.perf_counter()
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    for parameter in model.parameters():  # which lie in the mapped files until then
+        parameter.data = parameter.data.clone()
+    return {"load_s": time.perf_counter() - started, "parameters": model.num_parameters()}
+
+
+def ours(folder: Path, devices: int) -> dict[str, object]:
+    """Ours over so many devices by tensor parallelism."""
+    import tilewise as tw
+    from tilewise.checkpoint import open_weights
+    from tilewise.models import llama
+    from tilewise.models.llama.weights import rename_from_files
+
+    started = time.perf_counter()
+    config = llama.LlamaConfig.from_pretrained(folder)
+    graph = tw.ComputeGraph("llama")
+    llama.build_decoding_graph(graph, config, CONTEXT, 1, BLOCKS, "bf16")
+    plan = graph.plan({"tp": devices} if devices > 1 else {})
+    with graph.instantiate(plan) as model:
+        loading = time.perf_counter()
+        report = model.load_parameters(rename_from_files(open_weights(folder), config))
+        done = time.perf_counter()
+        parameters = [usage["parameters"] for usage in model.memory_usage()]
+    return {
+        "load_s": done - loading,
+        "plan_s": loading - started,
+        "bytes_read": report.bytes_read,
+        "parameter_bytes": parameters,
+    }
+
+
+CONTESTANTS = {
+    "plain read": plain_read,
+    "ours, 1 device": lambda folder: ours(folder, 1),
+    "ours, 2 devices": lambda folder: ours(folder, 2),
+    "safetensors": safetensors_load,
+    "transformers": transformers_load,
+}
+
+
+def run(name: str, folder: Path) -> dict[str, object]:
+    """One contestant's figures, from a new process."""
+    command = [sys.executable, __file__, "--folder", str(folder), "--as", name]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def verdict(holds: bool) -> str:
+    """How a figure compares with its claim."""
+    return "holds" if holds else "DOES NOT HOLD"
+
+
+def compare(folder: Path, shape: str, rounds: int, only: list[str]) -> None:
+    """Let the contestants take turns, and print."""
+    num_bytes = sum(path.stat().st_size for path in files_of(folder))
+    missing = {"safetensors": "torch", "transformers": "transformers"}
+    names = [
+        n for n in CONTESTANTS if (n not in missing or find_spec(missing[n])) and (not only or n in only)
+    ]
+    print(f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores; {shape}, {num_bytes / 1e9:.2f} GB of bf16")
+    plain_read(folder)
+    figures: dict[str, list[dict]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in names:
+            figures[name].append(run(name, folder))
+    best = {name: min(f["load_s"] for f in found) for name, found in figures.items()}
+    for name, found in figures.items():
+        first = found[0]
+        peak = min(f["resident_peak"] for f in found) / num_bytes
+        line = f"{name:16} {best[name]:6.2f} s  {num_bytes / best[name] / 1e9:5.2f} GB/s  peak {peak:.3f} of the weights"
+        if "plain read" in best:
+            line += f"  {best['plain read'] / best[name]:5.2f} times a plain read"
+        print(line)
+        if "bytes_read" in first:
+            read, held = first["bytes_read"], first["parameter_bytes"]
+            print(
+                f"{'':16} plan and memory {min(f['plan_s'] for f in found):.2f} s; bytes read {read}, held {held}"
+            )
+            print(
+                f"{'':16} {verdict(peak <= MUST_RESIDENT)}: at most {MUST_RESIDENT} of the weights resident"
+            )
+            if shape in MUST_S:
+                must, goal = MUST_S[shape]
+                print(
+                    f"{'':16} {verdict(best[name] <= must)}: {must} s; {verdict(best[name] <= goal)}: goal {goal} s"
+                )
+            if "plain read" in best:
+                share = best["plain read"] / best[name]
+                print(
+                    f"{'':16} {verdict(share >= MUST_SHARE_OF_READ)}: {MUST_SHARE_OF_READ} of a plain read's speed"
+                )
+
+
+def main() -> None:
+    """Make the weights when they are not there, then compare; or be one contestant."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/tilewise-weights"))
+    parser.add_argument("--shape", choices=SHAPES, default="tinyllama")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--only", action="append", default=[], choices=CONTESTANTS)
+    parser.add_argument("--as", dest="contestant", choices=CONTESTANTS)
+    options = parser.parse_args()
+    if options.contestant:
+        found = CONTESTANTS[options.contestant](options.folder)
+        print(json.dumps({**found, "resident_peak": resident_peak()}))
+        return
+    folder = options.folder / options.shape
+    if not files_of(folder):
+        make_weights(folder, options.shape)
+    compare(folder, options.shape, options.rounds, options.only)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+// Python's view of native/weights: one call reads one rectangle of a file into parts. The GIL is released meanwhile.
+//
+// Checks that a part's array holds the part; what else must fit, native/weights checks.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/check.h"
+#include "bind/bind.h"
+#include "weights/read.h"
+
+namespace nb = nanobind;
+
+namespace tilewise::bind {
+namespace {
+
+using kernels::Stored;
+using kernels::WeightPart;
+using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using PartTuple = std::tuple<Bytes, std::string, bool, int64_t, int64_t>;  // bytes, dtype, packed, shape
+using FromTuple = std::tuple<int, int64_t, int64_t, int64_t, int64_t, std::string, bool>;  // kernels/weights.py
+
+constexpr int64_t kMostElements = int64_t{1} << 46;  // their bytes, padded, are counted without overflow
+
+Stored stored_of(const std::string& name) {
+  if (name == "f32") return Stored::kF32;
+  if (name == "bf16") return Stored::kBF16;
+  if (name == "f16") return Stored::kF16;
+  check<ArgumentError>(name == "f64", "[weights.read] a stored dtype must be f32, bf16, f16 or f64; got '", name,
+                       "'; convert the file");
+  return Stored::kF64;
+}
+
+WeightPart part_of(const PartTuple& given) {
+  const auto& [bytes, dtype, packed, rows, cols] = given;
+  check<ArgumentError>(dtype == "f32" || dtype == "bf16", "[weights.read] a part's dtype must be f32 or bf16; got '",
+                       dtype, "'; plan it so");
+  check<ArgumentError>(rows >= 0 && cols >= 0 && (cols == 0 || rows <= kMostElements / (cols + 1)),
+                       "[weights.read] a part needs a shape; got ", rows, " x ", cols, "; correct it");
+  const DType type = dtype == "f32" ? DType::kF32 : DType::kBF16;
+  const int64_t elements = packed ? (rows + 31) / 32 * 32 * ((cols + 1) / 2 * 2) : rows * cols;
+  check<ArgumentError>(static_cast<int64_t>(bytes.size()) == elements * size_of(type),
+                       "[weights.read] a part's memory must hold it; got ", bytes.size(), " bytes for ", elements,
+                       " elements of ", dtype, "; pass all of it");
+  return {reinterpret_cast<std::byte*>(bytes.data()), type, packed, rows, cols};
+}
+
+nb::tuple read(const FromTuple& from, const std::vector<PartTuple>& into, int64_t row, int64_t col,
+               const std::string& isa) {
+  const auto& [file, begin, row_bytes, rows, cols, dtype, transposed] = from;
+  std::vector<WeightPart> parts;
+  for (const PartTuple& part : into) parts.push_back(part_of(part));
+  const kernels::StoreFn store = isa.empty() ? kernels::find_store() : kernels::find_store_at(isa);
+  const weights::Rectangle rectangle = {file, begin, row_bytes, rows, cols, stored_of(dtype)};
+  const weights::Outcome outcome = [&] {
+    nb::gil_scoped_release unlocked;
+    return weights::read_weights(rectangle, transposed, parts, row, col, store);
+  }();
+  return nb::make_tuple(outcome.bytes_read, outcome.is_finite, outcome.is_whole, outcome.system_error);
+}
+
+}  // namespace
+
+void bind_weights(nb::module_& m) {
+  nb::module_ sub = m.def_submodule("weights", "Weights from files into devices' memory.");
+  sub.def("read", &read, nb::arg("rectangle"), nb::arg("parts"), nb::arg("row"), nb::arg("col"), nb::arg("isa") = "",
+          "Read a rectangle (file, begin, row_bytes, rows, cols, dtype, transposed) into parts (bytes, dtype, packed, "
+          "rows, cols) from [row][col] of each on; returns (bytes read, all finite, file whole, errno).");
+}
+
+}  // namespace tilewise::bind

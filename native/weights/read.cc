@@ -1,0 +1,134 @@
+// See read.h.
+#include "weights/read.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <memory>
+
+#include "base/check.h"
+
+namespace tilewise::weights {
+
+namespace {
+
+using kernels::Stored;
+using kernels::WeightPart;
+
+constexpr int64_t kPanelRows = 32;
+constexpr int64_t kChunkBytes = 512 << 10;  // of a read: what it brings is still in the L2 cache when it is packed
+constexpr int64_t kMostBytes = 4 << 20;     // for a panel whose rows are long
+
+struct Free {
+  void operator()(std::byte* p) const { std::free(p); }
+};
+
+std::byte* thread_buffer(int64_t bytes) {
+  thread_local std::unique_ptr<std::byte, Free> memory;
+  thread_local int64_t capacity = 0;
+  if (bytes > capacity) {
+    capacity = 0;
+    const size_t rounded = (static_cast<size_t>(bytes) + 4095) / 4096 * 4096;
+    memory.reset(static_cast<std::byte*>(std::aligned_alloc(4096, rounded)));
+    check<ResourceError>(memory != nullptr, "[weights.read] a buffer must be allocatable; got no memory for ", bytes,
+                         " bytes; free some memory");
+    capacity = bytes;
+  }
+  return memory.get();
+}
+
+/// Fills `to`; false at the first fault.
+bool read_fully(int file, std::byte* to, int64_t bytes, int64_t at, Outcome& outcome) {
+  while (bytes > 0) {
+    const ssize_t got = pread(file, to, bytes, at);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) outcome.system_error = errno;
+    if (got == 0) outcome.is_whole = false;
+    if (got <= 0) return false;
+    outcome.bytes_read += got;
+    to += got;
+    at += got;
+    bytes -= got;
+  }
+  return true;
+}
+
+/// Rows and columns that are read at a time: whole panels, or whole pairs of columns.
+struct Chunk {
+  int64_t rows;
+  int64_t cols;
+};
+
+Chunk chunk_of(const Rectangle& from, bool transposed) {
+  const int64_t item = size_of(from.dtype);
+  const int64_t row_unit = transposed ? 2 : kPanelRows, col_unit = transposed ? kPanelRows : 2;
+  const int64_t cols = std::min(from.cols, std::max(kMostBytes / row_unit / item / col_unit, int64_t{1}) * col_unit);
+  const int64_t rows = std::max(kChunkBytes / std::max(cols * item, int64_t{1}) / row_unit, int64_t{1}) * row_unit;
+  return {std::min(from.rows, rows), cols};
+}
+
+/// Whether [first, first + count) are whole units of `total`, the last of which may be incomplete.
+bool covers_units(int64_t first, int64_t count, int64_t total, int64_t unit) {
+  const int64_t end = first + count;
+  return first >= 0 && count >= 0 && end <= total && first % unit == 0 && (end % unit == 0 || end == total);
+}
+
+void check_fit(const Rectangle& from, bool transposed, const WeightPart& part, int64_t row, int64_t col) {
+  const int64_t rows = transposed ? from.cols : from.rows, cols = transposed ? from.rows : from.cols;
+  const int64_t row_unit = part.packed ? kPanelRows : 1, col_unit = part.packed ? 2 : 1;
+  check<ArgumentError>(covers_units(row, rows, part.rows, row_unit) && covers_units(col, cols, part.cols, col_unit) &&
+                           (part.dtype == DType::kF32 || part.dtype == DType::kBF16) &&
+                           from.row_bytes >= from.cols * size_of(from.dtype) && from.begin >= 0,
+                       "[weights.read] a rectangle must lie in its part and cover whole panels; got ", rows, " x ",
+                       cols, " at [", row, "][", col, "] of ", part.rows, " x ", part.cols,
+                       "; cut it at multiples of 32 rows and 2 columns");
+}
+
+/// The place of a chunk in the only part, when the file's bytes are already what is wanted there; else nullptr.
+std::byte* in_place(const Rectangle& from, bool transposed, std::span<const WeightPart> parts, int64_t row,
+                    int64_t col) {
+  const WeightPart& part = parts.front();
+  const bool same = (from.dtype == Stored::kF32 && part.dtype == DType::kF32) ||
+                    (from.dtype == Stored::kBF16 && part.dtype == DType::kBF16);
+  if (parts.size() != 1 || part.packed || transposed || !same || from.cols != part.cols) return nullptr;
+  return part.data + (row * part.cols + col) * size_of(part.dtype);
+}
+
+bool read_chunk(const Rectangle& from, int64_t row, int64_t col, Chunk chunk, std::byte* to, Outcome& outcome) {
+  const int64_t item = size_of(from.dtype), begin = from.begin + row * from.row_bytes + col * item;
+  const int64_t row_bytes = chunk.cols * item;
+  if (row_bytes == from.row_bytes) return read_fully(from.file, to, chunk.rows * row_bytes, begin, outcome);
+  for (int64_t r = 0; r < chunk.rows; ++r)
+    if (!read_fully(from.file, to + r * row_bytes, row_bytes, begin + r * from.row_bytes, outcome)) return false;
+  return true;
+}
+
+}  // namespace
+
+Outcome read_weights(const Rectangle& from, bool transposed, std::span<const WeightPart> parts, int64_t row,
+                     int64_t col, kernels::StoreFn store) {
+  check<ArgumentError>(!parts.empty(), "[weights.read] a rectangle needs a part; got none; pass one");
+  for (const WeightPart& part : parts) check_fit(from, transposed, part, row, col);
+  Outcome outcome;
+  if (from.rows == 0 || from.cols == 0) return outcome;
+  const Chunk most = chunk_of(from, transposed);
+  const int64_t item = size_of(from.dtype);
+  for (int64_t r = 0; r < from.rows; r += most.rows)
+    for (int64_t c = 0; c < from.cols; c += most.cols) {
+      const Chunk chunk = {std::min(most.rows, from.rows - r), std::min(most.cols, from.cols - c)};
+      std::byte* to = most.cols == from.cols ? in_place(from, transposed, parts, row + r, col) : nullptr;
+      if (to == nullptr) to = thread_buffer(most.rows * most.cols * item);
+      if (!read_chunk(from, r, c, chunk, to, outcome)) return outcome;
+      const kernels::StoredBlock block = {to, chunk.cols * item, chunk.rows, chunk.cols, from.dtype};
+      for (const WeightPart& part : parts)
+        if (!store(block, part, row + (transposed ? c : r), col + (transposed ? r : c), transposed)) {
+          outcome.is_finite = false;
+          return outcome;
+        }
+    }
+  return outcome;
+}
+
+}  // namespace tilewise::weights

@@ -1,0 +1,37 @@
+// Rectangles of stored tensors from files into the devices' parts: each byte is read once, converted and packed while
+// it is in the cache.
+//
+// Purpose: loading at the speed of the page cache, without mapping files. Who may call: any thread; several at once
+// when what they write lies in different panels. Blocks: on the file. Memory: a buffer of a few MiB per thread, kept
+// until the thread ends. Refuses (ArgumentError): rectangles that do not fit the part, or begin within a panel or pair.
+#pragma once
+#include <span>
+
+#include "kernels/weights.h"
+
+namespace tilewise::weights {
+
+/// Rows of a file that lie `row_bytes` apart, of each the same columns.
+struct Rectangle {
+  int file;  // a descriptor, open for reading
+  int64_t begin;  // of the first element, from the file's start
+  int64_t row_bytes;
+  int64_t rows;
+  int64_t cols;
+  kernels::Stored dtype;
+};
+
+/// What became of it. Nothing is said of what lies behind the first fault; the parts are then of no use.
+struct Outcome {
+  int64_t bytes_read = 0;
+  bool is_finite = true;  // every number, as the parts have it
+  bool is_whole = true;  // the file went on to the rectangle's end
+  int system_error = 0;  // errno of a failed read
+};
+
+/// Reads a rectangle into parts of equal shape (a weight and its master, for example), its first element at
+/// [row][col] of each; transposed: the file's rows are the parts' columns. Ends at the first fault.
+Outcome read_weights(const Rectangle& from, bool transposed, std::span<const kernels::WeightPart> parts, int64_t row,
+                     int64_t col, kernels::StoreFn store);
+
+}  // namespace tilewise::weights

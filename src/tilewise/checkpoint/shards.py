@@ -1,0 +1,141 @@
+"""Writing safetensors files: one tensor in memory at a time, each file whole or not at all.
+
+Names, shapes and dtypes are known first, so that headers stand before what they describe and every file has its final
+name; then tensors are fetched and written one after the other. Refuses what a file cannot hold before anything is
+written. `transformers` opens what is written here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tilewise.checkpoint.header import dtype_name, is_storable
+from tilewise.checkpoint.tensors import FileTensor, LazyTensor, Tensor, read_array
+from tilewise.checkpoint.weights import INDEX, SINGLE
+from tilewise.core import CheckpointError
+from tilewise.core.border import Border, shown
+from tilewise.core.writing import HIDDEN, replace_file, replace_text, sync_directory, writing
+
+__all__ = ["MAX_SHARD_BYTES", "save_tensors", "write_weights"]
+
+MAX_SHARD_BYTES = 5 * 10**9
+_ALIGNMENT = 8
+_border = Border("checkpoint", CheckpointError)
+
+
+def write_weights(
+    directory: str | Path, tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int = MAX_SHARD_BYTES
+) -> None:
+    """Write tensors as `model.safetensors`, or as numbered files with an index when they exceed one shard.
+
+    Each file is replaced atomically, several when all of them are written; the index comes last. Of lazy tensors one is
+    in memory at a time.
+
+    Args:
+        directory: that is there.
+        tensors: names and arrays, or what is fetched when its turn comes (`LazyTensor`, tensors of files).
+        max_shard_bytes: of the tensors in a file; a larger tensor has one to itself.
+
+    Raises:
+        CheckpointError: what is given are no arrays by name.
+        ResourceError: a file cannot be written; what stood there is kept.
+    """
+    directory = _border.path("write_weights", "a directory", directory)
+    max_shard_bytes = _border.integer("write_weights", "max_shard_bytes", max_shard_bytes, 1, 1 << 62)
+    shards = _cut(_named(tensors), max_shard_bytes)
+    if len(shards) == 1:
+        replace_file(directory / SINGLE, lambda path: save_tensors(path, dict(shards[0]), {"format": "pt"}))
+        with writing(directory / INDEX):
+            (directory / INDEX).unlink(missing_ok=True)  # of an older model in several files
+        return
+    names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    hidden = [directory / f"{HIDDEN}part-{name}" for name in names]
+    try:
+        for path, shard in zip(hidden, shards):
+            replace_file(path, lambda to, shard=shard: save_tensors(to, dict(shard), {"format": "pt"}))  # type: ignore[misc]
+        for path, name in zip(hidden, names):
+            with writing(directory / name):
+                path.replace(directory / name)
+    finally:
+        for path in hidden:
+            path.unlink(missing_ok=True)
+    index = {
+        "metadata": {"total_size": sum(tensor.nbytes for shard in shards for _, tensor in shard)},
+        "weight_map": {tensor: name for name, shard in zip(names, shards) for tensor, _ in shard},
+    }
+    replace_text(directory / INDEX, json.dumps(index, indent=2, sort_keys=True))
+    with writing(directory / SINGLE):
+        (directory / SINGLE).unlink(missing_ok=True)  # of an older model in one file
+        sync_directory(directory)
+
+
+def _cut(tensors: Sequence[tuple[str, Tensor]], max_bytes: int) -> list[list[tuple[str, Tensor]]]:
+    """Neighbours share a file as long as they fit; there is one file at least."""
+    shards: list[list[tuple[str, Tensor]]] = [[]]
+    size = 0
+    for name, tensor in tensors:
+        if shards[-1] and size + tensor.nbytes > max_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append((name, tensor))
+        size += tensor.nbytes
+    return shards
+
+
+def _named(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Names and tensors, each held to what a file can store.
+
+    Raises:
+        CheckpointError: something else, or a name that comes twice.
+    """
+    if isinstance(tensors, (str, Mapping, np.ndarray)) or not isinstance(tensors, Iterable):
+        _border.refuse("write_weights", "tensors are pairs of name and array", shown(tensors), "pass a list")
+    found: dict[str, Tensor] = {}
+    for pair in tensors:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            _border.refuse("write_weights", "tensors are pairs of name and array", shown(pair), "pass tuples")
+        name, tensor = pair
+        _border.text("write_weights", "a tensor's name", name)
+        is_tensor = isinstance(tensor, (np.ndarray, FileTensor, LazyTensor))
+        if name in found or name == "__metadata__" or not is_tensor or not is_storable(tensor.dtype):
+            _border.refuse(
+                "write_weights",
+                "every name comes once, with an array of numbers that safetensors can hold",
+                f"{shown(tensor)} for {shown(name)}",
+                "correct it",
+            )
+        found[name] = tensor
+    return list(found.items())
+
+
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write one safetensors file; each tensor is fetched when its turn comes.
+
+    Raises:
+        OSError: it cannot be written, for example because the disk is full.
+        CheckpointError: a lazy tensor is not what it said.
+    """
+    order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)  # so that all are aligned
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    end = 0
+    for name in order:
+        tensor = tensors[name]
+        begin, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": dtype_name(tensor.dtype),
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    content = json.dumps(header, separators=(",", ":")).encode()
+    content += b" " * (-len(content) % _ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(content).to_bytes(8, "little") + content)
+        for name in order:
+            array = np.ascontiguousarray(read_array(tensors[name]))
+            file.write(array.reshape(-1).view(np.uint8).data)

@@ -1,0 +1,183 @@
+"""How a family's files spell a graph's parameters: one table read in both directions.
+
+A file may hold several parameters side by side in one tensor, or the transpose of one. `StoredWeights` shows the
+files of such a table under the graph's names, `store_parameters` shows a graph's parameters under the files' names;
+both are lazy. Knows no family: tables come from `models`. Refuses, before an element is read, files that lack a
+tensor of the table or hold others, tensors of another shape, and what are no floating-point numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.checkpoint.tensors import FileTensor, LazyTensor, Tensor, read_array
+from tilewise.core import CheckpointError
+from tilewise.core.border import shown
+from tilewise.core.dtypes import is_float
+
+__all__ = ["StoredTensor", "StoredWeights", "store_parameters"]
+
+_BYTES_COMPARED = 8 << 20
+
+Stored = NDArray[Any] | FileTensor
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a file and the parameters that it holds.
+
+    Attributes:
+        name: in files.
+        parameters: names in the graph and rows (features out; of a vector, elements) of each, in order of the rows.
+        is_transposed: the file has features in by features out.
+    """
+
+    name: str
+    parameters: tuple[tuple[str, int], ...]
+    is_transposed: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all parameters together."""
+        return sum(rows for _, rows in self.parameters)
+
+
+class StoredWeights(Mapping[str, Stored]):
+    """Files under the graph's names; every value is read when it is indexed or made an array.
+
+    Args:
+        files: what they hold by name, from `open_weights`, or arrays.
+        table: what they should hold.
+        prefix: what files may leave off the names of the table (`model.`), all of them or some.
+        copies: names of tensors that files may hold besides, and of the table's tensors that they must equal: the head
+            of a model that ties it to its embedding.
+        is_ignored: of what else files may hold: what follows from the configuration.
+
+    Raises:
+        CheckpointError: the files hold less or more than the table, a tensor has other rows or is stored as
+            integers, or a copy is none; names the tensor.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, Stored],
+        table: Sequence[StoredTensor],
+        *,
+        prefix: str = "",
+        copies: Mapping[str, str] | None = None,
+        is_ignored: re.Pattern[str] | None = None,
+    ) -> None:
+        self._parameters: dict[str, Stored] = {}
+        used: dict[str, str] = {}
+        for entry in table:
+            found = _spelling(files, entry.name, prefix)
+            if found is None:
+                raise _error(
+                    "hold every parameter", f"none called {entry.name!r}", "check that they are complete"
+                )
+            used[entry.name] = found
+            self._add(entry, files[found])
+        rest = set(files) - set(used.values())
+        for copy, original in (copies or {}).items():
+            extra = _spelling(files, copy, prefix)
+            if extra in rest:
+                _require_copy(files[extra], files[used[original]], extra, used[original])
+                rest.remove(extra)
+        unknown = sorted(name for name in rest if is_ignored is None or not is_ignored.fullmatch(name))
+        if unknown:
+            raise _error(
+                "hold no more than the configuration describes",
+                f"{shown(unknown[0])} and {len(unknown) - 1} more tensors that are not the model's",
+                "check num_hidden_layers and the other sizes",
+            )
+
+    def _add(self, entry: StoredTensor, tensor: Stored) -> None:
+        """Cut a file's tensor into its parameters."""
+        out_dim = 1 if entry.is_transposed else 0
+        is_shape = tensor.ndim == 2 or (tensor.ndim == 1 and not entry.is_transposed)
+        if not is_shape or tensor.shape[out_dim] != entry.num_rows:
+            rows = f"{entry.num_rows} {'columns' if entry.is_transposed else 'rows'}"
+            raise _error(
+                f"hold {entry.name!r} with the {rows} that the configuration asks for",
+                f"the shape {list(tensor.shape)}",
+                "check its sizes",
+            )
+        if not is_float(tensor.dtype):
+            raise _error(
+                f"hold {entry.name!r} as floating-point numbers",
+                str(tensor.dtype),
+                "quantized weights are not supported, give the original ones",
+            )
+        turned = tensor.transpose() if entry.is_transposed else tensor
+        first = 0
+        for name, count in entry.parameters:
+            assert name not in self._parameters, name  # a table's own fault
+            self._parameters[name] = (
+                turned.rows(first, count) if isinstance(turned, FileTensor) else turned[first : first + count]
+            )
+            first += count
+
+    def __getitem__(self, name: str) -> Stored:
+        return self._parameters[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+
+def _spelling(files: Mapping[str, Stored], name: str, prefix: str) -> str | None:
+    """How files call a tensor: as the table does, or without the prefix."""
+    return next((key for key in (name, name.removeprefix(prefix)) if key in files), None)
+
+
+def _require_copy(copy: Stored, original: Stored, name: str, of: str) -> None:
+    """Two tensors have the same bits. Readers of files differ in which of the two they use."""
+    same = copy.shape == original.shape and copy.dtype == original.dtype
+    step = max(1, _BYTES_COMPARED // max(1, copy.nbytes // max(1, len(copy)))) if same else 1
+    for first in range(0, len(copy) if same else 0, step):
+        rows = slice(first, first + step)
+        mine, other = (np.ascontiguousarray(t[rows]).view(np.uint8) for t in (copy, original))
+        same = same and np.array_equal(mine, other)
+    if not same:
+        raise _error(
+            f"hold {name!r} equal to {of!r}, which the configuration ties it to",
+            "another",
+            "correct the configuration, or remove it from the file",
+        )
+
+
+def _error(rule: str, got: str, advice: str) -> CheckpointError:
+    return CheckpointError(
+        f"[checkpoint.stored] files must {rule}; got {got}; {advice}, and that config.json and the weights belong "
+        "together"
+    )
+
+
+def store_parameters(
+    table: Sequence[StoredTensor], parameters: Mapping[str, Tensor]
+) -> Iterator[tuple[str, LazyTensor]]:
+    """A graph's parameters as files spell them, in the table's order; each is fetched when it is written."""
+    for entry in table:
+        parts = [parameters[name] for name, _ in entry.parameters]
+        shape = (entry.num_rows, *parts[0].shape[1:])
+        yield (
+            entry.name,
+            LazyTensor(shape[::-1] if entry.is_transposed else shape, parts[0].dtype, _joiner(entry, parts)),
+        )
+
+
+def _joiner(entry: StoredTensor, parts: Sequence[Tensor]) -> Callable[[], NDArray[Any]]:
+    def join() -> NDArray[Any]:
+        arrays = [read_array(part) for part in parts]
+        whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        return whole.T if entry.is_transposed else whole
+
+    return join

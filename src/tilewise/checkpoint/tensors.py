@@ -1,0 +1,294 @@
+"""Tensors that are not in memory: in files, or wherever a function fetches them from.
+
+`WeightsFile` opens one safetensors file; its tensors are `FileTensor`s, which say where they lie and are read with
+`pread` when they are asked for, row by row if need be, so that a file that shrinks meanwhile is an error and never a
+signal. `LazyTensor` is the same for what is to be written. Both are arrays to NumPy. Refuses files that break a rule
+of the format (`checkpoint.header`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.checkpoint.header import TensorEntry, header_end, parse_header
+from tilewise.core import CheckpointError
+from tilewise.core.reading import Unreadable, open_regular
+
+__all__ = ["ArraysOfFile", "FileTensor", "LazyTensor", "OpenFile", "Tensor", "WeightsFile", "read_array"]
+
+_FOREIGN = {
+    b"PK\x03\x04": "an archive with pickled tensors, which may run any code when it is opened",
+    b"\x80": "pickled objects, which may run any code when they are opened",
+    b"GGUF": "a GGUF file",
+}
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """A file that is open for reading as long as a tensor of it is in use.
+
+    Attributes:
+        path: where it was opened.
+        stream: what keeps it open; its position is not used.
+    """
+
+    path: Path
+    stream: BinaryIO
+
+    @property
+    def descriptor(self) -> int:
+        """The system's number of it."""
+        return self.stream.fileno()
+
+    def read_into(self, buffer: memoryview, begin: int) -> None:
+        """Fill a buffer with the bytes from `begin` on.
+
+        Raises:
+            CheckpointError: the file ends before, or cannot be read.
+        """
+        filled = 0
+        while filled < len(buffer):
+            try:
+                got = os.preadv(self.descriptor, [buffer[filled:]], begin + filled)
+            except OSError as error:
+                raise self.unreadable(error.strerror or str(error)) from None
+            if got == 0:
+                raise self.unreadable("it has become shorter")
+            filled += got
+
+    def unreadable(self, reason: str) -> CheckpointError:
+        """The error of a file that was whole when it was opened."""
+        return CheckpointError(
+            f"[checkpoint.read] a file of weights must stay as it is while it is read; got {str(self.path)!r}: "
+            f"{reason}; load it again when it is whole"
+        )
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A tensor of a file, some of its rows, or its transpose; nothing is read until it is indexed or made an array.
+
+    Attributes:
+        file: where it lies.
+        name: in the file.
+        dtype: of its elements there.
+        shape: as it is seen here.
+        begin: of its first element, in bytes from the file's start.
+        row_bytes: between rows in the file, which are columns here when it is transposed.
+        is_transposed: the file has the transpose.
+    """
+
+    file: OpenFile
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    begin: int
+    row_bytes: int
+    is_transposed: bool = False
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements in the file."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def extent_bytes(self) -> int:
+        """Bytes of the file from its first element to its last."""
+        shape = self.shape[::-1] if self.is_transposed else self.shape
+        if self.ndim < 2 or not self.size:
+            return self.nbytes
+        return (shape[0] - 1) * self.row_bytes + prod(shape[1:]) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without dims has no length")
+        return self.shape[0]
+
+    def transpose(self) -> FileTensor:
+        """The transpose of a matrix."""
+        assert self.ndim == 2
+        return replace(self, shape=self.shape[::-1], is_transposed=not self.is_transposed)
+
+    def rows(self, first: int, count: int) -> FileTensor:
+        """Some neighbouring rows (or, of a vector, elements)."""
+        assert 0 <= first <= first + count <= self.shape[0]
+        step = self.dtype.itemsize if self.is_transposed else self.row_bytes
+        return replace(self, shape=(count, *self.shape[1:]), begin=self.begin + first * step)
+
+    def columns(self, first: int, count: int) -> FileTensor:
+        """Some neighbouring columns of a matrix."""
+        return self.transpose().rows(first, count).transpose()
+
+    def read(self) -> NDArray[Any]:
+        """All of it, as an array of its own.
+
+        Raises:
+            CheckpointError: the file is not what it was when it was opened.
+        """
+        shape = self.shape[::-1] if self.is_transposed else self.shape
+        array = np.empty(shape, self.dtype)
+        if array.size:
+            matrix = array.reshape(shape[0] if shape else 1, -1).view(np.uint8)
+            if matrix.shape[1] == self.row_bytes:
+                self.file.read_into(matrix.reshape(-1).data, self.begin)
+            else:
+                for i, row in enumerate(matrix):
+                    self.file.read_into(row.data, self.begin + i * self.row_bytes)
+        return array.T if self.is_transposed else array
+
+    def __getitem__(self, key: Any) -> NDArray[Any]:
+        if isinstance(key, slice) and self.shape:
+            first, end, step = key.indices(self.shape[0])
+            if step == 1:
+                return self.rows(first, max(0, end - first)).read()
+        return np.asarray(self.read()[key])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError("a tensor in a file cannot be an array without being read")
+        array = self.read()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+
+@dataclass(frozen=True)
+class LazyTensor:
+    """A tensor of known shape that is fetched when it is made an array.
+
+    Attributes:
+        shape: of it.
+        dtype: of its elements.
+        fetch: returns the array; called whenever it is needed, so that it is in memory no longer than that.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fetch: Callable[[], NDArray[Any]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return read_array(self).astype(self.dtype if dtype is None else dtype, copy=False)
+
+
+Tensor = NDArray[Any] | FileTensor | LazyTensor
+
+
+def read_array(tensor: Tensor) -> NDArray[Any]:
+    """A tensor's elements in memory.
+
+    Raises:
+        CheckpointError: it does not have the shape or dtype that it said.
+    """
+    if isinstance(tensor, FileTensor):
+        return tensor.read()
+    array = tensor.fetch() if isinstance(tensor, LazyTensor) else tensor
+    if array.shape != tensor.shape or array.dtype != tensor.dtype:
+        raise CheckpointError(
+            f"[checkpoint.read] a tensor must be what was said of it, {tensor.dtype} {list(tensor.shape)}; got "
+            f"{array.dtype} {list(array.shape)}; fetch the same tensor"
+        )
+    return array
+
+
+class WeightsFile(Mapping[str, FileTensor]):
+    """One safetensors file; open as long as one of its tensors is in use.
+
+    Attributes:
+        entries: what its header says, by name.
+
+    Raises:
+        CheckpointError: it is not whole safetensors; names the rule it breaks.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = OpenFile(path, open_regular(path))
+            self.entries: Mapping[str, TensorEntry] = _read_header(self._file.stream)
+        except Unreadable as error:
+            raise CheckpointError(
+                f"[checkpoint.open_weights] weights must be a whole safetensors file; got {str(path)!r}: {error}; "
+                "check the path, download or write it again"
+            ) from None
+
+    def __getitem__(self, name: str) -> FileTensor:
+        entry = self.entries[name]
+        rows = entry.shape[0] if entry.shape else 1
+        row_bytes = (entry.end - entry.begin) // max(rows, 1)
+        return FileTensor(self._file, name, entry.dtype, entry.shape, entry.begin, row_bytes)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+class ArraysOfFile(Mapping[str, NDArray[Any]]):
+    """The tensors of one safetensors file as arrays, each read anew whenever it is asked for.
+
+    Attributes:
+        entries: what its header says, by name.
+
+    Raises:
+        CheckpointError: as `WeightsFile`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = WeightsFile(path)
+        self.entries = self._file.entries
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._file[name].read()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file)
+
+    def __len__(self) -> int:
+        return len(self._file)
+
+
+def _read_header(stream: BinaryIO) -> dict[str, TensorEntry]:
+    """All tensors that a file's header lists.
+
+    Raises:
+        Unreadable: it is no header, or the system cannot read it.
+    """
+    content = b""
+    try:
+        size = os.fstat(stream.fileno()).st_size
+        content = os.pread(stream.fileno(), 8, 0)
+        end = header_end(content, size)
+        while len(content) < end:
+            more = os.pread(stream.fileno(), end - len(content), len(content))
+            if not more:
+                raise Unreadable("it has become shorter")
+            content += more
+        return parse_header(content, size)
+    except OSError as error:
+        raise Unreadable(error.strerror or str(error)) from None
+    except Unreadable:
+        for start, what in _FOREIGN.items():
+            if content.startswith(start):
+                raise Unreadable(f"it is {what}; safetensors files alone are read, so convert it") from None
+        raise

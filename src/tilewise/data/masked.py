@@ -1,0 +1,66 @@
+"""Batches for encoders: some tokens are hidden, and those are what is predicted (Devlin et al. 2018).
+
+Of the tokens that are chosen, eight in ten become the mask, one in ten another token, one in ten stay. The choice is a
+function of (seed, step), as the order of the windows is, so resuming needs the step number only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.core import Border
+from tilewise.data.batches import IGNORED, Batches
+
+__all__ = ["MaskedBatches"]
+
+_MOST = (1 << 31) - 1
+_border = Border("data")
+
+
+@dataclass(frozen=True)
+class MaskedBatches:
+    """Training batches of an encoder.
+
+    Args:
+        batches: windows of text, packed or padded.
+        mask: id of the token that stands for a hidden one.
+        vocab_size: tokens that another one is drawn from.
+        percent: of the tokens, how many are predicted.
+    """
+
+    batches: Batches
+    mask: int
+    vocab_size: int
+    percent: float = 15.0
+
+    def __post_init__(self) -> None:
+        _border.instance("masked", "batches", self.batches, Batches, "pass Batches(...)")
+        vocab_size = _border.integer("masked", "vocab_size", self.vocab_size, 1, _MOST)
+        _border.integer("masked", "mask", self.mask, 0, vocab_size - 1)
+        _border.number("masked", "percent", self.percent, 0.0, 100.0)
+
+    @property
+    def stream(self) -> NDArray[np.int32]:
+        """All tokens."""
+        return self.batches.stream
+
+    def at(self, step: int) -> dict[str, NDArray[np.int32]]:
+        """Tokens, token_types and labels `[batch, longest]` and lengths `[batch]` of a step."""
+        found = self.batches.at(step)
+        tokens, is_text = found["tokens"], found["labels"] != IGNORED
+        key = np.array([self.batches.seed, 1 << 32 | step], np.uint64)
+        generator = np.random.Generator(np.random.Philox(key=key))
+        chance, fate = generator.random(tokens.shape), generator.random(tokens.shape)
+        others = generator.integers(0, self.vocab_size, tokens.shape, np.int32)
+        is_chosen = is_text & (chance < self.percent / 100)
+        is_chosen[0, 0] |= not is_chosen.any()  # a step counts one token at least
+        hidden = np.where(fate < 0.8, np.int32(self.mask), np.where(fate < 0.9, others, tokens))
+        return {
+            "tokens": np.where(is_chosen, hidden, tokens).astype(np.int32),
+            "token_types": np.zeros_like(tokens),
+            "labels": np.where(is_chosen, tokens, np.int32(IGNORED)).astype(np.int32),
+            "lengths": is_text.sum(1, dtype=np.int32),
+        }

@@ -1,0 +1,104 @@
+"""Rectangles of files into devices' memory: the face of native/weights.
+
+Each byte is read once with `pread`, converted (to nearest even), packed into panels and looked at while it is in the
+cache. Which rectangles, into which parts, is the session's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise import _native
+
+__all__ = ["Outcome", "Part", "Rectangle", "read_weights", "stored_dtype"]
+
+_STORED = {
+    np.dtype(np.float32): "f32",
+    np.dtype(ml_dtypes.bfloat16): "bf16",
+    np.dtype(np.float16): "f16",
+    np.dtype(np.float64): "f64",
+}
+
+
+class Rectangle(NamedTuple):
+    """Rows of a file.
+
+    Attributes:
+        file: a descriptor.
+        begin: of the first element, in bytes from the file's start.
+        row_bytes: from one row to the next.
+        rows: how many.
+        cols: elements of each.
+        dtype: `f32`, `bf16`, `f16` or `f64`.
+        is_transposed: the file's rows are columns of the parts.
+    """
+
+    file: int
+    begin: int
+    row_bytes: int
+    rows: int
+    cols: int
+    dtype: str
+    is_transposed: bool = False
+
+
+class Part(NamedTuple):
+    """A device's part of a weight.
+
+    Attributes:
+        memory: its bytes, all of them and no more.
+        dtype: `f32` or `bf16`.
+        is_packed: lies in panels (`kernels.packing`), else row by row.
+        rows: how many.
+        cols: elements of each.
+    """
+
+    memory: NDArray[np.uint8]
+    dtype: str
+    is_packed: bool
+    rows: int
+    cols: int
+
+
+class Outcome(NamedTuple):
+    """What became of a rectangle; reading ends at the first fault.
+
+    Attributes:
+        bytes_read: from the file.
+        is_finite: all numbers are, also as the parts hold them.
+        is_whole: the file had all of it.
+        system_error: the number of the system's error, or 0.
+    """
+
+    bytes_read: int
+    is_finite: bool
+    is_whole: bool
+    system_error: int
+
+
+def stored_dtype(dtype: np.dtype[Any]) -> str | None:
+    """How a rectangle names an element type; None for one that cannot be read."""
+    return _STORED.get(dtype)
+
+
+def read_weights(
+    rectangle: Rectangle, parts: Sequence[Part], row: int = 0, col: int = 0, *, isa: str = ""
+) -> Outcome:
+    """Read a rectangle into parts of one shape, from `[row][col]` of each on; other Python threads run meanwhile.
+
+    Args:
+        rectangle: of the file.
+        parts: for example a weight and its master.
+        row: where it begins in the parts; a multiple of 32 where they are packed.
+        col: the same; even where they are packed.
+        isa: a level of `isa_levels()`; empty: the one in use.
+
+    Raises:
+        PlanError: the rectangle does not fit the parts.
+    """
+    return Outcome(*_native.weights.read(tuple(rectangle), [tuple(p) for p in parts], row, col, isa))

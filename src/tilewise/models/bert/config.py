@@ -1,0 +1,69 @@
+"""What a BERT's config.json may ask for: absolute positions, LayerNorm behind every block, an activation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tilewise.models.config import ModelConfig
+from tilewise.models.decoder.config import ACTIVATIONS
+from tilewise.models.require import HUGE, TINY
+
+__all__ = ["BertConfig"]
+
+
+@dataclass(frozen=True)
+class BertConfig(ModelConfig):
+    """Sizes and constants of a BERT encoder; the names are those of Hugging Face's config.json.
+
+    Attributes:
+        type_vocab_size: kinds of segments.
+        hidden_act: the MLP's activation.
+        layer_norm_eps: of all norms.
+    """
+
+    max_position_embeddings: int = 512
+    tie_word_embeddings: bool = True
+    type_vocab_size: int = 2
+    hidden_act: str = "gelu"
+    layer_norm_eps: float = 1e-12
+
+    model_type: ClassVar[str] = "bert"
+    architecture: ClassVar[str] = "BertForMaskedLM"
+    also: ClassVar[tuple[str, ...]] = ("BertModel", "BertForPreTraining")
+    only: ClassVar[Mapping[str, tuple[object, ...]]] = {"position_embedding_type": ("absolute",)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require = self.require()
+        divides = self.hidden_size % self.num_attention_heads == 0
+        got = f"{self.hidden_size} over {self.num_attention_heads}"
+        require(divides, "hidden_size", "must divide by num_attention_heads", got, "choose sizes that divide")
+        known = ", ".join(ACTIVATIONS)
+        require(
+            self.hidden_act in ACTIVATIONS,
+            "hidden_act",
+            f"must be one of {known}",
+            self.hidden_act,
+            "choose one",
+        )
+        require.number("layer_norm_eps", self.layer_norm_eps, TINY, HUGE)
+        tied = self.tie_word_embeddings
+        require(
+            tied,
+            "tie_word_embeddings",
+            "must be true",
+            tied,
+            "encoders with a head of their own are not supported",
+        )
+
+    @classmethod
+    def limits(cls) -> Mapping[str, int]:
+        """Of segments."""
+        return {"type_vocab_size": 1 << 10}
+
+    @property
+    def head_dim(self) -> int:
+        """Size of a head."""
+        return self.hidden_size // self.num_attention_heads

@@ -1,0 +1,95 @@
+"""What a decoder computes, in terms that no family owns: the one description that graphs are made from.
+
+A family's configuration (its `config.py`) says which of these choices a config.json asks for; `model.py` beside this
+file makes the graph of any combination. A family that chooses differently needs no model code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewise.models.decoder.rope import Rope
+
+__all__ = ["Decoder", "LayerKind"]
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """How one layer attends.
+
+    Attributes:
+        window: positions that a query sees, its own included; None: all before it.
+        rope: which of the decoder's ropes turns its queries and keys; None: none does.
+    """
+
+    window: int | None = None
+    rope: int | None = 0
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder-only transformer: embedding, layers of attention and MLP with residuals, norm, head.
+
+    Attributes:
+        vocab_size: rows of the embedding and of the head.
+        hidden_size: width of the residual stream.
+        intermediate_size: width inside the MLP.
+        num_heads: query heads.
+        num_kv_heads: heads of keys and values; divides `num_heads`.
+        head_dim: size of a head, even.
+        max_positions: the longest context that it is meant for.
+        layers: the kind of every layer.
+        ropes: rotary positions that layers refer to.
+        learned_positions: rows of a table of positions that is added to the embedding; 0: there is none.
+        tied_head: the head is the embedding.
+        norm: `rms`, or `layer` (LayerNorm with bias).
+        norm_eps: of all norms.
+        norm_offset: added to the gains of RMS norms (1 for Gemma, whose files hold what is above one).
+        norms_after: attention and MLP end with a norm, too, before they are added to the stream.
+        qk_norm: queries and keys are normalised head by head before they are turned.
+        qkv_bias: the projections of queries, keys and values have biases.
+        out_bias: so does the one behind attention.
+        mlp_bias: so do those of the MLP.
+        activation: `silu`, `gelu`, `gelu_tanh` or `relu`.
+        gated: the MLP multiplies its activation by a second projection.
+        attention_scale: of the scores; None: one over the root of `head_dim`.
+        attention_softcap: scores pass `cap * tanh(score / cap)`; None: they do not.
+        logits_softcap: so do logits.
+        embedding_scale: what the embedding is multiplied by.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    layers: tuple[LayerKind, ...]
+    ropes: tuple[Rope, ...] = ()
+    learned_positions: int = 0
+    tied_head: bool = False
+    norm: str = "rms"
+    norm_eps: float = 1e-5
+    norm_offset: float = 0.0
+    norms_after: bool = False
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    activation: str = "silu"
+    gated: bool = True
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logits_softcap: float | None = None
+    embedding_scale: float = 1.0
+
+    @property
+    def q_size(self) -> int:
+        """Width of the queries."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of the keys, and of the values."""
+        return self.num_kv_heads * self.head_dim

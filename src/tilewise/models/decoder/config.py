@@ -1,0 +1,175 @@
+"""What the configurations of decoders with rotary positions have in common; a family adds its own choices.
+
+Reads both spellings of RoPE settings (`rope_theta` with `rope_scaling`, and `rope_parameters`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tilewise.models.config import ModelConfig
+from tilewise.models.decoder.architecture import Decoder, LayerKind
+from tilewise.models.decoder.rope import SLOWEST, Rope, checked_scaling
+from tilewise.models.require import HUGE, TINY
+
+__all__ = ["ACTIVATIONS", "RotaryConfig", "layer_kinds"]
+
+# What `hidden_act` calls an activation, and what the graph calls it.
+ACTIVATIONS: Mapping[str, str] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+@dataclass(frozen=True)
+class RotaryConfig(ModelConfig):
+    """A decoder with rotary positions and RMS norms.
+
+    Attributes:
+        num_key_value_heads: 0 means one per query head.
+        head_dim: 0 means `hidden_size / num_attention_heads`.
+        hidden_act: the MLP's activation.
+        rms_norm_eps: of all norms.
+        rope_theta: base of the wavelengths.
+        rope_scaling: None, or how they are stretched (`decoder/rope.py`).
+    """
+
+    num_key_value_heads: int = 0
+    head_dim: int = 0
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        require = self.require()
+        for name in ("num_key_value_heads", "head_dim", "num_attention_heads", "hidden_size"):
+            value = getattr(self, name)
+            is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            require(is_count, name, "must be an integer, 0 or more", value, "correct it")
+        if not self.num_key_value_heads:
+            object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
+        if not self.head_dim:
+            require(
+                self.num_attention_heads > 0 and self.hidden_size % self.num_attention_heads == 0,
+                "hidden_size",
+                "must divide by num_attention_heads",
+                f"{self.hidden_size} over {self.num_attention_heads}",
+                "set head_dim, or choose sizes that divide",
+            )
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        super().__post_init__()
+        require(
+            self.num_attention_heads % self.num_key_value_heads == 0,
+            "num_attention_heads",
+            "must divide by num_key_value_heads",
+            f"{self.num_attention_heads} over {self.num_key_value_heads}",
+            "choose a divisor",
+        )
+        advice = "choose an even size (RoPE turns pairs)"
+        require(self.head_dim % 2 == 0, "head_dim", "must be even", self.head_dim, advice)
+        known = ", ".join(ACTIVATIONS)
+        require(
+            self.hidden_act in ACTIVATIONS,
+            "hidden_act",
+            f"must be one of {known}",
+            self.hidden_act,
+            "choose one",
+        )
+        require.number("rms_norm_eps", self.rms_norm_eps, TINY, HUGE)
+        require.number("rope_theta", self.rope_theta, SLOWEST, HUGE)
+        if self.rope_scaling is not None:
+            object.__setattr__(self, "rope_scaling", self.checked(self.rope_scaling, self.rope_theta))
+
+    def checked(self, scaling: Mapping[str, Any], theta: float) -> dict[str, Any]:
+        """A scaling of this model's RoPE, under one spelling and with possible numbers."""
+        return checked_scaling(scaling, theta, self.head_dim, self.max_position_embeddings, self.require())
+
+    @classmethod
+    def limits(cls) -> Mapping[str, int]:
+        """Of heads."""
+        return {"num_key_value_heads": 1024, "head_dim": 1024}
+
+    @classmethod
+    def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
+        partial = given.pop("partial_rotary_factor", None)
+        cls.require()(
+            partial in (None, 1), "partial_rotary_factor", "must be 1", partial, "others are not supported"
+        )
+        scaling, parameters = given.get("rope_scaling"), given.pop("rope_parameters", None)
+        if isinstance(parameters, Mapping) and isinstance(scaling, Mapping):
+            same = {**scaling, "rope_theta": None} == {**parameters, "rope_theta": None}
+            rule, got = "must say what rope_parameters says", "two answers"
+            cls.require()(same, "rope_scaling", rule, got, "remove one of them")
+        one = parameters if parameters is not None else scaling
+        if isinstance(one, Mapping):
+            one = dict(one)
+            theta = one.pop("rope_theta", None)
+            if theta is not None:
+                given["rope_theta"] = theta
+            kind = one.get("rope_type", one.get("type", "default"))
+            one = None if kind == "default" and one.get("partial_rotary_factor") in (None, 1) else one
+        given["rope_scaling"] = one
+        return super()._adapted(given)
+
+    def rope(self) -> Rope:
+        """The rotary positions that `rope_theta` and `rope_scaling` ask for."""
+        return Rope(self.rope_theta, self.max_position_embeddings, self.rope_scaling)
+
+    def as_decoder(self, layers: tuple[LayerKind, ...], **choices: Any) -> Decoder:
+        """The sizes that these fields name, with a family's own choices."""
+        ropes = choices.pop("ropes", (self.rope(),))
+        return Decoder(
+            self.vocab_size,
+            self.hidden_size,
+            self.intermediate_size,
+            self.num_attention_heads,
+            self.num_key_value_heads,
+            self.head_dim,
+            max(rope.longest_context for rope in ropes),
+            layers,
+            ropes,
+            tied_head=self.tie_word_embeddings,
+            norm_eps=self.rms_norm_eps,
+            activation=ACTIVATIONS[self.hidden_act],
+            **choices,
+        )
+
+
+def layer_kinds(
+    config: RotaryConfig, layer_types: tuple[str, ...] | None, window: int | None
+) -> tuple[LayerKind, ...]:
+    """The kind of every layer by name: `full_attention` or `sliding_attention`.
+
+    Args:
+        config: of the model.
+        layer_types: of every layer, as config.json lists them; None: all attend fully.
+        window: of those that slide.
+
+    Raises:
+        ConfigError: another number of layers, an unknown kind, or a sliding one without a window.
+    """
+    require, count = config.require(), config.num_hidden_layers
+    names = ("full_attention",) * count if layer_types is None else layer_types
+    rule = f"must name {count} layers, as num_hidden_layers says"
+    require(len(names) == count, "layer_types", rule, f"{len(names)}", "correct one of them")
+    for name in names:
+        known = "must be full_attention or sliding_attention"
+        require(
+            name in ("full_attention", "sliding_attention"),
+            "layer_types",
+            known,
+            name,
+            "others are not supported",
+        )
+    slides = "sliding_attention" in names
+    rule = "must be set where layer_types has sliding_attention"
+    require(not slides or window is not None, "sliding_window", rule, None, "correct one of them")
+    if window is not None:
+        require.integer("sliding_window", window, 1, 1 << 30)
+    return tuple(LayerKind(window if name == "sliding_attention" else None) for name in names)

@@ -1,0 +1,300 @@
+"""Any decoder as a graph: one layer template per kind of layer, used by training and by generation.
+
+Shapes: B batch, S sequence, T flattened tokens, D hidden, N heads x head size, K KV heads x head size, F MLP,
+V vocabulary. The model knows no devices; the labels of its dims (`sharding.py`) say what may be shared.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewise.core.border import Border
+from tilewise.core.dims import MAX_SIZE, Dim, Size, upper_bound
+from tilewise.core.errors import ShapeError
+from tilewise.ir.graph import TensorNode
+from tilewise.models.decoder.architecture import Decoder, LayerKind
+from tilewise.models.decoder.rope import rope_table
+from tilewise.models.decoder.sharding import BATCH, MLP, VOCAB, heads_label, kv_heads_label
+from tilewise.nn import GraphBuilder, layer, layer_norm, linear, rms_norm
+
+__all__ = ["BLOCK_SIZE", "activate", "build_decoding_graph", "build_training_graph"]
+
+BLOCK_SIZE = 64
+_border = Border("models", ShapeError)
+
+
+def activate(graph: GraphBuilder, x: TensorNode, name: str) -> TensorNode:
+    """An activation by the name that `Decoder.activation` has."""
+    if name == "silu":
+        return graph.silu(x)
+    return graph.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
+
+
+def _norm(graph: GraphBuilder, x: TensorNode, name: str, decoder: Decoder) -> TensorNode:
+    if decoder.norm == "layer":
+        return layer_norm(graph, x, name, eps=decoder.norm_eps)
+    return rms_norm(graph, x, f"{name}.weight", eps=decoder.norm_eps, offset=decoder.norm_offset)
+
+
+def _qkv(
+    graph: GraphBuilder,
+    h: TensorNode,
+    positions: TensorNode,
+    tables: tuple[TensorNode, ...],
+    decoder: Decoder,
+) -> list[TensorNode]:
+    """Queries, keys and values, normalised and turned where the model says so."""
+    q_label, kv_label = heads_label(decoder), kv_heads_label(decoder)
+    found = []
+    for name, size, label in (
+        ("q", decoder.q_size, q_label),
+        ("k", decoder.kv_size, kv_label),
+        ("v", decoder.kv_size, kv_label),
+    ):
+        weight = f"self_attn.{name}_proj.weight"
+        x = linear(graph, h, weight, size, out_label=label, bias=decoder.qkv_bias)
+        if name != "v" and decoder.qk_norm:
+            norm = f"self_attn.{name}_norm.weight"
+            eps, offset = decoder.norm_eps, decoder.norm_offset
+            x = rms_norm(graph, x, norm, eps=eps, offset=offset, head_dim=decoder.head_dim)
+        if name != "v" and tables:
+            x = graph.rope(x, positions, tables[0], head_dim=decoder.head_dim)
+        found.append(x)
+    return found
+
+
+def _after_attention(
+    graph: GraphBuilder, x: TensorNode, attended: TensorNode, decoder: Decoder
+) -> TensorNode:
+    """Output projection, MLP, and the two residuals."""
+    d, f = decoder.hidden_size, decoder.intermediate_size
+    scale = (2 * len(decoder.layers)) ** -0.5  # so many sums spread as far as one: GPT-2's initialisation
+    attended = linear(
+        graph,
+        attended,
+        "self_attn.o_proj.weight",
+        d,
+        in_label=heads_label(decoder),
+        init_scale=scale,
+        bias=decoder.out_bias,
+    )
+    if decoder.norms_after:
+        attended = _norm(graph, attended, "post_attention_layernorm", decoder)
+    x = graph.add(x, attended)
+    before = "pre_feedforward_layernorm" if decoder.norms_after else "post_attention_layernorm"
+    h = _norm(graph, x, before, decoder)
+    bias = decoder.mlp_bias
+    if decoder.gated:
+        gate = linear(graph, h, "mlp.gate_proj.weight", f, out_label=MLP, bias=bias)
+        up = linear(graph, h, "mlp.up_proj.weight", f, out_label=MLP, bias=bias)
+        inner = graph.multiply(activate(graph, gate, decoder.activation), up)
+    else:
+        up = linear(graph, h, "mlp.up_proj.weight", f, out_label=MLP, bias=bias)
+        inner = activate(graph, up, decoder.activation)
+    down = linear(graph, inner, "mlp.down_proj.weight", d, in_label=MLP, init_scale=scale, bias=bias)
+    if decoder.norms_after:
+        down = _norm(graph, down, "post_feedforward_layernorm", decoder)
+    return graph.add(x, down)
+
+
+@layer
+def decoder_layer(
+    graph: GraphBuilder,
+    x_BSD: TensorNode,
+    positions: TensorNode,
+    *tables: TensorNode,
+    decoder: Decoder,
+    kind: LayerKind,
+) -> TensorNode:
+    """One layer over whole sequences `[B, S, D]`; `tables` is the layer's RoPE table, where it has one."""
+    h = _norm(graph, x_BSD, "input_layernorm", decoder)
+    q_BSN, k_BSK, v_BSK = _qkv(graph, h, positions, tables, decoder)
+    attended = graph.scaled_dot_product_attention(
+        q_BSN,
+        k_BSK,
+        v_BSK,
+        head_dim=decoder.head_dim,
+        scale=decoder.attention_scale,
+        window=kind.window,
+        softcap=decoder.attention_softcap,
+    )
+    return _after_attention(graph, x_BSD, attended, decoder)
+
+
+@layer
+def cached_layer(
+    graph: GraphBuilder,
+    x_TD: TensorNode,
+    positions: TensorNode,
+    slots: TensorNode,
+    sequence: TensorNode,
+    block_table: TensorNode,
+    *tables: TensorNode,
+    decoder: Decoder,
+    kind: LayerKind,
+    num_blocks: int,
+) -> TensorNode:
+    """One layer over flattened tokens `[T, D]` and a KV cache in blocks."""
+    h = _norm(graph, x_TD, "input_layernorm", decoder)
+    q_TN, k_TK, v_TK = _qkv(graph, h, positions, tables, decoder)
+    shape, labels = [num_blocks * BLOCK_SIZE, decoder.kv_size], [None, kv_heads_label(decoder)]
+    caches = []
+    for name, new in (("k_cache", k_TK), ("v_cache", v_TK)):
+        cache = graph.state(shape, x_TD.spec.dtype, name=f"self_attn.{name}", labels=labels)
+        caches.append(graph.kv_write(cache, new, slots))
+    attended = graph.paged_attention(
+        q_TN,
+        caches[0],
+        caches[1],
+        positions,
+        sequence,
+        block_table,
+        head_dim=decoder.head_dim,
+        block_size=BLOCK_SIZE,
+        scale=decoder.attention_scale,
+        window=kind.window,
+        softcap=decoder.attention_softcap,
+    )
+    return _after_attention(graph, x_TD, attended, decoder)
+
+
+def _embed(
+    graph: GraphBuilder, decoder: Decoder, tokens: TensorNode, positions: TensorNode, dtype: str
+) -> tuple[TensorNode, TensorNode]:
+    """The stream before the first layer, and the embedding."""
+    shape = [decoder.vocab_size, decoder.hidden_size]
+    weight = graph.parameter(shape, dtype, name="embed_tokens.weight", labels=[VOCAB, None])
+    x = graph.embedding(tokens, weight)
+    if decoder.embedding_scale != 1.0:
+        x = graph.scale(x, _rounded(decoder.embedding_scale, dtype))
+    if decoder.learned_positions:
+        rows = [decoder.learned_positions, decoder.hidden_size]
+        table = graph.parameter(rows, dtype, name="embed_positions.weight")
+        x = graph.add(x, graph.embedding(positions, table))
+    return x, weight
+
+
+def _rounded(factor: float, dtype: str) -> float:
+    """A factor in the type that it multiplies, as the reference holds it."""
+    import ml_dtypes
+
+    return float(np.float32(factor) if dtype == "f32" else ml_dtypes.bfloat16(factor))
+
+
+def _head(graph: GraphBuilder, decoder: Decoder, x: TensorNode, embedding: TensorNode) -> TensorNode:
+    if decoder.tied_head:
+        logits = graph.matmul(x, embedding, transpose_b=True)
+    else:
+        logits = linear(graph, x, "lm_head.weight", decoder.vocab_size, out_label=VOCAB)
+    return logits if decoder.logits_softcap is None else graph.softcap(logits, decoder.logits_softcap)
+
+
+def _tables(graph: GraphBuilder, decoder: Decoder, context: int) -> list[tuple[TensorNode, ...]]:
+    """The RoPE table of every rope, as the operands that its layers take."""
+    names = ["rope_table", *(f"rope_table{i}" for i in range(1, len(decoder.ropes)))]
+    return [
+        (graph.constant(rope_table(rope, decoder.head_dim, context), name=name),)
+        for rope, name in zip(decoder.ropes, names)
+    ]
+
+
+def build_training_graph(
+    graph: GraphBuilder, decoder: Decoder, batch: int, seq: Size, dtype: str = "bf16"
+) -> None:
+    """Describe one training step in an empty graph.
+
+    Args:
+        graph: written to.
+        decoder: the model.
+        batch: sequences per step, over all devices and microbatches.
+        seq: tokens per sequence; a `Dim("seq", 1, 512)` for batches of any length up to its bound, whose shorter
+            sequences end in padding: any token, with a label that is not counted. The bound is the context limit that
+            RoPE's frequencies are chosen by.
+        dtype: of weights and activations, `bf16` or `f32`; sums, gradients and optimizer state are fp32.
+
+    Inputs: tokens and labels `[B, S]` i32 (-100 is not counted). Outputs: loss `[1]`, loss_rows `[B, S]`.
+
+    Raises:
+        ShapeError: `seq`, or its bound, exceeds the model's positions.
+    """
+    _check("build_training_graph", graph, decoder)
+    _border.integer("build_training_graph", "batch", batch, 1, MAX_SIZE)
+    longest = upper_bound(seq) if isinstance(seq, Dim) else seq
+    _border.integer("build_training_graph", "seq", longest, 1, decoder.max_positions)
+    with graph.all_or_nothing():
+        tokens = graph.input([batch, seq], "i32", name="tokens", labels=[BATCH, None], storage="scalars")
+        labels = graph.input([batch, seq], "i32", name="labels", labels=[BATCH, None], storage="scalars")
+        positions = graph.positions(tokens)
+        tables = _tables(graph, decoder, longest)
+        x, embedding = _embed(graph, decoder, tokens, positions, dtype)
+        for i, kind in enumerate(decoder.layers):
+            table = () if kind.rope is None else tables[kind.rope]
+            x = decoder_layer(graph, x, positions, *table, path=f"layers.{i}", decoder=decoder, kind=kind)
+        logits = _head(graph, decoder, _norm(graph, x, "norm", decoder), embedding)
+        loss, rows = graph.mean_cross_entropy(logits, labels)
+        graph.output(rows, "loss_rows")
+        graph.loss(loss)
+
+
+def _check(call: str, graph: GraphBuilder, decoder: Decoder) -> None:
+    _border.instance(call, "the first argument", graph, GraphBuilder, "pass the graph")
+    _border.instance(call, "decoder", decoder, Decoder, "pass a configuration's `decoder`")
+
+
+def build_decoding_graph(
+    graph: GraphBuilder,
+    decoder: Decoder,
+    max_tokens: int,
+    max_sequences: int,
+    num_blocks: int,
+    dtype: str = "bf16",
+    *,
+    context: int | None = None,
+) -> None:
+    """Describe prefill and decoding over flattened tokens in an empty graph.
+
+    Args:
+        graph: written to.
+        decoder: the model.
+        max_tokens: largest number of tokens in one call.
+        max_sequences: largest number of rows of the block table, and of rows that want logits.
+        num_blocks: KV blocks of 64 positions.
+        dtype: of weights, activations and cache.
+        context: the limit of positions per sequence, by which RoPE's frequencies are chosen; by default the model's.
+
+    Inputs, all i32: tokens, positions, slots, sequence `[T]`; block_table `[S, blocks]`; rows `[S]`.
+    Output: logits `[S, V]`.
+
+    Raises:
+        ShapeError: a size that no graph has, or a context beyond the model's.
+    """
+    call = "build_decoding_graph"
+    _check(call, graph, decoder)
+    sizes = {"max_tokens": max_tokens, "max_sequences": max_sequences, "num_blocks": num_blocks}
+    for name, value in sizes.items():
+        _border.integer(call, name, value, 1, MAX_SIZE)
+    limit = decoder.max_positions if context is None else context
+    _border.integer(call, "context", limit, 1, decoder.max_positions)
+    with graph.all_or_nothing():
+        T, S = Dim("tokens", 1, max_tokens), Dim("sequences", 1, max_sequences)
+        names = ("tokens", "positions", "slots", "sequence")
+        tokens, *places = (graph.input([T], "i32", name=n, storage="scalars") for n in names)
+        max_blocks = min(num_blocks, -(-limit // BLOCK_SIZE))
+        block_table = graph.input([S, max_blocks], "i32", name="block_table")
+        rows = graph.input([S], "i32", name="rows", storage="scalars")
+        tables = _tables(graph, decoder, limit)
+        x, embedding = _embed(graph, decoder, tokens, places[0], dtype)
+        for i, kind in enumerate(decoder.layers):
+            x = cached_layer(
+                graph,
+                x,
+                *places,
+                block_table,
+                *(() if kind.rope is None else tables[kind.rope]),
+                path=f"layers.{i}",
+                decoder=decoder,
+                kind=kind,
+                num_blocks=num_blocks,
+            )
+        picked = graph.gather_rows(_norm(graph, x, "norm", decoder), rows)
+        graph.output(_head(graph, decoder, picked, embedding), "logits")

@@ -1,0 +1,218 @@
+"""Rotary positions: frequencies of every scaling that models ask for, and their table of cosines and sines.
+
+A table belongs to a context limit, chosen when a graph is described: `dynamic` and `longrope` change their frequencies
+where the context grows beyond what a model was trained with, and a KV cache that holds keys turned by the old ones
+would be wrong. So the limit decides, never the length of a text.
+
+Source: Su et al. 2021; Peng et al. 2023 (YaRN); Ding et al. 2024 (LongRoPE); the Llama 3.1 release; `transformers`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.models.require import HUGE, Require
+
+__all__ = ["MAX_POSITIONS", "SLOWEST", "Rope", "checked_scaling", "rope_table"]
+
+MAX_POSITIONS = 1 << 20  # of any model
+SLOWEST = 1e-9  # of theta and of what divides frequencies: the angle at the longest position is finite
+_ORIGINAL = "original_max_position_embeddings"
+# per type: what must be there, what may
+_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "linear": (("factor",), ()),
+    "dynamic": (("factor",), ()),
+    "llama3": (("factor", "high_freq_factor", "low_freq_factor", _ORIGINAL), ()),
+    "yarn": (
+        ("factor",),
+        (
+            _ORIGINAL,
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        ),
+    ),
+    "longrope": (("long_factor", "short_factor"), (_ORIGINAL, "factor", "attention_factor")),
+}
+_ALIASES = {"su": "longrope"}  # as Phi-3's first files spell it
+
+
+@dataclass(frozen=True)
+class Rope:
+    """The rotary positions of some layers.
+
+    Attributes:
+        theta: base of the wavelengths.
+        max_positions: the model's `max_position_embeddings`.
+        scaling: None, or what `checked_scaling` returned.
+    """
+
+    theta: float
+    max_positions: int
+    scaling: Mapping[str, Any] | None = None
+
+    @property
+    def longest_context(self) -> int:
+        """Positions that the model is meant for."""
+        scaling = self.scaling or {}
+        kind, factor = scaling.get("rope_type"), min(scaling.get("factor", 1.0), float(MAX_POSITIONS))
+        if kind in ("linear", "dynamic"):
+            return min(MAX_POSITIONS, int(self.max_positions * max(1.0, factor)))
+        if kind == "yarn":
+            stretched = int(scaling.get(_ORIGINAL, self.max_positions) * factor)
+            return min(MAX_POSITIONS, max(self.max_positions, stretched))
+        return self.max_positions
+
+
+def checked_scaling(
+    scaling: Mapping[str, Any], theta: float, head_dim: int, max_positions: int, require: Require
+) -> dict[str, Any]:
+    """The fields of a scaling under one spelling, with numbers that its formula can use.
+
+    Args:
+        scaling: `rope_scaling` of a config.json.
+        theta: the base that it changes.
+        head_dim: of the model.
+        max_positions: the model's `max_position_embeddings`.
+        require: of the family, for messages.
+
+    Raises:
+        ConfigError: an unknown type, a field that is missing, unknown or has no such value; names it.
+    """
+    require(isinstance(scaling, Mapping), "rope_scaling", "must be a dictionary", scaling, "correct it")
+    given = {key: value for key, value in scaling.items() if value is not None}
+    types = {str(given.pop(key)) for key in ("rope_type", "type") if key in given}
+    require(len(types) == 1, "rope_scaling", "must name one rope_type", sorted(types), "name one")
+    kind = _ALIASES.get(*types, *types) if len(types) == 1 else ""
+    partial = given.pop("partial_rotary_factor", 1)
+    require(partial == 1, "partial_rotary_factor", "must be 1", partial, "others are not supported")
+    known = ", ".join(_FIELDS)
+    require(
+        kind in _FIELDS, "rope_scaling", f"must have a rope_type of {known}", kind, "others are not supported"
+    )
+    needed, optional = _FIELDS[kind]
+    for name in needed:
+        rule = f"must hold {', '.join(needed)} when its type is {kind}"
+        require(name in given, "rope_scaling", rule, f"no {name}", "add it")
+    for name in given:
+        rule = f"must hold {', '.join((*needed, *optional))} and no more when its type is {kind}"
+        require(name in needed or name in optional, "rope_scaling", rule, name, "remove it")
+        _check_field(name, given[name], head_dim, require)
+    if kind == "llama3":
+        low, high = given["low_freq_factor"], given["high_freq_factor"]
+        place = "rope_scaling.low_freq_factor"
+        require(low < high, place, "must be below high_freq_factor", f"{low} and {high}", "correct them")
+    if kind == "yarn":
+        fast, slow = given.get("beta_fast", 32), given.get("beta_slow", 1)
+        place = "rope_scaling.beta_slow"
+        require(slow < fast, place, "must be below beta_fast", f"{slow} and {fast}", "correct them")
+        require(theta > 1, "rope_theta", "must be above 1 when rope_scaling is yarn", theta, "correct it")
+    if kind in ("yarn", "longrope"):
+        require.integer(f"rope_scaling.{_ORIGINAL}", given.get(_ORIGINAL, max_positions), 2, 1 << 30)
+    return {"rope_type": kind, **given}
+
+
+def _check_field(name: str, value: object, head_dim: int, require: Require) -> None:
+    place = f"rope_scaling.{name}"
+    if name == _ORIGINAL:
+        require.integer(place, value, 2, 1 << 30)
+    elif name == "truncate":
+        require(isinstance(value, bool), place, "must be true or false", value, "write one of them")
+    elif name in ("long_factor", "short_factor"):
+        rule = f"must be a list of {head_dim // 2} numbers, one per pair of a head"
+        is_list = isinstance(value, list | tuple) and len(value) == head_dim // 2
+        require(is_list, place, rule, value, "correct it")
+        for number in value if isinstance(value, list | tuple) else ():
+            require.number(place, number, SLOWEST, HUGE)
+    else:
+        require.number(place, value, SLOWEST, HUGE)
+
+
+def rope_table(rope: Rope, head_dim: int, context: int) -> NDArray[np.float32]:
+    """Cosines and sines `[context, head_dim]` fp32: the first half cosines, the second sines.
+
+    Args:
+        rope: of the layers.
+        head_dim: size of a head, even.
+        context: the limit of positions, which `dynamic` and `longrope` choose their frequencies by.
+    """
+    # PyTorch computes frequencies, angles and their cosines in fp32; so do we, to write the same text
+    frequency, factor = _frequencies(rope, head_dim, context)
+    angles = np.arange(context, dtype=np.float32)[:, None] * frequency.astype(np.float32)[None, :]
+    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+    return (table * np.float32(factor)).astype(np.float32)
+
+
+def _frequencies(rope: Rope, head_dim: int, context: int) -> tuple[NDArray[np.float64], float]:
+    """Angles per position of each pair, and what cosines and sines are multiplied by."""
+    half, scaling = head_dim // 2, rope.scaling or {}
+    exponent = np.arange(half, dtype=np.float64) / half
+    plain = rope.theta**-exponent
+    kind = scaling.get("rope_type")
+    if kind == "linear":
+        return plain / scaling["factor"], 1.0
+    if kind == "dynamic":
+        longest, factor = max(context, rope.max_positions), scaling["factor"]
+        grown = factor * longest / rope.max_positions - (factor - 1)
+        power = head_dim / (head_dim - 2) if head_dim > 2 else 1.0
+        return (rope.theta * grown**power) ** -exponent, 1.0
+    if kind == "llama3":
+        return _llama3(plain, scaling), 1.0
+    if kind == "yarn":
+        return _yarn(rope, plain, scaling)
+    if kind == "longrope":
+        original = scaling.get(_ORIGINAL, rope.max_positions)
+        chosen = scaling["long_factor" if context > original else "short_factor"]
+        factor = scaling.get("factor", rope.max_positions / original)
+        stretched = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        return plain / np.array(chosen, np.float64), scaling.get("attention_factor", stretched)
+    return plain, 1.0
+
+
+def _llama3(plain: NDArray[np.float64], scaling: Mapping[str, Any]) -> NDArray[np.float64]:
+    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
+    old = scaling[_ORIGINAL]
+    wavelength = 2 * math.pi / plain
+    smooth = np.clip((old / wavelength - low) / (high - low), 0.0, 1.0)
+    blended = (1 - smooth) * plain / factor + smooth * plain
+    scaled = np.where(wavelength > old / low, plain / factor, blended)
+    return np.where(wavelength < old / high, plain, scaled)
+
+
+def _yarn(
+    rope: Rope, plain: NDArray[np.float64], scaling: Mapping[str, Any]
+) -> tuple[NDArray[np.float64], float]:
+    """Long wavelengths are stretched, short ones kept, those between blended."""
+    half, factor = len(plain), scaling["factor"]
+    original = scaling.get(_ORIGINAL, rope.max_positions)
+
+    def pair_that_turns(rotations: float) -> float:
+        return half * math.log(original / (rotations * 2 * math.pi)) / math.log(rope.theta)
+
+    low, high = pair_that_turns(scaling.get("beta_fast", 32)), pair_that_turns(scaling.get("beta_slow", 1))
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * half - 1)
+    if low == high:
+        high += 0.001  # as the reference does, so that the ramp has a slope
+    stretched = np.clip((np.arange(half) - low) / (high - low), 0.0, 1.0)
+    frequency = plain / factor * stretched + plain * (1 - stretched)
+    if "attention_factor" in scaling:
+        return frequency, scaling["attention_factor"]
+    both = [scaling.get(name) for name in ("mscale", "mscale_all_dim")]
+    if all(both):
+        return frequency, _stretch(factor, both[0]) / _stretch(factor, both[1])
+    return frequency, _stretch(factor, 1.0)
+
+
+def _stretch(factor: float, scale: float | None) -> float:
+    return 0.1 * (scale or 1.0) * math.log(factor) + 1.0 if factor > 1 else 1.0

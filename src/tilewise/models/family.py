@@ -1,0 +1,82 @@
+"""A family, as everything outside `models` sees it: what its files may ask for and hold, and its graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilewise.checkpoint import StoredTensor
+from tilewise.models.config import ModelConfig
+from tilewise.models.decoder import model
+from tilewise.models.decoder.architecture import Decoder
+from tilewise.models.decoder.weights import HEAD, parameter_shapes, stored_by_name
+from tilewise.models.layout import FileLayout
+
+__all__ = ["Family", "decoder_family"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a family's folder offers. Each function takes a configuration of the family.
+
+    Attributes:
+        config: its configurations.
+        layout: how files hold a model's parameters; `with_head` says whether the head is needed by which encoders are
+            trained.
+        shapes: every parameter's name in the training graph and its shape, in the order of the forward pass.
+        max_context: the longest sequence that a model is meant for.
+        training: (graph, config, batch, seq, dtype) describes one training step.
+        decoding: (graph, config, max_tokens, max_sequences, num_blocks, dtype, context) describes prefill and decoding;
+            None for models that do not write.
+        encoding: (graph, config, batch, seq, dtype) describes the vectors of all tokens of texts; None for models that
+            do not encode.
+    """
+
+    config: type[ModelConfig]
+    layout: Callable[..., FileLayout]
+    shapes: Callable[[Any], Iterator[tuple[str, tuple[int, ...]]]]
+    max_context: Callable[[Any], int]
+    training: Callable[..., None]
+    decoding: Callable[..., None] | None = None
+    encoding: Callable[..., None] | None = None
+
+    @property
+    def name(self) -> str:
+        """As config.json's `model_type` has it."""
+        return self.config.model_type
+
+
+def decoder_family(
+    config: type[ModelConfig],
+    stored: Callable[[Decoder], Iterable[StoredTensor]] = stored_by_name,
+    *,
+    prefix: str = "model.",
+    derived: str | None = None,
+    embedding: str = "model.embed_tokens.weight",
+) -> Family:
+    """A family whose models are decoders (`models/decoder/`).
+
+    Args:
+        config: its configurations, which have a `decoder`.
+        stored: how files hold the parameters, where not one by one under the graph's names.
+        prefix: of names in files.
+        derived: see `FileLayout`; by default older files' buffers of RoPE.
+        embedding: in files, of which a tied head may be a copy.
+    """
+
+    def layout(given: Any, *, with_head: bool) -> FileLayout:
+        table, copies = tuple(stored(given.decoder)), {HEAD: embedding} if given.decoder.tied_head else {}
+        found = FileLayout(table, prefix, copies=copies)
+        return found if derived is None else replace(found, derived=derived)
+
+    def training(graph: Any, given: Any, *sizes: Any, **named: Any) -> None:
+        model.build_training_graph(graph, given.decoder, *sizes, **named)
+
+    def decoding(graph: Any, given: Any, *sizes: Any, **named: Any) -> None:
+        model.build_decoding_graph(graph, given.decoder, *sizes, **named)
+
+    def shapes(given: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
+        return parameter_shapes(given.decoder)
+
+    return Family(config, layout, shapes, lambda given: given.decoder.max_positions, training, decoding)

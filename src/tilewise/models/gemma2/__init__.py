@@ -1,0 +1,8 @@
+"""Gemma2: what its configurations ask for; its graph is the one of all decoders."""
+
+from tilewise.models.family import decoder_family
+from tilewise.models.gemma2.config import Gemma2Config
+
+__all__ = ["FAMILY", "Gemma2Config"]
+
+FAMILY = decoder_family(Gemma2Config)

@@ -1,0 +1,113 @@
+"""What a Gemma 2's config.json may ask for: GeGLU, `1 + w` norms before and after, soft caps, windows in every other
+layer, an embedding that is scaled and is the head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tilewise.models.decoder.architecture import Decoder, LayerKind
+from tilewise.models.decoder.config import RotaryConfig, layer_kinds
+from tilewise.models.require import HUGE, TINY
+
+__all__ = ["Gemma2Config", "GemmaConfig"]
+
+
+@dataclass(frozen=True)
+class GemmaConfig(RotaryConfig):
+    """What Gemma 2 and 3 have in common.
+
+    Attributes:
+        query_pre_attn_scalar: scores are divided by its root.
+        sliding_window: positions that queries of sliding layers see.
+        layer_types: `full_attention` or `sliding_attention` per layer; None: as the generation has it.
+        attn_logit_softcapping: of scores; None: none.
+        final_logit_softcapping: of logits; None: none.
+        attention_bias: the four projections of attention have biases.
+    """
+
+    tie_word_embeddings: bool = True
+    num_key_value_heads: int = 4
+    head_dim: int = 256
+    hidden_act: str = "gelu_pytorch_tanh"
+    query_pre_attn_scalar: int = 256
+    sliding_window: int | None = 4096
+    layer_types: tuple[str, ...] | None = None
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    attention_bias: bool = False
+
+    spellings: ClassVar[Mapping[str, str]] = {"hidden_act": "hidden_activation"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require = self.require()
+        require.integer("query_pre_attn_scalar", self.query_pre_attn_scalar, 1, 1 << 30)
+        for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+            if getattr(self, name) is not None:
+                require.number(name, getattr(self, name), TINY, HUGE)
+        require.truth("attention_bias", self.attention_bias)
+        self.kinds()
+
+    @classmethod
+    def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
+        given = dict(given)
+        types = given.get("layer_types")
+        if isinstance(types, list):
+            given["layer_types"] = tuple(types)
+        act = given.pop("hidden_act", None)  # which the first files hold besides
+        if act is not None:
+            meant = given.setdefault("hidden_activation", act)
+            rule = "must say what hidden_activation says"
+            cls.require()(act == meant, "hidden_act", rule, f"{act} and {meant}", "remove one of them")
+        return super()._adapted(given)
+
+    def every(self, period: int) -> tuple[str, ...]:
+        """Names of layers of which each `period`-th sees everything."""
+        count = self.num_hidden_layers
+        return tuple("full_attention" if (i + 1) % period == 0 else "sliding_attention" for i in range(count))
+
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of every layer."""
+        return layer_kinds(
+            self, self.every(2) if self.layer_types is None else self.layer_types, self.sliding_window
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as Hugging Face's config.json."""
+        types = None if self.layer_types is None else list(self.layer_types)
+        return {**super().to_dict(), "layer_types": types}
+
+    def as_gemma(self, layers: tuple[LayerKind, ...], **choices: Any) -> Decoder:
+        """A decoder with what all Gemmas have."""
+        return self.as_decoder(
+            layers,
+            norm_offset=1.0,
+            norms_after=True,
+            qkv_bias=self.attention_bias,
+            out_bias=self.attention_bias,
+            attention_scale=self.query_pre_attn_scalar**-0.5,
+            attention_softcap=self.attn_logit_softcapping,
+            logits_softcap=self.final_logit_softcapping,
+            embedding_scale=math.sqrt(self.hidden_size),
+            **choices,
+        )
+
+
+@dataclass(frozen=True)
+class Gemma2Config(GemmaConfig):
+    """Sizes and constants of a Gemma 2 model; the names are those of Hugging Face's config.json."""
+
+    max_position_embeddings: int = 8192
+    attn_logit_softcapping: float | None = 50.0
+    final_logit_softcapping: float | None = 30.0
+
+    model_type: ClassVar[str] = "gemma2"
+    architecture: ClassVar[str] = "Gemma2ForCausalLM"
+
+    @property
+    def decoder(self) -> Decoder:
+        """What the model computes."""
+        return self.as_gemma(self.kinds())

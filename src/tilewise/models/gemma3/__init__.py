@@ -1,0 +1,8 @@
+"""Gemma3: what its configurations ask for; its graph is the one of all decoders."""
+
+from tilewise.models.family import decoder_family
+from tilewise.models.gemma3.config import Gemma3Config
+
+__all__ = ["FAMILY", "Gemma3Config"]
+
+FAMILY = decoder_family(Gemma3Config)

@@ -1,0 +1,92 @@
+"""What the config.json of a Gemma 3 for text may ask for: as Gemma 2, with norms of queries and keys, five sliding
+layers to one that sees everything, and rotary positions of two bases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from tilewise.models.decoder.architecture import Decoder, LayerKind
+from tilewise.models.decoder.config import layer_kinds
+from tilewise.models.decoder.rope import SLOWEST, Rope
+from tilewise.models.gemma2.config import GemmaConfig
+from tilewise.models.require import HUGE
+
+__all__ = ["Gemma3Config"]
+
+
+@dataclass(frozen=True)
+class Gemma3Config(GemmaConfig):
+    """Sizes and constants of a Gemma 3 for text; the names are those of Hugging Face's config.json.
+
+    Attributes:
+        rope_theta: base of the wavelengths of layers that see everything, which `rope_scaling` stretches.
+        rope_local_base_freq: base of those of sliding layers.
+        sliding_window_pattern: each so many-th layer sees everything, where `layer_types` does not say.
+    """
+
+    max_position_embeddings: int = 131072
+    rope_theta: float = 1_000_000.0
+    rope_local_base_freq: float = 10_000.0
+    sliding_window_pattern: int = 6
+
+    model_type: ClassVar[str] = "gemma3_text"
+    architecture: ClassVar[str] = "Gemma3ForCausalLM"
+
+    def __post_init__(self) -> None:
+        self.require().integer("sliding_window_pattern", self.sliding_window_pattern, 1, 1 << 20)
+        super().__post_init__()
+        self.require().number("rope_local_base_freq", self.rope_local_base_freq, SLOWEST, HUGE)
+
+    @classmethod
+    def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
+        given = dict(given)
+        older = given.pop("_sliding_window_pattern", None)  # as transformers 5 writes it
+        if older is not None:
+            given.setdefault("sliding_window_pattern", older)
+        parameters = given.get("rope_parameters")
+        if isinstance(parameters, Mapping) and {*parameters} & {"full_attention", "sliding_attention"}:
+            given = _flattened(cls, given, parameters)
+        return super()._adapted(given)
+
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of every layer; sliding ones have their own RoPE."""
+        types = self.every(self.sliding_window_pattern) if self.layer_types is None else self.layer_types
+        kinds = layer_kinds(self, types, self.sliding_window)
+        return tuple(replace(kind, rope=0 if kind.window is None else 1) for kind in kinds)
+
+    @property
+    def decoder(self) -> Decoder:
+        """What the model computes."""
+        local = Rope(self.rope_local_base_freq, self.max_position_embeddings)
+        return self.as_gemma(self.kinds(), qk_norm=True, ropes=(self.rope(), local))
+
+
+def _flattened(
+    cls: type[Gemma3Config], given: dict[str, Any], parameters: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`rope_parameters` by kind of layer, as transformers 5 writes them, in the fields that earlier ones have."""
+    require = cls.require()
+    known = ("full_attention", "sliding_attention")
+    for name in parameters:
+        require(name in known, "rope_parameters", f"must hold {' and '.join(known)}", name, "correct it")
+    local = parameters.get("sliding_attention")
+    local = {} if local is None else local
+    require(
+        isinstance(local, Mapping),
+        "rope_parameters.sliding_attention",
+        "must be a dictionary",
+        local,
+        "correct it",
+    )
+    others = {
+        k: v for k, v in local.items() if k not in ("rope_theta", "rope_type", "type") and v is not None
+    }
+    is_plain = not others and local.get("rope_type", local.get("type")) in (None, "default")
+    rule = "must be plain: a rope_theta and no scaling"
+    require(is_plain, "rope_parameters.sliding_attention", rule, dict(local), "others are not supported")
+    found = {**given, "rope_parameters": parameters.get("full_attention")}
+    if local.get("rope_theta") is not None:
+        found["rope_local_base_freq"] = local["rope_theta"]
+    return found

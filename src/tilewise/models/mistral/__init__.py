@@ -1,0 +1,8 @@
+"""Mistral: what its configurations ask for; its graph is the one of all decoders."""
+
+from tilewise.models.family import decoder_family
+from tilewise.models.mistral.config import MistralConfig
+
+__all__ = ["FAMILY", "MistralConfig"]
+
+FAMILY = decoder_family(MistralConfig)

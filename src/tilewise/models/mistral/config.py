@@ -1,0 +1,37 @@
+"""What a Mistral's config.json may ask for: v0.1 with its sliding window, v0.2 and v0.3 without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tilewise.models.decoder.architecture import Decoder
+from tilewise.models.decoder.config import RotaryConfig, layer_kinds
+
+__all__ = ["MistralConfig"]
+
+
+@dataclass(frozen=True)
+class MistralConfig(RotaryConfig):
+    """Sizes and constants of a Mistral model; the names are those of Hugging Face's config.json.
+
+    Attributes:
+        sliding_window: positions that a query sees, its own included, in every layer; None: all.
+    """
+
+    max_position_embeddings: int = 131072
+    num_key_value_heads: int = 8
+    sliding_window: int | None = 4096
+
+    model_type: ClassVar[str] = "mistral"
+    architecture: ClassVar[str] = "MistralForCausalLM"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.decoder
+
+    @property
+    def decoder(self) -> Decoder:
+        """What the model computes."""
+        kind = "full_attention" if self.sliding_window is None else "sliding_attention"
+        return self.as_decoder(layer_kinds(self, (kind,) * self.num_hidden_layers, self.sliding_window))

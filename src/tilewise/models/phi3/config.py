@@ -1,0 +1,72 @@
+"""What a Phi-3's config.json may ask for: short and long contexts (`longrope`), a sliding window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tilewise.models.decoder.architecture import Decoder
+from tilewise.models.decoder.config import RotaryConfig, layer_kinds
+from tilewise.models.decoder.rope import Rope
+
+__all__ = ["Phi3Config"]
+
+
+@dataclass(frozen=True)
+class Phi3Config(RotaryConfig):
+    """Sizes and constants of a Phi-3 model; the names are those of Hugging Face's config.json.
+
+    Attributes:
+        original_max_position_embeddings: context up to which `longrope` takes its short factors.
+        sliding_window: positions that a query sees, its own included, in every layer; None: all.
+    """
+
+    max_position_embeddings: int = 4096
+    rms_norm_eps: float = 1e-5
+    original_max_position_embeddings: int = 4096
+    sliding_window: int | None = None
+
+    model_type: ClassVar[str] = "phi3"
+    architecture: ClassVar[str] = "Phi3ForCausalLM"
+    only: ClassVar[Mapping[str, tuple[object, ...]]] = {"attention_bias": (False,)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require().integer(
+            "original_max_position_embeddings", self.original_max_position_embeddings, 2, 1 << 30
+        )
+        kind = None if self.rope_scaling is None else self.rope_scaling["rope_type"]
+        self.require()(
+            kind in (None, "longrope"), "rope_scaling", "must be absent or longrope", kind, "correct it"
+        )
+        _ = self.decoder
+
+    @classmethod
+    def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
+        given = dict(given)
+        for key in ("rope_scaling", "rope_parameters"):
+            scaling = given.get(key)
+            if not isinstance(scaling, Mapping):
+                continue
+            plain = {k: v for k, v in scaling.items() if k != "original_max_position_embeddings"}
+            if plain.get("rope_type", plain.get("type")) in ("su", "yarn"):  # names of the first files
+                plain = {**{k: v for k, v in plain.items() if k != "type"}, "rope_type": "longrope"}
+            given[key] = plain
+            own = scaling.get("original_max_position_embeddings")
+            if own is not None:
+                given.setdefault("original_max_position_embeddings", own)
+        return super()._adapted(given)
+
+    def rope(self) -> Rope:
+        """The rotary positions; the border between short and long is a field of its own."""
+        if self.rope_scaling is None:
+            return super().rope()
+        original = {"original_max_position_embeddings": self.original_max_position_embeddings}
+        return Rope(self.rope_theta, self.max_position_embeddings, {**self.rope_scaling, **original})
+
+    @property
+    def decoder(self) -> Decoder:
+        """What the model computes."""
+        kind = "full_attention" if self.sliding_window is None else "sliding_attention"
+        return self.as_decoder(layer_kinds(self, (kind,) * self.num_hidden_layers, self.sliding_window))

@@ -1,0 +1,8 @@
+"""Qwen2: what its configurations ask for; its graph is the one of all decoders."""
+
+from tilewise.models.family import decoder_family
+from tilewise.models.qwen2.config import Qwen2Config
+
+__all__ = ["FAMILY", "Qwen2Config"]
+
+FAMILY = decoder_family(Qwen2Config)

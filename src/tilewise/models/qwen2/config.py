@@ -1,0 +1,72 @@
+"""What a Qwen2's config.json may ask for: biases of queries, keys and values; windows in the upper layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tilewise.models.decoder.architecture import Decoder, LayerKind
+from tilewise.models.decoder.config import RotaryConfig, layer_kinds
+
+__all__ = ["Qwen2Config", "QwenConfig"]
+
+
+@dataclass(frozen=True)
+class QwenConfig(RotaryConfig):
+    """What Qwen2 and Qwen3 have in common: which layers have a window.
+
+    Attributes:
+        use_sliding_window: some layers have one.
+        sliding_window: positions that their queries see.
+        max_window_layers: layers below see everything, where `layer_types` does not say.
+        layer_types: `full_attention` or `sliding_attention` per layer; None: as the fields above say.
+    """
+
+    max_position_embeddings: int = 32768
+    use_sliding_window: bool = False
+    sliding_window: int | None = 4096
+    max_window_layers: int = 28
+    layer_types: tuple[str, ...] | None = None
+
+    only: ClassVar[Mapping[str, tuple[object, ...]]] = {"use_mrope": (False,)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require().truth("use_sliding_window", self.use_sliding_window)
+        self.require().integer("max_window_layers", self.max_window_layers, 0, 1 << 20)
+        self.kinds()
+
+    @classmethod
+    def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
+        types = given.get("layer_types")
+        return super()._adapted({**given, "layer_types": tuple(types)} if isinstance(types, list) else given)
+
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of every layer."""
+        window = self.sliding_window if self.use_sliding_window else None
+        types = self.layer_types
+        if types is None:
+            slide = [
+                window is not None and i >= self.max_window_layers for i in range(self.num_hidden_layers)
+            ]
+            types = tuple("sliding_attention" if s else "full_attention" for s in slide)
+        return layer_kinds(self, types, window)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as Hugging Face's config.json."""
+        types = None if self.layer_types is None else list(self.layer_types)
+        return {**super().to_dict(), "layer_types": types}
+
+
+@dataclass(frozen=True)
+class Qwen2Config(QwenConfig):
+    """Sizes and constants of a Qwen2 model; the names are those of Hugging Face's config.json."""
+
+    model_type: ClassVar[str] = "qwen2"
+    architecture: ClassVar[str] = "Qwen2ForCausalLM"
+
+    @property
+    def decoder(self) -> Decoder:
+        """What the model computes."""
+        return self.as_decoder(self.kinds(), qkv_bias=True)

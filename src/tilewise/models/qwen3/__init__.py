@@ -1,0 +1,8 @@
+"""Qwen3: what its configurations ask for; its graph is the one of all decoders."""
+
+from tilewise.models.family import decoder_family
+from tilewise.models.qwen3.config import Qwen3Config
+
+__all__ = ["FAMILY", "Qwen3Config"]
+
+FAMILY = decoder_family(Qwen3Config)

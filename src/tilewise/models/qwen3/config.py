@@ -1,0 +1,36 @@
+"""What a Qwen3's config.json may ask for: norms of queries and keys, heads of a size of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tilewise.models.decoder.architecture import Decoder
+from tilewise.models.qwen2.config import QwenConfig
+
+__all__ = ["Qwen3Config"]
+
+
+@dataclass(frozen=True)
+class Qwen3Config(QwenConfig):
+    """Sizes and constants of a Qwen3 model; the names are those of Hugging Face's config.json.
+
+    Attributes:
+        attention_bias: the four projections of attention have biases.
+    """
+
+    head_dim: int = 128
+    attention_bias: bool = False
+
+    model_type: ClassVar[str] = "qwen3"
+    architecture: ClassVar[str] = "Qwen3ForCausalLM"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require().truth("attention_bias", self.attention_bias)
+
+    @property
+    def decoder(self) -> Decoder:
+        """What the model computes."""
+        bias = self.attention_bias
+        return self.as_decoder(self.kinds(), qk_norm=True, qkv_bias=bias, out_bias=bias)

@@ -1,0 +1,226 @@
+"""All families, and the calls that find the right one: by a directory's config.json, or by a configuration's class.
+
+Training, generation, encoding and the command line go through here and know no family by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from tilewise.checkpoint import StoredWeights, Tensor, store_parameters
+from tilewise.checkpoint import open_weights as open_files
+from tilewise.core.border import Border, shown
+from tilewise.core.dims import Size
+from tilewise.core.errors import ConfigError
+from tilewise.models import bert, gemma2, gemma3, gpt2, llama, mistral, phi3, qwen2, qwen3
+from tilewise.models.config import ModelConfig, read_config_file
+from tilewise.models.family import Family
+from tilewise.models.layout import FileLayout
+from tilewise.nn import GraphBuilder
+
+__all__ = [
+    "FAMILIES",
+    "build_decoding_graph",
+    "build_encoding_graph",
+    "build_training_graph",
+    "config_from_dict",
+    "file_layout",
+    "is_encoder",
+    "max_context",
+    "num_parameters",
+    "open_config",
+    "open_weights",
+    "parameter_shapes",
+    "stored_tensors",
+]
+
+_border = Border("models")
+FAMILIES: Mapping[str, Family] = {
+    module.FAMILY.name: module.FAMILY
+    for module in (llama, mistral, qwen2, qwen3, gemma2, gemma3, phi3, gpt2, bert)
+}
+
+
+def open_config(model_dir: str | Path) -> ModelConfig:
+    """The configuration of a Hugging Face directory, of whichever family it is.
+
+    Raises:
+        ConfigError: no config.json, none of the families, or a model of one that we do not compute.
+    """
+    return config_from_dict(read_config_file(model_dir))
+
+
+def config_from_dict(data: Mapping[str, Any]) -> ModelConfig:
+    """The configuration that a parsed config.json describes.
+
+    Raises:
+        ConfigError: as `open_config`.
+    """
+    given = _border.mapping("open", "a configuration", data, "values")
+    kind, names = given.get("model_type"), given.get("architectures")
+    by_architecture = {family.config.architecture: family for family in FAMILIES.values()}
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if kind is None and isinstance(names, list) and len(names) == 1 and isinstance(names[0], str):
+        family = by_architecture.get(names[0])
+    if family is None:
+        raise ConfigError(
+            f"[models.open] model_type must be one of {', '.join(FAMILIES)}; got {shown(kind)} with architectures "
+            f"{shown(names)}; give a model of one of these families"
+        )
+    return family.config.from_dict(given)
+
+
+def _family_of(call: str, config: ModelConfig) -> Family:
+    _border.instance(
+        call, "config", config, ModelConfig, "pass a family's configuration, such as LlamaConfig(...)"
+    )
+    return FAMILIES[config.model_type]
+
+
+def file_layout(config: ModelConfig, *, with_head: bool = True) -> FileLayout:
+    """How files hold a model's parameters.
+
+    Args:
+        config: the model.
+        with_head: False leaves aside what an encoder's vectors do not need: the head that it is trained by.
+    """
+    return _family_of("file_layout", config).layout(config, with_head=with_head)
+
+
+def open_weights(model_dir: str | Path, config: ModelConfig, *, with_head: bool = True) -> StoredWeights:
+    """The weights of a Hugging Face directory under the graph's names, for `GraphInstance.load_parameters`.
+
+    Args:
+        model_dir: with safetensors files.
+        config: of the directory, from `open`.
+        with_head: see `file_layout`.
+
+    Raises:
+        CheckpointError: no weights, or others than the configuration describes; names the tensor.
+    """
+    return file_layout(config, with_head=with_head).weights(open_files(model_dir))
+
+
+def stored_tensors(
+    config: ModelConfig, parameters: Mapping[str, Tensor], *, with_head: bool = True
+) -> Iterator[tuple[str, Tensor]]:
+    """A graph's parameters as the family's files spell them, for `save_pretrained`; each is fetched when it is written.
+
+    Args:
+        config: of the model.
+        parameters: by name in the graph.
+        with_head: see `file_layout`.
+    """
+    return store_parameters(file_layout(config, with_head=with_head).table, parameters)
+
+
+def parameter_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every parameter's name in the training graph and its shape, in the order of the forward pass; a tied head has no
+    entry of its own."""
+    return _family_of("parameter_shapes", config).shapes(config)
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Elements of all parameters; a tied head counts once."""
+    return sum(prod(shape) for _, shape in parameter_shapes(config))
+
+
+def max_context(config: ModelConfig) -> int:
+    """The longest sequence that a model is meant for."""
+    return _family_of("max_context", config).max_context(config)
+
+
+def is_encoder(config: ModelConfig) -> bool:
+    """Whether a model turns texts into vectors, and does not write."""
+    return _family_of("is_encoder", config).encoding is not None
+
+
+def build_training_graph(
+    graph: GraphBuilder, config: ModelConfig, batch: int, seq: Size, dtype: str = "bf16"
+) -> None:
+    """Describe one training step in an empty graph: prediction of the next token, or of masked ones for encoders.
+
+    Args:
+        graph: written to.
+        config: the model.
+        batch: sequences per step, over all devices and microbatches.
+        seq: tokens per sequence; a `Dim("seq", 1, 512)` for batches of any length up to its bound, whose shorter
+            sequences end in padding: any token, with a label that is not counted. The bound is the context limit that
+            RoPE's frequencies are chosen by.
+        dtype: of weights and activations, `bf16` or `f32`; sums, gradients and optimizer state are fp32.
+
+    Inputs: tokens and labels `[B, S]` i32 (-100 is not counted); for encoders token_types `[B, S]`
+    and lengths `[B]`, too.
+    Outputs: loss `[1]`, loss_rows `[B, S]`.
+
+    Raises:
+        ShapeError: a size that no graph has, or `seq` exceeds the model's positions.
+    """
+    _family_of("build_training_graph", config).training(graph, config, batch, seq, dtype)
+
+
+def build_decoding_graph(
+    graph: GraphBuilder,
+    config: ModelConfig,
+    max_tokens: int,
+    max_sequences: int,
+    num_blocks: int,
+    dtype: str = "bf16",
+    *,
+    context: int | None = None,
+) -> None:
+    """Describe prefill and decoding over flattened tokens in an empty graph.
+
+    Args:
+        graph: written to.
+        config: the model.
+        max_tokens: largest number of tokens in one call.
+        max_sequences: largest number of rows of the block table, and of rows that want logits.
+        num_blocks: KV blocks of 64 positions.
+        dtype: of weights, activations and cache.
+        context: the limit of positions per sequence, by which RoPE's frequencies are chosen; by default the model's.
+
+    Inputs, all i32: tokens, positions, slots, sequence `[T]`; block_table `[S, blocks]`; rows `[S]`.
+    Output: logits `[S, V]`.
+
+    Raises:
+        ConfigError: the model does not write.
+        ShapeError: a size that no graph has, or a context beyond the model's.
+    """
+    family = _family_of("build_decoding_graph", config)
+    if family.decoding is None:
+        raise ConfigError(
+            f"[models.{family.name}] generation needs a model that writes; got a {config.architecture}, which only "
+            "encodes; use tilewise encode"
+        )
+    family.decoding(graph, config, max_tokens, max_sequences, num_blocks, dtype, context=context)
+
+
+def build_encoding_graph(
+    graph: GraphBuilder, config: ModelConfig, batch: int, seq: Size, dtype: str = "bf16"
+) -> None:
+    """Describe the encoding of texts in an empty graph.
+
+    Args:
+        graph: written to.
+        config: the model.
+        batch: texts of one call.
+        seq: tokens of each, or a `Dim` with a bound; shorter texts end in padding.
+        dtype: of weights and activations.
+
+    Inputs, i32: tokens and token_types `[B, S]`, lengths `[B]`. Output: hidden `[B, S, D]`.
+
+    Raises:
+        ConfigError: the model writes, and does not encode.
+        ShapeError: a size that no graph has, or `seq` exceeds the model's positions.
+    """
+    family = _family_of("build_encoding_graph", config)
+    if family.encoding is None:
+        raise ConfigError(
+            f"[models.{family.name}] encoding needs an encoder; got a {config.architecture}, which writes text; use "
+            "tilewise generate"
+        )
+    family.encoding(graph, config, batch, seq, dtype)

@@ -1,0 +1,210 @@
+"""Weights into the devices' memory: which bytes of which files go where, and who reads them.
+
+Each device reads the slices of its own parts, each part once: what several devices hold alike, the first of them
+reads, and the `broadcast` program copies it. A few threads of the machine's cores read pieces of some MiB in the order
+of the files, converting and packing them on the way (`kernels.loading`); no file is mapped. Names, shapes and element
+types of everything are checked before the first byte is read; numbers that are not finite are found on the way, and
+then the parts are of no use: the instance refuses to run until it is loaded again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.checkpoint import FileTensor
+from tilewise.core.errors import CheckpointError
+from tilewise.kernels.loading import Part, Rectangle, read_weights, stored_dtype
+from tilewise.kernels.packing import PANEL_ROWS
+from tilewise.session.local import Place
+from tilewise.session.tensors import NamedTensors
+
+__all__ = ["LoadReport", "Progress", "load_tensors"]
+
+Progress = Callable[[int, int], object]
+_PIECE_BYTES = 8 << 20
+_MOST_THREADS = 8
+_LARGE_SHARE = (
+    2  # files beyond one part of so many of the free memory leave the page cache once they are read
+)
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What loading took.
+
+    Attributes:
+        bytes_read: from files, per device that read them; what is broadcast is read by the first device that holds it.
+    """
+
+    bytes_read: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What one thread reads at a time: a rectangle of a file for a device's part, and for its master along with it."""
+
+    name: str
+    tensor: FileTensor
+    device: int
+    rectangle: Rectangle
+    parts: Sequence[Part]
+    row: int
+    col: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rectangle.rows * self.rectangle.cols * self.tensor.dtype.itemsize
+
+    def read(self) -> int:
+        """Bytes read.
+
+        Raises:
+            CheckpointError: the file is no longer what it was, or holds what is not finite.
+        """
+        outcome = read_weights(self.rectangle, self.parts, self.row, self.col)
+        if outcome.system_error:
+            raise self.tensor.file.unreadable(os.strerror(outcome.system_error))
+        if not outcome.is_whole:
+            raise self.tensor.file.unreadable("it has become shorter")
+        if not outcome.is_finite:
+            raise CheckpointError(
+                f"[session.load_parameters] weights must be finite in {self.parts[0].dtype}; got others in "
+                f"{self.name!r}, stored as {self.tensor.name!r} in {str(self.tensor.file.path)!r}; load other weights: "
+                "until then the model does not run"
+            )
+        return outcome.bytes_read
+
+
+def load_tensors(
+    tensors: NamedTensors,
+    values: Mapping[str, NDArray[Any] | FileTensor],
+    on_progress: Progress | None = None,
+) -> LoadReport:
+    """Write parameters and states, which are known to fit, to the first device that holds each part.
+
+    Args:
+        tensors: of the instance.
+        values: arrays, and tensors of files, whose elements are looked at only now.
+        on_progress: told the bytes read so far and those of all pieces, after each piece, in the caller's thread.
+
+    Raises:
+        CheckpointError: a file is no longer what it was, or holds what is not finite; parts are then undefined.
+    """
+    pieces: list[_Piece] = []
+    for name, value in values.items():
+        if isinstance(value, FileTensor) and _is_plain(tensors, name, value):
+            pieces += _pieces(tensors, name, value)
+        else:
+            tensors.write(name, np.asarray(value), once=True)
+    tensors.num_writes += 1
+    pieces.sort(key=lambda piece: (str(piece.tensor.file.path), piece.rectangle.begin))
+    return LoadReport(_read_all(pieces, tensors.plan.mesh.num_devices, on_progress))
+
+
+def _is_plain(tensors: NamedTensors, name: str, value: FileTensor) -> bool:
+    """Whether a tensor is a vector or a matrix of types that are converted while they are read."""
+    kinds = {place.spec.dtype.name for places in tensors.places(name) for place in places}
+    return value.ndim in (1, 2) and kinds <= {"f32", "bf16"} and stored_dtype(value.dtype) is not None
+
+
+def _pieces(tensors: NamedTensors, name: str, value: FileTensor) -> Iterator[_Piece]:
+    """All that is read of one tensor."""
+    for places in tensors.places(name):
+        local = value.rows(places[0].slices[0].start, places[0].sizes[0])
+        if value.ndim == 2:
+            local = local.columns(places[0].slices[1].start, places[0].sizes[1])
+        parts = [_part(place) for place in places]
+        for row, col, piece in _cut(local):
+            yield _Piece(name, value, places[0].device, _rectangle(piece), parts, row, col)
+
+
+def _part(place: Place) -> Part:
+    rows, cols = place.sizes if len(place.sizes) == 2 else (1, place.sizes[0])
+    return Part(place.memory, place.spec.dtype.name, place.spec.storage == "packed", rows, cols)
+
+
+def _cut(local: FileTensor) -> Iterator[tuple[int, int, FileTensor]]:
+    """Pieces of a part, with the row and column where each begins: neighbouring rows of the file."""
+    if local.ndim == 1:
+        yield 0, 0, local
+        return
+    rows, cols = local.shape
+    if local.is_transposed:
+        step = max(1, _PIECE_BYTES // max(1, rows * local.dtype.itemsize) // 2) * 2
+        for col in range(0, cols, step):
+            yield 0, col, local.columns(col, min(step, cols - col))
+        return
+    step = max(1, _PIECE_BYTES // max(1, cols * local.dtype.itemsize) // PANEL_ROWS) * PANEL_ROWS
+    for row in range(0, rows, step):
+        yield row, 0, local.rows(row, min(step, rows - row))
+
+
+def _rectangle(piece: FileTensor) -> Rectangle:
+    shape = piece.shape if piece.ndim == 2 else (1, *piece.shape)
+    rows, cols = shape[::-1] if piece.is_transposed else shape
+    row_bytes = piece.row_bytes if piece.ndim == 2 else cols * piece.dtype.itemsize
+    name = stored_dtype(piece.dtype)
+    assert name is not None
+    return Rectangle(piece.file.descriptor, piece.begin, row_bytes, rows, cols, name, piece.is_transposed)
+
+
+def _read_all(pieces: Sequence[_Piece], num_devices: int, on_progress: Progress | None) -> tuple[int, ...]:
+    """Read pieces on a few threads; returns the bytes read per device."""
+    bytes_read = [0] * num_devices
+    total = sum(piece.num_bytes for piece in pieces)
+    behind = _Behind(pieces) if total * _LARGE_SHARE > _free_memory() else None
+    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)), max(1, len(pieces)))
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="tilewise-load")
+    try:
+        running: dict[Future[int], _Piece] = {pool.submit(piece.read): piece for piece in pieces}
+        for done in as_completed(running):
+            piece = running[done]
+            bytes_read[piece.device] += done.result()
+            if behind is not None:
+                behind.drop(piece)
+            if on_progress is not None:
+                on_progress(sum(bytes_read), total)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return tuple(bytes_read)
+
+
+class _Behind:
+    """Gives the page cache of what all devices have read back to the system."""
+
+    def __init__(self, pieces: Sequence[_Piece]) -> None:
+        self._left: dict[tuple[int, int, int], int] = {}
+        for piece in pieces:
+            self._left[self._key(piece)] = self._left.get(self._key(piece), 0) + 1
+
+    @staticmethod
+    def _key(piece: _Piece) -> tuple[int, int, int]:
+        tensor = piece.tensor
+        return tensor.file.descriptor, tensor.begin, tensor.begin + tensor.extent_bytes
+
+    def drop(self, piece: _Piece) -> None:
+        """Count a piece that is read; after the last one of a tensor its pages go."""
+        key = self._key(piece)
+        self._left[key] -= 1
+        if self._left[key] == 0:
+            descriptor, begin, end = key
+            with suppress(OSError):  # advice that a file system does not take
+                os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
+
+
+def _free_memory() -> int:
+    """Bytes that could be used without taking any from running programs; 0 when the system does not say."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 0

@@ -1,0 +1,192 @@
+"""Weights from files into panels: to the bit what NumPy packs, at every instruction-set level."""
+
+import os
+from itertools import product
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tilewise.core import PlanError
+from tilewise.core.dtypes import DTYPES
+from tilewise.kernels.isa import isa_levels
+from tilewise.kernels.loading import Part, Rectangle, read_weights, stored_dtype
+from tilewise.kernels.packing import pack_weight, packed_elements
+
+BF16 = ml_dtypes.bfloat16
+SHAPES = [(1, 1), (32, 2), (33, 3), (31, 64), (70, 515), (5, 16), (96, 257)]
+
+
+def _values(shape, dtype, seed=0):
+    """Numbers of every size that the element type has, zeros of both signs and denormals among them."""
+    rng = np.random.default_rng(seed)
+    spread = rng.standard_normal(shape) * 10.0 ** rng.integers(-8, 4, shape)
+    spread.reshape(-1)[::7] = -0.0
+    stored = spread.astype(dtype)
+    assert np.isfinite(stored.astype(np.float64)).all()
+    return stored
+
+
+def _memory(shape, name, packed):
+    """A part filled with what must not be left in it."""
+    elements = packed_elements(*shape) if packed else shape[0] * shape[1]
+    return np.full(elements * DTYPES[name].itemsize, 0xA5, np.uint8)
+
+
+def _expected(w, name, packed):
+    with np.errstate(over="ignore"):
+        w = w.astype(DTYPES[name].numpy)
+    return (pack_weight(w, name) if packed else w.reshape(-1)).view(np.uint8)
+
+
+@pytest.fixture
+def file_of(tmp_path):
+    """Puts an array into a file behind some bytes; returns the descriptor and where the array begins."""
+    opened = []
+
+    def put(array, begin=24):
+        path = tmp_path / str(len(opened))
+        path.write_bytes(b"x" * begin + np.ascontiguousarray(array).tobytes())
+        opened.append(os.open(path, os.O_RDONLY))
+        return opened[-1], begin
+
+    yield put
+    for descriptor in opened:
+        os.close(descriptor)
+
+
+def _load(file, begin, stored, parts, transposed=False, row=0, col=0, isa=""):
+    rows, cols = stored.shape
+    rectangle = Rectangle(file, begin, stored.strides[0], rows, cols, stored_dtype(stored.dtype), transposed)
+    return read_weights(rectangle, parts, row, col, isa=isa)
+
+
+@pytest.mark.parametrize("isa", isa_levels())
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("name,packed", list(product(["f32", "bf16"], [False, True])))
+def test_a_weight_is_packed_as_numpy_packs_it(file_of, isa, transposed, name, packed):
+    """All element types of files, odd sizes, both ways round; padding is zero."""
+    for shape, dtype in product(SHAPES, (np.float32, BF16, np.float16, np.float64)):
+        w = _values(shape, dtype)
+        stored = np.ascontiguousarray(w.T if transposed else w)
+        memory = _memory(shape, name, packed)
+        outcome = _load(*file_of(stored), stored, [Part(memory, name, packed, *shape)], transposed, isa=isa)
+        assert outcome == (w.nbytes, True, True, 0)
+        np.testing.assert_array_equal(memory, _expected(w, name, packed), err_msg=f"{shape} {dtype}")
+
+
+def test_every_half_and_every_bf16_is_converted_as_numpy_does(file_of):
+    """All 65536 patterns that are finite, from fp16 and from the upper half of fp32 with a tie below."""
+    halves = np.arange(1 << 16, dtype=np.uint32)
+    half = halves.astype(np.uint16).view(np.float16)
+    single = ((halves << 16) | (0x8000 + (halves % 3) - 1)).view(np.float32)
+    for given in (half, single):
+        finite = given[np.isfinite(given)]
+        finite = finite[np.abs(finite.astype(np.float64)) < 3.38e38].reshape(1, -1)
+        for name in ("f32", "bf16"):
+            memory = _memory(finite.shape, name, False)
+            assert _load(*file_of(finite), finite, [Part(memory, name, False, *finite.shape)]).is_finite
+            assert memory.tobytes() == _expected(finite, name, False).tobytes()
+
+
+def test_pieces_make_the_whole(file_of):
+    """Slices of rows and columns at multiples of 32 and 2 leave what one reading leaves, and read their bytes alone."""
+    w = _values((100, 37), BF16)
+    file, begin = file_of(w)
+    memory = _memory(w.shape, "bf16", True)
+    part, bytes_read = Part(memory, "bf16", True, *w.shape), 0
+    for row, col in product((0, 64), (0, 10, 36)):
+        piece = w[row : {0: 64, 64: 100}[row], col : {0: 10, 10: 36, 36: 37}[col]]
+        where = begin + row * w.strides[0] + col * 2
+        rectangle = Rectangle(file, where, w.strides[0], *piece.shape, "bf16")
+        bytes_read += read_weights(rectangle, [part], row, col).bytes_read
+    assert bytes_read == w.nbytes
+    np.testing.assert_array_equal(memory, _expected(w, "bf16", True))
+
+
+def test_long_rows_and_many_rows_are_read_in_chunks(file_of):
+    """Rows beyond the buffer's width, and more rows than it holds."""
+    for shape in ((33, 200_000), (4000, 300)):
+        w = _values(shape, BF16)
+        for transposed in (False, True):
+            stored = np.ascontiguousarray(w.T if transposed else w)
+            memory = _memory(shape, "bf16", True)
+            assert _load(*file_of(stored), stored, [Part(memory, "bf16", True, *shape)], transposed).is_finite
+            assert memory.tobytes() == _expected(w, "bf16", True).tobytes()
+
+
+def test_a_weight_and_its_master_are_read_once(file_of):
+    """Two parts of one shape from one reading."""
+    w = _values((40, 9), np.float32)
+    low, high = _memory(w.shape, "bf16", True), _memory(w.shape, "f32", True)
+    parts = [Part(low, "bf16", True, *w.shape), Part(high, "f32", True, *w.shape)]
+    assert _load(*file_of(w), w, parts).bytes_read == w.nbytes
+    assert low.tobytes() == _expected(w, "bf16", True).tobytes()
+    assert high.tobytes() == _expected(w, "f32", True).tobytes()
+
+
+@pytest.mark.parametrize("isa", isa_levels())
+@pytest.mark.parametrize(
+    "spoilt,name", [(np.nan, "f32"), (-np.inf, "bf16"), (3.4e38, "bf16"), (np.inf, "f32")]
+)
+def test_what_is_not_finite_is_found_wherever_it_stands(file_of, isa, spoilt, name):
+    """One element of many, also one that only rounding makes infinite; the twin without it is finite."""
+    shape = (37, 19)
+    for packed, transposed, at in product(
+        (False, True), (False, True), ((0, 0), (36, 18), (31, 17), (32, 18))
+    ):
+        w = np.ones(shape, np.float32)
+        for value in (1.0, spoilt):
+            w[at] = value
+            stored = np.ascontiguousarray(w.T if transposed else w)
+            part = Part(_memory(shape, name, packed), name, packed, *shape)
+            outcome = _load(*file_of(stored), stored, [part], transposed, isa=isa)
+            assert outcome.is_finite == (value == 1.0)
+
+
+def test_a_file_that_ends_early_and_one_that_cannot_be_read_are_told_apart(file_of):
+    """Both are outcomes that name what the system did; nothing is thrown out of another thread."""
+    w = _values((4, 4), np.float32)
+    file, begin = file_of(w)
+    part = Part(_memory((5, 4), "f32", False), "f32", False, 5, 4)
+    assert read_weights(Rectangle(file, begin, 16, 5, 4, "f32"), [part])[2:] == (False, 0)
+    assert read_weights(Rectangle(-1, begin, 16, 5, 4, "f32"), [part])[3] != 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": 41}, {"cols": 10}, {"row": 1}, {"row": 32}, {"col": 1}, {"rows": 31}, {"cols": 7}, {"begin": -1},
+        {"row_bytes": 35}, {"dtype": "i32"}, {"memory": -4}, {"part_dtype": "i32"}, {"rows": -1}, {"row": -32},
+        {"part_rows": 1 << 62}, {"parts": 0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_rectangle_that_does_not_fit_is_refused(file_of, change):
+    """Beyond the part, within a panel or a pair, with too little memory: nothing is read."""
+    w = _values((40, 9), np.float32)
+    file, begin = file_of(w)
+    memory = _memory(w.shape, "f32", True)
+
+    def call(begin=begin, row_bytes=36, rows=40, cols=9, dtype="f32", row=0, col=0, memory=memory, **part):
+        given = Part(memory, part.get("part_dtype", "f32"), True, part.get("part_rows", 40), 9)
+        rectangle = Rectangle(file, begin, row_bytes, rows, cols, dtype)
+        return read_weights(rectangle, [given] * part.get("parts", 1), row, col)
+
+    assert call().is_finite
+    if "memory" in change:
+        change = {"memory": memory[: change["memory"]]}
+    before = memory.copy()
+    with pytest.raises(PlanError):
+        call(**change)
+    np.testing.assert_array_equal(memory, before)
+
+
+def test_a_planted_fault_is_seen(file_of):
+    """The comparison's twin: one bit of one element."""
+    w = _values((33, 3), BF16)
+    changed = w.copy()
+    changed.view(np.uint16)[32, 2] ^= 1
+    memory = _memory(w.shape, "bf16", True)
+    _load(*file_of(changed), changed, [Part(memory, "bf16", True, *w.shape)])
+    assert memory.tobytes() != _expected(w, "bf16", True).tobytes()

@@ -1,0 +1,170 @@
+"""Biases and norms of heads on every strategy: equal to one device to the bit, and against faults planted in them.
+
+The model is one block as families have it: attention with fewer KV heads than query heads, and an MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from padded_batches import change_ints, differing, padded, steps
+from small_llama import change_first, drop_partial, halve_leaves
+
+import tilewise as tw
+from tilewise.core.errors import ShapeError
+from tilewise.core.mesh import DeviceMesh
+from tilewise.nn import linear, rms_norm
+from tilewise.session import verify_strategy
+
+VOCAB, WIDTH, HEADS, KV_HEADS, HEAD_DIM, INNER = 96, 32, 8, 2, 4, 48
+BATCH, SEQ = 8, 9
+HEADS_LABEL = tw.DimLabel("heads", HEAD_DIM)
+KV_LABEL = tw.DimLabel("kv_heads", HEAD_DIM, HEADS // KV_HEADS)
+MLP, VOCABULARY = tw.DimLabel("mlp"), tw.DimLabel("vocab", 8)
+
+
+def biased(g, x):
+    """Every product has a bias, as in GPT-2 and BERT; those of q, k and v alone stand in Qwen2."""
+    h = rms_norm(g, x, "norm.weight", eps=1e-5)
+    q = linear(g, h, "q.weight", HEADS * HEAD_DIM, out_label=HEADS_LABEL, bias=True)
+    k, v = (linear(g, h, f"{n}.weight", KV_HEADS * HEAD_DIM, out_label=KV_LABEL, bias=True) for n in "kv")
+    out = g.scaled_dot_product_attention(q, k, v, head_dim=HEAD_DIM)
+    x = g.add(x, linear(g, out, "o.weight", WIDTH, in_label=HEADS_LABEL, bias=True))
+    up = g.silu(linear(g, x, "up.weight", INNER, out_label=MLP, bias=True))
+    return g.add(x, linear(g, up, "down.weight", WIDTH, in_label=MLP, bias=True))
+
+
+def normed_heads(g, x):
+    """Queries and keys are normalised head by head, as in Qwen3 and Gemma 3; gains are counted from 1."""
+    h = rms_norm(g, x, "norm.weight", eps=1e-5, offset=1.0)
+    q = linear(g, h, "q.weight", HEADS * HEAD_DIM, out_label=HEADS_LABEL)
+    k, v = (linear(g, h, f"{n}.weight", KV_HEADS * HEAD_DIM, out_label=KV_LABEL) for n in "kv")
+    q = rms_norm(g, q, "q_norm.weight", eps=1e-5, offset=1.0, head_dim=HEAD_DIM)
+    k = rms_norm(g, k, "k_norm.weight", eps=1e-5, head_dim=HEAD_DIM)
+    out = g.scaled_dot_product_attention(q, k, v, head_dim=HEAD_DIM)
+    return g.add(x, linear(g, out, "o.weight", WIDTH, in_label=HEADS_LABEL))
+
+
+BLOCKS = {"biased": biased, "normed_heads": normed_heads}
+
+
+def build(name: str, dtype: str = "f32", seq: int | tw.Dim = SEQ, batch: int = BATCH) -> tw.ComputeGraph:
+    """Embedding, two blocks, a head and AdamW."""
+    g = tw.ComputeGraph(name)
+    tokens = g.input([batch, seq], "i32", name="tokens", labels=[tw.BATCH, None], storage="scalars")
+    labels = g.input([batch, seq], "i32", name="labels", labels=[tw.BATCH, None], storage="scalars")
+    table = g.parameter([VOCAB, WIDTH], dtype, name="table", labels=[VOCABULARY, None])
+    x = g.embedding(tokens, table)
+    block = tw.layer(BLOCKS[name])
+    for i in range(2):
+        x = block(g, x, path=f"layers.{i}")
+    g.loss(g.mean_cross_entropy(linear(g, x, "head", VOCAB, out_label=VOCABULARY), labels)[0])
+    g.optimize(tw.optim.AdamW())
+    return g
+
+
+def batches(count: int) -> list[Mapping[str, np.ndarray]]:
+    """Random tokens; some labels are not counted."""
+    rng = np.random.default_rng(4)
+    tokens = [rng.integers(0, VOCAB, (BATCH, SEQ + 1)).astype(np.int32) for _ in range(count)]
+    return [
+        {"tokens": t[:, :-1], "labels": np.where(rng.random((BATCH, SEQ)) < 0.1, -100, t[:, 1:]).astype("i4")}
+        for t in tokens
+    ]
+
+
+def compare(name, dtype, axes, accumulation=1, count=4, **options):
+    """The report of some steps over a mesh beside one device."""
+    return verify_strategy(
+        build(name, dtype), DeviceMesh(axes), batches(count), accumulation=accumulation, **options
+    )
+
+
+EVERY_DAY = [({"tp": 4}, 1), ({"dp": 2, "tp": 2}, 2)]
+SLOW = [({}, 4), ({"dp": 2}, 1), ({"dp": 4}, 2), ({"tp": 2}, 1), ({"tp": 8}, 1), ({"dp": 2, "tp": 4}, 2)]
+
+
+@pytest.mark.parametrize(
+    "axes,accumulation", [*EVERY_DAY, *(pytest.param(*m, marks=pytest.mark.slow) for m in SLOW)], ids=str
+)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_equal_to_one_device(name, dtype, axes, accumulation):
+    """Loss, every gradient and, after some steps, every parameter and moment; also with more devices than KV heads."""
+    report = compare(name, dtype, axes, accumulation)
+    assert report.equal, report.text
+
+
+def merge_chunks_of_heads(instruction):
+    """All heads that a device has are added in order, instead of along the tree."""
+    chunks, *ranges = instruction.ints
+    return replace(instruction, ints=(chunks, 0, max(ranges), *[0] * (2 * chunks - 2)))
+
+
+FAULTS = [
+    ("biased", {}, 4, "bias_gradient:q.bias", halve_leaves),
+    ("biased", {"dp": 4}, 1, "bias_gradient:up.bias/reduce_scatter", drop_partial),
+    ("normed_heads", {}, 4, "rms_norm_backward:k_norm.weight", halve_leaves),
+    ("normed_heads", {"tp": 4}, 1, "head_sum/reduce_scatter", drop_partial),
+    ("normed_heads", {"tp": 2}, 1, "head_sum", merge_chunks_of_heads),
+]
+
+
+@pytest.mark.parametrize("name,axes,accumulation,label,fault", FAULTS, ids=str)
+def test_planted_faults_are_found(name, axes, accumulation, label, fault):
+    """A moved border and a dropped partial."""
+    assert not compare(name, "f32", axes, accumulation, change=change_first(label, fault, -1)).equal
+
+
+def test_a_bias_without_a_label():
+    """It lies whole on every device, which takes its part where the columns are shared; so does its gradient."""
+    g = tw.ComputeGraph("unlabelled")
+    x = g.input([4, 6, WIDTH], name="x", labels=[tw.BATCH, None, None])
+    h = g.add_bias(linear(g, x, "up", INNER, out_label=MLP), g.parameter([INNER], name="bias", init="zeros"))
+    y = linear(g, h, "down", WIDTH, in_label=MLP)
+    g.loss(g.mean(g.multiply(y, y)))
+    g.optimize(tw.optim.AdamW())
+    data = {"x": np.random.default_rng(0).standard_normal((4, 6, WIDTH), np.float32)}
+    report = verify_strategy(g, DeviceMesh({"tp": 2}), [data] * 2)
+    assert report.equal, report.text
+
+
+def test_first_values():
+    """Biases begin at zero and gains at one unless something else is asked for, random values at their spread."""
+    g = tw.ComputeGraph("first")
+    x = g.input([4, WIDTH], name="x")
+    y = linear(g, rms_norm(g, x, "norm", eps=1e-5), "w.weight", 400, bias=True)
+    g.output(g.add_bias(y, g.parameter([400], name="drawn", init="normal", init_scale=2.0)), "y")
+    g.output(g.scale(g.parameter([3, 5], name="flat", init="ones"), 1.0), "one")
+    with g.instantiate() as model:
+        model.initialize(seed=3, scale=0.5)
+        first = {n: model.get_tensor(n) for n in model.parameter_names()}
+    assert not first["w.bias"].any() and (first["norm"] == 1).all() and (first["flat"] == 1).all()
+    assert 0.9 < first["drawn"].std() < 1.1 and 0.45 < first["w.weight"].std() < 0.55
+
+
+def test_a_bias_needs_the_name_of_its_weight():
+    """What ends otherwise is refused, and nothing is declared."""
+    g = tw.ComputeGraph("names")
+    x = g.input([4, WIDTH], name="x")
+    with pytest.raises(ShapeError, match=r"\[nn.linear\].*without '.weight' at its end"):
+        linear(g, x, "up", 8, bias=True)
+    assert not g.has("up")
+
+
+@pytest.mark.parametrize("dtype", ["f32", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_padding_changes_no_bit(name, dtype):
+    """Sequences padded on two devices with two microbatches, against the longest one's length on one device."""
+    lengths = (70, 9, 66, 31)
+    graph = build(name, dtype, tw.Dim("seq", 1, 130), len(lengths))
+    expected = steps(graph, graph.plan({}, sizes={"seq": 70}), [padded(lengths, 70, s) for s in range(2)])
+    plan = graph.plan({"dp": 2}, accumulation=2)
+    wider = [padded(lengths, 97 + s, s) for s in range(2)]
+    assert differing(expected, steps(graph, plan, wider)) == []
+    if dtype == "f32":  # cuts counted over the batch's longest instead of the bound
+        moved = change_ints(plan, "leaf_tree", lambda ints: [ints[0], 64, *ints[2:]])
+        assert differing(expected, steps(graph, moved, wider))
