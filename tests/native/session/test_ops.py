@@ -58,6 +58,17 @@ OPS = {
     "scale": (lambda g, a, b: g.scale(a, -1.5), lambda a, b: -1.5 * a),
     "silu": (lambda g, a, b: g.silu(a), lambda a, b: torch.nn.functional.silu(a)),
     "silu_gate": (lambda g, a, b: g.multiply(g.silu(a), b), lambda a, b: torch.nn.functional.silu(a) * b),
+    "gelu": (lambda g, a, b: g.gelu(a), lambda a, b: torch.nn.functional.gelu(a)),
+    "gelu_tanh": (
+        lambda g, a, b: g.gelu(a, approximate="tanh"),
+        lambda a, b: torch.nn.functional.gelu(a, approximate="tanh"),
+    ),
+    "gelu_tanh_gate": (
+        lambda g, a, b: g.multiply(g.gelu(a, approximate="tanh"), b),
+        lambda a, b: torch.nn.functional.gelu(a, approximate="tanh") * b,
+    ),
+    "tanh": (lambda g, a, b: g.tanh(a), lambda a, b: a.tanh()),
+    "softcap": (lambda g, a, b: g.softcap(a, 1.5), lambda a, b: 1.5 * (a / 1.5).tanh()),
     "softmax": (lambda g, a, b: g.softmax(a), lambda a, b: a.softmax(-1)),
     "rms_norm": (
         lambda g, a, b: g.rms_norm(a, g.parameter([WIDTH], name="gamma"), eps=1e-5),
