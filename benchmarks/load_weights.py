@@ -1,16 +1,15 @@
 """Loading a model's weights from the page cache, beside a plain read of the files, safetensors and transformers.
 
-Claims (issue figures): the shape of TinyLlama-1.1B (2.2 GB of bf16) loads in at most 1.5 s, goal 0.7 s, on two cores; at
-80% of the speed of a plain read of the same files in the same state of the cache or better; and the peak of resident
+Claims (issue figures): the shape of TinyLlama-1.1B (2.2 GB of bf16) loads in at most 1.5 s, goal 0.7 s, on two cores;
+at 80% of the speed of a plain read of the same files in the same state of the cache or better; and the peak of resident
 memory is at most the weights plus 10%. Each device reads what it holds and no more.
 
 The weights are made once, seeded, in the folder that is given, and read once before anything is measured. Contestants
 are processes that take turns; the least time of each counts, the first round warms up. A plain read is one thread's
 `readinto` of the files into memory of its own. safetensors is `safetensors.torch.load_file` of all files with every
-tensor copied out of the map, as a model's parameters are; transformers is `from_pretrained` in
-bf16, copied out likewise. Both are left out
-where they are not installed. Ours is `load_parameters` with the files opened anew; planning and allocating are timed
-apart.
+tensor copied out of the map, as a model's parameters are; transformers is `from_pretrained` in bf16, copied out
+likewise. Both are left out where they are not installed. Ours is `load_parameters` with the files opened anew; planning
+and allocating are timed apart.
 
 Run: python benchmarks/load_weights.py [--folder /tmp/tilewise-weights] [--shape tinyllama|mistral-7b] [--rounds 4]
 """
@@ -186,7 +185,8 @@ def compare(folder: Path, shape: str, rounds: int, only: list[str]) -> None:
     for name, found in figures.items():
         first = found[0]
         peak = min(f["resident_peak"] for f in found) / num_bytes
-        line = f"{name:16} {best[name]:6.2f} s  {num_bytes / best[name] / 1e9:5.2f} GB/s  peak {peak:.3f} of the weights"
+        speed = num_bytes / best[name] / 1e9
+        line = f"{name:16} {best[name]:6.2f} s  {speed:5.2f} GB/s  peak {peak:.3f} of the weights"
         if "plain read" in best:
             line += f"  {best['plain read'] / best[name]:5.2f} times a plain read"
         print(line)

@@ -24,7 +24,7 @@ using kernels::Stored;
 using kernels::WeightPart;
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using PartTuple = std::tuple<Bytes, std::string, bool, int64_t, int64_t>;  // bytes, dtype, packed, shape
-using FromTuple = std::tuple<int, int64_t, int64_t, int64_t, int64_t, std::string, bool>;  // kernels/weights.py
+using FromTuple = std::tuple<int, int64_t, int64_t, int64_t, int64_t, std::string, bool>;  // kernels/loading/weights.py
 
 constexpr int64_t kMostElements = int64_t{1} << 46;  // their bytes, padded, are counted without overflow
 

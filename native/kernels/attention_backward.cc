@@ -25,7 +25,7 @@ struct Call {
 /// What queries of a sequence see of it, granule by granule.
 struct Sight {
   int64_t seq, length;  // positions there are, and those that queries see if not causal
-  int64_t window;       // of causal queries; 0: none
+  int64_t window;       // positions that a query sees at most; where nothing limits them, more than there are
   bool causal;
 
   /// Queries of granule g.
@@ -37,9 +37,7 @@ struct Sight {
     return causal ? smaller(positions(kv), (g - kv) * kGranule + rows) : positions(kv);
   }
   /// The first position that query r of granule g sees, counted from the first of granule kv.
-  int64_t begin(int64_t g, int64_t kv, int64_t r) const {
-    return window > 0 ? (g - kv) * kGranule + r - window + 1 : 0;
-  }
+  int64_t begin(int64_t g, int64_t kv, int64_t r) const { return (g - kv) * kGranule + r - window + 1; }
   int64_t first_granule(int64_t g) const { return larger(begin(g, 0, 0), int64_t{0}) / kGranule; }
   int64_t last_granule(int64_t g) const { return causal ? g : (length - 1) / kGranule; }
 };
@@ -96,7 +94,7 @@ class Backward {
     row0_ = first_row;
     const bool has_length = c_.lengths.data && !c_.causal;
     const int64_t length = has_length ? *row_of<const int32_t>(c_.lengths, first_row / c_.seq) : c_.seq;
-    sight_ = {c_.seq, length, c_.window, c_.causal};
+    sight_ = {c_.seq, length, c_.window > 0 ? c_.window : c_.seq + kGranule, c_.causal};
     const int64_t column = kv_head * c_.dim;
     for (int64_t g = 0; g * kGranule < length; ++g) {
       const int64_t row = row0_ + g * kGranule, count = sight_.positions(g);

@@ -40,6 +40,80 @@ TILEWISE_INLINE V silu_slope(const V& x, const V& s) {
 }
 TILEWISE_MAP(silu_backward, 2, x[0] * silu_slope(x[1], sigmoid(x[1])))
 
+/// The share of the normal distribution that lies below x: what gelu multiplies x by.
+template <class V>
+TILEWISE_INLINE V normal_share(const V& x) {
+  return fused(splat<V>(0.5f), erf(x * splat<V>(0.707106781186547524f)), splat<V>(0.5f));
+}
+/// Its slope: share + x density.
+template <class V>
+TILEWISE_INLINE V gelu_slope(const V& x) {
+  const V density = splat<V>(0.398942280401432678f) * exponential(splat<V>(-0.5f) * (x * x));
+  return fused(x, density, normal_share(x));
+}
+
+/// The share that takes tanh for erf, (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), is sigmoid(2u). Behind
+/// 16 it is 0 or 1, so the square may stop there and no product of infinity and zero appears.
+inline constexpr float kGeluLinear = 1.59576912160573071f, kGeluCubic = 0.0713548162726002527f;
+template <class V>
+TILEWISE_INLINE V gelu_square(const V& x) {
+  return minimum(x * x, splat<V>(256.0f));
+}
+template <class V>
+TILEWISE_INLINE V gelu_tanh_share(const V& x) {
+  return sigmoid(x * fused(splat<V>(kGeluCubic), gelu_square(x), splat<V>(kGeluLinear)));
+}
+
+/// What an activation multiplies x by, and the activation's slope.
+template <class V>
+struct Parts {
+  V share, slope;
+};
+template <class V>
+TILEWISE_INLINE Parts<V> silu_parts(const V& x) {
+  const V s = sigmoid(x);
+  return {s, silu_slope(x, s)};
+}
+/// The slope is s + x s (1 - s) 2u'. With t = e^-|2u| neither s nor 1 - s cancels: they are 1 / (1 + t) and t / (1 +
+/// t).
+template <class V>
+TILEWISE_INLINE Parts<V> gelu_tanh_parts(const V& x) {
+  const V square = gelu_square(x), linear = splat<V>(kGeluLinear), one = splat<V>(1.0f);
+  const V twice = x * fused(splat<V>(kGeluCubic), square, linear);
+  const V t = exponential(negate(magnitude(twice))), more = one / (one + t), less = t * more;
+  const V s = select_above(twice, 0.0f, more, less);
+  return {s, fused(x * (more * less), fused(splat<V>(3 * kGeluCubic), square, linear), s)};
+}
+TILEWISE_MAP(gelu, 1, x[0] * normal_share(x[0]))
+TILEWISE_MAP(gelu_backward, 2, x[0] * gelu_slope(x[1]))
+TILEWISE_MAP(gelu_tanh, 1, x[0] * gelu_tanh_share(x[0]))
+TILEWISE_MAP(gelu_tanh_backward, 2, x[0] * gelu_tanh_parts(x[1]).slope)
+TILEWISE_MAP(gelu_tanh_gate, 2, x[0] * gelu_tanh_share(x[0]) * x[1])
+TILEWISE_MAP(tanh_of, 1, tanh(x[0]))
+
+/// From the result: dy (1 - y^2).
+TILEWISE_MAP(tanh_backward, 2, x[0] * fused(negate(x[1]), x[1], splat_like(x[1], 1.0f)))
+
+/// cap tanh(x / cap).
+template <class T>
+void softcap(const KernelArgs& args) {
+  const auto cap = static_cast<float>(args.floats[0]);
+  map_rows<T, T, 1>(args.tiles[0], args.tiles + 1, [cap](const auto* x) {
+    const auto whole = splat_like(x[0], cap);
+    return whole * tanh(x[0] / whole);
+  });
+}
+
+/// From x: a result in bf16 says little of how far from the cap it is.
+template <class T>
+void softcap_backward(const KernelArgs& args) {
+  const auto cap = static_cast<float>(args.floats[0]);
+  map_rows<T, T, 2>(args.tiles[0], args.tiles + 1, [cap](const auto* x) {
+    const auto t = tanh(x[1] / splat_like(x[1], cap));
+    return x[0] * fused(negate(t), t, splat_like(t, 1.0f));
+  });
+}
+
 template <class T>
 void scale(const KernelArgs& args) {
   const auto s = static_cast<float>(args.floats[0]);
@@ -58,18 +132,28 @@ void add_bias(const KernelArgs& args) {
   }
 }
 
-template <class T>
-void silu_gate_backward(const KernelArgs& args) {
+/// dg and du of activation(g) * u; fn gives the activation's parts at g.
+template <class T, class Fn>
+TILEWISE_INLINE void gate_backward(const KernelArgs& args, const Fn& fn) {
   const TileView* t = args.tiles;
   for (int64_t r = 0; r < t[0].rows; ++r) {
     T *dg = row_of<T>(t[0], r), *du = row_of<T>(t[1], r);
     const T *dh_row = row_of<const T>(t[2], r), *g_row = row_of<const T>(t[3], r), *u_row = row_of<const T>(t[4], r);
     each_column(t[0].cols, [&](auto at) {
-      const auto g = at.load(g_row), s = sigmoid(g), dh = at.load(dh_row), u = at.load(u_row);
-      at.store(dg, dh * u * silu_slope(g, s));
-      at.store(du, dh * (g * s));
+      const auto g = at.load(g_row), dh = at.load(dh_row), u = at.load(u_row);
+      const auto parts = fn(g);
+      at.store(dg, dh * u * parts.slope);
+      at.store(du, dh * (g * parts.share));
     });
   }
+}
+template <class T>
+void silu_gate_backward(const KernelArgs& args) {
+  gate_backward<T>(args, [](const auto& g) { return silu_parts(g); });
+}
+template <class T>
+void gelu_tanh_gate_backward(const KernelArgs& args) {
+  gate_backward<T>(args, [](const auto& g) { return gelu_tanh_parts(g); });
 }
 
 void cast_f32_bf16(const KernelArgs& args) {
@@ -211,6 +295,26 @@ constexpr Entry kEntries[] = {
     {"silu_gate_bf16", silu_gate<bf16>},
     {"silu_gate_backward_f32", silu_gate_backward<float>},
     {"silu_gate_backward_bf16", silu_gate_backward<bf16>},
+    {"gelu_f32", gelu<float>},
+    {"gelu_bf16", gelu<bf16>},
+    {"gelu_backward_f32", gelu_backward<float>},
+    {"gelu_backward_bf16", gelu_backward<bf16>},
+    {"gelu_tanh_f32", gelu_tanh<float>},
+    {"gelu_tanh_bf16", gelu_tanh<bf16>},
+    {"gelu_tanh_backward_f32", gelu_tanh_backward<float>},
+    {"gelu_tanh_backward_bf16", gelu_tanh_backward<bf16>},
+    {"gelu_tanh_gate_f32", gelu_tanh_gate<float>},
+    {"gelu_tanh_gate_bf16", gelu_tanh_gate<bf16>},
+    {"gelu_tanh_gate_backward_f32", gelu_tanh_gate_backward<float>},
+    {"gelu_tanh_gate_backward_bf16", gelu_tanh_gate_backward<bf16>},
+    {"tanh_f32", tanh_of<float>},
+    {"tanh_bf16", tanh_of<bf16>},
+    {"tanh_backward_f32", tanh_backward<float>},
+    {"tanh_backward_bf16", tanh_backward<bf16>},
+    {"softcap_f32", softcap<float>},
+    {"softcap_bf16", softcap<bf16>},
+    {"softcap_backward_f32", softcap_backward<float>},
+    {"softcap_backward_bf16", softcap_backward<bf16>},
     {"copy_f32", copy_rows<uint32_t>},
     {"copy_bf16", copy_rows<uint16_t>},
     {"exp_f32", exponential_of<float>},

@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "kernels/registry.h"
-#include "kernels/weights.h"
+#include "kernels/loading/weights.h"
 
 #define TILEWISE_DECLARE_STORE \
   bool store_weights(const StoredBlock& block, const WeightPart& part, int64_t row, int64_t col, bool transposed);

@@ -7,7 +7,7 @@
 #pragma once
 #include <span>
 
-#include "kernels/weights.h"
+#include "kernels/loading/weights.h"
 
 namespace tilewise::weights {
 

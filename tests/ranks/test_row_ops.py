@@ -33,19 +33,22 @@ def biased(g, x):
     k, v = (linear(g, h, f"{n}.weight", KV_HEADS * HEAD_DIM, out_label=KV_LABEL, bias=True) for n in "kv")
     out = g.scaled_dot_product_attention(q, k, v, head_dim=HEAD_DIM)
     x = g.add(x, linear(g, out, "o.weight", WIDTH, in_label=HEADS_LABEL, bias=True))
-    up = g.silu(linear(g, x, "up.weight", INNER, out_label=MLP, bias=True))
+    up = g.gelu(linear(g, x, "up.weight", INNER, out_label=MLP, bias=True))
     return g.add(x, linear(g, up, "down.weight", WIDTH, in_label=MLP, bias=True))
 
 
 def normed_heads(g, x):
-    """Queries and keys are normalised head by head, as in Qwen3 and Gemma 3; gains are counted from 1."""
+    """Queries and keys are normalised head by head, as in Qwen3 and Gemma 3; gates and caps as in Gemma 2."""
     h = rms_norm(g, x, "norm.weight", eps=1e-5, offset=1.0)
     q = linear(g, h, "q.weight", HEADS * HEAD_DIM, out_label=HEADS_LABEL)
     k, v = (linear(g, h, f"{n}.weight", KV_HEADS * HEAD_DIM, out_label=KV_LABEL) for n in "kv")
     q = rms_norm(g, q, "q_norm.weight", eps=1e-5, offset=1.0, head_dim=HEAD_DIM)
     k = rms_norm(g, k, "k_norm.weight", eps=1e-5, head_dim=HEAD_DIM)
     out = g.scaled_dot_product_attention(q, k, v, head_dim=HEAD_DIM)
-    return g.add(x, linear(g, out, "o.weight", WIDTH, in_label=HEADS_LABEL))
+    x = g.add(x, linear(g, out, "o.weight", WIDTH, in_label=HEADS_LABEL))
+    gate, up = (linear(g, x, f"{n}.weight", INNER, out_label=MLP) for n in ("gate", "up"))
+    gated = g.multiply(g.gelu(gate, approximate="tanh"), g.softcap(up, 5.0))
+    return g.add(x, linear(g, gated, "down.weight", WIDTH, in_label=MLP))
 
 
 BLOCKS = {"biased": biased, "normed_heads": normed_heads}

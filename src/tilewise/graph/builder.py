@@ -265,6 +265,19 @@ class GraphBuilder:
         """`x * sigmoid(x)`."""
         return self.op("silu", [x])[0]
 
+    def gelu(self, x: TensorNode, *, approximate: str = "none") -> TensorNode:
+        """`x` times the share of the normal distribution below it: by the error function (`none`), or by `tanh`."""
+        _border.choice("gelu", "approximate", approximate, ("none", "tanh"))
+        return self.op("gelu" if approximate == "none" else "gelu_tanh", [x])[0]
+
+    def tanh(self, x: TensorNode) -> TensorNode:
+        """The hyperbolic tangent."""
+        return self.op("tanh", [x])[0]
+
+    def softcap(self, x: TensorNode, cap: float) -> TensorNode:
+        """`cap * tanh(x / cap)`."""
+        return self.op("softcap", [x], cap=cap)[0]
+
     def softmax(self, x: TensorNode) -> TensorNode:
         """Softmax over the last dim."""
         return self.op("softmax", [x])[0]

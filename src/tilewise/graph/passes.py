@@ -10,12 +10,12 @@ from dataclasses import replace
 from tilewise.core.dims import Dim
 from tilewise.ir.graph import Graph, OpNode, TensorNode
 
-__all__ = ["drop_dead_ops", "fix_sizes", "fuse_residual", "fuse_silu_gate", "simplify"]
+__all__ = ["drop_dead_ops", "fix_sizes", "fuse_gates", "fuse_residual", "simplify"]
 
 
 def simplify(graph: Graph) -> Graph:
     """All passes in order."""
-    return drop_dead_ops(fuse_residual(fuse_silu_gate(graph)))
+    return drop_dead_ops(fuse_residual(fuse_gates(graph)))
 
 
 def _uses(graph: Graph) -> Counter[int | None]:
@@ -35,16 +35,20 @@ def _with_ops(graph: Graph, ops: list[OpNode]) -> Graph:
     return replace(graph, ops=numbered, tensors=tensors)
 
 
-def fuse_silu_gate(graph: Graph) -> Graph:
-    """`multiply(silu(g), u)` becomes `silu_gate(g, u)` where no other op reads `silu(g)`."""
+_GATES = {"silu": "silu_gate", "gelu_tanh": "gelu_tanh_gate"}
+
+
+def fuse_gates(graph: Graph) -> Graph:
+    """`multiply(silu(g), u)` becomes `silu_gate(g, u)` where no other op reads `silu(g)`; likewise `gelu_tanh`."""
     uses, ops = _uses(graph), {op.id: op for op in graph.ops}
     result = []
     for op in graph.ops:
         if op.op == "multiply":
             for gate, up in (op.inputs, op.inputs[::-1]):
                 producer = graph.tensors[gate].producer if gate is not None else None
-                if producer is not None and ops[producer].op == "silu" and uses[gate] == 1:
-                    op = replace(op, op="silu_gate", inputs=(ops[producer].inputs[0], up), label="silu_gate")
+                fused = _GATES.get(ops[producer].op) if producer is not None else None
+                if producer is not None and fused is not None and uses[gate] == 1:
+                    op = replace(op, op=fused, inputs=(ops[producer].inputs[0], up), label=fused)
                     break
         result.append(op)
     return _with_ops(graph, result)

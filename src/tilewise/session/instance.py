@@ -29,7 +29,7 @@ from tilewise.optim import Optimizer
 from tilewise.plan import Plan
 from tilewise.session.assemble import assemble_program, make_executor
 from tilewise.session.inputs import as_array, check_constants
-from tilewise.session.loading import LoadReport, Progress, load_tensors
+from tilewise.session.loading import LoadReport, Progress, is_read_in_place, load_tensors
 from tilewise.session.tensors import NamedTensors
 
 __all__ = ["GraphInstance", "StepResult"]
@@ -245,8 +245,9 @@ class GraphInstance:
                     f"[session.{call}] every entry is needed; got none for {name!r}; add it"
                 )
             value = stored[key]
-            is_file = isinstance(value, FileTensor)
-            self._tensors.check_stored(call, name, value if is_file else as_array(call, key, value))
+            if not isinstance(value, FileTensor) or not is_read_in_place(self._tensors, name, value):
+                value = as_array(call, key, value)
+            self._tensors.check_stored(call, name, value)
         return self._write_all(_Renamed(stored, found), on_progress)
 
     def parameters(self) -> dict[str, LazyTensor]:

@@ -27,7 +27,7 @@ from tilewise.kernels.packing import PANEL_ROWS
 from tilewise.session.local import Place
 from tilewise.session.tensors import NamedTensors
 
-__all__ = ["LoadReport", "Progress", "load_tensors"]
+__all__ = ["LoadReport", "Progress", "is_read_in_place", "load_tensors"]
 
 Progress = Callable[[int, int], object]
 _PIECE_BYTES = 8 << 20
@@ -101,7 +101,7 @@ def load_tensors(
     """
     pieces: list[_Piece] = []
     for name, value in values.items():
-        if isinstance(value, FileTensor) and _is_plain(tensors, name, value):
+        if isinstance(value, FileTensor) and is_read_in_place(tensors, name, value):
             pieces += _pieces(tensors, name, value)
         else:
             tensors.write(name, np.asarray(value), once=True)
@@ -110,8 +110,9 @@ def load_tensors(
     return LoadReport(_read_all(pieces, tensors.plan.mesh.num_devices, on_progress))
 
 
-def _is_plain(tensors: NamedTensors, name: str, value: FileTensor) -> bool:
-    """Whether a tensor is a vector or a matrix of types that are converted while they are read."""
+def is_read_in_place(tensors: NamedTensors, name: str, value: FileTensor) -> bool:
+    """Whether a tensor is a vector or a matrix of types that are converted while they are read; others become arrays
+    first."""
     kinds = {place.spec.dtype.name for places in tensors.places(name) for place in places}
     return value.ndim in (1, 2) and kinds <= {"f32", "bf16"} and stored_dtype(value.dtype) is not None
 

@@ -71,6 +71,10 @@ def everything_in_fp32(isa):
     run("softmax_f32", [soft, a], isa=isa)
     gate, positive = empty(37, 130), np.abs(a)
     run("silu_gate_f32", [gate, a, y], isa=isa)
+    for name in ("gelu", "gelu_tanh", "tanh"):
+        results += [empty(37, 130), empty(37, 130)]
+        run(f"{name}_f32", [results[-2], a], isa=isa)
+        run(f"{name}_backward_f32", [results[-1], y, a], isa=isa)
     log = empty(37, 130)
     run("log_f32", [log, positive], isa=isa)
     q, k, v = random(gen, 100, 64), random(gen, 100, 32), random(gen, 100, 32)

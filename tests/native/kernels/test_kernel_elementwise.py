@@ -80,7 +80,7 @@ def test_exp_and_log_are_within_two_ulp(isa):
 @every_dtype
 @every_width
 def test_maps(isa, dt, d):
-    """add, multiply, scale, silu and the gate, forward and backward."""
+    """add, multiply, scale, activations and gates, forward and backward."""
     gen = rng(d)
     a, b, c, out, second = *(random(gen, 6, d, dt, 3.0) for _ in range(3)), empty(6, d, dt), empty(6, d, dt)
     for name, inputs, floats in (
@@ -90,12 +90,22 @@ def test_maps(isa, dt, d):
         ("silu", [a], []),
         ("silu_backward", [a, b], []),
         ("silu_gate", [a, b], []),
+        ("gelu", [a], []),
+        ("gelu_backward", [a, b], []),
+        ("gelu_tanh", [a], []),
+        ("gelu_tanh_backward", [a, b], []),
+        ("gelu_tanh_gate", [a, b], []),
+        ("tanh", [a], []),
+        ("tanh_backward", [a, b], []),
+        ("softcap", [a], [2.5]),
+        ("softcap_backward", [a, b], [2.5]),
     ):
         run(f"{name}_{dt}", [out, *inputs], floats=floats, isa=isa)
         assert_close(out, reference.REFERENCES[name](*inputs, *floats), dt, bound=1e-6)
-    run(f"silu_gate_backward_{dt}", [out, second, a, b, c], isa=isa)
-    for got, want in zip((out, second), reference.silu_gate_backward(a, b, c), strict=True):
-        assert_close(got, want, dt, bound=1e-6)
+    for name in ("silu_gate_backward", "gelu_tanh_gate_backward"):
+        run(f"{name}_{dt}", [out, second, a, b, c], isa=isa)
+        for got, want in zip((out, second), reference.REFERENCES[name](a, b, c), strict=True):
+            assert_close(got, want, dt, bound=1e-6)
 
 
 @every_level
@@ -109,6 +119,39 @@ def test_add_bias(isa, dt, d):
     assert_close(out, reference.REFERENCES["add_bias"](x, bias), dt, array(tensor(x) + tensor(bias)))
     run(f"add_bias_{dt}", [x, x, bias], isa=isa)
     assert_same_bits(x, out)
+
+
+@every_level
+def test_activations_far_out(isa):
+    """Where an activation is x, 0 or a constant it is exactly that, however large x is, and so are its slopes."""
+    x = np.array([[1e-30, 20.0, 1e4, 3e38, -20.0, -1e4, -3e38]], np.float32)
+    one, out = np.ones_like(x), np.empty_like(x)
+    for name, near in (("gelu", 0.5), ("gelu_tanh", 0.5), ("tanh", 1.0), ("softcap", 1.0)):
+        run(f"{name}_f32", [out, x], floats=[30.0] if name == "softcap" else [], isa=isa)
+        np.testing.assert_allclose(out[0, 0], near * x[0, 0], rtol=1e-6)
+        right, left = {"tanh": (1, -1), "softcap": (30, -30)}.get(name, (x[0, 2:4], 0))
+        np.testing.assert_array_equal(out[0, 2:4], right)
+        np.testing.assert_array_equal(out[0, 5:], left)
+        given = out if name == "tanh" else x
+        run(f"{name}_backward_f32", [out, one, given], floats=[30.0] if name == "softcap" else [], isa=isa)
+        np.testing.assert_allclose(out[0, 0], near, rtol=1e-6)
+        np.testing.assert_array_equal(out[0, 2:4], 1 if name.startswith("gelu") else 0)
+        np.testing.assert_array_equal(out[0, 5:], 0)
+
+
+@every_dtype
+@pytest.mark.parametrize("form", ["none", "tanh"])
+def test_gelu_against_pytorch(dt, form):
+    """Forward and gradient are no worse than PyTorch's."""
+    gen, name = rng(8), "gelu" if form == "none" else "gelu_tanh"
+    x, dy = random(gen, 40, 50, dt, 2.0), random(gen, 40, 50, dt)
+    leaf, y, dx = tensor(x).requires_grad_(), empty(40, 50, dt), empty(40, 50, dt)
+    peer = torch.nn.functional.gelu(leaf, approximate=form)
+    peer.backward(tensor(dy))
+    run(f"{name}_{dt}", [y, x])
+    run(f"{name}_backward_{dt}", [dx, dy, x])
+    assert_close(y, reference.REFERENCES[name](x), dt, array(peer))
+    assert_close(dx, reference.REFERENCES[f"{name}_backward"](dy, x), dt, array(leaf.grad))
 
 
 @every_dtype

@@ -38,7 +38,42 @@ def build_rope(g, a, b):
     return g.rope(a, positions, g.constant(table, name="table"), head_dim=HEAD)
 
 
+LENGTHS = (SEQ, 1, 4)
+
+
+def attend(**scores):
+    """Attention of b to a."""
+    return lambda g, a, b: g.scaled_dot_product_attention(b, a, a, head_dim=HEAD, **scores)
+
+
+def attend_to_lengths(g, a, b):
+    lengths = g.constant(np.array(LENGTHS, np.int32), name="lengths", storage="scalars")
+    return attend(causal=False, softcap=2.0, lengths=lengths)(g, a, b)
+
+
+def torch_attend(softcap=torch.inf, window=SEQ, lengths=None):
+    """The same in PyTorch, step by step."""
+    query, position = torch.arange(SEQ)[:, None], torch.arange(SEQ)[None, :]
+    seen = ((position <= query) & (position > query - window)).expand(BATCH, SEQ, SEQ)
+    if lengths is not None:
+        seen = (position < torch.tensor(lengths)[:, None, None]).expand(BATCH, SEQ, SEQ)
+
+    def attention(a, b):
+        keys, queries = (x.view(BATCH, SEQ, -1, HEAD).transpose(1, 2) for x in (a, b))
+        scores = queries @ keys.mT * HEAD**-0.5
+        if softcap < torch.inf:
+            scores = softcap * torch.tanh(scores / softcap)
+        p = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
+        return (p @ keys).transpose(1, 2).reshape(BATCH, SEQ, WIDTH)
+
+    return attention
+
+
 OPS = {
+    "attention": (attend(), torch_attend()),
+    "window": (attend(window=3), torch_attend(window=3)),
+    "softcap": (attend(window=4, softcap=0.8), torch_attend(0.8, 4)),
+    "lengths": (attend_to_lengths, torch_attend(2.0, lengths=LENGTHS)),
     "add": (lambda g, a, b: g.add(a, b), lambda a, b: a + b),
     "add_bias": (
         lambda g, a, b: g.add_bias(a, g.parameter([WIDTH], name="bias")),
@@ -48,6 +83,17 @@ OPS = {
     "scale": (lambda g, a, b: g.scale(a, -1.5), lambda a, b: -1.5 * a),
     "silu": (lambda g, a, b: g.silu(a), lambda a, b: torch.nn.functional.silu(a)),
     "silu_gate": (lambda g, a, b: g.multiply(g.silu(a), b), lambda a, b: torch.nn.functional.silu(a) * b),
+    "gelu": (lambda g, a, b: g.gelu(a), lambda a, b: torch.nn.functional.gelu(a)),
+    "gelu_tanh": (
+        lambda g, a, b: g.gelu(a, approximate="tanh"),
+        lambda a, b: torch.nn.functional.gelu(a, approximate="tanh"),
+    ),
+    "gelu_tanh_gate": (
+        lambda g, a, b: g.multiply(g.gelu(a, approximate="tanh"), b),
+        lambda a, b: torch.nn.functional.gelu(a, approximate="tanh") * b,
+    ),
+    "tanh": (lambda g, a, b: g.tanh(a), lambda a, b: a.tanh()),
+    "softcap": (lambda g, a, b: g.softcap(a, 1.5), lambda a, b: 1.5 * (a / 1.5).tanh()),
     "softmax": (lambda g, a, b: g.softmax(a), lambda a, b: a.softmax(-1)),
     "rms_norm": (
         lambda g, a, b: g.rms_norm(a, g.parameter([WIDTH], name="gamma"), eps=1e-5),

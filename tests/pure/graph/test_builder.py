@@ -83,6 +83,24 @@ def test_equal_nodes_are_one():
     assert len(g.draft.ops) == 3
 
 
+@pytest.mark.parametrize("name,options", [("silu", {}), ("gelu", {"approximate": "tanh"})])
+def test_gates_are_fused(name, options):
+    """An activation times something else is one op, whichever side it stands on; gelu by the error function is not."""
+    for swapped in (False, True):
+        g = GraphBuilder()
+        x, up = g.input([4, 6], name="x"), g.input([4, 6], name="up")
+        sides = [getattr(g, name)(x, **options), up]
+        g.output(g.multiply(*(reversed(sides) if swapped else sides)), "gated")
+        graph = simplify(g.freeze())
+        validate_graph(graph)
+        fused = "silu_gate" if name == "silu" else "gelu_tanh_gate"
+        assert [(op.op, op.inputs) for op in graph.ops] == [(fused, (x.id, up.id))]
+    g = GraphBuilder()
+    x = g.input([4, 6], name="x")
+    g.output(g.multiply(g.gelu(x), x), "gated")
+    assert [op.op for op in simplify(g.freeze()).ops] == ["gelu", "multiply"]
+
+
 def test_fusion_and_dead_code():
     """silu * up and linear + residual become one op each; what no op reads goes; results keep their ids."""
     g = GraphBuilder()

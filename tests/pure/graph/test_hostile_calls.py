@@ -64,6 +64,9 @@ CALLS = {
     "multiply": lambda g, t: (g.multiply, [t["x"], t["x"]], {}),
     "scale": lambda g, t: (g.scale, [t["x"], 2.0], {}),
     "silu": lambda g, t: (g.silu, [t["x"]], {}),
+    "gelu": lambda g, t: (g.gelu, [t["x"]], {"approximate": "tanh"}),
+    "tanh": lambda g, t: (g.tanh, [t["x"]], {}),
+    "softcap": lambda g, t: (g.softcap, [t["x"], 30.0], {}),
     "sum": lambda g, t: (g.sum, [t["x"]], {}),
     "mean": lambda g, t: (g.mean, [t["x"]], {}),
     "softmax": lambda g, t: (g.softmax, [t["x"]], {}),
@@ -116,6 +119,7 @@ TAKEN: dict[str, dict[int | str, set[str]]] = {  # besides what an argument is m
     "constrain": {1: {"()", "[]", "{}"}},  # replicated
     "op": {"factor": NUMBERS},
     "scale": {1: NUMBERS},
+    "softcap": {1: {"2.5", "float32"}},
     "matmul": {"transpose_b": {"True"}, "residual": {"None"}},
     "rms_norm": {"eps": POSITIVE, "offset": NUMBERS, "head_dim": {"None"}},
     "attention": {"causal": {"True"}, "scale": {"None", *NUMBERS}, **SHAPED},

@@ -1,4 +1,4 @@
-"""Ops on elements or rows alone: add, multiply, scale, silu, silu_gate (`silu(gate) * up`), softmax, cast."""
+"""Ops on elements or rows alone: sums, products, activations, gates (`activation(gate) * up`), softmax, casts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from tilewise.ir.op import Factors, register
 from tilewise.ir.tape import Gradient, Tape
 
 __all__: list[str] = []
+
+_CAPS = 1e-6, 1e6  # beyond, x / cap or its product with cap may leave the range of numbers
 
 
 @register
@@ -73,7 +75,7 @@ class SiluBackward(Elementwise):
 
 @register
 class SiluGate(Elementwise):
-    """`silu(gate) * up` in one pass; made from `silu` and `multiply` by `graph.passes.fuse_silu_gate`."""
+    """`silu(gate) * up` in one pass; made from `silu` and `multiply` by `graph.passes.fuse_gates`."""
 
     name = "silu_gate"
 
@@ -89,6 +91,111 @@ class SiluGateBackward(Elementwise):
 
     name = "silu_gate_backward"
     in_place = ((0, 1), (1, 2))
+
+
+@register
+class Gelu(Elementwise):
+    """`x` times the share of the normal distribution below it, by the error function."""
+
+    name = "gelu"
+
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+        """From the input."""
+        return list(tape.op("gelu_backward", [incoming(op, grads), tape.use(op.given[0])]))
+
+
+@register
+class GeluBackward(Elementwise):
+    """Gradient of `gelu`: inputs dy, x."""
+
+    name = "gelu_backward"
+    in_place = ((0, 0),)
+
+
+@register
+class GeluTanh(Elementwise):
+    """`x (1 + tanh u) / 2` with `u = sqrt(2 / pi) (x + 0.044715 x³)`."""
+
+    name = "gelu_tanh"
+
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+        """From the input."""
+        return list(tape.op("gelu_tanh_backward", [incoming(op, grads), tape.use(op.given[0])]))
+
+
+@register
+class GeluTanhBackward(Elementwise):
+    """Gradient of `gelu_tanh`: inputs dy, x."""
+
+    name = "gelu_tanh_backward"
+    in_place = ((0, 0),)
+
+
+@register
+class GeluTanhGate(Elementwise):
+    """`gelu_tanh(gate) * up` in one pass; made from both by `graph.passes.fuse_gates`."""
+
+    name = "gelu_tanh_gate"
+
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+        """Both gradients in one pass."""
+        gate, up = (tape.use(i) for i in op.given)
+        return list(tape.op("gelu_tanh_gate_backward", [incoming(op, grads), gate, up]))
+
+
+@register
+class GeluTanhGateBackward(Elementwise):
+    """Gradients of `gelu_tanh_gate`: inputs dh, gate, up; outputs dgate, dup."""
+
+    name = "gelu_tanh_gate_backward"
+    in_place = ((0, 1), (1, 2))
+
+
+@register
+class Tanh(Elementwise):
+    """The hyperbolic tangent."""
+
+    name = "tanh"
+
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+        """From the result."""
+        return list(tape.op("tanh_backward", [incoming(op, grads), tape.use(op.outputs[0])]))
+
+
+@register
+class TanhBackward(Elementwise):
+    """Gradient of `tanh`: inputs dy, y."""
+
+    name = "tanh_backward"
+    in_place = ((0, 0),)
+
+
+@register
+class Softcap(Elementwise):
+    """`cap * tanh(x / cap)`: x where it is small, and never beyond the cap."""
+
+    name = "softcap"
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """As x."""
+        cap = attrs["cap"]
+        low, high = _CAPS
+        require(
+            low <= cap <= high, self.name, f"cap must lie in [{low:g}, {high:g}], not at {cap:g}", *inputs
+        )
+        return super().infer(inputs, attrs)
+
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+        """From the input."""
+        return list(tape.op("softcap_backward", [incoming(op, grads), tape.use(op.given[0])], **op.attrs))
+
+
+@register
+class SoftcapBackward(Elementwise):
+    """Gradient of `softcap`: inputs dy, x."""
+
+    name = "softcap_backward"
+    in_place = ((0, 0),)
 
 
 class _Row(Elementwise):

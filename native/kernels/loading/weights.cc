@@ -1,5 +1,5 @@
 // See weights.h. A panel is written a few columns at a time, so that converted rows stay in L1 until they are packed.
-#include "kernels/weights.h"
+#include "kernels/loading/weights.h"
 
 #include "kernels/pack.h"
 

@@ -1,0 +1,335 @@
+"""Windows, capped scores and lengths of sequences over meshes, microbatches and workers: one device's bits, and each
+comparison with a fault that shows."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from padded_batches import change_ints, differing, steps
+
+import tilewise as tw
+from tilewise.core.errors import LayoutError, PlanError, ShapeError
+from tilewise.nn import linear, rms_norm
+from tilewise.session import verify_strategy
+
+VOCAB, WIDTH, HEADS, KV_HEADS, DIM = 48, 32, 8, 2, 8
+KINDS = {
+    "window": {"window": 70},
+    "one position": {"window": 1},
+    "softcap": {"softcap": 0.5},
+    "both": {"window": 9, "softcap": 2.0},
+    "encoder": {"causal": False},
+    "capped encoder": {"causal": False, "softcap": 1.0},
+}
+every_dtype = pytest.mark.parametrize("dtype", ["f32", "bf16"])
+
+
+@tw.layer
+def block(graph, x, lengths, *, kind, dtype):
+    """Attention with grouped heads and a residual."""
+    heads, kv_heads = tw.DimLabel("heads", DIM), tw.DimLabel("kv_heads", DIM, HEADS // KV_HEADS)
+    h = rms_norm(graph, x, "norm", eps=1e-5)
+    q = linear(graph, h, "q", HEADS * DIM, out_label=heads)
+    k, v = (linear(graph, h, n, KV_HEADS * DIM, out_label=kv_heads) for n in ("k", "v"))
+    given = {} if KINDS[kind].get("causal", True) else {"lengths": lengths}
+    y = graph.scaled_dot_product_attention(q, k, v, head_dim=DIM, **KINDS[kind], **given)
+    return graph.add(x, linear(graph, y, "o", WIDTH, in_label=heads))
+
+
+def training_graph(kind, seq, dtype="f32", batch=4, layers=2):
+    """A small model of one kind of attention, with AdamW."""
+    g = tw.ComputeGraph("kinds")
+    tokens, labels = (
+        g.input([batch, seq], "i32", name=n, labels=[tw.BATCH, None], storage="scalars")
+        for n in ("tokens", "labels")
+    )
+    lengths = g.input([batch], "i32", name="lengths", labels=[tw.BATCH], storage="scalars")
+    x = g.embedding(tokens, g.parameter([VOCAB, WIDTH], dtype, name="embed"))
+    for i in range(layers):
+        x = block(g, x, lengths, path=f"layers.{i}", kind=kind, dtype=dtype)
+    loss, _ = g.mean_cross_entropy(linear(g, x, "head", VOCAB), labels)
+    g.loss(loss)
+    g.optimize(tw.optim.AdamW())
+    return g
+
+
+def batch_of(lengths, width, seed=0, pad=3):
+    """Random sequences of those lengths, padded; the labels of padding are not counted."""
+    gen = np.random.default_rng(seed)
+    tokens = np.full((len(lengths), width), pad, np.int32)
+    labels = np.full((len(lengths), width), -100, np.int32)
+    for row, length in enumerate(lengths):
+        tokens[row, :length], labels[row, :length] = gen.integers(0, VOCAB, (2, length))
+    return {"tokens": tokens, "labels": labels, "lengths": np.array(lengths, np.int32)}
+
+
+@every_dtype
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "axes,accumulation", [({"dp": 2, "tp": 2}, 2), ({"tp": 4}, 1), ({"dp": 4}, 1)], ids=str
+)
+def test_training_equals_one_device(dtype, kind, axes, accumulation):
+    """Loss, gradients, parameters and moments; four devices share two KV heads."""
+    batches = [batch_of((100, 1, 64, 65, 7, 99, 63, 100), 100, seed) for seed in range(2)]
+    graph = training_graph(kind, 100, dtype, batch=8)
+    report = verify_strategy(graph, axes, batches, accumulation=accumulation)
+    assert report.equal, report.text
+
+
+@pytest.mark.parametrize(
+    "kernel,kind,place,part",
+    [
+        ("attention_f32", "window", 5, "loss"),
+        ("attention_backward", "window", 6, "norm"),
+        ("attention_backward", "both", 6, "norm"),
+        ("attention_backward", "encoder", 4, "norm"),
+    ],
+)
+def test_another_window_or_mask_would_show(kernel, kind, place, part):
+    """Fault: on the mesh, one way sees a position more, or is causal."""
+
+    def one_more(ints):
+        return [*ints[:place], ints[place] + 1, *ints[place + 1 :]]
+
+    fault = verify_strategy(
+        training_graph(kind, 100),
+        {"dp": 2},
+        [batch_of((100, 1, 64, 65), 100)],
+        change=lambda plan: change_ints(plan, kernel, one_more),
+    )
+    assert not fault.equal and part in fault.text
+
+
+def test_another_devices_lengths_would_show():
+    """Fault: lengths that changed places between the sequences of two devices."""
+    graph = training_graph("encoder", 80)
+    good = batch_of((80, 9, 64, 65), 80)
+    expected = steps(graph, graph.plan({}), [good])
+    swapped = {**good, "lengths": good["lengths"][[2, 3, 0, 1]]}
+    assert differing(expected, steps(graph, graph.plan({"dp": 2}), [good])) == []
+    assert len(differing(expected, steps(graph, graph.plan({"dp": 2}), [swapped]))) > 5
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_change_no_bit(workers):
+    """However many workers a device has."""
+    graph, batches = (
+        training_graph("capped encoder", 80),
+        [batch_of((80, 9, 64, 65), 80, s) for s in range(2)],
+    )
+    expected = steps(graph, graph.plan({}, workers_per_device=2), batches)
+    plan = graph.plan({"tp": 2}, workers_per_device=workers)
+    assert differing(expected, steps(graph, plan, batches)) == []
+
+
+@every_dtype
+@pytest.mark.parametrize("kind", ["both", "capped encoder"])
+@pytest.mark.parametrize(
+    "width,axes,accumulation", [(75, {}, 1), (128, {"dp": 2}, 1), (140, {"dp": 2, "tp": 2}, 2)], ids=str
+)
+def test_padding_changes_no_bit(dtype, kind, width, axes, accumulation):
+    """Sequences of a symbolic length: three steps equal to the bit those of the exact length, whatever stands in the
+    padding."""
+    lengths = (74, 3, 64, 65)
+    graph = training_graph(kind, tw.Dim("seq", 1, 150), dtype)
+    expected = steps(
+        graph, graph.plan({}, sizes={"seq": 74}), [batch_of(lengths, 74, seed) for seed in range(3)]
+    )
+    plan = graph.plan(axes, accumulation=accumulation)
+    assert (
+        differing(expected, steps(graph, plan, [batch_of(lengths, width, s, pad=s) for s in range(3)])) == []
+    )
+
+
+def test_lengths_that_count_padding_would_show():
+    """Fault: a length that reaches into the padding."""
+    graph = training_graph("encoder", tw.Dim("seq", 1, 90))
+    good = batch_of((40, 3, 9, 50), 60)
+    expected = steps(graph, graph.plan({}), [good])
+    longer = {**good, "lengths": good["lengths"] + np.array([0, 1, 0, 0], np.int32)}
+    assert len(differing(expected, steps(graph, graph.plan({}), [longer]))) > 5
+
+
+@settings(max_examples=8)
+@given(
+    st.sampled_from(list(KINDS)),
+    st.lists(st.integers(1, 140), min_size=4, max_size=4),
+    st.integers(0, 70),
+    st.sampled_from([{}, {"dp": 2}, {"tp": 2}, {"tp": 4}, {"dp": 2, "tp": 4}]),
+    st.sampled_from([1, 2]),
+    st.sampled_from(["f32", "bf16"]),
+)
+def test_any_kind_over_any_mesh(kind, lengths, extra, axes, accumulation, dtype):
+    """A padded step over a mesh against one device and the exact length."""
+    graph, longest = training_graph(kind, tw.Dim("seq", 1, 220), dtype, layers=1), max(lengths)
+    try:
+        plan = graph.plan(axes, accumulation=accumulation)
+    except LayoutError:
+        assume(False)
+    expected = steps(graph, graph.plan({}, sizes={"seq": longest}), [batch_of(lengths, longest)])
+    assert differing(expected, steps(graph, plan, [batch_of(lengths, longest + extra)])) == []
+
+
+# ---- over pages --------------------------------------------------------------------------------------------
+
+
+def attended(g, q, k, v, kind, pages=()):
+    """Attention of three inputs, over pages where they are given."""
+    heads, kv_heads = tw.DimLabel("heads", DIM), tw.DimLabel("kv_heads", DIM, HEADS // KV_HEADS)
+    parts = [
+        g.input([*shape, width * DIM], name=name, labels=[*[None] * len(shape), label])
+        for name, shape, width, label in (
+            ("q", q, HEADS, heads),
+            ("k", k, KV_HEADS, kv_heads),
+            ("v", v, KV_HEADS, kv_heads),
+        )
+    ]
+    if not pages:
+        return g.scaled_dot_product_attention(*parts, head_dim=DIM, **KINDS[kind])
+    caches = [
+        g.kv_write(g.state([4 * 64, KV_HEADS * DIM], name=n, labels=[None, kv_heads]), x, pages["slots"])
+        for n, x in zip(("k_cache", "v_cache"), parts[1:])
+    ]
+    of_token = [pages[n] for n in ("positions", "sequence", "blocks")]
+    return g.paged_attention(parts[0], *caches, *of_token, head_dim=DIM, **KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", ["window", "softcap", "both"])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_pages_give_the_bits_of_whole_sequences(kind, tp):
+    """A prompt in chunks, then token by token, over devices; a window of another length would show."""
+    gen, length = np.random.default_rng(1), 150
+    given = {n: gen.standard_normal((length, w * DIM), np.float32) for n, w in (("q", 8), ("k", 2), ("v", 2))}
+    g = tw.ComputeGraph("whole")
+    g.output(attended(g, *[[1, length]] * 3, kind), "y")
+    with g.instantiate(g.plan({})) as model:
+        model.forward(**{n: x[None] for n, x in given.items()})
+        whole = model.get_tensor("y")[0]
+    g, tokens = tw.ComputeGraph("pages"), tw.Dim("tokens", 1, 100)
+    pages = {
+        n: g.input([tokens], "i32", name=n, storage="scalars") for n in ("positions", "sequence", "slots")
+    }
+    pages["blocks"] = g.input([1, 3], "i32", name="blocks")
+    g.output(attended(g, [tokens], [tokens], [tokens], kind, pages), "y")
+    blocks = np.array([[2, 0, 3]], np.int32)
+    with g.instantiate(g.plan({"tp": tp})) as model:
+        found = []
+        for begin, end in pairwise([0, 1, 70, 145, *range(146, length + 1)]):
+            positions = np.arange(begin, end, dtype=np.int32)
+            index = {
+                "positions": positions,
+                "sequence": np.zeros_like(positions),
+                "slots": blocks[0, positions // 64] * 64 + positions % 64,
+                "blocks": blocks,
+            }
+            model.forward(**{n: x[begin:end] for n, x in given.items()}, **index)
+            found.append(model.get_tensor("y"))
+    assert np.concatenate(found).tobytes() == whole.tobytes()
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong,words", [(0, r"\[1, 20\]; got 0 at \[2\]"), (21, "got 21"), (-3, "got -3")])
+def test_lengths_are_checked_at_the_border(wrong, words):
+    """Before anything is written: of every run's own length, and the next step is as if it had not been tried."""
+    graph = training_graph("encoder", tw.Dim("seq", 1, 64))
+    good = batch_of((20, 3, 4, 5), 20)
+    bad = {**good, "lengths": good["lengths"].copy()}
+    bad["lengths"][2] = wrong
+    with graph.instantiate(graph.plan({"dp": 2})) as model:
+        model.initialize(0, 0.1)
+        first = model.step(good, 1e-3)
+        model.initialize(0, 0.1)
+        with pytest.raises(ShapeError, match=f"'lengths' must lie in .*{words}"):
+            model.step(bad, 1e-3)
+        assert model.step(good, 1e-3).loss == first.loss
+
+
+def attend(lengths=None, *, seq=8, **given):
+    """A graph with one attention."""
+    g = tw.ComputeGraph("attend")
+    x = g.input([4, seq, 8], name="x", labels=[tw.BATCH, None, None])
+    if lengths is not None:
+        given["lengths"] = lengths(g)
+    g.output(g.scaled_dot_product_attention(x, x, x, head_dim=4, **given), "y")
+    return g
+
+
+def of_form(shape, dtype="i32", **given):
+    """A function that declares lengths."""
+    return lambda g: g.input(shape, dtype, name="lengths", **{"storage": "scalars", **given})
+
+
+@pytest.mark.parametrize(
+    "make,words",
+    [
+        (lambda: attend(window=0), "window must lie in"),
+        (lambda: attend(window=2.5), "window must be an integer"),
+        (lambda: attend(window=2, causal=False), "a window ends at its token"),
+        (lambda: attend(softcap=0.0), "softcap must lie in"),
+        (lambda: attend(softcap=-1.0), "softcap must lie in"),
+        (lambda: attend(softcap=float("nan")), "softcap must be a finite number"),
+        (lambda: attend(of_form([4])), "lengths are of attention that is not causal"),
+        (lambda: attend(of_form([5]), causal=False), "one length per sequence"),
+        (lambda: attend(of_form([4, 8]), causal=False), "one length per sequence"),
+        (lambda: attend(of_form([4], "f32"), causal=False), "lengths must be i32"),
+        (lambda: attend(causal=False, seq=tw.Dim("seq", 1, 8)), "must be causal or have lengths"),
+    ],
+)
+def test_what_attention_refuses(make, words):
+    """Each at the call that describes it."""
+    with pytest.raises(ShapeError, match=words):
+        make()
+
+
+def test_ops_by_name_are_held_to_the_same():
+    """Attributes given to `op` are checked as well."""
+    g = tw.ComputeGraph("attend")
+    x = g.input([4, 8, 8], name="x")
+    plain = {"head_dim": 4, "causal": True, "scale": 1.0, "window": 0, "softcap": 0.0}
+    for change, words in (
+        ({"window": -1}, "a window must be 1 or more"),
+        ({"softcap": 1e9}, "a softcap must lie"),
+    ):
+        with pytest.raises(ShapeError, match=words):
+            g.op("attention", [x, x, x, None], **{**plain, **change})
+    g.output(g.op("attention", [x, x, x, None], **plain)[0], "y")
+
+
+def test_lengths_count_the_batch_where_microbatches_cut_it():
+    """Without the label they would be those of the wrong sequences."""
+    graph = attend(of_form([4]), causal=False)
+    with pytest.raises(LayoutError, match="labelled alike"):
+        graph.plan({}, accumulation=2)
+    with pytest.raises(PlanError, match="one number of rows per element"):
+        g = attend(of_form([4], labels=[tw.BATCH]), causal=False)
+        g.output(g.input([2], "i32", name="other", labels=[tw.BATCH], storage="scalars"), "other")
+        g.plan({})
+
+
+def test_lengths_without_the_label_are_no_devices():
+    """Devices share sequences only with their lengths: a label that is missing is refused when planning."""
+    graph = attend(of_form([4]), causal=False)
+    with pytest.raises(PlanError, match="'slice:lengths'; lay out both sides alike"):
+        graph.plan({"dp": 2})
+
+
+def test_constant_lengths():
+    """Lengths that never change may be a constant; one beyond the sequence is refused when planning."""
+    for values, fits in (((8, 1, 5, 3), True), ((8, 1, 9, 3), False)):
+        graph = attend(
+            lambda g, values=values: g.constant(
+                np.array(values, np.int32), name="lengths", storage="scalars"
+            ),
+            causal=False,
+        )
+        if fits:
+            graph.plan({})
+            continue
+        with pytest.raises(ShapeError, match=r"'lengths' must lie in \[1, 8\]; got 9"):
+            graph.plan({})

@@ -1,0 +1,287 @@
+"""Weights from files: each device reads its own slices and nothing else, and holds what arrays would have given it."""
+
+from __future__ import annotations
+
+import os
+from math import prod
+
+import ml_dtypes
+import numpy as np
+import pytest
+from small_llama import config, training_graph
+
+import tilewise as tw
+from tilewise.checkpoint import (
+    LazyTensor,
+    StoredTensor,
+    StoredWeights,
+    open_weights,
+    store_parameters,
+    write_weights,
+)
+from tilewise.core import CheckpointError, PlanError
+from tilewise.models import llama
+from tilewise.models.llama.weights import parameter_shapes
+from tilewise.session import loading
+
+MODEL = config(vocab_size=509, tie_word_embeddings=False)
+MESHES = [{}, {"tp": 2}, {"tp": 4}, {"tp": 8}, {"dp": 2}, {"dp": 2, "tp": 2}]
+NORM = "layers.1.input_layernorm.weight"
+
+
+def _weights(dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = parameter_shapes(MODEL)
+    return {name: (rng.standard_normal(shape) * 0.05).astype(dtype) for name, shape in shapes}
+
+
+def _decoding(dtype="bf16", axes=()):
+    """A model to load; batches are shared in training alone."""
+    graph = training_graph(MODEL, dtype) if "dp" in axes else tw.ComputeGraph("llama")
+    if "dp" not in axes:
+        llama.build_decoding_graph(graph, MODEL, 8, 1, 4, dtype)
+    return graph.instantiate(graph.plan(dict(axes)))
+
+
+def _memory(model):
+    """All bytes of all parameters and masters on every device, by name and device."""
+    tensors = model._tensors
+    found = {}
+    for name in tensors.lasting_names():
+        spec = model.plan.graph.spec(tensors.ids[name])
+        for device in range(model.plan.mesh.num_devices):
+            sizes, _ = tensors.store._local(model.plan.shapes.on(device), spec, tensors.ids[name], 0)
+            part = tensors.store._bytes(device, tensors.ids[name], 0, sizes, spec)
+            found[name, device] = part.tobytes()
+    return found
+
+
+def _share(model, itemsize):
+    """Bytes in files of what each device holds, replicated tensors included."""
+    names, shapes = model.parameter_names(), model.plan.shapes
+    ids = model._tensors.ids
+    return [
+        sum(
+            prod(model._tensors.store._local(shapes.on(d), model.plan.graph.spec(ids[n]), ids[n], 0)[0])
+            for n in names
+        )
+        * itemsize
+        for d in range(model.plan.mesh.num_devices)
+    ]
+
+
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+def test_each_device_reads_its_share_once(tmp_path, axes):
+    """At most what it holds; over all devices, every byte of the files exactly once. Memory is that of arrays."""
+    weights = _weights(ml_dtypes.bfloat16)
+    write_weights(tmp_path, weights.items(), max_shard_bytes=50_000)
+    with _decoding("bf16", axes) as model, _decoding("bf16", axes) as other:
+        report = model.load_parameters(tmp_path)
+        assert other.load_parameters(weights).bytes_read == (0,) * model.plan.mesh.num_devices
+        assert sum(report.bytes_read) == sum(w.nbytes for w in weights.values())
+        assert all(read <= held for read, held in zip(report.bytes_read, _share(model, 2)))
+        assert _memory(model) == _memory(other)
+        for name, weight in weights.items():  # of a master in training
+            np.testing.assert_array_equal(
+                model.get_tensor(name).astype(np.float32), weight.astype(np.float32)
+            )
+
+
+def test_tensor_parallel_devices_read_alike(tmp_path):
+    """Two devices read half each, but for the replicated norms, which the first reads."""
+    weights = _weights(np.float32)
+    write_weights(tmp_path, weights.items())
+    with _decoding("f32", {"tp": 2}) as model:
+        first, second = model.load_parameters(tmp_path).bytes_read
+        replicated = sum(w.nbytes for w in weights.values() if w.ndim == 1)
+        assert (
+            abs(first - second - replicated) <= 4 * 3 * MODEL.hidden_size * 2
+        )  # 509 rows, not halved evenly
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64], ids=str)
+@pytest.mark.parametrize("target", ["f32", "bf16"])
+def test_every_element_type_on_disk(tmp_path, dtype, target):
+    """Rounded to nearest even, as NumPy does; masters of a trained model come from the same reading."""
+    weights = _weights(dtype)
+    write_weights(tmp_path, weights.items())
+    graph = training_graph(MODEL, target)
+    plan = graph.plan({"tp": 2})
+    with graph.instantiate(plan) as model, graph.instantiate(plan) as other:
+        report = model.load_parameters(tmp_path)
+        other.load_parameters({name: weight.astype(np.float32) for name, weight in weights.items()})
+        assert _memory(model) == _memory(other)
+        assert sum(report.bytes_read) == sum(w.nbytes for w in weights.values())
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int8, np.bool_], ids=str)
+def test_numbers_that_are_not_floating_are_refused_by_name(tmp_path, dtype):
+    """Quantized weights: nothing is changed."""
+    weights = _weights(np.float32)
+    write_weights(tmp_path, {**weights, NORM: weights[NORM].astype(dtype)}.items())
+    with _decoding() as model:
+        model.initialize(1)
+        before = _memory(model)
+        with pytest.raises(CheckpointError, match=rf"floating-point.*{NORM}.*nothing was changed"):
+            model.load_parameters(tmp_path)
+        assert _memory(model) == before
+
+
+@pytest.mark.parametrize("spoil", [np.nan, np.inf, 3.4e38])
+def test_a_model_with_half_its_weights_refuses_to_run(tmp_path, spoil):
+    """A number that is not finite in bf16 is named with its file; until other weights are loaded, nothing works."""
+    weights = _weights(np.float32)
+    write_weights(tmp_path / "..", weights.items())
+    weights[NORM][7] = spoil
+    write_weights(tmp_path, weights.items())
+    with _decoding("bf16", {"tp": 2}) as model:
+        model.initialize(1)
+        with pytest.raises(CheckpointError, match=rf"finite in bf16.*{NORM}.*model\.safetensors"):
+            model.load_parameters(tmp_path)
+        for call in (
+            lambda: model.get_tensor(NORM),
+            lambda: model.forward(tokens=np.zeros(1, np.int32)),
+            model.state_dict,
+            lambda: np.asarray(model.parameters()[NORM]),
+            lambda: model.set_tensor(NORM, np.ones(MODEL.hidden_size)),
+        ):
+            with pytest.raises(PlanError, match="loaded again"):
+                call()
+        with pytest.raises(
+            CheckpointError, match=NORM
+        ):  # refused before anything is changed: still as it was
+            model.load_parameters({name: weights[name] for name in weights})
+        with pytest.raises(PlanError, match="loaded again"):
+            model.get_tensor(NORM)
+        model.load_parameters(tmp_path / "..")
+        assert np.isfinite(model.get_tensor(NORM).astype(np.float32)).all()
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path):
+    """Opened whole, then cut: no signal, no run with what was there before."""
+    write_weights(tmp_path, _weights(np.float32).items())
+    with _decoding() as model:
+        files = open_weights(tmp_path)
+        os.truncate(tmp_path / "model.safetensors", 4000)
+        with pytest.raises(CheckpointError, match=r"model\.safetensors.*shorter"):
+            model.load_parameters(files)
+        with pytest.raises(PlanError, match="loaded again"):
+            model.get_tensor(NORM)
+        model.initialize(0)
+        model.get_tensor(NORM)
+
+
+def test_wrong_names_and_shapes_are_found_before_a_byte_is_read(tmp_path, monkeypatch):
+    """Missing, too many, of another shape: each named, nothing read."""
+    monkeypatch.setattr(loading, "read_weights", lambda *_: pytest.fail("read"))
+    weights = _weights(np.float32)
+    changes = {
+        "every entry is needed": {NORM: None},
+        "besides": {"layers.9.norm": weights[NORM]},
+        "shapes must agree": {NORM: weights[NORM][:-1]},
+    }
+    with _decoding() as model:
+        model.initialize(1)
+        before = _memory(model)
+        for words, change in changes.items():
+            stored = {n: w for n, w in {**weights, **change}.items() if w is not None}
+            write_weights(tmp_path, stored.items())
+            with pytest.raises(CheckpointError, match=words):
+                model.load_parameters(tmp_path)
+        assert _memory(model) == before
+
+
+def test_progress_counts_bytes_to_the_end(tmp_path, monkeypatch):
+    """Reported after each piece, growing, the last with all bytes; pieces of any size leave the same memory."""
+    weights = _weights(np.float32)
+    write_weights(tmp_path, weights.items())
+    seen = []
+    with _decoding() as model, _decoding() as other:
+        other.load_parameters(tmp_path)
+        monkeypatch.setattr(loading, "_PIECE_BYTES", 1000)
+        report = model.load_parameters(tmp_path, on_progress=lambda done, total: seen.append((done, total)))
+        assert _memory(model) == _memory(other)
+    total = sum(w.nbytes for w in weights.values())
+    assert [t for _, t in seen] == [total] * len(seen) and len(seen) > len(weights)
+    assert [d for d, _ in seen] == sorted(d for d, _ in seen) and seen[-1][0] == total == sum(
+        report.bytes_read
+    )
+
+
+def test_what_is_read_of_large_files_leaves_the_page_cache(tmp_path, monkeypatch):
+    """Each tensor's bytes, once, when the last device has read its part; not where memory is free."""
+    weights = _weights(np.float32)
+    write_weights(tmp_path, weights.items())
+    dropped = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *call: dropped.append(call))
+    with _decoding("bf16", {"tp": 2}) as model:
+        model.load_parameters(tmp_path)
+        assert not dropped
+        monkeypatch.setattr(loading, "_free_memory", lambda: 1000)
+        model.load_parameters(tmp_path)
+    assert sum(length for _, _, length, _ in dropped) == sum(w.nbytes for w in weights.values())
+    assert {advice for *_, advice in dropped} == {os.POSIX_FADV_DONTNEED} and len(dropped) == len(weights)
+
+
+def _fused_table(is_transposed):
+    """The weights of MODEL with queries, keys and values in one tensor, gate and up in another."""
+    shapes = dict(parameter_shapes(MODEL))
+    groups = {
+        "qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+        "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+    }
+    table, fused = [], set()
+    for i in range(MODEL.num_hidden_layers):
+        for name, members in groups.items():
+            names = [f"layers.{i}.{member}.weight" for member in members]
+            fused.update(names)
+            rows = tuple((n, shapes[n][0]) for n in names)
+            table.append(StoredTensor(f"model.h.{i}.{name}", rows, is_transposed))
+    rest = [name for name in shapes if name not in fused]
+    for name in rest:
+        turned = is_transposed and len(shapes[name]) == 2
+        table.append(StoredTensor(f"model.{name}", ((name, shapes[name][0]),), turned))
+    return table
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("axes", [{}, {"tp": 2}, {"tp": 4}, {"dp": 2}], ids=str)
+def test_fused_and_transposed_tensors_are_read_by_slices_too(tmp_path, axes, is_transposed):
+    """Written by the table and read by it; every byte once, and the memory that arrays give."""
+    weights, table = _weights(np.float32), _fused_table(is_transposed)
+    write_weights(tmp_path, store_parameters(table, weights), max_shard_bytes=60_000)
+    files = open_weights(tmp_path)
+    assert sorted(files) == sorted(entry.name for entry in table)
+    with _decoding("bf16", axes) as model, _decoding("bf16", axes) as other:
+        report = model.load_parameters(StoredWeights(files, table, prefix="model."))
+        other.load_parameters(weights)
+        assert _memory(model) == _memory(other)
+        assert sum(report.bytes_read) == sum(w.nbytes for w in weights.values())
+        assert all(read <= held for read, held in zip(report.bytes_read, _share(model, 4)))
+        swapped = [
+            StoredTensor(e.name, e.parameters[::-1], e.is_transposed) if e.name.endswith("gate_up") else e
+            for e in table
+        ]
+        model.load_parameters(StoredWeights(files, swapped))  # a planted fault: gate and up change places
+        assert _memory(model) != _memory(other)
+
+
+def test_a_distributed_model_is_saved_tensor_by_tensor(tmp_path, monkeypatch):
+    """From devices into several files and back; one tensor is fetched at a time, and none before it is written."""
+    weights, table = _weights(ml_dtypes.bfloat16), _fused_table(False)
+    with _decoding("bf16", {"tp": 2}) as model:
+        model.load_parameters(weights)
+        fetched = []
+        lazy = {
+            name: LazyTensor(t.shape, t.dtype, lambda n=name, t=t: fetched.append(n) or t.fetch())
+            for name, t in model.parameters().items()
+        }
+        stored = dict(store_parameters(table, lazy))
+        assert not fetched
+        write_weights(tmp_path, stored.items(), max_shard_bytes=40_000)
+        assert sorted(fetched) == sorted(weights)
+        assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 3
+        model.initialize(5)
+        model.load_parameters(StoredWeights(open_weights(tmp_path), table))
+        for name, weight in weights.items():
+            assert model.get_tensor(name).tobytes() == weight.tobytes()
