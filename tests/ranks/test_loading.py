@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from small_llama import config, training_graph
+from tilewise.models.llama.weights import parameter_shapes
 
 import tilewise as tw
 from tilewise.checkpoint import (
@@ -21,7 +22,6 @@ from tilewise.checkpoint import (
 )
 from tilewise.core import CheckpointError, PlanError
 from tilewise.models import llama
-from tilewise.models.llama.weights import parameter_shapes
 from tilewise.session import loading
 
 MODEL = config(vocab_size=509, tie_word_embeddings=False)

@@ -82,14 +82,12 @@ def read_config_file(model_dir: str | Path) -> Mapping[str, Any]:
         )
     try:
         data = plain_json(read_whole(path))
+        if not isinstance(data, dict):
+            raise Unreadable(f"it holds no object but {shown(data)}")
     except Unreadable as error:
         raise ConfigError(
             f"[models.open] config.json must be JSON; got {str(path)!r}: {error}; repair the file"
         ) from None
-    if not isinstance(data, dict):
-        raise ConfigError(
-            f"[models.open] config.json must hold a JSON object; got {shown(data)} in {str(path)!r}; repair the file"
-        )
     return data
 
 

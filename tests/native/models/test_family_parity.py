@@ -41,8 +41,8 @@ def test_logits(case: Case, tmp_path):
 
 @every_case
 def test_bf16_logits(case: Case, tmp_path):
-    """bf16 logits err from fp32 ones as transformers' own do in bf16: on average at most 1.1 times as much, at most twice
-    as much anywhere in four texts."""
+    """bf16 logits err from fp32 ones as transformers' own do in bf16: on average at most 1.1 times as much, anywhere in
+    four texts at most twice."""
     model = case.model()
     model.save_pretrained(tmp_path)
     exact = case.model()

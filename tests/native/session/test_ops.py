@@ -72,7 +72,7 @@ def torch_attend(softcap=torch.inf, window=SEQ, lengths=None):
 OPS = {
     "attention": (attend(), torch_attend()),
     "window": (attend(window=3), torch_attend(window=3)),
-    "softcap": (attend(window=4, softcap=0.8), torch_attend(0.8, 4)),
+    "capped_attention": (attend(window=4, softcap=0.8), torch_attend(0.8, 4)),
     "lengths": (attend_to_lengths, torch_attend(2.0, lengths=LENGTHS)),
     "add": (lambda g, a, b: g.add(a, b), lambda a, b: a + b),
     "add_bias": (

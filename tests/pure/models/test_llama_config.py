@@ -174,9 +174,7 @@ def test_missing_and_broken_files(tmp_path):
         ("[" * 10**6, "not JSON"),
     ):
         (tmp_path / "config.json").write_text(content)
-        with pytest.raises(
-            ConfigError, match=rf"config\.json must be JSON; got '.*config\.json': .*{words}"
-        ):
+        with pytest.raises(ConfigError, match=rf"config\.json must be JSON; got '.*config\.json': .*{words}"):
             LlamaConfig.from_pretrained(tmp_path)
     (tmp_path / "config.json").unlink()
     os.mkfifo(tmp_path / "config.json")
