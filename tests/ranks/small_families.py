@@ -1,0 +1,54 @@
+"""A small model of every family, with sizes that no width divides: shared by the tests that compare strategies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilewise import models
+from tilewise.models import ModelConfig
+
+SIZES = {
+    "vocab_size": 199,
+    "hidden_size": 48,
+    "intermediate_size": 100,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0], "long_factor": [1.0, 3.0, 8.0]}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+    "mistral": {"sliding_window": 7},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    "qwen3": {"head_dim": 10, "tie_word_embeddings": True},
+    "gemma2": {"head_dim": 10, "sliding_window": 6},
+    "gemma3_text": {"head_dim": 10, "sliding_window": 6, "sliding_window_pattern": 2},
+    "phi3": {"rope_scaling": LONGROPE, "original_max_position_embeddings": 16},
+    "gpt2": {"vocab_size": 199, "n_embd": 48, "n_layer": 2, "n_head": 8, "n_positions": 64},
+    "bert": {**SIZES, "num_key_value_heads": None},
+}
+
+
+def small(family: str) -> ModelConfig:
+    """Eight query heads, two KV heads where the family groups them, a vocabulary of 199."""
+    sizes = {} if family == "gpt2" else SIZES
+    given = {"model_type": family, **sizes, **FAMILIES[family]}
+    return models.config_from_dict({k: v for k, v in given.items() if v is not None})
+
+
+def batches(config: ModelConfig, steps: int, batch: int, seq: int) -> list[dict[str, np.ndarray]]:
+    """Random tokens; some labels are not counted. Encoders' texts have lengths of their own."""
+    generator = np.random.default_rng(7)
+    found = []
+    for _ in range(steps):
+        ids = generator.integers(0, config.vocab_size, (batch, seq + 1)).astype(np.int32)
+        labels = np.where(generator.random((batch, seq)) < 0.1, -100, ids[:, 1:]).astype(np.int32)
+        given = {"tokens": ids[:, :-1], "labels": labels}
+        if models.is_encoder(config):
+            given["lengths"] = generator.integers(1, seq, batch, endpoint=True).astype(np.int32)
+            given["token_types"] = generator.integers(0, 2, (batch, seq)).astype(np.int32)
+        found.append(given)
+    return found

@@ -1,0 +1,92 @@
+"""Every family over every strategy equals one device to the bit, in training and in writing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from small_families import FAMILIES, batches, small
+from small_llama import change_first, drop_partial
+
+import tilewise as tw
+from tilewise import models
+from tilewise.core.mesh import DeviceMesh
+from tilewise.session import verify_strategy
+
+BATCH, SEQ = 8, 24
+WRITERS = [family for family in FAMILIES if family != "bert"]
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def training_graph(family: str, dtype: str) -> tw.ComputeGraph:
+    """With AdamW."""
+    graph = tw.ComputeGraph(family)
+    models.build_training_graph(graph, small(family), BATCH, SEQ, dtype)
+    graph.optimize(tw.optim.AdamW())
+    return graph
+
+
+def assert_equal(family: str, dtype: str, axes: dict[str, int], accumulation: int, steps: int) -> None:
+    """Loss, every gradient and, after the steps, every parameter and moment."""
+    given = batches(small(family), steps, BATCH, SEQ)
+    graph = training_graph(family, dtype)
+    report = verify_strategy(graph, DeviceMesh(axes), given, accumulation=accumulation)
+    assert report.equal, report.text
+
+
+@every_family
+def test_training_equals_one_device(family):
+    """Over data and tensor parallelism at once."""
+    assert_equal(family, "bf16", {"dp": 2, "tp": 2}, 2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("axes", [{"dp": 2}, {"dp": 4}, {"tp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}], ids=str)
+@every_family
+def test_training_equals_one_device_over_all_strategies(family, axes, dtype):
+    """Two and four devices; four are more than there are KV heads."""
+    assert_equal(family, dtype, axes, 1, 3)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", "gemma2"])
+def test_a_planted_fault_is_found(family):
+    """A dropped partial of a norm's gain, a fused projection's bias or a tied head is no rounding."""
+    place = {"qwen3": "head_sum/reduce_scatter", "gpt2": "mlp.down_proj.weight/reduce_scatter"}
+    change = change_first(place.get(family, "self_attn.o_proj.weight/reduce_scatter"), drop_partial)
+    given = batches(small(family), 1, BATCH, SEQ)
+    report = verify_strategy(training_graph(family, "f32"), DeviceMesh({"tp": 4}), given, change=change)
+    assert not report.equal
+
+
+def logits(family: str, dtype: str, tp: int, parts: list[int]) -> np.ndarray:
+    """Of a text's last token, which is read in parts: a model of random weights."""
+    config, count = small(family), sum(parts)
+    graph = tw.ComputeGraph(family)
+    models.build_decoding_graph(graph, config, max(parts), 1, 1, dtype, context=count)
+    tokens = np.random.default_rng(5).integers(0, config.vocab_size, count).astype(np.int32)
+    with graph.instantiate(graph.plan({"tp": tp})) as model:
+        model.initialize(3, 0.1)
+        first = 0
+        for part in parts:
+            places = np.arange(first, first + part, dtype=np.int32)
+            model.forward(
+                tokens=tokens[places],
+                positions=places,
+                slots=places,
+                sequence=np.zeros(part, np.int32),
+                block_table=np.zeros((1, 1), np.int32),
+                rows=np.array([part - 1], np.int32),
+            )
+            first += part
+        return np.array(model.get_tensor("logits"))
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_logits_do_not_depend_on_devices_or_chunks(family):
+    """One, two and four devices; read whole, in chunks, and token by token."""
+    for dtype in ("f32", "bf16"):
+        whole = logits(family, dtype, 1, [20])
+        for tp, parts in ((2, [20]), (4, [20]), (1, [7, 7, 6]), (2, [17, 1, 1, 1])):
+            found = logits(family, dtype, tp, parts)
+            assert np.array_equal(whole.view(np.uint8), found.view(np.uint8)), (dtype, tp, parts)
+    assert not np.array_equal(whole, logits(family, "bf16", 1, [19]))
