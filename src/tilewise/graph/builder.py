@@ -16,10 +16,11 @@ import numpy as np
 
 import tilewise.graph.ops  # noqa: F401  (registers the ops)
 from tilewise.core.border import Border, shown
-from tilewise.core.dims import MAX_SIZE, Dim, DimLabel, Size
+from tilewise.core.dims import Dim, DimLabel, Size
 from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
 from tilewise.core.tree import MAX_COUNT
+from tilewise.graph.calls import RowCalls
 from tilewise.graph.draft import GraphDraft
 from tilewise.graph.ops.attention import SOFTCAPS
 from tilewise.ir.graph import Graph, TensorNode, TensorSpec
@@ -37,7 +38,7 @@ _border = Border("graph", ShapeError)
 Labels = Sequence[DimLabel | None]
 
 
-class GraphBuilder:
+class GraphBuilder(RowCalls):
     """A graph under construction.
 
     Args:
@@ -244,68 +245,6 @@ class GraphBuilder:
             )[0]
         out = self.op("matmul", [a, b], transpose_a=transpose_a, transpose_b=transpose_b)[0]
         return out if residual is None else self.add(out, residual)
-
-    def add(self, a: TensorNode, b: TensorNode) -> TensorNode:
-        """`a + b`."""
-        return self.op("add", [a, b])[0]
-
-    def add_bias(self, x: TensorNode, bias: TensorNode) -> TensorNode:
-        """`x + bias`, the vector `[n]` on every row of `x` `[..., n]`."""
-        return self.op("add_bias", [x, bias])[0]
-
-    def multiply(self, a: TensorNode, b: TensorNode) -> TensorNode:
-        """`a * b`."""
-        return self.op("multiply", [a, b])[0]
-
-    def scale(self, x: TensorNode, factor: float) -> TensorNode:
-        """`factor * x`."""
-        return self.op("scale", [x], factor=factor)[0]
-
-    def silu(self, x: TensorNode) -> TensorNode:
-        """`x * sigmoid(x)`."""
-        return self.op("silu", [x])[0]
-
-    def gelu(self, x: TensorNode, *, approximate: str = "none") -> TensorNode:
-        """`x` times the share of the normal distribution below it: by the error function (`none`), or by `tanh`."""
-        _border.choice("gelu", "approximate", approximate, ("none", "tanh"))
-        return self.op("gelu" if approximate == "none" else "gelu_tanh", [x])[0]
-
-    def tanh(self, x: TensorNode) -> TensorNode:
-        """The hyperbolic tangent."""
-        return self.op("tanh", [x])[0]
-
-    def softcap(self, x: TensorNode, cap: float) -> TensorNode:
-        """`cap * tanh(x / cap)`."""
-        return self.op("softcap", [x], cap=cap)[0]
-
-    def softmax(self, x: TensorNode) -> TensorNode:
-        """Softmax over the last dim."""
-        return self.op("softmax", [x])[0]
-
-    def cast(self, x: TensorNode, dtype: str) -> TensorNode:
-        """`x` as `f32` or `bf16`."""
-        return self.op("cast", [x], dtype=_dtype(dtype).name)[0]
-
-    def rms_norm(
-        self,
-        x: TensorNode,
-        gamma: TensorNode,
-        *,
-        eps: float = 1e-6,
-        offset: float = 0.0,
-        head_dim: int | None = None,
-    ) -> TensorNode:
-        """`x / sqrt(mean(x²) + eps) * (gamma + offset)` over the last dim, rounded once.
-
-        Args:
-            x: `[..., n]`.
-            gamma: `[n]`, or `[head_dim]`.
-            eps: above 0.
-            offset: what is added to gamma; 1 in Gemma.
-            head_dim: the last dim holds heads of that size side by side. Each is normalised alone, with one gamma.
-        """
-        size = 0 if head_dim is None else _border.integer("rms_norm", "head_dim", head_dim, 1, MAX_SIZE)
-        return self.op("rms_norm", [x, gamma], eps=eps, offset=offset, head_dim=size)[0]
 
     def embedding(self, ids: TensorNode, table: TensorNode) -> TensorNode:
         """Rows of `table` `[vocab, hidden]` at `ids` (i32)."""

@@ -322,7 +322,7 @@ def gelu(x: Array) -> F64:
 def gelu_backward(dy: Array, x: Array) -> F64:
     """dx of gelu."""
     v = _f64(x)
-    return _f64(dy) * (_normal_share(v) + v * np.exp(-(v**2) / 2) / np.sqrt(2 * np.pi))
+    return np.asarray(_f64(dy) * (_normal_share(v) + v * np.exp(-(v**2) / 2) / np.sqrt(2 * np.pi)))
 
 
 def _normal_share(x: F64) -> F64:
@@ -331,14 +331,14 @@ def _normal_share(x: F64) -> F64:
 
 def gelu_tanh(x: Array) -> F64:
     """x times (1 + tanh u) / 2."""
-    return _f64(x) * (1 + np.tanh(_gelu_argument(_f64(x)))) / 2
+    return np.asarray(_f64(x) * (1 + np.tanh(_gelu_argument(_f64(x)))) / 2)
 
 
 def gelu_tanh_backward(dy: Array, x: Array) -> F64:
     """dx of gelu_tanh."""
     v = _f64(x)
     t, slope = np.tanh(_gelu_argument(v)), np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * v**2)
-    return _f64(dy) * ((1 + t) / 2 + v * (1 - t**2) * slope / 2)
+    return np.asarray(_f64(dy) * ((1 + t) / 2 + v * (1 - t**2) * slope / 2))
 
 
 def _gelu_argument(x: F64) -> F64:
@@ -367,7 +367,7 @@ def softcap(x: Array, cap: float) -> F64:
 
 def softcap_backward(dy: Array, x: Array, cap: float) -> F64:
     """dx of softcap."""
-    return _f64(dy) * (1 - np.tanh(_f64(x) / cap) ** 2)
+    return np.asarray(_f64(dy) * (1 - np.tanh(_f64(x) / cap) ** 2))
 
 
 def silu(x: Array) -> F64:
