@@ -78,6 +78,66 @@ void rms_norm_backward(const KernelArgs& args) {
   }
 }
 
+/// The mean first, then the squares of what differs from it; where a row has ended, nothing does.
+template <class T>
+void layer_norm(const KernelArgs& args) {
+  const TileView &y = args.tiles[0], &stats = args.tiles[1], &x = args.tiles[2];
+  const T* gamma = static_cast<const T*>(args.tiles[3].data);
+  const T* beta = static_cast<const T*>(args.tiles[4].data);
+  const int64_t d = x.cols;
+  for (int64_t r = 0; r < x.rows; ++r) {
+    const T* from = row_of<const T>(x, r);
+    Lanes sum = set(0.0f), squares = set(0.0f);
+    for (int64_t c = 0; c < d; c += kLanes) sum = sum + load(from + c, d - c);
+    const float mean = sum_lanes(sum) / static_cast<float>(d);
+    for (int64_t c = 0; c < d; c += kLanes) {
+      const Lanes v = load(from + c, d - c, mean) - set(mean);
+      squares = fused(v, v, squares);
+    }
+    const float variance = sum_lanes(squares) / static_cast<float>(d);
+    const float scale = 1.0f / __builtin_sqrtf(variance + static_cast<float>(args.floats[0]));
+    row_of<float>(stats, r)[0] = mean;
+    row_of<float>(stats, r)[1] = scale;
+    for (int64_t c = 0; c < d; c += kLanes) {
+      const int64_t n = d - c;
+      const Lanes normal = (load(from + c, n) - set(mean)) * set(scale);
+      store(row_of<T>(y, r) + c, fused(normal, load(gamma + c, n), load(beta + c, n)), n);
+    }
+  }
+}
+
+/// dx = scale (g - mean of g - normal * mean of g normal) with g = gamma dy; dgamma adds dy normal, dbeta adds dy.
+template <class T>
+void layer_norm_backward(const KernelArgs& args) {
+  const TileView *t = args.tiles, &dy = t[3], &x = t[4], &residual = t[7];
+  const T* gamma = static_cast<const T*>(t[6].data);
+  const int64_t d = x.cols;
+  for (int64_t r = 0; r < x.rows; ++r) {
+    const T *gradient = row_of<const T>(dy, r), *value = row_of<const T>(x, r);
+    float* dgamma = leaf_row(args, t[1], args.row_begin + r, d);
+    float* dbeta = leaf_row(args, t[2], args.row_begin + r, d);
+    const float mean = row_of<const float>(t[5], r)[0], scale = row_of<const float>(t[5], r)[1];
+    Lanes sum = set(0.0f), dot = set(0.0f);
+    for (int64_t c = 0; c < d; c += kLanes) {
+      const int64_t n = d - c;
+      const Lanes g = load(gamma + c, n) * load(gradient + c, n);
+      sum = sum + g;
+      dot = fused(g, (load(value + c, n, mean) - set(mean)) * set(scale), dot);
+    }
+    const Lanes shift = set(sum_lanes(sum) / static_cast<float>(d)),
+                tilt = set(-sum_lanes(dot) / static_cast<float>(d));
+    for (int64_t c = 0; c < d; c += kLanes) {
+      const int64_t n = d - c;
+      const Lanes g = load(gradient + c, n), normal = (load(value + c, n) - set(mean)) * set(scale);
+      store(dgamma + c, fused(g, normal, load(dgamma + c, n)), n);
+      store(dbeta + c, load(dbeta + c, n) + g, n);
+      Lanes dx = set(scale) * fused(normal, tilt, load(gamma + c, n) * g - shift);
+      if (residual.data) dx = dx + load(row_of<const T>(residual, r) + c, n);
+      store(row_of<T>(t[0], r) + c, dx, n);
+    }
+  }
+}
+
 /// Column sums: every element of a row goes to its own column of the leaf.
 template <class T>
 void column_sum_leaf(const KernelArgs& args) {
@@ -253,6 +313,10 @@ constexpr Entry kEntries[] = {
     {"rms_norm_bf16", rms_norm<bf16>},
     {"rms_norm_backward_f32", rms_norm_backward<float>},
     {"rms_norm_backward_bf16", rms_norm_backward<bf16>},
+    {"layer_norm_f32", layer_norm<float>},
+    {"layer_norm_bf16", layer_norm<bf16>},
+    {"layer_norm_backward_f32", layer_norm_backward<float>},
+    {"layer_norm_backward_bf16", layer_norm_backward<bf16>},
     {"column_sum_leaf_f32", column_sum_leaf<float>},
     {"column_sum_leaf_bf16", column_sum_leaf<bf16>},
     {"row_sum_leaf_f32", row_sum_leaf},

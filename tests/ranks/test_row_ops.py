@@ -1,4 +1,4 @@
-"""Biases and norms of heads on every strategy: equal to one device to the bit, and against faults planted in them.
+"""Biases, layer norms and norms of heads on every strategy: equal to one device to the bit, and planted faults show.
 
 The model is one block as families have it: attention with fewer KV heads than query heads, and an MLP.
 """
@@ -16,7 +16,7 @@ from small_llama import change_first, drop_partial, halve_leaves
 import tilewise as tw
 from tilewise.core.errors import ShapeError
 from tilewise.core.mesh import DeviceMesh
-from tilewise.nn import linear, rms_norm
+from tilewise.nn import layer_norm, linear, rms_norm
 from tilewise.session import verify_strategy
 
 VOCAB, WIDTH, HEADS, KV_HEADS, HEAD_DIM, INNER = 96, 32, 8, 2, 4, 48
@@ -27,8 +27,8 @@ MLP, VOCABULARY = tw.DimLabel("mlp"), tw.DimLabel("vocab", 8)
 
 
 def biased(g, x):
-    """Every product has a bias, as in GPT-2 and BERT; those of q, k and v alone stand in Qwen2."""
-    h = rms_norm(g, x, "norm.weight", eps=1e-5)
+    """Every product has a bias, and norms have two vectors, as in GPT-2 and BERT."""
+    h = layer_norm(g, x, "norm", eps=1e-5)
     q = linear(g, h, "q.weight", HEADS * HEAD_DIM, out_label=HEADS_LABEL, bias=True)
     k, v = (linear(g, h, f"{n}.weight", KV_HEADS * HEAD_DIM, out_label=KV_LABEL, bias=True) for n in "kv")
     out = g.scaled_dot_product_attention(q, k, v, head_dim=HEAD_DIM)
@@ -110,6 +110,8 @@ def merge_chunks_of_heads(instruction):
 FAULTS = [
     ("biased", {}, 4, "bias_gradient:q.bias", halve_leaves),
     ("biased", {"dp": 4}, 1, "bias_gradient:up.bias/reduce_scatter", drop_partial),
+    ("biased", {}, 4, "layer_norm_backward:norm.weight", halve_leaves),
+    ("biased", {"dp": 2}, 1, "layer_norm_backward:norm.weight/reduce_scatter", drop_partial),
     ("normed_heads", {}, 4, "rms_norm_backward:k_norm.weight", halve_leaves),
     ("normed_heads", {"tp": 4}, 1, "head_sum/reduce_scatter", drop_partial),
     ("normed_heads", {"tp": 2}, 1, "head_sum", merge_chunks_of_heads),

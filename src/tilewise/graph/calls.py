@@ -85,3 +85,9 @@ class RowCalls(ABC):
         """
         size = 0 if head_dim is None else _border.integer("rms_norm", "head_dim", head_dim, 1, MAX_SIZE)
         return self.op("rms_norm", [x, gamma], eps=eps, offset=offset, head_dim=size)[0]
+
+    def layer_norm(
+        self, x: TensorNode, gamma: TensorNode, beta: TensorNode, *, eps: float = 1e-5
+    ) -> TensorNode:
+        """`(x - mean(x)) / sqrt(variance(x) + eps) * gamma + beta` over the last dim, rounded once."""
+        return self.op("layer_norm", [x, gamma, beta], eps=eps)[0]

@@ -7,12 +7,13 @@ compared on.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tilewise.kernels.reference_activations import ACTIVATIONS
 
 __all__ = ["REFERENCES", "UPDATE_STEPS"]
 
@@ -124,6 +125,31 @@ def rms_norm_backward(
     dx = s * g - v * s**3 / gamma.size * (g * v).sum(2, keepdims=True)
     sums = _leaf_sums((d * v * s).reshape(x.shape), leaf_rows, seq_len, chunks)
     return _plus(dx.reshape(x.shape), residual), sums
+
+
+def layer_norm(x: Array, gamma: Array, beta: Array, eps: float) -> tuple[F64, F64]:
+    """y, and the mean and one over the deviation of every row."""
+    mean, variance = _f64(x).mean(1, keepdims=True), _f64(x).var(1, keepdims=True)
+    stats = np.concatenate([mean, 1 / np.sqrt(variance + eps)], axis=1)
+    return (_f64(x) - mean) * stats[:, 1:] * _f64(gamma) + _f64(beta), stats
+
+
+def layer_norm_backward(
+    dy: Array,
+    x: Array,
+    stats: Array,
+    gamma: Array,
+    residual: Array | None,
+    leaf_rows: int,
+    seq_len: int = 1,
+    chunks: int = 1,
+) -> tuple[F64, F64, F64]:
+    """dx, and dgamma and dbeta of every sequence chunk of every leaf."""
+    normal, g = (_f64(x) - _f64(stats)[:, :1]) * _f64(stats)[:, 1:], _f64(gamma) * _f64(dy)
+    tilt = normal * (g * normal).mean(1, keepdims=True)
+    dx = _f64(stats)[:, 1:] * (g - g.mean(1, keepdims=True) - tilt)
+    sums = [_leaf_sums(v, leaf_rows, seq_len, chunks) for v in (_f64(dy) * normal, _f64(dy))]
+    return _plus(dx, residual), sums[0], sums[1]
 
 
 def head_sum(x: Array, ranges: Sequence[tuple[int, int]], head_dim: int) -> F64:
@@ -310,87 +336,6 @@ def kv_write(cache: Array, x: Array, slots: Array) -> Array:
     return out
 
 
-def _sigmoid(x: F64) -> F64:
-    return np.asarray(1 / (1 + np.exp(-x)))
-
-
-def gelu(x: Array) -> F64:
-    """x times the share of the normal distribution below it."""
-    return _f64(x) * _normal_share(_f64(x))
-
-
-def gelu_backward(dy: Array, x: Array) -> F64:
-    """dx of gelu."""
-    v = _f64(x)
-    return np.asarray(_f64(dy) * (_normal_share(v) + v * np.exp(-(v**2) / 2) / np.sqrt(2 * np.pi)))
-
-
-def _normal_share(x: F64) -> F64:
-    return np.asarray(np.vectorize(lambda v: 0.5 * math.erfc(-v / math.sqrt(2)), otypes=[np.float64])(x))
-
-
-def gelu_tanh(x: Array) -> F64:
-    """x times (1 + tanh u) / 2."""
-    return np.asarray(_f64(x) * (1 + np.tanh(_gelu_argument(_f64(x)))) / 2)
-
-
-def gelu_tanh_backward(dy: Array, x: Array) -> F64:
-    """dx of gelu_tanh."""
-    v = _f64(x)
-    t, slope = np.tanh(_gelu_argument(v)), np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * v**2)
-    return np.asarray(_f64(dy) * ((1 + t) / 2 + v * (1 - t**2) * slope / 2))
-
-
-def _gelu_argument(x: F64) -> F64:
-    return np.asarray(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
-
-
-def gelu_tanh_gate(g: Array, u: Array) -> F64:
-    """gelu_tanh(g) * u."""
-    return gelu_tanh(g) * _f64(u)
-
-
-def gelu_tanh_gate_backward(dh: Array, g: Array, u: Array) -> tuple[F64, F64]:
-    """dg and du of gelu_tanh(g) * u."""
-    return gelu_tanh_backward(_f64(dh) * _f64(u), g), _f64(dh) * gelu_tanh(g)
-
-
-def tanh_backward(dy: Array, y: Array) -> F64:
-    """dx from the result."""
-    return _f64(dy) * (1 - _f64(y) ** 2)
-
-
-def softcap(x: Array, cap: float) -> F64:
-    """cap * tanh(x / cap)."""
-    return cap * np.asarray(np.tanh(_f64(x) / cap))
-
-
-def softcap_backward(dy: Array, x: Array, cap: float) -> F64:
-    """dx of softcap."""
-    return np.asarray(_f64(dy) * (1 - np.tanh(_f64(x) / cap) ** 2))
-
-
-def silu(x: Array) -> F64:
-    """x sigmoid(x)."""
-    return _f64(x) * _sigmoid(_f64(x))
-
-
-def silu_backward(dy: Array, x: Array) -> F64:
-    """dy times the slope of silu."""
-    s = _sigmoid(_f64(x))
-    return _f64(dy) * s * (1 + _f64(x) * (1 - s))
-
-
-def silu_gate(g: Array, u: Array) -> F64:
-    """silu(g) u."""
-    return silu(g) * _f64(u)
-
-
-def silu_gate_backward(dh: Array, g: Array, u: Array) -> tuple[F64, F64]:
-    """dg and du."""
-    return silu_backward(_f64(dh) * _f64(u), g), _f64(dh) * silu(g)
-
-
 def embedding(ids: Array, table: Array, vocab_begin: int) -> Array:
     """Rows of this shard's table; zero for ids outside."""
     local = ids.reshape(-1) - vocab_begin
@@ -516,6 +461,8 @@ REFERENCES: dict[str, Any] = {
     "gemm": gemm,
     "rms_norm": rms_norm,
     "rms_norm_backward": rms_norm_backward,
+    "layer_norm": layer_norm,
+    "layer_norm_backward": layer_norm_backward,
     "leaf_tree": leaf_tree,
     "head_sum": head_sum,
     "tree_resume": tree_resume,
@@ -526,20 +473,7 @@ REFERENCES: dict[str, Any] = {
     "attention_backward": attention_backward,
     "attention_paged": attention_paged,
     "kv_write": kv_write,
-    "silu_gate": silu_gate,
-    "silu_gate_backward": silu_gate_backward,
-    "silu": silu,
-    "silu_backward": silu_backward,
-    "gelu": gelu,
-    "gelu_backward": gelu_backward,
-    "gelu_tanh": gelu_tanh,
-    "gelu_tanh_backward": gelu_tanh_backward,
-    "gelu_tanh_gate": gelu_tanh_gate,
-    "gelu_tanh_gate_backward": gelu_tanh_gate_backward,
-    "tanh": lambda x: np.tanh(_f64(x)),
-    "tanh_backward": tanh_backward,
-    "softcap": softcap,
-    "softcap_backward": softcap_backward,
+    **ACTIVATIONS,
     "softmax": softmax,
     "softmax_backward": softmax_backward,
     "add": lambda a, b: _f64(a) + _f64(b),

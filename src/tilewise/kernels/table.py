@@ -265,6 +265,23 @@ _SPECS = [
         floats="offset",
     ),
     _spec(
+        "layer_norm",
+        "out y[m d], out stats:f32[m 2], in x[m d], in gamma[1 d], in beta[1 d]",
+        "m d",
+        lambda s: 8 * s["m"] * s["d"],
+        lambda s: 2 * s["item"] * s["m"] * s["d"],
+        floats="eps",
+    ),
+    _spec(
+        "layer_norm_backward",
+        "out dx[m d], inout dgamma_leaf:f32[_ _], inout dbeta_leaf:f32[_ _], in dy[m d], in x[m d], in stats:f32[m 2], "
+        "in gamma[1 d], in dresidual?[m d]",
+        "m d",
+        lambda s: 16 * s["m"] * s["d"],
+        lambda s: 4 * s["item"] * s["m"] * s["d"],
+        ints=_LEAVES,
+    ),
+    _spec(
         "leaf_tree",
         "out out:f32[1 d], in partials:f32[_ _], in carry:f32...[1 d]",
         "m d",

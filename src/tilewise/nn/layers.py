@@ -8,7 +8,7 @@ from tilewise.core.errors import ShapeError
 from tilewise.graph import GraphBuilder
 from tilewise.ir.graph import TensorNode
 
-__all__ = ["linear", "rms_norm"]
+__all__ = ["layer_norm", "linear", "rms_norm"]
 
 _border = Border("nn", ShapeError)
 
@@ -82,6 +82,21 @@ def rms_norm(
     with graph.all_or_nothing():
         gamma = graph.parameter([width], x.spec.dtype, name=name, init=init)
         return graph.rms_norm(x, gamma, eps=eps, offset=offset, head_dim=head_dim)
+
+
+def layer_norm(graph: GraphBuilder, x: TensorNode, name: str, *, eps: float) -> TensorNode:
+    """Layer norm over the last dim with two new vectors of that size: ones, and zeros at first.
+
+    Args:
+        name: what the vectors' names begin with; they end in `.weight` and `.bias`.
+        eps: see `GraphBuilder.layer_norm`.
+    """
+    width = _operand("layer_norm", graph, x).shape[-1]
+    _border.text("layer_norm", "a norm's name", name)
+    with graph.all_or_nothing():
+        gamma = graph.parameter([width], x.spec.dtype, name=f"{name}.weight")
+        beta = graph.parameter([width], x.spec.dtype, name=f"{name}.bias", init="zeros")
+        return graph.layer_norm(x, gamma, beta, eps=eps)
 
 
 def _bias_of(call: str, name: str) -> str:

@@ -49,6 +49,8 @@ ANY = {  # sizes that the table leaves open
     ("leaf_tree", "partials"): (8, D),
     ("head_sum", "x"): (1, 4 * D),
     ("rms_norm_backward", "dgamma_leaf"): (2, D),
+    ("layer_norm_backward", "dgamma_leaf"): (2, D),
+    ("layer_norm_backward", "dbeta_leaf"): (2, D),
     ("row_sum_leaf", "leaf"): (2, 1),
     ("column_sum_leaf", "leaf"): (2, D),
     ("peak", "ops_per_step"): (1, 1),

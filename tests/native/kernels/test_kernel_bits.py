@@ -69,6 +69,8 @@ def everything_in_fp32(isa):
     y, rstd, soft = empty(37, 130), empty(37, 1), empty(37, 130)
     run("rms_norm_f32", [y, rstd, a, gamma], floats=[1e-5, 0.0], isa=isa)
     run("softmax_f32", [soft, a], isa=isa)
+    results += [empty(37, 130), empty(37, 2)]
+    run("layer_norm_f32", [*results[-2:], a, gamma, gamma], floats=[1e-5], isa=isa)
     gate, positive = empty(37, 130), np.abs(a)
     run("silu_gate_f32", [gate, a, y], isa=isa)
     for name in ("gelu", "gelu_tanh", "tanh"):

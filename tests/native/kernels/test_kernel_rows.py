@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_checks import (
+    NUMPY,
     array,
     assert_close,
     assert_same_bits,
@@ -76,6 +77,64 @@ def test_norms_of_heads_are_norms(isa, dt):
     assert_same_bits(rstd.reshape(24, 1), alone)
     exact = (x.reshape(24, 20).astype(np.float32) * alone * gamma.astype(np.float32)).astype(x.dtype)
     assert_same_bits(wide, exact)
+
+
+@every_level
+@every_dtype
+@every_width
+@pytest.mark.parametrize("shift", [0.0, 30.0])
+def test_layer_norm(isa, dt, d, shift):
+    """y and statistics on odd widths, also where the mean is far larger than what differs from it."""
+    gen = rng(d)
+    x = (random(gen, 9, d, "f32", 3.0) + np.float32(shift)).astype(NUMPY[dt])
+    gamma, beta, y, stats = random(gen, 1, d, dt), random(gen, 1, d, dt), empty(9, d, dt), empty(9, 2)
+    run(f"layer_norm_{dt}", [y, stats, x, gamma, beta], floats=[1e-5], isa=isa)
+    exact, exact_stats = reference.layer_norm(x, gamma, beta, 1e-5)
+    peer = torch.nn.functional.layer_norm(tensor(x), (d,), tensor(gamma[0]), tensor(beta[0]), 1e-5)
+    bound = 1e-6 if shift == 0 or d == 1 else 2e-5
+    assert_close(y, exact, dt, array(peer), bound)
+    if d > 1:  # one column: the deviation is rounding alone
+        assert_close(stats[:, :1], exact_stats[:, :1], "f32")
+        assert_close(stats[:, 1:], exact_stats[:, 1:], "f32", bound=2e-6)
+
+
+@every_level
+@every_dtype
+@every_width
+@pytest.mark.parametrize("with_residual", [True, False])
+def test_layer_norm_backward(isa, dt, d, with_residual):
+    """dx, and dgamma and dbeta per leaf when a task holds whole leaves."""
+    gen = rng(d)
+    x, dy, residual = (random(gen, 12, d, dt) for _ in range(3))
+    gamma, dx, dgamma, dbeta = random(gen, 1, d, dt), empty(12, d, dt), empty(3, d), empty(3, d)
+    stats = reference.layer_norm(x, gamma, gamma, 1e-5)[1].astype(np.float32)
+    extra = residual if with_residual else None
+    tiles = [dx, dgamma, dbeta, dy, x, stats, gamma, extra]
+    run(f"layer_norm_backward_{dt}", tiles, [4, 2, 8, 2], row_begin=8, isa=isa)
+    exact = reference.layer_norm_backward(dy, x, stats, gamma, extra, 4)
+    if d > 1:
+        for got, want, kind in zip((dx, dgamma, dbeta), exact, (dt, "f32", "f32"), strict=True):
+            assert_close(got, want, kind, bound=5e-6)
+
+
+@every_dtype
+def test_gradients_of_a_layer_norm_accumulate(dt):
+    """Tasks that share a leaf give the bits of one task; dbeta is what the sum of columns gives."""
+    gen = rng(3)
+    x, dy, gamma = random(gen, 24, 33, dt), random(gen, 24, 33, dt), random(gen, 1, 33, dt)
+    stats = reference.layer_norm(x, gamma, gamma, 1e-5)[1].astype(np.float32)
+    found = []
+    for cuts in ([(0, 24)], [(0, 5), (5, 6), (6, 24)], [(0, 5), (6, 24), (5, 6)]):
+        dgamma, dbeta, sums = (empty(1, 33) for _ in range(3))
+        for a, b in cuts:
+            tiles = [empty(b - a, 33, dt), dgamma, dbeta, dy[a:b], x[a:b], stats[a:b], gamma, None]
+            run(f"layer_norm_backward_{dt}", tiles, [24, 12, 8, 12], row_begin=48 + a)
+            run(f"column_sum_leaf_{dt}", [sums, dy[a:b]], [24, 12, 8, 12], row_begin=48 + a)
+        assert_same_bits(dbeta, sums)
+        found.append(np.concatenate([dgamma, dbeta]))
+    whole, parts, reordered = found
+    assert_same_bits(whole, parts)
+    assert (bits(whole) != bits(reordered)).any(), "tasks in another order must show"
 
 
 @every_dtype
@@ -298,6 +357,8 @@ def test_nan_stays_in_its_row(isa, dt):
     gamma, y, rstd, total = random(gen, 1, 40, dt), empty(5, 40, dt), empty(5, 1), empty(5, 1)
     run(f"rms_norm_{dt}", [y, rstd, x, gamma], floats=[1e-5, 0.0], isa=isa)
     outputs = [y.copy()]
+    run(f"layer_norm_{dt}", [y, empty(5, 2), x, gamma, gamma], floats=[1e-5], isa=isa)
+    outputs.append(y.copy())
     run(f"softmax_{dt}", [y, x], isa=isa)
     run(f"row_sum_{dt}", [total, x], isa=isa)
     _, _, loss, grad = cross_entropy(dt, x, np.zeros((5, 1), np.int32), np.ones((1, 1), np.float32), isa)

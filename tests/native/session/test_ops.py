@@ -107,6 +107,19 @@ OPS = {
         lambda g, a, b: g.rms_norm(a, g.parameter([HEAD], name="gamma"), eps=1e-5, offset=0.5, head_dim=HEAD),
         lambda a, b, gamma: norm_of_heads(a, gamma + 0.5),
     ),
+    "layer_norm": (
+        lambda g, a, b: g.layer_norm(
+            a, g.parameter([WIDTH], name="gamma"), g.parameter([WIDTH], name="bias"), eps=1e-5
+        ),
+        lambda a, b, gamma, bias: torch.nn.functional.layer_norm(a, (WIDTH,), gamma, bias, 1e-5),
+    ),
+    "layer_norm_beside_a_residual": (
+        lambda g, a, b: g.add(
+            a,
+            g.layer_norm(a, g.parameter([WIDTH], name="gamma"), g.parameter([WIDTH], name="bias"), eps=1e-5),
+        ),
+        lambda a, b, gamma, bias: a + torch.nn.functional.layer_norm(a, (WIDTH,), gamma, bias, 1e-5),
+    ),
     "residual": (
         lambda g, a, b: g.add(a, g.matmul(b, g.parameter([WIDTH, WIDTH], name="w"), transpose_b=True)),
         lambda a, b, w: a + b @ w.T,

@@ -17,7 +17,7 @@ from tilewise.ir.graph import TensorSpec
 from tilewise.ir.hints import Shard
 from tilewise.ir.show import show_graph
 from tilewise.models import llama
-from tilewise.nn import linear, rms_norm
+from tilewise.nn import layer_norm, linear, rms_norm
 from tilewise.optim import SGD, AdamW, Lion, ParameterGroup
 from tilewise.strategy import DistributionStrategy, ParallelismMode
 
@@ -75,6 +75,7 @@ CALLS = {
         g.matmul, [t["rows"], t["w"]], {"transpose_a": False, "transpose_b": True, "residual": t["rows"]}
     ),
     "rms_norm": lambda g, t: (g.rms_norm, [t["x"], t["gamma"]], {"eps": 1e-5, "offset": 1.0, "head_dim": 8}),
+    "layer_norm": lambda g, t: (g.layer_norm, [t["x"], t["gamma"], t["gamma"]], {"eps": 1e-5}),
     "embedding": lambda g, t: (g.embedding, [t["ids"], t["w"]], {}),
     "rope": lambda g, t: (g.rope, [t["x"], t["positions"], t["table"]], {"head_dim": 4}),
     "attention": lambda g, t: (
@@ -102,6 +103,7 @@ CALLS = {
     "linear": lambda g, t: (
         linear, [g, t["x"], "up.weight", 6], {"in_label": None, "out_label": DimLabel("mlp"), "bias": True}
     ),
+    "nn.layer_norm": lambda g, t: (layer_norm, [g, t["x"], "norm"], {"eps": 1e-5}),
     "nn.rms_norm": lambda g, t: (rms_norm, [g, t["x"], "norm"], {"eps": 1e-5, "offset": 1.0, "head_dim": 4}),
 }  # fmt: skip
 
@@ -131,6 +133,8 @@ TAKEN: dict[str, dict[int | str, set[str]]] = {  # besides what an argument is m
     "has": {0: set(HOSTILE)},  # whatever is asked for: it is not there
     "layer": {"path": {"'name'"}},
     "linear": {"in_label": {"None", "DimLabel"}, "out_label": {"None", "DimLabel"}, "bias": {"True"}},
+    "layer_norm": {"eps": POSITIVE},
+    "nn.layer_norm": {2: {"'name'"}, "eps": POSITIVE},
     "nn.rms_norm": {2: {"'name'"}, "eps": POSITIVE, "offset": NUMBERS, "head_dim": {"None"}},
 }
 

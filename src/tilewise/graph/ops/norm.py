@@ -1,4 +1,4 @@
-"""Root-mean-square norm over the last dim, or over every head of it, forward and backward.
+"""Root-mean-square norm over the last dim, or over every head of it, and layer norm, forward and backward.
 
 Heads lie side by side in the last dim and share one gamma. Its gradient is a sum over rows, as of any norm, of every
 head on its own, and then over the heads: along the chunks of their label, since strategies share them.
@@ -18,7 +18,7 @@ from tilewise.ir.lowering import Lowering
 from tilewise.ir.op import Factors, Op, Partial, Signature, register
 from tilewise.ir.tape import Gradient, Tape, Term, terms_of
 
-__all__ = ["NormTerm"]
+__all__ = ["LayerNormTerm", "NormTerm"]
 
 
 @dataclass(frozen=True)
@@ -224,3 +224,140 @@ class HeadSum(Op):
         )
         if record:
             low.all_reduce(op, target, op.outputs[0], None, record, step=0)
+
+
+@dataclass(frozen=True)
+class LayerNormTerm(Term):
+    """As `NormTerm`; `weights` are gamma and beta of the forward graph."""
+
+    dy: int
+    x: int
+    stats: int
+    gamma: int
+    weights: tuple[int, int]
+
+    combined_by = "layer_norm_backward"
+
+
+@register
+class LayerNorm(Op):
+    """`(x - mean) * rstd * gamma + beta`; outputs y, and mean and rstd of every row (kept for the backward pass)."""
+
+    name = "layer_norm"
+    signature = Signature(3, attributes={"eps": float})
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """y as x, statistics `[..., 2]` in fp32."""
+        x, gamma, beta = inputs
+        assert x is not None and gamma is not None and beta is not None
+        require_floats(self.name, x, gamma, beta)
+        require_positive(self.name, eps=attrs["eps"])
+        require(len(x.shape) > 1 and x.storage == "rows", self.name, "x must be rows of elements", x, gamma)
+        require(
+            gamma.shape == beta.shape == x.shape[-1:],
+            self.name,
+            "gamma and beta must have the size of the last dim",
+            x,
+            gamma,
+            beta,
+        )
+        return [
+            TensorSpec(x.shape, x.dtype, x.labels),
+            TensorSpec((*x.shape[:-1], 2), DTYPES["f32"], (*x.labels[:-1], None)),
+        ]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """The normalised dim stays whole."""
+        assert inputs[0] is not None
+        rows = leading(inputs[0])
+        x = (*rows, "d")
+        return Factors((x, ("d",), ("d",)), (x, (*rows, "t")), whole=frozenset("dt"))
+
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+        """One fused op gives dx (plus what flows past the norm), dgamma and dbeta."""
+        x, gamma, beta = op.given
+        dy, stats = incoming(op, grads), tape.use(op.outputs[1])
+        return [LayerNormTerm(dy, tape.use(x), stats, tape.use(gamma), (gamma, beta)), None, None]
+
+    def lower(self, low: Lowering, op: OpNode) -> None:
+        """One task per row tile."""
+        x, gamma, beta = op.given
+        t = low.tensor(x)
+        y, stats = op.outputs
+        tiles = {
+            "y": low.row(y),
+            "stats": low.row(stats),
+            "x": low.row(x),
+            "gamma": low.whole(gamma),
+            "beta": low.whole(beta),
+        }
+        low.emit("layer_norm", op, over=t, dtype=t.dtype, tiles=tiles, floats={"eps": op.attrs["eps"]})
+
+
+@register
+class LayerNormBackward(Op):
+    """Inputs dy, x, statistics, gamma, dresidual (or None); outputs dx, dgamma and dbeta (fp32)."""
+
+    name = "layer_norm_backward"
+    combine_rank = 1
+    accumulates = (1, 2)
+    in_place = ((0, 0),)
+    signature = Signature(5, absent=frozenset({4}))
+
+    def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
+        """dx as x, the others as gamma in fp32."""
+        _, x, _, gamma, _ = inputs
+        assert x is not None and gamma is not None
+        return [
+            TensorSpec(x.shape, x.dtype, x.labels),
+            *[replace(gamma, dtype=DTYPES["f32"], name="")] * 2,
+        ]
+
+    def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
+        """dgamma and dbeta contract the rows."""
+        assert inputs[1] is not None
+        rows = leading(inputs[1])
+        x = (*rows, "d")
+        return Factors(
+            (x, x, (*rows, "t"), ("d",), x if inputs[4] is not None else None),
+            (x, ("d",), ("d",)),
+            whole=frozenset("dt"),
+            partials=(
+                Partial("dgamma", rows, (1,), tree=LEAVES),
+                Partial("dbeta", rows, (2,), tree=LEAVES),
+            ),
+        )
+
+    def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
+        """Norm by norm, each adding what was summed before it; gamma and beta get their gradients on the way."""
+        for t in terms_of(LayerNormTerm, terms):
+            total, *gradients = tape.op(self.name, [t.dy, t.x, t.stats, t.gamma, total])
+            for weight, gradient in zip(t.weights, gradients):
+                tape.contribute(weight, gradient)
+        assert total is not None
+        return total
+
+    def lower(self, low: Lowering, op: OpNode) -> None:
+        """dx and the leaf's partials per row tile; then the trees over leaves and the reductions."""
+        dy, x, stats, gamma = op.given[:4]
+        residual = op.inputs[4]
+        t = low.tensor(x)
+        leaves = {name: low.leaf_temp(t.cols, f"{name}_leaves") for name in ("dgamma", "dbeta")}
+        low.emit(
+            "layer_norm_backward",
+            op,
+            over=t,
+            dtype=t.dtype,
+            tiles={
+                "dx": low.row(op.outputs[0]),
+                **{f"{name}_leaf": low.row(leaf, div=low.leaf_rows) for name, leaf in leaves.items()},
+                "dy": low.row(dy),
+                "x": low.row(x),
+                "stats": low.row(stats),
+                "gamma": low.whole(gamma),
+                "dresidual": low.row(residual) if residual is not None else None,
+            },
+            ints=low.leaf_cut,
+        )
+        for output, leaf in enumerate(leaves.values(), 1):
+            low.leaf_tree(op, output, leaf)
