@@ -1,0 +1,77 @@
+"""RoPE whose frequencies change beyond a border: the context limit decides, on both sides of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilewise as tw
+from native.models.families import LONGROPE, Case, ids_of, our_logits, their_logits
+from tilewise import models
+from tilewise.data import train_tokenizer
+from tilewise.generate import Generator, Sampling
+
+BORDER = 24
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+CASES = {
+    "dynamic": Case("dynamic", "llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": BORDER}),
+    "longrope": Case(
+        "longrope",
+        "phi3",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "rope_parameters": LONGROPE,
+            "original_max_position_embeddings": BORDER,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("count", [BORDER - 1, BORDER, BORDER + 1, BORDER + 16])
+@pytest.mark.parametrize("name", CASES)
+def test_single_forwards_on_both_sides_of_the_border(name, count, tmp_path):
+    """A limit of a text's own length gives what transformers makes of the text in one forward."""
+    model = CASES[name].model()
+    model.save_pretrained(tmp_path)
+    ids = ids_of(count)
+    theirs = their_logits(model, ids)
+    assert np.abs(our_logits(tmp_path, ids) - theirs).max() <= 1e-4 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_limit_decides_and_not_the_text(name, tmp_path):
+    """A text that grows over the border has one set of frequencies: those of the limit, from its first token on."""
+    case = CASES[name]
+    model = case.model(vocab_size=300)
+    model.save_pretrained(tmp_path)
+    train_tokenizer(["def f(x):\n    return x\n" * 9], vocab_size=300).save(str(tmp_path / "tokenizer.json"))
+    texts = {}
+    for limit in (BORDER, BORDER + 16):
+        with Generator(tmp_path, dtype="f32", max_context=limit, max_tokens_per_call=5) as generator:
+            pieces = generator.generate(["def f(x):"], Sampling(max_tokens=10))
+            texts[limit] = [piece.token for piece in pieces]
+            logits = np.array(generator.instance.get_tensor("logits")[0])
+        whole = _last_logits(tmp_path, generator, texts[limit], limit)
+        assert np.array_equal(logits, whole)
+    assert texts[BORDER] != texts[BORDER + 16]
+
+
+def _last_logits(directory, generator, tokens, limit):
+    """Of the whole text in one call, under the same limit."""
+    config = models.open(directory)
+    ids = [*generator.tokenizer.encode("def f(x):").ids, *tokens[:-1]]
+    graph = tw.ComputeGraph("whole")
+    models.build_decoding_graph(graph, config, len(ids), 1, 1, "f32", context=limit)
+    with graph.instantiate() as model:
+        model.load_parameters(models.open_weights(directory, config))
+        places = np.arange(len(ids), dtype=np.int32)
+        model.forward(
+            tokens=np.array(ids, np.int32),
+            positions=places,
+            slots=places,
+            sequence=np.zeros(len(ids), np.int32),
+            block_table=np.zeros((1, 1), np.int32),
+            rows=np.array([len(ids) - 1], np.int32),
+        )
+        return np.array(model.get_tensor("logits")[0])
