@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import tilewise as tw
 from tilewise.checkpoint import (
+    LazyTensor,
     TrainingState,
     save_checkpoint,
     save_pretrained,
@@ -249,9 +249,9 @@ class Trainer:
         eos = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
         save_pretrained(directory, config, self._parameters(), self.data.tokenizer, eos)
 
-    def _parameters(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        for name in self.instance.parameter_names():
-            yield file_name(name), self.instance.get_tensor(name)
+    def _parameters(self) -> Iterator[tuple[str, LazyTensor]]:
+        for name, tensor in self.instance.parameters().items():
+            yield file_name(name), tensor
 
     def _rate(self, number: int) -> float:
         settings = self.config.optimizer
