@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import weakref
@@ -149,3 +150,38 @@ def test_a_name_that_is_taken_by_a_directory_is_refused(tmp_path):
     with pytest.raises(ResourceError, match="something else"):
         write_weights(tmp_path, [("w", np.ones(3))])
     assert os.listdir(tmp_path) == ["model.safetensors"]
+
+
+NO_SPACE = """
+import sys
+import numpy as np
+from pathlib import Path
+from tilewise.checkpoint import LazyTensor, open_weights, save_pretrained, write_weights
+from tilewise.core import ResourceError
+write_weights(".", [("old", np.ones(3))])
+kind = np.dtype(np.float32)
+tensors = [(f"w{i}", LazyTensor((1 << 14,), kind, lambda: np.ones(1 << 14, np.float32))) for i in range(8)]
+for call in (lambda: write_weights(".", tensors), lambda: write_weights(".", tensors, 1 << 17),
+             lambda: save_pretrained("model", {}, tensors)):
+    try:
+        call()
+    except ResourceError as error:
+        print(error)
+    assert [path.name for path in Path().iterdir()] == ["model.safetensors"], list(Path().iterdir())
+    assert set(open_weights(".")) == {"old"}
+"""
+
+
+def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path):
+    """A file system of 256 KiB for 512 KiB of weights: a ResourceError with the file and the reason, three ways."""
+    mount = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
+    enter = 'mount -t tmpfs -o size=256k none "$0" && cd "$0" && exec "$@"'
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*mount, enter, tmp_path, "true"], check=False).returncode
+    ):
+        pytest.skip("no file system can be mounted here")
+    command = [*mount, enter, tmp_path, sys.executable, "-c", NO_SPACE]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3 and all("No space left on device" in line for line in lines)
