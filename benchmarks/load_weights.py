@@ -66,22 +66,22 @@ def files_of(folder: Path) -> list[Path]:
 
 def make_weights(folder: Path, shape: str) -> None:
     """Write a model of that shape with seeded weights, one tensor in memory at a time."""
+    from tilewise import models
     from tilewise.checkpoint import LazyTensor, save_pretrained
-    from tilewise.models.llama import LlamaConfig, weights
+    from tilewise.models.llama import LlamaConfig
 
     def random(name: str, size: tuple[int, ...]) -> np.ndarray:
         bits = np.random.default_rng(crc32(name.encode())).integers(0, 1 << 16, size, np.uint16)
         return ((bits & 0x81FF) | 0x3C00).view(ml_dtypes.bfloat16)  # of both signs, 2**-7 to 2**-3
 
     config = LlamaConfig(**SHAPES[shape], max_position_embeddings=2048)
-    tensors = (
-        (
-            weights.file_name(name),
-            LazyTensor(size, np.dtype(ml_dtypes.bfloat16), lambda name=name, size=size: random(name, size)),
-        )
-        for name, size in weights.parameter_shapes(config)
-    )
-    save_pretrained(folder, {**config.to_dict(), "torch_dtype": "bfloat16"}, tensors)
+    dtype = np.dtype(ml_dtypes.bfloat16)
+    tensors = {
+        name: LazyTensor(size, dtype, lambda name=name, size=size: random(name, size))
+        for name, size in models.parameter_shapes(config)
+    }
+    stored = models.stored_tensors(config, tensors)
+    save_pretrained(folder, {**config.to_dict(), "torch_dtype": "bfloat16"}, stored)
 
 
 # ---- contestants, each in a process of its own -------------------------------------------------------------
@@ -125,18 +125,16 @@ def transformers_load(folder: Path) -> dict[str, object]:
 def ours(folder: Path, devices: int) -> dict[str, object]:
     """Ours over so many devices by tensor parallelism."""
     import tilewise as tw
-    from tilewise.checkpoint import open_weights
-    from tilewise.models import llama
-    from tilewise.models.llama.weights import rename_from_files
+    from tilewise import models
 
     started = time.perf_counter()
-    config = llama.LlamaConfig.from_pretrained(folder)
-    graph = tw.ComputeGraph("llama")
-    llama.build_decoding_graph(graph, config, CONTEXT, 1, BLOCKS, "bf16")
+    config = models.open(folder)
+    graph = tw.ComputeGraph("load")
+    models.build_decoding_graph(graph, config, CONTEXT, 1, BLOCKS, "bf16")
     plan = graph.plan({"tp": devices} if devices > 1 else {})
     with graph.instantiate(plan) as model:
         loading = time.perf_counter()
-        report = model.load_parameters(rename_from_files(open_weights(folder), config))
+        report = model.load_parameters(models.open_weights(folder, config))
         done = time.perf_counter()
         parameters = [usage["parameters"] for usage in model.memory_usage()]
     return {

@@ -7,8 +7,8 @@
 #include <unordered_map>
 
 #include "base/check.h"
-#include "kernels/registry.h"
 #include "kernels/loading/weights.h"
+#include "kernels/registry.h"
 
 #define TILEWISE_DECLARE_STORE \
   bool store_weights(const StoredBlock& block, const WeightPart& part, int64_t row, int64_t col, bool transposed);

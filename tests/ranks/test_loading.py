@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from small_llama import config, training_graph
-from tilewise.models.llama.weights import parameter_shapes
 
 import tilewise as tw
+from tilewise import models
 from tilewise.checkpoint import (
     LazyTensor,
     StoredTensor,
@@ -21,7 +21,6 @@ from tilewise.checkpoint import (
     write_weights,
 )
 from tilewise.core import CheckpointError, PlanError
-from tilewise.models import llama
 from tilewise.session import loading
 
 MODEL = config(vocab_size=509, tie_word_embeddings=False)
@@ -31,7 +30,7 @@ NORM = "layers.1.input_layernorm.weight"
 
 def _weights(dtype, seed=0):
     rng = np.random.default_rng(seed)
-    shapes = parameter_shapes(MODEL)
+    shapes = models.parameter_shapes(MODEL)
     return {name: (rng.standard_normal(shape) * 0.05).astype(dtype) for name, shape in shapes}
 
 
@@ -39,7 +38,7 @@ def _decoding(dtype="bf16", axes=()):
     """A model to load; batches are shared in training alone."""
     graph = training_graph(MODEL, dtype) if "dp" in axes else tw.ComputeGraph("llama")
     if "dp" not in axes:
-        llama.build_decoding_graph(graph, MODEL, 8, 1, 4, dtype)
+        models.build_decoding_graph(graph, MODEL, 8, 1, 4, dtype)
     return graph.instantiate(graph.plan(dict(axes)))
 
 
@@ -225,7 +224,7 @@ def test_what_is_read_of_large_files_leaves_the_page_cache(tmp_path, monkeypatch
 
 def _fused_table(is_transposed):
     """The weights of MODEL with queries, keys and values in one tensor, gate and up in another."""
-    shapes = dict(parameter_shapes(MODEL))
+    shapes = dict(models.parameter_shapes(MODEL))
     groups = {
         "qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
         "gate_up": ["mlp.gate_proj", "mlp.up_proj"],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -137,5 +138,9 @@ def save_tensors(
     with path.open("wb") as file:
         file.write(len(content).to_bytes(8, "little") + content)
         for name in order:
-            array = np.ascontiguousarray(read_array(tensors[name]))
-            file.write(array.reshape(-1).view(np.uint8).data)
+            _write_elements(file, tensors[name])
+
+
+def _write_elements(file: BinaryIO, tensor: Tensor) -> None:
+    array = np.ascontiguousarray(read_array(tensor))
+    file.write(array.reshape(-1).view(np.uint8).data)

@@ -163,6 +163,48 @@ def test_two_models_in_one_directory_are_refused(tmp_path):
     assert set(open_weights(tmp_path)) == set(_tensors())
 
 
+@pytest.mark.parametrize(
+    "content,words",
+    [
+        (b"PK\x03\x04" + b"\0" * 60, "archive with pickled tensors, which may run any code"),
+        (b"\x80\x02}q\x00." + b"\0" * 60, "pickled objects, which may run any code"),
+        (b"GGUF" + b"\3" * 60, "a GGUF file"),
+    ],
+)
+def test_other_formats_are_called_by_their_names(tmp_path, content, words):
+    """Pickled weights are refused with advice, and never opened, whatever the file is called."""
+    for name in ("model.safetensors", "model.pt"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(CheckpointError, match=words):
+            open_weights(tmp_path / name)
+
+
+def test_a_directory_with_pickled_weights_alone_is_refused_with_advice(tmp_path):
+    """It names the file; beside safetensors, pickled files are left alone."""
+    (tmp_path / "pytorch_model-00001-of-00002.bin").write_bytes(b"PK\x03\x04")
+    with pytest.raises(CheckpointError, match=r"pytorch_model-00001-of-00002\.bin.*convert"):
+        open_weights(tmp_path)
+    write_weights(tmp_path, _tensors().items())
+    assert set(open_weights(tmp_path)) == set(_tensors())
+
+
+def test_a_header_whose_length_looks_like_a_pickle_is_a_header(tmp_path):
+    """Its first byte may be any; only what is no header is looked at for other formats."""
+    for length in range(100, 400):
+        if (8 + length) % 256 == 0x80 or length == 0x80:
+            content = b"{}" + b" " * (length - 2)
+            (tmp_path / "model.safetensors").write_bytes(length.to_bytes(8, "little") + content)
+            assert dict(open_weights(tmp_path)) == {}
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 7, b"\xff" * 8, (1 << 40).to_bytes(8, "little") + b"{}"])
+def test_an_impossible_header_takes_no_memory(tmp_path, content):
+    """Lengths beyond the file or the format's limit are refused before anything of that size is made."""
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        open_weights(tmp_path)
+
+
 def test_unaligned_tensors_are_whole(tmp_path):
     """The format asks no writer to align its tensors; their values come all the same."""
     header = json.dumps(

@@ -1,0 +1,93 @@
+"""Tables of stored tensors: read under the graph's names, written under the files', anything else refused by name."""
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tilewise.checkpoint import StoredTensor, StoredWeights, open_weights, store_parameters, write_weights
+from tilewise.core import CheckpointError
+
+TABLE = [
+    StoredTensor("model.embed", (("embed", 6),)),
+    StoredTensor("model.attn", (("q", 4), ("k", 2), ("v", 2)), is_transposed=True),
+    StoredTensor("model.attn.bias", (("q.bias", 4), ("k.bias", 2), ("v.bias", 2))),
+    StoredTensor("model.mlp", (("gate", 5), ("up", 5))),
+]
+
+
+def _parameters():
+    rng = np.random.default_rng(0)
+    shapes = {"embed": (6, 3), "q": (4, 3), "k": (2, 3), "v": (2, 3), "q.bias": (4,), "k.bias": (2,)}
+    shapes |= {"v.bias": (2,), "gate": (5, 3), "up": (5, 3)}
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def _stored():
+    return {name: np.asarray(tensor) for name, tensor in store_parameters(TABLE, _parameters())}
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_what_is_written_by_a_table_is_read_by_it(tmp_path, in_files):
+    """Side by side, transposed and plain; from files and from arrays; slices of rows and columns too."""
+    stored = _stored()
+    assert stored["model.attn"].shape == (3, 8) and stored["model.mlp"].shape == (10, 3)
+    if in_files:
+        write_weights(tmp_path, stored.items(), max_shard_bytes=100)
+        stored = open_weights(tmp_path)
+    found = StoredWeights(stored, TABLE)
+    assert list(found) == list(_parameters())
+    for name, value in _parameters().items():
+        assert found[name].shape == value.shape
+        np.testing.assert_array_equal(found[name], value)
+        np.testing.assert_array_equal(found[name][1:2], value[1:2])
+        if in_files and value.ndim == 2:
+            np.testing.assert_array_equal(found[name].rows(1, 1).columns(1, 2).read(), value[1:2, 1:3])
+
+
+def test_files_may_leave_a_prefix_off(tmp_path):
+    """Of all names, as headless models are saved; another prefix is another name."""
+    stored = {name.removeprefix("model."): tensor for name, tensor in _stored().items()}
+    np.testing.assert_array_equal(StoredWeights(stored, TABLE, prefix="model.")["k"], _parameters()["k"])
+    with pytest.raises(CheckpointError, match=r"none called 'model\.embed'"):
+        StoredWeights(stored, TABLE, prefix="bert.")
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        ({"model.mlp": None}, r"none called 'model\.mlp'"),
+        ({"model.more": np.ones(3)}, r"'model\.more' and 0 more"),
+        ({"model.mlp": np.ones((9, 3), np.float32)}, r"'model\.mlp' with the 10 rows.*\[9, 3\]"),
+        ({"model.attn": np.ones((8, 3), np.float32)}, r"'model\.attn' with the 8 columns.*\[8, 3\]"),
+        ({"model.attn": np.ones(8, np.float32)}, r"'model\.attn'"),
+        ({"model.mlp": np.ones((10, 3, 1), np.float32)}, r"\[10, 3, 1\]"),
+        ({"model.mlp": np.float32(1).reshape(())}, r"\[\]"),
+        ({"model.mlp": np.ones((10, 3), np.int8)}, r"'model\.mlp' as floating-point.*int8.*quantized"),
+        ({"head": np.ones((6, 3), np.float32)}, r"'head' equal to 'model\.embed'"),
+        ({"head": np.ones((6, 3), ml_dtypes.bfloat16)}, r"'head' equal to"),
+        ({"head": np.ones((5, 3), np.float32)}, r"'head' equal to"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused_by_name(change, words):
+    """Missing, too many, other rows, integers, a tied head of its own: before anything is read."""
+    stored = {name: tensor for name, tensor in {**_stored(), **change}.items() if tensor is not None}
+    with pytest.raises(CheckpointError, match=words):
+        StoredWeights(stored, TABLE, copies={"head": "model.embed"})
+
+
+def test_copies_and_what_is_ignored_are_taken(tmp_path):
+    """A tied head that is the embedding, to the bit; buffers that follow from the configuration."""
+    stored = {**_stored(), "head": _stored()["model.embed"], "rope.inv_freq": np.ones(2, np.float32)}
+    write_weights(tmp_path, stored.items())
+    options = {
+        "copies": {"head": "model.embed", "absent": "model.mlp"},
+        "is_ignored": re.compile(r"rope\..*"),
+    }
+    assert set(StoredWeights(open_weights(tmp_path), TABLE, **options)) == set(_parameters())
+    stored["head"] = stored["head"].copy()
+    stored["head"][5, 2] = np.nextafter(stored["head"][5, 2], np.float32(9))  # the twin: one bit
+    write_weights(tmp_path, stored.items())
+    with pytest.raises(CheckpointError, match="'head' equal"):
+        StoredWeights(open_weights(tmp_path), TABLE, **options)
