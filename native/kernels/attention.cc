@@ -40,7 +40,7 @@ struct QueryRun {
   int64_t first_row, count;
   const int32_t* positions;  // per row; nullptr: row i of the run is position i
   int64_t position_stride;
-  int64_t length;  // of a sequence that is not causal: the positions that are seen
+  int64_t length;  // positions of a sequence that is not causal
 
   int64_t last_position(int64_t i, bool causal) const {
     if (!causal) return length - 1;
@@ -275,7 +275,9 @@ void attention(const KernelArgs& args) {
   for (int64_t row = 0; row < out.rows; row += seq) {
     const KvRows<T> kv = {row_of<const T>(k, row), row_of<const T>(v, row), k.stride, v.stride, nullptr, 0};
     const int64_t length = lengths.data ? *row_of<const int32_t>(lengths, row / seq) : seq;
-    forward.run(out, args.tiles[1], q, kv, {row, seq, nullptr, 0, length});
+    forward.run(out, args.tiles[1], q, kv, {row, length, nullptr, 0, length});
+    clear_rows<T>(out, row + length, row + seq, 0, out.cols);
+    clear_rows<float>(args.tiles[1], row + length, row + seq, 0, heads.heads);
   }
 }
 
