@@ -40,7 +40,7 @@ struct QueryRun {
   int64_t first_row, count;
   const int32_t* positions;  // per row; nullptr: row i of the run is position i
   int64_t position_stride;
-  int64_t length;  // of a sequence that is not causal: the positions that are seen
+  int64_t length;  // positions of a sequence that is not causal
 
   int64_t last_position(int64_t i, bool causal) const {
     if (!causal) return length - 1;
@@ -90,13 +90,14 @@ class Forward {
   void run_head(const Pass& pass, const KvRows<T>& kv) {
     const int64_t group = h_.heads / h_.kv_heads, rows = group * pass.count, blocks = divide_up(rows, kMaxRows);
     const auto start = [&](int64_t b) { return rows / blocks * b + smaller(b, rows % blocks); };
-    int64_t last = 0, lowest = pass.run.last_position(pass.first, h_.causal);
-    for (int64_t i = 0; i < pass.count; ++i) {
-      const int64_t position = pass.run.last_position(pass.first + i, h_.causal);
-      last = larger(last, position);
-      lowest = smaller(lowest, first_position(position));
+    int64_t last = 0, lowest = 0;
+    for (int64_t i = 0; i < pass.count; ++i) last = larger(last, pass.run.last_position(pass.first + i, h_.causal));
+    if (h_.window > 0) {
+      lowest = last;
+      for (int64_t i = 0; i < pass.count; ++i)
+        lowest = smaller(lowest, first_position(pass.run.last_position(pass.first + i, h_.causal)));
+      lowest -= lowest % kGranule;
     }
-    lowest -= lowest % kGranule;
     for (int64_t b = 0; b < blocks; ++b) {
       store(top_ + b * kLanes, set(-kInfinity));
       store(total_ + b * kLanes, set(0.0f));
@@ -112,7 +113,19 @@ class Forward {
   }
 
   /// The first position that a row sees whose last is `last`.
-  int64_t first_position(int64_t last) const { return h_.window > 0 ? larger(last - h_.window + 1, int64_t{0}) : 0; }
+  int64_t first_position(int64_t last) const { return larger(last - h_.window + 1, int64_t{0}); }
+
+  /// Where the windows of a block's rows begin; the lowest of it.
+  __attribute__((noinline)) int64_t find_windows(int64_t rows) {
+    int64_t lowest = first_position(last_[0]);
+    latest_first_ = 0;
+    for (int64_t r = 0; r < rows; ++r) {
+      first_[r] = first_position(last_[r]);
+      lowest = smaller(lowest, first_[r]);
+      latest_first_ = larger(latest_first_, first_[r]);
+    }
+    return lowest - lowest % kGranule;
+  }
 
   void pack_granule(const KvRows<T>& kv, int64_t kv_head, int64_t granule, int64_t count) {
     const int64_t row = kv.row(granule), column = kv_head * h_.dim, slot = granule % kSpan / kGranule;
@@ -127,23 +140,19 @@ class Forward {
   /// One block of rows over the granules packed, [span, end).
   void run_block(const Pass& pass, int64_t block, int64_t first, int64_t rows, int64_t span, int64_t end) {
     const int64_t group = h_.heads / h_.kv_heads;
-    int64_t furthest = 0, lowest = end;
-    latest_first_ = 0;
+    int64_t furthest = 0;
     for (int64_t r = 0; r < rows; ++r) {
       last_[r] = pass.run.last_position(pass.first + (first + r) / group, h_.causal);
-      first_[r] = first_position(last_[r]);
       furthest = larger(furthest, last_[r]);
-      lowest = smaller(lowest, first_[r]);
-      latest_first_ = larger(latest_first_, first_[r]);
     }
-    if (furthest < span || lowest == end) return;
+    const int64_t lowest = h_.window > 0 ? find_windows(rows) : 0;
+    if (furthest < span || lowest >= end) return;
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t query = pass.first + (first + r) / group, head = pass.kv_head * group + (first + r) % group;
       shape_.pack_row_blocks(q_ + r * kRowStride, row_of<const T>(pass.q, pass.run.first_row + query) + head * h_.dim,
                              h_.dim);
     }
-    for (int64_t granule = larger(span, lowest - lowest % kGranule); granule < smaller(end, furthest + 1);
-         granule += kGranule)
+    for (int64_t granule = larger(span, lowest); granule < smaller(end, furthest + 1); granule += kGranule)
       run_granule(block, rows, granule, smaller(kGranule, furthest + 1 - granule));
   }
 
@@ -173,7 +182,7 @@ class Forward {
 
   /// Scores of a block's rows scaled, capped, and -inf before the rows' windows; what is left to scale them by.
   template <int Halves>
-  float shape(int64_t rows, int64_t granule) {
+  __attribute__((noinline)) float shape(int64_t rows, int64_t granule) {
     constexpr int kVectors = 2 * Halves;
     using V = Many<kVectors>;
     for (int64_t r = 0; r < rows; ++r) {
@@ -244,7 +253,7 @@ class Forward {
   uint32_t *q_, *k_panels_, *v_panels_, *p_;
   float* scores_;
   float shift_[kLanes], correction_[kLanes];
-  int64_t first_[kLanes], last_[kLanes];  // visible positions of the block's rows
+  int64_t first_[kLanes] = {}, last_[kLanes];  // visible positions of the block's rows
   int64_t latest_first_ = 0;
 };
 
@@ -266,7 +275,9 @@ void attention(const KernelArgs& args) {
   for (int64_t row = 0; row < out.rows; row += seq) {
     const KvRows<T> kv = {row_of<const T>(k, row), row_of<const T>(v, row), k.stride, v.stride, nullptr, 0};
     const int64_t length = lengths.data ? *row_of<const int32_t>(lengths, row / seq) : seq;
-    forward.run(out, args.tiles[1], q, kv, {row, seq, nullptr, 0, length});
+    forward.run(out, args.tiles[1], q, kv, {row, length, nullptr, 0, length});
+    clear_rows<T>(out, row + length, row + seq, 0, out.cols);
+    clear_rows<float>(args.tiles[1], row + length, row + seq, 0, heads.heads);
   }
 }
 

@@ -56,6 +56,13 @@ TILEWISE_INLINE Lanes reduce_rows(const Lanes (&x)[kLanes], int64_t rows) {
 #endif
 }
 
+/// Zeros in `count` columns of some rows: what stands behind the length of a sequence.
+template <class T>
+void clear_rows(const TileView& tile, int64_t first, int64_t end, int64_t column, int64_t count) {
+  for (int64_t r = first; r < end; ++r)
+    __builtin_memset(row_of<T>(tile, r) + column, 0, static_cast<size_t>(count) * sizeof(T));
+}
+
 /// Packed sizes for one head dimension.
 template <class D>
 struct GranuleShape {

@@ -24,17 +24,15 @@ struct Call {
 
 /// What queries of a sequence see of it, granule by granule.
 struct Sight {
-  int64_t seq, length;  // positions there are, and those that queries see if not causal
+  int64_t length;
   int64_t window;       // positions that a query sees at most; where nothing limits them, more than there are
   bool causal;
 
-  /// Queries of granule g.
-  int64_t queries(int64_t g) const { return smaller(kGranule, seq - g * kGranule); }
-  /// Positions of granule kv that queries see at all.
-  int64_t positions(int64_t kv) const { return smaller(kGranule, length - kv * kGranule); }
-  /// Positions of granule kv that the first `rows` queries of granule g see between them, but for windows.
-  int64_t end(int64_t g, int64_t kv, int64_t rows) const {
-    return causal ? smaller(positions(kv), (g - kv) * kGranule + rows) : positions(kv);
+  /// Rows of granule g.
+  int64_t rows(int64_t g) const { return smaller(kGranule, length - g * kGranule); }
+  /// Positions of granule kv that the first `count` queries of granule g see between them, but for windows.
+  int64_t end(int64_t g, int64_t kv, int64_t count) const {
+    return causal ? smaller(rows(kv), (g - kv) * kGranule + count) : rows(kv);
   }
   /// The first position that query r of granule g sees, counted from the first of granule kv.
   int64_t begin(int64_t g, int64_t kv, int64_t r) const { return (g - kv) * kGranule + r - window + 1; }
@@ -92,17 +90,17 @@ class Backward {
 
   void run(int64_t first_row, int64_t kv_head) {
     row0_ = first_row;
-    const bool has_length = c_.lengths.data && !c_.causal;
-    const int64_t length = has_length ? *row_of<const int32_t>(c_.lengths, first_row / c_.seq) : c_.seq;
-    sight_ = {c_.seq, length, c_.window > 0 ? c_.window : c_.seq + kGranule, c_.causal};
+    const int64_t length = c_.lengths.data ? *row_of<const int32_t>(c_.lengths, first_row / c_.seq) : c_.seq;
+    sight_ = {length, c_.window > 0 ? c_.window : length + kGranule, c_.causal};
     const int64_t column = kv_head * c_.dim;
     for (int64_t g = 0; g * kGranule < length; ++g) {
-      const int64_t row = row0_ + g * kGranule, count = sight_.positions(g);
+      const int64_t row = row0_ + g * kGranule, count = sight_.rows(g);
       pack_across(k_across_ + g * across_words_, c_.k, row, column, count);
       pack_across(v_across_ + g * across_words_, c_.v, row, column, count);
       shape_.pack_along(k_along_ + g * along_words_, row_of<const T>(c_.k, row) + column, c_.k.stride, c_.dim, count);
     }
     const int64_t group = c_.heads / c_.kv_heads;
+    clear_rows<T>(c_.dq, row0_ + length, row0_ + c_.seq, group * column, group * c_.dim);
     ChunkTree tree;
     float* top = stack_;
     for (int64_t h = 0; h < group; ++h) {
@@ -132,8 +130,8 @@ class Backward {
 
   void run_head(int64_t head, float* sums) {
     for (int64_t i = 0; i < entry_floats(); i += kLanes) store(sums + i, set(0.0f));
-    for (int64_t g = 0; g < granules_; ++g) {
-      const int64_t count = sight_.queries(g);
+    for (int64_t g = 0; g * kGranule < sight_.length; ++g) {
+      const int64_t count = sight_.rows(g);
       load_queries(head, g, count);
       for (int64_t i = 0; i < block_floats_; i += kLanes) store(dq_ + i, set(0.0f));
       for (int64_t kv = sight_.first_granule(g); kv <= sight_.last_granule(g); ++kv) {

@@ -279,7 +279,7 @@ class GraphBuilder(RowCalls):
             window: positions that a token sees at most, itself among them; needs `causal`.
             softcap: scores s become `softcap * tanh(s / softcap)`.
             lengths: i32 `[batch]` in [1, seq], without `causal`: positions from a length on are padding,
-                which no token of the sequence sees. Rows there have finite values.
+                which no token of the sequence sees. The result there is 0.
         """
         attrs = {
             "head_dim": head_dim,

@@ -7,7 +7,7 @@ compared on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -219,20 +219,20 @@ def _capped(scores: F64, softcap: float) -> tuple[F64, F64]:
     return softcap * bent, 1 - bent**2
 
 
-def _hidden(count: int, causal: bool, window: int, length: int) -> NDArray[np.bool_]:
+def _hidden(count: int, causal: bool, window: int) -> NDArray[np.bool_]:
     """Which positions of a sequence a query does not see."""
     query, position = np.arange(count)[:, None], np.arange(count)[None, :]
-    if not causal:
-        return np.broadcast_to(position >= length, (count, count))
-    return (position > query) | (position <= query - window if window else position < 0)
+    return np.asarray(causal & ((position > query) | (position <= query - (window or count))))
 
 
-def _length(lengths: Array | None, seq_len: int, row: int) -> int:
-    return seq_len if lengths is None else int(lengths.reshape(-1)[row // seq_len])
+def _sequences(lengths: Array | None, rows: int, seq_len: int) -> Iterator[tuple[int, int]]:
+    """First row and length of every sequence."""
+    for i, row in enumerate(range(0, rows, seq_len)):
+        yield row, seq_len if lengths is None else int(lengths.reshape(-1)[i])
 
 
-def _head(x: Array, row: int, seq_len: int, head: int, dim: int) -> F64:
-    return _f64(x)[row : row + seq_len, head * dim : (head + 1) * dim]
+def _head(x: Array, row: int, length: int, head: int, dim: int) -> F64:
+    return _f64(x)[row : row + length, head * dim : (head + 1) * dim]
 
 
 def attention(
@@ -249,18 +249,18 @@ def attention(
     softcap: float = 0.0,
     lengths: Array | None = None,
 ) -> tuple[F64, F64]:
-    """The output and lse of self-attention inside each sequence."""
+    """The output and lse of self-attention inside each sequence; zero behind its length."""
     out, lse = np.zeros((len(q), heads * dim)), np.zeros((len(q), heads))
-    for row in range(0, len(q), seq_len):
+    for row, length in _sequences(lengths, len(q), seq_len):
+        rows = slice(row, row + length)
         for h in range(heads):
             kv = h * kv_heads // heads
-            keys, values = _head(k, row, seq_len, kv, dim), _head(v, row, seq_len, kv, dim)
-            scores, _ = _capped(_head(q, row, seq_len, h, dim) @ keys.T * scale, softcap)
-            hidden = _hidden(seq_len, causal, window, _length(lengths, seq_len, row))
-            scores = np.where(hidden, -np.inf, scores)
+            keys, values = _head(k, row, length, kv, dim), _head(v, row, length, kv, dim)
+            scores, _ = _capped(_head(q, row, length, h, dim) @ keys.T * scale, softcap)
+            scores = np.where(_hidden(length, causal, window), -np.inf, scores)
             top = scores.max(1, keepdims=True)
-            lse[row : row + seq_len, h] = (np.log(np.exp(scores - top).sum(1, keepdims=True)) + top)[:, 0]
-            out[row : row + seq_len, h * dim : (h + 1) * dim] = softmax(scores) @ values
+            lse[rows, h] = (np.log(np.exp(scores - top).sum(1, keepdims=True)) + top)[:, 0]
+            out[rows, h * dim : (h + 1) * dim] = softmax(scores) @ values
     return out, lse
 
 
@@ -281,17 +281,16 @@ def attention_backward(
 ) -> tuple[F64, F64, F64]:
     """dq, dk and dv; the softmax is rebuilt here, so out and lse are no operands."""
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
-    for row in range(0, len(q), seq_len):
-        rows = slice(row, row + seq_len)
+    for row, length in _sequences(lengths, len(q), seq_len):
+        rows = slice(row, row + length)
         for h in range(heads):
             kv = h * kv_heads // heads
             own, shared = slice(h * dim, (h + 1) * dim), slice(kv * dim, (kv + 1) * dim)
-            query, key = _head(q, row, seq_len, h, dim), _head(k, row, seq_len, kv, dim)
+            query, key = _head(q, row, length, h, dim), _head(k, row, length, kv, dim)
             scores, slope = _capped(query @ key.T * scale, softcap)
-            hidden = _hidden(seq_len, causal, window, _length(lengths, seq_len, row))
-            p = softmax(np.where(hidden, -np.inf, scores))
-            gradient = _head(dout, row, seq_len, h, dim)
-            ds = softmax_backward(gradient @ _head(v, row, seq_len, kv, dim).T, p) * slope * scale
+            p = softmax(np.where(_hidden(length, causal, window), -np.inf, scores))
+            gradient = _head(dout, row, length, h, dim)
+            ds = softmax_backward(gradient @ _head(v, row, length, kv, dim).T, p) * slope * scale
             dq[rows, own] = ds @ key
             dk[rows, shared] += ds.T @ query
             dv[rows, shared] += p.T @ gradient

@@ -43,6 +43,11 @@ class Scores:
         lengths = torch.tensor(self.lengths or (seq,) * count)
         return (position[None] < lengths[:, None, None]).expand(count, seq, seq)[:, None]
 
+    def padding(self, seq, count):
+        """[sequences, 1, queries, 1]: rows from a sequence's length on."""
+        lengths = torch.tensor(self.lengths or (seq,) * count)
+        return (torch.arange(seq)[None] >= lengths[:, None])[:, None, :, None]
+
 
 CAUSAL = Scores()
 
@@ -111,6 +116,7 @@ def torch_attention(shape, q, k, v, scores=CAUSAL):
         out = bent.masked_fill(~seen, -torch.inf).softmax(-1) @ split[2]
     else:
         out = torch.nn.functional.scaled_dot_product_attention(*split, attn_mask=seen)
+    out = out.masked_fill(scores.padding(seq, count), 0)
     return out.transpose(1, 2).reshape(count * seq, heads * dim), leaves
 
 

@@ -64,7 +64,9 @@ def torch_attend(softcap=torch.inf, window=SEQ, lengths=None):
         if softcap < torch.inf:
             scores = softcap * torch.tanh(scores / softcap)
         p = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
-        return (p @ keys).transpose(1, 2).reshape(BATCH, SEQ, WIDTH)
+        y = (p @ keys).transpose(1, 2).reshape(BATCH, SEQ, WIDTH)
+        padding = torch.arange(SEQ) >= torch.tensor(lengths or (SEQ,) * BATCH)[:, None]
+        return y.masked_fill(padding[..., None], 0)
 
     return attention
 
