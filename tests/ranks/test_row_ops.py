@@ -18,6 +18,7 @@ from tilewise.core.errors import ShapeError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.nn import layer_norm, linear, rms_norm
 from tilewise.session import verify_strategy
+from tilewise.strategy import ParallelismMode
 
 VOCAB, WIDTH, HEADS, KV_HEADS, HEAD_DIM, INNER = 96, 32, 8, 2, 4, 48
 BATCH, SEQ = 8, 9
@@ -122,6 +123,41 @@ FAULTS = [
 def test_planted_faults_are_found(name, axes, accumulation, label, fault):
     """A moved border and a dropped partial."""
     assert not compare(name, "f32", axes, accumulation, change=change_first(label, fault, -1)).equal
+
+
+@pytest.mark.parametrize(
+    "heads,group,chunks,tp", [(8, 1, 12, 3), (3, 1, 8, 2), (2, 4, 8, 8), (6, 2, 8, 2)], ids=str
+)
+def test_shares_of_heads(heads, group, chunks, tp):
+    """Shares of unequal size, heads that do not fill the chunks, and a head that several devices have: one gain."""
+    label = tw.DimLabel("heads", HEAD_DIM, group)
+    g = tw.ComputeGraph("shares", reduction_chunks=chunks)
+    x = g.input([4, 6, WIDTH], name="x", labels=[tw.BATCH, None, None])
+    h = linear(g, x, "up.weight", heads * HEAD_DIM, out_label=label, bias=True)
+    h = rms_norm(g, h, "gain", eps=1e-5, offset=1.0, head_dim=HEAD_DIM)
+    g.loss(g.mean(g.gelu(linear(g, h, "down.weight", WIDTH, in_label=label))))
+    g.optimize(tw.optim.AdamW())
+    data = {"x": np.random.default_rng(0).standard_normal((4, 6, WIDTH), np.float32)}
+    strategy = tw.DistributionStrategy(ParallelismMode.HYBRID, {"tp": tp}, {"heads": "tp"})
+    states = []
+    for chosen in (tw.DistributionStrategy.single(), strategy):
+        g.set_distribution(chosen)
+        with g.instantiate() as model:
+            model.initialize(2, 0.5)
+            for _ in range(3):
+                model.step(data, 1e-2)
+            states.append(model.state_dict() | {"gain.grad": model.get_tensor("gain.grad")})
+    assert states[0]["gain.grad"].any() and differing(*states) == []
+
+
+def test_heads_that_a_label_cuts_are_refused():
+    """A head that devices would share cannot be normalised; nor can a dim that holds no whole heads."""
+    g = tw.ComputeGraph("cut")
+    x = g.input([4, 12], name="x", labels=[tw.BATCH, tw.DimLabel("heads", 2)])
+    for size, words in ((4, "keep heads of 4 whole"), (5, "must hold heads of 5")):
+        with pytest.raises(ShapeError, match=words):
+            rms_norm(g, x, "gain", eps=1e-5, head_dim=size)
+        assert not g.has("gain")
 
 
 def test_a_bias_without_a_label():
