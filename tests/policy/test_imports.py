@@ -24,9 +24,10 @@ ALLOWED = {
     "models": "core ir nn strategy checkpoint",  # a family says how files hold its parameters
     "data": f"{STAGES} tilewise",
     "generate": f"{STAGES} data tilewise",
+    "encode": f"{STAGES} generate tilewise",
     "train": f"{STAGES} data generate tilewise",
     "serve": f"{STAGES} data generate tilewise",
-    "cli": f"{STAGES} data generate train serve tilewise",
+    "cli": f"{STAGES} data generate encode train serve tilewise",
     "tilewise": f"{STAGES} cli",  # `python -m tilewise`
 }
 NATIVE_MODULE_USERS = {"kernels", "comm", "runtime"}

@@ -1,4 +1,4 @@
-"""The command line: `tilewise demo | train | generate | verify`.
+"""The command line: `tilewise demo | train | generate | encode | evaluate | inspect | verify`.
 
 Owns arguments, help texts, exit codes. Heavy packages are imported inside commands, so that help is quick. A
 user's mistake is one line on standard error and exit code 2 before any work; a failure while working is one
@@ -40,6 +40,10 @@ _MODEL_DIR = typer.Argument(
 )
 _CONFIG = typer.Argument(help="A TOML file; examples/train.toml shows every key.", show_default=False)
 
+_DTYPE_HELP = (
+    "Of weights and activations: bf16 or bfloat16; f32, float32 or fp32; auto: as config.json says, bf16 when that is "
+    "another type."
+)
 
 _MAX_LINE = 2000
 _INTERRUPTED = 130  # the exit code of what Ctrl-C ended
@@ -142,8 +146,7 @@ def generate(
         typer.Option(
             callback=_known_dtype,
             metavar="TYPE",
-            help="Of weights and activations: bf16 or bfloat16; f32, float32 or fp32; auto: as config.json says, bf16 "
-            "when that is another type.",
+            help=_DTYPE_HELP,
         ),
     ] = "bf16",
     max_tokens: Annotated[
@@ -202,6 +205,107 @@ def verify(
     print(report.text)
     if not report.equal:
         raise typer.Exit(1)
+
+
+@app.command()
+def inspect(model_dir: Annotated[Path, _MODEL_DIR]) -> None:
+    """Say what a model directory holds, what fits on this machine, and how fast it can be at most.
+
+    Reads headers only. Shows architecture, parameters, bytes per type, bytes of KV cache per token, the context that
+    fits into this machine's memory, and a bound on the speed of writing from what its memory reaches, which is
+    measured.
+
+    Example: `tilewise inspect demo/model`
+    """
+    from tilewise.cli.inspect import describe_model
+
+    with before_work():
+        for line in describe_model(model_dir):
+            print(line)
+
+
+@app.command()
+def evaluate(
+    model_dir: Annotated[Path, _MODEL_DIR],
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="A text file or directory; `stdlib`: this Python's own sources.", show_default=False
+        ),
+    ],
+    context: Annotated[
+        int | None,
+        typer.Option(help="Tokens that a window sees at most. Default: the model's context, 1024 at most."),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, max=4096, help="Windows at a time.")] = 8,
+    tp: Annotated[int, typer.Option(min=1, help="Devices that share every layer (1, 2, 4, ...).")] = 1,
+    dtype: Annotated[str, typer.Option(callback=_known_dtype, metavar="TYPE", help=_DTYPE_HELP)] = "bf16",
+) -> None:
+    """Say how well a model predicts files: perplexity per token, bits per byte.
+
+    Every token of every file is predicted once, from the half of a window before it at least. The result does not
+    depend on `--tp` or `--batch`.
+
+    Example: `tilewise evaluate demo/model ~/my-texts`
+    """
+    from tilewise.cli.evaluate import evaluate_files
+
+    console = _console(stderr=True)
+    score = evaluate_files(model_dir, data, context=context, batch=batch, tp=tp, dtype=dtype, console=console)
+    print(f"perplexity {score.perplexity:.4f}, {score.bits_per_byte:.4f} bits per byte")
+
+
+@app.command()
+def encode(
+    model_dir: Annotated[Path, _MODEL_DIR],
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="Texts; without any, lines of standard input.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write an array [texts, width] here (NumPy's .npy) instead of lines.")
+    ] = None,
+    pooling: Annotated[
+        str,
+        typer.Option(
+            help="Of a text's tokens: mean, cls (the first), or auto: as the model's files say, else mean."
+        ),
+    ] = "auto",
+    normalize: Annotated[
+        bool | None,
+        typer.Option(
+            "--normalize/--no-normalize", help="Scale vectors to length one. Default: as the files say."
+        ),
+    ] = None,
+    truncate: Annotated[
+        bool,
+        typer.Option(
+            "--truncate", help="Cut texts that are longer than the context, instead of refusing them."
+        ),
+    ] = False,
+    batch: Annotated[int, typer.Option(min=1, max=4096, help="Texts at a time.")] = 16,
+    tp: Annotated[int, typer.Option(min=1, help="Devices that share every layer (1, 2, 4, ...).")] = 1,
+    dtype: Annotated[str, typer.Option(callback=_known_dtype, metavar="TYPE", help=_DTYPE_HELP)] = "f32",
+) -> None:
+    """Turn texts into vectors with an encoder: a line of JSON per text on standard output.
+
+    A text's vector does not depend on the texts beside it, on `--tp` or on `--batch`.
+
+    Example: `tilewise encode ~/bert "a sentence" "another" --normalize`
+    """
+    from tilewise.cli.encode import encode_texts
+
+    encode_texts(
+        model_dir,
+        texts,
+        out,
+        pooling=pooling,
+        normalize=normalize,
+        truncate=truncate,
+        batch=batch,
+        tp=tp,
+        dtype=dtype,
+        console=_console(stderr=True),
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:

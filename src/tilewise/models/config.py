@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_type_hints
 
@@ -252,9 +251,17 @@ class ModelConfig:
         return float((2 / (5 * self.hidden_size)) ** 0.5)
 
 
-@cache
+_TYPES: dict[type, type[BaseModel]] = {}
+
+
 def _types(cls: type[ModelConfig]) -> type[BaseModel]:
-    """The types of a family's fields, for pydantic to hold a file to."""
+    """The types of a family's fields, for pydantic to hold a file to; made once."""
+    if cls not in _TYPES:
+        _TYPES[cls] = _make_types(cls)
+    return _TYPES[cls]
+
+
+def _make_types(cls: type[ModelConfig]) -> type[BaseModel]:
     from pydantic import ConfigDict, create_model
 
     hints = get_type_hints(cls)

@@ -27,6 +27,7 @@ class Family:
         shapes: every parameter's name in the training graph and its shape, in the order of the forward pass.
         max_context: the longest sequence that a model is meant for.
         training: (graph, config, batch, seq, dtype) describes one training step.
+        kv_elements: of the KV cache, per token; 0 for models that do not write.
         decoding: (graph, config, max_tokens, max_sequences, num_blocks, dtype, context) describes prefill and decoding;
             None for models that do not write.
         encoding: (graph, config, batch, seq, dtype) describes the vectors of all tokens of texts; None for models that
@@ -37,6 +38,7 @@ class Family:
     layout: Callable[..., FileLayout]
     shapes: Callable[[Any], Iterator[tuple[str, tuple[int, ...]]]]
     max_context: Callable[[Any], int]
+    kv_elements: Callable[[Any], int]
     training: Callable[..., None]
     decoding: Callable[..., None] | None = None
     encoding: Callable[..., None] | None = None
@@ -79,4 +81,10 @@ def decoder_family(
     def shapes(given: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
         return parameter_shapes(given.decoder)
 
-    return Family(config, layout, shapes, lambda given: given.decoder.max_positions, training, decoding)
+    def kv_elements(given: Any) -> int:
+        return int(2 * given.decoder.kv_size * len(given.decoder.layers))
+
+    def max_context(given: Any) -> int:
+        return int(given.decoder.max_positions)
+
+    return Family(config, layout, shapes, max_context, kv_elements, training, decoding)

@@ -7,10 +7,13 @@ or spell a few names in another way, some hold a copy of a tied head. What is re
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from tilewise.checkpoint import StoredTensor, StoredWeights, Tensor
+from numpy.typing import NDArray
+
+from tilewise.checkpoint import FileTensor, StoredTensor, StoredWeights
 
 __all__ = ["FileLayout"]
 
@@ -34,7 +37,7 @@ class FileLayout:
     copies: Mapping[str, str] = field(default_factory=dict)
     older: Mapping[str, str] = field(default_factory=dict)
 
-    def weights(self, files: Mapping[str, Tensor]) -> StoredWeights:
+    def weights(self, files: Mapping[str, NDArray[Any] | FileTensor]) -> StoredWeights:
         """Files under the graph's names; nothing is read yet but copies, which must be some.
 
         Args:
@@ -49,7 +52,7 @@ class FileLayout:
         ignored = re.compile(f"({re.escape(self.prefix)})?({self.derived})")
         return StoredWeights(files, table, prefix=self.prefix, copies=copies, is_ignored=ignored)
 
-    def _spelled(self, name: str, files: Mapping[str, Tensor]) -> str:
+    def _spelled(self, name: str, files: Collection[str]) -> str:
         for new, old in self.older.items():
             older = name.removesuffix(new) + old
             if name.endswith(new) and (older in files or older.removeprefix(self.prefix) in files):

@@ -29,6 +29,7 @@ __all__ = [
     "config_from_dict",
     "file_layout",
     "is_encoder",
+    "kv_elements_per_token",
     "max_context",
     "num_parameters",
     "open",
@@ -131,6 +132,11 @@ def num_parameters(config: ModelConfig) -> int:
 def max_context(config: ModelConfig) -> int:
     """The longest sequence that a model is meant for."""
     return _family_of("max_context", config).max_context(config)
+
+
+def kv_elements_per_token(config: ModelConfig) -> int:
+    """Elements of the KV cache that one token of a text takes; 0 for models that do not write."""
+    return _family_of("kv_elements_per_token", config).kv_elements(config)
 
 
 def is_encoder(config: ModelConfig) -> bool:

@@ -18,10 +18,10 @@ from tilewise.train.config import (
     make_model_config,
     make_optimizer,
 )
-from tilewise.train.evaluation import CompressionReport, bits_per_byte, compress_files
+from tilewise.train.evaluation import CompressionReport, Score, compress_files, score_files
 from tilewise.train.metrics import draw_loss_curve, read_metrics
 from tilewise.train.pacing import TimeBudget
-from tilewise.train.progress import StepProgress, format_duration
+from tilewise.train.progress import StepProgress, format_duration, track_work
 from tilewise.train.run import PlannedRun, RunResult, plan_run, run_training, train_steps
 from tilewise.train.schedule import learning_rate
 from tilewise.train.trainer import (
@@ -42,13 +42,13 @@ __all__ = [
     "OutputSection",
     "PlannedRun",
     "RunResult",
+    "Score",
     "StepProgress",
     "TimeBudget",
     "TrainConfig",
     "TrainSection",
     "Trainer",
     "TrainingData",
-    "bits_per_byte",
     "check_config",
     "compare_strategy",
     "compress_files",
@@ -65,5 +65,7 @@ __all__ = [
     "prepare_data",
     "read_metrics",
     "run_training",
+    "score_files",
+    "track_work",
     "train_steps",
 ]

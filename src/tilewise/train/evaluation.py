@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from tilewise.data import TextFile
     from tilewise.session import GraphInstance
 
-__all__ = ["CompressionReport", "bits_per_byte", "compress_files", "sliding_windows"]
+__all__ = ["CompressionReport", "Score", "compress_files", "score_files", "sliding_windows"]
 
 _Ids = NDArray[np.int32]
+_LARGEST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True)
@@ -85,31 +86,68 @@ def sliding_windows(ids: Sequence[int], context: int, start: int) -> tuple[_Ids,
     return tokens, labels
 
 
-def bits_per_byte(
+@dataclass(frozen=True)
+class Score:
+    """How well a model predicts some files.
+
+    Attributes:
+        nats: the sum over tokens of minus the logarithm of each one's probability.
+        num_tokens: predicted.
+        num_bytes: of the files, in UTF-8.
+    """
+
+    nats: float
+    num_tokens: int
+    num_bytes: int
+
+    @property
+    def perplexity(self) -> float:
+        """Per token; infinite where no double holds it."""
+        mean = self.nats / max(self.num_tokens, 1)
+        return math.exp(mean) if mean < _LARGEST_EXPONENT else math.inf
+
+    @property
+    def bits_per_byte(self) -> float:
+        """What storing the files by the model's predictions would take."""
+        return self.nats / math.log(2.0) / max(self.num_bytes, 1)
+
+
+def score_files(
     model: GraphInstance,
     tokenizer: Tokenizer,
     files: Sequence[TextFile],
     batch: int,
     context: int,
-    end: int,
+    *,
+    start: int,
+    end: int | None,
     show: Callable[[int, int], None] = lambda done, total: None,
-) -> float:
-    """Bits the model needs per UTF-8 byte of the files, end marks included.
+) -> Score:
+    """Predict every token of files.
 
     Args:
-        end: the id of the mark that ends a file.
         model: an instance of a training graph over `batch` sequences of any length up to the context.
+        tokenizer: of the model; its own additions to a text are left out.
+        files: to score.
+        batch: windows of a call.
+        context: tokens that a window sees at most.
+        start: the id that stands before a file.
+        end: the id of a mark behind each file, which is predicted, too; None: there is none.
         show: called with done and all windows after each forward pass.
     """
-    encoded = tokenizer.encode_batch([file.text for file in files], add_special_tokens=False)
-    windows = [sliding_windows([*e.ids, end], context, end) for e in encoded]
+    encoded = [e.ids for e in tokenizer.encode_batch([file.text for file in files], add_special_tokens=False)]
+    behind = [] if end is None else [end]
+    windows = [sliding_windows([*ids, *behind], context, start) for ids in encoded if ids or behind]
+    num_bytes = sum(file.num_bytes for file in files)
+    if not windows:
+        return Score(0.0, 0, num_bytes)
     tokens = np.concatenate([w[0] for w in windows])
     labels = np.concatenate([w[1] for w in windows])
     nats = 0.0
     for i, (batch_tokens, batch_labels) in enumerate(_in_batches(tokens, labels, batch)):
         nats += _sum_of_losses(model, batch_tokens, batch_labels)
         show(min(len(tokens), (i + 1) * batch), len(tokens))
-    return nats / math.log(2.0) / sum(file.num_bytes for file in files)
+    return Score(nats, int((labels != IGNORED).sum()), num_bytes)
 
 
 def _sum_of_losses(model: GraphInstance, tokens: _Ids, labels: _Ids) -> float:

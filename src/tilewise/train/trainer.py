@@ -40,7 +40,7 @@ from tilewise.data import (
     train_tokenizer,
 )
 from tilewise.train.config import TrainConfig, make_model_config, make_optimizer
-from tilewise.train.evaluation import bits_per_byte
+from tilewise.train.evaluation import score_files
 from tilewise.train.progress import track_work
 from tilewise.train.schedule import learning_rate
 
@@ -100,10 +100,11 @@ def prepare_data(config: TrainConfig, console: Console) -> TrainingData:
     with track_work(console, "encoding") as progress:
         stream = encode_files(tokenizer, [file.text for file in corpus.train], end, progress.show)
     cut = (stream, config.train.batch, config.data.context, config.train.seed)
-    batches: Batches | MaskedBatches = PaddedBatches(*cut, end) if config.data.is_padded else Batches(*cut)
+    windows = PaddedBatches(*cut, end) if config.data.is_padded else Batches(*cut)
+    batches: Batches | MaskedBatches = windows
     if is_encoder:
         mask = special_id(tokenizer, MASK, "<mask>")
-        batches = MaskedBatches(batches, mask, model.vocab_size, config.data.masked_percent)
+        batches = MaskedBatches(windows, mask, model.vocab_size, config.data.masked_percent)
     return TrainingData(corpus, tokenizer, batches, end, hashlib.sha256(stream.tobytes()).hexdigest())
 
 
@@ -159,7 +160,9 @@ def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, con
     with graph.instantiate(plan) as model, track_work(console, "held-out files") as progress:
         model.load_parameters(models.open_weights(model_dir, make_model_config(config)))
         files = data.corpus.held_out
-        return bits_per_byte(model, data.tokenizer, files, batch, context, data.end, progress.show)
+        marks = {"start": data.end, "end": data.end}
+        score = score_files(model, data.tokenizer, files, batch, context, **marks, show=progress.show)
+        return score.bits_per_byte
 
 
 class Trainer:

@@ -12,7 +12,7 @@ from rich.console import Console
 from tilewise.core import ConfigError, ResourceError
 from tilewise.data import TextFile, train_tokenizer
 from tilewise.train import progress
-from tilewise.train.evaluation import IGNORED, bits_per_byte, compress_files, sliding_windows
+from tilewise.train.evaluation import IGNORED, compress_files, score_files, sliding_windows
 from tilewise.train.metrics import MetricsFile, draw_loss_curve, read_metrics
 from tilewise.train.progress import StepProgress, describe_step, format_duration
 from tilewise.train.schedule import learning_rate
@@ -86,12 +86,15 @@ def test_a_model_that_guesses_needs_nine_bits_per_token():
     files = [TextFile("a.txt", "\N{EURO SIGN}" * 21), TextFile("b.txt", "b" * 5)]
     tokens = sum(len(tokenizer.encode(file.text).ids) + 1 for file in files)
     model, shown = Guessing(), []
-    bits = bits_per_byte(model, tokenizer, files, 4, 16, 0, lambda *counts: shown.append(counts))
-    assert bits == pytest.approx(9 * tokens / (63 + 5), rel=1e-6)
+    score = score_files(
+        model, tokenizer, files, 4, 16, start=0, end=0, show=lambda *counts: shown.append(counts)
+    )
+    assert score.bits_per_byte == pytest.approx(9 * tokens / (63 + 5), rel=1e-6)
+    assert score.num_tokens == tokens and score.perplexity == pytest.approx(512, rel=1e-6)
     assert sum(model.scored) == tokens and shown == [(4, 8), (8, 8)]
     assert all(batch == 4 and width <= 16 for batch, width in model.shapes)
     short = Guessing()
-    bits_per_byte(short, tokenizer, files[1:], 2, 16, 0)
+    score_files(short, tokenizer, files[1:], 2, 16, start=0, end=0)
     assert short.shapes == [(2, 6)]  # five letters and the end, no wider than that
 
 

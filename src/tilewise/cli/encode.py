@@ -1,0 +1,92 @@
+"""`tilewise encode`: vectors to standard output as lines of JSON, or to a file as one array."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tilewise.cli.refuse import before_work
+from tilewise.core import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["encode_texts"]
+
+
+def encode_texts(
+    model_dir: Path,
+    texts: Sequence[str] | None,
+    out: Path | None,
+    *,
+    pooling: str,
+    normalize: bool | None,
+    truncate: bool,
+    batch: int,
+    tp: int,
+    dtype: str,
+    console: Console,
+) -> None:
+    """Encode `texts`, or the lines of standard input where there are none.
+
+    Args:
+        model_dir: a Hugging Face directory of an encoder.
+        texts: to encode; None or none: lines of standard input, empty ones left out.
+        out: a file for the array; None: lines of JSON on standard output.
+        pooling: `mean`, `cls`, or `auto` for what the directory says.
+        normalize: None for what the directory says.
+        truncate: cut long texts.
+        batch: texts of a call.
+        tp: devices that share every layer.
+        dtype: of weights and activations.
+        console: shows progress.
+
+    Raises:
+        ConfigError, CheckpointError, LayoutError: before any work.
+        ResourceError: the file cannot be written.
+    """
+    from tilewise.checkpoint import check_replaceable, check_writable
+    from tilewise.core.writing import replace_file
+    from tilewise.encode import POOLINGS, Encoder, load_pooling
+    from tilewise.train import track_work
+
+    if pooling not in (*POOLINGS, "auto"):
+        raise ConfigError(
+            f"[cli.encode] --pooling must be auto, {' or '.join(POOLINGS)}; got {pooling!r}; choose one"
+        )
+    if out is not None:
+        check_writable(out.parent)
+        check_replaceable(out, is_directory=False)
+    way = load_pooling(model_dir)
+    way = way if pooling == "auto" else replace(way, mode=pooling)
+    way = way if normalize is None else replace(way, normalize=normalize)
+    with before_work():
+        encoder = Encoder(model_dir, tp=tp, dtype=dtype, pooling=way, batch=batch, truncate=truncate)
+    with encoder:
+        given = list(texts) if texts else _lines()
+        if not given:
+            raise ConfigError(
+                "[cli.encode] there must be texts; got none; pass some, or lines on standard input"
+            )
+        with track_work(console, "texts") as progress:
+            vectors = encoder.encode(given, progress.show)
+    if out is None:
+        for text, vector in zip(given, vectors):
+            print(json.dumps({"text": text, "embedding": [float(x) for x in vector]}, ensure_ascii=False))
+        return
+    replace_file(out, lambda path: _save(path, vectors))
+
+
+def _save(path: Path, vectors: np.ndarray) -> None:
+    with path.open("wb") as file:
+        np.save(file, vectors)
+
+
+def _lines() -> list[str]:
+    return [line.rstrip("\n") for line in sys.stdin if line.strip()]

@@ -1,0 +1,80 @@
+"""`tilewise evaluate`: how well a model predicts some files."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tilewise.cli.refuse import before_work
+from tilewise.core import ConfigError, choose_dtype
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tilewise.train import Score
+
+__all__ = ["evaluate_files"]
+
+_LONGEST = 1024  # tokens of a window, where the model would take more
+
+
+def evaluate_files(
+    model_dir: Path, data: str, *, context: int | None, batch: int, tp: int, dtype: str, console: Console
+) -> Score:
+    """Score the files at a path with a model.
+
+    Args:
+        model_dir: a Hugging Face directory of a model that writes.
+        data: a text file or a directory; `stdlib` for this Python's own sources.
+        context: tokens that a window sees at most; None: the model's, 1024 at most.
+        batch: windows of a call.
+        tp: devices that share every layer.
+        dtype: of weights and activations.
+        console: shows progress.
+
+    Raises:
+        ConfigError, CheckpointError, LayoutError: before any work.
+    """
+    import tilewise as tw
+    from tilewise import models
+    from tilewise.checkpoint import load_tokenizer
+    from tilewise.data import load_corpus, load_standard_library
+    from tilewise.train import score_files, track_work
+
+    with before_work():
+        config = models.open(model_dir)
+        if models.is_encoder(config):
+            raise ConfigError(
+                f"[cli.evaluate] evaluation needs a model that writes; got a {config.architecture}; give another"
+            )
+        limit = models.max_context(config)
+        width = min(_LONGEST, limit) if context is None else context
+        if not 2 <= width <= limit:
+            raise ConfigError(
+                f"[cli.evaluate] --context must lie in the model's, 2 to {limit}; got {width}; correct it"
+            )
+        tokenizer = load_tokenizer(model_dir, config.vocab_size)
+        start = (
+            config.bos_token_id if config.bos_token_id is not None else next(iter(config.eos_token_ids), 0)
+        )
+        corpus = load_standard_library(0.0) if data == "stdlib" else load_corpus(data, 0.0)
+        graph = tw.ComputeGraph(config.model_type)
+        length = tw.Dim("seq", 1, width)
+        models.build_training_graph(graph, config, batch, length, choose_dtype(dtype, config.dtype))
+        weights = models.open_weights(model_dir, config)
+        plan = graph.plan({"tp": tp} if tp > 1 else {})
+    started = time.perf_counter()
+    with graph.instantiate(plan) as model, track_work(console, "files") as progress:
+        model.load_parameters(weights)
+        score = score_files(
+            model, tokenizer, corpus.train, batch, width, start=start, end=None, show=progress.show
+        )
+    seconds = time.perf_counter() - started
+    console.print(
+        f"{len(corpus.train)} files, {score.num_bytes:,} bytes, {score.num_tokens:,} tokens in {seconds:.1f} s; "
+        f"windows of {width} tokens, each token predicted from at least {width // 2} where a file has them",
+        highlight=False,
+        markup=False,
+    )
+    return score

@@ -1,0 +1,125 @@
+"""`tilewise inspect`: what a model directory holds, what fits on this machine, and how fast it can be at most."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tilewise.models import ModelConfig
+
+__all__ = ["describe_model"]
+
+_DTYPES = {"bf16": 2, "f32": 4}
+_PROBE_BYTES = 1 << 28  # beyond any cache
+_PROBE_ROUNDS = 3
+
+
+def describe_model(model_dir: Path) -> Iterator[str]:
+    """Lines about a model directory; weights are not read but for the headers of their files.
+
+    Raises:
+        ConfigError, CheckpointError: it is no model we can run; names file and field.
+    """
+    from tilewise import models
+    from tilewise.plan import memory_of_machine
+
+    config = models.open(model_dir)
+    shapes = dict(models.parameter_shapes(config))
+    yield f"architecture: {config.architecture} ({config.model_type})"
+    yield from _sizes(config)
+    count = sum(prod(shape) for shape in shapes.values())
+    yield f"parameters: {count:,} ({count / 1e9:.2f} billion)"
+    files = models.open_weights(model_dir, config, with_head=not models.is_encoder(config))
+    stored: Counter[str] = Counter()
+    for tensor in files.values():
+        stored[str(tensor.dtype)] += tensor.nbytes
+    yield f"stored as: {', '.join(f'{name} {_size(num)}' for name, num in sorted(stored.items()))}"
+    weights = {name: count * size for name, size in _DTYPES.items()}
+    yield f"weights in memory: {', '.join(f'{name} {_size(num)}' for name, num in weights.items())}"
+    memory = memory_of_machine()
+    if not models.is_encoder(config):
+        yield from _cache(config, weights, memory)
+    yield from _speed(config, shapes, weights)
+
+
+def _sizes(config: ModelConfig) -> Iterator[str]:
+    from tilewise import models
+
+    yield (
+        f"layers: {config.num_hidden_layers} x {config.hidden_size}, MLP {config.intermediate_size}, "
+        f"{config.num_attention_heads} heads; vocabulary {config.vocab_size:,}; context "
+        f"{models.max_context(config):,}"
+    )
+
+
+def _cache(config: ModelConfig, weights: Mapping[str, int], memory: int) -> Iterator[str]:
+    from tilewise import models
+
+    per_token = models.kv_elements_per_token(config)
+    yield f"KV cache per token: {', '.join(f'{n} {_size(per_token * s)}' for n, s in _DTYPES.items())}"
+    yield f"memory of this machine: {_size(memory)}"
+    limit = models.max_context(config)
+    for name, size in _DTYPES.items():
+        free = memory - weights[name]
+        tokens = max(0, free // (per_token * size))
+        if free <= 0:
+            yield f"{name}: does not fit; weights need {_size(-free)} more"
+        else:
+            yield (
+                f"{name}: fits, and {tokens:,} tokens of KV cache beside it ({tokens / limit:.1f} times its context of "
+                f"{limit:,})"
+            )
+
+
+def _speed(
+    config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, int]
+) -> Iterator[str]:
+    """Bounds from what this machine's memory and cores really reach, measured now."""
+    from tilewise import models
+
+    tied = "lm_head.weight" not in shapes and not models.is_encoder(config)
+    table = prod(shapes["embed_tokens.weight"])
+    read = sum(prod(s) for s in shapes.values()) - (
+        0 if tied else table
+    )  # of an embedding one row is read per token
+    bandwidth = _measure_bandwidth()
+    yield f"this machine reads {bandwidth / 1e9:.1f} GB/s from memory"
+    if models.is_encoder(config):
+        return
+    for name, size in _DTYPES.items():
+        yield f"{name}: writes at most {bandwidth / (read * size):.1f} tokens/s, since each reads {_size(read * size)}"
+
+
+def _measure_bandwidth() -> float:
+    """Bytes per second that all cores read together; the best of some rounds."""
+    import os
+
+    count = max(1, len(os.sched_getaffinity(0)))
+    array = np.ones(_PROBE_BYTES // 8, np.float64)
+    parts = np.array_split(array, count)
+    best = 0.0
+    for _ in range(_PROBE_ROUNDS):
+        threads = [threading.Thread(target=np.max, args=(part,)) for part in parts]
+        started = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        best = max(best, _PROBE_BYTES / (time.perf_counter() - started))
+    return best
+
+
+def _size(num_bytes: float) -> str:
+    """A size as people read it."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.2f} {unit}"
+    return f"{int(num_bytes)} bytes"

@@ -1,0 +1,139 @@
+"""Vectors of texts: one encoding graph over batches of texts of any length.
+
+A text's vector does not depend on what is encoded with it, on the padding of its batch, or on the number of devices.
+Refuses texts that are longer than the model's context, unless they shall be cut.
+
+Shapes: B texts of a call, S tokens of the longest, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import tilewise as tw
+from tilewise import models
+from tilewise.checkpoint import load_tokenizer
+from tilewise.core import MAX_DEVICES, Border, ConfigError, choose_dtype
+from tilewise.encode.pooling import Pooling, load_pooling
+from tilewise.generate import encode_prompt
+
+__all__ = ["Encoder"]
+
+_MOST = 1 << 20
+_border = Border("encode")
+
+
+class Encoder:
+    """Encodes with a model. Use with `with`, or call `close`.
+
+    Args:
+        model_dir: a Hugging Face directory of an encoder (config.json, weights, tokenizer.json); sentence-transformers'
+            files beside it say how tokens are pooled.
+        tp: devices that share every layer.
+        dtype: `bf16` or `f32` in any spelling of `core.dtypes`, or `auto`: as config.json says, else bf16.
+        pooling: None for what the directory says, else the mean.
+        batch: texts of a call.
+        truncate: cut longer texts instead of refusing them.
+
+    Raises:
+        ConfigError, CheckpointError: the directory is not an encoder that we can run, or a setting has no such value.
+        LayoutError: the model cannot be cut over `tp` devices.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        *,
+        tp: int = 1,
+        dtype: str = "f32",
+        pooling: Pooling | None = None,
+        batch: int = 16,
+        truncate: bool = False,
+    ) -> None:
+        tp = _border.integer("encoder", "tp", tp, 1, MAX_DEVICES)
+        self._batch = _border.integer("encoder", "batch", batch, 1, _MOST)
+        self._truncate = _border.truth("encoder", "truncate", truncate)
+        self.config = models.open(model_dir)
+        dtype = choose_dtype(dtype, self.config.dtype)
+        self.tokenizer = load_tokenizer(model_dir, self.config.vocab_size)
+        if pooling is not None:
+            _border.instance("encoder", "pooling", pooling, Pooling, "pass Pooling(...)")
+        self.pooling = load_pooling(model_dir) if pooling is None else pooling
+        self.max_context = models.max_context(self.config)
+        graph = tw.ComputeGraph(self.config.model_type)
+        length = tw.Dim("seq", 1, self.max_context)
+        models.build_encoding_graph(graph, self.config, self._batch, length, dtype)
+        weights = models.open_weights(model_dir, self.config, with_head=False)
+        strategy = tw.DistributionStrategy.tensor_parallel(tp) if tp > 1 else tw.DistributionStrategy.single()
+        graph.set_distribution(strategy)
+        self.instance = graph.instantiate(graph.plan(leaves=1))
+        try:
+            self.instance.load_parameters(weights)
+        except BaseException:
+            self.instance.close()
+            raise
+
+    def __enter__(self) -> Encoder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the devices and free their memory."""
+        self.instance.close()
+
+    def encode(
+        self, texts: Sequence[str], show: Callable[[int, int], None] = lambda done, total: None
+    ) -> NDArray[np.float32]:
+        """A vector per text, `[N, D]`, in the texts' order.
+
+        Args:
+            texts: to encode; similar lengths go together, so that little is padded.
+            show: called with the texts done and all texts after each call of the model.
+
+        Raises:
+            ConfigError: a text is none, has no tokens, or is longer than the context; before anything is encoded.
+        """
+        given = _border.sequence("encoder", "texts", texts, "texts")
+        ids = [self._ids(i, text) for i, text in enumerate(given)]
+        vectors = np.zeros((len(ids), self.config.hidden_size), np.float32)
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        for first in range(0, len(order), self._batch):
+            members = order[first : first + self._batch]
+            hidden_BSD = self._forward([ids[i] for i in members])
+            for row, i in enumerate(members):
+                vectors[i] = self.pooling.pool(hidden_BSD[row, : len(ids[i])])
+            show(min(first + self._batch, len(order)), len(order))
+        return vectors
+
+    def _ids(self, index: int, text: str) -> list[int]:
+        ids = encode_prompt(self.tokenizer, text)
+        if not ids:
+            raise ConfigError(
+                f"[encode.encoder] a text must have tokens; got none in text {index}; leave it out"
+            )
+        if len(ids) > self.max_context and not self._truncate:
+            raise ConfigError(
+                f"[encode.encoder] a text must fit the context of {self.max_context} tokens; got {len(ids)} in text "
+                f"{index}; shorten it, or have texts cut (truncate)"
+            )
+        if len(ids) > self.max_context:  # what ends a text ends the part that is left
+            ids = [*ids[: self.max_context - 1], ids[-1]]
+        return ids
+
+    def _forward(self, ids: list[list[int]]) -> NDArray[np.float32]:
+        """Vectors of all tokens `[B, S, D]`; a batch that is not full ends in texts of one token."""
+        longest = max(map(len, ids))
+        tokens = np.zeros((self._batch, longest), np.int32)
+        lengths = np.ones(self._batch, np.int32)
+        for row, of in enumerate(ids):
+            tokens[row, : len(of)] = of
+            lengths[row] = len(of)
+        self.instance.forward(tokens=tokens, token_types=np.zeros_like(tokens), lengths=lengths)
+        found = np.asarray(self.instance.get_tensor("hidden"), np.float32)
+        return found.reshape(self._batch, -1, self.config.hidden_size)[:, :longest]

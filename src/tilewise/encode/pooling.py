@@ -1,0 +1,139 @@
+"""How the vectors of a text's tokens become the text's: their mean, or the first one; scaled to length one or not.
+
+Models for sentences say so in files beside the model, as sentence-transformers writes them: modules.json lists what
+follows the encoder, and a folder per module holds its settings. Refuses modules that are not computed here.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, RootModel
+
+from tilewise.core import Border, ConfigError
+from tilewise.core.border import shown
+from tilewise.core.reading import Unreadable, read_json
+
+__all__ = ["POOLINGS", "Pooling", "load_pooling"]
+
+POOLINGS = ("mean", "cls")
+_border = Border("encode")
+_PREFIX = "sentence_transformers.models."
+
+
+class _Module(BaseModel):
+    """One line of modules.json."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    path: str
+    type: str
+
+
+class _Modules(RootModel[list[_Module]]):
+    """modules.json."""
+
+
+class _PoolingFile(BaseModel):
+    """config.json of a pooling module."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    pooling_mode_cls_token: bool = False
+    pooling_mode_mean_tokens: bool = False
+    pooling_mode_max_tokens: bool = False
+    pooling_mode_mean_sqrt_len_tokens: bool = False
+    pooling_mode_weightedmean_tokens: bool = False
+    pooling_mode_lasttoken: bool = False
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How one vector is made of many.
+
+    Attributes:
+        mode: `mean` of all tokens, or the first one's (`cls`).
+        normalize: the result has length one.
+
+    Raises:
+        ConfigError: no such mode.
+    """
+
+    mode: str = "mean"
+    normalize: bool = False
+
+    def __post_init__(self) -> None:
+        _border.choice("pooling", "mode", self.mode, POOLINGS)
+        _border.truth("pooling", "normalize", self.normalize)
+
+    def pool(self, hidden_SD: NDArray[Any]) -> NDArray[np.float32]:
+        """The vector `[D]` of a text from those of its tokens `[S, D]`, in fp32."""
+        rows = hidden_SD.astype(np.float32)
+        vector = rows[0] if self.mode == "cls" else rows.mean(0, dtype=np.float32)
+        if self.normalize:
+            vector = vector / max(float(np.sqrt(np.sum(vector * vector, dtype=np.float64))), 1e-12)
+        return np.ascontiguousarray(vector, np.float32)
+
+
+def load_pooling(model_dir: str | Path) -> Pooling:
+    """What a model directory says; the mean where it says nothing.
+
+    Raises:
+        ConfigError: its files cannot be read, or ask for what is not computed here; names the file.
+    """
+    root = _border.path("pooling", "a model directory", model_dir)
+    if not os.path.lexists(root / "modules.json"):
+        return Pooling()
+    modules = _read(root / "modules.json", _Modules).root
+    mode, normalize = "mean", False
+    for module in modules:
+        kind = module.type.removeprefix(_PREFIX)
+        if kind == "Pooling":
+            mode = _mode_of(root, module.path)
+        elif kind == "Normalize":
+            normalize = True
+        elif kind != "Transformer":
+            _border.refuse(
+                "pooling",
+                f"{str(root / 'modules.json')!r} must list Transformer, Pooling and Normalize only",
+                shown(module.type),
+                "use a model without it",
+            )
+    return Pooling(mode, normalize)
+
+
+def _mode_of(root: Path, folder: str) -> str:
+    if folder in ("", ".", "..") or "/" in folder or "\\" in folder:
+        _border.refuse(
+            "pooling",
+            f"{str(root / 'modules.json')!r} must name folders beside it",
+            shown(folder),
+            "correct it",
+        )
+    path = root / folder / "config.json"
+    found = _read(path, _PoolingFile)
+    chosen = sorted(name for name, is_set in found.model_dump().items() if is_set)
+    known = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+    if len(chosen) != 1 or chosen[0] not in known:
+        _border.refuse(
+            "pooling",
+            f"{str(path)!r} must choose one of {', '.join(known)}",
+            ", ".join(chosen) or "none",
+            "pass a pooling of your own",
+        )
+    return known[chosen[0]]
+
+
+def _read(path: Path, model: Any) -> Any:
+    try:
+        return read_json(path, model)
+    except Unreadable as error:
+        raise ConfigError(
+            f"[encode.pooling] a model's settings must be readable; got {str(path)!r}: {error}; repair the file, or "
+            "remove modules.json"
+        ) from None

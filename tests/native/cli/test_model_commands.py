@@ -1,0 +1,175 @@
+"""`tilewise inspect`, `evaluate` and `encode` on models written by transformers."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from native.models.families import Case
+from tilewise.cli.main import _run
+from tilewise.data import train_tokenizer
+
+TEXTS = ["def f(x):", "class A: pass", "x", "import os, sys\nprint(os.path.join('a', 'b'))"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["def f(x):\n    return x\n" * 9, *TEXTS], vocab_size=290)
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory, tokenizer):
+    """A Qwen2 with a tokenizer, and the model itself."""
+    directory = tmp_path_factory.mktemp("writer") / "model"
+    model = Case("qwen2", "qwen2", {"bos_token_id": 0}).model(vocab_size=290)
+    model.save_pretrained(directory)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory, model
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory, tokenizer):
+    """A BERT with a tokenizer, as sentence-transformers lays it out, and the model itself."""
+    directory = tmp_path_factory.mktemp("encoder") / "model"
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.BertConfig(vocab_size=290, max_position_embeddings=48, **sizes)
+    model = transformers.BertModel(config).eval()
+    model.save_pretrained(directory)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_Pooling").mkdir()
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    return directory, model
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command line in this process; returns its exit code, standard output and standard error."""
+
+    def call(*arguments):
+        code = _run([str(argument) for argument in arguments])
+        output = capsys.readouterr()
+        return code, output.out, output.err
+
+    return call
+
+
+def test_inspect(writer, encoder, run):
+    """Architecture, parameters, bytes, KV cache and bounds."""
+    directory, model = writer
+    code, out, _ = run("inspect", directory)
+    assert code == 0
+    assert "architecture: Qwen2ForCausalLM" in out
+    assert f"parameters: {model.num_parameters():,} " in out
+    assert "KV cache per token: bf16 384 bytes, f32 768 bytes" in out  # 2 layers x 2 x 3 heads of 16
+    assert "bf16: fits" in out and "tokens/s" in out
+    code, out, _ = run("inspect", encoder[0])
+    assert code == 0 and "BertForMaskedLM" in out and "KV cache" not in out
+
+
+def test_evaluate_agrees_with_transformers(writer, run, tmp_path, tokenizer):
+    """Perplexity and bits per byte of files that fit a window, and the same over two devices and other batches."""
+    directory, model = writer
+    (tmp_path / "texts").mkdir()
+    for i, text in enumerate(TEXTS):
+        (tmp_path / "texts" / f"{i}.py").write_text(text)
+    nats = count = 0
+    for text in TEXTS:
+        ids = torch.tensor([[0, *tokenizer.encode(text).ids]])
+        with torch.no_grad():
+            logits = model(ids).logits[0, :-1]
+        nats += float(torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum"))
+        count += ids.shape[1] - 1
+    code, out, err = run("evaluate", directory, tmp_path / "texts", "--dtype", "f32")
+    assert code == 0 and f"{count} tokens" in err
+    words = out.replace(",", "").split()
+    assert float(words[1]) == pytest.approx(math.exp(nats / count), rel=1e-4)
+    num_bytes = sum(len(text.encode()) for text in TEXTS)
+    assert float(words[2]) == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-4)
+    same = run("evaluate", directory, tmp_path / "texts", "--dtype", "f32", "--tp", 2, "--batch", 3)
+    assert same[1] == out
+
+
+def test_evaluate_refuses_before_work(writer, encoder, run, tmp_path):
+    """A context that the model lacks, a model that does not write, data that is not there."""
+    assert run("evaluate", writer[0], "stdlib", "--context", 257)[0] == 2
+    assert "needs a model that writes" in run("evaluate", encoder[0], "stdlib")[2]
+    assert run("evaluate", writer[0], tmp_path / "nowhere")[0] == 2
+
+
+def their_vectors(model, tokenizer, pool):
+    """Of the texts one by one, scaled to length one."""
+    found = []
+    for text in TEXTS:
+        with torch.no_grad():
+            hidden = model(torch.tensor([tokenizer.encode(text).ids])).last_hidden_state[0].numpy()
+        vector = pool(hidden)
+        found.append(vector / np.linalg.norm(vector))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("mode", ["auto", "cls"])
+def test_encode_agrees_with_transformers(encoder, run, tmp_path, tokenizer, mode):
+    """Vectors as the files ask for, and of the first token; alone, together, over two devices: the same bits."""
+    directory, model = encoder
+    expected = their_vectors(model, tokenizer, (lambda h: h.mean(0)) if mode == "auto" else (lambda h: h[0]))
+    code, out, _ = run("encode", directory, *TEXTS, "--pooling", mode)
+    assert code == 0
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["text"] for line in lines] == TEXTS
+    vectors = np.array([line["embedding"] for line in lines], np.float32)
+    assert np.abs(vectors - expected).max() <= 1e-5
+    file = tmp_path / "vectors.npy"
+    assert run("encode", directory, *TEXTS, "--pooling", mode, "--out", file, "--tp", 2, "--batch", 1)[0] == 0
+    assert np.array_equal(np.load(file), vectors)
+
+
+def test_encode_reads_lines(encoder, run, monkeypatch):
+    """Without texts, lines of standard input; empty ones are left out, and no text at all is refused."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\n\nb\n"))
+    assert len(run("encode", encoder[0])[1].splitlines()) == 2
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    assert run("encode", encoder[0])[0] == 2
+
+
+def test_encode_refuses_before_work(encoder, writer, run, tmp_path):
+    """Long texts unless they shall be cut, models that write, poolings that are none, modules that are not computed."""
+    long = "def f(x): " * 40
+    code, out, err = run("encode", encoder[0], long)
+    assert (code, out) == (2, "") and "must fit the context of 48" in err
+    assert run("encode", encoder[0], long, "--truncate")[0] == 0
+    assert "encoding needs an encoder" in run("encode", writer[0], "x")[2]
+    assert "--pooling must be" in run("encode", encoder[0], "x", "--pooling", "max")[2]
+    assert run("encode", encoder[0], "x", "--out", tmp_path)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("modules.json", "{}", "valid array"),
+        ("modules.json", '[{"path": "", "type": "sentence_transformers.models.Dense"}]', "Dense"),
+        ("modules.json", '[{"path": "../x", "type": "sentence_transformers.models.Pooling"}]', "'../x'"),
+        ("1_Pooling/config.json", "{", "not JSON"),
+        ("1_Pooling/config.json", '{"pooling_mode_max_tokens": true}', "max_tokens"),
+        ("1_Pooling/config.json", "{}", "got none"),
+    ],
+)
+def test_spoilt_settings_of_pooling(encoder, run, tmp_path, name, content, words):
+    """Each is one line that names the file, before any work."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    for path in encoder[0].rglob("*"):
+        target = directory / path.relative_to(encoder[0])
+        target.mkdir() if path.is_dir() else target.write_bytes(path.read_bytes())
+    (directory / name).write_text(content)
+    code, out, err = run("encode", directory, "x")
+    assert (code, out) == (2, "") and words in err and name.split("/")[-1] in err
