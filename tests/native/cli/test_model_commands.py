@@ -27,7 +27,7 @@ def tokenizer():
 def writer(tmp_path_factory, tokenizer):
     """A Qwen2 with a tokenizer, and the model itself."""
     directory = tmp_path_factory.mktemp("writer") / "model"
-    model = Case("qwen2", "qwen2", {"bos_token_id": 0}).model(vocab_size=290)
+    model = Case("qwen2", "qwen2", {"bos_token_id": 0, "num_key_value_heads": 2}).model(vocab_size=290)
     model.save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
     return directory, model
@@ -70,7 +70,7 @@ def test_inspect(writer, encoder, run):
     assert code == 0
     assert "architecture: Qwen2ForCausalLM" in out
     assert f"parameters: {model.num_parameters():,} " in out
-    assert "KV cache per token: bf16 384 bytes, f32 768 bytes" in out  # 2 layers x 2 x 3 heads of 16
+    assert "KV cache per token: bf16 256 bytes, f32 512 bytes" in out  # 2 layers x 2 x 2 heads of 16
     assert "bf16: fits" in out and "tokens/s" in out
     code, out, _ = run("inspect", encoder[0])
     assert code == 0 and "BertForMaskedLM" in out and "KV cache" not in out
@@ -96,7 +96,7 @@ def test_evaluate_agrees_with_transformers(writer, run, tmp_path, tokenizer):
     num_bytes = sum(len(text.encode()) for text in TEXTS)
     assert float(words[2]) == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-4)
     same = run("evaluate", directory, tmp_path / "texts", "--dtype", "f32", "--tp", 2, "--batch", 3)
-    assert same[1] == out
+    assert same[1] == out, same[2]
 
 
 def test_evaluate_refuses_before_work(writer, encoder, run, tmp_path):
