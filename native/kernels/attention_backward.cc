@@ -1,7 +1,8 @@
 // Attention backward over granules: for each query head the query granules ascend, within one the KV granules ascend.
 //
 // P and dS of one 64 x 64 granule pair are rebuilt from lse, then feed three products: dV += P^T dO, dK += dS^T Q,
-// dQ += dS K, each with one fp32 accumulator per element. dK and dV of a KV head are a tree over its query heads.
+// dQ += dS K, each with one fp32 accumulator per element. dK and dV of a KV head are a tree over its query heads. What
+// a query does not see is +0 in P and dS; pairs of granules without anything else are skipped.
 #include "kernels/attention.h"
 #include "kernels/math.h"
 #include "kernels/registry.h"
@@ -25,7 +26,7 @@ struct Call {
 /// What queries of a sequence see of it, granule by granule.
 struct Sight {
   int64_t length;
-  int64_t window;       // positions that a query sees at most; where nothing limits them, more than there are
+  int64_t window;  // positions that a query sees at most; where nothing limits them, more than there are
   bool causal;
 
   /// Rows of granule g.

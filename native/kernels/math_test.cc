@@ -84,7 +84,8 @@ const Function kFunctions[] = {{'e', std::exp, -87.0f, 88.7f},
 std::vector<float> inputs(const Function& f) {
   std::vector<float> x;
   for (int i = 0; i <= 200000; ++i) x.push_back(f.begin + (f.end - f.begin) * (static_cast<float>(i) / 200000.0f));
-  for (float tiny = 1.0f; tiny > 1e-37f; tiny *= 0.97f) {
+  for (int i = 0; i < 2800; ++i) {
+    const float tiny = std::pow(0.97f, static_cast<float>(i));
     x.push_back(tiny);
     if (f.begin < 0) x.push_back(-tiny);
   }

@@ -51,7 +51,8 @@ def training_graph(kind, seq, dtype="f32", batch=4, layers=2):
     x = g.embedding(tokens, g.parameter([VOCAB, WIDTH], dtype, name="embed"))
     for i in range(layers):
         x = block(g, x, lengths, path=f"layers.{i}", kind=kind, dtype=dtype)
-    loss, _ = g.mean_cross_entropy(linear(g, x, "head", VOCAB), labels)
+    loss, rows = g.mean_cross_entropy(linear(g, x, "head", VOCAB), labels)
+    g.output(rows, "loss_rows")
     g.loss(loss)
     g.optimize(tw.optim.AdamW())
     return g
@@ -102,6 +103,25 @@ def test_another_window_or_mask_would_show(kernel, kind, place, part):
         change=lambda plan: change_ints(plan, kernel, one_more),
     )
     assert not fault.equal and part in fault.text
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 8])
+@pytest.mark.parametrize("kind", ["both", "capped encoder"])
+def test_tasks_of_several_sequences(kind, leaves):
+    """Tiles of one, two and four sequences: each task finds the lengths of its own, over devices too."""
+    batch = batch_of((60, 1, 50, 64, 7, 9, 63, 33), 64)
+    rows = []
+    for number, axes in ((8, {}), (leaves, {}), (leaves, {"dp": min(leaves, 2)})):
+        graph = training_graph(kind, 64, batch=8)
+        plan = graph.plan(axes, leaves=number)
+        assert plan.settings.row_tile == 64 * (8 // number)
+        with graph.instantiate(plan) as model:
+            model.initialize(0, 0.1)
+            model.forward(**batch)
+            rows.append(model.get_tensor("loss_rows").tobytes())
+    assert len(set(rows)) == 1
+    report = verify_strategy(graph, {"dp": min(leaves, 2), "tp": 2}, [batch], leaves=leaves)
+    assert report.equal, report.text
 
 
 def test_another_devices_lengths_would_show():
@@ -310,6 +330,26 @@ def test_lengths_count_the_batch_where_microbatches_cut_it():
         g = attend(of_form([4], labels=[tw.BATCH]), causal=False)
         g.output(g.input([2], "i32", name="other", labels=[tw.BATCH], storage="scalars"), "other")
         g.plan({})
+
+
+@pytest.mark.parametrize("in_layer", [False, True])
+def test_a_row_per_sequence_beside_rows_of_sequences_is_refused(in_layer):
+    """Integers of the batch that make rows of their own would be summed by cuts that are those of sequences."""
+
+    @tw.layer
+    def rows_of(graph, ids):
+        return graph.embedding(ids, graph.parameter([16, 8], name="table"))
+
+    g = tw.ComputeGraph("rows")
+    g.output(g.scale(g.input([8, 4, 8], name="x", labels=[tw.BATCH, None, None]), 2.0), "y")
+    ids, labels = (
+        g.input([8], "i32", name=n, labels=[tw.BATCH], storage="scalars") for n in ("ids", "labels")
+    )
+    x = rows_of(g, ids, path="a") if in_layer else rows_of.function(g, ids)
+    loss, _ = g.mean_cross_entropy(linear(g, x, "head", 6), labels)
+    g.loss(loss)
+    with pytest.raises(PlanError, match="one number of rows per element"):
+        g.plan({"dp": 2}, accumulation=2)
 
 
 def test_lengths_without_the_label_are_no_devices():

@@ -161,7 +161,23 @@ def _batch_and_rows(graph: Graph) -> _Rows | None:
 
 def _without_numbers(graph: Graph, found: dict[str, _Rows]) -> dict[str, _Rows]:
     """Without inputs of one integer per sequence, such as its length, where others of that batch have its rows."""
-    numbers = {t.spec.name for t in _batched(graph) if t.spec.dtype.name == "i32" and len(t.spec.shape) == 1}
-    rest = {name: rows for name, rows in found.items() if name not in numbers}
-    batches = {batch for batch, _, _ in rest.values()}
+    numbers = {t.spec.name for t in _batched(graph) if _is_number_of_sequences(graph, t.id)}
+    batches = {batch for name, (batch, _, _) in found.items() if name not in numbers}
     return {n: rows for n, rows in found.items() if n not in numbers or {rows[0]} != batches}
+
+
+def _is_number_of_sequences(graph: Graph, tensor: int) -> bool:
+    """Whether it is one integer per sequence, and ops, in layers too, make whole sequences of it: then no row of a
+    result stands for a sequence, and sums over rows are cut by those of sequences."""
+    spec = graph.spec(tensor)
+    if spec.dtype.name != "i32" or len(spec.shape) != 1:
+        return False
+    for op in graph.ops:
+        if op.op == "call":
+            inside = graph.templates[op.attrs["template"]]
+            formals = [f for f, actual in zip(inside.arguments, op.inputs) if actual == tensor]
+            if not all(_is_number_of_sequences(inside.graph, f) for f in formals):
+                return False
+        elif tensor in op.inputs and any(len(graph.spec(o).shape) < 3 for o in op.outputs):
+            return False
+    return True

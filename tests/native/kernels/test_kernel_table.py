@@ -60,6 +60,24 @@ def test_matmul_costs():
     assert spec.bytes(sizes) == 2 * (4 * 8 + 4 * 16 + 8 * 16)
 
 
+def test_attention_counts_what_is_seen():
+    """Pairs of query and position: all, those before, those in a window; a long window counts as none."""
+    spec = kernel_spec("attention_f32")
+    sizes = {"m": 20, "seq": 10, "heads": 3, "kv_heads": 1, "head_dim": 8, "item": 4}
+
+    def pairs(causal, window):
+        return spec.flops({**sizes, "causal": causal, "window": window}) // (2 * 3 * 36)
+
+    def seen(window):
+        return sum(min(p + 1, window) for p in range(10))
+
+    assert [pairs(0, 0), pairs(1, 0), pairs(1, 10), pairs(1, 99)] == [100, 55, 55, 55]
+    assert [pairs(1, w) for w in range(1, 10)] == [seen(w) for w in range(1, 10)]
+    paged = kernel_spec("attention_paged_f32")
+    token = {"m": 1, "length": 1000, "heads": 1, "kv_heads": 1, "head_dim": 8, "item": 4}
+    assert paged.flops({**token, "window": 0}) == 10 * paged.flops({**token, "window": 100})
+
+
 @every_dtype
 @given(n=st.integers(1, 70), k=st.integers(1, 9))
 def test_pack_and_unpack_are_inverse(dt, n, k):
