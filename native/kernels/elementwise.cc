@@ -64,16 +64,11 @@ TILEWISE_INLINE V gelu_tanh_share(const V& x) {
   return sigmoid(x * fused(splat<V>(kGeluCubic), gelu_square(x), splat<V>(kGeluLinear)));
 }
 
-/// What an activation multiplies x by, and the activation's slope.
+/// What gelu_tanh multiplies x by, and its slope.
 template <class V>
 struct Parts {
   V share, slope;
 };
-template <class V>
-TILEWISE_INLINE Parts<V> silu_parts(const V& x) {
-  const V s = sigmoid(x);
-  return {s, silu_slope(x, s)};
-}
 /// The slope is s + x s (1 - s) 2u'. With t = e^-|2u| neither s nor 1 - s cancels: they are 1 / (1 + t) and t / (1 +
 /// t).
 template <class V>
@@ -132,28 +127,33 @@ void add_bias(const KernelArgs& args) {
   }
 }
 
-/// dg and du of activation(g) * u; fn gives the activation's parts at g.
-template <class T, class Fn>
-TILEWISE_INLINE void gate_backward(const KernelArgs& args, const Fn& fn) {
+template <class T>
+void silu_gate_backward(const KernelArgs& args) {
+  const TileView* t = args.tiles;
+  for (int64_t r = 0; r < t[0].rows; ++r) {
+    T *dg = row_of<T>(t[0], r), *du = row_of<T>(t[1], r);
+    const T *dh_row = row_of<const T>(t[2], r), *g_row = row_of<const T>(t[3], r), *u_row = row_of<const T>(t[4], r);
+    each_column(t[0].cols, [&](auto at) {
+      const auto g = at.load(g_row), s = sigmoid(g), dh = at.load(dh_row), u = at.load(u_row);
+      at.store(dg, dh * u * silu_slope(g, s));
+      at.store(du, dh * (g * s));
+    });
+  }
+}
+
+template <class T>
+void gelu_tanh_gate_backward(const KernelArgs& args) {
   const TileView* t = args.tiles;
   for (int64_t r = 0; r < t[0].rows; ++r) {
     T *dg = row_of<T>(t[0], r), *du = row_of<T>(t[1], r);
     const T *dh_row = row_of<const T>(t[2], r), *g_row = row_of<const T>(t[3], r), *u_row = row_of<const T>(t[4], r);
     each_column(t[0].cols, [&](auto at) {
       const auto g = at.load(g_row), dh = at.load(dh_row), u = at.load(u_row);
-      const auto parts = fn(g);
+      const auto parts = gelu_tanh_parts(g);
       at.store(dg, dh * u * parts.slope);
       at.store(du, dh * (g * parts.share));
     });
   }
-}
-template <class T>
-void silu_gate_backward(const KernelArgs& args) {
-  gate_backward<T>(args, [](const auto& g) { return silu_parts(g); });
-}
-template <class T>
-void gelu_tanh_gate_backward(const KernelArgs& args) {
-  gate_backward<T>(args, [](const auto& g) { return gelu_tanh_parts(g); });
 }
 
 void cast_f32_bf16(const KernelArgs& args) {
