@@ -102,21 +102,21 @@ void layer_norm(const KernelArgs& args) {
   for (int64_t r = 0; r < x.rows; ++r) {
     const T* from = row_of<const T>(x, r);
     Lanes sum = set(0.0f), squares = set(0.0f);
-    for (int64_t c = 0; c < d; c += kLanes) sum = sum + load(from + c, d - c);
+    each_column(d, [&](auto at) {
+      for (const Lanes& v : at.load(from).at) sum = sum + v;
+    });
     const float mean = sum_lanes(sum) / static_cast<float>(d);
-    for (int64_t c = 0; c < d; c += kLanes) {
-      const Lanes v = load(from + c, d - c, mean) - set(mean);
-      squares = fused(v, v, squares);
-    }
+    each_column(d, [&](auto at) {
+      for (const Lanes& v : (at.load(from, mean) - at.set(mean)).at) squares = fused(v, v, squares);
+    });
     const float variance = sum_lanes(squares) / static_cast<float>(d);
     const float scale = 1.0f / __builtin_sqrtf(variance + static_cast<float>(args.floats[0]));
     row_of<float>(stats, r)[0] = mean;
     row_of<float>(stats, r)[1] = scale;
-    for (int64_t c = 0; c < d; c += kLanes) {
-      const int64_t n = d - c;
-      const Lanes normal = (load(from + c, n) - set(mean)) * set(scale);
-      store(row_of<T>(y, r) + c, fused(normal, load(gamma + c, n), load(beta + c, n)), n);
-    }
+    T* to = row_of<T>(y, r);
+    each_column(d, [&](auto at) {
+      at.store(to, fused((at.load(from) - at.set(mean)) * at.set(scale), at.load(gamma), at.load(beta)));
+    });
   }
 }
 
@@ -132,23 +132,23 @@ void layer_norm_backward(const KernelArgs& args) {
     float* dbeta = leaf_row(args, t[2], args.row_begin + r, d);
     const float mean = row_of<const float>(t[5], r)[0], scale = row_of<const float>(t[5], r)[1];
     Lanes sum = set(0.0f), dot = set(0.0f);
-    for (int64_t c = 0; c < d; c += kLanes) {
-      const int64_t n = d - c;
-      const Lanes g = load(gamma + c, n) * load(gradient + c, n);
-      sum = sum + g;
-      dot = fused(g, (load(value + c, n, mean) - set(mean)) * set(scale), dot);
-    }
-    const Lanes shift = set(sum_lanes(sum) / static_cast<float>(d)),
-                tilt = set(-sum_lanes(dot) / static_cast<float>(d));
-    for (int64_t c = 0; c < d; c += kLanes) {
-      const int64_t n = d - c;
-      const Lanes g = load(gradient + c, n), normal = (load(value + c, n) - set(mean)) * set(scale);
-      store(dgamma + c, fused(g, normal, load(dgamma + c, n)), n);
-      store(dbeta + c, load(dbeta + c, n) + g, n);
-      Lanes dx = set(scale) * fused(normal, tilt, load(gamma + c, n) * g - shift);
-      if (residual.data) dx = dx + load(row_of<const T>(residual, r) + c, n);
-      store(row_of<T>(t[0], r) + c, dx, n);
-    }
+    each_column(d, [&](auto at) {
+      const auto g = at.load(gamma) * at.load(gradient);
+      const auto normal = (at.load(value, mean) - at.set(mean)) * at.set(scale);
+      for (const Lanes& v : g.at) sum = sum + v;
+      for (int i = 0; i < static_cast<int>(sizeof g.at / sizeof g.at[0]); ++i) dot = fused(g.at[i], normal.at[i], dot);
+    });
+    const float shift = sum_lanes(sum) / static_cast<float>(d), tilt = -sum_lanes(dot) / static_cast<float>(d);
+    const T* beside = residual.data ? row_of<const T>(residual, r) : nullptr;
+    T* to = row_of<T>(t[0], r);
+    each_column(d, [&](auto at) {
+      const auto g = at.load(gradient), normal = (at.load(value) - at.set(mean)) * at.set(scale);
+      at.store(dgamma, fused(g, normal, at.load(dgamma)));
+      at.store(dbeta, at.load(dbeta) + g);
+      auto dx = at.set(scale) * fused(normal, at.set(tilt), at.load(gamma) * g - at.set(shift));
+      if (beside) dx = dx + at.load(beside);
+      at.store(to, dx);
+    });
   }
 }
 
