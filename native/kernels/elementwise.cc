@@ -28,6 +28,8 @@ TILEWISE_INLINE void map_rows(const TileView& out, const TileView* in, const Fn&
   }
 TILEWISE_MAP(add, 2, x[0] + x[1])
 TILEWISE_MAP(multiply, 2, x[0] * x[1])
+TILEWISE_MAP(relu, 1, maximum(splat_like(x[0], 0.0f), x[0]))
+TILEWISE_MAP(relu_backward, 2, select_above(x[1], 0.0f, x[0], splat_like(x[0], 0.0f)))
 TILEWISE_MAP(silu, 1, x[0] * sigmoid(x[0]))
 TILEWISE_MAP(silu_gate, 2, x[0] * sigmoid(x[0]) * x[1])
 TILEWISE_MAP(exponential_of, 1, exponential(x[0]))
@@ -295,6 +297,10 @@ constexpr Entry kEntries[] = {
     {"silu_gate_bf16", silu_gate<bf16>},
     {"silu_gate_backward_f32", silu_gate_backward<float>},
     {"silu_gate_backward_bf16", silu_gate_backward<bf16>},
+    {"relu_f32", relu<float>},
+    {"relu_bf16", relu<bf16>},
+    {"relu_backward_f32", relu_backward<float>},
+    {"relu_backward_bf16", relu_backward<bf16>},
     {"gelu_f32", gelu<float>},
     {"gelu_bf16", gelu<bf16>},
     {"gelu_backward_f32", gelu_backward<float>},
