@@ -28,6 +28,8 @@ TILEWISE_INLINE void map_rows(const TileView& out, const TileView* in, const Fn&
   }
 TILEWISE_MAP(add, 2, x[0] + x[1])
 TILEWISE_MAP(multiply, 2, x[0] * x[1])
+TILEWISE_MAP(relu, 1, maximum(splat_like(x[0], 0.0f), x[0]))
+TILEWISE_MAP(relu_backward, 2, select_above(x[1], 0.0f, x[0], splat_like(x[0], 0.0f)))
 TILEWISE_MAP(silu, 1, x[0] * sigmoid(x[0]))
 TILEWISE_MAP(silu_gate, 2, x[0] * sigmoid(x[0]) * x[1])
 TILEWISE_MAP(exponential_of, 1, exponential(x[0]))
@@ -64,16 +66,11 @@ TILEWISE_INLINE V gelu_tanh_share(const V& x) {
   return sigmoid(x * fused(splat<V>(kGeluCubic), gelu_square(x), splat<V>(kGeluLinear)));
 }
 
-/// What an activation multiplies x by, and the activation's slope.
+/// What gelu_tanh multiplies x by, and its slope.
 template <class V>
 struct Parts {
   V share, slope;
 };
-template <class V>
-TILEWISE_INLINE Parts<V> silu_parts(const V& x) {
-  const V s = sigmoid(x);
-  return {s, silu_slope(x, s)};
-}
 /// The slope is s + x s (1 - s) 2u'. With t = e^-|2u| neither s nor 1 - s cancels: they are 1 / (1 + t) and t / (1 +
 /// t).
 template <class V>
@@ -132,28 +129,33 @@ void add_bias(const KernelArgs& args) {
   }
 }
 
-/// dg and du of activation(g) * u; fn gives the activation's parts at g.
-template <class T, class Fn>
-TILEWISE_INLINE void gate_backward(const KernelArgs& args, const Fn& fn) {
+template <class T>
+void silu_gate_backward(const KernelArgs& args) {
+  const TileView* t = args.tiles;
+  for (int64_t r = 0; r < t[0].rows; ++r) {
+    T *dg = row_of<T>(t[0], r), *du = row_of<T>(t[1], r);
+    const T *dh_row = row_of<const T>(t[2], r), *g_row = row_of<const T>(t[3], r), *u_row = row_of<const T>(t[4], r);
+    each_column(t[0].cols, [&](auto at) {
+      const auto g = at.load(g_row), s = sigmoid(g), dh = at.load(dh_row), u = at.load(u_row);
+      at.store(dg, dh * u * silu_slope(g, s));
+      at.store(du, dh * (g * s));
+    });
+  }
+}
+
+template <class T>
+void gelu_tanh_gate_backward(const KernelArgs& args) {
   const TileView* t = args.tiles;
   for (int64_t r = 0; r < t[0].rows; ++r) {
     T *dg = row_of<T>(t[0], r), *du = row_of<T>(t[1], r);
     const T *dh_row = row_of<const T>(t[2], r), *g_row = row_of<const T>(t[3], r), *u_row = row_of<const T>(t[4], r);
     each_column(t[0].cols, [&](auto at) {
       const auto g = at.load(g_row), dh = at.load(dh_row), u = at.load(u_row);
-      const auto parts = fn(g);
+      const auto parts = gelu_tanh_parts(g);
       at.store(dg, dh * u * parts.slope);
       at.store(du, dh * (g * parts.share));
     });
   }
-}
-template <class T>
-void silu_gate_backward(const KernelArgs& args) {
-  gate_backward<T>(args, [](const auto& g) { return silu_parts(g); });
-}
-template <class T>
-void gelu_tanh_gate_backward(const KernelArgs& args) {
-  gate_backward<T>(args, [](const auto& g) { return gelu_tanh_parts(g); });
 }
 
 void cast_f32_bf16(const KernelArgs& args) {
@@ -295,6 +297,10 @@ constexpr Entry kEntries[] = {
     {"silu_gate_bf16", silu_gate<bf16>},
     {"silu_gate_backward_f32", silu_gate_backward<float>},
     {"silu_gate_backward_bf16", silu_gate_backward<bf16>},
+    {"relu_f32", relu<float>},
+    {"relu_bf16", relu<bf16>},
+    {"relu_backward_f32", relu_backward<float>},
+    {"relu_backward_bf16", relu_backward<bf16>},
     {"gelu_f32", gelu<float>},
     {"gelu_bf16", gelu<bf16>},
     {"gelu_backward_f32", gelu_backward<float>},

@@ -8,16 +8,20 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-/// What gamma is loaded with: an offset added to it. -0 leaves every number as it is, zeros among them.
-TILEWISE_INLINE Lanes gain_offset(double offset) { return set(offset == 0.0 ? -0.0f : static_cast<float>(offset)); }
+/// gamma, or gamma and an offset. Without one nothing is added, so that a gain of -0 keeps its sign.
+template <bool kHasOffset, class T>
+TILEWISE_INLINE Lanes load_gain(const T* gamma, int64_t n, const Lanes& offset) {
+  const Lanes gain = load(gamma, n);
+  return kHasOffset ? gain + offset : gain;
+}
 
 /// A row is as many groups as rstd has columns, each normalised alone and as wide as gamma: the row, or its heads.
-template <class T>
-void rms_norm(const KernelArgs& args) {
+template <class T, bool kHasOffset>
+TILEWISE_INLINE void norm_groups(const KernelArgs& args) {
   const TileView &y = args.tiles[0], &rstd = args.tiles[1], &x = args.tiles[2];
   const T* gamma = static_cast<const T*>(args.tiles[3].data);
   const int64_t d = args.tiles[3].cols, groups = smaller(rstd.cols, x.cols / d);
-  const Lanes offset = gain_offset(args.floats[1]);
+  const Lanes offset = set(static_cast<float>(args.floats[1]));
   for (int64_t r = 0; r < x.rows; ++r)
     for (int64_t group = 0; group < groups; ++group) {
       const T* from = row_of<const T>(x, r) + group * d;
@@ -31,8 +35,13 @@ void rms_norm(const KernelArgs& args) {
       const float scale = 1.0f / __builtin_sqrtf(mean + static_cast<float>(args.floats[0]));
       row_of<float>(rstd, r)[group] = scale;
       for (int64_t c = 0; c < d; c += kLanes)
-        store(to + c, load(from + c, d - c) * set(scale) * (load(gamma + c, d - c) + offset), d - c);
+        store(to + c, load(from + c, d - c) * set(scale) * load_gain<kHasOffset>(gamma + c, d - c, offset), d - c);
     }
+}
+
+template <class T>
+void rms_norm(const KernelArgs& args) {
+  args.floats[1] == 0.0 ? norm_groups<T, false>(args) : norm_groups<T, true>(args);
 }
 
 /// Where token `row` (absolute) adds to: the `cols` columns of its sequence chunk in the row of its leaf, which is set
@@ -45,12 +54,12 @@ TILEWISE_INLINE float* leaf_row(const KernelArgs& args, const TileView& leaf, in
   return to + SequenceChunks{args.ints[3], args.ints[2]}.place_of(row % length) * cols;
 }
 
-template <class T>
-void rms_norm_backward(const KernelArgs& args) {
+template <class T, bool kHasOffset>
+TILEWISE_INLINE void norm_groups_backward(const KernelArgs& args) {
   const TileView *t = args.tiles, &dy = t[2], &x = t[3], &rstd = t[4], &residual = t[6];
   const T* gamma = static_cast<const T*>(t[5].data);
   const int64_t d = t[5].cols, groups = smaller(rstd.cols, x.cols / d);
-  const Lanes offset = gain_offset(args.floats[0]);
+  const Lanes offset = set(static_cast<float>(args.floats[0]));
   for (int64_t r = 0; r < x.rows; ++r) {
     float* leaves = leaf_row(args, t[1], args.row_begin + r, x.cols);
     for (int64_t group = 0; group < groups; ++group) {
@@ -63,19 +72,24 @@ void rms_norm_backward(const KernelArgs& args) {
       Lanes dot = set(0.0f);
       for (int64_t c = 0; c < d; c += kLanes) {
         const int64_t n = d - c;
-        dot = fused((load(gamma + c, n) + offset) * load(gradient + c, n), load(value + c, n), dot);
+        dot = fused(load_gain<kHasOffset>(gamma + c, n, offset) * load(gradient + c, n), load(value + c, n), dot);
       }
       const float shrink = scale * scale * scale / static_cast<float>(d) * sum_lanes(dot);
       for (int64_t c = 0; c < d; c += kLanes) {
         const int64_t n = d - c;
         const Lanes g = load(gradient + c, n), v = load(value + c, n);
         store(leaf + c, fused(g, v * set(scale), load(leaf + c, n)), n);
-        Lanes dx = fused(v, set(-shrink), set(scale) * ((load(gamma + c, n) + offset) * g));
+        Lanes dx = fused(v, set(-shrink), set(scale) * (load_gain<kHasOffset>(gamma + c, n, offset) * g));
         if (beside) dx = dx + load(beside + c, n);
         store(to + c, dx, n);
       }
     }
   }
+}
+
+template <class T>
+void rms_norm_backward(const KernelArgs& args) {
+  args.floats[0] == 0.0 ? norm_groups_backward<T, false>(args) : norm_groups_backward<T, true>(args);
 }
 
 /// The mean first, then the squares of what differs from it; where a row has ended, nothing does.
@@ -88,21 +102,21 @@ void layer_norm(const KernelArgs& args) {
   for (int64_t r = 0; r < x.rows; ++r) {
     const T* from = row_of<const T>(x, r);
     Lanes sum = set(0.0f), squares = set(0.0f);
-    for (int64_t c = 0; c < d; c += kLanes) sum = sum + load(from + c, d - c);
+    each_column(d, [&](auto at) {
+      for (const Lanes& v : at.load(from).at) sum = sum + v;
+    });
     const float mean = sum_lanes(sum) / static_cast<float>(d);
-    for (int64_t c = 0; c < d; c += kLanes) {
-      const Lanes v = load(from + c, d - c, mean) - set(mean);
-      squares = fused(v, v, squares);
-    }
+    each_column(d, [&](auto at) {
+      for (const Lanes& v : (at.load(from, mean) - at.set(mean)).at) squares = fused(v, v, squares);
+    });
     const float variance = sum_lanes(squares) / static_cast<float>(d);
     const float scale = 1.0f / __builtin_sqrtf(variance + static_cast<float>(args.floats[0]));
     row_of<float>(stats, r)[0] = mean;
     row_of<float>(stats, r)[1] = scale;
-    for (int64_t c = 0; c < d; c += kLanes) {
-      const int64_t n = d - c;
-      const Lanes normal = (load(from + c, n) - set(mean)) * set(scale);
-      store(row_of<T>(y, r) + c, fused(normal, load(gamma + c, n), load(beta + c, n)), n);
-    }
+    T* to = row_of<T>(y, r);
+    each_column(d, [&](auto at) {
+      at.store(to, fused((at.load(from) - at.set(mean)) * at.set(scale), at.load(gamma), at.load(beta)));
+    });
   }
 }
 
@@ -118,23 +132,23 @@ void layer_norm_backward(const KernelArgs& args) {
     float* dbeta = leaf_row(args, t[2], args.row_begin + r, d);
     const float mean = row_of<const float>(t[5], r)[0], scale = row_of<const float>(t[5], r)[1];
     Lanes sum = set(0.0f), dot = set(0.0f);
-    for (int64_t c = 0; c < d; c += kLanes) {
-      const int64_t n = d - c;
-      const Lanes g = load(gamma + c, n) * load(gradient + c, n);
-      sum = sum + g;
-      dot = fused(g, (load(value + c, n, mean) - set(mean)) * set(scale), dot);
-    }
-    const Lanes shift = set(sum_lanes(sum) / static_cast<float>(d)),
-                tilt = set(-sum_lanes(dot) / static_cast<float>(d));
-    for (int64_t c = 0; c < d; c += kLanes) {
-      const int64_t n = d - c;
-      const Lanes g = load(gradient + c, n), normal = (load(value + c, n) - set(mean)) * set(scale);
-      store(dgamma + c, fused(g, normal, load(dgamma + c, n)), n);
-      store(dbeta + c, load(dbeta + c, n) + g, n);
-      Lanes dx = set(scale) * fused(normal, tilt, load(gamma + c, n) * g - shift);
-      if (residual.data) dx = dx + load(row_of<const T>(residual, r) + c, n);
-      store(row_of<T>(t[0], r) + c, dx, n);
-    }
+    each_column(d, [&](auto at) {
+      const auto g = at.load(gamma) * at.load(gradient);
+      const auto normal = (at.load(value, mean) - at.set(mean)) * at.set(scale);
+      for (const Lanes& v : g.at) sum = sum + v;
+      for (int i = 0; i < static_cast<int>(sizeof g.at / sizeof g.at[0]); ++i) dot = fused(g.at[i], normal.at[i], dot);
+    });
+    const float shift = sum_lanes(sum) / static_cast<float>(d), tilt = -sum_lanes(dot) / static_cast<float>(d);
+    const T* beside = residual.data ? row_of<const T>(residual, r) : nullptr;
+    T* to = row_of<T>(t[0], r);
+    each_column(d, [&](auto at) {
+      const auto g = at.load(gradient), normal = (at.load(value) - at.set(mean)) * at.set(scale);
+      at.store(dgamma, fused(g, normal, at.load(dgamma)));
+      at.store(dbeta, at.load(dbeta) + g);
+      auto dx = at.set(scale) * fused(normal, at.set(tilt), at.load(gamma) * g - at.set(shift));
+      if (beside) dx = dx + at.load(beside);
+      at.store(to, dx);
+    });
   }
 }
 

@@ -44,6 +44,10 @@ class RowCalls(ABC):
         """`x * sigmoid(x)`."""
         return self.op("silu", [x])[0]
 
+    def relu(self, x: TensorNode) -> TensorNode:
+        """`x` where it is above 0, else 0."""
+        return self.op("relu", [x])[0]
+
     def gelu(self, x: TensorNode, *, approximate: str = "none") -> TensorNode:
         """`x` times the share of the normal distribution below it: by the error function (`none`), or by `tanh`."""
         _border.choice("gelu", "approximate", approximate, ("none", "tanh"))

@@ -22,6 +22,16 @@ def _sigmoid(x: F64) -> F64:
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
+def relu(x: Array) -> F64:
+    """x where it is above 0."""
+    return np.maximum(_f64(x), 0.0)
+
+
+def relu_backward(dy: Array, x: Array) -> F64:
+    """dx of relu."""
+    return np.where(_f64(x) > 0, _f64(dy), 0.0)
+
+
 def gelu(x: Array) -> F64:
     """x times the share of the normal distribution below it."""
     return _f64(x) * _normal_share(_f64(x))
@@ -100,6 +110,8 @@ def silu_gate_backward(dh: Array, g: Array, u: Array) -> tuple[F64, F64]:
 
 
 ACTIVATIONS: dict[str, Any] = {
+    "relu": relu,
+    "relu_backward": relu_backward,
     "gelu": gelu,
     "gelu_backward": gelu_backward,
     "gelu_tanh": gelu_tanh,

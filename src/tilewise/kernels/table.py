@@ -383,6 +383,8 @@ _SPECS = [
     _map("scale", "out out, in x", 1, floats="factor"),
     _map("silu", "out out, in x", 4),
     _map("silu_backward", "out dx, in dy, in x", 8),
+    _map("relu", "out out, in x", 1),
+    _map("relu_backward", "out dx, in dy, in x", 1),
     _map("gelu", "out out, in x", 4),
     _map("gelu_backward", "out dx, in dy, in x", 8),
     _map("gelu_tanh", "out out, in x", 8),

@@ -90,6 +90,8 @@ def test_maps(isa, dt, d):
         ("silu", [a], []),
         ("silu_backward", [a, b], []),
         ("silu_gate", [a, b], []),
+        ("relu", [a], []),
+        ("relu_backward", [a, b], []),
         ("gelu", [a], []),
         ("gelu_backward", [a, b], []),
         ("gelu_tanh", [a], []),
@@ -137,6 +139,18 @@ def test_activations_far_out(isa):
         np.testing.assert_allclose(out[0, 0], near, rtol=1e-6)
         np.testing.assert_array_equal(out[0, 2:4], 1 if name.startswith("gelu") else 0)
         np.testing.assert_array_equal(out[0, 5:], 0)
+
+
+@every_level
+@every_dtype
+def test_relu_of_special_values(isa, dt):
+    """NaN stays, infinity too, both zeros give 0, and nothing flows where x is not above 0."""
+    x, one = SPECIAL[None].astype(NUMPY[dt]), np.ones((1, SPECIAL.size), NUMPY[dt])
+    y, dx = np.empty_like(x), np.empty_like(x)
+    run(f"relu_{dt}", [y, x], isa=isa)
+    np.testing.assert_array_equal(y.astype(np.float32), array(tensor(x).relu()).astype(np.float32))
+    run(f"relu_backward_{dt}", [dx, one, x], isa=isa)
+    np.testing.assert_array_equal(dx.astype(np.float32), (x.astype(np.float32) > 0).astype(np.float32))
 
 
 @every_dtype

@@ -85,6 +85,7 @@ OPS = {
     "scale": (lambda g, a, b: g.scale(a, -1.5), lambda a, b: -1.5 * a),
     "silu": (lambda g, a, b: g.silu(a), lambda a, b: torch.nn.functional.silu(a)),
     "silu_gate": (lambda g, a, b: g.multiply(g.silu(a), b), lambda a, b: torch.nn.functional.silu(a) * b),
+    "relu": (lambda g, a, b: g.relu(a), lambda a, b: a.relu()),
     "gelu": (lambda g, a, b: g.gelu(a), lambda a, b: torch.nn.functional.gelu(a)),
     "gelu_tanh": (
         lambda g, a, b: g.gelu(a, approximate="tanh"),

@@ -64,6 +64,7 @@ CALLS = {
     "multiply": lambda g, t: (g.multiply, [t["x"], t["x"]], {}),
     "scale": lambda g, t: (g.scale, [t["x"], 2.0], {}),
     "silu": lambda g, t: (g.silu, [t["x"]], {}),
+    "relu": lambda g, t: (g.relu, [t["x"]], {}),
     "gelu": lambda g, t: (g.gelu, [t["x"]], {"approximate": "tanh"}),
     "tanh": lambda g, t: (g.tanh, [t["x"]], {}),
     "softcap": lambda g, t: (g.softcap, [t["x"], 30.0], {}),

@@ -94,6 +94,25 @@ class SiluGateBackward(Elementwise):
 
 
 @register
+class Relu(Elementwise):
+    """`x` where it is above 0, else 0."""
+
+    name = "relu"
+
+    def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
+        """From the input."""
+        return list(tape.op("relu_backward", [incoming(op, grads), tape.use(op.given[0])]))
+
+
+@register
+class ReluBackward(Elementwise):
+    """Gradient of `relu`: inputs dy, x."""
+
+    name = "relu_backward"
+    in_place = ((0, 0),)
+
+
+@register
 class Gelu(Elementwise):
     """`x` times the share of the normal distribution below it, by the error function."""
 
