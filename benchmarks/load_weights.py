@@ -11,7 +11,7 @@ tensor copied out of the map, as a model's parameters are; transformers is `from
 likewise. Both are left out where they are not installed. Ours is `load_parameters` with the files opened anew; planning
 and allocating are timed apart.
 
-Run: python benchmarks/load_weights.py [--folder /tmp/tilewise-weights] [--shape tinyllama|mistral-7b] [--rounds 4]
+Run: python benchmarks/load_weights.py [--folder FOLDER] [--shape tinyllama|mistral-7b] [--rounds 4]
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -211,7 +212,7 @@ def compare(folder: Path, shape: str, rounds: int, only: list[str]) -> None:
 def main() -> None:
     """Make the weights when they are not there, then compare; or be one contestant."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/tilewise-weights"))
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "tilewise-weights")
     parser.add_argument("--shape", choices=SHAPES, default="tinyllama")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--only", action="append", default=[], choices=CONTESTANTS)

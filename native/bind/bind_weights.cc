@@ -23,8 +23,10 @@ namespace {
 using kernels::Stored;
 using kernels::WeightPart;
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using PartTuple = std::tuple<Bytes, std::string, bool, int64_t, int64_t>;  // bytes, dtype, packed, shape
-using FromTuple = std::tuple<int, int64_t, int64_t, int64_t, int64_t, std::string, bool>;  // kernels/loading/weights.py
+using PartTuple = std::tuple<Bytes, std::string, bool, int64_t, int64_t>;
+// Named tuples of tilewise/kernels/loading.py, whose fields stand in this order.
+using IntoTuple = std::tuple<PartTuple, int64_t, int64_t, int64_t, int64_t>;
+using FromTuple = std::tuple<int, int64_t, int64_t, int64_t, int64_t, std::string, bool>;
 
 constexpr int64_t kMostElements = int64_t{1} << 46;  // their bytes, padded, are counted without overflow
 
@@ -51,16 +53,16 @@ WeightPart part_of(const PartTuple& given) {
   return {reinterpret_cast<std::byte*>(bytes.data()), type, packed, rows, cols};
 }
 
-nb::tuple read(const FromTuple& from, const std::vector<PartTuple>& into, int64_t row, int64_t col,
-               const std::string& isa) {
+nb::tuple read(const FromTuple& from, const std::vector<IntoTuple>& into, const std::string& isa) {
   const auto& [file, begin, row_bytes, rows, cols, dtype, transposed] = from;
-  std::vector<WeightPart> parts;
-  for (const PartTuple& part : into) parts.push_back(part_of(part));
+  std::vector<weights::Destination> destinations;
+  for (const auto& [part, row, col, first, count] : into)
+    destinations.push_back({part_of(part), row, col, first, count});
   const kernels::StoreFn store = isa.empty() ? kernels::find_store() : kernels::find_store_at(isa);
   const weights::Rectangle rectangle = {file, begin, row_bytes, rows, cols, stored_of(dtype)};
   const weights::Outcome outcome = [&] {
     nb::gil_scoped_release unlocked;
-    return weights::read_weights(rectangle, transposed, parts, row, col, store);
+    return weights::read_weights(rectangle, transposed, destinations, store);
   }();
   return nb::make_tuple(outcome.bytes_read, outcome.is_finite, outcome.is_whole, outcome.system_error);
 }
@@ -69,9 +71,11 @@ nb::tuple read(const FromTuple& from, const std::vector<PartTuple>& into, int64_
 
 void bind_weights(nb::module_& m) {
   nb::module_ sub = m.def_submodule("weights", "Weights from files into devices' memory.");
-  sub.def("read", &read, nb::arg("rectangle"), nb::arg("parts"), nb::arg("row"), nb::arg("col"), nb::arg("isa") = "",
-          "Read a rectangle (file, begin, row_bytes, rows, cols, dtype, transposed) into parts (bytes, dtype, packed, "
-          "rows, cols) from [row][col] of each on; returns (bytes read, all finite, file whole, errno).");
+  sub.def(
+      "read", &read, nb::arg("rectangle"), nb::arg("into"), nb::arg("isa") = "",
+      "Read a rectangle (file, begin, row_bytes, rows, cols, dtype, transposed), its columns [first, first + count) "
+      "from [row][col] of each destination ((bytes, dtype, packed, rows, cols), row, col, first, count) on; returns "
+      "(bytes read, all finite, file whole, errno).");
 }
 
 }  // namespace tilewise::bind

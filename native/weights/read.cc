@@ -61,10 +61,14 @@ struct Chunk {
   int64_t cols;
 };
 
-Chunk chunk_of(const Rectangle& from, bool transposed) {
+bool takes_all(const Rectangle& from, const Destination& into) { return into.first == 0 && into.count == from.cols; }
+
+Chunk chunk_of(const Rectangle& from, bool transposed, std::span<const Destination> into) {
   const int64_t item = size_of(from.dtype);
   const int64_t row_unit = transposed ? 2 : kPanelRows, col_unit = transposed ? kPanelRows : 2;
-  const int64_t cols = std::min(from.cols, std::max(kMostBytes / row_unit / item / col_unit, int64_t{1}) * col_unit);
+  int64_t cols = std::min(from.cols, std::max(kMostBytes / row_unit / item / col_unit, int64_t{1}) * col_unit);
+  for (const Destination& to : into)
+    if (!takes_all(from, to)) cols = from.cols;  // whose columns may begin anywhere
   const int64_t rows = std::max(kChunkBytes / std::max(cols * item, int64_t{1}) / row_unit, int64_t{1}) * row_unit;
   return {std::min(from.rows, rows), cols};
 }
@@ -75,25 +79,26 @@ bool covers_units(int64_t first, int64_t count, int64_t total, int64_t unit) {
   return first >= 0 && count >= 0 && end <= total && first % unit == 0 && (end % unit == 0 || end == total);
 }
 
-void check_fit(const Rectangle& from, bool transposed, const WeightPart& part, int64_t row, int64_t col) {
-  const int64_t rows = transposed ? from.cols : from.rows, cols = transposed ? from.rows : from.cols;
+void check_fit(const Rectangle& from, bool transposed, const Destination& into) {
+  const auto& [part, row, col, first, count] = into;
+  const int64_t rows = transposed ? count : from.rows, cols = transposed ? from.rows : count;
   const int64_t row_unit = part.packed ? kPanelRows : 1, col_unit = part.packed ? 2 : 1;
-  check<ArgumentError>(covers_units(row, rows, part.rows, row_unit) && covers_units(col, cols, part.cols, col_unit) &&
-                           (part.dtype == DType::kF32 || part.dtype == DType::kBF16) &&
-                           from.row_bytes >= from.cols * size_of(from.dtype) && from.begin >= 0,
-                       "[weights.read] a rectangle must lie in its part and cover whole panels; got ", rows, " x ",
-                       cols, " at [", row, "][", col, "] of ", part.rows, " x ", part.cols,
-                       "; cut it at multiples of 32 rows and 2 columns");
+  check<ArgumentError>(
+      covers_units(first, count, from.cols, 1) && covers_units(row, rows, part.rows, row_unit) &&
+          covers_units(col, cols, part.cols, col_unit) && (part.dtype == DType::kF32 || part.dtype == DType::kBF16) &&
+          from.row_bytes >= from.cols * size_of(from.dtype) && from.begin >= 0,
+      "[weights.read] a rectangle must lie in its part and cover whole panels; got ", rows, " x ", cols, " at [", row,
+      "][", col, "] of ", part.rows, " x ", part.cols, "; cut it at multiples of 32 rows and 2 columns");
 }
 
 /// The place of a chunk in the only part, when the file's bytes are already what is wanted there; else nullptr.
-std::byte* in_place(const Rectangle& from, bool transposed, std::span<const WeightPart> parts, int64_t row,
-                    int64_t col) {
-  const WeightPart& part = parts.front();
+std::byte* in_place(const Rectangle& from, bool transposed, std::span<const Destination> into, int64_t row) {
+  const auto& [part, first_row, col, first, count] = into.front();
   const bool same = (from.dtype == Stored::kF32 && part.dtype == DType::kF32) ||
                     (from.dtype == Stored::kBF16 && part.dtype == DType::kBF16);
-  if (parts.size() != 1 || part.packed || transposed || !same || from.cols != part.cols) return nullptr;
-  return part.data + (row * part.cols + col) * size_of(part.dtype);
+  if (into.size() != 1 || part.packed || transposed || !same || count != from.cols || count != part.cols)
+    return nullptr;
+  return part.data + ((first_row + row) * part.cols + col) * size_of(part.dtype);
 }
 
 bool read_chunk(const Rectangle& from, int64_t row, int64_t col, Chunk chunk, std::byte* to, Outcome& outcome) {
@@ -105,25 +110,38 @@ bool read_chunk(const Rectangle& from, int64_t row, int64_t col, Chunk chunk, st
   return true;
 }
 
+/// The columns of a chunk at [row][col] of the rectangle that a destination takes; whether all numbers are finite.
+bool store_chunk(const kernels::StoredBlock& chunk, const Destination& into, int64_t row, int64_t col, bool transposed,
+                 kernels::StoreFn store) {
+  const int64_t begin = std::max(into.first, col), end = std::min(into.first + into.count, col + chunk.cols);
+  if (begin >= end) return true;
+  kernels::StoredBlock block = chunk;
+  block.data += (begin - col) * size_of(chunk.dtype);
+  block.cols = end - begin;
+  const int64_t along = begin - into.first;
+  return store(block, into.part, into.row + (transposed ? along : row), into.col + (transposed ? row : along),
+               transposed);
+}
+
 }  // namespace
 
-Outcome read_weights(const Rectangle& from, bool transposed, std::span<const WeightPart> parts, int64_t row,
-                     int64_t col, kernels::StoreFn store) {
-  check<ArgumentError>(!parts.empty(), "[weights.read] a rectangle needs a part; got none; pass one");
-  for (const WeightPart& part : parts) check_fit(from, transposed, part, row, col);
+Outcome read_weights(const Rectangle& from, bool transposed, std::span<const Destination> into,
+                     kernels::StoreFn store) {
+  check<ArgumentError>(!into.empty(), "[weights.read] a rectangle needs a part; got none; pass one");
+  for (const Destination& to : into) check_fit(from, transposed, to);
   Outcome outcome;
   if (from.rows == 0 || from.cols == 0) return outcome;
-  const Chunk most = chunk_of(from, transposed);
+  const Chunk most = chunk_of(from, transposed, into);
   const int64_t item = size_of(from.dtype);
   for (int64_t r = 0; r < from.rows; r += most.rows)
     for (int64_t c = 0; c < from.cols; c += most.cols) {
       const Chunk chunk = {std::min(most.rows, from.rows - r), std::min(most.cols, from.cols - c)};
-      std::byte* to = most.cols == from.cols ? in_place(from, transposed, parts, row + r, col) : nullptr;
-      if (to == nullptr) to = thread_buffer(most.rows * most.cols * item);
-      if (!read_chunk(from, r, c, chunk, to, outcome)) return outcome;
-      const kernels::StoredBlock block = {to, chunk.cols * item, chunk.rows, chunk.cols, from.dtype};
-      for (const WeightPart& part : parts)
-        if (!store(block, part, row + (transposed ? c : r), col + (transposed ? r : c), transposed)) {
+      std::byte* memory = most.cols == from.cols ? in_place(from, transposed, into, r) : nullptr;
+      if (memory == nullptr) memory = thread_buffer(most.rows * most.cols * item);
+      if (!read_chunk(from, r, c, chunk, memory, outcome)) return outcome;
+      const kernels::StoredBlock block = {memory, chunk.cols * item, chunk.rows, chunk.cols, from.dtype};
+      for (const Destination& to : into)
+        if (!store_chunk(block, to, r, c, transposed, store)) {
           outcome.is_finite = false;
           return outcome;
         }

@@ -3,7 +3,7 @@
 //
 // Purpose: loading at the speed of the page cache, without mapping files. Who may call: any thread; several at once
 // when what they write lies in different panels. Blocks: on the file. Memory: a buffer of a few MiB per thread, kept
-// until the thread ends. Refuses (ArgumentError): rectangles that do not fit the part, or begin within a panel or pair.
+// until the thread ends. Refuses (ArgumentError): rectangles that do not fit a part, or begin within a panel or pair.
 #pragma once
 #include <span>
 
@@ -21,6 +21,15 @@ struct Rectangle {
   kernels::Stored dtype;
 };
 
+/// Columns [first, first + count) of a rectangle's rows go to [row][col] of a part and on.
+struct Destination {
+  kernels::WeightPart part;
+  int64_t row;
+  int64_t col;
+  int64_t first;
+  int64_t count;
+};
+
 /// What became of it. Nothing is said of what lies behind the first fault; the parts are then of no use.
 struct Outcome {
   int64_t bytes_read = 0;
@@ -29,9 +38,8 @@ struct Outcome {
   int system_error = 0;  // errno of a failed read
 };
 
-/// Reads a rectangle into parts of equal shape (a weight and its master, for example), its first element at
-/// [row][col] of each; transposed: the file's rows are the parts' columns. Ends at the first fault.
-Outcome read_weights(const Rectangle& from, bool transposed, std::span<const kernels::WeightPart> parts, int64_t row,
-                     int64_t col, kernels::StoreFn store);
+/// Reads a rectangle for all its destinations (a weight and its master, the columns of several devices); transposed:
+/// the file's rows are the parts' columns. Ends at the first fault.
+Outcome read_weights(const Rectangle& from, bool transposed, std::span<const Destination> into, kernels::StoreFn store);
 
 }  // namespace tilewise::weights

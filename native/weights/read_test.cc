@@ -21,6 +21,7 @@ bool store_weights(const StoredBlock& block, const WeightPart& part, int64_t row
 using namespace tilewise;
 using kernels::Stored;
 using kernels::WeightPart;
+using weights::Destination;
 using weights::Outcome;
 using weights::Rectangle;
 
@@ -62,6 +63,14 @@ uint16_t upper_half(float x) {  // of values that bf16 holds
   uint32_t bits = 0;
   std::memcpy(&bits, &x, sizeof bits);
   return static_cast<uint16_t>(bits >> 16);
+}
+
+/// All columns of a rectangle to [row][col] of a part.
+Outcome read_all(const Rectangle& from, bool transposed, std::initializer_list<WeightPart> parts, int64_t row,
+                 int64_t col) {
+  std::vector<Destination> into;
+  for (const WeightPart& part : parts) into.push_back({part, row, col, 0, from.cols});
+  return weights::read_weights(from, transposed, into, kStore);
 }
 
 struct Memory {
@@ -132,7 +141,7 @@ CASE("odd sizes in every layout, both ways round, from fp32 and bf16") {
             const WeightPart part = memory.part();
             const File& file = stored == Stored::kF32 ? wide : narrow;
             const Rectangle from = transposed ? file.rectangle(cols, rows, stored) : file.rectangle(rows, cols, stored);
-            const Outcome outcome = weights::read_weights(from, transposed, {&part, 1}, 0, 0, kStore);
+            const Outcome outcome = read_all(from, transposed, {part}, 0, 0);
             EXPECT(outcome.is_finite && outcome.is_whole && outcome.system_error == 0);
             EXPECT_EQ(outcome.bytes_read, rows * cols * size_of(stored));
             EXPECT_EQ(count_wrong(memory, values, transposed), 0);
@@ -147,7 +156,7 @@ CASE("one wrong bit in a file is a wrong element: the twin of the comparison abo
   const File file(values.data(), values.size() * 4);
   Memory memory(33, 3, DType::kF32, true);
   const WeightPart part = memory.part();
-  weights::read_weights(file.rectangle(33, 3, Stored::kF32), false, {&part, 1}, 0, 0, kStore);
+  read_all(file.rectangle(33, 3, Stored::kF32), false, {part}, 0, 0);
   EXPECT_EQ(count_wrong(memory, right, false), 1);
 }
 
@@ -165,7 +174,7 @@ CASE("threads that read neighbouring panels, or neighbouring columns of all, sha
         Rectangle from =
             transposed ? file.rectangle(count, kRows, Stored::kF32) : file.rectangle(count, kCols, Stored::kF32);
         from.begin += t * count * from.row_bytes;
-        weights::read_weights(from, transposed, parts, transposed ? 0 : t * count, transposed ? t * count : 0, kStore);
+        read_all(from, transposed, {parts[0], parts[1]}, transposed ? 0 : t * count, transposed ? t * count : 0);
       });
     for (std::thread& thread : threads) thread.join();
     EXPECT_EQ(count_wrong(weight, values, transposed), 0);
@@ -181,11 +190,27 @@ CASE("columns of a tensor are read without their neighbours") {
   Rectangle from = file.rectangle(40, 12, Stored::kF32);
   from.begin += 4 * 7;
   from.cols = 5;
-  EXPECT_EQ(weights::read_weights(from, false, {&part, 1}, 0, 0, kStore).bytes_read, 40 * 5 * 4);
+  EXPECT_EQ(read_all(from, false, {part}, 0, 0).bytes_read, 40 * 5 * 4);
   std::vector<float> expected;
   for (int64_t r = 0; r < 40; ++r)
     for (int64_t c = 7; c < 12; ++c) expected.push_back(values[static_cast<size_t>(r * 12 + c)]);
   EXPECT_EQ(count_wrong(memory, expected, false), 0);
+}
+
+CASE("the columns of several parts come from one reading") {
+  const std::vector<float> values = numbers(70 * 13);
+  const File file(values.data(), values.size() * 4);
+  for (const bool transposed : {false, true}) {
+    Memory left(transposed ? 7 : 70, transposed ? 70 : 7, DType::kBF16, true);
+    Memory right(transposed ? 6 : 70, transposed ? 70 : 6, DType::kF32, true);
+    const Destination into[] = {{left.part(), 0, 0, 0, 7}, {right.part(), 0, 0, 7, 6}};
+    const Rectangle from = file.rectangle(70, 13, Stored::kF32);
+    EXPECT_EQ(weights::read_weights(from, transposed, into, kStore).bytes_read, 70 * 13 * 4);
+    std::vector<float> expected[2];
+    for (size_t i = 0; i < values.size(); ++i) expected[i % 13 >= 7].push_back(values[i]);
+    EXPECT_EQ(count_wrong(left, expected[0], transposed), 0);
+    EXPECT_EQ(count_wrong(right, expected[1], transposed), 0);
+  }
 }
 
 CASE("infinity, NaN and what rounding makes infinite are found; the largest finite number is not") {
@@ -201,8 +226,7 @@ CASE("infinity, NaN and what rounding makes infinite are found; the largest fini
     const File file(values.data(), values.size() * 4);
     Memory memory(37, 19, dtype, true);
     const WeightPart part = memory.part();
-    EXPECT_EQ(weights::read_weights(file.rectangle(37, 19, Stored::kF32), false, {&part, 1}, 0, 0, kStore).is_finite,
-              is_finite);
+    EXPECT_EQ(read_all(file.rectangle(37, 19, Stored::kF32), false, {part}, 0, 0).is_finite, is_finite);
   }
 }
 
@@ -212,9 +236,9 @@ CASE("a file that ends early, and one that cannot be read, are outcomes") {
   Memory memory(33, 4, DType::kF32, true);
   const WeightPart part = memory.part();
   Rectangle from = file.rectangle(33, 4, Stored::kF32);
-  EXPECT(!weights::read_weights(from, false, {&part, 1}, 0, 0, kStore).is_whole);
+  EXPECT(!read_all(from, false, {part}, 0, 0).is_whole);
   from.file = -1;
-  EXPECT_EQ(weights::read_weights(from, false, {&part, 1}, 0, 0, kStore).system_error, EBADF);
+  EXPECT_EQ(read_all(from, false, {part}, 0, 0).system_error, EBADF);
 }
 
 CASE("a rectangle that does not fit its part is refused") {
@@ -224,7 +248,7 @@ CASE("a rectangle that does not fit its part is refused") {
   const WeightPart part = memory.part();
   const auto refused = [&](int64_t rows, int64_t cols, int64_t row, int64_t col) {
     try {
-      weights::read_weights(file.rectangle(rows, cols, Stored::kF32), false, {&part, 1}, row, col, kStore);
+      read_all(file.rectangle(rows, cols, Stored::kF32), false, {part}, row, col);
     } catch (const ArgumentError&) {
       return true;
     }
@@ -232,6 +256,14 @@ CASE("a rectangle that does not fit its part is refused") {
   };
   EXPECT(!refused(32, 8, 32, 0) && !refused(64, 2, 0, 6));
   EXPECT(refused(33, 8, 32, 0) && refused(32, 8, 16, 0) && refused(16, 8, 0, 0) && refused(64, 8, 0, 2));
+  const Destination beyond[] = {{part, 0, 0, 2, 8}};
+  bool is_refused = false;
+  try {
+    weights::read_weights(file.rectangle(64, 8, Stored::kF32), false, beyond, kStore);
+  } catch (const ArgumentError&) {
+    is_refused = true;
+  }
+  EXPECT(is_refused);
   EXPECT(refused(64, 3, 0, 0) && refused(64, 8, -32, 0) && refused(-1, 8, 0, 0));
 }
 

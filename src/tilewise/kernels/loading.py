@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tilewise import _native
 
-__all__ = ["Outcome", "Part", "Rectangle", "read_weights", "stored_dtype"]
+__all__ = ["Destination", "Outcome", "Part", "Rectangle", "read_weights", "stored_dtype"]
 
 _STORED = {
     np.dtype(np.float32): "f32",
@@ -65,6 +65,24 @@ class Part(NamedTuple):
     cols: int
 
 
+class Destination(NamedTuple):
+    """Some columns of a rectangle's rows and where they go.
+
+    Attributes:
+        part: of a device.
+        row: where they begin in the part; a multiple of 32 where it is packed.
+        col: the same; even where it is packed.
+        first_col: of the rectangle's.
+        num_cols: how many.
+    """
+
+    part: Part
+    row: int
+    col: int
+    first_col: int
+    num_cols: int
+
+
 class Outcome(NamedTuple):
     """What became of a rectangle; reading ends at the first fault.
 
@@ -86,19 +104,15 @@ def stored_dtype(dtype: np.dtype[Any]) -> str | None:
     return _STORED.get(dtype)
 
 
-def read_weights(
-    rectangle: Rectangle, parts: Sequence[Part], row: int = 0, col: int = 0, *, isa: str = ""
-) -> Outcome:
-    """Read a rectangle into parts of one shape, from `[row][col]` of each on; other Python threads run meanwhile.
+def read_weights(rectangle: Rectangle, into: Sequence[Destination], *, isa: str = "") -> Outcome:
+    """Read a rectangle once for all its destinations; other Python threads run meanwhile.
 
     Args:
         rectangle: of the file.
-        parts: for example a weight and its master.
-        row: where it begins in the parts; a multiple of 32 where they are packed.
-        col: the same; even where they are packed.
+        into: a weight and its master, for example, or the columns of several devices.
         isa: a level of `isa_levels()`; empty: the one in use.
 
     Raises:
         PlanError: the rectangle does not fit the parts.
     """
-    return Outcome(*_native.weights.read(tuple(rectangle), [tuple(p) for p in parts], row, col, isa))
+    return Outcome(*_native.weights.read(rectangle, into, isa))

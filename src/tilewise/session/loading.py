@@ -1,10 +1,10 @@
 """Weights into the devices' memory: which bytes of which files go where, and who reads them.
 
 Each device reads the slices of its own parts, each part once: what several devices hold alike, the first of them
-reads, and the `broadcast` program copies it. A few threads of the machine's cores read pieces of some MiB in the order
-of the files, converting and packing them on the way (`kernels.loading`); no file is mapped. Names, shapes and element
-types of everything are checked before the first byte is read; numbers that are not finite are found on the way, and
-then the parts are of no use: the instance refuses to run until it is loaded again.
+reads, and the `broadcast` program copies it. No byte is read twice in one process. A few threads of the machine's cores
+read pieces of some MiB in the order of the files, converting and packing them on the way (`kernels.loading`); no file
+is mapped. Names, shapes and element types of everything are checked before the first byte is read; numbers that are not
+finite are found on the way, and then the parts are of no use: the instance refuses to run until it is loaded again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tilewise.checkpoint import FileTensor
 from tilewise.core.errors import CheckpointError
-from tilewise.kernels.loading import Part, Rectangle, read_weights, stored_dtype
+from tilewise.kernels.loading import Destination, Part, Rectangle, read_weights, stored_dtype
 from tilewise.kernels.packing import PANEL_ROWS
 from tilewise.session.local import Place
 from tilewise.session.tensors import NamedTensors
@@ -50,38 +50,40 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What one thread reads at a time: a rectangle of a file for a device's part, and for its master along with it."""
+    """What one thread reads at a time: a rectangle of a file for one device, or the columns of several.
+
+    Attributes:
+        name: in the graph.
+        tensor: of the file.
+        rectangle: of it.
+        into: destinations, a weight's and its master's beside each other.
+        num_bytes: per device, what is read for it.
+    """
 
     name: str
     tensor: FileTensor
-    device: int
     rectangle: Rectangle
-    parts: Sequence[Part]
-    row: int
-    col: int
+    into: Sequence[Destination]
+    num_bytes: Mapping[int, int]
 
-    @property
-    def num_bytes(self) -> int:
-        return self.rectangle.rows * self.rectangle.cols * self.tensor.dtype.itemsize
-
-    def read(self) -> int:
-        """Bytes read.
+    def read(self) -> None:
+        """Fill the parts.
 
         Raises:
             CheckpointError: the file is no longer what it was, or holds what is not finite.
         """
-        outcome = read_weights(self.rectangle, self.parts, self.row, self.col)
+        outcome = read_weights(self.rectangle, self.into)
         if outcome.system_error:
             raise self.tensor.file.unreadable(os.strerror(outcome.system_error))
         if not outcome.is_whole:
             raise self.tensor.file.unreadable("it has become shorter")
         if not outcome.is_finite:
             raise CheckpointError(
-                f"[session.load_parameters] weights must be finite in {self.parts[0].dtype}; got others in "
+                f"[session.load_parameters] weights must be finite in {self.into[0].part.dtype}; got others in "
                 f"{self.name!r}, stored as {self.tensor.name!r} in {str(self.tensor.file.path)!r}; load other weights: "
                 "until then the model does not run"
             )
-        return outcome.bytes_read
+        assert outcome.bytes_read == sum(self.num_bytes.values())
 
 
 def load_tensors(
@@ -118,14 +120,58 @@ def is_read_in_place(tensors: NamedTensors, name: str, value: FileTensor) -> boo
 
 
 def _pieces(tensors: NamedTensors, name: str, value: FileTensor) -> Iterator[_Piece]:
-    """All that is read of one tensor."""
-    for places in tensors.places(name):
-        local = value.rows(places[0].slices[0].start, places[0].sizes[0])
-        if value.ndim == 2:
-            local = local.columns(places[0].slices[1].start, places[0].sizes[1])
-        parts = [_part(place) for place in places]
-        for row, col, piece in _cut(local):
-            yield _Piece(name, value, places[0].device, _rectangle(piece), parts, row, col)
+    """All that is read of one tensor, cut at rows of the file."""
+    dtype = stored_dtype(value.dtype)
+    assert dtype is not None
+    item, unit = value.dtype.itemsize, 2 if value.is_transposed else PANEL_ROWS
+    for run in _side_by_side([_strip(places, value) for places in tensors.places(name)]):
+        (first, end), left, width = run[0].rows, run[0].cols[0], run[-1].cols[1] - run[0].cols[0]
+        step = max(1, _PIECE_BYTES // max(1, width * item) // unit) * unit
+        row_bytes = value.row_bytes if value.ndim == 2 else width * item
+        for row in range(first, end, step):
+            count = min(step, end - row)
+            begin = value.begin + row * row_bytes + left * item
+            at = (0, row - first) if value.is_transposed else (row - first, 0)
+            num_bytes: dict[int, int] = {}
+            for strip in run:
+                read = count * strip.width * item
+                num_bytes[strip.device] = num_bytes.get(strip.device, 0) + read
+            yield _Piece(
+                name,
+                value,
+                Rectangle(value.file.descriptor, begin, row_bytes, count, width, dtype, value.is_transposed),
+                [Destination(p, *at, s.cols[0] - left, s.width) for s in run for p in s.parts],
+                num_bytes,
+            )
+
+
+@dataclass(frozen=True)
+class _Strip:
+    """A device's part of a tensor as the file has it.
+
+    Attributes:
+        device: that reads it.
+        rows: of the file, `[begin, end)`.
+        cols: the same.
+        parts: where they go: a weight, and its master.
+    """
+
+    device: int
+    rows: tuple[int, int]
+    cols: tuple[int, int]
+    parts: Sequence[Part]
+
+    @property
+    def width(self) -> int:
+        return self.cols[1] - self.cols[0]
+
+
+def _strip(places: Sequence[Place], value: FileTensor) -> _Strip:
+    spans = [(s.start, s.stop) for s in places[0].slices]
+    rows, cols = spans if value.ndim == 2 else ((0, 1), *spans)
+    if value.is_transposed:
+        rows, cols = cols, rows
+    return _Strip(places[0].device, rows, cols, [_part(place) for place in places])
 
 
 def _part(place: Place) -> Part:
@@ -133,43 +179,32 @@ def _part(place: Place) -> Part:
     return Part(place.memory, place.spec.dtype.name, place.spec.storage == "packed", rows, cols)
 
 
-def _cut(local: FileTensor) -> Iterator[tuple[int, int, FileTensor]]:
-    """Pieces of a part, with the row and column where each begins: neighbouring rows of the file."""
-    if local.ndim == 1:
-        yield 0, 0, local
-        return
-    rows, cols = local.shape
-    if local.is_transposed:
-        step = max(1, _PIECE_BYTES // max(1, rows * local.dtype.itemsize) // 2) * 2
-        for col in range(0, cols, step):
-            yield 0, col, local.columns(col, min(step, cols - col))
-        return
-    step = max(1, _PIECE_BYTES // max(1, cols * local.dtype.itemsize) // PANEL_ROWS) * PANEL_ROWS
-    for row in range(0, rows, step):
-        yield row, 0, local.rows(row, min(step, rows - row))
-
-
-def _rectangle(piece: FileTensor) -> Rectangle:
-    shape = piece.shape if piece.ndim == 2 else (1, *piece.shape)
-    rows, cols = shape[::-1] if piece.is_transposed else shape
-    row_bytes = piece.row_bytes if piece.ndim == 2 else cols * piece.dtype.itemsize
-    name = stored_dtype(piece.dtype)
-    assert name is not None
-    return Rectangle(piece.file.descriptor, piece.begin, row_bytes, rows, cols, name, piece.is_transposed)
+def _side_by_side(strips: Sequence[_Strip]) -> Iterator[list[_Strip]]:
+    """Strips of the same rows whose columns follow each other: devices of this process that share rows of a file read
+    them together, since a system call for every row of every device would cost more."""
+    run: list[_Strip] = []
+    for strip in sorted(strips, key=lambda s: (s.rows, s.cols)):
+        if run and (run[-1].rows, run[-1].cols[1]) != (strip.rows, strip.cols[0]):
+            yield run
+            run = []
+        run.append(strip)
+    yield run
 
 
 def _read_all(pieces: Sequence[_Piece], num_devices: int, on_progress: Progress | None) -> tuple[int, ...]:
     """Read pieces on a few threads; returns the bytes read per device."""
     bytes_read = [0] * num_devices
-    total = sum(piece.num_bytes for piece in pieces)
+    total = sum(sum(piece.num_bytes.values()) for piece in pieces)
     behind = _Behind(pieces) if total * _LARGE_SHARE > _free_memory() else None
     threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)), max(1, len(pieces)))
     pool = ThreadPoolExecutor(threads, thread_name_prefix="tilewise-load")
     try:
-        running: dict[Future[int], _Piece] = {pool.submit(piece.read): piece for piece in pieces}
+        running: dict[Future[None], _Piece] = {pool.submit(piece.read): piece for piece in pieces}
         for done in as_completed(running):
             piece = running[done]
-            bytes_read[piece.device] += done.result()
+            done.result()
+            for device, read in piece.num_bytes.items():
+                bytes_read[device] += read
             if behind is not None:
                 behind.drop(piece)
             if on_progress is not None:

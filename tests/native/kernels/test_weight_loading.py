@@ -10,7 +10,7 @@ import pytest
 from tilewise.core import PlanError
 from tilewise.core.dtypes import DTYPES
 from tilewise.kernels.isa import isa_levels
-from tilewise.kernels.loading import Part, Rectangle, read_weights, stored_dtype
+from tilewise.kernels.loading import Destination, Part, Rectangle, read_weights, stored_dtype
 from tilewise.kernels.packing import pack_weight, packed_elements
 
 BF16 = ml_dtypes.bfloat16
@@ -55,10 +55,15 @@ def file_of(tmp_path):
         os.close(descriptor)
 
 
+def _read(rectangle, parts, row=0, col=0, isa=""):
+    """All columns to the same place of every part."""
+    return read_weights(rectangle, [Destination(p, row, col, 0, rectangle.cols) for p in parts], isa=isa)
+
+
 def _load(file, begin, stored, parts, transposed=False, row=0, col=0, isa=""):
     rows, cols = stored.shape
     rectangle = Rectangle(file, begin, stored.strides[0], rows, cols, stored_dtype(stored.dtype), transposed)
-    return read_weights(rectangle, parts, row, col, isa=isa)
+    return _read(rectangle, parts, row, col, isa)
 
 
 @pytest.mark.parametrize("isa", isa_levels())
@@ -99,7 +104,7 @@ def test_pieces_make_the_whole(file_of):
         piece = w[row : {0: 64, 64: 100}[row], col : {0: 10, 10: 36, 36: 37}[col]]
         where = begin + row * w.strides[0] + col * 2
         rectangle = Rectangle(file, where, w.strides[0], *piece.shape, "bf16")
-        bytes_read += read_weights(rectangle, [part], row, col).bytes_read
+        bytes_read += _read(rectangle, [part], row, col).bytes_read
     assert bytes_read == w.nbytes
     np.testing.assert_array_equal(memory, _expected(w, "bf16", True))
 
@@ -149,8 +154,8 @@ def test_a_file_that_ends_early_and_one_that_cannot_be_read_are_told_apart(file_
     w = _values((4, 4), np.float32)
     file, begin = file_of(w)
     part = Part(_memory((5, 4), "f32", False), "f32", False, 5, 4)
-    assert read_weights(Rectangle(file, begin, 16, 5, 4, "f32"), [part])[2:] == (False, 0)
-    assert read_weights(Rectangle(-1, begin, 16, 5, 4, "f32"), [part])[3] != 0
+    assert _read(Rectangle(file, begin, 16, 5, 4, "f32"), [part])[2:] == (False, 0)
+    assert _read(Rectangle(-1, begin, 16, 5, 4, "f32"), [part])[3] != 0
 
 
 @pytest.mark.parametrize(
@@ -171,7 +176,7 @@ def test_a_rectangle_that_does_not_fit_is_refused(file_of, change):
     def call(begin=begin, row_bytes=36, rows=40, cols=9, dtype="f32", row=0, col=0, memory=memory, **part):
         given = Part(memory, part.get("part_dtype", "f32"), True, part.get("part_rows", 40), 9)
         rectangle = Rectangle(file, begin, row_bytes, rows, cols, dtype)
-        return read_weights(rectangle, [given] * part.get("parts", 1), row, col)
+        return _read(rectangle, [given] * part.get("parts", 1), row, col)
 
     assert call().is_finite
     if "memory" in change:
