@@ -244,7 +244,7 @@ def evaluate(
     """Say how well a model predicts files: perplexity per token, bits per byte.
 
     Every token of every file is predicted once, from the half of a window before it at least. The result does not
-    depend on `--tp` or `--batch`.
+    depend on `--tp`.
 
     Example: `tilewise evaluate demo/model ~/my-texts`
     """
