@@ -21,9 +21,10 @@ from tilewise.checkpoint import (
     write_weights,
 )
 from tilewise.core import CheckpointError, PlanError
+from tilewise.plan import Plan
 from tilewise.session import loading
 
-MODEL = config(vocab_size=509, tie_word_embeddings=False)
+MODEL = config(vocab_size=509, intermediate_size=90, tie_word_embeddings=False)  # shares of odd sizes
 MESHES = [{}, {"tp": 2}, {"tp": 4}, {"tp": 8}, {"dp": 2}, {"dp": 2, "tp": 2}]
 NORM = "layers.1.input_layernorm.weight"
 
@@ -84,6 +85,17 @@ def test_each_device_reads_its_share_once(tmp_path, axes):
             np.testing.assert_array_equal(
                 model.get_tensor(name).astype(np.float32), weight.astype(np.float32)
             )
+
+
+def test_a_part_that_two_devices_read_is_counted_twice(tmp_path, monkeypatch):
+    """A planted fault, the twin of the counts above: every device reads the norms that all of them hold."""
+    weights = _weights(ml_dtypes.bfloat16)
+    write_weights(tmp_path, weights.items())
+    with _decoding("bf16", {"tp": 2}) as model:
+        monkeypatch.setattr(Plan, "holder", lambda plan, tensor, device: device)
+        read = model.load_parameters(tmp_path).bytes_read
+        norms = sum(w.nbytes for w in weights.values() if w.ndim == 1)
+        assert sum(read) == sum(w.nbytes for w in weights.values()) + norms
 
 
 def test_tensor_parallel_devices_read_alike(tmp_path):

@@ -19,7 +19,7 @@ from tilewise.checkpoint.tensors import FileTensor, LazyTensor, Tensor, read_arr
 from tilewise.checkpoint.weights import INDEX, SINGLE
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
-from tilewise.core.writing import HIDDEN, replace_file, replace_text, sync_directory, writing
+from tilewise.core.writing import HIDDEN, replace_file, replace_text, sync_directory, sync_file, writing
 
 __all__ = ["MAX_SHARD_BYTES", "save_tensors", "write_weights"]
 
@@ -56,8 +56,10 @@ def write_weights(
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     hidden = [directory / f"{HIDDEN}part-{name}" for name in names]
     try:
-        for path, shard in zip(hidden, shards):
-            replace_file(path, lambda to, shard=shard: save_tensors(to, dict(shard), {"format": "pt"}))  # type: ignore[misc]
+        for path, name, shard in zip(hidden, names, shards):
+            with writing(directory / name):
+                save_tensors(path, dict(shard), {"format": "pt"})
+                sync_file(path)
         for path, name in zip(hidden, names):
             with writing(directory / name):
                 path.replace(directory / name)

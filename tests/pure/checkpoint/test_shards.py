@@ -120,7 +120,8 @@ from tilewise.core import ResourceError
 os.chdir(sys.argv[1])
 if os.geteuid() == 0:
     os.setuid(65534)
-for call in (lambda: write_weights(".", [("w", np.ones(3))]), lambda: write_weights(".", [("w", np.ones(3))] , 1),
+for call in (lambda: write_weights(".", [("w", np.ones(3))]),
+             lambda: write_weights(".", [("w", np.ones(3)), ("v", np.ones(3))], 1),
              lambda: save_pretrained("model", {}, [("w", np.ones(3))])):
     try:
         call()
@@ -185,3 +186,5 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert len(lines) == 3 and all("No space left on device" in line for line in lines)
+    assert "'model.safetensors'" in lines[0] and "'model-00002-of-00004.safetensors'" in lines[1]
+    assert "model.safetensors'" in lines[2]
