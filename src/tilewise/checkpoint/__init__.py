@@ -9,6 +9,7 @@ from tilewise.checkpoint.files import (
     check_writable,
     remove_leftovers,
 )
+from tilewise.checkpoint.hub import find_model
 from tilewise.checkpoint.lock import lock_directory
 from tilewise.checkpoint.pretrained import load_generation_config, load_tokenizer, save_pretrained
 from tilewise.checkpoint.shards import write_weights
@@ -35,6 +36,7 @@ __all__ = [
     "TrainingState",
     "check_replaceable",
     "check_writable",
+    "find_model",
     "has_checkpoints",
     "latest_checkpoint",
     "load_checkpoint",

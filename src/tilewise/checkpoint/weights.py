@@ -21,7 +21,7 @@ from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
 from tilewise.core.reading import Unreadable, read_json
 
-__all__ = ["INDEX", "SINGLE", "open_weights"]
+__all__ = ["INDEX", "SINGLE", "files_of_index", "open_weights"]
 
 _border = Border("checkpoint", CheckpointError)
 SINGLE = "model.safetensors"
@@ -75,14 +75,8 @@ def _refuse_pickled(directory: Path) -> None:
 
 def _open_indexed(directory: Path) -> Mapping[str, FileTensor]:
     """The files that an index names, each tensor from the file that it says."""
-    try:
-        weight_map = read_json(directory / INDEX, _Index).weight_map
-    except Unreadable as error:
-        raise _index_error(directory, str(error)) from None
+    weight_map = _read_index(directory)
     names = sorted(set(weight_map.values()))
-    for name in names:
-        if name != os.path.basename(name) or name in ("", ".", ".."):
-            raise _index_error(directory, f"{shown(name)} is not the plain name of a file beside it")
     if SINGLE not in names and os.path.lexists(directory / SINGLE):
         raise _index_error(directory, f"{SINGLE} stands there too and is none of its files")
     opened = {name: WeightsFile(directory / name) for name in names}
@@ -96,6 +90,27 @@ def _open_indexed(directory: Path) -> Mapping[str, FileTensor]:
             if weight_map.get(tensor) != name:
                 raise _index_error(directory, f"it does not say that {shown(name)} holds {shown(tensor)}")
     return {tensor: opened[name][tensor] for tensor, name in weight_map.items()}
+
+
+def _read_index(directory: Path) -> Mapping[str, str]:
+    """Which file holds which tensor; the files lie beside the index."""
+    try:
+        weight_map = read_json(directory / INDEX, _Index).weight_map
+    except Unreadable as error:
+        raise _index_error(directory, str(error)) from None
+    for name in sorted(set(weight_map.values())):
+        if name != os.path.basename(name) or name in ("", ".", ".."):
+            raise _index_error(directory, f"{shown(name)} is not the plain name of a file beside it")
+    return weight_map
+
+
+def files_of_index(directory: Path) -> frozenset[str]:
+    """Names of the files that a directory's index says the weights are in.
+
+    Raises:
+        CheckpointError: the index is none; names what is wrong.
+    """
+    return frozenset(_read_index(directory).values())
 
 
 def _index_error(directory: Path, reason: str) -> CheckpointError:

@@ -35,9 +35,12 @@ app = typer.Typer(
     "minutes, then writes Python with it.",
 )
 
-_MODEL_DIR = typer.Argument(
-    help="A Hugging Face directory: config.json, weights, tokenizer.json.", show_default=False
+_MODEL = typer.Argument(
+    metavar="MODEL",
+    help="A Hugging Face directory (config.json, weights, tokenizer.json), or owner/name on the hub.",
+    show_default=False,
 )
+_REVISION = typer.Option(help="Of a model on the hub: a branch, tag or commit.", show_default=False)
 _CONFIG = typer.Argument(help="A TOML file; examples/train.toml shows every key.", show_default=False)
 
 _DTYPE_HELP = (
@@ -138,7 +141,7 @@ def train(
 
 @app.command()
 def generate(
-    model_dir: Annotated[Path, _MODEL_DIR],
+    model_dir: Annotated[Path, _MODEL],
     prompt: Annotated[str, typer.Argument(help="Text to continue.", show_default=False)],
     tp: Annotated[int, typer.Option(min=1, help="Devices that share every layer (1, 2, 4, ...).")] = 1,
     dtype: Annotated[
@@ -208,7 +211,10 @@ def verify(
 
 
 @app.command()
-def inspect(model_dir: Annotated[Path, _MODEL_DIR]) -> None:
+def inspect(
+    model: Annotated[str, _MODEL],
+    revision: Annotated[str | None, _REVISION] = None,
+) -> None:
     """Say what a model directory holds, what fits on this machine, and how fast it can be at most.
 
     Reads headers only. Shows architecture, parameters, bytes per type, bytes of KV cache per token, the context that
@@ -217,16 +223,17 @@ def inspect(model_dir: Annotated[Path, _MODEL_DIR]) -> None:
 
     Example: `tilewise inspect demo/model`
     """
+    from tilewise.checkpoint import find_model
     from tilewise.cli.inspect import describe_model
 
     with before_work():
-        for line in describe_model(model_dir):
+        for line in describe_model(find_model(model, revision)):
             print(line)
 
 
 @app.command()
 def evaluate(
-    model_dir: Annotated[Path, _MODEL_DIR],
+    model: Annotated[str, _MODEL],
     data: Annotated[
         str,
         typer.Argument(
@@ -240,6 +247,7 @@ def evaluate(
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Windows at a time.")] = 8,
     tp: Annotated[int, typer.Option(min=1, help="Devices that share every layer (1, 2, 4, ...).")] = 1,
     dtype: Annotated[str, typer.Option(callback=_known_dtype, metavar="TYPE", help=_DTYPE_HELP)] = "bf16",
+    revision: Annotated[str | None, _REVISION] = None,
 ) -> None:
     """Say how well a model predicts files: perplexity per token, bits per byte.
 
@@ -248,16 +256,18 @@ def evaluate(
 
     Example: `tilewise evaluate demo/model ~/my-texts`
     """
+    from tilewise.checkpoint import find_model
     from tilewise.cli.evaluate import evaluate_files
 
     console = _console(stderr=True)
-    score = evaluate_files(model_dir, data, context=context, batch=batch, tp=tp, dtype=dtype, console=console)
+    path = find_model(model, revision)
+    score = evaluate_files(path, data, context=context, batch=batch, tp=tp, dtype=dtype, console=console)
     print(f"perplexity {score.perplexity:.4f}, {score.bits_per_byte:.4f} bits per byte")
 
 
 @app.command()
 def encode(
-    model_dir: Annotated[Path, _MODEL_DIR],
+    model: Annotated[str, _MODEL],
     texts: Annotated[
         list[str] | None, typer.Argument(help="Texts; without any, lines of standard input.")
     ] = None,
@@ -285,6 +295,7 @@ def encode(
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Texts at a time.")] = 16,
     tp: Annotated[int, typer.Option(min=1, help="Devices that share every layer (1, 2, 4, ...).")] = 1,
     dtype: Annotated[str, typer.Option(callback=_known_dtype, metavar="TYPE", help=_DTYPE_HELP)] = "f32",
+    revision: Annotated[str | None, _REVISION] = None,
 ) -> None:
     """Turn texts into vectors with an encoder: a line of JSON per text on standard output.
 
@@ -292,10 +303,11 @@ def encode(
 
     Example: `tilewise encode ~/bert "a sentence" "another" --normalize`
     """
+    from tilewise.checkpoint import find_model
     from tilewise.cli.encode import encode_texts
 
     encode_texts(
-        model_dir,
+        find_model(model, revision),
         texts,
         out,
         pooling=pooling,

@@ -1,0 +1,100 @@
+"""Models by their name on the Hugging Face hub: found in its cache, or downloaded into it.
+
+Owns which files of a repository are wanted: configuration, tokenizer and the safetensors files of one copy of the
+weights, never code or pickled weights. Downloading, the cache, tokens and offline mode (`HF_HUB_OFFLINE`, `HF_HOME`,
+`HF_TOKEN`) are `huggingface_hub`'s, which shows its own progress. Refuses names that are none, and what the hub
+refuses.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from tilewise.checkpoint.weights import INDEX, SINGLE, files_of_index
+from tilewise.core import Border, ConfigError
+from tilewise.core.border import shown
+from tilewise.core.reading import Unreadable, refusals_of
+
+__all__ = ["find_model"]
+
+_border = Border("checkpoint")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,254}")
+_MAX_REASON = 300
+_SMALL = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "modules.json",
+    "1_Pooling/config.json",
+    INDEX,
+)
+
+
+def find_model(name: str | Path, revision: str | None = None) -> Path:
+    """The directory of a model: `name` itself where it is one, else the hub's repository `owner/name`.
+
+    Args:
+        name: a directory, or a repository on the hub; a directory goes first.
+        revision: a branch, tag or commit of the repository; None for its main branch.
+
+    Raises:
+        ConfigError: neither a directory nor such a repository, or a revision of a directory; the hub cannot be reached
+            and its cache has no copy; the repository has no safetensors files.
+    """
+    path = _border.path("find_model", "a model", name)
+    text = os.fsdecode(name)  # as it was given: ./owner/name is a path
+    if revision is not None and (not isinstance(revision, str) or not _REVISION.fullmatch(revision)):
+        _border.refuse("find_model", "a revision is a branch, tag or commit", shown(revision), "correct it")
+    if os.path.lexists(path) or not _NAME.fullmatch(text):
+        if revision is not None:
+            _border.refuse(
+                "find_model", "a revision belongs to a model on the hub", f"{text!r}", "give owner/name"
+            )
+        return path
+    return _download(text, revision)
+
+
+def _download(repository: str, revision: str | None) -> Path:
+    """Small files first: they say which files hold the weights."""
+    directory = _snapshot(repository, revision, list(_SMALL))
+    if not (directory / "config.json").exists():
+        raise ConfigError(
+            f"[checkpoint.find_model] a repository of a model has config.json; got {repository!r} without; "
+            "check its name"
+        )
+    weights = sorted(files_of_index(directory)) if (directory / INDEX).exists() else [SINGLE]
+    directory = _snapshot(repository, directory.name, weights)
+    missing = next((file for file in weights if not (directory / file).exists()), None)
+    if missing is not None:
+        raise ConfigError(
+            f"[checkpoint.find_model] a repository must hold its weights as safetensors; got {repository!r} without "
+            f"{missing!r}; pickled weights are not read, since they may run any code: choose another revision or "
+            "repository, or convert them"
+        )
+    return directory
+
+
+def _snapshot(repository: str, revision: str | None, files: list[str]) -> Path:
+    """Those files of a repository that it has, in the hub's cache."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        with refusals_of("huggingface_hub"):
+            found = snapshot_download(repository, revision=revision, allow_patterns=files)
+    except Unreadable as error:
+        raise ConfigError(
+            "[checkpoint.find_model] a model is a directory or a repository on the Hugging Face hub; got "
+            f"{repository!r}, which is no directory; {str(error)[:_MAX_REASON]}; check the name, the network and "
+            "HF_HUB_OFFLINE, or give a directory"
+        ) from None
+    return Path(str(found))

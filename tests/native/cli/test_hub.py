@@ -1,0 +1,163 @@
+"""Models by name: a small hub on loopback, its cache, and what it refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from native.models.families import CASES
+from tilewise.checkpoint import find_model
+from tilewise.core import ConfigError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CALL = """
+import sys
+from tilewise.checkpoint import find_model
+from tilewise.core import TilewiseError
+try:
+    print(find_model(*sys.argv[1:]))
+except TilewiseError as error:
+    print(type(error).__name__, error)
+"""
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The part of the hub's protocol that downloading takes."""
+
+    def do_HEAD(self):
+        self._answer(with_body=False)
+
+    def do_GET(self):
+        self._answer(with_body=True)
+
+    def _answer(self, with_body):
+        repositories, asked = self.server.repositories, self.server.asked
+        parts = self.path.split("?")[0].strip("/").split("/")
+        if parts[:2] == ["api", "models"]:
+            files = repositories.get("/".join(parts[2:4]))
+            revision = parts[5] if len(parts) > 5 else "main"
+            if files is None or revision not in ("main", "v1", COMMIT):
+                return self._send(
+                    404, b"{}", {"X-Error-Code": "RevisionNotFound" if files else "RepoNotFound"}, with_body
+                )
+            if parts[4:5] == ["tree"]:
+                tree = [
+                    {
+                        "type": "file",
+                        "path": name,
+                        "size": len(content),
+                        "oid": hashlib.sha1(content).hexdigest(),
+                    }
+                    for name, content in files.items()
+                ]
+                body = json.dumps(tree).encode()
+                return self._send(200, body, {"Content-Type": "application/json"}, with_body)
+            siblings = [{"rfilename": name} for name in files]
+            content = {"id": "/".join(parts[2:4]), "sha": COMMIT, "siblings": siblings, "private": False}
+            return self._send(
+                200, json.dumps(content).encode(), {"Content-Type": "application/json"}, with_body
+            )
+        files, name = repositories.get("/".join(parts[:2]), {}), "/".join(parts[4:])
+        if name not in files:
+            return self._send(404, b"", {"X-Error-Code": "EntryNotFound"}, with_body)
+        if with_body:
+            asked.append(name)
+        tag = hashlib.sha256(files[name]).hexdigest()
+        headers = {"ETag": f'"{tag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        return self._send(200, files[name], headers, with_body)
+
+    def _send(self, status, body, headers, with_body):
+        self.send_response(status)
+        for key, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """Repositories on a server, and a function that calls `find_model` in a process of its own with an empty cache."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.repositories, server.asked = {}, []
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+
+    def call(*arguments, **environment):
+        names = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "cache")}
+        plain = {k: v for k, v in os.environ.items() if "proxy" not in k.lower() and not k.startswith("HF_")}
+        done = subprocess.run(
+            [sys.executable, "-c", CALL, *arguments],
+            env={**plain, **names, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", **environment},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        return done.stdout.strip()
+
+    yield server, call
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def files_of(directory):
+    """Name to content."""
+    return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+def test_a_model_is_downloaded_once(hub, tmp_path):
+    """Configuration and one copy of the weights, and nothing else; afterwards the cache is enough, also offline."""
+    server, call = hub
+    CASES[0].model().save_pretrained(tmp_path / "model", max_shard_size="60KB")
+    files = files_of(tmp_path / "model")
+    others = ["consolidated.safetensors", "pytorch_model.bin", "modeling.py", "onnx/model.onnx"]
+    server.repositories["some/model"] = {**files, **dict.fromkeys(others, b"x")}
+    assert len([name for name in files if name.endswith(".safetensors")]) > 1
+    found = call("some/model")
+    assert files_of(Path(found)) == {n: c for n, c in files.items() if n != "README.md"}
+    assert not set(server.asked) & set(others)
+    server.asked.clear()
+    assert call("some/model", HF_HUB_OFFLINE="1") == found and not server.asked
+    assert call("some/model", "v1") == found
+
+
+def test_what_the_hub_refuses_is_one_error(hub, tmp_path):
+    """No such repository or revision, no weights that are safe, no network and an empty cache."""
+    server, call = hub
+    server.repositories["some/pickled"] = {"config.json": b"{}", "pytorch_model.bin": b"x"}
+    server.repositories["some/data"] = {"train.csv": b"x"}
+    assert "pickled weights are not read" in call("some/pickled")
+    assert "has config.json" in call("some/data")
+    for arguments in (("some/nothing",), ("some/pickled", "v9")):
+        said = call(*arguments)
+        assert said.startswith(
+            "ConfigError [checkpoint.find_model] a model is a directory or a repository"
+        ), said
+    assert "HF_HUB_OFFLINE" in call("some/other", HF_HUB_OFFLINE="1")
+
+
+def test_a_directory_goes_first(tmp_path, monkeypatch):
+    """What is there is no name on the hub, and what is no name is a path for others to refuse."""
+    (tmp_path / "some" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert str(find_model("some/model")) == "some/model"
+    for name in ("nowhere", "a/b/c", "./a/b", "../b", "/a/b", "a/.."):
+        assert find_model(name) == Path(name)
+    with pytest.raises(ConfigError, match="a revision belongs to"):
+        find_model("some/model", "main")
+    for revision in ("", "../x", "a b", 3):
+        with pytest.raises(ConfigError, match="a revision is"):
+            find_model("other/model", revision)
