@@ -74,7 +74,7 @@ def cases(draw: st.DrawFn) -> Case:
     scaling, theta = draw(st.sampled_from(ROPES)), draw(st.sampled_from([100.0, 10000.0, 1e6]))
     if family in ("llama", "mistral", "qwen2", "qwen3", "gemma2"):
         if scaling is not None and scaling["rope_type"] == "dynamic":
-            changes["max_position_embeddings"] = draw(st.sampled_from([8, 64]))
+            changes["max_position_embeddings"] = draw(st.sampled_from([16, 64]))
         changes["rope_parameters"] = {**(scaling or {"rope_type": "default"}), "rope_theta": theta}
     window = draw(st.integers(1, 40))
     if family in ("mistral", "phi3"):
