@@ -20,6 +20,7 @@ from tilewise.checkpoint import (
     store_parameters,
     write_weights,
 )
+from tilewise.checkpoint.shards import save_tensors
 from tilewise.core import CheckpointError, PlanError
 from tilewise.plan import Plan
 from tilewise.session import loading
@@ -41,6 +42,11 @@ def _decoding(dtype="bf16", axes=()):
     if "dp" not in axes:
         models.build_decoding_graph(graph, MODEL, 8, 1, 4, dtype)
     return graph.instantiate(graph.plan(dict(axes)))
+
+
+def _training(axes):
+    graph = training_graph(MODEL, "bf16")
+    return graph.instantiate(graph.plan(axes))
 
 
 def _memory(model):
@@ -166,6 +172,31 @@ def test_a_model_with_half_its_weights_refuses_to_run(tmp_path, spoil):
             model.get_tensor(NORM)
         model.load_parameters(tmp_path / "..")
         assert np.isfinite(model.get_tensor(NORM).astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("before,after", [({"tp": 2}, {"dp": 2}), ({}, {"dp": 2, "tp": 2})], ids=str)
+def test_a_training_state_is_read_in_place(tmp_path, before, after):
+    """Masters and optimizer states from a file onto another mesh: the memory that arrays give."""
+    path = tmp_path / "state.safetensors"
+    with _training(before) as model:
+        model.initialize(3)
+        state = model.state_dict()
+        rng = np.random.default_rng(1)
+        state |= {n: rng.random(t.shape).astype(t.dtype) for n, t in state.items() if n != "optimizer.step"}
+        state["optimizer.step"] += 7
+        save_tensors(path, state)
+    with _training(after) as model, _training(after) as other:
+        model.load_state_dict(open_weights(path))
+        other.load_state_dict(state)
+        assert _memory(model) == _memory(other) and model.step_count == 7
+        found = model.state_dict()
+        assert all(found[name].tobytes() == tensor.tobytes() for name, tensor in state.items())
+        state["norm.weight"][3] = np.nan
+        save_tensors(path, state)
+        with pytest.raises(CheckpointError, match=r"finite.*norm\.weight"):
+            model.load_state_dict(open_weights(path))
+        with pytest.raises(PlanError, match="loaded again"):
+            model.state_dict()
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path):

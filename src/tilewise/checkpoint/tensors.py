@@ -22,7 +22,7 @@ from tilewise.checkpoint.header import TensorEntry, header_end, parse_header
 from tilewise.core import CheckpointError
 from tilewise.core.reading import Unreadable, open_regular
 
-__all__ = ["ArraysOfFile", "FileTensor", "LazyTensor", "OpenFile", "Tensor", "WeightsFile", "read_array"]
+__all__ = ["FileTensor", "LazyTensor", "OpenFile", "Tensor", "WeightsFile", "read_array"]
 
 _FOREIGN = {
     b"PK\x03\x04": "an archive with pickled tensors, which may run any code when it is opened",
@@ -242,30 +242,6 @@ class WeightsFile(Mapping[str, FileTensor]):
 
     def __len__(self) -> int:
         return len(self.entries)
-
-
-class ArraysOfFile(Mapping[str, NDArray[Any]]):
-    """The tensors of one safetensors file as arrays, each read anew whenever it is asked for.
-
-    Attributes:
-        entries: what its header says, by name.
-
-    Raises:
-        CheckpointError: as `WeightsFile`.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = WeightsFile(path)
-        self.entries = self._file.entries
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        return self._file[name].read()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._file)
-
-    def __len__(self) -> int:
-        return len(self._file)
 
 
 def _read_header(stream: BinaryIO) -> dict[str, TensorEntry]:

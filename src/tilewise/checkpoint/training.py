@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tilewise.checkpoint.files import remove_directory, remove_leftovers, replace_directory
 from tilewise.checkpoint.header import dtype_name, is_storable
 from tilewise.checkpoint.shards import save_tensors
-from tilewise.checkpoint.tensors import ArraysOfFile
+from tilewise.checkpoint.tensors import FileTensor, WeightsFile
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
 from tilewise.core.reading import Unreadable, read_json
@@ -95,7 +95,7 @@ class TrainingState:
     """
 
     step: int
-    tensors: Mapping[str, NDArray[Any]]
+    tensors: Mapping[str, NDArray[Any] | FileTensor]
 
 
 def save_checkpoint(
@@ -142,7 +142,7 @@ def save_checkpoint(
     return path
 
 
-def _storable(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def _storable(tensors: Mapping[str, NDArray[Any] | FileTensor]) -> dict[str, NDArray[Any]]:
     """Tensors as a file can hold them.
 
     Raises:
@@ -150,7 +150,7 @@ def _storable(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """
     given = _border.mapping("save_checkpoint", "tensors", tensors, "arrays")
     for name, tensor in given.items():
-        if not isinstance(tensor, np.ndarray) or not is_storable(tensor.dtype):
+        if not isinstance(tensor, (np.ndarray, FileTensor)) or not is_storable(tensor.dtype):
             _border.refuse(
                 "save_checkpoint",
                 "tensors are arrays of numbers that safetensors can hold",
@@ -197,7 +197,7 @@ def load_checkpoint(path: str | Path, config: Mapping[str, Any]) -> TrainingStat
             f"got {', '.join(differences)} in {path}; restore the configuration or start anew"
         )
     for name, tensor in tensors.items():
-        if _checksum(tensor) != meta.tensors[name].sha256:
+        if _checksum(tensor.read()) != meta.tensors[name].sha256:
             raise DamagedCheckpoint(path, f"tensor {shown(name)} in {_STATE} does not have its checksum")
     return TrainingState(meta.step, tensors)
 
@@ -256,7 +256,7 @@ def _digest(meta: _Meta) -> str:
     return hashlib.sha256(content.encode("utf-8")).hexdigest()
 
 
-def _open(path: Path) -> tuple[_Meta, ArraysOfFile]:
+def _open(path: Path) -> tuple[_Meta, WeightsFile]:
     """Metadata and tensors of a checkpoint, everything checked but the tensors' bytes.
 
     Raises:
@@ -269,7 +269,7 @@ def _open(path: Path) -> tuple[_Meta, ArraysOfFile]:
     if _digest(meta) != meta.digest:
         raise DamagedCheckpoint(path, f"{_META} does not have its own checksum")
     try:
-        tensors = ArraysOfFile(path / _STATE)
+        tensors = WeightsFile(path / _STATE)
     except CheckpointError as error:
         raise DamagedCheckpoint(path, str(error)) from None
     found = {name: (dtype_name(entry.dtype), list(entry.shape)) for name, entry in tensors.entries.items()}
@@ -281,9 +281,11 @@ def _open(path: Path) -> tuple[_Meta, ArraysOfFile]:
     return meta, tensors
 
 
-def _wrong_step(meta: _Meta, path: Path, tensors: Mapping[str, NDArray[Any]]) -> str | None:
+def _wrong_step(meta: _Meta, path: Path, tensors: Mapping[str, NDArray[Any] | FileTensor]) -> str | None:
     """How directory, metadata and state disagree about the step; None when they do not."""
-    counted = tensors[_STEP_TENSOR].reshape(-1).tolist() if _STEP_TENSOR in tensors else [meta.step]
+    counted = (
+        np.asarray(tensors[_STEP_TENSOR]).reshape(-1).tolist() if _STEP_TENSOR in tensors else [meta.step]
+    )
     if path.name == f"step-{meta.step:08d}" and counted == [meta.step]:
         return None
     return f"{path.name}, whose metadata say step {meta.step} and whose state counts {shown(counted)}"

@@ -268,11 +268,13 @@ class GraphInstance:
             state[_STEP] = np.array([self.step_count], np.int64)
             return state
 
-    def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        """The inverse of `state_dict`; the two may have been on different meshes.
+    def load_state_dict(self, state: Mapping[str, Array | FileTensor]) -> None:
+        """The inverse of `state_dict`; the two may have been on different meshes. Tensors of files are read as
+        `load_parameters` reads them.
 
         Raises:
-            CheckpointError: an entry is missing, has another shape or kind, or is not finite; nothing is changed then.
+            CheckpointError: an entry is missing, has another shape or kind, or is not finite. Nothing is changed then,
+                but by what is not finite in a file.
         """
         _border.mapping("load_state_dict", "a state", state, "arrays")
         with self._alone("load_state_dict"):

@@ -24,6 +24,7 @@ from tilewise.checkpoint import FileTensor
 from tilewise.core.errors import CheckpointError
 from tilewise.kernels.loading import Destination, Part, Rectangle, read_weights, stored_dtype
 from tilewise.kernels.packing import PANEL_ROWS
+from tilewise.plan.memory import memory_of_machine
 from tilewise.session.local import Place
 from tilewise.session.tensors import NamedTensors
 
@@ -79,7 +80,7 @@ class _Piece:
             raise self.tensor.file.unreadable("it has become shorter")
         if not outcome.is_finite:
             raise CheckpointError(
-                f"[session.load_parameters] weights must be finite in {self.into[0].part.dtype}; got others in "
+                f"[session.loading] weights must be finite in {self.into[0].part.dtype}; got others in "
                 f"{self.name!r}, stored as {self.tensor.name!r} in {str(self.tensor.file.path)!r}; load other weights: "
                 "until then the model does not run"
             )
@@ -238,9 +239,10 @@ class _Behind:
 
 
 def _free_memory() -> int:
-    """Bytes that could be used without taking any from running programs; 0 when the system does not say."""
+    """Bytes that could be used without taking any from running programs, of those that this process may have; 0 when
+    the system does not say."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
+                return min(int(line.split()[1]) << 10, memory_of_machine())
     return 0

@@ -161,7 +161,7 @@ def test_one_wrong_bit_in_a_checkpoint_shows(texts, whole_run, tmp_path):
     config = make_config(texts, tmp_path, DP)
     path = _stop_after_three(config)
     settings = json.loads((path / "checkpoint.json").read_text())["config"]
-    tensors = {name: tensor.copy() for name, tensor in load_checkpoint(path, settings).tensors.items()}
+    tensors = {name: np.array(tensor) for name, tensor in load_checkpoint(path, settings).tensors.items()}
     moment = tensors["optimizer.exp_avg.layers.1.mlp.up_proj.weight"]
     moment.reshape(-1).view(np.uint32)[np.argmax(np.abs(moment))] ^= 1 << 20
     save_checkpoint(path.parent, TrainingState(3, tensors), settings)  # whole again, but for that bit
