@@ -150,7 +150,37 @@ def _model_config() -> list[bytes]:
     llama3 = {**plain.to_dict(), "rope_scaling": {"rope_type": "llama3", **scaling}, "eos_token_id": 2}
     new = {**plain.to_dict(), "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **scaling}}
     del new["rope_scaling"], new["rope_theta"]
-    return [_json(plain.to_dict()), _json(llama3), _json(new)]
+    sizes = {
+        k: plain.to_dict()[k] for k in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    }
+    others = [
+        {
+            "model_type": "mistral",
+            **sizes,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "sliding_window": 7,
+        },
+        {"model_type": "qwen2", **sizes, "num_attention_heads": 4, "layer_types": ["full_attention"] * 2},
+        {"model_type": "gemma3_text", **sizes, "num_attention_heads": 4, "sliding_window_pattern": 2},
+        {
+            "model_type": "gpt2",
+            "vocab_size": VOCABULARY,
+            "n_embd": 32,
+            "n_layer": 1,
+            "n_head": 2,
+            "n_inner": None,
+        },
+        {"model_type": "bert", **sizes, "num_attention_heads": 4, "type_vocab_size": 2},
+        {
+            "model_type": "phi3",
+            **sizes,
+            "num_attention_heads": 4,
+            "original_max_position_embeddings": 16,
+            "rope_scaling": {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+        },
+    ]
+    return [_json(given) for given in (plain.to_dict(), llama3, new, *others)]
 
 
 def read_generation_config(folder: Path, data: bytes) -> None:

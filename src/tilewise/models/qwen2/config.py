@@ -35,6 +35,11 @@ class QwenConfig(RotaryConfig):
         super().__post_init__()
         self.require().truth("use_sliding_window", self.use_sliding_window)
         self.require().integer("max_window_layers", self.max_window_layers, 0, 1 << 20)
+        slides, window = self.use_sliding_window, self.sliding_window
+        rule = "must be set where use_sliding_window is true"
+        self.require()(
+            not slides or window is not None, "sliding_window", rule, window, "correct one of them"
+        )
         self.kinds()
 
     @classmethod

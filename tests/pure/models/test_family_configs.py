@@ -1,0 +1,205 @@
+"""Every family's config.json: read as files spell it, written back the same, refused by name when not computable."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tilewise import models
+from tilewise.core import ConfigError
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+}
+GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LONG = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {**SIZES, "rope_scaling": YARN, "num_key_value_heads": 2},
+    "mistral": {**SIZES, "sliding_window": None, "num_key_value_heads": 2},
+    "qwen2": {**SIZES, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2},
+    "qwen3": {**SIZES, "layer_types": ["full_attention"] * 4, "attention_bias": True},
+    "gemma2": {**SIZES, "hidden_act": "gelu_pytorch_tanh"},
+    "gemma3_text": {
+        **SIZES,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "_sliding_window_pattern": 2,
+    },
+    "phi3": {**SIZES, "rope_scaling": LONG, "original_max_position_embeddings": 16},
+    "gpt2": {**GPT2, "n_inner": None, "n_ctx": 64},
+    "bert": {**SIZES, "position_embedding_type": "absolute", "hidden_dropout_prob": 0.1},
+}
+
+
+def read(family: str, **changes: Any) -> models.ModelConfig:
+    """The configuration of a file with those changes; None removes a key, "null" is null."""
+    given = {**FAMILIES[family], "model_type": family, **changes}
+    return models.config_from_dict(
+        {key: None if value == "null" else value for key, value in given.items() if value is not None}
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_written_is_read_back(family, tmp_path):
+    """The same configuration, found by the family's name and by its architecture alone."""
+    config = read(family)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict(), allow_nan=False))
+    assert models.open(tmp_path) == config and config.model_type == family
+    nameless = {k: v for k, v in config.to_dict().items() if k != "model_type"}
+    assert models.config_from_dict(nameless) == config
+    assert models.num_parameters(config) > 0 and models.max_context(config) > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_keys_that_no_table_knows_are_refused(family):
+    """They may change what a model computes; those that decide nothing are known by name, and null is no setting."""
+    assert (
+        read(family, attention_dropout=0.1, torch_dtype="bfloat16", transformers_version="4.57.0") is not None
+    )
+    for key in ("rope_scale", "num_experts", "logit_scale", "x" * 10_000):
+        with pytest.raises(
+            ConfigError, match=f"{key[:20]}.*must be a field that this family's models have"
+        ) as caught:
+            read(family, **{key: 3})
+        assert len(str(caught.value)) < 600
+    for key in ("quantization_config", "auto_map"):
+        with pytest.raises(ConfigError, match=key):
+            read(family, **{key: {"a": "b"}})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sizes_must_be_there(family):
+    """None has a default of its own: a file without them is not a 7B."""
+    required = GPT2 if family == "gpt2" else SIZES
+    for key in required:
+        if key == "n_positions":
+            continue
+        with pytest.raises(
+            ConfigError, match=f"{key}|{models.FAMILIES[family].config.spelled(key)}|hidden_size"
+        ):
+            read(family, **{key: None})
+        with pytest.raises(ConfigError):
+            read(family, **{key: "3"})
+        with pytest.raises(ConfigError):
+            read(family, **{key: 1 << 40})
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("mistral", {"sliding_window": 0}, "sliding_window"),
+        ("mistral", {"sliding_window": "9"}, "sliding_window"),
+        ("qwen2", {"layer_types": ["full_attention"]}, "layer_types must name 4 layers"),
+        ("qwen2", {"layer_types": ["full_attention"] * 3 + ["chunked_attention"]}, "chunked_attention"),
+        ("qwen2", {"sliding_window": "null"}, "sliding_window must be set"),
+        (
+            "qwen2",
+            {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 4},
+            "sliding_window must be set",
+        ),
+        ("qwen2", {"use_sliding_window": 1}, "use_sliding_window"),
+        ("qwen2", {"use_mrope": True}, "use_mrope"),
+        ("qwen3", {"head_dim": 7}, "head_dim must be even"),
+        ("qwen3", {"attention_bias": "no"}, "attention_bias"),
+        ("gemma2", {"hidden_act": "silu", "hidden_activation": "gelu"}, "hidden_act must say what"),
+        ("gemma2", {"attn_logit_softcapping": 0.0}, "attn_logit_softcapping"),
+        ("gemma2", {"final_logit_softcapping": -1.0}, "final_logit_softcapping"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma3_text", {"rope_local_base_freq": 0}, "rope_local_base_freq"),
+        ("gemma3_text", {"_sliding_window_pattern": 0}, "sliding_window_pattern"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"full_attention": {}, "other": {}}, "rope_scaling": None},
+            "rope_parameters",
+        ),
+        (
+            "gemma3_text",
+            {
+                "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}},
+                "rope_scaling": None,
+            },
+            "must be plain",
+        ),
+        ("phi3", {"rope_scaling": {**LONG, "long_factor": [1.0]}}, "long_factor must be a list of 4"),
+        ("phi3", {"rope_scaling": {**LONG, "short_factor": [1.0] * 3 + ["x"]}}, "short_factor"),
+        ("phi3", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "absent or longrope"),
+        ("phi3", {"original_max_position_embeddings": 1}, "original_max_position_embeddings"),
+        ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor"),
+        ("gpt2", {"n_embd": 30}, "n_embd must divide by n_head"),
+        ("gpt2", {"activation_function": "relu6"}, "activation_function must be one of"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ("gpt2", {"layer_norm_epsilon": 0}, "layer_norm_epsilon"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ("bert", {"is_decoder": True}, "is_decoder"),
+        ("bert", {"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ("bert", {"layer_norm_eps": 1e-60}, "layer_norm_eps"),
+        ("bert", {"architectures": ["BertForSequenceClassification"]}, "architectures"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn"}}, "factor"),
+        ("llama", {"rope_scaling": {**YARN, "beta_fast": 1.0, "beta_slow": 2.0}}, "beta_slow must be below"),
+        ("llama", {"rope_scaling": {**YARN, "truncate": 1}}, "truncate"),
+        ("llama", {"rope_scaling": {**YARN, "finetuned": True}}, "finetuned"),
+        ("llama", {"rope_scaling": YARN, "rope_theta": 0.5}, "rope_theta must be above 1"),
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "linear", "type": "dynamic", "factor": 2.0}},
+            "must name one",
+        ),
+        ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(family, changes, words):
+    """One line that names the family and the field."""
+    read(family)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read(family, **changes)
+    assert str(caught.value).startswith(f"[models.{family}]") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"model_type": "mamba"},
+        {"model_type": ["llama"]},
+        {"architectures": "LlamaForCausalLM"},
+        {"architectures": ["LlamaForCausalLM", "X"]},
+        {"model_type": "gemma3", "text_config": {}},
+    ],
+    ids=str,
+)
+def test_other_models_are_refused(given):
+    """What there is, is named."""
+    with pytest.raises(ConfigError, match="model_type must be one of llama, mistral"):
+        models.config_from_dict({**SIZES, **given})
+
+
+def test_missing_and_null_differ_where_none_is_a_value():
+    """Mistral's first files have a window without saying so; null is none."""
+    assert read("mistral", sliding_window=None).decoder.layers[0].window == 4096
+    assert read("mistral", sliding_window="null").decoder.layers[0].window is None
+    assert read("gemma2", attn_logit_softcapping=None).decoder.attention_softcap == 50.0
+    assert read("gemma2", attn_logit_softcapping="null").decoder.attention_softcap is None
+
+
+def test_contexts_follow_from_scaling():
+    """YaRN and linear scaling stretch the context; llama3 and longrope files say the stretched one."""
+    assert models.max_context(read("llama", max_position_embeddings=32)) == 128
+    linear = {"rope_type": "linear", "factor": 2.5}
+    assert models.max_context(read("llama", max_position_embeddings=32, rope_scaling=linear)) == 80
+    assert models.max_context(read("phi3", max_position_embeddings=64)) == 64
+
+
+def test_kinds_of_layers():
+    """Windows and ropes stand where the files say."""
+    qwen, gemma2, gemma3 = (read(f).decoder.layers for f in ("qwen2", "gemma2", "gemma3_text"))
+    assert [kind.window for kind in qwen] == [None, None, 9, 9]
+    assert [kind.window for kind in gemma2] == [4096, None, 4096, None]
+    assert [(kind.window, kind.rope) for kind in gemma3] == [(4096, 1), (None, 0), (4096, 1), (None, 0)]
