@@ -1,4 +1,5 @@
-// Python's view of native/weights: one call reads one rectangle of a file into parts. The GIL is released meanwhile.
+// Python's view of native/weights: one call reads one rectangle of a file, or stores one of memory, into parts. The GIL
+// is released meanwhile.
 //
 // Checks that a part's array holds the part; what else must fit, native/weights checks.
 #include <nanobind/nanobind.h>
@@ -53,11 +54,16 @@ WeightPart part_of(const PartTuple& given) {
   return {reinterpret_cast<std::byte*>(bytes.data()), type, packed, rows, cols};
 }
 
-nb::tuple read(const FromTuple& from, const std::vector<IntoTuple>& into, const std::string& isa) {
-  const auto& [file, begin, row_bytes, rows, cols, dtype, transposed] = from;
+std::vector<weights::Destination> destinations_of(const std::vector<IntoTuple>& into) {
   std::vector<weights::Destination> destinations;
   for (const auto& [part, row, col, first, count] : into)
     destinations.push_back({part_of(part), row, col, first, count});
+  return destinations;
+}
+
+nb::tuple read(const FromTuple& from, const std::vector<IntoTuple>& into, const std::string& isa) {
+  const auto& [file, begin, row_bytes, rows, cols, dtype, transposed] = from;
+  const std::vector<weights::Destination> destinations = destinations_of(into);
   const kernels::StoreFn store = isa.empty() ? kernels::find_store() : kernels::find_store_at(isa);
   const weights::Rectangle rectangle = {file, begin, row_bytes, rows, cols, stored_of(dtype)};
   const weights::Outcome outcome = [&] {
@@ -65,6 +71,27 @@ nb::tuple read(const FromTuple& from, const std::vector<IntoTuple>& into, const 
     return weights::read_weights(rectangle, transposed, destinations, store);
   }();
   return nb::make_tuple(outcome.bytes_read, outcome.is_finite, outcome.is_whole, outcome.system_error);
+}
+
+using Rows = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;
+
+/// rows: bytes, each row contiguous.
+bool store(const Rows& rows, const std::string& dtype, const std::vector<IntoTuple>& into, const std::string& isa) {
+  const Stored type = stored_of(dtype);
+  const int64_t num_rows = static_cast<int64_t>(rows.shape(0)), row_bytes = static_cast<int64_t>(rows.shape(1));
+  check<ArgumentError>(row_bytes % size_of(type) == 0 && (row_bytes <= 1 || rows.stride(1) == 1) &&
+                           (num_rows <= 1 || rows.stride(0) >= row_bytes) &&
+                           reinterpret_cast<uintptr_t>(rows.data()) % size_of(type) == 0 &&
+                           rows.stride(0) % size_of(type) == 0,
+                       "[weights.store] rows must be whole, contiguous and aligned; got ", row_bytes, " bytes of ",
+                       dtype, " each; copy the array first");
+  const kernels::StoreFn fn = isa.empty() ? kernels::find_store() : kernels::find_store_at(isa);
+  const int64_t stride = num_rows <= 1 ? row_bytes : rows.stride(0);
+  const kernels::StoredBlock block = {reinterpret_cast<const std::byte*>(rows.data()), stride, num_rows,
+                                      row_bytes / size_of(type), type};
+  const std::vector<weights::Destination> destinations = destinations_of(into);
+  nb::gil_scoped_release unlocked;
+  return weights::store_block(block, false, destinations, fn);
 }
 
 }  // namespace
@@ -76,6 +103,8 @@ void bind_weights(nb::module_& m) {
       "Read a rectangle (file, begin, row_bytes, rows, cols, dtype, transposed), its columns [first, first + count) "
       "from [row][col] of each destination ((bytes, dtype, packed, rows, cols), row, col, first, count) on; returns "
       "(bytes read, all finite, file whole, errno).");
+  sub.def("store", &store, nb::arg("rows"), nb::arg("dtype"), nb::arg("into"), nb::arg("isa") = "",
+          "The same with rows in memory, as bytes; returns whether all numbers are finite.");
 }
 
 }  // namespace tilewise::bind

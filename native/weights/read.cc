@@ -149,4 +149,13 @@ Outcome read_weights(const Rectangle& from, bool transposed, std::span<const Des
   return outcome;
 }
 
+bool store_block(const kernels::StoredBlock& from, bool transposed, std::span<const Destination> into,
+                 kernels::StoreFn store) {
+  const Rectangle all = {-1, 0, from.stride, from.rows, from.cols, from.dtype};
+  for (const Destination& to : into) check_fit(all, transposed, to);
+  bool is_finite = true;
+  for (const Destination& to : into) is_finite &= store_chunk(from, to, 0, 0, transposed, store);
+  return is_finite;
+}
+
 }  // namespace tilewise::weights

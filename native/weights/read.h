@@ -1,5 +1,5 @@
-// Rectangles of stored tensors from files into the devices' parts: each byte is read once, converted and packed while
-// it is in the cache.
+// Rectangles of stored tensors from files, or from memory, into the devices' parts: each byte is read once, converted
+// and packed while it is in the cache.
 //
 // Purpose: loading at the speed of the page cache, without mapping files. Who may call: any thread; several at once
 // when what they write lies in different panels. Blocks: on the file. Memory: a buffer of a few MiB per thread, kept
@@ -41,5 +41,9 @@ struct Outcome {
 /// Reads a rectangle for all its destinations (a weight and its master, the columns of several devices); transposed:
 /// the file's rows are the parts' columns. Ends at the first fault.
 Outcome read_weights(const Rectangle& from, bool transposed, std::span<const Destination> into, kernels::StoreFn store);
+
+/// The same with rows in memory; returns whether all numbers are finite as the parts have them.
+bool store_block(const kernels::StoredBlock& from, bool transposed, std::span<const Destination> into,
+                 kernels::StoreFn store);
 
 }  // namespace tilewise::weights

@@ -213,6 +213,26 @@ CASE("the columns of several parts come from one reading") {
   }
 }
 
+CASE("rows in memory are stored as those of a file are, and held to the part's shape") {
+  const std::vector<float> values = numbers(37 * 12);
+  Memory memory(37, 11, DType::kBF16, true);
+  const Destination into[] = {{memory.part(), 0, 0, 0, 11}};
+  kernels::StoredBlock block = {reinterpret_cast<const std::byte*>(values.data() + 1), 12 * 4, 37, 11, Stored::kF32};
+  EXPECT(weights::store_block(block, false, into, kStore));
+  std::vector<float> expected;
+  for (size_t i = 0; i < values.size(); ++i)
+    if (i % 12 > 0) expected.push_back(values[i]);
+  EXPECT_EQ(count_wrong(memory, expected, false), 0);
+  block.rows = 36;
+  bool is_refused = false;
+  try {
+    weights::store_block(block, false, into, kStore);
+  } catch (const ArgumentError&) {
+    is_refused = true;
+  }
+  EXPECT(is_refused);
+}
+
 CASE("infinity, NaN and what rounding makes infinite are found; the largest finite number is not") {
   const float infinity = std::numeric_limits<float>::infinity(), largest = std::numeric_limits<float>::max();
   for (const auto& [value, dtype, is_finite] : {std::tuple{infinity, DType::kF32, false},

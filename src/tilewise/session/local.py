@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from tilewise.core.dims import Dim
 from tilewise.ir.graph import TensorSpec
-from tilewise.kernels.packing import pack_weight, packed_elements, unpack_weight
+from tilewise.kernels.loading import Part, store_weight
+from tilewise.kernels.packing import packed_elements, unpack_weight
 from tilewise.plan import Plan
 from tilewise.plan.shapes import LocalShapes
 from tilewise.runtime import Executor
@@ -98,9 +99,11 @@ class TensorStore:
                 continue
             for part in self._parts(tensor):
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
-                local = value[slices].astype(spec.dtype.numpy)
-                flat = pack_weight(local, spec.dtype.name) if spec.storage == "packed" else local.reshape(-1)
-                self._array(device, tensor, part, sizes, spec)[:] = flat.view(spec.dtype.numpy).reshape(-1)
+                memory = self._bytes(device, tensor, part, sizes, spec)
+                if spec.storage == "packed":
+                    store_weight(value[slices], Part(memory, spec.dtype.name, True, sizes[0], sizes[1]))
+                else:
+                    memory.view(spec.dtype.numpy)[:] = value[slices].reshape(-1)
 
     def read(self, tensor: int) -> np.ndarray:
         """The whole from the devices' parts; of replicas, the first device's."""

@@ -10,7 +10,7 @@ import pytest
 from tilewise.core import PlanError
 from tilewise.core.dtypes import DTYPES
 from tilewise.kernels.isa import isa_levels
-from tilewise.kernels.loading import Destination, Part, Rectangle, read_weights, stored_dtype
+from tilewise.kernels.loading import Destination, Part, Rectangle, read_weights, store_weight, stored_dtype
 from tilewise.kernels.packing import pack_weight, packed_elements
 
 BF16 = ml_dtypes.bfloat16
@@ -78,6 +78,30 @@ def test_a_weight_is_packed_as_numpy_packs_it(file_of, isa, transposed, name, pa
         outcome = _load(*file_of(stored), stored, [Part(memory, name, packed, *shape)], transposed, isa=isa)
         assert outcome == (w.nbytes, True, True, 0)
         np.testing.assert_array_equal(memory, _expected(w, name, packed), err_msg=f"{shape} {dtype}")
+
+
+@pytest.mark.parametrize("isa", isa_levels())
+@pytest.mark.parametrize("name,packed", list(product(["f32", "bf16"], [False, True])))
+def test_an_array_is_packed_as_numpy_packs_it(isa, name, packed):
+    """Of any type and however it lies: slices, transposes, integers, unaligned and reversed ones."""
+    for shape in SHAPES:
+        w = _values((shape[0] + 2, shape[1] + 3), np.float32)
+        odd = np.frombuffer(b"x" + w.tobytes(), np.float32, offset=1).reshape(w.shape)
+        for array in (
+            w[2:, 3:],
+            w[2:, :-3].astype(BF16),
+            np.asfortranarray(w[2:, 3:]),
+            w[::-1][2:, 3:],
+            w[2:, 3:][:, ::-1],
+            odd[2:, 3:],
+            (w[2:, 3:] * 100).astype(np.int64),
+            w[2:, 3:].astype(np.float64),
+        ):
+            memory = _memory(shape, name, packed)
+            assert store_weight(array, Part(memory, name, packed, *shape), isa=isa)
+            assert memory.tobytes() == _expected(array, name, packed).tobytes(), (shape, array.dtype)
+    with pytest.raises(PlanError):
+        store_weight(w, Part(memory, name, packed, *shape))
 
 
 def test_every_half_and_every_bf16_is_converted_as_numpy_does(file_of):
