@@ -70,12 +70,14 @@ def make_weights(folder: Path, shape: str) -> None:
     from tilewise import models
     from tilewise.checkpoint import LazyTensor, save_pretrained
     from tilewise.models.llama import LlamaConfig
+    from tilewise.models.mistral import MistralConfig
 
     def random(name: str, size: tuple[int, ...]) -> np.ndarray:
         bits = np.random.default_rng(crc32(name.encode())).integers(0, 1 << 16, size, np.uint16)
         return ((bits & 0x81FF) | 0x3C00).view(ml_dtypes.bfloat16)  # of both signs, 2**-7 to 2**-3
 
-    config = LlamaConfig(**SHAPES[shape], max_position_embeddings=2048)
+    family, context = (MistralConfig, 32768) if shape == "mistral-7b" else (LlamaConfig, 2048)
+    config = family(**SHAPES[shape], max_position_embeddings=context)
     dtype = np.dtype(ml_dtypes.bfloat16)
     tensors = {
         name: LazyTensor(size, dtype, lambda name=name, size=size: random(name, size))

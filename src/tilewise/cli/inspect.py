@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from tilewise.models import ModelConfig
 
-__all__ = ["describe_model"]
+__all__ = ["describe_model", "measure_bandwidth"]
 
 _DTYPES = {"bf16": 2, "f32": 4}
 _PROBE_BYTES = 1 << 28  # beyond any cache
@@ -90,7 +90,7 @@ def _speed(
     read = sum(prod(s) for s in shapes.values()) - (
         0 if tied else table
     )  # of an embedding one row is read per token
-    bandwidth = _measure_bandwidth()
+    bandwidth = measure_bandwidth()
     yield f"this machine reads {bandwidth / 1e9:.1f} GB/s from memory"
     if models.is_encoder(config):
         return
@@ -98,7 +98,7 @@ def _speed(
         yield f"{name}: writes at most {bandwidth / (read * size):.1f} tokens/s, since each reads {_size(read * size)}"
 
 
-def _measure_bandwidth() -> float:
+def measure_bandwidth() -> float:
     """Bytes per second that all cores read together; the best of some rounds."""
     import os
 
