@@ -5,7 +5,7 @@ the parameters within 2%, and two devices write the same tokens as one. The arch
 window of 4096), its weights are seeded: `load_weights.py` makes them once in the folder that is given.
 
 Each number of devices is a process of its own, one after the other; a prompt of 32 tokens is read and 12 are written:
-each the likeliest that the text does not have yet, for random weights would repeat one for ever. The logits are compared
+each the likeliest that the text does not have yet, for random weights would repeat one for ever. Logits are compared
 by a digest of all their bits. Speed is printed, beside what reading the weights once per token would allow at the rate
 that this machine reads memory.
 
