@@ -233,10 +233,13 @@ void embedding(const KernelArgs& args) {
   }
 }
 
-/// tiles: out, residual or null, in_0 ..; out = cast(tree over the inputs + residual).
+/// tiles: out, residual or null, in_0 ..; out = cast(tree over the inputs + residual). A residual of one row is added to
+/// every row.
 template <class T>
 void tree_add(const KernelArgs& args) {
-  const TileView &out = args.tiles[0], &residual = args.tiles[1];
+  const TileView& out = args.tiles[0];
+  TileView residual = args.tiles[1];
+  if (residual.rows == 1) residual.stride = 0;
   const int64_t inputs = args.num_tiles - 2;
   ChunkTree tree;
   uint8_t pops[4096];

@@ -7,13 +7,15 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-/// Where finished blocks go: cast(block + residual), in dt or fp32.
+/// Where finished blocks go: cast(block + residual), in dt or fp32. A residual of one row is added to every row.
 template <class D>
 class Output {
  public:
   using T = typename D::T;
   Output() = default;
-  Output(const TileView& to, const TileView& extra, bool wide) : out(to), residual(extra), out_is_f32(wide) {}
+  Output(const TileView& to, const TileView& extra, bool wide) : out(to), residual(extra), out_is_f32(wide) {
+    if (residual.rows == 1) residual.stride = 0;
+  }
 
   TileView out, residual;
   bool out_is_f32;

@@ -241,7 +241,12 @@ class GraphBuilder(RowCalls):
                 )
             inputs = [a, b] + ([residual] if residual is not None else [])
             return self.op(
-                "linear", inputs, num_terms=1, transpose=transpose_b, residual=residual is not None
+                "linear",
+                inputs,
+                num_terms=1,
+                transpose=transpose_b,
+                residual=residual is not None,
+                bias=False,
             )[0]
         out = self.op("matmul", [a, b], transpose_a=transpose_a, transpose_b=transpose_b)[0]
         return out if residual is None else self.add(out, residual)

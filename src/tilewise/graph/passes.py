@@ -10,12 +10,12 @@ from dataclasses import replace
 from tilewise.core.dims import Dim
 from tilewise.ir.graph import Graph, OpNode, TensorNode
 
-__all__ = ["drop_dead_ops", "fix_sizes", "fuse_gates", "fuse_residual", "simplify"]
+__all__ = ["drop_dead_ops", "fix_sizes", "fuse_gates", "fuse_into_products", "simplify"]
 
 
 def simplify(graph: Graph) -> Graph:
     """All passes in order."""
-    return drop_dead_ops(fuse_residual(fuse_gates(graph)))
+    return drop_dead_ops(fuse_into_products(fuse_gates(graph)))
 
 
 def _uses(graph: Graph) -> Counter[int | None]:
@@ -54,18 +54,23 @@ def fuse_gates(graph: Graph) -> Graph:
     return _with_ops(graph, result)
 
 
-def fuse_residual(graph: Graph) -> Graph:
-    """`add(linear(...), r)` becomes a `linear` that adds `r` while its tile is in cache."""
+_ADDED = {"add": "residual", "add_bias": "bias"}
+
+
+def fuse_into_products(graph: Graph) -> Graph:
+    """`add(linear(...), r)` becomes a `linear` that adds `r` while its tile is in cache; so does `add_bias`, whose bias
+    is then added before the product is rounded. A product that adds a bias adds no residual besides."""
     uses = _uses(graph)
     result, moved = [], set()
     for op in graph.ops:
-        if op.op == "add":
-            for x, other in (op.inputs, op.inputs[::-1]):
+        if op.op in _ADDED:
+            for x, other in (op.inputs, op.inputs[::-1]) if op.op == "add" else (op.inputs,):
                 producer = graph.tensors[x].producer if x is not None else None
                 linear = graph.ops[producer] if producer is not None else None
-                if linear is None or linear.op != "linear" or linear.attrs["residual"] or uses[x] != 1:
+                is_free = linear is not None and linear.op == "linear" and uses[x] == 1
+                if linear is None or not is_free or linear.attrs["residual"] or linear.attrs["bias"]:
                     continue
-                attrs = {**linear.attrs, "residual": True}
+                attrs = {**linear.attrs, _ADDED[op.op]: True}
                 op = replace(linear, inputs=(*linear.inputs, other), outputs=op.outputs, attrs=attrs)
                 moved.add(linear.id)
                 break

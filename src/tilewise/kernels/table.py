@@ -216,7 +216,7 @@ _F32, _NONE = ("f32",), ()
 _SPECS = [
     _spec(
         "matmul",
-        "out out:dt|f32[m n], in residual?[m n], in a...[m k*], in w!...[n k*]",
+        "out out:dt|f32[m n], in residual?[_ n], in a...[m k*], in w!...[n k*]",
         "m n k",
         _product,
         lambda s: s["item"] * (s["m"] * (s["n"] + s["k"]) + s["n"] * s["k"]),
@@ -224,7 +224,7 @@ _SPECS = [
     ),
     _spec(
         "matmul_dx",
-        "out out:dt|f32[m n], in residual?[m n], in a...[m k*], in w!...[k* n]",
+        "out out:dt|f32[m n], in residual?[_ n], in a...[m k*], in w!...[k* n]",
         "m n k",
         _product,
         lambda s: s["item"] * (s["m"] * (s["n"] + s["k"]) + s["n"] * s["k"]),
@@ -514,7 +514,7 @@ _SPECS = [
     ),
     _spec(
         "tree_add",
-        "out out[m d], in residual?[m d], in x:f32...[m d]",
+        "out out[m d], in residual?[_ d], in x:f32...[m d]",
         "m d inputs",
         lambda s: s["m"] * s["d"] * s["inputs"],
         lambda s: s["m"] * s["d"] * (4 * s["inputs"] + s["item"]),

@@ -193,6 +193,25 @@ def test_residual_comes_after_the_root(dt):
 
 
 @every_dtype
+@pytest.mark.parametrize("n", [64, 37])
+def test_a_residual_of_one_row_is_added_to_every_row(dt, n):
+    """A bias in the epilogue, and behind the tree over two devices, is the residual whose rows are all alike."""
+    gen = rng(19)
+    a, w, bias = random(gen, 20, 128, dt), random(gen, n, 128, dt), random(gen, 1, n, dt)
+    ranges = even_chunks(128, CHUNKS)
+    whole = matmul(dt, a, w, ranges, f32=0, residual=np.repeat(bias, 20, axis=0))
+    assert_same_bits(matmul(dt, a, w, ranges, f32=0, residual=bias), whole)
+    out = empty(20, n, dt)
+    run(f"tree_add_{dt}", [out, bias, *subtrees(dt, a, w, 2)])
+    assert_same_bits(out, whole)
+    other = bias.copy()
+    other[0, -1] += 1
+    assert (bits(matmul(dt, a, w, ranges, f32=0, residual=other)) != bits(whole)).any(), (
+        "its last column must show"
+    )
+
+
+@every_dtype
 @pytest.mark.parametrize("chunks", [3, 5, 6, 8])
 def test_empty_chunks_are_skipped(dt, chunks):
     """Empty slots move sums up unchanged: the tree over the others, with nothing added."""

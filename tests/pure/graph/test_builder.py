@@ -116,6 +116,21 @@ def test_fusion_and_dead_code():
     assert graph.ops[1].attrs["residual"] and graph.outputs["out"] == out.id
 
 
+def test_a_bias_joins_its_product():
+    """Before a residual does, which stays an op: it is added to a rounded sum, as elsewhere."""
+    g = GraphBuilder()
+    x, w = g.input([4, 6], name="x"), g.parameter([6, 6], name="w")
+    biased = g.add_bias(g.matmul(x, w, transpose_b=True), g.parameter([6], name="b"))
+    g.output(g.add(biased, x), "out")
+    graph = simplify(g.freeze())
+    validate_graph(graph)
+    assert [op.op for op in graph.ops] == ["linear", "add"]
+    assert graph.ops[0].attrs["bias"] and not graph.ops[0].attrs["residual"]
+    with pytest.raises(ShapeError, match="adds a residual or a bias"):
+        inputs = [x, w, g.find("b")]
+        g.op("linear", inputs, num_terms=1, transpose=True, residual=True, bias=True)
+
+
 def test_no_fusion_where_others_read():
     """A silu or product that has a second reader stays."""
     g = GraphBuilder()

@@ -202,11 +202,13 @@ def test_calls_in_the_wrong_form():
         (lambda: graph.op("scale", [x], factor=1.0, speed=2), "got 'speed' missing or unknown"),
         (lambda: graph.op("add", [x, None]), "operand 1 must be given"),
         (
-            lambda: graph.op("linear", [rows, t["w"]], num_terms=2, transpose=True, residual=False),
+            lambda: graph.op(
+                "linear", [rows, t["w"]], num_terms=2, transpose=True, residual=False, bias=False
+            ),
             "takes 4 operands; got 2",
         ),
         (
-            lambda: graph.op("linear", [rows, rows], num_terms=1, transpose=True, residual=False),
+            lambda: graph.op("linear", [rows, rows], num_terms=1, transpose=True, residual=False, bias=False),
             "a weight must be a parameter",
         ),
         (lambda: graph.op("global_norm", [], max_norm=1.0), "at least one operands; got 0"),

@@ -19,6 +19,7 @@ from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import LEAVES
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.op import Factors, Op, Partial, Signature, register
+from tilewise.ir.program import Operand
 from tilewise.ir.tape import Gradient, Tape, Term, terms_of
 
 __all__ = ["LinearTerm", "contraction_label"]
@@ -44,12 +45,13 @@ def contraction_label(weight: TensorSpec, transpose: bool) -> DimLabel | None:
 
 @register
 class Linear(Op):
-    """`out = Σ_t x_t w_tᵀ (+ residual)`; inputs x_0, w_0, x_1, w_1, …, and the residual when there is one."""
+    """`out = Σ_t x_t w_tᵀ (+ residual)`; inputs x_0, w_0, x_1, w_1, …, and the residual or the bias when there is one.
+    A bias is one vector for all rows. Either is added in fp32, before the result is rounded."""
 
     name = "linear"
     signature = Signature(
-        lambda attrs: 2 * attrs["num_terms"] + attrs["residual"],
-        attributes={"num_terms": int, "transpose": bool, "residual": bool},
+        lambda attrs: 2 * attrs["num_terms"] + (attrs["residual"] or attrs["bias"]),
+        attributes={"num_terms": int, "transpose": bool, "residual": bool, "bias": bool},
     )
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
@@ -96,8 +98,14 @@ class Linear(Op):
             )
             require(w.shape[outer] == w0.shape[outer], "linear", "terms must have one output size", w0, w)
         out = TensorSpec((*x0.shape[:-1], w0.shape[outer]), x0.dtype, (*x0.labels[:-1], w0.labels[outer]))
+        require(not (attrs["residual"] and attrs["bias"]), "linear", "adds a residual or a bias", out)
         if attrs["residual"]:
             same_shape("linear", out, inputs[2 * terms])
+        if attrs["bias"]:
+            bias = inputs[2 * terms]
+            assert bias is not None
+            fits = bias.shape == out.shape[-1:] and bias.dtype == out.dtype and bias.storage == "vector"
+            require(fits, "linear", "a bias is a vector of the output's size and dtype", out, bias)
         return [out]
 
     def factors(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> Factors:
@@ -110,11 +118,13 @@ class Linear(Op):
             names += [(*rows, "k"), weight]
         if attrs["residual"]:
             names.append((*rows, "n"))
+        if attrs["bias"]:
+            names.append(("n",))
         product = Partial("product", ("k",), (0,), cut_by=tuple(range(1, 2 * attrs["num_terms"], 2)))
         return Factors(tuple(names), ((*rows, "n"),), partials=(product,))
 
     def gradient(self, tape: Tape, op: OpNode, grads: Sequence[int | None]) -> Sequence[Gradient]:
-        """dx = dy·w, dw = dyᵀ·x, and dy itself for the residual."""
+        """dx = dy·w, dw = dyᵀ·x, and dy itself for the residual, or its sum over rows for a bias."""
         dy = incoming(op, grads)
         transpose = op.attrs["transpose"]
         result: list[Gradient] = []
@@ -122,6 +132,8 @@ class Linear(Op):
             x, w = tape.use(op.given[2 * t]), tape.use(op.given[2 * t + 1])
             result.append(LinearTerm(dy, w, not transpose))
             result.append(tape.later("linear_dw", [w, dy, x] if transpose else [w, x, dy]))
+        if op.attrs["bias"]:
+            return [*result, tape.later("bias_gradient", [tape.use(op.given[-1]), dy])]
         return [*result, dy] if op.attrs["residual"] else result
 
     def combine(self, tape: Tape, terms: Sequence[Term], total: int | None) -> int:
@@ -133,7 +145,7 @@ class Linear(Op):
                 group = alike[first : first + MAX_TERMS]
                 inputs = [i for t in group for i in (t.dy, t.weight)] + ([] if total is None else [total])
                 attrs = {"num_terms": len(group), "transpose": transpose, "residual": total is not None}
-                total = tape.op("linear", inputs, **attrs)[0]
+                total = tape.op("linear", inputs, **attrs, bias=False)[0]
         assert total is not None
         return total
 
@@ -141,7 +153,7 @@ class Linear(Op):
         """One task per row tile; over a sharded contraction the fp32 partial is reduced first."""
         terms, transpose = op.attrs["num_terms"], op.attrs["transpose"]
         out = low.tensor(op.outputs[0])
-        residual = op.given[2 * terms] if op.attrs["residual"] else None
+        beside = op.given[2 * terms] if len(op.given) > 2 * terms else None
         pairs = [(op.given[2 * t], op.given[2 * t + 1]) for t in range(terms)]
         record = low.record(op, "product")
         chunks = low.contraction_chunks(
@@ -159,14 +171,19 @@ class Linear(Op):
             dtype=out.dtype,
             tiles={
                 "out": low.row(target),
-                "residual": low.row(residual) if residual is not None and not record else None,
+                "residual": None if record or beside is None else _rows_of(low, beside, op),
                 "a": [low.row(x) for x, _ in pairs],
                 "w": [low.whole(w) for _, w in pairs],
             },
             ints={"num_chunks": len(chunks), "range": [v for c in chunks for r in c for v in r]},
         )
         if record:
-            low.all_reduce(op, target, op.outputs[0], residual, record)
+            low.all_reduce(op, target, op.outputs[0], beside, record)
+
+
+def _rows_of(low: Lowering, beside: int, op: OpNode) -> Operand:
+    """What is added to a tile: the same rows, or the one row of a bias."""
+    return low.whole(beside) if op.attrs["bias"] else low.row(beside)
 
 
 @register

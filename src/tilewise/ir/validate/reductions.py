@@ -216,7 +216,7 @@ class _Flow:
             and all(_rows(p) == _rows(parts[0]) for p in parts)
             and (mode == Mode.ROWCOLS or _rows(out) == _rows(parts[0]))
             and (mode == Mode.ROWPART or out.mode in (Mode.ROW, Mode.WHOLE))
-            and all(o.team < 0 and _rows(o) == _rows(out) for o in own)
+            and all(o.team < 0 and (_rows(o) == _rows(out) or self._is_bias(o)) for o in own)
         )
         if not fits or self._state.get(source) != _PARTIAL:
             self._wrong(instruction, f"it does not combine {completion.partial!r} of op {completion.op}")
@@ -232,6 +232,12 @@ class _Flow:
         self._state[target] = _SHARE
         self._halves[target] = completion
         return True
+
+    def _is_bias(self, operand: Operand) -> bool:
+        """Whether an operand is a vector as a whole, which is added to every row."""
+        assert self.layout is not None
+        slot = self.template.slots[operand.slot]
+        return operand.mode == Mode.WHOLE and slot.kind == "tensor" and len(self.layout.use[slot.id]) == 1
 
     def _resumes(self, instruction: Instruction) -> bool:
         """The parts of one microbatch, onto the stack of this member's share."""

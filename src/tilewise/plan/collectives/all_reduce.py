@@ -34,7 +34,7 @@ def all_reduce(
         op: for whom.
         source: `[rows, cols]`, a partial value on every member.
         target: the complete value, or this device's columns of it.
-        residual: added behind the tree's root, shaped like `target`; or None.
+        residual: added behind the tree's root, shaped like `target` or one row for all; or None.
         record: tree, team and layout of arrival.
         step: rows per task; by default those of a tile of `source`.
         producer: the instruction that writes `source`, over the same tiles; by default the last one emitted.

@@ -45,6 +45,7 @@ __all__ = [
     "ClassLowering",
     "acknowledge",
     "await_peers",
+    "beside",
     "gather_label",
     "note_completion",
     "num_tiles",
@@ -168,6 +169,13 @@ def note_completion(
     number = low.records(op, record.partial).index(record)
     beside = -1 if residual is None else residual.slot
     low.completions.append(Completion(op.id, record.partial, number, src.slot, dst.slot, beside))
+
+
+def beside(residual: Ref, part: Operand) -> Operand:
+    """What is added behind a tree's root: the residual's part at the same place, or a bias, which is one row, whole."""
+    if residual.extent == Number(1):
+        return Operand(residual.slot, Mode.WHOLE)
+    return part._replace(slot=residual.slot)
 
 
 def num_tiles(low: ClassLowering, extent: Number, step: NumberLike) -> int:

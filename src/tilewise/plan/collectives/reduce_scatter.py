@@ -11,6 +11,7 @@ from tilewise.plan.collectives.handshake import (
     ClassLowering,
     acknowledge,
     await_peers,
+    beside,
     num_tiles,
     raise_on_peers,
     reduce_label,
@@ -38,7 +39,7 @@ def reduce_scatter_rows(
         producer: the instruction that writes `src`, over the same tiles.
         src: `[rows, cols]`, a partial value on every member.
         dst: the same rows and columns, of which this device's part is written; may be `src`.
-        residual: added behind the tree's root, shaped like `dst`; or None.
+        residual: added behind the tree's root, shaped like `dst` or one row for all; or None.
         combine: `sum`, `max` or `or`.
         team: the members.
         step: rows per task; 0 for one task over all.
@@ -54,7 +55,7 @@ def reduce_scatter_rows(
     views: Tiles = {
         "out": part,
         "x": [part._replace(slot=src.slot, team=team.number, member=m) for m in team.members],
-        **({"residual": part._replace(slot=residual.slot)} if residual is not None else {}),
+        **({"residual": beside(residual, part)} if residual is not None else {}),
     }
     label = reduce_label(op.label)
     reduce = low.emit(
