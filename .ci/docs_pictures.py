@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import tilewise as tw
+from tilewise import models
 from tilewise.models import llama
 from tilewise.observe import check_graph, write_graph_svg
 from tilewise.runtime import InOut, Input, Runtime
@@ -85,7 +86,7 @@ def small_graph() -> tw.ComputeGraph:
 def counting_losses() -> list[float]:
     """Sequences that count up from a random start."""
     graph = tw.ComputeGraph("llama")
-    llama.build_training_graph(graph, CONFIG, 8, 32, dtype="f32")
+    models.build_training_graph(graph, CONFIG, 8, 32, dtype="f32")
     graph.optimize(tw.optim.AdamW())
     losses = []
     with graph.instantiate(graph.plan()) as model:

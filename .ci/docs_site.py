@@ -22,7 +22,7 @@ import tilewise
 ROOT = Path(__file__).parents[1]
 OPENING = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "SECURITY.md": "SECURITY.md",
            "CHANGELOG.md": "CHANGELOG.md", "LICENSE": "LICENSE.txt"}  # fmt: skip
-PACKAGES = ["tilewise", "tilewise.models.llama", "tilewise.optim", "tilewise.train", "tilewise.generate",
+PACKAGES = ["tilewise", "tilewise.models", "tilewise.encode", "tilewise.optim", "tilewise.train", "tilewise.generate",
             "tilewise.runtime", "tilewise.observe", "tilewise.core.errors"]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from tilewise.core.reading import Unreadable, read_json
 __all__ = ["POOLINGS", "Pooling", "load_pooling"]
 
 POOLINGS = ("mean", "cls")
+"""Modes of `Pooling`."""
 _border = Border("encode")
 _PREFIX = "sentence_transformers.models."
 

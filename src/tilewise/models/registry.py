@@ -43,6 +43,7 @@ FAMILIES: Mapping[str, Family] = {
     module.FAMILY.name: module.FAMILY
     for module in (llama, mistral, qwen2, qwen3, gemma2, gemma3, phi3, gpt2, bert)
 }
+"""Every family by its `model_type`."""
 
 
 def open(model_dir: str | Path) -> ModelConfig:

@@ -20,6 +20,7 @@ from tilewise.nn import GraphBuilder, layer, layer_norm, linear, rms_norm
 __all__ = ["BLOCK_SIZE", "activate", "build_decoding_graph", "build_training_graph"]
 
 BLOCK_SIZE = 64
+"""Positions of a block of the KV cache."""
 _border = Border("models", ShapeError)
 
 
