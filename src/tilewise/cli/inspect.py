@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
@@ -15,10 +16,11 @@ import numpy as np
 if TYPE_CHECKING:
     from tilewise.models import ModelConfig
 
-__all__ = ["describe_model", "measure_bandwidth"]
+__all__ = ["describe_model", "measure_bandwidth", "measure_flops"]
 
 _DTYPES = {"bf16": 2, "f32": 4}
 _PROBE_BYTES = 1 << 28  # beyond any cache
+_PROBE_STEPS = 200_000  # some ten milliseconds
 _PROBE_ROUNDS = 3
 
 
@@ -92,17 +94,36 @@ def _speed(
     )  # of an embedding one row is read per token
     bandwidth = measure_bandwidth()
     yield f"this machine reads {bandwidth / 1e9:.1f} GB/s from memory"
-    if models.is_encoder(config):
-        return
     for name, size in _DTYPES.items():
-        yield f"{name}: writes at most {bandwidth / (read * size):.1f} tokens/s, since each reads {_size(read * size)}"
+        flops = measure_flops(name)
+        line = f"{name}: cores reach {flops / 1e9:.0f} GFLOP/s, so it reads at most {flops / (2 * read):,.0f} tokens/s"
+        if not models.is_encoder(config):
+            line += f"; it writes at most {bandwidth / (read * size):,.1f}, since each token reads {_size(read * size)}"
+        yield line
+
+
+def _num_cores() -> int:
+    return max(1, len(os.sched_getaffinity(0)))
+
+
+def measure_flops(dtype: str) -> float:
+    """Operations per second of multiply-adds that touch no memory, of one core times their number; the best of some
+    rounds."""
+    from tilewise.kernels.isa import run
+
+    out = np.zeros((1, 1), np.float32)
+    run(f"peak_{dtype}", [out], [1])
+    flops, best = float(out[0, 0]) * _PROBE_STEPS, 0.0
+    for _ in range(_PROBE_ROUNDS):
+        started = time.perf_counter()
+        run(f"peak_{dtype}", [out], [_PROBE_STEPS])
+        best = max(best, flops / (time.perf_counter() - started))
+    return best * _num_cores()
 
 
 def measure_bandwidth() -> float:
     """Bytes per second that all cores read together; the best of some rounds."""
-    import os
-
-    count = max(1, len(os.sched_getaffinity(0)))
+    count = _num_cores()
     array = np.ones(_PROBE_BYTES // 8, np.float64)
     parts = np.array_split(array, count)
     best = 0.0
