@@ -4,6 +4,7 @@ Owns formats, the checks of everything that comes in, and atomic replacement. Kn
 no strategies. Weights are read lazily, so a device that needs some rows reads those rows.
 """
 
+from tilewise.checkpoint.background import CheckpointWriter
 from tilewise.checkpoint.files import (
     check_replaceable,
     check_writable,
@@ -16,25 +17,31 @@ from tilewise.checkpoint.stored import StoredTensor, StoredWeights, store_parame
 from tilewise.checkpoint.tensors import FileTensor, LazyTensor, Tensor
 from tilewise.checkpoint.training import (
     DamagedCheckpoint,
+    OpenCheckpoint,
     TrainingState,
+    checkpoint_paths,
     has_checkpoints,
     latest_checkpoint,
     load_checkpoint,
     load_latest,
+    open_checkpoint,
     save_checkpoint,
 )
 from tilewise.checkpoint.weights import open_weights
 
 __all__ = [
+    "CheckpointWriter",
     "DamagedCheckpoint",
     "FileTensor",
     "LazyTensor",
+    "OpenCheckpoint",
     "StoredTensor",
     "StoredWeights",
     "Tensor",
     "TrainingState",
     "check_replaceable",
     "check_writable",
+    "checkpoint_paths",
     "has_checkpoints",
     "latest_checkpoint",
     "load_checkpoint",
@@ -42,6 +49,7 @@ __all__ = [
     "load_latest",
     "load_tokenizer",
     "lock_directory",
+    "open_checkpoint",
     "open_weights",
     "remove_leftovers",
     "save_checkpoint",
