@@ -5,6 +5,7 @@ no strategies. Weights are read lazily, so a device that needs some rows reads t
 """
 
 from tilewise.checkpoint.background import CheckpointWriter
+from tilewise.checkpoint.dcp import open_distributed
 from tilewise.checkpoint.files import (
     check_replaceable,
     check_writable,
@@ -15,6 +16,7 @@ from tilewise.checkpoint.pretrained import load_generation_config, load_tokenize
 from tilewise.checkpoint.shards import write_weights
 from tilewise.checkpoint.stored import StoredTensor, StoredWeights, store_parameters
 from tilewise.checkpoint.tensors import FileTensor, LazyTensor, Tensor
+from tilewise.checkpoint.torch_files import open_state_dict
 from tilewise.checkpoint.training import (
     DamagedCheckpoint,
     OpenCheckpoint,
@@ -50,6 +52,8 @@ __all__ = [
     "load_tokenizer",
     "lock_directory",
     "open_checkpoint",
+    "open_distributed",
+    "open_state_dict",
     "open_weights",
     "remove_leftovers",
     "save_checkpoint",
