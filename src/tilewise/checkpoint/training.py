@@ -140,7 +140,7 @@ class OpenCheckpoint:
         done, total = 0, self.nbytes
         for name, entry in self.tensors.entries.items():
             try:
-                found = _checksum(self.tensors[name])
+                found = _checksum(np.asarray(self.tensors[name]))
             except CheckpointError as error:
                 raise DamagedCheckpoint(self.path, f"tensor {shown(name)} in {_STATE}: {error}") from None
             if found != self.checksums[name]:
