@@ -1,6 +1,5 @@
 """PyTorch's distributed checkpoints: tensors to the bit from any number of chunks, and nothing is run."""
 
-import io
 import pickle
 import warnings
 from dataclasses import replace
@@ -9,43 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
+from pure.checkpoint.chunks import BOXES, WHOLE, write_chunks
 from pure.checkpoint.planted import planted, tricks, write_archive
 from tilewise.checkpoint import open_distributed
 from tilewise.core import CheckpointError
-
-GENERATOR = torch.Generator().manual_seed(0)
-WHOLE = torch.randn(7, 10, generator=GENERATOR)
-BOXES = [((0, 0), (4, 6)), ((0, 6), (4, 4)), ((4, 0), (3, 10))]
-
-
-def write_chunks(root, boxes=BOXES, size=(7, 10), **more):
-    """A checkpoint as several processes write it: each box of one tensor in a file of its own."""
-    root.mkdir(exist_ok=True)
-    chunks, places = [], {}
-    for number, (offsets, sizes) in enumerate(boxes):
-        blob = io.BytesIO()
-        piece = WHOLE[tuple(slice(o, o + s) for o, s in zip(offsets, sizes))].clone()
-        torch.save(piece, blob)
-        name = f"__{number}_0.distcp"
-        (root / name).write_bytes(b"before" + blob.getvalue() + b"after")
-        chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
-        index = MetadataIndex("model.w", torch.Size(offsets), number)
-        places[index] = _StorageInfo(name, len(b"before"), len(blob.getvalue()))
-    properties = TensorProperties(dtype=torch.float32)
-    tensors = {"model.w": TensorStorageMetadata(properties, torch.Size(size), chunks), **more}
-    metadata = Metadata(tensors, None, places)
-    (root / ".metadata").write_bytes(pickle.dumps(metadata))
-    return metadata
 
 
 def test_what_pytorch_saves_is_read(tmp_path):
