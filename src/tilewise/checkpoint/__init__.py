@@ -4,6 +4,8 @@ Owns formats, the checks of everything that comes in, and atomic replacement. Kn
 no strategies. Weights are read lazily, so a device that needs some rows reads those rows.
 """
 
+from tilewise.checkpoint.background import CheckpointWriter
+from tilewise.checkpoint.dcp import open_distributed
 from tilewise.checkpoint.files import (
     check_replaceable,
     check_writable,
@@ -15,27 +17,34 @@ from tilewise.checkpoint.pretrained import load_generation_config, load_tokenize
 from tilewise.checkpoint.shards import write_weights
 from tilewise.checkpoint.stored import StoredTensor, StoredWeights, store_parameters
 from tilewise.checkpoint.tensors import FileTensor, LazyTensor, Tensor
+from tilewise.checkpoint.torch_files import open_state_dict
 from tilewise.checkpoint.training import (
     DamagedCheckpoint,
+    OpenCheckpoint,
     TrainingState,
+    checkpoint_paths,
     has_checkpoints,
     latest_checkpoint,
     load_checkpoint,
     load_latest,
+    open_checkpoint,
     save_checkpoint,
 )
 from tilewise.checkpoint.weights import open_weights
 
 __all__ = [
+    "CheckpointWriter",
     "DamagedCheckpoint",
     "FileTensor",
     "LazyTensor",
+    "OpenCheckpoint",
     "StoredTensor",
     "StoredWeights",
     "Tensor",
     "TrainingState",
     "check_replaceable",
     "check_writable",
+    "checkpoint_paths",
     "find_model",
     "has_checkpoints",
     "latest_checkpoint",
@@ -44,6 +53,9 @@ __all__ = [
     "load_latest",
     "load_tokenizer",
     "lock_directory",
+    "open_checkpoint",
+    "open_distributed",
+    "open_state_dict",
     "open_weights",
     "remove_leftovers",
     "save_checkpoint",

@@ -25,8 +25,8 @@ from tilewise.core.reading import Unreadable, open_regular
 __all__ = ["FileTensor", "LazyTensor", "OpenFile", "Tensor", "WeightsFile", "read_array"]
 
 _FOREIGN = {
-    b"PK\x03\x04": "an archive with pickled tensors, which may run any code when it is opened",
-    b"\x80": "pickled objects, which may run any code when they are opened",
+    b"PK\x03\x04": "an archive of torch.save",
+    b"\x80": "pickled objects, or a state dict of a torch before 1.6, which may run any code when they are opened",
     b"GGUF": "a GGUF file",
 }
 

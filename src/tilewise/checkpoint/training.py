@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tilewise.checkpoint.files import remove_directory, remove_leftovers, replace_directory
 from tilewise.checkpoint.header import dtype_name, is_storable
 from tilewise.checkpoint.shards import save_tensors
-from tilewise.checkpoint.tensors import FileTensor, WeightsFile
+from tilewise.checkpoint.tensors import FileTensor, LazyTensor, WeightsFile
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
 from tilewise.core.reading import Unreadable, read_json
@@ -34,13 +34,20 @@ from tilewise.core.writing import writing
 
 __all__ = [
     "DamagedCheckpoint",
+    "OpenCheckpoint",
+    "Progress",
     "TrainingState",
+    "checkpoint_path",
+    "checkpoint_paths",
     "has_checkpoints",
     "latest_checkpoint",
     "load_checkpoint",
     "load_latest",
+    "open_checkpoint",
     "save_checkpoint",
 ]
+
+Progress = Callable[[int, int], object]
 
 _STATE = "state.safetensors"
 _META = "checkpoint.json"
@@ -98,8 +105,65 @@ class TrainingState:
     tensors: Mapping[str, NDArray[Any] | FileTensor]
 
 
+@dataclass(frozen=True)
+class OpenCheckpoint:
+    """A checkpoint whose metadata, names and sizes are whole; its tensors are read when they are asked for.
+
+    Attributes:
+        path: of it.
+        step: optimizer steps done.
+        config: everything that must be equal when training goes on.
+        tensors: by name.
+        checksums: of the tensors' bytes, by name.
+    """
+
+    path: Path
+    step: int
+    config: Mapping[str, Any]
+    tensors: WeightsFile
+    checksums: Mapping[str, str]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(entry.end - entry.begin for entry in self.tensors.entries.values())
+
+    def verify(self, on_progress: Progress | None = None) -> None:
+        """Read every byte.
+
+        Args:
+            on_progress: told the bytes read, and those of all tensors.
+
+        Raises:
+            DamagedCheckpoint: a tensor is not the one that was saved; names it.
+        """
+        done, total = 0, self.nbytes
+        for name, entry in self.tensors.entries.items():
+            try:
+                found = _checksum(np.asarray(self.tensors[name]))
+            except CheckpointError as error:
+                raise DamagedCheckpoint(self.path, f"tensor {shown(name)} in {_STATE}: {error}") from None
+            if found != self.checksums[name]:
+                raise DamagedCheckpoint(
+                    self.path, f"tensor {shown(name)} in {_STATE} does not have its checksum"
+                )
+            done += entry.end - entry.begin
+            if on_progress is not None:
+                on_progress(done, total)
+
+
+def checkpoint_path(directory: str | Path, step: int) -> Path:
+    """Where the checkpoint of a step stands."""
+    root = _border.path("checkpoint_path", "a directory", directory)
+    return root / f"step-{_border.integer('checkpoint_path', 'a step', step, 0, _LAST_STEP):08d}"
+
+
 def save_checkpoint(
-    directory: str | Path, state: TrainingState, config: Mapping[str, Any], keep_last: int = 2
+    directory: str | Path,
+    state: TrainingState,
+    config: Mapping[str, Any],
+    keep_last: int = 2,
+    on_progress: Progress | None = None,
 ) -> Path:
     """Write `step-N` into `directory`, remove all but the newest `keep_last`.
 
@@ -107,6 +171,8 @@ def save_checkpoint(
 
     Args:
         config: everything that must be equal when training goes on, as JSON can hold it.
+        on_progress: told the bytes done and in all, each of which is read for its checksum and written; what it raises
+            leaves nothing behind.
 
     Returns:
         The new checkpoint's path.
@@ -120,11 +186,12 @@ def save_checkpoint(
     step = _border.integer("save_checkpoint", "a step", state.step, 0, _LAST_STEP)
     keep_last = _border.integer("save_checkpoint", "keep_last", keep_last, 1, _LAST_STEP)
     tensors = _storable(state.tensors)
-    meta = _describe(step, config, tensors)
+    work = _Work(2 * sum(tensor.nbytes for tensor in tensors.values()), on_progress)
+    meta = _describe(step, config, tensors, work)
     with writing(root):
         root.mkdir(parents=True, exist_ok=True)
     remove_leftovers(root)
-    path = root / f"step-{step:08d}"
+    path = checkpoint_path(root, step)
     problem = _wrong_step(meta, path, tensors)
     if problem is not None:
         raise CheckpointError(
@@ -133,13 +200,42 @@ def save_checkpoint(
         )
 
     def write(temporary: Path) -> None:
-        save_tensors(temporary / _STATE, tensors)
+        save_tensors(temporary / _STATE, {name: work.counted(tensor) for name, tensor in tensors.items()})
         (temporary / _META).write_text(json.dumps(meta.model_dump(), indent=2) + "\n", encoding="utf-8")
 
     if not _holds(path, meta):
         replace_directory(path, write)
     _remove_older(root, path, keep_last - 1)
     return path
+
+
+@dataclass
+class _Work:
+    """How far a checkpoint is.
+
+    Attributes:
+        total: bytes to be worked on.
+        show: told of it.
+        done: bytes worked on.
+    """
+
+    total: int
+    show: Progress | None
+    done: int = 0
+
+    def add(self, num_bytes: int) -> None:
+        self.done += num_bytes
+        if self.show is not None:
+            self.show(self.done, self.total)
+
+    def counted(self, tensor: NDArray[Any]) -> LazyTensor:
+        """A tensor that counts when it is written."""
+
+        def fetch() -> NDArray[Any]:
+            self.add(tensor.nbytes)
+            return tensor
+
+        return LazyTensor(tensor.shape, tensor.dtype, fetch)
 
 
 def _storable(tensors: Mapping[str, NDArray[Any] | FileTensor]) -> dict[str, NDArray[Any]]:
@@ -174,14 +270,37 @@ def has_checkpoints(directory: str | Path) -> bool:
     return bool(_steps(_border.path("has_checkpoints", "a directory", directory)))
 
 
+def checkpoint_paths(directory: str | Path) -> list[Path]:
+    """All checkpoints in a directory, whole or not, oldest first."""
+    return _steps(_border.path("checkpoint_paths", "a directory", directory))
+
+
 def latest_checkpoint(directory: str | Path) -> Path | None:
     """The newest checkpoint whose metadata, names and sizes are whole; its content is looked at when it is loaded."""
     root = _border.path("latest_checkpoint", "a directory", directory)
     return next((path for path in reversed(_steps(root)) if _is_listed(path)), None)
 
 
-def load_checkpoint(path: str | Path, config: Mapping[str, Any]) -> TrainingState:
+def open_checkpoint(path: str | Path) -> OpenCheckpoint:
+    """A checkpoint of whatever configuration; everything is checked but the tensors' bytes (`verify`).
+
+    Raises:
+        DamagedCheckpoint: missing, truncated or changed files; names what is wrong.
+    """
+    path = _border.path("open_checkpoint", "a checkpoint", path)
+    meta, tensors = _open(path)
+    checksums = {name: tensor.sha256 for name, tensor in meta.tensors.items()}
+    return OpenCheckpoint(path, meta.step, meta.config, tensors, checksums)
+
+
+def load_checkpoint(
+    path: str | Path, config: Mapping[str, Any], on_progress: Progress | None = None
+) -> TrainingState:
     """Read a checkpoint after checking every byte of it, and that it belongs to this configuration.
+
+    Args:
+        config: of the run that goes on.
+        on_progress: told the bytes checked, and those of all tensors.
 
     Raises:
         DamagedCheckpoint: missing, truncated or changed files; names what is wrong.
@@ -189,26 +308,28 @@ def load_checkpoint(path: str | Path, config: Mapping[str, Any]) -> TrainingStat
     """
     path = _border.path("load_checkpoint", "a checkpoint", path)
     _border.mapping("load_checkpoint", "a configuration", config, "values")
-    meta, tensors = _open(path)
-    differences = _differences(meta.config, config)
+    opened = open_checkpoint(path)
+    differences = _differences(opened.config, config)
     if differences:
         raise CheckpointError(
             "[checkpoint.load_checkpoint] model, data and optimizer must be those the checkpoint was made with; "
             f"got {', '.join(differences)} in {path}; restore the configuration or start anew"
         )
-    for name, tensor in tensors.items():
-        if _checksum(tensor.read()) != meta.tensors[name].sha256:
-            raise DamagedCheckpoint(path, f"tensor {shown(name)} in {_STATE} does not have its checksum")
-    return TrainingState(meta.step, tensors)
+    opened.verify(on_progress)
+    return TrainingState(opened.step, opened.tensors)
 
 
 def load_latest(
-    directory: str | Path, config: Mapping[str, Any], report: Callable[[str], None]
+    directory: str | Path,
+    config: Mapping[str, Any],
+    report: Callable[[str], None],
+    on_progress: Progress | None = None,
 ) -> tuple[Path, TrainingState]:
     """Load the newest checkpoint that is whole.
 
     Args:
         report: told of every newer one that is not, and what is used instead.
+        on_progress: as for `load_checkpoint`.
 
     Returns:
         The checkpoint's path and content.
@@ -221,7 +342,7 @@ def load_latest(
         _border.refuse("load_latest", "report must be a function", shown(report), "pass one of a text")
     for path in reversed(_steps(_border.path("load_latest", "a directory", directory))):
         try:
-            state = load_checkpoint(path, config)
+            state = load_checkpoint(path, config, on_progress)
         except DamagedCheckpoint as error:
             damaged.append(f"{path.name} is damaged ({error.reason})")
             continue
@@ -234,12 +355,15 @@ def load_latest(
     )
 
 
-def _describe(step: int, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> _Meta:
+def _describe(
+    step: int, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], work: _Work
+) -> _Meta:
     """The metadata of a state, digest included."""
-    described = {
-        name: _Tensor(dtype=dtype_name(tensor.dtype), shape=list(tensor.shape), sha256=_checksum(tensor))
-        for name, tensor in tensors.items()
-    }
+    described: dict[str, _Tensor] = {}
+    for name, tensor in tensors.items():
+        work.add(tensor.nbytes)
+        sha256 = _checksum(tensor)
+        described[name] = _Tensor(dtype=dtype_name(tensor.dtype), shape=list(tensor.shape), sha256=sha256)
     settings = dict(_border.json("save_checkpoint", "a configuration", config))
     meta = _Meta(version=2, step=step, config=settings, tensors=described)
     return meta.model_copy(update={"digest": _digest(meta)})

@@ -1,9 +1,10 @@
-"""Weights in safetensors files: opened lazily.
+"""Weights in files: opened lazily.
 
 `open_weights` reads headers; a tensor costs nothing until its elements are read, and `weights[name][a:b]` reads those
 rows only. bf16 comes as `ml_dtypes.bfloat16`. Refuses files that break a rule of the format (`checkpoint.header`),
-indexes that name anything but the tensors of files beside them, and pickled weights. Data comes from a Hugging Face
-directory or a single file and goes to `GraphInstance.load_parameters`; what writes such files is `checkpoint.shards`.
+indexes that name anything but the tensors of files beside them, and directories of pickled weights. Data comes from a
+Hugging Face directory or a single file, also one of `torch.save`, and goes to `GraphInstance.load_parameters`; what
+writes such files is `checkpoint.shards`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from tilewise.checkpoint.tensors import FileTensor, WeightsFile
+from tilewise.checkpoint.torch_files import is_torch_file, open_state_dict
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
 from tilewise.core.reading import Unreadable, read_json
@@ -38,7 +40,8 @@ class _Index(BaseModel):
 
 
 def open_weights(path: str | Path) -> Mapping[str, FileTensor]:
-    """The tensors of a safetensors file, or of a Hugging Face directory with one or several of them.
+    """The tensors of a safetensors file, of a Hugging Face directory with one or several of them, or of a file with a
+    state dict that `torch.save` wrote.
 
     Returns:
         A mapping from name to what NumPy takes for an array; nothing is read until it is used.
@@ -48,7 +51,7 @@ def open_weights(path: str | Path) -> Mapping[str, FileTensor]:
     """
     path = _border.path("open_weights", "weights", path)
     if not os.path.isdir(path):
-        return WeightsFile(path)
+        return open_state_dict(path) if is_torch_file(path) else WeightsFile(path)
     if os.path.lexists(path / INDEX):
         return _open_indexed(path)
     if not os.path.lexists(path / SINGLE):
@@ -67,9 +70,9 @@ def _refuse_pickled(directory: Path) -> None:
         names = sorted(name for name in os.listdir(directory) if _PICKLED.fullmatch(name))
     if names:
         raise CheckpointError(
-            f"[checkpoint.open_weights] weights must be safetensors, pickled files may run any code; got {names[0]!r} "
-            f"and no {SINGLE} in {str(directory)!r}; convert them where you trust them, with save_pretrained of "
-            "transformers, or download a revision that has safetensors"
+            f"[checkpoint.open_weights] weights of a model directory must be safetensors; got {names[0]!r} and no "
+            f"{SINGLE} in {str(directory)!r}; download a revision that has safetensors, or convert them with `tilewise "
+            "checkpoint convert`, which reads tensors and runs nothing"
         )
 
 

@@ -1,4 +1,4 @@
-"""The command line: `tilewise demo | train | generate | encode | evaluate | inspect | verify`.
+"""The command line: `tilewise demo | train | generate | encode | evaluate | inspect | verify | checkpoint`.
 
 Owns arguments, help texts, exit codes. Heavy packages are imported inside commands, so that help is quick. A
 user's mistake is one line on standard error and exit code 2 before any work; a failure while working is one
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tilewise.cli.checkpoint import checkpoints
 from tilewise.cli.refuse import before_work
 from tilewise.core import MODEL_DTYPES, ConfigError, TilewiseError, choose_dtype, configure_logging
 
@@ -34,6 +35,8 @@ app = typer.Typer(
     "Start with `tilewise demo`: it trains a small model on this machine's own Python sources in about three "
     "minutes, then writes Python with it.",
 )
+
+app.add_typer(checkpoints)
 
 _MODEL = typer.Argument(
     metavar="MODEL",

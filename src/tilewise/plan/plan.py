@@ -28,7 +28,7 @@ class Plan(PlanTables):
     """A plan's tables, and what can be asked of them before anything runs."""
 
     def require_memory(self, limit_bytes: int = 0) -> None:
-        """Refuse a plan that cannot be allocated, before anything is.
+        """Refuse a plan that cannot be allocated, before anything is; checkpoints count where they were planned.
 
         Args:
             limit_bytes: over all devices; 0 for what this machine, or the control group of this process, has.
@@ -38,11 +38,17 @@ class Plan(PlanTables):
         """
         _border.integer("require_memory", "limit_bytes", limit_bytes, 0, _MAX_BYTES)
         limit = limit_bytes or memory_of_machine()
-        need = self.device_bytes * self.mesh.num_devices
+        each = self.device_bytes + self.checkpoint_bytes
+        need = each * self.mesh.num_devices
         if need > limit:
+            beside = (
+                f", of that {self.checkpoint_bytes} for checkpoints that are written while training goes on"
+                if self.checkpoint_bytes
+                else ""
+            )
             raise ResourceError(
                 f"[plan.require_memory] the devices' memory must fit {limit} bytes; got {need} for "
-                f"{self.mesh.num_devices} devices of {self.device_bytes}; take a smaller batch or model, or accumulate"
+                f"{self.mesh.num_devices} devices of {each}{beside}; take a smaller batch or model, or accumulate"
             )
 
     def traffic(self, program: str = "step", sizes: Mapping[str, int] | None = None) -> dict[str, list[int]]:

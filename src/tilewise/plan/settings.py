@@ -24,7 +24,11 @@ _border = Border("plan", PlanError)
 
 
 def settings_for(
-    graph: Graph, layout: GraphLayout, batch: BatchCut, workers_per_device: int | None
+    graph: Graph,
+    layout: GraphLayout,
+    batch: BatchCut,
+    workers_per_device: int | None,
+    is_checkpointed: bool = False,
 ) -> PlanSettings:
     """Check what a layout says, and choose the row tile.
 
@@ -37,7 +41,9 @@ def settings_for(
     validate_records(graph, layout)
     _require_used_axes(graph, layout, mesh)
     if not batch.size:
-        return PlanSettings(row_tile=_row_tile_unbatched(graph), workers_per_device=workers)
+        return PlanSettings(
+            row_tile=_row_tile_unbatched(graph), workers_per_device=workers, is_checkpointed=is_checkpointed
+        )
     axes = _batch_axes(graph, layout)
     rows = _rows_per_sequence(graph, batch)
     per_leaf = batch.size // batch.leaves
@@ -47,7 +53,15 @@ def settings_for(
         if per_leaf % k == 0 and (k == 1 or k * batch.rows <= _ROWS_PER_TILE)
     )
     return PlanSettings(
-        batch.microbatches, batch.leaves, batch.size, rows, times(rows, sequences), workers, axes, batch.bound
+        batch.microbatches,
+        batch.leaves,
+        batch.size,
+        rows,
+        times(rows, sequences),
+        workers,
+        axes,
+        batch.bound,
+        is_checkpointed,
     )
 
 

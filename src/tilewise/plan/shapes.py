@@ -54,6 +54,7 @@ class PlanSettings:
         workers_per_device: worker threads of every device.
         padded_bound: the most rows per batch element where the graph has them as a symbol, so that some may be padding;
             sequence chunks are counted over it. 0 where the graph fixes their number.
+        is_checkpointed: a copy of the training state is in memory beside the devices while a checkpoint is written.
     """
 
     accumulation: int = 1
@@ -64,6 +65,7 @@ class PlanSettings:
     workers_per_device: int = 1
     batch_axes: Axes = ()
     padded_bound: int = 0
+    is_checkpointed: bool = False
 
 
 @dataclass(frozen=True)

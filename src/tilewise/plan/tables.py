@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
+from tilewise.core.dims import upper_bound
 from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
@@ -24,6 +26,7 @@ CATEGORIES = (
     "carries",
     "rings",
     "optimizer",
+    "checkpoints",
     "state",
     "inputs",
     "outputs",
@@ -102,6 +105,18 @@ class PlanTables:
         """All that a device reserves: its arena, and what its workers and its task engine need."""
         return self.arena_bytes + sum(self.overhead.values())
 
+    @cached_property
+    def checkpoint_bytes(self) -> int:
+        """A device's share of the copy from which checkpoints are written: parameters in fp32 and optimizer states.
+        It is beside the devices, once; 0 where no checkpoints were planned."""
+        if not self.settings.is_checkpointed:
+            return 0
+        # the fp32 master of a parameter of another type stands among the states
+        kept = [t.spec for t in self.graph.of_kind("parameter") if t.spec.dtype.name == "f32"]
+        kept += [t.spec for t in self.graph.of_kind("state") if t.spec.name.startswith("optimizer.")]
+        total = sum(prod(upper_bound(s) for s in spec.shape) * spec.dtype.itemsize for spec in kept)
+        return -(-total // self.mesh.num_devices)
+
     @property
     def programs(self) -> tuple[str, ...]:
         """Names of what can be run."""
@@ -120,7 +135,8 @@ class PlanTables:
         return self.shapes.holder(self.graph.spec(tensor), self.layout.home[tensor], device)
 
     def estimate_memory_usage(self) -> list[dict[str, int]]:
-        """Bytes per device and category; `total` is what a device reserves when instantiated, to the byte.
+        """Bytes per device and category; `total` is what a device reserves when instantiated, to the byte, and its
+        share of the copy from which checkpoints are written where that was planned.
 
         Pages that no task touches cost nothing, so a limit on resident memory sees at most this much; the interpreter,
         its libraries and the plan itself come on top.
@@ -132,5 +148,6 @@ class PlanTables:
         for name in REGIONS[1:]:
             usage[name] += self.regions[name]
         usage |= self.overhead
-        usage["total"] = self.device_bytes
+        usage["checkpoints"] = self.checkpoint_bytes
+        usage["total"] = self.device_bytes + self.checkpoint_bytes
         return [dict(usage) for _ in range(self.mesh.num_devices)]

@@ -104,6 +104,7 @@ class ComputeGraph(GraphBuilder):
         workers_per_device: int | None = None,
         sizes: Mapping[str, int] | None = None,
         strict: bool = False,
+        checkpoints: bool = False,
     ) -> Plan:
         """Decide tiles, placement, order, memory and communication. Nothing runs.
 
@@ -119,12 +120,15 @@ class ComputeGraph(GraphBuilder):
                 that they need. No result changes.
             strict: refuse changes of layout between ops that no hint asks for. Outputs are gathered for the host in any
                 case.
+            checkpoints: count the copy of parameters and optimizer states that is in memory while a checkpoint is
+                written and training goes on.
 
         Raises:
             LayoutError, PlanError: the strategy does not fit the graph, or the batch does not divide.
             ShapeError: a constant is used as an index and names nothing.
         """
         _border.truth("plan", "strict", strict)
+        _border.truth("plan", "checkpoints", checkpoints)
         given = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
         if given is not None:
             _border.instance("plan", "a mesh", given, DeviceMesh, "pass {'dp': 2} or a DeviceMesh")
@@ -141,7 +145,7 @@ class ComputeGraph(GraphBuilder):
             batch = replace(cut_batch(graph, accumulation, leaves), bound=bound)
             layout = propagate_layouts(graph, used, strategy, batch)
             graph, layout = insert_reshards(graph, layout, strict=strict)
-            settings = settings_for(graph, layout, batch, workers_per_device)
+            settings = settings_for(graph, layout, batch, workers_per_device, checkpoints)
             return make_plan(graph, layout, settings, one_stage, self._optimizer, device_overhead)
 
     def estimate_memory_usage(

@@ -259,11 +259,12 @@ class GraphInstance:
         }
 
     def state_dict(self) -> dict[str, Array]:
-        """Parameters in fp32, optimizer states and the step count, by name: all that resuming needs."""
+        """Parameters in fp32, optimizer states and the step count, by name: all that resuming needs. A copy: steps that
+        follow change nothing in it."""
         with self._alone("state_dict"):
             tensors = self._tensors
             names = tensors.parameter_names()
-            state = {name: tensors.read(name).astype(np.float32) for name in names}
+            state = {name: tensors.read(name).astype(np.float32, copy=False) for name in names}
             state |= {s: tensors.read(s) for name in names for s in tensors.state_names(name)}
             state[_STEP] = np.array([self.step_count], np.int64)
             return state
@@ -384,11 +385,12 @@ class GraphInstance:
     # ---- looking inside -----------------------------------------------------------------------------------
 
     def memory_usage(self) -> list[dict[str, int]]:
-        """Bytes allocated per device; `total` is what the devices hold, the rest is how the plan fills it."""
+        """Bytes allocated per device; `total` is what the devices hold, with their share of the copy for checkpoints
+        where that was planned; the rest is how the plan fills it."""
         with self._alone("memory_usage"):
             usage = self.plan.estimate_memory_usage()
             for device, allocated in zip(usage, self._executor.allocated_bytes()):
-                device["total"] = allocated
+                device["total"] = allocated + self.plan.checkpoint_bytes
             return usage
 
     def trace(self, enable: bool) -> None:

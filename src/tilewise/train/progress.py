@@ -60,6 +60,10 @@ class StepProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Leave the line as it is; another bar may follow."""
         if self._bar is not None:
             self._bar.stop()
 

@@ -31,7 +31,7 @@ from tilewise.core import Border, CheckpointError, ConfigError
 from tilewise.train.config import TrainConfig, make_model_config
 from tilewise.train.metrics import MetricsFile, draw_loss_curve, read_metrics
 from tilewise.train.pacing import TimeBudget
-from tilewise.train.progress import StepProgress, format_duration
+from tilewise.train.progress import StepProgress, format_duration, track_work
 from tilewise.train.trainer import Trainer, evaluate_model, make_plan, prepare_data
 
 if TYPE_CHECKING:
@@ -177,7 +177,10 @@ def _run_alone(run: PlannedRun, output: Path, console: Console) -> RunResult:
 
 def _restore(trainer: Trainer, checkpoints: Path, console: Console) -> int:
     """Go on from the newest whole checkpoint, naming damaged ones; returns the number of steps it had done."""
-    path, state = load_latest(checkpoints, trainer.what_must_match(), lambda text: _say(console, text))
+    with track_work(console, "checking the checkpoint") as progress:
+        path, state = load_latest(
+            checkpoints, trainer.what_must_match(), lambda text: _say(console, text), progress.show
+        )
     trainer.restore(state)
     _say(console, f"going on after step {state.step} from {path}")
     return state.step
@@ -224,6 +227,8 @@ def train_steps(
             num_steps = trainer.run(first_step, on_step)
         finally:
             metrics.close()
+            progress.stop()
+        trainer.finish_saving(console)
     seconds = time.perf_counter() - started
     console.print(f"{num_steps - first_step} steps in {format_duration(seconds)}", highlight=False)
     return num_steps

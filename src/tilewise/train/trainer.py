@@ -17,13 +17,8 @@ import numpy as np
 
 import tilewise as tw
 from tilewise import models
-from tilewise.checkpoint import (
-    TrainingState,
-    load_tokenizer,
-    save_checkpoint,
-    save_pretrained,
-)
-from tilewise.core import DeviceMesh, NotFinite
+from tilewise.checkpoint import CheckpointWriter, TrainingState, load_tokenizer, save_pretrained
+from tilewise.core import DeviceMesh, NotFinite, TilewiseError, get_logger
 from tilewise.core.tree import allowed_widths
 from tilewise.data import (
     END_OF_TEXT,
@@ -127,7 +122,7 @@ def make_plan(config: TrainConfig) -> tuple[ComputeGraph, Plan]:
 
     Raises:
         LayoutError, PlanError: the strategy cannot spread this model.
-        ResourceError: the plan needs more memory than the machine has.
+        ResourceError: the plan, with the copy that checkpoints are written from, needs more memory than there is.
     """
     graph = make_graph(config, is_padded=config.data.is_padded)
     graph.optimize(make_optimizer(config))
@@ -136,6 +131,7 @@ def make_plan(config: TrainConfig) -> tuple[ComputeGraph, Plan]:
         accumulation=config.train.accumulation,
         leaves=config.train.leaves,
         workers_per_device=config.distribution.workers_per_device,
+        checkpoints=True,
     )
     plan.require_memory()
     return graph, plan
@@ -186,6 +182,7 @@ class Trainer:
         self.data = data
         self.num_tokens = 0
         self._num_skipped = 0  # steps one after the other that were not finite
+        self._writer = CheckpointWriter()
         self.instance: GraphInstance = graph.instantiate(plan)
         model = make_model_config(config)
         if config.model.path is None:
@@ -196,12 +193,27 @@ class Trainer:
     def __enter__(self) -> Trainer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            if not issubclass(kind, Exception):
+                self._writer.give_up()  # Ctrl-C for the second time: nothing is waited for
+            self.close()
+        except TilewiseError as error:  # what is under way already says why the run ends
+            get_logger("train").warning("%s", error)
 
     def close(self) -> None:
-        """Stop the devices and free their memory."""
-        self.instance.close()
+        """Let the last checkpoint be written, stop the devices and free their memory.
+
+        Raises:
+            ResourceError: a checkpoint could not be written; older ones are kept.
+        """
+        try:
+            self._writer.wait()
+        finally:
+            self.instance.close()
 
     def step(self, number: int) -> StepResult:
         """Do step `number`.
@@ -209,7 +221,9 @@ class Trainer:
         Raises:
             NotFinite: loss or gradient is not finite and the configuration says `stop`, or it was so in ten steps one
                 after the other; names the first tensor that is not. Weights are as before the step.
+            ResourceError: a checkpoint could not be written meanwhile; older ones are kept, and no step was done.
         """
+        self._writer.check()
         is_last_chance = self._num_skipped + 1 >= MOST_SKIPPED
         on_nonfinite = "stop" if is_last_chance else self.config.train.on_nonfinite
         batch = self.data.batches.at(number)
@@ -245,11 +259,18 @@ class Trainer:
         return {**settings, "data": {**settings["data"], "tokens": self.data.digest}}
 
     def save(self, directory: Path, num_steps: int) -> Path:
-        """Write a checkpoint after `num_steps` steps; returns its path.
+        """Begin to write a checkpoint after `num_steps` steps, once the one before is written.
+
+        The state is copied now; it is written in the background, and following steps change nothing in it.
+
+        Returns:
+            Where it stands when `finish_saving` has returned.
 
         Raises:
             NotFinite: a weight or moment is not finite; nothing is written then.
+            ResourceError: the checkpoint before could not be written.
         """
+        self._writer.wait()  # so that there is one copy at a time, as planned
         tensors = self.instance.state_dict()
         spoilt = next((name for name, tensor in tensors.items() if not np.isfinite(tensor).all()), None)
         if spoilt is not None:
@@ -258,7 +279,21 @@ class Trainer:
                 "anew with a lower learning rate"
             )
         state = TrainingState(num_steps, tensors)
-        return save_checkpoint(directory, state, self.what_must_match(), self.config.output.keep_checkpoints)
+        return self._writer.write(
+            directory, state, self.what_must_match(), self.config.output.keep_checkpoints
+        )
+
+    def finish_saving(self, console: Console) -> None:
+        """Wait until the last checkpoint is written; says so on the console when that takes time.
+
+        Raises:
+            ResourceError: it could not be written; older ones are kept.
+        """
+        if self._writer.is_busy:
+            console.print("waiting for the last checkpoint to be written", highlight=False)
+            with track_work(console, "writing the checkpoint") as progress:
+                self._writer.wait(progress.show)
+        self._writer.wait()
 
     def restore(self, state: TrainingState) -> None:
         """Go on from what a checkpoint of this configuration holds.

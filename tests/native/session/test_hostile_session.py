@@ -30,7 +30,15 @@ def _instantiate(**given):
 CALLS = {
     "plan": (
         GRAPH.plan,
-        {"mesh": {}, "accumulation": 1, "leaves": 4, "workers_per_device": 1, "sizes": {}, "strict": False},
+        {
+            "mesh": {},
+            "accumulation": 1,
+            "leaves": 4,
+            "workers_per_device": 1,
+            "sizes": {},
+            "strict": False,
+            "checkpoints": False,
+        },
     ),
     "estimate_memory_usage": (GRAPH.estimate_memory_usage, {"mesh": {}}),
     "instantiate": (_instantiate, {"plan": GRAPH.plan(), "memory_limit_bytes": 0, "deadline_s": 60.0}),
@@ -71,6 +79,7 @@ TAKEN: dict[str, dict[str, set[str]]] = {  # besides what an argument is meant t
         "workers_per_device": {"None"},
         "sizes": {"None", "{}"},
         "strict": {"True"},
+        "checkpoints": {"True"},
     },
     "estimate_memory_usage": {"mesh": {"None", "{}"}},
     "instantiate": {"plan": {"None"}, "memory_limit_bytes": {"0"}, "deadline_s": {"2.5", "float32"}},

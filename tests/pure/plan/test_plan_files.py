@@ -61,6 +61,9 @@ def test_a_loaded_plan_is_the_saved_one(name, tmp_path):
     assert loaded.digest() == plan.digest() and loaded.explain() == plan.explain()
     assert loaded.traffic() == plan.traffic()
     assert os.listdir(tmp_path) == ["step.plan"]
+    checkpointed = replace(plan, settings=replace(plan.settings, is_checkpointed=True))
+    checkpointed.save(tmp_path / "step.plan")
+    assert Plan.load(tmp_path / "step.plan").checkpoint_bytes == checkpointed.checkpoint_bytes > 0
 
 
 def test_equal_plans_have_equal_files():
@@ -120,6 +123,9 @@ CHANGES = {
         small(), graph=replace(small().graph, outputs=dict(reversed(small().graph.outputs.items())))
     ),
     "overhead": lambda: replace(small(), overhead={"scratch": 1}),
+    "room for checkpoints": lambda: replace(
+        small(), settings=replace(small().settings, is_checkpointed=True)
+    ),
     "signals": lambda: replace(small(), num_signals=small().num_signals + 1),
     "a layout": lambda: replace(small(), layouts=small().layouts[1:]),
     "a buffer": lambda: replace(small(), buffers=small().buffers[:-1]),

@@ -238,7 +238,7 @@ def _require_choices(plan: PlanTables) -> None:
     ):  # a plan for one of the lengths that the user's graph may have
         hold(batch.rows <= s.padded_bound, "{} rows are padded to {}", batch.rows, s.padded_bound)
         batch = replace(batch, bound=s.padded_bound)
-    chosen = settings_for(plan.graph, plan.layout, batch, s.workers_per_device)
+    chosen = settings_for(plan.graph, plan.layout, batch, s.workers_per_device, s.is_checkpointed)
     hold(chosen == s, "planning would choose {}; it has {}", chosen, s)
     shapes = LocalShapes(plan.mesh, s, plan.graph.reduction_chunks, symbols_of(plan.graph))
     classes = classes_of(plan.graph, plan.layout, shapes)

@@ -1,0 +1,160 @@
+"""Where the parts of a stored zip archive lie: what `torch.save` writes.
+
+Owns the reading of an archive's directory, in a file or in a range of one, without unpacking anything: parts are
+stored as they are, so each is a range of bytes. Refuses what is compressed, encrypted, in several volumes, stands
+twice, or lies outside the archive. Ranges go to `torch_files`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tilewise.checkpoint.tensors import OpenFile
+from tilewise.core.border import shown
+from tilewise.core.reading import Unreadable
+
+__all__ = ["Part", "read_archive", "read_part"]
+
+_MAX_DIRECTORY_BYTES = 64 << 20
+_MAX_NAME_BYTES = 4096
+_END = struct.Struct("<4s4H2IH")
+_END_64 = struct.Struct("<4sQ2H2I4Q")
+_LOCATOR = struct.Struct("<4sIQI")
+_ENTRY = struct.Struct("<4s6H3I5H2I")
+_LOCAL = struct.Struct("<4s5H3I2H")
+_FULL_16, _FULL_32 = 0xFFFF, 0xFFFFFFFF
+_ENCRYPTED = 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of an archive, as a range of its file."""
+
+    begin: int
+    size: int
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    header: int
+    size: int
+
+
+def read_archive(file: OpenFile, begin: int, size: int) -> Mapping[str, Part]:
+    """The parts of the archive that fills a range of a file, by name.
+
+    Args:
+        file: open.
+        begin: of the archive, in bytes.
+        size: the same.
+
+    Raises:
+        Unreadable: it is no such archive.
+        CheckpointError: the file has become shorter.
+    """
+    directory, count, where = _directory(file, begin, size)
+    found: dict[str, Part] = {}
+    for entry in _entries(directory, count):
+        if entry.name in found:
+            raise Unreadable(f"its part {shown(entry.name)} stands twice")
+        if entry.header + _LOCAL.size > where:
+            raise Unreadable(f"its part {shown(entry.name)} lies outside of it")
+        local = _LOCAL.unpack(_read(file, begin + entry.header, _LOCAL.size))
+        first = entry.header + _LOCAL.size + local[9] + local[10]
+        if local[0] != b"PK\x03\x04" or first + entry.size > where:
+            raise Unreadable(f"its part {shown(entry.name)} lies outside of it")
+        found[entry.name] = Part(begin + first, entry.size)
+    return found
+
+
+def read_part(file: OpenFile, part: Part, max_bytes: int) -> bytes:
+    """The bytes of a part.
+
+    Raises:
+        Unreadable: there are too many of them.
+        CheckpointError: the file has become shorter.
+    """
+    if part.size > max_bytes:
+        raise Unreadable(f"a part of it has {part.size} bytes, more than {max_bytes}")
+    return _read(file, part.begin, part.size)
+
+
+def _read(file: OpenFile, begin: int, size: int) -> bytes:
+    content = bytearray(size)
+    file.read_into(memoryview(content), begin)
+    return bytes(content)
+
+
+def _directory(file: OpenFile, begin: int, size: int) -> tuple[bytes, int, int]:
+    """The directory, how many entries it has, and where in the archive it begins; what precedes it are parts."""
+    if size < _END.size:
+        raise Unreadable("it is no whole archive of torch.save")
+    # torch.save leaves no comment, so the end stands at the end
+    end = _END.unpack(_read(file, begin + size - _END.size, _END.size))
+    if end[0] != b"PK\x05\x06" or end[7]:
+        raise Unreadable("it is no whole archive of torch.save")
+    count, length, where = end[4], end[5], end[6]
+    last = size - _END.size
+    if count == _FULL_16 or length == _FULL_32 or where == _FULL_32:
+        locator = _LOCATOR.unpack(_tail(file, begin, last, _LOCATOR.size))
+        last -= _LOCATOR.size
+        if locator[0] != b"PK\x06\x07" or locator[2] + _END_64.size > last:
+            raise Unreadable("it is no whole archive of torch.save")
+        large = _END_64.unpack(_read(file, begin + locator[2], _END_64.size))
+        if large[0] != b"PK\x06\x06":
+            raise Unreadable("it is no whole archive of torch.save")
+        count, length, where, last = large[7], large[8], large[9], locator[2]
+    if length > _MAX_DIRECTORY_BYTES or where + length > last:
+        raise Unreadable("the directory of its archive lies outside of it")
+    return _read(file, begin + where, length), count, where
+
+
+def _tail(file: OpenFile, begin: int, last: int, size: int) -> bytes:
+    if last < size:
+        raise Unreadable("it is no whole archive of torch.save")
+    return _read(file, begin + last - size, size)
+
+
+def _entries(directory: bytes, count: int) -> Iterator[_Entry]:
+    at = found = 0
+    while at < len(directory):
+        if at + _ENTRY.size > len(directory) or found == count:
+            break
+        fields = _ENTRY.unpack_from(directory, at)
+        flags, method, packed, size = fields[3], fields[4], fields[8], fields[9]
+        name_bytes, extra_bytes, comment_bytes, header = fields[10], fields[11], fields[12], fields[16]
+        at += _ENTRY.size
+        name = directory[at : at + name_bytes]
+        extra = directory[at + name_bytes : at + name_bytes + extra_bytes]
+        at += name_bytes + extra_bytes + comment_bytes
+        if fields[0] != b"PK\x01\x02" or at > len(directory) or name_bytes > _MAX_NAME_BYTES:
+            break
+        if method or flags & _ENCRYPTED:
+            raise Unreadable(f"its part {shown(name)} is compressed or encrypted")
+        size, packed, header = _large(extra, [size, packed, header])
+        if size != packed:
+            raise Unreadable(f"its part {shown(name)} has two sizes")
+        found += 1
+        yield _Entry(name.decode("utf-8", "replace"), header, size)
+    if at != len(directory) or found != count:
+        raise Unreadable("the directory of its archive is cut off")
+
+
+def _large(extra: bytes, numbers: list[int]) -> list[int]:
+    """Numbers of which those that do not fit 32 bits stand in the extra field."""
+    at = 0
+    while _FULL_32 in numbers and at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, at)
+        values = extra[at + 4 : at + 4 + length]
+        at += 4 + length
+        if kind != 1:
+            continue
+        for place in [i for i, number in enumerate(numbers) if number == _FULL_32]:
+            if len(values) < 8:
+                raise Unreadable("the directory of its archive is cut off")
+            numbers[place], values = int.from_bytes(values[:8], "little"), values[8:]
+        break
+    return numbers

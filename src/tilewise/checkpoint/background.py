@@ -1,0 +1,117 @@
+"""Checkpoints written in the background, one at a time.
+
+Owns one thread while there is something to write. The caller hands over a state that nothing changes any more (the
+copy that `GraphInstance.state_dict` returns) and goes on; the thread describes, writes and renames it as
+`save_checkpoint` does. What goes wrong there is raised in the caller's thread: when it asks, and when it hands over
+the next one. The thread never holds up the end of the process: what it had not finished then was never there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tilewise.checkpoint.training import TrainingState, checkpoint_path, save_checkpoint
+
+__all__ = ["CheckpointWriter"]
+
+_PATIENCE_S = 0.1  # between two looks at how far it is
+
+
+class _Given(BaseException):
+    """Up: nothing is to be written any more."""
+
+
+class CheckpointWriter:
+    """Writes checkpoints of one run; used from one thread."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._is_given_up = False
+        self._done = (0, 0)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def write(
+        self, directory: str | Path, state: TrainingState, config: Mapping[str, Any], keep_last: int
+    ) -> Path:
+        """Begin to write a checkpoint, once the one before is written.
+
+        Args:
+            directory: as for `save_checkpoint`.
+            state: belongs to the writer from now on.
+            config: as for `save_checkpoint`.
+            keep_last: the same.
+
+        Returns:
+            Where it will stand.
+
+        Raises:
+            ResourceError, CheckpointError: the one before could not be written.
+        """
+        self.wait()
+        self._is_given_up, self._done = False, (0, 0)
+        path = checkpoint_path(directory, state.step)
+        self._thread = threading.Thread(
+            target=self._write,
+            args=(directory, state, config, keep_last),
+            name=f"write {path.name}",
+            daemon=True,
+        )
+        self._thread.start()
+        return path
+
+    def check(self) -> None:
+        """Raise what went wrong with the last checkpoint, once; does not wait.
+
+        Raises:
+            ResourceError, CheckpointError: it could not be written; older ones are kept.
+        """
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def wait(self, on_progress: Callable[[int, int], object] | None = None) -> None:
+        """Wait until the last checkpoint is written.
+
+        Args:
+            on_progress: told now and then how many bytes are done, of how many.
+
+        Raises:
+            ResourceError, CheckpointError: as `check`.
+        """
+        while self._thread is not None:
+            self._thread.join(None if on_progress is None else _PATIENCE_S)
+            if on_progress is not None:
+                on_progress(*self._done)
+            if not self._thread.is_alive():
+                self._thread = None
+        self.check()
+
+    def give_up(self) -> None:
+        """Leave what is being written unwritten; returns when nothing is being written any more."""
+        self._is_given_up = True
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _write(
+        self, directory: str | Path, state: TrainingState, config: Mapping[str, Any], keep_last: int
+    ) -> None:
+        try:
+            save_checkpoint(directory, state, config, keep_last, self._progress)
+        except _Given:
+            pass
+        except BaseException as error:  # whatever it is, the caller's thread raises it
+            self._error = error.with_traceback(None)  # the frames hold the state
+
+    def _progress(self, done: int, total: int) -> None:
+        self._done = done, total
+        if self._is_given_up:
+            raise _Given

@@ -1,0 +1,208 @@
+"""Directories of PyTorch's distributed checkpoints (DCP): tensors in chunks, and a `.metadata` that says where.
+
+`open_distributed` shows the tensors under their names. One that lies in one piece is read where it lies; the chunks of
+others are brought together when they are asked for. `.metadata` and the chunks' own descriptions are pickles, read as
+data (`pickles`), so nothing in a directory runs. Refuses chunks that do not cover their tensor once, files outside of
+the directory, and what is no tensor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.checkpoint.pickles import MAX_PICKLE_BYTES, Name, Record, parse_pickle
+from tilewise.checkpoint.tensors import FileTensor, LazyTensor, OpenFile
+from tilewise.checkpoint.torch_files import Storages, dtype_of, sizes_of
+from tilewise.core import CheckpointError
+from tilewise.core.border import Border, shown
+from tilewise.core.reading import Unreadable, open_regular, read_whole
+
+__all__ = ["METADATA", "open_distributed"]
+
+METADATA = ".metadata"
+_MODULE = "torch.distributed.checkpoint.metadata"
+_MAX_CHUNKS = 1 << 14  # of a tensor
+_border = Border("checkpoint", CheckpointError)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A box of a tensor."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def box(self) -> tuple[slice, ...]:
+        return tuple(slice(o, o + s) for o, s in zip(self.offsets, self.sizes))
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """A tensor of several chunks."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[tuple[_Chunk, FileTensor], ...]
+
+    def read(self) -> NDArray[Any]:
+        whole = np.empty(self.shape, self.dtype)
+        for chunk, tensor in self.chunks:
+            whole[chunk.box] = tensor.read()
+        return whole
+
+
+def open_distributed(directory: str | Path, part: str | None = None) -> Mapping[str, FileTensor | LazyTensor]:
+    """The tensors of a distributed checkpoint; nothing is read until it is used, and nothing is run.
+
+    Args:
+        directory: with `.metadata`.
+        part: what names of the tensors that are wanted begin with, such as `model`; it is left off, and others are left
+            aside. Without it there must be tensors alone.
+
+    Raises:
+        CheckpointError: it is no such checkpoint, or is damaged.
+    """
+    root = _border.path("open_distributed", "a directory", directory)
+    if part is not None:
+        _border.text("open_distributed", "part", part)
+    try:
+        return _Directory(root, parse_pickle(read_whole(root / METADATA, MAX_PICKLE_BYTES))).tensors(part)
+    except Unreadable as error:
+        raise CheckpointError(
+            f"[checkpoint.open_distributed] a distributed checkpoint must hold {METADATA} and whole tensors; got "
+            f"{str(root)!r}: {error}; save it again"
+        ) from None
+
+
+class _Directory:
+    """What `.metadata` says, and the files beside it."""
+
+    def __init__(self, root: Path, metadata: Any) -> None:
+        said = _state(metadata, "Metadata")
+        described, stored = said.get("state_dict_metadata"), said.get("storage_data")
+        if not isinstance(described, dict) or not isinstance(stored, dict):
+            raise Unreadable("its metadata describe no tensors")
+        self._root, self._described = root, described
+        self._places = dict(_places(stored))
+        self._files: dict[str, OpenFile] = {}
+
+    def tensors(self, part: str | None) -> dict[str, FileTensor | LazyTensor]:
+        prefix = "" if part is None else f"{part}."
+        found: dict[str, FileTensor | LazyTensor] = {}
+        for name, described in self._described.items():
+            if not isinstance(name, str):
+                raise Unreadable(f"its tensors have names; got {shown(name)}")
+            if name.startswith(prefix):
+                found[name.removeprefix(prefix)] = self._tensor(name, described)
+        if part is not None and not found:
+            raise Unreadable(f"no tensor's name begins with {shown(prefix)}")
+        return found
+
+    def _tensor(self, name: str, described: Any) -> FileTensor | LazyTensor:
+        if isinstance(described, Record) and described.name == Name(_MODULE, "BytesStorageMetadata"):
+            raise Unreadable(f"it holds {shown(name)}, which is no tensor; name the part that is the model")
+        said = _state(described, "TensorStorageMetadata")
+        properties = said.get("properties")
+        if not isinstance(properties, Record) or properties.name != Name(_MODULE, "TensorProperties"):
+            raise Unreadable(f"{shown(name)} has no element type")
+        state = properties.state
+        dtype = dtype_of(state[0] if isinstance(state, tuple) and state else None)
+        shape, chunks = sizes_of(said.get("size")), list(_chunks(name, said.get("chunks")))
+        _require_cover(name, shape, chunks)
+        parts = tuple((chunk, self._chunk(name, chunk, dtype)) for chunk in chunks)
+        if len(parts) == 1:
+            return parts[0][1]
+        return LazyTensor(shape, dtype, _Joined(shape, dtype, parts).read)
+
+    def _chunk(self, name: str, chunk: _Chunk, dtype: np.dtype[Any]) -> FileTensor:
+        place = self._places.get((name, chunk.offsets))
+        if place is None:
+            raise Unreadable(f"it does not say where the chunk of {shown(name)} at {chunk.offsets} lies")
+        said = _state(place, "_StorageInfo", "torch.distributed.checkpoint.filesystem")
+        file, begin, length = said.get("relative_path"), said.get("offset"), said.get("length")
+        if said.get("transform_descriptors"):
+            raise Unreadable(f"{shown(name)} is compressed or encrypted")
+        opened = self._open(file)
+        end = opened.stream.seek(0, 2)
+        if (
+            not isinstance(begin, int)
+            or not isinstance(length, int)
+            or not 0 <= begin <= begin + length <= end
+        ):
+            raise Unreadable(f"the chunk of {shown(name)} at {chunk.offsets} lies outside of {shown(file)}")
+        storages = Storages(opened, begin, length)
+        found = storages.tensor(name, storages.content)
+        if (found.shape, found.dtype) != (chunk.sizes, dtype):
+            raise Unreadable(
+                f"the chunk of {shown(name)} at {chunk.offsets} is {found.dtype} {list(found.shape)} in its file"
+            )
+        return found
+
+    def _open(self, name: Any) -> OpenFile:
+        """A file beside the metadata."""
+        if not isinstance(name, str) or name != os.path.basename(name) or name in ("", ".", ".."):
+            raise Unreadable(f"{shown(name)} is not the plain name of a file in it")
+        if name not in self._files:
+            path = self._root / name
+            try:
+                self._files[name] = OpenFile(path, open_regular(path))
+            except Unreadable as error:
+                raise Unreadable(f"{shown(name)}: {error}") from None
+        return self._files[name]
+
+
+def _state(record: Any, name: str, module: str = _MODULE) -> dict[str, Any]:
+    """The fields of a record of that name."""
+    if (
+        not isinstance(record, Record)
+        or record.name != Name(module, name)
+        or not isinstance(record.state, dict)
+    ):
+        raise Unreadable(f"its metadata lack a {name}")
+    return record.state
+
+
+def _places(stored: Mapping[Any, Any]) -> Iterator[tuple[tuple[str, tuple[int, ...]], Any]]:
+    """Where chunks lie, by tensor and offsets."""
+    for key, place in stored.items():
+        said = _state(key, "MetadataIndex")
+        name, offset = said.get("fqn"), said.get("offset")
+        if not isinstance(name, str):
+            raise Unreadable("its metadata have a chunk of no tensor")
+        if offset is not None:
+            yield (name, sizes_of(offset)), place
+
+
+def _chunks(name: str, values: Any) -> Iterator[_Chunk]:
+    if not isinstance(values, list) or not 0 < len(values) <= _MAX_CHUNKS:
+        raise Unreadable(f"{shown(name)} lies in no chunk, or in more than {_MAX_CHUNKS}")
+    for value in values:
+        said = _state(value, "ChunkStorageMetadata")
+        yield _Chunk(sizes_of(said.get("offsets")), sizes_of(said.get("sizes")))
+
+
+def _require_cover(name: str, shape: tuple[int, ...], chunks: list[_Chunk]) -> None:
+    """Chunks lie in the tensor, hold each of its elements, and none twice."""
+    fits = all(
+        len(chunk.offsets) == len(chunk.sizes) == len(shape)
+        and all(o + s <= n for o, s, n in zip(chunk.offsets, chunk.sizes, shape))
+        for chunk in chunks
+    )
+    fits = fits and sum(prod(chunk.sizes) for chunk in chunks) == prod(shape)
+    if fits and len(chunks) > 1 and shape:
+        begins = np.array([chunk.offsets for chunk in chunks], np.int64)
+        ends = begins + np.array([chunk.sizes for chunk in chunks], np.int64)
+        for i in range(len(chunks) - 1):
+            meets = (begins[i + 1 :] < ends[i]) & (begins[i] < ends[i + 1 :])
+            fits = fits and not meets.all(axis=1).any()
+    if not fits:
+        raise Unreadable(f"the chunks of {shown(name)} do not cover it once")

@@ -1,0 +1,243 @@
+"""Files of `torch.save`: state dicts as lazy tensors; nothing in them is run.
+
+A file is a stored archive (`archive`) with a pickle (`pickles`) that says which tensors there are, and a part per
+storage with their bytes. `open_state_dict` shows the tensors under their names, each read where it lies when it is
+asked for, like those of safetensors. Refuses files that name anything but tensors, tensors that reach beyond their
+storage or are no plain rows and columns, and what is no state dict; PyTorch is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tilewise.checkpoint.archive import Part, read_archive, read_part
+from tilewise.checkpoint.pickles import MAX_PICKLE_BYTES, Name, Record, parse_pickle
+from tilewise.checkpoint.tensors import FileTensor, OpenFile
+from tilewise.core import CheckpointError
+from tilewise.core.border import Border, shown
+from tilewise.core.reading import Unreadable, open_regular
+
+__all__ = ["Storages", "choose_part", "dtype_of", "is_torch_file", "open_state_dict", "sizes_of"]
+
+_border = Border("checkpoint", CheckpointError)
+_ARCHIVE = b"PK\x03\x04"
+_MAX_DIMS = 32
+_MAX_SIZE = 1 << 62
+_MAX_ELEMENTS = 1 << 56
+_DTYPES: Mapping[str, Any] = {
+    "float64": np.float64,
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "int64": np.int64,
+    "int32": np.int32,
+    "int16": np.int16,
+    "int8": np.int8,
+    "uint8": np.uint8,
+    "bool": np.bool_,
+}
+_STORED = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+}
+_TENSOR = Name("torch._utils", "_rebuild_tensor_v2")
+_PARAMETER = Name("torch._utils", "_rebuild_parameter")
+
+
+def is_torch_file(path: Path) -> bool:
+    """Whether a file begins as those of `torch.save` do; so may the length of a header, which ends in zeros."""
+    try:
+        with open_regular(path) as stream:
+            start = stream.read(8)
+            return start.startswith(_ARCHIVE) and start[4:] != bytes(4)
+    except (Unreadable, OSError):
+        return False
+
+
+def open_state_dict(path: str | Path, part: str | None = None) -> Mapping[str, FileTensor]:
+    """The tensors of a state dict that `torch.save` wrote; nothing is read until it is used, and nothing is run.
+
+    Args:
+        path: of the file.
+        part: where it holds more than a state dict, the key of the state dict, such as `model`.
+
+    Raises:
+        CheckpointError: it is no such file, is damaged, or names anything but tensors.
+    """
+    path = _border.path("open_state_dict", "a file", path)
+    if part is not None:
+        _border.text("open_state_dict", "part", part)
+    try:
+        file = OpenFile(path, open_regular(path))
+        storages = Storages(file, 0, _size(file))
+        content = choose_part(storages.content, part)
+        return {name: storages.tensor(name, value) for name, value in content.items()}
+    except Unreadable as error:
+        raise CheckpointError(
+            f"[checkpoint.open_state_dict] weights must be a state dict that torch.save wrote, and nothing else; got "
+            f"{str(path)!r}: {error}; save the state dict alone, or as safetensors"
+        ) from None
+
+
+def _size(file: OpenFile) -> int:
+    return file.stream.seek(0, 2)
+
+
+def choose_part(content: Any, part: str | None) -> Mapping[str, Any]:
+    """The dictionary of tensors in what a file holds.
+
+    Raises:
+        Unreadable: it is none.
+    """
+    if part is not None and isinstance(content, dict):
+        if part not in content:
+            raise Unreadable(f"it has no part {shown(part)}, only {shown(list(content)[:8])}")
+        content = content[part]
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise Unreadable("it is no dictionary of tensors by name")
+    odd = next((name for name, value in content.items() if not _is_tensor(value)), None)
+    if odd is not None:
+        raise Unreadable(f"it holds {shown(odd)}, which is no tensor; name the part that is the state dict")
+    return content
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Record) and value.name in (_TENSOR, _PARAMETER)
+
+
+class Storages:
+    """One archive of `torch.save`: what its pickle says, and its tensors.
+
+    Args:
+        file: open.
+        begin: of the archive in the file, in bytes.
+        size: the same.
+
+    Attributes:
+        content: of the pickle.
+
+    Raises:
+        Unreadable: it is no such archive.
+    """
+
+    def __init__(self, file: OpenFile, begin: int, size: int) -> None:
+        self._file = file
+        self._parts = read_archive(file, begin, size)
+        pickles = [name for name in self._parts if name == "data.pkl" or name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise Unreadable("it is no archive of torch.save, which has one data.pkl")
+        self._root = pickles[0].removesuffix("data.pkl")
+        order = self._parts.get(f"{self._root}byteorder")
+        if order is not None and read_part(file, order, 16) != b"little":
+            raise Unreadable("its numbers are not little-endian")
+        self.content = parse_pickle(read_part(file, self._parts[pickles[0]], MAX_PICKLE_BYTES))
+
+    def tensor(self, name: str, value: Any) -> FileTensor:
+        """A tensor of the pickle, as it lies in the file.
+
+        Args:
+            name: for messages, and of the result.
+            value: the pickle's record of it.
+
+        Raises:
+            Unreadable: it is none, or reaches beyond its storage.
+        """
+        if isinstance(value, Record) and value.name == _PARAMETER and len(value.arguments) == 3:
+            value = value.arguments[0]
+        if not isinstance(value, Record) or value.name != _TENSOR or len(value.arguments) not in (6, 7):
+            raise Unreadable(f"{shown(name)} is no plain tensor")
+        storage, offset, shape, strides = value.arguments[:4]
+        shape, strides = sizes_of(shape), sizes_of(strides)
+        if len(shape) != len(strides) or not _is_count(offset):
+            raise Unreadable(f"{shown(name)} is no plain tensor")
+        dtype, part = self._storage(name, storage)
+        is_transposed = _is_transposed(shape, strides)
+        rows, steps = (shape[::-1], strides[::-1]) if is_transposed else (shape, strides)
+        row = prod(rows[1:])
+        if not _are_plain(rows, steps):
+            raise Unreadable(f"{shown(name)} is a view of a larger tensor; save a contiguous copy of it")
+        step = steps[0] if len(rows) > 1 and rows[0] > 1 else max(row, 1)
+        extent = 0 if 0 in shape else (rows[0] - 1) * step + row if rows else 1
+        if (offset + extent) * dtype.itemsize > part.size:
+            raise Unreadable(f"{shown(name)} reaches beyond its storage")
+        begin = part.begin + offset * dtype.itemsize
+        return FileTensor(self._file, name, dtype, shape, begin, step * dtype.itemsize, is_transposed)
+
+    def _storage(self, name: str, record: Any) -> tuple[np.dtype[Any], Part]:
+        """Element type and place of a storage."""
+        if not isinstance(record, Record) or record.name is not None or len(record.arguments) != 5:
+            raise Unreadable(f"{shown(name)} has no storage")
+        kind, stored, key, _, count = record.arguments
+        known = isinstance(stored, Name) and stored.module == "torch" and stored.name in _STORED
+        if kind != "storage" or not known or not isinstance(key, str) or not _is_count(count):
+            raise Unreadable(f"{shown(name)} has a storage of an unknown kind")
+        part = self._parts.get(f"{self._root}data/{key}")
+        dtype = np.dtype(_DTYPES[_STORED[stored.name]])
+        if part is None or part.size != count * dtype.itemsize:
+            raise Unreadable(f"the storage of {shown(name)} is missing or has another size")
+        return dtype, part
+
+
+def dtype_of(name: Any) -> np.dtype[Any]:
+    """The element type that a pickle calls `torch float32`.
+
+    Raises:
+        Unreadable: it is none.
+    """
+    if not isinstance(name, Name) or name.module != "torch" or name.name not in _DTYPES:
+        raise Unreadable("it has an element type that is not supported")
+    found: np.dtype[Any] = np.dtype(_DTYPES[name.name])
+    return found
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_SIZE
+
+
+def sizes_of(value: Any) -> tuple[int, ...]:
+    """Sizes, offsets or strides, as a tuple or as a `torch.Size`.
+
+    Raises:
+        Unreadable: they are none that an array can have.
+    """
+    if isinstance(value, Record) and value.name == Name("torch", "Size") and len(value.arguments) < 2:
+        value = value.arguments[0] if value.arguments else ()
+    is_plain = isinstance(value, tuple) and len(value) <= _MAX_DIMS and all(map(_is_count, value))
+    if not is_plain or prod(max(n, 1) for n in value) > _MAX_ELEMENTS:
+        raise Unreadable("it has a tensor with sizes that are none")
+    return tuple(value)
+
+
+def _are_plain(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements of a row follow each other, and rows do not overlap; of more than two dims, all without gaps."""
+    if 0 in shape:
+        return True
+    wanted = 1
+    for dim in range(len(shape) - 1, -1, -1):
+        is_row = dim == 0 and len(shape) == 2
+        fits = strides[dim] >= wanted if is_row else strides[dim] == wanted
+        if shape[dim] > 1 and not fits:
+            return False
+        wanted *= shape[dim]
+    return True
+
+
+def _is_transposed(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether a matrix lies in the file as its transpose."""
+    if len(shape) != 2 or 0 in shape or _are_plain(shape, strides):
+        return False
+    return _are_plain(shape[::-1], strides[::-1])

@@ -1,0 +1,159 @@
+"""The command line's `tilewise checkpoint inspect | verify | convert`.
+
+Owns arguments, help texts and what is printed; reading and writing are elsewhere. Heavy packages are imported inside
+commands, as in `cli.main`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tilewise.checkpoint import OpenCheckpoint
+
+__all__ = ["checkpoints"]
+
+checkpoints = typer.Typer(
+    name="checkpoint",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Look at training checkpoints, check them, and convert weights.",
+)
+
+_PATH = typer.Argument(
+    metavar="PATH", help="A checkpoint (step-N), or a run's output directory.", show_default=False
+)
+
+
+@checkpoints.command()
+def inspect(path: Annotated[Path, _PATH]) -> None:
+    """Say what checkpoints hold: step, configuration, tensors, bytes.
+
+    Reads metadata and headers; `tilewise checkpoint verify` reads every byte. Exit code 1 when one is damaged.
+
+    Example: `tilewise checkpoint inspect runs/train`
+    """
+    from tilewise.checkpoint import DamagedCheckpoint, open_checkpoint
+    from tilewise.cli.convert import find_checkpoints
+
+    newest, num_damaged = None, 0
+    for place in find_checkpoints(path):
+        try:
+            newest = open_checkpoint(place)
+        except DamagedCheckpoint as error:
+            num_damaged += 1
+            print(f"{place}: damaged: {error.reason}")
+        else:
+            print(f"{place}: whole, as far as metadata, names and sizes say")
+    for line in () if newest is None else _describe(newest):
+        print(line)
+    if num_damaged:
+        raise typer.Exit(1)
+
+
+def _describe(opened: OpenCheckpoint) -> Iterator[str]:
+    kinds: Counter[str] = Counter()
+    for entry in opened.tensors.entries.values():
+        kinds[str(entry.dtype)] += entry.end - entry.begin
+    sizes = ", ".join(f"{name} {count:,} bytes" for name, count in sorted(kinds.items()))
+    states = sum(name.startswith("optimizer.") for name in opened.tensors)
+    yield f"newest: {opened.path.name}"
+    yield f"step: {opened.step}"
+    yield (
+        f"tensors: {len(opened.tensors) - states} of the model, {states} of the optimizer; {sizes}; "
+        f"{opened.nbytes:,} bytes together"
+    )
+    yield "configuration:"
+    for key, value in _flat(opened.config):
+        yield f"  {key} = {value}"
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+@checkpoints.command()
+def verify(path: Annotated[Path, _PATH]) -> None:
+    """Read every byte of checkpoints and compare it with what was saved.
+
+    Exit code 0 when all are whole, 1 when one is damaged; says what is wrong with it.
+
+    Example: `tilewise checkpoint verify runs/train`
+    """
+    from tilewise.checkpoint import DamagedCheckpoint, open_checkpoint
+    from tilewise.cli.convert import find_checkpoints
+    from tilewise.train.progress import track_work
+
+    num_damaged = 0
+    for place in find_checkpoints(path):
+        try:
+            opened = open_checkpoint(place)
+            with track_work(_console(), place.name) as progress:
+                opened.verify(progress.show)
+        except DamagedCheckpoint as error:
+            num_damaged += 1
+            print(f"{place}: damaged: {error.reason}")
+        else:
+            print(f"{place}: whole, {len(opened.tensors)} tensors, {opened.nbytes:,} bytes")
+    if num_damaged:
+        raise typer.Exit(1)
+
+
+@checkpoints.command()
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A training checkpoint or a run's output directory; a state dict of torch.save (.pt, .bin); a "
+            "distributed checkpoint of PyTorch (a directory with .metadata); a safetensors file.",
+            show_default=False,
+        ),
+    ],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            help="What is written: a Hugging Face directory, or one file if its name ends in .safetensors.",
+            show_default=False,
+        ),
+    ],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="A model directory whose tokenizer, and config.json where the source has none, the target gets.",
+            show_default=False,
+        ),
+    ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            help="Where a file holds more than weights: the key of the state dict.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Turn weights into a Hugging Face directory, or into one safetensors file.
+
+    Files of PyTorch are read as data: PyTorch is not needed, and nothing in a file is run. Of a training run the newest
+    checkpoint is taken, after every byte of it was checked. The target must not be there yet.
+
+    Example: `tilewise checkpoint convert runs/train my-model --model runs/train/model`
+    """
+    from tilewise.cli.convert import convert_checkpoint
+
+    convert_checkpoint(source, target, model, part, _console())
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, soft_wrap=True)

@@ -1,0 +1,204 @@
+"""`tilewise checkpoint convert`: weights from other files into a Hugging Face directory, or into one safetensors file.
+
+Composes readers (training checkpoints, state dicts of `torch.save`, distributed checkpoints) with the writer of model
+directories. Everything is checked before anything is written; then one tensor at a time is in memory. Refuses a target
+that is there already.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewise.core import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tilewise.checkpoint import Tensor
+    from tilewise.models import ModelConfig
+
+__all__ = ["convert_checkpoint", "find_checkpoints"]
+
+_SAFETENSORS = ".safetensors"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What is converted.
+
+    Attributes:
+        tensors: as files of a model spell them.
+        config: of the model, where the source says it.
+    """
+
+    tensors: Mapping[str, Tensor]
+    config: ModelConfig | None
+
+
+def find_checkpoints(path: Path) -> list[Path]:
+    """The checkpoints that a path names: itself, or those in a directory or in a run's output, oldest first.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    from tilewise.checkpoint import checkpoint_paths
+
+    if os.path.lexists(path / "checkpoint.json") or path in checkpoint_paths(path.parent):
+        return [path]
+    found = checkpoint_paths(path) or checkpoint_paths(path / "checkpoints")
+    if not found:
+        raise CheckpointError(
+            f"[cli.checkpoint] there must be a training checkpoint, step-N; got none in {str(path)!r}; give a "
+            "checkpoint, or a run's output directory"
+        )
+    return found
+
+
+def convert_checkpoint(
+    source: Path, target: Path, model_dir: Path | None, part: str | None, console: Console
+) -> None:
+    """Write what `source` holds as `target`.
+
+    Args:
+        source: a training checkpoint or a run, a file of `torch.save` or safetensors, or a distributed checkpoint.
+        target: a Hugging Face directory, or a file if its name ends in `.safetensors`.
+        model_dir: whose config.json and tokenizer the directory gets.
+        part: key of the state dict in a source that holds more.
+        console: for progress and what is to be said.
+
+    Raises:
+        ConfigError: the target is there already, or no config.json is known for a directory.
+        CheckpointError: the source is damaged, or is not what the configuration describes.
+        ResourceError: the target cannot be written; nothing is left of it then.
+    """
+    from tilewise.checkpoint import check_writable
+    from tilewise.train.progress import track_work
+
+    if os.path.lexists(target):
+        raise ConfigError(
+            f"[cli.convert] the target must not be there yet; got {str(target)!r}; choose another name, or move it away"
+        )
+    check_writable(target.parent)
+    with track_work(console, "checking") as progress:
+        found = _open(source, part, progress.show)
+    with track_work(console, "writing") as progress:
+        if target.name.endswith(_SAFETENSORS):
+            _write_file(target, found, progress.show)
+        else:
+            _write_directory(target, found, model_dir, console, progress.show)
+
+
+def _open(source: Path, part: str | None, show: Callable[[int, int], object]) -> _Source:
+    from tilewise.checkpoint import open_distributed, open_state_dict, open_weights
+    from tilewise.checkpoint.dcp import METADATA
+    from tilewise.checkpoint.torch_files import is_torch_file
+
+    if not source.is_dir():
+        if is_torch_file(source):
+            return _Source(open_state_dict(source, part), None)
+        return _Source(open_weights(source), None)
+    if os.path.lexists(source / METADATA):
+        return _Source(open_distributed(source, part), None)
+    return _open_training(find_checkpoints(source)[-1], show)
+
+
+def _open_training(path: Path, show: Callable[[int, int], object]) -> _Source:
+    """A training checkpoint, every byte of which was read; its parameters as the family's files spell them."""
+    from tilewise import models
+    from tilewise.checkpoint import open_checkpoint
+
+    opened = open_checkpoint(path)
+    opened.verify(show)
+    settings = opened.config.get("model")
+    config = models.config_from_dict(settings if isinstance(settings, dict) else {})
+    names = [name for name, _ in models.parameter_shapes(config)]
+    missing = [name for name in names if name not in opened.tensors]
+    if missing:
+        raise CheckpointError(
+            f"[cli.convert] a checkpoint must hold its model's parameters; got none called {missing[0]!r} in "
+            f"{str(path)!r}; convert one that `tilewise train` wrote"
+        )
+    parameters = {name: opened.tensors[name] for name in names}
+    return _Source(dict(models.stored_tensors(config, parameters)), config)
+
+
+def _write_file(target: Path, source: _Source, show: Callable[[int, int], object]) -> None:
+    from tilewise.checkpoint.shards import save_tensors
+    from tilewise.core.writing import replace_file
+
+    tensors = dict(_counted(source.tensors.items(), show))
+    replace_file(target, lambda path: save_tensors(path, tensors, {"format": "pt"}))
+
+
+def _write_directory(
+    target: Path,
+    source: _Source,
+    model_dir: Path | None,
+    console: Console,
+    show: Callable[[int, int], object],
+) -> None:
+    from tilewise import models
+    from tilewise.checkpoint import load_generation_config, load_tokenizer, save_pretrained
+    from tilewise.models.config import read_config_file
+
+    config, content = source.config, {}
+    if config is not None:
+        content = {**config.to_dict(), "torch_dtype": "float32"}
+    elif model_dir is not None:
+        content = dict(read_config_file(model_dir))
+        config = models.config_from_dict(content)
+        layout = models.file_layout(config, with_head=not models.is_encoder(config))
+        layout.weights({name: _outline(tensor) for name, tensor in source.tensors.items()})
+    else:
+        raise ConfigError(
+            "[cli.convert] a model directory needs a config.json, which this source has not; got no --model; give a "
+            "directory of the same model, or a target that ends in .safetensors"
+        )
+    tokenizer, generation = None, {key: content[key] for key in _TOKENS if content.get(key) is not None}
+    if model_dir is not None and os.path.lexists(model_dir / "tokenizer.json"):
+        tokenizer = load_tokenizer(model_dir, config.vocab_size)
+    else:
+        console.print("no tokenizer is written; --model DIR takes one from there", highlight=False)
+    if model_dir is not None:
+        generation |= load_generation_config(model_dir, config.vocab_size)
+    save_pretrained(target, content, _counted(source.tensors.items(), show), tokenizer, generation or None)
+
+
+_TOKENS = ("bos_token_id", "eos_token_id")
+
+
+def _outline(tensor: Tensor) -> Any:
+    """What a table of weights needs to be held to: a tensor that is not read, or one of its shape and type."""
+    from tilewise.checkpoint import LazyTensor
+
+    if isinstance(tensor, LazyTensor):
+        return np.broadcast_to(np.zeros((), tensor.dtype), tensor.shape)
+    return tensor
+
+
+def _counted(
+    tensors: Iterable[tuple[str, Tensor]], show: Callable[[int, int], object]
+) -> Iterator[tuple[str, Tensor]]:
+    """The same tensors; each tells when it is fetched how far the writing is."""
+    from tilewise.checkpoint import LazyTensor
+
+    given = list(tensors)
+    total, done = sum(tensor.nbytes for _, tensor in given), 0
+
+    def fetch_of(tensor: Tensor) -> Callable[[], Any]:
+        def fetch() -> Any:
+            nonlocal done
+            done += tensor.nbytes
+            show(done, total)
+            return np.asarray(tensor)
+
+        return fetch
+
+    for name, tensor in given:
+        yield name, LazyTensor(tuple(tensor.shape), tensor.dtype, fetch_of(tensor))

@@ -1,0 +1,226 @@
+"""`tilewise checkpoint inspect | verify | convert`: what they say and write, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+import transformers
+from safetensors.numpy import load_file
+
+from native.models.families import Case
+from native.train.small_run import is_same, make_config, run, weights, write_texts
+from pure.checkpoint.planted import planted, write_archive
+from tilewise import models
+from tilewise.checkpoint import lock_directory, open_weights
+from tilewise.cli.main import _run
+from tilewise.train import TrainConfig
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The output of a run."""
+    root = tmp_path_factory.mktemp("trained")
+    run(make_config(write_texts(root / "texts"), root / "out"))
+    return root / "out"
+
+
+@pytest.fixture
+def command(capsys):
+    """Runs `tilewise checkpoint` and returns exit code, output and messages."""
+
+    def call(*arguments):
+        code = _run(["checkpoint", *map(str, arguments)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["inspect", "verify", "convert"])
+def test_every_command_has_help_with_an_example(command, name):
+    """As all commands of the program."""
+    code, out, _ = command(name, "--help")
+    assert code == 0 and f"Example: tilewise checkpoint {name}" in " ".join(out.split())
+
+
+def _copy(trained, tmp_path):
+    shutil.copytree(trained / "checkpoints", tmp_path / "checkpoints")
+    return tmp_path / "checkpoints" / "step-00000006"
+
+
+def _flip(file):
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 16
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("place", ["", "checkpoints", "checkpoints/step-00000006"])
+def test_inspect_says_what_a_checkpoint_holds(command, trained, place):
+    """Of a run, its folder of checkpoints, or one of them: step, configuration, tensors, bytes."""
+    code, out, _ = command("inspect", trained / place)
+    assert code == 0 and "step: 6\n" in out and "  train.seed = 0\n" in out
+    assert "  model.model_type = llama\n" in out and "step-00000006: whole" in out
+    state = load_file(trained / "checkpoints" / "step-00000006" / "state.safetensors")
+    assert f"{sum(t.nbytes for t in state.values()):,} bytes together" in out
+    assert f"{sum(not n.startswith('optimizer.') for n in state)} of the model" in out
+    assert ("step-00000004" in out) == (not place.endswith("6"))
+
+
+def test_verify_reads_every_byte(command, trained, tmp_path):
+    """Whole ones are said to be so; a flipped bit is named, with exit code 1, and inspect does not see it."""
+    newest = _copy(trained, tmp_path)
+    code, out, _ = command("verify", tmp_path)
+    assert code == 0 and out.count(": whole, ") == 2
+    _flip(newest / "state.safetensors")
+    code, out, _ = command("verify", newest)
+    assert code == 1 and "damaged: tensor " in out and "does not have its checksum" in out
+    assert command("inspect", newest)[0] == 0
+    (newest / "state.safetensors").write_bytes(b"")
+    code, out, _ = command("inspect", tmp_path)
+    assert code == 1 and "step-00000006: damaged: " in out and "step: 4\n" in out
+
+
+@pytest.mark.parametrize("name", ["inspect", "verify", "convert"])
+def test_what_is_not_there_is_refused(command, tmp_path, name):
+    """One line, exit code 2."""
+    code, _, err = command(name, tmp_path, *[tmp_path / "new"] * (name == "convert"))
+    assert code == 2 and err.splitlines()[-1].startswith("tilewise: [") and str(tmp_path) in err
+
+
+def test_a_run_that_is_writing_may_be_looked_at(command, trained, tmp_path):
+    """Reading takes no lock."""
+    _copy(trained, tmp_path)
+    with lock_directory(tmp_path):
+        assert command("verify", tmp_path)[0] == command("inspect", tmp_path)[0] == 0
+
+
+def test_a_run_becomes_a_model_directory(command, trained, tmp_path):
+    """The newest checkpoint, with the tokenizer of another directory: the model that the run itself wrote."""
+    code, _, err = command("convert", trained, tmp_path / "new", "--model", trained / "model")
+    assert code == 0, err
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "new" / name).read_text()) == json.loads(
+            (trained / "model" / name).read_text()
+        )
+    assert is_same(_arrays(tmp_path / "new"), weights(trained))
+    code, _, err = command("convert", trained / "checkpoints" / "step-00000004", tmp_path / "older")
+    assert code == 0 and "no tokenizer is written" in err
+    assert not is_same(_arrays(tmp_path / "older"), weights(trained))
+    code, _, _ = command("convert", trained, tmp_path / "one.safetensors")
+    assert code == 0 and is_same(load_file(tmp_path / "one.safetensors"), weights(trained))
+
+
+def _arrays(path):
+    return {name: np.array(tensor) for name, tensor in open_weights(path).items()}
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("gpt2", {"n_embd": 32, "n_layer": 1, "n_head": 4}),
+        (
+            "phi3",
+            {
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+            },
+        ),
+    ],
+)
+def test_files_have_the_names_of_the_family(command, tmp_path, family, sizes):
+    """Transposed and fused tensors are spelled as the family's files do, and transformers opens them."""
+    config = make_config(write_texts(tmp_path / "texts"), tmp_path / "out", steps=1)
+    model = {"model_type": family, "vocab_size": 300, **sizes}
+    run(TrainConfig.model_validate({**config.model_dump(exclude={"model"}), "model": model}))
+    assert command("convert", tmp_path / "out", tmp_path / "new")[0] == 0
+    assert is_same(_arrays(tmp_path / "new"), _arrays(tmp_path / "out" / "model"))
+    opened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "new")
+    assert opened.config.model_type == family
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """A Qwen2 as transformers writes it, and the model itself."""
+    directory = tmp_path_factory.mktemp("pretrained") / "model"
+    model = Case("qwen2", "qwen2", {"num_key_value_heads": 2}).model(vocab_size=290)
+    model.save_pretrained(directory)
+    return directory, model
+
+
+def test_a_state_dict_becomes_a_model_directory(command, pretrained, tmp_path):
+    """With the configuration of a directory; a training script's file by its part; to the bit."""
+    directory, model = pretrained
+    torch.save(model.state_dict(), tmp_path / "model.bin")
+    torch.save({"model": model.state_dict(), "epoch": 1}, tmp_path / "train.pt")
+    for source, more in (("model.bin", ()), ("train.pt", ("--part", "model"))):
+        target = tmp_path / f"from-{source}"
+        code, _, err = command("convert", tmp_path / source, target, "--model", directory, *more)
+        assert code == 0, err
+        mine, theirs = (models.open_weights(p, models.open(p)) for p in (target, directory))
+        assert is_same(*({n: np.array(t) for n, t in w.items()} for w in (mine, theirs)))
+    assert command("convert", tmp_path / "model.bin", tmp_path / "m.safetensors")[0] == 0
+    assert load_file(tmp_path / "m.safetensors").keys() == model.state_dict().keys()
+
+
+def test_a_distributed_checkpoint_becomes_a_model_directory(command, pretrained, tmp_path):
+    """As `dcp.save` writes a model beside other things."""
+    directory, model = pretrained
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"model": model.state_dict(), "step": 3}, checkpoint_id=tmp_path / "dcp")
+    given = ("convert", tmp_path / "dcp", tmp_path / "new", "--model", directory)
+    code, _, err = command(*given)
+    assert code == 2 and "name the part" in err and not (tmp_path / "new").exists()
+    code, _, err = command(*given, "--part", "model")
+    assert code == 0, err
+    assert is_same(
+        {n: t for n, t in _arrays(tmp_path / "new").items() if n != "lm_head.weight"},
+        {n: t for n, t in _arrays(directory).items() if n != "lm_head.weight"},
+    )
+
+
+def test_conversions_that_cannot_be_are_refused(command, pretrained, trained, tmp_path):
+    """A target that is there, no configuration, another model's, a damaged source, code: one line, nothing written."""
+    _, model = pretrained
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    (tmp_path / "there").mkdir()
+    write_archive(tmp_path / "code.pt", planted(tmp_path / "ran")["reduce"])
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / ".metadata").write_bytes(planted(tmp_path / "ran")["newest protocol"])
+    newest = _copy(trained, tmp_path)
+    _flip(newest / "state.safetensors")
+    new = tmp_path / "new"
+    for arguments, words in (
+        ((tmp_path / "model.pt", tmp_path / "there"), "must not be there yet"),
+        ((tmp_path / "model.pt", new), "needs a config.json"),
+        ((tmp_path / "model.pt", new, "--model", trained / "model"), "files must hold"),
+        ((tmp_path / "model.pt", new, "--model", tmp_path), "config.json"),
+        ((newest, new), "does not have its checksum"),
+        ((tmp_path / "code.pt", new), "which is no part of a tensor"),
+        ((tmp_path / "code", new), "which is no part of a tensor"),
+        ((tmp_path / "model.pt", tmp_path / "model.pt" / "x"), "can be written to"),
+    ):
+        code, _, err = command("convert", *arguments)
+        assert code == 2 and words in err and err.count("\n") == 1, err
+    assert not new.exists() and not (tmp_path / "ran").exists() and not list((tmp_path / "there").iterdir())
+
+
+def test_a_target_that_cannot_be_written_leaves_nothing(command, trained, tmp_path, monkeypatch):
+    """A full disk: exit code 1, one line, no half of a directory."""
+    import tilewise.checkpoint.pretrained as pretrained
+
+    def full(*given):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pretrained, "write_weights", full)
+    code, _, err = command("convert", trained, tmp_path / "new")
+    assert code == 1 and "No space left" in err and not list(tmp_path.iterdir())

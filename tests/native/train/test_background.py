@@ -1,0 +1,278 @@
+"""Checkpoints are written while training goes on: they hold the moment that they are of, one copy at a time, and what
+goes wrong is said."""
+
+import io
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import tilewise.checkpoint.training as writing
+import tilewise.plan.plan as planning
+from native.train.small_run import is_same, make_config, run, silent, weights, write_texts
+from tilewise.checkpoint import (
+    CheckpointWriter,
+    DamagedCheckpoint,
+    TrainingState,
+    checkpoint_paths,
+    load_checkpoint,
+    lock_directory,
+    open_checkpoint,
+)
+from tilewise.core import ConfigError, ResourceError
+from tilewise.train import Trainer, make_plan, plan_run, prepare_data, run_training, train_steps
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return write_texts(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture(scope="module")
+def data(texts, tmp_path_factory):
+    return prepare_data(make_config(texts, tmp_path_factory.mktemp("none")), silent())
+
+
+@contextmanager
+def training(texts, out, data, mesh=None, **changes):
+    """A trainer and where its checkpoints go."""
+    config = make_config(texts, out, mesh, **changes)
+    with Trainer(config, data, *make_plan(config)) as trainer:
+        yield trainer, out / "checkpoints"
+
+
+class Held:
+    """A disk that writes nothing until it is released."""
+
+    def __init__(self, monkeypatch):
+        self.begun, self.released = threading.Event(), threading.Event()
+        replace = writing.replace_directory
+
+        def wait(path, write):
+            self.begun.set()
+            assert self.released.wait(60)
+            replace(path, write)
+
+        monkeypatch.setattr(writing, "replace_directory", wait)
+
+
+@pytest.fixture
+def held(monkeypatch):
+    disk = Held(monkeypatch)
+    yield disk
+    disk.released.set()
+
+
+def _steps_beside_a_held_writer(trainer, checkpoints, held):
+    """The state after two steps, and its checkpoint, written only when two more steps are done."""
+    for number in (0, 1):
+        trainer.step(number)
+    before = trainer.instance.state_dict()
+    path = trainer.save(checkpoints, 2)
+    assert held.begun.wait(60)
+    for number in (2, 3):
+        trainer.step(number)
+    assert not checkpoint_paths(checkpoints)  # the steps are done, and nothing is written yet
+    held.released.set()
+    trainer.finish_saving(silent())
+    return before, load_checkpoint(path, trainer.what_must_match()).tensors
+
+
+@pytest.mark.parametrize("mesh", [None, {"dp": 2}], ids=str)
+def test_steps_go_on_while_a_checkpoint_is_written(texts, data, tmp_path, held, mesh):
+    """With the disk held, steps are done; what is written in the end is the state when it was saved, to the bit."""
+    with training(texts, tmp_path, data, mesh) as (trainer, checkpoints):
+        before, saved = _steps_beside_a_held_writer(trainer, checkpoints, held)
+        assert is_same(before, dict(saved)) and saved["optimizer.step"].tolist() == [2]
+        now = trainer.instance.state_dict()
+        assert not is_same(before, now) and now["optimizer.step"].tolist() == [4]
+
+
+def test_a_state_that_is_no_copy_is_found(texts, data, tmp_path, held, monkeypatch):
+    """The twin: a writer that reads weights when it writes them does not have those that were saved."""
+    with training(texts, tmp_path, data) as (trainer, checkpoints):
+        read = trainer.instance.state_dict
+
+        def alive():
+            state = read()
+            step = trainer.instance.step
+
+            def step_in_place(*given, **named):
+                result = step(*given, **named)
+                for name, tensor in read().items():
+                    if name != "optimizer.step":
+                        state[name][...] = tensor
+                return result
+
+            trainer.instance.step = step_in_place
+            return state
+
+        for number in (0, 1):
+            trainer.step(number)
+        before = read()
+        monkeypatch.setattr(trainer.instance, "state_dict", alive)
+        path = trainer.save(checkpoints, 2)
+        assert held.begun.wait(60)
+        trainer.step(2)
+        held.released.set()
+        with pytest.raises((AssertionError, DamagedCheckpoint)):
+            trainer.finish_saving(silent())
+            assert is_same(before, dict(load_checkpoint(path, trainer.what_must_match()).tensors))
+
+
+def test_the_next_save_waits_for_the_one_before(texts, data, tmp_path, held):
+    """No second copy is made while the first is being written; then both stand, and older ones go."""
+    with training(texts, tmp_path, data, output={"keep_checkpoints": 2}) as (trainer, checkpoints):
+        trainer.step(0)
+        trainer.save(checkpoints, 1)
+        assert held.begun.wait(60)
+        copies, read = [], trainer.instance.state_dict
+
+        def copied():
+            copies.append(held.released.is_set())
+            return read()
+
+        trainer.instance.state_dict = copied
+        threading.Timer(0.05, held.released.set).start()
+        for number in (1, 2):
+            trainer.step(number)
+            trainer.save(checkpoints, number + 1)
+        trainer.finish_saving(silent())
+        assert copies == [True, True]
+        assert [path.name for path in checkpoint_paths(checkpoints)] == ["step-00000002", "step-00000003"]
+
+
+@pytest.mark.parametrize("where", ["step", "save", "end", "close"])
+def test_what_cannot_be_written_is_raised(texts, data, tmp_path, where, monkeypatch):
+    """A full disk is an error at the next step, the next save, the end or the close; what stood there is kept."""
+    replace = writing.replace_directory
+
+    def full(path, write):
+        def fail(temporary):
+            write(temporary)
+            raise OSError(28, "No space left on device")
+
+        replace(path, fail)
+
+    with pytest.raises(ResourceError, match=r"step-00000002.*No space left"):  # noqa: SIM117
+        with training(texts, tmp_path, data) as (trainer, checkpoints):
+            trainer.step(0)
+            good = trainer.save(checkpoints, 1)
+            trainer.step(1)
+            trainer.finish_saving(silent())
+            monkeypatch.setattr(writing, "replace_directory", full)
+            trainer.save(checkpoints, 2)
+            if where == "step":
+                trainer._writer._thread.join()
+                trainer.step(2)
+            elif where == "save":
+                trainer.save(checkpoints, 3)
+            elif where == "end":
+                trainer.finish_saving(silent())
+    assert open_checkpoint(good).step == 1
+    assert [path.name for path in checkpoints.iterdir()] == ["step-00000001"]
+
+
+def test_an_error_under_way_is_not_hidden(texts, data, tmp_path, held):
+    """What ended the run is raised, not what the writer had to say besides."""
+    with pytest.raises(ZeroDivisionError), training(texts, tmp_path, data) as (trainer, checkpoints):
+        trainer.save(checkpoints, 0)
+        trainer._writer._error = ResourceError("the disk is full")
+        held.released.set()
+        raise ZeroDivisionError
+
+
+def test_the_end_of_a_run_waits_and_says_so(texts, data, tmp_path, held):
+    """A line on the console; then the last checkpoint stands."""
+
+    class Said(io.StringIO):
+        def write(self, text):
+            if "waiting for the last checkpoint" in text:
+                held.released.set()
+            return super().write(text)
+
+    (tmp_path / "checkpoints").mkdir()
+    with training(texts, tmp_path, data, steps=2) as (trainer, checkpoints):
+        said = Said()
+        assert train_steps(trainer, 0, tmp_path, Console(file=said, width=120)) == 2
+        assert "waiting for the last checkpoint to be written" in said.getvalue()
+        assert [path.name for path in checkpoint_paths(checkpoints)] == ["step-00000002"]
+
+
+def test_a_second_interrupt_leaves_nothing_half(texts, data, tmp_path, held):
+    """What is being written is given up; the checkpoint before stands, and nothing hidden."""
+    with pytest.raises(KeyboardInterrupt), training(texts, tmp_path, data) as (trainer, checkpoints):
+        trainer.step(0)
+        held.released.set()
+        trainer.save(checkpoints, 1)
+        trainer.finish_saving(silent())
+        held.begun.clear(), held.released.clear()
+        trainer.step(1)
+        trainer.save(checkpoints, 2)
+        assert held.begun.wait(60)
+        threading.Timer(0.05, held.released.set).start()  # the disk answers while it is being given up
+        raise KeyboardInterrupt
+    assert [path.name for path in checkpoints.iterdir()] == ["step-00000001"]
+
+
+def test_a_directory_is_held_as_long_as_it_is_written_to(texts, tmp_path, held):
+    """While the last checkpoint is being written, a second run is still refused."""
+    config = make_config(texts, tmp_path / "out", steps=2)
+    planned, refused = plan_run(config, resume=False), []
+
+    class Said(io.StringIO):
+        def write(self, text):
+            if "waiting for the last checkpoint" in text:
+                with pytest.raises(ConfigError, match="one run at a time"), lock_directory(tmp_path / "out"):
+                    pass
+                refused.append(text)
+                held.released.set()
+            return super().write(text)
+
+    run_training(planned, Console(file=Said(), width=120))
+    assert refused
+    run(make_config(texts, tmp_path / "alone", steps=2))
+    assert is_same(weights(tmp_path / "out"), weights(tmp_path / "alone"))
+
+
+@pytest.mark.parametrize("mesh", [None, {"dp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_the_copy_stands_in_the_plan(texts, data, tmp_path, mesh, dtype):
+    """Its bytes are those of the state, shared by the devices, and part of the total; `explain` has a line for it."""
+    with training(texts, tmp_path, data, mesh, dtype=dtype) as (trainer, _):
+        plan = trainer.instance.plan
+        copy = sum(t.nbytes for name, t in trainer.instance.state_dict().items() if name != "optimizer.step")
+        assert copy <= plan.checkpoint_bytes * plan.mesh.num_devices < copy + plan.mesh.num_devices
+        assert trainer.instance.memory_usage() == plan.estimate_memory_usage()
+        (usage, *_) = plan.estimate_memory_usage()
+        assert usage["checkpoints"] == plan.checkpoint_bytes
+        assert usage["total"] == plan.device_bytes + usage["checkpoints"]
+        assert sum(v for k, v in usage.items() if k != "total") == usage["total"]
+        assert f"checkpoints  {usage['checkpoints'] / 2**20:10.2f} MiB" in plan.explain()
+
+
+def test_a_run_whose_copy_does_not_fit_is_refused_before_it_starts(texts, tmp_path, monkeypatch):
+    """Memory for the devices alone is not enough; one byte more than both is."""
+    config = make_config(texts, tmp_path / "out")
+    _, plan = make_plan(config)
+    monkeypatch.setattr(planning, "memory_of_machine", lambda: plan.device_bytes + plan.checkpoint_bytes - 1)
+    with pytest.raises(ResourceError, match=f"of that {plan.checkpoint_bytes} for checkpoints"):
+        plan_run(config, resume=False)
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(planning, "memory_of_machine", lambda: plan.device_bytes + plan.checkpoint_bytes)
+    plan_run(config, resume=False)
+
+
+def test_a_writer_tells_how_far_it_is(tmp_path, held):
+    """Progress rises to all bytes, each read and written once."""
+    writer, told = CheckpointWriter(), []
+    tensors = {f"w{i}": np.full((100,), i, np.float32) for i in range(5)}
+    path = writer.write(tmp_path, TrainingState(3, tensors), {}, 1)
+    assert writer.is_busy and path == Path(tmp_path / "step-00000003")
+    held.released.set()
+    writer.wait(lambda done, total: told.append((done, total)))
+    assert told[-1] == (4000, 4000) and told == sorted(told) and not writer.is_busy
+    assert open_checkpoint(path).step == 3

@@ -1,0 +1,79 @@
+"""Checkpoints of models of every shape: they load on any other mesh, and the run goes on to the bit."""
+
+import numpy as np
+import pytest
+
+from native.train.small_run import is_same, make_config, run, silent, weights, write_texts
+from tilewise.checkpoint import latest_checkpoint, open_checkpoint
+from tilewise.train import TrainConfig, Trainer, make_plan, prepare_data
+
+SIZES = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+FAMILIES = {
+    "qwen3": {**SIZES, **HEADS, "head_dim": 10, "tie_word_embeddings": True},
+    "gpt2": {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4},
+    "bert": {**SIZES, "num_attention_heads": 4},
+    "gemma2": {**SIZES, **HEADS, "head_dim": 10, "sliding_window": 6},
+    "phi3": {**SIZES, **HEADS},
+    "mistral": {**SIZES, **HEADS, "sliding_window": 7},
+}
+DP, TP, BOTH = {"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}
+ALWAYS = ("qwen3", "gpt2", "bert")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return write_texts(tmp_path_factory.mktemp("texts"))
+
+
+def _config(texts, out, family, mesh):
+    config = make_config(texts, out, mesh, steps=4)
+    model = {"model_type": family, **FAMILIES[family]}
+    return TrainConfig.model_validate({**config.model_dump(exclude={"model"}), "model": model})
+
+
+@pytest.mark.parametrize(
+    ("family", "before", "after"),
+    [
+        ("qwen3", DP, TP),
+        ("gpt2", TP, None),
+        ("bert", None, DP),
+        *(
+            pytest.param(family, *meshes, marks=pytest.mark.slow)
+            for family in FAMILIES
+            for meshes in ((BOTH, DP), (None, BOTH), (TP, BOTH))
+        ),
+    ],
+    ids=lambda given: given if isinstance(given, str) else str(given or "one device"),
+)
+def test_a_checkpoint_of_any_family_goes_on_on_any_mesh(texts, tmp_path, family, before, after):
+    """Parameters and optimizer states after a stop on one mesh, and four steps in all, are those of a run that was not
+    stopped, on a third."""
+    run(_config(texts, tmp_path / "whole", family, None))
+    config = _config(texts, tmp_path / "parts", family, before)
+    with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
+        trainer.run(0, lambda number, result: number < 1)
+        trainer.save(tmp_path / "parts" / "checkpoints", 2)
+    run(_config(texts, tmp_path / "parts", family, after), resume=True)
+    assert is_same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+    states = [
+        dict(open_checkpoint(latest_checkpoint(tmp_path / place / "checkpoints")).tensors)
+        for place in ("parts", "whole")
+    ]
+    assert is_same(*states) and any(name.startswith("optimizer.") for name in states[0])
+
+
+def test_a_planted_bit_shows_in_the_end(texts, tmp_path):
+    """The twin: one moment changed by one bit in what is restored, and the weights in the end differ."""
+    run(_config(texts, tmp_path / "whole", "qwen3", None))
+    config = _config(texts, tmp_path / "parts", "qwen3", None)
+    with Trainer(config, prepare_data(config, silent()), *make_plan(config)) as trainer:
+        trainer.run(0, lambda number, result: number < 1)
+        state = trainer.instance.state_dict()
+        name = next(n for n in state if n.startswith("optimizer.") and state[n].ndim == 2)
+        largest = np.unravel_index(np.argmax(np.abs(state[name])), state[name].shape)
+        state[name][largest] *= np.float32(1.01)
+        trainer.instance.load_state_dict(state)
+        trainer.save(tmp_path / "parts" / "checkpoints", 2)
+    run(config, resume=True)
+    assert not is_same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))

@@ -1,0 +1,221 @@
+"""State dicts of `torch.save`: every tensor to the bit, and nothing in a file is ever run."""
+
+import io
+import pickle
+import struct
+import zipfile
+from collections import OrderedDict
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from pure.checkpoint.planted import planted, tricks, write_archive
+from tilewise.checkpoint import open_state_dict, open_weights
+from tilewise.checkpoint.pickles import Name, Record, parse_pickle
+from tilewise.core import CheckpointError
+from tilewise.core.reading import Unreadable
+
+BASE = torch.arange(24.0).reshape(4, 6)
+STATE = {
+    "matrix": BASE,
+    "transposed": BASE.T,
+    "rows": BASE[1:3],
+    "columns": BASE[:, 2:5],
+    "columns of the transpose": BASE.T[1:3],
+    "parameter": torch.nn.Parameter(BASE.clone()),
+    "vector": torch.arange(5, dtype=torch.int32),
+    "element": torch.tensor(3),
+    "empty": torch.zeros(0, 7),
+    "one": torch.ones(1, 1, 3)[..., 1:],
+    "cube": torch.arange(24.0, dtype=torch.float64).reshape(2, 3, 4),
+    **{
+        str(kind): torch.ones(3).to(kind)
+        for kind in (
+            torch.float16,
+            torch.bfloat16,
+            torch.int64,
+            torch.int16,
+            torch.int8,
+            torch.uint8,
+            torch.bool,
+        )
+    },
+}
+
+
+def _bits(tensor):
+    """A tensor's shape, type and bytes, as NumPy has them."""
+    plain = tensor.detach().contiguous()
+    if plain.dtype == torch.bfloat16:
+        return tuple(plain.shape), "bfloat16", plain.view(torch.int16).numpy().tobytes()
+    return tuple(plain.shape), str(plain.numpy().dtype), plain.numpy().tobytes()
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("name", ["model.pt", "pytorch_model.bin"])
+def test_every_tensor_comes_to_the_bit(tmp_path, protocol, name):
+    """All types, views, parameters, shared storages, whatever the pickle's protocol; read as PyTorch reads them."""
+    torch.save(STATE, tmp_path / name, pickle_protocol=protocol)
+    found = open_weights(tmp_path / name)
+    assert list(found) == list(STATE)
+    for key, tensor in found.items():
+        array = tensor.read()
+        assert (array.shape, str(array.dtype), array.tobytes()) == _bits(STATE[key]), key
+
+
+def test_a_module_is_read(tmp_path):
+    """What `state_dict()` returns: an ordered dictionary with attributes."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    torch.save(model.state_dict(), tmp_path / "m.pt")
+    assert isinstance(model.state_dict(), OrderedDict)
+    found = open_state_dict(tmp_path / "m.pt")
+    assert list(found) == list(model.state_dict())
+    np.testing.assert_array_equal(found["0.weight"].read(), model[0].weight.detach().numpy())
+
+
+def test_rows_are_read_alone(tmp_path):
+    """A tensor of such a file is a tensor of a file: its rows and columns are read where they lie."""
+    torch.save(STATE, tmp_path / "m.pt")
+    found = open_state_dict(tmp_path / "m.pt")
+    np.testing.assert_array_equal(found["transposed"][1:3], BASE.T[1:3].numpy())
+    np.testing.assert_array_equal(found["columns"].rows(1, 2).read(), BASE[1:3, 2:5].numpy())
+
+
+def test_the_part_that_is_meant_is_named(tmp_path):
+    """A training script's file: the state dict is chosen by its key, and the message says so."""
+    torch.save({"model": {"w": BASE}, "epoch": 3}, tmp_path / "m.pt")
+    with pytest.raises(CheckpointError, match="no tensor; name the part"):
+        open_state_dict(tmp_path / "m.pt")
+    assert list(open_state_dict(tmp_path / "m.pt", "model")) == ["w"]
+    with pytest.raises(CheckpointError, match=r"no part 'optimizer', only \['model', 'epoch'\]"):
+        open_state_dict(tmp_path / "m.pt", "optimizer")
+    with pytest.raises(CheckpointError, match="no dictionary"):
+        open_state_dict(tmp_path / "m.pt", "epoch")
+
+
+@pytest.mark.parametrize("name", planted(""))
+def test_nothing_is_run(tmp_path, name):
+    """A pickle that would run code is refused in one line, and does not run it; Python's own unpickler would."""
+    proof = tmp_path / "ran"
+    with pytest.raises(CheckpointError) as caught:
+        open_weights(write_archive(tmp_path / "model.pt", planted(proof)[name]))
+    assert "\n" not in str(caught.value) and not proof.exists()
+
+
+def test_what_is_planted_would_run(tmp_path):
+    """The twin: unpickled by Python, the same bytes do run."""
+    for name in ("reduce", "newest protocol", "oldest protocol", "global", "stack global", "inst"):
+        proof = tmp_path / name.replace(" ", "-")
+        pickle.loads(planted(proof)[name])
+        assert proof.exists(), name
+
+
+@pytest.mark.parametrize("name", tricks())
+def test_tricks_end_in_a_refusal(tmp_path, name):
+    """Depth, counts, lengths and loops: refused in one line, in bounded time and memory."""
+    with pytest.raises(CheckpointError) as caught:
+        open_weights(write_archive(tmp_path / "model.pt", tricks()[name]))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pickle_is_data():
+    """What it would call is written down, with its arguments; nothing is looked up."""
+    found = parse_pickle(pickle.dumps({"a": [1, -2.5, True, None, "ü", b"x", (1, 2, 3, 4), 2**70]}, 4))
+    assert found == {"a": [1, -2.5, True, None, "ü", b"x", (1, 2, 3, 4), 2**70]}
+    record = parse_pickle(b"\x80\x02ctorch\nSize\nK\x02K\x03\x86\x85R.")
+    assert isinstance(record, Record) and record.name == Name("torch", "Size")
+    assert record.arguments == ((2, 3),)
+    with pytest.raises(Unreadable, match=r"names 'torch\.load', which is no part of a tensor"):
+        parse_pickle(b"\x80\x02ctorch\nload\n.")
+
+
+def _tensor(
+    shape="K\x02K\x03\x86", strides="K\x03K\x01\x86", offset="K\x00", storage="FloatStorage", count="K\x06"
+):
+    """A pickle of one tensor called `w`, in the storage `0`."""
+    text = (
+        f"\x80\x02}}X\x01\x00\x00\x00wctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\n{storage}\n"
+        f"X\x01\x00\x00\x000X\x03\x00\x00\x00cpu{count}tQ{offset}{shape}{strides}\x89NtRs."
+    )
+    return text.encode("latin-1")
+
+
+WRONG = {
+    "too large": ({"shape": "K\x03K\x03\x86"}, "beyond its storage"),
+    "an offset": ({"offset": "K\x01"}, "beyond its storage"),
+    "a negative offset": ({"offset": "J\xff\xff\xff\xff"}, "no plain tensor"),
+    "a negative size": ({"shape": "J\xff\xff\xff\xffK\x03\x86"}, "sizes that are none"),
+    "a huge size": ({"shape": "\x8a\x08" + "\xff" * 7 + "\x3fK\x03\x86"}, "sizes that are none"),
+    "overlapping rows": ({"strides": "K\x01K\x01\x86"}, "view of a larger tensor"),
+    "no strides": ({"strides": ")"}, "no plain tensor"),
+    "another count": ({"count": "K\x07"}, "another size"),
+    "another type": ({"storage": "DoubleStorage"}, "another size"),
+    "no storage": ({"storage": "Size"}, "unknown kind"),
+    "a truth as size": ({"shape": "\x88K\x06\x86"}, "sizes that are none"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_tensors_stay_in_their_storage(tmp_path, name):
+    """Sizes, offsets and strides that a file makes up are refused, and name the tensor or what it is."""
+    changes, words = WRONG[name]
+    parts = {"data/0": np.arange(6, dtype=np.float32).tobytes()}
+    whole = open_state_dict(write_archive(tmp_path / "whole.pt", _tensor(), parts))
+    np.testing.assert_array_equal(whole["w"].read(), np.arange(6, dtype=np.float32).reshape(2, 3))
+    with pytest.raises(CheckpointError, match=words):
+        open_state_dict(write_archive(tmp_path / "wrong.pt", _tensor(**changes), parts))
+
+
+def test_archives_with_tricks_are_refused(tmp_path):
+    """Cut off, compressed, twice the same name, counts and places that are not so, big-endian numbers, two pickles."""
+    whole = write_archive(tmp_path / "a.pt", pickle.dumps({}, 2)).read_bytes()
+    end = whole.rindex(b"PK\x05\x06")
+
+    def edited(place, content):
+        return whole[:place] + content + whole[place + len(content) :]
+
+    def zipped(*names, **options):
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w", **options) as file:
+            for name in names:
+                file.writestr(name, pickle.dumps({}, 2) if name.endswith("pkl") else b"big")
+        return archive.getvalue()
+
+    with pytest.warns(UserWarning, match="Duplicate name"):
+        twice = zipped("a/data.pkl", "a/data.pkl")
+    cases = {
+        "no whole archive": whole[:-1],
+        "cut off": edited(end + 10, struct.pack("<H", 9)),
+        "lies outside": edited(end + 12, struct.pack("<II", 1 << 30, 0)),
+        "compressed": zipped("a/data.pkl", compression=zipfile.ZIP_DEFLATED),
+        "stands twice": twice,
+        "little-endian": zipped("a/data.pkl", "a/byteorder"),
+        "one data.pkl": zipped("a/data.pkl", "b/data.pkl"),
+        "has one data.pkl": zipped("a/other"),
+    }
+    assert dict(open_state_dict(tmp_path / "a.pt")) == {}
+    for words, content in cases.items():
+        (tmp_path / "b.pt").write_bytes(content)
+        with pytest.raises(CheckpointError, match=words):
+            open_state_dict(tmp_path / "b.pt")
+
+
+def test_a_file_that_shrinks_is_an_error(tmp_path):
+    """Its tensors are read, not mapped: an error names the file, and no signal ends the process."""
+    torch.save({"w": torch.zeros(1 << 16)}, tmp_path / "m.pt")
+    found = open_state_dict(tmp_path / "m.pt")
+    (tmp_path / "m.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="become shorter"):
+        found["w"].read()
+
+
+def test_large_archives_are_read(tmp_path, monkeypatch):
+    """Archives with numbers of 64 bits, as those above 4 GiB have them."""
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 10)
+    monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)
+    parts = {"data/0": np.arange(6, dtype=np.float32).tobytes()}
+    found = open_state_dict(write_archive(tmp_path / "m.pt", _tensor(), parts))
+    assert b"PK\x06\x06" in (tmp_path / "m.pt").read_bytes()
+    assert found["w"].read().sum() == 15 and found["w"].dtype != ml_dtypes.bfloat16
