@@ -35,6 +35,7 @@ _SMALL = (
     "tokenizer.model",
     "chat_template.jinja",
     "modules.json",
+    "sentence_bert_config.json",
     "1_Pooling/config.json",
     INDEX,
 )

@@ -49,10 +49,11 @@ def encode_texts(
 
     Raises:
         ConfigError, CheckpointError, LayoutError: before any work.
+        NotFinite: the model makes no finite numbers of a text.
         ResourceError: the file cannot be written.
     """
     from tilewise.checkpoint import check_replaceable, check_writable
-    from tilewise.core.writing import replace_file
+    from tilewise.core.writing import replace_file, writing
     from tilewise.encode import POOLINGS, Encoder, load_pooling
     from tilewise.train import track_work
 
@@ -80,6 +81,8 @@ def encode_texts(
         for text, vector in zip(given, vectors):
             print(json.dumps({"text": text, "embedding": [float(x) for x in vector]}, ensure_ascii=False))
         return
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
     replace_file(out, lambda path: _save(path, vectors))
 
 
@@ -89,4 +92,5 @@ def _save(path: Path, vectors: np.ndarray) -> None:
 
 
 def _lines() -> list[str]:
-    return [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    """Of standard input, which the caller may have closed."""
+    return [line.rstrip("\n") for line in sys.stdin or () if line.strip()]

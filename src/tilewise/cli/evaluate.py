@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewise.cli.refuse import before_work
-from tilewise.core import ConfigError, choose_dtype
+from tilewise.core import ConfigError, NotFinite, choose_dtype
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,6 +36,7 @@ def evaluate_files(
 
     Raises:
         ConfigError, CheckpointError, LayoutError: before any work.
+        NotFinite: the model's predictions are no finite numbers.
     """
     import tilewise as tw
     from tilewise import models
@@ -71,6 +73,11 @@ def evaluate_files(
             model, tokenizer, corpus.train, batch, width, start=start, end=None, show=progress.show
         )
     seconds = time.perf_counter() - started
+    if not math.isfinite(score.nats):
+        raise NotFinite(
+            f"[cli.evaluate] losses must be finite; got {score.nats} over all tokens; the weights are spoilt, or too "
+            "large for the element type: evaluate in f32"
+        )
     console.print(
         f"{len(corpus.train)} files, {score.num_bytes:,} bytes, {score.num_tokens:,} tokens in {seconds:.1f} s; "
         f"windows of {width} tokens, each token predicted from at least {width // 2} where a file has them",

@@ -5,6 +5,6 @@ this package calls its `forward`.
 """
 
 from tilewise.encode.encoder import Encoder
-from tilewise.encode.pooling import POOLINGS, Pooling, load_pooling
+from tilewise.encode.pooling import POOLINGS, Pooling, load_max_length, load_pooling
 
-__all__ = ["POOLINGS", "Encoder", "Pooling", "load_pooling"]
+__all__ = ["POOLINGS", "Encoder", "Pooling", "load_max_length", "load_pooling"]

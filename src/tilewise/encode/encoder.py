@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 import tilewise as tw
 from tilewise import models
 from tilewise.checkpoint import load_tokenizer
-from tilewise.core import MAX_DEVICES, Border, ConfigError, choose_dtype
-from tilewise.encode.pooling import Pooling, load_pooling
+from tilewise.core import MAX_DEVICES, Border, ConfigError, NotFinite, choose_dtype
+from tilewise.encode.pooling import Pooling, load_max_length, load_pooling
 from tilewise.generate import encode_prompt
 
 __all__ = ["Encoder"]
@@ -32,7 +32,7 @@ class Encoder:
 
     Args:
         model_dir: a Hugging Face directory of an encoder (config.json, weights, tokenizer.json); sentence-transformers'
-            files beside it say how tokens are pooled.
+            files beside it say how tokens are pooled, and how many a text has at most.
         tp: devices that share every layer.
         dtype: `bf16` or `f32` in any spelling of `core.dtypes`, or `auto`: as config.json says, else bf16.
         pooling: None for what the directory says, else the mean.
@@ -63,7 +63,8 @@ class Encoder:
         if pooling is not None:
             _border.instance("encoder", "pooling", pooling, Pooling, "pass Pooling(...)")
         self.pooling = load_pooling(model_dir) if pooling is None else pooling
-        self.max_context = models.max_context(self.config)
+        longest, limit = models.max_context(self.config), load_max_length(model_dir)
+        self.max_context = longest if limit is None else min(longest, limit)
         graph = tw.ComputeGraph(self.config.model_type)
         length = tw.Dim("seq", 1, self.max_context)
         models.build_encoding_graph(graph, self.config, self._batch, length, dtype)
@@ -98,6 +99,7 @@ class Encoder:
 
         Raises:
             ConfigError: a text is none, has no tokens, or is longer than the context; before anything is encoded.
+            NotFinite: the model makes no finite numbers of a text.
         """
         given = _border.sequence("encoder", "texts", texts, "texts")
         ids = [self._ids(i, text) for i, text in enumerate(given)]
@@ -108,6 +110,11 @@ class Encoder:
             hidden_BSD = self._forward([ids[i] for i in members])
             for row, i in enumerate(members):
                 vectors[i] = self.pooling.pool(hidden_BSD[row, : len(ids[i])])
+                if not np.isfinite(vectors[i]).all():
+                    raise NotFinite(
+                        f"[encode.encoder] vectors must be finite; got others for text {i}; the weights are spoilt, or "
+                        "too large for the element type: encode in f32"
+                    )
             show(min(first + self._batch, len(order)), len(order))
         return vectors
 

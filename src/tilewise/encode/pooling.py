@@ -1,4 +1,5 @@
-"""How the vectors of a text's tokens become the text's: their mean, or the first one; scaled to length one or not.
+"""How the vectors of a text's tokens become the text's: their mean, or the first one; scaled to length one or not; and
+how many tokens a text has at most.
 
 Models for sentences say so in files beside the model, as sentence-transformers writes them: modules.json lists what
 follows the encoder, and a folder per module holds its settings. Refuses modules that are not computed here.
@@ -13,13 +14,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, RootModel
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from tilewise.core import Border, ConfigError
 from tilewise.core.border import shown
 from tilewise.core.reading import Unreadable, read_json
 
-__all__ = ["POOLINGS", "Pooling", "load_pooling"]
+__all__ = ["POOLINGS", "Pooling", "load_max_length", "load_pooling"]
 
 POOLINGS = ("mean", "cls")
 """Modes of `Pooling`."""
@@ -51,6 +52,15 @@ class _PoolingFile(BaseModel):
     pooling_mode_mean_sqrt_len_tokens: bool = False
     pooling_mode_weightedmean_tokens: bool = False
     pooling_mode_lasttoken: bool = False
+
+
+class _SentenceFile(BaseModel):
+    """sentence_bert_config.json."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    max_seq_length: int | None = Field(default=None, ge=1)
+    do_lower_case: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,6 +118,26 @@ def load_pooling(model_dir: str | Path) -> Pooling:
     return Pooling(mode, normalize)
 
 
+def load_max_length(model_dir: str | Path) -> int | None:
+    """How many tokens sentence-transformers' files say a text has at most; None where they say nothing.
+
+    Raises:
+        ConfigError: the file cannot be read, or wants texts changed in a way that the tokenizer does not say.
+    """
+    path = _border.path("pooling", "a model directory", model_dir) / "sentence_bert_config.json"
+    if not os.path.lexists(path):
+        return None
+    found = _read(path, _SentenceFile)
+    if found.do_lower_case:
+        _border.refuse(
+            "pooling",
+            f"{str(path)!r} must leave texts as they are, do_lower_case is the tokenizer's",
+            "true",
+            "use a model without it",
+        )
+    return found.max_seq_length
+
+
 def _mode_of(root: Path, folder: str) -> str:
     if folder in ("", ".", "..") or "/" in folder or "\\" in folder:
         _border.refuse(
@@ -135,6 +165,5 @@ def _read(path: Path, model: Any) -> Any:
         return read_json(path, model)
     except Unreadable as error:
         raise ConfigError(
-            f"[encode.pooling] a model's settings must be readable; got {str(path)!r}: {error}; repair the file, or "
-            "remove modules.json"
+            f"[encode.pooling] a model's settings must be readable; got {str(path)!r}: {error}; repair the file"
         ) from None

@@ -48,6 +48,7 @@ forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_
 suppress_tokens begin_suppress_tokens return_dict output_hidden_states output_attentions torchscript
 use_bfloat16 tf_legacy_loss finetuning_task task_specific_params problem_type id2label label2id num_labels
 prefix chunk_size_feed_forward gradient_checkpointing tie_encoder_decoder unsloth_version unsloth_fixed
+_num_labels output_past max_sequence_length transformers.js_config
 """
 _WITHOUT_EFFECT = frozenset(_UNUSED.split())
 # Keys whose other values make another model, in every family.

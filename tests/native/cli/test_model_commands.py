@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 import transformers
 
@@ -136,8 +138,55 @@ def test_encode_reads_lines(encoder, run, monkeypatch):
     """Without texts, lines of standard input; empty ones are left out, and no text at all is refused."""
     monkeypatch.setattr("sys.stdin", io.StringIO("a\n\nb\n"))
     assert len(run("encode", encoder[0])[1].splitlines()) == 2
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
-    assert run("encode", encoder[0])[0] == 2
+    for nothing in (io.StringIO("\n"), None):  # None: the caller has closed it
+        monkeypatch.setattr("sys.stdin", nothing)
+        code, _, err = run("encode", encoder[0])
+        assert code == 2 and "there must be texts" in err
+
+
+def test_encode_makes_the_folder_of_its_file(encoder, run, tmp_path):
+    """What could be found before any work is no reason to lose the work."""
+    assert run("encode", encoder[0], "x", "--out", tmp_path / "new" / "folder" / "x.npy")[0] == 0
+    assert np.load(tmp_path / "new" / "folder" / "x.npy").shape == (1, 48)
+
+
+def copied(source, target):
+    """A model directory that a test may change."""
+    shutil.copytree(source, target)
+    return target
+
+
+def test_texts_are_as_long_as_the_files_say(encoder, run, tmp_path, tokenizer):
+    """sentence_bert_config.json's max_seq_length is the context; what else it asks for is refused by name."""
+    directory = copied(encoder[0], tmp_path / "model")
+    file = directory / "sentence_bert_config.json"
+    text = "def f(x):\n    return x\n" * 2
+    assert 8 < len(tokenizer.encode(text).ids) <= 48
+    whole = run("encode", directory, text)[1]
+    file.write_text('{"max_seq_length": 8, "do_lower_case": false}')
+    code, _, err = run("encode", directory, text)
+    assert code == 2 and "must fit the context of 8 tokens" in err
+    code, cut, _ = run("encode", directory, text, "--truncate")
+    assert code == 0 and cut != whole
+    for content, words in (
+        ('{"do_lower_case": true}', "do_lower_case"),
+        ('{"max_seq_length": 0}', "max_seq_length"),
+    ):
+        file.write_text(content)
+        code, _, err = run("encode", directory, text)
+        assert code == 2 and words in err and file.name in err
+
+
+def test_what_is_not_finite_is_no_result(encoder, writer, run, tmp_path):
+    """Finite weights whose products are not: one line and exit code 1, no vector and no perplexity."""
+    (tmp_path / "x.py").write_text("def f(x):")
+    for source, arguments in ((encoder[0], ["x"]), (writer[0], [tmp_path / "x.py"])):
+        directory = copied(source, tmp_path / source.parent.name)
+        tensors = safetensors.numpy.load_file(directory / "model.safetensors")
+        huge = {name: np.full_like(t, 1e30) if "norm" in name.lower() else t for name, t in tensors.items()}
+        safetensors.numpy.save_file(huge, directory / "model.safetensors")
+        code, out, err = run("encode" if source == encoder[0] else "evaluate", directory, *arguments)
+        assert (code, out) == (1, "") and "must be finite" in err
 
 
 def test_encode_refuses_before_work(encoder, writer, run, tmp_path):

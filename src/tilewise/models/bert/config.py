@@ -33,6 +33,17 @@ class BertConfig(ModelConfig):
     architecture: ClassVar[str] = "BertForMaskedLM"
     also: ClassVar[tuple[str, ...]] = ("BertModel", "BertForPreTraining")
     only: ClassVar[Mapping[str, tuple[object, ...]]] = {"position_embedding_type": ("absolute",)}
+    # of the pooler and of TensorFlow's first files
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        (
+            "directionality",
+            "pooler_fc_size",
+            "pooler_num_attention_heads",
+            "pooler_num_fc_layers",
+            "pooler_size_per_head",
+            "pooler_type",
+        )
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

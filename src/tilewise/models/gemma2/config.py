@@ -14,6 +14,9 @@ from tilewise.models.require import HUGE, TINY
 
 __all__ = ["Gemma2Config", "GemmaConfig"]
 
+# What the first files hold besides the field of that meaning.
+_TWICE = {"hidden_act": "hidden_activation", "sliding_window_size": "sliding_window"}
+
 
 @dataclass(frozen=True)
 class GemmaConfig(RotaryConfig):
@@ -57,11 +60,12 @@ class GemmaConfig(RotaryConfig):
         types = given.get("layer_types")
         if isinstance(types, list):
             given["layer_types"] = tuple(types)
-        act = given.pop("hidden_act", None)  # which the first files hold besides
-        if act is not None:
-            meant = given.setdefault("hidden_activation", act)
-            rule = "must say what hidden_activation says"
-            cls.require()(act == meant, "hidden_act", rule, f"{act} and {meant}", "remove one of them")
+        for twice, name in _TWICE.items():
+            value = given.pop(twice, None)
+            if value is not None:
+                meant = given.setdefault(name, value)
+                rule = f"must say what {name} says"
+                cls.require()(value == meant, twice, rule, f"{value} and {meant}", "remove one of them")
         return super()._adapted(given)
 
     def every(self, period: int) -> tuple[str, ...]:

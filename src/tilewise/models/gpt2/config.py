@@ -44,6 +44,8 @@ class GPT2Config(ModelConfig):
     without_effect: ClassVar[frozenset[str]] = frozenset(
         (
             "n_ctx",
+            "n_special",
+            "predict_special_tokens",
             "reorder_and_upcast_attn",
             "summary_type",
             "summary_use_proj",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,6 +26,10 @@ class LlamaConfig(RotaryConfig):
 
     model_type: ClassVar[str] = "llama"
     architecture: ClassVar[str] = "LlamaForCausalLM"
+    only: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "is_llama_config": (True,),
+        "rope_interleaved": (False,),
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
