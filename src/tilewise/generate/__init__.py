@@ -7,6 +7,7 @@ this package calls its `forward`.
 from tilewise.generate.blocks import BlockTable
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.generator import Generator, Piece, check_prompt
+from tilewise.generate.history import History
 from tilewise.generate.prompts import encode_prompt
 from tilewise.generate.sampling import Sampling, pick_token
 
@@ -14,6 +15,7 @@ __all__ = [
     "BlockTable",
     "Detokenizer",
     "Generator",
+    "History",
     "Piece",
     "Sampling",
     "check_prompt",
