@@ -36,6 +36,7 @@ from tilewise.checkpoint.training import _describe, _digest, _Meta
 from tilewise.core import CheckpointError, TilewiseError
 from tilewise.core.reading import Unreadable
 from tilewise.data import END_OF_TEXT, load_corpus, train_tokenizer
+from tilewise.generate import combine_settings
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.prompts import encode_prompt
 from tilewise.models.llama import LlamaConfig
@@ -154,9 +155,12 @@ def _model_config() -> list[bytes]:
 
 
 def read_generation_config(folder: Path, data: bytes) -> None:
-    """generation_config.json."""
+    """generation_config.json: what is accepted is how a text can be written, with and without draws, or is refused."""
     (folder / "generation_config.json").write_bytes(data)
-    assert load_generation_config(folder, VOCABULARY).keys() <= {"bos_token_id", "eos_token_id"}
+    found = load_generation_config(folder, VOCABULARY)
+    for given in ({}, {"temperature": 0.0, "max_tokens": 1 << 40}, {"temperature": 1.0}):
+        sampling, taken = combine_settings(found, given, 3)
+        assert all(getattr(sampling, name) is not None for name in taken)
 
 
 def _generation_config() -> list[bytes]:
@@ -167,7 +171,22 @@ def _generation_config() -> list[bytes]:
         "temperature": 0.6,
         "do_sample": True,
     }
-    return [_json(known), _json({"eos_token_id": 2}), _json({})]
+    all_ = {
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "typical_p": 0.5,
+        "repetition_penalty": 1.1,
+        "no_repeat_ngram_size": 3,
+        "bad_words_ids": [[1], [2, 3]],
+        "max_new_tokens": 9,
+        "min_new_tokens": 2,
+        "stop_strings": ["a", "b"],
+        "num_return_sequences": 2,
+        "num_beams": 1,
+        "use_cache": True,
+    }
+    return [_json(known), _json({**known, **all_}), _json({"eos_token_id": 2, "min_length": 5}), _json({})]
 
 
 def read_tokenizer(folder: Path, data: bytes) -> None:

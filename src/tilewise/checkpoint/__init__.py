@@ -9,8 +9,9 @@ from tilewise.checkpoint.files import (
     check_writable,
     remove_leftovers,
 )
+from tilewise.checkpoint.generation import load_generation_config
 from tilewise.checkpoint.lock import lock_directory
-from tilewise.checkpoint.pretrained import load_generation_config, load_tokenizer, save_pretrained
+from tilewise.checkpoint.pretrained import load_tokenizer, save_pretrained
 from tilewise.checkpoint.shards import write_weights
 from tilewise.checkpoint.stored import StoredTensor, StoredWeights, store_parameters
 from tilewise.checkpoint.tensors import FileTensor, LazyTensor, Tensor

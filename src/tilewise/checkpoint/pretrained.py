@@ -1,4 +1,4 @@
-"""A Hugging Face directory: config.json, generation_config.json, tokenizer files, weights.
+"""A Hugging Face directory: writing it, and its tokenizer.
 
 `transformers` opens what is written here. Written into a hidden directory and renamed, so that a directory of
 that name is always whole. Knows nothing of model families: configurations arrive as dictionaries, names as
@@ -20,13 +20,13 @@ from tilewise.checkpoint.shards import MAX_SHARD_BYTES, write_weights
 from tilewise.checkpoint.tensors import Tensor
 from tilewise.core import Border, CheckpointError
 from tilewise.core.border import shown
-from tilewise.core.reading import Unreadable, parse_json, read_json, read_whole, refusals_of, validate_json
+from tilewise.core.reading import Unreadable, parse_json, read_whole, refusals_of, validate_json
 from tilewise.core.writing import writing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["load_generation_config", "load_tokenizer", "save_pretrained"]
+__all__ = ["load_tokenizer", "save_pretrained"]
 
 _MAX_TOKENIZER_BYTES = 512 << 20
 _MAX_VOCABULARY = 1 << 31
@@ -59,15 +59,6 @@ class _MergingFile(_TokenizerFile):
     """tokenizer.json of a model with merges."""
 
     model: _Merges
-
-
-class _GenerationConfig(BaseModel):
-    """What generation uses of generation_config.json."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
 
 
 def save_pretrained(
@@ -183,33 +174,6 @@ def _check_merges(content: bytes) -> None:
         right = merge[1] if isinstance(merge, tuple) else merge.partition(" ")[2]
         if not right.startswith(prefix):
             raise Unreadable(f"merge {shown(merge)} does not go on with the prefix {shown(prefix)}")
-
-
-def load_generation_config(directory: str | Path, vocab_size: int) -> dict[str, Any]:
-    """What generation uses of generation_config.json: `bos_token_id` and `eos_token_id`; empty when there is no file.
-
-    Raises:
-        CheckpointError: the file is not JSON, or names tokens outside the vocabulary.
-    """
-    path = _border.path("load_generation_config", "a model directory", directory) / "generation_config.json"
-    vocab_size = _border.integer("load_generation_config", "vocab_size", vocab_size, 1, _MAX_VOCABULARY)
-    if not os.path.lexists(path):
-        return {}
-    try:
-        found = read_json(path, _GenerationConfig)
-    except Unreadable as error:
-        raise CheckpointError(
-            f"[checkpoint.load_generation_config] the file must be a JSON object of generation's settings; got "
-            f"{str(path)!r}: {error}; repair or remove it"
-        ) from None
-    ends = found.eos_token_id if isinstance(found.eos_token_id, list) else [found.eos_token_id]
-    for token in (found.bos_token_id, *ends):
-        if token is not None and not 0 <= token < vocab_size:
-            raise CheckpointError(
-                f"[checkpoint.load_generation_config] token ids must lie below config.json's vocab_size {vocab_size}; "
-                f"got {token} in {str(path)!r}; repair or remove it"
-            )
-    return found.model_dump(exclude_none=True)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ this package calls its `forward`.
 """
 
 from tilewise.generate.blocks import BlockTable
+from tilewise.generate.defaults import combine_settings
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.generator import Generator, Piece, check_prompt
 from tilewise.generate.history import History
@@ -19,6 +20,7 @@ __all__ = [
     "Piece",
     "Sampling",
     "check_prompt",
+    "combine_settings",
     "encode_prompt",
     "pick_token",
 ]

@@ -129,6 +129,8 @@ class Generator:
         max_sequences: texts at a time, over all iterators that are being read.
         max_context: positions per sequence; at most the model's, which is the default.
         max_tokens_per_call: prompts are read in chunks of at most so many tokens.
+        generation_config: end tokens are those of generation_config.json, where there is one and it has some, and its
+            settings stand in `generation_config`, for `combine_settings`; False: the file is not looked at.
 
     Raises:
         ConfigError, CheckpointError: the directory is not a model we can run, or a setting has no such value.
@@ -144,6 +146,7 @@ class Generator:
         max_sequences: int = 1,
         max_context: int | None = None,
         max_tokens_per_call: int = 256,
+        generation_config: bool = True,
     ) -> None:
         tp = _border.integer("generator", "tp", tp, 1, MAX_DEVICES)
         max_sequences = _border.integer("generator", "max_sequences", max_sequences, 1, _MOST)
@@ -151,7 +154,9 @@ class Generator:
         self.config: ModelConfig = models.open(model_dir)
         dtype = choose_dtype(dtype, self.config.dtype)
         self.tokenizer = load_tokenizer(model_dir, self.config.vocab_size)
-        self._end_ids = _end_ids(load_generation_config(model_dir, self.config.vocab_size), self.config)
+        is_used = _border.truth("generator", "generation_config", generation_config)
+        self.generation_config = load_generation_config(model_dir, self.config.vocab_size) if is_used else {}
+        self._end_ids = _end_ids(self.generation_config, self.config)
         limit = models.max_context(self.config)
         wanted = limit if max_context is None else max_context
         self.max_context = _border.integer("generator", "max_context", wanted, 1, limit)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from native.models.families import CASES, ids_of
 from tilewise.core import ConfigError
-from tilewise.generate import Generator, Sampling
+from tilewise.generate import Generator, Sampling, combine_settings
 
 CASE = next(case for case in CASES if case.name == "qwen2")
 PROMPT = ids_of(12)
@@ -144,3 +146,31 @@ def test_texts_together_are_limited(generator):
     """Choices count as texts."""
     with pytest.raises(ConfigError, match="max_sequences=8 texts go together; got 9"):
         generator.generate([PROMPT], Sampling(temperature=1.0, n=9))
+
+
+def test_a_generation_config_writes_as_transformers_does(theirs, tmp_path):
+    """A directory with settings of its own: 48 tokens of `generate` without arguments; the twin ignores the file."""
+    settings = {
+        "do_sample": False,
+        "temperature": 0.6,
+        "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 3,
+        "max_new_tokens": 48,
+        "min_new_tokens": 40,
+        "eos_token_id": [5, 6, 7, 8, 9],
+        "bad_words_ids": [[11], [12, 13]],
+        "pad_token_id": 0,
+    }
+    for path in theirs[1].iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    model = type(theirs[0]).from_pretrained(tmp_path)
+    with torch.no_grad():
+        wanted = model.generate(torch.tensor([PROMPT]))[0, len(PROMPT) :].tolist()
+    with Generator(tmp_path, dtype="f32") as generator:
+        sampling, taken = combine_settings(generator.generation_config, {}, len(PROMPT))
+        assert _tokens(generator, sampling) == wanted
+        assert taken.keys() >= {"repetition_penalty", "max_tokens", "min_tokens"}
+    with Generator(tmp_path, dtype="f32", generation_config=False) as generator:
+        sampling, taken = combine_settings(generator.generation_config, {"max_tokens": 48}, len(PROMPT))
+        assert taken == {} and _tokens(generator, sampling) != wanted
