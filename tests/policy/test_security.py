@@ -9,6 +9,7 @@ UNPICKLES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "to
 NETWORK = {"socket", "socketserver", "ssl", "http", "urllib", "ftplib", "xmlrpc", "requests", "httpx", "aiohttp",
            "multiprocessing", "huggingface_hub"}  # fmt: skip
 PROGRAMS = {"subprocess", "pty"}
+STARTERS = {"src/tilewise/generate/chat.py"}  # of this Python, for what must be stopped from outside
 EVALUATES = {"eval", "exec", "compile", "__import__"}
 
 
@@ -27,7 +28,7 @@ def test_nothing_unpickles_connects_or_starts_programs():
         f"{relative(path)}:{line}: {module}"
         for path in python_files("src")
         for line, module, _ in imports_of(path)
-        if module.split(".")[0] in refused
+        if module.split(".")[0] in refused - ({"subprocess"} if relative(path) in STARTERS else set())
     ]
     assert not bad
 

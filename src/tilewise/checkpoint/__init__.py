@@ -11,10 +11,12 @@ from tilewise.checkpoint.files import (
 )
 from tilewise.checkpoint.generation import load_generation_config
 from tilewise.checkpoint.lock import lock_directory
-from tilewise.checkpoint.pretrained import load_tokenizer, save_pretrained
+from tilewise.checkpoint.pretrained import save_pretrained
 from tilewise.checkpoint.shards import write_weights
 from tilewise.checkpoint.stored import StoredTensor, StoredWeights, store_parameters
 from tilewise.checkpoint.tensors import FileTensor, LazyTensor, Tensor
+from tilewise.checkpoint.tokenizer import load_tokenizer
+from tilewise.checkpoint.tokenizer_config import TokenizerConfig, load_tokenizer_config
 from tilewise.checkpoint.training import (
     DamagedCheckpoint,
     TrainingState,
@@ -33,6 +35,7 @@ __all__ = [
     "StoredTensor",
     "StoredWeights",
     "Tensor",
+    "TokenizerConfig",
     "TrainingState",
     "check_replaceable",
     "check_writable",
@@ -42,6 +45,7 @@ __all__ = [
     "load_generation_config",
     "load_latest",
     "load_tokenizer",
+    "load_tokenizer_config",
     "lock_directory",
     "open_weights",
     "remove_leftovers",

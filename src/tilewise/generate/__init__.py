@@ -5,6 +5,7 @@ this package calls its `forward`.
 """
 
 from tilewise.generate.blocks import BlockTable
+from tilewise.generate.chat import ChatTemplate
 from tilewise.generate.defaults import combine_settings
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.generator import Generator, Piece, check_prompt
@@ -14,6 +15,7 @@ from tilewise.generate.sampling import Sampling, pick_token
 
 __all__ = [
     "BlockTable",
+    "ChatTemplate",
     "Detokenizer",
     "Generator",
     "History",
