@@ -30,6 +30,7 @@ from tilewise.checkpoint import (
     load_generation_config,
     load_latest,
     load_tokenizer,
+    load_tokenizer_config,
     open_distributed,
     open_state_dict,
     open_weights,
@@ -38,9 +39,10 @@ from tilewise.checkpoint import (
 from tilewise.checkpoint.header import dtype_name, parse_header
 from tilewise.checkpoint.tensors import WeightsFile
 from tilewise.checkpoint.training import _describe, _digest, _Meta, _Work
-from tilewise.core import CheckpointError, TilewiseError
+from tilewise.core import CheckpointError, ConfigError, TilewiseError
 from tilewise.core.reading import Unreadable
 from tilewise.data import END_OF_TEXT, load_corpus, train_tokenizer
+from tilewise.generate import combine_settings, template_child
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.prompts import encode_prompt
 from tilewise.models.llama import LlamaConfig
@@ -189,9 +191,12 @@ def _model_config() -> list[bytes]:
 
 
 def read_generation_config(folder: Path, data: bytes) -> None:
-    """generation_config.json."""
+    """generation_config.json: what is accepted is how a text can be written, with and without draws, or is refused."""
     (folder / "generation_config.json").write_bytes(data)
-    assert load_generation_config(folder, VOCABULARY).keys() <= {"bos_token_id", "eos_token_id"}
+    found = load_generation_config(folder, VOCABULARY)
+    for given in ({}, {"temperature": 0.0, "max_tokens": 1 << 40}, {"temperature": 1.0}):
+        sampling, taken = combine_settings(found, given, 3)
+        assert all(getattr(sampling, name) is not None for name in taken)
 
 
 def _generation_config() -> list[bytes]:
@@ -202,7 +207,22 @@ def _generation_config() -> list[bytes]:
         "temperature": 0.6,
         "do_sample": True,
     }
-    return [_json(known), _json({"eos_token_id": 2}), _json({})]
+    all_ = {
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "typical_p": 0.5,
+        "repetition_penalty": 1.1,
+        "no_repeat_ngram_size": 3,
+        "bad_words_ids": [[1], [2, 3]],
+        "max_new_tokens": 9,
+        "min_new_tokens": 2,
+        "stop_strings": ["a", "b"],
+        "num_return_sequences": 2,
+        "num_beams": 1,
+        "use_cache": True,
+    }
+    return [_json(known), _json({**known, **all_}), _json({"eos_token_id": 2, "min_length": 5}), _json({})]
 
 
 def read_tokenizer(folder: Path, data: bytes) -> None:
@@ -277,6 +297,73 @@ def _tokenizer() -> list[bytes]:
         ),
         _json({**plain, "model": merging, "pre_tokenizer": {"type": "Digits", "individual_digits": True}}),
     ]
+
+
+def read_tokenizer_config(folder: Path, data: bytes) -> None:
+    """tokenizer_config.json beside vocab.json and merges.txt: what is accepted encodes a text."""
+    trained = json.loads(_tokenizer()[0])["model"]
+    if not (folder / "vocab.json").exists():
+        (folder / "vocab.json").write_bytes(_json(trained["vocab"]))
+        merges = (merge if isinstance(merge, str) else " ".join(merge) for merge in trained["merges"])
+        (folder / "merges.txt").write_text("\n".join(merges))
+        (folder / "config.json").write_text('{"model_type": "qwen2"}')
+    (folder / "tokenizer_config.json").write_bytes(data)
+    assert all(isinstance(text, str) for text in load_tokenizer_config(folder).chat_templates.values())
+    encode_prompt(load_tokenizer(folder, 1 << 20), "def f(x): <|im_end|>")
+
+
+def _tokenizer_config() -> list[bytes]:
+    flags = {"lstrip": False, "rstrip": True, "normalized": False, "single_word": False, "special": True}
+    next_ = len(json.loads(_tokenizer()[0])["model"]["vocab"])
+    return [
+        _json(
+            {"tokenizer_class": "Qwen2Tokenizer", "eos_token": END_OF_TEXT, "chat_template": "{{ messages }}"}
+        ),
+        _json(
+            {
+                "added_tokens_decoder": {str(next_): {"content": "<|im_end|>", **flags}},
+                "bos_token": {"content": "<|im_end|>", **flags, "__type": "AddedToken"},
+                "pad_token": None,
+                "add_bos_token": True,
+                "add_eos_token": False,
+                "add_prefix_space": True,
+                "tokenizer_class": "GPT2Tokenizer",
+                "model_max_length": 1e30,
+                "chat_template": [
+                    {"name": "default", "template": "a"},
+                    {"name": "tool_use", "template": "b"},
+                ],
+            }
+        ),
+    ]
+
+
+def read_chat_template(folder: Path, data: bytes) -> None:
+    """chat_template.jinja: a text or words about what is wrong, in this process, without what stops a child."""
+    (folder / "chat_template.jinja").write_bytes(data)
+    template = load_tokenizer_config(folder).chat_templates["default"]
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "a\nb"}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    variables = {"messages": messages, "tools": tools, "bos_token": "<s>", "add_generation_prompt": True}
+    found = template_child.problem_of(template, variables)
+    json.dumps(found, allow_nan=False)
+    assert found.keys() in ({"text"}, {"problem"})
+    if "problem" in found:
+        raise ConfigError(" ".join(found["problem"].split()))
+
+
+def _chat_template() -> list[bytes]:
+    one = (
+        "{{ bos_token }}{% set ns = namespace(a=0) %}{%- for m in messages -%}\n  {%- if m.role == 'user' -%}"
+        "[{{ m['content'] | trim }}]{% set ns.a = ns.a + 1 %}{% else %}{{ raise_exception('no') if m.x else ns.a }}"
+        "{%- endif %}\n{% endfor %}{% if add_generation_prompt %}{{ '<|a|>' ~ loop }}{% endif %}"
+    )
+    two = (
+        "{% macro f(t) %}{{ t | tojson(indent=2) }}{% endmacro %}{% for t in tools %}{{ f(t.function) }}"
+        "{% if loop.last %}{% break %}{% endif %}{% endfor %}{{ strftime_now('%Y') }}"
+        "{% generation %}{{ messages[1:] | map(attribute='content') | join(', ') }}{% endgeneration %}"
+    )
+    return [one.encode(), two.encode()]
 
 
 def read_checkpoint_metadata(folder: Path, data: bytes) -> None:
@@ -549,6 +636,8 @@ READERS = {
     "config.json": Reader(read_model_config, cache(_model_config), 1500, mutate_json),
     "generation_config.json": Reader(read_generation_config, cache(_generation_config), 1500, mutate_json),
     "tokenizer.json": Reader(read_tokenizer, cache(_tokenizer), 1300, mutate_json),
+    "tokenizer_config.json": Reader(read_tokenizer_config, cache(_tokenizer_config), 500, mutate_json),
+    "chat template": Reader(read_chat_template, cache(_chat_template), 400),
     "checkpoint.json": Reader(read_checkpoint_metadata, cache(_checkpoint_metadata), 750, mutate_json),
     "state.safetensors": Reader(read_checkpoint_state, cache(_checkpoint_state), 700, mutate_safetensors),
     "torch archive": Reader(read_torch_archive, cache(_torch_archives), 1000),

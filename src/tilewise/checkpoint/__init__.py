@@ -11,12 +11,15 @@ from tilewise.checkpoint.files import (
     check_writable,
     remove_leftovers,
 )
+from tilewise.checkpoint.generation import load_generation_config
 from tilewise.checkpoint.hub import find_model
 from tilewise.checkpoint.lock import lock_directory
-from tilewise.checkpoint.pretrained import load_generation_config, load_tokenizer, save_pretrained
+from tilewise.checkpoint.pretrained import save_pretrained
 from tilewise.checkpoint.shards import write_weights
 from tilewise.checkpoint.stored import StoredTensor, StoredWeights, store_parameters
 from tilewise.checkpoint.tensors import FileTensor, LazyTensor, Tensor
+from tilewise.checkpoint.tokenizer import load_tokenizer
+from tilewise.checkpoint.tokenizer_config import TokenizerConfig, load_tokenizer_config
 from tilewise.checkpoint.torch_files import open_state_dict
 from tilewise.checkpoint.training import (
     DamagedCheckpoint,
@@ -41,6 +44,7 @@ __all__ = [
     "StoredTensor",
     "StoredWeights",
     "Tensor",
+    "TokenizerConfig",
     "TrainingState",
     "check_replaceable",
     "check_writable",
@@ -52,6 +56,7 @@ __all__ = [
     "load_generation_config",
     "load_latest",
     "load_tokenizer",
+    "load_tokenizer_config",
     "lock_directory",
     "open_checkpoint",
     "open_distributed",

@@ -5,18 +5,24 @@ this package calls its `forward`.
 """
 
 from tilewise.generate.blocks import BlockTable
+from tilewise.generate.chat import ChatTemplate
+from tilewise.generate.defaults import combine_settings
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.generator import Generator, Piece, check_prompt
+from tilewise.generate.history import History
 from tilewise.generate.prompts import encode_prompt
 from tilewise.generate.sampling import Sampling, pick_token
 
 __all__ = [
     "BlockTable",
+    "ChatTemplate",
     "Detokenizer",
     "Generator",
+    "History",
     "Piece",
     "Sampling",
     "check_prompt",
+    "combine_settings",
     "encode_prompt",
     "pick_token",
 ]

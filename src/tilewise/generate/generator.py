@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,10 @@ from tilewise.checkpoint import load_generation_config, load_tokenizer
 from tilewise.core import MAX_DEVICES, Border, ConfigError, PlanError, ResourceError, choose_dtype
 from tilewise.generate.blocks import BlockTable, num_blocks_for
 from tilewise.generate.detokenizer import Detokenizer
-from tilewise.generate.prompts import encode_prompt
+from tilewise.generate.history import History
+from tilewise.generate.prompts import encode_prompt, word_ids
 from tilewise.generate.sampling import Sampling, pick_token
+from tilewise.generate.stopping import StopFinder
 from tilewise.models import BLOCK_SIZE
 
 if TYPE_CHECKING:
@@ -49,12 +51,15 @@ class Piece:
 
     Attributes:
         sequence: index of the prompt.
+        choice: index among the prompt's texts.
         token: the new token.
-        text: whole characters that it completed; may be empty.
-        finish_reason: `stop` (an end token), `length` (max_tokens or the context), or None while it goes on.
+        text: whole characters that can be shown now; may be empty.
+        finish_reason: `stop` (an end token or a stop string), `length` (max_tokens or the context), or None while it
+            goes on.
     """
 
     sequence: int
+    choice: int
     token: int
     text: str
     finish_reason: str | None
@@ -65,17 +70,23 @@ class _Sequence:
     """A sequence on its way. `done` counts the positions already in the KV cache, whose blocks `key` owns."""
 
     index: int
+    choice: int
     key: int
-    ids: list[int]
-    prompt_length: int
+    history: History
     sampling: Sampling
     detokenizer: Detokenizer
+    stops: StopFinder
     done: int = 0
+
+    @property
+    def left(self) -> int:
+        """Tokens that are not yet in the KV cache."""
+        return len(self.history) - self.done
 
     @property
     def is_ready(self) -> bool:
         """Whether the next call sees all of its tokens but those it makes."""
-        return self.done == len(self.ids)
+        return self.left == 0
 
 
 @dataclass
@@ -115,9 +126,11 @@ class Generator:
         model_dir: a Hugging Face directory (config.json, weights, tokenizer.json).
         tp: devices that share every layer.
         dtype: `bf16` or `f32` in any spelling of `core.dtypes`, or `auto`: as config.json says, else bf16.
-        max_sequences: prompts at a time, over all iterators that are being read.
+        max_sequences: texts at a time, over all iterators that are being read.
         max_context: positions per sequence; at most the model's, which is the default.
         max_tokens_per_call: prompts are read in chunks of at most so many tokens.
+        generation_config: end tokens are those of generation_config.json, where there is one and it has some, and its
+            settings stand in `generation_config`, for `combine_settings`; False: the file is not looked at.
 
     Raises:
         ConfigError, CheckpointError: the directory is not a model we can run, or a setting has no such value.
@@ -133,6 +146,7 @@ class Generator:
         max_sequences: int = 1,
         max_context: int | None = None,
         max_tokens_per_call: int = 256,
+        generation_config: bool = True,
     ) -> None:
         tp = _border.integer("generator", "tp", tp, 1, MAX_DEVICES)
         max_sequences = _border.integer("generator", "max_sequences", max_sequences, 1, _MOST)
@@ -140,7 +154,9 @@ class Generator:
         self.config: ModelConfig = models.open(model_dir)
         dtype = choose_dtype(dtype, self.config.dtype)
         self.tokenizer = load_tokenizer(model_dir, self.config.vocab_size)
-        self._end_ids = _end_ids(load_generation_config(model_dir, self.config.vocab_size), self.config)
+        is_used = _border.truth("generator", "generation_config", generation_config)
+        self.generation_config = load_generation_config(model_dir, self.config.vocab_size) if is_used else {}
+        self._end_ids = _end_ids(self.generation_config, self.config)
         limit = models.max_context(self.config)
         wanted = limit if max_context is None else max_context
         self.max_context = _border.integer("generator", "max_context", wanted, 1, limit)
@@ -192,28 +208,25 @@ class Generator:
         with self._lock:
             yield
 
-    def generate(self, prompts: Sequence[str], sampling: Sampling | Sequence[Sampling]) -> Iterator[Piece]:
-        """Continue every prompt; yields a piece per new token, interleaved over the prompts.
+    def generate(
+        self, prompts: Sequence[str | Sequence[int]], sampling: Sampling | Sequence[Sampling]
+    ) -> Iterator[Piece]:
+        """Continue every prompt; yields a piece per new token, interleaved over the texts.
 
         The iterator holds its place in the KV cache from the first piece to the last, or until it is closed or dropped.
 
         Args:
-            prompts: texts.
+            prompts: texts, or token ids, which are taken as they are.
             sampling: how to choose tokens, for all prompts or one for each. Equal prompts with equal sampling continue
                 alike, whatever stands beside them.
 
         Raises:
-            ConfigError: more prompts than `max_sequences`, or one too long for the context; at once.
+            ConfigError: more texts than `max_sequences`, or a prompt too long for the context; at once.
             ResourceError: other iterators hold the places; at the first piece.
             NotFinite: the model's logits are no finite numbers.
             PlanError: the generator is closed, or another process's.
         """
         texts = _border.sequence("generator", "prompts", prompts, "texts")
-        if len(texts) > self._max_sequences:
-            raise ConfigError(
-                f"[generate.generator] at most max_sequences={self._max_sequences} prompts go together; "
-                f"got {len(texts)}; make the generator with more"
-            )
         ways = [sampling] * len(texts) if isinstance(sampling, Sampling) else sampling
         ways = _border.sequence("generator", "sampling", ways, "Sampling, one per prompt")
         if len(ways) != len(texts):
@@ -223,7 +236,17 @@ class Generator:
                 f"{len(ways)} for {len(texts)}",
                 "correct it",
             )
-        return self._write([self._start(i, text, way) for i, (text, way) in enumerate(zip(texts, ways))])
+        for way in ways:
+            _border.instance("generator", "sampling", way, Sampling, "pass Sampling(...)")
+        wanted = sum(way.n for way in ways)
+        if wanted > self._max_sequences:
+            raise ConfigError(
+                f"[generate.generator] at most max_sequences={self._max_sequences} texts go together; "
+                f"got {wanted}; make the generator with more"
+            )
+        return self._write(
+            [s for i, (text, way) in enumerate(zip(texts, ways)) for s in self._start(i, text, way)]
+        )
 
     def _write(self, sequences: list[_Sequence]) -> Iterator[Piece]:
         self._take_places(len(sequences))
@@ -254,14 +277,30 @@ class Generator:
                 )
             self._num_live += num_sequences
 
-    def _start(self, index: int, prompt: str, sampling: Sampling) -> _Sequence:
-        _border.instance("generator", "a prompt", prompt, str, "pass text")
-        _border.instance("generator", "sampling", sampling, Sampling, "pass Sampling(...)")
-        ids = encode_prompt(self.tokenizer, prompt)
+    def _start(self, index: int, prompt: str | Sequence[int], sampling: Sampling) -> list[_Sequence]:
+        ids = encode_prompt(self.tokenizer, prompt) if isinstance(prompt, str) else self._checked(prompt)
         if not ids:
             ids = [self.config.bos_token_id if self.config.bos_token_id is not None else 0]
         check_prompt(len(ids), self.max_context)
-        return _Sequence(index, next(self._keys), ids, len(ids), sampling, Detokenizer(self.tokenizer, ids))
+        bad = (*sampling.bad_words_ids, *(word_ids(self.tokenizer, sampling.bad_words)))
+        sampling = replace(sampling, bad_words_ids=bad)
+        return [
+            _Sequence(
+                index,
+                choice,
+                next(self._keys),
+                History(ids),
+                sampling,
+                Detokenizer(self.tokenizer, ids),
+                StopFinder(sampling.stop, sampling.include_stop),
+            )
+            for choice in range(sampling.n)
+        ]
+
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        given = _border.sequence("generator", "a prompt", ids, "ids, or a text")
+        last = self.config.vocab_size - 1
+        return [_border.integer("generator", "an id of a prompt", id_, 0, last) for id_ in given]
 
     def _call(self, active: list[_Sequence]) -> list[tuple[_Sequence, NDArray[Any]]]:
         """Run the graph once, in turn with other threads' calls.
@@ -271,13 +310,13 @@ class Generator:
         """
         call, members, room = _Call(), [], self._chunk
         with self._turn():
-            for sequence in sorted(active, key=lambda s: len(s.ids) - s.done):
-                count = min(len(sequence.ids) - sequence.done, room)
+            for sequence in sorted(active, key=lambda s: s.left):
+                count = min(sequence.left, room)
                 if count == 0:
                     continue
                 end = sequence.done + count
                 blocks = self._blocks.grow(sequence.key, end)
-                call.add(sequence.ids[sequence.done : end], sequence.done, blocks)
+                call.add(sequence.history.ids[sequence.done : end], sequence.done, blocks)
                 sequence.done = end
                 room -= count
                 members.append(sequence)
@@ -286,16 +325,22 @@ class Generator:
         return [(sequence, logits_SV[row]) for row, sequence in enumerate(members) if sequence.is_ready]
 
     def _extend(self, sequence: _Sequence, logits_V: NDArray[Any]) -> Piece:
-        token = pick_token(logits_V, sequence.sampling, len(sequence.ids))
-        if token in self._end_ids:
-            return Piece(sequence.index, token, sequence.detokenizer.finish(), "stop")
-        sequence.ids.append(token)
-        is_full = len(sequence.ids) - sequence.prompt_length >= sequence.sampling.max_tokens
-        is_full = is_full or len(sequence.ids) >= self.max_context
-        text = sequence.detokenizer.add(token)
-        if not is_full:
-            return Piece(sequence.index, token, text, None)
-        return Piece(sequence.index, token, text + sequence.detokenizer.finish(), "length")
+        history, sampling = sequence.history, sequence.sampling
+        ends = frozenset() if sampling.ignore_eos else self._end_ids
+        token = pick_token(logits_V, sampling, history, ends, sequence.choice)
+        reason = None
+        if token in ends:
+            text, reason = sequence.detokenizer.finish(), "stop"
+        else:
+            history.append(token)
+            text = sequence.detokenizer.add(token)
+            if history.num_new >= sampling.max_tokens or len(history) >= self.max_context:
+                text, reason = text + sequence.detokenizer.finish(), "length"
+        if history.num_new >= sampling.min_tokens:
+            text, is_stopped = sequence.stops.add(text)
+            reason = "stop" if is_stopped else reason
+            text += "" if reason is None else sequence.stops.finish()
+        return Piece(sequence.index, sequence.choice, token, text, reason)
 
 
 def check_prompt(num_tokens: int, max_context: int) -> None:

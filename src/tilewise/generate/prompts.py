@@ -6,6 +6,7 @@ say.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tilewise.core import Border, ConfigError
@@ -15,13 +16,18 @@ from tilewise.core.reading import Unreadable, refusals_of
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["encode_prompt"]
+__all__ = ["encode_prompt", "word_ids"]
 
 _border = Border("generate")
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """The ids of a prompt, with what the tokenizer puts before and after it; may be empty.
+def encode_prompt(tokenizer: Tokenizer, prompt: str, *, add_special_tokens: bool = True) -> list[int]:
+    """The ids of a prompt; may be empty.
+
+    Args:
+        tokenizer: of the model.
+        prompt: text.
+        add_special_tokens: with what the tokenizer puts before and after a text.
 
     Raises:
         ConfigError: the prompt is no UTF-8 text, or the tokenizer has no tokens for it.
@@ -36,9 +42,26 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
         ) from None
     try:
         with refusals_of("tokenizers"):
-            return list(tokenizer.encode(prompt).ids)
+            return list(tokenizer.encode(prompt, add_special_tokens=add_special_tokens).ids)
     except Unreadable as error:
         raise ConfigError(
             f"[generate.prompt] a prompt must have tokens in tokenizer.json; got {shown(prompt, 40)}: {error}; "
             "choose another prompt, or check the tokenizer"
         ) from None
+
+
+def word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[tuple[int, ...]]:
+    """The ids of words as they stand in a text: with a space before them, and without.
+
+    Raises:
+        ConfigError: as `encode_prompt`, and for a word that has no tokens.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word, f" {word}"):
+            ids = tuple(encode_prompt(tokenizer, text, add_special_tokens=False))
+            if not ids:
+                rule = "bad_words must have tokens in the tokenizer"
+                _border.refuse("prompt", rule, shown(word), "choose other words")
+            found[ids] = None
+    return list(found)

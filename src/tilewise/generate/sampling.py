@@ -1,34 +1,54 @@
-"""From logits to one token: greedy, or drawn with temperature, top-k and top-p.
+"""How a token is chosen: the settings, and the choice from one row of logits.
 
-A draw depends on the logits, the seed and the position only (Philox keyed by the two), never on the batch, a
-request's place in it, or the devices. Ties go to the lower id. Refuses logits that are no finite numbers.
+Names and meaning are those of transformers; presence and frequency penalties, stop strings and `ignore_eos` those of
+vLLM. A draw depends on the logits, the seed, the position and the index of the choice only (Philox keyed by them),
+never on the batch, a request's place in it, or the devices. Ties go to the lower id. Refuses logits that are no finite
+numbers, and settings that leave no token to choose.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.core import Border, NotFinite, is_float, shown
+from tilewise.core import Border, ConfigError, NotFinite, is_float, shown
+from tilewise.generate.history import History
 
-__all__ = ["Sampling", "pick_token"]
+__all__ = ["Sampling", "adjust_logits", "candidates", "pick_token"]
 
 _border = Border("generate")
 _MAX = 1 << 53
+_MOST_CHOICES = 1 << 20
+_LARGEST_ID = (1 << 32) - 1
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose tokens.
+    """How to choose tokens, and when to stop.
 
     Args:
         max_tokens: at most so many new tokens.
         temperature: 0 takes the likeliest token.
         top_k: draw among the k likeliest only; 0 for all.
         top_p: draw among the likeliest that together have this probability.
+        min_p: draw among those at least this share as likely as the likeliest.
+        typical_p: draw among those whose surprise is nearest to the expected one, of this probability together.
+        repetition_penalty: logits of tokens of prompt and text are divided by it, or multiplied where negative.
+        presence_penalty: taken from the logits of tokens that were written.
+        frequency_penalty: the same, for every time that they were.
+        no_repeat_ngram_size: no so many tokens in a row twice, prompt included; 0 for no such rule.
+        bad_words: texts that are not written, as their tokens with and without a space before them.
+        bad_words_ids: the same as token ids.
+        min_tokens: before so many new tokens, neither an end token nor a stop string ends the text.
+        ignore_eos: write on after end tokens.
+        stop: the text ends before the first of these strings that it comes to hold.
+        include_stop: the text ends behind it.
+        n: texts for a prompt. What text i says does not depend on n.
         seed: of the draws.
 
     Raises:
@@ -39,30 +59,99 @@ class Sampling:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    bad_words: tuple[str, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    n: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
         _border.integer("sampling", "max_tokens", self.max_tokens, 1, _MAX)
-        _border.number("sampling", "temperature", self.temperature, 0.0)
+        for name, low, high in (
+            ("temperature", 0.0, float("inf")),
+            ("top_p", 0.0, 1.0),
+            ("min_p", 0.0, 1.0),
+            ("typical_p", 0.0, 1.0),
+            ("repetition_penalty", 0.0, float("inf")),
+            ("presence_penalty", -2.0, 2.0),
+            ("frequency_penalty", -2.0, 2.0),
+        ):
+            _border.number("sampling", name, getattr(self, name), low, high)
+        for name in ("top_p", "typical_p", "repetition_penalty"):
+            if getattr(self, name) == 0:
+                advice = "pass 1.0 to switch it off"
+                _border.refuse("sampling", f"{name} must be above 0", str(getattr(self, name)), advice)
         _border.integer("sampling", "top_k", self.top_k, 0, _MAX)
-        if _border.number("sampling", "top_p", self.top_p, 0.0, 1.0) == 0:
-            _border.refuse("sampling", "top_p must be above 0", str(self.top_p), "pass 1.0 for all tokens")
+        _border.integer("sampling", "no_repeat_ngram_size", self.no_repeat_ngram_size, 0, _MAX)
+        _border.integer("sampling", "min_tokens", self.min_tokens, 0, _MAX)
+        _border.truth("sampling", "ignore_eos", self.ignore_eos)
+        _border.truth("sampling", "include_stop", self.include_stop)
+        _border.integer("sampling", "n", self.n, 1, _MOST_CHOICES)
         _border.integer("sampling", "seed", self.seed, 0, 2**63 - 1)
+        for name in ("bad_words", "stop"):
+            object.__setattr__(self, name, _texts(name, getattr(self, name)))
+        object.__setattr__(self, "bad_words_ids", _id_sequences(self.bad_words_ids))
+        if self.min_tokens > self.max_tokens:
+            got = f"{self.min_tokens} and {self.max_tokens}"
+            _border.refuse("sampling", "min_tokens must not be above max_tokens", got, "correct one of them")
+        if self.n > 1 and self.temperature == 0:
+            got, advice = f"{self.n} with temperature 0", "choose a temperature above 0"
+            _border.refuse(
+                "sampling", "n must be 1 where every text would be the same, the likeliest", got, advice
+            )
 
 
-def pick_token(logits: NDArray[Any], sampling: Sampling, position: int) -> int:
+def _texts(name: str, values: Any) -> tuple[str, ...]:
+    """Texts that are not empty."""
+    texts = tuple(_border.sequence("sampling", name, values, "texts"))
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            _border.refuse("sampling", f"{name} must be texts that are not empty", shown(text), "correct it")
+    return texts
+
+
+def _id_sequences(values: Any) -> tuple[tuple[int, ...], ...]:
+    found = []
+    for ids in _border.sequence("sampling", "bad_words_ids", values, "sequences of ids"):
+        word = tuple(_border.sequence("sampling", "a sequence of bad_words_ids", ids, "ids"))
+        if not word:
+            rule = "sequences of bad_words_ids must hold an id"
+            _border.refuse("sampling", rule, shown(values), "remove the empty one")
+        found.append(
+            tuple(_border.integer("sampling", "an id of bad_words_ids", id_, 0, _LARGEST_ID) for id_ in word)
+        )
+    return tuple(found)
+
+
+def pick_token(
+    logits: Array, sampling: Sampling, history: History, end_ids: Collection[int] = (), choice: int = 0
+) -> int:
     """The next token of a sequence.
 
     Args:
         logits: `[vocab]`.
-        position: of the new token in the sequence.
+        sampling: how to choose.
+        history: the tokens before it; the draw depends on their number, penalties on what they are.
+        end_ids: tokens that end a text.
+        choice: index among the texts of one prompt.
 
     Raises:
-        ConfigError: the logits are no row of numbers.
+        ConfigError: the logits are no row of numbers, or no token is left to choose.
         NotFinite: a logit is NaN or infinite.
     """
     _border.instance("sampling", "sampling", sampling, Sampling, "pass Sampling(...)")
-    position = _border.integer("sampling", "a position", position, 0, 2**63 - 1)
+    _border.instance("sampling", "history", history, History, "pass History(ids)")
+    choice = _border.integer("sampling", "a choice", choice, 0, _MOST_CHOICES)
+    position = len(history)
     if (
         not isinstance(logits, np.ndarray)
         or logits.ndim != 1
@@ -76,19 +165,97 @@ def pick_token(logits: NDArray[Any], sampling: Sampling, position: int) -> int:
             f"[generate.sampling] logits must be finite; got {logits[at]} for token {at} at position {position}; the "
             "model overflows, or its weights are damaged: try f32"
         )
+    given = _border.sequence("sampling", "end_ids", end_ids, "ids", in_any_order=True)
+    ends = [_border.integer("sampling", "an id of end_ids", id_, 0, _LARGEST_ID) for id_ in given]
+    scores = adjust_logits(logits, sampling, history, ends)
     if sampling.temperature == 0:
-        return int(np.argmax(logits))
-    below = logits.astype(np.float64)
-    below -= below.max()
-    with np.errstate(over="ignore"):  # a tiny temperature leaves the likeliest alone
-        scaled = below / sampling.temperature
-    order = np.argsort(-scaled, kind="stable")
-    if sampling.top_k:
-        order = order[: sampling.top_k]
-    weights = np.exp(scaled[order])
+        return int(np.argmax(scores))
+    ids, weights = candidates(scores, sampling)
     sums = np.cumsum(weights)
+    key = np.array([sampling.seed, position], np.uint64)
+    counter = np.array([0, 0, 0, choice], np.uint64)
+    draw = np.random.Generator(np.random.Philox(key=key, counter=counter)).random()
+    return int(ids[min(int(np.searchsorted(sums, draw * sums[-1], side="right")), len(sums) - 1)])
+
+
+def adjust_logits(logits: Array, sampling: Sampling, history: History, end_ids: Sequence[int]) -> Array:
+    """Logits after penalties, in fp64; those of tokens that may not come are minus infinity.
+
+    Raises:
+        ConfigError: none may come, or a setting names a token outside the vocabulary.
+    """
+    scores = logits.astype(np.float64)
+    if sampling.repetition_penalty != 1:
+        seen = _below(history.seen(), scores.size)
+        found = scores[seen]
+        penalty = sampling.repetition_penalty
+        largest = np.finfo(np.float64).max  # minus infinity is for what may not come
+        with np.errstate(over="ignore"):
+            punished = np.where(found < 0, found * penalty, found / penalty)
+        scores[seen] = np.clip(punished, -largest, largest)
+    if sampling.presence_penalty != 0 or sampling.frequency_penalty != 0:
+        ids, counts = history.written()
+        inside = ids < scores.size
+        ids, counts = ids[inside], counts[inside]
+        scores[ids] -= sampling.frequency_penalty * counts + sampling.presence_penalty
+    if 0 < sampling.no_repeat_ngram_size <= len(history):
+        scores[_below(history.after_last(sampling.no_repeat_ngram_size - 1), scores.size)] = -np.inf
+    for word in sampling.bad_words_ids:
+        if max(word) >= scores.size:
+            rule = f"bad_words_ids must lie below the vocabulary's {scores.size}"
+            _border.refuse("sampling", rule, shown(word), "correct it")
+        is_end = len(word) == 1 and word[0] in end_ids
+        if not is_end and history.ends_with(word[:-1]):
+            scores[word[-1]] = -np.inf
+    if history.num_new < sampling.min_tokens:
+        scores[_below(np.array([*end_ids], np.int64), scores.size)] = -np.inf
+    if scores.max() == -np.inf:
+        raise ConfigError(
+            "[generate.sampling] a token must be left to choose; got all forbidden by no_repeat_ngram_size, bad words "
+            f"or min_tokens at position {len(history)}; loosen them"
+        )
+    return scores
+
+
+def candidates(scores: Array, sampling: Sampling) -> tuple[Array, Array]:
+    """The tokens among which is drawn, likeliest first, and weights in proportion to their probabilities.
+
+    Filters apply one after the other as in transformers: top-k, top-p, min-p, typical-p.
+    """
+    ids = np.flatnonzero(scores > -np.inf)
+    with np.errstate(over="ignore"):  # a tiny temperature leaves the likeliest alone
+        scaled = (scores[ids] - scores.max()) / sampling.temperature
+    if 0 < sampling.top_k < len(ids):
+        least = np.partition(scaled, len(ids) - sampling.top_k)[len(ids) - sampling.top_k]
+        ids, scaled = ids[scaled >= least], scaled[scaled >= least]
+    order = np.argsort(-scaled, kind="stable")
+    ids, scaled = ids[order], scaled[order]
+    weights = np.exp(scaled)
     if sampling.top_p < 1:
+        sums = np.cumsum(weights)
         keep = int(np.searchsorted(sums, sampling.top_p * sums[-1])) + 1
-        sums = sums[:keep]
-    draw = np.random.Generator(np.random.Philox(key=np.array([sampling.seed, position], np.uint64))).random()
-    return int(order[min(int(np.searchsorted(sums, draw * sums[-1], side="right")), len(sums) - 1)])
+        ids, scaled, weights = ids[:keep], scaled[:keep], weights[:keep]
+    if sampling.min_p > 0:
+        keep = max(1, int((weights >= sampling.min_p * weights[0]).sum()))
+        ids, scaled, weights = ids[:keep], scaled[:keep], weights[:keep]
+    if sampling.typical_p < 1:
+        is_kept = _is_typical(scaled, weights, sampling.typical_p)
+        ids, weights = ids[is_kept], weights[is_kept]
+    return ids, weights
+
+
+def _is_typical(scaled: Array, weights: Array, mass: float) -> Array:
+    """Which tokens' surprise is nearest to the entropy, until they have the mass (Meister et al. 2022)."""
+    total = weights.sum()
+    probability, log = weights / total, scaled - np.log(total)
+    with np.errstate(invalid="ignore"):  # nothing times infinity, for what is too unlikely for a double
+        entropy = -np.nansum(probability * log)
+    distance = np.abs(-log - entropy)
+    order = np.argsort(distance, kind="stable")
+    count = int((np.cumsum(probability[order]) < mass).sum())
+    is_kept: Array = distance <= distance[order[min(count, len(order) - 1)]]
+    return is_kept
+
+
+def _below(ids: Array, size: int) -> Array:
+    return ids[ids < size]

@@ -232,7 +232,7 @@ def test_planted_faults_change_the_text(model_dir, monkeypatch, fault):
         monkeypatch.setattr(
             generator_module,
             "pick_token",
-            lambda row, way, position: draw(row, way, position + next(count) % 3),
+            lambda row, way, history, ends, _: draw(row, way, history, ends, next(count) % 3),
         )
     assert _tokens(model_dir, PROMPTS, max_tokens_per_call=7) != alone
 
@@ -277,14 +277,15 @@ def test_generator_is_reusable(model_dir):
 def test_impossible_requests_are_refused(model_dir):
     """Too many prompts, too long a prompt and an impossible width are clear errors."""
     with Generator(model_dir) as generator:
-        with pytest.raises(ConfigError, match="max_sequences=1 prompts"):
+        with pytest.raises(ConfigError, match="max_sequences=1 texts"):
             generator.generate(PROMPTS[:2], SAMPLING)
         with pytest.raises(ConfigError, match="must leave room"):
             generator.generate(["x = 1\n" * 500], SAMPLING)
         for prompts, sampling, words in (
             ("text", SAMPLING, "prompts must be a sequence"),
-            ([b"x"], SAMPLING, "a prompt must be a str"),
-            ([None], SAMPLING, "a prompt must be a str"),
+            ([b"x"], SAMPLING, "a prompt must be a sequence of ids, or a text"),
+            ([None], SAMPLING, "a prompt must be a sequence"),
+            ([[1, 10**6]], SAMPLING, "an id of a prompt must lie in"),
             (["x"], None, "sampling must be a sequence"),
             (["x"], [SAMPLING, SAMPLING], "one for all or one per prompt"),
             (["x"], ["hot"], "sampling must be a Sampling"),

@@ -5,9 +5,11 @@ import os
 
 import numpy as np
 import pytest
+import transformers
 from tokenizers import processors
 
 from tilewise.checkpoint import load_generation_config, load_tokenizer, open_weights, save_pretrained
+from tilewise.checkpoint.generation import _ONLY, _WITHOUT_EFFECT, _GenerationConfig
 from tilewise.core import CheckpointError
 from tilewise.data import train_tokenizer
 
@@ -198,6 +200,26 @@ def test_what_is_no_file_is_named(tmp_path, name):
         ('{"bos_token_id": 1e40}', "bos_token_id"),
         ('{"bos_token_id": 9}', "got 9"),
         ('{"temperature": NaN}', "NaN"),
+        ('{"temperature": -1}', "temperature"),
+        ('{"temperature": "0.5"}', "temperature"),
+        ('{"do_sample": 1}', "do_sample"),
+        ('{"top_k": -1}', "top_k"),
+        ('{"top_k": 2.0}', "top_k"),
+        ('{"top_p": 1.5}', "top_p"),
+        ('{"min_p": true}', "min_p"),
+        ('{"typical_p": 0}', "typical_p"),
+        ('{"repetition_penalty": 0.0}', "repetition_penalty"),
+        ('{"no_repeat_ngram_size": -2}', "no_repeat_ngram_size"),
+        ('{"bad_words_ids": [[]]}', "bad_words_ids.0"),
+        ('{"bad_words_ids": [[1], [8]]}', "got 8"),
+        ('{"max_new_tokens": 0}', "max_new_tokens"),
+        ('{"stop_strings": [""]}', "stop_strings"),
+        ('{"num_beams": 4}', "num_beams must be 1, others are not supported; got 4"),
+        ('{"num_beams": true}', "num_beams must be 1"),
+        ('{"suppress_tokens": [3]}', "suppress_tokens must be"),
+        ('{"guidance_scale": 1.5}', "guidance_scale"),
+        ('{"max_time": 3.0}', "max_time must be absent"),
+        ('{"style": "baroque"}', "style must be a known key"),
     ],
 )
 def test_a_spoilt_generation_config_is_one_error(tmp_path, content, words):
@@ -209,8 +231,17 @@ def test_a_spoilt_generation_config_is_one_error(tmp_path, content, words):
 
 
 def test_other_settings_of_generation_are_allowed(tmp_path):
-    """What generation does not use is not looked at; ids come as they are."""
+    """What decides nothing of a text is not looked at, neutral values are fine, and what decides something comes as it
+    is."""
     (tmp_path / "generation_config.json").write_text(
-        '{"eos_token_id": [1, 7], "top_p": "often", "bos_token_id": null}'
+        '{"eos_token_id": [1, 7], "use_cache": "often", "bos_token_id": null, "num_beams": 1, "guidance_scale": 1.0,'
+        ' "suppress_tokens": [], "top_p": 0.5, "temperature": 1, "transformers_version": "5"}'
     )
-    assert load_generation_config(tmp_path, 8) == {"eos_token_id": [1, 7]}
+    found = load_generation_config(tmp_path, 8)
+    assert found == {"eos_token_id": [1, 7], "top_p": 0.5, "temperature": 1.0}
+
+
+def test_every_setting_of_transformers_is_known():
+    """What their class can write is used, passed by, or refused for a value that is not neutral."""
+    names = {name for name in vars(transformers.GenerationConfig()) if name != "generation_kwargs"}
+    assert names <= {*_GenerationConfig.model_fields, *_ONLY, *_WITHOUT_EFFECT}

@@ -12,6 +12,7 @@ from tilewise.data import train_tokenizer
 from tilewise.generate import check_prompt, encode_prompt
 from tilewise.generate.blocks import BlockTable, num_blocks_for
 from tilewise.generate.detokenizer import Detokenizer
+from tilewise.generate.history import History
 from tilewise.generate.sampling import Sampling, pick_token
 from tilewise.models import BLOCK_SIZE
 
@@ -20,12 +21,16 @@ TOKENIZER = train_tokenizer(["hello world ä€😀 " * 10], vocab_size=280)
 
 
 def _draws(sampling, count=2000):
-    return np.array([pick_token(LOGITS, sampling, position) for position in range(count)])
+    history, drawn = History([]), []
+    for _ in range(count):
+        drawn.append(pick_token(LOGITS, sampling, history))
+        history.append(0)
+    return np.array(drawn)
 
 
 def test_greedy_takes_the_first_maximum():
     """Temperature 0 is the likeliest token, the lower id on a tie."""
-    assert pick_token(np.array([0.0, 3.0, 3.0], np.float32), Sampling(), 0) == 1
+    assert pick_token(np.array([0.0, 3.0, 3.0], np.float32), Sampling(), History([])) == 1
 
 
 def test_draws_follow_the_probabilities():
@@ -41,7 +46,7 @@ def test_draws_follow_the_probabilities():
 def test_a_tiny_temperature_takes_the_likeliest(temperature, more):
     """Where logits over the temperature are beyond a double."""
     sampling = Sampling(temperature=temperature, **more)
-    assert {pick_token(LOGITS, sampling, position) for position in range(20)} == {int(np.argmax(LOGITS))}
+    assert set(_draws(sampling, 20)) == {int(np.argmax(LOGITS))}
 
 
 def test_top_k_and_top_p_restrict_draws():
@@ -58,10 +63,17 @@ def test_draw_depends_on_seed_and_position_only():
     """The same seed and position draw the same token whenever they are asked for, others do not always."""
     draws = _draws(Sampling(temperature=1.0, seed=3), 100).tolist()
     for position in range(99, -1, -1):
-        assert pick_token(LOGITS, Sampling(temperature=1.0, seed=3), position) == draws[position]
+        assert (
+            pick_token(LOGITS, Sampling(temperature=1.0, seed=3), History([5] * position)) == draws[position]
+        )
     assert draws[:7] == [16, 50, 64, 0, 51, 74, 73]  # in any process, on any machine
     assert len(set(draws)) > 30
-    assert len({pick_token(LOGITS, Sampling(temperature=1.0, seed=seed), 9) for seed in range(20)}) > 3
+    assert (
+        len(
+            {pick_token(LOGITS, Sampling(temperature=1.0, seed=seed), History([0] * 9)) for seed in range(20)}
+        )
+        > 3
+    )
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -71,7 +83,7 @@ def test_logits_that_are_no_numbers_pick_nothing(bad, temperature):
     logits = LOGITS.copy()
     logits[7] = bad
     with pytest.raises(NotFinite, match="token 7 at position 9"):
-        pick_token(logits, Sampling(temperature=temperature), 9)
+        pick_token(logits, Sampling(temperature=temperature), History([0] * 9))
 
 
 @pytest.mark.parametrize(
@@ -93,6 +105,23 @@ def test_logits_that_are_no_numbers_pick_nothing(bad, temperature):
         {"top_k": "3"},
         {"top_p": [0.9]},
         {"seed": None},
+        {"min_p": 1.1},
+        {"typical_p": 0},
+        {"repetition_penalty": 0},
+        {"repetition_penalty": -1.0},
+        {"presence_penalty": 2.5},
+        {"frequency_penalty": float("nan")},
+        {"no_repeat_ngram_size": -1},
+        {"bad_words": "ab"},
+        {"bad_words": [""]},
+        {"bad_words_ids": [[]]},
+        {"bad_words_ids": [[-1]]},
+        {"min_tokens": 129},
+        {"ignore_eos": 1},
+        {"stop": "ab"},
+        {"stop": ["a", ""]},
+        {"n": 0},
+        {"n": 2},
     ],
 )
 def test_values_out_of_range_are_refused(wrong):
@@ -135,16 +164,43 @@ def test_what_was_kept_back_is_shown_at_the_end():
 CALLS = {
     "Detokenizer": (lambda prompt: Detokenizer(TOKENIZER, prompt), {"prompt": [1, 2]}),
     "add": (lambda token: Detokenizer(TOKENIZER, []).add(token), {"token": 3}),
+    "History": (History, {"prompt": [1, 2]}),
+    "append": (lambda token: History([]).append(token), {"token": 3}),
     "BlockTable": (BlockTable, {"num_blocks": 4}),
     "check_prompt": (check_prompt, {"num_tokens": 3, "max_context": 8}),
     "encode_prompt": (lambda prompt: encode_prompt(TOKENIZER, prompt), {"prompt": "a"}),
     "pick_token": (
         pick_token,
-        {"logits": np.zeros(4, np.float32), "sampling": Sampling(temperature=1.0), "position": 0},
+        {
+            "logits": np.zeros(4, np.float32),
+            "sampling": Sampling(temperature=1.0),
+            "history": History([]),
+            "end_ids": (),
+            "choice": 0,
+        },
     ),
     "Sampling": (
         Sampling,
-        {"max_tokens": 3, "temperature": 0.5, "top_k": 2, "top_p": 0.5, "seed": 1},
+        {
+            "max_tokens": 3,
+            "temperature": 0.5,
+            "top_k": 2,
+            "top_p": 0.5,
+            "min_p": 0.5,
+            "typical_p": 0.5,
+            "repetition_penalty": 1.5,
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.5,
+            "no_repeat_ngram_size": 2,
+            "bad_words": ("a",),
+            "bad_words_ids": ((1,),),
+            "min_tokens": 1,
+            "ignore_eos": True,
+            "stop": ("a",),
+            "include_stop": True,
+            "n": 2,
+            "seed": 1,
+        },
     ),
 }
 
@@ -155,8 +211,18 @@ TAKEN = {
     "BlockTable": {},
     "check_prompt": {"num_tokens": {"0"}},
     "encode_prompt": {"prompt": {"''", "'name'", "'x\\0y'"}},
-    "pick_token": {"logits": {"array"}, "position": {"0"}},
-    "Sampling": {"temperature": {"0", "2.5", "2**70", "float32"}, "top_k": {"0"}, "seed": {"0"}},
+    "History": {"prompt": {"()", "[]"}},
+    "append": {"token": {"0"}},
+    "pick_token": {"logits": {"array"}, "choice": {"0"}, "end_ids": {"()", "[]"}},
+    "Sampling": {
+        "temperature": {"2.5", "2**70", "float32"},
+        "repetition_penalty": {"2.5", "2**70", "float32"},
+        **{name: {"-1", "0", "float32"} for name in ("presence_penalty", "frequency_penalty")},
+        **{name: {"()", "[]"} for name in ("bad_words", "stop")},
+        "bad_words_ids": {"objects", "()", "[]"},
+        **{name: {"0"} for name in ("top_k", "min_p", "no_repeat_ngram_size", "min_tokens", "seed")},
+        **{name: {"True"} for name in ("ignore_eos", "include_stop")},
+    },
 }
 
 
@@ -262,7 +328,7 @@ def test_a_panic_of_the_tokenizer_is_refused_and_ctrl_c_is_not(kind, wanted):
     """The library's panics are no Exceptions; what else is none goes through."""
 
     class Broken:
-        def encode(self, text):
+        def encode(self, text, add_special_tokens):
             raise kind("broken")
 
     with pytest.raises(wanted, match=r"must have tokens.*broken" if wanted is ConfigError else "broken"):

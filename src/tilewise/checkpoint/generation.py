@@ -1,0 +1,160 @@
+"""generation_config.json: how a model's makers mean it to write.
+
+Fields have the names and types of transformers' `GenerationConfig`. What has a meaning here is returned, what decides
+nothing of the text is passed by, and whatever else would make another text than transformers makes is refused by name:
+it is better to say so than to write something else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tilewise.core import Border, CheckpointError
+from tilewise.core.border import shown
+from tilewise.core.reading import Unreadable, first_problem, plain_json, read_whole
+
+__all__ = ["load_generation_config"]
+
+_MAX_VOCABULARY = 1 << 31
+_border = Border("checkpoint", CheckpointError)
+_Count = Annotated[int, Field(ge=0, le=1 << 53)]
+_Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+# Of assistants, caches, beams' scores, what is returned: it decides nothing of a text that one model writes.
+_UNUSED = """
+_from_model_config _commit_hash transformers_version pad_token_id decoder_start_token_id use_cache
+cache_implementation cache_config max_cache_len early_stopping length_penalty diversity_penalty
+output_attentions output_hidden_states output_scores output_logits return_dict_in_generate
+renormalize_logits remove_invalid_values is_assistant num_assistant_tokens num_assistant_tokens_schedule
+assistant_confidence_threshold assistant_early_exit assistant_lookbehind target_lookbehind
+assistant_ensemble_weight prompt_lookup_num_tokens max_matching_ngram_size speculation_type use_mtp
+compile_config disable_compile continuous_batching_config low_memory prefill_chunk_size
+"""
+_WITHOUT_EFFECT = frozenset(_UNUSED.split())
+# Fields of which other values make another text.
+_ONLY: Mapping[str, tuple[object, ...]] = {
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0,),
+    "dola_layers": (),
+    "guidance_scale": (1,),
+    "sequence_bias": (),
+    "top_h": (),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "encoder_repetition_penalty": (1,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "watermarking_config": (),
+    "token_healing": (False,),
+    "constraints": (),
+    "force_words_ids": (),
+    "max_time": (),
+}
+
+
+class _GenerationConfig(BaseModel):
+    """What generation uses of generation_config.json."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    do_sample: bool | None = None
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    top_k: _Count | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: _Share | None = None
+    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    repetition_penalty: _Positive | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    no_repeat_ngram_size: _Count | None = None
+    bad_words_ids: list[Annotated[list[int], Field(min_length=1)]] | None = None
+    max_new_tokens: Annotated[int, Field(ge=1, le=1 << 53)] | None = None
+    max_length: Annotated[int, Field(ge=1, le=1 << 53)] | None = None
+    min_new_tokens: _Count | None = None
+    min_length: _Count | None = None
+    stop_strings: Annotated[str, Field(min_length=1)] | list[Annotated[str, Field(min_length=1)]] | None = (
+        None
+    )
+    num_return_sequences: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+
+
+def load_generation_config(directory: str | Path, vocab_size: int) -> dict[str, Any]:
+    """What generation uses of generation_config.json, by the file's names; empty when there is no file.
+
+    Args:
+        directory: of the model.
+        vocab_size: of the model; token ids lie below it.
+
+    Raises:
+        CheckpointError: the file is no JSON object, a field has no such value or is unknown, a token lies outside the
+            vocabulary, or a setting is not supported.
+    """
+    path = _border.path("load_generation_config", "a model directory", directory) / "generation_config.json"
+    vocab_size = _border.integer("load_generation_config", "vocab_size", vocab_size, 1, _MAX_VOCABULARY)
+    if not os.path.lexists(path):
+        return {}
+    try:
+        found = _parse(read_whole(path))
+    except Unreadable as error:
+        raise CheckpointError(
+            f"[checkpoint.load_generation_config] the file must be a JSON object of generation's settings; got "
+            f"{str(path)!r}: {error}; repair or remove it, or write without it (--no-generation-config)"
+        ) from None
+    for token in _tokens(found):
+        if not 0 <= token < vocab_size:
+            raise CheckpointError(
+                f"[checkpoint.load_generation_config] token ids must lie below config.json's vocab_size {vocab_size}; "
+                f"got {token} in {str(path)!r}; repair or remove it"
+            )
+    return found.model_dump(exclude_none=True)
+
+
+def _parse(content: bytes) -> _GenerationConfig:
+    """The settings of a file.
+
+    Raises:
+        Unreadable: it holds no such settings.
+    """
+    data = plain_json(content)
+    if not isinstance(data, dict):
+        raise Unreadable(f"it holds no object but {shown(data)}")
+    for key, allowed in _ONLY.items():
+        value = data.pop(key, None)
+        if value is not None and not any(_is_same(value, a) for a in allowed):
+            rule = f"must be {' or '.join(shown(a) for a in allowed)}" if allowed else "must be absent"
+            raise Unreadable(f"{key} {rule}, others are not supported; got {shown(value)}")
+    known = {key: value for key, value in data.items() if key not in _WITHOUT_EFFECT}
+    try:
+        return _GenerationConfig.model_validate(known)
+    except ValidationError as error:
+        raise Unreadable(first_problem(error)) from None
+
+
+def _is_same(value: object, allowed: object) -> bool:
+    """Equal, and not a truth value for a number."""
+    return isinstance(value, bool) == isinstance(allowed, bool) and value == allowed
+
+
+def _tokens(found: _GenerationConfig) -> Iterator[int]:
+    """Every token id of the settings."""
+    if found.bos_token_id is not None:
+        yield found.bos_token_id
+    if isinstance(found.eos_token_id, int):
+        yield found.eos_token_id
+    yield from found.eos_token_id if isinstance(found.eos_token_id, list) else ()
+    for word in found.bad_words_ids or ():
+        yield from word

@@ -1,0 +1,306 @@
+"""A model directory's tokenizer: tokenizer.json, or vocab.json with merges.txt, as GPT-2 and Qwen2 had them at first.
+
+Parsing is the `tokenizers` library's; here its input is held to what the library does not check, and ids to the
+model's vocabulary. A tokenizer.model (SentencePiece) alone is refused with advice: it says less than a tokenizer.json
+does, and what it leaves open, converters of transformers know.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel
+
+from tilewise.checkpoint.tokenizer_config import AddedTokenFile, TokenizerConfig, load_tokenizer_config
+from tilewise.core import Border, CheckpointError
+from tilewise.core.border import shown
+from tilewise.core.reading import (
+    Unreadable,
+    decode_text,
+    parse_json,
+    read_json,
+    read_whole,
+    refusals_of,
+    validate_json,
+)
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Tokenizer
+
+__all__ = ["load_tokenizer"]
+
+_MAX_TOKENIZER_BYTES = 512 << 20
+_MAX_VOCABULARY = 1 << 31
+_FILES = ("tokenizer.json", "vocab.json")
+_border = Border("checkpoint", CheckpointError)
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# By class or, where no file names one, by the model's type: how texts are cut before merges apply.
+_KINDS = {
+    "GPT2Tokenizer": "gpt2",
+    "GPT2TokenizerFast": "gpt2",
+    "gpt2": "gpt2",
+    "Qwen2Tokenizer": "qwen2",
+    "Qwen2TokenizerFast": "qwen2",
+    "qwen2": "qwen2",
+    "qwen3": "qwen2",
+}
+
+
+class _Subwords(BaseModel):
+    """What the tokens of a model begin with that stand inside a word; some models have it."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    continuing_subword_prefix: str | None = None
+
+
+class _TokenizerFile(BaseModel):
+    """tokenizer.json is the library's to read; here it is held to be a JSON object that does not nest without end."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: _Subwords | None = None
+
+
+class _Merges(_Subwords):
+    """Pairs of tokens that become one: lists of two, or texts with a space between, as older files have them."""
+
+    merges: list[tuple[str, str] | str] = Field(default_factory=list)
+
+
+class _MergingFile(_TokenizerFile):
+    """tokenizer.json of a model with merges."""
+
+    model: _Merges
+
+
+class _Vocabulary(RootModel[dict[str, Annotated[int, Field(ge=0, lt=_MAX_VOCABULARY)]]]):
+    """vocab.json and added_tokens.json: ids by text."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _ModelKind(BaseModel):
+    """What config.json says of the tokenizer's kind."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model_type: str | None = None
+    tokenizer_class: str | None = None
+
+
+def load_tokenizer(directory: str | Path, vocab_size: int) -> Tokenizer:
+    """The tokenizer of a model directory.
+
+    What its file says of truncation and padding is left aside, as transformers does: a prompt is encoded as it is.
+
+    Args:
+        vocab_size: of the model; a tokenizer may know fewer tokens, never more.
+
+    Raises:
+        CheckpointError: there is no tokenizer.json and no vocab.json with merges.txt, they cannot be read, or make ids
+            that the model does not have.
+    """
+    place = _border.path("load_tokenizer", "a model directory", directory)
+    vocab_size = _border.integer("load_tokenizer", "vocab_size", vocab_size, 1, _MAX_VOCABULARY)
+    config = load_tokenizer_config(place)
+    names = [name for name in _FILES if os.path.lexists(place / name)]
+    if not names:
+        raise _missing(place)
+    try:
+        tokenizer = _from_json(place) if names[0] == _FILES[0] else _from_merges(place, config)
+        with refusals_of("tokenizers"):
+            tokenizer.encode("")  # a template of tokens that are not there shows here
+    except Unreadable as error:
+        raise CheckpointError(
+            f"[checkpoint.load_tokenizer] {names[0]} must be readable; got {str(place / names[0])!r}: {error}; "
+            "download it again"
+        ) from None
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if largest >= vocab_size:
+        raise CheckpointError(
+            "[checkpoint.load_tokenizer] the tokenizer's ids must lie below config.json's vocab_size; got id "
+            f"{largest} with vocab_size {vocab_size} in {str(directory)!r}; check that the two belong together"
+        )
+    return tokenizer
+
+
+def _parse_tokenizer(content: bytes) -> Tokenizer:
+    """A tokenizer that encodes whole texts as they are.
+
+    Raises:
+        Unreadable: the library refuses the content, or comes to grief over it.
+    """
+    from tokenizers import Tokenizer
+
+    found = parse_json(content, _TokenizerFile).model
+    if found is not None and found.continuing_subword_prefix:
+        _check_merges(content)
+    with refusals_of("tokenizers"):
+        tokenizer = Tokenizer.from_buffer(content)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    return tokenizer
+
+
+def _check_merges(content: bytes) -> None:
+    """The right side of every merge begins with the prefix: the library cuts off as many bytes without looking, in the
+    middle of a character too, and then ends the whole process over text that is not UTF-8.
+
+    Raises:
+        Unreadable: one does not.
+    """
+    model = validate_json(content, _MergingFile).model
+    prefix = model.continuing_subword_prefix or ""
+    for merge in model.merges:
+        right = merge[1] if isinstance(merge, tuple) else merge.partition(" ")[2]
+        if not right.startswith(prefix):
+            raise Unreadable(f"merge {shown(merge)} does not go on with the prefix {shown(prefix)}")
+
+
+def _missing(place: Path) -> CheckpointError:
+    """The refusal of a directory without a tokenizer that we read."""
+    has_pieces = os.path.lexists(place / "tokenizer.model")
+    got = f"{str(place)!r}" + (" with tokenizer.model (SentencePiece) alone" if has_pieces else "")
+    convert = "convert it: transformers' AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes tokenizer.json"
+    return CheckpointError(
+        "[checkpoint.load_tokenizer] a model directory must hold tokenizer.json, or vocab.json and merges.txt; got "
+        f"{got}; {convert if has_pieces else 'give a directory that has one'}"
+    )
+
+
+def _from_json(place: Path) -> Tokenizer:
+    return _parse_tokenizer(read_whole(place / _FILES[0], _MAX_TOKENIZER_BYTES))
+
+
+def _from_merges(place: Path, config: TokenizerConfig) -> Tokenizer:
+    """A byte-level tokenizer of vocab.json, merges.txt, and the tokens that stand beside them.
+
+    Raises:
+        Unreadable: the files are not as GPT-2 or Qwen2 have them.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models
+
+    vocab = _read_vocabulary(place / "vocab.json")
+    merges = _read_merges(place / "merges.txt")
+    kind = _kind(place, config)
+    with refusals_of("tokenizers"):
+        tokenizer = Tokenizer(
+            models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False)
+        )
+        tokenizer.decoder = decoders.ByteLevel()
+        _cut_texts(tokenizer, kind, config.add_prefix_space)
+    added = {id_: _added(token) for id_, token in config.added_tokens.items()}
+    if os.path.lexists(place / "added_tokens.json"):
+        more = _read_vocabulary(place / "added_tokens.json")
+        added = {
+            **{id_: AddedToken(text, special=True, normalized=False) for text, id_ in more.items()},
+            **added,
+        }
+    known = {token.content for token in added.values()}
+    roles = dict.fromkeys(text for text in config.special_tokens.values() if text not in known)
+    with refusals_of("tokenizers"):
+        for id_, token in sorted(added.items()):
+            tokenizer.add_tokens([token])
+            found = tokenizer.token_to_id(token.content)
+            if found != id_:
+                raise Unreadable(f"added token {shown(token.content)} has id {id_} where {found} comes next")
+        for text in roles:
+            tokenizer.add_tokens([AddedToken(text, special=True, normalized=False)])
+        _put_ends(tokenizer, config)
+    return tokenizer
+
+
+def _added(token: AddedTokenFile) -> AddedToken:
+    from tokenizers import AddedToken
+
+    return AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=not token.special if token.normalized is None else token.normalized,
+        special=token.special,
+    )
+
+
+def _cut_texts(tokenizer: Tokenizer, kind: str, add_prefix_space: bool) -> None:
+    """How texts are cut before merges apply."""
+    from tokenizers import Regex, normalizers, pre_tokenizers
+
+    if kind == "gpt2":
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+        return
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_QWEN2), behavior="isolated", invert=False),
+            pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=False),
+        ]
+    )
+
+
+def _kind(place: Path, config: TokenizerConfig) -> str:
+    """Which of the kinds of vocab.json and merges.txt these are.
+
+    Raises:
+        Unreadable: no file says, or it is another.
+    """
+    model = _ModelKind()
+    if os.path.lexists(place / "config.json"):
+        model = read_json(place / "config.json", _ModelKind)
+    name = config.tokenizer_class or model.tokenizer_class or model.model_type
+    if name not in _KINDS:
+        raise Unreadable(
+            f"tokenizer_class in tokenizer_config.json must be one of {', '.join(k for k in _KINDS if k[0].isupper())}"
+            f"; got {shown(name)}"
+        )
+    return _KINDS[name]
+
+
+def _read_vocabulary(path: Path) -> dict[str, int]:
+    try:
+        vocab = parse_json(read_whole(path, _MAX_TOKENIZER_BYTES), _Vocabulary).root
+    except Unreadable as error:
+        raise Unreadable(f"{path.name}: {error}") from None
+    if len(set(vocab.values())) != len(vocab):
+        raise Unreadable(f"{path.name}: two texts have one id")
+    return vocab
+
+
+def _read_merges(path: Path) -> list[tuple[str, str]]:
+    try:
+        text = decode_text(read_whole(path, _MAX_TOKENIZER_BYTES))
+    except Unreadable as error:
+        raise Unreadable(f"{path.name}: {error}") from None
+    merges = []
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.rstrip("\r")
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        pair = line.split(" ")
+        if len(pair) != 2 or not all(pair):
+            raise Unreadable(f"{path.name}: line {number} must be two tokens; got {shown(line)}")
+        merges.append((pair[0], pair[1]))
+    return merges
+
+
+def _put_ends(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
+    """Begin and end of texts as tokenizer_config.json says; a tokenizer.json says it itself."""
+    from tokenizers import processors
+
+    bos = config.special_tokens.get("bos_token") if config.add_bos_token else None
+    eos = config.special_tokens.get("eos_token") if config.add_eos_token else None
+    tokens = []
+    for text in dict.fromkeys(t for t in (bos, eos) if t is not None):
+        id_ = tokenizer.token_to_id(text)
+        if id_ is None:
+            raise Unreadable(f"tokenizer_config.json names {shown(text)}, which is no token of it")
+        tokens.append((text, id_))
+    single = [*([bos] if bos is not None else []), "$A", *([eos] if eos is not None else [])]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=tokens)

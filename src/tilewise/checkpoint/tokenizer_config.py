@@ -1,0 +1,153 @@
+"""tokenizer_config.json and chat templates' files: which tokens have a role, and how a conversation becomes a text.
+
+Only read here: what a template makes of a conversation is the business of generation.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tilewise.core import Border, CheckpointError
+from tilewise.core.reading import Unreadable, decode_text, read_json, read_whole
+
+__all__ = ["AddedTokenFile", "TokenizerConfig", "load_tokenizer_config"]
+
+_MAX_TEMPLATE_BYTES = 1 << 20
+_MAX_CONFIG_BYTES = 64 << 20
+_MOST_TOKENS = 1 << 20
+_border = Border("checkpoint", CheckpointError)
+_Text = Annotated[str, Field(min_length=1, max_length=1 << 12)]
+
+
+class AddedTokenFile(BaseModel):
+    """A token with its properties, as the files spell them."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    content: _Text
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool | None = None
+    single_word: bool = False
+    special: bool = False
+
+
+class _Template(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    name: _Text
+    template: str
+
+
+class _File(BaseModel):
+    """What is used of tokenizer_config.json; the rest of it concerns other programs."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    bos_token: _Text | AddedTokenFile | None = None
+    eos_token: _Text | AddedTokenFile | None = None
+    unk_token: _Text | AddedTokenFile | None = None
+    pad_token: _Text | AddedTokenFile | None = None
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+    add_prefix_space: bool | None = None
+    tokenizer_class: str | None = None
+    chat_template: str | list[_Template] | None = None
+    added_tokens_decoder: Annotated[dict[str, AddedTokenFile], Field(max_length=_MOST_TOKENS)] = Field(
+        default_factory=dict
+    )
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """What stands beside a tokenizer.
+
+    Attributes:
+        special_tokens: texts of `bos_token`, `eos_token`, `unk_token` and `pad_token`, of those that there are.
+        add_bos_token: texts begin with `bos_token`, where a tokenizer.json does not say it.
+        add_eos_token: texts end with `eos_token`, the same.
+        add_prefix_space: texts are read as if a space stood before them.
+        tokenizer_class: of transformers.
+        added_tokens: by id.
+        chat_templates: by name; the one that needs no name is `default`.
+    """
+
+    special_tokens: Mapping[str, str]
+    add_bos_token: bool | None
+    add_eos_token: bool | None
+    add_prefix_space: bool
+    tokenizer_class: str | None
+    added_tokens: Mapping[int, AddedTokenFile]
+    chat_templates: Mapping[str, str]
+
+
+def load_tokenizer_config(directory: str | Path) -> TokenizerConfig:
+    """What tokenizer_config.json says, and chat_template.jinja, which comes before it; empty where they are not there.
+
+    Raises:
+        CheckpointError: a file cannot be read, or a field is of another type.
+    """
+    place = _border.path("load_tokenizer_config", "a model directory", directory)
+    path = place / "tokenizer_config.json"
+    try:
+        found = read_json(path, _File, _MAX_CONFIG_BYTES) if os.path.lexists(path) else _File()
+        added = {_id(key): token for key, token in found.added_tokens_decoder.items()}
+        templates = _named(found.chat_template)
+    except Unreadable as error:
+        raise _unreadable(path, error) from None
+    for name, file in _template_files(place).items():
+        try:
+            templates[name] = decode_text(read_whole(file, _MAX_TEMPLATE_BYTES))
+        except Unreadable as error:
+            raise _unreadable(file, error) from None
+    roles = {name: getattr(found, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    return TokenizerConfig(
+        {k: v.content if isinstance(v, AddedTokenFile) else v for k, v in roles.items() if v is not None},
+        found.add_bos_token,
+        found.add_eos_token,
+        bool(found.add_prefix_space),
+        found.tokenizer_class,
+        added,
+        templates,
+    )
+
+
+def _unreadable(path: Path, error: Unreadable) -> CheckpointError:
+    return CheckpointError(
+        f"[checkpoint.load_tokenizer_config] {path.name} must be as transformers writes it; got {str(path)!r}: {error}"
+        "; repair it, or download it again"
+    )
+
+
+def _id(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) <= 10):
+        raise Unreadable(f"added_tokens_decoder must have ids as keys; got {key[:80]!r}")
+    return int(key)
+
+
+def _named(given: str | list[_Template] | None) -> dict[str, str]:
+    """Templates by name."""
+    entries = [("default", given)] if isinstance(given, str) else [(t.name, t.template) for t in given or ()]
+    found: dict[str, str] = {}
+    for name, template in entries:
+        if name in found:
+            raise Unreadable(f"chat_template must name each template once; got {name[:80]!r} twice")
+        if len(template) > _MAX_TEMPLATE_BYTES:
+            raise Unreadable(f"chat_template must have at most {_MAX_TEMPLATE_BYTES} characters")
+        found[name] = template
+    return found
+
+
+def _template_files(place: Path) -> dict[str, Path]:
+    """The files of templates, by name."""
+    files = {"default": place / "chat_template.jinja"}
+    folder = place / "additional_chat_templates"
+    if folder.is_dir():
+        files |= {path.stem: path for path in sorted(folder.glob("*.jinja"))[:100]}
+    return {name: path for name, path in files.items() if os.path.lexists(path)}

@@ -1,0 +1,171 @@
+"""The program that renders a chat template, in a process of its own: a template may come from anywhere.
+
+Reads one JSON object from standard input (`template`, `variables`, `limits`), writes one to standard output (`text`, or
+`problem`). Imports the standard library and jinja2 only, and is run as a file, so that it starts quickly. The parent
+kills it when its time is over; memory and output it limits itself, before it looks at the template.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from datetime import datetime
+from typing import Any
+
+__all__ = ["MOST_OUTPUT", "main", "problem_of", "render"]
+
+MOST_OUTPUT = 1 << 22  # characters
+
+
+class _TooLong(Exception):
+    pass
+
+
+def render(template: str, variables: dict[str, Any]) -> str:
+    """A template's text, as transformers renders it."""
+    found: list[str] = []
+    size = 0
+    for block in _environment().from_string(template).generate(**variables):
+        size += len(block)
+        if size > MOST_OUTPUT:
+            raise _TooLong
+        found.append(block)
+    return "".join(found)
+
+
+def problem_of(template: str, variables: dict[str, Any]) -> dict[str, str]:
+    """A template's text, or what is wrong, as the parent is told it."""
+    from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
+
+    try:
+        text = render(template, variables)
+        text.encode("utf-8")
+        return {"text": text}
+    except _TooLong:
+        return {"problem": f"it writes more than {MOST_OUTPUT} characters"}
+    except MemoryError:
+        return {"problem": "it takes too much memory"}
+    except RecursionError:
+        return {"problem": "it calls itself without end"}
+    except SecurityError as error:
+        return {"problem": f"it does what templates may not: {error}"}
+    except TemplateSyntaxError as error:
+        return {"problem": f"line {error.lineno}: {error.message}"}
+    except TemplateError as error:
+        return {"problem": f"it says: {error.message}"}
+    except Exception as error:  # whatever the template makes Python do
+        return {"problem": f"{type(error).__name__}: {error}"}
+
+
+def _environment() -> Any:
+    """What templates may use: as in transformers, whose authors' templates these are."""
+    import jinja2
+    import jinja2.ext
+    import jinja2.nodes
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(jinja2.ext.Extension):
+        """`{% generation %}` marks what the model said; it changes nothing of the text."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            call = self.call_method("_say", [])
+            return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+        def _say(self, caller: Any) -> Any:
+            return caller()
+
+    class Namespace(jinja2.utils.Namespace):
+        """Without names that lead into Python."""
+
+        def __init__(*args: Any, **kwargs: Any) -> None:
+            self, args = args[0], args[1:]
+            given = dict(*args, **kwargs)
+            for name in given:
+                _check_name(name)
+            jinja2.utils.Namespace.__init__(self, given)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            _check_name(name)
+            super().__setitem__(name, value)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _now
+    environment.globals["dict"] = _Dict()
+    environment.globals["namespace"] = Namespace
+    return environment
+
+
+class _Dict:
+    """`dict(...)` of templates; the class itself would lead into Python."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _check_name(name: object) -> None:
+    from jinja2.exceptions import SecurityError
+
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace has no name like {name!r}")
+
+
+def _raise(message: object) -> None:
+    from jinja2.exceptions import TemplateError
+
+    raise TemplateError(str(message))
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _limit(memory_bytes: int, cpu_s: int) -> None:
+    """No more memory and time than given, no files, no processes."""
+    for what, most in (
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, 0),
+    ):
+        hard = resource.getrlimit(what)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(what, (most, most))
+
+
+def main() -> None:
+    """One template."""
+    sys.path += sys.argv[1:]
+    given = json.load(sys.stdin)
+    _environment()  # imports what it needs, before files are limited
+    _limit(given["limits"]["memory_bytes"], given["limits"]["cpu_s"])
+    result = problem_of(given["template"], given["variables"])
+    json.dump(result, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

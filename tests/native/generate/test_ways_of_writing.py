@@ -1,0 +1,176 @@
+"""Sampling's settings in whole texts: as transformers writes with them, several texts a prompt, where texts end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from native.models.families import CASES, ids_of
+from tilewise.core import ConfigError
+from tilewise.generate import Generator, Sampling, combine_settings
+
+CASE = next(case for case in CASES if case.name == "qwen2")
+PROMPT = ids_of(12)
+
+
+def _tokenizer():
+    """A token per character, of 131 characters."""
+    characters = [chr(33 + i) if i < 94 else chr(0x4E00 + i) for i in range(131)]
+    tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(characters)}, unk_token="!"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """A small model of transformers' and its directory, which has a tokenizer."""
+    directory = tmp_path_factory.mktemp("model")
+    model = CASE.model()
+    model.save_pretrained(directory)
+    (directory / "generation_config.json").unlink()
+    _tokenizer().save(str(directory / "tokenizer.json"))
+    return model, directory
+
+
+@pytest.fixture(scope="module")
+def generator(theirs):
+    with Generator(theirs[1], dtype="f32", max_sequences=8) as made:
+        yield made
+
+
+def _write(generator, sampling, prompt=PROMPT):
+    """Pieces per choice."""
+    written = [[] for _ in range(sampling.n)]
+    for piece in generator.generate([prompt], sampling):
+        written[piece.choice].append(piece)
+    return written
+
+
+def _tokens(generator, sampling):
+    return [piece.token for piece in _write(generator, sampling)[0]]
+
+
+WAYS = [
+    {"repetition_penalty": 1.3},
+    {"no_repeat_ngram_size": 2},
+    {"repetition_penalty": 0.7, "no_repeat_ngram_size": 3},
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["penalty", "ngrams", "both"])
+def test_greedy_text_is_that_of_transformers(theirs, generator, way):
+    """64 tokens with penalties equal those of `generate`, and differ from those without."""
+    with torch.no_grad():
+        out = theirs[0].generate(
+            torch.tensor([PROMPT]), max_new_tokens=64, do_sample=False, pad_token_id=0, **way
+        )
+    ours = _tokens(generator, Sampling(max_tokens=64, **way))
+    assert ours == out[0, len(PROMPT) :].tolist()
+    assert ours != _tokens(generator, Sampling(max_tokens=64))
+
+
+def test_bad_words_do_not_come(generator):
+    """A word that would have come does not, as ids or as text; the twin without them has it."""
+    plain = _tokens(generator, Sampling(max_tokens=24))
+    bad = plain[4]
+    assert bad not in _tokens(generator, Sampling(max_tokens=24, bad_words_ids=[(bad,)]))
+    word = generator.tokenizer.decode([bad])
+    with pytest.raises(ConfigError, match="must be UTF-8 text"):
+        generator.generate([PROMPT], Sampling(bad_words=["\ud800"]))
+    assert word not in "".join(
+        p.text for p in _write(generator, Sampling(max_tokens=24, bad_words=[word]))[0]
+    )
+
+
+def test_what_a_text_says_does_not_depend_on_how_many_there_are(generator):
+    """Text i of four is text i of two; the first is the only one of a single; texts differ."""
+
+    def tokens(n):
+        found = _write(generator, Sampling(max_tokens=12, temperature=1.5, seed=2, n=n))
+        return [[piece.token for piece in pieces] for pieces in found]
+
+    four = tokens(4)
+    assert tokens(2) == four[:2] and tokens(1) == four[:1]
+    assert len({tuple(text) for text in four}) == 4
+    assert tokens(4) == four
+
+
+@pytest.mark.parametrize("is_included", [False, True])
+def test_a_text_ends_at_a_stop_string(generator, is_included):
+    """Before a string that spans two tokens, or behind it; what might begin another one is shown late, not lost."""
+    plain = _write(generator, Sampling(max_tokens=24))[0]
+    text = "".join(piece.text for piece in plain)
+    stop = text[9:11]
+    at = text.find(stop)
+    sampling = Sampling(max_tokens=24, stop=[stop, text[:2] + "nothing"], include_stop=is_included)
+    pieces = _write(generator, sampling)[0]
+    assert "".join(piece.text for piece in pieces) == text[: at + 2 if is_included else at]
+    assert pieces[-1].finish_reason == "stop" and len(pieces) == at + 2
+    assert pieces[0].text == "" and pieces[1].text == ""
+
+
+def test_end_tokens_and_the_least_length(theirs, generator, monkeypatch):
+    """An end token ends; not before `min_tokens`, and not at all where it is ignored."""
+    plain = _tokens(generator, Sampling(max_tokens=24))
+    monkeypatch.setattr(generator, "_end_ids", frozenset([plain[3]]))
+    pieces = _write(generator, Sampling(max_tokens=24))[0]
+    first = plain.index(plain[3])
+    assert len(pieces) == first + 1 and pieces[-1].finish_reason == "stop"
+    assert _tokens(generator, Sampling(max_tokens=24, ignore_eos=True)) == plain
+    later = _tokens(generator, Sampling(max_tokens=24, min_tokens=9))
+    assert len(later) >= 9 and plain[3] not in later[:9]
+    with torch.no_grad():
+        out = theirs[0].generate(
+            torch.tensor([PROMPT]),
+            max_new_tokens=24,
+            min_new_tokens=9,
+            eos_token_id=plain[3],
+            do_sample=False,
+            pad_token_id=0,
+        )
+    assert later == out[0, len(PROMPT) :].tolist()
+
+
+def test_stop_strings_wait_for_the_least_length(generator):
+    """A stop string before `min_tokens` is text like other text."""
+    plain = "".join(piece.text for piece in _write(generator, Sampling(max_tokens=24))[0])
+    sampling = Sampling(max_tokens=24, stop=[plain[2]], min_tokens=24)
+    assert "".join(piece.text for piece in _write(generator, sampling)[0])[:23] == plain[:23]
+
+
+def test_texts_together_are_limited(generator):
+    """Choices count as texts."""
+    with pytest.raises(ConfigError, match="max_sequences=8 texts go together; got 9"):
+        generator.generate([PROMPT], Sampling(temperature=1.0, n=9))
+
+
+def test_a_generation_config_writes_as_transformers_does(theirs, tmp_path):
+    """A directory with settings of its own: 48 tokens of `generate` without arguments; the twin ignores the file."""
+    settings = {
+        "do_sample": False,
+        "temperature": 0.6,
+        "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 3,
+        "max_new_tokens": 48,
+        "min_new_tokens": 40,
+        "eos_token_id": [5, 6, 7, 8, 9],
+        "bad_words_ids": [[11], [12, 13]],
+        "pad_token_id": 0,
+    }
+    for path in theirs[1].iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    model = type(theirs[0]).from_pretrained(tmp_path)
+    with torch.no_grad():
+        wanted = model.generate(torch.tensor([PROMPT]))[0, len(PROMPT) :].tolist()
+    with Generator(tmp_path, dtype="f32") as generator:
+        sampling, taken = combine_settings(generator.generation_config, {}, len(PROMPT))
+        assert _tokens(generator, sampling) == wanted
+        assert taken.keys() >= {"repetition_penalty", "max_tokens", "min_tokens"}
+    with Generator(tmp_path, dtype="f32", generation_config=False) as generator:
+        sampling, taken = combine_settings(generator.generation_config, {"max_tokens": 48}, len(PROMPT))
+        assert taken == {} and _tokens(generator, sampling) != wanted

@@ -1,0 +1,285 @@
+"""Chat templates: rendered as transformers renders them, and harmless whatever they do."""
+
+import json
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from pure.hostile import accepted
+from tilewise.core import ConfigError
+from tilewise.data import train_tokenizer
+from tilewise.generate import ChatTemplate, chat
+
+TOKENIZER = train_tokenizer(["hello world " * 10], vocab_size=280)
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": 'Says "how" it is <now> & там',
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {
+    "name": "weather", "arguments": {"city": "Köln"}}}]}  # fmt: skip
+TALK = [{"role": "user", "content": " Hi  there\n"}, {"role": "assistant", "content": "Hello."}]
+ASK = {"role": "user", "content": "How is it?\n\n{{ 1 }} {% x %}"}
+TALKS = {
+    "short": [ASK],
+    "long": [*TALK, ASK],
+    "system": [{"role": "system", "content": "  Be kind. "}, *TALK, ASK],
+    "called": [ASK, CALL, {"role": "tool", "name": "weather", "content": '{"rain": true}'}, *TALK[::-1]],
+    "thought": [TALK[0], {"role": "assistant", "content": "Yes.", "thinking": "Hm."}, ASK],
+}
+TEMPLATES = {
+    "llama3": """{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- set date_string = strftime_now("%Y") %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start|>system<|end|>\\n\\nToday: " + date_string + "\\n" }}
+{%- if tools is not none %}
+    {%- for t in tools %}
+        {{- t | tojson(indent=4) }}
+        {{- "\\n\\n" }}
+    {%- endfor %}
+{%- endif %}
+{{- system_message }}{{- "<|eot|>" }}
+{%- for message in messages %}
+    {%- if message.role == 'tool' or message.role == 'ipython' %}
+        {{- "<|start|>ipython<|end|>\\n\\n" }}
+        {%- if message.content is mapping or message.content is iterable %}
+            {{- message.content | tojson }}
+        {%- endif %}
+        {{- "<|eot|>" }}
+    {%- elif 'tool_calls' in message %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '{"name": "' + call.name + '", "parameters": ' + (call.arguments | tojson) + '}' + "<|eot|>" }}
+    {%- else %}
+        {{- '<|start|>' + message['role'] + '<|end|>\\n\\n'+ message['content'] | trim + '<|eot|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start|>assistant<|end|>\\n\\n' }}
+{%- endif %}
+""",
+    "mistral": """{%- set ns = namespace(index=0, last=-1) %}
+{%- for message in messages %}
+    {%- if message.role == "user" %}{% set ns.last = loop.index0 %}{% endif %}
+{%- endfor %}
+{{- bos_token }}
+{%- for message in messages if message.role != "system" %}
+    {%- if message.role == "user" %}
+        {%- if tools is defined and tools is not none and ns.last == loop.index0 %}
+            {{- "[TOOLS] [" }}
+            {%- for tool in tools %}
+                {%- for key, val in tool.function.items() if key != "return" %}
+                    {{- '"' + key + '": ' + (val | tojson if val is not string else '"' ~ val ~ '"') }}
+                    {%- if not loop.last %}{{- ", " }}{%- endif %}
+                {%- endfor %}
+            {%- endfor %}
+            {{- "][/TOOLS]" }}
+        {%- endif %}
+        {{- "[INST] " + message["content"] + "[/INST]" }}
+    {%- elif message.tool_calls is defined and message.tool_calls is not none %}
+        {{- "[CALLS] " ~ message.tool_calls | map(attribute="function") | list | tojson ~ eos_token }}
+    {%- elif message["role"] == "assistant" %}
+        {% generation %}{{- " " + message["content"]|trim + eos_token }}{% endgeneration %}
+    {%- elif message["role"] in ["tool", "tool_results"] %}
+        {{- '[RESULTS] {"content": ' + message.content|string + "}" }}
+        {%- continue %}
+    {%- else %}
+        {{- raise_exception("Only user, assistant and tool are roles!") }}
+    {%- endif %}
+    {%- set ns.index = ns.index + 1 %}
+{%- endfor %}
+{{- ns.index }}
+""",
+    "qwen": """{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+    {{- "# Tools\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- endif %}
+{%- for message in messages[::-1] %}
+    {%- if message.role == "user" %}{% break %}{% endif %}
+    {{- loop.index }}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if message.reasoning_content is defined and message.reasoning_content is not none %}
+        {{- '<think>\\n' + message.reasoning_content.strip('\\n') + '\\n</think>\\n' }}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + content.lstrip('\\n') }}
+    {%- for call in message.tool_calls or [] %}
+        {%- if call.function %}{%- set call = call.function %}{%- endif %}
+        {{- '\\n<call>{"name": "' ~ call.name ~ '", "arguments": ' }}
+        {{- call.arguments if call.arguments is string else call.arguments | tojson }}}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}
+""",
+    "gemma": """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set first = messages[0]['content'] + '\\n\\n' -%}
+    {%- set loop_messages = messages[1:] -%}
+{%- else -%}
+    {%- set first = "" -%}
+    {%- set loop_messages = messages -%}
+{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+    {%- endif -%}
+    {%- set role = "model" if message['role'] == 'assistant' else message['role'] -%}
+    {{ '<start_of_turn>' + role + '\\n' + (first if loop.first else "") }}
+    {{ message['content'] | trim }}
+    {{ '<end_of_turn>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{ '<start_of_turn>model\\n' }}
+{%- endif -%}
+""",
+    "phi3": "{% for message in messages %}{% if message['role'] == 'system' and message['content'] %}"
+    "{{'<|system|>\n' + message['content'] + '<|end|>\n'}}{% elif message['role'] == 'user' %}"
+    "{{'<|user|>\n' + message['content'] + '<|end|>\n'}}{% elif message['role'] == 'assistant' %}"
+    "{{'<|assistant|>\n' + message['content'] + '<|end|>\n'}}{% endif %}{% endfor %}\n"
+    "  {% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}  \n",
+}
+
+
+def _directory(folder, template, as_file=False):
+    """A model directory with templates."""
+    content = {**TOKENS, **({} if as_file else {"chat_template": template})}
+    (folder / "tokenizer_config.json").write_text(json.dumps(content))
+    if as_file:
+        (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def _theirs(template, talk, **options):
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER, **TOKENS)
+    return tokenizer.apply_chat_template(talk, chat_template=template, tokenize=False, **options)
+
+
+def _rendered(call):
+    """The text, or the template's own refusal."""
+    try:
+        return call()
+    except Exception as error:
+        return next(words for words in ("alternate", "are roles") if words in str(error))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_are_rendered_as_by_transformers(tmp_path, name):
+    """Conversations with system messages, tools, calls and thoughts, with and without what introduces an answer."""
+    ours = ChatTemplate(_directory(tmp_path, TEMPLATES[name], as_file=name in ("gemma", "qwen")))
+    for index, talk in enumerate(TALKS.values()):
+        for tools in (None, [TOOL]):
+            options = {"tools": tools, "add_generation_prompt": (index + bool(tools)) % 2 == 0}
+            more = {"enable_thinking": False} if index % 2 else {}
+            wanted = _rendered(lambda: _theirs(TEMPLATES[name], talk, **options, **more))  # noqa: B023
+            assert _rendered(lambda: ours.render(talk, variables=more, **options)) == wanted  # noqa: B023
+
+
+def test_documents_reach_the_template(tmp_path):
+    """As they are, in order."""
+    template = "{% for d in documents %}[{{ d.title }}: {{ d['text'] }}]{% endfor %}"
+    documents = [{"title": "A", "text": "x"}, {"title": "B", "text": "y"}]
+    wanted = _theirs(template, TALK, documents=documents)
+    assert ChatTemplate(_directory(tmp_path, template)).render(TALK, documents=documents) == wanted
+
+
+def test_a_template_is_chosen_by_name(tmp_path):
+    """By its name; else the one for tools where there are tools, else the default."""
+    templates = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
+    ours = ChatTemplate(_directory(tmp_path, templates))
+    found = (ours.render(TALK), ours.render(TALK, tools=[TOOL]), ours.render(TALK, name="tool_use"))
+    assert found == ("d", "t", "t")
+    with pytest.raises(ConfigError, match="must be one of 'default', 'tool_use'; got 'x'"):
+        ours.render(TALK, name="x")
+
+
+HARMFUL = {
+    "escape": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "may not|undefined"),
+    "attribute": ("{{ cycler.__init__.__globals__.os.system('true') }}", "may not"),
+    "namespace": ("{% set ns = namespace(__init__=1) %}{{ ns }}", "no name like '__init__'"),
+    "change": ("{{ messages.append(1) }}", "may not"),
+    "include": ("{% include '/etc/passwd' %}", "TypeError|no loader"),
+    "memory": ("{{ 'a' * 9999999999 }}", "too much memory"),
+    "power": ("{% set x = 'ab' * 400000 %}{% for i in range(99) %}{{ x }}{% endfor %}", "more than 4194304"),
+    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "without end"),
+    "syntax": ("{% if %}", "line 1"),
+    "refusal": ("{{ raise_exception('I will\\nnot') }}", "it says: I will not"),
+    "undefined": ("{{ nothing.at.all }}", "'nothing' is undefined"),
+    "surrogate": (r"{{ '\ud800' }}", "UnicodeEncodeError"),
+}
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_a_harmful_template_is_one_error(tmp_path, name):
+    """Ways out of the sandbox, texts and memory without end, mistakes: named in one line."""
+    template, words = HARMFUL[name]
+    with pytest.raises(ConfigError, match=words) as caught:
+        ChatTemplate(_directory(tmp_path, template)).render(TALK)
+    assert "\n" not in str(caught.value) and repr(str(tmp_path)) in str(caught.value)
+
+
+def test_a_template_without_end_is_stopped(tmp_path, monkeypatch):
+    """The process that renders it is killed; a template that ends is rendered in the same time."""
+    monkeypatch.setattr(chat, "_DEADLINE_S", 1.5)
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(ConfigError, match=r"does not end within 1\.5 s"):
+        ChatTemplate(_directory(tmp_path, endless)).render(TALK)
+
+
+@pytest.mark.parametrize(
+    "program", ["import os; os._exit(3)", "print('{}')", "print('[1]')", "import os; os.kill(os.getpid(), 9)"]
+)
+def test_a_renderer_that_dies_is_one_error(tmp_path, monkeypatch, program):
+    """Whatever the process says that is no answer is not taken for one."""
+    (tmp_path / "child.py").write_text(program)
+    ours = ChatTemplate(_directory(tmp_path, "x"))
+    monkeypatch.setattr(chat.template_child, "__file__", str(tmp_path / "child.py"))
+    with pytest.raises(ConfigError, match="the process that renders it"):
+        ours.render(TALK)
+
+
+def test_arguments_are_plain_values(tmp_path):
+    """What a template could use to reach Python is not handed to it."""
+    ours = ChatTemplate(_directory(tmp_path, "x"))
+    given = {
+        "messages": TALK,
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": True,
+        "variables": {},
+    }
+    taken = accepted(lambda **options: ours.render(**options), given)
+    none_or_empty = {"None", "()", "[]"}
+    assert taken == {
+        "messages": {"()", "[]"},
+        "tools": none_or_empty,
+        "documents": none_or_empty,
+        "add_generation_prompt": {"True"},
+        "variables": {"None", "{}", "{'a': 1}"},
+    }
+
+
+def test_a_model_without_a_template_cannot_converse(tmp_path):
+    """It says what is missing."""
+    with pytest.raises(ConfigError, match=r"needs chat_template\.jinja"):
+        ChatTemplate(tmp_path)

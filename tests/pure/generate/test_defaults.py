@@ -1,0 +1,58 @@
+"""From generation_config.json and what a caller says to how a text is written."""
+
+import pytest
+
+from pure.hostile import accepted
+from tilewise.core import ConfigError
+from tilewise.generate import Sampling, combine_settings
+
+SAMPLES = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}
+
+
+@pytest.mark.parametrize(
+    ("file", "given", "wanted"),
+    [
+        ({}, {}, {}),
+        ({}, {"temperature": 0.8}, {"temperature": 0.8}),
+        ({"temperature": 0.6, "top_p": 0.9, "top_k": 5}, {}, {}),  # do_sample false: greedy
+        ({"do_sample": False, **{"temperature": 0.6}}, {}, {}),
+        ({"do_sample": True}, {}, {"temperature": 1.0, "top_k": 50}),
+        (SAMPLES, {}, {"temperature": 0.6, "top_k": 50, "top_p": 0.9, "repetition_penalty": 1.1}),
+        ({**SAMPLES, "top_k": 0}, {}, {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}),
+        (SAMPLES, {"temperature": 0.0}, {"repetition_penalty": 1.1}),
+        ({"temperature": 0.6, "top_p": 0.9}, {"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.9}),
+        (SAMPLES, {"top_k": 3, "top_p": 1.0, "repetition_penalty": 1.0}, {"temperature": 0.6, "top_k": 3}),
+        ({"max_new_tokens": 9, "max_length": 99}, {}, {"max_tokens": 9}),
+        ({"max_length": 30}, {}, {"max_tokens": 20}),
+        ({"max_length": 5}, {"max_tokens": 7}, {"max_tokens": 7}),
+        ({"min_length": 15}, {}, {"min_tokens": 5}),
+        ({"min_length": 3}, {}, {}),
+        ({"min_length": 15, "min_new_tokens": 2}, {}, {"min_tokens": 2}),
+        ({"stop_strings": "x"}, {}, {"stop": ("x",)}),
+        ({"stop_strings": ["x", "y"]}, {"stop": ()}, {}),
+        ({"bad_words_ids": [[1], [2, 3]]}, {}, {"bad_words_ids": ((1,), (2, 3))}),
+        ({"do_sample": True, "num_return_sequences": 3, "top_k": 0}, {}, {"temperature": 1.0, "n": 3}),
+        ({"num_return_sequences": 3}, {"seed": 5}, {"seed": 5}),
+        ({"eos_token_id": 3, "bos_token_id": 1}, {}, {}),
+    ],
+)
+def test_the_caller_comes_before_the_file(file, given, wanted):
+    """As transformers applies the file's settings; what is taken from it is told."""
+    sampling, taken = combine_settings(file, given, 10)
+    assert sampling == Sampling(**wanted)
+    left = {name: value for name, value in wanted.items() if name not in given}
+    assert {name: getattr(sampling, name) for name in taken} == left
+
+
+def test_a_prompt_longer_than_the_file_allows_is_refused():
+    """The file's length counts the prompt; where nothing is left, nothing is written."""
+    with pytest.raises(ConfigError, match=r"max_length 10; got 10 tokens"):
+        combine_settings({"max_length": 10}, {}, 10)
+
+
+def test_arguments_are_checked():
+    """Settings have names, prompts a length."""
+    found = accepted(combine_settings, {"file": {}, "given": {}, "num_prompt": 1})
+    assert found == {"file": {"{}", "{'a': 1}"}, "given": {"{}"}, "num_prompt": {"0"}}
+    with pytest.raises(ConfigError, match="a setting must be one of"):
+        combine_settings({}, {"heat": 1}, 1)

@@ -1,0 +1,198 @@
+"""Choosing tokens as transformers and vLLM choose them: penalties, what may not come, filters, stop strings."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from tilewise.core import ConfigError
+from tilewise.data import train_tokenizer
+from tilewise.generate import History, Sampling, encode_prompt, pick_token
+from tilewise.generate.prompts import word_ids
+from tilewise.generate.sampling import adjust_logits, candidates
+from tilewise.generate.stopping import StopFinder
+
+VOCAB = 24
+ENDS = (3, 7)
+
+
+def _history(prompt, written):
+    history = History(prompt)
+    for token in written:
+        history.append(token)
+    return history
+
+
+def _ours(logits, sampling, history, ends=ENDS):
+    ids, weights = candidates(adjust_logits(logits, sampling, history, ends), sampling)
+    probability = np.zeros(len(logits))
+    probability[ids] = weights / weights.sum()
+    return probability
+
+
+def _theirs(logits, s, history, order=None):
+    """Their processors in the order of `GenerationMixin._get_logits_processor`."""
+    made = []
+    if s.repetition_penalty != 1:
+        made.append(RepetitionPenaltyLogitsProcessor(s.repetition_penalty))
+    if s.no_repeat_ngram_size:
+        made.append(NoRepeatNGramLogitsProcessor(s.no_repeat_ngram_size))
+    if s.bad_words_ids:
+        made.append(NoBadWordsLogitsProcessor([list(w) for w in s.bad_words_ids], list(ENDS)))
+    if s.min_tokens:
+        made.append(MinNewTokensLengthLogitsProcessor(history.num_prompt, s.min_tokens, list(ENDS)))
+    made.append(TemperatureLogitsWarper(s.temperature))
+    if s.top_k:
+        made.append(TopKLogitsWarper(s.top_k))
+    if s.top_p < 1:
+        made.append(TopPLogitsWarper(s.top_p))
+    if s.min_p:
+        made.append(MinPLogitsWarper(s.min_p))
+    if s.typical_p < 1:
+        made.append(TypicalLogitsWarper(s.typical_p))
+    made = made if order is None else order(made)
+    ids = torch.tensor([history.ids])
+    scores = LogitsProcessorList(made)(ids, torch.tensor(logits, dtype=torch.float64)[None])
+    return torch.softmax(scores, -1)[0].numpy()
+
+
+IDS = st.integers(0, VOCAB - 1)
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.3, 0.7, 1.0, 1.9]),
+    top_k=st.sampled_from([0, 0, 1, 5, 20, 99]),
+    top_p=st.sampled_from([1.0, 1.0, 0.05, 0.5, 0.93]),
+    min_p=st.sampled_from([0.0, 0.0, 0.04, 0.3, 1.0]),
+    typical_p=st.sampled_from([1.0, 1.0, 0.1, 0.6, 0.95]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.6]),
+    no_repeat_ngram_size=st.sampled_from([0, 2, 3]),
+    bad_words_ids=st.lists(st.lists(IDS, min_size=1, max_size=3).map(tuple), max_size=4),
+    min_tokens=st.integers(0, 8),
+)
+
+
+@settings(max_examples=200)
+@given(SAMPLINGS, st.integers(0, 10**6), st.lists(IDS, min_size=4, max_size=20), st.lists(IDS, max_size=8))
+def test_probabilities_are_those_of_transformers(sampling, seed, prompt, written):
+    """Every setting at once, on random logits and texts: each token's probability within 1e-6."""
+    logits = np.random.default_rng(seed).normal(0, 3, VOCAB)
+    history = _history(prompt, written)
+    assert np.abs(_ours(logits, sampling, history) - _theirs(logits, sampling, history)).max() < 1e-6
+
+
+def test_another_order_of_filters_is_seen():
+    """The twin: with filters in the opposite order the comparison fails."""
+    sampling = Sampling(temperature=2.0, top_k=12, top_p=0.7, min_p=0.2, typical_p=0.5)
+    history, apart = History([1, 2]), 0
+    for seed in range(20):
+        logits = np.random.default_rng(seed).normal(0, 3, VOCAB)
+        turned = _theirs(logits, sampling, history, lambda made: made[::-1])
+        apart += np.abs(_ours(logits, sampling, history) - turned).max() > 1e-6
+    assert apart > 5
+
+
+@settings(max_examples=50)
+@given(
+    st.integers(0, 10**6),
+    st.lists(IDS, max_size=9),
+    st.lists(IDS, max_size=20),
+    st.floats(-2, 2),
+    st.floats(-2, 2),
+)
+def test_presence_and_frequency_count_what_was_written(seed, prompt, written, presence, frequency):
+    """Per token: frequency times its count, and presence once; the prompt does not count."""
+    logits = np.random.default_rng(seed).normal(0, 3, VOCAB).astype(np.float32)
+    counts = np.bincount(np.array(written, np.int64), minlength=VOCAB)
+    wanted = logits.astype(np.float64) - frequency * counts - presence * (counts > 0)
+    sampling = Sampling(presence_penalty=presence, frequency_penalty=frequency)
+    found = adjust_logits(logits, sampling, _history(prompt, written), ())
+    assert np.abs(found - wanted).max() < 1e-12
+
+
+def test_greedy_obeys_penalties():
+    """The likeliest token after penalties, not before."""
+    logits = np.array([3.0, 2.9, -1.0], np.float32)
+    assert pick_token(logits, Sampling(), History([0])) == 0
+    assert pick_token(logits, Sampling(repetition_penalty=1.2), History([0])) == 1
+    assert pick_token(logits, Sampling(presence_penalty=0.5), History([0])) == 0
+    assert pick_token(logits, Sampling(presence_penalty=0.5), _history([], [0])) == 1
+    assert pick_token(logits, Sampling(min_tokens=1), History([]), {0, 1}) == 2
+    assert pick_token(logits, Sampling(bad_words_ids=[(0,), (2, 1)]), History([2])) == 2
+
+
+def test_extreme_penalties_forbid_nothing():
+    """A penalty beyond a double punishes, but does not leave nothing to choose; ids beyond the logits are passed by."""
+    logits = np.array([-3.0, 2.0], np.float32)
+    sampling = Sampling(repetition_penalty=1.7e308, temperature=1.0)
+    assert pick_token(logits, sampling, History([0, 1, 9])) == 1
+    assert pick_token(logits, Sampling(frequency_penalty=1.0), _history([], [9, 1, 1, 1, 1, 1, 1])) == 0
+
+
+@pytest.mark.parametrize(
+    "settings_", [{"no_repeat_ngram_size": 1}, {"bad_words_ids": [(0,), (1,)]}, {"min_tokens": 1}]
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_left_to_choose_is_refused(settings_, temperature):
+    """Where every token is forbidden, no text is made up."""
+    sampling = Sampling(temperature=temperature, **settings_)
+    ends = (0, 1) if "min_tokens" in settings_ else ()
+    with pytest.raises(ConfigError, match="a token must be left to choose"):
+        pick_token(np.zeros(2, np.float32), sampling, History([0, 1]), ends)
+
+
+def test_bad_words_outside_the_vocabulary_are_refused():
+    """An id that the logits do not have is named."""
+    with pytest.raises(ConfigError, match=r"below the vocabulary's 2; got \(5,\)"):
+        pick_token(np.zeros(2, np.float32), Sampling(bad_words_ids=[(5,)]), History([]))
+
+
+def test_words_have_tokens_with_and_without_a_space():
+    """A word in a text has a space before it or not; both are forbidden."""
+    tokenizer = train_tokenizer(["hello world " * 10], vocab_size=280)
+    assert word_ids(tokenizer, ["world", "world"]) == [
+        tuple(encode_prompt(tokenizer, text)) for text in ("world", " world")
+    ]
+
+
+def test_choices_draw_apart_and_the_first_as_ever():
+    """Texts of one prompt draw from the same seed apart; the first draws what a single one does."""
+    logits = np.zeros(50, np.float32)
+    one = Sampling(temperature=1.0, seed=4)
+    draws = [
+        [pick_token(logits, one, History([0] * at), choice=choice) for at in range(9)] for choice in range(4)
+    ]
+    assert draws[0] == [pick_token(logits, one, History([0] * at)) for at in range(9)]
+    assert len({tuple(row) for row in draws}) == 4
+
+
+TEXTS = st.text(alphabet="ab", max_size=12)
+
+
+@settings(max_examples=200)
+@given(TEXTS, st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3), st.booleans(), st.data())
+def test_a_text_ends_at_its_stop_string_however_it_is_cut(text, strings, is_included, data):
+    """The first place where a stop string is complete, found by trying all; nothing of it is shown before."""
+    text += "cab"
+    ends = [(end, end - len(s)) for end in range(1, len(text) + 1) for s in strings if text[:end].endswith(s)]
+    wanted = text if not ends else text[: min(ends)[0] if is_included else min(ends)[1]]
+    finder, shown, is_stopped = StopFinder(strings, is_included), "", False
+    while text and not is_stopped:
+        size = data.draw(st.integers(1, len(text)))
+        more, is_stopped = finder.add(text[:size])
+        shown, text = shown + more, text[size:]
+        assert wanted.startswith(shown)
+    assert shown + finder.finish() == wanted and is_stopped == bool(ends)
+    assert finder.finish() == ""
