@@ -127,7 +127,7 @@ def load_max_length(model_dir: str | Path) -> int | None:
     path = _border.path("pooling", "a model directory", model_dir) / "sentence_bert_config.json"
     if not os.path.lexists(path):
         return None
-    found = _read(path, _SentenceFile)
+    found: _SentenceFile = _read(path, _SentenceFile)
     if found.do_lower_case:
         _border.refuse(
             "pooling",
