@@ -229,6 +229,8 @@ class ModelConfig:
         for key in given:
             rule = "must be a field that this family's models have"
             advice = "remove it if it decides nothing of what the model computes"
+            if key in cls.spellings:
+                advice = f"this family's files spell it {cls.spelled(key)}"
             require(key in spelled, shown(key)[1:-1], rule, "an unknown one", advice)
         try:
             found = _types(cls).model_validate({spelled[key]: value for key, value in given.items()})
