@@ -1,4 +1,4 @@
-"""Vectors of texts: one encoding graph over batches of texts of any length. Threads may share an encoder; they take turns.
+"""Vectors of texts: one encoding graph over batches of texts of any length. Threads that share an encoder take turns.
 
 A text's vector does not depend on what is encoded with it, on the padding of its batch, or on the number of devices.
 Refuses texts that are longer than the model's context, unless they shall be cut.
