@@ -79,7 +79,9 @@ class StoredWeights(Mapping[str, Stored]):
             found = _spelling(files, entry.name, prefix)
             if found is None:
                 raise _error(
-                    "hold every parameter", f"none called {entry.name!r}", "check that they are complete"
+                    "hold every parameter",
+                    f"none called {entry.name!r}{_place(*files.values())}",
+                    "check that they are complete",
                 )
             used[entry.name] = found
             self._add(entry, files[found])
@@ -93,7 +95,8 @@ class StoredWeights(Mapping[str, Stored]):
         if unknown:
             raise _error(
                 "hold no more than the configuration describes",
-                f"{shown(unknown[0])} and {len(unknown) - 1} more tensors that are not the model's",
+                f"{shown(unknown[0])} and {len(unknown) - 1} more tensors that are not the model's"
+                f"{_place(files[unknown[0]])}",
                 "check num_hidden_layers and the other sizes",
             )
 
@@ -105,13 +108,13 @@ class StoredWeights(Mapping[str, Stored]):
             rows = f"{entry.num_rows} {'columns' if entry.is_transposed else 'rows'}"
             raise _error(
                 f"hold {entry.name!r} with the {rows} that the configuration asks for",
-                f"the shape {list(tensor.shape)}",
+                f"the shape {list(tensor.shape)}{_place(tensor)}",
                 "check its sizes",
             )
         if not is_float(tensor.dtype):
             raise _error(
                 f"hold {entry.name!r} as floating-point numbers",
-                str(tensor.dtype),
+                f"{tensor.dtype}{_place(tensor)}",
                 "quantized weights are not supported, give the original ones",
             )
         turned = tensor.transpose() if entry.is_transposed else tensor
@@ -122,6 +125,24 @@ class StoredWeights(Mapping[str, Stored]):
                 turned.rows(first, count) if isinstance(turned, FileTensor) else turned[first : first + count]
             )
             first += count
+
+    def require_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Hold every parameter to its whole shape; the table knows rows alone.
+
+        Args:
+            shapes: by name in the graph.
+
+        Raises:
+            CheckpointError: one has another; names the tensor and its file.
+        """
+        for name, tensor in self._parameters.items():
+            if tuple(tensor.shape) != tuple(shapes[name]):
+                called = f"{tensor.name!r} with " if isinstance(tensor, FileTensor) else ""
+                raise _error(
+                    f"hold {called}{name!r} in the shape {list(shapes[name])} that the configuration asks for",
+                    f"{list(tensor.shape)}{_place(tensor)}",
+                    "check its sizes",
+                )
 
     def __getitem__(self, name: str) -> Stored:
         return self._parameters[name]
@@ -149,9 +170,16 @@ def _require_copy(copy: Stored, original: Stored, name: str, of: str) -> None:
     if not same:
         raise _error(
             f"hold {name!r} equal to {of!r}, which the configuration ties it to",
-            "another",
+            f"another{_place(copy)}",
             "correct the configuration, or remove it from the file",
         )
+
+
+def _place(*tensors: Stored) -> str:
+    """The file that a tensor lies in, or the first of the files of several; nothing for arrays."""
+    paths = sorted({str(tensor.file.path) for tensor in tensors if isinstance(tensor, FileTensor)})
+    more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
+    return f" in {paths[0]!r}{more}" if paths else ""
 
 
 def _error(rule: str, got: str, advice: str) -> CheckpointError:

@@ -1,4 +1,4 @@
-"""Vectors of texts: one encoding graph over batches of texts of any length.
+"""Vectors of texts: one encoding graph over batches of texts of any length. Threads that share an encoder take turns.
 
 A text's vector does not depend on what is encoded with it, on the padding of its batch, or on the number of devices.
 Refuses texts that are longer than the model's context, unless they shall be cut.
@@ -8,6 +8,7 @@ Shapes: B texts of a call, S tokens of the longest, D hidden.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -71,6 +72,7 @@ class Encoder:
         weights = models.open_weights(model_dir, self.config, with_head=False)
         strategy = tw.DistributionStrategy.tensor_parallel(tp) if tp > 1 else tw.DistributionStrategy.single()
         graph.set_distribution(strategy)
+        self._turn = threading.Lock()  # held from a batch's inputs to its result
         self.instance = graph.instantiate(graph.plan(leaves=1))
         try:
             self.instance.load_parameters(weights)
@@ -141,6 +143,7 @@ class Encoder:
         for row, of in enumerate(ids):
             tokens[row, : len(of)] = of
             lengths[row] = len(of)
-        self.instance.forward(tokens=tokens, token_types=np.zeros_like(tokens), lengths=lengths)
-        found = np.asarray(self.instance.get_tensor("hidden"), np.float32)
+        with self._turn:
+            self.instance.forward(tokens=tokens, token_types=np.zeros_like(tokens), lengths=lengths)
+            found = np.asarray(self.instance.get_tensor("hidden"), np.float32)
         return found.reshape(self._batch, -1, self.config.hidden_size)[:, :longest]

@@ -9,7 +9,7 @@ no table here or there knows, so that a model is never run as something it is no
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_type_hints
@@ -68,11 +68,15 @@ _ADVICE = {
 }
 
 
-def read_config_file(model_dir: str | Path) -> Mapping[str, Any]:
-    """config.json of a Hugging Face directory, as a dictionary.
+def read_config_file(model_dir: str | Path, read: Callable[[Mapping[str, Any]], _Config]) -> _Config:
+    """config.json of a Hugging Face directory, as a configuration.
+
+    Args:
+        model_dir: the directory.
+        read: makes a configuration of the file's content.
 
     Raises:
-        ConfigError: there is none, or it is not a JSON object.
+        ConfigError: there is none, it is not a JSON object, or `read` refuses it; names the file.
     """
     path = _border.path("open", "a model directory", model_dir) / "config.json"
     if not os.path.lexists(path):
@@ -88,7 +92,10 @@ def read_config_file(model_dir: str | Path) -> Mapping[str, Any]:
         raise ConfigError(
             f"[models.open] config.json must be JSON; got {str(path)!r}: {error}; repair the file"
         ) from None
-    return data
+    try:
+        return read(data)
+    except ConfigError as error:
+        raise ConfigError(f"{error} ({str(path)!r})") from None
 
 
 @dataclass(frozen=True)
@@ -166,13 +173,31 @@ class ModelConfig:
         return cls.spellings.get(field, field)
 
     @classmethod
+    def one_answer(cls, older: str, theirs: Any, name: str, ours: Any) -> Any:
+        """What two keys of one meaning say; None where neither says anything.
+
+        Args:
+            older: one of the keys.
+            theirs: its value.
+            name: the other.
+            ours: its value.
+
+        Raises:
+            ConfigError: they say different things.
+        """
+        agree = theirs is None or ours is None or theirs == ours
+        got = f"{shown(theirs)} and {shown(ours)}"
+        cls.require()(agree, older, f"must say what {name} says", got, "remove one of them")
+        return ours if ours is not None else theirs
+
+    @classmethod
     def from_pretrained(cls: type[_Config], model_dir: str | Path) -> _Config:
         """The configuration of a Hugging Face directory.
 
         Raises:
             ConfigError: no config.json, broken JSON, or not a model of this family that we compute.
         """
-        return cls.from_dict(read_config_file(model_dir))
+        return read_config_file(model_dir, cls.from_dict)
 
     @classmethod
     def from_dict(cls: type[_Config], data: Mapping[str, Any]) -> _Config:
@@ -204,6 +229,8 @@ class ModelConfig:
         for key in given:
             rule = "must be a field that this family's models have"
             advice = "remove it if it decides nothing of what the model computes"
+            if key in cls.spellings:
+                advice = f"this family's files spell it {cls.spelled(key)}"
             require(key in spelled, shown(key)[1:-1], rule, "an unknown one", advice)
         try:
             found = _types(cls).model_validate({spelled[key]: value for key, value in given.items()})
@@ -223,8 +250,9 @@ class ModelConfig:
         ends = given.pop("eos_token_id", None)
         if ends is not None:
             given["eos_token_ids"] = tuple(ends) if isinstance(ends, list) else (ends,)
-        both = [given.pop(key, None) for key in ("dtype", "torch_dtype")]
-        given["dtype"] = both[0] if both[0] is not None else both[1]
+        given["dtype"] = cls.one_answer(
+            "torch_dtype", given.pop("torch_dtype", None), "dtype", given.get("dtype")
+        )
         hints = get_type_hints(cls)
         takes_none = {name for name, hint in hints.items() if type(None) in getattr(hint, "__args__", ())}
         names = {cls.spelled(name): name for name in hints}

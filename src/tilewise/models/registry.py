@@ -52,7 +52,7 @@ def open(model_dir: str | Path) -> ModelConfig:
     Raises:
         ConfigError: no config.json, none of the families, or a model of one that we do not compute.
     """
-    return config_from_dict(read_config_file(model_dir))
+    return read_config_file(model_dir, config_from_dict)
 
 
 def config_from_dict(data: Mapping[str, Any]) -> ModelConfig:
@@ -103,7 +103,9 @@ def open_weights(model_dir: str | Path, config: ModelConfig, *, with_head: bool 
     Raises:
         CheckpointError: no weights, or others than the configuration describes; names the tensor.
     """
-    return file_layout(config, with_head=with_head).weights(open_files(model_dir))
+    found = file_layout(config, with_head=with_head).weights(open_files(model_dir))
+    found.require_shapes(dict(parameter_shapes(config)))
+    return found
 
 
 def stored_tensors(

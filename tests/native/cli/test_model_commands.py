@@ -6,6 +6,7 @@ import io
 import json
 import math
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import transformers
 from native.models.families import Case
 from tilewise.cli.main import _run
 from tilewise.data import train_tokenizer
+from tilewise.encode import Encoder
 
 TEXTS = ["def f(x):", "class A: pass", "x", "import os, sys\nprint(os.path.join('a', 'b'))"]
 
@@ -132,6 +134,15 @@ def test_encode_agrees_with_transformers(encoder, run, tmp_path, tokenizer, mode
     file = tmp_path / "vectors.npy"
     assert run("encode", directory, *TEXTS, "--pooling", mode, "--out", file, "--tp", 2, "--batch", 1)[0] == 0
     assert np.array_equal(np.load(file), vectors)
+
+
+def test_threads_share_an_encoder(encoder):
+    """Each gets its own texts' vectors, as one thread alone does."""
+    with Encoder(encoder[0]) as shared:
+        alone = [shared.encode([text]) for text in TEXTS]
+        with ThreadPoolExecutor(len(TEXTS)) as pool:
+            found = list(pool.map(lambda i: shared.encode([TEXTS[i % len(TEXTS)]]), range(100)))
+    assert all(np.array_equal(vector, alone[i % len(TEXTS)]) for i, vector in enumerate(found))
 
 
 def test_encode_reads_lines(encoder, run, monkeypatch):

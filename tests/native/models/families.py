@@ -129,6 +129,7 @@ CASES = [
         {**_PHI3, "rope_parameters": LONGROPE, "original_max_position_embeddings": 24},
     ),
     Case("gpt2", "gpt2", {}),
+    Case("gpt2-relu", "gpt2", {"activation_function": "relu"}),
 ]
 
 

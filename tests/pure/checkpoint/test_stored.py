@@ -77,6 +77,36 @@ def test_files_that_do_not_fit_are_refused_by_name(change, words):
         StoredWeights(stored, TABLE, copies={"head": "model.embed"})
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model.mlp": np.ones((9, 3), np.float32)},
+        {"model.more": np.ones(3)},
+        {"head": np.ones((6, 3), np.float32)},
+        {"model.mlp": np.ones((10, 3), np.int8)},
+        {"model.mlp": None},
+    ],
+)
+def test_refusals_name_the_file(tmp_path, change):
+    """The one that holds the tensor, or where one is looked for."""
+    stored = {name: tensor for name, tensor in {**_stored(), **change}.items() if tensor is not None}
+    write_weights(tmp_path, stored.items())
+    with pytest.raises(CheckpointError, match=re.escape(str(tmp_path / "model.safetensors"))):
+        StoredWeights(open_weights(tmp_path), TABLE, copies={"head": "model.embed"})
+
+
+def test_whole_shapes_are_required(tmp_path):
+    """Columns too, which the table does not know; the tensor and its file are named."""
+    write_weights(tmp_path, _stored().items())
+    found = StoredWeights(open_weights(tmp_path), TABLE)
+    shapes = {name: tensor.shape for name, tensor in _parameters().items()}
+    found.require_shapes(shapes)
+    for name, stored in (("k", "model.attn"), ("embed", "model.embed")):
+        words = rf"'{stored}' with '{name}' in the shape \[\d, 4\].*\[\d, 3\] in .*model\.safetensors"
+        with pytest.raises(CheckpointError, match=words):
+            found.require_shapes({**shapes, name: (shapes[name][0], 4)})
+
+
 def test_copies_and_what_is_ignored_are_taken(tmp_path):
     """A tied head that is the embedding, to the bit; buffers that follow from the configuration."""
     stored = {**_stored(), "head": _stored()["model.embed"], "rope.inv_freq": np.ones(2, np.float32)}

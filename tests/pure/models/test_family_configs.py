@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -54,6 +55,14 @@ def test_what_is_written_is_read_back(family, tmp_path):
     nameless = {k: v for k, v in config.to_dict().items() if k != "model_type"}
     assert models.config_from_dict(nameless) == config
     assert models.num_parameters(config) > 0 and models.max_context(config) > 0
+
+
+@pytest.mark.parametrize("change", [{"rms_norm_eps": 0}, {"model_type": "mamba"}, {"vocab_size": "9"}])
+def test_refusals_name_the_file(tmp_path, change):
+    """Of whatever is wrong in it: value, family, type."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES, **change}))
+    with pytest.raises(ConfigError, match=re.escape(str(tmp_path / "config.json"))):
+        models.open(tmp_path)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -133,6 +142,31 @@ def test_sizes_must_be_there(family):
         ("phi3", {"original_max_position_embeddings": 1}, "original_max_position_embeddings"),
         ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor"),
         ("gpt2", {"n_embd": 30}, "n_embd must divide by n_head"),
+        ("gpt2", {"n_embd": 4}, "n_embd / n_head must be"),
+        ("gpt2", {"hidden_size": 32}, "hidden_size must be a field .* spell it n_embd"),
+        ("bert", {"hidden_size": 4}, "hidden_size / num_attention_heads must be"),
+        ("llama", {"dtype": "bfloat16", "torch_dtype": "float16"}, "torch_dtype must say what dtype says"),
+        (
+            "llama",
+            {"rope_theta": 1e4, "rope_scaling": None, "rope_parameters": {"rope_theta": 500.0}},
+            "rope_theta must say what",
+        ),
+        ("gemma2", {"sliding_window": 8, "sliding_window_size": 9}, "sliding_window_size must say what"),
+        ("gemma3_text", {"sliding_window_pattern": 3}, "_sliding_window_pattern must say what"),
+        (
+            "gemma3_text",
+            {
+                "rope_parameters": {"sliding_attention": {"rope_theta": 1e4}},
+                "rope_scaling": None,
+                "rope_local_base_freq": 7.0,
+            },
+            "rope_local_base_freq must say what",
+        ),
+        (
+            "phi3",
+            {"rope_scaling": {**LONG, "original_max_position_embeddings": 7}},
+            "original_max_position_embeddings must say what",
+        ),
         ("gpt2", {"activation_function": "relu6"}, "activation_function must be one of"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
         ("gpt2", {"layer_norm_epsilon": 0}, "layer_norm_epsilon"),
@@ -203,3 +237,11 @@ def test_kinds_of_layers():
     assert [kind.window for kind in qwen] == [None, None, 9, 9]
     assert [kind.window for kind in gemma2] == [4096, None, 4096, None]
     assert [(kind.window, kind.rope) for kind in gemma3] == [(4096, 1), (None, 0), (4096, 1), (None, 0)]
+
+
+def test_a_stretched_gemma_counts_its_context_once():
+    """Its max_position_embeddings counts what rope_scaling stretches; other families' does not."""
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    for family, times in (("gemma3_text", 1), ("llama", 8)):
+        config = read(family, rope_scaling=scaling, max_position_embeddings=64)
+        assert models.max_context(config) == 64 * times

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tilewise.models.config import ModelConfig
-from tilewise.models.decoder.config import ACTIVATIONS
+from tilewise.models.decoder.config import ACTIVATIONS, MAX_HEAD_DIM
 from tilewise.models.require import HUGE, TINY
 
 __all__ = ["BertConfig"]
@@ -51,6 +51,7 @@ class BertConfig(ModelConfig):
         divides = self.hidden_size % self.num_attention_heads == 0
         got = f"{self.hidden_size} over {self.num_attention_heads}"
         require(divides, "hidden_size", "must divide by num_attention_heads", got, "choose sizes that divide")
+        require.integer("hidden_size / num_attention_heads", self.head_dim, 2, MAX_HEAD_DIM)
         known = ", ".join(ACTIVATIONS)
         require(
             self.hidden_act in ACTIVATIONS,

@@ -14,7 +14,9 @@ from tilewise.models.decoder.architecture import Decoder, LayerKind
 from tilewise.models.decoder.rope import SLOWEST, Rope, checked_scaling
 from tilewise.models.require import HUGE, TINY
 
-__all__ = ["ACTIVATIONS", "RotaryConfig", "layer_kinds"]
+__all__ = ["ACTIVATIONS", "MAX_HEAD_DIM", "RotaryConfig", "layer_kinds"]
+
+MAX_HEAD_DIM = 1024  # of attention's kernels
 
 # What `hidden_act` calls an activation, and what the graph calls it.
 ACTIVATIONS: Mapping[str, str] = {
@@ -23,6 +25,7 @@ ACTIVATIONS: Mapping[str, str] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
 }
 
 
@@ -93,7 +96,7 @@ class RotaryConfig(ModelConfig):
     @classmethod
     def limits(cls) -> Mapping[str, int]:
         """Of heads."""
-        return {"num_key_value_heads": 1024, "head_dim": 1024}
+        return {"num_key_value_heads": 1024, "head_dim": MAX_HEAD_DIM}
 
     @classmethod
     def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -110,8 +113,9 @@ class RotaryConfig(ModelConfig):
         if isinstance(one, Mapping):
             one = dict(one)
             theta = one.pop("rope_theta", None)
-            if theta is not None:
-                given["rope_theta"] = theta
+            given["rope_theta"] = cls.one_answer(
+                "rope_theta", given.get("rope_theta"), "rope_parameters.rope_theta", theta
+            )
             kind = one.get("rope_type", one.get("type", "default"))
             one = None if kind == "default" and one.get("partial_rotary_factor") in (None, 1) else one
         given["rope_scaling"] = one
@@ -124,6 +128,7 @@ class RotaryConfig(ModelConfig):
     def as_decoder(self, layers: tuple[LayerKind, ...], **choices: Any) -> Decoder:
         """The sizes that these fields name, with a family's own choices."""
         ropes = choices.pop("ropes", (self.rope(),))
+        longest = choices.pop("max_positions", max(rope.longest_context for rope in ropes))
         return Decoder(
             self.vocab_size,
             self.hidden_size,
@@ -131,7 +136,7 @@ class RotaryConfig(ModelConfig):
             self.num_attention_heads,
             self.num_key_value_heads,
             self.head_dim,
-            max(rope.longest_context for rope in ropes),
+            longest,
             layers,
             ropes,
             tied_head=self.tie_word_embeddings,

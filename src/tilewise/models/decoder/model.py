@@ -26,8 +26,8 @@ _border = Border("models", ShapeError)
 
 def activate(graph: GraphBuilder, x: TensorNode, name: str) -> TensorNode:
     """An activation by the name that `Decoder.activation` has."""
-    if name == "silu":
-        return graph.silu(x)
+    if name in ("silu", "relu"):
+        return graph.silu(x) if name == "silu" else graph.relu(x)
     return graph.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
 
 

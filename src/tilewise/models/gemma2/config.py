@@ -61,11 +61,9 @@ class GemmaConfig(RotaryConfig):
         if isinstance(types, list):
             given["layer_types"] = tuple(types)
         for twice, name in _TWICE.items():
-            value = given.pop(twice, None)
+            value = cls.one_answer(twice, given.pop(twice, None), name, given.get(name))
             if value is not None:
-                meant = given.setdefault(name, value)
-                rule = f"must say what {name} says"
-                cls.require()(value == meant, twice, rule, f"{value} and {meant}", "remove one of them")
+                given[name] = value
         return super()._adapted(given)
 
     def every(self, period: int) -> tuple[str, ...]:

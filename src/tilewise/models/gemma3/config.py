@@ -42,9 +42,8 @@ class Gemma3Config(GemmaConfig):
     @classmethod
     def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
         given = dict(given)
-        older = given.pop("_sliding_window_pattern", None)  # as transformers 5 writes it
-        if older is not None:
-            given.setdefault("sliding_window_pattern", older)
+        name, hidden = "sliding_window_pattern", "_sliding_window_pattern"  # as transformers 5 writes it
+        given[name] = cls.one_answer(hidden, given.pop(hidden, None), name, given.get(name))
         parameters = given.get("rope_parameters")
         if isinstance(parameters, Mapping) and {*parameters} & {"full_attention", "sliding_attention"}:
             given = _flattened(cls, given, parameters)
@@ -60,7 +59,9 @@ class Gemma3Config(GemmaConfig):
     def decoder(self) -> Decoder:
         """What the model computes."""
         local = Rope(self.rope_local_base_freq, self.max_position_embeddings)
-        return self.as_gemma(self.kinds(), qk_norm=True, ropes=(self.rope(), local))
+        ropes = (self.rope(), local)
+        longest = self.max_position_embeddings  # which counts what rope_scaling stretches
+        return self.as_gemma(self.kinds(), qk_norm=True, ropes=ropes, max_positions=longest)
 
 
 def _flattened(
@@ -87,6 +88,7 @@ def _flattened(
     rule = "must be plain: a rope_theta and no scaling"
     require(is_plain, "rope_parameters.sliding_attention", rule, dict(local), "others are not supported")
     found = {**given, "rope_parameters": parameters.get("full_attention")}
-    if local.get("rope_theta") is not None:
-        found["rope_local_base_freq"] = local["rope_theta"]
+    name = "rope_local_base_freq"
+    place = "rope_parameters.sliding_attention.rope_theta"
+    found[name] = cls.one_answer(name, given.get(name), place, local.get("rope_theta"))
     return found

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from tilewise.models.config import ModelConfig
 from tilewise.models.decoder.architecture import Decoder, LayerKind
-from tilewise.models.decoder.config import ACTIVATIONS
+from tilewise.models.decoder.config import ACTIVATIONS, MAX_HEAD_DIM
 from tilewise.models.require import HUGE, TINY
 
 __all__ = ["GPT2Config"]
@@ -61,6 +61,7 @@ class GPT2Config(ModelConfig):
         divides = self.hidden_size % self.num_attention_heads == 0
         got = f"{self.hidden_size} over {self.num_attention_heads}"
         require(divides, "n_embd", "must divide by n_head", got, "choose sizes that divide")
+        require.integer("n_embd / n_head", self.hidden_size // self.num_attention_heads, 2, MAX_HEAD_DIM)
         known = ", ".join(ACTIVATIONS)
         require(
             self.hidden_act in ACTIVATIONS,

@@ -53,9 +53,8 @@ class Phi3Config(RotaryConfig):
             if plain.get("rope_type", plain.get("type")) in ("su", "yarn"):  # names of the first files
                 plain = {**{k: v for k, v in plain.items() if k != "type"}, "rope_type": "longrope"}
             given[key] = plain
-            own = scaling.get("original_max_position_embeddings")
-            if own is not None:
-                given.setdefault("original_max_position_embeddings", own)
+            name = "original_max_position_embeddings"
+            given[name] = cls.one_answer(name, given.get(name), f"{key}.{name}", scaling.get(name))
         return super()._adapted(given)
 
     def rope(self) -> Rope:
