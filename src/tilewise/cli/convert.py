@@ -35,10 +35,12 @@ class _Source:
     Attributes:
         tensors: as files of a model spell them.
         config: of the model, where the source says it.
+        tokenizer_dir: where its tokenizer.json lies, if it has one.
     """
 
     tensors: Mapping[str, Tensor]
-    config: ModelConfig | None
+    config: ModelConfig | None = None
+    tokenizer_dir: Path | None = None
 
 
 def find_checkpoints(path: Path) -> list[Path]:
@@ -68,7 +70,7 @@ def convert_checkpoint(
     Args:
         source: a training checkpoint or a run, a file of `torch.save` or safetensors, or a distributed checkpoint.
         target: a Hugging Face directory, or a file if its name ends in `.safetensors`.
-        model_dir: whose config.json and tokenizer the directory gets.
+        model_dir: whose config.json and tokenizer the directory gets where the source has none.
         part: key of the state dict in a source that holds more.
         console: for progress and what is to be said.
 
@@ -101,10 +103,10 @@ def _open(source: Path, part: str | None, show: Callable[[int, int], object]) ->
 
     if not source.is_dir():
         if is_torch_file(source):
-            return _Source(open_state_dict(source, part), None)
-        return _Source(open_weights(source), None)
+            return _Source(open_state_dict(source, part))
+        return _Source(open_weights(source))
     if os.path.lexists(source / METADATA):
-        return _Source(open_distributed(source, part), None)
+        return _Source(open_distributed(source, part))
     return _open_training(find_checkpoints(source)[-1], show)
 
 
@@ -125,7 +127,8 @@ def _open_training(path: Path, show: Callable[[int, int], object]) -> _Source:
             f"{str(path)!r}; convert one that `tilewise train` wrote"
         )
     parameters = {name: opened.tensors[name] for name in names}
-    return _Source(dict(models.stored_tensors(config, parameters)), config)
+    tokenizer_dir = None if opened.tokenizer is None else path
+    return _Source(dict(models.stored_tensors(config, parameters)), config, tokenizer_dir)
 
 
 def _write_file(target: Path, source: _Source, show: Callable[[int, int], object]) -> None:
@@ -161,10 +164,13 @@ def _write_directory(
             "directory of the same model, or a target that ends in .safetensors"
         )
     tokenizer, generation = None, {key: content[key] for key in _TOKENS if content.get(key) is not None}
-    if model_dir is not None and os.path.lexists(model_dir / "tokenizer.json"):
-        tokenizer = load_tokenizer(model_dir, config.vocab_size)
+    place = model_dir if source.tokenizer_dir is None else source.tokenizer_dir
+    if place is not None and os.path.lexists(place / "tokenizer.json"):
+        tokenizer = load_tokenizer(place, config.vocab_size)
     else:
-        console.print("no tokenizer is written; --model DIR takes one from there", highlight=False)
+        console.print(
+            "no tokenizer is written: the source has none, and neither has --model", highlight=False
+        )
     if model_dir is not None:
         generation |= load_generation_config(model_dir, config.vocab_size)
     save_pretrained(target, content, _counted(source.tensors.items(), show), tokenizer, generation or None)
