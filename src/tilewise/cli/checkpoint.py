@@ -116,7 +116,8 @@ def convert(
         Path,
         typer.Argument(
             help="A training checkpoint or a run's output directory; a state dict of torch.save (.pt, .bin); a "
-            "distributed checkpoint of PyTorch (a directory with .metadata); a safetensors file.",
+            "distributed checkpoint of PyTorch (a directory with .metadata); a directory with pytorch_model.bin; a "
+            "safetensors file.",
             show_default=False,
         ),
     ],

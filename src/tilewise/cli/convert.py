@@ -36,11 +36,13 @@ class _Source:
         tensors: as files of a model spell them.
         config: of the model, where the source says it.
         tokenizer_dir: where its tokenizer.json lies, if it has one.
+        model_dir: where its config.json and tokenizer lie, if it has them as a model directory does.
     """
 
     tensors: Mapping[str, Tensor]
     config: ModelConfig | None = None
     tokenizer_dir: Path | None = None
+    model_dir: Path | None = None
 
 
 def find_checkpoints(path: Path) -> list[Path]:
@@ -68,7 +70,8 @@ def convert_checkpoint(
     """Write what `source` holds as `target`.
 
     Args:
-        source: a training checkpoint or a run, a file of `torch.save` or safetensors, or a distributed checkpoint.
+        source: a training checkpoint or a run, a file of `torch.save` or safetensors, a distributed checkpoint, or a
+            model directory with pytorch_model.bin.
         target: a Hugging Face directory, or a file if its name ends in `.safetensors`.
         model_dir: whose config.json and tokenizer the directory gets where the source has none.
         part: key of the state dict in a source that holds more.
@@ -99,7 +102,7 @@ def convert_checkpoint(
 def _open(source: Path, part: str | None, show: Callable[[int, int], object]) -> _Source:
     from tilewise.checkpoint import open_distributed, open_state_dict, open_weights
     from tilewise.checkpoint.dcp import METADATA
-    from tilewise.checkpoint.torch_files import is_torch_file
+    from tilewise.checkpoint.torch_files import has_torch_weights, is_torch_file, open_torch_directory
 
     if not source.is_dir():
         if is_torch_file(source):
@@ -107,6 +110,8 @@ def _open(source: Path, part: str | None, show: Callable[[int, int], object]) ->
         return _Source(open_weights(source))
     if os.path.lexists(source / METADATA):
         return _Source(open_distributed(source, part))
+    if has_torch_weights(source):
+        return _Source(open_torch_directory(source), model_dir=source)
     return _open_training(find_checkpoints(source)[-1], show)
 
 
@@ -151,6 +156,7 @@ def _write_directory(
     from tilewise.models.config import read_config_file
 
     config, content = source.config, {}
+    model_dir = source.model_dir if model_dir is None else model_dir
     if config is not None:
         content = {**config.to_dict(), "torch_dtype": "float32"}
     elif model_dir is not None:

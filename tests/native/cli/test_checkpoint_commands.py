@@ -224,3 +224,24 @@ def test_a_target_that_cannot_be_written_leaves_nothing(command, trained, tmp_pa
     monkeypatch.setattr(pretrained, "write_weights", full)
     code, _, err = command("convert", trained, tmp_path / "new")
     assert code == 1 and "No space left" in err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_directory_from_before_safetensors_is_converted(command, pretrained, tmp_path, count):
+    """pytorch_model.bin, or its parts: with the directory's own configuration; a missing part is refused."""
+    directory, model = pretrained
+    old = tmp_path / "old"
+    old.mkdir()
+    shutil.copy(directory / "config.json", old)
+    state = list(model.state_dict().items())
+    names = ["pytorch_model.bin"]
+    if count > 1:
+        names = [f"pytorch_model-0000{i + 1}-of-00002.bin" for i in range(2)]
+    for i, name in enumerate(names):
+        torch.save(dict(state[i::count]), old / name)
+    assert command("convert", old, tmp_path / "new")[0] == 0
+    mine, theirs = (models.open_weights(p, models.open(p)) for p in (tmp_path / "new", directory))
+    assert is_same(*({n: np.array(t) for n, t in w.items()} for w in (mine, theirs)))
+    (old / names[-1]).rename(old / "pytorch_model-00007-of-00009.bin")
+    code, _, err = command("convert", old, tmp_path / "other")
+    assert code == 2 and "all of its parts" in err and not (tmp_path / "other").exists()
