@@ -420,7 +420,7 @@ def _fresh_checkpoint(folder: Path) -> Path:
 
 
 def _meta_of(tensors: dict[str, np.ndarray]) -> dict[str, object]:
-    return _describe(3, SETTINGS, tensors, _Work(0, None)).model_dump()
+    return _describe(3, SETTINGS, tensors, None, _Work(0, None)).model_dump()
 
 
 def _resume(folder: Path) -> None:

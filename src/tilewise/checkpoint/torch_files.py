@@ -8,6 +8,8 @@ storage or are no plain rows and columns, and what is no state dict; PyTorch is 
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -23,10 +25,21 @@ from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
 from tilewise.core.reading import Unreadable, open_regular
 
-__all__ = ["Storages", "choose_part", "dtype_of", "is_torch_file", "open_state_dict", "sizes_of"]
+__all__ = [
+    "Storages",
+    "choose_part",
+    "dtype_of",
+    "has_torch_weights",
+    "is_torch_file",
+    "open_state_dict",
+    "open_torch_directory",
+    "sizes_of",
+]
 
 _border = Border("checkpoint", CheckpointError)
 _ARCHIVE = b"PK\x03\x04"
+_WHOLE = "pytorch_model.bin"
+_SHARD = re.compile(r"pytorch_model(-[0-9]{5}-of-[0-9]{5})?\.bin")
 _MAX_DIMS = 32
 _MAX_SIZE = 1 << 62
 _MAX_ELEMENTS = 1 << 56
@@ -91,6 +104,45 @@ def open_state_dict(path: str | Path, part: str | None = None) -> Mapping[str, F
             f"[checkpoint.open_state_dict] weights must be a state dict that torch.save wrote, and nothing else; got "
             f"{str(path)!r}: {error}; save the state dict alone, or as safetensors"
         ) from None
+
+
+def open_torch_directory(directory: str | Path) -> Mapping[str, FileTensor]:
+    """The tensors of a Hugging Face directory from before safetensors: pytorch_model.bin, or numbered files of it.
+
+    Args:
+        directory: of the model.
+
+    Raises:
+        CheckpointError: there is none, a number is missing, or a tensor stands in two files; else as `open_state_dict`.
+    """
+    root = _border.path("open_torch_directory", "a directory", directory)
+    names = sorted(name for name in os.listdir(root) if _SHARD.fullmatch(name)) if root.is_dir() else []
+    count = int(names[0][-9:-4]) if names and names[0] != _WHOLE else 1
+    wanted = [_WHOLE] if count == 1 and _WHOLE in names else [_shard(i + 1, count) for i in range(count)]
+    if names != wanted:
+        raise CheckpointError(
+            f"[checkpoint.open_torch_directory] a directory must hold {_WHOLE} or all of its parts; got "
+            f"{shown(names)} in {str(root)!r}; download it again"
+        )
+    found: dict[str, FileTensor] = {}
+    for name in names:
+        for tensor, value in open_state_dict(root / name).items():
+            if tensor in found:
+                raise CheckpointError(
+                    f"[checkpoint.open_torch_directory] a tensor must stand in one file; got {shown(tensor)} in "
+                    f"{name!r} and before in {str(root)!r}; download it again"
+                )
+            found[tensor] = value
+    return found
+
+
+def _shard(number: int, count: int) -> str:
+    return f"pytorch_model-{number:05d}-of-{count:05d}.bin"
+
+
+def has_torch_weights(directory: Path) -> bool:
+    """Whether a directory has weights that `open_torch_directory` is for."""
+    return any(_SHARD.fullmatch(name) for name in os.listdir(directory))
 
 
 def _size(file: OpenFile) -> int:

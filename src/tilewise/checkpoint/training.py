@@ -29,7 +29,7 @@ from tilewise.checkpoint.shards import save_tensors
 from tilewise.checkpoint.tensors import FileTensor, LazyTensor, WeightsFile
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
-from tilewise.core.reading import Unreadable, read_json
+from tilewise.core.reading import Unreadable, read_json, read_whole
 from tilewise.core.writing import writing
 
 __all__ = [
@@ -51,6 +51,8 @@ Progress = Callable[[int, int], object]
 
 _STATE = "state.safetensors"
 _META = "checkpoint.json"
+_TOKENIZER = "tokenizer.json"
+_MAX_TOKENIZER_BYTES = 512 << 20
 _STEP = re.compile(r"step-([0-9]{8,18})")
 _STEP_TENSOR = "optimizer.step"
 _LAST_STEP = 10**18 - 1  # the longest name that `_STEP` matches
@@ -85,10 +87,11 @@ class _Meta(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    version: Literal[2]
+    version: Literal[3]
     step: Annotated[int, Field(ge=0)]
     config: dict[str, Any]
     tensors: dict[str, _Tensor]
+    tokenizer: str | None = None
     digest: str = ""
 
 
@@ -99,10 +102,12 @@ class TrainingState:
     Attributes:
         step: optimizer steps done.
         tensors: the model's `state_dict()`; read lazily after loading.
+        tokenizer: content of tokenizer.json, so that a checkpoint alone becomes a model directory; not read by loading.
     """
 
     step: int
     tensors: Mapping[str, NDArray[Any] | FileTensor]
+    tokenizer: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,7 @@ class OpenCheckpoint:
         config: everything that must be equal when training goes on.
         tensors: by name.
         checksums: of the tensors' bytes, by name.
+        tokenizer: checksum of the tokenizer.json beside them; None where there is none.
     """
 
     path: Path
@@ -122,6 +128,7 @@ class OpenCheckpoint:
     config: Mapping[str, Any]
     tensors: WeightsFile
     checksums: Mapping[str, str]
+    tokenizer: str | None
 
     @property
     def nbytes(self) -> int:
@@ -150,6 +157,8 @@ class OpenCheckpoint:
             done += entry.end - entry.begin
             if on_progress is not None:
                 on_progress(done, total)
+        if self.tokenizer is not None and _checksum_of_file(self.path) != self.tokenizer:
+            raise DamagedCheckpoint(self.path, f"{_TOKENIZER} does not have its checksum")
 
 
 def checkpoint_path(directory: str | Path, step: int) -> Path:
@@ -186,8 +195,12 @@ def save_checkpoint(
     step = _border.integer("save_checkpoint", "a step", state.step, 0, _LAST_STEP)
     keep_last = _border.integer("save_checkpoint", "keep_last", keep_last, 1, _LAST_STEP)
     tensors = _storable(state.tensors)
+    if state.tokenizer is not None:
+        _border.instance(
+            "save_checkpoint", "a tokenizer", state.tokenizer, bytes, "pass the bytes of its file"
+        )
     work = _Work(2 * sum(tensor.nbytes for tensor in tensors.values()), on_progress)
-    meta = _describe(step, config, tensors, work)
+    meta = _describe(step, config, tensors, state.tokenizer, work)
     with writing(root):
         root.mkdir(parents=True, exist_ok=True)
     remove_leftovers(root)
@@ -201,6 +214,8 @@ def save_checkpoint(
 
     def write(temporary: Path) -> None:
         save_tensors(temporary / _STATE, {name: work.counted(tensor) for name, tensor in tensors.items()})
+        if state.tokenizer is not None:
+            (temporary / _TOKENIZER).write_bytes(state.tokenizer)
         (temporary / _META).write_text(json.dumps(meta.model_dump(), indent=2) + "\n", encoding="utf-8")
 
     if not _holds(path, meta):
@@ -290,7 +305,7 @@ def open_checkpoint(path: str | Path) -> OpenCheckpoint:
     path = _border.path("open_checkpoint", "a checkpoint", path)
     meta, tensors = _open(path)
     checksums = {name: tensor.sha256 for name, tensor in meta.tensors.items()}
-    return OpenCheckpoint(path, meta.step, meta.config, tensors, checksums)
+    return OpenCheckpoint(path, meta.step, meta.config, tensors, checksums, meta.tokenizer)
 
 
 def load_checkpoint(
@@ -356,7 +371,11 @@ def load_latest(
 
 
 def _describe(
-    step: int, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], work: _Work
+    step: int,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, NDArray[Any]],
+    tokenizer: bytes | None,
+    work: _Work,
 ) -> _Meta:
     """The metadata of a state, digest included."""
     described: dict[str, _Tensor] = {}
@@ -365,13 +384,22 @@ def _describe(
         sha256 = _checksum(tensor)
         described[name] = _Tensor(dtype=dtype_name(tensor.dtype), shape=list(tensor.shape), sha256=sha256)
     settings = dict(_border.json("save_checkpoint", "a configuration", config))
-    meta = _Meta(version=2, step=step, config=settings, tensors=described)
+    words = None if tokenizer is None else hashlib.sha256(tokenizer).hexdigest()
+    meta = _Meta(version=3, step=step, config=settings, tensors=described, tokenizer=words)
     return meta.model_copy(update={"digest": _digest(meta)})
 
 
 def _checksum(tensor: NDArray[Any]) -> str:
     """Of a tensor's bytes; its name, dtype and shape are in the metadata's digest."""
     return hashlib.sha256(tensor.reshape(-1).view(np.uint8).data).hexdigest()
+
+
+def _checksum_of_file(path: Path) -> str:
+    """Of a checkpoint's tokenizer."""
+    try:
+        return hashlib.sha256(read_whole(path / _TOKENIZER, _MAX_TOKENIZER_BYTES)).hexdigest()
+    except Unreadable as error:
+        raise DamagedCheckpoint(path, f"{_TOKENIZER}: {error}") from None
 
 
 def _digest(meta: _Meta) -> str:

@@ -116,7 +116,8 @@ def convert(
         Path,
         typer.Argument(
             help="A training checkpoint or a run's output directory; a state dict of torch.save (.pt, .bin); a "
-            "distributed checkpoint of PyTorch (a directory with .metadata); a safetensors file.",
+            "distributed checkpoint of PyTorch (a directory with .metadata); a directory with pytorch_model.bin; a "
+            "safetensors file.",
             show_default=False,
         ),
     ],
@@ -130,7 +131,7 @@ def convert(
     model: Annotated[
         Path | None,
         typer.Option(
-            help="A model directory whose tokenizer, and config.json where the source has none, the target gets.",
+            help="A model directory whose config.json and tokenizer the target gets; training checkpoints have theirs.",
             show_default=False,
         ),
     ] = None,
@@ -146,7 +147,7 @@ def convert(
     Files of PyTorch are read as data: PyTorch is not needed, and nothing in a file is run. Of a training run the newest
     checkpoint is taken, after every byte of it was checked. The target must not be there yet.
 
-    Example: `tilewise checkpoint convert runs/train my-model --model runs/train/model`
+    Example: `tilewise checkpoint convert runs/train my-model`
     """
     from tilewise.cli.convert import convert_checkpoint
 

@@ -35,10 +35,14 @@ class _Source:
     Attributes:
         tensors: as files of a model spell them.
         config: of the model, where the source says it.
+        tokenizer_dir: where its tokenizer.json lies, if it has one.
+        model_dir: where its config.json and tokenizer lie, if it has them as a model directory does.
     """
 
     tensors: Mapping[str, Tensor]
-    config: ModelConfig | None
+    config: ModelConfig | None = None
+    tokenizer_dir: Path | None = None
+    model_dir: Path | None = None
 
 
 def find_checkpoints(path: Path) -> list[Path]:
@@ -66,9 +70,10 @@ def convert_checkpoint(
     """Write what `source` holds as `target`.
 
     Args:
-        source: a training checkpoint or a run, a file of `torch.save` or safetensors, or a distributed checkpoint.
+        source: a training checkpoint or a run, a file of `torch.save` or safetensors, a distributed checkpoint, or a
+            model directory with pytorch_model.bin.
         target: a Hugging Face directory, or a file if its name ends in `.safetensors`.
-        model_dir: whose config.json and tokenizer the directory gets.
+        model_dir: whose config.json and tokenizer the directory gets where the source has none.
         part: key of the state dict in a source that holds more.
         console: for progress and what is to be said.
 
@@ -97,14 +102,16 @@ def convert_checkpoint(
 def _open(source: Path, part: str | None, show: Callable[[int, int], object]) -> _Source:
     from tilewise.checkpoint import open_distributed, open_state_dict, open_weights
     from tilewise.checkpoint.dcp import METADATA
-    from tilewise.checkpoint.torch_files import is_torch_file
+    from tilewise.checkpoint.torch_files import has_torch_weights, is_torch_file, open_torch_directory
 
     if not source.is_dir():
         if is_torch_file(source):
-            return _Source(open_state_dict(source, part), None)
-        return _Source(open_weights(source), None)
+            return _Source(open_state_dict(source, part))
+        return _Source(open_weights(source))
     if os.path.lexists(source / METADATA):
-        return _Source(open_distributed(source, part), None)
+        return _Source(open_distributed(source, part))
+    if has_torch_weights(source):
+        return _Source(open_torch_directory(source), model_dir=source)
     return _open_training(find_checkpoints(source)[-1], show)
 
 
@@ -125,7 +132,8 @@ def _open_training(path: Path, show: Callable[[int, int], object]) -> _Source:
             f"{str(path)!r}; convert one that `tilewise train` wrote"
         )
     parameters = {name: opened.tensors[name] for name in names}
-    return _Source(dict(models.stored_tensors(config, parameters)), config)
+    tokenizer_dir = None if opened.tokenizer is None else path
+    return _Source(dict(models.stored_tensors(config, parameters)), config, tokenizer_dir)
 
 
 def _write_file(target: Path, source: _Source, show: Callable[[int, int], object]) -> None:
@@ -148,6 +156,7 @@ def _write_directory(
     from tilewise.models.config import read_config_file
 
     config, content = source.config, {}
+    model_dir = source.model_dir if model_dir is None else model_dir
     if config is not None:
         content = {**config.to_dict(), "torch_dtype": "float32"}
     elif model_dir is not None:
@@ -161,10 +170,13 @@ def _write_directory(
             "directory of the same model, or a target that ends in .safetensors"
         )
     tokenizer, generation = None, {key: content[key] for key in _TOKENS if content.get(key) is not None}
-    if model_dir is not None and os.path.lexists(model_dir / "tokenizer.json"):
-        tokenizer = load_tokenizer(model_dir, config.vocab_size)
+    place = model_dir if source.tokenizer_dir is None else source.tokenizer_dir
+    if place is not None and os.path.lexists(place / "tokenizer.json"):
+        tokenizer = load_tokenizer(place, config.vocab_size)
     else:
-        console.print("no tokenizer is written; --model DIR takes one from there", highlight=False)
+        console.print(
+            "no tokenizer is written: the source has none, and neither has --model", highlight=False
+        )
     if model_dir is not None:
         generation |= load_generation_config(model_dir, config.vocab_size)
     save_pretrained(target, content, _counted(source.tensors.items(), show), tokenizer, generation or None)

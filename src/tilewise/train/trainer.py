@@ -183,6 +183,7 @@ class Trainer:
         self.num_tokens = 0
         self._num_skipped = 0  # steps one after the other that were not finite
         self._writer = CheckpointWriter()
+        self._tokenizer = data.tokenizer.to_str(pretty=True).encode()
         self.instance: GraphInstance = graph.instantiate(plan)
         model = make_model_config(config)
         if config.model.path is None:
@@ -278,7 +279,7 @@ class Trainer:
                 f"[train.save] weights must stay finite; got others in {spoilt} after step {num_steps}; train "
                 "anew with a lower learning rate"
             )
-        state = TrainingState(num_steps, tensors)
+        state = TrainingState(num_steps, tensors, self._tokenizer)
         return self._writer.write(
             directory, state, self.what_must_match(), self.config.output.keep_checkpoints
         )

@@ -130,7 +130,8 @@ DAMAGES = [
     (lambda path: _set_meta(path, step=True), "step"),
     (lambda path: _set_meta(path, step=-1), "step"),
     (lambda path: _set_meta(path, step=10**40), "its own checksum"),
-    (lambda path: _set_meta(path, version=1), "version"),
+    (lambda path: _set_meta(path, version=2), "version"),
+    (lambda path: _set_meta(path, tokenizer=7), "tokenizer"),
     (lambda path: _set_meta(path, config=[1]), "config"),
     (lambda path: _set_meta(path, tensors={}), "its own checksum"),
     (lambda path: _set_meta(path, tensors={"w": 3}), "tensors.w"),
@@ -169,6 +170,29 @@ def test_any_damage_is_found_named_and_gone_round(tmp_path, damage, words):
     assert path.name == "step-00000001" and state.step == 1 and (np.asarray(state.tensors["w"]) == 1).all()
     assert len(told) == 1 and told[0].startswith("checkpoint step-00000002 is damaged (") and words in told[0]
     assert told[0].endswith("; going on from step-00000001 instead")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda file: _flip(file), "tokenizer.json does not have its checksum"),
+        (lambda file: file.unlink(), "tokenizer.json: no such file"),
+        (lambda file: _replace(file, os.mkfifo), "named pipe"),
+    ],
+)
+def test_a_tokenizer_is_kept_and_checked(tmp_path, damage, words):
+    """Its bytes stand beside the state and are part of what is verified; another one is another checkpoint."""
+    state = TrainingState(1, _state(1).tensors, b'{"model": 1}')
+    path = save_checkpoint(tmp_path, state, CONFIG)
+    assert (path / "tokenizer.json").read_bytes() == state.tokenizer
+    before = (path / "tokenizer.json").stat().st_ino
+    save_checkpoint(tmp_path, state, CONFIG)
+    assert (path / "tokenizer.json").stat().st_ino == before
+    save_checkpoint(tmp_path, TrainingState(1, state.tensors, b"{}"), CONFIG)
+    assert (path / "tokenizer.json").read_bytes() == b"{}"
+    damage(path / "tokenizer.json")
+    with pytest.raises(DamagedCheckpoint, match=words):
+        load_checkpoint(path, CONFIG)
 
 
 def test_a_directory_that_was_renamed_is_no_later_checkpoint(tmp_path):
