@@ -80,6 +80,8 @@ def _lines(first: str | None) -> Iterator[str]:
             except EOFError:
                 print()
                 return
+            except KeyboardInterrupt:  # a line that is not wanted, or an answer that was just over
+                print()
     for line in iter(sys.stdin.readline, ""):
         yield line.rstrip("\r\n")
 
