@@ -8,11 +8,8 @@ are made here, by code from fixed seeds.
 
 from __future__ import annotations
 
-import io
 import json
 import random
-import tempfile
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -24,6 +21,14 @@ from ml_dtypes import bfloat16
 
 import tilewise as tw
 from fuzz.mutate import Mutation, mutate, mutate_json, mutate_plan, mutate_safetensors
+from fuzz.torch_readers import (
+    distributed_metadata,
+    read_distributed_metadata,
+    read_torch_archive,
+    read_torch_pickle,
+    torch_archives,
+    torch_pickles,
+)
 from tilewise import models
 from tilewise.checkpoint import (
     TrainingState,
@@ -31,8 +36,6 @@ from tilewise.checkpoint import (
     load_latest,
     load_tokenizer,
     load_tokenizer_config,
-    open_distributed,
-    open_state_dict,
     open_weights,
     save_checkpoint,
 )
@@ -436,76 +439,6 @@ def _resume(folder: Path) -> None:
     sum(np.array(tensor).size for tensor in state.tensors.values())
 
 
-def read_torch_archive(folder: Path, data: bytes) -> None:
-    """A file of torch.save, archive and all."""
-    (folder / "model.pt").write_bytes(data)
-    for tensor in open_state_dict(folder / "model.pt").values():
-        assert tensor.read().shape == tensor.shape
-
-
-def read_torch_pickle(folder: Path, data: bytes) -> None:
-    """The pickle in a file of torch.save, beside storages that it fits."""
-    with zipfile.ZipFile(folder / "model.pt", "w") as archive:
-        archive.writestr("model/data.pkl", data)
-        for number, size in enumerate(_STORAGE_BYTES):
-            archive.writestr(f"model/data/{number}", bytes(size))
-    for tensor in open_state_dict(folder / "model.pt").values():
-        assert tensor.read().shape == tensor.shape
-
-
-_STORAGE_BYTES = (24, 10, 8)
-
-
-def _torch_state() -> dict[str, object]:
-    import torch
-
-    matrix = torch.zeros(2, 3)
-    tensors = {"model.w": matrix, "t": matrix.T, "v": matrix[1:], "b": torch.zeros(5, dtype=torch.bfloat16)}
-    return {**tensors, "p": torch.nn.Parameter(matrix), "step": torch.tensor(7)}
-
-
-def _torch_archives() -> list[bytes]:
-    import torch
-
-    archives = []
-    for protocol in (2, 4):
-        torch.save(_torch_state(), file := io.BytesIO(), pickle_protocol=protocol)
-        archives.append(file.getvalue())
-    return archives
-
-
-def _torch_pickles() -> list[bytes]:
-    pickles = []
-    for archive in _torch_archives():
-        with zipfile.ZipFile(io.BytesIO(archive)) as file:
-            pickles += [file.read(name) for name in file.namelist() if name.endswith("data.pkl")]
-    return pickles
-
-
-def read_distributed_metadata(folder: Path, data: bytes) -> None:
-    """`.metadata` of a distributed checkpoint, beside the files that it fits."""
-    if not (folder / "__0_0.distcp").exists():
-        for name, content in _distributed().items():
-            (folder / name).write_bytes(content)
-    (folder / ".metadata").write_bytes(data)
-    for tensor in open_distributed(folder).values():
-        assert np.array(tensor).shape == tensor.shape
-
-
-@cache
-def _distributed() -> dict[str, bytes]:
-    """The files of a distributed checkpoint by name."""
-    from pure.checkpoint.chunks import write_chunks
-
-    with tempfile.TemporaryDirectory() as folder:
-        write_chunks(Path(folder))
-        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
-
-
-def _distributed_metadata() -> list[bytes]:
-    return [_distributed()[".metadata"]]
-
-
 def read_train_config(folder: Path, data: bytes) -> None:
     """The TOML file of a training run: what is accepted, is the same after being checked again."""
     file = folder / "train.toml"
@@ -640,9 +573,9 @@ READERS = {
     "chat template": Reader(read_chat_template, cache(_chat_template), 400),
     "checkpoint.json": Reader(read_checkpoint_metadata, cache(_checkpoint_metadata), 750, mutate_json),
     "state.safetensors": Reader(read_checkpoint_state, cache(_checkpoint_state), 700, mutate_safetensors),
-    "torch archive": Reader(read_torch_archive, cache(_torch_archives), 1000),
-    "torch pickle": Reader(read_torch_pickle, cache(_torch_pickles), 1000),
-    "distributed metadata": Reader(read_distributed_metadata, cache(_distributed_metadata), 500),
+    "torch archive": Reader(read_torch_archive, cache(torch_archives), 1000),
+    "torch pickle": Reader(read_torch_pickle, cache(torch_pickles), 1000),
+    "distributed metadata": Reader(read_distributed_metadata, cache(distributed_metadata), 500),
     "train.toml": Reader(read_train_config, cache(_train_config), 1200),
     "dependency graph": Reader(read_dependency_graph, cache(_dependency_graph), 900, mutate_json),
     "metrics.jsonl": Reader(read_metrics_file, cache(_metrics), 1000, mutate_json),

@@ -11,16 +11,19 @@ import os
 import sys
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tilewise.cli.checkpoint import checkpoints
+from tilewise.cli.generate import generate
+from tilewise.cli.options import DTYPE_HELP as _DTYPE_HELP
+from tilewise.cli.options import MODEL as _MODEL
+from tilewise.cli.options import REVISION as _REVISION
+from tilewise.cli.options import known_dtype as _known_dtype
+from tilewise.cli.options import make_console as _console
 from tilewise.cli.refuse import before_work
-from tilewise.core import MODEL_DTYPES, ConfigError, TilewiseError, choose_dtype, configure_logging
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from tilewise.core import TilewiseError, configure_logging
 
 __all__ = ["app", "main"]
 
@@ -38,29 +41,10 @@ app = typer.Typer(
 
 app.add_typer(checkpoints)
 
-_MODEL = typer.Argument(
-    metavar="MODEL",
-    help="A Hugging Face directory (config.json, weights, tokenizer.json), or owner/name on the hub.",
-    show_default=False,
-)
-_REVISION = typer.Option(help="Of a model on the hub: a branch, tag or commit.", show_default=False)
 _CONFIG = typer.Argument(help="A TOML file; examples/train.toml shows every key.", show_default=False)
-
-_DTYPE_HELP = (
-    "Of weights and activations: bf16 or bfloat16; f32, float32 or fp32; auto: as config.json says, bf16 when that is "
-    "another type."
-)
 
 _MAX_LINE = 2000
 _INTERRUPTED = 130  # the exit code of what Ctrl-C ended
-
-
-def _known_dtype(name: str) -> str:
-    try:
-        choose_dtype(name, None)
-    except ConfigError:
-        raise typer.BadParameter(f"{name!r} is not one of auto, {', '.join(MODEL_DTYPES)}") from None
-    return name
 
 
 def _show_version(is_asked: bool) -> None:
@@ -142,45 +126,7 @@ def train(
     _print_path(result.model_dir)
 
 
-@app.command()
-def generate(
-    model_dir: Annotated[Path, _MODEL],
-    prompt: Annotated[str, typer.Argument(help="Text to continue.", show_default=False)],
-    tp: Annotated[int, typer.Option(min=1, help="Devices that share every layer (1, 2, 4, ...).")] = 1,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            callback=_known_dtype,
-            metavar="TYPE",
-            help=_DTYPE_HELP,
-        ),
-    ] = "bf16",
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Stop after so many new tokens; refused when prompt and these do not fit the model's context, since a "
-            "shorter text than asked for would be cut without a word. Default: 128, or what the context has room for.",
-        ),
-    ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.0,
-    top_p: Annotated[
-        float, typer.Option(help="Draw from the likeliest tokens of this total probability.")
-    ] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Draw from the k likeliest tokens; 0: from all.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws; equal seeds write equal text.")] = 0,
-) -> None:
-    """Continue a prompt with a model, as it is written.
-
-    Text goes to standard output, everything else to standard error. The text does not depend on `--tp`.
-
-    Example: `tilewise generate demo/model "def read_lines(path):" --tp 2 --temperature 0.8 --top-p 0.95`
-    """
-    from tilewise.cli.write import write_text
-    from tilewise.generate import Sampling
-
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    write_text(model_dir, prompt, sampling, max_tokens, tp=tp, dtype=dtype, console=_console(stderr=True))
+app.command()(generate)
 
 
 @app.command()
@@ -383,9 +329,3 @@ def _print_path(path: Path | None) -> None:
     """A path as the system spells it, so that a shell can use it also where it is not UTF-8."""
     sys.stdout.flush()
     sys.stdout.buffer.write(os.fsencode(str(path)) + b"\n")
-
-
-def _console(stderr: bool) -> Console:
-    from rich.console import Console
-
-    return Console(stderr=stderr, soft_wrap=True)

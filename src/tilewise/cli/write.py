@@ -1,23 +1,37 @@
-"""`tilewise generate`: text to standard output as it comes, figures to standard error."""
+"""`tilewise generate` without --chat: text to standard output as it comes, figures to standard error."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tilewise.cli.refuse import before_work
 from tilewise.core import ConfigError
+from tilewise.core.reading import Unreadable, decode_text, read_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tilewise.generate import Generator, Sampling
+    from tilewise.models import ModelConfig
 
-__all__ = ["Writing", "stream", "write_text"]
+__all__ = [
+    "Request",
+    "Writing",
+    "context_limit",
+    "make_generator",
+    "read_prompt",
+    "say_settings",
+    "stream",
+    "write_text",
+]
+
+_MOST_PROMPT_BYTES = 64 << 20
 
 
 @dataclass
@@ -43,12 +57,74 @@ class Writing:
         return (len(self.tokens) - 1) / self.rest_s if self.rest_s > 0 else 0.0
 
 
+@dataclass(frozen=True)
+class Request:
+    """What a command line asks of `generate`, whatever the prompt.
+
+    Attributes:
+        model_dir: of the model.
+        given: settings of `Sampling` that the command line names.
+        tp: devices.
+        dtype: of weights and activations.
+        max_context: positions, or None.
+        load_format: `auto` or `dummy`.
+        use_file: whether generation_config.json counts.
+        console: for what is no text.
+    """
+
+    model_dir: Path
+    given: Mapping[str, Any]
+    tp: int
+    dtype: str
+    max_context: int | None
+    load_format: str
+    use_file: bool
+    console: Console
+
+    def __post_init__(self) -> None:
+        from tilewise.generate import Sampling
+
+        Sampling(**{**self.given, "n": 1})  # values out of range are said before any file is looked at
+
+    def say(self, text: str) -> None:
+        """A line for the person."""
+        self.console.print(text, highlight=False, markup=False)
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt of a command line: an argument, standard input for `-`, or a file's content.
+
+    Raises:
+        ConfigError: it is no UTF-8 text, cannot be read, or is larger than any prompt.
+    """
+    if prompt is not None and prompt != "-":
+        return prompt
+    try:
+        if file is not None:
+            return decode_text(read_whole(file, _MOST_PROMPT_BYTES))
+        content = sys.stdin.buffer.read(_MOST_PROMPT_BYTES + 1)
+        if len(content) > _MOST_PROMPT_BYTES:
+            raise Unreadable(f"it is larger than {_MOST_PROMPT_BYTES} bytes")
+        return decode_text(content)
+    except Unreadable as error:
+        place = "standard input" if file is None else repr(str(file))
+        raise ConfigError(
+            f"[cli.generate] a prompt must be UTF-8 text; got {place}: {error}; correct it"
+        ) from None
+
+
 def stream(generator: Generator, prompt: str, sampling: Sampling, file: TextIO | None) -> Writing:
-    """Continue one prompt; pieces go to `file` (None: nowhere) as they come."""
-    writing = Writing()
+    """Continue one prompt once; pieces go to `file` (None: nowhere) as they come."""
+    return _stream_all(generator, prompt, sampling, file)[0]
+
+
+def _stream_all(generator: Generator, prompt: str, sampling: Sampling, file: TextIO | None) -> list[Writing]:
+    """All texts of a prompt, one after the other; each as it comes, once those before it are done."""
+    writings = [Writing() for _ in range(sampling.n)]
+    shown = _InOrder(sampling.n, file)
     started = time.perf_counter()
     for piece in generator.generate([prompt], sampling):
-        elapsed = time.perf_counter() - started
+        writing, elapsed = writings[piece.choice], time.perf_counter() - started
         if writing.tokens:
             writing.rest_s = elapsed - writing.first_s
         else:
@@ -56,64 +132,150 @@ def stream(generator: Generator, prompt: str, sampling: Sampling, file: TextIO |
         writing.tokens.append(piece.token)
         writing.text += piece.text
         writing.finish_reason = piece.finish_reason
-        if file is not None and piece.text:
-            file.write(piece.text)
-            file.flush()
-    return writing
+        shown.add(piece.choice, piece.text, piece.finish_reason is not None)
+    return writings
 
 
-def write_text(
-    model_dir: Path,
-    prompt: str,
-    sampling: Sampling,
-    max_tokens: int | None,
-    *,
-    tp: int,
-    dtype: str,
-    console: Console,
-) -> None:
-    """Continue `prompt` on standard output; say on `console` how long it took and how much memory it needed.
+class _InOrder:
+    """Texts that come side by side, shown one after the other, below a line each where there are several."""
 
-    Args:
-        max_tokens: to write at most; None: as `sampling` says, or fewer where the context has no room for so many.
+    def __init__(self, count: int, file: TextIO | None) -> None:
+        self._file = file
+        self._count = count
+        self._kept = [""] * count
+        self._is_done = [False] * count
+        self._now = 0
+        if count > 1:
+            self._show(f"--- 1 of {count} ---\n")
+
+    def add(self, choice: int, text: str, is_done: bool) -> None:
+        """More of one text."""
+        self._kept[choice] += text
+        self._is_done[choice] = is_done
+        while self._now < self._count:
+            self._show(self._kept[self._now])
+            self._kept[self._now] = ""
+            if not self._is_done[self._now]:
+                return
+            self._now += 1
+            if self._now < self._count:
+                self._show(f"\n--- {self._now + 1} of {self._count} ---\n")
+
+    def _show(self, text: str) -> None:
+        if self._file is not None and text:
+            self._file.write(text)
+            self._file.flush()
+
+
+def write_text(request: Request, prompt: str) -> None:
+    """Continue `prompt` on standard output; say on the console how long it took and how much memory it needed.
 
     Raises:
         ConfigError, CheckpointError, LayoutError: before any work.
     """
     from tilewise import models
-    from tilewise.checkpoint import load_tokenizer
-    from tilewise.generate import Generator, check_prompt, encode_prompt
+    from tilewise.checkpoint import load_generation_config, load_tokenizer
+    from tilewise.generate import check_prompt, combine_settings, encode_prompt
 
     started = time.perf_counter()
-    model = models.open(model_dir)
-    limit = models.max_context(model)
+    model = models.open(request.model_dir)
+    limit = context_limit(model, request)
     # an empty prompt begins with one token of the generator's own
-    num_tokens = max(1, len(encode_prompt(load_tokenizer(model_dir, model.vocab_size), prompt)))
+    tokenizer = load_tokenizer(request.model_dir, model.vocab_size)
+    num_tokens = max(1, len(encode_prompt(tokenizer, prompt)))
     check_prompt(num_tokens, limit)
     room = limit - num_tokens
-    if max_tokens is not None and max_tokens > room:
-        raise ConfigError(
-            f"[cli.generate] prompt and --max-tokens must fit the model's context of {limit} "
-            f"tokens; got {num_tokens} and {max_tokens}; ask for at most {room}"
-        )
-    sampling = replace(sampling, max_tokens=min(max_tokens or sampling.max_tokens, room))
+    for name in ("max_tokens", "min_tokens"):
+        asked = request.given.get(name)
+        if asked is not None and asked > room:
+            raise ConfigError(
+                f"[cli.generate] prompt and --{name.replace('_', '-')} must fit the model's context of {limit} "
+                f"tokens; got {num_tokens} and {asked}; ask for at most {room}"
+            )
+    file = load_generation_config(request.model_dir, model.vocab_size) if request.use_file else {}
+    sampling, taken = combine_settings(file, request.given, num_tokens)
+    sampling = replace(
+        sampling, max_tokens=min(sampling.max_tokens, room), min_tokens=min(sampling.min_tokens, room)
+    )
     # a cache for this text, not for the longest that the model could hold
-    max_context = num_tokens + sampling.max_tokens
-    with before_work():
-        generator = Generator(model_dir, tp=tp, dtype=dtype, max_context=max_context)
+    max_context = request.max_context or num_tokens + sampling.max_tokens
+    generator = make_generator(request, max_context, sampling.n)
     with generator:
+        say_settings(request, taken)
         loaded_s = time.perf_counter() - started
-        writing = stream(generator, prompt, sampling, sys.stdout)
+        writings = _stream_all(generator, prompt, sampling, sys.stdout)
         sys.stdout.write("\n")
-        for line in _figures(generator, writing, loaded_s):
-            console.print(line, highlight=False, markup=False)
+        for line in _figures(generator, writings, loaded_s):
+            request.say(line)
 
 
-def _figures(generator: Generator, writing: Writing, loaded_s: float) -> Iterator[str]:
+def context_limit(model: ModelConfig, request: Request) -> int:
+    """The most positions.
+
+    Raises:
+        ConfigError: more are asked for than the model has.
+    """
+    from tilewise import models
+
+    limit = models.max_context(model)
+    if request.max_context is not None and request.max_context > limit:
+        raise ConfigError(
+            f"[cli.generate] --max-context must be at most the model's {limit}; got {request.max_context}; ask for less"
+        )
+    return request.max_context or limit
+
+
+def make_generator(request: Request, max_context: int, num_texts: int) -> Generator:
+    """The model, loaded with a bar on the console, and what a person should know of its weights said."""
+    from tilewise.generate import Generator
+
+    with before_work(), _progress(request.console) as on_progress:
+        generator = Generator(
+            request.model_dir,
+            tp=request.tp,
+            dtype=request.dtype,
+            max_sequences=num_texts,
+            max_context=max_context,
+            generation_config=request.use_file,
+            load_format=request.load_format,
+            on_progress=on_progress,
+        )
+    if request.load_format == "dummy":
+        request.say("the weights are random (--load-format dummy): what is written means nothing")
+    if "float16" in generator.stored_dtypes:
+        request.say(f"the weights are stored as float16 and run as {generator.dtype}")
+    return generator
+
+
+def say_settings(request: Request, taken: Mapping[str, Any]) -> None:
+    """Which settings the model's makers have decided."""
+    if taken:
+        settings = ", ".join(f"{name}={value!r}" for name, value in taken.items())
+        request.say(f"from generation_config.json: {settings}")
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Callable[[int, int], object] | None]:
+    """A bar of what is read, where a person watches."""
+    if not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _figures(generator: Generator, writings: list[Writing], loaded_s: float) -> Iterator[str]:
+    first_s = min(writing.first_s for writing in writings)
+    num_tokens = sum(len(writing.tokens) for writing in writings)
+    speed = sum(writing.tokens_per_s for writing in writings)
+    reasons = " and ".join(sorted({str(writing.finish_reason) for writing in writings}))
     yield (
-        f"loaded in {loaded_s:.2f} s; first token after {writing.first_s * 1e3:.0f} ms; "
-        f"{len(writing.tokens)} tokens"
-        f" at {writing.tokens_per_s:.1f} tokens/s; ended by {writing.finish_reason}"
+        f"loaded in {loaded_s:.2f} s; first token after {first_s * 1e3:.0f} ms; {num_tokens} tokens"
+        f" at {speed:.1f} tokens/s; ended by {reasons}"
     )
     for device, usage in enumerate(generator.instance.memory_usage()):
         yield f"device {device}: {usage['total'] / 2**20:.1f} MiB"

@@ -14,7 +14,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 import tilewise as tw
 from tilewise import models
 from tilewise.checkpoint import load_generation_config, load_tokenizer
-from tilewise.core import MAX_DEVICES, Border, ConfigError, PlanError, ResourceError, choose_dtype
+from tilewise.core import MAX_DEVICES, Border, ConfigError, PlanError, ResourceError, choose_dtype, shown
 from tilewise.generate.blocks import BlockTable, num_blocks_for
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.history import History
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["Generator", "Piece", "check_prompt"]
 
 _MOST = 1 << 20
+_LOAD_FORMATS = ("auto", "dummy")
 _border = Border("generate")
 
 
@@ -123,7 +124,7 @@ class Generator:
     """Writes with a model. Use with `with`, or call `close`. Threads may write at once: their calls take turns.
 
     Args:
-        model_dir: a Hugging Face directory (config.json, weights, tokenizer.json).
+        model_dir: a Hugging Face directory (config.json, weights, tokenizer files).
         tp: devices that share every layer.
         dtype: `bf16` or `f32` in any spelling of `core.dtypes`, or `auto`: as config.json says, else bf16.
         max_sequences: texts at a time, over all iterators that are being read.
@@ -131,6 +132,9 @@ class Generator:
         max_tokens_per_call: prompts are read in chunks of at most so many tokens.
         generation_config: end tokens are those of generation_config.json, where there is one and it has some, and its
             settings stand in `generation_config`, for `combine_settings`; False: the file is not looked at.
+        load_format: `auto`: the directory's weights; `dummy`: random ones from config.json alone, the same for every
+            number of devices.
+        on_progress: called with the bytes of weights read so far and in all.
 
     Raises:
         ConfigError, CheckpointError: the directory is not a model we can run, or a setting has no such value.
@@ -147,12 +151,18 @@ class Generator:
         max_context: int | None = None,
         max_tokens_per_call: int = 256,
         generation_config: bool = True,
+        load_format: str = "auto",
+        on_progress: Callable[[int, int], object] | None = None,
     ) -> None:
         tp = _border.integer("generator", "tp", tp, 1, MAX_DEVICES)
         max_sequences = _border.integer("generator", "max_sequences", max_sequences, 1, _MOST)
         max_tokens = _border.integer("generator", "max_tokens_per_call", max_tokens_per_call, 1, _MOST)
+        is_dummy = _border.choice("generator", "load_format", load_format, _LOAD_FORMATS) == "dummy"
+        if on_progress is not None and not callable(on_progress):
+            rule, advice = "on_progress must be a function", "pass one of two numbers"
+            _border.refuse("generator", rule, shown(on_progress), advice)
         self.config: ModelConfig = models.open(model_dir)
-        dtype = choose_dtype(dtype, self.config.dtype)
+        self.dtype = choose_dtype(dtype, self.config.dtype)
         self.tokenizer = load_tokenizer(model_dir, self.config.vocab_size)
         is_used = _border.truth("generator", "generation_config", generation_config)
         self.generation_config = load_generation_config(model_dir, self.config.vocab_size) if is_used else {}
@@ -165,15 +175,19 @@ class Generator:
         self._chunk = max(max_tokens, max_sequences)
         self._num_blocks = max_sequences * blocks_each
         self._max_blocks = min(self._num_blocks, blocks_each)
-        weights = models.open_weights(model_dir, self.config)
+        weights = {} if is_dummy else models.open_weights(model_dir, self.config)
+        self.stored_dtypes = frozenset(str(tensor.dtype) for tensor in weights.values())
         graph = tw.ComputeGraph(self.config.model_type)
         sizes = (self._chunk, max_sequences, self._num_blocks)
-        models.build_decoding_graph(graph, self.config, *sizes, dtype, context=self.max_context)
+        models.build_decoding_graph(graph, self.config, *sizes, self.dtype, context=self.max_context)
         strategy = tw.DistributionStrategy.tensor_parallel(tp) if tp > 1 else tw.DistributionStrategy.single()
         graph.set_distribution(strategy)
         self.instance: GraphInstance = graph.instantiate(graph.plan())
         try:
-            self.instance.load_parameters(weights)
+            if is_dummy:
+                self.instance.initialize(0, self.config.initializer_range)
+            else:
+                self.instance.load_parameters(weights, on_progress=on_progress)
         except BaseException:
             self.instance.close()
             raise

@@ -24,6 +24,7 @@ _border = Border("generate")
 _MAX = 1 << 53
 _MOST_CHOICES = 1 << 20
 _LARGEST_ID = (1 << 32) - 1
+_FEW = 1024  # tokens that a nucleus seldom exceeds
 Array = NDArray[Any]
 
 
@@ -228,13 +229,9 @@ def candidates(scores: Array, sampling: Sampling) -> tuple[Array, Array]:
     if 0 < sampling.top_k < len(ids):
         least = np.partition(scaled, len(ids) - sampling.top_k)[len(ids) - sampling.top_k]
         ids, scaled = ids[scaled >= least], scaled[scaled >= least]
-    order = np.argsort(-scaled, kind="stable")
+    order = _nucleus(scaled, sampling.top_p)
     ids, scaled = ids[order], scaled[order]
     weights = np.exp(scaled)
-    if sampling.top_p < 1:
-        sums = np.cumsum(weights)
-        keep = int(np.searchsorted(sums, sampling.top_p * sums[-1])) + 1
-        ids, scaled, weights = ids[:keep], scaled[:keep], weights[:keep]
     if sampling.min_p > 0:
         keep = max(1, int((weights >= sampling.min_p * weights[0]).sum()))
         ids, scaled, weights = ids[:keep], scaled[:keep], weights[:keep]
@@ -242,6 +239,22 @@ def candidates(scores: Array, sampling: Sampling) -> tuple[Array, Array]:
         is_kept = _is_typical(scaled, weights, sampling.typical_p)
         ids, weights = ids[is_kept], weights[is_kept]
     return ids, weights
+
+
+def _nucleus(scaled: Array, top_p: float) -> Array:
+    """Places of the likeliest, in order, until they have the probability together; sorts no more than that needs."""
+    mass = top_p * np.exp(scaled).sum()
+    if top_p < 1 and len(scaled) > _FEW:
+        least = np.partition(scaled, len(scaled) - _FEW)[len(scaled) - _FEW]
+        few = np.flatnonzero(scaled >= least)
+        few = few[np.argsort(-scaled[few], kind="stable")]
+        keep = int(np.searchsorted(np.cumsum(np.exp(scaled[few])), mass)) + 1
+        if keep <= len(few):
+            return few[:keep]
+    order = np.argsort(-scaled, kind="stable")
+    if top_p == 1:
+        return order
+    return order[: int(np.searchsorted(np.cumsum(np.exp(scaled[order])), mass)) + 1]
 
 
 def _is_typical(scaled: Array, weights: Array, mass: float) -> Array:

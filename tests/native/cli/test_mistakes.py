@@ -95,7 +95,7 @@ def _instead(name, make):
     """Put something else in the place of a file."""
 
     def change(directory):
-        (directory / name).unlink()
+        (directory / name).unlink(missing_ok=True)
         make(directory / name)
 
     return change
@@ -199,6 +199,10 @@ MODELS = {
     "generation: text": (_json("generation_config.json", eos_token_id="0"), "eos_token_id"),
     "generation: outside": (_json("generation_config.json", eos_token_id=[0, 271]), "got 271"),
     "generation: pipe": (_instead("generation_config.json", os.mkfifo), "named pipe"),
+    "generation: beams": (_json("generation_config.json", num_beams=4), "num_beams must be 1"),
+    "generation: unknown": (_json("generation_config.json", style=4), "style must be a known key"),
+    "tokenizer config: text": (_write("tokenizer_config.json", b"text"), "tokenizer_config.json"),
+    "template: pipe": (_instead("chat_template.jinja", os.mkfifo), "named pipe"),
     "tokenizer: nothing": (_write("tokenizer.json", b""), "tokenizer.json"),
     "tokenizer: nested": (_write("tokenizer.json", b"[" * 10**5), "tokenizer.json"),
     "tokenizer: no model": (_write("tokenizer.json", b"{}"), "tokenizer.json"),
@@ -274,7 +278,8 @@ def test_other_model_directories_are_whole(whole_model, tmp_path, run):
             ["def", "--max-tokens", "64"],
             "must fit the model's context of 64 tokens; got 1 and 64; ask for at most 63",
         ),
-        (["def", "--max-tokens", "9" * 40], "must fit the model's context"),
+        (["def", "--max-tokens", "9" * 40], "max_tokens must lie in"),
+        (["def", "--max-tokens", "9" * 9], "must fit the model's context"),
         (["def", "--max-tokens", "0"], "--max-tokens"),
         (["def", "--max-tokens", "1.5"], "--max-tokens"),
         (["def", "--tp", "9" * 40], "tp"),
@@ -288,6 +293,28 @@ def test_other_model_directories_are_whole(whole_model, tmp_path, run):
         (["def", "--dtype", "BF16"], "--dtype"),
         (["def", "--wings"], "--wings"),
         (["def", "--\x1b[2J\udcff"], "No such option"),
+        (["def", "--min-tokens", "64", "--max-tokens", "64"], "must fit the model's context"),
+        (["def", "--min-tokens", "9", "--max-tokens", "3"], "min_tokens must not be above max_tokens"),
+        (["def", "--max-context", "65"], "--max-context must be at most the model's 64; got 65"),
+        (["def", "--max-context", "1"], "must leave room in the context of 1 tokens"),
+        (["def", "--min-p", "1.5"], "min_p"),
+        (["def", "--typical-p", "0"], "typical_p"),
+        (["def", "--repetition-penalty", "0"], "repetition_penalty"),
+        (["def", "--presence-penalty", "3"], "presence_penalty"),
+        (["def", "--frequency-penalty", "nan"], "frequency_penalty"),
+        (["def", "--no-repeat-ngram-size", "-1"], "--no-repeat-ngram-size"),
+        (["def", "--bad-words", ""], "bad_words must be texts"),
+        (["def", "--stop", ""], "stop must be texts"),
+        (["def", "--n", "0"], "--n"),
+        (["def", "--n", "3"], "n must be 1 where every text would be the same"),
+        (["def", "--n", "9" * 40, "--temperature", "1"], "n must lie in"),
+        (["def", "--load-format", "pt"], "--load-format"),
+        (["def", "--prompt-file", "x"], "not both"),
+        (["--prompt-file", "nowhere"], "got 'nowhere': no such file"),
+        (["def", "--system", "x"], "--system is for --chat"),
+        (["-", "--chat"], "--chat takes messages from standard input"),
+        (["--chat", "--n", "2"], "answers each once"),
+        (["--chat"], "needs chat_template.jinja"),
         (["def", "more"], "extra argument"),
         ([], "Missing argument"),
     ],

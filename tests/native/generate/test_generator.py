@@ -179,9 +179,16 @@ def test_text_that_ends_within_a_character_shows_it(tmp_path, monkeypatch):
         assert (last.text, last.finish_reason) == ("\ufffd", "length")
 
 
-@pytest.mark.parametrize("name", ["tp", "dtype", "max_sequences", "max_context", "max_tokens_per_call"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tp", "dtype", "max_sequences", "max_context", "max_tokens_per_call"),
+        *("generation_config", "load_format"),
+    ],
+)
 def test_settings_are_refused_in_their_own_words(model_dir, name):
-    """Every setting of a generator, before a model is loaded; only the context may be None, for the model's own."""
+    """Every setting of a generator, before a model is loaded; only the context may be None, for the model's
+    own."""
     taken = set()
     for label, value in HOSTILE.items():
         try:
@@ -189,7 +196,19 @@ def test_settings_are_refused_in_their_own_words(model_dir, name):
         except TilewiseError:
             continue
         taken.add(label)
-    assert taken == ({"None"} if name == "max_context" else set())
+    others = {
+        "max_context": {"None"},
+        "generation_config": {"True"},
+    }
+    assert taken == others.get(name, set())
+
+
+def test_progress_is_told(model_dir):
+    """The bytes of all weights, in the end."""
+    told = []
+    with Generator(model_dir, on_progress=lambda *figures: told.append(figures)) as generator:
+        assert told[-1][0] == told[-1][1] > 0 and generator.stored_dtypes == {"float32"}
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
 
 
 def test_small_integers_of_numpy_are_integers(model_dir):
@@ -302,6 +321,7 @@ def test_impossible_requests_are_refused(model_dir):
         {"tp": "2"},
         {"max_sequences": True},
         {"max_tokens_per_call": 2.5},
+        {"on_progress": 3},
     ):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             Generator(model_dir, **wrong)

@@ -109,4 +109,6 @@ def weights(directory: Path) -> dict[str, np.ndarray]:
 
 def is_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     """Whether two models are equal to the bit."""
-    return a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
+    return a.keys() == b.keys() and all(
+        np.asarray(a[name]).tobytes() == np.asarray(b[name]).tobytes() for name in a
+    )

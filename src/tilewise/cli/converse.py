@@ -1,0 +1,155 @@
+"""`tilewise generate --chat`: a conversation by lines, from a terminal or any other standard input.
+
+Each answer is written from the whole conversation, rendered anew with the model's chat template. Answers go to standard
+output, everything else to standard error. A message that cannot be answered is said and forgotten, and the conversation
+goes on.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from tilewise.cli.write import Request, context_limit, make_generator, say_settings
+from tilewise.core import ConfigError
+from tilewise.generate import ChatTemplate, Generator, Sampling, check_prompt, combine_settings, encode_prompt
+
+__all__ = ["converse"]
+
+_DEFAULT_CONTEXT = 4096
+Message = dict[str, Any]
+
+
+def converse(request: Request, first: str | None, system: str | None) -> None:
+    """Answer messages until they end.
+
+    Args:
+        request: of the command line.
+        first: a message that is answered before others are read.
+        system: what the model is told at the beginning.
+
+    Raises:
+        ConfigError, CheckpointError, LayoutError: before any work: no template, or one that fails.
+    """
+    from tilewise import models
+    from tilewise.checkpoint import load_generation_config, load_tokenizer
+
+    model = models.open(request.model_dir)
+    limit = context_limit(model, request)
+    limit = limit if request.max_context is not None else min(limit, _DEFAULT_CONTEXT)
+    template = ChatTemplate(request.model_dir)
+    beginning: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    text = template.render([*beginning, {"role": "user", "content": first or "Hello"}])
+    tokenizer = load_tokenizer(request.model_dir, model.vocab_size)
+    num_tokens = len(encode_prompt(tokenizer, text, add_special_tokens=False))
+    check_prompt(num_tokens, limit)
+    file = load_generation_config(request.model_dir, model.vocab_size) if request.use_file else {}
+    _, taken = combine_settings(file, request.given, num_tokens)
+    with make_generator(request, limit, 1) as generator:
+        say_settings(request, taken)
+        if sys.stdin.isatty():
+            request.say(
+                "a line is a message; /reset begins anew, /exit or Ctrl-D ends, Ctrl-C stops an answer"
+            )
+        talk = list(beginning)
+        for line in _lines(first):
+            if line == "/exit":
+                return
+            if line == "/reset":
+                talk = list(beginning)
+                request.say("the conversation begins anew")
+            elif line.strip():
+                _answer(request, generator, template, file, talk, line)
+
+
+def _lines(first: str | None) -> Iterator[str]:
+    """Messages as they are typed."""
+    if first is not None:
+        yield first
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        import readline  # noqa: F401  # the line can be edited
+
+        while True:
+            try:
+                yield input("> ")
+            except EOFError:
+                print()
+                return
+            except KeyboardInterrupt:  # a line that is not wanted, or an answer that was just over
+                print()
+    for line in iter(sys.stdin.readline, ""):
+        yield line.rstrip("\r\n")
+
+
+def _answer(
+    request: Request,
+    generator: Generator,
+    template: ChatTemplate,
+    file: Mapping[str, Any],
+    talk: list[Message],
+    line: str,
+) -> None:
+    """Answer a message; both become part of the conversation."""
+    asked = [*talk, {"role": "user", "content": line}]
+    try:
+        text = template.render(asked)
+        ids = encode_prompt(generator.tokenizer, text, add_special_tokens=False)
+        sampling = _sampling(request, file, len(ids), generator.max_context)
+    except ConfigError as error:
+        request.say(f"{' '.join(str(error).split())} (/reset begins anew)")
+        return
+    answer = ""
+    with _stoppable() as stopped:
+        for piece in generator.generate([ids], sampling):
+            answer += piece.text
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+            if stopped.is_set():
+                request.say(" (stopped)")
+                break
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    talk[:] = [*asked, {"role": "assistant", "content": answer}]
+
+
+def _sampling(request: Request, file: Mapping[str, Any], num_tokens: int, limit: int) -> Sampling:
+    """How to answer, within what room there is.
+
+    Raises:
+        ConfigError: there is none, or less than is asked for.
+    """
+    check_prompt(num_tokens, limit)
+    sampling, taken = combine_settings(file, request.given, num_tokens)
+    room = limit - num_tokens
+    most = sampling.max_tokens if "max_tokens" in {*request.given, *taken} else room
+    if max(request.given.get("max_tokens", 0), sampling.min_tokens) > room:
+        raise ConfigError(
+            f"[cli.generate] the conversation and --max-tokens must fit the context of {limit} tokens; got "
+            f"{num_tokens} tokens so far; ask for less"
+        )
+    return replace(sampling, max_tokens=min(most, room))
+
+
+@contextmanager
+def _stoppable() -> Iterator[threading.Event]:
+    """Ctrl-C sets an event instead of ending the program; a second one ends it."""
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+
+    def stop(number: int, frame: object) -> None:
+        if stopped.is_set():
+            raise KeyboardInterrupt
+        stopped.set()
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,41 @@
+"""What several commands' arguments share: their help, their checks, where they talk to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from tilewise.core import MODEL_DTYPES, ConfigError, choose_dtype
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["DTYPE_HELP", "MODEL", "REVISION", "known_dtype", "make_console"]
+
+MODEL = typer.Argument(
+    metavar="MODEL",
+    help="A Hugging Face directory (config.json, weights, tokenizer.json), or owner/name on the hub.",
+    show_default=False,
+)
+REVISION = typer.Option(help="Of a model on the hub: a branch, tag or commit.", show_default=False)
+DTYPE_HELP = (
+    "Of weights and activations: bf16 or bfloat16; f32, float32 or fp32; auto: as config.json says, bf16 when that is "
+    "another type."
+)
+
+
+def known_dtype(name: str) -> str:
+    """An element type's name, or a usage error."""
+    try:
+        choose_dtype(name, None)
+    except ConfigError:
+        raise typer.BadParameter(f"{name!r} is not one of auto, {', '.join(MODEL_DTYPES)}") from None
+    return name
+
+
+def make_console(stderr: bool) -> Console:
+    """Where a command talks to a person."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, soft_wrap=True)

@@ -1,0 +1,179 @@
+"""`tilewise generate`: where prompts come from, whose settings count, several texts, conversations."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from native.cli.test_mistakes import WEIGHTS, save_model
+from tilewise.cli.main import _run
+from tilewise.generate import ChatTemplate, Generator, Sampling, encode_prompt
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'system' and m.content == 'no' %}{{ raise_exception('no systems') }}"
+    "{% endif %}{{ m.role[0] + m.content }}\n{% endfor %}{% if add_generation_prompt %}a{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A small model with a chat template."""
+    directory = save_model(tmp_path_factory.mktemp("model") / "model", max_position_embeddings=256)
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run `generate` in this process, with text on standard input; returns standard output and standard error."""
+
+    def call(*arguments, typed=b"", code=0):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8"))
+        got = _run(["generate", *map(str, arguments)])
+        output = capsys.readouterr()
+        assert got == code, output.err
+        return output.out, output.err
+
+    return call
+
+
+def _changed(model, directory, **settings):
+    """A copy with another generation_config.json."""
+    shutil.copytree(model, directory)
+    (directory / "generation_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+def test_prompts_come_from_arguments_files_and_standard_input(model, run, tmp_path):
+    """The same text three ways, its last line end included."""
+    (tmp_path / "prompt").write_text("def ü(x):\n")
+    one = run(model, "def ü(x):\n", "--max-tokens", 6)[0]
+    assert run(model, "--prompt-file", tmp_path / "prompt", "--max-tokens", 6)[0] == one
+    assert run(model, "-", "--max-tokens", 6, typed="def ü(x):\n".encode())[0] == one
+    assert run(model, "--prompt-file", tmp_path / "prompt", "--max-tokens", 7)[0] != one
+    assert "byte 1 is not UTF-8" in run(model, "-", typed=b"a\xff", code=2)[1]
+
+
+def test_the_settings_of_the_model_count(model, run, tmp_path):
+    """generation_config.json decides what the command line does not; it is said in one line."""
+    made = _changed(model, tmp_path / "made", do_sample=True, temperature=0.9, top_p=0.8, max_new_tokens=7)
+    text, said = run(made, "def f")
+    assert "from generation_config.json: top_k=50, temperature=0.9, top_p=0.8, max_tokens=7\n" in said
+    same = ["--temperature", 0.9, "--top-p", 0.8, "--max-tokens", 7, "--top-k", 50]
+    plain = run(made, "def f", "--no-generation-config", *same)
+    assert plain[0] == text and "from generation_config" not in plain[1]
+    greedy, said = run(made, "def f", "--temperature", 0)
+    assert greedy != text and "json: max_tokens=7\n" in said
+    assert run(model, "def f", "--max-tokens", 7)[0] == greedy
+
+
+def test_what_cannot_be_done_can_be_left_aside(model, run, tmp_path):
+    """A file that asks for beams is refused, and passed by where that is asked for."""
+    made = _changed(model, tmp_path / "made", num_beams=4)
+    assert "num_beams" in run(made, "def f", code=2)[1]
+    assert run(made, "def f", "--no-generation-config", "--max-tokens", 3)[0]
+
+
+def test_several_texts(model, run):
+    """Each below its line, in order, the first as a single one; the second as of three."""
+    options = ["def f", "--temperature", 1.2, "--max-tokens", 5, "--seed", 3]
+    three = run(model, *options, "--n", 3)[0]
+    texts = [part.split(" of 3 ---\n")[1] for part in f"\n{three}".split("\n--- ")[1:]]
+    assert len(texts) == 3 and len(set(texts)) == 3
+    assert f"{texts[0]}\n" == run(model, *options)[0]
+    assert run(model, *options, "--n", 2)[0] == f"--- 1 of 2 ---\n{texts[0]}\n--- 2 of 2 ---\n{texts[1]}\n"
+
+
+def test_settings_reach_the_text(model, run):
+    """Words that are avoided, stop texts, penalties and lengths change what is written as they should."""
+    plain = run(model, "def f", "--max-tokens", 12)[0].rstrip("\n")
+    stop = plain[3:5]
+    assert run(model, "def f", "--max-tokens", 12, "--stop", stop)[0] == plain[: plain.find(stop)] + "\n"
+    kept = run(model, "def f", "--max-tokens", 12, "--stop", "zzz", "--stop", stop, "--include-stop")[0]
+    assert kept == plain[: plain.find(stop) + 2] + "\n"
+    for option in (
+        ["--repetition-penalty", 1.9],
+        ["--frequency-penalty", 2, "--presence-penalty", 2],
+        ["--bad-words", plain[0]],
+    ):
+        assert run(model, "def f", "--max-tokens", 12, *option)[0].rstrip("\n") != plain, option
+    drawn = ["def f", "--max-tokens", 12, "--temperature", 1.5]
+    free = run(model, *drawn)[0]
+    for option in (["--min-p", 0.5], ["--typical-p", 0.2], ["--top-k", 1], ["--top-p", 0.1]):
+        assert run(model, *drawn, *option)[0] != free, option
+
+
+def test_random_weights_are_the_same_over_devices(model, run, tmp_path):
+    """`--load-format dummy` needs no weights, says so, and writes the same over two devices."""
+    shutil.copytree(model, tmp_path / "bare")
+    (tmp_path / "bare" / WEIGHTS).unlink()
+    options = [tmp_path / "bare", "def f", "--load-format", "dummy", "--max-tokens", 8]
+    text, said = run(*options)
+    assert "the weights are random (--load-format dummy)" in said
+    assert run(*options, "--tp", 2)[0] == text
+    assert WEIGHTS in run(tmp_path / "bare", "def f", code=2)[1]
+
+
+def test_float16_is_said(model, run, tmp_path):
+    """Weights stored as float16 run as another type, which is said once."""
+    shutil.copytree(model, tmp_path / "half")
+    stored = load_file(model / WEIGHTS)
+    save_file({n: x.astype(np.float16) for n, x in stored.items()}, tmp_path / "half" / WEIGHTS)
+    for dtype in ("bf16", "f32"):
+        said = run(tmp_path / "half", "def f", "--max-tokens", 2, "--dtype", dtype)[1]
+        assert said.count(f"stored as float16 and run as {dtype}\n") == 1
+    assert "float16" not in run(model, "def f", "--max-tokens", 2)[1]
+
+
+def _answers(model, talk, max_tokens=6):
+    """What the model answers after a conversation."""
+    text = ChatTemplate(model).render(talk)
+    with Generator(model) as generator:
+        ids = encode_prompt(generator.tokenizer, text, add_special_tokens=False)
+        return "".join(p.text for p in generator.generate([ids], Sampling(max_tokens=max_tokens)))
+
+
+def test_a_conversation_goes_on(model, run):
+    """Answers depend on what was said before, and on nothing before a reset; blank lines are no messages."""
+    out, err = run(
+        model, "--chat", "--system", "s", "--max-tokens", 6, typed=b"one\n\ntwo\n/reset\none\n/exit\nthree\n"
+    )
+    talk = [{"role": "system", "content": "s"}, {"role": "user", "content": "one"}]
+    first = _answers(model, talk)
+    more = [{"role": "assistant", "content": first}, {"role": "user", "content": "two"}]
+    second = _answers(model, [*talk, *more])
+    assert out == f"{first}\n{second}\n{first}\n" and first != second
+    assert "begins anew" in err
+    assert run(model, "one", "--chat", "--system", "s", "--max-tokens", 6)[0] == f"{first}\n"
+
+
+def test_messages_that_cannot_be_answered_are_said(model, run):
+    """Too long a message is one line, and the conversation goes on without it."""
+    out, err = run(model, "--chat", "--max-tokens", 6, typed=b"x" * 400 + b"\none\n")
+    assert out == _answers(model, [{"role": "user", "content": "one"}]) + "\n"
+    assert "must leave room" in err
+    assert "no systems" in run(model, "--chat", "--system", "no", code=2)[1]
+
+
+def test_ctrl_c_stops_an_answer_and_no_more(model, run, monkeypatch):
+    """The answer ends at once, stays in the conversation, and the next message is answered."""
+    generate = Generator.generate
+
+    def interrupted(self, prompts, sampling):
+        for number, piece in enumerate(generate(self, prompts, sampling)):
+            if number == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield piece
+
+    monkeypatch.setattr(Generator, "generate", interrupted)
+    out, err = run(model, "--chat", "--max-tokens", 9, typed=b"one\n/reset\none\n")
+    assert err.count("(stopped)") == 2
+    monkeypatch.undo()
+    short = _answers(model, [{"role": "user", "content": "one"}], 3)
+    assert out == f"{short}\n{short}\n"
