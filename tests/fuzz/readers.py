@@ -20,6 +20,12 @@ import safetensors.numpy
 from ml_dtypes import bfloat16
 
 import tilewise as tw
+from fuzz.chat_readers import (
+    chat_templates,
+    read_chat_template,
+    read_tokenizer_config,
+    tokenizer_configs,
+)
 from fuzz.mutate import Mutation, mutate, mutate_json, mutate_plan, mutate_safetensors
 from fuzz.torch_readers import (
     distributed_metadata,
@@ -35,17 +41,16 @@ from tilewise.checkpoint import (
     load_generation_config,
     load_latest,
     load_tokenizer,
-    load_tokenizer_config,
     open_weights,
     save_checkpoint,
 )
 from tilewise.checkpoint.header import dtype_name, parse_header
 from tilewise.checkpoint.tensors import WeightsFile
 from tilewise.checkpoint.training import _describe, _digest, _Meta, _Work
-from tilewise.core import CheckpointError, ConfigError, TilewiseError
+from tilewise.core import CheckpointError, TilewiseError
 from tilewise.core.reading import Unreadable
 from tilewise.data import END_OF_TEXT, load_corpus, train_tokenizer
-from tilewise.generate import combine_settings, template_child
+from tilewise.generate import combine_settings
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.prompts import encode_prompt
 from tilewise.models.llama import LlamaConfig
@@ -302,73 +307,6 @@ def _tokenizer() -> list[bytes]:
     ]
 
 
-def read_tokenizer_config(folder: Path, data: bytes) -> None:
-    """tokenizer_config.json beside vocab.json and merges.txt: what is accepted encodes a text."""
-    trained = json.loads(_tokenizer()[0])["model"]
-    if not (folder / "vocab.json").exists():
-        (folder / "vocab.json").write_bytes(_json(trained["vocab"]))
-        merges = (merge if isinstance(merge, str) else " ".join(merge) for merge in trained["merges"])
-        (folder / "merges.txt").write_text("\n".join(merges))
-        (folder / "config.json").write_text('{"model_type": "qwen2"}')
-    (folder / "tokenizer_config.json").write_bytes(data)
-    assert all(isinstance(text, str) for text in load_tokenizer_config(folder).chat_templates.values())
-    encode_prompt(load_tokenizer(folder, 1 << 20), "def f(x): <|im_end|>")
-
-
-def _tokenizer_config() -> list[bytes]:
-    flags = {"lstrip": False, "rstrip": True, "normalized": False, "single_word": False, "special": True}
-    next_ = len(json.loads(_tokenizer()[0])["model"]["vocab"])
-    return [
-        _json(
-            {"tokenizer_class": "Qwen2Tokenizer", "eos_token": END_OF_TEXT, "chat_template": "{{ messages }}"}
-        ),
-        _json(
-            {
-                "added_tokens_decoder": {str(next_): {"content": "<|im_end|>", **flags}},
-                "bos_token": {"content": "<|im_end|>", **flags, "__type": "AddedToken"},
-                "pad_token": None,
-                "add_bos_token": True,
-                "add_eos_token": False,
-                "add_prefix_space": True,
-                "tokenizer_class": "GPT2Tokenizer",
-                "model_max_length": 1e30,
-                "chat_template": [
-                    {"name": "default", "template": "a"},
-                    {"name": "tool_use", "template": "b"},
-                ],
-            }
-        ),
-    ]
-
-
-def read_chat_template(folder: Path, data: bytes) -> None:
-    """chat_template.jinja: a text or words about what is wrong, in this process, without what stops a child."""
-    (folder / "chat_template.jinja").write_bytes(data)
-    template = load_tokenizer_config(folder).chat_templates["default"]
-    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "a\nb"}]
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    variables = {"messages": messages, "tools": tools, "bos_token": "<s>", "add_generation_prompt": True}
-    found = template_child.problem_of(template, variables)
-    json.dumps(found, allow_nan=False)
-    assert found.keys() in ({"text"}, {"problem"})
-    if "problem" in found:
-        raise ConfigError(" ".join(found["problem"].split()))
-
-
-def _chat_template() -> list[bytes]:
-    one = (
-        "{{ bos_token }}{% set ns = namespace(a=0) %}{%- for m in messages -%}\n  {%- if m.role == 'user' -%}"
-        "[{{ m['content'] | trim }}]{% set ns.a = ns.a + 1 %}{% else %}{{ raise_exception('no') if m.x else ns.a }}"
-        "{%- endif %}\n{% endfor %}{% if add_generation_prompt %}{{ '<|a|>' ~ loop }}{% endif %}"
-    )
-    two = (
-        "{% macro f(t) %}{{ t | tojson(indent=2) }}{% endmacro %}{% for t in tools %}{{ f(t.function) }}"
-        "{% if loop.last %}{% break %}{% endif %}{% endfor %}{{ strftime_now('%Y') }}"
-        "{% generation %}{{ messages[1:] | map(attribute='content') | join(', ') }}{% endgeneration %}"
-    )
-    return [one.encode(), two.encode()]
-
-
 def read_checkpoint_metadata(folder: Path, data: bytes) -> None:
     """checkpoint.json beside a state that it fits; its own checksum is made right, so that the rest is reached."""
     checkpoint = _fresh_checkpoint(folder)
@@ -569,8 +507,8 @@ READERS = {
     "config.json": Reader(read_model_config, cache(_model_config), 1500, mutate_json),
     "generation_config.json": Reader(read_generation_config, cache(_generation_config), 1500, mutate_json),
     "tokenizer.json": Reader(read_tokenizer, cache(_tokenizer), 1300, mutate_json),
-    "tokenizer_config.json": Reader(read_tokenizer_config, cache(_tokenizer_config), 500, mutate_json),
-    "chat template": Reader(read_chat_template, cache(_chat_template), 400),
+    "tokenizer_config.json": Reader(read_tokenizer_config, cache(tokenizer_configs), 500, mutate_json),
+    "chat template": Reader(read_chat_template, cache(chat_templates), 400),
     "checkpoint.json": Reader(read_checkpoint_metadata, cache(_checkpoint_metadata), 750, mutate_json),
     "state.safetensors": Reader(read_checkpoint_state, cache(_checkpoint_state), 700, mutate_safetensors),
     "torch archive": Reader(read_torch_archive, cache(torch_archives), 1000),

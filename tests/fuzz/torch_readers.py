@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import tempfile
 import zipfile
+from functools import cache
 from pathlib import Path
+
+import numpy as np
 
 from tilewise.checkpoint import open_distributed, open_state_dict
 

@@ -153,15 +153,14 @@ def _write_directory(
 ) -> None:
     from tilewise import models
     from tilewise.checkpoint import load_generation_config, load_tokenizer, save_pretrained
-    from tilewise.models.config import read_config_file
 
     config, content = source.config, {}
     model_dir = source.model_dir if model_dir is None else model_dir
     if config is not None:
         content = {**config.to_dict(), "torch_dtype": "float32"}
     elif model_dir is not None:
-        content = dict(read_config_file(model_dir))
-        config = models.config_from_dict(content)
+        config = models.open(model_dir)
+        content = config.to_dict()
         layout = models.file_layout(config, with_head=not models.is_encoder(config))
         layout.weights({name: _outline(tensor) for name, tensor in source.tensors.items()})
     else:
