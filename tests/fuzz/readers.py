@@ -20,12 +20,7 @@ import safetensors.numpy
 from ml_dtypes import bfloat16
 
 import tilewise as tw
-from fuzz.chat_readers import (
-    chat_templates,
-    read_chat_template,
-    read_tokenizer_config,
-    tokenizer_configs,
-)
+from fuzz import text_readers
 from fuzz.mutate import Mutation, mutate, mutate_json, mutate_plan, mutate_safetensors
 from fuzz.torch_readers import (
     distributed_metadata,
@@ -38,9 +33,7 @@ from fuzz.torch_readers import (
 from tilewise import models
 from tilewise.checkpoint import (
     TrainingState,
-    load_generation_config,
     load_latest,
-    load_tokenizer,
     open_weights,
     save_checkpoint,
 )
@@ -49,10 +42,7 @@ from tilewise.checkpoint.tensors import WeightsFile
 from tilewise.checkpoint.training import _describe, _digest, _Meta, _Work
 from tilewise.core import CheckpointError, TilewiseError
 from tilewise.core.reading import Unreadable
-from tilewise.data import END_OF_TEXT, load_corpus, train_tokenizer
-from tilewise.generate import combine_settings
-from tilewise.generate.detokenizer import Detokenizer
-from tilewise.generate.prompts import encode_prompt
+from tilewise.data import load_corpus
 from tilewise.models.llama import LlamaConfig
 from tilewise.nn import linear
 from tilewise.observe import (
@@ -196,115 +186,6 @@ def _model_config() -> list[bytes]:
         },
     ]
     return [_json(given) for given in (plain.to_dict(), llama3, new, *others)]
-
-
-def read_generation_config(folder: Path, data: bytes) -> None:
-    """generation_config.json: what is accepted is how a text can be written, with and without draws, or is refused."""
-    (folder / "generation_config.json").write_bytes(data)
-    found = load_generation_config(folder, VOCABULARY)
-    for given in ({}, {"temperature": 0.0, "max_tokens": 1 << 40}, {"temperature": 1.0}):
-        sampling, taken = combine_settings(found, given, 3)
-        assert all(getattr(sampling, name) is not None for name in taken)
-
-
-def _generation_config() -> list[bytes]:
-    known = {
-        "bos_token_id": 1,
-        "eos_token_id": [2, 3],
-        "max_length": 64,
-        "temperature": 0.6,
-        "do_sample": True,
-    }
-    all_ = {
-        "top_k": 20,
-        "top_p": 0.9,
-        "min_p": 0.1,
-        "typical_p": 0.5,
-        "repetition_penalty": 1.1,
-        "no_repeat_ngram_size": 3,
-        "bad_words_ids": [[1], [2, 3]],
-        "max_new_tokens": 9,
-        "min_new_tokens": 2,
-        "stop_strings": ["a", "b"],
-        "num_return_sequences": 2,
-        "num_beams": 1,
-        "use_cache": True,
-    }
-    return [_json(known), _json({**known, **all_}), _json({"eos_token_id": 2, "min_length": 5}), _json({})]
-
-
-def read_tokenizer(folder: Path, data: bytes) -> None:
-    """tokenizer.json: what is accepted encodes a prompt or refuses it, and every id of it has a text."""
-    (folder / "tokenizer.json").write_bytes(data)
-    tokenizer = load_tokenizer(folder, 1 << 20)
-    ids = encode_prompt(tokenizer, "def f(x):\n    return 'Grüße' + \"日本\"\U0001f600")
-    text = Detokenizer(tokenizer, ids[:2])
-    for token in (*ids, 0, 299, (1 << 20) - 1):
-        text.add(token)
-    text.finish()
-
-
-def _tokenizer() -> list[bytes]:
-    trained = train_tokenizer([f"def f{i}(x):\n    return x + {i}\n" for i in range(20)], 262)
-    content = json.loads(trained.to_str())
-    padded = {"direction": "Left", "pad_to_multiple_of": 8, "strategy": {"Fixed": 9}}
-    more = {
-        "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
-        "padding": {**padded, "pad_id": 0, "pad_type_id": 0, "pad_token": END_OF_TEXT},
-        "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]},
-    }
-    unknown = {"unk_token": "[UNK]"}
-    words = {"type": "WordLevel", "vocab": {"def": 0, "f": 1, "[UNK]": 2}, **unknown}
-    pieces = {
-        "type": "WordPiece",
-        "vocab": {"de": 0, "##f": 1, "[UNK]": 2},
-        "max_input_chars_per_word": 9,
-        **unknown,
-    }
-    pieces["continuing_subword_prefix"] = "##"
-    scored = {
-        "type": "Unigram",
-        "unk_id": 2,
-        "vocab": [["d", -1.0], ["ef", -2.0], ["<unk>", 0.0]],
-        "byte_fallback": True,
-    }
-    merging = {
-        "type": "BPE",
-        "vocab": {"a": 0, "##b": 1, "ab": 2, "de": 3, "d": 4, "##e": 5},
-        "merges": ["a ##b", "d ##e"],
-    }
-    merging |= {
-        "continuing_subword_prefix": "##",
-        "end_of_word_suffix": "",
-        "dropout": 0.0,
-        "ignore_merges": True,
-    }
-    plain = {**content, "added_tokens": [], "decoder": None, "post_processor": None}
-    sequence = [{"SpecialToken": {"id": "[UNK]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    known = {"[UNK]": {"id": "[UNK]", "ids": [2], "tokens": ["[UNK]"]}}
-    template = {"type": "TemplateProcessing", "single": sequence, "pair": sequence, "special_tokens": known}
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "_"}
-    split = {"type": "Split", "pattern": {"Regex": r"\w+|\s"}, "behavior": "Isolated", "invert": False}
-    metaspace = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True}
-    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-    decoders = {"type": "Sequence", "decoders": [replace, {"type": "ByteFallback"}, {"type": "Fuse"}, strip]}
-    return [
-        _json(content),
-        _json({**content, **more}),
-        _json({**plain, "model": words, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": template}),
-        _json(
-            {
-                **plain,
-                "model": pieces,
-                "pre_tokenizer": split,
-                "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-            }
-        ),
-        _json(
-            {**plain, "model": scored, "normalizer": replace, "pre_tokenizer": metaspace, "decoder": decoders}
-        ),
-        _json({**plain, "model": merging, "pre_tokenizer": {"type": "Digits", "individual_digits": True}}),
-    ]
 
 
 def read_checkpoint_metadata(folder: Path, data: bytes) -> None:
@@ -505,10 +386,20 @@ READERS = {
     "safetensors": Reader(read_safetensors, cache(_safetensors), 1500, mutate_safetensors),
     "weights index": Reader(read_weights_index, cache(_weights_index), 1400, mutate_json),
     "config.json": Reader(read_model_config, cache(_model_config), 1500, mutate_json),
-    "generation_config.json": Reader(read_generation_config, cache(_generation_config), 1500, mutate_json),
-    "tokenizer.json": Reader(read_tokenizer, cache(_tokenizer), 1300, mutate_json),
-    "tokenizer_config.json": Reader(read_tokenizer_config, cache(tokenizer_configs), 500, mutate_json),
-    "chat template": Reader(read_chat_template, cache(chat_templates), 400),
+    "generation_config.json": Reader(
+        text_readers.read_generation_config, cache(text_readers.valid_generation_config), 1500, mutate_json
+    ),
+    "tokenizer.json": Reader(
+        text_readers.read_tokenizer, cache(text_readers.valid_tokenizer), 1300, mutate_json
+    ),
+    "tokenizer_config.json": Reader(
+        text_readers.read_tokenizer_config, cache(text_readers.valid_tokenizer_config), 500, mutate_json
+    ),
+    "vocab.json": Reader(
+        text_readers.read_vocabulary, cache(text_readers.valid_vocabulary), 400, mutate_json
+    ),
+    "merges.txt": Reader(text_readers.read_merges, cache(text_readers.valid_merges), 400),
+    "chat template": Reader(text_readers.read_chat_template, cache(text_readers.valid_chat_template), 400),
     "checkpoint.json": Reader(read_checkpoint_metadata, cache(_checkpoint_metadata), 750, mutate_json),
     "state.safetensors": Reader(read_checkpoint_state, cache(_checkpoint_state), 700, mutate_safetensors),
     "torch archive": Reader(read_torch_archive, cache(torch_archives), 1000),

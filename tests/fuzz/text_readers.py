@@ -1,0 +1,238 @@
+"""Readers of what stands beside a model's weights for writing: settings, tokenizers, chat templates.
+
+As in readers.py, whose table they are part of.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+from tilewise.checkpoint import load_generation_config, load_tokenizer, load_tokenizer_config
+from tilewise.core import ConfigError
+from tilewise.data import END_OF_TEXT, train_tokenizer
+from tilewise.generate import combine_settings, template_child
+from tilewise.generate.detokenizer import Detokenizer
+from tilewise.generate.prompts import encode_prompt
+
+VOCABULARY = 300
+
+
+def _json(content: object) -> bytes:
+    return json.dumps(content).encode()
+
+
+def read_generation_config(folder: Path, data: bytes) -> None:
+    """generation_config.json: what is accepted is how a text can be written, with and without draws, or is refused."""
+    (folder / "generation_config.json").write_bytes(data)
+    found = load_generation_config(folder, VOCABULARY)
+    for given in ({}, {"temperature": 0.0, "max_tokens": 1 << 40}, {"temperature": 1.0}):
+        sampling, taken = combine_settings(found, given, 3)
+        assert all(getattr(sampling, name) is not None for name in taken)
+
+
+def valid_generation_config() -> list[bytes]:
+    """Valid files."""
+    known = {
+        "bos_token_id": 1,
+        "eos_token_id": [2, 3],
+        "max_length": 64,
+        "temperature": 0.6,
+        "do_sample": True,
+    }
+    all_ = {
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "typical_p": 0.5,
+        "repetition_penalty": 1.1,
+        "no_repeat_ngram_size": 3,
+        "bad_words_ids": [[1], [2, 3]],
+        "max_new_tokens": 9,
+        "min_new_tokens": 2,
+        "stop_strings": ["a", "b"],
+        "num_return_sequences": 2,
+        "num_beams": 1,
+        "use_cache": True,
+    }
+    return [_json(known), _json({**known, **all_}), _json({"eos_token_id": 2, "min_length": 5}), _json({})]
+
+
+def read_tokenizer(folder: Path, data: bytes) -> None:
+    """tokenizer.json: what is accepted encodes a prompt or refuses it, and every id of it has a text."""
+    (folder / "tokenizer.json").write_bytes(data)
+    tokenizer = load_tokenizer(folder, 1 << 20)
+    ids = encode_prompt(tokenizer, "def f(x):\n    return 'Grüße' + \"日本\"\U0001f600")
+    text = Detokenizer(tokenizer, ids[:2])
+    for token in (*ids, 0, 299, (1 << 20) - 1):
+        text.add(token)
+    text.finish()
+
+
+@cache
+def valid_tokenizer() -> list[bytes]:
+    """Valid files."""
+    trained = train_tokenizer([f"def f{i}(x):\n    return x + {i}\n" for i in range(20)], 262)
+    content = json.loads(trained.to_str())
+    padded = {"direction": "Left", "pad_to_multiple_of": 8, "strategy": {"Fixed": 9}}
+    more = {
+        "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+        "padding": {**padded, "pad_id": 0, "pad_type_id": 0, "pad_token": END_OF_TEXT},
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]},
+    }
+    unknown = {"unk_token": "[UNK]"}
+    words = {"type": "WordLevel", "vocab": {"def": 0, "f": 1, "[UNK]": 2}, **unknown}
+    pieces = {
+        "type": "WordPiece",
+        "vocab": {"de": 0, "##f": 1, "[UNK]": 2},
+        "max_input_chars_per_word": 9,
+        **unknown,
+    }
+    pieces["continuing_subword_prefix"] = "##"
+    scored = {
+        "type": "Unigram",
+        "unk_id": 2,
+        "vocab": [["d", -1.0], ["ef", -2.0], ["<unk>", 0.0]],
+        "byte_fallback": True,
+    }
+    merging = {
+        "type": "BPE",
+        "vocab": {"a": 0, "##b": 1, "ab": 2, "de": 3, "d": 4, "##e": 5},
+        "merges": ["a ##b", "d ##e"],
+    }
+    merging |= {
+        "continuing_subword_prefix": "##",
+        "end_of_word_suffix": "",
+        "dropout": 0.0,
+        "ignore_merges": True,
+    }
+    plain = {**content, "added_tokens": [], "decoder": None, "post_processor": None}
+    sequence = [{"SpecialToken": {"id": "[UNK]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    known = {"[UNK]": {"id": "[UNK]", "ids": [2], "tokens": ["[UNK]"]}}
+    template = {"type": "TemplateProcessing", "single": sequence, "pair": sequence, "special_tokens": known}
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "_"}
+    split = {"type": "Split", "pattern": {"Regex": r"\w+|\s"}, "behavior": "Isolated", "invert": False}
+    metaspace = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True}
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    decoders = {"type": "Sequence", "decoders": [replace, {"type": "ByteFallback"}, {"type": "Fuse"}, strip]}
+    return [
+        _json(content),
+        _json({**content, **more}),
+        _json({**plain, "model": words, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": template}),
+        _json(
+            {
+                **plain,
+                "model": pieces,
+                "pre_tokenizer": split,
+                "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+            }
+        ),
+        _json(
+            {**plain, "model": scored, "normalizer": replace, "pre_tokenizer": metaspace, "decoder": decoders}
+        ),
+        _json({**plain, "model": merging, "pre_tokenizer": {"type": "Digits", "individual_digits": True}}),
+    ]
+
+
+def read_tokenizer_config(folder: Path, data: bytes) -> None:
+    """tokenizer_config.json beside vocab.json and merges.txt: what is accepted encodes a text."""
+    trained = json.loads(valid_tokenizer()[0])["model"]
+    if not (folder / "vocab.json").exists():
+        (folder / "vocab.json").write_bytes(_json(trained["vocab"]))
+        merges = (merge if isinstance(merge, str) else " ".join(merge) for merge in trained["merges"])
+        (folder / "merges.txt").write_text("\n".join(merges))
+        (folder / "config.json").write_text('{"model_type": "qwen2"}')
+    (folder / "tokenizer_config.json").write_bytes(data)
+    assert all(isinstance(text, str) for text in load_tokenizer_config(folder).chat_templates.values())
+    encode_prompt(load_tokenizer(folder, 1 << 20), "def f(x): <|im_end|>")
+
+
+def _merging(folder: Path, vocab: bytes, merges: bytes) -> None:
+    """A tokenizer of vocab.json and merges.txt encodes a text and has texts for its ids, or is refused."""
+    (folder / "vocab.json").write_bytes(vocab)
+    (folder / "merges.txt").write_bytes(merges)
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    tokenizer = load_tokenizer(folder, 1 << 20)
+    text = Detokenizer(tokenizer, [])
+    for token in encode_prompt(tokenizer, "def f(x):\n    return 'Grüße'"):
+        text.add(token)
+    text.finish()
+
+
+def read_vocabulary(folder: Path, data: bytes) -> None:
+    """vocab.json beside merges.txt."""
+    _merging(folder, data, valid_merges()[0])
+
+
+def valid_vocabulary() -> list[bytes]:
+    """Valid files."""
+    return [_json(json.loads(valid_tokenizer()[0])["model"]["vocab"])]
+
+
+def read_merges(folder: Path, data: bytes) -> None:
+    """merges.txt beside vocab.json."""
+    _merging(folder, valid_vocabulary()[0], data)
+
+
+def valid_merges() -> list[bytes]:
+    """Valid files."""
+    pairs = json.loads(valid_tokenizer()[0])["model"]["merges"]
+    lines = [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs]
+    return ["\n".join(("#version: 0.2", *lines, "")).encode(), b""]
+
+
+def valid_tokenizer_config() -> list[bytes]:
+    """Valid files."""
+    flags = {"lstrip": False, "rstrip": True, "normalized": False, "single_word": False, "special": True}
+    next_ = len(json.loads(valid_tokenizer()[0])["model"]["vocab"])
+    return [
+        _json(
+            {"tokenizer_class": "Qwen2Tokenizer", "eos_token": END_OF_TEXT, "chat_template": "{{ messages }}"}
+        ),
+        _json(
+            {
+                "added_tokens_decoder": {str(next_): {"content": "<|im_end|>", **flags}},
+                "bos_token": {"content": "<|im_end|>", **flags, "__type": "AddedToken"},
+                "pad_token": None,
+                "add_bos_token": True,
+                "add_eos_token": False,
+                "add_prefix_space": True,
+                "tokenizer_class": "GPT2Tokenizer",
+                "model_max_length": 1e30,
+                "chat_template": [
+                    {"name": "default", "template": "a"},
+                    {"name": "tool_use", "template": "b"},
+                ],
+            }
+        ),
+    ]
+
+
+def read_chat_template(folder: Path, data: bytes) -> None:
+    """chat_template.jinja: a text or words about what is wrong, in this process, without what stops a child."""
+    (folder / "chat_template.jinja").write_bytes(data)
+    template = load_tokenizer_config(folder).chat_templates["default"]
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "a\nb"}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    variables = {"messages": messages, "tools": tools, "bos_token": "<s>", "add_generation_prompt": True}
+    found = template_child.problem_of(template, variables)
+    json.dumps(found, allow_nan=False)
+    assert found.keys() in ({"text"}, {"problem"})
+    if "problem" in found:
+        raise ConfigError(" ".join(found["problem"].split()))
+
+
+def valid_chat_template() -> list[bytes]:
+    """Valid files."""
+    one = (
+        "{{ bos_token }}{% set ns = namespace(a=0) %}{%- for m in messages -%}\n  {%- if m.role == 'user' -%}"
+        "[{{ m['content'] | trim }}]{% set ns.a = ns.a + 1 %}{% else %}{{ raise_exception('no') if m.x else ns.a }}"
+        "{%- endif %}\n{% endfor %}{% if add_generation_prompt %}{{ '<|a|>' ~ loop }}{% endif %}"
+    )
+    two = (
+        "{% macro f(t) %}{{ t | tojson(indent=2) }}{% endmacro %}{% for t in tools %}{{ f(t.function) }}"
+        "{% if loop.last %}{% break %}{% endif %}{% endfor %}{{ strftime_now('%Y') }}"
+        "{% generation %}{{ messages[1:] | map(attribute='content') | join(', ') }}{% endgeneration %}"
+    )
+    return [one.encode(), two.encode()]
