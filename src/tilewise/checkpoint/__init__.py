@@ -1,4 +1,4 @@
-"""Files: weights in safetensors, Hugging Face directories, training checkpoints.
+"""Files: weights in safetensors, Hugging Face directories, training checkpoints, files of PyTorch.
 
 Owns formats, the checks of everything that comes in, and atomic replacement. Knows tensors by name only: no models,
 no strategies. Weights are read lazily, so a device that needs some rows reads those rows.

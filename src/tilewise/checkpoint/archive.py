@@ -17,7 +17,6 @@ from tilewise.core.reading import Unreadable
 
 __all__ = ["Part", "read_archive", "read_part"]
 
-_MAX_DIRECTORY_BYTES = 64 << 20
 _MAX_NAME_BYTES = 4096
 _END = struct.Struct("<4s4H2IH")
 _END_64 = struct.Struct("<4sQ2H2I4Q")
@@ -43,19 +42,20 @@ class _Entry:
     size: int
 
 
-def read_archive(file: OpenFile, begin: int, size: int) -> Mapping[str, Part]:
+def read_archive(file: OpenFile, begin: int, size: int, max_bytes: int) -> Mapping[str, Part]:
     """The parts of the archive that fills a range of a file, by name.
 
     Args:
         file: open.
         begin: of the archive, in bytes.
         size: the same.
+        max_bytes: of its directory.
 
     Raises:
         Unreadable: it is no such archive.
         CheckpointError: the file has become shorter.
     """
-    directory, count, where = _directory(file, begin, size)
+    directory, count, where = _directory(file, begin, size, max_bytes)
     found: dict[str, Part] = {}
     for entry in _entries(directory, count):
         if entry.name in found:
@@ -88,7 +88,7 @@ def _read(file: OpenFile, begin: int, size: int) -> bytes:
     return bytes(content)
 
 
-def _directory(file: OpenFile, begin: int, size: int) -> tuple[bytes, int, int]:
+def _directory(file: OpenFile, begin: int, size: int, max_bytes: int) -> tuple[bytes, int, int]:
     """The directory, how many entries it has, and where in the archive it begins; what precedes it are parts."""
     if size < _END.size:
         raise Unreadable("it is no whole archive of torch.save")
@@ -107,8 +107,8 @@ def _directory(file: OpenFile, begin: int, size: int) -> tuple[bytes, int, int]:
         if large[0] != b"PK\x06\x06":
             raise Unreadable("it is no whole archive of torch.save")
         count, length, where, last = large[7], large[8], large[9], locator[2]
-    if length > _MAX_DIRECTORY_BYTES or where + length > last:
-        raise Unreadable("the directory of its archive lies outside of it")
+    if length > max_bytes or where + length > last:
+        raise Unreadable("the directory of its archive lies outside of it, or is too large")
     return _read(file, begin + where, length), count, where
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.checkpoint.pickles import MAX_PICKLE_BYTES, Name, Record, parse_pickle
+from tilewise.checkpoint.pickles import MAX_PICKLE_BYTES, Name, Record, parse_pickle, worded
 from tilewise.checkpoint.tensors import FileTensor, LazyTensor, OpenFile
 from tilewise.checkpoint.torch_files import Storages, dtype_of, sizes_of
 from tilewise.core import CheckpointError
@@ -30,6 +30,7 @@ __all__ = ["METADATA", "open_distributed"]
 METADATA = ".metadata"
 _MODULE = "torch.distributed.checkpoint.metadata"
 _MAX_CHUNKS = 1 << 14  # of a tensor
+_MAX_CHUNK_WORDS = 1 << 16  # bytes of what is said of one; there may be many that say much
 _border = Border("checkpoint", CheckpointError)
 
 
@@ -100,7 +101,7 @@ class _Directory:
         found: dict[str, FileTensor | LazyTensor] = {}
         for name, described in self._described.items():
             if not isinstance(name, str):
-                raise Unreadable(f"its tensors have names; got {shown(name)}")
+                raise Unreadable(f"its tensors have names; got {worded(name)}")
             if name.startswith(prefix):
                 found[name.removeprefix(prefix)] = self._tensor(name, described)
         if part is not None and not found:
@@ -138,8 +139,8 @@ class _Directory:
             or not isinstance(length, int)
             or not 0 <= begin <= begin + length <= end
         ):
-            raise Unreadable(f"the chunk of {shown(name)} at {chunk.offsets} lies outside of {shown(file)}")
-        storages = Storages(opened, begin, length)
+            raise Unreadable(f"the chunk of {shown(name)} at {chunk.offsets} lies outside of its file")
+        storages = Storages(opened, begin, length, _MAX_CHUNK_WORDS)
         found = storages.tensor(name, storages.content)
         if (found.shape, found.dtype) != (chunk.sizes, dtype):
             raise Unreadable(
@@ -150,7 +151,7 @@ class _Directory:
     def _open(self, name: Any) -> OpenFile:
         """A file beside the metadata."""
         if not isinstance(name, str) or name != os.path.basename(name) or name in ("", ".", ".."):
-            raise Unreadable(f"{shown(name)} is not the plain name of a file in it")
+            raise Unreadable(f"{worded(name)} is not the plain name of a file in it")
         if name not in self._files:
             path = self._root / name
             try:

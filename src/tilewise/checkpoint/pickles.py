@@ -17,7 +17,7 @@ from typing import Any
 from tilewise.core.border import shown
 from tilewise.core.reading import Unreadable
 
-__all__ = ["MAX_PICKLE_BYTES", "Name", "Record", "parse_pickle"]
+__all__ = ["MAX_PICKLE_BYTES", "Name", "Record", "parse_pickle", "worded"]
 
 MAX_PICKLE_BYTES = 64 << 20
 _MAX_INSTRUCTIONS = 1 << 22
@@ -75,6 +75,12 @@ class Record:
     name: Name | None
     arguments: tuple[Any, ...]
     state: Any = None
+
+
+def worded(value: object) -> str:
+    """What a pickle says, for a message. The words of a container could be without end: it may hold itself, or hold
+    another twice that does the same."""
+    return shown(value) if isinstance(value, (str, bytes, int, float, Name)) else f"a {type(value).__name__}"
 
 
 class _Mark:
@@ -182,7 +188,9 @@ class _Machine:
         self.stack.append(tuple(reversed(found)))
 
     def name(self, module: Any, name: Any) -> None:
-        if not isinstance(module, str) or not isinstance(name, str) or name not in _NAMES.get(module, ()):
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise Unreadable("its pickle has a name that is no text")
+        if name not in _NAMES.get(module, ()):
             raise Unreadable(
                 f"it names {shown(f'{module}.{name}')}, which is no part of a tensor; nothing of it was run"
             )

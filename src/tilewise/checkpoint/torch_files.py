@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from tilewise.checkpoint.archive import Part, read_archive, read_part
-from tilewise.checkpoint.pickles import MAX_PICKLE_BYTES, Name, Record, parse_pickle
+from tilewise.checkpoint.pickles import MAX_PICKLE_BYTES, Name, Record, parse_pickle, worded
 from tilewise.checkpoint.tensors import FileTensor, OpenFile
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
@@ -157,7 +157,8 @@ def choose_part(content: Any, part: str | None) -> Mapping[str, Any]:
     """
     if part is not None and isinstance(content, dict):
         if part not in content:
-            raise Unreadable(f"it has no part {shown(part)}, only {shown(list(content)[:8])}")
+            parts = ", ".join(worded(key) for key in list(content)[:8])
+            raise Unreadable(f"it has no part {shown(part)}, only {parts or 'nothing'}")
         content = content[part]
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise Unreadable("it is no dictionary of tensors by name")
@@ -178,6 +179,7 @@ class Storages:
         file: open.
         begin: of the archive in the file, in bytes.
         size: the same.
+        max_bytes: of its directory, and of its pickle.
 
     Attributes:
         content: of the pickle.
@@ -186,9 +188,9 @@ class Storages:
         Unreadable: it is no such archive.
     """
 
-    def __init__(self, file: OpenFile, begin: int, size: int) -> None:
+    def __init__(self, file: OpenFile, begin: int, size: int, max_bytes: int = MAX_PICKLE_BYTES) -> None:
         self._file = file
-        self._parts = read_archive(file, begin, size)
+        self._parts = read_archive(file, begin, size, max_bytes)
         pickles = [name for name in self._parts if name == "data.pkl" or name.endswith("/data.pkl")]
         if len(pickles) != 1:
             raise Unreadable("it is no archive of torch.save, which has one data.pkl")
@@ -196,7 +198,7 @@ class Storages:
         order = self._parts.get(f"{self._root}byteorder")
         if order is not None and read_part(file, order, 16) != b"little":
             raise Unreadable("its numbers are not little-endian")
-        self.content = parse_pickle(read_part(file, self._parts[pickles[0]], MAX_PICKLE_BYTES))
+        self.content = parse_pickle(read_part(file, self._parts[pickles[0]], max_bytes))
 
     def tensor(self, name: str, value: Any) -> FileTensor:
         """A tensor of the pickle, as it lies in the file.

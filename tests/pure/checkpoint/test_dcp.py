@@ -69,7 +69,24 @@ def _of_type(dtype):
     return change
 
 
+def _laughs():
+    """What has words without end, though it is small."""
+    value: object = ("w",)
+    for _ in range(60):
+        value = (value, value)
+    return value
+
+
+def _deep():
+    value: object = ("w",)
+    for _ in range(100):
+        value = (value,)
+    return value
+
+
 WRONG = {
+    "a path of laughs": (_changed_place(relative_path=_laughs()), "a tuple is not the plain name"),
+    "a deep path": (_changed_place(relative_path=_deep()), "a tuple is not the plain name"),
     "a path": (_changed_place(relative_path="../__0_0.distcp"), "not the plain name"),
     "an absolute path": (_changed_place(relative_path="/etc/passwd"), "not the plain name"),
     "no file": (_changed_place(relative_path="other"), "no such file"),
@@ -142,6 +159,17 @@ def test_tricks_end_in_a_refusal(tmp_path, name):
     with pytest.raises(CheckpointError) as caught:
         open_distributed(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_chunk_that_says_much_is_refused(tmp_path):
+    """What is said of one chunk is short, for there may be as many chunks as a file has room to name."""
+    metadata = write_chunks(tmp_path / "d", [((0, 0), (7, 10))])
+    blob = write_archive(tmp_path / "blob", b"\x80\x02" + b"N0" * 40_000 + b"N.").read_bytes()
+    (tmp_path / "d" / "__0_0.distcp").write_bytes(blob)
+    _changed_place(offset=0, length=len(blob))(tmp_path / "d", metadata)
+    (tmp_path / "d" / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match="a part of it has 80004 bytes, more than 65536"):
+        open_distributed(tmp_path / "d")
 
 
 def test_a_directory_that_is_none(tmp_path):
