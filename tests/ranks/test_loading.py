@@ -327,3 +327,15 @@ def test_a_distributed_model_is_saved_tensor_by_tensor(tmp_path, monkeypatch):
         model.load_parameters(StoredWeights(open_weights(tmp_path), table))
         for name, weight in weights.items():
             assert model.get_tensor(name).tobytes() == weight.tobytes()
+
+
+@pytest.mark.parametrize("dtype,words", [("bf16", "run as bf16: rounded"), ("f32", "run as f32: exact")])
+def test_half_precision_is_said_aloud(tmp_path, caplog, dtype, words):
+    """Once for a model, and of no other type."""
+    for stored, expected in ((np.float16, 1), (np.float32, 0)):
+        caplog.clear()
+        write_weights(tmp_path, models.stored_tensors(MODEL, _weights(stored)))
+        with _decoding(dtype) as model:
+            model.load_parameters(models.open_weights(tmp_path, MODEL))
+        said = [record.getMessage() for record in caplog.records if "float16" in record.getMessage()]
+        assert len(said) == expected and all(words in line for line in said)

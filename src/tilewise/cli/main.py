@@ -176,8 +176,8 @@ def inspect(
     from tilewise.cli.inspect import describe_model
 
     with before_work():
-        for line in describe_model(find_model(model, revision)):
-            print(line)
+        lines = list(describe_model(find_model(model, revision)))  # all of it, or what is wrong
+    print("\n".join(lines))
 
 
 @app.command()

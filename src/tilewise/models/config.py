@@ -64,7 +64,8 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
 }
 _ADVICE = {
     "quantization_config": "give the unquantized weights",
-    "auto_map": "models that bring code of their own are not run; give one of the families that are built in",
+    "auto_map": "code that a model brings is not run; where its weights are those of its model_type, as built in, "
+    "remove the key from a copy of the file",
 }
 
 

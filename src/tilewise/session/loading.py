@@ -10,6 +10,7 @@ finite are found on the way, and then the parts are of no use: the instance refu
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.checkpoint import FileTensor
+from tilewise.core import get_logger
 from tilewise.core.errors import CheckpointError
 from tilewise.kernels.loading import Destination, Part, Rectangle, read_weights, stored_dtype
 from tilewise.kernels.packing import PANEL_ROWS
@@ -103,6 +105,7 @@ def load_tensors(
         CheckpointError: a file is no longer what it was, or holds what is not finite; parts are then undefined.
     """
     pieces: list[_Piece] = []
+    _say_what_half_becomes(tensors, values)
     for name, value in values.items():
         if isinstance(value, FileTensor) and is_read_in_place(tensors, name, value):
             pieces += _pieces(tensors, name, value)
@@ -111,6 +114,17 @@ def load_tensors(
     tensors.num_writes += 1
     pieces.sort(key=lambda piece: (str(piece.tensor.file.path), piece.rectangle.begin))
     return LoadReport(_read_all(pieces, tensors.plan.mesh.num_devices, on_progress))
+
+
+def _say_what_half_becomes(tensors: NamedTensors, values: Mapping[str, NDArray[Any] | FileTensor]) -> None:
+    """No device computes in float16: files that hold it are another model by a little, which its user should know."""
+    stored = (
+        name for name, value in values.items() if isinstance(value, FileTensor) and value.dtype == np.float16
+    )
+    kinds = Counter(tensors.plan.graph.spec(tensors.ids[name]).dtype.name for name in stored)
+    for kind, count in sorted(kinds.items()):
+        cost = "rounded to fewer digits" if kind == "bf16" else "exact, in twice the memory"
+        get_logger("session").warning("%d tensors are stored as float16 and run as %s: %s", count, kind, cost)
 
 
 def is_read_in_place(tensors: NamedTensors, name: str, value: FileTensor) -> bool:

@@ -80,6 +80,14 @@ def test_inspect(writer, encoder, run):
     assert code == 0 and "BertForMaskedLM" in out and "KV cache" not in out
 
 
+def test_inspect_of_a_broken_model_prints_nothing(writer, run, tmp_path):
+    """A configuration that is whole beside weights that are not is one line on standard error."""
+    directory = copied(writer[0], tmp_path / "model")
+    (directory / "model.safetensors").write_bytes(b"short")
+    code, out, err = run("inspect", directory)
+    assert (code, out) == (2, "") and "model.safetensors" in err
+
+
 def test_evaluate_agrees_with_transformers(writer, run, tmp_path, tokenizer):
     """Perplexity and bits per byte of files that fit a window, and the same over two devices."""
     directory, model = writer

@@ -74,7 +74,9 @@ def encode(directory, dtype="f32", mesh=None):
         return np.array(model.get_tensor("hidden"), np.float32)
 
 
-@pytest.mark.parametrize("changes", [{}, {"hidden_act": "gelu_new", "num_attention_heads": 6}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"hidden_act": "gelu_new", "num_attention_heads": 6}, {"hidden_act": "relu"}], ids=str
+)
 def test_vectors(tmp_path, changes):
     """Of every token that is none of the padding, within 1e-4 of the largest; with and without a head in the files."""
     model = their_model(**changes)

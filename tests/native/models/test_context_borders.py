@@ -25,6 +25,11 @@ CASES = {
             "original_max_position_embeddings": BORDER,
         },
     ),
+    "longrope of a Llama": Case(
+        "longrope-llama",
+        "llama",
+        {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": BORDER, "factor": 4.0}},
+    ),
 }
 
 
