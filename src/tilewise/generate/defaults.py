@@ -59,7 +59,15 @@ def combine_settings(
         found |= {"stop": (stops,) if isinstance(stops, str) else tuple(stops)}
     found |= _lengths(file, num_prompt, "max_tokens" in given)
     taken = {name: value for name, value in found.items() if name not in given and value != defaults[name]}
-    return Sampling(**{**taken, **given}), taken
+    settings = {**taken, **given}
+    fewest = settings.get("min_tokens")
+    if (
+        {*found, *given}.isdisjoint({"max_tokens"})
+        and type(fewest) is int
+        and fewest > defaults["max_tokens"]
+    ):
+        settings["max_tokens"] = fewest  # only the fewest are said, and they are more than is usual
+    return Sampling(**settings), taken
 
 
 def _draws(file: Mapping[str, Any], *, asks_itself: bool) -> dict[str, Any]:
