@@ -48,7 +48,7 @@ def combine_settings(
     file = _border.mapping("combine_settings", "file", file, "settings")
     given = _border.mapping("combine_settings", "given", given, "settings of Sampling")
     num_prompt = _border.integer("combine_settings", "num_prompt", num_prompt, 0, _MOST)
-    defaults = {field.name: field.default for field in fields(Sampling)}
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(Sampling)}
     for name in given:
         _border.choice("combine_settings", "a setting", name, [*defaults])
     found = {name: file[name] for name in _SAME if name in file}
