@@ -61,11 +61,8 @@ def combine_settings(
     taken = {name: value for name, value in found.items() if name not in given and value != defaults[name]}
     settings = {**taken, **given}
     fewest = settings.get("min_tokens")
-    if (
-        {*found, *given}.isdisjoint({"max_tokens"})
-        and type(fewest) is int
-        and fewest > defaults["max_tokens"]
-    ):
+    is_open = "max_tokens" not in {*found, *given}
+    if is_open and type(fewest) is int and fewest > defaults["max_tokens"]:
         settings["max_tokens"] = fewest  # only the fewest are said, and they are more than is usual
     return Sampling(**settings), taken
 
