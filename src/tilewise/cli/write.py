@@ -82,9 +82,11 @@ class Request:
     console: Console
 
     def __post_init__(self) -> None:
-        from tilewise.generate import Sampling
+        from tilewise.generate import combine_settings
 
-        Sampling(**{**self.given, "n": 1})  # values out of range are said before any file is looked at
+        combine_settings(
+            {}, {**self.given, "n": 1}, 1
+        )  # what is out of range is said before any file is looked at
 
     def say(self, text: str) -> None:
         """A line for the person."""

@@ -48,7 +48,7 @@ def combine_settings(
     file = _border.mapping("combine_settings", "file", file, "settings")
     given = _border.mapping("combine_settings", "given", given, "settings of Sampling")
     num_prompt = _border.integer("combine_settings", "num_prompt", num_prompt, 0, _MOST)
-    defaults = {field.name: field.default for field in fields(Sampling)}
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(Sampling)}
     for name in given:
         _border.choice("combine_settings", "a setting", name, [*defaults])
     found = {name: file[name] for name in _SAME if name in file}
@@ -59,7 +59,12 @@ def combine_settings(
         found |= {"stop": (stops,) if isinstance(stops, str) else tuple(stops)}
     found |= _lengths(file, num_prompt, "max_tokens" in given)
     taken = {name: value for name, value in found.items() if name not in given and value != defaults[name]}
-    return Sampling(**{**taken, **given}), taken
+    settings = {**taken, **given}
+    fewest = settings.get("min_tokens")
+    is_open = "max_tokens" not in {*found, *given}
+    if is_open and type(fewest) is int and fewest > defaults["max_tokens"]:
+        settings["max_tokens"] = fewest  # only the fewest are said, and they are more than is usual
+    return Sampling(**settings), taken
 
 
 def _draws(file: Mapping[str, Any], *, asks_itself: bool) -> dict[str, Any]:

@@ -241,6 +241,9 @@ def test_other_settings_of_generation_are_allowed(tmp_path):
     assert found == {"eos_token_id": [1, 7], "top_p": 0.5, "temperature": 1.0}
 
 
+@pytest.mark.skipif(
+    not transformers.__version__.startswith("5.23."), reason="the settings of transformers 5.23 are known"
+)
 def test_every_setting_of_transformers_is_known():
     """What their class can write is used, passed by, or refused for a value that is not neutral."""
     names = {name for name in vars(transformers.GenerationConfig()) if name != "generation_kwargs"}
