@@ -233,8 +233,7 @@ void embedding(const KernelArgs& args) {
   }
 }
 
-/// tiles: out, residual or null, in_0 ..; out = cast(tree over the inputs + residual). A residual of one row is added to
-/// every row.
+/// tiles: out, residual or null, in_0 ..; out = cast(tree over the inputs + residual). Of one row: added to all.
 template <class T>
 void tree_add(const KernelArgs& args) {
   const TileView& out = args.tiles[0];
