@@ -23,6 +23,7 @@ from tilewise.core.reading import Unreadable, read_json
 __all__ = ["POOLINGS", "Pooling", "load_max_length", "load_pooling"]
 
 POOLINGS = ("mean", "cls")
+"""Modes of `Pooling`."""
 _border = Border("encode")
 _PREFIX = "sentence_transformers.models."
 
@@ -126,7 +127,7 @@ def load_max_length(model_dir: str | Path) -> int | None:
     path = _border.path("pooling", "a model directory", model_dir) / "sentence_bert_config.json"
     if not os.path.lexists(path):
         return None
-    found = _read(path, _SentenceFile)
+    found: _SentenceFile = _read(path, _SentenceFile)
     if found.do_lower_case:
         _border.refuse(
             "pooling",
