@@ -21,7 +21,7 @@ __all__ = ["find_model"]
 
 _border = Border("checkpoint")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-_REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,254}")
+_REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./-]{0,254}")  # part of a path in the cache
 _MAX_REASON = 300
 _SMALL = (
     "config.json",

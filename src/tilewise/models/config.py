@@ -147,6 +147,10 @@ class ModelConfig:
         for name, limit in {**_LIMITS, **self.limits()}.items():
             require.integer(self.spelled(name), getattr(self, name), 1, limit)
         require.truth("tie_word_embeddings", self.tie_word_embeddings)
+        pad, dtype = self.pad_token_id, self.dtype
+        is_integer = isinstance(pad, int) and not isinstance(pad, bool)
+        require(pad is None or is_integer, "pad_token_id", "must be an integer", pad, "correct it")
+        require(dtype is None or isinstance(dtype, str), "dtype", "must be a name", dtype, "correct it")
         ends = self.eos_token_ids
         require(isinstance(ends, tuple | list), "eos_token_ids", "must be a tuple of ids", ends, "write one")
         object.__setattr__(self, "eos_token_ids", tuple(ends))

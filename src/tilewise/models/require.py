@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +49,11 @@ class Require:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         holds = is_number and low <= value <= high  # type: ignore[operator]
         self(holds, field, f"must lie in [{low:g}, {high:g}]", value, "correct it")
+
+    def choice(self, field: str, value: object, known: Collection[str]) -> None:
+        """One of some names."""
+        holds = isinstance(value, str) and value in known
+        self(holds, field, f"must be one of {', '.join(known)}", value, "choose one")
 
     def truth(self, field: str, value: object) -> None:
         """True or false."""

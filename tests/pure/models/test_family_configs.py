@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -245,3 +246,22 @@ def test_a_stretched_gemma_counts_its_context_once():
     for family, times in (("gemma3_text", 1), ("llama", 8)):
         config = read(family, rope_scaling=scaling, max_position_embeddings=64)
         assert models.max_context(config) == 64 * times
+
+
+STRANGE = [0, -1, 1, True, 1.5, None, "x", 1 << 63, float("nan"), [1], (), b"x", {}, {"a": 1}]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whatever_is_constructed_is_read_back(family):
+    """Any value of any field: refused with a ConfigError, or a configuration that its own file describes."""
+    kind = models.FAMILIES[family].config
+    count = 0
+    for name in (field.name for field in fields(kind)):
+        for value in STRANGE:
+            try:
+                config = kind(**{**SIZES, **{name: value}})
+            except ConfigError:
+                count += 1
+                continue
+            assert models.config_from_dict(config.to_dict()) == config, (name, value)
+    assert count > 100

@@ -52,14 +52,7 @@ class BertConfig(ModelConfig):
         got = f"{self.hidden_size} over {self.num_attention_heads}"
         require(divides, "hidden_size", "must divide by num_attention_heads", got, "choose sizes that divide")
         require.integer("hidden_size / num_attention_heads", self.head_dim, 2, MAX_HEAD_DIM)
-        known = ", ".join(ACTIVATIONS)
-        require(
-            self.hidden_act in ACTIVATIONS,
-            "hidden_act",
-            f"must be one of {known}",
-            self.hidden_act,
-            "choose one",
-        )
+        require.choice("hidden_act", self.hidden_act, ACTIVATIONS)
         require.number("layer_norm_eps", self.layer_norm_eps, TINY, HUGE)
         tied = self.tie_word_embeddings
         require(

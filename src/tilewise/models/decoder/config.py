@@ -76,14 +76,7 @@ class RotaryConfig(ModelConfig):
         )
         advice = "choose an even size (RoPE turns pairs)"
         require(self.head_dim % 2 == 0, "head_dim", "must be even", self.head_dim, advice)
-        known = ", ".join(ACTIVATIONS)
-        require(
-            self.hidden_act in ACTIVATIONS,
-            "hidden_act",
-            f"must be one of {known}",
-            self.hidden_act,
-            "choose one",
-        )
+        require.choice(self.spelled("hidden_act"), self.hidden_act, ACTIVATIONS)
         require.number("rms_norm_eps", self.rms_norm_eps, TINY, HUGE)
         require.number("rope_theta", self.rope_theta, SLOWEST, HUGE)
         if self.rope_scaling is not None:
@@ -161,17 +154,11 @@ def layer_kinds(
     """
     require, count = config.require(), config.num_hidden_layers
     names = ("full_attention",) * count if layer_types is None else layer_types
+    require(isinstance(names, tuple | list), "layer_types", "must be a tuple of names", names, "write one")
     rule = f"must name {count} layers, as num_hidden_layers says"
     require(len(names) == count, "layer_types", rule, f"{len(names)}", "correct one of them")
     for name in names:
-        known = "must be full_attention or sliding_attention"
-        require(
-            name in ("full_attention", "sliding_attention"),
-            "layer_types",
-            known,
-            name,
-            "others are not supported",
-        )
+        require.choice("layer_types", name, ("full_attention", "sliding_attention"))
     slides = "sliding_attention" in names
     rule = "must be set where layer_types has sliding_attention"
     require(not slides or window is not None, "sliding_window", rule, None, "correct one of them")

@@ -62,14 +62,7 @@ class GPT2Config(ModelConfig):
         got = f"{self.hidden_size} over {self.num_attention_heads}"
         require(divides, "n_embd", "must divide by n_head", got, "choose sizes that divide")
         require.integer("n_embd / n_head", self.hidden_size // self.num_attention_heads, 2, MAX_HEAD_DIM)
-        known = ", ".join(ACTIVATIONS)
-        require(
-            self.hidden_act in ACTIVATIONS,
-            "activation_function",
-            f"must be one of {known}",
-            self.hidden_act,
-            "choose one",
-        )
+        require.choice("activation_function", self.hidden_act, ACTIVATIONS)
         require.number("layer_norm_epsilon", self.layer_norm_epsilon, TINY, HUGE)
         require.truth("scale_attn_weights", self.scale_attn_weights)
 

@@ -36,6 +36,8 @@ class QwenConfig(RotaryConfig):
         self.require().truth("use_sliding_window", self.use_sliding_window)
         self.require().integer("max_window_layers", self.max_window_layers, 0, 1 << 20)
         slides, window = self.use_sliding_window, self.sliding_window
+        if window is not None:
+            self.require().integer("sliding_window", window, 0, 1 << 30)  # 0 where none slides
         rule = "must be set where use_sliding_window is true"
         self.require()(
             not slides or window is not None, "sliding_window", rule, window, "correct one of them"
