@@ -383,14 +383,14 @@ def _json(content: object) -> bytes:
 
 
 READERS = {
-    "safetensors": Reader(read_safetensors, cache(_safetensors), 1500, mutate_safetensors),
-    "weights index": Reader(read_weights_index, cache(_weights_index), 1400, mutate_json),
-    "config.json": Reader(read_model_config, cache(_model_config), 1500, mutate_json),
+    "safetensors": Reader(read_safetensors, cache(_safetensors), 45_000, mutate_safetensors),
+    "weights index": Reader(read_weights_index, cache(_weights_index), 40_000, mutate_json),
+    "config.json": Reader(read_model_config, cache(_model_config), 20_000, mutate_json),
     "generation_config.json": Reader(
         text_readers.read_generation_config, cache(text_readers.valid_generation_config), 1500, mutate_json
     ),
     "tokenizer.json": Reader(
-        text_readers.read_tokenizer, cache(text_readers.valid_tokenizer), 1300, mutate_json
+        text_readers.read_tokenizer, cache(text_readers.valid_tokenizer), 25_000, mutate_json
     ),
     "tokenizer_config.json": Reader(
         text_readers.read_tokenizer_config, cache(text_readers.valid_tokenizer_config), 500, mutate_json
@@ -400,8 +400,8 @@ READERS = {
     ),
     "merges.txt": Reader(text_readers.read_merges, cache(text_readers.valid_merges), 400),
     "chat template": Reader(text_readers.read_chat_template, cache(text_readers.valid_chat_template), 400),
-    "checkpoint.json": Reader(read_checkpoint_metadata, cache(_checkpoint_metadata), 750, mutate_json),
-    "state.safetensors": Reader(read_checkpoint_state, cache(_checkpoint_state), 700, mutate_safetensors),
+    "checkpoint.json": Reader(read_checkpoint_metadata, cache(_checkpoint_metadata), 18_000, mutate_json),
+    "state.safetensors": Reader(read_checkpoint_state, cache(_checkpoint_state), 16_000, mutate_safetensors),
     "torch archive": Reader(read_torch_archive, cache(torch_archives), 1000),
     "torch pickle": Reader(read_torch_pickle, cache(torch_pickles), 1000),
     "distributed metadata": Reader(read_distributed_metadata, cache(distributed_metadata), 500),

@@ -1,9 +1,9 @@
 """Foreign bytes in every reader: it succeeds, or raises one of our own errors in one line, in bounded time and memory.
 
-Three lengths. Every day: the valid files, and some made wrong. `make test-slow`: 20 seconds of them for all readers
-together, the same ones each time. `make soak`: ten minutes a reader under atheris, which looks for inputs that reach
-lines that none has reached. An input that fails is shown; it becomes a case of the reader's own tests when that is
-mended.
+Three lengths. Every day: the valid files, and some made wrong. `make test-slow`: about 20 seconds of them for each
+reader of a model's files and of checkpoints, a second for the others, the same ones each time. `make soak`: ten minutes
+a reader under atheris, which looks for inputs that reach lines that none has reached. An input that fails is shown; it
+becomes a case of the reader's own tests when that is mended.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_wrong_files_are_refused_in_our_own_words(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_many_wrong_files_are_refused_in_our_own_words(name, tmp_path):
-    """20 seconds for all readers; some inputs are still valid, so that also what follows the checks is reached."""
+    """Some inputs are still valid, so that also what follows the checks is reached."""
     reader = READERS[name]
     assert throw(reader, tmp_path, reader.num_in_ci) > len(reader.seeds())
 
