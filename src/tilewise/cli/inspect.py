@@ -92,7 +92,11 @@ def _speed(
     read = sum(prod(s) for s in shapes.values()) - (
         0 if tied else table
     )  # of an embedding one row is read per token
-    bandwidth = measure_bandwidth()
+    try:
+        bandwidth = measure_bandwidth()
+    except MemoryError:
+        yield f"speed: not measured, since that takes {_size(_PROBE_BYTES)} of memory"
+        return
     yield f"this machine reads {bandwidth / 1e9:.1f} GB/s from memory"
     for name, size in _DTYPES.items():
         flops = measure_flops(name)

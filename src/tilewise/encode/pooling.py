@@ -83,7 +83,15 @@ class Pooling:
         _border.truth("pooling", "normalize", self.normalize)
 
     def pool(self, hidden_SD: NDArray[Any]) -> NDArray[np.float32]:
-        """The vector `[D]` of a text from those of its tokens `[S, D]`, in fp32."""
+        """The vector `[D]` of a text from those of its tokens `[S, D]`, in fp32.
+
+        Raises:
+            ConfigError: there are no tokens, or they are no matrix of numbers.
+        """
+        if not isinstance(hidden_SD, np.ndarray) or hidden_SD.ndim != 2 or not len(hidden_SD):
+            _border.refuse(
+                "pooling", "a text has rows of vectors", shown(hidden_SD), "pass one row per token"
+            )
         rows = hidden_SD.astype(np.float32)
         vector = rows[0] if self.mode == "cls" else rows.mean(0, dtype=np.float32)
         if self.normalize:

@@ -283,7 +283,16 @@ def make_model_config(config: TrainConfig) -> ModelConfig:
         for name, value in defaults.items()
         if name in known or name == "eos_token_id"
     }
-    given = {**defaults, **(config.model.model_extra or {}), "model_type": family.name}
+    extra = config.model.model_extra or {}
+    own = next((key for key in ("bos_token_id", "eos_token_id") if key in extra), None)
+    if own is not None:
+        _border.refuse(
+            "config",
+            "a new model's tokenizer begins and ends documents with id 0, so model has no such key",
+            f"{own} = {shown(extra[own])}",
+            "remove it",
+        )
+    given = {**defaults, **extra, "model_type": family.name}
     model = models.config_from_dict(given)
     if model.vocab_size < _LEAST_VOCABULARY:
         _border.refuse(

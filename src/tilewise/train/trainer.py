@@ -184,12 +184,17 @@ class Trainer:
         self._num_skipped = 0  # steps one after the other that were not finite
         self._writer = CheckpointWriter()
         self._tokenizer = data.tokenizer.to_str(pretty=True).encode()
-        self.instance: GraphInstance = graph.instantiate(plan)
         model = make_model_config(config)
-        if config.model.path is None:
-            self.instance.initialize(seed=config.train.seed, scale=model.initializer_range)
-        else:
-            self.instance.load_parameters(models.open_weights(config.model.path, model))
+        weights = None if config.model.path is None else models.open_weights(config.model.path, model)
+        self.instance: GraphInstance = graph.instantiate(plan)
+        try:
+            if weights is None:
+                self.instance.initialize(seed=config.train.seed, scale=model.initializer_range)
+            else:
+                self.instance.load_parameters(weights)
+        except BaseException:
+            self.instance.close()
+            raise
 
     def __enter__(self) -> Trainer:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -12,12 +13,20 @@ import transformers
 from native.models.families import Case
 from native.train.small_run import run, silent, write_texts
 from tilewise import models
-from tilewise.checkpoint import open_weights
-from tilewise.core import ConfigError, DeviceMesh
+from tilewise.checkpoint import open_weights, write_weights
+from tilewise.core import CheckpointError, ConfigError, DeviceMesh
 from tilewise.data import train_tokenizer
 from tilewise.encode import Encoder
 from tilewise.generate import Generator, Sampling
-from tilewise.train import check_config, compare_strategy, prepare_data, read_metrics
+from tilewise.train import (
+    Trainer,
+    check_config,
+    compare_strategy,
+    make_model_config,
+    make_plan,
+    prepare_data,
+    read_metrics,
+)
 
 SIZES = {
     "llama": {"num_key_value_heads": 2},
@@ -98,9 +107,33 @@ def test_training_starts_from_a_model_directory(texts, tmp_path):
     assert json.loads((tmp_path / "run" / "model" / "config.json").read_text())["model_type"] == "qwen2"
 
 
+def test_a_directory_that_is_no_model_is_refused_before_memory_is_taken(texts, tmp_path, monkeypatch):
+    """Weights that do not belong to the configuration, and numbers in them that are none; no thread is left behind."""
+    tokenizer = train_tokenizer([path.read_text() for path in sorted(texts.rglob("*.py"))], vocab_size=290)
+    model = Case("start", "qwen2", {"num_key_value_heads": 2, "eos_token_id": 0}).model(vocab_size=290)
+    model.save_pretrained(tmp_path / "start")
+    tokenizer.save(str(tmp_path / "start" / "tokenizer.json"))
+    config = configuration(texts, tmp_path / "run", {"path": str(tmp_path / "start")})
+    data, (graph, plan) = prepare_data(config, silent()), make_plan(config)
+    weights = {name: np.array(tensor) for name, tensor in open_weights(tmp_path / "start").items()}
+    weights["model.norm.weight"][0] = np.nan
+    write_weights(tmp_path / "start", weights.items())
+    threads = len(os.listdir("/proc/self/task"))
+    with pytest.raises(CheckpointError, match=r"norm\.weight"):
+        Trainer(config, data, graph, plan)
+    assert len(os.listdir("/proc/self/task")) == threads
+    weights.pop("model.norm.weight")
+    write_weights(tmp_path / "start", weights.items())
+    monkeypatch.setattr(graph, "instantiate", lambda plan: pytest.fail("memory was taken"))
+    with pytest.raises(CheckpointError, match=r"norm\.weight"):
+        Trainer(config, data, graph, plan)
+
+
 def test_settings_beside_a_path_are_refused(tmp_path):
     """The directory says everything about the model."""
     with pytest.raises(ConfigError, match="no settings of its own, got 'hidden_size'"):
         check_config({"model": {"path": "x", "hidden_size": 3}}, "a test")
     with pytest.raises(ConfigError, match="model_type must be one of"):
         configuration(tmp_path, tmp_path, {"model_type": "mamba"}).what_must_match()
+    with pytest.raises(ConfigError, match="begins and ends documents with id 0"):
+        make_model_config(configuration(tmp_path, tmp_path, {**section("llama"), "eos_token_id": 5}))
