@@ -25,7 +25,7 @@ _PROBE_ROUNDS = 3
 
 
 def describe_model(model_dir: Path) -> Iterator[str]:
-    """Lines about a model directory; weights are not read but for the headers of their files.
+    """Lines about a model directory; of weights the headers are read, and a copied tied head.
 
     Raises:
         ConfigError, CheckpointError: it is no model we can run; names file and field.
@@ -49,7 +49,7 @@ def describe_model(model_dir: Path) -> Iterator[str]:
     memory = memory_of_machine()
     if not models.is_encoder(config):
         yield from _cache(config, weights, memory)
-    yield from _speed(config, shapes, weights)
+    yield from _speed(config, shapes)
 
 
 def _sizes(config: ModelConfig) -> Iterator[str]:
@@ -81,17 +81,15 @@ def _cache(config: ModelConfig, weights: Mapping[str, int], memory: int) -> Iter
             )
 
 
-def _speed(
-    config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, int]
-) -> Iterator[str]:
+def _speed(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
     """Bounds from what this machine's memory and cores really reach, measured now."""
     from tilewise import models
 
     tied = "lm_head.weight" not in shapes and not models.is_encoder(config)
     table = prod(shapes["embed_tokens.weight"])
-    read = sum(prod(s) for s in shapes.values()) - (
-        0 if tied else table
-    )  # of an embedding one row is read per token
+    read = sum(prod(s) for s in shapes.values())
+    if not tied:
+        read -= table  # of an embedding one row is read per token
     try:
         bandwidth = measure_bandwidth()
     except MemoryError:

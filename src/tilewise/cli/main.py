@@ -17,11 +17,7 @@ import typer
 
 from tilewise.cli.checkpoint import checkpoints
 from tilewise.cli.generate import generate
-from tilewise.cli.options import DTYPE_HELP as _DTYPE_HELP
-from tilewise.cli.options import MODEL as _MODEL
-from tilewise.cli.options import REVISION as _REVISION
-from tilewise.cli.options import known_dtype as _known_dtype
-from tilewise.cli.options import make_console as _console
+from tilewise.cli.options import DTYPE_HELP, MODEL, REVISION, known_dtype, make_console
 from tilewise.cli.refuse import before_work
 from tilewise.core import TilewiseError, configure_logging
 
@@ -97,7 +93,7 @@ def demo(
     """
     from tilewise.cli.demo import run_demo
 
-    run_demo(minutes=minutes, steps=steps, dp=dp, out=out, data=data, console=_console(stderr=False))
+    run_demo(minutes=minutes, steps=steps, dp=dp, out=out, data=data, console=make_console(stderr=False))
 
 
 @app.command()
@@ -120,7 +116,7 @@ def train(
 
     with before_work():
         run = plan_run(load_config(config), resume)
-    result = run_training(run, _console(stderr=True))
+    result = run_training(run, make_console(stderr=True))
     if result.interrupted:
         raise typer.Exit(_INTERRUPTED)
     _print_path(result.model_dir)
@@ -146,7 +142,7 @@ def verify(
     from tilewise.core import DeviceMesh
     from tilewise.train import compare_strategy, load_config
 
-    console = _console(stderr=True)
+    console = make_console(stderr=True)
     with before_work():  # memory runs out when the two runs are planned and allocated, or not at all
         report = compare_strategy(
             load_config(config),
@@ -161,14 +157,14 @@ def verify(
 
 @app.command()
 def inspect(
-    model: Annotated[str, _MODEL],
-    revision: Annotated[str | None, _REVISION] = None,
+    model: Annotated[str, MODEL],
+    revision: Annotated[str | None, REVISION] = None,
 ) -> None:
     """Say what a model directory holds, what fits on this machine, and how fast it can be at most.
 
-    Reads headers only. Shows architecture, parameters, bytes per type, bytes of KV cache per token, the context that
-    fits into this machine's memory, and a bound on the speed of writing from what its memory reaches, which is
-    measured.
+    Reads headers, and a copied tied head. Shows architecture, parameters, bytes per type, bytes of KV cache per token,
+    the context that fits into this machine's memory, and a bound on the speed of writing from what its memory reaches,
+    which is measured.
 
     Example: `tilewise inspect demo/model`
     """
@@ -182,7 +178,7 @@ def inspect(
 
 @app.command()
 def evaluate(
-    model: Annotated[str, _MODEL],
+    model: Annotated[str, MODEL],
     data: Annotated[
         str,
         typer.Argument(
@@ -195,8 +191,8 @@ def evaluate(
     ] = None,
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Windows at a time.")] = 8,
     tp: Annotated[int, typer.Option(min=1, help="Devices that share every layer (1, 2, 4, ...).")] = 1,
-    dtype: Annotated[str, typer.Option(callback=_known_dtype, metavar="TYPE", help=_DTYPE_HELP)] = "bf16",
-    revision: Annotated[str | None, _REVISION] = None,
+    dtype: Annotated[str, typer.Option(callback=known_dtype, metavar="TYPE", help=DTYPE_HELP)] = "bf16",
+    revision: Annotated[str | None, REVISION] = None,
 ) -> None:
     """Say how well a model predicts files: perplexity per token, bits per byte.
 
@@ -208,7 +204,7 @@ def evaluate(
     from tilewise.checkpoint import find_model
     from tilewise.cli.evaluate import evaluate_files
 
-    console = _console(stderr=True)
+    console = make_console(stderr=True)
     path = find_model(model, revision)
     score = evaluate_files(path, data, context=context, batch=batch, tp=tp, dtype=dtype, console=console)
     print(f"perplexity {score.perplexity:.4f}, {score.bits_per_byte:.4f} bits per byte")
@@ -216,7 +212,7 @@ def evaluate(
 
 @app.command()
 def encode(
-    model: Annotated[str, _MODEL],
+    model: Annotated[str, MODEL],
     texts: Annotated[
         list[str] | None, typer.Argument(help="Texts; without any, lines of standard input.")
     ] = None,
@@ -243,8 +239,8 @@ def encode(
     ] = False,
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Texts at a time.")] = 16,
     tp: Annotated[int, typer.Option(min=1, help="Devices that share every layer (1, 2, 4, ...).")] = 1,
-    dtype: Annotated[str, typer.Option(callback=_known_dtype, metavar="TYPE", help=_DTYPE_HELP)] = "f32",
-    revision: Annotated[str | None, _REVISION] = None,
+    dtype: Annotated[str, typer.Option(callback=known_dtype, metavar="TYPE", help=DTYPE_HELP)] = "f32",
+    revision: Annotated[str | None, REVISION] = None,
 ) -> None:
     """Turn texts into vectors with an encoder: a line of JSON per text on standard output.
 
@@ -265,7 +261,7 @@ def encode(
         batch=batch,
         tp=tp,
         dtype=dtype,
-        console=_console(stderr=True),
+        console=make_console(stderr=True),
     )
 
 

@@ -12,12 +12,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin, get_type_hints
 
 from tilewise.core.border import Border, shown
 from tilewise.core.errors import ConfigError
 from tilewise.core.reading import Unreadable, first_problem, plain_json, read_whole
-from tilewise.models.require import Require
+from tilewise.models.require import MAX_POSITIONS, Require
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -32,7 +32,7 @@ _LIMITS = {
     "intermediate_size": 1 << 18,
     "num_hidden_layers": 1024,
     "num_attention_heads": 1024,
-    "max_position_embeddings": 1 << 20,
+    "max_position_embeddings": MAX_POSITIONS,
 }
 # What transformers and others write that decides nothing of what a forward pass computes: training's dropout and
 # initialisation, caches, tokens that generation_config.json decides, labels of tasks, notes about tools.
@@ -259,9 +259,14 @@ class ModelConfig:
             "torch_dtype", given.pop("torch_dtype", None), "dtype", given.get("dtype")
         )
         hints = get_type_hints(cls)
-        takes_none = {name for name, hint in hints.items() if type(None) in getattr(hint, "__args__", ())}
-        names = {cls.spelled(name): name for name in hints}
-        return {k: v for k, v in given.items() if v is not None or names.get(k) in takes_none}
+        kinds = {cls.spelled(name): getattr(hint, "__args__", ()) for name, hint in hints.items()}
+        takes_none = {key for key, of in kinds.items() if type(None) in of}
+        takes_list = {key for key, of in kinds.items() if any(get_origin(kind) is tuple for kind in of)}
+        return {
+            key: tuple(value) if isinstance(value, list) and key in takes_list else value
+            for key, value in given.items()
+            if value is not None or key in takes_none
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """The same as Hugging Face's config.json."""
@@ -272,7 +277,7 @@ class ModelConfig:
         return {
             "architectures": [self.architecture],
             "model_type": self.model_type,
-            **{self.spelled(name): dict(v) if isinstance(v, Mapping) else v for name, v in written.items()},
+            **{self.spelled(name): _plain(value) for name, value in written.items()},
             "eos_token_id": None if not ends else ends[0] if len(ends) == 1 else ends,
             "initializer_range": self.initializer_range,
             "use_cache": True,
@@ -283,6 +288,13 @@ class ModelConfig:
     def initializer_range(self) -> float:
         """Standard deviation of random weights, by width (Nguyen and Salazar 2019, GPT-NeoX)."""
         return float((2 / (5 * self.hidden_size)) ** 0.5)
+
+
+def _plain(value: Any) -> Any:
+    """A field's value as JSON gives it back."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value
 
 
 _TYPES: dict[type, type[BaseModel]] = {}

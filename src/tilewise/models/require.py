@@ -10,8 +10,9 @@ import numpy as np
 from tilewise.core.border import shown
 from tilewise.core.errors import ConfigError
 
-__all__ = ["HUGE", "TINY", "Require"]
+__all__ = ["HUGE", "MAX_POSITIONS", "TINY", "Require"]
 
+MAX_POSITIONS = 1 << 20  # of any model
 # Models compute in fp32: of numbers beyond it, norms and angles would be zero, infinite or none.
 TINY, HUGE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from tilewise.core.border import Border
 from tilewise.core.dims import MAX_SIZE, Dim, Size, upper_bound
+from tilewise.core.dtypes import dtype as dtype_of
 from tilewise.core.errors import ShapeError
 from tilewise.ir.graph import TensorNode
 from tilewise.models.decoder.architecture import Decoder, LayerKind
@@ -177,9 +178,7 @@ def _embed(
 
 def _rounded(factor: float, dtype: str) -> float:
     """A factor in the type that it multiplies, as the reference holds it."""
-    import ml_dtypes
-
-    return float(np.float32(factor) if dtype == "f32" else ml_dtypes.bfloat16(factor))
+    return float(np.asarray(factor, dtype_of(dtype).numpy))
 
 
 def _head(graph: GraphBuilder, decoder: Decoder, x: TensorNode, embedding: TensorNode) -> TensorNode:

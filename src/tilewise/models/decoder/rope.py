@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.models.require import HUGE, Require
+from tilewise.models.require import HUGE, MAX_POSITIONS, Require
 
-__all__ = ["MAX_POSITIONS", "SLOWEST", "Rope", "checked_scaling", "rope_table"]
+__all__ = ["SLOWEST", "Rope", "checked_scaling", "rope_table"]
 
-MAX_POSITIONS = 1 << 20  # of any model
 SLOWEST = 1e-9  # of theta and of what divides frequencies: the angle at the longest position is finite
 _ORIGINAL = "original_max_position_embeddings"
 # per type: what must be there, what may

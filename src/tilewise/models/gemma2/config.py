@@ -57,9 +57,6 @@ class GemmaConfig(RotaryConfig):
     @classmethod
     def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
         given = dict(given)
-        types = given.get("layer_types")
-        if isinstance(types, list):
-            given["layer_types"] = tuple(types)
         for twice, name in _TWICE.items():
             value = cls.one_answer(twice, given.pop(twice, None), name, given.get(name))
             if value is not None:
@@ -76,11 +73,6 @@ class GemmaConfig(RotaryConfig):
         return layer_kinds(
             self, self.every(2) if self.layer_types is None else self.layer_types, self.sliding_window
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as Hugging Face's config.json."""
-        types = None if self.layer_types is None else list(self.layer_types)
-        return {**super().to_dict(), "layer_types": types}
 
     def as_gemma(self, layers: tuple[LayerKind, ...], **choices: Any) -> Decoder:
         """A decoder with what all Gemmas have."""

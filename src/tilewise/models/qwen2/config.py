@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tilewise.models.decoder.architecture import Decoder, LayerKind
 from tilewise.models.decoder.config import RotaryConfig, layer_kinds
@@ -44,11 +44,6 @@ class QwenConfig(RotaryConfig):
         )
         self.kinds()
 
-    @classmethod
-    def _adapted(cls, given: dict[str, Any]) -> dict[str, Any]:
-        types = given.get("layer_types")
-        return super()._adapted({**given, "layer_types": tuple(types)} if isinstance(types, list) else given)
-
     def kinds(self) -> tuple[LayerKind, ...]:
         """The kind of every layer."""
         window = self.sliding_window if self.use_sliding_window else None
@@ -59,11 +54,6 @@ class QwenConfig(RotaryConfig):
             ]
             types = tuple("sliding_attention" if s else "full_attention" for s in slide)
         return layer_kinds(self, types, window)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as Hugging Face's config.json."""
-        types = None if self.layer_types is None else list(self.layer_types)
-        return {**super().to_dict(), "layer_types": types}
 
 
 @dataclass(frozen=True)
