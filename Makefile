@@ -12,6 +12,7 @@ SHELL  := /bin/bash
 
 SOURCES := LICENSE pyproject.toml $(shell find src native -type f -not -name '*.pyc')
 NATIVE  := $(shell find native benchmarks examples tests -name '*.cc' -o -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name '*.c')
+SPREAD  := -n auto --maxprocesses=8 --dist=worksteal
 TOOLS   := "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.18" ninja
 
 .PHONY: help demo test test-slow check format soak bench docs clean
@@ -23,7 +24,7 @@ demo: $(VENV)/.built
 
 test: $(VENV)/.for-tests $(VENV)/.built
 	@$(TIMED) "native tests" .ci/native_tests release
-	@$(TIMED) "everyday tests" $(BIN)/python -m pytest tests -m "not slow and not soak"
+	@$(TIMED) "everyday tests" $(BIN)/python -m pytest tests -m "not slow and not soak" $(SPREAD)
 
 test-slow: $(VENV)/.for-tests $(VENV)/.built
 	@$(TIMED) "native tests, thread sanitizer" .ci/native_tests thread

@@ -40,9 +40,10 @@ from tilewise.checkpoint import (
 from tilewise.checkpoint.header import dtype_name, parse_header
 from tilewise.checkpoint.tensors import WeightsFile
 from tilewise.checkpoint.training import _describe, _digest, _Meta, _Work
-from tilewise.core import CheckpointError, TilewiseError
+from tilewise.core import CheckpointError, ConfigError, TilewiseError
 from tilewise.core.reading import Unreadable
 from tilewise.data import load_corpus
+from tilewise.encode import load_max_length, load_pooling
 from tilewise.models.llama import LlamaConfig
 from tilewise.nn import linear
 from tilewise.observe import (
@@ -167,6 +168,8 @@ def _model_config() -> list[bytes]:
             "sliding_window": 7,
         },
         {"model_type": "qwen2", **sizes, "num_attention_heads": 4, "layer_types": ["full_attention"] * 2},
+        {"model_type": "qwen3", **sizes, "num_attention_heads": 4, "head_dim": 16},
+        {"model_type": "gemma2", **sizes, "num_attention_heads": 4, "attn_logit_softcapping": 50.0},
         {"model_type": "gemma3_text", **sizes, "num_attention_heads": 4, "sliding_window_pattern": 2},
         {
             "model_type": "gpt2",
@@ -186,6 +189,35 @@ def _model_config() -> list[bytes]:
         },
     ]
     return [_json(given) for given in (plain.to_dict(), llama3, new, *others)]
+
+
+def read_sentence_files(folder: Path, data: bytes) -> None:
+    """What stands beside a model for sentences: each of its three files, where the others are valid."""
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    places = ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json")
+    for place, valid in zip(places, _sentence_files(), strict=True):
+        (folder / place).write_bytes(valid)
+    refused: list[ConfigError] = []
+    for place, valid in zip(places, _sentence_files(), strict=True):
+        (folder / place).write_bytes(data)
+        try:
+            load_pooling(folder)
+            load_max_length(folder)
+        except ConfigError as error:
+            refused.append(error)
+        (folder / place).write_bytes(valid)
+    if len(refused) == len(places):
+        raise refused[0]
+
+
+def _sentence_files() -> list[bytes]:
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds.items())
+    ]
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+    return [_json(modules), _json(pooling), _json({"max_seq_length": 16, "do_lower_case": False})]
 
 
 def read_checkpoint_metadata(folder: Path, data: bytes) -> None:
@@ -386,6 +418,7 @@ READERS = {
     "safetensors": Reader(read_safetensors, cache(_safetensors), 45_000, mutate_safetensors),
     "weights index": Reader(read_weights_index, cache(_weights_index), 40_000, mutate_json),
     "config.json": Reader(read_model_config, cache(_model_config), 20_000, mutate_json),
+    "sentence files": Reader(read_sentence_files, cache(_sentence_files), 3000, mutate_json),
     "generation_config.json": Reader(
         text_readers.read_generation_config, cache(text_readers.valid_generation_config), 1500, mutate_json
     ),

@@ -119,7 +119,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("name,axes,accumulation,label,fault", FAULTS, ids=str)
+@pytest.mark.parametrize(
+    "name,axes,accumulation,label,fault", FAULTS, ids=lambda value: getattr(value, "__name__", str(value))
+)
 def test_planted_faults_are_found(name, axes, accumulation, label, fault):
     """A moved border and a dropped partial."""
     assert not compare(name, "f32", axes, accumulation, change=change_first(label, fault, -1)).equal

@@ -142,7 +142,7 @@ def test_a_forked_child_is_refused_at_once(model):
 
 @pytest.mark.parametrize(
     "rate",
-    [None, float("nan"), float("inf"), 1e300, -1e-3, "0.1", True, np.array([1e-3]), 1j, object()],
+    [None, float("nan"), float("inf"), 1e300, -1e-3, "0.1", True, np.array([1e-3]), 1j, ...],
     ids=repr,
 )
 def test_a_rate_that_is_none_is_refused(model, rate):
