@@ -177,7 +177,7 @@ def read_json(path: str | Path, model: type[Model], max_bytes: int = MAX_JSON_BY
 def first_problem(error: ValidationError) -> str:
     """The first of a model's problems in one line: its place, what is wrong, what was given."""
     first = error.errors(include_url=False)[0]
-    place = ".".join(str(part)[:80] for part in first["loc"])
+    place = ".".join(repr(str(part)[:80])[1:-1] for part in first["loc"])  # keys are foreign text: one line
     kind, message = first["type"], first["msg"]
     if kind == "json_invalid":
         return f"it is not JSON: {message.removeprefix('Invalid JSON: ')}"
