@@ -29,7 +29,7 @@ test: $(VENV)/.for-tests $(VENV)/.built
 test-slow: $(VENV)/.for-tests $(VENV)/.built
 	@$(TIMED) "native tests, thread sanitizer" .ci/native_tests thread
 	@$(TIMED) "native tests, address sanitizer" .ci/native_tests address
-	@$(TIMED) "long suites" $(BIN)/python -m pytest tests -m slow
+	@$(TIMED) "long suites" $(BIN)/python -m pytest tests -m slow $(SPREAD)
 
 check: $(VENV)/.for-tests $(VENV)/.built
 	$(BIN)/ruff format --check .
