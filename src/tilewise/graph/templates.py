@@ -7,14 +7,16 @@ records bindings only: which parameters of the calling graph stand for the templ
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tilewise.core.border import Border, shown
 from tilewise.core.errors import ShapeError
+from tilewise.core.workers import find_function
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.passes import simplify
 from tilewise.ir.counts import counts
-from tilewise.ir.graph import Template, TensorNode
+from tilewise.ir.graph import Template, TensorNode, TensorSpec
 
 __all__ = ["LayerFunction", "call_outlined", "layer"]
 
@@ -32,6 +34,12 @@ class LayerFunction:
         self.function = function
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
+        self.__module__ = function.__module__
+        self.__qualname__ = getattr(function, "__qualname__", function.__name__)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a pickle, a layer is its name: another process imports the same."""
+        return find_function, (self.__module__, self.__qualname__)
 
     def __call__(self, graph: GraphBuilder, *operands: TensorNode, path: str, **static: Any) -> TensorNode:
         """Record one use of the layer; its parameters are named `path + "." + name`.
@@ -40,6 +48,17 @@ class LayerFunction:
             ShapeError: an operand belongs to another graph, a name is taken, an attribute is not comparable, or the
                 function returns no tensor of its graph; nothing is recorded then.
         """
+        return self.record(graph, operands, path, static)
+
+    def record(
+        self,
+        graph: GraphBuilder,
+        operands: tuple[TensorNode, ...],
+        path: str,
+        static: dict[str, Any],
+        traced: Template | None = None,
+    ) -> TensorNode:
+        """As a call; `traced` is what `trace` has made of the same signature, if it has been."""
         _border.instance("layer", "the first argument", graph, GraphBuilder, "pass the graph")
         _border.text("layer", "the path of a layer", path)
         for t in operands:
@@ -48,7 +67,9 @@ class LayerFunction:
             key = self._name(graph, operands, static)
             if key not in graph.draft.templates:
                 graph.draft.layers[key] = self, _signature(operands), static
-                graph.draft.templates[key] = self._trace(graph, key, operands, static)
+                if traced is None:
+                    traced = self.trace(tuple(t.spec for t in operands), static, graph.reduction_chunks)
+                graph.draft.templates[key] = replace(traced, key=key)
             return _record_call(graph, graph.draft.templates[key], operands, path)
 
     def _name(self, graph: GraphBuilder, operands: tuple[TensorNode, ...], static: dict[str, Any]) -> str:
@@ -70,14 +91,19 @@ class LayerFunction:
             key = f"{base}#{number}"
         return key
 
-    def _trace(
-        self, graph: GraphBuilder, key: str, operands: tuple[TensorNode, ...], static: dict[str, Any]
+    def trace(
+        self, operands: tuple[TensorSpec, ...], static: Mapping[str, Any], reduction_chunks: int
     ) -> Template:
+        """The template of one signature, which every graph that uses it gives a key; a function of plain data.
+
+        Raises:
+            ShapeError: the function takes an input of its own, or returns no tensor of its graph.
+        """
         counts.traced += 1
-        inner = GraphBuilder(self.__name__, reduction_chunks=graph.reduction_chunks)
-        formal = []
-        for i, t in enumerate(operands):
-            formal.append(inner.draft.declare("input", t.spec.renamed(f"operand{i}")))
+        inner = GraphBuilder(self.__name__, reduction_chunks=reduction_chunks)
+        formal = [
+            inner.draft.declare("input", spec.renamed(f"operand{i}")) for i, spec in enumerate(operands)
+        ]
         result = inner.draft.own("layer", self.function(inner, *formal, **static))
         own = [t.spec.name for t in inner.draft.tensors if t.kind == "input"][len(formal) :]
         if own:
@@ -90,7 +116,7 @@ class LayerFunction:
         inner.output(result, "result")
         frozen = simplify(inner.freeze())
         outside = [t.id for t in frozen.tensors if t.kind in ("parameter", "state", "constant")]
-        return Template(key, frozen, (*(t.id for t in formal), *outside), (result.id,))
+        return Template(self.__name__, frozen, (*(t.id for t in formal), *outside), (result.id,))
 
 
 def _signature(operands: Sequence[TensorNode]) -> tuple[object, ...]:

@@ -1,0 +1,13 @@
+"""Defining graphs in parallel: specifications made beside one another, put together in one order, and watched.
+
+`ParallelGraphBuilder` has layers described on threads and in processes and writes them into a graph all at once;
+`ProgressTracker` and `ParallelDebugger` show what happens meanwhile. The graph is that of the same calls made one after
+the other.
+"""
+
+from tilewise.graph.parallel.builder import ParallelGraphBuilder
+from tilewise.graph.parallel.debugger import LEVELS, ParallelDebugger
+from tilewise.graph.parallel.handle import SpecHandle
+from tilewise.graph.parallel.progress import ProgressTracker
+
+__all__ = ["LEVELS", "ParallelDebugger", "ParallelGraphBuilder", "ProgressTracker", "SpecHandle"]

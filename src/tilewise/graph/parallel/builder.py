@@ -1,0 +1,226 @@
+"""`ParallelGraphBuilder`: layers are described beside one another, without a graph, and put together in one order.
+
+Three phases. *Specification*: functions of the caller describe items (layers, KV caches), each with a handle of its
+own, on threads, or in processes where they can be found by name. *Validation*: names, operands and references of all
+specifications are checked against each other and the graph. *Assembly*: distinct templates are traced, in processes
+where there are many, and everything is written into the graph in the order of the items, kind by kind, all of it or
+nothing. The graph is the one that the same calls make one after the other, for any number of threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from tilewise.core.border import Border, shown
+from tilewise.core.errors import ShapeError
+from tilewise.core.watch import Watch, thread_name
+from tilewise.core.workers import WorkerPool, is_portable
+from tilewise.graph.builder import GraphBuilder
+from tilewise.graph.parallel.debugger import ParallelDebugger
+from tilewise.graph.parallel.handle import Describe, describe_item, describe_items
+from tilewise.graph.parallel.tracing import TemplateTable
+from tilewise.ir.graph import TensorNode, TensorSpec
+from tilewise.ir.layer_spec import LayerSpec
+
+__all__ = ["ParallelGraphBuilder"]
+
+Specs = Sequence[LayerSpec]
+MAX_THREADS = 256
+_ITEMS_PER_CALL = 64  # for a process
+_border = Border("graph", ShapeError)
+
+
+class ParallelGraphBuilder:
+    """Describes layers on several threads, and writes them into graphs.
+
+    Args:
+        threads: that describe; by default 2.
+        pool: processes for what Python's lock keeps from running beside: descriptions by functions that other
+            processes can import, and the tracing of layers where many are distinct. None does all that here.
+        watch: sees the phases; a `ParallelDebugger` or a `ProgressTracker`.
+
+    Raises:
+        ShapeError: threads are not between 1 and 256, or the others are none.
+    """
+
+    def __init__(
+        self, threads: int = 2, *, pool: WorkerPool | None = None, watch: Watch | None = None
+    ) -> None:
+        call = "ParallelGraphBuilder"
+        self.threads = _border.integer(call, "threads", threads, 1, MAX_THREADS)
+        if pool is not None:
+            _border.instance(call, "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
+        if watch is not None:
+            _border.instance(call, "a watch", watch, Watch, "pass a ParallelDebugger or ProgressTracker")
+        self.pool = pool
+        self.watch = Watch() if watch is None else watch
+
+    def specify(self, describe: Describe, items: Iterable[Any], *, kind: str = "layer") -> Future[Specs]:
+        """Have `describe(handle, item)` called for every item, each once, by several threads or processes.
+
+        Args:
+            describe: describes one item with the methods of its `SpecHandle`; it must not touch a graph.
+            items: such as the numbers of layers.
+            kind: what they are counted as in messages and progress.
+
+        Returns:
+            A future of the specifications, in the order of the items. What `describe` raises for the first of the items
+            that fail is the future's ShapeError, which names item, thread and last specification.
+        """
+        _border.text("specify", "a kind", kind)
+        if not callable(describe):
+            _border.refuse(
+                "specify", "items are described by a function", shown(describe), "pass describe(handle, item)"
+            )
+        given = list(items)
+        runner = ThreadPoolExecutor(1, thread_name_prefix=f"specify {kind}")
+        try:
+            return runner.submit(self._specify, describe, given, kind)
+        finally:
+            runner.shutdown(wait=False)
+
+    def assemble(self, graph: GraphBuilder, *groups: Future[Specs] | Specs) -> dict[str, TensorNode]:
+        """Write specifications into a graph, group by group; all of them or none.
+
+        Tensors that stand alone come first, in their order, unless a layer declares one of that name; then layers.
+
+        Returns:
+            Every layer's result, by path.
+
+        Raises:
+            ShapeError: a name stands twice, an operand is not there, or a layer does not fit what it reads; names the
+                specification. What a group's future raises.
+        """
+        _border.instance("assemble", "the first argument", graph, GraphBuilder, "pass the graph")
+        specs = [spec for group in groups for spec in (group.result() if isinstance(group, Future) else group)]
+        for spec in specs:
+            _border.instance("assemble", "a specification", spec, LayerSpec, "pass what specify returned")
+        layers = [spec for spec in specs if spec.function is not None]
+        with self.watch.phase("validation", len(specs)) as phase:
+            alone = _check_names(graph, specs)
+            phase.cell().count = len(specs)
+        table = TemplateTable(graph, layers, alone)
+        if self.pool is not None and (missing := table.missing()):
+            with self.watch.phase("templates", len(missing)) as phase:
+                table.trace(self.pool, phase, self._note)
+        with self.watch.phase("assembly", len(specs)) as phase, graph.all_or_nothing():
+            cell, results = phase.cell(), dict[str, TensorNode]()
+            used = table.declared_names(alone)
+            for name, (kind, spec) in alone.items():
+                if name not in used:
+                    graph.draft.declare(kind, spec)
+                cell.count += 1
+            for layer in layers:
+                results[layer.path] = _write(graph, layer, table, alone, results)
+                cell.count += 1
+        return results
+
+    def _note(self, text: str) -> None:
+        if isinstance(self.watch, ParallelDebugger):
+            self.watch.note(text)
+
+    def _specify(self, describe: Describe, items: list[Any], kind: str) -> Specs:
+        with self.watch.phase("specification", len(items)) as phase:
+            if self.pool is not None and len(items) > _ITEMS_PER_CALL:
+                if is_portable(describe):
+                    return self._in_processes(self.pool, describe, items, kind, phase)
+                self._note(f"{getattr(describe, '__qualname__', describe)} is not importable by name: described on threads")
+            numbers = itertools.count()  # its `next` is one step: no two threads get the same
+            found: list[Specs] = [()] * len(items)
+            failed: dict[int, ShapeError] = {}
+
+            def work() -> None:
+                cell, who, spans = phase.cell(), thread_name(), self.watch.wants_spans
+                while not failed and (i := next(numbers)) < len(items):
+                    begin = time.perf_counter_ns() if spans else 0
+                    try:
+                        found[i] = describe_item(describe, kind, i, items[i], f"thread {who!r}")
+                    except ShapeError as error:
+                        failed[i] = error
+                    if spans:
+                        cell.spans.append((who, f"{kind} {i}", begin, time.perf_counter_ns()))
+                    cell.count += 1
+
+            with ThreadPoolExecutor(self.threads, thread_name_prefix=kind) as pool:
+                for done in [pool.submit(work) for _ in range(self.threads)]:
+                    done.result()
+        if failed:
+            raise failed[min(failed)]
+        return tuple(spec for specs in found for spec in specs)
+
+    def _in_processes(
+        self, pool: WorkerPool, describe: Describe, items: list[Any], kind: str, phase: Any
+    ) -> Specs:
+        calls = [
+            (describe, kind, first, items[first : first + _ITEMS_PER_CALL])
+            for first in range(0, len(items), _ITEMS_PER_CALL)
+        ]
+        cell = phase.cell()
+        parts = pool.map(describe_items, calls)
+        cell.count = len(items)
+        return tuple(spec for part in parts for specs in part for spec in specs)
+
+
+def _check_names(graph: GraphBuilder, specs: Specs) -> dict[str, tuple[str, TensorSpec]]:
+    """That every name stands once and every operand before it is read; the tensors that stand alone, by name."""
+    alone: dict[str, tuple[str, TensorSpec]] = {}
+    for spec in specs:
+        for kind, tensor in spec.tensors if spec.function is None else ():
+            if tensor.name in alone or graph.has(tensor.name):
+                _refuse(spec, "declares a name that is free", f"{tensor.name!r}, which is taken", "rename it")
+            alone[tensor.name] = kind, tensor
+    before: set[str] = set()
+    for spec in specs:
+        if spec.function is None:
+            continue
+        for name in spec.operands:
+            if name not in before and name not in alone and not graph.has(name):
+                _refuse(
+                    spec, "reads tensors of the graph and layers before it", f"{name!r}, which is none", "correct it"
+                )
+        if spec.path in before or spec.path in alone or graph.has(spec.path):
+            _refuse(spec, "has a path of its own", "one that is taken", "rename it")
+        before.add(spec.path)
+    return alone
+
+
+def _refuse(spec: LayerSpec, rule: str, got: str, advice: str) -> None:
+    _border.refuse("assemble", f"{spec.kind} {spec.path!r} {rule}", got, advice)
+
+
+def _write(
+    graph: GraphBuilder,
+    spec: LayerSpec,
+    table: TemplateTable,
+    alone: Mapping[str, tuple[str, TensorSpec]],
+    results: Mapping[str, TensorNode],
+) -> TensorNode:
+    """Record one layer; what it declares must be what was said of it."""
+    operands = tuple(results[name] if name in results else graph.find(name) for name in spec.operands)
+    try:
+        result = table.record(graph, spec, operands)
+    except ShapeError as error:
+        raise ShapeError(
+            f"[graph.parallel] {spec.kind} {spec.path!r} must fit what it reads; got {error}; correct it"
+        ) from error
+    declared = {t.spec.name: t for t in _declared_by(graph, spec)}
+    for kind, tensor in itertools.chain(spec.tensors, (alone[name] for name in declared if name in alone)):
+        node = declared.get(tensor.name)
+        if node is None or node.kind != kind or node.spec.form != tensor.form:
+            found = "none" if node is None else f"a {node.kind} {node.spec}"
+            _refuse(
+                spec, f"declares what is said of it, the {kind} {tensor.name!r} {tensor}", found, "correct one of them"
+            )
+    return result
+
+
+def _declared_by(graph: GraphBuilder, spec: LayerSpec) -> Iterator[TensorNode]:
+    """The tensors that the last call has declared."""
+    call = graph.draft.ops[-1]
+    for i in call.inputs[len(spec.operands) :]:
+        if i is not None and graph.draft.tensors[i].kind in ("parameter", "state"):
+            yield graph.draft.tensors[i]

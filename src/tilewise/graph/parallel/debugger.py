@@ -1,0 +1,125 @@
+"""`ParallelDebugger`: which thread or process did what when, as a table and as a file for Perfetto."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tilewise.core.border import Border
+from tilewise.core.watch import Phase, Watch
+from tilewise.observe.perfetto import name_event, slice_event, write_events
+
+if TYPE_CHECKING:
+    from tilewise.observe.perfetto import Event
+
+__all__ = ["LEVELS", "ParallelDebugger"]
+
+LEVELS = ("off", "summary", "verbose")
+_MAIN = "phases"
+_border = Border("graph")
+
+
+class ParallelDebugger(Watch):
+    """Takes down phases, and at level `verbose` every piece of them.
+
+    Args:
+        level: `off`, `summary` (phases, and how much each thread did) or `verbose` (every layer, too).
+        others: watches that see all phases, too: a `ProgressTracker`.
+
+    Raises:
+        ConfigError: no such level.
+    """
+
+    def __init__(self, level: str = "summary", *others: Watch) -> None:
+        super().__init__(*others)
+        self.level = _border.choice("ParallelDebugger", "level", level, LEVELS)
+        self.phases: list[Phase] = []
+        self.notes: list[str] = []
+
+    @property
+    def wants_spans(self) -> bool:
+        """At level `verbose`."""
+        return self.level == "verbose" or super().wants_spans
+
+    def note(self, text: str) -> None:
+        """Something that the report says in words."""
+        if self.level != "off" and text not in self.notes:
+            self.notes.append(text)
+
+    def seconds(self) -> dict[str, float]:
+        """Wall time by phase, in order of their first beginning, then `unattributed`, what lies between them, and
+        `total`, from the first beginning to the last end. All but `total` add up to it; phases inside others are
+        counted there alone."""
+        outer = list(self._outer())
+        found: dict[str, float] = defaultdict(float)
+        for phase in outer:
+            found[phase.name] += _length_ns(phase) / 1e9
+        if not outer:
+            return {"unattributed": 0.0, "total": 0.0}
+        total = (max(p.begin_ns + _length_ns(p) for p in outer) - outer[0].begin_ns) / 1e9
+        return {**found, "unattributed": total - sum(found.values()), "total": total}
+
+    def report(self) -> str:
+        """A table of phases, of what threads did in them, and at level `verbose` of the layers that took longest."""
+        if self.level == "off":
+            return ""
+        seconds = self.seconds()
+        whole = seconds["total"] or 1.0
+        lines = [f"{'phase':24}{'ms':>10}{'share':>8}"]
+        lines += [f"{name:24}{s * 1e3:10.1f}{s / whole:8.1%}" for name, s in seconds.items()]
+        busy: dict[str, list[int]] = defaultdict(list)
+        for phase in self.phases:
+            for who, _, begin, end in phase.spans:
+                busy[f"{who}: {phase.name}"].append(end - begin)
+        if busy:
+            lines += ["", f"{'thread or process':40}{'pieces':>8}{'busy ms':>10}"]
+            lines += [f"{who:40}{len(times):8}{sum(times) / 1e6:10.1f}" for who, times in sorted(busy.items())]
+            slowest = sorted((s for p in self.phases for s in p.spans), key=lambda s: s[2] - s[3])[:10]
+            lines += ["", f"{'slowest pieces':40}{'ms':>8}"]
+            lines += [f"{what:40}{(end - begin) / 1e6:8.2f}" for _, what, begin, end in slowest]
+        return "\n".join([*lines, *([""] if self.notes else []), *self.notes])
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write all that was taken down as a trace for Perfetto (ui.perfetto.dev).
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        write_events(path, self._events())
+
+    def _events(self) -> Iterator[Event]:
+        if not self.phases:
+            return
+        zero = min(phase.begin_ns for phase in self.phases)
+        rows: dict[str, int] = {_MAIN: 0}
+        yield name_event("thread_name", 0, 0, _MAIN)
+        for phase in self.phases:
+            end = phase.begin_ns + _length_ns(phase)
+            yield slice_event(
+                phase.name, "phase", 0, 0, phase.begin_ns - zero, end - zero, {"done": phase.done}
+            )
+            for who, what, begin, end in phase.spans:
+                if who not in rows:
+                    rows[who] = len(rows)
+                    yield name_event("thread_name", 0, rows[who], who)
+                yield slice_event(what, phase.name, 0, rows[who], begin - zero, end - zero, {})
+
+    def _outer(self) -> Iterator[Phase]:
+        """Phases that lie in no other."""
+        until = 0
+        for phase in sorted(self.phases, key=lambda p: (p.begin_ns, -_length_ns(p))):
+            if phase.begin_ns >= until:
+                until = phase.begin_ns + _length_ns(phase)
+                yield phase
+
+    def _began(self, phase: Phase) -> None:
+        if self.level != "off":
+            self.phases.append(phase)
+        super()._began(phase)
+
+
+def _length_ns(phase: Phase) -> int:
+    return (phase.begin_ns if phase.end_ns is None else phase.end_ns) - phase.begin_ns
+

@@ -1,0 +1,96 @@
+"""`ProgressTracker`: a bar for every phase that takes long enough to wonder."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from tilewise.core.border import Border
+from tilewise.core.watch import Phase, Watch
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+__all__ = ["ProgressTracker"]
+
+_border = Border("graph")
+
+
+class ProgressTracker(Watch):
+    """Bars with rates and time left, one per phase, on a terminal; silent elsewhere, and for phases that are short.
+
+    Args:
+        console: where to write; by default standard error.
+        delay_s: a phase is shown when it has lasted so long.
+    """
+
+    def __init__(self, console: Console | None = None, *, delay_s: float = 0.5) -> None:
+        super().__init__()
+        self._delay_s = _border.number("ProgressTracker", "delay_s", delay_s, 0.0, 3600.0)
+        self._console = console
+        self._lock = threading.RLock()
+        self._bars: Progress | None = None
+        self._shown: dict[Phase, Any] = {}  # the bar's task, of phases that last long
+        self._timers: dict[Phase, threading.Timer] = {}
+
+    def _began(self, phase: Phase) -> None:
+        if not self._terminal().is_terminal:
+            return
+        timer = threading.Timer(self._delay_s, self._show, (phase,))
+        timer.daemon = True
+        with self._lock:
+            self._timers[phase] = timer
+        timer.start()
+
+    def _ended(self, phase: Phase) -> None:
+        with self._lock:
+            timer = self._timers.pop(phase, None)
+            if timer is not None:
+                timer.cancel()
+            task = self._shown.pop(phase, None)
+            if self._bars is None or task is None:
+                return
+            total = phase.total if phase.total is not None else max(phase.done, 1)
+            self._bars.update(task, total=total, completed=phase.done or total)
+            if not self._shown:
+                self._bars.stop()
+                self._bars = None
+
+    def _show(self, phase: Phase) -> None:
+        with self._lock:
+            if phase not in self._timers:  # it has just ended
+                return
+            if self._bars is None:
+                self._bars = _make_bars(self._terminal(), self._update)
+                self._bars.start()
+            self._shown[phase] = self._bars.add_task(phase.name, total=phase.total, completed=phase.done)
+
+    def _update(self, bars: Progress) -> None:
+        """Before every picture: what is done now."""
+        for phase, task in list(self._shown.items()):
+            bars.update(task, completed=phase.done)
+
+    def _terminal(self) -> Console:
+        if self._console is None:
+            from rich.console import Console
+
+            self._console = Console(stderr=True)
+        return self._console
+
+
+def _make_bars(console: Console, update: Any) -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text("" if not task.speed else f"{task.speed:,.0f}/s")
+
+    class Bars(Progress):
+        def get_renderables(self) -> Any:
+            update(self)
+            return super().get_renderables()
+
+    columns = ("{task.description}", BarColumn(30), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
+    return Bars(*columns, console=console)

@@ -1,0 +1,196 @@
+"""`TemplateTable`: the templates that a list of layers needs, each traced once, here or in other processes.
+
+A layer's template depends on its function, the forms of its operands and its attributes. The form of a layer's result
+is known once it is traced; until then it is taken to be that of its first operand, as in any residual stream. Where
+that was wrong, what was traced is not used, and the right template is traced in its turn.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any
+
+from tilewise.core.watch import Phase, Span, thread_name
+from tilewise.core.workers import WorkerPool, is_portable
+from tilewise.graph.builder import GraphBuilder
+from tilewise.graph.templates import LayerFunction
+from tilewise.ir.graph import Template, TensorNode, TensorSpec
+from tilewise.ir.layer_spec import LayerSpec
+
+__all__ = ["TemplateTable"]
+
+_Key = tuple[object, ...]
+_ENOUGH = 16  # distinct templates that are worth another process's attention
+_ROUNDS = 3  # of guessing results' forms
+
+
+class TemplateTable:
+    """Templates by signature.
+
+    Args:
+        graph: that the layers will be written into; it is read.
+        layers: in order.
+        alone: tensors that will be declared beside them, by name.
+    """
+
+    def __init__(
+        self, graph: GraphBuilder, layers: Sequence[LayerSpec], alone: Mapping[str, tuple[str, TensorSpec]]
+    ) -> None:
+        self._graph = graph
+        self._layers = layers
+        self._alone = alone
+        self._values: dict[int, tuple[object, Hashable]] = {}
+        self._picklable: dict[int, tuple[object, bool]] = {}
+        self._known: dict[_Key, Template] = {}
+
+    def missing(self) -> dict[_Key, tuple[LayerSpec, tuple[TensorSpec, ...]]]:
+        """The first layer of each signature that is not traced yet, as far as forms can be foreseen, and its operands;
+        without those whose attributes have no hash."""
+        specs: dict[str, TensorSpec] = {}
+        found: dict[_Key, tuple[LayerSpec, tuple[TensorSpec, ...]]] = {}
+        for layer in self._layers:
+            operands = self._operands(layer, specs)
+            if operands is None:
+                continue
+            key = self._key(layer, operands)
+            template = None if key is None else self._known.get(key)
+            if template is not None:
+                specs[layer.path] = template.graph.spec(template.results[0])
+            elif operands:
+                specs[layer.path] = operands[0]
+            if key is not None and template is None:
+                found.setdefault(key, (layer, operands))
+        return found
+
+    def trace(self, pool: WorkerPool | None, phase: Phase, note: Callable[[str], None]) -> None:
+        """Trace what is missing: in the pool what it can import, where that is much, and the rest here."""
+        cell = phase.cell()
+        for _ in range(_ROUNDS):
+            missing = self.missing()
+            apart = {}
+            if pool is not None and len(missing) >= _ENOUGH:
+                apart = {key: call for key, call in missing.items() if self._is_portable(call[0])}
+                here = len(missing) - len(apart)
+                if here:
+                    names = sorted({_name(call[0].function) for k, call in missing.items() if k not in apart})
+                    note(f"{here} templates of {', '.join(names)} are not importable by name: traced here, one by one")
+            if not apart:
+                break  # those that are left are traced when they are recorded
+            assert pool is not None
+            chunks = self._graph.reduction_chunks
+            calls = [(call[0].function, call[1], call[0].attrs, chunks) for call in apart.values()]
+
+            def count(num: int) -> None:
+                cell.count += num
+
+            for (key, call), (template, span) in zip(apart.items(), pool.map(_trace, calls, count)):
+                self._known[key] = template
+                cell.spans.append((span[0], call[0].path, span[2], span[3]))
+
+    def record(self, graph: GraphBuilder, spec: LayerSpec, operands: tuple[TensorNode, ...]) -> TensorNode:
+        """Write a layer's call, with the template of its signature if that has been traced."""
+        function = spec.function
+        assert isinstance(function, LayerFunction)
+        key = self._key(spec, tuple(t.spec for t in operands))
+        return function.record(
+            graph, operands, spec.path, dict(spec.attrs), None if key is None else self._known.get(key)
+        )
+
+    def declared_names(self, wanted: Collection[str]) -> set[str]:
+        """Which of these names layers will declare, as far as templates are traced."""
+        if not wanted:
+            return set()
+        found: set[str] = set()
+        specs: dict[str, TensorSpec] = {}
+        for layer in self._layers:
+            operands = self._operands(layer, specs)
+            key = None if operands is None else self._key(layer, operands)
+            template = None if key is None else self._known.get(key)
+            if template is None and operands is not None and isinstance(layer.function, LayerFunction):
+                template = layer.function.trace(operands, layer.attrs, self._graph.reduction_chunks)
+                if key is not None:
+                    self._known[key] = template
+            if template is None:
+                continue
+            specs[layer.path] = template.graph.spec(template.results[0])
+            formal = (template.graph.tensors[i] for i in template.arguments[len(layer.operands) :])
+            found.update(f"{layer.path}.{t.spec.name}" for t in formal if t.kind in ("parameter", "state"))
+        return found & set(wanted)
+
+    def _operands(self, layer: LayerSpec, specs: Mapping[str, TensorSpec]) -> tuple[TensorSpec, ...] | None:
+        """What the layer reads; None where one of them is not known yet."""
+        found = []
+        for name in layer.operands:
+            if name in specs:
+                found.append(specs[name])
+            elif name in self._alone:
+                found.append(self._alone[name][1])
+            elif self._graph.has(name):
+                found.append(self._graph.find(name).spec)
+            else:
+                return None
+        return tuple(found)
+
+    def _key(self, layer: LayerSpec, operands: tuple[TensorSpec, ...]) -> _Key | None:
+        try:
+            attrs = tuple((name, self._token(value)) for name, value in sorted(layer.attrs.items()))
+        except TypeError:  # no hash: it is compared when it is recorded
+            return None
+        return layer.function, tuple(spec.form for spec in operands), attrs
+
+    def _token(self, value: Any) -> Hashable:
+        """Equal values have equal tokens; that of a value which many layers share is made once."""
+        known = self._values.get(id(value))
+        if known is None or known[0] is not value:
+            token = (hash(value), value)
+            self._values[id(value)] = known = value, _Token(*token)
+        return known[1]
+
+    def _is_portable(self, layer: LayerSpec) -> bool:
+        """Whether another process can be told to trace it."""
+        return is_portable(layer.function) and all(self._can_travel(value) for value in layer.attrs.values())
+
+    def _can_travel(self, value: Any) -> bool:
+        known = self._picklable.get(id(value))
+        if known is None or known[0] is not value:
+            try:
+                pickle.dumps(value)
+                known = value, True
+            except Exception:  # whatever the value's own code raises
+                known = value, False
+            self._picklable[id(value)] = known
+        return known[1]
+
+
+class _Token:
+    """A value whose hash is known."""
+
+    __slots__ = ("hash", "value")
+
+    def __init__(self, hash_: int, value: object) -> None:
+        self.hash = hash_
+        self.value = value
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Token) and (
+            self.value is other.value or (self.hash == other.hash and bool(self.value == other.value))
+        )
+
+
+def _trace(
+    function: LayerFunction, operands: tuple[TensorSpec, ...], attrs: Mapping[str, Any], chunks: int
+) -> tuple[Template, Span]:
+    import os
+
+    begin = time.perf_counter_ns()
+    template = function.trace(operands, attrs, chunks)
+    return template, (f"process {os.getpid()}", thread_name(), begin, time.perf_counter_ns())
+
+
+def _name(function: object) -> str:
+    return str(getattr(function, "__qualname__", function))

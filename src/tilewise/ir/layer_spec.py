@@ -1,0 +1,78 @@
+"""`LayerSpec`: one layer of a model as data, before there is a graph: what it is called, reads and declares.
+
+Made of `TensorSpec`; the same in any thread and any process, and checked when it is made. What needs a graph (that
+operands are there, that names are free) is checked when specifications are put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewise.core.border import Border, shown
+from tilewise.core.errors import ShapeError
+from tilewise.ir.graph import TensorSpec
+
+__all__ = ["LayerSpec"]
+
+DECLARED = ("input", "parameter", "state")
+_border = Border("ir", ShapeError)
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """A layer, or tensors that stand alone.
+
+    Attributes:
+        path: its name in the model, such as `layers.17`. The layer's result is read by it, and its parameters' names
+            begin with it.
+        kind: what it is counted as: `layer`, `kv_cache`.
+        operands: names of what the layer reads, in order: tensors of the graph, or paths of layers before it.
+        function: the layer function (`tw.layer`); None where only tensors are declared.
+        attrs: its attributes.
+        tensors: what is declared, `(kind, spec)` with kind `input`, `parameter` or `state`. Of a layer, it is what the
+            function declares, and may be left out.
+
+    Raises:
+        ShapeError: something of it is of another type, a name stands twice, or neither function nor tensors are given.
+    """
+
+    path: str
+    kind: str = "layer"
+    operands: tuple[str, ...] = ()
+    function: object | None = None
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    tensors: tuple[tuple[str, TensorSpec], ...] = ()
+
+    def __post_init__(self) -> None:
+        call = "LayerSpec"
+        _border.text(call, "a path", self.path)
+        _border.text(call, "a kind", self.kind)
+        operands = tuple(_border.sequence(call, "operands", self.operands, "names"))
+        for name in operands:
+            _border.text(call, f"an operand of {self.path!r}", name)
+        object.__setattr__(self, "operands", operands)
+        attrs = dict(_border.mapping(call, "attributes", self.attrs, "values by name"))
+        for name in attrs:
+            _border.text(call, f"the name of an attribute of {self.path!r}", name)
+        object.__setattr__(self, "attrs", attrs)
+        tensors = tuple(_border.sequence(call, "tensors", self.tensors, "(kind, TensorSpec)"))
+        names: set[str] = set()
+        for pair in tensors:
+            if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[1], TensorSpec):
+                _border.refuse(call, f"a tensor of {self.path!r} is (kind, TensorSpec)", shown(pair), "pair them")
+            _border.choice(call, f"the kind of a tensor of {self.path!r}", pair[0], DECLARED)
+            _border.text(call, f"the name of a tensor of {self.path!r}", pair[1].name)
+            if pair[1].name in names:
+                _border.refuse(call, f"names in {self.path!r} are unique", f"{pair[1].name!r} twice", "rename one")
+            names.add(pair[1].name)
+        object.__setattr__(self, "tensors", tensors)
+        if self.function is None and not tensors:
+            _border.refuse(
+                call, f"{self.path!r} is a layer or declares tensors", "neither", "give it a function or tensors"
+            )
+        if self.function is None and (operands or attrs):
+            _border.refuse(
+                call, f"{self.path!r} without a function only declares tensors", "operands or attributes", "drop them"
+            )
