@@ -81,9 +81,9 @@ def generate(
         typer.Option(
             min=1,
             rich_help_panel=_LENGTH,
-            help="The model's context: tokens of prompt and text together at most. Where RoPE is scaled as `dynamic` or "
-            "`longrope` it also chooses the frequencies, so the text depends on it, and never on --max-tokens. Default: "
-            "as config.json says; a conversation ends at 4096 unless this is given.",
+            help="The model's context: tokens of prompt and text together at most. Where RoPE is scaled as `dynamic` "
+            "or `longrope` it chooses the frequencies, too: the text depends on it, and never on --max-tokens. "
+            "Default: as config.json says; a conversation ends at 4096 unless this is given.",
         ),
     ] = None,
     temperature: Annotated[
