@@ -101,15 +101,14 @@ def convert_checkpoint(
 
 
 def _open(source: Path, part: str | None, show: Callable[[int, int], object]) -> _Source:
-    from tilewise.checkpoint import open_distributed, open_state_dict, open_weights
-    from tilewise.checkpoint.dcp import METADATA
+    from tilewise.checkpoint import is_distributed, open_distributed, open_state_dict, open_weights
     from tilewise.checkpoint.torch_files import has_torch_weights, is_torch_file, open_torch_directory
 
     if not source.is_dir():
         if is_torch_file(source):
             return _Source(open_state_dict(source, part))
         return _Source(open_weights(source))
-    if os.path.lexists(source / METADATA):
+    if is_distributed(source):
         return _Source(open_distributed(source, part))
     if has_torch_weights(source):
         return _Source(open_torch_directory(source), model_dir=source)
