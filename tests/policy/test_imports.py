@@ -9,7 +9,8 @@ STAGES = "core ir graph strategy plan kernels comm observe runtime checkpoint se
 ALLOWED = {
     "core": "",
     "ir": "core",
-    "graph": "core ir kernels",  # elementwise ops are what the table of kernels says
+    # elementwise ops are what the table of kernels says; what was watched is written as other traces are
+    "graph": "core ir kernels observe",
     "strategy": "core ir",
     "plan": "core ir kernels",  # what a kernel needs and costs stands in its table
     "kernels": "core ir",
@@ -21,7 +22,8 @@ ALLOWED = {
     "session": "core ir graph strategy plan kernels comm runtime checkpoint optim",
     "nn": "core ir graph",
     "optim": "core ir graph kernels",  # what steps of an update compute
-    "models": "core ir nn strategy checkpoint",  # a family says how files hold its parameters
+    # a family says how files hold its parameters; its layers may be described beside one another
+    "models": "core ir graph nn strategy checkpoint",
     "data": f"{STAGES} tilewise",
     "generate": f"{STAGES} data tilewise",
     "encode": f"{STAGES} generate tilewise",

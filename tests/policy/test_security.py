@@ -12,6 +12,12 @@ PROGRAMS = {"subprocess", "pty"}
 # The few modules that may, each for what SECURITY.md says of it.
 MAY = {
     "src/tilewise/checkpoint/hub.py": {"huggingface_hub"},
+    "src/tilewise/core/workers.py": {
+        "subprocess",
+        "pickle",
+    },  # calls and answers, through pipes to its own children
+    "src/tilewise/core/worker_child.py": {"pickle"},
+    "src/tilewise/graph/parallel/tracing.py": {"pickle"},  # whether a value can travel so; reads none
     "src/tilewise/generate/chat.py": {"subprocess"},  # of this Python, for what must be stopped from outside
 }
 EVALUATES = {"eval", "exec", "compile", "__import__"}

@@ -9,12 +9,12 @@ import os
 import pickle
 import struct
 import sys
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 LENGTH = struct.Struct("<Q")
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
+def read_frame(stream: IO[bytes]) -> bytes | None:
     """The next message; None where the other side has ended."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
@@ -24,7 +24,7 @@ def read_frame(stream: BinaryIO) -> bytes | None:
     return body if len(body) == length else None
 
 
-def write_frame(stream: BinaryIO, body: bytes) -> None:
+def write_frame(stream: IO[bytes], body: bytes) -> None:
     """One message."""
     stream.write(LENGTH.pack(len(body)))
     stream.write(body)
@@ -36,7 +36,7 @@ def answer(body: bytes) -> bytes:
     done: tuple[int, Any] = (0, None)
     try:
         function, calls = pickle.loads(body)
-        results = []
+        results: list[Any] = []
         for call in calls:
             done = (len(results), None)
             results.append(function(*call))

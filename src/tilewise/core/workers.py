@@ -150,7 +150,10 @@ class WorkerPool:
         self._children.clear()
 
     def _share(
-        self, function: Callable[..., Result], calls: list[tuple[Any, ...]], on_done: Callable[[int], None] | None
+        self,
+        function: Callable[..., Result],
+        calls: list[tuple[Any, ...]],
+        on_done: Callable[[int], None] | None,
     ) -> list[Result]:
         size = -(-len(calls) // (_BATCHES_PER_WORKER * self.count))
         batches: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -196,7 +199,7 @@ def _ask(
     body = pickle.dumps((function, calls), pickle.HIGHEST_PROTOCOL)
     try:
         worker_child.write_frame(child.stdin, body)
-        reply = worker_child.read_frame(child.stdout)  # type: ignore[arg-type]
+        reply = worker_child.read_frame(child.stdout)
     except BrokenPipeError:
         reply = None
     if reply is None:

@@ -61,18 +61,28 @@ class LayerSpec:
         names: set[str] = set()
         for pair in tensors:
             if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[1], TensorSpec):
-                _border.refuse(call, f"a tensor of {self.path!r} is (kind, TensorSpec)", shown(pair), "pair them")
+                _border.refuse(
+                    call, f"a tensor of {self.path!r} is (kind, TensorSpec)", shown(pair), "pair them"
+                )
             _border.choice(call, f"the kind of a tensor of {self.path!r}", pair[0], DECLARED)
             _border.text(call, f"the name of a tensor of {self.path!r}", pair[1].name)
             if pair[1].name in names:
-                _border.refuse(call, f"names in {self.path!r} are unique", f"{pair[1].name!r} twice", "rename one")
+                _border.refuse(
+                    call, f"names in {self.path!r} are unique", f"{pair[1].name!r} twice", "rename one"
+                )
             names.add(pair[1].name)
         object.__setattr__(self, "tensors", tensors)
         if self.function is None and not tensors:
             _border.refuse(
-                call, f"{self.path!r} is a layer or declares tensors", "neither", "give it a function or tensors"
+                call,
+                f"{self.path!r} is a layer or declares tensors",
+                "neither",
+                "give it a function or tensors",
             )
         if self.function is None and (operands or attrs):
             _border.refuse(
-                call, f"{self.path!r} without a function only declares tensors", "operands or attributes", "drop them"
+                call,
+                f"{self.path!r} without a function only declares tensors",
+                "operands or attributes",
+                "drop them",
             )

@@ -8,8 +8,11 @@ something else has a graph of its own. Nothing outside the folder knows the fami
 from tilewise.models.config import ModelConfig
 from tilewise.models.decoder.model import BLOCK_SIZE
 from tilewise.models.layout import FileLayout
+from tilewise.models.parallel import ParallelModelBuilder
+from tilewise.models.parts import LayerUse, ModelParts
 from tilewise.models.registry import (
     FAMILIES,
+    PURPOSES,
     build_decoding_graph,
     build_encoding_graph,
     build_training_graph,
@@ -19,6 +22,7 @@ from tilewise.models.registry import (
     is_encoder,
     kv_elements_per_token,
     max_context,
+    model_parts,
     num_parameters,
     open,
     open_weights,
@@ -29,8 +33,12 @@ from tilewise.models.registry import (
 __all__ = [
     "BLOCK_SIZE",
     "FAMILIES",
+    "PURPOSES",
     "FileLayout",
+    "LayerUse",
     "ModelConfig",
+    "ModelParts",
+    "ParallelModelBuilder",
     "build_decoding_graph",
     "build_encoding_graph",
     "build_training_graph",
@@ -40,6 +48,7 @@ __all__ = [
     "is_encoder",
     "kv_elements_per_token",
     "max_context",
+    "model_parts",
     "num_parameters",
     "open",
     "open_weights",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any
 
 from tilewise.checkpoint import StoredTensor
@@ -12,6 +13,7 @@ from tilewise.models.decoder import model
 from tilewise.models.decoder.architecture import Decoder
 from tilewise.models.decoder.weights import HEAD, parameter_shapes, stored_by_name
 from tilewise.models.layout import FileLayout
+from tilewise.models.parts import ModelParts
 
 __all__ = ["Family", "decoder_family"]
 
@@ -27,11 +29,11 @@ class Family:
         shapes: every parameter's name in the training graph and its shape, in the order of the forward pass.
         max_context: the longest sequence that a model is meant for.
         default_context: the context limit where none is asked for.
-        training: (graph, config, batch, seq, dtype) describes one training step.
+        training: (config, batch, seq, dtype) describes one training step.
         kv_elements: of the KV cache, per token; 0 for models that do not write.
-        decoding: (graph, config, max_tokens, max_sequences, num_blocks, dtype, context, num_positions) describes
+        decoding: (config, max_tokens, max_sequences, num_blocks, dtype, context, num_positions) describes
             prefill and decoding; None for models that do not write.
-        encoding: (graph, config, batch, seq, dtype) describes the vectors of all tokens of texts; None for models that
+        encoding: (config, batch, seq, dtype) describes the vectors of all tokens of texts; None for models that
             do not encode.
     """
 
@@ -41,9 +43,9 @@ class Family:
     max_context: Callable[[Any], int]
     default_context: Callable[[Any], int]
     kv_elements: Callable[[Any], int]
-    training: Callable[..., None]
-    decoding: Callable[..., None] | None = None
-    encoding: Callable[..., None] | None = None
+    training: Callable[..., ModelParts]
+    decoding: Callable[..., ModelParts] | None = None
+    encoding: Callable[..., ModelParts] | None = None
 
     @property
     def name(self) -> str:
@@ -74,11 +76,13 @@ def decoder_family(
         found = FileLayout(table, prefix, copies=copies)
         return found if derived is None else replace(found, derived=derived)
 
-    def training(graph: Any, given: Any, *sizes: Any, **named: Any) -> None:
-        model.build_training_graph(graph, given.decoder, *sizes, **named)
+    @wraps(model.training_parts)
+    def training(given: Any, *sizes: Any, **named: Any) -> ModelParts:
+        return model.training_parts(given.decoder, *sizes, **named)
 
-    def decoding(graph: Any, given: Any, *sizes: Any, **named: Any) -> None:
-        model.build_decoding_graph(graph, given.decoder, *sizes, **named)
+    @wraps(model.decoding_parts)
+    def decoding(given: Any, *sizes: Any, **named: Any) -> ModelParts:
+        return model.decoding_parts(given.decoder, *sizes, **named)
 
     def shapes(given: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
         return parameter_shapes(given.decoder)

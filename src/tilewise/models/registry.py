@@ -6,6 +6,7 @@ Training, generation, encoding and the command line go through here and know no 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from inspect import signature
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from tilewise.models import bert, gemma2, gemma3, gpt2, llama, mistral, phi3, qw
 from tilewise.models.config import ModelConfig, read_config_file
 from tilewise.models.family import Family
 from tilewise.models.layout import FileLayout
+from tilewise.models.parts import ModelParts
 from tilewise.nn import GraphBuilder
 
 __all__ = [
     "FAMILIES",
+    "PURPOSES",
     "build_decoding_graph",
     "build_encoding_graph",
     "build_training_graph",
@@ -32,6 +35,7 @@ __all__ = [
     "is_encoder",
     "kv_elements_per_token",
     "max_context",
+    "model_parts",
     "num_parameters",
     "open",
     "open_weights",
@@ -45,6 +49,8 @@ FAMILIES: Mapping[str, Family] = {
     for module in (llama, mistral, qwen2, qwen3, gemma2, gemma3, phi3, gpt2, bert)
 }
 """Every family by its `model_type`."""
+PURPOSES = ("training", "decoding", "encoding")
+"""What graphs are made for."""
 
 
 def open(model_dir: str | Path) -> ModelConfig:
@@ -154,6 +160,40 @@ def is_encoder(config: ModelConfig) -> bool:
     return _family_of("is_encoder", config).encoding is not None
 
 
+def model_parts(config: ModelConfig, purpose: str, *sizes: Any, **named: Any) -> ModelParts:
+    """A model cut where its layers begin and end, for `training`, `decoding` or `encoding`.
+
+    Args:
+        config: the model.
+        purpose: one of `PURPOSES`.
+        sizes: what `build_training_graph`, `build_decoding_graph` or `build_encoding_graph` takes behind the
+            configuration.
+        named: the same, by name.
+
+    Raises:
+        ConfigError: the model is none for that purpose, or the sizes are not what it takes.
+        ShapeError: a size that no graph has.
+    """
+    _border.choice("model_parts", "a purpose", purpose, PURPOSES)
+    family = _family_of(f"build_{purpose}_graph", config)
+    make = getattr(family, purpose)
+    if make is None:
+        wrong = {
+            "decoding": "generation needs a model that writes; got a {}, which only encodes; use tilewise encode",
+            "encoding": "encoding needs an encoder; got a {}, which writes text; use tilewise generate",
+        }
+        raise ConfigError(f"[models.{family.name}] {wrong[purpose].format(config.architecture)}")
+    try:
+        signature(make).bind(config, *sizes, **named)
+    except TypeError as error:
+        raise ConfigError(
+            f"[models.model_parts] sizes must be those of build_{purpose}_graph; got {shown(sizes)} and "
+            f"{shown(named)}: {error}; pass what it takes behind the configuration"
+        ) from None
+    found: ModelParts = make(config, *sizes, **named)
+    return found
+
+
 def build_training_graph(
     graph: GraphBuilder, config: ModelConfig, batch: int, seq: Size, dtype: str = "bf16"
 ) -> None:
@@ -175,7 +215,7 @@ def build_training_graph(
     Raises:
         ShapeError: a size that no graph has, or `seq` exceeds the model's positions.
     """
-    _family_of("build_training_graph", config).training(graph, config, batch, seq, dtype)
+    model_parts(config, "training", batch, seq, dtype).build(graph)
 
 
 def build_decoding_graph(
@@ -209,14 +249,8 @@ def build_decoding_graph(
         ConfigError: the model does not write.
         ShapeError: a size that no graph has, or a context beyond the model's.
     """
-    family = _family_of("build_decoding_graph", config)
-    if family.decoding is None:
-        raise ConfigError(
-            f"[models.{family.name}] generation needs a model that writes; got a {config.architecture}, which only "
-            "encodes; use tilewise encode"
-        )
     sizes = (max_tokens, max_sequences, num_blocks, dtype)
-    family.decoding(graph, config, *sizes, context=context, num_positions=num_positions)
+    model_parts(config, "decoding", *sizes, context=context, num_positions=num_positions).build(graph)
 
 
 def build_encoding_graph(
@@ -237,10 +271,4 @@ def build_encoding_graph(
         ConfigError: the model writes, and does not encode.
         ShapeError: a size that no graph has, or `seq` exceeds the model's positions.
     """
-    family = _family_of("build_encoding_graph", config)
-    if family.encoding is None:
-        raise ConfigError(
-            f"[models.{family.name}] encoding needs an encoder; got a {config.architecture}, which writes text; use "
-            "tilewise generate"
-        )
-    family.encoding(graph, config, batch, seq, dtype)
+    model_parts(config, "encoding", batch, seq, dtype).build(graph)

@@ -21,7 +21,7 @@ from tilewise.core.watch import Watch, thread_name
 from tilewise.core.workers import WorkerPool, is_portable
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.parallel.debugger import ParallelDebugger
-from tilewise.graph.parallel.handle import Describe, describe_item, describe_items
+from tilewise.graph.parallel.handle import Describe, describe_item, describe_items, in_words
 from tilewise.graph.parallel.tracing import TemplateTable
 from tilewise.ir.graph import TensorNode, TensorSpec
 from tilewise.ir.layer_spec import LayerSpec
@@ -83,10 +83,20 @@ class ParallelGraphBuilder:
         finally:
             runner.shutdown(wait=False)
 
-    def assemble(self, graph: GraphBuilder, *groups: Future[Specs] | Specs) -> dict[str, TensorNode]:
+    def assemble(
+        self,
+        graph: GraphBuilder,
+        *groups: Future[Specs] | Specs,
+        named: Mapping[str, TensorNode] | None = None,
+    ) -> dict[str, TensorNode]:
         """Write specifications into a graph, group by group; all of them or none.
 
         Tensors that stand alone come first, in their order, unless a layer declares one of that name; then layers.
+
+        Args:
+            graph: written to.
+            groups: what `specify` returned; earlier ones come first.
+            named: tensors of the graph that specifications read under other names than their own, or that have none.
 
         Returns:
             Every layer's result, by path.
@@ -96,26 +106,34 @@ class ParallelGraphBuilder:
                 specification. What a group's future raises.
         """
         _border.instance("assemble", "the first argument", graph, GraphBuilder, "pass the graph")
-        specs = [spec for group in groups for spec in (group.result() if isinstance(group, Future) else group)]
+        specs = [
+            spec for group in groups for spec in (group.result() if isinstance(group, Future) else group)
+        ]
         for spec in specs:
             _border.instance("assemble", "a specification", spec, LayerSpec, "pass what specify returned")
         layers = [spec for spec in specs if spec.function is not None]
         with self.watch.phase("validation", len(specs)) as phase:
-            alone = _check_names(graph, specs)
+            given = dict(_border.mapping("assemble", "named tensors", named or {}, "tensors by name"))
+            for tensor in given.values():
+                graph.draft.own("assemble", tensor)
+            alone = _check_names(graph, specs, given)
             phase.cell().count = len(specs)
-        table = TemplateTable(graph, layers, alone)
+        table = TemplateTable(
+            graph, layers, {**{n: t.spec for n, t in given.items()}, **{n: t[1] for n, t in alone.items()}}
+        )
         if self.pool is not None and (missing := table.missing()):
             with self.watch.phase("templates", len(missing)) as phase:
                 table.trace(self.pool, phase, self._note)
         with self.watch.phase("assembly", len(specs)) as phase, graph.all_or_nothing():
             cell, results = phase.cell(), dict[str, TensorNode]()
             used = table.declared_names(alone)
-            for name, (kind, spec) in alone.items():
+            for name, (kind, tensor) in alone.items():
                 if name not in used:
-                    graph.draft.declare(kind, spec)
+                    graph.draft.declare(kind, tensor)
                 cell.count += 1
             for layer in layers:
-                results[layer.path] = _write(graph, layer, table, alone, results)
+                operands = tuple(_find(graph, name, results, given) for name in layer.operands)
+                results[layer.path] = _write(graph, layer, table, alone, operands)
                 cell.count += 1
         return results
 
@@ -128,7 +146,9 @@ class ParallelGraphBuilder:
             if self.pool is not None and len(items) > _ITEMS_PER_CALL:
                 if is_portable(describe):
                     return self._in_processes(self.pool, describe, items, kind, phase)
-                self._note(f"{getattr(describe, '__qualname__', describe)} is not importable by name: described on threads")
+                self._note(
+                    f"{getattr(describe, '__qualname__', describe)} is not importable by name: described on threads"
+                )
             numbers = itertools.count()  # its `next` is one step: no two threads get the same
             found: list[Specs] = [()] * len(items)
             failed: dict[int, ShapeError] = {}
@@ -165,7 +185,9 @@ class ParallelGraphBuilder:
         return tuple(spec for part in parts for specs in part for spec in specs)
 
 
-def _check_names(graph: GraphBuilder, specs: Specs) -> dict[str, tuple[str, TensorSpec]]:
+def _check_names(
+    graph: GraphBuilder, specs: Specs, given: Mapping[str, TensorNode]
+) -> dict[str, tuple[str, TensorSpec]]:
     """That every name stands once and every operand before it is read; the tensors that stand alone, by name."""
     alone: dict[str, tuple[str, TensorSpec]] = {}
     for spec in specs:
@@ -173,19 +195,28 @@ def _check_names(graph: GraphBuilder, specs: Specs) -> dict[str, tuple[str, Tens
             if tensor.name in alone or graph.has(tensor.name):
                 _refuse(spec, "declares a name that is free", f"{tensor.name!r}, which is taken", "rename it")
             alone[tensor.name] = kind, tensor
-    before: set[str] = set()
+    before = set(given)
     for spec in specs:
         if spec.function is None:
             continue
         for name in spec.operands:
             if name not in before and name not in alone and not graph.has(name):
                 _refuse(
-                    spec, "reads tensors of the graph and layers before it", f"{name!r}, which is none", "correct it"
+                    spec,
+                    "reads tensors of the graph and layers before it",
+                    f"{name!r}, which is none",
+                    "correct it",
                 )
         if spec.path in before or spec.path in alone or graph.has(spec.path):
             _refuse(spec, "has a path of its own", "one that is taken", "rename it")
         before.add(spec.path)
     return alone
+
+
+def _find(
+    graph: GraphBuilder, name: str, results: Mapping[str, TensorNode], given: Mapping[str, TensorNode]
+) -> TensorNode:
+    return results.get(name) or given.get(name) or graph.find(name)
 
 
 def _refuse(spec: LayerSpec, rule: str, got: str, advice: str) -> None:
@@ -197,15 +228,14 @@ def _write(
     spec: LayerSpec,
     table: TemplateTable,
     alone: Mapping[str, tuple[str, TensorSpec]],
-    results: Mapping[str, TensorNode],
+    operands: tuple[TensorNode, ...],
 ) -> TensorNode:
     """Record one layer; what it declares must be what was said of it."""
-    operands = tuple(results[name] if name in results else graph.find(name) for name in spec.operands)
     try:
         result = table.record(graph, spec, operands)
-    except ShapeError as error:
+    except Exception as error:
         raise ShapeError(
-            f"[graph.parallel] {spec.kind} {spec.path!r} must fit what it reads; got {error}; correct it"
+            f"[graph.parallel] {spec.kind} {spec.path!r} must fit what it reads; got {in_words(error)}; correct it"
         ) from error
     declared = {t.spec.name: t for t in _declared_by(graph, spec)}
     for kind, tensor in itertools.chain(spec.tensors, (alone[name] for name in declared if name in alone)):
@@ -213,7 +243,10 @@ def _write(
         if node is None or node.kind != kind or node.spec.form != tensor.form:
             found = "none" if node is None else f"a {node.kind} {node.spec}"
             _refuse(
-                spec, f"declares what is said of it, the {kind} {tensor.name!r} {tensor}", found, "correct one of them"
+                spec,
+                f"declares what is said of it, the {kind} {tensor.name!r} {tensor}",
+                found,
+                "correct one of them",
             )
     return result
 

@@ -50,15 +50,14 @@ class ParallelDebugger(Watch):
 
     def seconds(self) -> dict[str, float]:
         """Wall time by phase, in order of their first beginning, then `unattributed`, what lies between them, and
-        `total`, from the first beginning to the last end. All but `total` add up to it; phases inside others are
-        counted there alone."""
-        outer = list(self._outer())
+        `total`, from the first beginning to the last end. All but `total` add up to it: of phases that overlap, time
+        counts for the one that began first."""
         found: dict[str, float] = defaultdict(float)
-        for phase in outer:
-            found[phase.name] += _length_ns(phase) / 1e9
-        if not outer:
-            return {"unattributed": 0.0, "total": 0.0}
-        total = (max(p.begin_ns + _length_ns(p) for p in outer) - outer[0].begin_ns) / 1e9
+        first = until = min((phase.begin_ns for phase in self.phases), default=0)
+        for phase in sorted(self.phases, key=lambda p: (p.begin_ns, -_end_ns(p))):
+            found[phase.name] += max(0, _end_ns(phase) - max(phase.begin_ns, until)) / 1e9
+            until = max(until, _end_ns(phase))
+        total = (until - first) / 1e9
         return {**found, "unattributed": total - sum(found.values()), "total": total}
 
     def report(self) -> str:
@@ -75,7 +74,9 @@ class ParallelDebugger(Watch):
                 busy[f"{who}: {phase.name}"].append(end - begin)
         if busy:
             lines += ["", f"{'thread or process':40}{'pieces':>8}{'busy ms':>10}"]
-            lines += [f"{who:40}{len(times):8}{sum(times) / 1e6:10.1f}" for who, times in sorted(busy.items())]
+            lines += [
+                f"{who:40}{len(times):8}{sum(times) / 1e6:10.1f}" for who, times in sorted(busy.items())
+            ]
             slowest = sorted((s for p in self.phases for s in p.spans), key=lambda s: s[2] - s[3])[:10]
             lines += ["", f"{'slowest pieces':40}{'ms':>8}"]
             lines += [f"{what:40}{(end - begin) / 1e6:8.2f}" for _, what, begin, end in slowest]
@@ -96,23 +97,13 @@ class ParallelDebugger(Watch):
         rows: dict[str, int] = {_MAIN: 0}
         yield name_event("thread_name", 0, 0, _MAIN)
         for phase in self.phases:
-            end = phase.begin_ns + _length_ns(phase)
-            yield slice_event(
-                phase.name, "phase", 0, 0, phase.begin_ns - zero, end - zero, {"done": phase.done}
-            )
+            begin, end = phase.begin_ns - zero, _end_ns(phase) - zero
+            yield slice_event(phase.name, "phase", 0, 0, begin, end, {"done": phase.done})
             for who, what, begin, end in phase.spans:
                 if who not in rows:
                     rows[who] = len(rows)
                     yield name_event("thread_name", 0, rows[who], who)
                 yield slice_event(what, phase.name, 0, rows[who], begin - zero, end - zero, {})
-
-    def _outer(self) -> Iterator[Phase]:
-        """Phases that lie in no other."""
-        until = 0
-        for phase in sorted(self.phases, key=lambda p: (p.begin_ns, -_length_ns(p))):
-            if phase.begin_ns >= until:
-                until = phase.begin_ns + _length_ns(phase)
-                yield phase
 
     def _began(self, phase: Phase) -> None:
         if self.level != "off":
@@ -120,6 +111,6 @@ class ParallelDebugger(Watch):
         super()._began(phase)
 
 
-def _length_ns(phase: Phase) -> int:
-    return (phase.begin_ns if phase.end_ns is None else phase.end_ns) - phase.begin_ns
-
+def _end_ns(phase: Phase) -> int:
+    """Of a phase that lasts yet, its beginning."""
+    return phase.begin_ns if phase.end_ns is None else phase.end_ns

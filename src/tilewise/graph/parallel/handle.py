@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from tilewise.graph.templates import LayerFunction
 from tilewise.ir.graph import TensorSpec
 from tilewise.ir.layer_spec import LayerSpec
 
-__all__ = ["Describe", "SpecHandle", "describe_item", "describe_items"]
+__all__ = ["Describe", "SpecHandle", "describe_item", "describe_items", "in_words"]
 
 _border = Border("graph", ShapeError)
 
@@ -81,20 +82,26 @@ def describe_item(describe: Describe, kind: str, number: int, item: Any, where: 
         describe(handle, item)
     except Exception as error:
         behind = f", behind {handle.specs[-1].path!r}" if handle.specs else ""
-        own = isinstance(error, TilewiseError)
         raise ShapeError(
             f"[graph.parallel] {kind} {number} ({shown(item)}) must be described without an error; got "
-            f"{error if own else f'{type(error).__name__}: {shown(str(error))[1:-1]}'} in {where}{behind}; "
+            f"{in_words(error)} in {where}{behind}; "
             f"correct {getattr(describe, '__qualname__', 'the function')}"
         ) from error
     return tuple(handle.specs)
+
+
+def in_words(error: Exception) -> str:
+    """An error in a sentence: our own as it is, another's with its type, on one line."""
+    return (
+        str(error)
+        if isinstance(error, TilewiseError)
+        else f"{type(error).__name__}: {shown(str(error))[1:-1]}"
+    )
 
 
 def describe_items(
     describe: Describe, kind: str, first: int, items: Sequence[Any]
 ) -> tuple[tuple[LayerSpec, ...], ...]:
     """What items one behind the other consist of; for another process."""
-    import os
-
     where = f"process {os.getpid()}"
     return tuple(describe_item(describe, kind, first + i, item, where) for i, item in enumerate(items))

@@ -7,9 +7,11 @@ that was wrong, what was traced is not used, and the right template is traced in
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from tilewise.core.watch import Phase, Span, thread_name
@@ -32,18 +34,18 @@ class TemplateTable:
     Args:
         graph: that the layers will be written into; it is read.
         layers: in order.
-        alone: tensors that will be declared beside them, by name.
+        named: what layers read besides the graph's own tensors, by name.
     """
 
     def __init__(
-        self, graph: GraphBuilder, layers: Sequence[LayerSpec], alone: Mapping[str, tuple[str, TensorSpec]]
+        self, graph: GraphBuilder, layers: Sequence[LayerSpec], named: Mapping[str, TensorSpec]
     ) -> None:
         self._graph = graph
         self._layers = layers
-        self._alone = alone
+        self._named = named
         self._values: dict[int, tuple[object, Hashable]] = {}
         self._picklable: dict[int, tuple[object, bool]] = {}
-        self._known: dict[_Key, Template] = {}
+        self._known: dict[_Key, Template | None] = {}  # None: it raised, and will again where it is recorded
 
     def missing(self) -> dict[_Key, tuple[LayerSpec, tuple[TensorSpec, ...]]]:
         """The first layer of each signature that is not traced yet, as far as forms can be foreseen, and its operands;
@@ -60,7 +62,7 @@ class TemplateTable:
                 specs[layer.path] = template.graph.spec(template.results[0])
             elif operands:
                 specs[layer.path] = operands[0]
-            if key is not None and template is None:
+            if key is not None and key not in self._known:
                 found.setdefault(key, (layer, operands))
         return found
 
@@ -75,7 +77,9 @@ class TemplateTable:
                 here = len(missing) - len(apart)
                 if here:
                     names = sorted({_name(call[0].function) for k, call in missing.items() if k not in apart})
-                    note(f"{here} templates of {', '.join(names)} are not importable by name: traced here, one by one")
+                    note(
+                        f"{here} templates of {', '.join(names)} are not importable by name: traced here, one by one"
+                    )
             if not apart:
                 break  # those that are left are traced when they are recorded
             assert pool is not None
@@ -108,8 +112,8 @@ class TemplateTable:
             operands = self._operands(layer, specs)
             key = None if operands is None else self._key(layer, operands)
             template = None if key is None else self._known.get(key)
-            if template is None and operands is not None and isinstance(layer.function, LayerFunction):
-                template = layer.function.trace(operands, layer.attrs, self._graph.reduction_chunks)
+            if operands is not None and key not in self._known and isinstance(layer.function, LayerFunction):
+                template = _trace(layer.function, operands, layer.attrs, self._graph.reduction_chunks)[0]
                 if key is not None:
                     self._known[key] = template
             if template is None:
@@ -125,8 +129,8 @@ class TemplateTable:
         for name in layer.operands:
             if name in specs:
                 found.append(specs[name])
-            elif name in self._alone:
-                found.append(self._alone[name][1])
+            elif name in self._named:
+                found.append(self._named[name])
             elif self._graph.has(name):
                 found.append(self._graph.find(name).spec)
             else:
@@ -184,11 +188,11 @@ class _Token:
 
 def _trace(
     function: LayerFunction, operands: tuple[TensorSpec, ...], attrs: Mapping[str, Any], chunks: int
-) -> tuple[Template, Span]:
-    import os
-
-    begin = time.perf_counter_ns()
-    template = function.trace(operands, attrs, chunks)
+) -> tuple[Template | None, Span]:
+    """A template, or None where the function raised: its operands may have been foreseen wrongly."""
+    begin, template = time.perf_counter_ns(), None
+    with suppress(Exception):
+        template = function.trace(operands, attrs, chunks)
     return template, (f"process {os.getpid()}", thread_name(), begin, time.perf_counter_ns())
 
 

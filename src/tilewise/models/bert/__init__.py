@@ -1,17 +1,17 @@
 """BERT encoders: what their configurations ask for, their graphs, what cuts them, their files' names."""
 
 from tilewise.models.bert.config import BertConfig
-from tilewise.models.bert.model import build_encoding_graph, build_training_graph
+from tilewise.models.bert.model import encoding_parts, training_parts
 from tilewise.models.bert.weights import file_layout, parameter_shapes
 from tilewise.models.family import Family
 
 __all__ = [
     "FAMILY",
     "BertConfig",
-    "build_encoding_graph",
-    "build_training_graph",
+    "encoding_parts",
     "file_layout",
     "parameter_shapes",
+    "training_parts",
 ]
 
 FAMILY = Family(
@@ -21,6 +21,6 @@ FAMILY = Family(
     lambda config: config.max_position_embeddings,
     lambda config: config.max_position_embeddings,
     lambda config: 0,
-    build_training_graph,
-    encoding=build_encoding_graph,
+    training_parts,
+    encoding=encoding_parts,
 )

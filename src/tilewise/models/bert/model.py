@@ -6,6 +6,8 @@ which no token of theirs sees.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from tilewise.core.border import Border
 from tilewise.core.dims import MAX_SIZE, Dim, Size, upper_bound
 from tilewise.core.errors import ShapeError
@@ -14,9 +16,10 @@ from tilewise.models.bert.config import BertConfig
 from tilewise.models.bert.sharding import BATCH, MLP, VOCAB, heads_label
 from tilewise.models.decoder.config import ACTIVATIONS
 from tilewise.models.decoder.model import activate
+from tilewise.models.parts import STREAM, LayerUse, ModelParts
 from tilewise.nn import GraphBuilder, layer, layer_norm, linear
 
-__all__ = ["build_encoding_graph", "build_training_graph"]
+__all__ = ["encoding_parts", "training_parts"]
 
 _border = Border("models", ShapeError)
 
@@ -46,86 +49,70 @@ def encoder_layer(
     return layer_norm(graph, graph.add(x, down), "mlp_norm", eps=eps)
 
 
-def _encode(
-    graph: GraphBuilder, config: BertConfig, batch: int, seq: Size, dtype: str
-) -> tuple[TensorNode, TensorNode]:
-    """The vectors of all tokens `[B, S, D]`, and the embedding."""
-    width = config.hidden_size
-    tokens = graph.input([batch, seq], "i32", name="tokens", labels=[BATCH, None], storage="scalars")
-    types = graph.input([batch, seq], "i32", name="token_types", labels=[BATCH, None], storage="scalars")
-    lengths = graph.input([batch], "i32", name="lengths", labels=[BATCH], storage="scalars")
-    embedding = graph.parameter(
-        [config.vocab_size, width], dtype, name="embed_tokens.weight", labels=[VOCAB, None]
-    )
-    rows = [config.max_position_embeddings, width]
-    places = graph.parameter(rows, dtype, name="embed_positions.weight")
-    kinds = graph.parameter([config.type_vocab_size, width], dtype, name="embed_token_types.weight")
-    x = graph.add(graph.embedding(tokens, embedding), graph.embedding(types, kinds))
-    x = graph.add(x, graph.embedding(graph.positions(tokens), places))
-    x = layer_norm(graph, x, "embed_norm", eps=config.layer_norm_eps)
-    for i in range(config.num_hidden_layers):
-        x = encoder_layer(graph, x, lengths, path=f"layers.{i}", config=config)
-    return x, embedding
-
-
-def _check(call: str, graph: GraphBuilder, config: BertConfig, batch: int, seq: Size) -> None:
-    _border.instance(call, "the first argument", graph, GraphBuilder, "pass the graph")
-    _border.instance(call, "config", config, BertConfig, "pass a BertConfig")
+def _parts(
+    call: str,
+    config: BertConfig,
+    sizes: tuple[int, Size],
+    dtype: str,
+    after: Callable[[GraphBuilder, TensorNode, Mapping[str, TensorNode]], None],
+) -> ModelParts:
+    """Embedding and layers, with what comes behind them."""
+    batch, seq = sizes
     _border.integer(call, "batch", batch, 1, MAX_SIZE)
     longest = upper_bound(seq) if isinstance(seq, Dim) else seq
     _border.integer(call, "seq", longest, 1, config.max_position_embeddings)
+    width = config.hidden_size
+
+    def before(graph: GraphBuilder) -> dict[str, TensorNode]:
+        tokens = graph.input([batch, seq], "i32", name="tokens", labels=[BATCH, None], storage="scalars")
+        types = graph.input([batch, seq], "i32", name="token_types", labels=[BATCH, None], storage="scalars")
+        lengths = graph.input([batch], "i32", name="lengths", labels=[BATCH], storage="scalars")
+        embedding = graph.parameter(
+            [config.vocab_size, width], dtype, name="embed_tokens.weight", labels=[VOCAB, None]
+        )
+        rows = [config.max_position_embeddings, width]
+        places = graph.parameter(rows, dtype, name="embed_positions.weight")
+        kinds = graph.parameter([config.type_vocab_size, width], dtype, name="embed_token_types.weight")
+        x = graph.add(graph.embedding(tokens, embedding), graph.embedding(types, kinds))
+        x = graph.add(x, graph.embedding(graph.positions(tokens), places))
+        x = layer_norm(graph, x, "embed_norm", eps=config.layer_norm_eps)
+        return {STREAM: x, "lengths": lengths, "embedding": embedding}
+
+    def layer_of(number: int) -> LayerUse:
+        return LayerUse(encoder_layer, f"layers.{number}", ("lengths",), {"config": config})
+
+    return ModelParts(before, config.num_hidden_layers, layer_of, after)
 
 
-def build_encoding_graph(
-    graph: GraphBuilder, config: BertConfig, batch: int, seq: Size, dtype: str = "bf16"
-) -> None:
-    """Describe the encoding of texts in an empty graph.
-
-    Inputs, i32: tokens and token_types `[B, S]`, lengths `[B]`. Output: hidden `[B, S, D]`, of which rows behind a
-    text's length say nothing.
-
-    Args:
-        graph: written to.
-        config: the model.
-        batch: texts of one call.
-        seq: tokens of each, or a `Dim` with a bound.
-        dtype: of weights and activations.
-
-    Raises:
-        ShapeError: a size that no graph has, or `seq` exceeds the model's positions.
-    """
-    _check("build_encoding_graph", graph, config, batch, seq)
-    with graph.all_or_nothing():
-        graph.output(_encode(graph, config, batch, seq, dtype)[0], "hidden")
-
-
-def build_training_graph(
-    graph: GraphBuilder, config: BertConfig, batch: int, seq: Size, dtype: str = "bf16"
-) -> None:
-    """Describe one step of masked-language training in an empty graph.
-
-    Inputs, i32: tokens, token_types and labels `[B, S]` (labels of -100 are not counted), lengths `[B]`. Outputs: loss
-    `[1]`, loss_rows `[B, S]`.
-
-    Args:
-        graph: written to.
-        config: the model.
-        batch: sequences per step, over all devices and microbatches.
-        seq: tokens per sequence, or a `Dim` with a bound.
-        dtype: of weights and activations; sums, gradients and optimizer state are fp32.
+def encoding_parts(config: BertConfig, batch: int, seq: Size, dtype: str = "bf16") -> ModelParts:
+    """The encoding of texts, as `models.build_encoding_graph` describes it.
 
     Raises:
         ShapeError: a size that no graph has, or `seq` exceeds the model's positions.
     """
-    _check("build_training_graph", graph, config, batch, seq)
-    with graph.all_or_nothing():
-        x, embedding = _encode(graph, config, batch, seq, dtype)
+
+    def after(graph: GraphBuilder, x: TensorNode, named: Mapping[str, TensorNode]) -> None:
+        graph.output(x, "hidden")
+
+    return _parts("build_encoding_graph", config, (batch, seq), dtype, after)
+
+
+def training_parts(config: BertConfig, batch: int, seq: Size, dtype: str = "bf16") -> ModelParts:
+    """One step of masked-language training, as `models.build_training_graph` describes it.
+
+    Raises:
+        ShapeError: a size that no graph has, or `seq` exceeds the model's positions.
+    """
+
+    def after(graph: GraphBuilder, x: TensorNode, named: Mapping[str, TensorNode]) -> None:
         labels = graph.input([batch, seq], "i32", name="labels", labels=[BATCH, None], storage="scalars")
         x = linear(graph, x, "head.dense.weight", config.hidden_size, bias=True)
         x = activate(graph, x, ACTIVATIONS[config.hidden_act])
         x = layer_norm(graph, x, "head.norm", eps=config.layer_norm_eps)
         bias = graph.parameter([config.vocab_size], dtype, name="head.bias", labels=[VOCAB], init="zeros")
-        logits = graph.add_bias(graph.matmul(x, embedding, transpose_b=True), bias)
+        logits = graph.add_bias(graph.matmul(x, named["embedding"], transpose_b=True), bias)
         loss, rows = graph.mean_cross_entropy(logits, labels)
         graph.output(rows, "loss_rows")
         graph.loss(loss)
+
+    return _parts("build_training_graph", config, (batch, seq), dtype, after)

@@ -6,19 +6,23 @@ V vocabulary. The model knows no devices; the labels of its dims (`sharding.py`)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tilewise.core.border import Border
 from tilewise.core.dims import MAX_SIZE, Dim, Size, upper_bound
+from tilewise.core.dtypes import DType
 from tilewise.core.dtypes import dtype as dtype_of
 from tilewise.core.errors import ShapeError
-from tilewise.ir.graph import TensorNode
+from tilewise.ir.graph import TensorNode, TensorSpec
 from tilewise.models.decoder.architecture import Decoder, LayerKind
 from tilewise.models.decoder.rope import rope_table
 from tilewise.models.decoder.sharding import BATCH, MLP, VOCAB, heads_label, kv_heads_label
+from tilewise.models.parts import STREAM, LayerUse, ModelParts
 from tilewise.nn import GraphBuilder, layer, layer_norm, linear, rms_norm
 
-__all__ = ["BLOCK_SIZE", "activate", "build_decoding_graph", "build_training_graph"]
+__all__ = ["BLOCK_SIZE", "activate", "decoding_parts", "training_parts"]
 
 BLOCK_SIZE = 64
 """Positions of a block of the KV cache."""
@@ -123,6 +127,15 @@ def decoder_layer(
     return _after_attention(graph, x_BSD, attended, decoder)
 
 
+def _caches(decoder: Decoder, num_blocks: int, dtype: str | DType) -> tuple[TensorSpec, TensorSpec]:
+    """One layer's KV cache: keys, values."""
+    shape, labels = (num_blocks * BLOCK_SIZE, decoder.kv_size), (None, kv_heads_label(decoder))
+    keys, values = (
+        TensorSpec(shape, dtype_of(dtype), labels, f"self_attn.{name}") for name in ("k_cache", "v_cache")
+    )
+    return keys, values
+
+
 @layer
 def cached_layer(
     graph: GraphBuilder,
@@ -139,10 +152,9 @@ def cached_layer(
     """One layer over flattened tokens `[T, D]` and a KV cache in blocks."""
     h = _norm(graph, x_TD, "input_layernorm", decoder)
     q_TN, k_TK, v_TK = _qkv(graph, h, positions, tables, decoder)
-    shape, labels = [num_blocks * BLOCK_SIZE, decoder.kv_size], [None, kv_heads_label(decoder)]
     caches = []
-    for name, new in (("k_cache", k_TK), ("v_cache", v_TK)):
-        cache = graph.state(shape, x_TD.spec.dtype, name=f"self_attn.{name}", labels=labels)
+    for spec, new in zip(_caches(decoder, num_blocks, x_TD.spec.dtype), (k_TK, v_TK)):
+        cache = graph.state(spec.shape, spec.dtype, name=spec.name, labels=spec.labels)
         caches.append(graph.kv_write(cache, new, slots))
     attended = graph.paged_attention(
         q_TN,
@@ -189,62 +201,57 @@ def _head(graph: GraphBuilder, decoder: Decoder, x: TensorNode, embedding: Tenso
     return logits if decoder.logits_softcap is None else graph.softcap(logits, decoder.logits_softcap)
 
 
-def _tables(
-    graph: GraphBuilder, decoder: Decoder, num_positions: int, context: int
-) -> list[tuple[TensorNode, ...]]:
-    """The RoPE table of every rope, as the operands that its layers take."""
-    names = ["rope_table", *(f"rope_table{i}" for i in range(1, len(decoder.ropes)))]
-    return [
-        (graph.constant(rope_table(rope, decoder.head_dim, num_positions, context), name=name),)
-        for rope, name in zip(decoder.ropes, names)
-    ]
+def _table_name(rope: int) -> str:
+    return f"rope_table{rope or ''}"
 
 
-def build_training_graph(
-    graph: GraphBuilder, decoder: Decoder, batch: int, seq: Size, dtype: str = "bf16"
-) -> None:
-    """Describe one training step in an empty graph.
+def _table_of(kind: LayerKind) -> tuple[str, ...]:
+    """The RoPE table that layers of a kind read, where they read one."""
+    return () if kind.rope is None else (_table_name(kind.rope),)
 
-    Args:
-        graph: written to.
-        decoder: the model.
-        batch: sequences per step, over all devices and microbatches.
-        seq: tokens per sequence; a `Dim("seq", 1, 512)` for batches of any length up to its bound, whose shorter
-            sequences end in padding: any token, with a label that is not counted. The bound is the context limit that
-            RoPE's frequencies are chosen by.
-        dtype: of weights and activations, `bf16` or `f32`; sums, gradients and optimizer state are fp32.
 
-    Inputs: tokens and labels `[B, S]` i32 (-100 is not counted). Outputs: loss `[1]`, loss_rows `[B, S]`.
+def _tables(graph: GraphBuilder, decoder: Decoder, num_positions: int, context: int) -> dict[str, TensorNode]:
+    """The RoPE table of every rope."""
+    return {
+        name: graph.constant(rope_table(rope, decoder.head_dim, num_positions, context), name=name)
+        for rope, name in zip(decoder.ropes, map(_table_name, range(len(decoder.ropes))))
+    }
+
+
+def training_parts(decoder: Decoder, batch: int, seq: Size, dtype: str = "bf16") -> ModelParts:
+    """One training step, as `models.build_training_graph` describes it.
 
     Raises:
         ShapeError: `seq`, or its bound, exceeds the model's positions.
     """
-    _check("build_training_graph", graph, decoder)
-    _border.integer("build_training_graph", "batch", batch, 1, MAX_SIZE)
+    call = "build_training_graph"
+    _border.integer(call, "batch", batch, 1, MAX_SIZE)
     longest = upper_bound(seq) if isinstance(seq, Dim) else seq
-    _border.integer("build_training_graph", "seq", longest, 1, decoder.max_positions)
-    with graph.all_or_nothing():
+    _border.integer(call, "seq", longest, 1, decoder.max_positions)
+
+    def before(graph: GraphBuilder) -> dict[str, TensorNode]:
         tokens = graph.input([batch, seq], "i32", name="tokens", labels=[BATCH, None], storage="scalars")
         labels = graph.input([batch, seq], "i32", name="labels", labels=[BATCH, None], storage="scalars")
         positions = graph.positions(tokens)
         tables = _tables(graph, decoder, longest, longest)
         x, embedding = _embed(graph, decoder, tokens, positions, dtype)
-        for i, kind in enumerate(decoder.layers):
-            table = () if kind.rope is None else tables[kind.rope]
-            x = decoder_layer(graph, x, positions, *table, path=f"layers.{i}", decoder=decoder, kind=kind)
-        logits = _head(graph, decoder, _norm(graph, x, "norm", decoder), embedding)
-        loss, rows = graph.mean_cross_entropy(logits, labels)
+        return {STREAM: x, "positions": positions, "labels": labels, "embedding": embedding, **tables}
+
+    def layer_of(number: int) -> LayerUse:
+        kind = decoder.layers[number]
+        attrs = {"decoder": decoder, "kind": kind}
+        return LayerUse(decoder_layer, f"layers.{number}", ("positions", *_table_of(kind)), attrs)
+
+    def after(graph: GraphBuilder, x: TensorNode, named: Mapping[str, TensorNode]) -> None:
+        logits = _head(graph, decoder, _norm(graph, x, "norm", decoder), named["embedding"])
+        loss, rows = graph.mean_cross_entropy(logits, named["labels"])
         graph.output(rows, "loss_rows")
         graph.loss(loss)
 
-
-def _check(call: str, graph: GraphBuilder, decoder: Decoder) -> None:
-    _border.instance(call, "the first argument", graph, GraphBuilder, "pass the graph")
-    _border.instance(call, "decoder", decoder, Decoder, "pass a configuration's `decoder`")
+    return ModelParts(before, len(decoder.layers), layer_of, after)
 
 
-def build_decoding_graph(
-    graph: GraphBuilder,
+def decoding_parts(
     decoder: Decoder,
     max_tokens: int,
     max_sequences: int,
@@ -253,54 +260,45 @@ def build_decoding_graph(
     *,
     context: int | None = None,
     num_positions: int | None = None,
-) -> None:
-    """Describe prefill and decoding over flattened tokens in an empty graph.
-
-    Args:
-        graph: written to.
-        decoder: the model.
-        max_tokens: largest number of tokens in one call.
-        max_sequences: largest number of rows of the block table, and of rows that want logits.
-        num_blocks: KV blocks of 64 positions.
-        dtype: of weights, activations and cache.
-        context: the limit of positions per sequence, by which RoPE's frequencies are chosen; by default the model's.
-        num_positions: how many of these one sequence takes at most; by default all.
-
-    Inputs, all i32: tokens, positions, slots, sequence `[T]`; block_table `[S, blocks]`; rows `[S]`.
-    Output: logits `[S, V]`.
+) -> ModelParts:
+    """Prefill and decoding, as `models.build_decoding_graph` describes them.
 
     Raises:
         ShapeError: a size that no graph has, or a context beyond the model's.
     """
     call = "build_decoding_graph"
-    _check(call, graph, decoder)
     sizes = {"max_tokens": max_tokens, "max_sequences": max_sequences, "num_blocks": num_blocks}
     for name, value in sizes.items():
         _border.integer(call, name, value, 1, MAX_SIZE)
     context = decoder.default_context if context is None else context
     context = _border.integer(call, "context", context, 1, decoder.max_positions)
-    num_positions = context if num_positions is None else num_positions
-    num_positions = _border.integer(call, "num_positions", num_positions, 1, context)
-    with graph.all_or_nothing():
+    longest = context if num_positions is None else num_positions
+    longest = _border.integer(call, "num_positions", longest, 1, context)
+    places = ("positions", "slots", "sequence")
+
+    def before(graph: GraphBuilder) -> dict[str, TensorNode]:
         T, S = Dim("tokens", 1, max_tokens), Dim("sequences", 1, max_sequences)
-        names = ("tokens", "positions", "slots", "sequence")
-        tokens, *places = (graph.input([T], "i32", name=n, storage="scalars") for n in names)
-        max_blocks = min(num_blocks, -(-num_positions // BLOCK_SIZE))
+        tokens, *found = (graph.input([T], "i32", name=n, storage="scalars") for n in ("tokens", *places))
+        max_blocks = min(num_blocks, -(-longest // BLOCK_SIZE))
         block_table = graph.input([S, max_blocks], "i32", name="block_table")
         rows = graph.input([S], "i32", name="rows", storage="scalars")
-        tables = _tables(graph, decoder, num_positions, context)
-        x, embedding = _embed(graph, decoder, tokens, places[0], dtype)
-        for i, kind in enumerate(decoder.layers):
-            x = cached_layer(
-                graph,
-                x,
-                *places,
-                block_table,
-                *(() if kind.rope is None else tables[kind.rope]),
-                path=f"layers.{i}",
-                decoder=decoder,
-                kind=kind,
-                num_blocks=num_blocks,
-            )
-        picked = graph.gather_rows(_norm(graph, x, "norm", decoder), rows)
-        graph.output(_head(graph, decoder, picked, embedding), "logits")
+        tables = _tables(graph, decoder, longest, context)
+        x, embedding = _embed(graph, decoder, tokens, found[0], dtype)
+        named = {STREAM: x, "block_table": block_table, "rows": rows, "embedding": embedding}
+        return {**named, **dict(zip(places, found)), **tables}
+
+    def layer_of(number: int) -> LayerUse:
+        kind = decoder.layers[number]
+        attrs = {"decoder": decoder, "kind": kind, "num_blocks": num_blocks}
+        return LayerUse(cached_layer, f"layers.{number}", (*places, "block_table", *_table_of(kind)), attrs)
+
+    def caches(number: int) -> tuple[TensorSpec, ...]:
+        return tuple(
+            spec.renamed(f"layers.{number}.{spec.name}") for spec in _caches(decoder, num_blocks, dtype)
+        )
+
+    def after(graph: GraphBuilder, x: TensorNode, named: Mapping[str, TensorNode]) -> None:
+        picked = graph.gather_rows(_norm(graph, x, "norm", decoder), named["rows"])
+        graph.output(_head(graph, decoder, picked, named["embedding"]), "logits")
+
+    return ModelParts(before, len(decoder.layers), layer_of, after, caches)

@@ -1,0 +1,69 @@
+"""`ModelParts`: a model cut where its layers begin and end, so that layers can be written one after the other or beside
+one another. A family gives parts; `build` makes the graph of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewise.core.border import Border
+from tilewise.core.errors import ShapeError
+from tilewise.ir.graph import TensorNode, TensorSpec
+from tilewise.nn import GraphBuilder, LayerFunction
+
+__all__ = ["STREAM", "LayerUse", "ModelParts"]
+
+STREAM = "stream"
+"""What the first layer reads, among the tensors before it; every other layer reads the one before it."""
+_border = Border("models", ShapeError)
+
+Named = Mapping[str, TensorNode]
+
+
+@dataclass(frozen=True)
+class LayerUse:
+    """One layer, which reads the stream and what is there before all layers.
+
+    Attributes:
+        function: the layer function.
+        path: its name in the model.
+        operands: what it reads behind the stream, by name among the tensors before the layers.
+        attrs: its attributes.
+    """
+
+    function: LayerFunction
+    path: str
+    operands: tuple[str, ...] = ()
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """A model for one purpose.
+
+    Attributes:
+        before: writes inputs and embedding; returns the stream, as `STREAM`, and what layers and head read.
+        num_layers: how many there are.
+        layer: the layer of a number; touches no graph.
+        after: writes norm, head and outputs behind the last layer's result.
+        caches: the KV cache of the layer of a number, by full names; None for models that have none.
+    """
+
+    before: Callable[[GraphBuilder], Named]
+    num_layers: int
+    layer: Callable[[int], LayerUse]
+    after: Callable[[GraphBuilder, TensorNode, Named], None]
+    caches: Callable[[int], tuple[TensorSpec, ...]] | None = None
+
+    def build(self, graph: GraphBuilder) -> None:
+        """Write the model into an empty graph, layer by layer; all of it or nothing."""
+        _border.instance("build", "the first argument", graph, GraphBuilder, "pass the graph")
+        with graph.all_or_nothing():
+            named = self.before(graph)
+            x = named[STREAM]
+            for use in map(self.layer, range(self.num_layers)):
+                x = use.function(
+                    graph, x, *(named[name] for name in use.operands), path=use.path, **use.attrs
+                )
+            self.after(graph, x, named)

@@ -1,0 +1,289 @@
+"""Graphs whose layers are described beside one another are those of the same calls one after the other."""
+
+import hashlib
+import pickle
+import sys
+import threading
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))  # also for workers, which get this path
+import layers_of_tests as own
+
+from tilewise.core.errors import ShapeError
+from tilewise.core.workers import WorkerPool
+from tilewise.graph import layer
+from tilewise.graph.parallel import ParallelDebugger, ParallelGraphBuilder
+from tilewise.ir.counts import counts
+from tilewise.ir.graph import TensorSpec
+from tilewise.ir.layer_spec import LayerSpec
+from tilewise.ir.show import show_graph
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with WorkerPool(2) as pool:
+        yield pool
+
+
+def digest(graph):
+    return hashlib.sha256(show_graph(graph.freeze()).encode()).hexdigest()
+
+
+def in_turn(items):
+    """The same layers, one after the other."""
+    graph = own.start()
+    x = graph.find("x")
+    for number, width, power, scaled, _ in items:
+        operands = (x, graph.find("scale")) if scaled else (x,)
+        x = own.block(graph, *operands, path=f"layers.{number}", width=width, power=power)
+    return graph
+
+
+def beside(items, threads, pool=None, watch=None):
+    graph = own.start()
+    builder = ParallelGraphBuilder(threads, pool=pool, watch=watch)
+    builder.assemble(graph, builder.specify(own.describe, items))
+    return graph
+
+
+LAYERS = st.lists(
+    st.tuples(
+        st.sampled_from([8, 16, 24]), st.integers(1, 2), st.booleans(), st.sampled_from([0, 0, 1e-4, 2e-3])
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=40)
+@given(LAYERS, st.integers(1, 5))
+def test_any_threads_make_the_same_graph(layers, threads):
+    """Of any layers, with threads that are held up anywhere."""
+    items = [(number, *layer) for number, layer in enumerate(layers)]
+    expected = in_turn(items)
+    for num_threads in (1, threads):
+        found = beside(items, num_threads)
+        assert found.freeze() == expected.freeze() and digest(found) == digest(expected)
+
+
+def test_a_planted_fault_is_found():
+    """The twin: the same layers in another order, and one with another width, are other graphs."""
+    items = [(number, 16, 1, False, 0) for number in range(4)]
+    other = [*items[:3], (3, 24, 1, False, 0)]
+    assert digest(beside(items, 2)) != digest(beside(other, 2))
+
+
+def test_a_hundred_times_the_same():
+    """Whatever threads do meanwhile."""
+    items = [(number, 8 * (1 + number % 3), 1, number % 2 == 0, 0) for number in range(24)]
+    assert {digest(beside(items, threads)) for threads in (1, 2, 3, 16) for _ in range(25)} == {
+        digest(in_turn(items))
+    }
+
+
+def test_processes_make_the_same_graph(pool):
+    """Many distinct layers are traced elsewhere; here nothing is traced."""
+    items = [(number, 8 * (1 + number), 1, False, 0) for number in range(40)]
+    expected = in_turn(items)
+    counts.reset()
+    watch = ParallelDebugger("verbose")
+    found = beside(items, 2, pool, watch)
+    assert counts.traced == 0
+    assert digest(found) == digest(expected) and found.freeze() == expected.freeze()
+    who = Counter(
+        span[0].split()[0] for phase in watch.phases if phase.name == "templates" for span in phase.spans
+    )
+    assert who == {"process": 40}
+
+
+def test_descriptions_run_in_processes_where_they_are_many(pool):
+    """And can be imported by name; others run on threads, and the report says so."""
+    builder = ParallelGraphBuilder(2, pool=pool, watch=(watch := ParallelDebugger()))
+    specs = builder.specify(own.describe_process, range(200)).result()
+    assert [spec.path for spec in specs] == [f"layers.{n}" for n in range(200)]
+    assert threading.get_native_id() not in {spec.attrs["width"] for spec in specs}
+    assert not watch.notes
+    builder.specify(lambda handle, n: own.describe_process(handle, n), range(200)).result()
+    assert len(watch.notes) == 1 and "described on threads" in watch.notes[0]
+
+
+def test_layers_that_cannot_be_imported_are_traced_here(pool):
+    """To the same graph; the report says so."""
+
+    @layer
+    def inner(graph, x, *, factor):
+        return graph.scale(x, factor)
+
+    def describe(handle, number):
+        handle.layer(
+            inner, f"layers.{number - 1}" if number else "x", path=f"layers.{number}", factor=1.0 + number
+        )
+
+    graphs = []
+    for used in (None, pool):
+        watch = ParallelDebugger()
+        builder, graph = ParallelGraphBuilder(2, pool=used, watch=watch), own.start()
+        builder.assemble(graph, builder.specify(describe, range(20)))
+        graphs.append(digest(graph))
+    assert graphs[0] == graphs[1]
+    assert any("inner are not importable by name: traced here" in note for note in watch.notes)
+
+
+def test_results_of_another_shape_are_followed(pool):
+    """What was foreseen wrongly is traced in its turn."""
+
+    def describe(handle, number):
+        before = f"layers.{number - 1}" if number else "x"
+        if number == 3:
+            handle.layer(own.narrow, before, path="layers.3")
+        elif number == 4:
+            handle.layer(own.narrow, "layers.3", path="layers.4")
+        else:
+            handle.layer(
+                own.block, "layers.4" if number > 4 else before, path=f"layers.{number}", width=8 * number + 8
+            )
+
+    with pytest.raises(ShapeError, match=r"layer 'layers\.5' must fit what it reads"):
+        builder = ParallelGraphBuilder(2, pool=pool)
+        builder.assemble(own.start(), builder.specify(describe, range(24)))
+    graph = own.start()
+    builder.assemble(graph, builder.specify(describe, range(5)))
+    assert graph.draft.tensors[graph.draft.ops[-1].outputs[0]].shape == (4, own.WIDTH // 2)
+
+
+@pytest.mark.parametrize("in_processes", [False, True])
+def test_an_error_names_layer_and_place(pool, in_processes):
+    """That of the first item that fails, for any threads."""
+    builder = ParallelGraphBuilder(3, pool=pool if in_processes else None)
+    where = r"process \d+" if in_processes else r"thread 'layer_\d'"
+    items = range(100) if in_processes else range(12)
+    with pytest.raises(
+        ShapeError,
+        match=rf"layer 7 \(7\) must be described.*KeyError: .*seven.* in {where}, behind 'layers\.7'",
+    ):
+        builder.specify(own.fail_at_seven, items).result()
+
+
+def test_nothing_is_half_assembled():
+    """Whatever is wrong, the graph is what it was."""
+    graph = own.start()
+    before = graph.freeze()
+    builder = ParallelGraphBuilder()
+    good = LayerSpec("a", operands=("x",), function=own.block)
+    state = ("state", TensorSpec((4, own.WIDTH), "f32", name="lone"))
+    for specs, words in (
+        ([good, LayerSpec("b", operands=("nothing",), function=own.block)], "'nothing', which is none"),
+        ([LayerSpec("b", operands=("a",), function=own.block), good], "'a', which is none"),
+        ([good, replace(good, operands=("x",))], "a path of its own"),
+        ([good, LayerSpec("b", operands=("a",), function=own.wrong)], "layer 'b' must fit what it reads"),
+        ([good, replace(good, path="x")], "a path of its own"),
+        ([LayerSpec("c", tensors=(state,)), LayerSpec("d", tensors=(state,))], "'lone', which is taken"),
+        ([LayerSpec("c", tensors=(("state", replace(state[1], name="x")),))], "'x', which is taken"),
+        ([good, 3], "a specification"),
+    ):
+        with pytest.raises(ShapeError, match=words):
+            builder.assemble(graph, specs)
+        assert graph.freeze() == before
+    builder.assemble(graph, [good])
+    assert len(graph.freeze().ops) == 1
+
+
+def test_what_is_said_of_a_layer_is_held_to_it():
+    """KV caches that are described alone, beside the layers that declare them."""
+
+    def graph_of():
+        graph = own.start()
+        graph.input([4], "i32", name="slots", storage="scalars")
+        return graph
+
+    def cache(rows, name="layers.0.cache"):
+        return LayerSpec(
+            name, "kv_cache", tensors=(("state", TensorSpec((rows, own.WIDTH), "f32", name=name)),)
+        )
+
+    call = LayerSpec("layers.0", operands=("x", "slots"), function=own.caching, attrs={"rows": 64})
+    builder, graph, other = ParallelGraphBuilder(), graph_of(), graph_of()
+    builder.assemble(graph, [cache(64)], [call])
+    own.caching(other, other.find("x"), other.find("slots"), path="layers.0", rows=64)
+    assert graph.freeze() == other.freeze()
+    with pytest.raises(ShapeError, match=r"declares what is said of it, the state 'layers\.0\.cache'"):
+        builder.assemble(graph_of(), [cache(65)], [call])
+    with pytest.raises(ShapeError, match="declares what is said of it"):
+        builder.assemble(graph_of(), [replace(call, tensors=cache(64, "layers.0.other").tensors)])
+    lone = graph_of()
+    builder.assemble(lone, [cache(64, "shared")], [replace(call, operands=("x", "slots"))])
+    assert lone.find("shared").kind == "state"
+
+
+def test_groups_are_futures_that_run_at_once():
+    """Two groups meet in the middle: each waits for the other's first item."""
+    barrier = threading.Barrier(2, timeout=20)
+
+    def describe(handle, name):
+        barrier.wait()
+        handle.layer(own.block, "x", path=name)
+
+    builder, graph = ParallelGraphBuilder(1), own.start()
+    groups = [builder.specify(describe, [name], kind=name) for name in ("a", "b")]
+    assert list(builder.assemble(graph, *groups)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"path": ""},
+        {"path": 3},
+        {"path": "a\nb"},
+        {"kind": ""},
+        {"operands": ("",)},
+        {"operands": 3},
+        {"operands": "x"},
+        {"attrs": [1]},
+        {"attrs": {1: 2}},
+        {"tensors": (TensorSpec((1,), "f32", name="a"),)},
+        {"tensors": (("constant", TensorSpec((1,), "f32", name="a")),)},
+        {"tensors": (("state", TensorSpec((1,), "f32")),)},
+        {"tensors": (("state", TensorSpec((1,), "f32", name="a")),) * 2},
+        {"function": None},
+        {
+            "function": None,
+            "operands": (),
+            "attrs": {"a": 1},
+            "tensors": (("state", TensorSpec((1,), "f32", name="a")),),
+        },
+    ],
+    ids=lambda given: "-".join(given),
+)
+def test_wrong_specifications_are_refused_when_they_are_made(given):
+    """Before there is a graph."""
+    with pytest.raises(ShapeError):
+        LayerSpec(**{"path": "a", "operands": ("x",), "function": own.block, **given})
+
+
+def test_specifications_are_frozen_and_travel():
+    """In a pickle, a layer function is its name."""
+    spec = LayerSpec("a", operands=("x",), function=own.block, attrs={"width": 8})
+    with pytest.raises(AttributeError):
+        spec.path = "b"
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+def test_what_is_none_is_refused():
+    """Threads, pools, watches, functions, graphs."""
+    for wrong in ({"threads": 0}, {"threads": 257}, {"threads": "2"}, {"pool": 2}, {"watch": print}):
+        with pytest.raises(ShapeError):
+            ParallelGraphBuilder(**wrong)
+    builder = ParallelGraphBuilder()
+    with pytest.raises(ShapeError, match="described by a function"):
+        builder.specify(3, [1])
+    with pytest.raises(ShapeError, match="layer"):
+        builder.specify(lambda handle, n: handle.layer(print, path="a"), [1]).result()
+    with pytest.raises(ShapeError):
+        builder.assemble(3)
+    with pytest.raises(ShapeError, match="belong to the graph"):
+        builder.assemble(own.start(), named={"y": own.start().find("x")})
