@@ -11,6 +11,8 @@ import struct
 import sys
 from typing import IO, Any
 
+__all__ = ["answer", "main", "read_frame", "write_frame"]
+
 LENGTH = struct.Struct("<Q")
 
 

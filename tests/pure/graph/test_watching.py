@@ -1,0 +1,132 @@
+"""Bars and reports of definition: silent where they should be, and every millisecond has a name."""
+
+import io
+import json
+import threading
+import time
+
+import pytest
+from rich.console import Console
+
+from tilewise.core.errors import ConfigError, ShapeError
+from tilewise.core.watch import Watch
+from tilewise.graph.parallel import ParallelDebugger, ProgressTracker
+
+
+def console(is_terminal=True):
+    return Console(file=io.StringIO(), force_terminal=is_terminal, width=100)
+
+
+def test_a_phase_that_lasts_has_a_bar():
+    """With what is done, a rate, and the time left; the last picture shows all of it."""
+    out = console()
+    with ProgressTracker(out, delay_s=0.02).phase("specification", 40) as phase:
+        cell = phase.cell()
+        for _ in range(40):
+            time.sleep(0.005)
+            cell.count += 1
+        time.sleep(0.1)
+    text = out.file.getvalue()
+    assert "specification" in text and "40/40" in text and "/s" in text
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "delay_s"), [(True, 0.5), (False, 0.0)], ids=["short", "no terminal"]
+)
+def test_silent_where_nothing_is_to_be_seen(is_terminal, delay_s):
+    """Phases shorter than half a second, and files."""
+    out = console(is_terminal)
+    tracker = ProgressTracker(out, delay_s=delay_s)
+    for name in ("specification", "validation"):
+        with tracker.phase(name, 3) as phase:
+            phase.cell().count += 3
+            time.sleep(0.02)
+    assert out.file.getvalue() == ""
+
+
+def test_bars_end_with_their_phases_also_by_an_error():
+    """No thread draws on."""
+    tracker = ProgressTracker(out := console(), delay_s=0.0)
+    before = threading.active_count()
+    with pytest.raises(KeyError), tracker.phase("assembly"):
+        time.sleep(0.05)
+        raise KeyError
+    for _ in range(100):
+        if threading.active_count() == before:
+            break
+        time.sleep(0.01)
+    assert threading.active_count() == before and "assembly" in out.file.getvalue()
+
+
+def test_the_report_sums_to_wall_time():
+    """Phases in turn, one inside another, and two that overlap."""
+    debugger = ParallelDebugger()
+    begin = time.perf_counter()
+    with debugger.phase("a"):
+        time.sleep(0.02)
+        with debugger.phase("inside"):
+            time.sleep(0.01)
+    time.sleep(0.03)
+    first, second = debugger.phase("b"), debugger.phase("c")
+    first.__enter__()
+    time.sleep(0.01)
+    second.__enter__()
+    time.sleep(0.01)
+    first.__exit__(None, None, None)
+    time.sleep(0.01)
+    second.__exit__(None, None, None)
+    wall = time.perf_counter() - begin
+    seconds = debugger.seconds()
+    total = seconds.pop("total")
+    assert sum(seconds.values()) == pytest.approx(total) and total <= wall
+    assert seconds["inside"] == 0 and seconds["a"] >= 0.03 and seconds["b"] >= 0.02 and seconds["c"] >= 0.01
+    assert 0.03 <= seconds["unattributed"] <= total - 0.06
+    assert "unattributed" in debugger.report() and ParallelDebugger().seconds()["total"] == 0
+
+
+def test_pieces_are_taken_down_at_level_verbose_only():
+    """As a table of threads, of the slowest pieces, and a trace that says the same."""
+    for level, wanted in (("off", False), ("summary", False), ("verbose", True)):
+        assert ParallelDebugger(level).wants_spans is wanted
+    assert Watch(ParallelDebugger("verbose")).wants_spans
+    debugger = ParallelDebugger("verbose")
+    with debugger.phase("templates", 2) as phase:
+        cell = phase.cell()
+        cell.spans += [("thread 1", "layers.3", 10, 5_000_010), ("thread 2", "layers.4", 20, 9_000_020)]
+        cell.count += 2
+    report = debugger.report()
+    assert "thread 1: templates" in report and report.index("layers.4") < report.index("layers.3")
+
+
+def test_the_trace_opens_in_perfetto(tmp_path):
+    """A track for phases and one per thread."""
+    debugger = ParallelDebugger("verbose")
+    with debugger.phase("templates", 1) as phase:
+        begin = time.perf_counter_ns()
+        phase.cell().spans.append(("process 7", "layers.3", begin, begin + 1000))
+    debugger.save_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["phases", "process 7"]
+    slices = {e["name"]: e for e in events if e["ph"] == "X"}
+    assert slices["layers.3"]["dur"] == 1.0 and slices["templates"]["args"] == {"done": 0}
+    assert slices["templates"]["ts"] == 0 and slices["layers.3"]["ts"] >= 0
+
+
+def test_off_takes_nothing_down_and_passes_on():
+    """Others behind it see all."""
+    behind = ParallelDebugger()
+    debugger = ParallelDebugger("off", behind)
+    with debugger.phase("a"):
+        pass
+    debugger.note("nothing")
+    assert debugger.report() == "" and not debugger.phases and [p.name for p in behind.phases] == ["a"]
+
+
+def test_wrong_levels_and_delays_are_refused():
+    """When they are given."""
+    for level in ("loud", 1, None):
+        with pytest.raises((ConfigError, ShapeError)):
+            ParallelDebugger(level)
+    for delay in (-1, float("nan"), "1"):
+        with pytest.raises((ConfigError, ShapeError)):
+            ProgressTracker(delay_s=delay)
