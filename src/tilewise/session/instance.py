@@ -20,7 +20,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.checkpoint import FileTensor, LazyTensor, is_distributed, open_distributed, open_weights
+from tilewise.checkpoint import FileTensor, LazyTensor, Tensor, is_distributed, open_distributed, open_weights
 from tilewise.core.border import Border, shown
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.errors import CheckpointError, NotFinite, PlanError
@@ -155,9 +155,7 @@ class GraphInstance:
         with self._alone("set_tensor"):
             self._tensors.set(name, value)
 
-    def _write_all(
-        self, values: Mapping[str, Array | FileTensor], on_progress: Progress | None = None
-    ) -> LoadReport:
+    def _write_all(self, values: Mapping[str, Tensor], on_progress: Progress | None = None) -> LoadReport:
         """Many parameters and states: each part is laid out once and broadcast to the devices that share it. What ends
         this midway leaves a model that only another call of its kind mends."""
         self._is_torn = True
@@ -180,8 +178,14 @@ class GraphInstance:
         _border.integer("initialize", "seed", seed, 0, (1 << 64) - 1)
         _border.number("initialize", "scale", scale, 0.0, MAX_F32)
         with self._alone("initialize"):
-            specs = self._tensors.parameter_specs().values()
-            self._write_all(_Random({spec.name: spec for spec in specs}, seed, scale))
+            self._write_all(
+                {
+                    s.name: LazyTensor(
+                        _fixed_shape(s), np.dtype(np.float32), partial(_random, s, seed, scale)
+                    )
+                    for s in self._tensors.parameter_specs().values()
+                }
+            )
 
     def load_parameters(
         self,
@@ -468,22 +472,6 @@ class GraphInstance:
 
 def _fixed_shape(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(s for s in spec.shape if isinstance(s, int))
-
-
-class _Random(Mapping[str, Array]):
-    """First values of parameters; each is made when it is asked for."""
-
-    def __init__(self, specs: Mapping[str, TensorSpec], seed: int, scale: float) -> None:
-        self._specs, self._seed, self._scale = specs, seed, scale
-
-    def __getitem__(self, name: str) -> Array:
-        return _random(self._specs[name], self._seed, self._scale)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
-
-    def __len__(self) -> int:
-        return len(self._specs)
 
 
 def _open(path: Path) -> Mapping[str, Array | FileTensor | LazyTensor]:

@@ -11,8 +11,8 @@ finite are found on the way, and then the parts are of no use: the instance refu
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.checkpoint import FileTensor
+from tilewise.checkpoint import FileTensor, Tensor
 from tilewise.core import get_logger
 from tilewise.core.errors import CheckpointError
 from tilewise.kernels.loading import Destination, Part, Rectangle, read_weights, stored_dtype
@@ -36,6 +36,7 @@ __all__ = ["LoadReport", "Progress", "is_read_in_place", "load_tensors"]
 Progress = Callable[[int, int], object]
 _PIECE_BYTES = 8 << 20
 _MOST_THREADS = 8
+_NUM_AHEAD = 2  # tensors that are made while another is written: each is in memory
 _LARGE_SHARE = (
     2  # files beyond one part of so many of the free memory leave the page cache once they are read
 )
@@ -92,7 +93,7 @@ class _Piece:
 
 def load_tensors(
     tensors: NamedTensors,
-    values: Mapping[str, NDArray[Any] | FileTensor],
+    values: Mapping[str, Tensor],
     on_progress: Progress | None = None,
 ) -> LoadReport:
     """Write parameters and states, which are known to fit, to the first device that holds each part.
@@ -106,22 +107,36 @@ def load_tensors(
         CheckpointError: a file is no longer what it was, or holds what is not finite; parts are then undefined.
     """
     pieces: list[_Piece] = []
-    _say_what_half_becomes(tensors, values)
+    made: list[tuple[str, Tensor]] = []  # in memory, before they are written
     for name, value in values.items():
         if isinstance(value, FileTensor) and is_read_in_place(tensors, name, value):
             pieces += _pieces(tensors, name, value)
         else:
-            tensors.write(name, np.asarray(value), once=True)
+            made.append((name, value))
+    _say_what_half_becomes(tensors, [*((piece.name, piece.tensor) for piece in pieces), *made])
+    for name, array in _made_ahead(made):
+        tensors.write(name, array, once=True)
     tensors.num_writes += 1
     pieces.sort(key=lambda piece: (str(piece.tensor.file.path), piece.rectangle.begin))
     return LoadReport(_read_all(pieces, tensors.plan.mesh.num_devices, on_progress))
 
 
-def _say_what_half_becomes(tensors: NamedTensors, values: Mapping[str, NDArray[Any] | FileTensor]) -> None:
+def _made_ahead(values: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Tensors as arrays, in order; while one is written, threads make the next: NumPy draws random numbers without
+    Python's lock."""
+    count = min(_NUM_AHEAD, len(values))
+    with ThreadPoolExecutor(max(1, count), thread_name_prefix="making weights") as pool:
+        ahead = deque(pool.submit(np.asarray, value) for _, value in values[:count])
+        for place, (name, _) in enumerate(values):
+            array = ahead.popleft().result()
+            if place + count < len(values):
+                ahead.append(pool.submit(np.asarray, values[place + count][1]))
+            yield name, array
+
+
+def _say_what_half_becomes(tensors: NamedTensors, values: Iterable[tuple[str, Tensor]]) -> None:
     """No device computes in float16: files that hold it are another model by a little, which its user should know."""
-    stored = (
-        name for name, value in values.items() if isinstance(value, FileTensor) and value.dtype == np.float16
-    )
+    stored = {name for name, value in values if isinstance(value, FileTensor) and value.dtype == np.float16}
     kinds = Counter(tensors.plan.graph.spec(tensors.ids[name]).dtype.name for name in stored)
     for kind, count in sorted(kinds.items()):
         cost = "rounded to fewer digits" if kind == "bf16" else "exact, in twice the memory"

@@ -121,6 +121,22 @@ def test_a_model_without_an_optimizer_has_a_state(model):
         assert all(running.get_tensor(n).tobytes() == state[n].tobytes() for n in running.parameter_names())
 
 
+def test_every_first_value_is_drawn_once(model, monkeypatch):
+    """Ahead of its writing, on threads; from file or not, what half of a tensor becomes asks for no value."""
+    from tilewise.session import instance
+
+    drawn = []
+    draw = instance._random
+    monkeypatch.setattr(
+        instance, "_random", lambda spec, *given: (drawn.append(spec.name), draw(spec, *given))[1]
+    )
+    graph = tw.ComputeGraph("llama")
+    models.build_training_graph(graph, MODEL, 4, 8, "f32")
+    with graph.instantiate() as running:
+        running.initialize(3)
+        assert sorted(drawn) == sorted(running.parameter_names())
+
+
 def test_each_backward_needs_a_forward(model):
     """Without one, or a second time, the gradients would be of something else."""
     batch = batches(MODEL, 1)[0]
