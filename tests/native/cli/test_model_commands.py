@@ -76,8 +76,26 @@ def test_inspect(writer, encoder, run):
     assert f"parameters: {model.num_parameters():,} " in out
     assert "KV cache per token: bf16 256 bytes, f32 512 bytes" in out  # 2 layers x 2 x 2 heads of 16
     assert "bf16: fits" in out and "tokens/s" in out
-    code, out, _ = run("inspect", encoder[0])
-    assert code == 0 and "BertForMaskedLM" in out and "KV cache" not in out
+
+
+def test_inspect_of_an_encoder_says_what_its_files_hold(encoder, run, tmp_path):
+    """The class that config.json names, and the parameters that are stored: with the head or without."""
+    directory, model = encoder
+    code, out, _ = run("inspect", directory)
+    assert code == 0 and "architecture: BertModel (bert), without the head" in out and "KV cache" not in out
+    num_used = sum(p.numel() for name, p in model.named_parameters() if "pooler" not in name)
+    assert f"parameters: {num_used:,} " in out
+    unnamed = copied(directory, tmp_path / "unnamed")
+    content = json.loads((unnamed / "config.json").read_text())
+    (unnamed / "config.json").write_text(json.dumps({**content, "architectures": None}))
+    assert "architecture: bert, without the head" in run("inspect", unnamed)[1]
+    masked = transformers.BertForMaskedLM(model.config)
+    masked.save_pretrained(tmp_path / "masked")
+    out = run("inspect", tmp_path / "masked")[1]
+    assert "architecture: BertForMaskedLM (bert)\n" in out
+    assert f"parameters: {masked.num_parameters():,} " in out
+    (unnamed / "model.safetensors").write_bytes(b"short")
+    assert run("inspect", unnamed)[:2] == (2, "")
 
 
 def test_inspect_of_a_broken_model_prints_nothing(writer, run, tmp_path):
@@ -101,6 +119,7 @@ def test_evaluate_agrees_with_transformers(writer, run, tmp_path, tokenizer):
             logits = model(ids).logits[0, :-1]
         nats += float(torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum"))
         count += ids.shape[1] - 1
+    assert run("evaluate", directory, tmp_path / "texts", "--context", 1)[0] == 0
     code, out, err = run("evaluate", directory, tmp_path / "texts", "--dtype", "f32")
     assert code == 0 and f"{count} tokens" in err
     words = out.replace(",", "").split()
@@ -113,6 +132,7 @@ def test_evaluate_agrees_with_transformers(writer, run, tmp_path, tokenizer):
 def test_evaluate_refuses_before_work(writer, encoder, run, tmp_path):
     """A context that the model lacks, a model that does not write, data that is not there."""
     assert run("evaluate", writer[0], "stdlib", "--context", 257)[0] == 2
+    assert "1 to 256; got 0" in run("evaluate", writer[0], "stdlib", "--context", 0)[2]
     assert "needs a model that writes" in run("evaluate", encoder[0], "stdlib")[2]
     assert run("evaluate", writer[0], tmp_path / "nowhere")[0] == 2
 
