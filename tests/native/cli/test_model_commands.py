@@ -16,10 +16,17 @@ import transformers
 
 from native.models.families import Case
 from tilewise.cli.main import _run
+from tilewise.core import ConfigError
 from tilewise.data import train_tokenizer
-from tilewise.encode import Encoder
+from tilewise.encode import Encoder, Pooling
 
 TEXTS = ["def f(x):", "class A: pass", "x", "import os, sys\nprint(os.path.join('a', 'b'))"]
+
+
+def modules_file(*paths, order=(0, 1)):
+    """A modules.json of a Transformer and a Pooling."""
+    kinds = [f"sentence_transformers.models.{kind}" for kind in ("Transformer", "Pooling")]
+    return json.dumps([{"path": paths[i], "type": kinds[i]} for i in order])
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +251,16 @@ def test_encode_refuses_before_work(encoder, writer, run, tmp_path):
     [
         ("modules.json", "{}", "valid array"),
         ("modules.json", '[{"path": "", "type": "sentence_transformers.models.Dense"}]', "Dense"),
-        ("modules.json", '[{"path": "../x", "type": "sentence_transformers.models.Pooling"}]', "'../x'"),
+        ("modules.json", modules_file("", "../x"), "'../x'"),
+        ("modules.json", modules_file("", "a\0b"), "must name folders beside it"),
+        ("modules.json", modules_file("", "a" * 5000), "must name folders beside it"),
+        ("modules.json", modules_file("0_Transformer", "1_Pooling"), "got '0_Transformer'"),
+        ("modules.json", modules_file("", "1_Pooling", order=(1, 0)), "in this order"),
+        ("modules.json", modules_file("", "1_Pooling", order=(0, 1, 1)), "in this order"),
+        ("modules.json", modules_file("", order=(0,)), "in this order"),
+        ("modules.json", modules_file("", "1_Pooling", order=(0,) + (1,) * 20000), "larger than"),
+        ("modules.json", "[" * 100_000, "not JSON"),
+        ("modules.json", '[{"path": "\\ud800", "type": "x"}]', "not JSON"),
         ("1_Pooling/config.json", "{", "not JSON"),
         ("1_Pooling/config.json", '{"pooling_mode_max_tokens": true}', "max_tokens"),
         ("1_Pooling/config.json", "{}", "got none"),
@@ -259,4 +275,12 @@ def test_spoilt_settings_of_pooling(encoder, run, tmp_path, name, content, words
         target.mkdir() if path.is_dir() else target.write_bytes(path.read_bytes())
     (directory / name).write_text(content)
     code, out, err = run("encode", directory, "x")
-    assert (code, out) == (2, "") and words in err and name.split("/")[-1] in err
+    assert (code, out) == (2, "") and words in err and name.split("/")[-1] in err and len(err) < 600
+
+
+@pytest.mark.parametrize("wrong", [[["a"]], [[1j]], [[None]], [[True]], [[1]], [1.0], [[[1.0]]]], ids=str)
+def test_what_is_pooled_are_rows_of_numbers(wrong):
+    """Texts, complex numbers, flags and other shapes are refused, and never read as something else."""
+    assert Pooling("cls").pool(np.ones((2, 3), np.float16)).tolist() == [1.0] * 3
+    with pytest.raises(ConfigError, match="rows of floating-point numbers"):
+        Pooling().pool(np.array(wrong))
