@@ -153,15 +153,13 @@ def _write_directory(
 ) -> None:
     from tilewise import models
     from tilewise.checkpoint import load_generation_config, load_tokenizer, save_pretrained
-    from tilewise.core.reading import plain_json, read_whole
 
     config, content = source.config, {}
     model_dir = source.model_dir if model_dir is None else model_dir
     if config is not None:
         content = {**config.to_dict(), "torch_dtype": "float32"}
     elif model_dir is not None:
-        config = models.open(model_dir)  # which reads the same file with all its checks
-        content = plain_json(read_whole(model_dir / "config.json"))
+        config, content = models.open(model_dir), models.config_content(model_dir)
         layout = models.file_layout(config, with_head=not models.is_encoder(config))
         layout.weights({name: _outline(tensor) for name, tensor in source.tensors.items()})
     else:
