@@ -13,6 +13,7 @@ from typing import Any
 from tilewise.checkpoint import StoredWeights, Tensor, store_parameters
 from tilewise.checkpoint import open_weights as open_files
 from tilewise.core.border import Border, shown
+from tilewise.core.collector import collector_paused
 from tilewise.core.dims import Size
 from tilewise.core.errors import ConfigError
 from tilewise.models import bert, gemma2, gemma3, gpt2, llama, mistral, phi3, qwen2, qwen3
@@ -168,7 +169,8 @@ def build_training_graph(
     Raises:
         ShapeError: a size that no graph has, or `seq` exceeds the model's positions.
     """
-    _family_of("build_training_graph", config).training(graph, config, batch, seq, dtype)
+    with collector_paused():
+        _family_of("build_training_graph", config).training(graph, config, batch, seq, dtype)
 
 
 def build_decoding_graph(
@@ -205,7 +207,8 @@ def build_decoding_graph(
             f"[models.{family.name}] generation needs a model that writes; got a {config.architecture}, which only "
             "encodes; use tilewise encode"
         )
-    family.decoding(graph, config, max_tokens, max_sequences, num_blocks, dtype, context=context)
+    with collector_paused():
+        family.decoding(graph, config, max_tokens, max_sequences, num_blocks, dtype, context=context)
 
 
 def build_encoding_graph(
@@ -232,4 +235,5 @@ def build_encoding_graph(
             f"[models.{family.name}] encoding needs an encoder; got a {config.architecture}, which writes text; use "
             "tilewise generate"
         )
-    family.encoding(graph, config, batch, seq, dtype)
+    with collector_paused():
+        family.encoding(graph, config, batch, seq, dtype)
