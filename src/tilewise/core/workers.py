@@ -25,7 +25,7 @@ from tilewise.core import worker_child
 from tilewise.core.border import Border
 from tilewise.core.errors import ResourceError
 
-__all__ = ["WorkerPool", "find_function", "is_portable"]
+__all__ = ["WorkerPool", "is_portable"]
 
 Result = TypeVar("Result")
 MAX_WORKERS = 256
@@ -33,7 +33,7 @@ _BATCHES_PER_WORKER = 4  # so that workers end together, though one call takes l
 _border = Border("core")
 
 
-def find_function(module: str, qualname: str) -> Any:
+def _find(module: str, qualname: str) -> Any:
     """What stands in a module under a name, `Class.method` or `function`."""
     found: Any = import_module(module)
     for part in qualname.split("."):
@@ -48,7 +48,7 @@ def is_portable(function: object) -> bool:
     if not isinstance(module, str) or not isinstance(qualname, str) or module == "__main__":
         return False
     try:
-        return "<" not in qualname and find_function(module, qualname) is function
+        return "<" not in qualname and _find(module, qualname) is function
     except (ImportError, AttributeError):
         return False
 

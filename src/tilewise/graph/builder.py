@@ -183,7 +183,7 @@ class GraphBuilder(RowCalls):
         """
         self.draft.own("constrain", tensor)
         name = tensor.spec.name or f"result {tensor.id}"
-        self.draft.hints[tensor.id] = as_tensor_layout("constrain", layout, len(tensor.shape), name)
+        self.draft.hint(tensor.id, as_tensor_layout("constrain", layout, len(tensor.shape), name))
         return tensor
 
     def _declare(self, kind: str, spec: TensorSpec, layout: Hint | None) -> TensorNode:

@@ -8,26 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilewise.core.border import Border
 from tilewise.core.errors import ShapeError
 from tilewise.core.mesh import Axes
+from tilewise.graph.numbering import ValueNumbers
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.op import op_named
 
-__all__ = ["GraphDraft"]
+__all__ = ["DraftedLayer", "GraphDraft"]
 
 OPTIMIZER = "optimizer."
 
 _border = Border("graph", ShapeError)
 
 
+class DraftedLayer(NamedTuple):
+    """A template of a layer: its key, the name of its function, how many templates came before it."""
+
+    key: str
+    function: str
+    number: int
+
+
 class GraphDraft:
     """What a graph consists of so far. Ids are positions: of `tensors`, of `ops`.
 
     Attributes:
-        layers: per template its function, what of the operands it depends on, and attributes.
+        layers: templates of layers, by all that they depend on: function, operands and attributes (`values`).
+        values: numbers that stand for specs and attributes of layers.
         outlined: names of the templates that single ops share, by all that they depend on.
         hints: layouts that users ask for, by tensor id.
         phase: of the ops that are appended now: forward, backward or update.
@@ -41,19 +51,22 @@ class GraphDraft:
         self.constant_values: dict[int, Any] = {}
         self.templates: dict[str, Template] = {}
         self.hints: dict[int, tuple[Axes, ...]] = {}
-        self.layers: dict[str, tuple[object, tuple[object, ...], Mapping[str, Any]]] = {}
+        self.layers: dict[object, DraftedLayer] = {}
+        self.values = ValueNumbers()
         self.outlined: dict[object, str] = {}
         self.phase = "forward"
         self.loss_id: int | None = None
         self.names: dict[str, int] = {}
         self._cache: dict[Any, tuple[int, ...]] = {}
+        self._layers_named: dict[str, int] = {}  # how many templates of layers have a function's name
+        self._hints_before: list[tuple[int, tuple[Axes, ...] | None]] = []  # what each `hint` replaced
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
         """A block whose declarations and ops stay together: when it raises, none of them has happened."""
         tensors, ops = len(self.tensors), len(self.ops)
-        grown = [(d, len(d)) for d in (self.outputs, self.templates, self.layers)]  # what is in them stays
-        loss_id, hints = self.loss_id, dict(self.hints)
+        grown = [(d, len(d)) for d in (self.outputs, self.templates)]  # what is in them stays
+        loss_id, layers, hints = self.loss_id, len(self.layers), len(self._hints_before)
         try:
             yield
         except BaseException:
@@ -61,7 +74,13 @@ class GraphDraft:
             for names, count in grown:
                 while len(names) > count:
                     names.popitem()
-            self.loss_id, self.hints = loss_id, hints
+            while len(self.layers) > layers:
+                self._layers_named[self.layers.popitem()[1].function] -= 1
+            while len(self._hints_before) > hints:
+                tensor, before = self._hints_before.pop()
+                self.hints.pop(tensor)
+                self.hints.update({} if before is None else {tensor: before})
+            self.loss_id = loss_id
             self.names = {name: i for name, i in self.names.items() if i < tensors}
             self.constant_values = {i: v for i, v in self.constant_values.items() if i < tensors}
             self._cache = {key: ids for key, ids in self._cache.items() if all(i < tensors for i in ids)}
@@ -90,6 +109,19 @@ class GraphDraft:
         self.tensors.append(node)
         self.names[spec.name] = node.id
         return node
+
+    def hint(self, tensor: int, layout: tuple[Axes, ...]) -> None:
+        """Ask for a layout of a tensor; the last one counts."""
+        self._hints_before.append((tensor, self.hints.get(tensor)))
+        self.hints[tensor] = layout
+
+    def new_layer(self, signature: object, function: str) -> DraftedLayer:
+        """The next template of a layer: the function's own name; in one graph, every further signature gets a number
+        behind it, in order of first use, and so does another function of that name."""
+        number = self._layers_named[function] = self._layers_named.get(function, 0) + 1
+        key = function if number == 1 else f"{function}#{number}"
+        made = self.layers[signature] = DraftedLayer(key, function, len(self.templates))
+        return made
 
     def name_output(self, name: str, tensor: int) -> None:
         """Make a tensor readable by name after a run."""

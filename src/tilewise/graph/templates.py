@@ -12,13 +12,14 @@ from typing import Any
 
 from tilewise.core.border import Border, shown
 from tilewise.core.errors import ShapeError
-from tilewise.core.workers import find_function
 from tilewise.graph.builder import GraphBuilder
+from tilewise.graph.draft import DraftedLayer, GraphDraft
+from tilewise.graph.numbering import is_equal
 from tilewise.graph.passes import simplify
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Template, TensorNode, TensorSpec
 
-__all__ = ["LayerFunction", "call_outlined", "layer"]
+__all__ = ["LayerFunction", "call_outlined", "layer", "trace_layer"]
 
 _border = Border("graph", ShapeError)
 
@@ -34,12 +35,8 @@ class LayerFunction:
         self.function = function
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
-        self.__module__ = function.__module__
         self.__qualname__ = getattr(function, "__qualname__", function.__name__)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """In a pickle, a layer is its name: another process imports the same."""
-        return find_function, (self.__module__, self.__qualname__)
+        self.__module__ = function.__module__
 
     def __call__(self, graph: GraphBuilder, *operands: TensorNode, path: str, **static: Any) -> TensorNode:
         """Record one use of the layer; its parameters are named `path + "." + name`.
@@ -55,91 +52,97 @@ class LayerFunction:
         graph: GraphBuilder,
         operands: tuple[TensorNode, ...],
         path: str,
-        static: dict[str, Any],
+        static: Mapping[str, Any],
         traced: Template | None = None,
     ) -> TensorNode:
-        """As a call; `traced` is what `trace` has made of the same signature, if it has been."""
+        """As a call; `traced` is what `trace_layer` has made of the same signature, if it has been asked."""
         _border.instance("layer", "the first argument", graph, GraphBuilder, "pass the graph")
         _border.text("layer", "the path of a layer", path)
         for t in operands:
             graph.draft.own("layer", t)
+        draft = graph.draft
         with graph.all_or_nothing():
-            key = self._name(graph, operands, static)
-            if key not in graph.draft.templates:
-                graph.draft.layers[key] = self, _signature(operands), static
+            signature = self.signature(draft, tuple(t.spec for t in operands), static)
+            known = draft.layers.get(signature)
+            if known is None:
+                known = draft.new_layer(signature, f"{self.function.__module__}.{self.__name__}")
                 if traced is None:
-                    traced = self.trace(tuple(t.spec for t in operands), static, graph.reduction_chunks)
-                graph.draft.templates[key] = replace(traced, key=key)
-            return _record_call(graph, graph.draft.templates[key], operands, path)
+                    specs = tuple(t.spec for t in operands)
+                    traced = trace_layer(self, specs, static, graph.reduction_chunks)
+                draft.templates[known.key] = replace(traced, key=known.key)
+            return _record_call(graph, known, operands, path)
 
-    def _name(self, graph: GraphBuilder, operands: tuple[TensorNode, ...], static: dict[str, Any]) -> str:
-        """The function's own name; in one graph, every further signature gets a number behind it, in order of first
-        use, and so does another function of that name."""
-        for name, value in static.items():
-            if not _is_equal(value, value):
-                _border.refuse(
-                    "layer", f"attribute {name!r} must be comparable as a whole", shown(value), "pass a tuple"
-                )
-        wanted = _signature(operands)
-        base = key = f"{self.function.__module__}.{self.__name__}"
-        number = 1
-        while key in graph.draft.layers:
-            function, signature, attributes = graph.draft.layers[key]
-            if function is self and signature == wanted and _is_equal(attributes, static):
-                break
-            number += 1
-            key = f"{base}#{number}"
-        return key
-
-    def trace(
-        self, operands: tuple[TensorSpec, ...], static: Mapping[str, Any], reduction_chunks: int
-    ) -> Template:
-        """The template of one signature, which every graph that uses it gives a key; a function of plain data.
+    def signature(
+        self, draft: GraphDraft, operands: Sequence[TensorSpec], static: Mapping[str, Any]
+    ) -> tuple[object, ...]:
+        """All that a template depends on, in numbers of one draft.
 
         Raises:
-            ShapeError: the function takes an input of its own, or returns no tensor of its graph.
+            ShapeError: an attribute is not comparable.
         """
-        counts.traced += 1
-        inner = GraphBuilder(self.__name__, reduction_chunks=reduction_chunks)
-        formal = [
-            inner.draft.declare("input", spec.renamed(f"operand{i}")) for i, spec in enumerate(operands)
-        ]
-        result = inner.draft.own("layer", self.function(inner, *formal, **static))
-        own = [t.spec.name for t in inner.draft.tensors if t.kind == "input"][len(formal) :]
-        if own:
+        return self, _forms(draft, operands), _numbers(draft, static)
+
+    def __reduce__(self) -> str:
+        """By its name in its module, as functions are."""
+        return self.__qualname__
+
+
+def trace_layer(
+    layer: LayerFunction, operands: Sequence[TensorSpec], attributes: Mapping[str, Any], reduction_chunks: int
+) -> Template:
+    """Describe a layer's function on operands of some specs: what depends on nothing else, in any process. Every graph
+    gives it a key of its own.
+
+    Raises:
+        ShapeError: it declares an input of its own, or returns no tensor of its graph.
+    """
+    counts.traced += 1
+    inner = GraphBuilder(layer.__name__, reduction_chunks=reduction_chunks)
+    formal = [inner.draft.declare("input", s.renamed(f"operand{i}")) for i, s in enumerate(operands)]
+    result = inner.draft.own("layer", layer.function(inner, *formal, **attributes))
+    own = [t.spec.name for t in inner.draft.tensors if t.kind == "input"][len(formal) :]
+    if own:
+        _border.refuse(
+            "layer", "a layer takes its inputs as operands", f"an input {own[0]!r} of its own", "pass it in"
+        )
+    inner.output(result, "result")
+    frozen = simplify(inner.freeze())
+    outside = [t.id for t in frozen.tensors if t.kind in ("parameter", "state", "constant")]
+    return Template(layer.__name__, frozen, (*(t.id for t in formal), *outside), (result.id,))
+
+
+def _forms(draft: GraphDraft, operands: Sequence[TensorSpec]) -> tuple[int, ...]:
+    """What a template depends on, of its operands: their specs but for names, equal ones by one number."""
+    numbers = []
+    for spec in operands:
+        known = draft.values.known(spec)
+        numbers.append(draft.values.number(spec.form, spec) if known is None else known)
+    return tuple(numbers)
+
+
+def _numbers(draft: GraphDraft, attributes: Mapping[str, Any]) -> tuple[object, ...]:
+    """Attributes, equal ones by one number."""
+    numbers: list[object] = []
+    for name in sorted(attributes):
+        value = attributes[name]
+        known = draft.values.known(value)
+        if known is None and not is_equal(value, value):
             _border.refuse(
-                "layer",
-                "a layer takes its inputs as operands",
-                f"an input {own[0]!r} of its own",
-                "pass it in",
+                "layer", f"attribute {name!r} must be comparable as a whole", shown(value), "pass a tuple"
             )
-        inner.output(result, "result")
-        frozen = simplify(inner.freeze())
-        outside = [t.id for t in frozen.tensors if t.kind in ("parameter", "state", "constant")]
-        return Template(self.__name__, frozen, (*(t.id for t in formal), *outside), (result.id,))
-
-
-def _signature(operands: Sequence[TensorNode]) -> tuple[object, ...]:
-    """What a template's trace depends on, of its operands."""
-    return tuple(t.spec.form for t in operands)
-
-
-def _is_equal(a: object, b: object) -> bool:
-    """Whether two attributes are the same; False for what cannot be compared as a whole, as arrays cannot."""
-    try:
-        return bool(a == b)
-    except (TypeError, ValueError):
-        return False
+        numbers += (name, draft.values.number(value) if known is None else known)
+    return tuple(numbers)
 
 
 def _record_call(
-    graph: GraphBuilder, template: Template, operands: tuple[TensorNode, ...], path: str
+    graph: GraphBuilder, layer: DraftedLayer, operands: tuple[TensorNode, ...], path: str
 ) -> TensorNode:
+    template = graph.draft.templates[layer.key]
     arguments = [t.id for t in operands]
     for formal in template.arguments[len(operands) :]:
         node = template.graph.tensors[formal]
         if node.kind == "constant":  # what does not change between layers is the calling graph's
-            name = f"{template.graph.name}{list(graph.draft.templates).index(template.key)}.{node.spec.name}"
+            name = f"{template.graph.name}{layer.number}.{node.spec.name}"
             bound = (
                 graph.find(name)
                 if graph.has(name)
@@ -163,7 +166,7 @@ def call_outlined(
     draft = graph.draft
     given = [t for t in operands if t is not None]
     kinds = tuple(None if t is None else t.kind for t in operands)
-    key = (op, kinds, _signature(given), tuple(sorted(attrs.items())))
+    key = (op, kinds, tuple(t.spec.form for t in given), tuple(sorted(attrs.items())))
     if key not in draft.outlined:
         inner = GraphBuilder(op, reduction_chunks=graph.reduction_chunks)
         inner.draft.phase = draft.phase

@@ -229,7 +229,8 @@ def check_call(name: str, operands: Sequence[object | None], attrs: Mapping[str,
         ShapeError: no such op, another number of operands, one that is missing, an attribute that is missing, unknown
             or of another type.
     """
-    _border.choice("op", "an op's name", name, sorted(_OPS))
+    if not isinstance(name, str) or name not in _OPS:
+        _border.choice("op", "an op's name", name, sorted(_OPS))
     signature = _OPS[name].signature
     odd = sorted({*attrs} ^ {*signature.attributes})
     if odd:

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from tilewise.core.border import Border
+from tilewise.core.collector import collector_paused
 from tilewise.core.errors import ShapeError
 from tilewise.core.watch import Watch
 from tilewise.core.workers import WorkerPool
@@ -98,7 +99,7 @@ class ParallelModelBuilder:
         """
         _border.instance("assemble", "the first argument", graph, GraphBuilder, "pass the graph")
         found = [g.result() if isinstance(g, Future) else g for g in groups]
-        with graph.all_or_nothing():
+        with collector_paused(), graph.all_or_nothing():
             with self.builder.watch.phase("assembly"):
                 named = self.parts.before(graph)
             results = self.builder.assemble(graph, *found, named=named)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewise.core.border import Border
+from tilewise.core.collector import collector_paused
 from tilewise.core.errors import ShapeError
 from tilewise.ir.graph import TensorNode, TensorSpec
 from tilewise.nn import GraphBuilder, LayerFunction
@@ -59,7 +60,7 @@ class ModelParts:
     def build(self, graph: GraphBuilder) -> None:
         """Write the model into an empty graph, layer by layer; all of it or nothing."""
         _border.instance("build", "the first argument", graph, GraphBuilder, "pass the graph")
-        with graph.all_or_nothing():
+        with collector_paused(), graph.all_or_nothing():
             named = self.before(graph)
             x = named[STREAM]
             for use in map(self.layer, range(self.num_layers)):

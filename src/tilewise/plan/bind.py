@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from tilewise.core.dtypes import dtype
 from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import TensorLayout
 from tilewise.ir.lowering import Ref
@@ -15,6 +16,7 @@ from tilewise.plan.collectives import broadcast_instructions
 from tilewise.plan.entries import Cut, EntryTable
 from tilewise.plan.lower import flat_view
 from tilewise.plan.memory import Buffer
+from tilewise.plan.reuse import Tenant, written_slots
 from tilewise.plan.segments import tensors_seen
 from tilewise.plan.shapes import LocalShapes, round_up
 from tilewise.plan.variants import Use, Variant, Variants
@@ -32,6 +34,7 @@ class _Seen(NamedTuple):
 
 
 _Place = int | Slot | _Seen
+_NOTHING = Tenant((), -1, 0, 0, 0)
 
 
 class Binder:
@@ -134,6 +137,32 @@ class Binder:
             return self.table.numbers[key]
         buffer = self.buffers[kind, variant.number, key[2]]
         return self.table.add(key, buffer, self._cut_of_slot(variant, position, storage))
+
+    def tenants(self, use: Use, call: Call) -> list[Tenant]:
+        """The temporaries of the template that a call uses, in the order in which they come to life."""
+        variant = self.variants[use.variant]
+        own: dict[int, Buffer] = {}
+        for position, slot in enumerate(variant.slots):
+            kind, memory, _ = slot.memory
+            buffer = self.buffers.get(("inner" if kind == "tensor" else kind, variant.number, memory))
+            if buffer is not None and isinstance(self._places[variant.number][position], int):
+                own[position] = buffer
+        written = dict.fromkeys(own, -1)
+        for table, template in zip(self.table.tables, variant.templates):
+            entries = {position: table[call.binding[position]] for position in own}
+            known = written_slots(template, entries)
+            for position, entry in entries.items():
+                size = entry.extent.constant * entry.stride * dtype(entry.dtype).itemsize
+                size = size if position in known else 0
+                written[position] = size if written[position] < 0 else min(size, written[position])
+        table, found = self.table.tables[0], dict[Key, Tenant]()
+        for position, buffer in sorted(own.items(), key=lambda item: item[1].first):
+            entry = call.binding[position]
+            known = found.get(buffer.key, _NOTHING)  # the same memory in another view
+            done = min(max(buffer.offset + written[position], known.written), buffer.end)
+            entries = (*known.entries, entry)
+            found[buffer.key] = Tenant(entries, table[entry].first_handle, buffer.offset, buffer.end, done)
+        return list(found.values())
 
     def _cut_of_slot(self, variant: Variant, position: int, storage: str) -> Cut:
         slot = variant.number, position

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Number, NumberLike, TensorEntry, upper
 from tilewise.plan.memory import Buffer, shared_bytes
+from tilewise.plan.reuse import Tenant, meetings
 
 __all__ = ["Cut", "EntryTable"]
 
@@ -80,19 +81,28 @@ class EntryTable:
         self._by_buffer[buffer.key].append(number)
         return number
 
-    def aliases(self, buffers: Sequence[Buffer]) -> Mapping[int, tuple[int, ...]]:
-        """Per entry, entries that share memory with it without sharing its handles, one for each set of handles."""
+    def aliases(
+        self, results: Sequence[Buffer], uses: Iterable[Sequence[Tenant]]
+    ) -> Mapping[int, tuple[int, ...]]:
+        """Per entry, entries that share memory with it without sharing its handles, one for each set of handles.
+
+        Args:
+            results: buffers that live from one segment to another; all that share bytes are listed.
+            uses: of templates, in the order of a step, each with its temporaries: `plan.reuse` finds what is listed.
+        """
         table = self.tables[0]
         found: dict[int, tuple[int, ...]] = {}
-        for i, others in shared_bytes(buffers).items():
-            entries = self._by_buffer.get(buffers[i].key, ())
+        for i, others in shared_bytes(results).items():
+            entries = self._by_buffer.get(results[i].key, ())
             if not entries:
                 continue
             own = {table[e].first_handle for e in entries}
             by_handle: dict[int, int] = {}
             for j in others:
-                for other in self._by_buffer.get(buffers[j].key, ())[:1]:
+                for other in self._by_buffer.get(results[j].key, ())[:1]:
                     by_handle.setdefault(table[other].first_handle, other)
             targets = tuple(other for handle, other in by_handle.items() if handle not in own)
             found.update(dict.fromkeys(entries, targets) if targets else {})
+        for own_entries, met in meetings(uses).items():
+            found.update(dict.fromkeys(own_entries, tuple(sorted(met))))
         return found

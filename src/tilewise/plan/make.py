@@ -25,6 +25,7 @@ from tilewise.plan.lower import alias_roots
 from tilewise.plan.memory import Buffer, place_buffers, place_in_sequence
 from tilewise.plan.outputs import gather_outputs
 from tilewise.plan.plan import Plan
+from tilewise.plan.reuse import Tenant
 from tilewise.plan.rings import RING_DEPTH, place_of_use
 from tilewise.plan.segments import Segment, cut_segments
 from tilewise.plan.shapes import LocalShapes, PlanSettings, symbols_of
@@ -82,7 +83,7 @@ def make_plan(
         for t in graph.tensors
         if t.kind != "result" or t.id in tensors.keep
     }
-    program = _program(binder, variants, numbers, classes, [b for b in buffers if b.first >= 0])
+    program = _program(binder, variants, numbers, classes, buffers)
     _validate_bindings(program, variants, tensors)
     needs = (
         settings.workers_per_device,
@@ -159,7 +160,7 @@ def _program(
     variants: Variants,
     numbers: DeviceNumbers,
     classes: Sequence[Sequence[int]],
-    sharing: Sequence[Buffer],
+    buffers: Sequence[Buffer],
 ) -> TileProgram:
     """The lists of calls; on several devices `broadcast` as well."""
     shapes = binder.tensors.shapes
@@ -173,7 +174,14 @@ def _program(
         copies, call = binder.broadcast(numbers)
         calls["broadcast"] = (call,)
         templates = [[*of, copy] for of, copy in zip(templates, copies)]
-    aliases = binder.table.aliases(sharing)
+    tenants: dict[int, list[Tenant]] = {}  # by variant
+    for use, (_, call) in zip(variants.uses, bound):
+        if use.variant not in tenants:
+            tenants[use.variant] = binder.tenants(use, call)
+    aliases = binder.table.aliases(
+        [b for b in buffers if b.category == "activations"],
+        [tenants[use.variant] for use in variants.uses],
+    )
     class_of = {device: c for c, devices in enumerate(classes) for device in devices}
     return TileProgram(
         tuple(

@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from tilewise.core.errors import ShapeError
 from tilewise.core.watch import Phase, Span, thread_name
 from tilewise.core.workers import WorkerPool, is_portable
 from tilewise.graph.builder import GraphBuilder
-from tilewise.graph.templates import LayerFunction
+from tilewise.graph.templates import LayerFunction, trace_layer
 from tilewise.ir.graph import Template, TensorNode, TensorSpec
 from tilewise.ir.layer_spec import LayerSpec
 
@@ -43,13 +44,11 @@ class TemplateTable:
         self._graph = graph
         self._layers = layers
         self._named = named
-        self._values: dict[int, tuple[object, Hashable]] = {}
         self._picklable: dict[int, tuple[object, bool]] = {}
         self._known: dict[_Key, Template | None] = {}  # None: it raised, and will again where it is recorded
 
     def missing(self) -> dict[_Key, tuple[LayerSpec, tuple[TensorSpec, ...]]]:
-        """The first layer of each signature that is not traced yet, as far as forms can be foreseen, and its operands;
-        without those whose attributes have no hash."""
+        """The first layer of each signature that is not traced yet, as far as forms are foreseen; its operands."""
         specs: dict[str, TensorSpec] = {}
         found: dict[_Key, tuple[LayerSpec, tuple[TensorSpec, ...]]] = {}
         for layer in self._layers:
@@ -99,7 +98,7 @@ class TemplateTable:
         assert isinstance(function, LayerFunction)
         key = self._key(spec, tuple(t.spec for t in operands))
         return function.record(
-            graph, operands, spec.path, dict(spec.attrs), None if key is None else self._known.get(key)
+            graph, operands, spec.path, spec.attrs, None if key is None else self._known.get(key)
         )
 
     def declared_names(self, wanted: Collection[str]) -> set[str]:
@@ -138,19 +137,12 @@ class TemplateTable:
         return tuple(found)
 
     def _key(self, layer: LayerSpec, operands: tuple[TensorSpec, ...]) -> _Key | None:
+        """The signature; None for one that is refused, with its reason, when the layer is recorded."""
+        assert isinstance(layer.function, LayerFunction)
         try:
-            attrs = tuple((name, self._token(value)) for name, value in sorted(layer.attrs.items()))
-        except TypeError:  # no hash: it is compared when it is recorded
+            return layer.function.signature(self._graph.draft, operands, layer.attrs)
+        except ShapeError:
             return None
-        return layer.function, tuple(spec.form for spec in operands), attrs
-
-    def _token(self, value: Any) -> Hashable:
-        """Equal values have equal tokens; that of a value which many layers share is made once."""
-        known = self._values.get(id(value))
-        if known is None or known[0] is not value:
-            token = (hash(value), value)
-            self._values[id(value)] = known = value, _Token(*token)
-        return known[1]
 
     def _is_portable(self, layer: LayerSpec) -> bool:
         """Whether another process can be told to trace it."""
@@ -168,31 +160,13 @@ class TemplateTable:
         return known[1]
 
 
-class _Token:
-    """A value whose hash is known."""
-
-    __slots__ = ("hash", "value")
-
-    def __init__(self, hash_: int, value: object) -> None:
-        self.hash = hash_
-        self.value = value
-
-    def __hash__(self) -> int:
-        return self.hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Token) and (
-            self.value is other.value or (self.hash == other.hash and bool(self.value == other.value))
-        )
-
-
 def _trace(
     function: LayerFunction, operands: tuple[TensorSpec, ...], attrs: Mapping[str, Any], chunks: int
 ) -> tuple[Template | None, Span]:
     """A template, or None where the function raised: its operands may have been foreseen wrongly."""
     begin, template = time.perf_counter_ns(), None
     with suppress(Exception):
-        template = function.trace(operands, attrs, chunks)
+        template = trace_layer(function, operands, attrs, chunks)
     return template, (f"process {os.getpid()}", thread_name(), begin, time.perf_counter_ns())
 
 

@@ -1,0 +1,284 @@
+"""Seconds to define a model, and from its definition to a plan that could run, with gradients and an update.
+
+Claims (issue figures; "must" and "goal" are printed beside each), for Qwen3-4B's widths, a batch of 2 x 128 tokens, one
+worker: 36 and 1,000 layers are defined in 5 and 50 ms; from the definition to the plan with gradients and AdamW takes
+0.5 and 1 s; 10,000 layers take ten times as long as 1,000 within 5%; 1,000 layers of which no two are alike take 10 s;
+the graph of 10,000 layers with gradients and update takes 50 MB. Medians of several runs, wall time and processor time.
+
+The layers that differ do so in what costs most: each has an MLP of another width, so that no template is shared,
+neither of a layer nor of an update. `--windows` gives each an attention window of its own instead.
+
+Beside: what luminal says that it takes for 36 layers (published, not measured here), PyTorch's modules of the same
+widths and depth on its meta device, and the time in which `jax.eval_shape` finds the shapes of the parameters, and of
+the gradients, of the same layers in Flax, scanned and unrolled. None of these plans memory, order or devices.
+
+Run: python benchmarks/definition.py [--runs 5] [--layers 10000] [--windows]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+from planning import cpu_name, versions
+
+import tilewise as tw
+from tilewise import optim
+from tilewise.models import build_training_graph
+from tilewise.models.decoder import model
+from tilewise.models.decoder.rope import rope_table
+from tilewise.models.qwen3 import Qwen3Config
+from tilewise.nn import rms_norm
+
+BATCH, SEQ, VOCAB, D, F, HEADS, KV_HEADS, HEAD = 2, 128, 151_936, 2560, 9728, 32, 8, 128
+MEGABYTE = 1e6
+LUMINAL = "beside: luminal says 3.2 s for the definition of 36 layers, 16.8 ms in a fix that it proposes (published)"
+
+
+def config_of(layers: int) -> Qwen3Config:
+    """Qwen3-4B with another depth."""
+    return Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=D,
+        intermediate_size=F,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD,
+        tie_word_embeddings=True,
+    )
+
+
+def define(layers: int) -> tw.ComputeGraph:
+    """A training step of as many layers as a configuration may have."""
+    graph = tw.ComputeGraph("definition")
+    build_training_graph(graph, config_of(layers), BATCH, SEQ)
+    graph.optimize(optim.AdamW())
+    return graph
+
+
+def stack(layers: int, unlike: str = "") -> tw.ComputeGraph:
+    """The same with any number of layers; with `unlike`, no two of which have one width, or one window."""
+    decoder, graph = config_of(1).decoder, tw.ComputeGraph("definition")
+    tokens, labels = (
+        graph.input([BATCH, SEQ], "i32", name=name, labels=[tw.BATCH, None], storage="scalars")
+        for name in ("tokens", "labels")
+    )
+    positions = graph.positions(tokens)
+    table = graph.constant(rope_table(decoder.ropes[0], decoder.head_dim, SEQ), name="rope_table")
+    weight = graph.parameter([VOCAB, D], "bf16", name="embed_tokens.weight")
+    x = graph.embedding(tokens, weight)
+    for i in range(layers):
+        own = replace(decoder, intermediate_size=F + 32 * i) if unlike == "width" else decoder
+        kind = replace(decoder.layers[0], window=i + 1) if unlike == "window" else decoder.layers[0]
+        x = model.decoder_layer(graph, x, positions, table, path=f"layers.{i}", decoder=own, kind=kind)
+    x = rms_norm(graph, x, "norm.weight", eps=decoder.norm_eps)
+    graph.loss(graph.mean_cross_entropy(graph.matmul(x, weight, transpose_b=True), labels)[0])
+    graph.optimize(optim.AdamW())
+    return graph
+
+
+def seconds_of(work: Callable[[], Any]) -> tuple[float, float]:
+    """Wall and processor time of one call, on what others have left to collect."""
+    gc.collect()
+    started, used = time.perf_counter(), time.process_time()
+    result = work()
+    seconds = time.perf_counter() - started, time.process_time() - used
+    del result  # to give it back is not part of it
+    return seconds
+
+
+def median_of(runs: int, work: Callable[[], Any], *, warm: bool = True) -> tuple[float, float]:
+    """Medians of wall and processor time of some calls, after one that is not counted."""
+    if warm:
+        work()
+    wall, used = zip(*(seconds_of(work) for _ in range(runs)))
+    return statistics.median(wall), statistics.median(used)
+
+
+def show(what: str, seconds: tuple[float, float], must: float, goal: float) -> None:
+    """One line of the table; ratios above 1 are quicker than asked."""
+    wall, used = seconds
+    print(
+        f"{what:42} {wall * 1e3:10.1f} ms ({used * 1e3:9.1f} of a processor)   "
+        f"must {must:g} s: {must / wall:5.2f}   goal {goal:g} s: {goal / wall:5.2f}",
+        flush=True,
+    )
+
+
+def show_growth(what: str, layers: int, one: float, many: float) -> None:
+    """How far from linear `layers` are, by what 1,000 take."""
+    growth = many / one / (layers / 1000)
+    print(f"{what:42} {many:10.2f} s, {growth:.3f} of linear (must 1.10, goal 1.05)", flush=True)
+
+
+def measure(runs: int, layers: int, unlike: str) -> None:
+    """Every figure of the issue."""
+    show("36 layers, definition", median_of(runs * 4, lambda: define(36)), 0.010, 0.005)
+    show("1,000 layers, definition", median_of(runs, lambda: define(1000)), 0.100, 0.050)
+    one = median_of(runs, lambda: stack(1000))
+    show_growth(f"{layers:,} layers, definition", layers, one[1], median_of(1, lambda: stack(layers))[1])
+    show("36 layers, definition to plan", median_of(runs, lambda: define(36).plan({})), 1.0, 0.5)
+    one = median_of(max(runs // 2, 1), lambda: define(1000).plan({}))
+    show("1,000 layers, definition to plan", one, 2.0, 1.0)
+    many = median_of(1, lambda: stack(layers).plan({}), warm=False)
+    show_growth(f"{layers:,} layers, definition to plan", layers, one[1], many[1])
+    unlike_one = median_of(1, lambda: stack(1000, unlike).plan({}), warm=False)
+    show(f"1,000 layers, each of another {unlike}, to plan", unlike_one, 20.0, 10.0)
+
+
+def measure_memory(layers: int) -> None:
+    """What Python holds for a graph that was defined, and for that with gradients and update."""
+    stack(1).complete()
+    gc.collect()
+    tracemalloc.start()
+    graph = stack(layers)
+    defined = tracemalloc.get_traced_memory()[0]
+    complete = graph.complete()
+    del graph
+    gc.collect()
+    held, most = (n / MEGABYTE * 10_000 / layers for n in tracemalloc.get_traced_memory())
+    tracemalloc.stop()
+    print(
+        f"{'10,000 layers with gradients and update':42} {held:10.1f} MB (defined "
+        f"{defined / MEGABYTE * 10_000 / layers:.1f}, at most {most:.1f} meanwhile; measured with {layers:,})   "
+        f"must 200 MB: {200 / held:5.2f}   goal 50 MB: {50 / held:5.2f}   "
+        f"{len(complete.tensors):,} tensors, {len(complete.ops):,} ops"
+    )
+
+
+def torch_modules(layers: int) -> Callable[[], Any] | None:
+    """Modules of the same widths and depth on PyTorch's meta device; None without PyTorch."""
+    try:
+        import torch
+    except ImportError:
+        return None
+
+    def build() -> Any:
+        q, kv = HEADS * HEAD, KV_HEADS * HEAD
+        sizes = [(D, q), (D, kv), (D, kv), (q, D), (D, F), (D, F), (F, D)]
+        with torch.device("meta"):
+            return torch.nn.ModuleList(
+                [
+                    torch.nn.Embedding(VOCAB, D),
+                    *(
+                        torch.nn.ModuleList(
+                            [
+                                *(torch.nn.Linear(a, b, bias=False, dtype=torch.bfloat16) for a, b in sizes),
+                                *(torch.nn.RMSNorm(n) for n in (D, D, HEAD, HEAD)),
+                            ]
+                        )
+                        for _ in range(layers)
+                    ),
+                    torch.nn.RMSNorm(D),
+                ]
+            )
+
+    return build
+
+
+def seconds_of_flax(layers: int, runs: int, *, scanned: bool) -> tuple[float, float] | None:
+    """`jax.eval_shape` over the parameters of the same model in Flax, and over loss and gradients; None without it."""
+    try:
+        import jax
+        import jax.numpy as jnp
+        from flax import linen as nn
+    except ImportError:
+        return None
+
+    def norm(x: Any) -> Any:
+        return nn.RMSNorm(dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)(x)
+
+    class Layer(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any, _: None) -> tuple[Any, None]:
+            def dense(n: int) -> nn.Dense:
+                return nn.Dense(n, use_bias=False, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
+
+            h, shape = norm(x), (BATCH, SEQ, -1, HEAD)
+            q, k, v = (dense(n * HEAD)(h).reshape(shape) for n in (HEADS, KV_HEADS, KV_HEADS))
+            mixed = jax.nn.dot_product_attention(norm(q), norm(k), v, is_causal=True)
+            x = x + dense(D)(mixed.reshape(BATCH, SEQ, HEADS * HEAD))
+            h = norm(x)
+            return x + dense(D)(nn.silu(dense(F)(h)) * dense(F)(h)), None
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, tokens: Any) -> Any:
+            embed = nn.Embed(VOCAB, D, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
+            x = embed(tokens)
+            if scanned:
+                every = nn.scan(
+                    Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=layers
+                )
+                x, _ = every()(x, None)
+            else:
+                for _ in range(layers):
+                    x, _ = Layer()(x, None)
+            return embed.attend(norm(x))
+
+    tokens, key, made = jnp.zeros((BATCH, SEQ), jnp.int32), jax.random.key(0), Model()
+
+    def loss(params: Any) -> Any:
+        logits = made.apply(params, tokens).astype(jnp.float32)
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], -1).mean()
+
+    def seconds(work: Callable[[], Any]) -> float:
+        found = []
+        for _ in range(runs):
+            jax.clear_caches()
+            found.append(seconds_of(work)[0])
+        return statistics.median(found)
+
+    params = jax.eval_shape(made.init, key, tokens)
+    return (
+        seconds(lambda: jax.eval_shape(made.init, key, tokens)),
+        seconds(lambda: jax.eval_shape(jax.value_and_grad(loss), params)),
+    )
+
+
+def measure_peers(runs: int) -> None:
+    """What others take for 36 layers, as far as they are importable."""
+    print(LUMINAL)
+    build = torch_modules(36)
+    if build is not None:
+        print(
+            f"beside: PyTorch makes the modules on its meta device in {median_of(runs, build)[0] * 1e3:.0f} ms"
+        )
+    for scanned in (True, False):
+        found = seconds_of_flax(36, max(runs // 2, 1), scanned=scanned)
+        if found is None:
+            print("beside: no jax or no flax here")
+            return
+        params, gradients = (seconds * 1e3 for seconds in found)
+        how = "scanned" if scanned else "unrolled"
+        print(
+            f"beside: jax {version('jax')} finds shapes of Flax {version('flax')}, {how}, in {params:.0f} ms, "
+            f"and of its loss and gradients in {gradients:.0f} ms more",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Print the machine and the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--layers", type=int, default=10_000, help="of the deepest graph")
+    parser.add_argument("--windows", action="store_true", help="layers differ in windows, not in widths")
+    options = parser.parse_args()
+    print(f"machine: {cpu_name()}, {os.cpu_count()} CPUs, one thread; {versions()}")
+    measure(options.runs, options.layers, "window" if options.windows else "width")
+    measure_memory(options.layers)
+    measure_peers(options.runs)
+
+
+if __name__ == "__main__":
+    main()

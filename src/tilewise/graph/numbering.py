@@ -1,0 +1,47 @@
+"""Numbers for values: equal ones have one. What two calls have in common is found without comparing with all before."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+__all__ = ["ValueNumbers", "is_equal"]
+
+
+class ValueNumbers:
+    """Values seen so far, and a number for each that differs from those before.
+
+    What was seen is kept, so that the same object is known without looking into it: a model's description may have a
+    thousand entries. Values that cannot be hashed are copied, for their owner may change them, and compared one by one.
+    """
+
+    def __init__(self) -> None:
+        self._by_object: dict[int, tuple[object, int]] = {}
+        self._by_value: dict[object, int] = {}
+        self._others: list[tuple[object, int]] = []
+
+    def known(self, owner: object) -> int | None:
+        """The number of what has been asked for this very object; None if nothing has."""
+        found = self._by_object.get(id(owner))
+        return None if found is None else found[1]
+
+    def number(self, value: object, owner: object = None) -> int:
+        """Of a value that is equal to itself as a whole; from now on that of its owner, too: by default itself."""
+        fresh = len(self._by_value) + len(self._others)
+        try:
+            number = self._by_value.setdefault(value, fresh)
+        except TypeError:  # it cannot be hashed
+            number = next((n for other, n in self._others if is_equal(other, value)), fresh)
+            if number == fresh:
+                self._others.append((deepcopy(value), fresh))
+            return number
+        owner = value if owner is None else owner
+        self._by_object[id(owner)] = owner, number
+        return number
+
+
+def is_equal(a: object, b: object) -> bool:
+    """Whether two attributes are the same; False for what cannot be compared as a whole, as arrays cannot."""
+    try:
+        return bool(a == b)
+    except (TypeError, ValueError):
+        return False
