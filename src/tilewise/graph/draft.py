@@ -25,11 +25,13 @@ _border = Border("graph", ShapeError)
 
 
 class DraftedLayer(NamedTuple):
-    """A template of a layer: its key, the name of its function, how many templates came before it."""
+    """A template of a layer: its key, the name of its function, how many templates came before it, and the attributes
+    of its calls."""
 
     key: str
     function: str
     number: int
+    attrs: Mapping[str, Any]
 
 
 class GraphDraft:
@@ -38,7 +40,7 @@ class GraphDraft:
     Attributes:
         layers: templates of layers, by all that they depend on: function, operands and attributes (`values`).
         values: numbers that stand for specs and attributes of layers.
-        outlined: names of the templates that single ops share, by all that they depend on.
+        outlined: attributes of calls of the templates that single ops share, by all that those depend on.
         hints: layouts that users ask for, by tensor id.
         phase: of the ops that are appended now: forward, backward or update.
         names: ids of the tensors from outside, by name.
@@ -53,7 +55,7 @@ class GraphDraft:
         self.hints: dict[int, tuple[Axes, ...]] = {}
         self.layers: dict[object, DraftedLayer] = {}
         self.values = ValueNumbers()
-        self.outlined: dict[object, str] = {}
+        self.outlined: dict[object, Mapping[str, Any]] = {}
         self.phase = "forward"
         self.loss_id: int | None = None
         self.names: dict[str, int] = {}
@@ -88,7 +90,8 @@ class GraphDraft:
 
     def declare(self, kind: str, spec: TensorSpec) -> TensorNode:
         """A tensor from outside: input, parameter, state or constant, under a name of its own."""
-        _border.text(kind, "a name", spec.name)
+        if not spec.name or not spec.name.isprintable():
+            _border.text(kind, "a name", spec.name)
         if spec.name in self.names or spec.name in self.outputs:
             _border.refuse(kind, "names must be unique", f"{spec.name!r}, which is taken", "rename it")
         if spec.name.startswith(OPTIMIZER) and self.phase != "update":
@@ -120,7 +123,9 @@ class GraphDraft:
         behind it, in order of first use, and so does another function of that name."""
         number = self._layers_named[function] = self._layers_named.get(function, 0) + 1
         key = function if number == 1 else f"{function}#{number}"
-        made = self.layers[signature] = DraftedLayer(key, function, len(self.templates))
+        made = self.layers[signature] = DraftedLayer(
+            key, function, len(self.templates), {"template": key, "saved": ()}
+        )
         return made
 
     def name_output(self, name: str, tensor: int) -> None:
@@ -164,13 +169,11 @@ class GraphDraft:
         *,
         label: str = "",
     ) -> tuple[int, ...]:
-        """Append an op whose output specs are known."""
+        """Append an op whose output specs are known; the attributes are its own from now on, or those of many."""
         op_id, first = len(self.ops), len(self.tensors)
-        self.tensors += [TensorNode(first + i, s, "result", op_id) for i, s in enumerate(specs)]
-        outputs = tuple(range(first, len(self.tensors)))
-        self.ops.append(
-            OpNode(op_id, name, ids, outputs, dict(attrs), self.phase, label or self._label(name, ids))
-        )
+        outputs = tuple(range(first, first + len(specs)))
+        self.tensors += [TensorNode(i, s, "result", op_id) for i, s in zip(outputs, specs)]
+        self.ops.append(OpNode(op_id, name, ids, outputs, attrs, self.phase, label or self._label(name, ids)))
         return outputs
 
     def _label(self, name: str, ids: tuple[int | None, ...]) -> str:

@@ -8,7 +8,7 @@ sums is known here: a contribution names the op that combines it with its like.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,11 +20,11 @@ from tilewise.core.errors import InternalError, PlanError
 from tilewise.graph.builder import SEED, GraphBuilder
 from tilewise.graph.draft import GraphDraft
 from tilewise.ir.counts import counts
-from tilewise.ir.graph import Graph, OpNode, Template, TensorSpec
+from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.op import Op, op_named
 from tilewise.ir.tape import Gradient, Later, Term
 
-__all__ = ["differentiate"]
+__all__ = ["BackwardTemplate", "differentiate", "differentiate_template"]
 
 _author = Border("graph", InternalError)
 
@@ -151,16 +151,24 @@ def _check_contributions(rule: Op, tape: _Tape, op: OpNode, given: object) -> No
 
 
 @dataclass(frozen=True)
-class _Backward:
-    """A backward template: forward tensors it takes (after the results' gradients), whose gradients it yields."""
+class BackwardTemplate:
+    """A template's gradient: forward tensors it takes (after the results' gradients), whose gradients it yields.
+
+    Attributes:
+        saved: of the forward tensors those that the forward call must yield for it.
+        forward_attrs, attrs: attributes of the forward calls from now on, and of its own.
+    """
 
     template: Template
     imports: tuple[int, ...]
     wanted: tuple[int, ...]
+    saved: tuple[int, ...]
+    forward_attrs: Mapping[str, Any]
+    attrs: Mapping[str, Any]
 
 
-def _differentiate_template(forward: Template) -> _Backward:
-    counts.differentiated += 1
+def differentiate_template(forward: Template) -> BackwardTemplate:
+    """The gradient of a template, which depends on nothing else."""
     graph = forward.graph
     builder = GraphBuilder(f"{graph.name}.backward", reduction_chunks=graph.reduction_chunks)
     builder.draft.phase = "backward"
@@ -193,10 +201,16 @@ def _differentiate_template(forward: Template) -> _Backward:
     results = tuple(t for t in (totals[a] for a in wanted) if t is not None)
     for a, r in zip(wanted, results):
         builder.output_id(r, f"grad.{graph.spec(a).name}")
-    imports = tuple(imported)
-    arguments = (*seeds.values(), *imported.values())
-    return _Backward(
-        Template(forward.key + ".backward", builder.freeze(), arguments, results), imports, wanted
+    known = {*forward.arguments, *forward.results}
+    saved = tuple(t for t in imported if t not in known)
+    key = forward.key + ".backward"
+    return BackwardTemplate(
+        Template(key, builder.freeze(), (*seeds.values(), *imported.values()), results),
+        tuple(imported),
+        wanted,
+        saved,
+        {"template": forward.key, "saved": saved},
+        {"template": key, "saved": ()},
     )
 
 
@@ -214,14 +228,15 @@ def differentiate(graph: Graph, loss: int) -> tuple[Graph, dict[str, int]]:
     """
     builder = GraphBuilder.thaw(graph)
     builder.draft.phase = "backward"
-    cache: dict[str, _Backward] = {}
+    cache: dict[str, BackwardTemplate] = {}
     tape = _Tape(graph, builder.draft, lambda tensor: tensor)
     flow = tape.flow
 
     def on_call(op: OpNode, grads: list[int | None]) -> list[int | None]:
         forward = graph.templates[op.attrs["template"]]
         if forward.key not in cache:
-            cache[forward.key] = _differentiate_template(forward)
+            counts.differentiated += 1
+            cache[forward.key] = differentiate_template(forward)
         return _call_backward(builder.draft, op, forward, cache[forward.key], grads)
 
     one = builder.draft.declare(
@@ -246,26 +261,23 @@ def differentiate(graph: Graph, loss: int) -> tuple[Graph, dict[str, int]]:
 
 
 def _call_backward(
-    draft: GraphDraft, op: OpNode, forward: Template, backward: _Backward, grads: list[int | None]
+    draft: GraphDraft,
+    op: OpNode,
+    forward: Template,
+    backward: BackwardTemplate,
+    grads: list[int | None],
 ) -> list[int | None]:
     """Record the backward call of one layer; the forward call yields what it saves from now on."""
-    saved = [t for t in backward.imports if t not in forward.arguments and t not in forward.results]
     known = {**dict(zip(forward.arguments, op.inputs)), **dict(zip(forward.results, op.outputs))}
     first = len(draft.tensors)
-    for i, t in enumerate(saved):
-        draft.tensors.append(replace(draft.tensors[op.outputs[0]], id=first + i, spec=forward.graph.spec(t)))
-        known[t] = first + i
-    outputs = (*op.outputs, *range(first, first + len(saved)))
-    draft.ops[op.id] = replace(op, outputs=outputs, attrs={**op.attrs, "saved": tuple(saved)})
+    saved = tuple(range(first, first + len(backward.saved)))
+    for i, t in zip(saved, backward.saved):
+        draft.tensors.append(TensorNode(i, forward.graph.spec(t), "result", op.id))
+        known[t] = i
+    draft.ops[op.id] = replace(op, outputs=(*op.outputs, *saved), attrs=backward.forward_attrs)
     draft.templates[backward.template.key] = backward.template
     arguments = (*grads, *(known[t] for t in backward.imports))
     specs = [backward.template.graph.spec(r) for r in backward.template.results]
-    results = draft.append(
-        "call",
-        arguments,
-        specs,
-        {"template": backward.template.key, "saved": ()},
-        label=f"{op.label}.backward",
-    )
+    results = draft.append("call", arguments, specs, backward.attrs, label=f"{op.label}.backward")
     by_argument = dict(zip(backward.wanted, results))
     return [by_argument.get(a) for a in forward.arguments]

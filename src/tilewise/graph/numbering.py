@@ -19,13 +19,15 @@ class ValueNumbers:
         self._by_value: dict[object, int] = {}
         self._others: list[tuple[object, int]] = []
 
-    def known(self, owner: object) -> int | None:
-        """The number of what has been asked for this very object; None if nothing has."""
-        found = self._by_object.get(id(owner))
-        return None if found is None else found[1]
+    def is_known(self, value: object) -> bool:
+        """Whether this very object has a number."""
+        return id(value) in self._by_object
 
-    def number(self, value: object, owner: object = None) -> int:
-        """Of a value that is equal to itself as a whole; from now on that of its owner, too: by default itself."""
+    def number(self, value: object) -> int:
+        """Of a value that is equal to itself as a whole."""
+        known = self._by_object.get(id(value))
+        if known is not None:
+            return known[1]
         fresh = len(self._by_value) + len(self._others)
         try:
             number = self._by_value.setdefault(value, fresh)
@@ -34,8 +36,7 @@ class ValueNumbers:
             if number == fresh:
                 self._others.append((deepcopy(value), fresh))
             return number
-        owner = value if owner is None else owner
-        self._by_object[id(owner)] = owner, number
+        self._by_object[id(value)] = value, number
         return number
 
 

@@ -6,7 +6,7 @@ records bindings only: which parameters of the calling graph stand for the templ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -111,27 +111,19 @@ def trace_layer(
     return Template(layer.__name__, frozen, (*(t.id for t in formal), *outside), (result.id,))
 
 
-def _forms(draft: GraphDraft, operands: Sequence[TensorSpec]) -> tuple[int, ...]:
+def _forms(draft: GraphDraft, operands: Iterable[TensorSpec | None]) -> tuple[int, ...]:
     """What a template depends on, of its operands: their specs but for names, equal ones by one number."""
-    numbers = []
-    for spec in operands:
-        known = draft.values.known(spec)
-        numbers.append(draft.values.number(spec.form, spec) if known is None else known)
-    return tuple(numbers)
+    return tuple(-1 if spec is None else draft.values.number(spec.form) for spec in operands)
 
 
 def _numbers(draft: GraphDraft, attributes: Mapping[str, Any]) -> tuple[object, ...]:
     """Attributes, equal ones by one number."""
-    numbers: list[object] = []
-    for name in sorted(attributes):
-        value = attributes[name]
-        known = draft.values.known(value)
-        if known is None and not is_equal(value, value):
+    for name, value in attributes.items():
+        if not draft.values.is_known(value) and not is_equal(value, value):
             _border.refuse(
                 "layer", f"attribute {name!r} must be comparable as a whole", shown(value), "pass a tuple"
             )
-        numbers += (name, draft.values.number(value) if known is None else known)
-    return tuple(numbers)
+    return tuple((name, draft.values.number(attributes[name])) for name in sorted(attributes))
 
 
 def _record_call(
@@ -152,9 +144,7 @@ def _record_call(
             bound = graph.draft.declare(node.kind, node.spec.renamed(f"{path}.{node.spec.name}"))
         arguments.append(bound.id)
     specs = [template.graph.spec(r) for r in template.results]
-    (out,) = graph.draft.append(
-        "call", tuple(arguments), specs, {"template": template.key, "saved": ()}, label=path
-    )
+    (out,) = graph.draft.append("call", tuple(arguments), specs, layer.attrs, label=path)
     return graph.draft.tensors[out]
 
 
@@ -164,10 +154,11 @@ def call_outlined(
     """Append an op without outputs as the call of a template, which equal ops on operands of equal specs share: it is
     laid out and lowered once."""
     draft = graph.draft
-    given = [t for t in operands if t is not None]
     kinds = tuple(None if t is None else t.kind for t in operands)
-    key = (op, kinds, tuple(t.spec.form for t in given), tuple(sorted(attrs.items())))
-    if key not in draft.outlined:
+    specs = [None if t is None else t.spec for t in operands]
+    key = op, kinds, _forms(draft, specs), tuple((a, draft.values.number(attrs[a])) for a in sorted(attrs))
+    call = draft.outlined.get(key)
+    if call is None:
         inner = GraphBuilder(op, reduction_chunks=graph.reduction_chunks)
         inner.draft.phase = draft.phase
         formal = [
@@ -180,12 +171,10 @@ def call_outlined(
         ]
         inner.op(op, formal, **attrs)
         name = op if op not in draft.templates else f"{op}#{len(draft.outlined) + 1}"
-        draft.outlined[key] = name
-        draft.templates[name] = Template(
-            name, inner.freeze(), tuple(t.id for t in formal if t is not None), ()
-        )
-    template = {"template": draft.outlined[key], "saved": ()}
-    draft.append("call", tuple(t.id for t in given), [], template, label=label)
+        arguments = tuple(t.id for t in formal if t is not None)
+        draft.templates[name] = Template(name, inner.freeze(), arguments, ())
+        call = draft.outlined[key] = {"template": name, "saved": ()}
+    draft.append("call", tuple(t.id for t in operands if t is not None), [], call, label=label)
 
 
 def layer(function: Callable[..., TensorNode]) -> LayerFunction:

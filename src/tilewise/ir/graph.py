@@ -28,7 +28,7 @@ MAX_BYTES = 1 << 60
 _border = Border("ir", ShapeError)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorSpec:
     """What a tensor is, without where it lies.
 
@@ -42,6 +42,7 @@ class TensorSpec:
             of one element), `packed` (a weight's panels) or `vector` (one row).
         init: a parameter's first values: `normal` for random ones, `ones` or `zeros`.
         init_scale: the standard deviation of random ones, as a multiple of what `initialize` is given.
+        form: all of it that says how it lies and is cut: everything but its name and first values.
 
     Raises:
         ShapeError: something of it is of another type or out of range.
@@ -55,6 +56,7 @@ class TensorSpec:
     storage: str = "rows"
     init: str = "normal"
     init_scale: float = 1.0
+    form: TensorForm = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         shape = tuple(_border.sequence("TensorSpec", "a shape", self.shape, "sizes"))
@@ -87,6 +89,8 @@ class TensorSpec:
             _border.refuse(
                 "TensorSpec", "a tensor has at most 2**60 bytes", f"{self} {self.name!r}", "make it smaller"
             )
+        form = self.shape, self.dtype, self.labels, self.storage, self.tile_hint
+        object.__setattr__(self, "form", form)
 
     @classmethod
     def parameter(cls, shape: tuple[Size, ...], dtype: str | DType, name: str = "", **kw: Any) -> TensorSpec:
@@ -98,16 +102,20 @@ class TensorSpec:
         """A computed tensor."""
         return cls(shape, _dtype(dtype), **kw)
 
-    @property
-    def form(self) -> TensorForm:
-        """All of it that says how it lies and is cut: everything but its name and first values."""
-        return self.shape, self.dtype, self.labels, self.storage, self.tile_hint
-
     def renamed(self, name: str) -> TensorSpec:
         """The same under another name."""
         _border.text("TensorSpec", "a name", name)
         other = object.__new__(TensorSpec)  # all else has been checked
-        other.__dict__.update(self.__dict__, name=name)
+        put = object.__setattr__
+        put(other, "shape", self.shape)
+        put(other, "dtype", self.dtype)
+        put(other, "labels", self.labels)
+        put(other, "name", name)
+        put(other, "tile_hint", self.tile_hint)
+        put(other, "storage", self.storage)
+        put(other, "init", self.init)
+        put(other, "init_scale", self.init_scale)
+        put(other, "form", self.form)
         return other
 
     def __str__(self) -> str:
@@ -122,7 +130,7 @@ def _size(size: object) -> Size:
     return size if isinstance(size, Dim) else _border.integer("TensorSpec", "a size", size, 1, MAX_SIZE)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorNode:
     """A tensor of a graph. `producer` is the op that makes it, None for what comes from outside.
 
@@ -140,7 +148,7 @@ class TensorNode:
         return self.spec.shape
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class OpNode:
     """One operation: `op` names a class of `graph.ops`, tensors are ids, `attrs` is hashable."""
 

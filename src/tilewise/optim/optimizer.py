@@ -160,7 +160,7 @@ class Optimizer(Kind, ABC):
         norm = [loss, *(tensors[g] for g in gradients.values())]
         clip = graph.op("global_norm", norm, max_norm=self.max_grad_norm)[0]
         graph.output(clip, "grad_norm")
-        known: dict[tuple[Optimizer, float], tuple[TensorNode, Program]] = {}
+        known: dict[tuple[Optimizer, float], tuple[TensorNode, Mapping[str, Any]]] = {}
         for name, gradient in gradients.items():
             weight = graph.find(name)
             own, _ = setting = self._setting_of(name, weight.spec)
@@ -168,7 +168,16 @@ class Optimizer(Kind, ABC):
                 hyper = graph.input(
                     [len(self.per_step)], "f32", name=_hyper_name(len(known)), storage="vector"
                 )
-                known[setting] = hyper, take_down(own.update, own.states, own.per_step)
+                program = take_down(own.update, own.states, own.per_step)
+                known[setting] = (
+                    hyper,
+                    {
+                        "num_states": len(own.states),
+                        "steps": program.steps,
+                        "constants": program.constants,
+                        "left": program.left,
+                    },
+                )
             own._add_update(graph, weight, tensors[gradient], clip, *known[setting])
         return clip
 
@@ -184,7 +193,7 @@ class Optimizer(Kind, ABC):
         gradient: TensorNode,
         clip: TensorNode,
         hyper: TensorNode,
-        program: Program,
+        attrs: Mapping[str, Any],
     ) -> None:
         alike = _spec_of_states(weight.spec.form)
 
@@ -193,12 +202,6 @@ class Optimizer(Kind, ABC):
 
         master = state(MASTER) if weight.spec.dtype.name == "bf16" else None
         states = [state(name) for name in self.states]
-        attrs: dict[str, Any] = {
-            "num_states": len(states),
-            "steps": program.steps,
-            "constants": program.constants,
-            "left": program.left,
-        }
         call_outlined(
             graph, "update", [weight, master, *states, gradient, hyper, clip], attrs, weight.spec.name
         )
