@@ -25,9 +25,11 @@ from tilewise.core import worker_child
 from tilewise.core.border import Border
 from tilewise.core.errors import ResourceError
 
-__all__ = ["WorkerPool", "is_portable"]
+__all__ = ["ENOUGH", "WorkerPool", "is_portable"]
 
 Result = TypeVar("Result")
+ENOUGH = 16
+"""Pieces of work that are worth starting processes for."""
 MAX_WORKERS = 256
 _BATCHES_PER_WORKER = 4  # so that workers end together, though one call takes longer than another
 _border = Border("core")

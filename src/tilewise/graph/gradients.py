@@ -16,12 +16,13 @@ import numpy as np
 
 from tilewise.core.border import Border, shown
 from tilewise.core.dtypes import DTYPES
-from tilewise.core.errors import InternalError, PlanError
+from tilewise.core.errors import InternalError, PlanError, TilewiseError
+from tilewise.core.workers import ENOUGH, WorkerPool
 from tilewise.graph.builder import SEED, GraphBuilder
 from tilewise.graph.draft import GraphDraft
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
-from tilewise.ir.op import Op, op_named
+from tilewise.ir.op import Op, import_ops, modules_of_ops, op_named
 from tilewise.ir.tape import Gradient, Later, Term
 
 __all__ = ["BackwardTemplate", "differentiate", "differentiate_template"]
@@ -220,15 +221,43 @@ def _no_nested_call(op: OpNode, grads: list[int | None]) -> Sequence[Gradient]:
     )
 
 
-def differentiate(graph: Graph, loss: int) -> tuple[Graph, dict[str, int]]:
+def _differentiate_apart(graph: Graph, pool: WorkerPool | None) -> dict[str, BackwardTemplate]:
+    """The gradients of templates that are called, by key, from other processes; none where they are few."""
+    called = {op.attrs["template"] for op in graph.ops if op.op == "call"}
+    if pool is None or len(called) < ENOUGH:
+        return {}
+    templates = [graph.templates[key] for key in graph.templates if key in called]
+    modules = modules_of_ops({op.op for template in templates for op in template.graph.ops})
+    if modules is None:
+        return {}
+    found = pool.map(_differentiate_or_not, [(modules, template) for template in templates])
+    return {template.key: backward for template, backward in zip(templates, found) if backward is not None}
+
+
+def _differentiate_or_not(modules: Sequence[str], forward: Template) -> BackwardTemplate | None:
+    """As `differentiate_template`, in another process; None for one without gradient, which may not be asked for."""
+    import_ops(modules)
+    try:
+        return differentiate_template(forward)
+    except TilewiseError:
+        return None
+
+
+def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> tuple[Graph, dict[str, int]]:
     """The graph with the backward pass of `loss` appended, and the gradient's id of every parameter by name.
+
+    Args:
+        graph: simplified.
+        loss: id of the tensor.
+        pool: processes that make the gradients of templates, where they are many.
 
     Raises:
         PlanError: a parameter does not influence the loss, or is used in a way that has no gradient.
     """
     builder = GraphBuilder.thaw(graph)
     builder.draft.phase = "backward"
-    cache: dict[str, BackwardTemplate] = {}
+    cache = _differentiate_apart(graph, pool)
+    counts.differentiated += len(cache)
     tape = _Tape(graph, builder.draft, lambda tensor: tensor)
     flow = tape.flow
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from typing import Any, ClassVar, TypeVar
 
 from tilewise.core.border import Border, shown
@@ -21,7 +22,17 @@ from tilewise.ir.layout import CHUNKS
 from tilewise.ir.lowering import Lowering
 from tilewise.ir.tape import Gradient, Tape, Term
 
-__all__ = ["Factors", "Op", "Partial", "Signature", "check_call", "op_named", "register"]
+__all__ = [
+    "Factors",
+    "Op",
+    "Partial",
+    "Signature",
+    "check_call",
+    "import_ops",
+    "modules_of_ops",
+    "op_named",
+    "register",
+]
 
 _border = Border("graph", ShapeError)
 _author = Border("ir", InternalError)
@@ -220,6 +231,19 @@ def op_named(name: str) -> Op:
             f"[ir.op] ops must be registered before use; got {name!r}; known: {', '.join(sorted(_OPS))}"
         )
     return _OPS[name]
+
+
+def modules_of_ops(names: Iterable[str]) -> tuple[str, ...] | None:
+    """The modules whose import registers ops of these names; None where one of them is the main module's, which no
+    other process imports."""
+    found = {type(op_named(name)).__module__ for name in names if name != "call"}
+    return None if "__main__" in found else tuple(sorted(found))
+
+
+def import_ops(modules: Iterable[str]) -> None:
+    """Register the ops of modules, in a process that may not know them yet."""
+    for name in modules:
+        import_module(name)
 
 
 def check_call(name: str, operands: Sequence[object | None], attrs: Mapping[str, Any]) -> dict[str, Any]:

@@ -184,6 +184,11 @@ class DeviceNumbers:
             )
         return self._known[axes, size]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been asked for."""
+        return not self._values and not self._teams
+
     def number_of_team(self, axes: Axes) -> int:
         """The place of a team in the tables."""
         return self._teams.setdefault(axes, len(self._teams))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tilewise.core.errors import PlanError
+from tilewise.core.workers import WorkerPool
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import Call, DeviceClass, TileProgram
@@ -49,6 +50,7 @@ def make_plan(
     schedule: MakeSchedule,
     optimizer: object = None,
     overhead: Overhead = _no_overhead,
+    pool: WorkerPool | None = None,
 ) -> Plan:
     """Lower, place and order a laid-out graph.
 
@@ -56,6 +58,7 @@ def make_plan(
         schedule: from the phases of all segments and the number of microbatches to the order of a step.
         overhead: bytes that a device with so many workers, signals and handles, and so much scratch per worker, needs
             besides its arena, by category.
+        pool: processes that lower templates, where they are many.
 
     Raises:
         LayoutError: a device would get no part of a tensor, or sizes do not divide as the strategy needs.
@@ -75,7 +78,7 @@ def make_plan(
     segments = cut_segments(graph)
     order = schedule([s.phase for s in segments], settings.accumulation)
     numbers = DeviceNumbers(shapes)
-    variants = lower_variants(graph, layout, shapes, segments, order, sums, roots, numbers)
+    variants = lower_variants(graph, layout, shapes, segments, order, sums, roots, numbers, pool)
     buffers, regions = _place(tensors, segments, variants)
     binder = Binder(tensors, variants, {b.key: b for b in buffers})
     outside = {

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tilewise.core.workers import ENOUGH, WorkerPool
 from tilewise.ir.counts import counts
-from tilewise.ir.graph import Graph
+from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.lowering import Ref
+from tilewise.ir.op import import_ops, modules_of_ops
 from tilewise.ir.program import LoweredTemplate, Slot
 from tilewise.ir.schedule import Schedule
 from tilewise.plan.accumulation import BatchSums
@@ -88,6 +90,37 @@ class Variants:
         return max((v.scratch_bytes for v in self.variants), default=0)
 
 
+@dataclass(frozen=True)
+class _Job:
+    """What is lowered once: a template, or a run of root ops, at a position of the step.
+
+    Attributes:
+        keep: tensors that live on behind the call; None for root ops.
+        outside: tensors that live outside the template; None for root ops.
+        late: ops that run after the last microbatch only.
+    """
+
+    name: str
+    graph: Graph
+    ops: Sequence[OpNode]
+    layout: GraphLayout
+    microbatch: int
+    late: frozenset[int]
+    keep: frozenset[int] | None
+    outside: frozenset[int] | None
+
+
+@dataclass(frozen=True)
+class _Lowered:
+    """What became of a job, but for its place among all: see `Variant`."""
+
+    templates: tuple[LoweredTemplate, ...]
+    views: tuple[tuple[Ref, ...], ...]
+    inner: dict[int, tuple[int, int]]
+    roots: dict[int, int]
+    scratch_bytes: int
+
+
 def lower_variants(
     graph: Graph,
     layout: GraphLayout,
@@ -97,6 +130,7 @@ def lower_variants(
     sums: BatchSums,
     roots: dict[int, int],
     numbers: DeviceNumbers,
+    pool: WorkerPool | None = None,
 ) -> Variants:
     """Walk the schedule and lower what has not been lowered yet.
 
@@ -105,69 +139,117 @@ def lower_variants(
         sums: what waits for the last microbatch.
         roots: of the root graph's tensors.
         numbers: in which the devices of a class differ.
+        pool: lowers templates for one device where they are many; for several, they share `numbers`, in order.
     """
-    made: dict[tuple[object, ...], Variant] = {}
-    uses = []
-    num_signals = 0
-    rings: dict[
-        tuple[object, ...], tuple[int, int]
-    ] = {}  # the first variant of a template, and its rings' signals
+    jobs: dict[tuple[object, ...], _Job] = {}
+    keys: list[tuple[object, ...]] = []
     for turn in schedule:
-        segment = segments[turn.segment]
-        call, name = segment.call, segment.name(graph)
-        if call is not None:
-            template = graph.templates[call.attrs["template"]]
-            inside, inner_layout = template.graph, layout.calls[call.id]
-            late = sums.calls[call.id]
-            identity: tuple[object, ...] = (name, id(inner_layout), call.attrs["saved"], late.late_ops)
+        identity, job = _job_of(graph, layout, segments[turn.segment], turn.microbatch, sums)
+        key: tuple[object, ...] = (identity, job.microbatch)
+        keys.append(key)
+        jobs.setdefault(key, job)
+    lowered = _lower_all(list(jobs.values()), shapes, roots, numbers, pool)
+    made: dict[tuple[object, ...], Variant] = {}
+    num_signals = 0
+    rings: dict[object, tuple[int, int]] = {}  # the first variant of a template, and its rings' signals
+    for (key, job), found in zip(jobs.items(), lowered):
+        of = key[0]  # the template, at any position
+        first_of_rings = num_signals
+        if of in rings:
+            first_of_rings = rings[of][1]
         else:
-            inside, inner_layout, late = graph, layout, sums
-            identity = (name,)
-        ops = inside.ops if call is not None else segment.ops
-        varies = any(o in late.complete_last for op in ops for o in op.outputs)
-        key = (*identity, turn.microbatch if varies else 0)
-        if key not in made:
-            counts.lowered += call is not None
-            keep = frozenset((*template.results, *call.attrs["saved"])) if call is not None else frozenset()
-            own_roots = roots if call is None else alias_roots(inside, ops, keep)
-            lowerings = [
-                TemplateLowering(
-                    name,
-                    inside,
-                    ops,
-                    inner_layout,
-                    shapes.on(d),
-                    own_roots,
-                    turn.microbatch,
-                    numbers,
-                    late.late_ops,
-                )
-                for d in shapes.kinds
-            ]
-            lowered = [low.run() for low in lowerings]
-            first_of_rings = num_signals
-            if identity in rings:
-                first_of_rings = rings[identity][1]
-            else:
-                rings[identity] = len(made), num_signals
-                num_signals += sum(max(sites) for sites in zip(*(t.ring_sites for t in lowered)))
-            templates = tuple(place_signals(lowered, num_signals, first_of_rings))
-            outside = keep | frozenset(template.arguments) if call is not None else None
-            made[key] = Variant(
-                len(made),
-                templates,
-                tuple(tuple(low.refs[s] for s in templates[0].slots) for low in lowerings),
-                {} if outside is None else _lives(lowerings[0], outside),
-                inside,
-                inner_layout,
-                own_roots,
-                max(low.scratch_bytes for low in lowerings),
-                rings[identity][0],
-            )
-            num_signals += templates[0].num_signals
-        uses.append(Use(segment, turn.microbatch, made[key].number))
+            rings[of] = len(made), num_signals
+            num_signals += sum(max(sites) for sites in zip(*(t.ring_sites for t in found.templates)))
+        templates = tuple(place_signals(found.templates, num_signals, first_of_rings))
+        made[key] = Variant(
+            len(made),
+            templates,
+            found.views,
+            found.inner,
+            job.graph,
+            job.layout,
+            found.roots,
+            found.scratch_bytes,
+            rings[of][0],
+        )
+        num_signals += templates[0].num_signals
+    uses = [
+        Use(segments[turn.segment], turn.microbatch, made[key].number) for turn, key in zip(schedule, keys)
+    ]
     variants = tuple(made.values())
     return Variants(variants, _with_credits(variants, uses))
+
+
+def _job_of(
+    graph: Graph, layout: GraphLayout, segment: Segment, microbatch: int, sums: BatchSums
+) -> tuple[tuple[object, ...], _Job]:
+    """What a segment asks for, and which of a template it is; positions that make no difference are one."""
+    call, name = segment.call, segment.name(graph)
+    if call is None:
+        inside, own, late, ops, keep, outside = graph, layout, sums, segment.ops, None, None
+        identity: tuple[object, ...] = (name,)
+    else:
+        template = graph.templates[call.attrs["template"]]
+        inside, own, late = template.graph, layout.calls[call.id], sums.calls[call.id]
+        ops = inside.ops
+        keep = frozenset((*template.results, *call.attrs["saved"]))
+        outside = keep | frozenset(template.arguments)
+        identity = (name, id(own), call.attrs["saved"], late.late_ops)
+    varies = any(o in late.complete_last for op in ops for o in op.outputs)
+    return identity, _Job(name, inside, ops, own, microbatch if varies else 0, late.late_ops, keep, outside)
+
+
+def _lower_all(
+    jobs: Sequence[_Job],
+    shapes: LocalShapes,
+    roots: dict[int, int],
+    numbers: DeviceNumbers,
+    pool: WorkerPool | None,
+) -> list[_Lowered]:
+    apart = [job for job in jobs if job.keep is not None]
+    counts.lowered += len(apart)
+    found: dict[int, _Lowered | None] = {}
+    if pool is not None and shapes.mesh.num_devices == 1 and len(apart) >= ENOUGH:
+        modules = modules_of_ops({op.op for job in apart for op in job.ops})
+        if modules is not None:
+            answers = pool.map(_lower_apart, [(modules, job, shapes) for job in apart])
+            found = dict(zip(map(id, apart), answers))
+    return [found.get(id(job)) or _lower(job, shapes, roots, numbers) for job in jobs]
+
+
+def _lower_apart(modules: Sequence[str], job: _Job, shapes: LocalShapes) -> _Lowered | None:
+    """As `_lower`, in another process; None where the template asks for numbers, which all share."""
+    import_ops(modules)
+    numbers = DeviceNumbers(shapes)
+    found = _lower(job, shapes, {}, numbers)
+    return found if numbers.is_empty else None
+
+
+def _lower(job: _Job, shapes: LocalShapes, roots: dict[int, int], numbers: DeviceNumbers) -> _Lowered:
+    """One job, for a device of each class."""
+    own_roots = roots if job.keep is None else alias_roots(job.graph, job.ops, job.keep)
+    lowerings = [
+        TemplateLowering(
+            job.name,
+            job.graph,
+            job.ops,
+            job.layout,
+            shapes.on(d),
+            own_roots,
+            job.microbatch,
+            numbers,
+            job.late,
+        )
+        for d in shapes.kinds
+    ]
+    templates = tuple(low.run() for low in lowerings)
+    return _Lowered(
+        templates,
+        tuple(tuple(low.refs[s] for s in templates[0].slots) for low in lowerings),
+        {} if job.outside is None else _lives(lowerings[0], job.outside),
+        own_roots,
+        max(low.scratch_bytes for low in lowerings),
+    )
 
 
 def _with_credits(variants: Sequence[Variant], uses: Sequence[Use]) -> tuple[Use, ...]:

@@ -11,6 +11,8 @@ from tilewise.core.border import Border
 from tilewise.core.collector import collector_paused
 from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
+from tilewise.core.watch import Watch
+from tilewise.core.workers import WorkerPool
 from tilewise.graph import GraphBuilder, differentiate, fix_sizes, simplify
 from tilewise.ir.batch import cut_batch
 from tilewise.ir.graph import Graph, OpNode
@@ -81,13 +83,17 @@ class ComputeGraph(GraphBuilder):
         """The ops, producers before consumers."""
         return list(self.draft.ops)
 
-    def complete(self) -> Graph:
-        """The graph with its backward pass and update, after all passes."""
+    def complete(self, *, pool: WorkerPool | None = None) -> Graph:
+        """The graph with its backward pass and update, after all passes.
+
+        Args:
+            pool: as in `plan`.
+        """
         graph = simplify(self.freeze())
         validate_graph(graph)
         if self.draft.loss_id is None:
             return graph
-        graph, gradients = differentiate(graph, self.draft.loss_id)
+        graph, gradients = differentiate(graph, self.draft.loss_id, pool)
         if self._optimizer is not None:
             builder = GraphBuilder.thaw(graph)
             self._optimizer.add_to(builder, gradients)
@@ -105,6 +111,8 @@ class ComputeGraph(GraphBuilder):
         sizes: Mapping[str, int] | None = None,
         strict: bool = False,
         checkpoints: bool = False,
+        pool: WorkerPool | None = None,
+        watch: Watch | None = None,
     ) -> Plan:
         """Decide tiles, placement, order, memory and communication. Nothing runs.
 
@@ -122,6 +130,8 @@ class ComputeGraph(GraphBuilder):
                 case.
             checkpoints: count the copy of parameters and optimizer states that is in memory while a checkpoint is
                 written and training goes on.
+            pool: processes that work on templates beside this one, where many differ; the plan is the same.
+            watch: sees the phases gradients, layouts and plan.
 
         Raises:
             LayoutError, PlanError: the strategy does not fit the graph, or the batch does not divide.
@@ -136,17 +146,23 @@ class ComputeGraph(GraphBuilder):
         if given is not None and not strategy.axes:
             strategy = DistributionStrategy.for_mesh(given)
         used = given if given is not None else strategy.mesh()
+        seen = Watch() if watch is None else _border.instance("plan", "a watch", watch, Watch, "pass a Watch")
+        if pool is not None:
+            _border.instance("plan", "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
         with collector_paused():
-            graph = self.complete()
-            check_constants(graph)
-            fixed = check_sizes("plan", symbols_of(graph), {} if sizes is None else sizes)
-            bound = cut_batch(graph, accumulation, leaves).bound
-            graph = fix_sizes(graph, fixed)
-            batch = replace(cut_batch(graph, accumulation, leaves), bound=bound)
-            layout = propagate_layouts(graph, used, strategy, batch)
-            graph, layout = insert_reshards(graph, layout, strict=strict)
-            settings = settings_for(graph, layout, batch, workers_per_device, checkpoints)
-            return make_plan(graph, layout, settings, one_stage, self._optimizer, device_overhead)
+            with seen.phase("gradients"):
+                graph = self.complete(pool=pool)
+            with seen.phase("layouts"):
+                check_constants(graph)
+                fixed = check_sizes("plan", symbols_of(graph), {} if sizes is None else sizes)
+                bound = cut_batch(graph, accumulation, leaves).bound
+                graph = fix_sizes(graph, fixed)
+                batch = replace(cut_batch(graph, accumulation, leaves), bound=bound)
+                layout = propagate_layouts(graph, used, strategy, batch)
+                graph, layout = insert_reshards(graph, layout, strict=strict)
+                settings = settings_for(graph, layout, batch, workers_per_device, checkpoints)
+            with seen.phase("plan"):
+                return make_plan(graph, layout, settings, one_stage, self._optimizer, device_overhead, pool)
 
     def estimate_memory_usage(
         self, mesh: DeviceMesh | Mapping[str, int] | None = None, **options: Any

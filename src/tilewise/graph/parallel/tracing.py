@@ -16,7 +16,7 @@ from typing import Any
 
 from tilewise.core.errors import ShapeError
 from tilewise.core.watch import Phase, Span, thread_name
-from tilewise.core.workers import WorkerPool, is_portable
+from tilewise.core.workers import ENOUGH, WorkerPool, is_portable
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.templates import LayerFunction, trace_layer
 from tilewise.ir.graph import Template, TensorNode, TensorSpec
@@ -25,7 +25,6 @@ from tilewise.ir.layer_spec import LayerSpec
 __all__ = ["TemplateTable"]
 
 _Key = tuple[object, ...]
-_ENOUGH = 16  # distinct templates that are worth another process's attention
 _ROUNDS = 3  # of guessing results' forms
 
 
@@ -71,7 +70,7 @@ class TemplateTable:
         for _ in range(_ROUNDS):
             missing = self.missing()
             apart = {}
-            if pool is not None and len(missing) >= _ENOUGH:
+            if pool is not None and len(missing) >= ENOUGH:
                 apart = {key: call for key, call in missing.items() if self._is_portable(call[0])}
                 here = len(missing) - len(apart)
                 if here:

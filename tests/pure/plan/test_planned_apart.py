@@ -1,0 +1,64 @@
+"""Plans whose templates other processes worked on are the plans made here, to the digest."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))  # also for workers, which get this path
+import layers_of_tests as own
+
+from tilewise.core.mesh import DeviceMesh
+from tilewise.core.workers import WorkerPool
+from tilewise.graph import GraphBuilder, differentiate, simplify
+from tilewise.ir.batch import cut_batch
+from tilewise.optim import AdamW
+from tilewise.plan import make_plan, settings_for, variants
+from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with WorkerPool(2) as pool:
+        yield pool
+
+
+def plan(pool, axes=None, accumulation=1, layers=20):
+    """A plan of layers of which no two are alike, without native code."""
+    builder = own.start()
+    x = builder.find("x")
+    for i in range(layers):
+        x = own.block(builder, x, path=f"layers.{i}", width=8 + 8 * i)
+    builder.loss(builder.mean(x))
+    graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id, pool)
+    thawed = GraphBuilder.thaw(graph)
+    AdamW().add_to(thawed, gradients)
+    graph, mesh = thawed.freeze(), DeviceMesh(axes or {})
+    batch = cut_batch(graph, accumulation)
+    layout = propagate_layouts(graph, mesh, DistributionStrategy.for_mesh(mesh), batch)
+    return make_plan(graph, layout, settings_for(graph, layout, batch, 1), one_stage, pool=pool)
+
+
+@pytest.mark.parametrize(("axes", "accumulation"), [({}, 1), ({}, 4), ({"dp": 2}, 1)])
+def test_the_same_plan(pool, axes, accumulation):
+    """On one device nothing is lowered here; several share numbers, so they are lowered here."""
+    expected = plan(None, axes, accumulation)
+    assert plan(pool, axes, accumulation).digest() == expected.digest()
+
+
+def test_a_planted_fault_is_found(pool, monkeypatch):
+    """The twin: what a worker answers reaches the plan."""
+    share = WorkerPool.map
+
+    def spoil(self, function, calls, *given):
+        found = share(self, function, calls, *given)
+        if function is variants._lower_apart:
+            found[3], found[4] = found[4], found[3]
+        return found
+
+    monkeypatch.setattr(WorkerPool, "map", spoil)
+    try:
+        digest = plan(pool).digest()
+    except Exception:  # the proofs may refuse it first
+        return
+    assert digest != plan(None).digest()
