@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from tilewise.core.dims import BATCH, Dim, DimLabel
     from tilewise.core.errors import TilewiseError
     from tilewise.core.mesh import DeviceMesh
+    from tilewise.core.workers import WorkerPool
     from tilewise.graph import GraphBuilder, layer
+    from tilewise.graph.parallel import ParallelDebugger, ParallelGraphBuilder, ProgressTracker
     from tilewise.ir.graph import TensorSpec
     from tilewise.ir.hints import Replicate, Shard
+    from tilewise.ir.layer_spec import LayerSpec
     from tilewise.session import ComputeGraph, GraphInstance, Plan, StepResult
     from tilewise.strategy import DistributionStrategy, ParallelismMode
 
@@ -31,13 +34,18 @@ _HOMES = {
     "DistributionStrategy": "tilewise.strategy",
     "GraphBuilder": "tilewise.graph",
     "GraphInstance": "tilewise.session",
+    "LayerSpec": "tilewise.ir.layer_spec",
+    "ParallelDebugger": "tilewise.graph.parallel",
+    "ParallelGraphBuilder": "tilewise.graph.parallel",
     "ParallelismMode": "tilewise.strategy",
     "Plan": "tilewise.session",  # with all ops and optimizers that a saved plan may name
+    "ProgressTracker": "tilewise.graph.parallel",
     "Replicate": "tilewise.ir.hints",
     "Shard": "tilewise.ir.hints",
     "StepResult": "tilewise.session",
     "TensorSpec": "tilewise.ir.graph",
     "TilewiseError": "tilewise.core.errors",
+    "WorkerPool": "tilewise.core.workers",
     "layer": "tilewise.graph",
 }
 
@@ -50,13 +58,18 @@ __all__ = [
     "DistributionStrategy",
     "GraphBuilder",
     "GraphInstance",
+    "LayerSpec",
+    "ParallelDebugger",
+    "ParallelGraphBuilder",
     "ParallelismMode",
     "Plan",
+    "ProgressTracker",
     "Replicate",
     "Shard",
     "StepResult",
     "TensorSpec",
     "TilewiseError",
+    "WorkerPool",
     "get_cmake_dir",
     "get_include",
     "get_library",
