@@ -63,8 +63,14 @@ class Contraction:
 
 
 def factors_of(graph: Graph, op: OpNode) -> Factors:
-    """What an op says of its dims."""
-    return op_named(op.op).factors([None if i is None else graph.spec(i) for i in op.inputs], op.attrs)
+    """What an op says of its dims. Every stage asks, so it is kept with the graph."""
+    known = graph.kept.get(op.id)
+    if known is None or known[0] is not op:
+        tensors = graph.tensors
+        specs = [None if i is None else tensors[i].spec for i in op.inputs]
+        known = graph.kept[op.id] = op, op_named(op.op).factors(specs, op.attrs)
+    factors: Factors = known[1]
+    return factors
 
 
 def tree_of(label: DimLabel | None) -> str:

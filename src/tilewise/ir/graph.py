@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -195,6 +196,14 @@ class Graph:
         return self._constant_bits() == other._constant_bits() and all(
             getattr(self, name) == getattr(other, name) for name in plain
         )
+
+    @cached_property
+    def kept(self) -> dict[int, Any]:
+        """What functions of the graph keep by op id, to work it out once; it is no part of the graph."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def _constant_bits(self) -> dict[int, tuple[object, ...]]:
         """What constants hold, to compare: arrays have no single truth value."""

@@ -77,6 +77,8 @@ class Draft:
 
     def freeze(self) -> Instruction:
         """What the template will hold."""
+        if not self.waits and not self.notifies:
+            return self.instruction
         return replace(self.instruction, waits=tuple(self.waits), notifies=tuple(self.notifies))
 
 

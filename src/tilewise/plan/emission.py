@@ -9,8 +9,8 @@ operands that view the same tile share it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass
+from functools import cache, reduce
 from math import isfinite, prod
 from operator import or_
 from typing import NoReturn
@@ -120,23 +120,52 @@ def repeat_instruction(like: Draft, tiles: Mapping[str, Operand], ref_of: Callab
         InternalError: an operand is unknown, or has another form.
     """
     instruction = like.instruction
-    names = [spec.name for spec in kernel_spec(instruction.kernel).operands]
+    names = _operand_places(instruction.kernel)
     operands = list(instruction.operands)
     for name, new in tiles.items():
-        place = names.index(name) if name in names and len(names) == len(operands) else -1
+        place = names.get(name, -1) if len(names) == len(operands) else -1
         old = operands[place]
-        if place < 0 or new.mode != old.mode or ref_of(new.slot).form != ref_of(old.slot).form:
+        own, other = ref_of(new.slot), ref_of(old.slot)
+        if place < 0 or new.mode != old.mode or (own is not other and own.form != other.form):
             raise InternalError(
                 f"[plan.emission] an instruction is repeated on operands of the same form; got another for {name!r} of "
                 f"{instruction.kernel!r} in {instruction.label!r}; emit it"
             )
-        operands[place] = old._replace(slot=new.slot, part=new.part, parts=new.parts)
+        operands[place] = Operand(
+            new.slot,
+            old.mode,
+            old.access,
+            old.team,
+            old.member,
+            old.div,
+            new.part,
+            new.parts,
+            old.null,
+            old.role,
+        )
     if len({o.slot for o in operands}) != len({o.slot for o in instruction.operands}):
         raise InternalError(
             f"[plan.emission] operands of a repeated instruction are as many tensors as before; got {operands} for "
             f"{instruction.label!r}; emit it"
         )
-    return Draft(replace(instruction, operands=tuple(operands)))
+    return Draft(
+        Instruction(
+            instruction.kernel,
+            instruction.label,
+            instruction.extent,
+            instruction.step,
+            tuple(operands),
+            instruction.ints,
+            instruction.floats,
+            priority=instruction.priority,
+        )
+    )
+
+
+@cache
+def _operand_places(kernel: str) -> dict[str, int]:
+    """Places of a kernel's operands by name; there are some hundred kernels."""
+    return {spec.name: i for i, spec in enumerate(kernel_spec(kernel).operands)}
 
 
 def _full_name(call: _Call, dtype: str | None) -> str:

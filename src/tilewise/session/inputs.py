@@ -39,25 +39,38 @@ _border = Border("session", ShapeError)
 
 def index_bounds(graph: Graph) -> dict[str, Bounds]:
     """Per tensor from outside by name, the ranges that ops using it as indices ask for, in layers too."""
+    known: dict[str, dict[int, Bounds]] = {}  # by template
+    asked = _indices_of(graph, known)
     found: dict[str, Bounds] = {}
+    for t in graph.tensors:
+        if t.id in asked and t.kind != "result":
+            found.setdefault(t.spec.name, []).extend(asked[t.id])
+    return found
 
-    def walk(inside: Graph, names: Mapping[int | None, str]) -> None:
-        for op in inside.ops:
-            if op.op == "call":
-                template = inside.templates[op.attrs["template"]]
-                bound: dict[int | None, str] = {
-                    f: names[a] for f, a in zip(template.arguments, op.inputs) if a in names
+
+def _indices_of(graph: Graph, known: dict[str, dict[int, Bounds]]) -> dict[int, Bounds]:
+    """The ranges that ops ask of the tensors that they use as indices, by tensor; of templates once."""
+    found: dict[int, Bounds] = {}
+
+    def add(tensor: int | None, bounds: Bounds) -> None:
+        if tensor is not None:
+            own = found.setdefault(tensor, [])
+            own += [b for b in bounds if b not in own]
+
+    for op in graph.ops:
+        if op.op == "call":
+            template = graph.templates[op.attrs["template"]]
+            if template.key not in known:
+                inside = _indices_of(template.graph, known)
+                known[template.key] = {
+                    position: inside[a] for position, a in enumerate(template.arguments) if a in inside
                 }
-                if bound:
-                    walk(template.graph, bound)
-                continue
-            specs = [None if i is None else inside.spec(i) for i in op.inputs]
-            for position, limits in op_named(op.op).index_bounds(specs, op.attrs).items():
-                tensor = op.inputs[position]
-                if tensor in names and limits not in found.setdefault(names[tensor], []):
-                    found[names[tensor]].append(limits)
-
-    walk(graph, {t.id: t.spec.name for t in graph.tensors if t.kind != "result"})
+            for position, bounds in known[template.key].items():
+                add(op.inputs[position], bounds)
+            continue
+        specs = [None if i is None else graph.spec(i) for i in op.inputs]
+        for position, limits in op_named(op.op).index_bounds(specs, op.attrs).items():
+            add(op.inputs[position], [limits])
     return found
 
 

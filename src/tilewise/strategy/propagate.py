@@ -108,6 +108,7 @@ class _Propagation:
     cache: dict[object, tuple[GraphLayout, dict[int, Choices]]] = field(default_factory=dict)
     layouts: dict[str, list[GraphLayout]] = field(default_factory=dict)
     rules: dict[DimLabel | None, Choice] = field(default_factory=dict)
+    free: dict[tuple[DimLabel | None, ...], Choices] = field(default_factory=dict)  # by labels without a rule
     fitting: set[str] = field(default_factory=set)  # patterns of the strategy's layouts that fit some name
 
     def hints(self, graph: Graph) -> dict[int, Choices]:
@@ -136,8 +137,12 @@ class _Propagation:
 
     def ruled(self, tensor: TensorNode) -> Choices:
         """What the strategy's rules give a tensor from outside."""
+        if tensor.spec.labels in self.free:
+            return self.free[tensor.spec.labels]
         found = tuple(self._rule(label, tensor.spec.name) for label in tensor.spec.labels)
         require_unique(tensor.spec.name, as_layout(found))
+        if all(choice.rank == FREE for choice in found):  # none is said to be for this tensor
+            self.free[tensor.spec.labels] = found
         return found
 
     def _rule(self, label: DimLabel | None, name: str) -> Choice:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewise.core.errors import InternalError
-from tilewise.ir.graph import Graph
+from tilewise.ir.graph import Graph, OpNode, TensorSpec
 from tilewise.ir.op import op_named
 
 __all__ = ["validate_graph"]
@@ -16,55 +16,41 @@ def validate_graph(graph: Graph) -> None:
     Raises:
         InternalError: names the first rule that does not hold.
     """
-    known = {t.id for t in graph.tensors if t.kind != "result"}
-    _hold(all(t.id == i for i, t in enumerate(graph.tensors)), graph, "tensor ids are dense")
+    tensors = graph.tensors
+    known = {t.id for t in tensors if t.kind != "result"}
+    formal: dict[str, list[object]] = {}  # by template
+    _hold(all(t.id == i for i, t in enumerate(tensors)), graph, "tensor ids are dense")
     for position, op in enumerate(graph.ops):
-        where = f"op {op.id} ({op.op} {op.label!r})"
-        _hold(op.id == position, graph, f"op ids are dense, at {where}")
-        _hold(
-            all(i is None or i in known for i in op.inputs),
-            graph,
-            f"operands exist before their use, at {where}",
-        )
-        _hold(not known.intersection(op.outputs), graph, f"a tensor has one producer, at {where}")
-        _hold(
-            all(graph.tensors[o].producer == op.id for o in op.outputs), graph, f"producers agree, at {where}"
-        )
+        _hold(op.id == position, graph, "op ids are dense", op)
+        _hold(all(i is None or i in known for i in op.inputs), graph, "operands exist before their use", op)
+        _hold(known.isdisjoint(op.outputs), graph, "a tensor has one producer", op)
+        _hold(all(tensors[o].producer == op.id for o in op.outputs), graph, "producers agree", op)
         known.update(op.outputs)
         if op.op == "call":
-            _validate_call(graph, where, op.inputs, op.outputs, op.attrs["template"], op.attrs["saved"])
+            key = op.attrs["template"]
+            if key not in formal:
+                inside = graph.templates[key]
+                formal[key] = [_form(inside.graph.spec(a)) for a in inside.arguments]
+            actual = [_form(tensors[i].spec) for i in op.inputs if i is not None]
+            _hold(formal[key] == actual, graph, "arguments fit", op)
+            count = len(graph.templates[key].results) + len(op.attrs["saved"])
+            _hold(len(op.outputs) == count, graph, "results fit", op)
         else:
             specs = op_named(op.op).infer([None if i is None else graph.spec(i) for i in op.inputs], op.attrs)
-            same = [(s.shape, s.dtype) for s in specs] == [
-                (graph.spec(o).shape, graph.spec(o).dtype) for o in op.outputs
-            ]
-            _hold(same, graph, f"results have the specs their op infers, at {where}")
+            same = [_form(s) for s in specs] == [_form(graph.spec(o)) for o in op.outputs]
+            _hold(same, graph, "results have the specs their op infers", op)
     _hold(all(t in known for t in graph.outputs.values()), graph, "outputs exist")
     for template in graph.templates.values():
         validate_graph(template.graph)
 
 
-def _validate_call(
-    graph: Graph,
-    where: str,
-    inputs: tuple[int | None, ...],
-    outputs: tuple[int, ...],
-    key: str,
-    saved: tuple[int, ...],
-) -> None:
-    template = graph.templates[key]
-    formal = [template.graph.spec(a) for a in template.arguments]
-    actual = [graph.spec(i) for i in inputs if i is not None]
-    _hold(
-        [(s.shape, s.dtype) for s in formal] == [(s.shape, s.dtype) for s in actual],
-        graph,
-        f"arguments fit, at {where}",
-    )
-    _hold(len(outputs) == len(template.results) + len(saved), graph, f"results fit, at {where}")
+def _form(spec: TensorSpec) -> tuple[object, object]:
+    return spec.shape, spec.dtype
 
 
-def _hold(holds: bool, graph: Graph, rule: str) -> None:
+def _hold(holds: bool, graph: Graph, rule: str, op: OpNode | None = None) -> None:
     if not holds:
+        where = "" if op is None else f", at op {op.id} ({op.op} {op.label!r})"
         raise InternalError(
-            f"[ir.validate] {rule}; it does not hold in {graph.name!r}; please report the graph's print"
+            f"[ir.validate] {rule}{where}; it does not hold in {graph.name!r}; please report the graph's print"
         )

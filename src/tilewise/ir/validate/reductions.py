@@ -111,8 +111,7 @@ def validate_reductions(
     """
     if not layouts:
         _refuse("a program lowers a graph", "no layout of one")
-    for number, layout in enumerate(layouts):
-        _require_all_records(program, layouts, number, layout)
+    _require_all_records(program, layouts)
     every: list[list[_Flow]] = []
     for class_id, of in enumerate(program.classes):
         exchanges: dict[_Exchange, str] = {}
@@ -131,23 +130,23 @@ def validate_reductions(
     _confirm_columns(program, every, layouts[0].mesh)
 
 
-def _require_all_records(
-    program: TileProgram, layouts: Sequence[GraphLayout], number: int, layout: GraphLayout
-) -> None:
+def _require_all_records(program: TileProgram, layouts: Sequence[GraphLayout]) -> None:
     """Some template of a graph completes each of its records."""
-    if any(layout is other for other in layouts[:number]):
-        return
+    own: dict[int, list[int]] = {}  # templates, by the layout that they lower
+    for number, layout in enumerate(layouts):
+        own.setdefault(id(layout), []).append(number)
     for of in program.classes:
-        done = {
-            (c.op, c.partial, c.number)
-            for template, other in zip(of.templates, layouts)
-            if other is layout
-            for c in template.completions
-        }
-        for (op, partial), records in layout.records.items():
-            for i, record in enumerate(records):
-                if record.team and (op, partial, i) not in done:
-                    _refuse("a shared value is completed", f"none of {partial!r} of op {op}")
+        for numbers in own.values():
+            done = {
+                (c.op, c.partial, c.number)
+                for number in numbers
+                if number < len(of.templates)
+                for c in of.templates[number].completions
+            }
+            for (op, partial), records in layouts[numbers[0]].records.items():
+                for i, record in enumerate(records):
+                    if record.team and (op, partial, i) not in done:
+                        _refuse("a shared value is completed", f"none of {partial!r} of op {op}")
 
 
 class _Flow:
