@@ -70,7 +70,7 @@ def stack(layers: int) -> tw.ComputeGraph:
     )
     rows = np.tile(np.arange(SEQ, dtype=np.int32), (BATCH, 1))
     positions = graph.constant(rows, name="positions", labels=[tw.BATCH, None], storage="scalars")
-    table = graph.constant(rope_table(decoder.ropes[0], decoder.head_dim, SEQ), name="rope_table")
+    table = graph.constant(rope_table(decoder.ropes[0], decoder.head_dim, SEQ, SEQ), name="rope_table")
     weight = graph.parameter([256, decoder.hidden_size], "f32", name="embed.weight")
     x = graph.embedding(tokens, weight)
     for i in range(layers):

@@ -5,7 +5,7 @@ no strategies. Weights are read lazily, so a device that needs some rows reads t
 """
 
 from tilewise.checkpoint.background import CheckpointWriter
-from tilewise.checkpoint.dcp import open_distributed
+from tilewise.checkpoint.dcp import is_distributed, open_distributed
 from tilewise.checkpoint.files import (
     check_replaceable,
     check_writable,
@@ -51,6 +51,7 @@ __all__ = [
     "checkpoint_paths",
     "find_model",
     "has_checkpoints",
+    "is_distributed",
     "latest_checkpoint",
     "load_checkpoint",
     "load_generation_config",

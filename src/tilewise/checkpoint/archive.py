@@ -8,6 +8,7 @@ twice, or lies outside the archive. Ranges go to `torch_files`.
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -29,10 +30,17 @@ _ENCRYPTED = 1
 
 @dataclass(frozen=True)
 class Part:
-    """A part of an archive, as a range of its file."""
+    """A part of an archive, as a range of its file.
+
+    Attributes:
+        begin: of it, in bytes.
+        size: the same.
+        crc: CRC-32 of its bytes; None where the archive was written without checksums.
+    """
 
     begin: int
     size: int
+    crc: int | None
 
 
 @dataclass(frozen=True)
@@ -40,10 +48,14 @@ class _Entry:
     name: str
     header: int
     size: int
+    crc: int
 
 
 def read_archive(file: OpenFile, begin: int, size: int, max_bytes: int) -> Mapping[str, Part]:
     """The parts of the archive that fills a range of a file, by name.
+
+    A zip archive has the CRC-32 of every part. PyTorch can be told to leave them out (`set_crc32_options(False)`) and
+    then writes 0 for all of them: an archive in which each is 0 has none, in any other 0 is a checksum like others.
 
     Args:
         file: open.
@@ -57,7 +69,9 @@ def read_archive(file: OpenFile, begin: int, size: int, max_bytes: int) -> Mappi
     """
     directory, count, where = _directory(file, begin, size, max_bytes)
     found: dict[str, Part] = {}
-    for entry in _entries(directory, count):
+    entries = list(_entries(directory, count))
+    has_checksums = any(entry.crc for entry in entries)
+    for entry in entries:
         if entry.name in found:
             raise Unreadable(f"its part {shown(entry.name)} stands twice")
         if entry.header + _LOCAL.size > where:
@@ -66,7 +80,7 @@ def read_archive(file: OpenFile, begin: int, size: int, max_bytes: int) -> Mappi
         first = entry.header + _LOCAL.size + local[9] + local[10]
         if local[0] != b"PK\x03\x04" or first + entry.size > where:
             raise Unreadable(f"its part {shown(entry.name)} lies outside of it")
-        found[entry.name] = Part(begin + first, entry.size)
+        found[entry.name] = Part(begin + first, entry.size, entry.crc if has_checksums else None)
     return found
 
 
@@ -74,12 +88,15 @@ def read_part(file: OpenFile, part: Part, max_bytes: int) -> bytes:
     """The bytes of a part.
 
     Raises:
-        Unreadable: there are too many of them.
+        Unreadable: there are too many of them, or they do not have their checksum.
         CheckpointError: the file has become shorter.
     """
     if part.size > max_bytes:
         raise Unreadable(f"a part of it has {part.size} bytes, more than {max_bytes}")
-    return _read(file, part.begin, part.size)
+    content = _read(file, part.begin, part.size)
+    if part.crc is not None and zlib.crc32(content) != part.crc:
+        raise Unreadable("a part of it does not have its checksum: it is damaged")
+    return content
 
 
 def _read(file: OpenFile, begin: int, size: int) -> bytes:
@@ -138,7 +155,7 @@ def _entries(directory: bytes, count: int) -> Iterator[_Entry]:
         if size != packed:
             raise Unreadable(f"its part {shown(name)} has two sizes")
         found += 1
-        yield _Entry(name.decode("utf-8", "replace"), header, size)
+        yield _Entry(name.decode("utf-8", "replace"), header, size, fields[7])
     if at != len(directory) or found != count:
         raise Unreadable("the directory of its archive is cut off")
 

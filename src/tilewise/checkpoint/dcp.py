@@ -25,9 +25,9 @@ from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
 from tilewise.core.reading import Unreadable, open_regular, read_whole
 
-__all__ = ["METADATA", "open_distributed"]
+__all__ = ["is_distributed", "open_distributed"]
 
-METADATA = ".metadata"
+_METADATA = ".metadata"
 _MODULE = "torch.distributed.checkpoint.metadata"
 _MAX_CHUNKS = 1 << 14  # of a tensor
 _MAX_CHUNK_WORDS = 1 << 16  # bytes of what is said of one; there may be many that say much
@@ -61,6 +61,11 @@ class _Joined:
         return whole
 
 
+def is_distributed(directory: str | Path) -> bool:
+    """Whether a directory is meant to be a distributed checkpoint."""
+    return os.path.lexists(os.path.join(directory, _METADATA))
+
+
 def open_distributed(directory: str | Path, part: str | None = None) -> Mapping[str, FileTensor | LazyTensor]:
     """The tensors of a distributed checkpoint; nothing is read until it is used, and nothing is run.
 
@@ -76,10 +81,10 @@ def open_distributed(directory: str | Path, part: str | None = None) -> Mapping[
     if part is not None:
         _border.text("open_distributed", "part", part)
     try:
-        return _Directory(root, parse_pickle(read_whole(root / METADATA, MAX_PICKLE_BYTES))).tensors(part)
+        return _Directory(root, parse_pickle(read_whole(root / _METADATA, MAX_PICKLE_BYTES))).tensors(part)
     except Unreadable as error:
         raise CheckpointError(
-            f"[checkpoint.open_distributed] a distributed checkpoint must hold {METADATA} and whole tensors; got "
+            f"[checkpoint.open_distributed] a distributed checkpoint must hold {_METADATA} and whole tensors; got "
             f"{str(root)!r}: {error}; save it again"
         ) from None
 

@@ -83,8 +83,8 @@ def replace_directory(path: Path, write: Callable[[Path], None]) -> None:
         temporary.mkdir(parents=True)
         try:
             write(temporary)
-            for file in temporary.iterdir():
-                sync_file(file)
+            for path_inside in temporary.rglob("*"):
+                (sync_directory if path_inside.is_dir() else sync_file)(path_inside)
             sync_directory(temporary)
             _put_in_place(temporary, path)
         finally:

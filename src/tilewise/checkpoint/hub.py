@@ -12,6 +12,7 @@ import os
 import re
 from pathlib import Path
 
+from tilewise.checkpoint.companions import GENERATION, MODULES, TEMPLATES, TOKENIZER
 from tilewise.checkpoint.weights import INDEX, SINGLE, files_of_index
 from tilewise.core import Border, ConfigError
 from tilewise.core.border import shown
@@ -25,18 +26,10 @@ _REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./-]{0,254}")  # part of a path
 _MAX_REASON = 300
 _SMALL = (
     "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "modules.json",
-    "sentence_bert_config.json",
-    "1_Pooling/config.json",
+    GENERATION,
+    *TOKENIZER,
+    *TEMPLATES,
+    *MODULES,
     INDEX,
 )
 

@@ -9,6 +9,8 @@ of the format (`checkpoint.header`).
 from __future__ import annotations
 
 import os
+import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -20,10 +22,12 @@ from numpy.typing import NDArray
 
 from tilewise.checkpoint.header import TensorEntry, header_end, parse_header
 from tilewise.core import CheckpointError
+from tilewise.core.border import shown
 from tilewise.core.reading import Unreadable, open_regular
 
-__all__ = ["FileTensor", "LazyTensor", "OpenFile", "Tensor", "WeightsFile", "read_array"]
+__all__ = ["Checksum", "FileTensor", "LazyTensor", "OpenFile", "Tensor", "WeightsFile", "read_array"]
 
+_CHUNK_BYTES = 4 << 20
 _FOREIGN = {
     b"PK\x03\x04": "an archive of torch.save",
     b"\x80": "pickled objects, or a state dict of a torch before 1.6, which may run any code when they are opened",
@@ -72,6 +76,48 @@ class OpenFile:
         )
 
 
+class Checksum:
+    """The CRC-32 of a range of a file in which tensors lie. The range is read once, by the first tensor that is.
+
+    Args:
+        file: open.
+        begin: of the range, in bytes.
+        size: the same.
+        crc: what its bytes must have.
+    """
+
+    def __init__(self, file: OpenFile, begin: int, size: int, crc: int) -> None:
+        self._file, self._range, self._crc = file, (begin, size), crc
+        self._is_right = False
+        self._lock = threading.Lock()
+
+    def verify(self, name: str) -> None:
+        """Hold the range to its checksum.
+
+        Args:
+            name: of a tensor in it, for the message.
+
+        Raises:
+            CheckpointError: it has another, or is no longer there.
+        """
+        with self._lock:
+            if self._is_right:
+                return
+            (begin, size), found = self._range, 0
+            buffer = memoryview(bytearray(min(size, _CHUNK_BYTES)))
+            for first in range(0, size, _CHUNK_BYTES):
+                chunk = buffer[: min(_CHUNK_BYTES, size - first)]
+                self._file.read_into(chunk, begin + first)
+                found = zlib.crc32(chunk, found)
+            if found != self._crc:
+                raise CheckpointError(
+                    f"[checkpoint.read] a tensor's bytes must have the CRC-32 that stands in its file; got {found:#x} "
+                    f"instead of {self._crc:#x} for {shown(name)} in {str(self._file.path)!r}; it is damaged: download "
+                    "or save it again"
+                )
+            self._is_right = True
+
+
 @dataclass(frozen=True)
 class FileTensor:
     """A tensor of a file, some of its rows, or its transpose; nothing is read until it is indexed or made an array.
@@ -84,6 +130,7 @@ class FileTensor:
         begin: of its first element, in bytes from the file's start.
         row_bytes: between rows in the file, which are columns here when it is transposed.
         is_transposed: the file has the transpose.
+        checksum: of the bytes that it is a part of, where the file has one; they are held to it before any is used.
     """
 
     file: OpenFile
@@ -93,6 +140,7 @@ class FileTensor:
     begin: int
     row_bytes: int
     is_transposed: bool = False
+    checksum: Checksum | None = None
 
     @property
     def ndim(self) -> int:
@@ -137,12 +185,22 @@ class FileTensor:
         """Some neighbouring columns of a matrix."""
         return self.transpose().rows(first, count).transpose()
 
+    def verify(self) -> None:
+        """Hold the bytes that it is a part of to their checksum, where the file has one.
+
+        Raises:
+            CheckpointError: they have another.
+        """
+        if self.checksum is not None:
+            self.checksum.verify(self.name)
+
     def read(self) -> NDArray[Any]:
         """All of it, as an array of its own.
 
         Raises:
-            CheckpointError: the file is not what it was when it was opened.
+            CheckpointError: the file is not what it was when it was opened, or is damaged.
         """
+        self.verify()
         shape = self.shape[::-1] if self.is_transposed else self.shape
         array = np.empty(shape, self.dtype)
         if array.size:

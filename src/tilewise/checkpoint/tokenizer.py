@@ -59,12 +59,22 @@ class _Subwords(BaseModel):
     continuing_subword_prefix: str | None = None
 
 
+class _Added(BaseModel):
+    """A token that the model does not make, and the id that the file gives it."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    id: int
+    content: str
+
+
 class _TokenizerFile(BaseModel):
     """tokenizer.json is the library's to read; here it is held to be a JSON object that does not nest without end."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
     model: _Subwords | None = None
+    added_tokens: list[_Added] | None = None
 
 
 class _Merges(_Subwords):
@@ -138,13 +148,22 @@ def _parse_tokenizer(content: bytes) -> Tokenizer:
     """
     from tokenizers import Tokenizer
 
-    found = parse_json(content, _TokenizerFile).model
-    if found is not None and found.continuing_subword_prefix:
+    found = parse_json(content, _TokenizerFile)
+    if found.model is not None and found.model.continuing_subword_prefix:
         _check_merges(content)
     with refusals_of("tokenizers"):
         tokenizer = Tokenizer.from_buffer(content)
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        ids = [tokenizer.token_to_id(token.content) for token in found.added_tokens or ()]
+    for token, id_ in zip(found.added_tokens or (), ids):
+        if (
+            id_ != token.id
+        ):  # the library moves it without a word: to the next free id, or to that in the vocabulary
+            raise Unreadable(
+                f"added token {shown(token.content)} has id {token.id} in the file, where the tokenizers library gives "
+                f"it {'none' if id_ is None else id_}"
+            )
     return tokenizer
 
 

@@ -2,8 +2,9 @@
 
 A file is a stored archive (`archive`) with a pickle (`pickles`) that says which tensors there are, and a part per
 storage with their bytes. `open_state_dict` shows the tensors under their names, each read where it lies when it is
-asked for, like those of safetensors. Refuses files that name anything but tensors, tensors that reach beyond their
-storage or are no plain rows and columns, and what is no state dict; PyTorch is not needed.
+asked for, like those of safetensors; its whole storage is held to the archive's checksum first. Refuses files that name
+anything but tensors, tensors that reach beyond their storage or are no plain rows and columns, and what is no state
+dict; PyTorch is not needed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 
 from tilewise.checkpoint.archive import Part, read_archive, read_part
 from tilewise.checkpoint.pickles import MAX_PICKLE_BYTES, Name, Record, parse_pickle, worded
-from tilewise.checkpoint.tensors import FileTensor, OpenFile
+from tilewise.checkpoint.tensors import Checksum, FileTensor, OpenFile
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
 from tilewise.core.reading import Unreadable, open_regular
@@ -190,6 +191,7 @@ class Storages:
 
     def __init__(self, file: OpenFile, begin: int, size: int, max_bytes: int = MAX_PICKLE_BYTES) -> None:
         self._file = file
+        self._checksums: dict[Part, Checksum] = {}
         self._parts = read_archive(file, begin, size, max_bytes)
         pickles = [name for name in self._parts if name == "data.pkl" or name.endswith("/data.pkl")]
         if len(pickles) != 1:
@@ -229,7 +231,17 @@ class Storages:
         if (offset + extent) * dtype.itemsize > part.size:
             raise Unreadable(f"{shown(name)} reaches beyond its storage")
         begin = part.begin + offset * dtype.itemsize
-        return FileTensor(self._file, name, dtype, shape, begin, step * dtype.itemsize, is_transposed)
+        checksum = self._checksum(part)
+        return FileTensor(
+            self._file, name, dtype, shape, begin, step * dtype.itemsize, is_transposed, checksum
+        )
+
+    def _checksum(self, part: Part) -> Checksum | None:
+        """Of a storage; the tensors in it have the same one, which is looked at once."""
+        if part.crc is None:
+            return None
+        new = Checksum(self._file, part.begin, part.size, part.crc)
+        return self._checksums.setdefault(part, new)
 
     def _storage(self, name: str, record: Any) -> tuple[np.dtype[Any], Part]:
         """Element type and place of a storage."""

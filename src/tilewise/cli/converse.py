@@ -41,7 +41,7 @@ def converse(request: Request, first: str | None, system: str | None) -> None:
 
     model = models.open(request.model_dir)
     limit = context_limit(model, request)
-    limit = limit if request.max_context is not None else min(limit, _DEFAULT_CONTEXT)
+    limit = limit if request.max_model_len is not None else min(limit, _DEFAULT_CONTEXT)
     template = ChatTemplate(request.model_dir)
     beginning: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     text = template.render([*beginning, {"role": "user", "content": first or "Hello"}])

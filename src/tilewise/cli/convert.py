@@ -36,7 +36,7 @@ class _Source:
         tensors: as files of a model spell them.
         config: of the model, where the source says it.
         tokenizer_dir: where its tokenizer.json lies, if it has one.
-        model_dir: where its config.json and tokenizer lie, if it has them as a model directory does.
+        model_dir: where config.json, tokenizer and what else stands beside them lie, if it is a model directory.
     """
 
     tensors: Mapping[str, Tensor]
@@ -73,7 +73,8 @@ def convert_checkpoint(
         source: a training checkpoint or a run, a file of `torch.save` or safetensors, a distributed checkpoint, or a
             model directory with pytorch_model.bin.
         target: a Hugging Face directory, or a file if its name ends in `.safetensors`.
-        model_dir: whose config.json and tokenizer the directory gets where the source has none.
+        model_dir: whose config.json, tokenizer, chat templates and generation_config.json the directory gets where the
+            source has none.
         part: key of the state dict in a source that holds more.
         console: for progress and what is to be said.
 
@@ -100,15 +101,14 @@ def convert_checkpoint(
 
 
 def _open(source: Path, part: str | None, show: Callable[[int, int], object]) -> _Source:
-    from tilewise.checkpoint import open_distributed, open_state_dict, open_weights
-    from tilewise.checkpoint.dcp import METADATA
+    from tilewise.checkpoint import is_distributed, open_distributed, open_state_dict, open_weights
     from tilewise.checkpoint.torch_files import has_torch_weights, is_torch_file, open_torch_directory
 
     if not source.is_dir():
         if is_torch_file(source):
             return _Source(open_state_dict(source, part))
         return _Source(open_weights(source))
-    if os.path.lexists(source / METADATA):
+    if is_distributed(source):
         return _Source(open_distributed(source, part))
     if has_torch_weights(source):
         return _Source(open_torch_directory(source), model_dir=source)
@@ -159,8 +159,7 @@ def _write_directory(
     if config is not None:
         content = {**config.to_dict(), "torch_dtype": "float32"}
     elif model_dir is not None:
-        config = models.open(model_dir)
-        content = config.to_dict()
+        config, content = models.open(model_dir), models.config_content(model_dir)
         layout = models.file_layout(config, with_head=not models.is_encoder(config))
         layout.weights({name: _outline(tensor) for name, tensor in source.tensors.items()})
     else:
@@ -169,16 +168,24 @@ def _write_directory(
             "directory of the same model, or a target that ends in .safetensors"
         )
     tokenizer, generation = None, {key: content[key] for key in _TOKENS if content.get(key) is not None}
-    place = model_dir if source.tokenizer_dir is None else source.tokenizer_dir
-    if place is not None and os.path.lexists(place / "tokenizer.json"):
-        tokenizer = load_tokenizer(place, config.vocab_size)
-    else:
+    if source.tokenizer_dir is not None:
+        tokenizer = load_tokenizer(source.tokenizer_dir, config.vocab_size)
+    elif model_dir is not None and _has(model_dir, "tokenizer.json", "vocab.json"):
+        load_tokenizer(model_dir, config.vocab_size)  # its files are copied, when they fit the model
+    elif model_dir is None or not _has(model_dir, "tokenizer.model", "vocab.txt"):
         console.print(
             "no tokenizer is written: the source has none, and neither has --model", highlight=False
         )
     if model_dir is not None:
-        generation |= load_generation_config(model_dir, config.vocab_size)
-    save_pretrained(target, content, _counted(source.tensors.items(), show), tokenizer, generation or None)
+        found = load_generation_config(model_dir, config.vocab_size)
+        is_copied = source.config is None and _has(model_dir, "generation_config.json")
+        generation = {} if is_copied else generation | found
+    tensors = _counted(source.tensors.items(), show)
+    save_pretrained(target, content, tensors, tokenizer, generation or None, copy_from=model_dir)
+
+
+def _has(directory: Path, *names: str) -> bool:
+    return any(os.path.lexists(directory / name) for name in names)
 
 
 _TOKENS = ("bos_token_id", "eos_token_id")

@@ -51,10 +51,10 @@ def evaluate_files(
                 f"[cli.evaluate] evaluation needs a model that writes; got a {config.architecture}; give another"
             )
         limit = models.max_context(config)
-        width = min(_LONGEST, limit) if context is None else context
-        if not 2 <= width <= limit:
+        width = min(_LONGEST, models.default_context(config)) if context is None else context
+        if not 1 <= width <= limit:
             raise ConfigError(
-                f"[cli.evaluate] --context must lie in the model's, 2 to {limit}; got {width}; correct it"
+                f"[cli.evaluate] --context must lie in the model's, 1 to {limit}; got {width}; correct it"
             )
         tokenizer = load_tokenizer(model_dir, config.vocab_size)
         start = (

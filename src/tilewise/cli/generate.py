@@ -76,13 +76,14 @@ def generate(
     include_stop: Annotated[
         bool, typer.Option("--include-stop", rich_help_panel=_LENGTH, help="End behind a stop text instead.")
     ] = False,
-    max_context: Annotated[
+    max_model_len: Annotated[
         int | None,
         typer.Option(
             min=1,
             rich_help_panel=_LENGTH,
-            help="Tokens of prompt and text together, at most the model's. Default: what is needed; with --chat the "
-            "model's, at most 4096.",
+            help="The model's context: tokens of prompt and text together at most. Where RoPE is scaled as `dynamic` "
+            "or `longrope` it chooses the frequencies, too: the text depends on it, and never on --max-tokens. "
+            "Default: as config.json says; a conversation ends at 4096 unless this is given.",
         ),
     ] = None,
     temperature: Annotated[
@@ -227,7 +228,7 @@ def generate(
         {name: value for name, value in given.items() if value is not None},
         tp=tp,
         dtype=dtype,
-        max_context=max_context,
+        max_model_len=max_model_len,
         load_format=load_format,
         use_file=generation_config,
         console=make_console(stderr=True),

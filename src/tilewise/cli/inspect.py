@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from tilewise.checkpoint import StoredWeights
     from tilewise.models import ModelConfig
 
 __all__ = ["describe_model", "measure_bandwidth", "measure_flops"]
@@ -34,12 +35,14 @@ def describe_model(model_dir: Path) -> Iterator[str]:
     from tilewise.plan import memory_of_machine
 
     config = models.open(model_dir)
-    shapes = dict(models.parameter_shapes(config))
-    yield f"architecture: {config.architecture} ({config.model_type})"
+    files, has_head = _open_weights(model_dir, config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in files.items()}
+    names = models.config_content(model_dir).get("architectures")
+    kind = f"{names[0]} ({config.model_type})" if names else config.model_type
+    yield f"architecture: {kind}" + ("" if has_head else ", without the head that it is trained by")
     yield from _sizes(config)
     count = sum(prod(shape) for shape in shapes.values())
     yield f"parameters: {count:,} ({count / 1e9:.2f} billion)"
-    files = models.open_weights(model_dir, config, with_head=not models.is_encoder(config))
     stored: Counter[str] = Counter()
     for tensor in files.values():
         stored[str(tensor.dtype)] += tensor.nbytes
@@ -50,6 +53,19 @@ def describe_model(model_dir: Path) -> Iterator[str]:
     if not models.is_encoder(config):
         yield from _cache(config, weights, memory)
     yield from _speed(config, shapes)
+
+
+def _open_weights(model_dir: Path, config: ModelConfig) -> tuple[StoredWeights, bool]:
+    """The weights, and whether an encoder's head is among them; it may do without."""
+    from tilewise import models
+    from tilewise.core import CheckpointError
+
+    if models.is_encoder(config):
+        try:
+            return models.open_weights(model_dir, config), True
+        except CheckpointError:  # what else is wrong is said of the files without a head, too
+            return models.open_weights(model_dir, config, with_head=False), False
+    return models.open_weights(model_dir, config), True
 
 
 def _sizes(config: ModelConfig) -> Iterator[str]:

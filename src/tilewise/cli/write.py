@@ -66,7 +66,7 @@ class Request:
         given: settings of `Sampling` that the command line names.
         tp: devices.
         dtype: of weights and activations.
-        max_context: positions, or None.
+        max_model_len: the model's context, or None.
         load_format: `auto` or `dummy`.
         use_file: whether generation_config.json counts.
         console: for what is no text.
@@ -76,7 +76,7 @@ class Request:
     given: Mapping[str, Any]
     tp: int
     dtype: str
-    max_context: int | None
+    max_model_len: int | None
     load_format: str
     use_file: bool
     console: Console
@@ -200,8 +200,7 @@ def write_text(request: Request, prompt: str) -> None:
         sampling, max_tokens=min(sampling.max_tokens, room), min_tokens=min(sampling.min_tokens, room)
     )
     # a cache for this text, not for the longest that the model could hold
-    max_context = request.max_context or num_tokens + sampling.max_tokens
-    generator = make_generator(request, max_context, sampling.n)
+    generator = make_generator(request, num_tokens + sampling.max_tokens, sampling.n)
     with generator:
         say_settings(request, taken)
         loaded_s = time.perf_counter() - started
@@ -219,12 +218,12 @@ def context_limit(model: ModelConfig, request: Request) -> int:
     """
     from tilewise import models
 
-    limit = models.max_context(model)
-    if request.max_context is not None and request.max_context > limit:
+    longest, wanted = models.max_context(model), request.max_model_len
+    if wanted is not None and wanted > longest:
         raise ConfigError(
-            f"[cli.generate] --max-context must be at most the model's {limit}; got {request.max_context}; ask for less"
+            f"[cli.generate] --max-model-len must be at most the model's {longest}; got {wanted}; ask for less"
         )
-    return request.max_context or limit
+    return wanted or models.default_context(model)
 
 
 def make_generator(request: Request, max_context: int, num_texts: int) -> Generator:
@@ -237,6 +236,7 @@ def make_generator(request: Request, max_context: int, num_texts: int) -> Genera
             tp=request.tp,
             dtype=request.dtype,
             max_sequences=num_texts,
+            max_model_len=request.max_model_len,
             max_context=max_context,
             generation_config=request.use_file,
             load_format=request.load_format,

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from tilewise.core import Border, ConfigError
 from tilewise.core.border import shown
+from tilewise.core.dtypes import is_float
 from tilewise.core.reading import Unreadable, read_json
 
 __all__ = ["POOLINGS", "Pooling", "load_max_length", "load_pooling"]
@@ -25,6 +26,9 @@ __all__ = ["POOLINGS", "Pooling", "load_max_length", "load_pooling"]
 POOLINGS = ("mean", "cls")
 """Modes of `Pooling`."""
 _border = Border("encode")
+_KINDS = ("Transformer", "Pooling", "Normalize")
+_MAX_BYTES = 1 << 20
+_MAX_NAME_BYTES = 255
 _PREFIX = "sentence_transformers.models."
 
 
@@ -88,9 +92,13 @@ class Pooling:
         Raises:
             ConfigError: there are no tokens, or they are no matrix of numbers.
         """
-        if not isinstance(hidden_SD, np.ndarray) or hidden_SD.ndim != 2 or not len(hidden_SD):
+        is_matrix = isinstance(hidden_SD, np.ndarray) and hidden_SD.ndim == 2 and is_float(hidden_SD.dtype)
+        if not is_matrix or not len(hidden_SD):
             _border.refuse(
-                "pooling", "a text has rows of vectors", shown(hidden_SD), "pass one row per token"
+                "pooling",
+                "a text has rows of floating-point numbers",
+                shown(hidden_SD),
+                "pass one row per token",
             )
         rows = hidden_SD.astype(np.float32)
         vector = rows[0] if self.mode == "cls" else rows.mean(0, dtype=np.float32)
@@ -108,22 +116,32 @@ def load_pooling(model_dir: str | Path) -> Pooling:
     root = _border.path("pooling", "a model directory", model_dir)
     if not os.path.lexists(root / "modules.json"):
         return Pooling()
-    modules = _read(root / "modules.json", _Modules).root
-    mode, normalize = "mean", False
-    for module in modules:
-        kind = module.type.removeprefix(_PREFIX)
-        if kind == "Pooling":
-            mode = _mode_of(root, module.path)
-        elif kind == "Normalize":
-            normalize = True
-        elif kind != "Transformer":
+    path = root / "modules.json"
+    modules = _read(path, _Modules).root
+    kinds = [module.type.removeprefix(_PREFIX) for module in modules]
+    for kind, module in zip(kinds, modules):
+        if kind not in _KINDS:
             _border.refuse(
                 "pooling",
-                f"{str(root / 'modules.json')!r} must list Transformer, Pooling and Normalize only",
+                f"{str(path)!r} must list {', '.join(_KINDS)} only",
                 shown(module.type),
                 "use a model without it",
             )
-    return Pooling(mode, normalize)
+    if len(kinds) < 2 or kinds != list(_KINDS[: len(kinds)]):  # each once: what comes twice would count once
+        _border.refuse(
+            "pooling",
+            f"{str(path)!r} must list Transformer, Pooling and perhaps Normalize, in this order",
+            shown(kinds),
+            "correct it",
+        )
+    if modules[0].path not in ("", "."):
+        _border.refuse(
+            "pooling",
+            f"{str(path)!r} must have its Transformer in the directory itself",
+            shown(modules[0].path),
+            "move its files there",
+        )
+    return Pooling(_mode_of(root, modules[1].path), "Normalize" in kinds)
 
 
 def load_max_length(model_dir: str | Path) -> int | None:
@@ -147,7 +165,8 @@ def load_max_length(model_dir: str | Path) -> int | None:
 
 
 def _mode_of(root: Path, folder: str) -> str:
-    if folder in ("", ".", "..") or "/" in folder or "\\" in folder:
+    is_plain = folder not in ("", ".", "..") and folder == os.path.basename(folder) and "\\" not in folder
+    if not is_plain or len(os.fsencode(folder)) > _MAX_NAME_BYTES or "\0" in folder:
         _border.refuse(
             "pooling",
             f"{str(root / 'modules.json')!r} must name folders beside it",
@@ -170,7 +189,7 @@ def _mode_of(root: Path, folder: str) -> str:
 
 def _read(path: Path, model: Any) -> Any:
     try:
-        return read_json(path, model)
+        return read_json(path, model, _MAX_BYTES)
     except Unreadable as error:
         raise ConfigError(
             f"[encode.pooling] a model's settings must be readable; got {str(path)!r}: {error}; repair the file"

@@ -128,7 +128,9 @@ class Generator:
         tp: devices that share every layer.
         dtype: `bf16` or `f32` in any spelling of `core.dtypes`, or `auto`: as config.json says, else bf16.
         max_sequences: texts at a time, over all iterators that are being read.
-        max_context: positions per sequence; at most the model's, which is the default.
+        max_model_len: the context limit, which RoPE's frequencies are chosen by where they depend on one (`dynamic`,
+            `longrope`); by default `models.default_context`. The text depends on it, and on no other size.
+        max_context: positions per sequence that there is memory for; at most `max_model_len`, which is the default.
         max_tokens_per_call: prompts are read in chunks of at most so many tokens.
         generation_config: end tokens are those of generation_config.json, where there is one and it has some, and its
             settings stand in `generation_config`, for `combine_settings`; False: the file is not looked at.
@@ -148,6 +150,7 @@ class Generator:
         tp: int = 1,
         dtype: str = "bf16",
         max_sequences: int = 1,
+        max_model_len: int | None = None,
         max_context: int | None = None,
         max_tokens_per_call: int = 256,
         generation_config: bool = True,
@@ -167,7 +170,9 @@ class Generator:
         is_used = _border.truth("generator", "generation_config", generation_config)
         self.generation_config = load_generation_config(model_dir, self.config.vocab_size) if is_used else {}
         self._end_ids = _end_ids(self.generation_config, self.config)
-        limit = models.max_context(self.config)
+        longest = models.max_context(self.config)
+        wanted = models.default_context(self.config) if max_model_len is None else max_model_len
+        limit = _border.integer("generator", "max_model_len", wanted, 1, longest)
         wanted = limit if max_context is None else max_context
         self.max_context = _border.integer("generator", "max_context", wanted, 1, limit)
         blocks_each = num_blocks_for(self.max_context)
@@ -179,7 +184,9 @@ class Generator:
         self.stored_dtypes = frozenset(str(tensor.dtype) for tensor in weights.values())
         graph = tw.ComputeGraph(self.config.model_type)
         sizes = (self._chunk, max_sequences, self._num_blocks)
-        models.build_decoding_graph(graph, self.config, *sizes, self.dtype, context=self.max_context)
+        models.build_decoding_graph(
+            graph, self.config, *sizes, self.dtype, context=limit, num_positions=self.max_context
+        )
         strategy = tw.DistributionStrategy.tensor_parallel(tp) if tp > 1 else tw.DistributionStrategy.single()
         graph.set_distribution(strategy)
         self.instance: GraphInstance = graph.instantiate(graph.plan())

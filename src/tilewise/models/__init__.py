@@ -5,7 +5,7 @@ files. All decoders share one graph (`models/decoder/`), made from what a config
 something else has a graph of its own. Nothing outside the folder knows the family's names.
 """
 
-from tilewise.models.config import ModelConfig
+from tilewise.models.config import ModelConfig, config_content
 from tilewise.models.decoder.model import BLOCK_SIZE
 from tilewise.models.layout import FileLayout
 from tilewise.models.registry import (
@@ -14,6 +14,7 @@ from tilewise.models.registry import (
     build_encoding_graph,
     build_training_graph,
     config_from_dict,
+    default_context,
     file_layout,
     is_encoder,
     kv_elements_per_token,
@@ -33,7 +34,9 @@ __all__ = [
     "build_decoding_graph",
     "build_encoding_graph",
     "build_training_graph",
+    "config_content",
     "config_from_dict",
+    "default_context",
     "file_layout",
     "is_encoder",
     "kv_elements_per_token",

@@ -22,7 +22,7 @@ from tilewise.models.require import MAX_POSITIONS, Require
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-__all__ = ["ModelConfig", "read_config_file"]
+__all__ = ["ModelConfig", "config_content", "read_config_file"]
 
 _border = Border("models")
 _Config = TypeVar("_Config", bound="ModelConfig")
@@ -79,6 +79,19 @@ def read_config_file(model_dir: str | Path, read: Callable[[Mapping[str, Any]], 
     Raises:
         ConfigError: there is none, it is not a JSON object, or `read` refuses it; names the file.
     """
+    data = config_content(model_dir)
+    try:
+        return read(data)
+    except ConfigError as error:
+        raise ConfigError(f"{error} ({str(Path(model_dir) / 'config.json')!r})") from None
+
+
+def config_content(model_dir: str | Path) -> dict[str, Any]:
+    """What the config.json of a Hugging Face directory holds, of whatever model.
+
+    Raises:
+        ConfigError: there is none, or it is not a JSON object; names the file.
+    """
     path = _border.path("open", "a model directory", model_dir) / "config.json"
     if not os.path.lexists(path):
         raise ConfigError(
@@ -89,14 +102,11 @@ def read_config_file(model_dir: str | Path, read: Callable[[Mapping[str, Any]], 
         data = plain_json(read_whole(path))
         if not isinstance(data, dict):
             raise Unreadable(f"it holds no object but {shown(data)}")
+        return data
     except Unreadable as error:
         raise ConfigError(
             f"[models.open] config.json must be JSON; got {str(path)!r}: {error}; repair the file"
         ) from None
-    try:
-        return read(data)
-    except ConfigError as error:
-        raise ConfigError(f"{error} ({str(path)!r})") from None
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,11 @@ class Family:
             trained.
         shapes: every parameter's name in the training graph and its shape, in the order of the forward pass.
         max_context: the longest sequence that a model is meant for.
+        default_context: the context limit where none is asked for.
         training: (graph, config, batch, seq, dtype) describes one training step.
         kv_elements: of the KV cache, per token; 0 for models that do not write.
-        decoding: (graph, config, max_tokens, max_sequences, num_blocks, dtype, context) describes prefill and decoding;
-            None for models that do not write.
+        decoding: (graph, config, max_tokens, max_sequences, num_blocks, dtype, context, num_positions) describes
+            prefill and decoding; None for models that do not write.
         encoding: (graph, config, batch, seq, dtype) describes the vectors of all tokens of texts; None for models that
             do not encode.
     """
@@ -38,6 +39,7 @@ class Family:
     layout: Callable[..., FileLayout]
     shapes: Callable[[Any], Iterator[tuple[str, tuple[int, ...]]]]
     max_context: Callable[[Any], int]
+    default_context: Callable[[Any], int]
     kv_elements: Callable[[Any], int]
     training: Callable[..., None]
     decoding: Callable[..., None] | None = None
@@ -87,4 +89,7 @@ def decoder_family(
     def max_context(given: Any) -> int:
         return int(given.decoder.max_positions)
 
-    return Family(config, layout, shapes, max_context, kv_elements, training, decoding)
+    def default_context(given: Any) -> int:
+        return int(given.decoder.default_context)
+
+    return Family(config, layout, shapes, max_context, default_context, kv_elements, training, decoding)

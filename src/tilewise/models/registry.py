@@ -27,6 +27,7 @@ __all__ = [
     "build_encoding_graph",
     "build_training_graph",
     "config_from_dict",
+    "default_context",
     "file_layout",
     "is_encoder",
     "kv_elements_per_token",
@@ -137,6 +138,12 @@ def max_context(config: ModelConfig) -> int:
     return _family_of("max_context", config).max_context(config)
 
 
+def default_context(config: ModelConfig) -> int:
+    """The context limit of a model where none is asked for: its `max_position_embeddings`, stretched where its RoPE is
+    so for texts of every length. Only `dynamic` ones can be asked for more, up to `max_context`."""
+    return _family_of("default_context", config).default_context(config)
+
+
 def kv_elements_per_token(config: ModelConfig) -> int:
     """Elements of the KV cache that one token of a text takes; 0 for models that do not write."""
     return _family_of("kv_elements_per_token", config).kv_elements(config)
@@ -180,6 +187,7 @@ def build_decoding_graph(
     dtype: str = "bf16",
     *,
     context: int | None = None,
+    num_positions: int | None = None,
 ) -> None:
     """Describe prefill and decoding over flattened tokens in an empty graph.
 
@@ -190,7 +198,9 @@ def build_decoding_graph(
         max_sequences: largest number of rows of the block table, and of rows that want logits.
         num_blocks: KV blocks of 64 positions.
         dtype: of weights, activations and cache.
-        context: the limit of positions per sequence, by which RoPE's frequencies are chosen; by default the model's.
+        context: the limit of positions per sequence, by which RoPE's frequencies are chosen; by default
+            `default_context`.
+        num_positions: how many of these one sequence takes at most; by default all.
 
     Inputs, all i32: tokens, positions, slots, sequence `[T]`; block_table `[S, blocks]`; rows `[S]`.
     Output: logits `[S, V]`.
@@ -205,7 +215,8 @@ def build_decoding_graph(
             f"[models.{family.name}] generation needs a model that writes; got a {config.architecture}, which only "
             "encodes; use tilewise encode"
         )
-    family.decoding(graph, config, max_tokens, max_sequences, num_blocks, dtype, context=context)
+    sizes = (max_tokens, max_sequences, num_blocks, dtype)
+    family.decoding(graph, config, *sizes, context=context, num_positions=num_positions)
 
 
 def build_encoding_graph(

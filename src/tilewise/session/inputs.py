@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tilewise.core.border import Border, shown
 from tilewise.core.dims import Dim, Size, upper_bound
 from tilewise.core.dtypes import DTYPES, DType, is_float
-from tilewise.core.errors import ShapeError
+from tilewise.core.errors import ShapeError, TilewiseError
 from tilewise.graph.builder import INV_COUNT, POSITIONS
 from tilewise.ir.graph import Graph, TensorSpec
 from tilewise.ir.op import op_named
@@ -123,6 +123,8 @@ def as_array(call: str, name: str, value: object) -> NDArray[np.generic]:
     """Anything that NumPy takes for an array."""
     try:
         return np.asarray(value)
+    except TilewiseError:  # a tensor of a file that cannot be read
+        raise
     except (TypeError, ValueError):  # lists of unequal lengths, for example
         _border.refuse(call, f"{name!r} takes an array", shown(value), "pass numpy.asarray of it")
 

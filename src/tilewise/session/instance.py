@@ -20,7 +20,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.checkpoint import FileTensor, LazyTensor, open_weights
+from tilewise.checkpoint import FileTensor, LazyTensor, is_distributed, open_distributed, open_weights
 from tilewise.core.border import Border, shown
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.errors import CheckpointError, NotFinite, PlanError
@@ -185,12 +185,13 @@ class GraphInstance:
 
     def load_parameters(
         self,
-        source: str | Path | Mapping[str, Array | FileTensor],
+        source: str | Path | Mapping[str, Array | FileTensor | LazyTensor],
         *,
         on_progress: Progress | None = None,
     ) -> LoadReport:
-        """All parameters from a safetensors file, a Hugging Face directory, or arrays or tensors of files by name (with
-        or without the prefix `model.`), for example `StoredWeights`.
+        """All parameters from a safetensors file, a Hugging Face directory, a state dict of `torch.save`, a distributed
+        checkpoint of PyTorch (a directory), or arrays or tensors of files by name (with or without the prefix
+        `model.`), for example `StoredWeights` or what `open_distributed(directory, "model")` returns.
 
         Names, shapes and element types of all are checked before anything is changed, and so are the numbers of arrays.
         Those of files are looked at while they are read into place; where one is not finite, or reading fails, the
@@ -219,7 +220,7 @@ class GraphInstance:
                 "pass one of two numbers",
             )
         with self._alone("load_parameters"):
-            weights = source if isinstance(source, Mapping) else open_weights(Path(source))
+            weights = source if isinstance(source, Mapping) else _open(Path(source))
             names = self.parameter_names()
             found = {name: name if name in weights else f"model.{name}" for name in names}
             known = set(found.values())
@@ -234,7 +235,7 @@ class GraphInstance:
     def _load(
         self,
         call: str,
-        stored: Mapping[str, Array | FileTensor],
+        stored: Mapping[str, Array | FileTensor | LazyTensor],
         found: Mapping[str, str],
         on_progress: Progress | None = None,
     ) -> LoadReport:
@@ -248,6 +249,10 @@ class GraphInstance:
             if not isinstance(value, FileTensor) or not is_read_in_place(self._tensors, name, value):
                 value = as_array(call, key, value)
             self._tensors.check_stored(call, name, value)
+        for key in found.values():
+            value = stored[key]
+            if isinstance(value, FileTensor):
+                value.verify()
         return self._write_all(_Renamed(stored, found), on_progress)
 
     def parameters(self) -> dict[str, LazyTensor]:
@@ -481,10 +486,16 @@ class _Random(Mapping[str, Array]):
         return len(self._specs)
 
 
+def _open(path: Path) -> Mapping[str, Array | FileTensor | LazyTensor]:
+    return open_distributed(path) if is_distributed(path) else open_weights(path)
+
+
 class _Renamed(Mapping[str, Any]):
     """Stored values under the graph's names; each is fetched when it is asked for."""
 
-    def __init__(self, stored: Mapping[str, Array | FileTensor], names: Mapping[str, str]) -> None:
+    def __init__(
+        self, stored: Mapping[str, Array | FileTensor | LazyTensor], names: Mapping[str, str]
+    ) -> None:
         self._stored, self._names = stored, names
 
     def __getitem__(self, name: str) -> Any:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise.core.border import Border
 from tilewise.data.batches import IGNORED
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["CompressionReport", "Score", "compress_files", "score_files", "sliding_windows"]
 
 _Ids = NDArray[np.int32]
+_border = Border("train")
+_MOST_TOKENS = 1 << 30  # of a window; no model has so many positions
 _LARGEST_EXPONENT = 700.0
 
 
@@ -71,10 +74,16 @@ def sliding_windows(ids: Sequence[int], context: int, start: int) -> tuple[_Ids,
     Windows begin half a context apart. Labels already scored by the window before, and padding, are -100.
 
     Args:
+        ids: to score.
+        context: tokens that a window sees at most.
         start: the id that stands before the first one (the end of the document before).
+
+    Raises:
+        ConfigError: no window has such a size.
     """
+    context = _border.integer("evaluation", "context", context, 1, _MOST_TOKENS)
     stream = np.array([start, *ids], np.int32)
-    stride = context // 2
+    stride = max(1, context // 2)
     num_windows = max(1, math.ceil((len(ids) - context) / stride) + 1)
     tokens = np.zeros((num_windows, context), np.int32)
     labels = np.full((num_windows, context), IGNORED, np.int32)
@@ -134,6 +143,9 @@ def score_files(
         start: the id that stands before a file.
         end: the id of a mark behind each file, which is predicted, too; None: there is none.
         show: called with done and all windows after each forward pass.
+
+    Raises:
+        ConfigError: no window has the size `context`.
     """
     encoded = [e.ids for e in tokenizer.encode_batch([file.text for file in files], add_special_tokens=False)]
     behind = [] if end is None else [end]

@@ -19,6 +19,7 @@ from pure.checkpoint.planted import planted, write_archive
 from tilewise import models
 from tilewise.checkpoint import lock_directory, open_weights
 from tilewise.cli.main import _run
+from tilewise.data import train_tokenizer
 from tilewise.train import TrainConfig
 
 
@@ -169,6 +170,51 @@ def test_a_state_dict_becomes_a_model_directory(command, pretrained, tmp_path):
         assert is_same(*({n: np.array(t) for n, t in w.items()} for w in (mine, theirs)))
     assert command("convert", tmp_path / "model.bin", tmp_path / "m.safetensors")[0] == 0
     assert load_file(tmp_path / "m.safetensors").keys() == model.state_dict().keys()
+
+
+SMALL_FILES = {
+    "special_tokens_map.json": '{"eos_token": "<end>"}',
+    "tokenizer_config.json": '{"eos_token": "<end>", "tokenizer_class": "Qwen2Tokenizer", "padding_side": "left"}',
+    "generation_config.json": '{"top_k": 7, "do_sample": true, "transformers_version": "4.0"}',
+    "chat_template.jinja": "{{ messages[0].content }}",
+    "additional_chat_templates/tool_use.jinja": "{{ tools }}",
+    "modules.json": '[{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]',
+    "1_Pooling/config.json": '{"pooling_mode_cls_token": true}',
+    "sentence_bert_config.json": '{"max_seq_length": 20}',
+}
+
+
+@pytest.mark.parametrize("kind", ["tokenizer.json", "vocab.json", "tokenizer.model", "nothing"])
+def test_what_stands_beside_the_weights_is_copied(command, pretrained, trained, tmp_path, kind):
+    """Tokenizer, chat templates, settings of generation and of pooling, byte by byte; config.json with every key."""
+    directory, model = pretrained
+    old = tmp_path / "old"
+    old.mkdir()
+    config = json.loads((directory / "config.json").read_text())
+    (old / "config.json").write_text(json.dumps(config | {"_name_or_path": "somewhere"}))
+    torch.save(model.state_dict(), old / "pytorch_model.bin")
+    tokenizer = {"tokenizer.json": train_tokenizer(["x = 1"], vocab_size=280).to_str()}
+    files = {
+        "tokenizer.json": SMALL_FILES | tokenizer,
+        "vocab.json": SMALL_FILES | {"vocab.json": '{"a": 0, "b": 1, "ab": 2}', "merges.txt": "a b\n"},
+        "tokenizer.model": {"tokenizer.model": "x"},
+        "nothing": {},
+    }[kind]
+    for name, content in files.items():
+        (old / name).parent.mkdir(exist_ok=True)
+        (old / name).write_text(content)
+    code, _, err = command("convert", old, tmp_path / "new")
+    assert code == 0 and ("no tokenizer" in err) == (kind == "nothing"), err
+    for name, content in files.items():
+        assert (tmp_path / "new" / name).read_text() == content, name
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["_name_or_path"] == "somewhere"
+    if kind == "tokenizer.json":  # a state dict gets them from --model; what cannot be read is named
+        code, _, err = command("convert", old / "pytorch_model.bin", tmp_path / "pt", "--model", old)
+        assert code == 0 and (tmp_path / "pt" / "chat_template.jinja").exists(), err
+        (old / "special_tokens_map.json").unlink()
+        (old / "special_tokens_map.json").mkdir()
+        code, _, err = command("convert", old, tmp_path / "other")
+        assert code == 2 and "special_tokens_map.json" in err and not (tmp_path / "other").exists()
 
 
 def test_a_distributed_checkpoint_becomes_a_model_directory(command, pretrained, tmp_path):

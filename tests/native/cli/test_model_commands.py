@@ -16,10 +16,17 @@ import transformers
 
 from native.models.families import Case
 from tilewise.cli.main import _run
+from tilewise.core import ConfigError
 from tilewise.data import train_tokenizer
-from tilewise.encode import Encoder
+from tilewise.encode import Encoder, Pooling
 
 TEXTS = ["def f(x):", "class A: pass", "x", "import os, sys\nprint(os.path.join('a', 'b'))"]
+
+
+def modules_file(*paths, order=(0, 1)):
+    """A modules.json of a Transformer and a Pooling."""
+    kinds = [f"sentence_transformers.models.{kind}" for kind in ("Transformer", "Pooling")]
+    return json.dumps([{"path": paths[i], "type": kinds[i]} for i in order])
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +83,26 @@ def test_inspect(writer, encoder, run):
     assert f"parameters: {model.num_parameters():,} " in out
     assert "KV cache per token: bf16 256 bytes, f32 512 bytes" in out  # 2 layers x 2 x 2 heads of 16
     assert "bf16: fits" in out and "tokens/s" in out
-    code, out, _ = run("inspect", encoder[0])
-    assert code == 0 and "BertForMaskedLM" in out and "KV cache" not in out
+
+
+def test_inspect_of_an_encoder_says_what_its_files_hold(encoder, run, tmp_path):
+    """The class that config.json names, and the parameters that are stored: with the head or without."""
+    directory, model = encoder
+    code, out, _ = run("inspect", directory)
+    assert code == 0 and "architecture: BertModel (bert), without the head" in out and "KV cache" not in out
+    num_used = sum(p.numel() for name, p in model.named_parameters() if "pooler" not in name)
+    assert f"parameters: {num_used:,} " in out
+    unnamed = copied(directory, tmp_path / "unnamed")
+    content = json.loads((unnamed / "config.json").read_text())
+    (unnamed / "config.json").write_text(json.dumps({**content, "architectures": None}))
+    assert "architecture: bert, without the head" in run("inspect", unnamed)[1]
+    masked = transformers.BertForMaskedLM(model.config)
+    masked.save_pretrained(tmp_path / "masked")
+    out = run("inspect", tmp_path / "masked")[1]
+    assert "architecture: BertForMaskedLM (bert)\n" in out
+    assert f"parameters: {masked.num_parameters():,} " in out
+    (unnamed / "model.safetensors").write_bytes(b"short")
+    assert run("inspect", unnamed)[:2] == (2, "")
 
 
 def test_inspect_of_a_broken_model_prints_nothing(writer, run, tmp_path):
@@ -101,6 +126,7 @@ def test_evaluate_agrees_with_transformers(writer, run, tmp_path, tokenizer):
             logits = model(ids).logits[0, :-1]
         nats += float(torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum"))
         count += ids.shape[1] - 1
+    assert run("evaluate", directory, tmp_path / "texts", "--context", 1)[0] == 0
     code, out, err = run("evaluate", directory, tmp_path / "texts", "--dtype", "f32")
     assert code == 0 and f"{count} tokens" in err
     words = out.replace(",", "").split()
@@ -113,6 +139,7 @@ def test_evaluate_agrees_with_transformers(writer, run, tmp_path, tokenizer):
 def test_evaluate_refuses_before_work(writer, encoder, run, tmp_path):
     """A context that the model lacks, a model that does not write, data that is not there."""
     assert run("evaluate", writer[0], "stdlib", "--context", 257)[0] == 2
+    assert "1 to 256; got 0" in run("evaluate", writer[0], "stdlib", "--context", 0)[2]
     assert "needs a model that writes" in run("evaluate", encoder[0], "stdlib")[2]
     assert run("evaluate", writer[0], tmp_path / "nowhere")[0] == 2
 
@@ -224,7 +251,16 @@ def test_encode_refuses_before_work(encoder, writer, run, tmp_path):
     [
         ("modules.json", "{}", "valid array"),
         ("modules.json", '[{"path": "", "type": "sentence_transformers.models.Dense"}]', "Dense"),
-        ("modules.json", '[{"path": "../x", "type": "sentence_transformers.models.Pooling"}]', "'../x'"),
+        ("modules.json", modules_file("", "../x"), "'../x'"),
+        ("modules.json", modules_file("", "a\0b"), "must name folders beside it"),
+        ("modules.json", modules_file("", "a" * 5000), "must name folders beside it"),
+        ("modules.json", modules_file("0_Transformer", "1_Pooling"), "got '0_Transformer'"),
+        ("modules.json", modules_file("", "1_Pooling", order=(1, 0)), "in this order"),
+        ("modules.json", modules_file("", "1_Pooling", order=(0, 1, 1)), "in this order"),
+        ("modules.json", modules_file("", order=(0,)), "in this order"),
+        ("modules.json", modules_file("", "1_Pooling", order=(0,) + (1,) * 20000), "larger than"),
+        ("modules.json", "[" * 100_000, "not JSON"),
+        ("modules.json", '[{"path": "\\ud800", "type": "x"}]', "not JSON"),
         ("1_Pooling/config.json", "{", "not JSON"),
         ("1_Pooling/config.json", '{"pooling_mode_max_tokens": true}', "max_tokens"),
         ("1_Pooling/config.json", "{}", "got none"),
@@ -239,4 +275,12 @@ def test_spoilt_settings_of_pooling(encoder, run, tmp_path, name, content, words
         target.mkdir() if path.is_dir() else target.write_bytes(path.read_bytes())
     (directory / name).write_text(content)
     code, out, err = run("encode", directory, "x")
-    assert (code, out) == (2, "") and words in err and name.split("/")[-1] in err
+    assert (code, out) == (2, "") and words in err and name.split("/")[-1] in err and len(err) < 600
+
+
+@pytest.mark.parametrize("wrong", [[["a"]], [[1j]], [[None]], [[True]], [[1]], [1.0], [[[1.0]]]], ids=str)
+def test_what_is_pooled_are_rows_of_numbers(wrong):
+    """Texts, complex numbers, flags and other shapes are refused, and never read as something else."""
+    assert Pooling("cls").pool(np.ones((2, 3), np.float16)).tolist() == [1.0] * 3
+    with pytest.raises(ConfigError, match="rows of floating-point numbers"):
+        Pooling().pool(np.array(wrong))

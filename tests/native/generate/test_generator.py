@@ -182,12 +182,12 @@ def test_text_that_ends_within_a_character_shows_it(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name",
     [
-        *("tp", "dtype", "max_sequences", "max_context", "max_tokens_per_call"),
+        *("tp", "dtype", "max_sequences", "max_model_len", "max_context", "max_tokens_per_call"),
         *("generation_config", "load_format"),
     ],
 )
 def test_settings_are_refused_in_their_own_words(model_dir, name):
-    """Every setting of a generator, before a model is loaded; only the context may be None, for the model's
+    """Every setting of a generator, before a model is loaded; only contexts may be None, for the model's
     own."""
     taken = set()
     for label, value in HOSTILE.items():
@@ -197,6 +197,7 @@ def test_settings_are_refused_in_their_own_words(model_dir, name):
             continue
         taken.add(label)
     others = {
+        "max_model_len": {"None"},
         "max_context": {"None"},
         "generation_config": {"True"},
     }
@@ -319,6 +320,8 @@ def test_impossible_requests_are_refused(model_dir):
     for wrong in (
         {"max_context": 0},
         {"max_context": 193},
+        {"max_model_len": 193},
+        {"max_context": 65, "max_model_len": 64},
         {"tp": "2"},
         {"max_sequences": True},
         {"max_tokens_per_call": 2.5},

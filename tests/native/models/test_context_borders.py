@@ -8,6 +8,7 @@ import pytest
 import tilewise as tw
 from native.models.families import LONGROPE, Case, ids_of, our_logits, their_logits
 from tilewise import models
+from tilewise.cli.main import _run
 from tilewise.data import train_tokenizer
 from tilewise.generate import Generator, Sampling
 
@@ -47,19 +48,68 @@ def test_single_forwards_on_both_sides_of_the_border(name, count, tmp_path):
 @pytest.mark.parametrize("name", CASES)
 def test_the_limit_decides_and_not_the_text(name, tmp_path):
     """A text that grows over the border has one set of frequencies: those of the limit, from its first token on."""
-    case = CASES[name]
-    model = case.model(vocab_size=300)
-    model.save_pretrained(tmp_path)
-    train_tokenizer(["def f(x):\n    return x\n" * 9], vocab_size=300).save(str(tmp_path / "tokenizer.json"))
+    _save(CASES[name], tmp_path)
     texts = {}
     for limit in (BORDER, BORDER + 16):
-        with Generator(tmp_path, dtype="f32", max_context=limit, max_tokens_per_call=5) as generator:
+        with Generator(tmp_path, dtype="f32", max_model_len=limit, max_tokens_per_call=5) as generator:
             pieces = generator.generate(["def f(x):"], Sampling(max_tokens=10))
             texts[limit] = [piece.token for piece in pieces]
             logits = np.array(generator.instance.get_tensor("logits")[0])
         whole = _last_logits(tmp_path, generator, texts[limit], limit)
         assert np.array_equal(logits, whole)
     assert texts[BORDER] != texts[BORDER + 16]
+
+
+@pytest.mark.parametrize("name", [*CASES, "llama"])
+def test_a_longer_text_begins_as_a_shorter_one(name, tmp_path, capsys):
+    """Neither --max-tokens nor the cache's size changes a token, on whichever side of the border a text ends."""
+    _save(CASES.get(name, Case("llama", "llama", {})), tmp_path)
+    longer = ["--max-model-len", str(BORDER + 16)]
+    texts = {}
+    for limit in ([], longer) if name != "dynamic" else (longer,):
+        for count in (5, 25):
+            text = _written(capsys, tmp_path, "--max-tokens", count, *limit)
+            texts.setdefault(tuple(limit), []).append(text)
+    for short, long in texts.values():
+        assert long.startswith(short) and len(long) > len(short)
+    texts = set()
+    for size in (BORDER - 4, BORDER + 16):
+        with Generator(tmp_path, dtype="f32", max_model_len=BORDER + 16, max_context=size) as generator:
+            pieces = generator.generate(["def f(x):"], Sampling(max_tokens=5))
+            texts.add(tuple(piece.token for piece in pieces))
+    assert len(texts) == 1
+
+
+def test_the_default_limit_is_the_models_own(tmp_path, capsys):
+    """`dynamic` stretches only where that is asked for; a limit bounds prompt and text together."""
+    _save(CASES["dynamic"], tmp_path)
+    config = models.open(tmp_path)
+    assert (models.default_context(config), models.max_context(config)) == (BORDER, 2 * BORDER)
+    text = _written(capsys, tmp_path, "--max-tokens", 10)
+    assert text == _written(capsys, tmp_path, "--max-tokens", 10, "--max-model-len", BORDER)
+    assert text != _written(capsys, tmp_path, "--max-tokens", 10, "--max-model-len", 2 * BORDER)
+    for more, words in (
+        (["--max-tokens", BORDER], f"context of {BORDER} tokens"),
+        (["--max-tokens", BORDER, "--max-model-len", BORDER + 1], f"context of {BORDER + 1} tokens"),
+        (["--max-model-len", 2 * BORDER + 1], f"must be at most the model's {2 * BORDER}"),
+    ):
+        assert _run(["generate", str(tmp_path), "def f(x):", *map(str, more)]) == 2
+        assert words in capsys.readouterr().err
+
+
+def _save(case, directory):
+    """A model with a tokenizer."""
+    case.model(vocab_size=300).save_pretrained(directory)
+    train_tokenizer(["def f(x):\n    return x\n" * 9], vocab_size=300).save(str(directory / "tokenizer.json"))
+
+
+def _written(capsys, directory, *options):
+    """What the command line writes."""
+    given = [str(directory), "def f(x):", "--dtype", "f32", "--ignore-eos", *map(str, options)]
+    code = _run(["generate", *given])
+    output = capsys.readouterr()
+    assert code == 0, output.err
+    return output.out.removesuffix("\n")
 
 
 def _last_logits(directory, generator, tokens, limit):

@@ -16,7 +16,7 @@ T = BATCH * SEQ
 
 def rotate(x, seq):
     """RoPE in PyTorch with halves paired."""
-    table = torch.tensor(rope_table(Rope(10000.0, seq), HEAD, seq))
+    table = torch.tensor(rope_table(Rope(10000.0, seq), HEAD, seq, seq))
     cos, sin = table[:, : HEAD // 2], table[:, HEAD // 2 :]
     heads = x.view(BATCH, seq, -1, HEAD)
     a, b = heads[..., : HEAD // 2], heads[..., HEAD // 2 :]

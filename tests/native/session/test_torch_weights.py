@@ -5,7 +5,9 @@ import pytest
 import torch
 
 import tilewise as tw
+from pure.checkpoint.chunks import BOXES, WHOLE, write_chunks
 from pure.checkpoint.planted import planted, write_archive
+from tilewise.checkpoint import open_distributed
 from tilewise.core import CheckpointError
 from tilewise.nn import linear
 
@@ -29,6 +31,45 @@ def test_a_state_dict_is_loaded(tmp_path, mesh, dtype):
         np.testing.assert_array_equal(model.get_tensor("w"), weight.float().numpy())
         model.forward(x=np.eye(4, 8, dtype=np.float32))
         np.testing.assert_array_equal(model.get_tensor("y"), weight.float().numpy().T[:4])
+
+
+def _boxes_model(mesh):
+    graph = tw.ComputeGraph("boxes")
+    x = graph.input([4, 10], "f32", name="x", labels=[tw.BATCH, None])
+    graph.output(linear(graph, x, "w", 7), "y")
+    return graph.instantiate(graph.plan(mesh))
+
+
+@pytest.mark.parametrize("mesh", [{}, {"dp": 2}], ids=str)
+@pytest.mark.parametrize("boxes", [BOXES, [((0, 0), (7, 10))]], ids=["chunks", "whole"])
+def test_a_distributed_checkpoint_is_loaded(tmp_path, mesh, boxes):
+    """A directory as PyTorch's processes write it, and a part of one; in chunks and whole."""
+    write_chunks(tmp_path / "d", boxes)
+    with _boxes_model(mesh) as model:
+        for source in (tmp_path / "d", str(tmp_path / "d"), open_distributed(tmp_path / "d", "model")):
+            model.initialize(3)
+            model.load_parameters(source)
+            np.testing.assert_array_equal(model.get_tensor("w"), WHOLE.numpy())
+
+
+@pytest.mark.parametrize("kind", ["state dict", "chunks", "whole"])
+def test_damage_is_found_before_anything_is_changed(tmp_path, kind):
+    """A flipped bit in a tensor: the error names tensor and file, and the weights are as before."""
+    if kind == "state dict":
+        torch.save({"w": WHOLE.clone()}, tmp_path / "model.pt")
+        source = damaged = tmp_path / "model.pt"
+    else:
+        write_chunks(tmp_path / "d", BOXES if kind == "chunks" else [((0, 0), (7, 10))])
+        source, damaged = tmp_path / "d", tmp_path / "d" / "__0_0.distcp"
+    content = bytearray(damaged.read_bytes())
+    content[content.index(WHOLE[0, :6].numpy().tobytes()) + 1] ^= 1
+    damaged.write_bytes(content)
+    with _boxes_model({}) as model:
+        model.initialize(3)
+        before = model.get_tensor("w")
+        with pytest.raises(CheckpointError, match=rf"CRC-32 .* for '(model\.)?w' in '.*{damaged.name}'"):
+            model.load_parameters(source)
+        np.testing.assert_array_equal(model.get_tensor("w"), before)
 
 
 def test_a_file_that_would_run_code_changes_nothing(tmp_path):

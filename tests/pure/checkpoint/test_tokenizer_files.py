@@ -144,6 +144,32 @@ def test_spoilt_files_are_one_error(tmp_path, name, content, words):
         load_tokenizer(tmp_path, SIZE)
 
 
+@pytest.mark.parametrize(
+    ("added", "words"),
+    [
+        ([(FIRST + 3, "<u>")], rf"'<u>' has id {FIRST + 3} in the file, .* gives it {FIRST}"),
+        ([(1, "<u>")], rf"'<u>' has id 1 in the file, .* gives it {FIRST}"),
+        ([(FIRST, "h")], rf"'h' has id {FIRST} in the file, .* gives it {TRAINED.token_to_id('h')}"),
+        ([(FIRST + 1, "<u>"), (FIRST, "<v>")], f"has id {FIRST + 1} in the file"),
+        ([(FIRST, "<u>"), (FIRST + 1, "<u>")], f"'<u>' has id {FIRST + 1} in the file, .* gives it {FIRST}"),
+        ([(FIRST, "")], "gives it none"),
+        ([("x", "<u>")], "added_tokens"),
+        ([(FIRST, "<u>"), (FIRST + 1, "<v>"), (TRAINED.token_to_id("h"), "h")], None),
+    ],
+)
+def test_added_tokens_have_the_ids_that_the_file_says(tmp_path, added, words):
+    """The library moves those that do not fit without a word; a model would then read another token."""
+    content = json.loads(TRAINED.to_str())
+    content["added_tokens"] += [{**TOKEN, "id": id_, "content": text} for id_, text in added]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    if words is None:
+        tokenizer = load_tokenizer(tmp_path, SIZE)
+        assert [(tokenizer.token_to_id(text), text) for _, text in added] == added
+        return
+    with pytest.raises(CheckpointError, match=words):
+        load_tokenizer(tmp_path, SIZE)
+
+
 def test_templates_have_names_and_files_come_first(tmp_path):
     """One template is the default; a file of its own comes before what the configuration holds."""
     assert load_tokenizer_config(tmp_path).chat_templates == {}

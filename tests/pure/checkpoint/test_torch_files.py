@@ -211,6 +211,36 @@ def test_a_file_that_shrinks_is_an_error(tmp_path):
         found["w"].read()
 
 
+@pytest.mark.parametrize("has_checksums", [True, False])
+def test_a_flipped_bit_is_found(tmp_path, has_checksums):
+    """Each part is held to its CRC-32 when it is read; torch can be told to write none, and then there is none."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(has_checksums)
+    try:
+        torch.save({"model": {"first": torch.ones(3), "w": BASE, "rows": BASE[2:]}}, tmp_path / "m.pt")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    content = bytearray((tmp_path / "m.pt").read_bytes())
+    content[content.index(BASE.numpy().tobytes()) + 7] ^= 1
+    (tmp_path / "m.pt").write_bytes(content)
+    found = open_state_dict(tmp_path / "m.pt", "model")
+    np.testing.assert_array_equal(found["first"].read(), 1)
+    for name in ("w", "rows"):
+        if not has_checksums:
+            assert found[name].read().shape == (4 if name == "w" else 2, 6)
+            continue
+        for read in (found[name].read, lambda name=name: found[name][:1]):
+            with pytest.raises(CheckpointError, match=f"CRC-32 .* for '{name}' in .*m\\.pt"):
+                read()
+    content[content.index(b"first")] ^= 1  # in the pickle
+    (tmp_path / "m.pt").write_bytes(content)
+    if has_checksums:
+        with pytest.raises(CheckpointError, match=r"m\.pt.*does not have its checksum"):
+            open_state_dict(tmp_path / "m.pt", "model")
+    else:
+        assert "first" not in open_state_dict(tmp_path / "m.pt", "model")
+
+
 def test_large_archives_are_read(tmp_path, monkeypatch):
     """Archives with numbers of 64 bits, as those above 4 GiB have them."""
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 10)

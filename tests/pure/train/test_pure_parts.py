@@ -47,15 +47,23 @@ def test_schedule_of_short_runs(steps, warmup, rates):
     assert found == pytest.approx(rates)
 
 
+@pytest.mark.parametrize("context", [1, 2, 3, 8])
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 12, 13, 16, 100, 101])
-def test_windows_score_each_token_once(length):
-    """Every token is a label exactly once, predicted from the tokens that precede it."""
+def test_windows_score_each_token_once(length, context):
+    """Every token is a label exactly once, predicted from the tokens that precede it in a window."""
     ids = list(range(1, length + 1))
-    tokens, labels = sliding_windows(ids, 8, start=0)
+    tokens, labels = sliding_windows(ids, context, start=0)
     assert sorted(labels[labels != IGNORED]) == ids
     scored = labels != IGNORED
     np.testing.assert_array_equal(tokens[scored] + 1, labels[scored])
-    assert (np.argmax(scored[1:], axis=1) >= 4).all()
+    assert (np.argmax(scored[1:], axis=1) >= context // 2).all()
+
+
+@pytest.mark.parametrize("context", [0, -1, True, 1.5, None, 1 << 70])
+def test_windows_have_a_size(context):
+    """What is none is refused by its name."""
+    with pytest.raises(ConfigError, match="context must"):
+        sliding_windows([1, 2, 3], context, start=0)
 
 
 def test_no_window_is_empty():

@@ -19,6 +19,7 @@ FAMILY = Family(
     file_layout,
     parameter_shapes,
     lambda config: config.max_position_embeddings,
+    lambda config: config.max_position_embeddings,
     lambda config: 0,
     build_training_graph,
     encoding=build_encoding_graph,

@@ -90,6 +90,11 @@ class Decoder:
         return self.num_heads * self.head_dim
 
     @property
+    def default_context(self) -> int:
+        """The context limit where none is asked for; `max_positions` at most."""
+        return min([self.max_positions, *(rope.default_context for rope in self.ropes)])
+
+    @property
     def kv_size(self) -> int:
         """Width of the keys, and of the values."""
         return self.num_kv_heads * self.head_dim

@@ -189,11 +189,13 @@ def _head(graph: GraphBuilder, decoder: Decoder, x: TensorNode, embedding: Tenso
     return logits if decoder.logits_softcap is None else graph.softcap(logits, decoder.logits_softcap)
 
 
-def _tables(graph: GraphBuilder, decoder: Decoder, context: int) -> list[tuple[TensorNode, ...]]:
+def _tables(
+    graph: GraphBuilder, decoder: Decoder, num_positions: int, context: int
+) -> list[tuple[TensorNode, ...]]:
     """The RoPE table of every rope, as the operands that its layers take."""
     names = ["rope_table", *(f"rope_table{i}" for i in range(1, len(decoder.ropes)))]
     return [
-        (graph.constant(rope_table(rope, decoder.head_dim, context), name=name),)
+        (graph.constant(rope_table(rope, decoder.head_dim, num_positions, context), name=name),)
         for rope, name in zip(decoder.ropes, names)
     ]
 
@@ -225,7 +227,7 @@ def build_training_graph(
         tokens = graph.input([batch, seq], "i32", name="tokens", labels=[BATCH, None], storage="scalars")
         labels = graph.input([batch, seq], "i32", name="labels", labels=[BATCH, None], storage="scalars")
         positions = graph.positions(tokens)
-        tables = _tables(graph, decoder, longest)
+        tables = _tables(graph, decoder, longest, longest)
         x, embedding = _embed(graph, decoder, tokens, positions, dtype)
         for i, kind in enumerate(decoder.layers):
             table = () if kind.rope is None else tables[kind.rope]
@@ -250,6 +252,7 @@ def build_decoding_graph(
     dtype: str = "bf16",
     *,
     context: int | None = None,
+    num_positions: int | None = None,
 ) -> None:
     """Describe prefill and decoding over flattened tokens in an empty graph.
 
@@ -261,6 +264,7 @@ def build_decoding_graph(
         num_blocks: KV blocks of 64 positions.
         dtype: of weights, activations and cache.
         context: the limit of positions per sequence, by which RoPE's frequencies are chosen; by default the model's.
+        num_positions: how many of these one sequence takes at most; by default all.
 
     Inputs, all i32: tokens, positions, slots, sequence `[T]`; block_table `[S, blocks]`; rows `[S]`.
     Output: logits `[S, V]`.
@@ -273,16 +277,18 @@ def build_decoding_graph(
     sizes = {"max_tokens": max_tokens, "max_sequences": max_sequences, "num_blocks": num_blocks}
     for name, value in sizes.items():
         _border.integer(call, name, value, 1, MAX_SIZE)
-    limit = decoder.max_positions if context is None else context
-    _border.integer(call, "context", limit, 1, decoder.max_positions)
+    context = decoder.default_context if context is None else context
+    context = _border.integer(call, "context", context, 1, decoder.max_positions)
+    num_positions = context if num_positions is None else num_positions
+    num_positions = _border.integer(call, "num_positions", num_positions, 1, context)
     with graph.all_or_nothing():
         T, S = Dim("tokens", 1, max_tokens), Dim("sequences", 1, max_sequences)
         names = ("tokens", "positions", "slots", "sequence")
         tokens, *places = (graph.input([T], "i32", name=n, storage="scalars") for n in names)
-        max_blocks = min(num_blocks, -(-limit // BLOCK_SIZE))
+        max_blocks = min(num_blocks, -(-num_positions // BLOCK_SIZE))
         block_table = graph.input([S, max_blocks], "i32", name="block_table")
         rows = graph.input([S], "i32", name="rows", storage="scalars")
-        tables = _tables(graph, decoder, limit)
+        tables = _tables(graph, decoder, num_positions, context)
         x, embedding = _embed(graph, decoder, tokens, places[0], dtype)
         for i, kind in enumerate(decoder.layers):
             x = cached_layer(

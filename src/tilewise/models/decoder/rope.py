@@ -2,7 +2,7 @@
 
 A table belongs to a context limit, chosen when a graph is described: `dynamic` and `longrope` change their frequencies
 where the context grows beyond what a model was trained with, and a KV cache that holds keys turned by the old ones
-would be wrong. So the limit decides, never the length of a text.
+would be wrong. So the limit decides, never the length of a text, nor how many positions a table has.
 
 Source: Su et al. 2021; Peng et al. 2023 (YaRN); Ding et al. 2024 (LongRoPE); the Llama 3.1 release; `transformers`.
 """
@@ -71,6 +71,12 @@ class Rope:
             return min(MAX_POSITIONS, max(self.max_positions, stretched))
         return self.max_positions
 
+    @property
+    def default_context(self) -> int:
+        """The limit where none is asked for: `dynamic` stretches only what is asked to be longer."""
+        is_dynamic = self.scaling is not None and self.scaling["rope_type"] == "dynamic"
+        return self.max_positions if is_dynamic else self.longest_context
+
 
 def checked_scaling(
     scaling: Mapping[str, Any], theta: float, head_dim: int, max_positions: int, require: Require
@@ -136,17 +142,18 @@ def _check_field(name: str, value: object, head_dim: int, require: Require) -> N
         require.number(place, value, SLOWEST, HUGE)
 
 
-def rope_table(rope: Rope, head_dim: int, context: int) -> NDArray[np.float32]:
-    """Cosines and sines `[context, head_dim]` fp32: the first half cosines, the second sines.
+def rope_table(rope: Rope, head_dim: int, num_positions: int, context: int) -> NDArray[np.float32]:
+    """Cosines and sines `[num_positions, head_dim]` fp32: the first half cosines, the second sines.
 
     Args:
         rope: of the layers.
         head_dim: size of a head, even.
+        num_positions: rows of the table.
         context: the limit of positions, which `dynamic` and `longrope` choose their frequencies by.
     """
     # PyTorch computes frequencies, angles and their cosines in fp32; so do we, to write the same text
     frequency, factor = _frequencies(rope, head_dim, context)
-    angles = np.arange(context, dtype=np.float32)[:, None] * frequency.astype(np.float32)[None, :]
+    angles = np.arange(num_positions, dtype=np.float32)[:, None] * frequency.astype(np.float32)[None, :]
     table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
     return (table * np.float32(factor)).astype(np.float32)
 
