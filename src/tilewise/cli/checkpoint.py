@@ -131,7 +131,8 @@ def convert(
     model: Annotated[
         Path | None,
         typer.Option(
-            help="A model directory whose config.json and tokenizer the target gets; training checkpoints have theirs.",
+            help="A model directory whose config.json, tokenizer, chat templates and generation_config.json the target "
+            "gets; a training checkpoint keeps its own configuration and tokenizer.",
             show_default=False,
         ),
     ] = None,

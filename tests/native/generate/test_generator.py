@@ -228,7 +228,11 @@ def test_weights_that_are_no_numbers_are_not_loaded(tmp_path):
     threads = len(os.listdir("/proc/self/task"))
     with pytest.raises(CheckpointError, match=r"finite.*layers.1.mlp.up_proj.weight"):
         Generator(directory)
-    assert len(os.listdir("/proc/self/task")) == threads
+    for _ in range(500):  # the system takes a thread off its list a moment after it was joined
+        if len(os.listdir("/proc/self/task")) == threads:
+            return
+        time.sleep(0.01)
+    pytest.fail("a thread is left behind")
 
 
 def test_chunks_of_the_prompt_change_nothing(model_dir):
