@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from tilewise.core import ConfigError, get_logger
 from tilewise.core.reading import Unreadable, open_regular, parse_json
@@ -30,8 +30,8 @@ class _Line(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     step: Annotated[int, Field(ge=0)]
-    loss: float | None
-    __pydantic_extra__: dict[str, float]
+    loss: FiniteFloat | None
+    __pydantic_extra__: dict[str, FiniteFloat]  # an integer of 400 digits is an infinite float
 
 
 class MetricsFile:

@@ -138,11 +138,13 @@ def test_metrics_forget_what_comes_after_the_resumed_step(tmp_path):
         b'{"loss": 1}\n',
         b'{"step": 0, "loss": NaN}\n',
         b'{"step": 0, "loss": 1, "grad_norm": "x"}\n',
+        b'{"step": 0, "loss": 1, "grad_norm": 1' + b"0" * 400 + b"}\n",
         b'{"step": 0, "step": 1, "loss": 1}\n',
         b"\xff\n",
         b"[" * 100_000 + b"\n",
         b"\n",
     ],
+    ids=lambda line: repr(line[:60]),
 )
 def test_a_spoilt_line_ends_the_metrics_with_a_warning(tmp_path, line, caplog):
     """A run goes on whatever its metrics look like; what is left out is said, but for half a line at the end."""
