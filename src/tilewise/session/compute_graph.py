@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import GraphBuilder, differentiate, fix_sizes, simplify
 from tilewise.ir.batch import cut_batch
+from tilewise.ir.digest import digest_graph
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.show import show_graph, to_mermaid
 from tilewise.ir.validate import validate_graph
@@ -191,8 +191,12 @@ class ComputeGraph(GraphBuilder):
             )
 
     def digest(self) -> str:
-        """SHA-256 over structure, shapes, names and chunks; equal graphs have equal digests."""
-        return hashlib.sha256(show_graph(self.freeze()).encode()).hexdigest()
+        """SHA-256 of all that defines the graph: structure, shapes, names, hints, constants, loss, chunks.
+
+        Equal graphs have equal digests, in any process. Strategy and optimizer are not part of it. An op's attribute
+        that is no plain data counts as its `str`.
+        """
+        return digest_graph(self.freeze(), self.draft.loss_id)
 
     def to_mermaid(self) -> str:
         """The graph as a Mermaid flow chart."""
