@@ -1,9 +1,9 @@
 """The digest of a graph: SHA-256 over every field of it, written so that no two graphs are written alike.
 
-What is hashed are lines of plain tuples as `ascii` spells them: texts quoted and escaped, integers, floats, truth values
-and None each in their own way; a line begins with what it is of. So no name can pass for anything else, and no process
-or locale can change a letter. Layers are hashed once, by their templates; a graph of many calls costs what its calls
-and names cost. Order counts where it is kept: of tensors, ops, outputs, templates; not of hints and attributes.
+What is hashed are lines of plain tuples as `ascii` spells them: texts quoted and escaped, integers, floats, truth
+values and None each in their own way. So no name can pass for anything else, and no process or locale can change a
+letter. Layers are hashed once, by their templates; a graph of many calls costs what its calls and names cost. Order
+counts where it is kept: of tensors, ops, outputs, templates; not of hints and attributes.
 """
 
 from __future__ import annotations
