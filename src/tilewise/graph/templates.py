@@ -62,8 +62,8 @@ class LayerFunction:
         wanted = _signature(operands)
         base = key = f"{self.function.__module__}.{self.__name__}"
         number = 1
-        while key in graph.draft.layers:
-            function, signature, attributes = graph.draft.layers[key]
+        while key in graph.draft.templates:  # those of a loaded graph are no function's
+            function, signature, attributes = graph.draft.layers.get(key, (None, (), {}))
             if function is self and signature == wanted and _is_equal(attributes, static):
                 break
             number += 1
@@ -150,7 +150,10 @@ def call_outlined(
             for i, t in enumerate(operands)
         ]
         inner.op(op, formal, **attrs)
-        name = op if op not in draft.templates else f"{op}#{len(draft.outlined) + 1}"
+        name, number = op, len(draft.outlined)
+        while name in draft.templates:
+            number += 1
+            name = f"{op}#{number}"
         draft.outlined[key] = name
         draft.templates[name] = Template(
             name, inner.freeze(), tuple(t.id for t in formal if t is not None), ()

@@ -75,8 +75,9 @@ def _tensor_lines(tensors: Iterable[TensorNode]) -> Iterator[Line]:
         number = seen.get(key)
         if number is None:
             form = _form(s)
+            if form not in forms:
+                yield "form", len(forms), form
             number = seen[key] = forms.setdefault(form, len(forms))
-            yield "form", number, form
         yield t.id, t.kind, number, _text(s.name), t.producer
 
 

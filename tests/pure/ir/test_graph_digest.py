@@ -170,7 +170,9 @@ def test_what_does_not_count():
     shared = _with_tensor(graph, lambda t: replace(t, spec=replace(t.spec, shape=(np.int64(4), 8))))
     named = _with_tensor(graph, lambda t: replace(t, spec=replace(t.spec, name=np.str_("x"))))
     numpy = _with_op(graph, attrs={"factor": np.float64(3.0)})
-    assert len({digest_graph(g) for g in (graph, hints, shared, named, numpy)}) == 1
+    copied = _with_tensor(graph, lambda t: replace(t, spec=replace(t.spec, shape=[*t.spec.shape])), -2)
+    assert copied.tensors[-2].spec.shape is not graph.tensors[-2].spec.shape
+    assert len({digest_graph(g) for g in (graph, hints, shared, named, numpy, copied)}) == 1
     both = {"a": 1, "b": 2}
     orders = [_with_op(graph, attrs=attrs) for attrs in (both, dict(reversed(both.items())))]
     assert len({digest_graph(g) for g in orders}) == 1
