@@ -15,7 +15,7 @@ from tilewise.core.dims import Dim
 from tilewise.core.dtypes import DTYPES
 from tilewise.core.errors import TilewiseError
 from tilewise.core.reading import Unreadable
-from tilewise.graph.builder import INV_COUNT, POSITIONS, GraphBuilder
+from tilewise.graph.builder import INV_COUNT, POSITIONS, SEED, GraphBuilder
 from tilewise.graph.draft import refuse_packed
 from tilewise.graph.file.content import Definition
 from tilewise.ir.file import hold, require_graph
@@ -25,6 +25,8 @@ from tilewise.ir.op import op_named
 from tilewise.ir.validate import validate_graph
 
 __all__ = ["require_definition"]
+
+_OWN = (INV_COUNT, POSITIONS, SEED)
 
 
 def require_definition(definition: Definition) -> None:
@@ -36,8 +38,10 @@ def require_definition(definition: Definition) -> None:
     graph, loss = definition
     try:
         require_graph(graph)
+        _require_phase(graph)
         _require_tensors(graph, is_layer=False)
         for template in _templates_in(graph):
+            _require_phase(template.graph)
             _require_tensors(template.graph, is_layer=True)
             _require_interface(template)
         for of in (graph, *(t.graph for t in _templates_in(graph))):
@@ -72,6 +76,7 @@ def _templates_in(graph: Graph) -> Iterator[Template]:
 def _require_tensors(graph: Graph, is_layer: bool) -> None:
     """Tensors from outside are what a builder declares, hints what it is asked for, results have a producer."""
     maker = GraphBuilder(graph.name, reduction_chunks=graph.reduction_chunks)
+    known: set[object] = set()
     for node in graph.tensors:
         if node.kind == "result":
             hold(
@@ -81,7 +86,12 @@ def _require_tensors(graph: Graph, is_layer: bool) -> None:
                 graph.name,
             )
             continue
-        spec = replace(node.spec, tile_hint=None)
+        spec = node.spec if node.spec.tile_hint is None else replace(node.spec, tile_hint=None)
+        form = node.kind, spec.form, spec.init, spec.init_scale
+        if form in known and node.kind != "constant" and spec.name not in _OWN:
+            maker.draft.declare(node.kind, spec)  # all but its name has been looked at
+            continue
+        known.add(form)
         made = _declare(maker, graph, node, spec, is_layer)
         hold(made.spec == spec, "{} {!r} would be declared as {}", node.kind, spec.name, made.spec)
     for tensor, hint in graph.hints.items():
@@ -127,13 +137,15 @@ def _require_own(spec: TensorSpec) -> None:
 # ---- ops and layers -------------------------------------------------------------------------------------------------
 
 
+def _require_phase(graph: Graph) -> None:
+    odd = next((op for op in graph.ops if op.phase != "forward"), None)
+    if odd is not None:
+        raise Unreadable(
+            f"op {odd.label!r} is of phase {odd.phase!r}; a definition has no other than forward"
+        )
+
+
 def _require_op(graph: Graph, op: OpNode) -> None:
-    hold(
-        op.phase == "forward",
-        "op {!r} is of phase {!r}; a definition has no other than forward",
-        op.label,
-        op.phase,
-    )
     given = [None if i is None else graph.spec(i) for i in op.inputs]
     if op.op == "call":
         inferred = _infer_call(graph, op)
