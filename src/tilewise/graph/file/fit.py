@@ -93,7 +93,13 @@ def _require_tensors(graph: Graph, is_layer: bool) -> None:
             continue
         known.add(form)
         made = _declare(maker, graph, node, spec, is_layer)
-        hold(made.spec == spec, "{} {!r} would be declared as {}", node.kind, spec.name, made.spec)
+        hold(
+            made.spec == spec,
+            "{} {!r} would be declared as {}, in another way",
+            node.kind,
+            spec.name,
+            str(made.spec),
+        )
     for tensor, hint in graph.hints.items():
         rank = len(graph.tensors[tensor].shape)
         same = as_tensor_layout("load", hint, rank, f"tensor {tensor}") == hint
@@ -125,12 +131,15 @@ def _require_own(spec: TensorSpec) -> None:
     """Inputs that graphs declare themselves have one form."""
     if spec.name == INV_COUNT:
         own = TensorSpec((1,), DTYPES["f32"], name=INV_COUNT, storage="vector")
-        hold(spec == own, "{!r} is {}", spec.name, spec)
+        hold(spec == own, "{!r} is {}", spec.name, str(spec))
     if spec.name == POSITIONS:
         batch, length = spec.shape if len(spec.shape) == 2 else (None, None)
         own = TensorSpec(spec.shape, DTYPES["i32"], spec.labels, POSITIONS, storage="scalars")
         hold(
-            isinstance(batch, int) and isinstance(length, Dim) and spec == own, "{!r} is {}", spec.name, spec
+            isinstance(batch, int) and isinstance(length, Dim) and spec == own,
+            "{!r} is {}",
+            spec.name,
+            str(spec),
         )
 
 
@@ -158,9 +167,15 @@ def _require_op(graph: Graph, op: OpNode) -> None:
         inferred == stated,
         "op {!r} makes {}, not {}",
         op.label,
-        ", ".join(map(str, inferred)),
-        ", ".join(map(str, stated)),
+        ", ".join(map(_in_words, inferred)),
+        ", ".join(map(_in_words, stated)),
     )
+
+
+def _in_words(spec: TensorSpec) -> str:
+    labels = ", ".join("-" if label is None else label.name for label in spec.labels)
+    name = f" {spec.name!r}" if spec.name else ""
+    return f"{spec}{name} ({labels}) {spec.storage}"
 
 
 def _infer_call(graph: Graph, op: OpNode) -> list[TensorSpec]:
@@ -173,13 +188,12 @@ def _infer_call(graph: Graph, op: OpNode) -> list[TensorSpec]:
         fits = formal.spec.form == actual.spec.form and formal.kind in ("input", actual.kind)
         hold(
             fits,
-            "op {!r} binds {} {} to {} {} {!r}",
+            "op {!r} binds {} {} to {} {}",
             op.label,
             actual.kind,
-            actual.spec,
+            _in_words(actual.spec),
             formal.kind,
-            formal.spec,
-            formal.spec.name,
+            _in_words(formal.spec),
         )
     return [template.graph.spec(r) for r in template.results]
 
