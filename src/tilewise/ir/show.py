@@ -1,4 +1,4 @@
-"""Printing graphs: a text, and a Mermaid flow chart."""
+"""Printing graphs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from tilewise.core.dims import Dim, DimLabel
 from tilewise.ir.graph import Graph, TensorNode
 
-__all__ = ["show_graph", "to_mermaid"]
+__all__ = ["show_graph"]
 
 
 _PLAIN_NAME = re.compile(r"[\w.:/#<>-]+")
@@ -61,21 +61,3 @@ def _value(graph: Graph, tensor: TensorNode) -> str:
     """A constant's content, as a hash."""
     value = graph.constant_values.get(tensor.id)
     return "" if value is None else f" {hashlib.sha256(value.tobytes()).hexdigest()[:16]}"
-
-
-def to_mermaid(graph: Graph) -> str:
-    """One box per op, one rounded box per tensor from outside."""
-    lines = ["flowchart TD"]
-    lines += [f'  t{t.id}("{t.spec.name}: {t.spec}")' for t in graph.tensors if t.kind != "result"]
-    for op in graph.ops:
-        lines.append(f'  o{op.id}["{op.op}: {op.label}"]')
-        for i in op.inputs:
-            if i is not None:
-                producer = graph.tensors[i].producer
-                lines.append(f"  {f't{i}' if producer is None else f'o{producer}'} --> o{op.id}")
-    for name, tensor in graph.outputs.items():
-        producer = graph.tensors[tensor].producer
-        lines.append(
-            f'  {f"t{tensor}" if producer is None else f"o{producer}"} --> out_{name.replace(".", "_")}(["{name}"])'
-        )
-    return "\n".join(lines)

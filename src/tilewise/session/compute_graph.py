@@ -26,7 +26,8 @@ from tilewise.ir.batch import cut_batch
 from tilewise.ir.digest import digest_graph
 from tilewise.ir.file import Unwritable
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.show import show_graph, to_mermaid
+from tilewise.ir.mermaid import to_mermaid
+from tilewise.ir.show import show_graph
 from tilewise.ir.validate import validate_graph
 from tilewise.optim import Optimizer
 from tilewise.plan import Plan, check_sizes, make_plan, settings_for, symbols_of
@@ -270,7 +271,7 @@ class ComputeGraph(GraphBuilder):
         return digest_graph(self.freeze(), self.draft.loss_id)
 
     def to_mermaid(self) -> str:
-        """The graph as a Mermaid flow chart."""
+        """The graph as a Mermaid flow chart, layers as subgraphs, calls that repeat each other as one box."""
         return to_mermaid(self.freeze())
 
     def __str__(self) -> str:
