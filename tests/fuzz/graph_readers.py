@@ -14,6 +14,7 @@ from fuzz.mutate import mutate, mutate_json
 from tilewise.core.dims import upper_bound
 from tilewise.graph.file import Definition, decode_definition, encode_definition
 from tilewise.nn import linear
+from tilewise.observe import render_graph
 
 MOST_BYTES = 1 << 24  # of a run
 
@@ -35,7 +36,7 @@ def read_graph_file(folder: Path, data: bytes) -> None:
     graph = tw.ComputeGraph.load(file)
     graph.save(file)
     assert tw.ComputeGraph.load(file).digest() == graph.digest()
-    str(graph), graph.to_mermaid()
+    str(graph), graph.to_mermaid(), render_graph(graph.freeze(), graph.name)
     if graph.draft.loss_id is not None:
         graph.optimize(tw.optim.SGD())
     plan = graph.plan(workers_per_device=1)

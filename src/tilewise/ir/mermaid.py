@@ -8,7 +8,7 @@ known by numbers, never by names.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tilewise.ir.graph import Graph
 from tilewise.ir.outline import Outline, Stretch, outline_graph, templates_in
@@ -34,7 +34,7 @@ def to_mermaid(graph: Graph) -> str:
     return "\n".join(lines)
 
 
-def _lines(graph: Graph, prefix: str, titles: dict[int, str], numbers: dict[int, int]) -> Iterator[str]:
+def _lines(graph: Graph, prefix: str, titles: Mapping[int, str], numbers: Mapping[int, int]) -> Iterator[str]:
     outline = outline_graph(graph)
     for t in outline.drawn:
         yield f'  {prefix}t{t.id}("{_quoted(f"{t.spec.name}: {t.spec}")}")'
@@ -57,7 +57,7 @@ def _source(graph: Graph, outline: Outline, prefix: str, tensor: int) -> str:
     return f"{prefix}t{tensor}" if producer is None else f"{prefix}o{outline.of_op[producer]}"
 
 
-def stretch_title(graph: Graph, stretch: Stretch, titles: dict[int, str]) -> str:
+def stretch_title(graph: Graph, stretch: Stretch, titles: Mapping[int, str]) -> str:
     """What a box says: op and label, or `layers.0 … layers.35: 36 × decoder_layer`."""
     first = stretch.ops[0]
     if first.op != "call":
