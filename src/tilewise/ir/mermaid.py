@@ -16,7 +16,8 @@ from tilewise.ir.outline import Outline, Stretch, outline_graph, templates_in
 __all__ = ["stretch_title", "template_titles", "to_mermaid"]
 
 _LONGEST = 200  # of a box's text
-_ODD = re.compile(r"[^A-Za-z0-9 .,:/()\[\]_-]|^[^A-Za-z]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+# a first mark could begin a list, an outer underscore bold text, a colon an icon
+_ODD = re.compile(r"[^A-Za-z0-9 .,:/()\[\]_-]|^[^A-Za-z]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|:(?! )")
 
 
 def to_mermaid(graph: Graph) -> str:

@@ -70,7 +70,8 @@ def add_box(chart, name, text):
 
 
 def decoded(text):
-    """What Mermaid shows; it does not begin as a list or a heading would."""
+    """What Mermaid shows; nothing in it is a list, a heading, bold or an icon."""
+    assert not re.search(r":(?! )|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", text)
     assert not text or text[0].isalpha() or text[0] == "#"
     return re.sub(r"#(\d+);", lambda m: chr(int(m[1])), text)
 
