@@ -21,6 +21,7 @@ from ml_dtypes import bfloat16
 
 import tilewise as tw
 from fuzz import text_readers
+from fuzz.graph_readers import graphs, mutate_graph, read_graph_file
 from fuzz.mutate import Mutation, mutate, mutate_json, mutate_plan, mutate_safetensors
 from fuzz.torch_readers import (
     distributed_metadata,
@@ -442,6 +443,7 @@ READERS = {
     "dependency graph": Reader(read_dependency_graph, cache(_dependency_graph), 900, mutate_json),
     "metrics.jsonl": Reader(read_metrics_file, cache(_metrics), 1000, mutate_json),
     "plan": Reader(read_plan, cache(_plans), 600, mutate_plan),
+    "graph": Reader(read_graph_file, cache(graphs), 4000, mutate_graph),
     "texts": Reader(read_texts, cache(_texts), 450),
 }
 

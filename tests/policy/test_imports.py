@@ -15,7 +15,7 @@ ALLOWED = {
     "plan": "core ir kernels",  # what a kernel needs and costs stands in its table
     "kernels": "core ir",
     "comm": "core ir",
-    "observe": "core",  # pure functions over records; the runtimes hand theirs to it
+    "observe": "core ir",  # pure functions over graphs, and over records that the runtimes hand to it
     "runtime": "core ir kernels comm observe",
     "checkpoint": "core ir runtime",
     # a session completes a graph with its optimizer's update, so it knows what an optimizer is

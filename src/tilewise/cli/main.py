@@ -157,20 +157,46 @@ def verify(
 
 @app.command()
 def inspect(
-    model: Annotated[str, MODEL],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A Hugging Face directory, or owner/name on the hub; with --graph also a config.json, a training "
+            "configuration (.toml), or a graph that ComputeGraph.save wrote (.json).",
+            show_default=False,
+        ),
+    ],
+    graph: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw the graph into this file instead, a page (.html) or Mermaid text (.mmd): of a model that of "
+            "decoding, of an encoder that of encoding, of a training configuration that of a training step.",
+            show_default=False,
+        ),
+    ] = None,
     revision: Annotated[str | None, REVISION] = None,
 ) -> None:
     """Say what a model directory holds, what fits on this machine, and how fast it can be at most.
 
     Reads headers, and a copied tied head. Shows architecture, parameters, bytes per type, bytes of KV cache per token,
     the context that fits into this machine's memory, and a bound on the speed of writing from what its memory reaches,
-    which is measured.
+    which is measured. With `--graph`, reads no weights and draws the model's graph: equal layers are one box, each kind
+    of layer can be unfolded, ops have their shapes and attributes.
 
-    Example: `tilewise inspect demo/model`
+    Example: `tilewise inspect demo/model` and `tilewise inspect examples/train.toml --graph train.html`
     """
     from tilewise.checkpoint import find_model
     from tilewise.cli.inspect import describe_model
+    from tilewise.cli.picture import draw_graph
+    from tilewise.core.writing import replace_text
 
+    if graph is not None:
+        with before_work():
+            text = draw_graph(find_model(model, revision), graph)  # all of it, before anything is written
+        replace_text(graph, text)
+        _print_path(graph)
+        return
     with before_work():
         lines = list(describe_model(find_model(model, revision)))  # all of it, or what is wrong
     print("\n".join(lines))

@@ -17,7 +17,7 @@ from tilewise.graph.numbering import ValueNumbers
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.op import op_named
 
-__all__ = ["DraftedLayer", "GraphDraft"]
+__all__ = ["DraftedLayer", "GraphDraft", "refuse_packed"]
 
 OPTIMIZER = "optimizer."
 
@@ -121,8 +121,12 @@ class GraphDraft:
     def new_layer(self, signature: object, function: str) -> DraftedLayer:
         """The next template of a layer: the function's own name; in one graph, every further signature gets a number
         behind it, in order of first use, and so does another function of that name."""
-        number = self._layers_named[function] = self._layers_named.get(function, 0) + 1
-        key = function if number == 1 else f"{function}#{number}"
+        number = self._layers_named.get(function, 0)
+        key = None
+        while key is None or key in self.templates:  # those of a loaded graph are no function's
+            number += 1
+            key = function if number == 1 else f"{function}#{number}"
+        self._layers_named[function] = number
         made = self.layers[signature] = DraftedLayer(
             key, function, len(self.templates), {"template": key, "saved": ()}
         )
@@ -150,15 +154,21 @@ class GraphDraft:
 
     def op(self, name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any]) -> tuple[int, ...]:
         """Append an op on tensor ids, with attributes that are known to follow its signature; equal ops are one."""
-        key = (name, ids, tuple(sorted(attrs.items())), self.phase)
+        key = _key(name, ids, attrs, self.phase)
         if key in self._cache:
             return self._cache[key]
         given = [None if i is None else self.tensors[i].spec for i in ids]
-        _refuse_packed(name, given, attrs)
+        refuse_packed(name, given, attrs)
         specs = op_named(name).infer(given, attrs)
         outputs = self.append(name, ids, specs, attrs)
         self._cache[key] = outputs
         return outputs
+
+    def share_ops(self) -> None:
+        """Let ops that follow be one with equal ops that are there, where these were not appended one by one."""
+        for op in self.ops:
+            if op.op != "call":
+                self._cache.setdefault(_key(op.op, op.inputs, op.attrs, op.phase), op.outputs)
 
     def append(
         self,
@@ -207,8 +217,17 @@ class GraphDraft:
         return draft
 
 
-def _refuse_packed(name: str, given: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> None:
-    """Weights lie in panels; only ops that say so can read them."""
+def _key(name: str, ids: tuple[int | None, ...], attrs: Mapping[str, Any], phase: str) -> tuple[object, ...]:
+    """All that makes two ops one."""
+    return name, ids, tuple(sorted(attrs.items())), phase
+
+
+def refuse_packed(name: str, given: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> None:
+    """Weights lie in panels; only ops that say so can read them.
+
+    Raises:
+        ShapeError: another op is given one.
+    """
     takes = op_named(name).takes_packed
     for position, spec in enumerate(given):
         if spec is not None and spec.storage == "packed" and not takes(position, attrs):

@@ -170,7 +170,10 @@ def call_outlined(
             for i, t in enumerate(operands)
         ]
         inner.op(op, formal, **attrs)
-        name = op if op not in draft.templates else f"{op}#{len(draft.outlined) + 1}"
+        name, number = op, len(draft.outlined)
+        while name in draft.templates:  # those of a loaded graph, too
+            number += 1
+            name = f"{op}#{number}"
         arguments = tuple(t.id for t in formal if t is not None)
         draft.templates[name] = Template(name, inner.freeze(), arguments, ())
         call = draft.outlined[key] = {"template": name, "saved": ()}

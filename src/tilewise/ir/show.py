@@ -1,34 +1,48 @@
-"""Printing graphs: a canonical text (also what `digest` hashes) and a Mermaid flow chart."""
+"""Printing graphs."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 
 from tilewise.core.dims import Dim, DimLabel
 from tilewise.ir.graph import Graph, TensorNode
 
-__all__ = ["show_graph", "to_mermaid"]
+__all__ = ["show_graph"]
+
+
+_PLAIN_NAME = re.compile(r"[\w.:/#<>-]+")
 
 
 def show_graph(graph: Graph) -> str:
-    """Templates first, then tensors from outside, ops in order, outputs."""
-    lines = [f"graph {graph.name} chunks={graph.reduction_chunks}"]
+    """Templates first, then tensors from outside, ops in order, outputs, hints. Odd names are quoted, so that a line
+    is always one line and says one thing."""
+    lines = [f"graph {_name(graph.name)} chunks={graph.reduction_chunks}"]
     for key, template in graph.templates.items():
         body = show_graph(template.graph).replace("\n", "\n  ")
-        lines.append(f"template {key} {template.arguments} -> {template.results}\n  {body}")
+        lines.append(f"template {_name(key)} {template.arguments} -> {template.results}\n  {body}")
     symbols = {s for t in graph.tensors for s in t.spec.shape if isinstance(s, Dim)}
-    lines += [f"symbol {s.name} in [{s.min}, {s.max}]" for s in sorted(symbols, key=lambda s: s.name)]
+    lines += [f"symbol {_name(s.name)} in [{s.min}, {s.max}]" for s in sorted(symbols, key=lambda s: s.name)]
     for t in graph.tensors:
         if t.kind != "result":
-            value = _value(graph, t)
-            lines.append(f"%{t.id} = {t.kind} {t.spec.name} {t.spec} {_labels(t)} {t.spec.storage}{value}")
+            spec, value = t.spec, _value(graph, t)
+            lines.append(f"%{t.id} = {t.kind} {_name(spec.name)} {spec} {_labels(t)} {spec.storage}{value}")
     for op in graph.ops:
         results = ", ".join(f"%{o}" for o in op.outputs)
         operands = ", ".join("-" if i is None else f"%{i}" for i in op.inputs)
-        attrs = ", ".join(f"{k}={v}" for k, v in sorted(op.attrs.items()))
-        lines.append(f"{results} = {op.op}({operands}) {{{attrs}}} {op.phase} # {op.label}")
-    lines += [f"output {name} = %{t}" for name, t in graph.outputs.items()]
+        attrs = ", ".join(f"{k}={_attribute(v)}" for k, v in sorted(op.attrs.items()))
+        lines.append(f"{results} = {op.op}({operands}) {{{attrs}}} {op.phase} # {_name(op.label)}")
+    lines += [f"output {_name(name)} = %{t}" for name, t in graph.outputs.items()]
+    lines += [f"hint %{t} = {axes}" for t, axes in sorted(graph.hints.items())]
     return "\n".join(lines)
+
+
+def _name(name: str) -> str:
+    return name if _PLAIN_NAME.fullmatch(name) else ascii(name)
+
+
+def _attribute(value: object) -> str:
+    return _name(value) if isinstance(value, str) else " ".join(str(value).split())
 
 
 def _labels(tensor: TensorNode) -> str:
@@ -40,28 +54,10 @@ def _label(label: DimLabel | None) -> str:
     if label is None:
         return "-"
     group = f"/{label.group}" if label.group > 1 else ""
-    return f"{label.name}/{label.atom}{group}{'*' if label.is_summed_by_leaves else ''}"
+    return f"{_name(label.name)}/{label.atom}{group}{'*' if label.is_summed_by_leaves else ''}"
 
 
 def _value(graph: Graph, tensor: TensorNode) -> str:
     """A constant's content, as a hash."""
     value = graph.constant_values.get(tensor.id)
     return "" if value is None else f" {hashlib.sha256(value.tobytes()).hexdigest()[:16]}"
-
-
-def to_mermaid(graph: Graph) -> str:
-    """One box per op, one rounded box per tensor from outside."""
-    lines = ["flowchart TD"]
-    lines += [f'  t{t.id}("{t.spec.name}: {t.spec}")' for t in graph.tensors if t.kind != "result"]
-    for op in graph.ops:
-        lines.append(f'  o{op.id}["{op.op}: {op.label}"]')
-        for i in op.inputs:
-            if i is not None:
-                producer = graph.tensors[i].producer
-                lines.append(f"  {f't{i}' if producer is None else f'o{producer}'} --> o{op.id}")
-    for name, tensor in graph.outputs.items():
-        producer = graph.tensors[tensor].producer
-        lines.append(
-            f'  {f"t{tensor}" if producer is None else f"o{producer}"} --> out_{name.replace(".", "_")}(["{name}"])'
-        )
-    return "\n".join(lines)

@@ -1,8 +1,9 @@
-"""What shows and checks runs: figures and reports of traces, files for Perfetto, dependency graphs and their check.
+"""What shows and checks runs: figures and reports of traces, files for Perfetto, dependency graphs and their check; and
+the page of a model's graph.
 
-Pure functions over records that the runtimes write; nothing here knows the native module or starts a task. The offline
-check recomputes the order of tasks from their accesses alone, so that it can judge the runtime. `Trace`, `TaskSpan` and
-`RuntimeStats`, which a `Runtime` hands out, are exported by `tilewise.runtime`.
+Pure functions over graphs, and over records that the runtimes write; nothing here knows the native module or starts a
+task. The offline check recomputes the order of tasks from their accesses alone, so that it can judge the runtime.
+`Trace`, `TaskSpan` and `RuntimeStats`, which a `Runtime` hands out, are exported by `tilewise.runtime`.
 """
 
 from tilewise.observe.dependency_graph import (
@@ -15,6 +16,7 @@ from tilewise.observe.dependency_graph import (
 )
 from tilewise.observe.graph_check import GraphCheck, check_graph
 from tilewise.observe.graph_picture import write_graph_html, write_graph_svg
+from tilewise.observe.model_page import render_graph
 from tilewise.observe.perfetto import write_perfetto
 from tilewise.observe.timeline import TaskRecord, busy_overlap, write_trace
 from tilewise.observe.trace_report import write_report
@@ -29,6 +31,7 @@ __all__ = [
     "busy_overlap",
     "check_graph",
     "read_graph",
+    "render_graph",
     "write_graph",
     "write_graph_html",
     "write_graph_svg",

@@ -7,11 +7,19 @@ nothing.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
 
 from tilewise.observe.dependency_graph import DependencyGraph, GraphTask
+from tilewise.observe.flow import (
+    FLOW_STYLE,
+    Place,
+    Sizes,
+    draw_curve,
+    draw_frame,
+    order_levels,
+    place_boxes,
+)
 from tilewise.observe.graph_check import GraphCheck
 from tilewise.observe.page import STYLE, html_page, html_table, kernel_classes, text
 
@@ -19,26 +27,16 @@ __all__ = ["MAX_DRAWN", "write_graph_html", "write_graph_svg"]
 
 MAX_DRAWN = 500
 MAX_MESSAGES = 100
-PER_LINE = 24  # wider levels are broken into several lines
-BOX_WIDTH, BOX_HEIGHT, GAP_X, GAP_Y = 128, 34, 18, 46
-SWEEPS = 6
-Edge = tuple[int, int]
+BOXES = Sizes(128, 34, 18, 46)
 
-GRAPH_STYLE = """
-.box { stroke: var(--line); stroke-width: 1; } .edge { fill: none; stroke: var(--soft); stroke-opacity: 0.6; }
-.child { fill: none; stroke: var(--soft); stroke-dasharray: 2 4; stroke-opacity: 0.7; }
-.lost { fill: none; stroke: var(--alarm); stroke-width: 2.5; }
-.false { fill: none; stroke: var(--alarm); stroke-dasharray: 6 4; stroke-width: 1.5; }
-svg text.on { fill: #ffffff; font-weight: 600; paint-order: stroke; stroke: #00000059; stroke-width: 2px; }
-.s0 { stroke: none; } .s1 { stroke: var(--c0); } .s2 { stroke: var(--c1); } .s3 { stroke: var(--c2); }
-.s4 { stroke: var(--c3); } .s5 { stroke: var(--c4); } .s6 { stroke: var(--c6); }
-.scope { fill: none; stroke-width: 2.5; }
+GRAPH_STYLE = f"""{FLOW_STYLE}
+.child {{ fill: none; stroke: var(--soft); stroke-dasharray: 2 4; stroke-opacity: 0.7; }}
+.lost {{ fill: none; stroke: var(--alarm); stroke-width: 2.5; }}
+.false {{ fill: none; stroke: var(--alarm); stroke-dasharray: 6 4; stroke-width: 1.5; }}
+.s0 {{ stroke: none; }} .s1 {{ stroke: var(--c0); }} .s2 {{ stroke: var(--c1); }} .s3 {{ stroke: var(--c2); }}
+.s4 {{ stroke: var(--c3); }} .s5 {{ stroke: var(--c4); }} .s6 {{ stroke: var(--c6); }}
+.scope {{ fill: none; stroke-width: 2.5; }}
 """
-
-
-class _Place(NamedTuple):
-    x: float
-    y: float
 
 
 def write_graph_html(path: str | Path, graph: DependencyGraph, check: GraphCheck | None = None) -> None:
@@ -77,7 +75,7 @@ def write_graph_svg(path: str | Path, graph: DependencyGraph, check: GraphCheck 
     if len(graph.tasks) > MAX_DRAWN:
         lines = [_too_many(graph), *(f"{kernel}: {count}" for kernel, count, _ in _by_kernel(graph)[:40])]
         body = "".join(f'<text x="10" y="{20 + 16 * i}">{text(line)}</text>' for i, line in enumerate(lines))
-        svg = _frame(900, 20 + 16 * len(lines), body)
+        svg = draw_frame(900, 20 + 16 * len(lines), body)
     else:
         svg = _svg(graph, check)
     style = f"<style>{STYLE}{GRAPH_STYLE}</style>"
@@ -120,73 +118,23 @@ def _svg(graph: DependencyGraph, check: GraphCheck | None) -> str:
     index = {task.id: i for i, task in enumerate(graph.tasks)}
     edges = [(index[p], i) for i, task in enumerate(graph.tasks) for p in task.producers if p in index]
     children = [(index[task.domain], i) for i, task in enumerate(graph.tasks) if task.domain in index]
-    places = _places(_lines(len(graph.tasks), edges + children))
+    places = place_boxes(order_levels(len(graph.tasks), edges + children), BOXES)
     lost = {(index[a], index[b]) for a, b in check.missing} if check else set()
     unneeded = {(index[a], index[b]) for a, b in check.unneeded} if check else set()
-    parts = [_curve(places, edge, "false" if edge in unneeded else "edge") for edge in edges]
-    parts += [_curve(places, edge, "child") for edge in children]
-    parts += [_curve(places, edge, "lost") for edge in sorted(lost)]
+    parts = [draw_curve(places, edge, "false" if edge in unneeded else "edge", BOXES) for edge in edges]
+    parts += [draw_curve(places, edge, "child", BOXES) for edge in children]
+    parts += [draw_curve(places, edge, "lost", BOXES) for edge in sorted(lost)]
     kernels = kernel_classes(kernel for kernel, _, _ in _by_kernel(graph))
     scopes = {scope: i % 7 for i, scope in enumerate(dict.fromkeys(task.scope for task in graph.tasks))}
     parts += [
         _box(task, places[i], kernels[task.kernel], scopes[task.scope]) for i, task in enumerate(graph.tasks)
     ]
-    width = max((p.x for p in places.values()), default=0) + BOX_WIDTH + GAP_X
-    height = max((p.y for p in places.values()), default=0) + BOX_HEIGHT + GAP_X
-    return _frame(round(width), round(height), "".join(parts))
+    width = max((p.x for p in places.values()), default=0) + BOXES.width + BOXES.gap_x
+    height = max((p.y for p in places.values()), default=0) + BOXES.height + BOXES.gap_x
+    return draw_frame(round(width), round(height), "".join(parts))
 
 
-def _frame(width: int, height: int, body: str) -> str:
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'style="max-width: {width}px" role="img">{body}</svg>\n'
-    )
-
-
-def _lines(num_tasks: int, edges: list[Edge]) -> list[list[int]]:
-    """Tasks line by line: by the longest path to them, then by the mean place of their neighbours, to avoid crossings.
-
-    Edges against the order of submission, which a correct graph has not, do not count for the levels.
-    """
-    level = [0] * num_tasks
-    neighbours: defaultdict[int, list[int]] = defaultdict(list)
-    for earlier, later in sorted(edges, key=lambda edge: edge[1]):
-        neighbours[earlier].append(later)
-        neighbours[later].append(earlier)
-        if earlier < later:
-            level[later] = max(level[later], level[earlier] + 1)
-    levels: list[list[int]] = [[] for _ in range(max(level, default=-1) + 1)]
-    for task, its_level in enumerate(level):
-        levels[its_level].append(task)
-    place = {task: i - (len(tasks) - 1) / 2 for tasks in levels for i, task in enumerate(tasks)}
-    for sweep in range(SWEEPS):
-        for tasks in levels if sweep % 2 == 0 else levels[::-1]:
-            tasks.sort(key=lambda t: sum(place[n] for n in neighbours[t] or [t]) / len(neighbours[t] or [t]))
-            place.update({task: i - (len(tasks) - 1) / 2 for i, task in enumerate(tasks)})
-    return [tasks[i : i + PER_LINE] for tasks in levels for i in range(0, len(tasks), PER_LINE)]
-
-
-def _places(lines: list[list[int]]) -> dict[int, _Place]:
-    widest = max(map(len, lines), default=0)
-    step_x, step_y = BOX_WIDTH + GAP_X, BOX_HEIGHT + GAP_Y
-    return {
-        task: _Place(GAP_X + step_x * (i + (widest - len(line)) / 2), GAP_X + step_y * row)
-        for row, line in enumerate(lines)
-        for i, task in enumerate(line)
-    }
-
-
-def _curve(places: dict[int, _Place], edge: Edge, style: str) -> str:
-    a, b = places[edge[0]], places[edge[1]]
-    x1, y1, x2, y2 = a.x + BOX_WIDTH / 2, a.y + BOX_HEIGHT, b.x + BOX_WIDTH / 2, b.y
-    bend = max(GAP_Y / 2, abs(y2 - y1) / 2)
-    return (
-        f'<path class="{style}" d="M{x1:.0f} {y1:.0f}C{x1:.0f} {y1 + bend:.0f} {x2:.0f} {y2 - bend:.0f} '
-        f'{x2:.0f} {y2:.0f}"/>'
-    )
-
-
-def _box(task: GraphTask, place: _Place, kernel_style: str, scope: int) -> str:
+def _box(task: GraphTask, place: Place, kernel_style: str, scope: int) -> str:
     accesses = ", ".join(f"{p.mode} {p.buffer}" for p in task.params)
     called = f"{task.name} ({task.kernel})" if task.name else task.kernel
     title = f"task {task.id}: {called}; scope {task.scope}, depth {task.depth}, lane {task.lane}; {accesses}"
@@ -195,9 +143,9 @@ def _box(task: GraphTask, place: _Place, kernel_style: str, scope: int) -> str:
     name = name if len(name) <= 17 else name[:16] + "\N{HORIZONTAL ELLIPSIS}"
     return (
         f'<g><title>{text(title)}</title><rect class="box {kernel_style}" x="{x:.0f}" y="{y:.0f}" rx="5" '
-        f'width="{BOX_WIDTH}" height="{BOX_HEIGHT}"/>'
-        f'<rect class="scope s{scope}" x="{x - 3:.0f}" y="{y - 3:.0f}" rx="7" width="{BOX_WIDTH + 6}" '
-        f'height="{BOX_HEIGHT + 6}"/>'
-        f'<text class="on" x="{x + BOX_WIDTH / 2:.0f}" y="{y + 15:.0f}" text-anchor="middle">{text(name)}</text>'
-        f'<text class="on" x="{x + BOX_WIDTH / 2:.0f}" y="{y + 28:.0f}" text-anchor="middle">{task.id}</text></g>'
+        f'width="{BOXES.width}" height="{BOXES.height}"/>'
+        f'<rect class="scope s{scope}" x="{x - 3:.0f}" y="{y - 3:.0f}" rx="7" width="{BOXES.width + 6}" '
+        f'height="{BOXES.height + 6}"/>'
+        f'<text class="on" x="{x + BOXES.width / 2:.0f}" y="{y + 15:.0f}" text-anchor="middle">{text(name)}</text>'
+        f'<text class="on" x="{x + BOXES.width / 2:.0f}" y="{y + 28:.0f}" text-anchor="middle">{task.id}</text></g>'
     )

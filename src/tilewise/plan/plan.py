@@ -10,8 +10,9 @@ from tilewise.core.border import Border
 from tilewise.core.errors import PlanError, ResourceError
 from tilewise.core.reading import Unreadable
 from tilewise.core.writing import replace_file
+from tilewise.ir.file import Unwritable
 from tilewise.plan.explain import explain_plan, explain_tensor
-from tilewise.plan.file import Unwritable, decode_plan, digest_of, encode_plan, read_content, require_fit
+from tilewise.plan.file import decode_plan, digest_of, encode_plan, read_content, require_fit
 from tilewise.plan.memory import memory_of_machine
 from tilewise.plan.shapes import check_sizes
 from tilewise.plan.tables import PlanTables

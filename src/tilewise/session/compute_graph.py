@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tilewise.core.border import Border
 from tilewise.core.collector import collector_paused
 from tilewise.core.errors import PlanError
 from tilewise.core.mesh import DeviceMesh
+from tilewise.core.reading import Unreadable
 from tilewise.core.watch import Watch
 from tilewise.core.workers import WorkerPool
+from tilewise.core.writing import replace_file
 from tilewise.graph import GraphBuilder, differentiate, fix_sizes, simplify
+from tilewise.graph.draft import GraphDraft
+from tilewise.graph.file import (
+    Definition,
+    decode_definition,
+    encode_definition,
+    read_content,
+    require_definition,
+)
 from tilewise.ir.batch import cut_batch
+from tilewise.ir.digest import digest_graph
+from tilewise.ir.file import Unwritable
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.show import show_graph, to_mermaid
+from tilewise.ir.mermaid import to_mermaid
+from tilewise.ir.show import show_graph
 from tilewise.ir.validate import validate_graph
 from tilewise.optim import Optimizer
 from tilewise.plan import Plan, check_sizes, make_plan, settings_for, symbols_of
@@ -206,13 +219,80 @@ class ComputeGraph(GraphBuilder):
                 "pass what this graph's plan() returned, or run another graph's with GraphInstance(plan)",
             )
 
+    # ---- files ----------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write what defines the graph as JSON, whole or not at all; equal graphs give equal files.
+
+        The file holds tensors, ops, layers, outputs, hints, constants and the loss: all that `digest` is of. Strategy,
+        optimizer and the parameters' values are not in it.
+
+        Raises:
+            PlanError: the path is none, or something in the graph has no place in a file: an attribute of an op that is
+                no plain data, or what follows from a definition, such as a backward pass.
+            ResourceError: it cannot be written; what stood there is kept.
+        """
+        where = _border.path("save", "path", path)
+        definition = Definition(self.freeze(), self.draft.loss_id)
+        try:
+            require_definition(definition)
+            content = encode_definition(definition)
+        except (Unreadable, Unwritable) as error:
+            _border.refuse(
+                "save",
+                "a graph file holds a definition of plain data",
+                f"{self.name!r}: {error}",
+                "correct it",
+            )
+        replace_file(where, lambda temporary: _write(temporary, content))
+
+    @classmethod
+    def load(cls, path: str | Path) -> ComputeGraph:
+        """Read a graph that `save` wrote: it has the same digest and plans, and runs to the same bits.
+
+        Nothing in the file is believed. Every field is held to its type; tensors are declared and results inferred
+        again; what does not follow from them is refused. Ops of your own are looked up by name among those that this
+        process has defined; a file imports nothing. Layers come back as they were traced: calling a layer's function on
+        a loaded graph traces it again.
+
+        Raises:
+            PlanError: it is no graph file, is damaged or written by another version, or names an op that is not
+                defined here.
+        """
+        where = _border.path("load", "path", path)
+        try:
+            definition, digest = decode_definition(read_content(where))
+            require_definition(definition)
+            if definition.digest() != digest:
+                raise Unreadable("it is damaged or was changed: its digest is another one")
+        except Unreadable as error:
+            _border.refuse(
+                "load",
+                "a graph file must be one that ComputeGraph.save wrote",
+                f"{str(where)!r}: {error}",
+                "save the graph again",
+            )
+        graph = cls(definition.graph.name, reduction_chunks=definition.graph.reduction_chunks)
+        graph.draft = GraphDraft.of(definition.graph)
+        graph.draft.loss_id = definition.loss
+        graph.draft.share_ops()
+        return graph
+
     def digest(self) -> str:
-        """SHA-256 over structure, shapes, names and chunks; equal graphs have equal digests."""
-        return hashlib.sha256(show_graph(self.freeze()).encode()).hexdigest()
+        """SHA-256 of all that defines the graph: structure, shapes, names, hints, constants, loss, chunks.
+
+        Equal graphs have equal digests, in any process. Strategy and optimizer are not part of it. An op's attribute
+        that is no plain data counts as its `str`.
+        """
+        return digest_graph(self.freeze(), self.draft.loss_id)
 
     def to_mermaid(self) -> str:
-        """The graph as a Mermaid flow chart."""
+        """The graph as a Mermaid flow chart, layers as subgraphs, calls that repeat each other as one box."""
         return to_mermaid(self.freeze())
 
     def __str__(self) -> str:
         return show_graph(self.freeze())
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

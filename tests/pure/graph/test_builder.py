@@ -8,7 +8,8 @@ import pytest
 from tilewise.core.errors import InternalError, PlanError, ShapeError
 from tilewise.graph import GraphBuilder, differentiate, layer, simplify
 from tilewise.ir.graph import TensorSpec
-from tilewise.ir.show import show_graph, to_mermaid
+from tilewise.ir.mermaid import to_mermaid
+from tilewise.ir.show import show_graph
 from tilewise.ir.validate import validate_graph
 from tilewise.nn import linear
 

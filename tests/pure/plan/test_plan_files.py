@@ -14,10 +14,10 @@ import pytest
 from pure.plan.plan_bytes import make, parts, small, small_file
 from tilewise.core.errors import PlanError, ResourceError
 from tilewise.graph import GraphBuilder
+from tilewise.ir.file.fields import SharedInts, fields_of, records_of
 from tilewise.optim import SGD, AdamW, Optimizer
 from tilewise.plan import Plan
 from tilewise.plan.file import encode_plan
-from tilewise.plan.file.fields import SharedInts, fields_of, records_of
 
 
 def count_rows(content):

@@ -10,26 +10,19 @@ Nothing is compressed, so a small file cannot become a large one. Pure functions
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core.border import shown
-from tilewise.core.dtypes import DTYPES, dtype
+from tilewise.core.collector import collector_paused
 from tilewise.core.reading import Unreadable, open_regular, plain_json, read_whole
-from tilewise.plan.file.fields import fields_of
-from tilewise.plan.file.read_rows import RowReader
-from tilewise.plan.file.write_rows import RowWriter, Unwritable
+from tilewise.ir.file import RowReader, RowWriter, Unwritable, array_form, array_named, fields_of
 
 __all__ = ["MAX_BYTES", "decode_plan", "digest_of", "encode_plan", "read_content"]
 
@@ -39,7 +32,6 @@ _VERSION = 1
 _LINE = re.compile(rb"tilewise plan ([0-9]{1,9}) ([0-9a-f]{64})\n")
 _LONGEST_LINE = 100
 _LENGTH_BYTES = 8
-_MAX_DIMS = 32  # what every NumPy can hold
 _KEYS = ["records", "arrays", "rows"]
 
 T = TypeVar("T")
@@ -71,15 +63,10 @@ def _body(plan: object) -> bytes:
     writer = RowWriter()
     writer.add(plan)
     records = [[record.__name__, list(fields_of(record))] for record in writer.classes]
-    arrays = [[dtype_name(array), list(array.shape)] for array in writer.arrays]
+    arrays = [array_named(array) for array in writer.arrays]
     text = json.dumps(dict(zip(_KEYS, (records, arrays, writer.rows))), separators=(",", ":"))
     rows = text.encode("ascii")
     return len(rows).to_bytes(_LENGTH_BYTES, "little") + rows + b"".join(a.tobytes() for a in writer.arrays)
-
-
-def dtype_name(array: NDArray[Any]) -> str:
-    """The name of an array's element type."""
-    return next(name for name, kind in DTYPES.items() if kind.numpy == array.dtype)
 
 
 def decode_plan(content: bytes, root: type[T]) -> T:
@@ -100,7 +87,7 @@ def decode_plan(content: bytes, root: type[T]) -> T:
     end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
     if len(body) < _LENGTH_BYTES or end > len(body) or end > _MAX_ROWS_BYTES:
         raise Unreadable(f"its rows should take {end - _LENGTH_BYTES} bytes, the file has {len(body)}")
-    with _without_collections():
+    with collector_paused():
         found = plain_json(body[_LENGTH_BYTES:end])
         if type(found) is not dict or list(found) != _KEYS:
             raise Unreadable(f"it holds {', '.join(_KEYS)}; got {shown(found)}")
@@ -108,18 +95,6 @@ def decode_plan(content: bytes, root: type[T]) -> T:
     if type(plan) is not root:
         raise Unreadable(f"its last row is the {root.__name__}; got a {type(plan).__name__}")
     return plan
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """A plan is many small objects that all stay; looking for garbage among them takes longer than making them."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def read_content(path: Path) -> bytes:
@@ -138,21 +113,12 @@ def _arrays(described: object, content: bytes) -> list[NDArray[Any]]:
     found: list[NDArray[Any]] = []
     position = 0
     for entry in described if type(described) is list else [described]:
-        name, shape = entry if type(entry) is list and len(entry) == 2 else ("", [-1])
-        is_shape = type(shape) is list and len(shape) <= _MAX_DIMS
-        sizes: list[int] = shape if is_shape else [-1]
-        if name not in _NAMES or not all(type(s) is int and 0 <= s < 1 << 40 for s in sizes):
-            raise Unreadable(f"an array is described by its dtype and shape; got {shown(entry)}")
-        kind, count = dtype(name).numpy, prod(sizes)
-        end = position + count * kind.itemsize
+        form = array_form(*entry) if type(entry) is list and len(entry) == 2 else array_form(entry, None)
+        end = position + form.num_bytes
         if end > len(content):
             raise Unreadable(f"array {len(found)} should end at byte {end} of {len(content)}")
-        array = np.frombuffer(content[position:end], kind).reshape(sizes)
-        found.append(array)
+        found.append(form.of(content[position:end]))
         position = end
     if position != len(content):
         raise Unreadable(f"its arrays end at byte {position} of {len(content)}")
     return found
-
-
-_NAMES = list(DTYPES)

@@ -17,14 +17,14 @@ from tilewise.core.mesh import MICRO, DeviceMesh
 from tilewise.core.reading import Unreadable
 from tilewise.core.tree import MAX_COUNT
 from tilewise.ir.batch import cut_batch
-from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.file import hold, require_graph
+from tilewise.ir.graph import Graph
 from tilewise.ir.kinds import Kind
 from tilewise.ir.layout import CHUNKS, GROUPS, LEAVES, GraphLayout
-from tilewise.ir.op import check_call, op_named
 from tilewise.ir.validate import validate_graph
 from tilewise.plan.classes import classes_of
 from tilewise.plan.file.fit_kernels import require_kernels
-from tilewise.plan.file.fit_program import hold, require_program
+from tilewise.plan.file.fit_program import require_program
 from tilewise.plan.settings import MAX_WORKERS, settings_for
 from tilewise.plan.shapes import LocalShapes, symbols_of
 from tilewise.plan.tables import CATEGORIES, REGIONS, PlanTables
@@ -32,12 +32,9 @@ from tilewise.plan.validate import validate_plan
 
 __all__ = ["require_fit"]
 
-_KINDS = ("input", "parameter", "state", "constant", "result")
-_PHASES = ("forward", "backward", "update")
 _COMBINES = ("sum", "max", "or")
 _MAX_BYTES = 1 << 62
 _MAX_COUNT = 1 << 40
-_MAX_WALK = 1 << 21  # graphs, counted as often as calls lead to them
 
 
 def require_fit(plan: PlanTables) -> None:
@@ -48,8 +45,7 @@ def require_fit(plan: PlanTables) -> None:
     """
     try:
         _require_counts(plan)
-        _require_graph(plan.graph, {})
-        _require_root(plan.graph)
+        require_graph(plan.graph)
         _require_layout(plan.graph, plan.layout, plan.mesh, {})
         validate_graph(plan.graph)
         _require_choices(plan)
@@ -92,95 +88,6 @@ def _require_counts(plan: PlanTables) -> None:
             "{} lies outside of the arena",
             buffer,
         )
-
-
-# ---- the graph --------------------------------------------------------------------------------------------------
-
-
-def _require_graph(graph: Graph, walked: dict[int, int]) -> int:
-    """Hold a graph's ids to its tables, its templates' too; returns how many graphs a walk along calls meets."""
-    if id(graph) in walked:
-        return walked[id(graph)]
-    for i, t in enumerate(graph.tensors):
-        # a result that passes left behind has no producer
-        fits = t.producer is None or (t.kind == "result" and 0 <= t.producer < len(graph.ops))
-        hold(
-            t.id == i and t.kind in _KINDS and fits,
-            "tensor {} of {!r} is {}",
-            i,
-            graph.name,
-            t,
-        )
-    known = range(len(graph.tensors))
-    weight = 1 + sum(_require_graph(t.graph, walked) for t in graph.templates.values())
-    for op in graph.ops:
-        ids = (*(i for i in op.inputs if i is not None), *op.outputs)
-        hold(all(i in known for i in ids), "op {!r} names tensors that {!r} has not", op.label, graph.name)
-        hold(op.phase in _PHASES, "op {!r} stands in phase {!r}", op.label, op.phase)
-        weight += _require_op(graph, op, walked)
-        hold(weight <= _MAX_WALK, "its templates call each other too often")
-    for key, template in graph.templates.items():
-        hold(
-            template.graph.reduction_chunks == graph.reduction_chunks,
-            "template {!r} has {} chunks",
-            key,
-            template.graph.reduction_chunks,
-        )
-        inside = range(len(template.graph.tensors))
-        ends = (*template.arguments, *template.results)
-        hold(
-            key == template.key and all(i in inside for i in ends),
-            "template {!r} is called otherwise",
-            key,
-        )
-    for tensor, value in graph.constant_values.items():
-        hold(tensor in known, "constant {} is no tensor", tensor)
-        node = graph.tensors[tensor]
-        fits = node.kind == "constant" and value.shape == node.shape and value.dtype == node.spec.dtype.numpy
-        hold(
-            fits,
-            "constant {!r} {} is an array {}{}",
-            node.spec.name,
-            node.spec,
-            value.dtype,
-            list(value.shape),
-        )
-    hold(all(t in known for t in (*graph.hints, *graph.outputs.values())), "hints and outputs are tensors")
-    walked[id(graph)] = weight
-    return weight
-
-
-def _require_op(graph: Graph, op: OpNode, walked: dict[int, int]) -> int:
-    if op.op != "call":
-        op_named(op.op)
-        checked = check_call(op.op, op.inputs, op.attrs)
-        same = all(type(checked[name]) is type(value) for name, value in op.attrs.items())
-        hold(same and checked == dict(op.attrs), "op {!r} has other attributes", op.label)
-        return 0
-    template = graph.templates.get(op.attrs.get("template", ""))
-    hold(
-        template is not None and set(op.attrs) == {"template", "saved"},
-        "op {!r} calls nothing",
-        op.label,
-    )
-    assert template is not None
-    inside, saved = range(len(template.graph.tensors)), op.attrs["saved"]
-    hold(
-        isinstance(saved, tuple) and all(s in inside for s in saved),
-        "op {!r} saves no tensors",
-        op.label,
-    )
-    return walked[id(template.graph)]
-
-
-def _require_root(graph: Graph) -> None:
-    """What stands for the whole: values of all constants, and names that are one tensor's."""
-    hold(
-        graph.constant_values.keys() == {t.id for t in graph.of_kind("constant")},
-        "every constant has a value",
-    )
-    names = [t.spec.name for t in graph.tensors if t.kind != "result"]
-    hold(all(names) and len(set(names)) == len(names), "what comes from outside has a name of its own")
 
 
 # ---- layouts ------------------------------------------------------------------------------------------------------

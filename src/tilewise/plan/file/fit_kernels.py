@@ -11,6 +11,7 @@ from itertools import groupby
 from math import prod
 
 from tilewise.core.reading import Unreadable
+from tilewise.ir.file import hold
 from tilewise.ir.graph import Graph
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import (
@@ -28,7 +29,6 @@ from tilewise.ir.program import (
 from tilewise.kernels.scratch import scratch_bytes
 from tilewise.kernels.table import KernelSpec, kernel_spec
 from tilewise.plan.emission import make_instruction
-from tilewise.plan.file.fit_program import hold
 from tilewise.plan.tables import PlanTables
 
 __all__ = ["require_kernels"]

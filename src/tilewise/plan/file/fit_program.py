@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from math import isfinite
 
-from tilewise.core.border import shown
 from tilewise.core.dtypes import DTYPES
-from tilewise.core.reading import Unreadable
+from tilewise.ir.file import hold
 from tilewise.ir.program import (
     Call,
     DeviceBinding,
@@ -28,7 +27,7 @@ from tilewise.ir.program import (
 from tilewise.kernels.table import kernel_spec
 from tilewise.plan.tables import PlanTables
 
-__all__ = ["hold", "require_program"]
+__all__ = ["require_program"]
 
 _MOST = 1 << 40  # of a constant, a factor, a value: their products stay within 62 bits where they are used
 _MOST_PRODUCT = 1 << 61
@@ -62,20 +61,6 @@ def require_program(plan: PlanTables) -> None:
     for class_id, of in enumerate(program.classes):
         checks.require_class(of)
         checks.require_devices(of, [d for d in program.devices if d.class_id == class_id])
-
-
-def hold(holds: bool, what: str, *values: object) -> None:
-    """Refuse what does not hold.
-
-    Args:
-        what: the refusal, with a place for each of the values.
-
-    Raises:
-        Unreadable: it does not hold.
-    """
-    if not holds:
-        words = [v if isinstance(v, str | int) else shown(v) for v in values]
-        raise Unreadable(what.format(*words) if words else what)
 
 
 class _Checks:

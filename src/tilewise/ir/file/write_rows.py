@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from tilewise.core.border import shown
 from tilewise.core.dtypes import DTYPES, DType
+from tilewise.ir.file.fields import IN_ATTRIBUTES, SharedInts, fields_of, is_record, settings_of
 from tilewise.ir.kinds import Kind, kind_named
 from tilewise.ir.program import Instruction
-from tilewise.plan.file.fields import IN_ATTRIBUTES, SharedInts, fields_of, is_record, settings_of
 
 __all__ = ["RowWriter", "Unwritable"]
 

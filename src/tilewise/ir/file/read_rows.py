@@ -19,8 +19,8 @@ from tilewise.core.dtypes import DTYPES, DType
 from tilewise.core.errors import TilewiseError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.reading import Unreadable
+from tilewise.ir.file.fields import IN_ATTRIBUTES, SharedInts, fields_of, is_record, records_of, settings_of
 from tilewise.ir.kinds import kind_named
-from tilewise.plan.file.fields import IN_ATTRIBUTES, SharedInts, fields_of, is_record, records_of, settings_of
 
 __all__ = ["RowReader"]
 

@@ -1,0 +1,91 @@
+"""`tilewise inspect --graph`: the graph of a model, of a training configuration or of a saved graph, as one file.
+
+Reads configurations and graph files, never weights. The file's ending says the form: a page (`.html`) or Mermaid text
+(`.mmd`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tilewise.core import ConfigError
+
+if TYPE_CHECKING:
+    from tilewise.session import ComputeGraph
+
+__all__ = ["draw_graph"]
+
+_FORMS = (".html", ".mmd")
+_MOST_CONTEXT = 4096  # of what is drawn: tables of positions are made, and a picture shows their shape alone
+_TOKENS = 256  # of a call, as in generation
+_TEXTS = 16  # of a call, as in encoding
+
+
+class _Drawing(NamedTuple):
+    graph: ComputeGraph
+    note: str
+
+
+def draw_graph(source: Path, file: Path) -> str:
+    """The picture of a graph, as the text of a file. Nothing is written.
+
+    Args:
+        source: a model's directory or its config.json, a training configuration (.toml), or a graph that
+            `ComputeGraph.save` wrote (.json).
+        file: where it goes; .html or .mmd.
+
+    Raises:
+        ConfigError: no such form, or the source is none of these; names file and field.
+        PlanError: a graph file that is none.
+    """
+    if file.suffix.lower() not in _FORMS:
+        raise ConfigError(
+            f"[cli.inspect] a graph is drawn into a file that ends in {' or '.join(_FORMS)}; got {str(file)!r}; "
+            "choose a form"
+        )
+    drawing = _drawing(source)
+    if file.suffix.lower() == ".mmd":
+        return drawing.graph.to_mermaid() + "\n"
+    from tilewise.observe import render_graph
+
+    return render_graph(drawing.graph.freeze(), f"The graph of {drawing.graph.name}", drawing.note)
+
+
+def _drawing(source: Path) -> _Drawing:
+    if source.suffix.lower() == ".toml":
+        return _of_training(source)
+    if source.suffix.lower() == ".json" and source.name != "config.json":
+        from tilewise.session import ComputeGraph
+
+        return _Drawing(ComputeGraph.load(source), "As it was saved.")
+    return _of_model(source.parent if source.name == "config.json" else source)
+
+
+def _of_training(source: Path) -> _Drawing:
+    from tilewise.train import load_config, make_graph
+
+    config = load_config(source)
+    is_padded = config.data.is_padded
+    words = f"up to {config.data.context}" if is_padded else f"{config.data.context}"
+    note = f"A training step as it is described, before gradients: {config.train.batch} sequences of {words} tokens."
+    return _Drawing(make_graph(config, is_padded=is_padded), note)
+
+
+def _of_model(directory: Path) -> _Drawing:
+    from tilewise import models
+    from tilewise.core import Dim, choose_dtype
+    from tilewise.session import ComputeGraph
+
+    config = models.open(directory)
+    dtype = choose_dtype("auto", config.dtype)
+    graph = ComputeGraph(config.model_type)
+    context = min(models.max_context(config), _MOST_CONTEXT)
+    if models.is_encoder(config):
+        models.build_encoding_graph(graph, config, _TEXTS, Dim("seq", 1, context), dtype)
+        return _Drawing(graph, f"The encoding of {_TEXTS} texts of up to {context} tokens, in {dtype}.")
+    models.build_decoding_graph(
+        graph, config, _TOKENS, 1, -(-context // models.BLOCK_SIZE), dtype, context=context
+    )
+    note = f"Reading and writing text, up to {_TOKENS} tokens a call, with room for {context} positions, in {dtype}."
+    return _Drawing(graph, note)

@@ -1,0 +1,140 @@
+"""The JSON of a graph file: what a user defined, before gradients and plans.
+
+    {"tilewise graph": 1,
+     "digest": the graph's own,
+     "records": [[name, [field, ...]], ...],
+     "arrays": [[dtype, [size, ...], the elements in base64], ...],
+     "rows": [[class, value, ...], ...]}
+
+Rows name earlier rows, and the last one is the `Definition`; a row stands on a line of its own, so that two files can
+be compared by any tool. Pure functions of bytes; equal graphs give equal bytes.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from base64 import b64decode, b64encode
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from tilewise.core.border import shown
+from tilewise.core.collector import collector_paused
+from tilewise.core.reading import Unreadable, plain_json, read_whole
+from tilewise.ir.digest import digest_graph
+from tilewise.ir.file import RowReader, RowWriter, Unwritable, array_form, array_named, fields_of
+from tilewise.ir.graph import Graph
+
+__all__ = ["Definition", "decode_definition", "encode_definition", "read_content"]
+
+MAX_BYTES = 1 << 30  # of a file; its constants are most of it
+MAX_VALUES = 8 << 20  # of its JSON: each takes some sixty bytes of memory
+_VERSION = 1
+_FORMAT = "tilewise graph"
+_KEYS = [_FORMAT, "digest", "records", "arrays", "rows"]
+
+
+class Definition(NamedTuple):
+    """What a graph file holds.
+
+    Attributes:
+        graph: tensors, ops and layers, outputs, hints and constants.
+        loss: the tensor that training is for, if there is one.
+    """
+
+    graph: Graph
+    loss: int | None
+
+    def digest(self) -> str:
+        """Of all of it; that of the `ComputeGraph`."""
+        return digest_graph(self.graph, self.loss)
+
+
+def encode_definition(definition: Definition) -> bytes:
+    """The file of a definition.
+
+    Raises:
+        Unwritable: something in it has no place in a file, or there is too much.
+    """
+    graph, loss = definition
+    writer = RowWriter()
+    with collector_paused():
+        writer.add(Definition(replace(graph, hints=dict(sorted(graph.hints.items()))), loss))
+        records = [[record.__name__, list(fields_of(record))] for record in writer.classes]
+        arrays = [[*array_named(a), b64encode(a.tobytes()).decode("ascii")] for a in writer.arrays]
+        parts = [_lines(part) for part in (records, arrays, writer.rows)]
+    head = f'{{"{_FORMAT}":{_VERSION},\n"digest":"{definition.digest()}",\n'
+    content = f'{head}"records":{parts[0]},\n"arrays":{parts[1]},\n"rows":{parts[2]}}}\n'.encode("ascii")
+    if len(content) > MAX_BYTES or _num_values(content) > MAX_VALUES:
+        raise Unwritable(
+            f"a file has at most {MAX_BYTES} bytes and {MAX_VALUES} values; this one would have more"
+        )
+    return content
+
+
+def _lines(items: list[Any]) -> str:
+    """A list in JSON, an item a line."""
+    return "[" + ",\n".join(json.dumps(item, separators=(",", ":")) for item in items) + "]"
+
+
+def _num_values(content: bytes) -> int:
+    """More than the lists and values in JSON, without reading it."""
+    return sum(content.count(mark) for mark in (b",", b"[", b"{"))
+
+
+def decode_definition(content: bytes) -> tuple[Definition, str]:
+    """What a file's bytes define, and the digest that it says. The records are whole; whether they fit each other is
+    another question (`require_definition`).
+
+    Raises:
+        Unreadable: it is no file of a graph, or was written by another version.
+    """
+    if _num_values(content) > MAX_VALUES:
+        raise Unreadable(f"it has more than {MAX_VALUES} values")
+    with collector_paused():
+        found = plain_json(content)
+        if type(found) is not dict or _FORMAT not in found:
+            raise Unreadable(f"it does not say that it is a {_FORMAT!r}")
+        version = found[_FORMAT]
+        if type(version) is not int or version != _VERSION:
+            raise Unreadable(f"it has format {shown(version)}, and this version of Tilewise reads {_VERSION}")
+        if found.keys() != set(_KEYS):
+            raise Unreadable(f"it holds {', '.join(_KEYS)}; got {', '.join(map(shown, found))}")
+        arrays = [_array(i, entry) for i, entry in enumerate(_list("arrays", found["arrays"]))]
+        definition = RowReader(Definition, found["records"], arrays).read(found["rows"])
+    if type(definition) is not Definition:
+        raise Unreadable(f"its last row is the Definition; got a {type(definition).__name__}")
+    if type(found["digest"]) is not str:
+        raise Unreadable(f"its digest must be text; got {shown(found['digest'])}")
+    return definition, found["digest"]
+
+
+def read_content(path: Path) -> bytes:
+    """All bytes of a graph's file.
+
+    Raises:
+        Unreadable: it is no regular file, or is larger than a graph file may be.
+    """
+    return read_whole(path, MAX_BYTES)
+
+
+def _list(name: str, value: object) -> list[Any]:
+    if type(value) is not list:
+        raise Unreadable(f"{name} must be a list; got {shown(value)}")
+    return value
+
+
+def _array(number: int, entry: object) -> NDArray[Any]:
+    """An array; it is read-only."""
+    name, shape, text = entry if type(entry) is list and len(entry) == 3 else (entry, None, None)
+    form = array_form(name, shape)
+    try:
+        content = b64decode(text, validate=True) if isinstance(text, str) else b""
+    except (binascii.Error, ValueError):
+        content = b""
+    if len(content) != form.num_bytes:
+        raise Unreadable(f"array {number} must be {form.num_bytes} bytes in base64; got {shown(text)}")
+    return form.of(content)

@@ -1,0 +1,143 @@
+"""The digest of a graph: SHA-256 over every field of it, written so that no two graphs are written alike.
+
+What is hashed are lines of plain tuples as `ascii` spells them: texts quoted and escaped, integers, floats, truth
+values and None each in their own way. So no name can pass for anything else, and no process or locale can change a
+letter. Layers are hashed once, by their templates; a graph of many calls costs what its calls and names cost. Order
+counts where it is kept: of tensors, ops, outputs, templates; not of hints and attributes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from itertools import islice
+from types import NoneType
+from typing import Any
+
+import numpy as np
+
+from tilewise.core.dtypes import DType
+from tilewise.ir.graph import Graph, OpNode, TensorNode, TensorSpec
+
+__all__ = ["digest_graph"]
+
+_AT_ONCE = 4096  # lines that are spelled together
+_PLAIN = {int, str, bool, float, NoneType}
+
+Line = tuple[object, ...]
+
+
+def digest_graph(graph: Graph, loss: int | None = None) -> str:
+    """SHA-256 of a graph, in hexadecimal; equal graphs have equal digests.
+
+    Args:
+        graph: all of it counts, its templates' insides too.
+        loss: the tensor that training is for, if there is one.
+    """
+    return _digest(graph, (("loss", loss),), {})
+
+
+def _digest(graph: Graph, more: Iterable[Line], known: dict[int, str]) -> str:
+    found = hashlib.sha256()
+    for lines in (_lines(graph, known), iter(more)):
+        while part := list(islice(lines, _AT_ONCE)):
+            found.update(ascii(part).encode("ascii"))
+    return found.hexdigest()
+
+
+def _lines(graph: Graph, known: dict[int, str]) -> Iterator[Line]:
+    yield "graph", _text(graph.name), graph.reduction_chunks
+    for key, template in graph.templates.items():
+        inner = known.get(id(template.graph))
+        if inner is None:
+            inner = known[id(template.graph)] = _digest(template.graph, (), known)
+        yield "template", _text(key), _text(template.key), template.arguments, template.results, inner
+    yield from _tensor_lines(graph.tensors)
+    for tensor, value in sorted(graph.constant_values.items()):
+        yield "value", tensor, *_content(value)
+    yield from map(_op_line, graph.ops)
+    for name, tensor in graph.outputs.items():
+        yield "output", _text(name), tensor
+    for tensor, axes in sorted(graph.hints.items()):
+        yield "hint", tensor, _plain(axes)
+
+
+def _tensor_lines(tensors: Iterable[TensorNode]) -> Iterator[Line]:
+    """A line per tensor; what tensors have in common besides their names, calls of layers share as objects."""
+    forms: dict[Line, int] = {}
+    seen: dict[Line, int] = {}
+    for t in tensors:
+        s = t.spec
+        key = id(s.shape), id(s.dtype), id(s.labels), s.storage, s.tile_hint, s.init, s.init_scale
+        number = seen.get(key)
+        if number is None:
+            form = _form(s)
+            if form not in forms:
+                yield "form", len(forms), form
+            number = seen[key] = forms.setdefault(form, len(forms))
+        yield t.id, t.kind, number, _text(s.name), t.producer
+
+
+def _form(spec: TensorSpec) -> Line:
+    shape, labels = (ascii([_plain(part) for part in parts]) for parts in (spec.shape, spec.labels))
+    first = _text(spec.init), float(spec.init_scale)
+    return shape, spec.dtype.name, labels, _text(spec.storage), spec.tile_hint, *first
+
+
+def _op_line(op: OpNode) -> Line:
+    attrs = [(_text(name), _plain(op.attrs[name])) for name in sorted(op.attrs)]
+    return op.id, _text(op.op), op.inputs, op.outputs, attrs, _text(op.phase), _text(op.label)
+
+
+def _text(value: str) -> str:
+    """Exactly a `str`: classes that derive from it are spelled as they like."""
+    return value if type(value) is str else str.__str__(value)
+
+
+def _content(value: np.ndarray[Any, Any]) -> Line:
+    return str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).hexdigest()
+
+
+def _plain(value: object) -> object:
+    """A value as numbers, texts and lists; a tuple is what has a class, which stands first in it."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, Enum):
+        return _name_of(kind), value.name
+    if isinstance(value, int | np.integer):
+        return operator.index(value)
+    if isinstance(value, float | np.floating):
+        return float(value)
+    if isinstance(value, str):
+        return _text(value)
+    if kind is tuple:
+        return [_plain(item) for item in value]  # type: ignore[attr-defined]
+    return _name_of(kind), *_parts(value)
+
+
+def _parts(value: object) -> Iterator[object]:
+    """What an object of a class is made of."""
+    if isinstance(value, DType):
+        yield value.name
+    elif isinstance(value, np.ndarray):
+        yield from _content(value)
+    elif is_dataclass(value):
+        yield from (_plain(getattr(value, f.name)) for f in fields(value))
+    elif isinstance(value, Mapping):
+        yield from sorted(((_plain(k), _plain(v)) for k, v in value.items()), key=ascii)
+    elif isinstance(value, set | frozenset):
+        yield from sorted(map(_plain, value), key=ascii)
+    elif isinstance(value, tuple | list):
+        yield from map(_plain, value)
+    else:
+        yield str(value)
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

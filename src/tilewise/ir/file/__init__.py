@@ -1,0 +1,18 @@
+"""Records in files: as rows of plain values, constants as bytes; what plan files and graph files have in common."""
+
+from tilewise.ir.file.arrays import array_form, array_named
+from tilewise.ir.file.fields import fields_of
+from tilewise.ir.file.fit_graph import hold, require_graph
+from tilewise.ir.file.read_rows import RowReader
+from tilewise.ir.file.write_rows import RowWriter, Unwritable
+
+__all__ = [
+    "RowReader",
+    "RowWriter",
+    "Unwritable",
+    "array_form",
+    "array_named",
+    "fields_of",
+    "hold",
+    "require_graph",
+]

@@ -1,0 +1,53 @@
+"""Arrays in files: a name of an element type, sizes, and the elements' bytes, row-major. Nothing is compressed."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilewise.core.border import shown
+from tilewise.core.dtypes import DTYPES
+from tilewise.core.reading import Unreadable
+
+__all__ = ["ArrayForm", "array_form", "array_named"]
+
+_MAX_DIMS = 32  # what every NumPy can hold
+_MAX_SIZE = 1 << 40
+
+
+class ArrayForm(NamedTuple):
+    """What a file says about an array besides its elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """That its elements take."""
+        return prod(self.shape) * DTYPES[self.dtype].itemsize
+
+    def of(self, content: bytes) -> NDArray[Any]:
+        """The array whose elements these bytes are; it is read-only."""
+        return np.frombuffer(content, DTYPES[self.dtype].numpy).reshape(self.shape)
+
+
+def array_named(array: NDArray[Any]) -> tuple[str, list[int]]:
+    """The name of an array's element type, and its sizes."""
+    name = next(name for name, kind in DTYPES.items() if kind.numpy == array.dtype)
+    return name, list(array.shape)
+
+
+def array_form(name: object, shape: object) -> ArrayForm:
+    """What a file says an array is.
+
+    Raises:
+        Unreadable: it is no name of an element type, or no list of sizes.
+    """
+    sizes = shape if isinstance(shape, list) and len(shape) <= _MAX_DIMS else [-1]
+    is_named = isinstance(name, str) and name in DTYPES
+    if not is_named or not all(type(s) is int and 0 <= s < _MAX_SIZE for s in sizes):
+        raise Unreadable(f"an array is described by its dtype and shape; got {shown([name, shape])}")
+    return ArrayForm(str(name), tuple(sizes))

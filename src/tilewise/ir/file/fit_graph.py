@@ -1,0 +1,129 @@
+"""What is asked of a graph from a file before anything reads it: ids lie in its tables, its layers end.
+
+Types of single fields are `read_rows`' business. What a graph's rules are beyond its tables, `ir.validate` says.
+"""
+
+from __future__ import annotations
+
+from tilewise.core.border import shown
+from tilewise.core.reading import Unreadable
+from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.op import check_call, op_named
+
+__all__ = ["hold", "require_graph"]
+
+_KINDS = ("input", "parameter", "state", "constant", "result")
+_PHASES = ("forward", "backward", "update")
+_MAX_WALK = 1 << 21  # graphs, counted as often as calls lead to them
+_DEEPEST = 64  # of layers in layers
+
+
+def hold(holds: bool, what: str, *values: object) -> None:
+    """Refuse what does not hold.
+
+    Args:
+        what: the refusal, with a place for each of the values.
+
+    Raises:
+        Unreadable: it does not hold.
+    """
+    if not holds:
+        words = [v if isinstance(v, str | int) else shown(v) for v in values]
+        raise Unreadable(what.format(*words) if words else what)
+
+
+def require_graph(graph: Graph) -> None:
+    """Refuse a graph whose numbers lead out of its tables, in its layers too.
+
+    Raises:
+        Unreadable: names the tensor, op or layer.
+    """
+    _require_graph(graph, {}, 0)
+    _require_root(graph)
+
+
+def _require_graph(graph: Graph, walked: dict[int, int], depth: int) -> int:
+    """Hold a graph's ids to its tables, its templates' too; returns how many graphs a walk along calls meets."""
+    if id(graph) in walked:
+        return walked[id(graph)]
+    hold(depth <= _DEEPEST, "layers stand in layers more than {} deep", _DEEPEST)
+    for i, t in enumerate(graph.tensors):
+        # a result that passes left behind has no producer
+        fits = t.producer is None or (t.kind == "result" and 0 <= t.producer < len(graph.ops))
+        hold(
+            t.id == i and t.kind in _KINDS and fits,
+            "tensor {} of {!r} is {}",
+            i,
+            graph.name,
+            t,
+        )
+    known = range(len(graph.tensors))
+    weight = 1 + sum(_require_graph(t.graph, walked, depth + 1) for t in graph.templates.values())
+    for op in graph.ops:
+        ids = (*(i for i in op.inputs if i is not None), *op.outputs)
+        hold(all(i in known for i in ids), "op {!r} names tensors that {!r} has not", op.label, graph.name)
+        hold(op.phase in _PHASES, "op {!r} stands in phase {!r}", op.label, op.phase)
+        weight += _require_op(graph, op, walked)
+        hold(weight <= _MAX_WALK, "its templates call each other too often")
+    for key, template in graph.templates.items():
+        hold(
+            template.graph.reduction_chunks == graph.reduction_chunks,
+            "template {!r} has {} chunks",
+            key,
+            template.graph.reduction_chunks,
+        )
+        inside = range(len(template.graph.tensors))
+        ends = (*template.arguments, *template.results)
+        hold(
+            key == template.key and all(i in inside for i in ends),
+            "template {!r} is called otherwise",
+            key,
+        )
+    for tensor, value in graph.constant_values.items():
+        hold(tensor in known, "constant {} is no tensor", tensor)
+        node = graph.tensors[tensor]
+        fits = node.kind == "constant" and value.shape == node.shape and value.dtype == node.spec.dtype.numpy
+        hold(
+            fits,
+            "constant {!r} {} is an array {}{}",
+            node.spec.name,
+            node.spec,
+            value.dtype,
+            list(value.shape),
+        )
+    hold(all(t in known for t in (*graph.hints, *graph.outputs.values())), "hints and outputs are tensors")
+    walked[id(graph)] = weight
+    return weight
+
+
+def _require_op(graph: Graph, op: OpNode, walked: dict[int, int]) -> int:
+    if op.op != "call":
+        op_named(op.op)
+        checked = check_call(op.op, op.inputs, op.attrs)
+        same = all(type(checked[name]) is type(value) for name, value in op.attrs.items())
+        hold(same and checked == dict(op.attrs), "op {!r} has other attributes", op.label)
+        return 0
+    template = graph.templates.get(op.attrs.get("template", ""))
+    hold(
+        template is not None and set(op.attrs) == {"template", "saved"},
+        "op {!r} calls nothing",
+        op.label,
+    )
+    assert template is not None
+    inside, saved = range(len(template.graph.tensors)), op.attrs["saved"]
+    hold(
+        isinstance(saved, tuple) and all(s in inside for s in saved),
+        "op {!r} saves no tensors",
+        op.label,
+    )
+    return walked[id(template.graph)]
+
+
+def _require_root(graph: Graph) -> None:
+    """What stands for the whole: values of all constants, and names that are one tensor's."""
+    hold(
+        graph.constant_values.keys() == {t.id for t in graph.of_kind("constant")},
+        "every constant has a value",
+    )
+    names = [t.spec.name for t in graph.tensors if t.kind != "result"]
+    hold(all(names) and len(set(names)) == len(names), "what comes from outside has a name of its own")

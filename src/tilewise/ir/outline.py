@@ -1,0 +1,169 @@
+"""What a picture of a graph shows: ops in order, where calls that repeat each other are one stretch.
+
+Ten thousand equal layers are one stretch of ten thousand repetitions; layers of two kinds that take turns are one of
+two calls. Calls repeat if they are of one template and bind alike: parameters and states of their own, the same shared
+tensors, and results of calls as far away. Weights and states that calls alone read belong to these, and are counted
+instead of drawn. Pure functions of a graph; they decide nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+from tilewise.core.dims import upper_bound
+from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
+
+__all__ = ["Outline", "Stretch", "outline_graph", "templates_in"]
+
+_LONGEST_PERIOD = 16  # calls that are repeated as one
+
+
+class Stretch(NamedTuple):
+    """Ops that stand for themselves and those that repeat them.
+
+    Attributes:
+        ops: one op, or the calls that are repeated.
+        last: the last of their last repetition.
+        repeats: repetitions; 1 for what stands alone.
+        num_parameters: elements of the parameters that one repetition alone reads.
+        num_state: elements of its states.
+    """
+
+    ops: tuple[OpNode, ...]
+    last: OpNode
+    repeats: int
+    num_parameters: int
+    num_state: int
+
+
+class Outline(NamedTuple):
+    """A graph as it is drawn.
+
+    Attributes:
+        stretches: in order.
+        of_op: number of the stretch, per op.
+        drawn: tensors from outside that belong to no call.
+        edges: from stretch to stretch, each once.
+        feeds: from a drawn tensor to a stretch, each once.
+    """
+
+    stretches: tuple[Stretch, ...]
+    of_op: tuple[int, ...]
+    drawn: tuple[TensorNode, ...]
+    edges: tuple[tuple[int, int], ...]
+    feeds: tuple[tuple[int, int], ...]
+
+
+def outline_graph(graph: Graph) -> Outline:
+    """A graph's stretches and what leads from one to the next."""
+    own = _own_tensors(graph)
+    stretches: list[Stretch] = []
+    of_op: list[int] = []
+    start = 0
+    while start < len(graph.ops):
+        period, count = _repetitions(graph, start)
+        ops = graph.ops[start : start + period]
+        start += period * count
+        read = {i: graph.tensors[i] for op in ops for i in op.given if i in own}
+        sizes = {
+            kind: _elements([t for t in read.values() if t.kind == kind]) for kind in ("parameter", "state")
+        }
+        of_op += [len(stretches)] * (period * count)
+        stretches.append(Stretch(ops, graph.ops[start - 1], count, sizes["parameter"], sizes["state"]))
+    edges: dict[tuple[int, int], None] = {}
+    feeds: dict[tuple[int, int], None] = {}
+    for op, stretch in zip(graph.ops, of_op):
+        for i in op.given:
+            producer = graph.tensors[i].producer
+            if producer is None and i not in own:
+                feeds[i, stretch] = None
+            elif producer is not None and of_op[producer] != stretch:
+                edges[of_op[producer], stretch] = None
+    drawn = tuple(t for t in graph.tensors if t.kind != "result" and t.id not in own)
+    return Outline(tuple(stretches), tuple(of_op), drawn, tuple(edges), tuple(feeds))
+
+
+def templates_in(graph: Graph) -> list[Template]:
+    """All templates that calls lead to, each once: those of the graph, then those of their graphs."""
+    found: dict[int, Template] = {}
+    ahead = list(graph.templates.values())
+    for template in ahead:
+        if id(template) not in found:
+            found[id(template)] = template
+            ahead += template.graph.templates.values()
+    return list(found.values())
+
+
+def _elements(tensors: Sequence[TensorNode]) -> int:
+    return sum(prod(upper_bound(s) for s in t.shape) for t in tensors)
+
+
+def _own_tensors(graph: Graph) -> set[int]:
+    """Parameters and states that calls alone read, and no output shows."""
+    readers: Counter[int] = Counter()
+    calls: Counter[int] = Counter()
+    for op in graph.ops:
+        given = set(op.given)
+        readers.update(given)
+        if op.op == "call":
+            calls.update(given)
+    shown = set(graph.outputs.values())
+    return {
+        t.id
+        for t in graph.tensors
+        if t.kind in ("parameter", "state") and 0 < readers[t.id] == calls[t.id] and t.id not in shown
+    }
+
+
+# ---- repetitions ----------------------------------------------------------------------------------------------------
+
+
+def _repetitions(graph: Graph, start: int) -> tuple[int, int]:
+    """Period and count of the longest stretch of calls that repeats from an op on; (1, 1) if none does."""
+    ops = graph.ops
+    if ops[start].op != "call":
+        return 1, 1
+    best, most = (1, 1), 1
+    for period in range(1, _LONGEST_PERIOD + 1):
+        if start + period >= len(ops) or ops[start + period - 1].op != "call":
+            break
+        end = start + period
+        while end < len(ops) and _repeats(graph, ops[end], ops[end - period], start):
+            end += 1
+        count = (end - start) // period
+        if count > 1 and period * count > most:
+            best, most = (period, count), period * count
+        if most == end - start and (end == len(ops) or ops[end].op != "call"):
+            break  # no other period reaches farther
+    return best
+
+
+def _repeats(graph: Graph, op: OpNode, before: OpNode, start: int) -> bool:
+    """Whether a call does again what the one a period before did, with what is its own."""
+    period = op.id - before.id
+    entered = start if before.id - start < period else None
+    same = op.op == before.op == "call" and op.attrs["template"] == before.attrs["template"]
+    return (
+        same
+        and len(op.inputs) == len(before.inputs)
+        and op.phase == before.phase
+        and all(_bind_alike(graph, a, b, period, entered) for a, b in zip(op.inputs, before.inputs))
+    )
+
+
+def _bind_alike(
+    graph: Graph, tensor: int | None, before: int | None, period: int, entered: int | None
+) -> bool:
+    """Whether two repetitions read alike. What the first of all reads comes from before op `entered`."""
+    if tensor is None or before is None or tensor == before:
+        return tensor == before
+    a, b = graph.tensors[tensor], graph.tensors[before]
+    if a.producer is not None and entered is not None and (b.producer is None or b.producer < entered):
+        return entered <= a.producer < entered + period
+    if a.producer is None or b.producer is None:
+        return a.producer == b.producer and a.kind == b.kind and a.kind in ("parameter", "state")
+    places = [graph.ops[t.producer].outputs.index(t.id) for t in (a, b) if t.producer is not None]
+    return abs(a.producer - b.producer) == period and places[0] == places[1]

@@ -1,0 +1,82 @@
+"""Files of graphs, as `readers` has others: what is accepted comes back from a file, is planned, and runs."""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+import tilewise as tw
+from fuzz.mutate import mutate, mutate_json
+from tilewise.core.dims import upper_bound
+from tilewise.graph.file import Definition, decode_definition, encode_definition
+from tilewise.nn import linear
+from tilewise.observe import render_graph
+
+MOST_BYTES = 1 << 24  # of a run
+
+
+def mutate_graph(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+    """As `mutate_json`; mostly the digest is made right, so that all else is reached."""
+    changed = (mutate if rng.random() < 0.1 else mutate_json)(rng, data, others)
+    if rng.random() < 0.9:
+        with suppress(Exception):
+            digest = decode_definition(changed)[0].digest()
+            changed = json.dumps({**json.loads(changed), "digest": digest}).encode()
+    return changed
+
+
+def read_graph_file(folder: Path, data: bytes) -> None:
+    """A graph: what is accepted is the same after being written again, can be drawn and planned; what fits runs."""
+    file = folder / "graph.json"
+    file.write_bytes(data)
+    graph = tw.ComputeGraph.load(file)
+    graph.save(file)
+    assert tw.ComputeGraph.load(file).digest() == graph.digest()
+    str(graph), graph.to_mermaid(), render_graph(graph.freeze(), graph.name)
+    if graph.draft.loss_id is not None:
+        graph.optimize(tw.optim.SGD())
+    plan = graph.plan(workers_per_device=1)
+    plan.explain()
+    if plan.device_bytes > MOST_BYTES:
+        return
+    with graph.instantiate(plan, memory_limit_bytes=MOST_BYTES) as model:
+        inputs = [
+            t for t in plan.graph.of_kind("input") if not t.spec.name.startswith(("loss.", "optimizer."))
+        ]
+        given = {t.spec.name: np.zeros([upper_bound(s) for s in t.shape], np.int32) for t in inputs}
+        model.step(given, 0.1) if "step" in plan.programs else model.forward(**given)
+
+
+@tw.layer
+def _block(graph: tw.ComputeGraph, x: tw.TensorNode, *, factor: float) -> tw.TensorNode:
+    table = graph.constant(np.ones((4, 4), np.float32), name="table")
+    return graph.scale(graph.add(linear(graph, x, "w", 4), table), factor)
+
+
+def graphs() -> list[bytes]:
+    """Layers with a loss; a cache, a symbol and hints."""
+    trains = tw.ComputeGraph("trains")
+    x = trains.input([4, 4], name="x", labels=[tw.BATCH, None], layout=("dp",))
+    for i in range(2):
+        x = _block(trains, x, path=f"layers.{i}", factor=2.0)
+    trains.loss(trains.mean(trains.silu(x)))
+    decodes = tw.ComputeGraph("decodes")
+    rows = tw.Dim("rows", 1, 8)
+    ids = decodes.input([rows], "i32", name="ids", storage="scalars")
+    slots = decodes.input([rows], "i32", name="slots", storage="scalars")
+    table = decodes.parameter([8, 64], name="table", init_scale=0.5)
+    cache = decodes.state([64, 64], name="cache")
+    y = decodes.embedding(ids, table)
+    decodes.output(decodes.kv_write(cache, y, slots), "written")
+    decodes.output(
+        decodes.constrain(decodes.rms_norm(y, decodes.parameter([64], name="g")), (None, "tp")), "y"
+    )
+    return [_file_of(trains), _file_of(decodes)]
+
+
+def _file_of(graph: tw.ComputeGraph) -> bytes:
+    return encode_definition(Definition(graph.freeze(), graph.draft.loss_id))

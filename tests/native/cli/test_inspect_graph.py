@@ -1,0 +1,105 @@
+"""`tilewise inspect --graph`: what it draws, where, and what it refuses before anything is written."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import tilewise as tw
+from tilewise.cli.main import _run
+from tilewise.models.llama import LlamaConfig
+from tilewise.nn import linear
+
+ROOT = Path(__file__).parents[3]
+CONFIG = LlamaConfig(128, 32, 32, 36, 4, num_key_value_heads=2, max_position_embeddings=1 << 17)
+BERT = {
+    "model_type": "bert",
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+}
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A directory without weights."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG.to_dict()))
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command line in this process; returns its exit code, standard output and standard error."""
+
+    def call(*arguments):
+        code = _run([str(argument) for argument in arguments])
+        output = capsys.readouterr()
+        return code, output.out, output.err
+
+    return call
+
+
+def test_a_model_is_drawn_as_it_decodes(model, run, tmp_path):
+    """From its directory and from its config.json, without weights; both forms."""
+    page, chart = tmp_path / "a.html", tmp_path / "b.mmd"
+    code, out, err = run("inspect", model, "--graph", page)
+    assert (code, out, err) == (0, f"{page}\n", "")
+    assert run("inspect", model / "config.json", "--graph", chart)[0] == 0
+    for file, dots in ((page, "…"), (chart, "#8230;")):
+        content = file.read_text(encoding="utf-8")
+        assert f"layers.0 {dots} layers.35" in content and "attention_paged" in content
+    assert "The graph of llama" in page.read_text(encoding="utf-8")
+    assert sorted(os.listdir(tmp_path)) == ["a.html", "b.mmd", "model"]
+
+
+def test_an_encoder_is_drawn_as_it_encodes(model, run, tmp_path):
+    """With lengths instead of a cache."""
+    (model / "config.json").write_text(json.dumps(BERT))
+    assert run("inspect", model, "--graph", tmp_path / "a.mmd")[0] == 0
+    chart = (tmp_path / "a.mmd").read_text(encoding="utf-8")
+    assert "lengths: i32[16]" in chart and "encoder_layer" in chart and "kv_write" not in chart
+
+
+def test_a_training_configuration_is_drawn_as_a_step(run, tmp_path):
+    """The example's; with its loss, before gradients."""
+    assert run("inspect", ROOT / "examples" / "train.toml", "--graph", tmp_path / "a.mmd")[0] == 0
+    chart = (tmp_path / "a.mmd").read_text(encoding="utf-8")
+    assert "cross_entropy" in chart and "decoder_layer" in chart and "gradient" not in chart
+
+
+def test_a_saved_graph_is_drawn(run, tmp_path):
+    """Names in it are text."""
+    graph = tw.ComputeGraph("<b>")
+    graph.output(linear(graph, graph.input([4, 8], name="<i>"), "w", 8), "y")
+    graph.save(tmp_path / "graph.json")
+    assert run("inspect", tmp_path / "graph.json", "--graph", tmp_path / "a.html")[0] == 0
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "&lt;i&gt;" in page and "<i>" not in page and "<b>" not in page
+
+
+@pytest.mark.parametrize(
+    ("source", "file", "code", "words"),
+    [
+        ("model", "a.svg", 2, "ends in .html or .mmd"),
+        ("model", "none/a.html", 1, "must be writable"),
+        ("model", "model/dir.html", 1, "something else"),
+        ("nothing", "a.html", 2, "config.json"),
+        ("broken.toml", "a.html", 2, "broken.toml"),
+        ("graph.json", "a.html", 2, "a graph file must be one"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(source, file, code, words, model, run, tmp_path):
+    """Wrong form, wrong place, no source, a source that is none."""
+    (model / "dir.html").mkdir()
+    (tmp_path / "broken.toml").write_text("[model]\nlayers = ")
+    (tmp_path / "graph.json").write_text("{}")
+    before = sorted(os.listdir(tmp_path))
+    found = run("inspect", tmp_path / source, "--graph", tmp_path / file)
+    assert found[0] == code and found[1] == "" and words in found[2] and found[2].count("\n") == 1
+    assert sorted(os.listdir(tmp_path)) == before

@@ -1,0 +1,284 @@
+"""Files of graphs that are damaged, changed or made to harm: one sentence of ours, before anything is used."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+import tilewise as tw
+from tilewise.core.errors import PlanError
+from tilewise.graph.file import content as file_content
+from tilewise.graph.file import decode_definition
+from tilewise.ir import op as ops
+from tilewise.nn import linear
+
+
+@tw.layer
+def block(graph, x, *, factor):
+    """A layer with a parameter, a constant and attributes."""
+    table = graph.constant(np.ones((4, 8), np.float32), name="table")
+    return graph.scale(graph.add(linear(graph, x, "weight", 8), table), factor)
+
+
+def small():
+    """A graph with all that a file may hold."""
+    graph = tw.ComputeGraph("small")
+    x = graph.input([4, 8], name="x", labels=[tw.BATCH, None], layout=("dp",))
+    graph.state([4, 8], name="s")
+    x = block(graph, block(graph, x, path="a", factor=2.0), path="b", factor=2.0)
+    graph.output(x, "y")
+    graph.loss(graph.mean(graph.silu(x)))
+    return graph
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where the file goes: the small graph's."""
+    small().save(tmp_path / "graph.json")
+    return tmp_path / "graph.json"
+
+
+def refusal(path, content=None):
+    """What `load` says about a file; it is one line, and nothing else is raised."""
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(PlanError) as caught:
+        tw.ComputeGraph.load(path)
+    words = str(caught.value)
+    start = "[session.load] a graph file must be one that ComputeGraph.save wrote; got "
+    assert "\n" not in words and words.startswith(start) and len(words) < 1000
+    assert repr(str(path)) in words and words.endswith("; save the graph again")
+    return words
+
+
+def sealed(found):
+    """The file of some JSON, with the digest that fits it, as an author who means harm would write it."""
+    content = json.dumps(found).encode()
+    with suppress(Exception):
+        found["digest"] = decode_definition(content)[0].digest()
+    return json.dumps(found).encode()
+
+
+def edited(path, *changes):
+    """The file with fields changed: (record, which of its rows, field, value, or a function of what stands there)."""
+    found = json.loads(path.read_bytes())
+    names = [name for name, _ in found["records"]]
+    for record, which, field, value in changes:
+        number = names.index(record)
+        at = found["records"][number][1].index(field) + 1
+        row = [r for r in found["rows"] if r[0] == number][which]
+        row[at] = value(row[at]) if callable(value) else value
+    return sealed(found)
+
+
+def test_an_edit_that_changes_nothing_is_read(path):
+    """The twin of all that follows: files written again by the same means are accepted."""
+    path.write_bytes(edited(path))
+    assert tw.ComputeGraph.load(path).digest() == small().digest()
+    path.write_bytes(edited(path, ("Graph", -1, "name", "other")))
+    assert tw.ComputeGraph.load(path).name == "other"
+
+
+def test_files_cut_short_are_refused(path):
+    """At many bytes, and with something behind the end."""
+    whole = path.read_bytes()
+    for end in range(0, len(whole) - 1, 97):
+        refusal(path, whole[:end])
+    refusal(path, whole + b"0")
+
+
+def test_any_bit_counts(path):
+    """What a flipped bit leaves readable has another digest."""
+    whole = path.read_bytes()
+    for at in range(0, len(whole) - 1, 13):
+        changed = bytearray(whole)
+        changed[at] ^= 1 << at % 8
+        refusal(path, bytes(changed))
+
+
+def test_what_is_no_file_of_ours_is_refused(path):
+    """Other formats, other versions, other kinds of files; a pickle is not opened."""
+    whole = path.read_bytes()
+    cases = {
+        b"": "not JSON",
+        b"[]": "does not say",
+        b'{"a": 1}': "does not say",
+        b"\xef\xbb\xbf" + whole: "byte order mark",
+        pickle.dumps(print): "not",
+        whole.replace(b'graph":1', b'graph":2', 1): "has format 2",
+        whole.replace(b'graph":1', b'graph":true', 1): "has format True",
+        whole.replace(b'"digest":', b'"rows":', 1): "twice",
+        whole.replace(b'"digest":', b'"more":', 1): "it holds",
+        whole.replace(b'"digest":"', b'"digest":"0', 1): "digest is another",
+        b'{"tilewise graph":' + b"[" * 100_000: "nested too deeply",
+        b'{"tilewise graph":' + b"9" * 5000: "not JSON",
+        b'{"tilewise graph":1,"digest":NaN}': "no number",
+    }
+    for content, words in cases.items():
+        assert words in refusal(path, content), content[:60]
+    path.unlink()
+    assert "no such file" in refusal(path)
+    os.mkfifo(path)
+    assert "named pipe" in refusal(path)
+    path.unlink()
+    path.mkdir()
+    assert "a directory" in refusal(path)
+
+
+def test_large_files_are_not_read(path, monkeypatch):
+    """Bytes and values have limits, that of values before any of them is made; and are not written either."""
+    whole = path.read_bytes()
+    monkeypatch.setattr(file_content, "MAX_VALUES", 300)
+    assert "more than 300 values" in refusal(path)
+    assert "more than 300 values" in refusal(path, b"[" * 1000)
+    with pytest.raises(PlanError, match="at most"):
+        small().save(path)
+    monkeypatch.undo()
+    monkeypatch.setattr(file_content, "MAX_BYTES", len(whole) - 1)
+    assert "larger than" in refusal(path, whole)
+    with pytest.raises(PlanError, match="at most"):
+        small().save(path)
+
+
+DEEP = json.loads('["t",[' * 20 + "]]" * 20)
+# Rows of ops: call, call, silu, sum, scale, then the layer's linear and scale. Tensors: x, s, a table, two weights at 3
+# and 5, results at 4, 6, 7, 8, 9.
+EDITS = {
+    "operand out of range": ([("OpNode", 4, "inputs", [99])], "names tensors"),
+    "negative operand": ([("OpNode", 4, "inputs", [-1])], "names tensors"),
+    "truth value as operand": ([("OpNode", 4, "inputs", [True])], "inputs of a OpNode: it must be an integer"),
+    "text as operand": ([("OpNode", 4, "inputs", ["x"])], "inputs of a OpNode: it must be an integer"),
+    "huge operand": ([("OpNode", 4, "inputs", [1 << 70])], "integer of 64 bits"),
+    "no operand": ([("OpNode", 4, "inputs", [None])], "must be given"),
+    "too many operands": ([("OpNode", 4, "inputs", lambda i: i * 2)], "takes 1 operands"),
+    "a cycle of one": ([("OpNode", 4, "inputs", [9])], "before their use"),
+    "a cycle of two": ([("OpNode", 0, "inputs", [6, 2, 3])], "before their use"),
+    "two producers": ([("OpNode", 4, "outputs", [8])], "one producer"),
+    "an output that is given": ([("OpNode", 2, "outputs", [6])], "one producer"),
+    "an output that is an input": ([("OpNode", 2, "outputs", [0])], "rows, not f32[4, 8] 'x' (batch, -) rows"),
+    "op id": ([("OpNode", 4, "id", 9)], "dense"),
+    "tensor id": ([("TensorNode", -1, "id", 3)], "is TensorNode(id=3"),
+    "producer": ([("TensorNode", -1, "producer", 0)], "producers agree"),
+    "producer out of range": ([("TensorNode", -1, "producer", 77)], "is TensorNode("),
+    "no producer": ([("TensorNode", 9, "producer", None)], "comes from no op"),
+    "no producer in a layer": ([("TensorNode", -1, "producer", None)], "make 2 tensors of 1"),
+    "kind": ([("TensorNode", 0, "kind", "thing")], "is TensorNode("),
+    "result from nowhere": ([("TensorNode", -1, "kind", "input")], "is TensorNode("),
+    "unknown op": ([("OpNode", 4, "op", "explode")], "got 'explode'"),
+    "another op": ([("OpNode", 4, "op", "silu")], "attributes are none"),
+    "an op with other results": ([("OpNode", 3, "op", "silu")], "op 'sum' makes f32[4, 8] (batch"),
+    "call of nothing": ([("OpNode", 4, "op", "call")], "calls nothing"),
+    "attribute of another type": ([("OpNode", 4, "attrs", [["factor", 1]])], "has other attributes"),
+    "infinite attribute": ([("OpNode", 4, "attrs", [["factor", ["f", "inf"]]])], "finite float"),
+    "missing attribute": ([("OpNode", 4, "attrs", [])], "missing or unknown"),
+    "attribute too deep": ([("OpNode", 4, "attrs", [["factor", DEEP]])], "with a mark"),
+    "attribute that is a class": ([("OpNode", 4, "attrs", [["factor", ["k", "Popen", []]]])], "no class"),
+    "phase": ([("OpNode", 4, "phase", "update")], "no other than forward"),
+    "unknown phase": ([("OpNode", 4, "phase", "x")], "stands in phase"),
+    "unprintable label": ([("OpNode", 4, "label", "a\nb")], "printable"),
+    "saved tensors": ([("OpNode", 0, "attrs", lambda a: [a[0], ["saved", ["t", [0]]]])], "saves tensors"),
+    "no such saved": ([("OpNode", 0, "attrs", lambda a: [a[0], ["saved", ["t", [99]]]])], "saves no tensors"),
+    "another layer": ([("OpNode", 0, "attrs", lambda a: [["template", "x"], a[1]])], "calls nothing"),
+    "an input as a weight": ([("OpNode", 0, "inputs", [0, 2, 1])], "to parameter f32[8, 8] 'weight' (-, -) packed"),
+    "a state as a constant": ([("OpNode", 0, "inputs", [0, 1, 3])], "binds state f32[4, 8] 's' (-"),
+    "too few bound": ([("OpNode", 0, "inputs", [0, 2])], "binds 2 tensors"),
+    "negative size": ([("TensorSpec", -1, "shape", [-1])], "a size must lie in"),
+    "size of nothing": ([("TensorSpec", 0, "shape", [0, 8])], "a size must lie in"),
+    "huge size": ([("TensorSpec", 0, "shape", [1 << 40, 8])], "a size must lie in"),
+    "huge tensor": ([("TensorSpec", 0, "shape", [1 << 39, 1 << 39])], "2**60 bytes"),
+    "a shape that is text": ([("TensorSpec", 0, "shape", "48")], "must be a list"),
+    "other shape of a result": ([("TensorSpec", 6, "shape", [2])], "op 'sum' makes f32[1] (-) vector, not f32[2]"),
+    "other labels of a result": ([("TensorSpec", 4, "labels", [None, None])], "(-, -) rows to input"),
+    "dtype": ([("TensorSpec", 0, "dtype", "f16")], "must be one of"),
+    "other dtype": ([("TensorSpec", 0, "dtype", "i32")], "binds input"),
+    "storage": ([("TensorSpec", 0, "storage", "heap")], "storage must be one of"),
+    "init": ([("TensorSpec", 0, "init", "secret")], "init must be one of"),
+    "init scale": ([("TensorSpec", 0, "init_scale", (2.0**100).hex())], "init_scale must lie in"),
+    "empty name": ([("TensorSpec", 0, "name", "")], "a name of its own"),
+    "name of two": ([("TensorSpec", 0, "name", "s")], "a name of its own"),
+    "name of the optimizer": ([("TensorSpec", 0, "name", "optimizer.m")], "are the optimizer's"),
+    "name of the graph's own": ([("TensorSpec", 0, "name", "loss.inv_count")], "is f32[4, 8]"),
+    "seed": ([("TensorSpec", 0, "name", "loss.seed")], "the graph's own"),
+    "tile of no rows": ([("TensorSpec", 0, "tile_hint", 0)], "tile_hint must lie in"),
+    "labels": ([("TensorSpec", 0, "labels", [None])], "a label or None for each"),
+    "atom": ([("DimLabel", 0, "atom", 0)], "the atom of"),
+    "chunks": ([("Graph", i, "reduction_chunks", 0) for i in (0, 1)], "reduction_chunks must lie in"),
+    "chunks of layers": ([("Graph", 0, "reduction_chunks", 4)], "chunks"),
+    "graph name": ([("Graph", -1, "name", "")], "printable text"),
+    "an output out of range": ([("Graph", -1, "outputs", [["y", 99]])], "hints and outputs are tensors"),
+    "an output twice": ([("Graph", -1, "outputs", [["y", 8], ["y", 7]])], "a key stands twice"),
+    "an output called like a tensor": ([("Graph", -1, "outputs", lambda o: [*o, ["x", 8]])], "is taken"),
+    "no constants": ([("Graph", -1, "constant_values", [])], "every constant has a value"),
+    "an array out of range": ([("Graph", -1, "constant_values", [[4, 9]])], "number of an array"),
+    "hint": ([("Graph", -1, "hints", [[0, [["dp"], ["dp"]]]])], "names each axis"),
+    "hint of nothing": ([("Graph", -1, "hints", [[44, [["dp"], []]]])], "hints and outputs are tensors"),
+    "short hint": ([("Graph", -1, "hints", [[0, [["dp"]]]])], "the layout of tensor 0"),
+    "long hint": ([("Graph", -1, "hints", [[0, [[], [], ["dp"]]]])], "one entry per dim"),
+    "loss out of range": ([("Definition", 0, "loss", 99)], "its loss is tensor 99"),
+    "a negative loss": ([("Definition", 0, "loss", -1)], "its loss is tensor -1"),
+    "a loss that is none": ([("Definition", 0, "loss", 0)], "a loss is one f32"),
+    "an unnamed loss": ([("Graph", -1, "outputs", lambda o: o[:1])], "is not its output 'loss'"),
+    "layer's key": ([("Template", 0, "key", "other")], "is called otherwise"),
+    "layer's arguments": ([("Template", 0, "arguments", [0, 1])], "takes other tensors"),
+    "argument out of range": ([("Template", 0, "arguments", [0, 1, 99])], "is called otherwise"),
+    "layer's results": ([("Template", 0, "results", [0])], "has the outputs"),
+    "a row ahead": ([("Template", 0, "graph", 10**6)], "number of an earlier Graph"),
+    "a row of another class": ([("Template", 0, "graph", 0)], "number of an earlier Graph"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_edits_are_refused(what, path):
+    """One field changed, and a digest that fits: the refusal names what is wrong."""
+    changes, words = EDITS[what]
+    assert words in refusal(path, edited(path, *changes))
+
+
+def test_arrays_are_what_they_say(path):
+    """Their bytes, in base64, are as many as dtype and shape ask for; they are what the constant says."""
+    whole = json.loads(path.read_bytes())
+    name, shape, text = whole["arrays"][0]
+    entries = [
+        [name, shape], [name, [4, 9], text], [name, shape, text + "="], [name, shape, "é"], ["f9", shape, text],
+        [name, [-1, 8], text], [name, shape, 7], [name, [1 << 39] * 30, text], "f32", [name, [], ""],
+    ]  # fmt: skip
+    for entry in entries:
+        refusal(path, sealed({**whole, "arrays": [entry]}))
+    assert "constant" in refusal(path, sealed({**whole, "arrays": [["i32", shape, text]]}))
+    refusal(path, sealed({**whole, "arrays": {}}))
+
+
+def test_layers_in_layers_have_a_limit(path):
+    """However deep a file says they stand; no recursion of ours ends in a foreign error."""
+    found = json.loads(path.read_bytes())
+    names = [name for name, _ in found["records"]]
+    graph, template = names.index("Graph"), names.index("Template")
+    at = 1 + found["records"][graph][1].index("templates")
+    *rows, shell, outer, top, last = found["rows"]
+    assert (shell[0], outer[0], top[0]) == (graph, template, graph)
+    rows += [shell, outer]
+    for _ in range(3000):
+        rows.append([*shell[:at], [[outer[1], len(rows) - 1]], *shell[at + 1 :]])
+        rows.append([template, outer[1], len(rows) - 1, *outer[3:]])
+    rows.append([*top[:at], [[outer[1], len(rows) - 1]], *top[at + 1 :]])
+    rows.append([last[0], len(rows) - 1, last[2]])
+    assert "deep" in refusal(path, json.dumps({**found, "rows": rows}).encode())
+
+
+def test_an_op_of_a_user_must_be_defined_where_a_graph_is_read(path, monkeypatch):
+    """Names of ops are looked up, never imported."""
+    monkeypatch.delitem(ops._OPS, "silu")
+    assert "'silu'" in refusal(path)
+
+
+def test_a_refused_file_leaves_no_graph(path, monkeypatch):
+    """The twin of the edits: without the check of definitions, one of them would be a graph."""
+    content = edited(path, ("TensorSpec", 0, "name", "loss.seed"))
+    assert "own" in refusal(path, content)
+    monkeypatch.setattr("tilewise.session.compute_graph.require_definition", lambda definition: None)
+    assert tw.ComputeGraph.load(path).has("loss.seed")

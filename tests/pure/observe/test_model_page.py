@@ -1,0 +1,165 @@
+"""Pages of models' graphs: well-formed, self-contained, small for any number of layers; names are text alone."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilewise.core.dims import Dim, DimLabel
+from tilewise.graph import GraphBuilder, layer
+from tilewise.nn import linear
+from tilewise.observe import render_graph
+from tilewise.observe.model_page import MAX_DRAWN, MAX_ROWS
+
+VOID = {"meta", "br"}
+TAGS = {
+    "html": {"lang"}, "head": set(), "meta": {"charset", "name", "content"}, "title": set(), "style": set(),
+    "body": set(), "main": set(), "h1": set(), "h2": set(), "section": set(), "p": {"class", "id"}, "br": set(),
+    "div": {"class"}, "table": set(), "tr": set(), "th": set(), "td": {"class"}, "a": {"href"}, "details": set(),
+    "summary": set(), "svg": {"xmlns", "viewbox", "width", "height", "style", "role"}, "g": set(),
+    "rect": {"class", "x", "y", "rx", "width", "height"}, "text": {"class", "x", "y", "text-anchor"},
+    "path": {"class", "d"},
+}  # fmt: skip
+
+
+class Page(HTMLParser):
+    """A strict reader: known tags with known attributes, each closed in turn; collects what is said."""
+
+    def __init__(self, content):
+        super().__init__(convert_charrefs=True)
+        self.open, self.ids, self.links, self.words, self.cells, self.tags = [], [], [], [], [], []
+        self.feed(content)
+        self.close()
+        assert not self.open
+        assert len(set(self.ids)) == len(self.ids) and set(self.links) <= {f"#{i}" for i in self.ids}
+
+    def handle_starttag(self, tag, attrs):
+        assert {name for name, _ in attrs} <= TAGS[tag], (tag, attrs)
+        found = dict(attrs)
+        self.ids += [found["id"]] if "id" in found else []
+        self.links += [found["href"]] if "href" in found else []
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "style":
+            assert not re.search(r"url|@import|expression", data)
+            return
+        self.words.append(data)
+        if "td" in self.open:
+            self.cells[-1] += data
+
+
+@layer
+def block(graph, x, *, factor):
+    """A layer with a parameter, a constant and an attribute."""
+    table = graph.constant(np.ones((4, 8), np.float32), name="table")
+    return graph.scale(graph.add(linear(graph, x, "weight", 8), table), factor)
+
+
+@layer
+def pair(graph, x):
+    """Layers in a layer."""
+    return block(graph, block(graph, x, path="a", factor=2.0), path="b", factor=2.0)
+
+
+def layered(count, function=block, **static):
+    """So many layers."""
+    graph = GraphBuilder("g")
+    x = graph.input([4, 8], name="x", labels=[DimLabel("batch", is_summed_by_leaves=True), None])
+    for i in range(count):
+        x = function(graph, x, path=f"layers.{i}", **static)
+    graph.output(graph.relu(x), "y")
+    return graph.freeze()
+
+
+def test_a_page_says_all_of_a_graph():
+    """Ops with shapes and attributes, tensors with what their dims count, layers with calls and parameters."""
+    content = render_graph(layered(36, factor=2.5), "The title", "A note.")
+    page = Page(content)
+    said = " ".join(page.words)
+    for words in (
+        "The title", "A note.", "layers.0 … layers.35: 36 × block", "73 ops, 1 kind of layers, 2,304 parameters.",
+        "block: 36 calls, 2 ops, 64 parameters each", "%", "factor=2.5", "f32[4, 8]", "batch, -", "linear: weight",
+    ):  # fmt: skip
+        assert words in said, words
+    assert page.links == ["#layer-0"] and page.ids == ["layer-0"]
+    assert page.tags.count("details") == 1 and page.tags.count("svg") == 2
+    row = page.cells[page.cells.index("layers.0 … layers.35: 36 × blockblock") :]
+    assert row[1:5] == ["x, block0.table, 1 of its own", "%3 f32[4, 8]", "", "64"]
+
+
+def test_calls_are_counted_through_layers():
+    """A layer in a layer is computed as often as both say."""
+    said = " ".join(Page(render_graph(layered(5, pair), "t")).words)
+    assert "pair: 5 calls, 2 ops, 128 parameters each" in said
+    assert "block: 10 calls, 2 ops, 64 parameters each" in said
+    assert "21 ops, 2 kinds of layers, 640 parameters." in said
+
+
+def test_ten_thousand_layers_are_a_page_of_three():
+    """But for some digits."""
+    sizes = [len(render_graph(layered(n, factor=1.0), "t")) for n in (3, 10_000)]
+    assert 0 <= sizes[1] - sizes[0] < 100
+
+
+def test_large_pictures_and_tables_say_what_they_leave_out():
+    """Without layers to fold, boxes and rows have a limit."""
+    graph = GraphBuilder("g")
+    x = graph.input([4, 8], name="x")
+    for i in range(MAX_ROWS + 7):
+        x = graph.scale(x, float(i + 2))
+    content = render_graph(graph.freeze(), "t")
+    said = " ".join(Page(content).words)
+    assert f"at most {MAX_DRAWN} boxes" in said and "and 7 more" in said
+    assert "<svg" not in content and content.count("<tr>") < MAX_ROWS + 10
+
+
+HOSTILE = [
+    "<script>alert(1)</script>", "</style>", "</title>", "'><img src=x onerror=alert(1)>", '"', "&amp;", "&", "<!--",
+    "]]>", "javascript:alert(1)", "</details>", "#layer-0", "日本", "é" * 500, "<", "${x}", "{{x}}", " ",
+]  # fmt: skip
+NAMES = st.one_of(
+    st.sampled_from(HOSTILE), st.text(st.characters(), min_size=1, max_size=12).filter(str.isprintable)
+)
+
+
+@settings(max_examples=30)
+@given(st.lists(NAMES, min_size=6, max_size=6, unique=True))
+def test_names_are_text(names):
+    """Of the graph, tensors, symbols, labels, paths, outputs: tags, attributes and links are those of other names."""
+    pages = []
+    for chosen in (names, list("abcdef")):
+        named, label, symbol, path, output, title = chosen
+        graph = GraphBuilder(title)
+        x = graph.input([Dim(symbol), 8], name="in" + named, labels=[None, DimLabel(label)])
+        graph.output(linear(graph, graph.silu(x), "w" + named, 8), "out" + output)
+        block(graph, graph.input([4, 8], name="z"), path=path, factor=1.0)
+        pages.append(Page(render_graph(graph.freeze(), title, path)))
+    assert pages[0].tags == pages[1].tags and pages[0].links == pages[1].links
+    if len(names[0]) < 100:
+        assert "in" + names[0] in pages[0].cells
+
+
+def test_a_name_that_is_not_escaped_is_found(monkeypatch):
+    """The twin: without escaping, a name is a tag."""
+    monkeypatch.setattr("tilewise.observe.page.text", str)
+    graph = GraphBuilder("g")
+    graph.output(graph.silu(graph.input([4, 8], name="<b>")), "y")
+    with pytest.raises(KeyError, match="b"):
+        Page(render_graph(graph.freeze(), "t"))
