@@ -443,7 +443,7 @@ READERS = {
     "dependency graph": Reader(read_dependency_graph, cache(_dependency_graph), 900, mutate_json),
     "metrics.jsonl": Reader(read_metrics_file, cache(_metrics), 1000, mutate_json),
     "plan": Reader(read_plan, cache(_plans), 600, mutate_plan),
-    "graph": Reader(read_graph_file, cache(graphs), 4000, mutate_graph),
+    "graph": Reader(read_graph_file, cache(graphs), 12_000, mutate_graph),
     "texts": Reader(read_texts, cache(_texts), 450),
 }
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from tilewise.core.dtypes import DType
-from tilewise.ir.graph import Graph, OpNode, TensorNode, TensorSpec
+from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 
-__all__ = ["digest_graph"]
+__all__ = ["digest_graph", "digest_template"]
 
 _AT_ONCE = 4096  # lines that are spelled together
 _PLAIN = {int, str, bool, float, NoneType}
@@ -40,6 +40,17 @@ def digest_graph(graph: Graph, loss: int | None = None) -> str:
     return _digest(graph, (("loss", loss),), {})
 
 
+def digest_template(template: Template, known: dict[int, str]) -> str:
+    """SHA-256 of a layer's structure; layers that were traced alike have one.
+
+    Args:
+        template: all of it counts.
+        known: digests of graphs by identity, kept from call to call.
+    """
+    (line,) = _template_lines([template], known)
+    return hashlib.sha256(ascii(line).encode("ascii")).hexdigest()
+
+
 def _digest(graph: Graph, more: Iterable[Line], known: dict[int, str]) -> str:
     found = hashlib.sha256()
     for lines in (_lines(graph, known), iter(more)):
@@ -50,11 +61,8 @@ def _digest(graph: Graph, more: Iterable[Line], known: dict[int, str]) -> str:
 
 def _lines(graph: Graph, known: dict[int, str]) -> Iterator[Line]:
     yield "graph", _text(graph.name), graph.reduction_chunks
-    for key, template in graph.templates.items():
-        inner = known.get(id(template.graph))
-        if inner is None:
-            inner = known[id(template.graph)] = _digest(template.graph, (), known)
-        yield "template", _text(key), _text(template.key), template.arguments, template.results, inner
+    for key, line in zip(graph.templates, _template_lines(graph.templates.values(), known)):
+        yield "template", _text(key), *line
     yield from _tensor_lines(graph.tensors)
     for tensor, value in sorted(graph.constant_values.items()):
         yield "value", tensor, *_content(value)
@@ -63,6 +71,14 @@ def _lines(graph: Graph, known: dict[int, str]) -> Iterator[Line]:
         yield "output", _text(name), tensor
     for tensor, axes in sorted(graph.hints.items()):
         yield "hint", tensor, _plain(axes)
+
+
+def _template_lines(templates: Iterable[Template], known: dict[int, str]) -> Iterator[Line]:
+    for template in templates:
+        inner = known.get(id(template.graph))
+        if inner is None:
+            inner = known[id(template.graph)] = _digest(template.graph, (), known)
+        yield _text(template.key), template.arguments, template.results, inner
 
 
 def _tensor_lines(tensors: Iterable[TensorNode]) -> Iterator[Line]:

@@ -9,14 +9,15 @@ instead of drawn. Pure functions of a graph; they decide nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
 from tilewise.core.dims import upper_bound
+from tilewise.ir.digest import digest_template
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
 
-__all__ = ["Outline", "Stretch", "outline_graph", "templates_in"]
+__all__ = ["Layers", "Outline", "Stretch", "layers_in", "outline_graph", "stretch_title"]
 
 _LONGEST_PERIOD = 16  # calls that are repeated as one
 
@@ -86,15 +87,66 @@ def outline_graph(graph: Graph) -> Outline:
     return Outline(tuple(stretches), tuple(of_op), drawn, tuple(edges), tuple(feeds))
 
 
-def templates_in(graph: Graph) -> list[Template]:
-    """All templates that calls lead to, each once: those of the graph, then those of their graphs."""
-    found: dict[int, Template] = {}
+class Layers(NamedTuple):
+    """The layers that calls lead to, those of layers in layers too. Layers that were traced alike are one.
+
+    Attributes:
+        templates: of each, the first that was found.
+        titles: what to call each: its function's name, with a number where two have one.
+        number: place in both, by the identity of any template.
+    """
+
+    templates: tuple[Template, ...]
+    titles: tuple[str, ...]
+    number: Mapping[int, int]
+
+    def called(self, graph: Graph, stretch: Stretch) -> list[int]:
+        """Numbers of the layers that a stretch calls, once for each of its ops."""
+        return [
+            self.number[id(graph.templates[op.attrs["template"]])] for op in stretch.ops if op.op == "call"
+        ]
+
+
+def layers_in(graph: Graph) -> Layers:
+    """The layers of a graph, then those of these."""
+    first: dict[str, int] = {}
+    number: dict[int, int] = {}
+    found: list[Template] = []
+    known: dict[int, str] = {}
     ahead = list(graph.templates.values())
     for template in ahead:
-        if id(template) not in found:
-            found[id(template)] = template
-            ahead += template.graph.templates.values()
-    return list(found.values())
+        if id(template) in number:
+            continue
+        digest = digest_template(template, known)
+        number[id(template)] = first.setdefault(digest, len(found))
+        if number[id(template)] == len(found):
+            found.append(template)
+        ahead += template.graph.templates.values()
+    return Layers(tuple(found), tuple(_titles(found)), number)
+
+
+def _titles(templates: Sequence[Template]) -> Iterator[str]:
+    taken: Counter[str] = Counter()
+    for template in templates:
+        name = template.key.rpartition(".")[2] or template.key
+        taken[name] += 1
+        yield name if taken[name] == 1 else f"{name} ({taken[name]})"
+
+
+def stretch_title(graph: Graph, stretch: Stretch, layers: Layers) -> str:
+    """What a box says: op and label, or `layers.0 … layers.35: 36 × decoder_layer`."""
+    first = stretch.ops[0]
+    if first.op != "call":
+        return (
+            first.op
+            if first.label in ("", first.op)
+            else f"{first.op}: {first.label.removeprefix(first.op + ':')}"
+        )
+    called = " + ".join(layers.titles[n] for n in layers.called(graph, stretch))
+    if stretch.repeats == 1:
+        return f"{first.label}: {called}"
+    called = called if len(stretch.ops) == 1 else f"({called})"
+    return f"{first.label} … {stretch.last.label}: {stretch.repeats} × {called}"
 
 
 def _elements(tensors: Sequence[TensorNode]) -> int:

@@ -8,13 +8,12 @@ table; beyond that it says so. Reads graphs, changes nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 from tilewise.core.dims import upper_bound
-from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
-from tilewise.ir.mermaid import stretch_title, template_titles
-from tilewise.ir.outline import Outline, Stretch, outline_graph, templates_in
+from tilewise.ir.graph import Graph, OpNode, TensorNode
+from tilewise.ir.outline import Layers, Outline, Stretch, layers_in, outline_graph, stretch_title
 from tilewise.observe.flow import (
     FLOW_STYLE,
     Edge,
@@ -48,33 +47,28 @@ def render_graph(graph: Graph, title: str, note: str = "") -> str:
         title: of the page.
         note: a sentence below it: what the graph is of.
     """
-    titles = template_titles(graph)
-    numbers = {id(t): k for k, t in enumerate(templates_in(graph))}
-    uses = _uses(graph)
-    head = f"<style>{MODEL_STYLE}</style><p>{text(note)}</p><p>{_counts(graph, uses)}</p>"
-    sections = [head + _graph_part(graph, titles, numbers)]
-    for template in templates_in(graph):
-        sections.append(_layer(template, uses[id(template)], titles, numbers))
+    layers = layers_in(graph)
+    uses = _uses(graph, layers)
+    head = f"<style>{MODEL_STYLE}</style><p>{text(note)}</p><p>{_counts(graph, layers, uses)}</p>"
+    sections = [head + _graph_part(graph, layers)]
+    sections += [_layer(number, uses[number], layers) for number in range(len(layers.templates))]
     return html_page(title, sections)
 
 
-def _layer(template: Template, uses: int, titles: Mapping[int, str], numbers: Mapping[int, int]) -> str:
-    graph = template.graph
-    size = _elements(graph.of_kind("parameter"))
-    summary = (
-        f"{text(_short(titles[id(template)]))}: {_many(uses, 'call')}, {_many(len(graph.ops), 'op')}, "
-        f"{_many(size, 'parameter')} each"
-    )
+def _layer(number: int, uses: int, layers: Layers) -> str:
+    template, title = layers.templates[number], text(_short(layers.titles[number]))
+    ops, size = len(template.graph.ops), _elements(template.graph.of_kind("parameter"))
+    summary = f"{title}: {_many(uses, 'call')}, {_many(ops, 'op')}, {_many(size, 'parameter')} each"
     # the mark stands inside, so that a browser that follows a link to it unfolds the layer
-    inside = f"<p id='layer-{numbers[id(template)]}' class='soft'>{text(_short(template.key))}</p>"
-    return f"<details><summary>{summary}</summary>{inside}{_graph_part(graph, titles, numbers)}</details>"
+    inside = f"<p id='layer-{number}' class='soft'>{text(_short(template.key))}</p>"
+    return f"<details><summary>{summary}</summary>{inside}{_graph_part(template.graph, layers)}</details>"
 
 
-def _graph_part(graph: Graph, titles: Mapping[int, str], numbers: Mapping[int, int]) -> str:
+def _graph_part(graph: Graph, layers: Layers) -> str:
     """Picture, ops and tensors of one graph."""
     outline = outline_graph(graph)
-    boxes = [_short(stretch_title(graph, s, titles), BOX_LETTERS) for s in outline.stretches[: MAX_DRAWN + 1]]
-    parts = [_picture(graph, outline, boxes), "<h2>Ops</h2>", _ops(graph, outline, titles, numbers)]
+    boxes = [_short(stretch_title(graph, s, layers), BOX_LETTERS) for s in outline.stretches[: MAX_DRAWN + 1]]
+    parts = [_picture(graph, outline, boxes), "<h2>Ops</h2>", _ops(graph, outline, layers)]
     tensors = [t for t in outline.drawn if t.producer is None]
     rows = [
         (t.kind, _short(t.spec.name), str(t.spec), _labels(t), f"{_elements([t]):,}")
@@ -89,37 +83,37 @@ def _graph_part(graph: Graph, titles: Mapping[int, str], numbers: Mapping[int, i
 # ---- words ----------------------------------------------------------------------------------------------------------
 
 
-def _counts(graph: Graph, uses: Mapping[int, int]) -> str:
-    layers = templates_in(graph)
+def _counts(graph: Graph, layers: Layers, uses: Sequence[int]) -> str:
     num_ops = sum(op.op != "call" for op in graph.ops)
-    num_ops += sum(uses[id(t)] * sum(op.op != "call" for op in t.graph.ops) for t in layers)
+    num_ops += sum(n * sum(op.op != "call" for op in t.graph.ops) for n, t in zip(uses, layers.templates))
     size, state = (_elements(graph.of_kind(kind)) for kind in ("parameter", "state"))
-    words = [_many(num_ops, "op"), f"{_many(len(layers), 'kind')} of layers", _many(size, "parameter")]
+    words = [_many(num_ops, "op"), f"{_many(len(uses), 'kind')} of layers", _many(size, "parameter")]
     return text(", ".join([*words, f"{state:,} elements of state"] if state else words)) + "."
 
 
-def _uses(graph: Graph) -> dict[int, int]:
-    """How often each layer is computed in one run, by its template's identity; callers are counted before layers."""
-    order: list[Graph] = []
-    seen: set[int] = set()
-    ahead: list[tuple[Graph, bool]] = [(graph, False)]
+def _uses(graph: Graph, layers: Layers) -> list[int]:
+    """How often each layer is computed in one run; a layer is counted when all that call it are."""
+    graphs = [graph, *(t.graph for t in layers.templates)]
+    calls = [_calls(of, layers) for of in graphs]
+    callers = Counter(layer for of in calls for layer in of)
+    uses = [0] * len(layers.templates)
+    ahead = [(1, 0), *((0, n + 1) for n in range(len(uses)) if not callers[n])]  # runs, place in graphs
     while ahead:
-        of, is_done = ahead.pop()
-        if is_done:
-            order.append(of)
-        elif id(of) not in seen:
-            seen.add(id(of))
-            ahead.append((of, True))
-            ahead += [(t.graph, False) for t in of.templates.values()]
-    runs: Counter[int] = Counter({id(graph): 1})
-    uses: dict[int, int] = {id(t): 0 for t in templates_in(graph)}
-    for of in reversed(order):
-        calls = Counter(op.attrs["template"] for op in of.ops if op.op == "call")
-        for key, count in calls.items():
-            template = of.templates[key]
-            uses[id(template)] += count * runs[id(of)]
-            runs[id(template.graph)] += count * runs[id(of)]
+        runs, of = ahead.pop()
+        for layer, count in calls[of].items():
+            uses[layer] += runs * count
+            callers[layer] -= 1
+            if callers[layer] == 0:
+                ahead.append((uses[layer], layer + 1))
     return uses
+
+
+def _calls(graph: Graph, layers: Layers) -> Counter[int]:
+    keys = Counter(op.attrs["template"] for op in graph.ops if op.op == "call")
+    found: Counter[int] = Counter()
+    for key, count in keys.items():
+        found[layers.number[id(graph.templates[key])]] += count
+    return found
 
 
 def _elements(tensors: Iterable[TensorNode]) -> int:
@@ -145,13 +139,13 @@ def _more(count: int) -> str:
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
-def _ops(graph: Graph, outline: Outline, titles: Mapping[int, str], numbers: Mapping[int, int]) -> str:
+def _ops(graph: Graph, outline: Outline, layers: Layers) -> str:
     head = ("op", "reads", "makes", "attributes", "parameters each")
     lines = ["<div class='scroll'><table><tr>", *(f"<th>{cell}</th>" for cell in head), "</tr>"]
     for stretch in outline.stretches[:MAX_ROWS]:
         first, last = stretch.ops[0], stretch.ops[-1]
         cells = (
-            _title(graph, stretch, titles, numbers),
+            _title(graph, stretch, layers),
             text(", ".join(_operands(graph, outline, first))),
             text(", ".join(f"%{o} {graph.spec(o)}" for o in last.outputs)),
             text(", ".join(_attributes(first))),
@@ -161,11 +155,11 @@ def _ops(graph: Graph, outline: Outline, titles: Mapping[int, str], numbers: Map
     return "".join([*lines, "</table></div>", _more(len(outline.stretches))])
 
 
-def _title(graph: Graph, stretch: Stretch, titles: Mapping[int, str], numbers: Mapping[int, int]) -> str:
+def _title(graph: Graph, stretch: Stretch, layers: Layers) -> str:
     """What a row is of; the layers that it calls are links."""
-    words = text(_short(stretch_title(graph, stretch, titles)))
-    called = {id(graph.templates[op.attrs["template"]]): None for op in stretch.ops if op.op == "call"}
-    links = (f"<a href='#layer-{numbers[key]}'>{text(_short(titles[key]))}</a>" for key in called)
+    words = text(_short(stretch_title(graph, stretch, layers)))
+    called = dict.fromkeys(layers.called(graph, stretch))
+    links = (f"<a href='#layer-{number}'>{text(_short(layers.titles[number]))}</a>" for number in called)
     return f"{words}<br>{', '.join(links)}" if called else words
 
 

@@ -175,6 +175,21 @@ def test_layers_in_layers_are_drawn_once():
     assert chart.boxes["o0"] == "layers.0 … layers.4: 5 × pair"
 
 
+def test_layers_that_were_traced_alike_are_one():
+    """Two layers call one of their own each, which are equal but not the same object."""
+
+    @layer
+    def other(graph, x):
+        return graph.silu(block(graph, x, path="a", factor=2.0))
+
+    graph = GraphBuilder("g")
+    x = pair(graph, graph.input([4, 8], name="x"), path="p")
+    other(graph, x, path="q")
+    chart = read_chart(to_mermaid(graph.freeze()))
+    assert sorted(chart.layers.values()) == ["block", "block#2", "other", "pair"]
+    assert [of for box, of in chart.calls if box.startswith("s")].count("s2") == 2
+
+
 def test_what_a_repetition_reads_is_counted():
     """Elements of the parameters and states of one repetition."""
     (_, stretch, _) = outline_graph(layered([1, 2] * 4)).stretches
