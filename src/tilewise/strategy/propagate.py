@@ -19,7 +19,7 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.contractions import SeenLayouts, factors_of
 from tilewise.ir.counts import counts
-from tilewise.ir.graph import Graph, OpNode, TensorNode
+from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
 from tilewise.ir.hints import as_tensor_layout
 from tilewise.ir.layout import GraphLayout, Record, Reshard, TensorLayout, in_space
 from tilewise.ir.op import Factors
@@ -106,6 +106,10 @@ class _Propagation:
     strategy: DistributionStrategy
     batch: BatchCut
     cache: dict[object, tuple[GraphLayout, dict[int, Choices]]] = field(default_factory=dict)
+    known: dict[object, tuple[GraphLayout, tuple[Choices, ...], object]] = field(default_factory=dict)
+    passed: dict[object, tuple[Choices, ...]] = field(
+        default_factory=dict
+    )  # by a template's choices, what is saved
     layouts: dict[str, list[GraphLayout]] = field(default_factory=dict)
     rules: dict[DimLabel | None, Choice] = field(default_factory=dict)
     free: dict[tuple[DimLabel | None, ...], Choices] = field(default_factory=dict)  # by labels without a rule
@@ -172,7 +176,11 @@ class _Propagation:
             for tensor in op.outputs:
                 if tensor in hints:
                     reshards += _asked(graph, op, tensor, choices, hints[tensor])
-        layouts = tuple(as_layout(choices.get(t.id, ())) for t in graph.tensors)
+        made: dict[int, TensorLayout] = {}  # equal layers share choices
+        for of in choices.values():
+            if id(of) not in made:
+                made[id(of)] = as_layout(of)
+        layouts = tuple([made[id(choices[t.id])] if t.id in choices else () for t in graph.tensors])
         records: dict[tuple[int, str], tuple[Record, ...]] = {}
         changed: dict[int, list[Reshard]] = {}
         for reshard in reshards:
@@ -186,7 +194,23 @@ class _Propagation:
 
     def _call(self, graph: Graph, op: OpNode, choices: dict[int, Choices]) -> GraphLayout:
         template = graph.templates[op.attrs["template"]]
-        given = tuple(choices[i] for i in op.inputs if i is not None)
+        given = tuple([choices[i] for i in op.inputs if i is not None])
+        mark = id(template), op.attrs["saved"], *map(id, given)
+        known = self.known.get(mark)
+        if known is None:
+            layout, found = self._template(template, given)
+            sort = id(found), op.attrs["saved"]
+            if sort not in self.passed:
+                results = (*template.results, *op.attrs["saved"])
+                self.passed[sort] = tuple(tuple(c.through(PASSED) for c in found[t]) for t in results)
+            known = self.known[mark] = layout, self.passed[sort], given  # which keeps the ids
+        choices.update(zip(op.outputs, known[1]))
+        return known[0]
+
+    def _template(
+        self, template: Template, given: tuple[Choices, ...]
+    ) -> tuple[GraphLayout, dict[int, Choices]]:
+        """The layout of a template for its arguments; of choices that differ in words alone, one."""
         key = (template.key, tuple((c.axes, c.rank) for tensor in given for c in tensor))
         if key not in self.cache:
             counts.sharded += 1
@@ -198,12 +222,7 @@ class _Propagation:
             layout = next((other for other in known if other == layout), layout)
             known.append(layout)
             self.cache[key] = layout, found
-        layout, found = self.cache[key]
-        choices.update(
-            (o, tuple(c.through(PASSED) for c in found[t]))
-            for o, t in zip(op.outputs, (*template.results, *op.attrs["saved"]))
-        )
-        return layout
+        return self.cache[key]
 
 
 def _backwards(graph: Graph, hints: Mapping[int, Choices]) -> dict[int, Choices]:
