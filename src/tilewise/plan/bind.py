@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilewise.core.dtypes import dtype
-from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.graph import TensorSpec
 from tilewise.ir.layout import TensorLayout
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Call, LoweredTemplate, Number, Slot, upper
@@ -87,8 +87,9 @@ class Binder:
         """One use of a variant: the entry of each of its slots."""
         variant, call, microbatch = self.variants[use.variant], use.segment.call, use.microbatch
         if variant.number not in self._places:
+            outside = None if call is None else tensors_seen(self.tensors.graph, call)
             self._places[variant.number] = [
-                self._place(variant, position, slot, call) for position, slot in enumerate(variant.slots)
+                self._place(variant, position, slot, outside) for position, slot in enumerate(variant.slots)
             ]
         seen = None if call is None else (*call.inputs, *call.outputs)
         known, binding = self._known, []
@@ -106,17 +107,19 @@ class Binder:
                 )
         return Call(use.variant, tuple(binding), use.numbers)
 
-    def _place(self, variant: Variant, position: int, slot: Slot, call: OpNode | None) -> _Place:
-        """Where every use finds the entry of a slot."""
+    def _place(
+        self, variant: Variant, position: int, slot: Slot, outside: Mapping[int, int] | None
+    ) -> _Place:
+        """Where every use finds the entry of a slot; `outside` are the tensors that a layer's caller sees."""
         if slot.kind == "temp" or slot.kind == "temp_flat":
             key = slot.kind, variant.number, slot.id
             return _OWN, self._own(variant, position, key, "temp", "rows")
         if slot.kind not in ("tensor", "flat"):
             return _KEPT, 0
         flat = slot.kind == "flat"
-        seen = {slot.id: slot.id} if call is None else tensors_seen(self.tensors.graph, call)
-        if slot.id in seen:
-            return _FLAT if flat else _SEEN, seen[slot.id]
+        seen = slot.id if outside is None else outside.get(slot.id)
+        if seen is not None:
+            return _FLAT if flat else _SEEN, seen
         storage = variant.graph.spec(slot.id).storage
         key = "inner_flat" if flat else "inner", variant.number, slot.id
         return _OWN, self._own(variant, position, key, "inner", storage)
