@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewise.ir.counts import counts
@@ -14,7 +14,7 @@ from tilewise.ir.schedule import Schedule
 from tilewise.plan.accumulation import BatchSums
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.collectives import place_signals
-from tilewise.plan.lower import TemplateLowering, alias_roots
+from tilewise.plan.lower import LoweredVariant, LoweringTask, lower_variant, renumbered
 from tilewise.plan.rings import credits_of_uses
 from tilewise.plan.segments import Segment
 from tilewise.plan.shapes import LocalShapes
@@ -43,7 +43,7 @@ class Variant:
     inner: dict[int, tuple[int, int]]
     graph: Graph
     layout: GraphLayout
-    roots: dict[int, int]
+    roots: Mapping[int, int]
     scratch_bytes: int
     rings: int
 
@@ -106,12 +106,8 @@ def lower_variants(
         roots: of the root graph's tensors.
         numbers: in which the devices of a class differ.
     """
-    made: dict[tuple[object, ...], Variant] = {}
-    uses = []
-    num_signals = 0
-    rings: dict[
-        tuple[object, ...], tuple[int, int]
-    ] = {}  # the first variant of a template, and its rings' signals
+    tasks: dict[tuple[object, ...], LoweringTask] = {}
+    wanted: list[tuple[Segment, int, tuple[object, ...], tuple[object, ...]]] = []
     for turn in schedule:
         segment = segments[turn.segment]
         call, name = segment.call, segment.name(graph)
@@ -124,50 +120,68 @@ def lower_variants(
             inside, inner_layout, late = graph, layout, sums
             identity = (name,)
         ops = inside.ops if call is not None else segment.ops
-        varies = any(o in late.complete_last for op in ops for o in op.outputs)
+        varies = turn.microbatch > 0 and any(o in late.complete_last for op in ops for o in op.outputs)
         key = (*identity, turn.microbatch if varies else 0)
-        if key not in made:
-            counts.lowered += call is not None
-            keep = frozenset((*template.results, *call.attrs["saved"])) if call is not None else frozenset()
-            own_roots = roots if call is None else alias_roots(inside, ops, keep)
-            lowerings = [
-                TemplateLowering(
-                    name,
-                    inside,
-                    ops,
-                    inner_layout,
-                    shapes.on(d),
-                    own_roots,
-                    turn.microbatch,
-                    numbers,
-                    late.late_ops,
-                )
-                for d in shapes.kinds
-            ]
-            lowered = [low.run() for low in lowerings]
-            first_of_rings = num_signals
-            if identity in rings:
-                first_of_rings = rings[identity][1]
-            else:
-                rings[identity] = len(made), num_signals
-                num_signals += sum(max(sites) for sites in zip(*(t.ring_sites for t in lowered)))
-            templates = tuple(place_signals(lowered, num_signals, first_of_rings))
-            outside = keep | frozenset(template.arguments) if call is not None else None
-            made[key] = Variant(
-                len(made),
-                templates,
-                tuple(tuple(low.refs[s] for s in templates[0].slots) for low in lowerings),
-                {} if outside is None else _lives(lowerings[0], outside),
-                inside,
-                inner_layout,
-                own_roots,
-                max(low.scratch_bytes for low in lowerings),
-                rings[identity][0],
-            )
-            num_signals += templates[0].num_signals
-        uses.append(Use(segment, turn.microbatch, made[key].number))
+        wanted.append((segment, turn.microbatch, identity, key))
+        if key in tasks:
+            continue
+        kept = arguments = None
+        if call is not None:
+            counts.lowered += 1
+            kept = frozenset((*template.results, *call.attrs["saved"]))
+            arguments = frozenset(template.arguments)
+        tasks[key] = LoweringTask(
+            name,
+            inside,
+            inner_layout,
+            ops,
+            turn.microbatch,
+            late.late_ops,
+            kept,
+            arguments or frozenset(),
+            roots if kept is None else {},
+        )
+    lowered = [lower_variant(task, shapes, numbers.known) for task in tasks.values()]
+    made = _numbered(tasks, lowered, numbers, {key: identity for _, _, identity, key in wanted})
+    uses = [Use(segment, microbatch, made[key].number) for segment, microbatch, _, key in wanted]
     variants = tuple(made.values())
     return Variants(variants, _with_credits(variants, uses))
+
+
+def _numbered(
+    tasks: Mapping[tuple[object, ...], LoweringTask],
+    lowered: Iterable[LoweredVariant],
+    numbers: DeviceNumbers,
+    identities: Mapping[tuple[object, ...], tuple[object, ...]],
+) -> dict[tuple[object, ...], Variant]:
+    """Variants with the plan's signals and numbers of devices. `identities` are of their templates, whose rings all of
+    a template's variants share."""
+    made: dict[tuple[object, ...], Variant] = {}
+    rings: dict[object, tuple[int, int]] = {}  # the first variant of a template, and its rings' signals
+    num_signals = 0
+    for (key, task), result in zip(tasks.items(), lowered):
+        places = numbers.take(result.numbers)
+        own = [renumbered(t, *places) for t in result.templates]
+        identity, first_of_rings = identities[key], num_signals
+        if identity in rings:
+            first_of_rings = rings[identity][1]
+        else:
+            rings[identity] = len(made), num_signals
+            num_signals += sum(max(sites) for sites in zip(*(t.ring_sites for t in own)))
+        templates = tuple(place_signals(own, num_signals, first_of_rings))
+        made[key] = Variant(
+            len(made),
+            templates,
+            result.views,
+            result.inner,
+            task.graph,
+            task.layout,
+            result.roots,
+            result.scratch_bytes,
+            rings[identity][0],
+        )
+        num_signals += templates[0].num_signals
+    return made
 
 
 def _with_credits(variants: Sequence[Variant], uses: Sequence[Use]) -> tuple[Use, ...]:
@@ -181,14 +195,3 @@ def _with_credits(variants: Sequence[Variant], uses: Sequence[Use]) -> tuple[Use
         for number, (position, numbers) in enumerate(zip(of, credits_of_uses(of))):
             result[position] = replace(uses[position], ring_use=number, numbers=numbers)
     return tuple(result)
-
-
-def _lives(low: TemplateLowering, outside: frozenset[int]) -> dict[int, tuple[int, int]]:
-    """First and last op that uses each result which no caller sees."""
-    lives: dict[int, tuple[int, int]] = {}
-    for n, op in enumerate(low.ops):
-        for t in (*op.inputs, *op.outputs):
-            root = low.roots.get(t, t) if t is not None else None
-            if root is not None and low.graph.tensors[root].kind == "result" and root not in outside:
-                lives[root] = (lives.get(root, (n, n))[0], n)
-    return lives
