@@ -214,6 +214,18 @@ def differentiate_template(forward: Template) -> BackwardTemplate:
     )
 
 
+def templates_before(graph: Graph, tensor: int) -> list[Template]:
+    """The templates of all calls on which a tensor depends otherwise than by indices, the last first."""
+    needed, found = {tensor}, dict[str, Template]()
+    for op in reversed(graph.ops):
+        if not needed.isdisjoint(op.outputs):
+            needed.update(i for i in op.given if graph.spec(i).dtype.name != "i32")
+            if op.op == "call":
+                template = graph.templates[op.attrs["template"]]
+                found.setdefault(template.key, template)
+    return [*found.values()]
+
+
 def _no_nested_call(op: OpNode, grads: list[int | None]) -> Sequence[Gradient]:
     raise PlanError(
         f"[graph.gradients] layers inside layers have no gradient; got {op.label!r}; inline the inner one"
@@ -228,16 +240,16 @@ def differentiate(graph: Graph, loss: int) -> tuple[Graph, dict[str, int]]:
     """
     builder = GraphBuilder.thaw(graph)
     builder.draft.phase = "backward"
-    cache: dict[str, BackwardTemplate] = {}
+    backward: dict[str, BackwardTemplate] = {}
+    for forward in templates_before(graph, loss):
+        counts.differentiated += 1
+        backward[forward.key] = differentiate_template(forward)
     tape = _Tape(graph, builder.draft, lambda tensor: tensor)
     flow = tape.flow
 
     def on_call(op: OpNode, grads: list[int | None]) -> list[int | None]:
         forward = graph.templates[op.attrs["template"]]
-        if forward.key not in cache:
-            counts.differentiated += 1
-            cache[forward.key] = differentiate_template(forward)
-        return _call_backward(builder.draft, op, forward, cache[forward.key], grads)
+        return _call_backward(builder.draft, op, forward, backward[forward.key], grads)
 
     one = builder.draft.declare(
         "constant", TensorSpec((1,), DTYPES["f32"], name=SEED, storage=graph.spec(loss).storage)

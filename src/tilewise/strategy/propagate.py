@@ -38,7 +38,7 @@ from tilewise.strategy.choice import (
 from tilewise.strategy.records import make_records
 from tilewise.strategy.strategy import DistributionStrategy
 
-__all__ = ["propagate_layouts"]
+__all__ = ["lay_out_template", "propagate_layouts"]
 
 
 def propagate_layouts(
@@ -214,15 +214,32 @@ class _Propagation:
         key = (template.key, tuple((c.axes, c.rank) for tensor in given for c in tensor))
         if key not in self.cache:
             counts.sharded += 1
-            hints = self.hints(template.graph)
-            inner = {t: h for t, h in hints.items() if t not in template.arguments}
-            arguments = dict(zip(template.arguments, given))
-            layout, found = self.lay_out(template.graph, arguments, inner)
+            layout, found, fitting = lay_out_template(self.mesh, self.strategy, self.batch, template, given)
+            self.fitting |= fitting
             known = self.layouts.setdefault(template.key, [])  # equal layouts are one, and so lowered once
             layout = next((other for other in known if other == layout), layout)
             known.append(layout)
             self.cache[key] = layout, found
         return self.cache[key]
+
+
+def lay_out_template(
+    mesh: DeviceMesh,
+    strategy: DistributionStrategy,
+    batch: BatchCut,
+    template: Template,
+    given: Sequence[Choices],
+) -> tuple[GraphLayout, dict[int, Choices], set[str]]:
+    """The layout of a template for its arguments' choices, from data to data.
+
+    Returns:
+        The layout, the choices of its tensors, and the strategy's patterns that fit a name in it.
+    """
+    every = _Propagation(mesh, strategy, batch)
+    hints = every.hints(template.graph)
+    inner = {t: h for t, h in hints.items() if t not in template.arguments}
+    layout, found = every.lay_out(template.graph, dict(zip(template.arguments, given)), inner)
+    return layout, found, every.fitting
 
 
 def _backwards(graph: Graph, hints: Mapping[int, Choices]) -> dict[int, Choices]:
