@@ -16,7 +16,7 @@ import numpy as np
 
 from tilewise.core.border import Border, shown
 from tilewise.core.dtypes import DTYPES
-from tilewise.core.errors import InternalError, PlanError, TilewiseError
+from tilewise.core.errors import InternalError, PlanError
 from tilewise.core.workers import ENOUGH, WorkerPool
 from tilewise.graph.builder import SEED, GraphBuilder
 from tilewise.graph.draft import GraphDraft
@@ -215,32 +215,37 @@ def differentiate_template(forward: Template) -> BackwardTemplate:
     )
 
 
+def templates_before(graph: Graph, tensor: int) -> list[Template]:
+    """The templates of all calls on which a tensor depends otherwise than by indices, the last first."""
+    needed, found = {tensor}, dict[str, Template]()
+    for op in reversed(graph.ops):
+        if not needed.isdisjoint(op.outputs):
+            needed.update(i for i in op.given if graph.spec(i).dtype.name != "i32")
+            if op.op == "call":
+                template = graph.templates[op.attrs["template"]]
+                found.setdefault(template.key, template)
+    return [*found.values()]
+
+
 def _no_nested_call(op: OpNode, grads: list[int | None]) -> Sequence[Gradient]:
     raise PlanError(
         f"[graph.gradients] layers inside layers have no gradient; got {op.label!r}; inline the inner one"
     )
 
 
-def _differentiate_apart(graph: Graph, pool: WorkerPool | None) -> dict[str, BackwardTemplate]:
-    """The gradients of templates that are called, by key, from other processes; none where they are few."""
-    called = {op.attrs["template"] for op in graph.ops if op.op == "call"}
-    if pool is None or len(called) < ENOUGH:
-        return {}
-    templates = [graph.templates[key] for key in graph.templates if key in called]
+def _differentiate_all(templates: Sequence[Template], pool: WorkerPool | None) -> list[BackwardTemplate]:
+    """The gradient of each; from other processes, where they are many."""
+    counts.differentiated += len(templates)
     modules = modules_of_ops({op.op for template in templates for op in template.graph.ops})
-    if modules is None:
-        return {}
-    found = pool.map(_differentiate_or_not, [(modules, template) for template in templates])
-    return {template.key: backward for template, backward in zip(templates, found) if backward is not None}
+    if pool is None or modules is None or len(templates) < ENOUGH:
+        return [differentiate_template(template) for template in templates]
+    return pool.map(_differentiate_apart, [(modules, template) for template in templates])
 
 
-def _differentiate_or_not(modules: Sequence[str], forward: Template) -> BackwardTemplate | None:
-    """As `differentiate_template`, in another process; None for one without gradient, which may not be asked for."""
+def _differentiate_apart(modules: Sequence[str], forward: Template) -> BackwardTemplate:
+    """As `differentiate_template`, in another process."""
     import_ops(modules)
-    try:
-        return differentiate_template(forward)
-    except TilewiseError:
-        return None
+    return differentiate_template(forward)
 
 
 def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> tuple[Graph, dict[str, int]]:
@@ -256,17 +261,14 @@ def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> tu
     """
     builder = GraphBuilder.thaw(graph)
     builder.draft.phase = "backward"
-    cache = _differentiate_apart(graph, pool)
-    counts.differentiated += len(cache)
+    templates = templates_before(graph, loss)
+    backward = dict(zip((t.key for t in templates), _differentiate_all(templates, pool)))
     tape = _Tape(graph, builder.draft, lambda tensor: tensor)
     flow = tape.flow
 
     def on_call(op: OpNode, grads: list[int | None]) -> list[int | None]:
         forward = graph.templates[op.attrs["template"]]
-        if forward.key not in cache:
-            counts.differentiated += 1
-            cache[forward.key] = differentiate_template(forward)
-        return _call_backward(builder.draft, op, forward, cache[forward.key], grads)
+        return _call_backward(builder.draft, op, forward, backward[forward.key], grads)
 
     one = builder.draft.declare(
         "constant", TensorSpec((1,), DTYPES["f32"], name=SEED, storage=graph.spec(loss).storage)

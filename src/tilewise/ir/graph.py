@@ -60,10 +60,16 @@ class TensorSpec:
     form: TensorForm = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        shape = tuple(_border.sequence("TensorSpec", "a shape", self.shape, "sizes"))
-        object.__setattr__(self, "shape", tuple(_size(size) for size in shape))
-        object.__setattr__(self, "dtype", dtype(self.dtype))
-        labels = tuple(_border.sequence("TensorSpec", "labels", self.labels, "labels, one per dim"))
+        shape, labels, is_plain = self.shape, self.labels, True
+        if type(shape) is not tuple:
+            shape = tuple(_border.sequence("TensorSpec", "a shape", shape, "sizes"))
+        for size in shape:
+            is_plain = is_plain and type(size) is int and 0 < size <= MAX_SIZE
+        object.__setattr__(self, "shape", shape if is_plain else tuple(_size(size) for size in shape))
+        if type(self.dtype) is not DType:
+            object.__setattr__(self, "dtype", dtype(self.dtype))
+        if type(labels) is not tuple:
+            labels = tuple(_border.sequence("TensorSpec", "labels", labels, "labels, one per dim"))
         labels = labels or (None,) * len(shape)
         if not shape or len(labels) != len(shape):
             _border.refuse(
@@ -85,8 +91,10 @@ class TensorSpec:
             object.__setattr__(self, "tile_hint", hint)
         _border.choice("TensorSpec", "storage", self.storage, STORAGES)
         _border.choice("TensorSpec", "init", self.init, INITS)
-        _border.number("TensorSpec", "init_scale", self.init_scale, 0.0, 1e6)
-        if prod(upper_bound(size) for size in self.shape) * self.dtype.itemsize > MAX_BYTES:
+        if type(self.init_scale) is not float or not 0.0 <= self.init_scale <= 1e6:
+            _border.number("TensorSpec", "init_scale", self.init_scale, 0.0, 1e6)
+        elements = prod(shape) if is_plain else prod(upper_bound(size) for size in self.shape)  # type: ignore[type-var]
+        if elements * self.dtype.itemsize > MAX_BYTES:
             _border.refuse(
                 "TensorSpec", "a tensor has at most 2**60 bytes", f"{self} {self.name!r}", "make it smaller"
             )

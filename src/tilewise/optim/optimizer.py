@@ -161,30 +161,39 @@ class Optimizer(Kind, ABC):
         clip = graph.op("global_norm", norm, max_norm=self.max_grad_norm)[0]
         graph.output(clip, "grad_norm")
         known: dict[tuple[Optimizer, float], tuple[TensorNode, Mapping[str, Any]]] = {}
+        chosen: dict[
+            object, tuple[Optimizer, TensorNode, Mapping[str, Any]]
+        ] = {}  # by whether it is a vector, and group
         for name, gradient in gradients.items():
             weight = graph.find(name)
-            own, _ = setting = self._setting_of(name, weight.spec)
-            if setting not in known:
-                hyper = graph.input(
-                    [len(self.per_step)], "f32", name=_hyper_name(len(known)), storage="vector"
-                )
-                program = take_down(own.update, own.states, own.per_step)
-                known[setting] = (
-                    hyper,
-                    {
-                        "num_states": len(own.states),
-                        "steps": program.steps,
-                        "constants": program.constants,
-                        "left": program.left,
-                    },
-                )
-            own._add_update(graph, weight, tensors[gradient], clip, *known[setting])
+            kind = len(weight.spec.shape) == 1, self._group_of(name)
+            if kind not in chosen:
+                own, _ = setting = _setting(self, *kind)
+                if setting not in known:
+                    hyper = graph.input(
+                        [len(self.per_step)], "f32", name=_hyper_name(len(known)), storage="vector"
+                    )
+                    program = take_down(own.update, own.states, own.per_step)
+                    known[setting] = (
+                        hyper,
+                        {
+                            "num_states": len(own.states),
+                            "steps": program.steps,
+                            "constants": program.constants,
+                            "left": program.left,
+                        },
+                    )
+                chosen[kind] = own, *known[setting]
+            own, hyper, attrs = chosen[kind]
+            own._add_update(graph, weight, tensors[gradient], clip, hyper, attrs)
         return clip
+
+    def _group_of(self, name: str) -> ParameterGroup | None:
+        return next((g for g in self.groups if g.matches(name)), None)
 
     def _setting_of(self, name: str, spec: TensorSpec) -> tuple[Optimizer, float]:
         """The optimizer of one parameter, and its factor on the learning rate."""
-        group = next((g for g in self.groups if g.matches(name)), None)
-        return _setting(self, len(spec.shape) == 1, group)
+        return _setting(self, len(spec.shape) == 1, self._group_of(name))
 
     def _add_update(
         self,

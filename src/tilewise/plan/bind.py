@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from tilewise.core.dtypes import dtype
-from tilewise.ir.graph import OpNode, TensorSpec
+from tilewise.ir.graph import TensorSpec
 from tilewise.ir.layout import TensorLayout
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Call, LoweredTemplate, Number, Slot, upper
@@ -26,14 +25,10 @@ __all__ = ["Binder"]
 Key = tuple[object, ...]
 
 
-class _Seen(NamedTuple):
-    """The tensor that a caller sees as number so many of its operands and results; of a run of root ops, its id."""
-
-    number: int
-    flat: bool
-
-
-_Place = int | Slot | _Seen
+# Where a slot's entry is found: it is the variant's own, that of a tensor of the caller's (by its number among operands
+# and results; of a run of root ops, by its id) as it is or as plain rows, or each use has its own.
+_OWN, _SEEN, _FLAT, _KEPT = range(4)
+_Place = tuple[int, int]
 _NOTHING = Tenant((), -1, 0, 0, 0)
 
 
@@ -62,17 +57,19 @@ class Binder:
         return number
 
     def _tensor(self, tensor: int, microbatch: int, flat: bool) -> int:
-        root = self.tensors.roots.get(tensor, tensor)
-        part = microbatch if microbatch and self.tensors.num_parts(root) > 1 else 0
+        tensors = self.tensors
+        root = tensors.roots.get(tensor, tensor)
+        part = microbatch if microbatch and tensors.num_parts(root) > 1 else 0
         key = ("flat" if flat else "tensor", root, part)
         number = self.table.numbers.get(key)
         if number is not None:
             return number
-        form = self.tensors.form(root), flat
-        if form not in self._cuts:
-            self._cuts[form] = self._cut(root, flat)
-        shift = part * self.tensors.part_bytes(root) if part else 0
-        return self.table.add(key, self.buffers["tensor", root], self._cuts[form], shift)
+        form = tensors.form(root), flat
+        cut = self._cuts.get(form)
+        if cut is None:
+            cut = self._cuts[form] = self._cut(root, flat)
+        shift = part * tensors.part_bytes(root) if part else 0
+        return self.table.add(key, self.buffers["tensor", root], cut, shift)
 
     def _cut(self, tensor: int, flat: bool) -> Cut:
         """What every class sees of a tensor."""
@@ -90,39 +87,42 @@ class Binder:
         """One use of a variant: the entry of each of its slots."""
         variant, call, microbatch = self.variants[use.variant], use.segment.call, use.microbatch
         if variant.number not in self._places:
+            outside = None if call is None else tensors_seen(self.tensors.graph, call)
             self._places[variant.number] = [
-                self._place(variant, position, slot, call) for position, slot in enumerate(variant.slots)
+                self._place(variant, position, slot, outside) for position, slot in enumerate(variant.slots)
             ]
         seen = None if call is None else (*call.inputs, *call.outputs)
         known, binding = self._known, []
-        for position, place in enumerate(self._places[variant.number]):
-            if isinstance(place, int):
+        for position, (kind, place) in enumerate(self._places[variant.number]):
+            if kind is _OWN:
                 binding.append(place)
-            elif isinstance(place, Slot):
-                binding.append(self._kept(variant, position, place, use))
+            elif kind is _KEPT:
+                binding.append(self._kept(variant, position, variant.slots[position], use))
             else:
-                tensor = place.number if seen is None else seen[place.number]
+                tensor = place if seen is None else seen[place]
                 assert tensor is not None
-                number = known.get((tensor, microbatch, place.flat))
-                binding.append(self.tensor(tensor, microbatch, flat=place.flat) if number is None else number)
+                number = known.get((tensor, microbatch, kind is _FLAT))
+                binding.append(
+                    self.tensor(tensor, microbatch, flat=kind is _FLAT) if number is None else number
+                )
         return Call(use.variant, tuple(binding), use.numbers)
 
-    def _place(self, variant: Variant, position: int, slot: Slot, call: OpNode | None) -> _Place:
-        """Where every use finds the entry of a slot: the entry, where it is the variant's own; the slot of what each
-        use has of its own; or which of the tensors that the caller sees it is."""
+    def _place(
+        self, variant: Variant, position: int, slot: Slot, outside: Mapping[int, int] | None
+    ) -> _Place:
+        """Where every use finds the entry of a slot; `outside` are the tensors that a layer's caller sees."""
         if slot.kind == "temp" or slot.kind == "temp_flat":
-            return self._own(variant, position, (slot.kind, variant.number, slot.id), "temp", "rows")
+            key = slot.kind, variant.number, slot.id
+            return _OWN, self._own(variant, position, key, "temp", "rows")
         if slot.kind not in ("tensor", "flat"):
-            return slot
+            return _KEPT, 0
         flat = slot.kind == "flat"
-        if call is None:
-            return _Seen(slot.id, flat)
-        seen = tensors_seen(self.tensors.graph, call)
-        if slot.id in seen:
-            return _Seen(seen[slot.id], flat)
+        seen = slot.id if outside is None else outside.get(slot.id)
+        if seen is not None:
+            return _FLAT if flat else _SEEN, seen
         storage = variant.graph.spec(slot.id).storage
         key = "inner_flat" if flat else "inner", variant.number, slot.id
-        return self._own(variant, position, key, "inner", storage)
+        return _OWN, self._own(variant, position, key, "inner", storage)
 
     def _kept(self, variant: Variant, position: int, slot: Slot, use: Use) -> int:
         """Entry of what is kept of a sum between microbatches, or of a place in a ring."""
@@ -145,7 +145,7 @@ class Binder:
         for position, slot in enumerate(variant.slots):
             kind, memory, _ = slot.memory
             buffer = self.buffers.get(("inner" if kind == "tensor" else kind, variant.number, memory))
-            if buffer is not None and isinstance(self._places[variant.number][position], int):
+            if buffer is not None and self._places[variant.number][position][0] == _OWN:
                 own[position] = buffer
         written = dict.fromkeys(own, -1)
         for table, template in zip(self.table.tables, variant.templates):

@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 Key = tuple[object, ...]
+_CATEGORIES = {"parameter": "parameters", "constant": "inputs", "input": "inputs"}
 _KEPT = {"carry": "carries", "stack": "carries", "ring": "rings"}  # category by kind of slot
 
 
@@ -54,6 +55,9 @@ class RootTensors:
             for t, use, home in zip(graph.tensors, layout.use, layout.home)
         ]
         self._bytes: dict[int, int] = {}
+        self._is_lasting = [
+            t.kind != "result" or (t.id in self.keep and t.id not in roots) for t in graph.tensors
+        ]
 
     def form(self, tensor: int) -> int:
         """A number that tensors share which differ in nothing but their names: shape, kind and layout."""
@@ -85,15 +89,14 @@ class RootTensors:
 
     def is_lasting(self, tensor: int) -> bool:
         """Whether it has memory of its own through a run."""
-        node = self.graph.tensors[tensor]
-        return node.kind != "result" or (tensor in self.keep and tensor not in self.roots)
+        return self._is_lasting[tensor]
 
 
 def category_of(kind: str, name: str) -> str:
     """Under which heading a tensor from outside is counted."""
     if kind == "state":
         return "optimizer" if name.startswith("optimizer.") else "state"
-    return {"parameter": "parameters", "constant": "inputs", "input": "inputs"}.get(kind, "activations")
+    return _CATEGORIES.get(kind, "activations")
 
 
 def lasting_buffers(tensors: RootTensors) -> list[Buffer]:
@@ -148,16 +151,17 @@ def kept_key(graph: Graph, variant: Variant, use: Use, slot: Slot) -> Key:
 
 def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Buffer]:
     """Results that travel between segments, with the segments in which they live."""
-    lives: dict[int, tuple[int, int]] = {}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
     for segment in segments:
         for op in segment.ops:
             for t in (*op.inputs, *op.outputs):
                 root = None if t is None else tensors.roots.get(t, t)
                 if root is not None and not tensors.is_lasting(root):
-                    lives[root] = (lives.get(root, (segment.index, 0))[0], segment.index)
+                    first.setdefault(root, segment.index)
+                    last[root] = segment.index
     return [
-        Buffer(("tensor", t), tensors.bytes(t), "activations", first, last)
-        for t, (first, last) in lives.items()
+        Buffer(("tensor", t), tensors.bytes(t), "activations", begin, last[t]) for t, begin in first.items()
     ]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
+from typing import NamedTuple
 
 from tilewise.core.dims import DimLabel
 from tilewise.core.dtypes import DTYPES
@@ -21,7 +22,7 @@ from tilewise.ir.layout import GraphLayout, TensorLayout, in_space
 from tilewise.ir.program import DeviceBinding, Number, NumberLike
 from tilewise.plan.shapes import LocalShapes
 
-__all__ = ["DeviceNumbers", "Team", "classes_of"]
+__all__ = ["DeviceNumbers", "NumberTable", "Team", "classes_of"]
 
 _Cut = tuple[int, DimLabel | None, Axes]
 
@@ -127,22 +128,55 @@ class Team:
     peer_members: tuple[Number, ...]
 
 
-class DeviceNumbers:
-    """Places of numbers and teams in the bindings of a plan's devices."""
+class NumberTable(NamedTuple):
+    """Numbers of devices as data: per place what it is, and its value on every device; and teams' axes."""
 
-    def __init__(self, shapes: LocalShapes) -> None:
+    keys: tuple[object, ...]
+    values: tuple[Sequence[int], ...]
+    teams: tuple[Axes, ...]
+
+
+class DeviceNumbers:
+    """Places of numbers and teams in the bindings of a plan's devices, or in one variant.
+
+    Args:
+        shapes: of all devices.
+        known: values on every device that have been worked out, by what they are.
+    """
+
+    def __init__(self, shapes: LocalShapes, known: Mapping[object, Sequence[int]] | None = None) -> None:
         self.shapes = shapes
+        self.known: dict[object, Sequence[int]] = {}  # of all places, by what they are
+        self._worked_out = {} if known is None else known
         self._places: dict[object, int] = {}
-        self._values: list[list[int]] = []  # per place, of every device
+        self._values: list[Sequence[int]] = []  # per place, of every device
         self._teams: dict[Axes, int] = {}
         self._known: dict[tuple[Axes, int], Team] = {}
 
     def place(self, key: object, value: Callable[[int], int]) -> Number:
         """The number that `value` gives for each device; equal keys are one."""
         if key not in self._places:
-            self._places[key] = len(self._values)
-            self._values.append([value(d) for d in range(self.shapes.mesh.num_devices)])
+            values = self._worked_out.get(key)
+            if values is None:
+                values = [value(d) for d in range(self.shapes.mesh.num_devices)]
+            self._add(key, values)
         return Number.of_device(self._places[key])
+
+    def _add(self, key: object, values: Sequence[int]) -> None:
+        self._places[key] = len(self._values)
+        self._values.append(values)
+        self.known[key] = values
+
+    def table(self) -> NumberTable:
+        """All of it as data."""
+        return NumberTable((*self._places,), (*self._values,), (*self._teams,))
+
+    def take(self, table: NumberTable) -> tuple[list[int], list[int]]:
+        """Make room for all of a table; returns where each number and each team of it stands here."""
+        for key, values in zip(table.keys, table.values):
+            if key not in self._places:
+                self._add(key, values)
+        return [self._places[key] for key in table.keys], [self.number_of_team(axes) for axes in table.teams]
 
     def first(self, spec: TensorSpec, layout: TensorLayout, dim: int) -> NumberLike:
         """The first global element of a dim that the device holds."""
@@ -183,11 +217,6 @@ class DeviceNumbers:
                 tuple(members),
             )
         return self._known[axes, size]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing has been asked for."""
-        return not self._values and not self._teams
 
     def number_of_team(self, axes: Axes) -> int:
         """The place of a team in the tables."""

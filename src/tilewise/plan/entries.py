@@ -48,8 +48,8 @@ class EntryTable:
         self._bounds = bounds
         self._cuts: dict[Key, Cut] = {}
         self._handles: dict[tuple[int, int], int] = {}  # first handle per place and cut
-        self._place_of: dict[tuple[Key, int], tuple[int, int]] = {}  # per buffer and part
-        self._by_buffer: defaultdict[Key, list[int]] = defaultdict(list)
+        self._place_of: dict[tuple[int, int], tuple[int, int]] = {}  # per buffer and part
+        self._by_buffer: defaultdict[Key, list[int]] = defaultdict(list)  # of those that may share bytes
 
     def cut(self, views: Sequence[Ref], strides: Sequence[int]) -> Cut:
         """A view and a stride per class, for `add`."""
@@ -66,8 +66,10 @@ class EntryTable:
         number = self.numbers.get(key)
         if number is not None:
             return number
-        offset = buffer.offset + shift
-        place = self._place_of.setdefault((buffer.key, shift), (offset, cut.number))
+        offset, part = buffer.offset + shift, (id(buffer), shift)  # buffers live as long as the table
+        place = self._place_of.get(part)
+        if place is None:
+            place = self._place_of[part] = offset, cut.number
         first = self._handles.get(place)
         if first is None:
             first = self._handles[place] = self.num_handles
@@ -76,9 +78,10 @@ class EntryTable:
         entry, before = None, None
         for table, view in zip(self.tables, cut.views):
             if entry is None or view != before:
-                entry, before = TensorEntry(key, offset, *view, first), view
+                entry, before = TensorEntry._make((key, offset, *view, first)), view
             table.append(entry)
-        self._by_buffer[buffer.key].append(number)
+        if buffer.first >= 0:
+            self._by_buffer[buffer.key].append(number)
         return number
 
     def aliases(

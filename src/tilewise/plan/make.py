@@ -82,7 +82,7 @@ def make_plan(
     buffers, regions = _place(tensors, segments, variants)
     binder = Binder(tensors, variants, {b.key: b for b in buffers})
     outside = {
-        t.id: tuple(binder.tensor(t.id, m) for m in range(tensors.num_parts(t.id)))
+        t.id: tuple([binder.tensor(t.id, m) for m in range(tensors.num_parts(t.id))])
         for t in graph.tensors
         if t.kind != "result" or t.id in tensors.keep
     }

@@ -39,7 +39,7 @@ def memory_of_machine() -> int:
     return min(limits)
 
 
-@dataclass
+@dataclass(slots=True)
 class Buffer:
     """A range of the arena.
 

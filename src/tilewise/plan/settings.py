@@ -80,7 +80,7 @@ def _workers(mesh: DeviceMesh, given: int | None) -> int:
 
 def _require_used_axes(graph: Graph, layout: GraphLayout, mesh: DeviceMesh) -> None:
     """Devices along an axis that shards nothing would all compute the same."""
-    used = {axis for tensor in layout.use for axes in tensor for axis in axes}
+    used = {axis for tensor in {*layout.use} for axes in tensor for axis in axes}
     for axis in mesh.names:
         if mesh.size(axis) > 1 and axis not in used:
             raise LayoutError(
@@ -91,8 +91,8 @@ def _require_used_axes(graph: Graph, layout: GraphLayout, mesh: DeviceMesh) -> N
 
 def _batch_axes(graph: Graph, layout: GraphLayout) -> Axes:
     """How axes and microbatches cut the batch."""
-    for t in graph.tensors:
-        for label, axes in zip(t.spec.labels, layout.use[t.id]):
+    for t, use in zip(graph.tensors, layout.use):
+        for label, axes in zip(t.spec.labels, use) if any(use) else ():
             if axes and label is not None and label.is_summed_by_leaves:
                 return axes
     return ()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewise.core.workers import ENOUGH, WorkerPool
 from tilewise.ir.counts import counts
-from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.lowering import Ref
 from tilewise.ir.op import import_ops, modules_of_ops
@@ -16,7 +16,7 @@ from tilewise.ir.schedule import Schedule
 from tilewise.plan.accumulation import BatchSums
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.collectives import place_signals
-from tilewise.plan.lower import TemplateLowering, alias_roots
+from tilewise.plan.lower import LoweredVariant, LoweringTask, lower_variant, renumbered
 from tilewise.plan.rings import credits_of_uses
 from tilewise.plan.segments import Segment
 from tilewise.plan.shapes import LocalShapes
@@ -45,7 +45,7 @@ class Variant:
     inner: dict[int, tuple[int, int]]
     graph: Graph
     layout: GraphLayout
-    roots: dict[int, int]
+    roots: Mapping[int, int]
     scratch_bytes: int
     rings: int
 
@@ -90,37 +90,6 @@ class Variants:
         return max((v.scratch_bytes for v in self.variants), default=0)
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What is lowered once: a template, or a run of root ops, at a position of the step.
-
-    Attributes:
-        keep: tensors that live on behind the call; None for root ops.
-        outside: tensors that live outside the template; None for root ops.
-        late: ops that run after the last microbatch only.
-    """
-
-    name: str
-    graph: Graph
-    ops: Sequence[OpNode]
-    layout: GraphLayout
-    microbatch: int
-    late: frozenset[int]
-    keep: frozenset[int] | None
-    outside: frozenset[int] | None
-
-
-@dataclass(frozen=True)
-class _Lowered:
-    """What became of a job, but for its place among all: see `Variant`."""
-
-    templates: tuple[LoweredTemplate, ...]
-    views: tuple[tuple[Ref, ...], ...]
-    inner: dict[int, tuple[int, int]]
-    roots: dict[int, int]
-    scratch_bytes: int
-
-
 def lower_variants(
     graph: Graph,
     layout: GraphLayout,
@@ -139,117 +108,104 @@ def lower_variants(
         sums: what waits for the last microbatch.
         roots: of the root graph's tensors.
         numbers: in which the devices of a class differ.
-        pool: lowers templates for one device where they are many; for several, they share `numbers`, in order.
+        pool: processes that lower templates, where they are many.
     """
-    jobs: dict[tuple[object, ...], _Job] = {}
-    keys: list[tuple[object, ...]] = []
+    tasks: dict[tuple[object, ...], LoweringTask] = {}
+    wanted: list[tuple[Segment, int, tuple[object, ...], tuple[object, ...]]] = []
     for turn in schedule:
-        identity, job = _job_of(graph, layout, segments[turn.segment], turn.microbatch, sums)
-        key: tuple[object, ...] = (identity, job.microbatch)
-        keys.append(key)
-        jobs.setdefault(key, job)
-    lowered = _lower_all(list(jobs.values()), shapes, roots, numbers, pool)
-    made: dict[tuple[object, ...], Variant] = {}
-    num_signals = 0
-    rings: dict[object, tuple[int, int]] = {}  # the first variant of a template, and its rings' signals
-    for (key, job), found in zip(jobs.items(), lowered):
-        of = key[0]  # the template, at any position
-        first_of_rings = num_signals
-        if of in rings:
-            first_of_rings = rings[of][1]
+        segment = segments[turn.segment]
+        call, name = segment.call, segment.name(graph)
+        if call is not None:
+            template = graph.templates[call.attrs["template"]]
+            inside, inner_layout = template.graph, layout.calls[call.id]
+            late = sums.calls[call.id]
+            identity: tuple[object, ...] = (name, id(inner_layout), call.attrs["saved"], late.late_ops)
         else:
-            rings[of] = len(made), num_signals
-            num_signals += sum(max(sites) for sites in zip(*(t.ring_sites for t in found.templates)))
-        templates = tuple(place_signals(found.templates, num_signals, first_of_rings))
-        made[key] = Variant(
-            len(made),
-            templates,
-            found.views,
-            found.inner,
-            job.graph,
-            job.layout,
-            found.roots,
-            found.scratch_bytes,
-            rings[of][0],
+            inside, inner_layout, late = graph, layout, sums
+            identity = (name,)
+        ops = inside.ops if call is not None else segment.ops
+        varies = turn.microbatch > 0 and any(o in late.complete_last for op in ops for o in op.outputs)
+        key = (*identity, turn.microbatch if varies else 0)
+        wanted.append((segment, turn.microbatch, identity, key))
+        if key in tasks:
+            continue
+        kept = arguments = None
+        if call is not None:
+            counts.lowered += 1
+            kept = frozenset((*template.results, *call.attrs["saved"]))
+            arguments = frozenset(template.arguments)
+        tasks[key] = LoweringTask(
+            name,
+            inside,
+            inner_layout,
+            ops,
+            turn.microbatch,
+            late.late_ops,
+            kept,
+            arguments or frozenset(),
+            roots if kept is None else {},
         )
-        num_signals += templates[0].num_signals
-    uses = [
-        Use(segments[turn.segment], turn.microbatch, made[key].number) for turn, key in zip(schedule, keys)
-    ]
+    lowered = _lower_all(list(tasks.values()), shapes, numbers, pool)
+    made = _numbered(tasks, lowered, numbers, {key: identity for _, _, identity, key in wanted})
+    uses = [Use(segment, microbatch, made[key].number) for segment, microbatch, _, key in wanted]
     variants = tuple(made.values())
     return Variants(variants, _with_credits(variants, uses))
 
 
-def _job_of(
-    graph: Graph, layout: GraphLayout, segment: Segment, microbatch: int, sums: BatchSums
-) -> tuple[tuple[object, ...], _Job]:
-    """What a segment asks for, and which of a template it is; positions that make no difference are one."""
-    call, name = segment.call, segment.name(graph)
-    if call is None:
-        inside, own, late, ops, keep, outside = graph, layout, sums, segment.ops, None, None
-        identity: tuple[object, ...] = (name,)
-    else:
-        template = graph.templates[call.attrs["template"]]
-        inside, own, late = template.graph, layout.calls[call.id], sums.calls[call.id]
-        ops = inside.ops
-        keep = frozenset((*template.results, *call.attrs["saved"]))
-        outside = keep | frozenset(template.arguments)
-        identity = (name, id(own), call.attrs["saved"], late.late_ops)
-    varies = any(o in late.complete_last for op in ops for o in op.outputs)
-    return identity, _Job(name, inside, ops, own, microbatch if varies else 0, late.late_ops, keep, outside)
-
-
 def _lower_all(
-    jobs: Sequence[_Job],
-    shapes: LocalShapes,
-    roots: dict[int, int],
-    numbers: DeviceNumbers,
-    pool: WorkerPool | None,
-) -> list[_Lowered]:
-    apart = [job for job in jobs if job.keep is not None]
-    counts.lowered += len(apart)
-    found: dict[int, _Lowered | None] = {}
-    if pool is not None and shapes.mesh.num_devices == 1 and len(apart) >= ENOUGH:
-        modules = modules_of_ops({op.op for job in apart for op in job.ops})
-        if modules is not None:
-            answers = pool.map(_lower_apart, [(modules, job, shapes) for job in apart])
-            found = dict(zip(map(id, apart), answers))
-    return [found.get(id(job)) or _lower(job, shapes, roots, numbers) for job in jobs]
-
-
-def _lower_apart(modules: Sequence[str], job: _Job, shapes: LocalShapes) -> _Lowered | None:
-    """As `_lower`, in another process; None where the template asks for numbers, which all share."""
-    import_ops(modules)
-    numbers = DeviceNumbers(shapes)
-    found = _lower(job, shapes, {}, numbers)
-    return found if numbers.is_empty else None
-
-
-def _lower(job: _Job, shapes: LocalShapes, roots: dict[int, int], numbers: DeviceNumbers) -> _Lowered:
-    """One job, for a device of each class."""
-    own_roots = roots if job.keep is None else alias_roots(job.graph, job.ops, job.keep)
-    lowerings = [
-        TemplateLowering(
-            job.name,
-            job.graph,
-            job.ops,
-            job.layout,
-            shapes.on(d),
-            own_roots,
-            job.microbatch,
-            numbers,
-            job.late,
-        )
-        for d in shapes.kinds
+    tasks: Sequence[LoweringTask], shapes: LocalShapes, numbers: DeviceNumbers, pool: WorkerPool | None
+) -> list[LoweredVariant]:
+    """Every task's own result; those of templates from other processes, where they are many."""
+    apart = [task for task in tasks if task.kept is not None]
+    modules = modules_of_ops({op.op for task in apart for op in task.ops})
+    if pool is None or modules is None or len(apart) < ENOUGH:
+        return [lower_variant(task, shapes, numbers.known) for task in tasks]
+    found = iter(pool.map(_lower_apart, [(modules, task, shapes) for task in apart]))
+    return [
+        lower_variant(task, shapes, numbers.known) if task.kept is None else next(found) for task in tasks
     ]
-    templates = tuple(low.run() for low in lowerings)
-    return _Lowered(
-        templates,
-        tuple(tuple(low.refs[s] for s in templates[0].slots) for low in lowerings),
-        {} if job.outside is None else _lives(lowerings[0], job.outside),
-        own_roots,
-        max(low.scratch_bytes for low in lowerings),
-    )
+
+
+def _lower_apart(modules: Sequence[str], task: LoweringTask, shapes: LocalShapes) -> LoweredVariant:
+    """As `lower_variant`, in another process."""
+    import_ops(modules)
+    return lower_variant(task, shapes)
+
+
+def _numbered(
+    tasks: Mapping[tuple[object, ...], LoweringTask],
+    lowered: Iterable[LoweredVariant],
+    numbers: DeviceNumbers,
+    identities: Mapping[tuple[object, ...], tuple[object, ...]],
+) -> dict[tuple[object, ...], Variant]:
+    """Variants with the plan's signals and numbers of devices. `identities` are of their templates, whose rings all of
+    a template's variants share."""
+    made: dict[tuple[object, ...], Variant] = {}
+    rings: dict[object, tuple[int, int]] = {}  # the first variant of a template, and its rings' signals
+    num_signals = 0
+    for (key, task), result in zip(tasks.items(), lowered):
+        places = numbers.take(result.numbers)
+        own = [renumbered(t, *places) for t in result.templates]
+        identity, first_of_rings = identities[key], num_signals
+        if identity in rings:
+            first_of_rings = rings[identity][1]
+        else:
+            rings[identity] = len(made), num_signals
+            num_signals += sum(max(sites) for sites in zip(*(t.ring_sites for t in own)))
+        templates = tuple(place_signals(own, num_signals, first_of_rings))
+        made[key] = Variant(
+            len(made),
+            templates,
+            result.views,
+            result.inner,
+            task.graph,
+            task.layout,
+            result.roots,
+            result.scratch_bytes,
+            rings[identity][0],
+        )
+        num_signals += templates[0].num_signals
+    return made
 
 
 def _with_credits(variants: Sequence[Variant], uses: Sequence[Use]) -> tuple[Use, ...]:
@@ -263,14 +219,3 @@ def _with_credits(variants: Sequence[Variant], uses: Sequence[Use]) -> tuple[Use
         for number, (position, numbers) in enumerate(zip(of, credits_of_uses(of))):
             result[position] = replace(uses[position], ring_use=number, numbers=numbers)
     return tuple(result)
-
-
-def _lives(low: TemplateLowering, outside: frozenset[int]) -> dict[int, tuple[int, int]]:
-    """First and last op that uses each result which no caller sees."""
-    lives: dict[int, tuple[int, int]] = {}
-    for n, op in enumerate(low.ops):
-        for t in (*op.inputs, *op.outputs):
-            root = low.roots.get(t, t) if t is not None else None
-            if root is not None and low.graph.tensors[root].kind == "result" and root not in outside:
-                lives[root] = (lives.get(root, (n, n))[0], n)
-    return lives

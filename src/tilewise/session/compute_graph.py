@@ -102,17 +102,19 @@ class ComputeGraph(GraphBuilder):
         Args:
             pool: as in `plan`.
         """
-        graph = simplify(self.freeze())
-        validate_graph(graph)
-        if self.draft.loss_id is None:
+        with collector_paused():
+            graph = simplify(self.freeze())
+            validate_graph(graph)
+            if self.draft.loss_id is None:
+                return graph
+            known = graph.templates
+            graph, gradients = differentiate(graph, self.draft.loss_id, pool)
+            if self._optimizer is not None:
+                builder = GraphBuilder.thaw(graph)
+                self._optimizer.add_to(builder, gradients)
+                graph = builder.freeze()
+            validate_graph(graph, known)
             return graph
-        graph, gradients = differentiate(graph, self.draft.loss_id, pool)
-        if self._optimizer is not None:
-            builder = GraphBuilder.thaw(graph)
-            self._optimizer.add_to(builder, gradients)
-            graph = builder.freeze()
-        validate_graph(graph)
-        return graph
 
     def plan(
         self,
@@ -168,9 +170,10 @@ class ComputeGraph(GraphBuilder):
             with seen.phase("layouts"):
                 check_constants(graph)
                 fixed = check_sizes("plan", symbols_of(graph), {} if sizes is None else sizes)
-                bound = cut_batch(graph, accumulation, leaves).bound
-                graph = fix_sizes(graph, fixed)
-                batch = replace(cut_batch(graph, accumulation, leaves), bound=bound)
+                batch = cut_batch(graph, accumulation, leaves)
+                if fixed:
+                    graph = fix_sizes(graph, fixed)
+                    batch = replace(cut_batch(graph, accumulation, leaves), bound=batch.bound)
                 layout = propagate_layouts(graph, used, strategy, batch)
                 graph, layout = insert_reshards(graph, layout, strict=strict)
                 settings = settings_for(graph, layout, batch, workers_per_device, checkpoints)

@@ -19,7 +19,7 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.contractions import SeenLayouts, factors_of
 from tilewise.ir.counts import counts
-from tilewise.ir.graph import Graph, OpNode, TensorNode
+from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
 from tilewise.ir.hints import as_tensor_layout
 from tilewise.ir.layout import GraphLayout, Record, Reshard, TensorLayout, in_space
 from tilewise.ir.op import Factors
@@ -38,7 +38,7 @@ from tilewise.strategy.choice import (
 from tilewise.strategy.records import make_records
 from tilewise.strategy.strategy import DistributionStrategy
 
-__all__ = ["propagate_layouts"]
+__all__ = ["lay_out_template", "propagate_layouts"]
 
 
 def propagate_layouts(
@@ -106,6 +106,10 @@ class _Propagation:
     strategy: DistributionStrategy
     batch: BatchCut
     cache: dict[object, tuple[GraphLayout, dict[int, Choices]]] = field(default_factory=dict)
+    known: dict[object, tuple[GraphLayout, tuple[Choices, ...], object]] = field(default_factory=dict)
+    passed: dict[object, tuple[Choices, ...]] = field(
+        default_factory=dict
+    )  # by a template's choices, what is saved
     layouts: dict[str, list[GraphLayout]] = field(default_factory=dict)
     rules: dict[DimLabel | None, Choice] = field(default_factory=dict)
     free: dict[tuple[DimLabel | None, ...], Choices] = field(default_factory=dict)  # by labels without a rule
@@ -172,7 +176,11 @@ class _Propagation:
             for tensor in op.outputs:
                 if tensor in hints:
                     reshards += _asked(graph, op, tensor, choices, hints[tensor])
-        layouts = tuple(as_layout(choices.get(t.id, ())) for t in graph.tensors)
+        made: dict[int, TensorLayout] = {}  # equal layers share choices
+        for of in choices.values():
+            if id(of) not in made:
+                made[id(of)] = as_layout(of)
+        layouts = tuple([made[id(choices[t.id])] if t.id in choices else () for t in graph.tensors])
         records: dict[tuple[int, str], tuple[Record, ...]] = {}
         changed: dict[int, list[Reshard]] = {}
         for reshard in reshards:
@@ -186,24 +194,52 @@ class _Propagation:
 
     def _call(self, graph: Graph, op: OpNode, choices: dict[int, Choices]) -> GraphLayout:
         template = graph.templates[op.attrs["template"]]
-        given = tuple(choices[i] for i in op.inputs if i is not None)
+        given = tuple([choices[i] for i in op.inputs if i is not None])
+        mark = id(template), op.attrs["saved"], *map(id, given)
+        known = self.known.get(mark)
+        if known is None:
+            layout, found = self._template(template, given)
+            sort = id(found), op.attrs["saved"]
+            if sort not in self.passed:
+                results = (*template.results, *op.attrs["saved"])
+                self.passed[sort] = tuple(tuple(c.through(PASSED) for c in found[t]) for t in results)
+            known = self.known[mark] = layout, self.passed[sort], given  # which keeps the ids
+        choices.update(zip(op.outputs, known[1]))
+        return known[0]
+
+    def _template(
+        self, template: Template, given: tuple[Choices, ...]
+    ) -> tuple[GraphLayout, dict[int, Choices]]:
+        """The layout of a template for its arguments; of choices that differ in words alone, one."""
         key = (template.key, tuple((c.axes, c.rank) for tensor in given for c in tensor))
         if key not in self.cache:
             counts.sharded += 1
-            hints = self.hints(template.graph)
-            inner = {t: h for t, h in hints.items() if t not in template.arguments}
-            arguments = dict(zip(template.arguments, given))
-            layout, found = self.lay_out(template.graph, arguments, inner)
+            layout, found, fitting = lay_out_template(self.mesh, self.strategy, self.batch, template, given)
+            self.fitting |= fitting
             known = self.layouts.setdefault(template.key, [])  # equal layouts are one, and so lowered once
             layout = next((other for other in known if other == layout), layout)
             known.append(layout)
             self.cache[key] = layout, found
-        layout, found = self.cache[key]
-        choices.update(
-            (o, tuple(c.through(PASSED) for c in found[t]))
-            for o, t in zip(op.outputs, (*template.results, *op.attrs["saved"]))
-        )
-        return layout
+        return self.cache[key]
+
+
+def lay_out_template(
+    mesh: DeviceMesh,
+    strategy: DistributionStrategy,
+    batch: BatchCut,
+    template: Template,
+    given: Sequence[Choices],
+) -> tuple[GraphLayout, dict[int, Choices], set[str]]:
+    """The layout of a template for its arguments' choices, from data to data.
+
+    Returns:
+        The layout, the choices of its tensors, and the strategy's patterns that fit a name in it.
+    """
+    every = _Propagation(mesh, strategy, batch)
+    hints = every.hints(template.graph)
+    inner = {t: h for t, h in hints.items() if t not in template.arguments}
+    layout, found = every.lay_out(template.graph, dict(zip(template.arguments, given)), inner)
+    return layout, found, every.fitting
 
 
 def _backwards(graph: Graph, hints: Mapping[int, Choices]) -> dict[int, Choices]:

@@ -41,7 +41,7 @@ def plan(pool, axes=None, accumulation=1, layers=20):
 
 @pytest.mark.parametrize(("axes", "accumulation"), [({}, 1), ({}, 4), ({"dp": 2}, 1)])
 def test_the_same_plan(pool, axes, accumulation):
-    """On one device nothing is lowered here; several share numbers, so they are lowered here."""
+    """On one device and on several, whose numbers are put together here."""
     expected = plan(None, axes, accumulation)
     assert plan(pool, axes, accumulation).digest() == expected.digest()
 

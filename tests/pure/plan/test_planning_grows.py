@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import GraphBuilder, differentiate, simplify
+from tilewise.graph.numbering import ValueNumbers
 from tilewise.ir.batch import cut_batch
 from tilewise.ir.counts import counts
-from tilewise.models import build_training_graph
+from tilewise.models.decoder import model
+from tilewise.models.decoder.architecture import LayerKind
+from tilewise.models.decoder.sharding import BATCH
 from tilewise.models.llama import LlamaConfig
 from tilewise.optim import AdamW
-from tilewise.plan import make_plan, settings_for
+from tilewise.plan import entries, make_plan, settings_for
 from tilewise.plan.shapes import LocalShapes
 from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
 
 
-def plan_layers(layers, axes):
-    """A small Llama's plan, from the definition on, without native code."""
+def define_layers(layers, unlike=""):
+    """A small Llama's graph; with `unlike`, each layer has a window, or an MLP's width, of its own."""
     config = LlamaConfig(
         vocab_size=512,
         hidden_size=64,
@@ -29,7 +34,26 @@ def plan_layers(layers, axes):
         num_key_value_heads=8,
     )
     builder = GraphBuilder("llama")
-    build_training_graph(builder, config, 16, 32, "bf16")
+    if unlike != "width":
+        kinds = tuple(replace(k, window=i + 1) for i, k in enumerate(config.decoder.layers))
+        decoder = replace(config.decoder, layers=kinds) if unlike else config.decoder
+        model.build_training_graph(builder, decoder, 16, 32, "bf16")
+        return builder
+    x = builder.input([16, 32, 64], "bf16", name="x", labels=[BATCH, None, None])
+    positions = builder.constant(
+        np.zeros((16, 32), np.int32), name="positions", labels=[BATCH, None], storage="scalars"
+    )
+    for i in range(layers):
+        decoder = replace(config.decoder, intermediate_size=96 + 32 * i)
+        kind = decoder.layers[0]
+        x = model.decoder_layer(builder, x, positions, path=f"layers.{i}", decoder=decoder, kind=kind)
+    builder.loss(builder.mean(builder.cast(x, "f32")))
+    return builder
+
+
+def plan_layers(layers, axes, unlike=""):
+    """Its plan, without native code."""
+    builder = define_layers(layers, unlike)
     graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
     thawed = GraphBuilder.thaw(graph)
     AdamW().add_to(thawed, gradients)
@@ -96,3 +120,88 @@ def test_calls_grow_linearly_in_layers(axes):
     calls = [count_calls(lambda n=n: plan_layers(n, axes)) for n in (8, 16, 24)]
     first, second = calls[1] - calls[0], calls[2] - calls[1]
     assert abs(second - first) <= first / 50
+
+
+@pytest.mark.parametrize("unlike", ["window", "width"])
+def test_calls_grow_linearly_in_layers_that_differ(unlike):
+    """Where no template is used twice, each costs as many calls of functions as the ones before."""
+    plan_layers(8, {}, unlike)
+    calls = [count_calls(lambda n=n: plan_layers(n, {}, unlike)) for n in (8, 16, 24)]
+    first, second = calls[1] - calls[0], calls[2] - calls[1]
+    assert abs(second - first) <= first / 20
+
+
+def test_templates_of_layers_that_differ_are_made_once():
+    """Eight layers more that differ are eight more templates to trace, differentiate, lay out and lower."""
+    found = []
+    for layers in (8, 16):
+        counts.reset()
+        plan_layers(layers, {}, "window")
+        found.append((counts.traced, counts.differentiated, counts.sharded, counts.lowered))
+    more = [b - a for a, b in zip(*found)]
+    assert more == [8, 8, 16, 16]  # forward and backward are laid out and lowered
+
+
+def count_pairs(layers):
+    """How many entries of a plan must know of another one that shares its bytes."""
+    (of,) = plan_layers(layers, {}, "width").program.classes
+    return sum(map(len, of.aliases.values()))
+
+
+def test_shared_bytes_grow_linearly_in_layers_that_differ():
+    """Templates of ever other sizes meet those behind which they run, not all."""
+    pairs = [count_pairs(n) for n in (8, 16, 24)]
+    assert pairs[2] - pairs[1] <= 1.1 * (pairs[1] - pairs[0])
+
+
+def test_all_pairs_of_shared_bytes_are_noticed(monkeypatch):
+    """The count of pairs can fail: were all templates to know each other, more layers would have ever more pairs."""
+
+    def all_of(uses):
+        every = {t.entries: t for tenants in uses for t in tenants}.values()
+        return {
+            t.entries: {o.entries[0] for o in every if o.begin < t.end and t.begin < o.end and o is not t}
+            for t in every
+        }
+
+    monkeypatch.setattr(entries, "meetings", all_of)
+    pairs = [count_pairs(n) for n in (8, 16, 24)]
+    assert pairs[2] - pairs[1] > 1.3 * (pairs[1] - pairs[0])
+
+
+@pytest.mark.parametrize("unlike", ["", "window", "width"])
+def test_definition_grows_linearly_in_layers(unlike):
+    """A layer costs as many calls of functions behind twenty others as behind ten."""
+    define_layers(10, unlike)
+    calls = [count_calls(lambda n=n: define_layers(n, unlike)) for n in (10, 20, 30)]
+    first, second = calls[1] - calls[0], calls[2] - calls[1]
+    assert abs(second - first) <= first / 50
+
+
+def count_comparisons(monkeypatch, layers):
+    """How often kinds of layers are compared while layers with windows of their own are described."""
+    compared, is_equal = [], LayerKind.__eq__
+    with monkeypatch.context() as patched:
+        patched.setattr(LayerKind, "__eq__", lambda a, b: (compared.append(a), is_equal(a, b))[1])
+        define_layers(layers, "window")
+    return len(compared)
+
+
+def test_layers_are_told_apart_without_comparing_each_with_all(monkeypatch):
+    """Twice as many different layers are compared twice as often."""
+    few, many = (count_comparisons(monkeypatch, n) for n in (10, 20))
+    assert many <= 2 * few + 2
+
+
+def test_comparing_each_layer_with_all_is_noticed(monkeypatch):
+    """The count of comparisons can fail: where attributes are sought one by one, it grows with the square."""
+    seen = []
+
+    def search(self, value):
+        found = next((i for i, other in enumerate(seen) if other == value), len(seen))
+        seen.extend([value] if found == len(seen) else [])
+        return found
+
+    monkeypatch.setattr(ValueNumbers, "number", search)
+    few, many = (count_comparisons(monkeypatch, n) for n in (10, 20) if not seen.clear())
+    assert many > 2 * few + 2

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tilewise.core.errors import InternalError
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.program import Call, LoweredTemplate, Slot, TileProgram, memory_kind
+from tilewise.ir.program import Call, LoweredTemplate, TileProgram, memory_kind
 
 __all__ = ["Work", "validate_bindings"]
 
@@ -55,6 +55,7 @@ def validate_bindings(
     """
     known: list[list[_Key]] = []  # the keys of entries, where classes differ in them
     seen: set[tuple[int, int, int]] = set()  # lists and classes share calls
+    meanings: dict[object, _Meaning] = {}
     for of in program.classes:
         keys = [entry.key for entry in of.entries]
         if keys not in known:
@@ -67,58 +68,72 @@ def validate_bindings(
                 mark = id(call), id(own), form
                 if mark not in seen:
                     seen.add(mark)
-                    meant = _Meaning(graph, roots, num_parts, own, call)
-                    _validate_call(of.templates[call.template], call, keys, meant, name)
+                    template = of.templates[call.template]
+                    layer = own.layer
+                    sort = (
+                        id(template),
+                        None if layer is None else (layer.attrs["template"], layer.attrs["saved"]),
+                    )
+                    if sort not in meanings:
+                        meanings[sort] = _Meaning(graph, roots, num_parts, template, layer)
+                    _validate_call(template, call, own, keys, meanings[sort], name)
 
 
 class _Meaning:
-    """What the slots of one call stand for."""
+    """What the slots of a template stand for, in calls for layers that save the same."""
 
     def __init__(
         self,
         graph: Graph,
         roots: Mapping[int, int],
         num_parts: Callable[[int], int],
-        work: Work,
-        call: Call,
+        template: LoweredTemplate,
+        layer: OpNode | None,
     ) -> None:
-        self.roots, self.num_parts, self.work, self.number = roots, num_parts, work, call.template
-        self.actual: dict[int, int] | None = None
-        if work.layer is not None:
-            op = work.layer
-            template = graph.templates[op.attrs["template"]]
-            outside = (*template.arguments, *template.results, *op.attrs["saved"])
-            self.actual = {t: o for t, o in zip(outside, (*op.inputs, *op.outputs)) if o is not None}
+        self.roots, self.num_parts = roots, num_parts
+        place: dict[int, int] | None = None  # of a layer's tensors among the operands and results of its call
+        if layer is not None:
+            inside = graph.templates[layer.attrs["template"]]
+            outside = (*inside.arguments, *inside.results, *layer.attrs["saved"])
+            place = {t: i for i, t in enumerate(outside)}
+        self.places = [s.id if place is None else place.get(s.id, -1) for s in template.slots]
+        self.slots = template.slots
 
-    def key_of(self, slot: Slot) -> _Key:
-        """The key of the entry that it must be bound to."""
-        if slot.kind in ("temp", "temp_flat"):
-            return slot.kind, self.number, slot.id
-        kind = memory_kind(slot.kind)
-        if kind == "ring":
-            return slot.kind, self.work.rings, slot.id, self.work.places[slot.level]
-        tensor = slot.id if self.actual is None else self.actual.get(slot.id)
-        if kind in ("carry", "stack"):
-            if tensor is None and self.work.layer is not None:
-                return slot.kind, self.work.layer.id, slot.id, slot.level
-            return slot.kind, None, tensor, slot.level
-        if tensor is None:
-            return "inner_flat" if slot.kind == "flat" else "inner", self.number, slot.id
-        root = self.roots.get(tensor, tensor)
-        microbatch = self.work.microbatch
-        return slot.kind, root, microbatch if microbatch and self.num_parts(root) > 1 else 0
+    def keys_of(self, work: Work, number: int) -> list[_Key]:
+        """The keys of the entries that a call of template `number` must be bound to, slot by slot."""
+        layer, roots, microbatch = work.layer, self.roots, work.microbatch
+        given = None if layer is None else (*layer.inputs, *layer.outputs)
+        found: list[_Key] = []
+        for slot, place in zip(self.slots, self.places):
+            kind = slot.kind
+            tensor = place if given is None else None if place < 0 else given[place]
+            if kind == "tensor" or kind == "flat":
+                if tensor is None:
+                    found.append(("inner_flat" if kind == "flat" else "inner", number, slot.id))
+                else:
+                    root = roots.get(tensor, tensor)
+                    part = microbatch if microbatch and self.num_parts(root) > 1 else 0
+                    found.append((kind, root, part))
+            elif kind in ("temp", "temp_flat"):
+                found.append((kind, number, slot.id))
+            elif memory_kind(kind) == "ring":
+                found.append((kind, work.rings, slot.id, work.places[slot.level]))
+            elif tensor is None and layer is not None:
+                found.append((kind, layer.id, slot.id, slot.level))
+            else:
+                found.append((kind, None, tensor, slot.level))
+        return found
 
 
 def _validate_call(
-    template: LoweredTemplate, call: Call, keys: Sequence[_Key], meant: _Meaning, name: str
+    template: LoweredTemplate, call: Call, work: Work, keys: Sequence[_Key], meaning: _Meaning, name: str
 ) -> None:
-    if template.name != meant.work.template or len(call.binding) != len(template.slots):
+    if template.name != work.template or len(call.binding) != len(template.slots):
         _refuse(
             "a call uses its segment's template",
-            f"{template.name!r} for {meant.work.template!r} in {name!r}",
+            f"{template.name!r} for {work.template!r} in {name!r}",
         )
-    for slot, entry in zip(template.slots, call.binding):
-        key = meant.key_of(slot)
+    for entry, key in zip(call.binding, meaning.keys_of(work, call.template)):
         if keys[entry] != key:
             _refuse(
                 "a slot is bound to the tensor that it stands for",

@@ -123,7 +123,7 @@ def validate_reductions(
             exchanges.update(flow.exchanges)
         _confirm(program, class_id, exchanges, layouts[0].mesh)
         first: dict[object, int] = {}
-        same = [first.setdefault((_kind(str(e.key[0])), *e.key[1:]), i) for i, e in enumerate(of.entries)]
+        same = [first.setdefault(_memory(e.key), i) for i, e in enumerate(of.entries)]
         for name in of.calls:
             _follow_calls(of, flows, same, name, given, behind.get(name, ()))
         every.append(flows)
@@ -502,6 +502,13 @@ def _role(operand: Operand) -> int:
 def _kind(kind: str) -> str:
     """Of a slot or entry, whatever it is seen as."""
     return "tensor" if kind == "flat" else kind.removesuffix("_flat")
+
+
+def _memory(key: tuple[object, ...]) -> tuple[object, ...]:
+    """The key of the entry that sees the same memory as it was made."""
+    kind = str(key[0])
+    plain = _kind(kind)
+    return key if plain == kind else (plain, *key[1:])
 
 
 def _refuse(rule: str, got: str) -> NoReturn:

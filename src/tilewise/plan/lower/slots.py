@@ -57,6 +57,10 @@ class SlotTable(LocalView):
         if isinstance(tensor, Ref):
             return tensor
         root = self.roots.get(tensor, tensor)
+        slot = Slot("tensor", root)
+        known = self.refs.get(slot)
+        if known is not None:
+            return known
         spec, layout = self.spec(root), self.layout(root)
 
         def make(index: int) -> Ref:
@@ -65,7 +69,7 @@ class SlotTable(LocalView):
             cols = self.shapes.cols(spec, layout)
             return Ref(index, extent, cols, spec.dtype.name, tile, spec.storage == "packed")
 
-        return self.slot(Slot("tensor", root), make)
+        return self.slot(slot, make)
 
     def flat(self, tensor: int | Ref) -> Ref:
         """The same memory as rows of plain elements: panels padded, a vector as a column."""

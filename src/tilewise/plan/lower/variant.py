@@ -1,0 +1,175 @@
+"""Lowering one template, or one run of root ops, for all classes of devices: a function from data to data.
+
+What it is given and what it returns can be sent to another process and back. Numbers of devices and teams count within
+the variant; `renumbered` gives them the places that they have in the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.layout import GraphLayout
+from tilewise.ir.lowering import Ref
+from tilewise.ir.program import (
+    Instruction,
+    LoweredTemplate,
+    Notify,
+    Number,
+    NumberLike,
+    Operand,
+    Source,
+    Wait,
+)
+from tilewise.plan.classes import DeviceNumbers, NumberTable
+from tilewise.plan.lower.aliases import alias_roots
+from tilewise.plan.lower.template import TemplateLowering
+from tilewise.plan.shapes import LocalShapes
+
+__all__ = ["LoweredVariant", "LoweringTask", "lower_variant", "renumbered"]
+
+
+@dataclass(frozen=True)
+class LoweringTask:
+    """What a variant depends on, besides the devices' shapes.
+
+    Attributes:
+        name: of the template.
+        graph, layout: the template's, or the whole graph's for a run of root ops.
+        ops: that are lowered.
+        microbatch: in which.
+        late_ops: ids of ops that run after the last microbatch alone.
+        kept: results and saved tensors of a template; None for root ops.
+        arguments: of a template.
+        roots: of root ops, tensor -> tensor whose memory it shares.
+    """
+
+    name: str
+    graph: Graph
+    layout: GraphLayout
+    ops: tuple[OpNode, ...]
+    microbatch: int
+    late_ops: frozenset[int]
+    kept: frozenset[int] | None
+    arguments: frozenset[int]
+    roots: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class LoweredVariant:
+    """What a task gives.
+
+    Attributes:
+        templates: instructions per class of devices; signals and numbers count within the variant.
+        views: per class, what every slot stands for, in the order of the slots.
+        inner: tensors that live inside a template, with the positions of the ops that use them first and last.
+        roots: tensor -> tensor whose memory it shares.
+        scratch_bytes: what the largest call of a kernel needs.
+        numbers: in which devices differ, and their teams.
+    """
+
+    templates: tuple[LoweredTemplate, ...]
+    views: tuple[tuple[Ref, ...], ...]
+    inner: dict[int, tuple[int, int]]
+    roots: Mapping[int, int]
+    scratch_bytes: int
+    numbers: NumberTable
+
+
+def lower_variant(
+    task: LoweringTask, shapes: LocalShapes, known: Mapping[object, Sequence[int]] | None = None
+) -> LoweredVariant:
+    """Lower a task for one device of each class.
+
+    Args:
+        shapes: of all devices.
+        known: numbers of devices that have been worked out.
+    """
+    numbers = DeviceNumbers(shapes, known)
+    kept = task.kept
+    roots = task.roots if kept is None else alias_roots(task.graph, task.ops, kept)
+    lowerings = [
+        TemplateLowering(
+            task.name,
+            task.graph,
+            task.ops,
+            task.layout,
+            shapes.on(device),
+            dict(roots),
+            task.microbatch,
+            numbers,
+            task.late_ops,
+        )
+        for device in shapes.kinds
+    ]
+    templates = tuple(low.run() for low in lowerings)
+    return LoweredVariant(
+        templates,
+        tuple(tuple(low.refs[s] for s in templates[0].slots) for low in lowerings),
+        {} if kept is None else _lives(lowerings[0], kept | task.arguments),
+        roots,
+        max(low.scratch_bytes for low in lowerings),
+        numbers.table(),
+    )
+
+
+def _lives(low: TemplateLowering, outside: frozenset[int]) -> dict[int, tuple[int, int]]:
+    """First and last op that uses each result which no caller sees."""
+    lives: dict[int, tuple[int, int]] = {}
+    for n, op in enumerate(low.ops):
+        for t in (*op.inputs, *op.outputs):
+            root = low.roots.get(t, t) if t is not None else None
+            if root is not None and low.graph.tensors[root].kind == "result" and root not in outside:
+                lives[root] = (lives.get(root, (n, n))[0], n)
+    return lives
+
+
+def renumbered(template: LoweredTemplate, numbers: Sequence[int], teams: Sequence[int]) -> LoweredTemplate:
+    """A template whose numbers of devices and teams are those of the plan: place by place, where each stands there."""
+    if [*numbers] == [*range(len(numbers))] and [*teams] == [*range(len(teams))]:
+        return template
+
+    def number(n: NumberLike) -> NumberLike:
+        return n if isinstance(n, int) or n.source != Source.DEVICE else n._replace(which=numbers[n.which])
+
+    def team(t: int) -> int:
+        return t if t < 0 else teams[t]
+
+    def operand(o: Operand) -> Operand:
+        part, parts = number(o.part), number(o.parts)
+        return o._replace(
+            team=team(o.team), member=number(o.member), div=number(o.div), part=part, parts=parts
+        )
+
+    def wait(w: Wait) -> Wait:
+        return w._replace(
+            signal_base=number(w.signal_base),
+            increment=number(w.increment),
+            team=team(w.team),
+            member=number(w.member),
+            use=number(w.use),
+        )
+
+    def notify(n: Notify) -> Notify:
+        return n._replace(
+            team=team(n.team),
+            member=number(n.member),
+            signal_base=number(n.signal_base),
+            use=number(n.use),
+        )
+
+    def instruction(i: Instruction) -> Instruction:
+        extent = number(i.extent)
+        assert isinstance(extent, Number)
+        return replace(
+            i,
+            extent=extent,
+            step=number(i.step),
+            operands=tuple(map(operand, i.operands)),
+            ints=tuple(map(number, i.ints)),
+            waits=tuple(map(wait, i.waits)),
+            notifies=tuple(map(notify, i.notifies)),
+        )
+
+    return replace(template, instructions=tuple(map(instruction, template.instructions)))
