@@ -93,7 +93,7 @@ class TensorSpec:
         _border.choice("TensorSpec", "init", self.init, INITS)
         if type(self.init_scale) is not float or not 0.0 <= self.init_scale <= 1e6:
             _border.number("TensorSpec", "init_scale", self.init_scale, 0.0, 1e6)
-        elements = prod(shape) if is_plain else prod(upper_bound(size) for size in self.shape)  # type: ignore[type-var]
+        elements = prod(upper_bound(size) for size in self.shape)
         if elements * self.dtype.itemsize > MAX_BYTES:
             _border.refuse(
                 "TensorSpec", "a tensor has at most 2**60 bytes", f"{self} {self.name!r}", "make it smaller"

@@ -147,21 +147,30 @@ class Binder:
             buffer = self.buffers.get(("inner" if kind == "tensor" else kind, variant.number, memory))
             if buffer is not None and self._places[variant.number][position][0] == _OWN:
                 own[position] = buffer
-        written = dict.fromkeys(own, -1)
+        sizes: list[dict[int, int]] = []  # per class, bytes that every use writes
         for table, template in zip(self.table.tables, variant.templates):
             entries = {position: table[call.binding[position]] for position in own}
-            known = written_slots(template, entries)
-            for position, entry in entries.items():
-                size = entry.extent.constant * entry.stride * dtype(entry.dtype).itemsize
-                size = size if position in known else 0
-                written[position] = size if written[position] < 0 else min(size, written[position])
-        table, found = self.table.tables[0], dict[Key, Tenant]()
+            written = written_slots(template, entries)
+            sizes.append(
+                {
+                    position: e.extent.constant * e.stride * dtype(e.dtype).itemsize
+                    if position in written
+                    else 0
+                    for position, e in entries.items()
+                }
+            )
+        first, found = self.table.tables[0], dict[Key, Tenant]()
         for position, buffer in sorted(own.items(), key=lambda item: item[1].first):
-            entry = call.binding[position]
-            known = found.get(buffer.key, _NOTHING)  # the same memory in another view
-            done = min(max(buffer.offset + written[position], known.written), buffer.end)
-            entries = (*known.entries, entry)
-            found[buffer.key] = Tenant(entries, table[entry].first_handle, buffer.offset, buffer.end, done)
+            number = call.binding[position]
+            before = found.get(buffer.key, _NOTHING)  # the same memory in another view
+            end = buffer.offset + min(of[position] for of in sizes)
+            found[buffer.key] = Tenant(
+                (*before.entries, number),
+                first[number].first_handle,
+                buffer.offset,
+                buffer.end,
+                min(max(end, before.written), buffer.end),
+            )
         return list(found.values())
 
     def _cut_of_slot(self, variant: Variant, position: int, storage: str) -> Cut:
