@@ -92,10 +92,6 @@ class GraphDraft:
         """A tensor from outside: input, parameter, state or constant, under a name of its own."""
         if not spec.name or not spec.name.isprintable():
             _border.text(kind, "a name", spec.name)
-        if spec.name in self.names or spec.name in self.outputs:
-            _border.refuse(kind, "names must be unique", f"{spec.name!r}, which is taken", "rename it")
-        if spec.name.startswith(OPTIMIZER) and self.phase != "update":
-            _border.refuse(kind, f"names in {OPTIMIZER!r} are the optimizer's", repr(spec.name), "rename it")
         for dim, label in enumerate(spec.labels):
             if (
                 label is not None
@@ -108,9 +104,18 @@ class GraphDraft:
                     f"dim {dim} of {kind} {spec.name!r}",
                     "transpose it, or choose another label",
                 )
+        return self.declare_renamed(kind, spec)
+
+    def declare_renamed(self, kind: str, spec: TensorSpec) -> TensorNode:
+        """As `declare`, of what was held to all rules of a spec under another name, as a layer's parameters were."""
+        name = spec.name
+        if name in self.names or name in self.outputs:
+            _border.refuse(kind, "names must be unique", f"{name!r}, which is taken", "rename it")
+        if name.startswith(OPTIMIZER) and self.phase != "update":
+            _border.refuse(kind, f"names in {OPTIMIZER!r} are the optimizer's", repr(name), "rename it")
         node = TensorNode(len(self.tensors), spec, kind)
         self.tensors.append(node)
-        self.names[spec.name] = node.id
+        self.names[name] = node.id
         return node
 
     def hint(self, tensor: int, layout: tuple[Axes, ...]) -> None:

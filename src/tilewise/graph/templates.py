@@ -141,7 +141,7 @@ def _record_call(
                 else graph.constant(template.graph.constant_values[formal], name=name)
             )
         else:
-            bound = graph.draft.declare(node.kind, node.spec.renamed(f"{path}.{node.spec.name}"))
+            bound = graph.draft.declare_renamed(node.kind, node.spec.renamed(f"{path}.{node.spec.name}"))
         arguments.append(bound.id)
     specs = [template.graph.spec(r) for r in template.results]
     (out,) = graph.draft.append("call", tuple(arguments), specs, layer.attrs, label=path)

@@ -113,7 +113,8 @@ class TensorSpec:
 
     def renamed(self, name: str) -> TensorSpec:
         """The same under another name."""
-        _border.text("TensorSpec", "a name", name)
+        if type(name) is not str or not name or not name.isprintable():
+            _border.text("TensorSpec", "a name", name)
         other = object.__new__(TensorSpec)  # all else has been checked
         put = object.__setattr__
         put(other, "shape", self.shape)

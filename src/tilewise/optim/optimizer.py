@@ -207,7 +207,7 @@ class Optimizer(Kind, ABC):
         alike = _spec_of_states(weight.spec.form)
 
         def state(name: str) -> TensorNode:
-            return graph.draft.declare("state", alike.renamed(state_name(name, weight.spec.name)))
+            return graph.draft.declare_renamed("state", alike.renamed(state_name(name, weight.spec.name)))
 
         master = state(MASTER) if weight.spec.dtype.name == "bf16" else None
         states = [state(name) for name in self.states]
