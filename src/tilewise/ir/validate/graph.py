@@ -9,9 +9,13 @@ from tilewise.ir.op import op_named
 __all__ = ["validate_graph"]
 
 
-def validate_graph(graph: Graph) -> None:
+def validate_graph(graph: Graph, seen: set[int] | None = None) -> None:
     """Dense ids; every operand exists before its use; every result has one producer, which agrees; op outputs have the
     specs their op infers; calls fit their templates; outputs exist.
+
+    Args:
+        graph: its layers are looked at as well, each once, whatever leads to them.
+        seen: graphs of layers that have been looked at, by identity.
 
     Raises:
         InternalError: names the first rule that does not hold.
@@ -40,8 +44,11 @@ def validate_graph(graph: Graph) -> None:
             ]
             _hold(same, graph, f"results have the specs their op infers, at {where}")
     _hold(all(t in known for t in graph.outputs.values()), graph, "outputs exist")
+    done: set[int] = set() if seen is None else seen
     for template in graph.templates.values():
-        validate_graph(template.graph)
+        if id(template.graph) not in done:
+            done.add(id(template.graph))
+            validate_graph(template.graph, done)
 
 
 def _validate_call(
