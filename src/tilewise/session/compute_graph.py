@@ -107,13 +107,13 @@ class ComputeGraph(GraphBuilder):
             validate_graph(graph)
             if self.draft.loss_id is None:
                 return graph
-            known = graph.templates
+            seen = {id(template.graph) for template in graph.templates.values()}
             graph, gradients = differentiate(graph, self.draft.loss_id, pool)
             if self._optimizer is not None:
                 builder = GraphBuilder.thaw(graph)
                 self._optimizer.add_to(builder, gradients)
                 graph = builder.freeze()
-            validate_graph(graph, known)
+            validate_graph(graph, seen)
             return graph
 
     def plan(

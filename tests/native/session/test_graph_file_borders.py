@@ -15,6 +15,7 @@ from tilewise.core.errors import PlanError
 from tilewise.graph.file import content as file_content
 from tilewise.graph.file import decode_definition
 from tilewise.ir import op as ops
+from tilewise.ir.validate import graph as validating
 from tilewise.nn import linear
 
 
@@ -253,21 +254,50 @@ def test_arrays_are_what_they_say(path):
     refusal(path, sealed({**whole, "arrays": {}}))
 
 
-def test_layers_in_layers_have_a_limit(path):
-    """However deep a file says they stand; no recursion of ours ends in a foreign error."""
+def nested(path, depth, keys):
+    """The file with a layer in layers: each graph has the one before it under every key."""
     found = json.loads(path.read_bytes())
     names = [name for name, _ in found["records"]]
     graph, template = names.index("Graph"), names.index("Template")
     at = 1 + found["records"][graph][1].index("templates")
     *rows, shell, outer, top, last = found["rows"]
     assert (shell[0], outer[0], top[0]) == (graph, template, graph)
-    rows += [shell, outer]
-    for _ in range(3000):
-        rows.append([*shell[:at], [[outer[1], len(rows) - 1]], *shell[at + 1 :]])
-        rows.append([template, outer[1], len(rows) - 1, *outer[3:]])
+    inner = len(rows)
+    rows.append(shell)
+    for _ in range(depth):
+        held = [[key, len(rows) + i] for i, key in enumerate(keys)]
+        rows += [[template, key, inner, *outer[3:]] for key in keys]
+        inner = len(rows)
+        rows.append([*shell[:at], held, *shell[at + 1 :]])
+    rows.append([template, outer[1], inner, *outer[3:]])
     rows.append([*top[:at], [[outer[1], len(rows) - 1]], *top[at + 1 :]])
     rows.append([last[0], len(rows) - 1, last[2]])
-    assert "deep" in refusal(path, json.dumps({**found, "rows": rows}).encode())
+    return {**found, "rows": rows}
+
+
+def test_layers_in_layers_have_a_limit(path):
+    """However deep a file says they stand; no recursion of ours ends in a foreign error."""
+    assert "deep" in refusal(path, json.dumps(nested(path, 3000, ["t"])).encode())
+    path.write_bytes(sealed(nested(path_of_small(path), 60, ["t"])))
+    tw.ComputeGraph.load(path)
+
+
+def test_layers_are_looked_at_once(path, monkeypatch):
+    """A file in which each layer holds the one before it twice, and so the first one 65,536 times."""
+    looked = []
+    inferring = validating.op_named
+    monkeypatch.setattr(validating, "op_named", lambda name: looked.append(name) or inferring(name))
+    path.write_bytes(sealed(nested(path, 16, ["a", "b"])))
+    graph = tw.ComputeGraph.load(path)
+    assert len(looked) == 3 + 17 * 2
+    assert graph.to_mermaid().count("subgraph") == 1 + 2 * 16
+    assert "too often" in refusal(path, sealed(nested(path_of_small(path), 30, ["a", "b"])))
+
+
+def path_of_small(path):
+    """The small graph's file again."""
+    small().save(path)
+    return path
 
 
 def test_an_op_of_a_user_must_be_defined_where_a_graph_is_read(path, monkeypatch):

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tilewise.core.errors import InternalError
-from tilewise.ir.graph import Graph, OpNode, Template, TensorSpec
+from tilewise.ir.graph import Graph, OpNode, TensorSpec
 from tilewise.ir.op import op_named
 
 __all__ = ["validate_graph"]
 
 
-def validate_graph(graph: Graph, known_templates: Mapping[str, Template] | None = None) -> None:
+def validate_graph(graph: Graph, seen: set[int] | None = None) -> None:
     """Dense ids; every operand exists before its use; every result has one producer, which agrees; op outputs have the
     specs their op infers; calls fit their templates; outputs exist.
 
     Args:
-        known_templates: that have been looked at.
+        graph: its layers are looked at as well, each once, whatever leads to them.
+        seen: graphs of layers that have been looked at, by identity.
 
     Raises:
         InternalError: names the first rule that does not hold.
@@ -45,10 +44,11 @@ def validate_graph(graph: Graph, known_templates: Mapping[str, Template] | None 
             same = [_form(s) for s in specs] == [_form(graph.spec(o)) for o in op.outputs]
             _hold(same, graph, "results have the specs their op infers", op)
     _hold(all(t in known for t in graph.outputs.values()), graph, "outputs exist")
-    before = {} if known_templates is None else known_templates
-    for key, template in graph.templates.items():
-        if before.get(key) is not template:
-            validate_graph(template.graph)
+    done: set[int] = set() if seen is None else seen
+    for template in graph.templates.values():
+        if id(template.graph) not in done:
+            done.add(id(template.graph))
+            validate_graph(template.graph, done)
 
 
 def _form(spec: TensorSpec) -> tuple[object, object]:
