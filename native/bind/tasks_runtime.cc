@@ -112,7 +112,9 @@ bool OpenRuntime::close_at_exit(double patience_s) {
     }
     pto_stats stats;
     pto_get_stats(runtime, &stats);
-    if (status == PTO_PEER_LOST || (num_calls == 0 && stats.num_submitted == stats.num_completed)) {
+    // a wait that timed out has not said how the tasks ended that did so since
+    const bool has_ended = status != PTO_TIMEOUT && num_calls == 0 && stats.num_submitted == stats.num_completed;
+    if (status == PTO_PEER_LOST || has_ended) {
       close_now();
       if (interrupt.is_valid()) raise_again(interrupt);
       return true;
