@@ -1,0 +1,97 @@
+"""The work of one template depends on what it is given alone: sent through bytes and back, it makes the same plan."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import tilewise as tw
+from tilewise.core.errors import InternalError
+from tilewise.core.mesh import DeviceMesh
+from tilewise.graph import GraphBuilder, differentiate, gradients, simplify, templates
+from tilewise.ir.batch import cut_batch
+from tilewise.models import build_training_graph
+from tilewise.models.gemma3 import Gemma3Config
+from tilewise.optim import AdamW
+from tilewise.plan import make_plan, settings_for, variants
+from tilewise.strategy import DistributionStrategy, one_stage, propagate, propagate_layouts
+
+WORK = (
+    (templates, "trace_layer"),
+    (gradients, "differentiate_template"),
+    (propagate, "lay_out_template"),
+    (variants, "lower_variant"),
+)
+
+
+def plan_of(axes, accumulation):
+    """A small Gemma's plan: two kinds of layers."""
+    config = Gemma3Config(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=8,
+        layer_types=("sliding_attention", "full_attention") * 2,
+    )
+    builder = GraphBuilder("gemma")
+    build_training_graph(builder, config, 8, 32, "bf16")
+    graph, found = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
+    thawed = GraphBuilder.thaw(graph)
+    AdamW().add_to(thawed, found)
+    graph, mesh = thawed.freeze(), DeviceMesh(axes)
+    batch = cut_batch(graph, accumulation)
+    layout = propagate_layouts(graph, mesh, DistributionStrategy.for_mesh(mesh), batch)
+    return make_plan(graph, layout, settings_for(graph, layout, batch, 1), one_stage)
+
+
+def sent(thing):
+    """A copy that bytes could make in another process."""
+    return pickle.loads(pickle.dumps(thing))
+
+
+@pytest.mark.parametrize(("axes", "accumulation"), [({}, 1), ({"dp": 2, "tp": 2}, 1), ({"dp": 2}, 4)])
+def test_work_that_is_sent_makes_the_same_plan(monkeypatch, axes, accumulation):
+    """Tracing, gradients, layouts and lowering, each on copies of what it is given."""
+    plan, asked = plan_of(axes, accumulation), []
+    for module, name in WORK:
+        work = getattr(module, name)
+
+        def on_copies(*given, work=work, name=name):
+            asked.append(name)
+            return sent(work(*(sent(g) for g in given)))
+
+        monkeypatch.setattr(module, name, on_copies)
+    again = plan_of(axes, accumulation)
+    assert {*asked} == {name for _, name in WORK}
+    assert again.digest() == plan.digest()
+
+
+def test_numbers_in_wrong_places_are_noticed(monkeypatch):
+    """The test above can fail: a variant's numbers of devices in other places make no plan."""
+    take = variants.DeviceNumbers.take
+    monkeypatch.setattr(
+        variants.DeviceNumbers,
+        "take",
+        lambda self, table: tuple(places[::-1] for places in take(self, table)),
+    )
+    with pytest.raises(InternalError):
+        plan_of({"dp": 2, "tp": 2}, 1)
+
+
+def test_a_layer_is_sent_by_its_name():
+    """As functions are: another process finds it in its module; one without a place in a module is refused."""
+
+    @tw.layer
+    def inner(graph, x):
+        return x
+
+    from tilewise.models.decoder.model import decoder_layer
+
+    assert sent(decoder_layer) is decoder_layer
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        sent(inner)
