@@ -112,11 +112,13 @@ def train(
 
     Example: `tilewise train examples/train.toml`
     """
+    from tilewise.graph.parallel import ProgressTracker
     from tilewise.train import load_config, plan_run, run_training
 
+    console = make_console(stderr=True)
     with before_work():
-        run = plan_run(load_config(config), resume)
-    result = run_training(run, make_console(stderr=True))
+        run = plan_run(load_config(config), resume, ProgressTracker(console))
+    result = run_training(run, console)
     if result.interrupted:
         raise typer.Exit(_INTERRUPTED)
     _print_path(result.model_dir)

@@ -28,6 +28,7 @@ from tilewise.checkpoint import (
     remove_leftovers,
 )
 from tilewise.core import Border, CheckpointError, ConfigError
+from tilewise.core.watch import Watch
 from tilewise.train.config import TrainConfig, make_model_config
 from tilewise.train.metrics import MetricsFile, draw_loss_curve, read_metrics
 from tilewise.train.pacing import TimeBudget
@@ -107,11 +108,12 @@ def stop_on_interrupt() -> Iterator[StopRequest]:
         signal.signal(signal.SIGINT, before)
 
 
-def plan_run(config: TrainConfig, resume: bool) -> PlannedRun:
+def plan_run(config: TrainConfig, resume: bool, watch: Watch | None = None) -> PlannedRun:
     """Check and plan a run without doing any of its work.
 
     Args:
         resume: go on from the newest checkpoint.
+        watch: sees the plan's phases (`ComputeGraph.plan`).
 
     Raises:
         LayoutError, PlanError: the strategy cannot spread this model.
@@ -119,7 +121,7 @@ def plan_run(config: TrainConfig, resume: bool) -> PlannedRun:
         ConfigError: the context is too long, or output cannot be written, or holds checkpoints of an earlier run.
         CheckpointError: there is no checkpoint to go on from.
     """
-    graph, plan = make_plan(config)
+    graph, plan = make_plan(config, watch)
     output = Path(config.output.directory)
     checkpoints = output / _CHECKPOINTS
     check_writable(output)

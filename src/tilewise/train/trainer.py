@@ -20,6 +20,7 @@ from tilewise import models
 from tilewise.checkpoint import CheckpointWriter, TrainingState, load_tokenizer, save_pretrained
 from tilewise.core import DeviceMesh, NotFinite, TilewiseError, get_logger
 from tilewise.core.tree import allowed_widths
+from tilewise.core.watch import Watch
 from tilewise.data import (
     END_OF_TEXT,
     IGNORED,
@@ -117,8 +118,12 @@ def make_graph(config: TrainConfig, *, is_padded: bool) -> ComputeGraph:
     return graph
 
 
-def make_plan(config: TrainConfig) -> tuple[ComputeGraph, Plan]:
+def make_plan(config: TrainConfig, watch: Watch | None = None) -> tuple[ComputeGraph, Plan]:
     """The training graph with optimizer and strategy, and its plan; nothing is allocated.
+
+    Args:
+        config: of the run.
+        watch: sees the plan's phases (`ComputeGraph.plan`).
 
     Raises:
         LayoutError, PlanError: the strategy cannot spread this model.
@@ -132,6 +137,7 @@ def make_plan(config: TrainConfig) -> tuple[ComputeGraph, Plan]:
         leaves=config.train.leaves,
         workers_per_device=config.distribution.workers_per_device,
         checkpoints=True,
+        watch=watch,
     )
     plan.require_memory()
     return graph, plan
