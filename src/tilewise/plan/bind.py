@@ -46,15 +46,21 @@ class Binder:
         self._cuts: dict[tuple[int, bool], Cut] = {}  # by form
         self._slot_cuts: dict[tuple[int, int], Cut] = {}  # by variant and slot
         self._places: dict[int, list[_Place]] = {}  # by variant
-        self._known: dict[tuple[int, int, bool], int] = {}  # entries of root tensors
+        self._known: dict[
+            tuple[int, bool], dict[int, int]
+        ] = {}  # entries of root tensors, by microbatch and view
 
     def tensor(self, tensor: int, microbatch: int = 0, *, flat: bool = False) -> int:
         """Entry of a root tensor; of its part for one microbatch, where it has parts."""
-        asked = tensor, microbatch, flat
-        number = self._known.get(asked)
+        known = self._entries(microbatch, flat)
+        number = known.get(tensor)
         if number is None:
-            number = self._known[asked] = self._tensor(tensor, microbatch, flat)
+            number = known[tensor] = self._tensor(tensor, microbatch, flat)
         return number
+
+    def _entries(self, microbatch: int, flat: bool) -> dict[int, int]:
+        """Entries of root tensors that have been asked for."""
+        return self._known.setdefault((microbatch, flat), {})
 
     def _tensor(self, tensor: int, microbatch: int, flat: bool) -> int:
         tensors = self.tensors
@@ -92,7 +98,8 @@ class Binder:
                 self._place(variant, position, slot, outside) for position, slot in enumerate(variant.slots)
             ]
         seen = None if call is None else (*call.inputs, *call.outputs)
-        known, binding = self._known, []
+        as_they_are, as_rows = (self._entries(microbatch, flat) for flat in (False, True))
+        binding: list[int] = []
         for position, (kind, place) in enumerate(self._places[variant.number]):
             if kind is _OWN:
                 binding.append(place)
@@ -101,10 +108,10 @@ class Binder:
             else:
                 tensor = place if seen is None else seen[place]
                 assert tensor is not None
-                number = known.get((tensor, microbatch, kind is _FLAT))
-                binding.append(
-                    self.tensor(tensor, microbatch, flat=kind is _FLAT) if number is None else number
-                )
+                number = (as_rows if kind is _FLAT else as_they_are).get(tensor)
+                if number is None:
+                    number = self.tensor(tensor, microbatch, flat=kind is _FLAT)
+                binding.append(number)
         return Call(use.variant, tuple(binding), use.numbers)
 
     def _place(
