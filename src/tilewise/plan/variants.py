@@ -160,7 +160,10 @@ def _lower_all(
     modules = modules_of_ops({op.op for task in apart for op in task.ops})
     if pool is None or modules is None or len(apart) < ENOUGH:
         return [lower_variant(task, shapes, numbers.known) for task in tasks]
-    found = iter(pool.map(_lower_apart, [(modules, task, shapes) for task in apart]))
+    bare = replace(
+        shapes, kinds=shapes.kinds
+    )  # without what has been worked out for it, which is a lot to send
+    found = iter(pool.map(_lower_apart, [(modules, task, bare) for task in apart]))
     return [
         lower_variant(task, shapes, numbers.known) if task.kept is None else next(found) for task in tasks
     ]
