@@ -37,7 +37,7 @@ def define_layers(layers, unlike=""):
     if unlike != "width":
         kinds = tuple(replace(k, window=i + 1) for i, k in enumerate(config.decoder.layers))
         decoder = replace(config.decoder, layers=kinds) if unlike else config.decoder
-        model.build_training_graph(builder, decoder, 16, 32, "bf16")
+        model.training_parts(decoder, 16, 32, "bf16").build(builder)
         return builder
     x = builder.input([16, 32, 64], "bf16", name="x", labels=[BATCH, None, None])
     positions = builder.constant(
