@@ -76,7 +76,7 @@ def stack(layers: int, unlike: str = "") -> tw.ComputeGraph:
         for name in ("tokens", "labels")
     )
     positions = graph.positions(tokens)
-    table = graph.constant(rope_table(decoder.ropes[0], decoder.head_dim, SEQ), name="rope_table")
+    table = graph.constant(rope_table(decoder.ropes[0], decoder.head_dim, SEQ, SEQ), name="rope_table")
     weight = graph.parameter([VOCAB, D], "bf16", name="embed_tokens.weight")
     x = graph.embedding(tokens, weight)
     for i in range(layers):
