@@ -36,9 +36,7 @@ import tilewise as tw
 from tilewise import models, optim
 from tilewise.models import build_training_graph
 from tilewise.models.decoder import model
-from tilewise.models.decoder.rope import rope_table
 from tilewise.models.qwen3 import Qwen3Config
-from tilewise.nn import rms_norm
 from tilewise.plan import Plan
 
 BATCH, SEQ, VOCAB, D, F, HEADS, KV_HEADS, HEAD = 2, 128, 151_936, 2560, 9728, 32, 8, 128
@@ -68,23 +66,23 @@ def define(layers: int) -> tw.ComputeGraph:
     return graph
 
 
-def stack(layers: int, unlike: str = "") -> tw.ComputeGraph:
+def parts_of(layers: int, unlike: str = "") -> models.ModelParts:
     """The same with any number of layers; with `unlike`, no two of which have one width, or one window."""
-    decoder, graph = config_of(1).decoder, tw.ComputeGraph("definition")
-    tokens, labels = (
-        graph.input([BATCH, SEQ], "i32", name=name, labels=[tw.BATCH, None], storage="scalars")
-        for name in ("tokens", "labels")
-    )
-    positions = graph.positions(tokens)
-    table = graph.constant(rope_table(decoder.ropes[0], decoder.head_dim, SEQ, SEQ), name="rope_table")
-    weight = graph.parameter([VOCAB, D], "bf16", name="embed_tokens.weight")
-    x = graph.embedding(tokens, weight)
-    for i in range(layers):
-        own = replace(decoder, intermediate_size=F + 32 * i) if unlike == "width" else decoder
-        kind = replace(decoder.layers[0], window=i + 1) if unlike == "window" else decoder.layers[0]
-        x = model.decoder_layer(graph, x, positions, table, path=f"layers.{i}", decoder=own, kind=kind)
-    x = rms_norm(graph, x, "norm.weight", eps=decoder.norm_eps)
-    graph.loss(graph.mean_cross_entropy(graph.matmul(x, weight, transpose_b=True), labels)[0])
+    one = config_of(1).decoder
+    parts = model.training_parts(replace(one, layers=one.layers * layers), BATCH, SEQ)
+
+    def layer(number: int) -> models.LayerUse:
+        own = replace(one, intermediate_size=F + 32 * number) if unlike == "width" else one
+        kind = replace(one.layers[0], window=number + 1) if unlike == "window" else one.layers[0]
+        return replace(parts.layer(number), attrs={"decoder": own, "kind": kind})
+
+    return replace(parts, layer=layer)
+
+
+def stack(layers: int, unlike: str = "") -> tw.ComputeGraph:
+    """Its graph."""
+    graph = tw.ComputeGraph("definition")
+    parts_of(layers, unlike).build(graph)
     graph.optimize(optim.AdamW())
     return graph
 
@@ -140,19 +138,10 @@ def measure(runs: int, layers: int, unlike: str) -> None:
 
 def plan_with(workers: int, unlike: str, layers: int = 1000) -> Plan:
     """From nothing to the plan of layers that differ; with more than one worker, in a pool that is started here."""
-    one = config_of(1).decoder
-    parts = model.training_parts(replace(one, layers=one.layers * layers), BATCH, SEQ)
-
-    def layer(number: int) -> models.LayerUse:
-        use = parts.layer(number)
-        own = replace(one, intermediate_size=F + 32 * number) if unlike == "width" else one
-        kind = replace(one.layers[0], window=number + 1) if unlike == "window" else one.layers[0]
-        return replace(use, attrs={"decoder": own, "kind": kind})
-
     graph = tw.ComputeGraph("definition")
     with tw.WorkerPool(workers) if workers > 1 else nullcontext() as pool:
         watch = tw.ParallelDebugger()
-        models.ParallelModelBuilder(replace(parts, layer=layer), pool=pool, watch=watch).build(graph)
+        models.ParallelModelBuilder(parts_of(layers, unlike), pool=pool, watch=watch).build(graph)
         graph.optimize(optim.AdamW())
         plan = graph.plan({}, pool=pool, watch=watch)
     share = watch.seconds()

@@ -1,4 +1,4 @@
-"""`WorkerPool`: processes that compute functions of plain data beside this one.
+"""`WorkerPool`: this process and others beside it, which compute functions of plain data.
 
 Python runs one thread's code at a time, so work in Python needs processes to gain from a second core. These are
 started by file and know nothing of the main module, so that a script without `if __name__ == "__main__"` is not run
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 ENOUGH = 16
 """Pieces of work that are worth starting processes for."""
 MAX_WORKERS = 256
-_BATCHES_PER_WORKER = 4  # so that workers end together, though one call takes longer than another
+_BATCHES_PER_WORKER = 8  # so that workers end together, though one call takes longer than another
 _border = Border("core")
 
 
@@ -56,12 +56,13 @@ def is_portable(function: object) -> bool:
 
 
 class WorkerPool:
-    """Processes that compute functions beside this one; use with `with`.
+    """Workers that compute functions: this process, and others beside it; use with `with`.
 
-    They start at the first call, all at once. A pool may be used by several threads, one call after the other.
+    The others start at the first call, all at once; until they are ready, this one works alone. A pool may be used by
+    several threads, one call after the other.
 
     Args:
-        count: processes; by default as many as this process may use cores.
+        count: workers, this process among them; by default as many as it may use cores.
 
     Raises:
         ConfigError: not between 1 and 256.
@@ -84,7 +85,7 @@ class WorkerPool:
         self.close()
 
     def start(self) -> None:
-        """Start the processes now, so that they are ready at the first call; `map` does it by itself."""
+        """Start the other processes now, so that they are ready at the first call; `map` does it by itself."""
         with self._lock:
             self._start()
 
@@ -94,7 +95,7 @@ class WorkerPool:
         calls: Iterable[Sequence[Any]],
         on_done: Callable[[int], None] | None = None,
     ) -> list[Result]:
-        """`[function(*call) for call in calls]`, computed by the workers.
+        """`[function(*call) for call in calls]`, computed by the workers, part of it here.
 
         Args:
             function: a function that `is_portable`, of data that can be pickled.
@@ -128,7 +129,7 @@ class WorkerPool:
     def _start(self) -> None:
         if self._closed:
             raise ResourceError("[core.WorkerPool] a pool must be open; got a closed one; make another")
-        while len(self._children) < self.count:
+        while len(self._children) < self.count - 1:
             child = subprocess.Popen(
                 [sys.executable, "-I", worker_child.__file__],
                 stdin=subprocess.PIPE,
@@ -164,7 +165,7 @@ class WorkerPool:
         results: dict[int, list[Result]] = {}
         failures: dict[int, BaseException] = {}
 
-        def feed(child: subprocess.Popen[bytes]) -> None:
+        def work(child: subprocess.Popen[bytes] | None) -> None:
             while not failures:
                 try:
                     first = batches.get_nowait()
@@ -172,21 +173,42 @@ class WorkerPool:
                     return
                 part = calls[first : first + size]
                 try:
-                    results[first] = _ask(child, function, part, first, failures)
+                    if child is None:
+                        results[first] = _compute(function, part, first, failures)
+                    else:
+                        results[first] = _ask(child, function, part, first, failures)
                 except BaseException as error:
                     failures[first] = error
                     return
                 if on_done is not None:
                     on_done(len(part))
 
-        feeders = [threading.Thread(target=feed, args=(child,), daemon=True) for child in self._children]
+        feeders = [threading.Thread(target=work, args=(child,), daemon=True) for child in self._children]
         for feeder in feeders:
             feeder.start()
+        work(None)
         for feeder in feeders:
             feeder.join()
         if failures:
             raise failures[min(failures)]
         return [result for first in sorted(results) for result in results[first]]
+
+
+def _compute(
+    function: Callable[..., Result],
+    calls: list[tuple[Any, ...]],
+    first: int,
+    failures: dict[int, BaseException],
+) -> list[Result]:
+    """Compute a few calls here; what one of them raises is a failure under its number."""
+    results: list[Result] = []
+    for call in calls:
+        try:
+            results.append(function(*call))
+        except Exception as error:
+            failures[first + len(results)] = error
+            break
+    return results
 
 
 def _ask(

@@ -115,24 +115,45 @@ class TensorSpec:
         """The same under another name."""
         if type(name) is not str or not name or not name.isprintable():
             _border.text("TensorSpec", "a name", name)
-        other = object.__new__(TensorSpec)  # all else has been checked
-        put = object.__setattr__
-        put(other, "shape", self.shape)
-        put(other, "dtype", self.dtype)
-        put(other, "labels", self.labels)
-        put(other, "name", name)
-        put(other, "tile_hint", self.tile_hint)
-        put(other, "storage", self.storage)
-        put(other, "init", self.init)
-        put(other, "init_scale", self.init_scale)
-        put(other, "form", self.form)
-        return other
+        rest = self.tile_hint, self.storage, self.init, self.init_scale, self.form
+        return _checked_spec(self.shape, self.dtype, self.labels, name, *rest)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a pickle, what was checked is not checked again."""
+        rest = self.tile_hint, self.storage, self.init, self.init_scale, self.form
+        return _checked_spec, (self.shape, self.dtype, self.labels, self.name, *rest)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(str(s) for s in self.shape)}]"
 
 
 _dtype = dtype
+
+
+def _checked_spec(
+    shape: tuple[Size, ...],
+    dtype: DType,
+    labels: tuple[Label, ...],
+    name: str,
+    tile_hint: int | None,
+    storage: str,
+    init: str,
+    init_scale: float,
+    form: TensorForm,
+) -> TensorSpec:
+    """A spec of what has been a spec's."""
+    other = object.__new__(TensorSpec)
+    put = object.__setattr__
+    put(other, "shape", shape)
+    put(other, "dtype", dtype)
+    put(other, "labels", labels)
+    put(other, "name", name)
+    put(other, "tile_hint", tile_hint)
+    put(other, "storage", storage)
+    put(other, "init", init)
+    put(other, "init_scale", init_scale)
+    put(other, "form", form)
+    return other
 
 
 def _size(size: object) -> Size:
@@ -152,6 +173,10 @@ class TensorNode:
     kind: str
     producer: int | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a pickle, its fields: what dataclasses with slots do by themselves takes several times as long."""
+        return TensorNode, (self.id, self.spec, self.kind, self.producer)
+
     @property
     def shape(self) -> tuple[Size, ...]:
         """Sizes of the tensor."""
@@ -169,6 +194,10 @@ class OpNode:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     phase: str = "forward"
     label: str = ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As that of `TensorNode`."""
+        return OpNode, (self.id, self.op, self.inputs, self.outputs, self.attrs, self.phase, self.label)
 
     @property
     def given(self) -> tuple[int, ...]:

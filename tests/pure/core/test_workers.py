@@ -1,4 +1,4 @@
-"""Processes that compute beside this one: results in order, one clear error, nothing left behind."""
+"""Processes that compute with this one: results in order, one clear error, nothing left behind."""
 
 import math
 import os
@@ -30,9 +30,25 @@ def test_results_are_in_order(pool):
     assert pool.map(math.factorial, []) == []
 
 
-def test_it_is_other_processes(pool):
-    """Not this one."""
-    assert os.getpid() not in pool.map(os.getpid, [()] * 8)
+def where(seconds):
+    """Takes a while, and says where."""
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def die_elsewhere(owner, how):
+    """Ends a worker that is not the owner of the pool."""
+    time.sleep(0.05)
+    if os.getpid() != owner:
+        how[0](*how[1:])
+
+
+def test_it_is_this_process_and_others(pool):
+    """As many as were asked for, together."""
+    found = set(pool.map(where, [(0.05,)] * 64))
+    assert len(found) == pool.count == 2 and os.getpid() in found
+    with WorkerPool(1) as alone:
+        assert set(alone.map(where, [(0.0,)] * 4)) == {os.getpid()}
 
 
 def test_the_first_failure_is_raised_and_the_pool_goes_on(pool):
@@ -45,37 +61,45 @@ def test_the_first_failure_is_raised_and_the_pool_goes_on(pool):
     assert pool.map(math.factorial, [(4,)]) == [24]
 
 
+def print_elsewhere(owner, text):
+    """Prints in other processes, and their children."""
+    time.sleep(0.01)
+    if os.getpid() != owner:
+        print(text)
+        os.system("echo more")
+
+
 def test_what_prints_does_no_harm(pool, capfd):
     """Standard output of a worker is for answers."""
-    assert pool.map(print, [("hello",)] * 3) == [None] * 3
-    assert pool.map(os.system, [("echo more",)]) == [0]
+    assert pool.map(print_elsewhere, [(os.getpid(), "hello")] * 100) == [None] * 100
+    assert pool.map(math.factorial, [(4,)]) == [24]
     assert capfd.readouterr().out == ""
 
 
 def test_a_dead_worker_is_one_error():
     """It says how the process ended; the next call starts others."""
-    with WorkerPool(1) as pool:
-        with pytest.raises(
-            ResourceError, match=r"got the end of process \d+ \(exit status 3\) in a call of _exit"
-        ):
-            pool.map(os._exit, [(3,)])
-        with pytest.raises(ResourceError, match="signal 9"):
-            pool.map(os.killpg, [(0, 9)])  # its own group, which it leads
+    with WorkerPool(2) as pool:
+        for how, words in (((os._exit, 3), "exit status 3"), ((os.killpg, 0, 9), "signal 9")):
+            with pytest.raises(
+                ResourceError, match=rf"the end of process \d+ \({words}\) in a call of die_else"
+            ):
+                pool.map(die_elsewhere, [(os.getpid(), how)] * 100)
         assert pool.map(math.factorial, [(3,)]) == [6]
 
 
 def test_no_process_is_left(tmp_path):
     """When the pool is closed, and when the process that owns it is killed."""
     with WorkerPool(2) as pool:
-        pids = set(pool.map(os.getpid, [()] * 64))
-    assert not [pid for pid in pids if _is_alive(pid)]
+        pids = set(pool.map(where, [(0.05,)] * 64)) - {os.getpid()}
+    assert pids and not [pid for pid in pids if _is_alive(pid)]
     script = tmp_path / "killed.py"
     script.write_text(
         textwrap.dedent("""
-        import os, signal, sys
+        import os, signal, sys, time
         from tilewise.core.workers import WorkerPool
-        pool = WorkerPool(2)
-        print(*set(pool.map(os.getpid, [()] * 64)), flush=True)
+        pool = WorkerPool(3)
+        pool.map(time.sleep, [(0.02,)] * 64)
+        print(*(child.pid for child in pool._children), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
         """)
     )
@@ -137,10 +161,22 @@ def test_what_another_process_finds_by_name(function, portable):
     assert is_portable(function) is portable
 
 
+def name_of(function, seconds):
+    """Of a function, after a while."""
+    time.sleep(seconds)
+    return str(function)
+
+
+def code_of(text, seconds):
+    """What no pickle holds, after a while."""
+    time.sleep(seconds)
+    return compile(text, "x", "eval")
+
+
 def test_what_is_no_pickle_is_refused_and_the_pool_goes_on(pool):
     """Arguments as well as results."""
     with pytest.raises(Exception, match="pickle"):
-        pool.map(len, [([lambda: None],)])
+        pool.map(name_of, [(lambda: None, 0.05)] * 64)
     with pytest.raises(Exception, match="pickle"):
-        pool.map(compile, [("1", "x", "eval")])
+        pool.map(code_of, [("1", 0.05)] * 64)
     assert pool.map(math.factorial, [(3,)]) == [6]
