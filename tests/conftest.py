@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,22 @@ def _plain_terminal(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture
+def thread_count():
+    """Counts this process's threads: `thread_count()` now, `thread_count(n)` when n are left, or after five seconds. The
+    system takes a thread off its list a moment after it was joined."""
+
+    def count(expected=None):
+        for _ in range(500):
+            found = len(os.listdir("/proc/self/task"))
+            if expected is None or found == expected:
+                break
+            time.sleep(0.01)
+        return found
+
+    return count
 
 
 def pytest_configure(config):

@@ -218,21 +218,17 @@ def test_small_integers_of_numpy_are_integers(model_dir):
         assert generator._num_blocks == 600
 
 
-def test_weights_that_are_no_numbers_are_not_loaded(tmp_path):
+def test_weights_that_are_no_numbers_are_not_loaded(tmp_path, thread_count):
     """A NaN in one tensor of a model directory is refused by the tensor's name; no thread is left behind."""
     directory = _save(tmp_path / "damaged")
     Generator(directory).close()  # the first in a process may start threads of libraries
     weights = {name: np.array(value) for name, value in open_weights(directory).items()}
     weights["model.layers.1.mlp.up_proj.weight"][3, 4] = np.nan
     write_weights(directory, weights.items())
-    threads = len(os.listdir("/proc/self/task"))
+    threads = thread_count()
     with pytest.raises(CheckpointError, match=r"finite.*layers.1.mlp.up_proj.weight"):
         Generator(directory)
-    for _ in range(500):  # the system takes a thread off its list a moment after it was joined
-        if len(os.listdir("/proc/self/task")) == threads:
-            return
-        time.sleep(0.01)
-    pytest.fail("a thread is left behind")
+    assert thread_count(threads) == threads
 
 
 def test_chunks_of_the_prompt_change_nothing(model_dir):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -107,7 +106,9 @@ def test_training_starts_from_a_model_directory(texts, tmp_path):
     assert json.loads((tmp_path / "run" / "model" / "config.json").read_text())["model_type"] == "qwen2"
 
 
-def test_a_directory_that_is_no_model_is_refused_before_memory_is_taken(texts, tmp_path, monkeypatch):
+def test_a_directory_that_is_no_model_is_refused_before_memory_is_taken(
+    texts, tmp_path, monkeypatch, thread_count
+):
     """Weights that do not belong to the configuration, and numbers in them that are none; no thread is left behind."""
     tokenizer = train_tokenizer([path.read_text() for path in sorted(texts.rglob("*.py"))], vocab_size=290)
     model = Case("start", "qwen2", {"num_key_value_heads": 2, "eos_token_id": 0}).model(vocab_size=290)
@@ -118,10 +119,10 @@ def test_a_directory_that_is_no_model_is_refused_before_memory_is_taken(texts, t
     weights = {name: np.array(tensor) for name, tensor in open_weights(tmp_path / "start").items()}
     weights["model.norm.weight"][0] = np.nan
     write_weights(tmp_path / "start", weights.items())
-    threads = len(os.listdir("/proc/self/task"))
+    threads = thread_count()
     with pytest.raises(CheckpointError, match=r"norm\.weight"):
         Trainer(config, data, graph, plan)
-    assert len(os.listdir("/proc/self/task")) == threads
+    assert thread_count(threads) == threads
     weights.pop("model.norm.weight")
     write_weights(tmp_path / "start", weights.items())
     monkeypatch.setattr(graph, "instantiate", lambda plan: pytest.fail("memory was taken"))
