@@ -30,8 +30,10 @@ def _plain_terminal(monkeypatch):
 
 @pytest.fixture
 def thread_count():
-    """Counts this process's threads: `thread_count()` now, `thread_count(n)` when n are left, or after five seconds. The
-    system takes a thread off its list a moment after it was joined."""
+    """Counts this process's threads: `thread_count()` now, `thread_count(n)` when n are left, or after five seconds.
+
+    The system takes a thread off its list a moment after it was joined.
+    """
 
     def count(expected=None):
         for _ in range(500):
