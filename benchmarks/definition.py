@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import pickle
 import statistics
 import time
 import tracemalloc
@@ -34,6 +35,8 @@ from planning import cpu_name, versions
 
 import tilewise as tw
 from tilewise import models, optim
+from tilewise.graph.gradients import differentiate_template
+from tilewise.graph.templates import trace_layer
 from tilewise.models import build_training_graph
 from tilewise.models.decoder import model
 from tilewise.models.qwen3 import Qwen3Config
@@ -160,6 +163,27 @@ def measure_workers(runs: int, unlike: str) -> None:
     )
     small = (plan_with(n, unlike, 64).digest() for n in (1, 2))
     print(f"the same plan: {len(set(small)) == 1}")
+
+
+def measure_template(runs: int) -> None:
+    """What the parts of one template's work take, and what it costs to send one to another process and back."""
+    spec = tw.TensorSpec((BATCH, SEQ, D), "bf16", (tw.BATCH, None, None))
+    positions = tw.TensorSpec((BATCH, SEQ), "i32", (tw.BATCH, None), storage="scalars")
+    table = tw.TensorSpec((SEQ, HEAD), "f32")
+    one = config_of(1).decoder
+    attributes = {"decoder": one, "kind": one.layers[0]}
+
+    def trace() -> Any:
+        return trace_layer(model.decoder_layer, (spec, positions, table), attributes, 8)
+
+    template = trace()
+    parts: dict[str, Callable[[], Any]] = {
+        "traced": trace,
+        "differentiated": lambda: differentiate_template(template),
+        "pickled and read": lambda: pickle.loads(pickle.dumps(template)),
+    }
+    took = (f"{what} in {median_of(runs * 20, work)[0] * 1e3:.2f} ms" for what, work in parts.items())
+    print(f"one template: {', '.join(took)}, {len(pickle.dumps(template)) / 1e3:.1f} kB")
 
 
 def measure_memory(layers: int) -> None:
@@ -304,6 +328,7 @@ def main() -> None:
     print(f"machine: {cpu_name()}, {os.cpu_count()} CPUs, one thread; {versions()}")
     measure(options.runs, options.layers, "window" if options.windows else "width")
     measure_workers(max(options.runs // 2, 1), "window" if options.windows else "width")
+    measure_template(options.runs)
     measure_memory(options.layers)
     measure_peers(options.runs)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import tilewise as tw
-from tilewise.cli.main import _run
 from tilewise.models.llama import LlamaConfig
 from tilewise.nn import linear
 
@@ -31,18 +30,6 @@ def model(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG.to_dict()))
     return tmp_path / "model"
-
-
-@pytest.fixture
-def run(capsys):
-    """Run a command line in this process; returns its exit code, standard output and standard error."""
-
-    def call(*arguments):
-        code = _run([str(argument) for argument in arguments])
-        output = capsys.readouterr()
-        return code, output.out, output.err
-
-    return call
 
 
 def test_a_model_is_drawn_as_it_decodes(model, run, tmp_path):

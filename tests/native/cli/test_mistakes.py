@@ -12,7 +12,6 @@ from safetensors.numpy import load_file, save_file
 from native.train.small_run import make_config, tilewise, write_texts, write_toml
 from tilewise import models
 from tilewise.checkpoint import save_pretrained
-from tilewise.cli.main import _run
 from tilewise.data import train_tokenizer
 from tilewise.models.llama import LlamaConfig
 
@@ -43,18 +42,6 @@ def whole_model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
     return write_texts(tmp_path_factory.mktemp("texts"))
-
-
-@pytest.fixture
-def run(capsys):
-    """Run a command line in this process; returns its exit code, standard output and standard error."""
-
-    def call(*arguments):
-        code = _run([str(argument) for argument in arguments])
-        output = capsys.readouterr()
-        return code, output.out, output.err
-
-    return call
 
 
 def assert_refused(result, words, code=2):

@@ -15,7 +15,6 @@ import torch
 import transformers
 
 from native.models.families import Case
-from tilewise.cli.main import _run
 from tilewise.core import ConfigError
 from tilewise.data import train_tokenizer
 from tilewise.encode import Encoder, Pooling
@@ -60,18 +59,6 @@ def encoder(tmp_path_factory, tokenizer):
     (directory / "1_Pooling").mkdir()
     (directory / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
     return directory, model
-
-
-@pytest.fixture
-def run(capsys):
-    """Run a command line in this process; returns its exit code, standard output and standard error."""
-
-    def call(*arguments):
-        code = _run([str(argument) for argument in arguments])
-        output = capsys.readouterr()
-        return code, output.out, output.err
-
-    return call
 
 
 def test_inspect(writer, encoder, run):

@@ -123,7 +123,7 @@ class ParallelGraphBuilder:
         )
         if self.pool is not None and (missing := table.missing()):
             with self.watch.phase("templates", len(missing)) as phase:
-                table.trace(self.pool, phase, self._note)
+                table.trace(self.pool, missing, phase, self._note)
         with self.watch.phase("assembly", len(specs)) as phase, graph.all_or_nothing():
             cell, results = phase.cell(), dict[str, TensorNode]()
             used = table.declared_names(alone)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from tilewise.core.errors import ShapeError
-from tilewise.core.watch import Phase, Span, thread_name
+from tilewise.core.watch import Phase
 from tilewise.core.workers import ENOUGH, WorkerPool, is_portable
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.templates import LayerFunction, trace_layer
@@ -25,6 +25,7 @@ from tilewise.ir.layer_spec import LayerSpec
 __all__ = ["TemplateTable"]
 
 _Key = tuple[object, ...]
+_Calls = dict[_Key, tuple[LayerSpec, tuple[TensorSpec, ...]]]
 _ROUNDS = 3  # of guessing results' forms
 
 
@@ -46,10 +47,10 @@ class TemplateTable:
         self._picklable: dict[int, tuple[object, bool]] = {}
         self._known: dict[_Key, Template | None] = {}  # None: it raised, and will again where it is recorded
 
-    def missing(self) -> dict[_Key, tuple[LayerSpec, tuple[TensorSpec, ...]]]:
+    def missing(self) -> _Calls:
         """The first layer of each signature that is not traced yet, as far as forms are foreseen; its operands."""
         specs: dict[str, TensorSpec] = {}
-        found: dict[_Key, tuple[LayerSpec, tuple[TensorSpec, ...]]] = {}
+        found: _Calls = {}
         for layer in self._layers:
             operands = self._operands(layer, specs)
             if operands is None:
@@ -64,13 +65,12 @@ class TemplateTable:
                 found.setdefault(key, (layer, operands))
         return found
 
-    def trace(self, pool: WorkerPool | None, phase: Phase, note: Callable[[str], None]) -> None:
+    def trace(self, pool: WorkerPool, missing: _Calls, phase: Phase, note: Callable[[str], None]) -> None:
         """Trace what is missing: in the pool what it can import, where that is much, and the rest here."""
         cell = phase.cell()
         for _ in range(_ROUNDS):
-            missing = self.missing()
-            apart = {}
-            if pool is not None and len(missing) >= ENOUGH:
+            apart: _Calls = {}
+            if len(missing) >= ENOUGH:
                 apart = {key: call for key, call in missing.items() if self._is_portable(call[0])}
                 here = len(missing) - len(apart)
                 if here:
@@ -80,16 +80,16 @@ class TemplateTable:
                     )
             if not apart:
                 break  # those that are left are traced when they are recorded
-            assert pool is not None
             chunks = self._graph.reduction_chunks
             calls = [(call[0].function, call[1], call[0].attrs, chunks) for call in apart.values()]
 
             def count(num: int) -> None:
-                cell.count += num
+                phase.cell().count = num  # one of its own: several threads call this
 
-            for (key, call), (template, span) in zip(apart.items(), pool.map(_trace, calls, count)):
-                self._known[key] = template
-                cell.spans.append((span[0], call[0].path, span[2], span[3]))
+            for (key, call), answer in zip(apart.items(), pool.map(_trace, calls, count)):
+                self._known[key], who, begin, end = answer
+                cell.spans.append((who, call[0].path, begin, end))
+            missing = self.missing()
 
     def record(self, graph: GraphBuilder, spec: LayerSpec, operands: tuple[TensorNode, ...]) -> TensorNode:
         """Write a layer's call, with the template of its signature if that has been traced."""
@@ -161,12 +161,12 @@ class TemplateTable:
 
 def _trace(
     function: LayerFunction, operands: tuple[TensorSpec, ...], attrs: Mapping[str, Any], chunks: int
-) -> tuple[Template | None, Span]:
-    """A template, or None where the function raised: its operands may have been foreseen wrongly."""
+) -> tuple[Template | None, str, int, int]:
+    """A template, or None where the function raised (operands may be foreseen wrongly); by whom, begin and end."""
     begin, template = time.perf_counter_ns(), None
     with suppress(Exception):
         template = trace_layer(function, operands, attrs, chunks)
-    return template, (f"process {os.getpid()}", thread_name(), begin, time.perf_counter_ns())
+    return template, f"process {os.getpid()}", begin, time.perf_counter_ns()
 
 
 def _name(function: object) -> str:
