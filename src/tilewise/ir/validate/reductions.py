@@ -34,7 +34,8 @@ from typing import NamedTuple, NoReturn
 from tilewise.core.errors import InternalError
 from tilewise.core.mesh import Axes, DeviceMesh
 from tilewise.core.tree import Interval, fold_intervals
-from tilewise.ir.layout import GraphLayout, Record
+from tilewise.ir.graph import PANEL_ROWS
+from tilewise.ir.layout import LEAVES, GraphLayout, Record
 from tilewise.ir.program import (
     Access,
     Completion,
@@ -42,9 +43,11 @@ from tilewise.ir.program import (
     Instruction,
     LoweredTemplate,
     Mode,
+    Number,
     NumberLike,
     Operand,
     Slot,
+    Source,
     TileProgram,
     value_on,
 )
@@ -70,6 +73,29 @@ class _Columns(NamedTuple):
     source: int
     first: NumberLike
     width: NumberLike
+
+
+class _Home(NamedTuple):
+    """Rows of what lies in a slot that are added for a device's home: the axes that cut homes, those along which
+    devices have the same, the first row, how many, and which share of them is added here."""
+
+    cut: Axes
+    alike: Axes
+    source: int
+    first: NumberLike
+    rows: Number
+    share: NumberLike
+    shares: NumberLike
+
+
+class _Collected(NamedTuple):
+    """A slot made of homes: the axes that cut them, their slot, the team's number, and per member so far the first row
+    and how many."""
+
+    axes: Axes
+    source: int
+    team: int
+    members: list[tuple[int, int]]
 
 
 class _Exchange(NamedTuple):
@@ -128,6 +154,7 @@ def validate_reductions(
             _follow_calls(of, flows, same, name, given, behind.get(name, ()))
         every.append(flows)
     _confirm_columns(program, every, layouts[0].mesh)
+    _confirm_homes(program, every, layouts[0].mesh)
 
 
 def _require_all_records(program: TileProgram, layouts: Sequence[GraphLayout]) -> None:
@@ -157,6 +184,8 @@ class _Flow:
         exchanges: what devices confirm, with the label of an instruction that wants it.
         stacks: slots that take a microbatch: which, and of how many.
         columns: what is cut into columns for the value of a slot.
+        homes: whose rows of a slot are added for the value of another.
+        collected: slots that are copied together from the homes of a team.
     """
 
     def __init__(self, template: LoweredTemplate, layout: GraphLayout | None) -> None:
@@ -166,6 +195,8 @@ class _Flow:
         self.exchanges: dict[_Exchange, str] = {}
         self.stacks: dict[int, tuple[int, int]] = {}
         self.columns: dict[int, _Columns] = {}
+        self.homes: dict[int, _Home] = {}
+        self.collected: dict[int, _Collected] = {}
         first: dict[Slot, int] = {}
         self._same = [first.setdefault(s.memory, i) for i, s in enumerate(template.slots)]
         self._state: dict[int, str] = {}
@@ -183,8 +214,16 @@ class _Flow:
         if len(self._open) < len(self.template.completions):
             _refuse("a part belongs to one value", f"two for a slot of template {self.template.name!r}")
         for instruction in self.template.instructions:
-            if instruction.kernel and not (self._reduces(instruction) or self._gathers(instruction)):
+            if instruction.kernel and not (
+                self._reduces(instruction) or self._gathers(instruction) or self._collects(instruction)
+            ):
                 self._other(instruction)
+        for slot, home in self.collected.items():
+            if self._state[slot] != _COMPLETE:
+                _refuse(
+                    "homes are gathered from all members",
+                    f"{len(home.members)} for slot {slot} in template {self.template.name!r}",
+                )
         for slot, completion in (*self._open.items(), *self._halves.items()):
             _refuse(
                 "a shared value is completed once",
@@ -206,6 +245,8 @@ class _Flow:
         if completion.microbatch >= 0 or record.is_completed_per_microbatch:
             self._wrong(instruction, "its parts go onto a stack in every microbatch")
         beside = -1 if residual.null else residual.slot
+        if record.arrives_in_shards and record.tree == LEAVES:
+            return self._reduces_to_home(instruction, completion, record)
         own = [residual] if beside >= 0 else []
         mode = Mode.ROWCOLS if record.arrives_in_shards else Mode.ROWPART
         fits = (
@@ -230,6 +271,68 @@ class _Flow:
             return True
         self._state[target] = _SHARE
         self._halves[target] = completion
+        return True
+
+    def _reduces_to_home(self, instruction: Instruction, completion: Completion, record: Record) -> bool:
+        """The parts of the rows that are this device's home, or its share of them where others have the same home."""
+        assert self.layout is not None
+        out, residual, *parts = instruction.operands
+        source, target = self._same[completion.source], self._same[completion.target]
+        fits = (
+            instruction.kernel.startswith(_KERNELS[record.combine])
+            and residual.null
+            and self._same[out.slot] == target
+            and out.mode == Mode.ROWPART
+            and out.offset == 0
+            and all(self._same[p.slot] == source and _rows(p) == _rows(parts[0]) for p in parts)
+            and _rows(parts[0]._replace(offset=0)) == _rows(out)
+        )
+        if not fits or self._state.get(source) != _PARTIAL:
+            self._wrong(instruction, f"it does not combine {completion.partial!r} of op {completion.op}")
+        peers = tuple((o.team, o.member) for o in parts)
+        exchange = _Exchange(record.team, record.held, record.count, -1, peers, (), len(parts))
+        self.exchanges.setdefault(exchange, instruction.label)
+        shards = {axis for layout in record.arrives for axes in layout for axis in axes}
+        cut = tuple(axis for axis in record.team if axis in shards)
+        alike = tuple(axis for axis in record.team if axis not in shards)
+        self.homes[target] = _Home(cut, alike, source, parts[0].offset, instruction.extent, out.part, out.parts)
+        del self._open[source]
+        self._state[source] = _SPENT
+        if alike:
+            self._state[target] = _SHARE
+            self._halves[target] = completion
+        else:
+            self._write(target)
+        return True
+
+    def _collects(self, instruction: Instruction) -> bool:
+        """One member's home, copied behind those of the members before it."""
+        pairs = _pairs(instruction)
+        if len(pairs) != 1 or self.layout is None:
+            return False
+        ((dst, src),) = pairs
+        if src.team < 0 or dst.mode != Mode.ROWPART:
+            return False
+        slot = self._same[dst.slot]
+        before, after = (self.layout.use[self.template.slots[o.slot].id][0] for o in (src, dst))
+        known = self.collected.get(slot)
+        if known is None:
+            known = self.collected[slot] = _Collected(before[len(after) :], self._same[src.slot], src.team, [])
+        end = sum(rows for _, rows in known.members)
+        fits = (
+            before[: len(after)] == after
+            and (known.source, known.team, len(known.members)) == (self._same[src.slot], src.team, src.member)
+            and (src.mode, dst.offset, dst.parts, dst.part) == (Mode.ROW, end, 1, 0)
+            and instruction.extent.source == Source.NOTHING
+        )
+        if not fits:
+            self._wrong(instruction, "homes are copied one behind the other, in the team's order")
+        self._read(instruction, known.source)
+        known.members.append((dst.offset, instruction.extent.constant))
+        self._state[slot] = _SHARE
+        if len(known.members) == self.layout.mesh.size(*known.axes):
+            self._state[slot] = _COMPLETE
+            self._write(slot)
         return True
 
     def _is_bias(self, operand: Operand) -> bool:
@@ -285,7 +388,16 @@ class _Flow:
             fits = self._same[dst.slot] == self._same[src.slot] == target and dst.mode == Mode.ROWPART
             if not fits or _rows(dst) != _rows(src) or dst.team >= 0:
                 self._wrong(instruction, "a member's share is copied to its own rows")
-        self._add(instruction, record, None, [src for _, src in pairs])
+        if target in self.homes:
+            peers = tuple((src.team, src.member) for _, src in pairs)
+            shares = tuple(src.part for _, src in pairs)
+            count = pairs[0][1].parts
+            if not isinstance(count, int):
+                self._wrong(instruction, "the number of members is a constant")
+            exchange = _Exchange(self.homes[target].alike, (), 0, -1, peers, shares, count)
+            self.exchanges.setdefault(exchange, instruction.label)
+        else:
+            self._add(instruction, record, None, [src for _, src in pairs])
         del self._halves[target]
         self._write(target)
         return True
@@ -423,6 +535,57 @@ def _confirm_columns(program: TileProgram, flows: Sequence[Sequence[_Flow]], mes
                     "columns that a team cuts are all there, side by side",
                     f"{held} of {size} for slot {slot} of template {name!r} on the team of device {first}",
                 )
+
+
+def _confirm_homes(program: TileProgram, flows: Sequence[Sequence[_Flow]], mesh: DeviceMesh) -> None:
+    """What is added for homes, and copied from them, are all rows: each device's own, behind those before it."""
+    for device, own in enumerate(program.devices):
+        for number, flow in enumerate(flows[own.class_id]):
+            for slot, home in flow.homes.items():
+                team = mesh.team(device, *home.cut)
+                rows = [_entry_rows(program, other, number, slot) for other in team]
+                place = team.index(device)
+                expected = (
+                    sum(rows[:place]),
+                    rows[place],
+                    mesh.coordinate(device, *home.alike) if home.alike else 0,
+                    mesh.size(*home.alike),
+                )
+                found = (
+                    value_on(home.first, own),
+                    home.rows.constant,
+                    value_on(home.share, own),
+                    value_on(home.shares, own),
+                )
+                whole = _entry_rows(program, device, number, home.source)
+                if found != expected or sum(rows) != whole:
+                    _refuse_homes(flow, device, f"first row, rows and share {found} of {rows} in {whole}")
+            for slot, of in flow.collected.items():
+                team = mesh.team(device, *of.axes)
+                rows = [_entry_rows(program, other, number, of.source) for other in team]
+                if (
+                    own.teams[of.team] != tuple(team)
+                    or [r for _, r in of.members] != rows
+                    or sum(rows) != _entry_rows(program, device, number, slot)
+                ):
+                    _refuse_homes(flow, device, f"rows {of.members} of {rows}")
+
+
+def _refuse_homes(flow: _Flow, device: int, got: str) -> NoReturn:
+    _refuse(
+        "homes follow each other along their team and are all there",
+        f"{got} in template {flow.template.name!r} on device {device}",
+    )
+
+
+def _entry_rows(program: TileProgram, device: int, number: int, slot: int) -> int:
+    """Rows in memory of what a template's slot is bound to on a device, panels padded; 0 if nothing calls it."""
+    of = program.classes[program.devices[device].class_id]
+    call = next((c for calls in of.calls.values() for c in calls if c.template == number), None)
+    if call is None:
+        return 0
+    rows = of.entries[call.binding[slot]].extent.constant
+    return -(-rows // PANEL_ROWS) * PANEL_ROWS
 
 
 def _columns_of(program: TileProgram, class_id: int, number: int, slot: int) -> int | None:
