@@ -289,20 +289,10 @@ class _Flow:
         )
         if not fits or self._state.get(source) != _PARTIAL:
             self._wrong(instruction, f"it does not combine {completion.partial!r} of op {completion.op}")
-        peers = tuple((o.team, o.member) for o in parts)
-        exchange = _Exchange(record.team, record.held, record.count, -1, peers, (), len(parts))
-        self.exchanges.setdefault(exchange, instruction.label)
-        shards = {axis for layout in record.arrives for axes in layout for axis in axes}
-        cut = tuple(axis for axis in record.team if axis in shards)
-        alike = tuple(axis for axis in record.team if axis not in shards)
-        self.homes[target] = _Home(cut, alike, source, parts[0].offset, instruction.extent, out.part, out.parts)
+        self._take_home(instruction, record, target, source, parts)
         del self._open[source]
         self._state[source] = _SPENT
-        if alike:
-            self._state[target] = _SHARE
-            self._halves[target] = completion
-        else:
-            self._write(target)
+        self._share(target, completion)
         return True
 
     def _collects(self, instruction: Instruction) -> bool:
@@ -351,14 +341,16 @@ class _Flow:
         members, held = len(parts), len(record.held[0])
         source, target = self._same[completion.source], self._same[completion.target]
         stack, last = self._same[completion.stack], completion.microbatch == held // members - 1
-        rows = parts[0]._replace(access=Access.NONE, role=Access.NONE, slot=0, team=-1, member=0)
+        at_home = record.arrives_in_shards
+        read = _rows(parts[0])
+        rows = read._replace(offset=0) if at_home else read
         begin = completion.microbatch * members
         on_stack = carries if last else left
         fits = (
             record.is_completed_per_microbatch
             and record.combine == "sum"
             and rows.mode == Mode.ROWPART
-            and all(self._same[p.slot] == source and _rows(p) == rows for p in parts)
+            and all(self._same[p.slot] == source and _rows(p) == read for p in parts)
             and instruction.ints == (begin, members, int(last))
             and carries.null == (begin == 0)
             and all(self._same[o.slot] == stack and o.team < 0 for o in (on_stack, carries) if not o.null)
@@ -369,13 +361,47 @@ class _Flow:
         if not fits or self._state.get(source) != _PARTIAL:
             self._wrong(instruction, f"it does not resume {completion.partial!r} of op {completion.op}")
         self.stacks[stack] = completion.microbatch, held // members
-        self._add(instruction, record, parts[0], parts)
+        if at_home:
+            self._take_home(instruction, record, target, source, parts)
+        else:
+            self._add(instruction, record, parts[0], parts)
         del self._open[source]
         self._state[source] = _SPENT
         if last:
+            self._share(target, completion)
+        return True
+
+    def _take_home(
+        self,
+        instruction: Instruction,
+        record: Record,
+        target: int,
+        source: int,
+        parts: Sequence[Operand],
+    ) -> None:
+        """The parts of all members, in order, of the rows that are this device's home."""
+        peers = tuple((o.team, o.member) for o in parts)
+        held, count = record.held, record.count
+        if record.is_completed_per_microbatch:
+            held, count = (tuple((i, i + 1) for i in range(len(parts))),), len(parts)
+        exchange = _Exchange(record.team, held, count, -1, peers, (), len(parts))
+        self.exchanges.setdefault(exchange, instruction.label)
+        shards = {axis for layout in record.arrives for axes in layout for axis in axes}
+        cut = tuple(axis for axis in record.team if axis in shards)
+        alike = tuple(axis for axis in record.team if axis not in shards)
+        rows = parts[0]
+        self.homes[target] = _Home(
+            cut, alike, source, rows.offset, instruction.extent, rows.part, rows.parts
+        )
+
+    def _share(self, target: int, completion: Completion) -> None:
+        """A device has added its own rows: others have theirs, unless they are its home alone."""
+        home = self.homes.get(target)
+        if home is not None and not home.alike:
+            self._write(target)
+        else:
             self._state[target] = _SHARE
             self._halves[target] = completion
-        return True
 
     def _gathers(self, instruction: Instruction) -> bool:
         pairs = _pairs(instruction)

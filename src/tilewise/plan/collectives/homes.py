@@ -18,7 +18,7 @@ from tilewise.core.mesh import Axes
 from tilewise.ir.graph import PANEL_ROWS, OpNode
 from tilewise.ir.layout import Record, TensorLayout
 from tilewise.ir.lowering import Ref, Tiles
-from tilewise.ir.program import Mode, Notify, Number, Operand, Wait, upper
+from tilewise.ir.program import Completion, Mode, Notify, Number, Operand, Wait, upper
 from tilewise.plan.collectives.all_gather import all_gather_rows
 from tilewise.plan.collectives.handshake import (
     TREES,
@@ -32,6 +32,7 @@ from tilewise.plan.collectives.handshake import (
     reduce_label,
     team_of,
 )
+from tilewise.plan.collectives.over_time import make_stack
 from tilewise.plan.shapes import round_up
 
 __all__ = ["reduce_to_homes", "unshard"]
@@ -93,8 +94,6 @@ def reduce_to_homes(low: ClassLowering, op: OpNode, part: Ref, target: int, reco
     owners = _owners(low, record.team, cut)
     most = max(home.tiles for home in homes)
     ready, ack = low.signals(team.size * most), low.signals(team.size * most)
-    note_completion(low, op, record, src, dst)
-
     mine = Number(ready, most * team.me.multiple, team.me.source, team.me.which)
     for number, home in enumerate(homes):
         rows = Operand(src.slot, Mode.ROWPART, offset=home.first)
@@ -104,18 +103,44 @@ def reduce_to_homes(low: ClassLowering, op: OpNode, part: Ref, target: int, reco
     first = low.numbers.place(_key(low, target, "home"), lambda device: _first_of_home(low, target, device))
     part_of_tile = replicas.me if alike else Number(0)
     own = Operand(src.slot, Mode.ROWPART, part=part_of_tile, parts=replicas.size, offset=first)
-    views: Tiles = {
-        "out": own._replace(slot=dst.slot, offset=0),
-        "x": [own._replace(team=team.number, member=m) for m in team.members],
-    }
-    step = upper(dst.tile_rows)
-    label = reduce_label(op.label)
+    home_part = own._replace(slot=dst.slot, offset=0)
+    views: Tiles = {"x": [own._replace(team=team.number, member=m) for m in team.members]}
+    step, label = upper(dst.tile_rows), reduce_label(op.label)
+    is_last, begin = low.microbatch == low.shapes.settings.accumulation - 1, low.microbatch * team.size
+    if record.is_completed_per_microbatch:
+        stack, on_stack = make_stack(low, target, dst, home_part, step, team.size)
+        views |= {"left": home_part if is_last else on_stack, "carries": on_stack if begin else None}
+        kernel, ints = "tree_resume", {"slot": begin, "finish": int(is_last)}
+        number = low.records(op, record.partial).index(record)
+        low.completions.append(
+            Completion(
+                op.id,
+                record.partial,
+                number,
+                src.slot,
+                dst.slot,
+                stack=stack.slot,
+                microbatch=low.microbatch,
+            )
+        )
+    else:
+        views["out"] = home_part
+        kernel, ints = TREES[record.combine], {}
+        note_completion(low, op, record, src, dst)
     reduce = low.emit(
-        TREES[record.combine], op, over=dst, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label
+        kernel,
+        op,
+        over=dst,
+        step=step,
+        dtype=dst.dtype,
+        tiles=views,
+        ints=ints,
+        priority=2,
+        label=label,
     )
     await_peers(reduce, team, ready, most, src, per_index=True)
     raise_on_peers(reduce, team, ack, most, src, per_index=True)
-    if alike:
+    if alike and is_last:
         tiles = num_tiles(low, dst.extent, step)
         done = low.signals(replicas.size * tiles)
         raise_on_peers(reduce, replicas, done, tiles, dst, per_index=True)

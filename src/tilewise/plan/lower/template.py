@@ -147,39 +147,37 @@ class TemplateLowering(SlotTable):
             )
         self._accumulated.add(output)
         tensor = op.outputs[output]
-        at_home = self._arrives_at_home(op, output)
-        base = self._whole_of_sum(tensor) if at_home else self.tensor(tensor)
+        records = self.records_of_sum(op, output)
+        at_home = any(r.arrives_in_shards for r in records)
+        per_microbatch = any(r.is_completed_per_microbatch for r in records)
+        base = self.local_ref(tensor, self._layout_of_sum(tensor), -1) if at_home else self.tensor(tensor)
         total = self.shapes.settings.accumulation
         level, last = trailing_ones(self.microbatch), self.microbatch == total - 1
-        if any(r.is_completed_per_microbatch for r in self.records_of_sum(op, output)):
-            return Accumulator(self.ring(tensor), (), output, last)
-
         def carry(number: int) -> Ref:
             return self.slot(Slot("carry", tensor, number), lambda slot: replace(base, slot=slot))
 
-        def part() -> Ref:
-            spec = self.spec(tensor)
-            size = self.shapes.bytes_max(spec, self._layout_of_sum(tensor))
-            extent, tile = base.extent, base.tile_rows
-            return self.temp(
-                extent, base.cols, base.dtype, tile_rows=tile, name="part", packed=base.packed, max_bytes=size
-            )
-
-        target = carry(level) if not last else part() if at_home else base
+        if at_home and (last or per_microbatch):
+            target = self._part_of_sum(tensor, base)
+        elif per_microbatch:
+            target = self.ring(tensor)
+        else:
+            target = base if last else carry(level)
         held = [i for i in range(self.microbatch.bit_length()) if self.microbatch >> i & 1]
-        return Accumulator(target, tuple(carry(i) for i in (held if last else range(level))), output, last)
-
-    def _arrives_at_home(self, op: OpNode, output: int) -> bool:
-        return any(r.arrives_in_shards for r in self.records_of_sum(op, output))
+        carries = () if per_microbatch else held if last else range(level)
+        return Accumulator(target, tuple(carry(i) for i in carries), output, last)
 
     def _layout_of_sum(self, tensor: int) -> TensorLayout:
         """The layout of what a device adds to a sum that arrives at home: of all homes of its team."""
         first, *others = self.layout(tensor)
         return (self.shapes.split_axes(first)[0], *others)
 
-    def _whole_of_sum(self, tensor: int) -> Ref:
-        """A view of that, without memory."""
-        return self.local_ref(tensor, self._layout_of_sum(tensor), -1)
+    def _part_of_sum(self, tensor: int, form: Ref) -> Ref:
+        """Memory for what this device adds to a sum that arrives at home."""
+        size = self.shapes.bytes_max(self.spec(tensor), self._layout_of_sum(tensor))
+        extent, tile = form.extent, form.tile_rows
+        return self.temp(
+            extent, form.cols, form.dtype, tile_rows=tile, name="part", packed=form.packed, max_bytes=size
+        )
 
     def first_of_sum(self, op: OpNode, output: int) -> NumberLike:
         """The first global row of what this device adds to a sum over the batch."""
@@ -189,11 +187,11 @@ class TemplateLowering(SlotTable):
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
         """The sum over the devices that share the batch: after the last microbatch, or in each that they share."""
         for record in self.records_of_sum(op, target.output):
-            if record.is_completed_per_microbatch:
+            if record.is_completed_per_microbatch and not record.arrives_in_shards:
                 collectives.add_microbatch(self, op, target.output, record)
                 continue
             self.completed.add(record)
-            if target.is_last and record.arrives_in_shards:
+            if record.arrives_in_shards and (target.is_last or record.is_completed_per_microbatch):
                 collectives.reduce_to_homes(self, op, target.ref, op.outputs[target.output], record)
             elif target.is_last and record.team:
                 collectives.all_reduce_in_place(self, op, target.ref, record)
