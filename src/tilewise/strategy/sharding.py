@@ -141,7 +141,7 @@ class _Sharding:
             if unit.phase != "update":
                 ops = self.graph.ops[unit.first : unit.last + 1]
                 needs = (t for op in ops for t in self._needs_of(self.graph, op) if t in weights)
-                unit.needs = tuple(dict.fromkeys(needs))
+                unit.needs = tuple(sorted({*needs}))  # in one order in both passes, so that they share a template
         return units
 
     def _needs_of(self, graph: Graph, op: OpNode) -> list[int]:
@@ -191,7 +191,8 @@ class _Sharding:
             results.append(len(self.tensors))
             self.tensors.append(TensorNode(results[-1], replace(spec, name=""), "result", -1))
             self.use.append(self.layout.use[weight])
-        label = f"unshard:{_common_path([self.graph.spec(w).name for w in weights])}"
+        names = [self.graph.spec(w).name for w in weights]
+        label = f"unshard:{_common_path(names) or names[0]}"
         attrs = {"template": template.key, "saved": ()}
         return OpNode(-1, "call", tuple(weights), tuple(results), attrs, unit.phase, label)
 
@@ -199,14 +200,17 @@ class _Sharding:
         forms = tuple((self.graph.spec(w).form, self.use[w], self.layout.use[w]) for w in weights)
         if forms not in self.gathers:
             count = len(weights)
-            specs = [replace(self.graph.spec(w), name=f"weight{i}") for i, w in enumerate(weights)]
+            names = [self.graph.spec(w).name for w in weights]
+            path = _common_path(names) if count > 1 else ""
+            skipped = len(path) + 1 if path else 0
+            specs = [replace(self.graph.spec(w), name=n[skipped:]) for w, n in zip(weights, names)]
             tensors = [TensorNode(i, spec, "parameter") for i, spec in enumerate(specs)]
             tensors += [
                 TensorNode(count + i, replace(s, name=""), "result", i) for i, s in enumerate(specs)
             ]
             ops = [
-                OpNode(i, "unshard", (i,), (count + i,), {}, "forward", f"unshard:weight{i}")
-                for i in range(count)
+                OpNode(i, "unshard", (i,), (count + i,), {}, "forward", f"unshard:{spec.name}")
+                for i, spec in enumerate(specs)
             ]
             key = f"unshard{len(self.gathers)}"
             inside = Graph(key, tuple(tensors), tuple(ops), {}, self.graph.reduction_chunks)
@@ -300,9 +304,8 @@ def _sources(graph: Graph, op: OpNode, gradient: int) -> list[int]:
 
 
 def _common_path(names: Sequence[str]) -> str:
-    """What dotted names begin with; of one name, all."""
+    """The parts that dotted names begin with; of one name, all."""
     parts = [name.split(".") for name in names]
-    count = next(
-        (i for i, column in enumerate(zip(*parts)) if len({*column}) > 1), min(len(p) for p in parts)
-    )
-    return ".".join(parts[0][:count]) or names[0]
+    least = min(len(p) for p in parts) - (len(names) > 1)
+    count = next((i for i, column in enumerate(zip(*parts)) if len({*column}) > 1), least)
+    return ".".join(parts[0][: min(count, least)])
