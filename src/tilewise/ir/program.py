@@ -175,8 +175,9 @@ class Operand(NamedTuple):
 
     A `team` >= 0 is one of the device's teams: the operand is the memory of its member number `member`, a constant or a
     number of the device; where the member is the device itself, the operand is its own. `div`, `part`, `parts` and
-    `offset` may be of symbols, of the device or of the call. `null` passes an absent operand to the kernel. `role` is what the
-    kernel does with it where `access` does not say so (NONE: what `access` says, else it reads); no run looks at it.
+    `offset` may be of symbols, of the device or of the call. `null` passes an absent operand to the kernel. `role` is
+    what the kernel does with it where `access` does not say so (NONE: what `access` says, else it reads); no run looks
+    at it.
     """
 
     slot: int

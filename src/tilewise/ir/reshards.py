@@ -62,8 +62,8 @@ def _sum_in_shards(graph: Graph, layout: GraphLayout, microbatches: int, record:
 
 
 def explain_homes(graph: Graph, layout: GraphLayout) -> list[str]:
-    """Where state lives that is cut over devices, and what a device reads of it, at most, per microbatch: weights before
-    each pass, parts of gradients behind it. No line where every device has all of its state."""
+    """Where state lives that is cut over devices, and what a device gathers of it per microbatch; no line where every
+    device has all of it."""
     if not layout.home_axes:
         return []
     cut = {*layout.home_axes}
@@ -97,7 +97,8 @@ def is_unshard(graph: Graph, op: OpNode) -> bool:
 def _elements(graph: Graph, layout: GraphLayout, op: OpNode) -> int:
     """What a call's results have on a device."""
     return sum(
-        prod(upper_bound(s) for s in graph.spec(t).shape) // _parts(layout, layout.use[t], 1) for t in op.outputs
+        prod(upper_bound(s) for s in graph.spec(t).shape) // _parts(layout, layout.use[t], 1)
+        for t in op.outputs
     )
 
 

@@ -21,7 +21,7 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.contractions import SeenLayouts, factors_of
 from tilewise.ir.graph import PANEL_ROWS, Graph, OpNode, Template, TensorNode, TensorSpec
-from tilewise.ir.layout import GraphLayout, TensorLayout
+from tilewise.ir.layout import GraphLayout, Record, TensorLayout
 from tilewise.ir.op import op_named
 from tilewise.strategy.records import make_records
 from tilewise.strategy.strategy import StateSharding
@@ -141,7 +141,9 @@ class _Sharding:
             if unit.phase != "update":
                 ops = self.graph.ops[unit.first : unit.last + 1]
                 needs = (t for op in ops for t in self._needs_of(self.graph, op) if t in weights)
-                unit.needs = tuple(sorted({*needs}))  # in one order in both passes, so that they share a template
+                unit.needs = tuple(
+                    sorted({*needs})
+                )  # in one order in both passes, so that they share a template
         return units
 
     def _needs_of(self, graph: Graph, op: OpNode) -> list[int]:
@@ -205,9 +207,7 @@ class _Sharding:
             skipped = len(path) + 1 if path else 0
             specs = [replace(self.graph.spec(w), name=n[skipped:]) for w, n in zip(weights, names)]
             tensors = [TensorNode(i, spec, "parameter") for i, spec in enumerate(specs)]
-            tensors += [
-                TensorNode(count + i, replace(s, name=""), "result", i) for i, s in enumerate(specs)
-            ]
+            tensors += [TensorNode(count + i, replace(s, name=""), "result", i) for i, s in enumerate(specs)]
             ops = [
                 OpNode(i, "unshard", (i,), (count + i,), {}, "forward", f"unshard:{spec.name}")
                 for i, spec in enumerate(specs)
@@ -228,7 +228,7 @@ class _Sharding:
     ) -> tuple[Graph, GraphLayout]:
         ops: list[OpNode] = []
         calls: dict[int, GraphLayout] = {}
-        records = {}
+        records: dict[tuple[int, str], tuple[Record, ...]] = {}
         by_key = {template.key: layout for template, layout in self.gathers.values()}
         for number, unit in enumerate(units):
             for call in before.get(number, ()):
@@ -256,18 +256,14 @@ class _Sharding:
         seen = (*template.arguments, *template.results, *op.attrs["saved"])
         outside = (*op.inputs, *op.outputs)
         changed = tuple(
-            (t, self.use[o])
-            for t, o in zip(seen, outside)
-            if o is not None and layout.use[t] != self.use[o]
+            (t, self.use[o]) for t, o in zip(seen, outside) if o is not None and layout.use[t] != self.use[o]
         )
         key = id(layout), changed
         if key not in self.inner:
             self.inner[key] = self._changed(template.graph, layout, dict(changed))
         return self.inner[key]
 
-    def _changed(
-        self, graph: Graph, layout: GraphLayout, changed: Mapping[int, TensorLayout]
-    ) -> GraphLayout:
+    def _changed(self, graph: Graph, layout: GraphLayout, changed: Mapping[int, TensorLayout]) -> GraphLayout:
         if not changed:
             return layout
         use = list(layout.use)
@@ -280,7 +276,7 @@ class _Sharding:
             use[tensor] = home
             if tensor in producers:
                 pending += [(t, home) for t in _sources(graph, producers[tensor], tensor)]
-        records = {}
+        records: dict[tuple[int, str], tuple[Record, ...]] = {}
         for op in graph.ops:
             seen = SeenLayouts.of(op, use)
             records |= make_records(graph, op, factors_of(graph, op), self.mesh, seen, self.batch)

@@ -217,8 +217,19 @@ class DistributionStrategy:
         return cls(ParallelismMode.HYBRID, axes, {**_SHARDED_DATA, **_TENSOR}, sharding=sharding)
 
     @classmethod
-    def for_mesh(cls, mesh: DeviceMesh) -> DistributionStrategy:
+    def for_mesh(
+        cls,
+        mesh: DeviceMesh,
+        *,
+        reshard_after_forward: bool = True,
+        prefetch: int = 1,
+        reduce: Literal["microbatch", "step"] = "microbatch",
+    ) -> DistributionStrategy:
         """The strategy that a mesh's axis names stand for.
+
+        Args:
+            mesh: its axes are `dp`, `fsdp` and `tp`, or some of them.
+            reshard_after_forward, prefetch, reduce: as in `StateSharding`, where there is an axis `fsdp`.
 
         Raises:
             LayoutError: an axis is none of `dp`, `fsdp` and `tp`.
@@ -230,7 +241,9 @@ class DistributionStrategy:
             raise LayoutError(
                 f"[strategy.for_mesh] mesh axes are dp, fsdp and tp; got {', '.join(unknown)}; rename or drop them"
             )
-        return cls.hybrid(**{name: mesh.size(name) for name in known})
+        sharding = StateSharding(_SHARDING, reshard_after_forward, prefetch, reduce)
+        sizes = {name: mesh.size(name) for name in known}
+        return cls.hybrid(**sizes, sharding=sharding if sizes["fsdp"] > 1 else None)
 
     def mesh(self) -> DeviceMesh:
         """The mesh a strategy makes when none is given."""

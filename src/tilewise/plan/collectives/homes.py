@@ -104,12 +104,16 @@ def reduce_to_homes(low: ClassLowering, op: OpNode, part: Ref, target: int, reco
     part_of_tile = replicas.me if alike else Number(0)
     own = Operand(src.slot, Mode.ROWPART, part=part_of_tile, parts=replicas.size, offset=first)
     home_part = own._replace(slot=dst.slot, offset=0)
-    views: Tiles = {"x": [own._replace(team=team.number, member=m) for m in team.members]}
+    x = [own._replace(team=team.number, member=m) for m in team.members]
     step, label = upper(dst.tile_rows), reduce_label(op.label)
     is_last, begin = low.microbatch == low.shapes.settings.accumulation - 1, low.microbatch * team.size
     if record.is_completed_per_microbatch:
         stack, on_stack = make_stack(low, target, dst, home_part, step, team.size)
-        views |= {"left": home_part if is_last else on_stack, "carries": on_stack if begin else None}
+        views: Tiles = {
+            "left": home_part if is_last else on_stack,
+            "carries": on_stack if begin else None,
+            "x": x,
+        }
         kernel, ints = "tree_resume", {"slot": begin, "finish": int(is_last)}
         number = low.records(op, record.partial).index(record)
         low.completions.append(
@@ -124,7 +128,7 @@ def reduce_to_homes(low: ClassLowering, op: OpNode, part: Ref, target: int, reco
             )
         )
     else:
-        views["out"] = home_part
+        views = {"out": home_part, "x": x}
         kernel, ints = TREES[record.combine], {}
         note_completion(low, op, record, src, dst)
     reduce = low.emit(
@@ -148,9 +152,7 @@ def reduce_to_homes(low: ClassLowering, op: OpNode, part: Ref, target: int, reco
     for number, home in enumerate(homes):
         rows = Operand(src.slot, Mode.ROWPART, offset=home.first)
         held = low.hold(op, Number(home.rows), home.step, rows, f"{op.label}/ack")
-        held.waits += [
-            Wait(ack + m * most, True, 1, team.number, m, src.slot) for m in owners[number]
-        ]
+        held.waits += [Wait(ack + m * most, True, 1, team.number, m, src.slot) for m in owners[number]]
 
 
 class _Home:

@@ -153,6 +153,7 @@ class TemplateLowering(SlotTable):
         base = self.local_ref(tensor, self._layout_of_sum(tensor), -1) if at_home else self.tensor(tensor)
         total = self.shapes.settings.accumulation
         level, last = trailing_ones(self.microbatch), self.microbatch == total - 1
+
         def carry(number: int) -> Ref:
             return self.slot(Slot("carry", tensor, number), lambda slot: replace(base, slot=slot))
 
