@@ -199,13 +199,16 @@ class _Sharding:
         return OpNode(-1, "call", tuple(weights), tuple(results), attrs, unit.phase, label)
 
     def _gather_template(self, weights: Sequence[int]) -> tuple[Template, GraphLayout]:
-        forms = tuple((self.graph.spec(w).form, self.use[w], self.layout.use[w]) for w in weights)
+        names = [self.graph.spec(w).name for w in weights]
+        path = _common_path(names) if len(names) > 1 else ""
+        names = [name[len(path) + 1 if path else 0 :] for name in names]
+        forms = tuple(
+            (name, self.graph.spec(w).form, self.use[w], self.layout.use[w])
+            for w, name in zip(weights, names)
+        )
         if forms not in self.gathers:
             count = len(weights)
-            names = [self.graph.spec(w).name for w in weights]
-            path = _common_path(names) if count > 1 else ""
-            skipped = len(path) + 1 if path else 0
-            specs = [replace(self.graph.spec(w), name=n[skipped:]) for w, n in zip(weights, names)]
+            specs = [replace(self.graph.spec(w), name=name) for w, name in zip(weights, names)]
             tensors = [TensorNode(i, spec, "parameter") for i, spec in enumerate(specs)]
             tensors += [TensorNode(count + i, replace(s, name=""), "result", i) for i, s in enumerate(specs)]
             ops = [
