@@ -177,7 +177,10 @@ class DistributionSection(_Section):
         if set(self.mesh) not in [set(axes) for axes in wanted]:
             names = " or ".join(", ".join(axes) or "no axis" for axes in wanted)
             raise ValueError(f"the mesh of {self.strategy!r} must name {names}, got {self.mesh}")
-        given = sorted({"reshard_after_forward", "prefetch", "reduce"} & self.model_fields_set)
+        own = DistributionSection.model_fields
+        given = [
+            n for n in ("reshard_after_forward", "prefetch", "reduce") if getattr(self, n) != own[n].default
+        ]
         if given and "fsdp" not in self.mesh:
             raise ValueError(f"{given[0]} is about state cut over the mesh's axis fsdp, got {self.mesh}")
         if not all(1 <= size <= _MAX_AXIS for size in self.mesh.values()):
