@@ -57,6 +57,7 @@ def verify_strategy(
     *,
     accumulation: int = 1,
     leaves: int | None = None,
+    recompute: str | Sequence[str] = "none",
     seed: int = 0,
     lr: float = 1e-3,
     report: Callable[[str], None] = lambda text: None,
@@ -70,6 +71,7 @@ def verify_strategy(
         batches: inputs of one step each.
         accumulation: microbatches per step over the mesh; one device always takes the batch whole.
         leaves: as in `ComputeGraph.plan`.
+        recompute: over the mesh, as in `ComputeGraph.plan`; one device saves everything.
         seed, lr: of the weights, of every step.
         report: told what is being done.
         change: from the plan over the mesh to the one that runs; a test plants a fault with it.
@@ -90,7 +92,7 @@ def verify_strategy(
         if not callable(function):
             _border.refuse("verify", f"{name} must be callable", shown(function), "leave it out")
     one = graph.plan({}, leaves=leaves)
-    spread = change(graph.plan(given, accumulation=accumulation, leaves=leaves))
+    spread = change(graph.plan(given, accumulation=accumulation, leaves=leaves, recompute=recompute))
     compared = 0
     with graph.instantiate(one) as expected, graph.instantiate(spread) as found:
         expected.initialize(seed, _SPREAD)

@@ -83,6 +83,7 @@ def compare_strategy(
         _RandomBatches(config, num_steps),
         accumulation=config.train.accumulation,
         leaves=config.train.leaves,
+        recompute=config.train.recompute,
         seed=config.train.seed,
         lr=config.optimizer.lr,
         report=report,
