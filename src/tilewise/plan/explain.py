@@ -41,7 +41,28 @@ def explain_plan(plan: PlanTables) -> str:
     lines.append("  memory per device:")
     usage = plan.estimate_memory_usage()[0]
     lines += [f"    {name:12s} {value / 2**20:10.2f} MiB" for name, value in usage.items() if value]
-    return "\n".join([*lines, *_tiles(plan), *_programs(plan), *_templates(plan)])
+    return "\n".join([*lines, *_saved(plan), *_tiles(plan), *_programs(plan), *_templates(plan)])
+
+
+def _saved(plan: PlanTables) -> Iterator[str]:
+    """What layers keep for the backward pass besides their arguments, and which template reads it."""
+    graph = plan.graph
+    reads = {op.label: op.attrs["template"] for op in graph.ops if op.op == "call" and op.phase == "backward"}
+    runs: list[tuple[list[str], tuple[int, str]]] = []
+    for op in graph.ops:
+        backward = reads.get(f"{op.label}.backward")
+        if op.op != "call" or op.phase != "forward" or backward is None:
+            continue
+        kept = op.outputs[len(op.outputs) - len(op.attrs["saved"]) :]
+        size = sum(plan.shapes.bytes_max(graph.spec(t), plan.layout.use[t]) for t in kept)
+        if runs and runs[-1][1] == (size, backward):
+            runs[-1][0].append(op.label)
+        else:
+            runs.append(([op.label], (size, backward)))
+    yield from ["  layers save for the backward pass, per microbatch:"] if runs else []
+    for labels, (size, backward) in runs:
+        names = labels[0] if len(labels) == 1 else f"{labels[0]} to {labels[-1]}, each"
+        yield f"    {names}: {size / 2**20:.2f} MiB, for {_short(backward)}"
 
 
 def _tiles(plan: PlanTables) -> Iterator[str]:
@@ -105,8 +126,13 @@ def _templates(plan: PlanTables) -> Iterator[str]:
 
 
 def _title(template: LoweredTemplate) -> str:
+    """What it lowers, in short."""
+    return _short(template.name)
+
+
+def _short(key: str) -> str:
     """A layer's function without its module; `backward` where it is one."""
-    name, dot, backward = template.name.partition(".backward")
+    name, dot, backward = key.partition(".backward")
     return name.rpartition(".")[2] + dot + backward
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from tilewise.core.reading import Unreadable
 from tilewise.core.watch import Watch
 from tilewise.core.workers import WorkerPool
 from tilewise.core.writing import replace_file
-from tilewise.graph import GraphBuilder, differentiate, fix_sizes, simplify
+from tilewise.graph import GraphBuilder, Recomputation, differentiate, fix_sizes, simplify
 from tilewise.graph.draft import GraphDraft
 from tilewise.graph.file import (
     Definition,
@@ -102,19 +102,25 @@ class ComputeGraph(GraphBuilder):
         """The ops, producers before consumers."""
         return list(self.draft.ops)
 
-    def complete(self, *, pool: WorkerPool | None = None) -> Graph:
+    def complete(self, *, recompute: str | Sequence[str] = "none", pool: WorkerPool | None = None) -> Graph:
         """The graph with its backward pass and update, after all passes.
 
         Args:
+            recompute: as in `plan`.
             pool: as in `plan`.
+
+        Raises:
+            PlanError: as `plan`, of `recompute`.
         """
+        recomputation = Recomputation.of(recompute)
         with collector_paused():
             graph = simplify(self.freeze())
             validate_graph(graph)
             if self.draft.loss_id is None:
+                recomputation.require_fit(graph, ())
                 return graph
             seen = {id(template.graph) for template in graph.templates.values()}
-            graph, gradients = differentiate(graph, self.draft.loss_id, pool)
+            graph, gradients = differentiate(graph, self.draft.loss_id, pool, recomputation)
             if self._optimizer is not None:
                 builder = GraphBuilder.thaw(graph)
                 self._optimizer.add_to(builder, gradients)
@@ -128,6 +134,7 @@ class ComputeGraph(GraphBuilder):
         *,
         accumulation: int = 1,
         leaves: int | None = None,
+        recompute: str | Sequence[str] = "none",
         workers_per_device: int | None = None,
         sizes: Mapping[str, int] | None = None,
         strict: bool = False,
@@ -144,6 +151,10 @@ class ComputeGraph(GraphBuilder):
             leaves: G, parts the batch is cut into for sums over tokens; by default the largest power of two up to 16
                 that divides the batch. Part of the result's bits: keep it when devices change. n blocks (devices of the
                 batch x microbatches) fit if n is 1 or G / n a power of two: 12 leaves for 3 devices.
+            recompute: what layers do not save for the backward pass, which computes it again then: `none`; `full`, all
+                but their arguments; `selective`, all but results of products and of attention; or a list of patterns
+                of the layers that save nothing (`layers.[0-3]`), or of ops in them (`layers.*/silu_gate`), by their
+                labels in `print(graph)` or their names. It trades time for memory and changes no bit.
             workers_per_device: threads per device; by default cores / devices.
             sizes: numbers for symbolic sizes by name, such as `{"seq": 40}`: a plan for these alone, with the memory
                 that they need. No result changes.
@@ -155,7 +166,8 @@ class ComputeGraph(GraphBuilder):
             watch: sees the phases gradients, layouts and plan.
 
         Raises:
-            LayoutError, PlanError: the strategy does not fit the graph, or the batch does not divide.
+            LayoutError, PlanError: the strategy does not fit the graph, the batch does not divide, or `recompute` is
+                unknown or fits nothing.
             ShapeError: a constant is used as an index and names nothing.
         """
         _border.truth("plan", "strict", strict)
@@ -172,7 +184,7 @@ class ComputeGraph(GraphBuilder):
             _border.instance("plan", "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
         with collector_paused():
             with seen.phase("gradients"):
-                graph = self.complete(pool=pool)
+                graph = self.complete(recompute=recompute, pool=pool)
             with seen.phase("layouts"):
                 check_constants(graph)
                 fixed = check_sizes("plan", symbols_of(graph), {} if sizes is None else sizes)

@@ -59,6 +59,7 @@ def verify_strategy(
     strategy: DistributionStrategy | None = None,
     accumulation: int = 1,
     leaves: int | None = None,
+    recompute: str | Sequence[str] = "none",
     seed: int = 0,
     lr: float = 1e-3,
     report: Callable[[str], None] = lambda text: None,
@@ -73,6 +74,7 @@ def verify_strategy(
         batches: inputs of one step each.
         accumulation: microbatches per step over the mesh; one device always takes the batch whole.
         leaves: as in `ComputeGraph.plan`.
+        recompute: over the mesh, as in `ComputeGraph.plan`; one device saves everything.
         seed, lr: of the weights, of every step.
         report: told what is being done.
         change: from the plan over the mesh to the one that runs; a test plants a fault with it.
@@ -97,7 +99,7 @@ def verify_strategy(
     one = graph.plan({}, leaves=leaves)
     graph.set_distribution(strategy)
     try:
-        spread = change(graph.plan(given, accumulation=accumulation, leaves=leaves))
+        spread = change(graph.plan(given, accumulation=accumulation, leaves=leaves, recompute=recompute))
     finally:
         graph.set_distribution(DistributionStrategy.single())
     compared = 0

@@ -84,6 +84,7 @@ def compare_strategy(
         strategy=make_strategy(config, mesh),
         accumulation=config.train.accumulation,
         leaves=config.train.leaves,
+        recompute=config.train.recompute,
         seed=config.train.seed,
         lr=config.optimizer.lr,
         report=report,

@@ -27,11 +27,12 @@ from pydantic import (
 
 import tilewise as tw
 from tilewise import models
-from tilewise.core import MODEL_DTYPES, Border, ConfigError, model_dtype
+from tilewise.core import MODEL_DTYPES, Border, ConfigError, PlanError, model_dtype
 from tilewise.core.border import shown
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.reading import Unreadable, decode_text, first_problem, read_whole
+from tilewise.graph import Recomputation
 from tilewise.models import ModelConfig
 
 if TYPE_CHECKING:
@@ -120,15 +121,27 @@ class DataSection(_Section):
 
 
 class TrainSection(_Section):
-    """`[train]`: length, batch and precision. One step sees `batch` sequences, whatever the devices."""
+    """`[train]`: length, batch and precision. One step sees `batch` sequences, whatever the devices. `recompute` is as
+    in `ComputeGraph.plan`: one word, or patterns of names."""
 
     steps: int = Field(default=500, ge=1, le=10**9)
     batch: int = Field(default=8, ge=1, le=1 << 16)
     accumulation: int = Field(default=1, ge=1, le=1 << 16)
     leaves: int = Field(default=8, ge=1, le=1 << 16)
+    recompute: str | tuple[str, ...] = "none"
     dtype: str = "bf16"
     on_nonfinite: Literal["stop", "skip"] = "stop"
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
+
+    @field_validator("recompute", mode="before")
+    @classmethod
+    def _words_or_patterns(cls, given: object) -> object:
+        """What a plan takes; whether patterns fit a name, the plan says."""
+        try:
+            Recomputation.of(given)
+        except PlanError as error:
+            raise ValueError(str(error).partition("] ")[2]) from None
+        return given if isinstance(given, str) else tuple(given)  # type: ignore[arg-type]  # of has seen a sequence
 
     @field_validator("dtype")
     @classmethod
@@ -219,10 +232,16 @@ class TrainConfig(_Section):
         return self
 
     def what_must_match(self) -> dict[str, Any]:
-        """Everything that decides the result: all but output and distribution, which change no bit of it, and
-        where the data lies, for what it says is compared by content."""
+        """Everything that decides the result: all but output, distribution and what is recomputed, which change no bit
+        of it, and where the data lies, for what it says is compared by content."""
         sections = self.model_dump(
-            exclude={"model": True, "output": True, "distribution": True, "data": {"path"}}
+            exclude={
+                "model": True,
+                "output": True,
+                "distribution": True,
+                "data": {"path"},
+                "train": {"recompute"},
+            }
         )
         return {"model": make_model_config(self).to_dict(), **sections}
 

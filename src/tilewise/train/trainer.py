@@ -135,6 +135,7 @@ def make_plan(config: TrainConfig, watch: Watch | None = None) -> tuple[ComputeG
     plan = graph.plan(
         accumulation=config.train.accumulation,
         leaves=config.train.leaves,
+        recompute=config.train.recompute,
         workers_per_device=config.distribution.workers_per_device,
         checkpoints=True,
         watch=watch,

@@ -40,7 +40,7 @@ from tilewise.checkpoint import (
     save_checkpoint,
     write_weights,
 )
-from tilewise.core import CheckpointError, ConfigError, DeviceMesh, NotFinite
+from tilewise.core import CheckpointError, ConfigError, DeviceMesh, NotFinite, PlanError
 from tilewise.train import (
     Trainer,
     compare_strategy,
@@ -145,6 +145,22 @@ def test_checkpoints_go_from_every_mesh_to_every_other(texts, whole_run, tmp_pat
         config = make_config(texts, tmp_path / str(number), mesh)
         run(config, resume=True)
         assert is_same(weights(tmp_path / str(number)), weights(whole_run)), mesh
+
+
+def test_what_is_recomputed_may_change_at_a_stop(texts, whole_run, tmp_path):
+    """Layers that saved everything save nothing from a stop on: weights and losses are those of the whole run."""
+    _stop_after_three(make_config(texts, tmp_path))
+    run(make_config(texts, tmp_path, recompute="full"), resume=True)
+    assert is_same(weights(tmp_path), weights(whole_run))
+
+
+def test_layers_to_recompute_are_named_or_refused(texts, tmp_path):
+    """`tilewise verify` compares what is computed again with saving it; a pattern that fits nothing is no run."""
+    config = make_config(texts, tmp_path, recompute=["layers.1", "layers.*/silu_gate"])
+    assert compare_strategy(config, DeviceMesh({"tp": 2}), 2, lambda text: None).equal
+    with pytest.raises(PlanError, match=r"got 'blocks\.\*'; choose from layers.1, layers.0"):
+        plan_run(make_config(texts, tmp_path, recompute=["blocks.*"]), False)
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")

@@ -49,6 +49,7 @@ class Linear(Op):
     A bias is one vector for all rows. Either is added in fp32, before the result is rounded."""
 
     name = "linear"
+    is_costly = True
     signature = Signature(
         lambda attrs: 2 * attrs["num_terms"] + (attrs["residual"] or attrs["bias"]),
         attributes={"num_terms": int, "transpose": bool, "residual": bool, "bias": bool},
@@ -242,6 +243,7 @@ class Matmul(Op):
     """Product of two 2-D results, with transposes; for graphs by hand. Weights go through `linear`."""
 
     name = "matmul"
+    is_costly = True
     signature = Signature(2, attributes={"transpose_a": bool, "transpose_b": bool})
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:
