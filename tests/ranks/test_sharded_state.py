@@ -45,6 +45,7 @@ CHOICES = {
     "workers": [1, 2],
     "dtype": ["f32", "bf16"],
     "tied": [True, False],
+    "recompute": ["none", "full", "selective"],
 }
 
 
@@ -75,7 +76,7 @@ def is_small(case: Case) -> bool:
 
 def compare(case: Case, change=lambda plan: plan) -> tuple[bool, str]:  # type: ignore[no-untyped-def]
     """Whether some steps equal one device, and what was found."""
-    _, microbatches, reduce, reshard, prefetch, workers, dtype, tied = case
+    _, microbatches, reduce, reshard, prefetch, workers, dtype, tied, recompute = case
     mesh = mesh_of(case)
     shared = mesh.size("dp", "fsdp") * microbatches  # type: ignore[operator]
     leaves = shared * (2 if shared <= 4 else 1)
@@ -96,6 +97,7 @@ def compare(case: Case, change=lambda plan: plan) -> tuple[bool, str]:  # type: 
         ),
         leaves=leaves,
         accumulation=microbatches,  # type: ignore[arg-type]
+        recompute=str(recompute),
         change=with_workers,
     )
     return report.equal, report.text
@@ -109,9 +111,9 @@ def pairwise() -> list[Case]:
 
 def named(case: Case) -> str:
     """Of a case, for the report."""
-    mesh, microbatches, reduce, reshard, prefetch, workers, dtype, tied = case
+    mesh, microbatches, reduce, reshard, prefetch, workers, dtype, tied, recompute = case
     words = f"{'x'.join(map(str, mesh))}-m{microbatches}-{reduce}-p{prefetch}-w{workers}-{dtype}"  # type: ignore[call-overload]
-    return words + ("-reshard" if reshard else "") + ("-tied" if tied else "")
+    return f"{words}-{recompute}" + ("-reshard" if reshard else "") + ("-tied" if tied else "")
 
 
 @pytest.mark.parametrize("case", pairwise()[:6], ids=named)
@@ -161,14 +163,14 @@ def shift(instruction):
 )
 def test_a_fault_in_what_comes_home_is_seen(label, fault, microbatches):
     """With parts of the wrong devices the comparison fails."""
-    case = ((1, 3, 1), microbatches, "microbatch", True, 1, 1, "f32", False)
+    case = ((1, 3, 1), microbatches, "microbatch", True, 1, 1, "f32", False, "none")
     assert compare(case)[0]
     assert not compare(case, change_first(label, fault))[0]
 
 
 def test_a_fault_in_what_is_gathered_is_seen():
     """With one device's home in another's place the comparison fails."""
-    case = ((1, 2, 1), 1, "microbatch", True, 1, 1, "f32", False)
+    case = ((1, 2, 1), 1, "microbatch", True, 1, 1, "f32", False, "none")
 
     def change(plan: tw.Plan) -> tw.Plan:
         program = plan.program
