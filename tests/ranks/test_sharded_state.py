@@ -91,9 +91,7 @@ def compare(case: Case, change=lambda plan: plan) -> tuple[bool, str]:  # type: 
         batches(model, STEPS, leaves, SEQ),
         strategy=DistributionStrategy.for_mesh(
             mesh,
-            reshard_after_forward=bool(reshard),
-            prefetch=prefetch,
-            reduce=reduce,  # type: ignore[arg-type]
+            StateSharding(("fsdp",), bool(reshard), prefetch, reduce),  # type: ignore[arg-type]
         ),
         leaves=leaves,
         accumulation=microbatches,  # type: ignore[arg-type]
@@ -310,6 +308,30 @@ def test_equal_layers_are_gathered_by_one_template():
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(
+    ("options", "calls"),
+    [
+        ({}, 7),  # embedding, five layers, head
+        ({"units": ["layers.[0-1].*", "layers.[2-4].*"]}, 4),
+        ({"units": ["*"]}, 1),
+        ({"unit_elements": 100_000}, 4),
+    ],
+    ids=str,
+)
+def test_units_are_gathered_together(options, calls):
+    """As a user says, or by size; the same bits."""
+    model = model_of(num_hidden_layers=5)
+    graph = graph_of(model, 4)
+    strategy = DistributionStrategy.fsdp(2, **options)
+    graph.set_distribution(strategy)
+    plan = graph.plan(leaves=4)
+    found = [op for op in plan.graph.ops if op.phase == "forward" and op.label.startswith("unshard:")]
+    assert len(found) == calls
+    steps = batches(model, 2, 4, SEQ)
+    report = verify_strategy(graph_of(model, 4), DeviceMesh({"fsdp": 2}), steps, strategy=strategy, leaves=4)
+    assert report.equal, report.text
+
+
 def test_explanations_say_what_lives_where():
     """How many weights are cut, what a pass gathers, what gathered weights take."""
     graph = graph_of(model_of(), 4)
@@ -388,6 +410,14 @@ def test_a_model_without_a_weight_to_cut_is_refused():
         LayoutError, match=r"cut in panels of 32 rows, one or more a device.*fewer devices for fsdp"
     ):
         graph.plan(leaves=16)
+
+
+def test_a_unit_of_no_layer_is_refused():
+    """A pattern that fits no layer's weights is a slip."""
+    graph = graph_of(model_of(), 4)
+    graph.set_distribution(DistributionStrategy.fsdp(2, units=["blocks.*"]))
+    with pytest.raises(LayoutError, match=r"got 'blocks\.\*', which fits no layer"):
+        graph.plan(leaves=4)
 
 
 def test_custom_axes_cut_state():

@@ -5,17 +5,20 @@ Here each weight gets a *home*, which the sharding axes cut along dim 0 in whole
 optimizer's states. What reads the weight reads what a call of `unshard` has gathered from the homes beforehand; a sum
 that makes its gradient arrives in shards; its update works at home. Nothing else changes, so no bit does.
 
-Every layer is a unit that is gathered by one call, and so is every run of ops between layers. The calls are templates:
-equal layers are gathered by the same instructions. A call stands `prefetch` units before its reader, which is all that
-overlapping takes: tasks run when their tiles are there. Memory for what is gathered comes from the planner, by the time
-that it lives.
+Every layer is a unit that is gathered by one call, and so is every run of ops between layers, unless a user or a size
+puts several together. The calls are templates: equal layers are gathered by the same instructions. A call stands
+`prefetch` units before its reader, which is all that overlapping takes: tasks run when their tiles are there. Memory
+for what is gathered comes from the planner, by the time that it lives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from math import prod
 
+from tilewise.core.dims import upper_bound
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.batch import BatchCut
@@ -65,6 +68,7 @@ class _Sharding:
         self.templates: dict[str, Template] = dict(graph.templates)
         self.inner: dict[object, GraphLayout] = {}  # by a template's layout and what changed in it
         self.gathers: dict[object, tuple[Template, GraphLayout]] = {}
+        self.fitting: set[str] = set()  # patterns that fit some layer
         self.needed: dict[str, frozenset[int]] = {}  # by template, arguments whose values it needs
 
     def run(self) -> tuple[Graph, GraphLayout]:
@@ -160,31 +164,69 @@ class _Sharding:
         return [t for a, t in zip(template.arguments, op.inputs) if t is not None and a in needed]
 
     def _place_gathers(self, units: Sequence[_Unit]) -> dict[int, list[OpNode]]:
-        """Calls that gather, by the number of the unit that they stand before."""
+        """Calls that gather, by the number of the run or layer that they stand before."""
         before: dict[int, list[OpNode]] = {}
         held: dict[int, tuple[int, int]] = {}  # weight -> the unit that last read it, and what stood for it
-        reading = [n for n, unit in enumerate(units) if unit.needs]
-        for at, number in enumerate(reading):
-            unit = units[number]
-            fresh = []
-            for weight in unit.needs:
-                last = held.get(weight)
-                is_kept = last is not None and (last[0] == at - 1 or not self.sharding.reshard_after_forward)
-                if last is not None and is_kept:
-                    unit.gathered[weight] = last[1]
-                else:
-                    fresh.append(weight)
+        groups = self._groups(units)
+        for at, group in enumerate(groups):
+            phase = units[group[0]].phase
+            needs = sorted({weight for number in group for weight in units[number].needs})
+            kept = {w: held[w][1] for w in needs if w in held and self._is_kept(held[w][0], at)}
+            fresh = [w for w in needs if w not in kept]
             if fresh:
-                earlier = [n for n in reading[:at] if units[n].phase == unit.phase]
-                place = [*earlier, number][-1 - min(self.sharding.prefetch, len(earlier))]
-                call = self._gather(fresh, unit)
+                earlier = [g[0] for g in groups[:at] if units[g[0]].phase == phase]
+                place = [*earlier, group[0]][-1 - min(self.sharding.prefetch, len(earlier))]
+                call = self._gather(fresh, phase)
                 before.setdefault(place, []).append(call)
-                unit.gathered.update(zip(fresh, call.outputs))
-            for weight in unit.needs:
-                held[weight] = at, unit.gathered[weight]
+                kept.update(zip(fresh, call.outputs))
+            for number in group:
+                units[number].gathered.update(kept)
+            held.update({w: (at, kept[w]) for w in needs})
         return before
 
-    def _gather(self, weights: Sequence[int], unit: _Unit) -> OpNode:
+    def _is_kept(self, last: int, now: int) -> bool:
+        """Whether a weight that a unit has read is there for another one."""
+        return last == now - 1 or not self.sharding.reshard_after_forward
+
+    def _groups(self, units: Sequence[_Unit]) -> list[list[int]]:
+        """Runs and layers that are gathered together, in order: those that need weights, one by one, by the user's
+        patterns or by size."""
+        groups: list[list[int]] = []
+        last: tuple[str, str | None] = ("", None)
+        size = 0
+        for number, unit in enumerate(units):
+            if not unit.needs:
+                continue
+            mark = unit.phase, self._pattern_of(unit)
+            is_small = mark[1] is None and size < self.sharding.unit_elements
+            if groups and mark == last and (is_small or mark[1] is not None):
+                groups[-1].append(number)
+            else:
+                groups.append([number])
+                size = 0
+            last = mark
+            size += sum(self._elements(weight) for weight in unit.needs)
+        for pattern in self.sharding.units:
+            if pattern not in self.fitting:
+                raise LayoutError(
+                    "[strategy.shard_states] a unit is of layers whose weights all fit its pattern; got "
+                    f"{pattern!r}, which fits no layer of {self.graph.name!r}; see the names in print(graph)"
+                )
+        return groups
+
+    def _pattern_of(self, unit: _Unit) -> str | None:
+        """The user's pattern that all weights of a layer fit."""
+        names = [self.graph.spec(weight).name for weight in unit.needs]
+        for pattern in self.sharding.units:
+            if all(fnmatchcase(name, pattern) for name in names):
+                self.fitting.add(pattern)
+                return pattern
+        return None
+
+    def _elements(self, weight: int) -> int:
+        return prod(upper_bound(size) for size in self.graph.spec(weight).shape)
+
+    def _gather(self, weights: Sequence[int], phase: str) -> OpNode:
         """A call that gathers some weights; equal ones share a template."""
         template, _ = self._gather_template(weights)
         results = []
@@ -196,7 +238,7 @@ class _Sharding:
         names = [self.graph.spec(w).name for w in weights]
         label = f"unshard:{_common_path(names) or names[0]}"
         attrs = {"template": template.key, "saved": ()}
-        return OpNode(-1, "call", tuple(weights), tuple(results), attrs, unit.phase, label)
+        return OpNode(-1, "call", tuple(weights), tuple(results), attrs, phase, label)
 
     def _gather_template(self, weights: Sequence[int]) -> tuple[Template, GraphLayout]:
         names = [self.graph.spec(w).name for w in weights]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tilewise.core.border import Border, shown
-from tilewise.core.dims import BATCH
+from tilewise.core.dims import BATCH, MAX_SIZE
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import MAX_DEVICES, Axes, DeviceMesh
 from tilewise.ir.hints import Hint, axes_in
@@ -45,6 +45,9 @@ class StateSharding:
         reduce: with several microbatches, whether gradients are summed over devices in each (`microbatch`: no more than
             a share of them is kept), or once, behind the last (`step`, as PyTorch's `no_sync`: fewer transfers, and
             every device keeps sums as large as its weights).
+        units: patterns of weights' names (`layers.[0-3].*`): layers that follow each other and whose weights all fit
+            one are gathered together, as a unit. Others are units of their own, or by size.
+        unit_elements: layers that follow each other are gathered together until they have so many elements.
 
     Raises:
         LayoutError: one of them is out of range.
@@ -54,6 +57,8 @@ class StateSharding:
     reshard_after_forward: bool = True
     prefetch: int = 1
     reduce: Literal["microbatch", "step"] = "microbatch"
+    units: tuple[str, ...] = ()
+    unit_elements: int = 0
 
     def __post_init__(self) -> None:
         if not self.axes or not all(isinstance(axis, str) for axis in self.axes):
@@ -62,6 +67,12 @@ class StateSharding:
         prefetch = _border.integer("sharding", "prefetch", self.prefetch, 0, _MAX_PREFETCH)
         object.__setattr__(self, "prefetch", prefetch)
         _border.choice("sharding", "reduce", self.reduce, ("microbatch", "step"))
+        units = tuple(_border.sequence("sharding", "units", self.units, "patterns of names"))
+        for pattern in units:
+            _border.text("sharding", "a pattern of names", pattern)
+        object.__setattr__(self, "units", units)
+        elements = _border.integer("sharding", "unit_elements", self.unit_elements, 0, MAX_SIZE)
+        object.__setattr__(self, "unit_elements", elements)
 
 
 @dataclass(frozen=True)
@@ -162,6 +173,8 @@ class DistributionStrategy:
         reshard_after_forward: bool = True,
         prefetch: int = 1,
         reduce: Literal["microbatch", "step"] = "microbatch",
+        units: Sequence[str] = (),
+        unit_elements: int = 0,
     ) -> DistributionStrategy:
         """Batch shared by all devices; weights, gradients and optimizer states cut over `shard_degree` of them (by
         default all: ZeRO 3), and replicated among the groups (hybrid sharding).
@@ -169,7 +182,7 @@ class DistributionStrategy:
         Args:
             world_size: devices.
             shard_degree: of a group; it divides `world_size`.
-            reshard_after_forward, prefetch, reduce: as in `StateSharding`.
+            reshard_after_forward, prefetch, reduce, units, unit_elements: as in `StateSharding`.
 
         Raises:
             LayoutError: groups would differ in size, or a setting is out of range.
@@ -184,7 +197,14 @@ class DistributionStrategy:
                 f"{degree} of {world}",
                 "choose one of " + ", ".join(str(n) for n in range(1, world + 1) if world % n == 0),
             )
-        sharding = StateSharding(_SHARDING, reshard_after_forward, prefetch, reduce)
+        sharding = StateSharding(
+            _SHARDING,
+            reshard_after_forward,
+            prefetch,
+            reduce,
+            units,  # type: ignore[arg-type]  # made a tuple there
+            unit_elements,
+        )
         axes = {"dp": world // degree, "fsdp": degree}
         return cls(ParallelismMode.FSDP, axes, _SHARDED_DATA, sharding=sharding)
 
@@ -217,19 +237,12 @@ class DistributionStrategy:
         return cls(ParallelismMode.HYBRID, axes, {**_SHARDED_DATA, **_TENSOR}, sharding=sharding)
 
     @classmethod
-    def for_mesh(
-        cls,
-        mesh: DeviceMesh,
-        *,
-        reshard_after_forward: bool = True,
-        prefetch: int = 1,
-        reduce: Literal["microbatch", "step"] = "microbatch",
-    ) -> DistributionStrategy:
+    def for_mesh(cls, mesh: DeviceMesh, sharding: StateSharding | None = None) -> DistributionStrategy:
         """The strategy that a mesh's axis names stand for.
 
         Args:
             mesh: its axes are `dp`, `fsdp` and `tp`, or some of them.
-            reshard_after_forward, prefetch, reduce: as in `StateSharding`, where there is an axis `fsdp`.
+            sharding: how state is cut where there is an axis `fsdp`; by default as in `StateSharding`.
 
         Raises:
             LayoutError: an axis is none of `dp`, `fsdp` and `tp`.
@@ -241,7 +254,6 @@ class DistributionStrategy:
             raise LayoutError(
                 f"[strategy.for_mesh] mesh axes are dp, fsdp and tp; got {', '.join(unknown)}; rename or drop them"
             )
-        sharding = StateSharding(_SHARDING, reshard_after_forward, prefetch, reduce)
         sizes = {name: mesh.size(name) for name in known}
         return cls.hybrid(**sizes, sharding=sharding if sizes["fsdp"] > 1 else None)
 

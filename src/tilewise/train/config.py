@@ -29,6 +29,7 @@ import tilewise as tw
 from tilewise import models
 from tilewise.core import MODEL_DTYPES, Border, ConfigError, PlanError, model_dtype
 from tilewise.core.border import shown
+from tilewise.core.dims import MAX_SIZE
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.reading import Unreadable, decode_text, first_problem, read_whole
@@ -174,6 +175,9 @@ _MESHES: Mapping[str, Sequence[tuple[str, ...]]] = {
 }
 
 
+_ABOUT_SHARDING = ("reshard_after_forward", "prefetch", "reduce", "units", "unit_elements")
+
+
 class DistributionSection(_Section):
     """`[distribution]`: the strategy, the mesh it spreads over, and how axis `fsdp` cuts state (`StateSharding`)."""
 
@@ -183,6 +187,8 @@ class DistributionSection(_Section):
     reshard_after_forward: bool = True
     prefetch: int = Field(default=1, ge=0, le=64)
     reduce: Literal["microbatch", "step"] = "microbatch"
+    units: list[str] = Field(default_factory=list, max_length=1024)
+    unit_elements: int = Field(default=0, ge=0, le=MAX_SIZE)
 
     @model_validator(mode="after")
     def _axes_belong_to_strategy(self) -> DistributionSection:
@@ -190,10 +196,8 @@ class DistributionSection(_Section):
         if set(self.mesh) not in [set(axes) for axes in wanted]:
             names = " or ".join(", ".join(axes) or "no axis" for axes in wanted)
             raise ValueError(f"the mesh of {self.strategy!r} must name {names}, got {self.mesh}")
-        own = DistributionSection.model_fields
-        given = [
-            n for n in ("reshard_after_forward", "prefetch", "reduce") if getattr(self, n) != own[n].default
-        ]
+        usual = DistributionSection.model_construct()
+        given = [name for name in _ABOUT_SHARDING if getattr(self, name) != getattr(usual, name)]
         if given and "fsdp" not in self.mesh:
             raise ValueError(f"{given[0]} is about state cut over the mesh's axis fsdp, got {self.mesh}")
         if not all(1 <= size <= _MAX_AXIS for size in self.mesh.values()):
@@ -356,12 +360,15 @@ def make_optimizer(config: TrainConfig) -> AdamW:
 def make_strategy(config: TrainConfig, mesh: DeviceMesh | None = None) -> DistributionStrategy:
     """The strategy of `[distribution]`, over its mesh or another."""
     own = config.distribution
-    return tw.DistributionStrategy.for_mesh(
-        DeviceMesh(own.mesh) if mesh is None else mesh,
-        reshard_after_forward=own.reshard_after_forward,
-        prefetch=own.prefetch,
-        reduce=own.reduce,
+    sharding = tw.StateSharding(
+        ("fsdp",),
+        own.reshard_after_forward,
+        own.prefetch,
+        own.reduce,
+        tuple(own.units),
+        own.unit_elements,
     )
+    return tw.DistributionStrategy.for_mesh(DeviceMesh(own.mesh) if mesh is None else mesh, sharding)
 
 
 def _parse_toml(text: str) -> dict[str, Any]:
