@@ -22,6 +22,7 @@ __all__ = ["CallPicture", "PlanPicture", "render_plan"]
 COLUMNS = 600
 MAX_ROWS = 500
 MAX_LANES = 64
+MAX_LABELS = 3  # that a cell names
 WIDTH, LEFT, HEIGHT = 1200, 120, 220
 PLOT = WIDTH - LEFT - 10
 LABEL = 80  # pixels that the words of a mark take
@@ -93,21 +94,9 @@ def render_plan(picture: PlanPicture, timeline: Sequence[TaskRecord] = ()) -> st
 
 def _memory(picture: PlanPicture) -> str:
     """Categories on each other over the calls of a step, and their bytes."""
-    names = [name for name, count in picture.lasting.items() if count]
-    names += [
-        name for name in dict.fromkeys(n for call in picture.calls for n in call.alive) if name not in names
-    ]
-    styles = kernel_classes(names)
-    places = _columns(picture.calls)
-    columns = [_all_of(picture, max(of, key=lambda c: sum(c.alive.values()))) for of in places]
-    whole = max((sum(of.values()) for of in columns), default=0)
-    parts, below = [], [0] * len(columns)
-    for name in names:
-        above = [low + of.get(name, 0) for low, of in zip(below, columns)]
-        label = f"{name}: up to {byte_count(max((of.get(name, 0) for of in columns), default=0))}"
-        parts.append(_band(below, above, max(1, whole), styles[name], label))
-        below = above
-    drawing = _svg(HEIGHT, [*parts, *_marks(places, HEIGHT), _scale_text(byte_count(whole))])
+    styles, places = _categories(picture), _columns(picture.calls)
+    columns = [_fullest(picture, of) for of in places]
+    drawing = _stack(columns, styles, _marks(places, HEIGHT))
     rows = [(name, f"{count:,}", byte_count(count)) for name, count in picture.usage.items() if count]
     return (
         f"<h2>Memory of a device over the calls of {text(picture.program)}</h2>"
@@ -118,8 +107,31 @@ def _memory(picture: PlanPicture) -> str:
     )
 
 
-def _all_of(picture: PlanPicture, call: CallPicture) -> dict[str, int]:
-    return {**picture.lasting, **call.alive}
+def _categories(picture: PlanPicture) -> dict[str, str]:
+    """What lasts first; with their colours."""
+    names = [name for name, count in picture.lasting.items() if count]
+    return kernel_classes([*names, *(name for call in picture.calls for name in call.alive)])
+
+
+def _fullest(picture: PlanPicture, calls: Sequence[CallPicture]) -> dict[str, int]:
+    """Bytes by category while the call of some runs that has most alive."""
+    most = max(calls, key=lambda call: sum(call.alive.values()), default=None)
+    found = dict(picture.lasting)
+    for name, count in most.alive.items() if most is not None else ():
+        found[name] = found.get(name, 0) + count
+    return found
+
+
+def _stack(columns: Sequence[Mapping[str, int]], styles: Mapping[str, str], behind: Sequence[str]) -> str:
+    """Areas on each other, with the highest sum as the scale."""
+    whole = max((sum(of.values()) for of in columns), default=0)
+    parts, below = [], [0] * len(columns)
+    for name, style in styles.items():
+        above = [low + of.get(name, 0) for low, of in zip(below, columns)]
+        most = max((of.get(name, 0) for of in columns), default=0)
+        parts.append(_band(below, above, max(1, whole), style, f"{name}: up to {byte_count(most)}"))
+        below = above
+    return _svg(HEIGHT, [*parts, *behind, _scale_text(byte_count(whole))])
 
 
 def _columns(calls: Sequence[CallPicture]) -> list[Sequence[CallPicture]]:
@@ -227,7 +239,9 @@ def _words_of(call: CallPicture, of: int) -> str:
         if call.phase == "update"
         else f"{call.name}, microbatch {call.microbatch}"
     )
-    moved = "; ".join(f"{label} {count:,}" for label, count in call.reads[of].items())
+    most = sorted(call.reads[of].items(), key=lambda item: -item[1])
+    moved = "; ".join(f"{label} {count:,}" for label, count in most[:MAX_LABELS])
+    moved += f"; and {len(most) - MAX_LABELS} more" if len(most) > MAX_LABELS else ""
     return f"{part}" + (f": reads {moved}" if moved else "")
 
 
@@ -302,13 +316,30 @@ def _lanes(picture: PlanPicture, timeline: Sequence[TaskRecord]) -> str:
         (kind, f"{count[kind]:,}", duration(ns), f"{ns / sum(time.values()):.1%}")
         for kind, ns in time.most_common()
     ]
+    memory = ""
+    if picture.spans:
+        cells = _over_time(picture, begin, max(1, end - begin))
+        memory = (
+            "<h2>Memory of device 0 in the run</h2><p class='soft'>Of the calls that ran at a time, what the plan has "
+            f"alive for the one with most.</p>{_stack(cells, _categories(picture), ())}"
+        )
     return (
         f"<h2>A run</h2><p class='soft'>{len(timeline):,} tasks in {duration(end - begin)}. Bars that are too narrow "
         "are drawn as one.</p>"
         f"<p class='legend'>{_legend({k: s for k, s in styles.items() if s != 'cx'})}</p>"
         f"{timeline_chart(rows[:MAX_LANES], begin, end)}{more}"
-        f"{html_table(('kind of task', 'tasks', 'time', 'share'), table[:MAX_ROWS])}"
+        f"{html_table(('kind of task', 'tasks', 'time', 'share'), table[:MAX_ROWS])}{memory}"
     )
+
+
+def _over_time(picture: PlanPicture, begin: int, length: int) -> list[dict[str, int]]:
+    """Bytes by category of the first device, cell by cell of the run's time."""
+    running: list[list[CallPicture]] = [[] for _ in range(COLUMNS)]
+    for call, (first, last) in zip(picture.calls, picture.spans[0]):
+        low, high = ((moment - begin) * COLUMNS // length for moment in (first, last))
+        for cell in running[max(0, low) : high + 1]:
+            cell.append(call)
+    return [_fullest(picture, calls) for calls in running]
 
 
 def _kind(label: str) -> str:

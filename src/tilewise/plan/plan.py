@@ -87,7 +87,7 @@ class Plan(PlanTables):
         Args:
             path: where it goes; what stood there is replaced whole, or kept.
             timeline: of a traced run of this plan, as `GraphInstance.timeline()` gives it: adds a lane per worker with
-                its tasks by kind and, where the run had its symbolic sizes at their bounds, when each call ran.
+                its tasks by kind and, where it has as many as the plan, when each call ran and what memory held.
 
         Raises:
             PlanError: the path is none, or the timeline is that of another plan.
