@@ -118,12 +118,15 @@ def make_graph(config: TrainConfig, *, is_padded: bool) -> ComputeGraph:
     return graph
 
 
-def make_plan(config: TrainConfig, watch: Watch | None = None) -> tuple[ComputeGraph, Plan]:
+def make_plan(
+    config: TrainConfig, watch: Watch | None = None, *, must_fit: bool = True
+) -> tuple[ComputeGraph, Plan]:
     """The training graph with optimizer and strategy, and its plan; nothing is allocated.
 
     Args:
         config: of the run.
         watch: sees the plan's phases (`ComputeGraph.plan`).
+        must_fit: refuse a plan that this machine has not the memory for.
 
     Raises:
         LayoutError, PlanError: the strategy cannot spread this model.
@@ -140,7 +143,8 @@ def make_plan(config: TrainConfig, watch: Watch | None = None) -> tuple[ComputeG
         checkpoints=True,
         watch=watch,
     )
-    plan.require_memory()
+    if must_fit:
+        plan.require_memory()
     return graph, plan
 
 
