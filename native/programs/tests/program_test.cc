@@ -89,6 +89,12 @@ CASE("ROWPART views a share of the iteration's rows") {
   EXPECT_EQ(views({0, Mode::kRowPart, 0, -1, 0, 1, 2, 3}, 10, 5), "3.0+2x4@0 8.0+2x4@5 ");
 }
 
+CASE("ROWPART with an offset views rows so far on, clipped to the tensor") {
+  EXPECT_EQ(views({0, Mode::kRowPart, 0, -1, 0, 1, 0, 1, false, 0, 4}, 6, 3), "4.0+3x4@0 7.0+3x4@3 ");
+  EXPECT_EQ(views({0, Mode::kRowPart, 0, -1, 0, 1, 1, 2, false, 0, 2}, 8, 4), "4.0+2x4@0 8.0+2x4@4 ");
+  EXPECT_EQ(views({0, Mode::kRowPart, 0, -1, 0, 1, 0, 1, false, 0, 7}, 6, 3), "7.0+3x4@0 10.0+0x4@3 ");
+}
+
 CASE("WHOLE views everything; step 0 makes one iteration, an extent of 0 with a step none") {
   EXPECT_EQ(views({0, Mode::kWhole}, 10, 0), "0.0+10x4@0 ");
   EXPECT_EQ(views({0, Mode::kWhole}, 0, 4), "");
@@ -100,6 +106,8 @@ CASE("accesses name the tiles that the row range touches; parts name the whole i
   EXPECT_EQ(handles({0, Mode::kRow, kIn}, 10, 5, 1), "1:r 2:r ");
   EXPECT_EQ(handles({0, Mode::kWhole, kOut}, 10, 5, 1), "0:w 1:w 2:w ");
   EXPECT_EQ(handles({0, Mode::kRowPart, kInOut, -1, 0, 1, 0, 8}, 10, 4, 1), "1:w ");
+  EXPECT_EQ(handles({0, Mode::kRowPart, kIn, -1, 0, 1, 0, 8, false, 0, 3}, 8, 4, 0), "0:r 1:r ");
+  EXPECT_EQ(handles({0, Mode::kRowPart, kIn, -1, 0, 1, 0, 1, false, 0, 4}, 4, 4, 0), "1:r ");
   EXPECT_EQ(handles({0, Mode::kCol, kIn}, 4, 2, 1), "0:r 1:r 2:r ");
 }
 
@@ -156,6 +164,8 @@ CASE("finish refuses unknown kernels, modes, accesses, slots and peers") {
   EXPECT(contains(refusal(instr("hash", 4, 4, {{0, Mode::kRow, 0, 1}})), "peer"));
   EXPECT(contains(refusal(instr("hash", 4, 4, {{0, Mode::kRow, 0, -1, 0, 0}})), "div"));
   EXPECT(contains(refusal(instr("hash", 4, 4, {{0, Mode::kRowPart, 0, -1, 0, 1, 2, 2}})), "part"));
+  EXPECT(contains(refusal(instr("hash", 4, 4, {{0, Mode::kRowPart, 0, -1, 0, 1, 0, 1, false, 0, -1}})), "offset"));
+  EXPECT(contains(refusal(instr("hash", 4, 4, {{0, Mode::kRow, 0, -1, 0, 1, 0, 1, false, 0, 1}})), "offset"));
   EXPECT(contains(refusal(instr("", 4, 4, {}, {}, {{-1, false, 1}})), "signal"));
   EXPECT(contains(refusal(instr("", 4, 4, {}, {}, {}, {{0, 3, 0, false}})), "notify"));
 }

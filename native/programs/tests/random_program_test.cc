@@ -123,6 +123,7 @@ class Generator {
       if (kind == 0) operand.mode = Mode::kWhole;
       if (kind == 1) operand.div = draw(1, 3);
       if (kind == 2) operand = {operand.slot, Mode::kRowPart, operand.access, -1, 0, 1, draw(0, 1), 2};
+      if (kind == 2 && draw(0, 1) == 0) operand.offset = draw(0, kRows);
       made.operands.push_back(operand);
     }
     if (draw(0, 2) == 0) made.operands.push_back({draw(0, kPlain - 1), Mode::kRows, kIn, -1, 0, 1, draw(0, kRows), 2});
