@@ -12,7 +12,7 @@ from tilewise.core.border import Border
 from tilewise.core.errors import PlanError
 from tilewise.ir.layout import show_axes
 from tilewise.ir.program import Instruction, LoweredTemplate, Source, upper
-from tilewise.ir.reshards import explain_reshards
+from tilewise.ir.reshards import explain_homes, explain_reshards
 from tilewise.plan.tables import PlanTables
 from tilewise.plan.traffic import count_device_traffic
 
@@ -36,6 +36,8 @@ def explain_plan(plan: PlanTables) -> str:
         if changes
         else []
     )
+    homes = explain_homes(plan.graph, plan.layout)
+    lines += ["  sharded state:", *(f"    {line}" for line in homes)] if homes else []
     lines.append("  memory per device:")
     usage = plan.estimate_memory_usage()[0]
     lines += [f"    {name:12s} {value / 2**20:10.2f} MiB" for name, value in usage.items() if value]

@@ -36,7 +36,13 @@ from tilewise.plan import Plan, check_sizes, make_plan, settings_for, symbols_of
 from tilewise.session.assemble import device_overhead
 from tilewise.session.inputs import check_constants, is_own_input
 from tilewise.session.instance import GraphInstance
-from tilewise.strategy import DistributionStrategy, insert_reshards, one_stage, propagate_layouts
+from tilewise.strategy import (
+    DistributionStrategy,
+    insert_reshards,
+    one_stage,
+    propagate_layouts,
+    shard_states,
+)
 
 __all__ = ["ComputeGraph"]
 
@@ -188,6 +194,8 @@ class ComputeGraph(GraphBuilder):
                     batch = replace(cut_batch(graph, accumulation, leaves), bound=batch.bound)
                 layout = propagate_layouts(graph, used, strategy, batch)
                 graph, layout = insert_reshards(graph, layout, strict=strict)
+                if strategy.sharding is not None:
+                    graph, layout = shard_states(graph, layout, strategy.sharding, batch)
                 settings = settings_for(graph, layout, batch, workers_per_device, checkpoints)
             with seen.phase("plan"):
                 return make_plan(graph, layout, settings, one_stage, self._optimizer, device_overhead, pool)

@@ -34,6 +34,16 @@ def test_example_is_valid_and_complete():
         ("[train]\nbatch = 6\nleaves = 4\n", "train.batch must divide by train.leaves"),
         ("[distribution]\nstrategy = 'ddp'\nmesh = { tp = 2 }\n", "must name dp"),
         ("[distribution]\nstrategy = 'magic'\n", "distribution.strategy"),
+        ("[distribution]\nstrategy = 'fsdp'\nmesh = { dp = 2 }\n", "must name fsdp or dp, fsdp, got"),
+        (
+            "[distribution]\nstrategy = 'ddp'\nmesh = { dp = 2 }\nprefetch = 2\n",
+            "prefetch is about state cut over the mesh's axis fsdp",
+        ),
+        (
+            "[distribution]\nstrategy = 'fsdp'\nmesh = { fsdp = 2 }\nprefetch = 65\n",
+            "prefetch: .* 64; got 65",
+        ),
+        ("[distribution]\nstrategy = 'fsdp'\nmesh = { fsdp = 2 }\nreduce = 'late'\n", "reduce"),
         ("[optimizer]\nlr = -1\n", "optimizer.lr"),
         ("[model]\nnum_attention_heads = 6\nhidden_size = 256\n", "hidden_size must divide"),
         ("[model\n", "not TOML"),

@@ -196,6 +196,7 @@ class LinearWeightGradient(Op):
 
     name = "linear_dw"
     accumulates = (0,)
+    shape_of = frozenset({0})
     signature = Signature(3)
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
@@ -218,14 +219,13 @@ class LinearWeightGradient(Op):
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per block of weight rows over all leaves at hand, then the reduction over the batch's devices."""
         weight, rows, cols = op.given
-        w = low.tensor(weight)
         target = low.accumulator(op, 0)
         low.emit(
             "matmul_dw",
             op,
-            over=w,
-            step=w.tile_rows,
-            dtype=w.dtype,
+            over=target.ref,
+            step=target.ref.tile_rows,
+            dtype=low.spec(weight).dtype.name,
             tiles={
                 "out": low.row(target.ref),
                 "dy": low.col(rows),

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.ir.graph import Graph
-from tilewise.ir.layout import GraphLayout, Record
+from tilewise.ir.layout import GraphLayout, Record, TensorLayout
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Mode, Number, NumberLike, Operand, Slot, TempSpec
 from tilewise.plan.classes import DeviceNumbers
@@ -61,15 +61,16 @@ class SlotTable(LocalView):
         known = self.refs.get(slot)
         if known is not None:
             return known
-        spec, layout = self.spec(root), self.layout(root)
+        return self.slot(slot, lambda index: self.local_ref(root, self.layout(root), index))
 
-        def make(index: int) -> Ref:
-            extent = self.shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
-            tile = self.shapes.tile_rows(spec, self.graph.tensors[root].kind, extent)
-            cols = self.shapes.cols(spec, layout)
-            return Ref(index, extent, cols, spec.dtype.name, tile, spec.storage == "packed")
-
-        return self.slot(slot, make)
+    def local_ref(self, tensor: int, layout: TensorLayout, slot: int) -> Ref:
+        """The view of a tensor that is laid out so."""
+        spec = self.spec(tensor)
+        extent = self.shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
+        tile = self.shapes.tile_rows(spec, self.graph.tensors[tensor].kind, extent)
+        return Ref(
+            slot, extent, self.shapes.cols(spec, layout), spec.dtype.name, tile, spec.storage == "packed"
+        )
 
     def flat(self, tensor: int | Ref) -> Ref:
         """The same memory as rows of plain elements: panels padded, a vector as a column."""
