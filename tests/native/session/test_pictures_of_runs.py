@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from small_llama import batches, config, training_graph
 
 import tilewise as tw
+from ranks.small_llama import batches, config, training_graph
 from tilewise.plan.picture import draw_plan, read_timeline
 
 
