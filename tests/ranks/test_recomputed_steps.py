@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
-from itertools import combinations, product
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pairwise import Case, pairwise_cases
 from small_families import FAMILIES, small
 from small_families import batches as batches_of
 from small_llama import BATCH, SEQ, batches, change_first, config, drop_partial, merge_chunks, training_graph
@@ -21,38 +19,21 @@ from tilewise.session import verify_strategy
 
 NAMES = ["layers.0", "layers.*/*norm*", "layers.*/*gate*"]
 CHOICES = {
-    "recompute": ["full", "selective", NAMES],
+    "recompute": ["full", "selective", "names"],
     "family": ["llama", "gpt2", "gemma2", "qwen3", "bert"],
-    "axes": [{}, {"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}],
+    "axes": ["dp=1", "dp=2", "tp=2", "dp=2,tp=2", "fsdp=2", "dp=2,fsdp=2"],
     "accumulation": [1, 2, 3],
     "dtype": ["f32", "bf16"],
 }
-Case = tuple[object, ...]
 
 
-def pairwise_cases() -> list[Case]:
-    """Seeded combinations in which every pair of values occurs."""
-    every = list(product(*CHOICES.values()))
-    random.Random(11).shuffle(every)
-
-    def pairs(case: Case) -> set[object]:
-        return {(i, str(case[i]), j, str(case[j])) for i, j in combinations(range(len(case)), 2)}
-
-    missing, chosen = set().union(*map(pairs, every)), []
-    while missing:
-        best = max(every, key=lambda case: len(pairs(case) & missing))
-        chosen.append(best)
-        missing -= pairs(best)
-    return chosen
-
-
-PAIRWISE = pairwise_cases()
+PAIRWISE = pairwise_cases(CHOICES, lambda case: True)
 EVERYDAY = PAIRWISE[:6]
 
 
 def patterns_of(family: str, recompute: object) -> object:
     """Names as this family has them."""
-    if recompute is not NAMES:
+    if recompute != "names":
         return recompute
     if family == "bert":
         return ["layers.1", "layers.*/*norm*"]
@@ -69,7 +50,7 @@ def assert_equal(case: Case, steps: int) -> None:
     graph.optimize(tw.optim.AdamW())
     report = verify_strategy(
         graph,
-        DeviceMesh(axes),  # type: ignore[arg-type]
+        DeviceMesh.parse(axes),  # type: ignore[arg-type]
         batches_of(model, steps, rows, 16),
         accumulation=accumulation,  # type: ignore[arg-type]
         leaves=rows,
@@ -96,7 +77,7 @@ def test_bits_are_those_of_saving_in_all_pairs(case):
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f not in CHOICES["family"]])
 def test_other_families(family, recompute):
     """Windows, scaled positions, fused projections."""
-    assert_equal((recompute, family, {"dp": 2, "tp": 2}, 2, "bf16"), 3)
+    assert_equal((recompute, family, "dp=2,tp=2", 2, "bf16"), 3)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from small_llama import batches, config, training_graph
 
 import tilewise as tw
+from ranks.small_llama import batches, config, training_graph
 from tilewise.plan.picture import draw_plan, read_timeline
 
 
@@ -22,7 +22,7 @@ def run(axes, accumulation, seq=32, length=32):
 
 
 @pytest.mark.parametrize(
-    ("axes", "accumulation"), [({}, 1), ({"dp": 2}, 2), ({"dp": 2, "tp": 2}, 1)], ids=str
+    ("axes", "accumulation"), [({}, 1), ({"dp": 2}, 2), ({"fsdp": 2, "tp": 2}, 2)], ids=str
 )
 def test_every_task_belongs_to_a_call(axes, accumulation, tmp_path):
     """When a call ran holds the times of the tasks with its labels, on every device."""
@@ -43,6 +43,7 @@ def test_every_task_belongs_to_a_call(axes, accumulation, tmp_path):
             ):
                 first += 1
         assert first == len(own)
+    assert ("gathered" in picture.calls[0].alive) == ("fsdp" in axes)
     plan.save_picture(tmp_path / "run.html", timeline)
     page = (tmp_path / "run.html").read_text(encoding="utf-8")
     assert f"{len(timeline):,} tasks in" in page and "Memory of device 0 in the run" in page
