@@ -20,7 +20,7 @@ from tilewise.core.border import Border, shown
 from tilewise.core.dtypes import DTYPES, MAX_F32
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.templates import call_outlined
-from tilewise.ir.graph import Graph, TensorForm, TensorNode, TensorSpec
+from tilewise.ir.graph import Graph, TensorFamily, TensorForm, TensorNode, TensorSpec
 from tilewise.ir.kinds import Kind
 from tilewise.optim.rule import Parameter, Program, take_down
 
@@ -204,16 +204,14 @@ class Optimizer(Kind, ABC):
         hyper: TensorNode,
         attrs: Mapping[str, Any],
     ) -> None:
-        alike = _spec_of_states(weight.spec.form)
+        form, parameter = weight.spec.form, weight.spec.name
 
         def state(name: str) -> TensorNode:
-            return graph.draft.declare_renamed("state", alike.renamed(state_name(name, weight.spec.name)))
+            return graph.draft.declare_renamed("state", _states(form, name).member(parameter))
 
         master = state(MASTER) if weight.spec.dtype.name == "bf16" else None
         states = [state(name) for name in self.states]
-        call_outlined(
-            graph, "update", [weight, master, *states, gradient, hyper, clip], attrs, weight.spec.name
-        )
+        call_outlined(graph, "update", [weight, master, *states, gradient, hyper, clip], attrs, parameter)
 
     def inputs(
         self, parameters: Mapping[str, TensorSpec], step: int, lr: float
@@ -272,11 +270,12 @@ def _updates_in(graph: Graph) -> dict[str, Program]:
     return found
 
 
-@lru_cache(maxsize=256)
-def _spec_of_states(form: TensorForm) -> TensorSpec:
-    """What the states of weights of that form are, but for their names."""
+@lru_cache(maxsize=1024)
+def _states(form: TensorForm, state: str) -> TensorFamily:
+    """One state of all weights of a form, each of which is called by its weight's name."""
     shape, _, labels, storage, _ = form
-    return TensorSpec(shape, DTYPES["f32"], labels, storage=storage)
+    alike = TensorSpec(shape, DTYPES["f32"], labels, storage=storage)
+    return alike.named(state_name(state, ""), "")
 
 
 @lru_cache(maxsize=256)
