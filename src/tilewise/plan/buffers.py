@@ -49,11 +49,7 @@ class RootTensors:
         self.graph, self.layout, self.shapes = graph, layout, shapes
         self.sums, self.roots = sums, roots
         self.keep = frozenset(graph.outputs.values())
-        numbers: dict[object, int] = {}
-        self._forms = [
-            numbers.setdefault((t.spec.form, t.kind, use, home), len(numbers))
-            for t, use, home in zip(graph.tensors, layout.use, layout.home)
-        ]
+        self._forms = _numbers_of_forms(graph, layout)
         self._bytes: dict[int, int] = {}
         self._is_lasting = [
             t.kind != "result" or (t.id in self.keep and t.id not in roots) for t in graph.tensors
@@ -90,6 +86,21 @@ class RootTensors:
     def is_lasting(self, tensor: int) -> bool:
         """Whether it has memory of its own through a run."""
         return self._is_lasting[tensor]
+
+
+def _numbers_of_forms(graph: Graph, layout: GraphLayout) -> list[int]:
+    """A number per tensor, equal for tensors that are alike; the same objects need no comparison."""
+    numbers: dict[object, int] = {}
+    alike: dict[tuple[int, str, int, int], int] = {}
+    found = []
+    for t, use, home in zip(graph.tensors, layout.use, layout.home):
+        form = t.spec.form
+        sort = id(form), t.kind, id(use), id(home)
+        number = alike.get(sort)
+        if number is None:
+            number = alike[sort] = numbers.setdefault((form, t.kind, use, home), len(numbers))
+        found.append(number)
+    return found
 
 
 def category_of(kind: str, name: str) -> str:

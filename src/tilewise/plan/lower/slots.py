@@ -51,6 +51,7 @@ class SlotTable(LocalView):
         self.views: list[Ref] = []
         self.temps: list[TempSpec] = []
         self.op_index = 0
+        self._alike: dict[tuple[int, str, int], Ref] = {}  # by form and layout, which the graph keeps, and kind
 
     def tensor(self, tensor: int | Ref) -> Ref:
         """The local view of a tensor."""
@@ -61,15 +62,19 @@ class SlotTable(LocalView):
         known = self.refs.get(slot)
         if known is not None:
             return known
-        spec, layout = self.spec(root), self.layout(root)
-
-        def make(index: int) -> Ref:
+        node, layout = self.graph.tensors[root], self.layout(root)
+        spec, index = node.spec, len(self.slots)
+        sort = id(spec.form), node.kind, id(layout)
+        like = self._alike.get(sort)
+        if like is None:
             extent = self.shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
-            tile = self.shapes.tile_rows(spec, self.graph.tensors[root].kind, extent)
+            tile = self.shapes.tile_rows(spec, node.kind, extent)
             cols = self.shapes.cols(spec, layout)
-            return Ref(index, extent, cols, spec.dtype.name, tile, spec.storage == "packed")
-
-        return self.slot(slot, make)
+            like = Ref(index, extent, cols, spec.dtype.name, tile, spec.storage == "packed")
+            self._alike[sort] = like
+        else:
+            like = Ref(index, like.extent, like.cols, like.dtype, like.tile_rows, like.packed)
+        return self._keep(slot, like)
 
     def flat(self, tensor: int | Ref) -> Ref:
         """The same memory as rows of plain elements: panels padded, a vector as a column."""
@@ -131,12 +136,15 @@ class SlotTable(LocalView):
         return self.slot(Slot("stack", tensor), lambda slot: Ref(slot, rows, cols, "f32", tile_rows))
 
     def slot(self, slot: Slot, make: Callable[[int], Ref]) -> Ref:
-        if slot not in self.refs:
-            self.slots[slot] = len(self.slots)
-            self.refs[slot] = make(self.slots[slot])
-            self.keys.append(slot)
-            self.views.append(self.refs[slot])
-        return self.refs[slot]
+        known = self.refs.get(slot)
+        return known if known is not None else self._keep(slot, make(len(self.slots)))
+
+    def _keep(self, slot: Slot, ref: Ref) -> Ref:
+        self.slots[slot] = ref.slot
+        self.refs[slot] = ref
+        self.keys.append(slot)
+        self.views.append(ref)
+        return ref
 
     def row(self, tensor: int | Ref, div: NumberLike = 1) -> Operand:
         """The rows of the loop's current tile (divided by `div`)."""
