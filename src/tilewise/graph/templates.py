@@ -162,9 +162,9 @@ def _declared(template: Template, num_operands: int) -> tuple[Declared, ...]:
 
 def call_outlined(
     graph: GraphBuilder, op: str, operands: Sequence[TensorNode | None], attrs: Mapping[str, Any], label: str
-) -> None:
+) -> Mapping[str, Any]:
     """Append an op without outputs as the call of a template, which equal ops on operands of equal specs share: it is
-    laid out and lowered once."""
+    laid out and lowered once. Returns the attributes of all those calls."""
     draft = graph.draft
     kinds = tuple(None if t is None else t.kind for t in operands)
     specs = [None if t is None else t.spec for t in operands]
@@ -190,6 +190,7 @@ def call_outlined(
         draft.templates[name] = Template(name, inner.freeze(), arguments, ())
         call = draft.outlined[key] = {"template": name, "saved": ()}
     draft.append("call", tuple(t.id for t in operands if t is not None), [], call, label=label)
+    return call
 
 
 def layer(function: Callable[..., TensorNode]) -> LayerFunction:
