@@ -26,8 +26,8 @@ __all__ = ["Binder"]
 Key = tuple[object, ...]
 
 
-# Where a slot's entry is found: a tensor of the caller's (by its number among operands and results; of a run of root ops,
-# by its id) as it is or as plain rows, each use has its own, or it is the variant's own.
+# Where a slot's entry is found: a tensor of the caller's (by its number among operands and results; of a run of root
+# ops, by its id) as it is or as plain rows, each use has its own, or it is the variant's own.
 _SEEN, _FLAT, _KEPT, _OWN = range(4)
 _NOTHING = Tenant((), -1, 0, 0, 0)
 
@@ -139,9 +139,7 @@ class Binder:
             tensor = place if seen is None else seen[place]
             assert tensor is not None
             number = known[kind][tensor]
-            binding[position] = (
-                number if number >= 0 else self.tensor(tensor, microbatch, flat=kind == _FLAT)
-            )
+            binding[position] = number if number >= 0 else self.tensor(tensor, microbatch, flat=kind == _FLAT)
         return Call(use.variant, tuple(binding), use.numbers)
 
     def _common(self, variant: Variant, call: OpNode | None) -> _Binding:

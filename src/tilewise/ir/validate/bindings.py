@@ -12,6 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from tilewise.core.errors import InternalError
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.program import Call, LoweredTemplate, TileProgram, memory_kind
@@ -19,6 +22,9 @@ from tilewise.ir.program import Call, LoweredTemplate, TileProgram, memory_kind
 __all__ = ["Work", "validate_bindings"]
 
 _Key = tuple[object, ...]
+_Ints = npt.NDArray[np.int64]
+_TENSORS = ("tensor", "flat")  # kinds of slots and of entries that see a tensor
+_NO_TENSOR = (-1, -1, -1)
 
 
 class Work(NamedTuple):
@@ -53,34 +59,44 @@ def validate_bindings(
     Raises:
         InternalError: names the call, and what its slot means and is bound to.
     """
-    known: list[list[_Key]] = []  # the keys of entries, where classes differ in them
+    known: list[_Keys] = []  # of entries, where classes differ in them
     seen: set[tuple[int, int, int]] = set()  # lists and classes share calls
-    meanings: dict[object, _Meaning] = {}
     for of in program.classes:
-        keys = [entry.key for entry in of.entries]
-        if keys not in known:
+        own = [entry.key for entry in of.entries]
+        keys = next((k for k in known if k.keys == own), None)
+        if keys is None:
+            keys = _Keys(own)
             known.append(keys)
-        form = known.index(keys)
         for name, calls in of.calls.items():
             if len(calls) != len(work[name]):
                 _refuse("a list has a call per segment", f"{len(calls)} of {len(work[name])} in {name!r}")
-            for call, own in zip(calls, work[name]):
-                mark = id(call), id(own), form
+            alike: dict[object, list[tuple[Call, Work]]] = {}
+            for call, does in zip(calls, work[name]):
+                mark = id(call), id(does), id(keys)
                 if mark not in seen:
                     seen.add(mark)
-                    template = of.templates[call.template]
-                    layer = own.layer
-                    sort = (
-                        id(template),
-                        None if layer is None else (layer.attrs["template"], layer.attrs["saved"]),
-                    )
-                    if sort not in meanings:
-                        meanings[sort] = _Meaning(graph, roots, num_parts, template, layer)
-                    _validate_call(template, call, own, keys, meanings[sort], name)
+                    layer = does.layer
+                    attrs = None if layer is None else (layer.attrs["template"], layer.attrs["saved"])
+                    alike.setdefault((call.template, does.template, attrs), []).append((call, does))
+            for group in alike.values():
+                template = of.templates[group[0][0].template]
+                _Meaning(graph, roots, num_parts, template, group, name).validate(keys)
+
+
+class _Keys:
+    """The keys of all entries, and what those of tensors say as columns: kind, root tensor, part."""
+
+    def __init__(self, keys: list[_Key]) -> None:
+        self.keys = keys
+        columns = [
+            (_TENSORS.index(k[0]), k[1], k[2]) if k[0] in _TENSORS and len(k) == 3 else _NO_TENSOR
+            for k in keys
+        ]
+        self.kind, self.root, self.part = np.array(columns or [_NO_TENSOR], np.int64).T
 
 
 class _Meaning:
-    """What the slots of a template stand for, in calls for layers that save the same."""
+    """What the slots of a template stand for, in calls of one list for layers that save the same."""
 
     def __init__(
         self,
@@ -88,57 +104,105 @@ class _Meaning:
         roots: Mapping[int, int],
         num_parts: Callable[[int], int],
         template: LoweredTemplate,
-        layer: OpNode | None,
+        group: Sequence[tuple[Call, Work]],
+        name: str,
     ) -> None:
-        self.roots, self.num_parts = roots, num_parts
+        self.roots, self.num_parts, self.template, self.group, self.name = (
+            roots,
+            num_parts,
+            template,
+            group,
+            name,
+        )
+        self.num_tensors = len(graph.tensors)
         place: dict[int, int] | None = None  # of a layer's tensors among the operands and results of its call
+        layer = group[0][1].layer
         if layer is not None:
             inside = graph.templates[layer.attrs["template"]]
             outside = (*inside.arguments, *inside.results, *layer.attrs["saved"])
             place = {t: i for i, t in enumerate(outside)}
+        self.is_layer = layer is not None
         self.places = [s.id if place is None else place.get(s.id, -1) for s in template.slots]
-        self.slots = template.slots
 
-    def keys_of(self, work: Work, number: int) -> list[_Key]:
-        """The keys of the entries that a call of template `number` must be bound to, slot by slot."""
-        layer, roots, microbatch = work.layer, self.roots, work.microbatch
-        given = None if layer is None else (*layer.inputs, *layer.outputs)
-        found: list[_Key] = []
-        for slot, place in zip(self.slots, self.places):
-            kind = slot.kind
-            tensor = place if given is None else None if place < 0 else given[place]
-            if kind == "tensor" or kind == "flat":
-                if tensor is None:
-                    found.append(("inner_flat" if kind == "flat" else "inner", number, slot.id))
-                else:
-                    root = roots.get(tensor, tensor)
-                    part = microbatch if microbatch and self.num_parts(root) > 1 else 0
-                    found.append((kind, root, part))
-            elif kind in ("temp", "temp_flat"):
-                found.append((kind, number, slot.id))
-            elif memory_kind(kind) == "ring":
-                found.append((kind, work.rings, slot.id, work.places[slot.level]))
-            elif tensor is None and layer is not None:
-                found.append((kind, layer.id, slot.id, slot.level))
-            else:
-                found.append((kind, None, tensor, slot.level))
-        return found
+    def validate(self, keys: _Keys) -> None:
+        """Hold all calls to it: those of tensors that callers see together, slot by slot what is left."""
+        slots = self.template.slots
+        for call, work in self.group:
+            if self.template.name != work.template or len(call.binding) != len(slots):
+                _refuse(
+                    "a call uses its segment's template",
+                    f"{self.template.name!r} for {work.template!r} in {self.name!r}",
+                )
+        seen = [i for i, s in enumerate(slots) if s.kind in _TENSORS and self.places[i] >= 0]
+        given = self._given([self.places[i] for i in seen])
+        bound = np.array([call.binding for call, _ in self.group], np.int64)
+        entries, kinds = bound[:, seen], [_TENSORS.index(slots[i].kind) for i in seen]
+        root = _column(self.roots, self.num_tensors)[given]
+        fits = (given >= 0) & (keys.kind[entries] == kinds) & (keys.root[entries] == root)
+        fits &= keys.part[entries] == self._parts(root)
+        odd = [(int(n), seen[i]) for n, i in zip(*np.nonzero(~fits))]
+        left = sorted({*range(len(slots))} - {*seen})
+        for n, position in (*odd, *((n, i) for i in left for n in range(len(self.group)))):
+            call, work = self.group[n]
+            self._require(call, work, position, keys.keys)
 
+    def _given(self, places: Sequence[int]) -> _Ints:
+        """The tensors of the root graph that each call has in some places; -1 for none."""
+        if not self.is_layer:
+            return np.array([places], np.int64)
+        layers = [work.layer for _, work in self.group if work.layer is not None]
+        every = [
+            [-1 if t is None else t for t in (*layer.inputs, *layer.outputs)]
+            if None in layer.inputs
+            else (*layer.inputs, *layer.outputs)
+            for layer in layers
+        ]
+        return np.array(every, np.int64).reshape(len(layers), -1)[:, [*places]]
 
-def _validate_call(
-    template: LoweredTemplate, call: Call, work: Work, keys: Sequence[_Key], meaning: _Meaning, name: str
-) -> None:
-    if template.name != work.template or len(call.binding) != len(template.slots):
-        _refuse(
-            "a call uses its segment's template",
-            f"{template.name!r} for {work.template!r} in {name!r}",
-        )
-    for entry, key in zip(call.binding, meaning.keys_of(work, call.template)):
+    def _parts(self, root: _Ints) -> _Ints:
+        """Which part of each tensor is meant."""
+        microbatch = np.array([[work.microbatch] for _, work in self.group], np.int64)
+        if not microbatch.any():
+            return microbatch
+        several = {int(t): self.num_parts(int(t)) > 1 for t in np.unique(root) if t >= 0}
+        has_parts = np.zeros(self.num_tensors + 1, np.int64)
+        has_parts[[t for t, is_several in several.items() if is_several]] = 1
+        return np.asarray(microbatch * has_parts[root], np.int64)
+
+    def _require(self, call: Call, work: Work, position: int, keys: Sequence[_Key]) -> None:
+        key, entry = self._key_of(work, call.template, position), call.binding[position]
         if keys[entry] != key:
             _refuse(
                 "a slot is bound to the tensor that it stands for",
-                f"{keys[entry]} for {key} in a call of {template.name!r} in {name!r}",
+                f"{keys[entry]} for {key} in a call of {self.template.name!r} in {self.name!r}",
             )
+
+    def _key_of(self, work: Work, number: int, position: int) -> _Key:
+        """The key of the entry that a call of template `number` must have in a slot."""
+        slot, place, layer = self.template.slots[position], self.places[position], work.layer
+        kind, tensor = slot.kind, None if place < 0 else place
+        if layer is not None and place >= 0:
+            tensor = (*layer.inputs, *layer.outputs)[place]
+        if kind in _TENSORS:
+            if tensor is None:
+                return "inner_flat" if kind == "flat" else "inner", number, slot.id
+            root = self.roots.get(tensor, tensor)
+            return kind, root, work.microbatch if work.microbatch and self.num_parts(root) > 1 else 0
+        if kind in ("temp", "temp_flat"):
+            return kind, number, slot.id
+        if memory_kind(kind) == "ring":
+            return kind, work.rings, slot.id, work.places[slot.level]
+        if tensor is None and layer is not None:
+            return kind, layer.id, slot.id, slot.level
+        return kind, None, tensor, slot.level
+
+
+def _column(roots: Mapping[int, int], count: int) -> _Ints:
+    """Of every tensor the one whose memory it has; the last is for none."""
+    column = np.arange(count + 1)
+    column[[*roots]] = [*roots.values()]
+    column[-1] = -1
+    return column
 
 
 def _refuse(rule: str, got: str) -> None:

@@ -31,12 +31,16 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple, NoReturn
 
+import numpy as np
+import numpy.typing as npt
+
 from tilewise.core.errors import InternalError
 from tilewise.core.mesh import Axes, DeviceMesh
 from tilewise.core.tree import Interval, fold_intervals
 from tilewise.ir.layout import GraphLayout, Record
 from tilewise.ir.program import (
     Access,
+    Call,
     Completion,
     DeviceClass,
     Instruction,
@@ -61,6 +65,7 @@ _PARTIAL, _SHARE, _SPENT, _COMPLETE = (
     "complete",
 )
 _Peer = tuple[int, NumberLike]  # team and member
+_Ints = npt.NDArray[np.int64]
 
 
 class _Columns(NamedTuple):
@@ -123,7 +128,7 @@ def validate_reductions(
             exchanges.update(flow.exchanges)
         _confirm(program, class_id, exchanges, layouts[0].mesh)
         first: dict[object, int] = {}
-        same = [first.setdefault(_memory(e.key), i) for i, e in enumerate(of.entries)]
+        same = np.array([first.setdefault(_memory(e.key), i) for i, e in enumerate(of.entries)], np.int64)
         for name in of.calls:
             _follow_calls(of, flows, same, name, given, behind.get(name, ()))
         every.append(flows)
@@ -448,22 +453,51 @@ def _per_device(held: Sequence[Interval], devices: int) -> list[Interval]:
 def _follow_calls(
     of: DeviceClass,
     flows: Sequence[_Flow],
-    same: Sequence[int],
+    same: _Ints,
     name: str,
     given: frozenset[int],
     behind: Sequence[str],
 ) -> None:
     """What calls read has been written by calls before; `same` is the first entry of each one's memory."""
-    known = {same[e] for e in given}
+    calls = of.calls[name]
+    _follow_stacks(of, flows, same, name)
+    written = np.full(len(of.entries), len(calls))  # before which call, by memory
+    written[same[[*given]]] = -1
     for earlier in behind:
-        known |= {
-            same[call.binding[s]] for call in of.calls.get(earlier, ()) for s in flows[call.template].makes
-        }
+        for number, _, bound in _by_template(of.calls.get(earlier, ())):
+            written[same[bound[:, [*flows[number].makes]]]] = -1
+    groups = _by_template(calls)
+    for number, places, bound in groups:
+        np.minimum.at(written, same[bound[:, [*flows[number].makes]]], places)
+    for number, places, bound in groups:
+        needs = [*flows[number].needs]
+        late = np.argwhere(written[same[bound[:, needs]]] >= places)
+        for row, need in late.tolist()[:1]:
+            key, template = of.entries[bound[row, needs[need]]].key, flows[number].template
+            _refuse(
+                "a value is written before it is read",
+                f"{key} read by template {template.name!r} in {name!r}",
+            )
+
+
+def _by_template(calls: Sequence[Call]) -> list[tuple[int, _Ints, _Ints]]:
+    """Calls of each template: places in their list, one below the other, and what they bind."""
+    found: dict[int, list[int]] = {}
+    for place, call in enumerate(calls):
+        found.setdefault(call.template, []).append(place)
+    groups = []
+    for number, places in found.items():
+        bound = np.array([calls[i].binding for i in places], np.int64)
+        groups.append((number, np.array(places)[:, None], bound))
+    return groups
+
+
+def _follow_stacks(of: DeviceClass, flows: Sequence[_Flow], same: _Ints, name: str) -> None:
+    """A stack takes all microbatches, one after the other."""
     taken: dict[int, tuple[int, int]] = {}  # per stack, microbatches so far and of how many
     for call in of.calls[name]:
-        flow = flows[call.template]
-        for slot, (microbatch, count) in flow.stacks.items():
-            entry = same[call.binding[slot]]
+        for slot, (microbatch, count) in flows[call.template].stacks.items():
+            entry = int(same[call.binding[slot]])
             before = taken.get(entry, (0, count))
             if before != (microbatch, count):
                 _refuse(
@@ -471,13 +505,6 @@ def _follow_calls(
                     f"number {microbatch} of {count} behind {before[0]} for {of.entries[entry].key} in {name!r}",
                 )
             taken[entry] = microbatch + 1, count
-        for slot in flow.needs:
-            if same[call.binding[slot]] not in known:
-                _refuse(
-                    "a value is written before it is read",
-                    f"{of.entries[call.binding[slot]].key} read by template {flow.template.name!r} in {name!r}",
-                )
-        known |= {same[call.binding[s]] for s in flow.makes}
     for entry, (microbatch, count) in taken.items():
         if microbatch < count:
             what = f"{microbatch} of {count} for {of.entries[entry].key} in {name!r}"
@@ -499,15 +526,12 @@ def _role(operand: Operand) -> int:
     return operand.role or operand.access or Access.IN
 
 
-def _kind(kind: str) -> str:
-    """Of a slot or entry, whatever it is seen as."""
-    return "tensor" if kind == "flat" else kind.removesuffix("_flat")
-
-
 def _memory(key: tuple[object, ...]) -> tuple[object, ...]:
     """The key of the entry that sees the same memory as it was made."""
     kind = str(key[0])
-    plain = _kind(kind)
+    if kind == "tensor":
+        return key
+    plain = "tensor" if kind == "flat" else kind.removesuffix("_flat")
     return key if plain == kind else (plain, *key[1:])
 
 

@@ -51,7 +51,9 @@ class SlotTable(LocalView):
         self.views: list[Ref] = []
         self.temps: list[TempSpec] = []
         self.op_index = 0
-        self._alike: dict[tuple[int, str, int], Ref] = {}  # by form and layout, which the graph keeps, and kind
+        self._alike: dict[
+            tuple[int, str, int], Ref
+        ] = {}  # by form and layout, which the graph keeps, and kind
 
     def tensor(self, tensor: int | Ref) -> Ref:
         """The local view of a tensor."""
