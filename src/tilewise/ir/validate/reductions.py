@@ -27,8 +27,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from itertools import pairwise
+from functools import cached_property, lru_cache
+from itertools import chain, pairwise
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -196,6 +196,21 @@ class _Flow:
                 f"{completion.partial!r} of op {completion.op} left as {self._state.get(slot, 'nothing')} in template "
                 f"{self.template.name!r}",
             )
+
+    @cached_property
+    def is_needed(self) -> npt.NDArray[np.bool_]:
+        """Per slot, whether it is among `needs`."""
+        return self._marks(self.needs)
+
+    @cached_property
+    def is_made(self) -> npt.NDArray[np.bool_]:
+        """Per slot, whether it is among `makes`."""
+        return self._marks(self.makes)
+
+    def _marks(self, slots: set[int]) -> npt.NDArray[np.bool_]:
+        marks = np.zeros(len(self.template.slots), np.bool_)
+        marks[[*slots]] = True
+        return marks
 
     def _reduces(self, instruction: Instruction) -> bool:
         if instruction.kernel.startswith(_RESUME):
@@ -461,35 +476,30 @@ def _follow_calls(
     """What calls read has been written by calls before; `same` is the first entry of each one's memory."""
     calls = of.calls[name]
     _follow_stacks(of, flows, same, name)
-    written = np.full(len(of.entries), len(calls))  # before which call, by memory
+    written = np.full(len(of.entries), len(calls))  # by which call first, by memory
     written[same[[*given]]] = -1
     for earlier in behind:
-        for number, _, bound in _by_template(of.calls.get(earlier, ())):
-            written[same[bound[:, [*flows[number].makes]]]] = -1
-    groups = _by_template(calls)
-    for number, places, bound in groups:
-        np.minimum.at(written, same[bound[:, [*flows[number].makes]]], places)
-    for number, places, bound in groups:
-        needs = [*flows[number].needs]
-        late = np.argwhere(written[same[bound[:, needs]]] >= places)
-        for row, need in late.tolist()[:1]:
-            key, template = of.entries[bound[row, needs[need]]].key, flows[number].template
-            _refuse(
-                "a value is written before it is read",
-                f"{key} read by template {template.name!r} in {name!r}",
-            )
+        before, _, is_written = _slots_of(of.calls.get(earlier, ()), flows, "is_made")
+        written[same[before[is_written]]] = -1
+    bound, places, is_written = _slots_of(calls, flows, "is_made")
+    np.minimum.at(written, same[bound[is_written]], places[is_written])
+    _, _, is_read = _slots_of(calls, flows, "is_needed")
+    for late in np.flatnonzero(is_read & (written[same[bound]] >= places)).tolist()[:1]:
+        key, template = of.entries[bound[late]].key, flows[calls[places[late]].template].template
+        _refuse(
+            "a value is written before it is read", f"{key} read by template {template.name!r} in {name!r}"
+        )
 
 
-def _by_template(calls: Sequence[Call]) -> list[tuple[int, _Ints, _Ints]]:
-    """Calls of each template: places in their list, one below the other, and what they bind."""
-    found: dict[int, list[int]] = {}
-    for place, call in enumerate(calls):
-        found.setdefault(call.template, []).append(place)
-    groups = []
-    for number, places in found.items():
-        bound = np.array([calls[i].binding for i in places], np.int64)
-        groups.append((number, np.array(places)[:, None], bound))
-    return groups
+def _slots_of(
+    calls: Sequence[Call], flows: Sequence[_Flow], mark: str
+) -> tuple[_Ints, _Ints, npt.NDArray[np.bool_]]:
+    """Of all slots of calls one after the other: the entry that it is bound to, the call, whether its flow marks it."""
+    counts = [len(call.binding) for call in calls]
+    bound = np.fromiter(chain.from_iterable(call.binding for call in calls), np.int64, sum(counts))
+    places = np.repeat(np.arange(len(calls)), counts)
+    marks = [getattr(flows[call.template], mark) for call in calls]
+    return bound, places, np.concatenate(marks) if marks else np.zeros(0, np.bool_)
 
 
 def _follow_stacks(of: DeviceClass, flows: Sequence[_Flow], same: _Ints, name: str) -> None:
