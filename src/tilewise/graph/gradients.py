@@ -24,8 +24,9 @@ from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.op import Op, import_ops, modules_of_ops, op_named
 from tilewise.ir.tape import Gradient, Later, Term
+from tilewise.ir.validate import validate_graph
 
-__all__ = ["BackwardTemplate", "differentiate", "differentiate_template"]
+__all__ = ["BackwardTemplate", "differentiate", "differentiate_template", "templates_before"]
 
 _author = Border("graph", InternalError)
 
@@ -238,18 +239,29 @@ def _differentiate_all(templates: Sequence[Template], pool: WorkerPool | None) -
     counts.differentiated += len(templates)
     modules = modules_of_ops({op.op for template in templates for op in template.graph.ops})
     if pool is None or modules is None or len(templates) < ENOUGH:
-        return [differentiate_template(template) for template in templates]
+        return [_validated_gradient(template) for template in templates]
     return pool.map(_differentiate_apart, [(modules, template) for template in templates])
 
 
+def _validated_gradient(forward: Template) -> BackwardTemplate:
+    """The gradient of a template; both are held to the rules of graphs."""
+    validate_graph(forward.graph)
+    backward = differentiate_template(forward)
+    validate_graph(backward.template.graph)
+    return backward
+
+
 def _differentiate_apart(modules: Sequence[str], forward: Template) -> BackwardTemplate:
-    """As `differentiate_template`, in another process."""
+    """The same in another process."""
     import_ops(modules)
-    return differentiate_template(forward)
+    return _validated_gradient(forward)
 
 
 def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> tuple[Graph, dict[str, int]]:
     """The graph with the backward pass of `loss` appended, and the gradient's id of every parameter by name.
+
+    The templates on the way to the loss and their gradients are held to the rules of graphs (`ir.validate`), each where
+    it is differentiated; the graph itself is not.
 
     Args:
         graph: simplified.

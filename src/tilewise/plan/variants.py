@@ -163,10 +163,10 @@ def _lower_all(
     bare = replace(
         shapes, kinds=shapes.kinds
     )  # without what has been worked out for it, which is a lot to send
-    found = iter(pool.map(_lower_apart, [(modules, task, bare) for task in apart]))
-    return [
-        lower_variant(task, shapes, numbers.known) if task.kept is None else next(found) for task in tasks
-    ]
+    with pool.begin(_lower_apart, [(modules, task, bare) for task in apart]) as shared:
+        here = iter([lower_variant(task, shapes, numbers.known) for task in tasks if task.kept is None])
+        found = iter(shared.finish())
+    return [next(here) if task.kept is None else next(found) for task in tasks]
 
 
 def _lower_apart(modules: Sequence[str], task: LoweringTask, shapes: LocalShapes) -> LoweredVariant:
