@@ -6,7 +6,6 @@ Nothing here knows offsets: slots are bound to memory later, once per use of the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.ir.graph import Graph
@@ -131,7 +130,7 @@ class SlotTable(LocalView):
     def ring(self, tensor: int, age: int = 0) -> Ref:
         """What has the shape of a tensor and lies in a ring: in this use's place, or that of the use `age` before."""
         base = self.tensor(tensor)
-        return self.slot(Slot("ring", tensor, age), lambda slot: replace(base, slot=slot))
+        return self.slot(Slot("ring", tensor, age), lambda slot: base._replace(slot=slot))
 
     def stack(self, tensor: int, rows: Number, cols: int, tile_rows: int) -> Ref:
         """What an owner keeps of a sum between microbatches, in f32."""

@@ -7,7 +7,6 @@ Collectives are in `plan.collectives`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from tilewise.core.errors import InternalError, PlanError
 from tilewise.ir.graph import Graph, OpNode
@@ -154,7 +153,7 @@ class TemplateLowering(SlotTable):
             return Accumulator(self.ring(tensor), (), output, last)
 
         def carry(number: int) -> Ref:
-            return self.slot(Slot("carry", tensor, number), lambda slot: replace(base, slot=slot))
+            return self.slot(Slot("carry", tensor, number), lambda slot: base._replace(slot=slot))
 
         target = base if last else carry(level)
         held = [i for i in range(self.microbatch.bit_length()) if self.microbatch >> i & 1]

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
+from tilewise.core.columns import columns_of, records_of
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.lowering import Ref
@@ -19,6 +22,7 @@ from tilewise.ir.program import (
     Number,
     NumberLike,
     Operand,
+    Slot,
     Source,
     Wait,
 )
@@ -75,6 +79,55 @@ class LoweredVariant:
     roots: Mapping[int, int]
     scratch_bytes: int
     numbers: NumberTable
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a pickle, small records as columns."""
+        views = [columns_of(views) for views in self.views]
+        templates = [_template_columns(template) for template in self.templates]
+        return _variant_of, (templates, views, self.inner, self.roots, self.scratch_bytes, self.numbers)
+
+
+def _template_columns(template: LoweredTemplate) -> tuple[Any, ...]:
+    instructions = template.instructions
+    operands = columns_of([o for i in instructions for o in i.operands])
+    plain = [
+        (
+            i.kernel,
+            i.label,
+            i.extent,
+            i.step,
+            len(i.operands),
+            i.ints,
+            i.floats,
+            i.waits,
+            i.notifies,
+            i.priority,
+        )
+        for i in instructions
+    ]
+    rest = (
+        template.temps,
+        template.signal_sites,
+        template.ring_sites,
+        template.completions,
+        template.first_signal,
+    )
+    return template.name, [*zip(*plain)], operands, columns_of(template.slots), rest
+
+
+def _template_of(name: str, plain: Any, operands: Any, slots: Any, rest: tuple[Any, ...]) -> LoweredTemplate:
+    every = iter(records_of(Operand, operands))
+    if plain:
+        plain[4] = [tuple(islice(every, count)) for count in plain[4]]
+    return LoweredTemplate(
+        name, tuple(map(Instruction, *plain)) if plain else (), records_of(Slot, slots), *rest
+    )
+
+
+def _variant_of(templates: Any, views: Any, *rest: Any) -> LoweredVariant:
+    return LoweredVariant(
+        tuple(_template_of(*t) for t in templates), tuple(records_of(Ref, v) for v in views), *rest
+    )
 
 
 def lower_variant(
