@@ -192,7 +192,7 @@ class Shared(Generic[Result]):
         count: int,
         on_done: Callable[[int], None] | None,
     ) -> None:
-        self._function, self._calls, self._on_done = function, calls, on_done
+        self.function, self._calls, self._on_done = function, calls, on_done
         self._size = -(-len(calls) // (_BATCHES_PER_WORKER * count)) or 1
         self._firsts = iter(
             range(0, len(calls), self._size)
@@ -246,7 +246,7 @@ class Shared(Generic[Result]):
             results: list[Result] = []
             for call in self._calls[first : first + self._size]:
                 try:
-                    results.append(self._function(*call))
+                    results.append(self.function(*call))
                 except Exception as error:
                     self._failures[first + len(results)] = error
                     return
@@ -276,7 +276,7 @@ class Shared(Generic[Result]):
     def _ask(self, child: subprocess.Popen[bytes], first: int) -> None:
         assert child.stdin is not None
         part = self._calls[first : first + self._size]
-        body = pickle.dumps((self._function, part), pickle.HIGHEST_PROTOCOL)
+        body = pickle.dumps((self.function, part), pickle.HIGHEST_PROTOCOL)
         with contextlib.suppress(BrokenPipeError):  # there will be no answer
             worker_child.write_frame(child.stdin, body)
 
@@ -286,7 +286,7 @@ class Shared(Generic[Result]):
         if reply is None:
             raise ResourceError(
                 f"[core.WorkerPool] workers must live as long as their pool; got the end of process {child.pid} "
-                f"({_ending(child)}) in a call of {getattr(self._function, '__qualname__', self._function)}; see what "
+                f"({_ending(child)}) in a call of {getattr(self.function, '__qualname__', self.function)}; see what "
                 "it printed, and whether memory is short"
             )
         return reply

@@ -16,7 +16,7 @@ from tilewise.plan.collectives import broadcast_instructions
 from tilewise.plan.entries import Cut, EntryTable
 from tilewise.plan.lower import flat_view
 from tilewise.plan.memory import Buffer
-from tilewise.plan.reuse import Tenant, written_slots
+from tilewise.plan.reuse import Tenant
 from tilewise.plan.segments import tensors_seen
 from tilewise.plan.shapes import LocalShapes, round_up
 from tilewise.plan.variants import Use, Variant, Variants
@@ -193,9 +193,8 @@ class Binder:
             kind, memory, _ = variant.slots[position].memory
             own[position] = self.buffers["inner" if kind == "tensor" else kind, variant.number, memory]
         sizes: list[dict[int, int]] = []  # per class, bytes that every use writes
-        for table, template in zip(self.table.tables, variant.templates):
+        for table, written in zip(self.table.tables, variant.written):
             entries = {position: table[call.binding[position]] for position in own}
-            written = written_slots(template, entries)
             sizes.append(
                 {
                     position: e.extent.constant * e.stride * dtype(e.dtype).itemsize

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
-from tilewise.ir.program import Slot, TempSpec
+from tilewise.ir.program import Slot
 from tilewise.plan.accumulation import BatchSums
 from tilewise.plan.memory import Buffer
 from tilewise.plan.rings import place_of_use
@@ -176,23 +176,9 @@ def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Bu
     ]
 
 
-def template_buffers(variant: Variant, shapes: LocalShapes) -> list[Buffer]:
-    """Temporaries of one template: inner results and what ops asked for, with the ops in which they live."""
-    made = [
-        Buffer(
-            ("inner", variant.number, t),
-            shapes.bytes_max(variant.graph.spec(t), variant.layout.use[t]),
-            "temporaries",
-            first,
-            last,
-        )
-        for t, (first, last) in variant.inner.items()
+def template_buffers(variant: Variant, base: int) -> list[Buffer]:
+    """Temporaries of one template, from byte `base` on."""
+    return [
+        Buffer((b.key[0], variant.number, b.key[1]), b.bytes, b.category, b.first, b.last, base + b.offset)
+        for b in variant.temporaries
     ]
-    for i, temps in enumerate(zip(*(t.temps for t in variant.templates))):
-        made.append(_temporary(variant, i, temps))
-    return made
-
-
-def _temporary(variant: Variant, number: int, temps: Sequence[TempSpec]) -> Buffer:
-    op = temps[0].op
-    return Buffer(("temp", variant.number, number), max(t.max_bytes for t in temps), "temporaries", op, op)

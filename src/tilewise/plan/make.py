@@ -136,8 +136,8 @@ def _place(
     end = workspace_end = place_buffers(results, lasting_end)
     temporaries: list[Buffer] = []
     for variant in variants.variants:
-        own = template_buffers(variant, tensors.shapes)
-        workspace_end = max(workspace_end, place_buffers(own, end))
+        own = template_buffers(variant, end)
+        workspace_end = max(workspace_end, *(b.end for b in own)) if own else workspace_end
         temporaries += own
     regions = {"lasting": lasting_end, "activations": end - lasting_end, "temporaries": workspace_end - end}
     return [*lasting, *results, *temporaries], regions
