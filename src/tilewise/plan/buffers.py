@@ -62,9 +62,10 @@ class RootTensors:
     def bytes(self, tensor: int) -> int:
         """Of its part on the device that holds most; of one microbatch."""
         form = self._forms[tensor]
-        if form not in self._bytes:
-            self._bytes[form] = self.shapes.bytes_max(self.graph.spec(tensor), self.layout.use[tensor])
-        return self._bytes[form]
+        size = self._bytes.get(form)
+        if size is None:
+            size = self._bytes[form] = self.shapes.bytes_max(self.graph.spec(tensor), self.layout.use[tensor])
+        return size
 
     def num_parts(self, tensor: int) -> int:
         """Parts that others read or write on their own: one per microbatch, where it counts the batch."""
@@ -114,15 +115,16 @@ def lasting_buffers(tensors: RootTensors) -> list[Buffer]:
     """Parameters, optimizer state, constants, inputs of all microbatches, gradients, outputs."""
     buffers = []
     for t in tensors.graph.tensors:
-        if not tensors.is_lasting(t.id):
+        number = t.id
+        if not tensors.is_lasting(number):
             continue
-        size, parts = tensors.bytes(t.id), tensors.num_parts(t.id)
-        category = category_of(t.kind, t.spec.name)
+        category = _CATEGORIES.get(t.kind) or category_of(t.kind, t.spec.name)
         if t.kind == "result":
-            category = "gradients" if t.id in tensors.sums.complete_last else "outputs"
-        buffers.append(
-            Buffer(("tensor", t.id), size if parts == 1 else tensors.part_bytes(t.id) * parts, category)
-        )
+            category = "gradients" if number in tensors.sums.complete_last else "outputs"
+        size, parts = tensors.bytes(number), tensors.num_parts(number)
+        if parts > 1:
+            size = tensors.part_bytes(number) * parts
+        buffers.append(Buffer(("tensor", number), size, category))
     return buffers
 
 
@@ -164,11 +166,14 @@ def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Bu
     """Results that travel between segments, with the segments in which they live."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
+    brief = {t.id for t in tensors.graph.tensors if not tensors.is_lasting(t.id)}
     for segment in segments:
         for op in segment.ops:
+            if brief.isdisjoint(op.inputs) and brief.isdisjoint(op.outputs):
+                continue
             for t in (*op.inputs, *op.outputs):
                 root = None if t is None else tensors.roots.get(t, t)
-                if root is not None and not tensors.is_lasting(root):
+                if root is not None and root in brief:
                     first.setdefault(root, segment.index)
                     last[root] = segment.index
     return [

@@ -56,14 +56,17 @@ from tilewise.ir.program import (
 __all__ = ["validate_reductions"]
 
 _KERNELS = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}
+_REDUCING = tuple(_KERNELS.values())
 _RESUME = "tree_resume"
 _COPY = "copy_pairs"
+_SHARING = (*_REDUCING, _RESUME, _COPY)
 _PARTIAL, _SHARE, _SPENT, _COMPLETE = (
     "one device's part",
     "one member's share",
     "a part, already used",
     "complete",
 )
+_IN, _OUT = int(Access.IN), int(Access.OUT)  # as plain integers, which are quicker to combine
 _Peer = tuple[int, NumberLike]  # team and member
 _Ints = npt.NDArray[np.int64]
 
@@ -188,7 +191,10 @@ class _Flow:
         if len(self._open) < len(self.template.completions):
             _refuse("a part belongs to one value", f"two for a slot of template {self.template.name!r}")
         for instruction in self.template.instructions:
-            if instruction.kernel and not (self._reduces(instruction) or self._gathers(instruction)):
+            if instruction.kernel and not (
+                instruction.kernel.startswith(_SHARING)
+                and (self._reduces(instruction) or self._gathers(instruction))
+            ):
                 self._other(instruction)
         for slot, completion in (*self._open.items(), *self._halves.items()):
             _refuse(
@@ -215,7 +221,7 @@ class _Flow:
     def _reduces(self, instruction: Instruction) -> bool:
         if instruction.kernel.startswith(_RESUME):
             return self._resumes(instruction)
-        if not instruction.kernel.startswith(tuple(_KERNELS.values())):
+        if not instruction.kernel.startswith(_REDUCING):
             return False
         out, residual, *parts = instruction.operands
         completion = self._open.get(self._same[parts[0].slot]) if parts else None
@@ -328,15 +334,16 @@ class _Flow:
         self.exchanges.setdefault(exchange, instruction.label)
 
     def _other(self, instruction: Instruction) -> None:
-        writes = {self._same[o.slot] for o in instruction.operands if not o.null and _role(o) & Access.OUT}
-        for o in instruction.operands:
-            if not o.null and _role(o) & Access.IN:
-                slot = self._same[o.slot]
+        same, used = self._same, [(o, _role(o)) for o in instruction.operands if not o.null]
+        writes = {same[o.slot] for o, role in used if role & _OUT}
+        for o, role in used:
+            if role & _IN:
+                slot = same[o.slot]
                 if slot not in writes or self._state.get(slot, _PARTIAL) != _PARTIAL:
                     self._read(instruction, slot)
         if self.layout is not None and any(o.team >= 0 for o in instruction.operands):
             self._columns(instruction, self.layout)
-        elif self.layout is not None:
+        elif self.layout is not None and instruction.kernel.startswith(_COPY):
             self._slices(instruction, self.layout)
         for slot in writes:
             if self._state.get(slot) == _SHARE:
@@ -533,7 +540,7 @@ def _rows(operand: Operand) -> Operand:
 
 
 def _role(operand: Operand) -> int:
-    return operand.role or operand.access or Access.IN
+    return operand.role or operand.access or _IN
 
 
 def _memory(key: tuple[object, ...]) -> tuple[object, ...]:
