@@ -109,7 +109,7 @@ class _Meaning(NamedTuple):
     """What the slots of a template stand for, in calls for layers that save the same.
 
     Attributes:
-        kinds: of entries that slots are bound to where nobody outside sees them, among `_KINDS`; -1 for any other.
+        kinds: of entries that slots are bound to where the caller does not see them, among `_KINDS`; -1 for any other.
         places: of tensors among the operands and results of a layer's call, or in the root graph; -1 for others.
         ids: of slots.
     """
