@@ -52,7 +52,8 @@ using namespace tilewise::programs;
 constexpr std::array<std::string_view, 4> kDTypeNames = {"f32", "bf16", "i32", "f64"};  // in DType's order
 
 // tilewise.ir.program's named tuples, whose fields stand in the order of the structs in programs/program.h.
-using OperandTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, Number, Number, Number, Number, bool, int64_t>;
+using OperandTuple =
+    std::tuple<int64_t, int64_t, int64_t, int64_t, Number, Number, Number, Number, bool, int64_t, Number>;
 using WaitTuple = std::tuple<Number, bool, Number, int64_t, Number, int64_t, Number>;
 using NotifyTuple = std::tuple<int64_t, Number, Number, bool, int64_t, Number>;
 
@@ -89,9 +90,10 @@ void add_instr(Program& program, int64_t class_id, int64_t template_id, nb::hand
   instr.kernel = read<"kernel", std::string>(instruction);
   instr.extent = read<"extent", Number>(instruction);
   instr.step = read<"step", Number>(instruction);
-  for (const auto& [slot, mode, access, team, member, div, part, parts, null, role] :
+  for (const auto& [slot, mode, access, team, member, div, part, parts, null, role, offset] :
        read<"operands", std::vector<OperandTuple>>(instruction)) {
-    instr.operands.push_back({slot, static_cast<Mode>(mode), access, team, member, div, part, parts, null, role});
+    instr.operands.push_back(
+        {slot, static_cast<Mode>(mode), access, team, member, div, part, parts, null, role, offset});
   }
   instr.ints = read<"ints", std::vector<Number>>(instruction);
   instr.floats = read<"floats", std::vector<double>>(instruction);

@@ -20,6 +20,7 @@ struct BoundOperand {
   Number parts;
   bool null = false;
   int64_t role = kIn;  // for those who look at programs: what the kernel does with it
+  Number offset = 0;
 };
 
 struct BoundSignal {

@@ -59,6 +59,7 @@ struct Operand {
   Number parts = 1;  // kRowCols: the number of columns; kRows: the number of rows
   bool null = false;
   int64_t role = kNoAccess;  // what the kernel does with it; kNoAccess: what access says, or reads
+  Number offset = 0;  // kRowPart: of that many rows further on
 };
 
 /// On the member itself it disappears.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tilewise.ir.hints import Replicate, Shard
     from tilewise.ir.layer_spec import LayerSpec
     from tilewise.session import ComputeGraph, GraphInstance, Plan, StepResult
-    from tilewise.strategy import DistributionStrategy, ParallelismMode
+    from tilewise.strategy import DistributionStrategy, ParallelismMode, StateSharding
 
 _HOMES = {
     "BATCH": "tilewise.core.dims",
@@ -42,6 +42,7 @@ _HOMES = {
     "ProgressTracker": "tilewise.graph.parallel",
     "Replicate": "tilewise.ir.hints",
     "Shard": "tilewise.ir.hints",
+    "StateSharding": "tilewise.strategy",
     "StepResult": "tilewise.session",
     "TensorSpec": "tilewise.ir.graph",
     "TilewiseError": "tilewise.core.errors",
@@ -66,6 +67,7 @@ __all__ = [
     "ProgressTracker",
     "Replicate",
     "Shard",
+    "StateSharding",
     "StepResult",
     "TensorSpec",
     "TilewiseError",

@@ -12,7 +12,7 @@ ALLOWED = {
     # elementwise ops are what the table of kernels says; what was watched is written as other traces are
     "graph": "core ir kernels observe",
     "strategy": "core ir",
-    "plan": "core ir kernels",  # what a kernel needs and costs stands in its table
+    "plan": "core ir kernels observe",  # what a kernel needs and costs stands in its table; a plan draws its own page
     "kernels": "core ir",
     "comm": "core ir",
     "observe": "core ir",  # pure functions over graphs, and over records that the runtimes hand to it

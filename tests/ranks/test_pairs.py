@@ -7,15 +7,15 @@ product in `soak`.
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from functools import cache
-from itertools import combinations, product
+from itertools import product
 
 import pytest
 from small_llama import batches, change_first, config, drop_partial
 
 import tilewise as tw
+from pure.pairwise import Case, pairwise_cases
 from tilewise import models
 from tilewise.core.errors import LayoutError
 from tilewise.models import llama
@@ -32,7 +32,6 @@ CHOICES = {
     "kv_heads": [8, 4, 2],
     "length": [8, 21, 70],
 }
-Case = tuple[object, ...]
 
 
 def devices(case: Case) -> int:
@@ -67,21 +66,8 @@ def training(case: Case) -> tuple[llama.LlamaConfig, tw.ComputeGraph, dict[str, 
 
 @cache
 def pairwise() -> list[Case]:
-    """Few cases with every pair of values that the rules allow: of those drawn, the one that brings most new pairs."""
-    dice = random.Random(0)
-    drawn = {tuple(dice.choice(values) for values in CHOICES.values()): None for _ in range(1200)}
-    pairs_of = {
-        case: set(combinations(enumerate(case), 2))
-        for case in drawn
-        if is_small(case) and refusal(case) is None
-    }
-    missing = set().union(*pairs_of.values())
-    chosen = []
-    while missing:
-        best = max(pairs_of, key=lambda case: len(pairs_of[case] & missing))
-        chosen.append(best)
-        missing -= pairs_of[best]
-    return chosen
+    """Few cases with every pair of values that the rules allow."""
+    return pairwise_cases(CHOICES, lambda case: is_small(case) and refusal(case) is None)
 
 
 @cache

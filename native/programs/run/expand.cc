@@ -23,8 +23,9 @@ RowRange view_rows(const BoundOperand& operand, RowRange range, int64_t rows, co
       const int64_t length = range.end - range.begin;
       const int64_t part = operand.part.at(values);
       const int64_t parts = std::max<int64_t>(operand.parts.at(values), 1);
-      begin = range.begin + length * part / parts;
-      end = range.begin + length * (part + 1) / parts;
+      const int64_t first = operand.offset.at(values) + range.begin;
+      begin = first + length * part / parts;
+      end = first + length * (part + 1) / parts;
       break;
     }
     case Mode::kRows:
@@ -84,9 +85,10 @@ void reuse_accesses(const std::vector<Tensor>& tensors, const Values& values, co
 void tile_accesses(const ExpandContext& context, const BoundOperand& operand, const Sized& sized, RowRange range,
                    RowRange viewed, const Values& values, std::vector<tasks::Access>& accesses) {
   const Tensor& tensor = sized.tensor;
-  const RowRange touched = operand.mode == Mode::kRowPart
-                               ? RowRange{std::min(range.begin, sized.rows), std::min(range.end, sized.rows)}
-                               : viewed;
+  const int64_t offset = operand.offset.at(values);
+  const RowRange touched = operand.mode == Mode::kRowPart ? RowRange{std::min(offset + range.begin, sized.rows),
+                                                                     std::min(offset + range.end, sized.rows)}
+                                                          : viewed;
   if (touched.begin >= touched.end) return;
   const RowRange tiles{touched.begin / sized.tile_rows, (touched.end - 1) / sized.tile_rows + 1};
   const bool is_write = (operand.access & kOut) != 0;

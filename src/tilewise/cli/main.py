@@ -177,6 +177,15 @@ def inspect(
             show_default=False,
         ),
     ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw the plan of a training configuration (.toml) into this page (.html) instead: memory over a "
+            "step, the calls, what each reads from other devices.",
+            show_default=False,
+        ),
+    ] = None,
     revision: Annotated[str | None, REVISION] = None,
 ) -> None:
     """Say what a model directory holds, what fits on this machine, and how fast it can be at most.
@@ -186,11 +195,11 @@ def inspect(
     which is measured. With `--graph`, reads no weights and draws the model's graph: equal layers are one box, each kind
     of layer can be unfolded, ops have their shapes and attributes.
 
-    Example: `tilewise inspect demo/model` and `tilewise inspect examples/train.toml --graph train.html`
+    Example: `tilewise inspect demo/model` and `tilewise inspect examples/train.toml --graph train.html --plan p.html`
     """
     from tilewise.checkpoint import find_model
     from tilewise.cli.inspect import describe_model
-    from tilewise.cli.picture import draw_graph
+    from tilewise.cli.picture import draw_graph, plan_of_training
     from tilewise.core.writing import replace_text
 
     if graph is not None:
@@ -198,6 +207,12 @@ def inspect(
             text = draw_graph(find_model(model, revision), graph)  # all of it, before anything is written
         replace_text(graph, text)
         _print_path(graph)
+    if plan is not None:
+        with before_work():
+            planned = plan_of_training(find_model(model, revision), plan)
+        planned.save_picture(plan)
+        _print_path(plan)
+    if graph is not None or plan is not None:
         return
     with before_work():
         lines = list(describe_model(find_model(model, revision)))  # all of it, or what is wrong

@@ -1,4 +1,5 @@
-"""`tilewise inspect --graph`: the graph of a model, of a training configuration or of a saved graph, as one file.
+"""`tilewise inspect --graph`: the graph of a model, of a training configuration or of a saved graph, as one file; and
+`--plan`: the plan of a training configuration as a page.
 
 Reads configurations and graph files, never weights. The file's ending says the form: a page (`.html`) or Mermaid text
 (`.mmd`).
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from tilewise.core import ConfigError
 
 if TYPE_CHECKING:
+    from tilewise.plan import Plan
     from tilewise.session import ComputeGraph
 
-__all__ = ["draw_graph"]
+__all__ = ["draw_graph", "plan_of_training"]
 
 _FORMS = (".html", ".mmd")
 _MOST_CONTEXT = 4096  # of what is drawn: tables of positions are made, and a picture shows their shape alone
@@ -50,6 +52,31 @@ def draw_graph(source: Path, file: Path) -> str:
     from tilewise.observe import render_graph
 
     return render_graph(drawing.graph.freeze(), f"The graph of {drawing.graph.name}", drawing.note)
+
+
+def plan_of_training(source: Path, file: Path) -> Plan:
+    """The plan of a training configuration, also where this machine has not the memory for it. Nothing is written.
+
+    Args:
+        source: a training configuration (.toml).
+        file: where its page goes; .html.
+
+    Raises:
+        ConfigError: no such form, or the source is none; names file and field.
+        LayoutError, PlanError: the strategy cannot spread this model.
+    """
+    for path, ending, what in (
+        (file, ".html", "a plan is drawn into"),
+        (source, ".toml", "a plan is that of"),
+    ):
+        if path.suffix.lower() != ending:
+            raise ConfigError(
+                f"[cli.inspect] {what} a file that ends in {ending}; got {str(path)!r}; "
+                "pass a training configuration and a page"
+            )
+    from tilewise.train import load_config, make_plan
+
+    return make_plan(load_config(source), must_fit=False)[1]
 
 
 def _drawing(source: Path) -> _Drawing:

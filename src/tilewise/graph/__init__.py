@@ -3,6 +3,15 @@
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.gradients import differentiate
 from tilewise.graph.passes import fix_sizes, simplify
+from tilewise.graph.recompute import Recomputation
 from tilewise.graph.templates import LayerFunction, layer
 
-__all__ = ["GraphBuilder", "LayerFunction", "differentiate", "fix_sizes", "layer", "simplify"]
+__all__ = [
+    "GraphBuilder",
+    "LayerFunction",
+    "Recomputation",
+    "differentiate",
+    "fix_sizes",
+    "layer",
+    "simplify",
+]

@@ -1,14 +1,15 @@
 """Reverse mode on the graph, template by template.
 
 A template is differentiated once; its backward template takes the tensors saved between the two, the gradients of its
-results and what it needs of its arguments, and yields the gradients of its arguments. Contributions to one tensor are
+results and what it needs of its arguments, and yields the gradients of its arguments. What is not saved it computes
+again (`recompute`). Contributions to one tensor are
 collected before anything is emitted, so that sums are formed in one fixed order (ir/tape.py). No op but the `add` of
 sums is known here: a contribution names the op that combines it with its like.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,13 +21,16 @@ from tilewise.core.errors import InternalError, PlanError
 from tilewise.core.workers import ENOUGH, WorkerPool
 from tilewise.graph.builder import SEED, GraphBuilder
 from tilewise.graph.draft import GraphDraft
+from tilewise.graph.recompute import NONE, SAVE_ALL, Choice, Recomputation, choose_ops
 from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.op import Op, import_ops, modules_of_ops, op_named
 from tilewise.ir.tape import Gradient, Later, Term
 from tilewise.ir.validate import validate_graph
 
-__all__ = ["BackwardTemplate", "differentiate", "differentiate_template", "templates_before"]
+__all__ = ["BackwardTemplate", "calls_before", "differentiate", "differentiate_template"]
+
+_Wanted = tuple[str, Choice]  # a template's key, and what of it is computed again
 
 _author = Border("graph", InternalError)
 
@@ -158,6 +162,7 @@ class BackwardTemplate:
 
     Attributes:
         saved: of the forward tensors those that the forward call must yield for it.
+        recomputed: ids of the forward ops that it runs again.
         forward_attrs, attrs: attributes of the forward calls from now on, and of its own.
     """
 
@@ -165,12 +170,77 @@ class BackwardTemplate:
     imports: tuple[int, ...]
     wanted: tuple[int, ...]
     saved: tuple[int, ...]
+    recomputed: frozenset[int]
     forward_attrs: Mapping[str, Any]
     attrs: Mapping[str, Any]
 
+    def renamed(self, key: str) -> BackwardTemplate:
+        """The same, with another key for its template."""
+        if key == self.template.key:
+            return self
+        return replace(self, template=replace(self.template, key=key), attrs={**self.attrs, "template": key})
 
-def differentiate_template(forward: Template) -> BackwardTemplate:
-    """The gradient of a template, which depends on nothing else."""
+
+def differentiate_template(forward: Template, choice: Choice = NONE) -> BackwardTemplate:
+    """The gradient of a template, which depends on nothing else.
+
+    Args:
+        forward: the layer.
+        choice: what of it the backward pass computes again.
+    """
+    saving = _backward_of(forward, frozenset())
+    again = choose_ops(forward, saving.imports, choice)
+    return _backward_of(forward, again) if again else saving
+
+
+class _Forward:
+    """Tensors of a layer as its backward graph has them: brought in as its arguments, or computed again."""
+
+    def __init__(self, graph: Graph, draft: GraphDraft, again: frozenset[int]) -> None:
+        self.graph, self.draft, self.again = graph, draft, again
+        self.imported: dict[int, int] = {}
+        self.recomputed: dict[int, int] = {}
+
+    def use(self, tensor: int) -> int:
+        """A tensor; the ops behind it run right before its first use, so that what they make does not live longer."""
+        if tensor in self.recomputed:
+            return self.recomputed[tensor]
+        if self.graph.tensors[tensor].producer not in self.again:
+            return self._bring(tensor)
+        wanted, missing = {tensor}, []
+        for op in reversed(self.graph.ops):
+            is_made = self.recomputed.keys() >= {*op.outputs}
+            if op.id in self.again and not is_made and not wanted.isdisjoint(op.outputs):
+                missing.append(op)
+                wanted.update(op.given)
+        for op in reversed(missing):
+            self._repeat(op)
+        return self.recomputed[tensor]
+
+    def _bring(self, tensor: int) -> int:
+        if tensor not in self.imported:
+            node = self.graph.tensors[tensor]
+            kind = node.kind if node.kind != "result" else "input"
+            self.imported[tensor] = self.draft.declare(
+                kind, node.spec.renamed(node.spec.name or f"saved{tensor}")
+            ).id
+        return self.imported[tensor]
+
+    def _repeat(self, op: OpNode) -> None:
+        """The op as it was, on what its operands are here; a hint on a result of it counts here as well."""
+        inputs = [
+            None if i is None else self.recomputed[i] if i in self.recomputed else self._bring(i)
+            for i in op.inputs
+        ]
+        specs = [self.graph.spec(o) for o in op.outputs]
+        made = self.draft.append(op.op, tuple(inputs), specs, op.attrs, label=f"recomputed {op.label}")
+        self.recomputed.update(zip(op.outputs, made))
+        for old, new in zip(op.outputs, made):
+            if old in self.graph.hints:
+                self.draft.hint(new, self.graph.hints[old])
+
+
+def _backward_of(forward: Template, again: frozenset[int]) -> BackwardTemplate:
     graph = forward.graph
     builder = GraphBuilder(f"{graph.name}.backward", reduction_chunks=graph.reduction_chunks)
     builder.draft.phase = "backward"
@@ -178,18 +248,9 @@ def differentiate_template(forward: Template) -> BackwardTemplate:
         r: builder.draft.declare("input", replace(graph.spec(r), name=f"grad{i}")).id
         for i, r in enumerate(forward.results)
     }
-    imported: dict[int, int] = {}
-
-    def use(tensor: int) -> int:
-        if tensor not in imported:
-            node = graph.tensors[tensor]
-            kind = node.kind if node.kind != "result" else "input"
-            imported[tensor] = builder.draft.declare(
-                kind, node.spec.renamed(node.spec.name or f"saved{tensor}")
-            ).id
-        return imported[tensor]
-
-    tape = _Tape(graph, builder.draft, use)
+    inside = _Forward(graph, builder.draft, again)
+    imported = inside.imported
+    tape = _Tape(graph, builder.draft, inside.use)
     flow = tape.flow
     for r, seed in seeds.items():
         flow.add(r, seed)
@@ -211,21 +272,21 @@ def differentiate_template(forward: Template) -> BackwardTemplate:
         tuple(imported),
         wanted,
         saved,
+        again,
         {"template": forward.key, "saved": saved},
         {"template": key, "saved": ()},
     )
 
 
-def templates_before(graph: Graph, tensor: int) -> list[Template]:
-    """The templates of all calls on which a tensor depends otherwise than by indices, the last first."""
-    needed, found = {tensor}, dict[str, Template]()
+def calls_before(graph: Graph, tensor: int) -> list[OpNode]:
+    """The calls on which a tensor depends otherwise than by indices, the last first."""
+    needed, found = {tensor}, list[OpNode]()
     for op in reversed(graph.ops):
         if not needed.isdisjoint(op.outputs):
             needed.update(i for i in op.given if graph.spec(i).dtype.name != "i32")
             if op.op == "call":
-                template = graph.templates[op.attrs["template"]]
-                found.setdefault(template.key, template)
-    return [*found.values()]
+                found.append(op)
+    return found
 
 
 def _no_nested_call(op: OpNode, grads: list[int | None]) -> Sequence[Gradient]:
@@ -234,30 +295,59 @@ def _no_nested_call(op: OpNode, grads: list[int | None]) -> Sequence[Gradient]:
     )
 
 
-def _differentiate_all(templates: Sequence[Template], pool: WorkerPool | None) -> list[BackwardTemplate]:
+def _differentiate_all(
+    graph: Graph, wanted: Sequence[_Wanted], pool: WorkerPool | None
+) -> dict[_Wanted, BackwardTemplate]:
     """The gradient of each; from other processes, where they are many."""
-    counts.differentiated += len(templates)
-    modules = modules_of_ops({op.op for template in templates for op in template.graph.ops})
-    if pool is None or modules is None or len(templates) < ENOUGH:
-        return [_validated_gradient(template) for template in templates]
-    return pool.map(_differentiate_apart, [(modules, template) for template in templates])
+    counts.differentiated += len(wanted)
+    forward = [graph.templates[key] for key, _ in wanted]
+    modules = modules_of_ops({op.op for template in forward for op in template.graph.ops})
+    if pool is None or modules is None or len(wanted) < ENOUGH:
+        made = [_validated_gradient(t, choice) for t, (_, choice) in zip(forward, wanted)]
+    else:
+        tasks = [(modules, t, choice) for t, (_, choice) in zip(forward, wanted)]
+        made = pool.map(_differentiate_apart, tasks)
+    return dict(zip(wanted, _with_own_keys(wanted, made)))
 
 
-def _validated_gradient(forward: Template) -> BackwardTemplate:
+def _validated_gradient(forward: Template, choice: Choice) -> BackwardTemplate:
     """The gradient of a template; both are held to the rules of graphs."""
     validate_graph(forward.graph)
-    backward = differentiate_template(forward)
+    backward = differentiate_template(forward, choice)
     validate_graph(backward.template.graph)
     return backward
 
 
-def _differentiate_apart(modules: Sequence[str], forward: Template) -> BackwardTemplate:
+def _differentiate_apart(modules: Sequence[str], forward: Template, choice: Choice) -> BackwardTemplate:
     """The same in another process."""
     import_ops(modules)
-    return _validated_gradient(forward)
+    return _validated_gradient(forward, choice)
 
 
-def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> tuple[Graph, dict[str, int]]:
+def _with_own_keys(wanted: Sequence[_Wanted], made: Sequence[BackwardTemplate]) -> Iterator[BackwardTemplate]:
+    """One template where choices come to the same, and a key for each: `.backward`, and what was chosen behind it."""
+    shared: dict[object, BackwardTemplate] = {}
+    taken: set[str] = set()
+    for (key, choice), backward in zip(wanted, made):
+        known = key, backward.recomputed
+        if known not in shared:
+            word = choice if isinstance(choice, str) else "named"
+            name = base = f"{key}.backward" + (f".{word}" if backward.recomputed else "")
+            number = 1
+            while name in taken:
+                number += 1
+                name = f"{base}#{number}"
+            taken.add(name)
+            shared[known] = backward.renamed(name)
+        yield shared[known]
+
+
+def differentiate(
+    graph: Graph,
+    loss: int,
+    pool: WorkerPool | None = None,
+    recomputation: Recomputation = SAVE_ALL,
+) -> tuple[Graph, dict[str, int]]:
     """The graph with the backward pass of `loss` appended, and the gradient's id of every parameter by name.
 
     The templates on the way to the loss and their gradients are held to the rules of graphs (`ir.validate`), each where
@@ -267,20 +357,24 @@ def differentiate(graph: Graph, loss: int, pool: WorkerPool | None = None) -> tu
         graph: simplified.
         loss: id of the tensor.
         pool: processes that make the gradients of templates, where they are many.
+        recomputation: what layers do not save.
 
     Raises:
-        PlanError: a parameter does not influence the loss, or is used in a way that has no gradient.
+        PlanError: a parameter does not influence the loss, or is used in a way that has no gradient; a name of what to
+            recompute fits nothing.
     """
     builder = GraphBuilder.thaw(graph)
     builder.draft.phase = "backward"
-    templates = templates_before(graph, loss)
-    backward = dict(zip((t.key for t in templates), _differentiate_all(templates, pool)))
+    calls = calls_before(graph, loss)
+    recomputation.require_fit(graph, calls)
+    wanted = {op.id: (op.attrs["template"], recomputation.choice(op.label)) for op in calls}
+    backward = _differentiate_all(graph, list(dict.fromkeys(wanted.values())), pool)
     tape = _Tape(graph, builder.draft, lambda tensor: tensor)
     flow = tape.flow
 
     def on_call(op: OpNode, grads: list[int | None]) -> list[int | None]:
         forward = graph.templates[op.attrs["template"]]
-        return _call_backward(builder.draft, op, forward, backward[forward.key], grads)
+        return _call_backward(builder.draft, op, forward, backward[wanted[op.id]], grads)
 
     one = builder.draft.declare(
         "constant", TensorSpec((1,), DTYPES["f32"], name=SEED, storage=graph.spec(loss).storage)

@@ -19,10 +19,20 @@ from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
 from tilewise.core.mesh import Axes
 
-__all__ = ["Graph", "OpNode", "Template", "TensorFamily", "TensorForm", "TensorNode", "TensorSpec"]
+__all__ = [
+    "PANEL_ROWS",
+    "Graph",
+    "OpNode",
+    "Template",
+    "TensorFamily",
+    "TensorForm",
+    "TensorNode",
+    "TensorSpec",
+]
 
 Label = DimLabel | None
 TensorForm = tuple[tuple[Size, ...], DType, tuple[Label, ...], str, int | None]
+PANEL_ROWS = 32  # of a packed weight: what no cut separates, and what its storage is padded to
 STORAGES = ("rows", "scalars", "packed", "vector")
 INITS = ("normal", "ones", "zeros")
 MAX_BYTES = 1 << 60

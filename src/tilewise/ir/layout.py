@@ -118,6 +118,8 @@ class GraphLayout:
         records: what becomes of partial values, by op id and the partial's name. Several records of one name are of
             several teams, completed one after the other.
         reshards: what producers and readers do not agree on; none once they are ops.
+        home_axes: axes that cut weights, gradients and states at home, the last ones of dim 0, in whole panels. What
+            reads a weight there reads what an op `unshard` has gathered.
     """
 
     mesh: DeviceMesh
@@ -126,6 +128,7 @@ class GraphLayout:
     calls: Mapping[int, GraphLayout] = field(default_factory=dict)
     records: Mapping[tuple[int, str], tuple[Record, ...]] = field(default_factory=dict)
     reshards: tuple[Reshard, ...] = ()
+    home_axes: Axes = ()
 
 
 def in_space(axes: Axes) -> Axes:

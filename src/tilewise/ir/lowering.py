@@ -255,6 +255,9 @@ class Lowering(Protocol):
     def accumulator(self, op: OpNode, output: int) -> Accumulator:
         """Where output number `output` of `op`, a sum over the batch, goes in this microbatch."""
 
+    def first_of_sum(self, op: OpNode, output: int) -> NumberLike:
+        """The first global row of what this device adds to a sum over the batch."""
+
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
         """After the last microbatch: the sum over the devices that share the batch."""
 
@@ -291,6 +294,9 @@ class Lowering(Protocol):
 
     def slice(self, op: OpNode, source: int, target: int) -> None:
         """Keep this device's part of `source`, along the axes that `target` has more."""
+
+    def unshard(self, op: OpNode, source: int, target: int) -> None:
+        """Bring the parts of a weight together on every device, from the homes along the axes that `target` lacks."""
 
     def gather(self, op: OpNode, source: int, target: int) -> None:
         """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""

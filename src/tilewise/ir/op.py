@@ -116,12 +116,16 @@ class Op(ABC):
     | `accumulates` | which outputs are sums over the whole batch | none is: each microbatch has its own |
     | `in_place` | which outputs may lie in the memory of which input, if nothing reads that later | none may |
     | `must_alias` | that they must | they need not |
+    | `shape_of` | of which operands it needs the shape alone | it reads them all |
+    | `is_costly` | that selective recomputation keeps its results | they are computed again |
 
     Attributes:
         name: the op's name in graphs and messages.
         accumulates: numbers of outputs that `lower` writes through `low.accumulator` or `low.leaf_tree`.
         in_place: pairs (output, input).
         must_alias: outputs in `in_place` always lie in their input's memory: the op writes on it.
+        shape_of: positions of operands that say a shape and are not read.
+        is_costly: computing its results takes far longer than moving them, as that of products does.
         combine_rank: terms of ops with a lower rank are combined first (ir/tape.py).
     """
 
@@ -129,6 +133,8 @@ class Op(ABC):
     accumulates: ClassVar[tuple[int, ...]] = ()
     in_place: ClassVar[tuple[tuple[int, int], ...]] = ()
     must_alias: ClassVar[bool] = False
+    shape_of: ClassVar[frozenset[int]] = frozenset()
+    is_costly: ClassVar[bool] = False
     combine_rank: ClassVar[int] = 0
 
     @property

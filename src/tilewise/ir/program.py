@@ -130,7 +130,7 @@ class Mode(enum.IntEnum):
     WHOLE = 0  # all rows
     ROW = 1  # rows [b / div, ceil(e / div)), clipped to the tensor
     COL = 2  # all rows, columns [b, e)
-    ROWPART = 3  # the part-th of `parts` equal shares of rows [b, e)
+    ROWPART = 3  # the part-th of `parts` equal shares of rows [offset + b, offset + e)
     ROWCOLS = 4  # rows as in ROW, columns [part, part + parts)
     ROWS = 5  # rows [part, part + parts), whatever the loop; only the tiles of those rows are touched
 
@@ -174,9 +174,10 @@ class Operand(NamedTuple):
     """One tile operand of an instruction.
 
     A `team` >= 0 is one of the device's teams: the operand is the memory of its member number `member`, a constant or a
-    number of the device; where the member is the device itself, the operand is its own. `div`, `part` and `parts` may
-    be of symbols, of the device or of the call. `null` passes an absent operand to the kernel. `role` is what the
-    kernel does with it where `access` does not say so (NONE: what `access` says, else it reads); no run looks at it.
+    number of the device; where the member is the device itself, the operand is its own. `div`, `part`, `parts` and
+    `offset` may be of symbols, of the device or of the call. `null` passes an absent operand to the kernel. `role` is
+    what the kernel does with it where `access` does not say so (NONE: what `access` says, else it reads); no run looks
+    at it.
     """
 
     slot: int
@@ -189,6 +190,7 @@ class Operand(NamedTuple):
     parts: NumberLike = 1
     null: bool = False
     role: int = Access.NONE
+    offset: NumberLike = 0
 
 
 class Wait(NamedTuple):

@@ -11,9 +11,9 @@ from math import prod
 from tilewise.core.dims import upper_bound
 from tilewise.core.mesh import MICRO
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.layout import GraphLayout, Record, TensorLayout, show_layout
+from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, show_axes, show_layout
 
-__all__ = ["explain_reshards"]
+__all__ = ["explain_homes", "explain_reshards", "is_unshard"]
 
 _CHANGES = ("all_gather", "slice")
 
@@ -39,7 +39,7 @@ def _collect(graph: Graph, layout: GraphLayout, microbatches: int, found: dict[s
             found[text] = elements, found.get(text, (0, 0))[1] + 1
     for records in layout.records.values():
         for record in records:
-            if record.arrives_in_shards:
+            if record.arrives_in_shards and record.tree != LEAVES:
                 text, elements = _sum_in_shards(graph, layout, microbatches, record)
                 found[text] = elements, found.get(text, (0, 0))[1] + 1
 
@@ -59,6 +59,47 @@ def _sum_in_shards(graph: Graph, layout: GraphLayout, microbatches: int, record:
     shard = prod(upper_bound(s) for s in spec.shape) // _parts(layout, after, microbatches)
     text = f"reduce_scatter:{op.label} {spec} to {show_layout(after)}"
     return text, shard * (layout.mesh.size(*record.team) - 1)
+
+
+def explain_homes(graph: Graph, layout: GraphLayout) -> list[str]:
+    """Where state lives that is cut over devices, and what a device gathers of it per microbatch; no line where every
+    device has all of it."""
+    if not layout.home_axes:
+        return []
+    cut = {*layout.home_axes}
+    size = layout.mesh.size(*layout.home_axes)
+    weights = graph.of_kind("parameter")
+    at_home = [t for t in weights if cut & {*layout.use[t.id][0]}]
+    small = len(weights) - len(at_home)
+    lines = [
+        f"{len(at_home)} weights, their gradients and optimizer states lie in {size} parts each, along "
+        f"{show_axes(layout.home_axes)}; {small} small ones whole on every device"
+    ]
+    for phase in ("forward", "backward"):
+        calls = [op for op in graph.ops if op.phase == phase and is_unshard(graph, op)]
+        most = max((_elements(graph, layout, op) for op in calls), default=0)
+        total = sum(_elements(graph, layout, op) for op in calls)
+        if calls:
+            lines.append(
+                f"{phase}: gathers {total:,} elements in {len(calls)} calls, {most:,} in the largest; reads "
+                f"{total - total // size:,} of them from peers"
+            )
+    return lines
+
+
+def is_unshard(graph: Graph, op: OpNode) -> bool:
+    """Whether an op is a call that gathers weights from their homes."""
+    if op.op != "call":
+        return False
+    return all(inner.op == "unshard" for inner in graph.templates[op.attrs["template"]].graph.ops)
+
+
+def _elements(graph: Graph, layout: GraphLayout, op: OpNode) -> int:
+    """What a call's results have on a device."""
+    return sum(
+        prod(upper_bound(s) for s in graph.spec(t).shape) // _parts(layout, layout.use[t], 1)
+        for t in op.outputs
+    )
 
 
 def _parts(layout: GraphLayout, shares: TensorLayout, microbatches: int) -> int:

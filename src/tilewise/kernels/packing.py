@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilewise.core import ShapeError, dtype
+from tilewise.ir.graph import PANEL_ROWS
 
 __all__ = ["PANEL_ROWS", "pack_weight", "packed_elements", "padded_columns", "unpack_weight"]
-
-PANEL_ROWS = 32
 
 
 def padded_columns(k: int) -> int:

@@ -1,5 +1,5 @@
 """What shows and checks runs: figures and reports of traces, files for Perfetto, dependency graphs and their check; and
-the page of a model's graph.
+the pages of a model's graph and of a plan.
 
 Pure functions over graphs, and over records that the runtimes write; nothing here knows the native module or starts a
 task. The offline check recomputes the order of tasks from their accesses alone, so that it can judge the runtime.
@@ -18,20 +18,24 @@ from tilewise.observe.graph_check import GraphCheck, check_graph
 from tilewise.observe.graph_picture import write_graph_html, write_graph_svg
 from tilewise.observe.model_page import render_graph
 from tilewise.observe.perfetto import write_perfetto
+from tilewise.observe.plan_page import CallPicture, PlanPicture, render_plan
 from tilewise.observe.timeline import TaskRecord, busy_overlap, write_trace
 from tilewise.observe.trace_report import write_report
 
 __all__ = [
+    "CallPicture",
     "DependencyGraph",
     "GraphCheck",
     "GraphParam",
     "GraphRegion",
     "GraphTask",
+    "PlanPicture",
     "TaskRecord",
     "busy_overlap",
     "check_graph",
     "read_graph",
     "render_graph",
+    "render_plan",
     "write_graph",
     "write_graph_html",
     "write_graph_svg",

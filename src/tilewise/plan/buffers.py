@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import Slot
+from tilewise.ir.reshards import is_unshard
 from tilewise.plan.accumulation import BatchSums
 from tilewise.plan.memory import Buffer
 from tilewise.plan.rings import place_of_use
@@ -176,8 +177,12 @@ def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Bu
                 if root is not None and root in brief:
                     first.setdefault(root, segment.index)
                     last[root] = segment.index
+    gathered = {o for op in tensors.graph.ops if is_unshard(tensors.graph, op) for o in op.outputs}
     return [
-        Buffer(("tensor", t), tensors.bytes(t), "activations", begin, last[t]) for t, begin in first.items()
+        Buffer(
+            ("tensor", t), tensors.bytes(t), "gathered" if t in gathered else "activations", begin, last[t]
+        )
+        for t, begin in first.items()
     ]
 
 

@@ -142,6 +142,7 @@ def repeat_instruction(like: Draft, tiles: Mapping[str, Operand], ref_of: Callab
             new.parts,
             old.null,
             old.role,
+            old.offset,
         )
     if len({o.slot for o in operands}) != len({o.slot for o in instruction.operands}):
         raise InternalError(

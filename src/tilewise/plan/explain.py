@@ -12,11 +12,11 @@ from tilewise.core.border import Border
 from tilewise.core.errors import PlanError
 from tilewise.ir.layout import show_axes
 from tilewise.ir.program import Instruction, LoweredTemplate, Source, upper
-from tilewise.ir.reshards import explain_reshards
+from tilewise.ir.reshards import explain_homes, explain_reshards
 from tilewise.plan.tables import PlanTables
 from tilewise.plan.traffic import count_device_traffic
 
-__all__ = ["explain_plan", "explain_tensor"]
+__all__ = ["explain_plan", "explain_tensor", "name_devices", "num_tasks", "short_name"]
 
 _border = Border("plan", PlanError)
 
@@ -36,10 +36,33 @@ def explain_plan(plan: PlanTables) -> str:
         if changes
         else []
     )
+    homes = explain_homes(plan.graph, plan.layout)
+    lines += ["  sharded state:", *(f"    {line}" for line in homes)] if homes else []
     lines.append("  memory per device:")
     usage = plan.estimate_memory_usage()[0]
     lines += [f"    {name:12s} {value / 2**20:10.2f} MiB" for name, value in usage.items() if value]
-    return "\n".join([*lines, *_tiles(plan), *_programs(plan), *_templates(plan)])
+    return "\n".join([*lines, *_saved(plan), *_tiles(plan), *_programs(plan), *_templates(plan)])
+
+
+def _saved(plan: PlanTables) -> Iterator[str]:
+    """What layers keep for the backward pass besides their arguments, and which template reads it."""
+    graph = plan.graph
+    reads = {op.label: op.attrs["template"] for op in graph.ops if op.op == "call" and op.phase == "backward"}
+    runs: list[tuple[list[str], tuple[int, str]]] = []
+    for op in graph.ops:
+        backward = reads.get(f"{op.label}.backward")
+        if op.op != "call" or op.phase != "forward" or backward is None:
+            continue
+        kept = op.outputs[len(op.outputs) - len(op.attrs["saved"]) :]
+        size = sum(plan.shapes.bytes_max(graph.spec(t), plan.layout.use[t]) for t in kept)
+        if runs and runs[-1][1] == (size, backward):
+            runs[-1][0].append(op.label)
+        else:
+            runs.append(([op.label], (size, backward)))
+    yield from ["  layers save for the backward pass, per microbatch:"] if runs else []
+    for labels, (size, backward) in runs:
+        names = labels[0] if len(labels) == 1 else f"{labels[0]} to {labels[-1]}, each"
+        yield f"    {names}: {size / 2**20:.2f} MiB, for {short_name(backward)}"
 
 
 def _tiles(plan: PlanTables) -> Iterator[str]:
@@ -66,6 +89,14 @@ def _per_device(plan: PlanTables, said: Sequence[str]) -> Iterator[str]:
         yield f"    device {_runs(numbers)}: {text}"
 
 
+def name_devices(plan: PlanTables) -> list[str]:
+    """The devices of every class: `device 0, 1, 4 to 9`."""
+    devices: list[list[int]] = [[] for _ in plan.program.classes]
+    for device, own in enumerate(plan.program.devices):
+        devices[own.class_id].append(device)
+    return [f"device {_runs(numbers)}" for numbers in devices]
+
+
 def _runs(numbers: Sequence[int]) -> str:
     """`0, 1, 4 to 9`."""
     runs: list[list[int]] = []
@@ -84,7 +115,7 @@ def _programs(plan: PlanTables) -> Iterator[str]:
         said = []
         for device, of in zip(plan.kinds, plan.program.classes):
             moved = sum(count_device_traffic(plan.program, device, name, bounds).values())
-            tasks = sum(_num_tasks(of.templates[c.template], bounds) for c in of.calls[name])
+            tasks = sum(num_tasks(of.templates[c.template], bounds) for c in of.calls[name])
             said.append(f"{tasks:,} tasks, reads {moved:,} elements from peers")
         yield from _per_device(plan, said)
 
@@ -96,19 +127,25 @@ def _templates(plan: PlanTables) -> Iterator[str]:
     yield "  templates (on device 0):"
     for index, count in uses.items():
         template = of.templates[index]
-        tasks = _num_tasks(template, plan.symbol_bounds)
+        tasks = num_tasks(template, plan.symbol_bounds)
         yield (
             f"    {_title(template)}: {count} uses of {len(template.instructions)} instructions, {tasks:,} tasks each"
         )
 
 
 def _title(template: LoweredTemplate) -> str:
+    """What it lowers, in short."""
+    return short_name(template.name)
+
+
+def short_name(key: str) -> str:
     """A layer's function without its module; `backward` where it is one."""
-    name, dot, backward = template.name.partition(".backward")
+    name, dot, backward = key.partition(".backward")
     return name.rpartition(".")[2] + dot + backward
 
 
-def _num_tasks(template: LoweredTemplate, bounds: tuple[int, ...]) -> int:
+def num_tasks(template: LoweredTemplate, bounds: tuple[int, ...]) -> int:
+    """Of one use."""
     return sum(_num_steps(instruction, bounds) for instruction in template.instructions)
 
 

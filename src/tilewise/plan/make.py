@@ -178,7 +178,7 @@ def _program(
         if use.variant not in tenants:
             tenants[use.variant] = binder.tenants(use, call)
     aliases = binder.table.aliases(
-        [b for b in buffers if b.category == "activations"],
+        [b for b in buffers if b.category in ("gathered", "activations")],
         [tenants[use.variant] for use in variants.uses],
     )
     class_of = {device: c for c, devices in enumerate(classes) for device in devices}

@@ -19,6 +19,7 @@ __all__ = [
     "ALIGNMENT",
     "Buffer",
     "memory_of_machine",
+    "most_at_one_time",
     "place_buffers",
     "place_in_sequence",
     "shared_bytes",
@@ -46,7 +47,7 @@ class Buffer:
     Attributes:
         key: what it holds.
         bytes: its size, before alignment.
-        category: parameters, gradients, carries, rings, optimizer, activations, temporaries or inputs.
+        category: parameters, gradients, carries, rings, optimizer, gathered, activations, temporaries or inputs.
         first, last: positions of the first and last use; buffers that live through a run have none.
         offset: filled in by `place_buffers`.
     """
@@ -82,7 +83,7 @@ def place_buffers(buffers: Sequence[Buffer], base: int) -> int:
     """
     sizes = [round_up(b.bytes, ALIGNMENT) for b in buffers]
     offsets, end = _place_by_time(buffers, sizes)
-    least = _most_at_one_time(buffers, sizes)
+    least = most_at_one_time(buffers)
     if len(buffers) <= _FEW and end > least + least // _WASTE:
         other, other_end = _place_by_size(buffers, sizes)
         if other_end < end:
@@ -92,10 +93,11 @@ def place_buffers(buffers: Sequence[Buffer], base: int) -> int:
     return base + end
 
 
-def _most_at_one_time(buffers: Sequence[Buffer], sizes: Sequence[int]) -> int:
+def most_at_one_time(buffers: Sequence[Buffer]) -> int:
     """The largest sum of sizes of buffers that live at one position: no placement takes less."""
     changes: dict[int, int] = {}
-    for buffer, size in zip(buffers, sizes):
+    for buffer in buffers:
+        size = round_up(buffer.bytes, ALIGNMENT)
         changes[buffer.first] = changes.get(buffer.first, 0) + size
         changes[buffer.last + 1] = changes.get(buffer.last + 1, 0) - size
     now = most = 0

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tilewise.core.border import Border
 from tilewise.core.errors import PlanError, ResourceError
 from tilewise.core.reading import Unreadable
-from tilewise.core.writing import replace_file
+from tilewise.core.writing import replace_file, replace_text
 from tilewise.ir.file import Unwritable
+from tilewise.observe import render_plan
 from tilewise.plan.explain import explain_plan, explain_tensor
 from tilewise.plan.file import decode_plan, digest_of, encode_plan, read_content, require_fit
 from tilewise.plan.memory import memory_of_machine
+from tilewise.plan.picture import draw_plan, read_timeline
 from tilewise.plan.shapes import check_sizes
 from tilewise.plan.tables import PlanTables
 from tilewise.plan.traffic import count_traffic
@@ -77,6 +79,23 @@ class Plan(PlanTables):
             PlanError: no such tensor.
         """
         return explain_tensor(self, name)
+
+    def save_picture(self, path: str | Path, timeline: Sequence[Sequence[object]] = ()) -> None:
+        """Write the plan as one HTML page, which loads nothing: what memory holds at every call of a step, by category;
+        the calls by phase and microbatch, with what each reads from other devices, per class of devices.
+
+        Args:
+            path: where it goes; what stood there is replaced whole, or kept.
+            timeline: of a traced run of this plan, as `GraphInstance.timeline()` gives it: adds a lane per worker with
+                its tasks by kind and, where it has as many as the plan, when each call ran and what memory held.
+
+        Raises:
+            PlanError: the path is none, or the timeline is that of another plan.
+            ResourceError: it cannot be written.
+        """
+        where = _border.path("save_picture", "path", path)
+        records = read_timeline(self, timeline)
+        replace_text(where, render_plan(draw_plan(self, records), records))
 
     # ---- files ----------------------------------------------------------------------------------------------
 

@@ -110,7 +110,8 @@ def _rows_written(operand: Operand, extent: Number, rows: Number) -> Interval:
     if operand.mode in (Mode.WHOLE, Mode.COL):
         return 0, rows.constant
     if operand.mode == Mode.ROWPART:  # handles are those of the whole loop's rows
-        return 0, extent.constant
+        first = operand.offset
+        return (first, first + extent.constant) if isinstance(first, int) else (0, 0)
     if operand.mode == Mode.ROWS:
         is_fixed = isinstance(operand.part, int) and isinstance(operand.parts, int)
         return (operand.part, operand.part + operand.parts) if is_fixed else (0, 0)  # type: ignore[operator, return-value]

@@ -42,7 +42,10 @@ def settings_for(
     _require_used_axes(graph, layout, mesh)
     if not batch.size:
         return PlanSettings(
-            row_tile=_row_tile_unbatched(graph), workers_per_device=workers, is_checkpointed=is_checkpointed
+            row_tile=_row_tile_unbatched(graph),
+            workers_per_device=workers,
+            is_checkpointed=is_checkpointed,
+            home_axes=layout.home_axes,
         )
     axes = _batch_axes(graph, layout)
     rows = _rows_per_sequence(graph, batch)
@@ -62,6 +65,7 @@ def settings_for(
         axes,
         batch.bound,
         is_checkpointed,
+        layout.home_axes,
     )
 
 

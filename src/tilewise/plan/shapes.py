@@ -14,7 +14,7 @@ from tilewise.core.dims import Dim, DimLabel, chunk_range, shard_range, upper_bo
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.mesh import MICRO, Axes, DeviceMesh
-from tilewise.ir.graph import Graph, TensorSpec
+from tilewise.ir.graph import PANEL_ROWS, Graph, TensorSpec
 from tilewise.ir.layout import TensorLayout, in_space
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Number, NumberLike
@@ -54,6 +54,7 @@ class PlanSettings:
         workers_per_device: worker threads of every device.
         padded_bound: the most rows per batch element where the graph has them as a symbol, so that some may be padding;
             sequence chunks are counted over it. 0 where the graph fixes their number.
+        home_axes: axes that cut weights, gradients and states at home, in whole panels; the last ones of dim 0.
         is_checkpointed: a copy of the training state is in memory beside the devices while a checkpoint is written.
     """
 
@@ -66,6 +67,7 @@ class PlanSettings:
     batch_axes: Axes = ()
     padded_bound: int = 0
     is_checkpointed: bool = False
+    home_axes: Axes = ()
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,22 @@ class LocalShapes:
                 )
             first = self.block(axes, microbatch) * (size // parts)
             return first, first + size // parts
-        if not axes:
-            return 0, size
-        return shard_range(
-            label or _EVEN, size, self.chunks, self.mesh.size(*axes), self.mesh.coordinate(self.device, *axes)
-        )
+        used, home = self.split_axes(axes)
+        begin, end = 0, size
+        if used:
+            width, place = self.mesh.size(*used), self.mesh.coordinate(self.device, *used)
+            begin, end = shard_range(label or _EVEN, size, self.chunks, width, place)
+        if home:
+            width, place = self.mesh.size(*home), self.mesh.coordinate(self.device, *home)
+            panels = -(-(end - begin) // PANEL_ROWS)
+            first, last = (begin + p * panels // width * PANEL_ROWS for p in (place, place + 1))
+            begin, end = min(first, end), min(last, end)
+        return begin, end
+
+    def split_axes(self, axes: Axes) -> tuple[Axes, Axes]:
+        """Axes that cut a dim where it is used, and those that cut it further at home."""
+        home = tuple(axis for axis in axes if axis in self.settings.home_axes)
+        return axes[: len(axes) - len(home)], home
 
     def holder(self, spec: TensorSpec, layout: TensorLayout, device: int) -> int:
         """The first device that holds the same part of a tensor as `device`."""
@@ -250,6 +263,7 @@ class LocalShapes:
         assert isinstance(size, int)
         if label is None or label.is_summed_by_leaves:  # not cut: all of it stands in the first chunk
             return [(0, size)] + [(0, 0)] * (self.chunks - 1)
+        axes, _ = self.split_axes(axes)
         shards, shard = self.mesh.size(*axes), self.mesh.coordinate(self.device, *axes)
         begin = shard_range(label, size, self.chunks, shards, shard)[0]
         run = self.chunks // shards

@@ -15,7 +15,7 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import DeviceClass, TensorEntry, TileProgram
-from tilewise.plan.memory import Buffer
+from tilewise.plan.memory import Buffer, most_at_one_time
 from tilewise.plan.shapes import LocalShapes, PlanSettings, round_up, symbols_of
 
 __all__ = ["CATEGORIES", "REGIONS", "PlanTables"]
@@ -30,6 +30,7 @@ CATEGORIES = (
     "state",
     "inputs",
     "outputs",
+    "gathered",
     "activations",
     "temporaries",
     "scratch",
@@ -136,7 +137,8 @@ class PlanTables:
 
     def estimate_memory_usage(self) -> list[dict[str, int]]:
         """Bytes per device and category; `total` is what a device reserves when instantiated, to the byte, and its
-        share of the copy from which checkpoints are written where that was planned.
+        share of the copy from which checkpoints are written where that was planned. `gathered` is what weights that
+        have been gathered from their homes take at most; they share a region with `activations`, which has the rest.
 
         Pages that no task touches cost nothing, so a limit on resident memory sees at most this much; the interpreter,
         its libraries and the plan itself come on top.
@@ -147,6 +149,8 @@ class PlanTables:
             usage[b.category] += round_up(b.bytes, 64)
         for name in REGIONS[1:]:
             usage[name] += self.regions[name]
+        usage["gathered"] = most_at_one_time([b for b in self.buffers if b.category == "gathered"])
+        usage["activations"] -= usage["gathered"]
         usage |= self.overhead
         usage["checkpoints"] = self.checkpoint_bytes
         usage["total"] = self.device_bytes + self.checkpoint_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewise.ir.program import (
+    Call,
     DeviceBinding,
     Instruction,
     Mode,
@@ -13,7 +14,7 @@ from tilewise.ir.program import (
     value_on,
 )
 
-__all__ = ["Traffic", "count_device_traffic", "count_traffic", "peer_of"]
+__all__ = ["Traffic", "count_call_traffic", "count_device_traffic", "count_traffic", "peer_of"]
 
 Traffic = dict[str, list[int]]
 
@@ -32,18 +33,27 @@ def count_device_traffic(
 ) -> dict[str, int]:
     """The same of one device; equal for all devices of its class."""
     total: dict[str, int] = {}
+    for call in program.classes[program.devices[device].class_id].calls[name]:
+        for label, moved in count_call_traffic(program, device, call, bounds).items():
+            total[label] = total.get(label, 0) + moved
+    return total
+
+
+def count_call_traffic(
+    program: TileProgram, device: int, call: Call, bounds: tuple[int, ...]
+) -> dict[str, int]:
+    """The same of one call."""
+    total: dict[str, int] = {}
     own = program.devices[device]
     of = program.classes[own.class_id]
-    for call in of.calls[name]:
-        for instruction in of.templates[call.template].instructions:
-            for operand in instruction.operands:
-                peer = peer_of(operand, own, device)
-                if peer is not None:
-                    theirs = program.classes[program.devices[peer].class_id]
-                    moved = _elements(
-                        instruction, operand, theirs.entries[call.binding[operand.slot]], own, bounds
-                    )
-                    total[instruction.label] = total.get(instruction.label, 0) + moved
+    for instruction in of.templates[call.template].instructions:
+        for operand in instruction.operands:
+            peer = peer_of(operand, own, device)
+            if peer is not None:
+                theirs = program.classes[program.devices[peer].class_id]
+                entry = theirs.entries[call.binding[operand.slot]]
+                moved = _elements(instruction, operand, entry, own, bounds)
+                total[instruction.label] = total.get(instruction.label, 0) + moved
     return total
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from tilewise.core.reading import Unreadable
 from tilewise.core.watch import Watch
 from tilewise.core.workers import WorkerPool
 from tilewise.core.writing import replace_file
-from tilewise.graph import GraphBuilder, differentiate, fix_sizes, simplify
+from tilewise.graph import GraphBuilder, Recomputation, differentiate, fix_sizes, simplify
 from tilewise.graph.draft import GraphDraft
 from tilewise.graph.file import (
     Definition,
@@ -24,7 +24,7 @@ from tilewise.graph.file import (
     read_content,
     require_definition,
 )
-from tilewise.graph.gradients import templates_before
+from tilewise.graph.gradients import calls_before
 from tilewise.ir.batch import cut_batch
 from tilewise.ir.digest import digest_graph
 from tilewise.ir.file import Unwritable
@@ -37,7 +37,13 @@ from tilewise.plan import Plan, check_sizes, make_plan, settings_for, symbols_of
 from tilewise.session.assemble import device_overhead
 from tilewise.session.inputs import check_constants, is_own_input
 from tilewise.session.instance import GraphInstance
-from tilewise.strategy import DistributionStrategy, insert_reshards, one_stage, propagate_layouts
+from tilewise.strategy import (
+    DistributionStrategy,
+    insert_reshards,
+    one_stage,
+    propagate_layouts,
+    shard_states,
+)
 
 __all__ = ["ComputeGraph"]
 
@@ -97,21 +103,27 @@ class ComputeGraph(GraphBuilder):
         """The ops, producers before consumers."""
         return list(self.draft.ops)
 
-    def complete(self, *, pool: WorkerPool | None = None) -> Graph:
+    def complete(self, *, recompute: str | Sequence[str] = "none", pool: WorkerPool | None = None) -> Graph:
         """The graph with its backward pass and update, after all passes.
 
         Args:
+            recompute: as in `plan`.
             pool: as in `plan`.
+
+        Raises:
+            PlanError: as `plan`, of `recompute`.
         """
+        recomputation = Recomputation.of(recompute)
         with collector_paused():
             graph, loss = simplify(self.freeze()), self.draft.loss_id
             if loss is None:
                 validate_graph(graph)
+                recomputation.require_fit(graph, ())
                 return graph
             # templates with a gradient are validated where that is made, and so are the gradients
-            seen = {id(template.graph) for template in templates_before(graph, loss)}
+            seen = {id(graph.templates[op.attrs["template"]].graph) for op in calls_before(graph, loss)}
             validate_graph(graph, seen)
-            graph, gradients = differentiate(graph, loss, pool)
+            graph, gradients = differentiate(graph, loss, pool, recomputation)
             seen |= {id(template.graph) for template in graph.templates.values()}
             if self._optimizer is not None:
                 builder = GraphBuilder.thaw(graph)
@@ -126,6 +138,7 @@ class ComputeGraph(GraphBuilder):
         *,
         accumulation: int = 1,
         leaves: int | None = None,
+        recompute: str | Sequence[str] = "none",
         workers_per_device: int | None = None,
         sizes: Mapping[str, int] | None = None,
         strict: bool = False,
@@ -142,6 +155,10 @@ class ComputeGraph(GraphBuilder):
             leaves: G, parts the batch is cut into for sums over tokens; by default the largest power of two up to 16
                 that divides the batch. Part of the result's bits: keep it when devices change. n blocks (devices of the
                 batch x microbatches) fit if n is 1 or G / n a power of two: 12 leaves for 3 devices.
+            recompute: what layers do not save for the backward pass, which computes it again then: `none`; `full`, all
+                but their arguments; `selective`, all but results of products and of attention; or a list of patterns
+                of the layers that save nothing (`layers.[0-3]`), or of ops in them (`layers.*/silu_gate`), by their
+                labels in `print(graph)` or their names. It trades time for memory and changes no bit.
             workers_per_device: threads per device; by default cores / devices.
             sizes: numbers for symbolic sizes by name, such as `{"seq": 40}`: a plan for these alone, with the memory
                 that they need. No result changes.
@@ -153,7 +170,8 @@ class ComputeGraph(GraphBuilder):
             watch: sees the phases gradients, layouts and plan.
 
         Raises:
-            LayoutError, PlanError: the strategy does not fit the graph, or the batch does not divide.
+            LayoutError, PlanError: the strategy does not fit the graph, the batch does not divide, or `recompute` is
+                unknown or fits nothing.
             ShapeError: a constant is used as an index and names nothing.
         """
         _border.truth("plan", "strict", strict)
@@ -170,7 +188,7 @@ class ComputeGraph(GraphBuilder):
             _border.instance("plan", "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
         with collector_paused():
             with seen.phase("gradients"):
-                graph = self.complete(pool=pool)
+                graph = self.complete(recompute=recompute, pool=pool)
             with seen.phase("layouts"):
                 check_constants(graph)
                 fixed = check_sizes("plan", symbols_of(graph), {} if sizes is None else sizes)
@@ -180,6 +198,8 @@ class ComputeGraph(GraphBuilder):
                     batch = replace(cut_batch(graph, accumulation, leaves), bound=batch.bound)
                 layout = propagate_layouts(graph, used, strategy, batch)
                 graph, layout = insert_reshards(graph, layout, strict=strict)
+                if strategy.sharding is not None:
+                    graph, layout = shard_states(graph, layout, strategy.sharding, batch)
                 settings = settings_for(graph, layout, batch, workers_per_device, checkpoints)
             with seen.phase("plan"):
                 return make_plan(graph, layout, settings, one_stage, self._optimizer, device_overhead, pool)

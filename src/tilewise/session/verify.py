@@ -19,6 +19,7 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.plan import Plan
 from tilewise.session.compute_graph import ComputeGraph
 from tilewise.session.instance import GraphInstance
+from tilewise.strategy import DistributionStrategy
 
 __all__ = ["VerifyReport", "first_difference", "verify_strategy"]
 
@@ -55,8 +56,10 @@ def verify_strategy(
     mesh: DeviceMesh | Mapping[str, int],
     batches: Sequence[Batch],
     *,
+    strategy: DistributionStrategy | None = None,
     accumulation: int = 1,
     leaves: int | None = None,
+    recompute: str | Sequence[str] = "none",
     seed: int = 0,
     lr: float = 1e-3,
     report: Callable[[str], None] = lambda text: None,
@@ -66,10 +69,12 @@ def verify_strategy(
 
     Args:
         graph: with a loss and an optimizer, and no strategy of its own.
-        mesh: the devices to compare with one; its axes say the strategy (`dp`, `tp`).
+        mesh: the devices to compare with one.
+        strategy: how they are used; by default what the mesh's axes stand for (`dp`, `fsdp`, `tp`).
         batches: inputs of one step each.
         accumulation: microbatches per step over the mesh; one device always takes the batch whole.
         leaves: as in `ComputeGraph.plan`.
+        recompute: over the mesh, as in `ComputeGraph.plan`; one device saves everything.
         seed, lr: of the weights, of every step.
         report: told what is being done.
         change: from the plan over the mesh to the one that runs; a test plants a fault with it.
@@ -89,8 +94,14 @@ def verify_strategy(
     for name, function in (("report", report), ("change", change)):
         if not callable(function):
             _border.refuse("verify", f"{name} must be callable", shown(function), "leave it out")
+    if strategy is None:
+        strategy = DistributionStrategy.for_mesh(given)
     one = graph.plan({}, leaves=leaves)
-    spread = change(graph.plan(given, accumulation=accumulation, leaves=leaves))
+    graph.set_distribution(strategy)
+    try:
+        spread = change(graph.plan(given, accumulation=accumulation, leaves=leaves, recompute=recompute))
+    finally:
+        graph.set_distribution(DistributionStrategy.single())
     compared = 0
     with graph.instantiate(one) as expected, graph.instantiate(spread) as found:
         expected.initialize(seed, _SPREAD)

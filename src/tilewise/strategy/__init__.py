@@ -3,6 +3,15 @@
 from tilewise.strategy.propagate import propagate_layouts
 from tilewise.strategy.reshard import insert_reshards
 from tilewise.strategy.schedule import one_stage
-from tilewise.strategy.strategy import DistributionStrategy, ParallelismMode
+from tilewise.strategy.sharding import shard_states
+from tilewise.strategy.strategy import DistributionStrategy, ParallelismMode, StateSharding
 
-__all__ = ["DistributionStrategy", "ParallelismMode", "insert_reshards", "one_stage", "propagate_layouts"]
+__all__ = [
+    "DistributionStrategy",
+    "ParallelismMode",
+    "StateSharding",
+    "insert_reshards",
+    "one_stage",
+    "propagate_layouts",
+    "shard_states",
+]

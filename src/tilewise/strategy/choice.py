@@ -70,14 +70,18 @@ def require_unique(name: str, layout: TensorLayout) -> TensorLayout:
     return layout
 
 
-def place_time(label: DimLabel | None, axes: Axes, mesh: DeviceMesh, batch: BatchCut) -> Axes:
+def place_time(
+    label: DimLabel | None, axes: Axes, mesh: DeviceMesh, batch: BatchCut, inside: Axes = ()
+) -> Axes:
     """A dim's axes that have a device to share with and, where it counts the batch, microbatches among them.
 
     Outside of time, so that sums are completed once per step, are as many axes as hold nodes of the tree over leaves:
-    those whose devices the leaves allow. The others share every microbatch, and sums are completed once in each.
+    those whose devices the leaves allow. The others share every microbatch, and sums are completed once in each. Where
+    one is wanted inside, all are.
     """
     axes = tuple(axis for axis in axes if mesh.size(axis) > 1)
     if label is None or not label.is_summed_by_leaves or batch.microbatches == 1:
         return axes
-    outside = max(n for n in range(len(axes) + 1) if mesh.size(*axes[:n]) in allowed_widths(batch.leaves))
+    most = 0 if {*axes} & {*inside} else len(axes)
+    outside = max(n for n in range(most + 1) if mesh.size(*axes[:n]) in allowed_widths(batch.leaves))
     return (*axes[:outside], MICRO, *axes[outside:])

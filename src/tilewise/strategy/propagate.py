@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 
 from tilewise.core.dims import DimLabel
 from tilewise.core.errors import LayoutError
-from tilewise.core.mesh import DeviceMesh
+from tilewise.core.mesh import Axes, DeviceMesh
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.contractions import SeenLayouts, factors_of
 from tilewise.ir.counts import counts
@@ -144,9 +144,14 @@ class _Propagation:
 
     def _placed(self, tensor: TensorNode, asked: TensorLayout, name: str) -> Choices:
         labels = tensor.spec.labels
-        placed = [place_time(label, axes, self.mesh, self.batch) for label, axes in zip(labels, asked)]
+        placed = [self._timed(label, axes) for label, axes in zip(labels, asked)]
         origin = f"the hint on {name}"
         return tuple(Choice(axes, ASKED, origin) for axes in require_unique(name, tuple(placed)))
+
+    def _timed(self, label: DimLabel | None, axes: Axes) -> Axes:
+        sharding = self.strategy.sharding
+        inside = sharding.axes if sharding is not None and sharding.reduce == "microbatch" else ()
+        return place_time(label, axes, self.mesh, self.batch, inside)
 
     def ruled(self, tensor: TensorNode) -> Choices:
         """What the strategy's rules give a tensor from outside."""
@@ -161,7 +166,7 @@ class _Propagation:
     def _rule(self, label: DimLabel | None, name: str) -> Choice:
         if label not in self.rules:
             given = self.strategy.axes_for(label.name) if label is not None else ()
-            axes = place_time(label, given, self.mesh, self.batch)
+            axes = self._timed(label, given)
             is_ruled = label is not None and bool(in_space(axes))
             self.rules[label] = Choice(axes, RULED if is_ruled else FREE, "no rule")
         rule = self.rules[label]

@@ -39,8 +39,9 @@ def make_records(
                 continue
             record = _record(graph, op, partial, contraction, mesh, layouts, batch)
             mine = found.setdefault((op.id, partial.name), [])
-            if record is None or any(r.axes == record.axes for r in mine):
+            if record is None or any(_covers(r, record) for r in mine):
                 continue
+            mine[:] = [r for r in mine if not _covers(record, r)]
             if mine and partial.combine == "sum":
                 raise LayoutError(
                     f"[strategy.records] a sum is shared along one of its dims; got {partial.name!r} of {op.label!r} "
@@ -48,6 +49,11 @@ def make_records(
                 )
             mine.append(record)
     return {key: tuple(records) for key, records in found.items() if records}
+
+
+def _covers(one: Record, other: Record) -> bool:
+    """Whether what one record completes is complete for another: of the same team, or of values that have no tree."""
+    return one.axes == other.axes or (one.combine == "or" and {*other.axes} <= {*one.axes})
 
 
 def _record(
@@ -67,6 +73,8 @@ def _record(
         heads, count = group_of(graph, op, contraction)
         teams = min(heads, parts)
     width = parts // teams
+    if partial.combine == "or" and width not in allowed_widths(count):
+        count = width  # what devices tell each other is not added: any number of them will do
     if width not in allowed_widths(count) or parts % teams:
         advice = {
             LEAVES: leaves_in_words(batch, width),

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tilewise.core.border import Border, shown
-from tilewise.core.dims import BATCH
+from tilewise.core.dims import BATCH, MAX_SIZE
 from tilewise.core.errors import LayoutError
-from tilewise.core.mesh import Axes, DeviceMesh
+from tilewise.core.mesh import MAX_DEVICES, Axes, DeviceMesh
 from tilewise.ir.hints import Hint, axes_in
 
-__all__ = ["DistributionStrategy", "ParallelismMode"]
+__all__ = ["DistributionStrategy", "ParallelismMode", "StateSharding"]
 
 _border = Border("strategy", LayoutError)
-_DATA: Mapping[str, str] = {BATCH.name: "dp"}
+_DATA: Mapping[str, str | Axes] = {BATCH.name: "dp"}
+_SHARDED_DATA: Mapping[str, str | Axes] = {BATCH.name: ("dp", "fsdp")}
+_SHARDING = ("fsdp",)
+_MAX_PREFETCH = 64  # layers
 _TENSOR = {"heads": "tp", "kv_heads": "tp", "mlp": "tp", "vocab": "tp"}
 
 
@@ -26,6 +30,49 @@ class ParallelismMode(enum.Enum):
     DDP = "ddp"
     TENSOR_PARALLEL = "tensor_parallel"
     HYBRID = "hybrid"
+    FSDP = "fsdp"
+
+
+@dataclass(frozen=True)
+class StateSharding:
+    """How weights, their gradients and optimizer states are cut over devices that share the batch.
+
+    Attributes:
+        axes: mesh axes that cut them at home, along dim 0.
+        reshard_after_forward: whether gathered weights are given up behind the forward pass of a layer, and gathered
+            again for its backward pass: a transfer more, and the memory of two layers instead of all.
+        prefetch: how many layers ahead weights are gathered; each takes the memory of one more layer.
+        reduce: with several microbatches, whether gradients are summed over devices in each (`microbatch`: no more than
+            a share of them is kept), or once, behind the last (`step`, as PyTorch's `no_sync`: fewer transfers, and
+            every device keeps sums as large as its weights).
+        units: patterns of weights' names (`layers.[0-3].*`): layers that follow each other and whose weights all fit
+            one are gathered together, as a unit. Others are units of their own, or by size.
+        unit_elements: layers that follow each other are gathered together until they have so many elements.
+
+    Raises:
+        LayoutError: one of them is out of range.
+    """
+
+    axes: Axes
+    reshard_after_forward: bool = True
+    prefetch: int = 1
+    reduce: Literal["microbatch", "step"] = "microbatch"
+    units: tuple[str, ...] = ()
+    unit_elements: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.axes or not all(isinstance(axis, str) for axis in self.axes):
+            _border.refuse("sharding", "axes are names", shown(self.axes), 'pass ("fsdp",)')
+        _border.truth("sharding", "reshard_after_forward", self.reshard_after_forward)
+        prefetch = _border.integer("sharding", "prefetch", self.prefetch, 0, _MAX_PREFETCH)
+        object.__setattr__(self, "prefetch", prefetch)
+        _border.choice("sharding", "reduce", self.reduce, ("microbatch", "step"))
+        units = tuple(_border.sequence("sharding", "units", self.units, "patterns of names"))
+        for pattern in units:
+            _border.text("sharding", "a pattern of names", pattern)
+        object.__setattr__(self, "units", units)
+        elements = _border.integer("sharding", "unit_elements", self.unit_elements, 0, MAX_SIZE)
+        object.__setattr__(self, "unit_elements", elements)
 
 
 @dataclass(frozen=True)
@@ -40,6 +87,7 @@ class DistributionStrategy:
         layouts: name pattern (`layers.*.mlp.up_proj.weight`) -> layout (ir/hints.py) of the tensors from outside and of
             the outputs so named, which goes before rules. The first pattern that fits decides; planning refuses one
             that fits no name.
+        sharding: how state is cut over devices that share the batch; None where each has all of it.
 
     Which sizes fit is the graph's: its `reduction_chunks` and the leaves of its batch decide (docs/numerics.md, rules 2
     and 5).
@@ -52,6 +100,7 @@ class DistributionStrategy:
     axes: Mapping[str, int]
     rules: Mapping[str, str | Axes] = field(default_factory=dict)
     layouts: Mapping[str, Hint] = field(default_factory=dict)
+    sharding: StateSharding | None = None
 
     def __post_init__(self) -> None:
         _border.instance(
@@ -76,6 +125,24 @@ class DistributionStrategy:
                     "name its axes",
                 )
         object.__setattr__(self, "layouts", layouts)
+        self._check_sharding(mesh)
+
+    def _check_sharding(self, mesh: DeviceMesh) -> None:
+        """State is cut over devices that share the batch and nothing else."""
+        if self.sharding is None:
+            return
+        _border.instance(
+            "strategy", "sharding", self.sharding, StateSharding, 'pass StateSharding(("fsdp",))'
+        )
+        for axis in self.sharding.axes:
+            labels = [label for label, axes in self.rules.items() if axis in axes]
+            if axis not in mesh.names or labels != [BATCH.name]:
+                _border.refuse(
+                    "strategy",
+                    "an axis that cuts state shares the batch and nothing else",
+                    f"{axis!r} over {mesh}, which shares {', '.join(labels) or 'nothing'}",
+                    f"map {BATCH.name!r} to it, alone or with others",
+                )
 
     def axes_for(self, label: str) -> Axes:
         """The axes that shard dims of that label."""
@@ -98,24 +165,97 @@ class DistributionStrategy:
         return cls(ParallelismMode.TENSOR_PARALLEL, {"tp": world_size}, _TENSOR)
 
     @classmethod
-    def hybrid(cls, *, dp: int = 1, tp: int = 1) -> DistributionStrategy:
-        """The product of data and tensor parallelism on a two-axis mesh."""
-        return cls(ParallelismMode.HYBRID, {"dp": dp, "tp": tp}, {**_DATA, **_TENSOR})
+    def fsdp(
+        cls,
+        world_size: int,
+        shard_degree: int | None = None,
+        *,
+        reshard_after_forward: bool = True,
+        prefetch: int = 1,
+        reduce: Literal["microbatch", "step"] = "microbatch",
+        units: Sequence[str] = (),
+        unit_elements: int = 0,
+    ) -> DistributionStrategy:
+        """Batch shared by all devices; weights, gradients and optimizer states cut over `shard_degree` of them (by
+        default all: ZeRO 3), and replicated among the groups (hybrid sharding).
 
-    @classmethod
-    def for_mesh(cls, mesh: DeviceMesh) -> DistributionStrategy:
-        """The strategy that a mesh's axis names stand for.
+        Args:
+            world_size: devices.
+            shard_degree: of a group; it divides `world_size`.
+            reshard_after_forward, prefetch, reduce, units, unit_elements: as in `StateSharding`.
 
         Raises:
-            LayoutError: an axis is neither `dp` nor `tp`.
+            LayoutError: groups would differ in size, or a setting is out of range.
+        """
+        world = _border.integer("fsdp", "world_size", world_size, 1, MAX_DEVICES)
+        degree = world if shard_degree is None else shard_degree
+        degree = _border.integer("fsdp", "shard_degree", degree, 1, world)
+        if world % degree:
+            _border.refuse(
+                "fsdp",
+                "shard_degree divides world_size",
+                f"{degree} of {world}",
+                "choose one of " + ", ".join(str(n) for n in range(1, world + 1) if world % n == 0),
+            )
+        sharding = StateSharding(
+            _SHARDING,
+            reshard_after_forward,
+            prefetch,
+            reduce,
+            units,  # type: ignore[arg-type]  # made a tuple there
+            unit_elements,
+        )
+        axes = {"dp": world // degree, "fsdp": degree}
+        return cls(ParallelismMode.FSDP, axes, _SHARDED_DATA, sharding=sharding)
+
+    @classmethod
+    def shard_gradients(cls, world_size: int) -> DistributionStrategy:
+        """Gradients and optimizer states cut over all devices (ZeRO 2): weights are gathered once for both passes."""
+        return cls.fsdp(world_size, reshard_after_forward=False)
+
+    @classmethod
+    def shard_optimizer_states(cls, world_size: int) -> DistributionStrategy:
+        """Optimizer states cut over all devices (ZeRO 1): as `shard_gradients`, with gradients summed once per step."""
+        return cls.fsdp(world_size, reshard_after_forward=False, reduce="step")
+
+    @classmethod
+    def hybrid(
+        cls, *, dp: int = 1, fsdp: int = 1, tp: int = 1, sharding: StateSharding | None = None
+    ) -> DistributionStrategy:
+        """The product of data parallelism, sharded state and tensor parallelism, on a mesh of three axes.
+
+        Args:
+            dp: devices, or groups, that share the batch and hold the same.
+            fsdp: devices of a group, which share the batch and cut the state.
+            tp: devices that share the width of layers.
+            sharding: how `fsdp` cuts it; by default as in `StateSharding`.
+        """
+        if fsdp == 1 and sharding is None:
+            return cls(ParallelismMode.HYBRID, {"dp": dp, "tp": tp}, {**_DATA, **_TENSOR})
+        axes = {"dp": dp, "fsdp": fsdp, "tp": tp}
+        sharding = StateSharding(_SHARDING) if sharding is None else sharding
+        return cls(ParallelismMode.HYBRID, axes, {**_SHARDED_DATA, **_TENSOR}, sharding=sharding)
+
+    @classmethod
+    def for_mesh(cls, mesh: DeviceMesh, sharding: StateSharding | None = None) -> DistributionStrategy:
+        """The strategy that a mesh's axis names stand for.
+
+        Args:
+            mesh: its axes are `dp`, `fsdp` and `tp`, or some of them.
+            sharding: how state is cut where there is an axis `fsdp`; by default as in `StateSharding`.
+
+        Raises:
+            LayoutError: an axis is none of `dp`, `fsdp` and `tp`.
         """
         _border.instance("for_mesh", "a mesh", mesh, DeviceMesh, "pass DeviceMesh({'dp': 2})")
-        unknown = [n for n in mesh.names if n not in ("dp", "tp")]
+        known = ("dp", "fsdp", "tp")
+        unknown = [n for n in mesh.names if n not in known]
         if unknown:
             raise LayoutError(
-                f"[strategy.for_mesh] mesh axes are dp and tp; got {', '.join(unknown)}; rename or drop them"
+                f"[strategy.for_mesh] mesh axes are dp, fsdp and tp; got {', '.join(unknown)}; rename or drop them"
             )
-        return cls.hybrid(dp=mesh.size("dp"), tp=mesh.size("tp"))
+        sizes = {name: mesh.size(name) for name in known}
+        return cls.hybrid(**sizes, sharding=sharding if sizes["fsdp"] > 1 else None)
 
     def mesh(self) -> DeviceMesh:
         """The mesh a strategy makes when none is given."""

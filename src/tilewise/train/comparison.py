@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tilewise import models
 from tilewise.core import Border, DeviceMesh
 from tilewise.data import IGNORED
-from tilewise.train.config import TrainConfig, make_model_config, make_optimizer
+from tilewise.train.config import TrainConfig, make_model_config, make_optimizer, make_strategy
 from tilewise.train.trainer import make_graph
 
 if TYPE_CHECKING:
@@ -81,8 +81,10 @@ def compare_strategy(
         graph,
         mesh,
         _RandomBatches(config, num_steps),
+        strategy=make_strategy(config, mesh),
         accumulation=config.train.accumulation,
         leaves=config.train.leaves,
+        recompute=config.train.recompute,
         seed=config.train.seed,
         lr=config.optimizer.lr,
         report=report,

@@ -9,7 +9,7 @@ reads files of settings.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -27,13 +27,17 @@ from pydantic import (
 
 import tilewise as tw
 from tilewise import models
-from tilewise.core import MODEL_DTYPES, Border, ConfigError, model_dtype
+from tilewise.core import MODEL_DTYPES, Border, ConfigError, PlanError, model_dtype
 from tilewise.core.border import shown
+from tilewise.core.dims import MAX_SIZE
 from tilewise.core.dtypes import MAX_F32
+from tilewise.core.mesh import DeviceMesh
 from tilewise.core.reading import Unreadable, decode_text, first_problem, read_whole
+from tilewise.graph import Recomputation
 from tilewise.models import ModelConfig
 
 if TYPE_CHECKING:
+    from tilewise import DistributionStrategy
     from tilewise.optim import AdamW
 
 __all__ = [
@@ -48,6 +52,7 @@ __all__ = [
     "load_config",
     "make_model_config",
     "make_optimizer",
+    "make_strategy",
 ]
 
 
@@ -117,15 +122,27 @@ class DataSection(_Section):
 
 
 class TrainSection(_Section):
-    """`[train]`: length, batch and precision. One step sees `batch` sequences, whatever the devices."""
+    """`[train]`: length, batch and precision. One step sees `batch` sequences, whatever the devices. `recompute` is as
+    in `ComputeGraph.plan`: one word, or patterns of names."""
 
     steps: int = Field(default=500, ge=1, le=10**9)
     batch: int = Field(default=8, ge=1, le=1 << 16)
     accumulation: int = Field(default=1, ge=1, le=1 << 16)
     leaves: int = Field(default=8, ge=1, le=1 << 16)
+    recompute: str | tuple[str, ...] = "none"
     dtype: str = "bf16"
     on_nonfinite: Literal["stop", "skip"] = "stop"
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
+
+    @field_validator("recompute", mode="before")
+    @classmethod
+    def _words_or_patterns(cls, given: object) -> object:
+        """What a plan takes; whether patterns fit a name, the plan says."""
+        try:
+            Recomputation.of(given)
+        except PlanError as error:
+            raise ValueError(str(error).partition("] ")[2]) from None
+        return given if isinstance(given, str) else tuple(given)  # type: ignore[arg-type]  # of has seen a sequence
 
     @field_validator("dtype")
     @classmethod
@@ -149,21 +166,40 @@ class OptimizerSection(_Section):
     max_grad_norm: float = Field(default=1.0, gt=0)
 
 
-class DistributionSection(_Section):
-    """`[distribution]`: the strategy, and the mesh it spreads over."""
+_MESHES: Mapping[str, Sequence[tuple[str, ...]]] = {
+    "single": [()],
+    "ddp": [("dp",)],
+    "fsdp": [("fsdp",), ("dp", "fsdp")],
+    "tensor_parallel": [("tp",)],
+    "hybrid": [("dp", "tp"), ("fsdp", "tp"), ("dp", "fsdp", "tp")],
+}
 
-    strategy: Literal["single", "ddp", "tensor_parallel", "hybrid"] = "single"
+
+_ABOUT_SHARDING = ("reshard_after_forward", "prefetch", "reduce", "units", "unit_elements")
+
+
+class DistributionSection(_Section):
+    """`[distribution]`: the strategy, the mesh it spreads over, and how axis `fsdp` cuts state (`StateSharding`)."""
+
+    strategy: Literal["single", "ddp", "fsdp", "tensor_parallel", "hybrid"] = "single"
     mesh: dict[str, int] = Field(default_factory=dict)
     workers_per_device: int | None = Field(default=None, ge=1, le=_MAX_WORKERS)
+    reshard_after_forward: bool = True
+    prefetch: int = Field(default=1, ge=0, le=64)
+    reduce: Literal["microbatch", "step"] = "microbatch"
+    units: list[str] = Field(default_factory=list, max_length=1024)
+    unit_elements: int = Field(default=0, ge=0, le=MAX_SIZE)
 
     @model_validator(mode="after")
     def _axes_belong_to_strategy(self) -> DistributionSection:
-        wanted = {"single": set(), "ddp": {"dp"}, "tensor_parallel": {"tp"}, "hybrid": {"dp", "tp"}}[
-            self.strategy
-        ]
-        if set(self.mesh) != wanted:
-            names = ", ".join(sorted(wanted)) or "no axis"
+        wanted = _MESHES[self.strategy]
+        if set(self.mesh) not in [set(axes) for axes in wanted]:
+            names = " or ".join(", ".join(axes) or "no axis" for axes in wanted)
             raise ValueError(f"the mesh of {self.strategy!r} must name {names}, got {self.mesh}")
+        usual = DistributionSection.model_construct()
+        given = [name for name in _ABOUT_SHARDING if getattr(self, name) != getattr(usual, name)]
+        if given and "fsdp" not in self.mesh:
+            raise ValueError(f"{given[0]} is about state cut over the mesh's axis fsdp, got {self.mesh}")
         if not all(1 <= size <= _MAX_AXIS for size in self.mesh.values()):
             raise ValueError(f"every axis of the mesh must lie in 1 to {_MAX_AXIS}, got {self.mesh}")
         return self
@@ -200,10 +236,16 @@ class TrainConfig(_Section):
         return self
 
     def what_must_match(self) -> dict[str, Any]:
-        """Everything that decides the result: all but output and distribution, which change no bit of it, and
-        where the data lies, for what it says is compared by content."""
+        """Everything that decides the result: all but output, distribution and what is recomputed, which change no bit
+        of it, and where the data lies, for what it says is compared by content."""
         sections = self.model_dump(
-            exclude={"model": True, "output": True, "distribution": True, "data": {"path"}}
+            exclude={
+                "model": True,
+                "output": True,
+                "distribution": True,
+                "data": {"path"},
+                "train": {"recompute"},
+            }
         )
         return {"model": make_model_config(self).to_dict(), **sections}
 
@@ -313,6 +355,20 @@ def make_optimizer(config: TrainConfig) -> AdamW:
     _border.instance("config", "a configuration", config, TrainConfig, "pass what load_config returned")
     names = ("beta1", "beta2", "eps", "weight_decay", "max_grad_norm")
     return tw.optim.AdamW(**{name: getattr(config.optimizer, name) for name in names})
+
+
+def make_strategy(config: TrainConfig, mesh: DeviceMesh | None = None) -> DistributionStrategy:
+    """The strategy of `[distribution]`, over its mesh or another."""
+    own = config.distribution
+    sharding = tw.StateSharding(
+        ("fsdp",),
+        own.reshard_after_forward,
+        own.prefetch,
+        own.reduce,
+        tuple(own.units),
+        own.unit_elements,
+    )
+    return tw.DistributionStrategy.for_mesh(DeviceMesh(own.mesh) if mesh is None else mesh, sharding)
 
 
 def _parse_toml(text: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from tilewise.data import (
     special_id,
     train_tokenizer,
 )
-from tilewise.train.config import TrainConfig, make_model_config, make_optimizer
+from tilewise.train.config import TrainConfig, make_model_config, make_optimizer, make_strategy
 from tilewise.train.evaluation import score_files
 from tilewise.train.progress import track_work
 from tilewise.train.schedule import learning_rate
@@ -118,12 +118,15 @@ def make_graph(config: TrainConfig, *, is_padded: bool) -> ComputeGraph:
     return graph
 
 
-def make_plan(config: TrainConfig, watch: Watch | None = None) -> tuple[ComputeGraph, Plan]:
+def make_plan(
+    config: TrainConfig, watch: Watch | None = None, *, must_fit: bool = True
+) -> tuple[ComputeGraph, Plan]:
     """The training graph with optimizer and strategy, and its plan; nothing is allocated.
 
     Args:
         config: of the run.
         watch: sees the plan's phases (`ComputeGraph.plan`).
+        must_fit: refuse a plan that this machine has not the memory for.
 
     Raises:
         LayoutError, PlanError: the strategy cannot spread this model.
@@ -131,15 +134,17 @@ def make_plan(config: TrainConfig, watch: Watch | None = None) -> tuple[ComputeG
     """
     graph = make_graph(config, is_padded=config.data.is_padded)
     graph.optimize(make_optimizer(config))
-    graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(config.distribution.mesh)))
+    graph.set_distribution(make_strategy(config))
     plan = graph.plan(
         accumulation=config.train.accumulation,
         leaves=config.train.leaves,
+        recompute=config.train.recompute,
         workers_per_device=config.distribution.workers_per_device,
         checkpoints=True,
         watch=watch,
     )
-    plan.require_memory()
+    if must_fit:
+        plan.require_memory()
     return graph, plan
 
 
@@ -154,10 +159,10 @@ def evaluate_model(config: TrainConfig, data: TrainingData, model_dir: Path, con
     """
     batch, context = config.train.batch, config.data.context
     leaves, mesh = config.train.leaves, dict(config.distribution.mesh)
-    if mesh.get("dp", 1) not in allowed_widths(leaves):
-        mesh["dp"] = 1
+    if mesh.get("dp", 1) * mesh.get("fsdp", 1) not in allowed_widths(leaves):
+        mesh |= {axis: 1 for axis in ("dp", "fsdp") if axis in mesh}
     graph = make_graph(config, is_padded=True)
-    graph.set_distribution(tw.DistributionStrategy.for_mesh(DeviceMesh(mesh)))
+    graph.set_distribution(make_strategy(config, DeviceMesh(mesh)))
     plan = graph.plan(leaves=leaves, workers_per_device=config.distribution.workers_per_device)
     with graph.instantiate(plan) as model, track_work(console, "held-out files") as progress:
         model.load_parameters(models.open_weights(model_dir, make_model_config(config)))

@@ -60,6 +60,35 @@ def test_a_training_configuration_is_drawn_as_a_step(run, tmp_path):
     assert "cross_entropy" in chart and "decoder_layer" in chart and "gradient" not in chart
 
 
+def test_a_plan_is_drawn(run, tmp_path):
+    """Of a training configuration, also of one that this machine has not the memory for; beside the graph if asked."""
+    graph, page = tmp_path / "a.mmd", tmp_path / "b.html"
+    code, out, err = run("inspect", ROOT / "examples" / "train.toml", "--graph", graph, "--plan", page)
+    assert (code, out, err) == (0, f"{graph}\n{page}\n", "")
+    assert "layers.5.backward, microbatch 0" in page.read_text(encoding="utf-8")
+    huge = tmp_path / "huge.toml"
+    sizes = {
+        "hidden_size": 16384,
+        "num_attention_heads": 128,
+        "intermediate_size": 53248,
+        "num_hidden_layers": 126,
+    }
+    huge.write_text("[model]\n" + "".join(f"{name} = {size}\n" for name, size in sizes.items()))
+    assert run("inspect", huge, "--plan", page)[0] == 0
+    assert "layers.125.backward, microbatch 0" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("source", "file"), [("model", "a.html"), ("nothing.toml", "a.html"), ("train.toml", "a.svg")]
+)
+def test_what_is_no_plan_is_refused(source, file, run, tmp_path):
+    """A model has none, a configuration may not be there, and there is one form."""
+    (tmp_path / "train.toml").write_text("")
+    code, out, err = run("inspect", tmp_path / source, "--plan", tmp_path / file)
+    assert code == 2 and out == "" and err.count("\n") == 1
+    assert os.listdir(tmp_path) == ["train.toml"]
+
+
 def test_a_saved_graph_is_drawn(run, tmp_path):
     """Names in it are text."""
     graph = tw.ComputeGraph("<b>")

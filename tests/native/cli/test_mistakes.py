@@ -417,7 +417,7 @@ def test_a_spoilt_configuration_is_refused(tmp_path, run, case):
         ),
         *((text, "name of an axis must be printable") for text in ("=2", "\udcff=2", "dp=2,\x1b[2J=2")),
         *((text, "must lie in [1, 1024]") for text in ("dp=0", "tp=9999", f"dp={1 << 20}")),
-        ("xx=2", "mesh axes are dp and tp"),
+        ("xx=2", "mesh axes are dp, fsdp and tp"),
         *((text, "nodes of its tree") for text in ("dp=3", "tp=1024")),
         ("dp=64,tp=64", "at most 1024 devices"),
     ],

@@ -36,6 +36,8 @@ PLANS = {
     "shared_kv": ({"tp": 4}, {}, {"num_key_value_heads": 2}),
     "accumulated": ({"dp": 2}, {"accumulation": 2}, {}),
     "rings": ({"dp": 2}, {"accumulation": 3, "leaves": 6}, {}),
+    "homes": ({"fsdp": 2}, {}, {}),
+    "hybrid_homes": ({"dp": 2, "fsdp": 2}, {"accumulation": 2, "leaves": 8}, {}),
 }
 
 

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import re
 from pathlib import Path
 
 import pytest
 
+from native.session.printed_pages import BLOCK, differences
+
 PAGE = Path(__file__).parents[3] / "docs" / "planning.md"
-BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
-
-
-def differences(text):
-    """Numbers of the blocks that print something else than stands below them."""
-    found, names = [], {"__name__": PAGE.name}
-    for number, (code, shown) in enumerate(BLOCK.findall(text), 1):
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(code, f"docs/planning.md, block {number}", "exec"), names)
-        if printed.getvalue() != shown:
-            found.append(number)
-    return found
 
 
 def test_every_block_prints_what_the_page_shows(tmp_path, monkeypatch):
     """From the graph to the tasks, and back from a file."""
     monkeypatch.chdir(tmp_path)
     text = PAGE.read_text(encoding="utf-8")
-    assert differences(text) == []
+    assert differences(PAGE.name, text) == []
     assert len(BLOCK.findall(text)) == text.count("```python") and text.count("```text") >= 12
 
 
@@ -46,4 +32,4 @@ def test_a_page_that_says_something_else_is_noticed(what, instead, block, tmp_pa
     monkeypatch.chdir(tmp_path)
     text = PAGE.read_text(encoding="utf-8")
     assert what in text
-    assert block in differences(text.replace(what, instead, 1))
+    assert block in differences(PAGE.name, text.replace(what, instead, 1))

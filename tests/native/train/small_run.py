@@ -25,7 +25,13 @@ MODEL = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-_STRATEGIES = {(): "single", ("dp",): "ddp", ("tp",): "tensor_parallel", ("dp", "tp"): "hybrid"}
+_STRATEGIES = {
+    (): "single",
+    ("dp",): "ddp",
+    ("fsdp",): "fsdp",
+    ("dp", "fsdp"): "fsdp",
+    ("tp",): "tensor_parallel",
+}
 
 
 def write_texts(root: Path, num_files: int = 30) -> Path:
@@ -46,7 +52,7 @@ def make_config(
         "data": {"path": str(texts), "context": 32},
         "train": {"steps": STEPS, "batch": 4, "leaves": 4},
         "optimizer": {"warmup_steps": 2},
-        "distribution": {"strategy": _STRATEGIES[tuple(mesh or {})], "mesh": mesh or {}},
+        "distribution": {"strategy": _STRATEGIES.get(tuple(mesh or {}), "hybrid"), "mesh": mesh or {}},
         "output": {"directory": str(directory), "checkpoint_every": 4},
     }
     for name, value in changes.items():

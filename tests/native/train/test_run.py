@@ -40,7 +40,7 @@ from tilewise.checkpoint import (
     save_checkpoint,
     write_weights,
 )
-from tilewise.core import CheckpointError, ConfigError, DeviceMesh, NotFinite
+from tilewise.core import CheckpointError, ConfigError, DeviceMesh, NotFinite, PlanError
 from tilewise.train import (
     Trainer,
     compare_strategy,
@@ -96,13 +96,20 @@ def _checkpoints(config):
 
 
 ONE, DP, TP, BOTH = None, {"dp": 2}, {"tp": 2}, {"dp": 2, "tp": 2}
+FSDP = {"fsdp": 2}
 OTHERS = (ONE, DP), (DP, ONE), (DP, DP), (TP, ONE), (TP, DP), (TP, TP), (BOTH, ONE), (ONE, BOTH), (BOTH, TP)
-NAMES = {None: "one device", "dp": "dp=2", "tp": "tp=2", "dptp": "dp=2,tp=2"}
+NAMES = {None: "one device", "dp": "dp=2", "tp": "tp=2", "dptp": "dp=2,tp=2", "fsdp": "fsdp=2"}
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(ONE, ONE), (ONE, TP), (DP, TP), *(pytest.param(*meshes, marks=pytest.mark.slow) for meshes in OTHERS)],
+    [
+        (ONE, ONE),
+        (ONE, TP),
+        (FSDP, TP),
+        (DP, FSDP),
+        *(pytest.param(*meshes, marks=pytest.mark.slow) for meshes in OTHERS),
+    ],
     ids=lambda mesh: NAMES[mesh and "".join(mesh)],
 )
 def test_stopped_and_resumed_equals_never_stopped(texts, whole_run, tmp_path, before, after):
@@ -112,6 +119,48 @@ def test_stopped_and_resumed_equals_never_stopped(texts, whole_run, tmp_path, be
     assert is_same(weights(tmp_path), weights(whole_run))
     whole = [line["loss"] for line in read_metrics(whole_run / "metrics.jsonl")]
     assert [line["loss"] for line in read_metrics(tmp_path / "metrics.jsonl")] == whole[3:]
+
+
+MESHES = [
+    {},
+    *({axis: n} for axis in ("dp", "fsdp", "tp") for n in (2, 4)),
+    {"dp": 2, "fsdp": 2},
+    {"dp": 2, "tp": 2},
+    {"fsdp": 2, "tp": 2},
+    {"dp": 2, "fsdp": 2, "tp": 2},
+    {"dp": 2, "fsdp": 2, "tp": 4},
+]
+
+
+@pytest.mark.slow
+def test_checkpoints_go_from_every_mesh_to_every_other(texts, whole_run, tmp_path):
+    """Twelve meshes write the same tensors, to the bit; from one of them each of the twelve goes on as if none had
+    stopped. So does any from any."""
+    written = []
+    for number, mesh in enumerate(MESHES):
+        path = _stop_after_three(make_config(texts, tmp_path / str(number), mesh))
+        written.append({f.name: f.read_bytes() for f in path.iterdir() if f.suffix == ".safetensors"})
+    assert all(written[0] == other for other in written) and written[0]
+    for number, mesh in enumerate(MESHES):
+        config = make_config(texts, tmp_path / str(number), mesh)
+        run(config, resume=True)
+        assert is_same(weights(tmp_path / str(number)), weights(whole_run)), mesh
+
+
+def test_what_is_recomputed_may_change_at_a_stop(texts, whole_run, tmp_path):
+    """Layers that saved everything save nothing from a stop on: weights and losses are those of the whole run."""
+    _stop_after_three(make_config(texts, tmp_path))
+    run(make_config(texts, tmp_path, recompute="full"), resume=True)
+    assert is_same(weights(tmp_path), weights(whole_run))
+
+
+def test_layers_to_recompute_are_named_or_refused(texts, tmp_path):
+    """`tilewise verify` compares what is computed again with saving it; a pattern that fits nothing is no run."""
+    config = make_config(texts, tmp_path, recompute=["layers.1", "layers.*/silu_gate"])
+    assert compare_strategy(config, DeviceMesh({"tp": 2}), 2, lambda text: None).equal
+    with pytest.raises(PlanError, match=r"got 'blocks\.\*'; choose from layers.1, layers.0"):
+        plan_run(make_config(texts, tmp_path, recompute=["blocks.*"]), False)
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")

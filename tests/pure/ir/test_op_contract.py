@@ -70,6 +70,7 @@ def test_what_is_optional_has_defaults():
     """An op that says only what it must."""
     made = make()()
     assert (made.accumulates, made.in_place, made.must_alias, made.combine_rank) == ((), (), False, 0)
+    assert made.is_costly is False
     plain = type("Plain", (Op,), dict.fromkeys(("signature", "infer", "factors", "lower")))()
     assert plain.takes_packed(0, {}) is False and plain.index_bounds([], {}) == {}
 

@@ -10,7 +10,7 @@ import layers_of_tests as own
 
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.workers import Shared, WorkerPool
-from tilewise.graph import GraphBuilder, differentiate, simplify
+from tilewise.graph import GraphBuilder, Recomputation, differentiate, simplify
 from tilewise.ir.batch import cut_batch
 from tilewise.optim import AdamW
 from tilewise.plan import make_plan, settings_for, variants
@@ -23,14 +23,16 @@ def pool():
         yield pool
 
 
-def plan(pool, axes=None, accumulation=1, layers=20):
+def plan(pool, axes=None, accumulation=1, layers=20, recompute="none"):
     """A plan of layers of which no two are alike, without native code."""
     builder = own.start()
     x = builder.find("x")
     for i in range(layers):
         x = own.block(builder, x, path=f"layers.{i}", width=8 + 8 * i)
     builder.loss(builder.mean(x))
-    graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id, pool)
+    graph, gradients = differentiate(
+        simplify(builder.freeze()), builder.draft.loss_id, pool, Recomputation.of(recompute)
+    )
     thawed = GraphBuilder.thaw(graph)
     AdamW().add_to(thawed, gradients)
     graph, mesh = thawed.freeze(), DeviceMesh(axes or {})
@@ -44,6 +46,13 @@ def test_the_same_plan(pool, axes, accumulation):
     """On one device and on several, whose numbers are put together here."""
     expected = plan(None, axes, accumulation)
     assert plan(pool, axes, accumulation).digest() == expected.digest()
+
+
+@pytest.mark.parametrize("recompute", ["full", ["layers.1*", "layers.*/rms_norm"]], ids=str)
+def test_the_same_plan_of_layers_that_run_again(pool, recompute):
+    """What is computed again is decided there as here."""
+    expected = plan(None, recompute=recompute).digest()
+    assert plan(pool, recompute=recompute).digest() == expected != plan(None).digest()
 
 
 def test_a_planted_fault_is_found(pool, monkeypatch):

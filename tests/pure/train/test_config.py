@@ -34,6 +34,16 @@ def test_example_is_valid_and_complete():
         ("[train]\nbatch = 6\nleaves = 4\n", "train.batch must divide by train.leaves"),
         ("[distribution]\nstrategy = 'ddp'\nmesh = { tp = 2 }\n", "must name dp"),
         ("[distribution]\nstrategy = 'magic'\n", "distribution.strategy"),
+        ("[distribution]\nstrategy = 'fsdp'\nmesh = { dp = 2 }\n", "must name fsdp or dp, fsdp, got"),
+        (
+            "[distribution]\nstrategy = 'ddp'\nmesh = { dp = 2 }\nprefetch = 2\n",
+            "prefetch is about state cut over the mesh's axis fsdp",
+        ),
+        (
+            "[distribution]\nstrategy = 'fsdp'\nmesh = { fsdp = 2 }\nprefetch = 65\n",
+            "prefetch: .* 64; got 65",
+        ),
+        ("[distribution]\nstrategy = 'fsdp'\nmesh = { fsdp = 2 }\nreduce = 'late'\n", "reduce"),
         ("[optimizer]\nlr = -1\n", "optimizer.lr"),
         ("[model]\nnum_attention_heads = 6\nhidden_size = 256\n", "hidden_size must divide"),
         ("[model\n", "not TOML"),
@@ -74,6 +84,13 @@ def test_example_is_valid_and_complete():
         ("[data]\npath = ''\n", "data.path"),
         ("[output]\ndirectory = ''\n", "output.directory"),
         ("[output]\ndirectory = ['a']\n", "output.directory"),
+        (
+            "[train]\nrecompute = 'all'\n",
+            "train.recompute: one word is one of none, selective, full; .* got 'all'",
+        ),
+        ("[train]\nrecompute = ['layers.*', 3]\n", "train.recompute: a pattern of names .*; got 3"),
+        ("[train]\nrecompute = ['']\n", "train.recompute: a pattern of names"),
+        ("[train]\nrecompute = true\n", "train.recompute: it is a word or a list of names; got True"),
         ("data = 3\n", "data: .*; got 3"),
         ("[optimizer]\nlr = 1e300\n", "optimizer.lr"),
         ("[model]\nrope_theta = 1e-300\n", "rope_theta"),
@@ -132,6 +149,14 @@ def test_spellings_of_a_dtype_are_one_configuration(tmp_path):
         load_config(_write(tmp_path, "[train]\ndtype = 'bfloat16'\n")).what_must_match()
         == TrainConfig().what_must_match()
     )
+
+
+def test_what_is_recomputed_is_no_part_of_a_run(tmp_path):
+    """It changes no bit, so a checkpoint of the same run fits."""
+    for text in ("recompute = 'full'", "recompute = ['layers.[0-3]', 'layers.*/silu_gate']"):
+        config = load_config(_write(tmp_path, f"[train]\n{text}\n"))
+        assert config.train != TrainConfig().train
+        assert config.what_must_match() == TrainConfig().what_must_match()
 
 
 def test_paths_that_are_not_utf8_are_paths():

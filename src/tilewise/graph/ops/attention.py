@@ -127,6 +127,7 @@ class Attention(Op):
     """
 
     name = "attention"
+    is_costly = True
     signature = Signature(
         4,
         absent=frozenset({3}),

@@ -91,6 +91,7 @@ class EmbeddingWeightGradient(Op):
 
     name = "embedding_dw"
     accumulates = (0,)
+    shape_of = frozenset({0})
     signature = Signature(3)
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
@@ -113,15 +114,14 @@ class EmbeddingWeightGradient(Op):
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per block of table rows over all leaves at hand, then the reduction over the batch's devices."""
         table, ids, grad = op.given
-        t = low.tensor(table)
         target = low.accumulator(op, 0)
-        begin = low.first_element(table, 0)
+        begin = low.first_of_sum(op, 0)
         low.emit(
             "matmul_dw",
             op,
-            over=t,
-            step=t.tile_rows,
-            dtype=t.dtype,
+            over=target.ref,
+            step=target.ref.tile_rows,
+            dtype=low.spec(table).dtype.name,
             tiles={
                 "out": low.row(target.ref),
                 "ids": low.whole(ids),

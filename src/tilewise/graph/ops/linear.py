@@ -49,6 +49,7 @@ class Linear(Op):
     A bias is one vector for all rows. Either is added in fp32, before the result is rounded."""
 
     name = "linear"
+    is_costly = True
     signature = Signature(
         lambda attrs: 2 * attrs["num_terms"] + (attrs["residual"] or attrs["bias"]),
         attributes={"num_terms": int, "transpose": bool, "residual": bool, "bias": bool},
@@ -195,6 +196,7 @@ class LinearWeightGradient(Op):
 
     name = "linear_dw"
     accumulates = (0,)
+    shape_of = frozenset({0})
     signature = Signature(3)
 
     def takes_packed(self, position: int, attrs: Mapping[str, Any]) -> bool:
@@ -217,14 +219,13 @@ class LinearWeightGradient(Op):
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per block of weight rows over all leaves at hand, then the reduction over the batch's devices."""
         weight, rows, cols = op.given
-        w = low.tensor(weight)
         target = low.accumulator(op, 0)
         low.emit(
             "matmul_dw",
             op,
-            over=w,
-            step=w.tile_rows,
-            dtype=w.dtype,
+            over=target.ref,
+            step=target.ref.tile_rows,
+            dtype=low.spec(weight).dtype.name,
             tiles={
                 "out": low.row(target.ref),
                 "dy": low.col(rows),
@@ -242,6 +243,7 @@ class Matmul(Op):
     """Product of two 2-D results, with transposes; for graphs by hand. Weights go through `linear`."""
 
     name = "matmul"
+    is_costly = True
     signature = Signature(2, attributes={"transpose_a": bool, "transpose_b": bool})
 
     def infer(self, inputs: Sequence[TensorSpec | None], attrs: Mapping[str, Any]) -> list[TensorSpec]:

@@ -59,3 +59,14 @@ class Slice(Reshard):
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile."""
         low.slice(op, op.given[0], op.outputs[0])
+
+
+@register
+class Unshard(Reshard):
+    """The parts of a weight come together on every device, from their homes: whole panels of dim 0."""
+
+    name = "unshard"
+
+    def lower(self, low: Lowering, op: OpNode) -> None:
+        """One task per tile of a home."""
+        low.unshard(op, op.given[0], op.outputs[0])

@@ -68,12 +68,18 @@ def _require_record(
             is_whole = contraction.tree == GROUPS and group_of(graph, op, contraction)[0] >= layout.mesh.size(
                 *contraction.axes
             )
-            if not is_whole and not any(r.axes == contraction.axes for r in records):
+            if not is_whole and not any(_is_record_of(r, contraction) for r in records):
                 raise LayoutError(
                     f"[ir.validate] a value of which devices or microbatches hold parts has a record; got none of "
                     f"{partial.name!r} of {op.label!r} ({op.op}) on {show_axes(contraction.axes)}; please report the "
                     "layout"
                 )
+
+
+def _is_record_of(record: Record, contraction: Contraction) -> bool:
+    """What has no tree may be told to more devices than hold parts of it."""
+    same = record.axes == contraction.axes
+    return same or (record.combine == "or" and {*contraction.axes} <= {*record.axes})
 
 
 def _fold(graph: Graph, layout: GraphLayout, record: Record) -> None:

@@ -27,17 +27,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
-from itertools import chain, pairwise
-from typing import NamedTuple, NoReturn
+from functools import cached_property
+from itertools import chain
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.core.errors import InternalError
-from tilewise.core.mesh import Axes, DeviceMesh
-from tilewise.core.tree import Interval, fold_intervals
-from tilewise.ir.layout import GraphLayout, Record
+from tilewise.ir.layout import LEAVES, GraphLayout, Record
 from tilewise.ir.program import (
     Access,
     Call,
@@ -46,11 +43,20 @@ from tilewise.ir.program import (
     Instruction,
     LoweredTemplate,
     Mode,
-    NumberLike,
     Operand,
     Slot,
+    Source,
     TileProgram,
-    value_on,
+)
+from tilewise.ir.validate.exchanges import (
+    Collected,
+    Columns,
+    Exchange,
+    Home,
+    confirm_columns,
+    confirm_exchanges,
+    confirm_homes,
+    refuse,
 )
 
 __all__ = ["validate_reductions"]
@@ -67,38 +73,7 @@ _PARTIAL, _SHARE, _SPENT, _COMPLETE = (
     "complete",
 )
 _IN, _OUT = int(Access.IN), int(Access.OUT)  # as plain integers, which are quicker to combine
-_Peer = tuple[int, NumberLike]  # team and member
 _Ints = npt.NDArray[np.int64]
-
-
-class _Columns(NamedTuple):
-    """Columns that devices cut out of what lies in a slot: the team's axes, the first, how many."""
-
-    axes: Axes
-    source: int
-    first: NumberLike
-    width: NumberLike
-
-
-class _Exchange(NamedTuple):
-    """What every device of a class confirms: whose memory an instruction reads, in order.
-
-    Attributes:
-        axes: of the team.
-        held: per team of a record, the leaves of each member; empty for copies.
-        leaves: of the tree.
-        mine: the share of the rows that this device combines; -1 where it combines columns of all.
-        peers: whose memory is read; of the copy, with the share of each.
-        shares: of how many members the rows are cut into.
-    """
-
-    axes: Axes
-    held: tuple[tuple[Interval, ...], ...]
-    leaves: int
-    mine: NumberLike
-    peers: tuple[_Peer, ...]
-    parts: tuple[NumberLike, ...]
-    shares: int
 
 
 def validate_reductions(
@@ -118,24 +93,25 @@ def validate_reductions(
         InternalError: names the op or instruction, and what it reads.
     """
     if not layouts:
-        _refuse("a program lowers a graph", "no layout of one")
+        refuse("a program lowers a graph", "no layout of one")
     _require_all_records(program, layouts)
     every: list[list[_Flow]] = []
     for class_id, of in enumerate(program.classes):
-        exchanges: dict[_Exchange, str] = {}
+        exchanges: dict[Exchange, str] = {}
         flows = []
         for number, template in enumerate(of.templates):
             flow = _Flow(template, layouts[number] if number < len(layouts) else None)
             flow.run()
             flows.append(flow)
             exchanges.update(flow.exchanges)
-        _confirm(program, class_id, exchanges, layouts[0].mesh)
+        confirm_exchanges(program, class_id, exchanges, layouts[0].mesh)
         first: dict[object, int] = {}
         same = np.array([first.setdefault(_memory(e.key), i) for i, e in enumerate(of.entries)], np.int64)
         for name in of.calls:
             _follow_calls(of, flows, same, name, given, behind.get(name, ()))
         every.append(flows)
-    _confirm_columns(program, every, layouts[0].mesh)
+    confirm_columns(program, every, layouts[0].mesh)
+    confirm_homes(program, every, layouts[0].mesh)
 
 
 def _require_all_records(program: TileProgram, layouts: Sequence[GraphLayout]) -> None:
@@ -154,7 +130,7 @@ def _require_all_records(program: TileProgram, layouts: Sequence[GraphLayout]) -
             for (op, partial), records in layouts[numbers[0]].records.items():
                 for i, record in enumerate(records):
                     if record.team and (op, partial, i) not in done:
-                        _refuse("a shared value is completed", f"none of {partial!r} of op {op}")
+                        refuse("a shared value is completed", f"none of {partial!r} of op {op}")
 
 
 class _Flow:
@@ -165,15 +141,19 @@ class _Flow:
         exchanges: what devices confirm, with the label of an instruction that wants it.
         stacks: slots that take a microbatch: which, and of how many.
         columns: what is cut into columns for the value of a slot.
+        homes: whose rows of a slot are added for the value of another.
+        collected: slots that are copied together from the homes of a team.
     """
 
     def __init__(self, template: LoweredTemplate, layout: GraphLayout | None) -> None:
         self.template, self.layout = template, layout
         self.needs: set[int] = set()
         self.makes: set[int] = set()
-        self.exchanges: dict[_Exchange, str] = {}
+        self.exchanges: dict[Exchange, str] = {}
         self.stacks: dict[int, tuple[int, int]] = {}
-        self.columns: dict[int, _Columns] = {}
+        self.columns: dict[int, Columns] = {}
+        self.homes: dict[int, Home] = {}
+        self.collected: dict[int, Collected] = {}
         first: dict[Slot, int] = {}
         self._same = [first.setdefault(s.memory, i) for i, s in enumerate(template.slots)]
         self._state: dict[int, str] = {}
@@ -189,15 +169,21 @@ class _Flow:
             InternalError: a value is read that is not complete, or stays so.
         """
         if len(self._open) < len(self.template.completions):
-            _refuse("a part belongs to one value", f"two for a slot of template {self.template.name!r}")
+            refuse("a part belongs to one value", f"two for a slot of template {self.template.name!r}")
         for instruction in self.template.instructions:
             if instruction.kernel and not (
                 instruction.kernel.startswith(_SHARING)
-                and (self._reduces(instruction) or self._gathers(instruction))
+                and (self._reduces(instruction) or self._gathers(instruction) or self._collects(instruction))
             ):
                 self._other(instruction)
+        for slot, home in self.collected.items():
+            if self._state[slot] != _COMPLETE:
+                refuse(
+                    "homes are gathered from all members",
+                    f"{len(home.rows)} for slot {slot} in template {self.template.name!r}",
+                )
         for slot, completion in (*self._open.items(), *self._halves.items()):
-            _refuse(
+            refuse(
                 "a shared value is completed once",
                 f"{completion.partial!r} of op {completion.op} left as {self._state.get(slot, 'nothing')} in template "
                 f"{self.template.name!r}",
@@ -232,6 +218,8 @@ class _Flow:
         if completion.microbatch >= 0 or record.is_completed_per_microbatch:
             self._wrong(instruction, "its parts go onto a stack in every microbatch")
         beside = -1 if residual.null else residual.slot
+        if record.arrives_in_shards and record.tree == LEAVES:
+            return self._reduces_to_home(instruction, completion, record)
         own = [residual] if beside >= 0 else []
         mode = Mode.ROWCOLS if record.arrives_in_shards else Mode.ROWPART
         fits = (
@@ -251,11 +239,63 @@ class _Flow:
         del self._open[source]
         self._state[source] = _SPENT
         if record.arrives_in_shards:
-            self.columns[target] = _Columns(record.team, source, parts[0].part, parts[0].parts)
+            self.columns[target] = Columns(record.team, source, parts[0].part, parts[0].parts)
             self._write(target)
             return True
         self._state[target] = _SHARE
         self._halves[target] = completion
+        return True
+
+    def _reduces_to_home(self, instruction: Instruction, completion: Completion, record: Record) -> bool:
+        """The parts of the rows that are this device's home, or its share of them where others have the same home."""
+        assert self.layout is not None
+        out, residual, *parts = instruction.operands
+        source, target = self._same[completion.source], self._same[completion.target]
+        fits = (
+            instruction.kernel.startswith(_KERNELS[record.combine])
+            and residual.null
+            and self._same[out.slot] == target
+            and out.mode == Mode.ROWPART
+            and out.offset == 0
+            and all(self._same[p.slot] == source and _rows(p) == _rows(parts[0]) for p in parts)
+            and _rows(parts[0]._replace(offset=0)) == _rows(out)
+        )
+        if not fits or self._state.get(source) != _PARTIAL:
+            self._wrong(instruction, f"it does not combine {completion.partial!r} of op {completion.op}")
+        self._take_home(instruction, record, target, source, parts)
+        del self._open[source]
+        self._state[source] = _SPENT
+        self._share(target, completion)
+        return True
+
+    def _collects(self, instruction: Instruction) -> bool:
+        """One member's home, copied behind those of the members before it."""
+        pairs = _pairs(instruction)
+        if len(pairs) != 1 or self.layout is None:
+            return False
+        ((dst, src),) = pairs
+        if src.team < 0 or dst.mode != Mode.ROWPART:
+            return False
+        slot = self._same[dst.slot]
+        before, after = (self.layout.use[self.template.slots[o.slot].id][0] for o in (src, dst))
+        known = self.collected.get(slot)
+        if known is None:
+            known = self.collected[slot] = Collected(before[len(after) :], self._same[src.slot], src.team, [])
+        end = sum(known.rows)
+        fits = (
+            before[: len(after)] == after
+            and (known.source, known.team, len(known.rows)) == (self._same[src.slot], src.team, src.member)
+            and (src.mode, dst.offset, dst.parts, dst.part) == (Mode.ROW, end, 1, 0)
+            and instruction.extent.source == Source.NOTHING
+        )
+        if not fits:
+            self._wrong(instruction, "homes are copied one behind the other, in the team's order")
+        self._read(instruction, known.source)
+        known.rows.append(instruction.extent.constant)
+        self._state[slot] = _SHARE
+        if len(known.rows) == self.layout.mesh.size(*known.axes):
+            self._state[slot] = _COMPLETE
+            self._write(slot)
         return True
 
     def _is_bias(self, operand: Operand) -> bool:
@@ -274,14 +314,16 @@ class _Flow:
         members, held = len(parts), len(record.held[0])
         source, target = self._same[completion.source], self._same[completion.target]
         stack, last = self._same[completion.stack], completion.microbatch == held // members - 1
-        rows = parts[0]._replace(access=Access.NONE, role=Access.NONE, slot=0, team=-1, member=0)
+        at_home = record.arrives_in_shards
+        read = _rows(parts[0])
+        rows = read._replace(offset=0) if at_home else read
         begin = completion.microbatch * members
         on_stack = carries if last else left
         fits = (
             record.is_completed_per_microbatch
             and record.combine == "sum"
             and rows.mode == Mode.ROWPART
-            and all(self._same[p.slot] == source and _rows(p) == rows for p in parts)
+            and all(self._same[p.slot] == source and _rows(p) == read for p in parts)
             and instruction.ints == (begin, members, int(last))
             and carries.null == (begin == 0)
             and all(self._same[o.slot] == stack and o.team < 0 for o in (on_stack, carries) if not o.null)
@@ -292,13 +334,45 @@ class _Flow:
         if not fits or self._state.get(source) != _PARTIAL:
             self._wrong(instruction, f"it does not resume {completion.partial!r} of op {completion.op}")
         self.stacks[stack] = completion.microbatch, held // members
-        self._add(instruction, record, parts[0], parts)
+        if at_home:
+            self._take_home(instruction, record, target, source, parts)
+        else:
+            self._add(instruction, record, parts[0], parts)
         del self._open[source]
         self._state[source] = _SPENT
         if last:
+            self._share(target, completion)
+        return True
+
+    def _take_home(
+        self,
+        instruction: Instruction,
+        record: Record,
+        target: int,
+        source: int,
+        parts: Sequence[Operand],
+    ) -> None:
+        """The parts of all members, in order, of the rows that are this device's home."""
+        peers = tuple((o.team, o.member) for o in parts)
+        held, count = record.held, record.count
+        if record.is_completed_per_microbatch:
+            held, count = (tuple((i, i + 1) for i in range(len(parts))),), len(parts)
+        exchange = Exchange(record.team, held, count, -1, peers, (), len(parts))
+        self.exchanges.setdefault(exchange, instruction.label)
+        shards = {axis for layout in record.arrives for axes in layout for axis in axes}
+        cut = tuple(axis for axis in record.team if axis in shards)
+        alike = tuple(axis for axis in record.team if axis not in shards)
+        rows = parts[0]
+        self.homes[target] = Home(cut, alike, source, rows.offset, instruction.extent, rows.part, rows.parts)
+
+    def _share(self, target: int, completion: Completion) -> None:
+        """A device has added its own rows: others have theirs, unless they are its home alone."""
+        home = self.homes.get(target)
+        if home is not None and not home.alike:
+            self._write(target)
+        else:
             self._state[target] = _SHARE
             self._halves[target] = completion
-        return True
 
     def _gathers(self, instruction: Instruction) -> bool:
         pairs = _pairs(instruction)
@@ -311,7 +385,16 @@ class _Flow:
             fits = self._same[dst.slot] == self._same[src.slot] == target and dst.mode == Mode.ROWPART
             if not fits or _rows(dst) != _rows(src) or dst.team >= 0:
                 self._wrong(instruction, "a member's share is copied to its own rows")
-        self._add(instruction, record, None, [src for _, src in pairs])
+        if target in self.homes:
+            peers = tuple((src.team, src.member) for _, src in pairs)
+            shares = tuple(src.part for _, src in pairs)
+            count = pairs[0][1].parts
+            if not isinstance(count, int):
+                self._wrong(instruction, "the number of members is a constant")
+            exchange = Exchange(self.homes[target].alike, (), 0, -1, peers, shares, count)
+            self.exchanges.setdefault(exchange, instruction.label)
+        else:
+            self._add(instruction, record, None, [src for _, src in pairs])
         del self._halves[target]
         self._write(target)
         return True
@@ -330,7 +413,7 @@ class _Flow:
         parts = tuple(o.part for o in read) if out is None else ()
         if not isinstance(shares, int):
             self._wrong(instruction, "the number of members is a constant")
-        exchange = _Exchange(record.team, record.held, record.count, mine, peers, parts, shares)
+        exchange = Exchange(record.team, record.held, record.count, mine, peers, parts, shares)
         self.exchanges.setdefault(exchange, instruction.label)
 
     def _other(self, instruction: Instruction) -> None:
@@ -367,7 +450,7 @@ class _Flow:
             self._wrong(instruction, "it reads peers for no value that they share")
         after, before = (layout.use[self.template.slots[s].id][-1] for s in slots.pop())
         peers = tuple((s.team, s.member) for _, s in pairs)
-        exchange = _Exchange(before[len(after) :], (), 0, 0, peers, (), len(pairs))
+        exchange = Exchange(before[len(after) :], (), 0, 0, peers, (), len(pairs))
         self.exchanges.setdefault(exchange, instruction.label)
 
     def _slices(self, instruction: Instruction, layout: GraphLayout) -> None:
@@ -377,7 +460,7 @@ class _Flow:
                 self.template.slots[o.slot].kind for o in (dst, src)
             }:
                 before, after = (layout.use[self.template.slots[o.slot].id][-1] for o in (src, dst))
-                cut = _Columns(after[len(before) :], self._same[src.slot], src.part, src.parts)
+                cut = Columns(after[len(before) :], self._same[src.slot], src.part, src.parts)
                 self.columns[self._same[dst.slot]] = cut
 
     def _read(self, instruction: Instruction, slot: int) -> None:
@@ -392,84 +475,7 @@ class _Flow:
         self.makes.add(slot)
 
     def _wrong(self, instruction: Instruction, what: str) -> NoReturn:
-        _refuse("values are complete when they are read", f"{instruction.label!r}: {what}")
-
-
-def _confirm(
-    program: TileProgram, class_id: int, exchanges: Mapping[_Exchange, str], mesh: DeviceMesh
-) -> None:
-    """On every device of a class, the members are those of the team, in order, with a share each."""
-    for device, own in enumerate(program.devices):
-        if own.class_id != class_id:
-            continue
-        for exchange, label in exchanges.items():
-            team = mesh.team(device, *exchange.axes)
-            size = len(team) // max(len(exchange.held), 1)
-            first = team.index(device) // size * size
-            run = team[first : first + size]
-            read = [device if t < 0 else own.teams[t][value_on(m, own)] for t, m in exchange.peers]
-            if exchange.parts:  # a copy of shares
-                copied = sorted((value_on(p, own), other) for p, other in zip(exchange.parts, read))
-                good = copied == [(i, other) for i, other in enumerate(run) if other != device]
-            elif exchange.held:
-                held = dict(zip(run, _per_device(exchange.held[first // size], size)))
-                good = read == run
-                good = good and (exchange.mine == -1 or value_on(exchange.mine, own) == run.index(device))
-                good = good and not _fold(tuple(held[d] for d in read), exchange.leaves)
-            else:
-                good = read == run
-            if not good or exchange.shares != size:
-                _refuse(
-                    "devices complete a value with their team, a share each, in the order of its tree",
-                    f"devices {read} read by {label!r} on device {device} of team {run}",
-                )
-
-
-def _confirm_columns(program: TileProgram, flows: Sequence[Sequence[_Flow]], mesh: DeviceMesh) -> None:
-    """The columns of all members of a team stand side by side, from the first of the value to its last. Members that
-    hold one KV head have the same ones."""
-    cuts: dict[tuple[int, int], dict[int, _Columns]] = {}  # per template and slot, by class
-    for class_id, of in enumerate(flows):
-        for number, flow in enumerate(of):
-            for slot, cut in flow.columns.items():
-                cuts.setdefault((number, slot), {})[class_id] = cut
-    for (number, slot), by_class in cuts.items():
-        ranges, axes = [], next(iter(by_class.values())).axes
-        for own in program.devices:
-            mine = by_class.get(own.class_id)
-            begin = -1 if mine is None else value_on(mine.first, own)
-            ranges.append((begin, -1 if mine is None else begin + value_on(mine.width, own)))
-        for first in {mesh.first(device, *axes) for device in range(len(program.devices))}:
-            held = [ranges[d] for d in mesh.team(first, *axes)]
-            joined = all(b == (a[1], b[1]) or b == a for a, b in pairwise(held))
-            there = by_class.get(program.devices[first].class_id)
-            size = there and _columns_of(program, program.devices[first].class_id, number, there.source)
-            if not joined or held[0][0] != 0 or (size is not None and held[-1][1] != size):
-                name = flows[program.devices[first].class_id][number].template.name
-                _refuse(
-                    "columns that a team cuts are all there, side by side",
-                    f"{held} of {size} for slot {slot} of template {name!r} on the team of device {first}",
-                )
-
-
-def _columns_of(program: TileProgram, class_id: int, number: int, slot: int) -> int | None:
-    """Columns of what a template's slot is bound to; None if nothing calls it."""
-    of = program.classes[class_id]
-    calls = (call for calls in of.calls.values() for call in calls if call.template == number)
-    call = next(calls, None)
-    return None if call is None else of.entries[call.binding[slot]].cols
-
-
-@lru_cache(maxsize=256)
-def _fold(held: tuple[Interval, ...], count: int) -> str:
-    """`fold_intervals`; all teams along some axes ask the same."""
-    return fold_intervals(held, count)
-
-
-def _per_device(held: Sequence[Interval], devices: int) -> list[Interval]:
-    """The leaves of every device: those of its microbatches together, which follow each other."""
-    width = len(held) // devices
-    return [(held[i * width][0], held[(i + 1) * width - 1][1]) for i in range(devices)]
+        refuse("values are complete when they are read", f"{instruction.label!r}: {what}")
 
 
 def _follow_calls(
@@ -493,7 +499,7 @@ def _follow_calls(
     _, _, is_read = _slots_of(calls, flows, "is_needed")
     for late in np.flatnonzero(is_read & (written[same[bound]] >= places)).tolist()[:1]:
         key, template = of.entries[bound[late]].key, flows[calls[places[late]].template].template
-        _refuse(
+        refuse(
             "a value is written before it is read", f"{key} read by template {template.name!r} in {name!r}"
         )
 
@@ -517,7 +523,7 @@ def _follow_stacks(of: DeviceClass, flows: Sequence[_Flow], same: _Ints, name: s
             entry = int(same[call.binding[slot]])
             before = taken.get(entry, (0, count))
             if before != (microbatch, count):
-                _refuse(
+                refuse(
                     "a stack takes the microbatches in order",
                     f"number {microbatch} of {count} behind {before[0]} for {of.entries[entry].key} in {name!r}",
                 )
@@ -525,7 +531,7 @@ def _follow_stacks(of: DeviceClass, flows: Sequence[_Flow], same: _Ints, name: s
     for entry, (microbatch, count) in taken.items():
         if microbatch < count:
             what = f"{microbatch} of {count} for {of.entries[entry].key} in {name!r}"
-            _refuse("a stack takes all microbatches", what)
+            refuse("a stack takes all microbatches", what)
 
 
 def _pairs(instruction: Instruction) -> list[tuple[Operand, Operand]]:
@@ -550,7 +556,3 @@ def _memory(key: tuple[object, ...]) -> tuple[object, ...]:
         return key
     plain = "tensor" if kind == "flat" else kind.removesuffix("_flat")
     return key if plain == kind else (plain, *key[1:])
-
-
-def _refuse(rule: str, got: str) -> NoReturn:
-    raise InternalError(f"[ir.validate] {rule}; got {got}; please report the plan")

@@ -26,6 +26,7 @@ from tilewise.plan.collectives.handshake import (
     ring_site,
     signal_site,
 )
+from tilewise.plan.collectives.homes import reduce_to_homes, unshard
 from tilewise.plan.collectives.over_time import add_microbatch
 
 __all__ = [
@@ -39,7 +40,9 @@ __all__ = [
     "gather_label",
     "place_signals",
     "reduce_label",
+    "reduce_to_homes",
     "ring_site",
     "signal_site",
     "slice_columns",
+    "unshard",
 ]

@@ -20,7 +20,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from tilewise.core.mesh import DeviceMesh
-from tilewise.ir.graph import OpNode
+from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import Record
 from tilewise.ir.lowering import Draft, Lowering, Ref
 from tilewise.ir.program import (
@@ -65,6 +65,7 @@ class ClassLowering(Lowering, Protocol):
     """A lowering as collectives see it: that of a class of devices.
 
     Attributes:
+        graph: what is lowered.
         mesh: all devices.
         shapes: local sizes, of any device.
         numbers: in which the devices of the class differ.
@@ -74,6 +75,7 @@ class ClassLowering(Lowering, Protocol):
         microbatch: which part of the batch is lowered.
     """
 
+    graph: Graph
     mesh: DeviceMesh
     shapes: LocalShapes
     numbers: DeviceNumbers

@@ -33,7 +33,7 @@ from tilewise.plan.collectives.handshake import (
 )
 from tilewise.plan.rings import RING_DEPTH, credit_of_drain, credit_of_write
 
-__all__ = ["add_microbatch"]
+__all__ = ["add_microbatch", "make_stack"]
 
 
 def add_microbatch(low: ClassLowering, op: OpNode, output: int, record: Record) -> None:
@@ -63,7 +63,7 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, record: Record) 
     raise_on_peers(producer, team, ready, tiles, part, per_index=per_index)
 
     mine = Operand(total.slot, Mode.ROWPART, part=team.me, parts=team.size)
-    stack, on_stack = _stack(low, tensor, part, mine, step)
+    stack, on_stack = make_stack(low, tensor, part, mine, step, team.size)
     views: Tiles = {
         "left": mine if is_last else on_stack,
         "carries": on_stack if begin else None,
@@ -99,14 +99,24 @@ def add_microbatch(low: ClassLowering, op: OpNode, output: int, record: Record) 
         acknowledge(low, op, about, team, credit, tiles, step, increment=increment, use=use)
 
 
-def _stack(low: ClassLowering, tensor: int, part: Ref, mine: Operand, step: int) -> tuple[Ref, Operand]:
+def make_stack(
+    low: ClassLowering, tensor: int, part: Ref, mine: Operand, step: int, added: int
+) -> tuple[Ref, Operand]:
     """The stack of a binary counter over this device's share, levels side by side, and a task's view of it.
 
     Shares of tiles that the team cuts evenly lie one behind the other; others lie where they lie in the result.
+
+    Args:
+        low: makes it.
+        tensor: the sum.
+        part: whose rows are shared.
+        mine: a task's share of them.
+        step: rows per task.
+        added: parts that each microbatch adds.
     """
     members = upper(mine.parts)
     microbatches = low.shapes.settings.accumulation
-    levels = max((j * members).bit_count() for j in range(1, microbatches))
+    levels = max((j * added).bit_count() for j in range(1, microbatches))
     rows = part.extent.constant
     if step == 0 or rows <= step or step % members == 0:
         tile = max(-(-(step or rows) // members), 1)

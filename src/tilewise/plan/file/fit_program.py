@@ -182,7 +182,7 @@ class _Checks:
         numbers: list[NumberLike] = [instruction.extent, instruction.step]
         for o in instruction.operands:
             hold(o.mode in _MODES, "{} has an operand of mode {}", where, o.mode)
-            numbers += (o.member, o.div, o.part, o.parts)
+            numbers += (o.member, o.div, o.part, o.parts, o.offset)
         for w in instruction.waits:
             numbers += (w.member, w.signal_base, w.increment, w.use)
         for n in instruction.notifies:

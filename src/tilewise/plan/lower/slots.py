@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.ir.graph import Graph
-from tilewise.ir.layout import GraphLayout, Record
+from tilewise.ir.layout import GraphLayout, Record, TensorLayout
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Mode, Number, NumberLike, Operand, Slot, TempSpec
 from tilewise.plan.classes import DeviceNumbers
@@ -63,19 +63,23 @@ class SlotTable(LocalView):
         known = self.refs.get(slot)
         if known is not None:
             return known
-        node, layout = self.graph.tensors[root], self.layout(root)
-        spec, index = node.spec, len(self.slots)
-        sort = id(spec.form), node.kind, id(layout)
+        node, layout, index = self.graph.tensors[root], self.layout(root), len(self.slots)
+        sort = id(node.spec.form), node.kind, id(layout)
         like = self._alike.get(sort)
         if like is None:
-            extent = self.shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
-            tile = self.shapes.tile_rows(spec, node.kind, extent)
-            cols = self.shapes.cols(spec, layout)
-            like = Ref(index, extent, cols, spec.dtype.name, tile, spec.storage == "packed")
-            self._alike[sort] = like
+            ref = self._alike[sort] = self.local_ref(root, layout, index)
         else:
-            like = Ref(index, like.extent, like.cols, like.dtype, like.tile_rows, like.packed)
-        return self._keep(slot, like)
+            ref = Ref(index, like.extent, like.cols, like.dtype, like.tile_rows, like.packed)
+        return self._keep(slot, ref)
+
+    def local_ref(self, tensor: int, layout: TensorLayout, slot: int) -> Ref:
+        """The view of a tensor that is laid out so."""
+        spec = self.spec(tensor)
+        extent = self.shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
+        tile = self.shapes.tile_rows(spec, self.graph.tensors[tensor].kind, extent)
+        return Ref(
+            slot, extent, self.shapes.cols(spec, layout), spec.dtype.name, tile, spec.storage == "packed"
+        )
 
     def flat(self, tensor: int | Ref) -> Ref:
         """The same memory as rows of plain elements: panels padded, a vector as a column."""

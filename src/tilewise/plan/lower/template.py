@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from tilewise.core.errors import InternalError, PlanError
 from tilewise.ir.graph import Graph, OpNode
-from tilewise.ir.layout import LEAVES, GraphLayout, Record, show_axes, show_layout
+from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, show_axes, show_layout
 from tilewise.ir.lowering import Accumulator, Draft, Ref, Tiles
 from tilewise.ir.op import op_named
 from tilewise.ir.program import (
@@ -146,27 +146,54 @@ class TemplateLowering(SlotTable):
             )
         self._accumulated.add(output)
         tensor = op.outputs[output]
-        base = self.tensor(tensor)
+        records = self.records_of_sum(op, output)
+        at_home = any(r.arrives_in_shards for r in records)
+        per_microbatch = any(r.is_completed_per_microbatch for r in records)
+        base = self.local_ref(tensor, self._layout_of_sum(tensor), -1) if at_home else self.tensor(tensor)
         total = self.shapes.settings.accumulation
         level, last = trailing_ones(self.microbatch), self.microbatch == total - 1
-        if any(r.is_completed_per_microbatch for r in self.records_of_sum(op, output)):
-            return Accumulator(self.ring(tensor), (), output, last)
 
         def carry(number: int) -> Ref:
             return self.slot(Slot("carry", tensor, number), lambda slot: base._replace(slot=slot))
 
-        target = base if last else carry(level)
+        if at_home and (last or per_microbatch):
+            target = self._part_of_sum(tensor, base)
+        elif per_microbatch:
+            target = self.ring(tensor)
+        else:
+            target = base if last else carry(level)
         held = [i for i in range(self.microbatch.bit_length()) if self.microbatch >> i & 1]
-        return Accumulator(target, tuple(carry(i) for i in (held if last else range(level))), output, last)
+        carries = () if per_microbatch else held if last else range(level)
+        return Accumulator(target, tuple(carry(i) for i in carries), output, last)
+
+    def _layout_of_sum(self, tensor: int) -> TensorLayout:
+        """The layout of what a device adds to a sum that arrives at home: of all homes of its team."""
+        first, *others = self.layout(tensor)
+        return (self.shapes.split_axes(first)[0], *others)
+
+    def _part_of_sum(self, tensor: int, form: Ref) -> Ref:
+        """Memory for what this device adds to a sum that arrives at home."""
+        size = self.shapes.bytes_max(self.spec(tensor), self._layout_of_sum(tensor))
+        extent, tile = form.extent, form.tile_rows
+        return self.temp(
+            extent, form.cols, form.dtype, tile_rows=tile, name="part", packed=form.packed, max_bytes=size
+        )
+
+    def first_of_sum(self, op: OpNode, output: int) -> NumberLike:
+        """The first global row of what this device adds to a sum over the batch."""
+        tensor = op.outputs[output]
+        return self.numbers.first(self.spec(tensor), self._layout_of_sum(tensor), 0)
 
     def finish_accumulation(self, op: OpNode, target: Accumulator) -> None:
         """The sum over the devices that share the batch: after the last microbatch, or in each that they share."""
         for record in self.records_of_sum(op, target.output):
-            if record.is_completed_per_microbatch:
+            if record.is_completed_per_microbatch and not record.arrives_in_shards:
                 collectives.add_microbatch(self, op, target.output, record)
                 continue
             self.completed.add(record)
-            if target.is_last and record.team:
+            if record.arrives_in_shards and (target.is_last or record.is_completed_per_microbatch):
+                collectives.reduce_to_homes(self, op, target.ref, op.outputs[target.output], record)
+            elif target.is_last and record.team:
                 collectives.all_reduce_in_place(self, op, target.ref, record)
 
     def leaf_tree(self, op: OpNode, output: int, leaves: Ref) -> None:
@@ -219,6 +246,10 @@ class TemplateLowering(SlotTable):
         """Keep this device's part of `source`, along the axes that `target` has more."""
         collectives.slice_columns(self, op, source, target)
 
+    def unshard(self, op: OpNode, source: int, target: int) -> None:
+        """Bring the parts of a weight together on every device, from the homes along the axes that `target` lacks."""
+        collectives.unshard(self, op, source, target)
+
     def gather(self, op: OpNode, source: int, target: int) -> None:
         """Bring the column shards of `source` together in `target` on the first device of the axes that shard it."""
         collectives.gather(self, op, source, target)
@@ -261,7 +292,9 @@ class TemplateLowering(SlotTable):
 
     def _refuse_sums_in_shards(self, op: OpNode) -> None:
         for record in self.records_of(op):
-            if record.arrives_in_shards and record.tree == LEAVES:
+            homes = {*self.shapes.settings.home_axes}
+            shards = {axis for layout in record.arrives for axes in layout for axis in axes} & {*record.team}
+            if record.tree == LEAVES and not shards <= homes:
                 raise PlanError(
                     f"[plan.lower] a sum over the batch arrives whole on its devices; got {record.partial!r} of "
                     f"{op.label!r} asked for as {show_layout(record.arrives[0])} over {show_axes(record.team)}; drop "

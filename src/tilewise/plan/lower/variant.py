@@ -238,9 +238,13 @@ def renumbered(template: LoweredTemplate, numbers: Sequence[int], teams: Sequenc
         return t if t < 0 else teams[t]
 
     def operand(o: Operand) -> Operand:
-        part, parts = number(o.part), number(o.parts)
         return o._replace(
-            team=team(o.team), member=number(o.member), div=number(o.div), part=part, parts=parts
+            team=team(o.team),
+            member=number(o.member),
+            div=number(o.div),
+            part=number(o.part),
+            parts=number(o.parts),
+            offset=number(o.offset),
         )
 
     def wait(w: Wait) -> Wait:

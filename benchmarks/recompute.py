@@ -1,0 +1,245 @@
+"""Step time and activation memory when layers are computed again, beside saving everything and beside PyTorch.
+
+Claims (issue figures; "must" and "goal" are printed beside each): a step with `recompute="full"` takes at most 1.35
+times (goal 1.33) one that saves everything, and its layers hold at most 0.25 times (goal 0.2) of the activations. The
+model is GPT-2 small, 4 sequences of 256 tokens, one device.
+
+Activation memory is what layers hold when the forward pass has ended: their inputs and what they save, of our side as
+the plan lists it, of PyTorch's what the layers hand to `saved_tensors_hooks`, storages counted once and parameters left
+out. Beside it stands what recomputation cannot change, and what it adds: all results of the step, logits included, and
+what a layer needs while it runs (temporaries).
+
+Peers run `transformers`' GPT2LMHeadModel without dropout, fp32 or bf16 autocast, eager, with and without
+`torch.utils.checkpoint` around every layer, with a preloaded library that tells MKL to use AVX-512 on processors that
+are not Intel's where a compiler is there. Every mode is a process of its own; they take turns, and medians are
+compared. Without PyTorch peers are left out.
+
+Run: python benchmarks/recompute.py [--rounds 3] [--steps 1] [--minutes 8] [--threads 2] [--dtype f32 bf16]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from demo_step import CONTEXT, Contestant, batch_of, build_override, cpu_name
+
+BATCH, VOCABULARY = 4, 50257
+MODEL = {"vocab_size": VOCABULARY, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": CONTEXT}
+TIME, MEMORY = (1.35, 1.33), (0.25, 0.2)  # must and goal of "full" against "none"
+
+Step = Callable[[int], float]
+Memory = dict[str, int]  # bytes: of layers, of all results, of temporaries where they are known
+
+
+# ---- one mode, in a process of its own -------------------------------------------------------------------
+
+
+def tilewise_mode(dtype: str, recompute: str, threads: int) -> tuple[Step, Callable[[], Memory]]:
+    """A step of ours, and what its plan holds."""
+    import tilewise as tw
+    from tilewise import models
+
+    graph = tw.ComputeGraph("gpt2")
+    config = models.config_from_dict({"model_type": "gpt2", **MODEL})
+    models.build_training_graph(graph, config, BATCH, CONTEXT, dtype)
+    graph.optimize(tw.optim.AdamW())
+    plan = graph.plan({}, recompute=recompute, workers_per_device=threads)
+    model = graph.instantiate(plan)
+    model.initialize(seed=0)
+
+    def step(number: int) -> float:
+        tokens, labels = batch_of(number, VOCABULARY, BATCH)
+        return float(model.step({"tokens": tokens, "labels": labels}, lr=3e-4).loss)
+
+    def memory() -> Memory:
+        usage = plan.estimate_memory_usage()[0]
+        return {
+            "layers": layer_bytes(plan),
+            "all": usage["activations"],
+            "temporaries": usage["temporaries"],
+        }
+
+    return step, memory
+
+
+def layer_bytes(plan: Any) -> int:
+    """Of the inputs of all layers and of what they save, tensors counted once."""
+    graph = plan.graph
+    held: set[int] = set()
+    for op in graph.ops:
+        if op.op == "call" and op.phase == "forward":
+            held.update(i for i in op.inputs if graph.tensors[i].kind == "result")
+            held.update(op.outputs[1:])
+    return sum(prod(graph.spec(t).shape) * graph.spec(t).dtype.itemsize for t in held)
+
+
+def torch_mode(precision: str, recompute: str, threads: int) -> tuple[Step, Callable[[], Memory]]:
+    """A step of PyTorch, and what its last one held."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    dropouts = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    model = GPT2LMHeadModel(GPT2Config(**MODEL, **dropouts, use_cache=False)).train()
+    if recompute == "full":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=True)
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    held: dict[str, dict[int, int]] = {"layers": {}, "all": {}}
+    is_inside = [False]
+    model.transformer.h[0].register_forward_pre_hook(lambda *_: is_inside.__setitem__(0, True))
+    model.transformer.h[-1].register_forward_hook(lambda *_: is_inside.__setitem__(0, False))
+
+    def note(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            for name in ("layers", "all") if is_inside[0] else ("all",):
+                held[name][storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def run(number: int, is_noted: bool) -> float:
+        tokens, labels = (torch.from_numpy(a).long() for a in batch_of(number, VOCABULARY, BATCH))
+
+        def forward() -> Any:
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                logits = model(input_ids=tokens).logits
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+        if is_noted:
+            with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+                loss = forward()
+        else:
+            loss = forward()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.detach())
+
+    def memory() -> Memory:
+        run(0, True)
+        return {name: sum(of.values()) for name, of in held.items()}
+
+    return lambda number: run(number, False), memory
+
+
+def serve(mode: str, threads: int) -> None:
+    """Do as many steps as each line of standard input says; 0 asks for the memory."""
+    kind, dtype, recompute, *_ = mode.split(":")
+    step, memory = (tilewise_mode if kind == "tilewise" else torch_mode)(dtype, recompute, threads)
+    number = 0
+    for line in sys.stdin:
+        if int(line) == 0:
+            print(json.dumps({"seconds": [0.0], "loss": 0.0, "memory": memory()}), flush=True)
+            continue
+        seconds, loss = [], 0.0
+        for _ in range(int(line)):
+            started = time.perf_counter()
+            loss = step(number)
+            seconds.append(time.perf_counter() - started)
+            number += 1
+        print(json.dumps({"seconds": seconds, "loss": loss}), flush=True)
+
+
+# ---- all modes, turn by turn -----------------------------------------------------------------------------
+
+
+def compete(
+    dtype: str, options: argparse.Namespace, override: Path | None, ends_at: float
+) -> list[Contestant]:
+    """Let the modes of a type take turns; those that cannot are left out."""
+    entries = [(f"tilewise:{dtype}:{mode}", None) for mode in ("none", "selective", "full")]
+    if find_spec("torch") is not None and find_spec("transformers") is not None:
+        entries += [(f"torch:{dtype}:{mode}", override) for mode in ("none", "full")]
+    sides = []
+    for mode, preload in entries:
+        side = Contestant(mode, options.threads, preload, __file__)
+        if side.take_turn(0, False) and (memory := side.answer["memory"]) and side.take_turn(1, False):
+            side.memory = memory  # type: ignore[attr-defined]
+            sides.append(side)
+            print(f"ready: {mode} (loss {side.loss:.4f})", flush=True)
+    for number in range(options.rounds):
+        for side in list(sides):
+            if number and time.monotonic() > ends_at:
+                continue
+            if side.take_turn(1, False) and side.take_turn(options.steps, True):
+                print(f"round {number + 1}: {side.mode:24} {side.last_s * 1e3:9.1f} ms", flush=True)
+            else:
+                sides.remove(side)
+    for side in sides:
+        side.close()
+    return sides
+
+
+def report(sides: list[Contestant]) -> None:
+    """Every mode, and its ratio to the one of its kind that saves everything."""
+    heads = f"{'mode':24} {'ms/step':>9} {'x none':>7} {'layers MiB':>11} {'x none':>7}"
+    print(f"{heads} {'all results':>12} {'temporaries':>12}")
+    medians = {side.mode: statistics.median(side.seconds) for side in sides}
+    memories = {side.mode: side.memory for side in sides}  # type: ignore[attr-defined]
+    for mode, seconds in medians.items():
+        none = mode.rpartition(":")[0] + ":none"
+        if none not in medians:
+            continue
+        mine, base = memories[mode], memories[none]
+        times, share = seconds / medians[none], mine["layers"] / base["layers"]
+        temporaries = f"{mine['temporaries'] / 2**20:12.1f}" if "temporaries" in mine else f"{'-':>12}"
+        print(
+            f"{mode:24} {seconds * 1e3:9.1f} {times:7.3f} {mine['layers'] / 2**20:11.1f} {share:7.3f} "
+            f"{mine['all'] / 2**20:12.1f} {temporaries}"
+        )
+        if mode.startswith("tilewise") and mode.endswith(":full"):
+            both = sum(mine[k] for k in ("layers", "temporaries")) / sum(
+                base[k] for k in ("layers", "temporaries")
+            )
+            print(
+                f"  time {times:.3f} (must {TIME[0]}, goal {TIME[1]}); activation memory of layers {share:.3f} (must "
+                f"{MEMORY[0]}, goal {MEMORY[1]}), with what a layer needs while it runs {both:.3f}",
+                flush=True,
+            )
+    for mode, seconds in medians.items():
+        peer = mode.replace("tilewise", "torch")
+        if peer != mode and peer in medians:
+            print(f"  {mode}: {medians[peer] / seconds:.2f} times as fast as {peer}")
+
+
+def main() -> None:
+    """Parse arguments; be a mode or compare them all."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=8.0, help="no further round begins after so long")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--dtype", nargs="+", choices=("f32", "bf16"), default=("f32", "bf16"))
+    parser.add_argument("--serve", metavar="MODE", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve, options.threads)
+        return
+    print(f"machine: {cpu_name()}, {os.cpu_count()} CPUs; {options.threads} threads")
+    print(f"load before the run: {os.getloadavg()[0]:.1f}")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        override = build_override(Path(scratch))
+        for number, dtype in enumerate(options.dtype, 1):
+            report(
+                compete(
+                    dtype, options, override, started + options.minutes * 60 * number / len(options.dtype)
+                )
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Recomputation (activation checkpointing): what a layer's backward pass computes again instead of having it saved.
+
+A user asks with one word for all layers, or with names; `Recomputation` turns that into a `Choice` per call of a layer,
+and `choose_ops` a choice into ops of the layer's template. What of the result follows is `gradients`' affair: ops that
+are computed again stand in the backward template, on the layer's arguments and on what is still saved.
+
+No op is known by name here. What adds up the batch, writes in place what others see, or reads a state is never computed
+again: its results are saved. Bits are those of saving, since the same kernels run on the same inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import prod
+
+from tilewise.core.border import Border, shown
+from tilewise.core.dims import upper_bound
+from tilewise.core.errors import PlanError
+from tilewise.ir.graph import Graph, OpNode, Template, TensorSpec
+from tilewise.ir.op import op_named
+
+__all__ = ["FULL", "MODES", "NONE", "SAVE_ALL", "SELECTIVE", "Choice", "Recomputation", "choose_ops"]
+
+NONE, SELECTIVE, FULL = "none", "selective", "full"
+MODES = (NONE, SELECTIVE, FULL)
+
+Choice = str | tuple[str, ...]
+"""Of one layer: one of `MODES`, or patterns of the labels and names of its ops."""
+
+_border = Border("graph", PlanError)
+_ADVICE = (
+    f"pass {', '.join(map(repr, MODES))}, or a list of names such as 'layers.[0-3]' or 'layers.*/silu_gate'"
+)
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """What a user asks for.
+
+    Attributes:
+        mode: of all layers; `none` where there are names.
+        layers: patterns of the names of layers, which are computed again as with `full`.
+        ops: pairs of a pattern of layers and one of ops inside, which alone are computed again there.
+    """
+
+    mode: str = NONE
+    layers: tuple[str, ...] = ()
+    ops: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, given: object) -> Recomputation:
+        """What `ComputeGraph.plan(recompute=...)` may be given.
+
+        Raises:
+            PlanError: it is none of the words and no list of patterns.
+        """
+        if isinstance(given, str):
+            if given not in MODES:
+                _border.refuse(
+                    "recompute",
+                    f"one word is one of {', '.join(MODES)}; names stand in a list",
+                    shown(given),
+                    _ADVICE,
+                )
+            return cls(given)
+        if not isinstance(given, Sequence) or isinstance(given, bytes):
+            _border.refuse("recompute", "it is a word or a list of names", shown(given), _ADVICE)
+        layers, ops = [], []
+        for pattern in given:
+            of, slash, inside = _border.text("recompute", "a pattern of names", pattern).partition("/")
+            if not of or (slash and not inside):
+                _border.refuse(
+                    "recompute",
+                    "a pattern names layers, and behind a slash ops in them",
+                    shown(pattern),
+                    _ADVICE,
+                )
+            if slash:
+                ops.append((of, inside))
+            else:
+                layers.append(of)
+        return cls(layers=tuple(layers), ops=tuple(ops))
+
+    def choice(self, layer: str) -> Choice:
+        """Of one layer, by its name. Equal choices are one backward template."""
+        if any(fnmatchcase(layer, pattern) for pattern in self.layers):
+            return FULL
+        return tuple(dict.fromkeys(inside for of, inside in self.ops if fnmatchcase(layer, of))) or self.mode
+
+    def require_fit(self, graph: Graph, calls: Sequence[OpNode]) -> None:
+        """Refuse what would do nothing, for a graph whose loss depends on these calls of layers.
+
+        Raises:
+            PlanError: there is no layer, or a pattern fits none; names it.
+        """
+        if self != SAVE_ALL and not calls:
+            _border.refuse(
+                "recompute",
+                "layers are computed again, and a loss has to depend on one",
+                f"no layer in {graph.name!r}",
+                "mark repeated functions with tw.layer, or leave it out",
+            )
+        names = [call.label for call in calls]
+        for pattern in self.layers:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                self._refuse_pattern(pattern, "names of layers", names)
+        for of, pattern in self.ops:
+            keys = {call.attrs["template"]: None for call in calls if fnmatchcase(call.label, of)}
+            ops = [op for key in keys for op in graph.templates[key].graph.ops]
+            if not keys:
+                self._refuse_pattern(f"{of}/{pattern}", "names of layers", names)
+            if not any(_fits(op, (pattern,)) for op in ops):
+                self._refuse_pattern(f"{of}/{pattern}", "labels of ops", [op.label for op in ops])
+
+    def _refuse_pattern(self, pattern: str, what: str, known: Iterable[str]) -> None:
+        names = list(dict.fromkeys(known))
+        some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        _border.refuse(
+            "recompute",
+            f"a pattern fits {what} on which the loss depends",
+            repr(pattern),
+            f"choose from {some}",
+        )
+
+
+SAVE_ALL = Recomputation()
+
+
+def choose_ops(template: Template, needed: Iterable[int], choice: Choice) -> frozenset[int]:
+    """The ops of a layer that its backward pass computes again.
+
+    Args:
+        template: the layer.
+        needed: tensors of it that its gradient uses.
+        choice: what was asked for.
+
+    Returns:
+        Ids of ops that gradients or other ops of the set need; with none of them, what they make is saved.
+    """
+    if choice == NONE:
+        return frozenset()
+    graph, used = template.graph, frozenset(needed)
+    if choice == FULL:
+        return _needed_ops(template, used, lambda op: True)
+    if choice == SELECTIVE:
+        again = _needed_ops(template, used, lambda op: not op_named(op.op).is_costly)
+        return _without_idle(graph, used, again)
+    return _needed_ops(template, used, lambda op: _fits(op, choice))
+
+
+def _fits(op: OpNode, patterns: Iterable[str]) -> bool:
+    """By its label, `linear:mlp.up_proj.weight`, or by its name alone, `linear`."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in (op.label, op.op))
+
+
+def _needed_ops(template: Template, needed: frozenset[int], may: Callable[[OpNode], bool]) -> frozenset[int]:
+    """Ops that make what is needed, or what other such ops need, of those that may be computed again. Arguments and
+    results of the layer are there in any case."""
+    outside, wanted = {*template.arguments, *template.results}, set(needed)
+    again = set()
+    for op in reversed(template.graph.ops):
+        if _is_repeatable(template.graph, op) and may(op) and not wanted.isdisjoint({*op.outputs} - outside):
+            again.add(op.id)
+            wanted.update(op.given)
+    return frozenset(again)
+
+
+def _is_repeatable(graph: Graph, op: OpNode) -> bool:
+    """Whether an op may run twice in a step, and makes the same of the same tensors then."""
+    if op.op == "call":
+        return False
+    rule = op_named(op.op)
+    reads_state = any(graph.tensors[i].kind == "state" for i in op.given)
+    return not rule.accumulates and not rule.must_alias and not reads_state
+
+
+def _without_idle(graph: Graph, needed: frozenset[int], again: frozenset[int]) -> frozenset[int]:
+    """Without ops that save no memory: where what they make is no larger than what would be saved for them alone, such
+    as a rotation of queries, that is saved instead."""
+    made = {o: op.id for op in graph.ops for o in op.outputs}
+    left = set(again)
+    for op in graph.ops:
+        if op.id not in left:
+            continue
+        others = {i for other in left - {op.id} for i in graph.ops[other].given}
+        alone = {i for i in op.given if i in made and made[i] not in left and i not in needed | others}
+        results = {o for o in op.outputs if o in needed | others}
+        if _num_bytes(graph, results) <= _num_bytes(graph, alone):
+            left.discard(op.id)
+    return frozenset(left)
+
+
+def _num_bytes(graph: Graph, tensors: Iterable[int]) -> int:
+    return sum(_bytes_of(graph.spec(t)) for t in tensors)
+
+
+def _bytes_of(spec: TensorSpec) -> int:
+    return prod(upper_bound(size) for size in spec.shape) * spec.dtype.itemsize

@@ -1,0 +1,238 @@
+"""What devices confirm of each other's memory: that a team reads the parts of all its members, in order, each once.
+
+A template of one class names members of teams and shares of rows by numbers of the device; here every device's own
+numbers are put in. Rows and columns that a team cuts follow each other and are all there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple, NoReturn, Protocol
+
+from tilewise.core.errors import InternalError
+from tilewise.core.mesh import Axes, DeviceMesh
+from tilewise.core.tree import Interval, fold_intervals
+from tilewise.ir.graph import PANEL_ROWS
+from tilewise.ir.program import LoweredTemplate, Number, NumberLike, TileProgram, value_on
+
+__all__ = [
+    "Collected",
+    "Columns",
+    "Exchange",
+    "Flow",
+    "Home",
+    "Peer",
+    "confirm_columns",
+    "confirm_exchanges",
+    "confirm_homes",
+    "refuse",
+]
+
+Peer = tuple[int, NumberLike]  # team and member
+
+
+class Columns(NamedTuple):
+    """Columns that devices cut out of what lies in a slot: the team's axes, the first, how many."""
+
+    axes: Axes
+    source: int
+    first: NumberLike
+    width: NumberLike
+
+
+class Home(NamedTuple):
+    """Rows of what lies in a slot that are added for a device's home: the axes that cut homes, those along which
+    devices have the same, the first row, how many, and which share of them is added here."""
+
+    cut: Axes
+    alike: Axes
+    source: int
+    first: NumberLike
+    rows: Number
+    share: NumberLike
+    shares: NumberLike
+
+
+class Collected(NamedTuple):
+    """A slot made of homes: the axes that cut them, their slot, the number of their team, the rows of each so far."""
+
+    axes: Axes
+    source: int
+    team: int
+    rows: list[int]
+
+
+class Exchange(NamedTuple):
+    """What every device of a class confirms: whose memory an instruction reads, in order.
+
+    Attributes:
+        axes: of the team.
+        held: per team of a record, the leaves of each member; empty for copies.
+        leaves: of the tree.
+        mine: the share of the rows that this device combines; -1 where it combines columns of all.
+        peers: whose memory is read; of the copy, with the share of each.
+        shares: of how many members the rows are cut into.
+    """
+
+    axes: Axes
+    held: tuple[tuple[Interval, ...], ...]
+    leaves: int
+    mine: NumberLike
+    peers: tuple[Peer, ...]
+    parts: tuple[NumberLike, ...]
+    shares: int
+
+
+class Flow(Protocol):
+    """What one template of one class reads and writes, as `validate_reductions` has followed it.
+
+    Attributes:
+        template: that is read.
+        columns: what is cut into columns for the value of a slot.
+        homes: whose rows of a slot are added for the value of another.
+        collected: slots that are copied together from the homes of a team.
+    """
+
+    template: LoweredTemplate
+    columns: dict[int, Columns]
+    homes: dict[int, Home]
+    collected: dict[int, Collected]
+
+
+def confirm_exchanges(
+    program: TileProgram, class_id: int, exchanges: Mapping[Exchange, str], mesh: DeviceMesh
+) -> None:
+    """On every device of a class, the members are those of the team, in order, with a share each."""
+    for device, own in enumerate(program.devices):
+        if own.class_id != class_id:
+            continue
+        for exchange, label in exchanges.items():
+            team = mesh.team(device, *exchange.axes)
+            size = len(team) // max(len(exchange.held), 1)
+            first = team.index(device) // size * size
+            run = team[first : first + size]
+            read = [device if t < 0 else own.teams[t][value_on(m, own)] for t, m in exchange.peers]
+            if exchange.parts:  # a copy of shares
+                copied = sorted((value_on(p, own), other) for p, other in zip(exchange.parts, read))
+                good = copied == [(i, other) for i, other in enumerate(run) if other != device]
+            elif exchange.held:
+                held = dict(zip(run, _per_device(exchange.held[first // size], size)))
+                good = read == run
+                good = good and (exchange.mine == -1 or value_on(exchange.mine, own) == run.index(device))
+                good = good and not _fold(tuple(held[d] for d in read), exchange.leaves)
+            else:
+                good = read == run
+            if not good or exchange.shares != size:
+                refuse(
+                    "devices complete a value with their team, a share each, in the order of its tree",
+                    f"devices {read} read by {label!r} on device {device} of team {run}",
+                )
+
+
+def confirm_columns(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: DeviceMesh) -> None:
+    """The columns of all members of a team stand side by side, from the first of the value to its last. Members that
+    hold one KV head have the same ones."""
+    cuts: dict[tuple[int, int], dict[int, Columns]] = {}  # per template and slot, by class
+    for class_id, of in enumerate(flows):
+        for number, flow in enumerate(of):
+            for slot, cut in flow.columns.items():
+                cuts.setdefault((number, slot), {})[class_id] = cut
+    for (number, slot), by_class in cuts.items():
+        ranges, axes = [], next(iter(by_class.values())).axes
+        for own in program.devices:
+            mine = by_class.get(own.class_id)
+            begin = -1 if mine is None else value_on(mine.first, own)
+            ranges.append((begin, -1 if mine is None else begin + value_on(mine.width, own)))
+        for first in {mesh.first(device, *axes) for device in range(len(program.devices))}:
+            held = [ranges[d] for d in mesh.team(first, *axes)]
+            joined = all(b == (a[1], b[1]) or b == a for a, b in pairwise(held))
+            there = by_class.get(program.devices[first].class_id)
+            size = there and _columns_of(program, program.devices[first].class_id, number, there.source)
+            if not joined or held[0][0] != 0 or (size is not None and held[-1][1] != size):
+                name = flows[program.devices[first].class_id][number].template.name
+                refuse(
+                    "columns that a team cuts are all there, side by side",
+                    f"{held} of {size} for slot {slot} of template {name!r} on the team of device {first}",
+                )
+
+
+def confirm_homes(program: TileProgram, flows: Sequence[Sequence[Flow]], mesh: DeviceMesh) -> None:
+    """What is added for homes, and copied from them, are all rows: each device's own, behind those before it."""
+    for device, own in enumerate(program.devices):
+        for number, flow in enumerate(flows[own.class_id]):
+            for slot, home in flow.homes.items():
+                team = mesh.team(device, *home.cut)
+                rows = [_entry_rows(program, other, number, slot) for other in team]
+                place = team.index(device)
+                expected = (
+                    sum(rows[:place]),
+                    rows[place],
+                    mesh.coordinate(device, *home.alike) if home.alike else 0,
+                    mesh.size(*home.alike),
+                )
+                found = (
+                    value_on(home.first, own),
+                    home.rows.constant,
+                    value_on(home.share, own),
+                    value_on(home.shares, own),
+                )
+                whole = _entry_rows(program, device, number, home.source)
+                if found != expected or sum(rows) != whole:
+                    _refuse_homes(flow, device, f"first row, rows and share {found} of {rows} in {whole}")
+            for slot, of in flow.collected.items():
+                team = mesh.team(device, *of.axes)
+                rows = [_entry_rows(program, other, number, of.source) for other in team]
+                if (
+                    own.teams[of.team] != tuple(team)
+                    or of.rows != rows
+                    or sum(rows) != _entry_rows(program, device, number, slot)
+                ):
+                    _refuse_homes(flow, device, f"rows {of.rows} of {rows}")
+
+
+def _refuse_homes(flow: Flow, device: int, got: str) -> NoReturn:
+    refuse(
+        "homes follow each other along their team and are all there",
+        f"{got} in template {flow.template.name!r} on device {device}",
+    )
+
+
+def _entry_rows(program: TileProgram, device: int, number: int, slot: int) -> int:
+    """Rows in memory of what a template's slot is bound to on a device, panels padded; 0 if nothing calls it."""
+    of = program.classes[program.devices[device].class_id]
+    call = next((c for calls in of.calls.values() for c in calls if c.template == number), None)
+    if call is None:
+        return 0
+    rows = of.entries[call.binding[slot]].extent.constant
+    return -(-rows // PANEL_ROWS) * PANEL_ROWS
+
+
+def _columns_of(program: TileProgram, class_id: int, number: int, slot: int) -> int | None:
+    """Columns of what a template's slot is bound to; None if nothing calls it."""
+    of = program.classes[class_id]
+    calls = (call for calls in of.calls.values() for call in calls if call.template == number)
+    call = next(calls, None)
+    return None if call is None else of.entries[call.binding[slot]].cols
+
+
+@lru_cache(maxsize=256)
+def _fold(held: tuple[Interval, ...], count: int) -> str:
+    """`fold_intervals`; all teams along some axes ask the same."""
+    return fold_intervals(held, count)
+
+
+def _per_device(held: Sequence[Interval], devices: int) -> list[Interval]:
+    """The leaves of every device: those of its microbatches together, which follow each other."""
+    width = len(held) // devices
+    return [(held[i * width][0], held[(i + 1) * width - 1][1]) for i in range(devices)]
+
+
+def refuse(rule: str, got: str) -> NoReturn:
+    """Say which rule a plan breaks.
+
+    Raises:
+        InternalError: always.
+    """
+    raise InternalError(f"[ir.validate] {rule}; got {got}; please report the plan")

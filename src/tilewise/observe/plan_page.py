@@ -1,0 +1,358 @@
+"""A plan as one HTML page: what memory holds at every call of a step, and what each call reads from other devices; and
+what a traced step of it did, lane by lane.
+
+Draws what `PlanPicture` says and decides nothing. No scripts, nothing loaded; every name goes through `text`. Drawings
+have at most `COLUMNS` columns however many calls there are (of those that fall into one, the highest is drawn), tables
+at most `MAX_ROWS` rows; beyond that the page says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tilewise.observe.charts import Bar, Row, timeline_chart
+from tilewise.observe.page import byte_count, duration, html_page, html_table, kernel_classes, text
+from tilewise.observe.timeline import TaskRecord
+
+__all__ = ["CallPicture", "PlanPicture", "render_plan"]
+
+COLUMNS = 600
+MAX_ROWS = 500
+MAX_LANES = 64
+MAX_LABELS = 3  # that a cell names
+WIDTH, LEFT, HEIGHT = 1200, 120, 220
+PLOT = WIDTH - LEFT - 10
+LABEL = 80  # pixels that the words of a mark take
+UPDATE_SHARE = 4  # one column of updates for so many others
+PHASES = {"forward": "c0", "backward": "c1", "update": "c2"}
+MOVES = {"all_gather": "c4", "reduce_scatter": "c3"}
+
+
+class CallPicture(NamedTuple):
+    """One call of a step.
+
+    Attributes:
+        name: of the layer, or of the run of ops.
+        template: by which it is lowered.
+        phase: forward, backward or update.
+        microbatch: for which part of the batch.
+        alive: bytes by category of what lives while it runs, besides what lasts.
+        reads: per class of devices the elements that it reads from other devices, by label.
+    """
+
+    name: str
+    template: str
+    phase: str
+    microbatch: int
+    alive: Mapping[str, int]
+    reads: tuple[Mapping[str, int], ...]
+
+
+@dataclass(frozen=True)
+class PlanPicture:
+    """What a page of a plan shows.
+
+    Attributes:
+        title, note: of the page, and sentences below.
+        program: the name of what is drawn.
+        lasting: bytes by category of what lives through a run.
+        usage: bytes by category of all that a device reserves, with their total.
+        classes: of devices, in words.
+        calls: in order.
+        spans: where a run was traced and its tasks are those of the plan: per device, in which a call ran, in ns.
+    """
+
+    title: str
+    note: str
+    program: str
+    lasting: Mapping[str, int]
+    usage: Mapping[str, int]
+    classes: tuple[str, ...]
+    calls: tuple[CallPicture, ...]
+    spans: tuple[tuple[tuple[int, int], ...], ...] = ()
+
+
+def render_plan(picture: PlanPicture, timeline: Sequence[TaskRecord] = ()) -> str:
+    """The page, as text.
+
+    Args:
+        picture: of a plan.
+        timeline: tasks of a run of it.
+    """
+    head = f"<p>{text(picture.note)}</p>"
+    sections = [head + _memory(picture), *(_schedule(picture, of) for of in range(len(picture.classes)))]
+    if timeline:
+        sections.append(_lanes(picture, timeline))
+    return html_page(picture.title, [*sections, _calls(picture)])
+
+
+# ---- memory ------------------------------------------------------------------------------------------------
+
+
+def _memory(picture: PlanPicture) -> str:
+    """Categories on each other over the calls of a step, and their bytes."""
+    styles, places = _categories(picture), _columns(picture.calls)
+    columns = [_fullest(picture, of) for of in places]
+    drawing = _stack(columns, styles, _marks(places, HEIGHT))
+    rows = [(name, f"{count:,}", byte_count(count)) for name, count in picture.usage.items() if count]
+    return (
+        f"<h2>Memory of a device over the calls of {text(picture.program)}</h2>"
+        "<p class='soft'>From left to right one call after the other; lines begin a microbatch, or the update. What "
+        "lasts lies below.</p>"
+        f"<p class='legend'>{_legend(styles)}</p>{drawing}{html_table(('bytes of', 'bytes', ''), rows)}"
+        "<p class='soft'>As reserved: results and temporaries have regions, whose gaps are counted there.</p>"
+    )
+
+
+def _categories(picture: PlanPicture) -> dict[str, str]:
+    """What lasts first; with their colours."""
+    names = [name for name, count in picture.lasting.items() if count]
+    return kernel_classes([*names, *(name for call in picture.calls for name in call.alive)])
+
+
+def _fullest(picture: PlanPicture, calls: Sequence[CallPicture]) -> dict[str, int]:
+    """Bytes by category while the call of some runs that has most alive."""
+    most = max(calls, key=lambda call: sum(call.alive.values()), default=None)
+    found = dict(picture.lasting)
+    for name, count in most.alive.items() if most is not None else ():
+        found[name] = found.get(name, 0) + count
+    return found
+
+
+def _stack(columns: Sequence[Mapping[str, int]], styles: Mapping[str, str], behind: Sequence[str]) -> str:
+    """Areas on each other, with the highest sum as the scale."""
+    whole = max((sum(of.values()) for of in columns), default=0)
+    parts, below = [], [0] * len(columns)
+    for name, style in styles.items():
+        above = [low + of.get(name, 0) for low, of in zip(below, columns)]
+        most = max((of.get(name, 0) for of in columns), default=0)
+        parts.append(_band(below, above, max(1, whole), style, f"{name}: up to {byte_count(most)}"))
+        below = above
+    return _svg(HEIGHT, [*parts, *behind, _scale_text(byte_count(whole))])
+
+
+def _columns(calls: Sequence[CallPicture]) -> list[Sequence[CallPicture]]:
+    """Calls by the column of a drawing into which they fall; updates, which are many and short, share some."""
+    work = [[call] for call in calls if call.phase != "update"]
+    updates = [call for call in calls if call.phase == "update"]
+    places = max(1, len(work) // UPDATE_SHARE) if updates else 0
+    units = [*work, *_shared(updates, min(places, len(updates)))]
+    return [[call for unit in of for call in unit] for of in _shared(units, min(COLUMNS, len(units)))]
+
+
+def _shared(items: Sequence[Any], count: int) -> list[Sequence[Any]]:
+    """Items in so many parts of neighbours."""
+    return [items[i * len(items) // count : (i + 1) * len(items) // count] for i in range(count)]
+
+
+def _band(below: Sequence[int], above: Sequence[int], whole: int, style: str, label: str) -> str:
+    """The area between two step functions."""
+    width = PLOT / max(1, len(above))
+
+    def y(value: int) -> str:
+        return f"{HEIGHT - 4 - (HEIGHT - 24) * value / whole:.1f}"
+
+    path = [f"M{LEFT} {y(above[0])}"]
+    for place, value in enumerate(above):
+        path.append(f"V{y(value)}H{LEFT + width * (place + 1):.1f}")
+    for place in reversed(range(len(below))):
+        path.append(f"V{y(below[place])}H{LEFT + width * place:.1f}")
+    return f'<path class="{style}" d="{"".join(path)}Z"><title>{text(label)}</title></path>'
+
+
+def _marks(columns: Sequence[Sequence[CallPicture]], height: int) -> list[str]:
+    """A line where a microbatch begins, and where the update does."""
+    parts, starts = [], list[tuple[int, str]]()
+    for place, (call, *_) in enumerate(columns):
+        words = "update" if call.phase == "update" else f"microbatch {call.microbatch}"
+        if not starts or starts[-1][1] != words:
+            starts.append((place, words))
+    for number, (place, words) in enumerate(starts[:MAX_LANES]):
+        x = LEFT + PLOT * place / len(columns)
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}"/>')
+        end = starts[number + 1][0] if number + 1 < len(starts) else len(columns)
+        if PLOT * (end - place) / len(columns) > LABEL:
+            parts.append(f'<text class="soft" x="{x + 3:.1f}" y="11">{words}</text>')
+    return parts
+
+
+def _scale_text(words: str) -> str:
+    return f'<text class="soft" x="{LEFT - 8}" y="30" text-anchor="end">{text(words)}</text>'
+
+
+# ---- schedule ----------------------------------------------------------------------------------------------
+
+
+def _schedule(picture: PlanPicture, of: int) -> str:
+    """A cell per call in the row of its phase; below, what devices of a class read from others."""
+    calls, total = picture.calls, Counter[str]()
+    for call in calls:
+        for label, count in call.reads[of].items():
+            total[_move(label)] += count
+    columns = _columns(calls)
+    width = PLOT / max(1, len(columns))
+    parts = []
+    for row, phase in enumerate(PHASES):
+        parts.append(f'<text x="{LEFT - 8}" y="{30 + 20 * row}" text-anchor="end">{phase}</text>')
+    reads = [max(sum(c.reads[of].values()) for c in column) for column in columns]
+    for place, column in enumerate(columns):
+        x = LEFT + width * place
+        for phase in dict.fromkeys(c.phase for c in column):
+            mine = [c for c in column if c.phase == phase]
+            words = _words_of(mine[0], of) + (f", and {len(mine) - 1} more" if len(mine) > 1 else "")
+            parts.append(_cell(x, 18 + 20 * [*PHASES].index(phase), width, 16, PHASES[phase], words))
+        call = max(column, key=lambda c: sum(c.reads[of].values()))
+        y = 160.0
+        for move, count in _by_move(call.reads[of]).items():
+            height = 76 * count / max(1, max(reads))
+            y -= height
+            parts.append(_cell(x, y, width, height, MOVES.get(move, "cx"), _words_of(call, of)))
+    label = f'<text x="{LEFT - 8}" y="100" text-anchor="end">reads, up to</text>'
+    most = f'<text class="soft" x="{LEFT - 8}" y="116" text-anchor="end">{max(reads, default=0):,}</text>'
+    drawing = _svg(164, [*_marks(columns, 164), *parts, *([label, most] if total else [])])
+    said = ", ".join(f"{count:,} by {move}" for move, count in total.items()) or "nothing"
+    return (
+        f"<h2>Schedule of {text(picture.classes[of])}</h2><p class='soft'>{len(calls):,} calls. Elements read from "
+        f"other devices: {text(said)}. Point at a cell for its call.</p>"
+        f"<p class='legend'>{_legend({**PHASES, **{m: MOVES.get(m, 'cx') for m in total}})}</p>{drawing}"
+    )
+
+
+def _move(label: str) -> str:
+    """The collective that a label of instructions ends in."""
+    return label.rpartition("/")[2] if "/" in label else "copies"
+
+
+def _by_move(reads: Mapping[str, int]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for label, count in reads.items():
+        found[_move(label)] += count
+    return found
+
+
+def _words_of(call: CallPicture, of: int) -> str:
+    part = (
+        f"{call.phase} of {call.name}"
+        if call.phase == "update"
+        else f"{call.name}, microbatch {call.microbatch}"
+    )
+    most = sorted(call.reads[of].items(), key=lambda item: -item[1])
+    moved = "; ".join(f"{label} {count:,}" for label, count in most[:MAX_LABELS])
+    moved += f"; and {len(most) - MAX_LABELS} more" if len(most) > MAX_LABELS else ""
+    return f"{part}" + (f": reads {moved}" if moved else "")
+
+
+def _cell(x: float, y: float, width: float, height: float, style: str, words: str) -> str:
+    return (
+        f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" width="{max(0.7, width - 0.3):.1f}" height="{height:.1f}">'
+        f"<title>{text(words)}</title></rect>"
+    )
+
+
+def _calls(picture: PlanPicture) -> str:
+    """Every call with its figures."""
+    rows = [
+        (
+            number,
+            call.phase,
+            call.microbatch,
+            call.name,
+            call.template,
+            *(f"{sum(of.values()):,}" for of in call.reads),
+            *(f"{count:,}" for count in (sum(call.alive.values()),)),
+        )
+        for number, call in enumerate(picture.calls[:MAX_ROWS])
+    ]
+    head = ("call", "phase", "microbatch", "name", "template")
+    heads = (
+        *head,
+        *(f"elements read by {name}" for name in picture.classes),
+        "bytes of results and temporaries",
+    )
+    hidden = len(picture.calls) - MAX_ROWS
+    more = f"<p class='soft'>and {hidden:,} more</p>" if hidden > 0 else ""
+    return f"<h2>Calls</h2><div class='scroll'>{html_table(heads, rows)}</div>{more}"
+
+
+# ---- a run -------------------------------------------------------------------------------------------------
+
+
+def _lanes(picture: PlanPicture, timeline: Sequence[TaskRecord]) -> str:
+    """Workers' tasks by kind; where they are those of the plan, calls by phase above them, and times by phase."""
+    begin, end = min(r.start_ns for r in timeline), max(r.end_ns for r in timeline)
+    time: Counter[str] = Counter()
+    for record in timeline:
+        time[_kind(record.label)] += record.end_ns - record.start_ns
+    styles = kernel_classes(kind for kind, _ in time.most_common())
+    lanes: dict[tuple[int, int], list[TaskRecord]] = {}
+    for record in timeline:
+        lanes.setdefault((record.device, record.worker), []).append(record)
+    rows = []
+    for device in sorted({device for device, _ in lanes}):
+        if picture.spans:
+            spans = zip(picture.calls, picture.spans[device])
+            bars = [
+                Bar(a, b, PHASES[call.phase], _words_of(call, 0).partition(":")[0]) for call, (a, b) in spans
+            ]
+            rows += [
+                Row(f"device {device} {phase}", [b for b in bars if b.style == style])
+                for phase, style in PHASES.items()
+            ]
+        rows += [
+            Row(
+                f"device {d} worker {w}",
+                [Bar(r.start_ns, r.end_ns, styles[_kind(r.label)], r.label) for r in of],
+            )
+            for (d, w), of in sorted(lanes.items())
+            if d == device
+        ]
+    hidden = len(rows) - MAX_LANES
+    more = f"<p class='soft'>and {hidden:,} more lanes</p>" if hidden > 0 else ""
+    count = Counter(_kind(r.label) for r in timeline)
+    table = [
+        (kind, f"{count[kind]:,}", duration(ns), f"{ns / sum(time.values()):.1%}")
+        for kind, ns in time.most_common()
+    ]
+    memory = ""
+    if picture.spans:
+        cells = _over_time(picture, begin, max(1, end - begin))
+        memory = (
+            "<h2>Memory of device 0 in the run</h2><p class='soft'>Of the calls that ran at a time, what the plan has "
+            f"alive for the one with most.</p>{_stack(cells, _categories(picture), ())}"
+        )
+    return (
+        f"<h2>A run</h2><p class='soft'>{len(timeline):,} tasks in {duration(end - begin)}. Bars that are too narrow "
+        "are drawn as one.</p>"
+        f"<p class='legend'>{_legend({k: s for k, s in styles.items() if s != 'cx'})}</p>"
+        f"{timeline_chart(rows[:MAX_LANES], begin, end)}{more}"
+        f"{html_table(('kind of task', 'tasks', 'time', 'share'), table[:MAX_ROWS])}{memory}"
+    )
+
+
+def _over_time(picture: PlanPicture, begin: int, length: int) -> list[dict[str, int]]:
+    """Bytes by category of the first device, cell by cell of the run's time."""
+    running: list[list[CallPicture]] = [[] for _ in range(COLUMNS)]
+    for call, (first, last) in zip(picture.calls, picture.spans[0]):
+        low, high = ((moment - begin) * COLUMNS // length for moment in (first, last))
+        for cell in running[max(0, low) : high + 1]:
+            cell.append(call)
+    return [_fullest(picture, calls) for calls in running]
+
+
+def _kind(label: str) -> str:
+    """A task's op without the parameter that it works with; the collective where it is one."""
+    return f"/{_move(label)}" if "/" in label else label.partition(":")[0]
+
+
+def _legend(styles: Mapping[str, str]) -> str:
+    return "".join(
+        f"<span class='entry'><span class='key {style}'></span>{text(name)}</span>"
+        for name, style in styles.items()
+    )
+
+
+def _svg(height: int, parts: Sequence[str]) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img">{"".join(parts)}</svg>'

@@ -1,0 +1,201 @@
+"""Between homes and use: weights gathered from the devices that have a share each, sums that arrive in such shares.
+
+A home is a run of whole panels of dim 0, so the rows of all members of a team follow each other in what is used.
+
+    unshard      `offer` holds a home and raises `ready` on every peer, tile by tile; a copy per member waits for its
+                 `ready` and raises `ack` on it; an empty task holds the home until all peers have read it
+    reduce       for each home an empty task waits for the rows of it that this device has written into its part, and
+                 raises `ready` on the home's owner; the owner adds the parts of ITS rows along the tree and raises
+                 `ack`; empty tasks hold the part until all owners have read it
+
+Elements read per device: what is used and not its own home in `unshard`, (n - 1) homes in `reduce`. Where several
+members of the team have the same home (hybrid sharding), each adds a share of every tile, and they gather the others'.
+"""
+
+from __future__ import annotations
+
+from tilewise.core.mesh import Axes
+from tilewise.ir.graph import PANEL_ROWS, OpNode
+from tilewise.ir.layout import Record, TensorLayout
+from tilewise.ir.lowering import Ref, Tiles
+from tilewise.ir.program import Completion, Mode, Notify, Number, Operand, Wait, upper
+from tilewise.plan.collectives.all_gather import all_gather_rows
+from tilewise.plan.collectives.handshake import (
+    TREES,
+    ClassLowering,
+    acknowledge,
+    await_peers,
+    gather_label,
+    note_completion,
+    num_tiles,
+    raise_on_peers,
+    reduce_label,
+    team_of,
+)
+from tilewise.plan.collectives.over_time import make_stack
+from tilewise.plan.shapes import round_up
+
+__all__ = ["reduce_to_homes", "unshard"]
+
+
+def unshard(low: ClassLowering, op: OpNode, source: int, target: int) -> None:
+    """Copy the homes of all members of a team, one behind the other.
+
+    Args:
+        low: takes the instructions.
+        op: for whom.
+        source: a weight at home.
+        target: the same weight without the axes that cut homes.
+    """
+    src, dst = low.flat(source), low.flat(target)
+    _, axes = low.shapes.split_axes(low.layout(source)[0])
+    team, homes = low.numbers.team(axes), _homes(low, source, axes)
+    most = max(home.tiles for home in homes)
+    ready, ack = low.signals(team.size * most), low.signals(team.size * most)
+    step = upper(src.tile_rows)
+    offer = low.hold(op, src.extent, step, Operand(src.slot, Mode.ROW), f"{op.label}/offer")
+    raise_on_peers(offer, team, ready, most, src, per_index=True)
+    read = Number(ack, most * team.me.multiple, team.me.source, team.me.which)
+    for member, home in enumerate(homes):
+        views: Tiles = {
+            "dst": [Operand(dst.slot, Mode.ROWPART, offset=home.first)],
+            "src": [Operand(src.slot, Mode.ROW, team=team.number, member=member)],
+        }
+        copy = low.emit(
+            "copy_pairs",
+            op,
+            over=Number(home.rows),
+            step=home.step,
+            dtype=dst.dtype,
+            tiles=views,
+            priority=2,
+            label=gather_label(op.label),
+        )
+        copy.waits.append(Wait(ready + member * most, True, 1, team.number, member, src.slot))
+        copy.notifies.append(Notify(team.number, member, read, True, src.slot))
+    acknowledge(low, op, src, team, ack, most, step)
+
+
+def reduce_to_homes(low: ClassLowering, op: OpNode, part: Ref, target: int, record: Record) -> None:
+    """Add the parts of a sum over the batch for this device's home of it.
+
+    Args:
+        low: takes the instructions.
+        op: whose sum it is.
+        part: what this device has of the sum, for all homes of its team.
+        target: the sum at home.
+        record: its team, and the layout in which it arrives.
+    """
+    low.completed.add(record)
+    src, dst = low.flat(part), low.flat(target)
+    _, cut = low.shapes.split_axes(low.layout(target)[0])
+    alike = tuple(axis for axis in record.team if axis not in cut)
+    team, replicas, homes = team_of(low, record), low.numbers.team(alike), _homes(low, target, cut)
+    owners = _owners(low, record.team, cut)
+    most = max(home.tiles for home in homes)
+    ready, ack = low.signals(team.size * most), low.signals(team.size * most)
+    mine = Number(ready, most * team.me.multiple, team.me.source, team.me.which)
+    for number, home in enumerate(homes):
+        rows = Operand(src.slot, Mode.ROWPART, offset=home.first)
+        offer = low.hold(op, Number(home.rows), home.step, rows, f"{op.label}/offer")
+        offer.notifies += [Notify(team.number, m, mine, True, src.slot) for m in owners[number]]
+
+    first = low.numbers.place(_key(low, target, "home"), lambda device: _first_of_home(low, target, device))
+    part_of_tile = replicas.me if alike else Number(0)
+    own = Operand(src.slot, Mode.ROWPART, part=part_of_tile, parts=replicas.size, offset=first)
+    home_part = own._replace(slot=dst.slot, offset=0)
+    x = [own._replace(team=team.number, member=m) for m in team.members]
+    step, label = upper(dst.tile_rows), reduce_label(op.label)
+    is_last, begin = low.microbatch == low.shapes.settings.accumulation - 1, low.microbatch * team.size
+    if record.is_completed_per_microbatch:
+        stack, on_stack = make_stack(low, target, dst, home_part, step, team.size)
+        views: Tiles = {
+            "left": home_part if is_last else on_stack,
+            "carries": on_stack if begin else None,
+            "x": x,
+        }
+        kernel, ints = "tree_resume", {"slot": begin, "finish": int(is_last)}
+        number = low.records(op, record.partial).index(record)
+        low.completions.append(
+            Completion(
+                op.id,
+                record.partial,
+                number,
+                src.slot,
+                dst.slot,
+                stack=stack.slot,
+                microbatch=low.microbatch,
+            )
+        )
+    else:
+        views = {"out": home_part, "x": x}
+        kernel, ints = TREES[record.combine], {}
+        note_completion(low, op, record, src, dst)
+    reduce = low.emit(
+        kernel,
+        op,
+        over=dst,
+        step=step,
+        dtype=dst.dtype,
+        tiles=views,
+        ints=ints,
+        priority=2,
+        label=label,
+    )
+    await_peers(reduce, team, ready, most, src, per_index=True)
+    raise_on_peers(reduce, team, ack, most, src, per_index=True)
+    if alike and is_last:
+        tiles = num_tiles(low, dst.extent, step)
+        done = low.signals(replicas.size * tiles)
+        raise_on_peers(reduce, replicas, done, tiles, dst, per_index=True)
+        all_gather_rows(low, op, dst, done, replicas, step)
+    for number, home in enumerate(homes):
+        rows = Operand(src.slot, Mode.ROWPART, offset=home.first)
+        held = low.hold(op, Number(home.rows), home.step, rows, f"{op.label}/ack")
+        held.waits += [Wait(ack + m * most, True, 1, team.number, m, src.slot) for m in owners[number]]
+
+
+class _Home:
+    """A member's rows of what is used: the first, how many, rows per tile. Panels are padded, as in memory."""
+
+    def __init__(self, first: int, rows: int, step: int) -> None:
+        self.first, self.rows, self.step = first, rows, step
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.rows // self.step)
+
+
+def _homes(low: ClassLowering, tensor: int, axes: Axes) -> list[_Home]:
+    """The homes of all members along some axes, in order."""
+    spec, layout = low.spec(tensor), low.layout(tensor)
+    kind = low.graph.tensors[tensor].kind
+    found = []
+    for device in low.mesh.team(low.shapes.device, *axes):
+        shapes = low.shapes.on(device)
+        begin, end = shapes.range(spec, layout, 0)
+        step = upper(shapes.tile_rows(spec, kind, Number(end - begin)))
+        found.append(_Home(_first_of_home(low, tensor, device), round_up(end - begin, PANEL_ROWS), step))
+    return found
+
+
+def _first_of_home(low: ClassLowering, tensor: int, device: int) -> int:
+    """Where a device's home begins in what it uses."""
+    spec, layout = low.spec(tensor), low.layout(tensor)
+    shapes = low.shapes.on(device)
+    whole: TensorLayout = (shapes.split_axes(layout[0])[0], *layout[1:])
+    return shapes.range(spec, layout, 0)[0] - shapes.range(spec, whole, 0)[0]
+
+
+def _key(low: ClassLowering, tensor: int, what: str) -> tuple[object, ...]:
+    spec = low.spec(tensor)
+    return what, spec.shape[0], spec.labels[0], low.layout(tensor)[0]
+
+
+def _owners(low: ClassLowering, team: Axes, cut: Axes) -> list[list[int]]:
+    """For each home the places in a team of those that have it."""
+    devices = low.mesh.team(low.shapes.device, *team)
+    found: list[list[int]] = [[] for _ in range(low.mesh.size(*cut))]
+    for place, device in enumerate(devices):
+        found[low.mesh.coordinate(device, *cut)].append(place)
+    return found

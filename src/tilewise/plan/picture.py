@@ -1,0 +1,188 @@
+"""What the page of a plan shows, from the plan's tables: which call does what, what lives meanwhile, what it reads.
+
+The largest program is drawn. Which layer and microbatch a call stands for follows from the tensors that it is bound to,
+so it holds for any schedule. A traced run is laid beside the calls where its tasks are as many as the plan's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tilewise.core.border import Border, shown
+from tilewise.core.errors import PlanError
+from tilewise.ir.program import Call, DeviceClass
+from tilewise.observe import CallPicture, PlanPicture, TaskRecord
+from tilewise.plan.explain import name_devices, num_tasks, short_name
+from tilewise.plan.memory import ALIGNMENT
+from tilewise.plan.segments import Segment, cut_segments
+from tilewise.plan.shapes import round_up
+from tilewise.plan.tables import PlanTables
+from tilewise.plan.traffic import count_call_traffic
+
+__all__ = ["draw_plan", "read_timeline"]
+
+_border = Border("plan", PlanError)
+_TASK = (int, int, str, int, int, int, int, int)
+
+
+def read_timeline(plan: PlanTables, timeline: object) -> tuple[TaskRecord, ...]:
+    """What `GraphInstance.timeline()` gives, checked.
+
+    Raises:
+        PlanError: an entry is no task of a device of this plan.
+    """
+    records = []
+    for entry in _border.sequence("save_picture", "a timeline", timeline, "tasks"):
+        fits = isinstance(entry, tuple) and [type(value) for value in entry] == [*_TASK]
+        if not fits or not 0 <= entry[0] < plan.mesh.num_devices or not entry[6] <= entry[7]:
+            _border.refuse(
+                "save_picture",
+                "a timeline has what GraphInstance.timeline() gives, of this plan's devices",
+                shown(entry),
+                "trace a run of this plan",
+            )
+        records.append(TaskRecord(*entry))
+    return tuple(records)
+
+
+def draw_plan(plan: PlanTables, timeline: Sequence[TaskRecord] = ()) -> PlanPicture:
+    """The picture of a plan's largest program.
+
+    Args:
+        plan: any.
+        timeline: tasks of a run of it.
+    """
+    of = plan.program.classes[0]
+    program = max(of.calls, key=lambda name: (name != "broadcast", len(of.calls[name])))
+    lasting = dict.fromkeys((b.category for b in plan.buffers if b.first < 0), 0)
+    for b in plan.buffers:
+        if b.first < 0:
+            lasting[b.category] += round_up(b.bytes, ALIGNMENT)
+    calls = tuple(_calls(plan, of, program))
+    devices = f"{plan.mesh.num_devices} device" + ("" if plan.mesh.num_devices == 1 else "s")
+    note = (
+        f"{plan.mesh}: {devices} of {plan.settings.workers_per_device} workers, {plan.settings.accumulation} "
+        f"microbatches, {plan.settings.leaves} leaves."
+    )
+    return PlanPicture(
+        f"The plan of {plan.graph.name}",
+        note,
+        program,
+        lasting,
+        plan.estimate_memory_usage()[0],
+        tuple(name_devices(plan)),
+        calls,
+        _spans(plan, program, timeline),
+    )
+
+
+def _calls(plan: PlanTables, of: DeviceClass, program: str) -> Iterable[CallPicture]:
+    segments = cut_segments(plan.graph)
+    lives = _Lives(plan)
+    find = _Segments(plan, segments)
+    seen: dict[int, int] = {}
+    for place, call in enumerate(of.calls[program]):
+        segment = find.segment(of, call)
+        microbatch = seen.get(segment.index, 0)
+        if segment.phase == "update":
+            microbatch = plan.settings.accumulation - 1
+        seen[segment.index] = microbatch + 1
+        reads = tuple(
+            count_call_traffic(
+                plan.program,
+                device,
+                plan.program.classes[plan.program.devices[device].class_id].calls[program][place],
+                plan.symbol_bounds,
+            )
+            for device in plan.kinds
+        )
+        name = " to ".join(dict.fromkeys((segment.ops[0].label, segment.ops[-1].label)))
+        template = short_name(of.templates[call.template].name)
+        alive = lives.alive(segment.index, call.template)
+        yield CallPicture(name, template, segment.phase, microbatch, alive, reads)
+
+
+class _Segments:
+    """Which segment a call stands for: one of its template's, which uses all tensors that the call is bound to."""
+
+    def __init__(self, plan: PlanTables, segments: Sequence[Segment]) -> None:
+        self.by_name: dict[str, list[int]] = {}
+        self.users: dict[int, set[int]] = {}
+        self.segments = segments
+        for segment in segments:
+            self.by_name.setdefault(segment.name(plan.graph), []).append(segment.index)
+            for op in segment.ops:
+                for tensor in (*op.inputs, *op.outputs):
+                    if tensor is not None:
+                        self.users.setdefault(tensor, set()).add(segment.index)
+
+    def segment(self, of: DeviceClass, call: Call) -> Segment:
+        """The first that fits."""
+        bound = {of.entries[number].key for number in call.binding}
+        tensors = [key[1] for key in bound if key[0] in ("tensor", "flat")]
+        named = self.by_name[of.templates[call.template].name]
+        if len(named) == 1:
+            return self.segments[named[0]]
+        sets = sorted((self.users[t] for t in tensors if t in self.users), key=len)
+        fitting = set(named).intersection(*sets[:1])
+        for users in sets[1:]:
+            if len(fitting) > 1 and fitting & users:
+                fitting &= users
+        return self.segments[min(fitting or named)]
+
+
+class _Lives:
+    """Bytes that live while a segment runs, by category."""
+
+    def __init__(self, plan: PlanTables) -> None:
+        self.changes: list[tuple[int, str, int]] = []
+        ends: dict[int, tuple[int, int]] = {}
+        for b in plan.buffers:
+            if b.category == "temporaries":
+                number = b.key[1]
+                assert isinstance(number, int)
+                low, high = ends.get(number, (b.offset, b.end))
+                ends[number] = min(low, b.offset), max(high, b.end)
+            elif b.first >= 0:
+                size = round_up(b.bytes, ALIGNMENT)
+                self.changes += [(b.first, b.category, size), (b.last + 1, b.category, -size)]
+        base = plan.regions["lasting"] + plan.regions["activations"]
+        self.temporaries = {number: high - base for number, (_, high) in ends.items()}
+        self.at: list[dict[str, int]] = []
+        now: dict[str, int] = dict.fromkeys((category for _, category, _ in self.changes), 0)
+        self.changes.sort()
+        done = 0
+        for index in range(len(cut_segments(plan.graph))):
+            while done < len(self.changes) and self.changes[done][0] <= index:
+                _, category, size = self.changes[done]
+                now[category] += size
+                done += 1
+            self.at.append(dict(now))
+
+    def alive(self, segment: int, template: int) -> dict[str, int]:
+        """While a template runs for a segment."""
+        return {**self.at[segment], "temporaries": self.temporaries.get(template, 0)}
+
+
+def _spans(
+    plan: PlanTables, program: str, timeline: Sequence[TaskRecord]
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Per device, from when to when the tasks of each call ran; nothing where a run had other tasks than the plan."""
+    found = []
+    for device in range(plan.mesh.num_devices):
+        own = sorted((r for r in timeline if r.device == device), key=lambda r: r.submit_ns)
+        of = plan.class_of(device)
+        counts = [num_tasks(of.templates[call.template], plan.symbol_bounds) for call in of.calls[program]]
+        if sum(counts) != len(own):
+            return ()
+        spans: list[tuple[int, int]] = []
+        first = 0
+        for count in counts:
+            tasks = own[first : first + count]
+            first += count
+            at = spans[-1][1] if spans else min((r.start_ns for r in own), default=0)
+            spans.append(
+                (min((r.start_ns for r in tasks), default=at), max((r.end_ns for r in tasks), default=at))
+            )
+        found.append(tuple(spans))
+    return tuple(found)

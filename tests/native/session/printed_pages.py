@@ -1,0 +1,21 @@
+"""Pages whose blocks of Python print what stands below them: where one prints something else."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+
+
+def differences(name: str, text: str) -> list[int]:
+    """Numbers of the blocks of a page that print something else than stands below them; they share a namespace."""
+    found, names = [], {"__name__": name}
+    for number, (code, shown) in enumerate(BLOCK.findall(text), 1):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, f"docs/{name}, block {number}", "exec"), names)
+        if printed.getvalue() != shown:
+            found.append(number)
+    return found

@@ -1,0 +1,324 @@
+"""What layers do not save, the backward pass computes again: which ops, in which layers, with how much memory."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilewise.core.dims import BATCH
+from tilewise.core.errors import PlanError
+from tilewise.core.mesh import DeviceMesh
+from tilewise.graph import GraphBuilder, Recomputation, differentiate, layer, simplify
+from tilewise.graph.gradients import differentiate_template
+from tilewise.ir.batch import cut_batch
+from tilewise.ir.counts import counts
+from tilewise.ir.graph import Graph
+from tilewise.ir.validate import validate_graph
+from tilewise.models import build_training_graph, config_from_dict
+from tilewise.nn import linear, rms_norm
+from tilewise.optim import AdamW
+from tilewise.plan import make_plan, settings_for
+from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
+
+SIZES = {
+    "vocab_size": 257,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+
+
+def defined(family="llama", layers=3, dtype="bf16"):
+    """A small model's training graph, simplified, and its loss."""
+    sizes = {**SIZES, "num_hidden_layers": layers}
+    if family == "gpt2":
+        sizes = {"vocab_size": 257, "n_embd": 64, "n_layer": layers, "n_head": 8}
+    builder = GraphBuilder(family)
+    build_training_graph(builder, config_from_dict({"model_type": family, **sizes}), 16, 32, dtype)
+    return simplify(builder.freeze()), builder.draft.loss_id
+
+
+def trained(recompute, family="llama", layers=3) -> Graph:
+    """The graph with its gradients."""
+    graph, loss = defined(family, layers)
+    return differentiate(graph, loss, None, Recomputation.of(recompute))[0]
+
+
+def planned(recompute, axes=None, family="llama", layers=3, accumulation=1):
+    """A plan, without native code."""
+    graph, loss = defined(family, layers)
+    graph, gradients = differentiate(graph, loss, None, Recomputation.of(recompute))
+    builder = GraphBuilder.thaw(graph)
+    AdamW().add_to(builder, gradients)
+    graph, mesh = builder.freeze(), DeviceMesh(axes or {})
+    batch = cut_batch(graph, accumulation)
+    layout = propagate_layouts(graph, mesh, DistributionStrategy.for_mesh(mesh), batch)
+    return make_plan(graph, layout, settings_for(graph, layout, batch, 1), one_stage)
+
+
+def again(graph, key=".backward"):
+    """Labels of the ops that templates whose keys contain `key` compute again."""
+    ops = (op for k, t in graph.templates.items() if key in k for op in t.graph.ops)
+    return [op.label.removeprefix("recomputed ") for op in ops if op.label.startswith("recomputed ")]
+
+
+def saved(graph, name):
+    """Labels of the ops whose results a layer saves."""
+    call = next(op for op in graph.ops if op.label == name)
+    inside = graph.templates[call.attrs["template"]].graph
+    return [inside.ops[inside.tensors[t].producer].label for t in call.attrs["saved"]]
+
+
+def test_nothing_is_computed_again_unless_asked():
+    """The default saves what gradients use."""
+    assert trained("none") == trained([]) and again(trained("none")) == []
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "phi3"])
+def test_full_saves_nothing_but_arguments(family):
+    """All ops run again but the last product, whose result no gradient uses."""
+    graph = trained("full", family)
+    assert saved(graph, "layers.1") == []
+    labels = [
+        op.label for k, t in graph.templates.items() if k.endswith("decoder_layer") for op in t.graph.ops
+    ]
+    assert sorted(again(graph)) == sorted(labels[: labels.index("linear:mlp.down_proj.weight")])
+
+
+def test_a_norm_behind_the_last_product_needs_it():
+    """Gemma's layers end in norms, whose gradients use what they had."""
+    assert "linear:mlp.down_proj.weight" in again(trained("full", "gemma2"))
+
+
+def test_selective_keeps_products_and_attention():
+    """Norms and gates run again; no product does, and nothing that would save no memory: rotations are kept, in the
+    place of the products that they alone read."""
+    graph = trained("selective")
+    assert {label.partition(":")[0] for label in again(graph)} == {"rms_norm", "silu_gate"}
+    kept = saved(graph, "layers.0")
+    assert kept.count("rope") == 2 and kept.count("attention") == 2 and "linear:mlp.up_proj.weight" in kept
+    assert "linear:self_attn.q_proj.weight" not in kept
+    assert "rope" in again(trained("selective", "qwen3"))  # behind a norm, whose gradient uses the product
+
+
+def test_names_choose_layers_and_ops():
+    """A pattern of layers; behind a slash labels or names of ops. Layers with equal choices share a template."""
+    graph = trained(["layers.[01]", "layers.*/silu*", "layers.*/rms_norm"], layers=5)
+    assert saved(graph, "layers.0") == saved(graph, "layers.1") == []
+    assert set(again(graph, ".named")) == {
+        "silu_gate",
+        "rms_norm:input_layernorm.weight",
+        "rms_norm:post_attention_layernorm.weight",
+    }
+    backward = [op.attrs["template"] for op in graph.ops if op.label.endswith(".backward")]
+    assert [key.rpartition(".")[2] for key in backward] == ["named"] * 3 + ["full"] * 2
+
+
+def test_equal_choices_in_other_words_are_one_template():
+    """What comes to the same ops is the same template; other sets have keys of their own."""
+    labels = [op.label for k, t in trained("none").templates.items() for op in t.graph.ops]
+    assert "silu_gate_backward" in labels
+    graph = trained(["layers.0/silu_gate", "layers.1/silu*", "layers.2/rms_norm"])
+    keys = [key for key in graph.templates if ".backward" in key]
+    assert [key.partition(".backward")[2] for key in keys] == [".named", ".named#2"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("some", r"none, selective, full; names stand in a list; got 'some'"),
+        ("layers.*", r"names stand in a list; got 'layers.\*'"),
+        (True, "a word or a list of names; got True"),
+        (None, "a word or a list of names; got None"),
+        (b"full", "a word or a list of names"),
+        ({"layers.0": "full"}, "a word or a list of names"),
+        (["layers.0", 3], "a pattern of names must be printable text; got 3"),
+        ([""], "a pattern of names must be printable text; got ''"),
+        (["/silu"], "names layers, and behind a slash ops; got '/silu'|a slash ops in them; got '/silu'"),
+        (["layers.*/"], "a slash ops in them; got 'layers.*/'"),
+        (["layers.9"], r"fits names of layers .*; got 'layers.9'; choose from layers.2, layers.1, layers.0"),
+        (["layers.*", "blocks.*/silu"], r"fits names of layers .*; got 'blocks.\*/silu'"),
+        (["layers.*/gelu"], r"fits labels of ops .*; got 'layers.\*/gelu'; choose from rms_norm:input"),
+    ],
+)
+def test_what_says_nothing_is_refused(given, words):
+    """An unknown word, something else than text, a pattern that fits nothing: in words that name it."""
+    with pytest.raises(PlanError, match=rf"\[graph.recompute\] .*{words}"):
+        trained(given)
+
+
+def test_a_graph_without_layers_is_refused():
+    """Where nothing would be computed again, and a loss is missed, too."""
+    graph = GraphBuilder("flat")
+    x = graph.input([4, 8], name="x", labels=[BATCH, None])
+    loss = graph.mean(linear(graph, x, "w", 8))
+    with pytest.raises(PlanError, match="a loss has to depend on one; got no layer in 'flat'"):
+        differentiate(graph.freeze(), loss.id, None, Recomputation.of("full"))
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective", ["layers.0", "layers.*/rms_norm*"]], ids=str)
+def test_work_does_not_grow_with_depth(recompute):
+    """However many layers: the same templates are differentiated, laid out and lowered."""
+    found = []
+    for layers in (3, 8):
+        counts.reset()
+        planned(recompute, {"dp": 2}, layers=layers)
+        found.append((counts.traced, counts.differentiated, counts.sharded, counts.lowered))
+    assert found[0] == found[1]
+    assert found[0][1] == (2 if isinstance(recompute, list) else 1)
+
+
+@pytest.mark.parametrize("axes", [{}, {"dp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_activation_memory(family, axes):
+    """Of twelve layers: a quarter or less with `full`, something between with `selective`; and what is planned besides
+    grows by one layer's activations at most."""
+    usage = {
+        mode: planned(mode, axes, family, 12).estimate_memory_usage()[0]
+        for mode in ("none", "selective", "full")
+    }
+    none, selective, full = (usage[mode]["activations"] for mode in usage)
+    assert full <= 0.25 * none and full < 0.8 * selective < 0.8 * none
+    assert usage["full"]["temporaries"] - usage["none"]["temporaries"] <= none / 12
+    assert usage["full"]["total"] < usage["selective"]["total"] < usage["none"]["total"]
+
+
+def test_the_plan_says_what_layers_save():
+    """By runs of equal layers, with the template that reads it."""
+    text = planned(["layers.2", "layers.3"], layers=6).explain().splitlines()
+    first = text.index("  layers save for the backward pass, per microbatch:") + 1
+    assert text[first + 1] == "    layers.2 to layers.3, each: 0.00 MiB, for decoder_layer.backward.full"
+    size = float(text[first].partition("each: ")[2].split()[0])
+    assert size > 0.1 and text[first].startswith("    layers.0 to layers.1, each: ")
+    assert text[first + 2].startswith("    layers.4 to layers.5, each: ")
+
+
+@pytest.mark.parametrize("axes", [{"tp": 2}, {"dp": 2, "tp": 2}], ids=str)
+def test_what_runs_again_is_laid_out_as_before(axes):
+    """Every tensor computed again has the layout of the first time, and the same records: sums are complete."""
+    plan = planned("full", axes)
+    graph, layout = plan.graph, plan.layout
+    calls = {op.label: op for op in graph.ops if op.op == "call"}
+    forward, backward = calls["layers.1"], calls["layers.1.backward"]
+    inside = [graph.templates[op.attrs["template"]].graph for op in (forward, backward)]
+    layouts = [layout.calls[op.id] for op in (forward, backward)]
+    made = {op.label: op for op in inside[0].ops}
+    num_records = 0
+    for op in inside[1].ops:
+        if op.label.startswith("recomputed ") and op.op != "rope":  # there are two of those
+            before = made[op.label.removeprefix("recomputed ")]
+            for old, new in zip(before.outputs, op.outputs):
+                assert layouts[0].use[old] == layouts[1].use[new]
+            mine = [[k[1] for k in lay.records if k[0] == o.id] for lay, o in zip(layouts, (before, op))]
+            assert mine[0] == mine[1]
+            num_records += len(mine[0])
+    assert num_records == 1  # of the projection behind attention
+
+
+def with_gradients(graph, result):
+    """The whole of a graph by hand, with `full`."""
+    graph.loss(result if result.shape == (1,) else graph.mean(result))
+    frozen = simplify(graph.freeze())
+    return differentiate(frozen, graph.draft.loss_id, None, Recomputation.of("full"))[0]
+
+
+@layer
+def hinted(graph, x, *, axis):
+    """Its inner result has a layout that was asked for."""
+    h = rms_norm(graph, x, "norm.weight", eps=1e-6)
+    h = graph.constrain(h, (axis,))
+    return graph.add(x, linear(graph, graph.silu(linear(graph, h, "up", 8)), "down", 8))
+
+
+def test_hints_hold_for_what_runs_again():
+    """A hint inside a layer is one of the recomputed tensor as well."""
+    graph = GraphBuilder("g")
+    x = graph.input([4, 8], name="x", labels=[BATCH, None])
+    made = with_gradients(graph, hinted(graph, x, path="a", axis="dp"))
+    backward = next(t.graph for k, t in made.templates.items() if ".backward" in k)
+    (tensor,) = backward.hints
+    assert backward.ops[backward.tensors[tensor].producer].label == "recomputed rms_norm:norm.weight"
+
+
+@layer
+def scored(graph, x):
+    """A layer with a sum over the batch inside, which must not be added up twice."""
+    h = rms_norm(graph, x, "norm.weight", eps=1e-6)
+    return graph.silu(graph.sum(linear(graph, h, "head", 5)))
+
+
+def test_sums_over_the_batch_run_once():
+    """What they give is saved, though gradients use it."""
+    graph = GraphBuilder("g")
+    x = graph.input([4, 8], name="x", labels=[BATCH, None])
+    made = with_gradients(graph, scored(graph, linear(graph, x, "first", 8), path="end"))
+    assert saved(made, "end") == ["sum"] and again(made) == ["rms_norm:norm.weight", "linear:head"]
+
+
+LAYERS = [f"layers.{i}" for i in range(4)]
+OPS = [op.label for t in defined(layers=1)[0].templates.values() for op in t.graph.ops]
+NAMES = sorted({*OPS, *(label.partition(":")[0] for label in OPS)})
+layer_patterns = st.sampled_from([*LAYERS, "layers.*", "layers.[12]", "*.3", "*"])
+op_patterns = st.sampled_from([*NAMES, "linear:mlp.*", "*norm*", "*"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(layer_patterns, max_size=2),
+    st.lists(st.tuples(layer_patterns, op_patterns), max_size=4),
+)
+def test_any_names(whole, inside):
+    """Per layer, exactly the ops that its patterns name and gradients need are computed again, from arguments and what
+    is saved; layers with equal ones share a template, and graphs keep all rules."""
+    graph = trained([*whole, *(f"{a}/{b}" for a, b in inside)], layers=4)
+    validate_graph(graph)
+    calls = {op.label: op for op in graph.ops if op.op == "call"}
+    forward = next(t for k, t in graph.templates.items() if k.endswith("decoder_layer"))
+    used = set(differentiate_template(forward).imports)
+    keys = {}
+    for name in LAYERS:
+        names = [b for a, b in inside if fnmatchcase(name, a)]
+        if any(fnmatchcase(name, a) for a in whole):
+            names = ["*"]
+        expected = needed_by_names(forward, used, names)
+        key = calls[f"{name}.backward"].attrs["template"]
+        backward = graph.templates[key].graph
+        mine = [op for op in backward.ops if op.label.startswith("recomputed ")]
+        assert sorted(op.label for op in mine) == sorted(
+            f"recomputed {forward.graph.ops[i].label}" for i in expected
+        )
+        kept = {forward.graph.tensors[t].producer for t in calls[name].attrs["saved"]}
+        assert not kept & expected
+        keys.setdefault(frozenset(expected), set()).add(key)
+    assert all(len(same) == 1 for same in keys.values())
+    assert len({*map(min, keys.values())}) == len(keys)
+
+
+def needed_by_names(forward, used, patterns):
+    """The definition, by asking again and again: a named op runs again if a gradient or such an op uses its result."""
+    outside = {*forward.arguments, *forward.results}
+    named = {
+        op.id
+        for op in forward.graph.ops
+        if any(fnmatchcase(op.label, p) or fnmatchcase(op.op, p) for p in patterns)
+    }
+    found: set[int] = set()
+    while True:
+        wanted = used | {i for op in found for i in forward.graph.ops[op].given}
+        more = {i for i in named if wanted & ({*forward.graph.ops[i].outputs} - outside)}
+        if more == found:
+            return found
+        found = more
+
+
+def test_ops_twice_would_be_noticed():
+    """The twin of the above: another definition finds other ops."""
+    forward = next(iter(defined(layers=1)[0].templates.values()))
+    used = set(differentiate_template(forward).imports)
+    every = needed_by_names(forward, used, ["*"])
+    assert every < {op.id for op in forward.graph.ops}
+    assert needed_by_names(forward, used, ["silu*"]) < every

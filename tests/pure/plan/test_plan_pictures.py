@@ -1,0 +1,196 @@
+"""Pages of plans: their figures are the plan's own, names are text alone, nothing is loaded, and size has a bound."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+
+from pure.graph.test_recompute import planned
+from pure.plan.test_templates import plan_graph
+from tilewise.core.dims import BATCH
+from tilewise.core.errors import PlanError
+from tilewise.graph import GraphBuilder, differentiate, layer, simplify
+from tilewise.nn import linear
+from tilewise.observe import render_plan
+from tilewise.plan.picture import draw_plan, read_timeline
+from tilewise.plan.segments import cut_segments
+from tilewise.plan.shapes import round_up
+from tilewise.plan.traffic import count_device_traffic
+from tilewise.strategy import one_stage
+
+TAGS = {
+    "html",
+    "head",
+    "meta",
+    "title",
+    "style",
+    "body",
+    "main",
+    "h1",
+    "h2",
+    "section",
+    "p",
+    "div",
+    "table",
+    "tr",
+}
+TAGS |= {"th", "td", "span", "svg", "rect", "path", "line", "text"}
+MESHES = [({}, 1), ({}, 2), ({"dp": 2}, 4), ({"tp": 2}, 1), ({"dp": 2, "tp": 2}, 2)]
+
+
+class Page(HTMLParser):
+    """Known tags, each closed in turn, none of which loads anything; the cells of tables."""
+
+    def __init__(self, content):
+        super().__init__(convert_charrefs=True)
+        self.open, self.rows, self.words = [], [], []
+        self.feed(content)
+        self.close()
+        assert not self.open
+        assert not any(word in content for word in ("http", "url(", "@import", "<script", "javascript"))
+
+    def handle_starttag(self, tag, attrs):
+        assert tag in TAGS and not {"href", "src", "style", "onload", "onclick"} & {name for name, _ in attrs}
+        if tag != "meta":
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag == "td":
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        assert tag in TAGS and not {"href", "src", "style"} & {name for name, _ in attrs}
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+        if self.open and self.open[-1] == "td":
+            self.rows[-1][-1] += data
+
+
+def page_of(plan):
+    """As it is written."""
+    return Page(render_plan(draw_plan(plan)))
+
+
+@pytest.mark.parametrize(("axes", "accumulation"), MESHES, ids=str)
+def test_calls_are_those_of_the_schedule(axes, accumulation):
+    """Phase, microbatch and layer of every call, found from the tensors that it is bound to."""
+    plan = planned(["layers.1"], axes, accumulation=accumulation, layers=4)
+    segments = cut_segments(plan.graph)
+    order = one_stage([s.phase for s in segments], accumulation)
+    found = [(c.phase, c.microbatch, c.name) for c in draw_plan(plan).calls]
+    for turn, (phase, microbatch, name) in zip(order, found, strict=True):
+        segment = segments[turn.segment]
+        assert (turn.kind, turn.microbatch) == (phase, microbatch)
+        assert name.startswith(segment.ops[0].label)
+
+
+@pytest.mark.parametrize(("axes", "accumulation"), MESHES, ids=str)
+def test_bytes_are_those_of_the_plan(axes, accumulation):
+    """What lasts, what lives while a segment runs, what templates need; and the table of what is reserved."""
+    plan = planned("selective", axes, accumulation=accumulation)
+    picture = draw_plan(plan)
+    assert sum(picture.lasting.values()) == plan.regions["lasting"]
+    segments = {s.ops[0].label: s.index for s in cut_segments(plan.graph)}
+    for call in picture.calls:
+        at = segments[call.name.split(" to ")[0]]
+        living = [b for b in plan.buffers if b.category != "temporaries" and 0 <= b.first <= at <= b.last]
+        assert call.alive["activations"] == sum(round_up(b.bytes, 64) for b in living)
+    assert max(c.alive["activations"] for c in picture.calls) <= plan.regions["activations"]
+    assert max(c.alive["temporaries"] for c in picture.calls) == plan.regions["temporaries"]
+    usage = {name: count for name, count in plan.estimate_memory_usage()[0].items() if count}
+    said = {row[0]: row[1] for row in page_of(plan).rows if len(row) == 3}
+    assert said == {name: f"{count:,}" for name, count in usage.items()}
+
+
+@pytest.mark.parametrize(("axes", "accumulation"), MESHES, ids=str)
+def test_reads_are_those_of_the_plan(axes, accumulation):
+    """Per class of devices and label, over all calls; and in the table, call by call."""
+    plan = planned("full", axes, accumulation=accumulation)
+    picture = draw_plan(plan)
+    assert len(picture.classes) == len(plan.kinds)
+    for number, device in enumerate(plan.kinds):
+        total: dict[str, int] = {}
+        for call in picture.calls:
+            for label, count in call.reads[number].items():
+                total[label] = total.get(label, 0) + count
+        assert total == count_device_traffic(plan.program, device, "step", plan.symbol_bounds)
+    rows = [row for row in page_of(plan).rows if len(row) == 6 + len(plan.kinds)]
+    assert [row[5:-1] for row in rows] == [
+        [f"{sum(of.values()):,}" for of in call.reads] for call in picture.calls
+    ]
+
+
+def test_another_plan_has_another_picture():
+    """The twin: what is compared above differs where plans do."""
+    pages = {str(page_of(planned(mode)).rows) for mode in ("none", "selective", "full")}
+    assert len(pages) == 3
+
+
+@layer
+def strange(graph, x):
+    """A layer whose names are no HTML."""
+    return graph.silu(linear(graph, x, "<img src=x>&\"'", 8))
+
+
+def test_names_are_text():
+    """Of graphs, layers and parameters; a reader sees them as they are."""
+    graph = GraphBuilder("</title><script>alert(1)</script>")
+    x = graph.input([4, 8], name="<b>x</b>", labels=[BATCH, None])
+    y = strange(graph, linear(graph, x, "w'\"<i>", 8), path="<a href='q'>layer</a>")
+    graph.loss(graph.mean(y))
+    made, _ = differentiate(simplify(graph.freeze()), graph.draft.loss_id)
+    page = page_of(plan_graph(made, {"dp": 2}))
+    assert any("<a href='q'>layer</a>" in word for word in page.words)
+    assert any("</title><script>alert(1)</script>" in word for word in page.words)
+    assert any("linear_dw:<img" in word or "<i>" in word for word in page.words)
+
+
+def test_a_graph_without_a_loss():
+    """Its only program is drawn."""
+    graph = GraphBuilder("forward")
+    x = graph.input([4, 8], name="x", labels=[BATCH, None])
+    graph.output(graph.silu(x), "y")
+    picture = draw_plan(plan_graph(graph.freeze(), {}))
+    assert (picture.program, [c.phase for c in picture.calls]) == ("forward", ["forward"])
+    Page(render_plan(picture))
+
+
+def test_pages_of_deep_models_have_a_bound():
+    """Columns and rows are so many at most, and the page says what it leaves out."""
+    content = render_plan(draw_plan(planned("none", {"dp": 2}, layers=120)))
+    page = Page(content)
+    assert len(content) < 1_000_000 and content.count("<rect") < 2 * 4000
+    assert any("more" in word for word in page.words)
+
+
+TASK = (0, 0, "silu", 0, 1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [3, "tasks", [3], [TASK[:7]], [(*TASK[:2], 5, *TASK[3:])], [(1, *TASK[1:])], [(-1, *TASK[1:])],
+     [(*TASK[:6], 5, 4)], [(True, *TASK[1:])], [list(TASK)]],
+    ids=str,
+)  # fmt: skip
+def test_a_timeline_of_something_else_is_refused(entries, tmp_path):
+    """Other types, other devices, times that run backwards: nothing is written."""
+    plan = planned("none")
+    with pytest.raises(PlanError, match=r"\[plan.save_picture\]"):
+        plan.save_picture(tmp_path / "a.html", entries)
+    assert not any(tmp_path.iterdir())
+    assert len(read_timeline(plan, [TASK])) == 1
+
+
+def test_a_picture_is_a_file(tmp_path):
+    """The same plan gives the same file; a path that is none is refused."""
+    plan = planned("none")
+    plan.save_picture(tmp_path / "a.html")
+    plan.save_picture(str(tmp_path / "b.html"))
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+    with pytest.raises(PlanError, match="path must be a path"):
+        plan.save_picture(3)

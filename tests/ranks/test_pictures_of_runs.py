@@ -1,0 +1,64 @@
+"""Pages of plans with a run beside them: its tasks are those of the plan's calls."""
+
+from __future__ import annotations
+
+import pytest
+from small_llama import batches, config, training_graph
+
+import tilewise as tw
+from tilewise.plan.picture import draw_plan, read_timeline
+
+
+def run(axes, accumulation, seq=32, length=32):
+    """A plan, and the timeline of a step."""
+    model = config()
+    graph = training_graph(model, "f32", 16, seq)
+    plan = graph.plan(axes, accumulation=accumulation, recompute="full")
+    with graph.instantiate(plan) as running:
+        running.initialize(0)
+        running.trace(True)
+        running.step(batches(model, 1, 16, length)[0], 1e-3)
+        return plan, running.timeline()
+
+
+@pytest.mark.parametrize(
+    ("axes", "accumulation"), [({}, 1), ({"dp": 2}, 2), ({"dp": 2, "tp": 2}, 1)], ids=str
+)
+def test_every_task_belongs_to_a_call(axes, accumulation, tmp_path):
+    """When a call ran holds the times of the tasks with its labels, on every device."""
+    plan, timeline = run(axes, accumulation)
+    picture = draw_plan(plan, read_timeline(plan, timeline))
+    assert len(picture.spans) == plan.mesh.num_devices
+    for device, spans in enumerate(picture.spans):
+        assert len(spans) == len(picture.calls)
+        own = sorted((t for t in timeline if t[0] == device), key=lambda t: t[4])
+        of, first = plan.class_of(device), 0
+        for call, (begin, end) in zip(of.calls["step"], spans):
+            labels = {i.label for i in of.templates[call.template].instructions}
+            while (
+                first < len(own)
+                and own[first][2] in labels
+                and begin <= own[first][6]
+                and own[first][7] <= end
+            ):
+                first += 1
+        assert first == len(own)
+    plan.save_picture(tmp_path / "run.html", timeline)
+    page = (tmp_path / "run.html").read_text(encoding="utf-8")
+    assert f"{len(timeline):,} tasks in" in page and "Memory of device 0 in the run" in page
+    assert "device 0 backward" in page and "device 0 worker 0" in page
+
+
+def test_a_shorter_run_has_its_calls():
+    """Of one plan for any length, sequences shorter than the bound."""
+    plan, timeline = run({}, 1, tw.Dim("seq", 1, 128), 20)
+    assert len(draw_plan(plan, read_timeline(plan, timeline)).spans[0]) == len(plan.class_of(0).calls["step"])
+
+
+def test_a_run_with_other_tasks_has_lanes_alone(tmp_path):
+    """Such as that of another plan for this mesh: only workers are drawn."""
+    (_, timeline), (plan, _) = run({}, 2), run({}, 1)
+    assert draw_plan(plan, read_timeline(plan, timeline)).spans == ()
+    plan.save_picture(tmp_path / "run.html", timeline)
+    page = (tmp_path / "run.html").read_text(encoding="utf-8")
+    assert "device 0 worker 0" in page and "device 0 backward" not in page

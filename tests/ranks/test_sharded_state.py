@@ -1,0 +1,447 @@
+"""Weights, gradients and optimizer states cut over devices: equal to one device, moved and kept as planned."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from math import prod
+
+import numpy as np
+import pytest
+from small_llama import batches, change_first, config, drop_partial, swap_partials
+
+import tilewise as tw
+from pure.pairwise import Case, pairwise_cases
+from tilewise import models
+from tilewise.core.errors import LayoutError, PlanError
+from tilewise.core.mesh import DeviceMesh
+from tilewise.models import llama
+from tilewise.session import verify_strategy
+from tilewise.strategy import DistributionStrategy, StateSharding
+
+STEPS, SEQ, MAX_DEVICES = 4, 16, 12
+CHOICES = {
+    "mesh": [  # dp, fsdp, tp
+        (1, 2, 1),
+        (1, 3, 1),
+        (1, 4, 1),
+        (1, 5, 1),
+        (1, 6, 1),
+        (2, 2, 1),
+        (3, 2, 1),
+        (2, 3, 1),
+        (1, 2, 2),
+        (1, 3, 2),
+        (2, 2, 2),
+        (1, 2, 4),
+    ],
+    "microbatches": [1, 2, 3, 4],
+    "reduce": ["microbatch", "step"],
+    "reshard": [True, False],
+    "prefetch": [0, 1, 3],
+    "workers": [1, 2],
+    "dtype": ["f32", "bf16"],
+    "tied": [True, False],
+    "recompute": ["none", "full", "selective"],
+}
+
+
+def model_of(tied: bool = False, **changes: object) -> llama.LlamaConfig:
+    """Weights of two panels of 32 rows and more: some are cut over two devices, some over six."""
+    sizes = {"hidden_size": 64, "intermediate_size": 192, "vocab_size": 448, "head_dim": 16}
+    return config(**{**sizes, "tie_word_embeddings": tied, **changes})
+
+
+def graph_of(model: llama.LlamaConfig, batch: int, dtype: str = "f32") -> tw.ComputeGraph:
+    """A training graph with AdamW and clipping."""
+    graph = tw.ComputeGraph("llama")
+    models.build_training_graph(graph, model, batch, SEQ, dtype)
+    graph.optimize(tw.optim.AdamW(weight_decay=0.1))
+    return graph
+
+
+def mesh_of(case: Case) -> DeviceMesh:
+    """Of a case: dp, fsdp and tp."""
+    return DeviceMesh(dict(zip(("dp", "fsdp", "tp"), case[0])))  # type: ignore[arg-type]
+
+
+def is_small(case: Case) -> bool:
+    """Whether the machine that tests is asked for not too many threads."""
+    devices = mesh_of(case).num_devices
+    return devices * case[5] <= MAX_DEVICES and devices * case[1] <= 3 * MAX_DEVICES  # type: ignore[operator]
+
+
+def compare(case: Case, change=lambda plan: plan) -> tuple[bool, str]:  # type: ignore[no-untyped-def]
+    """Whether some steps equal one device, and what was found."""
+    _, microbatches, reduce, reshard, prefetch, workers, dtype, tied, recompute = case
+    mesh = mesh_of(case)
+    shared = mesh.size("dp", "fsdp") * microbatches  # type: ignore[operator]
+    leaves = shared * (2 if shared <= 4 else 1)
+    model = model_of(bool(tied))
+
+    def with_workers(plan: tw.Plan) -> tw.Plan:
+        return change(replace(plan, settings=replace(plan.settings, workers_per_device=workers)))  # type: ignore[arg-type]
+
+    report = verify_strategy(
+        graph_of(model, leaves, str(dtype)),
+        mesh,
+        batches(model, STEPS, leaves, SEQ),
+        strategy=DistributionStrategy.for_mesh(
+            mesh,
+            StateSharding(("fsdp",), bool(reshard), prefetch, reduce),  # type: ignore[arg-type]
+        ),
+        leaves=leaves,
+        accumulation=microbatches,  # type: ignore[arg-type]
+        recompute=str(recompute),
+        change=with_workers,
+    )
+    return report.equal, report.text
+
+
+@cache
+def pairwise() -> list[Case]:
+    """Few cases with every pair of values."""
+    return pairwise_cases(CHOICES, is_small)
+
+
+def named(case: Case) -> str:
+    """Of a case, for the report."""
+    mesh, microbatches, reduce, reshard, prefetch, workers, dtype, tied, recompute = case
+    words = f"{'x'.join(map(str, mesh))}-m{microbatches}-{reduce}-p{prefetch}-w{workers}-{dtype}"  # type: ignore[call-overload]
+    return f"{words}-{recompute}" + ("-reshard" if reshard else "") + ("-tied" if tied else "")
+
+
+@pytest.mark.parametrize("case", pairwise()[:6], ids=named)
+def test_pairs_that_bring_most_are_equal(case):
+    """Six cases hold about half of all pairs."""
+    equal, text = compare(case)
+    assert equal, text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", pairwise()[6:], ids=named)
+def test_all_pairs_are_equal(case):
+    """With the everyday ones, every pair of values."""
+    equal, text = compare(case)
+    assert equal, text
+
+
+@pytest.mark.soak
+def test_the_whole_product_is_equal():
+    """Every combination."""
+    compared = 0
+    for case in product(*CHOICES.values()):
+        if is_small(case):
+            equal, text = compare(case)
+            assert equal, f"{named(case)}: {text}"
+            compared += 1
+    print(f"{compared} combinations")
+    assert compared > 1000
+
+
+def shift(instruction):
+    """What is copied from a home is another tile of it."""
+    operands = list(instruction.operands)
+    source = next(i for i, o in enumerate(operands) if o.team >= 0)
+    operands[source] = operands[source]._replace(member=0)
+    return replace(instruction, operands=tuple(operands))
+
+
+@pytest.mark.parametrize(
+    ("label", "fault", "microbatches"),
+    [
+        ("linear_dw:mlp.up_proj.weight/reduce_scatter", drop_partial, 1),
+        ("linear_dw:mlp.up_proj.weight/reduce_scatter", swap_partials, 1),
+        ("embedding_dw:embed_tokens.weight/reduce_scatter", drop_partial, 2),
+        ("linear_dw:lm_head.weight/reduce_scatter", drop_partial, 2),
+    ],
+)
+def test_a_fault_in_what_comes_home_is_seen(label, fault, microbatches):
+    """With parts of the wrong devices the comparison fails."""
+    case = ((1, 3, 1), microbatches, "microbatch", True, 1, 1, "f32", False, "none")
+    assert compare(case)[0]
+    assert not compare(case, change_first(label, fault))[0]
+
+
+def test_a_fault_in_what_is_gathered_is_seen():
+    """With one device's home in another's place the comparison fails."""
+    case = ((1, 2, 1), 1, "microbatch", True, 1, 1, "f32", False, "none")
+
+    def change(plan: tw.Plan) -> tw.Plan:
+        program = plan.program
+        classes = []
+        for of in program.classes:
+            templates = [
+                replace(
+                    t,
+                    instructions=tuple(
+                        shift(i) if i.label == "unshard:lm_head.weight/all_gather" else i
+                        for i in t.instructions
+                    ),
+                )
+                for t in of.templates
+            ]
+            classes.append(replace(of, templates=tuple(templates)))
+        return replace(plan, program=replace(program, classes=tuple(classes)))
+
+    assert not compare(case, change)[0]
+
+
+# ---- what moves, and what is kept ------------------------------------------------------------------------
+
+
+def moved(
+    strategy: DistributionStrategy, microbatches: int = 1, **changes: object
+) -> tuple[Counter, tw.Plan]:
+    """Elements that a step moved to each device and weight, by (weight, pass, device), as executed; and the plan."""
+    model = model_of(**changes)  # type: ignore[arg-type]
+    batch = 12 if strategy.mesh().num_devices == 3 else 8
+    graph = graph_of(model, batch)
+    graph.set_distribution(strategy)
+    plan = graph.plan(leaves=batch, accumulation=microbatches, workers_per_device=1)
+    with graph.instantiate(plan) as run:
+        run.initialize(seed=0)
+        run.reset_transfers()
+        run.step(batches(model, 1, batch, SEQ)[0], 1e-3)
+        counted = run.transfers()
+    assert counted == plan.traffic()
+    found: Counter = Counter()
+    for label, per_device in counted.items():
+        kind, _, half = label.partition("/")
+        name = re.sub(r"^(unshard|linear_dw|embedding_dw):", "", kind)
+        for device, elements in enumerate(per_device):
+            found[name, "gather" if half == "all_gather" else "reduce", device] += elements
+    return found, plan
+
+
+@pytest.mark.parametrize(
+    ("degree", "reshard", "microbatches"),
+    [(2, True, 1), (2, False, 1), (3, True, 1), (2, True, 2), (4, True, 1)],
+)
+def test_transfers_are_those_of_theory(degree, reshard, microbatches):
+    """Per microbatch and device, a layer's weights are gathered twice (once without resharding) and their gradients
+    come home once: three transfers of what is not its own; of embedding and head two."""
+    counted, plan = moved(
+        DistributionStrategy.fsdp(degree, reshard_after_forward=reshard), microbatches, num_key_value_heads=8
+    )
+    layers = plan.graph.of_kind("parameter")
+    cut = [t for t in layers if plan.layout.use[t.id][0]]
+    assert len(cut) >= 2 * 5
+    expected: Counter = Counter()
+    for weight in cut:
+        is_layer = weight.spec.name.startswith("layers.")
+        name = re.sub(r"^layers\.\d+\.", "", weight.spec.name)
+        gathers = 2 if is_layer and reshard else 1
+        size = prod(weight.shape)
+        for device in range(degree):
+            begin, end = plan.shapes.on(device).range(weight.spec, plan.layout.use[weight.id], 0)
+            own = (end - begin) * weight.shape[1]
+            expected[name, "gather", device] += gathers * microbatches * (size - own)
+            expected[name, "reduce", device] += microbatches * (degree - 1) * own
+    assert {k: v for k, v in counted.items() if k in expected} == dict(expected)
+
+
+def test_hybrid_sharding_moves_less_than_replicas_alone():
+    """Groups reduce to homes and complete these among themselves: a device reads (n - 1) shares of a home's share, and
+    the other shares of its home."""
+    counted, plan = moved(DistributionStrategy.fsdp(4, 2))
+    weight = next(t for t in plan.graph.of_kind("parameter") if t.spec.name == "lm_head.weight")
+    size = prod(weight.shape)
+    for device in range(4):
+        assert counted["lm_head.weight", "reduce", device] == 3 * size // 4
+        gathered = counted["lm_head.weight", "gather", device]
+        assert gathered == size // 2 + size // 4
+
+
+def test_what_is_kept_is_a_share_of_each():
+    """Parameters, gradients and states of weights that are cut take 1/n; planned bytes are those allocated."""
+    model = model_of(num_key_value_heads=8, vocab_size=512)
+    graph = graph_of(model, 4, "bf16")
+    usage, plans = {}, {}
+    for degree in (1, 2, 4):
+        graph.set_distribution(DistributionStrategy.fsdp(degree))
+        plan = plans[degree] = graph.plan(leaves=4, workers_per_device=1)
+        usage[degree] = plan.estimate_memory_usage()[0]
+        with graph.instantiate(plan) as run:
+            assert run.memory_usage() == plan.estimate_memory_usage()
+    for name in ("parameters", "gradients", "optimizer"):
+        whole, halved = 0, 0
+        for buffer in plans[2].buffers:
+            if buffer.category == name:
+                tensor = buffer.key[1]
+                is_cut = plans[2].layout.use[tensor][0] == ("fsdp",)
+                size = prod(plans[2].graph.spec(tensor).shape) * plans[2].graph.spec(tensor).dtype.itemsize
+                whole, halved = whole + size * (not is_cut), halved + size * is_cut
+        vectors = [t for t in plans[2].graph.of_kind("parameter") if t.spec.storage == "vector"]
+        assert halved > 50 * whole > 0
+        assert usage[1][name] - usage[2][name] == halved // 2
+        assert 0 <= usage[2][name] - halved // 2 - whole < 64 * 4 * (len(vectors) + 1)
+    assert usage[4]["parameters"] < usage[2]["parameters"]
+    assert usage[2]["gathered"] > 0 == usage[1]["gathered"]
+
+
+def test_resharding_saves_memory_and_prefetching_costs_it():
+    """Without resharding all layers' weights are gathered at one time; each layer ahead takes the memory of one."""
+    model = model_of(num_hidden_layers=6, vocab_size=64)
+    graph = graph_of(model, 4)
+
+    def gathered(**options: object) -> int:
+        graph.set_distribution(DistributionStrategy.fsdp(2, **options))  # type: ignore[arg-type]
+        return graph.plan(leaves=4).estimate_memory_usage()[0]["gathered"]
+
+    sizes = [gathered(prefetch=n) for n in (0, 1, 2)]
+    assert sizes[0] < sizes[1] < sizes[2]
+    assert sizes[2] - sizes[1] == sizes[1] - sizes[0]
+    assert gathered(reshard_after_forward=False) >= 6 * sizes[0]
+
+
+def test_equal_layers_are_gathered_by_one_template():
+    """However deep the model is."""
+    found = []
+    for depth in (2, 5):
+        graph = graph_of(model_of(num_hidden_layers=depth), 4)
+        graph.set_distribution(DistributionStrategy.fsdp(2))
+        found.append(len(graph.plan(leaves=4).program.classes[0].templates))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "calls"),
+    [
+        ({}, 7),  # embedding, five layers, head
+        ({"units": ["layers.[0-1].*", "layers.[2-4].*"]}, 4),
+        ({"units": ["*"]}, 1),
+        ({"unit_elements": 100_000}, 3),  # with embedding or head
+    ],
+    ids=str,
+)
+def test_units_are_gathered_together(options, calls):
+    """As a user says, or by size; the same bits."""
+    model = model_of(num_hidden_layers=5)
+    graph = graph_of(model, 4)
+    strategy = DistributionStrategy.fsdp(2, **options)
+    graph.set_distribution(strategy)
+    plan = graph.plan(leaves=4)
+    found = [op for op in plan.graph.ops if op.phase == "forward" and op.label.startswith("unshard:")]
+    assert len(found) == calls
+    steps = batches(model, 2, 4, SEQ)
+    report = verify_strategy(graph_of(model, 4), DeviceMesh({"fsdp": 2}), steps, strategy=strategy, leaves=4)
+    assert report.equal, report.text
+
+
+def test_explanations_say_what_lives_where():
+    """How many weights are cut, what a pass gathers, what gathered weights take."""
+    graph = graph_of(model_of(), 4)
+    graph.set_distribution(DistributionStrategy.fsdp(2))
+    plan = graph.plan(leaves=4)
+    words = plan.explain()
+    assert "16 weights, their gradients and optimizer states lie in 2 parts each, along fsdp" in words
+    assert re.search(r"forward: gathers [0-9,]+ elements in 4 calls", words)
+    assert re.search(r"gathered +[0-9.]+ MiB", words)
+    assert "changes of layout" not in words
+    assert "dim 0 (mlp) on fsdp" in plan.why("layers.0.mlp.up_proj.weight")
+
+
+def test_plans_of_sharded_state_are_files():
+    """Saved, loaded, and the same digest; it runs to the same bits."""
+    graph = graph_of(model_of(), 8)
+    graph.set_distribution(DistributionStrategy.fsdp(2))
+    plan = graph.plan(leaves=8, accumulation=2)
+    assert plan.digest() == graph.plan(leaves=8, accumulation=2).digest()
+
+
+def test_a_plan_file_runs_to_the_same_bits(tmp_path):
+    """In another instance, from the file alone."""
+    model = model_of()
+    graph = graph_of(model, 8)
+    graph.set_distribution(DistributionStrategy.hybrid(dp=2, fsdp=2))
+    plan = graph.plan(leaves=8, workers_per_device=1)
+    plan.save(tmp_path / "step.plan")
+    results = []
+    for given in (plan, tw.Plan.load(tmp_path / "step.plan")):
+        with tw.GraphInstance(given) as run:
+            run.initialize(seed=0)
+            results.append([run.step(b, 1e-3).grad_norm for b in batches(model, 2, 8, SEQ)])
+    assert results[0] == results[1]
+
+
+# ---- borders ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: DistributionStrategy.fsdp(0), "world_size must lie in .1, 1024.; got 0"),
+        (
+            lambda: DistributionStrategy.fsdp(6, 4),
+            "shard_degree divides world_size; got 4 of 6; choose one of 1, 2, 3, 6",
+        ),
+        (lambda: DistributionStrategy.fsdp(4, 8), "shard_degree must lie in .1, 4.; got 8"),
+        (lambda: DistributionStrategy.fsdp(2, prefetch=-1), "prefetch must lie in .0, 64.; got -1"),
+        (
+            lambda: DistributionStrategy.fsdp(2, reduce="never"),
+            "reduce must be one of microbatch, step; got 'never'",
+        ),
+        (
+            lambda: DistributionStrategy.fsdp(2, reshard_after_forward=1),
+            "reshard_after_forward must be True or False",
+        ),
+        (lambda: StateSharding(()), "axes are names"),
+        (
+            lambda: DistributionStrategy.hybrid(fsdp=2, tp=2, sharding=StateSharding(("tp",))),
+            "an axis that cuts state shares the batch and nothing else; got 'tp'",
+        ),
+    ],
+)
+def test_impossible_sharding_is_refused(make, words):
+    """When it is declared, in words."""
+    with pytest.raises((LayoutError, PlanError), match=words):
+        make()
+
+
+def test_a_model_without_a_weight_to_cut_is_refused():
+    """Every device needs a panel of some weight."""
+    graph = graph_of(model_of(), 16)
+    graph.set_distribution(DistributionStrategy.fsdp(16))
+    with pytest.raises(
+        LayoutError, match=r"cut in panels of 32 rows, one or more a device.*fewer devices for fsdp"
+    ):
+        graph.plan(leaves=16)
+
+
+def test_a_unit_of_no_layer_is_refused():
+    """A pattern that fits no layer's weights is a slip."""
+    graph = graph_of(model_of(), 4)
+    graph.set_distribution(DistributionStrategy.fsdp(2, units=["blocks.*"]))
+    with pytest.raises(LayoutError, match=r"got 'blocks\.\*', which fits no layer"):
+        graph.plan(leaves=4)
+
+
+def test_custom_axes_cut_state():
+    """No name counts: a mesh with axes called `a` and `b` trains to the bit like one device."""
+    model = model_of()
+    strategy = DistributionStrategy(
+        tw.ParallelismMode.FSDP, {"a": 2, "b": 2}, {"batch": ("a", "b")}, sharding=StateSharding(("a", "b"))
+    )
+    report = verify_strategy(
+        graph_of(model, 8),
+        DeviceMesh({"a": 2, "b": 2}),
+        batches(model, 2, 8, SEQ),
+        strategy=strategy,
+        leaves=8,
+    )
+    assert report.equal, report.text
+
+
+def test_weights_written_and_read_are_whole():
+    """A user sees tensors, never shares of them."""
+    graph = graph_of(model_of(), 4)
+    graph.set_distribution(DistributionStrategy.fsdp(2))
+    value = np.arange(448 * 64, dtype=np.float32).reshape(448, 64)
+    with graph.instantiate(graph.plan(leaves=4)) as run:
+        run.initialize(seed=0)
+        run.set_tensor("lm_head.weight", value)
+        assert np.array_equal(run.get_tensor("lm_head.weight"), value)
