@@ -86,6 +86,9 @@ class DimLabel:
             object.__setattr__(self, field, value)
         _border.truth("dims", f"is_summed_by_leaves of {self.name!r}", self.is_summed_by_leaves)
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
 
 BATCH = DimLabel("batch", 1, is_summed_by_leaves=True)
 

@@ -25,6 +25,9 @@ class DType:
     name: str
     numpy: np.dtype
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     @property
     def itemsize(self) -> int:
         """Bytes per element."""

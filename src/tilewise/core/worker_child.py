@@ -8,8 +8,10 @@ import gc
 import json
 import os
 import pickle
+import queue
 import struct
 import sys
+import threading
 from typing import IO, Any
 
 __all__ = ["answer", "main", "read_frame", "write_frame"]
@@ -62,15 +64,25 @@ def _answer(body: bytes) -> bytes:
 
 
 def main() -> None:
-    """Answer until the parent closes the pipe or ends."""
+    """Answer until the parent closes the pipe or ends. A thread reads ahead, so that the parent can always write."""
     calls, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what functions print
     sys.path[:] = json.loads(calls.readline())
-    while (body := read_frame(calls)) is not None:
+    bodies: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        while (body := read_frame(calls)) is not None:
+            bodies.put(body)
+        bodies.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while (body := bodies.get()) is not None:
         try:
             write_frame(answers, answer(body))
         except BrokenPipeError:
-            return
+            break
+    sys.stdout.flush()
+    os._exit(0)  # the reader may still hold its stream
 
 
 if __name__ == "__main__":

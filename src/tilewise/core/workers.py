@@ -12,26 +12,27 @@ import contextlib
 import json
 import os
 import pickle
-import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tilewise.core import worker_child
 from tilewise.core.border import Border
 from tilewise.core.errors import ResourceError
 
-__all__ = ["ENOUGH", "WorkerPool", "is_portable"]
+__all__ = ["ENOUGH", "Shared", "WorkerPool", "is_portable"]
 
 Result = TypeVar("Result")
 ENOUGH = 16
 """Pieces of work that are worth starting processes for."""
 MAX_WORKERS = 256
 _BATCHES_PER_WORKER = 8  # so that workers end together, though one call takes longer than another
+_AHEAD = 2  # of those, that a worker has been asked for
 _border = Border("core")
 
 
@@ -109,13 +110,33 @@ class WorkerPool:
             Exception: what the first of the calls that failed has raised.
             ResourceError: a worker has died, or the pool is closed.
         """
+        with self.begin(function, calls, on_done) as shared:
+            return shared.finish()
+
+    @contextlib.contextmanager
+    def begin(
+        self,
+        function: Callable[..., Result],
+        calls: Iterable[Sequence[Any]],
+        on_done: Callable[[int], None] | None = None,
+    ) -> Iterator[Shared[Result]]:
+        """As `map`, for a process that has something else to do while the others begin.
+
+        Examples:
+            >>> from math import factorial
+            >>> with WorkerPool(1) as pool, pool.begin(factorial, [(3,), (4,)]) as shared:
+            ...     meanwhile = factorial(5)
+            ...     shared.finish()
+            [6, 24]
+        """
         given = [tuple(call) for call in calls]
-        if not given:
-            return []
         with self._lock:
-            self._start()
+            if given:
+                self._start()
             try:
-                return self._share(function, given, on_done)
+                shared = Shared(function, given, self.count, on_done)
+                shared.start(self._children)
+                yield shared
             except BaseException:
                 self._end()  # a worker may be in the middle of an answer that is wanted no more
                 raise
@@ -144,99 +165,131 @@ class WorkerPool:
 
     def _end(self) -> None:
         for child in self._children:
+            child.kill()
+        for child in self._children:
             assert child.stdin is not None and child.stdout is not None
+            child.wait()
             with contextlib.suppress(BrokenPipeError):
                 child.stdin.close()
-            child.kill()
-            child.wait()
             child.stdout.close()
         self._children.clear()
 
-    def _share(
+
+class Shared(Generic[Result]):
+    """Calls that workers share. Threads of this process feed the others; `finish` works on what is left itself.
+
+    Args:
+        function: that is called.
+        calls: its arguments.
+        count: workers.
+        on_done: called with the number of calls that have been answered since the last time.
+    """
+
+    def __init__(
         self,
         function: Callable[..., Result],
         calls: list[tuple[Any, ...]],
+        count: int,
         on_done: Callable[[int], None] | None,
-    ) -> list[Result]:
-        size = -(-len(calls) // (_BATCHES_PER_WORKER * self.count))
-        batches: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for first in range(0, len(calls), size):
-            batches.put(first)
-        results: dict[int, list[Result]] = {}
-        failures: dict[int, BaseException] = {}
+    ) -> None:
+        self.function, self._calls, self._on_done = function, calls, on_done
+        self._size = -(-len(calls) // (_BATCHES_PER_WORKER * count)) or 1
+        self._firsts = iter(
+            range(0, len(calls), self._size)
+        )  # which threads may share: one step takes no turn of another
+        self._results: dict[int, list[Result]] = {}
+        self._failures: dict[int, BaseException] = {}
+        self._feeders: list[threading.Thread] = []
 
-        def work(child: subprocess.Popen[bytes] | None) -> None:
-            while not failures:
-                try:
-                    first = batches.get_nowait()
-                except queue.Empty:
-                    return
-                part = calls[first : first + size]
-                try:
-                    if child is None:
-                        results[first] = _compute(function, part, first, failures)
-                    else:
-                        results[first] = _ask(child, function, part, first, failures)
-                except BaseException as error:
-                    failures[first] = error
-                    return
-                if on_done is not None:
-                    on_done(len(part))
-
-        feeders = [threading.Thread(target=work, args=(child,), daemon=True) for child in self._children]
-        for feeder in feeders:
+    def start(self, children: Iterable[subprocess.Popen[bytes]]) -> None:
+        """Have others begin."""
+        if not self._calls:
+            return
+        self._feeders = [
+            threading.Thread(target=self._try, args=(self._feed, child), daemon=True) for child in children
+        ]
+        for feeder in self._feeders:
             feeder.start()
-        work(None)
-        for feeder in feeders:
+
+    def finish(self) -> list[Result]:
+        """Work with the others until all is done; the results, in order of the calls.
+
+        Raises:
+            Exception: as `WorkerPool.map`.
+        """
+        self._try(self._work)
+        for feeder in self._feeders:
             feeder.join()
-        if failures:
-            raise failures[min(failures)]
-        return [result for first in sorted(results) for result in results[first]]
+        if self._failures:
+            raise self._failures[min(self._failures)]
+        return [result for first in sorted(self._results) for result in self._results[first]]
 
-
-def _compute(
-    function: Callable[..., Result],
-    calls: list[tuple[Any, ...]],
-    first: int,
-    failures: dict[int, BaseException],
-) -> list[Result]:
-    """Compute a few calls here; what one of them raises is a failure under its number."""
-    results: list[Result] = []
-    for call in calls:
+    def _try(self, work: Callable[..., None], *of: Any) -> None:
+        """What goes wrong besides calls is a failure behind those of all calls that have begun."""
         try:
-            results.append(function(*call))
-        except Exception as error:
-            failures[first + len(results)] = error
-            break
-    return results
+            work(*of)
+        except BaseException as error:
+            self._failures[len(self._calls)] = error
 
+    def _take(self) -> int | None:
+        """The first call of the next few; None where there are none, or one has failed."""
+        return None if self._failures else next(self._firsts, None)
 
-def _ask(
-    child: subprocess.Popen[bytes],
-    function: Callable[..., Result],
-    calls: list[tuple[Any, ...]],
-    first: int,
-    failures: dict[int, BaseException],
-) -> list[Result]:
-    """Have one worker compute a few calls; what one of them raises is a failure under its number."""
-    assert child.stdin is not None and child.stdout is not None
-    body = pickle.dumps((function, calls), pickle.HIGHEST_PROTOCOL)
-    try:
-        worker_child.write_frame(child.stdin, body)
+    def _done(self, first: int, results: list[Result]) -> None:
+        self._results[first] = results
+        if self._on_done is not None:
+            self._on_done(len(results))
+
+    def _work(self) -> None:
+        """Compute here, a few calls at a time."""
+        while (first := self._take()) is not None:
+            results: list[Result] = []
+            for call in self._calls[first : first + self._size]:
+                try:
+                    results.append(self.function(*call))
+                except Exception as error:
+                    self._failures[first + len(results)] = error
+                    return
+            self._done(first, results)
+
+    def _feed(self, child: subprocess.Popen[bytes]) -> None:
+        """Have one worker compute, a few calls at a time. It is asked for the next before it has answered, so that it
+        never waits for this process to read."""
+        asked: deque[int] = deque()
+        while True:
+            while len(asked) < _AHEAD and (first := self._take()) is not None:
+                self._ask(child, first)
+                asked.append(first)
+            if not asked:
+                return
+            reply = self._answer(child)
+            first = asked.popleft()
+            if (after := self._take()) is not None:
+                self._ask(child, after)
+                asked.append(after)
+            failure, results = pickle.loads(reply)
+            if failure is not None:
+                self._failures[first + failure[0]] = failure[1]
+                return
+            self._done(first, results)
+
+    def _ask(self, child: subprocess.Popen[bytes], first: int) -> None:
+        assert child.stdin is not None
+        part = self._calls[first : first + self._size]
+        body = pickle.dumps((self.function, part), pickle.HIGHEST_PROTOCOL)
+        with contextlib.suppress(BrokenPipeError):  # there will be no answer
+            worker_child.write_frame(child.stdin, body)
+
+    def _answer(self, child: subprocess.Popen[bytes]) -> bytes:
+        assert child.stdout is not None
         reply = worker_child.read_frame(child.stdout)
-    except BrokenPipeError:
-        reply = None
-    if reply is None:
-        raise ResourceError(
-            f"[core.WorkerPool] workers must live as long as their pool; got the end of process {child.pid} "
-            f"({_ending(child)}) in a call of {getattr(function, '__qualname__', function)}; see what it printed, and "
-            "whether memory is short"
-        )
-    failure, results = pickle.loads(reply)
-    if failure is not None:
-        failures[first + failure[0]] = failure[1]
-        return []
-    return list(results)
+        if reply is None:
+            raise ResourceError(
+                f"[core.WorkerPool] workers must live as long as their pool; got the end of process {child.pid} "
+                f"({_ending(child)}) in a call of {getattr(self.function, '__qualname__', self.function)}; see what "
+                "it printed, and whether memory is short"
+            )
+        return reply
 
 
 def _ending(child: subprocess.Popen[bytes]) -> str:

@@ -14,12 +14,15 @@ from tilewise.core.border import Border
 from tilewise.core.errors import ShapeError
 from tilewise.core.mesh import Axes
 from tilewise.graph.numbering import ValueNumbers
-from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
+from tilewise.ir.graph import Graph, OpNode, Template, TensorFamily, TensorNode, TensorSpec
 from tilewise.ir.op import op_named
 
-__all__ = ["DraftedLayer", "GraphDraft", "refuse_packed"]
+__all__ = ["Declared", "DraftedLayer", "GraphDraft", "refuse_packed"]
 
 OPTIMIZER = "optimizer."
+Declared = tuple[str, TensorFamily | None, int]
+"""A tensor that every use of a layer declares: its kind, what it is but for the use's path (of a constant, which is the
+graph's, None), its id in the template."""
 
 _border = Border("graph", ShapeError)
 
@@ -44,6 +47,7 @@ class GraphDraft:
         hints: layouts that users ask for, by tensor id.
         phase: of the ops that are appended now: forward, backward or update.
         names: ids of the tensors from outside, by name.
+        declared: by a layer's key its template, and what each use of that declares.
     """
 
     def __init__(self) -> None:
@@ -59,6 +63,7 @@ class GraphDraft:
         self.phase = "forward"
         self.loss_id: int | None = None
         self.names: dict[str, int] = {}
+        self.declared: dict[str, tuple[Template, tuple[Declared, ...]]] = {}
         self._cache: dict[Any, tuple[int, ...]] = {}
         self._layers_named: dict[str, int] = {}  # how many templates of layers have a function's name
         self._hints_before: list[tuple[int, tuple[Axes, ...] | None]] = []  # what each `hint` replaced

@@ -26,8 +26,9 @@ from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph, OpNode, Template, TensorNode, TensorSpec
 from tilewise.ir.op import Op, import_ops, modules_of_ops, op_named
 from tilewise.ir.tape import Gradient, Later, Term
+from tilewise.ir.validate import validate_graph
 
-__all__ = ["BackwardTemplate", "differentiate", "differentiate_template"]
+__all__ = ["BackwardTemplate", "calls_before", "differentiate", "differentiate_template"]
 
 _Wanted = tuple[str, Choice]  # a template's key, and what of it is computed again
 
@@ -302,17 +303,25 @@ def _differentiate_all(
     forward = [graph.templates[key] for key, _ in wanted]
     modules = modules_of_ops({op.op for template in forward for op in template.graph.ops})
     if pool is None or modules is None or len(wanted) < ENOUGH:
-        made = [differentiate_template(t, choice) for t, (_, choice) in zip(forward, wanted)]
+        made = [_validated_gradient(t, choice) for t, (_, choice) in zip(forward, wanted)]
     else:
         tasks = [(modules, t, choice) for t, (_, choice) in zip(forward, wanted)]
         made = pool.map(_differentiate_apart, tasks)
     return dict(zip(wanted, _with_own_keys(wanted, made)))
 
 
+def _validated_gradient(forward: Template, choice: Choice) -> BackwardTemplate:
+    """The gradient of a template; both are held to the rules of graphs."""
+    validate_graph(forward.graph)
+    backward = differentiate_template(forward, choice)
+    validate_graph(backward.template.graph)
+    return backward
+
+
 def _differentiate_apart(modules: Sequence[str], forward: Template, choice: Choice) -> BackwardTemplate:
-    """As `differentiate_template`, in another process."""
+    """The same in another process."""
     import_ops(modules)
-    return differentiate_template(forward, choice)
+    return _validated_gradient(forward, choice)
 
 
 def _with_own_keys(wanted: Sequence[_Wanted], made: Sequence[BackwardTemplate]) -> Iterator[BackwardTemplate]:
@@ -340,6 +349,9 @@ def differentiate(
     recomputation: Recomputation = SAVE_ALL,
 ) -> tuple[Graph, dict[str, int]]:
     """The graph with the backward pass of `loss` appended, and the gradient's id of every parameter by name.
+
+    The templates on the way to the loss and their gradients are held to the rules of graphs (`ir.validate`), each where
+    it is differentiated; the graph itself is not.
 
     Args:
         graph: simplified.

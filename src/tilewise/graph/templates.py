@@ -13,7 +13,7 @@ from typing import Any
 from tilewise.core.border import Border, shown
 from tilewise.core.errors import ShapeError
 from tilewise.graph.builder import GraphBuilder
-from tilewise.graph.draft import DraftedLayer, GraphDraft
+from tilewise.graph.draft import Declared, DraftedLayer, GraphDraft
 from tilewise.graph.numbering import is_equal
 from tilewise.graph.passes import simplify
 from tilewise.ir.counts import counts
@@ -129,30 +129,42 @@ def _numbers(draft: GraphDraft, attributes: Mapping[str, Any]) -> tuple[object, 
 def _record_call(
     graph: GraphBuilder, layer: DraftedLayer, operands: tuple[TensorNode, ...], path: str
 ) -> TensorNode:
-    template = graph.draft.templates[layer.key]
+    draft = graph.draft
+    template = draft.templates[layer.key]
+    known = draft.declared.get(layer.key)
+    if known is None or known[0] is not template:
+        known = draft.declared[layer.key] = template, _declared(template, len(operands))
     arguments = [t.id for t in operands]
-    for formal in template.arguments[len(operands) :]:
-        node = template.graph.tensors[formal]
-        if node.kind == "constant":  # what does not change between layers is the calling graph's
-            name = f"{template.graph.name}{layer.number}.{node.spec.name}"
-            bound = (
-                graph.find(name)
-                if graph.has(name)
-                else graph.constant(template.graph.constant_values[formal], name=name)
-            )
-        else:
-            bound = graph.draft.declare_renamed(node.kind, node.spec.renamed(f"{path}.{node.spec.name}"))
+    for kind, family, formal in known[1]:
+        if family is not None:
+            arguments.append(draft.declare_renamed(kind, family.member(path)).id)
+            continue
+        # what does not change between layers is the calling graph's
+        name = f"{template.graph.name}{layer.number}.{template.graph.spec(formal).name}"
+        bound = (
+            graph.find(name)
+            if graph.has(name)
+            else graph.constant(template.graph.constant_values[formal], name=name)
+        )
         arguments.append(bound.id)
     specs = [template.graph.spec(r) for r in template.results]
-    (out,) = graph.draft.append("call", tuple(arguments), specs, layer.attrs, label=path)
-    return graph.draft.tensors[out]
+    (out,) = draft.append("call", tuple(arguments), specs, layer.attrs, label=path)
+    return draft.tensors[out]
+
+
+def _declared(template: Template, num_operands: int) -> tuple[Declared, ...]:
+    """What every use of a layer declares, behind its operands."""
+    formal = (template.graph.tensors[i] for i in template.arguments[num_operands:])
+    return tuple(
+        (t.kind, None if t.kind == "constant" else t.spec.named("", f".{t.spec.name}"), t.id) for t in formal
+    )
 
 
 def call_outlined(
     graph: GraphBuilder, op: str, operands: Sequence[TensorNode | None], attrs: Mapping[str, Any], label: str
-) -> None:
+) -> Mapping[str, Any]:
     """Append an op without outputs as the call of a template, which equal ops on operands of equal specs share: it is
-    laid out and lowered once."""
+    laid out and lowered once. Returns the attributes of all those calls."""
     draft = graph.draft
     kinds = tuple(None if t is None else t.kind for t in operands)
     specs = [None if t is None else t.spec for t in operands]
@@ -178,6 +190,7 @@ def call_outlined(
         draft.templates[name] = Template(name, inner.freeze(), arguments, ())
         call = draft.outlined[key] = {"template": name, "saved": ()}
     draft.append("call", tuple(t.id for t in operands if t is not None), [], call, label=label)
+    return call
 
 
 def layer(function: Callable[..., TensorNode]) -> LayerFunction:

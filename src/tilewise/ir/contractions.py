@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tilewise.core.dims import DimLabel, upper_bound
+from tilewise.core.errors import InternalError
 from tilewise.core.mesh import Axes
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import CHUNKS, GROUPS, LEAVES, TensorLayout
@@ -68,7 +69,13 @@ def factors_of(graph: Graph, op: OpNode) -> Factors:
     if known is None or known[0] is not op:
         tensors = graph.tensors
         specs = [None if i is None else tensors[i].spec for i in op.inputs]
-        known = graph.kept[op.id] = op, op_named(op.op).factors(specs, op.attrs)
+        rule = op_named(op.op)
+        known = graph.kept[op.id] = op, rule.factors(specs, op.attrs)
+        if not rule.accumulates and any(partial.tree == LEAVES for partial in known[1].partials):
+            raise InternalError(
+                "[ir.contractions] what is summed over the batch stands in `accumulates`; got a partial along its "
+                f"leaves of {op.op!r}, which has none; correct {type(rule).__name__}"
+            )
     factors: Factors = known[1]
     return factors
 

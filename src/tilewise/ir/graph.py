@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from math import prod
-from typing import Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tilewise.core.border import Border, shown
 from tilewise.core.dims import MAX_SIZE, Dim, DimLabel, Size, upper_bound
@@ -18,7 +19,16 @@ from tilewise.core.dtypes import DType, dtype
 from tilewise.core.errors import ShapeError
 from tilewise.core.mesh import Axes
 
-__all__ = ["PANEL_ROWS", "Graph", "OpNode", "Template", "TensorForm", "TensorNode", "TensorSpec"]
+__all__ = [
+    "PANEL_ROWS",
+    "Graph",
+    "OpNode",
+    "Template",
+    "TensorFamily",
+    "TensorForm",
+    "TensorNode",
+    "TensorSpec",
+]
 
 Label = DimLabel | None
 TensorForm = tuple[tuple[Size, ...], DType, tuple[Label, ...], str, int | None]
@@ -30,7 +40,53 @@ MAX_BYTES = 1 << 60
 _border = Border("ir", ShapeError)
 
 
-@dataclass(frozen=True, slots=True)
+class TensorFamily:
+    """Tensors that differ in a part of their names alone: all else, which is stored once for as many as there are.
+
+    Attributes:
+        prefix, suffix: what their names begin and end with; the part between them is each tensor's own.
+
+    All other attributes are those of `TensorSpec`, which has held them to its rules.
+    """
+
+    __slots__ = (
+        "dtype",
+        "form",
+        "init",
+        "init_scale",
+        "labels",
+        "prefix",
+        "shape",
+        "storage",
+        "suffix",
+        "tile_hint",
+    )
+
+    def __init__(
+        self,
+        form: TensorForm,
+        init: str,
+        init_scale: float,
+        prefix: str = "",
+        suffix: str = "",
+    ) -> None:
+        self.form = form
+        self.shape, self.dtype, self.labels, self.storage, self.tile_hint = form
+        self.init, self.init_scale = init, init_scale
+        self.prefix, self.suffix = prefix, suffix
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TensorFamily, (self.form, self.init, self.init_scale, self.prefix, self.suffix)
+
+    def member(self, stem: str) -> TensorSpec:
+        """The tensor whose name has that part of its own; together they are a name that has been held to the rules."""
+        spec = _new_spec(TensorSpec)
+        _put(spec, "family", self)
+        _put(spec, "stem", stem)
+        return spec
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class TensorSpec:
     """What a tensor is, without where it lies.
 
@@ -46,9 +102,14 @@ class TensorSpec:
         init_scale: the standard deviation of random ones, as a multiple of what `initialize` is given.
         form: all of it that says how it lies and is cut: everything but its name and first values.
 
+    An object holds what it shares with others (`family`) and its own part of the name (`stem`): deep models have tens
+    of tensors a layer, and what is stored for each counts.
+
     Raises:
         ShapeError: something of it is of another type or out of range.
     """
+
+    __slots__ = ("family", "stem")
 
     shape: tuple[Size, ...]
     dtype: DType
@@ -60,15 +121,30 @@ class TensorSpec:
     init_scale: float = 1.0
     form: TensorForm = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        shape, labels, is_plain = self.shape, self.labels, True
+    if TYPE_CHECKING:
+        family: ClassVar[TensorFamily]  # of each object; no fields, since they repeat what the others say
+        stem: ClassVar[str]
+
+    def __init__(
+        self,
+        shape: tuple[Size, ...],
+        dtype: DType,
+        labels: tuple[Label, ...] = (),
+        name: str = "",
+        tile_hint: int | None = None,
+        storage: str = "rows",
+        init: str = "normal",
+        init_scale: float = 1.0,
+    ) -> None:
+        is_plain = True
         if type(shape) is not tuple:
             shape = tuple(_border.sequence("TensorSpec", "a shape", shape, "sizes"))
         for size in shape:
             is_plain = is_plain and type(size) is int and 0 < size <= MAX_SIZE
-        object.__setattr__(self, "shape", shape if is_plain else tuple(_size(size) for size in shape))
-        if type(self.dtype) is not DType:
-            object.__setattr__(self, "dtype", dtype(self.dtype))
+        if not is_plain:
+            shape = tuple(_size(size) for size in shape)
+        if type(dtype) is not DType:
+            dtype = _dtype(dtype)
         if type(labels) is not tuple:
             labels = tuple(_border.sequence("TensorSpec", "labels", labels, "labels, one per dim"))
         labels = labels or (None,) * len(shape)
@@ -76,7 +152,7 @@ class TensorSpec:
             _border.refuse(
                 "TensorSpec",
                 "a tensor has one dim or more, and a label or None for each",
-                f"{len(labels)} labels for shape {shape} of {self.name!r}",
+                f"{len(labels)} labels for shape {shape} of {name!r}",
                 "correct one of them",
             )
         for label in labels:
@@ -84,23 +160,26 @@ class TensorSpec:
                 _border.refuse(
                     "TensorSpec", "a label is a DimLabel or None", shown(label), "wrap it in DimLabel"
                 )
-        object.__setattr__(self, "labels", labels)
-        if not isinstance(self.name, str):
-            _border.refuse("TensorSpec", "a name is text", shown(self.name), "pass a str")
-        if self.tile_hint is not None:
-            hint = _border.integer("TensorSpec", "tile_hint", self.tile_hint, 1, MAX_SIZE)
-            object.__setattr__(self, "tile_hint", hint)
-        _border.choice("TensorSpec", "storage", self.storage, STORAGES)
-        _border.choice("TensorSpec", "init", self.init, INITS)
-        if type(self.init_scale) is not float or not 0.0 <= self.init_scale <= 1e6:
-            _border.number("TensorSpec", "init_scale", self.init_scale, 0.0, 1e6)
-        elements = prod(upper_bound(size) for size in self.shape)
-        if elements * self.dtype.itemsize > MAX_BYTES:
+        if not isinstance(name, str):
+            _border.refuse("TensorSpec", "a name is text", shown(name), "pass a str")
+        if type(name) is not str:
+            name = str.__str__(name)
+        if tile_hint is not None:
+            tile_hint = _border.integer("TensorSpec", "tile_hint", tile_hint, 1, MAX_SIZE)
+        if type(storage) is not str or storage not in STORAGES:
+            _border.choice("TensorSpec", "storage", storage, STORAGES)
+        if type(init) is not str or init not in INITS:
+            _border.choice("TensorSpec", "init", init, INITS)
+        if type(init_scale) is not float or not 0.0 <= init_scale <= 1e6:
+            _border.number("TensorSpec", "init_scale", init_scale, 0.0, 1e6)
+        elements = prod(shape) if is_plain else prod(upper_bound(size) for size in shape)  # type: ignore[arg-type]
+        family = TensorFamily((shape, dtype, labels, storage, tile_hint), init, init_scale)
+        _put(self, "family", family)
+        _put(self, "stem", name)
+        if elements * dtype.itemsize > MAX_BYTES:
             _border.refuse(
-                "TensorSpec", "a tensor has at most 2**60 bytes", f"{self} {self.name!r}", "make it smaller"
+                "TensorSpec", "a tensor has at most 2**60 bytes", f"{self} {name!r}", "make it smaller"
             )
-        form = self.shape, self.dtype, self.labels, self.storage, self.tile_hint
-        object.__setattr__(self, "form", form)
 
     @classmethod
     def parameter(cls, shape: tuple[Size, ...], dtype: str | DType, name: str = "", **kw: Any) -> TensorSpec:
@@ -116,45 +195,50 @@ class TensorSpec:
         """The same under another name."""
         if type(name) is not str or not name or not name.isprintable():
             _border.text("TensorSpec", "a name", name)
-        rest = self.tile_hint, self.storage, self.init, self.init_scale, self.form
-        return _checked_spec(self.shape, self.dtype, self.labels, name, *rest)
+        family = self.family
+        if family.prefix or family.suffix:
+            family = self.named("", "")
+        return family.member(name)
+
+    def named(self, prefix: str, suffix: str) -> TensorFamily:
+        """Tensors that are the same but for their names, which begin and end so."""
+        return TensorFamily(self.form, self.init, self.init_scale, prefix, suffix)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not TensorSpec:
+            return NotImplemented
+        return self is other or _compared(self) == _compared(other)
+
+    def __hash__(self) -> int:
+        return hash((self.form, self.name))
+
+    def __repr__(self) -> str:
+        shown_fields = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr)
+        return f"TensorSpec({', '.join(shown_fields)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In a pickle, what was checked is not checked again."""
-        rest = self.tile_hint, self.storage, self.init, self.init_scale, self.form
-        return _checked_spec, (self.shape, self.dtype, self.labels, self.name, *rest)
+        return _member, (self.family, self.stem)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(str(s) for s in self.shape)}]"
 
 
 _dtype = dtype
+_put = object.__setattr__  # where an object is made; afterwards it is frozen
+_new_spec = object.__new__
+_compared = attrgetter("form", "name", "init", "init_scale")
+_member = TensorFamily.member
 
 
-def _checked_spec(
-    shape: tuple[Size, ...],
-    dtype: DType,
-    labels: tuple[Label, ...],
-    name: str,
-    tile_hint: int | None,
-    storage: str,
-    init: str,
-    init_scale: float,
-    form: TensorForm,
-) -> TensorSpec:
-    """A spec of what has been a spec's."""
-    other = object.__new__(TensorSpec)
-    put = object.__setattr__
-    put(other, "shape", shape)
-    put(other, "dtype", dtype)
-    put(other, "labels", labels)
-    put(other, "name", name)
-    put(other, "tile_hint", tile_hint)
-    put(other, "storage", storage)
-    put(other, "init", init)
-    put(other, "init_scale", init_scale)
-    put(other, "form", form)
-    return other
+def _name_of(spec: TensorSpec) -> str:
+    family = spec.family
+    return f"{family.prefix}{spec.stem}{family.suffix}"
+
+
+TensorSpec.name = property(_name_of)  # type: ignore[assignment]
+for _shared in ("shape", "dtype", "labels", "tile_hint", "storage", "init", "init_scale", "form"):
+    setattr(TensorSpec, _shared, property(attrgetter(f"family.{_shared}")))
 
 
 def _size(size: object) -> Size:
@@ -241,8 +325,18 @@ class Graph:
         """What functions of the graph keep by op id, to work it out once; it is no part of the graph."""
         return {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a pickle, tensors and ops as columns, which take half the time of so many objects."""
+        specs: dict[int, int] = {}
+        unique: list[TensorSpec] = []
+        for t in self.tensors:
+            if specs.setdefault(id(t.spec), len(unique)) == len(unique):
+                unique.append(t.spec)
+        tensors = [(t.id, specs[id(t.spec)], t.kind, t.producer) for t in self.tensors]
+        ops = [(op.id, op.op, op.inputs, op.outputs, op.attrs, op.phase, op.label) for op in self.ops]
+        rest = tuple(getattr(self, f.name) for f in fields(self)[3:])
+        forms = [(spec.family, spec.stem) for spec in unique]
+        return _graph_of, (self.name, *([*zip(*rows)] for rows in (forms, tensors, ops)), rest)
 
     def _constant_bits(self) -> dict[int, tuple[object, ...]]:
         """What constants hold, to compare: arrays have no single truth value."""
@@ -255,6 +349,16 @@ class Graph:
     def spec(self, tensor: int) -> TensorSpec:
         """The spec of a tensor id."""
         return self.tensors[tensor].spec
+
+
+def _graph_of(name: str, forms: Any, tensors: Any, ops: Any, rest: tuple[Any, ...]) -> Graph:
+    """A graph from its columns."""
+    specs = [*map(_member, *forms)] if forms else []
+    nodes: tuple[TensorNode, ...] = ()
+    if tensors:
+        ids, numbers, kinds, producers = tensors
+        nodes = tuple(map(TensorNode, ids, map(specs.__getitem__, numbers), kinds, producers))
+    return Graph(name, nodes, tuple(map(OpNode, *ops)) if ops else (), *rest)
 
 
 @dataclass(frozen=True)

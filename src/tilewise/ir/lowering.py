@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tilewise.core.dims import DimLabel, Size
 from tilewise.ir.graph import OpNode, TensorSpec
@@ -21,8 +21,7 @@ Tiles = Mapping[str, Operand | Sequence[Operand] | None]
 """Operands of a kernel by the table's names."""
 
 
-@dataclass(frozen=True)
-class Ref:
+class Ref(NamedTuple):
     """A tensor inside a template on this device.
 
     Attributes:

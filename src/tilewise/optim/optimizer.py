@@ -20,7 +20,7 @@ from tilewise.core.border import Border, shown
 from tilewise.core.dtypes import DTYPES, MAX_F32
 from tilewise.graph.builder import GraphBuilder
 from tilewise.graph.templates import call_outlined
-from tilewise.ir.graph import Graph, TensorForm, TensorNode, TensorSpec
+from tilewise.ir.graph import Graph, TensorFamily, TensorNode, TensorSpec
 from tilewise.ir.kinds import Kind
 from tilewise.optim.rule import Parameter, Program, take_down
 
@@ -161,13 +161,12 @@ class Optimizer(Kind, ABC):
         clip = graph.op("global_norm", norm, max_norm=self.max_grad_norm)[0]
         graph.output(clip, "grad_norm")
         known: dict[tuple[Optimizer, float], tuple[TensorNode, Mapping[str, Any]]] = {}
-        chosen: dict[
-            object, tuple[Optimizer, TensorNode, Mapping[str, Any]]
-        ] = {}  # by whether it is a vector, and group
+        chosen: dict[object, _Updates] = {}  # by whether it is a vector, and group
         for name, gradient in gradients.items():
-            weight = graph.find(name)
+            weight = tensors[graph.draft.names[name]]
             kind = len(weight.spec.shape) == 1, self._group_of(name)
-            if kind not in chosen:
+            updates = chosen.get(kind)
+            if updates is None:
                 own, _ = setting = _setting(self, *kind)
                 if setting not in known:
                     hyper = graph.input(
@@ -183,9 +182,8 @@ class Optimizer(Kind, ABC):
                             "left": program.left,
                         },
                     )
-                chosen[kind] = own, *known[setting]
-            own, hyper, attrs = chosen[kind]
-            own._add_update(graph, weight, tensors[gradient], clip, hyper, attrs)
+                updates = chosen[kind] = _Updates(graph, own, clip, *known[setting])
+            updates.add(name, weight, tensors[gradient])
         return clip
 
     def _group_of(self, name: str) -> ParameterGroup | None:
@@ -194,26 +192,6 @@ class Optimizer(Kind, ABC):
     def _setting_of(self, name: str, spec: TensorSpec) -> tuple[Optimizer, float]:
         """The optimizer of one parameter, and its factor on the learning rate."""
         return _setting(self, len(spec.shape) == 1, self._group_of(name))
-
-    def _add_update(
-        self,
-        graph: GraphBuilder,
-        weight: TensorNode,
-        gradient: TensorNode,
-        clip: TensorNode,
-        hyper: TensorNode,
-        attrs: Mapping[str, Any],
-    ) -> None:
-        alike = _spec_of_states(weight.spec.form)
-
-        def state(name: str) -> TensorNode:
-            return graph.draft.declare_renamed("state", alike.renamed(state_name(name, weight.spec.name)))
-
-        master = state(MASTER) if weight.spec.dtype.name == "bf16" else None
-        states = [state(name) for name in self.states]
-        call_outlined(
-            graph, "update", [weight, master, *states, gradient, hyper, clip], attrs, weight.spec.name
-        )
 
     def inputs(
         self, parameters: Mapping[str, TensorSpec], step: int, lr: float
@@ -261,6 +239,44 @@ class Optimizer(Kind, ABC):
         return found if norms == [self.max_grad_norm] else [*found, "another norm of gradients"]
 
 
+class _Updates:
+    """Updates of parameters with the same settings. Those of a form are calls of one template."""
+
+    def __init__(
+        self,
+        graph: GraphBuilder,
+        optimizer: Optimizer,
+        clip: TensorNode,
+        hyper: TensorNode,
+        attrs: Mapping[str, Any],
+    ) -> None:
+        self.draft, self.graph, self.optimizer = graph.draft, graph, optimizer
+        self.clip, self.hyper, self.attrs = clip, hyper, attrs
+        # by what the weight shares with others, and the gradient's spec, which those have from one template
+        self._known: dict[tuple[int, int], tuple[list[TensorFamily], Mapping[str, Any]]] = {}
+
+    def add(self, name: str, weight: TensorNode, gradient: TensorNode) -> None:
+        """Declare a parameter's states, and append its update."""
+        draft = self.draft
+        sort = id(weight.spec.family), id(gradient.spec)
+        families, call = self._known.get(sort) or (self._states(weight.spec), None)
+        states = [draft.declare_renamed("state", family.member(name)) for family in families]
+        if call is None:
+            operands = [weight, *states, gradient, self.hyper, self.clip]
+            if weight.spec.dtype.name != "bf16":
+                operands.insert(1, None)  # type: ignore[arg-type]  # it is its own master
+            self._known[sort] = families, call_outlined(self.graph, "update", operands, self.attrs, name)
+            return
+        ids = (weight.id, *[t.id for t in states], gradient.id, self.hyper.id, self.clip.id)
+        draft.append("call", ids, (), call, label=name)
+
+    def _states(self, weight: TensorSpec) -> list[TensorFamily]:
+        """What belongs to every weight of that form, each called by the weight's name."""
+        alike = TensorSpec(weight.shape, DTYPES["f32"], weight.labels, storage=weight.storage)
+        names = [MASTER] if weight.dtype.name == "bf16" else []
+        return [alike.named(state_name(name, ""), "") for name in (*names, *self.optimizer.states)]
+
+
 def _updates_in(graph: Graph) -> dict[str, Program]:
     """What a graph's updates do, by the parameter's name."""
     found = {}
@@ -270,13 +286,6 @@ def _updates_in(graph: Graph) -> dict[str, Program]:
             attrs = done.attrs
             found[graph.spec(op.given[0]).name] = Program(attrs["steps"], attrs["constants"], attrs["left"])
     return found
-
-
-@lru_cache(maxsize=256)
-def _spec_of_states(form: TensorForm) -> TensorSpec:
-    """What the states of weights of that form are, but for their names."""
-    shape, _, labels, storage, _ = form
-    return TensorSpec(shape, DTYPES["f32"], labels, storage=storage)
 
 
 @lru_cache(maxsize=256)

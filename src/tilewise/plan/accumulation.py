@@ -15,6 +15,8 @@ from tilewise.core.errors import PlanError
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.op import op_named
 
+_NONE: frozenset[int] = frozenset()
+
 __all__ = ["BatchSums", "find_batch_sums", "require_whole_batch"]
 
 
@@ -47,23 +49,30 @@ def find_batch_sums(graph: Graph, complete: frozenset[int] = frozenset()) -> Bat
     late: set[int] = set()
     late_ops: set[int] = set()
     calls: dict[int, BatchSums] = {}
+    found = {*complete}  # of both kinds
     for op in graph.ops:
-        given = {i for i in op.inputs if i is not None and (i in sums or i in late or i in complete)}
+        given = set() if found.isdisjoint(op.inputs) else found.intersection(op.inputs)
         if op.op == "call":
             template = graph.templates[op.attrs["template"]]
-            inside = frozenset(a for a, i in zip(template.arguments, op.inputs) if i in given)
+            inside = (
+                frozenset(a for a, i in zip(template.arguments, op.inputs) if i in given) if given else _NONE
+            )
             key = template.key, inside
             if key not in known:
                 known[key] = find_batch_sums(template.graph, inside)
             calls[op.id] = inner = known[key]
             for output, result in zip(op.outputs, (*template.results, *op.attrs["saved"])):
-                sums.update([output] if result in inner.sums else [])
-                late.update([output] if result in inner.late else [])
+                for kind, inside in ((sums, inner.sums), (late, inner.late)):
+                    if result in inside:
+                        kind.add(output)
+                        found.add(output)
             continue
         sums.update(op.outputs[i] for i in op_named(op.op).accumulates)
         if given and op.phase != "update":
             late.update(op.outputs)
             late_ops.add(op.id)
+            found.update(op.outputs)
+        found.update(op.outputs[i] for i in op_named(op.op).accumulates)
     return BatchSums(frozenset(sums), frozenset(late), frozenset(late_ops), calls)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from tilewise.core.dtypes import dtype
-from tilewise.ir.graph import TensorSpec
+from tilewise.ir.graph import OpNode, TensorSpec
 from tilewise.ir.layout import TensorLayout
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Call, LoweredTemplate, Number, Slot, upper
@@ -15,7 +16,7 @@ from tilewise.plan.collectives import broadcast_instructions
 from tilewise.plan.entries import Cut, EntryTable
 from tilewise.plan.lower import flat_view
 from tilewise.plan.memory import Buffer
-from tilewise.plan.reuse import Tenant, written_slots
+from tilewise.plan.reuse import Tenant
 from tilewise.plan.segments import tensors_seen
 from tilewise.plan.shapes import LocalShapes, round_up
 from tilewise.plan.variants import Use, Variant, Variants
@@ -25,11 +26,19 @@ __all__ = ["Binder"]
 Key = tuple[object, ...]
 
 
-# Where a slot's entry is found: it is the variant's own, that of a tensor of the caller's (by its number among operands
-# and results; of a run of root ops, by its id) as it is or as plain rows, or each use has its own.
-_OWN, _SEEN, _FLAT, _KEPT = range(4)
-_Place = tuple[int, int]
+# Where a slot's entry is found: a tensor of the caller's (by its number among operands and results; of a run of root
+# ops, by its id) as it is or as plain rows, each use has its own, or it is the variant's own.
+_SEEN, _FLAT, _KEPT, _OWN = range(4)
 _NOTHING = Tenant((), -1, 0, 0, 0)
+
+
+class _Binding(NamedTuple):
+    """What uses of a variant have in common: the entries that are its own, by position; and where the others are found,
+    in order: position, kind, number."""
+
+    own: dict[int, int]
+    others: list[tuple[int, int, int]]
+    blank: list[int]  # a binding in which the others are to be filled in
 
 
 class Binder:
@@ -37,45 +46,69 @@ class Binder:
 
     Args:
         tensors: the root graph's.
-        buffers: by key, with their offsets.
+        buffers: with their offsets.
     """
 
-    def __init__(self, tensors: RootTensors, variants: Variants, buffers: Mapping[Key, Buffer]) -> None:
-        self.tensors, self.variants, self.buffers = tensors, variants.variants, buffers
+    def __init__(self, tensors: RootTensors, variants: Variants, buffers: Iterable[Buffer]) -> None:
+        self.tensors, self.variants = tensors, variants.variants
         self.table = EntryTable(len(tensors.shapes.kinds), tensors.shapes.bounds)
-        self._cuts: dict[tuple[int, bool], Cut] = {}  # by form
+        self.buffers: dict[Key, Buffer] = {}  # all but those of root tensors
+        self._memory: list[Buffer | None] = [None] * len(tensors.graph.tensors)  # of root tensors
+        for b in buffers:
+            if b.key[0] == "tensor":
+                self._memory[b.key[1]] = b  # type: ignore[call-overload]
+            else:
+                self.buffers[b.key] = b
+        self._cuts: tuple[dict[int, Cut], dict[int, Cut]] = {}, {}  # by form; as they are, and as plain rows
         self._slot_cuts: dict[tuple[int, int], Cut] = {}  # by variant and slot
-        self._places: dict[int, list[_Place]] = {}  # by variant
-        self._known: dict[
-            tuple[int, bool], dict[int, int]
-        ] = {}  # entries of root tensors, by microbatch and view
+        self._bindings: dict[int, _Binding] = {}  # by variant
+        self._known: dict[tuple[int, bool], list[int]] = {}  # entries of root tensors, by microbatch and view
+
+    def outside(self) -> dict[int, tuple[int, ...]]:
+        """Entries of all tensors that users read or write: one for each of their parts."""
+        tensors, roots, keep = self.tensors, self.tensors.roots, self.tensors.keep
+        known, found = self._entries(0, False), dict[int, tuple[int, ...]]()
+        for t in tensors.graph.tensors:
+            number = t.id
+            if t.kind == "result" and number not in keep:
+                continue
+            parts = tensors.num_parts(number)
+            if parts == 1 and known[number] < 0 and number not in roots:
+                entry = known[number] = self._add(number, 0, False)
+                found[number] = (entry,)
+            else:
+                found[number] = tuple([self.tensor(number, m) for m in range(parts)])
+        return found
 
     def tensor(self, tensor: int, microbatch: int = 0, *, flat: bool = False) -> int:
         """Entry of a root tensor; of its part for one microbatch, where it has parts."""
         known = self._entries(microbatch, flat)
-        number = known.get(tensor)
-        if number is None:
-            number = known[tensor] = self._tensor(tensor, microbatch, flat)
+        number = known[tensor]
+        if number < 0:
+            root = self.tensors.roots.get(tensor, tensor)
+            part = microbatch if microbatch and self.tensors.num_parts(root) > 1 else 0
+            of_roots = self._entries(part, flat)
+            if of_roots[root] < 0:
+                of_roots[root] = self._add(root, part, flat)
+            number = known[tensor] = of_roots[root]
         return number
 
-    def _entries(self, microbatch: int, flat: bool) -> dict[int, int]:
-        """Entries of root tensors that have been asked for."""
-        return self._known.setdefault((microbatch, flat), {})
+    def _entries(self, microbatch: int, flat: bool) -> list[int]:
+        """Entries of root tensors in a microbatch; -1 for those that have not been asked for."""
+        known = self._known.get((microbatch, flat))
+        if known is None:
+            known = self._known[microbatch, flat] = [-1] * len(self._memory)
+        return known
 
-    def _tensor(self, tensor: int, microbatch: int, flat: bool) -> int:
-        tensors = self.tensors
-        root = tensors.roots.get(tensor, tensor)
-        part = microbatch if microbatch and tensors.num_parts(root) > 1 else 0
-        key = ("flat" if flat else "tensor", root, part)
-        number = self.table.numbers.get(key)
-        if number is not None:
-            return number
-        form = tensors.form(root), flat
-        cut = self._cuts.get(form)
+    def _add(self, root: int, part: int, flat: bool) -> int:
+        form, cuts = self.tensors.form(root), self._cuts[flat]
+        cut = cuts.get(form)
         if cut is None:
-            cut = self._cuts[form] = self._cut(root, flat)
-        shift = part * tensors.part_bytes(root) if part else 0
-        return self.table.add(key, self.buffers["tensor", root], cut, shift)
+            cut = cuts[form] = self._cut(root, flat)
+        buffer = self._memory[root]
+        assert buffer is not None
+        shift = part * self.tensors.part_bytes(root) if part else 0
+        return self.table.append(("flat" if flat else "tensor", root, part), buffer, cut, shift)
 
     def _cut(self, tensor: int, flat: bool) -> Cut:
         """What every class sees of a tensor."""
@@ -91,32 +124,39 @@ class Binder:
 
     def use(self, use: Use) -> Call:
         """One use of a variant: the entry of each of its slots."""
-        variant, call, microbatch = self.variants[use.variant], use.segment.call, use.microbatch
-        if variant.number not in self._places:
-            outside = None if call is None else tensors_seen(self.tensors.graph, call)
-            self._places[variant.number] = [
-                self._place(variant, position, slot, outside) for position, slot in enumerate(variant.slots)
-            ]
+        call, microbatch = use.segment.call, use.microbatch
+        common = self._bindings.get(use.variant)
+        if common is None:
+            common = self._bindings[use.variant] = self._common(self.variants[use.variant], call)
         seen = None if call is None else (*call.inputs, *call.outputs)
-        as_they_are, as_rows = (self._entries(microbatch, flat) for flat in (False, True))
-        binding: list[int] = []
-        for position, (kind, place) in enumerate(self._places[variant.number]):
-            if kind is _OWN:
-                binding.append(place)
-            elif kind is _KEPT:
-                binding.append(self._kept(variant, position, variant.slots[position], use))
-            else:
-                tensor = place if seen is None else seen[place]
-                assert tensor is not None
-                number = (as_rows if kind is _FLAT else as_they_are).get(tensor)
-                if number is None:
-                    number = self.tensor(tensor, microbatch, flat=kind is _FLAT)
-                binding.append(number)
+        known = self._entries(microbatch, False), self._entries(microbatch, True)
+        binding = common.blank.copy()
+        for position, kind, place in common.others:
+            if kind == _KEPT:
+                variant = self.variants[use.variant]
+                binding[position] = self._kept(variant, position, variant.slots[position], use)
+                continue
+            tensor = place if seen is None else seen[place]
+            assert tensor is not None
+            number = known[kind][tensor]
+            binding[position] = number if number >= 0 else self.tensor(tensor, microbatch, flat=kind == _FLAT)
         return Call(use.variant, tuple(binding), use.numbers)
+
+    def _common(self, variant: Variant, call: OpNode | None) -> _Binding:
+        """What all uses of a variant have in common."""
+        outside = None if call is None else tensors_seen(self.tensors.graph, call)
+        common = _Binding({}, [], [0] * len(variant.slots))
+        for position, slot in enumerate(variant.slots):
+            kind, place = self._place(variant, position, slot, outside)
+            if kind == _OWN:
+                common.own[position] = common.blank[position] = place
+            else:
+                common.others.append((position, kind, place))
+        return common
 
     def _place(
         self, variant: Variant, position: int, slot: Slot, outside: Mapping[int, int] | None
-    ) -> _Place:
+    ) -> tuple[int, int]:
         """Where every use finds the entry of a slot; `outside` are the tensors that a layer's caller sees."""
         if slot.kind == "temp" or slot.kind == "temp_flat":
             key = slot.kind, variant.number, slot.id
@@ -149,15 +189,12 @@ class Binder:
         """The temporaries of the template that a call uses, in the order in which they come to life."""
         variant = self.variants[use.variant]
         own: dict[int, Buffer] = {}
-        for position, slot in enumerate(variant.slots):
-            kind, memory, _ = slot.memory
-            buffer = self.buffers.get(("inner" if kind == "tensor" else kind, variant.number, memory))
-            if buffer is not None and self._places[variant.number][position][0] == _OWN:
-                own[position] = buffer
+        for position in self._bindings[use.variant].own:
+            kind, memory, _ = variant.slots[position].memory
+            own[position] = self.buffers["inner" if kind == "tensor" else kind, variant.number, memory]
         sizes: list[dict[int, int]] = []  # per class, bytes that every use writes
-        for table, template in zip(self.table.tables, variant.templates):
+        for table, written in zip(self.table.tables, variant.written):
             entries = {position: table[call.binding[position]] for position in own}
-            written = written_slots(template, entries)
             sizes.append(
                 {
                     position: e.extent.constant * e.stride * dtype(e.dtype).itemsize

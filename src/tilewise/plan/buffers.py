@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
-from tilewise.ir.program import Slot, TempSpec
+from tilewise.ir.program import Slot
 from tilewise.ir.reshards import is_unshard
 from tilewise.plan.accumulation import BatchSums
 from tilewise.plan.memory import Buffer
@@ -50,11 +50,7 @@ class RootTensors:
         self.graph, self.layout, self.shapes = graph, layout, shapes
         self.sums, self.roots = sums, roots
         self.keep = frozenset(graph.outputs.values())
-        numbers: dict[object, int] = {}
-        self._forms = [
-            numbers.setdefault((t.spec.form, t.kind, use, home), len(numbers))
-            for t, use, home in zip(graph.tensors, layout.use, layout.home)
-        ]
+        self._forms = _numbers_of_forms(graph, layout)
         self._bytes: dict[int, int] = {}
         self._is_lasting = [
             t.kind != "result" or (t.id in self.keep and t.id not in roots) for t in graph.tensors
@@ -67,9 +63,10 @@ class RootTensors:
     def bytes(self, tensor: int) -> int:
         """Of its part on the device that holds most; of one microbatch."""
         form = self._forms[tensor]
-        if form not in self._bytes:
-            self._bytes[form] = self.shapes.bytes_max(self.graph.spec(tensor), self.layout.use[tensor])
-        return self._bytes[form]
+        size = self._bytes.get(form)
+        if size is None:
+            size = self._bytes[form] = self.shapes.bytes_max(self.graph.spec(tensor), self.layout.use[tensor])
+        return size
 
     def num_parts(self, tensor: int) -> int:
         """Parts that others read or write on their own: one per microbatch, where it counts the batch."""
@@ -93,6 +90,21 @@ class RootTensors:
         return self._is_lasting[tensor]
 
 
+def _numbers_of_forms(graph: Graph, layout: GraphLayout) -> list[int]:
+    """A number per tensor, equal for tensors that are alike; the same objects need no comparison."""
+    numbers: dict[object, int] = {}
+    alike: dict[tuple[int, str, int, int], int] = {}
+    found = []
+    for t, use, home in zip(graph.tensors, layout.use, layout.home):
+        form = t.spec.form
+        sort = id(form), t.kind, id(use), id(home)
+        number = alike.get(sort)
+        if number is None:
+            number = alike[sort] = numbers.setdefault((form, t.kind, use, home), len(numbers))
+        found.append(number)
+    return found
+
+
 def category_of(kind: str, name: str) -> str:
     """Under which heading a tensor from outside is counted."""
     if kind == "state":
@@ -104,15 +116,16 @@ def lasting_buffers(tensors: RootTensors) -> list[Buffer]:
     """Parameters, optimizer state, constants, inputs of all microbatches, gradients, outputs."""
     buffers = []
     for t in tensors.graph.tensors:
-        if not tensors.is_lasting(t.id):
+        number = t.id
+        if not tensors.is_lasting(number):
             continue
-        size, parts = tensors.bytes(t.id), tensors.num_parts(t.id)
-        category = category_of(t.kind, t.spec.name)
+        category = _CATEGORIES.get(t.kind) or category_of(t.kind, t.spec.name)
         if t.kind == "result":
-            category = "gradients" if t.id in tensors.sums.complete_last else "outputs"
-        buffers.append(
-            Buffer(("tensor", t.id), size if parts == 1 else tensors.part_bytes(t.id) * parts, category)
-        )
+            category = "gradients" if number in tensors.sums.complete_last else "outputs"
+        size, parts = tensors.bytes(number), tensors.num_parts(number)
+        if parts > 1:
+            size = tensors.part_bytes(number) * parts
+        buffers.append(Buffer(("tensor", number), size, category))
     return buffers
 
 
@@ -154,11 +167,14 @@ def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Bu
     """Results that travel between segments, with the segments in which they live."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
+    brief = {t.id for t in tensors.graph.tensors if not tensors.is_lasting(t.id)}
     for segment in segments:
         for op in segment.ops:
+            if brief.isdisjoint(op.inputs) and brief.isdisjoint(op.outputs):
+                continue
             for t in (*op.inputs, *op.outputs):
                 root = None if t is None else tensors.roots.get(t, t)
-                if root is not None and not tensors.is_lasting(root):
+                if root is not None and root in brief:
                     first.setdefault(root, segment.index)
                     last[root] = segment.index
     gathered = {o for op in tensors.graph.ops if is_unshard(tensors.graph, op) for o in op.outputs}
@@ -170,23 +186,9 @@ def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Bu
     ]
 
 
-def template_buffers(variant: Variant, shapes: LocalShapes) -> list[Buffer]:
-    """Temporaries of one template: inner results and what ops asked for, with the ops in which they live."""
-    made = [
-        Buffer(
-            ("inner", variant.number, t),
-            shapes.bytes_max(variant.graph.spec(t), variant.layout.use[t]),
-            "temporaries",
-            first,
-            last,
-        )
-        for t, (first, last) in variant.inner.items()
+def template_buffers(variant: Variant, base: int) -> list[Buffer]:
+    """Temporaries of one template, from byte `base` on."""
+    return [
+        Buffer((b.key[0], variant.number, b.key[1]), b.bytes, b.category, b.first, b.last, base + b.offset)
+        for b in variant.temporaries
     ]
-    for i, temps in enumerate(zip(*(t.temps for t in variant.templates))):
-        made.append(_temporary(variant, i, temps))
-    return made
-
-
-def _temporary(variant: Variant, number: int, temps: Sequence[TempSpec]) -> Buffer:
-    op = temps[0].op
-    return Buffer(("temp", variant.number, number), max(t.max_bytes for t in temps), "temporaries", op, op)

@@ -14,6 +14,7 @@ from tilewise.plan.reuse import Tenant, meetings
 __all__ = ["Cut", "EntryTable"]
 
 Key = tuple[object, ...]
+_new_entry = tuple.__new__  # what the class itself does, without its names
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class EntryTable:
         self.num_handles = 0
         self._bounds = bounds
         self._cuts: dict[Key, Cut] = {}
-        self._handles: dict[tuple[int, int], int] = {}  # first handle per place and cut
+        self._handles: dict[object, int] = {}  # first handle per place, and cut where several may have it
         self._place_of: dict[tuple[int, int], tuple[int, int]] = {}  # per buffer and part
         self._by_buffer: defaultdict[Key, list[int]] = defaultdict(list)  # of those that may share bytes
 
@@ -61,27 +62,32 @@ class EntryTable:
             self._cuts[seen] = Cut(len(self._cuts), tiles, seen)
         return self._cuts[seen]
 
-    def add(self, key: Key, buffer: Buffer, cut: Cut, shift: int = 0) -> int:
-        """The number of the entry for `key`: the part of `buffer` from byte `shift` on, seen as `cut` says."""
+    def add(self, key: Key, buffer: Buffer, cut: Cut) -> int:
+        """The number of the entry for `key`: all of `buffer`, seen as `cut` says."""
         number = self.numbers.get(key)
-        if number is not None:
-            return number
-        offset, part = buffer.offset + shift, (id(buffer), shift)  # buffers live as long as the table
-        place = self._place_of.get(part)
-        if place is None:
-            place = self._place_of[part] = offset, cut.number
+        if number is None:
+            number = self.numbers[key] = self.append(key, buffer, cut)
+        return number
+
+    def append(self, key: Key, buffer: Buffer, cut: Cut, shift: int = 0) -> int:
+        """As `add`, of a key that has no entry yet, and of the part of `buffer` from byte `shift` on."""
+        offset, number = buffer.offset + shift, len(self.tables[0])
+        place: object = offset  # which nothing else has that lives through a run
+        if buffer.first >= 0:
+            self._by_buffer[buffer.key].append(number)
+            part = id(buffer), shift  # buffers live as long as the table
+            place = self._place_of.get(part)
+            if place is None:
+                place = self._place_of[part] = offset, cut.number
         first = self._handles.get(place)
         if first is None:
             first = self._handles[place] = self.num_handles
             self.num_handles += cut.num_handles
-        number = self.numbers[key] = len(self.tables[0])
         entry, before = None, None
         for table, view in zip(self.tables, cut.views):
             if entry is None or view != before:
-                entry, before = TensorEntry._make((key, offset, *view, first)), view
+                entry, before = _new_entry(TensorEntry, (key, offset, *view, first)), view
             table.append(entry)
-        if buffer.first >= 0:
-            self._by_buffer[buffer.key].append(number)
         return number
 
     def aliases(

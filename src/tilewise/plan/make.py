@@ -80,12 +80,8 @@ def make_plan(
     numbers = DeviceNumbers(shapes)
     variants = lower_variants(graph, layout, shapes, segments, order, sums, roots, numbers, pool)
     buffers, regions = _place(tensors, segments, variants)
-    binder = Binder(tensors, variants, {b.key: b for b in buffers})
-    outside = {
-        t.id: tuple([binder.tensor(t.id, m) for m in range(tensors.num_parts(t.id))])
-        for t in graph.tensors
-        if t.kind != "result" or t.id in tensors.keep
-    }
+    binder = Binder(tensors, variants, buffers)
+    outside = binder.outside()
     program = _program(binder, variants, numbers, classes, buffers)
     _validate_bindings(program, variants, tensors)
     needs = (
@@ -140,8 +136,8 @@ def _place(
     end = workspace_end = place_buffers(results, lasting_end)
     temporaries: list[Buffer] = []
     for variant in variants.variants:
-        own = template_buffers(variant, tensors.shapes)
-        workspace_end = max(workspace_end, place_buffers(own, end))
+        own = template_buffers(variant, end)
+        workspace_end = max(workspace_end, *(b.end for b in own)) if own else workspace_end
         temporaries += own
     regions = {"lasting": lasting_end, "activations": end - lasting_end, "temporaries": workspace_end - end}
     return [*lasting, *results, *temporaries], regions

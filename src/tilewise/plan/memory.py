@@ -69,7 +69,7 @@ def place_in_sequence(buffers: Sequence[Buffer], base: int) -> int:
     """Offsets one after another, for buffers that live through a run; returns the end of the region."""
     for buffer in buffers:
         buffer.offset = base
-        base = buffer.end
+        base += round_up(buffer.bytes, ALIGNMENT)
     return base
 
 

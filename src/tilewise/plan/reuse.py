@@ -9,11 +9,11 @@ all that there are: a thousand different templates have a thousand times the pai
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tilewise.core.tree import Interval
-from tilewise.ir.program import Access, LoweredTemplate, Mode, Number, Operand, Source, TensorEntry
+from tilewise.ir.program import Access, LoweredTemplate, Mode, Number, Operand, Source
 
 __all__ = ["Tenant", "meetings", "written_slots"]
 
@@ -86,19 +86,20 @@ class _LastTenants:
         return at
 
 
-def written_slots(template: LoweredTemplate, entries: Mapping[int, TensorEntry]) -> set[int]:
-    """Of some slots those whose every row some instruction writes, in every use and with any sizes of a run.
+def written_slots(template: LoweredTemplate, extents: Sequence[Number]) -> frozenset[int]:
+    """The slots whose every row some instruction writes, in every use and with any sizes of a run.
 
     Args:
-        entries: what the slots are bound to.
+        template: whose instructions are looked at.
+        extents: rows of what each slot stands for.
     """
     rows: dict[int, list[Interval]] = {}
     for instruction in template.instructions:
         for operand in instruction.operands:
-            if operand.access & Access.OUT and operand.slot in entries:
-                written = _rows_written(operand, instruction.extent, entries[operand.slot].extent)
+            if operand.access & Access.OUT:
+                written = _rows_written(operand, instruction.extent, extents[operand.slot])
                 rows.setdefault(operand.slot, []).append(written)
-    return {slot for slot, found in rows.items() if _reach(found) >= entries[slot].extent.constant}
+    return frozenset(slot for slot, found in rows.items() if _reach(found) >= extents[slot].constant)
 
 
 def _rows_written(operand: Operand, extent: Number, rows: Number) -> Interval:

@@ -278,8 +278,8 @@ def symbols_of(graph: Graph) -> tuple[Dim, ...]:
         PlanError: one name stands for two pairs of bounds.
     """
     symbols: dict[str, Dim] = {}
-    for t in graph.tensors:
-        for size in t.spec.shape:
+    for family in dict.fromkeys(t.spec.family for t in graph.tensors):
+        for size in family.shape:
             if isinstance(size, Dim) and symbols.setdefault(size.name, size) != size:
                 raise PlanError(
                     f"[plan.make_plan] a symbol has one pair of bounds; got two for {size.name!r}; rename one"

@@ -17,6 +17,7 @@ from tilewise.plan.accumulation import BatchSums
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.collectives import place_signals
 from tilewise.plan.lower import LoweredVariant, LoweringTask, lower_variant, renumbered
+from tilewise.plan.memory import Buffer
 from tilewise.plan.rings import credits_of_uses
 from tilewise.plan.segments import Segment
 from tilewise.plan.shapes import LocalShapes
@@ -37,6 +38,7 @@ class Variant:
         graph, layout: the template's, or the whole graph's for a run of root ops.
         roots: tensor -> tensor whose memory it shares.
         rings: number of the variant whose rings it uses too: the first of the same template.
+        temporaries, written: as its lowering says.
     """
 
     number: int
@@ -48,6 +50,8 @@ class Variant:
     roots: Mapping[int, int]
     scratch_bytes: int
     rings: int
+    temporaries: tuple[Buffer, ...]
+    written: tuple[frozenset[int], ...]
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -163,10 +167,10 @@ def _lower_all(
     bare = replace(
         shapes, kinds=shapes.kinds
     )  # without what has been worked out for it, which is a lot to send
-    found = iter(pool.map(_lower_apart, [(modules, task, bare) for task in apart]))
-    return [
-        lower_variant(task, shapes, numbers.known) if task.kept is None else next(found) for task in tasks
-    ]
+    with pool.begin(_lower_apart, [(modules, task, bare) for task in apart]) as shared:
+        here = iter([lower_variant(task, shapes, numbers.known) for task in tasks if task.kept is None])
+        found = iter(shared.finish())
+    return [next(here) if task.kept is None else next(found) for task in tasks]
 
 
 def _lower_apart(modules: Sequence[str], task: LoweringTask, shapes: LocalShapes) -> LoweredVariant:
@@ -206,6 +210,8 @@ def _numbered(
             result.roots,
             result.scratch_bytes,
             rings[identity][0],
+            result.temporaries,
+            result.written,
         )
         num_signals += templates[0].num_signals
     return made

@@ -24,6 +24,7 @@ from tilewise.graph.file import (
     read_content,
     require_definition,
 )
+from tilewise.graph.gradients import calls_before
 from tilewise.ir.batch import cut_batch
 from tilewise.ir.digest import digest_graph
 from tilewise.ir.file import Unwritable
@@ -114,13 +115,16 @@ class ComputeGraph(GraphBuilder):
         """
         recomputation = Recomputation.of(recompute)
         with collector_paused():
-            graph = simplify(self.freeze())
-            validate_graph(graph)
-            if self.draft.loss_id is None:
+            graph, loss = simplify(self.freeze()), self.draft.loss_id
+            if loss is None:
+                validate_graph(graph)
                 recomputation.require_fit(graph, ())
                 return graph
-            seen = {id(template.graph) for template in graph.templates.values()}
-            graph, gradients = differentiate(graph, self.draft.loss_id, pool, recomputation)
+            # templates with a gradient are validated where that is made, and so are the gradients
+            seen = {id(graph.templates[op.attrs["template"]].graph) for op in calls_before(graph, loss)}
+            validate_graph(graph, seen)
+            graph, gradients = differentiate(graph, loss, pool, recomputation)
+            seen |= {id(template.graph) for template in graph.templates.values()}
             if self._optimizer is not None:
                 builder = GraphBuilder.thaw(graph)
                 self._optimizer.add_to(builder, gradients)

@@ -24,6 +24,7 @@ from tilewise.ir.hints import as_tensor_layout
 from tilewise.ir.layout import GraphLayout, Record, Reshard, TensorLayout, in_space
 from tilewise.ir.op import Factors
 from tilewise.strategy.agree import OpDims, agree, behind, label_for
+from tilewise.strategy.alone import lay_out_alone
 from tilewise.strategy.choice import (
     ASKED,
     FREE,
@@ -51,17 +52,16 @@ def propagate_layouts(
             name fits nothing.
     """
     every = _Propagation(mesh, strategy, batch)
+    if mesh.num_devices == 1 and batch.microbatches == 1:
+        layout = lay_out_alone(graph, mesh, every.hints)
+        every.require_fits(graph)
+        return layout
     hints = every.hints(graph)
     outside = {t.id: hints.get(t.id) or every.ruled(t) for t in graph.tensors if t.kind != "result"}
     if mesh.num_devices > 1:  # else there is nothing to share
         _share_updates(graph, outside)
     layout, _ = every.lay_out(graph, outside, hints)
-    for pattern in strategy.layouts:
-        if pattern not in every.fitting:
-            raise LayoutError(
-                "[strategy.propagate] a layout by name is for what comes from outside or is an output; got "
-                f"{pattern!r}, which fits none in {graph.name!r}; see the names in print(graph), or drop it"
-            )
+    every.require_fits(graph)
     return layout
 
 
@@ -132,6 +132,15 @@ class _Propagation:
             if asked is not None:
                 found[tensor.id] = self._placed(tensor, asked, name or f"result {tensor.id}")
         return found
+
+    def require_fits(self, graph: Graph) -> None:
+        """Refuse a layout by name that has been asked of no tensor."""
+        for pattern in self.strategy.layouts:
+            if pattern not in self.fitting:
+                raise LayoutError(
+                    "[strategy.propagate] a layout by name is for what comes from outside or is an output; got "
+                    f"{pattern!r}, which fits none in {graph.name!r}; see the names in print(graph), or drop it"
+                )
 
     def _placed(self, tensor: TensorNode, asked: TensorLayout, name: str) -> Choices:
         labels = tensor.spec.labels

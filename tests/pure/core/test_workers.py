@@ -180,3 +180,31 @@ def test_what_is_no_pickle_is_refused_and_the_pool_goes_on(pool):
     with pytest.raises(Exception, match="pickle"):
         pool.map(code_of, [("1", 0.05)] * 64)
     assert pool.map(math.factorial, [(3,)]) == [6]
+
+
+def long_answer(number, data):
+    """More than a pipe holds."""
+    return number, data * 2
+
+
+def test_long_questions_and_answers_pass_each_other(pool):
+    """A worker is asked ahead: both sides write at once, and neither waits for the other to read."""
+    data = b"x" * (1 << 20)
+    assert pool.map(long_answer, [(n, data) for n in range(32)]) == [(n, data * 2) for n in range(32)]
+
+
+def test_this_process_may_do_something_else_first(pool):
+    """`begin` has the others begin; `finish` works with them, and has every result in order."""
+    with pool.begin(math.factorial, [(n,) for n in range(40)]) as shared:
+        meanwhile = math.factorial(50)
+        assert shared.finish() == [math.factorial(n) for n in range(40)]
+    with pool.begin(math.factorial, []) as shared:
+        assert shared.finish() == []
+    assert meanwhile == math.factorial(50)
+
+
+def test_an_error_meanwhile_leaves_a_pool_that_works(pool):
+    """What was begun is given up."""
+    with pytest.raises(KeyError), pool.begin(where, [(0.01,)] * 64):
+        raise KeyError("meanwhile")
+    assert pool.map(math.factorial, [(4,)]) == [24]

@@ -14,6 +14,7 @@ from tilewise.graph.ops.common import Elementwise
 from tilewise.graph.ops.linear import LinearTerm, LinearWeightGradient
 from tilewise.graph.ops.loss import CrossEntropy
 from tilewise.ir import op as op_table
+from tilewise.ir.contractions import factors_of
 from tilewise.ir.op import Op, Signature, op_named, register
 from tilewise.ir.tape import Later, Term, terms_of
 from tilewise.nn import linear
@@ -213,6 +214,15 @@ def test_accumulates_agrees_with_lower(rule, declared, accumulation, monkeypatch
     monkeypatch.setattr(rule, "accumulates", declared)
     with pytest.raises(InternalError, match=f"`accumulates`.*correct {rule.__name__}"):
         plan_graph(trained(""), {}, accumulation)
+
+
+def test_a_partial_by_leaves_is_a_sum_that_is_declared(monkeypatch):
+    """Where an op says that its parts are leaves of the batch and declares no such sum, its factors are refused."""
+    graph = trained("")
+    monkeypatch.setattr(CrossEntropy, "accumulates", ())
+    op = next(op for op in graph.ops if op.op == "cross_entropy")
+    with pytest.raises(InternalError, match=r"stands in `accumulates`.*correct CrossEntropy"):
+        factors_of(graph, op)
 
 
 def test_an_elementwise_op_without_a_kernel():

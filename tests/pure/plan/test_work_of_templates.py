@@ -67,7 +67,8 @@ def test_work_that_is_sent_makes_the_same_plan(monkeypatch, axes, accumulation):
 
         monkeypatch.setattr(module, name, on_copies)
     again = plan_of(axes, accumulation)
-    assert {*asked} == {name for _, name in WORK}
+    alone = {"lay_out_template"} if not axes and accumulation == 1 else set()  # there is nothing to lay out
+    assert {*asked} == {name for _, name in WORK} - alone
     assert again.digest() == plan.digest()
 
 

@@ -61,26 +61,29 @@ class GlobalNorm(Op):
         """Tasks for runs of entries, one exchange of the table, one task for the total."""
         loss, *grads = op.given
         parts: dict[object, _Part] = {}  # by form: equal layers have equal gradients
+        alike: dict[tuple[int, int], _Part] = {}  # the same by identity, which is quicker to compare
         views = []
         for grad in grads:
-            form = low.spec(grad).form, low.layout(grad)
-            if form not in parts:
-                parts[form] = _Part.of(low, grad)
-            views.append((form, low.whole(low.flat(grad) if parts[form].is_flat else grad)))
-        size = sum(parts[form].reserved for form, _ in views)
+            form, layout = low.spec(grad).form, low.layout(grad)
+            part = alike.get((id(form), id(layout)))
+            if part is None:
+                part = parts.get((form, layout)) or _Part.of(low, grad)
+                parts[form, layout] = alike[id(form), id(layout)] = part
+            views.append((part, low.whole(low.flat(grad) if part.is_flat else grad)))
+        size = sum(part.reserved for part, _ in views)
         table = low.temp(size, 1, "f64", tile_rows=_TILE_ROWS, name="squares")
         base = 0
-        emitted: dict[object, Draft] = {}
-        for form, view in views:
-            part = parts[form]
+        emitted: dict[tuple[int, int], Draft] = {}
+        for part, view in views:
             for first in range(0, part.reserved, _TASK_ROWS):
                 count = min(_TASK_ROWS, part.reserved - first)
                 tiles = {"out": low.rows_at(table, base + first, count), "grad": view}
-                if (form, first) in emitted:
-                    low.repeat(emitted[form, first], tiles)
+                like = emitted.get((id(part), first))
+                if like is not None:
+                    low.repeat(like, tiles)
                     continue
                 ints = {**part.ints, "first_entry": first}
-                emitted[form, first] = low.emit(
+                emitted[id(part), first] = low.emit(
                     "square_sum", op, over=low.one, step=0, tiles=tiles, ints=ints
                 )
             base += part.reserved

@@ -10,6 +10,7 @@ from tilewise.core.errors import LayoutError
 from tilewise.ir.contractions import factors_of
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import LEAVES
+from tilewise.ir.op import op_named
 
 __all__ = ["validate_batch_sums", "validate_microbatches"]
 
@@ -48,7 +49,9 @@ def validate_batch_sums(graph: Graph) -> None:
     for template in graph.templates.values():
         validate_batch_sums(template.graph)
     for op in graph.ops:
-        if op.op != "call" and not _counts_what_it_sums(graph, op):
+        if op.op == "call" or not op_named(op.op).accumulates:
+            continue
+        if not _counts_what_it_sums(graph, op):
             raise LayoutError(
                 "[ir.validate] in a graph with a batch, gradients and losses are sums over the batch; got "
                 f"{op.label!r} ({op.op}), whose rows do not count it; label dim 0 of its inputs tw.BATCH"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewise.core.errors import InternalError
-from tilewise.ir.graph import Graph, OpNode, TensorSpec
+from tilewise.ir.graph import Graph, OpNode, TensorFamily, TensorSpec
 from tilewise.ir.op import op_named
 
 __all__ = ["validate_graph"]
@@ -21,12 +21,14 @@ def validate_graph(graph: Graph, seen: set[int] | None = None) -> None:
         InternalError: names the first rule that does not hold.
     """
     tensors = graph.tensors
-    known = {t.id for t in tensors if t.kind != "result"}
-    formal: dict[str, list[object]] = {}  # by template
+    known: set[int | None] = {t.id for t in tensors if t.kind != "result"}
+    known.add(None)
+    formal: dict[str, list[int]] = {}  # by template
+    forms = _Forms()
     _hold(all(t.id == i for i, t in enumerate(tensors)), graph, "tensor ids are dense")
     for position, op in enumerate(graph.ops):
         _hold(op.id == position, graph, "op ids are dense", op)
-        _hold(all(i is None or i in known for i in op.inputs), graph, "operands exist before their use", op)
+        _hold(known.issuperset(op.inputs), graph, "operands exist before their use", op)
         _hold(known.isdisjoint(op.outputs), graph, "a tensor has one producer", op)
         _hold(all(tensors[o].producer == op.id for o in op.outputs), graph, "producers agree", op)
         known.update(op.outputs)
@@ -34,14 +36,16 @@ def validate_graph(graph: Graph, seen: set[int] | None = None) -> None:
             key = op.attrs["template"]
             if key not in formal:
                 inside = graph.templates[key]
-                formal[key] = [_form(inside.graph.spec(a)) for a in inside.arguments]
-            actual = [_form(tensors[i].spec) for i in op.inputs if i is not None]
+                formal[key] = [forms.number(inside.graph.spec(a)) for a in inside.arguments]
+            actual = [forms.number(tensors[i].spec) for i in op.inputs if i is not None]
             _hold(formal[key] == actual, graph, "arguments fit", op)
             count = len(graph.templates[key].results) + len(op.attrs["saved"])
             _hold(len(op.outputs) == count, graph, "results fit", op)
         else:
             specs = op_named(op.op).infer([None if i is None else graph.spec(i) for i in op.inputs], op.attrs)
-            same = [_form(s) for s in specs] == [_form(graph.spec(o)) for o in op.outputs]
+            same = [(s.shape, s.dtype) for s in specs] == [
+                (s.shape, s.dtype) for s in map(graph.spec, op.outputs)
+            ]
             _hold(same, graph, "results have the specs their op infers", op)
     _hold(all(t in known for t in graph.outputs.values()), graph, "outputs exist")
     done: set[int] = set() if seen is None else seen
@@ -51,8 +55,20 @@ def validate_graph(graph: Graph, seen: set[int] | None = None) -> None:
             validate_graph(template.graph, done)
 
 
-def _form(spec: TensorSpec) -> tuple[object, object]:
-    return spec.shape, spec.dtype
+class _Forms:
+    """Numbers of shapes with a type: equal for equal ones; what specs share is compared once."""
+
+    def __init__(self) -> None:
+        self._by_family: dict[TensorFamily, int] = {}
+        self._by_value: dict[object, int] = {}
+
+    def number(self, spec: TensorSpec) -> int:
+        """Of a tensor's shape and type."""
+        number = self._by_family.get(spec.family)
+        if number is None:
+            number = self._by_value.setdefault((spec.shape, spec.dtype), len(self._by_value))
+            self._by_family[spec.family] = number
+        return number
 
 
 def _hold(holds: bool, graph: Graph, rule: str, op: OpNode | None = None) -> None:

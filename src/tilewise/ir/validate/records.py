@@ -39,10 +39,15 @@ def _validate(graph: Graph, layout: GraphLayout, seen: set[int]) -> None:
     if id(layout) in seen:
         return
     seen.add(id(layout))
+    is_shared = any(axes for use in {*layout.use} for axes in use)
     for op in graph.ops:
         if op.op == "call":
-            _validate(graph.templates[op.attrs["template"]].graph, layout.calls[op.id], seen)
+            inner = layout.calls[op.id]
+            if id(inner) not in seen:
+                _validate(graph.templates[op.attrs["template"]].graph, inner, seen)
             continue
+        if not is_shared:
+            continue  # nothing to be completed
         factors = factors_of(graph, op)
         for contraction in find_contractions(graph, op, factors, SeenLayouts.of(op, layout.use)):
             _require_record(graph, op, factors, contraction, layout)

@@ -27,11 +27,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from itertools import chain
 from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
 
 from tilewise.ir.layout import LEAVES, GraphLayout, Record
 from tilewise.ir.program import (
     Access,
+    Call,
     Completion,
     DeviceClass,
     Instruction,
@@ -56,14 +62,18 @@ from tilewise.ir.validate.exchanges import (
 __all__ = ["validate_reductions"]
 
 _KERNELS = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}
+_REDUCING = tuple(_KERNELS.values())
 _RESUME = "tree_resume"
 _COPY = "copy_pairs"
+_SHARING = (*_REDUCING, _RESUME, _COPY)
 _PARTIAL, _SHARE, _SPENT, _COMPLETE = (
     "one device's part",
     "one member's share",
     "a part, already used",
     "complete",
 )
+_IN, _OUT = int(Access.IN), int(Access.OUT)  # as plain integers, which are quicker to combine
+_Ints = npt.NDArray[np.int64]
 
 
 def validate_reductions(
@@ -96,7 +106,7 @@ def validate_reductions(
             exchanges.update(flow.exchanges)
         confirm_exchanges(program, class_id, exchanges, layouts[0].mesh)
         first: dict[object, int] = {}
-        same = [first.setdefault(_memory(e.key), i) for i, e in enumerate(of.entries)]
+        same = np.array([first.setdefault(_memory(e.key), i) for i, e in enumerate(of.entries)], np.int64)
         for name in of.calls:
             _follow_calls(of, flows, same, name, given, behind.get(name, ()))
         every.append(flows)
@@ -162,7 +172,8 @@ class _Flow:
             refuse("a part belongs to one value", f"two for a slot of template {self.template.name!r}")
         for instruction in self.template.instructions:
             if instruction.kernel and not (
-                self._reduces(instruction) or self._gathers(instruction) or self._collects(instruction)
+                instruction.kernel.startswith(_SHARING)
+                and (self._reduces(instruction) or self._gathers(instruction) or self._collects(instruction))
             ):
                 self._other(instruction)
         for slot, home in self.collected.items():
@@ -178,10 +189,25 @@ class _Flow:
                 f"{self.template.name!r}",
             )
 
+    @cached_property
+    def is_needed(self) -> npt.NDArray[np.bool_]:
+        """Per slot, whether it is among `needs`."""
+        return self._marks(self.needs)
+
+    @cached_property
+    def is_made(self) -> npt.NDArray[np.bool_]:
+        """Per slot, whether it is among `makes`."""
+        return self._marks(self.makes)
+
+    def _marks(self, slots: set[int]) -> npt.NDArray[np.bool_]:
+        marks = np.zeros(len(self.template.slots), np.bool_)
+        marks[[*slots]] = True
+        return marks
+
     def _reduces(self, instruction: Instruction) -> bool:
         if instruction.kernel.startswith(_RESUME):
             return self._resumes(instruction)
-        if not instruction.kernel.startswith(tuple(_KERNELS.values())):
+        if not instruction.kernel.startswith(_REDUCING):
             return False
         out, residual, *parts = instruction.operands
         completion = self._open.get(self._same[parts[0].slot]) if parts else None
@@ -391,15 +417,16 @@ class _Flow:
         self.exchanges.setdefault(exchange, instruction.label)
 
     def _other(self, instruction: Instruction) -> None:
-        writes = {self._same[o.slot] for o in instruction.operands if not o.null and _role(o) & Access.OUT}
-        for o in instruction.operands:
-            if not o.null and _role(o) & Access.IN:
-                slot = self._same[o.slot]
+        same, used = self._same, [(o, _role(o)) for o in instruction.operands if not o.null]
+        writes = {same[o.slot] for o, role in used if role & _OUT}
+        for o, role in used:
+            if role & _IN:
+                slot = same[o.slot]
                 if slot not in writes or self._state.get(slot, _PARTIAL) != _PARTIAL:
                     self._read(instruction, slot)
         if self.layout is not None and any(o.team >= 0 for o in instruction.operands):
             self._columns(instruction, self.layout)
-        elif self.layout is not None:
+        elif self.layout is not None and instruction.kernel.startswith(_COPY):
             self._slices(instruction, self.layout)
         for slot in writes:
             if self._state.get(slot) == _SHARE:
@@ -454,22 +481,46 @@ class _Flow:
 def _follow_calls(
     of: DeviceClass,
     flows: Sequence[_Flow],
-    same: Sequence[int],
+    same: _Ints,
     name: str,
     given: frozenset[int],
     behind: Sequence[str],
 ) -> None:
     """What calls read has been written by calls before; `same` is the first entry of each one's memory."""
-    known = {same[e] for e in given}
+    calls = of.calls[name]
+    _follow_stacks(of, flows, same, name)
+    written = np.full(len(of.entries), len(calls))  # by which call first, by memory
+    written[same[[*given]]] = -1
     for earlier in behind:
-        known |= {
-            same[call.binding[s]] for call in of.calls.get(earlier, ()) for s in flows[call.template].makes
-        }
+        before, _, is_written = _slots_of(of.calls.get(earlier, ()), flows, "is_made")
+        written[same[before[is_written]]] = -1
+    bound, places, is_written = _slots_of(calls, flows, "is_made")
+    np.minimum.at(written, same[bound[is_written]], places[is_written])
+    _, _, is_read = _slots_of(calls, flows, "is_needed")
+    for late in np.flatnonzero(is_read & (written[same[bound]] >= places)).tolist()[:1]:
+        key, template = of.entries[bound[late]].key, flows[calls[places[late]].template].template
+        refuse(
+            "a value is written before it is read", f"{key} read by template {template.name!r} in {name!r}"
+        )
+
+
+def _slots_of(
+    calls: Sequence[Call], flows: Sequence[_Flow], mark: str
+) -> tuple[_Ints, _Ints, npt.NDArray[np.bool_]]:
+    """Of all slots of calls one after the other: the entry that it is bound to, the call, whether its flow marks it."""
+    counts = [len(call.binding) for call in calls]
+    bound = np.fromiter(chain.from_iterable(call.binding for call in calls), np.int64, sum(counts))
+    places = np.repeat(np.arange(len(calls)), counts)
+    marks = [getattr(flows[call.template], mark) for call in calls]
+    return bound, places, np.concatenate(marks) if marks else np.zeros(0, np.bool_)
+
+
+def _follow_stacks(of: DeviceClass, flows: Sequence[_Flow], same: _Ints, name: str) -> None:
+    """A stack takes all microbatches, one after the other."""
     taken: dict[int, tuple[int, int]] = {}  # per stack, microbatches so far and of how many
     for call in of.calls[name]:
-        flow = flows[call.template]
-        for slot, (microbatch, count) in flow.stacks.items():
-            entry = same[call.binding[slot]]
+        for slot, (microbatch, count) in flows[call.template].stacks.items():
+            entry = int(same[call.binding[slot]])
             before = taken.get(entry, (0, count))
             if before != (microbatch, count):
                 refuse(
@@ -477,13 +528,6 @@ def _follow_calls(
                     f"number {microbatch} of {count} behind {before[0]} for {of.entries[entry].key} in {name!r}",
                 )
             taken[entry] = microbatch + 1, count
-        for slot in flow.needs:
-            if same[call.binding[slot]] not in known:
-                refuse(
-                    "a value is written before it is read",
-                    f"{of.entries[call.binding[slot]].key} read by template {flow.template.name!r} in {name!r}",
-                )
-        known |= {same[call.binding[s]] for s in flow.makes}
     for entry, (microbatch, count) in taken.items():
         if microbatch < count:
             what = f"{microbatch} of {count} for {of.entries[entry].key} in {name!r}"
@@ -502,16 +546,13 @@ def _rows(operand: Operand) -> Operand:
 
 
 def _role(operand: Operand) -> int:
-    return operand.role or operand.access or Access.IN
-
-
-def _kind(kind: str) -> str:
-    """Of a slot or entry, whatever it is seen as."""
-    return "tensor" if kind == "flat" else kind.removesuffix("_flat")
+    return operand.role or operand.access or _IN
 
 
 def _memory(key: tuple[object, ...]) -> tuple[object, ...]:
     """The key of the entry that sees the same memory as it was made."""
     kind = str(key[0])
-    plain = _kind(kind)
+    if kind == "tensor":
+        return key
+    plain = "tensor" if kind == "flat" else kind.removesuffix("_flat")
     return key if plain == kind else (plain, *key[1:])

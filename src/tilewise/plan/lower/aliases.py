@@ -18,8 +18,11 @@ def alias_roots(graph: Graph, ops: Sequence[OpNode], keep: frozenset[int]) -> di
     last: dict[int, int] = {}
     made: dict[int, int] = {}
     for n, op in enumerate(ops):
-        last.update({i: n for i in op.inputs if i is not None})
-        made.update(dict.fromkeys(op.outputs, n))
+        for i in op.inputs:
+            if i is not None:
+                last[i] = n
+        for o in op.outputs:
+            made[o] = n
     roots: dict[int, int] = {}
 
     def root(tensor: int) -> int:

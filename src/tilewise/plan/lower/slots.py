@@ -6,7 +6,6 @@ Nothing here knows offsets: slots are bound to memory later, once per use of the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.ir.graph import Graph
@@ -51,6 +50,9 @@ class SlotTable(LocalView):
         self.views: list[Ref] = []
         self.temps: list[TempSpec] = []
         self.op_index = 0
+        self._alike: dict[
+            tuple[int, str, int], Ref
+        ] = {}  # by form and layout, which the graph keeps, and kind
 
     def tensor(self, tensor: int | Ref) -> Ref:
         """The local view of a tensor."""
@@ -61,7 +63,14 @@ class SlotTable(LocalView):
         known = self.refs.get(slot)
         if known is not None:
             return known
-        return self.slot(slot, lambda index: self.local_ref(root, self.layout(root), index))
+        node, layout, index = self.graph.tensors[root], self.layout(root), len(self.slots)
+        sort = id(node.spec.form), node.kind, id(layout)
+        like = self._alike.get(sort)
+        if like is None:
+            ref = self._alike[sort] = self.local_ref(root, layout, index)
+        else:
+            ref = Ref(index, like.extent, like.cols, like.dtype, like.tile_rows, like.packed)
+        return self._keep(slot, ref)
 
     def local_ref(self, tensor: int, layout: TensorLayout, slot: int) -> Ref:
         """The view of a tensor that is laid out so."""
@@ -125,19 +134,22 @@ class SlotTable(LocalView):
     def ring(self, tensor: int, age: int = 0) -> Ref:
         """What has the shape of a tensor and lies in a ring: in this use's place, or that of the use `age` before."""
         base = self.tensor(tensor)
-        return self.slot(Slot("ring", tensor, age), lambda slot: replace(base, slot=slot))
+        return self.slot(Slot("ring", tensor, age), lambda slot: base._replace(slot=slot))
 
     def stack(self, tensor: int, rows: Number, cols: int, tile_rows: int) -> Ref:
         """What an owner keeps of a sum between microbatches, in f32."""
         return self.slot(Slot("stack", tensor), lambda slot: Ref(slot, rows, cols, "f32", tile_rows))
 
     def slot(self, slot: Slot, make: Callable[[int], Ref]) -> Ref:
-        if slot not in self.refs:
-            self.slots[slot] = len(self.slots)
-            self.refs[slot] = make(self.slots[slot])
-            self.keys.append(slot)
-            self.views.append(self.refs[slot])
-        return self.refs[slot]
+        known = self.refs.get(slot)
+        return known if known is not None else self._keep(slot, make(len(self.slots)))
+
+    def _keep(self, slot: Slot, ref: Ref) -> Ref:
+        self.slots[slot] = ref.slot
+        self.refs[slot] = ref
+        self.keys.append(slot)
+        self.views.append(ref)
+        return ref
 
     def row(self, tensor: int | Ref, div: NumberLike = 1) -> Operand:
         """The rows of the loop's current tile (divided by `div`)."""

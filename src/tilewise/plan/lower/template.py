@@ -7,7 +7,6 @@ Collectives are in `plan.collectives`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from tilewise.core.errors import InternalError, PlanError
 from tilewise.ir.graph import Graph, OpNode
@@ -155,7 +154,7 @@ class TemplateLowering(SlotTable):
         level, last = trailing_ones(self.microbatch), self.microbatch == total - 1
 
         def carry(number: int) -> Ref:
-            return self.slot(Slot("carry", tensor, number), lambda slot: replace(base, slot=slot))
+            return self.slot(Slot("carry", tensor, number), lambda slot: base._replace(slot=slot))
 
         if at_home and (last or per_microbatch):
             target = self._part_of_sum(tensor, base)

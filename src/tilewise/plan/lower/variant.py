@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
+from tilewise.core.columns import columns_of, records_of
 from tilewise.ir.graph import Graph, OpNode
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.lowering import Ref
@@ -19,12 +22,15 @@ from tilewise.ir.program import (
     Number,
     NumberLike,
     Operand,
+    Slot,
     Source,
     Wait,
 )
 from tilewise.plan.classes import DeviceNumbers, NumberTable
 from tilewise.plan.lower.aliases import alias_roots
 from tilewise.plan.lower.template import TemplateLowering
+from tilewise.plan.memory import Buffer, place_buffers
+from tilewise.plan.reuse import written_slots
 from tilewise.plan.shapes import LocalShapes
 
 __all__ = ["LoweredVariant", "LoweringTask", "lower_variant", "renumbered"]
@@ -67,6 +73,8 @@ class LoweredVariant:
         roots: tensor -> tensor whose memory it shares.
         scratch_bytes: what the largest call of a kernel needs.
         numbers: in which devices differ, and their teams.
+        temporaries: its own memory, placed from byte 0 on; keys are kind and number.
+        written: per class, slots whose every row is written in each use.
     """
 
     templates: tuple[LoweredTemplate, ...]
@@ -75,6 +83,75 @@ class LoweredVariant:
     roots: Mapping[int, int]
     scratch_bytes: int
     numbers: NumberTable
+    temporaries: tuple[Buffer, ...]
+    written: tuple[frozenset[int], ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a pickle, small records as columns."""
+        views = [columns_of(views) for views in self.views]
+        templates = [_template_columns(template) for template in self.templates]
+        temporaries = columns_of(self.temporaries)
+        rest = self.inner, self.roots, self.scratch_bytes, self.numbers, self.written
+        return _variant_of, (templates, views, temporaries, *rest)
+
+
+def _template_columns(template: LoweredTemplate) -> tuple[Any, ...]:
+    instructions = template.instructions
+    operands = columns_of([o for i in instructions for o in i.operands])
+    plain = [
+        (
+            i.kernel,
+            i.label,
+            i.extent,
+            i.step,
+            len(i.operands),
+            i.ints,
+            i.floats,
+            i.waits,
+            i.notifies,
+            i.priority,
+        )
+        for i in instructions
+    ]
+    rest = (
+        template.temps,
+        template.signal_sites,
+        template.ring_sites,
+        template.completions,
+        template.first_signal,
+    )
+    return template.name, [*zip(*plain)], operands, columns_of(template.slots), rest
+
+
+def _template_of(name: str, plain: Any, operands: Any, slots: Any, rest: tuple[Any, ...]) -> LoweredTemplate:
+    every = iter(records_of(Operand, operands))
+    if plain:
+        plain[4] = [tuple(islice(every, count)) for count in plain[4]]
+    return LoweredTemplate(
+        name, tuple(map(Instruction, *plain)) if plain else (), records_of(Slot, slots), *rest
+    )
+
+
+def _variant_of(
+    templates: Any,
+    views: Any,
+    temporaries: Any,
+    inner: Any,
+    roots: Any,
+    scratch_bytes: int,
+    numbers: NumberTable,
+    written: Any,
+) -> LoweredVariant:
+    return LoweredVariant(
+        tuple(_template_of(*t) for t in templates),
+        tuple(records_of(Ref, v) for v in views),
+        inner,
+        roots,
+        scratch_bytes,
+        numbers,
+        records_of(Buffer, temporaries),
+        written,
+    )
 
 
 def lower_variant(
@@ -104,14 +181,38 @@ def lower_variant(
         for device in shapes.kinds
     ]
     templates = tuple(low.run() for low in lowerings)
+    views = tuple(tuple(low.refs[s] for s in templates[0].slots) for low in lowerings)
+    inner = {} if kept is None else _lives(lowerings[0], kept | task.arguments)
     return LoweredVariant(
         templates,
-        tuple(tuple(low.refs[s] for s in templates[0].slots) for low in lowerings),
-        {} if kept is None else _lives(lowerings[0], kept | task.arguments),
+        views,
+        inner,
         roots,
         max(low.scratch_bytes for low in lowerings),
         numbers.table(),
+        _temporaries(task, templates, inner, shapes),
+        tuple(written_slots(t, [view.extent for view in of]) for t, of in zip(templates, views)),
     )
+
+
+def _temporaries(
+    task: LoweringTask,
+    templates: Sequence[LoweredTemplate],
+    inner: Mapping[int, tuple[int, int]],
+    shapes: LocalShapes,
+) -> tuple[Buffer, ...]:
+    """Inner results and what ops asked for, with the ops in which they live."""
+    made = [
+        Buffer(
+            ("inner", t), shapes.bytes_max(task.graph.spec(t), task.layout.use[t]), "temporaries", first, last
+        )
+        for t, (first, last) in inner.items()
+    ]
+    for i, temps in enumerate(zip(*(t.temps for t in templates))):
+        op, size = temps[0].op, max(t.max_bytes for t in temps)
+        made.append(Buffer(("temp", i), size, "temporaries", op, op))
+    place_buffers(made, 0)
+    return tuple(made)
 
 
 def _lives(low: TemplateLowering, outside: frozenset[int]) -> dict[int, tuple[int, int]]:

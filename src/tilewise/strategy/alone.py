@@ -1,0 +1,49 @@
+"""Layouts where there is one device and one microbatch: nothing is shared, so every tensor is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from tilewise.core.mesh import DeviceMesh
+from tilewise.ir.counts import counts
+from tilewise.ir.graph import Graph
+from tilewise.ir.layout import GraphLayout, TensorLayout
+
+__all__ = ["lay_out_alone"]
+
+
+def lay_out_alone(graph: Graph, mesh: DeviceMesh, require_hints: Callable[[Graph], object]) -> GraphLayout:
+    """Layouts of a whole graph for a device that has no other beside it: what propagation would find, without looking.
+
+    Args:
+        graph: with its templates.
+        mesh: of one device.
+        require_hints: holds what users ask of a graph's tensors to its rules; it is met, whatever it is.
+    """
+    require_hints(graph)
+    known: dict[str, GraphLayout] = {}
+    calls = {}
+    for op in graph.ops:
+        if op.op == "call":
+            key = op.attrs["template"]
+            if key not in known:
+                counts.sharded += 1
+                template = graph.templates[key]
+                require_hints(template.graph)
+                known[key] = _laid_out(template.graph, mesh, template.arguments, {})
+            calls[op.id] = known[key]
+    return _laid_out(graph, mesh, (t.id for t in graph.tensors if t.kind != "result"), calls)
+
+
+def _laid_out(
+    graph: Graph, mesh: DeviceMesh, outside: Iterable[int], calls: dict[int, GraphLayout]
+) -> GraphLayout:
+    """A layout without axes for what comes from outside or is computed; what is neither has none."""
+    whole: dict[int, TensorLayout] = {}  # by the number of dims
+    layouts: list[TensorLayout] = [()] * len(graph.tensors)
+    for tensor in (*outside, *(o for op in graph.ops for o in op.outputs)):
+        dims = len(graph.tensors[tensor].spec.shape)
+        layout = whole.get(dims)
+        layouts[tensor] = whole.setdefault(dims, ((),) * dims) if layout is None else layout
+    use = tuple(layouts)
+    return GraphLayout(mesh, use, use, calls)

@@ -1,0 +1,88 @@
+"""What deep graphs store: specs that differ in a part of their names share the rest, and travel as they are."""
+
+import pickle
+from dataclasses import FrozenInstanceError, fields, replace
+
+import layers_of_tests as own
+import pytest
+
+from tilewise.core.dims import BATCH
+from tilewise.core.errors import ShapeError
+from tilewise.graph import GraphBuilder, differentiate, simplify
+from tilewise.ir.graph import TensorFamily, TensorSpec
+from tilewise.optim import AdamW
+
+
+def trained(layers):
+    """Equal blocks with gradients and an update."""
+    builder = own.start()
+    x = builder.find("x")
+    for i in range(layers):
+        x = own.block(builder, x, path=f"layers.{i}")
+    builder.loss(builder.mean(x))
+    graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
+    thawed = GraphBuilder.thaw(graph)
+    AdamW().add_to(thawed, gradients)
+    return thawed.freeze()
+
+
+def test_more_layers_have_no_more_families():
+    """A parameter, a state and a result of sixteen layers share what those of eight share: what is stored per tensor is
+    its node and, where it has a name, a spec of two fields."""
+    found = [{t.spec.family for t in trained(layers).tensors} for layers in (8, 16)]
+    assert len(found[0]) == len(found[1])
+    assert all(not hasattr(t.spec, "__dict__") for t in trained(1).tensors)
+    assert TensorSpec.__slots__ == ("family", "stem")
+
+
+def test_specs_that_share_nothing_are_noticed(monkeypatch):
+    """The twin: where every tensor has a family of its own, more layers have more of them."""
+    monkeypatch.setattr(
+        TensorFamily,
+        "member",
+        lambda self, stem: TensorSpec(
+            *self.form[:3], f"{self.prefix}{stem}{self.suffix}", storage=self.storage
+        ),
+    )
+    found = [{t.spec.family for t in trained(layers).tensors} for layers in (8, 16)]
+    assert len(found[1]) > len(found[0]) + 8 * 4
+
+
+def test_names_are_put_together():
+    """Of what stands before and behind a tensor's own part; another name has parts of its own."""
+    spec = TensorSpec.parameter((4, 8), "f32", "weight", storage="packed", init="zeros", init_scale=2.0)
+    member = spec.named("optimizer.exp_avg.", ".bias").member("layers.3")
+    assert member.name == "optimizer.exp_avg.layers.3.bias"
+    assert member != spec and replace(member, name="weight") == spec == member.renamed("weight")
+    assert hash(member.renamed("weight")) == hash(spec)
+    assert {f.name: getattr(member, f.name) for f in fields(spec) if f.name != "name"} == {
+        f.name: getattr(spec, f.name) for f in fields(spec) if f.name != "name"
+    }
+    assert "name='optimizer.exp_avg.layers.3.bias'" in repr(member)
+    with pytest.raises(ShapeError):
+        member.renamed("a\nb")
+    for name in ("name", "shape", "family", "stem"):
+        with pytest.raises(FrozenInstanceError):
+            setattr(member, name, None)
+
+
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_graphs_travel_whole(layers):
+    """In a pickle a graph is columns; it comes back equal, and what shared a spec shares one again."""
+    graph = trained(layers) if layers else GraphBuilder("empty").freeze()
+    again = pickle.loads(pickle.dumps(graph))
+    assert again == graph and again.templates == graph.templates
+    assert len({id(t.spec) for t in again.tensors}) == len({id(t.spec) for t in graph.tensors})
+
+
+def test_a_damaged_column_is_noticed(monkeypatch):
+    """The twin: an op with another label is another graph."""
+    graph = trained(1)
+    make, (name, forms, tensors, ops, rest) = graph.__reduce__()
+    ops[-1] = ("other", *ops[-1][1:])
+    assert make(name, forms, tensors, ops, rest) != graph
+
+
+def test_an_input_keeps_its_label():
+    """A stream that counts the batch is one form for all layers."""
+    assert trained(2).tensors[0].spec.labels == (BATCH, None)

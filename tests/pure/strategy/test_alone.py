@@ -1,0 +1,82 @@
+"""One device with one microbatch is not looked at op by op: its layout is the one that propagation would find."""
+
+import pytest
+
+from tilewise.core.errors import LayoutError
+from tilewise.core.mesh import DeviceMesh
+from tilewise.graph import GraphBuilder, differentiate, simplify
+from tilewise.ir.batch import cut_batch
+from tilewise.models import build_decoding_graph, build_training_graph
+from tilewise.models.gemma3 import Gemma3Config
+from tilewise.models.llama import LlamaConfig
+from tilewise.optim import AdamW
+from tilewise.strategy import DistributionStrategy, ParallelismMode, propagate, propagate_layouts
+
+LLAMA = LlamaConfig(512, 64, 96, 2, num_attention_heads=4, num_key_value_heads=2)
+GEMMA = Gemma3Config(
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    sliding_window=8,
+    layer_types=("sliding_attention", "full_attention") * 2,
+)
+
+
+def trained(config):
+    """A training step with gradients and an update."""
+    builder = GraphBuilder("model")
+    build_training_graph(builder, config, 8, 32, "bf16")
+    graph, gradients = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
+    thawed = GraphBuilder.thaw(graph)
+    AdamW().add_to(thawed, gradients)
+    return thawed.freeze()
+
+
+def decoding(config):
+    """A step of writing, with KV caches."""
+    builder = GraphBuilder("model")
+    build_decoding_graph(builder, config, max_tokens=8, max_sequences=2, num_blocks=4)
+    return simplify(builder.freeze())
+
+
+def found_by_propagation(graph, mesh, strategy):
+    """What looking at every op finds."""
+    batch = cut_batch(graph)
+    every = propagate._Propagation(mesh, strategy, batch)
+    outside = {t.id: every.ruled(t) for t in graph.tensors if t.kind != "result"}
+    return every.lay_out(graph, outside, every.hints(graph))[0]
+
+
+@pytest.mark.parametrize("axes", [{}, {"dp": 1, "tp": 1}], ids=str)
+@pytest.mark.parametrize(
+    "graph", [trained(LLAMA), trained(GEMMA), decoding(LLAMA)], ids=["llama", "gemma", "write"]
+)
+def test_it_is_what_propagation_finds(graph, axes):
+    """Layouts, records, reshards, and those of layers, to the last one."""
+    mesh = DeviceMesh(axes)
+    strategy = DistributionStrategy.for_mesh(mesh)
+    alone = propagate_layouts(graph, mesh, strategy, cut_batch(graph))
+    assert alone == found_by_propagation(graph, mesh, strategy)
+
+
+def test_another_layout_is_noticed():
+    """The twin: what two devices share is no layout of one."""
+    graph, mesh = trained(LLAMA), DeviceMesh({"dp": 2})
+    alone = propagate_layouts(graph, DeviceMesh({}), DistributionStrategy.single(), cut_batch(graph))
+    assert alone.use != found_by_propagation(graph, mesh, DistributionStrategy.for_mesh(mesh)).use
+
+
+def test_names_and_layouts_are_held_to_their_rules():
+    """Also where they share nothing."""
+    graph = trained(LLAMA)
+    for layouts, words in (
+        ({"no.such.*": ("dp", None)}, "fits none"),
+        ({"*.q_proj.weight": ("dp", None, None)}, "at most one entry per dim"),
+    ):
+        strategy = DistributionStrategy(ParallelismMode.DDP, {"dp": 1}, {}, layouts)
+        with pytest.raises(LayoutError, match=words):
+            propagate_layouts(graph, DeviceMesh({"dp": 1}), strategy, cut_batch(graph))
