@@ -12,10 +12,10 @@ from functools import cache
 from itertools import product
 
 import pytest
-from pairwise import Case, pairwise_cases
 from small_llama import batches, change_first, config, drop_partial
 
 import tilewise as tw
+from pure.pairwise import Case, pairwise_cases
 from tilewise import models
 from tilewise.core.errors import LayoutError
 from tilewise.models import llama

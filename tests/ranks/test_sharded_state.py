@@ -11,10 +11,10 @@ from math import prod
 
 import numpy as np
 import pytest
-from pairwise import Case, pairwise_cases
 from small_llama import batches, change_first, config, drop_partial, swap_partials
 
 import tilewise as tw
+from pure.pairwise import Case, pairwise_cases
 from tilewise import models
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.mesh import DeviceMesh

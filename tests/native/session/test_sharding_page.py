@@ -23,4 +23,4 @@ def test_another_number_is_noticed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = PAGE.read_text(encoding="utf-8")
     assert "each: 0.00 MiB" in text
-    assert differences(PAGE.name, text.replace("each: 0.00 MiB", "each: 0.01 MiB")) == [4]
+    assert differences(PAGE.name, text.replace("each: 0.00 MiB", "each: 0.01 MiB")) == [9]
