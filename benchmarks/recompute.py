@@ -11,8 +11,9 @@ what a layer needs while it runs (temporaries).
 
 Peers run `transformers`' GPT2LMHeadModel without dropout, fp32 or bf16 autocast, eager, with and without
 `torch.utils.checkpoint` around every layer, with a preloaded library that tells MKL to use AVX-512 on processors that
-are not Intel's where a compiler is there. Every mode is a process of its own; they take turns, and medians are
-compared. Without PyTorch peers are left out.
+are not Intel's where a compiler is there. Every mode is a process of its own; they take turns. A
+ratio is the median, over the rounds, of that of two steps in one round, which other work on the machine hits alike.
+Without PyTorch peers are left out.
 
 Run: python benchmarks/recompute.py [--rounds 3] [--steps 1] [--minutes 8] [--threads 2] [--dtype f32 bf16]
 """
@@ -188,13 +189,19 @@ def report(sides: list[Contestant]) -> None:
     heads = f"{'mode':24} {'ms/step':>9} {'x none':>7} {'layers MiB':>11} {'x none':>7}"
     print(f"{heads} {'all results':>12} {'temporaries':>12}")
     medians = {side.mode: statistics.median(side.seconds) for side in sides}
+    seconds_of = {side.mode: side.seconds for side in sides}
+
+    def ratio(mode: str, other: str) -> float:
+        """Of the times of steps in the same round."""
+        return statistics.median(a / b for a, b in zip(seconds_of[mode], seconds_of[other]))
+
     memories = {side.mode: side.memory for side in sides}  # type: ignore[attr-defined]
     for mode, seconds in medians.items():
         none = mode.rpartition(":")[0] + ":none"
         if none not in medians:
             continue
         mine, base = memories[mode], memories[none]
-        times, share = seconds / medians[none], mine["layers"] / base["layers"]
+        times, share = ratio(mode, none), mine["layers"] / base["layers"]
         temporaries = f"{mine['temporaries'] / 2**20:12.1f}" if "temporaries" in mine else f"{'-':>12}"
         print(
             f"{mode:24} {seconds * 1e3:9.1f} {times:7.3f} {mine['layers'] / 2**20:11.1f} {share:7.3f} "
@@ -209,10 +216,10 @@ def report(sides: list[Contestant]) -> None:
                 f"{MEMORY[0]}, goal {MEMORY[1]}), with what a layer needs while it runs {both:.3f}",
                 flush=True,
             )
-    for mode, seconds in medians.items():
+    for mode in medians:
         peer = mode.replace("tilewise", "torch")
         if peer != mode and peer in medians:
-            print(f"  {mode}: {medians[peer] / seconds:.2f} times as fast as {peer}")
+            print(f"  {mode}: {ratio(peer, mode):.2f} times as fast as {peer}")
 
 
 def main() -> None:

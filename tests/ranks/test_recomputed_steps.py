@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pairwise import Case, pairwise_cases
 from small_families import FAMILIES, small
 from small_families import batches as batches_of
 from small_llama import BATCH, SEQ, batches, change_first, config, drop_partial, merge_chunks, training_graph
 
 import tilewise as tw
+from pure.pairwise import Case, pairwise_cases
 from tilewise import models
 from tilewise.core.mesh import DeviceMesh
 from tilewise.nn import linear, rms_norm

@@ -65,10 +65,9 @@ class Recomputation:
                     _ADVICE,
                 )
             return cls(given)
-        if not isinstance(given, Sequence) or isinstance(given, bytes):
-            _border.refuse("recompute", "it is a word or a list of names", shown(given), _ADVICE)
+        names = _border.sequence("recompute", "what is no single word", given, "names", in_any_order=True)
         layers, ops = [], []
-        for pattern in given:
+        for pattern in names:
             of, slash, inside = _border.text("recompute", "a pattern of names", pattern).partition("/")
             if not of or (slash and not inside):
                 _border.refuse(

@@ -38,6 +38,7 @@ CALLS = {
             "sizes": {},
             "strict": False,
             "checkpoints": False,
+            "recompute": "none",
         },
     ),
     "estimate_memory_usage": (GRAPH.estimate_memory_usage, {"mesh": {}}),
@@ -80,6 +81,7 @@ TAKEN: dict[str, dict[str, set[str]]] = {  # besides what an argument is meant t
         "sizes": {"None", "{}"},
         "strict": {"True"},
         "checkpoints": {"True"},
+        "recompute": {"()", "[]"},
     },
     "estimate_memory_usage": {"mesh": {"None", "{}"}},
     "instantiate": {"plan": {"None"}, "memory_limit_bytes": {"0"}, "deadline_s": {"2.5", "float32"}},
@@ -125,6 +127,7 @@ def test_comparing_strategies_refuses_in_its_own_words(monkeypatch):
     """A mesh, batches or a rate that are none are named before two models are allocated."""
     monkeypatch.setattr(type(GRAPH), "instantiate", lambda *_, **__: pytest.fail("a model was allocated"))
     given = {"graph": GRAPH, "mesh": {"dp": 2}, "batches": [BATCH], "accumulation": 1, "seed": 0, "lr": 1e-3}
+    given["recompute"] = "full"
     for argument in given:
         for value in (None, -1, "x", float("nan"), object(), [3]):
             with pytest.raises(TilewiseError):
