@@ -389,7 +389,15 @@ def test_a_plan_file_runs_to_the_same_bits(tmp_path):
             lambda: DistributionStrategy.fsdp(2, reshard_after_forward=1),
             "reshard_after_forward must be True or False",
         ),
-        (lambda: StateSharding(()), "axes are names"),
+        (lambda: StateSharding(()), "axes are names, each once"),
+        (lambda: StateSharding(("fsdp", "fsdp")), "axes are names, each once"),
+        (lambda: StateSharding("fsdp"), "axes must be a sequence of names; got 'fsdp'"),
+        (lambda: StateSharding(2), "axes must be a sequence of names; got 2"),
+        (lambda: DistributionStrategy.hybrid(fsdp=True, tp=2), "fsdp must be an integer; got True"),
+        (
+            lambda: DistributionStrategy.hybrid(dp=2, fsdp=2, sharding=StateSharding(("fsdp", "dp"))),
+            "axes cut state in the order in which they share the batch; got fsdp, dp",
+        ),
         (
             lambda: DistributionStrategy.hybrid(fsdp=2, tp=2, sharding=StateSharding(("tp",))),
             "an axis that cuts state shares the batch and nothing else; got 'tp'",
@@ -400,6 +408,11 @@ def test_impossible_sharding_is_refused(make, words):
     """When it is declared, in words."""
     with pytest.raises((LayoutError, PlanError), match=words):
         make()
+
+
+def test_axes_may_come_as_a_list():
+    """They are kept as a tuple, so that equal settings are equal and hashed alike."""
+    assert {StateSharding(["fsdp"])} == {StateSharding(("fsdp",))}  # type: ignore[arg-type]
 
 
 def test_a_model_without_a_weight_to_cut_is_refused():
