@@ -283,6 +283,24 @@ def test_what_is_kept_is_a_share_of_each():
     assert usage[2]["gathered"] > 0 == usage[1]["gathered"]
 
 
+@pytest.mark.parametrize(("reduce", "parts"), [("microbatch", 2), ("step", 1)])
+def test_sums_of_microbatches_take_a_level_of_carries_for_every_doubling(reduce, parts):
+    """In fp32: of a share where parts come home in every microbatch, of all where they come home once."""
+    graph = graph_of(model_of(num_hidden_layers=1, vocab_size=64), 16)
+    graph.set_distribution(DistributionStrategy.fsdp(2, reduce=reduce))
+    sizes = []
+    for microbatches in (1, 2, 4, 8):
+        plan = graph.plan(leaves=16, accumulation=microbatches, workers_per_device=1)
+        sizes.append(plan.estimate_memory_usage()[0]["carries"])
+    weights = sum(
+        prod(t.shape) * 4
+        for t in plan.graph.of_kind("parameter")
+        if plan.layout.use[t.id][:1] == (("fsdp",),)
+    )
+    assert [round(size / sizes[1], 2) for size in sizes] == [0, 1, 2, 3]
+    assert 0 <= sizes[1] - weights // parts < 0.1 * weights
+
+
 def test_resharding_saves_memory_and_prefetching_costs_it():
     """Without resharding all layers' weights are gathered at one time; each layer ahead takes the memory of one."""
     model = model_of(num_hidden_layers=6, vocab_size=64)
