@@ -19,7 +19,7 @@ from tilewise import models
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.models import llama
-from tilewise.session import verify_strategy
+from tilewise.session import require_origin, verify_strategy
 from tilewise.strategy import DistributionStrategy, StateSharding
 
 STEPS, SEQ, MAX_DEVICES = 4, 16, 12
@@ -283,6 +283,24 @@ def test_what_is_kept_is_a_share_of_each():
     assert usage[2]["gathered"] > 0 == usage[1]["gathered"]
 
 
+@pytest.mark.parametrize(("reduce", "parts"), [("microbatch", 2), ("step", 1)])
+def test_sums_of_microbatches_take_a_level_of_carries_for_every_doubling(reduce, parts):
+    """In fp32: of a share where parts come home in every microbatch, of all where they come home once."""
+    graph = graph_of(model_of(num_hidden_layers=1, vocab_size=64), 16)
+    graph.set_distribution(DistributionStrategy.fsdp(2, reduce=reduce))
+    sizes = []
+    for microbatches in (1, 2, 4, 8):
+        plan = graph.plan(leaves=16, accumulation=microbatches, workers_per_device=1)
+        sizes.append(plan.estimate_memory_usage()[0]["carries"])
+    weights = sum(
+        prod(t.shape) * 4
+        for t in plan.graph.of_kind("parameter")
+        if plan.layout.use[t.id][:1] == (("fsdp",),)
+    )
+    assert [round(size / sizes[1], 2) for size in sizes] == [0, 1, 2, 3]
+    assert 0 <= sizes[1] - weights // parts < 0.1 * weights
+
+
 def test_resharding_saves_memory_and_prefetching_costs_it():
     """Without resharding all layers' weights are gathered at one time; each layer ahead takes the memory of one."""
     model = model_of(num_hidden_layers=6, vocab_size=64)
@@ -345,12 +363,53 @@ def test_explanations_say_what_lives_where():
     assert "dim 0 (mlp) on fsdp" in plan.why("layers.0.mlp.up_proj.weight")
 
 
-def test_plans_of_sharded_state_are_files():
-    """Saved, loaded, and the same digest; it runs to the same bits."""
-    graph = graph_of(model_of(), 8)
+@pytest.mark.parametrize(("degree", "vocab"), [(2, 512), (2, 199), (3, 448)])
+def test_explained_reads_are_exact_or_said_to_be_about(degree, vocab):
+    """Where homes differ in size, no one number is every device's."""
+    batch = 12 if degree == 3 else 4
+    graph = graph_of(model_of(vocab_size=vocab, num_key_value_heads=8), batch)
+    graph.set_distribution(DistributionStrategy.fsdp(degree))
+    plan = graph.plan(leaves=batch, workers_per_device=1)
+    said = re.findall(r"reads (about )?([0-9,]+) of them", plan.explain())
+    moved = [of for label, of in plan.traffic().items() if label.startswith("unshard")]
+    read = {sum(per_device) for per_device in zip(*moved)}
+    total = sum(int(number.replace(",", "")) for _, number in said)
+    assert bool(said[0][0]) == (read != {total})
+    assert all(abs(number - total) < total / 4 for number in read)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "microbatches", "recompute"),
+    [
+        (DistributionStrategy.fsdp(2), 2, "none"),
+        (DistributionStrategy.fsdp(2, reshard_after_forward=False), 2, "full"),
+        (DistributionStrategy.fsdp(4, 2), 2, "none"),
+        (DistributionStrategy.ddp(2), 3, "none"),  # whose sums are completed per microbatch, too
+    ],
+)
+def test_plans_of_sharded_state_are_files(strategy, microbatches, recompute, tmp_path):
+    """Saved and loaded, they have the same digest and are what planning makes."""
+    batch = 4 * microbatches
+    graph = graph_of(model_of(num_hidden_layers=1), batch)
+    graph.set_distribution(strategy)
+    plan = graph.plan(leaves=batch, accumulation=microbatches, recompute=recompute, workers_per_device=1)
+    plan.save(tmp_path / "step.plan")
+    loaded = tw.Plan.load(tmp_path / "step.plan")
+    assert loaded.digest() == plan.digest()
+    assert loaded.explain() == plan.explain()
+    require_origin(loaded)
+
+
+@pytest.mark.parametrize("axes", [("fsdp", "fsdp"), ("fsdp", "other"), ("micro",)], ids=str)
+def test_homes_on_other_axes_than_the_mesh_has_are_refused(axes, tmp_path):
+    """In a file, whose settings agree with its layout."""
+    graph = graph_of(model_of(num_hidden_layers=1), 4)
     graph.set_distribution(DistributionStrategy.fsdp(2))
-    plan = graph.plan(leaves=8, accumulation=2)
-    assert plan.digest() == graph.plan(leaves=8, accumulation=2).digest()
+    plan = graph.plan(leaves=4, workers_per_device=1)
+    layout, settings = replace(plan.layout, home_axes=axes), replace(plan.settings, home_axes=axes)
+    replace(plan, layout=layout, settings=settings).save(tmp_path / "step.plan")
+    with pytest.raises(PlanError, match=r"'llama' has homes along"):
+        tw.Plan.load(tmp_path / "step.plan")
 
 
 def test_a_plan_file_runs_to_the_same_bits(tmp_path):
@@ -389,7 +448,15 @@ def test_a_plan_file_runs_to_the_same_bits(tmp_path):
             lambda: DistributionStrategy.fsdp(2, reshard_after_forward=1),
             "reshard_after_forward must be True or False",
         ),
-        (lambda: StateSharding(()), "axes are names"),
+        (lambda: StateSharding(()), "axes are names, each once"),
+        (lambda: StateSharding(("fsdp", "fsdp")), "axes are names, each once"),
+        (lambda: StateSharding("fsdp"), "axes must be a sequence of names; got 'fsdp'"),
+        (lambda: StateSharding(2), "axes must be a sequence of names; got 2"),
+        (lambda: DistributionStrategy.hybrid(fsdp=True, tp=2), "fsdp must be an integer; got True"),
+        (
+            lambda: DistributionStrategy.hybrid(dp=2, fsdp=2, sharding=StateSharding(("fsdp", "dp"))),
+            "axes cut state in the order in which they share the batch; got fsdp, dp",
+        ),
         (
             lambda: DistributionStrategy.hybrid(fsdp=2, tp=2, sharding=StateSharding(("tp",))),
             "an axis that cuts state shares the batch and nothing else; got 'tp'",
@@ -402,6 +469,11 @@ def test_impossible_sharding_is_refused(make, words):
         make()
 
 
+def test_axes_may_come_as_a_list():
+    """They are kept as a tuple, so that equal settings are equal and hashed alike."""
+    assert {StateSharding(["fsdp"])} == {StateSharding(("fsdp",))}  # type: ignore[arg-type]
+
+
 def test_a_model_without_a_weight_to_cut_is_refused():
     """Every device needs a panel of some weight."""
     graph = graph_of(model_of(), 16)
@@ -410,6 +482,15 @@ def test_a_model_without_a_weight_to_cut_is_refused():
         LayoutError, match=r"cut in panels of 32 rows, one or more a device.*fewer devices for fsdp"
     ):
         graph.plan(leaves=16)
+
+
+def test_a_hint_that_cuts_a_weight_twice_is_refused():
+    """An axis that cuts homes cannot cut the same weight where it is used."""
+    graph = graph_of(model_of(), 4)
+    layouts = {"embed_tokens.weight": ("fsdp", None)}
+    graph.set_distribution(replace(DistributionStrategy.fsdp(2), layouts=layouts))
+    with pytest.raises(LayoutError, match=r"got 'embed_tokens.weight' as .fsdp, -. with 'fsdp' for homes"):
+        graph.plan(leaves=4)
 
 
 def test_a_unit_of_no_layer_is_refused():

@@ -10,7 +10,7 @@ from math import prod
 
 from tilewise.core.dims import upper_bound
 from tilewise.core.mesh import MICRO
-from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.graph import PANEL_ROWS, Graph, OpNode
 from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, show_axes, show_layout
 
 __all__ = ["explain_homes", "explain_reshards", "is_unshard"]
@@ -75,6 +75,7 @@ def explain_homes(graph: Graph, layout: GraphLayout) -> list[str]:
         f"{len(at_home)} weights, their gradients and optimizer states lie in {size} parts each, along "
         f"{show_axes(layout.home_axes)}; {small} small ones whole on every device"
     ]
+    about = "" if all(_has_equal_homes(graph, layout, t.id) for t in at_home) else "about "
     for phase in ("forward", "backward"):
         calls = [op for op in graph.ops if op.phase == phase and is_unshard(graph, op)]
         most = max((_elements(graph, layout, op) for op in calls), default=0)
@@ -82,9 +83,15 @@ def explain_homes(graph: Graph, layout: GraphLayout) -> list[str]:
         if calls:
             lines.append(
                 f"{phase}: gathers {total:,} elements in {len(calls)} calls, {most:,} in the largest; reads "
-                f"{total - total // size:,} of them from peers"
+                f"{about}{total - total // size:,} of them from peers"
             )
     return lines
+
+
+def _has_equal_homes(graph: Graph, layout: GraphLayout, weight: int) -> bool:
+    """Whether all devices keep the same number of whole panels of a weight."""
+    rows = upper_bound(graph.spec(weight).shape[0])
+    return rows % (layout.mesh.size(*layout.use[weight][0]) * PANEL_ROWS) == 0
 
 
 def is_unshard(graph: Graph, op: OpNode) -> bool:

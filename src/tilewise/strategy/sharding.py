@@ -24,7 +24,7 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.batch import BatchCut
 from tilewise.ir.contractions import SeenLayouts, factors_of
 from tilewise.ir.graph import PANEL_ROWS, Graph, OpNode, Template, TensorNode, TensorSpec
-from tilewise.ir.layout import GraphLayout, Record, TensorLayout
+from tilewise.ir.layout import GraphLayout, Record, TensorLayout, show_layout
 from tilewise.ir.op import op_named
 from tilewise.strategy.records import make_records
 from tilewise.strategy.strategy import StateSharding
@@ -92,6 +92,12 @@ class _Sharding:
         size = spec.shape[0]
         if spec.storage != "packed" or not isinstance(size, int):
             return False
+        twice = [axis for axes in use for axis in axes if axis in self.sharding.axes]
+        if twice:
+            raise LayoutError(
+                "[strategy.shard_states] an axis that cuts weights at home cuts none where it is used; got "
+                f"{spec.name!r} as {show_layout(use)} with {twice[0]!r} for homes; drop the hint on it"
+            )
         return size // self.mesh.size(*use[0]) // PANEL_ROWS >= self.mesh.size(*self.sharding.axes)
 
     def _home(self, use: TensorLayout) -> TensorLayout:

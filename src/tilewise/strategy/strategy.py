@@ -61,8 +61,10 @@ class StateSharding:
     unit_elements: int = 0
 
     def __post_init__(self) -> None:
-        if not self.axes or not all(isinstance(axis, str) for axis in self.axes):
-            _border.refuse("sharding", "axes are names", shown(self.axes), 'pass ("fsdp",)')
+        axes = tuple(_border.sequence("sharding", "axes", self.axes, "names"))
+        if not axes or not all(isinstance(a, str) for a in axes) or len({*axes}) != len(axes):
+            _border.refuse("sharding", "axes are names, each once", shown(self.axes), 'pass ("fsdp",)')
+        object.__setattr__(self, "axes", axes)
         _border.truth("sharding", "reshard_after_forward", self.reshard_after_forward)
         prefetch = _border.integer("sharding", "prefetch", self.prefetch, 0, _MAX_PREFETCH)
         object.__setattr__(self, "prefetch", prefetch)
@@ -143,6 +145,14 @@ class DistributionStrategy:
                     f"{axis!r} over {mesh}, which shares {', '.join(labels) or 'nothing'}",
                     f"map {BATCH.name!r} to it, alone or with others",
                 )
+        in_order = tuple(axis for axis in self.axes_for(BATCH.name) if axis in self.sharding.axes)
+        if self.sharding.axes != in_order:
+            _border.refuse(
+                "strategy",
+                "axes cut state in the order in which they share the batch",
+                ", ".join(self.sharding.axes),
+                f"pass {in_order}",
+            )
 
     def axes_for(self, label: str) -> Axes:
         """The axes that shard dims of that label."""
@@ -230,7 +240,7 @@ class DistributionStrategy:
             tp: devices that share the width of layers.
             sharding: how `fsdp` cuts it; by default as in `StateSharding`.
         """
-        if fsdp == 1 and sharding is None:
+        if sharding is None and _border.integer("hybrid", "fsdp", fsdp, 1, MAX_DEVICES) == 1:
             return cls(ParallelismMode.HYBRID, {"dp": dp, "tp": tp}, {**_DATA, **_TENSOR})
         axes = {"dp": dp, "fsdp": fsdp, "tp": tp}
         sharding = StateSharding(_SHARDING) if sharding is None else sharding

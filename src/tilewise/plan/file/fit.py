@@ -103,6 +103,13 @@ def _require_layout(
     axes_known = {*mesh.names, MICRO}
     hold(layout.mesh == mesh, "{!r} is laid out on {}, the plan on {}", graph.name, layout.mesh, mesh)
     hold(not layout.reshards, "{!r} has changes of layout that are no ops", graph.name)
+    homes = layout.home_axes
+    hold(
+        set(homes) <= {*mesh.names} and len(set(homes)) == len(homes),
+        "{!r} has homes along {}",
+        graph.name,
+        homes,
+    )
     for of in (layout.home, layout.use):
         hold(
             len(of) == len(graph.tensors),

@@ -33,7 +33,7 @@ from tilewise.plan.tables import PlanTables
 
 __all__ = ["require_kernels"]
 
-_FLAT = ("flat", "temp_flat", "carry_flat")
+_FLAT = ("flat", "temp_flat", "carry_flat", "ring_flat", "stack")
 
 
 def require_kernels(plan: PlanTables) -> None:
