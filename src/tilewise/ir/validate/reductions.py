@@ -38,9 +38,9 @@ from tilewise.ir.program import (
     LoweredTemplate,
     Mode,
     Operand,
-    Slot,
     Source,
     TileProgram,
+    memory_kind,
 )
 from tilewise.ir.validate.exchanges import (
     Collected,
@@ -147,8 +147,10 @@ class _Flow:
         self.columns: dict[int, Columns] = {}
         self.homes: dict[int, Home] = {}
         self.collected: dict[int, Collected] = {}
-        first: dict[Slot, int] = {}
-        self._same = [first.setdefault(s.memory, i) for i, s in enumerate(template.slots)]
+        first: dict[tuple[str, int, int], int] = {}
+        self._same = [
+            first.setdefault((memory_kind(s.kind), s.id, s.level), i) for i, s in enumerate(template.slots)
+        ]
         self._state: dict[int, str] = {}
         self._open = {
             self._same[c.source]: c for c in template.completions
