@@ -89,6 +89,15 @@ class DimLabel:
     def __hash__(self) -> int:
         return hash(self.name)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """In a pickle, its fields; equal ones become one object, which is quickly compared."""
+        return _label, (self.name, self.atom, self.group, self.is_summed_by_leaves)
+
+
+@lru_cache(maxsize=1024)
+def _label(name: str, atom: int, group: int, is_summed_by_leaves: bool) -> DimLabel:
+    return DimLabel(name, atom, group, is_summed_by_leaves)
+
 
 BATCH = DimLabel("batch", 1, is_summed_by_leaves=True)
 

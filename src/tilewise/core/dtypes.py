@@ -28,6 +28,10 @@ class DType:
     def __hash__(self) -> int:
         return hash(self.name)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """In a pickle, its name: there is one of each, and the same object is quickly compared."""
+        return (dtype, (self.name,)) if DTYPES.get(self.name) is self else (DType, (self.name, self.numpy))
+
     @property
     def itemsize(self) -> int:
         """Bytes per element."""

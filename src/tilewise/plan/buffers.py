@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
-from tilewise.ir.program import Slot
+from tilewise.ir.program import Slot, memory_kind
 from tilewise.ir.reshards import is_unshard
 from tilewise.plan.accumulation import BatchSums
 from tilewise.plan.memory import Buffer
@@ -137,7 +137,7 @@ def kept_buffers(tensors: RootTensors, variants: Variants) -> list[Buffer]:
         [
             (slot, max(bytes_of(views[i], bounds) for views in variant.views))
             for i, slot in enumerate(variant.slots)
-            if slot.memory.kind in _KEPT
+            if memory_kind(slot.kind) in _KEPT
         ]
         for variant in variants.variants
     ]

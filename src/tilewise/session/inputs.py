@@ -17,7 +17,7 @@ from tilewise.core.dtypes import DTYPES, DType, is_float
 from tilewise.core.errors import ShapeError, TilewiseError
 from tilewise.graph.builder import INV_COUNT, POSITIONS
 from tilewise.ir.graph import Graph, TensorSpec
-from tilewise.ir.op import op_named
+from tilewise.ir.op import Op, op_named
 from tilewise.optim.optimizer import is_hyper
 
 __all__ = [
@@ -68,8 +68,11 @@ def _indices_of(graph: Graph, known: dict[str, dict[int, Bounds]]) -> dict[int, 
             for position, bounds in known[template.key].items():
                 add(op.inputs[position], bounds)
             continue
+        rule = op_named(op.op)
+        if type(rule).index_bounds is Op.index_bounds:
+            continue  # most ops have no operand that holds indices
         specs = [None if i is None else graph.spec(i) for i in op.inputs]
-        for position, limits in op_named(op.op).index_bounds(specs, op.attrs).items():
+        for position, limits in rule.index_bounds(specs, op.attrs).items():
             add(op.inputs[position], [limits])
     return found
 

@@ -27,26 +27,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from itertools import chain
 from typing import NoReturn
-
-import numpy as np
-import numpy.typing as npt
 
 from tilewise.ir.layout import LEAVES, GraphLayout, Record
 from tilewise.ir.program import (
     Access,
-    Call,
     Completion,
     DeviceClass,
     Instruction,
     LoweredTemplate,
     Mode,
     Operand,
-    Slot,
     Source,
     TileProgram,
+    memory_kind,
 )
 from tilewise.ir.validate.exchanges import (
     Collected,
@@ -66,14 +60,13 @@ _REDUCING = tuple(_KERNELS.values())
 _RESUME = "tree_resume"
 _COPY = "copy_pairs"
 _SHARING = (*_REDUCING, _RESUME, _COPY)
+_IN, _OUT = int(Access.IN), int(Access.OUT)  # as plain integers, which are quicker to combine
 _PARTIAL, _SHARE, _SPENT, _COMPLETE = (
     "one device's part",
     "one member's share",
     "a part, already used",
     "complete",
 )
-_IN, _OUT = int(Access.IN), int(Access.OUT)  # as plain integers, which are quicker to combine
-_Ints = npt.NDArray[np.int64]
 
 
 def validate_reductions(
@@ -106,7 +99,7 @@ def validate_reductions(
             exchanges.update(flow.exchanges)
         confirm_exchanges(program, class_id, exchanges, layouts[0].mesh)
         first: dict[object, int] = {}
-        same = np.array([first.setdefault(_memory(e.key), i) for i, e in enumerate(of.entries)], np.int64)
+        same = [first.setdefault(_memory(e.key), i) for i, e in enumerate(of.entries)]
         for name in of.calls:
             _follow_calls(of, flows, same, name, given, behind.get(name, ()))
         every.append(flows)
@@ -154,8 +147,10 @@ class _Flow:
         self.columns: dict[int, Columns] = {}
         self.homes: dict[int, Home] = {}
         self.collected: dict[int, Collected] = {}
-        first: dict[Slot, int] = {}
-        self._same = [first.setdefault(s.memory, i) for i, s in enumerate(template.slots)]
+        first: dict[tuple[str, int, int], int] = {}
+        self._same = [
+            first.setdefault((memory_kind(s.kind), s.id, s.level), i) for i, s in enumerate(template.slots)
+        ]
         self._state: dict[int, str] = {}
         self._open = {
             self._same[c.source]: c for c in template.completions
@@ -188,21 +183,6 @@ class _Flow:
                 f"{completion.partial!r} of op {completion.op} left as {self._state.get(slot, 'nothing')} in template "
                 f"{self.template.name!r}",
             )
-
-    @cached_property
-    def is_needed(self) -> npt.NDArray[np.bool_]:
-        """Per slot, whether it is among `needs`."""
-        return self._marks(self.needs)
-
-    @cached_property
-    def is_made(self) -> npt.NDArray[np.bool_]:
-        """Per slot, whether it is among `makes`."""
-        return self._marks(self.makes)
-
-    def _marks(self, slots: set[int]) -> npt.NDArray[np.bool_]:
-        marks = np.zeros(len(self.template.slots), np.bool_)
-        marks[[*slots]] = True
-        return marks
 
     def _reduces(self, instruction: Instruction) -> bool:
         if instruction.kernel.startswith(_RESUME):
@@ -426,7 +406,7 @@ class _Flow:
                     self._read(instruction, slot)
         if self.layout is not None and any(o.team >= 0 for o in instruction.operands):
             self._columns(instruction, self.layout)
-        elif self.layout is not None and instruction.kernel.startswith(_COPY):
+        elif self.layout is not None:
             self._slices(instruction, self.layout)
         for slot in writes:
             if self._state.get(slot) == _SHARE:
@@ -481,46 +461,22 @@ class _Flow:
 def _follow_calls(
     of: DeviceClass,
     flows: Sequence[_Flow],
-    same: _Ints,
+    same: Sequence[int],
     name: str,
     given: frozenset[int],
     behind: Sequence[str],
 ) -> None:
     """What calls read has been written by calls before; `same` is the first entry of each one's memory."""
-    calls = of.calls[name]
-    _follow_stacks(of, flows, same, name)
-    written = np.full(len(of.entries), len(calls))  # by which call first, by memory
-    written[same[[*given]]] = -1
+    known = {same[e] for e in given}
     for earlier in behind:
-        before, _, is_written = _slots_of(of.calls.get(earlier, ()), flows, "is_made")
-        written[same[before[is_written]]] = -1
-    bound, places, is_written = _slots_of(calls, flows, "is_made")
-    np.minimum.at(written, same[bound[is_written]], places[is_written])
-    _, _, is_read = _slots_of(calls, flows, "is_needed")
-    for late in np.flatnonzero(is_read & (written[same[bound]] >= places)).tolist()[:1]:
-        key, template = of.entries[bound[late]].key, flows[calls[places[late]].template].template
-        refuse(
-            "a value is written before it is read", f"{key} read by template {template.name!r} in {name!r}"
-        )
-
-
-def _slots_of(
-    calls: Sequence[Call], flows: Sequence[_Flow], mark: str
-) -> tuple[_Ints, _Ints, npt.NDArray[np.bool_]]:
-    """Of all slots of calls one after the other: the entry that it is bound to, the call, whether its flow marks it."""
-    counts = [len(call.binding) for call in calls]
-    bound = np.fromiter(chain.from_iterable(call.binding for call in calls), np.int64, sum(counts))
-    places = np.repeat(np.arange(len(calls)), counts)
-    marks = [getattr(flows[call.template], mark) for call in calls]
-    return bound, places, np.concatenate(marks) if marks else np.zeros(0, np.bool_)
-
-
-def _follow_stacks(of: DeviceClass, flows: Sequence[_Flow], same: _Ints, name: str) -> None:
-    """A stack takes all microbatches, one after the other."""
+        known |= {
+            same[call.binding[s]] for call in of.calls.get(earlier, ()) for s in flows[call.template].makes
+        }
     taken: dict[int, tuple[int, int]] = {}  # per stack, microbatches so far and of how many
     for call in of.calls[name]:
-        for slot, (microbatch, count) in flows[call.template].stacks.items():
-            entry = int(same[call.binding[slot]])
+        flow = flows[call.template]
+        for slot, (microbatch, count) in flow.stacks.items():
+            entry = same[call.binding[slot]]
             before = taken.get(entry, (0, count))
             if before != (microbatch, count):
                 refuse(
@@ -528,6 +484,13 @@ def _follow_stacks(of: DeviceClass, flows: Sequence[_Flow], same: _Ints, name: s
                     f"number {microbatch} of {count} behind {before[0]} for {of.entries[entry].key} in {name!r}",
                 )
             taken[entry] = microbatch + 1, count
+        for slot in flow.needs:
+            if same[call.binding[slot]] not in known:
+                refuse(
+                    "a value is written before it is read",
+                    f"{of.entries[call.binding[slot]].key} read by template {flow.template.name!r} in {name!r}",
+                )
+        known |= {same[call.binding[s]] for s in flow.makes}
     for entry, (microbatch, count) in taken.items():
         if microbatch < count:
             what = f"{microbatch} of {count} for {of.entries[entry].key} in {name!r}"
@@ -549,10 +512,15 @@ def _role(operand: Operand) -> int:
     return operand.role or operand.access or _IN
 
 
+def _kind(kind: str) -> str:
+    """Of a slot or entry, whatever it is seen as."""
+    return "tensor" if kind == "flat" else kind.removesuffix("_flat")
+
+
 def _memory(key: tuple[object, ...]) -> tuple[object, ...]:
     """The key of the entry that sees the same memory as it was made."""
     kind = str(key[0])
     if kind == "tensor":
         return key
-    plain = "tensor" if kind == "flat" else kind.removesuffix("_flat")
+    plain = _kind(kind)
     return key if plain == kind else (plain, *key[1:])
