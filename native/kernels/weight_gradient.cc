@@ -9,7 +9,7 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-inline constexpr int64_t kMaxColumns = 256;  // columns of k per pass
+inline constexpr int64_t kMaxColumns = 2016;  // columns of k per pass
 inline constexpr int64_t kScatterBytes = 1 << 20;
 
 template <class D>
@@ -72,6 +72,20 @@ struct WeightGradient {
                                   dy.stride, columns - p * kPanel, begin, c.end);
     }
   }
+  template <class Start>
+  int64_t num_sources(const Copy& c, int64_t, int64_t, const Start&) const {
+    return c.end - c.begin;
+  }
+  template <class Start>
+  Run source(const Copy& c, int64_t block, int64_t end, const Start& start, int64_t i) const {
+    const T* row = row_of<const T>(x, c.begin + i) + column;
+    return {reinterpret_cast<const char*>(row + start(block)),
+            static_cast<int64_t>((start(end) - start(block)) * sizeof(T))};
+  }
+  void expect(int64_t row, int64_t count, int64_t panel, Rows (&expected)[2]) const {
+    const float* to = static_cast<const float*>(out.data) + (panel * out.stride + column + row) * kPanel;
+    expected[0] = {reinterpret_cast<const char*>(to), count, kPanel * 4, kPanel * 4};
+  }
   void finish(int64_t row, int64_t count, int64_t panel, const float* block) {
     const int64_t offset = (panel * out.stride + column + row) * kPanel;
     float* to = static_cast<float*>(out.data) + offset;
@@ -110,7 +124,7 @@ void matmul_dw(const KernelArgs& args) {
   const int64_t run = args.ints[3] ? args.ints[3] : op.leaf_rows;  // tokens whose steps follow each other
 
   Carver carver(args.scratch);
-  Blocking blocking(carver, ALayout::kSteps16, D::kPerStep, 128, false, contracts ? divide_up(tokens, D::kPerStep) : 0,
+  Blocking blocking(carver, ALayout::kSteps16, D::kPerStep, 512, false, contracts ? divide_up(tokens, D::kPerStep) : 0,
                     (contracts ? divide_up(tokens, run) : op.num_leaves) + 1);
   const int64_t widest = smaller(op.out.cols, kMaxColumns);
   int64_t columns = widest;
@@ -129,7 +143,7 @@ void matmul_dw(const KernelArgs& args) {
   blocking.close();
 
   op.columns = columns;
-  op.max_group = 8;
+  op.max_group = int64_t{1} << 30;
   const int64_t panel_floats = op.num_leaves * columns * kPanel;
   if (op.ids.data) {
     op.max_group = larger(int64_t{1}, smaller(8, kScatterBytes / (panel_floats * 4)));
