@@ -112,6 +112,7 @@ struct RowProduct {
   void begin_group(int64_t, int64_t) {}
   const float* initial(int64_t, int64_t, int64_t, float*) { return nullptr; }
   const float* addend(int64_t, int64_t) { return nullptr; }
+  float* target(int64_t, int64_t, float* block) const { return block; }
   template <class Start>
   void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
     for (; block < end; ++block, to += words)
@@ -158,6 +159,7 @@ struct InputGradient {
   void begin_group(int64_t, int64_t) {}
   const float* initial(int64_t, int64_t, int64_t, float*) { return nullptr; }
   const float* addend(int64_t, int64_t) { return nullptr; }
+  float* target(int64_t, int64_t, float* block) const { return block; }
   template <class Start>
   void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
     const TileView& w = terms[2 * c.term + 1];
@@ -246,6 +248,7 @@ struct Gemm {
 
   void begin_group(int64_t, int64_t) {}
   const float* addend(int64_t, int64_t) { return nullptr; }
+  float* target(int64_t, int64_t, float* block) const { return block; }
   const float* initial(int64_t row, int64_t count, int64_t panel, float* block) {
     if (!accumulate) return nullptr;
     const int64_t column = panel * kPanel, width = smaller(kPanel, lanes - column);

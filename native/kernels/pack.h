@@ -113,8 +113,6 @@ TILEWISE_INLINE IntLanes step_words(const bf16* first, const bf16* second, int64
   return second ? (low | as_int(load(second, columns))) : low;
 }
 
-inline constexpr int64_t kPrefetchSteps = 12;
-
 /// Width columns of one step, all there.
 template <int Width>
 TILEWISE_INLINE void whole_step(uint32_t* to, const float* first, const float*) {
@@ -151,10 +149,10 @@ TILEWISE_INLINE void partial_step(uint32_t* to, const T* first, const T* second,
   }
 }
 
-/// Rows lie too far apart for the hardware to foresee the next ones.
-template <class D>
+/// Rows lie too far apart for the hardware to foresee the next ones: what is packed `Steps` further is asked for.
+template <class D, int Steps>
 TILEWISE_INLINE void prefetch_step(const typename D::T* first, int64_t stride) {
-  for (int j = 0; j < D::kPerStep; ++j) __builtin_prefetch(first + (kPrefetchSteps * D::kPerStep + j) * stride);
+  for (int j = 0; j < D::kPerStep; ++j) __builtin_prefetch(first + (Steps * D::kPerStep + j) * stride);
 }
 
 /// Columns of [t][n] stay lanes: to[step][Width] from `columns` columns, rows [begin, end).
@@ -164,7 +162,7 @@ TILEWISE_INLINE void pack_panel_along(uint32_t* to, const typename D::T* from, i
   int64_t t = begin;
   if (columns >= Width)
     for (; t + D::kPerStep <= end; t += D::kPerStep, to += Width) {
-      prefetch_step<D>(from + t * stride, stride);
+      prefetch_step<D, 12>(from + t * stride, stride);
       whole_step<Width>(to, from + t * stride, from + (t + D::kPerStep - 1) * stride);
     }
   for (; t < end; t += D::kPerStep, to += Width)
@@ -186,6 +184,7 @@ TILEWISE_INLINE void pack_columns(uint32_t* to, int64_t words, int64_t block, in
     const T *first = data + t * x.stride, *second = first + (D::kPerStep - 1) * x.stride;
     for (int64_t b = block; b < whole; ++b) {
       const int64_t column = start(b);
+      prefetch_step<D, 4>(first + column, x.stride);
       whole_step<16>(to + (b - block) * words + step, first + column, second + column);
     }
   }

@@ -153,14 +153,15 @@ class Product {
       call.stack = own + kEntry + window.depth * height * kPanel;
       call.init = w == 0 ? op_.initial(row, height, first_ + p, own) : window.resumes ? own : nullptr;
       call.addend = op_.addend(row, p);
-      call.out = keeps ? own : nullptr;
+      float* const out = is_last ? op_.target(row, first_ + p, own) : own;
+      call.out = keeps ? out : nullptr;
       call.ahead = ahead + (b - block) * divide_up(window.steps, static_cast<int64_t>(every_ahead) + 1) * 64;
       call.every_ahead = every_ahead;
       call.every_piece = every_piece;
       call.pieces = pieces_;
       if (is_last) op_.expect(row, height, first_ + p, call.expected);
       micro_for<typename Op::Dot, Op::kLayout>(height)(call);
-      if (is_last) op_.finish(row, height, first_ + p, own);
+      if (is_last) op_.finish(row, height, first_ + p, out);
     }
   }
 
