@@ -24,13 +24,16 @@ struct Window {
 /// Segments, copies and windows of one contraction, in scratch.
 class Blocking {
  public:
-  Blocking(Carver& carver, ALayout layout, int per_step, int64_t window_steps, bool direct, int64_t total_steps,
+  /// Windows are equally long, as far as whole blocks of steps go, and no longer than `most_steps`.
+  Blocking(Carver& carver, ALayout layout, int per_step, int64_t most_steps, bool direct, int64_t total_steps,
            int64_t num_ranges)
-      : layout_(layout), per_step_(per_step), window_steps_(window_steps), direct_(direct) {
-    const int64_t cuts = total_steps / smaller(kBlockSteps, window_steps) + 1;
+      : layout_(layout), per_step_(per_step), direct_(direct) {
+    const int64_t least = larger(int64_t{1}, divide_up(total_steps, most_steps));
+    window_steps_ = larger(kBlockSteps, round_up(divide_up(total_steps, least), kBlockSteps));
+    const int64_t cuts = total_steps / kBlockSteps + 1;
     segments = carver.take<Segment>(2 * cuts + 4 * num_ranges + 8);
     copies = carver.take<Copy>(2 * cuts + 4 * num_ranges + 8);
-    windows = carver.take<Window>(total_steps / window_steps + num_ranges + 2);
+    windows = carver.take<Window>(total_steps / window_steps_ + num_ranges + 2);
     open_window(false);
   }
 

@@ -47,6 +47,31 @@ TILEWISE_INLINE void transpose16(__m512i (&r)[16]) {
 }
 #endif
 
+#if !defined(__AVX512BW__)
+typedef int32_t Four __attribute__((vector_size(16)));
+
+/// Of the eight values of a and b, those numbered A to D.
+template <int A, int B, int C, int D>
+TILEWISE_INLINE Four pick(Four a, Four b) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, A, B, C, D);
+#else
+  return __builtin_shuffle(a, b, Four{A, B, C, D});
+#endif
+}
+
+/// to[c * to_stride + r] = word c of row r for four rows and four words.
+TILEWISE_INLINE void transpose4(uint32_t* to, int64_t to_stride, const char* from, int64_t from_bytes) {
+  Four r[4];
+  for (int i = 0; i < 4; ++i) __builtin_memcpy(&r[i], from + i * from_bytes, 16);
+  const Four low01 = pick<0, 4, 1, 5>(r[0], r[1]), low23 = pick<0, 4, 1, 5>(r[2], r[3]);
+  const Four high01 = pick<2, 6, 3, 7>(r[0], r[1]), high23 = pick<2, 6, 3, 7>(r[2], r[3]);
+  const Four turned[4] = {pick<0, 1, 4, 5>(low01, low23), pick<2, 3, 6, 7>(low01, low23),
+                          pick<0, 1, 4, 5>(high01, high23), pick<2, 3, 6, 7>(high01, high23)};
+  for (int i = 0; i < 4; ++i) __builtin_memcpy(to + i * to_stride, &turned[i], 16);
+}
+#endif
+
 /// to[c * to_stride + r] = word c of row r for up to 16 rows and 16 words; rows and words beyond are zero.
 TILEWISE_INLINE void transpose_words(uint32_t* to, int64_t to_stride, const char* from, int64_t from_bytes,
                                      int64_t rows, int64_t words) {
@@ -59,11 +84,18 @@ TILEWISE_INLINE void transpose_words(uint32_t* to, int64_t to_stride, const char
   for (int i = 0; i < 16; ++i)
     if (i < words) _mm512_storeu_si512(to + i * to_stride, r[i]);
 #else
-  for (int64_t c = 0; c < words; ++c)
-    for (int64_t i = 0; i < 16; ++i) {
-      uint32_t word = 0;
-      if (i < rows) __builtin_memcpy(&word, from + i * from_bytes + 4 * c, 4);
-      to[c * to_stride + i] = word;
+  for (int64_t c = 0; c < words; c += 4)
+    for (int64_t i = 0; i < 16; i += 4) {
+      if (c + 4 <= words && i + 4 <= rows) {
+        transpose4(to + c * to_stride + i, to_stride, from + i * from_bytes + 4 * c, from_bytes);
+        continue;
+      }
+      for (int64_t j = c; j < smaller(c + 4, words); ++j)
+        for (int64_t r = i; r < i + 4; ++r) {
+          uint32_t word = 0;
+          if (r < rows) __builtin_memcpy(&word, from + r * from_bytes + 4 * j, 4);
+          to[j * to_stride + r] = word;
+        }
     }
 #endif
 }
@@ -230,6 +262,16 @@ TILEWISE_INLINE void pack_weight_columns(uint32_t* to, const bf16* panels, int64
       put(c + 1, 1);
     }
     if (c < count) put(c, 0);
+    return;
+  }
+#else
+  if (values == kPanel) {
+    for (; c < count; ++c) {
+      const bf16* from = panel + ((column + c) & ~int64_t{1}) * kPanel + ((column + c) & 1);
+      bf16 row[kPanel];
+      for (int64_t i = 0; i < kPanel; ++i) row[i] = from[2 * i];
+      __builtin_memcpy(to + c * kRowStride, row, sizeof row);
+    }
     return;
   }
 #endif

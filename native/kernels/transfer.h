@@ -192,7 +192,17 @@ TILEWISE_INLINE void store(T* to, const Lanes& x, int64_t n) {
 #else
   T buffer[kLanes];
   store(buffer, x);
-  for (int64_t i = 0; i < n; ++i) to[i] = buffer[i];
+  const T* from = buffer;
+  const auto copy = [&]<int kCount>() __attribute__((always_inline)) {
+    if ((n & kCount) == 0) return;
+    __builtin_memcpy(to, from, kCount * sizeof(T));
+    to += kCount;
+    from += kCount;
+  };
+  copy.template operator()<8>();
+  copy.template operator()<4>();
+  copy.template operator()<2>();
+  copy.template operator()<1>();
 #endif
 }
 
