@@ -9,6 +9,7 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
+inline constexpr int64_t kWholeSteps = 512, kWindowSteps = 256;
 inline constexpr int64_t kMaxColumns = 2016;  // columns of k per pass
 inline constexpr int64_t kScatterBytes = 1 << 20;
 
@@ -129,7 +130,10 @@ void matmul_dw(const KernelArgs& args) {
   const int64_t run = args.ints[3] ? args.ints[3] : op.leaf_rows;  // tokens whose steps follow each other
 
   Carver carver(args.scratch);
-  Blocking blocking(carver, ALayout::kSteps16, D::kPerStep, 512, false, contracts ? divide_up(tokens, D::kPerStep) : 0,
+  const int64_t steps = contracts ? divide_up(tokens, D::kPerStep) : 0;
+  // At once if blocks of whole rows of X fit L2 so; else in windows so short that they do.
+  const int64_t most = steps <= kWholeSteps ? kWholeSteps : kWindowSteps;
+  Blocking blocking(carver, ALayout::kSteps16, D::kPerStep, most, false, steps,
                     (contracts ? divide_up(tokens, run) : op.num_leaves) + 1);
   const int64_t widest = smaller(op.out.cols, kMaxColumns);
   int64_t columns = widest;
@@ -148,7 +152,7 @@ void matmul_dw(const KernelArgs& args) {
   blocking.close();
 
   op.columns = columns;
-  op.max_group = int64_t{1} << 30;
+  op.max_group = blocking.num_windows > 1 ? 8 : int64_t{1} << 30;
   const int64_t panel_floats = op.num_leaves * columns * kPanel;
   if (op.ids.data) {
     op.max_group = larger(int64_t{1}, smaller(8, kScatterBytes / (panel_floats * 4)));
