@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from demo_step import CONTEXT, Contestant, batch_of, build_override, cpu_name
+from demo_step import CONTEXT, Contestant, batch_of, build_override, cpu_name, measure_peak
 
 BATCH, DEVICES, WORKERS = 4, 2, 1
 MODEL = {
@@ -346,8 +346,16 @@ def compete(
     return sides
 
 
+def least_seconds(dtype: str) -> float:
+    """What a step's matmuls alone would take if they never left the registers, by a measurement made now."""
+    hidden, layers = MODEL["hidden_size"], MODEL["num_hidden_layers"]
+    weights = layers * (4 * hidden * hidden + 3 * hidden * MODEL["intermediate_size"])
+    weights += MODEL["vocab_size"] * hidden
+    return 6.0 * weights * BATCH * CONTEXT / measure_peak(f"peak_{dtype}", DEVICES * WORKERS)
+
+
 def show(sides: list[Side], dtype: str) -> None:
-    """Every mode, the ratio to the best peer, and the share of the bound."""
+    """Every mode, the ratio to the best peer, what the processor permits, and the share of the bound."""
     for side in sides:
         rate = BATCH * CONTEXT / side.median()
         print(f"  {side.mode:32} {side.median() * 1e3:9.1f} ms/step {rate:8,.0f} tokens/s")
@@ -369,6 +377,13 @@ def show(sides: list[Side], dtype: str) -> None:
                 f"  peak resident memory: {ours[0].median('resident') / 1e6:,.0f} MB a device, {least / 1e6:,.0f} MB "
                 f"a process of PyTorch: {share:.2f} (must {must:g}, goal {goal:g})"
             )
+        least = least_seconds(dtype)
+        print(
+            f"  multiply-adds of the weights' products alone, at the peak of both cores measured now: "
+            f"{least * 1e3:.1f} ms, {best.median() / least:.2f} times the best of PyTorch; ours take "
+            f"{ours[0].median() / least:.2f} times as long",
+            flush=True,
+        )
     for side in ours:
         show_share(side)
 

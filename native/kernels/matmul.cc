@@ -20,6 +20,16 @@ class Output {
   TileView out, residual;
   bool out_is_f32;
 
+  /// What `write` will touch.
+  void expect(int64_t row, int64_t rows, int64_t column, int64_t columns, Rows (&expected)[2]) const {
+    const int64_t item = out_is_f32 ? 4 : sizeof(T), width = smaller(columns, out.cols - column);
+    const int64_t height = smaller(rows, out.rows - row);
+    expected[0] = {static_cast<const char*>(out.data) + (row * out.stride + column) * item, height, out.stride * item,
+                   width * item};
+    if (!residual.data) return;
+    expected[1] = {reinterpret_cast<const char*>(row_of<const T>(residual, row) + column), height,
+                   static_cast<int64_t>(residual.stride * sizeof(T)), static_cast<int64_t>(width * sizeof(T))};
+  }
   void write(int64_t row, int64_t rows, int64_t panel, const float* block) const {
     if (out_is_f32) {
       write_as<float>(row, rows, panel, block);
@@ -27,8 +37,36 @@ class Output {
       write_as<T>(row, rows, panel, block);
     }
   }
+  /// The same of a block of `count` columns, whose lanes are rows.
+  void write_turned(int64_t row, int64_t column, int64_t count, const float* block) const {
+    if (out_is_f32) {
+      write_turned_as<float>(row, column, count, block);
+    } else {
+      write_turned_as<T>(row, column, count, block);
+    }
+  }
 
  private:
+  template <class To>
+  void write_turned_as(int64_t row, int64_t column, int64_t count, const float* block) const {
+    To* to = row_of<To>(out, row) + column;
+    const T* extra = residual.data ? row_of<const T>(residual, row) + column : nullptr;
+    Lanes turned[kLanes];
+    for (int64_t half = 0; half < smaller(kPanel, out.rows - row); half += kLanes) {
+      turn_rows(turned, block + half, kPanel, count);
+      const int64_t rows = smaller(kLanes, out.rows - row - half);
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < kLanes; ++r, to += out.stride) {
+        if (r == rows) break;
+        Lanes v = turned[r];
+        if (extra) {
+          v = v + load(extra, count);
+          extra += residual.stride;
+        }
+        store(to, v, count);
+      }
+    }
+  }
   template <class To>
   void write_as(int64_t row, int64_t rows, int64_t panel, const float* block) const {
     const int64_t column = panel * kPanel, width = smaller(kPanel, out.cols - column);
@@ -74,11 +112,24 @@ struct RowProduct {
   void begin_group(int64_t, int64_t) {}
   const float* initial(int64_t, int64_t, int64_t, float*) { return nullptr; }
   const float* addend(int64_t, int64_t) { return nullptr; }
+  float* target(int64_t, int64_t, float* block) const { return block; }
   template <class Start>
   void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
     for (; block < end; ++block, to += words)
       for (int64_t row = start(block), r = 0; row + r < start(block + 1); ++r)
         pack_row<D>(to + r * kRowStride, row_of<const T>(terms[2 * c.term], row + r), c.begin, c.end);
+  }
+  template <class Start>
+  int64_t num_sources(const Copy&, int64_t block, int64_t end, const Start& start) const {
+    return start(end) - start(block);
+  }
+  template <class Start>
+  Run source(const Copy& c, int64_t block, int64_t, const Start& start, int64_t i) const {
+    const T* row = row_of<const T>(terms[2 * c.term], start(block) + i);
+    return {reinterpret_cast<const char*>(row + c.begin), static_cast<int64_t>((c.end - c.begin) * sizeof(T))};
+  }
+  void expect(int64_t row, int64_t count, int64_t panel, Rows (&expected)[2]) const {
+    output.expect(row, count, panel * kPanel, kPanel, expected);
   }
   void finish(int64_t row, int64_t count, int64_t panel, const float* block) { output.write(row, count, panel, block); }
 };
@@ -92,14 +143,58 @@ struct Forward : RowProduct<D> {
   }
 };
 
+/// Rows of a block are columns of W, which lie in its panels as they are needed, and lanes are rows of dY: only dY and
+/// the result are transposed.
 template <class D>
-struct InputGradient : RowProduct<D> {
+struct InputGradient {
+  using T = typename D::T;
+  using Dot = typename D::Dot;
+  static constexpr ALayout kLayout = ALayout::kRows;
   static constexpr bool kPacksPanels = true;
+  Output<D> output;
+  const TileView* terms;  // dY_0, W_0, dY_1, W_1, ...
+  int64_t rows, lanes, num_terms;
+  int64_t max_group = int64_t{1} << 30;
+
+  void begin_group(int64_t, int64_t) {}
+  const float* initial(int64_t, int64_t, int64_t, float*) { return nullptr; }
+  const float* addend(int64_t, int64_t) { return nullptr; }
+  float* target(int64_t, int64_t, float* block) const { return block; }
+  template <class Start>
+  void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
+    const TileView& w = terms[2 * c.term + 1];
+    for (int64_t n = c.begin; n < c.end;) {  // a panel of W for all blocks before the next one: long runs of memory
+      const int64_t next = smaller(c.end, n - n % kPanel + kPanel);
+      uint32_t* step = to + (n - c.begin) / D::kPerStep;
+      for (int64_t b = block; b < end; ++b, step += words)
+        pack_weight_columns(step, static_cast<const T*>(w.data), w.stride, start(b), start(b + 1) - start(b), n, next);
+      n = next;
+    }
+  }
+  template <class Start>
+  int64_t num_sources(const Copy& c, int64_t, int64_t, const Start&) const {
+    return divide_up(c.end, kPanel) - c.begin / kPanel;
+  }
+  template <class Start>
+  Run source(const Copy& c, int64_t block, int64_t end, const Start& start, int64_t i) const {
+    const TileView& w = terms[2 * c.term + 1];
+    const T* panel = static_cast<const T*>(w.data) + (c.begin / kPanel + i) * kPanel * w.stride;
+    return {reinterpret_cast<const char*>(panel + start(block) * kPanel),
+            static_cast<int64_t>((start(end) - start(block)) * kPanel * sizeof(T))};
+  }
   void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
-    const TileView& w = this->terms[2 * c.term + 1];
-    for (int64_t p = 0; p < count; ++p)
-      repack_panel(to + p * words, static_cast<const typename D::T*>(w.data), w.stride, (first + p) * kPanel, c.begin,
-                   c.end);
+    const TileView& dy = terms[2 * c.term];
+    for (int64_t p = 0; p < count; ++p) {
+      const int64_t row = (first + p) * kPanel;
+      pack_panel_across<D>(to + p * words, row_of<const T>(dy, row), dy.stride, smaller(kPanel, lanes - row), c.begin,
+                           c.end);
+    }
+  }
+  void expect(int64_t column, int64_t count, int64_t panel, Rows (&expected)[2]) const {
+    output.expect(panel * kPanel, kPanel, column, count, expected);
+  }
+  void finish(int64_t column, int64_t count, int64_t panel, const float* block) {
+    output.write_turned(panel * kPanel, column, count, block);
   }
 };
 
@@ -112,8 +207,8 @@ void run_row_product(const KernelArgs& args, int64_t window_steps) {
   Op<D> op;
   op.output = {out, args.tiles[1], args.ints[0] != 0};
   op.terms = args.tiles + 2;
-  op.rows = out.rows;
-  op.lanes = out.cols;
+  op.rows = Op<D>::kPacksPanels ? out.cols : out.rows;
+  op.lanes = Op<D>::kPacksPanels ? out.rows : out.cols;
   op.num_terms = num_terms;
   const auto range = [&](int64_t chunk, int64_t term) {
     const int64_t* r = ranges + 2 * (chunk * num_terms + term);
@@ -135,7 +230,7 @@ void matmul(const KernelArgs& args) {
 }
 template <class D>
 void matmul_dx(const KernelArgs& args) {
-  run_row_product<D, InputGradient>(args, 512);
+  run_row_product<D, InputGradient>(args, 2304);
 }
 
 template <class D, ALayout L>
@@ -153,6 +248,7 @@ struct Gemm {
 
   void begin_group(int64_t, int64_t) {}
   const float* addend(int64_t, int64_t) { return nullptr; }
+  float* target(int64_t, int64_t, float* block) const { return block; }
   const float* initial(int64_t row, int64_t count, int64_t panel, float* block) {
     if (!accumulate) return nullptr;
     const int64_t column = panel * kPanel, width = smaller(kPanel, lanes - column);
@@ -171,6 +267,14 @@ struct Gemm {
           pack_row<D>(to + r * kRowStride, row_of<const T>(a, row + r), c.begin, c.end);
     }
   }
+  template <class Start>
+  int64_t num_sources(const Copy&, int64_t, int64_t, const Start&) const {
+    return 0;
+  }
+  template <class Start>
+  Run source(const Copy&, int64_t, int64_t, const Start&, int64_t) const {
+    return {};
+  }
   void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
     for (int64_t p = 0; p < count; ++p) pack_panel(to + p * words, first + p, c);
   }
@@ -181,6 +285,9 @@ struct Gemm {
     } else {
       pack_panel_along<D, kPanel>(to, static_cast<const T*>(b.data) + column, b.stride, width, c.begin, c.end);
     }
+  }
+  void expect(int64_t row, int64_t count, int64_t panel, Rows (&expected)[2]) const {
+    output.expect(row, count, panel * kPanel, kPanel, expected);
   }
   void finish(int64_t row, int64_t count, int64_t panel, const float* block) { output.write(row, count, panel, block); }
 };

@@ -32,6 +32,12 @@ struct Segment {
   int8_t push;      // the sum goes on the stack and accumulators restart from zero
 };
 
+/// Rows that lie `pitch` bytes apart, of at most two cache lines.
+struct Rows {
+  const char* data;
+  int64_t count, pitch, bytes;
+};
+
 struct MicroArgs {
   const Segment* segments;
   int64_t num_segments;
@@ -42,6 +48,12 @@ struct MicroArgs {
   const float* init_scale;   // per row: what init is multiplied with first; nullptr: one
   const float* addend;
   float* out;  // [R][32]; nullptr: nothing is left outside the stack
+  const char* ahead =
+      nullptr;  // what later calls read: another cache line is asked for in every step i with i & every_ahead = 0
+  int32_t every_ahead = INT32_MAX;
+  int32_t every_piece = INT32_MAX;
+  const char* const* pieces = nullptr;  // the same, a piece per segment
+  Rows expected[2] = {};  // what is read and written after this call: asked for in its last segment
 };
 using MicroFn = void (*)(const MicroArgs&);
 
@@ -93,10 +105,26 @@ void micro(const MicroArgs& x) {
         for (int j = 0; j < 2; ++j) acc[r][j] = NativeF{};
     }
     float* stack = x.stack;
+    const char* ahead = x.ahead;
     for (const Segment* s = x.segments; s != x.segments + x.num_segments; ++s) {
       const uint32_t* a = x.a + s->a;
+      const char* piece = x.pieces ? x.pieces[s - x.segments] : nullptr;
+      if (s + 1 == x.segments + x.num_segments)
+        for (const Rows& rows : x.expected)
+          for (int64_t r = 0; r < rows.count; ++r) {
+            __builtin_prefetch(rows.data + r * rows.pitch, 1);
+            __builtin_prefetch(rows.data + r * rows.pitch + rows.bytes - 1, 1);
+          }
       const float* b = reinterpret_cast<const float*>(x.b[s->term] + s->b) + lane;
       for (int32_t i = s->steps; i > 0; --i) {
+        if ((i & x.every_ahead) == 0) {
+          __builtin_prefetch(ahead, 0, 2);
+          ahead += 64;
+        }
+        if ((i & x.every_piece) == 0) {
+          __builtin_prefetch(piece, 0, 2);
+          piece += 64;
+        }
         const NativeF panel[2] = {native_load(b), native_load(b + kNativeLanes)};
 #pragma GCC unroll 14
         for (int r = 0; r < R; ++r) Dot::step(acc[r], a[r * RowWords], panel);

@@ -47,6 +47,31 @@ TILEWISE_INLINE void transpose16(__m512i (&r)[16]) {
 }
 #endif
 
+#if !defined(__AVX512BW__)
+typedef int32_t Four __attribute__((vector_size(16)));
+
+/// Of the eight values of a and b, those numbered A to D.
+template <int A, int B, int C, int D>
+TILEWISE_INLINE Four pick(Four a, Four b) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, A, B, C, D);
+#else
+  return __builtin_shuffle(a, b, Four{A, B, C, D});
+#endif
+}
+
+/// to[c * to_stride + r] = word c of row r for four rows and four words.
+TILEWISE_INLINE void transpose4(uint32_t* to, int64_t to_stride, const char* from, int64_t from_bytes) {
+  Four r[4];
+  for (int i = 0; i < 4; ++i) __builtin_memcpy(&r[i], from + i * from_bytes, 16);
+  const Four low01 = pick<0, 4, 1, 5>(r[0], r[1]), low23 = pick<0, 4, 1, 5>(r[2], r[3]);
+  const Four high01 = pick<2, 6, 3, 7>(r[0], r[1]), high23 = pick<2, 6, 3, 7>(r[2], r[3]);
+  const Four turned[4] = {pick<0, 1, 4, 5>(low01, low23), pick<2, 3, 6, 7>(low01, low23),
+                          pick<0, 1, 4, 5>(high01, high23), pick<2, 3, 6, 7>(high01, high23)};
+  for (int i = 0; i < 4; ++i) __builtin_memcpy(to + i * to_stride, &turned[i], 16);
+}
+#endif
+
 /// to[c * to_stride + r] = word c of row r for up to 16 rows and 16 words; rows and words beyond are zero.
 TILEWISE_INLINE void transpose_words(uint32_t* to, int64_t to_stride, const char* from, int64_t from_bytes,
                                      int64_t rows, int64_t words) {
@@ -59,12 +84,34 @@ TILEWISE_INLINE void transpose_words(uint32_t* to, int64_t to_stride, const char
   for (int i = 0; i < 16; ++i)
     if (i < words) _mm512_storeu_si512(to + i * to_stride, r[i]);
 #else
-  for (int64_t c = 0; c < words; ++c)
-    for (int64_t i = 0; i < 16; ++i) {
-      uint32_t word = 0;
-      if (i < rows) __builtin_memcpy(&word, from + i * from_bytes + 4 * c, 4);
-      to[c * to_stride + i] = word;
+  for (int64_t c = 0; c < words; c += 4)
+    for (int64_t i = 0; i < 16; i += 4) {
+      if (c + 4 <= words && i + 4 <= rows) {
+        transpose4(to + c * to_stride + i, to_stride, from + i * from_bytes + 4 * c, from_bytes);
+        continue;
+      }
+      for (int64_t j = c; j < smaller(c + 4, words); ++j)
+        for (int64_t r = i; r < i + 4; ++r) {
+          uint32_t word = 0;
+          if (r < rows) __builtin_memcpy(&word, from + r * from_bytes + 4 * j, 4);
+          to[j * to_stride + r] = word;
+        }
     }
+#endif
+}
+
+/// turned[c] = lanes of column c of 16 rows, `stride` apart; rows from `count` on are zero.
+TILEWISE_INLINE void turn_rows(Lanes (&turned)[kLanes], const float* rows, int64_t stride, int64_t count) {
+#if defined(__AVX512BW__)
+  __m512i r[16];
+  for (int i = 0; i < 16; ++i) r[i] = i < count ? _mm512_loadu_si512(rows + i * stride) : _mm512_setzero_si512();
+  transpose16(r);
+  for (int i = 0; i < 16; ++i) turned[i].part[0] = (NativeF)r[i];
+#else
+  float words[kLanes * kLanes];
+  transpose_words(reinterpret_cast<uint32_t*>(words), kLanes, reinterpret_cast<const char*>(rows), stride * 4, count,
+                  kLanes);
+  for (int i = 0; i < kLanes; ++i) turned[i] = load(words + i * kLanes);
 #endif
 }
 
@@ -77,8 +124,10 @@ TILEWISE_INLINE void pack_panel_across(uint32_t* to, const typename D::T* from, 
   for (int64_t half = 0; half < kPanel; half += 16) {
     const int64_t count = larger(int64_t{0}, smaller(16, rows - half));
     const auto* base = reinterpret_cast<const char*>(from + (count > 0 ? half * stride : 0) + begin);
-    for (int64_t s = 0; s < whole; s += 16)
+    for (int64_t s = 0; s < whole; s += 16) {
+      for (int64_t r = 0; r < count; ++r) __builtin_prefetch(base + (16 + r) * bytes + 4 * s, 0, 2);
       transpose_words(to + s * kPanel + half, kPanel, base + 4 * s, bytes, count, smaller(16, whole - s));
+    }
   }
   if (begin + whole * D::kPerStep == end) return;
   for (int64_t r = 0; r < kPanel; ++r)
@@ -95,8 +144,6 @@ TILEWISE_INLINE IntLanes step_words(const bf16* first, const bf16* second, int64
   TILEWISE_EACH_PART low.part[p] = (even.part[p] >> 16) & 0xffff;
   return second ? (low | as_int(load(second, columns))) : low;
 }
-
-inline constexpr int64_t kPrefetchSteps = 12;
 
 /// Width columns of one step, all there.
 template <int Width>
@@ -134,10 +181,10 @@ TILEWISE_INLINE void partial_step(uint32_t* to, const T* first, const T* second,
   }
 }
 
-/// Rows lie too far apart for the hardware to foresee the next ones.
-template <class D>
+/// Rows lie too far apart for the hardware to foresee the next ones: what is packed `Steps` further is asked for.
+template <class D, int Steps>
 TILEWISE_INLINE void prefetch_step(const typename D::T* first, int64_t stride) {
-  for (int j = 0; j < D::kPerStep; ++j) __builtin_prefetch(first + (kPrefetchSteps * D::kPerStep + j) * stride);
+  for (int j = 0; j < D::kPerStep; ++j) __builtin_prefetch(first + (Steps * D::kPerStep + j) * stride);
 }
 
 /// Columns of [t][n] stay lanes: to[step][Width] from `columns` columns, rows [begin, end).
@@ -147,7 +194,7 @@ TILEWISE_INLINE void pack_panel_along(uint32_t* to, const typename D::T* from, i
   int64_t t = begin;
   if (columns >= Width)
     for (; t + D::kPerStep <= end; t += D::kPerStep, to += Width) {
-      prefetch_step<D>(from + t * stride, stride);
+      prefetch_step<D, 12>(from + t * stride, stride);
       whole_step<Width>(to, from + t * stride, from + (t + D::kPerStep - 1) * stride);
     }
   for (; t < end; t += D::kPerStep, to += Width)
@@ -169,6 +216,7 @@ TILEWISE_INLINE void pack_columns(uint32_t* to, int64_t words, int64_t block, in
     const T *first = data + t * x.stride, *second = first + (D::kPerStep - 1) * x.stride;
     for (int64_t b = block; b < whole; ++b) {
       const int64_t column = start(b);
+      prefetch_step<D, 4>(first + column, x.stride);
       whole_step<16>(to + (b - block) * words + step, first + column, second + column);
     }
   }
@@ -179,50 +227,60 @@ TILEWISE_INLINE void pack_columns(uint32_t* to, int64_t words, int64_t block, in
   }
 }
 
-/// The transposed use of packed weights: columns [column, column + 32) of packed rows [begin, end) become lanes.
-/// to[step along n][32 columns]; `panels` is the packed operand (fp32: [k][32]), k_pad its padded row length.
-TILEWISE_INLINE void repack_panel(uint32_t* to, const float* panels, int64_t k_pad, int64_t column, int64_t begin,
-                                  int64_t end) {
-  for (int64_t n = begin; n < end;) {
-    const int64_t lane = n % kPanel, count = smaller(smaller(16, end - n), kPanel - lane);
-    const float* base = panels + (n - lane) * k_pad + lane;
-    for (int64_t half = 0; half < kPanel; half += 16) {
-      const int64_t columns = larger(int64_t{0}, smaller(16, k_pad - column - half));
-      const auto* from = reinterpret_cast<const char*>(base + (columns > 0 ? (column + half) * kPanel : 0));
-      transpose_words(to + (n - begin) * kPanel + half, kPanel, from, kPanel * 4, columns, count);
+/// The transposed use of packed weights: columns [column, column + count) of the packed rows [begin, end) of one panel
+/// become rows of words, kRowStride apart. `panels` is the packed operand (fp32: [k][32 rows]; bf16: [k / 2][32
+/// rows][2]), k_pad its padded row length.
+TILEWISE_INLINE void pack_weight_columns(uint32_t* to, const float* panels, int64_t k_pad, int64_t column,
+                                         int64_t count, int64_t begin, int64_t end) {
+  const int64_t lane = begin % kPanel, words = end - begin;
+  const float* from = panels + (begin - lane) * k_pad + column * kPanel + lane;
+  if (words == kPanel) {
+    for (int64_t c = 0; c < count; ++c, to += kRowStride, from += kPanel) {
+      store_int(to, load_int(from));
+      store_int(to + kLanes, load_int(from + kLanes));
     }
-    n += count;
+    return;
   }
+  for (int64_t c = 0; c < count; ++c, to += kRowStride, from += kPanel) copy_words(to, from, words);
 }
 
-TILEWISE_INLINE void repack_panel(uint32_t* to, const bf16* panels, int64_t k_pad, int64_t column, int64_t begin,
-                                  int64_t end) {
-  uint32_t turned[16 * 16];
-  for (int64_t n = begin; n < end;) {
-    const int64_t lane = n % kPanel, count = smaller(smaller(16, end - n), kPanel - lane);
-    const int64_t pairs = larger(int64_t{0}, smaller(16, (k_pad - column) / 2));
-    const auto* words = reinterpret_cast<const uint32_t*>(panels + (n - lane) * k_pad);
-    const auto* from = reinterpret_cast<const char*>(words + column / 2 * kPanel + lane);
-    // turned[n][pair of columns]; then pairs along n instead of pairs along the columns.
-    transpose_words(turned, 16, from, kPanel * 4, pairs, count);
-    for (int64_t i = 0; i < count; i += 2) {
-      const IntLanes a = load_int(turned + i * 16);
-      const IntLanes b = i + 1 < count ? load_int(turned + (i + 1) * 16) : set_int(0);
-      uint32_t* row = to + (n - begin + i) / 2 * kPanel;
+TILEWISE_INLINE void pack_weight_columns(uint32_t* to, const bf16* panels, int64_t k_pad, int64_t column, int64_t count,
+                                         int64_t begin, int64_t end) {
+  const int64_t lane = begin % kPanel, values = end - begin;
+  const bf16* panel = panels + (begin - lane) * k_pad + lane * 2;
+  int64_t c = 0;
 #if defined(__AVX512BW__)
-      _mm512_storeu_si512(row, interleave<0>((__m512i)a.part[0], (__m512i)b.part[0]));
-      _mm512_storeu_si512(row + 16, interleave<1>((__m512i)a.part[0], (__m512i)b.part[0]));
-#else
-      int32_t even[16], odd[16];
-      store_int(even, a);
-      store_int(odd, b);
-      for (int c = 0; c < 16; ++c) {
-        row[2 * c] = (even[c] & 0xffff) | static_cast<uint32_t>(odd[c]) << 16;
-        row[2 * c + 1] = static_cast<uint32_t>(even[c]) >> 16 | (odd[c] & 0xffff0000u);
-      }
-#endif
+  if (values == kPanel) {
+    const auto put = [&](int64_t which, int64_t first) {
+      const bf16* from = panel + (column + which - first) * kPanel;
+      _mm512_storeu_si512(to + which * kRowStride,
+                          every_second(_mm512_loadu_si512(from), _mm512_loadu_si512(from + kPanel), first));
+    };
+    if (column % 2 != 0) put(c++, 1);
+    for (; c + 2 <= count; c += 2) {
+      put(c, 0);
+      put(c + 1, 1);
     }
-    n += count;
+    if (c < count) put(c, 0);
+    return;
+  }
+#else
+  if (values == kPanel) {
+    for (; c < count; ++c) {
+      const bf16* from = panel + ((column + c) & ~int64_t{1}) * kPanel + ((column + c) & 1);
+      bf16 row[kPanel];
+      for (int64_t i = 0; i < kPanel; ++i) row[i] = from[2 * i];
+      __builtin_memcpy(to + c * kRowStride, row, sizeof row);
+    }
+    return;
+  }
+#endif
+  for (; c < count; ++c) {
+    const bf16* from = panel + ((column + c) & ~int64_t{1}) * kPanel + ((column + c) & 1);
+    bf16 row[kPanel];
+    for (int64_t i = 0; i < values; ++i) row[i] = from[2 * i];
+    if (values % 2 != 0) row[values] = 0;
+    __builtin_memcpy(to + c * kRowStride, row, divide_up(values, 2) * 4);
   }
 }
 

@@ -138,6 +138,13 @@ TILEWISE_INLINE __m512i interleave(__m512i a, __m512i b) {
        24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
   return _mm512_permutex2var_epi16(a, _mm512_load_si512(kOrder[Half]), b);
 }
+
+/// Values `first`, `first` + 2, ... of the 64 of a and b; `first` is 0 or 1.
+TILEWISE_INLINE __m512i every_second(__m512i a, __m512i b, int64_t first) {
+  const __m512i ascending = _mm512_set_epi16(62, 60, 58, 56, 54, 52, 50, 48, 46, 44, 42, 40, 38, 36, 34, 32, 30, 28, 26,
+                                             24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  return _mm512_permutex2var_epi16(a, _mm512_add_epi16(ascending, _mm512_set1_epi16(static_cast<int16_t>(first))), b);
+}
 #endif
 
 /// Lane i becomes the word (even[i], odd[i]) of a step; see store_factors.
@@ -185,7 +192,17 @@ TILEWISE_INLINE void store(T* to, const Lanes& x, int64_t n) {
 #else
   T buffer[kLanes];
   store(buffer, x);
-  for (int64_t i = 0; i < n; ++i) to[i] = buffer[i];
+  const T* from = buffer;
+  const auto copy = [&]<int kCount>() __attribute__((always_inline)) {
+    if ((n & kCount) == 0) return;
+    __builtin_memcpy(to, from, kCount * sizeof(T));
+    to += kCount;
+    from += kCount;
+  };
+  copy.template operator()<8>();
+  copy.template operator()<4>();
+  copy.template operator()<2>();
+  copy.template operator()<1>();
 #endif
 }
 

@@ -9,7 +9,8 @@
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 namespace {
 
-inline constexpr int64_t kMaxColumns = 256;  // columns of k per pass
+inline constexpr int64_t kWholeSteps = 512, kWindowSteps = 256;
+inline constexpr int64_t kMaxColumns = 2016;  // columns of k per pass
 inline constexpr int64_t kScatterBytes = 1 << 20;
 
 template <class D>
@@ -24,7 +25,7 @@ struct WeightGradient {
   int64_t column;  // first column of k in this pass
   int64_t columns;  // columns of a full pass
   float* scatter;  // [panel of the group][leaf][columns][32]
-  float zero;  // added at the end: -0, which changes nothing, or +0
+  bool clears_signs;  // + 0 is added at the end
   int64_t rows, lanes;
   int64_t num_terms = 1;
   int64_t max_group;
@@ -63,7 +64,7 @@ struct WeightGradient {
     for (int64_t t = c.begin; t < end; t += D::kPerStep, step += kPanel)
       for (int64_t p = 0; p < whole; ++p) {
         const T* row = from + t * dy.stride + p * kPanel;
-        prefetch_step<D>(row, dy.stride);
+        prefetch_step<D, 4>(row, dy.stride);
         whole_step<kPanel>(step + p * words, row, row + (D::kPerStep - 1) * dy.stride);
       }
     for (int64_t p = 0; p < count; ++p) {  // an odd last token, and the panel that ends with padding
@@ -72,14 +73,33 @@ struct WeightGradient {
                                   dy.stride, columns - p * kPanel, begin, c.end);
     }
   }
+  template <class Start>
+  int64_t num_sources(const Copy& c, int64_t, int64_t, const Start&) const {
+    return c.end - c.begin;
+  }
+  template <class Start>
+  Run source(const Copy& c, int64_t block, int64_t end, const Start& start, int64_t i) const {
+    const T* row = row_of<const T>(x, c.begin + i) + column;
+    return {reinterpret_cast<const char*>(row + start(block)),
+            static_cast<int64_t>((start(end) - start(block)) * sizeof(T))};
+  }
+  /// Packed weights lie as blocks do, so blocks are finished in place; but a carry may lie where the result goes.
+  float* target(int64_t row, int64_t panel, float* block) const { return num_carries > 0 ? block : place(row, panel); }
+  float* place(int64_t row, int64_t panel) const {
+    return static_cast<float*>(out.data) + (panel * out.stride + column + row) * kPanel;
+  }
+  void expect(int64_t row, int64_t count, int64_t panel, Rows (&expected)[2]) const {
+    expected[0] = {reinterpret_cast<const char*>(place(row, panel)), count, kPanel * 4, kPanel * 4};
+  }
   void finish(int64_t row, int64_t count, int64_t panel, const float* block) {
-    const int64_t offset = (panel * out.stride + column + row) * kPanel;
-    float* to = static_cast<float*>(out.data) + offset;
-    for (int64_t i = 0; i < count * kPanel; i += kLanes) {
-      Lanes v = load(block + i);
-      for (int64_t c = 0; c < num_carries; ++c) v = load(static_cast<const float*>(carries[c].data) + offset + i) + v;
-      store(to + i, v + set(zero));
-    }
+    float* to = place(row, panel);
+    const int64_t offset = to - static_cast<float*>(out.data);
+    if (num_carries > 0 || clears_signs)
+      for (int64_t i = 0; i < count * kPanel; i += kLanes) {
+        Lanes v = load(block + i);
+        for (int64_t c = 0; c < num_carries; ++c) v = load(static_cast<const float*>(carries[c].data) + offset + i) + v;
+        store(to + i, clears_signs ? v + set(0.0f) : v);
+      }
     const int64_t width = lanes - panel * kPanel;
     if (width < kPanel)
       for (int64_t r = 0; r < count; ++r)
@@ -106,11 +126,14 @@ void matmul_dw(const KernelArgs& args) {
   const bool contracts = op.dy.data != nullptr;
   const int64_t tokens = contracts ? op.dy.rows : op.ids.data ? op.ids.rows : 0;
   op.num_leaves = divide_up(tokens, op.leaf_rows);
-  op.zero = args.ints[3] ? 0.0f : -0.0f;
+  op.clears_signs = args.ints[3] != 0;
   const int64_t run = args.ints[3] ? args.ints[3] : op.leaf_rows;  // tokens whose steps follow each other
 
   Carver carver(args.scratch);
-  Blocking blocking(carver, ALayout::kSteps16, D::kPerStep, 128, false, contracts ? divide_up(tokens, D::kPerStep) : 0,
+  const int64_t steps = contracts ? divide_up(tokens, D::kPerStep) : 0;
+  // At once if blocks of whole rows of X fit L2 so; else in windows so short that they do.
+  const int64_t most = steps <= kWholeSteps ? kWholeSteps : kWindowSteps;
+  Blocking blocking(carver, ALayout::kSteps16, D::kPerStep, most, false, steps,
                     (contracts ? divide_up(tokens, run) : op.num_leaves) + 1);
   const int64_t widest = smaller(op.out.cols, kMaxColumns);
   int64_t columns = widest;
@@ -129,7 +152,7 @@ void matmul_dw(const KernelArgs& args) {
   blocking.close();
 
   op.columns = columns;
-  op.max_group = 8;
+  op.max_group = blocking.num_windows > 1 ? 8 : int64_t{1} << 30;
   const int64_t panel_floats = op.num_leaves * columns * kPanel;
   if (op.ids.data) {
     op.max_group = larger(int64_t{1}, smaller(8, kScatterBytes / (panel_floats * 4)));

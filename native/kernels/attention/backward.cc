@@ -3,7 +3,7 @@
 // P and dS of one 64 x 64 granule pair are rebuilt from lse, then feed three products: dV += P^T dO, dK += dS^T Q,
 // dQ += dS K, each with one fp32 accumulator per element. dK and dV of a KV head are a tree over its query heads. What
 // a query does not see is +0 in P and dS; pairs of granules without anything else are skipped.
-#include "kernels/attention.h"
+#include "kernels/attention/granules.h"
 #include "kernels/math.h"
 #include "kernels/registry.h"
 

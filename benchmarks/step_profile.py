@@ -1,0 +1,169 @@
+"""Where a training step of GPT-2 small's shape spends its time: a row per kernel, beside the limit of the same run.
+
+Claim: kernels fill the step, and matmuls, nine tenths of them, reach 90% of what registers alone could. The model, the
+batch and the mesh are those of two_devices.py (data parallel, two devices of one worker). Kernels' time is taken from
+the trace of the fastest of some steps; what a kernel computes and moves follows from the operands of its instructions.
+Limits, measured on as many threads right before and after: multiply-adds that touch no memory, and copying (read and
+written bytes). Operands that a kernel finds in a cache may pass the latter. A weight's `linear` is its forward product
+and the input gradient that ends with it (that of q, k and v under v, of gate and up under up), `linear_dw` its
+gradient.
+
+The last line says what the step would take if every matmul ran at its limit and the rest as it does, and if all of
+the step were nothing but these multiply-adds: no kernel can make it faster than that on this processor.
+
+Run: python benchmarks/step_profile.py [--dtype f32 bf16] [--steps 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from demo_step import batch_of, cpu_name, measure_peak
+from two_devices import BATCH, CONTEXT, DEVICES, MODEL, WORKERS, copy_bandwidth, packages
+
+import tilewise as tw
+from tilewise import models
+from tilewise.ir.program import DeviceClass, Instruction, TensorEntry
+from tilewise.kernels.table import kernel_spec
+from tilewise.models import llama
+from tilewise.plan import Plan
+
+ITEM_BYTES = {"f32": 4, "i32": 4, "bf16": 2, "f64": 8}
+LEAST_SHARE = 0.002
+
+
+@dataclass
+class Row:
+    """What all tasks of one label did in a step, over all devices."""
+
+    seconds: float = 0.0
+    tasks: int = 0
+    flops: float = 0.0
+    moved: float = 0.0
+
+
+def instructions(of: DeviceClass) -> Iterator[tuple[Instruction, list[TensorEntry | None]]]:
+    """Every instruction of a step, once per use, with the memory of its operands."""
+    for calls in of.calls.values():
+        for call in calls:
+            for instruction in of.templates[call.template].instructions:
+                entries = [None if o.null else of.entries[call.binding[o.slot]] for o in instruction.operands]
+                yield instruction, entries
+
+
+def matmul_flops(kernel: str, entries: list[TensorEntry | None]) -> float:
+    """Multiplications and additions of a matmul; 0 of any other kernel."""
+    base, out = kernel.rpartition("_")[0], entries[0] if entries else None
+    if out is None:
+        return 0.0
+    if base in ("matmul", "matmul_dx"):
+        weights = [e for e in entries[3::2] if e is not None]
+        return 2.0 * out.extent.constant * sum(w.extent.constant * w.cols for w in weights)
+    if base == "matmul_dw" and entries[1] is not None:
+        return 2.0 * entries[1].extent.constant * out.extent.constant * out.cols
+    return 0.0
+
+
+def bytes_moved(instruction: Instruction, entries: list[TensorEntry | None]) -> float:
+    """Bytes that a kernel without lists of operands reads and writes at least."""
+    if not instruction.kernel:
+        return 0.0
+    operands = kernel_spec(instruction.kernel).operands
+    if any(o.is_list for o in operands) and len(operands) != len(entries):
+        roles = ["inout"] * len(entries)  # an update: weight and states, then the gradient and small ones
+        roles[0], roles[-3] = "out", "in"
+    else:
+        roles = [o.role for o in operands]
+    times = {"in": 1, "out": 1, "inout": 2}
+    sizes = (0 if e is None else e.extent.constant * e.cols * ITEM_BYTES[e.dtype] for e in entries)
+    return float(sum(times[role] * size for role, size in zip(roles, sizes)))
+
+
+def describe(plan: Plan) -> dict[str, Row]:
+    """Work per label, over all devices."""
+    rows: dict[str, Row] = defaultdict(Row)
+    for device in plan.program.devices:
+        for instruction, entries in instructions(plan.program.classes[device.class_id]):
+            row = rows[instruction.label]
+            row.flops += matmul_flops(instruction.kernel, entries)
+            row.moved += bytes_moved(instruction, entries)
+    return rows
+
+
+def profile(dtype: str, steps: int) -> tuple[float, dict[str, Row]]:
+    """Seconds of the fastest step, and its rows."""
+    graph = tw.ComputeGraph("llama")
+    models.build_training_graph(graph, llama.LlamaConfig(**MODEL), BATCH, CONTEXT, dtype=dtype)
+    graph.optimize(tw.optim.AdamW())
+    plan = graph.plan({"dp": DEVICES}, accumulation=1, workers_per_device=WORKERS)
+    model = graph.instantiate(plan)
+    model.initialize(seed=0)
+    model.trace(True)
+    best: tuple[float, list[tuple[Any, ...]]] = (float("inf"), [])
+    for number in range(steps + 1):  # the first wakes threads and touches memory
+        tokens, labels = batch_of(number, MODEL["vocab_size"], BATCH)
+        started = time.perf_counter()
+        model.step({"tokens": tokens, "labels": labels}, lr=3e-4)
+        seconds = time.perf_counter() - started
+        if number and seconds < best[0]:
+            best = seconds, model.timeline()
+    rows = describe(plan)
+    for _, _, label, _, _, _, start, end in best[1]:
+        rows[label].seconds += (end - start) / 1e9
+        rows[label].tasks += 1
+    return best[0], rows
+
+
+def show(dtype: str, steps: int) -> None:
+    """Limits, rows by their share, and what they add up to."""
+    threads = DEVICES * WORKERS
+    peak = measure_peak(f"peak_{dtype}", threads)
+    copied = 2 * DEVICES * copy_bandwidth()
+    seconds, rows = profile(dtype, steps)
+    peak, copied = (
+        max(peak, measure_peak(f"peak_{dtype}", threads)),
+        max(copied, 2 * DEVICES * copy_bandwidth()),
+    )
+    busy = sum(row.seconds for row in rows.values())
+    print(
+        f"\n{dtype}: step {seconds:.3f} s, kernels {busy / threads / seconds:.1%} of it on the mean device;"
+    )
+    print(f"limits: {peak / 1e9:.0f} GFLOP/s and {copied / 1e9:.0f} GB/s on {threads} threads")
+    print(f"{'share':>7} {'ms':>8} {'tasks':>6} {'of limit':>9}  kernel")
+    for label, row in sorted(rows.items(), key=lambda item: -item[1].seconds):
+        if row.seconds < LEAST_SHARE * busy:
+            continue
+        reached = row.flops * threads / peak if row.flops else row.moved * threads / copied
+        of_limit = f"{reached / row.seconds:.0%} {'flops' if row.flops else 'bytes'}" if reached else "-"
+        print(f"{row.seconds / busy:7.1%} {row.seconds * 1e3:8.1f} {row.tasks:6} {of_limit:>9}  {label}")
+    flops = sum(row.flops for row in rows.values())
+    matmuls = sum(row.seconds for row in rows.values() if row.flops)
+    ideal = flops / peak
+    print(
+        f"matmuls: {matmuls / busy:.1%} of the kernels' time at {ideal * threads / matmuls:.1%} of their limit; "
+        f"with them at it the step would take {(busy - matmuls) / threads + ideal:.3f} s, "
+        f"with nothing else {ideal:.3f} s"
+    )
+
+
+def main() -> None:
+    """Parse arguments and print a profile per dtype."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--dtype", nargs="+", choices=("f32", "bf16"), default=["f32", "bf16"])
+    parser.add_argument("--steps", type=int, default=4)
+    options = parser.parse_args()
+    print(
+        f"machine: {cpu_name()}, {os.cpu_count()} CPUs; {DEVICES} devices x {WORKERS} threads; {packages()}"
+    )
+    for dtype in options.dtype:
+        show(dtype, options.steps)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+// How a contraction is cut: into segments and chunks for the micro-kernel, and into windows that are packed at a time.
+//
+// A window is the stretch of the contraction that is packed at a time; between windows a block's accumulators and stack
+// wait in scratch unrounded, so windows change no bit.
+#pragma once
+#include "kernels/pack.h"
+#include "kernels/tree.h"
+
+namespace tilewise::kernels::TILEWISE_ISA_NS {
+
+/// Elements [begin, end) of one term, packed at word `a` of a row block and word `b` of a panel.
+struct Copy {
+  int64_t begin, end, a, b;
+  int32_t term;
+};
+
+struct Window {
+  int64_t first_segment, num_segments, first_copy, num_copies;
+  int64_t steps;
+  int depth;  // entries on the stack when it starts
+  bool resumes;  // starts within a chunk: accumulators come from the state
+};
+
+/// Segments, copies and windows of one contraction, in scratch.
+class Blocking {
+ public:
+  /// Windows are equally long, as far as whole blocks of steps go, and no longer than `most_steps`.
+  Blocking(Carver& carver, ALayout layout, int per_step, int64_t most_steps, bool direct, int64_t total_steps,
+           int64_t num_ranges)
+      : layout_(layout), per_step_(per_step), direct_(direct) {
+    const int64_t least = larger(int64_t{1}, divide_up(total_steps, most_steps));
+    window_steps_ = larger(kBlockSteps, round_up(divide_up(total_steps, least), kBlockSteps));
+    const int64_t cuts = total_steps / kBlockSteps + 1;
+    segments = carver.take<Segment>(2 * cuts + 4 * num_ranges + 8);
+    copies = carver.take<Copy>(2 * cuts + 4 * num_ranges + 8);
+    windows = carver.take<Window>(total_steps / window_steps_ + num_ranges + 2);
+    open_window(false);
+  }
+
+  /// Elements [begin, end) of a term, continuing the current chunk.
+  void add(int32_t term, int64_t begin, int64_t end) {
+    while (begin < end) {
+      if (position_ == window_steps_) open_window(true);
+      int64_t steps = smaller(divide_up(end - begin, per_step_), window_steps_ - position_);
+      if (layout_ == ALayout::kRows) steps = smaller(steps, kBlockSteps - position_ % kBlockSteps);
+      const int64_t next = smaller(end, begin + steps * per_step_);
+      const int64_t a = word_of(position_);
+      add_copy({begin, next, a, position_ * kPanel, term});
+      const int64_t b = direct_ ? begin / per_step_ * kPanel : position_ * kPanel;
+      segments[num_segments_++] = {a, b, -1, term, static_cast<int32_t>(steps), 0, 0, 0};
+      position_ += steps;
+      begin = next;
+    }
+  }
+
+  /// The current chunk ends; its sum has `pops` folds and, unless it is the root, goes on the stack.
+  void end_chunk(int pops, bool root, int64_t addend = -1) {
+    if (num_segments_ == windows[num_windows - 1].first_segment || segments[num_segments_ - 1].ends)
+      segments[num_segments_++] = {0, 0, -1, 0, 0, 0, 0, 0};
+    Segment& last = segments[num_segments_ - 1];
+    last.ends = 1;
+    last.pops = static_cast<int16_t>(pops);
+    last.push = root ? 0 : 1;
+    last.addend = addend;
+    depth_ += (root ? 0 : 1) - pops;
+    if (depth_ > max_depth) max_depth = depth_;
+  }
+
+  void close() {
+    Window& w = windows[num_windows - 1];
+    w.num_segments = num_segments_ - w.first_segment;
+    w.num_copies = num_copies_ - w.first_copy;
+    w.steps = position_;
+    if (position_ > max_steps) max_steps = position_;
+  }
+
+  Segment* segments;
+  Copy* copies;
+  Window* windows;
+  int64_t num_windows = 0, max_steps = 0;
+  int max_depth = 0;
+
+ private:
+  int64_t word_of(int64_t step) const {
+    if (layout_ == ALayout::kSteps16) return step * 16;
+    return step / kBlockSteps * kBlockWords + step % kBlockSteps;
+  }
+  void add_copy(const Copy& c) {
+    if (num_copies_ > windows[num_windows - 1].first_copy) {
+      Copy& last = copies[num_copies_ - 1];
+      const bool whole = (last.end - last.begin) % per_step_ == 0;
+      const bool joined = layout_ != ALayout::kRows || position_ % kBlockSteps != 0;
+      if (last.term == c.term && last.end == c.begin && whole && joined) {
+        last.end = c.end;
+        return;
+      }
+    }
+    copies[num_copies_++] = c;
+  }
+  void open_window(bool more) {
+    if (more) close();
+    const bool inside = more && num_segments_ > 0 && !segments[num_segments_ - 1].ends;
+    windows[num_windows++] = {num_segments_, 0, num_copies_, 0, 0, depth_, inside};
+    position_ = 0;
+  }
+
+  ALayout layout_;
+  int per_step_;
+  int64_t window_steps_;
+  bool direct_;
+  int64_t num_segments_ = 0, num_copies_ = 0, position_ = 0;
+  int depth_ = 0;
+};
+
+/// Adds the chunks that `range(chunk, term) -> Copy{begin, end}` describes; empty ones are skipped.
+template <class Ranges>
+void add_chunks(Blocking& blocking, int64_t num_chunks, int64_t num_terms, const Ranges& range) {
+  ChunkTree tree;
+  const auto is_empty = [&](int64_t c) {
+    for (int64_t t = 0; t < num_terms; ++t)
+      if (range(c, t).begin < range(c, t).end) return false;
+    return true;
+  };
+  int64_t chunk = 0;
+  while (chunk < num_chunks && is_empty(chunk)) ++chunk;
+  while (chunk < num_chunks) {
+    int64_t next = chunk + 1;
+    while (next < num_chunks && is_empty(next)) ++next;
+    for (int64_t t = 0; t < num_terms; ++t)
+      blocking.add(static_cast<int32_t>(t), range(chunk, t).begin, range(chunk, t).end);
+    int pops = tree.add(chunk, next);
+    if (next == num_chunks) pops += tree.finish();
+    blocking.end_chunk(pops, next == num_chunks);
+    chunk = next;
+  }
+  blocking.close();
+}
+
+}  // namespace tilewise::kernels::TILEWISE_ISA_NS
