@@ -19,6 +19,7 @@ from tilewise import models
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.models import llama
+from tilewise.nn import linear
 from tilewise.session import require_origin, verify_strategy
 from tilewise.strategy import DistributionStrategy, StateSharding
 
@@ -526,3 +527,28 @@ def test_weights_written_and_read_are_whole():
         run.initialize(seed=0)
         run.set_tensor("lm_head.weight", value)
         assert np.array_equal(run.get_tensor("lm_head.weight"), value)
+
+
+@tw.layer
+def perceptron(graph, x, *, bias):
+    """Two products, and what they are of added: a residual, or a bias before it."""
+    inner = tw.DimLabel("mlp")
+    hidden = graph.silu(linear(graph, x, "up", 128, out_label=inner))
+    return graph.add(x, linear(graph, hidden, "down.weight", 64, in_label=inner, bias=bias))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("axes", [{"dp": 2, "tp": 2}, {"fsdp": 2, "tp": 2}], ids=str)
+def test_one_row_a_device_and_microbatch(axes, bias):
+    """A residual of a single row is no bias for all rows."""
+
+    def graph() -> tw.ComputeGraph:
+        made = tw.ComputeGraph("rows")
+        x = made.input([4, 64], "f32", name="x", labels=[tw.BATCH, None])
+        made.loss(made.mean(perceptron(made, x, path="first", bias=bias)))
+        made.optimize(tw.optim.SGD())
+        return made
+
+    rows = [{"x": np.random.default_rng(n).standard_normal((4, 64)).astype(np.float32)} for n in range(2)]
+    report = verify_strategy(graph(), DeviceMesh(axes), rows, accumulation=2, leaves=4)
+    assert report.equal, report.text

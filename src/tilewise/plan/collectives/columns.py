@@ -109,7 +109,7 @@ def reduce_scatter_columns(
     views: Tiles = {
         "out": Operand(dst.slot, tile_mode),
         "x": [part._replace(member=m) for m in team.members],
-        **({"residual": beside(residual, Operand(dst.slot, tile_mode))} if residual is not None else {}),
+        **({"residual": beside(residual, dst, Operand(dst.slot, tile_mode))} if residual is not None else {}),
     }
     kernel, label = TREES[record.combine], reduce_label(op.label)
     reduce = low.emit(kernel, op, over=src, step=step, dtype=dst.dtype, tiles=views, priority=2, label=label)

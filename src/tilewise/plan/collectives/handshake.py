@@ -173,9 +173,10 @@ def note_completion(
     low.completions.append(Completion(op.id, record.partial, number, src.slot, dst.slot, beside))
 
 
-def beside(residual: Ref, part: Operand) -> Operand:
-    """What is added behind a tree's root: the residual's part at the same place, or a bias, which is one row, whole."""
-    if residual.extent == Number(1):
+def beside(residual: Ref, out: Ref, part: Operand) -> Operand:
+    """What is added behind a tree's root: the residual's part at the same place, or a bias, one row for all, whole. Of
+    a single row both are the same part."""
+    if residual.extent == Number(1) != out.extent:
         return Operand(residual.slot, Mode.WHOLE)
     return part._replace(slot=residual.slot)
 

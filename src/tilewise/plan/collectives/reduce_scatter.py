@@ -55,7 +55,7 @@ def reduce_scatter_rows(
     views: Tiles = {
         "out": part,
         "x": [part._replace(slot=src.slot, team=team.number, member=m) for m in team.members],
-        **({"residual": beside(residual, part)} if residual is not None else {}),
+        **({"residual": beside(residual, dst, part)} if residual is not None else {}),
     }
     label = reduce_label(op.label)
     reduce = low.emit(
