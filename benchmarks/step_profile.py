@@ -71,15 +71,17 @@ def matmul_flops(kernel: str, entries: list[TensorEntry | None]) -> float:
 
 
 def bytes_moved(instruction: Instruction, entries: list[TensorEntry | None]) -> float:
-    """Bytes that a kernel without lists of operands reads and writes at least."""
-    if not instruction.kernel:
+    """Bytes that a kernel reads and writes at least; 0 where that is no limit, and of most lists of operands."""
+    if not instruction.kernel or instruction.kernel.startswith("attention"):
         return 0.0
     operands = kernel_spec(instruction.kernel).operands
-    if any(o.is_list for o in operands) and len(operands) != len(entries):
-        roles = ["inout"] * len(entries)  # an update: weight and states, then the gradient and small ones
-        roles[0], roles[-3] = "out", "in"
-    else:
-        roles = [o.role for o in operands]
+    roles = [o.role for o in operands]
+    if instruction.kernel.startswith(
+        "update"
+    ):  # the copy; weight and states; gradient, hyper-parameters, clip
+        roles = ["out", *["inout"] * (len(entries) - 4), "in", "in", "in"]
+    elif any(o.is_list for o in operands):
+        return 0.0
     times = {"in": 1, "out": 1, "inout": 2}
     sizes = (0 if e is None else e.extent.constant * e.cols * ITEM_BYTES[e.dtype] for e in entries)
     return float(sum(times[role] * size for role, size in zip(roles, sizes)))

@@ -4,7 +4,6 @@
 // Masked scores are -inf, and +0 is added to the output before each granule and at the end, so masked lanes leave no
 // trace, whether they are computed or skipped: those behind a row, before its window, or behind its sequence's length.
 #include "kernels/attention/granules.h"
-
 #include "kernels/math.h"
 #include "kernels/registry.h"
 
