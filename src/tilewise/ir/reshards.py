@@ -73,7 +73,7 @@ def explain_homes(graph: Graph, layout: GraphLayout) -> list[str]:
     small = len(weights) - len(at_home)
     lines = [
         f"{len(at_home)} weights, their gradients and optimizer states lie in {size} parts each, along "
-        f"{show_axes(layout.home_axes)}; {small} small ones whole on every device"
+        f"{show_axes(layout.home_axes)}; {small} small ones are not cut so"
     ]
     about = "" if all(_has_equal_homes(graph, layout, t.id) for t in at_home) else "about "
     for phase in ("forward", "backward"):
