@@ -46,8 +46,8 @@ class Binding {
     const bool is_own = owner == number_;
     const int64_t role = o.role != kNoAccess ? o.role : (o.access != kNoAccess && is_own ? o.access : int64_t{kIn});
     const auto at = [&](const Number& n) { return n.on(device_.numbers); };
-    return {o.slot,      owner, o.mode, is_own ? o.access : int64_t{kNoAccess}, at(o.div), at(o.part),
-            at(o.parts), false, role,   at(o.offset)};
+    return {o.slot, owner, o.mode,      is_own ? o.access : int64_t{kNoAccess}, at(o.div), at(o.part), at(o.parts),
+            false,  role,  at(o.offset)};
   }
 
   const DeviceEntry& device_;

@@ -244,9 +244,10 @@ class Checks {
           "[runtime.Program.finish] div and parts must be >= 1 and 0 <= part < parts; got div ",
           least_above_0(operand.div, call), ", part ", part.high, " of ", least_above_0(operand.parts, call), " in '",
           label, "'; correct the plan");
-      check<ArgumentError>(least(operand.offset) >= 0 && (operand.mode == Mode::kRowPart || operand.offset == Number(0)),
-                           "[runtime.Program.finish] an offset is >= 0, and of a share of rows; got ",
-                           least(operand.offset), " in '", label, "'; correct the plan");
+      check<ArgumentError>(
+          least(operand.offset) >= 0 && (operand.mode == Mode::kRowPart || operand.offset == Number(0)),
+          "[runtime.Program.finish] an offset is >= 0, and of a share of rows; got ", least(operand.offset), " in '",
+          label, "'; correct the plan");
     }
     for (const Wait& wait : instr.waits) {
       check<ArgumentError>(least(wait.signal_base) >= 0 && least(wait.increment) >= 0,
