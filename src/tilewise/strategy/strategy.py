@@ -192,7 +192,11 @@ class DistributionStrategy:
         Args:
             world_size: devices.
             shard_degree: of a group; it divides `world_size`.
-            reshard_after_forward, prefetch, reduce, units, unit_elements: as in `StateSharding`.
+            reshard_after_forward: as in `StateSharding`, and so are all others.
+            prefetch: likewise.
+            reduce: likewise.
+            units: likewise.
+            unit_elements: likewise.
 
         Raises:
             LayoutError: groups would differ in size, or a setting is out of range.
