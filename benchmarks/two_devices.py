@@ -354,8 +354,8 @@ def least_seconds(dtype: str) -> float:
     return 6.0 * weights * BATCH * CONTEXT / measure_peak(f"peak_{dtype}", DEVICES * WORKERS)
 
 
-def show(sides: list[Side], dtype: str) -> None:
-    """Every mode, the ratio to the best peer, what the processor permits, and the share of the bound."""
+def show(sides: list[Side], dtype: str, least: float) -> None:
+    """Every mode, its ratio to the best peer and to `least` seconds, which the processor permits; shares of bounds."""
     for side in sides:
         rate = BATCH * CONTEXT / side.median()
         print(f"  {side.mode:32} {side.median() * 1e3:9.1f} ms/step {rate:8,.0f} tokens/s")
@@ -371,15 +371,14 @@ def show(sides: list[Side], dtype: str) -> None:
             flush=True,
         )
         if is_sharded:
-            least = min(side.median("resident") for side in peers)
-            share, (must, goal) = ours[0].median("resident") / least, MEMORY_SHARDED
+            theirs = min(side.median("resident") for side in peers)
+            share, (must, goal) = ours[0].median("resident") / theirs, MEMORY_SHARDED
             print(
-                f"  peak resident memory: {ours[0].median('resident') / 1e6:,.0f} MB a device, {least / 1e6:,.0f} MB "
+                f"  peak resident memory: {ours[0].median('resident') / 1e6:,.0f} MB a device, {theirs / 1e6:,.0f} MB "
                 f"a process of PyTorch: {share:.2f} (must {must:g}, goal {goal:g})"
             )
-        least = least_seconds(dtype)
         print(
-            f"  multiply-adds of the weights' products alone, at the peak of both cores measured now: "
+            f"  multiply-adds of the weights' products alone, at the peak of both cores measured at the start: "
             f"{least * 1e3:.1f} ms, {best.median() / least:.2f} times the best of PyTorch; ours take "
             f"{ours[0].median() / least:.2f} times as long",
             flush=True,
@@ -411,6 +410,8 @@ def compare_all(options: argparse.Namespace) -> None:
     has_torch = find_spec("torch") is not None and find_spec("transformers") is not None
     if not has_torch:
         print("peers are left out: PyTorch or transformers is not installed")
+    # before any process of a peer that may not have ended yet
+    least = {dtype: least_seconds(dtype) for dtype in TIMES_PEERS}
     with tempfile.TemporaryDirectory() as scratch:
         override = build_override(Path(scratch)) if has_torch else None
         for number, comparison in enumerate(options.only):
@@ -420,14 +421,13 @@ def compare_all(options: argparse.Namespace) -> None:
             # what is left is shared evenly by what is to come
             left = ends_at - time.monotonic()
             until = time.monotonic() + left / (len(options.only) - number)
+            dtype = comparison.split(":")[0]
             print(f"{comparison}, batch {BATCH}, 1 microbatch")
-            show(
-                compete(list(modes(comparison, has_torch, override)), options, until),
-                comparison.split(":")[0],
-            )
+            entries = list(modes(comparison, has_torch, override))
+            show(compete(entries, options, until), dtype, least[dtype])
             mode = f"tilewise:{comparison}:2"
             print(f"{comparison}, batch {BATCH}, 2 microbatches")
-            show(compete([(mode, None)], options, until), comparison.split(":")[0])
+            show(compete([(mode, None)], options, until), dtype, least[dtype])
 
 
 def packages() -> str:
