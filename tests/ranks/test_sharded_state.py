@@ -11,11 +11,10 @@ from math import prod
 
 import numpy as np
 import pytest
-from small_llama import batches, change_first, config, drop_partial, swap_partials
+from small_llama import batches, change_first, config, drop_partial, swap_partials, training_graph
 
 import tilewise as tw
 from pure.pairwise import Case, pairwise_cases
-from tilewise import models
 from tilewise.core.errors import LayoutError, PlanError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.models import llama
@@ -57,11 +56,8 @@ def model_of(tied: bool = False, **changes: object) -> llama.LlamaConfig:
 
 
 def graph_of(model: llama.LlamaConfig, batch: int, dtype: str = "f32") -> tw.ComputeGraph:
-    """A training graph with AdamW and clipping."""
-    graph = tw.ComputeGraph("llama")
-    models.build_training_graph(graph, model, batch, SEQ, dtype)
-    graph.optimize(tw.optim.AdamW(weight_decay=0.1))
-    return graph
+    """A training graph with AdamW, decay and clipping, of sequences as short as here."""
+    return training_graph(model, dtype, batch, SEQ)
 
 
 def mesh_of(case: Case) -> DeviceMesh:

@@ -58,7 +58,7 @@ class _Unit:
 
 
 class _Sharding:
-    """A graph that is given homes; `use` and `homes` are layouts by tensor."""
+    """A graph that is given homes; `use` are layouts by tensor, of what gathers make too."""
 
     def __init__(self, graph: Graph, layout: GraphLayout, sharding: StateSharding, batch: BatchCut) -> None:
         self.graph, self.layout, self.sharding, self.batch = graph, layout, sharding, batch

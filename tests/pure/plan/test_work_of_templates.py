@@ -7,12 +7,12 @@ import pickle
 import pytest
 
 import tilewise as tw
+from pure.small_gemma import GEMMA
 from tilewise.core.errors import InternalError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import GraphBuilder, differentiate, gradients, simplify, templates
 from tilewise.ir.batch import cut_batch
 from tilewise.models import build_training_graph
-from tilewise.models.gemma3 import Gemma3Config
 from tilewise.optim import AdamW
 from tilewise.plan import make_plan, settings_for, variants
 from tilewise.strategy import DistributionStrategy, one_stage, propagate, propagate_layouts
@@ -27,19 +27,8 @@ WORK = (
 
 def plan_of(axes, accumulation):
     """A small Gemma's plan: two kinds of layers."""
-    config = Gemma3Config(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        sliding_window=8,
-        layer_types=("sliding_attention", "full_attention") * 2,
-    )
     builder = GraphBuilder("gemma")
-    build_training_graph(builder, config, 8, 32, "bf16")
+    build_training_graph(builder, GEMMA, 8, 32, "bf16")
     graph, found = differentiate(simplify(builder.freeze()), builder.draft.loss_id)
     thawed = GraphBuilder.thaw(graph)
     AdamW().add_to(thawed, found)

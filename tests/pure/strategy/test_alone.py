@@ -2,28 +2,17 @@
 
 import pytest
 
+from pure.small_gemma import GEMMA
 from tilewise.core.errors import LayoutError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.graph import GraphBuilder, differentiate, simplify
 from tilewise.ir.batch import cut_batch
 from tilewise.models import build_decoding_graph, build_training_graph
-from tilewise.models.gemma3 import Gemma3Config
 from tilewise.models.llama import LlamaConfig
 from tilewise.optim import AdamW
 from tilewise.strategy import DistributionStrategy, ParallelismMode, propagate, propagate_layouts
 
 LLAMA = LlamaConfig(512, 64, 96, 2, num_attention_heads=4, num_key_value_heads=2)
-GEMMA = Gemma3Config(
-    vocab_size=512,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    sliding_window=8,
-    layer_types=("sliding_attention", "full_attention") * 2,
-)
 
 
 def trained(config):
