@@ -109,8 +109,8 @@ void add_instr(Program& program, int64_t class_id, int64_t template_id, nb::hand
   program.add_instr(class_id, template_id, std::move(instr), read<"label", std::string>(instruction));
 }
 
-void finish(Program& program, std::vector<int64_t> symbols_max) {
-  program.finish(std::move(symbols_max), kernels::find_kernel);
+void finish(Program& program, std::vector<int64_t> symbols_max, int64_t memory_bytes) {
+  program.finish(std::move(symbols_max), kernels::find_kernel, memory_bytes);
 }
 
 ExecutorOptions executor_options(const nb::kwargs& given) {
@@ -123,6 +123,8 @@ ExecutorOptions executor_options(const nb::kwargs& given) {
       .set<"num_handles">(options.num_handles)
       .set<"window">(options.window)
       .set<"scratch_bytes">(options.scratch_bytes)
+      .set<"file_bytes">(options.file_bytes)
+      .set<"file_directory">(options.file_directory)
       .set<"memory_limit_bytes">(options.memory_limit_bytes)
       .set<"deadline_s">(options.deadline_s)
       .done();
@@ -165,6 +167,15 @@ nb::list timeline(const Executor& executor) {
                                   r.start_ns, r.end_ns));
   }
   return records;
+}
+
+nb::dict file_traffic(const Executor& executor) {
+  const Traffic traffic = executor.file_traffic();
+  nb::dict result;
+  result["bytes_read"] = traffic.bytes_read;
+  result["bytes_written"] = traffic.bytes_written;
+  result["busy_ns"] = traffic.busy_ns;
+  return result;
 }
 
 nb::dict stats(const Executor& executor) {
@@ -295,7 +306,9 @@ void bind_program(nb::module_& m) {
           nb::arg("teams") = std::vector<std::vector<int64_t>>{},
           "Add a device of a class with its numbers and its teams of devices; returns its number.")
       .def("finish", &finish, nb::arg("symbols_max") = std::vector<int64_t>{},
-           "Check the whole program at the symbols' upper bounds (kernels, ranges, no deadlock) and freeze it.")
+           nb::arg("memory_bytes") = Program::kNoFile,
+           "Check the whole program at the symbols' upper bounds (kernels, ranges, no deadlock) and freeze it. Tensors "
+           "from byte `memory_bytes` on lie in the devices' files.")
       .def(
           "bind",
           [](const Program& program, int64_t device) {
@@ -331,7 +344,8 @@ void bind_executor(nb::module_& m) {
           nb::arg("options"),
           "Keyword arguments: num_devices, workers_per_device, arena_bytes (per device), num_signals, num_handles, "
           "window, "
-          "scratch_bytes, memory_limit_bytes (0: none), deadline_s.")
+          "scratch_bytes, file_bytes (per device) and file_directory (of what does not lie in memory), "
+          "memory_limit_bytes (0: none), deadline_s.")
       .def("buffer", &buffer, nb::arg("device"), nb::arg("offset"), nb::arg("bytes"),
            "Writable uint8 array on a device's memory; keeps that memory alive.")
       .def("run", &run, nb::arg("program"), nb::arg("symbols") = std::vector<int64_t>{}, nb::arg("name") = "",
@@ -343,6 +357,9 @@ void bind_executor(nb::module_& m) {
       .def("transfers", &Executor::transfers,
            "Elements read from other devices' memory: label -> one count per device.")
       .def("reset_transfers", &Executor::reset_transfers, "Forget the counted transfers.")
+      .def("file_traffic", &file_traffic,
+           "What has gone between memory and files: bytes_read, bytes_written, and busy_ns, for how long something "
+           "was under way.")
       .def("allocated_bytes", &Executor::allocated_bytes, "Bytes per device: arena, scratch, signals, task engine.")
       .def("stats", &stats, "Counters: runs, tasks, window_high_water, timeline_dropped.")
       .def("inject", &inject, nb::arg("kind"), nb::arg("device"), nb::arg("label"), nb::arg("index"),

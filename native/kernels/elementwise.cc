@@ -325,6 +325,10 @@ constexpr Entry kEntries[] = {
     {"softcap_backward_bf16", softcap_backward<bf16>},
     {"copy_f32", copy_rows<uint32_t>},
     {"copy_bf16", copy_rows<uint16_t>},
+    {"fetch_f32", copy_rows<uint32_t>},  // on files the executor moves the rows (programs/run/file_queue.h)
+    {"fetch_bf16", copy_rows<uint16_t>},
+    {"store_f32", copy_rows<uint32_t>},
+    {"store_bf16", copy_rows<uint16_t>},
     {"exp_f32", exponential_of<float>},
     {"log_f32", logarithm_of<float>},
     {"cast_f32_bf16", cast_f32_bf16},

@@ -5,23 +5,50 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 
 namespace tilewise::memory {
 
-Arena::Arena(int64_t bytes) : bytes_(bytes) {
-  check<ArgumentError>(bytes >= 0, "[memory.Arena] bytes must not be negative; got ", bytes, "; pass 0 or more");
-  if (bytes == 0) return;
-  void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+namespace {
+
+std::byte* map(void* where, int64_t bytes, int access, int flags, int file) {
+  void* const mapped = mmap(where, bytes, access, flags | (where == nullptr ? 0 : MAP_FIXED), file, 0);
   check<ResourceError>(mapped != MAP_FAILED, "[memory.Arena] the system must map a device's memory; got ",
                        std::strerror(errno), " for ", bytes, " bytes; use more devices or a smaller model");
-  madvise(mapped, bytes, MADV_HUGEPAGE);
-  data_ = static_cast<std::byte*>(mapped);
+  return static_cast<std::byte*>(mapped);
+}
+
+}  // namespace
+
+Arena::Arena(int64_t bytes, std::unique_ptr<SpillFile> file) : bytes_(bytes), file_(std::move(file)) {
+  check<ArgumentError>(bytes >= 0, "[memory.Arena] bytes must not be negative; got ", bytes, "; pass 0 or more");
+  constexpr int kAccess = PROT_READ | PROT_WRITE;
+  constexpr int kOwn = MAP_PRIVATE | MAP_ANONYMOUS;
+  if (mapped_bytes() == 0) return;
+  if (file_ == nullptr) {
+    data_ = map(nullptr, bytes, kAccess, kOwn, -1);
+  } else {
+    data_ = map(nullptr, mapped_bytes(), PROT_NONE, kOwn | MAP_NORESERVE, -1);
+    try {
+      if (bytes > 0) map(data_, bytes, kAccess, kOwn, -1);
+      map(data_ + file_begin(), file_->bytes(), kAccess, MAP_SHARED, file_->descriptor());
+    } catch (...) {
+      munmap(data_, mapped_bytes());
+      throw;
+    }
+  }
+  if (bytes > 0) madvise(data_, bytes, MADV_HUGEPAGE);
 }
 
 Arena::~Arena() {
-  if (data_ != nullptr) munmap(data_, bytes_);
+  if (data_ != nullptr) munmap(data_, mapped_bytes());
+}
+
+void Arena::drop_file_pages() const {
+  madvise(data_ + file_begin(), file_->bytes(), MADV_DONTNEED);
+  if (file_->is_direct()) file_->drop_cache();
 }
 
 }  // namespace tilewise::memory

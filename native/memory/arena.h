@@ -1,17 +1,22 @@
-// The memory of one device: one zeroed, page-aligned mapping, huge pages advised.
+// The memory of one device: one zeroed, page-aligned mapping, huge pages advised. Its file, if it has one, is mapped
+// behind it.
 //
-// Purpose: tensors live at planned offsets; nothing is allocated inside it at run time. Who may call: anyone may
-// read data(); the plan decides who touches which bytes. Blocks: never after construction. Memory order: none.
-// Memory: mmap; given back by the destructor. Refuses: sizes the system cannot map (ResourceError).
+// Purpose: tensors live at planned offsets; nothing is allocated inside it at run time. A tensor in the file has an
+// offset like any other, from file_begin() on; tasks reach it by transfers alone, the host by its mapping. Who may
+// call: anyone may read data(); the plan decides who touches which bytes. Blocks: never after construction. Memory
+// order: none. Memory: mmap; given back by the destructor. Refuses: sizes the system cannot map (ResourceError).
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+
+#include "memory/spill_file.h"
 
 namespace tilewise::memory {
 
 class Arena {
  public:
-  explicit Arena(int64_t bytes);
+  explicit Arena(int64_t bytes, std::unique_ptr<SpillFile> file = nullptr);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -19,9 +24,19 @@ class Arena {
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
 
+  const SpillFile* file() const { return file_.get(); }
+  /// Offset of the file's first byte.
+  int64_t file_begin() const { return file_begin(bytes_); }
+  static int64_t file_begin(int64_t bytes) { return (bytes + kFilePage - 1) / kFilePage * kFilePage; }
+  /// Lets go of the pages of the file that the host has touched; nothing is lost.
+  void drop_file_pages() const;
+
  private:
+  int64_t mapped_bytes() const { return file_ == nullptr ? bytes_ : file_begin() + file_->bytes(); }
+
   std::byte* data_ = nullptr;
   int64_t bytes_;
+  std::unique_ptr<SpillFile> file_;
 };
 
 }  // namespace tilewise::memory

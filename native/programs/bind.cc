@@ -11,7 +11,9 @@ class Binding {
   Binding(const DeviceEntry& device, int64_t number) : device_(device), number_(number) {}
 
   BoundInstr instr(const Instr& given) const {
-    BoundInstr made{&given, given.fn, given.label, given.priority, {}, {}, {}, {}, {}};
+    const Moves moves = moves_of(given.kernel);
+    BoundInstr made{
+        &given, moves == Moves::kNothing ? given.fn : nullptr, moves, given.label, given.priority, {}, {}, {}, {}, {}};
     made.operands.reserve(given.operands.size());
     for (const Operand& o : given.operands) made.operands.push_back(operand(o));
     made.ints.reserve(given.ints.size());

@@ -47,7 +47,8 @@ struct BoundNotify {
 
 struct BoundInstr {
   const Instr* source = nullptr;  // kernel name and floats
-  kernels::KernelFn fn = nullptr;
+  kernels::KernelFn fn = nullptr;  // none of what moves tiles: that is done before the task starts
+  Moves moves = Moves::kNothing;
   int64_t label = 0;
   int64_t priority = 0;
   std::vector<BoundOperand> operands;

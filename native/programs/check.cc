@@ -139,8 +139,18 @@ class Checks {
     const int64_t rows = range(tensor.rows, nullptr).high;
     if (rows == 0) return;
     const int64_t elements = (rows - 1) * tensor.stride + tensor.cols;
-    needs.arena_bytes = std::max(needs.arena_bytes, tensor.offset + elements * size_of(tensor.dtype));
+    const int64_t end = tensor.offset + elements * size_of(tensor.dtype);
+    if (is_in_file(tensor)) {
+      needs.file_bytes = std::max(needs.file_bytes, end - program_.memory_bytes());
+      return;
+    }
+    check<ArgumentError>(end <= program_.memory_bytes(), "[runtime.Program.finish] a tensor lies in memory or in the ",
+                         "file; got bytes ", tensor.offset, " to ", end, " in ", name, ", and a file that begins at ",
+                         program_.memory_bytes(), "; correct the plan");
+    needs.arena_bytes = std::max(needs.arena_bytes, end);
   }
+
+  bool is_in_file(const Tensor& tensor) const { return tensor.offset >= program_.memory_bytes(); }
 
   // ---- instructions ----
 
@@ -327,6 +337,7 @@ class Checks {
                              " of ", num_tensors, " in '", label_of(instr), "' of class ", class_,
                              "; add_tensor to every class");
       }
+      check_places(of, instr, call);
       if (instr.waits.empty() && instr.notifies.empty()) continue;
       const int64_t iterations = instr.is_single() ? 1 : most_steps(instr.extent, instr.step, &call);
       for (const Wait& wait : instr.waits) {
@@ -337,6 +348,35 @@ class Checks {
         if (notify.slot != -1) check_slot(notify.slot, "notify's");
         need_signals(notify.signal_base, notify.per_index, call, iterations);
       }
+    }
+  }
+
+  /// What moves tiles finds one end in the device's own file, rows without gaps; nothing else touches a file. Tensors
+  /// of one number lie in memory, or in the file, in all classes.
+  void check_places(const DeviceClass& of, const Instr& instr, const Call& call) const {
+    if (instr.kernel.empty()) return;
+    const Moves moves = moves_of(instr.kernel);
+    const std::string& label = label_of(instr);
+    if (moves != Moves::kNothing) {
+      bool fits = instr.operands.size() == 2;
+      for (const Operand& operand : instr.operands) {
+        const Tensor& tensor = of.tensors[call.binding[operand.slot]];
+        fits = fits && !operand.null && operand.team < 0 && tensor.cols == tensor.stride &&
+               operand.mode != Mode::kCol && operand.mode != Mode::kRowCols;
+      }
+      check<ArgumentError>(fits,
+                           "[runtime.Program.finish] whole rows move between a device's memory and its file, one "
+                           "tensor to one; got other operands in '",
+                           label, "'; correct the plan");
+    }
+    for (size_t o = 0; o < instr.operands.size(); ++o) {
+      if (instr.operands[o].null) continue;
+      const bool is_end = (moves == Moves::kFromFile && o == 1) || (moves == Moves::kToFile && o == 0);
+      check<ArgumentError>(is_in_file(of.tensors[call.binding[instr.operands[o].slot]]) == is_end,
+                           "[runtime.Program.finish] fetch reads a device's file, store writes it, and no other kernel "
+                           "touches it; got '",
+                           instr.kernel, "' on a tensor in ", is_end ? "memory" : "the file", " in '", label,
+                           "'; correct the plan");
     }
   }
 

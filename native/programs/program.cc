@@ -93,9 +93,15 @@ int64_t Program::add_device(DeviceEntry device) {
   return num_devices() - 1;
 }
 
-void Program::finish(std::vector<int64_t> symbols_max, const KernelResolver& resolve) {
+Moves moves_of(std::string_view kernel) {
+  if (kernel.starts_with("fetch_")) return Moves::kFromFile;
+  return kernel.starts_with("store_") ? Moves::kToFile : Moves::kNothing;
+}
+
+void Program::finish(std::vector<int64_t> symbols_max, const KernelResolver& resolve, int64_t memory_bytes) {
   check_open("finish");
   symbols_max_ = std::move(symbols_max);
+  memory_bytes_ = memory_bytes;
   needs_ = check_program(*this);
   for (DeviceClass& of : classes_) {
     for (Template& plan : of.templates) {

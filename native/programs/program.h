@@ -5,6 +5,9 @@
 // class, its numbers and its teams (ordered lists of devices): what an instruction says of a peer is a team and a
 // member of it, and a member that is the device itself is no peer. A run executes one list on every device.
 //
+// Tensors from byte memory_bytes() on lie in the device's file. Instructions of the kernels `fetch` and `store` move
+// tiles between it and memory; no other touches it.
+//
 // Built once at plan time, checked by finish(), then frozen; bound() is a device's part with its numbers and peers
 // filled in (bound.h), which every run walks. Refuses anything finish() cannot show to be well formed and free of
 // deadlock. Knows no thread but those that ask for bound(), no Python and no graph.
@@ -29,7 +32,7 @@ struct BoundTemplate;
 using Bound = std::vector<BoundTemplate>;  // of one device, by template id
 
 struct Tensor {
-  int64_t offset = 0;  // bytes into the device's arena
+  int64_t offset = 0;  // bytes into the device's arena; from Program::memory_bytes() on, into its file behind that
   Number rows = 0;  // of symbols
   int64_t cols = 0;
   int64_t stride = 0;  // elements between rows
@@ -82,6 +85,10 @@ struct Notify {
   int64_t slot = -1;
   Number use = {0, 1, Source::kPosition};
 };
+
+/// What the tasks of an instruction move, and where to: operand 0 from operand 1.
+enum class Moves : uint8_t { kNothing, kFromFile, kToFile };
+Moves moves_of(std::string_view kernel);
 
 struct Instr {
   std::string kernel;  // "": an empty task
@@ -139,7 +146,8 @@ struct DeviceEntry {
 
 /// What a device must offer to run a program.
 struct Needs {
-  int64_t arena_bytes = 0;
+  int64_t arena_bytes = 0;  // of memory
+  int64_t file_bytes = 0;
   int64_t num_handles = 0;
   int64_t num_signals = 0;
 };
@@ -160,9 +168,12 @@ class Program {
   int64_t add_device(DeviceEntry device);
 
   /// Checks the whole program at the symbols' upper bounds, finds its kernels, shows that no list can deadlock.
-  void finish(std::vector<int64_t> symbols_max, const KernelResolver& resolve);
+  /// memory_bytes: where the file of every device begins.
+  void finish(std::vector<int64_t> symbols_max, const KernelResolver& resolve, int64_t memory_bytes = kNoFile);
 
+  static constexpr int64_t kNoFile = INT64_MAX;
   bool finished() const { return finished_; }
+  int64_t memory_bytes() const { return memory_bytes_; }
   int64_t num_devices() const { return std::ssize(devices_); }
   int64_t num_classes() const { return std::ssize(classes_); }
   int64_t num_lists() const { return std::ssize(names_); }
@@ -195,6 +206,7 @@ class Program {
   std::map<std::string, int64_t, std::less<>> label_ids_;
   std::vector<Needs> needs_;  // per class
   std::vector<int64_t> symbols_max_;
+  int64_t memory_bytes_ = kNoFile;
   bool finished_ = false;
   mutable std::mutex binding_;
   mutable std::vector<std::unique_ptr<Bound>> bound_;

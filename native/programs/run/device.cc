@@ -17,12 +17,18 @@ namespace {
 constexpr int64_t kWalkBatch = 32;  // submissions per advance
 constexpr uint32_t kTimelineRecords = 1 << 16;
 
+std::unique_ptr<memory::SpillFile> file_of(const DeviceOptions& options) {
+  if (options.file_bytes == 0) return nullptr;
+  return std::make_unique<memory::SpillFile>(options.file_directory, options.file_bytes);
+}
+
 }  // namespace
 
-Device::Device(std::shared_ptr<RunState> state, const DeviceOptions& options)
+Device::Device(std::shared_ptr<RunState> state, FileQueue& files, const DeviceOptions& options)
     : state_(std::move(state)),
+      files_(files),
       options_(options),
-      arena_(std::make_shared<memory::Arena>(options.arena_bytes)),
+      arena_(std::make_shared<memory::Arena>(options.arena_bytes, file_of(options))),
       signals_(options.num_signals),
       engine_(*this, static_cast<uint32_t>(options.num_workers), static_cast<uint32_t>(options.window),
               static_cast<uint32_t>(options.num_handles + options.num_signals)),
@@ -117,7 +123,7 @@ void Device::submit(uint32_t number, uint32_t worker) {
 // Nothing of the task may be touched after a wait that registered it: the raiser has it then.
 bool Device::admit(uint32_t number) {
   Task& task = tasks_[number];
-  return protocols::ask_in_turn(task.num_asked, task.waits.size(), [&](size_t which) {
+  const bool has_come = protocols::ask_in_turn(task.num_asked, task.waits.size(), [&](size_t which) {
     const TaskWait& wait = task.waits[which];
     task.waiter.threshold = wait.threshold;
     uint64_t left = 0;
@@ -125,6 +131,38 @@ bool Device::admit(uint32_t number) {
     if (task.poison == 0) task.poison = left;
     return true;
   });
+  if (!has_come) return false;
+  return task.instr->moves == Moves::kNothing || task.is_moved || !start_transfer(number);
+}
+
+// False: there is nothing to move. Nothing of the task may be touched after the transfer was handed over.
+bool Device::start_transfer(uint32_t place) {
+  Task& task = tasks_[place];
+  if (task.poison != 0 || state_->stopped() != 0 || task.injected != Injected::kNothing) return false;
+  const bool is_read = task.instr->moves == Moves::kFromFile;
+  const kernels::TileView& to = task.views()[0];
+  const kernels::TileView& from = task.views()[1];
+  const int64_t number = task.call->binding[task.instr->operands[0].slot];
+  const Tensor& tensor = run_.program->class_of(options_.index).tensors[number];
+  const int64_t rows = std::min(to.rows, from.rows);
+  const int64_t bytes = rows * std::min(to.stride, from.stride) * size_of(tensor.dtype);
+  if (bytes <= 0) return false;
+  const auto* const in_file = static_cast<std::byte*>(is_read ? from.data : to.data);
+  const Transfer transfer{arena_->file(), is_read ? memory::SpillFile::Way::kRead : memory::SpillFile::Way::kWrite,
+                          static_cast<std::byte*>(is_read ? to.data : from.data),
+                          in_file - arena_->data() - arena_->file_begin(), bytes};
+  task.is_moved = true;
+  files_.push(transfer, [this, place](const std::exception_ptr& error) { transfer_ended(place, error); });
+  return true;
+}
+
+void Device::transfer_ended(uint32_t number, const std::exception_ptr& error) {
+  if (error != nullptr) {
+    Task& task = tasks_[number];
+    const std::string& label = run_.program->labels()[task.instr->label];
+    task.poison = state_->fail(std::make_exception_ptr(failure_of(task, label, options_.index, -1, error)));
+  }
+  engine_.resume(number);
 }
 
 void Device::signal_raised(uint32_t number, uint64_t poison) {

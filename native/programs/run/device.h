@@ -10,6 +10,9 @@
 // costs little a task). Whatever makes that true is done by a worker, which looks again before it sleeps; only start()
 // is not, and wakes all.
 //
+// A task that moves tiles between memory and the file is handed to the queue of transfers where others would start; the
+// end of its transfer lets it start, with nothing left to do. So it waits as it waits for signals: it holds no worker.
+//
 // A task asks for its signals one after the other once its producers have completed: it stands in one signal's list at
 // a time, and the thread that raises that one goes on asking (protocols/counter.h). So exactly one thread at a time has
 // the task, and no count of open waits is needed.
@@ -24,6 +27,7 @@
 #include <vector>
 
 #include "memory/arena.h"
+#include "programs/run/file_queue.h"
 #include "programs/run/run_state.h"
 #include "programs/run/walker.h"
 #include "programs/run/worker.h"
@@ -49,6 +53,8 @@ struct DeviceOptions {
   int64_t num_handles = 0;
   int64_t window = 512;
   int64_t scratch_bytes = kernels::kScratchBytes;  // per worker
+  int64_t file_bytes = 0;
+  std::string file_directory = {};
 };
 
 /// What a device reserves besides its arena.
@@ -71,7 +77,8 @@ struct RunContext {
 
 class Device final : private tasks::Host {
  public:
-  Device(std::shared_ptr<RunState> state, const DeviceOptions& options);
+  /// files: moves what lies in the device's file; of the same team.
+  Device(std::shared_ptr<RunState> state, FileQueue& files, const DeviceOptions& options);
 
   void begin(const RunContext& run, std::vector<Injection> injections);
   /// After a run that failed: nothing of it may reach the next.
@@ -106,9 +113,12 @@ class Device final : private tasks::Host {
   void walk(uint32_t worker);
   void submit(uint32_t task, uint32_t worker);
   void signal_raised(uint32_t task, uint64_t poison);
+  bool start_transfer(uint32_t task);
+  void transfer_ended(uint32_t task, const std::exception_ptr& error);
   void raise_signals(const Task& task, uint64_t poison);
 
   std::shared_ptr<RunState> state_;
+  FileQueue& files_;
   DeviceOptions options_;
   std::shared_ptr<memory::Arena> arena_;  // outlives the device while Python holds a view of it
   comm::SignalBoard signals_;

@@ -17,6 +17,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr int64_t kMovers = 4;  // threads that move tiles between memory and files: a disk is quick with several
 constexpr milliseconds kBrokenExit{2'000};   // close() of a broken executor leaves hung workers behind after this
 
 }  // namespace
@@ -25,11 +26,13 @@ Executor::Executor(const ExecutorOptions& options)
     : options_(options), team_(std::make_shared<Team>()), process_(getpid()) {
   check_options();
   for (int64_t d = 0; d < options.num_devices; ++d) {
-    team_->devices.push_back(std::make_unique<Device>(team_->state, device_options(d)));
+    team_->devices.push_back(std::make_unique<Device>(team_->state, team_->files, device_options(d)));
     team_->arenas.push_back(team_->devices.back()->arena()->data());
   }
-  team_->state->set_workers(options.num_devices * options.workers_per_device);
+  const int64_t num_movers = options.file_bytes > 0 ? kMovers : 0;
+  team_->state->set_workers(options.num_devices * options.workers_per_device + num_movers);
   try {
+    for (int64_t m = 0; m < num_movers; ++m) start_mover();
     for (int64_t d = 0; d < options.num_devices; ++d) {
       for (int64_t w = 0; w < options.workers_per_device; ++w) start_worker(d, w);
     }
@@ -46,6 +49,14 @@ void Executor::start_worker(int64_t device, int64_t worker) {
     const std::string name = "tw-d" + std::to_string(device) + "-w" + std::to_string(worker);
     pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
     team->devices[device]->engine().worker_loop(static_cast<uint32_t>(worker));
+    team->state->worker_exited();
+  }));
+}
+
+void Executor::start_mover() {
+  threads_.push_back(quiet_thread([team = team_] {
+    pthread_setname_np(pthread_self(), "tw-file");
+    team->files.work();
     team->state->worker_exited();
   }));
 }
@@ -78,8 +89,9 @@ void Executor::check_options() const {
                        "[runtime.Executor] num_signals and num_handles must lie in [0, ", kMostObjects,
                        "] and deadline_s be > 0; got ", options_.num_signals, ", ", options_.num_handles, ", ",
                        options_.deadline_s, "; correct the argument");
-  check<ArgumentError>(options_.scratch_bytes >= 0, "[runtime.Executor] scratch_bytes must not be negative; got ",
-                       options_.scratch_bytes, "; pass the plan's size");
+  check<ArgumentError>(options_.scratch_bytes >= 0 && options_.file_bytes >= 0,
+                       "[runtime.Executor] scratch_bytes and file_bytes must not be negative; got ",
+                       options_.scratch_bytes, " and ", options_.file_bytes, "; pass the plan's sizes");
   int64_t total = std::accumulate(options_.arena_bytes.begin(), options_.arena_bytes.end(), int64_t{0});
   for (int64_t d = 0; d < options_.num_devices; ++d) total += Device::bytes_needed(device_options(d)).total();
   check<ResourceError>(options_.memory_limit_bytes <= 0 || total <= options_.memory_limit_bytes,
@@ -95,7 +107,9 @@ DeviceOptions Executor::device_options(int64_t device) const {
           options_.num_signals,
           options_.num_handles,
           options_.window,
-          options_.scratch_bytes};
+          options_.scratch_bytes,
+          options_.file_bytes,
+          options_.file_directory};
 }
 
 void Executor::check_run(const Program& program, const std::string& name, const std::vector<int64_t>& symbols) const {
@@ -119,6 +133,12 @@ void Executor::check_run(const Program& program, const std::string& name, const 
                          needs.num_handles, " handles, ", needs.num_signals, " signals on device ", d, " against ",
                          options_.arena_bytes[d], ", ", options_.num_handles, ", ", options_.num_signals,
                          "; make the executor with the plan's sizes");
+    const int64_t file_begin = memory::Arena::file_begin(options_.arena_bytes[d]);
+    check<ArgumentError>(
+        needs.file_bytes == 0 || (program.memory_bytes() == file_begin && needs.file_bytes <= options_.file_bytes),
+        "[runtime.Executor.run] a program must fit the devices' files; got ", needs.file_bytes, " bytes from ",
+        program.memory_bytes(), " on against ", options_.file_bytes, " from ", file_begin, " on device ", d,
+        "; make the executor with the plan's sizes");
   }
   check<ArgumentError>(program.find_list(name) >= 0, "[runtime.Executor.run] the program must have calls to run; got ",
                        "none under the name '", name, "'; pass a name that was given to add_call()");
@@ -141,6 +161,9 @@ void Executor::run(std::shared_ptr<const Program> program, std::vector<int64_t> 
   } leave{running_};
   check_run(*program, name, symbols);
   const int64_t list = program->find_list(name);
+  if (options_.file_bytes > 0) {
+    for (auto& device : team_->devices) device->arena()->drop_file_pages();
+  }
   begin_run(std::move(program), list, std::move(symbols));
   if (!watch_run(*team_, options_.deadline_s, poll)) {
     broken_ = true;
@@ -200,6 +223,7 @@ void Executor::close() {
   closed_ = true;
   team_->state->close();
   for (auto& device : team_->devices) device->engine().close();
+  team_->files.close();
   const bool all_left = !broken_ || team_->state->wait_exited(kBrokenExit);
   for (std::thread& thread : threads_) {
     if (all_left) {
@@ -223,9 +247,12 @@ void Executor::check_idle(const char* where) const {
 std::byte* Executor::memory(int64_t device, int64_t offset, int64_t bytes) const {
   check_device(device, "buffer");
   const int64_t size = options_.arena_bytes[device];
-  check<ArgumentError>(offset >= 0 && bytes >= 0 && offset <= size - bytes,
+  const int64_t first = memory::Arena::file_begin(size);
+  const bool is_in_file = options_.file_bytes > 0 && offset >= first && offset - first <= options_.file_bytes - bytes;
+  check<ArgumentError>(offset >= 0 && bytes >= 0 && (offset <= size - bytes || is_in_file),
                        "[runtime.Executor.buffer] a buffer must lie inside the device's arena of ", size,
-                       " bytes; got offset ", offset, " and ", bytes, " bytes; use the plan's offsets");
+                       " bytes, or its file of ", options_.file_bytes, "; got offset ", offset, " and ", bytes,
+                       " bytes; use the plan's offsets");
   return team_->arenas[device] + offset;
 }
 
@@ -263,6 +290,11 @@ const std::map<std::string, std::vector<int64_t>>& Executor::transfers() const {
 void Executor::reset_transfers() {
   check_idle("reset_transfers");
   transfers_.clear();
+}
+
+Traffic Executor::file_traffic() const {
+  check_idle("file_traffic");
+  return team_->files.traffic();
 }
 
 std::vector<int64_t> Executor::allocated_bytes() const {

@@ -30,6 +30,8 @@ struct ExecutorOptions {
   int64_t num_handles = 0;  // per device
   int64_t window = 512;
   int64_t scratch_bytes = kernels::kScratchBytes;  // per worker
+  int64_t file_bytes = 0;  // per device, in a file of its own in file_directory
+  std::string file_directory = {};
   int64_t memory_limit_bytes = 0;                  // over all devices and all they reserve; 0: none
   double deadline_s = 60.0;                        // without a completed task and with no worker inside a kernel
 };
@@ -69,6 +71,8 @@ class Executor {
   const std::vector<std::string>& timeline_labels() const;
   const std::map<std::string, std::vector<int64_t>>& transfers() const;
   void reset_transfers();
+  /// What has gone between memory and files since the executor was made.
+  Traffic file_traffic() const;
   /// Per device, all it has reserved: arena, scratch of its workers, signals, task engine.
   std::vector<int64_t> allocated_bytes() const;
   ExecutorStats stats() const;
@@ -85,6 +89,7 @@ class Executor {
   void check_options() const;
   DeviceOptions device_options(int64_t device) const;
   void start_worker(int64_t device, int64_t worker);
+  void start_mover();
   void check_run(const Program& program, const std::string& name, const std::vector<int64_t>& symbols) const;
   void begin_run(std::shared_ptr<const Program> program, int64_t list, std::vector<int64_t> symbols);
   void count_transfers();

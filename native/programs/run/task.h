@@ -43,7 +43,8 @@ struct Task {
   std::vector<TaskWait> waits;
   size_t num_asked = 0;   // of the waits
   TaskWaiter waiter;
-  uint64_t poison = 0;    // an error's id, left by the raisers of its signals
+  bool is_moved = false;  // its transfer has been handed over
+  uint64_t poison = 0;    // an error's id, left by the raisers of its signals, or of its transfer
 
   void set_num_views(int64_t count) {
     num_views_ = count;

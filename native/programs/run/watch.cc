@@ -12,12 +12,13 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPoll{50};
-constexpr double kKernelPatience_s = 1800;   // a worker inside a kernel is at work: it gets so long for one task
+constexpr double kKernelPatience_s = 1800;  // a worker inside a kernel, and a disk, are at work: so long for one task
 constexpr milliseconds kDrainLimit{10'000};  // a cancelled run that still runs a kernel after this is broken
 
 int64_t in_ns(milliseconds time) { return std::chrono::nanoseconds(time).count(); }
 
-bool is_inside_kernel(const Team& team) {
+bool is_at_work(Team& team) {
+  if (team.files.is_busy()) return true;
   for (const auto& device : team.devices) {
     for (int64_t w = 0; w < device->options().num_workers; ++w) {
       const WorkerStatus status = device->status(w);
@@ -63,7 +64,7 @@ bool watch_run(Team& team, double deadline_s, const Poll& poll) {
     if (cancelled && quiet_ns > in_ns(kDrainLimit)) return false;
     const auto quiet = static_cast<double>(quiet_ns);
     if (cancelled || quiet <= deadline_s * 1e9) continue;
-    if (is_inside_kernel(team) && quiet <= kKernelPatience_s * 1e9) continue;
+    if (is_at_work(team) && quiet <= kKernelPatience_s * 1e9) continue;
     team.state->fail(std::make_exception_ptr(CommTimeout(describe_timeout(*team.program, team.devices, deadline_s))));
     return false;
   }

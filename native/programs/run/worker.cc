@@ -15,16 +15,25 @@ void Worker::begin(const Task& task) {
   instr_.store(task.instr, std::memory_order_release);
 }
 
+TaskFailed failure_of(const Task& task, const std::string& label, int64_t device, int64_t worker,
+                      const std::exception_ptr& error) {
+  std::string what = "an unknown exception";
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    what = known.what();
+  } catch (...) {
+  }
+  std::ostringstream text;
+  text << "[runtime.Executor.run] a task must not fail; got '" << what << "' from kernel '"
+       << task.instr->source->kernel << "' in '" << label << "'[" << task.index << "] on device " << device;
+  if (worker >= 0) text << ", worker " << worker;
+  text << "; check its operands, or the kernel";
+  return {text.str(), label, task.index, worker, device};
+}
+
 uint64_t Worker::run_kernel(Task& task, const std::string& label, int64_t device, RunState& state) {
   const BoundInstr& instr = *task.instr;
-  const auto failed = [&](const char* what) {
-    std::ostringstream text;
-    text << "[runtime.Executor.run] a task must not fail; got '" << what << "' from kernel '" << instr.source->kernel
-         << "' in '" << label << "'[" << task.index << "] on device " << device << ", worker " << number_
-         << "; check its operands, or the kernel";
-    const TaskFailed error(text.str(), label, task.index, number_, device);
-    return state.fail(std::make_exception_ptr(error));
-  };
   try {
     if (task.injected == Injected::kThrow) throw std::runtime_error("injected failure");
     if (instr.fn == nullptr) return 0;
@@ -36,10 +45,8 @@ uint64_t Worker::run_kernel(Task& task, const std::string& label, int64_t device
               static_cast<int64_t>(instr.source->floats.size()),
               task.row_begin,
               {scratch_.data(), scratch_.bytes()}});
-  } catch (const std::exception& error) {
-    return failed(error.what());
   } catch (...) {
-    return failed("an unknown exception");
+    return state.fail(std::make_exception_ptr(failure_of(task, label, device, number_, std::current_exception())));
   }
   return 0;
 }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "memory/arena.h"
+#include "programs/run/errors.h"
 #include "programs/run/run_state.h"
 #include "programs/run/task.h"
 
@@ -19,6 +20,10 @@ struct WorkerStatus {
   int64_t since_ns;
   bool stalled;
 };
+
+/// The error of a task that has failed with `error`; worker -1: while it was moved.
+TaskFailed failure_of(const Task& task, const std::string& label, int64_t device, int64_t worker,
+                      const std::exception_ptr& error);
 
 class alignas(128) Worker {
  public:

@@ -120,6 +120,8 @@ class GraphLayout:
         reshards: what producers and readers do not agree on; none once they are ops.
         home_axes: axes that cut weights, gradients and states at home, the last ones of dim 0, in whole panels. What
             reads a weight there reads what an op `unshard` has gathered.
+        files: tensors that lie in the devices' files. What reads one reads what an op `fetch` has brought; an update
+            works on a block after the other.
     """
 
     mesh: DeviceMesh
@@ -129,6 +131,7 @@ class GraphLayout:
     records: Mapping[tuple[int, str], tuple[Record, ...]] = field(default_factory=dict)
     reshards: tuple[Reshard, ...] = ()
     home_axes: Axes = ()
+    files: tuple[int, ...] = ()
 
 
 def in_space(axes: Axes) -> Axes:

@@ -6,6 +6,7 @@ parts of its own shard. Figures are for one microbatch, and where shares are une
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from tilewise.core.dims import upper_bound
@@ -13,7 +14,7 @@ from tilewise.core.mesh import MICRO
 from tilewise.ir.graph import PANEL_ROWS, Graph, OpNode
 from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, show_axes, show_layout
 
-__all__ = ["explain_homes", "explain_reshards", "is_unshard"]
+__all__ = ["brings_weights", "explain_homes", "explain_reshards"]
 
 _CHANGES = ("all_gather", "slice")
 
@@ -77,7 +78,7 @@ def explain_homes(graph: Graph, layout: GraphLayout) -> list[str]:
     ]
     about = "" if all(_has_equal_homes(graph, layout, t.id) for t in at_home) else "about "
     for phase in ("forward", "backward"):
-        calls = [op for op in graph.ops if op.phase == phase and is_unshard(graph, op)]
+        calls = [op for op in graph.ops if op.phase == phase and brings_weights(graph, op, ("unshard",))]
         most = max((_elements(graph, layout, op) for op in calls), default=0)
         total = sum(_elements(graph, layout, op) for op in calls)
         if calls:
@@ -94,11 +95,11 @@ def _has_equal_homes(graph: Graph, layout: GraphLayout, weight: int) -> bool:
     return rows % (layout.mesh.size(*layout.use[weight][0]) * PANEL_ROWS) == 0
 
 
-def is_unshard(graph: Graph, op: OpNode) -> bool:
-    """Whether an op is a call that gathers weights from their homes."""
+def brings_weights(graph: Graph, op: OpNode, how: Sequence[str] = ("unshard", "fetch")) -> bool:
+    """Whether an op is a call that gathers tensors from their homes, or fetches them from a file."""
     if op.op != "call":
         return False
-    return all(inner.op == "unshard" for inner in graph.templates[op.attrs["template"]].graph.ops)
+    return all(inner.op in how for inner in graph.templates[op.attrs["template"]].graph.ops)
 
 
 def _elements(graph: Graph, layout: GraphLayout, op: OpNode) -> int:

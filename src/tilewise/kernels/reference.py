@@ -480,6 +480,8 @@ REFERENCES: dict[str, Any] = {
     "multiply": lambda a, b: _f64(a) * _f64(b),
     "scale": lambda x, s: _f64(x) * s,
     "copy": _f64,
+    "fetch": _f64,
+    "store": _f64,
     "exp": lambda x: np.exp(_f64(x)),
     "log": lambda x: np.log(_f64(x)),
     "row_sum": lambda x: _f64(x).sum(1, keepdims=True),

@@ -396,6 +396,8 @@ _SPECS = [
     _map("softcap", "out out, in x", 3, floats="cap"),
     _map("softcap_backward", "out dx, in dy, in x", 5, floats="cap"),
     _map("copy", "out out, in x", 0),
+    _map("fetch", "out out, in x", 0),  # from a device's file into its memory
+    _map("store", "out out, in x", 0),  # and back
     _map("softmax", "out y, in x", 5),
     _map("softmax_backward", "out dx, in dy, in y", 4),
     _spec(

@@ -117,7 +117,8 @@ class Binder:
         is_vector = node.spec.storage == "vector"
         views, strides = [], []
         for device in self.tensors.shapes.kinds:
-            view = _local_view(self.tensors.shapes.on(device), node.spec, layout, node.kind)
+            in_file = tensor in self.tensors.files
+            view = _local_view(self.tensors.shapes.on(device), node.spec, layout, node.kind, in_file)
             strides.append(1 if flat and is_vector else _stride(view, node.spec.storage))
             views.append(flat_view(view, 0, is_vector) if flat else view)
         return self.table.cut(views, strides)
@@ -229,7 +230,10 @@ class Binder:
         """Per class, copies of every parameter and optimizer state that an earlier device holds as well."""
         graph, layout, shapes = self.tensors.graph, self.tensors.layout, self.tensors.shapes
         lasting = [
-            t for t in graph.tensors if category_of(t.kind, t.spec.name) in ("parameters", "optimizer")
+            t
+            for t in graph.tensors
+            if category_of(t.kind, t.spec.name) in ("parameters", "optimizer")
+            and t.id not in self.tensors.files  # the host writes those on every device
         ]
         binding = tuple(self.tensor(t.id, flat=True) for t in lasting)
         slots = tuple(Slot("flat", t.id) for t in lasting)
@@ -264,8 +268,8 @@ def _stride(view: Ref, storage: str) -> int:
     return round_up(view.cols, 2) if view.packed or storage == "packed" else view.cols
 
 
-def _local_view(shapes: LocalShapes, spec: TensorSpec, layout: TensorLayout, kind: str) -> Ref:
+def _local_view(shapes: LocalShapes, spec: TensorSpec, layout: TensorLayout, kind: str, in_file: bool) -> Ref:
     """A root tensor on one device."""
     extent = shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
-    tile = shapes.tile_rows(spec, kind, extent)
+    tile = shapes.tile_rows(spec, kind, extent, in_file=in_file)
     return Ref(0, extent, shapes.cols(spec, layout), spec.dtype.name, tile, spec.storage == "packed")

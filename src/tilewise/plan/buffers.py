@@ -7,16 +7,19 @@ from collections.abc import Sequence
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import Slot, memory_kind
-from tilewise.ir.reshards import is_unshard
+from tilewise.ir.reshards import brings_weights
 from tilewise.plan.accumulation import BatchSums
-from tilewise.plan.memory import Buffer
+from tilewise.plan.memory import FILE_PAGE, Buffer
 from tilewise.plan.rings import place_of_use
 from tilewise.plan.segments import Segment, tensors_seen
 from tilewise.plan.shapes import LocalShapes, bytes_of, round_up
 from tilewise.plan.variants import Use, Variant, Variants
 
 __all__ = [
+    "OFFLOADED",
     "RootTensors",
+    "align_for_files",
+    "apart",
     "category_of",
     "kept_buffers",
     "kept_key",
@@ -27,6 +30,7 @@ __all__ = [
 
 Key = tuple[object, ...]
 _CATEGORIES = {"parameter": "parameters", "constant": "inputs", "input": "inputs"}
+OFFLOADED = "offloaded"  # in the devices' files
 _KEPT = {"carry": "carries", "stack": "carries", "ring": "rings"}  # category by kind of slot
 
 
@@ -50,6 +54,7 @@ class RootTensors:
         self.graph, self.layout, self.shapes = graph, layout, shapes
         self.sums, self.roots = sums, roots
         self.keep = frozenset(graph.outputs.values())
+        self.files = frozenset(layout.files)
         self._forms = _numbers_of_forms(graph, layout)
         self._bytes: dict[int, int] = {}
         self._is_lasting = [
@@ -93,14 +98,15 @@ class RootTensors:
 def _numbers_of_forms(graph: Graph, layout: GraphLayout) -> list[int]:
     """A number per tensor, equal for tensors that are alike; the same objects need no comparison."""
     numbers: dict[object, int] = {}
-    alike: dict[tuple[int, str, int, int], int] = {}
-    found = []
+    alike: dict[tuple[int, str, int, int, bool], int] = {}
+    found, files = [], frozenset(layout.files)
     for t, use, home in zip(graph.tensors, layout.use, layout.home):
         form = t.spec.form
-        sort = id(form), t.kind, id(use), id(home)
+        sort = id(form), t.kind, id(use), id(home), t.id in files
         number = alike.get(sort)
         if number is None:
-            number = alike[sort] = numbers.setdefault((form, t.kind, use, home), len(numbers))
+            like = form, t.kind, use, home, t.id in files
+            number = alike[sort] = numbers.setdefault(like, len(numbers))
         found.append(number)
     return found
 
@@ -120,13 +126,26 @@ def lasting_buffers(tensors: RootTensors) -> list[Buffer]:
         if not tensors.is_lasting(number):
             continue
         category = _CATEGORIES.get(t.kind) or category_of(t.kind, t.spec.name)
-        if t.kind == "result":
+        if number in tensors.files:
+            category = OFFLOADED
+        elif t.kind == "result":
             category = "gradients" if number in tensors.sums.complete_last else "outputs"
         size, parts = tensors.bytes(number), tensors.num_parts(number)
         if parts > 1:
             size = tensors.part_bytes(number) * parts
         buffers.append(Buffer(("tensor", number), size, category))
     return buffers
+
+
+def apart(buffers: Sequence[Buffer]) -> tuple[list[Buffer], list[Buffer]]:
+    """What lies in memory, and what lies in the device's file."""
+    return [b for b in buffers if b.category != OFFLOADED], [b for b in buffers if b.category == OFFLOADED]
+
+
+def align_for_files(buffers: Sequence[Buffer]) -> None:
+    """Round sizes up to whole pages of a file: then every buffer begins at one, if the first does."""
+    for buffer in buffers:
+        buffer.bytes = round_up(buffer.bytes, FILE_PAGE)
 
 
 def kept_buffers(tensors: RootTensors, variants: Variants) -> list[Buffer]:
@@ -177,12 +196,13 @@ def result_buffers(tensors: RootTensors, segments: Sequence[Segment]) -> list[Bu
                 if root is not None and root in brief:
                     first.setdefault(root, segment.index)
                     last[root] = segment.index
-    gathered = {o for op in tensors.graph.ops if is_unshard(tensors.graph, op) for o in op.outputs}
+    gathered = {o for op in tensors.graph.ops if brings_weights(tensors.graph, op) for o in op.outputs}
+
+    def category(t: int) -> str:
+        return OFFLOADED if t in tensors.files else "gathered" if t in gathered else "activations"
+
     return [
-        Buffer(
-            ("tensor", t), tensors.bytes(t), "gathered" if t in gathered else "activations", begin, last[t]
-        )
-        for t, begin in first.items()
+        Buffer(("tensor", t), tensors.bytes(t), category(t), begin, last[t]) for t, begin in first.items()
     ]
 
 

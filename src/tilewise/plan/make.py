@@ -15,7 +15,10 @@ from tilewise.ir.validate import Work, validate_bindings
 from tilewise.plan.accumulation import find_batch_sums, require_whole_batch
 from tilewise.plan.bind import Binder
 from tilewise.plan.buffers import (
+    OFFLOADED,
     RootTensors,
+    align_for_files,
+    apart,
     kept_buffers,
     lasting_buffers,
     result_buffers,
@@ -23,13 +26,14 @@ from tilewise.plan.buffers import (
 )
 from tilewise.plan.classes import DeviceNumbers, classes_of
 from tilewise.plan.lower import alias_roots
-from tilewise.plan.memory import Buffer, place_buffers, place_in_sequence
+from tilewise.plan.memory import FILE_PAGE, Buffer, place_buffers, place_in_sequence
 from tilewise.plan.outputs import gather_outputs
 from tilewise.plan.plan import Plan
 from tilewise.plan.reuse import Tenant
 from tilewise.plan.rings import RING_DEPTH, place_of_use
 from tilewise.plan.segments import Segment, cut_segments
-from tilewise.plan.shapes import LocalShapes, PlanSettings, symbols_of
+from tilewise.plan.shapes import LocalShapes, PlanSettings, round_up, symbols_of
+from tilewise.plan.tables import file_begin_of
 from tilewise.plan.validate import validate_plan
 from tilewise.plan.variants import Use, Variants, lower_variants
 
@@ -130,9 +134,12 @@ def _place(
     tensors: RootTensors, segments: Sequence[Segment], variants: Variants
 ) -> tuple[list[Buffer], Mapping[str, int]]:
     """Offsets of all buffers: what lives on first, then results by lifetime, then temporaries; bytes per region."""
-    lasting = [*kept_buffers(tensors, variants), *lasting_buffers(tensors)]
-    results = result_buffers(tensors, segments)
+    lasting, kept = apart([*kept_buffers(tensors, variants), *lasting_buffers(tensors)])
+    results, stored = apart(result_buffers(tensors, segments))
     lasting_end = place_in_sequence(lasting, 0)
+    if kept or stored:  # what moves to and from files begins at a page in memory as well
+        lasting_end = round_up(lasting_end, FILE_PAGE)
+        align_for_files([*results, *kept, *stored])
     end = workspace_end = place_buffers(results, lasting_end)
     temporaries: list[Buffer] = []
     for variant in variants.variants:
@@ -140,7 +147,9 @@ def _place(
         workspace_end = max(workspace_end, *(b.end for b in own)) if own else workspace_end
         temporaries += own
     regions = {"lasting": lasting_end, "activations": end - lasting_end, "temporaries": workspace_end - end}
-    return [*lasting, *results, *temporaries], regions
+    file_begin = file_begin_of(regions)
+    regions["files"] = place_buffers(stored, place_in_sequence(kept, file_begin)) - file_begin
+    return [*lasting, *results, *temporaries, *kept, *stored], regions
 
 
 def _lists(variants: Variants, shapes: LocalShapes) -> Mapping[str, tuple[str, ...]]:
@@ -178,7 +187,7 @@ def _program(
         if use.variant not in tenants:
             tenants[use.variant] = binder.tenants(use, call)
     aliases = binder.table.aliases(
-        [b for b in buffers if b.category in ("gathered", "activations")],
+        [b for b in buffers if b.category in ("gathered", "activations", OFFLOADED)],
         [tenants[use.variant] for use in variants.uses],
     )
     class_of = {device: c for c, devices in enumerate(classes) for device in devices}

@@ -17,6 +17,7 @@ from tilewise.plan.shapes import round_up
 
 __all__ = [
     "ALIGNMENT",
+    "FILE_PAGE",
     "Buffer",
     "memory_of_machine",
     "most_at_one_time",
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 ALIGNMENT = 64
+FILE_PAGE = 4096  # what disks move at a time (native/memory/spill_file.h)
 _GROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _FEW = 512  # buffers that every other one may be compared with
 _WASTE = 64  # one part of so many above the lower bound is good enough
@@ -47,7 +49,8 @@ class Buffer:
     Attributes:
         key: what it holds.
         bytes: its size, before alignment.
-        category: parameters, gradients, carries, rings, optimizer, gathered, activations, temporaries or inputs.
+        category: parameters, gradients, carries, rings, optimizer, gathered, activations, temporaries or inputs;
+            offloaded: in the device's file.
         first, last: positions of the first and last use; buffers that live through a run have none.
         offset: filled in by `place_buffers`.
     """

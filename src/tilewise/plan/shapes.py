@@ -20,6 +20,7 @@ from tilewise.ir.lowering import Ref
 from tilewise.ir.program import Number, NumberLike
 
 LocalSizes = tuple[int | Dim, ...]
+_FILE_BLOCK_BYTES = 2 << 20  # in f32: disks are quick with that much at a time
 _EVEN = DimLabel("an unlabelled dim", 2)  # how a dim that only a hint shares is cut
 
 _border = Border("plan", PlanError)
@@ -237,8 +238,12 @@ class LocalShapes:
             return tile.upper(self.bounds)
         return tile
 
-    def tile_rows(self, spec: TensorSpec, kind: str, extent: Number) -> NumberLike:
-        """Rows per tile: weights by blocks of panels, states and constants whole, activations by the row tile."""
+    def tile_rows(self, spec: TensorSpec, kind: str, extent: Number, *, in_file: bool = False) -> NumberLike:
+        """Rows per tile: weights by blocks of panels, states and constants whole, activations by the row tile. In a
+        file weights and states by blocks that are equal for all element types, since updates go through them."""
+        if in_file and spec.storage == "packed":
+            cols = upper_bound(spec.shape[1])
+            return max(_FILE_BLOCK_BYTES // (4 * cols * PANEL_ROWS), 1) * PANEL_ROWS
         if spec.tile_hint:
             return spec.tile_hint
         if spec.storage == "packed":

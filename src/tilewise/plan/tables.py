@@ -15,10 +15,10 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import DeviceClass, TensorEntry, TileProgram
-from tilewise.plan.memory import Buffer, most_at_one_time
+from tilewise.plan.memory import FILE_PAGE, Buffer, most_at_one_time
 from tilewise.plan.shapes import LocalShapes, PlanSettings, round_up, symbols_of
 
-__all__ = ["CATEGORIES", "REGIONS", "PlanTables"]
+__all__ = ["CATEGORIES", "REGIONS", "PlanTables", "file_begin_of"]
 
 CATEGORIES = (
     "parameters",
@@ -36,8 +36,19 @@ CATEGORIES = (
     "scratch",
     "signals",
     "engine",
+    "offloaded",
 )
-REGIONS = ("lasting", "activations", "temporaries")
+REGIONS = ("lasting", "activations", "temporaries", "files")
+
+
+def file_begin_of(regions: Mapping[str, int]) -> int:
+    """Where a device's file begins in its addresses: at the first page behind its memory."""
+    return round_up(memory_of(regions), FILE_PAGE)
+
+
+def memory_of(regions: Mapping[str, int]) -> int:
+    """Bytes of the regions that lie in memory."""
+    return max(sum(size for name, size in regions.items() if name != "files"), 64)
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,7 @@ class PlanTables:
         program: what the devices execute: templates, entries and calls per class, and each device's own numbers.
         outside: per tensor that users read or write, its entries: one, or one per microbatch.
         buffers: ranges of the arena, equal on all devices.
-        regions: bytes of the arena's regions: what lasts, activations, temporaries.
+        regions: bytes of the arena's regions: what lasts, activations, temporaries; and of the device's file.
         num_signals, num_handles: that every device needs.
         scratch_bytes: working memory of every worker.
         layouts: per template, from the first, the layout of the graph that it lowers; a last one of copies has none.
@@ -99,7 +110,17 @@ class PlanTables:
     @property
     def arena_bytes(self) -> int:
         """Bytes of every device's arena."""
-        return max(sum(self.regions.values()), 64)
+        return memory_of(self.regions)
+
+    @property
+    def file_begin(self) -> int:
+        """Where every device's file begins in its addresses."""
+        return file_begin_of(self.regions)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of every device's file; 0 where nothing is offloaded."""
+        return self.regions["files"]
 
     @property
     def device_bytes(self) -> int:
@@ -139,16 +160,18 @@ class PlanTables:
         """Bytes per device and category; `total` is what a device reserves when instantiated, to the byte, and its
         share of the copy from which checkpoints are written where that was planned. `gathered` is what weights that
         have been gathered from their homes take at most; they share a region with `activations`, which has the rest.
+        `offloaded` are bytes of the device's file, which no total counts.
 
         Pages that no task touches cost nothing, so a limit on resident memory sees at most this much; the interpreter,
         its libraries and the plan itself come on top.
         """
         usage = dict.fromkeys(CATEGORIES, 0)
-        lasting = [b for b in self.buffers if b.first < 0]
+        lasting = [b for b in self.buffers if b.first < 0 and b.category != "offloaded"]
         for b in lasting:
             usage[b.category] += round_up(b.bytes, 64)
-        for name in REGIONS[1:]:
+        for name in ("activations", "temporaries"):
             usage[name] += self.regions[name]
+        usage["offloaded"] = self.file_bytes
         usage["gathered"] = most_at_one_time([b for b in self.buffers if b.category == "gathered"])
         usage["activations"] -= usage["gathered"]
         usage |= self.overhead

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import gettempdir
 
 from tilewise.ir.program import TileProgram
 from tilewise.plan import Plan
@@ -10,12 +12,19 @@ from tilewise.runtime import Executor, Program, device_overhead
 
 __all__ = ["assemble_program", "device_overhead", "make_executor", "native_program"]
 
+NO_FILE = (1 << 63) - 1  # no address lies behind it
 
-def make_executor(plan: Plan, memory_limit_bytes: int, deadline_s: float) -> Executor:
+
+def make_executor(
+    plan: Plan, memory_limit_bytes: int, deadline_s: float, offload_directory: str | Path | None = None
+) -> Executor:
     """Allocate every device of a plan and start its workers.
 
+    Args:
+        offload_directory: of the devices' files; by default that of temporary files.
+
     Raises:
-        ResourceError: the devices exceed the limit or the machine's memory.
+        ResourceError: the devices exceed the limit or the machine's memory, or the directory takes no file so large.
     """
     devices = plan.mesh.num_devices
     return Executor(
@@ -25,6 +34,8 @@ def make_executor(plan: Plan, memory_limit_bytes: int, deadline_s: float) -> Exe
         num_signals=plan.num_signals,
         num_handles=plan.num_handles,
         scratch_bytes=plan.scratch_bytes,
+        file_bytes=plan.file_bytes,
+        file_directory=str(offload_directory or gettempdir()),
         memory_limit_bytes=memory_limit_bytes,
         deadline_s=deadline_s,
     )
@@ -32,11 +43,14 @@ def make_executor(plan: Plan, memory_limit_bytes: int, deadline_s: float) -> Exe
 
 def assemble_program(plan: Plan) -> Program:
     """The native form of a plan's programs, each a list of calls under its name."""
-    return native_program(plan.program, plan.symbol_bounds)
+    return native_program(plan.program, plan.symbol_bounds, plan.file_begin if plan.file_bytes else NO_FILE)
 
 
-def native_program(program: TileProgram, symbol_bounds: Sequence[int]) -> Program:
+def native_program(program: TileProgram, symbol_bounds: Sequence[int], file_begin: int = NO_FILE) -> Program:
     """The native form of a tile program, checked for deadlock at the symbols' upper bounds.
+
+    Args:
+        file_begin: where the devices' files begin in their addresses.
 
     Raises:
         PlanError: the program is malformed, or its devices would block each other.
@@ -55,5 +69,5 @@ def native_program(program: TileProgram, symbol_bounds: Sequence[int]) -> Progra
                 native.add_call(class_id, call.template, call.binding, call.numbers, name)
     for device in program.devices:
         native.add_device(device.class_id, device.numbers, device.teams)
-    native.finish(list(symbol_bounds))
+    native.finish(list(symbol_bounds), file_begin)
     return native

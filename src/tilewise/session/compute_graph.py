@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,9 @@ from tilewise.session.inputs import check_constants, is_own_input
 from tilewise.session.instance import GraphInstance
 from tilewise.strategy import (
     DistributionStrategy,
+    check_offload,
     insert_reshards,
+    offload_tensors,
     one_stage,
     propagate_layouts,
     shard_states,
@@ -139,6 +141,7 @@ class ComputeGraph(GraphBuilder):
         accumulation: int = 1,
         leaves: int | None = None,
         recompute: str | Sequence[str] = "none",
+        offload: str | Collection[str] = "none",
         workers_per_device: int | None = None,
         sizes: Mapping[str, int] | None = None,
         strict: bool = False,
@@ -159,6 +162,9 @@ class ComputeGraph(GraphBuilder):
                 but their arguments; `selective`, all but results of products and of attention; or a list of patterns
                 of the layers that save nothing (`layers.[0-3]`), or of ops in them (`layers.*/silu_gate`), by their
                 labels in `print(graph)` or their names. It trades time for memory and changes no bit.
+            offload: what lies in a file of each device and comes to memory when it is needed: `optimizer`, the states
+                of the optimizer; `parameters`, weights of which layers read one after the other; `activations`, results
+                that wait for the backward pass; or several of them. It trades time for memory and changes no bit.
             workers_per_device: threads per device; by default cores / devices.
             sizes: numbers for symbolic sizes by name, such as `{"seq": 40}`: a plan for these alone, with the memory
                 that they need. No result changes.
@@ -170,12 +176,13 @@ class ComputeGraph(GraphBuilder):
             watch: sees the phases gradients, layouts and plan.
 
         Raises:
-            LayoutError, PlanError: the strategy does not fit the graph, the batch does not divide, or `recompute` is
-                unknown or fits nothing.
+            LayoutError, PlanError: the strategy does not fit the graph, the batch does not divide, or `recompute` or
+                `offload` is unknown or fits nothing.
             ShapeError: a constant is used as an index and names nothing.
         """
         _border.truth("plan", "strict", strict)
         _border.truth("plan", "checkpoints", checkpoints)
+        offloaded = check_offload(offload)
         given = DeviceMesh(mesh) if isinstance(mesh, Mapping) else mesh
         if given is not None:
             _border.instance("plan", "a mesh", given, DeviceMesh, "pass {'dp': 2} or a DeviceMesh")
@@ -200,6 +207,7 @@ class ComputeGraph(GraphBuilder):
                 graph, layout = insert_reshards(graph, layout, strict=strict)
                 if strategy.sharding is not None:
                     graph, layout = shard_states(graph, layout, strategy.sharding, batch)
+                graph, layout = offload_tensors(graph, layout, offloaded, batch)
                 settings = settings_for(graph, layout, batch, workers_per_device, checkpoints)
             with seen.phase("plan"):
                 return make_plan(graph, layout, settings, one_stage, self._optimizer, device_overhead, pool)
@@ -211,7 +219,12 @@ class ComputeGraph(GraphBuilder):
         return self.plan(mesh, **options).estimate_memory_usage()
 
     def instantiate(
-        self, plan: Plan | None = None, *, memory_limit_bytes: int = 0, deadline_s: float = 60.0
+        self,
+        plan: Plan | None = None,
+        *,
+        memory_limit_bytes: int = 0,
+        deadline_s: float = 60.0,
+        offload_directory: str | Path | None = None,
     ) -> GraphInstance:
         """Allocate a plan's devices and make its programs runnable; as `GraphInstance(plan)`.
 
@@ -219,6 +232,7 @@ class ComputeGraph(GraphBuilder):
             plan: by default `self.plan()`.
             memory_limit_bytes: over all devices; 0 for the machine's own limit.
             deadline_s: longest wait without progress before a run is given up.
+            offload_directory: of the devices' files; by default that of temporary files.
 
         Raises:
             ResourceError: not enough memory.
@@ -228,7 +242,12 @@ class ComputeGraph(GraphBuilder):
             plan = self.plan()
         elif isinstance(plan, Plan):
             self._require_own(plan)
-        return GraphInstance(plan, memory_limit_bytes=memory_limit_bytes, deadline_s=deadline_s)
+        return GraphInstance(
+            plan,
+            memory_limit_bytes=memory_limit_bytes,
+            deadline_s=deadline_s,
+            offload_directory=offload_directory,
+        )
 
     def _require_own(self, plan: Plan) -> None:
         """Refuse the plan of a graph with an input or parameter that this one has not; it would run as this one's."""

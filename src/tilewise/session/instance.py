@@ -69,22 +69,34 @@ class GraphInstance:
         plan: what to run.
         memory_limit_bytes: over all devices; 0 for the machine's own limit.
         deadline_s: longest wait without progress before a run is given up.
+        offload_directory: where the devices' files are made, which have no names; by default the system's directory of
+            temporary files. Used where the plan offloads something.
 
     Raises:
-        ResourceError: not enough memory.
-        PlanError: no plan, a limit or deadline that is none, or a program whose devices would block each other.
+        ResourceError: not enough memory, or no room in the directory.
+        PlanError: no plan, a limit, deadline or directory that is none, or a program whose devices would block each
+            other.
         ShapeError: a constant is used as an index and names nothing.
     """
 
-    def __init__(self, plan: Plan, *, memory_limit_bytes: int = 0, deadline_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        memory_limit_bytes: int = 0,
+        deadline_s: float = 60.0,
+        offload_directory: str | Path | None = None,
+    ) -> None:
         _border.instance("instantiate", "a plan", plan, Plan, "pass what graph.plan() returned")
         _border.integer("instantiate", "memory_limit_bytes", memory_limit_bytes, 0, _MAX_BYTES)
         _border.number("instantiate", "deadline_s", deadline_s, 1e-3, _LONGEST_S)
+        if offload_directory is not None:
+            offload_directory = _border.path("instantiate", "offload_directory", offload_directory)
         plan.require_memory(memory_limit_bytes)
         check_constants(plan.graph)
         self.plan = plan
         self._program = assemble_program(plan)
-        self._executor = make_executor(plan, memory_limit_bytes, deadline_s)
+        self._executor = make_executor(plan, memory_limit_bytes, deadline_s, offload_directory)
         self._tensors = NamedTensors(plan, self._executor)
         self.step_count = 0
         self._is_closed = False

@@ -51,6 +51,7 @@ class TensorStore:
 
     def __init__(self, plan: Plan, executor: Executor) -> None:
         self.plan, self.executor = plan, executor
+        self._in_files = frozenset(plan.layout.files)
         self.symbols = [s.max for s in plan.shapes.symbols]
 
     def _parts(self, tensor: int) -> range:
@@ -84,10 +85,10 @@ class TensorStore:
         return self._bytes(device, tensor, part, sizes, spec).view(spec.dtype.numpy)
 
     def places(self, tensor: int) -> Iterator[Place]:
-        """Every part once: on the first device that holds it."""
+        """Every part once: on the first device that holds it. What lies in files, on each that does."""
         spec = self.plan.graph.spec(tensor)
         for device in range(self.plan.mesh.num_devices):
-            for part in self._parts(tensor) if self.plan.holder(tensor, device) == device else ():
+            for part in self._parts(tensor) if self._is_first(tensor, device) else ():
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
                 yield Place(device, sizes, slices, self._bytes(device, tensor, part, sizes, spec), spec)
 
@@ -95,7 +96,7 @@ class TensorStore:
         """Every device's part from the whole; with `once` only on the first device that holds a part."""
         spec = self.plan.graph.spec(tensor)
         for device in range(self.plan.mesh.num_devices):
-            if once and self.plan.holder(tensor, device) != device:
+            if once and not self._is_first(tensor, device):
                 continue
             for part in self._parts(tensor):
                 sizes, slices = self._local(self.plan.shapes.on(device), spec, tensor, part)
@@ -104,6 +105,10 @@ class TensorStore:
                     store_weight(value[slices], Part(memory, spec.dtype.name, True, sizes[0], sizes[1]))
                 else:
                     memory.view(spec.dtype.numpy)[:] = value[slices].reshape(-1)
+
+    def _is_first(self, tensor: int, device: int) -> bool:
+        """Whether no earlier device hands its part on to this one."""
+        return tensor in self._in_files or self.plan.holder(tensor, device) == device
 
     def read(self, tensor: int) -> np.ndarray:
         """The whole from the devices' parts; of replicas, the first device's."""

@@ -1,5 +1,6 @@
 """How a model is spread: declared strategies and the layouts that follow from them."""
 
+from tilewise.strategy.offload import OFFLOADS, check_offload, offload_tensors
 from tilewise.strategy.propagate import propagate_layouts
 from tilewise.strategy.reshard import insert_reshards
 from tilewise.strategy.schedule import one_stage
@@ -7,10 +8,13 @@ from tilewise.strategy.sharding import shard_states
 from tilewise.strategy.strategy import DistributionStrategy, ParallelismMode, StateSharding
 
 __all__ = [
+    "OFFLOADS",
     "DistributionStrategy",
     "ParallelismMode",
     "StateSharding",
+    "check_offload",
     "insert_reshards",
+    "offload_tensors",
     "one_stage",
     "propagate_layouts",
     "shard_states",

@@ -17,7 +17,7 @@ __all__: list[str] = []
 
 
 class Reshard(Op):
-    """Base of both: one operand, any storage, every dim under a name of its own whose axes may change."""
+    """Base of all: one operand, any storage, every dim under a name of its own whose axes may change."""
 
     signature = Signature(1)
 
@@ -59,6 +59,42 @@ class Slice(Reshard):
     def lower(self, low: Lowering, op: OpNode) -> None:
         """One task per row tile."""
         low.slice(op, op.given[0], op.outputs[0])
+
+
+@register
+class Fetch(Reshard):
+    """A tensor that lies in the devices' files comes to memory."""
+
+    name = "fetch"
+
+    def lower(self, low: Lowering, op: OpNode) -> None:
+        """One task per tile."""
+        _move(low, op)
+
+
+@register
+class Store(Reshard):
+    """A tensor goes to the devices' files, for `fetch` to bring again."""
+
+    name = "store"
+
+    def lower(self, low: Lowering, op: OpNode) -> None:
+        """One task per tile."""
+        _move(low, op)
+
+
+def _move(low: Lowering, op: OpNode) -> None:
+    source, target = low.flat(op.given[0]), low.flat(op.outputs[0])
+    in_memory = source if op.op == "store" else target
+    low.emit(
+        op.op,
+        op,
+        over=target,
+        step=in_memory.tile_rows,
+        dtype=target.dtype,
+        tiles={"out": low.row(target), "x": low.row(source)},
+        priority=2,
+    )
 
 
 @register

@@ -22,6 +22,7 @@ from tilewise.ir.graph import Graph
 from tilewise.ir.kinds import Kind
 from tilewise.ir.layout import CHUNKS, GROUPS, LEAVES, GraphLayout
 from tilewise.ir.validate import validate_graph
+from tilewise.plan.buffers import OFFLOADED
 from tilewise.plan.classes import classes_of
 from tilewise.plan.file.fit_kernels import require_kernels
 from tilewise.plan.file.fit_program import require_program
@@ -83,10 +84,14 @@ def _require_counts(plan: PlanTables) -> None:
             "{} is no buffer",
             buffer,
         )
+        is_in_file = buffer.category == OFFLOADED
+        begin = plan.file_begin if is_in_file else 0
+        end = plan.file_begin + plan.file_bytes if is_in_file else plan.arena_bytes
         hold(
-            buffer.offset + buffer.bytes <= plan.arena_bytes,
-            "{} lies outside of the arena",
+            begin <= buffer.offset and buffer.offset + buffer.bytes <= end,
+            "{} lies outside of {}",
             buffer,
+            "the file" if is_in_file else "the arena",
         )
 
 
@@ -130,6 +135,12 @@ def _require_layout(
                 graph.name,
                 dims,
             )
+    hold(
+        all(0 <= t < len(graph.tensors) for t in layout.files) and len({*layout.files}) == len(layout.files),
+        "{!r} has {} in files",
+        graph.name,
+        layout.files,
+    )
     calls = {op.id: op for op in graph.ops if op.op == "call"}
     hold(layout.calls.keys() == calls.keys(), "the layouts of calls of {!r} are others", graph.name)
     for number, op in calls.items():
@@ -174,6 +185,7 @@ def _require_outside(plan: PlanTables) -> None:
     wanted = {t.id for t in plan.graph.tensors if t.kind != "result" or t.id in kept}
     hold(plan.outside.keys() == wanted, "tensors from outside have entries, and no others")
     fit: set[tuple[object, ...]] = set()
+    files = frozenset(plan.layout.files)
     for tensor, entries in plan.outside.items():
         node = plan.graph.tensors[tensor]
         layout = plan.layout.use[tensor]
@@ -187,6 +199,11 @@ def _require_outside(plan: PlanTables) -> None:
             for number in entries:
                 hold(0 <= number < len(of.entries), "{!r} has no entry {}", node.spec.name, number)
                 e = of.entries[number]
+                hold(
+                    (e.offset >= plan.file_begin) == (tensor in files),
+                    "{!r} lies in memory or in the file as its layout says",
+                    node.spec.name,
+                )
                 key = device, node.spec.form, layout, e.extent, e.cols, e.stride, e.dtype
                 if key in fit:
                     continue

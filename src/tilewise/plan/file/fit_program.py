@@ -133,7 +133,9 @@ class _Checks:
         hold(all(0 <= s <= _MOST_PRODUCT for s in sizes), "{} has sizes out of range", where)
         elements = (rows - 1) * entry.stride + entry.cols if rows else 0
         end = entry.offset + elements * DTYPES[entry.dtype].itemsize
-        hold(end <= self.plan.arena_bytes, "{} ends at byte {} of {}", where, end, self.plan.arena_bytes)
+        plan = self.plan
+        last = plan.arena_bytes if entry.offset < plan.file_begin else plan.file_begin + plan.file_bytes
+        hold(end <= last, "{} ends at byte {} of {}", where, end, last)
         tiles = entry.first_handle + -(-rows // step)
         hold(
             tiles <= self.plan.num_handles,

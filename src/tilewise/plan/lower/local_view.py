@@ -34,6 +34,7 @@ class LocalView:
         self, graph: Graph, layout: GraphLayout, shapes: LocalShapes, numbers: DeviceNumbers
     ) -> None:
         self.graph, self.graph_layout, self.shapes = graph, layout, shapes
+        self.files = frozenset(layout.files)
         self.mesh, self.numbers = shapes.mesh, numbers
         self.one = Number(1)
         self.reduction_chunks = graph.reduction_chunks

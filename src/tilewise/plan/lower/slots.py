@@ -51,8 +51,8 @@ class SlotTable(LocalView):
         self.temps: list[TempSpec] = []
         self.op_index = 0
         self._alike: dict[
-            tuple[int, str, int], Ref
-        ] = {}  # by form and layout, which the graph keeps, and kind
+            tuple[int, str, int, bool], Ref
+        ] = {}  # by form and layout, which the graph keeps, kind, and whether it lies in a file
 
     def tensor(self, tensor: int | Ref) -> Ref:
         """The local view of a tensor."""
@@ -64,7 +64,7 @@ class SlotTable(LocalView):
         if known is not None:
             return known
         node, layout, index = self.graph.tensors[root], self.layout(root), len(self.slots)
-        sort = id(node.spec.form), node.kind, id(layout)
+        sort = id(node.spec.form), node.kind, id(layout), root in self.files
         like = self._alike.get(sort)
         if like is None:
             ref = self._alike[sort] = self.local_ref(root, layout, index)
@@ -76,10 +76,16 @@ class SlotTable(LocalView):
         """The view of a tensor that is laid out so."""
         spec = self.spec(tensor)
         extent = self.shapes.extent(spec, layout) if spec.storage != "vector" else Number(1)
-        tile = self.shapes.tile_rows(spec, self.graph.tensors[tensor].kind, extent)
+        in_file = tensor in self.files
+        tile = self.shapes.tile_rows(spec, self.graph.tensors[tensor].kind, extent, in_file=in_file)
         return Ref(
             slot, extent, self.shapes.cols(spec, layout), spec.dtype.name, tile, spec.storage == "packed"
         )
+
+    def is_in_file(self, ref: Ref) -> bool:
+        """Whether a view is one of a tensor in the device's file."""
+        key = self.keys[ref.slot]
+        return key.kind in ("tensor", "flat") and key.id in self.files
 
     def flat(self, tensor: int | Ref) -> Ref:
         """The same memory as rows of plain elements: panels padded, a vector as a column."""

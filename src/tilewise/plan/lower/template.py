@@ -7,9 +7,10 @@ Collectives are in `plan.collectives`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from tilewise.core.errors import InternalError, PlanError
-from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.graph import PANEL_ROWS, Graph, OpNode
 from tilewise.ir.layout import LEAVES, GraphLayout, Record, TensorLayout, show_axes, show_layout
 from tilewise.ir.lowering import Accumulator, Draft, Ref, Tiles
 from tilewise.ir.op import op_named
@@ -28,8 +29,9 @@ from tilewise.kernels.scratch import scratch_bytes
 from tilewise.plan import collectives
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.emission import make_instruction, repeat_instruction
+from tilewise.plan.lower.blocks import emit_by_blocks, operands_of
 from tilewise.plan.lower.slots import SlotTable
-from tilewise.plan.shapes import LocalShapes
+from tilewise.plan.shapes import LocalShapes, round_up
 
 __all__ = ["TemplateLowering", "trailing_ones"]
 
@@ -90,6 +92,19 @@ class TemplateLowering(SlotTable):
         label: str = "",
     ) -> Draft:
         """Append an instruction, held to the kernel table (see `ir.lowering.Lowering.emit`)."""
+        if kernel not in ("fetch", "store") and self._is_any_in_file(tiles):
+            emit = partial(
+                self.emit,
+                kernel,
+                op,
+                dtype=dtype,
+                step=0,
+                ints=ints,
+                floats=floats,
+                priority=priority,
+                label=label,
+            )
+            return emit_by_blocks(self, kernel, op, over, tiles, emit)
         extent = over.extent if isinstance(over, Ref) else over
         draft = make_instruction(
             kernel,
@@ -116,6 +131,16 @@ class TemplateLowering(SlotTable):
             scratch_bytes(instruction.kernel, [known_part(i, bounds) for i in instruction.ints], shapes),
         )
         return draft
+
+    def _is_any_in_file(self, tiles: Tiles) -> bool:
+        return bool(self.files) and any(
+            self.is_in_file(self.views[operand.slot]) for _, operand in operands_of(tiles)
+        )
+
+    def rows_max(self, ref: Ref) -> int:
+        """Rows of a tensor's flat view, on the device that has most."""
+        tensor = self.keys[ref.slot].id
+        return round_up(self.shapes.sizes_max(self.spec(tensor), self.layout(tensor))[0], PANEL_ROWS)
 
     def repeat(self, like: Draft, tiles: Mapping[str, Operand]) -> Draft:
         """Append an instruction like another one (see `ir.lowering.Lowering.repeat`)."""

@@ -1,0 +1,99 @@
+// See spill_file.h.
+#include "memory/spill_file.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "base/check.h"
+
+namespace tilewise::memory {
+
+namespace {
+
+constexpr int64_t kBounceBytes = 1 << 20;
+
+int open_unnamed(const std::string& directory) {
+  const int unnamed = open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  if (unnamed >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) return unnamed;
+  std::string name = directory + "/tilewise-XXXXXX";
+  const int named = mkostemp(name.data(), O_CLOEXEC);
+  if (named >= 0) unlink(name.c_str());
+  return named;
+}
+
+/// Memory that any disk takes, one per thread.
+std::byte* bounce() {
+  struct Free {
+    void operator()(std::byte* held) const { std::free(held); }
+  };
+  thread_local const std::unique_ptr<std::byte, Free> held(
+      static_cast<std::byte*>(std::aligned_alloc(kFilePage, kBounceBytes)));
+  return held.get();
+}
+
+void move_all(SpillFile::Way way, int file, std::byte* memory, int64_t offset, int64_t bytes) {
+  const bool is_read = way == SpillFile::Way::kRead;
+  while (bytes > 0) {
+    const ssize_t count = is_read ? pread(file, memory, bytes, offset) : pwrite(file, memory, bytes, offset);
+    if (count < 0 && errno == EINTR) continue;
+    check<ResourceError>(count > 0, "[memory.SpillFile] a device's file must be read and written; got '",
+                         std::strerror(count < 0 ? errno : EIO), "' when ", is_read ? "reading " : "writing ", bytes,
+                         " bytes at ", offset, "; look at the disk");
+    memory += count;
+    offset += count;
+    bytes -= count;
+  }
+}
+
+/// Whole pages past the page cache, which asks for memory at a page's boundary.
+void move_pages(SpillFile::Way way, int file, std::byte* memory, int64_t offset, int64_t bytes) {
+  if (reinterpret_cast<uintptr_t>(memory) % kFilePage == 0) return move_all(way, file, memory, offset, bytes);
+  for (int64_t done = 0; done < bytes; done += kBounceBytes) {
+    const int64_t count = std::min(kBounceBytes, bytes - done);
+    if (way == SpillFile::Way::kWrite) std::memcpy(bounce(), memory + done, count);
+    move_all(way, file, bounce(), offset + done, count);
+    if (way == SpillFile::Way::kRead) std::memcpy(memory + done, bounce(), count);
+  }
+}
+
+}  // namespace
+
+SpillFile::SpillFile(const std::string& directory, int64_t bytes) : bytes_(bytes) {
+  cached_ = open_unnamed(directory);
+  check<ResourceError>(cached_ >= 0, "[memory.SpillFile] a directory for what does not fit into memory must take a ",
+                       "file; got '", std::strerror(errno), "' for '", directory, "'; choose another one");
+  const int error = posix_fallocate(cached_, 0, std::max<int64_t>(bytes, 1));
+  if (error != 0) {
+    close(cached_);
+    check<ResourceError>(false, "[memory.SpillFile] the disk must have room for what does not fit into memory; got '",
+                         std::strerror(error), "' for ", bytes, " bytes in '", directory,
+                         "'; make room, or choose another directory");
+  }
+  // a second way to the same file, which has no name
+  const std::string self = "/proc/self/fd/" + std::to_string(cached_);
+  direct_ = open(self.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
+}
+
+SpillFile::~SpillFile() {
+  close(cached_);
+  if (direct_ >= 0) close(direct_);
+}
+
+void SpillFile::move(Way way, std::byte* memory, int64_t offset, int64_t bytes) const {
+  if (direct_ < 0) return move_all(way, cached_, memory, offset, bytes);
+  const int64_t head = std::min(bytes, (kFilePage - offset % kFilePage) % kFilePage);
+  const int64_t pages = (bytes - head) / kFilePage * kFilePage;
+  move_all(way, cached_, memory, offset, head);
+  move_pages(way, direct_, memory + head, offset + head, pages);
+  move_all(way, cached_, memory + head + pages, offset + head + pages, bytes - head - pages);
+}
+
+void SpillFile::drop_cache() const { posix_fadvise(cached_, 0, 0, POSIX_FADV_DONTNEED); }
+
+}  // namespace tilewise::memory

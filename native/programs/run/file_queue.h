@@ -1,0 +1,63 @@
+// Transfers between devices' memory and their files, in order, by a few threads of their own.
+//
+// Purpose: workers compute while the disk works. Who may call: push any thread; work the threads that lend themselves
+// to it. Blocks: work while there is nothing to do, and for the disk. Memory order: what was written before push is
+// seen by the transfer, and the transfer by who is told of its end. Memory: a few words per waiting transfer; no more
+// wait than tasks fit the devices' windows.
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+
+#include "memory/spill_file.h"
+
+namespace tilewise::programs {
+
+struct Transfer {
+  const memory::SpillFile* file = nullptr;
+  memory::SpillFile::Way way = memory::SpillFile::Way::kRead;
+  std::byte* memory = nullptr;
+  int64_t offset = 0;
+  int64_t bytes = 0;
+};
+
+/// What has been moved, and for how long at least one transfer was under way.
+struct Traffic {
+  int64_t bytes_read = 0;
+  int64_t bytes_written = 0;
+  int64_t busy_ns = 0;
+};
+
+class FileQueue {
+ public:
+  /// Told on a thread of the queue; nullptr: it went well.
+  using Done = std::function<void(std::exception_ptr error)>;
+
+  void push(const Transfer& transfer, Done done);
+  /// Moves until close().
+  void work();
+  void close();
+
+  /// Something is being moved, or waits for it.
+  bool is_busy();
+  Traffic traffic();
+
+ private:
+  struct Waiting {
+    Transfer transfer;
+    Done done;
+  };
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Waiting> waiting_;
+  int64_t num_moving_ = 0;
+  int64_t busy_since_ns_ = 0;
+  Traffic traffic_;
+  bool is_closed_ = false;
+};
+
+}  // namespace tilewise::programs

@@ -1,0 +1,150 @@
+"""Instructions over tensors in files: a block after the other comes to memory, is worked on, and goes back.
+
+    fetch b        into place b mod depth of a temporary per tensor, once what was there is stored
+    the kernel     over the block's rows
+    store b        what the kernel has written
+
+Blocks come as far ahead as there are places, so the disk works while the kernel does. Memory is what `depth` blocks
+take, however large the tensors are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tilewise.core.dtypes import dtype as dtype_named
+from tilewise.core.errors import InternalError
+from tilewise.ir.graph import OpNode
+from tilewise.ir.lowering import Draft, Lowering, Ref, Tiles
+from tilewise.ir.program import Access, Mode, Number, Operand
+from tilewise.kernels import KERNELS
+from tilewise.plan.memory import FILE_PAGE
+from tilewise.plan.shapes import round_up
+
+__all__ = ["emit_by_blocks", "operands_of"]
+
+DEPTH = 6
+
+
+class _Emit(Protocol):
+    """`TemplateLowering.emit`, with the kernel's own settings filled in."""
+
+    def __call__(self, *, over: Number, tiles: Tiles) -> Draft: ...
+
+
+class _Host(Lowering, Protocol):
+    """What lowers the template."""
+
+    views: list[Ref]
+
+    def is_in_file(self, ref: Ref) -> bool:
+        """Whether a view is one of a tensor in the device's file."""
+
+    def rows_max(self, ref: Ref) -> int:
+        """Rows of a tensor's flat view, on the device that has most."""
+
+
+def emit_by_blocks(
+    low: _Host, kernel: str, op: OpNode, over: Ref | Number, tiles: Tiles, emit: _Emit
+) -> Draft:
+    """Append an instruction whose operands lie in files, in part.
+
+    Args:
+        low: takes the instructions.
+        kernel: base name in the table.
+        op: for whom.
+        over: the rows of the loop.
+        tiles: operands; rows of the loop, or whole tensors in memory.
+        emit: appends the kernel on one block.
+
+    Raises:
+        InternalError: an operand in a file is no row of the loop.
+    """
+    roles = {spec.name: spec.role for spec in KERNELS[kernel].operands}
+    moved: dict[int, Ref] = {}  # by slot of a tensor in a file: its places in memory
+    most_rows = low.rows_max(over) if isinstance(over, Ref) else over.constant
+    block = most_rows
+    for name, operand in operands_of(tiles):
+        ref = low.views[operand.slot]
+        if low.is_in_file(ref):
+            if operand.mode != Mode.ROW or operand.div != 1 or operand.team >= 0:
+                raise InternalError(
+                    f"[plan.lower] what lies in a file is worked on row by row, or fetched first; got operand {name!r} "
+                    f"of {kernel!r} in {op.label!r}; please report the op"
+                )
+            assert isinstance(ref.tile_rows, int)
+            moved[operand.slot], block = ref, min(block, ref.tile_rows)
+    count = -(-most_rows // block)
+    depth = min(count, DEPTH)
+    for slot, ref in moved.items():
+        size = depth * block * ref.cols * dtype_named(ref.dtype).itemsize
+        moved[slot] = low.temp(
+            depth * block,
+            ref.cols,
+            ref.dtype,
+            tile_rows=block,
+            name="blocks",
+            max_bytes=round_up(size, FILE_PAGE),
+        )
+    written = {o.slot for name, o in operands_of(tiles) if o.slot in moved and roles[name] != "in"}
+    rows = over.extent.constant if isinstance(over, Ref) else over.constant
+    draft = None
+
+    def move(kind: str, slot: int, number: int) -> None:
+        first = number * block
+        in_file = Operand(slot, Mode.ROWPART, offset=first)
+        in_memory = Operand(moved[slot].slot, Mode.ROWPART, offset=number % depth * block)
+        ends = (in_memory, in_file) if kind == "fetch" else (in_file, in_memory)
+        low.emit(
+            kind,
+            op,
+            over=Number(max(min(block, rows - first), 0)),
+            step=0,
+            dtype=moved[slot].dtype,
+            tiles={"out": ends[0], "x": ends[1]},
+            priority=2,
+            label=f"{op.label}/{kind}",
+        )
+
+    for turn in range(count + depth - 1):
+        if turn < count:
+            for slot in sorted(moved):  # what is only written, too: a kernel may leave it as it is
+                move("fetch", slot, turn)
+        number = turn - depth + 1
+        if number < 0:
+            continue
+        own = _on_block(tiles, moved, number * block, number % depth * block)
+        draft = emit(over=Number(max(min(block, rows - number * block), 0)), tiles=own)
+        for slot in sorted(written):
+            move("store", slot, number)
+    assert draft is not None
+    return draft
+
+
+def operands_of(tiles: Tiles) -> list[tuple[str, Operand]]:
+    """All operands with their names in the kernel table."""
+    return [
+        (name, operand)
+        for name, given in tiles.items()
+        for operand in ([given] if isinstance(given, Operand) else given or ())
+    ]
+
+
+def _on_block(tiles: Tiles, moved: dict[int, Ref], first: int, place: int) -> Tiles:
+    """Operands under a loop over one block."""
+
+    def part(operand: Operand) -> Operand:
+        if operand.slot in moved:
+            return Operand(moved[operand.slot].slot, Mode.ROWPART, Access.NONE, offset=place)
+        if operand.mode == Mode.ROW and operand.div == 1:
+            return operand._replace(mode=Mode.ROWPART, offset=first)
+        return operand
+
+    made: dict[str, Operand | Sequence[Operand] | None] = {}
+    for name, given in tiles.items():
+        if given is None or isinstance(given, Operand):
+            made[name] = None if given is None else part(given)
+        else:
+            made[name] = [part(operand) for operand in given]
+    return made

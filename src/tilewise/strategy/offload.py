@@ -1,0 +1,192 @@
+"""Offloaded tensors: what lies in a file of each device, and comes to its memory when it is needed.
+
+Optimizer states lie there alone: an update works on a block after the other (`plan.lower.blocks`). Weights are brought
+for each layer, in the forward pass, in the backward pass and by the update. Activations that the backward pass reads
+are stored behind the layer that made them and brought again ahead of their reader. Nothing else changes, so no bit
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from math import prod
+
+from tilewise.core.border import Border, shown
+from tilewise.core.dims import upper_bound
+from tilewise.core.errors import PlanError
+from tilewise.ir.batch import BatchCut
+from tilewise.ir.graph import Graph, OpNode, Template, TensorNode
+from tilewise.ir.layout import GraphLayout, TensorLayout
+from tilewise.strategy.prefetch import Prefetching, UnitChoice
+
+__all__ = ["OFFLOADS", "check_offload", "offload_tensors"]
+
+OFFLOADS = ("optimizer", "activations", "parameters")
+_LEAST_BYTES = 1 << 16  # of a device's part: less is not worth a transfer
+_LEAST_UNITS = 4  # that stand between a result and its reader: nearer ones are needed again at once
+_border = Border("plan", PlanError)
+
+
+def check_offload(offload: str | Collection[str]) -> frozenset[str]:
+    """What lies in files, as a set.
+
+    Raises:
+        PlanError: something that is none of `OFFLOADS`.
+    """
+    given = () if offload == "none" else (offload,) if isinstance(offload, str) else offload
+    if not isinstance(given, Collection) or isinstance(given, Mapping):
+        _border.refuse(
+            "plan", f"offload is one or several of {', '.join(OFFLOADS)}", shown(offload), 'pass "optimizer"'
+        )
+    return frozenset(_border.choice("plan", "what is offloaded", kind, OFFLOADS) for kind in given)
+
+
+def offload_tensors(
+    graph: Graph, layout: GraphLayout, kinds: Collection[str], batch: BatchCut
+) -> tuple[Graph, GraphLayout]:
+    """A laid-out graph with tensors in files, and calls that bring and store them.
+
+    Args:
+        kinds: of `OFFLOADS`.
+
+    Raises:
+        PlanError: no tensor of a kind is large enough to gain anything.
+    """
+    return _Offloading(graph, layout, frozenset(kinds), batch).run() if kinds else (graph, layout)
+
+
+class _Offloading(Prefetching):
+    def __init__(self, graph: Graph, layout: GraphLayout, kinds: frozenset[str], batch: BatchCut) -> None:
+        super().__init__(graph, layout, batch, UnitChoice(), "fetch")
+        self.kinds = kinds
+        self.files: set[int] = set()
+        self.inner: dict[object, GraphLayout] = {}  # by a template's layout and what of it lies in files
+        self.stores: dict[object, tuple[Template, GraphLayout]] = {}
+
+    def run(self) -> tuple[Graph, GraphLayout]:
+        """Marks first, then calls that store, then calls that bring."""
+        brought: set[int] = set()
+        for kind in sorted(self.kinds):
+            found = {*self._of_kind(kind)}
+            if not found:
+                _border.refuse(
+                    "plan",
+                    f"what is offloaded takes {_LEAST_BYTES >> 10} KiB or more on a device",
+                    f"no {kind} of {self.graph.name!r} that do",
+                    "leave it out of offload",
+                )
+            if kind == "activations":
+                found = self._store(found)
+            if kind != "optimizer":
+                brought |= found
+            self.files |= found
+        graph, layout = self.bring(brought)
+        return graph, replace(layout, files=tuple(sorted(self.files)))
+
+    # ---- what lies in files ---------------------------------------------------------------------------------
+
+    def _of_kind(self, kind: str) -> Iterator[int]:
+        if kind == "activations":
+            yield from self._activations()
+        elif kind == "parameters":
+            yield from (t.id for t in self.graph.of_kind("parameter") if self._is_worth_it(t))
+        else:
+            states = {t.id for t in self.graph.of_kind("state") if self._is_worth_it(t)}
+            for op in self.graph.ops:
+                if op.phase == "update":
+                    yield from states.intersection(t for t in op.given)
+
+    def _is_worth_it(self, tensor: TensorNode) -> bool:
+        spec = tensor.spec
+        if spec.storage not in ("packed", "rows"):
+            return False
+        elements = prod(upper_bound(size) for size in spec.shape)
+        axes = {axis for axes in self.use[tensor.id] for axis in axes if axis in self.mesh.names}
+        parts = self.mesh.size(*axes) * (1 if tensor.kind != "result" else self.batch.microbatches)
+        return elements * spec.dtype.itemsize // parts >= _LEAST_BYTES
+
+    def _activations(self) -> Iterator[int]:
+        """Results of the forward pass that are read in the backward pass, and not soon."""
+        made: dict[int, int] = {}  # result -> its unit
+        read: dict[int, int] = {}  # -> the first unit of the backward pass that needs it
+        for number, unit in enumerate(self._units(set())):
+            for op in self.graph.ops[unit.first : unit.last + 1]:
+                if op.phase == "forward":
+                    made.update(dict.fromkeys((*op.outputs, *op.given), number))
+                elif op.phase == "backward":
+                    for t in self._needs_of(self.graph, op):
+                        read.setdefault(t, number)
+        kept = {*self.graph.outputs.values()}
+        for t, number in read.items():
+            node = self.graph.tensors[t]
+            is_far = t in made and number - made[t] >= _LEAST_UNITS
+            is_result = node.kind == "result" and node.spec.storage == "rows" and t not in kept
+            if is_far and is_result and self._is_worth_it(node):
+                yield t
+
+    def _store(self, results: Collection[int]) -> set[int]:
+        """Behind each unit a call that stores what it has made; the backward pass reads the file."""
+        stored: dict[int, int] = {}  # result -> what stands for it in the file
+        ops: list[OpNode] = []
+        calls: dict[int, GraphLayout] = {}
+        for unit in self._units(set()):
+            own = []
+            for op in self.graph.ops[unit.first : unit.last + 1]:
+                inputs = op.inputs
+                if op.phase == "backward":
+                    inputs = tuple(t if t is None else stored.get(t, t) for t in inputs)
+                if op.id in self.layout.calls:
+                    calls[len(ops)] = self.layout.calls[op.id]
+                ops.append(replace(op, id=len(ops), inputs=inputs))
+                own += [o for o in op.outputs if o in results]
+            if own:
+                call, layout = self._call_of_store(own)
+                stored.update(zip(own, call.outputs))
+                calls[len(ops)] = layout
+                ops.append(replace(call, id=len(ops)))
+        producer = {o: op.id for op in ops for o in op.outputs}
+        tensors = tuple(replace(t, producer=producer.get(t.id)) for t in self.tensors)
+        use = tuple(self.use)
+        self.graph = replace(self.graph, tensors=tensors, ops=tuple(ops), templates=self.templates)
+        self.layout = replace(self.layout, home=use, use=use, calls=calls)  # `bring` makes the records
+        self.tensors = list(tensors)
+        return {*stored.values()}
+
+    def _call_of_store(self, results: list[int]) -> tuple[OpNode, GraphLayout]:
+        specs = [replace(self.graph.spec(t), name=f"x{i}") for i, t in enumerate(results)]
+        forms = tuple((spec.form, self.use[t]) for spec, t in zip(specs, results))
+        count, made = len(results), []
+        if forms not in self.stores:
+            tensors = [TensorNode(i, spec, "parameter") for i, spec in enumerate(specs)]
+            tensors += [TensorNode(count + i, replace(s, name=""), "result", i) for i, s in enumerate(specs)]
+            ops = [OpNode(i, "store", (i,), (count + i,), {}, "forward", f"store:x{i}") for i in range(count)]
+            key = f"store{len(self.stores)}"
+            inside = Graph(key, tuple(tensors), tuple(ops), {}, self.graph.reduction_chunks)
+            use = tuple(self.use[t] for t in results) * 2
+            template = Template(key, inside, tuple(range(count)), tuple(range(count, 2 * count)))
+            layout = replace(self._layout_of_gather(use, count), files=tuple(range(count, 2 * count)))
+            self.stores[forms] = template, layout
+            self.templates[key] = template
+        template, layout = self.stores[forms]
+        for t, spec in zip(results, specs):
+            made.append(len(self.tensors))
+            self.tensors.append(TensorNode(made[-1], replace(spec, name=""), "result", -1))
+            self.use.append(self.use[t])
+        attrs = {"template": template.key, "saved": ()}
+        return OpNode(-1, "call", tuple(results), tuple(made), attrs, "forward", template.key), layout
+
+    # ---- layouts of templates -------------------------------------------------------------------------------
+
+    def _layout_of_gather(self, use: tuple[TensorLayout, ...], count: int) -> GraphLayout:
+        return replace(super()._layout_of_gather(use, count), files=tuple(range(count)))
+
+    def _inside(self, op: OpNode, layout: GraphLayout) -> GraphLayout:
+        template = self.templates[op.attrs["template"]]
+        files = tuple(a for a, t in zip(template.arguments, op.inputs) if t in self.files)
+        if not files or layout.files:
+            return layout
+        key = id(layout), files
+        if key not in self.inner:
+            self.inner[key] = replace(layout, files=files)
+        return self.inner[key]
