@@ -438,6 +438,12 @@ class GraphInstance:
         with self._alone("reset_transfers"):
             self._executor.reset_transfers()
 
+    def file_traffic(self) -> dict[str, int]:
+        """What has gone between memory and the devices' files: `bytes_read`, `bytes_written`, and `busy_ns`, for how
+        long something was under way. Zeros where nothing is offloaded."""
+        with self._alone("file_traffic"):
+            return dict(self._executor.file_traffic())
+
     def inject(self, kind: str, device: int, label: str, index: int) -> None:
         """For tests: make a task fail in the next run.
 

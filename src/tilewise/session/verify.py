@@ -7,7 +7,7 @@ names the first difference. It speaks of the sizes and steps that were run, on t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +60,7 @@ def verify_strategy(
     accumulation: int = 1,
     leaves: int | None = None,
     recompute: str | Sequence[str] = "none",
+    offload: str | Collection[str] = "none",
     seed: int = 0,
     lr: float = 1e-3,
     report: Callable[[str], None] = lambda text: None,
@@ -75,6 +76,7 @@ def verify_strategy(
         accumulation: microbatches per step over the mesh; one device always takes the batch whole.
         leaves: as in `ComputeGraph.plan`.
         recompute: over the mesh, as in `ComputeGraph.plan`; one device saves everything.
+        offload: over the mesh, as in `ComputeGraph.plan`; one device has everything in memory.
         seed, lr: of the weights, of every step.
         report: told what is being done.
         change: from the plan over the mesh to the one that runs; a test plants a fault with it.
@@ -99,7 +101,8 @@ def verify_strategy(
     one = graph.plan({}, leaves=leaves)
     graph.set_distribution(strategy)
     try:
-        spread = change(graph.plan(given, accumulation=accumulation, leaves=leaves, recompute=recompute))
+        asked = {"accumulation": accumulation, "leaves": leaves, "recompute": recompute, "offload": offload}
+        spread = change(graph.plan(given, **asked))  # type: ignore[arg-type]
     finally:
         graph.set_distribution(DistributionStrategy.single())
     compared = 0

@@ -23,7 +23,7 @@ from tilewise.strategy.prefetch import Prefetching, UnitChoice
 __all__ = ["OFFLOADS", "check_offload", "offload_tensors"]
 
 OFFLOADS = ("optimizer", "activations", "parameters")
-_LEAST_BYTES = 1 << 16  # of a device's part: less is not worth a transfer
+_LEAST_BYTES = 1 << 14  # of a device's part: less is not worth a transfer
 _LEAST_UNITS = 4  # that stand between a result and its reader: nearer ones are needed again at once
 _border = Border("plan", PlanError)
 

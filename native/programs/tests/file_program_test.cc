@@ -1,0 +1,141 @@
+// Programs whose tensors lie in a device's file: transfers and kernels in order, beside each other; refusals; a disk
+// that fails.
+#include <unistd.h>
+
+#include "programs/tests/testing_programs.h"
+
+using namespace tilewise;
+using namespace tilewise::programs;
+using namespace tilewise::programs::testing;
+
+namespace {
+
+constexpr int64_t kRows = 12;
+constexpr int64_t kArena = 1 << 20;
+constexpr int64_t kFileBegin = kArena;  // which is a whole number of pages
+
+/// A tensor of the file is brought to one of two places in memory in turns, counted up there, and stored again.
+std::shared_ptr<Program> counting(int64_t num_devices, int64_t cols, int64_t num_calls) {
+  auto program = program_of(num_devices);
+  for (int64_t d = 0; d < num_devices; ++d) {
+    program->add_tensor(d, tensor(0, kRows, cols, 1, 0));
+    program->add_tensor(d, tensor(kRows * cols * 8, kRows, cols, 1, kRows));
+    program->add_tensor(d, tensor(kFileBegin, kRows, cols, 1, 2 * kRows));
+    program->add_tensor(d, tensor(kFileBegin + kRows * cols * 8, kRows, cols, 1, 3 * kRows));
+    const int64_t plan = program->add_template(d, "count");
+    program->add_instr(d, plan, instr("fetch_f64", kRows, 1, {by_row(0, kOut), by_row(1, kIn)}), "fetch");
+    program->add_instr(d, plan, instr("increment", kRows, 1, {by_row(0, kInOut)}), "count");
+    program->add_instr(d, plan, instr("store_f64", kRows, 1, {by_row(1, kOut), by_row(0, kIn)}), "store");
+    for (int64_t c = 0; c < num_calls; ++c) program->add_call(d, {plan, {c % 2, 2 + c / 2 % 2}, {}});
+  }
+  program->finish({}, resolve, kFileBegin);
+  return program;
+}
+
+ExecutorOptions options_for(const Program& program, int64_t cols, int64_t workers) {
+  ExecutorOptions options{.num_devices = program.num_devices(), .workers_per_device = workers};
+  options.arena_bytes.assign(program.num_devices(), kArena);
+  options.num_signals = program.needs(0).num_signals;
+  options.num_handles = program.needs(0).num_handles;
+  options.file_bytes = 2 * kRows * cols * 8;
+  options.file_directory = std::string(".");
+  return options;
+}
+
+/// What all elements of a device's file are, each as often as it was counted up.
+bool holds(const Executor& executor, int64_t device, int64_t cols, uint64_t expected) {
+  const auto* const counts =
+      reinterpret_cast<const uint64_t*>(executor.memory(device, kFileBegin, 2 * kRows * cols * 8));
+  for (int64_t i = 0; i < 2 * kRows * cols; ++i) {
+    if (counts[i] != expected) return false;
+  }
+  return true;
+}
+
+std::string refused(const std::vector<Operand>& operands, const std::string& kernel, int64_t offset) {
+  auto program = program_of(1);
+  program->add_tensor(0, tensor(0, kRows, 8, 1, 0));
+  program->add_tensor(0, tensor(offset, kRows, 8, 1, kRows));
+  const int64_t plan = program->add_template(0, "odd");
+  program->add_instr(0, plan, instr(kernel, kRows, 1, operands), "odd");
+  program->add_call(0, {plan, {0, 1}, {}});
+  return message_of<ArgumentError>([&] { program->finish({}, resolve, kFileBegin); });
+}
+
+}  // namespace
+
+CASE("tiles of a file are counted up in memory, whole pages or parts of them, on one device or two") {
+  for (const int64_t cols : {int64_t{512}, int64_t{37}, int64_t{1000}}) {
+    for (const int64_t num_devices : {1, 2}) {
+      auto program = counting(num_devices, cols, 40);
+      Executor executor(options_for(*program, cols, 2));
+      for (uint64_t run = 1; run <= 3; ++run) {
+        executor.run(program, {});
+        for (int64_t d = 0; d < num_devices; ++d) EXPECT(holds(executor, d, cols, 20 * run));
+      }
+      const Traffic traffic = executor.file_traffic();
+      EXPECT_EQ(traffic.bytes_read, 3 * num_devices * 40 * kRows * cols * 8);
+      EXPECT_EQ(traffic.bytes_written, traffic.bytes_read);
+      EXPECT(traffic.busy_ns > 0);
+    }
+  }
+}
+
+CASE("what the host writes into a file is what the next run fetches") {
+  auto program = counting(1, 512, 2);
+  Executor executor(options_for(*program, 512, 1));
+  for (uint64_t start : {7u, 1000u}) {
+    auto* const counts = reinterpret_cast<uint64_t*>(executor.memory(0, kFileBegin, kRows * 512 * 8));
+    std::fill_n(counts, kRows * 512, start);
+    executor.run(program, {});
+    EXPECT_EQ(counts[0], start + 2);
+    EXPECT_EQ(counts[kRows * 512 - 1], start + 2);
+  }
+}
+
+CASE("a disk that fails is the error of the task that it failed; the next run is right") {
+  auto program = counting(1, 512, 2);
+  Executor executor(options_for(*program, 512, 2));
+  const int file = executor.arena(0)->file()->descriptor();
+  const int64_t bytes = executor.arena(0)->file()->bytes();
+  EXPECT_EQ(ftruncate(file, 0), 0);
+  std::string message;
+  try {
+    executor.run(program, {});
+  } catch (const TaskFailed& error) {
+    message = error.what();
+    EXPECT_EQ(error.op, "fetch");
+    EXPECT_EQ(error.worker, -1);
+  }
+  EXPECT(contains(message, "[memory.SpillFile]") && contains(message, "kernel 'fetch_f64' in 'fetch'["));
+  EXPECT_EQ(ftruncate(file, bytes), 0);
+  executor.run(program, {});
+  const auto* const counts = reinterpret_cast<const uint64_t*>(executor.memory(0, kFileBegin, bytes));
+  EXPECT_EQ(counts[0], 2u);
+}
+
+CASE("a planted failure of a transfer reaches who waits for it, and moves nothing") {
+  auto program = counting(1, 512, 4);
+  Executor executor(options_for(*program, 512, 2));
+  executor.inject(Injected::kThrow, 0, "fetch", 3);
+  EXPECT(contains(message_of<TaskFailed>([&] { executor.run(program, {}); }), "injected failure"));
+}
+
+CASE("refused: kernels on a file, transfers within memory, tensors on both sides, executors without a file") {
+  EXPECT(contains(refused({by_row(1, kInOut)}, "increment", kFileBegin), "no other kernel"));
+  EXPECT(contains(refused({by_row(1, kOut), by_row(0, kIn)}, "fetch_f64", kFileBegin), "fetch reads a device's file"));
+  EXPECT(contains(refused({by_row(0, kOut), by_row(0, kIn)}, "store_f64", 4096), "in memory"));
+  EXPECT(contains(refused({by_row(0, kOut)}, "fetch_f64", kFileBegin), "whole rows move"));
+  EXPECT(contains(refused({by_row(0, kOut), whole(1, kIn)}, "fetch_f64", kFileBegin - 64), "in memory or in the file"));
+  auto program = counting(1, 8, 1);
+  ExecutorOptions options = options_for(*program, 8, 1);
+  options.file_bytes = 0;
+  Executor without(options);
+  EXPECT(contains(message_of<ArgumentError>([&] { without.run(program, {}); }), "files"));
+  options = options_for(*program, 8, 1);
+  options.arena_bytes = {kArena + 4096};
+  Executor elsewhere(options);
+  EXPECT(contains(message_of<ArgumentError>([&] { elsewhere.run(program, {}); }), "files"));
+}
+
+TILEWISE_TEST_MAIN
