@@ -127,14 +127,17 @@ def compare(dtype: str, microbatches: int, threads: int, rounds: int, directory:
 
 def main() -> None:
     """Run what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--microbatches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--dtype", nargs="+", default=["f32", "bf16"], choices=["f32", "bf16"])
     parser.add_argument("--directory", default=tempfile.gettempdir())
     args = parser.parse_args()
-    print(f"{cpu_name()}, {args.threads} threads, files in {Path(args.directory).resolve()}, Python {sys.version.split()[0]}")
+    where = Path(args.directory).resolve()
+    print(f"{cpu_name()}, {args.threads} threads, files in {where}, Python {sys.version.split()[0]}")
     for dtype in args.dtype:
         for microbatches in args.microbatches:
             compare(dtype, microbatches, args.threads, args.rounds, args.directory)

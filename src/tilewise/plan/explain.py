@@ -14,7 +14,7 @@ from tilewise.ir.layout import show_axes
 from tilewise.ir.program import Instruction, LoweredTemplate, Source, upper
 from tilewise.ir.reshards import explain_homes, explain_reshards
 from tilewise.plan.tables import PlanTables
-from tilewise.plan.traffic import count_device_traffic
+from tilewise.plan.traffic import count_device_traffic, count_file_traffic
 
 __all__ = ["explain_plan", "explain_tensor", "name_devices", "num_tasks", "short_name"]
 
@@ -38,10 +38,30 @@ def explain_plan(plan: PlanTables) -> str:
     )
     homes = explain_homes(plan.graph, plan.layout)
     lines += ["  sharded state:", *(f"    {line}" for line in homes)] if homes else []
+    lines += _files(plan)
     lines.append("  memory per device:")
     usage = plan.estimate_memory_usage()[0]
+    del usage["offloaded"]
     lines += [f"    {name:12s} {value / 2**20:10.2f} MiB" for name, value in usage.items() if value]
     return "\n".join([*lines, *_saved(plan), *_tiles(plan), *_programs(plan), *_templates(plan)])
+
+
+def _files(plan: PlanTables) -> Iterator[str]:
+    """What lies in the devices' files, and what goes there and back."""
+    if not plan.file_bytes:
+        return
+    yield f"  offloaded: {plan.file_bytes / 2**20:.2f} MiB in a file of each device"
+    kinds = Counter(plan.graph.tensors[t].kind for t in plan.layout.files)
+    words = {"parameter": "weights", "state": "optimizer states", "result": "activations"}
+    yield f"    {', '.join(f'{count} {words[kind]}' for kind, count in sorted(kinds.items()))}"
+    for name in plan.programs:
+        if name == "broadcast":
+            continue
+        said = []
+        for device in plan.kinds:
+            read, written = count_file_traffic(plan.program, device, name, plan.symbol_bounds)
+            said.append(f"{name} reads {read / 2**20:.2f} MiB and writes {written / 2**20:.2f} MiB")
+        yield from _per_device(plan, said)
 
 
 def _saved(plan: PlanTables) -> Iterator[str]:
@@ -177,6 +197,7 @@ def explain_tensor(plan: PlanTables, name: str) -> str:
     bound = "up to " if entry.extent.source == Source.SYMBOL else ""
     tile = upper(entry.tile_rows, plan.symbol_bounds)
     up_to = "" if isinstance(entry.tile_rows, int) else "up to "
+    where += "; in the device's file" if found.id in plan.layout.files else ""
     return (
         f"{name} {found.spec}: {where}. Device 0 holds {bound}{rows} rows x "
         f"{entry.cols} columns in tiles of {up_to}{tile} rows ({found.spec.storage} storage)."

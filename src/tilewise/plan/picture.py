@@ -12,6 +12,7 @@ from tilewise.core.border import Border, shown
 from tilewise.core.errors import PlanError
 from tilewise.ir.program import Call, DeviceClass
 from tilewise.observe import CallPicture, PlanPicture, TaskRecord
+from tilewise.plan.buffers import OFFLOADED
 from tilewise.plan.explain import name_devices, num_tasks, short_name
 from tilewise.plan.memory import ALIGNMENT
 from tilewise.plan.segments import Segment, cut_segments
@@ -143,7 +144,7 @@ class _Lives:
                 assert isinstance(number, int)
                 low, high = ends.get(number, (b.offset, b.end))
                 ends[number] = min(low, b.offset), max(high, b.end)
-            elif b.first >= 0:
+            elif b.first >= 0 and b.category != OFFLOADED:
                 size = round_up(b.bytes, ALIGNMENT)
                 self.changes += [(b.first, b.category, size), (b.last + 1, b.category, -size)]
         base = plan.regions["lasting"] + plan.regions["activations"]

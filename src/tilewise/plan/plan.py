@@ -18,7 +18,7 @@ from tilewise.plan.memory import memory_of_machine
 from tilewise.plan.picture import draw_plan, read_timeline
 from tilewise.plan.shapes import check_sizes
 from tilewise.plan.tables import PlanTables
-from tilewise.plan.traffic import count_traffic
+from tilewise.plan.traffic import count_file_traffic, count_traffic
 
 __all__ = ["Plan"]
 
@@ -51,7 +51,8 @@ class Plan(PlanTables):
             )
             raise ResourceError(
                 f"[plan.require_memory] the devices' memory must fit {limit} bytes; got {need} for "
-                f"{self.mesh.num_devices} devices of {each}{beside}; take a smaller batch or model, or accumulate"
+                f"{self.mesh.num_devices} devices of {each}{beside}; take a smaller batch or model, accumulate, or "
+                "offload"
             )
 
     def traffic(self, program: str = "step", sizes: Mapping[str, int] | None = None) -> dict[str, list[int]]:
@@ -67,6 +68,27 @@ class Plan(PlanTables):
         _border.choice("traffic", "program", program, list(self.programs))
         values = check_sizes("traffic", self.shapes.symbols, {} if sizes is None else sizes)
         return count_traffic(self.program, program, tuple(values.get(s, s.max) for s in self.shapes.symbols))
+
+    def file_traffic(
+        self, program: str = "step", sizes: Mapping[str, int] | None = None
+    ) -> list[tuple[int, int]]:
+        """Bytes that each device reads from its file, and writes to it, in one run of a program; zeros where nothing
+        is offloaded.
+
+        Args:
+            program: its name.
+            sizes: as for `traffic`.
+
+        Raises:
+            PlanError: as `traffic`.
+        """
+        _border.choice("file_traffic", "program", program, list(self.programs))
+        values = check_sizes("file_traffic", self.shapes.symbols, {} if sizes is None else sizes)
+        bounds = tuple(values.get(s, s.max) for s in self.shapes.symbols)
+        return [
+            count_file_traffic(self.program, device, program, bounds)
+            for device in range(self.mesh.num_devices)
+        ]
 
     def explain(self) -> str:
         """Mesh, memory, tiles, tasks, traffic and templates in words, before anything runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewise.core.dtypes import DTYPES
 from tilewise.ir.program import (
     Call,
     DeviceBinding,
@@ -14,7 +15,14 @@ from tilewise.ir.program import (
     value_on,
 )
 
-__all__ = ["Traffic", "count_call_traffic", "count_device_traffic", "count_traffic", "peer_of"]
+__all__ = [
+    "Traffic",
+    "count_call_traffic",
+    "count_device_traffic",
+    "count_file_traffic",
+    "count_traffic",
+    "peer_of",
+]
 
 Traffic = dict[str, list[int]]
 
@@ -55,6 +63,22 @@ def count_call_traffic(
                 moved = _elements(instruction, operand, entry, own, bounds)
                 total[instruction.label] = total.get(instruction.label, 0) + moved
     return total
+
+
+def count_file_traffic(
+    program: TileProgram, device: int, name: str, bounds: tuple[int, ...]
+) -> tuple[int, int]:
+    """Bytes that a device reads from its file, and writes to it."""
+    of = program.classes[program.devices[device].class_id]
+    moved = {"fetch": 0, "store": 0}
+    for call in of.calls[name]:
+        for instruction in of.templates[call.template].instructions:
+            kind = instruction.kernel.partition("_")[0]
+            if kind in moved:
+                entry = of.entries[call.binding[instruction.operands[0].slot]]
+                row_bytes = entry.stride * DTYPES[entry.dtype].itemsize
+                moved[kind] += instruction.extent.upper(bounds) * row_bytes
+    return moved["fetch"], moved["store"]
 
 
 def peer_of(operand: Operand, own: DeviceBinding, device: int) -> int | None:

@@ -85,6 +85,7 @@ def compare_strategy(
         accumulation=config.train.accumulation,
         leaves=config.train.leaves,
         recompute=config.train.recompute,
+        offload=config.train.offload,
         seed=config.train.seed,
         lr=config.optimizer.lr,
         report=report,

@@ -35,6 +35,7 @@ from tilewise.core.mesh import DeviceMesh
 from tilewise.core.reading import Unreadable, decode_text, first_problem, read_whole
 from tilewise.graph import Recomputation
 from tilewise.models import ModelConfig
+from tilewise.strategy import check_offload
 
 if TYPE_CHECKING:
     from tilewise import DistributionStrategy
@@ -122,14 +123,15 @@ class DataSection(_Section):
 
 
 class TrainSection(_Section):
-    """`[train]`: length, batch and precision. One step sees `batch` sequences, whatever the devices. `recompute` is as
-    in `ComputeGraph.plan`: one word, or patterns of names."""
+    """`[train]`: length, batch and precision. One step sees `batch` sequences, whatever the devices. `recompute` and
+    `offload` are as in `ComputeGraph.plan`: one word, or patterns of names; one word, or several."""
 
     steps: int = Field(default=500, ge=1, le=10**9)
     batch: int = Field(default=8, ge=1, le=1 << 16)
     accumulation: int = Field(default=1, ge=1, le=1 << 16)
     leaves: int = Field(default=8, ge=1, le=1 << 16)
     recompute: str | tuple[str, ...] = "none"
+    offload: str | tuple[str, ...] = "none"
     dtype: str = "bf16"
     on_nonfinite: Literal["stop", "skip"] = "stop"
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
@@ -143,6 +145,16 @@ class TrainSection(_Section):
         except PlanError as error:
             raise ValueError(str(error).partition("] ")[2]) from None
         return given if isinstance(given, str) else tuple(given)  # type: ignore[arg-type]  # of has seen a sequence
+
+    @field_validator("offload", mode="before")
+    @classmethod
+    def _known_kinds(cls, given: object) -> object:
+        """What a plan takes."""
+        try:
+            check_offload(given)  # type: ignore[arg-type]
+        except PlanError as error:
+            raise ValueError(str(error).partition("] ")[2]) from None
+        return given if isinstance(given, str) else tuple(given)  # type: ignore[arg-type]  # a collection by now
 
     @field_validator("dtype")
     @classmethod
@@ -206,12 +218,13 @@ class DistributionSection(_Section):
 
 
 class OutputSection(_Section):
-    """`[output]`: where checkpoints, metrics, the loss curve and the finished model go. In a file, a relative
-    directory starts where the file lies."""
+    """`[output]`: where checkpoints, metrics, the loss curve and the finished model go, and while it runs what is
+    offloaded, unless that has a directory of its own. In a file, a relative directory starts where the file lies."""
 
     directory: _Path = "runs/train"
     checkpoint_every: int = Field(default=100, ge=1, le=10**9)
     keep_checkpoints: int = Field(default=2, ge=1, le=10**9)
+    offload_directory: _Path | None = None
 
 
 class TrainConfig(_Section):
@@ -236,15 +249,15 @@ class TrainConfig(_Section):
         return self
 
     def what_must_match(self) -> dict[str, Any]:
-        """Everything that decides the result: all but output, distribution and what is recomputed, which change no bit
-        of it, and where the data lies, for what it says is compared by content."""
+        """Everything that decides the result: all but output, distribution, what is recomputed and what is offloaded,
+        which change no bit of it, and where the data lies, for what it says is compared by content."""
         sections = self.model_dump(
             exclude={
                 "model": True,
                 "output": True,
                 "distribution": True,
                 "data": {"path"},
-                "train": {"recompute"},
+                "train": {"recompute", "offload"},
             }
         )
         return {"model": make_model_config(self).to_dict(), **sections}
@@ -387,7 +400,10 @@ def _parse_toml(text: str) -> dict[str, Any]:
 
 def _with_paths_from(config: TrainConfig, directory: Path) -> TrainConfig:
     """Relative paths of a file, joined to its directory; an absolute one stays as it is."""
-    output = config.output.model_copy(update={"directory": str(directory / config.output.directory)})
+    paths = {"directory": str(directory / config.output.directory)}
+    if config.output.offload_directory is not None:
+        paths["offload_directory"] = str(directory / config.output.offload_directory)
+    output = config.output.model_copy(update=paths)
     config = config.model_copy(update={"output": output})
     if config.model.path is not None:
         model = config.model.model_copy(update={"path": str(directory / config.model.path)})

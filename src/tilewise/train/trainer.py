@@ -21,6 +21,7 @@ from tilewise.checkpoint import CheckpointWriter, TrainingState, load_tokenizer,
 from tilewise.core import DeviceMesh, NotFinite, TilewiseError, get_logger
 from tilewise.core.tree import allowed_widths
 from tilewise.core.watch import Watch
+from tilewise.core.writing import writing
 from tilewise.data import (
     END_OF_TEXT,
     IGNORED,
@@ -139,6 +140,7 @@ def make_plan(
         accumulation=config.train.accumulation,
         leaves=config.train.leaves,
         recompute=config.train.recompute,
+        offload=config.train.offload,
         workers_per_device=config.distribution.workers_per_device,
         checkpoints=True,
         watch=watch,
@@ -197,7 +199,11 @@ class Trainer:
         self._tokenizer = data.tokenizer.to_str(pretty=True).encode()
         model = make_model_config(config)
         weights = None if config.model.path is None else models.open_weights(config.model.path, model)
-        self.instance: GraphInstance = graph.instantiate(plan)
+        where = Path(config.output.offload_directory or config.output.directory)
+        if plan.file_bytes:
+            with writing(where):
+                where.mkdir(parents=True, exist_ok=True)
+        self.instance: GraphInstance = graph.instantiate(plan, offload_directory=where)
         try:
             if weights is None:
                 self.instance.initialize(seed=config.train.seed, scale=model.initializer_range)

@@ -1,0 +1,306 @@
+"""State, weights and activations in a file: the same bits, as much moved as planned, under a limit of memory."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import tilewise as tw
+from tilewise import models
+from tilewise.core.errors import NotFinite, PlanError, ResourceError
+from tilewise.session import GraphInstance, require_origin
+from tilewise.strategy import OFFLOADS, DistributionStrategy
+
+SIZES = {"model_type": "gpt2", "vocab_size": 1024, "n_embd": 128, "n_layer": 6, "n_head": 4}
+BATCH, SEQ, STEPS = 8, 32, 3
+
+
+def graph_of(dtype="f32", batch=BATCH, **changes):
+    """A small GPT-2 with AdamW, whose every weight is worth a transfer."""
+    graph = tw.ComputeGraph("gpt2")
+    models.build_training_graph(graph, models.config_from_dict({**SIZES, **changes}), batch, SEQ, dtype)
+    graph.optimize(tw.optim.AdamW())
+    return graph
+
+
+def batch_of(number, batch=BATCH):
+    """Inputs of one step."""
+    ids = np.random.default_rng(number).integers(0, SIZES["vocab_size"], (batch, SEQ + 1)).astype(np.int32)
+    return {"tokens": ids[:, :-1], "labels": ids[:, 1:]}
+
+
+def trained(model, steps=STEPS, first=0):
+    """Losses, norms and all state after some steps, as bytes."""
+    losses = []
+    for number in range(first, first + steps):
+        result = model.step(batch_of(number), 1e-3)
+        losses.append((result.loss, result.grad_norm))
+    return losses, {name: array.tobytes() for name, array in model.state_dict().items()}
+
+
+def run(plan, tmp_path, steps=STEPS):
+    """As `trained`, of a new model, and what it has moved in one step."""
+    with GraphInstance(plan, offload_directory=tmp_path) as model:
+        model.initialize(seed=0)
+        found = trained(model, steps)
+        return found, model.file_traffic()
+
+
+def expected_of(dtype="f32"):
+    """With everything in memory."""
+    with graph_of(dtype).instantiate() as model:
+        model.initialize(seed=0)
+        return trained(model)
+
+
+CASES = [
+    ("f32", {"offload": "optimizer"}),
+    ("f32", {"offload": ["activations", "parameters"], "accumulation": 4, "recompute": "selective"}),
+    ("bf16", {"offload": OFFLOADS, "accumulation": 2}),
+    ("bf16", {"offload": "activations", "workers_per_device": 2}),
+]
+
+
+@pytest.mark.parametrize(("dtype", "options"), CASES, ids=str)
+def test_steps_are_equal_and_move_what_was_planned(dtype, options, tmp_path):
+    """To the bit, on one device; bytes read and written are the plan's."""
+    plan = graph_of(dtype).plan({}, **{"workers_per_device": 1, **options})
+    found, moved = run(plan, tmp_path)
+    assert found == expected_of(dtype)
+    ((read, written),) = plan.file_traffic()
+    assert (moved["bytes_read"], moved["bytes_written"]) == (STEPS * read, STEPS * written)
+    assert read > 0 and written > 0 and moved["busy_ns"] > 0
+
+
+@pytest.mark.parametrize(
+    "strategy", [DistributionStrategy.ddp(2), DistributionStrategy.fsdp(2)], ids=["ddp", "fsdp"]
+)
+def test_every_device_has_a_file(strategy, tmp_path):
+    """Several devices: what one reads and writes is its own share."""
+    graph = graph_of()
+    graph.set_distribution(strategy)
+    plan = graph.plan(offload=OFFLOADS, workers_per_device=1)
+    found, moved = run(plan, tmp_path)
+    assert found == expected_of()
+    assert moved["bytes_read"] == STEPS * sum(read for read, _ in plan.file_traffic())
+
+
+def test_state_goes_from_a_file_to_memory_and_back(tmp_path):
+    """A model goes on from the state of one that has it elsewhere."""
+    graph = graph_of()
+    one, other = graph.plan({}), graph.plan({}, offload=["optimizer", "parameters"])
+    with GraphInstance(one) as model:
+        model.initialize(seed=0)
+        trained(model, 2)
+        middle = model.state_dict()
+        end = trained(model, 1, 2)
+    with GraphInstance(other, offload_directory=tmp_path) as model:
+        model.load_state_dict(middle)
+        assert trained(model, 1, 2) == end
+
+
+def test_weights_in_a_file_serve_a_forward_pass(tmp_path):
+    """Without an optimizer, a layer's weights come when it runs."""
+    results = []
+    for offload in ("none", "parameters"):
+        graph = tw.ComputeGraph("gpt2")
+        models.build_training_graph(graph, models.config_from_dict(SIZES), BATCH, SEQ, "bf16")
+        plan = graph.plan({}, offload=offload)
+        with GraphInstance(plan, offload_directory=tmp_path) as model:
+            model.initialize(seed=1)
+            model.forward(**batch_of(0))
+            results.append(model.get_tensor("loss").tobytes())
+    assert results[0] == results[1]
+    assert plan.file_traffic("forward")[0][0] > 0
+
+
+def test_files_lower_memory_by_what_they_hold():
+    """The plan's figures: less in memory, and the words that explain it."""
+    graph = graph_of()
+    memory = {o: graph.plan({}, offload=o).estimate_memory_usage()[0] for o in ("none", *OFFLOADS)}
+    for offload in OFFLOADS:
+        assert memory[offload]["total"] < memory["none"]["total"]
+        assert memory[offload]["offloaded"] > 0
+    assert memory["optimizer"]["optimizer"] < memory["none"]["optimizer"] / 20
+    assert memory["parameters"]["parameters"] < memory["none"]["parameters"] / 20
+    assert memory["activations"]["activations"] < memory["none"]["activations"] / 2
+    plan = graph.plan({}, offload=OFFLOADS)
+    text = plan.explain()
+    read, written = (bytes_ / 2**20 for bytes_ in plan.file_traffic()[0])
+    assert f"step reads {read:.2f} MiB and writes {written:.2f} MiB" in text
+    assert re.search(
+        r"offloaded: [\d.]+ MiB in a file of each device\n +\d+ weights, \d+ activations, \d+ opt", text
+    )
+    name = next(t.spec.name for t in plan.graph.of_kind("parameter") if t.id in plan.layout.files)
+    assert "in the device's file" in plan.why(name)
+
+
+LIMITED = """
+import hashlib, json, resource, sys
+sys.path.insert(0, sys.argv[1])
+from test_offload import batch_of, graph_of
+from tilewise.core.errors import ResourceError
+from tilewise.session import GraphInstance
+
+graph = graph_of(vocab_size=1024, n_embd=256, n_layer=12)
+kinds = {"memory": "none", "files": ("optimizer", "activations")}
+plans = {where: graph.plan({}, offload=kind, workers_per_device=1) for where, kind in kinds.items()}
+needs = {where: plan.device_bytes for where, plan in plans.items()}
+limit = needs["memory"] * 2 // 3
+with open("/proc/self/status") as status:
+    used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
+if sys.argv[3] == "limited":
+    resource.setrlimit(resource.RLIMIT_DATA, (used + limit,) * 2)
+    try:
+        GraphInstance(plans["memory"])
+        refused = False
+    except ResourceError:
+        refused = True
+else:
+    refused = None
+with GraphInstance(plans["files" if refused else "memory"], offload_directory=sys.argv[2]) as model:
+    model.initialize(seed=0)
+    losses = [model.step(batch_of(number), 1e-3).loss for number in range(2)]
+    digest = hashlib.sha256()
+    for name in model.lasting_names():
+        digest.update(model.get_tensor(name))
+found = {"refused": refused, "needs": needs, "limit": limit, "losses": losses, "digest": digest.hexdigest()}
+print(json.dumps(found))
+"""
+
+
+def with_small_stacks():
+    """A thread's stack counts with all of its 8 MiB."""
+    resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+
+
+def test_training_that_needs_half_as_much_again_as_the_limit_runs_under_it(tmp_path):
+    """The system refuses memory beyond two thirds of what the model takes: in memory it cannot be made; with its
+    optimizer and activations in a file it trains to the same bits."""
+    found = {}
+    here = str(__file__).rpartition("/")[0]
+    for kind in ("limited", "free"):
+        command = [sys.executable, "-c", LIMITED, here, str(tmp_path), kind]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=300, preexec_fn=with_small_stacks
+        )
+        assert done.returncode == 0, done.stderr
+        found[kind] = json.loads(done.stdout)
+    assert found["limited"]["refused"] is True
+    assert found["limited"]["needs"]["memory"] >= 1.5 * found["limited"]["limit"]
+    assert (found["limited"]["losses"], found["limited"]["digest"]) == (
+        found["free"]["losses"],
+        found["free"]["digest"],
+    )
+
+
+# ---- plans as files, faults, borders ---------------------------------------------------------------------------------
+
+
+def test_a_saved_plan_runs_to_the_same_bits(tmp_path):
+    """The file says where the devices' files begin; a forged one is refused."""
+    plan = graph_of().plan({}, offload=OFFLOADS)
+    plan.save(tmp_path / "plan")
+    loaded = tw.Plan.load(tmp_path / "plan")
+    require_origin(loaded)
+    assert loaded.digest() == plan.digest() and loaded.file_bytes == plan.file_bytes
+    assert run(loaded, tmp_path)[0] == expected_of()
+    for forged in (
+        replace(plan, layout=replace(plan.layout, files=plan.layout.files[1:])),
+        replace(plan, layout=replace(plan.layout, files=(*plan.layout.files, 1 << 20))),
+        replace(plan, regions={**plan.regions, "files": plan.file_bytes // 2}),
+    ):
+        forged.save(tmp_path / "forged")
+        with pytest.raises(PlanError):
+            GraphInstance(tw.Plan.load(tmp_path / "forged"), offload_directory=tmp_path)
+
+
+def changed(plan, kind, change):
+    """A plan in which the first transfer of that kind is changed."""
+    done = False
+
+    def instructions(template):
+        nonlocal done
+        for instruction in template.instructions:
+            if instruction.kernel.startswith(kind) and not done:
+                done = True
+                yield from change(instruction)
+            else:
+                yield instruction
+
+    classes = tuple(
+        replace(of, templates=tuple(replace(t, instructions=tuple(instructions(t))) for t in of.templates))
+        for of in plan.program.classes
+    )
+    assert done
+    return replace(plan, program=replace(plan.program, classes=classes))
+
+
+def shifted(instruction):
+    """Half of what is moved comes from elsewhere."""
+    half = instruction.extent.constant // 2 // 32 * 32
+    rows, file = instruction.operands
+    parts = [o._replace(offset=o.offset + half) if i == 1 else o for i, o in enumerate((rows, file))]
+    yield replace(instruction, operands=tuple(parts), extent=replace_constant(instruction.extent, half))
+
+
+def replace_constant(number, constant):
+    """The same number with another constant."""
+    return number._replace(constant=constant)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"), [("store", lambda _: ()), ("fetch", lambda _: ()), ("fetch", shifted)]
+)
+def test_a_planted_fault_is_seen(kind, change, tmp_path):
+    """A transfer left out or displaced: the comparison is able to fail."""
+    plan = graph_of().plan({}, offload="optimizer")
+    with suppress(NotFinite):  # what was never written may be anything
+        assert run(changed(plan, kind, change), tmp_path)[0] != expected_of()
+
+
+@pytest.mark.parametrize("given", ["disk", ["optimizer", "gradients"], 3, {"optimizer": 1}, [None]])
+def test_unknown_kinds_are_refused(given):
+    """Before anything is planned."""
+    with pytest.raises(PlanError, match="optimizer, activations, parameters"):
+        graph_of().plan({}, offload=given)
+
+
+def test_what_gains_nothing_is_refused():
+    """A model whose states are all smaller than a transfer is worth."""
+    graph = tw.ComputeGraph("tiny")
+    sizes = {**SIZES, "vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_positions": 8}
+    models.build_training_graph(graph, models.config_from_dict(sizes), 2, 8, "f32")
+    graph.optimize(tw.optim.AdamW())
+    for offload in OFFLOADS:
+        with pytest.raises(PlanError, match="no " + offload):
+            graph.plan({}, offload=offload)
+
+
+def test_directories_that_take_no_file_are_refused(tmp_path):
+    """Before a worker starts; plans that offload nothing need none."""
+    graph = graph_of()
+    plan = graph.plan({}, offload="optimizer")
+    with pytest.raises(ResourceError, match="must take a file"):
+        graph.instantiate(plan, offload_directory=tmp_path / "none")
+    with pytest.raises(PlanError, match="offload_directory"):
+        graph.instantiate(plan, offload_directory=3)
+    graph.instantiate(graph.plan({}), offload_directory=tmp_path / "none").close()
+
+
+def test_files_leave_nothing_behind(tmp_path):
+    """They have no names."""
+    with graph_of().instantiate(
+        graph_of().plan({}, offload="optimizer"), offload_directory=tmp_path
+    ) as model:
+        model.initialize(seed=0)
+        assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
