@@ -46,7 +46,14 @@ CHOICES = {
     "dtype": ["f32", "bf16"],
     "tied": [True, False],
     "recompute": ["none", "full", "selective"],
+    "offload": ["none", "optimizer", "parameters", "activations"],
 }
+
+
+@pytest.fixture(autouse=True)
+def small_transfers(monkeypatch):
+    """Tensors as small as here go to files too."""
+    monkeypatch.setattr("tilewise.strategy.offload._LEAST_BYTES", 256)
 
 
 def model_of(tied: bool = False, **changes: object) -> llama.LlamaConfig:
@@ -73,7 +80,7 @@ def is_small(case: Case) -> bool:
 
 def compare(case: Case, change=lambda plan: plan) -> tuple[bool, str]:  # type: ignore[no-untyped-def]
     """Whether some steps equal one device, and what was found."""
-    _, microbatches, reduce, reshard, prefetch, workers, dtype, tied, recompute = case
+    _, microbatches, reduce, reshard, prefetch, workers, dtype, tied, recompute, offload = case
     mesh = mesh_of(case)
     shared = mesh.size("dp", "fsdp") * microbatches  # type: ignore[operator]
     leaves = shared * (2 if shared <= 4 else 1)
@@ -93,6 +100,7 @@ def compare(case: Case, change=lambda plan: plan) -> tuple[bool, str]:  # type: 
         leaves=leaves,
         accumulation=microbatches,  # type: ignore[arg-type]
         recompute=str(recompute),
+        offload=str(offload),
         change=with_workers,
     )
     return report.equal, report.text
@@ -106,9 +114,9 @@ def pairwise() -> list[Case]:
 
 def named(case: Case) -> str:
     """Of a case, for the report."""
-    mesh, microbatches, reduce, reshard, prefetch, workers, dtype, tied, recompute = case
+    mesh, microbatches, reduce, reshard, prefetch, workers, dtype, tied, recompute, offload = case
     words = f"{'x'.join(map(str, mesh))}-m{microbatches}-{reduce}-p{prefetch}-w{workers}-{dtype}"  # type: ignore[call-overload]
-    return f"{words}-{recompute}" + ("-reshard" if reshard else "") + ("-tied" if tied else "")
+    return f"{words}-{recompute}-{offload}" + ("-reshard" if reshard else "") + ("-tied" if tied else "")
 
 
 @pytest.mark.parametrize("case", pairwise()[:6], ids=named)
@@ -158,14 +166,14 @@ def shift(instruction):
 )
 def test_a_fault_in_what_comes_home_is_seen(label, fault, microbatches):
     """With parts of the wrong devices the comparison fails."""
-    case = ((1, 3, 1), microbatches, "microbatch", True, 1, 1, "f32", False, "none")
+    case = ((1, 3, 1), microbatches, "microbatch", True, 1, 1, "f32", False, "none", "none")
     assert compare(case)[0]
     assert not compare(case, change_first(label, fault))[0]
 
 
 def test_a_fault_in_what_is_gathered_is_seen():
     """With one device's home in another's place the comparison fails."""
-    case = ((1, 2, 1), 1, "microbatch", True, 1, 1, "f32", False, "none")
+    case = ((1, 2, 1), 1, "microbatch", True, 1, 1, "f32", False, "none", "none")
 
     def change(plan: tw.Plan) -> tw.Plan:
         program = plan.program
