@@ -305,8 +305,7 @@ void bind_program(nb::module_& m) {
           nb::arg("class_id"), nb::arg("numbers") = std::vector<int64_t>{},
           nb::arg("teams") = std::vector<std::vector<int64_t>>{},
           "Add a device of a class with its numbers and its teams of devices; returns its number.")
-      .def("finish", &finish, nb::arg("symbols_max") = std::vector<int64_t>{},
-           nb::arg("memory_bytes") = Program::kNoFile,
+      .def("finish", &finish, nb::arg("symbols_max") = std::vector<int64_t>{}, nb::arg("memory_bytes") = kNoFile,
            "Check the whole program at the symbols' upper bounds (kernels, ranges, no deadlock) and freeze it. Tensors "
            "from byte `memory_bytes` on lie in the devices' files.")
       .def(

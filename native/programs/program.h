@@ -154,6 +154,8 @@ struct Needs {
 
 using KernelResolver = std::function<kernels::KernelFn(std::string_view)>;
 
+inline constexpr int64_t kNoFile = INT64_MAX;  // no address lies behind it
+
 class Program {
  public:
   Program();
@@ -171,7 +173,6 @@ class Program {
   /// memory_bytes: where the file of every device begins.
   void finish(std::vector<int64_t> symbols_max, const KernelResolver& resolve, int64_t memory_bytes = kNoFile);
 
-  static constexpr int64_t kNoFile = INT64_MAX;
   bool finished() const { return finished_; }
   int64_t memory_bytes() const { return memory_bytes_; }
   int64_t num_devices() const { return std::ssize(devices_); }

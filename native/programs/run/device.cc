@@ -24,9 +24,8 @@ std::unique_ptr<memory::SpillFile> file_of(const DeviceOptions& options) {
 
 }  // namespace
 
-Device::Device(std::shared_ptr<RunState> state, FileQueue& files, const DeviceOptions& options)
+Device::Device(std::shared_ptr<RunState> state, const DeviceOptions& options)
     : state_(std::move(state)),
-      files_(files),
       options_(options),
       arena_(std::make_shared<memory::Arena>(options.arena_bytes, file_of(options))),
       signals_(options.num_signals),
@@ -152,17 +151,16 @@ bool Device::start_transfer(uint32_t place) {
                           static_cast<std::byte*>(is_read ? to.data : from.data),
                           in_file - arena_->data() - arena_->file_begin(), bytes};
   task.is_moved = true;
-  files_.push(transfer, [this, place](const std::exception_ptr& error) { transfer_ended(place, error); });
+  state_->files().push(transfer, [this, place](const std::exception_ptr& error) {
+    uint64_t poison = 0;
+    if (error != nullptr) {
+      const Task& moved = tasks_[place];
+      const std::string& label = run_.program->labels()[moved.instr->label];
+      poison = state_->fail(std::make_exception_ptr(failure_of(moved, label, options_.index, -1, error)));
+    }
+    signal_raised(place, poison);
+  });
   return true;
-}
-
-void Device::transfer_ended(uint32_t number, const std::exception_ptr& error) {
-  if (error != nullptr) {
-    Task& task = tasks_[number];
-    const std::string& label = run_.program->labels()[task.instr->label];
-    task.poison = state_->fail(std::make_exception_ptr(failure_of(task, label, options_.index, -1, error)));
-  }
-  engine_.resume(number);
 }
 
 void Device::signal_raised(uint32_t number, uint64_t poison) {

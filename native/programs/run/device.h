@@ -27,7 +27,6 @@
 #include <vector>
 
 #include "memory/arena.h"
-#include "programs/run/file_queue.h"
 #include "programs/run/run_state.h"
 #include "programs/run/walker.h"
 #include "programs/run/worker.h"
@@ -77,8 +76,7 @@ struct RunContext {
 
 class Device final : private tasks::Host {
  public:
-  /// files: moves what lies in the device's file; of the same team.
-  Device(std::shared_ptr<RunState> state, FileQueue& files, const DeviceOptions& options);
+  Device(std::shared_ptr<RunState> state, const DeviceOptions& options);
 
   void begin(const RunContext& run, std::vector<Injection> injections);
   /// After a run that failed: nothing of it may reach the next.
@@ -114,11 +112,9 @@ class Device final : private tasks::Host {
   void submit(uint32_t task, uint32_t worker);
   void signal_raised(uint32_t task, uint64_t poison);
   bool start_transfer(uint32_t task);
-  void transfer_ended(uint32_t task, const std::exception_ptr& error);
   void raise_signals(const Task& task, uint64_t poison);
 
   std::shared_ptr<RunState> state_;
-  FileQueue& files_;
   DeviceOptions options_;
   std::shared_ptr<memory::Arena> arena_;  // outlives the device while Python holds a view of it
   comm::SignalBoard signals_;

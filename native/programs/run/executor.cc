@@ -26,7 +26,7 @@ Executor::Executor(const ExecutorOptions& options)
     : options_(options), team_(std::make_shared<Team>()), process_(getpid()) {
   check_options();
   for (int64_t d = 0; d < options.num_devices; ++d) {
-    team_->devices.push_back(std::make_unique<Device>(team_->state, team_->files, device_options(d)));
+    team_->devices.push_back(std::make_unique<Device>(team_->state, device_options(d)));
     team_->arenas.push_back(team_->devices.back()->arena()->data());
   }
   const int64_t num_movers = options.file_bytes > 0 ? kMovers : 0;
@@ -56,7 +56,7 @@ void Executor::start_worker(int64_t device, int64_t worker) {
 void Executor::start_mover() {
   threads_.push_back(quiet_thread([team = team_] {
     pthread_setname_np(pthread_self(), "tw-file");
-    team->files.work();
+    team->state->files().work();
     team->state->worker_exited();
   }));
 }
@@ -223,7 +223,7 @@ void Executor::close() {
   closed_ = true;
   team_->state->close();
   for (auto& device : team_->devices) device->engine().close();
-  team_->files.close();
+  team_->state->files().close();
   const bool all_left = !broken_ || team_->state->wait_exited(kBrokenExit);
   for (std::thread& thread : threads_) {
     if (all_left) {
@@ -294,7 +294,7 @@ void Executor::reset_transfers() {
 
 Traffic Executor::file_traffic() const {
   check_idle("file_traffic");
-  return team_->files.traffic();
+  return team_->state->files().traffic();
 }
 
 std::vector<int64_t> Executor::allocated_bytes() const {

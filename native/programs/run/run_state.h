@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "programs/run/file_queue.h"
 
 namespace tilewise::programs {
 
@@ -36,6 +37,8 @@ class RunState {
     std::lock_guard guard(mutex_);
     if (--devices_left_ == 0) changed_.notify_all();
   }
+  /// Moves what lies in the devices' files.
+  FileQueue& files() { return files_; }
   bool closing() const { return closing_.load(std::memory_order_acquire); }
   void worker_exited() {
     std::lock_guard guard(mutex_);
@@ -67,6 +70,7 @@ class RunState {
   }
 
  private:
+  FileQueue files_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::exception_ptr> errors_;  // of this run

@@ -16,7 +16,6 @@ namespace tilewise::programs {
 
 struct Team {
   std::shared_ptr<RunState> state = std::make_shared<RunState>();
-  FileQueue files;
   std::vector<std::unique_ptr<Device>> devices;
   std::vector<std::byte*> arenas;
   std::shared_ptr<const Program> program;  // of the last run

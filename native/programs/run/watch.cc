@@ -17,8 +17,8 @@ constexpr milliseconds kDrainLimit{10'000};  // a cancelled run that still runs 
 
 int64_t in_ns(milliseconds time) { return std::chrono::nanoseconds(time).count(); }
 
-bool is_at_work(Team& team) {
-  if (team.files.is_busy()) return true;
+bool is_at_work(const Team& team) {
+  if (team.state->files().is_busy()) return true;
   for (const auto& device : team.devices) {
     for (int64_t w = 0; w < device->options().num_workers; ++w) {
       const WorkerStatus status = device->status(w);

@@ -31,6 +31,8 @@ MOVES = {
     "kv_write",
     "copy",
     "copy_pairs",
+    "fetch",
+    "store",
     "cast_f32_bf16",
     "cast_bf16_f32",
     "embedding",

@@ -220,7 +220,7 @@ FIELDS = {
     "no entries for users": (set_field("Plan", "outside", []), "tensors from outside"),
     "arenas without end": (set_field("Plan", "regions", [["lasting", 1 << 62]]), "regions"),
     "memory below nothing": (
-        set_field("Plan", "regions", [["lasting", -1], ["activations", 0], ["temporaries", 0]]),
+        set_field("Plan", "regions", [["lasting", -1], ["activations", 0], ["temporaries", 0], ["files", 0]]),
         "memory",
     ),
 }  # fmt: skip
