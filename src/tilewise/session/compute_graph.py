@@ -190,6 +190,13 @@ class ComputeGraph(GraphBuilder):
         if given is not None and not strategy.axes:
             strategy = DistributionStrategy.for_mesh(given)
         used = given if given is not None else strategy.mesh()
+        if strategy.sharding is not None and not {*strategy.sharding.axes} <= {*used.names}:
+            _border.refuse(
+                "plan",
+                f"a mesh has the axes along which the strategy cuts state ({', '.join(strategy.sharding.axes)})",
+                f"{used}",
+                "plan without a mesh, name them, or choose another strategy",
+            )
         seen = Watch() if watch is None else _border.instance("plan", "a watch", watch, Watch, "pass a Watch")
         if pool is not None:
             _border.instance("plan", "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
