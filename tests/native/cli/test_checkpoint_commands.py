@@ -67,7 +67,7 @@ def test_inspect_says_what_a_checkpoint_holds(command, trained, place):
     code, out, _ = command("inspect", trained / place)
     assert code == 0 and "step: 6\n" in out and "  train.seed = 0\n" in out
     assert "  model.model_type = llama\n" in out and "step-00000006: whole" in out
-    state = load_file(trained / "checkpoints" / "step-00000006" / "state.safetensors")
+    state = load_file(trained / "checkpoints" / "step-00000006" / "device-00000.safetensors")
     assert f"{sum(t.nbytes for t in state.values()):,} bytes together" in out
     assert f"{sum(not n.startswith('optimizer.') for n in state)} of the model" in out
     assert ("step-00000004" in out) == (not place.endswith("6"))
@@ -78,11 +78,11 @@ def test_verify_reads_every_byte(command, trained, tmp_path):
     newest = _copy(trained, tmp_path)
     code, out, _ = command("verify", tmp_path)
     assert code == 0 and out.count(": whole, ") == 2
-    _flip(newest / "state.safetensors")
+    _flip(newest / "device-00000.safetensors")
     code, out, _ = command("verify", newest)
     assert code == 1 and "damaged: tensor " in out and "does not have its checksum" in out
     assert command("inspect", newest)[0] == 0
-    (newest / "state.safetensors").write_bytes(b"")
+    (newest / "device-00000.safetensors").write_bytes(b"")
     code, out, _ = command("inspect", tmp_path)
     assert code == 1 and "step-00000006: damaged: " in out and "step: 4\n" in out
 
@@ -243,7 +243,7 @@ def test_conversions_that_cannot_be_are_refused(command, pretrained, trained, tm
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / ".metadata").write_bytes(planted(tmp_path / "ran")["newest protocol"])
     newest = _copy(trained, tmp_path)
-    _flip(newest / "state.safetensors")
+    _flip(newest / "device-00000.safetensors")
     new = tmp_path / "new"
     for arguments, words in (
         ((tmp_path / "model.pt", tmp_path / "there"), "must not be there yet"),
