@@ -298,7 +298,8 @@ class Trainer:
                 "anew with a lower learning rate"
             )
         mesh = self.instance.plan.mesh
-        state = TrainingState(num_steps, tensors, self._tokenizer, dict(zip(mesh.names, mesh.sizes)))
+        axes = {name: size for name, size in zip(mesh.names, mesh.sizes) if size > 1}
+        state = TrainingState(num_steps, tensors, self._tokenizer, axes)
         return self._writer.write(
             directory, state, self.what_must_match(), self.config.output.keep_checkpoints
         )
