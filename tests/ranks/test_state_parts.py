@@ -131,7 +131,9 @@ def peak_bytes(work):
 def test_saving_gathers_on_no_device(tmp_path):
     """Of a model in homes over eight devices one tensor at a time is brought together, beside the devices: what is
     saved takes no more than that, and no byte of any arena has changed. The twin holds all tensors and takes more."""
-    graph, plan = plan_of("all", "f32", config(num_hidden_layers=8, tie_word_embeddings=False))
+    graph, plan = plan_of(
+        "all", "f32", config(num_hidden_layers=5, hidden_size=192, tie_word_embeddings=False)
+    )
     with graph.instantiate(plan) as model:
         model.initialize(3)
         before, sizes = arenas(model), [tensor.nbytes for tensor in model.parameters().values()]
@@ -144,8 +146,9 @@ def test_saving_gathers_on_no_device(tmp_path):
         )
         assert gathered > 2 * room
         state, parts = peak_bytes(model.copy_state)
-        num_parts = sum(map(len, plan.homes.values()))
-        assert state < sum(plan.checkpoint_bytes) + room + 1000 * num_parts  # Python's own, of each part
+        copies = sum(plan.checkpoint_bytes)
+        room += 3000 * sum(map(len, plan.homes.values()))  # Python's own, of each part: also in the manifest
+        assert copies < state < copies + room < 1.5 * copies
         saved, _ = peak_bytes(lambda: save_checkpoint(tmp_path, TrainingState(0, parts, mesh={"dp": 8}), {}))
         assert saved < room
         for now, then in zip(arenas(model), before, strict=True):
