@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from small_llama import config, training_graph
+from small_llama import batches, config, training_graph
 
 from tilewise.checkpoint import (
     Box,
@@ -25,6 +25,7 @@ STRATEGIES = {
     "ddp": DistributionStrategy.ddp(4),
     "tp": DistributionStrategy.tensor_parallel(8),
     "zero 1": DistributionStrategy.shard_optimizer_states(4),
+    "zero 2": DistributionStrategy.shard_gradients(4),
     "fsdp": DistributionStrategy.fsdp(4),
     "fsdp in groups": DistributionStrategy.fsdp(4, 2),
     "all": DistributionStrategy.hybrid(dp=2, fsdp=2, tp=2),
@@ -116,6 +117,57 @@ def test_copies_are_of_homes(strategy, dtype):
         assert tuple(each) == plan.checkpoint_bytes
         for now, then in zip(arenas(model), before, strict=True):
             np.testing.assert_array_equal(now, then)
+
+
+def written(strategies, dtype, root):
+    """What each strategy writes after two steps, opened; and the states of one device after two and three."""
+    data, found, states = batches(MODEL, 3), {}, []
+    for name in strategies:
+        graph, plan = plan_of(name, dtype)
+        with graph.instantiate(plan) as model:
+            model.initialize(3)
+            for batch in data[:2]:
+                model.step(batch, 1e-3)
+            state = TrainingState(2, model.copy_state(), mesh=dict(zip(plan.mesh.names, plan.mesh.sizes)))
+            found[name] = open_checkpoint(save_checkpoint(root / name, state, {})).tensors
+            if name == "one device":
+                states.append(model.state_dict())
+                model.step(data[2], 1e-3)
+                states.append(model.state_dict())
+    return found, states
+
+
+def require_same(model, expected, *named):
+    found = model.state_dict()
+    for name, tensor in expected.items():
+        assert found[name].tobytes() == tensor.tobytes(), (name, *named)
+
+
+SOME = ["one device", "zero 1", "all"]
+
+
+@pytest.mark.parametrize(
+    ("strategies", "dtype"),
+    [
+        (SOME, "bf16"),
+        *(pytest.param([*STRATEGIES], dtype, marks=pytest.mark.slow) for dtype in ("bf16", "f32")),
+    ],
+    ids=["some", "all, bf16", "all, f32"],
+)
+def test_every_strategy_goes_on_from_every_other(tmp_path, strategies, dtype):
+    """Parameters and states after loading, and after a step more, are those of one device, to the bit."""
+    found, (stopped, went_on) = written(strategies, dtype, tmp_path)
+    batch = batches(MODEL, 3)[2]
+    for after in strategies:
+        graph, plan = plan_of(after, dtype)
+        with graph.instantiate(plan) as model:
+            for before, tensors in found.items():
+                model.load_state_dict(tensors)
+                require_same(model, stopped, before, after)
+                model.step(batch, 1e-3)
+                require_same(model, went_on, before, after)
+            with pytest.raises(AssertionError):  # the twin: a state of another step
+                require_same(model, stopped)
 
 
 def peak_bytes(work):

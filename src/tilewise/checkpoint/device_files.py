@@ -93,8 +93,8 @@ def describe(
             parts=[
                 PartRecord(
                     device=part.device,
-                    begin=list(part.box.begin),
-                    shape=list(part.box.sizes),
+                    begin=[int(b) for b in part.box.begin],
+                    shape=[int(s) for s in part.box.sizes],
                     sha256=checksums[name, part.device],
                 )
                 for part in tensor.parts

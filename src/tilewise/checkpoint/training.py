@@ -260,7 +260,8 @@ def _parted(
         is_said = all(
             (part.values.shape, part.values.dtype) == (part.box.sizes, tensor.dtype) for part in tensor.parts
         )
-        if wrong is not None or not is_said or len({*devices}) < len(devices) or max(devices) >= num_devices:
+        is_placed = len({*devices}) == len(devices) and {*devices} <= {*range(num_devices)}
+        if wrong is not None or not is_said or not is_placed:
             _border.refuse(
                 "save_checkpoint",
                 f"parts of a tensor are of different devices among {num_devices}, and hold each element once",

@@ -70,7 +70,7 @@ def _describe(opened: OpenCheckpoint) -> Iterator[str]:
         f"tensors: {len(opened.tensors) - states} of the model, {states} of the optimizer; {sizes}; "
         f"{opened.nbytes:,} bytes together"
     )
-    mesh = ", ".join(f"{axis}={size}" for axis, size in opened.mesh.items())
+    mesh = ", ".join(f"{axis!r:.40}"[1:-1] + f"={size}" for axis, size in opened.mesh.items())  # foreign text
     yield f"devices: {len(opened.files)}{f' ({mesh})' if mesh else ''}"
     for file in opened.files:
         yield f"  {file.name}: {len(file.parts)} tensors or parts of them, {file.nbytes:,} bytes"

@@ -174,10 +174,7 @@ def change(path, edit):
     """Edit the manifest and make its own checksum right."""
     manifest = json.loads((path / "checkpoint.json").read_text())
     edit(manifest)
-    content = json.dumps(manifest)
-    if manifest["version"] == 4:
-        content = Manifest.model_validate(manifest).signed().content()
-    (path / "checkpoint.json").write_text(content)
+    (path / "checkpoint.json").write_text(Manifest.model_validate(manifest).signed().content())
 
 
 def set_part(tensor, number, **changes):
@@ -226,8 +223,10 @@ def test_a_manifest_that_lies_is_refused(tmp_path, name):
 
 def test_an_older_format_is_named(tmp_path):
     """A checkpoint of the format before, which had one file, is refused by its number and not as something broken."""
-    path = save_checkpoint(tmp_path, state(2), CONFIG)
-    change(path, lambda manifest: manifest.update(version=3))
+    path, sha256 = save_checkpoint(tmp_path, state(2), CONFIG), "0" * 64
+    manifest = {"version": 3, "step": 2, "config": CONFIG, "tokenizer": None, "digest": sha256}
+    manifest["tensors"] = {"w": {"dtype": "F32", "shape": [8, 6], "sha256": sha256}}
+    (path / "checkpoint.json").write_text(json.dumps(manifest))
     with pytest.raises(DamagedCheckpoint, match=r"must be of format 4, which this version .*; got 3"):
         load_checkpoint(path, CONFIG)
 
@@ -248,10 +247,11 @@ def half(begin, device, dtype=np.float32):
         parts(half(0, 0), half(1, 1)),
         parts(half(0, 0), half(2, 0)),
         parts(half(0, 0), half(2, 2)),
+        parts(half(0, 0), half(2, -1)),
         parts(half(0, 0), half(2, 1, np.float16)),
         parts(half(0, 0), TensorPart(Box((2,), (2,)), np.zeros(3, np.float32), 1)),
     ],
-    ids=["hole", "nothing", "overlap", "one device", "no device", "type", "size"],
+    ids=["hole", "nothing", "overlap", "one device", "no device", "negative", "type", "size"],
 )
 def test_parts_that_make_no_tensor_are_not_saved(tmp_path, tensor):
     """Refused before anything is written."""
