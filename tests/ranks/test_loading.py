@@ -240,6 +240,11 @@ def test_a_part_that_is_not_finite_is_named(tmp_path):
             model.load_state_dict(open_checkpoint(path).tensors)
         with pytest.raises(PlanError, match="loaded again"):
             model.copy_state()
+        with (
+            _training({}) as other,  # which reads rows of both files at a time
+            pytest.raises(CheckpointError, match=rf"finite.*{name}.*device-00001\.safetensors"),
+        ):
+            other.load_state_dict(open_checkpoint(path).tensors)
         opened = open_checkpoint(path)
         os.truncate(path / "device-00001.safetensors", 4000)
         with pytest.raises(CheckpointError, match=r"device-00001\.safetensors.*shorter"):

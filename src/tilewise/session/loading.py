@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from tilewise.checkpoint import Box, FileTensor, PartedTensor, Tensor
 from tilewise.core import get_logger
+from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import CheckpointError
 from tilewise.kernels.loading import (
     Destination,
@@ -38,6 +39,7 @@ from tilewise.kernels.loading import (
 )
 from tilewise.kernels.packing import PANEL_ROWS
 from tilewise.plan.memory import memory_of_machine
+from tilewise.session.inputs import is_finite
 from tilewise.session.local import Place
 from tilewise.session.tensors import NamedTensors
 
@@ -90,18 +92,26 @@ class _Piece:
         Raises:
             CheckpointError: the file is no longer what it was, or holds what is not finite.
         """
-        outcome, tensor = self.fill(), self.sources[0]
+        outcome = self.fill()
         if outcome.system_error:
-            raise tensor.file.unreadable(os.strerror(outcome.system_error))
+            raise self.sources[0].file.unreadable(os.strerror(outcome.system_error))
         if not outcome.is_whole:
-            raise tensor.file.unreadable("it has become shorter")
+            raise self.sources[0].file.unreadable("it has become shorter")
         if not outcome.is_finite:
+            tensor = self._first_not_finite()
             raise CheckpointError(
                 f"[session.loading] weights must be finite in {self.dtype}; got others in "
                 f"{self.name!r}, stored as {tensor.name!r} in {str(tensor.file.path)!r}; load other weights: "
                 "until then the model does not run"
             )
         assert outcome.bytes_read == sum(self.num_bytes.values())
+
+    def _first_not_finite(self) -> FileTensor:
+        """The tensor of a file to name when a number is not finite; of several, they are read again."""
+        if len(self.sources) == 1:
+            return self.sources[0]
+        kind = dtype_named(self.dtype)
+        return next((t for t in self.sources if not is_finite(t.read(), kind)), self.sources[0])
 
 
 def load_tensors(
@@ -194,8 +204,9 @@ def _pieces(tensors: NamedTensors, name: str, value: FileTensor) -> Iterator[_Pi
 
 
 def _pieces_of_parts(tensors: NamedTensors, name: str, value: PartedTensor) -> Iterator[_Piece]:
-    """All that is read of a tensor in parts: of what each device holds, whole panels of rows. Where parts begin within
-    a device's panel says the mesh that they were written on, so their rows are brought together first."""
+    """All that is read of a tensor in parts: of what each device holds, whole panels of rows. Parts begin where the mesh
+    that wrote them was cut, which may be within a panel of this one, so rows are brought together before they are
+    packed."""
     for places in tensors.places(name):
         held = Box(tuple(s.start for s in places[0].slices), tuple(places[0].sizes))
         into = [_part(place) for place in places]
