@@ -204,8 +204,12 @@ def test_a_training_state_is_read_in_place(tmp_path, before, after):
             model.state_dict()
 
 
-@pytest.mark.parametrize("before", [{"tp": 4}, {"dp": 2, "fsdp": 2}, {"fsdp": 2, "tp": 2}], ids=str)
-@pytest.mark.parametrize("after", [{}, {"tp": 2}, {"fsdp": 4}], ids=str)
+@pytest.mark.parametrize("before", [{"tp": 4}, {"fsdp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize(
+    "after",
+    [{}, {"fsdp": 4}, *(pytest.param(m, marks=pytest.mark.slow) for m in ({"tp": 2}, {"dp": 2}))],
+    ids=str,
+)
 def test_parts_are_read_by_the_devices_that_hold_their_rows(tmp_path, monkeypatch, before, after):
     """From the files of one mesh onto another, in small pieces: every byte once over all devices, each at most what it
     holds, and the memory that arrays give."""
