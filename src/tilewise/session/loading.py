@@ -204,9 +204,9 @@ def _pieces(tensors: NamedTensors, name: str, value: FileTensor) -> Iterator[_Pi
 
 
 def _pieces_of_parts(tensors: NamedTensors, name: str, value: PartedTensor) -> Iterator[_Piece]:
-    """All that is read of a tensor in parts: of what each device holds, whole panels of rows. Parts begin where the mesh
-    that wrote them was cut, which may be within a panel of this one, so rows are brought together before they are
-    packed."""
+    """All that is read of a tensor in parts: of what each device holds, whole panels of rows. Parts begin where the
+    mesh that wrote them was cut, which may be within a panel of this one, so rows are brought together before they
+    are packed."""
     for places in tensors.places(name):
         held = Box(tuple(s.start for s in places[0].slices), tuple(places[0].sizes))
         into = [_part(place) for place in places]
