@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -33,14 +34,18 @@ from fuzz.torch_readers import (
 )
 from tilewise import models
 from tilewise.checkpoint import (
+    Box,
+    PartedTensor,
+    TensorPart,
     TrainingState,
     load_latest,
     open_weights,
     save_checkpoint,
 )
+from tilewise.checkpoint.device_files import describe
 from tilewise.checkpoint.header import dtype_name, parse_header
+from tilewise.checkpoint.manifest import Manifest, device_file
 from tilewise.checkpoint.tensors import WeightsFile
-from tilewise.checkpoint.training import _describe, _digest, _Meta, _Work
 from tilewise.core import CheckpointError, ConfigError, TilewiseError
 from tilewise.core.reading import Unreadable
 from tilewise.data import load_corpus
@@ -222,60 +227,72 @@ def _sentence_files() -> list[bytes]:
 
 
 def read_checkpoint_metadata(folder: Path, data: bytes) -> None:
-    """checkpoint.json beside a state that it fits; its own checksum is made right, so that the rest is reached."""
+    """checkpoint.json beside the files of two devices that it fits; its own checksum is made right, so that the rest is
+    reached."""
     checkpoint = _fresh_checkpoint(folder)
-    try:
-        meta = _Meta.model_validate_json(data)
-        data = meta.model_copy(update={"digest": _digest(meta)}).model_dump_json().encode()
-    except ValueError:  # also of a text that UTF-8 cannot hold
-        pass
+    with suppress(ValueError):  # also of a text that UTF-8 cannot hold
+        data = Manifest.model_validate_json(data).signed().content().encode()
     (checkpoint / "checkpoint.json").write_bytes(data)
     _resume(folder)
 
 
 def _checkpoint_metadata() -> list[bytes]:
-    return [_json(_meta_of(_STATE))]
+    return [_manifest_of(_state(3)), _manifest_of({"w": _state(3)["w"]})]
 
 
-def read_checkpoint_state(folder: Path, data: bytes) -> None:
-    """state.safetensors; where it is whole, checkpoint.json is made to fit it, so that the rest is reached."""
+def read_device_file(folder: Path, data: bytes) -> None:
+    """The second device's file; where it is whole, checkpoint.json is made to fit it, so that the rest is reached."""
     checkpoint = _fresh_checkpoint(folder)
-    (checkpoint / "state.safetensors").write_bytes(data)
+    file = checkpoint / device_file(1)
+    file.write_bytes(data)
     try:
         parse_header(data)
-        tensors = {
-            name: np.array(tensor) for name, tensor in WeightsFile(checkpoint / "state.safetensors").items()
-        }
-        (checkpoint / "checkpoint.json").write_bytes(_json(_meta_of(tensors)))
+        state = _state(3)
+        for name, tensor in WeightsFile(file).items():  # beside the first device's part, or whole
+            fits = name == "w" and tensor.shape == (1, 3) and tensor.dtype == np.float32
+            parts = state["w"].parts[:1] if fits else ()
+            shape = (2, 3) if fits else tensor.shape
+            box = Box((1, 0), (1, 3)) if fits else Box.whole(tensor.shape)
+            own = TensorPart(box, np.array(tensor), 1)
+            state[name] = PartedTensor(shape, tensor.dtype, (*parts, own))
+        (checkpoint / "checkpoint.json").write_bytes(_manifest_of(state))
     except Unreadable:
         pass
     _resume(folder)
 
 
-_STATE = {
-    "w": np.arange(6, dtype=np.float32).reshape(2, 3),
-    "optimizer.exp_avg.w": np.ones((2, 3), bfloat16),
-    "optimizer.step": np.array([3], np.int64),
-}
+def _state(step: int) -> dict[str, PartedTensor]:
+    """What two devices have: a matrix in rows, a state that the second has whole, a count that the first has."""
+    w = np.arange(6, dtype=np.float32).reshape(2, 3)
+    rows = (TensorPart(Box((0, 0), (1, 3)), w[:1], 0), TensorPart(Box((1, 0), (1, 3)), w[1:], 1))
+    whole = {"optimizer.exp_avg.w": (1, np.ones((2, 3), bfloat16)), "optimizer.step": (0, np.array([step]))}
+    return {
+        "w": PartedTensor((2, 3), w.dtype, rows),
+        **{
+            name: PartedTensor(array.shape, array.dtype, (TensorPart(Box.whole(array.shape), array, device),))
+            for name, (device, array) in whole.items()
+        },
+    }
 
 
-def _checkpoint_state() -> list[bytes]:
-    return [safetensors.numpy.save(_STATE), safetensors.numpy.save({"w": _STATE["w"]})]
+def _device_file() -> list[bytes]:
+    state = _state(3)
+    both = {"w": state["w"].parts[1].values, "optimizer.exp_avg.w": np.array(state["optimizer.exp_avg.w"])}
+    return [safetensors.numpy.save(both), safetensors.numpy.save({})]
 
 
 def _fresh_checkpoint(folder: Path) -> Path:
     """A whole checkpoint of step 2 and one of step 3, which is to be made wrong."""
     for step in (2, 3):
-        state = {**_STATE, "optimizer.step": np.array([step], np.int64)}
         if not (folder / f"step-0000000{step}").exists():
-            save_checkpoint(folder, TrainingState(step, state), SETTINGS)
-        elif step == 3:
-            (folder / "step-00000003" / "state.safetensors").write_bytes(safetensors.numpy.save(state))
+            save_checkpoint(folder, TrainingState(step, _state(step), mesh={"dp": 2}), SETTINGS)
+    (folder / "step-00000003" / device_file(1)).write_bytes(_device_file()[0])
     return folder / "step-00000003"
 
 
-def _meta_of(tensors: dict[str, np.ndarray]) -> dict[str, object]:
-    return _describe(3, SETTINGS, tensors, None, _Work(0, None)).model_dump()
+def _manifest_of(tensors: dict[str, PartedTensor]) -> bytes:
+    records = describe(tensors, 2, lambda num_bytes: None)
+    return Manifest.of(3, SETTINGS, {"dp": 2}, 2, records, None).content().encode()
 
 
 def _resume(folder: Path) -> None:
@@ -434,8 +451,8 @@ READERS = {
     ),
     "merges.txt": Reader(text_readers.read_merges, cache(text_readers.valid_merges), 400),
     "chat template": Reader(text_readers.read_chat_template, cache(text_readers.valid_chat_template), 400),
-    "checkpoint.json": Reader(read_checkpoint_metadata, cache(_checkpoint_metadata), 18_000, mutate_json),
-    "state.safetensors": Reader(read_checkpoint_state, cache(_checkpoint_state), 16_000, mutate_safetensors),
+    "checkpoint.json": Reader(read_checkpoint_metadata, cache(_checkpoint_metadata), 7_000, mutate_json),
+    "device file": Reader(read_device_file, cache(_device_file), 8_000, mutate_safetensors),
     "torch archive": Reader(read_torch_archive, cache(torch_archives), 1000),
     "torch pickle": Reader(read_torch_pickle, cache(torch_pickles), 1000),
     "distributed metadata": Reader(read_distributed_metadata, cache(distributed_metadata), 500),

@@ -14,13 +14,18 @@ import tilewise as tw
 from tilewise import models
 from tilewise.checkpoint import (
     LazyTensor,
+    PartedTensor,
     StoredTensor,
     StoredWeights,
+    TrainingState,
+    open_checkpoint,
     open_weights,
+    save_checkpoint,
     store_parameters,
     write_weights,
 )
 from tilewise.checkpoint.shards import save_tensors
+from tilewise.checkpoint.tensors import OpenFile
 from tilewise.core import CheckpointError, PlanError
 from tilewise.plan import Plan
 from tilewise.session import loading
@@ -199,6 +204,57 @@ def test_a_training_state_is_read_in_place(tmp_path, before, after):
             model.state_dict()
 
 
+@pytest.mark.parametrize("before", [{"tp": 4}, {"fsdp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize(
+    "after",
+    [{}, {"fsdp": 4}, *(pytest.param(m, marks=pytest.mark.slow) for m in ({"tp": 2}, {"dp": 2}))],
+    ids=str,
+)
+def test_parts_are_read_by_the_devices_that_hold_their_rows(tmp_path, monkeypatch, before, after):
+    """From the files of one mesh onto another, in small pieces: every byte once over all devices, each at most what it
+    holds, and the memory that arrays give."""
+    monkeypatch.setattr(loading, "_PIECE_BYTES", 1000)
+    with _training(before) as model:
+        model.initialize(3)
+        path = save_checkpoint(tmp_path, TrainingState(0, model.copy_state(), mesh=before), {})
+        whole = model.state_dict()
+    with _training(after) as model, _training(after) as other:
+        opened, read, counts = open_checkpoint(path).tensors, OpenFile.read_into, []
+        parameters = {name: opened[name] for name in model.parameter_names()}
+        assert any(isinstance(tensor, PartedTensor) for tensor in parameters.values())
+        monkeypatch.setattr(OpenFile, "read_into", lambda f, b, at: counts.append(len(b)) or read(f, b, at))
+        report = model.load_parameters(parameters)
+        assert sum(report.bytes_read) == sum(tensor.nbytes for tensor in parameters.values())
+        assert all(n <= held for n, held in zip(report.bytes_read, _share(model, 4), strict=True))
+        assert sum(counts) == sum(t.nbytes for t in parameters.values() if isinstance(t, PartedTensor))
+        model.load_state_dict(opened)
+        other.load_state_dict(whole)
+        assert _memory(model) == _memory(other)
+
+
+def test_a_part_that_is_not_finite_is_named(tmp_path):
+    """Found while it is read into place, with its file; so is a file that shrinks."""
+    with _training({"fsdp": 2}) as model:
+        model.initialize(3)
+        state = model.copy_state()
+        name = "layers.1.mlp.up_proj.weight"
+        state[name].parts[1].values[0, 0] = np.inf
+        path = save_checkpoint(tmp_path, TrainingState(0, state, mesh={"fsdp": 2}), {})
+        with pytest.raises(CheckpointError, match=rf"finite.*{name}.*device-00001\.safetensors"):
+            model.load_state_dict(open_checkpoint(path).tensors)
+        with pytest.raises(PlanError, match="loaded again"):
+            model.copy_state()
+        with (
+            _training({}) as other,  # which reads rows of both files at a time
+            pytest.raises(CheckpointError, match=rf"finite.*{name}.*device-00001\.safetensors"),
+        ):
+            other.load_state_dict(open_checkpoint(path).tensors)
+        opened = open_checkpoint(path)
+        os.truncate(path / "device-00001.safetensors", 4000)
+        with pytest.raises(CheckpointError, match=r"device-00001\.safetensors.*shorter"):
+            model.load_state_dict(opened.tensors)
+
+
 def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path):
     """Opened whole, then cut: no signal, no run with what was there before."""
     write_weights(tmp_path, _weights(np.float32).items())
@@ -263,6 +319,21 @@ def test_what_is_read_of_large_files_leaves_the_page_cache(tmp_path, monkeypatch
         model.load_parameters(tmp_path)
     assert sum(length for _, _, length, _ in dropped) == sum(w.nbytes for w in weights.values())
     assert {advice for *_, advice in dropped} == {os.POSIX_FADV_DONTNEED} and len(dropped) == len(weights)
+
+
+def test_parts_leave_the_page_cache_too(tmp_path, monkeypatch):
+    """Each part of each tensor once, when the last device has read its rows of it."""
+    with _training({"fsdp": 2}) as model:
+        model.initialize(3)
+        path = save_checkpoint(tmp_path, TrainingState(0, model.copy_state(), mesh={"fsdp": 2}), {})
+    dropped = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *call: dropped.append(call))
+    monkeypatch.setattr(loading, "_free_memory", lambda: 1000)
+    with _training({"tp": 2}) as model:
+        opened = open_checkpoint(path)
+        model.load_state_dict(opened.tensors)
+    count = next(file for file in opened.files if "optimizer.step" in file.parts)
+    assert sum(length for _, _, length, _ in dropped) == opened.nbytes - count.parts["optimizer.step"].nbytes
 
 
 def _fused_table(is_transposed):

@@ -5,6 +5,7 @@ no strategies. Weights are read lazily, so a device that needs some rows reads t
 """
 
 from tilewise.checkpoint.background import CheckpointWriter
+from tilewise.checkpoint.boxes import Box
 from tilewise.checkpoint.dcp import is_distributed, open_distributed
 from tilewise.checkpoint.files import (
     check_replaceable,
@@ -17,7 +18,7 @@ from tilewise.checkpoint.lock import lock_directory
 from tilewise.checkpoint.pretrained import save_pretrained
 from tilewise.checkpoint.shards import write_weights
 from tilewise.checkpoint.stored import StoredTensor, StoredWeights, store_parameters
-from tilewise.checkpoint.tensors import FileTensor, LazyTensor, Tensor
+from tilewise.checkpoint.tensors import FileTensor, LazyTensor, PartedTensor, Tensor, TensorPart
 from tilewise.checkpoint.tokenizer import load_tokenizer
 from tilewise.checkpoint.tokenizer_config import TokenizerConfig, load_tokenizer_config
 from tilewise.checkpoint.torch_files import open_state_dict
@@ -36,14 +37,17 @@ from tilewise.checkpoint.training import (
 from tilewise.checkpoint.weights import open_weights
 
 __all__ = [
+    "Box",
     "CheckpointWriter",
     "DamagedCheckpoint",
     "FileTensor",
     "LazyTensor",
     "OpenCheckpoint",
+    "PartedTensor",
     "StoredTensor",
     "StoredWeights",
     "Tensor",
+    "TensorPart",
     "TokenizerConfig",
     "TrainingState",
     "check_replaceable",

@@ -1,7 +1,7 @@
 """Directories of PyTorch's distributed checkpoints (DCP): tensors in chunks, and a `.metadata` that says where.
 
-`open_distributed` shows the tensors under their names. One that lies in one piece is read where it lies; the chunks of
-others are brought together when they are asked for. `.metadata` and the chunks' own descriptions are pickles, read as
+`open_distributed` shows the tensors under their names; they are read where they lie, by each device its own part, from
+the chunks that hold it. `.metadata` and the chunks' own descriptions are pickles, read as
 data (`pickles`), so nothing in a directory runs. Refuses chunks that do not cover their tensor once, files outside of
 the directory, and what is no tensor.
 """
@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tilewise.checkpoint.boxes import Box, misfit
 from tilewise.checkpoint.pickles import MAX_PICKLE_BYTES, Name, Record, parse_pickle, worded
-from tilewise.checkpoint.tensors import FileTensor, LazyTensor, OpenFile
+from tilewise.checkpoint.tensors import FileTensor, OpenFile, PartedTensor, TensorPart
 from tilewise.checkpoint.torch_files import Storages, dtype_of, sizes_of
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
@@ -34,39 +32,14 @@ _MAX_CHUNK_WORDS = 1 << 16  # bytes of what is said of one; there may be many th
 _border = Border("checkpoint", CheckpointError)
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """A box of a tensor."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-    @property
-    def box(self) -> tuple[slice, ...]:
-        return tuple(slice(o, o + s) for o, s in zip(self.offsets, self.sizes))
-
-
-@dataclass(frozen=True)
-class _Joined:
-    """A tensor of several chunks."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    chunks: tuple[tuple[_Chunk, FileTensor], ...]
-
-    def read(self) -> NDArray[Any]:
-        whole = np.empty(self.shape, self.dtype)
-        for chunk, tensor in self.chunks:
-            whole[chunk.box] = tensor.read()
-        return whole
-
-
 def is_distributed(directory: str | Path) -> bool:
     """Whether a directory is meant to be a distributed checkpoint."""
     return os.path.lexists(os.path.join(directory, _METADATA))
 
 
-def open_distributed(directory: str | Path, part: str | None = None) -> Mapping[str, FileTensor | LazyTensor]:
+def open_distributed(
+    directory: str | Path, part: str | None = None
+) -> Mapping[str, FileTensor | PartedTensor]:
     """The tensors of a distributed checkpoint; nothing is read until it is used, and nothing is run.
 
     Args:
@@ -101,9 +74,9 @@ class _Directory:
         self._places = dict(_places(stored))
         self._files: dict[str, OpenFile] = {}
 
-    def tensors(self, part: str | None) -> dict[str, FileTensor | LazyTensor]:
+    def tensors(self, part: str | None) -> dict[str, FileTensor | PartedTensor]:
         prefix = "" if part is None else f"{part}."
-        found: dict[str, FileTensor | LazyTensor] = {}
+        found: dict[str, FileTensor | PartedTensor] = {}
         for name, described in self._described.items():
             if not isinstance(name, str):
                 raise Unreadable(f"its tensors have names; got {worded(name)}")
@@ -113,7 +86,7 @@ class _Directory:
             raise Unreadable(f"no tensor's name begins with {shown(prefix)}")
         return found
 
-    def _tensor(self, name: str, described: Any) -> FileTensor | LazyTensor:
+    def _tensor(self, name: str, described: Any) -> FileTensor | PartedTensor:
         if isinstance(described, Record) and described.name == Name(_MODULE, "BytesStorageMetadata"):
             raise Unreadable(f"it holds {shown(name)}, which is no tensor; name the part that is the model")
         said = _state(described, "TensorStorageMetadata")
@@ -123,16 +96,18 @@ class _Directory:
         state = properties.state
         dtype = dtype_of(state[0] if isinstance(state, tuple) and state else None)
         shape, chunks = sizes_of(said.get("size")), list(_chunks(name, said.get("chunks")))
-        _require_cover(name, shape, chunks)
-        parts = tuple((chunk, self._chunk(name, chunk, dtype)) for chunk in chunks)
-        if len(parts) == 1:
-            return parts[0][1]
-        return LazyTensor(shape, dtype, _Joined(shape, dtype, parts).read)
+        wrong = misfit(shape, chunks)
+        if wrong is not None:
+            raise Unreadable(f"the chunks of {shown(name)} do not cover it once: {wrong.words}")
+        tensors = [self._chunk(name, chunk, dtype) for chunk in chunks]
+        if len(tensors) == 1:
+            return tensors[0]
+        return PartedTensor(shape, dtype, tuple(map(TensorPart, chunks, tensors)))
 
-    def _chunk(self, name: str, chunk: _Chunk, dtype: np.dtype[Any]) -> FileTensor:
-        place = self._places.get((name, chunk.offsets))
+    def _chunk(self, name: str, chunk: Box, dtype: np.dtype[Any]) -> FileTensor:
+        place = self._places.get((name, chunk.begin))
         if place is None:
-            raise Unreadable(f"it does not say where the chunk of {shown(name)} at {chunk.offsets} lies")
+            raise Unreadable(f"it does not say where the chunk of {shown(name)} at {chunk.begin} lies")
         said = _state(place, "_StorageInfo", "torch.distributed.checkpoint.filesystem")
         file, begin, length = said.get("relative_path"), said.get("offset"), said.get("length")
         if said.get("transform_descriptors"):
@@ -144,12 +119,12 @@ class _Directory:
             or not isinstance(length, int)
             or not 0 <= begin <= begin + length <= end
         ):
-            raise Unreadable(f"the chunk of {shown(name)} at {chunk.offsets} lies outside of its file")
+            raise Unreadable(f"the chunk of {shown(name)} at {chunk.begin} lies outside of its file")
         storages = Storages(opened, begin, length, _MAX_CHUNK_WORDS)
         found = storages.tensor(name, storages.content)
         if (found.shape, found.dtype) != (chunk.sizes, dtype):
             raise Unreadable(
-                f"the chunk of {shown(name)} at {chunk.offsets} is {found.dtype} {list(found.shape)} in its file"
+                f"the chunk of {shown(name)} at {chunk.begin} is {found.dtype} {list(found.shape)} in its file"
             )
         return found
 
@@ -188,27 +163,9 @@ def _places(stored: Mapping[Any, Any]) -> Iterator[tuple[tuple[str, tuple[int, .
             yield (name, sizes_of(offset)), place
 
 
-def _chunks(name: str, values: Any) -> Iterator[_Chunk]:
+def _chunks(name: str, values: Any) -> Iterator[Box]:
     if not isinstance(values, list) or not 0 < len(values) <= _MAX_CHUNKS:
         raise Unreadable(f"{shown(name)} lies in no chunk, or in more than {_MAX_CHUNKS}")
     for value in values:
         said = _state(value, "ChunkStorageMetadata")
-        yield _Chunk(sizes_of(said.get("offsets")), sizes_of(said.get("sizes")))
-
-
-def _require_cover(name: str, shape: tuple[int, ...], chunks: list[_Chunk]) -> None:
-    """Chunks lie in the tensor, hold each of its elements, and none twice."""
-    fits = all(
-        len(chunk.offsets) == len(chunk.sizes) == len(shape)
-        and all(o + s <= n for o, s, n in zip(chunk.offsets, chunk.sizes, shape))
-        for chunk in chunks
-    )
-    fits = fits and sum(prod(chunk.sizes) for chunk in chunks) == prod(shape)
-    if fits and len(chunks) > 1 and shape:
-        begins = np.array([chunk.offsets for chunk in chunks], np.int64)
-        ends = begins + np.array([chunk.sizes for chunk in chunks], np.int64)
-        for i in range(len(chunks) - 1):
-            meets = (begins[i + 1 :] < ends[i]) & (begins[i] < ends[i + 1 :])
-            fits = fits and not meets.all(axis=1).any()
-    if not fits:
-        raise Unreadable(f"the chunks of {shown(name)} do not cover it once")
+        yield Box(sizes_of(said.get("offsets")), sizes_of(said.get("sizes")))

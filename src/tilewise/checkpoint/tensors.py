@@ -1,9 +1,10 @@
-"""Tensors that are not in memory: in files, or wherever a function fetches them from.
+"""Tensors that are not in memory, or not in one piece: in files, in parts, or wherever a function fetches them from.
 
 `WeightsFile` opens one safetensors file; its tensors are `FileTensor`s, which say where they lie and are read with
 `pread` when they are asked for, row by row if need be, so that a file that shrinks meanwhile is an error and never a
-signal. `LazyTensor` is the same for what is to be written. Both are arrays to NumPy. Refuses files that break a rule
-of the format (`checkpoint.header`).
+signal. `PartedTensor` is a tensor of several such parts, or of arrays: a box of it is read from the parts that hold
+it, and no others. `LazyTensor` is what is to be written. All are arrays to NumPy. Refuses files that break a rule of
+the format (`checkpoint.header`).
 """
 
 from __future__ import annotations
@@ -20,12 +21,23 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewise.checkpoint.boxes import Box
 from tilewise.checkpoint.header import TensorEntry, header_end, parse_header
 from tilewise.core import CheckpointError
 from tilewise.core.border import shown
 from tilewise.core.reading import Unreadable, open_regular
 
-__all__ = ["Checksum", "FileTensor", "LazyTensor", "OpenFile", "Tensor", "WeightsFile", "read_array"]
+__all__ = [
+    "Checksum",
+    "FileTensor",
+    "LazyTensor",
+    "OpenFile",
+    "PartedTensor",
+    "Tensor",
+    "TensorPart",
+    "WeightsFile",
+    "read_array",
+]
 
 _CHUNK_BYTES = 4 << 20
 _FOREIGN = {
@@ -227,6 +239,102 @@ class FileTensor:
 
 
 @dataclass(frozen=True)
+class TensorPart:
+    """A box of a tensor, in memory or in a file.
+
+    Attributes:
+        box: where it lies in the whole.
+        values: its elements.
+        device: that holds it.
+    """
+
+    box: Box
+    values: NDArray[Any] | FileTensor
+    device: int = 0
+
+    def read(self, box: Box) -> NDArray[Any]:
+        """Some of its elements; no others are read but those that lie between them in a file of more than two dims.
+
+        Args:
+            box: of the whole; all of it in this part.
+        """
+        inside, values = box.inside(self.box), self.values
+        if isinstance(values, FileTensor) and values.ndim:
+            values = values.rows(inside.begin[0], inside.sizes[0])
+            inside = Box((0, *inside.begin[1:]), inside.sizes)
+            if values.ndim == 2:
+                values = values.columns(inside.begin[1], inside.sizes[1])
+                inside = Box((0, 0), inside.sizes)
+        return np.asarray(np.asarray(values)[inside.slices])
+
+
+@dataclass(frozen=True)
+class PartedTensor:
+    """A tensor in several parts that hold each of its elements once; parts are read when it is made an array.
+
+    Attributes:
+        shape: of the whole.
+        dtype: of its elements.
+        parts: of it, in any order.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    parts: tuple[TensorPart, ...]
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def files(self) -> list[FileTensor]:
+        """The parts that lie in files."""
+        return [part.values for part in self.parts if isinstance(part.values, FileTensor)]
+
+    def verify(self) -> None:
+        """Hold the bytes of its parts to their checksums, where files have some.
+
+        Raises:
+            CheckpointError: they have others.
+        """
+        for tensor in self.files:
+            tensor.verify()
+
+    def read_box(self, box: Box) -> NDArray[Any]:
+        """Some of its elements, from the parts that hold them; of one part alone, without a copy.
+
+        Args:
+            box: of the whole.
+
+        Raises:
+            CheckpointError: a file is not what it was when it was opened, or is damaged.
+        """
+        met = [(part, part.box.meet(box)) for part in self.parts]
+        found = [(part, common) for part, common in met if common is not None]
+        if len(found) == 1 and found[0][1] == box:
+            return found[0][0].read(box)
+        values = np.empty(box.sizes, self.dtype)
+        for part, common in found:
+            values[common.inside(box).slices] = part.read(common)
+        return values
+
+    def read(self) -> NDArray[Any]:
+        """All of it; errors as of `read_box`."""
+        return self.read_box(Box.whole(self.shape))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError("a tensor in parts cannot be an array without being brought together")
+        return self.read().astype(self.dtype if dtype is None else dtype, copy=False)
+
+
+@dataclass(frozen=True)
 class LazyTensor:
     """A tensor of known shape that is fetched when it is made an array.
 
@@ -249,7 +357,7 @@ class LazyTensor:
         return read_array(self).astype(self.dtype if dtype is None else dtype, copy=False)
 
 
-Tensor = NDArray[Any] | FileTensor | LazyTensor
+Tensor = NDArray[Any] | FileTensor | PartedTensor | LazyTensor
 
 
 def read_array(tensor: Tensor) -> NDArray[Any]:
@@ -258,7 +366,7 @@ def read_array(tensor: Tensor) -> NDArray[Any]:
     Raises:
         CheckpointError: it does not have the shape or dtype that it said.
     """
-    if isinstance(tensor, FileTensor):
+    if isinstance(tensor, (FileTensor, PartedTensor)):
         return tensor.read()
     array = tensor.fetch() if isinstance(tensor, LazyTensor) else tensor
     if array.shape != tensor.shape or array.dtype != tensor.dtype:

@@ -1,35 +1,45 @@
 """Training checkpoints: `step-N` directories, each with its state and what is known of it.
 
-A checkpoint holds the state of a model (parameters, optimizer) and the configuration that decides its values. It is
-written under a hidden name and renamed, so whatever moment a process is killed at, an older or a newer checkpoint
-stands whole. checkpoint.json has a SHA-256 of every tensor and one of everything that it says itself, so a flipped
-bit or an edited step is found: listing looks at names, sizes and metadata, loading at every byte. Loading checks
-before it trusts, names the setting that differs, and goes back to an older checkpoint only when the newer one is
-damaged.
+A checkpoint holds the state of a model (parameters, optimizer) and the configuration that decides its values: a file of
+each device that trained, with its own parts of every tensor, and a manifest of them all. It is written under a hidden
+name and renamed, so whatever moment a process is killed at, an older or a newer checkpoint stands whole.
+checkpoint.json has a SHA-256 of every part and one of everything that it says itself, so a flipped bit or an edited
+step is found: listing looks at names, sizes and metadata, loading at every byte. Loading checks before it trusts, names
+the setting or the file that is wrong, and goes back to an older checkpoint only when the newer one is damaged.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 
+from tilewise.checkpoint.boxes import Box, misfit
+from tilewise.checkpoint.device_files import (
+    DeviceFile,
+    assemble,
+    damages,
+    describe,
+    open_device_files,
+    write_device_files,
+)
 from tilewise.checkpoint.files import remove_directory, remove_leftovers, replace_directory
-from tilewise.checkpoint.header import dtype_name, is_storable
-from tilewise.checkpoint.shards import save_tensors
-from tilewise.checkpoint.tensors import FileTensor, LazyTensor, WeightsFile
+from tilewise.checkpoint.header import is_storable
+from tilewise.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from tilewise.checkpoint.tensors import FileTensor, PartedTensor, TensorPart
 from tilewise.core import CheckpointError
 from tilewise.core.border import Border, shown
-from tilewise.core.reading import Unreadable, read_json, read_whole
+from tilewise.core.mesh import MAX_DEVICES
+from tilewise.core.reading import Unreadable, read_whole
 from tilewise.core.writing import writing
 
 __all__ = [
@@ -49,8 +59,6 @@ __all__ = [
 
 Progress = Callable[[int, int], object]
 
-_STATE = "state.safetensors"
-_META = "checkpoint.json"
 _TOKENIZER = "tokenizer.json"
 _MAX_TOKENIZER_BYTES = 512 << 20
 _STEP = re.compile(r"step-([0-9]{8,18})")
@@ -74,40 +82,22 @@ class DamagedCheckpoint(CheckpointError):
         self.reason = reason
 
 
-class _Tensor(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    dtype: str
-    shape: list[int]
-    sha256: str
-
-
-class _Meta(BaseModel):
-    """checkpoint.json. `digest` covers everything else in it."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    version: Literal[3]
-    step: Annotated[int, Field(ge=0)]
-    config: dict[str, Any]
-    tensors: dict[str, _Tensor]
-    tokenizer: str | None = None
-    digest: str = ""
-
-
 @dataclass(frozen=True)
 class TrainingState:
     """What a checkpoint holds.
 
     Attributes:
         step: optimizer steps done.
-        tensors: the model's `state_dict()`; read lazily after loading.
+        tensors: as `GraphInstance.copy_state` returns them, each device its parts; whole ones are the first device's.
+            Read lazily after loading.
         tokenizer: content of tokenizer.json, so that a checkpoint alone becomes a model directory; not read by loading.
+        mesh: axes of the devices; none for one device.
     """
 
     step: int
-    tensors: Mapping[str, NDArray[Any] | FileTensor]
+    tensors: Mapping[str, NDArray[Any] | FileTensor | PartedTensor]
     tokenizer: bytes | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,45 +108,37 @@ class OpenCheckpoint:
         path: of it.
         step: optimizer steps done.
         config: everything that must be equal when training goes on.
+        mesh: axes of the devices that wrote it.
         tensors: by name.
-        checksums: of the tensors' bytes, by name.
+        files: of the devices.
         tokenizer: checksum of the tokenizer.json beside them; None where there is none.
     """
 
     path: Path
     step: int
     config: Mapping[str, Any]
-    tensors: WeightsFile
-    checksums: Mapping[str, str]
+    mesh: Mapping[str, int]
+    tensors: Mapping[str, FileTensor | PartedTensor]
+    files: tuple[DeviceFile, ...]
     tokenizer: str | None
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(entry.end - entry.begin for entry in self.tensors.entries.values())
+        return sum(file.nbytes for file in self.files)
 
     def verify(self, on_progress: Progress | None = None) -> None:
-        """Read every byte.
+        """Read every byte, of several files at a time.
 
         Args:
-            on_progress: told the bytes read, and those of all tensors.
+            on_progress: told the bytes read, and those of all tensors; from other threads, one at a time.
 
         Raises:
-            DamagedCheckpoint: a tensor is not the one that was saved; names it.
+            DamagedCheckpoint: some files do not hold what was saved; names them, and of each a tensor.
         """
-        done, total = 0, self.nbytes
-        for name, entry in self.tensors.entries.items():
-            try:
-                found = _checksum(np.asarray(self.tensors[name]))
-            except CheckpointError as error:
-                raise DamagedCheckpoint(self.path, f"tensor {shown(name)} in {_STATE}: {error}") from None
-            if found != self.checksums[name]:
-                raise DamagedCheckpoint(
-                    self.path, f"tensor {shown(name)} in {_STATE} does not have its checksum"
-                )
-            done += entry.end - entry.begin
-            if on_progress is not None:
-                on_progress(done, total)
+        found = damages(self.files, _Work(self.nbytes, on_progress).add)
+        if found is not None:
+            raise DamagedCheckpoint(self.path, found)
         if self.tokenizer is not None and _checksum_of_file(self.path) != self.tokenizer:
             raise DamagedCheckpoint(self.path, f"{_TOKENIZER} does not have its checksum")
 
@@ -176,12 +158,13 @@ def save_checkpoint(
 ) -> Path:
     """Write `step-N` into `directory`, remove all but the newest `keep_last`.
 
-    A whole `step-N` with the same content is kept as it is, so that none is missing while it would be replaced.
+    Files of several devices are hashed and written at a time, on threads of their own. A whole `step-N` with the same
+    content is kept as it is, so that none is missing while it would be replaced.
 
     Args:
         config: everything that must be equal when training goes on, as JSON can hold it.
-        on_progress: told the bytes done and in all, each of which is read for its checksum and written; what it raises
-            leaves nothing behind.
+        on_progress: told the bytes done and in all, each of which is read for its checksum and written, from other
+            threads, one at a time; what it raises leaves nothing behind.
 
     Returns:
         The new checkpoint's path.
@@ -194,13 +177,19 @@ def save_checkpoint(
     _border.instance("save_checkpoint", "a state", state, TrainingState, "pass TrainingState(step, tensors)")
     step = _border.integer("save_checkpoint", "a step", state.step, 0, _LAST_STEP)
     keep_last = _border.integer("save_checkpoint", "keep_last", keep_last, 1, _LAST_STEP)
-    tensors = _storable(state.tensors)
+    mesh = _border.mapping("save_checkpoint", "a mesh", state.mesh, "numbers of devices by axis")
+    for axis, size in mesh.items():
+        _border.integer("save_checkpoint", f"axis {axis!r}", size, 1, MAX_DEVICES)
+    num_devices = _border.integer("save_checkpoint", "devices", prod(mesh.values()), 1, MAX_DEVICES)
+    tensors = _parted(state.tensors, num_devices)
     if state.tokenizer is not None:
         _border.instance(
             "save_checkpoint", "a tokenizer", state.tokenizer, bytes, "pass the bytes of its file"
         )
     work = _Work(2 * sum(tensor.nbytes for tensor in tensors.values()), on_progress)
-    meta = _describe(step, config, tensors, state.tokenizer, work)
+    settings = _border.json("save_checkpoint", "a configuration", config)
+    records = describe(tensors, num_devices, work.add)
+    meta = Manifest.of(step, settings, mesh, num_devices, records, state.tokenizer)
     with writing(root):
         root.mkdir(parents=True, exist_ok=True)
     remove_leftovers(root)
@@ -213,10 +202,10 @@ def save_checkpoint(
         )
 
     def write(temporary: Path) -> None:
-        save_tensors(temporary / _STATE, {name: work.counted(tensor) for name, tensor in tensors.items()})
+        write_device_files(temporary, tensors, num_devices, work.add)
         if state.tokenizer is not None:
             (temporary / _TOKENIZER).write_bytes(state.tokenizer)
-        (temporary / _META).write_text(json.dumps(meta.model_dump(), indent=2) + "\n", encoding="utf-8")
+        (temporary / MANIFEST).write_text(meta.content(), encoding="utf-8")
 
     if not _holds(path, meta):
         replace_directory(path, write)
@@ -224,51 +213,63 @@ def save_checkpoint(
     return path
 
 
-@dataclass
 class _Work:
-    """How far a checkpoint is.
+    """How far a checkpoint is; counted by several threads.
 
-    Attributes:
+    Args:
         total: bytes to be worked on.
-        show: told of it.
-        done: bytes worked on.
+        show: told of it, by one thread at a time.
     """
 
-    total: int
-    show: Progress | None
-    done: int = 0
+    def __init__(self, total: int, show: Progress | None) -> None:
+        self._total, self._show, self._done = total, show, 0
+        self._lock = threading.Lock()
 
     def add(self, num_bytes: int) -> None:
-        self.done += num_bytes
-        if self.show is not None:
-            self.show(self.done, self.total)
-
-    def counted(self, tensor: NDArray[Any]) -> LazyTensor:
-        """A tensor that counts when it is written."""
-
-        def fetch() -> NDArray[Any]:
-            self.add(tensor.nbytes)
-            return tensor
-
-        return LazyTensor(tensor.shape, tensor.dtype, fetch)
+        """So many more are done."""
+        with self._lock:
+            self._done += num_bytes
+            if self._show is not None:
+                self._show(self._done, self._total)
 
 
-def _storable(tensors: Mapping[str, NDArray[Any] | FileTensor]) -> dict[str, NDArray[Any]]:
-    """Tensors as a file can hold them.
+def _parted(
+    tensors: Mapping[str, NDArray[Any] | FileTensor | PartedTensor], num_devices: int
+) -> dict[str, PartedTensor]:
+    """Tensors as files can hold them, in parts; one that is given whole is the first device's.
 
     Raises:
-        CheckpointError: something else than arrays by name, or of a type that safetensors lacks.
+        CheckpointError: something else than tensors by name, of a type that safetensors lacks, or parts that do not
+            make their tensor.
     """
-    given = _border.mapping("save_checkpoint", "tensors", tensors, "arrays")
-    for name, tensor in given.items():
-        if not isinstance(tensor, (np.ndarray, FileTensor)) or not is_storable(tensor.dtype):
+    found: dict[str, PartedTensor] = {}
+    for name, tensor in _border.mapping("save_checkpoint", "tensors", tensors, "arrays").items():
+        if isinstance(tensor, (np.ndarray, FileTensor)):
+            tensor = PartedTensor(
+                tensor.shape, tensor.dtype, (TensorPart(Box.whole(tensor.shape), tensor, 0),)
+            )
+        if not isinstance(tensor, PartedTensor) or not is_storable(tensor.dtype):
             _border.refuse(
                 "save_checkpoint",
                 "tensors are arrays of numbers that safetensors can hold",
                 f"{shown(tensor)} for {shown(name)}",
                 "convert it",
             )
-    return {name: np.ascontiguousarray(tensor) for name, tensor in given.items()}
+        devices = [part.device for part in tensor.parts]
+        wrong = misfit(tensor.shape, [part.box for part in tensor.parts])
+        is_said = all(
+            (part.values.shape, part.values.dtype) == (part.box.sizes, tensor.dtype) for part in tensor.parts
+        )
+        is_placed = len({*devices}) == len(devices) and {*devices} <= {*range(num_devices)}
+        if wrong is not None or not is_said or not is_placed:
+            _border.refuse(
+                "save_checkpoint",
+                f"parts of a tensor are of different devices among {num_devices}, and hold each element once",
+                f"{wrong.words if wrong else [(p.device, p.values.shape) for p in tensor.parts]} for {shown(name)}",
+                "copy the state of one model",
+            )
+        found[name] = tensor
+    return found
 
 
 def _remove_older(root: Path, newest: Path, num_kept: int) -> None:
@@ -303,9 +304,19 @@ def open_checkpoint(path: str | Path) -> OpenCheckpoint:
         DamagedCheckpoint: missing, truncated or changed files; names what is wrong.
     """
     path = _border.path("open_checkpoint", "a checkpoint", path)
-    meta, tensors = _open(path)
-    checksums = {name: tensor.sha256 for name, tensor in meta.tensors.items()}
-    return OpenCheckpoint(path, meta.step, meta.config, tensors, checksums, meta.tokenizer)
+    try:
+        meta = read_manifest(path)
+    except Unreadable as error:
+        raise DamagedCheckpoint(path, f"{MANIFEST}: {error}") from None
+    try:
+        files = open_device_files(path, meta)
+    except Unreadable as error:
+        raise DamagedCheckpoint(path, str(error)) from None
+    tensors = assemble(files, meta)
+    problem = _wrong_step(meta, path, tensors)
+    if problem is not None:
+        raise DamagedCheckpoint(path, problem)
+    return OpenCheckpoint(path, meta.step, meta.config, meta.mesh, tensors, files, meta.tokenizer)
 
 
 def load_checkpoint(
@@ -331,7 +342,7 @@ def load_checkpoint(
             f"got {', '.join(differences)} in {path}; restore the configuration or start anew"
         )
     opened.verify(on_progress)
-    return TrainingState(opened.step, opened.tensors)
+    return TrainingState(opened.step, opened.tensors, mesh=opened.mesh)
 
 
 def load_latest(
@@ -370,30 +381,6 @@ def load_latest(
     )
 
 
-def _describe(
-    step: int,
-    config: Mapping[str, Any],
-    tensors: Mapping[str, NDArray[Any]],
-    tokenizer: bytes | None,
-    work: _Work,
-) -> _Meta:
-    """The metadata of a state, digest included."""
-    described: dict[str, _Tensor] = {}
-    for name, tensor in tensors.items():
-        work.add(tensor.nbytes)
-        sha256 = _checksum(tensor)
-        described[name] = _Tensor(dtype=dtype_name(tensor.dtype), shape=list(tensor.shape), sha256=sha256)
-    settings = dict(_border.json("save_checkpoint", "a configuration", config))
-    words = None if tokenizer is None else hashlib.sha256(tokenizer).hexdigest()
-    meta = _Meta(version=3, step=step, config=settings, tensors=described, tokenizer=words)
-    return meta.model_copy(update={"digest": _digest(meta)})
-
-
-def _checksum(tensor: NDArray[Any]) -> str:
-    """Of a tensor's bytes; its name, dtype and shape are in the metadata's digest."""
-    return hashlib.sha256(tensor.reshape(-1).view(np.uint8).data).hexdigest()
-
-
 def _checksum_of_file(path: Path) -> str:
     """Of a checkpoint's tokenizer."""
     try:
@@ -402,38 +389,7 @@ def _checksum_of_file(path: Path) -> str:
         raise DamagedCheckpoint(path, f"{_TOKENIZER}: {error}") from None
 
 
-def _digest(meta: _Meta) -> str:
-    """Of everything the metadata say, in one spelling."""
-    content = json.dumps(meta.model_dump(exclude={"digest"}), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(content.encode("utf-8")).hexdigest()
-
-
-def _open(path: Path) -> tuple[_Meta, WeightsFile]:
-    """Metadata and tensors of a checkpoint, everything checked but the tensors' bytes.
-
-    Raises:
-        DamagedCheckpoint: they do not fit together.
-    """
-    try:
-        meta = read_json(path / _META, _Meta)
-    except Unreadable as error:
-        raise DamagedCheckpoint(path, f"{_META}: {error}") from None
-    if _digest(meta) != meta.digest:
-        raise DamagedCheckpoint(path, f"{_META} does not have its own checksum")
-    try:
-        tensors = WeightsFile(path / _STATE)
-    except CheckpointError as error:
-        raise DamagedCheckpoint(path, str(error)) from None
-    found = {name: (dtype_name(entry.dtype), list(entry.shape)) for name, entry in tensors.entries.items()}
-    if found != {name: (tensor.dtype, tensor.shape) for name, tensor in meta.tensors.items()}:
-        raise DamagedCheckpoint(path, f"{_STATE} holds other tensors than {_META} says")
-    problem = _wrong_step(meta, path, tensors)
-    if problem is not None:
-        raise DamagedCheckpoint(path, problem)
-    return meta, tensors
-
-
-def _wrong_step(meta: _Meta, path: Path, tensors: Mapping[str, NDArray[Any] | FileTensor]) -> str | None:
+def _wrong_step(meta: Manifest, path: Path, tensors: Mapping[str, FileTensor | PartedTensor]) -> str | None:
     """How directory, metadata and state disagree about the step; None when they do not."""
     counted = (
         np.asarray(tensors[_STEP_TENSOR]).reshape(-1).tolist() if _STEP_TENSOR in tensors else [meta.step]
@@ -445,18 +401,21 @@ def _wrong_step(meta: _Meta, path: Path, tensors: Mapping[str, NDArray[Any] | Fi
 
 def _is_listed(path: Path) -> bool:
     try:
-        _open(path)
+        open_checkpoint(path)
     except DamagedCheckpoint:
         return False
     return True
 
 
-def _holds(path: Path, meta: _Meta) -> bool:
+def _holds(path: Path, meta: Manifest) -> bool:
     """Whether a whole checkpoint with this content stands there."""
     try:
-        return _open(path)[0].digest == meta.digest and load_checkpoint(path, meta.config).step == meta.step
-    except CheckpointError:
+        if read_manifest(path).digest != meta.digest:
+            return False
+        open_checkpoint(path).verify()
+    except (CheckpointError, Unreadable):
         return False
+    return True
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

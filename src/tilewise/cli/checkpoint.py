@@ -34,7 +34,7 @@ _PATH = typer.Argument(
 
 @checkpoints.command()
 def inspect(path: Annotated[Path, _PATH]) -> None:
-    """Say what checkpoints hold: step, configuration, tensors, bytes.
+    """Say what checkpoints hold: step, configuration, tensors, bytes, the files of devices.
 
     Reads metadata and headers; `tilewise checkpoint verify` reads every byte. Exit code 1 when one is damaged.
 
@@ -60,8 +60,8 @@ def inspect(path: Annotated[Path, _PATH]) -> None:
 
 def _describe(opened: OpenCheckpoint) -> Iterator[str]:
     kinds: Counter[str] = Counter()
-    for entry in opened.tensors.entries.values():
-        kinds[str(entry.dtype)] += entry.end - entry.begin
+    for tensor in opened.tensors.values():
+        kinds[str(tensor.dtype)] += tensor.nbytes
     sizes = ", ".join(f"{name} {count:,} bytes" for name, count in sorted(kinds.items()))
     states = sum(name.startswith("optimizer.") for name in opened.tensors)
     yield f"newest: {opened.path.name}"
@@ -70,6 +70,10 @@ def _describe(opened: OpenCheckpoint) -> Iterator[str]:
         f"tensors: {len(opened.tensors) - states} of the model, {states} of the optimizer; {sizes}; "
         f"{opened.nbytes:,} bytes together"
     )
+    mesh = ", ".join(f"{axis!r:.40}"[1:-1] + f"={size}" for axis, size in opened.mesh.items())  # foreign text
+    yield f"devices: {len(opened.files)}{f' ({mesh})' if mesh else ''}"
+    for file in opened.files:
+        yield f"  {file.name}: {len(file.parts)} tensors or parts of them, {file.nbytes:,} bytes"
     yield "configuration:"
     for key, value in _flat(opened.config):
         yield f"  {key} = {value}"
@@ -87,7 +91,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def verify(path: Annotated[Path, _PATH]) -> None:
     """Read every byte of checkpoints and compare it with what was saved.
 
-    Exit code 0 when all are whole, 1 when one is damaged; says what is wrong with it.
+    Exit code 0 when all are whole, 1 when one is damaged; says which device's file and which tensor is wrong.
 
     Example: `tilewise checkpoint verify runs/train`
     """

@@ -193,9 +193,9 @@ _TOKENS = ("bos_token_id", "eos_token_id")
 
 def _outline(tensor: Tensor) -> Any:
     """What a table of weights needs to be held to: a tensor that is not read, or one of its shape and type."""
-    from tilewise.checkpoint import LazyTensor
+    from tilewise.checkpoint import LazyTensor, PartedTensor
 
-    if isinstance(tensor, LazyTensor):
+    if isinstance(tensor, (LazyTensor, PartedTensor)):
         return np.broadcast_to(np.zeros((), tensor.dtype), tensor.shape)
     return tensor
 

@@ -17,7 +17,16 @@ from tilewise import _native
 from tilewise.core import PlanError
 from tilewise.core.dtypes import dtype as dtype_named
 
-__all__ = ["Destination", "Outcome", "Part", "Rectangle", "read_weights", "store_weight", "stored_dtype"]
+__all__ = [
+    "Destination",
+    "Outcome",
+    "Part",
+    "Rectangle",
+    "read_weights",
+    "store_rows",
+    "store_weight",
+    "stored_dtype",
+]
 
 _STORED = {
     np.dtype(np.float32): "f32",
@@ -120,6 +129,24 @@ def read_weights(rectangle: Rectangle, into: Sequence[Destination], *, isa: str 
     return Outcome(*_native.weights.read(rectangle, into, isa))
 
 
+def store_rows(matrix: NDArray[Any], into: Sequence[Destination], *, isa: str = "") -> bool:
+    """Convert and pack rows of an array into parts; returns whether all numbers are finite there.
+
+    Args:
+        matrix: 2-D; of another type than files have, it is converted to the first part's before.
+        into: a weight and its master, for example.
+        isa: a level of `isa_levels()`; empty: the one in use.
+
+    Raises:
+        PlanError: the rows do not fit the parts.
+    """
+    if matrix.dtype not in _STORED:
+        matrix = matrix.astype(dtype_named(into[0].part.dtype).numpy)
+    if not matrix.flags.aligned or matrix.strides[1] != matrix.itemsize or matrix.strides[0] < 0:
+        matrix = matrix.copy(order="C")
+    return bool(_native.weights.store(matrix.view(np.uint8), _STORED[matrix.dtype], into, isa))
+
+
 def store_weight(matrix: NDArray[Any], part: Part, *, isa: str = "") -> bool:
     """Convert and pack an array into a part of its shape; returns whether all numbers are finite there.
 
@@ -131,14 +158,8 @@ def store_weight(matrix: NDArray[Any], part: Part, *, isa: str = "") -> bool:
     Raises:
         PlanError: the shapes differ.
     """
-    if matrix.dtype not in _STORED:
-        matrix = matrix.astype(dtype_named(part.dtype).numpy)
-    if not matrix.flags.aligned or matrix.strides[1] != matrix.itemsize or matrix.strides[0] < 0:
-        matrix = matrix.copy(order="C")
-    rows = matrix.view(np.uint8)
-    into = Destination(part, 0, 0, 0, part.cols)
     if matrix.shape != (part.rows, part.cols):
         raise PlanError(
             f"[kernels.store_weight] shapes must agree; got {matrix.shape} for {(part.rows, part.cols)}; reshape it"
         )
-    return bool(_native.weights.store(rows, _STORED[matrix.dtype], [into], isa))
+    return store_rows(matrix, [Destination(part, 0, 0, 0, part.cols)], isa=isa)

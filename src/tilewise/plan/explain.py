@@ -40,7 +40,7 @@ def explain_plan(plan: PlanTables) -> str:
     lines += ["  sharded state:", *(f"    {line}" for line in homes)] if homes else []
     lines += _files(plan)
     lines.append("  memory per device:")
-    usage = plan.estimate_memory_usage()[0]
+    usage = max(plan.estimate_memory_usage(), key=lambda device: device["total"])
     del usage["offloaded"]
     lines += [f"    {name:12s} {value / 2**20:10.2f} MiB" for name, value in usage.items() if value]
     return "\n".join([*lines, *_saved(plan), *_tiles(plan), *_programs(plan), *_templates(plan)])

@@ -70,7 +70,7 @@ def draw_plan(plan: PlanTables, timeline: Sequence[TaskRecord] = ()) -> PlanPict
         note,
         program,
         lasting,
-        plan.estimate_memory_usage()[0],
+        max(plan.estimate_memory_usage(), key=lambda device: device["total"]),
         tuple(name_devices(plan)),
         calls,
         _spans(plan, program, timeline),

@@ -41,18 +41,17 @@ class Plan(PlanTables):
         """
         _border.integer("require_memory", "limit_bytes", limit_bytes, 0, _MAX_BYTES)
         limit = limit_bytes or memory_of_machine()
-        each = self.device_bytes + self.checkpoint_bytes
-        need = each * self.mesh.num_devices
+        copies = sum(self.checkpoint_bytes)
+        need = self.device_bytes * self.mesh.num_devices + copies
         if need > limit:
             beside = (
-                f", of that {self.checkpoint_bytes} for checkpoints that are written while training goes on"
-                if self.checkpoint_bytes
+                f", of that {copies} for checkpoints that are written while training goes on"
+                if copies
                 else ""
             )
             raise ResourceError(
                 f"[plan.require_memory] the devices' memory must fit {limit} bytes; got {need} for "
-                f"{self.mesh.num_devices} devices of {each}{beside}; take a smaller batch or model, accumulate, or "
-                "offload"
+                f"{self.mesh.num_devices} devices{beside}; take a smaller batch or model, accumulate, or offload"
             )
 
     def traffic(self, program: str = "step", sizes: Mapping[str, int] | None = None) -> dict[str, list[int]]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
-from tilewise.core.dims import upper_bound
 from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.program import DeviceClass, TensorEntry, TileProgram
+from tilewise.plan.homes import Home, share_homes
 from tilewise.plan.memory import FILE_PAGE, Buffer, most_at_one_time
 from tilewise.plan.shapes import LocalShapes, PlanSettings, round_up, symbols_of
 
@@ -128,16 +127,19 @@ class PlanTables:
         return self.arena_bytes + sum(self.overhead.values())
 
     @cached_property
-    def checkpoint_bytes(self) -> int:
-        """A device's share of the copy from which checkpoints are written: parameters in fp32 and optimizer states.
-        It is beside the devices, once; 0 where no checkpoints were planned."""
-        if not self.settings.is_checkpointed:
-            return 0
-        # the fp32 master of a parameter of another type stands among the states
-        kept = [t.spec for t in self.graph.of_kind("parameter") if t.spec.dtype.name == "f32"]
-        kept += [t.spec for t in self.graph.of_kind("state") if t.spec.name.startswith("optimizer.")]
-        total = sum(prod(upper_bound(s) for s in spec.shape) * spec.dtype.itemsize for spec in kept)
-        return -(-total // self.mesh.num_devices)
+    def homes(self) -> Mapping[int, tuple[Home, ...]]:
+        """The parts of every tensor that training goes on from, by its id, and which device writes each."""
+        return share_homes(self.graph, self.layout, self.shapes)
+
+    @cached_property
+    def checkpoint_bytes(self) -> tuple[int, ...]:
+        """Each device's part of the copy from which checkpoints are written: of parameters in fp32 and of optimizer
+        states what it writes. It is beside the devices; all 0 where no checkpoints were planned."""
+        each = [0] * self.mesh.num_devices
+        for parts in self.homes.values() if self.settings.is_checkpointed else ():
+            for part in parts:
+                each[part.device] += part.num_bytes
+        return tuple(each)
 
     @property
     def programs(self) -> tuple[str, ...]:
@@ -158,9 +160,9 @@ class PlanTables:
 
     def estimate_memory_usage(self) -> list[dict[str, int]]:
         """Bytes per device and category; `total` is what a device reserves when instantiated, to the byte, and its
-        share of the copy from which checkpoints are written where that was planned. `gathered` is what weights that
-        have been gathered from their homes take at most; they share a region with `activations`, which has the rest.
-        `offloaded` are bytes of the device's file, which no total counts.
+        part of the copy from which checkpoints are written where that was planned. `gathered` is what weights that have
+        been gathered from their homes take at most; they share a region with `activations`, which has the rest. Devices
+        differ in `checkpoints` alone. `offloaded` are bytes of the device's file, which no total counts.
 
         Pages that no task touches cost nothing, so a limit on resident memory sees at most this much; the interpreter,
         its libraries and the plan itself come on top.
@@ -175,6 +177,5 @@ class PlanTables:
         usage["gathered"] = most_at_one_time([b for b in self.buffers if b.category == "gathered"])
         usage["activations"] -= usage["gathered"]
         usage |= self.overhead
-        usage["checkpoints"] = self.checkpoint_bytes
-        usage["total"] = self.device_bytes + self.checkpoint_bytes
-        return [dict(usage) for _ in range(self.mesh.num_devices)]
+        copies = self.checkpoint_bytes
+        return [usage | {"checkpoints": copy, "total": self.device_bytes + copy} for copy in copies]

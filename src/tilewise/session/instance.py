@@ -20,7 +20,15 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.checkpoint import FileTensor, LazyTensor, Tensor, is_distributed, open_distributed, open_weights
+from tilewise.checkpoint import (
+    FileTensor,
+    LazyTensor,
+    PartedTensor,
+    Tensor,
+    is_distributed,
+    open_distributed,
+    open_weights,
+)
 from tilewise.core.border import Border, shown
 from tilewise.core.dtypes import MAX_F32
 from tilewise.core.errors import CheckpointError, NotFinite, PlanError
@@ -201,7 +209,7 @@ class GraphInstance:
 
     def load_parameters(
         self,
-        source: str | Path | Mapping[str, Array | FileTensor | LazyTensor],
+        source: str | Path | Mapping[str, Tensor],
         *,
         on_progress: Progress | None = None,
     ) -> LoadReport:
@@ -251,7 +259,7 @@ class GraphInstance:
     def _load(
         self,
         call: str,
-        stored: Mapping[str, Array | FileTensor | LazyTensor],
+        stored: Mapping[str, Tensor],
         found: Mapping[str, str],
         on_progress: Progress | None = None,
     ) -> LoadReport:
@@ -262,12 +270,14 @@ class GraphInstance:
                     f"[session.{call}] every entry is needed; got none for {name!r}; add it"
                 )
             value = stored[key]
-            if not isinstance(value, FileTensor) or not is_read_in_place(self._tensors, name, value):
+            if not isinstance(value, (FileTensor, PartedTensor)) or not is_read_in_place(
+                self._tensors, name, value
+            ):
                 value = as_array(call, key, value)
             self._tensors.check_stored(call, name, value)
         for key in found.values():
             value = stored[key]
-            if isinstance(value, FileTensor):
+            if isinstance(value, (FileTensor, PartedTensor)):
                 value.verify()
         return self._write_all(_Renamed(stored, found), on_progress)
 
@@ -290,9 +300,16 @@ class GraphInstance:
             state[_STEP] = np.array([self.step_count], np.int64)
             return state
 
-    def load_state_dict(self, state: Mapping[str, Array | FileTensor]) -> None:
-        """The inverse of `state_dict`; the two may have been on different meshes. Tensors of files are read as
-        `load_parameters` reads them.
+    def copy_state(self) -> dict[str, Array | PartedTensor]:
+        """What `state_dict` returns, each tensor in the parts that devices have at home, none brought together: what a
+        training checkpoint is written from. A part that several devices hold is copied from one of them; together
+        the copies take what the plan has for them (`plan(checkpoints=True)`), on each device and in all."""
+        with self._alone("copy_state"):
+            return {**self._tensors.copy_state(), _STEP: np.array([self.step_count], np.int64)}
+
+    def load_state_dict(self, state: Mapping[str, Array | FileTensor | PartedTensor]) -> None:
+        """The inverse of `state_dict` and of `copy_state`; the two may have been on different meshes. Tensors of files
+        are read as `load_parameters` reads them, of tensors in parts each device its own region.
 
         Raises:
             CheckpointError: an entry is missing, has another shape or kind, or is not finite. Nothing is changed then,
@@ -411,7 +428,7 @@ class GraphInstance:
         with self._alone("memory_usage"):
             usage = self.plan.estimate_memory_usage()
             for device, allocated in zip(usage, self._executor.allocated_bytes()):
-                device["total"] = allocated + self.plan.checkpoint_bytes
+                device["total"] = allocated + device["checkpoints"]
             return usage
 
     def trace(self, enable: bool) -> None:
@@ -492,16 +509,14 @@ def _fixed_shape(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(s for s in spec.shape if isinstance(s, int))
 
 
-def _open(path: Path) -> Mapping[str, Array | FileTensor | LazyTensor]:
+def _open(path: Path) -> Mapping[str, Tensor]:
     return open_distributed(path) if is_distributed(path) else open_weights(path)
 
 
 class _Renamed(Mapping[str, Any]):
     """Stored values under the graph's names; each is fetched when it is asked for."""
 
-    def __init__(
-        self, stored: Mapping[str, Array | FileTensor | LazyTensor], names: Mapping[str, str]
-    ) -> None:
+    def __init__(self, stored: Mapping[str, Tensor], names: Mapping[str, str]) -> None:
         self._stored, self._names = stored, names
 
     def __getitem__(self, name: str) -> Any:

@@ -12,22 +12,34 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.checkpoint import FileTensor, Tensor
+from tilewise.checkpoint import Box, FileTensor, PartedTensor, Tensor
 from tilewise.core import get_logger
+from tilewise.core.dtypes import dtype as dtype_named
 from tilewise.core.errors import CheckpointError
-from tilewise.kernels.loading import Destination, Part, Rectangle, read_weights, stored_dtype
+from tilewise.kernels.loading import (
+    Destination,
+    Outcome,
+    Part,
+    Rectangle,
+    read_weights,
+    store_rows,
+    stored_dtype,
+)
 from tilewise.kernels.packing import PANEL_ROWS
 from tilewise.plan.memory import memory_of_machine
+from tilewise.session.inputs import is_finite
 from tilewise.session.local import Place
 from tilewise.session.tensors import NamedTensors
 
@@ -55,20 +67,23 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What one thread reads at a time: a rectangle of a file for one device, or the columns of several.
+    """What one thread reads at a time: a rectangle of a file for one device, or the columns of several; or, of a tensor
+    in parts, some rows of what one device holds.
 
     Attributes:
         name: in the graph.
-        tensor: of the file.
-        rectangle: of it.
-        into: destinations, a weight's and its master's beside each other.
+        sources: the tensors of files that it is of.
+        begin: where reading begins in the first one's file, in bytes.
+        dtype: of the parts that it goes to.
+        fill: reads it into them.
         num_bytes: per device, what is read for it.
     """
 
     name: str
-    tensor: FileTensor
-    rectangle: Rectangle
-    into: Sequence[Destination]
+    sources: Sequence[FileTensor]
+    begin: int
+    dtype: str
+    fill: Callable[[], Outcome]
     num_bytes: Mapping[int, int]
 
     def read(self) -> None:
@@ -77,18 +92,26 @@ class _Piece:
         Raises:
             CheckpointError: the file is no longer what it was, or holds what is not finite.
         """
-        outcome = read_weights(self.rectangle, self.into)
+        outcome = self.fill()
         if outcome.system_error:
-            raise self.tensor.file.unreadable(os.strerror(outcome.system_error))
+            raise self.sources[0].file.unreadable(os.strerror(outcome.system_error))
         if not outcome.is_whole:
-            raise self.tensor.file.unreadable("it has become shorter")
+            raise self.sources[0].file.unreadable("it has become shorter")
         if not outcome.is_finite:
+            tensor = self._first_not_finite()
             raise CheckpointError(
-                f"[session.loading] weights must be finite in {self.into[0].part.dtype}; got others in "
-                f"{self.name!r}, stored as {self.tensor.name!r} in {str(self.tensor.file.path)!r}; load other weights: "
+                f"[session.loading] weights must be finite in {self.dtype}; got others in "
+                f"{self.name!r}, stored as {tensor.name!r} in {str(tensor.file.path)!r}; load other weights: "
                 "until then the model does not run"
             )
         assert outcome.bytes_read == sum(self.num_bytes.values())
+
+    def _first_not_finite(self) -> FileTensor:
+        """The tensor of a file to name when a number is not finite; of several, they are read again."""
+        if len(self.sources) == 1:
+            return self.sources[0]
+        kind = dtype_named(self.dtype)
+        return next((t for t in self.sources if not is_finite(t.read(), kind)), self.sources[0])
 
 
 def load_tensors(
@@ -108,16 +131,18 @@ def load_tensors(
     """
     pieces: list[_Piece] = []
     made: list[tuple[str, Tensor]] = []  # in memory, before they are written
+    _say_what_half_becomes(tensors, values)
     for name, value in values.items():
         if isinstance(value, FileTensor) and is_read_in_place(tensors, name, value):
             pieces += _pieces(tensors, name, value)
+        elif isinstance(value, PartedTensor) and is_read_in_place(tensors, name, value):
+            pieces += _pieces_of_parts(tensors, name, value)
         else:
             made.append((name, value))
-    _say_what_half_becomes(tensors, [*((piece.name, piece.tensor) for piece in pieces), *made])
     for name, array in _made_ahead(made):
         tensors.write(name, array, once=True)
     tensors.num_writes += 1
-    pieces.sort(key=lambda piece: (str(piece.tensor.file.path), piece.rectangle.begin))
+    pieces.sort(key=lambda piece: (str(piece.sources[0].file.path), piece.begin))
     return LoadReport(_read_all(pieces, tensors.plan.mesh.num_devices, on_progress))
 
 
@@ -134,18 +159,21 @@ def _made_ahead(values: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, NDA
             yield name, array
 
 
-def _say_what_half_becomes(tensors: NamedTensors, values: Iterable[tuple[str, Tensor]]) -> None:
+def _say_what_half_becomes(tensors: NamedTensors, values: Mapping[str, Tensor]) -> None:
     """No device computes in float16: files that hold it are another model by a little, which its user should know."""
-    stored = {name for name, value in values if isinstance(value, FileTensor) and value.dtype == np.float16}
+    kinds_of_files = FileTensor, PartedTensor
+    stored = {n for n, t in values.items() if isinstance(t, kinds_of_files) and t.dtype == np.float16}
     kinds = Counter(tensors.plan.graph.spec(tensors.ids[name]).dtype.name for name in stored)
     for kind, count in sorted(kinds.items()):
         cost = "rounded to fewer digits" if kind == "bf16" else "exact, in twice the memory"
         get_logger("session").warning("%d tensors are stored as float16 and run as %s: %s", count, kind, cost)
 
 
-def is_read_in_place(tensors: NamedTensors, name: str, value: FileTensor) -> bool:
+def is_read_in_place(tensors: NamedTensors, name: str, value: FileTensor | PartedTensor) -> bool:
     """Whether a tensor is a vector or a matrix of types that are converted while they are read; others become arrays
-    first."""
+    first, and so do parts that lie in memory."""
+    if isinstance(value, PartedTensor) and len(value.files) < len(value.parts):
+        return False
     kinds = {place.spec.dtype.name for places in tensors.places(name) for place in places}
     return value.ndim in (1, 2) and kinds <= {"f32", "bf16"} and stored_dtype(value.dtype) is not None
 
@@ -167,13 +195,42 @@ def _pieces(tensors: NamedTensors, name: str, value: FileTensor) -> Iterator[_Pi
             for strip in run:
                 read = count * strip.width * item
                 num_bytes[strip.device] = num_bytes.get(strip.device, 0) + read
-            yield _Piece(
-                name,
-                value,
-                Rectangle(value.file.descriptor, begin, row_bytes, count, width, dtype, value.is_transposed),
-                [Destination(p, *at, s.cols[0] - left, s.width) for s in run for p in s.parts],
-                num_bytes,
+            into = [Destination(p, *at, s.cols[0] - left, s.width) for s in run for p in s.parts]
+            rectangle = Rectangle(
+                value.file.descriptor, begin, row_bytes, count, width, dtype, value.is_transposed
             )
+            fill = partial(read_weights, rectangle, into)
+            yield _Piece(name, [value], begin, into[0].part.dtype, fill, num_bytes)
+
+
+def _pieces_of_parts(tensors: NamedTensors, name: str, value: PartedTensor) -> Iterator[_Piece]:
+    """All that is read of a tensor in parts: of what each device holds, whole panels of rows. Parts begin where the
+    mesh that wrote them was cut, which may be within a panel of this one, so rows are brought together before they
+    are packed."""
+    for places in tensors.places(name):
+        held = Box(tuple(s.start for s in places[0].slices), tuple(places[0].sizes))
+        into = [_part(place) for place in places]
+        row_bytes = prod(held.sizes[1:]) * value.dtype.itemsize
+        step = max(1, _PIECE_BYTES // max(1, row_bytes) // PANEL_ROWS) * PANEL_ROWS
+        if value.ndim == 1:
+            step = held.sizes[0]
+        for row in range(0, held.sizes[0], step):
+            count = min(step, held.sizes[0] - row)
+            box = Box((held.begin[0] + row, *held.begin[1:]), (count, *held.sizes[1:]))
+            met = [part for part in value.parts if part.box.meet(box) is not None]
+            sources = [part.values for part in met if isinstance(part.values, FileTensor)]
+            fill = partial(_join, replace(value, parts=tuple(met)), box, row, into)
+            yield _Piece(
+                name, sources, sources[0].begin, into[0].dtype, fill, {places[0].device: count * row_bytes}
+            )
+
+
+def _join(tensor: PartedTensor, box: Box, row: int, into: Sequence[Part]) -> Outcome:
+    """Bring a box of a tensor together, and store it from a row of the parts on."""
+    values = tensor.read_box(box)
+    rows = values.reshape(1, -1) if values.ndim == 1 else values
+    is_finite = store_rows(rows, [Destination(part, row, 0, 0, part.cols) for part in into])
+    return Outcome(values.nbytes, is_finite, True, 0)
 
 
 @dataclass(frozen=True)
@@ -249,23 +306,21 @@ class _Behind:
     """Gives the page cache of what all devices have read back to the system."""
 
     def __init__(self, pieces: Sequence[_Piece]) -> None:
-        self._left: dict[tuple[int, int, int], int] = {}
-        for piece in pieces:
-            self._left[self._key(piece)] = self._left.get(self._key(piece), 0) + 1
+        self._left = Counter(self._key(tensor) for piece in pieces for tensor in piece.sources)
 
     @staticmethod
-    def _key(piece: _Piece) -> tuple[int, int, int]:
-        tensor = piece.tensor
+    def _key(tensor: FileTensor) -> tuple[int, int, int]:
         return tensor.file.descriptor, tensor.begin, tensor.begin + tensor.extent_bytes
 
     def drop(self, piece: _Piece) -> None:
         """Count a piece that is read; after the last one of a tensor its pages go."""
-        key = self._key(piece)
-        self._left[key] -= 1
-        if self._left[key] == 0:
-            descriptor, begin, end = key
-            with suppress(OSError):  # advice that a file system does not take
-                os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
+        for tensor in piece.sources:
+            key = self._key(tensor)
+            self._left[key] -= 1
+            if self._left[key] == 0:
+                descriptor, begin, end = key
+                with suppress(OSError):  # advice that a file system does not take
+                    os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
 
 
 def _free_memory() -> int:

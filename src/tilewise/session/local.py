@@ -14,6 +14,7 @@ from tilewise.ir.graph import TensorSpec
 from tilewise.kernels.loading import Part, store_weight
 from tilewise.kernels.packing import packed_elements, unpack_weight
 from tilewise.plan import Plan
+from tilewise.plan.homes import Home
 from tilewise.plan.shapes import LocalShapes
 from tilewise.runtime import Executor
 
@@ -125,6 +126,14 @@ class TensorStore:
                     unpack_weight(flat, *sizes) if spec.storage == "packed" else flat.reshape(sizes)
                 )
         return whole
+
+    def copy_home(self, tensor: int, home: Home) -> np.ndarray:
+        """A device's own part of a tensor; the copy shares no memory with it."""
+        spec = self.plan.graph.spec(tensor)
+        flat = self._array(home.device, tensor, 0, [*home.sizes], spec)
+        part = np.empty(home.sizes, spec.dtype.numpy)
+        part[...] = unpack_weight(flat, *home.sizes) if spec.storage == "packed" else flat.reshape(home.sizes)
+        return part
 
     def differing_replicas(self, tensor: int) -> tuple[int, int] | None:
         """Two devices that should hold the same part and do not, to the bit; None when all agree."""

@@ -6,13 +6,15 @@ Values are checked whole (`session/inputs.py`) before the first of them is writt
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewise.checkpoint import FileTensor
+from tilewise.checkpoint import Box, FileTensor, PartedTensor, TensorPart
 from tilewise.core.border import Border
 from tilewise.core.dims import Dim
 from tilewise.core.dtypes import is_float
@@ -21,6 +23,7 @@ from tilewise.graph.builder import INV_COUNT, POSITIONS
 from tilewise.ir.graph import TensorSpec
 from tilewise.optim.optimizer import Optimizer, master_name, state_name
 from tilewise.plan import Plan
+from tilewise.plan.homes import Home
 from tilewise.runtime import Executor
 from tilewise.session.inputs import (
     as_array,
@@ -105,6 +108,32 @@ class NamedTensors:
         master = master_name(name)
         return self.store.read(self._id("get_tensor", master if master in self.ids else name))
 
+    def copy_state(self) -> dict[str, PartedTensor]:
+        """Copies of parameters in fp32 and of optimizer states, each device's own part of every one (`Plan.homes`);
+        several devices are copied from at a time."""
+        names = self.parameter_names()
+        kept = {name: self.ids.get(master_name(name), self.ids[name]) for name in names}
+        kept |= {state: self.ids[state] for name in names for state in self.state_names(name)}
+        homes = [(name, home) for name, tensor in kept.items() for home in self.plan.homes[tensor]]
+
+        def copy(one: tuple[str, Home]) -> TensorPart:
+            name, home = one
+            part = self.store.copy_home(kept[name], home)
+            part = part.astype(np.float32, copy=False) if name in parameters else part
+            return TensorPart(Box(home.begin, home.sizes), part, home.device)
+
+        parameters, parts = {*names}, dict[str, list[TensorPart]]()
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="copying a state") as pool:
+            for (name, _), part in zip(homes, pool.map(copy, homes)):
+                parts.setdefault(name, []).append(part)
+        shapes = {name: self.plan.graph.spec(tensor).shape for name, tensor in kept.items()}
+        return {
+            name: PartedTensor(
+                tuple(s for s in shapes[name] if isinstance(s, int)), found[0].values.dtype, tuple(found)
+            )
+            for name, found in parts.items()
+        }
+
     def write(self, name: str, value: Array, *, once: bool = False) -> None:
         """Write a whole tensor that is known to fit, and its master; `once`: to the first device that holds a part."""
         self.num_writes += 1
@@ -164,7 +193,7 @@ class NamedTensors:
             symbols[s] if isinstance(s, Dim) else s for s in self.plan.graph.spec(self.ids[name]).shape
         )
 
-    def check_stored(self, call: str, name: str, value: Array | FileTensor) -> None:
+    def check_stored(self, call: str, name: str, value: Array | FileTensor | PartedTensor) -> None:
         """Whether a value from a file or a state fits its tensor; the elements of a file are looked at when it is read.
 
         Raises:
@@ -176,7 +205,7 @@ class NamedTensors:
             problem = f"shapes must agree; got {value.shape} for {name!r} {spec.shape}"
         elif not is_float(value.dtype):
             problem = f"weights are floating-point numbers; got {value.dtype} for {name!r}"
-        elif not isinstance(value, FileTensor) and not is_finite(value, spec.dtype):
+        elif not isinstance(value, (FileTensor, PartedTensor)) and not is_finite(value, spec.dtype):
             problem = f"weights must be finite in {spec.dtype}; got others in {name!r}"
         if problem:
             raise CheckpointError(f"[session.{call}] {problem}; nothing was changed")

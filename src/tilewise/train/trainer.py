@@ -17,7 +17,7 @@ import numpy as np
 
 import tilewise as tw
 from tilewise import models
-from tilewise.checkpoint import CheckpointWriter, TrainingState, load_tokenizer, save_pretrained
+from tilewise.checkpoint import CheckpointWriter, PartedTensor, TrainingState, load_tokenizer, save_pretrained
 from tilewise.core import DeviceMesh, NotFinite, TilewiseError, get_logger
 from tilewise.core.tree import allowed_widths
 from tilewise.core.watch import Watch
@@ -42,6 +42,7 @@ from tilewise.train.progress import track_work
 from tilewise.train.schedule import learning_rate
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from rich.console import Console
     from tokenizers import Tokenizer
 
@@ -284,7 +285,8 @@ class Trainer:
     def save(self, directory: Path, num_steps: int) -> Path:
         """Begin to write a checkpoint after `num_steps` steps, once the one before is written.
 
-        The state is copied now; it is written in the background, and following steps change nothing in it.
+        The state is copied now, from each device its own part; it is written in the background, a file for each device,
+        and following steps change nothing in it.
 
         Returns:
             Where it stands when `finish_saving` has returned.
@@ -294,14 +296,16 @@ class Trainer:
             ResourceError: the checkpoint before could not be written.
         """
         self._writer.wait()  # so that there is one copy at a time, as planned
-        tensors = self.instance.state_dict()
-        spoilt = next((name for name, tensor in tensors.items() if not np.isfinite(tensor).all()), None)
+        tensors = self.instance.copy_state()
+        spoilt = next((name for name, tensor in tensors.items() if not _is_finite(tensor)), None)
         if spoilt is not None:
             raise NotFinite(
                 f"[train.save] weights must stay finite; got others in {spoilt} after step {num_steps}; train "
                 "anew with a lower learning rate"
             )
-        state = TrainingState(num_steps, tensors, self._tokenizer)
+        mesh = self.instance.plan.mesh
+        axes = {name: size for name, size in zip(mesh.names, mesh.sizes) if size > 1}
+        state = TrainingState(num_steps, tensors, self._tokenizer, axes)
         return self._writer.write(
             directory, state, self.what_must_match(), self.config.output.keep_checkpoints
         )
@@ -339,3 +343,9 @@ class Trainer:
         return learning_rate(
             number, self.config.train.steps, settings.lr, settings.warmup_steps, settings.min_lr_ratio
         )
+
+
+def _is_finite(tensor: NDArray[Any] | PartedTensor) -> bool:
+    """Whether all numbers are."""
+    arrays = [part.values for part in tensor.parts] if isinstance(tensor, PartedTensor) else [tensor]
+    return all(bool(np.isfinite(array).all()) for array in arrays)

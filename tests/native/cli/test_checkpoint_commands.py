@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from native.models.families import Case
 from native.train.small_run import is_same, make_config, run, weights, write_texts
 from pure.checkpoint.planted import planted, write_archive
 from tilewise import models
-from tilewise.checkpoint import lock_directory, open_weights
+from tilewise.checkpoint import PartedTensor, lock_directory, open_weights
 from tilewise.cli.main import _run
 from tilewise.data import train_tokenizer
 from tilewise.train import TrainConfig
@@ -28,6 +29,14 @@ def trained(tmp_path_factory):
     """The output of a run."""
     root = tmp_path_factory.mktemp("trained")
     run(make_config(write_texts(root / "texts"), root / "out"))
+    return root / "out"
+
+
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory):
+    """The same of four devices, each with a file."""
+    root = tmp_path_factory.mktemp("spread")
+    run(make_config(write_texts(root / "texts"), root / "out", {"fsdp": 2, "tp": 2}))
     return root / "out"
 
 
@@ -67,7 +76,7 @@ def test_inspect_says_what_a_checkpoint_holds(command, trained, place):
     code, out, _ = command("inspect", trained / place)
     assert code == 0 and "step: 6\n" in out and "  train.seed = 0\n" in out
     assert "  model.model_type = llama\n" in out and "step-00000006: whole" in out
-    state = load_file(trained / "checkpoints" / "step-00000006" / "state.safetensors")
+    state = load_file(trained / "checkpoints" / "step-00000006" / "device-00000.safetensors")
     assert f"{sum(t.nbytes for t in state.values()):,} bytes together" in out
     assert f"{sum(not n.startswith('optimizer.') for n in state)} of the model" in out
     assert ("step-00000004" in out) == (not place.endswith("6"))
@@ -78,13 +87,58 @@ def test_verify_reads_every_byte(command, trained, tmp_path):
     newest = _copy(trained, tmp_path)
     code, out, _ = command("verify", tmp_path)
     assert code == 0 and out.count(": whole, ") == 2
-    _flip(newest / "state.safetensors")
+    _flip(newest / "device-00000.safetensors")
     code, out, _ = command("verify", newest)
     assert code == 1 and "damaged: tensor " in out and "does not have its checksum" in out
     assert command("inspect", newest)[0] == 0
-    (newest / "state.safetensors").write_bytes(b"")
+    (newest / "device-00000.safetensors").write_bytes(b"")
     code, out, _ = command("inspect", tmp_path)
     assert code == 1 and "step-00000006: damaged: " in out and "step: 4\n" in out
+
+
+def test_inspect_lists_the_files_of_devices(command, spread):
+    """Their number, the mesh that wrote them, and of each its bytes: what the file itself holds."""
+    code, out, _ = command("inspect", spread)
+    assert code == 0 and "devices: 4 (fsdp=2, tp=2)\n" in out
+    for number in range(4):
+        name = f"device-{number:05d}.safetensors"
+        state = load_file(spread / "checkpoints" / "step-00000006" / name)
+        size = sum(tensor.nbytes for tensor in state.values())
+        assert f"  {name}: {len(state)} tensors or parts of them, {size:,} bytes\n" in out
+
+
+def test_verify_names_the_files_that_are_damaged(command, spread, tmp_path):
+    """Both of two, and of each a tensor; a missing one is seen without reading."""
+    newest = _copy(spread, tmp_path)
+    for number in (1, 3):
+        _flip(newest / f"device-0000{number}.safetensors")
+    code, out, _ = command("verify", tmp_path)
+    assert code == 1 and out.count(": whole, ") == 1 and out.count("does not have its checksum") == 2
+    assert "in device-00001.safetensors" in out and "in device-00003.safetensors" in out
+    (newest / "device-00002.safetensors").unlink()
+    for name in ("inspect", "verify"):
+        code, out, _ = command(name, newest)
+        assert code == 1 and "damaged: device-00002.safetensors: " in out and "no such file" in out
+    code, _, err = command("convert", newest, tmp_path / "new")
+    assert code == 2 and "device-00002.safetensors" in err and not (tmp_path / "new").exists()
+
+
+def test_parts_become_a_model_directory(command, spread, trained, tmp_path, monkeypatch):
+    """The model that one device writes, to the bit; one tensor is brought together at a time."""
+    held, read, most = set(), PartedTensor.read, []
+
+    def counted(tensor):
+        array = read(tensor)
+        held.add(id(array))
+        most.append(len(held))
+        weakref.finalize(array, held.discard, id(array))
+        return array
+
+    monkeypatch.setattr(PartedTensor, "read", counted)
+    code, _, err = command("convert", spread, tmp_path / "new")
+    assert code == 0 and not err, err
+    assert is_same(_arrays(tmp_path / "new"), weights(spread)) and is_same(weights(spread), weights(trained))
+    assert len(most) > 10 and {*most} == {1}
 
 
 @pytest.mark.parametrize("name", ["inspect", "verify", "convert"])
@@ -243,7 +297,7 @@ def test_conversions_that_cannot_be_are_refused(command, pretrained, trained, tm
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / ".metadata").write_bytes(planted(tmp_path / "ran")["newest protocol"])
     newest = _copy(trained, tmp_path)
-    _flip(newest / "state.safetensors")
+    _flip(newest / "device-00000.safetensors")
     new = tmp_path / "new"
     for arguments, words in (
         ((tmp_path / "model.pt", tmp_path / "there"), "must not be there yet"),

@@ -61,6 +61,7 @@ CALLS = {
     "load_parameters": lambda m: m.load_parameters({}),
     "load_state_dict": lambda m: m.load_state_dict({}),
     "state_dict": lambda m: m.state_dict(),
+    "copy_state": lambda m: m.copy_state(),
     "memory_usage": lambda m: m.memory_usage(),
     "timeline": lambda m: m.timeline(),
     "trace": lambda m: m.trace(True),

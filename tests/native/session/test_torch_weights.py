@@ -48,7 +48,8 @@ def test_a_distributed_checkpoint_is_loaded(tmp_path, mesh, boxes):
     with _boxes_model(mesh) as model:
         for source in (tmp_path / "d", str(tmp_path / "d"), open_distributed(tmp_path / "d", "model")):
             model.initialize(3)
-            model.load_parameters(source)
+            report = model.load_parameters(source)
+            assert sum(report.bytes_read) == WHOLE.numpy().nbytes
             np.testing.assert_array_equal(model.get_tensor("w"), WHOLE.numpy())
 
 

@@ -150,7 +150,8 @@ def is_equal(out: Path, alone: Path) -> bool:
     ]
     names = [sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) for folder in (out, alone)]
     states = [
-        [path.read_bytes() for path in sorted(folder.rglob("state.safetensors"))] for folder in (out, alone)
+        [path.read_bytes() for path in sorted(folder.rglob("device-*.safetensors"))]
+        for folder in (out, alone)
     ]
     return (
         names[0] == names[1]  # nothing hidden is left over either

@@ -94,7 +94,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(texts, data, tmp_path, held, 
 def test_a_state_that_is_no_copy_is_found(texts, data, tmp_path, held, monkeypatch):
     """The twin: a writer that reads weights when it writes them does not have those that were saved."""
     with training(texts, tmp_path, data) as (trainer, checkpoints):
-        read = trainer.instance.state_dict
+        read = trainer.instance.copy_state
 
         def alive():
             state = read()
@@ -104,7 +104,8 @@ def test_a_state_that_is_no_copy_is_found(texts, data, tmp_path, held, monkeypat
                 result = step(*given, **named)
                 for name, tensor in read().items():
                     if name != "optimizer.step":
-                        state[name][...] = tensor
+                        for part, now in zip(state[name].parts, tensor.parts):
+                            part.values[...] = now.values
                 return result
 
             trainer.instance.step = step_in_place
@@ -112,8 +113,8 @@ def test_a_state_that_is_no_copy_is_found(texts, data, tmp_path, held, monkeypat
 
         for number in (0, 1):
             trainer.step(number)
-        before = read()
-        monkeypatch.setattr(trainer.instance, "state_dict", alive)
+        before = trainer.instance.state_dict()
+        monkeypatch.setattr(trainer.instance, "copy_state", alive)
         path = trainer.save(checkpoints, 2)
         assert held.begun.wait(60)
         trainer.step(2)
@@ -129,13 +130,13 @@ def test_the_next_save_waits_for_the_one_before(texts, data, tmp_path, held):
         trainer.step(0)
         trainer.save(checkpoints, 1)
         assert held.begun.wait(60)
-        copies, read = [], trainer.instance.state_dict
+        copies, read = [], trainer.instance.copy_state
 
         def copied():
             copies.append(held.released.is_set())
             return read()
 
-        trainer.instance.state_dict = copied
+        trainer.instance.copy_state = copied
         threading.Timer(0.05, held.released.set).start()
         for number in (1, 2):
             trainer.step(number)
@@ -238,31 +239,37 @@ def test_a_directory_is_held_as_long_as_it_is_written_to(texts, tmp_path, held):
     assert is_same(weights(tmp_path / "out"), weights(tmp_path / "alone"))
 
 
-@pytest.mark.parametrize("mesh", [None, {"dp": 2, "tp": 2}], ids=str)
+@pytest.mark.parametrize("mesh", [None, {"dp": 2, "tp": 2}, {"dp": 2, "fsdp": 2}], ids=str)
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 def test_the_copy_stands_in_the_plan(texts, data, tmp_path, mesh, dtype):
-    """Its bytes are those of the state, shared by the devices, and part of the total; `explain` has a line for it."""
+    """Its bytes are those of the state, each device's those of the parts that it writes, and part of its total;
+    `explain` has a line for the most."""
     with training(texts, tmp_path, data, mesh, dtype=dtype) as (trainer, _):
         plan = trainer.instance.plan
-        copy = sum(t.nbytes for name, t in trainer.instance.state_dict().items() if name != "optimizer.step")
-        assert copy <= plan.checkpoint_bytes * plan.mesh.num_devices < copy + plan.mesh.num_devices
-        assert trainer.instance.memory_usage() == plan.estimate_memory_usage()
-        (usage, *_) = plan.estimate_memory_usage()
-        assert usage["checkpoints"] == plan.checkpoint_bytes
-        assert usage["total"] == plan.device_bytes + usage["checkpoints"]
-        assert sum(v for k, v in usage.items() if k != "total") == usage["total"]
-        assert f"checkpoints  {usage['checkpoints'] / 2**20:10.2f} MiB" in plan.explain()
+        whole = sum(t.nbytes for name, t in trainer.instance.state_dict().items() if name != "optimizer.step")
+        each = [0] * plan.mesh.num_devices
+        for name, tensor in trainer.instance.copy_state().items():
+            for part in tensor.parts if name != "optimizer.step" else ():
+                each[part.device] += part.values.nbytes
+        assert tuple(each) == plan.checkpoint_bytes and sum(each) == whole
+        planned = plan.estimate_memory_usage()
+        assert trainer.instance.memory_usage() == planned
+        for copy, usage in zip(each, planned, strict=True):
+            assert usage["checkpoints"] == copy and usage["total"] == plan.device_bytes + copy
+            assert sum(v for k, v in usage.items() if k != "total") == usage["total"]
+        assert f"checkpoints  {max(each) / 2**20:10.2f} MiB" in plan.explain()
 
 
 def test_a_run_whose_copy_does_not_fit_is_refused_before_it_starts(texts, tmp_path, monkeypatch):
     """Memory for the devices alone is not enough; one byte more than both is."""
-    config = make_config(texts, tmp_path / "out")
+    config = make_config(texts, tmp_path / "out", {"tp": 2})
     _, plan = make_plan(config)
-    monkeypatch.setattr(planning, "memory_of_machine", lambda: plan.device_bytes + plan.checkpoint_bytes - 1)
-    with pytest.raises(ResourceError, match=f"of that {plan.checkpoint_bytes} for checkpoints"):
+    need = 2 * plan.device_bytes + sum(plan.checkpoint_bytes)
+    monkeypatch.setattr(planning, "memory_of_machine", lambda: need - 1)
+    with pytest.raises(ResourceError, match=f"of that {sum(plan.checkpoint_bytes)} for checkpoints"):
         plan_run(config, resume=False)
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(planning, "memory_of_machine", lambda: plan.device_bytes + plan.checkpoint_bytes)
+    monkeypatch.setattr(planning, "memory_of_machine", lambda: need)
     plan_run(config, resume=False)
 
 

@@ -19,22 +19,22 @@ from tilewise.core import CheckpointError
 NUM_KILLS = 200
 
 
-def _runs(folder, steps, fault=""):
+def _runs(folder, steps, fault="", mesh=None):
     """A run that is left alone, finished, and one to be killed."""
     texts = write_texts(folder / "texts")
     settings = {"steps": steps, "output": {"checkpoint_every": 1}}
-    run(make_config(texts, folder / "alone", **settings))
-    file = write_toml(make_config(texts, folder / "killed", **settings), folder / "train.toml")
+    run(make_config(texts, folder / "alone", mesh, **settings))
+    file = write_toml(make_config(texts, folder / "killed", mesh, **settings), folder / "train.toml")
     return folder / "alone", KilledRun(file, folder / "killed", fault)
 
 
 @pytest.mark.soak
 def test_200_kills_change_no_bit(tmp_path):
-    """SIGKILL 200 times: before single operations on files, from outside while a checkpoint is written, and around the
-    finished model. After each, what has a name is whole; in the end weights, state, metrics and names are those of a
-    run left alone."""
+    """SIGKILL 200 times, of two devices that write a file each: before single operations on files, from outside while a
+    checkpoint is written, and around the finished model. After each, what has a name is whole; in the end weights,
+    state, metrics and names are those of a run left alone."""
     rng = random.Random(7)
-    alone, killed = _runs(tmp_path, 1000)
+    alone, killed = _runs(tmp_path, 1000, mesh={"fsdp": 2})
     while killed.num_kills < 100:
         assert killed.kill_at(rng.randint(1, 60))
     while killed.num_kills < 170:
@@ -50,10 +50,16 @@ def test_200_kills_change_no_bit(tmp_path):
 
 
 @pytest.mark.slow
-def test_kills_at_every_kind_of_operation_change_no_bit(tmp_path):
-    """A state begun, no metadata yet, before and after the rename, an older checkpoint half removed, half a model."""
-    alone, killed = _runs(tmp_path, 16)
-    for operation in (2, 3, 5, 9, 10):
+@pytest.mark.parametrize(
+    ("mesh", "operations"),
+    [(None, (2, 3, 4, 5, 10, 11)), ({"fsdp": 2}, (2, 3, 4, 5, 7, 13, 14))],
+    ids=["one device", "two devices"],
+)
+def test_kills_at_every_kind_of_operation_change_no_bit(tmp_path, mesh, operations):
+    """A device's file begun, one of two begun, no metadata yet, before and after the rename, an older checkpoint half
+    removed, half a model."""
+    alone, killed = _runs(tmp_path, 16, mesh=mesh)
+    for operation in operations:
         assert killed.kill_at(operation, "checkpoints/.tilewise-tmp-step-0000000")
     assert killed.kill_at(2, "a tree") and killed.kill_at(3, ".tilewise-tmp-model")
     assert killed.num_in_writing >= 4

@@ -95,7 +95,7 @@ def test_truncated_newest_falls_back(tmp_path):
     """A truncated newest checkpoint is passed over for the one before, and refused when asked for by name."""
     older = save_checkpoint(tmp_path, _state(1), CONFIG)
     newer = save_checkpoint(tmp_path, _state(2), CONFIG)
-    file = newer / "state.safetensors"
+    file = newer / "device-00000.safetensors"
     file.write_bytes(file.read_bytes()[:-4])
     assert latest_checkpoint(tmp_path) == older
     with pytest.raises(DamagedCheckpoint, match="must be whole"):
@@ -121,8 +121,8 @@ def _swap(file):
 
 
 DAMAGES = [
-    (lambda path: _flip(path / "state.safetensors"), "does not have its checksum"),
-    (lambda path: _swap(path / "state.safetensors"), "does not have its checksum"),
+    (lambda path: _flip(path / "device-00000.safetensors"), "does not have its checksum"),
+    (lambda path: _swap(path / "device-00000.safetensors"), "does not have its checksum"),
     (lambda path: _set_meta(path, step=9), "its own checksum"),
     (lambda path: _set_meta(path, config={}), "its own checksum"),
     (lambda path: _set_meta(path, digest="0" * 64), "its own checksum"),
@@ -140,11 +140,11 @@ DAMAGES = [
     (lambda path: (path / "checkpoint.json").write_bytes(b"\xff"), "not JSON"),
     (lambda path: (path / "checkpoint.json").write_text("null"), "object"),
     (lambda path: (path / "checkpoint.json").unlink(), "no such file"),
-    (lambda path: (path / "state.safetensors").unlink(), "no such file"),
-    (lambda path: (path / "state.safetensors").write_bytes(b""), "0 bytes"),
+    (lambda path: (path / "device-00000.safetensors").unlink(), "no such file"),
+    (lambda path: (path / "device-00000.safetensors").write_bytes(b""), "0 bytes"),
     (lambda path: _replace(path / "checkpoint.json", os.mkdir), "a directory"),
-    (lambda path: _replace(path / "state.safetensors", os.mkfifo), "named pipe"),
-    (lambda path: save_file({"w": np.zeros(3)}, path / "state.safetensors"), "other tensors"),
+    (lambda path: _replace(path / "device-00000.safetensors", os.mkfifo), "named pipe"),
+    (lambda path: save_file({"w": np.zeros(3)}, path / "device-00000.safetensors"), "holds other parts"),
     (lambda path: _replace(path, lambda place: place.touch()), "Not a directory"),
 ]
 
@@ -209,7 +209,7 @@ def test_a_newer_damaged_checkpoint_costs_no_good_one(tmp_path):
     """Pruning counts whole checkpoints before the new one; a later damaged one stays until it is replaced."""
     for step in (1, 2, 3):
         save_checkpoint(tmp_path, _state(step), CONFIG, keep_last=3)
-    _flip(tmp_path / "step-00000003" / "state.safetensors")
+    _flip(tmp_path / "step-00000003" / "device-00000.safetensors")
     (tmp_path / "step-00000001" / "checkpoint.json").unlink()
     assert load_latest(tmp_path, CONFIG, lambda text: None)[1].step == 2
     save_checkpoint(tmp_path, TrainingState(2, _state(2).tensors), CONFIG, keep_last=1)
@@ -231,11 +231,11 @@ def test_damaged_checkpoints_are_not_among_those_kept(tmp_path):
 def test_a_whole_checkpoint_is_not_written_again(tmp_path):
     """Saving what stands there keeps it; other content of that step replaces it."""
     path = save_checkpoint(tmp_path, _state(1), CONFIG)
-    before = (path / "state.safetensors").stat().st_ino
+    before = (path / "device-00000.safetensors").stat().st_ino
     save_checkpoint(tmp_path, _state(1), CONFIG)
-    assert (path / "state.safetensors").stat().st_ino == before
+    assert (path / "device-00000.safetensors").stat().st_ino == before
     save_checkpoint(tmp_path, _state(1), {**CONFIG, "layers": 7})
-    assert (path / "state.safetensors").stat().st_ino != before
+    assert (path / "device-00000.safetensors").stat().st_ino != before
     assert load_checkpoint(path, {**CONFIG, "layers": 7}).step == 1
 
 
@@ -273,7 +273,7 @@ def test_no_changed_byte_goes_unnoticed(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "changed" / "step-00000005"
     if not path.exists():
         save_checkpoint(path.parent, _state(5), CONFIG)
-    file = path / data.draw(st.sampled_from(["checkpoint.json", "state.safetensors"]))
+    file = path / data.draw(st.sampled_from(["checkpoint.json", "device-00000.safetensors"]))
     whole = file.read_bytes()
     place = data.draw(st.integers(0, len(whole) - 1))
     file.write_bytes(

@@ -1,0 +1,102 @@
+"""Boxes of a tensor: runs of neighbouring elements along each dim, and whether some of them make the whole.
+
+Pure functions of numbers. What files say of parts (training checkpoints, distributed checkpoints of PyTorch) is held
+to `misfit` before any element is read: parts lie in their tensor, no two have an element in common, and together they
+are all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["Box", "Misfit", "misfit"]
+
+
+@dataclass(frozen=True)
+class Box:
+    """Neighbouring elements of a tensor.
+
+    Attributes:
+        begin: index of the first one.
+        sizes: how many along each dim.
+    """
+
+    begin: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @staticmethod
+    def whole(shape: tuple[int, ...]) -> Box:
+        """All of a tensor."""
+        return Box((0,) * len(shape), shape)
+
+    @property
+    def end(self) -> tuple[int, ...]:
+        """The index behind the last element, along each dim."""
+        return tuple(b + s for b, s in zip(self.begin, self.sizes))
+
+    @property
+    def num_elements(self) -> int:
+        """Elements in it."""
+        return prod(self.sizes)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """What picks its elements from the whole."""
+        return tuple(slice(b, e) for b, e in zip(self.begin, self.end))
+
+    def meet(self, other: Box) -> Box | None:
+        """The elements that both have; None when there are none."""
+        begin = tuple(max(a, b) for a, b in zip(self.begin, other.begin))
+        sizes = tuple(min(a, b) - c for a, b, c in zip(self.end, other.end, begin))
+        return None if any(size <= 0 for size in sizes) else Box(begin, sizes)
+
+    def inside(self, outer: Box) -> Box:
+        """The same elements, counted from the first one of a box that holds them."""
+        return Box(tuple(b - o for b, o in zip(self.begin, outer.begin)), self.sizes)
+
+
+class Misfit(NamedTuple):
+    """Why boxes do not make a tensor.
+
+    Attributes:
+        boxes: which of them, by position; none where elements are missing.
+        words: what is wrong with them.
+    """
+
+    boxes: tuple[int, ...]
+    words: str
+
+
+def misfit(shape: Sequence[int], boxes: Sequence[Box]) -> Misfit | None:
+    """Why boxes do not hold every element of a tensor once; None when they do.
+
+    Args:
+        shape: of the tensor.
+        boxes: with as many numbers each as there are dims, or not: that is looked at too.
+    """
+    for place, box in enumerate(boxes):
+        has_dims = len(box.begin) == len(box.sizes) == len(shape)
+        if not has_dims or any(b < 0 or s < 0 or b + s > n for b, s, n in zip(box.begin, box.sizes, shape)):
+            return Misfit((place,), f"{list(box.sizes)} at {list(box.begin)} lies outside of {list(shape)}")
+    pair = _overlapping(boxes) if shape else (0, 1) if len(boxes) > 1 else None
+    if pair is not None:
+        return Misfit(pair, "overlap")
+    missing = prod(shape) - sum(box.num_elements for box in boxes)
+    return Misfit((), f"{missing} of {prod(shape)} elements are missing") if missing or not boxes else None
+
+
+def _overlapping(boxes: Sequence[Box]) -> tuple[int, int] | None:
+    """The first two boxes that have an element in common."""
+    begins = np.array([box.begin for box in boxes], np.int64)
+    ends = np.array([box.end for box in boxes], np.int64)
+    for i in range(len(boxes) - 1):
+        begin, end = np.maximum(begins[i], begins[i + 1 :]), np.minimum(ends[i], ends[i + 1 :])
+        meets = (begin < end).all(axis=1)
+        if meets.any():
+            return i, i + 1 + int(meets.argmax())
+    return None

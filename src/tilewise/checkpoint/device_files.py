@@ -1,0 +1,234 @@
+"""A training checkpoint's files: each device's parts of every tensor, written, opened and read beside one another.
+
+A file is safetensors, its tensors the device's parts under the names of the wholes; where they lie in these stands in
+the manifest (`checkpoint.manifest`). Parts are hashed and written one at a time, so nothing is brought together.
+Opening holds a file's header to the manifest, `damages` its every byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from tilewise.checkpoint.beside import do_beside
+from tilewise.checkpoint.header import dtype_name
+from tilewise.checkpoint.manifest import Manifest, PartRecord, TensorRecord, device_file
+from tilewise.checkpoint.shards import save_tensors
+from tilewise.checkpoint.tensors import (
+    FileTensor,
+    LazyTensor,
+    PartedTensor,
+    TensorPart,
+    WeightsFile,
+    read_array,
+)
+from tilewise.core import CheckpointError
+from tilewise.core.border import shown
+from tilewise.core.reading import Unreadable
+from tilewise.core.writing import sync_file
+
+__all__ = ["DeviceFile", "assemble", "damages", "describe", "open_device_files", "write_device_files"]
+
+_CHUNK_BYTES = 4 << 20
+Count = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class DeviceFile:
+    """A device's file, its header held to the manifest.
+
+    Attributes:
+        name: in the checkpoint.
+        parts: by the tensors' names.
+        records: what the manifest says of them.
+    """
+
+    name: str
+    parts: Mapping[str, FileTensor]
+    records: Mapping[str, PartRecord]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its parts."""
+        return sum(part.nbytes for part in self.parts.values())
+
+
+def _by_device(tensors: Mapping[str, PartedTensor], num_devices: int) -> list[dict[str, TensorPart]]:
+    """What each device has, by the tensors' names."""
+    found: list[dict[str, TensorPart]] = [{} for _ in range(num_devices)]
+    for name, tensor in tensors.items():
+        for part in tensor.parts:
+            found[part.device][name] = part
+    return found
+
+
+def describe(
+    tensors: Mapping[str, PartedTensor], num_devices: int, count: Count
+) -> Mapping[str, TensorRecord]:
+    """What a manifest says of tensors; every byte is read.
+
+    Args:
+        tensors: by name.
+        num_devices: that hold them.
+        count: told how many bytes more were read; what it raises ends the work.
+    """
+    checksums: dict[tuple[str, int], str] = {}
+
+    def hash_parts(device: int, parts: Mapping[str, TensorPart]) -> None:
+        for name, part in parts.items():
+            count(part.values.nbytes)
+            array = np.ascontiguousarray(part.values)
+            checksums[name, device] = hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest()
+
+    do_beside([partial(hash_parts, *one) for one in enumerate(_by_device(tensors, num_devices))])
+    return {
+        name: TensorRecord(
+            dtype=dtype_name(tensor.dtype),
+            shape=list(tensor.shape),
+            parts=[
+                PartRecord(
+                    device=part.device,
+                    begin=[int(b) for b in part.box.begin],
+                    shape=[int(s) for s in part.box.sizes],
+                    sha256=checksums[name, part.device],
+                )
+                for part in tensor.parts
+            ],
+        )
+        for name, tensor in tensors.items()
+    }
+
+
+def write_device_files(
+    directory: Path, tensors: Mapping[str, PartedTensor], num_devices: int, count: Count
+) -> None:
+    """Write each device's file, and force it to the disk; several at a time.
+
+    Args:
+        directory: that is there.
+        tensors: by name.
+        num_devices: that hold them; one that has nothing has a file without tensors.
+        count: told how many bytes more are written; what it raises ends the work.
+
+    Raises:
+        OSError: one cannot be written.
+    """
+
+    def counted(part: TensorPart) -> LazyTensor:
+        def fetch() -> np.ndarray:
+            count(part.values.nbytes)
+            return read_array(part.values)
+
+        return LazyTensor(part.box.sizes, part.values.dtype, fetch)
+
+    def write(device: int, parts: Mapping[str, TensorPart]) -> None:
+        path = directory / device_file(device)
+        save_tensors(path, {name: counted(part) for name, part in parts.items()})
+        sync_file(path)
+
+    do_beside([partial(write, *one) for one in enumerate(_by_device(tensors, num_devices))])
+
+
+def open_device_files(directory: Path, manifest: Manifest) -> tuple[DeviceFile, ...]:
+    """The files of a checkpoint, in order of devices; their headers alone are read.
+
+    Raises:
+        Unreadable: some are missing, are no whole safetensors or hold other parts than the manifest says; names them.
+    """
+    wanted = manifest.parts_by_device()
+    found: list[DeviceFile] = []
+    wrong: list[str] = []
+    for device in range(manifest.devices):
+        name, records = device_file(device), wanted.get(device, {})
+        try:
+            file = WeightsFile(directory / name)
+        except CheckpointError as error:
+            wrong.append(f"{name}: {error}")
+            continue
+        odd = _first_odd(file, records, manifest)
+        if odd is not None:
+            wrong.append(f"{name} holds other parts than the manifest says: {odd}")
+            continue
+        found.append(DeviceFile(name, {tensor: file[tensor] for tensor in records}, records))
+    if wrong:
+        raise Unreadable(_joined(wrong))
+    return tuple(found)
+
+
+def _first_odd(file: WeightsFile, records: Mapping[str, PartRecord], manifest: Manifest) -> str | None:
+    """How a file differs from what the manifest says of it."""
+    for name in {**records, **file.entries}:
+        entry = file.entries.get(name)
+        if entry is None:
+            return f"tensor {shown(name)} is not there"
+        if name not in records:
+            return f"tensor {shown(name)} is there besides"
+        said = manifest.tensors[name].dtype, records[name].shape
+        got = dtype_name(entry.dtype), list(entry.shape)
+        if got != said:
+            return f"tensor {shown(name)} is {got[0]} {got[1]} instead of {said[0]} {said[1]}"
+    return None
+
+
+def assemble(files: Sequence[DeviceFile], manifest: Manifest) -> dict[str, FileTensor | PartedTensor]:
+    """The whole tensors by name, in the manifest's order; nothing is read before it is used.
+
+    Args:
+        files: of all devices, in order.
+        manifest: of the same checkpoint, whose parts make their tensors.
+    """
+    found: dict[str, FileTensor | PartedTensor] = {}
+    for name, tensor in manifest.tensors.items():
+        parts = tuple(
+            TensorPart(record.box, files[record.device].parts[name], record.device) for record in tensor.parts
+        )
+        first = files[tensor.parts[0].device].parts[name]
+        found[name] = first if len(parts) == 1 else PartedTensor(tuple(tensor.shape), first.dtype, parts)
+    return found
+
+
+def damages(files: Sequence[DeviceFile], count: Count) -> str | None:
+    """What is wrong with the bytes of files: of each damaged one its first wrong tensor; None when nothing is.
+
+    Args:
+        files: whose every byte is read, several at a time.
+        count: told how many bytes more were read; what it raises ends the work.
+    """
+    wrong: dict[str, str] = {}
+
+    def look(file: DeviceFile) -> None:
+        for name, part in file.parts.items():
+            place = f"tensor {shown(name)} in {file.name}"
+            try:
+                found = _checksum(part)
+            except CheckpointError as error:
+                wrong[file.name] = f"{place}: {error}"
+                return
+            if found != file.records[name].sha256:
+                wrong[file.name] = f"{place} does not have its checksum"
+                return
+            count(part.nbytes)
+
+    do_beside([partial(look, file) for file in files])
+    return _joined([wrong[file.name] for file in files if file.name in wrong]) if wrong else None
+
+
+def _checksum(part: FileTensor) -> str:
+    """Of the bytes of a tensor that lies in its file in one piece."""
+    found, buffer = hashlib.sha256(), memoryview(bytearray(min(part.nbytes, _CHUNK_BYTES)))
+    for first in range(0, part.nbytes, _CHUNK_BYTES):
+        chunk = buffer[: min(_CHUNK_BYTES, part.nbytes - first)]
+        part.file.read_into(chunk, part.begin + first)
+        found.update(chunk)
+    return found.hexdigest()
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """The first few of some texts."""
+    more = f"; and {len(texts) - 3} more files" if len(texts) > 3 else ""
+    return "; ".join(texts[:3]) + more

@@ -1,0 +1,202 @@
+"""checkpoint.json: what a training checkpoint says of itself, and what it is held to before anything else is read.
+
+Names step, configuration and devices, and of every tensor its element type, its shape and its parts: which device's
+file has each, where it lies in the whole, and the SHA-256 of its bytes. `digest` covers all of that, so an edited
+number is found. Refuses parts that do not make their tensor, naming the tensor and the file. Files are read in
+`checkpoint.training`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from tilewise.checkpoint.boxes import Box, Misfit, misfit
+from tilewise.core.border import shown
+from tilewise.core.mesh import MAX_DEVICES
+from tilewise.core.reading import Unreadable, read_json
+
+__all__ = ["MANIFEST", "Manifest", "PartRecord", "TensorRecord", "device_file", "read_manifest"]
+
+MANIFEST = "checkpoint.json"
+_VERSION = 4
+_MAX_BYTES = 1 << 30  # of the file: a thousand devices with ten thousand tensors each fit
+_MAX_DIMS = 32
+
+_Index = Annotated[int, Field(ge=0, lt=1 << 62)]
+_Indices = Annotated[list[_Index], Field(max_length=_MAX_DIMS)]
+
+
+def device_file(device: int) -> str:
+    """The name of a device's file."""
+    return f"device-{device:05d}.safetensors"
+
+
+class PartRecord(BaseModel):
+    """A part of a tensor; in its device's file it has the tensor's name.
+
+    Attributes:
+        device: whose file has it.
+        begin: of its first element in the whole, along each dim.
+        shape: of the part.
+        sha256: of its bytes.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    device: Annotated[int, Field(ge=0, lt=MAX_DEVICES)]
+    begin: _Indices
+    shape: _Indices
+    sha256: str
+
+    @property
+    def box(self) -> Box:
+        """Where it lies in the whole."""
+        return Box(tuple(self.begin), tuple(self.shape))
+
+
+class TensorRecord(BaseModel):
+    """A tensor.
+
+    Attributes:
+        dtype: as safetensors spells it.
+        shape: of the whole.
+        parts: of it; a device has one at most.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    dtype: str
+    shape: _Indices
+    parts: Annotated[list[PartRecord], Field(min_length=1, max_length=MAX_DEVICES)]
+
+
+class Manifest(BaseModel):
+    """What checkpoint.json holds.
+
+    Attributes:
+        version: of the format.
+        step: optimizer steps done.
+        config: everything that must be equal when training goes on.
+        devices: how many there were; each has a file.
+        mesh: their axes, for people: a checkpoint goes on on any other.
+        tensors: by name.
+        tokenizer: checksum of the tokenizer.json beside it; None where there is none.
+        digest: SHA-256 of everything else in it.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    version: int
+    step: Annotated[int, Field(ge=0)]
+    config: dict[str, Any]
+    devices: Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+    mesh: dict[str, Annotated[int, Field(ge=1, le=MAX_DEVICES)]]
+    tensors: dict[str, TensorRecord]
+    tokenizer: str | None = None
+    digest: str = ""
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _check_version(cls, version: object) -> object:
+        if version != _VERSION or isinstance(version, bool):
+            raise ValueError(
+                f"a checkpoint must be of format {_VERSION}, which this version of Tilewise writes; got "
+                f"{shown(version)}"
+            )
+        return version
+
+    @staticmethod
+    def of(
+        step: int,
+        config: Mapping[str, Any],
+        mesh: Mapping[str, int],
+        num_devices: int,
+        tensors: Mapping[str, TensorRecord],
+        tokenizer: bytes | None,
+    ) -> Manifest:
+        """A manifest with its digest.
+
+        Args:
+            step: as in the attributes.
+            config: the same.
+            mesh: the same.
+            num_devices: the same.
+            tensors: the same.
+            tokenizer: content of tokenizer.json.
+        """
+        words = None if tokenizer is None else hashlib.sha256(tokenizer).hexdigest()
+        return Manifest(
+            version=_VERSION,
+            step=step,
+            config=dict(config),
+            devices=num_devices,
+            mesh=dict(mesh),
+            tensors=dict(tensors),
+            tokenizer=words,
+        ).signed()
+
+    def signed(self) -> Manifest:
+        """The same with the digest that belongs to it."""
+        content = json.dumps(self.model_dump(exclude={"digest"}), sort_keys=True, separators=(",", ":"))
+        return self.model_copy(update={"digest": hashlib.sha256(content.encode("utf-8")).hexdigest()})
+
+    def content(self) -> str:
+        """The text of the file."""
+        return json.dumps(self.model_dump()) + "\n"
+
+    def parts_by_device(self) -> dict[int, dict[str, PartRecord]]:
+        """What each device's file holds, by the tensors' names."""
+        found: dict[int, dict[str, PartRecord]] = defaultdict(dict)
+        for name, tensor in self.tensors.items():
+            for part in tensor.parts:
+                found[part.device][name] = part
+        return found
+
+    def require_whole(self) -> None:
+        """Hold every tensor's parts to its shape.
+
+        Raises:
+            Unreadable: a tensor has holes, or parts that overlap, lie outside, or are of no device; names the files.
+        """
+        known: dict[object, Misfit | None] = {}
+        for name, tensor in self.tensors.items():
+            devices = [part.device for part in tensor.parts]
+            if max(devices) >= self.devices or len({*devices}) < len(devices):
+                raise Unreadable(
+                    f"the parts of tensor {shown(name)} must be of different devices among {self.devices}; got "
+                    f"{shown(devices)}"
+                )
+            boxes = tuple(part.box for part in tensor.parts)
+            key = tuple(tensor.shape), boxes  # many tensors are cut alike
+            if key not in known:
+                known[key] = misfit(tensor.shape, boxes)
+            wrong = known[key]
+            if wrong is not None:
+                files = [device_file(devices[i]) for i in wrong.boxes] or [
+                    device_file(d) for d in devices[:3]
+                ]
+                more = f" and {len(devices) - 3} more" if not wrong.boxes and len(devices) > 3 else ""
+                raise Unreadable(
+                    f"the parts of tensor {shown(name)} in {', '.join(files)}{more} must hold each element of "
+                    f"{tensor.shape} once; got {wrong.words}"
+                )
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a checkpoint, whole by its own word.
+
+    Raises:
+        Unreadable: it is none, does not have its own checksum, or names parts that do not make their tensor.
+    """
+    manifest = read_json(directory / MANIFEST, Manifest, _MAX_BYTES)
+    if manifest.signed().digest != manifest.digest:
+        raise Unreadable("it does not have its own checksum")
+    manifest.require_whole()
+    return manifest

@@ -1,0 +1,101 @@
+"""Which device writes what into a checkpoint: the parts of all that training goes on from, each from one device.
+
+A part that one device holds alone is that device's. What several hold alike goes to the one of them that has the
+least so far, the largest first, so that devices write about as much as each other. A pure function of graph, layout
+and shapes, equal in every process that makes the plan; memory is counted with it, and copies are made by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from tilewise.ir.graph import Graph, TensorSpec
+from tilewise.ir.layout import GraphLayout, TensorLayout
+from tilewise.plan.shapes import LocalShapes
+
+__all__ = ["Home", "share_homes"]
+
+_STATES, _MASTERS = "optimizer.", "optimizer.master."
+_PARAMETER_BYTES = 4  # checkpoints have parameters in fp32
+
+
+@dataclass(frozen=True)
+class Home:
+    """A part of a tensor and the device whose file has it.
+
+    Attributes:
+        device: holds it.
+        begin: of its first element in the whole, along each dim.
+        sizes: of it.
+        num_bytes: that its copy takes.
+    """
+
+    device: int
+    begin: tuple[int, ...]
+    sizes: tuple[int, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part before it is decided who writes it: all devices that hold it."""
+
+    begin: tuple[int, ...]
+    sizes: tuple[int, ...]
+    devices: tuple[int, ...]
+
+
+def share_homes(graph: Graph, layout: GraphLayout, shapes: LocalShapes) -> dict[int, tuple[Home, ...]]:
+    """The parts of every kept tensor by its id; each part once.
+
+    Args:
+        graph: with the optimizer's states, if it has an optimizer.
+        layout: of its tensors.
+        shapes: of the plan.
+    """
+    found: dict[int, list[Home]] = {}
+    held = [0] * shapes.mesh.num_devices
+    shared: list[tuple[int, _Part, int]] = []
+    known: dict[object, list[_Part]] = {}
+    for tensor, spec, item_bytes in _kept(graph):
+        key = spec.shape, spec.labels, layout.home[tensor]
+        if key not in known:
+            known[key] = list(_parts(spec, layout.home[tensor], shapes))
+        found[tensor] = []
+        for part in known[key]:
+            num_bytes = prod(part.sizes) * item_bytes
+            if len(part.devices) > 1:
+                shared.append((tensor, part, num_bytes))
+            else:
+                found[tensor].append(Home(part.devices[0], part.begin, part.sizes, num_bytes))
+                held[part.devices[0]] += num_bytes
+    for tensor, part, num_bytes in sorted(shared, key=lambda one: -one[2]):
+        device = min(part.devices, key=lambda d: (held[d], d))
+        found[tensor].append(Home(device, part.begin, part.sizes, num_bytes))
+        held[device] += num_bytes
+    return {tensor: tuple(sorted(homes, key=lambda home: home.begin)) for tensor, homes in found.items()}
+
+
+def _kept(graph: Graph) -> Iterator[tuple[int, TensorSpec, int]]:
+    """What training goes on from: parameters, or their masters in fp32, and the optimizer's states; with the bytes of
+    an element in a checkpoint."""
+    states = [t for t in graph.of_kind("state") if t.spec.name.startswith(_STATES)]
+    masters = {t.spec.name for t in states}
+    for node in graph.of_kind("parameter"):
+        if _MASTERS + node.spec.name not in masters:
+            yield node.id, node.spec, _PARAMETER_BYTES
+    for node in states:
+        yield node.id, node.spec, node.spec.dtype.itemsize
+
+
+def _parts(spec: TensorSpec, layout: TensorLayout, shapes: LocalShapes) -> Iterator[_Part]:
+    """The parts of a tensor, in order of the first device that holds each."""
+    holders: dict[int, list[int]] = {}
+    for device in range(shapes.mesh.num_devices):
+        holders.setdefault(shapes.holder(spec, layout, device), []).append(device)
+    for first, devices in holders.items():
+        own = shapes.on(first)
+        spans = [own.range(spec, layout, dim) for dim in range(len(spec.shape))]
+        yield _Part(tuple(b for b, _ in spans), tuple(e - b for b, e in spans), tuple(devices))

@@ -1,0 +1,131 @@
+"""A checkpoint of any mesh goes on on any other: what is loaded, and what steps make of it, is equal to the bit."""
+
+import json
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from native.train.small_run import is_same, make_config, silent, write_texts
+from tilewise.checkpoint import PartedTensor, load_checkpoint, open_checkpoint
+from tilewise.checkpoint.manifest import Manifest
+from tilewise.core import DeviceMesh
+from tilewise.train import Trainer, make_plan, prepare_data
+
+MESHES = [
+    {},
+    *({axis: n} for axis in ("dp", "fsdp", "tp") for n in (2, 4)),
+    {"dp": 2, "fsdp": 2},
+    {"dp": 2, "tp": 2},
+    {"fsdp": 2, "tp": 2},
+    {"dp": 2, "fsdp": 2, "tp": 2},
+    {"dp": 2, "fsdp": 2, "tp": 4},
+]
+EVERY_DAY = [MESHES[0], MESHES[3], MESHES[8], MESHES[10]]
+STOP, END = 3, 5
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return write_texts(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture(scope="module")
+def data(texts, tmp_path_factory):
+    return prepare_data(make_config(texts, tmp_path_factory.mktemp("none")), silent())
+
+
+@contextmanager
+def trainer_on(texts, data, mesh):
+    config = make_config(texts, "unused", mesh, steps=END)
+    with Trainer(config, data, *make_plan(config)) as trainer:
+        yield trainer
+
+
+def run_to(trainer, first, last):
+    """Do steps up to `last`; the state then."""
+    for number in range(first, last):
+        trainer.step(number)
+    return trainer.instance.state_dict()
+
+
+@pytest.fixture(scope="module")
+def never_stopped(texts, data):
+    """The state after every step of a run on one device."""
+    with trainer_on(texts, data, {}) as trainer:
+        return [trainer.instance.state_dict()] + [run_to(trainer, n, n + 1) for n in range(END)]
+
+
+def write(texts, data, root, meshes):
+    """A checkpoint after three steps on each mesh."""
+    paths = []
+    for number, mesh in enumerate(meshes):
+        with trainer_on(texts, data, mesh) as trainer:
+            trainer.run(0, lambda done, result: done < STOP - 1)
+            paths.append(trainer.save(root / str(number), STOP))
+    return paths
+
+
+def require_all_go_on(texts, data, paths, meshes, never_stopped, last):
+    for mesh in meshes:
+        with trainer_on(texts, data, mesh) as trainer:
+            for path in paths:
+                trainer.restore(load_checkpoint(path, trainer.what_must_match()))
+                assert is_same(trainer.instance.state_dict(), never_stopped[STOP]), (path, mesh)
+                assert is_same(run_to(trainer, STOP, last), never_stopped[last]), (path, mesh)
+
+
+def test_some_meshes_go_on_on_each_other(texts, data, tmp_path, never_stopped):
+    """Each of four to each of four: the state of a run that never stopped, and so is the next step's."""
+    paths = write(texts, data, tmp_path, EVERY_DAY)
+    require_all_go_on(texts, data, paths, EVERY_DAY, never_stopped, STOP + 1)
+
+
+@pytest.mark.slow
+def test_every_mesh_goes_on_on_every_other(texts, data, tmp_path, never_stopped):
+    """Each of twelve to each of twelve, to the end of the run."""
+    paths = write(texts, data, tmp_path, MESHES)
+    require_all_go_on(texts, data, paths, MESHES, never_stopped, END)
+
+
+def test_parts_that_change_places_show(texts, data, tmp_path, never_stopped):
+    """The twin: two parts of a matrix whose places are exchanged, with every checksum right, are another state."""
+    mesh = {"fsdp": 2}
+    (path,) = write(texts, data, tmp_path, [mesh])
+    manifest = json.loads((path / "checkpoint.json").read_text())
+    name = "optimizer.exp_avg.layers.0.mlp.up_proj.weight"
+    one, other = manifest["tensors"][name]["parts"]
+    assert one["shape"] == other["shape"]
+    one["begin"], other["begin"] = other["begin"], one["begin"]
+    signed = Manifest.model_validate(manifest).signed()
+    (path / "checkpoint.json").write_text(signed.content())
+    with pytest.raises(AssertionError):
+        require_all_go_on(texts, data, [path], [mesh], never_stopped, STOP)
+
+
+@pytest.mark.parametrize("mesh", EVERY_DAY, ids=str)
+def test_each_device_writes_its_own_and_all_write_alike(texts, data, tmp_path, mesh):
+    """A file for each device of about equal size, each tensor once over all of them; a matrix that is cut at home lies
+    in as many parts as it has homes."""
+    (path,) = write(texts, data, tmp_path, [mesh])
+    opened = open_checkpoint(path)
+    assert opened.mesh == mesh and len(opened.files) == DeviceMesh(mesh).num_devices
+    assert sorted(p.name for p in path.glob("*.safetensors")) == [file.name for file in opened.files]
+    sizes = [file.nbytes for file in opened.files]
+    assert sum(sizes) == sum(tensor.nbytes for tensor in opened.tensors.values())
+    largest = max(part.nbytes for file in opened.files for part in file.parts.values())
+    assert max(sizes) - min(sizes) <= largest and min(sizes) > 0.8 * max(sizes)
+    weight = opened.tensors["layers.0.mlp.up_proj.weight"]
+    parts = weight.parts if isinstance(weight, PartedTensor) else (weight,)
+    assert len(parts) == min(2, mesh.get("fsdp", 1) * mesh.get("tp", 1))  # of two panels
+
+
+def test_a_state_of_parts_is_the_state(texts, data):
+    """`copy_state` holds the numbers of `state_dict`, and steps that follow change nothing in it."""
+    with trainer_on(texts, data, {"dp": 2, "fsdp": 2, "tp": 2}) as trainer:
+        whole = run_to(trainer, 0, 2)
+        parts = trainer.instance.copy_state()
+        run_to(trainer, 2, 3)
+        assert list(parts) == list(whole) and is_same({n: np.array(t) for n, t in parts.items()}, whole)
+        trainer.instance.load_state_dict(parts)
+        assert is_same(trainer.instance.state_dict(), whole)

@@ -1,0 +1,362 @@
+"""Checkpoints of several devices: a file each, and whatever happens to one is said of that one."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from pure.checkpoint.test_boxes import cut
+from tilewise.checkpoint import (
+    Box,
+    DamagedCheckpoint,
+    PartedTensor,
+    TensorPart,
+    TrainingState,
+    latest_checkpoint,
+    load_checkpoint,
+    load_latest,
+    open_checkpoint,
+    save_checkpoint,
+)
+from tilewise.checkpoint import device_files as device_files
+from tilewise.checkpoint.beside import do_beside
+from tilewise.checkpoint.manifest import Manifest
+from tilewise.core import CheckpointError, ResourceError
+
+CONFIG = {"layers": 6}
+MESH = {"fsdp": 2, "tp": 2}
+
+
+def state(step, seed=0):
+    """What four devices have: rows of two matrices, a vector that the third has, the count that the first has."""
+    rng = np.random.default_rng([seed, step])
+    tensors = {"optimizer.step": np.array([step])}
+    for name in ("v", "w"):
+        whole = rng.standard_normal((8, 6)).astype(np.float32)
+        parts = [TensorPart(Box((2 * d, 0), (2, 6)), whole[2 * d : 2 * d + 2], d) for d in range(4)]
+        tensors[name] = PartedTensor((8, 6), whole.dtype, tuple(parts))
+    norm = TensorPart(Box((0,), (6,)), rng.standard_normal(6).astype(np.float32), 2)
+    tensors["norm"] = PartedTensor((6,), norm.values.dtype, (norm,))
+    return TrainingState(step, tensors, mesh=MESH)
+
+
+def bytes_of(tensors):
+    return {name: np.asarray(tensor).tobytes() for name, tensor in tensors.items()}
+
+
+def test_each_device_has_a_file(tmp_path):
+    """With its own parts under the tensors' names, which any reader of safetensors opens; the whole comes back."""
+    path = save_checkpoint(tmp_path, state(3), CONFIG)
+    assert sorted(os.listdir(path)) == [
+        "checkpoint.json",
+        *(f"device-{d:05d}.safetensors" for d in range(4)),
+    ]
+    third = load_file(path / "device-00002.safetensors")
+    assert sorted(third) == ["norm", "v", "w"]
+    assert third["w"].tobytes() == np.asarray(state(3).tensors["w"])[4:6].tobytes()
+    loaded = load_checkpoint(path, CONFIG)
+    assert (loaded.step, loaded.mesh) == (3, MESH)
+    assert bytes_of(loaded.tensors) == bytes_of(state(3).tensors)
+    opened = open_checkpoint(path)
+    assert [file.name for file in opened.files] == sorted(os.listdir(path))[1:]
+    assert opened.nbytes == sum(file.nbytes for file in opened.files) == 2 * 8 * 6 * 4 + 6 * 4 + 8
+
+
+def test_what_was_loaded_can_be_saved_again(tmp_path):
+    """Parts stay those of their devices; what comes back is the same."""
+    path = save_checkpoint(tmp_path / "one", state(3), CONFIG)
+    again = save_checkpoint(tmp_path / "two", load_checkpoint(path, CONFIG), CONFIG)
+    assert bytes_of(load_checkpoint(again, CONFIG).tensors) == bytes_of(state(3).tensors)
+    assert device(path, 3).read_bytes() == device(again, 3).read_bytes()
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.data())
+def test_any_cuts_over_any_devices_come_back(tmp_path_factory, data):
+    """Tensors in random pieces, one a device at most: what is loaded is what was saved, to the bit."""
+    folder, tensors = tmp_path_factory.mktemp("cuts"), {}
+    for name in ("a", "b", "c"):
+        shape = tuple(data.draw(st.lists(st.integers(0, 5), max_size=3)))
+        whole = np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+        boxes = data.draw(st.permutations(cut(data.draw, Box.whole(shape), 3)))
+        devices = data.draw(st.permutations(range(8)))
+        parts = [
+            TensorPart(box, np.array(whole[box.slices]), d) for box, d in zip(boxes, devices, strict=False)
+        ]
+        tensors[name] = PartedTensor(shape, whole.dtype, tuple(parts))
+    path = save_checkpoint(folder, TrainingState(1, tensors, mesh={"dp": 8}), CONFIG)
+    found = load_checkpoint(path, CONFIG).tensors
+    assert bytes_of(found) == bytes_of(tensors)
+    assert all(found[n].shape == t.shape and found[n].dtype == t.dtype for n, t in tensors.items())
+    shutil.rmtree(folder)
+
+
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 8
+    file.write_bytes(content)
+
+
+def exchange(file, other):
+    content = file.read_bytes()
+    file.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+
+
+def retyped(file):
+    save_file({name: tensor.astype(np.float16) for name, tensor in load_file(file).items()}, file)
+
+
+def device(path, number):
+    return path / f"device-{number:05d}.safetensors"
+
+
+LOST = {
+    "missing": (lambda p: device(p, 1).unlink(), "device-00001.safetensors: .*no such file"),
+    "truncated": (lambda p: os.truncate(device(p, 3), 300), r"device-00003.safetensors: .*the file has 300"),
+    "empty": (lambda p: os.truncate(device(p, 0), 0), r"device-00000.safetensors: .*0 bytes"),
+    "flipped bit": (
+        lambda p: flip(device(p, 2)),
+        r"tensor '\w+' in device-00002.safetensors does not have its checksum",
+    ),
+    "exchanged": (
+        lambda p: exchange(device(p, 1), device(p, 3)),
+        "tensor 'v' in device-00001.safetensors does not have .*tensor 'v' in device-00003.safetensors does not",
+    ),
+    "another's": (
+        lambda p: shutil.copy(device(p, 2), device(p, 1)),
+        "device-00001.safetensors holds other parts than the manifest says: tensor 'norm' is there besides",
+    ),
+    "of another step": (
+        lambda p: shutil.copy(device(p.with_name("step-00000001"), 1), device(p, 1)),
+        "tensor 'v' in device-00001.safetensors does not have its checksum",
+    ),
+    "of another type": (
+        lambda p: retyped(device(p, 1)),
+        r"device-00001.safetensors holds other parts .*tensor 'v' is F16 \[2, 6\] instead of F32 \[2, 6\]",
+    ),
+    "two at once": (
+        lambda p: [device(p, d).unlink() for d in (0, 3)],
+        "device-00000.safetensors: .*; device-00003.safetensors: ",
+    ),
+    "all": (lambda p: [device(p, d).unlink() for d in range(4)], "device-00002.*; and 1 more files"),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_damaged_file_is_named_and_gone_round(tmp_path, name):
+    """Each way a device's file can be lost: its name is said, and the older checkpoint is used."""
+    damage, words = LOST[name]
+    save_checkpoint(tmp_path, state(1), CONFIG)
+    newer = save_checkpoint(tmp_path, state(2), CONFIG)
+    damage(newer)
+    with pytest.raises(DamagedCheckpoint, match=words) as caught:
+        load_checkpoint(newer, CONFIG)
+    assert "\n" not in str(caught.value)
+    told = []
+    path, loaded = load_latest(tmp_path, CONFIG, told.append)
+    assert path.name == "step-00000001" and bytes_of(loaded.tensors) == bytes_of(state(1).tensors)
+    assert len(told) == 1 and "device-0000" in told[0]
+    assert device_files.damages(open_checkpoint(path).files, lambda num_bytes: None) is None
+
+
+def change(path, edit):
+    """Edit the manifest and make its own checksum right."""
+    manifest = json.loads((path / "checkpoint.json").read_text())
+    edit(manifest)
+    (path / "checkpoint.json").write_text(Manifest.model_validate(manifest).signed().content())
+
+
+def set_part(tensor, number, **changes):
+    return lambda manifest: manifest["tensors"][tensor]["parts"][number].update(changes)
+
+
+LIES = {
+    "hole": (
+        lambda m: m["tensors"]["w"]["parts"].pop(2),
+        "tensor 'w' in device-00000.*12 of 48 elements are missing",
+    ),
+    "overlap": (
+        set_part("w", 1, begin=[1, 0]),
+        "tensor 'w' in device-00000.safetensors, device-00001.safe.*overlap",
+    ),
+    "outside": (
+        set_part("w", 3, begin=[7, 0]),
+        r"tensor 'w' in device-00003.*\[2, 6\] at \[7, 0\] lies outside",
+    ),
+    "another shape": (set_part("w", 3, shape=[1, 6]), "tensor 'w' in .*6 of 48 elements are missing"),
+    "another whole": (
+        lambda m: m["tensors"]["w"].update(shape=[9, 6]),
+        "tensor 'w' .*6 of 54 elements are missing",
+    ),
+    "another type": (lambda m: m["tensors"]["w"].update(dtype="F16"), r"tensor 'w' is F32 .* instead of F16"),
+    "a type that is none": (lambda m: m["tensors"]["w"].update(dtype="F7"), "instead of F7"),
+    "one device twice": (set_part("w", 1, device=0), "tensor 'w' must be of different devices"),
+    "no such device": (set_part("w", 1, device=4), "tensor 'w' must be of different devices among 4"),
+    "fewer devices": (lambda m: m.update(devices=3), "must be of different devices among 3"),
+    "more devices": (lambda m: m.update(devices=5), "device-00004.safetensors: .*no such file"),
+    "exchanged places": (set_part("w", 1, sha256="0" * 64), "'w' in device-00001.safetensors does not have"),
+    "other dims": (set_part("norm", 0, begin=[0, 0]), "tensor 'norm' in device-00002"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_manifest_that_lies_is_refused(tmp_path, name):
+    """Parts that do not make their tensor, or are not those of the files, with every checksum right."""
+    edit, words = LIES[name]
+    path = save_checkpoint(tmp_path, state(2), CONFIG)
+    change(path, edit)
+    with pytest.raises(DamagedCheckpoint, match=words) as caught:
+        load_checkpoint(path, CONFIG)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_older_format_is_named(tmp_path):
+    """A checkpoint of the format before, which had one file, is refused by its number and not as something broken."""
+    path, sha256 = save_checkpoint(tmp_path, state(2), CONFIG), "0" * 64
+    manifest = {"version": 3, "step": 2, "config": CONFIG, "tokenizer": None, "digest": sha256}
+    manifest["tensors"] = {"w": {"dtype": "F32", "shape": [8, 6], "sha256": sha256}}
+    (path / "checkpoint.json").write_text(json.dumps(manifest))
+    with pytest.raises(DamagedCheckpoint, match=r"must be of format 4, which this version .*; got 3"):
+        load_checkpoint(path, CONFIG)
+
+
+def parts(*given):
+    return PartedTensor((4,), np.dtype(np.float32), tuple(given))
+
+
+def half(begin, device, dtype=np.float32):
+    return TensorPart(Box((begin,), (2,)), np.zeros(2, dtype), device)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        parts(half(0, 0)),
+        parts(),
+        parts(half(0, 0), half(1, 1)),
+        parts(half(0, 0), half(2, 0)),
+        parts(half(0, 0), half(2, 2)),
+        parts(half(0, 0), half(2, -1)),
+        parts(half(0, 0), half(2, 1, np.float16)),
+        parts(half(0, 0), TensorPart(Box((2,), (2,)), np.zeros(3, np.float32), 1)),
+    ],
+    ids=["hole", "nothing", "overlap", "one device", "no device", "negative", "type", "size"],
+)
+def test_parts_that_make_no_tensor_are_not_saved(tmp_path, tensor):
+    """Refused before anything is written."""
+    with pytest.raises(CheckpointError, match="parts of a tensor are of different devices among 2"):
+        save_checkpoint(tmp_path, TrainingState(1, {"w": tensor}, mesh={"dp": 2}), CONFIG)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "mesh", [{"dp": 0}, {"dp": 1 << 20}, {"a": 1024, "b": 1024}, {"dp": 2.0}, 3], ids=str
+)
+def test_meshes_that_are_none_are_not_saved(tmp_path, mesh):
+    """Refused before anything is written."""
+    with pytest.raises(CheckpointError):
+        save_checkpoint(tmp_path, TrainingState(1, {}, mesh=mesh), CONFIG)
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_are_written_beside_one_another(tmp_path, monkeypatch):
+    """Two devices' files are under way at the same time where there are two cores; one that fails ends the others, and
+    nothing is left."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    both, save = threading.Barrier(2, timeout=60), device_files.save_tensors
+
+    def together(path, tensors):
+        if path.name < "device-00002":
+            both.wait()
+        save(path, tensors)
+
+    monkeypatch.setattr(device_files, "save_tensors", together)
+    path = save_checkpoint(tmp_path, state(1), CONFIG)
+    assert bytes_of(load_checkpoint(path, CONFIG).tensors) == bytes_of(state(1).tensors)
+
+    def full(path, tensors):
+        if path.name == "device-00001.safetensors":
+            raise OSError(28, "No space left on device")
+        save(path, tensors)
+
+    monkeypatch.setattr(device_files, "save_tensors", full)
+    with pytest.raises(ResourceError, match=r"step-00000002.*No space left"):
+        save_checkpoint(tmp_path, state(2), CONFIG)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_work_is_done_once_and_ends_at_an_error(monkeypatch):
+    """Each piece once; after an error of one thread no other begins another piece, and it is the caller's."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    done = []
+    do_beside([partial(done.append, i) for i in range(50)])
+    assert sorted(done) == list(range(50))
+    do_beside([])
+    done.clear()
+
+    def fail():
+        raise ZeroDivisionError
+
+    def slowly():
+        time.sleep(0.01)
+        done.append(0)
+
+    with pytest.raises(ZeroDivisionError):
+        do_beside([fail, *[slowly] * 100])
+    assert len(done) < 100
+
+
+UNFINISHED = """
+import sys, threading, time
+from tilewise.checkpoint.beside import do_beside
+threading.Thread(target=do_beside, args=([lambda: time.sleep(1000)] * 3,), daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+def test_threads_do_not_hold_up_the_end_of_a_process():
+    """What a writer in the background has not finished then was never there."""
+    subprocess.run([sys.executable, "-c", UNFINISHED], check=True, timeout=60)
+
+
+WRITER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pure.checkpoint.test_device_files import CONFIG, state
+from tilewise.checkpoint import save_checkpoint
+print("ready", flush=True)
+for step in range(int(sys.argv[3]), 10**9):
+    save_checkpoint(sys.argv[2], state(step), CONFIG)
+"""
+
+
+def test_a_killed_writer_of_several_files_leaves_a_whole_checkpoint(tmp_path):
+    """SIGKILL at moments of writing four files: all of one step, or all of another; steps never go back."""
+    rng, reached, tests = np.random.default_rng(0), 0, os.path.join(os.path.dirname(__file__), "..", "..")
+    for _ in range(4):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, tests, str(tmp_path), str(reached + 1)], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        while not (latest := latest_checkpoint(tmp_path)) or latest.name <= f"step-{reached:08d}":
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0.0, 0.04))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        _, loaded = load_latest(tmp_path, CONFIG, lambda text: pytest.fail(text))
+        assert loaded.step > reached
+        assert bytes_of(loaded.tensors) == bytes_of(state(loaded.step).tensors)
+        reached = loaded.step
