@@ -330,13 +330,6 @@ class GraphInstance:
 
     # ---- running ------------------------------------------------------------------------------------------
 
-    def _require_program(self, name: str) -> None:
-        if name not in self.plan.programs:
-            raise PlanError(
-                f"[session.{name}] this plan has no such program; got programs {', '.join(self.plan.programs)}; "
-                "a step needs a loss and an optimizer, forward and backward alone need accumulation 1"
-            )
-
     def _run(self, name: str) -> None:
         self._executor.run(self._program, self._tensors.store.symbols, name)
 
@@ -361,7 +354,7 @@ class GraphInstance:
         rate = _border.number("step", "lr", lr, 0.0, MAX_F32)
         with self._alone("step"):
             optimizer = self._optimizer()
-            self._require_program("step")
+            _require_program(self.plan, "step")
             self._tensors.feed(batch)
             t = self.step_count + 1
             for name, value in optimizer.inputs(self._tensors.parameter_specs(), t, rate).items():
@@ -399,7 +392,7 @@ class GraphInstance:
             TaskFailed: a task failed.
         """
         with self._alone("forward"):
-            self._require_program("forward")
+            _require_program(self.plan, "forward")
             self._tensors.feed(inputs)
             self._run("forward")
             self._writes_at_forward = self._tensors.num_writes
@@ -412,7 +405,7 @@ class GraphInstance:
                 tensor was written.
         """
         with self._alone("backward"):
-            self._require_program("backward")
+            _require_program(self.plan, "backward")
             if self._writes_at_forward != self._tensors.num_writes:
                 raise PlanError(
                     "[session.backward] each backward needs a forward of its own; got none; call forward first"
@@ -503,6 +496,14 @@ class GraphInstance:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _require_program(plan: Plan, name: str) -> None:
+    if name not in plan.programs:
+        raise PlanError(
+            f"[session.{name}] this plan has no such program; got programs {', '.join(plan.programs)}; "
+            "a step needs a loss and an optimizer, forward and backward alone need accumulation 1"
+        )
 
 
 def _fixed_shape(spec: TensorSpec) -> tuple[int, ...]:
