@@ -28,8 +28,10 @@ from tilewise.ir.op import Op, import_ops, modules_of_ops, op_named
 from tilewise.ir.tape import Gradient, Later, Term
 from tilewise.ir.validate import validate_graph
 
-__all__ = ["BackwardTemplate", "calls_before", "differentiate", "differentiate_template"]
+__all__ = ["BackwardTemplate", "OnMade", "calls_before", "differentiate", "differentiate_template"]
 
+OnMade = Callable[[Sequence[tuple[Template, "BackwardTemplate"]]], None]
+"""What is told of the templates on the way to a loss and their gradients, once these are all there."""
 _Wanted = tuple[str, Choice]  # a template's key, and what of it is computed again
 
 _author = Border("graph", InternalError)
@@ -347,6 +349,7 @@ def differentiate(
     loss: int,
     pool: WorkerPool | None = None,
     recomputation: Recomputation = SAVE_ALL,
+    on_made: OnMade | None = None,
 ) -> tuple[Graph, dict[str, int]]:
     """The graph with the backward pass of `loss` appended, and the gradient's id of every parameter by name.
 
@@ -358,6 +361,7 @@ def differentiate(
         loss: id of the tensor.
         pool: processes that make the gradients of templates, where they are many.
         recomputation: what layers do not save.
+        on_made: called before the graph is written.
 
     Raises:
         PlanError: a parameter does not influence the loss, or is used in a way that has no gradient; a name of what to
@@ -369,6 +373,8 @@ def differentiate(
     recomputation.require_fit(graph, calls)
     wanted = {op.id: (op.attrs["template"], recomputation.choice(op.label)) for op in calls}
     backward = _differentiate_all(graph, list(dict.fromkeys(wanted.values())), pool)
+    if on_made is not None:
+        on_made([(graph.templates[key], made) for (key, _), made in backward.items()])
     tape = _Tape(graph, builder.draft, lambda tensor: tensor)
     flow = tape.flow
 

@@ -1,5 +1,6 @@
 """How a model is spread: declared strategies and the layouts that follow from them."""
 
+from tilewise.strategy.alone import lay_out_alone, lay_out_whole
 from tilewise.strategy.propagate import propagate_layouts
 from tilewise.strategy.reshard import insert_reshards
 from tilewise.strategy.schedule import one_stage
@@ -11,6 +12,8 @@ __all__ = [
     "ParallelismMode",
     "StateSharding",
     "insert_reshards",
+    "lay_out_alone",
+    "lay_out_whole",
     "one_stage",
     "propagate_layouts",
     "shard_states",

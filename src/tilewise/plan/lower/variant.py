@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from tilewise.core.columns import columns_of, records_of
-from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.graph import Graph, OpNode, Template
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import (
@@ -60,6 +60,20 @@ class LoweringTask:
     kept: frozenset[int] | None
     arguments: frozenset[int]
     roots: Mapping[int, int]
+
+    @classmethod
+    def of_template(
+        cls,
+        template: Template,
+        saved: Sequence[int],
+        layout: GraphLayout,
+        microbatch: int = 0,
+        late_ops: frozenset[int] = frozenset(),
+    ) -> LoweringTask:
+        """That of a layer; `saved` are tensors that its calls yield besides its results."""
+        graph, kept = template.graph, frozenset((*template.results, *saved))
+        arguments = frozenset(template.arguments)
+        return cls(template.key, graph, layout, graph.ops, microbatch, late_ops, kept, arguments, {})
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,44 @@
+"""What a plan on one device is going to lower, known as soon as there are gradients (`plan.ahead`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from tilewise.core.errors import TilewiseError
+from tilewise.core.mesh import DeviceMesh
+from tilewise.graph.gradients import BackwardTemplate
+from tilewise.ir.batch import cut_batch
+from tilewise.ir.graph import Graph, Template
+from tilewise.plan import LocalShapes, LoweredAhead, settings_for, symbols_of
+from tilewise.strategy import lay_out_alone, lay_out_whole
+
+__all__ = ["lower_ahead"]
+
+
+def lower_ahead(
+    ahead: LoweredAhead,
+    graph: Graph,
+    mesh: DeviceMesh,
+    leaves: int | None,
+    workers: int | None,
+    is_checkpointed: bool,
+    made: Sequence[tuple[Template, BackwardTemplate]],
+) -> None:
+    """Have layers and their gradients lowered with the settings that the plan of a graph will have.
+
+    Args:
+        ahead: begins.
+        graph: before gradients, without sizes to fix.
+        mesh: of one device.
+        leaves, workers, is_checkpointed: as the plan was asked for.
+        made: the graph's layers, each with its gradient.
+    """
+    with suppress(TilewiseError):  # what does not fit is refused in its turn, where all that comes before does
+        batch = cut_batch(graph, 1, leaves)
+        layout = lay_out_alone(graph, mesh, lambda graph: None)
+        settings = settings_for(graph, layout, batch, workers, is_checkpointed)
+        shapes = LocalShapes(mesh, settings, graph.reduction_chunks, symbols_of(graph), kinds=(0,))
+        long = [(b.template, (), lay_out_whole(b.template, mesh)) for _, b in made]
+        short = [(t, b.saved, lay_out_whole(t, mesh)) for t, b in made]
+        ahead.begin([*long, *short], shapes)
