@@ -108,7 +108,7 @@ def make_plan(
         optimizer,
         overhead(*needs),
     )
-    validate_plan(plan)
+    validate_plan(plan, {v.number: v.values for v in variants.variants if v.values is not None})
     return plan
 
 

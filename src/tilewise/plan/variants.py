@@ -13,6 +13,7 @@ from tilewise.ir.lowering import Ref
 from tilewise.ir.op import modules_of_ops
 from tilewise.ir.program import LoweredTemplate, Slot
 from tilewise.ir.schedule import Schedule
+from tilewise.ir.validate import Values
 from tilewise.plan.accumulation import BatchSums
 from tilewise.plan.ahead import LoweredAhead, bare, lower_apart
 from tilewise.plan.classes import DeviceNumbers
@@ -39,7 +40,7 @@ class Variant:
         graph, layout: the template's, or the whole graph's for a run of root ops.
         roots: tensor -> tensor whose memory it shares.
         rings: number of the variant whose rings it uses too: the first of the same template.
-        temporaries, written: as its lowering says.
+        temporaries, written, values: as its lowering says.
     """
 
     number: int
@@ -53,6 +54,7 @@ class Variant:
     rings: int
     temporaries: tuple[Buffer, ...]
     written: tuple[frozenset[int], ...]
+    values: Values | None
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -208,6 +210,7 @@ def _numbered(
             rings[identity][0],
             result.temporaries,
             result.written,
+            result.values,
         )
         num_signals += templates[0].num_signals
     return made

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from tilewise.ir.layout import LEAVES, GraphLayout, Record
 from tilewise.ir.program import (
@@ -53,7 +53,7 @@ from tilewise.ir.validate.exchanges import (
     refuse,
 )
 
-__all__ = ["validate_reductions"]
+__all__ = ["Values", "validate_reductions", "values_of"]
 
 _KERNELS = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}
 _REDUCING = tuple(_KERNELS.values())
@@ -69,11 +69,33 @@ _PARTIAL, _SHARE, _SPENT, _COMPLETE = (
 )
 
 
+class Values(NamedTuple):
+    """Slots of a template whose values it reads from outside, and those that it writes."""
+
+    needs: frozenset[int]
+    makes: frozenset[int]
+
+
+def values_of(template: LoweredTemplate, layout: GraphLayout) -> Values | None:
+    """What a template reads and writes, once its instructions are found right; None where other devices or other
+    microbatches have a part in that, which only a whole program shows.
+
+    Raises:
+        InternalError: as `validate_reductions`.
+    """
+    flow = _Flow(template, layout)
+    flow.run()
+    if flow.exchanges or flow.stacks or flow.columns or flow.homes or flow.collected:
+        return None
+    return Values(frozenset(flow.needs), frozenset(flow.makes))
+
+
 def validate_reductions(
     program: TileProgram,
     layouts: Sequence[GraphLayout],
     given: frozenset[int],
     behind: Mapping[str, Sequence[str]],
+    values: Mapping[int, Values] | None = None,
 ) -> None:
     """Every record is completed once and rightly, and every value is written before it is read.
 
@@ -81,6 +103,7 @@ def validate_reductions(
         layouts: of the graph that each template lowers; templates without come last.
         given: entries that hold a value from outside before any list runs.
         behind: lists that have run before a list.
+        values: `values_of` templates by number, in all classes alike, where that has been asked.
 
     Raises:
         InternalError: names the op or instruction, and what it reads.
@@ -88,13 +111,17 @@ def validate_reductions(
     if not layouts:
         refuse("a program lowers a graph", "no layout of one")
     _require_all_records(program, layouts)
+    known = {} if values is None else values
     every: list[list[_Flow]] = []
     for class_id, of in enumerate(program.classes):
         exchanges: dict[Exchange, str] = {}
         flows = []
         for number, template in enumerate(of.templates):
             flow = _Flow(template, layouts[number] if number < len(layouts) else None)
-            flow.run()
+            if number in known:
+                flow.needs, flow.makes = {*known[number].needs}, {*known[number].makes}
+            else:
+                flow.run()
             flows.append(flow)
             exchanges.update(flow.exchanges)
         confirm_exchanges(program, class_id, exchanges, layouts[0].mesh)
@@ -147,14 +174,9 @@ class _Flow:
         self.columns: dict[int, Columns] = {}
         self.homes: dict[int, Home] = {}
         self.collected: dict[int, Collected] = {}
-        first: dict[tuple[str, int, int], int] = {}
-        self._same = [
-            first.setdefault((memory_kind(s.kind), s.id, s.level), i) for i, s in enumerate(template.slots)
-        ]
+        self._same: list[int] = []  # per slot, the first one of its memory
         self._state: dict[int, str] = {}
-        self._open = {
-            self._same[c.source]: c for c in template.completions
-        }  # parts that are not combined yet
+        self._open: dict[int, Completion] = {}  # parts that are not combined yet
         self._halves: dict[int, Completion] = {}  # combined, not copied yet
 
     def run(self) -> None:
@@ -163,6 +185,12 @@ class _Flow:
         Raises:
             InternalError: a value is read that is not complete, or stays so.
         """
+        first: dict[tuple[str, int, int], int] = {}
+        self._same = [
+            first.setdefault((memory_kind(s.kind), s.id, s.level), i)
+            for i, s in enumerate(self.template.slots)
+        ]
+        self._open = {self._same[c.source]: c for c in self.template.completions}
         if len(self._open) < len(self.template.completions):
             refuse("a part belongs to one value", f"two for a slot of template {self.template.name!r}")
         for instruction in self.template.instructions:
