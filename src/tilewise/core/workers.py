@@ -199,7 +199,7 @@ class Shared(Generic[Result]):
         on_done: Callable[[int], None] | None,
     ) -> None:
         self.function, self._calls, self._on_done = function, calls, on_done
-        self._batches = iter(_batches(len(calls), _PART * count))  # which threads may share: a step is one turn
+        self._batches = iter(_batches(len(calls), _PART * count))  # of a list, whose step is one turn: threads share it
         self._results: dict[int, list[Result]] = {}
         self._failures: dict[int, BaseException] = {}
         self._feeders: list[threading.Thread] = []
@@ -297,13 +297,14 @@ class Shared(Generic[Result]):
         return reply
 
 
-def _batches(count: int, part: int) -> Iterator[range]:
+def _batches(count: int, part: int) -> list[range]:
     """The numbers of calls in order, one part of so many of what is left at a time: so workers end together, though one
     call takes longer than another, and messages are few."""
-    first = 0
+    found, first = list[range](), 0
     while first < count:
-        yield (batch := range(first, first + (-(-(count - first) // part))))
-        first = batch.stop
+        found.append(range(first, first + (-(-(count - first) // part))))
+        first = found[-1].stop
+    return found
 
 
 def _ending(child: subprocess.Popen[bytes]) -> str:

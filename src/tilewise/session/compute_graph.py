@@ -26,7 +26,7 @@ from tilewise.graph.file import (
     read_content,
     require_definition,
 )
-from tilewise.graph.gradients import OnMade, calls_before
+from tilewise.graph.gradients import Foresee, calls_before, foresee_nothing
 from tilewise.ir.batch import cut_batch
 from tilewise.ir.digest import digest_graph
 from tilewise.ir.file import Unwritable
@@ -125,9 +125,9 @@ class ComputeGraph(GraphBuilder):
         graph: Graph,
         recomputation: Recomputation,
         pool: WorkerPool | None,
-        on_made: OnMade | None = None,
+        foresee: Foresee = foresee_nothing,
     ) -> Graph:
-        """The same from the simplified graph on; `on_made` is told of its layers' gradients."""
+        """The same from the simplified graph on; what comes behind its gradients may begin meanwhile."""
         loss = self.draft.loss_id
         if loss is None:
             validate_graph(graph)
@@ -136,7 +136,7 @@ class ComputeGraph(GraphBuilder):
         # templates with a gradient are validated where that is made, and so are the gradients
         seen = {id(graph.templates[op.attrs["template"]].graph) for op in calls_before(graph, loss)}
         validate_graph(graph, seen)
-        graph, gradients = differentiate(graph, loss, pool, recomputation, on_made)
+        graph, gradients = differentiate(graph, loss, pool, recomputation, foresee)
         seen |= {id(template.graph) for template in graph.templates.values()}
         if self._optimizer is not None:
             builder = GraphBuilder.thaw(graph)
@@ -203,10 +203,10 @@ class ComputeGraph(GraphBuilder):
         recomputation = Recomputation.of(recompute)
         with collector_paused(), nullcontext() if pool is None else LoweredAhead(pool) as ahead:
             with seen.phase("gradients"):
-                graph, on_made = simplify(self.freeze()), None
+                graph, foresee = simplify(self.freeze()), foresee_nothing
                 if ahead is not None and is_foreseen:
-                    on_made = partial(lower_ahead, ahead, graph, used, leaves, workers_per_device, checkpoints)
-                graph = self._completed(graph, recomputation, pool, on_made)
+                    foresee = partial(lower_ahead, ahead, graph, used, leaves, workers_per_device, checkpoints)
+                graph = self._completed(graph, recomputation, pool, foresee)
             with seen.phase("layouts"):
                 check_constants(graph)
                 fixed = check_sizes("plan", symbols_of(graph), {} if sizes is None else sizes)

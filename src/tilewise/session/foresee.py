@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 from tilewise.core.errors import TilewiseError
 from tilewise.core.mesh import DeviceMesh
-from tilewise.graph.gradients import BackwardTemplate
+from tilewise.graph.gradients import BackwardTemplate, OnMade, foresee_nothing
 from tilewise.ir.batch import cut_batch
 from tilewise.ir.graph import Graph, Template
 from tilewise.plan import LocalShapes, LoweredAhead, settings_for, symbols_of
@@ -23,8 +22,7 @@ def lower_ahead(
     leaves: int | None,
     workers: int | None,
     is_checkpointed: bool,
-    made: Sequence[tuple[Template, BackwardTemplate]],
-) -> None:
+) -> OnMade:
     """Have layers and their gradients lowered with the settings that the plan of a graph will have.
 
     Args:
@@ -32,13 +30,22 @@ def lower_ahead(
         graph: before gradients, without sizes to fix.
         mesh: of one device.
         leaves, workers, is_checkpointed: as the plan was asked for.
-        made: the graph's layers, each with its gradient.
+
+    Returns:
+        What begins it, once it is given the gradients.
     """
-    with suppress(TilewiseError):  # what does not fit is refused in its turn, where all that comes before does
+    try:
         batch = cut_batch(graph, 1, leaves)
         layout = lay_out_alone(graph, mesh, lambda graph: None)
         settings = settings_for(graph, layout, batch, workers, is_checkpointed)
-        shapes = LocalShapes(mesh, settings, graph.reduction_chunks, symbols_of(graph), kinds=(0,))
+    except TilewiseError:  # it comes again in its turn, behind what comes before
+        return foresee_nothing()
+    shapes = LocalShapes(mesh, settings, graph.reduction_chunks, symbols_of(graph), kinds=(0,))
+    layouts = {op.attrs["template"]: layout.calls[op.id] for op in graph.ops if op.op == "call"}
+
+    def begin(made: Sequence[tuple[Template, BackwardTemplate]]) -> None:
         long = [(b.template, (), lay_out_whole(b.template, mesh)) for _, b in made]
-        short = [(t, b.saved, lay_out_whole(t, mesh)) for t, b in made]
+        short = [(template, b.saved, layouts[template.key]) for template, b in made]
         ahead.begin([*long, *short], shapes)
+
+    return begin
