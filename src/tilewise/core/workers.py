@@ -199,7 +199,9 @@ class Shared(Generic[Result]):
         on_done: Callable[[int], None] | None,
     ) -> None:
         self.function, self._calls, self._on_done = function, calls, on_done
-        self._batches = iter(_batches(len(calls), _PART * count))  # of a list, whose step is one turn: threads share it
+        self._batches = iter(
+            _batches(len(calls), _PART * count)
+        )  # of a list, whose step is one turn: threads share it
         self._results: dict[int, list[Result]] = {}
         self._failures: dict[int, BaseException] = {}
         self._feeders: list[threading.Thread] = []

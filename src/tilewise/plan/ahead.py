@@ -103,9 +103,7 @@ def lower_apart(modules: Sequence[str], task: LoweringTask, shapes: LocalShapes)
     return lower_variant(task, shapes)
 
 
-def _lower_or_leave(
-    modules: Sequence[str], task: LoweringTask, shapes: LocalShapes
-) -> LoweredVariant | None:
+def _lower_or_leave(modules: Sequence[str], task: LoweringTask, shapes: LocalShapes) -> LoweredVariant | None:
     """The same; None where that raises."""
     try:
         return lower_apart(modules, task, shapes)

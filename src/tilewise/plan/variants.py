@@ -162,7 +162,9 @@ def _lower_all(
     """Every task's own result; those of templates from other processes, where they are many."""
     places = {} if ahead is None else ahead.find(tasks, shapes)
     if ahead is not None and places:
-        rest = {i: lower_variant(task, shapes, numbers.known) for i, task in enumerate(tasks) if i not in places}
+        rest = {
+            i: lower_variant(task, shapes, numbers.known) for i, task in enumerate(tasks) if i not in places
+        }
         known = ahead.take()
         found = [rest.get(i) or known[places[i]] for i in range(len(tasks))]
         return [v or lower_variant(task, shapes, numbers.known) for task, v in zip(tasks, found)]

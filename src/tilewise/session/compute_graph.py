@@ -205,7 +205,9 @@ class ComputeGraph(GraphBuilder):
             with seen.phase("gradients"):
                 graph, foresee = simplify(self.freeze()), foresee_nothing
                 if ahead is not None and is_foreseen:
-                    foresee = partial(lower_ahead, ahead, graph, used, leaves, workers_per_device, checkpoints)
+                    foresee = partial(
+                        lower_ahead, ahead, graph, used, leaves, workers_per_device, checkpoints
+                    )
                 graph = self._completed(graph, recomputation, pool, foresee)
             with seen.phase("layouts"):
                 check_constants(graph)

@@ -39,6 +39,7 @@ from tilewise.ir.program import (
     Mode,
     Operand,
     Source,
+    TensorEntry,
     TileProgram,
     memory_kind,
 )
@@ -125,8 +126,7 @@ def validate_reductions(
             flows.append(flow)
             exchanges.update(flow.exchanges)
         confirm_exchanges(program, class_id, exchanges, layouts[0].mesh)
-        first: dict[object, int] = {}
-        same = [first.setdefault(_memory(e.key), i) for i, e in enumerate(of.entries)]
+        same = _firsts(of.entries)
         for name in of.calls:
             _follow_calls(of, flows, same, name, given, behind.get(name, ()))
         every.append(flows)
@@ -543,6 +543,21 @@ def _role(operand: Operand) -> int:
 def _kind(kind: str) -> str:
     """Of a slot or entry, whatever it is seen as."""
     return "tensor" if kind == "flat" else kind.removesuffix("_flat")
+
+
+def _firsts(entries: Sequence[TensorEntry]) -> list[int]:
+    """Per entry, the first one of its memory. Tensors are told apart by their numbers, which follow each other: a dict
+    of a million of them is quicker than one of keys."""
+    numbers: dict[object, int] = {}
+    keys: dict[object, int] = {}
+    found = []
+    for position, entry in enumerate(entries):
+        key = entry.key
+        if len(key) == 3 and key[2] == 0 and (key[0] == "tensor" or key[0] == "flat"):
+            found.append(numbers.setdefault(key[1], position))
+        else:
+            found.append(keys.setdefault(_memory(key), position))
+    return found
 
 
 def _memory(key: tuple[object, ...]) -> tuple[object, ...]:
