@@ -120,8 +120,8 @@ class WorkerPool:
         calls: Iterable[Sequence[Any]],
         on_done: Callable[[int], None] | None = None,
     ) -> Iterator[Shared[Result]]:
-        """As `map`, for a process that has something else to do while the others begin. Without `finish`, what was begun
-        is given up.
+        """As `map`, for a process that has something else to do while the others begin. Without `finish`, what was
+        begun is given up.
 
         Examples:
             >>> from math import factorial
