@@ -73,7 +73,8 @@ class EntryTable:
 
     def append(self, key: Key, buffer: Buffer, cut: Cut, shift: int = 0) -> int:
         """As `add`, of a key that has no entry yet, and of the part of `buffer` from byte `shift` on."""
-        offset, number, owner = buffer.offset + shift, len(self.tables[0]), buffer.key
+        offset = buffer.offset + shift if shift else buffer.offset  # the same object, of which there are many
+        number, owner = len(self.tables[0]), buffer.key
         # numbers of tensors follow each other, so a million of them are found in a dict without missing the cache
         place: object = owner[1] if owner[0] == "tensor" and not shift else (owner, shift)
         if buffer.first >= 0:

@@ -495,11 +495,13 @@ def _follow_calls(
     behind: Sequence[str],
 ) -> None:
     """What calls read has been written by calls before; `same` is the first entry of each one's memory."""
-    known = {same[e] for e in given}
+    known = bytearray(len(same))  # 1 where there is a value; a set of a million numbers misses the cache
+    for e in given:
+        known[same[e]] = 1
     for earlier in behind:
-        known |= {
-            same[call.binding[s]] for call in of.calls.get(earlier, ()) for s in flows[call.template].makes
-        }
+        for call in of.calls.get(earlier, ()):
+            for s in flows[call.template].makes:
+                known[same[call.binding[s]]] = 1
     taken: dict[int, tuple[int, int]] = {}  # per stack, microbatches so far and of how many
     for call in of.calls[name]:
         flow = flows[call.template]
@@ -513,12 +515,13 @@ def _follow_calls(
                 )
             taken[entry] = microbatch + 1, count
         for slot in flow.needs:
-            if same[call.binding[slot]] not in known:
+            if not known[same[call.binding[slot]]]:
                 refuse(
                     "a value is written before it is read",
                     f"{of.entries[call.binding[slot]].key} read by template {flow.template.name!r} in {name!r}",
                 )
-        known |= {same[call.binding[s]] for s in flow.makes}
+        for s in flow.makes:
+            known[same[call.binding[s]]] = 1
     for entry, (microbatch, count) in taken.items():
         if microbatch < count:
             what = f"{microbatch} of {count} for {of.entries[entry].key} in {name!r}"
