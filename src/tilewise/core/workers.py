@@ -9,6 +9,7 @@ pipes between a parent and the children that it started itself; none is ever rea
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pickle
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 from tilewise.core import worker_child
 from tilewise.core.border import Border
@@ -33,6 +34,7 @@ ENOUGH = 16
 MAX_WORKERS = 256
 _PART = 8  # of what is left, one part of so many per worker is the next batch: large at first, single calls at the end
 _AHEAD = 2  # batches that a worker has been asked for
+_PIPE_BYTES = 1 << 20  # what Linux gives every user
 _border = Border("core")
 
 
@@ -161,7 +163,9 @@ class WorkerPool:
                 start_new_session=True,  # Ctrl-C is for this process, which ends them
             )
             self._children.append(child)
-            assert child.stdin is not None
+            assert child.stdin is not None and child.stdout is not None
+            for pipe in (child.stdin, child.stdout):
+                _widen(pipe)
             with contextlib.suppress(BrokenPipeError):  # that it is dead is found at the first call
                 child.stdin.write(json.dumps(sys.path).encode() + b"\n")
                 child.stdin.flush()
@@ -297,6 +301,14 @@ class Shared(Generic[Result]):
                 "it printed, and whether memory is short"
             )
         return reply
+
+
+def _widen(pipe: IO[bytes]) -> None:
+    """Let a pipe hold a whole batch, where the system can: a worker that writes an answer into a full one stands still
+    until this process, busy with its own share, reads the next piece of it."""
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with contextlib.suppress(OSError):  # more than a user may have
+            fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def _batches(count: int, part: int) -> list[range]:
