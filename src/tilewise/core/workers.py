@@ -9,6 +9,7 @@ pipes between a parent and the children that it started itself; none is ever rea
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pickle
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 from tilewise.core import worker_child
 from tilewise.core.border import Border
@@ -31,8 +32,9 @@ Result = TypeVar("Result")
 ENOUGH = 16
 """Pieces of work that are worth starting processes for."""
 MAX_WORKERS = 256
-_BATCHES_PER_WORKER = 8  # so that workers end together, though one call takes longer than another
-_AHEAD = 2  # of those, that a worker has been asked for
+_PART = 8  # of what is left, one part of so many per worker is the next batch: large at first, single calls at the end
+_AHEAD = 2  # batches that a worker has been asked for
+_PIPE_BYTES = 1 << 20  # what Linux gives every user
 _border = Border("core")
 
 
@@ -120,7 +122,8 @@ class WorkerPool:
         calls: Iterable[Sequence[Any]],
         on_done: Callable[[int], None] | None = None,
     ) -> Iterator[Shared[Result]]:
-        """As `map`, for a process that has something else to do while the others begin.
+        """As `map`, for a process that has something else to do while the others begin. Without `finish`, what was
+        begun is given up.
 
         Examples:
             >>> from math import factorial
@@ -130,6 +133,7 @@ class WorkerPool:
             [6, 24]
         """
         given = [tuple(call) for call in calls]
+        is_done = False
         with self._lock:
             if given:
                 self._start()
@@ -137,9 +141,10 @@ class WorkerPool:
                 shared = Shared(function, given, self.count, on_done)
                 shared.start(self._children)
                 yield shared
-            except BaseException:
-                self._end()  # a worker may be in the middle of an answer that is wanted no more
-                raise
+                is_done = shared.is_done
+            finally:
+                if not is_done:
+                    self._end()  # a worker may be in the middle of an answer that is wanted no more
 
     def close(self) -> None:
         """End the processes."""
@@ -158,7 +163,9 @@ class WorkerPool:
                 start_new_session=True,  # Ctrl-C is for this process, which ends them
             )
             self._children.append(child)
-            assert child.stdin is not None
+            assert child.stdin is not None and child.stdout is not None
+            for pipe in (child.stdin, child.stdout):
+                _widen(pipe)
             with contextlib.suppress(BrokenPipeError):  # that it is dead is found at the first call
                 child.stdin.write(json.dumps(sys.path).encode() + b"\n")
                 child.stdin.flush()
@@ -183,6 +190,9 @@ class Shared(Generic[Result]):
         calls: its arguments.
         count: workers.
         on_done: called with the number of calls that have been answered since the last time.
+
+    Attributes:
+        is_done: whether all have been answered.
     """
 
     def __init__(
@@ -193,13 +203,13 @@ class Shared(Generic[Result]):
         on_done: Callable[[int], None] | None,
     ) -> None:
         self.function, self._calls, self._on_done = function, calls, on_done
-        self._size = -(-len(calls) // (_BATCHES_PER_WORKER * count)) or 1
-        self._firsts = iter(
-            range(0, len(calls), self._size)
-        )  # which threads may share: one step takes no turn of another
+        self._batches = iter(
+            _batches(len(calls), _PART * count)
+        )  # of a list, whose step is one turn: threads share it
         self._results: dict[int, list[Result]] = {}
         self._failures: dict[int, BaseException] = {}
         self._feeders: list[threading.Thread] = []
+        self.is_done = not calls
 
     def start(self, children: Iterable[subprocess.Popen[bytes]]) -> None:
         """Have others begin."""
@@ -222,6 +232,7 @@ class Shared(Generic[Result]):
             feeder.join()
         if self._failures:
             raise self._failures[min(self._failures)]
+        self.is_done = True
         return [result for first in sorted(self._results) for result in self._results[first]]
 
     def _try(self, work: Callable[..., None], *of: Any) -> None:
@@ -231,9 +242,9 @@ class Shared(Generic[Result]):
         except BaseException as error:
             self._failures[len(self._calls)] = error
 
-    def _take(self) -> int | None:
-        """The first call of the next few; None where there are none, or one has failed."""
-        return None if self._failures else next(self._firsts, None)
+    def _take(self) -> range | None:
+        """The numbers of the next few calls; None where there are none, or one has failed."""
+        return None if self._failures else next(self._batches, None)
 
     def _done(self, first: int, results: list[Result]) -> None:
         self._results[first] = results
@@ -242,40 +253,40 @@ class Shared(Generic[Result]):
 
     def _work(self) -> None:
         """Compute here, a few calls at a time."""
-        while (first := self._take()) is not None:
+        while (batch := self._take()) is not None:
             results: list[Result] = []
-            for call in self._calls[first : first + self._size]:
+            for number in batch:
                 try:
-                    results.append(self.function(*call))
+                    results.append(self.function(*self._calls[number]))
                 except Exception as error:
-                    self._failures[first + len(results)] = error
+                    self._failures[number] = error
                     return
-            self._done(first, results)
+            self._done(batch.start, results)
 
     def _feed(self, child: subprocess.Popen[bytes]) -> None:
         """Have one worker compute, a few calls at a time. It is asked for the next before it has answered, so that it
         never waits for this process to read."""
-        asked: deque[int] = deque()
+        asked: deque[range] = deque()
         while True:
-            while len(asked) < _AHEAD and (first := self._take()) is not None:
-                self._ask(child, first)
-                asked.append(first)
+            while len(asked) < _AHEAD and (batch := self._take()) is not None:
+                self._ask(child, batch)
+                asked.append(batch)
             if not asked:
                 return
             reply = self._answer(child)
-            first = asked.popleft()
+            batch = asked.popleft()
             if (after := self._take()) is not None:
                 self._ask(child, after)
                 asked.append(after)
             failure, results = pickle.loads(reply)
             if failure is not None:
-                self._failures[first + failure[0]] = failure[1]
+                self._failures[batch.start + failure[0]] = failure[1]
                 return
-            self._done(first, results)
+            self._done(batch.start, results)
 
-    def _ask(self, child: subprocess.Popen[bytes], first: int) -> None:
+    def _ask(self, child: subprocess.Popen[bytes], batch: range) -> None:
         assert child.stdin is not None
-        part = self._calls[first : first + self._size]
+        part = self._calls[batch.start : batch.stop]
         body = pickle.dumps((self.function, part), pickle.HIGHEST_PROTOCOL)
         with contextlib.suppress(BrokenPipeError):  # there will be no answer
             worker_child.write_frame(child.stdin, body)
@@ -290,6 +301,24 @@ class Shared(Generic[Result]):
                 "it printed, and whether memory is short"
             )
         return reply
+
+
+def _widen(pipe: IO[bytes]) -> None:
+    """Let a pipe hold a whole batch, where the system can: a worker that writes an answer into a full one stands still
+    until this process, busy with its own share, reads the next piece of it."""
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with contextlib.suppress(OSError):  # more than a user may have
+            fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+
+def _batches(count: int, part: int) -> list[range]:
+    """The numbers of calls in order, one part of so many of what is left at a time: so workers end together, though one
+    call takes longer than another, and messages are few."""
+    found, first = list[range](), 0
+    while first < count:
+        found.append(range(first, first + (-(-(count - first) // part))))
+        first = found[-1].stop
+    return found
 
 
 def _ending(child: subprocess.Popen[bytes]) -> str:

@@ -28,8 +28,20 @@ from tilewise.ir.op import Op, import_ops, modules_of_ops, op_named
 from tilewise.ir.tape import Gradient, Later, Term
 from tilewise.ir.validate import validate_graph
 
-__all__ = ["BackwardTemplate", "calls_before", "differentiate", "differentiate_template"]
+__all__ = [
+    "BackwardTemplate",
+    "Foresee",
+    "OnMade",
+    "calls_before",
+    "differentiate",
+    "differentiate_template",
+    "foresee_nothing",
+]
 
+OnMade = Callable[[Sequence[tuple[Template, "BackwardTemplate"]]], None]
+"""What is told of the templates on the way to a loss and their gradients, once these are all there."""
+Foresee = Callable[[], OnMade]
+"""What prepares that while gradients are made."""
 _Wanted = tuple[str, Choice]  # a template's key, and what of it is computed again
 
 _author = Border("graph", InternalError)
@@ -296,18 +308,26 @@ def _no_nested_call(op: OpNode, grads: list[int | None]) -> Sequence[Gradient]:
 
 
 def _differentiate_all(
-    graph: Graph, wanted: Sequence[_Wanted], pool: WorkerPool | None
-) -> dict[_Wanted, BackwardTemplate]:
-    """The gradient of each; from other processes, where they are many."""
+    graph: Graph, wanted: Sequence[_Wanted], pool: WorkerPool | None, foresee: Foresee
+) -> tuple[dict[_Wanted, BackwardTemplate], OnMade]:
+    """The gradient of each; from other processes, where they are many. And what has been foreseen meanwhile."""
     counts.differentiated += len(wanted)
     forward = [graph.templates[key] for key, _ in wanted]
     modules = modules_of_ops({op.op for template in forward for op in template.graph.ops})
     if pool is None or modules is None or len(wanted) < ENOUGH:
         made = [_validated_gradient(t, choice) for t, (_, choice) in zip(forward, wanted)]
+        on_made = foresee()
     else:
         tasks = [(modules, t, choice) for t, (_, choice) in zip(forward, wanted)]
-        made = pool.map(_differentiate_apart, tasks)
-    return dict(zip(wanted, _with_own_keys(wanted, made)))
+        with pool.begin(_differentiate_apart, tasks) as shared:
+            on_made = foresee()
+            made = shared.finish()
+    return dict(zip(wanted, _with_own_keys(wanted, made))), on_made
+
+
+def foresee_nothing() -> OnMade:
+    """Where nothing is to begin."""
+    return lambda made: None
 
 
 def _validated_gradient(forward: Template, choice: Choice) -> BackwardTemplate:
@@ -347,6 +367,7 @@ def differentiate(
     loss: int,
     pool: WorkerPool | None = None,
     recomputation: Recomputation = SAVE_ALL,
+    foresee: Foresee = foresee_nothing,
 ) -> tuple[Graph, dict[str, int]]:
     """The graph with the backward pass of `loss` appended, and the gradient's id of every parameter by name.
 
@@ -358,6 +379,7 @@ def differentiate(
         loss: id of the tensor.
         pool: processes that make the gradients of templates, where they are many.
         recomputation: what layers do not save.
+        foresee: called while templates' gradients are made; what it returns, before the graph is written.
 
     Raises:
         PlanError: a parameter does not influence the loss, or is used in a way that has no gradient; a name of what to
@@ -368,7 +390,8 @@ def differentiate(
     calls = calls_before(graph, loss)
     recomputation.require_fit(graph, calls)
     wanted = {op.id: (op.attrs["template"], recomputation.choice(op.label)) for op in calls}
-    backward = _differentiate_all(graph, list(dict.fromkeys(wanted.values())), pool)
+    backward, on_made = _differentiate_all(graph, list(dict.fromkeys(wanted.values())), pool, foresee)
+    on_made([(graph.templates[key], made) for (key, _), made in backward.items()])
     tape = _Tape(graph, builder.draft, lambda tensor: tensor)
     flow = tape.flow
 

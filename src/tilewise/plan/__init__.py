@@ -1,9 +1,19 @@
 """Deciding before running: tiles, memory, order, communication."""
 
+from tilewise.plan.ahead import LoweredAhead
 from tilewise.plan.make import make_plan
 from tilewise.plan.memory import memory_of_machine
 from tilewise.plan.plan import Plan
 from tilewise.plan.settings import settings_for
-from tilewise.plan.shapes import check_sizes, symbols_of
+from tilewise.plan.shapes import LocalShapes, check_sizes, symbols_of
 
-__all__ = ["Plan", "check_sizes", "make_plan", "memory_of_machine", "settings_for", "symbols_of"]
+__all__ = [
+    "LocalShapes",
+    "LoweredAhead",
+    "Plan",
+    "check_sizes",
+    "make_plan",
+    "memory_of_machine",
+    "settings_for",
+    "symbols_of",
+]

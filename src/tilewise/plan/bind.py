@@ -131,7 +131,7 @@ class Binder:
             common = self._bindings[use.variant] = self._common(self.variants[use.variant], call)
         seen = None if call is None else (*call.inputs, *call.outputs)
         known = self._entries(microbatch, False), self._entries(microbatch, True)
-        binding = common.blank.copy()
+        roots, binding = self.tensors.roots, common.blank.copy()
         for position, kind, place in common.others:
             if kind == _KEPT:
                 variant = self.variants[use.variant]
@@ -140,6 +140,8 @@ class Binder:
             tensor = place if seen is None else seen[place]
             assert tensor is not None
             number = known[kind][tensor]
+            if number < 0 and not microbatch and tensor not in roots:  # most of them
+                number = known[kind][tensor] = self._add(tensor, 0, kind == _FLAT)
             binding[position] = number if number >= 0 else self.tensor(tensor, microbatch, flat=kind == _FLAT)
         return Call(use.variant, tuple(binding), use.numbers)
 

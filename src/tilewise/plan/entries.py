@@ -48,8 +48,10 @@ class EntryTable:
         self.num_handles = 0
         self._bounds = bounds
         self._cuts: dict[Key, Cut] = {}
-        self._handles: dict[object, int] = {}  # first handle per place, and cut where several may have it
-        self._place_of: dict[tuple[int, int], tuple[int, int]] = {}  # per buffer and part
+        self._handles: dict[
+            object, int
+        ] = {}  # first handle per part, or per place and cut where several may have it
+        self._place_of: dict[object, tuple[int, int]] = {}  # per part
         self._by_buffer: defaultdict[Key, list[int]] = defaultdict(list)  # of those that may share bytes
 
     def cut(self, views: Sequence[Ref], strides: Sequence[int]) -> Cut:
@@ -71,12 +73,13 @@ class EntryTable:
 
     def append(self, key: Key, buffer: Buffer, cut: Cut, shift: int = 0) -> int:
         """As `add`, of a key that has no entry yet, and of the part of `buffer` from byte `shift` on."""
-        offset, number = buffer.offset + shift, len(self.tables[0])
-        place: object = offset  # which nothing else has that lives through a run
+        offset = buffer.offset + shift if shift else buffer.offset  # the same object, of which there are many
+        number, owner = len(self.tables[0]), buffer.key
+        # numbers of tensors follow each other, so a million of them are found in a dict without missing the cache
+        place: object = owner[1] if owner[0] == "tensor" and not shift else (owner, shift)
         if buffer.first >= 0:
-            self._by_buffer[buffer.key].append(number)
-            part = id(buffer), shift  # buffers live as long as the table
-            place = self._place_of.get(part)
+            self._by_buffer[owner].append(number)
+            part, place = place, self._place_of.get(place)
             if place is None:
                 place = self._place_of[part] = offset, cut.number
         first = self._handles.get(place)

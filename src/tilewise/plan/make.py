@@ -13,6 +13,7 @@ from tilewise.ir.program import Call, DeviceClass, TileProgram
 from tilewise.ir.schedule import Schedule
 from tilewise.ir.validate import Work, validate_bindings
 from tilewise.plan.accumulation import find_batch_sums, require_whole_batch
+from tilewise.plan.ahead import LoweredAhead
 from tilewise.plan.bind import Binder
 from tilewise.plan.buffers import (
     OFFLOADED,
@@ -31,7 +32,7 @@ from tilewise.plan.outputs import gather_outputs
 from tilewise.plan.plan import Plan
 from tilewise.plan.reuse import Tenant
 from tilewise.plan.rings import RING_DEPTH, place_of_use
-from tilewise.plan.segments import Segment, cut_segments
+from tilewise.plan.segments import cut_segments
 from tilewise.plan.shapes import LocalShapes, PlanSettings, round_up, symbols_of
 from tilewise.plan.tables import file_begin_of
 from tilewise.plan.validate import validate_plan
@@ -55,6 +56,7 @@ def make_plan(
     optimizer: object = None,
     overhead: Overhead = _no_overhead,
     pool: WorkerPool | None = None,
+    ahead: LoweredAhead | None = None,
 ) -> Plan:
     """Lower, place and order a laid-out graph.
 
@@ -63,6 +65,7 @@ def make_plan(
         overhead: bytes that a device with so many workers, signals and handles, and so much scratch per worker, needs
             besides its arena, by category.
         pool: processes that lower templates, where they are many.
+        ahead: what they are lowering already.
 
     Raises:
         LayoutError: a device would get no part of a tensor, or sizes do not divide as the strategy needs.
@@ -82,8 +85,9 @@ def make_plan(
     segments = cut_segments(graph)
     order = schedule([s.phase for s in segments], settings.accumulation)
     numbers = DeviceNumbers(shapes)
-    variants = lower_variants(graph, layout, shapes, segments, order, sums, roots, numbers, pool)
-    buffers, regions = _place(tensors, segments, variants)
+    lasting, results = lasting_buffers(tensors), result_buffers(tensors, segments)  # while others lower
+    variants = lower_variants(graph, layout, shapes, segments, order, sums, roots, numbers, pool, ahead)
+    buffers, regions = _place([*kept_buffers(tensors, variants), *lasting], results, variants)
     binder = Binder(tensors, variants, buffers)
     outside = binder.outside()
     program = _program(binder, variants, numbers, classes, buffers)
@@ -108,7 +112,7 @@ def make_plan(
         optimizer,
         overhead(*needs),
     )
-    validate_plan(plan)
+    validate_plan(plan, {v.number: v.values for v in variants.variants if v.values is not None})
     return plan
 
 
@@ -131,11 +135,11 @@ def _validate_bindings(program: TileProgram, variants: Variants, tensors: RootTe
 
 
 def _place(
-    tensors: RootTensors, segments: Sequence[Segment], variants: Variants
+    lasting: Sequence[Buffer], results: Sequence[Buffer], variants: Variants
 ) -> tuple[list[Buffer], Mapping[str, int]]:
     """Offsets of all buffers: what lives on first, then results by lifetime, then temporaries; bytes per region."""
-    lasting, kept = apart([*kept_buffers(tensors, variants), *lasting_buffers(tensors)])
-    results, stored = apart(result_buffers(tensors, segments))
+    lasting, kept = apart(lasting)
+    results, stored = apart(results)
     lasting_end = place_in_sequence(lasting, 0)
     if kept or stored:  # what moves to and from files begins at a page in memory as well
         lasting_end = round_up(lasting_end, FILE_PAGE)

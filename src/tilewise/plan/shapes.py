@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 
 from tilewise.core.border import Border
@@ -31,6 +32,12 @@ __all__ = ["LocalShapes", "PlanSettings", "bytes_of", "check_sizes", "round_up",
 def round_up(value: int, multiple: int) -> int:
     """The next multiple at or above `value`."""
     return -(-value // multiple) * multiple
+
+
+@lru_cache(4096)
+def _number(constant: int) -> Number:
+    """One object for each, which pickles hold once."""
+    return Number(constant)
 
 
 def bytes_of(ref: Ref, bounds: tuple[int, ...]) -> int:
@@ -204,7 +211,7 @@ class LocalShapes:
         symbolic = [s for s in lead if isinstance(s, Dim)]
         fixed = prod(s for s in lead if isinstance(s, int))
         if not symbolic:
-            return Number(fixed)
+            return _number(fixed)
         if len(symbolic) > 1:
             raise PlanError(
                 f"[plan.shapes] at most one symbolic size may count rows; got {spec}; fix the others"

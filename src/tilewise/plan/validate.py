@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from tilewise.ir.validate import validate_acknowledgements, validate_reductions
+from collections.abc import Mapping
+
+from tilewise.ir.validate import Values, validate_acknowledgements, validate_reductions
 from tilewise.plan.tables import PlanTables
 
 __all__ = ["validate_plan"]
 
 
-def validate_plan(plan: PlanTables) -> None:
+def validate_plan(plan: PlanTables, values: Mapping[int, Values] | None = None) -> None:
     """Hold the program to the layouts' records; what users write, and what steps keep, is there beforehand.
+
+    Args:
+        plan: of any origin.
+        values: what templates read and write, by number, of those that were held to the rules where they were lowered.
 
     Raises:
         InternalError: names the op or instruction that breaks a rule.
@@ -17,4 +23,4 @@ def validate_plan(plan: PlanTables) -> None:
     validate_acknowledgements(plan.program)
     kinds = {t.id: t.kind for t in plan.graph.tensors}
     given = frozenset(e for t, entries in plan.outside.items() if kinds[t] != "result" for e in entries)
-    validate_reductions(plan.program, plan.layouts, given, {"backward": ("forward",)})
+    validate_reductions(plan.program, plan.layouts, given, {"backward": ("forward",)}, values)

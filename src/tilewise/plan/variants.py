@@ -10,10 +10,12 @@ from tilewise.ir.counts import counts
 from tilewise.ir.graph import Graph
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.lowering import Ref
-from tilewise.ir.op import import_ops, modules_of_ops
+from tilewise.ir.op import modules_of_ops
 from tilewise.ir.program import LoweredTemplate, Slot
 from tilewise.ir.schedule import Schedule
+from tilewise.ir.validate import Values
 from tilewise.plan.accumulation import BatchSums
+from tilewise.plan.ahead import LoweredAhead, bare, lower_apart
 from tilewise.plan.classes import DeviceNumbers
 from tilewise.plan.collectives import place_signals
 from tilewise.plan.lower import LoweredVariant, LoweringTask, lower_variant, renumbered
@@ -38,7 +40,7 @@ class Variant:
         graph, layout: the template's, or the whole graph's for a run of root ops.
         roots: tensor -> tensor whose memory it shares.
         rings: number of the variant whose rings it uses too: the first of the same template.
-        temporaries, written: as its lowering says.
+        temporaries, written, values: as its lowering says.
     """
 
     number: int
@@ -52,6 +54,7 @@ class Variant:
     rings: int
     temporaries: tuple[Buffer, ...]
     written: tuple[frozenset[int], ...]
+    values: Values | None
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -104,6 +107,7 @@ def lower_variants(
     roots: dict[int, int],
     numbers: DeviceNumbers,
     pool: WorkerPool | None = None,
+    ahead: LoweredAhead | None = None,
 ) -> Variants:
     """Walk the schedule and lower what has not been lowered yet.
 
@@ -113,6 +117,7 @@ def lower_variants(
         roots: of the root graph's tensors.
         numbers: in which the devices of a class differ.
         pool: processes that lower templates, where they are many.
+        ahead: templates that they are lowering already.
     """
     tasks: dict[tuple[object, ...], LoweringTask] = {}
     wanted: list[tuple[Segment, int, tuple[object, ...], tuple[object, ...]]] = []
@@ -121,35 +126,26 @@ def lower_variants(
         call, name = segment.call, segment.name(graph)
         if call is not None:
             template = graph.templates[call.attrs["template"]]
-            inside, inner_layout = template.graph, layout.calls[call.id]
-            late = sums.calls[call.id]
+            ops, inner_layout, late = template.graph.ops, layout.calls[call.id], sums.calls[call.id]
             identity: tuple[object, ...] = (name, id(inner_layout), call.attrs["saved"], late.late_ops)
         else:
-            inside, inner_layout, late = graph, layout, sums
+            ops, late = segment.ops, sums
             identity = (name,)
-        ops = inside.ops if call is not None else segment.ops
         varies = turn.microbatch > 0 and any(o in late.complete_last for op in ops for o in op.outputs)
         key = (*identity, turn.microbatch if varies else 0)
         wanted.append((segment, turn.microbatch, identity, key))
         if key in tasks:
             continue
-        kept = arguments = None
         if call is not None:
             counts.lowered += 1
-            kept = frozenset((*template.results, *call.attrs["saved"]))
-            arguments = frozenset(template.arguments)
-        tasks[key] = LoweringTask(
-            name,
-            inside,
-            inner_layout,
-            ops,
-            turn.microbatch,
-            late.late_ops,
-            kept,
-            arguments or frozenset(),
-            roots if kept is None else {},
-        )
-    lowered = _lower_all(list(tasks.values()), shapes, numbers, pool)
+            tasks[key] = LoweringTask.of_template(
+                template, call.attrs["saved"], inner_layout, turn.microbatch, late.late_ops
+            )
+        else:
+            tasks[key] = LoweringTask(
+                name, graph, layout, ops, turn.microbatch, late.late_ops, None, frozenset(), roots
+            )
+    lowered = _lower_all(list(tasks.values()), shapes, numbers, pool, ahead)
     made = _numbered(tasks, lowered, numbers, {key: identity for _, _, identity, key in wanted})
     uses = [Use(segment, microbatch, made[key].number) for segment, microbatch, _, key in wanted]
     variants = tuple(made.values())
@@ -157,26 +153,30 @@ def lower_variants(
 
 
 def _lower_all(
-    tasks: Sequence[LoweringTask], shapes: LocalShapes, numbers: DeviceNumbers, pool: WorkerPool | None
+    tasks: Sequence[LoweringTask],
+    shapes: LocalShapes,
+    numbers: DeviceNumbers,
+    pool: WorkerPool | None,
+    ahead: LoweredAhead | None,
 ) -> list[LoweredVariant]:
     """Every task's own result; those of templates from other processes, where they are many."""
+    places = {} if ahead is None else ahead.find(tasks, shapes)
+    if ahead is not None and places:
+        rest = {
+            i: lower_variant(task, shapes, numbers.known) for i, task in enumerate(tasks) if i not in places
+        }
+        known = ahead.take()
+        found = [rest.get(i) or known[places[i]] for i in range(len(tasks))]
+        return [v or lower_variant(task, shapes, numbers.known) for task, v in zip(tasks, found)]
     apart = [task for task in tasks if task.kept is not None]
     modules = modules_of_ops({op.op for task in apart for op in task.ops})
     if pool is None or modules is None or len(apart) < ENOUGH:
         return [lower_variant(task, shapes, numbers.known) for task in tasks]
-    bare = replace(
-        shapes, kinds=shapes.kinds
-    )  # without what has been worked out for it, which is a lot to send
-    with pool.begin(_lower_apart, [(modules, task, bare) for task in apart]) as shared:
+    sizes = bare(shapes)
+    with pool.begin(lower_apart, [(modules, task, sizes) for task in apart]) as shared:
         here = iter([lower_variant(task, shapes, numbers.known) for task in tasks if task.kept is None])
-        found = iter(shared.finish())
-    return [next(here) if task.kept is None else next(found) for task in tasks]
-
-
-def _lower_apart(modules: Sequence[str], task: LoweringTask, shapes: LocalShapes) -> LoweredVariant:
-    """As `lower_variant`, in another process."""
-    import_ops(modules)
-    return lower_variant(task, shapes)
+        theirs = iter(shared.finish())
+    return [next(here) if task.kept is None else next(theirs) for task in tasks]
 
 
 def _numbered(
@@ -212,6 +212,7 @@ def _numbered(
             rings[identity][0],
             result.temporaries,
             result.written,
+            result.values,
         )
         num_signals += templates[0].num_signals
     return made

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from tilewise.graph.file import (
     read_content,
     require_definition,
 )
-from tilewise.graph.gradients import calls_before
+from tilewise.graph.gradients import Foresee, calls_before, foresee_nothing
 from tilewise.ir.batch import cut_batch
 from tilewise.ir.digest import digest_graph
 from tilewise.ir.file import Unwritable
@@ -33,8 +35,9 @@ from tilewise.ir.mermaid import to_mermaid
 from tilewise.ir.show import show_graph
 from tilewise.ir.validate import validate_graph
 from tilewise.optim import Optimizer
-from tilewise.plan import Plan, check_sizes, make_plan, settings_for, symbols_of
+from tilewise.plan import LoweredAhead, Plan, check_sizes, make_plan, settings_for, symbols_of
 from tilewise.session.assemble import device_overhead
+from tilewise.session.foresee import lower_ahead
 from tilewise.session.inputs import check_constants, is_own_input
 from tilewise.session.instance import GraphInstance
 from tilewise.strategy import (
@@ -117,22 +120,32 @@ class ComputeGraph(GraphBuilder):
         """
         recomputation = Recomputation.of(recompute)
         with collector_paused():
-            graph, loss = simplify(self.freeze()), self.draft.loss_id
-            if loss is None:
-                validate_graph(graph)
-                recomputation.require_fit(graph, ())
-                return graph
-            # templates with a gradient are validated where that is made, and so are the gradients
-            seen = {id(graph.templates[op.attrs["template"]].graph) for op in calls_before(graph, loss)}
-            validate_graph(graph, seen)
-            graph, gradients = differentiate(graph, loss, pool, recomputation)
-            seen |= {id(template.graph) for template in graph.templates.values()}
-            if self._optimizer is not None:
-                builder = GraphBuilder.thaw(graph)
-                self._optimizer.add_to(builder, gradients)
-                graph = builder.freeze()
-            validate_graph(graph, seen)
+            return self._completed(simplify(self.freeze()), recomputation, pool)
+
+    def _completed(
+        self,
+        graph: Graph,
+        recomputation: Recomputation,
+        pool: WorkerPool | None,
+        foresee: Foresee = foresee_nothing,
+    ) -> Graph:
+        """The same from the simplified graph on; what comes behind its gradients may begin meanwhile."""
+        loss = self.draft.loss_id
+        if loss is None:
+            validate_graph(graph)
+            recomputation.require_fit(graph, ())
             return graph
+        # templates with a gradient are validated where that is made, and so are the gradients
+        seen = {id(graph.templates[op.attrs["template"]].graph) for op in calls_before(graph, loss)}
+        validate_graph(graph, seen)
+        graph, gradients = differentiate(graph, loss, pool, recomputation, foresee)
+        seen |= {id(template.graph) for template in graph.templates.values()}
+        if self._optimizer is not None:
+            builder = GraphBuilder.thaw(graph)
+            self._optimizer.add_to(builder, gradients)
+            graph = builder.freeze()
+        validate_graph(graph, seen)
+        return graph
 
     def plan(
         self,
@@ -200,9 +213,16 @@ class ComputeGraph(GraphBuilder):
         seen = Watch() if watch is None else _border.instance("plan", "a watch", watch, Watch, "pass a Watch")
         if pool is not None:
             _border.instance("plan", "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
-        with collector_paused():
+        is_foreseen = used.num_devices == 1 and accumulation == 1 and not sizes and strategy.sharding is None
+        recomputation = Recomputation.of(recompute)
+        with collector_paused(), nullcontext() if pool is None else LoweredAhead(pool) as ahead:
             with seen.phase("gradients"):
-                graph = self.complete(recompute=recompute, pool=pool)
+                graph, foresee = simplify(self.freeze()), foresee_nothing
+                if ahead is not None and is_foreseen:
+                    foresee = partial(
+                        lower_ahead, ahead, graph, used, leaves, workers_per_device, checkpoints
+                    )
+                graph = self._completed(graph, recomputation, pool, foresee)
             with seen.phase("layouts"):
                 check_constants(graph)
                 fixed = check_sizes("plan", symbols_of(graph), {} if sizes is None else sizes)
@@ -217,7 +237,9 @@ class ComputeGraph(GraphBuilder):
                 graph, layout = offload_tensors(graph, layout, offloaded, batch)
                 settings = settings_for(graph, layout, batch, workers_per_device, checkpoints)
             with seen.phase("plan"):
-                return make_plan(graph, layout, settings, one_stage, self._optimizer, device_overhead, pool)
+                return make_plan(
+                    graph, layout, settings, one_stage, self._optimizer, device_overhead, pool, ahead
+                )
 
     def estimate_memory_usage(
         self, mesh: DeviceMesh | Mapping[str, int] | None = None, **options: Any

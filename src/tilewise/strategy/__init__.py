@@ -1,5 +1,6 @@
 """How a model is spread: declared strategies and the layouts that follow from them."""
 
+from tilewise.strategy.alone import lay_out_alone, lay_out_whole
 from tilewise.strategy.offload import OFFLOADS, check_offload, offload_tensors
 from tilewise.strategy.propagate import propagate_layouts
 from tilewise.strategy.reshard import insert_reshards
@@ -14,6 +15,8 @@ __all__ = [
     "StateSharding",
     "check_offload",
     "insert_reshards",
+    "lay_out_alone",
+    "lay_out_whole",
     "offload_tensors",
     "one_stage",
     "propagate_layouts",

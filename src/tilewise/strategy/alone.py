@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 from tilewise.core.mesh import DeviceMesh
 from tilewise.ir.counts import counts
-from tilewise.ir.graph import Graph
+from tilewise.ir.graph import Graph, Template
 from tilewise.ir.layout import GraphLayout, TensorLayout
 
-__all__ = ["lay_out_alone"]
+__all__ = ["lay_out_alone", "lay_out_whole"]
 
 
 def lay_out_alone(graph: Graph, mesh: DeviceMesh, require_hints: Callable[[Graph], object]) -> GraphLayout:
@@ -30,9 +30,14 @@ def lay_out_alone(graph: Graph, mesh: DeviceMesh, require_hints: Callable[[Graph
                 counts.sharded += 1
                 template = graph.templates[key]
                 require_hints(template.graph)
-                known[key] = _laid_out(template.graph, mesh, template.arguments, {})
+                known[key] = lay_out_whole(template, mesh)
             calls[op.id] = known[key]
     return _laid_out(graph, mesh, (t.id for t in graph.tensors if t.kind != "result"), calls)
+
+
+def lay_out_whole(template: Template, mesh: DeviceMesh) -> GraphLayout:
+    """Layouts of one template there."""
+    return _laid_out(template.graph, mesh, template.arguments, {})
 
 
 def _laid_out(

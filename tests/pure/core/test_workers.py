@@ -11,7 +11,7 @@ import pytest
 
 from tilewise.core.dims import DimLabel
 from tilewise.core.errors import ConfigError, ResourceError, ShapeError
-from tilewise.core.workers import WorkerPool, is_portable
+from tilewise.core.workers import WorkerPool, _batches, is_portable
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +201,29 @@ def test_this_process_may_do_something_else_first(pool):
     with pool.begin(math.factorial, []) as shared:
         assert shared.finish() == []
     assert meanwhile == math.factorial(50)
+
+
+@pytest.mark.parametrize(("count", "part"), [(0, 16), (1, 16), (15, 16), (1000, 8), (4011, 16)])
+def test_batches_shrink_to_single_calls(count, part):
+    """Every call is in one of them, in order; no batch is larger than the one before."""
+    batches = _batches(count, part)
+    assert [n for batch in batches for n in batch] == [*range(count)]
+    sizes = [len(batch) for batch in batches]
+    assert sizes == sorted(sizes, reverse=True) and all(sizes) and (not sizes or sizes[-1] == 1)
+
+
+def test_threads_share_the_batches():
+    """Several feeders take from one list at once; each batch goes to one of them."""
+    with WorkerPool(6) as pool:
+        for _ in range(3):
+            assert pool.map(abs, [(-n,) for n in range(3000)]) == [*range(3000)]
+
+
+def test_what_is_not_finished_is_given_up(pool):
+    """Without an error, too; the pool works on."""
+    with pool.begin(where, [(0.01,)] * 64) as shared:
+        assert not shared.is_done
+    assert pool.map(math.factorial, [(4,)]) == [24]
 
 
 def test_an_error_meanwhile_leaves_a_pool_that_works(pool):

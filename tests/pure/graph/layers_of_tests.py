@@ -69,3 +69,14 @@ def fail_at_seven(handle, item):
     handle.layer(block, "x", path=f"layers.{item}")
     if item in (7, 9):
         raise KeyError("seven")
+
+
+def leave_it(modules, task, shapes):
+    """Lowers nothing."""
+
+
+def die_elsewhere(modules, task, shapes):
+    """Ends a worker; the process that owns the pool works on."""
+    time.sleep(0.02)
+    if os.environ.get("OWNER_OF_TEST") != str(os.getpid()):
+        os._exit(3)

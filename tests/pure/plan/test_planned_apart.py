@@ -8,12 +8,15 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "graph"))  # also for workers, which get this path
 import layers_of_tests as own
 
+from tilewise.core.errors import InternalError
 from tilewise.core.mesh import DeviceMesh
 from tilewise.core.workers import Shared, WorkerPool
 from tilewise.graph import GraphBuilder, Recomputation, differentiate, simplify
 from tilewise.ir.batch import cut_batch
 from tilewise.optim import AdamW
-from tilewise.plan import make_plan, settings_for, variants
+from tilewise.plan import make, make_plan, settings_for, variants
+from tilewise.plan.lower import variant
+from tilewise.plan.validate import validate_plan
 from tilewise.strategy import DistributionStrategy, one_stage, propagate_layouts
 
 
@@ -61,7 +64,7 @@ def test_a_planted_fault_is_found(pool, monkeypatch):
 
     def spoil(self):
         found = finish(self)
-        if self.function is variants._lower_apart:
+        if self.function is variants.lower_apart:
             found[3], found[4] = found[4], found[3]
         return found
 
@@ -71,3 +74,39 @@ def test_a_planted_fault_is_found(pool, monkeypatch):
     except Exception:  # the proofs may refuse it first
         return
     assert digest != plan(None).digest()
+
+
+@pytest.mark.parametrize("spoil", ["makes", "needs"])
+def test_values_are_believed_of_the_lowering_alone(monkeypatch, spoil):
+    """What a template reads and writes comes with its lowering; the twin says something else, which is refused where it
+    contradicts the calls."""
+    made = plan(None)
+    validate_plan(made)  # reads all instructions again
+
+    def wrong(template, layout):
+        values = right(template, layout)
+        if spoil == "makes":
+            return values._replace(makes=frozenset())
+        return values._replace(needs=values.needs | values.makes)
+
+    right = variant.values_of
+    monkeypatch.setattr(variant, "values_of", wrong)
+    with pytest.raises(InternalError, match="a value is written before it is read"):
+        plan(None)
+
+
+@pytest.mark.parametrize(("axes", "accumulation"), [({}, 1), ({}, 4), ({"dp": 2}, 1)])
+def test_values_are_those_of_all_instructions(monkeypatch, axes, accumulation):
+    """A template that other devices have a part in has none of its own."""
+    asked, check = [], make.validate_plan
+
+    def note(plan, values):
+        asked.append(values)
+        check(plan, values)
+
+    monkeypatch.setattr(make, "validate_plan", note)
+    made = plan(None, axes, accumulation, layers=3)
+    assert bool(asked[0]) is (not axes)
+    for number, values in asked[0].items():
+        template = made.program.classes[0].templates[number]
+        assert variant.values_of(template, made.layouts[number]) == values

@@ -9,9 +9,10 @@ from tilewise.ir.validate.graph import validate_graph
 from tilewise.ir.validate.order import validate_order
 from tilewise.ir.validate.program import validate_acknowledgements
 from tilewise.ir.validate.records import validate_records
-from tilewise.ir.validate.reductions import validate_reductions
+from tilewise.ir.validate.reductions import Values, validate_reductions, values_of
 
 __all__ = [
+    "Values",
     "Work",
     "validate_acknowledgements",
     "validate_batch_sums",
@@ -21,4 +22,5 @@ __all__ = [
     "validate_order",
     "validate_records",
     "validate_reductions",
+    "values_of",
 ]

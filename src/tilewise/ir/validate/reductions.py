@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from tilewise.ir.layout import LEAVES, GraphLayout, Record
 from tilewise.ir.program import (
@@ -39,6 +39,7 @@ from tilewise.ir.program import (
     Mode,
     Operand,
     Source,
+    TensorEntry,
     TileProgram,
     memory_kind,
 )
@@ -53,7 +54,7 @@ from tilewise.ir.validate.exchanges import (
     refuse,
 )
 
-__all__ = ["validate_reductions"]
+__all__ = ["Values", "validate_reductions", "values_of"]
 
 _KERNELS = {"sum": "tree_add", "max": "tree_max", "or": "tree_or"}
 _REDUCING = tuple(_KERNELS.values())
@@ -69,11 +70,33 @@ _PARTIAL, _SHARE, _SPENT, _COMPLETE = (
 )
 
 
+class Values(NamedTuple):
+    """Slots of a template whose values it reads from outside, and those that it writes."""
+
+    needs: frozenset[int]
+    makes: frozenset[int]
+
+
+def values_of(template: LoweredTemplate, layout: GraphLayout) -> Values | None:
+    """What a template reads and writes, once its instructions are found right; None where other devices or other
+    microbatches have a part in that, which only a whole program shows.
+
+    Raises:
+        InternalError: as `validate_reductions`.
+    """
+    flow = _Flow(template, layout)
+    flow.run()
+    if flow.exchanges or flow.stacks or flow.columns or flow.homes or flow.collected:
+        return None
+    return Values(frozenset(flow.needs), frozenset(flow.makes))
+
+
 def validate_reductions(
     program: TileProgram,
     layouts: Sequence[GraphLayout],
     given: frozenset[int],
     behind: Mapping[str, Sequence[str]],
+    values: Mapping[int, Values] | None = None,
 ) -> None:
     """Every record is completed once and rightly, and every value is written before it is read.
 
@@ -81,6 +104,7 @@ def validate_reductions(
         layouts: of the graph that each template lowers; templates without come last.
         given: entries that hold a value from outside before any list runs.
         behind: lists that have run before a list.
+        values: `values_of` templates by number, in all classes alike, where that has been asked.
 
     Raises:
         InternalError: names the op or instruction, and what it reads.
@@ -88,18 +112,21 @@ def validate_reductions(
     if not layouts:
         refuse("a program lowers a graph", "no layout of one")
     _require_all_records(program, layouts)
+    known = {} if values is None else values
     every: list[list[_Flow]] = []
     for class_id, of in enumerate(program.classes):
         exchanges: dict[Exchange, str] = {}
         flows = []
         for number, template in enumerate(of.templates):
             flow = _Flow(template, layouts[number] if number < len(layouts) else None)
-            flow.run()
+            if number in known:
+                flow.needs, flow.makes = {*known[number].needs}, {*known[number].makes}
+            else:
+                flow.run()
             flows.append(flow)
             exchanges.update(flow.exchanges)
         confirm_exchanges(program, class_id, exchanges, layouts[0].mesh)
-        first: dict[object, int] = {}
-        same = [first.setdefault(_memory(e.key), i) for i, e in enumerate(of.entries)]
+        same = _firsts(of.entries)
         for name in of.calls:
             _follow_calls(of, flows, same, name, given, behind.get(name, ()))
         every.append(flows)
@@ -147,14 +174,9 @@ class _Flow:
         self.columns: dict[int, Columns] = {}
         self.homes: dict[int, Home] = {}
         self.collected: dict[int, Collected] = {}
-        first: dict[tuple[str, int, int], int] = {}
-        self._same = [
-            first.setdefault((memory_kind(s.kind), s.id, s.level), i) for i, s in enumerate(template.slots)
-        ]
+        self._same: list[int] = []  # per slot, the first one of its memory
         self._state: dict[int, str] = {}
-        self._open = {
-            self._same[c.source]: c for c in template.completions
-        }  # parts that are not combined yet
+        self._open: dict[int, Completion] = {}  # parts that are not combined yet
         self._halves: dict[int, Completion] = {}  # combined, not copied yet
 
     def run(self) -> None:
@@ -163,6 +185,12 @@ class _Flow:
         Raises:
             InternalError: a value is read that is not complete, or stays so.
         """
+        first: dict[tuple[str, int, int], int] = {}
+        self._same = [
+            first.setdefault((memory_kind(s.kind), s.id, s.level), i)
+            for i, s in enumerate(self.template.slots)
+        ]
+        self._open = {self._same[c.source]: c for c in self.template.completions}
         if len(self._open) < len(self.template.completions):
             refuse("a part belongs to one value", f"two for a slot of template {self.template.name!r}")
         for instruction in self.template.instructions:
@@ -467,11 +495,13 @@ def _follow_calls(
     behind: Sequence[str],
 ) -> None:
     """What calls read has been written by calls before; `same` is the first entry of each one's memory."""
-    known = {same[e] for e in given}
+    known = bytearray(len(same))  # 1 where there is a value; a set of a million numbers misses the cache
+    for e in given:
+        known[same[e]] = 1
     for earlier in behind:
-        known |= {
-            same[call.binding[s]] for call in of.calls.get(earlier, ()) for s in flows[call.template].makes
-        }
+        for call in of.calls.get(earlier, ()):
+            for s in flows[call.template].makes:
+                known[same[call.binding[s]]] = 1
     taken: dict[int, tuple[int, int]] = {}  # per stack, microbatches so far and of how many
     for call in of.calls[name]:
         flow = flows[call.template]
@@ -485,12 +515,13 @@ def _follow_calls(
                 )
             taken[entry] = microbatch + 1, count
         for slot in flow.needs:
-            if same[call.binding[slot]] not in known:
+            if not known[same[call.binding[slot]]]:
                 refuse(
                     "a value is written before it is read",
                     f"{of.entries[call.binding[slot]].key} read by template {flow.template.name!r} in {name!r}",
                 )
-        known |= {same[call.binding[s]] for s in flow.makes}
+        for s in flow.makes:
+            known[same[call.binding[s]]] = 1
     for entry, (microbatch, count) in taken.items():
         if microbatch < count:
             what = f"{microbatch} of {count} for {of.entries[entry].key} in {name!r}"
@@ -515,6 +546,21 @@ def _role(operand: Operand) -> int:
 def _kind(kind: str) -> str:
     """Of a slot or entry, whatever it is seen as."""
     return "tensor" if kind == "flat" else kind.removesuffix("_flat")
+
+
+def _firsts(entries: Sequence[TensorEntry]) -> list[int]:
+    """Per entry, the first one of its memory. Tensors are told apart by their numbers, which follow each other: a dict
+    of a million of them is quicker than one of keys."""
+    numbers: dict[object, int] = {}
+    keys: dict[object, int] = {}
+    found = []
+    for position, entry in enumerate(entries):
+        key = entry.key
+        if len(key) == 3 and key[2] == 0 and (key[0] == "tensor" or key[0] == "flat"):
+            found.append(numbers.setdefault(key[1], position))
+        else:
+            found.append(keys.setdefault(_memory(key), position))
+    return found
 
 
 def _memory(key: tuple[object, ...]) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from tilewise.core.columns import columns_of, records_of
-from tilewise.ir.graph import Graph, OpNode
+from tilewise.ir.graph import Graph, OpNode, Template
 from tilewise.ir.layout import GraphLayout
 from tilewise.ir.lowering import Ref
 from tilewise.ir.program import (
@@ -26,6 +26,7 @@ from tilewise.ir.program import (
     Source,
     Wait,
 )
+from tilewise.ir.validate import Values, values_of
 from tilewise.plan.classes import DeviceNumbers, NumberTable
 from tilewise.plan.lower.aliases import alias_roots
 from tilewise.plan.lower.template import TemplateLowering
@@ -61,6 +62,32 @@ class LoweringTask:
     arguments: frozenset[int]
     roots: Mapping[int, int]
 
+    @classmethod
+    def of_template(
+        cls,
+        template: Template,
+        saved: Sequence[int],
+        layout: GraphLayout,
+        microbatch: int = 0,
+        late_ops: frozenset[int] = frozenset(),
+    ) -> LoweringTask:
+        """That of a layer; `saved` are tensors that its calls yield besides its results."""
+        graph, kept = template.graph, frozenset((*template.results, *saved))
+        arguments = frozenset(template.arguments)
+        return cls(template.key, graph, layout, graph.ops, microbatch, late_ops, kept, arguments, {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a pickle, ops that are all of the graph's are sent with it alone."""
+        ops = None if self.ops is self.graph.ops else self.ops
+        rest = self.microbatch, self.late_ops, self.kept, self.arguments, self.roots
+        return _task_of, (self.name, self.graph, self.layout, ops, *rest)
+
+
+def _task_of(
+    name: str, graph: Graph, layout: GraphLayout, ops: tuple[OpNode, ...] | None, *rest: Any
+) -> LoweringTask:
+    return LoweringTask(name, graph, layout, graph.ops if ops is None else ops, *rest)
+
 
 @dataclass(frozen=True)
 class LoweredVariant:
@@ -75,6 +102,7 @@ class LoweredVariant:
         numbers: in which devices differ, and their teams.
         temporaries: its own memory, placed from byte 0 on; keys are kind and number.
         written: per class, slots whose every row is written in each use.
+        values: what it reads and writes, on one device, where nothing else has a part in that.
     """
 
     templates: tuple[LoweredTemplate, ...]
@@ -85,13 +113,14 @@ class LoweredVariant:
     numbers: NumberTable
     temporaries: tuple[Buffer, ...]
     written: tuple[frozenset[int], ...]
+    values: Values | None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In a pickle, small records as columns."""
         views = [columns_of(views) for views in self.views]
         templates = [_template_columns(template) for template in self.templates]
         temporaries = columns_of(self.temporaries)
-        rest = self.inner, self.roots, self.scratch_bytes, self.numbers, self.written
+        rest = self.inner, self.roots, self.scratch_bytes, self.numbers, self.written, self.values
         return _variant_of, (templates, views, temporaries, *rest)
 
 
@@ -141,6 +170,7 @@ def _variant_of(
     scratch_bytes: int,
     numbers: NumberTable,
     written: Any,
+    values: Values | None,
 ) -> LoweredVariant:
     return LoweredVariant(
         tuple(_template_of(*t) for t in templates),
@@ -151,6 +181,7 @@ def _variant_of(
         numbers,
         records_of(Buffer, temporaries),
         written,
+        values,
     )
 
 
@@ -162,6 +193,9 @@ def lower_variant(
     Args:
         shapes: of all devices.
         known: numbers of devices that have been worked out.
+
+    Raises:
+        InternalError: what an op was lowered to breaks a rule of values.
     """
     numbers = DeviceNumbers(shapes, known)
     kept = task.kept
@@ -192,6 +226,7 @@ def lower_variant(
         numbers.table(),
         _temporaries(task, templates, inner, shapes),
         tuple(written_slots(t, [view.extent for view in of]) for t, of in zip(templates, views)),
+        values_of(templates[0], task.layout) if shapes.mesh.num_devices == 1 else None,
     )
 
 
