@@ -173,6 +173,8 @@ class BackwardTemplate:
     """A template's gradient: forward tensors it takes (after the results' gradients), whose gradients it yields.
 
     Attributes:
+        sources: where the gradient of each wanted tensor comes from: a place among the template's results or, counted
+            from -1 downwards, the gradient of one of the layer's results, which the layer hands on as it is.
         saved: of the forward tensors those that the forward call must yield for it.
         recomputed: ids of the forward ops that it runs again.
         forward_attrs, attrs: attributes of the forward calls from now on, and of its own.
@@ -181,6 +183,7 @@ class BackwardTemplate:
     template: Template
     imports: tuple[int, ...]
     wanted: tuple[int, ...]
+    sources: tuple[int, ...]
     saved: tuple[int, ...]
     recomputed: frozenset[int]
     forward_attrs: Mapping[str, Any]
@@ -273,9 +276,15 @@ def _backward_of(forward: Template, again: frozenset[int]) -> BackwardTemplate:
     wanted = tuple(
         a for a in forward.arguments if totals.get(a) is not None and graph.tensors[a].kind != "constant"
     )
-    results = tuple(t for t in (totals[a] for a in wanted) if t is not None)
-    for a, r in zip(wanted, results):
-        builder.output_id(r, f"grad.{graph.spec(a).name}")
+    handed_on = {seed: ~i for i, seed in enumerate(seeds.values())}
+    places: dict[int, int] = {}  # of results, each once: a sum hands one gradient to both its terms
+    for a in wanted:
+        total = totals[a]
+        if total is not None and total not in handed_on:
+            places.setdefault(total, len(places))
+            builder.output_id(total, f"grad.{graph.spec(a).name}")
+    sources = tuple({**places, **handed_on}[t] for t in (totals[a] for a in wanted) if t is not None)
+    results = tuple(places)
     known = {*forward.arguments, *forward.results}
     saved = tuple(t for t in imported if t not in known)
     key = forward.key + ".backward"
@@ -283,6 +292,7 @@ def _backward_of(forward: Template, again: frozenset[int]) -> BackwardTemplate:
         Template(key, builder.freeze(), (*seeds.values(), *imported.values()), results),
         tuple(imported),
         wanted,
+        sources,
         saved,
         again,
         {"template": forward.key, "saved": saved},
@@ -439,5 +449,8 @@ def _call_backward(
     arguments = (*grads, *(known[t] for t in backward.imports))
     specs = [backward.template.graph.spec(r) for r in backward.template.results]
     results = draft.append("call", arguments, specs, backward.attrs, label=f"{op.label}.backward")
-    by_argument = dict(zip(backward.wanted, results))
+    by_argument = {
+        a: results[source] if source >= 0 else grads[~source]
+        for a, source in zip(backward.wanted, backward.sources)
+    }
     return [by_argument.get(a) for a in forward.arguments]

@@ -34,7 +34,9 @@ def check_offload(offload: str | Collection[str]) -> frozenset[str]:
     Raises:
         PlanError: something that is none of `OFFLOADS`.
     """
-    given = () if offload == "none" else (offload,) if isinstance(offload, str) else offload
+    given = offload
+    if isinstance(offload, str):
+        given = () if offload == "none" else (offload,)
     if not isinstance(given, Collection) or isinstance(given, Mapping):
         _border.refuse(
             "plan", f"offload is one or several of {', '.join(OFFLOADS)}", shown(offload), 'pass "optimizer"'
