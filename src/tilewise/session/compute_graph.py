@@ -213,7 +213,8 @@ class ComputeGraph(GraphBuilder):
         seen = Watch() if watch is None else _border.instance("plan", "a watch", watch, Watch, "pass a Watch")
         if pool is not None:
             _border.instance("plan", "a pool", pool, WorkerPool, "pass tw.WorkerPool(2)")
-        is_foreseen = used.num_devices == 1 and accumulation == 1 and not sizes and strategy.sharding is None
+        is_whole = isinstance(accumulation, int) and accumulation == 1 and sizes is None
+        is_foreseen = used.num_devices == 1 and is_whole and strategy.sharding is None
         recomputation = Recomputation.of(recompute)
         with collector_paused(), nullcontext() if pool is None else LoweredAhead(pool) as ahead:
             with seen.phase("gradients"):
