@@ -128,6 +128,17 @@ def test_what_is_recomputed_may_change_at_a_stop(texts, whole_run, tmp_path):
     assert is_same(weights(tmp_path), weights(whole_run))
 
 
+def test_what_is_offloaded_may_change_at_a_stop(texts, whole_run, tmp_path):
+    """Optimizer states in a file, then weights and activations in another; nothing of them is left."""
+    _stop_after_three(make_config(texts, tmp_path, FSDP, offload="optimizer"))
+    elsewhere = tmp_path / "elsewhere"
+    changes = {"offload": ("parameters", "activations"), "output": {"offload_directory": str(elsewhere)}}
+    run(make_config(texts, tmp_path, **changes), resume=True)
+    assert is_same(weights(tmp_path), weights(whole_run))
+    assert elsewhere.is_dir() and not list(elsewhere.iterdir())
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("tilewise-")]
+
+
 def test_layers_to_recompute_are_named_or_refused(texts, tmp_path):
     """`tilewise verify` compares what is computed again with saving it; a pattern that fits nothing is no run."""
     config = make_config(texts, tmp_path, recompute=["layers.1", "layers.*/silu_gate"])

@@ -91,6 +91,13 @@ def test_example_is_valid_and_complete():
         ("[train]\nrecompute = ['layers.*', 3]\n", "train.recompute: a pattern of names .*; got 3"),
         ("[train]\nrecompute = ['']\n", "train.recompute: a pattern of names"),
         ("[train]\nrecompute = true\n", "train.recompute: .* a sequence of names; got True"),
+        (
+            "[train]\noffload = 'gradients'\n",
+            "train.offload: .*optimizer, activations, parameters; got 'gradients'",
+        ),
+        ("[train]\noffload = [3]\n", "train.offload: .*optimizer, activations, parameters; got 3"),
+        ("[train]\noffload = true\n", "train.offload: .*; got True"),
+        ("[output]\noffload_directory = ''\n", "output.offload_directory"),
         ("data = 3\n", "data: .*; got 3"),
         ("[optimizer]\nlr = 1e300\n", "optimizer.lr"),
         ("[model]\nrope_theta = 1e-300\n", "rope_theta"),
@@ -151,9 +158,14 @@ def test_spellings_of_a_dtype_are_one_configuration(tmp_path):
     )
 
 
-def test_what_is_recomputed_is_no_part_of_a_run(tmp_path):
+def test_what_is_recomputed_or_offloaded_is_no_part_of_a_run(tmp_path):
     """It changes no bit, so a checkpoint of the same run fits."""
-    for text in ("recompute = 'full'", "recompute = ['layers.[0-3]', 'layers.*/silu_gate']"):
+    for text in (
+        "recompute = 'full'",
+        "recompute = ['layers.[0-3]', 'layers.*/silu_gate']",
+        "offload = 'optimizer'",
+        "offload = ['parameters', 'activations']",
+    ):
         config = load_config(_write(tmp_path, f"[train]\n{text}\n"))
         assert config.train != TrainConfig().train
         assert config.what_must_match() == TrainConfig().what_must_match()
@@ -174,6 +186,8 @@ def test_paths_are_relative_to_the_file(tmp_path):
     assert (config.data.path, config.output.directory) == (str(tmp_path / "texts"), str(tmp_path / "out"))
     config = load_config(_write(tmp_path, "[data]\npath = '/texts'\n[output]\ndirectory = '/out'\n"))
     assert (config.data.path, config.output.directory) == ("/texts", "/out")
+    config = load_config(_write(tmp_path, "[output]\noffload_directory = 'disk'\n"))
+    assert config.output.offload_directory == str(tmp_path / "disk")
 
 
 def test_strategy_and_output_do_not_decide_the_result():
