@@ -247,7 +247,7 @@ void matmul_dx(const KernelArgs& args) {
   int64_t contracted = 0;
   for (int64_t term = 0; term < args.ints[1]; ++term) contracted += args.tiles[3 + 2 * term].rows;
   // Turned are either the weights or dY and the result, which is in fp32: whichever is fewer words.
-  if (contracted * columns <= rows * (contracted + columns * D::kPerStep)) {
+  if (contracted * columns < rows * (contracted + columns * D::kPerStep)) {
     run_weight_product<D, InputGradient>(args, 2304);
   } else {
     run_weight_product<D, TurnedInputGradient>(args, 2304, true);

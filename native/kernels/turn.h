@@ -99,6 +99,8 @@ TILEWISE_INLINE void turn_rows(Lanes (&turned)[kLanes], const float* rows, int64
 #endif
 }
 
+inline constexpr int64_t kAhead = 2;  // panels that are asked for while one is turned: they lie far apart
+
 /// The transposed use of packed weights: columns [column, column + Width) of packed rows [begin, end) become lanes,
 /// to[step along n][Width]. `panels` is the packed operand of panels of Width rows (fp32: [k][Width]; bf16: [k /
 /// 2][Width][2]), k_pad its padded row length.
@@ -111,6 +113,7 @@ TILEWISE_INLINE void turn_panels(uint32_t* to, const float* panels, int64_t k_pa
     for (int64_t half = 0; half < Width; half += kLanes) {
       const int64_t columns = larger(int64_t{0}, smaller(kLanes, k_pad - column - half));
       const auto* from = reinterpret_cast<const char*>(base + (columns > 0 ? (column + half) * Width : 0));
+      for (int64_t c = 0; c < columns; ++c) __builtin_prefetch(from + (c + kAhead * k_pad) * Width * 4, 0, 2);
       transpose_words(to + (n - begin) * Width + half, Width, from, Width * 4, columns, count);
     }
     n += count;
@@ -125,6 +128,7 @@ TILEWISE_INLINE void turn_panels(uint32_t* to, const bf16* panels, int64_t k_pad
     const int64_t lane = n % Width, count = smaller(smaller(kLanes, end - n), Width - lane);
     const int64_t pairs = larger(int64_t{0}, smaller(kLanes, (k_pad - column) / 2));
     const bf16* from = panels + (n - lane) * k_pad + column * Width + 2 * lane;
+    for (int64_t c = 0; c < pairs; ++c) __builtin_prefetch(from + (2 * c + kAhead * k_pad) * Width, 0, 2);
     transpose_words(turned, kLanes, reinterpret_cast<const char*>(from), Width * 4, pairs, count);
     for (int64_t i = 0; i < count; i += 2) {
       const IntLanes first = load_int(turned + i * kLanes);
