@@ -50,11 +50,10 @@ class Row:
 
 def instructions(of: DeviceClass) -> Iterator[tuple[Instruction, list[TensorEntry | None]]]:
     """Every instruction of a step, once per use, with the memory of its operands."""
-    for calls in of.calls.values():
-        for call in calls:
-            for instruction in of.templates[call.template].instructions:
-                entries = [None if o.null else of.entries[call.binding[o.slot]] for o in instruction.operands]
-                yield instruction, entries
+    for call in of.calls["step"]:  # forward and backward passes alone have names of their own
+        for instruction in of.templates[call.template].instructions:
+            entries = [None if o.null else of.entries[call.binding[o.slot]] for o in instruction.operands]
+            yield instruction, entries
 
 
 def matmul_flops(kernel: str, entries: list[TensorEntry | None]) -> float:

@@ -1,6 +1,7 @@
 // matmul, matmul_dx, gemm and the ceiling loops. Operand order: src/tilewise/kernels/table.py.
 //
-// matmul reads packed weights where they lie; matmul_dx turns panels per task; gemm packs both plain operands.
+// matmul reads packed weights where they lie; matmul_dx turns them per task, or what is multiplied with them and the
+// result; gemm packs both plain operands.
 #include "kernels/product.h"
 #include "kernels/registry.h"
 
@@ -98,9 +99,9 @@ class Output {
   }
 };
 
-/// What matmul and matmul_dx share: row-major A terms and the output.
+/// A product of weights: sums begin with zero and wait in scratch until a block is finished.
 template <class D>
-struct RowProduct {
+struct WeightProduct {
   using T = typename D::T;
   using Dot = typename D::Dot;
   static constexpr ALayout kLayout = ALayout::kRows;
@@ -113,11 +114,19 @@ struct RowProduct {
   const float* initial(int64_t, int64_t, int64_t, float*) { return nullptr; }
   const float* addend(int64_t, int64_t) { return nullptr; }
   float* target(int64_t, int64_t, float* block) const { return block; }
+  const TileView& factor(int64_t term) const { return terms[2 * term]; }
+  const TileView& weight(int64_t term) const { return terms[2 * term + 1]; }
+};
+
+/// Rows of a block are rows of A and of the result.
+template <class D>
+struct RowProduct : WeightProduct<D> {
+  using T = typename D::T;
   template <class Start>
   void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
     for (; block < end; ++block, to += words)
       for (int64_t row = start(block), r = 0; row + r < start(block + 1); ++r)
-        pack_row<D>(to + r * kRowStride, row_of<const T>(terms[2 * c.term], row + r), c.begin, c.end);
+        pack_row<D>(to + r * kRowStride, row_of<const T>(this->factor(c.term), row + r), c.begin, c.end);
   }
   template <class Start>
   int64_t num_sources(const Copy&, int64_t block, int64_t end, const Start& start) const {
@@ -125,44 +134,48 @@ struct RowProduct {
   }
   template <class Start>
   Run source(const Copy& c, int64_t block, int64_t, const Start& start, int64_t i) const {
-    const T* row = row_of<const T>(terms[2 * c.term], start(block) + i);
+    const T* row = row_of<const T>(this->factor(c.term), start(block) + i);
     return {reinterpret_cast<const char*>(row + c.begin), static_cast<int64_t>((c.end - c.begin) * sizeof(T))};
   }
   void expect(int64_t row, int64_t count, int64_t panel, Rows (&expected)[2]) const {
-    output.expect(row, count, panel * kPanel, kPanel, expected);
+    this->output.expect(row, count, panel * kPanel, kPanel, expected);
   }
-  void finish(int64_t row, int64_t count, int64_t panel, const float* block) { output.write(row, count, panel, block); }
+  void finish(int64_t row, int64_t count, int64_t panel, const float* block) {
+    this->output.write(row, count, panel, block);
+  }
 };
 
 template <class D>
 struct Forward : RowProduct<D> {
   static constexpr bool kPacksPanels = false;
   const uint32_t* panel_base(int64_t term, int64_t panel) const {
-    const TileView& w = this->terms[2 * term + 1];
+    const TileView& w = this->weight(term);
     return reinterpret_cast<const uint32_t*>(static_cast<const typename D::T*>(w.data) + panel * kPanel * w.stride);
   }
 };
 
-/// Rows of a block are columns of W, which lie in its panels as they are needed, and lanes are rows of dY: only dY and
-/// the result are transposed.
+/// Panels of W are turned: lanes are its columns.
 template <class D>
-struct InputGradient {
-  using T = typename D::T;
-  using Dot = typename D::Dot;
-  static constexpr ALayout kLayout = ALayout::kRows;
+struct InputGradient : RowProduct<D> {
   static constexpr bool kPacksPanels = true;
-  Output<D> output;
-  const TileView* terms;  // dY_0, W_0, dY_1, W_1, ...
-  int64_t rows, lanes, num_terms;
-  int64_t max_group = int64_t{1} << 30;
+  void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
+    const TileView& w = this->weight(c.term);
+    for (int64_t p = 0; p < count; ++p)
+      turn_panels<kPanel>(to + p * words, static_cast<const typename D::T*>(w.data), w.stride, (first + p) * kPanel,
+                          c.begin, c.end);
+  }
+};
 
-  void begin_group(int64_t, int64_t) {}
-  const float* initial(int64_t, int64_t, int64_t, float*) { return nullptr; }
-  const float* addend(int64_t, int64_t) { return nullptr; }
-  float* target(int64_t, int64_t, float* block) const { return block; }
+/// The same product where W is large: rows of a block are columns of W, which lie in its panels as they are needed, and
+/// lanes are rows of dY. Only dY and the result are turned.
+template <class D>
+struct TurnedInputGradient : WeightProduct<D> {
+  using T = typename D::T;
+  static constexpr bool kPacksPanels = true;
+
   template <class Start>
   void pack_blocks(uint32_t* to, int64_t words, int64_t block, int64_t end, const Start& start, const Copy& c) {
-    const TileView& w = terms[2 * c.term + 1];
+    const TileView& w = this->weight(c.term);
     for (int64_t n = c.begin; n < c.end;) {  // a panel of W for all blocks before the next one: long runs of memory
       const int64_t next = smaller(c.end, n - n % kPanel + kPanel);
       uint32_t* step = to + (n - c.begin) / D::kPerStep;
@@ -177,29 +190,29 @@ struct InputGradient {
   }
   template <class Start>
   Run source(const Copy& c, int64_t block, int64_t end, const Start& start, int64_t i) const {
-    const TileView& w = terms[2 * c.term + 1];
+    const TileView& w = this->weight(c.term);
     const T* panel = static_cast<const T*>(w.data) + (c.begin / kPanel + i) * kPanel * w.stride;
     return {reinterpret_cast<const char*>(panel + start(block) * kPanel),
             static_cast<int64_t>((start(end) - start(block)) * kPanel * sizeof(T))};
   }
   void pack_panels(uint32_t* to, int64_t words, int64_t first, int64_t count, const Copy& c) {
-    const TileView& dy = terms[2 * c.term];
+    const TileView& dy = this->factor(c.term);
     for (int64_t p = 0; p < count; ++p) {
       const int64_t row = (first + p) * kPanel;
-      pack_panel_across<D>(to + p * words, row_of<const T>(dy, row), dy.stride, smaller(kPanel, lanes - row), c.begin,
-                           c.end);
+      pack_panel_across<D>(to + p * words, row_of<const T>(dy, row), dy.stride, smaller(kPanel, this->lanes - row),
+                           c.begin, c.end);
     }
   }
   void expect(int64_t column, int64_t count, int64_t panel, Rows (&expected)[2]) const {
-    output.expect(panel * kPanel, kPanel, column, count, expected);
+    this->output.expect(panel * kPanel, kPanel, column, count, expected);
   }
   void finish(int64_t column, int64_t count, int64_t panel, const float* block) {
-    output.write_turned(panel * kPanel, column, count, block);
+    this->output.write_turned(panel * kPanel, column, count, block);
   }
 };
 
 template <class D, template <class> class Op>
-void run_row_product(const KernelArgs& args, int64_t window_steps) {
+void run_weight_product(const KernelArgs& args, int64_t window_steps, bool turned = false) {
   const int64_t num_terms = args.ints[1], num_chunks = args.ints[2];
   const int64_t* ranges = args.ints + 3;
   const TileView& out = args.tiles[0];
@@ -207,8 +220,8 @@ void run_row_product(const KernelArgs& args, int64_t window_steps) {
   Op<D> op;
   op.output = {out, args.tiles[1], args.ints[0] != 0};
   op.terms = args.tiles + 2;
-  op.rows = Op<D>::kPacksPanels ? out.cols : out.rows;
-  op.lanes = Op<D>::kPacksPanels ? out.rows : out.cols;
+  op.rows = turned ? out.cols : out.rows;
+  op.lanes = turned ? out.rows : out.cols;
   op.num_terms = num_terms;
   const auto range = [&](int64_t chunk, int64_t term) {
     const int64_t* r = ranges + 2 * (chunk * num_terms + term);
@@ -226,11 +239,19 @@ void run_row_product(const KernelArgs& args, int64_t window_steps) {
 
 template <class D>
 void matmul(const KernelArgs& args) {
-  run_row_product<D, Forward>(args, 8192);
+  run_weight_product<D, Forward>(args, 8192);
 }
 template <class D>
 void matmul_dx(const KernelArgs& args) {
-  run_row_product<D, InputGradient>(args, 2304);
+  const int64_t rows = args.tiles[0].rows, columns = args.tiles[0].cols;
+  int64_t contracted = 0;
+  for (int64_t term = 0; term < args.ints[1]; ++term) contracted += args.tiles[3 + 2 * term].rows;
+  // Turned are either the weights or dY and the result, which is in fp32: whichever is fewer words.
+  if (contracted * columns < rows * (contracted + columns * D::kPerStep)) {
+    run_weight_product<D, InputGradient>(args, 2304);
+  } else {
+    run_weight_product<D, TurnedInputGradient>(args, 2304, true);
+  }
 }
 
 template <class D, ALayout L>

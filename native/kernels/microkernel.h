@@ -19,6 +19,7 @@ inline constexpr int kMaxRows = 6;  // 12 accumulators of 16 registers
 inline constexpr int kBlockSteps = 128;  // a row-major A pack is cut into blocks of so many steps
 inline constexpr int kRowStride = 144;   // words between its rows; 9 cache lines spread rows over the L1 sets
 inline constexpr int kBlockWords = kMaxRows * kRowStride;
+inline constexpr int kTailSteps = 4, kTailRows = 2;
 
 /// A run of steps with one accumulator, and what happens to the accumulators after it.
 struct Segment {
@@ -57,6 +58,18 @@ struct MicroArgs {
 };
 using MicroFn = void (*)(const MicroArgs&);
 
+/// Keeps x in one register: the compiler may not load it again for every use.
+template <class Vector>
+TILEWISE_INLINE void hold(Vector& x) {
+#if defined(__AVX512F__)
+  __asm__("" : "+v"(x));
+#elif defined(__x86_64__)
+  __asm__("" : "+x"(x));
+#elif defined(__aarch64__)
+  __asm__("" : "+w"(x));
+#endif
+}
+
 struct DotF32 {
   TILEWISE_INLINE void step(NativeF (&acc)[2], uint32_t a, const NativeF (&b)[2]) {
     const NativeF x = native_set(bits_of<float>(a));
@@ -70,7 +83,7 @@ struct DotBf16 {
   TILEWISE_INLINE void step(NativeF (&acc)[2], uint32_t a, const NativeF (&b)[2]) {
 #if defined(__AVX512BF16__)
     __m512i x = _mm512_set1_epi32(static_cast<int>(a));
-    __asm__("" : "+v"(x));  // one broadcast into a register, not one per use
+    hold(x);
     acc[0] = _mm512_dpbf16_ps(acc[0], (__m512bh)x, (__m512bh)b[0]);
     acc[1] = _mm512_dpbf16_ps(acc[1], (__m512bh)x, (__m512bh)b[1]);
 #else
@@ -85,6 +98,9 @@ struct DotBf16 {
 };
 
 /// A element (row r, step s) lies at a + r * RowWords + s * StepWords.
+///
+/// What leaves the registers at the end of a chunk are as many stores as the processor can hold back at most. So the
+/// last steps run a few rows at a time: the stores of these rows overlap with the products of the next ones.
 template <class Dot, int R, int RowWords, int StepWords>
 void micro(const MicroArgs& x) {
   for (int lane = 0; lane < kPanel; lane += 2 * kNativeLanes) {
@@ -109,14 +125,17 @@ void micro(const MicroArgs& x) {
     for (const Segment* s = x.segments; s != x.segments + x.num_segments; ++s) {
       const uint32_t* a = x.a + s->a;
       const char* piece = x.pieces ? x.pieces[s - x.segments] : nullptr;
-      if (s + 1 == x.segments + x.num_segments)
+      const bool is_last = s + 1 == x.segments + x.num_segments;
+      if (is_last)
         for (const Rows& rows : x.expected)
           for (int64_t r = 0; r < rows.count; ++r) {
             __builtin_prefetch(rows.data + r * rows.pitch, 1);
             __builtin_prefetch(rows.data + r * rows.pitch + rows.bytes - 1, 1);
           }
       const float* b = reinterpret_cast<const float*>(x.b[s->term] + s->b) + lane;
-      for (int32_t i = s->steps; i > 0; --i) {
+      const bool leaves = s->ends || (is_last && x.out);
+      const int32_t tail = leaves ? static_cast<int32_t>(smaller(s->steps, kTailSteps)) : 0;
+      const auto ask = [&](int32_t i) __attribute__((always_inline)) {
         if ((i & x.every_ahead) == 0) {
           __builtin_prefetch(ahead, 0, 2);
           ahead += 64;
@@ -125,38 +144,51 @@ void micro(const MicroArgs& x) {
           __builtin_prefetch(piece, 0, 2);
           piece += 64;
         }
+      };
+      for (int32_t i = s->steps; i > tail; --i) {
+        ask(i);
         const NativeF panel[2] = {native_load(b), native_load(b + kNativeLanes)};
 #pragma GCC unroll 14
         for (int r = 0; r < R; ++r) Dot::step(acc[r], a[r * RowWords], panel);
         a += StepWords;
         b += kPanel;
       }
-      if (!s->ends) continue;
-      if (s->addend >= 0) {
-#pragma GCC unroll 14
-        for (int r = 0; r < R; ++r)
-          for (int j = 0; j < 2; ++j) acc[r][j] = acc[r][j] + native_load(at(x.addend + s->addend, r, j));
-      }
-      for (int pop = 0; pop < s->pops; ++pop) {
-        stack -= R * kPanel;
-#pragma GCC unroll 14
-        for (int r = 0; r < R; ++r)
-          for (int j = 0; j < 2; ++j) acc[r][j] = native_load(at(stack, r, j)) + acc[r][j];
-      }
-      if (!s->push) continue;
-#pragma GCC unroll 14
-      for (int r = 0; r < R; ++r)
-        for (int j = 0; j < 2; ++j) {
-          native_store(at(stack, r, j), acc[r][j]);
-          acc[r][j] = NativeF{};
+      if (!leaves) continue;
+      const float* addend = s->ends && s->addend >= 0 ? x.addend + s->addend : nullptr;
+      const int pops = s->ends ? s->pops : 0;
+      const bool pushes = s->ends && s->push;
+      const float* const top = stack;
+      stack -= pops * R * kPanel;
+      float* const to = pushes ? stack : is_last ? x.out : nullptr;
+#pragma GCC unroll 7
+      for (int first = 0; first < R; first += kTailRows) {
+        const int end = first + kTailRows < R ? first + kTailRows : R;
+#pragma GCC unroll 1
+        for (int32_t i = 0; i < tail; ++i) {
+          if (first == 0) ask(tail - i);
+          NativeF panel[2] = {native_load(b + i * kPanel), native_load(b + i * kPanel + kNativeLanes)};
+          hold(panel[0]);
+          hold(panel[1]);
+#pragma GCC unroll 2
+          for (int r = first; r < end; ++r) Dot::step(acc[r], a[r * RowWords + i * StepWords], panel);
         }
-      stack += R * kPanel;
+        const auto each = [&](const auto& f) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+          for (int r = first; r < end; ++r)
+            for (int j = 0; j < 2; ++j) f(acc[r][j], r, j);
+        };
+        if (addend) each([&](NativeF& v, int r, int j) { v = v + native_load(at(addend, r, j)); });
+        for (int pop = 1; pop <= pops; ++pop)
+          each([&](NativeF& v, int r, int j) { v = native_load(at(top - pop * R * kPanel, r, j)) + v; });
+        if (to) each([&](NativeF& v, int r, int j) { native_store(at(to, r, j), v); });
+        if (pushes) each([&](NativeF& v, int, int) { v = NativeF{}; });
+      }
+      if (pushes) stack += R * kPanel;
     }
-    if (!x.out) continue;
-    float* out = x.out;
+    if (x.num_segments > 0 || !x.out) continue;
 #pragma GCC unroll 14
     for (int r = 0; r < R; ++r)
-      for (int j = 0; j < 2; ++j) native_store(at(out, r, j), acc[r][j]);
+      for (int j = 0; j < 2; ++j) native_store(at(x.out, r, j), acc[r][j]);
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include "kernels/kernel.h"
 #include "kernels/microkernel.h"
+#include "kernels/turn.h"
 
 namespace tilewise::kernels::TILEWISE_ISA_NS {
 
@@ -19,100 +20,6 @@ TILEWISE_INLINE void pack_row(uint32_t* to, const typename D::T* row, int64_t be
   const int64_t whole = (end - begin) / D::kPerStep;
   copy_words(to, row + begin, whole);
   if (begin + whole * D::kPerStep < end) to[whole] = bits_of<uint32_t>(widen(row[end - 1])) >> 16;
-}
-
-#if defined(__AVX512BW__)
-TILEWISE_INLINE void transpose16(__m512i (&r)[16]) {
-  __m512i t[16];
-  for (int i = 0; i < 8; ++i) {
-    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-  }
-  for (int i = 0; i < 8; ++i) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-  }
-}
-#endif
-
-#if !defined(__AVX512BW__)
-typedef int32_t Four __attribute__((vector_size(16)));
-
-/// Of the eight values of a and b, those numbered A to D.
-template <int A, int B, int C, int D>
-TILEWISE_INLINE Four pick(Four a, Four b) {
-#if defined(__clang__)
-  return __builtin_shufflevector(a, b, A, B, C, D);
-#else
-  return __builtin_shuffle(a, b, Four{A, B, C, D});
-#endif
-}
-
-/// to[c * to_stride + r] = word c of row r for four rows and four words.
-TILEWISE_INLINE void transpose4(uint32_t* to, int64_t to_stride, const char* from, int64_t from_bytes) {
-  Four r[4];
-  for (int i = 0; i < 4; ++i) __builtin_memcpy(&r[i], from + i * from_bytes, 16);
-  const Four low01 = pick<0, 4, 1, 5>(r[0], r[1]), low23 = pick<0, 4, 1, 5>(r[2], r[3]);
-  const Four high01 = pick<2, 6, 3, 7>(r[0], r[1]), high23 = pick<2, 6, 3, 7>(r[2], r[3]);
-  const Four turned[4] = {pick<0, 1, 4, 5>(low01, low23), pick<2, 3, 6, 7>(low01, low23),
-                          pick<0, 1, 4, 5>(high01, high23), pick<2, 3, 6, 7>(high01, high23)};
-  for (int i = 0; i < 4; ++i) __builtin_memcpy(to + i * to_stride, &turned[i], 16);
-}
-#endif
-
-/// to[c * to_stride + r] = word c of row r for up to 16 rows and 16 words; rows and words beyond are zero.
-TILEWISE_INLINE void transpose_words(uint32_t* to, int64_t to_stride, const char* from, int64_t from_bytes,
-                                     int64_t rows, int64_t words) {
-#if defined(__AVX512BW__)
-  __m512i r[16];
-  const __mmask16 mask = static_cast<__mmask16>(0xffffu >> (16 - words));
-  for (int i = 0; i < 16; ++i)
-    r[i] = i < rows ? _mm512_maskz_loadu_epi32(mask, from + i * from_bytes) : _mm512_setzero_si512();
-  transpose16(r);
-  for (int i = 0; i < 16; ++i)
-    if (i < words) _mm512_storeu_si512(to + i * to_stride, r[i]);
-#else
-  for (int64_t c = 0; c < words; c += 4)
-    for (int64_t i = 0; i < 16; i += 4) {
-      if (c + 4 <= words && i + 4 <= rows) {
-        transpose4(to + c * to_stride + i, to_stride, from + i * from_bytes + 4 * c, from_bytes);
-        continue;
-      }
-      for (int64_t j = c; j < smaller(c + 4, words); ++j)
-        for (int64_t r = i; r < i + 4; ++r) {
-          uint32_t word = 0;
-          if (r < rows) __builtin_memcpy(&word, from + r * from_bytes + 4 * j, 4);
-          to[j * to_stride + r] = word;
-        }
-    }
-#endif
-}
-
-/// turned[c] = lanes of column c of 16 rows, `stride` apart; rows from `count` on are zero.
-TILEWISE_INLINE void turn_rows(Lanes (&turned)[kLanes], const float* rows, int64_t stride, int64_t count) {
-#if defined(__AVX512BW__)
-  __m512i r[16];
-  for (int i = 0; i < 16; ++i) r[i] = i < count ? _mm512_loadu_si512(rows + i * stride) : _mm512_setzero_si512();
-  transpose16(r);
-  for (int i = 0; i < 16; ++i) turned[i].part[0] = (NativeF)r[i];
-#else
-  float words[kLanes * kLanes];
-  transpose_words(reinterpret_cast<uint32_t*>(words), kLanes, reinterpret_cast<const char*>(rows), stride * 4, count,
-                  kLanes);
-  for (int i = 0; i < kLanes; ++i) turned[i] = load(words + i * kLanes);
-#endif
 }
 
 /// Rows of [n][k] become lanes: to[step][32] from up to 32 rows, elements [begin, end).
