@@ -222,6 +222,22 @@ def test_a_manifest_that_lies_is_refused(tmp_path, name):
     assert "\n" not in str(caught.value)
 
 
+def test_a_count_of_steps_is_one_number(tmp_path):
+    """A file may say that it is as large as memory; it is not read to be compared with the manifest."""
+    path = save_checkpoint(tmp_path, TrainingState(2, {"w": np.zeros(8)}), CONFIG)
+    num_bytes = 1 << 40
+    entry = {"dtype": "I64", "shape": [num_bytes // 8], "data_offsets": [0, num_bytes]}
+    header = json.dumps({"optimizer.step": entry}).encode()
+    with (path / "device-00000.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + num_bytes)
+    part = {"device": 0, "begin": [0], "shape": entry["shape"], "sha256": "0" * 64}
+    record = {"dtype": "I64", "shape": entry["shape"], "parts": [part]}
+    change(path, lambda m: m.update(tensors={"optimizer.step": record}))
+    with pytest.raises(DamagedCheckpoint, match=r"whose state counts steps in a tensor of \[137438953472\]"):
+        open_checkpoint(path)
+
+
 def test_an_older_format_is_named(tmp_path):
     """A checkpoint of the format before, which had one file, is refused by its number and not as something broken."""
     path, sha256 = save_checkpoint(tmp_path, state(2), CONFIG), "0" * 64
