@@ -222,6 +222,22 @@ def test_a_manifest_that_lies_is_refused(tmp_path, name):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("num_given", [0, 1])
+def test_work_is_done_with_the_threads_there_are(num_given, monkeypatch):
+    """A system that starts no further thread, or none, costs time and no checkpoint."""
+    start, started, done = threading.Thread.start, [], []
+
+    def start_some(thread):
+        if len(started) == num_given:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    do_beside([partial(done.append, i) for i in range(5)])
+    assert sorted(done) == [*range(5)] and len(started) == num_given
+
+
 def test_a_count_of_steps_is_one_number(tmp_path):
     """A file may say that it is as large as memory; it is not read to be compared with the manifest."""
     path = save_checkpoint(tmp_path, TrainingState(2, {"w": np.zeros(8)}), CONFIG)
