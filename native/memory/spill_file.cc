@@ -27,7 +27,14 @@ int open_unnamed(const std::string& directory) {
   return named;
 }
 
-/// Memory that any disk takes, one per thread.
+/// The error, or 0. A signal is none: some file systems give up at any.
+int take_room(int file, int64_t bytes) {
+  int error = EINTR;
+  while (error == EINTR) error = posix_fallocate(file, 0, std::max<int64_t>(bytes, 1));
+  return error;
+}
+
+/// Memory that any disk takes, one per thread; nullptr where the system has none left.
 std::byte* bounce() {
   struct Free {
     void operator()(std::byte* held) const { std::free(held); }
@@ -68,7 +75,7 @@ SpillFile::SpillFile(const std::string& directory, int64_t bytes) : bytes_(bytes
   cached_ = open_unnamed(directory);
   check<ResourceError>(cached_ >= 0, "[memory.SpillFile] a directory for what does not fit into memory must take a ",
                        "file; got '", std::strerror(errno), "' for '", directory, "'; choose another one");
-  const int error = posix_fallocate(cached_, 0, std::max<int64_t>(bytes, 1));
+  const int error = take_room(cached_, bytes);
   if (error != 0) {
     close(cached_);
     check<ResourceError>(false, "[memory.SpillFile] the disk must have room for what does not fit into memory; got '",
@@ -86,8 +93,9 @@ SpillFile::~SpillFile() {
 }
 
 void SpillFile::move(Way way, std::byte* memory, int64_t offset, int64_t bytes) const {
-  if (direct_ < 0) return move_all(way, cached_, memory, offset, bytes);
   const int64_t head = std::min(bytes, (kFilePage - offset % kFilePage) % kFilePage);
+  const bool is_aligned = reinterpret_cast<uintptr_t>(memory + head) % kFilePage == 0;
+  if (direct_ < 0 || (!is_aligned && bounce() == nullptr)) return move_all(way, cached_, memory, offset, bytes);
   const int64_t pages = (bytes - head) / kFilePage * kFilePage;
   move_all(way, cached_, memory, offset, head);
   move_pages(way, direct_, memory + head, offset + head, pages);

@@ -351,33 +351,48 @@ class Checks {
     }
   }
 
-  /// What moves tiles finds one end in the device's own file, rows without gaps; nothing else touches a file. Tensors
-  /// of one number lie in memory, or in the file, in all classes.
+  /// What moves tiles finds one end in the device's own file, rows without gaps; nothing else touches a file.
   void check_places(const DeviceClass& of, const Instr& instr, const Call& call) const {
     if (instr.kernel.empty()) return;
     const Moves moves = moves_of(instr.kernel);
     const std::string& label = label_of(instr);
     if (moves != Moves::kNothing) {
       bool fits = instr.operands.size() == 2;
+      const Tensor* other = nullptr;
       for (const Operand& operand : instr.operands) {
+        fits =
+            fits && !operand.null && operand.team < 0 && operand.mode != Mode::kCol && operand.mode != Mode::kRowCols;
+        if (!fits) break;
         const Tensor& tensor = of.tensors[call.binding[operand.slot]];
-        fits = fits && !operand.null && operand.team < 0 && tensor.cols == tensor.stride &&
-               operand.mode != Mode::kCol && operand.mode != Mode::kRowCols;
+        fits = tensor.cols == tensor.stride &&
+               (other == nullptr || (other->cols == tensor.cols && other->dtype == tensor.dtype));
+        other = &tensor;
       }
       check<ArgumentError>(fits,
                            "[runtime.Program.finish] whole rows move between a device's memory and its file, one "
-                           "tensor to one; got other operands in '",
+                           "tensor to one alike; got other operands in '",
                            label, "'; correct the plan");
     }
     for (size_t o = 0; o < instr.operands.size(); ++o) {
       if (instr.operands[o].null) continue;
       const bool is_end = (moves == Moves::kFromFile && o == 1) || (moves == Moves::kToFile && o == 0);
-      check<ArgumentError>(is_in_file(of.tensors[call.binding[instr.operands[o].slot]]) == is_end,
+      check<ArgumentError>(is_in_file(of, instr.operands[o], call) == is_end,
                            "[runtime.Program.finish] fetch reads a device's file, store writes it, and no other kernel "
                            "touches it; got '",
                            instr.kernel, "' on a tensor in ", is_end ? "memory" : "the file", " in '", label,
                            "'; correct the plan");
     }
+  }
+
+  /// Of a peer's tensor, in whatever class the peer is.
+  bool is_in_file(const DeviceClass& of, const Operand& operand, const Call& call) const {
+    const auto number = static_cast<size_t>(call.binding[operand.slot]);
+    if (operand.team < 0) return is_in_file(of.tensors[number]);
+    for (int64_t c = 0; c < program_.num_classes(); ++c) {
+      const std::vector<Tensor>& tensors = program_.class_at(c).tensors;
+      if (number < tensors.size() && is_in_file(tensors[number])) return true;
+    }
+    return false;
   }
 
   /// Signals have the same numbers on every device.

@@ -31,7 +31,7 @@ void FileQueue::work() {
     }
     guard.lock();
     const bool is_read = transfer.way == memory::SpillFile::Way::kRead;
-    (is_read ? traffic_.bytes_read : traffic_.bytes_written) += transfer.bytes;
+    if (error == nullptr) (is_read ? traffic_.bytes_read : traffic_.bytes_written) += transfer.bytes;
     if (--num_moving_ == 0) traffic_.busy_ns += now_ns() - busy_since_ns_;
     guard.unlock();
     next.done(error);

@@ -108,6 +108,8 @@ CASE("a disk that fails is the error of the task that it failed; the next run is
     EXPECT_EQ(error.worker, -1);
   }
   EXPECT(contains(message, "[memory.SpillFile]") && contains(message, "kernel 'fetch_f64' in 'fetch'["));
+  EXPECT_EQ(executor.file_traffic().bytes_read, 0);  // and nothing counts that was not moved
+  EXPECT_EQ(executor.file_traffic().bytes_written, 0);
   EXPECT_EQ(ftruncate(file, bytes), 0);
   executor.run(program, {});
   const auto* const counts = reinterpret_cast<const uint64_t*>(executor.memory(0, kFileBegin, bytes));
@@ -121,12 +123,36 @@ CASE("a planted failure of a transfer reaches who waits for it, and moves nothin
   EXPECT(contains(message_of<TaskFailed>([&] { executor.run(program, {}); }), "injected failure"));
 }
 
+CASE("refused: tensors that differ in their elements or rows, of which one is shorter than what is moved") {
+  for (const DType dtype : {DType::kF64, DType::kBF16}) {
+    for (const int64_t cols : {8, 16}) {
+      auto program = program_of(1);
+      program->add_tensor(0, tensor(0, kRows, 8, 1, 0));
+      Tensor other = tensor(kFileBegin, kRows, cols, 1, kRows);
+      other.dtype = dtype;
+      program->add_tensor(0, other);
+      const int64_t plan = program->add_template(0, "odd");
+      program->add_instr(0, plan, instr("store_f64", kRows, 1, {by_row(1, kOut), by_row(0, kIn)}), "odd");
+      program->add_call(0, {plan, {0, 1}, {}});
+      const bool is_alike = dtype == DType::kF64 && cols == 8;
+      if (is_alike) {
+        program->finish({}, resolve, kFileBegin);
+      } else {
+        EXPECT(contains(message_of<ArgumentError>([&] { program->finish({}, resolve, kFileBegin); }), "one alike"));
+      }
+    }
+  }
+}
+
 CASE("refused: kernels on a file, transfers within memory, tensors on both sides, executors without a file") {
   EXPECT(contains(refused({by_row(1, kInOut)}, "increment", kFileBegin), "no other kernel"));
   EXPECT(contains(refused({by_row(1, kOut), by_row(0, kIn)}, "fetch_f64", kFileBegin), "fetch reads a device's file"));
   EXPECT(contains(refused({by_row(0, kOut), by_row(0, kIn)}, "store_f64", 4096), "in memory"));
   EXPECT(contains(refused({by_row(0, kOut)}, "fetch_f64", kFileBegin), "whole rows move"));
   EXPECT(contains(refused({by_row(0, kOut), whole(1, kIn)}, "fetch_f64", kFileBegin - 64), "in memory or in the file"));
+  Operand none = by_row(1'000'000, kIn);
+  none.null = true;
+  EXPECT(contains(refused({by_row(0, kOut), none}, "fetch_f64", kFileBegin), "whole rows move"));
   auto program = counting(1, 8, 1);
   ExecutorOptions options = options_for(*program, 8, 1);
   options.file_bytes = 0;

@@ -15,6 +15,7 @@ __all__ = ["do_beside"]
 
 def do_beside(work: Sequence[Callable[[], object]]) -> None:
     """Do all of it, on as many threads as there are cores at most, each piece on one; returns when all is done.
+    Where the system gives fewer threads, they do it; where it gives none, the caller's does.
 
     Raises:
         BaseException: what the first piece that failed raised; pieces that were not begun are left undone.
@@ -25,10 +26,17 @@ def do_beside(work: Sequence[Callable[[], object]]) -> None:
         threading.Thread(target=crew.work, name=f"checkpoint {i}", daemon=True)
         for i in range(min(cores, len(work)))
     ]
+    started = []
     try:
         for thread in threads:
-            thread.start()
-        for thread in threads:
+            try:
+                thread.start()
+            except RuntimeError:  # the system gives no more: those that are there do it, or this one
+                break
+            started.append(thread)
+        if not started:
+            crew.work()
+        for thread in started:
             thread.join()
     finally:  # an interrupt of the caller's: what is not begun is not
         crew.stop()

@@ -391,12 +391,13 @@ def _checksum_of_file(path: Path) -> str:
 
 def _wrong_step(meta: Manifest, path: Path, tensors: Mapping[str, FileTensor | PartedTensor]) -> str | None:
     """How directory, metadata and state disagree about the step; None when they do not."""
-    counted = (
-        np.asarray(tensors[_STEP_TENSOR]).reshape(-1).tolist() if _STEP_TENSOR in tensors else [meta.step]
-    )
+    held = tensors.get(_STEP_TENSOR)
+    if held is not None and held.shape != (1,):  # said of a file, which could say that it is all of memory
+        return f"{path.name}, whose state counts steps in a tensor of {shown(list(held.shape))}"
+    counted = [meta.step] if held is None else np.asarray(held).reshape(-1).tolist()
     if path.name == f"step-{meta.step:08d}" and counted == [meta.step]:
         return None
-    return f"{path.name}, whose metadata say step {meta.step} and whose state counts {shown(counted)}"
+    return f"{path.name}, whose metadata say step {shown(meta.step)} and whose state counts {shown(counted)}"
 
 
 def _is_listed(path: Path) -> bool:

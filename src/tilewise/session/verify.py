@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -61,6 +62,7 @@ def verify_strategy(
     leaves: int | None = None,
     recompute: str | Sequence[str] = "none",
     offload: str | Collection[str] = "none",
+    offload_directory: str | Path | None = None,
     seed: int = 0,
     lr: float = 1e-3,
     report: Callable[[str], None] = lambda text: None,
@@ -77,6 +79,7 @@ def verify_strategy(
         leaves: as in `ComputeGraph.plan`.
         recompute: over the mesh, as in `ComputeGraph.plan`; one device saves everything.
         offload: over the mesh, as in `ComputeGraph.plan`; one device has everything in memory.
+        offload_directory: of the devices' files, as in `GraphInstance`.
         seed, lr: of the weights, of every step.
         report: told what is being done.
         change: from the plan over the mesh to the one that runs; a test plants a fault with it.
@@ -106,7 +109,10 @@ def verify_strategy(
     finally:
         graph.set_distribution(DistributionStrategy.single())
     compared = 0
-    with graph.instantiate(one) as expected, graph.instantiate(spread) as found:
+    with (
+        graph.instantiate(one) as expected,
+        graph.instantiate(spread, offload_directory=offload_directory) as found,
+    ):
         expected.initialize(seed, _SPREAD)
         found.initialize(seed, _SPREAD)
         for number, batch in enumerate(batches):

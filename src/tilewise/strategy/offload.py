@@ -72,9 +72,10 @@ class _Offloading(Prefetching):
         for kind in sorted(self.kinds):
             found = {*self._of_kind(kind)}
             if not found:
+                is_far = f", and waits for {_LEAST_UNITS} layers or more" if kind == "activations" else ""
                 _border.refuse(
                     "plan",
-                    f"what is offloaded takes {_LEAST_BYTES >> 10} KiB or more on a device",
+                    f"what is offloaded takes {_LEAST_BYTES >> 10} KiB or more on a device{is_far}",
                     f"no {kind} of {self.graph.name!r} that do",
                     "leave it out of offload",
                 )

@@ -7,6 +7,7 @@ no data is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 
 from tilewise import models
 from tilewise.core import Border, DeviceMesh
+from tilewise.core.writing import writing
 from tilewise.data import IGNORED
+from tilewise.strategy import check_offload
 from tilewise.train.config import TrainConfig, make_model_config, make_optimizer, make_strategy
 from tilewise.train.trainer import make_graph
 
@@ -74,6 +77,10 @@ def compare_strategy(
     """
     from tilewise.session.verify import verify_strategy
 
+    where = config.output.offload_directory
+    if where is not None and check_offload(config.train.offload):
+        with writing(Path(where)):
+            Path(where).mkdir(parents=True, exist_ok=True)
     num_steps = Border("train").integer("compare", "steps", num_steps, 1, _MOST_STEPS)
     graph = make_graph(config, is_padded=config.data.is_padded)
     graph.optimize(make_optimizer(config))
@@ -86,6 +93,7 @@ def compare_strategy(
         leaves=config.train.leaves,
         recompute=config.train.recompute,
         offload=config.train.offload,
+        offload_directory=where,
         seed=config.train.seed,
         lr=config.optimizer.lr,
         report=report,

@@ -69,6 +69,8 @@ _MAX_LINE_CHARS = 4096  # TOML's parser takes a time that is quadratic in the le
 def _named(path: str) -> str:
     if not path:
         raise ValueError("must not be empty")
+    if "\0" in path:
+        raise ValueError("must be a path, which holds no zero byte")
     return path
 
 

@@ -368,7 +368,7 @@ CONFIGS = {
         "the devices' memory must fit",
     ),
     "data: missing": (b"[data]\npath = 'nowhere'\n", "must be a file or a directory"),
-    "data: not printable": (b'[data]\npath = "a\\u0000\\u001b"\n', "data must be a path"),
+    "data: not printable": (b'[data]\npath = "a\\u0000\\u001b"\n', "data.path: must be a path"),
     "data: empty": (b"[data]\npath = 'empty'\n", "must hold UTF-8 text"),
     "data: binary": (b"[data]\npath = 'binary'\n", "1 binary"),
     "data: pipe": (b"[data]\npath = 'pipe'\n", "must be a file or a directory"),
@@ -376,7 +376,7 @@ CONFIGS = {
     "output: file": (b"[output]\ndirectory = 'little'\n", "can be written to"),
     "output: below a file": (b"[output]\ndirectory = 'little/x'\n", "can be written to"),
     "output: too long": (b"[output]\ndirectory = '" + b"a" * 300 + b"'\n", "can be written to"),
-    "output: not a name": (b'[output]\ndirectory = "a\\u0000"\n', "can be written to"),
+    "output: not a name": (b'[output]\ndirectory = "a\\u0000"\n', "output.directory: must be a path"),
     "output: model is a file": (b"[output]\ndirectory = 'taken'\n", "called 'model'"),
     "output: metrics is a directory": (b"[output]\ndirectory = 'taken2'\n", "called 'metrics.jsonl'"),
 }

@@ -13,20 +13,23 @@ import numpy as np
 
 from tilewise.ir.program import Access, TileProgram
 from tilewise.ir.validate.order import happens_before
-from tilewise.session.assemble import native_program
+from tilewise.session.assemble import NO_FILE, native_program
 
 _WORD = 2  # bytes of the smallest element
 
 
-def final_memory(program: TileProgram, name: str, words: int, lasting: int, seed: int) -> list[bytes]:
+def final_memory(
+    program: TileProgram, name: str, words: int, lasting: int, seed: int, file_begin: int = NO_FILE
+) -> list[bytes]:
     """The lasting numbers of every device after one run of a list.
 
     Args:
-        words: of every arena.
+        words: of every arena and file.
         lasting: bytes at its beginning that are compared.
         seed: of the order of tasks.
+        file_begin: where files begin behind arenas; all of them is compared.
     """
-    native = native_program(program, ())
+    native = native_program(program, (), file_begin)
     devices = [native.tasks(d, [], name) for d in range(len(program.devices))]
     before = happens_before(devices)
     memory = [np.arange(words, dtype=np.uint64) + np.uint64(d << 40) for d in range(len(devices))]
@@ -51,7 +54,7 @@ def final_memory(program: TileProgram, name: str, words: int, lasting: int, seed
                 cells = _cells(memory, v)
                 salt = hash((made, v[0])) & ((1 << 63) - 1)
                 cells[...] = np.arange(cells.size, dtype=np.uint64).reshape(cells.shape) + np.uint64(salt)
-    return [m[: lasting // _WORD].tobytes() for m in memory]
+    return [m[: lasting // _WORD].tobytes() + m[file_begin // _WORD :].tobytes() for m in memory]
 
 
 def _by_task(views: np.ndarray) -> dict[int, list[list[int]]]:

@@ -27,7 +27,8 @@ from tilewise.ir.validate import (
     validate_reductions,
 )
 from tilewise.plan import Plan
-from tilewise.session.assemble import native_program
+from tilewise.session.assemble import NO_FILE, native_program
+from tilewise.strategy import OFFLOADS
 
 PLANS = {
     "dp2": ({"dp": 2}, {}, {}),
@@ -37,6 +38,8 @@ PLANS = {
     "accumulated": ({"dp": 2}, {"accumulation": 2}, {}),
     "rings": ({"dp": 2}, {"accumulation": 3, "leaves": 6}, {}),
     "homes": ({"fsdp": 2}, {}, {}),
+    "files": ({}, {"offload": OFFLOADS}, {"num_hidden_layers": 4}),
+    "files_of_two": ({"dp": 2}, {"offload": ["optimizer", "parameters"], "accumulation": 2}, {}),
     "hybrid_homes": ({"dp": 2, "fsdp": 2}, {"accumulation": 2, "leaves": 8}, {}),
 }
 
@@ -73,7 +76,7 @@ def found_by(name: str, program: TileProgram) -> str:
     except InternalError:
         return "reductions"
     try:
-        native = native_program(program, plan.symbol_bounds)
+        native = native_program(program, plan.symbol_bounds, file_begin(plan))
     except PlanError:
         return "finish"
     try:
@@ -93,7 +96,13 @@ def memory_of(name: str) -> Mapping[str, list[bytes]]:
 
 def run(plan: Plan, program: TileProgram, name: str, seed: int) -> list[bytes]:
     """What a list of a program leaves in memory."""
-    return final_memory(program, name, plan.arena_bytes // 2, plan.regions["lasting"], seed)
+    size = plan.file_begin + plan.file_bytes if plan.file_bytes else plan.arena_bytes
+    return final_memory(program, name, size // 2, plan.regions["lasting"], seed, file_begin(plan))
+
+
+def file_begin(plan: Plan) -> int:
+    """Where its devices' files begin, if they have any."""
+    return plan.file_begin if plan.file_bytes else NO_FILE
 
 
 def is_harmless(name: str, program: TileProgram) -> bool:

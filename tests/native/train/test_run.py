@@ -40,7 +40,7 @@ from tilewise.checkpoint import (
     save_checkpoint,
     write_weights,
 )
-from tilewise.core import CheckpointError, ConfigError, DeviceMesh, NotFinite, PlanError
+from tilewise.core import CheckpointError, ConfigError, DeviceMesh, NotFinite, PlanError, ResourceError
 from tilewise.train import (
     Trainer,
     compare_strategy,
@@ -178,6 +178,21 @@ def test_padded_configurations_are_verified(documents, tmp_path):
     said = []
     report = compare_strategy(config, DeviceMesh({"dp": 2}), 3, said.append)
     assert report.equal and "3 steps" in report.text
+
+
+def test_what_is_verified_lies_in_the_directory_of_a_run(texts, tmp_path):
+    """`tilewise verify` puts the devices' files where `tilewise train` does: elsewhere there may be no room."""
+
+    def compare(where):
+        output = {"directory": str(tmp_path / "run"), "offload_directory": str(where)}
+        config = make_config(texts, tmp_path, offload=["optimizer"], output=output)
+        return compare_strategy(config, DeviceMesh({"dp": 2}), 1, lambda text: None)
+
+    assert compare(tmp_path / "files").equal
+    assert [p.name for p in tmp_path.iterdir()] == ["files"]
+    (tmp_path / "one").write_text("")
+    with pytest.raises(ResourceError, match="Not a directory"):
+        compare(tmp_path / "one" / "files")
 
 
 def test_speed_counts_tokens_without_padding(documents, tmp_path):

@@ -222,6 +222,38 @@ def test_a_manifest_that_lies_is_refused(tmp_path, name):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("num_given", [0, 1])
+def test_work_is_done_with_the_threads_there_are(num_given, monkeypatch):
+    """A system that starts no further thread, or none, costs time and no checkpoint."""
+    start, started, done = threading.Thread.start, [], []
+
+    def start_some(thread):
+        if len(started) == num_given:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    do_beside([partial(done.append, i) for i in range(5)])
+    assert sorted(done) == [*range(5)] and len(started) == num_given
+
+
+def test_a_count_of_steps_is_one_number(tmp_path):
+    """A file may say that it is as large as memory; it is not read to be compared with the manifest."""
+    path = save_checkpoint(tmp_path, TrainingState(2, {"w": np.zeros(8)}), CONFIG)
+    num_bytes = 1 << 40
+    entry = {"dtype": "I64", "shape": [num_bytes // 8], "data_offsets": [0, num_bytes]}
+    header = json.dumps({"optimizer.step": entry}).encode()
+    with (path / "device-00000.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + num_bytes)
+    part = {"device": 0, "begin": [0], "shape": entry["shape"], "sha256": "0" * 64}
+    record = {"dtype": "I64", "shape": entry["shape"], "parts": [part]}
+    change(path, lambda m: m.update(tensors={"optimizer.step": record}))
+    with pytest.raises(DamagedCheckpoint, match=r"whose state counts steps in a tensor of \[137438953472\]"):
+        open_checkpoint(path)
+
+
 def test_an_older_format_is_named(tmp_path):
     """A checkpoint of the format before, which had one file, is refused by its number and not as something broken."""
     path, sha256 = save_checkpoint(tmp_path, state(2), CONFIG), "0" * 64

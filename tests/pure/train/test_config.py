@@ -46,6 +46,8 @@ def test_example_is_valid_and_complete():
         ("[distribution]\nstrategy = 'fsdp'\nmesh = { fsdp = 2 }\nreduce = 'late'\n", "reduce"),
         ("[optimizer]\nlr = -1\n", "optimizer.lr"),
         ("[model]\nnum_attention_heads = 6\nhidden_size = 256\n", "hidden_size must divide"),
+        ('[output]\ndirectory = "a\\u0000"\n', "output.directory: must be a path"),
+        ('[output]\noffload_directory = "a\\u0000b"\n', "output.offload_directory: must be a path"),
         ("[model\n", "not TOML"),
         ("[optimizer]\nlr = inf\n", "optimizer.lr"),
         ("[optimizer]\nlr = nan\n", "optimizer.lr"),
