@@ -8,9 +8,9 @@ from tilewise.generate.blocks import BlockTable
 from tilewise.generate.chat import ChatTemplate
 from tilewise.generate.defaults import combine_settings
 from tilewise.generate.detokenizer import Detokenizer
-from tilewise.generate.generator import Generator, Piece, check_prompt
+from tilewise.generate.generator import Generator, Piece
 from tilewise.generate.history import History
-from tilewise.generate.prompts import encode_prompt
+from tilewise.generate.prompts import check_prompt, encode_prompt, word_ids
 from tilewise.generate.sampling import Sampling, pick_token
 
 __all__ = [
@@ -25,4 +25,5 @@ __all__ = [
     "combine_settings",
     "encode_prompt",
     "pick_token",
+    "word_ids",
 ]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ from tilewise.core import MAX_DEVICES, Border, ConfigError, PlanError, ResourceE
 from tilewise.generate.blocks import BlockTable, num_blocks_for
 from tilewise.generate.detokenizer import Detokenizer
 from tilewise.generate.history import History
-from tilewise.generate.prompts import encode_prompt, word_ids
+from tilewise.generate.prompts import check_prompt, encode_prompt, word_ids
 from tilewise.generate.sampling import Sampling, pick_token
 from tilewise.generate.stopping import StopFinder
 from tilewise.models import BLOCK_SIZE
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from tilewise.models import ModelConfig
     from tilewise.session import GraphInstance
 
-__all__ = ["Generator", "Piece", "check_prompt"]
+__all__ = ["Generator", "Piece"]
 
 _MOST = 1 << 20
 _LOAD_FORMATS = ("auto", "dummy")
@@ -362,20 +361,6 @@ class Generator:
             reason = "stop" if is_stopped else reason
             text += "" if reason is None else sequence.stops.finish()
         return Piece(sequence.index, sequence.choice, token, text, reason)
-
-
-def check_prompt(num_tokens: int, max_context: int) -> None:
-    """Refuse a prompt that leaves no room for a token.
-
-    Raises:
-        ConfigError: it is too long.
-    """
-    max_context = _border.integer("generator", "max_context", max_context, 1, _MOST)
-    if _border.integer("generator", "the length of a prompt", num_tokens, 0, sys.maxsize) >= max_context:
-        raise ConfigError(
-            f"[generate.generator] a prompt must leave room in the context of {max_context} tokens; "
-            f"got {num_tokens}; shorten it"
-        )
 
 
 def _end_ids(generation_config: dict[str, Any], config: ModelConfig) -> frozenset[int]:

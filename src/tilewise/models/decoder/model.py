@@ -260,6 +260,7 @@ def decoding_parts(
     *,
     context: int | None = None,
     num_positions: int | None = None,
+    max_rows: int | None = None,
 ) -> ModelParts:
     """Prefill and decoding, as `models.build_decoding_graph` describes them.
 
@@ -267,7 +268,9 @@ def decoding_parts(
         ShapeError: a size that no graph has, or a context beyond the model's.
     """
     call = "build_decoding_graph"
+    most_rows = max_sequences if max_rows is None else max_rows
     sizes = {"max_tokens": max_tokens, "max_sequences": max_sequences, "num_blocks": num_blocks}
+    sizes["max_rows"] = most_rows
     for name, value in sizes.items():
         _border.integer(call, name, value, 1, MAX_SIZE)
     context = decoder.default_context if context is None else context
@@ -281,7 +284,7 @@ def decoding_parts(
         tokens, *found = (graph.input([T], "i32", name=n, storage="scalars") for n in ("tokens", *places))
         max_blocks = min(num_blocks, -(-longest // BLOCK_SIZE))
         block_table = graph.input([S, max_blocks], "i32", name="block_table")
-        rows = graph.input([S], "i32", name="rows", storage="scalars")
+        rows = graph.input([Dim("rows", 1, most_rows)], "i32", name="rows", storage="scalars")
         tables = _tables(graph, decoder, longest, context)
         x, embedding = _embed(graph, decoder, tokens, found[0], dtype)
         named = {STREAM: x, "block_table": block_table, "rows": rows, "embedding": embedding}
