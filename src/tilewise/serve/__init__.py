@@ -5,12 +5,14 @@ what their logits become. `LLM` answers lists of prompts, `Engine` callers that 
 """
 
 from tilewise.serve.engine import Engine
+from tilewise.serve.llm import LLM
 from tilewise.serve.logprobs import Logprob
 from tilewise.serve.model import EngineSettings
 from tilewise.serve.outputs import CompletionOutput, Piece, RequestOutput, RequestOutputKind
 from tilewise.serve.sampling_params import SamplingParams
 
 __all__ = [
+    "LLM",
     "CompletionOutput",
     "Engine",
     "EngineSettings",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tilewise.serve.outputs import CompletionOutput, Piece, RequestOutput, RequestOutputKind
@@ -15,14 +16,16 @@ class Collector:
 
     Args:
         request: whose.
-        prompt: its text, where it was given as one.
+        prompt: as it was given; its text is part of the output, where it was a text.
         kind: what each output holds.
     """
 
-    def __init__(self, request: Request, prompt: str | None, kind: RequestOutputKind) -> None:
+    def __init__(self, request: Request, prompt: object, kind: RequestOutputKind) -> None:
         self._kind = kind
         choices = [CompletionOutput(choice) for choice in range(request.sampling.n)]
-        self._whole = RequestOutput(request.request_id, prompt, list(request.ids), choices)
+        given = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        text = given if isinstance(given, str) else None
+        self._whole = RequestOutput(request.request_id, text, list(request.ids), choices)
 
     @property
     def is_finished(self) -> bool:

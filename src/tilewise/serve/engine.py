@@ -13,17 +13,18 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from tilewise.core import Border, PlanError
 from tilewise.core.border import shown
 from tilewise.generate import Sampling, check_prompt, encode_prompt, word_ids
 from tilewise.serve.collector import Collector
 from tilewise.serve.core import EngineCore
-from tilewise.serve.loop import Abort, Add, Close, Command, Loop
+from tilewise.serve.loop import Abort, Add, Call, Close, Command, Loop
 from tilewise.serve.model import EngineSettings, ServedModel
 from tilewise.serve.outputs import Piece, RequestOutput
 from tilewise.serve.request import PRIORITIES, Asked, Request
@@ -32,6 +33,7 @@ from tilewise.serve.sampling_params import SamplingParams
 
 __all__ = ["Engine", "Prompt"]
 
+T = TypeVar("T")
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a dictionary with `prompt` or `prompt_token_ids`, and perhaps `cache_salt`."""
 _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "cache_salt")
@@ -117,7 +119,7 @@ class Engine:
             "engine", "sampling_params", sampling_params, SamplingParams, "pass SamplingParams(...)"
         )
         request = self._request(prompt, sampling_params, request_id=request_id, priority=priority)
-        return self._outputs(request, Collector(request, _text_of(prompt), sampling_params.output_kind))
+        return self._outputs(request, Collector(request, prompt, sampling_params.output_kind))
 
     async def _outputs(self, request: Request, collector: Collector) -> AsyncIterator[RequestOutput]:
         loop = asyncio.get_running_loop()
@@ -207,12 +209,7 @@ class Engine:
         Raises:
             PlanError: the engine is closed, or another process's.
         """
-        if os.getpid() != self._process:
-            raise _foreign()
-        with self._door:
-            if self._is_closed:
-                raise PlanError("[serve.engine] the engine must be open; got a closed one; make another")
-            self._commands.put(Add(tuple(requests), tell))
+        self._put(Add(tuple(requests), tell))
 
     def abort(self, request_id: str) -> None:
         """End a request; its texts get the reason `abort`. Nothing happens to one that has ended.
@@ -221,6 +218,35 @@ class Engine:
             request_id: of the request.
         """
         self._commands.put(Abort([_border.text("engine", "request_id", request_id)]))
+
+    def memory_usage(self) -> list[dict[str, int]]:
+        """Bytes allocated per device, as `GraphInstance.memory_usage` says them.
+
+        Raises:
+            PlanError: the engine is closed, or another process's.
+        """
+        return self._between_steps(lambda core: self.model.instance.memory_usage())
+
+    def _between_steps(self, function: Callable[[EngineCore], T]) -> T:
+        """What a function of the core returns, called on the engine's thread; waits for the step at hand."""
+        answer: Future[T] = Future()
+
+        def call(core: EngineCore) -> None:
+            try:
+                answer.set_result(function(core))
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._put(Call(call))
+        return answer.result()
+
+    def _put(self, command: Command) -> None:
+        if os.getpid() != self._process:
+            raise _foreign()
+        with self._door:
+            if self._is_closed:
+                raise PlanError("[serve.engine] the engine must be open; got a closed one; make another")
+            self._commands.put(command)
 
     def _pieces(self, requests: list[Request]) -> Iterator[Piece]:
         queue: SimpleQueue[Piece | BaseException] = SimpleQueue()
@@ -325,11 +351,6 @@ def _one_each(name: str, value: Any, is_one: bool, count: int) -> Sequence[Any]:
             "engine", f"{name} is one for all or one per prompt", f"{len(values)} for {count}", "correct it"
         )
     return values
-
-
-def _text_of(prompt: Prompt) -> str | None:
-    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    return text if isinstance(text, str) else None
 
 
 def _foreign() -> PlanError:
