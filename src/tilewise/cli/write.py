@@ -132,7 +132,7 @@ def _stream_all(engine: Engine, prompt: str, sampling: Sampling, file: TextIO | 
             writing.rest_s = elapsed - writing.first_s
         else:
             writing.first_s = elapsed
-        writing.tokens.append(piece.token)
+        writing.tokens += [] if piece.token is None else [piece.token]
         writing.text += piece.text
         writing.finish_reason = piece.finish_reason
         shown.add(piece.choice, piece.text, piece.finish_reason is not None)
