@@ -4,6 +4,7 @@ Owns the engine: blocks of the KV cache and who shares them, which tokens go int
 what their logits become. `LLM` answers lists of prompts, `Engine` callers that come and go.
 """
 
+from tilewise.serve.batch_file import answer_lines
 from tilewise.serve.engine import Engine
 from tilewise.serve.llm import LLM
 from tilewise.serve.logprobs import Logprob
@@ -21,4 +22,5 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "answer_lines",
 ]

@@ -131,19 +131,46 @@ class LLM:
         """
         given = _border.sequence("llm", "messages", messages, "messages")
         talks: Sequence[Any] = [given] if given and isinstance(given[0], Mapping) else given
+        prompts = [
+            self.render(
+                talk,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for talk in talks
+        ]
+        return self.generate(prompts, sampling_params)
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """A conversation as the prompt that its template makes of it.
+
+        Args:
+            messages: dictionaries with `role` and mostly `content`, oldest first.
+            add_generation_prompt: end with what introduces the model's answer.
+            tools: JSON schemas of functions that the model may call.
+            chat_template_kwargs: whatever else the template understands.
+
+        Raises:
+            ConfigError: the model has no template, or it refuses the conversation.
+        """
         if self._template is None:
             self._template = ChatTemplate(self._model_dir)
-        prompts: list[Prompt] = []
-        for talk in talks:
-            text = self._template.render(
-                talk,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                variables=chat_template_kwargs,
-            )
-            ids = encode_prompt(self.engine.model.tokenizer, text, add_special_tokens=False)
-            prompts.append({"prompt_token_ids": ids})
-        return self.generate(prompts, sampling_params)
+        text = self._template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            variables=chat_template_kwargs,
+        )
+        # a template's text holds the tokens that begin it
+        return {"prompt_token_ids": encode_prompt(self.get_tokenizer(), text, add_special_tokens=False)}
 
 
 def _is_one(prompts: Any) -> bool:
