@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from tilewise.core import ConfigError, InternalError, PlanError, TilewiseError
+from tilewise.core import ConfigError, InternalError, PlanError, TilewiseError, get_logger
 from tilewise.serve.core import EngineCore, Event
 from tilewise.serve.outputs import Piece
 from tilewise.serve.request import Request
@@ -66,8 +66,10 @@ class Loop:
 
     def run(self) -> None:
         """Until a command says so; requests that are left then are told."""
-        while self._obey():
+        while True:
             try:
+                if not self._obey():
+                    break
                 self._tell(self._core.step() if self._core.has_work else [])
             except Exception as error:  # a defect of the engine must not hang its callers
                 self._tell(self._core.fail_all(_as_defect(error)))
@@ -109,7 +111,10 @@ class Loop:
 
     def _tell(self, events: Sequence[Event]) -> None:
         for request, event in events:
-            self._sinks[request.request_id](event)
+            try:
+                self._sinks[request.request_id](event)
+            except Exception as error:  # of a caller's own function; the others are told all the same
+                get_logger("serve").warning("telling of request %r failed: %r", request.request_id, error)
         for request_id in {request.request_id for request, _ in events}:
             if not self._core.has_request(request_id):
                 del self._sinks[request_id]

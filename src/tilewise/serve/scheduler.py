@@ -205,6 +205,8 @@ class Scheduler:
 
     def _admit(self, step: _Step) -> None:
         """Let sequences in, in the order of turns, while all of their tokens have room."""
+        if len(self._running) >= self.limits.max_num_seqs:
+            return
         for sequence in list(self._waiting):
             if len(self._running) >= self.limits.max_num_seqs or step.tokens < 1 or step.rows < 1:
                 return

@@ -189,6 +189,14 @@ def test_a_defect_of_the_engine_hangs_no_caller(model_dir, monkeypatch):
         assert [p.token for p in engine.stream(TEXTS[:1], WAY)] == wanted
 
 
+def test_a_caller_s_function_that_fails_harms_no_other(engine, alone, caplog):
+    """It is logged, and the thread goes on."""
+    requests = engine.requests(TEXTS[:1], WAY)
+    engine.submit(requests, lambda event: 1 / 0)
+    assert [p.token for p in engine.stream(TEXTS[:1], WAY)] == alone[0]
+    assert "ZeroDivisionError" in caplog.text and requests[0].request_id in caplog.text
+
+
 def _storm(engine, count, seed):
     """Requests that are started and dropped at random, from threads."""
 

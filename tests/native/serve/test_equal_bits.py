@@ -8,6 +8,7 @@ several devices and numbers of workers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,6 +32,8 @@ VARIANTS = {
     "two devices": {"tensor_parallel_size": 2},
     "one worker": {"workers_per_device": 1},
     "four devices": {"tensor_parallel_size": 4},
+    "bf16": {"dtype": "bf16"},
+    "bf16 on two devices": {"dtype": "bf16", "tensor_parallel_size": 2},
 }
 WAYS = [
     SamplingParams(max_tokens=40, temperature=0, logprobs=2),
@@ -117,18 +120,19 @@ def served(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(served):
-    """What an ask writes when it is alone; made once each."""
+    """What an ask writes when it is alone, by its dtype; made once each."""
     known = {}
 
-    def write(ask):
-        if ask not in known:
-            core = core_of(served["one"])
+    def write(name, ask):
+        model = "bf16" if "bf16" in name else "one"
+        if (model, ask) not in known:
+            core = core_of(served[model])
             core.add(ask.request("alone"))
             told = []
             while core.has_work:
                 told += core.step()
-            known[ask] = _said(told)["alone"]
-        return known[ask]
+            known[model, ask] = _said(told)["alone"]
+        return known[model, ask]
 
     return write
 
@@ -174,7 +178,7 @@ def _play(model, limits, history, write):
 @given(st.sampled_from([*VARIANTS]), all_limits(), st.lists(events, min_size=1, max_size=12))
 def test_requests_write_what_they_write_alone(served, alone, name, limits, history):
     """Every token, text and logprob, whatever else happens and on whatever devices."""
-    _play(served[name], limits, history, alone)
+    _play(served[name], limits, history, partial(alone, name))
 
 
 @pytest.mark.soak
@@ -182,7 +186,7 @@ def test_requests_write_what_they_write_alone(served, alone, name, limits, histo
 @given(st.sampled_from([*VARIANTS]), all_limits(), st.lists(events, min_size=1, max_size=20))
 def test_requests_write_what_they_write_alone_at_length(served, alone, name, limits, history):
     """The same, many more times."""
-    _play(served[name], limits, history, alone)
+    _play(served[name], limits, history, partial(alone, name))
 
 
 SMALL = Limits(5, 48, 6, 6, MAX_CONTEXT)
@@ -198,7 +202,7 @@ BUSY = [
 
 def test_a_busy_history_preempts_and_finds_blocks(served, alone):
     """What the faults below disturb does happen, and changes nothing."""
-    core = _play(served["one"], SMALL, BUSY, alone)
+    core = _play(served["one"], SMALL, BUSY, partial(alone, "one"))
     assert core.scheduler.num_preemptions > 0
 
 
@@ -274,10 +278,10 @@ def test_planted_faults_change_what_is_written(served, alone, monkeypatch, plant
     """The comparison can fail: every one of these does."""
     for event in BUSY:
         if isinstance(event, Arrive):
-            alone(event.ask)
+            alone("one", event.ask)
     plant(monkeypatch)
     with pytest.raises((AssertionError, InternalError, IndexError, ValueError)):
-        _play(served["one"], SMALL, BUSY, alone)
+        _play(served["one"], SMALL, BUSY, partial(alone, "one"))
 
 
 @pytest.mark.parametrize("forgotten", ["salt", "parent"])
