@@ -9,7 +9,14 @@ from tilewise.serve.engine import Engine
 from tilewise.serve.llm import LLM
 from tilewise.serve.logprobs import Logprob
 from tilewise.serve.model import EngineSettings
-from tilewise.serve.outputs import CompletionOutput, Piece, RequestOutput, RequestOutputKind
+from tilewise.serve.outputs import (
+    CompletionOutput,
+    Piece,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    RequestOutputKind,
+)
 from tilewise.serve.sampling_params import SamplingParams
 
 __all__ = [
@@ -19,6 +26,8 @@ __all__ = [
     "EngineSettings",
     "Logprob",
     "Piece",
+    "PoolingOutput",
+    "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",

@@ -109,7 +109,7 @@ class EngineCore:
             text.read_prompt(part.first_row, rows)
             if sequence.left > 0:
                 return
-            piece = text.extend(rows[-1])
+            piece = text.pool(rows[-1]) if sequence.request.is_pooled else text.extend(rows[-1])
         except TilewiseError as error:
             yield from self._fail([sequence], error)
             return

@@ -37,6 +37,7 @@ T = TypeVar("T")
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a dictionary with `prompt` or `prompt_token_ids`, and perhaps `cache_salt`."""
 _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "cache_salt")
+_FOR_VECTORS = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
 _border = Border("serve")
 
 
@@ -69,7 +70,8 @@ class Engine:
         self._process = os.getpid()
         self._is_closed = False
         self._door = threading.Lock()  # nothing is submitted behind the command that ends the thread
-        runner = Runner(self.model.instance, self.model.max_blocks)
+        output = "logits" if self.model.settings.runner == "generate" else "hidden"
+        runner = Runner(self.model.instance, self.model.max_blocks, output)
         loop = Loop(EngineCore(runner, self.model.limits, self.model.tokenizer), self._commands)
         self._thread = threading.Thread(target=loop.run, name="tilewise-engine", daemon=True)
         self._thread.start()
@@ -168,7 +170,7 @@ class Engine:
             TaskFailed, NotFinite: the step of a request failed; the others of this call end with it.
             PlanError: the engine is closed, or another process's.
         """
-        return self._pieces(self.requests(prompts, sampling, priority))
+        return self.pieces(self.requests(prompts, sampling, priority))
 
     def requests(
         self,
@@ -197,6 +199,21 @@ class Engine:
         return [
             self._request(text, way, index=index, priority=rank)
             for index, (text, way, rank) in enumerate(zip(texts, ways, ranks))
+        ]
+
+    def pooling_requests(self, prompts: Sequence[Prompt]) -> list[Request]:
+        """Requests for the prompts' vectors, with everything checked.
+
+        Args:
+            prompts: to turn into vectors.
+
+        Raises:
+            ConfigError: a prompt that is none or too long, or an engine that writes.
+        """
+        texts = _border.sequence("engine", "prompts", prompts, "texts")
+        return [
+            replace(self._request(text, _FOR_VECTORS, index=index), is_pooled=True)
+            for index, text in enumerate(texts)
         ]
 
     def submit(self, requests: Sequence[Request], tell: Callable[[Piece | BaseException], None]) -> None:
@@ -248,7 +265,16 @@ class Engine:
                 raise PlanError("[serve.engine] the engine must be open; got a closed one; make another")
             self._commands.put(command)
 
-    def _pieces(self, requests: list[Request]) -> Iterator[Piece]:
+    def pieces(self, requests: Sequence[Request]) -> Iterator[Piece]:
+        """Ask, and yield what is told until all texts have ended. Closing or dropping the iterator ends the requests.
+
+        Args:
+            requests: as `requests` made them.
+
+        Raises:
+            TaskFailed, NotFinite: the step of a request failed; the others end with it.
+            PlanError: the engine is closed, or another process's.
+        """
         queue: SimpleQueue[Piece | BaseException] = SimpleQueue()
         self.submit(requests, queue.put)
         num_left = sum(request.sampling.n for request in requests)
@@ -275,6 +301,10 @@ class Engine:
         priority: int = 0,
     ) -> Request:
         """A checked request."""
+        wanted = "pooling" if way is _FOR_VECTORS else "generate"
+        if self.model.settings.runner != wanted:
+            rule, got = f"this call needs an engine made with runner={wanted!r}", self.model.settings.runner
+            _border.refuse("engine", rule, repr(got), "make another for it")
         name = f"request-{next(self._numbers)}" if request_id is None else request_id
         _border.text("engine", "request_id", name)
         _border.integer("engine", "priority", priority, -PRIORITIES, PRIORITIES)
@@ -302,7 +332,7 @@ class Engine:
                 (b"salt", salt.encode("utf-8", "surrogatepass")),
             ),
             limit,
-            index,
+            index=index,
         )
 
     def _ids(self, prompt: Prompt) -> tuple[list[int], str]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from tilewise.core import Border
 from tilewise.generate import ChatTemplate, encode_prompt
 from tilewise.serve.collector import Collector
 from tilewise.serve.engine import Engine, Prompt
-from tilewise.serve.outputs import Piece, RequestOutput, RequestOutputKind
+from tilewise.serve.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput, RequestOutputKind
 from tilewise.serve.sampling_params import SamplingParams
 
 __all__ = ["LLM"]
@@ -91,22 +90,40 @@ class LLM:
             Collector(request, prompt, RequestOutputKind.FINAL_ONLY)
             for request, prompt in zip(requests, given)
         ]
-        outputs: list[RequestOutput | None] = [None] * len(requests)
-        queue: SimpleQueue[Piece | BaseException] = SimpleQueue()
-        self.engine.submit(requests, queue.put)
-        is_over = False
-        try:
-            while not all(outputs):
-                event = queue.get()
-                if isinstance(event, BaseException):
-                    raise event
-                outputs[event.sequence] = collectors[event.sequence].add(event)
-            is_over = True
-        finally:
-            if not is_over:
-                for request in requests:
-                    self.engine.abort(request.request_id)
-        return [output for output in outputs if output is not None]
+        outputs: dict[int, RequestOutput] = {}
+        for piece in self.engine.pieces(requests):
+            output = collectors[piece.sequence].add(piece)
+            if output is not None:
+                outputs[piece.sequence] = output
+        return [outputs[index] for index in range(len(requests))]
+
+    def encode(self, prompts: Prompt | Sequence[Prompt]) -> list[PoolingRequestOutput]:
+        """Turn prompts into vectors: what the model's head would read at their last token. A model made with
+        `runner="pooling"` does this; encoders are `tilewise.encode.Encoder`'s.
+
+        Args:
+            prompts: one or several: texts, token ids, or dictionaries with `prompt` or `prompt_token_ids`.
+
+        Returns:
+            An output per prompt, in their order.
+
+        Raises:
+            ConfigError: a prompt that is none or too long, or a model that writes; before any work.
+            TaskFailed, NotFinite: the step of a request failed; the others of this call end with it.
+        """
+        given: Sequence[Prompt] = [prompts] if _is_one(prompts) else prompts  # type: ignore[assignment, list-item]
+        requests = self.engine.pooling_requests(given)
+        outputs: dict[int, PoolingRequestOutput] = {}
+        for piece in self.engine.pieces(requests):
+            request = requests[piece.sequence]
+            assert piece.vector is not None  # a pooled request has no other piece
+            outputs[piece.sequence] = PoolingRequestOutput(
+                request.request_id,
+                PoolingOutput(piece.vector),
+                list(request.ids),
+                num_cached_tokens=piece.num_cached_tokens,
+            )
+        return [outputs[index] for index in range(len(requests))]
 
     def chat(
         self,

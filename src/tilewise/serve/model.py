@@ -52,6 +52,7 @@ class EngineSettings:
         enable_prefix_caching: keep blocks of prompts and texts, to be found again by other requests.
         generation_config: end tokens are those of generation_config.json, where there is one and it has some; False:
             the file is not looked at.
+        runner: `generate`: the model writes; `pooling`: it turns prompts into vectors (`LLM.encode`) and has no head.
         load_format: `auto`: the directory's weights; `dummy`: random ones from config.json alone, the same for every
             number of devices.
 
@@ -69,6 +70,7 @@ class EngineSettings:
     workers_per_device: int | None = None
     enable_prefix_caching: bool = True
     generation_config: bool = True
+    runner: str = "generate"
     load_format: str = "auto"
 
     def __post_init__(self) -> None:
@@ -78,6 +80,7 @@ class EngineSettings:
             object.__setattr__(self, name, value)
         for name in ("enable_prefix_caching", "generation_config"):
             _border.truth("engine", name, getattr(self, name))
+        _border.choice("engine", "runner", self.runner, ("generate", "pooling"))
         _border.choice("engine", "load_format", self.load_format, _LOAD_FORMATS)
         choose_dtype(self.dtype, None)
         if self.kv_cache_memory_bytes is not None:
@@ -133,6 +136,7 @@ class ServedModel:
             context=self.max_model_len,
             num_positions=self.limits.max_context,
             max_rows=self.limits.max_rows,
+            with_head=settings.runner == "generate",
         )
         tp = settings.tensor_parallel_size
         strategy = tw.DistributionStrategy.tensor_parallel(tp) if tp > 1 else tw.DistributionStrategy.single()
@@ -144,6 +148,9 @@ class ServedModel:
             if is_dummy:
                 self.instance.initialize(0, self.config.initializer_range)
             else:
+                if settings.runner == "pooling":  # the head is left in its file
+                    known = {n for name in self.instance.parameter_names() for n in (name, f"model.{name}")}
+                    weights = {name: weight for name, weight in weights.items() if name in known}
                 self.instance.load_parameters(weights, on_progress=on_progress)
         except BaseException:
             self.instance.close()

@@ -5,9 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tilewise.serve.logprobs import TokenLogprobs
 
-__all__ = ["CompletionOutput", "Piece", "RequestOutput", "RequestOutputKind"]
+__all__ = [
+    "CompletionOutput",
+    "Piece",
+    "PoolingOutput",
+    "PoolingRequestOutput",
+    "RequestOutput",
+    "RequestOutputKind",
+]
 
 
 class RequestOutputKind(Enum):
@@ -36,6 +46,7 @@ class Piece:
         logprobs: of the token, where they were asked for.
         prompt_logprobs: of the whole prompt, with the first piece of the first text.
         num_cached_tokens: of the prompt, that were found in the cache.
+        vector: of the prompt, where that is what was asked for; its only piece.
     """
 
     sequence: int
@@ -47,6 +58,7 @@ class Piece:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
+    vector: NDArray[np.float32] | None = None
 
 
 @dataclass
@@ -106,4 +118,34 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class PoolingOutput:
+    """What a prompt is turned into.
+
+    Attributes:
+        data: the vector of its last token before the model's head, `[D]`.
+    """
+
+    data: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class PoolingRequestOutput:
+    """A prompt and its vector.
+
+    Attributes:
+        request_id: the engine's name for it.
+        outputs: the vector.
+        prompt_token_ids: its tokens.
+        finished: always.
+        num_cached_tokens: of the prompt, that were found in the cache.
+    """
+
+    request_id: str
+    outputs: PoolingOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
     num_cached_tokens: int = 0

@@ -43,6 +43,7 @@ class Request:
         priority: lower goes first.
         scope: with whose blocks its blocks may be shared.
         max_model_len: positions that prompt and text have together at most.
+        is_pooled: the prompt's vector is wanted, and no text.
         index: the caller's number for it, which its pieces have.
     """
 
@@ -54,6 +55,7 @@ class Request:
     priority: int = 0
     scope: Scope = ()
     max_model_len: int = 1 << 31
+    is_pooled: bool = False
     index: int = 0
 
     @property

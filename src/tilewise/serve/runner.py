@@ -56,9 +56,11 @@ class Runner:
     Args:
         instance: of the graph.
         max_blocks: columns of its block table.
+        output: of the graph, which has the rows: `logits` or `hidden`.
     """
 
-    def __init__(self, instance: GraphInstance, max_blocks: int) -> None:
+    def __init__(self, instance: GraphInstance, max_blocks: int, output: str = "logits") -> None:
+        self._output = output
         self._instance = instance
         self._max_blocks = max_blocks
 
@@ -71,6 +73,6 @@ class Runner:
         self._instance.forward(**call_inputs(parts, self._max_blocks))
         if all(part.first_row == part.end for part in parts):
             return [np.zeros((0, 0))] * len(parts)
-        logits_RV = self._instance.get_tensor("logits")
+        rows_RX = self._instance.get_tensor(self._output)
         counts = [part.end - part.first_row for part in parts]
-        return np.split(logits_RV, np.cumsum(counts)[:-1])
+        return np.split(rows_RX, np.cumsum(counts)[:-1])

@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from tilewise.core import NotFinite
 from tilewise.generate import Detokenizer, pick_token
 from tilewise.generate.stopping import StopFinder
 from tilewise.serve.logprobs import TokenLogprobs, token_logprobs
@@ -96,6 +98,29 @@ class Text:
             figures,
             self._prompt_logprobs if wants_prompt else None,
             self._sequence.num_cached or 0,
+        )
+
+    def pool(self, hidden_D: NDArray[Any]) -> Piece:
+        """The prompt's vector, which ends its sequence.
+
+        Raises:
+            NotFinite: it holds what is no finite number.
+        """
+        vector = np.array(hidden_D, np.float32)
+        if not np.isfinite(vector).all():
+            raise NotFinite(
+                "[serve.encode] vectors must be finite; got others; the weights are spoilt, or too large for the "
+                "element type: encode in f32"
+            )
+        request = self._sequence.request
+        return Piece(
+            request.index,
+            0,
+            None,
+            "",
+            "stop",
+            num_cached_tokens=self._sequence.num_cached or 0,
+            vector=vector,
         )
 
     def abort(self) -> Piece:

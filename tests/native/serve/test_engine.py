@@ -349,6 +349,7 @@ SETTINGS = {
     "workers_per_device": {"None"},
     "enable_prefix_caching": {"True"},
     "generation_config": {"True"},
+    "runner": set(),
     "load_format": set(),
     "on_progress": {"None"},
 }

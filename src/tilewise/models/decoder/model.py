@@ -261,6 +261,7 @@ def decoding_parts(
     context: int | None = None,
     num_positions: int | None = None,
     max_rows: int | None = None,
+    with_head: bool = True,
 ) -> ModelParts:
     """Prefill and decoding, as `models.build_decoding_graph` describes them.
 
@@ -277,6 +278,7 @@ def decoding_parts(
     context = _border.integer(call, "context", context, 1, decoder.max_positions)
     longest = context if num_positions is None else num_positions
     longest = _border.integer(call, "num_positions", longest, 1, context)
+    with_head = _border.truth(call, "with_head", with_head)
     places = ("positions", "slots", "sequence")
 
     def before(graph: GraphBuilder) -> dict[str, TensorNode]:
@@ -302,6 +304,9 @@ def decoding_parts(
 
     def after(graph: GraphBuilder, x: TensorNode, named: Mapping[str, TensorNode]) -> None:
         picked = graph.gather_rows(_norm(graph, x, "norm", decoder), named["rows"])
-        graph.output(_head(graph, decoder, picked, named["embedding"]), "logits")
+        if with_head:
+            graph.output(_head(graph, decoder, picked, named["embedding"]), "logits")
+        else:
+            graph.output(picked, "hidden")
 
     return ModelParts(before, len(decoder.layers), layer_of, after, caches)
