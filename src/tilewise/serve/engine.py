@@ -24,7 +24,7 @@ from tilewise.core.border import shown
 from tilewise.generate import Sampling, check_prompt, encode_prompt, word_ids
 from tilewise.serve.collector import Collector
 from tilewise.serve.core import EngineCore
-from tilewise.serve.loop import Abort, Add, Call, Close, Command, Loop
+from tilewise.serve.loop import Abort, Add, Call, Close, Command, Loop, start_thread
 from tilewise.serve.model import EngineSettings, ServedModel
 from tilewise.serve.outputs import Piece, RequestOutput
 from tilewise.serve.request import PRIORITIES, Asked, Request
@@ -73,10 +73,9 @@ class Engine:
         output = "logits" if self.model.settings.runner == "generate" else "hidden"
         runner = Runner(self.model.instance, self.model.max_blocks, output)
         loop = Loop(EngineCore(runner, self.model.limits, self.model.tokenizer), self._commands)
-        self._thread = threading.Thread(target=loop.run, name="tilewise-engine", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(loop, self._commands)
         # an engine that was dropped without being closed ends its thread; nothing waits for it
-        weakref.finalize(self, self._commands.put, Close())
+        weakref.finalize(self, self._commands.put, Close()).atexit = False
 
     def __enter__(self) -> Engine:
         return self

@@ -6,6 +6,9 @@ error ends the thread: one that is not of a request's step is told to all reques
 
 from __future__ import annotations
 
+import atexit
+import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -15,7 +18,7 @@ from tilewise.serve.core import EngineCore, Event
 from tilewise.serve.outputs import Piece
 from tilewise.serve.request import Request
 
-__all__ = ["Abort", "Add", "Call", "Close", "Command", "Loop", "Sink"]
+__all__ = ["Abort", "Add", "Call", "Close", "Command", "Loop", "Sink", "start_thread"]
 
 Sink = Callable[[Piece | BaseException], None]
 """Is told of a request from the engine's thread; never blocks."""
@@ -49,6 +52,31 @@ class Close:
 
 
 Command = Add | Abort | Call | Close
+
+
+def start_thread(loop: Loop, commands: SimpleQueue[Command]) -> threading.Thread:
+    """The thread that runs a loop. A program that ends waits for it, also where its engine was not closed: the
+    interpreter would else stop it within a step, in native code that cannot be left so.
+
+    Args:
+        loop: to run.
+        commands: that it takes.
+    """
+
+    def end() -> None:
+        if os.getpid() == process:
+            commands.put(Close())
+            thread.join()
+
+    def run() -> None:
+        loop.run()
+        atexit.unregister(end)
+
+    process = os.getpid()
+    thread = threading.Thread(target=run, name="tilewise-engine", daemon=True)
+    atexit.register(end)
+    thread.start()
+    return thread
 
 
 class Loop:

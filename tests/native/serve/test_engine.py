@@ -5,6 +5,8 @@ import gc
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -260,6 +262,23 @@ def test_an_engine_that_is_dropped_ends_its_thread(model_dir, thread_count):
     Engine(model_dir)
     gc.collect()
     assert thread_count(threads) == threads
+
+
+ENDING = """
+from tilewise import Engine, SamplingParams
+engine = Engine({directory!r})
+pieces = engine.stream(["import"] * 30, SamplingParams(max_tokens=200, ignore_eos=True))
+next(pieces)
+"""
+
+
+def test_a_program_that_ends_without_closing_ends_in_peace(model_dir):
+    """In the middle of requests, several times: the thread is waited for, not killed within a step."""
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", ENDING.format(directory=str(model_dir))], capture_output=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
 
 
 def test_a_forked_child_is_refused_at_once(model_dir):
